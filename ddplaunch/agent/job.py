@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 from ddplaunch import TYPE_CHECKING
@@ -17,6 +18,7 @@ from ddplaunch.plan.layout import Rank
 from ddplaunch.target.target import TargetKind
 
 if TYPE_CHECKING:
+    from ddplaunch.agent.debugging import Debugging
     from ddplaunch.rank.messages import ProgramJob, PythonJob, RankFacts, RankJob
 
 OURS_ALONE = frozenset({"DDPLAUNCH_TOKEN", "DDPLAUNCH_EXIT_FILE", "DDPLAUNCH_REQUEUE_FILE", "DDPLAUNCH_OVER_SSH"})
@@ -42,6 +44,7 @@ class Outfit:
     log: RunLog
     store: Store
     preemption_file: PreemptionFile
+    debugging: Debugging | None
 
     def prepare(self, ranks: Ranks, rank: Rank, fds: dict[str, int]) -> RankJob:
         """Return the job of a rank; put into ``fds`` its descriptors by purpose, which the caller closes.
@@ -58,9 +61,11 @@ class Outfit:
             fds["answers"] = ranks.line(rank.rank)
         if rank.rank == 0 and port and plan.target.kind is not TargetKind.PROGRAM:
             fds |= ranks.first.descriptors(port, peers=not alone)
-        return self._described(ranks, rank)
+        has_terminal = reads and os.isatty(0)  # which plain pdb keeps
+        debugger = self.debugging.path() if self.debugging and not has_terminal else ""
+        return self._described(ranks, rank, debugger)
 
-    def _described(self, ranks: Ranks, rank: Rank) -> RankJob:
+    def _described(self, ranks: Ranks, rank: Rank, debugger: str) -> RankJob:
         plan, error_file = ranks.plan, ranks.error_file(rank.rank)
         target = plan.target
         environment = {**plan.environment(rank, ranks.number), **self.preemption_file.variables()}
@@ -102,6 +107,9 @@ class Outfit:
             "error_file": error_file,
             "trace_file": ranks.trace_file(rank.rank),
             "trace_after": LONG,
+            "debugger": debugger,
+            "post_mortem": self.policy.post_mortem,
+            "patient": self.policy.debug,
             "line_buffered": self.screen.by_lines,
             "title": " ".join(target.argv),
         }

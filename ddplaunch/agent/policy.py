@@ -68,6 +68,11 @@ class Policy:
     inspect: bool  # whether ranks can be asked what they are doing
     history: bool  # whether the run is kept for ``ddplaunch report`` and the like
     colour: bool
+    debug: bool  # whether ranks wait for a person at breakpoints though none is here, and groups get a day
+    debug_timeout: float  # seconds for which a rank waits while nobody types
+    post_mortem: bool  # whether a rank stays at the exception that ends it
+    parks: bool  # whether ranks wait for a person at all
+    prompts: bool  # whether that person is at our terminal
     prefix: str  # before each line of a rank: output/prefix.py
     patience: float  # seconds after which a reader of our output that takes nothing is stuck
     quiet: float  # seconds of a wait for the other nodes without a line about it

@@ -44,6 +44,7 @@ class RankLine:
         self.given = theirs.detach()  # the rank's end, which is to be handed over
         self.signals = (0, 0)  # by which it writes its stacks: when Python comes to it, at once; 0 for none
         self.stacks = 0  # the descriptor that it writes them to
+        self.stops = 0  # the signal on which it stops for a debugger; 0 for none
         self.begun = False  # whether it has said so much as these
         self.answers = False  # whether its thread is there: it has called init_process_group
         self.taken = 0  # bytes that it has said
@@ -101,6 +102,8 @@ class RankLine:
                 first, second, self.stacks = map(int, rest[0].split())
                 self.signals = first, second
                 self.begun = True
+            elif word == b"b":
+                self.stops = int(rest[0])
             elif word in (b"t", b"l"):
                 self.answers = word == b"t"
             elif word == b"x":

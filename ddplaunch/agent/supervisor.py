@@ -46,6 +46,7 @@ from ddplaunch.words import named
 
 if TYPE_CHECKING:
     from ddplaunch.agent.check import CheckOfNode
+    from ddplaunch.agent.debugging import Debugging
     from ddplaunch.agent.missing_nodes import MissingNodes
     from ddplaunch.agent.sidecars import Sidecars
     from ddplaunch.agent.stall_clock import StallClock
@@ -87,7 +88,14 @@ class Supervisor:
         self._tree = Tree(loop, policy, environ, plan.run_id)
         self._observers = [*observers]
         streams = Streams(loop, screen, self._printed, self._all_printed, whole=policy.show.whole)
-        self._outfit = Outfit(policy, screen, streams, log, store, PreemptionFile(self._tree.temporary))
+        self.debugging: Debugging | None = None
+        if policy.parks:
+            from ddplaunch.agent.debugging import Debugging
+
+            where = loop, self._tree.temporary, policy.debug_timeout
+            self.debugging = Debugging(*where, self.inspect, screen.note, self._link.tell, self._debugged)
+        preemption_file = PreemptionFile(self._tree.temporary)
+        self._outfit = Outfit(policy, screen, streams, log, store, preemption_file, self.debugging)
         self._name_server = NameServer(screen.note) if rules.port is not None else None
         self._signals, self._direct = Signals(policy.preempt_signal), Direct()
         node_only = rules.port is None and plan.nnodes > 1
@@ -103,7 +111,10 @@ class Supervisor:
         tell, rules = self._link.tell, self._rules
         ranks = self._ranks = Ranks(attempt, plan, self._loop, self._tree.temporary, self._first_rank_finished)
         inspect, patience = partial(self._inspect_here, "stacks"), rules.straggler_timeout
-        stragglers = Stragglers(self._loop, ranks, patience, inspect, tell, self._screen.note)
+        debugging = self.debugging
+        if debugging is not None:
+            debugging.begin(ranks)
+        stragglers = Stragglers(self._loop, ranks, patience, inspect, tell, self._screen.note, debugging)
         self._teardown = Teardown(ranks, self._tree, self._outfit, rules, self._emit, tell, self._drained, stragglers)
 
     def _inspect_here(self, detail: str, ranks: Ranks, done: Callable[[Inspection], None]) -> None:
@@ -116,6 +127,10 @@ class Supervisor:
     def _printed(self, rank: int) -> None:
         if self._stall_clock:
             self._stall_clock.printed(rank)
+
+    def _debugged(self) -> None:
+        if self._stall_clock:
+            self._stall_clock.restart()
 
     def _all_printed(self) -> None:
         self._teardown.drained()
@@ -136,6 +151,8 @@ class Supervisor:
             if self._check_of_node is not None:
                 self._check_of_node.close()
             self._link.close()
+            if self.debugging:
+                self.debugging.close()
             self._tree.close()
             self._tree.temporary.remove()
             self._outfit.store.close()
@@ -171,6 +188,8 @@ class Supervisor:
                 self._start(message)
             case messages.Stop(attempt=attempt) if attempt == self._ranks.number:
                 self._teardown.order(message)
+                if self.debugging:
+                    self.debugging.release()
             case messages.Preempt(attempt=attempt) if attempt == self._ranks.number:
                 self._make_room()
             case messages.ForRanks():

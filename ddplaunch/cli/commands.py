@@ -21,6 +21,7 @@ COMMANDS = {
     "attach": ("commands.attach", "Follow a job that was submitted, to its end."),
     "ps": ("commands.runs.ps", "Show your jobs: on this machine, submitted, and ended."),
     "stacks": ("commands.stacks", "Show who waits for whom in a running job, and where each rank is."),
+    "debug": ("commands.debug", "Type to the debugger of ranks that are at a breakpoint, or stop one."),
     "top": ("commands.top", "Show what a running job does, and where each rank stands."),
     "logs": ("commands.runs.logs", "Print what the ranks of a run print, or printed last."),
     "stop": ("commands.runs.stop", "Stop a running job."),

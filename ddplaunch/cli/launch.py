@@ -30,7 +30,7 @@ from ddplaunch.job.watch import Watch
 from ddplaunch.loop import Loop
 from ddplaunch.output.events import Observer
 from ddplaunch.output.run_log import RunLog
-from ddplaunch.output.screen import Screen, choose
+from ddplaunch.output.screen import Screen, Terminal, choose
 from ddplaunch.output.streams import KEPT
 from ddplaunch.output.voice import VOICE, Said, Topic
 from ddplaunch.output.waiting import Starting
@@ -40,8 +40,10 @@ from ddplaunch.plan.rendezvous import LOOPBACK, check_store_file
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ddplaunch.agent.debugging import Debugging
     from ddplaunch.diagnosis.inspection import Detail, Inspection
     from ddplaunch.job.status import Status
+    from ddplaunch.live.prompt import AtTerminal
     from ddplaunch.live.view import OwnView
 
 BEHIND = 0.5  # seconds by which the others end after node 0, which tells why: mpirun kills all when the first one fails
@@ -125,6 +127,14 @@ class NodeJob:
             listening=listening,
         )
         self._door = Door(loop, plan.run_id, self)
+        self._face: AtTerminal | None = None
+        if policy.prompts and self._supervisor.debugging and isinstance(self._screen, Terminal):
+            from ddplaunch.live.prompt import AtTerminal, Prompt
+
+            self._face = AtTerminal(loop, self._screen)
+            prompt = Prompt(self._face, self._supervisor.debugging.take)
+            self._face.heard = prompt.key
+            self._supervisor.debugging.attach(prompt.hear)
 
     def run(self) -> int:
         """Run it to its end; return the exit code. UsageError: the nodes disagree on what was typed."""
@@ -135,6 +145,8 @@ class NodeJob:
             if self._plan.node_rank == 0:
                 _tell_script(code)
         finally:
+            if self._face is not None:
+                self._face.close()
             self._door.close(code)
             if self._view is not None:
                 self._view.close()
@@ -156,6 +168,9 @@ class NodeJob:
 
     def inspect(self, detail: Detail, answer: Callable[[Inspection], None]) -> None:
         self._supervisor.inspect(detail, answer)
+
+    def debugging(self) -> Debugging | None:
+        return self._supervisor.debugging
 
     def _show_stacks(self) -> None:
         from ddplaunch.diagnosis.inspection import Detail

@@ -46,6 +46,7 @@ SECTIONS = {
         "Time limits": "--timeout --stall-timeout --on-stall --straggler-timeout",
         "Preemption": "--preempt-signal --preempt-grace --preempt-forward",
         "Sidecar programs": "--tensorboard --sidecar",
+        "Debugging": "--debug --debug-timeout --post-mortem",
         "Output": "--show --prefix --stdin --ui --log-dir --log-json --no-history --no-inspect",
         "Dry run and help": "--no-config --dry-run --json --help --help-all",
     }.items()
@@ -321,6 +322,15 @@ class Options:
     stdin: int | None = _option(
         "--stdin RANK", "Connect the terminal to this rank, for pdb. A single rank always has it.", values.integer
     )
+    debug: bool = _flag(
+        "--debug",
+        "Let ranks wait at a breakpoint for `ddplaunch debug`, also without a terminal here; process groups made "
+        "without a timeout get a day.",
+    )
+    debug_timeout: float = _seconds(
+        "--debug-timeout", 3600.0, "Let a rank in its debugger run on when nobody types for this long.", values.limit
+    )
+    post_mortem: bool = _flag("--post-mortem", "Keep the first rank that fails, at its exception, for the debugger.")
     ui: bool = _flag("--ui", "Show below the output what each rank does. `ddplaunch top` shows it in another terminal.")
     log_dir: str | None = _option(
         "--log-dir DIR",

@@ -12,7 +12,8 @@ from ddplaunch.cli.zygote import choose_preload, read_warmth
 from ddplaunch.clusters.finding import Finding
 from ddplaunch.console import colour_wanted
 from ddplaunch.output.sink import PATIENCE
-from ddplaunch.output.terminal import can_draw, watched
+from ddplaunch.output.terminal import can_draw, in_foreground, watched
+from ddplaunch.output.voice import VOICE
 from ddplaunch.plan.plan import Plan
 from ddplaunch.target.target import TargetKind
 
@@ -33,6 +34,8 @@ def read_policy(options: Options, plan: Plan, shown: Shown, finding: Finding | N
     derived = {
         "preload": choose_preload(options, plan),
         "show": shown,
+        "parks": _has_person() or options.debug or options.post_mortem,
+        "prompts": _has_person() and not options.ui and options.stdin is None,
         "inspect": not options.no_inspect and plan.target.kind is not TargetKind.PROGRAM,
         "history": not options.no_history,
         "patience": PATIENCE_OVER_SSH if by_ssh else PATIENCE,
@@ -45,6 +48,11 @@ def read_policy(options: Options, plan: Plan, shown: Shown, finding: Finding | N
         "live": options.ui and not why_no_view(options),
     }
     return Policy(**options.taken(Policy) | derived)
+
+
+def _has_person() -> bool:
+    """Whether somebody at our terminal can type to a rank in its debugger."""
+    return in_foreground(0) and (watched(1) or watched(2)) and can_draw() and not VOICE.for_machines
 
 
 def _sidecars(options: Options) -> tuple[Sidecar, ...]:

@@ -182,6 +182,8 @@ class Coordinator:
                 self._limits.suspect()
             case messages.Straggling():
                 self._limits.straggles(number)
+            case messages.Debugged(busy=busy):
+                self._limits.debugged(number, busy=busy)
 
     def _unable(self, seat: Seat, message: messages.Unable) -> None:
         if self._stage is Stage.CHECKING or (self._rules.checks and self._stage is Stage.PAUSING):
@@ -237,6 +239,7 @@ class Coordinator:
             return
         seat = self._seats.pop(number)
         self._attempt.gone(number)
+        self._limits.debugged(number, busy=False)
         self._inspections.gone(number)
         if self._stage is Stage.JOINING:
             self._seats.note(f"{seat.name} has left: {why}")

@@ -171,6 +171,14 @@ class RanksStarted:
 
 
 @dataclass(frozen=True)
+class Debugged:
+    """Whether a rank here is in a debugger: a person takes the time that the job loses."""
+
+    attempt: Count
+    busy: bool
+
+
+@dataclass(frozen=True)
 class Straggling:
     """Ranks here still run, though the last of the others ended as long ago as ``--straggler-timeout`` allows."""
 
@@ -362,6 +370,7 @@ FromNode = (
     | RanksStarted
     | Suspicion
     | Straggling
+    | Debugged
     | Inspect
     | Inspected
     | ForRanks

@@ -63,6 +63,8 @@ class TimeLimits:
         self._straggling: set[int] = set()  # the nodes whose ranks do, to their knowledge
         self._timers: dict[str, Timer] = {}
         self._job_timer: Timer | None = None
+        self._left = self._rules.timeout  # seconds of the job's time, when its timer was set last
+        self._debugging: set[int] = set()  # the nodes with a rank in a debugger
 
     def begin(self, attempt: int) -> None:
         """An attempt starts."""
@@ -73,6 +75,8 @@ class TimeLimits:
         self._reported = ()
         self._usual.clear()
         self._straggling.clear()
+        for node in list(self._debugging):
+            self.debugged(node, busy=False)
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -81,13 +85,26 @@ class TimeLimits:
         """The first rank of a node runs."""
         if not self._ran:
             self._ran = True
+            self._left = self._rules.timeout
             self._run_job_timer()
 
     def _run_job_timer(self) -> None:
         if self._job_timer is not None:
             self._job_timer.cancel()
-        if self._rules.timeout is not None and not self.over:
-            self._job_timer = self._after(self._rules.timeout, self._job_over)
+        if self._left is not None and not self.over and not self._debugging:
+            self._job_timer = self._after(self._left, self._job_over)
+
+    def debugged(self, node: int, *, busy: bool) -> None:
+        """A rank of this node is in a debugger, or none is any more: meanwhile no time limit runs."""
+        before = bool(self._debugging)
+        (self._debugging.add if busy else self._debugging.discard)(node)
+        if before == bool(self._debugging):
+            return
+        if self._debugging and self._job_timer is not None and self._left is not None:
+            self._job_timer.cancel()
+            self._left = max(0.0, self._job_timer.when - time.monotonic())
+        elif not self._debugging:
+            self._run_job_timer()
 
     def end(self) -> None:
         """The job is over."""
@@ -123,6 +140,9 @@ class TimeLimits:
         if attempt != self._attempt:
             return
         rules = self._rules
+        if self._debugging:
+            self._set("asking", rules.stall_pause / 2, self._rested)
+            return
         stall, sooner = diagnosis.stall.judge(inspection, rules.stall_timeout, strict=rules.stall_strict)
         if sooner is None:
             self._set("asking", min(rules.stall_pause / 2, REST), self._rested)
@@ -191,6 +211,8 @@ class TimeLimits:
     def _judge_stragglers(self, attempt: int, inspection: Inspection) -> None:
         if attempt != self._attempt:
             return
+        if self._debugging:
+            return self._set("stragglers", self._rules.straggler_timeout or 0.0, self._inspect_stragglers)
         working = [seat for seat in self._seats.values() if seat.part is Part.RUNNING]
         ours = {rank for seat in working for rank in seat.ranks}
         left = diagnosis.stall.stragglers(inspection, ours)

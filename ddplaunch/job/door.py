@@ -18,13 +18,16 @@ from ddplaunch.loop import Loop, Timer
 from ddplaunch.wire.sockets import peer_uid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Protocol
+    from collections.abc import Callable, Iterable
+    from typing import Protocol, TypeVar
 
+    from ddplaunch.agent.debugging import Debugging
     from ddplaunch.diagnosis.inspection import Detail, Inspection
     from ddplaunch.job.requests import Request
     from ddplaunch.job.status import Status
     from ddplaunch.wire.connection import Connection
+
+    M = TypeVar("M")
 else:
     Protocol = object
 
@@ -55,6 +58,9 @@ class ServedJob(Protocol):
     def printed(self, rank: int) -> bytes:
         """The last that such a rank printed in its attempt."""
 
+    def debugging(self) -> Debugging | None:
+        """Its ranks that are in a debugger; None where ranks never wait for one."""
+
     def listen(self, hear: Callable[[int, bytes], None]) -> None:
         """From now on call ``hear`` with each piece that a rank prints."""
 
@@ -75,6 +81,12 @@ class Asker:
 
     def soon(self, callback: Callable[[], None]) -> None:
         self._door.soon(callback)
+
+    def hear(self, kinds: Iterable[type[M]], heard: Callable[[M], None]) -> None:
+        """From now on call ``heard`` with what the client says."""
+        connection: Connection[M] = self._connection  # type: ignore[assignment]
+        connection.expect(kinds, MAX_REQUEST)
+        connection.hear = heard
 
     def at_end(self, leave: Callable[[int | None], None]) -> None:
         self._door.stay(self._connection, leave)

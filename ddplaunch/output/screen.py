@@ -164,6 +164,16 @@ class Terminal(Plain):
         self._bars: dict[tuple[bool, Source, int], bytes] = {}
         self._below = b""
         self._drawn = False
+        self._typed = b""  # the row in which a person types, the cursor in its place
+
+    def type_row(self, row: bytes) -> None:
+        """Show a row in which a person types below all else; b"" shows none any more."""
+        self._typed = row
+        self._show(self._stderr if self._stderr.terminal else self._stdout, b"")
+
+    def page(self, text: str) -> None:
+        """Print what the person has asked for."""
+        self._show(self._stderr if self._stderr.terminal else self._stdout, text.encode(errors="replace"))
 
     def lines(self, source: Source, number: int, lines: bytes, bar: bytes = b"") -> None:
         key = (isinstance(source, str), source, number)
@@ -188,7 +198,9 @@ class Terminal(Plain):
         self._drawn = bool(below)
 
     def _bottom(self, sink: Sink) -> bytes:
-        """The row below all lines: the progress bar of the lowest rank, or the footer."""
+        """The row below all lines: what is typed, the progress bar of the lowest rank, or the footer."""
+        if self._typed:
+            return self._typed if sink is self._stderr or not self._stderr.terminal else b""
         here = [key for key in self._bars if self._sink(key[2]) is sink]
         if not here:
             return _fit(self._below, 0) if sink is self._stderr else b""

@@ -10,8 +10,8 @@ is left out. Part of the worker, and bound by its rules.
 
 On the socket there are lines. From the rank: ``h FIRST SECOND FD`` at its start, ``t`` when the thread is there, ``l``
 when it has left, ``x LEFT`` where the program has taken one of the signals or both, and answers, ``s7 …`` with tabs
-between their parts. To the rank: ``s7`` (how far are you?) and ``e7`` (and what are the last collectives?), numbered by
-the asker.
+between their parts; ``b SIGNAL`` on which it stops for a debugger. To the rank: ``s7`` (how far are you?) and ``e7``
+(and what are the last collectives?), numbered by the asker.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ _NAMES = {
 class Answers:
     """The end of the rank; one a process, from ``Life.begin`` on."""
 
-    def __init__(self, fd: int) -> None:
-        """``fd`` is our end of the socket, which becomes ours."""
+    def __init__(self, fd: int, *, patient: bool = False) -> None:
+        """``fd`` is our end of the socket, which becomes ours; ``patient``: process groups get a day by default."""
         self._pid = os.getpid()
         self._fd = _moved_up(fd)
         self._inode = os.fstat(self._fd).st_ino
         self._thread = 0  # the kernel's id of it
         self._stacks: tuple[int, int, int] | None = None  # two signals and a descriptor
+        self._patient = patient
         self._since = 0.0  # when there was a process group first, on the monotonic clock
         try:
             self._stacks = _register_stacks()
@@ -60,6 +61,13 @@ class Answers:
             self._await_torch()
         except Exception:
             pass  # whoever asks is told that there is no answer
+
+    def stops_on(self, number: int) -> None:
+        """Say on which signal the rank stops for a debugger."""
+        try:
+            self._say(b"b %d" % number)
+        except OSError:
+            pass
 
     def leave(self) -> None:
         """Answer no more: have the thread end, and wait until the kernel no longer counts it."""
@@ -111,6 +119,9 @@ class Answers:
 
     def _hook(self, module: ModuleType) -> None:
         """Wait in the cell of the decorator around ``init_process_group``: no attribute is another one then."""
+        for name in ("default_pg_timeout", "default_pg_nccl_timeout") if self._patient else ():
+            if getattr(module, name, None) is not None:
+                setattr(module, name, module.timedelta(days=1))
         for cell in getattr(module.init_process_group, "__closure__", None) or ():
             found = cell.cell_contents
             if getattr(found, "__name__", "") == "init_process_group":

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 EXIT_UNFLUSHED = 120  # the interpreter's own where the output cannot be flushed (Python/pythonrun.c, Py_Exit)
 _MAX_TEXT = 1 << 19  # characters of a message or traceback that are recorded
+_IN_ROOM = ("answers.py", "breakpoints.py", "debugger.py", "ending.py", "worker.py", "zygote.py")
 _OUR_FILES = (
-    *(os.path.join(os.path.dirname(__file__), name) for name in ("answers.py", "ending.py", "worker.py", "zygote.py")),
+    *(os.path.join(os.path.dirname(__file__), name) for name in _IN_ROOM),
     *(os.path.join(os.path.dirname(os.path.dirname(__file__)), "python", name) for name in ("body.py", "ranks.py")),
 )
 _Module = type(sys)
@@ -163,7 +164,7 @@ def record(job: PythonJob, error: BaseException, text: str) -> None:
         name = type(error).__name__
         message = f"{name}: {message}" if message else name
         if name == "BdbQuit" and job["facts"]["world_size"] > 1 and not os.isatty(0):
-            info["hint"] = f"a debugger needs a terminal: --stdin {job['rank']} connects yours to this rank"
+            info["hint"] = "with --debug the rank waits at its breakpoint for `ddplaunch debug`"
         info["collectives"] = _collectives()
     try:
         made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)  # follows no link

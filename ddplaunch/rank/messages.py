@@ -91,6 +91,9 @@ class PythonJob(_Rank):
     error_file: str | None  # where an exception is recorded
     trace_file: str | None  # where the rank tells of its last collectives
     trace_after: float  # seconds since its first process group
+    debugger: str  # the socket at which a person debugs; "" where none can
+    post_mortem: bool  # whether the rank stays at the exception that ends it
+    patient: bool  # whether process groups made without a timeout get a day
     line_buffered: bool  # whether each line comes at once
     title: str  # what ps shows
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, NoReturn
 
+    from ddplaunch.rank.breakpoints import Breakpoints
     from ddplaunch.rank.messages import PythonJob
 
     Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, object]]
@@ -67,6 +68,7 @@ class Life:
         self._at_start = frozenset(sys.modules)
         self._store: object = None
         self._answers: answers.Answers | None = None
+        self._breakpoints: Breakpoints | None = None
         self._error: BaseException | None = None
         self._code = 0
         self._interrupted = False
@@ -81,7 +83,11 @@ class Life:
         if not faulthandler.is_enabled():
             faulthandler.enable(2)
         if "answers" in self._fds:
-            self._answers = answers.Answers(self._fds["answers"])
+            self._answers = answers.Answers(self._fds["answers"], patient=self._job["patient"])
+        if self._job["debugger"]:
+            self._breakpoints = sibling("breakpoints").Breakpoints(self._job["debugger"], self._job["rank"], sibling)
+            if self._answers is not None and self._breakpoints is not None:
+                self._answers.stops_on(self._breakpoints.signal)
         _buffer_streams(self._job["line_buffered"])
         if self._forked:
             _reseed()
@@ -123,6 +129,8 @@ class Life:
             self._code = 1
             self._interrupted = type(error) is KeyboardInterrupt
             ending.report(self._job, error)
+            if self._job["post_mortem"] and self._breakpoints is not None and not self._interrupted:
+                self._breakpoints.post_mortem(error)
 
     def leave(self) -> NoReturn:
         """End as the interpreter would: show an exception, join threads, run atexit, drop the user's objects, flush.
@@ -149,6 +157,8 @@ class Life:
             atexit._run_exitfuncs()
             if hold is not None and holds:
                 ending.stay(hold)
+        if self._breakpoints is not None:
+            self._breakpoints.leave()
         if self._answers is not None:
             self._answers.leave()
         if not self._forked or len(sys._current_frames()) > 1:

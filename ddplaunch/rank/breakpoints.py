@@ -1,0 +1,133 @@
+"""What makes a rank stop where its program says so, or where somebody asks it to: hooks, and one signal.
+
+Here is only what stands ready in every rank that may be debugged; the debugger itself is ``debugger``, which is loaded
+once it is needed, and pdb with it. Part of the worker, and bound by its rules.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found, unused-ignore]  # signal without its enums
+import os
+import sys
+from _frozen_importlib import _find_spec  # type: ignore[attr-defined]
+from _thread import RLock
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType, ModuleType
+    from typing import Any
+
+    from ddplaunch.rank.debugger import Debugger
+
+_OURS = os.path.dirname(__file__) + os.sep
+
+
+class Breakpoints:
+    """The hooks of one rank, from ``Life.begin`` on."""
+
+    def __init__(self, path: str, rank: int, sibling: Callable[[str], Any]) -> None:
+        """``path`` is the launcher's socket; ``sibling`` loads a file that stands beside this one."""
+        self._path, self._rank, self._sibling = path, rank, sibling
+        self._pid = os.getpid()
+        self._debugger: Debugger | None = None
+        self._making = RLock()  # a signal may come in the midst
+        self.signal = 0  # on which the main thread stops at its next line; 0 where all are taken
+        sys.breakpointhook = self._hook
+        if module := sys.modules.get("pdb"):
+            self._patch(module)
+        else:
+            sys.meta_path.insert(0, _Finder(self._patch))
+        self._register()
+
+    def _register(self) -> None:
+        if not hasattr(_signal, "SIGRTMIN"):
+            return
+        blocked = _signal.pthread_sigmask(_signal.SIG_BLOCK, [])
+        for number in range(_signal.SIGRTMIN, _signal.SIGRTMAX + 1):
+            if number not in blocked and _signal.getsignal(number) == _signal.SIG_DFL:
+                _signal.signal(number, self._signalled)
+                _signal.siginterrupt(number, False)  # no call of the program's is to fail
+                self.signal = number
+                return
+
+    def leave(self) -> None:
+        """Stop no more: the interpreter's end would let a signal that comes late kill."""
+        sys.breakpointhook = sys.__breakpointhook__
+        if self.signal and _signal.getsignal(self.signal) == self._signalled:
+            _signal.signal(self.signal, _signal.SIG_IGN)
+
+    def post_mortem(self, error: BaseException) -> None:
+        """Let somebody look at the frames that an exception has left."""
+        if self._is_here and error.__traceback__ is not None:
+            self._load().post_mortem(error, error.__traceback__)
+
+    @property
+    def _is_here(self) -> bool:
+        """Whether this is the rank itself, and not a process that it has forked."""
+        return os.getpid() == self._pid
+
+    def _load(self) -> Debugger:
+        with self._making:
+            if self._debugger is None:
+                self._debugger = self._sibling("debugger").Debugger(self._path, self._rank)
+        return self._debugger
+
+    def _hook(self, *args: Any, **named: Any) -> Any:
+        """What ``breakpoint()`` calls."""
+        wanted = "" if sys.flags.ignore_environment else os.environ.get("PYTHONBREAKPOINT", "")
+        if not self._is_here or wanted not in ("", "pdb.set_trace"):
+            return sys.__breakpointhook__(*args, **named)
+        return self._load().stop(sys._getframe(1), *args, **named)
+
+    def _patch(self, module: ModuleType) -> None:
+        before = module.set_trace
+
+        def set_trace(*args: Any, **named: Any) -> None:
+            if not self._is_here:
+                return before(*args, **named)  # type: ignore[no-any-return]
+            return self._load().stop(sys._getframe(1), *args, **named)
+
+        set_trace.__doc__, set_trace.__module__ = before.__doc__, before.__module__
+        module.set_trace = set_trace  # type: ignore[attr-defined]
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+            frame = frame.f_back
+        if self._is_here and frame is not None:
+            try:
+                self._load().interrupt(frame)
+            except Exception:
+                pass  # whoever asked is told that it has not stopped
+
+
+class _Finder:
+    """Awaits the import of pdb, and goes."""
+
+    def __init__(self, then: Callable[[ModuleType], None]) -> None:
+        self._then = then
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "pdb":
+            return None
+        sys.meta_path.remove(self)
+        spec: Any = _find_spec(name, path, target)
+        if hasattr(spec and spec.loader, "exec_module"):
+            spec.loader = _Loader(spec, self._then)
+        return spec
+
+
+class _Loader:
+    """Loads pdb as its own loader does, which then stands in its place again."""
+
+    def __init__(self, spec: Any, then: Callable[[ModuleType], None]) -> None:
+        self._spec, self._loader, self._then = spec, spec.loader, then
+
+    def create_module(self, spec: Any) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        self._spec.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        if hasattr(module, "set_trace"):
+            self._then(module)

@@ -1,0 +1,325 @@
+"""The debugger of a rank: pdb, whose lines come from a person at the launcher's terminal or at another one.
+
+Loaded at the first breakpoint. On the socket to the launcher there are frames as between nodes (``wire.frames``), with
+the messages of ``agent.debugger_messages``. Where nobody answers any more, the rank goes on.
+"""
+
+from __future__ import annotations
+
+import _socket  # type: ignore[import-not-found, unused-ignore]  # socket without its enums
+import _thread
+import json
+import os
+import pdb
+import struct
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType, TracebackType
+    from typing import Any
+
+_LENGTH = struct.Struct("!I")
+_DELIMITERS = " \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?"  # between the words that are completed, as pdb has them
+_MAX_WORDS = 200
+_MAX_PATH = 107  # bytes of a socket's path (unix(7))
+_CHUNK = 1 << 18  # characters of one message
+_ROOM = os.path.dirname(__file__) + os.sep
+_OURS = (_ROOM, os.path.join(os.path.dirname(os.path.dirname(__file__)), "python") + os.sep)
+
+
+class Debugger:
+    """All that is debugged in this process, one thread at a time."""
+
+    def __init__(self, path: str, rank: int) -> None:
+        self.talk = Talk(path, rank)
+        self.rank = rank
+        self.lock = _thread.allocate_lock()
+        self._sessions: dict[int, RankPdb] = {}  # by thread
+
+    def stop(self, frame: FrameType, *args: Any, header: str | None = None, **named: Any) -> None:
+        """Stop the calling thread at the next line of ``frame``."""
+        with self.lock:
+            reached = self.talk.reach()
+        if reached:
+            session = self._session()
+            if header is not None:
+                self.talk.write(f"{header}\n")
+            session.set_trace(frame, *args, **named)
+
+    def interrupt(self, frame: FrameType) -> None:
+        """Somebody asks the main thread to stop; where a thread has stopped already, that is enough."""
+        if not self.lock.locked():
+            self.talk.deaf = False
+            self.stop(frame)
+
+    def post_mortem(self, error: BaseException, trace: TracebackType) -> None:
+        if self.talk.reach(error):
+            session = RankPdb(self)
+            session.failed = error
+            session.reset()
+            session.interaction(None, trace)
+
+    def _session(self) -> RankPdb:
+        thread = _thread.get_ident()
+        if thread not in self._sessions:
+            self._sessions[thread] = RankPdb(self)
+        return self._sessions[thread]
+
+
+class Talk:
+    """The connection to the launcher, as the file that pdb writes to and reads from."""
+
+    encoding, errors = "utf-8", "backslashreplace"
+
+    def __init__(self, path: str, rank: int) -> None:
+        self._path, self._rank = path, rank
+        self._socket: Any = None
+        self._text: list[str] = []
+        self._size = 0
+        self.deaf = False  # nobody wants this rank to stop any more
+        self.completer: RankPdb | None = None
+
+    def reach(self, error: BaseException | None = None) -> bool:
+        """Whether somebody may be asked to look at this rank."""
+        if self._socket is None and not self._connect():
+            return False
+        while self._waits():
+            if self._receive()[0] == "Attend":
+                self.deaf = False
+        return self._socket is not None and (error is not None or not self.deaf)
+
+    def _connect(self) -> bool:
+        made = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        made.settimeout(None)
+        folder = -1
+        try:
+            path = self._path
+            if len(os.fsencode(path)) > _MAX_PATH:
+                folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+                path = f"/proc/self/fd/{folder}/{os.path.basename(path)}"
+            made.connect(path)
+        except OSError as error:
+            print(f"ddplaunch: rank {self._rank} does not stop: {self._path}: {error}", file=sys.stderr)
+            made.close()
+            return False
+        finally:
+            if folder >= 0:
+                os.close(folder)
+        self._socket = made
+        return True
+
+    def _waits(self) -> bool:
+        """Whether the launcher has said something."""
+        try:
+            return self._socket is not None and bool(
+                self._socket.recv(1, _socket.MSG_PEEK | _socket.MSG_DONTWAIT) or self._lose()
+            )
+        except BlockingIOError:
+            return False
+        except OSError:
+            return self._lose()
+
+    def _lose(self) -> bool:
+        """The launcher has gone."""
+        if self._socket is not None:
+            self._socket.close()
+        self._socket, self.deaf = None, True
+        return False
+
+    def say(self, kind: str, **fields: object) -> None:
+        body = json.dumps({"op": kind, "body": {"rank": self._rank, **fields}}).encode()
+        try:
+            if self._socket is not None:
+                self._socket.sendall(_LENGTH.pack(len(body)) + body)
+        except OSError:
+            self._lose()
+
+    def _receive(self) -> tuple[str, dict[str, Any]]:
+        """Wait for the next message; "Leave" where there is none any more."""
+        try:
+            message = json.loads(self._exactly(_LENGTH.unpack(self._exactly(_LENGTH.size))[0]))
+        except (OSError, EOFError):
+            self._lose()
+            return "Leave", {}
+        return message["op"], message["body"]
+
+    def _exactly(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            piece = self._socket.recv(size - len(data)) if self._socket is not None else b""
+            if not piece:
+                raise EOFError
+            data += piece
+        return bytes(data)
+
+    # --------------------------------------------------------------------------------------------------- as a file
+
+    def write(self, text: str) -> int:
+        self._text.append(text)
+        self._size += len(text)
+        if self._size > _CHUNK:
+            self._tell("".join(self._text))
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+    def isatty(self) -> bool:
+        return False
+
+    def _tell(self, text: str) -> None:
+        self._text, self._size = [], 0
+        text = text.encode("utf-8", "backslashreplace").decode()
+        for begin in range(0, len(text), _CHUNK):
+            self.say("Says", text=text[begin : begin + _CHUNK])
+
+    def readline(self, size: int = -1) -> str:
+        """Show what was written, the last of it as a prompt, and wait for a line; "" where nobody is there."""
+        text, newline, prompt = "".join(self._text).rpartition("\n")
+        self._tell(text + newline)
+        if self.deaf:
+            return ""
+        self.say("Asks", prompt=prompt)
+        while True:
+            kind, body = self._receive()
+            if kind == "Typed":
+                return f"{body['line']}\n"
+            if kind == "Leave":
+                self.deaf = True
+                return ""
+            if kind == "Complete" and self.completer is not None:
+                begin, words = self.completer.words(body["line"])
+                self.say("Completed", begin=begin, words=words)
+
+    def end(self, *, steps: bool) -> None:
+        """The thread runs on; ``steps``: to stop again soon."""
+        self._tell("".join(self._text))
+        self.say("GoesOn", steps=steps)
+
+    def await_end(self) -> None:
+        """Wait until the launcher lets us go."""
+        while self._receive()[0] != "Leave":
+            pass
+
+
+class RankPdb(pdb.Pdb):
+    """pdb in one thread of a rank."""
+
+    def __init__(self, debugger: Debugger) -> None:
+        self._debugger = debugger
+        talk: Any = debugger.talk
+        self._talk = talk
+        super().__init__(stdin=talk, stdout=talk, nosigint=True)
+        self.prompt = f"(rank {debugger.rank}) "
+        self.failed: BaseException | None = None  # whose frames are looked at, where the program has ended by it
+        if hasattr(self, "colorize"):
+            self.colorize = "NO_COLOR" not in os.environ
+
+    def interaction(self, frame: Any, trace: Any = None) -> None:
+        """Stop here; one thread of the rank at a time."""
+        talk = self._debugger.talk
+        with self._debugger.lock:
+            if talk.deaf and self.failed is None:
+                return self.set_continue()
+            talk.deaf = False
+            talk.completer = self
+            talk.say("Stopped", **self._where(frame, trace))
+            try:
+                super().interaction(frame, trace)
+            finally:
+                talk.end(steps=self.stoplineno != -1 and self.failed is None)
+
+    def _where(self, frame: FrameType | None, trace: TracebackType | None) -> dict[str, object]:
+        """The innermost frame, or of an exception the last of the user's own."""
+        line = frame.f_lineno if frame is not None else 0
+        while trace is not None:
+            inside = trace.tb_frame.f_code.co_filename
+            if frame is None or ("-packages" + os.sep not in inside and not inside.startswith(_LIBRARY)):
+                frame, line = trace.tb_frame, trace.tb_lineno
+            trace = trace.tb_next
+        code = frame.f_code  # type: ignore[union-attr]
+        name = "" if code.co_name == "<module>" else code.co_name
+        file = code.co_filename.removeprefix(os.getcwd() + os.sep)
+        error = "" if self.failed is None else f"{type(self.failed).__name__}: {self.failed}"[:500]
+        return {"file": file, "line": line, "function": name, "error": error}
+
+    def _cmdloop(self) -> None:
+        """As pdb's own, but Ctrl-C is for the program."""
+        self.cmdloop()
+
+    def get_stack(self, f: Any, t: Any) -> Any:
+        """Without our frames, which are the outermost."""
+        stack, index = super().get_stack(f, t)
+        ours = next((n for n, (each, _) in enumerate(stack) if not _is_ours(each)), 0)
+        return stack[ours:], max(0, index - ours)
+
+    def stop_here(self, frame: FrameType) -> bool:
+        return not _is_ours(frame) and super().stop_here(frame)
+
+    def words(self, line: str) -> tuple[int, list[str]]:
+        """Complete the last word of a line: where it begins, and what it may be."""
+        begin = max(map(line.rfind, _DELIMITERS)) + 1
+        before = line[:begin].strip()
+        command = self.parseline(line)[0] if before else None
+        find = self.completedefault if before else self.completenames
+        try:
+            if command:
+                find = getattr(self, f"complete_{command}", self.completedefault)
+            found = find(line[begin:], line, begin, len(line)) or []
+            if not before:
+                found = [*found, *self.completedefault(line[begin:], line, begin, len(line))]
+            return begin, sorted({str(each) for each in found})[:_MAX_WORDS]
+        except Exception:
+            return begin, []
+
+    def do_detach(self, arg: str) -> bool:
+        """detach
+        Let this rank run, and stop at no breakpoint until somebody types `ddplaunch debug`.
+        """
+        self.clear_all_breaks()
+        self._debugger.talk.deaf = True
+        self.set_continue()
+        return True
+
+    def do_EOF(self, arg: str) -> bool:
+        """EOF
+        As detach: nobody types any more.
+        """
+        return self.do_detach(arg)
+
+    def do_quit(self, arg: str) -> bool:
+        """q(uit)
+        End the job.
+        """
+        if self.failed is None:
+            self._debugger.talk.say("Quits")
+            self._debugger.talk.await_end()
+        return self.do_detach(arg)
+
+    do_q = do_exit = do_quit
+
+    def do_run(self, arg: str) -> None:
+        """run
+        Not here: the ranks of a job start together.
+        """
+        self.error("a rank cannot start again by itself")
+
+    do_restart = do_run
+
+    def do_interact(self, arg: str) -> Any:
+        streams = sys.stdin, sys.stdout, sys.stderr
+        sys.stdin = sys.stdout = sys.stderr = self._talk
+        try:
+            return super().do_interact(arg)
+        finally:
+            sys.stdin, sys.stdout, sys.stderr = streams
+
+    do_interact.__doc__ = pdb.Pdb.do_interact.__doc__
+
+
+_LIBRARY = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_OURS)

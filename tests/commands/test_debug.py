@@ -1,0 +1,334 @@
+"""Ranks in their debugger, and the person who types to them: at the job's own terminal, and by ``ddplaunch debug``."""
+
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.job.runs import all_running
+from tests.conftest import Job, clean_environment, command, processes_marked, wait_until, write
+from tests.emulator import Emulator
+from tests.patience import patience
+from tests.starts import EXEC, LIGHT
+
+pytestmark = pytest.mark.slow
+
+STEPS = """
+import os
+import sys
+
+rank = int(os.environ["RANK"])
+
+
+def step(n):
+    loss = n + rank // 2
+    if os.environ["RANK"] in sys.argv[1:]:
+        breakpoint()
+    return loss
+
+
+for n in range(2):
+    print("loss", step(n), flush=True)
+"""
+
+LOOPS = """
+import os
+import time
+
+rank = int(os.environ["RANK"])
+print("up", flush=True)
+while not os.path.exists("over"):
+    time.sleep(0.01)
+"""
+
+Person = Callable[..., Emulator]
+
+
+@pytest.fixture
+def runtime(tmp_path_factory, monkeypatch) -> Path:
+    """Doors of this test alone; a short path, as those of sockets are."""
+    path: Path = tmp_path_factory.mktemp("r")
+    path.chmod(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(path / "state"))
+    return path
+
+
+@pytest.fixture
+def person(tmp_path, runtime) -> Iterator[Person]:
+    """Type a command of ours at a terminal."""
+    begun: list[Emulator] = []
+
+    def begin(*words: str, env: dict[str, str] | None = None, **size: int) -> Emulator:
+        marked = {"DDPLAUNCH_TEST_MARK": str(tmp_path), **(env or {})}
+        begun.append(Emulator(command(*words), tmp_path, marked, **size))
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.close()
+    wait_until(lambda: not processes_marked(str(tmp_path)), "the end of all ranks")
+
+
+def runs(job: Job, run_id: str = "calm") -> None:
+    """Wait until its door is there."""
+    wait_until(lambda: any(each.run_id == run_id for each in all_running()) or job.process.poll() is not None, run_id)
+
+
+def piped(tmp_path: Path, lines: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Type lines into ``ddplaunch debug`` from a pipe."""
+    return subprocess.run(
+        command("debug", *words),
+        cwd=tmp_path,
+        env=clean_environment({}),
+        input=lines,
+        capture_output=True,
+        text=True,
+        timeout=patience(30),
+    )
+
+
+def test_a_breakpoint_stops_its_rank_and_has_a_prompt_below_what_the_others_print(person, tmp_path):
+    write(tmp_path, "train.py", STEPS)
+    write(tmp_path, ".pdbrc", "alias twice p 2 * %1\n")
+    each = person("run", *LIGHT, "--nproc", "3", "train.py", "2")
+    each.until(lambda each: each.rows[-1:] == ["(rank 2)"] and "[1] loss 1" in each.rows)
+    rows = each.rows
+    at = rows.index("ddplaunch: rank 2 is at a breakpoint: train.py:11, in step")
+    assert "-> return loss" in rows[at:]
+    each.type("p lo\t\rtwice loss\r\x1b[A\x1b[A\x01\x1b[C\x1b[C4 * \r")
+    each.until("(rank 2) p 4 * loss")
+    each.until(lambda each: each.rows[-1] == "(rank 2)")
+    said = "\n".join(each.rows)
+    assert "(rank 2) p loss\n1\n(rank 2) twice loss\n2\n(rank 2) p 4 * loss\n4\n" in said
+    each.type("w\r")
+    each.until(lambda each: each.rows[-1] == "(rank 2)" and "(rank 2) w" in each.rows)
+    assert not any("worker.py" in row or "zygote.py" in row for row in each.rows)
+    each.type("n\r")
+    each.until("--Return--")
+    each.type("c\r")
+    each.until(lambda each: sum("rank 2 is at a breakpoint" in row for row in each.history) == 2)
+    assert "[2] loss 1" in each.history
+    each.type("detach\r")
+    assert each.end() == 0
+    assert each.given_back
+    assert "[2] loss 2" in each.history
+
+
+def test_one_prompt_for_several_ranks(person, tmp_path):
+    write(tmp_path, "train.py", STEPS)
+    each = person("run", *LIGHT, "--nproc", "4", "train.py", "1", "2", "3")
+    each.until(lambda each: sum("is at a breakpoint" in row for row in each.history) == 3)
+    each.until("asks all")
+    each.type("@all p loss\r@2\rp rank\r@0 p rank\r@1,3 p rank * 10\r")
+    each.until("rank 3: 30")
+    said = "\n".join(each.history)
+    assert "@all p loss\nrank 1: 0\nranks 2, 3: 1\n" in said
+    assert "(rank 2) p rank\n2\n" in said
+    assert "(rank 2) @0 p rank\nddplaunch: rank 0 is not at a breakpoint; `ddplaunch debug --rank 0` stops it\n" in said
+    assert "(rank 2) @1,3 p rank * 10\nrank 1: 10\nrank 3: 30\n" in said
+    each.type("@all c\r")
+    each.until(lambda each: sum("is at a breakpoint" in row for row in each.history) == 6)
+    each.type("@all detach\r")
+    assert each.end() == 0
+
+
+@pytest.mark.parametrize("how", [LIGHT, EXEC], ids=["fork", "exec"])
+def test_quit_ends_the_job_with_one_line(person, tmp_path, how):
+    write(tmp_path, "train.py", STEPS + "import time; time.sleep(600)\n")
+    each = person("run", *how, "--nproc", "2", "train.py", "1")
+    each.until(lambda each: each.rows[-1:] == ["(rank 1)"])
+    each.type("q\r")
+    assert each.end() == 128 + signal.SIGTERM
+    after = each.history[each.history.index("(rank 1) q") + 1 :]
+    assert [row for row in after if not row.startswith("[0]")] == ["ddplaunch: rank 1: q in the debugger ends the job"]
+    assert each.given_back
+
+
+def test_ctrl_c_at_the_prompt_ends_the_job(person, tmp_path):
+    write(tmp_path, "train.py", STEPS)
+    each = person("run", *LIGHT, "--nproc", "2", "train.py", "1")
+    each.until(lambda each: each.rows[-1:] == ["(rank 1)"])
+    each.type("p lo\x03")
+    assert each.end() == 130
+    assert "[1] KeyboardInterrupt: step at train.py:11" in each.history
+    assert each.given_back
+
+
+def test_ctrl_z_gives_the_terminal_back_and_fg_goes_on(person, tmp_path):
+    write(tmp_path, "train.py", STEPS)
+    words = " ".join(command("run", *LIGHT, "--nproc", "2", "train.py", "1"))
+    each = Emulator(["bash", "--norc", "-i"], tmp_path, {"PS1": "$ ", "DDPLAUNCH_TEST_MARK": str(tmp_path)})
+    try:
+        each.type(f"{words}\r")
+        each.until(lambda each: each.rows[-1:] == ["(rank 1)"])
+        each.type("p 1 +")
+        each.until("(rank 1) p 1 +")
+        each.type("\x1a")
+        each.until(lambda each: each.rows[-1] == "$")
+        each.type("echo typed\r")
+        each.until("typed")
+        each.type("fg\r")
+        each.until(lambda each: each.rows[-1].startswith("(rank 1) p 1 +"))
+        each.type(" 1\rdetach\r")
+        each.until("(rank 1) p 1 + 1")
+        each.until(lambda each: each.rows[-1] == "$")
+        each.type("exit\r")
+        assert each.end() == 0
+    finally:
+        each.close()
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["ends", "killed"])
+def test_a_client_that_ends_lets_the_ranks_run(start, person, tmp_path, runtime, killed):
+    write(tmp_path, "train.py", STEPS)
+    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py", "0", "1")
+    said = "is at a breakpoint: train.py:11, in step; `ddplaunch debug calm` attaches"
+    wait_until(lambda: job.stderr().count(said) == 2, said)
+    each = person("debug", "calm")
+    each.until(
+        lambda each: (
+            re.fullmatch(r"\(rank \d\)", each.rows[-1] if each.rows else "") and "asks all" in "".join(each.rows)
+        )
+    )
+    if killed:
+        each.process.kill()
+    else:
+        each.type("\x03")
+        assert each.end() == 130
+    assert job.wait() == 0
+    assert job.stdout().count("loss") == 4
+
+
+def test_lines_from_a_pipe(start, tmp_path, runtime):
+    write(tmp_path, "train.py", STEPS)
+    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py", "1")
+    runs(job)
+    done = piped(tmp_path, "p loss\n!globals()['rank'] = 7\nc\np rank, loss\n", "calm")
+    assert done.returncode == 0, done.stderr
+    assert "(rank 1) p loss\n0\n" in done.stdout
+    assert "(rank 1) p rank, loss\n(7, 4)\n" in done.stdout, done.stdout
+    assert job.wait() == 0
+
+
+def test_without_a_terminal_a_breakpoint_fails_and_the_report_names_debug(launch, tmp_path):
+    write(tmp_path, "train.py", STEPS)
+    done = launch("run", *LIGHT, "--nproc", "2", "train.py", "1")
+    assert done.returncode == 1
+    assert "BdbQuit" in done.stderr
+    assert "with --debug the rank waits at its breakpoint for `ddplaunch debug`" in done.stderr
+
+
+def test_nobody_comes(start, tmp_path, runtime):
+    """The rank goes on after --debug-timeout; meanwhile neither --timeout nor --straggler-timeout counts."""
+    write(tmp_path, "train.py", STEPS)
+    limits = ("--timeout", "1.5", "--straggler-timeout", "1")
+    job = start("run", "--debug", "--debug-timeout", "4", *limits, *LIGHT, "--nproc", "2", "train.py", "1")
+    assert job.wait() == 0, job.stderr()
+    assert "rank 1 goes on: nobody typed anything for 4.0s (--debug-timeout)" in job.stderr()
+    assert job.stderr().count("is at a breakpoint") == 1
+
+
+def test_a_running_rank_stops_at_its_next_line(start, tmp_path, runtime):
+    write(tmp_path, "train.py", LOOPS)
+    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py")
+    job.wait_for("up", 2)
+    done = piped(tmp_path, "p rank\nw\n", "calm", "--rank", "1")
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 is at train.py:" in done.stdout
+    assert "(rank 1) p rank\n1\n" in done.stdout
+    assert "rank 1 has stopped: train.py:" in job.stderr()
+    for words, said in (("7", "there is no rank 7: this job has 2"),):
+        refused = piped(tmp_path, "", "calm", "--rank", words)
+        assert (refused.returncode, said in refused.stdout + refused.stderr) == (2, True)
+    write(tmp_path, "over", "")
+    assert job.wait() == 0
+
+
+def test_a_rank_in_native_code_is_named_and_stops_when_that_returns(start, tmp_path, runtime):
+    native = """
+        import os, subprocess, sys, threading, time
+        print("up", flush=True)
+        lock = threading.Lock()
+        lock.acquire()
+        threading.Thread(target=lambda: [time.sleep(0.01) for _ in iter(lambda: os.path.exists("over"), True)]
+                         and lock.release()).start()
+        lock.acquire()
+        print("on", flush=True)
+    """
+    write(tmp_path, "train.py", native)
+    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py")
+    job.wait_for("up", 2)
+    client = subprocess.Popen(
+        command("debug", "calm", "--rank", "1"),
+        cwd=tmp_path,
+        env=clean_environment({}),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert client.stdin
+    assert client.stdout
+    told = client.stdout.readline()
+    assert "rank 1 has not come to another line yet: " in told
+    assert "train.py:7" in told
+    write(tmp_path, "over", "")
+    assert client.stdout.readline() == "ddplaunch: rank 1 is at train.py:8\n"
+    client.stdin.write("c\n")
+    client.stdin.close()
+    assert client.wait(patience(30)) == 0
+    client.stdout.close()
+    assert job.wait() == 0
+
+
+def test_post_mortem_keeps_the_first_failure_and_its_frames(person, tmp_path):
+    write(tmp_path, "train.py", STEPS.replace("breakpoint()", "raise ValueError(f'bad {loss}')"))
+    each = person("run", "--post-mortem", *LIGHT, "--nproc", "2", "train.py", "1", columns=160)
+    each.until(lambda each: each.rows[-1:] == ["(rank 1)"])
+    assert "ddplaunch: rank 1 has failed at train.py:10, in step: ValueError: bad 0; it stays until q" in each.history
+    each.type("p loss, n\ru\rp n\r")
+    each.until(lambda each: "(0, 0)" in each.rows and "(rank 1) p n" in each.rows)
+    each.type("q\r")
+    assert each.end() == 1
+    assert any("rank 1 failed" in row and "ValueError: bad 0" in row for row in each.history), each.history
+    assert each.given_back
+
+
+@pytest.mark.parametrize(
+    ("line", "env"),
+    [
+        ("import pdb; pdb.set_trace()", {}),
+        ("import threading; t = threading.Thread(target=breakpoint); t.start(); t.join()", {}),
+        ("breakpoint(header='look')", {"PYTHONBREAKPOINT": "pdb.set_trace"}),
+    ],
+    ids=["pdb", "thread", "header"],
+)
+@pytest.mark.parametrize("how", [LIGHT, EXEC], ids=["fork", "exec"])
+def test_other_ways_to_stop(start, tmp_path, runtime, line, env, how):
+    write(tmp_path, "train.py", f"def main():\n    loss = 5\n    {line}\n    print('loss', loss)\nmain()\n")
+    job = start("run", "--run-id", "calm", "--debug", *how, "--nproc", "2", "train.py", env=env)
+    wait_until(lambda: job.stderr().count("is at a breakpoint") == 2, "both")
+    done = piped(tmp_path, "p 2 + 3\n" if "Thread" in line else "p loss\n", "calm")
+    assert "\n5\n" in done.stdout, done.stdout
+    assert ("look" in done.stdout) == ("header" in line)
+    assert job.wait() == 0
+    assert job.stdout().count("loss 5") == 2
+
+
+def test_pythonbreakpoint_0_passes_over(launch, tmp_path):
+    write(tmp_path, "train.py", STEPS)
+    done = launch("run", "--debug", *LIGHT, "--nproc", "2", "train.py", "1", env={"PYTHONBREAKPOINT": "0"})
+    assert done.returncode == 0
+    assert "is at a breakpoint" not in done.stderr
+
+
+def test_the_fork_of_a_rank_has_no_debugger(launch, tmp_path):
+    forks = "import os\npid = os.fork()\nif not pid:\n    breakpoint()\n    print()\nos.waitpid(pid, 0)\n"
+    write(tmp_path, "train.py", forks)
+    done = launch("run", "--debug", *LIGHT, "--nproc", "2", "train.py")
+    assert done.returncode == 0
+    assert "BdbQuit" in done.stderr
+    assert "is at a breakpoint" not in done.stderr
