@@ -32,18 +32,11 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Says:
-    """The debugger prints this."""
+    """The debugger prints this, and waits for a line where it has a prompt."""
 
     rank: Count
-    text: str
-
-
-@dataclass(frozen=True)
-class Asks:
-    """The debugger waits for a line."""
-
-    rank: Count
-    prompt: Line
+    data: bytes
+    prompt: Line = ""
 
 
 @dataclass(frozen=True)
@@ -120,9 +113,9 @@ class Remark:
     refuses: bool = False
 
 
-FromDebugger = Stopped | Says | Asks | Completed | GoesOn | Quits
+FromDebugger = Stopped | Says | Completed | GoesOn | Quits
 FromPerson = Typed | Complete | StopRank
-ToPerson = Stopped | Says | Asks | Completed | GoesOn | Elsewhere | Remark
+ToPerson = Stopped | Says | Completed | GoesOn | Elsewhere | Remark
 
 FROM_DEBUGGER: tuple[type[FromDebugger], ...] = FromDebugger.__args__
 FROM_PERSON: tuple[type[FromPerson], ...] = FromPerson.__args__

@@ -13,10 +13,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from ddplaunch import TYPE_CHECKING
+from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.agent.debugger_messages import (
     FROM_DEBUGGER,
-    Asks,
     Attend,
     Elsewhere,
     FromDebugger,
@@ -34,21 +33,19 @@ from ddplaunch.agent.debugger_messages import (
 from ddplaunch.agent.signals import catches
 from ddplaunch.control.messages import Debugged, FromNode, Interrupted
 from ddplaunch.dataclass import dataclass
-from ddplaunch.diagnosis import stall
-from ddplaunch.diagnosis.inspection import Detail
 from ddplaunch.loop import Callback, Loop, Timer
-from ddplaunch.wire.connection import Connection
 from ddplaunch.wire.sockets import MAX_PATH, listening, peer_uid
 from ddplaunch.words import span
 
 if TYPE_CHECKING:
     from ddplaunch.agent.ranks import Ranks
     from ddplaunch.agent.temporary import Temporary
-    from ddplaunch.diagnosis.inspection import Inspection
+    from ddplaunch.diagnosis.inspection import Detail, Inspection
+    from ddplaunch.wire.connection import Connection
 
     Person = Callable[[ToPerson], None]
 
-KEPT = 1 << 16  # characters of what a debugger has said that somebody who comes later sees
+KEPT = 1 << 16  # bytes of what a debugger has said that somebody who comes later sees
 SOON = 1.0  # seconds in which a rank that runs Python stops
 LOOK = 5.0  # seconds after which the other ranks wait for one that has stopped
 LAST_CALL = 60.0  # seconds before the others fail
@@ -62,8 +59,8 @@ class Debuggee:
     connection: Connection[FromDebugger]
     stopped: Stopped | None = None
     stepping: bool = False
-    asks: Asks | None = None
-    said: str = ""
+    said: bytes = b""  # since it has stopped, or was asked last
+    prompt: str = ""  # of the line that it waits for; "" while it is at work
     timer: Timer | None = None
 
 
@@ -75,6 +72,7 @@ class Debugging:
         loop: Loop,
         folder: Temporary,
         patience: float,
+        invite: Callback,
         inspect: Callable[[Detail, Callable[[Inspection], None]], None],
         note: Callable[[str], None],
         tell: Callable[[FromNode], None],
@@ -82,9 +80,11 @@ class Debugging:
     ) -> None:
         """``patience``: seconds for which a rank waits while nobody types; ``inspect`` looks at all ranks of the job.
 
+        ``invite`` is called when a rank stops and nobody is there: a person here may then ``attach``.
+
         ``tell`` tells the job; ``changed`` is called when the first rank stops, and when none is stopped any more.
         """
-        self._loop, self._folder, self._patience = loop, folder, patience
+        self._loop, self._folder, self._patience, self._invite = loop, folder, patience, invite
         self._inspect, self._note, self._tell, self._changed = inspect, note, tell, changed
         self._ranks: Ranks | None = None
         self._socket: socket.socket | None = None
@@ -96,7 +96,7 @@ class Debugging:
 
     def begin(self, ranks: Ranks) -> None:
         """An attempt starts."""
-        self._ranks = ranks
+        self._ranks, ranks.debugging = ranks, self
 
     def path(self) -> str:
         """Where ranks connect; "" where no place for it is to be had."""
@@ -141,6 +141,8 @@ class Debugging:
         if peer_uid(sock) != os.geteuid():
             sock.close()
             return
+        from ddplaunch.wire.connection import Connection
+
         connection: Connection[FromDebugger] = Connection(
             self._loop, sock, FROM_DEBUGGER, lambda message: self._hear(connection, message), lambda why: lost()
         )
@@ -160,19 +162,19 @@ class Debugging:
             each = self._known[rank] = Debuggee(connection)
         match message:
             case Stopped():
-                each.stopped, each.said = message, ""
+                if not self._people:
+                    self._invite()
+                each.stopped, each.said = message, b""
                 if not each.stepping:
                     self._tell_of(message)
                     self._loop.after(LOOK, partial(self._look_at_timeouts, message))
                 each.stepping = False
                 self._asked.discard(rank)
                 self._wait_for(rank, each)
-            case Says(text=text):
-                each.said = (each.said + text)[-KEPT:]
-            case Asks():
-                each.asks = message
+            case Says(data=data, prompt=prompt):
+                each.said, each.prompt = (each.said + data)[-KEPT:], prompt
             case GoesOn(steps=steps):
-                each.stopped, each.stepping, each.asks = None, steps, None
+                each.stopped, each.stepping, each.prompt = None, steps, ""
                 if not steps and each.timer:
                     each.timer.cancel()
             case Quits():
@@ -217,7 +219,7 @@ class Debugging:
         if each.timer:
             each.timer.cancel()
         if each.stopped or each.stepping:
-            each.stopped, each.stepping, each.asks = None, False, None
+            each.stopped, each.stepping, each.prompt = None, False, ""
             self._forward(GoesOn(rank))
             self._tell_changed()
 
@@ -230,7 +232,7 @@ class Debugging:
     def _look_at_timeouts(self, stopped: Stopped) -> None:
         """Say how long the ranks that wait meanwhile are allowed to."""
         if any(each.stopped is stopped for each in self._known.values()):
-            self._inspect(Detail.WAITS, partial(self._say_what_remains, stopped))
+            self._inspect(diagnosis.inspection.Detail.WAITS, partial(self._say_what_remains, stopped))
 
     def _say_what_remains(self, stopped: Stopped, inspection: Inspection) -> None:
         waits = [
@@ -258,9 +260,7 @@ class Debugging:
             each.connection.send(Attend(rank))
             if each.stopped:
                 person(each.stopped)
-                person(Says(rank, each.said))
-                if each.asks:
-                    person(each.asks)
+                person(Says(rank, each.said, each.prompt))
 
     def leave(self, person: Person) -> None:
         """A person has gone: ranks that are in their debugger run on."""
@@ -275,10 +275,10 @@ class Debugging:
         each = self._known.get(message.rank)
         if isinstance(message, StopRank):
             return self._stop(message.rank)
-        if each is None or each.asks is None:
+        if each is None or not each.prompt:
             return
         if isinstance(message, Typed):
-            each.asks, each.said = None, ""
+            each.said, each.prompt = b"", ""
             self._wait_for(message.rank, each)
         each.connection.send(message)
 
@@ -312,12 +312,12 @@ class Debugging:
 
     def _say_why_not_yet(self, rank: int) -> None:
         if rank in self._asked:
-            self._inspect(Detail.WAITS, partial(self._tell_where, rank))
+            self._inspect(diagnosis.inspection.Detail.WAITS, partial(self._tell_where, rank))
 
     def _tell_where(self, rank: int, inspection: Inspection) -> None:
         found = inspection.by_number.get(rank)
         if rank in self._asked and found is not None:
-            place = stall.where([found]) or "in native code"
+            place = diagnosis.stall.where([found]) or "in native code"
             text = f"rank {rank} has not come to another line yet: {place}; it stops when that returns"
             self._forward(Remark(text))
 

@@ -18,7 +18,6 @@ from ddplaunch.plan.layout import Rank
 from ddplaunch.target.target import TargetKind
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.debugging import Debugging
     from ddplaunch.rank.messages import ProgramJob, PythonJob, RankFacts, RankJob
 
 OURS_ALONE = frozenset({"DDPLAUNCH_TOKEN", "DDPLAUNCH_EXIT_FILE", "DDPLAUNCH_REQUEUE_FILE", "DDPLAUNCH_OVER_SSH"})
@@ -44,7 +43,6 @@ class Outfit:
     log: RunLog
     store: Store
     preemption_file: PreemptionFile
-    debugging: Debugging | None
 
     def prepare(self, ranks: Ranks, rank: Rank, fds: dict[str, int]) -> RankJob:
         """Return the job of a rank; put into ``fds`` its descriptors by purpose, which the caller closes.
@@ -62,7 +60,7 @@ class Outfit:
         if rank.rank == 0 and port and plan.target.kind is not TargetKind.PROGRAM:
             fds |= ranks.first.descriptors(port, peers=not alone)
         has_terminal = reads and os.isatty(0)  # which plain pdb keeps
-        debugger = self.debugging.path() if self.debugging and not has_terminal else ""
+        debugger = ranks.debugging.path() if ranks.debugging and not has_terminal else ""
         return self._described(ranks, rank, debugger)
 
     def _described(self, ranks: Ranks, rank: Rank, debugger: str) -> RankJob:

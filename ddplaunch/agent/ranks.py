@@ -24,6 +24,7 @@ from ddplaunch.plan.layout import Rank
 from ddplaunch.plan.plan import Plan
 
 if TYPE_CHECKING:
+    from ddplaunch.agent.debugging import Debugging
     from ddplaunch.diagnosis.inspection import Arrivals
 
 INTERRUPT_PATIENCE = 3.0  # seconds from SIGINT until ranks are told by SIGTERM: a wait inside torch sees no SIGINT
@@ -96,6 +97,7 @@ class Ranks:
         self.finished = False  # all have done their work
         self.released = False  # those of the other nodes have, too
         self.started = 0  # how many have got a process
+        self.debugging: Debugging | None = None  # where a person may debug them
         self._broken: Broken | None = None
         self._memory = remains.Memory()
         self._loop, self._folder = loop, folder
@@ -124,6 +126,11 @@ class Ranks:
         """Return the end of its line that a rank is given. OSError: too many files are open."""
         line = self.lines[rank] = RankLine(self._loop)
         return line.given
+
+    @property
+    def debugged(self) -> bool:
+        """Whether a person has one of them in a debugger."""
+        return self.debugging is not None and self.debugging.busy
 
     @property
     def idle(self) -> bool:

@@ -11,7 +11,6 @@ from ddplaunch.loop import Loop, Timer
 from ddplaunch.words import MAX_NAMED
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.debugging import Debugging
     from ddplaunch.diagnosis.inspection import Inspection
 
 STRAGGLING = 30.0  # seconds since a rank ended until the others are named: rank 0 may write the last checkpoint
@@ -30,15 +29,10 @@ class Stragglers:
         inspect: Inspect,
         tell: Callable[[FromNode], None],
         note: Callable[[str], None],
-        debugging: Debugging | None,
     ) -> None:
-        """``inspect`` finds the stacks of this node's ranks; ``tell`` tells the job of those left after ``timeout``.
-
-        While a person is at a rank of ``debugging``, nobody is waited for.
-        """
+        """``inspect`` finds the stacks of this node's ranks; ``tell`` tells the job of those left after ``timeout``."""
         self._loop, self._ranks, self._timeout = loop, ranks, timeout
         self._inspect, self._tell, self._note = inspect, tell, note
-        self._debugging = debugging
         self._timers: list[Timer] = []
 
     def await_them(self) -> None:
@@ -55,10 +49,6 @@ class Stragglers:
         """Whether some are yet to start: a rank may have ended before."""
         return self._ranks.phase is Phase.RUNNING and self._ranks.pending > 0
 
-    @property
-    def _debugged(self) -> bool:
-        return self._debugging is not None and self._debugging.busy
-
     def _left(self) -> list[RankProcess]:
         ranks = self._ranks
         if ranks.phase is not Phase.RUNNING or ranks.failures:
@@ -66,13 +56,13 @@ class Stragglers:
         return [each for each in ranks.processes.values() if not each.finished and not each.signalled]
 
     def _report(self) -> None:
-        if self._debugged:
+        if self._ranks.debugged:
             self.await_them()
         elif self._left():
             self._tell(Straggling(self._ranks.number))
 
     def _name(self) -> None:
-        if self._starting or self._debugged:
+        if self._starting or self._ranks.debugged:
             self.await_them()
         elif self._left():
             self._inspect(self._ranks, self._found)

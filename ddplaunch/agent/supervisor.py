@@ -88,14 +88,7 @@ class Supervisor:
         self._tree = Tree(loop, policy, environ, plan.run_id)
         self._observers = [*observers]
         streams = Streams(loop, screen, self._printed, self._all_printed, whole=policy.show.whole)
-        self.debugging: Debugging | None = None
-        if policy.parks:
-            from ddplaunch.agent.debugging import Debugging
-
-            where = loop, self._tree.temporary, policy.debug_timeout
-            self.debugging = Debugging(*where, self.inspect, screen.note, self._link.tell, self._debugged)
-        preemption_file = PreemptionFile(self._tree.temporary)
-        self._outfit = Outfit(policy, screen, streams, log, store, preemption_file, self.debugging)
+        self._outfit = Outfit(policy, screen, streams, log, store, PreemptionFile(self._tree.temporary))
         self._name_server = NameServer(screen.note) if rules.port is not None else None
         self._signals, self._direct = Signals(policy.preempt_signal), Direct()
         node_only = rules.port is None and plan.nnodes > 1
@@ -104,6 +97,8 @@ class Supervisor:
         self._check_of_node: CheckOfNode | None = None
         self._missing_nodes: MissingNodes | None = None
         self._outcome: Outcome | None = None
+        self.debugging: Debugging | None = None
+        self.invite: Callback = lambda: None  # called when a rank stops in its debugger and nobody is there
         self.sidecars: Sidecars | None = None  # to be ended when people have read how the job ended
         self._begin(-1, self._plan)
 
@@ -111,10 +106,7 @@ class Supervisor:
         tell, rules = self._link.tell, self._rules
         ranks = self._ranks = Ranks(attempt, plan, self._loop, self._tree.temporary, self._first_rank_finished)
         inspect, patience = partial(self._inspect_here, "stacks"), rules.straggler_timeout
-        debugging = self.debugging
-        if debugging is not None:
-            debugging.begin(ranks)
-        stragglers = Stragglers(self._loop, ranks, patience, inspect, tell, self._screen.note, debugging)
+        stragglers = Stragglers(self._loop, ranks, patience, inspect, tell, self._screen.note)
         self._teardown = Teardown(ranks, self._tree, self._outfit, rules, self._emit, tell, self._drained, stragglers)
 
     def _inspect_here(self, detail: str, ranks: Ranks, done: Callable[[Inspection], None]) -> None:
@@ -127,10 +119,6 @@ class Supervisor:
     def _printed(self, rank: int) -> None:
         if self._stall_clock:
             self._stall_clock.printed(rank)
-
-    def _debugged(self) -> None:
-        if self._stall_clock:
-            self._stall_clock.restart()
 
     def _all_printed(self) -> None:
         self._teardown.drained()
@@ -263,6 +251,8 @@ class Supervisor:
         ranks.pending = len(plan.local_ranks)
         zygote.spawn((rank.rank, partial(self._outfit.prepare, ranks, rank)) for rank in plan.local_ranks)
         self._wind_up(ranks)
+        if self._policy.parks:
+            self._let_debug(ranks)
         if self._policy.sidecars and self.sidecars is None:
             from ddplaunch.agent.sidecars import Sidecars
 
@@ -282,6 +272,20 @@ class Supervisor:
             inspect = partial(self._inspect_here, "state")
             self._stall_clock = StallClock(self._loop, self._rules, inspect, self._link.tell)
         self._stall_clock.begin(ranks)
+
+    def _let_debug(self, ranks: Ranks) -> None:
+        """Prepare for a person at the ranks, likewise."""
+
+        def changed() -> None:
+            if self._stall_clock:
+                self._stall_clock.restart()
+
+        if self.debugging is None:
+            from ddplaunch.agent.debugging import Debugging
+
+            where = self._loop, self._tree.temporary, self._policy.debug_timeout, lambda: self.invite()
+            self.debugging = Debugging(*where, self.inspect, self._screen.note, self._link.tell, changed)
+        self.debugging.begin(ranks)
 
     def _make_room(self) -> None:
         """Nobody is stopped yet: that is for the ranks to do, or for the job when their time is over."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from functools import partial
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent.limits import need_processes
@@ -128,13 +129,8 @@ class NodeJob:
         )
         self._door = Door(loop, plan.run_id, self)
         self._face: AtTerminal | None = None
-        if policy.prompts and self._supervisor.debugging and isinstance(self._screen, Terminal):
-            from ddplaunch.live.prompt import AtTerminal, Prompt
-
-            self._face = AtTerminal(loop, self._screen)
-            prompt = Prompt(self._face, self._supervisor.debugging.take)
-            self._face.heard = prompt.key
-            self._supervisor.debugging.attach(prompt.hear)
+        if policy.prompts and isinstance(self._screen, Terminal):
+            self._supervisor.invite = partial(self._debug, loop, self._screen)
 
     def run(self) -> int:
         """Run it to its end; return the exit code. UsageError: the nodes disagree on what was typed."""
@@ -162,6 +158,17 @@ class NodeJob:
         if self._screen.speaks:
             say(Said(Topic.END, f"ended with exit code {outcome.code}", {"code": outcome.code}, lines=""))
         return outcome.code
+
+    def _debug(self, loop: Loop, screen: Terminal) -> None:
+        """The person at our terminal types to the ranks that stop."""
+        from ddplaunch.live.prompt import AtTerminal, Prompt
+
+        debugging = self._supervisor.debugging
+        assert debugging is not None
+        self._face = AtTerminal(loop, screen)
+        prompt = Prompt(self._face, debugging.take)
+        self._face.heard = prompt.key
+        debugging.attach(prompt.hear)
 
     def status(self) -> Status:
         return self._watch.status()

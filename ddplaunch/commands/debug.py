@@ -30,7 +30,9 @@ SOON = 0.3  # seconds in which a job says which of its ranks are in their debugg
 
 @click.command()
 @click.argument("run", metavar="[RUN]", required=False)
-@click.option("--rank", type=click.IntRange(0), help="Stop this rank at its next line of Python, if it runs.")
+@click.option(
+    "--rank", type=click.IntRange(0), metavar="N", help="Stop this rank at its next line of Python, if it runs."
+)
 def debug(run: str | None, rank: int | None) -> int:
     """Type to the debugger of the ranks of a running job.
 

@@ -53,7 +53,7 @@ class Coordinator:
         self._stage, self._attempt = Stage.JOINING, JobAttempt()
         self._membership = Membership(seats)
         self._restarts = Restarts(rules)
-        self._limits = TimeLimits(run_id, seats, self._inspections, after, self._cut)
+        self._limits = TimeLimits(run_id, seats, self._inspections, after, self._cut, clock)
         self._interrupted: int | None = None
         self._hurried = self._preemption_seen = False  # whether it was again; whether a rank asked for a preemption
         self._preempted: str | None = None  # by what: "SIGUSR2 on node 1"

@@ -49,8 +49,9 @@ class TimeLimits:
         inspections: JobInspections,
         after: Callable[[float, Callable[[], None]], Timer],
         cut: Callable[[Cut], None],
+        clock: Callable[[], float],
     ) -> None:
-        """``after`` is the loop's; ``cut`` stops the attempt, if ranks run."""
+        """``after`` and ``clock`` are the loop's; ``cut`` stops the attempt, if ranks run."""
         self._rules, self._run_id, self._seats = seats.rules, run_id, seats
         self._inspections, self._after, self._cut = inspections, after, cut
         self.over = False  # whether the time of the job is
@@ -63,7 +64,8 @@ class TimeLimits:
         self._straggling: set[int] = set()  # the nodes whose ranks do, to their knowledge
         self._timers: dict[str, Timer] = {}
         self._job_timer: Timer | None = None
-        self._left = self._rules.timeout  # seconds of the job's time, when its timer was set last
+        self._left = self._rules.timeout  # seconds of the job's time, when its timer was set last: then
+        self._clock, self._set_at = clock, clock()
         self._debugging: set[int] = set()  # the nodes with a rank in a debugger
 
     def begin(self, attempt: int) -> None:
@@ -92,6 +94,7 @@ class TimeLimits:
         if self._job_timer is not None:
             self._job_timer.cancel()
         if self._left is not None and not self.over and not self._debugging:
+            self._set_at = self._clock()
             self._job_timer = self._after(self._left, self._job_over)
 
     def debugged(self, node: int, *, busy: bool) -> None:
@@ -102,7 +105,7 @@ class TimeLimits:
             return
         if self._debugging and self._job_timer is not None and self._left is not None:
             self._job_timer.cancel()
-            self._left = max(0.0, self._job_timer.when - time.monotonic())
+            self._left = max(0.0, self._left - (self._clock() - self._set_at))
         elif not self._debugging:
             self._run_job_timer()
 

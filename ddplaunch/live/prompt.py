@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent.debugger_messages import (
     MAX_LINE,
-    Asks,
     Complete,
     Completed,
     Elsewhere,
@@ -92,11 +91,11 @@ class Prompt:
                 if len(self._ranks) > 1 and not self._helped:
                     self._helped = True
                     self._face.show(f"ddplaunch: {HELP.format(rank)}\n")
-            case Says(rank=rank, text=text) if rank in self._ranks:
-                self._hear_text(rank, text)
-            case Asks(rank=rank, prompt=prompt) if rank in self._ranks:
-                self._ranks[rank].asks = prompt or " "
-                self._answered(rank)
+            case Says(rank=rank, data=data, prompt=prompt) if rank in self._ranks:
+                self._hear_text(rank, data.decode(errors="replace"))
+                if prompt:
+                    self._ranks[rank].asks = prompt
+                    self._answered(rank)
             case GoesOn(rank=rank, steps=steps) if rank in self._ranks:
                 if steps:
                     self._ranks[rank].asks = ""
@@ -192,7 +191,7 @@ class Prompt:
         if self._answers is not None and rank in self._awaited:
             self._answers[rank] = self._answers.get(rank, "") + text
         elif rank == self._current:
-            self._face.show(text if text.endswith("\n") or not text else f"{text}\n")
+            self._face.show(text)
         else:
             self._ranks[rank].held += text
 

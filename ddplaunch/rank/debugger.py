@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _socket  # type: ignore[import-not-found, unused-ignore]  # socket without its enums
 import _thread
+import binascii
 import json
 import os
 import pdb
@@ -159,7 +160,7 @@ class Talk:
         self._text.append(text)
         self._size += len(text)
         if self._size > _CHUNK:
-            self._tell("".join(self._text))
+            self._tell()
         return len(text)
 
     def flush(self) -> None:
@@ -168,19 +169,20 @@ class Talk:
     def isatty(self) -> bool:
         return False
 
-    def _tell(self, text: str) -> None:
-        self._text, self._size = [], 0
-        text = text.encode("utf-8", "backslashreplace").decode()
-        for begin in range(0, len(text), _CHUNK):
-            self.say("Says", text=text[begin : begin + _CHUNK])
+    def _tell(self, prompt: str = "") -> None:
+        """Show what was written; with a prompt, a line is awaited."""
+        text, self._text, self._size = "".join(self._text), [], 0
+        data = text.removesuffix(prompt).encode("utf-8", "backslashreplace")
+        last = len(data) - 1 - (len(data) - 1) % _CHUNK if data else 0
+        for begin in range(0, last + 1, _CHUNK):
+            encoded = binascii.b2a_base64(data[begin : begin + _CHUNK], newline=False).decode()
+            self.say("Says", data=encoded, prompt=prompt if begin == last else "")
 
     def readline(self, size: int = -1) -> str:
         """Show what was written, the last of it as a prompt, and wait for a line; "" where nobody is there."""
-        text, newline, prompt = "".join(self._text).rpartition("\n")
-        self._tell(text + newline)
         if self.deaf:
             return ""
-        self.say("Asks", prompt=prompt)
+        self._tell("".join(self._text).rpartition("\n")[2] or " ")
         while True:
             kind, body = self._receive()
             if kind == "Typed":
@@ -194,7 +196,7 @@ class Talk:
 
     def end(self, *, steps: bool) -> None:
         """The thread runs on; ``steps``: to stop again soon."""
-        self._tell("".join(self._text))
+        self._tell()
         self.say("GoesOn", steps=steps)
 
     def await_end(self) -> None:

@@ -39,6 +39,18 @@ def test_it_counts_from_the_start_of_the_first_rank():
     assert job.take(messages.Stop, 0)[-1] == messages.Stop(1, signal.SIGTERM, 30.0)
 
 
+def test_it_stands_still_while_a_rank_is_in_a_debugger():
+    job = Job(timeout=60.0)
+    job.wait(50)
+    job.say(0, messages.Debugged(0, True))
+    job.wait(1000)
+    job.say(0, messages.Debugged(0, False))
+    job.wait(9)
+    assert not job.take(messages.Stop)
+    job.wait(1)
+    assert job.take(messages.Stop) == [messages.Stop(0, signal.SIGTERM, 30.0)]
+
+
 def test_only_others_are_other_ranks_that_were_stopped():
     """Rank 0's program had ended, but its process had not: the others needed its store."""
     failure = Failure(0, 0, "n0", 4711, 0, 124, None, "the job stalled", None, 0.0, None)

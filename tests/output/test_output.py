@@ -374,7 +374,7 @@ def test_a_debugger_without_a_terminal(launch, tmp_path):
     done = launch("run", *LIGHT, "--nproc", "2", "debugged.py")
     said = done.stderr[done.stderr.index("ddplaunch: ") :].splitlines()
     assert said[0] == "ddplaunch: rank 1 failed with BdbQuit (exit code 1)"
-    assert said[1] == "  a debugger needs a terminal: --stdin 1 connects yours to this rank"
+    assert said[1] == "  with --debug the rank waits at its breakpoint for `ddplaunch debug`"
 
 
 FALLS = """
