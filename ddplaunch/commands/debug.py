@@ -12,7 +12,7 @@ import click
 
 from ddplaunch.agent.debugger_messages import Remark, Stopped, ToPerson
 from ddplaunch.console import colour_wanted
-from ddplaunch.errors import EXIT_SIGNAL, EXIT_USAGE
+from ddplaunch.errors import EXIT_SIGNAL, EXIT_USAGE, UsageError
 from ddplaunch.job import runs
 from ddplaunch.job.client import NoAnswer
 from ddplaunch.job.requests.debugger import DebugRanks
@@ -22,6 +22,11 @@ from ddplaunch.loop import Loop
 from ddplaunch.output.screen import Terminal
 from ddplaunch.output.sink import PATIENCE
 from ddplaunch.output.terminal import can_draw, restored, watched
+from ddplaunch.queue.meant import job_meant, one_of, run_of, running
+from ddplaunch.queue.scheduler import JobState
+from ddplaunch.queue.step import NoStep
+from ddplaunch.queue.submitted import Submitted
+from ddplaunch.queue.table import scheduler_of
 from ddplaunch.wire.connection import MAX_BYTES, Connection
 from ddplaunch.wire.sockets import peer_uid
 
@@ -39,9 +44,26 @@ def debug(run: str | None, rank: int | None) -> int:
     RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the only job that runs. Ranks wait
     at `breakpoint()` where `ddplaunch run` was typed at a terminal, or with --debug. What is typed is pdb's; @3 goes
     to rank 3, `@all p loss` asks all that have stopped. `detach`, Ctrl-D or Ctrl-C lets the ranks run, `q` ends the
-    job.
+    job. Of a job submitted to Slurm, its number: node 0 is reached by `srun --overlap`.
     """
+    if queued := job_meant(run):
+        seen = running(queued, one_of(queued, run or "", "debug"))
+        more = () if rank is None else ("--rank", str(rank))
+        return _on_its_node(queued, seen, ["debug", run_of(queued, seen), *more])
     return Debug(runs.running(run).path, rank).run()
+
+
+def _on_its_node(job: Submitted, seen: JobState, words: list[str]) -> int:
+    """Become the same command on node 0 of a submitted job, with our terminal: the lines go by Slurm alone."""
+    typed, env = scheduler_of(job).enter(job, seen, words, everywhere=False)
+    if typed[0] != "srun":
+        what = f"{scheduler_of(job).system} gives no terminal on the nodes of job {seen.number}"
+        raise UsageError(what, f"log in to {seen.host or 'its first node'} and type: ddplaunch debug")
+    how = "--pty" if os.isatty(0) else "--input=all"
+    try:
+        os.execvpe("srun", [how if word == "--input=none" else word for word in typed], env)
+    except OSError as error:
+        raise NoStep(f"cannot run srun: {error.strerror}", "it must be on PATH") from None
 
 
 class Debug:

@@ -50,10 +50,13 @@ class Login:
         for host in cluster.network.hosts:
             host.run("mkdir", "-m", "700", OWN)
 
-    def start(self, *words: str | Path) -> subprocess.Popen[str]:
+    @property
+    def environment(self) -> dict[str, str]:
         state = {"XDG_STATE_HOME": str(self._home), "XDG_RUNTIME_DIR": OWN}
-        environment = {**clean_environment(), **state, **self.cluster.environment}
-        return self.cluster.login.type(command(*words), self.cluster.folder, environment)
+        return {**clean_environment(), **state, **self.cluster.environment}
+
+    def start(self, *words: str | Path) -> subprocess.Popen[str]:
+        return self.cluster.login.type(command(*words), self.cluster.folder, self.environment)
 
     def type(self, *words: str | Path) -> Done:
         process = self.start(*words)
@@ -163,10 +166,16 @@ def test_a_job_on_nodes_with_homes_of_their_own(login, tmp_path):
     assert at.type("logs", number).out == cluster.output(job)
     assert not [pid for host in cluster.network.hosts for pid in host.find("deaf.py")]
 
-    alone = at.submit("--nodes", "1", "--cpus-per-task", "2", *LIGHT, "--nproc", "2", "waits.py")
+    alone = at.submit("--nodes", "1", "--cpus-per-task", "2", "--debug", *LIGHT, "--nproc", "2", "waits.py")
     cluster.wait_for(alone, "ready", 2)
     assert "waits.py" in at.type("stacks", str(alone)).out, "the run has the job's number on one node too"
     assert f"{alone}.0: running" in at.type("report", str(alone)).out
+    lines = tmp_path / "lines"
+    lines.write_text("p 'rank', rank\n")
+    with lines.open() as typed:
+        words = command("debug", str(alone), "--rank", "1")
+        told = cluster.login.run(*words, cwd=cluster.folder, env=at.environment, stdin=typed)
+    assert "(rank 1) p 'rank', rank\n('rank', '1')\n" in told
     assert at.type("stop", str(alone), "--now").code == 0
 
 
