@@ -11,6 +11,7 @@ from ddplaunch.dataclass import dataclass
 if TYPE_CHECKING:
     from ddplaunch.wire.bounds import Count, Line, Number
 
+END_OF_INPUT = "\x04"  # Ctrl-D, as a line of its own
 MAX_LINE = 64 << 10  # characters that are typed in one line
 
 

@@ -93,10 +93,11 @@ class Debugging:
         self._people: list[Person] = []
         self._asked: set[int] = set()  # ranks that are to stop
         self._told = False
+        self._judged = False  # whether the person has left a rank that has failed, by which the attempt ends
 
     def begin(self, ranks: Ranks) -> None:
         """An attempt starts."""
-        self._ranks, ranks.debugging = ranks, self
+        self._ranks, ranks.debugging, self._judged = ranks, self, False
 
     def path(self) -> str:
         """Where ranks connect; "" where no place for it is to be had."""
@@ -162,18 +163,22 @@ class Debugging:
             each = self._known[rank] = Debuggee(connection)
         match message:
             case Stopped():
+                if message.error and self._judged:
+                    return connection.send(Leave(rank))
                 if not self._people:
                     self._invite()
+                if not self.busy:
+                    self._loop.after(LOOK, partial(self._look_at_timeouts, message))
                 each.stopped, each.said = message, b""
                 if not each.stepping:
                     self._tell_of(message)
-                    self._loop.after(LOOK, partial(self._look_at_timeouts, message))
                 each.stepping = False
                 self._asked.discard(rank)
                 self._wait_for(rank, each)
             case Says(data=data, prompt=prompt):
                 each.said, each.prompt = (each.said + data)[-KEPT:], prompt
             case GoesOn(steps=steps):
+                self._judged |= bool(each.stopped and each.stopped.error)
                 each.stopped, each.stepping, each.prompt = None, steps, ""
                 if not steps and each.timer:
                     each.timer.cancel()

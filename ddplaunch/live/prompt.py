@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent.debugger_messages import (
+    END_OF_INPUT,
     MAX_LINE,
     Complete,
     Completed,
@@ -40,7 +41,6 @@ else:
 HELP = (
     "@{0} goes to rank {0}, `@{0} p loss` asks it, `@all p loss` asks all; `detach` lets a rank run, `q` ends the job"
 )
-_END_OF_INPUT = "\x04"
 
 
 class Face(Protocol):
@@ -124,9 +124,9 @@ class Prompt:
             if self._current is not None and self._ranks[self._current].asks:
                 self._keys = deque()
                 self._send(Complete(self._current, self.editor.text[: self.editor.cursor]))
-        elif key == _END_OF_INPUT:
+        elif key == END_OF_INPUT:
             if not self.editor.text and self._current is not None:
-                self.line("detach")
+                self.line(END_OF_INPUT)
         else:
             self.editor.key(key)
         self._draw()
@@ -139,7 +139,7 @@ class Prompt:
     def _go_on(self) -> None:
         while self._lines and self._current is not None and not self._awaited and self._ranks[self._current].asks:
             text = self._lines.popleft()
-            self._face.show(f"{self._ranks[self._current].asks}{text}\n")
+            self._face.show(f"{self._ranks[self._current].asks}{'^D' if text == END_OF_INPUT else text}\n")
             self._do(text)
 
     def _do(self, text: str) -> None:
@@ -178,7 +178,7 @@ class Prompt:
         return sorted(chosen)
 
     def _ask(self, rank: int, text: str) -> None:
-        self._ranks[rank].asks = ""
+        self._ranks[rank] = _Rank()
         self._send(Typed(rank, text))
 
     def _go_to(self, rank: int) -> None:
@@ -215,7 +215,7 @@ class Prompt:
             self._current = None
             self._catch_up()
             if self._ranks:
-                self._go_to(min(self._ranks))
+                self._go_to(min(self._ranks.keys() - self._awaited or self._ranks))
 
     def _draw(self) -> None:
         prompt = "" if self._current is None or self._awaited else self._ranks[self._current].asks
@@ -275,7 +275,8 @@ def grouped(answers: dict[int, str]) -> str:
     """What ranks have answered; equal answers once, with their ranks."""
     alike: dict[str, list[int]] = {}
     for rank, text in sorted(answers.items()):
-        alike.setdefault(text.rstrip("\n"), []).append(rank)
+        if text:
+            alike.setdefault(text.rstrip("\n"), []).append(rank)
     told = ""
     for text, numbers in alike.items():
         told += f"{named(numbers)}:{chr(10) if chr(10) in text else ' '}{text}\n"

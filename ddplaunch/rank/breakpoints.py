@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.rank.debugger import Debugger
 
+_OF_TERMINALS = ("ipdb.set_trace", "ipdb.sset_trace", "pudb.set_trace", "IPython.core.debugger.set_trace")
 _OURS = os.path.dirname(__file__) + os.sep
 
 
@@ -76,8 +77,10 @@ class Breakpoints:
     def _hook(self, *args: Any, **named: Any) -> Any:
         """What ``breakpoint()`` calls."""
         wanted = "" if sys.flags.ignore_environment else os.environ.get("PYTHONBREAKPOINT", "")
-        if not self._is_here or wanted not in ("", "pdb.set_trace"):
+        if not self._is_here or wanted not in ("", "pdb.set_trace", *_OF_TERMINALS):
             return sys.__breakpointhook__(*args, **named)
+        if wanted in _OF_TERMINALS:
+            args, named = (), {"header": f"this is pdb: {wanted} needs a terminal of its own (run --stdin)"}
         return self._load().stop(sys._getframe(1), *args, **named)
 
     def _patch(self, module: ModuleType) -> None:

@@ -186,7 +186,7 @@ class Talk:
         while True:
             kind, body = self._receive()
             if kind == "Typed":
-                return f"{body['line']}\n"
+                return "" if body["line"] == "\x04" else f"{body['line']}\n"  # Ctrl-D
             if kind == "Leave":
                 self.deaf = True
                 return ""
@@ -243,7 +243,7 @@ class RankPdb(pdb.Pdb):
         code = frame.f_code  # type: ignore[union-attr]
         name = "" if code.co_name == "<module>" else code.co_name
         file = code.co_filename.removeprefix(os.getcwd() + os.sep)
-        error = "" if self.failed is None else f"{type(self.failed).__name__}: {self.failed}"[:500]
+        error = "" if self.failed is None else f"{type(self.failed).__name__}: {self.failed}"[:200]
         return {"file": file, "line": line, "function": name, "error": error}
 
     def _cmdloop(self) -> None:
@@ -314,6 +314,8 @@ class RankPdb(pdb.Pdb):
         sys.stdin = sys.stdout = sys.stderr = self._talk
         try:
             return super().do_interact(arg)
+        except SystemExit:
+            return None
         finally:
             sys.stdin, sys.stdout, sys.stderr = streams
 

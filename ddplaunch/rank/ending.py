@@ -164,7 +164,9 @@ def record(job: PythonJob, error: BaseException, text: str) -> None:
         name = type(error).__name__
         message = f"{name}: {message}" if message else name
         if name == "BdbQuit" and job["facts"]["world_size"] > 1 and not os.isatty(0):
-            info["hint"] = "with --debug the rank waits at its breakpoint for `ddplaunch debug`"
+            other = f"only pdb waits for a person; --stdin {job['rank']} gives other debuggers the terminal"
+            waits = "with --debug the rank waits at its breakpoint for `ddplaunch debug`"
+            info["hint"] = other if job["debugger"] else waits
         info["collectives"] = _collectives()
     try:
         made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)  # follows no link

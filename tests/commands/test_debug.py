@@ -115,8 +115,8 @@ def test_a_breakpoint_stops_its_rank_and_has_a_prompt_below_what_the_others_prin
     each.until("--Return--")
     each.type("c\r")
     each.until(lambda each: sum("rank 2 is at a breakpoint" in row for row in each.history) == 2)
-    assert "[2] loss 1" in each.history
-    each.type("detach\r")
+    each.until("[2] loss 1")
+    each.type("\x04")
     assert each.end() == 0
     assert each.given_back
     assert "[2] loss 2" in each.history
@@ -307,8 +307,9 @@ def test_post_mortem_keeps_the_first_failure_and_its_frames(person, tmp_path):
         ("import pdb; pdb.set_trace()", {}),
         ("import threading; t = threading.Thread(target=breakpoint); t.start(); t.join()", {}),
         ("breakpoint(header='look')", {"PYTHONBREAKPOINT": "pdb.set_trace"}),
+        ("breakpoint()", {"PYTHONBREAKPOINT": "pudb.set_trace"}),
     ],
-    ids=["pdb", "thread", "header"],
+    ids=["pdb", "thread", "header", "pudb"],
 )
 @pytest.mark.parametrize("how", [LIGHT, EXEC], ids=["fork", "exec"])
 def test_other_ways_to_stop(start, tmp_path, runtime, line, env, how):
@@ -318,6 +319,7 @@ def test_other_ways_to_stop(start, tmp_path, runtime, line, env, how):
     done = piped(tmp_path, "p 2 + 3\n" if "Thread" in line else "p loss\n", "calm")
     assert "\n5\n" in done.stdout, done.stdout
     assert ("look" in done.stdout) == ("header" in line)
+    assert ("this is pdb: pudb.set_trace needs a terminal" in done.stdout) == ("pudb.set_trace" in env.values())
     assert job.wait() == 0
     assert job.stdout().count("loss 5") == 2
 
@@ -336,3 +338,43 @@ def test_the_fork_of_a_rank_has_no_debugger(launch, tmp_path):
     assert done.returncode == 0
     assert "BdbQuit" in done.stderr
     assert "is at a breakpoint" not in done.stderr
+
+
+def test_a_failure_of_another_rank_ends_the_prompt(person, tmp_path):
+    write(tmp_path, "train.py", STEPS + "while rank == 0 and not os.path.exists('fail'): pass\n1 / rank\n")
+    each = person("run", *LIGHT, "--nproc", "2", "train.py", "1")
+    each.until(lambda each: each.rows[-1:] == ["(rank 1)"])
+    each.type("p lo")
+    each.until("(rank 1) p lo")
+    write(tmp_path, "fail", "")
+    assert each.end() == 1
+    assert each.given_back
+    assert any("rank 0 failed" in row for row in each.history)
+
+
+def test_a_client_takes_over_from_the_terminal(person, tmp_path):
+    write(tmp_path, "train.py", STEPS)
+    each = person("run", "--run-id", "calm", *LIGHT, "--nproc", "2", "train.py", "1")
+    each.until(lambda each: each.rows[-1:] == ["(rank 1)"])
+    done = piped(tmp_path, "p loss\n", "calm")
+    assert "(rank 1) p loss\n0\n" in done.stdout
+    assert each.end() == 0
+    assert "ddplaunch: another terminal has the debugger now" in each.history
+    assert each.given_back
+
+
+def test_interact_and_what_has_no_end(person, tmp_path):
+    write(tmp_path, "train.py", STEPS)
+    each = person("run", *LIGHT, "--nproc", "2", "train.py", "1", columns=100)
+    each.until(lambda each: each.rows[-1:] == ["(rank 1)"])
+    each.type("interact\r")
+    each.until(lambda each: each.rows[-1] == ">>>")
+    each.type("for each in 'ab':\r    print(each * 3)\r\r")
+    each.until(lambda each: each.rows[-1] == ">>>" and "bbb" in each.rows)
+    each.type("\x04")
+    each.until(lambda each: each.rows[-1] == "(rank 1)")
+    each.type("interact\rexit()\r")
+    each.until(lambda each: each.rows[-1] == "(rank 1)" and ">>> exit()" in each.rows)
+    each.type("p 'x' * 300_000\rdetach\r")
+    each.end()
+    assert sum(row.count("x") for row in each.history) >= 300_000
