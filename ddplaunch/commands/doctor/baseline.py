@@ -115,17 +115,20 @@ def figures(found: Examination) -> Iterator[Figure]:
 
 
 def slower(found: Examination, saved: Baseline) -> Found:
-    """What is slower than it was; not on machines that something else keeps busy, which is found anyway."""
-    busy = {node.name for node in found.nodes if node.facts and held_back(node.facts)}
+    """What is slower than it was; not on machines that something else keeps busy."""
+    busy = [node.name for node in found.nodes if node.facts and held_back(node.facts)]
     best = _best(figures(found))
     before = {key: old for key, old in _best(saved.figures).items() if key in best and best[key].unit == old.unit}
     if not before:
         text = f"nothing was measured that was measured on {saved.date} too, on {named(saved.hosts)}"
         yield Symptom(Severity.NOTE, "--compare", text, "save an examination of these hosts: --save FILE")
+    elif busy:
+        text = f"not compared with what it was on {saved.date}, as its CPUs have too little time"
+        yield Symptom(Severity.NOTE, names(busy), text, "compare again when nothing else runs there")
     worse = {
         key: factor
         for key, old in before.items()
-        if (factor := _factor(best[key], old)) > _tolerance(old) and busy.isdisjoint(key[1])
+        if (factor := _factor(best[key], old)) > _tolerance(old) and set(busy).isdisjoint(key[1])
     }
     told = set[Key]()
     for what in dict.fromkeys(what for what, _ in worse):

@@ -6,11 +6,13 @@ import itertools
 import json
 import random
 import re
+from dataclasses import replace
 
 import pytest
 
 from ddplaunch.commands.doctor.baseline import Baseline, figures, slower
 from ddplaunch.commands.doctor.examination import Examination, NodeFound, Power, Speed
+from tests.commands.doctor.facts import FACTS
 
 HOSTS = [f"n{node}" for node in range(4)]
 
@@ -60,6 +62,14 @@ def test_a_link_and_a_gpu_that_are_slower_than_they_were():
     assert told(now, examined()) == [
         "warning n1 and n3: all_reduce (nccl): 800 MiB/s, and 1.6 GiB/s on 2026-11-17 10:00",
         "warning n0: matrices on cuda:0: 333 TFLOP/s, and 500 TFLOP/s on 2026-11-17 10:00",
+    ]
+
+
+def test_a_busy_node_is_not_compared():
+    now = examined(factor=lambda what, nodes: 9.0 if 2 in nodes else 1.0)
+    nodes = (*now.nodes[:2], NodeFound("n2", replace(FACTS, load=25.0)), now.nodes[3])
+    assert told(replace(now, nodes=nodes), examined()) == [
+        "note n2: not compared with what it was on 2026-11-17 10:00, as its CPUs have too little time"
     ]
 
 
