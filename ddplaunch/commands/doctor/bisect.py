@@ -33,7 +33,9 @@ _END = 4096  # bytes of the log in which it is sought
 _EXAMPLE = "ddplaunch doctor bisect --hosts n[0-7] -- ddplaunch run --hosts {hosts} check.py"
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
+@click.command(
+    context_settings={"allow_interspersed_args": False}, short_help="Find the hosts that a command fails on."
+)
 @click.option("--hosts", metavar="HOSTS", help="The hosts to search: n1,n2 or n[1-4].")
 @click.option("--hostfile", metavar="FILE", help="The hosts to search are in this file, one a line.")
 @click.option(

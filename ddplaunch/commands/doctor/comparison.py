@@ -46,12 +46,13 @@ def _each(found: Examination) -> Found:
     for node in found.nodes:
         if node.facts and node.facts.fabric and node.fabric_after:
             yield from grown(node.name, node.facts.fabric, node.fabric_after)
+    yield from _together(found)
 
 
 def _several(found: Examination) -> Found:
     if len(found.nodes) < 2:
         return
-    for rule in (_differences, _clocks, _links, _ports, _ways, _pairs, _rails, _together):
+    for rule in (_differences, _clocks, _links, _ports, _ways, _pairs, _rails):
         yield from rule(found)
 
 
@@ -273,9 +274,10 @@ def _rails(found: Examination) -> Found:
                 outcome, source, target = "large out", target, source
             pairs.setdefault(outcome, set()).add((source, target))
         everyone = {(source, target) for source, target, _ in rail.outcomes}
-        for outcome in pairs.keys() - {"ok"}:
+        pairs.pop("ok", None)
+        for outcome, broken in pairs.items():
             said, hint = _BROKEN[outcome]
-            for sources, targets in list(_told(pairs[outcome], everyone))[:_MOST]:
+            for sources, targets in list(_told(broken, everyone))[:_MOST]:
                 subject = f"{names(list(map(found.name, sources)))} to {names(list(map(found.name, targets)))}"
                 text = f"a connection over {rail.network} ({rail.interfaces[sources[0]]}) {said}"
                 yield Symptom(Severity.WARNING, subject, text, hint)

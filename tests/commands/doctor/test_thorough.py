@@ -87,8 +87,8 @@ def test_what_is_slow_or_fails_only_on_all_nodes_at_once():
     rail = Rail("10.8.0.0/24", {0: "eth1", 1: "eth1"}, {}, ((0, 1, "ok"), (1, 0, "silent")))
     assert told([FACTS], [FACTS], [FACTS], speeds=pairs, together=together, rails=(rail,)) == [
         "error all nodes at once: all_gather failed (gloo): gloo timed out",
-        "warning n1 to n0: a connection over 10.8.0.0/24 (eth1) gets no answer",
         "warning all nodes at once: all_reduce runs at 213 MiB/s, the slowest pair at 1.6 GiB/s",
+        "warning n1 to n0: a connection over 10.8.0.0/24 (eth1) gets no answer",
     ]
     shown = page(Examination(tuple(NodeFound(f"n{each}") for each in range(3)), (), together=together), [], 1.0)
     assert shown.endswith("""
