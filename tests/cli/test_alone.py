@@ -103,23 +103,6 @@ def test_an_address_is_looked_up(network, tmp_path):
     assert "MASTER_ADDR=gone.example cannot be resolved and is not used" in out
 
 
-def test_a_job_that_a_rank_starts_is_left_alone(launch, tmp_path):
-    """Its variables are those of the rank: a node's rank, and a world larger than its own."""
-    write(tmp_path, "inner.py", "import os; print('inner', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
-    write(
-        tmp_path,
-        "train.py",
-        """
-        import subprocess, sys
-        command = [sys.executable, "-m", "ddplaunch", "run", "--start", "exec", "inner.py"]
-        print(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-        """,
-    )
-    done = launch("run", "--nproc", "2", *EXEC, "train.py")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("inner 0 of 1") == 2
-
-
 @pytest.mark.slow
 def test_a_program_that_spawns_its_own_ranks_is_left_alone(launch, tmp_path):
     write(tmp_path, "train.py", SPAWNS)

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import json
 
+from ddplaunch.clusters.finding import Finding
+
+
+def certain(finding: Finding | None) -> Finding:
+    """The finding, where something was found."""
+    assert finding
+    return finding
+
 
 def _variables(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.split())

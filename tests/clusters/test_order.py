@@ -42,6 +42,7 @@ from tests.clusters.samples import (
     VERTEX_AI,
     VOLCANO,
     VOLCENGINE,
+    certain,
     mvapich,
     openmpi,
     slurm_step,
@@ -114,8 +115,7 @@ def _rendezvous_of_determined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_each_alone(name: str) -> None:
-    finding = find(ALONE[name])
-    assert finding
+    finding = certain(find(ALONE[name]))
     assert finding.cluster == name
     assert finding.variables
     assert all(variable in ALONE[name] for variable in finding.variables if variable != nodes.RENDEZVOUS)
@@ -123,8 +123,7 @@ def test_each_alone(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "environ"), TOGETHER)
 def test_the_more_specific_goes_first(name: str, environ: Mapping[str, str]) -> None:
-    finding = find(environ)
-    assert finding
+    finding = certain(find(environ))
     assert finding.cluster == name
 
 
@@ -133,8 +132,7 @@ def test_what_a_script_has_set_is_heard_before_a_system_refuses(refused: Mapping
     with pytest.raises(UsageError):
         find(refused)
     for name, environ in ("nodes", NNODES), ("openmpi", openmpi(3, 4, 1, 2)):
-        finding = find({**refused, **environ})
-        assert finding
+        finding = certain(find({**refused, **environ}))
         assert finding.cluster == name
 
 
@@ -142,8 +140,7 @@ def test_under_mpirun_every_rank_of_a_node_has_the_same_procid() -> None:
     """Four ranks on two nodes of an allocation, told by Open MPI 4.1.4 on Slurm 22.05; rank 0 is on the first node."""
     for rank, local, node in (0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1):
         daemon = slurm_step("1(x2)", "n[1-2]", 2, 2, node, 0, node)
-        finding = find({**daemon, **openmpi(rank, 4, local, 2)})
-        assert finding
+        finding = certain(find({**daemon, **openmpi(rank, 4, local, 2)}))
         assert finding.place == RankPlace(rank, 4, local, 2)
         assert finding.address == "n1"
         assert "SLURM_JOB_NODELIST" in finding.variables
@@ -153,8 +150,7 @@ def test_under_mpirun_every_rank_of_a_node_has_the_same_procid() -> None:
 def test_mpirun_takes_address_and_port_from_the_allocation(tmp_path: Path) -> None:
     nodefile = tmp_path / "nodes"
     nodefile.write_text("n1\nn1\nn2\nn2\n")
-    finding = find({**PBS, "PBS_NODEFILE": str(nodefile), **HYDRA})
-    assert finding
+    finding = certain(find({**PBS, "PBS_NODEFILE": str(nodefile), **HYDRA}))
     assert (finding.cluster, finding.address) == ("mpich", "n1")
     assert finding.port
     assert finding.variables[-1] == "PBS_NODEFILE"
@@ -170,8 +166,7 @@ def test_cluster_none_looks_at_nothing() -> None:
 
 
 def test_cluster_names_the_one_to_ask() -> None:
-    finding = find({**DAEMON, **openmpi(3, 4, 1, 2)}, "slurm")
-    assert finding
+    finding = certain(find({**DAEMON, **openmpi(3, 4, 1, 2)}, "slurm"))
     assert (finding.cluster, finding.nnodes, finding.node_rank, finding.place) == ("slurm", 2, 1, None)
 
 

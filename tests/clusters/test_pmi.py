@@ -14,6 +14,7 @@ from ddplaunch.clusters import pmi
 from ddplaunch.clusters.finding import RankPlace
 from ddplaunch.clusters.systems.ranks import mpich
 from tests.clusters.samples import HYDRA as TASK
+from tests.clusters.samples import certain
 
 MAPPINGS = [
     # what is written; the host of each rank
@@ -89,8 +90,7 @@ def task(rank: int, local_rank: int, local_size: int) -> dict[str, str]:
 
 
 def test_one_alone_on_its_host_is_a_rank_where_others_share_theirs(hydra: Hydra) -> None:
-    finding = mpich.find(task(2, 0, 1))
-    assert finding
+    finding = certain(mpich.find(task(2, 0, 1)))
     assert (finding.place, finding.nnodes, finding.node_rank) == (RankPlace(2, 3, 0, 1), 2, 1)
     assert (finding.address, finding.run_id) == ("n1", "kvs_6_0_470486301_n0")
     assert finding.port
@@ -102,22 +102,19 @@ def test_one_alone_on_its_host_is_a_rank_where_others_share_theirs(hydra: Hydra)
 
 @pytest.mark.parametrize(("typed", "told"), [("first.example", "first.example"), ("localhost", os.uname().nodename)])
 def test_rank_0_tells_its_host_by_the_name_that_was_typed(hydra: Hydra, typed: str, told: str) -> None:
-    finding = mpich.find({**task(0, 0, 2), "PMI_HOSTNAME": typed})
-    assert finding
+    finding = certain(mpich.find({**task(0, 0, 2), "PMI_HOSTNAME": typed}))
     assert (finding.place, finding.nnodes, finding.node_rank) == (RankPlace(0, 3, 0, 2), 2, 0)
     assert finding.address == told
 
 
 def test_a_mapping_that_is_too_long_leaves_the_address(hydra: Hydra) -> None:
     hydra.mapping = ""
-    finding = mpich.find(task(1, 1, 2))
-    assert finding
+    finding = certain(mpich.find(task(1, 1, 2)))
     assert (finding.place, finding.nnodes, finding.address) == (RankPlace(1, 3, 1, 2), None, "n1")
 
 
 def test_on_one_host_nobody_is_asked(hydra: Hydra) -> None:
-    finding = mpich.find({**TASK, "PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": os.environ["PMI_FD"]})
-    assert finding
+    finding = certain(mpich.find({**TASK, "PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": os.environ["PMI_FD"]}))
     assert finding.address == "127.0.0.1"
     pmi.finalize()
     assert hydra.heard == []
@@ -125,8 +122,7 @@ def test_on_one_host_nobody_is_asked(hydra: Hydra) -> None:
 
 def test_hydra_that_hangs_up_is_as_if_nobody_could_be_asked(hydra: Hydra) -> None:
     hydra.close()
-    finding = mpich.find(task(2, 0, 1))
-    assert finding
+    finding = certain(mpich.find(task(2, 0, 1)))
     assert (finding.nnodes, finding.address) == (3, None)
 
 

@@ -46,6 +46,7 @@ from tests.clusters.samples import (
     VERTEX_AI,
     VOLCANO,
     VOLCENGINE,
+    certain,
     cluster_spec,
     mvapich,
     openmpi,
@@ -278,8 +279,7 @@ FOUND: list[tuple[str, Mapping[str, str], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "environ", "expected"), FOUND)
 def test_what_is_found(name: str, environ: Mapping[str, str], expected: Mapping[str, Any]) -> None:
-    finding = seen(name, environ)
-    assert finding
+    finding = certain(seen(name, environ))
     assert (finding.cluster, {field: getattr(finding, field) for field in expected}) == (name, expected)
 
 
@@ -450,13 +450,11 @@ ROWS = {row.cluster: row for row in nodes.NUMBERED}
 @pytest.mark.parametrize("name", ROWS)
 def test_numbered_nodes(name: str) -> None:
     row, environ = ROWS[name], NUMBERED[name]
-    finding = find(environ)
-    assert finding
+    finding = certain(find(environ))
     assert (finding.cluster, finding.nnodes, finding.node_rank, finding.address) == (name, 2, 1, "10.0.0.4")
     assert finding.nproc == ("8" if row.nproc else None)
     assert (finding.place, finding.is_copy) == (None, False)
-    alone = find({**environ, row.nnodes: "1", row.node_rank: "0", row.address: ""}, name)
-    assert alone
+    alone = certain(find({**environ, row.nnodes: "1", row.node_rank: "0", row.address: ""}, name))
     assert (alone.nnodes, alone.node_rank, alone.address) == (1, 0, None)
     with pytest.raises(UsageError, match=f"{row.node_rank}=2 and {row.nnodes}=2 contradict"):
         find({**environ, row.node_rank: "2"})
@@ -501,8 +499,7 @@ def test_a_trial_of_determined(text: str | None, hosts: Path, monkeypatch: pytes
         return
     hosts.write_text(text)
     if "10.0.0.4" in text:
-        finding = seen("determined", environ)
-        assert finding
+        finding = certain(seen("determined", environ))
         found = (finding.nnodes, finding.node_rank, finding.address, finding.run_id)
         assert found == (2, 1, "10.0.0.4", "1.6f1c1a3e.1")
     else:
@@ -514,8 +511,7 @@ def test_a_trial_of_determined(text: str | None, hosts: Path, monkeypatch: pytes
 def test_hosts_of_google_are_numbered_by_their_place_in_the_file(hosts: Path) -> None:
     own = os.uname().nodename
     hosts.write_text(f"other-0.c.project.internal\n{own}\n")
-    finding = seen("gcpbatch", {**GCP_BATCH, "BATCH_TASK_INDEX": "0", "BATCH_HOSTS_FILE": str(hosts)})
-    assert finding
+    finding = certain(seen("gcpbatch", {**GCP_BATCH, "BATCH_TASK_INDEX": "0", "BATCH_HOSTS_FILE": str(hosts)}))
     assert (finding.nnodes, finding.node_rank, finding.address) == (2, 1, "other-0.c.project.internal")
     hosts.write_text("a\nb\n")
     with pytest.raises(UsageError, match=f"does not have this machine, {own}"):
@@ -539,18 +535,15 @@ def test_a_script_is_told_of_its_hosts(name: str, hosts: Path) -> None:
     job_id, file = HOSTFILES[name]
     job = {job_id: "4711", file: str(hosts)}
     hosts.write_text("n1 4 all.q@n1 UNDEFINED\nn1\nn2\nn2\n")
-    finding = find(job)
-    assert finding
+    finding = certain(find(job))
     assert (finding.cluster, finding.nnodes, finding.node_rank, finding.is_script) == (name, 1, 0, True)
     assert f"the script of {name} job 4711 runs on one of its 2 hosts; to use all: " in finding.notes[0]
-    rank = find({**job, **openmpi(3, 4, 1, 2)})
-    assert rank
+    rank = certain(find({**job, **openmpi(3, 4, 1, 2)}))
     assert (rank.cluster, rank.address) == ("openmpi", "n1")
     assert rank.port
     assert file in rank.variables
     hosts.write_text("n1\nn1\n")
-    alone = find(job)
-    assert alone
+    alone = certain(find(job))
     assert alone.notes == ()
 
 
@@ -564,8 +557,7 @@ def test_a_process_on_another_host_than_the_scripts_is_refused(hosts: Path) -> N
     assert raised.value.message == said
     assert "--nnodes 2 --node-rank 1 --master-addr n1.cluster" in str(raised.value.hint)
     hosts.write_text(f"{own}\nn2\n")
-    first = find({"OAR_JOB_ID": "4711", "OAR_NODEFILE": str(hosts)})
-    assert first
+    first = certain(find({"OAR_JOB_ID": "4711", "OAR_NODEFILE": str(hosts)}))
     assert first.is_script
 
 
@@ -577,8 +569,7 @@ def test_the_job_of_a_launch_node(hosts: Path) -> None:
     def found(rank: int, size: int, local_rank: int, **others: str) -> Finding:
         numbers = {"RANK": rank, "SIZE": size, "LOCAL_RANK": local_rank}
         task = {f"JSM_NAMESPACE_{name}": str(value) for name, value in numbers.items()}
-        finding = seen("lsf", {**job, **task, **others})
-        assert finding
+        finding = certain(seen("lsf", {**job, **task, **others}))
         return finding
 
     several = found(4, 6, 1)
@@ -590,13 +581,11 @@ def test_the_job_of_a_launch_node(hosts: Path) -> None:
     assert found(4, 6, 1, LSB_DJOB_RANKFILE="/proc/nowhere").address is None
     with pytest.raises(UsageError, match="JSM_NAMESPACE_RANK=x is not a number"):
         found(4, 6, 1, JSM_NAMESPACE_RANK="x")
-    script = seen("lsf", job)
-    assert script
+    script = certain(seen("lsf", job))
     assert (script.nnodes, script.node_rank, script.place) == (1, 0, None)
     assert "one of its 2 hosts; to use all: jsrun" in script.notes[0]
     del job["CSM_ALLOCATION_ID"]  # then the first line is a host like the rest
-    script = seen("lsf", job)
-    assert script
+    script = certain(seen("lsf", job))
     assert "one of its 3 hosts" in script.notes[0]
 
 
@@ -605,25 +594,21 @@ def test_what_blaunch_has_started_is_a_node(hosts: Path) -> None:
     own = os.uname().nodename
     hosts.write_text(f"h1\nh1\n{own}\n{own}\n")
     job = {"LSB_JOBID": "4711", "LSB_DJOB_RANKFILE": str(hosts), "LSF_PM_TASKID": "3"}
-    finding = seen("lsf", job)
-    assert finding
+    finding = certain(seen("lsf", job))
     assert (finding.nnodes, finding.node_rank, finding.address, finding.run_id) == (2, 1, "h1", "4711")
     assert finding.port
     hosts.write_text("h1\nh2\n")
-    elsewhere = seen("lsf", job)
-    assert elsewhere
+    elsewhere = certain(seen("lsf", job))
     assert elsewhere.is_script
 
 
 def test_what_pbsdsh_started_is_a_node(hosts: Path) -> None:
     hosts.write_text("n1.example.org\nn1.example.org\nn2.example.org\nn2.example.org\n")
     job = {"PBS_JOBID": "1234.server", "PBS_NODEFILE": str(hosts), "PBS_NODENUM": "0", "PBS_TASKNUM": "1"}
-    script = seen("pbs", job)
-    assert script
+    script = certain(seen("pbs", job))
     assert (script.nnodes, script.node_rank, script.address, script.is_script) == (1, 0, None, True)
     for node, task in ("0", "2"), ("1", "1"):
-        finding = seen("pbs", {**job, "PBS_NODENUM": node, "PBS_TASKNUM": task})
-        assert finding
+        finding = certain(seen("pbs", {**job, "PBS_NODENUM": node, "PBS_TASKNUM": task}))
         assert (finding.nnodes, finding.node_rank, finding.address) == (2, int(node), "n1.example.org")
         assert finding.port
     with pytest.raises(UsageError, match="PBS_NODENUM=2 and hosts in PBS_NODEFILE=2 contradict"):
