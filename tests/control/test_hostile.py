@@ -23,6 +23,20 @@ def nodes(start, tmp_path):
 
 
 @pytest.fixture
+def started(nodes):
+    """A launcher of node 0 whose rank runs, and what plays node 1 for it, with these changes to its hello."""
+
+    def begin(*options, **changed):
+        job = nodes(*options)
+        launcher, peer = job.start(0, target="waits.py"), node(job, **changed)
+        assert peer.hear("Start")
+        launcher.wait_for("up")
+        return launcher, peer
+
+    return begin
+
+
+@pytest.fixture
 def node_zero(nodes):
     """A launcher of node 1, and what plays node 0 for it."""
     played = []
@@ -64,12 +78,8 @@ def assert_clean(text: str) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_what_a_node_cannot_mean_makes_it_a_lost_one(nodes, op, body):
-    job = nodes()
-    launcher = job.start(0, target="waits.py")
-    peer = node(job)
-    assert peer.hear("Start")
-    launcher.wait_for("up")
+def test_what_a_node_cannot_mean_makes_it_a_lost_one(started, op, body):
+    launcher, peer = started()
     peer.say(op, {"attempt": 0, "clock": 1e9, **body} if op != "Interrupted" else body)
     assert peer.ended()
     assert launcher.wait(20) == 69
@@ -78,12 +88,8 @@ def test_what_a_node_cannot_mean_makes_it_a_lost_one(nodes, op, body):
     launcher.assert_nothing_left()
 
 
-def test_a_warning_by_a_signal_without_a_name(nodes):
-    job = nodes("--preempt-grace", "0")
-    launcher = job.start(0, target="waits.py")
-    peer = node(job)
-    assert peer.hear("Start")
-    launcher.wait_for("up")
+def test_a_warning_by_a_signal_without_a_name(started):
+    launcher, peer = started("--preempt-grace", "0")
     peer.say("Warned", signal=40)
     assert peer.hear("Preempt")
     peer.say("Drained", attempt=0, failures=[], stopped=1, clock=1e9)
@@ -92,13 +98,9 @@ def test_a_warning_by_a_signal_without_a_name(nodes):
 
 
 @pytest.mark.slow
-def test_so_many_and_so_long_texts_are_not_kept(nodes):
+def test_so_many_and_so_long_texts_are_not_kept(started):
     """Each of its ranks may fail once an attempt, and its words are cut when they come."""
-    job = nodes()
-    launcher = job.start(0, target="waits.py")
-    peer = node(job, share=share(1, ranks=25))
-    assert peer.hear("Start")
-    launcher.wait_for("up")
+    launcher, peer = started(share=share(1, ranks=25))
     for rank in range(1, 26):
         text = "x" * (4 << 20)
         peer.say("Failed", attempt=0, failure=failure(rank, message=f"E: {rank}", traceback=text), clock=1e9)
@@ -111,12 +113,8 @@ def test_so_many_and_so_long_texts_are_not_kept(nodes):
     assert launcher.wait(20) == 130
 
 
-def test_a_node_that_beats_and_never_ends_is_waited_for_no_longer_than_somebody_wants_to(nodes):
-    job = nodes("--grace", "60")
-    launcher = job.start(0, target="waits.py")
-    peer = node(job)
-    assert peer.hear("Start")
-    launcher.wait_for("up")
+def test_a_node_that_beats_and_never_ends_is_waited_for_no_longer_than_somebody_wants_to(started):
+    launcher, peer = started("--grace", "60")
     for times in (1, 2):
         launcher.signal(signal.SIGINT)
         order = peer.hear("Stop")
@@ -132,12 +130,8 @@ def test_a_node_that_beats_and_never_ends_is_waited_for_no_longer_than_somebody_
 EVIL = "\x1b[2J\x1b]0;mine\x07\r\u202e\x85ddplaunch: all is well\nddplaunch: rank 0 failed\u2028x\0"
 
 
-def test_what_is_printed_of_a_rank_elsewhere_is_harmless(nodes):
-    job = nodes()
-    launcher = job.start(0, target="waits.py")
-    peer = node(job)
-    assert peer.hear("Start")
-    launcher.wait_for("up")
+def test_what_is_printed_of_a_rank_elsewhere_is_harmless(started):
+    launcher, peer = started()
     said = failure(message=f"E{EVIL}", traceback=f"T{EVIL}", hint=f"H{EVIL}", tail=[EVIL])
     peer.say("Failed", attempt=0, failure=said, clock=1e9)
     assert peer.hear("Stop")
@@ -150,12 +144,8 @@ def test_what_is_printed_of_a_rank_elsewhere_is_harmless(nodes):
     assert not [line for line in ours if line.startswith(("all is well", "rank 0"))]
 
 
-def test_what_is_printed_of_a_node_is_harmless(nodes):
-    job = nodes()
-    launcher = job.start(0, target="waits.py")
-    peer = node(job)
-    assert peer.hear("Start")
-    launcher.wait_for("up")
+def test_what_is_printed_of_a_node_is_harmless(started):
+    launcher, peer = started()
     peer.say("Unable", message=f"U{EVIL}", hint=f"H{EVIL}\nmore\nand more")
     assert launcher.wait(20) == 2
     assert_clean(launcher.stderr())
