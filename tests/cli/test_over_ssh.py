@@ -76,12 +76,9 @@ def test_what_makes_no_sense(answer, tmp_path, line, complaint, hint):
     for name, text in FILES.items():
         write(tmp_path, name, text)
     done = answer("run", *shlex.split(line), "train.py")
-    assert done.returncode == 2
-    first, *rest = done.stderr.splitlines()
-    assert first.startswith("Error: ")
+    first, *rest = refused(done).splitlines()
     assert complaint in first
     assert hint in "".join(rest)
-    assert len(rest) in (1, 2)
     assert not (tmp_path / "started").exists()
 
 
@@ -103,10 +100,8 @@ def test_what_makes_no_sense_is_shown_in_short(answer, tmp_path, option, value):
     write(tmp_path, "train.py", "")
     hosts = [] if option == "--hosts" else ["--hosts", "a:4,b:4"]
     done = answer("run", *hosts, option, value, "train.py", timeout=2)
-    assert done.returncode == 2
-    lines = done.stderr.splitlines()
+    lines = refused(done).splitlines()
     assert lines[0].startswith(f"Error: {option} ")
-    assert len(lines) <= 3
     assert all(len(line) <= 420 and line.isprintable() for line in lines)
     assert "secret" not in done.stderr
 
