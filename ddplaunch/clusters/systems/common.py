@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.clusters.finding import Finding, Turn, system
-from ddplaunch.clusters.reading import counts_nodes, parsed
+from ddplaunch.clusters.reading import a_node, counts_nodes, parsed
 from ddplaunch.clusters.variables import OFF, Variables, to_number
+from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError, shown
 
 if TYPE_CHECKING:
@@ -100,15 +101,8 @@ def tfconfig(environ: Variables) -> Finding | None:
             what = f"{name}: this is {role} {index}, not one of the {len(hosts)} nodes of {', '.join(ROLES)}"
             raise UsageError(what, f"start ddplaunch on those alone; {OFF}")
         address, _, port = hosts[0][-1].rpartition(":")
-        return Finding(
-            "tfconfig",
-            (name,),
-            nnodes=len(hosts),
-            node_rank=node_rank,
-            address=address.strip("[]"),
-            address_comes_late=True,
-            port=int(port),
-        )
+        node = a_node("tfconfig", (name,), len(hosts), node_rank, address.strip("[]"), comes_late=True)
+        return replace(node, port=int(port))
     return None
 
 

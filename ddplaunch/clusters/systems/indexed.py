@@ -8,6 +8,7 @@ import re
 from ddplaunch.clusters.finding import Finding, Turn, system
 from ddplaunch.clusters.reading import a_copy, a_node, counts_nodes, own_place, read_hosts, unaddressed
 from ddplaunch.clusters.variables import OFF, Variables, check_below, contradiction, to_number
+from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError
 
 
@@ -108,16 +109,10 @@ def kubernetes(environ: Variables) -> Finding | None:
     if min_nodes is not None and not 1 <= min_nodes <= nnodes:
         raise UsageError(f"{NNODES}={environ[NNODES]} is not a range like 2:4", OFF)
     check_below(node_rank, nnodes, INDEX, NNODES)
-    return Finding(
-        "kubernetes",
-        (INDEX, NNODES, ADDRESS),
-        nnodes=nnodes,
-        node_rank=node_rank,
-        min_nodes=min_nodes,
-        address=environ.text(ADDRESS) if nnodes > 1 else environ.get(ADDRESS) or None,
-        address_comes_late=True,
-        port=environ.number_if_set(PORT) if nnodes > 1 else None,  # it may be that of a Service called master
-    )
+    address = environ.text(ADDRESS) if nnodes > 1 else environ.get(ADDRESS) or None
+    port = environ.number_if_set(PORT) if nnodes > 1 else None  # it may be that of a Service called master
+    node = a_node("kubernetes", (INDEX, NNODES, ADDRESS), nnodes, node_rank, address, comes_late=True)
+    return replace(node, min_nodes=min_nodes, port=port)
 
 
 @system("gcpbatch", "BATCH_TASK_INDEX", turn=Turn.INDEX)

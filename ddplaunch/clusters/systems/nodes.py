@@ -8,7 +8,7 @@ from __future__ import annotations
 from ddplaunch.clusters.finding import Finding, Turn, system
 from ddplaunch.clusters.reading import a_copy, a_node, counts_nodes, own_address, parsed, unaddressed
 from ddplaunch.clusters.variables import OFF, Variables, check_below, contradiction
-from ddplaunch.dataclass import dataclass
+from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.errors import UsageError
 from ddplaunch.files import read_regular
 
@@ -41,16 +41,9 @@ def sagemaker(environ: Variables) -> Finding | None:
         raise UsageError(f"SM_HOSTS={listed} is not a JSON list of hosts", OFF)
     if host not in hosts:
         raise contradiction(f"SM_HOSTS={listed}", f"SM_CURRENT_HOST={host}")
-    gpus = environ.number_if_set("SM_NUM_GPUS")
-    return Finding(
-        "sagemaker",
-        ("SM_HOSTS", "SM_CURRENT_HOST"),
-        nnodes=len(hosts),
-        node_rank=hosts.index(host),
-        address=hosts[0],
-        run_id=environ.get("TRAINING_JOB_NAME") or None,
-        nproc=str(gpus) if gpus else None,
-    )
+    gpus, names = environ.number_if_set("SM_NUM_GPUS"), ("SM_HOSTS", "SM_CURRENT_HOST")
+    node = a_node("sagemaker", names, len(hosts), hosts.index(host), hosts[0], gpus=gpus)
+    return replace(node, run_id=environ.get("TRAINING_JOB_NAME") or None)
 
 
 @system("vertexai", "CLOUD_ML_JOB_ID", turn=Turn.NODE)
