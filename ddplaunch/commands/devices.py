@@ -121,16 +121,9 @@ def devices_json(hardware: Hardware, visible: Visible) -> dict[str, Any]:
 
 
 def _cpu_json(cpu: Cpu) -> dict[str, Any]:
-    return {
-        "name": cpu.name,
-        "logical": cpu.logical,
-        "physical": cpu.physical,
-        "allowed": format_cpulist(cpu.allowed),
-        "quota": cpu.quota,
-        "memory_total": cpu.memory_total,
-        "memory_available": cpu.memory_available,
-        "numa": [{**asdict(node), "cpus": format_cpulist(node.cpus)} for node in cpu.numa],
-    }
+    first = ("name", "logical", "physical", "allowed", "quota", "memory_total", "memory_available")
+    told = {**dict.fromkeys(first), **asdict(cpu), "allowed": format_cpulist(cpu.allowed)}
+    return {**told, "numa": [{**asdict(node), "cpus": format_cpulist(node.cpus)} for node in cpu.numa]}
 
 
 def _gpu_json(gpu: Gpu, names: dict[tuple[Gpu, MigInstance | None], str]) -> dict[str, Any]:
