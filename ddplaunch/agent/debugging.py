@@ -261,10 +261,13 @@ class Debugging:
         if self.busy:
             self._forward(Elsewhere())
         self._people.append(person)
-        for rank, each in self._known.items():
+        known = sorted(self._known.items())
+        for rank, each in known:
             each.connection.send(Attend(rank))
             if each.stopped:
                 person(each.stopped)
+        for rank, each in known:
+            if each.stopped:
                 person(Says(rank, each.said, each.prompt))
 
     def leave(self, person: Person) -> None:

@@ -55,6 +55,7 @@ class Face(Protocol):
 @dataclass
 class _Rank:
     asks: str = ""  # its prompt; "" while it is at work
+    arrives: bool = False  # it has stopped, and is about to ask
     held: str = ""  # what it has said while the person was at another
 
 
@@ -85,7 +86,7 @@ class Prompt:
     def hear(self, message: ToPerson) -> None:
         match message:
             case Stopped(rank=rank):
-                self._ranks[rank] = _Rank()
+                self._ranks[rank] = _Rank(arrives=True)
                 if self._current is None:
                     self._current = rank
                 if len(self._ranks) > 1 and not self._helped:
@@ -94,7 +95,7 @@ class Prompt:
             case Says(rank=rank, data=data, prompt=prompt) if rank in self._ranks:
                 self._hear_text(rank, data.decode(errors="replace"))
                 if prompt:
-                    self._ranks[rank].asks = prompt
+                    self._ranks[rank].asks, self._ranks[rank].arrives = prompt, False
                     self._answered(rank)
             case GoesOn(rank=rank, steps=steps) if rank in self._ranks:
                 if steps:
@@ -137,7 +138,9 @@ class Prompt:
         self._go_on()
 
     def _go_on(self) -> None:
-        while self._lines and self._current is not None and not self._awaited and self._ranks[self._current].asks:
+        while self._lines and self._current is not None and self._ranks[self._current].asks:
+            if self._awaited or any(each.arrives for each in self._ranks.values()):
+                return
             text = self._lines.popleft()
             self._face.show(f"{self._ranks[self._current].asks}{'^D' if text == END_OF_INPUT else text}\n")
             self._do(text)

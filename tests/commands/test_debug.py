@@ -316,8 +316,8 @@ def test_other_ways_to_stop(start, tmp_path, runtime, line, env, how):
     write(tmp_path, "train.py", f"def main():\n    loss = 5\n    {line}\n    print('loss', loss)\nmain()\n")
     job = start("run", "--run-id", "calm", "--debug", *how, "--nproc", "2", "train.py", env=env)
     wait_until(lambda: job.stderr().count("is at a breakpoint") == 2, "both")
-    done = piped(tmp_path, "p 2 + 3\n" if "Thread" in line else "p loss\n", "calm")
-    assert "\n5\n" in done.stdout, done.stdout
+    done = piped(tmp_path, "@all p 2 + 3\n" if "Thread" in line else "@all p loss\n", "calm")
+    assert "ranks 0, 1: 5\n" in done.stdout, done.stdout
     assert ("look" in done.stdout) == ("header" in line)
     assert ("this is pdb: pudb.set_trace needs a terminal" in done.stdout) == ("pudb.set_trace" in env.values())
     assert job.wait() == 0
