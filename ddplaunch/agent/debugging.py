@@ -92,12 +92,14 @@ class Debugging:
         self._connections: set[Connection[FromDebugger]] = set()
         self._people: list[Person] = []
         self._asked: set[int] = set()  # ranks that are to stop
+        self._withdrawn: set[int] = set()  # those of them that need not any more: who asked has gone
         self._told = False
         self._judged = False  # whether the person has left a rank that has failed, by which the attempt ends
 
     def begin(self, ranks: Ranks) -> None:
         """An attempt starts."""
         self._ranks, ranks.debugging, self._judged = ranks, self, False
+        self._asked, self._withdrawn = set(), set()
 
     def path(self) -> str:
         """Where ranks connect; "" where no place for it is to be had."""
@@ -163,7 +165,8 @@ class Debugging:
             each = self._known[rank] = Debuggee(connection)
         match message:
             case Stopped():
-                if message.error and self._judged:
+                if rank in self._withdrawn or (message.error and self._judged):
+                    self._withdrawn.discard(rank)
                     return connection.send(Leave(rank))
                 if not self._people:
                     self._invite()
@@ -274,6 +277,8 @@ class Debugging:
         """A person has gone: ranks that are in their debugger run on."""
         current = self._people[-1] is person
         self._people.remove(person)
+        self._withdrawn |= self._asked
+        self._asked.clear()
         for rank, each in self._known.items():
             if current and (each.stopped or each.stepping):
                 each.connection.send(Leave(rank))
@@ -315,6 +320,7 @@ class Debugging:
         if line is None or not line.stops or not catches(process.pid, line.stops):
             return self._refuse(f"rank {rank} cannot be stopped: its program has not begun, or takes that signal")
         self._asked.add(rank)
+        self._withdrawn.discard(rank)
         process.send(line.stops)
         self._loop.after(SOON, partial(self._say_why_not_yet, rank))
 

@@ -34,7 +34,7 @@ class Debugger:
 
     def __init__(self, path: str, rank: int) -> None:
         self.talk = Talk(path, rank)
-        self.rank = rank
+        self.rank, self.pid = rank, os.getpid()
         self.lock = _thread.allocate_lock()
         self._sessions: dict[int, RankPdb] = {}  # by thread
 
@@ -86,8 +86,8 @@ class Talk:
         if self._socket is None and not self._connect():
             return False
         while self._waits():
-            if self._receive()[0] == "Attend":
-                self.deaf = False
+            kind, _ = self._receive()
+            self.deaf = kind == "Leave" or (self.deaf and kind != "Attend")
         return self._socket is not None and (error is not None or not self.deaf)
 
     def _connect(self) -> bool:
@@ -173,6 +173,8 @@ class Talk:
         """Show what was written; with a prompt, a line is awaited."""
         text, self._text, self._size = "".join(self._text), [], 0
         data = text.removesuffix(prompt).encode("utf-8", "backslashreplace")
+        if not data and not prompt:
+            return
         last = len(data) - 1 - (len(data) - 1) % _CHUNK if data else 0
         for begin in range(0, last + 1, _CHUNK):
             encoded = binascii.b2a_base64(data[begin : begin + _CHUNK], newline=False).decode()
@@ -219,8 +221,10 @@ class RankPdb(pdb.Pdb):
             self.colorize = "NO_COLOR" not in os.environ
 
     def interaction(self, frame: Any, trace: Any = None) -> None:
-        """Stop here; one thread of the rank at a time."""
+        """Stop here; one thread of the rank at a time, and no process that it has forked."""
         talk = self._debugger.talk
+        if os.getpid() != self._debugger.pid:
+            return self.set_continue()
         with self._debugger.lock:
             if talk.deaf and self.failed is None:
                 return self.set_continue()

@@ -129,8 +129,17 @@ class Life:
             self._code = 1
             self._interrupted = type(error) is KeyboardInterrupt
             ending.report(self._job, error)
-            if self._job["post_mortem"] and self._breakpoints is not None and not self._interrupted:
-                self._breakpoints.post_mortem(error)
+            if self._job["post_mortem"] and not self._interrupted:
+                self._look_at(error)
+
+    def _look_at(self, error: BaseException) -> None:
+        """Let somebody look at what an exception has left."""
+        if self._breakpoints is not None:
+            self._breakpoints.post_mortem(error)
+        elif os.isatty(0):
+            import pdb
+
+            pdb.post_mortem(error.__traceback__)
 
     def leave(self) -> NoReturn:
         """End as the interpreter would: show an exception, join threads, run atexit, drop the user's objects, flush.

@@ -378,3 +378,48 @@ def test_interact_and_what_has_no_end(person, tmp_path):
     each.type("p 'x' * 300_000\rdetach\r")
     each.end()
     assert sum(row.count("x") for row in each.history) >= 300_000
+
+
+def test_a_rank_that_was_to_stop_runs_on_when_nobody_awaits_it_any_more(start, tmp_path, runtime):
+    write(
+        tmp_path,
+        "train.py",
+        "import threading\nprint('up', flush=True)\n"
+        "threading.Event().wait(2)\nfor n in range(3):\n    print('on', n, flush=True)\n",
+    )
+    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py")
+    job.wait_for("up", 2)
+    client = Emulator(command("debug", "calm", "--rank", "1"), tmp_path)
+    client.until("rank 1 has not come to another line yet")
+    client.close()
+    assert job.wait() == 0
+    assert job.stdout().count("on 2") == 2
+    assert "has stopped" not in job.stderr()
+
+
+def test_a_fork_while_stepping_is_left_alone(start, tmp_path, runtime):
+    forks = """
+        import os
+        def child():
+            os._exit(7)
+        breakpoint()
+        pid = os.fork()
+        if not pid:
+            child()
+        print("status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    """
+    write(tmp_path, "train.py", forks)
+    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py")
+    wait_until(lambda: job.stderr().count("is at a breakpoint") == 2, "both")
+    piped(tmp_path, "@all n\n@all n\n@all n\n@all p pid > 1\n", "calm")
+    assert job.wait() == 0
+    assert job.stdout().count("status 7") == 2
+
+
+def test_post_mortem_of_a_single_rank_is_plain_pdb(person, tmp_path):
+    write(tmp_path, "train.py", "loss = 6\n1 / 0\n")
+    each = person("run", "--post-mortem", "--nproc", "1", "train.py")
+    each.until("(Pdb)")
+    each.type("p loss * 7\rq\r")
+    each.until("42")
+    assert each.end() == 1
