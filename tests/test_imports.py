@@ -86,7 +86,7 @@ THIRD_PARTY = {
     "wire": {"msgspec"},
     "control": {"psutil"},
     "devices": {"psutil", "pynvml"},
-    "rank": {"psutil", "torch"},
+    "rank": {"debugpy", "psutil", "torch"},
     "agent": {"psutil"},
     "job": {"msgspec"},
     "ssh": {"msgspec"},

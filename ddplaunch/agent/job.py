@@ -106,6 +106,7 @@ class Outfit:
             "trace_file": ranks.trace_file(rank.rank),
             "trace_after": LONG,
             "debugger": debugger,
+            "debugpy": rank.rank in self.policy.debugpy,
             "post_mortem": self.policy.post_mortem,
             "patient": self.policy.debug,
             "line_buffered": self.screen.by_lines,

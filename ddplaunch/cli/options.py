@@ -46,7 +46,7 @@ SECTIONS = {
         "Time limits": "--timeout --stall-timeout --on-stall --straggler-timeout",
         "Preemption": "--preempt-signal --preempt-grace --preempt-forward",
         "Sidecar programs": "--tensorboard --sidecar",
-        "Debugging": "--debug --debug-timeout --post-mortem",
+        "Debugging": "--debug --debug-timeout --post-mortem --debugpy",
         "Output": "--show --prefix --stdin --ui --log-dir --log-json --no-history --no-inspect",
         "Dry run and help": "--no-config --dry-run --json --help --help-all",
     }.items()
@@ -331,6 +331,11 @@ class Options:
         "--debug-timeout", 3600.0, "Let a rank in its debugger run on when nobody types for this long.", values.limit
     )
     post_mortem: bool = _flag("--post-mortem", "Keep the first rank that fails, at its exception, for the debugger.")
+    debugpy: str | None = _option(
+        "--debugpy RANKS",
+        "Let an editor attach to these ranks by debugpy, from this machine alone: 0,3. Their entries for launch.json "
+        "are printed.",
+    )
     ui: bool = _flag("--ui", "Show below the output what each rank does. `ddplaunch top` shows it in another terminal.")
     log_dir: str | None = _option(
         "--log-dir DIR",

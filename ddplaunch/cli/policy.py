@@ -11,6 +11,7 @@ from ddplaunch.cli.surroundings import OVER_SSH
 from ddplaunch.cli.zygote import choose_preload, read_warmth
 from ddplaunch.clusters.finding import Finding
 from ddplaunch.console import colour_wanted
+from ddplaunch.errors import UsageError, shown
 from ddplaunch.output.sink import PATIENCE
 from ddplaunch.output.terminal import can_draw, in_foreground, watched
 from ddplaunch.output.voice import VOICE
@@ -27,13 +28,14 @@ QUIET = 5.0
 """Seconds that nodes which are started together have to find each other before we say that we wait."""
 
 
-def read_policy(options: Options, plan: Plan, shown: Shown, finding: Finding | None) -> Policy:
+def read_policy(options: Options, plan: Plan, show: Shown, finding: Finding | None) -> Policy:
     """Return the policy; ``finding`` is what a system says that starts all nodes at once."""
     by_ssh = OVER_SSH in os.environ
     warm, cold = read_warmth(options)
     derived = {
         "preload": choose_preload(options, plan),
-        "show": shown,
+        "show": show,
+        "debugpy": _of_editors(options.debugpy),
         "parks": _has_person() or options.debug or options.post_mortem,
         "prompts": _has_person() and not options.ui and options.stdin is None,
         "inspect": not options.no_inspect and plan.target.kind is not TargetKind.PROGRAM,
@@ -48,6 +50,19 @@ def read_policy(options: Options, plan: Plan, shown: Shown, finding: Finding | N
         "live": options.ui and not why_no_view(options),
     }
     return Policy(**options.taken(Policy) | derived)
+
+
+def _of_editors(typed: str | None) -> frozenset[int]:
+    """The ranks of ``--debugpy``."""
+    if typed is None:
+        return frozenset()
+    if not all(part.strip().isdecimal() for part in typed.split(",")):
+        raise UsageError(f"--debugpy {shown(typed, 60)}: expected ranks", "--debugpy 0,3")
+    from importlib.util import find_spec
+
+    if find_spec("debugpy") is None:
+        raise UsageError("--debugpy needs debugpy, which is not installed", "pip install debugpy")
+    return frozenset(map(int, typed.split(",")))
 
 
 def _has_person() -> bool:

@@ -24,6 +24,16 @@ _OF_TERMINALS = ("ipdb.set_trace", "ipdb.sset_trace", "pudb.set_trace", "IPython
 _OURS = os.path.dirname(__file__) + os.sep
 
 
+def listen(rank: int) -> None:
+    """Let an editor attach by debugpy, which then has ``breakpoint()``; say what it needs for that."""
+    import debugpy  # type: ignore[import-not-found, unused-ignore]
+
+    host, port = debugpy.listen(("127.0.0.1", 0))
+    connect = f'"connect": {{"host": "{host}", "port": {port}}}'
+    entry = f'{{"name": "rank {rank}", "type": "debugpy", "request": "attach", {connect}}}'
+    print(f"for launch.json: {entry}", file=sys.stderr, flush=True)
+
+
 class Breakpoints:
     """The hooks of one rank, from ``Life.begin`` on."""
 

@@ -92,6 +92,7 @@ class PythonJob(_Rank):
     trace_file: str | None  # where the rank tells of its last collectives
     trace_after: float  # seconds since its first process group
     debugger: str  # the socket at which a person debugs; "" where none can
+    debugpy: bool  # whether an editor may attach
     post_mortem: bool  # whether the rank stays at the exception that ends it
     patient: bool  # whether process groups made without a timeout get a day
     line_buffered: bool  # whether each line comes at once

@@ -84,7 +84,9 @@ class Life:
             faulthandler.enable(2)
         if "answers" in self._fds:
             self._answers = answers.Answers(self._fds["answers"], patient=self._job["patient"])
-        if self._job["debugger"]:
+        if self._job["debugpy"]:
+            sibling("breakpoints").listen(self._job["rank"])
+        elif self._job["debugger"]:
             self._breakpoints = sibling("breakpoints").Breakpoints(self._job["debugger"], self._job["rank"], sibling)
             if self._answers is not None and self._breakpoints is not None:
                 self._answers.stops_on(self._breakpoints.signal)

@@ -423,3 +423,17 @@ def test_post_mortem_of_a_single_rank_is_plain_pdb(person, tmp_path):
     each.type("p loss * 7\rq\r")
     each.until("42")
     assert each.end() == 1
+
+
+def test_an_editor_may_attach_to_some_ranks(launch, tmp_path):
+    """With a debugpy that only says where it would listen."""
+    write(tmp_path, "train.py", "print('up')")
+    write(tmp_path, "there/debugpy.py", "def listen(address):\n    return address[0], 4711\n")
+    done = launch("run", "--debugpy", "1", *LIGHT, "--nproc", "2", "train.py", env={"PYTHONPATH": f"{tmp_path}/there"})
+    assert done.returncode == 0, done.stderr
+    entry = '{"name": "rank 1", "type": "debugpy", "request": "attach", "connect": {"host": "127.0.0.1", "port": 4711}}'
+    assert done.stderr == f"[1] for launch.json: {entry}\n"
+    for words, said in (("x", "--debugpy x: expected ranks"), ("0", "needs debugpy, which is not installed")):
+        refused = launch("run", "--debugpy", words, "--nproc", "2", "train.py")
+        assert refused.returncode == 2
+        assert said in refused.stderr
