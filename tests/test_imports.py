@@ -75,6 +75,7 @@ INSIDE_USER_PROCESSES = {
     "rank.preloading": {"rank.guard", "rank.messages"},
     "rank.processes": {"rank.messages"},
     "rank.repairs": set(),
+    "rank.sampler": set(),
     "rank.channel": {"rank.messages"},
 }
 """What runs in a rank or its zygote, and what of ours it may use: user code must not trip over anything else.

@@ -31,6 +31,10 @@ class RankAnswer:
         return cls(initialised == b"1", groups, call, tuple(traces))
 
 
+def _ignore(said: RankAnswer) -> None:
+    """Nobody has asked, or waits any longer."""
+
+
 class RankLine:
     """The line of one rank."""
 
@@ -45,9 +49,11 @@ class RankLine:
         self.signals = (0, 0)  # by which it writes its stacks: when Python comes to it, at once; 0 for none
         self.stacks = 0  # the descriptor that it writes them to
         self.stops = 0  # the signal on which it stops for a debugger; 0 for none
+        self.ticks = 0  # the signal for ticks of a profile; 0 for none
         self.begun = False  # whether it has said so much as these
         self.answers = False  # whether its thread is there: it has called init_process_group
         self.taken = 0  # bytes that it has said
+        self._heard: Callable[[RankAnswer], None] = _ignore
         ours.setblocking(False)
 
     def close(self) -> None:
@@ -56,26 +62,32 @@ class RankLine:
 
     def catch_up(self) -> None:
         """Read what it has said by itself."""
-        self._read(lambda said: None)
+        self._read()
+
+    def say(self, line: bytes) -> None:
+        """Have it begin or end a profile."""
+        try:
+            self._socket.send(line + b"\n")
+        except OSError:  # it has exited, or its buffer is full
+            self.answers = False
 
     def ask(self, *, details: bool) -> None:
         """Ask for its collectives; ``details``: for the last of them, too."""
         self._serial += 1
-        try:
-            self._socket.send(b"%s%d\n" % (b"e" if details else b"s", self._serial))
-        except OSError:  # it has exited, or its buffer is full
-            self.answers = False
+        self.say(b"%s%d" % (b"e" if details else b"s", self._serial))
 
     def listen(self, heard: Callable[[RankAnswer], None]) -> None:
         """Call ``heard`` with each answer, until ``rest``."""
         if self._socket.fileno() >= 0:
-            self._loop.watch(self._socket.fileno(), lambda: self._read(heard))
+            self._heard = heard
+            self._loop.watch(self._socket.fileno(), self._read)
 
     def rest(self) -> None:
+        self._heard = _ignore
         if self._socket.fileno() >= 0:
             self._loop.forget(self._socket.fileno())
 
-    def _read(self, heard: Callable[[RankAnswer], None]) -> None:
+    def _read(self) -> None:
         try:
             while data := self._socket.recv(_CHUNK):
                 self._coming += data
@@ -83,7 +95,7 @@ class RankLine:
                 *lines, rest = self._coming.split(b"\n")
                 self._coming = bytearray(rest)
                 for line in lines:
-                    self._take(bytes(line), heard)
+                    self._take(bytes(line))
                 if len(self._coming) > _MAX_LINE:
                     self._coming.clear()
                     break
@@ -94,12 +106,12 @@ class RankLine:
         self.answers = False
         self.rest()
 
-    def _take(self, line: bytes, heard: Callable[[RankAnswer], None]) -> None:
+    def _take(self, line: bytes) -> None:
         """Take in a line; one that makes no sense, which the program itself must have written, says nothing."""
         word, *rest = line.split(b" ", 1)
         try:
             if word == b"h":
-                first, second, self.stacks = map(int, rest[0].split())
+                first, second, self.stacks, self.ticks = map(int, rest[0].split())
                 self.signals = first, second
                 self.begun = True
             elif word == b"b":
@@ -112,6 +124,6 @@ class RankLine:
             elif word[:1] in (b"s", b"e"):
                 said = RankAnswer.parse(rest[0])
                 if int(word[1:]) == self._serial:  # else it is late
-                    heard(said)
+                    self._heard(said)
         except (ValueError, IndexError):
             pass

@@ -114,6 +114,10 @@ class Ranks:
         folder = self._folder.path
         return os.path.join(folder, f"{rank}.{self.number}.trace.json") if folder else None
 
+    def profile_file(self, rank: int, serial: int) -> str | None:
+        folder = self._folder.path
+        return os.path.join(folder, f"{rank}.{self.number}.profile-{serial}") if folder else None
+
     def worked(self, rank: int) -> float:
         """When it last called ``runtime.working``, on the monotonic clock; 0.0 where it did not."""
         folder = self._folder.path
@@ -219,11 +223,11 @@ class Ranks:
         return any(catches(process.pid, number) for process in self.processes.values())
 
     def pass_on(self, number: int) -> None:
-        """Send a signal to those that catch it: it would end another program, and two ask for a rank's stacks."""
+        """Send a signal to those that catch it: it would end another program, and three ask a rank something."""
         for rank, process in self.processes.items():
             if line := self.lines.get(rank):
                 line.catch_up()
-            ours = line.signals if line else ()
+            ours = (*line.signals, line.ticks) if line else ()
             if number not in ours and not process.finished and catches(process.pid, number):
                 process.send(number)
 

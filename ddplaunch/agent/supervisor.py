@@ -18,6 +18,7 @@ from ddplaunch.agent import limits
 from ddplaunch.agent.inspections import NodeInspections
 from ddplaunch.agent.job import Outfit
 from ddplaunch.agent.policy import Policy
+from ddplaunch.agent.profiles import NodeProfiles
 from ddplaunch.agent.ranks import Phase, Ranks
 from ddplaunch.agent.signals import ECHO, STOPPING, Direct, Signals
 from ddplaunch.agent.store import Store
@@ -93,6 +94,7 @@ class Supervisor:
         self._signals, self._direct = Signals(policy.preempt_signal), Direct()
         node_only = rules.port is None and plan.nnodes > 1
         self._inspections = NodeInspections(loop, self._link.tell, self._complete, node_only=node_only)
+        self.profiles = NodeProfiles(loop, self._link.tell)
         self._stall_clock: StallClock | None = None
         self._check_of_node: CheckOfNode | None = None
         self._missing_nodes: MissingNodes | None = None
@@ -193,6 +195,10 @@ class Supervisor:
                 self._emit(events.RanksInspected(inspection))
             case messages.Inspected():
                 self._inspections.answered(message)
+            case messages.TakeProfile():
+                self.profiles.take(self._ranks, message)
+            case messages.Profiled():
+                self.profiles.answered(message)
             case messages.Note(text=text):
                 self._emit(events.Noted(text))
             case messages.End(outcome=outcome):

@@ -22,6 +22,7 @@ COMMANDS = {
     "ps": ("commands.runs.ps", "Show your jobs: on this machine, submitted, and ended."),
     "stacks": ("commands.stacks", "Show who waits for whom in a running job, and where each rank is."),
     "debug": ("commands.debug", "Type to the debugger of ranks that are at a breakpoint, or stop one."),
+    "profile": ("commands.profile.command", "Show where the ranks of a running job spend their time."),
     "top": ("commands.top", "Show what a running job does, and where each rank stands."),
     "logs": ("commands.runs.logs", "Print what the ranks of a run print, or printed last."),
     "stop": ("commands.runs.stop", "Stop a running job."),

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.agent.debugging import Debugging
+    from ddplaunch.control.messages import Profiled
     from ddplaunch.diagnosis.inspection import Detail, Inspection
     from ddplaunch.job.status import Status
     from ddplaunch.live.prompt import AtTerminal
@@ -178,6 +179,9 @@ class NodeJob:
 
     def debugging(self) -> Debugging | None:
         return self._supervisor.debugging
+
+    def profile(self, seconds: float, hear: Callable[[Profiled], None]) -> None:
+        self._supervisor.profiles.ask(seconds, hear)
 
     def _show_stacks(self) -> None:
         from ddplaunch.diagnosis.inspection import Detail

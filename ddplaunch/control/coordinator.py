@@ -16,6 +16,7 @@ from ddplaunch.control.failure import Failure, Outcome, Verdict, early_report, s
 from ddplaunch.control.inspections import JobInspections
 from ddplaunch.control.membership import Membership
 from ddplaunch.control.messages import Arrived, Beat, ForRanks, Hello, Message
+from ddplaunch.control.profiles import JobProfiles
 from ddplaunch.control.restarts import Restarts
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.seat import Part, Seat, Seats
@@ -50,6 +51,7 @@ class Coordinator:
         self._drop, self._later, self._clock = drop, after, clock
         self._seats = seats = Seats(rules, tell)
         self._inspections = JobInspections(seats, after)
+        self._profiles = JobProfiles(seats, after)
         self._stage, self._attempt = Stage.JOINING, JobAttempt()
         self._membership = Membership(seats)
         self._restarts = Restarts(rules)
@@ -165,6 +167,8 @@ class Coordinator:
             return self._checked(seat, message.attempt)
         if isinstance(message, messages.Inspect | messages.Inspected):
             return self._inspections.hear(number, message)
+        if isinstance(message, messages.TakeProfile | messages.Profiled):
+            return self._profiles.hear(number, message)
         if isinstance(message, Beat | Arrived | ForRanks) or message.attempt != self._attempt.number:
             return
         if number and isinstance(message, messages.Failed | messages.Finished | messages.Drained):  # our own we know
@@ -241,6 +245,7 @@ class Coordinator:
         self._attempt.gone(number)
         self._limits.debugged(number, busy=False)
         self._inspections.gone(number)
+        self._profiles.gone(number)
         if self._stage is Stage.JOINING:
             self._seats.note(f"{seat.name} has left: {why}")
             return self._joining.check()

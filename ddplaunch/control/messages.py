@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         Typed,
     )
 
-PROTOCOL = 11  # raised whenever a message changes, so that launchers of different versions tell each other so
+PROTOCOL = 12  # raised whenever a message changes, so that launchers of different versions tell each other so
 
 
 @dataclass(frozen=True)
@@ -338,6 +338,25 @@ class Inspected:
 
 
 @dataclass(frozen=True)
+class TakeProfile:
+    """From node 0: take a profile of your ranks. To node 0: of all ranks. ``serial`` comes back with each answer."""
+
+    serial: Count
+    seconds: Seconds
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """The profile of one rank, or that there will be no more."""
+
+    serial: Count
+    profile: diagnosis.profile.RankProfile | None = None
+    over: bool = False
+    silent: tuple[Line, ...] = ()  # the nodes that did not answer: "node 2 (n2)"
+    refused: Line = ""  # why no profile is taken
+
+
+@dataclass(frozen=True)
 class ForRanks:
     """A signal for the ranks has come to this node; from node 0: pass it on to those that catch it."""
 
@@ -373,11 +392,27 @@ FromNode = (
     | Debugged
     | Inspect
     | Inspected
+    | TakeProfile
+    | Profiled
     | ForRanks
     | Beat
 )
 FromNodeZero = (
-    JoinStatus | Check | Start | Stop | Preempt | Release | Again | Note | End | Inspect | Inspected | ForRanks | Beat
+    JoinStatus
+    | Check
+    | Start
+    | Stop
+    | Preempt
+    | Release
+    | Again
+    | Note
+    | End
+    | Inspect
+    | Inspected
+    | TakeProfile
+    | Profiled
+    | ForRanks
+    | Beat
 )
 Message = Hello | Declined | Welcome | Refused | Joined | Seeking | Alone | FromNode | FromNodeZero
 

@@ -113,6 +113,8 @@ class NodeZero:
             return self._compare(number, message)
         if isinstance(message, ForRanks):
             return self._pass_on(number, message)
+        if isinstance(message, messages.Profiled) and message.profile:
+            message = replace(message, profile=message.profile.aligned(*self._clock(number)))
         self._coordinator.hear(number, message)  # type: ignore[arg-type]  # the connection accepts nothing else
 
     def _pass_on(self, number: int, message: ForRanks) -> None:
@@ -143,6 +145,10 @@ class NodeZero:
         if number == 0:
             return OURS
         return self._clocks[number].offset() if number in self._clocks else UNKNOWN
+
+    def _clock(self, number: int) -> tuple[float, float]:
+        offset = self._offset(number)
+        return offset.ahead, offset.error
 
     def _lost(self, number: int, why: str, silence: float = 0.0) -> None:
         self._forget(number)

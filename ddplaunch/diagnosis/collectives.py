@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
@@ -105,6 +105,23 @@ def parse_last(dump: bytes) -> tuple[Collective, ...]:
         oldest = min(waiting, key=lambda entry: entry.number, default=last)
         found += [each.collective(group) for each in ([last] if oldest is last else [oldest, last])]
     return tuple(found)
+
+
+class Recorded(NamedTuple):
+    """A collective that the recorder has, with what it tells besides."""
+
+    collective: Collective
+    description: str  # of its group: "default_pg"
+    ended: float  # seconds since the epoch; 0 where it is not known, as on gloo
+
+
+def recorded(dump: bytes, since: float, until: float) -> Iterator[Recorded]:
+    """Read the collectives that were entered between these moments; ValueError for anything else than a dump."""
+    for entry in _entries(_load(dump)):
+        if since <= _seconds(entry.get("time_created_ns", 0), 1e9) <= until and entry.get("is_p2p") is not True:
+            group, description = _names(entry)
+            ended = _seconds(entry.get("time_discovered_completed_ns") or 0, 1e9)
+            yield Recorded(_entry(entry).collective(group), description, ended)
 
 
 class _Entry(NamedTuple):

@@ -44,7 +44,7 @@ def parse_dump(dump: bytes, folder: str, package: str = _PACKAGE) -> tuple[Threa
             name = f"task {_plain(head[3] or '')}" if head[2] else shown(head[3] or "")
             of.append(((head[1] or head[2]) != "T", name, []))
         elif of and len(of[-1][2]) < MAX_FRAMES and (found := _FRAME.match(line)):
-            of[-1][2].append(_frame(found, folder, package))
+            of[-1][2].append(_dumped(found, folder, package))
         elif line == "...":  # more threads than faulthandler shows
             whole = False
     if not threads:
@@ -52,7 +52,7 @@ def parse_dump(dump: bytes, folder: str, package: str = _PACKAGE) -> tuple[Threa
     # The newest comes first, so the main thread is the last; the current one is that which took the signal.
     main = -1 if whole else next((number for number, each in enumerate(threads) if each[0]), -1)
     first = threads.pop(main)
-    mine = _in_ranks(package)
+    mine = in_ranks(package)
     theirs = [each for each in threads if each[2] and not each[2][-1].file.startswith(mine)]
     for is_main, name, frames in tasks:
         if is_main:
@@ -70,21 +70,26 @@ def parse_traceback(traceback: str, folder: str, package: str = _PACKAGE) -> tup
         if line.startswith("Traceback (most recent call last):"):
             frames = []  # that of the exception's cause came before
         elif found := _FRAME.match(line):
-            frames.append(_frame(found, folder, package))
-    return _cut(frames[::-1][:MAX_FRAMES], _in_ranks(package))
+            frames.append(_dumped(found, folder, package))
+    return _cut(frames[::-1][:MAX_FRAMES], in_ranks(package))
 
 
-def _frame(found: re.Match[str], folder: str, package: str) -> Frame:
-    path, line = _plain(found[1] or "???"), found[2]
+def _dumped(found: re.Match[str], folder: str, package: str) -> Frame:
+    line = int(found[2]) if found[2].isdigit() else 0
+    return frame(_plain(found[3]), _plain(found[1] or "???"), line, folder, package)
+
+
+def frame(function: str, path: str, line: int, folder: str, package: str = _PACKAGE) -> Frame:
+    """Return a call with its file named, and told to be the user's, as ``parse_dump`` has it."""
     ours = path.startswith(os.path.join(package, ""))
     own = not ours and not _INSTALLED.search(path)
     below = os.path.join(folder, "")
     if not ours and below != "/" and path.startswith(below):
         path = path[len(below) :]
-    return Frame(_plain(found[3]), path, int(line) if line.isdigit() else 0, own)
+    return Frame(function, path, line, own)
 
 
-def _in_ranks(package: str) -> tuple[str, str]:
+def in_ranks(package: str = _PACKAGE) -> tuple[str, str]:
     """How the paths of our files begin that call the user's code."""
     return os.path.join(package, "rank", ""), os.path.join(package, "python", "")
 
@@ -92,9 +97,14 @@ def _in_ranks(package: str) -> tuple[str, str]:
 def _cut(frames: Iterable[Frame], mine: tuple[str, str]) -> tuple[Frame, ...]:
     """Leave out frames of ours, and what stands between them and the user's first."""
     kept = [frame for frame in frames if not frame.file.startswith(mine)]
-    while kept and not kept[-1].own and _STARTS.search(kept[-1].file):
+    while kept and starts(kept[-1]):
         kept.pop()
     return tuple(kept)
+
+
+def starts(frame: Frame) -> bool:
+    """Whether this is what calls a program that is started by its module's name."""
+    return not frame.own and bool(_STARTS.search(frame.file))
 
 
 def _plain(text: str) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Protocol, TypeVar
 
     from ddplaunch.agent.debugging import Debugging
+    from ddplaunch.control.messages import Profiled
     from ddplaunch.diagnosis.inspection import Detail, Inspection
     from ddplaunch.job.requests import Request
     from ddplaunch.job.status import Status
@@ -48,6 +49,9 @@ class ServedJob(Protocol):
 
     def inspect(self, detail: Detail, answer: Callable[[Inspection], None]) -> None:
         """Find out what all ranks of the job are doing; ``answer`` is called with it, some seconds later at most."""
+
+    def profile(self, seconds: float, hear: Callable[[Profiled], None]) -> None:
+        """Find out where all ranks of the job spend their time; ``hear`` gets the profile of each, and the end."""
 
     def stop(self, now: bool) -> None:
         """End the job, as Ctrl-C does; ``now`` as a second one does."""

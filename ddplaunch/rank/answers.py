@@ -8,10 +8,11 @@ thread, from the first ``init_process_group`` on: torch's flight recorder has it
 (torch._C._distributed_c10d). Nothing here may disturb the program or raise anything in it; what a torch does not have
 is left out. Part of the worker, and bound by its rules.
 
-On the socket there are lines. From the rank: ``h FIRST SECOND FD`` at its start, ``t`` when the thread is there, ``l``
-when it has left, ``x LEFT`` where the program has taken one of the signals or both, and answers, ``s7 …`` with tabs
-between their parts; ``b SIGNAL`` on which it stops for a debugger. To the rank: ``s7`` (how far are you?) and ``e7``
-(and what are the last collectives?), numbered by the asker.
+On the socket there are lines. From the rank: ``h FIRST SECOND FD THIRD`` at its start, ``t`` when the thread is there,
+``l`` when it has left, ``x LEFT`` where the program has taken one of the signals or both, and answers, ``s7 …`` with
+tabs between their parts; ``b SIGNAL`` on which it stops for a debugger. To the rank: ``s7`` (how far are you?) and
+``e7`` (and what are the last collectives?), by the asker's number; ``p …`` and ``q`` begin and end a profile, by ticks
+of the third signal (``sampler``). These two a rank without a thread reads when the first signal comes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import faulthandler
 import os
 import sys
 import time
-from _frozen_importlib import _find_spec  # type: ignore[attr-defined]
+from _frozen_importlib import _find_spec, module_from_spec  # type: ignore[attr-defined]
+from _frozen_importlib_external import spec_from_file_location
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,16 +50,19 @@ class Answers:
 
     def __init__(self, fd: int, *, patient: bool = False) -> None:
         """``fd`` is our end of the socket, which becomes ours; ``patient``: process groups get a day by default."""
-        self._pid = os.getpid()
+        global _answers
+        _answers = self
+        self._pid, self._main = os.getpid(), _thread.get_ident()
         self._fd = _moved_up(fd)
         self._inode = os.fstat(self._fd).st_ino
         self._thread = 0  # the kernel's id of it
-        self._stacks: tuple[int, int, int] | None = None  # two signals and a descriptor
+        self._stacks: tuple[int, int, int, int] | None = None  # two signals, a descriptor, the third signal
         self._patient = patient
+        self._sampler: Any = None  # of the profile that is being taken
         self._since = 0.0  # when there was a process group first, on the monotonic clock
         try:
             self._stacks = _register_stacks()
-            self._say(b"h %d %d %d" % (self._stacks or (0, 0, 0)))
+            self._say(b"h %d %d %d %d" % (self._stacks or (0, 0, 0, 0)))
             self._await_torch()
         except Exception:
             pass  # whoever asks is told that there is no answer
@@ -73,6 +78,8 @@ class Answers:
         """Answer no more: have the thread end, and wait until the kernel no longer counts it."""
         if self._stacks and _signal.getsignal(self._stacks[0]) is _write_stacks:
             _signal.signal(self._stacks[0], _signal.SIG_IGN)  # the interpreter's end would let it kill
+        if self._sampler and self._stacks and _signal.getsignal(self._stacks[3]) == self._sampler.tick:
+            _signal.signal(self._stacks[3], _signal.SIG_IGN)
         if not self._thread:
             return
         tid, self._thread = self._thread, 0
@@ -160,9 +167,56 @@ class Answers:
                 for line in lines:
                     if self._stacks and (left := _left(*self._stacks[:2])) < 2:
                         self._say(b"x %d" % left)
+                    if line[:1] in (b"p", b"q"):
+                        self._profile(line)
+                        continue
                     self._say(line + b" " + _answer(module, details=line.startswith(b"e")))
         except BaseException:
             pass  # the program has closed the socket, or torch is another one
+
+    # --------------------------------------------------------------------------------------------------- a profile
+
+    def attend(self, frame: FrameType | None) -> None:
+        """In the main thread, which the first signal has interrupted at this frame: do what is asked of it."""
+        if os.getpid() != self._pid:
+            return  # a child of the program's
+        if not self._thread:
+            from _socket import MSG_DONTWAIT, socket
+
+            end = socket(fileno=os.dup(self._fd))
+            try:
+                for line in end.recv(4096, MSG_DONTWAIT).splitlines():
+                    self._profile(line, frame)
+            except OSError:
+                pass  # nothing was asked but stacks
+            finally:
+                end.close()
+        if self._sampler:
+            self._sampler.begin(frame)
+
+    def _profile(self, line: bytes, frame: FrameType | None = None) -> None:
+        """Begin or end a profile; without a frame in the thread, and the main one has to register its signal."""
+        try:
+            if not (self._stacks and _left(*self._stacks[:2])):
+                return
+            if line[:1] == b"p":
+                self._sampler = self._sampler or _sibling("sampler").Sampler()
+                self._sampler.prepare(line)
+                if not frame:
+                    _signal.pthread_kill(self._main, self._stacks[0])
+            elif self._sampler:
+                traces = [] if frame else _traces(details=True)
+                self._sampler.finish(frame or sys._current_frames().get(self._main), traces)
+        except Exception:
+            pass  # the disk is full
+
+
+def _sibling(name: str) -> Any:
+    """Load a file that stands beside this one, as ``worker.sibling`` does."""
+    spec: Any = spec_from_file_location(name, os.path.join(os.path.dirname(__file__), name + ".py"))
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _answer(module: ModuleType, *, details: bool) -> bytes:
@@ -283,10 +337,14 @@ class _Finder:
 
 
 _stacks_fd = -1
+_answers: Answers | None = None
 
 
-def _register_stacks() -> tuple[int, int, int] | None:
-    """Choose two signals and a file for the stacks; None where the system has not what it takes."""
+def _register_stacks() -> tuple[int, int, int, int] | None:
+    """Choose two signals and a file for the stacks, and a third signal, which does nothing yet (0 where none is free).
+
+    None where the system has not what it takes.
+    """
     global _stacks_fd
     if not (hasattr(_signal, "SIGRTMIN") and hasattr(os, "memfd_create")):
         return None
@@ -295,7 +353,7 @@ def _register_stacks() -> tuple[int, int, int] | None:
     free = [n for n in numbers if n not in blocked and _signal.getsignal(n) == _signal.SIG_DFL]
     if len(free) < 2:
         return None
-    first, second = free[:2]
+    first, second, third = [*free, 0][:3]
     made = os.memfd_create("ddplaunch-stacks")
     try:
         _stacks_fd = fd = _moved_up(os.open(f"/proc/self/fd/{made}", os.O_WRONLY | os.O_APPEND))
@@ -306,7 +364,7 @@ def _register_stacks() -> tuple[int, int, int] | None:
     # What faulthandler puts back at the interpreter's end is this: a signal that comes late must not kill.
     _signal.signal(second, _signal.SIG_IGN)
     faulthandler.register(second, file=fd, all_threads=True, chain=False)
-    return first, second, fd
+    return first, second, fd, third
 
 
 def _left(first: int, second: int) -> int:
@@ -321,6 +379,8 @@ def _left(first: int, second: int) -> int:
 
 def _write_stacks(number: int, frame: FrameType | None) -> None:
     try:
+        if _answers:
+            _answers.attend(frame)
         os.write(_stacks_fd, b"\0")  # as faulthandler writes none: whatever functions, files and threads are called
         faulthandler.dump_traceback(_stacks_fd, all_threads=True)
         os.write(_stacks_fd, _tasks(frame) + b"\0")

@@ -96,6 +96,7 @@ Moment = Annotated[float, _number(0, 1e11)]  # seconds since the epoch
 Seconds = Annotated[float, _number(0, WEEK)]
 Amount = Annotated[float, _number(0, 1e18)]
 Gaps = Annotated[tuple[int, ...], _all_within(-_WEEK_US, _WEEK_US)]  # microseconds
+Table = Annotated[tuple[int, ...], _all_within(0, _HUGE)]  # numbers, row after row
 
 Name = Annotated[str, _letters(255)]
 RunId = Annotated[str, _letters(255, in_path=True)]

@@ -1,0 +1,1 @@
+"""``ddplaunch profile``: where the ranks of a running job spend their time."""

@@ -1,0 +1,121 @@
+"""``ddplaunch profile``: takes a profile of a running job, writes its files and says where time goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+import click
+
+from ddplaunch.commands.profile.files import speedscope, trace
+from ddplaunch.commands.profile.hot import Spot, paced, spots, unlike
+from ddplaunch.console import colour_wanted
+from ddplaunch.console.table import table
+from ddplaunch.diagnosis.profile import LONGEST, RankProfile
+from ddplaunch.diagnosis.standing import text
+from ddplaunch.errors import LaunchError, UsageError, shown
+from ddplaunch.files import create
+from ddplaunch.job import client
+from ddplaunch.job.requests.profile import ProfileJob
+from ddplaunch.job.runs import running
+from ddplaunch.queue.meant import job_meant, one_of, run_of
+from ddplaunch.queue.meant import running as runs_there
+from ddplaunch.queue.step import relay
+from ddplaunch.words import counted, ranks
+
+LINES = 10
+LEAST = 0.005  # share of all time from which on a line is shown
+PATIENCE = 20.0  # seconds, beyond those of the profile, for the job to answer
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option("--seconds", type=float, default=10.0, show_default=True, metavar="N", help=f"How long: up to {LONGEST}.")
+@click.option("--output", metavar="FOLDER", default=".", help="Where to write the files, instead of here.")
+def profile(run: str | None, seconds: float, output: str) -> int:
+    """Show where the ranks of a running job spend their time, and write files for Perfetto and speedscope.
+
+    RUN is the name of the run, the beginning of it, or the pid of its launcher; it may be left out where one job runs.
+    50 times a second each rank of all nodes notes the line that its main thread is at; time in native code counts for
+    the line that called it. The job goes on meanwhile, and computes the same.
+    """
+    if not 0.1 <= seconds <= LONGEST:
+        raise UsageError(f"--seconds {seconds:g}: expected 0.1 to {LONGEST}")
+    if not os.access(output, os.W_OK):
+        raise UsageError(f"--output {shown(output)}: no folder that can be written to")
+    if queued := job_meant(run):
+        seen = runs_there(queued, one_of(queued, run or "", "profile"))
+        words = ["profile", run_of(queued, seen), "--seconds", f"{seconds:g}", "--output", os.path.abspath(output)]
+        return relay(queued, seen, words)
+    job = running(run)
+    click.echo(f"taking a profile of {shown(job.run_id)} for {seconds:g} s …", err=True)
+    profiles, notes = _taken(job.path, seconds)
+    known = [each for each in profiles if not each.why_not]
+    if not known:
+        raise LaunchError("no rank could be profiled", "\n".join(notes[:2]) or None)
+    title = f"profile-{job.run_id}-{time.strftime('%H%M%S')}"
+    paths = [
+        _write(os.path.join(output, f"{title}.trace.json"), trace(known)),
+        _write(os.path.join(output, f"{title}.speedscope.json"), speedscope(known, title)),
+    ]
+    found = spots(known)
+    sentences, late = paced(known)
+    differ = [
+        f"rank {each.rank} differs: {_share(each.share)} of its time is in {text(each.line)},"
+        f" of the others' {_share(each.others)}"
+        for each in unlike(found, late)
+    ]
+    colour = None if colour_wanted() else False
+    for line in (*(click.style(shown(each, 2000), bold=True) for each in (*differ, *sentences)), *_page(found, notes)):
+        click.echo(line, color=colour)
+    click.echo(f"\nPerfetto or chrome://tracing: {paths[0]}\nspeedscope: {paths[1]}")
+    return 0
+
+
+def _taken(path: str, seconds: float) -> tuple[list[RankProfile], list[str]]:
+    """The profiles of all ranks, in order, and what is to be said of those that are not known."""
+    profiles: list[RankProfile] = []
+    notes: list[str] = []
+    over = False
+    for message in client.stream(path, ProfileJob(seconds), seconds + PATIENCE):
+        if message.refused:
+            raise LaunchError(message.refused, "try again in a minute")
+        profiles += filter(None, [message.profile])
+        notes += [f"{shown(node)} did not answer" for node in message.silent]
+        over |= message.over
+    reasons: dict[str, list[int]] = {}
+    for each in profiles:
+        reasons.setdefault(each.why_not, []).append(each.rank)
+    notes += [f"no profile of {ranks(numbers)}: {shown(why)}" for why, numbers in reasons.items() if why]
+    if not over:
+        notes.append("the job ended meanwhile")
+    return sorted(profiles, key=lambda each: each.rank), notes
+
+
+def _page(found: Sequence[Spot], notes: Iterable[str]) -> Iterator[str]:
+    yield from (click.style(f"note: {note}", fg="yellow") for note in notes)
+    told = [each for each in found if each.mean >= LEAST][:LINES]
+    rows = []
+    for each in told:
+        low, high = min(each.shares.values()), max(each.shares.values())
+        spread = f"{100 * low:.0f} to {_share(high)}" if len(each.shares) > 1 else ""
+        rows.append((_share(each.mean), spread, shown(text(each.line), 200), shown(each.calls, 80)))
+    yield ""
+    yield from table(("TIME", "OF RANKS", "WHERE", "CALLS"), rows)
+    if (rest := found[len(told) :]) and sum(each.mean for each in rest) >= LEAST:
+        yield f"{_share(sum(each.mean for each in rest))} in {counted(len(rest), 'line')} more"
+
+
+def _share(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _write(path: str, content: object) -> str:
+    try:
+        with open(create(path, os.O_EXCL), "w", encoding="utf-8") as file:
+            json.dump(content, file)
+    except OSError as error:
+        raise LaunchError(f"{shown(path)}: {(error.strerror or '').lower()}") from None
+    return path

@@ -1,0 +1,108 @@
+"""A profile as files for others' viewers: a trace for Perfetto and chrome://tracing, and one for speedscope."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from ddplaunch import __version__
+from ddplaunch.diagnosis.inspection import Frame
+from ddplaunch.diagnosis.profile import PERIOD, RankProfile
+from ddplaunch.diagnosis.standing import PACKAGES
+
+_STACKS, _COLLECTIVES = 1, 1000  # the threads of a rank in a trace; from the second on a lane each
+_SPEEDSCOPE = "https://www.speedscope.app/file-format-schema.json"
+
+Event = dict[str, Any]
+
+
+def trace(profiles: Sequence[RankProfile]) -> dict[str, Any]:
+    """The trace event format: a process for each rank, its calls, and its collectives in lanes of their own."""
+    zero = min((each.began for each in profiles), default=0.0)
+    last: dict[tuple[str, int], float] = {}  # when the last rank came to a collective
+    for each in profiles:
+        for kind, number, begin, _ in each.collectives():
+            last[kind.group, number] = max(begin, last.get((kind.group, number), begin))
+    events = [event for each in profiles for event in (*_calls(each, zero), *_collectives(each, zero, last))]
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _calls(profile: RankProfile, zero: float) -> Iterator[Event]:
+    host = f" ({profile.host})" if profile.host else ""
+    yield _named(profile.rank, 0, "process_name", f"rank {profile.rank}{host}")
+    yield {"ph": "M", "pid": profile.rank, "name": "process_sort_index", "args": {"sort_index": profile.rank}}
+    yield _named(profile.rank, _STACKS, "thread_name", "main thread")
+    began = (profile.began - zero) * 1e6
+    open_calls: list[tuple[str, Frame, int]] = []  # the outermost first: name, frame, tick of its begin
+    now = 0
+    for place, ticks in [*profile.runs(), (0, 0)]:
+        stack = [(_name(frame), frame) for frame in reversed(profile.stack(place))]
+        same = 0
+        while same < min(len(stack), len(open_calls)) and stack[same][0] == open_calls[same][0]:
+            same += 1
+        for name, frame, begin in open_calls[same:]:
+            where = {"file": frame.file, "line": frame.line}
+            times = (began + begin * PERIOD * 1e6, (now - begin) * PERIOD * 1e6)
+            yield _slice(profile.rank, _STACKS, name, "stack", *times, where)
+        open_calls[same:] = [(name, frame, now) for name, frame in stack[same:]]
+        now += ticks
+
+
+def _name(frame: Frame) -> str:
+    """A call: with its line where it is the user's, so that lines can be told apart; without it else."""
+    return (
+        f"{frame.function} {frame.file}:{frame.line}"
+        if frame.own
+        else f"{frame.function} {PACKAGES.sub('', frame.file)}"
+    )
+
+
+def _collectives(profile: RankProfile, zero: float, last: dict[tuple[str, int], float]) -> Iterator[Event]:
+    """The collectives of a rank; those that overlap, as several groups' do, in lanes side by side."""
+    lanes: list[float] = []  # when the last one in each ends
+    for kind, number, begin, ended in sorted(profile.collectives(), key=lambda each: each[2]):
+        end = max(ended or last[kind.group, number], begin)
+        lane = next((index for index, until in enumerate(lanes) if until <= begin), len(lanes))
+        if lane == len(lanes):
+            lanes.append(end)
+            yield _named(profile.rank, _COLLECTIVES + lane, "thread_name", "collectives")
+        lanes[lane] = end
+        told: dict[str, Any] = {"number": number, "group": kind.description or kind.group, "tensors": kind.tensors}
+        told["ends"] = "when it completed" if ended else "when the last rank came: its own end is not recorded"
+        name = f"{kind.operation} {kind.tensors}".rstrip()
+        yield _slice(
+            profile.rank, _COLLECTIVES + lane, name, "collective", (begin - zero) * 1e6, (end - begin) * 1e6, told
+        )
+
+
+def _slice(rank: int, thread: int, name: str, kind: str, begin: float, length: float, told: dict[str, Any]) -> Event:
+    times = {"ts": round(begin, 3), "dur": round(length, 3)}
+    return {"ph": "X", "pid": rank, "tid": thread, "name": name, "cat": kind, **times, "args": told}
+
+
+def _named(rank: int, thread: int, what: str, name: str) -> Event:
+    return {"ph": "M", "pid": rank, "tid": thread, "name": what, "args": {"name": name}}
+
+
+def speedscope(profiles: Iterable[RankProfile], title: str) -> dict[str, Any]:
+    """The file format of speedscope: a sampled profile for each rank."""
+    frames: dict[Frame, int] = {}
+    of_ranks = []
+    for profile in profiles:
+        samples = [
+            [frames.setdefault(frame, len(frames)) for frame in reversed(profile.stack(place))]
+            for place, _ in profile.runs()
+        ]
+        weights = [ticks * PERIOD for _, ticks in profile.runs()]
+        end = profile.count * PERIOD
+        times = {"unit": "seconds", "startValue": 0, "endValue": end, "samples": samples, "weights": weights}
+        of_ranks.append({"type": "sampled", "name": f"rank {profile.rank}", **times})
+    known = [{"name": frame.function, "file": frame.file, "line": frame.line} for frame in frames]
+    return {
+        "$schema": _SPEEDSCOPE,
+        "name": title,
+        "exporter": f"ddplaunch {__version__}",
+        "activeProfileIndex": 0,
+        "shared": {"frames": known},
+        "profiles": of_ranks,
+    }

@@ -1,0 +1,97 @@
+"""Where time goes, over all ranks: the user's lines, how ranks differ there, and which rank is unlike the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, median_high
+from typing import NamedTuple
+
+from ddplaunch.diagnosis.inspection import Arrivals, Frame
+from ddplaunch.diagnosis.pace import RankClock, compare, sentences
+from ddplaunch.diagnosis.profile import RankProfile
+from ddplaunch.diagnosis.standing import place
+
+UNLIKE = 0.05  # share of a rank's time that it spends elsewhere than the others, from which on it is named
+UNUSUAL = 3.0  # times as much as any other rank
+
+NOWHERE = Frame("native code", "", 0, own=False)
+
+
+class Spot(NamedTuple):
+    """A line of the user's, and what all ranks spend there, also in what it calls."""
+
+    line: Frame
+    shares: Mapping[int, float]  # of the time of each rank
+    calls: str  # what it mostly calls: "backward"; "" where it mostly works itself
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.shares.values())
+
+
+class Unlike(NamedTuple):
+    """A rank that differs from the others, and the line at which it does most."""
+
+    rank: int
+    line: Frame
+    share: float
+    others: float  # the median of theirs
+
+
+def spots(profiles: Sequence[RankProfile]) -> list[Spot]:
+    """The lines where ranks were found, the most time first."""
+    shares: dict[Frame, dict[int, float]] = {}
+    calls: dict[Frame, Counter[str]] = {}
+    for profile in profiles:
+        for at, ticks in profile.runs():
+            stack = profile.stack(at)
+            line = place(stack) or (stack or (NOWHERE,))[-1]
+            of_ranks = shares.setdefault(line, {each.rank: 0.0 for each in profiles})
+            of_ranks[profile.rank] += ticks / profile.count
+            calls.setdefault(line, Counter())[_callee(stack, line)] += ticks
+    found = [Spot(line, of_ranks, calls[line].most_common(1)[0][0]) for line, of_ranks in shares.items()]
+    return sorted(found, key=lambda each: -each.mean)
+
+
+def _callee(stack: Sequence[Frame], line: Frame) -> str:
+    """What a line calls: the first function of a library with a name for others, else the innermost."""
+    inner = [frame.function for frame in stack[: stack.index(line)] if not frame.own] if line in stack else []
+    return next((name for name in reversed(inner) if name[0] not in "_<"), inner[0] if inner else "")
+
+
+def paced(profiles: Iterable[RankProfile]) -> tuple[tuple[str, ...], list[int]]:
+    """Who came late to collectives, in sentences, and these ranks."""
+    arrivals: list[Arrivals] = []
+    hosts: dict[str, int] = {}
+    clocks: dict[int, RankClock] = {}
+    for each in profiles:
+        error = float("inf") if each.error is None else each.error
+        clocks[each.rank] = RankClock(hosts.setdefault(each.host, len(hosts)), 0.0, error)
+        seen: set[tuple[str, int]] = set()
+        for kind, number, begin, _ in each.collectives():
+            if (kind.group, number) not in seen:  # several operations made one collective
+                seen.add((kind.group, number))
+                arrivals.append(Arrivals(each.rank, kind.group, kind.description, number, begin, ()))
+    groups = compare(arrivals, clocks)
+    return sentences(groups), [pace.rank for group in groups for pace in group.slow]
+
+
+def unlike(found: Sequence[Spot], late: Iterable[int]) -> list[Unlike]:
+    """The ranks that differ: those that came late to collectives, else one that stands out by its lines."""
+    ranks = list(found[0].shares) if found else []
+    if len(ranks) < 2:
+        return []
+    most = {
+        rank: max((_excess(spot, rank) for spot in found), key=lambda each: each.share - each.others) for rank in ranks
+    }
+    named = [most[rank] for rank in dict.fromkeys(late) if rank in most]
+    if not named:
+        first, second = sorted(most.values(), key=lambda each: each.others - each.share)[:2]
+        named = [first] if first.share - first.others > UNUSUAL * max(second.share - second.others, 0.0) else []
+    return [each for each in named if each.share - each.others >= UNLIKE]
+
+
+def _excess(spot: Spot, rank: int) -> Unlike:
+    others = median_high(share for number, share in spot.shares.items() if number != rank)
+    return Unlike(rank, spot.line, spot.shares[rank], others)

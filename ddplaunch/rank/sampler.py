@@ -1,0 +1,119 @@
+"""Counts where the main thread of a rank is, on ticks at which the launcher signals it, while a profile is taken.
+
+Loaded by ``answers`` when a profile is asked for, and bound by its rules. A thread would get the GIL where the program
+lets it go, and so find native code six times too often (measured); a signal is handled where the program is. One that
+comes while the main thread is in native code is handled when that returns, so that all ticks since the last one were
+spent there. No frame of the program's is held, and its code only until the profile is written.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found, unused-ignore]
+import os
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import CodeType, FrameType
+
+_DEEPEST = 200  # calls of a stack, the innermost
+
+
+class Sampler:
+    """The profile of this rank; one a process, for one profile after the other."""
+
+    def __init__(self) -> None:
+        self._signal = self._began = self._period = self._ticks = self._most = 0
+        self._path = b""
+        self._taken = 0  # ticks of which it is known where they were spent
+        self._clear()
+
+    def _clear(self) -> None:
+        self._codes: dict[int, CodeType] = {}
+        self._stacks: dict[tuple[int, ...], int] = {}
+        self._runs: list[list[int]] = []  # of ticks spent at one stack: which, how many
+
+    def prepare(self, line: bytes) -> None:
+        """``line``: ``p SIGNAL BEGAN PERIOD TICKS PLACES PATH``, times on the monotonic clock, in nanoseconds.
+
+        PLACES is how many places in the tree of calls are told at most; PATH is the file that tells the result.
+        """
+        numbers = line.split(b" ", 6)
+        self._signal, self._began, self._period, self._ticks, self._most = map(int, numbers[1:6])
+        self._path, self._taken = numbers[6], 0
+        self._clear()
+
+    def begin(self, frame: FrameType | None) -> None:
+        """Heed the ticks, unless the program has taken their signal; in the main thread, which is at this frame."""
+        if _signal.getsignal(self._signal) == _signal.SIG_DFL:
+            _signal.signal(self._signal, self.tick)
+            _signal.siginterrupt(self._signal, False)
+        self.tick(self._signal, frame)  # it may have been in native code since the first
+
+    def tick(self, number: int, frame: FrameType | None) -> None:
+        try:
+            self._take(frame, (time.monotonic_ns() - self._began) // self._period + 1)
+        except Exception:
+            pass  # no memory, or the program's recursion is as deep as may be
+
+    def _take(self, frame: FrameType | None, due: int) -> None:
+        """The ticks that were ``due`` by now, and have not been taken yet, were spent at this frame."""
+        count = min(due, self._ticks) - self._taken
+        if count <= 0:
+            return
+        self._taken += count
+        stack: list[int] = []
+        while frame is not None and len(stack) < 2 * _DEEPEST:
+            code = frame.f_code
+            stack += (id(code), frame.f_lasti)
+            self._codes.setdefault(id(code), code)
+            frame = frame.f_back
+        which = self._stacks.setdefault(tuple(stack), len(self._stacks))
+        if self._runs and self._runs[-1][0] == which:
+            self._runs[-1][1] += count
+        else:
+            self._runs.append([which, count])
+
+    def finish(self, frame: FrameType | None, traces: Iterable[bytes]) -> None:
+        """Write what was found, where the main thread is at this frame; ``traces`` are the flight recorders'."""
+        self._take(frame, self._ticks)
+        fd = os.open(self._path + b".part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.writelines(line + b"\n" for line in self._lines())
+            file.writelines(b"t " + trace + b"\n" for trace in traces)
+        os.rename(self._path + b".part", self._path)
+        self._clear()
+
+    def _lines(self) -> Iterable[bytes]:
+        """``c FUNCTION<tab>FILE`` of each code, ``n PARENT CODE LINE`` of each place, ``r PLACE TICKS …`` in time."""
+        codes = {key: number for number, key in enumerate(self._codes)}
+        for code in self._codes.values():
+            words = [word.replace("\n", " ").replace("\t", " ") for word in (code.co_name, code.co_filename)]
+            yield b"c " + "\t".join(words).encode("utf-8", "backslashreplace")
+        places: dict[tuple[int, int, int], int] = {}
+        lines: dict[tuple[int, int], int] = {}
+        ends = []
+        for stack in self._stacks:
+            at = 0  # the root; places count from 1
+            for which, last in zip(stack[-2::-2], stack[-1::-2]):  # noqa: B905  # both are as long
+                line = lines.get((which, last))
+                if line is None:
+                    line = lines[which, last] = _line(self._codes[which], last)
+                place = at, codes[which], line
+                if place not in places:
+                    if len(places) >= self._most:
+                        break  # what it calls counts as its own
+                    places[place] = len(places) + 1
+                at = places[place]
+            ends.append(at)
+        for parent, code_number, line in places:
+            yield b"n %d %d %d" % (parent, code_number, line)
+        yield b"r " + b" ".join(b"%d %d" % (ends[which], count) for which, count in self._runs)
+
+
+def _line(code: CodeType, last: int) -> int:
+    for start, end, line in code.co_lines():
+        if start <= last < end:
+            return line or code.co_firstlineno
+    return code.co_firstlineno

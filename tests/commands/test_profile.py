@@ -1,0 +1,236 @@
+"""``ddplaunch profile``: where a job spends its time, which it must not notice."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import alive, clean_environment, command, free_port, wait_until, write
+from tests.patience import patience
+from tests.starts import LIGHT
+
+pytestmark = pytest.mark.slow
+
+HOT = """
+import os, sys, threading, time
+
+def hot():
+    end = time.monotonic() + 0.07
+    while time.monotonic() < end:  # hot
+        pass
+
+def step():
+    hot()
+    time.sleep(0.03)  # rest
+    if os.environ["RANK"] == "1":
+        sorted(range(400_000), key=float)  # odd
+
+print("up", flush=True)
+while not os.path.exists("enough"):
+    step()
+print("threads", threading.active_count(), len(os.listdir("/proc/self/task")), flush=True)
+"""
+
+
+def line(program: str, mark: str) -> str:
+    """The line that is marked in a program."""
+    return f"train.py:{[each.rpartition('# ')[2] for each in program.lstrip().splitlines()].index(mark) + 1}"
+
+
+@pytest.fixture
+def door(tmp_path_factory) -> dict[str, str]:
+    """Doors of this test alone; a short path, as those of sockets are."""
+    path: Path = tmp_path_factory.mktemp("r")
+    path.chmod(0o700)
+    return {"XDG_RUNTIME_DIR": str(path), "XDG_STATE_HOME": str(path / "state")}
+
+
+@pytest.fixture
+def job(start, tmp_path, door):
+    def begin(*words: str, program: str = HOT, ranks: int = 2):
+        write(tmp_path, "train.py", program)
+        begun = start("run", "--nproc", str(ranks), *words, "train.py", env=door)
+        begun.wait_for("up", ranks)
+        return begun
+
+    return begin
+
+
+def rows(page: str) -> dict[str, list[int]]:
+    """The lines of a page: mean, least and most time in %."""
+    found = re.finditer(r"^(\d+) % +(?:(\d+) to (\d+) %)? +(?:\w+ at )?(train\.py:\d+)", page, re.MULTILINE)
+    return {each[4]: [int(number) for number in each.groups()[:3]] for each in found}
+
+
+def files(folder: Path):
+    (trace,), (scope,) = folder.glob("*.trace.json"), folder.glob("*.speedscope.json")
+    return json.loads(trace.read_text()), json.loads(scope.read_text())
+
+
+@pytest.mark.parametrize("how", [LIGHT, ("--start", "exec")], ids=["fork", "exec"])
+def test_a_known_hot_function(job, answer, tmp_path, door, how):
+    """No process group, no torch: the ranks are asked by signals alone."""
+    begun = job(*how, ranks=3)
+    done = answer("profile", str(begun.process.pid), "--seconds", "2", env=door)
+    assert done.returncode == 0, done.stderr
+    found = rows(done.stdout)
+    assert f"rank 1 differs: {found[line(HOT, 'odd')][2]} % of its time is in step at {line(HOT, 'odd')}" in done.stdout
+    assert found[line(HOT, "odd")][1] == 0
+    assert found[line(HOT, "hot")][2] > 1.2 * found[line(HOT, "rest")][2]
+    trace, scope = files(tmp_path)
+    assert {event["name"].partition(" ")[0] for event in trace["traceEvents"]} > {"step", "hot", "process_name"}
+    assert [each["name"] for each in scope["profiles"]] == ["rank 0", "rank 1", "rank 2"]
+    for each in scope["profiles"]:  # as speedscope's own reader wants them
+        assert len(each["samples"]) == len(each["weights"]) > 1
+        assert sum(each["weights"]) == pytest.approx(each["endValue"]) == pytest.approx(2)
+        assert {index for sample in each["samples"] for index in sample} <= {*range(len(scope["shared"]["frames"]))}
+    (tmp_path / "enough").touch()
+    assert begun.wait() == 0, begun.stderr()
+    assert begun.stdout().count("threads 1 1") == 3
+    begun.assert_nothing_left()
+
+
+def profiling(tmp_path, begun, door, seconds: str = "30") -> "subprocess.Popen[str]":
+    """A client at work; the caller reads from it."""
+    return subprocess.Popen(
+        command("profile", str(begun.process.pid), "--seconds", seconds),
+        cwd=tmp_path, env=clean_environment(door), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def heeds(pid: int) -> bool:
+    """Whether a rank catches a third signal in a row: it has begun."""
+    caught = re.search(r"^SigCgt:\t(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(caught) and int(caught[1], 16) >> 33 == 7
+
+
+def test_a_client_that_is_killed(job, answer, tmp_path, door):
+    begun = job(*LIGHT)
+    with profiling(tmp_path, begun, door, "1") as client:
+        wait_until(lambda: all(map(heeds, begun.ranks())), "the ranks to begin")
+        client.kill()
+    assert all(map(alive, begun.ranks()))
+    wait_until(
+        lambda: answer("profile", str(begun.process.pid), "--seconds", "0.2", env=door).returncode == 0,
+        "another to be taken",
+    )
+    (tmp_path / "enough").touch()
+    assert begun.wait() == 0, begun.stderr()
+    assert len([*tmp_path.glob("*.json")]) == 2
+    begun.assert_nothing_left()
+
+
+def test_a_launcher_that_is_killed(job, tmp_path, door):
+    begun = job(*LIGHT)
+    with profiling(tmp_path, begun, door) as client:
+        wait_until(lambda: all(map(heeds, begun.ranks())), "the ranks to begin")
+        begun.process.kill()
+        _, said = client.communicate(timeout=patience(20))
+    assert client.returncode == 1
+    assert "no rank could be profiled\n  the job ended meanwhile" in said, said
+    begun.assert_nothing_left()
+
+
+OTHERS = """
+import os, sys, time
+if os.environ["RANK"] == "0":
+    print("up", flush=True)
+    os.execv("/bin/sleep", ["sleep", "600"])
+print("up", flush=True)
+while True:
+    time.sleep(0.01)
+"""
+
+
+def test_ranks_that_cannot_be_profiled(job, answer, door):
+    """One has become another program, which a signal would kill."""
+    begun = job(*LIGHT, program=OTHERS)
+    wait_until(lambda: begun.find("sleep 600"), "the other program")
+    done = answer("profile", str(begun.process.pid), "--seconds", "0.5", env=door)
+    assert done.returncode == 0, done.stderr
+    assert "note: no profile of rank 0: it did not answer" in done.stdout
+    assert begun.find("sleep 600")
+    assert begun.process.poll() is None
+    begun.signal(signal.SIGTERM)
+    begun.wait()
+    begun.assert_nothing_left()
+
+
+def test_wrong_words(answer, door):
+    for words, said in (
+        (("--seconds", "0"), "--seconds 0: expected 0.1 to 60"),
+        (("--output", "/nowhere"), "--output /nowhere: no folder that can be written to"),
+        (("no-such-run",), "no run is called no-such-run"),
+    ):
+        done = answer("profile", *words, env=door)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert said in done.stderr
+
+
+TRAIN = """
+import hashlib, os, sys, time
+import torch, torch.distributed as dist
+
+def load(seconds):
+    if dist.get_rank() == 1:
+        time.sleep(seconds)  # late
+    return torch.randn(8, 16)
+
+def main(steps, seconds):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    torch.manual_seed(dist.get_rank())
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 4))
+    optimiser = torch.optim.Adam(model.parameters())
+    print("up", flush=True)
+    for step in range(steps):
+        model(load(seconds)).square().mean().backward()  # wait
+        optimiser.step()
+    told = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
+    print("result", hashlib.sha256(told).hexdigest(), flush=True)
+    dist.destroy_process_group()
+
+main(int(sys.argv[1]), float(sys.argv[2]))
+"""
+
+
+def test_a_late_rank_and_equal_results_over_two_nodes(start, answer, tmp_path, door):
+    """Three ranks on two nodes; with a profile taken meanwhile the result is the same to the last bit."""
+    write(tmp_path, "train.py", TRAIN)
+    shared = ("--nnodes", "2", "--nproc", "2,1", "--master-addr", "127.0.0.1")
+    results = []
+    for seconds in ("0.05", "0"):
+        port = str(free_port())
+        nodes = [
+            start("run", *shared, "--master-port", port, "--node-rank", number, "--heartbeat-timeout", "2", "train.py",
+                  "100", seconds, env=door)
+            for number in "01"
+        ]  # fmt: skip
+        if seconds != "0":
+            nodes[0].wait_for("up", 2)
+            done = answer("profile", str(nodes[1].process.pid), "--seconds", "2", env=door)
+            assert done.returncode == 0, done.stderr
+        assert [node.wait() for node in nodes] == [0, 0], [node.stderr() for node in nodes]
+        results.append(re.findall(r"result (\w+)", nodes[0].stdout()))
+        for node in nodes:
+            node.assert_nothing_left()
+    assert len({*results[0], *results[1]}) == 1
+    late = line(TRAIN, "late")
+    assert re.search(rf"rank 1 differs: \d+ % of its time is in load at {late}, of the others' 0 %", done.stdout), (
+        done.stdout
+    )
+    assert "rank 1 arrived last in" in done.stdout
+    found = rows(done.stdout)
+    assert found[late][2] > 50 > found[late][1]
+    assert found[line(TRAIN, "wait")][2] > 50
+    trace, _ = files(tmp_path)
+    calls = [each for each in trace["traceEvents"] if each.get("cat") == "collective"]
+    assert {each["pid"] for each in calls} == {0, 1, 2}
+    assert {(each["args"]["group"], each["name"].partition(" ")[0]) for each in calls} >= {("default_pg", "all_reduce")}
+    assert "float32[" in calls[0]["args"]["tensors"]
+    waited = {rank: max(each["dur"] for each in calls if each["pid"] == rank) for rank in range(3)}
+    assert min(waited[0], waited[2]) > 30_000 > waited[1] or os.cpu_count() == 1
