@@ -66,6 +66,9 @@ class Profiler:
         if path is None:
             return "there is no folder for temporary files"
         asked = _Asked(process, line.ticks, path)
+        if not line.profiled and asked.catches(line.ticks):
+            return TAKEN  # its program catches that signal
+        line.profiled = True
         places = most_places(self._ranks.plan.world_size)
         numbers = (line.ticks, int(self._began * 1e9), int(PERIOD * 1e9), self._ticks, places)
         asked.forget()
@@ -135,7 +138,12 @@ class _Asked:
         self._process, self.tick, self.path = process, tick, path
 
     def send(self, number: int) -> None:
-        """Send a signal where the process catches it, and has none waiting: it is stopped, or the kernel holds it."""
+        """Send a signal where the process catches it."""
+        if self.catches(number):
+            self._process.send(number)
+
+    def catches(self, number: int) -> bool:
+        """Whether it does, and has none waiting, as one has that is stopped."""
         with suppress(OSError, ValueError):
             fd = os.open(f"/proc/{self._process.pid}/status", os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -143,8 +151,8 @@ class _Asked:
             finally:
                 os.close(fd)
             bit = 1 << (number - 1)
-            if _mask(status, b"SigCgt") & bit and not _mask(status, b"ShdPnd") & bit:
-                self._process.send(number)
+            return bool(_mask(status, b"SigCgt") & ~_mask(status, b"ShdPnd") & bit)
+        return False
 
     def forget(self) -> None:
         """Remove what it has told."""

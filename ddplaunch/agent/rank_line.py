@@ -50,6 +50,7 @@ class RankLine:
         self.stacks = 0  # the descriptor that it writes them to
         self.stops = 0  # the signal on which it stops for a debugger; 0 for none
         self.ticks = 0  # the signal for ticks of a profile; 0 for none
+        self.profiled = False  # whether it has been asked to catch that
         self.begun = False  # whether it has said so much as these
         self.answers = False  # whether its thread is there: it has called init_process_group
         self.taken = 0  # bytes that it has said

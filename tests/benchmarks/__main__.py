@@ -16,6 +16,7 @@ from pathlib import Path
 from tests.benchmarks.contenders import OURS
 from tests.benchmarks.experiments import QUICK, Experiment, Size, Values, all_experiments
 from tests.benchmarks.measure import Failed
+from tests.benchmarks.profile import profile_experiments
 from tests.benchmarks.report import Results, table
 from tests.benchmarks.starts import picture, start_experiments
 
@@ -29,7 +30,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print the names of the experiments and stop")
     options = parser.parse_args()
     size = QUICK if options.quick else Size()
-    experiments = [*all_experiments(size), *start_experiments(size)]
+    experiments = [*all_experiments(size), *start_experiments(size), *profile_experiments(size)]
     if options.list:
         print("\n".join(experiment.name for experiment in experiments))
         return 0
