@@ -88,7 +88,7 @@ class Supervisor:
             log.open(plan.run_id, plan.node_rank)
         self._tree = Tree(loop, policy, environ, plan.run_id)
         self._observers = [*observers]
-        streams = Streams(loop, screen, self._printed, self._all_printed, whole=policy.show.whole)
+        streams = Streams(loop, screen, self._printed, lambda: self._teardown.drained(), whole=policy.show.whole)
         self._outfit = Outfit(policy, screen, streams, log, store, PreemptionFile(self._tree.temporary))
         self._name_server = NameServer(screen.note) if rules.port is not None else None
         self._signals, self._direct = Signals(policy.preempt_signal), Direct()
@@ -121,9 +121,6 @@ class Supervisor:
     def _printed(self, rank: int) -> None:
         if self._stall_clock:
             self._stall_clock.printed(rank)
-
-    def _all_printed(self) -> None:
-        self._teardown.drained()
 
     def run(self) -> Outcome:
         """Run the job; returns when nothing of it is left here but its sidecars."""

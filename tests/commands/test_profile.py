@@ -216,8 +216,6 @@ def test_a_late_rank_and_equal_results_over_two_nodes(start, answer, tmp_path, d
             assert done.returncode == 0, done.stderr
         assert [node.wait() for node in nodes] == [0, 0], [node.stderr() for node in nodes]
         results.append(re.findall(r"result (\w+)", nodes[0].stdout()))
-        for node in nodes:
-            node.assert_nothing_left()
     assert len({*results[0], *results[1]}) == 1
     late = line(TRAIN, "late")
     assert re.search(rf"rank 1 differs: \d+ % of its time is in load at {late}, of the others' 0 %", done.stdout), (
