@@ -74,8 +74,9 @@ def _identity(job: PodJob) -> dict[str, Any]:
         {
             "runAsNonRoot": job.restricted or None,
             "seccompProfile": {"type": "RuntimeDefault"} if job.restricted else None,
-            **dict.fromkeys(("runAsUser",), user),
-            **dict.fromkeys(("runAsGroup", "fsGroup"), group),
+            "runAsUser": user,
+            "runAsGroup": group,
+            "fsGroup": group,
         }
     )
 
