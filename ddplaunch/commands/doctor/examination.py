@@ -186,7 +186,7 @@ class Examiner:
         others = (found.facts.link for found in self._found[1:] if found.facts and found.facts.link)
         address = next((link.there for link in others if not link.loopback), None)
         if address:
-            routed = self._ask({0: messages.Route(address)}, messages.Routed, 2 * DEADLINE)
+            routed = self._ask({0: messages.Route(address)}, messages.Routed, 3 * DEADLINE)
             if 0 in routed and (link := routed[0].link):
                 self._found[0] = replace(self._found[0], facts=replace(facts, link=link))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from ddplaunch import __version__
 from ddplaunch.commands.doctor.checks import (
@@ -62,10 +62,9 @@ class NodeFacts:
 
 
 def describe(where: Surroundings) -> NodeFacts:
-    """Look at this machine, with all checks at once."""
-    with ThreadPoolExecutor(len(CHECKS)) as pool:
-        parts = pool.map(lambda check: check.read(where), CHECKS)
-        found = {name: value for part in parts for name, value in part.items()}
+    """Look at this machine: begin all checks, then wait for each."""
+    readings = [check.read(where) for check in CHECKS]
+    found: dict[str, Any] = {name: value for reading in readings for name, value in reading().items()}
     return NodeFacts(host=socket.gethostname(), ddplaunch=__version__, **found)
 
 

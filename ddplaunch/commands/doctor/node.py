@@ -93,7 +93,7 @@ class Answerer:
                 folder = os.getcwd() if self._by_hand else os.fsdecode(cwd)
                 return describe(Surroundings(folder, toward, os.environ, thorough))
             case messages.Route(toward):
-                return messages.Routed(route(toward)[0])
+                return messages.Routed(route(toward))
             case messages.Tell():
                 return messages.Time(time.time())
             case messages.Listen(ports, nonce):

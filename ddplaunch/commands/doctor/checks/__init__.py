@@ -35,6 +35,8 @@ class Symptom:
 
 
 Found = Iterator[Symptom]
+Reading = Callable[[], dict[str, object]]
+"""Something that was begun: call it to wait for its end, and get fields of NodeFacts."""
 
 
 def _possible(value: int) -> int:
@@ -61,8 +63,8 @@ class Surroundings:
 class HealthCheck:
     """One subject."""
 
-    read: Callable[[Surroundings], dict[str, object]]
-    """Looks at this machine and returns fields of NodeFacts; what may never answer is left to a Probe."""
+    read: Callable[[Surroundings], Reading]
+    """Begins to look at this machine; what may take its time, or never answer, is left to a Probe."""
     findings: Callable[[str, NodeFacts], Found]
     """What is wrong with the machine of this name, whatever the others are."""
     texts: Mapping[str, Callable[[NodeFacts], str | None]] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent.check import DISK_NEEDED, SHM_NEEDED
-from ddplaunch.commands.doctor.checks import Found, HealthCheck, KernelNumber, Severity, Surroundings, Symptom
+from ddplaunch.commands.doctor.checks import Found, HealthCheck, KernelNumber, Reading, Severity, Surroundings, Symptom
 from ddplaunch.commands.doctor.probe import DEADLINE, Probe
 from ddplaunch.dataclass import dataclass
 from ddplaunch.wire.bounds import Line
@@ -35,7 +35,7 @@ class JobFolder:
     silent: bool = False  # its file system did not answer
 
 
-def _read(where: Surroundings) -> dict[str, object]:
+def _read(where: Surroundings) -> Reading:
     places = {
         "the current folder": where.cwd,
         "TMPDIR": where.environ.get("TMPDIR") or "/tmp",
@@ -43,7 +43,7 @@ def _read(where: Surroundings) -> dict[str, object]:
         "/dev/shm": "/dev/shm",
     }
     probes = {what: Probe.of(find, what, path) for what, path in places.items()}
-    return {"folders": tuple(_answer(what, probe) for what, probe in probes.items())}
+    return lambda: {"folders": tuple(_answer(what, probe) for what, probe in probes.items())}
 
 
 def _answer(what: str, probe: Probe) -> JobFolder:

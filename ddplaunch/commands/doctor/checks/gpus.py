@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent.check import GPU_BUSY
-from ddplaunch.commands.doctor.checks import Found, HealthCheck, Severity, Surroundings, Symptom
+from ddplaunch.commands.doctor.checks import Found, HealthCheck, Reading, Severity, Surroundings, Symptom
 from ddplaunch.commands.doctor.probe import DEADLINE, Probe
 from ddplaunch.dataclass import dataclass
 from ddplaunch.devices import read_hardware
@@ -24,9 +24,14 @@ class GpusFound:
     lost: tuple[LostGpu, ...]
 
 
-def _read(_: Surroundings) -> dict[str, object]:
+def _read(_: Surroundings) -> Reading:
+    probe = Probe.of(find)
+    return lambda: _fields(probe)
+
+
+def _fields(probe: Probe) -> dict[str, object]:
     silent = GpusFound((), f"the GPU driver did not answer in {DEADLINE:g} s", ())
-    found = Probe.of(find).answer(GpusFound, DEADLINE) or silent
+    found = probe.answer(GpusFound, DEADLINE) or silent
     return {"gpus": found.gpus, "gpus_error": found.error, "lost_gpus": found.lost}
 
 

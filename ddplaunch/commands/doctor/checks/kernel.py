@@ -7,7 +7,7 @@ import resource
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent.limits import groups, memory, number
-from ddplaunch.commands.doctor.checks import Found, HealthCheck, KernelNumber, Severity, Surroundings, Symptom
+from ddplaunch.commands.doctor.checks import Found, HealthCheck, KernelNumber, Reading, Severity, Surroundings, Symptom
 from ddplaunch.dataclass import dataclass
 from ddplaunch.devices.cpu import read_cpu
 from ddplaunch.words import size
@@ -30,7 +30,11 @@ class Limits:
     processes_left: KernelNumber | None  # of the control group's
 
 
-def _read(_: Surroundings) -> dict[str, object]:
+def _read(_: Surroundings) -> Reading:
+    return _fields
+
+
+def _fields() -> dict[str, object]:
     cpu = read_cpu("/sys")
     total, available = memory(cpu.memory_total, cpu.memory_available)
     return {

@@ -7,11 +7,11 @@ import socket
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent.limits import number
-from ddplaunch.commands.doctor.checks import Found, HealthCheck, Severity, Surroundings, Symptom
-from ddplaunch.commands.doctor.probe import DEADLINE
+from ddplaunch.commands.doctor.checks import Found, HealthCheck, Reading, Severity, Surroundings, Symptom
+from ddplaunch.commands.doctor.probe import DEADLINE, Probe
 from ddplaunch.control.route import Lookup, interface_of
 from ddplaunch.dataclass import dataclass
-from ddplaunch.wire.bounds import Count, Name
+from ddplaunch.wire.bounds import Count, Line, Name
 
 if TYPE_CHECKING:
     from ddplaunch.commands.doctor.facts import NodeFacts
@@ -36,21 +36,48 @@ class Link:
         return self.address.startswith("127.") or self.address == "::1"
 
 
-def _read(where: Surroundings) -> dict[str, object]:
-    own_name = Lookup(socket.gethostname())
-    link, error = route(where.toward) if where.toward else (None, None)
-    own_name.wait(DEADLINE)
-    addresses = [str(where[0]) for _, where in own_name.addresses]
+@dataclass(frozen=True)
+class NetworkFound:
+    link: Link | None = None
+    error: Line | None = None  # why node 0's address leads nowhere
+    loopback: Line | None = None  # why this machine cannot connect to itself
+    clock_synchronised: bool | None = None
+    named_loopback: Line | None = None  # the loopback address that the machine's own name leads to
+
+
+def _read(where: Surroundings) -> Reading:
+    probe = Probe.of(find, where.toward)
+    return lambda: _fields(probe)
+
+
+def _fields(probe: Probe) -> dict[str, object]:
+    found = probe.answer(NetworkFound, 3 * DEADLINE) or NetworkFound(error="the network could not be looked at")
     return {
-        "link": link,
-        "link_error": error,
-        "loopback": _try_loopback(),
-        "clock_synchronised": _clock_synchronised(),
-        "named_loopback": next((each for each in addresses if each.startswith("127.") or each == "::1"), None),
+        "link": found.link,
+        "link_error": found.error,
+        "loopback": found.loopback,
+        "clock_synchronised": found.clock_synchronised,
+        "named_loopback": found.named_loopback,
     }
 
 
-def route(toward: str) -> tuple[Link | None, str | None]:
+def find(toward: str) -> NetworkFound:
+    """The way to node 0, if there are others, and to this machine itself."""
+    own_name = Lookup(socket.gethostname())
+    link, error = _route(toward) if toward else (None, None)
+    own_name.wait(DEADLINE)
+    named = (str(where[0]) for _, where in own_name.addresses)
+    named_loopback = next((each for each in named if each.startswith("127.") or each == "::1"), None)
+    return NetworkFound(link, error, _try_loopback(), _clock_synchronised(), named_loopback)
+
+
+def route(toward: str) -> Link | None:
+    """The interface that leads to an address."""
+    found = Probe.of(find, toward).answer(NetworkFound, 3 * DEADLINE)
+    return found.link if found else None
+
+
+def _route(toward: str) -> tuple[Link | None, str | None]:
     """The interface that leads to an address, or why none does."""
     lookup = Lookup(toward)
     if not lookup.wait(DEADLINE):

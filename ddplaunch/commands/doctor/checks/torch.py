@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.commands.doctor.checks import Found, HealthCheck, Severity, Surroundings, Symptom
+from ddplaunch.commands.doctor.checks import Found, HealthCheck, Reading, Severity, Surroundings, Symptom
 from ddplaunch.commands.doctor.probe import TORCH_DEADLINE, Probe
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import shown
@@ -38,8 +38,12 @@ class TorchFound:
     error: Line | None
 
 
-def _read(_: Surroundings) -> dict[str, object]:
+def _read(_: Surroundings) -> Reading:
     probe = Probe.of(find)
+    return lambda: _fields(probe)
+
+
+def _fields(probe: Probe) -> dict[str, object]:
     found = probe.answer(TorchFound, TORCH_DEADLINE)
     late = f"torch could not be imported in {TORCH_DEADLINE:g} s"
     return {
