@@ -22,7 +22,8 @@ class Cable:
         self.inside: NetworkNamespace | None = None
         """The network namespace of the host, while the cable is plugged in."""
         self._relay: subprocess.Popen[bytes] | None = None
-        self._netem = False
+        self._queues = False
+        """Whether its ends have queues that delay or limit."""
 
     def plug(self, inside: NetworkNamespace, pid: int) -> None:
         """Plug it in, at the host whose network namespace this is and ``pid`` lives in."""
@@ -39,7 +40,7 @@ class Cable:
         if self.inside is not None:
             self.switch.ip(f"link del {self.port}")
             self.inside = None
-        self._netem = False
+        self._queues = False
 
     def close(self) -> None:
         """End the process that belongs to it. The kernel removes the rest with the network namespaces."""
@@ -62,25 +63,30 @@ class Cable:
 
     def delay(self, milliseconds: float) -> None:
         """Let everything take that much longer, each way."""
-        inside = self._plugged()
         self._stop_relay()
-        netem = f"root netem delay {milliseconds}ms limit 100000".split()
         try:
-            inside.call("tc", "qdisc", "replace", "dev", self.interface, *netem)
+            self._queue(f"netem delay {milliseconds}ms limit 100000")
         except HostError:
             self._start_relay(milliseconds)
-        else:
-            self._netem = True
-            self.switch.call("tc", "qdisc", "replace", "dev", self.port, *netem)
+
+    def narrow(self, rate: str) -> None:
+        """Let no more through than this ("10mbit"), each way; the rest waits, and what has to wait long is lost."""
+        self._queue(f"tbf rate {rate} burst 32kb latency 400ms")
+
+    def _queue(self, discipline: str) -> None:
+        inside = self._plugged()
+        inside.call("tc", "qdisc", "replace", "dev", self.interface, "root", *discipline.split())
+        self._queues = True
+        self.switch.call("tc", "qdisc", "replace", "dev", self.port, "root", *discipline.split())
 
     def heal(self) -> None:
         """As new."""
         inside = self._plugged()
         self._stop_relay()
-        if self._netem:
+        if self._queues:
             inside.call("tc", "qdisc", "del", "dev", self.interface, "root")
             self.switch.call("tc", "qdisc", "del", "dev", self.port, "root")
-            self._netem = False
+            self._queues = False
         self.switch.ip(f"link set {self.port} master {self.bridge} up")
         inside.ip(f"link set {self.interface} up", *self.settings)
 

@@ -250,6 +250,10 @@ class Host:
         """Let everything to and from it take that much longer, so a round trip twice that."""
         self._cables[0].delay(milliseconds)
 
+    def narrow(self, rate: str) -> None:
+        """Let no more than this ("10mbit") through to it, and from it."""
+        self._cables[0].narrow(rate)
+
     def loss(self, percent: float) -> None:
         """Lose this share of the frames in each direction, at random."""
         lost = f"numgen random mod 10000 < {round(percent * 100)} drop"

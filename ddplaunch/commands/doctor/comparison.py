@@ -10,6 +10,7 @@ from ddplaunch.commands.doctor.checks.kernel import held_back
 from ddplaunch.commands.doctor.checks.network import Link
 from ddplaunch.commands.doctor.examination import SLOW, Examination, NodeFound, Speed, Way, bandwidth, slow_pairs
 from ddplaunch.commands.doctor.facts import NodeFacts, machine_findings
+from ddplaunch.commands.doctor.flows import flow_findings
 from ddplaunch.commands.doctor.ways import Outcome
 from ddplaunch.words import size
 
@@ -52,6 +53,7 @@ def _each(found: Examination) -> Found:
 def _several(found: Examination) -> Found:
     if len(found.nodes) < 2:
         return
+    yield from flow_findings(found.flows, found.name)
     for rule in (_differences, _clocks, _links, _ports, _ways, _pairs, _rails):
         yield from rule(found)
 
@@ -155,10 +157,6 @@ _BROKEN: dict[Outcome, tuple[str, str]] = {
         "reaches another program, or one that closes the connection",
         "look for a proxy or a filter between the nodes",
     ),
-    "large out": (
-        "works, but packets of full size are lost on the way",
-        "set the same MTU on nodes and switches, and let ICMP pass",
-    ),
 }
 """What people read of a connection, and what to do."""
 
@@ -167,16 +165,16 @@ def _ways(found: Examination) -> Found:
     """Broken ways, told by the node where all to or from it are broken, else one by one."""
     broken: dict[tuple[Outcome, tuple[int, ...]], set[tuple[int, int]]] = {}
     by_pair: dict[tuple[int, int], list[Way]] = {}
+    lossy = {frozenset(flow.pair) for flow in found.flows if "lossy" in flow.faults}
     for way in found.ways:
         by_pair.setdefault((way.source, way.target), []).append(way)
     for (source, target), ways in by_pair.items():
+        if {source, target} in lossy:  # a connection may get no answer for that
+            continue
         outcomes: dict[Outcome, None] = dict.fromkeys(way.outcome for way in ways if way.outcome != "ok")
         for outcome in outcomes:
             ports = tuple(way.port for way in ways if way.outcome == outcome)
-            pair = (source, target)
-            if outcome == "large back":
-                outcome, pair = "large out", (target, source)
-            broken.setdefault((outcome, ports), set()).add(pair)
+            broken.setdefault((outcome, ports), set()).add((source, target))
     for (outcome, ports), pairs in broken.items():
         all_ports = len(ports) == len({way.port for way in found.ways})
         at = "" if all_ports and outcome != "refused" else f" at {_at(ports)}"
@@ -270,8 +268,6 @@ def _rails(found: Examination) -> Found:
     for rail in found.rails:
         pairs: dict[Outcome, set[tuple[int, int]]] = {}
         for source, target, outcome in rail.outcomes:
-            if outcome == "large back":
-                outcome, source, target = "large out", target, source
             pairs.setdefault(outcome, set()).add((source, target))
         everyone = {(source, target) for source, target, _ in rail.outcomes}
         pairs.pop("ok", None)

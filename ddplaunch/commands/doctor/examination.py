@@ -11,19 +11,31 @@ from ddplaunch.commands.doctor import benchmark, messages
 from ddplaunch.commands.doctor.benchmark import Measured
 from ddplaunch.commands.doctor.checks.fabric import Fabric
 from ddplaunch.commands.doctor.facts import NodeFacts, machine_findings
+from ddplaunch.commands.doctor.flows import Flow, Pair, given_up
 from ddplaunch.commands.doctor.peers import UNREADABLE, Peer, no_answer
 from ddplaunch.commands.doctor.probe import DEADLINE, TORCH_DEADLINE
-from ddplaunch.commands.doctor.ways import Listening, Outcome, new_nonce, patience
+from ddplaunch.commands.doctor.ways import (
+    PING_DEADLINE,
+    STREAM_DEADLINE,
+    Listening,
+    Outcome,
+    Pinged,
+    new_nonce,
+    patience,
+)
 from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.loop import Loop
 from ddplaunch.plan.command import START_DEADLINE
 
-MAX_ROUNDS = 7  # of pairs, each node once in each round: up to eight nodes meet all others
+MAX_ROUNDS = 7  # of pairs that reduce, each node once in each round: up to eight nodes meet all others
+MAX_FLOWS = 31  # of pairs whose ways are measured
 MAX_AGAIN = 8  # slow pairs that are measured twice
+_STREAMS_AGAIN = 2  # times, alone: what was slow beside others may be fast
 SLOW = 0.5  # of the best: what is slower is named
 _MAX_GPUS = 1024  # of a node, whatever it says
 _ON_CPUS = 2  # processes on a node without GPUs: what they reduce goes through its memory
 _CLOCK_READINGS = 5
+_CLOCK_TRIP = 1.0  # seconds: an answer that took longer says too little about a clock
 _FAR = 10.0  # seconds beyond what a node may take for an answer
 
 A = TypeVar("A", bound=messages.NodeAnswer)
@@ -91,6 +103,7 @@ class Examination:
     nodes: tuple[NodeFound, ...]
     ports: tuple[int, ...]  # of the store, and of the connections between nodes
     ways: tuple[Way, ...] = ()
+    flows: tuple[Flow, ...] = ()
     powers: tuple[Power, ...] = ()
     speeds: tuple[Speed, ...] = ()
     together: tuple[Speed, ...] = ()  # with --thorough: each collective on all nodes at once
@@ -124,8 +137,9 @@ class Examiner:
         """Look at all of them. Every wait has a deadline; nodes that do not answer are left out of what follows."""
         self._describe()
         ways = self._try_ways() if len(self._live()) > 1 else ()
-        powers, speeds = self._measure(ways)
-        return Examination(tuple(self._found), self._ports, ways, powers, speeds)
+        flows = self._measure_flows(ways)
+        powers, speeds = self._measure(ways, flows)
+        return Examination(tuple(self._found), self._ports, ways, flows, powers, speeds)
 
     def _live(self) -> list[int]:
         return [node for node, found in enumerate(self._found) if found.facts and not found.trouble]
@@ -170,7 +184,8 @@ class Examiner:
             ).items():
                 peer = self._peers[node]
                 readings.setdefault(node, []).append((peer.took, answer.now - peer.sent - peer.took / 2))
-        ahead = {node: min(readings[node])[1] for node in self._live()}
+        nearest = {node: min(readings[node]) for node in self._live()}
+        ahead = {node: gap for node, (took, gap) in nearest.items() if took < _CLOCK_TRIP}
         for node in ahead:
             self._found[node] = replace(self._found[node], clock=ahead[node] - ahead[min(ahead)])
         self._find_node_zero()
@@ -192,7 +207,7 @@ class Examiner:
 
     def _try_ways(self) -> tuple[Way, ...]:
         self._say("trying the ways between them")
-        nonce = new_nonce()
+        self._nonce = nonce = new_nonce()
         heard = self._ask(dict.fromkeys(self._live(), messages.Listen(self._ports, nonce)), Listening, DEADLINE)
         for node, listening in heard.items():
             self._found[node] = replace(self._found[node], taken=dict(listening.taken))
@@ -223,13 +238,57 @@ class Examiner:
                 ways.append(Way(source, target, port, tried.outcome, tried.seconds))
         return tuple(ways)
 
+    def _measure_flows(self, ways: Sequence[Way]) -> tuple[Flow, ...]:
+        """What the open ways carry, those of many nodes at once, but each node only to and from one other."""
+        ports: dict[Pair, int] = {}
+        for way in ways:
+            if way.outcome == "ok":
+                ports[way.source, way.target] = way.port or self._any_port[way.target]
+        flows: dict[Pair, Flow] = {}
+        for round in rounds(self._live(), MAX_FLOWS):
+            taking = set(self._live()) - given_up(list(flows.values()))
+            pairs = [pair for pair in round if taking.issuperset(pair) and pair in ports and pair[::-1] in ports]
+            both: list[Pair] = [each for a, b in pairs for each in ((a, b), (b, a))]
+            flows |= self._ping({each: ports[each] for each in both})
+            going = [pair for pair in pairs if not _lossy(flows, pair)]
+            for turn in (going, [(b, a) for a, b in going]):  # the answers to one stream go where the other would
+                self._stream(flows, {each: ports[each] for each in turn})
+            for each in both:
+                for _ in range(_STREAMS_AGAIN):
+                    if each in flows and not {"slow", "slower"}.isdisjoint(flows[each].faults):
+                        self._stream(flows, {each: ports[each]})
+        return tuple(flows.values())
+
+    def _ping(self, ports: Mapping[Pair, int]) -> dict[Pair, Flow]:
+        questions = {a: messages.Ping(self._reached_at(b), port, self._nonce) for (a, b), port in ports.items()}
+        answers = self._ask(questions, Pinged, PING_DEADLINE)
+        return {
+            (a, b): Flow(a, b, self._claimed(a, b), answers[a].seconds, answers[a].sent, answers[a].lost)
+            for a, b in ports
+            if a in answers
+        }
+
+    def _stream(self, flows: dict[Pair, Flow], ports: Mapping[Pair, int]) -> None:
+        """Add to the flows what streams have shown; of several the fastest counts."""
+        questions = {a: messages.Stream(self._reached_at(b), port, self._nonce) for (a, b), port in ports.items()}
+        for a, answer in self._ask(questions, messages.Flowed, STREAM_DEADLINE).items():
+            (way,) = (each for each in ports if each[0] == a)
+            if (stream := answer.stream) and way in flows:
+                rates = [rate for rate in (stream.rate, flows[way].rate) if rate is not None]
+                flows[way] = replace(flows[way], large=stream.large, rate=max(rates, default=None))
+
+    def _claimed(self, *nodes: int) -> int | None:
+        """What the slowest of their interfaces claims."""
+        links = [facts.link for facts in (self._found[node].facts for node in nodes) if facts]
+        return min((link.speed for link in links if link and link.speed), default=None)
+
     def _reached_at(self, node: int) -> str:
         """The address of a node: that of the interface which leads to node 0."""
         facts = self._found[node].facts
         link = facts.link if facts else None
         return self._address if node == 0 or link is None or link.loopback else link.address
 
-    def _measure(self, ways: Sequence[Way]) -> tuple[tuple[Power, ...], tuple[Speed, ...]]:
+    def _measure(self, ways: Sequence[Way], flows: Sequence[Flow]) -> tuple[tuple[Power, ...], tuple[Speed, ...]]:
         facts = {node: self._found[node].facts for node in self._live()}
         able = [node for node, each in facts.items() if each and each.torch and not each.loopback]
         if not able:
@@ -244,8 +303,10 @@ class Examiner:
         reduced = self._ask(alone, Measured, benchmark.DEADLINE + TORCH_DEADLINE)
         speeds = [self._speed((node,), measured.seconds, measured.error) for node, measured in reduced.items()]
         closed = {frozenset((way.source, way.target)) for way in ways if way.port == 0 and way.outcome != "ok"}
+        closed |= {frozenset(flow.pair) for flow in flows if flow.faults}
+        well = [node for node in well if node not in given_up(flows)]
         pairs = dict[tuple[int, ...], Speed]()
-        for round in rounds(well):
+        for round in rounds(well, MAX_ROUNDS):
             pairs |= self._reduce([pair for pair in round if frozenset(pair) not in closed and self._alike(*pair)])
         for slow in list(slow_pairs(list(pairs.values())))[:MAX_AGAIN]:  # it may have been a moment's
             for nodes, again in self._reduce([(slow.nodes[0], slow.nodes[1])]).items():
@@ -284,6 +345,10 @@ class Examiner:
         return tuple(f"cuda:{index}" for index in range(min(gpus, _MAX_GPUS))) or ("cpu",) * _ON_CPUS
 
 
+def _lossy(flows: Mapping[Pair, Flow], pair: Pair) -> bool:
+    return any(way in flows and "lossy" in flows[way].faults for way in (pair, pair[::-1]))
+
+
 def _makes_sense(facts: NodeFacts) -> bool:
     """Whether the rules can be applied to what a node says; it may be a stranger's."""
     try:
@@ -320,14 +385,11 @@ def slow_pairs(speeds: Sequence[Speed]) -> Iterator[Speed]:
     yield from (each for each in pairs if bandwidth(each) < SLOW * best)
 
 
-def rounds(nodes: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """Pair the nodes so that each is in one pair of a round at most: the circle method of tournaments.
-
-    With eight nodes or fewer all meet; with more each meets MAX_ROUNDS others.
-    """
+def rounds(nodes: Sequence[int], most: int) -> list[list[tuple[int, int]]]:
+    """Pair the nodes so that each is in one pair of a round: the circle method of tournaments. Few nodes all meet."""
     seats: list[int | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
     found = []
-    for _ in range(min(len(seats) - 1, MAX_ROUNDS)):
+    for _ in range(min(len(seats) - 1, most)):
         pairs = zip(seats[: len(seats) // 2], reversed(seats), strict=False)
         found.append([(min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None])
         seats = [seats[0], seats[-1], *seats[1:-1]]

@@ -6,7 +6,7 @@ from ddplaunch.commands.doctor.benchmark import SIZES, DevicePower, Measured
 from ddplaunch.commands.doctor.checks.fabric import Fabric
 from ddplaunch.commands.doctor.checks.network import Link
 from ddplaunch.commands.doctor.facts import NodeFacts
-from ddplaunch.commands.doctor.ways import Listening, Tried
+from ddplaunch.commands.doctor.ways import Listening, Pinged, Streamed, Tried
 from ddplaunch.dataclass import dataclass
 from ddplaunch.wire.bounds import Count, ExitCode, Line, Moment, Name, Size
 
@@ -56,6 +56,24 @@ class Connect:
     """Connect to these addresses and ports. Answered with Connected."""
 
     places: tuple[tuple[Name, Count], ...]
+    nonce: Name
+
+
+@dataclass(frozen=True)
+class Ping:
+    """Exchange small packets with who listens there. Answered with ways.Pinged."""
+
+    address: Name
+    port: Count
+    nonce: Name
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Send a stream there. Answered with Flowed."""
+
+    address: Name
+    port: Count
     nonce: Name
 
 
@@ -114,10 +132,17 @@ class Connected:
 
 
 @dataclass(frozen=True)
+class Flowed:
+    stream: Streamed | None  # None where no connection came about
+
+
+@dataclass(frozen=True)
 class Prepared:
     powers: tuple[DevicePower, ...]
     error: Line | None = None
 
 
-Question = Describe | Route | Tell | Listen | Connect | Prepare | Measure | Recount
-NodeAnswer = Present | NodeFacts | Routed | Time | Listening | Connected | Prepared | Measured | Recounted
+Question = Describe | Route | Tell | Listen | Connect | Ping | Stream | Prepare | Measure | Recount
+NodeAnswer = (
+    Present | NodeFacts | Routed | Time | Listening | Connected | Pinged | Flowed | Prepared | Measured | Recounted
+)

@@ -17,7 +17,7 @@ from ddplaunch.commands.doctor.checks import Surroundings, fabric
 from ddplaunch.commands.doctor.checks.network import route
 from ddplaunch.commands.doctor.facts import describe
 from ddplaunch.commands.doctor.probe import TORCH_DEADLINE, Probe
-from ddplaunch.commands.doctor.ways import Responder, try_ways
+from ddplaunch.commands.doctor.ways import Responder, ping, stream, try_ways
 from ddplaunch.errors import EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.wire.connection import MAX_BYTES
 from ddplaunch.wire.frames import LENGTH, Garbled, frame
@@ -101,6 +101,10 @@ class Answerer:
                 return self._responder.listening
             case messages.Connect(places, nonce):
                 return messages.Connected(try_ways(places, nonce))
+            case messages.Ping(address, port, nonce):
+                return ping((address, port), nonce)
+            case messages.Stream(address, port, nonce):
+                return messages.Flowed(stream((address, port), nonce))
             case messages.Prepare():
                 return self._prepare(question)
             case messages.Recount():

@@ -13,6 +13,7 @@ from ddplaunch.commands.doctor.checks import Severity, Symptom
 from ddplaunch.commands.doctor.comparison import UNSUPPORTED, grouped, names
 from ddplaunch.commands.doctor.examination import Examination, NodeFound, Speed, bandwidth, rate
 from ddplaunch.commands.doctor.facts import CHECKS, NodeFacts
+from ddplaunch.commands.doctor.flows import in_megabits
 from ddplaunch.words import size
 
 WIDTH = 80
@@ -25,8 +26,11 @@ _WORDS = {
     "silent": "silent",
     "unreachable": "no way",
     "stranger": "cut",
-    "large out": "no large",
-    "large back": "no large",
+    "lossy": "lossy",
+    "large": "no large",
+    "far": "far",
+    "slow": "slow",
+    "slower": "slow",
 }
 
 
@@ -36,7 +40,7 @@ def page(found: Examination, findings: Sequence[Symptom], seconds: float) -> str
         [f"ddplaunch doctor {__version__}: {names([node.name for node in found.nodes])}, in {seconds:.0f} s"],
         list(_findings(findings)),
         list(_machines(found)),
-        list(_matrix(found)),
+        [*_matrix(found), *_flows(found)],
         list(_speeds(found)),
         list(_together(found)),
     ]
@@ -111,7 +115,7 @@ def _matrix(found: Examination) -> Iterator[str]:
     if not found.ways:
         return
     ports = f"ports {', '.join(map(str, found.ports))} and one that the kernel chose"
-    worst: dict[tuple[int, int], str] = {}
+    worst: dict[tuple[int, int], str] = {flow.pair: flow.faults[0] for flow in found.flows if flow.faults}
     for way in found.ways:
         pair = (way.source, way.target)
         if worst.get(pair, "ok") == "ok":
@@ -129,6 +133,17 @@ def _matrix(found: Examination) -> Iterator[str]:
             outcome = worst.get((source, target))
             cells.append("-" if source == target else _WORDS[outcome] if outcome else "?")
         yield f"  {node.name}".ljust(_LABEL) + "".join(cell.rjust(wide) for cell in cells)
+
+
+def _flows(found: Examination) -> Iterator[str]:
+    trips = sorted(flow.seconds for flow in found.flows if flow.seconds is not None)
+    rates = sorted(flow.rate for flow in found.flows if flow.rate is not None)
+    if trips:
+        ends = dict.fromkeys(f"{1e3 * each:.3g} ms" for each in (trips[0], trips[-1]))
+        yield f"  a packet there and back: {' to '.join(ends)}"
+    if rates:
+        ends = dict.fromkeys(map(in_megabits, (rates[0], rates[-1])))
+        yield f"  a stream: {' to '.join(ends)}"
 
 
 # ------------------------------------------------------------------------------------------------------------ speeds

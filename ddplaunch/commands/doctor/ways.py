@@ -1,7 +1,8 @@
 """The ways between nodes, tried: a node listens at ports, and each of the others connects and sends there.
 
-First a byte goes there and back, then 64 KiB each way: a path that drops large packets and tells nobody lets the first
-through and not the second (RFC 2923, "black hole detection").
+First whether a byte goes there and back. Then what a way carries: small packets, of which the kernel counts the lost
+ones and times the others, and a stream, which begins with packets of full size: a path that drops those and tells
+nobody lets the small ones through (RFC 2923, "black hole detection").
 """
 
 from __future__ import annotations
@@ -10,27 +11,43 @@ import errno
 import os
 import secrets
 import socket
+import struct
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Literal
+from math import log2
+from typing import Literal, NamedTuple
 
 from ddplaunch.dataclass import dataclass
-from ddplaunch.wire.bounds import Count, Line, Seconds
+from ddplaunch.wire.bounds import Amount, Count, Line, Seconds, Size
 from ddplaunch.wire.frames import read
 
-CONNECT_DEADLINE = 4.0  # seconds: of three SYNs one arrives, also where some are lost
+CONNECT_DEADLINE = 4.0  # seconds, in which the kernel sends three to five SYNs
 SMALL_DEADLINE = 4.0
-LARGE_DEADLINE = 6.0
-LARGE = 64 << 10  # bytes, more than seven jumbo frames
+LARGE_DEADLINE = 3.0
+TRIES = 2  # of what gets no answer: where packets are lost, another connection may come through
 NONCE = 16  # bytes that a node expects, and no other program knows
-_AT_ONCE = 64
+_SYNS = 3  # lost packets of a connection that gets no answer
+_AT_ONCE = 128
 
-Outcome = Literal["ok", "refused", "silent", "unreachable", "stranger", "large out", "large back"]
-"""How a try ended: "stranger" is another program that listens there, "large out" large packets lost on the way there,
-"large back" on the way back."""
+_MESSAGE = 32  # bytes: each goes as a packet of its own
+_WINDOW = 8  # of them on the way: fewer than TCP's first window, and too few to fill any queue
+_FEW, _MANY = 300, 1000  # messages; the many where one of the few was lost
+MANY_LOST = 3  # packets
+_EXCHANGE_PATIENCE, _LOSSY_PATIENCE = 2.0, 6.0  # seconds for the messages, and where too few were sent to tell
+
+_STREAM = 8 << 20  # bytes
+_STREAM_PATIENCE = 0.3, 2.5  # seconds, the more the longer a packet takes: TCP begins slowly
+_FIRST_WINDOW = 14_000  # bytes that TCP sends before it hears from the other end; then it doubles
+_FIRST = 1 << 16
+_TICK = 0.004  # seconds: the kernel counts in steps like this
+
+_REACH, _ECHO, _SINK = b"r", b"e", b"s"
+
+Outcome = Literal["ok", "refused", "silent", "unreachable", "stranger"]
+"""How a try ended: "stranger" is another program that listens there."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +64,23 @@ class Tried:
 
     outcome: Outcome
     seconds: Seconds | None = None  # there and back, of one byte
+
+
+@dataclass(frozen=True)
+class Pinged:
+    """What became of small packets, as far as the kernel tells."""
+
+    seconds: Seconds | None  # the shortest time there and back
+    sent: Size
+    lost: Size  # on the way there
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """What became of a stream."""
+
+    large: bool  # whether packets of full size arrive
+    rate: Amount | None  # bytes a second
 
 
 class Responder:
@@ -83,14 +117,35 @@ class Responder:
 
     def _answer(self, connection: socket.socket) -> None:
         with connection, suppress(OSError, EOFError):
-            if _receive(connection, NONCE, SMALL_DEADLINE) != self._nonce:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            asked = _receive(connection, NONCE + 1, SMALL_DEADLINE)
+            if asked[:NONCE] != self._nonce:
                 return
             connection.sendall(self._nonce)
-            _receive(connection, LARGE, SMALL_DEADLINE + LARGE_DEADLINE)
-            connection.sendall(b"+")
-            _receive(connection, 1, LARGE_DEADLINE)
-            connection.sendall(bytes(LARGE))
-            _receive(connection, 1, LARGE_DEADLINE)
+            connection.settimeout(_LOSSY_PATIENCE)
+            if asked[NONCE:] == _ECHO:
+                _echo(connection)
+            elif asked[NONCE:] == _SINK:
+                _take_in(connection)
+
+
+def _echo(connection: socket.socket) -> None:
+    left = b""
+    while data := connection.recv(4096):
+        left += data
+        while len(left) >= _MESSAGE:
+            connection.send(left[:_MESSAGE])
+            left = left[_MESSAGE:]
+
+
+def _take_in(connection: socket.socket) -> None:
+    """Say when the first bytes have come, and when all have."""
+    room = bytearray(1 << 20)
+    if connection.recv_into(room):
+        connection.sendall(b"+")
+        while connection.recv_into(room):
+            pass
+        connection.sendall(b".")
 
 
 def new_nonce() -> str:
@@ -99,7 +154,11 @@ def new_nonce() -> str:
 
 def patience(count: int) -> float:
     """How many seconds so many tries take at most."""
-    return (1 + count // _AT_ONCE) * (CONNECT_DEADLINE + SMALL_DEADLINE + 2 * LARGE_DEADLINE)
+    return (1 + count // _AT_ONCE) * TRIES * (CONNECT_DEADLINE + SMALL_DEADLINE)
+
+
+PING_DEADLINE = TRIES * (CONNECT_DEADLINE + SMALL_DEADLINE) + _LOSSY_PATIENCE
+STREAM_DEADLINE = TRIES * (CONNECT_DEADLINE + SMALL_DEADLINE) + LARGE_DEADLINE + max(_STREAM_PATIENCE)
 
 
 def try_ways(places: Sequence[tuple[str, int]], nonce: str) -> tuple[Tried, ...]:
@@ -109,6 +168,14 @@ def try_ways(places: Sequence[tuple[str, int]], nonce: str) -> tuple[Tried, ...]
 
 
 def _try(place: tuple[str, int], nonce: bytes) -> Tried:
+    for _ in range(TRIES):
+        tried = _try_once(place, nonce)
+        if tried.outcome not in ("silent", "stranger"):
+            break
+    return tried
+
+
+def _try_once(place: tuple[str, int], nonce: bytes) -> Tried:
     try:
         connection = socket.create_connection(place, CONNECT_DEADLINE)
     except ValueError:  # what a node says is its address cannot be one
@@ -118,24 +185,147 @@ def _try(place: tuple[str, int], nonce: bytes) -> Tried:
             return Tried("refused")
         waited = isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT
         return Tried("silent" if waited else "unreachable")
-    outcome: Outcome = "stranger"
-    seconds = None
     with connection, suppress(OSError, EOFError):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         began = time.monotonic()
-        connection.sendall(nonce)
-        if _receive(connection, NONCE, SMALL_DEADLINE) != nonce:
-            return Tried("stranger")
+        _greet(connection, nonce + _REACH)
+        return Tried("ok", time.monotonic() - began)
+    return Tried("stranger")
+
+
+def _greet(connection: socket.socket, words: bytes) -> None:
+    """Raises OSError or EOFError where a stranger answers, or nobody."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.sendall(words)
+    if _receive(connection, NONCE, SMALL_DEADLINE) != words[:NONCE]:
+        raise EOFError
+
+
+def _connect(place: tuple[str, int], words: bytes) -> socket.socket | None:
+    with suppress(OSError, EOFError, ValueError):
+        connection = socket.create_connection(place, CONNECT_DEADLINE)
+        try:
+            _greet(connection, words)
+        except (OSError, EOFError):
+            connection.close()
+            raise
+        return connection
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------- what it carries
+
+
+class _Counts(NamedTuple):
+    """Of a connection, from the fields of struct tcp_info (linux/tcp.h) that have been there since Linux 4.19."""
+
+    resent: int
+    arrived: int  # bytes that the other end has acknowledged
+    round_trip: int  # microseconds, the shortest; the kernel answers, however busy the program is
+    packets: int  # with data, sent
+    busy: int  # microseconds in which something was under way
+    doubled: int  # packets that the other end had already: these were not lost
+
+    @property
+    def lost(self) -> int:
+        return max(0, self.resent - self.doubled)
+
+
+_COUNTS = struct.Struct("=100xI16xQ20xI4xI8xQ40xI")
+
+
+def _count(connection: socket.socket) -> _Counts | None:
+    """None where the kernel does not tell."""
+    with suppress(OSError, AttributeError):
+        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTS.size)
+        if len(told) == _COUNTS.size:
+            return _Counts(*_COUNTS.unpack(told))
+    return None
+
+
+def ping(place: tuple[str, int], nonce: str) -> Pinged:
+    """Exchange small packets with a node, a few at a time."""
+    unheard = 0
+    for _ in range(TRIES):
+        began = time.monotonic()
+        connection = _connect(place, nonce.encode() + _ECHO)
+        if connection is None:
+            unheard += _SYNS
+            continue
         seconds = time.monotonic() - began
-        outcome = "large out"
-        connection.settimeout(LARGE_DEADLINE)
-        connection.sendall(bytes(LARGE))
-        _receive(connection, 1, LARGE_DEADLINE)
-        outcome = "large back"
-        connection.sendall(b"+")
-        _receive(connection, LARGE, LARGE_DEADLINE)
-        outcome = "ok"
-    return Tried(outcome, seconds)
+        with connection:
+            sent = _exchange(connection)
+            counts = _count(connection)
+        if counts is None:
+            return Pinged(seconds, sent, unheard)
+        return Pinged(counts.round_trip / 1e6, counts.packets + unheard, counts.lost + unheard)
+    return Pinged(None, unheard, unheard)
+
+
+def _exchange(connection: socket.socket) -> int:
+    """Return how many were sent: more where one was lost, and fewer where many are."""
+    wanted, sent, came = _FEW, 0, 0
+    began = time.monotonic()
+    with suppress(OSError):
+        while came < wanted * _MESSAGE:
+            passed, counts = time.monotonic() - began, _count(connection)
+            few_lost = counts is not None and 0 < counts.lost < MANY_LOST
+            if passed > (_LOSSY_PATIENCE if few_lost else _EXCHANGE_PATIENCE):
+                break
+            while sent < wanted and sent * _MESSAGE - came < _WINDOW * _MESSAGE:
+                connection.send(bytes(_MESSAGE))
+                sent += 1
+            connection.settimeout(_EXCHANGE_PATIENCE / 4)
+            with suppress(TimeoutError):
+                if not (data := connection.recv(4096)):
+                    break
+                came += len(data)
+            if counts is not None and counts.lost:
+                wanted = _MANY
+    return sent
+
+
+def stream(place: tuple[str, int], nonce: str) -> Streamed | None:
+    """Send much at once, and no longer than a moment. None where no connection comes about."""
+    for _ in range(TRIES):
+        if connection := _connect(place, nonce.encode() + _SINK):
+            break
+    else:
+        return None
+    with connection:
+        # What has not arrived at the end of the moment never will: nobody waits for it.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        began = time.monotonic()
+        try:
+            connection.settimeout(LARGE_DEADLINE)
+            connection.sendall(bytes(_FIRST))
+            _receive(connection, 1, LARGE_DEADLINE)
+        except (OSError, EOFError):
+            return Streamed(False, None)
+        whole = _pour(connection)
+        seconds = time.monotonic() - began
+        if (counts := _count(connection)) is None:
+            return Streamed(True, _STREAM / seconds if whole else None)
+        round_trip = counts.round_trip / 1e6
+        slow_start = round_trip * log2(1 + counts.arrived / _FIRST_WINDOW)
+        return Streamed(True, counts.arrived / max(_TICK, counts.busy / 1e6 - slow_start))
+
+
+def _pour(connection: socket.socket) -> bool:
+    """Whether all has arrived in time."""
+    counts = _count(connection)
+    least, most = _STREAM_PATIENCE
+    until = time.monotonic() + min(most, max(least, 20e-6 * counts.round_trip if counts else 0.0))
+    chunk, left = bytes(1 << 18), _STREAM - _FIRST
+    try:
+        while left > 0:
+            connection.settimeout(max(1e-3, until - time.monotonic()))
+            left -= connection.send(chunk)
+            if time.monotonic() > until:
+                return False
+        connection.shutdown(socket.SHUT_WR)
+        return _receive(connection, 1, until - time.monotonic()) == b"."
+    except (OSError, EOFError):
+        return False
 
 
 def listen(port: int) -> socket.socket:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.commands.doctor.checks import Found, HealthCheck, Severity, Surroundings, Symptom
+from ddplaunch.commands.doctor.checks import Found, HealthCheck, Reading, Severity, Surroundings, Symptom
 from ddplaunch.commands.doctor.checks.kernel import listed
 from ddplaunch.commands.doctor.probe import DEADLINE, Probe
 from ddplaunch.control.route import networks
@@ -104,8 +104,9 @@ class Fabric:
     xids: tuple[Xid, ...]
 
 
-def _read(where: Surroundings) -> dict[str, object]:
-    return {"fabric": ask() if where.thorough else None}
+def _read(where: Surroundings) -> Reading:
+    probe = Probe.of(look) if where.thorough else None
+    return lambda: {"fabric": probe and probe.answer(Fabric, DEADLINE)}
 
 
 def ask() -> Fabric | None:
