@@ -1,6 +1,7 @@
 """A process that measures: a product of matrices on its device, and collectives with others of its kind.
 
-It reads tasks from stdin, a line of JSON each, and answers each with a line on stdout.
+First it says what torch says of itself, and waits for its device. Then it reads tasks from stdin, a line of JSON each,
+and answers each with a line on stdout.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ddplaunch.commands.doctor.checks.torch import find
+from ddplaunch.commands.doctor.probe import begun
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import shown
 from ddplaunch.wire.bounds import Amount, Line, Name
@@ -27,6 +30,15 @@ TOO_LONG = 1.5  # seconds: a larger size that would take longer than this each t
 DEADLINE = 30.0  # seconds for all of one task, after which its caller ends this process
 _SIDE = {"cpu": 512, "cuda": 4096}  # of the matrices
 _PATIENCE = 0.5  # seconds of products: on a busy machine the best of a few would say little
+
+
+@dataclass(frozen=True)
+class Device:
+    """What to measure with."""
+
+    name: str  # "cuda:0", "cpu"
+    interface: str  # for gloo; "" for its own choice
+    forced: bool  # whatever GLOO_SOCKET_IFNAME is
 
 
 @dataclass(frozen=True)
@@ -64,14 +76,14 @@ class Measured:
 
 
 def main() -> None:
-    """Measure until stdin ends; our argument is the device."""
-    out = os.dup(1)
-    os.dup2(2, 1)  # gloo prints when it connects
-    device = sys.argv[1]
-
-    def say(what: DevicePower | Measured) -> None:
-        os.write(out, msgspec.json.encode(what) + b"\n")
-
+    """Measure until stdin ends."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    say = begun()
+    say(find())
+    given = msgspec.json.decode(sys.stdin.readline(), type=Device)
+    device = given.name
+    if given.interface and (given.forced or "GLOO_SOCKET_IFNAME" not in os.environ):
+        os.environ["GLOO_SOCKET_IFNAME"] = given.interface
     say(DevicePower(device, _multiply(device)))
     for line in sys.stdin:
         task = msgspec.json.decode(line, type=Collective)

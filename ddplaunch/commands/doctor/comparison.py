@@ -10,13 +10,14 @@ from ddplaunch.commands.doctor.checks.kernel import held_back
 from ddplaunch.commands.doctor.checks.network import Link
 from ddplaunch.commands.doctor.examination import SLOW, Examination, NodeFound, Speed, Way, bandwidth, slow_pairs
 from ddplaunch.commands.doctor.facts import NodeFacts, machine_findings
-from ddplaunch.commands.doctor.flows import flow_findings
+from ddplaunch.commands.doctor.flows import flow_findings, losing
 from ddplaunch.commands.doctor.ways import Outcome
 from ddplaunch.words import size
 
 CLOCKS_DIFFER = 1.0  # seconds
 UNSUPPORTED = "not support"
 """In the message of a collective that a backend of this torch does not have."""
+SLOW_AND_BUSY = 0.15  # of the best pair, where all nodes are busy: they disturb one another
 _MOST = 3  # findings of one kind that are told one by one
 
 
@@ -165,11 +166,13 @@ def _ways(found: Examination) -> Found:
     """Broken ways, told by the node where all to or from it are broken, else one by one."""
     broken: dict[tuple[Outcome, tuple[int, ...]], set[tuple[int, int]]] = {}
     by_pair: dict[tuple[int, int], list[Way]] = {}
-    lossy = {frozenset(flow.pair) for flow in found.flows if "lossy" in flow.faults}
+    lossy, losers = losing(found.flows)
     for way in found.ways:
         by_pair.setdefault((way.source, way.target), []).append(way)
     for (source, target), ways in by_pair.items():
-        if {source, target} in lossy:  # a connection may get no answer for that
+        if {source, target} in lossy or not losers.isdisjoint(
+            (source, target)
+        ):  # a connection may get no answer for that
             continue
         outcomes: dict[Outcome, None] = dict.fromkeys(way.outcome for way in ways if way.outcome != "ok")
         for outcome in outcomes:
@@ -244,10 +247,14 @@ def _pairs(found: Examination) -> Found:
     """Name the node all of whose exchanges are slow or fail, or else the link."""
     pairs = {speed.nodes: speed for speed in found.speeds if len(speed.nodes) == 2}
     held = {nodes for nodes in pairs if any(_held_back(found, node) for node in nodes)}
+    share = SLOW_AND_BUSY
     if len(held) < len(pairs):  # of nodes that are all busy one may still be slow for another reason
+        share = SLOW
         pairs = {nodes: speed for nodes, speed in pairs.items() if nodes not in held or speed.error}
     best = max((bandwidth(speed) for speed in pairs.values()), default=0.0)
-    slow = {speed.nodes: speed for speed in (*slow_pairs(list(pairs.values())), *filter(_failed, pairs.values()))}
+    slow = {
+        speed.nodes: speed for speed in (*slow_pairs(list(pairs.values()), share), *filter(_failed, pairs.values()))
+    }
     told: set[tuple[int, ...]] = set()
     for node in range(len(found.nodes)):
         own = [speed for nodes, speed in pairs.items() if node in nodes]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from ddplaunch.commands.doctor import benchmark, messages
@@ -27,8 +27,9 @@ from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.loop import Loop
 from ddplaunch.plan.command import START_DEADLINE
 
-MAX_ROUNDS = 7  # of pairs that reduce, each node once in each round: up to eight nodes meet all others
-MAX_FLOWS = 31  # of pairs whose ways are measured
+MAX_FLOWS = 31  # rounds of pairs whose ways are measured, each node once in each round
+ALL_MEET = 8  # nodes at most that all reduce with one another
+MANY_MEET = 3  # others that each of more nodes reduces with
 MAX_AGAIN = 8  # slow pairs that are measured twice
 _STREAMS_AGAIN = 2  # times, alone: what was slow beside others may be fast
 SLOW = 0.5  # of the best: what is slower is named
@@ -306,12 +307,23 @@ class Examiner:
         closed |= {frozenset(flow.pair) for flow in flows if flow.faults}
         well = [node for node in well if node not in given_up(flows)]
         pairs = dict[tuple[int, ...], Speed]()
-        for round in rounds(well, MAX_ROUNDS):
-            pairs |= self._reduce([pair for pair in round if frozenset(pair) not in closed and self._alike(*pair)])
-        for slow in list(slow_pairs(list(pairs.values())))[:MAX_AGAIN]:  # it may have been a moment's
-            for nodes, again in self._reduce([(slow.nodes[0], slow.nodes[1])]).items():
-                pairs[nodes] = max(slow, again, key=bandwidth)
+        for round in rounds(well, ALL_MEET - 1 if len(well) <= ALL_MEET else MANY_MEET):
+            out = _failing(pairs.values())
+            open = [pair for pair in round if frozenset(pair) not in closed and out.isdisjoint(pair)]
+            pairs |= self._reduce([pair for pair in open if self._alike(*pair)])
+        self._reduce_again(pairs)
         return tuple(powers), (*broken, *speeds, *pairs.values())
+
+    def _reduce_again(self, pairs: dict[tuple[int, ...], Speed]) -> None:
+        """Measure slow pairs alone: all that ran beside them may have slowed them, and then also those not tried."""
+        slow = sorted((each for each in slow_pairs(list(pairs.values())) if not each.error), key=bandwidth)
+        for each in slow[:MAX_AGAIN]:
+            for nodes, again in self._reduce([(each.nodes[0], each.nodes[1])]).items():
+                pairs[nodes] = max(each, again, key=bandwidth)
+        still = {each.nodes for each in slow_pairs(list(pairs.values()))}
+        if not still.issuperset(each.nodes for each in slow[:MAX_AGAIN]):
+            for each in slow[MAX_AGAIN:]:
+                del pairs[each.nodes]
 
     def _preparation(self, node: int) -> messages.Prepare:
         facts = self._found[node].facts
@@ -342,7 +354,15 @@ class Examiner:
     def _devices(self, node: int) -> tuple[str, ...]:
         facts = self._found[node].facts
         gpus = facts.torch.devices if facts and facts.torch else 0
-        return tuple(f"cuda:{index}" for index in range(min(gpus, _MAX_GPUS))) or ("cpu",) * _ON_CPUS
+        on_cpus = _ON_CPUS if len(self._peers) <= ALL_MEET else 1  # torch takes its time to be imported
+        return tuple(f"cuda:{index}" for index in range(min(gpus, _MAX_GPUS))) or ("cpu",) * on_cpus
+
+
+def _failing(speeds: Collection[Speed]) -> set[int]:
+    """The nodes that failed twice, and never did not: each failure takes its deadline."""
+    failed = [node for speed in speeds if speed.error for node in speed.nodes]
+    passed = {node for speed in speeds if not speed.error for node in speed.nodes}
+    return {node for node in failed if failed.count(node) > 1} - passed
 
 
 def _lossy(flows: Mapping[Pair, Flow], pair: Pair) -> bool:
@@ -378,11 +398,11 @@ def bandwidth(speed: Speed) -> float:
     return rate(speed, len(speed.seconds) - 1) or 0.0 if len(speed.seconds) > 1 else 0.0
 
 
-def slow_pairs(speeds: Sequence[Speed]) -> Iterator[Speed]:
+def slow_pairs(speeds: Sequence[Speed], share: float = SLOW) -> Iterator[Speed]:
     """The pairs of nodes much slower than the best, and those that failed."""
     pairs = [speed for speed in speeds if len(speed.nodes) == 2]
     best = max(map(bandwidth, pairs), default=0.0)
-    yield from (each for each in pairs if bandwidth(each) < SLOW * best)
+    yield from (each for each in pairs if bandwidth(each) < share * best)
 
 
 def rounds(nodes: Sequence[int], most: int) -> list[list[tuple[int, int]]]:

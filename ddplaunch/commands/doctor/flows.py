@@ -76,6 +76,12 @@ def given_up(flows: Sequence[Flow]) -> set[int]:
     }
 
 
+def losing(flows: Sequence[Flow]) -> tuple[set[frozenset[int]], set[int]]:
+    """The pairs of nodes between which packets are lost, and the nodes of which no more ways were tried for that."""
+    pairs = {frozenset(flow.pair) for flow in flows if "lossy" in flow.faults}
+    return pairs, {node for node in given_up(flows) if any(node in pair for pair in pairs)}
+
+
 def flow_findings(flows: Sequence[Flow], name: Callable[[int], str]) -> Found:
     """What is wrong, told by the node where all its ways have it."""
     for fault in _TOLD:

@@ -12,9 +12,10 @@ from typing import get_args
 
 from ddplaunch import __version__
 from ddplaunch.commands.doctor import benchmark, messages
-from ddplaunch.commands.doctor.benchmark import Collective, DevicePower, Measured
+from ddplaunch.commands.doctor.benchmark import Collective, Device, DevicePower, Measured
 from ddplaunch.commands.doctor.checks import Surroundings, fabric
 from ddplaunch.commands.doctor.checks.network import route
+from ddplaunch.commands.doctor.checks.torch import TorchFound
 from ddplaunch.commands.doctor.facts import describe
 from ddplaunch.commands.doctor.probe import TORCH_DEADLINE, Probe
 from ddplaunch.commands.doctor.ways import Responder, ping, stream, try_ways
@@ -82,6 +83,7 @@ class Answerer:
         self._by_hand = by_hand
         self._responder: Responder | None = None
         self._meters: list[Probe] = []
+        self._prepared: messages.Prepare | None = None
 
     def answer(self, question: messages.Question) -> object:
         """Answer; the kinds of answers are beside the questions."""
@@ -91,7 +93,8 @@ class Answerer:
                 if not self._by_hand:
                     os.environb.update(each.partition(b"=")[::2] for each in environ)
                 folder = os.getcwd() if self._by_hand else os.fsdecode(cwd)
-                return describe(Surroundings(folder, toward, os.environ, thorough))
+                self._meters = [Probe(_MEASURE)]
+                return describe(Surroundings(folder, toward, os.environ, self._meters[0], thorough))
             case messages.Route(toward):
                 return messages.Routed(route(toward))
             case messages.Tell():
@@ -114,13 +117,16 @@ class Answerer:
     def _prepare(self, question: messages.Prepare) -> messages.Prepared:
         if self._responder:
             self._responder.close()
-        self._end()
+        if self._prepared:  # the processes have their devices
+            self._end()
         self._prepared = question
-        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-        if question.interface and (question.forced or "GLOO_SOCKET_IFNAME" not in environ):
-            environ["GLOO_SOCKET_IFNAME"] = question.interface
-        self._meters = [Probe(_MEASURE, device, environ=environ) for device in question.devices]
+        new = [Probe(_MEASURE) for _ in question.devices[len(self._meters) :]]
+        self._meters += new
         until = time.monotonic() + TORCH_DEADLINE
+        for meter in new:
+            meter.begin(TorchFound, until - time.monotonic())
+        for meter, device in zip(self._meters, question.devices, strict=True):
+            meter.ask(Device(device, question.interface, question.forced))
         powers = [meter.read(DevicePower, until - time.monotonic()) for meter in self._meters]
         if all(powers):
             return messages.Prepared(tuple(each for each in powers if each))
@@ -129,7 +135,7 @@ class Answerer:
         return messages.Prepared((), f"no answer in {TORCH_DEADLINE:g} s" if late else "the process ended at its start")
 
     def _measure(self, question: messages.Measure) -> Measured:
-        if not self._meters:
+        if self._prepared is None or not self._meters:
             return Measured(error="the measuring processes could not be started again")
         address, port = question.address or "127.0.0.1", question.port or free_port()
         taking = self._meters[: question.count]

@@ -27,14 +27,19 @@ _CALL = "from ddplaunch.commands.doctor.probe import call; call()"
 T = TypeVar("T")
 
 
-def call() -> None:
-    """In the child: call the function that our arguments name, and print what it returns as a line of JSON."""
+def begun() -> Callable[[object], object]:
+    """In a child: say that it has begun, and return what prints a line of JSON."""
     out = os.dup(1)
     os.dup2(2, 1)  # for all else that prints
     os.write(out, b'"begun"\n')
+    return lambda answer: os.write(out, msgspec.json.encode(answer) + b"\n")
+
+
+def call() -> None:
+    """In the child: call the function that our arguments name, and print what it returns."""
+    say = begun()
     module, name, *words = sys.argv[1:]
-    answer = getattr(importlib.import_module(module), name)(*words)
-    os.write(out, msgspec.json.encode(answer) + b"\n")
+    say(getattr(importlib.import_module(module), name)(*words))
     os._exit(0)  # torch would take its time to end
 
 
@@ -79,9 +84,13 @@ class Probe:
 
     def answer(self, kind: type[T], seconds: float) -> T | None:
         """What the function returns within so many seconds of its start; as ``read``."""
-        answer = self.read(kind, seconds) if self.read(str, START_DEADLINE) else None
+        answer = self.begin(kind, seconds)
         self._child.close()
         return answer
+
+    def begin(self, kind: type[T], seconds: float) -> T | None:
+        """Its first line, as ``read``, within so many seconds of its start: then it goes on."""
+        return self.read(kind, seconds) if self.read(str, START_DEADLINE) else None
 
     def end(self) -> None:
         self._child.close()

@@ -24,8 +24,8 @@ from ddplaunch.dataclass import dataclass
 from ddplaunch.wire.bounds import Amount, Count, Line, Seconds, Size
 from ddplaunch.wire.frames import read
 
-CONNECT_DEADLINE = 4.0  # seconds, in which the kernel sends three to five SYNs
-SMALL_DEADLINE = 4.0
+CONNECT_DEADLINE = 3.5  # seconds, in which the kernel sends three SYNs or more
+SMALL_DEADLINE = 3.0
 LARGE_DEADLINE = 3.0
 TRIES = 2  # of what gets no answer: where packets are lost, another connection may come through
 NONCE = 16  # bytes that a node expects, and no other program knows
@@ -36,7 +36,7 @@ _MESSAGE = 32  # bytes: each goes as a packet of its own
 _WINDOW = 8  # of them on the way: fewer than TCP's first window, and too few to fill any queue
 _FEW, _MANY = 300, 1000  # messages; the many where one of the few was lost
 MANY_LOST = 3  # packets
-_EXCHANGE_PATIENCE, _LOSSY_PATIENCE = 2.0, 6.0  # seconds for the messages, and where too few were sent to tell
+_EXCHANGE_PATIENCE, _LOSSY_PATIENCE = 2.0, 5.0  # seconds for the messages, and where too few were sent to tell
 
 _STREAM = 8 << 20  # bytes
 _STREAM_PATIENCE = 0.3, 2.5  # seconds, the more the longer a packet takes: TCP begins slowly
@@ -170,7 +170,7 @@ def try_ways(places: Sequence[tuple[str, int]], nonce: str) -> tuple[Tried, ...]
 def _try(place: tuple[str, int], nonce: bytes) -> Tried:
     for _ in range(TRIES):
         tried = _try_once(place, nonce)
-        if tried.outcome not in ("silent", "stranger"):
+        if tried.outcome in ("ok", "refused"):
             break
     return tried
 

@@ -14,6 +14,7 @@ from ddplaunch.dataclass import dataclass, field
 
 if TYPE_CHECKING:
     from ddplaunch.commands.doctor.facts import NodeFacts
+    from ddplaunch.commands.doctor.probe import Probe
 
 
 class Severity(Enum):
@@ -56,6 +57,7 @@ class Surroundings:
     cwd: str
     toward: str  # node 0's address; "" where there is one node
     environ: Mapping[str, str]
+    meter: Probe  # a process of ``benchmark``, whose first line is a TorchFound: torch is imported once
     thorough: bool = False
 
 

@@ -38,13 +38,12 @@ class TorchFound:
     error: Line | None
 
 
-def _read(_: Surroundings) -> Reading:
-    probe = Probe.of(find)
-    return lambda: _fields(probe)
+def _read(where: Surroundings) -> Reading:
+    return lambda: _fields(where.meter)
 
 
 def _fields(probe: Probe) -> dict[str, object]:
-    found = probe.answer(TorchFound, TORCH_DEADLINE)
+    found = probe.begin(TorchFound, TORCH_DEADLINE)
     late = f"torch could not be imported in {TORCH_DEADLINE:g} s"
     return {
         "python": "{}.{}.{}".format(*sys.version_info[:3]),
