@@ -74,6 +74,10 @@ class Pinged:
     sent: Size
     lost: Size  # on the way there
 
+    def __post_init__(self) -> None:
+        if self.lost > self.sent:
+            raise ValueError("more packets lost than sent")
+
 
 @dataclass(frozen=True)
 class Streamed:
@@ -200,16 +204,19 @@ def _greet(connection: socket.socket, words: bytes) -> None:
         raise EOFError
 
 
-def _connect(place: tuple[str, int], words: bytes) -> socket.socket | None:
-    with suppress(OSError, EOFError, ValueError):
+def _connect(place: tuple[str, int], words: bytes) -> tuple[socket.socket | None, int]:
+    """A connection, or None; and how many packets were lost where there is none."""
+    try:
         connection = socket.create_connection(place, CONNECT_DEADLINE)
-        try:
-            _greet(connection, words)
-        except (OSError, EOFError):
-            connection.close()
-            raise
-        return connection
-    return None
+    except (OSError, ValueError) as error:
+        return None, _SYNS if isinstance(error, TimeoutError) else 0
+    try:
+        _greet(connection, words)
+        return connection, 0
+    except (OSError, EOFError):
+        with connection:
+            counts = _count(connection)
+        return None, counts.lost if counts else 0  # the node may have no time to answer
 
 
 # ---------------------------------------------------------------------------------------------------- what it carries
@@ -247,9 +254,9 @@ def ping(place: tuple[str, int], nonce: str) -> Pinged:
     unheard = 0
     for _ in range(TRIES):
         began = time.monotonic()
-        connection = _connect(place, nonce.encode() + _ECHO)
+        connection, lost = _connect(place, nonce.encode() + _ECHO)
         if connection is None:
-            unheard += _SYNS
+            unheard += lost
             continue
         seconds = time.monotonic() - began
         with connection:
@@ -257,7 +264,8 @@ def ping(place: tuple[str, int], nonce: str) -> Pinged:
             counts = _count(connection)
         if counts is None:
             return Pinged(seconds, sent, unheard)
-        return Pinged(counts.round_trip / 1e6, counts.packets + unheard, counts.lost + unheard)
+        sent = max(counts.packets, counts.lost)  # a lost SYN is no packet with data
+        return Pinged(counts.round_trip / 1e6, sent + unheard, counts.lost + unheard)
     return Pinged(None, unheard, unheard)
 
 
@@ -287,7 +295,8 @@ def _exchange(connection: socket.socket) -> int:
 def stream(place: tuple[str, int], nonce: str) -> Streamed | None:
     """Send much at once, and no longer than a moment. None where no connection comes about."""
     for _ in range(TRIES):
-        if connection := _connect(place, nonce.encode() + _SINK):
+        connection, _ = _connect(place, nonce.encode() + _SINK)
+        if connection:
             break
     else:
         return None
