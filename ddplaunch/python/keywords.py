@@ -65,6 +65,10 @@ class Keywords(TypedDict, total=False):
     preempt_forward: str | int | None
     tensorboard: str | None
     sidecar: Texts
+    debug: bool
+    debug_timeout: Text
+    post_mortem: bool
+    debugpy: str | None
     show: str
     prefix: str
     log_dir: str | None
