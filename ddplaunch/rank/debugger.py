@@ -217,8 +217,6 @@ class RankPdb(pdb.Pdb):
         super().__init__(stdin=talk, stdout=talk, nosigint=True)
         self.prompt = f"(rank {debugger.rank}) "
         self.failed: BaseException | None = None  # whose frames are looked at, where the program has ended by it
-        if hasattr(self, "colorize"):
-            self.colorize = "NO_COLOR" not in os.environ
 
     def interaction(self, frame: Any, trace: Any = None) -> None:
         """Stop here; one thread of the rank at a time, and no process that it has forked."""
