@@ -71,6 +71,24 @@ def files(folder: Path):
     return json.loads(trace.read_text()), json.loads(scope.read_text())
 
 
+def nested(trace) -> bool:
+    """Whether the slices of each track lie within one another or apart, as viewers want them; in nanoseconds."""
+    tracks: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for each in trace["traceEvents"]:
+        if each["ph"] == "X":
+            begin = round(each["ts"] * 1000)
+            tracks.setdefault((each["pid"], each["tid"]), []).append((begin, begin + round(each["dur"] * 1000)))
+    for slices in tracks.values():
+        around: list[int] = []
+        for begin, end in sorted(slices, key=lambda each: (each[0], -each[1])):
+            while around and around[-1] <= begin:
+                around.pop()
+            if around and end > around[-1]:
+                return False
+            around.append(end)
+    return bool(tracks)
+
+
 @pytest.mark.parametrize("how", [LIGHT, ("--start", "exec")], ids=["fork", "exec"])
 def test_a_known_hot_function(job, answer, tmp_path, door, how):
     """No process group, no torch: the ranks are asked by signals alone."""
@@ -83,6 +101,7 @@ def test_a_known_hot_function(job, answer, tmp_path, door, how):
     assert found[line(HOT, "hot")][2] > 1.2 * found[line(HOT, "rest")][2]
     trace, scope = files(tmp_path)
     assert {event["name"].partition(" ")[0] for event in trace["traceEvents"]} > {"step", "hot", "process_name"}
+    assert nested(trace)
     assert [each["name"] for each in scope["profiles"]] == ["rank 0", "rank 1", "rank 2"]
     for each in scope["profiles"]:  # as speedscope's own reader wants them
         assert len(each["samples"]) == len(each["weights"]) > 1
@@ -226,6 +245,7 @@ def test_a_late_rank_and_equal_results_over_two_nodes(start, answer, tmp_path, d
     assert found[late][2] > 50 > found[late][1]
     assert found[line(TRAIN, "wait")][2] > 50
     trace, _ = files(tmp_path)
+    assert nested(trace)
     calls = [each for each in trace["traceEvents"] if each.get("cat") == "collective"]
     assert {each["pid"] for each in calls} == {0, 1, 2}
     assert {(each["args"]["group"], each["name"].partition(" ")[0]) for each in calls} >= {("default_pg", "all_reduce")}

@@ -76,7 +76,8 @@ def _collectives(profile: RankProfile, zero: float, last: dict[tuple[str, int], 
 
 
 def _slice(rank: int, thread: int, name: str, kind: str, begin: float, length: float, told: dict[str, Any]) -> Event:
-    times = {"ts": round(begin, 3), "dur": round(length, 3)}
+    first, last = round(begin, 3), round(begin + length, 3)  # whole nanoseconds: what ends together ends as one
+    times = {"ts": first, "dur": round(last - first, 3)}
     return {"ph": "X", "pid": rank, "tid": thread, "name": name, "cat": kind, **times, "args": told}
 
 
