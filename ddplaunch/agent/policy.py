@@ -33,6 +33,7 @@ class Shown:
 
     rules: tuple[Rule, ...]
     whole: bool = True  # with the tracebacks of ranks that failed because of others, in a terminal too
+    merge: bool | None = False  # whether equal lines of several ranks are shown once; None: where a person looks
 
     def streams(self, rank: Rank) -> frozenset[int]:
         return next((rule.streams for rule in reversed(self.rules) if rule.names(rank)), frozenset())

@@ -50,7 +50,8 @@ RUN_KEYS = frozenset({
     "pass-local-rank", "nproc", "gpus", "oversubscribe", "virtual-local-rank", "bind", "join-timeout",
     "heartbeat-timeout", "backend", "start", "check", "gpu-memory-timeout", "role", "grace", "max-restarts",
     "restart-on", "restart-backoff", "min-uptime", "timeout", "stall-timeout", "on-stall", "straggler-timeout",
-    "preempt-signal", "preempt-grace", "preempt-forward", "show", "prefix", "log-dir", "no-history", "no-inspect",
+    "preempt-signal", "preempt-grace", "preempt-forward", "show", "prefix", "merge", "log-dir", "no-history",
+    "no-inspect",
 })
 # fmt: on
 """The options that a project may set."""

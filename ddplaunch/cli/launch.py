@@ -31,7 +31,7 @@ from ddplaunch.job.watch import Watch
 from ddplaunch.loop import Loop
 from ddplaunch.output.events import Observer
 from ddplaunch.output.run_log import RunLog
-from ddplaunch.output.screen import Screen, Terminal, choose
+from ddplaunch.output.screen import Manner, Screen, Terminal, choose
 from ddplaunch.output.streams import KEPT
 from ddplaunch.output.voice import VOICE, Said, Topic
 from ddplaunch.output.waiting import Starting
@@ -99,15 +99,15 @@ class NodeJob:
         speaks = alone or not (rules.one_log and plan.node_rank)
         VOICE.of(plan, numbered=plan.numbered)
         self._view: OwnView | None = None
-        where = (loop, policy.patience, policy.quiet, policy.prefix)
+        how = Manner(policy.patience, policy.quiet, policy.prefix, policy.show.merge)
         if policy.live:
             from ddplaunch.live.screen import LiveScreen
             from ddplaunch.live.view import OwnView
 
-            self._screen: Screen = (live := LiveScreen(*where, speaks=speaks, colour=policy.colour))
+            self._screen: Screen = (live := LiveScreen(loop, how, speaks=speaks, colour=policy.colour))
             self._view = OwnView(loop, live, self)
         else:
-            self._screen = choose(*where, speaks=speaks, colour=policy.colour)
+            self._screen = choose(loop, how, speaks=speaks, colour=policy.colour)
         self._log = RunLog(policy.log_dir, self._screen.note, alone=alone)
         self._watch = Watch(plan)
         starting = Starting(loop, self._screen, policy.preload.modules)

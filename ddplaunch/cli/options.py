@@ -47,7 +47,7 @@ SECTIONS = {
         "Preemption": "--preempt-signal --preempt-grace --preempt-forward",
         "Sidecar programs": "--tensorboard --sidecar",
         "Debugging": "--debug --debug-timeout --post-mortem --debugpy",
-        "Output": "--show --prefix --stdin --ui --log-dir --log-json --no-history --no-inspect",
+        "Output": "--show --prefix --merge --stdin --ui --log-dir --log-json --no-history --no-inspect",
         "Dry run and help": "--no-config --dry-run --json --help --help-all",
     }.items()
 }
@@ -318,6 +318,11 @@ class Options:
         values.prefix,
         default=DEFAULT_PREFIX,
         envvar="DDPLAUNCH_PREFIX",
+    )
+    merge: bool | None = _flag(
+        "--merge",
+        "Show a line that several ranks print within 0.2 seconds once, as [0-7] LINE.  [default: in a terminal only]",
+        off="--no-merge",
     )
     stdin: int | None = _option(
         "--stdin RANK", "Connect the terminal to this rank, for pdb. A single rank always has it.", values.integer

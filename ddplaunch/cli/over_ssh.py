@@ -11,8 +11,10 @@ from ddplaunch import TYPE_CHECKING
 from ddplaunch.cli.options import OF_SSH, Options, Source
 from ddplaunch.cli.rules import check_control_port
 from ddplaunch.cli.say import say
+from ddplaunch.cli.show import read_merge
 from ddplaunch.cli.surroundings import OVER_SSH
 from ddplaunch.errors import UsageError
+from ddplaunch.output.terminal import watched
 from ddplaunch.output.voice import Said, Topic
 from ddplaunch.plan.rendezvous import DEFAULT_PORT
 from ddplaunch.ssh.client import Session, command, look_up
@@ -76,6 +78,8 @@ def start(hosts: tuple[Host, ...], options: Options, target: Target, run_id: str
     nonce = os.urandom(16).hex()
     python = options.remote_python or sys.executable
     heartbeat, warning = options.heartbeat_timeout, options.preempt_signal
+    looked_at = watched(1) and watched(2) and options.merge is None
+    merge = ("--merge",) if looked_at and read_merge(options) is None else ()  # the hosts have no terminal
     fleet = Fleet(heartbeat, options.grace, options.spares, allow_mismatch=options.allow_mismatch, warning=warning)
 
     def connect(node: int, host: Host) -> Callable[..., Session]:
@@ -92,7 +96,7 @@ def start(hosts: tuple[Host, ...], options: Options, target: Target, run_id: str
             log_dir=options.log_dir,
             address=address,
             ports=(port, control) if node == 0 and len(hosts) > 1 else (),
-            words=("run", *own, "--no-config", "--run-id", run_id, *alike, "--", target.typed, *target.args),
+            words=("run", *own, "--no-config", "--run-id", run_id, *alike, *merge, "--", target.typed, *target.args),
             warning=warning,
             heartbeat=heartbeat,
             grace=options.grace,

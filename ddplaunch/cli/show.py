@@ -6,6 +6,7 @@ from ddplaunch.agent.policy import Rule, Shown
 from ddplaunch.cli.options import Options, Source
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError
+from ddplaunch.output.prefix import names_ranks_alone
 from ddplaunch.output.terminal import watched
 from ddplaunch.plan.numbers import whole
 from ddplaunch.plan.plan import Plan
@@ -18,7 +19,7 @@ _LOCAL = "local:"  # numbers behind it are local ranks
 def read_shown(options: Options, plan: Plan) -> Shown:
     """Return whose output is shown; refuse ranks of ``--show`` and ``--stdin`` that this node knows are not there."""
     whole = options.sources["show"] is not Source.DEFAULT or plan.world_size == 1 or not watched(2)
-    shown = replace(_read(options.show, plan), whole=whole)
+    shown = replace(_read(options.show, plan), whole=whole, merge=read_merge(options))
     here = [rank.rank for rank in plan.local_ranks]
     if options.stdin is not None and plan.nnodes == 1 and options.stdin not in here:
         what = f"--stdin {options.stdin}: this node has {ranks(here[0], here[-1])}"
@@ -27,6 +28,15 @@ def read_shown(options: Options, plan: Plan) -> Shown:
         what = f"--ui does not work with --stdin {options.stdin}: both read the keys typed here"
         raise UsageError(what, "leave --ui out, and type ddplaunch top in another terminal")
     return shown
+
+
+def read_merge(options: Options) -> bool | None:
+    """Return whether equal lines of several ranks are shown once; None: where a person looks."""
+    able = names_ranks_alone(options.prefix)
+    if options.merge and not able:
+        what = f"--merge does not work with --prefix {options.prefix}: a prefix names several ranks by {{rank}} alone"
+        raise UsageError(what, "--prefix '[{rank}]'")
+    return options.merge if able and (options.merge or options.stdin is None) else False
 
 
 def _read(text: str, plan: Plan) -> Shown:

@@ -19,7 +19,7 @@ from ddplaunch.job.requests.debugger import DebugRanks
 from ddplaunch.live.editor import Editor
 from ddplaunch.live.prompt import AtTerminal, Prompt
 from ddplaunch.loop import Loop
-from ddplaunch.output.screen import Terminal
+from ddplaunch.output.screen import Manner, Terminal
 from ddplaunch.output.sink import PATIENCE
 from ddplaunch.output.terminal import can_draw, restored, watched
 from ddplaunch.queue.meant import job_meant, one_of, run_of, running
@@ -79,7 +79,7 @@ class Debug:
         at_terminal = os.isatty(0) and watched(1) and can_draw()
         self._screen: Terminal | None = None
         if at_terminal:
-            self._screen = Terminal(self._loop, PATIENCE, 0.0, "", speaks=True, colour=colour_wanted())
+            self._screen = Terminal(self._loop, Manner(PATIENCE, 0.0, "", False), speaks=True, colour=colour_wanted())
         self._face = AtTerminal(self._loop, self._screen) if self._screen else Lines()
         self._connection = self._connect()
         self._prompt = Prompt(self._face, self._connection.send)

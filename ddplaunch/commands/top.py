@@ -30,6 +30,7 @@ from ddplaunch.live.screen import LiveScreen
 from ddplaunch.live.state import Snapshot, all_doing, rate, work
 from ddplaunch.live.view import LiveView, failures_text, last_lines, moment, sentences
 from ddplaunch.loop import Loop
+from ddplaunch.output.screen import Manner
 from ddplaunch.output.sink import PATIENCE
 from ddplaunch.output.terminal import can_draw, restored, watched
 from ddplaunch.wire.connection import Connection
@@ -145,7 +146,7 @@ class Viewer:
 
     def __init__(self, path: str, chosen: str, *, colour: bool) -> None:
         self._loop, self._path = Loop(), path
-        self._screen = LiveScreen(self._loop, PATIENCE, 0.0, "", speaks=True, colour=colour)
+        self._screen = LiveScreen(self._loop, Manner(PATIENCE, 0.0, "", False), speaks=True, colour=colour)
         self._door = JobAtDoor(self._loop, path, self._gone)
         self._view = LiveView(self._loop, self._screen, self._door, chosen=chosen, left=self._leave)
         self._code: int | None = None

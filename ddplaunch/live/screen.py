@@ -6,6 +6,7 @@ thirtieth of a second is one write, so that nothing flickers.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 from ddplaunch.live.rows import Row, columns, painted, width
 from ddplaunch.loop import Callback, Loop
 from ddplaunch.output.events import Ended, Event
-from ddplaunch.output.screen import Terminal
+from ddplaunch.output.screen import Manner, Terminal
 from ddplaunch.output.sink import HIGH_WATER, Sink
 from ddplaunch.output.terminal import Keyboard, in_foreground
 from ddplaunch.output.voice import Said, Topic
@@ -34,9 +35,8 @@ _STYLE = re.compile(r"\x1b\[[0-9;:]*m")
 class LiveScreen(Terminal):
     """As ``Terminal``, with the rows of a picture below all lines."""
 
-    def __init__(self, loop: Loop, patience: float, quiet: float, prefix: str, *, speaks: bool, colour: bool) -> None:
-        super().__init__(loop, patience, quiet, prefix, speaks=speaks, colour=colour)
-        self._loop = loop
+    def __init__(self, loop: Loop, how: Manner, *, speaks: bool, colour: bool) -> None:
+        super().__init__(loop, how, speaks=speaks, colour=colour)
         self._home = self._stderr if self._stderr.terminal else self._stdout
         self._fd = 2 if self._stderr.terminal else 1
         self._picture: Picture | None = None
@@ -137,6 +137,7 @@ class LiveScreen(Terminal):
             return
         full = self.is_full
         self.full_screen(False)
+        self._show_merged(math.inf)
         self._draw()
         self._home.write(self._erase())
         if self._keyboard is not None:

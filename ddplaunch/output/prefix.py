@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.errors import UsageError, harmless
+from ddplaunch.words import runs
 
 if TYPE_CHECKING:
     from ddplaunch.plan.plan import Plan
@@ -35,6 +37,22 @@ def check(template: str) -> None:
         raise UsageError(f"--prefix {shown}: control characters do not work here", "use letters, digits and signs")
     if not template.strip():
         raise UsageError("--prefix is blank", f"--prefix {NONE} leaves it out")
+
+
+def names_ranks_alone(template: str) -> bool:
+    """Whether a prefix can be that of several ranks: the rank is its only field."""
+    return {*re.findall(_FIELD, template)} == {"rank"}
+
+
+def of_ranks(template: str, ranks: Sequence[int]) -> str:
+    """The prefix of lines that several ranks have printed: "[0-2,5]"."""
+    named = (f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs(ranks))
+    return template.replace("{rank}", ",".join(named)).rstrip()
+
+
+def prefixed(prefix: bytes, lines: bytes) -> bytes:
+    """Put a prefix before each of these whole lines."""
+    return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
 
 
 def prefixes(template: str, plan: Plan) -> tuple[dict[int, str], int]:

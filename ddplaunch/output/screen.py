@@ -5,12 +5,17 @@ It alone knows of terminals, colours and widths, and whether this node speaks wh
 
 from __future__ import annotations
 
+import math
 import os
+import time
+from collections.abc import Sequence
 
 from ddplaunch import TYPE_CHECKING
+from ddplaunch.dataclass import dataclass
 from ddplaunch.loop import Callback, Loop
+from ddplaunch.output.equal_lines import HOLD, EqualLines
 from ddplaunch.output.events import Ended, Event, Noted, Observer, Planned, Restarting
-from ddplaunch.output.prefix import prefixes
+from ddplaunch.output.prefix import of_ranks, prefixed, prefixes
 from ddplaunch.output.sink import Sink
 from ddplaunch.output.terminal import watched
 from ddplaunch.output.voice import VOICE, Said, Topic
@@ -26,6 +31,7 @@ Source = int | str
 
 _COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")  # ANSI's, by rank; red is left to errors
 _FAINT = "2"  # of a sidecar
+_BOLD = "1"  # of several ranks
 _CLEAR = b"\r\x1b[K"
 
 
@@ -44,8 +50,11 @@ class Screen(Observer, Protocol):
 
     def when_relieved(self, callback: Callback) -> None: ...  # call it whenever there may be room again
 
-    def lines(self, source: Source, number: int, lines: bytes, bar: bytes = b"") -> None:
-        """Show whole lines that came from descriptor ``number`` (1 or 2), and the progress bar that is drawn there."""
+    def lines(self, source: Source, number: int, lines: bytes, bar: bytes = b"", *, last: bool = False) -> None:
+        """Show whole lines that came from descriptor ``number`` (1 or 2), and the progress bar that is drawn there.
+
+        The first call, with lines or without, is made before the source prints there; ``last``: it prints no more.
+        """
 
     def note(self, text: str, *, of_job: bool = False) -> None:
         """Say something ourselves, between whole lines of the ranks; ``of_job``: it concerns more than this node."""
@@ -60,26 +69,39 @@ class Screen(Observer, Protocol):
         """Call ``stop``, which returns when we may go on (Ctrl-Z); meanwhile the terminal is another program's."""
 
 
-def choose(loop: Loop, patience: float, quiet: float, prefix: str, *, speaks: bool, colour: bool) -> Screen:
-    """Make the screen for where our stdout and stderr lead; ``patience``, ``quiet`` and ``prefix`` as in the policy."""
+@dataclass(frozen=True)
+class Manner:
+    """How a screen shows what ranks print: as in the policy."""
+
+    patience: float
+    quiet: float
+    prefix: str
+    merge: bool | None
+
+
+def choose(loop: Loop, how: Manner, *, speaks: bool, colour: bool) -> Screen:
+    """Make the screen for where our stdout and stderr lead."""
     if watched(1) or watched(2):
-        return Terminal(loop, patience, quiet, prefix, speaks=speaks, colour=colour)
-    return Plain(loop, patience, quiet, prefix, speaks=speaks)
+        return Terminal(loop, how, speaks=speaks, colour=colour)
+    return Plain(loop, how, speaks=speaks)
 
 
 class Plain:
     """Whole lines, each with its rank before it: for files, pipes and logs."""
 
-    def __init__(self, loop: Loop, patience: float, quiet: float, prefix: str, *, speaks: bool) -> None:
-        self.speaks = speaks
-        self._stdout = Sink(loop, 1, patience)
-        self._stderr = self._stdout if _same_file(1, 2) else Sink(loop, 2, patience)
+    def __init__(self, loop: Loop, how: Manner, *, speaks: bool) -> None:
+        self._loop, self.speaks = loop, speaks
+        self._stdout = Sink(loop, 1, how.patience)
+        self._stderr = self._stdout if _same_file(1, 2) else Sink(loop, 2, how.patience)
         self.terminal, self.by_lines = self._stdout.terminal, self._stdout.by_lines
-        self._template = prefix
+        self._template = how.prefix
         self._prefixes: dict[int, str] = {}
         self._width = 0
+        self._merges = {n for n in (1, 2) if (self._sink(n).terminal if how.merge is None else how.merge)}
+        self._equal = EqualLines()
+        self._ticks = False
         counts = self._stderr.terminal and not VOICE.for_machines
-        self._waiting = Waiting(loop, self._show_footer, quiet, counts=counts)
+        self._waiting = Waiting(loop, self._show_footer, how.quiet, counts=counts)
 
     @property
     def full(self) -> bool:
@@ -92,15 +114,38 @@ class Plain:
     def when_relieved(self, callback: Callback) -> None:
         self._stdout.relieved = self._stderr.relieved = callback
 
-    def lines(self, source: Source, number: int, lines: bytes, bar: bytes = b"") -> None:
-        """One replace for however many lines there are, so no Python runs per line."""
+    def lines(self, source: Source, number: int, lines: bytes, bar: bytes = b"", *, last: bool = False) -> None:
+        """One replace for however many lines there are, so no Python runs per line but where equal ones are sought."""
         sink = self._sink(number)
-        if lines:
-            prefix = self._prefix(source, sink)
-            if number == 2 and prefix and b"[rank" in lines:
-                lines = self._once(source, lines)
-            lines = prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
-        self._show(sink, lines)
+        if number == 2 and b"[rank" in lines and self._marker(source):
+            lines = self._once(source, lines)
+        if isinstance(source, str) or number not in self._merges:
+            return self._show(sink, prefixed(self._prefix(source, sink), lines) if lines else b"")
+        self._equal.add(source, number, lines, time.monotonic())
+        if bar:
+            self._equal.finish(source)
+        if last:
+            self._equal.end(source, number)
+        self._show_merged()
+        self._show(sink, b"")  # the bar
+
+    def _show_merged(self, until: float = 0.0) -> None:
+        """Show what needs to wait for its equals no longer, and what came before ``until``."""
+        self._equal.let_go(until)
+        shown: dict[Sink, bytearray] = {}
+        for ranks, number, lines in self._equal.taken():
+            sink = self._sink(number)
+            prefix = self._prefix(ranks[0] if len(ranks) == 1 else ranks, sink)
+            shown.setdefault(sink, bytearray()).extend(prefixed(prefix, lines))
+        for sink, text in shown.items():
+            self._show(sink, bytes(text))
+        if not self._ticks and (due := self._equal.due) is not None:
+            self._ticks = True
+            self._loop.after(max(0.0, due - time.monotonic()), self._tick)
+
+    def _tick(self) -> None:
+        self._ticks = False
+        self._show_merged(time.monotonic() - HOLD)
 
     def _once(self, source: Source, lines: bytes) -> bytes:
         """Without the prefix that torch.distributed puts before a traceback, where ours says the same."""
@@ -114,12 +159,14 @@ class Plain:
 
     def say(self, said: Said, *, of_job: bool = False) -> None:
         if self.speaks or not of_job:
+            self._show_merged(math.inf)
             self._show(self._stderr, VOICE.form(said).encode(errors="replace"))
 
     def footer(self, text: str, *, of_job: bool = False, waited: float = 0.0) -> None:
         self._waiting.tell(text if self.speaks or not of_job else "", waited)
 
     def suspend(self, stop: Callback) -> None:
+        self._show_merged(math.inf)
         stop()
 
     def observe(self, event: Event) -> None:
@@ -145,12 +192,16 @@ class Plain:
     def _show(self, sink: Sink, lines: bytes) -> None:
         sink.write(lines)
 
-    def _marker(self, source: Source) -> str:
+    def _marker(self, source: Source | Sequence[int]) -> str:
         if isinstance(source, str):
             return f"[{source}]".ljust(self._width)
-        return self._prefixes.get(source, "").ljust(self._width)
+        if isinstance(source, int):
+            return self._prefixes.get(source, "").ljust(self._width)
+        marker, widest = of_ranks(self._template, source), of_ranks(self._template, [*self._prefixes])
+        self._width = max(self._width, min(len(marker), len(widest)))  # from now on other lines are aligned with these
+        return marker.ljust(self._width)
 
-    def _prefix(self, source: Source, sink: Sink) -> bytes:
+    def _prefix(self, source: Source | Sequence[int], sink: Sink) -> bytes:
         marker = self._marker(source)
         return f"{marker} ".encode(errors="replace") if marker else b""
 
@@ -158,8 +209,8 @@ class Plain:
 class Terminal(Plain):
     """As ``Plain``; below all lines stays the progress bar of the lowest rank that draws one, or the footer."""
 
-    def __init__(self, loop: Loop, patience: float, quiet: float, prefix: str, *, speaks: bool, colour: bool) -> None:
-        super().__init__(loop, patience, quiet, prefix, speaks=speaks)
+    def __init__(self, loop: Loop, how: Manner, *, speaks: bool, colour: bool) -> None:
+        super().__init__(loop, how, speaks=speaks)
         self._colour = colour
         self._bars: dict[tuple[bool, Source, int], bytes] = {}
         self._below = b""
@@ -175,13 +226,13 @@ class Terminal(Plain):
         """Print what the person has asked for."""
         self._show(self._stderr if self._stderr.terminal else self._stdout, text.encode(errors="replace"))
 
-    def lines(self, source: Source, number: int, lines: bytes, bar: bytes = b"") -> None:
+    def lines(self, source: Source, number: int, lines: bytes, bar: bytes = b"", *, last: bool = False) -> None:
         key = (isinstance(source, str), source, number)
         if bar:
             self._bars[key] = bar
         else:
             self._bars.pop(key, None)
-        super().lines(source, number, lines)
+        super().lines(source, number, lines, bar, last=last)
 
     def _show_footer(self, text: str) -> None:
         if not self._stderr.terminal or VOICE.for_machines:
@@ -207,10 +258,11 @@ class Terminal(Plain):
         _, source, _ = lowest = min(here)
         return self._prefix(source, sink) + _fit(self._bars[lowest], len(self._marker(source)) + 1)
 
-    def _prefix(self, source: Source, sink: Sink) -> bytes:
+    def _prefix(self, source: Source | Sequence[int], sink: Sink) -> bytes:
         if not (self._colour and sink.terminal and self._marker(source)):
             return super()._prefix(source, sink)
-        colour = _COLOURS[source % len(_COLOURS)] if isinstance(source, int) else _FAINT
+        several = _FAINT if isinstance(source, str) else _BOLD
+        colour = _COLOURS[source % len(_COLOURS)] if isinstance(source, int) else several
         return f"\x1b[{colour}m{self._marker(source)}\x1b[0m ".encode()
 
 

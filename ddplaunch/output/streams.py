@@ -118,6 +118,8 @@ class Streams:
         if isinstance(source, int) and number == 2 and not self._whole:
             stream.words = LastWords()
         self._loop.watch(read, partial(self._read, stream))
+        if show:
+            self._screen.lines(source, number, b"")
         return write
 
     def _keep(self, source: Source, path: str | None) -> None:
@@ -236,7 +238,8 @@ class Streams:
     def _end(self, stream: _Stream) -> None:
         if stream.show:
             lines = self._held(stream, stream.lines.close())
-            self._screen.lines(stream.source, stream.number, lines + (stream.words.close() if stream.words else b""))
+            lines += stream.words.close() if stream.words else b""
+            self._screen.lines(stream.source, stream.number, lines, last=True)
         self._loop.forget(stream.fd)
         os.close(stream.fd)
         del self._streams[stream.fd]

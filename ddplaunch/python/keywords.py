@@ -71,6 +71,7 @@ class Keywords(TypedDict, total=False):
     debugpy: str | None
     show: str
     prefix: str
+    merge: bool | None
     log_dir: str | None
     no_history: bool
     no_inspect: bool

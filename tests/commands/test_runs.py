@@ -147,6 +147,42 @@ def test_logs_of_a_log_folder(launch, answer, tmp_path):
 
 
 @pytest.mark.parametrize("words", [(), ("--log-dir", "logs")])
+def test_equal_lines_of_a_run_are_printed_once(launch, answer, tmp_path, words):
+    """Wherever they stand in the output of each rank."""
+    write(
+        tmp_path,
+        "ends.py",
+        """
+        import os, sys
+        rank = int(os.environ["RANK"])
+        print("start")
+        for step in range(100 * rank):
+            print("of", rank)
+        print("end")
+        sys.exit(3)
+        """,
+    )
+    launch("run", "--nproc", "3", "--run-id", MINE, *words, *LIGHT, "ends.py")
+    assert answer("logs", MINE).stdout.count("start\n") == 3
+    rows = answer("logs", MINE, "--merge").stdout.splitlines()
+    assert rows == ["[0-2] start", *["[1]   of 1"] * 100, *["[2]   of 2"] * 200, "[0-2] end"]
+    assert answer("logs", MINE, "--merge", "--rank", "2").stdout.startswith("start\nof 2\n")
+
+
+def test_equal_lines_that_are_followed_are_printed_once(running):
+    job = running()
+    following = subprocess.Popen(
+        command("logs", NAME, "-f", "--merge"), stdout=subprocess.PIPE, env=clean_environment()
+    )
+    assert following.stdout
+    rows = iter(following.stdout.readline, b"")
+    assert any(row == b"[0-1] on\n" for row in rows)
+    job.signal(signal.SIGTERM)
+    following.stdout.read()
+    assert following.wait() == 0
+
+
+@pytest.mark.parametrize("words", [(), ("--log-dir", "logs")])
 def test_following_a_job_to_its_end(running, tmp_path, words):
     job = running(*words)
     following = subprocess.Popen(

@@ -184,14 +184,14 @@ def test_a_single_rank_has_our_descriptors(launch, printer):
 
 
 def test_prefixes_are_coloured_in_a_terminal_only(tmp_path, printer):
-    script = printer("print('hello')")
+    script = printer("print('hello from', rank)")
     terminal = Terminal(["run", *LIGHT, "--nproc", "2", script], tmp_path)
     assert terminal.end() == 0
-    assert re.search(r"\x1b\[\d+m\[0\]\x1b\[0m hello", terminal.shown)
+    assert re.search(r"\x1b\[\d+m\[0\]\x1b\[0m hello from 0", terminal.shown)
     for variable in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
         terminal = Terminal(["run", *LIGHT, "--nproc", "2", script], tmp_path, env=variable)
         assert terminal.end() == 0
-        assert "[0] hello" in terminal.shown
+        assert "[0] hello from 0" in terminal.shown
 
 
 def test_lines_come_at_once_in_a_terminal(tmp_path, printer):

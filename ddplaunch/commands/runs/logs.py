@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from queue import Empty, SimpleQueue
+from threading import Thread
 
 import click
 
@@ -15,6 +20,9 @@ from ddplaunch.job import logs as kept
 from ddplaunch.job import runs
 from ddplaunch.job.record import Fate
 from ddplaunch.job.runs import Found
+from ddplaunch.output.equal_lines import EqualLines, Given
+from ddplaunch.output.prefix import DEFAULT, of_ranks, prefixed
+from ddplaunch.output.terminal import watched
 from ddplaunch.plan.numbers import whole
 from ddplaunch.queue.follower import LogFollower, say
 from ddplaunch.queue.meant import job_meant, keep_end, kept_run, one_of, run_of, running, standing
@@ -23,6 +31,7 @@ from ddplaunch.queue.submitted import Submitted
 from ddplaunch.queue.table import scheduler_of
 
 MAX_LINE = 1 << 20  # bytes; a longer line is cut into two
+AHEAD = 1000  # lines of each rank among which those that are equal to another rank's next one are sought
 
 
 @click.command()
@@ -30,8 +39,13 @@ MAX_LINE = 1 << 20  # bytes; a longer line is cut into two
 @click.option("--rank", "typed", metavar="LIST", help="Only of these ranks: 3, or 0,3.")
 @click.option("--failed", is_flag=True, help="Only of the ranks that failed.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what they print, until the job ends.")
+@click.option(
+    "--merge/--no-merge",
+    default=None,
+    help="Print a line that several ranks have printed once, as [0-7] LINE.  [default: in a terminal only]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line: the rank and its line.")
-def logs(run: str | None, typed: str | None, failed: bool, follow: bool, as_json: bool) -> int:
+def logs(run: str | None, typed: str | None, failed: bool, follow: bool, merge: bool | None, as_json: bool) -> int:
     """Print what the ranks of a run print, or printed last.
 
     RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the newest run of this folder.
@@ -45,15 +59,21 @@ def logs(run: str | None, typed: str | None, failed: bool, follow: bool, as_json
     if (queued := job_meant(run)) and run:
         options = [*(["--rank", typed] if typed is not None else []), *(["--failed"] if failed else [])]
         options += ["--json"] if as_json else []
+        options += [] if merge is None else ["--merge" if merge else "--no-merge"]
         told = _of_job(queued, run, options, follow)
         if isinstance(told, int):
             return told
         run = told
     found = runs.find(run or newest_here(follow=follow))
     ranks = _chosen(found, typed, failed)
+    pieces = _pieces(found, ranks, follow)
+    if as_json or len(ranks) == 1 or not (watched(1) if merge is None else merge):
+        said = streamed(chain.from_iterable(pieces), prefix=len(ranks) != 1, as_json=as_json)
+    else:
+        said = marked(merged(chain.from_iterable(pieces)) if follow else aligned(pieces))
     out = sys.stdout.buffer
-    for piece in streamed(_pieces(found, ranks, follow), prefix=len(ranks) != 1, as_json=as_json):
-        out.write(piece)
+    for text in said:
+        out.write(text)
         out.flush()
     return 0
 
@@ -111,18 +131,20 @@ def _chosen(found: Found, typed: str | None, failed: bool) -> list[int]:
     return chosen
 
 
-def _pieces(found: Found, ranks: Sequence[int], follow: bool) -> Iterator[tuple[int, bytes]]:
+def _pieces(found: Found, ranks: Sequence[int], follow: bool) -> list[Iterator[tuple[int, bytes]]]:
+    """The output, that of each rank alone where it does not ``follow``."""
     job, record = found.running, found.record
     in_files = bool(record and record.log_dir)
     if job and not in_files:
-        return _or_nothing(found, kept.live(job.path, ranks, follow=follow))
+        pieces = _or_nothing(found, kept.live(job.path, ranks, follow=follow))
+        return [pieces] if follow else [iter([piece]) for piece in pieces]
     if job and follow:
-        return kept.followed(found.run, job.path, ranks)
+        return [kept.followed(found.run, job.path, ranks)]
     files = kept.files(found.run)
     here = [rank for rank in ranks or files if rank in files]
     if not here:
         raise LaunchError(*_nothing(found))
-    return kept.stored(files, here)
+    return [kept.stored(files, [rank]) for rank in here]
 
 
 def _or_nothing(found: Found, pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
@@ -154,23 +176,86 @@ def _nothing(found: Found) -> tuple[str, str]:
 
 def streamed(pieces: Iterable[tuple[int, bytes]], *, prefix: bool, as_json: bool) -> Iterator[bytes]:
     """Make output of pieces of ranks' output, whole lines at a time where there is a ``prefix`` or JSON."""
+    if not prefix and not as_json:
+        yield from (data for _, data in pieces)
+        return
+    for rank, lines in whole_lines(pieces):
+        if as_json:
+            objects = ({"rank": rank, "line": line.decode(errors="replace")} for line in lines[:-1].split(b"\n"))
+            yield b"".join(json.dumps(each).encode() + b"\n" for each in objects)
+        else:
+            yield prefixed(b"[%d] " % rank, lines)
+
+
+def whole_lines(pieces: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """The same, cut behind lines."""
     begun: dict[int, bytes] = {}  # lines that have no end yet
     for rank, data in pieces:
-        if not prefix and not as_json:
-            yield data
-            continue
-        *lines, rest = (begun.pop(rank, b"") + data).split(b"\n")
+        lines, newline, rest = (begun.pop(rank, b"") + data).rpartition(b"\n")
         if len(rest) > MAX_LINE:
-            lines, rest = [*lines, rest], b""
+            lines, newline, rest = lines + newline + rest, b"\n", b""
         if rest:
             begun[rank] = rest
-        if lines:
-            yield b"".join(_line(rank, line, as_json=as_json) for line in lines)
+        if newline:
+            yield rank, lines + newline
     for rank, rest in begun.items():
-        yield _line(rank, rest, as_json=as_json)
+        yield rank, rest + b"\n"
 
 
-def _line(rank: int, line: bytes, *, as_json: bool) -> bytes:
-    if as_json:
-        return json.dumps({"rank": rank, "line": line.decode(errors="replace")}).encode() + b"\n"
-    return b"[%d] %s\n" % (rank, line)
+def aligned(sources: Iterable[Iterator[tuple[int, bytes]]]) -> Iterator[Given]:
+    """Put what each rank has printed together: rank after rank, each with the lines that are equal to its next ones."""
+    equal = EqualLines(math.inf, others=True)
+    reading: dict[int, Iterator[tuple[int, bytes]]] = {}
+    for lines in map(whole_lines, sources):
+        if first := next(lines, None):
+            reading[first[0]] = chain([first], lines)
+    for rank in [*reading]:
+        while True:
+            for each, lines in [*reading.items()]:
+                while equal.held(each) < AHEAD:
+                    if (piece := next(lines, None)) is None:
+                        del reading[each]
+                        break
+                    equal.add(each, 1, piece[1], 0.0)
+            if not equal.held(rank):
+                break
+            for _ in range(min(equal.held(rank), AHEAD // 2)):
+                equal.give(rank)
+            yield from equal.taken()
+
+
+def merged(pieces: Iterable[tuple[int, bytes]]) -> Iterator[Given]:
+    """Put what ranks print at the same time together, as it comes."""
+    equal, arrived = EqualLines(others=True), SimpleQueue[tuple[int, int, bytes] | BaseException | None]()
+
+    def read() -> None:
+        try:
+            for rank, lines in whole_lines(pieces):
+                arrived.put((rank, 1, lines))
+            arrived.put(None)
+        except BaseException as error:
+            arrived.put(error)
+
+    Thread(target=read, daemon=True).start()
+    while True:
+        try:
+            found = arrived.get(timeout=None if equal.due is None else max(0.0, equal.due - time.monotonic()))
+        except Empty:
+            found = 0, 1, b""  # the oldest line has waited for long enough
+        if isinstance(found, BaseException):
+            raise found
+        if found is None:
+            break
+        equal.add(*found, time.monotonic())
+        yield from equal.taken()
+    equal.let_go(math.inf)
+    yield from equal.taken()
+
+
+def marked(found: Iterable[Given]) -> Iterator[bytes]:
+    """Put before each line the ranks that have printed it."""
+    width = 0
+    for ranks, _, lines in found:
+        prefix = of_ranks(DEFAULT, ranks)
+        width = max(width, len(prefix) if len(prefix) < 10 else 0)
+        yield prefixed(f"{prefix:<{width}} ".encode(), lines)
