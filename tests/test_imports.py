@@ -94,6 +94,7 @@ THIRD_PARTY = {
     "ssh": {"msgspec"},
     "queue": {"click", "msgspec"},
     "console": {"click", "rich"},
+    "live": {"rich"},
     "cli": {"click", "tomli"},
     "python": {"click", "cloudpickle", "pytest", "torch", "typing_extensions"},  # the last for types alone
     "commands": {"click", "msgspec", "rich", "torch", "yaml"},

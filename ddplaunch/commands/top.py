@@ -17,26 +17,30 @@ import click
 from ddplaunch.console import colour_wanted
 from ddplaunch.dataclass import replace
 from ddplaunch.diagnosis.inspection import Detail
-from ddplaunch.errors import EXIT_SIGNAL
+from ddplaunch.errors import EXIT_SIGNAL, LaunchError, shown
 from ddplaunch.job import client, runs
 from ddplaunch.job.door import MAX_ANSWER
 from ddplaunch.job.requests import Request
+from ddplaunch.job.requests.end import StopJob
 from ddplaunch.job.requests.inspection import InspectJob, JobInspected
 from ddplaunch.job.requests.output import Printed, TailRanks
-from ddplaunch.job.status import Status
+from ddplaunch.job.requests.status import AskStatus
+from ddplaunch.job.status import State, Status
 from ddplaunch.live.frame import frame
-from ddplaunch.live.rows import plain
+from ddplaunch.live.rows import Row, Span, cut, plain
 from ddplaunch.live.screen import LiveScreen
 from ddplaunch.live.state import Snapshot, all_doing, rate, work
-from ddplaunch.live.view import LiveView, failures_text, last_lines, moment, sentences
+from ddplaunch.live.view import DOWN, UP, LiveView, failures_text, last_lines, moment, sentences
 from ddplaunch.loop import Loop
 from ddplaunch.output.screen import Manner
 from ddplaunch.output.sink import PATIENCE
-from ddplaunch.output.terminal import can_draw, restored, watched
+from ddplaunch.output.terminal import ENTER, can_draw, restored, watched
 from ddplaunch.wire.connection import Connection
 from ddplaunch.wire.sockets import peer_uid
+from ddplaunch.words import span
 
 BETWEEN = 0.5  # seconds between two inspections
+EVERY, SOON = 2.0, 0.5  # seconds between two looks at all jobs, and those in which each must answer
 COLUMNS, ROWS = 80, 24  # of a frame that is printed elsewhere than in a terminal
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -48,14 +52,19 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 def top(run: str | None, ranks: str | None, as_json: bool) -> int:
     """Show what a running job does, and where each rank stands.
 
-    RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the only job that runs. In a
-    terminal the view is drawn again once a second, until q; elsewhere it is printed once.
+    RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the only job that runs, or in a
+    terminal one that you choose. There the view fills the screen and is drawn again once a second, until q; elsewhere
+    it is printed once.
     """
-    path = runs.running(run).path
+    in_terminal = watched(1) and can_draw() and not as_json
+    chosen = Chooser(colour=colour_wanted()).run() if in_terminal and run is None and _several() else None
+    if isinstance(chosen, int):
+        return chosen
+    path = chosen or runs.running(run).path
     if as_json:
         click.echo(json.dumps(_as_json(_snapshot(path, "")), indent=2))
         return 0
-    if watched(1) and can_draw():
+    if in_terminal:
         return Viewer(path, ranks or "", colour=colour_wanted()).run()
     sys.stdout.write(plain(frame(_snapshot(path, ranks or ""), COLUMNS, ROWS)))
     return 0
@@ -90,15 +99,18 @@ class JobAtDoor:
     def __init__(self, loop: Loop, path: str, lost: Callable[[], None]) -> None:
         """``lost`` is called when the job no longer answers."""
         self._loop, self._path, self._lost = loop, path, lost
-        self._status: Status | None = None
+        self.status: Status | None = None
 
-    def inspect(self, detail: Detail, answer: Callable[[JobInspected], None]) -> None:
+    def inspect(self, detail: Detail, answer: Callable[[JobInspected], None], *, lines: bool = False) -> None:
         def hear(found: object) -> None:
             if isinstance(found, JobInspected):
-                self._status = found.status
+                self.status = found.status
                 answer(found)
 
-        self._ask(InspectJob(detail), hear, lambda: None)
+        self._ask(InspectJob(detail, lines), hear, lambda: None)
+
+    def stop(self) -> None:
+        self._ask(StopJob(), lambda answer: None, lambda: None)
 
     def log(self, rank: int, answer: Callable[[str], None]) -> None:
         said = bytearray()
@@ -110,7 +122,7 @@ class JobAtDoor:
         self._ask(TailRanks((rank,)), hear, lambda: answer(last_lines(rank, bytes(said))))
 
     def failures(self, answer: Callable[[str], None]) -> None:
-        answer(failures_text(self._status) if self._status else "")
+        answer(failures_text(self.status) if self.status else "")
 
     def _ask(self, request: Request[object], hear: Callable[[object], None], done: Callable[[], None]) -> None:
         """Ask; ``done`` is called after the last answer. The job has ended where there is none."""
@@ -141,6 +153,83 @@ class JobAtDoor:
         connection.send(request)
 
 
+def _several() -> bool:
+    return sum(job is not None for job in runs.known().values()) > 1
+
+
+class Chooser:
+    """The jobs that run on this machine, of which a person chooses one."""
+
+    def __init__(self, *, colour: bool) -> None:
+        self._loop = Loop()
+        self._screen = LiveScreen(self._loop, Manner(PATIENCE, 0.0, "", False), speaks=True, colour=colour)
+        self._jobs: list[tuple[str, str, tuple[str, ...]]] = []  # name, door, what is told
+        self._at = 0
+        self._chosen: str | int | None = None
+
+    def run(self) -> str | int:
+        """Return the door of the one that was chosen, or an exit code."""
+        try:
+            with restored():
+                self._loop.catch(ENDING, lambda number: self._end(EXIT_SIGNAL + number))
+                self._look()
+                self._screen.begin(self._picture, self._typed)
+                self._screen.full_screen(True)
+                while self._chosen is None or not (self._loop.settled and self._screen.written):
+                    self._loop.step()
+        finally:
+            self._screen.close()
+        return self._chosen
+
+    def _look(self) -> None:
+        self._loop.after(EVERY, self._look)
+        self._jobs = []
+        for name, job in runs.known().items():
+            if job is not None:
+                self._jobs.append((name, job.path, _told(job.path)))
+        self._at = max(0, min(self._at, len(self._jobs) - 1))
+        self._screen.refresh()
+
+    def _typed(self, key: str) -> None:
+        if key == "q":
+            self._end(0)
+        elif key == ENTER and self._jobs:
+            self._end(self._jobs[self._at][1])
+        elif key in UP or key in DOWN:
+            self._at = max(0, min(self._at + (1 if key in DOWN else -1), len(self._jobs) - 1))
+            self._screen.refresh()
+
+    def _end(self, chosen: str | int) -> None:
+        if self._chosen is None:
+            self._chosen = chosen
+            self._screen.end()
+
+    def _picture(self, columns: int, rows: int, full: bool) -> list[Row]:
+        if self._chosen is not None or not full:
+            return []
+        table = [
+            ("RUN", "STATE", "AGE", "RANKS", "TARGET"),
+            *((shown(name, 40), *told) for name, _, told in self._jobs),
+        ]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ["  ".join(map(str.ljust, each, widths)).rstrip() for each in table]
+        first = max(0, self._at - (rows - 4))
+        found = [(Span(line, "7" if at == self._at else ""),) for at, line in enumerate(lines[1:])]
+        body = [(Span(lines[0], "2"),), *found[first : first + rows - 2]]
+        hint = (Span("Up, Down: another job  Enter: show it  q leave", "2"),)
+        return [cut(row, columns - 1) for row in [*body, *[()] * (rows - 1 - len(body)), hint]]
+
+
+def _told(path: str) -> tuple[str, ...]:
+    """State, age, ranks and target of a job."""
+    try:
+        status = client.ask(path, AskStatus(), SOON)
+    except LaunchError:
+        return "silent", "", "", ""
+    age = span(max(0.0, time.time() - status.began))
+    return status.state.value, age, str(status.world_size), shown(status.target, 200)
+
+
 class Viewer:
     """The live view in a terminal of its own."""
 
@@ -159,6 +248,7 @@ class Viewer:
                 self._loop.catch(ENDING, self._ended)
                 self._loop.catch([signal.SIGTSTP], lambda number: self._screen.suspend(_stop))
                 self._view.begin(keys=True)
+                self._screen.full_screen(True)
                 while self._code is None or not (self._loop.settled and self._screen.written):
                     self._loop.step()
         finally:
@@ -179,16 +269,14 @@ class Viewer:
 
     def _gone(self) -> None:
         """The job no longer answers: it has ended."""
-        self._said = f"ddplaunch: {_end_of(self._path)}"
+        if self._code is None:
+            record = runs.record_of(runs.at(self._path))
+            code = record.code if record else None
+            if self._door.status:
+                self._view.update(replace(self._door.status, state=State.ENDED, code=code))
+            name = record.run_id if record and code is not None else "the job"
+            self._said = f"ddplaunch: {name} has ended" + ("" if code is None else f", exit code {code}")
         self._leave()
-
-
-def _end_of(path: str) -> str:
-    """How the job has ended, where the history knows."""
-    record = runs.record_of(runs.at(path))
-    if record is None or record.code is None:
-        return "the job has ended"
-    return f"{record.run_id} has ended, exit code {record.code}"
 
 
 def _stop() -> None:

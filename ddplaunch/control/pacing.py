@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.control.clock_offset import ClockOffset
@@ -49,13 +49,13 @@ class Pacing:
             found = offset(node)
             clocks |= dict.fromkeys(ranks, diagnosis.pace.RankClock(node, found.ahead, found.error))
         arrivals = [each for rank in inspection.ranks for each in rank.arrivals]
-        others = tuple(replace(rank, arrivals=()) for rank in inspection.ranks)
-        return replace(inspection, ranks=others, pace=_sentences(arrivals, clocks))
+        groups = diagnosis.pace.compare(arrivals, clocks)
+        late = diagnosis.pace.lateness(groups)
+        others = tuple(replace(rank, arrivals=(), late=late.get(rank.rank)) for rank in inspection.ranks)
+        return replace(inspection, ranks=others, pace=diagnosis.pace.sentences(groups))
 
     def sentences(self) -> tuple[str, ...]:
         """Who was slow; nothing where the ranks were alike, or the run was short."""
-        return _sentences(self._arrivals, self._clocks) if self._arrivals else ()
-
-
-def _sentences(arrivals: Sequence[Arrivals], clocks: Mapping[int, RankClock]) -> tuple[str, ...]:
-    return diagnosis.pace.sentences(diagnosis.pace.compare(arrivals, clocks))
+        if not self._arrivals:
+            return ()
+        return diagnosis.pace.sentences(diagnosis.pace.compare(self._arrivals, self._clocks))

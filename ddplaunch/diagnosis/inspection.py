@@ -151,6 +151,7 @@ class RankInspection:
     busy: Amount | None = None  # CPUs that it and its descendants have used of late: 0.5 is half of one
     traffic: Amount | None = None  # bytes a second that they have read and written of late, in files and pipes
     network: Amount | None = None  # the same on connections that lead out of the job
+    late: Amount | None = None  # seconds by which it arrived last at collectives, in the mean; where that was asked
     awaits: Line = ""  # what its main thread waits for on a connection: "store" is the job's, or "10.0.0.7:443"
 
 

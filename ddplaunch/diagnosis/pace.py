@@ -97,6 +97,16 @@ def compare(arrivals: Iterable[Arrivals], clocks: Mapping[int, RankClock] | None
     return tuple(_pace(name, group, known, excuses) for name, group in counted.items())
 
 
+def lateness(groups: Iterable[GroupPace]) -> dict[int, float]:
+    """By how many seconds each rank comes after the others, in the mean of the collectives that were compared."""
+    found: dict[int, float] = {}
+    for group in groups:
+        for each in group.ranks:
+            mean = each.lateness * each.last / group.collectives
+            found[each.rank] = max(mean, found.get(each.rank, 0.0))
+    return found
+
+
 class _Clocks(dict[int, RankClock]):
     def __missing__(self, rank: int) -> RankClock:
         return RankClock(0)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
 from ddplaunch.devices.gpu_usage import GpuUsage
-from ddplaunch.devices.processes import Used
-from ddplaunch.diagnosis.inspection import Inspection, RankInspection
+from ddplaunch.diagnosis.inspection import Inspection
 from ddplaunch.errors import shown
 from ddplaunch.job.status import State
 from ddplaunch.live.rows import Row, Span, cut, flow, wrap
-from ddplaunch.live.state import Doing, Snapshot, WaitPoint, all_doing, rate, wait_point, work
+from ddplaunch.live.state import Doing, Snapshot, WaitPoint, all_doing, rate, rates, wait_point, work
+from ddplaunch.live.table import TableRow, drawn, ordered
 from ddplaunch.words import runs
 
 FOOTER = 6  # rows at most below the log
@@ -43,26 +43,7 @@ MARKS = {
 _ODD = frozenset({Doing.FAILED, Doing.STOPPED, Doing.SILENT, Doing.BLOCKED})  # however many they are
 
 
-class TableRow(NamedTuple):
-    """What the table says of a rank."""
-
-    rank: RankInspection
-    what: Doing
-    where: str  # it waits; "" where it does not
-    busy: float | None  # CPUs
-    used: Used | None
-
-
-COLUMNS: Mapping[str, Callable[[TableRow], str]] = {
-    "rank": lambda line: str(line.rank.rank),
-    "host": lambda line: shown(line.rank.host, 40),
-    "pid": lambda line: str(line.rank.pid or ""),
-    "is": lambda line: line.what.value,
-    "in": lambda line: line.where,
-    "CPU %": lambda line: "" if line.busy is None else f"{line.busy * 100:.0f}",
-    "memory": lambda line: size(line.used.memory) if line.used else "",
-}
-"""The columns of the table; that of hosts is left out where all ranks have the same."""
+MANY = 16  # ranks up to which each has a row in 24; more are told by characters too, and scrolled
 
 
 def frame(seen: Snapshot, columns: int, rows: int) -> list[Row]:
@@ -79,22 +60,81 @@ def frame(seen: Snapshot, columns: int, rows: int) -> list[Row]:
 
 
 def screenful(seen: Snapshot, columns: int, rows: int) -> list[Row]:
-    """The whole screen: all of it, and a line for each rank, those that stand out first."""
+    """The whole screen: sentences in full first, then a row for each rank, then all else that there is room for."""
     limit = max(1, columns - 1)
     ranks = all_doing(seen)
-    title = f"{shown(seen.now.status.run_id, 60)}: {shown(seen.now.status.target)}"
-    top = [cut((Span(title, "1"),), limit), *flow(summary(seen, ranks), limit), *_said(seen, limit, 4)]
-    third = max(1, rows // 3)
-    legend = [*_legend(ranks), *_scale(ranks, limit, third)]
-    top += [(), *flow(legend, limit, "   "), *cells(ranks, limit, third), ()]
-    hint = [cut((Span(seen.hint, "2"),), limit)] if seen.hint and rows > 2 else []
-    table = _table(seen, ranks, limit)
-    body = [*top, *table][: rows - len(hint)]
+    lines = table_rows(seen, ranks)
+    told = [*flow(summary(seen, ranks, figures=False), limit), *_said(seen, limit, max(1, rows - 2))][:rows]
+    hint = [cut((Span(seen.hint, "2"),), limit)] if seen.hint and rows - len(told) > 3 else []
+    room = rows - len(told) - len(hint)
+    least = min(len(lines) + 1, MANY + 1 if rows >= 20 and len(lines) <= MANY else 5)
+
+    def fits(more: list[Row]) -> list[Row]:
+        nonlocal room
+        if room - len(more) < least:
+            return []
+        room -= len(more)
+        return more
+
+    trends = fits(_trends(seen, limit)) or fits(_trends(seen, limit)[:1])
+    title = fits([cut((Span(f"{shown(seen.now.status.run_id, 60)}: {shown(seen.now.status.target)}", "1"),), limit)])
+    characters: list[Row] = []
+    if len(lines) > MANY or not lines:
+        third = max(1, rows // 4)
+        legend = flow([*_legend(ranks), *_scale(ranks, limit, third)], limit, "   ")
+        characters = fits([*legend, *cells(ranks, limit, third)]) or fits(legend[:1])
+    blank = fits([()])
+    body = [*title, *told, *trends, *characters, *blank, *_table(seen, lines, ranks, limit, room)][: rows - len(hint)]
     return [*body, *[()] * (rows - len(body) - len(hint)), *hint]
 
 
-def summary(seen: Snapshot, ranks: Mapping[int, Doing]) -> list[Row]:
-    """The parts of the line that says how the job stands."""
+def _trends(seen: Snapshot, limit: int) -> list[Row]:
+    """What has been measured since the view was opened, beside each other where there is room."""
+    trends = {name: trend for name, trend in seen.trends.items() if trend.means}
+    abreast = len(trends) if limit >= 66 else 1
+    rows: list[Row] = []
+    for place, (name, trend) in enumerate(trends.items()):
+        value = trend.means[-1]
+        label = f"{name} {f'{value:.1f}' if 0 < value < 9.95 else f'{value:,.0f}'} "
+        across = limit // abreast - 2
+        mark = trend.drawn(across - len(label), 100.0 if "%" in name else 0.0)
+        pad = " " * (across - len(label) - len(mark) + 2) if (place + 1) % abreast else ""
+        part: Row = (Span(label), Span(mark, "36"), Span(pad))
+        rows[-1:] = [(*rows[-1], *part)] if place % abreast else [*rows[-1:], part]
+    return rows
+
+
+def table_rows(seen: Snapshot, ranks: Mapping[int, Doing]) -> list[TableRow]:
+    """What the table says, of the ranks that are chosen, in order."""
+    counts, busy, rate_of = Counter(ranks.values()), work(seen), rates(seen)
+    gpus = {pid: gpu for gpu in seen.gpus or () for pid in gpu.pids}
+    lines = []
+    for each in seen.now.inspection.ranks:
+        if (what := ranks.get(each.rank)) is None:
+            continue
+        point = wait_point(each) if what is Doing.WAITING else None
+        where = seen.places.get(each.rank) or (_named(seen.now.inspection, point) if point else "")
+        about = seen.now.said.get(each.rank, ""), busy.get(each.rank), seen.now.used.get(each.rank)
+        lines.append(
+            TableRow(each, what, where, *about, gpus.get(each.pid), rate_of.get(each.rank), seen.late.get(each.rank))
+        )
+    order = seen.order or ("state" if len(lines) > MANY else "rank")
+    return ordered(lines, order, lambda one: _order(one.what, counts[one.what]))
+
+
+def _table(seen: Snapshot, lines: list[TableRow], ranks: Mapping[int, Doing], limit: int, room: int) -> list[Row]:
+    """The rows of the table that there is room for, the chosen one among them."""
+    if room < 2 or not lines:
+        return []
+    places = [one.rank.rank for one in lines]
+    at = places.index(seen.cursor) if seen.cursor in places else 0
+    first = max(0, min(at - (room - 1) // 2, len(lines) - room + 1))
+    marks = {what: (mark.text, mark.style) for what, mark in MARKS.items()}
+    return drawn(lines[first : first + room - 1], marks, limit, cursor=seen.cursor)
+
+
+def summary(seen: Snapshot, ranks: Mapping[int, Doing], *, figures: bool = True) -> list[Row]:
+    """The parts of the line that says how the job stands; ``figures``: with those that have a trend."""
     status, inspection = seen.now.status, seen.now.inspection
     age = _age(max(inspection.moment, status.since) - status.began)
     ended = f", exit code {status.code}" if status.code is not None else ""
@@ -102,7 +142,7 @@ def summary(seen: Snapshot, ranks: Mapping[int, Doing]) -> list[Row]:
     parts: list[Row] = [(Span(f"{status.state.value}{ended}", style), Span(f" {age}"))]
     if status.attempt > 0:
         parts.append((Span(f"attempt {status.attempt + 1}"),))
-    if (speed := rate(seen)) is not None:
+    if figures and (speed := rate(seen)) is not None:
         parts.append(
             (Span(f"{speed:,.0f} collectives/s" if speed >= 10 or not speed else f"{speed:.1f} collectives/s"),)
         )
@@ -112,7 +152,7 @@ def summary(seen: Snapshot, ranks: Mapping[int, Doing]) -> list[Row]:
         parts.append((Span(f"no answer from {', '.join(inspection.silent[:3])}", "1;31"),))
     if inspection.node_only:
         parts.append((Span("this node only"),))
-    if busy := work(seen):
+    if figures and (busy := work(seen)):
         parts.append((Span(f"CPU {sum(busy.values()) * 100:.0f} %"),))
     if seen.now.used:
         here = " here" if len(seen.now.used) < len(inspection.ranks) else ""
@@ -214,24 +254,6 @@ def _scale(ranks: Mapping[int, Doing], limit: int, most: int) -> list[Row]:
     if len(ranks) < 2 or most < 1 or (together := _grid(sorted(ranks), limit, most)[2]) == 1:
         return []
     return [(Span(f"(a cell is {together} ranks)", "2"),)]
-
-
-def _table(seen: Snapshot, ranks: Mapping[int, Doing], limit: int) -> list[Row]:
-    """A line for each rank, those that stand out first."""
-    counts, busy = Counter(ranks.values()), work(seen)
-    chosen = [each for each in seen.now.inspection.ranks if each.rank in ranks]
-    chosen.sort(key=lambda each: (_order(ranks[each.rank], counts[ranks[each.rank]]), each.rank))
-    heads = [head for head in COLUMNS if head != "host" or len({each.host for each in chosen}) > 1]
-    lines = [tuple(heads)]
-    for each in chosen:
-        point = wait_point(each) if ranks[each.rank] is Doing.WAITING else None
-        where = _named(seen.now.inspection, point) if point else ""
-        line = TableRow(each, ranks[each.rank], where, busy.get(each.rank), seen.now.used.get(each.rank))
-        lines.append(tuple(COLUMNS[head](line) for head in heads))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    styles = ["2", *(MARKS[ranks[each.rank]].style for each in chosen)]
-    texts = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
-    return [cut((Span(text, style),), limit) for text, style in zip(texts, styles, strict=True)]
 
 
 def named_ranks(ranks: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -77,6 +78,13 @@ def painted(row: Row, colour: bool) -> str:
     if not colour:
         return "".join(span.text for span in row)
     return "".join(f"\x1b[{span.style}m{span.text}\x1b[0m" if span.style else span.text for span in row)
+
+
+def styled(line: str, limit: int) -> list[Row]:
+    """A line with one style at most, from its beginning on, broken between words."""
+    style, text = re.match(r"\x1b\[([\d;]*)m", line), re.sub(r"\x1b\[[\d;]*m", "", line)
+    parts = textwrap.wrap(text, max(1, limit), subsequent_indent="    " if limit > 20 else "") or [""]
+    return [cut((Span(part, style[1] if style else ""),), limit) for part in parts]
 
 
 def plain(rows: Sequence[Row]) -> str:

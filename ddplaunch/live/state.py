@@ -11,7 +11,8 @@ from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.devices.gpu_usage import GpuUsage
 from ddplaunch.devices.processes import Used
 from ddplaunch.diagnosis.inspection import Condition, Inspection, RankInspection
-from ddplaunch.diagnosis.standing import UNRECORDED
+from ddplaunch.diagnosis.standing import UNRECORDED, call_of, line_of, where
+from ddplaunch.errors import shown
 from ddplaunch.job.status import RankState, RankStatus, State, Status
 
 _STOPPED_BY_US = {-signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL}
@@ -45,6 +46,7 @@ class Moment:
     status: Status
     inspection: Inspection
     used: Mapping[int, Used] = field(default_factory=dict)  # by rank: those on this machine
+    said: Mapping[int, str] = field(default_factory=dict)  # by rank: its last line of output
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,43 @@ class Snapshot:
     sentences: tuple[str, ...] = ()  # who waits for whom, or who is slow
     chosen: str = ""  # the filter: "0,3-5", or a word of a rank's line
     hint: str = ""  # what to type
+    places: Mapping[int, str] = field(default_factory=dict)  # by rank: the user's line at the last close look
+    late: Mapping[int, float] = field(default_factory=dict)  # by rank: seconds by which it comes after the others
+    trends: Mapping[str, Trend] = field(default_factory=dict)  # by what is measured
+    order: str = ""  # of the ranks in the table; "" for that of their numbers, or where they are many of their state
+    cursor: int | None = None  # the chosen rank
+
+
+class Trend:
+    """What was measured once a second since the view was opened, the older the coarser."""
+
+    MOST = 400
+
+    def __init__(self) -> None:
+        self.means: list[float] = []
+        self._open: list[float] = []
+        self._each = 1
+
+    def add(self, value: float) -> None:
+        self._open.append(value)
+        if len(self._open) < self._each:
+            return
+        self.means.append(sum(self._open) / self._each)
+        self._open.clear()
+        if len(self.means) >= self.MOST:
+            self.means = [(one + other) / 2 for one, other in zip(self.means[::2], self.means[1::2], strict=True)]
+            self._each *= 2
+
+    def drawn(self, width: int, top: float = 0.0) -> str:
+        """All of it in this many columns; ``top`` is the highest mark at least."""
+        together = -(-len(self.means) // max(1, width)) or 1
+        parts = [self.means[at : at + together] for at in range(0, len(self.means), together)]
+        means = [sum(part) / len(part) for part in parts]
+        top = max([top, *means]) or 1.0
+        return "".join(_MARKS[min(7, int(8 * mean / top))] for mean in means)
+
+
+_MARKS = "▁▂▃▄▅▆▇█"
 
 
 def doing(rank: RankInspection, status: RankStatus | None = None, state: State = State.RUNNING) -> Doing:
@@ -94,6 +133,16 @@ def wait_point(rank: RankInspection) -> WaitPoint | None:
         return None
     found = max(open_ones, key=lambda each: each.completed)
     return WaitPoint(found.group, found.completed + 1)
+
+
+def place_of(rank: RankInspection) -> str:
+    """Where a rank is in the program: "all_reduce train.py:88", "load_batch data.py:31"; "" where no stack tells."""
+    if (call := call_of(rank)) and call.place:
+        return shown(f"{call.function} {where(call.place)}", 80)
+    line = line_of(rank)
+    if line is None:
+        return ""
+    return shown(where(line) if line.function == "<module>" else f"{line.function} {where(line)}", 80)
 
 
 def steady(now: Inspection, before: Inspection | None) -> Inspection:
@@ -139,20 +188,25 @@ def _seconds(seen: Snapshot) -> float:
 
 def rate(seen: Snapshot) -> float | None:
     """Collectives a second, of the rank that completed most; None where none is known."""
+    return max(rates(seen).values(), default=None)
+
+
+def rates(seen: Snapshot) -> dict[int, float]:
+    """Collectives that each rank completed in a second; of none where that is not known."""
     seconds = _seconds(seen)
     if seen.before is None or not seconds:
-        return None
+        return {}
     earlier = {
         (rank.rank, rank.pid, each.group): each.completed
         for rank in seen.before.inspection.ranks
         for each in rank.groups
     }
-    most: int | None = None
+    found: dict[int, float] = {}
     for rank in seen.now.inspection.ranks:
         keys = [(each.completed, earlier.get((rank.rank, rank.pid, each.group))) for each in rank.groups]
         if known := [completed - was for completed, was in keys if was is not None]:
-            most = max(sum(known), most or 0)
-    return None if most is None else most / seconds
+            found[rank.rank] = max(0, sum(known)) / seconds
+    return found
 
 
 def work(seen: Snapshot) -> dict[int, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from ddplaunch.console.failure import render_verdict
@@ -17,12 +18,13 @@ from ddplaunch.diagnosis.sentences import sentence
 from ddplaunch.diagnosis.waits import waits
 from ddplaunch.errors import harmless
 from ddplaunch.job.door import ServedJob
-from ddplaunch.job.requests.inspection import JobInspected
+from ddplaunch.job.requests.inspection import JobInspected, last_of
 from ddplaunch.job.status import State, Status
-from ddplaunch.live.frame import MARKS, frame, screenful
-from ddplaunch.live.rows import Row, Span, cut
+from ddplaunch.live.frame import MARKS, frame, screenful, table_rows
+from ddplaunch.live.rows import Row, Span, cut, styled
 from ddplaunch.live.screen import LiveScreen
-from ddplaunch.live.state import Moment, Snapshot, WaitPoint, steady, waiting
+from ddplaunch.live.state import Moment, Snapshot, Trend, WaitPoint, all_doing, place_of, rate, steady, waiting, work
+from ddplaunch.live.table import ORDERS
 from ddplaunch.loop import Loop, Timer
 from ddplaunch.output.events import Ended, Event, Planned, Restarting, Signalled
 from ddplaunch.output.terminal import BACKSPACE, ENTER, ESCAPE
@@ -32,14 +34,22 @@ PACE = 30.0  # seconds between two questions who is slow, which take up to 0.4 s
 PACE_FIRST = 10.0  # seconds until the first of them
 LINES = 20  # of a rank's log
 CLOSELY = 5.0  # seconds between two close inspections
-HINT = "s stacks  l log  f failures  / filter  z full screen  q leave  ? help"
+SHOWN_CLOSELY = 64  # ranks up to which the full screen says at which line each is
+HINT = "? help  q leave  s stacks  l log  Enter stack  o order  / filter  x stop"
+PAGE_HINT = "Esc back  Up, Down"
+UP, DOWN, PAGE_UP, PAGE_DOWN = ("\x1b[A", "\x1bOA", "k"), ("\x1b[B", "\x1bOB", "j"), ("\x1b[5~",), ("\x1b[6~", " ")
+_STEPS = {key: step for keys, step in ((UP, -1), (DOWN, 1), (PAGE_UP, -10), (PAGE_DOWN, 10)) for key in keys}
 _DIGITS = frozenset("0123456789")
 
 
 class ViewedJob(Protocol):
     """What is shown. Each answer comes later, or never where the job has ended."""
 
-    def inspect(self, detail: Detail, answer: Callable[[JobInspected], None]) -> None: ...
+    def inspect(self, detail: Detail, answer: Callable[[JobInspected], None], *, lines: bool = False) -> None:
+        """What the ranks do; ``lines``: with the last line of each."""
+
+    def stop(self) -> None:
+        """End the job as Ctrl-C does."""
 
     def log(self, rank: int, answer: Callable[[str], None]) -> None:
         """The last lines of a rank."""
@@ -56,7 +66,7 @@ class LiveView:
     ) -> None:
         """``chosen`` is the filter; ``left`` is called when the user leaves the view."""
         self._loop, self._screen, self._job, self._left = loop, screen, job, left
-        self._gpus = GpuWatch(loop, screen.refresh)
+        self._gpus = GpuWatch(loop)
         self._now: Moment | None = None
         self._before: Moment | None = None  # in the same attempt
         self._asked = 0.0  # when the open question was put; 0 without one
@@ -71,6 +81,12 @@ class LiveView:
         self._keys = False
         self._over = False
         self._note = ""  # what is wrong with the job's answers
+        self._places: dict[int, str] = {}
+        self._late: dict[int, float] = {}
+        self._trends = {name: Trend() for name in ("collectives/s", "CPU %", "GPU %")}
+        self._order = ""
+        self._cursor: int | None = None
+        self._page: tuple[str, int] | None = None  # a text that is shown in the full screen, and its first row
 
     def begin(self, *, keys: bool) -> None:
         """Show it; ``keys``: standard input is ours."""
@@ -99,24 +115,37 @@ class LiveView:
         if self._now is not None:
             self._before = self._now if self._now.status.attempt == found.status.attempt else None
         inspection = steady(found.inspection, self._before.inspection if self._before else None)
-        self._now = moment(JobInspected(found.status, inspection))
+        self._now = moment(JobInspected(found.status, inspection, found.said))
         self._judge(inspection)
+        self._measure(self._snapshot(self._now))
         self._screen.refresh()
+
+    def _measure(self, seen: Snapshot) -> None:
+        """Note what there are trends of."""
+        busy = [gpu.busy for gpu in seen.gpus or () if gpu.busy is not None]
+        cpus = work(seen)
+        figures = (rate(seen), sum(cpus.values()) * 100 if cpus else None, sum(busy) / len(busy) if busy else None)
+        for trend, figure in zip(self._trends.values(), figures, strict=True):
+            if figure is not None:
+                trend.add(figure)
 
     def _hear_pace(self, found: JobInspected) -> None:
         self._pace = found.inspection.pace
+        self._late = {each.rank: each.late for each in found.inspection.ranks if each.late is not None}
 
     def _judge(self, inspection: Inspection) -> None:
         """Say who waits for whom as long as they do."""
         found = waiting(inspection)
         if any(rank.threads for rank in inspection.ranks):
+            self._places = {each.rank: place_of(each) for each in inspection.ranks}
             self._waits, self._sentences = found, sentences(inspection)
         elif found != self._waits:
-            self._waits, self._sentences, self._closely = frozenset(), (), 0.0
+            self._waits, self._sentences, self._closely = frozenset(), (), 0.0 if found else self._closely
 
     def _detail(self, now: float) -> Detail:
-        """Inspect closely only where ranks wait: it interrupts them."""
-        if self._now is None or now < self._closely or not waiting(self._now.inspection):
+        """Inspect closely only where ranks wait, or the full screen says where they are: it interrupts them."""
+        told = self._screen.is_full and self._now is not None and self._now.inspection.world_size <= SHOWN_CLOSELY
+        if self._now is None or now < self._closely or not (told or waiting(self._now.inspection)):
             return Detail.STATE
         self._closely = now + CLOSELY
         return Detail.WAITS
@@ -132,7 +161,7 @@ class LiveView:
             self._job.inspect(Detail.PACE, self._hear_pace)
         if not self._asked:
             self._asked = now
-            self._job.inspect(self._detail(now), self.hear)
+            self._job.inspect(self._detail(now), self.hear, lines=self._screen.is_full)
         elif now - self._asked > 2 * EVERY:
             self._note = f"no answer for {now - self._asked:.0f} s"
             self._screen.refresh()
@@ -145,14 +174,22 @@ class LiveView:
             prompt.insert(0, cut((Span(self._note, "1;33"),), columns - 1))
         if self._now is None:
             return prompt
+        if full and self._page:
+            (text, first), rows = self._page, rows - len(prompt)
+            lines = [row for line in text.split("\n") for row in styled(line, columns - 1)]
+            self._page = text, first = text, max(0, min(first, len(lines) - rows + 1))
+            body = lines[first : first + rows - 1]
+            return [*body, *[()] * (rows - 1 - len(body)), cut((Span(PAGE_HINT, "2"),), columns - 1), *prompt]
         draw = screenful if full else frame
         return [*draw(self._snapshot(self._now), columns, max(1, rows - len(prompt))), *prompt]
 
     def _snapshot(self, now: Moment) -> Snapshot:
         if now.status.state is State.ENDED:
             return Snapshot(replace(now, used={}), chosen=self._chosen)
-        said, hint = self._sentences or self._pace, HINT if self._keys else ""
-        return Snapshot(now, self._before, self._gpus_of(now), said, self._chosen, hint)
+        said = self._sentences or self._pace
+        hint = HINT.replace("o order", f"o order: {self._order}" if self._order else "o order") if self._keys else ""
+        table = self._places, self._late, self._trends, self._order, self._cursor
+        return Snapshot(now, self._before, self._gpus_of(now), said, self._chosen, hint, *table)
 
     def _gpus_of(self, now: Moment) -> tuple[GpuUsage, ...] | None:
         """The GPUs that ranks use; all where the driver numbers processes otherwise, as in a container."""
@@ -164,33 +201,71 @@ class LiveView:
     def _typed(self, key: str) -> None:
         if self._prompt is not None:
             return self._answered(*self._prompt, key)
+        if key in _STEPS and self._screen.is_full:
+            return self._step(_STEPS[key])
         match key:
             case "q":
                 self._left()
             case "s":
-                self._job.inspect(Detail.WAITS, lambda found: self._screen.page(render_stacks(found.inspection)))
+                self._job.inspect(Detail.WAITS, lambda found: self._print(render_stacks(found.inspection)))
             case "l":
                 self._prompt = ("rank", "")
             case "f":
-                self._job.failures(self._screen.page)
+                self._job.failures(self._print)
             case "/":
                 self._prompt = ("filter: 0,3-5, or a word like waiting", "")
+            case "x":
+                self._prompt = ("stop the job? y or n", "")
+            case "o" if self._screen.is_full:
+                self._order = ORDERS[(ORDERS.index(self._order) + 1) % len(ORDERS)] if self._order else ORDERS[1]
             case "z":
                 self._screen.full_screen(not self._screen.is_full)
             case "?":
-                self._screen.page(help_text())
+                self._print(help_text())
+            case _ if key == ENTER and self._cursor is not None and self._screen.is_full:
+                self._job.inspect(Detail.STACKS, partial(self._print_stack, self._cursor))
+            case _ if key == ESCAPE and self._page:
+                self._page = None
             case _ if key == ESCAPE:
                 self._screen.full_screen(False)
         self._screen.refresh()
 
+    def _step(self, step: int) -> None:
+        """Scroll the text that is shown, or choose another rank."""
+        if self._page:
+            self._page = self._page[0], max(0, self._page[1] + step)
+        elif self._now is not None:
+            seen = self._snapshot(self._now)
+            ranks = [each.rank.rank for each in table_rows(seen, all_doing(seen))]
+            at = ranks.index(self._cursor) + step if self._cursor in ranks else 0
+            self._cursor = ranks[max(0, min(at, len(ranks) - 1))] if ranks else None
+        self._screen.refresh()
+
+    def _print(self, text: str) -> None:
+        """Show a text that was asked for: in the full screen, or where it can be scrolled back to."""
+        if not self._screen.is_full:
+            return self._screen.page(text)
+        self._page = text.rstrip("\n"), 0
+        self._screen.refresh()
+
+    def _print_stack(self, rank: int, found: JobInspected) -> None:
+        ranks = tuple(replace(each, groups=(), inside=None) for each in found.inspection.ranks if each.rank == rank)
+        *_, stack = render_stacks(replace(found.inspection, ranks=ranks, silent=())).partition("\n\n")
+        self._print(stack or "the rank has no process\n")
+
     def _answered(self, question: str, typed: str, key: str) -> None:
         """Act on a key while something is asked for."""
         self._prompt = None
-        if key == ENTER:
+        if question.startswith("stop"):
+            if key == "y":
+                self._job.stop()
+        elif key == ENTER:
             if question != "rank":
                 self._chosen = typed.strip()
             elif typed and {*typed} <= _DIGITS:
-                self._job.log(int(typed), self._screen.page)
+                self._job.log(int(typed), self._print)
+            elif self._cursor is not None:
+                self._job.log(self._cursor, self._print)
         elif key != ESCAPE:
             longer = typed + key * (key.isprintable() and len(key) == 1)
             self._prompt = (question, typed[:-1] if key == BACKSPACE else longer)
@@ -223,8 +298,14 @@ class OwnView:
         self._view.close()
         self._screen.close()
 
-    def inspect(self, detail: Detail, answer: Callable[[JobInspected], None]) -> None:
-        self._job.inspect(detail, lambda inspection: answer(JobInspected(self._job.status(), inspection)))
+    def inspect(self, detail: Detail, answer: Callable[[JobInspected], None], *, lines: bool = False) -> None:
+        def inspected(inspection: Inspection) -> None:
+            answer(JobInspected(self._job.status(), inspection, last_of(self._job) if lines else ()))
+
+        self._job.inspect(detail, inspected)
+
+    def stop(self) -> None:
+        self._job.stop(False)
 
     def log(self, rank: int, answer: Callable[[str], None]) -> None:
         answer(last_lines(rank, self._job.printed(rank)))
@@ -242,7 +323,7 @@ def moment(found: JobInspected) -> Moment:
     """Add to an answer what the ranks of this machine use."""
     pids = {rank.rank: rank.pid for rank in found.status.ranks if rank.pid and rank.code is None}
     used = {rank: used for rank, pid in pids.items() if (used := used_by(pid))}
-    return Moment(found.status, found.inspection, used)
+    return Moment(found.status, found.inspection, used, dict(found.said))
 
 
 def sentences(inspection: Inspection) -> tuple[str, ...]:
@@ -258,6 +339,9 @@ def help_text() -> str:
         ("f", "failures so far (ddplaunch report)"),
         ("/", "filter: 0,3-5, or a word like waiting (ddplaunch top --ranks)"),
         ("z", "full screen and back; Esc goes back too"),
+        ("Up", "and Down: choose a rank; Enter: its stack, l Enter: its log"),
+        ("o", f"order of the ranks: {', '.join(ORDERS)}"),
+        ("x", "stop the job (ddplaunch stop)"),
         ("q", "leave the view; the job runs on"),
     )
     marks = ((mark.text, f"{what.value}: {mark.meaning}") for what, mark in MARKS.items())

@@ -69,12 +69,21 @@ def name(job) -> str:
     return str(job.process.pid)
 
 
+def opened(each: Emulator) -> bool:
+    """Whether the view fills the screen."""
+    return bool(each.rows) and each.rows[-1].startswith("? help  q leave  s stacks  l log")
+
+
 def test_a_look_and_away(job, top):
     mine = job("mine")
     each = top(name(mine))
-    each.until(lambda each: each.framed and "CPU" in each.rows[-3])
-    assert re.fullmatch(r"running \d\d:\d\d \| CPU \d+ % \| \d+ MiB", each.rows[-3])
-    assert each.rows[-2:] == [". running: 2 ranks   ? help", "0 .."]
+    each.until(lambda each: opened(each) and re.search(r"\d+M .* train.py:3 +up$", each.rows[6]))
+    assert each.rows[0] == "mine: python train.py"
+    assert re.fullmatch(r"running \d\d:\d\d \| \d+ MiB", each.rows[1])
+    assert re.fullmatch(r"CPU % \d+ ▁*", each.rows[2])
+    assert each.rows[4].split() == ["rank", "is", "CPU%", "mem", "pid", "does", "last", "line"]
+    for number, pid in enumerate(mine.ranks()):
+        assert re.fullmatch(rf" *{number} running +\d+ +\d+M +{pid} train.py:3 +up", each.rows[5 + number])
     each.type("q")
     assert each.end() == 0
     assert each.given_back
@@ -85,25 +94,44 @@ def test_a_look_and_away(job, top):
 
 
 def test_keys(job, top):
+    """What they print is shown in place of the table; Esc brings that back."""
     mine = job("keys")
     each = top("keys")
-    each.until(lambda each: each.framed)
-    each.type("l1\r")
-    each.until("[1] up")
-    each.type("l7\r")
-    each.until("ddplaunch: rank 7 has printed nothing that is in memory here")
-    each.type("f")
-    each.until("ddplaunch: no rank has failed")
-    each.type("s")
-    each.until("no rank waits for another rank")
-    each.until("train.py:3")
-    each.until(lambda each: each.framed)
+    each.until(opened)
+
+    def press(keys: str, seen: str) -> None:
+        each.type(keys)
+        each.until(seen)
+        each.type("\x1b")
+        each.until(opened)
+
+    press("l1\r", "[1] up")
+    press("l7\r", "ddplaunch: rank 7 has printed nothing that is in memory here")
+    press("f", "ddplaunch: no rank has failed")
+    press("s", "no rank waits for another rank")
+    press("?", "leave the view")
+    each.type("\x1b[B\x1b[Bl\r")  # the second rank is chosen
+    press("", "[1] up")
+    press("\r", "rank 1: train.py:3 (running)")
+    assert "x stop" in each.rows[-1]
+    each.type("oo")
+    each.until("o order: CPU%")
+    each.type("x")
+    each.until("stop the job? y or n: _")
+    each.type("n")
+    each.until(opened)
     assert mine.process.poll() is None
+    each.type("xy")
+    assert each.end() == 0
+    assert each.rows[-1] == "ddplaunch: keys has ended, exit code 130"
+    assert "ended, exit code 130" in each.raw.decode().rpartition("\x1b[?1049l")[2]
 
 
 def test_who_is_stopped(job, top):
     mine = job("stopped", STOPS + WAITS)
     each = top("stopped")
+    each.until(lambda each: any(re.match(r" +1 stopped ", row) for row in each.rows))
+    each.type("z")
     each.until("T stopped: rank 1   . running: rank 0   ? help")
     assert each.rows[-1] == "0 .T"
     each.type("/stopped\r")
@@ -113,10 +141,25 @@ def test_who_is_stopped(job, top):
     each.until("no rank of this kind")
 
 
+def test_one_of_several_is_chosen(job, top):
+    job("first")
+    job("second")
+    each = top()
+    each.until(lambda each: each.rows and each.rows[-1].startswith("Up, Down"))
+    assert each.rows[0].split() == ["RUN", "STATE", "AGE", "RANKS", "TARGET"]
+    running = [row.split()[0] for row in each.rows[1:-1] if row]  # other tests' jobs too
+    assert running.index("second") < running.index("first"), "the latest first"
+    each.type("\x1b[B" * running.index("first") + "\r")
+    each.until("first: python train.py")
+    each.type("q")
+    assert each.end() == 0
+    assert each.given_back
+
+
 def test_the_job_ends(job, top):
     mine = job("ends")
     each = top("ends")
-    each.until(lambda each: each.framed)
+    each.until(opened)
     mine.signal(signal.SIGINT)
     assert each.end() == 0
     assert each.rows[-1] == "ddplaunch: ends has ended, exit code 130"
@@ -126,7 +169,7 @@ def test_the_job_ends(job, top):
 def test_a_launcher_that_is_suspended(job, top):
     mine = job("suspended")
     each = top("suspended")
-    each.until(lambda each: each.framed)
+    each.until(opened)
     os.kill(mine.process.pid, signal.SIGSTOP)
     try:
         each.until("no answer for 3 s")
@@ -134,7 +177,8 @@ def test_a_launcher_that_is_suspended(job, top):
         each.until("leave the view")
     finally:
         os.kill(mine.process.pid, signal.SIGCONT)
-    each.until(lambda each: each.framed)
+    each.type("\x1b")
+    each.until(opened)
     each.type("q")
     assert each.end() == 0
 
@@ -144,36 +188,36 @@ def test_a_launcher_that_is_suspended(job, top):
 def test_signals_give_the_terminal_back(job, top, number, full):
     mine = job("signals")
     each = top("signals")
-    each.until(lambda each: each.framed)
-    if full:
+    each.until(opened)
+    if not full:
         each.type("z")
-        each.until("s stacks")
+        each.until(lambda each: each.framed)
     if number == signal.SIGINT:
         each.type("\x03")
     else:
         each.process.send_signal(number)
     assert each.end() == 128 + number
     assert each.given_back
-    assert each.raw.count(b"\x1b[?1049h") == full
+    assert each.raw.count(b"\x1b[?1049h") == 1
     assert mine.process.poll() is None
 
 
 def test_the_viewer_is_killed(job, top):
     mine = job("killed")
     each = top("killed")
-    each.until(lambda each: each.framed)
+    each.until(opened)
     each.process.kill()
     each.process.wait()
     assert mine.process.poll() is None
     assert all(map(alive, mine.ranks()))
     again = top("killed")
-    again.until(lambda each: each.framed)
+    again.until(opened)
 
 
 def test_the_terminal_goes_away(job, top):
     job("gone")
     each = top("gone")
-    each.until(lambda each: each.framed)
+    each.until(opened)
     os.close(each.master)
     os.close(each._slave)
     wait_until(lambda: each.process.poll() is not None, "its end")
@@ -233,7 +277,7 @@ def test_nobody_looking_costs_nothing(job, top):
         return sum(int(count) for count in re.findall(r"ctxt_switches:\t(\d+)", text))
 
     each = top("idle")
-    each.until(lambda each: each.framed and "CPU" in each.rows[-3])
+    each.until(opened)
     each.type("q")
     each.end()
     time.sleep(0.5)  # not as synchronisation: in this time nothing may happen

@@ -10,7 +10,7 @@ import pytest
 
 from ddplaunch.diagnosis.arrivals import kept, read_trace
 from ddplaunch.diagnosis.inspection import Arrivals
-from ddplaunch.diagnosis.pace import RankClock, compare, sentences, usual_gap
+from ddplaunch.diagnosis.pace import RankClock, compare, lateness, sentences, usual_gap
 from tests.conftest import write
 
 EPOCH = 1.79e9
@@ -49,6 +49,13 @@ def test_one_slow_rank():
         "rank 5 arrived last in 93 % of the last 2,000 collectives, 38 ms late in the median: "
         "10 % of that time waited for it",
     )
+
+
+def test_by_how_much_each_rank_is_late():
+    late = lateness(compare(steps(8, slow={5: 0.038})))
+    assert late.pop(5) == pytest.approx(0.038 * 0.93, abs=0.004)
+    assert max(late.values()) < 0.002
+    assert lateness(()) == {}
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 64])

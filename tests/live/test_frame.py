@@ -1,5 +1,6 @@
 """The live view's frames, drawn from made-up looks."""
 
+import re
 import signal
 import time
 from dataclasses import replace
@@ -8,11 +9,34 @@ import pytest
 
 from ddplaunch.devices.gpu_usage import GpuUsage
 from ddplaunch.devices.processes import Used
-from ddplaunch.diagnosis.inspection import Collective, Condition, GroupState, Inside, Inspection, RankInspection
+from ddplaunch.diagnosis.inspection import (
+    Collective,
+    Condition,
+    Frame,
+    GroupState,
+    Inside,
+    Inspection,
+    RankInspection,
+    Thread,
+)
+from ddplaunch.job.requests.inspection import last_line
 from ddplaunch.job.status import RankState, RankStatus, State, Status
-from ddplaunch.live.frame import FOOTER, frame, named_ranks, screenful
+from ddplaunch.live.frame import FOOTER, frame, named_ranks, screenful, table_rows
 from ddplaunch.live.rows import Span, columns, cut, flow, painted, plain, width, wrap
-from ddplaunch.live.state import Doing, Moment, Snapshot, all_doing, doing, rate, steady, waiting, work
+from ddplaunch.live.state import (
+    Doing,
+    Moment,
+    Snapshot,
+    Trend,
+    all_doing,
+    doing,
+    place_of,
+    rate,
+    steady,
+    waiting,
+    work,
+)
+from ddplaunch.live.table import ORDERS
 from tests.patience import patience
 
 GIB = 1 << 30
@@ -238,3 +262,102 @@ def test_rows():
     assert painted(row, True) == "\x1b[31mabc\x1b[0m日本"
     assert plain(flow([(Span("aa"),), (Span("bb"),), (Span("c" * 20),)], 8)) == "aa | bb\nccccccc…\n"
     assert plain(wrap("one two three four", 9, 2)) == "one two\nthree fo…\n".replace("three fo…", "three …")
+
+
+def full(one: Snapshot, across: int = 80, down: int = 24) -> list[str]:
+    return plain(screenful(one, across, down)).splitlines()
+
+
+def busy_job(count: int, **what) -> Snapshot:
+    """Ranks of which all is known."""
+    one = snapshot(*(rank(number, 50 + number, 50 + number, cpu=2.0) for number in range(count)), **what)
+    before = Inspection(3750.0, tuple(rank(number, 10, 10, cpu=1.0) for number in range(count)), count)
+    used = {number: Used(2.0, (number + 1) * 100 << 20) for number in range(count)}
+    said = {number: f"step {number} loss 0.{number}" for number in range(count)}
+    gpus = tuple(GpuUsage(number, 90 + number, 40 * GIB, 80 * GIB, (100 + number,)) for number in range(count))
+    now = replace(one.now, used=used, said=said)
+    earlier = Moment(one.now.status, before, {number: Used(1.0, 0) for number in range(count)})
+    places = {number: "all_reduce train.py:88" for number in range(count)}
+    late = {number: 0.038 if number == 1 else 0.0 for number in range(count)}
+    trends = {name: Trend() for name in ("collectives/s", "CPU %", "GPU %")}
+    for trend in trends.values():
+        for value in (0.0, 50.0, 100.0):
+            trend.add(value)
+    return replace(one, now=now, before=earlier, gpus=gpus, places=places, late=late, trends=trends)
+
+
+def test_a_row_for_each_rank_has_all_that_is_known():
+    rows = full(busy_job(2, hint="? help"))
+    assert rows[0] == "mine: train.py"
+    assert rows[1] == "running 1:02:31 | 300 MiB | 2 GPUs 90-91 % 40 of 80 GiB"
+    assert rows[2] == "collectives/s 100 ▁▅█     CPU % 100 ▁▅█             GPU % 100 ▁▅█"
+    assert rows[4] == "rank   CPU%  late coll/s  mem GPU% GPUmem does               last line"
+    assert rows[5] == "   0 .  100     0     40 100M   90    40G all_reduce train.… step 0 loss 0.0"
+    assert rows[6] == "   1 .  100  38ms     41 200M   91    40G all_reduce train.… step 1 loss 0.1"
+    wide = full(busy_job(2), 200, 60)
+    assert re.fullmatch(
+        r"   1  running    100   38ms      41  200M    91     40G      101  all_reduce train.py:88 +step 1.*", wide[6]
+    )
+
+
+def test_sentences_are_whole_before_anything_else():
+    said = "rank 3 " + "waits for somebody who does not come " * 5 + "at all"
+    rows = full(replace(busy_job(4, hint="? help"), sentences=(said,)), 40, 10)
+    assert said in " ".join(row.strip() for row in rows)
+    assert re.match("   0 [.] ", rows[-1])
+
+
+def test_sixteen_ranks_fit_into_24_rows():
+    rows = full(replace(busy_job(16, hint="? help"), sentences=("one " * 30,)))
+    assert len([row for row in rows if "all_reduce" in row]) == 16
+    assert rows[-1] == "? help"
+
+
+def test_more_ranks_are_scrolled_to_the_one_that_is_chosen():
+    one = busy_job(64)
+    assert " 0 ........" in "\n".join(full(one))
+    assert not any(row.startswith("  40 ") for row in full(one))
+    chosen = [row for row in screenful(replace(one, cursor=40), 80, 24) if row and row[0].text.startswith("  40")]
+    assert chosen
+    assert all("7" in span.style.split(";") for span in chosen[0] if span.text.strip())
+
+
+@pytest.mark.parametrize(
+    ("order", "first"),
+    [("rank", 0), ("state", 0), ("CPU%", 0), ("late", 1), ("coll/s", 3), ("mem", 3), ("GPU%", 3), ("GPUmem", 0)],
+)
+def test_orders(order, first):
+    assert order in ORDERS
+    one = replace(busy_job(4), order=order)
+    assert table_rows(one, all_doing(one))[0].rank.rank == first
+
+
+def test_trends_grow_coarser():
+    trend = Trend()
+    for number in range(10_000):
+        trend.add(float(number))
+    assert len(trend.means) <= Trend.MOST
+    assert trend.drawn(8) == "▁▂▃▄▅▆▇█"
+    assert Trend().drawn(8) == ""
+    assert trend.drawn(0)
+
+
+def test_where_ranks_are():
+    frames = (Frame("load", "data.py", 3, True), Frame("<module>", "train.py", 9, True))
+    assert place_of(rank(0, threads=(Thread(frames),))) == "load data.py:3"
+    assert place_of(rank(0, threads=(Thread(frames[1:]),))) == "train.py:9"
+    assert place_of(rank(0)) == ""
+
+
+@pytest.mark.parametrize(
+    ("printed", "last"),
+    [
+        (b"one\ntwo\n\n", "two"),
+        (b"one\n\rbar 1\rbar 2", "bar 2"),
+        (b"", ""),
+        (b"\x1b[31mred\xff\n", "red\ufffd"),
+        (b"x" * 5000, "x" * 199 + "…"),
+    ],
+)
+def test_the_last_line_of_an_output(printed, last):
+    assert last_line(printed) == last

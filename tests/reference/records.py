@@ -285,6 +285,7 @@ INSPECTION = {
     "ranks[].busy": "share of a CPU that it and what is below it used since it was last looked at; `null` if not known",
     "ranks[].traffic": "bytes a second that they read and wrote, in files and pipes; `null` if not known",
     "ranks[].network": "bytes a second on their TCP connections to others than ranks; `null` if not known",
+    "ranks[].late": "seconds by which it arrived last at collectives, in the mean; `null` if not asked",
     "ranks[].awaits": "what its main thread waits for on a TCP connection: `store`, or like `10.0.0.7:443`; or empty",
     "world_size": "how many ranks",
     "silent": "the nodes that did not answer",
