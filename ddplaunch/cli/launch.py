@@ -208,6 +208,9 @@ class NodeJob:
     def printed(self, rank: int) -> bytes:
         return self._supervisor.streams.tail(rank, KEPT)
 
+    def flush(self, mark: bytes) -> None:
+        self._supervisor.streams.flush(mark)
+
     def listen(self, hear: Callable[[int, bytes], None]) -> None:
         self._supervisor.streams.listen(hear)
 

@@ -65,6 +65,9 @@ class ServedJob(Protocol):
     def debugging(self) -> Debugging | None:
         """Its ranks that are in a debugger; None where ranks never wait for one."""
 
+    def flush(self, mark: bytes) -> None:
+        """Show all that ranks have printed by now, and then ``mark`` on stdout and stderr."""
+
     def listen(self, hear: Callable[[int, bytes], None]) -> None:
         """From now on call ``hear`` with each piece that a rank prints."""
 

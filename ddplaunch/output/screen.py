@@ -56,6 +56,9 @@ class Screen(Observer, Protocol):
         The first call, with lines or without, is made before the source prints there; ``last``: it prints no more.
         """
 
+    def mark(self, line: bytes) -> None:
+        """Show this line on stdout and on stderr, behind all that was shown there."""
+
     def note(self, text: str, *, of_job: bool = False) -> None:
         """Say something ourselves, between whole lines of the ranks; ``of_job``: it concerns more than this node."""
 
@@ -153,6 +156,10 @@ class Plain:
         if str(source) not in self._marker(source):
             return lines
         return lines.removeprefix(theirs).replace(b"\n" + theirs, b"\n")
+
+    def mark(self, line: bytes) -> None:
+        for sink in {self._stdout, self._stderr}:
+            self._show(sink, line)
 
     def note(self, text: str, *, of_job: bool = False) -> None:
         self.say(Said(Topic.NOTE, text), of_job=of_job)

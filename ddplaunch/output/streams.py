@@ -163,6 +163,16 @@ class Streams:
             while self._read(stream):
                 pass
 
+    def flush(self, mark: bytes) -> None:
+        """Show all that ranks have printed by now, begun lines too, and then ``mark`` on both of our streams."""
+        for stream in [each for each in self._streams.values() if isinstance(each.source, int)]:
+            self._read(stream)  # once: it gets all that a pipe holds
+            if stream.show and stream.fd in self._streams:
+                lines = self._held(stream, stream.lines.close())
+                lines += stream.words.release() if stream.words else b""
+                self._screen.lines(stream.source, stream.number, lines)
+        self._screen.mark(mark)
+
     def close(self) -> None:
         """Give out what is left of every rank's streams; what they printed last is kept until the next attempt."""
         for source in {*self._files, *(stream.source for stream in self._streams.values())}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import inspect
 import json
 import keyword
@@ -25,15 +26,21 @@ from ddplaunch.cli.options import OPTIONS
 from ddplaunch.console.failure import render_verdict
 from ddplaunch.control.failure import Verdict
 from ddplaunch.errors import LaunchError, UsageError
-from ddplaunch.output.voice import BEGINNING
+from ddplaunch.job import client
+from ddplaunch.job.folder import doors
+from ddplaunch.job.requests.output import FlushRanks
 from ddplaunch.plan.command import python_command
 from ddplaunch.preload.scan import needs_dynamo
 from ddplaunch.preload.table import Table
 from ddplaunch.python import parcel
+from ddplaunch.python.printing import Printing
 from ddplaunch.wire.typed import convert
 
 _EXPLAIN = 10.0
 """Seconds for the ranks to say what they do."""
+
+_AGAIN = 2.0
+"""Seconds after which a mark may be lost: where output is stuck for 10 s, the launcher drops lines."""
 
 _LAUNCHER = "from ddplaunch.python.launcher import main; main()"
 """It ends with the thread that started it, and so with this process, ``kill -9`` included."""
@@ -140,11 +147,13 @@ class LaunchedJob:
         """Prepare it; nothing starts. Raises UsageError or TypeError for keywords that make no sense."""
         self._words = words(keywords)
         self._env = environment(keywords.get("env"))
-        self._output = output
         shared = keywords.get("hosts") or keywords.get("hostfile")  # then the current folder must be
         place, before = (os.getcwd(), ".") if shared else (None, "")
         self.folder = tempfile.mkdtemp(prefix=f"{before}ddplaunch-", dir=place)
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._mark = f"{os.path.basename(self.folder)}."
+        self._printing, self._flushes = Printing(output, self._mark), 0
+        self._door: str | None = None
         self._here = bool(not keywords.get("node_rank"))  # all ranks leave what they return in our folder
         self._thread = threading.Thread(target=self._run, name="ddplaunch", daemon=True)
         self._started = threading.Event()
@@ -178,9 +187,6 @@ class LaunchedJob:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C is the caller's
-                text=True,
-                encoding="utf-8",
-                errors="replace",
             )
         except Exception as error:
             self._failed = error
@@ -188,35 +194,16 @@ class LaunchedJob:
             self._started.set()
             return
         self._started.set()
-        said: list[dict[str, Any]] = []
         assert self._process.stdout
         assert self._process.stderr
-        printing = threading.Thread(target=self._pass_on, args=(self._process.stdout, "stdout", said), daemon=True)
+        printing = threading.Thread(target=self._printing.read, args=(self._process.stdout, "stdout"), daemon=True)
         printing.start()
-        self._pass_on(self._process.stderr, "stderr", said)
+        self._printing.read(self._process.stderr, "stderr")
         printing.join()
         code = self._process.wait()
-        self._end = _end(code, said)
+        self._end = _end(code, self._printing.said)
         self._over.set()
         self._ring.close()
-
-    def _pass_on(self, stream: IO[str], name: str, said: list[dict[str, Any]]) -> None:
-        """Print what ranks print; what ddplaunch itself says is kept, and its notes are printed as lines."""
-        for line in stream:
-            if name == "stderr" and line.startswith(BEGINNING):
-                try:
-                    said.append(json.loads(line))
-                except ValueError:  # cut
-                    continue
-                if said[-1]["kind"] not in ("note", "waiting", "restart"):
-                    continue
-                line = f"ddplaunch: {said[-1]['text']}\n"
-            target = self._output or getattr(sys, name)
-            try:
-                target.write(line)
-                target.flush()
-            except (OSError, ValueError, AttributeError):  # closed; the job goes on
-                pass
 
     @property
     def started(self) -> bool:
@@ -246,6 +233,23 @@ class LaunchedJob:
                 self._over.wait()
             except KeyboardInterrupt:
                 number = signal.SIGINT
+
+    def heed(self) -> None:
+        """What ranks print from now on is for the caller of this: the cell of a notebook."""
+        self._printing.context = contextvars.copy_context()
+
+    def flush(self) -> None:
+        """Return when all that ranks have printed by now has been passed on."""
+        self._flushes += 1
+        if self._door is None and self._process is not None:
+            self._door = next((path for path in doors() if path.endswith(f".{self._process.pid}")), None)
+        try:
+            while self._door and not self.over:
+                client.ask(self._door, FlushRanks(f"{self._mark}{self._flushes}"))
+                if self._printing.wait(self._flushes, _AGAIN):
+                    break
+        except client.NoAnswer:  # it is ending
+            pass
 
     def explain(self) -> str:
         """Say who waits for whom, as ``ddplaunch stacks`` does; "" where that cannot be told."""

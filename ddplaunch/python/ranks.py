@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from contextlib import suppress
 from typing import Any
 
 from ddplaunch.python import parcel
@@ -29,7 +30,8 @@ def serve(folder: str) -> None:
         while line.recv(1) == AGAIN:
             _do(folder, number, rank)
             for stream in (sys.stdout, sys.stderr):
-                stream.flush()
+                with suppress(OSError, ValueError, AttributeError):  # closed
+                    stream.flush()
             line.sendall(DONE)
             number += 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import selectors
+import signal
 import socket
 import time
 import weakref
@@ -69,7 +70,9 @@ class Session:
             LaunchError: the ranks did not start, were stopped, or took too long, or the session has ended.
         """
         if self._ended:
-            raise LaunchError("the session has ended", "Session(restart=True) starts new ranks after a failure")
+            raise LaunchError(
+                "the session has ended: make a new one", "Session(restart=True) starts new ranks after a failure"
+            )
         if self._ranks is None:
             self._ranks = _Ranks(function, self._keywords, self._output)
             weakref.finalize(self, self._ranks.close)  # at the end of the interpreter, at the latest
@@ -78,6 +81,7 @@ class Session:
         except _NotSentError as error:
             raise error.reason from None
         except BaseException:
+            self._ranks.stop()
             self.close()
             self._ended = not self._restart
             raise
@@ -121,6 +125,7 @@ class _Ranks:
         except Exception as error:
             raise _NotSentError(error) from None
         deadline = None if seconds is None else time.monotonic() + seconds
+        self._job.heed()
         if not self._lines:
             self._meet(deadline)
         self._calls += 1
@@ -130,6 +135,7 @@ class _Ranks:
             except OSError:  # its end is told below
                 pass
         self._await(set(self._lines.values()), deadline)
+        self._job.flush()
         return self._job.results(number)
 
     def _meet(self, deadline: float | None) -> None:
@@ -173,6 +179,10 @@ class _Ranks:
             raise LaunchError(f"{why}: {found}" if found else why)
         self._job.raise_for(end, max(0, self._calls - 1))
         raise LaunchError("the ranks have ended")
+
+    def stop(self) -> None:
+        """End them in the middle of a call, where they still run."""
+        self._job.stop(signal.SIGINT)
 
     def close(self) -> None:
         for line in (*self._lines.values(), self._listening):

@@ -200,7 +200,7 @@ async def main():
     while not task.done():
         turns += 1
         await asyncio.sleep(0.01)
-    print(await task, turns > 5, sorted(said.getvalue().splitlines()))
+    print(await task, turns > 5, sorted(line for line in said.getvalue().splitlines() if line.startswith("[")))
     said = io.StringIO()
     task = asyncio.ensure_future(launch_async(wait, output=said))
     while "up" not in said.getvalue():

@@ -64,7 +64,7 @@ if __name__ == "__main__":
                     print(error)
 """
     assert python(body).splitlines() == [
-        *("[0, 1]", "ValueError('no luck')", "the session has ended"),
+        *("[0, 1]", "ValueError('no luck')", "the session has ended: make a new one"),
         *("[0, 1]", "ValueError('no luck')", "[0, 1]"),
     ]
 
@@ -95,3 +95,36 @@ if __name__ == "__main__":
 def test_a_session_that_nobody_closes(python: Python):
     assert python("session = Session(nproc=2)\nprint(session.run(rank))\n") == "[0, 1]\n"
     assert "ZeroDivisionError" in python("session = Session(nproc=2)\nsession.run(rank)\n1 / 0\n", fails=True)
+
+
+def test_what_ranks_print_is_there_when_a_call_returns(python: Python):
+    """Lines without an end too, and those that a rank prints after another has closed its stdout."""
+    body = """
+import io
+
+def speak(number):
+    for line in range(1000):
+        print(number, line)
+    print(number, "half", end="")
+    print(number, "aside", file=sys.stderr)
+
+def close():
+    if rank() == 1:
+        sys.stdout.close()
+        os.close(2)
+
+if __name__ == "__main__":
+    said = io.StringIO()
+    with Session(nproc=2, output=said) as session:
+        for number in range(5):
+            session.run(speak, number)
+            lines = [line for line in said.getvalue().splitlines() if line.startswith("[")]
+            expected = [f"[{rank}] {number} {each}" for rank in (0, 1) for each in (*range(1000), "half", "aside")]
+            assert sorted(lines[-2004:]) == sorted(expected), lines[-3:]
+            assert len(lines) == 2004 * (number + 1)
+        session.run(close)
+        session.run(lambda: print("on") if rank() == 0 else None)
+        assert said.getvalue().endswith("[0] on\\n")
+    print(session is not None)
+"""
+    assert python(body) == "True\n"

@@ -6,7 +6,7 @@ from ddplaunch.dataclass import dataclass
 from ddplaunch.job.door import Asker
 from ddplaunch.job.requests import Request
 from ddplaunch.job.status import Status
-from ddplaunch.wire.bounds import Count, Size
+from ddplaunch.wire.bounds import Count, Name, Size
 
 MAX_WAITING = 1 << 20  # bytes that a client has not read yet, over which it misses what comes
 MAX_BEFORE = 32 << 20  # bytes of what all ranks had printed before
@@ -73,3 +73,22 @@ class OutputFollower:
         for rank, missed in self._missed.items():
             self._asker.send(Printed(rank, b"", missed))
         self._missed.clear()
+
+
+@dataclass(frozen=True)
+class Flushed:
+    """The mark is on its way."""
+
+
+@dataclass(frozen=True)
+class FlushRanks(Request[Flushed]):
+    """Show all that the ranks of this node have printed by now, and then this mark on the launcher's own streams."""
+
+    mark: Name
+
+    answers = (Flushed,)
+
+    def serve(self, asker: Asker) -> None:
+        asker.job.flush(f"{self.mark}\n".encode())
+        asker.send(Flushed())
+        asker.finish()

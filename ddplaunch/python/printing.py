@@ -1,0 +1,80 @@
+"""What ranks print, on its way to the streams of the program that launched them."""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import math
+import os
+import sys
+import threading
+from typing import IO, Any
+
+from ddplaunch.output.voice import BEGINNING
+
+_CHUNK = 1 << 16
+
+
+class Printing:
+    """Prints what comes from a launcher, each stream in a thread; what ddplaunch itself says is kept."""
+
+    def __init__(self, output: IO[str] | None, mark: str) -> None:
+        """``output``: for both streams; by default ours. ``mark``: how lines begin that ``wait`` waits for."""
+        self._output, self._mark = output, mark
+        self._news = threading.Condition()
+        self._seen: dict[str, float] = {"stdout": 0, "stderr": 0}
+        self.context = contextvars.copy_context()
+        """Of who waits for it: in a notebook this tells to which cell a line belongs."""
+        self.said: list[dict[str, Any]] = []
+        """The records of ddplaunch itself (--log-json)."""
+
+    def read(self, pipe: IO[bytes], name: str) -> None:
+        """Print what comes on stdout or stderr, to its end."""
+        rest = b""
+        while data := os.read(pipe.fileno(), _CHUNK):
+            lines, end, rest = (rest + data).rpartition(b"\n")
+            self._take((lines + end).decode(errors="replace"), name)
+        self._take(rest.decode(errors="replace"), name)
+        self._reached(name, math.inf)
+
+    def wait(self, number: int, seconds: float) -> bool:
+        """Wait until the mark with this number has come on both streams, or they have ended."""
+        with self._news:
+            return self._news.wait_for(lambda: min(self._seen.values()) >= number, seconds)
+
+    def _take(self, text: str, name: str) -> None:
+        """Print what ranks have printed, and notes of ddplaunch as lines."""
+        printed: list[str] = []
+        reached = 0
+        for line in text.splitlines(keepends=True):
+            if name == "stderr" and line.startswith(BEGINNING):
+                line = self._keep(line)
+            elif self._mark in line:
+                line, _, number = line.rpartition(self._mark)
+                reached = int(number)
+            printed.append(line)
+        if whole := "".join(printed):
+            self.context.copy().run(self._print, whole, name)
+        self._reached(name, reached)
+
+    def _keep(self, line: str) -> str:
+        """Keep what ddplaunch says; return what people should read of it now."""
+        try:
+            said = json.loads(line)
+        except ValueError:  # cut
+            return ""
+        self.said.append(said)
+        return f"ddplaunch: {said['text']}\n" if said["kind"] in ("note", "waiting", "restart") else ""
+
+    def _print(self, text: str, name: str) -> None:
+        target = self._output or getattr(sys, name)
+        try:
+            target.write(text)
+            target.flush()
+        except (OSError, ValueError, AttributeError):  # closed; the job goes on
+            pass
+
+    def _reached(self, name: str, number: float) -> None:
+        with self._news:
+            self._seen[name] = max(self._seen[name], number)
+            self._news.notify_all()
