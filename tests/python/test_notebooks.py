@@ -1,0 +1,83 @@
+"""docs/notebooks.md: its cells are run in one Jupyter kernel, and show what the page has behind each."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import clean_environment
+from tests.patience import patience
+from tests.test_readme import CTRL_C, ROOT, blocks, not_printed
+
+nbclient = pytest.importorskip("nbclient", reason="no nbclient here: .ci/run installs it")
+nbformat = pytest.importorskip("nbformat")
+pytest.importorskip("ipykernel", reason="no ipykernel here: .ci/run installs it")
+
+POISON = """
+import os
+os.register_at_fork(after_in_child=lambda: os._exit(77))
+"""
+"""As CUDA does once it is in use: a fork of this process cannot go on."""
+
+
+def cells() -> list[tuple[str, list[str]]]:
+    """The page's cells, each with the lines that it shows."""
+    found: list[tuple[str, list[str]]] = []
+    for block in blocks(ROOT / "docs" / "notebooks.md"):
+        if block.language == "python":
+            found.append((block.body, []))
+        elif block.language == "text":
+            found[-1][1].extend(block.body.splitlines())
+    return found
+
+
+def shown(cell: Any) -> str:
+    """What a cell shows, as text."""
+    parts = []
+    for output in cell.outputs:
+        if output.output_type == "stream":
+            parts.append(output.text)
+        elif output.output_type == "error":
+            parts.append(f"{output.ename}: {output.evalue}".rstrip(": ") + "\n")
+        else:
+            parts.append(output.data["text/plain"] + "\n")
+    return "".join(parts)
+
+
+class Notebook(nbclient.NotebookClient):  # type: ignore[misc]
+    """Executes cells; presses the stop button when a cell shows what it has before ``^C``."""
+
+    awaited: list[str] | None = None
+
+    def process_message(self, msg: Any, cell: Any, cell_index: int) -> Any:
+        found = super().process_message(msg, cell, cell_index)
+        if self.awaited is not None and not not_printed(self.awaited, shown(cell)):
+            self.awaited = None
+            os.kill(self.km.provisioner.pid, signal.SIGINT)  # as interrupt_kernel does, which is a coroutine
+        return found
+
+
+@pytest.mark.slow
+def test_the_page_s_cells_show_what_it_has(tmp_path: Path):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    variables = clean_environment({"TMPDIR": str(temporary), "IPYTHONDIR": str(tmp_path / "ipython")})
+    page = cells()
+    assert sum(CTRL_C in lines for _, lines in page) == 2
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in (POISON, *(c for c, _ in page))])
+    notebook = Notebook(book, timeout=int(patience(60)), kernel_name="python3", allow_errors=True)
+    with notebook.setup_kernel(env=variables, cwd=str(tmp_path)):
+        notebook.execute_cell(book.cells[0], 0)
+        for number, (_, lines) in enumerate(page, 1):
+            if CTRL_C in lines:
+                notebook.awaited = lines[: lines.index(CTRL_C)]
+            notebook.execute_cell(book.cells[number], number)
+            said = shown(book.cells[number])
+            missing = not_printed(lines, said)
+            assert not missing, f"not shown: {missing[0]}\n{book.cells[number].source}\n{said}"
+            assert notebook.awaited is None
+    assert not list(temporary.glob("ddplaunch-*"))
