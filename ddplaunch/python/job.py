@@ -154,7 +154,9 @@ class LaunchedJob:
         self._mark = f"{os.path.basename(self.folder)}."
         self._printing, self._flushes = Printing(output, self._mark), 0
         self._door: str | None = None
-        self._here = bool(not keywords.get("node_rank"))  # all ranks leave what they return in our folder
+        # Whether all ranks leave what they return in our folder.
+        alone = {"node_rank": (None,), "nnodes": (None, 1, "1"), "cluster": (None, "none")}
+        self._here = bool(shared) or all(keywords.get(name) in values for name, values in alone.items())
         self._thread = threading.Thread(target=self._run, name="ddplaunch", daemon=True)
         self._started = threading.Event()
         self._over = threading.Event()
