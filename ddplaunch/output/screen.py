@@ -158,6 +158,7 @@ class Plain:
         return lines.removeprefix(theirs).replace(b"\n" + theirs, b"\n")
 
     def mark(self, line: bytes) -> None:
+        self._show_merged(math.inf)
         for sink in {self._stdout, self._stderr}:
             self._show(sink, line)
 
@@ -231,6 +232,7 @@ class Terminal(Plain):
 
     def page(self, text: str) -> None:
         """Print what the person has asked for."""
+        self._show_merged(math.inf)
         self._show(self._stderr if self._stderr.terminal else self._stdout, text.encode(errors="replace"))
 
     def lines(self, source: Source, number: int, lines: bytes, bar: bytes = b"", *, last: bool = False) -> None:
