@@ -271,7 +271,7 @@ class Examiner:
 
     def _stream(self, flows: dict[Pair, Flow], ports: Mapping[Pair, int]) -> None:
         """Add to the flows what streams have shown; of several the fastest counts."""
-        questions = {a: messages.Stream(self._reached_at(b), port, self._nonce) for (a, b), port in ports.items()}
+        questions = {a: messages.SendStream(self._reached_at(b), port, self._nonce) for (a, b), port in ports.items()}
         for a, answer in self._ask(questions, messages.Flowed, STREAM_DEADLINE).items():
             (way,) = (each for each in ports if each[0] == a)
             if (stream := answer.stream) and way in flows:

@@ -69,7 +69,7 @@ class Ping:
 
 
 @dataclass(frozen=True)
-class Stream:
+class SendStream:
     """Send a stream there. Answered with Flowed."""
 
     address: Name
@@ -142,7 +142,7 @@ class Prepared:
     error: Line | None = None
 
 
-Question = Describe | Route | Tell | Listen | Connect | Ping | Stream | Prepare | Measure | Recount
+Question = Describe | Route | Tell | Listen | Connect | Ping | SendStream | Prepare | Measure | Recount
 NodeAnswer = (
     Present | NodeFacts | Routed | Time | Listening | Connected | Pinged | Flowed | Prepared | Measured | Recounted
 )

@@ -106,7 +106,7 @@ class Answerer:
                 return messages.Connected(try_ways(places, nonce))
             case messages.Ping(address, port, nonce):
                 return ping((address, port), nonce)
-            case messages.Stream(address, port, nonce):
+            case messages.SendStream(address, port, nonce):
                 return messages.Flowed(stream((address, port), nonce))
             case messages.Prepare():
                 return self._prepare(question)
