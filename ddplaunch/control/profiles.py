@@ -16,7 +16,7 @@ BUSY = "another profile of this job is being taken"
 
 
 @dataclass
-class _Open:
+class _Taking:
     asker: int  # the node that asked
     asked: int  # its number for that
     serial: int
@@ -31,7 +31,7 @@ class JobProfiles:
     def __init__(self, seats: Seats, after: Callable[[float, Callable[[], None]], Timer]) -> None:
         """``after`` is the loop's."""
         self._seats, self._after = seats, after
-        self._open: _Open | None = None
+        self._open: _Taking | None = None
         self._serial = 0
 
     def hear(self, number: int, message: TakeProfile | Profiled) -> None:
@@ -48,7 +48,7 @@ class JobProfiles:
         serial = self._serial
         awaited = {seat.number for seat in self._seats.values() if seat.has_ranks}
         timer = self._after(message.seconds + PATIENCE, partial(self._close, serial))
-        self._open = _Open(number, message.serial, serial, timer, awaited)
+        self._open = _Taking(number, message.serial, serial, timer, awaited)
         for each in sorted(awaited):
             self._seats.tell(each, replace(message, serial=serial))
         self._close_if_answered(serial)

@@ -107,7 +107,7 @@ def parse_last(dump: bytes) -> tuple[Collective, ...]:
     return tuple(found)
 
 
-class Recorded(NamedTuple):
+class RecordedCall(NamedTuple):
     """A collective that the recorder has, with what it tells besides."""
 
     collective: Collective
@@ -115,13 +115,13 @@ class Recorded(NamedTuple):
     ended: float  # seconds since the epoch; 0 where it is not known, as on gloo
 
 
-def recorded(dump: bytes, since: float, until: float) -> Iterator[Recorded]:
+def recorded(dump: bytes, since: float, until: float) -> Iterator[RecordedCall]:
     """Read the collectives that were entered between these moments; ValueError for anything else than a dump."""
     for entry in _entries(_load(dump)):
         if since <= _seconds(entry.get("time_created_ns", 0), 1e9) <= until and entry.get("is_p2p") is not True:
             group, description = _names(entry)
             ended = _seconds(entry.get("time_discovered_completed_ns") or 0, 1e9)
-            yield Recorded(_entry(entry).collective(group), description, ended)
+            yield RecordedCall(_entry(entry).collective(group), description, ended)
 
 
 class _Entry(NamedTuple):

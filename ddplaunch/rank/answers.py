@@ -352,7 +352,8 @@ def _register_stacks() -> tuple[int, int, int, int] | None:
     free = [n for n in numbers if n not in blocked and _signal.getsignal(n) == _signal.SIG_DFL]
     if len(free) < 2:
         return None
-    first, second, third = [*free, 0][:3]
+    first, second = free[:2]
+    third = free[-1] if len(free) > 2 else 0  # the last: the debugger takes the next
     made = os.memfd_create("ddplaunch-stacks")
     try:
         _stacks_fd = fd = _moved_up(os.open(f"/proc/self/fd/{made}", os.O_WRONLY | os.O_APPEND))
