@@ -53,7 +53,7 @@ class Face(Protocol):
 
 
 @dataclass
-class _Rank:
+class _Debugged:
     asks: str = ""  # its prompt; "" while it is at work
     arrives: bool = False  # it has stopped, and is about to ask
     held: str = ""  # what it has said while the person was at another
@@ -64,7 +64,7 @@ class Prompt:
 
     def __init__(self, face: Face, send: Callable[[FromPerson], None]) -> None:
         self._face, self._send = face, send
-        self._ranks: dict[int, _Rank] = {}
+        self._ranks: dict[int, _Debugged] = {}
         self._current: int | None = None
         self._lines: deque[str] = deque()
         self._answers: dict[int, str] | None = None  # while several are asked at once
@@ -86,7 +86,7 @@ class Prompt:
     def hear(self, message: ToPerson) -> None:
         match message:
             case Stopped(rank=rank):
-                self._ranks[rank] = _Rank(arrives=True)
+                self._ranks[rank] = _Debugged(arrives=True)
                 if self._current is None:
                     self._current = rank
                 if len(self._ranks) > 1 and not self._helped:
@@ -181,7 +181,7 @@ class Prompt:
         return sorted(chosen)
 
     def _ask(self, rank: int, text: str) -> None:
-        self._ranks[rank] = _Rank()
+        self._ranks[rank] = _Debugged()
         self._send(Typed(rank, text))
 
     def _go_to(self, rank: int) -> None:

@@ -48,7 +48,7 @@ class Breakpoints:
         if module := sys.modules.get("pdb"):
             self._patch(module)
         else:
-            sys.meta_path.insert(0, _Finder(self._patch))
+            sys.meta_path.insert(0, _PdbFinder(self._patch))
         self._register()
 
     def _register(self) -> None:
@@ -114,7 +114,7 @@ class Breakpoints:
                 pass  # whoever asked is told that it has not stopped
 
 
-class _Finder:
+class _PdbFinder:
     """Awaits the import of pdb, and goes."""
 
     def __init__(self, then: Callable[[ModuleType], None]) -> None:

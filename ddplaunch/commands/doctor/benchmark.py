@@ -42,8 +42,8 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Collective:
-    """One with others."""
+class CollectiveTask:
+    """A collective with others."""
 
     address: str  # of the first of them
     port: int
@@ -86,7 +86,7 @@ def main() -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = given.interface
     say(DevicePower(device, _multiply(device)))
     for line in sys.stdin:
-        task = msgspec.json.decode(line, type=Collective)
+        task = msgspec.json.decode(line, type=CollectiveTask)
         try:
             say(Measured(tuple(_collective(device, task))))
         except Exception as error:
@@ -118,7 +118,7 @@ def _wait_for(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def _collective(device: str, task: Collective) -> list[float]:
+def _collective(device: str, task: CollectiveTask) -> list[float]:
     """The shortest time of each size; all ranks of the task measure the same ones."""
     import torch
     import torch.distributed as dist

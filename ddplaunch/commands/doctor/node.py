@@ -12,7 +12,7 @@ from typing import get_args
 
 from ddplaunch import __version__
 from ddplaunch.commands.doctor import benchmark, messages
-from ddplaunch.commands.doctor.benchmark import Collective, Device, DevicePower, Measured
+from ddplaunch.commands.doctor.benchmark import CollectiveTask, Device, DevicePower, Measured
 from ddplaunch.commands.doctor.checks import Surroundings, fabric
 from ddplaunch.commands.doctor.checks.network import route
 from ddplaunch.commands.doctor.checks.torch import TorchFound
@@ -141,7 +141,7 @@ class Answerer:
         taking = self._meters[: question.count]
         for place, meter in enumerate(taking):
             rank = question.first + place
-            meter.ask(Collective(address, port, rank, question.world_size, question.name, question.room))
+            meter.ask(CollectiveTask(address, port, rank, question.world_size, question.name, question.room))
         until = time.monotonic() + benchmark.DEADLINE
         answers = []
         for meter in taking:
