@@ -65,7 +65,7 @@ STEPS = """
 def test_progress_in_a_terminal(tmp_path):
     """One line of rank 0's that changes, and is gone in the end; our pipes do not hide that there is a terminal."""
     ours, theirs = pty.openpty()
-    run = command("run", *LIGHT, "--nproc", "2", write(tmp_path, "t.py", STEPS))
+    run = command("run", *LIGHT, "--no-merge", "--nproc", "2", write(tmp_path, "t.py", STEPS))
     plain = clean_environment({"NO_COLOR": "1"})
     with subprocess.Popen(run, env=plain, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)

@@ -590,9 +590,11 @@ def read_until(ours: int, text: str) -> str:
 
 
 def test_ctrl_backslash_shows_stacks_and_twice_stops(tmp_path):
-    process, ours = on_a_terminal(tmp_path, "run", *LIGHT, "--nproc", "2", str(write(tmp_path, "train.py", SLEEPS)))
+    process, ours = on_a_terminal(
+        tmp_path, "run", *LIGHT, "--no-merge", "--nproc", "2", str(write(tmp_path, "train.py", SLEEPS))
+    )
     try:
-        read_until(ours, "[0-1] there")
+        read_until(ours, "[1] there")
         os.write(ours, b"\x1c")
         page = read_until(ours, "load_batch at train.py:5")
         assert "looking at the ranks; Ctrl-\\ again stops them" in page
