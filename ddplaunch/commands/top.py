@@ -6,9 +6,11 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 
@@ -35,6 +37,7 @@ from ddplaunch.loop import Loop
 from ddplaunch.output.screen import Manner
 from ddplaunch.output.sink import PATIENCE
 from ddplaunch.output.terminal import ENTER, can_draw, restored, watched
+from ddplaunch.plan.command import python_command
 from ddplaunch.wire.connection import Connection
 from ddplaunch.wire.sockets import peer_uid
 from ddplaunch.words import span
@@ -237,7 +240,9 @@ class Viewer:
         self._loop, self._path = Loop(), path
         self._screen = LiveScreen(self._loop, Manner(PATIENCE, 0.0, "", False), speaks=True, colour=colour)
         self._door = JobAtDoor(self._loop, path, self._gone)
-        self._view = LiveView(self._loop, self._screen, self._door, chosen=chosen, left=self._leave)
+        self._view = LiveView(
+            self._loop, self._screen, self._door, chosen=chosen, left=self._leave, other=self._run_other
+        )
         self._code: int | None = None
         self._said = ""
 
@@ -257,6 +262,21 @@ class Viewer:
         if self._said:
             click.echo(self._said, err=True)
         return self._code
+
+    def _run_other(self, command: str, *words: str) -> None:
+        """Give the terminal to another command about this job, and then to whoever reads what it has printed."""
+        typed = [*python_command(sys.executable), command, str(runs.at(self._path).pid), *words]
+
+        def run() -> None:
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # that is for the command
+            try:
+                subprocess.run(typed, check=False, preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL))
+                with suppress(EOFError):
+                    input("ddplaunch: Enter shows the ranks again ")
+            finally:
+                signal.signal(signal.SIGINT, before)
+
+        self._screen.suspend(run)
 
     def _leave(self, code: int = 0) -> None:
         if self._code is None:

@@ -62,10 +62,20 @@ class LiveView:
     """Draws a job on a screen until ``close``, or the key ``q``."""
 
     def __init__(
-        self, loop: Loop, screen: LiveScreen, job: ViewedJob, *, chosen: str = "", left: Callable[[], None]
+        self,
+        loop: Loop,
+        screen: LiveScreen,
+        job: ViewedJob,
+        *,
+        chosen: str = "",
+        left: Callable[[], None],
+        other: Callable[..., None] | None = None,
     ) -> None:
-        """``chosen`` is the filter; ``left`` is called when the user leaves the view."""
-        self._loop, self._screen, self._job, self._left = loop, screen, job, left
+        """``chosen`` is the filter; ``left`` is called when the user leaves the view.
+
+        ``other`` gives the terminal to another command for a while, whose words it is called with.
+        """
+        self._loop, self._screen, self._job, self._left, self._other = loop, screen, job, left, other
         self._gpus = GpuWatch(loop)
         self._now: Moment | None = None
         self._before: Moment | None = None  # in the same attempt
@@ -214,6 +224,10 @@ class LiveView:
                 self._job.failures(self._print)
             case "/":
                 self._prompt = ("filter: 0,3-5, or a word like waiting", "")
+            case "d" if self._other and self._cursor is not None:
+                self._other("debug", "--rank", str(self._cursor))
+            case "p" if self._other:
+                self._other("profile", "--seconds", "5")
             case "x":
                 self._prompt = ("stop the job? y or n", "")
             case "o" if self._screen.is_full:
@@ -340,6 +354,8 @@ def help_text() -> str:
         ("/", "filter: 0,3-5, or a word like waiting (ddplaunch top --ranks)"),
         ("z", "full screen and back; Esc goes back too"),
         ("Up", "and Down: choose a rank; Enter: its stack, l Enter: its log"),
+        ("p", "profile: where the ranks spend the next 5 seconds (ddplaunch profile)"),
+        ("d", "debugger of the chosen rank (ddplaunch debug); not with --ui, nor p"),
         ("o", f"order of the ranks: {', '.join(ORDERS)}"),
         ("x", "stop the job (ddplaunch stop)"),
         ("q", "leave the view; the job runs on"),

@@ -74,6 +74,40 @@ def opened(each: Emulator) -> bool:
     return bool(each.rows) and each.rows[-1].startswith("? help  q leave  s stacks  l log")
 
 
+BUSY = """
+import time
+print("up", flush=True)
+until = time.monotonic() + 600
+while time.monotonic() < until:
+    time.sleep(0.01)
+"""
+
+
+def test_the_debugger_of_the_chosen_rank_and_a_profile(start, tmp_path, runtime, top):
+    """Another command has the terminal, and Ctrl-C, until its person leaves it."""
+    write(tmp_path, "train.py", BUSY)
+    mine = start("run", "--debug", "--nproc", "2", *LIGHT, "train.py")
+    mine.wait_for("up", 2)
+    each = top(name(mine))
+    each.until(lambda each: opened(each) and "train.py" in "".join(each.rows))
+    each.type("jjd")
+    each.until("(rank 1)")
+    each.type("p until > 0\r")
+    each.until("True")
+    each.type("\x03")
+    each.until("Enter shows the ranks again")
+    each.type("\r")
+    each.until(opened)
+    each.type("p")
+    each.until("TIME")
+    each.until("Enter shows the ranks again")
+    each.type("\rq")
+    assert each.end() == 0
+    mine.signal(signal.SIGTERM)
+    assert mine.wait() == 143
+    mine.assert_nothing_left()
+
+
 def test_a_look_and_away(job, top):
     mine = job("mine")
     each = top(name(mine))
