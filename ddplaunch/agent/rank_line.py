@@ -57,6 +57,11 @@ class RankLine:
         self._heard: Callable[[RankAnswer], None] = _ignore
         ours.setblocking(False)
 
+    @property
+    def taken_signals(self) -> tuple[int, ...]:
+        """The signals that the rank catches for us."""
+        return (*self.signals, self.stops, *([self.ticks] if self.profiled else []))
+
     def close(self) -> None:
         self.rest()
         self._socket.close()

@@ -223,11 +223,11 @@ class Ranks:
         return any(catches(process.pid, number) for process in self.processes.values())
 
     def pass_on(self, number: int) -> None:
-        """Send a signal to those that catch it: it would end another program, and three ask a rank something."""
+        """Send a signal to those that catch it: it would end another program, and some ask a rank something."""
         for rank, process in self.processes.items():
             if line := self.lines.get(rank):
                 line.catch_up()
-            ours = (*line.signals, line.ticks) if line else ()
+            ours = line.taken_signals if line else ()
             if number not in ours and not process.finished and catches(process.pid, number):
                 process.send(number)
 
