@@ -61,7 +61,7 @@ PLACES = {
 def test_a_terminal_of_srun_is_a_person_s_with_pty_alone(standing_slurm, tmp_path):
     write(tmp_path, "train.py", "import os\nprint('seen', os.environ.get('DDPLAUNCH_TERMINAL'))\n")
     cluster = standing_slurm
-    ours = command("run", "--nproc", "2", *LIGHT, "train.py")
+    ours = command("run", "--no-merge", "--nproc", "2", *LIGHT, "train.py")
     steps = [cluster.srun("-N1", "-n1", "-u", *ours), cluster.srun("-N1", "-n1", "--pty", *ours, terminal=True)]
     quiet, seen = (step.communicate(timeout=patience(60))[0] for step in steps)
     assert [step.returncode for step in steps] == [0, 0]
