@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -47,24 +47,25 @@ def run(words: Sequence[str], environ: Mapping[str, str], log: str, timeout: flo
             said = keeper.stdout.read().decode()
             return int(said) if said.lstrip("-").isdecimal() else said or "the process that started it was killed"
         except KeyboardInterrupt:
+            _hurry(keeper)
             click.echo(err=True)
             say_note("stopping the command; Ctrl-C again kills it at once")
             raise
         finally:
+            before = _hurry(keeper)
             keeper.stdin.close()
-            _await(keeper)
+            try:
+                keeper.wait(GRACE + KILL_PATIENCE + 5)
+            except subprocess.TimeoutExpired:
+                keeper.kill()
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
-def _await(keeper: subprocess.Popen[bytes]) -> None:
-    patience = GRACE + KILL_PATIENCE + 5
-    try:
-        keeper.wait(patience)
-    except subprocess.TimeoutExpired:
-        keeper.kill()
-    except KeyboardInterrupt:
-        keeper.send_signal(signal.SIGINT)
-        keeper.wait(patience)
-        raise
+def _hurry(keeper: subprocess.Popen[bytes]) -> dict[signal.Signals, Any]:
+    """Have Ctrl-C, or SIGTERM, kill at once what is being stopped; return the handlers so far."""
+    hurried = (signal.SIGINT, signal.SIGTERM)
+    return {number: signal.signal(number, lambda *_: keeper.send_signal(signal.SIGINT)) for number in hurried}
 
 
 def keep() -> None:
