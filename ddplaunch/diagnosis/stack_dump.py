@@ -28,7 +28,7 @@ _STARTS = re.compile(r"^<frozen (?:runpy|importlib)|/lib(?:64)?/python3\.\d+t?/(
 def parse_dump(dump: bytes, folder: str, package: str = _PACKAGE) -> tuple[Thread, ...]:
     """Read what ``faulthandler`` wrote for all threads, the main one first; at most 64 threads of 100 frames.
 
-    After them there may be tasks of asyncio (``rank/tasks.py``). What the main task is in comes before the calls of
+    After them there may be tasks of asyncio (``rank/answers.py``). What the main task is in comes before the calls of
     its loop, as if these had called it; any other task is a thread.
 
     ``folder`` is where the job runs: files below it are named relative to it. ``package`` is where ddplaunch is

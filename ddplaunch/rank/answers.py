@@ -23,8 +23,7 @@ import faulthandler
 import os
 import sys
 import time
-from _frozen_importlib import _find_spec, module_from_spec  # type: ignore[attr-defined]
-from _frozen_importlib_external import spec_from_file_location
+from _frozen_importlib import _find_spec  # type: ignore[attr-defined]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 _HIGHEST = 1024  # descriptors: a table of more would cost memory, and select(2) takes no more
 _LEAVE_PATIENCE = 0.1  # seconds that the thread has to be gone
 _MAX_GROUPS, _MAX_MEMBERS = 1024, 4096
+_MAX_TASKS, _MAX_CALLS = 32, 100
 _C10D = "torch.distributed.distributed_c10d"
 _PACKING = {"_object_to_tensor", "_tensor_to_object"}  # they run the program's __reduce__, before or after the exchange
 _NAMES = {
@@ -47,8 +47,10 @@ _NAMES = {
 class Answers:
     """The end of the rank; one a process, from ``Life.begin`` on."""
 
-    def __init__(self, fd: int, *, patient: bool = False) -> None:
-        """``fd`` is our end of the socket, which becomes ours; ``patient``: process groups get a day by default."""
+    def __init__(self, fd: int, sibling: Callable[[str], Any], *, patient: bool = False) -> None:
+        """``fd`` is our end of the socket, which becomes ours; ``sibling`` loads a file that stands beside this one;
+        ``patient``: process groups get a day by default.
+        """
         global _answers
         _answers = self
         self._pid, self._main = os.getpid(), _thread.get_ident()
@@ -56,7 +58,7 @@ class Answers:
         self._inode = os.fstat(self._fd).st_ino
         self._thread = 0  # the kernel's id of it
         self._stacks: tuple[int, int, int, int] | None = None  # two signals, a descriptor, the third signal
-        self._patient = patient
+        self._patient, self._sibling = patient, sibling
         self._sampler: Any = None  # of the profile that is being taken
         self._since = 0.0  # when there was a process group first, on the monotonic clock
         try:
@@ -199,7 +201,7 @@ class Answers:
             if not (self._stacks and _left(*self._stacks[:2])):
                 return
             if line[:1] == b"p":
-                self._sampler = self._sampler or _sibling("sampler").Sampler()
+                self._sampler = self._sampler or self._sibling("sampler").Sampler()
                 self._sampler.prepare(line)
                 if not frame:
                     _signal.pthread_kill(self._main, self._stacks[0])
@@ -210,14 +212,6 @@ class Answers:
             pass  # the disk is full
 
 
-def _sibling(name: str) -> Any:
-    """Load a file that stands beside this one, as ``worker.sibling`` does."""
-    spec: Any = spec_from_file_location(name, os.path.join(os.path.dirname(__file__), name + ".py"))
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def _answer(module: ModuleType, *, details: bool) -> bytes:
     """``1`` or ``0``, whether there is a process group; all groups; the call it is in; what each recorder says."""
     parts = [b"%d" % module.is_initialized(), _groups(module, members=details), _call(module)]
@@ -226,15 +220,10 @@ def _answer(module: ModuleType, *, details: bool) -> bytes:
 
 def _traces(*, details: bool) -> list[bytes]:
     """What each recorder says, in a line without tabs."""
-    torch = _recorder()
+    torch = getattr(sys.modules["torch"]._C, "_distributed_c10d", None)
     names = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
     found = [getattr(torch, name)(details, False) for name in names if hasattr(torch, name)]
     return [bytes(each).replace(b"\t", b" ").replace(b"\n", b" ") for each in found]
-
-
-def _recorder() -> Any:
-    """What has the flight recorders, and everything else that is written in C++."""
-    return getattr(sys.modules["torch"]._C, "_distributed_c10d", None)
 
 
 def _groups(module: ModuleType, *, members: bool) -> bytes:
@@ -383,10 +372,70 @@ def _write_stacks(number: int, frame: FrameType | None) -> None:
             _answers.attend(frame)
         os.write(_stacks_fd, b"\0")  # as faulthandler writes none: whatever functions, files and threads are called
         faulthandler.dump_traceback(_stacks_fd, all_threads=True)
-        asyncio = sys.modules.get("asyncio")
-        os.write(_stacks_fd, (_sibling("tasks").tasks(asyncio, frame) if asyncio else b"") + b"\0")
+        os.write(_stacks_fd, _tasks(frame) + b"\0")
     except Exception:
         pass  # the program has closed it
+
+
+def _tasks(frame: FrameType | None) -> bytes:
+    """Where the tasks of asyncio wait, as faulthandler has it of threads: on the thread's stack is the loop alone.
+
+    The first is that which the loop runs for, with what it awaits in turn. Nothing where a task is at work: it is on
+    the stack.
+    """
+    asyncio = sys.modules.get("asyncio")
+    try:
+        loop = asyncio and asyncio._get_running_loop()
+        if asyncio is None or loop is None or asyncio.current_task(loop) is not None:
+            return b""
+        pending = sorted(asyncio.all_tasks(loop), key=lambda task: (len(task.get_name()), task.get_name()))
+        main = _awaited_task(asyncio, frame) or (pending[0] if len(pending) == 1 else None)
+        chain = _chain(main)
+        others = [task for task in pending if task not in chain][:_MAX_TASKS]
+        told = [("Main task", chain)] * bool(chain) + [("Task", [task]) for task in others]
+        return b"".join(_task(f"{head} [{tasks[-1].get_name()}]", tasks) for head, tasks in told)
+    except Exception:
+        return b""  # a loop of another make
+
+
+def _awaited_task(asyncio: ModuleType, frame: FrameType | None) -> Any:
+    """The task that ``asyncio.run`` or ``run_until_complete`` waits for, also where the loop is written in C."""
+    folder = os.path.dirname(asyncio.__file__ or "")
+    while frame is not None:
+        name = {"run_until_complete": "future", "run": "task"}.get(frame.f_code.co_name)
+        if name and os.path.dirname(frame.f_code.co_filename) == folder:
+            found = frame.f_locals.get(name)
+            if hasattr(found, "get_coro"):
+                return found
+        frame = frame.f_back
+    return None
+
+
+def _chain(task: Any) -> list[Any]:
+    """A task, before it the one that it awaits, and so on; of several that it has gathered the only one left."""
+    chain: list[Any] = []
+    while hasattr(task, "get_coro") and task not in chain:
+        chain.insert(0, task)
+        task = getattr(task, "_fut_waiter", None)
+        left = [each for each in getattr(task, "_children", ()) if not each.done()]
+        task = left[0] if len(left) == 1 else task
+    return chain
+
+
+def _task(head: str, tasks: list[Any]) -> bytes:
+    lines = []
+    for task in tasks:
+        calls: list[str] = []
+        at = task.get_coro()
+        while at is not None and len(calls) < _MAX_CALLS:
+            kind = next((each for each in ("cr", "gi", "ag") if hasattr(at, f"{each}_frame")), "")
+            if found := getattr(at, f"{kind}_frame", None):
+                code = found.f_code
+                calls.insert(0, f'  File "{code.co_filename}", line {found.f_lineno} in {code.co_name}')
+            at = getattr(at, "gi_yieldfrom" if kind == "gi" else f"{kind}_await", None)
+        lines += calls
+    text = [line.replace("\n", " ").replace("\0", " ") for line in (f"{head} (most recent call first):", *lines)]
+    return "\n".join([*text, ""]).encode("ascii", "backslashreplace")
 
 
 def _moved_up(fd: int) -> int:

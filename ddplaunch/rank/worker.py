@@ -83,7 +83,7 @@ class Life:
         if not faulthandler.is_enabled():
             faulthandler.enable(2)
         if "answers" in self._fds:
-            self._answers = answers.Answers(self._fds["answers"], patient=self._job["patient"])
+            self._answers = answers.Answers(self._fds["answers"], sibling, patient=self._job["patient"])
         if self._job["debugpy"]:
             sibling("breakpoints").listen(self._job["rank"])
         elif self._job["debugger"]:
