@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ddplaunch.agent.ranks import RankProcess, Ranks
+from ddplaunch.agent.signals import signal_sets
 from ddplaunch.agent.stack_dump import TAKEN
 from ddplaunch.control.messages import TakeProfile
 from ddplaunch.diagnosis.profile import PERIOD, RankProfile, most_places, read_profile
@@ -145,13 +146,8 @@ class _Asked:
     def catches(self, number: int) -> bool:
         """Whether it does, and has none waiting, as one has that is stopped."""
         with suppress(OSError, ValueError):
-            fd = os.open(f"/proc/{self._process.pid}/status", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                status = os.read(fd, 8192)
-            finally:
-                os.close(fd)
-            bit = 1 << (number - 1)
-            return bool(_mask(status, b"SigCgt") & ~_mask(status, b"ShdPnd") & bit)
+            caught, waiting = signal_sets(self._process.pid, b"SigCgt", b"ShdPnd")
+            return bool((caught & ~waiting) >> (number - 1) & 1)
         return False
 
     def forget(self) -> None:
@@ -159,9 +155,3 @@ class _Asked:
         for path in (self.path, f"{self.path}.part"):
             with suppress(OSError):
                 os.unlink(path)
-
-
-def _mask(status: bytes, name: bytes) -> int:
-    """A set of signals in what the kernel says of a process; ValueError where it does not."""
-    at = status.index(name) + len(name) + 1
-    return int(status[at : status.index(b"\n", at)], 16)
