@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextvars
+import io
 import json
 import math
 import os
+import re
 import sys
 import threading
 from typing import IO, Any
@@ -20,7 +22,7 @@ class Printing:
 
     def __init__(self, output: IO[str] | None, mark: str) -> None:
         """``output``: for both streams; by default ours. ``mark``: how lines begin that ``wait`` waits for."""
-        self._output, self._mark = output, mark
+        self._output, self._mark = output, re.compile(re.escape(mark) + r"(\d+)\n")
         self._news = threading.Condition()
         self._seen: dict[str, float] = {"stdout": 0, "stderr": 0}
         self.context = contextvars.copy_context()
@@ -46,12 +48,11 @@ class Printing:
         """Print what ranks have printed, and notes of ddplaunch as lines."""
         printed: list[str] = []
         reached = 0
-        for line in text.splitlines(keepends=True):
+        for line in io.StringIO(text, newline="\n"):  # a rank may print what else ends lines
             if name == "stderr" and line.startswith(BEGINNING):
                 line = self._keep(line)
-            elif self._mark in line:
-                line, _, number = line.rpartition(self._mark)
-                reached = int(number)
+            elif mark := self._mark.search(line):
+                line, reached = line[: mark.start()], int(mark[1])
             printed.append(line)
         if whole := "".join(printed):
             self.context.copy().run(self._print, whole, name)
