@@ -182,7 +182,7 @@ def test_ranks_that_cannot_be_profiled(job, answer, door):
 def test_wrong_words(answer, door):
     for words, said in (
         (("--seconds", "0"), "--seconds 0: expected 0.1 to 60"),
-        (("--output", "/nowhere"), "--output /nowhere: no folder that can be written to"),
+        (("--output", "/nowhere"), "--output /nowhere: there is no such folder, or it cannot be written to"),
         (("no-such-run",), "no run is called no-such-run"),
     ):
         done = answer("profile", *words, env=door)

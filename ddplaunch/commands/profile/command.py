@@ -31,20 +31,22 @@ PATIENCE = 20.0  # seconds, beyond those of the profile, for the job to answer
 
 
 @click.command()
-@click.argument("run", required=False)
+@click.argument("run", metavar="[RUN]", required=False)
 @click.option("--seconds", type=float, default=10.0, show_default=True, metavar="N", help=f"How long: up to {LONGEST}.")
 @click.option("--output", metavar="FOLDER", default=".", help="Where to write the files, instead of here.")
 def profile(run: str | None, seconds: float, output: str) -> int:
     """Show where the ranks of a running job spend their time, and write files for Perfetto and speedscope.
 
-    RUN is the name of the run, the beginning of it, or the pid of its launcher; it may be left out where one job runs.
+    RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the only job that runs.
+
     50 times a second each rank of all nodes notes the line that its main thread is at; time in native code counts for
     the line that called it. The job goes on meanwhile, and computes the same.
     """
     if not 0.1 <= seconds <= LONGEST:
         raise UsageError(f"--seconds {seconds:g}: expected 0.1 to {LONGEST}")
     if not os.access(output, os.W_OK):
-        raise UsageError(f"--output {shown(output)}: no folder that can be written to")
+        what = f"--output {shown(output)}: there is no such folder, or it cannot be written to"
+        raise UsageError(what, "name another, or leave it out")
     if queued := job_meant(run):
         seen = runs_there(queued, one_of(queued, run or "", "profile"))
         words = ["profile", run_of(queued, seen), "--seconds", f"{seconds:g}", "--output", os.path.abspath(output)]
