@@ -264,7 +264,7 @@ class Viewer:
         return self._code
 
     def _run_other(self, command: str, *words: str) -> None:
-        """Give the terminal to another command about this job, and then to whoever reads what it has printed."""
+        """Give the terminal to another command about this job, and show the ranks again after Enter."""
         typed = [*python_command(sys.executable), command, str(runs.at(self._path).pid), *words]
 
         def run() -> None:

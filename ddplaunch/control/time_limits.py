@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 REST = 2.0  # seconds between two questions whether the job has stalled, at most
 _UNUSUAL = 10.0  # times the usual gap between two collectives
-_RAISED = 3.0  # times what a wait had lasted when it was told of, if another comes at the same place
+_RAISED = 3.0  # times what a wait had lasted when it was reported, for the next one at the same place
 IF_AT_WORK = "if that was work, use a larger --stall-timeout, or call ddplaunch.runtime.working() meanwhile"
 
 
@@ -164,7 +164,7 @@ class TimeLimits:
             self._tell(stall)
 
     def _judge_early(self, attempt: int, inspection: Inspection) -> None:
-        """Tell of ranks that wait, before the stall timeout is over, where that is unusual for this job and place."""
+        """Say which ranks wait, before the stall timeout is over, where that is unusual for this job and place."""
         stall, sooner = diagnosis.stall.judge(inspection, SOON, strict=False)
         if sooner is not None:
             self._set("telling", sooner, self.suspect)

@@ -40,7 +40,7 @@ MAX_CPUS = 1 << 13  # and CONFIG_NR_CPUS
 def read_nvidia(trees: Trees) -> Read:
     """Return the NVIDIA GPUs in NVML's order and a note for whatever could not be read.
 
-    A GPU that fails on the way (off its bus, in need of a reset) is left out and told of; others keep their numbers.
+    A GPU that fails on the way (off its bus, in need of a reset) is left out and reported; others keep their numbers.
     Raises GpusFailed if the library is there, and the driver's device files or the driver itself show GPUs, but none
     can be read. Device files without a library are those of a container that was not given the GPUs.
     """

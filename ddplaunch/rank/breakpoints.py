@@ -111,7 +111,7 @@ class Breakpoints:
             try:
                 self._load().interrupt(frame)
             except Exception:
-                pass  # whoever asked is told that it has not stopped
+                pass  # the person hears that it has not stopped
 
 
 class _PdbFinder:

@@ -246,9 +246,9 @@ class Examiner:
             if way.outcome == "ok":
                 ports[way.source, way.target] = way.port or self._any_port[way.target]
         flows: dict[Pair, Flow] = {}
-        for round in rounds(self._live(), MAX_FLOWS):
+        for pairing in rounds(self._live(), MAX_FLOWS):
             taking = set(self._live()) - given_up(list(flows.values()))
-            pairs = [pair for pair in round if taking.issuperset(pair) and pair in ports and pair[::-1] in ports]
+            pairs = [pair for pair in pairing if taking.issuperset(pair) and pair in ports and pair[::-1] in ports]
             both: list[Pair] = [each for a, b in pairs for each in ((a, b), (b, a))]
             flows |= self._ping({each: ports[each] for each in both})
             going = [pair for pair in pairs if not _lossy(flows, pair)]
@@ -307,10 +307,10 @@ class Examiner:
         closed |= {frozenset(flow.pair) for flow in flows if flow.faults}
         well = [node for node in well if node not in given_up(flows)]
         pairs = dict[tuple[int, ...], Speed]()
-        for round in rounds(well, ALL_MEET - 1 if len(well) <= ALL_MEET else MANY_MEET):
+        for pairing in rounds(well, ALL_MEET - 1 if len(well) <= ALL_MEET else MANY_MEET):
             out = _failing(pairs.values())
-            open = [pair for pair in round if frozenset(pair) not in closed and out.isdisjoint(pair)]
-            pairs |= self._reduce([pair for pair in open if self._alike(*pair)])
+            trying = [pair for pair in pairing if frozenset(pair) not in closed and out.isdisjoint(pair)]
+            pairs |= self._reduce([pair for pair in trying if self._alike(*pair)])
         self._reduce_again(pairs)
         return tuple(powers), (*broken, *speeds, *pairs.values())
 
