@@ -124,12 +124,13 @@ class Door:
         self._loop.forget(self._socket.fileno())
         self._socket.close()
         self._socket = None
-        for client, leave in self._leaving.items():
+        leaving, self._leaving = self._leaving, {}  # each leaves once
+        for client, leave in leaving.items():
             leave(code)
             client.finish()
         over = time.monotonic() + LAST_WORDS
         self._loop.after(LAST_WORDS, lambda: None)
-        while any(client.waiting for client in self._leaving) and time.monotonic() < over:
+        while any(client.waiting for client in leaving if client in self._clients) and time.monotonic() < over:
             self._loop.step()
         for client in list(self._clients):
             self._part(client)

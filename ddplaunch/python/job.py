@@ -236,6 +236,10 @@ class LaunchedJob:
             except KeyboardInterrupt:
                 number = signal.SIGINT
 
+    def listen(self, heard: Callable[[int, str], bool]) -> None:
+        """Tell of each note of the launcher, with its pid; it is not printed where that returns True."""
+        self._printing.heard = lambda text: heard(self._process.pid if self._process else 0, text)
+
     def heed(self) -> None:
         """What ranks print from now on is for the caller of this: the cell of a notebook."""
         self._printing.context = contextvars.copy_context()

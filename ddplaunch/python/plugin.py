@@ -65,11 +65,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     if unfit := sorted(_NOT_IN_RANKS & set(pyfuncitem._fixtureinfo.argnames)):
         pytest.fail(f"the fixture {unfit[0]} works on the process of pytest, which no rank is", pytrace=False)
+    if pyfuncitem.config.getoption("trace", False):
+        pytest.exit("--trace does not work with @pytest.mark.ranks: write breakpoint() in the test", 4)
     from ddplaunch.python import testing
 
-    ranks = pyfuncitem.config.stash.setdefault(_RANKS, testing.Ranks())
+    if _RANKS not in pyfuncitem.config.stash:
+        pyfuncitem.config.stash[_RANKS] = testing.Ranks(pyfuncitem.config)
+    ranks = pyfuncitem.config.stash[_RANKS]
+    fails = pyfuncitem.get_closest_marker("xfail") is not None
     given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    ranks.test(pyfuncitem.obj, given, *marker.args, **marker.kwargs)
+    ranks.test(pyfuncitem.obj, given, *marker.args, fails=fails, **marker.kwargs)
     return True
 
 

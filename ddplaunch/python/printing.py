@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import threading
+from collections.abc import Callable
 from typing import IO, Any
 
 from ddplaunch.output.voice import BEGINNING
@@ -27,6 +28,8 @@ class Printing:
         self._seen: dict[str, float] = {"stdout": 0, "stderr": 0}
         self.context = contextvars.copy_context()
         """Of who waits for it: in a notebook this tells to which cell a line belongs."""
+        self.heard: Callable[[str], bool] = lambda text: False
+        """Is told each note of ddplaunch, in the thread that reads it; whether it need not be printed."""
         self.said: list[dict[str, Any]] = []
         """The records of ddplaunch itself (--log-json)."""
 
@@ -65,6 +68,8 @@ class Printing:
         except ValueError:  # cut
             return ""
         self.said.append(said)
+        if said["kind"] == "note" and self.heard(said["text"]):
+            return ""
         return f"ddplaunch: {said['text']}\n" if said["kind"] in ("note", "waiting", "restart") else ""
 
     def _print(self, text: str, name: str) -> None:

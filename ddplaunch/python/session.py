@@ -48,6 +48,7 @@ class Session:
                 raise UsageError(f"{name} does not work with Session: its ranks are on this machine", "use launch()")
         self._keywords: Any = keywords
         self._restart, self._output = restart, output
+        self.heard: Callable[[int, str], bool] | None = None  # see LaunchedJob.listen
         self._ranks: _Ranks | None = None
         self._ended = False
 
@@ -74,7 +75,7 @@ class Session:
                 "the session has ended: make a new one", "Session(restart=True) starts new ranks after a failure"
             )
         if self._ranks is None:
-            self._ranks = _Ranks(function, self._keywords, self._output)
+            self._ranks = _Ranks(function, self._keywords, self._output, self.heard)
             weakref.finalize(self, self._ranks.close)  # at the end of the interpreter, at the latest
         try:
             return self._ranks.call(function, args, timeout)
@@ -105,8 +106,16 @@ class _NotSentError(Exception):
 class _Ranks:
     """The ranks of a session, from one start to one end."""
 
-    def __init__(self, function: Callable[..., object], keywords: Any, output: IO[str] | None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., object],
+        keywords: Any,
+        output: IO[str] | None,
+        heard: Callable[[int, str], bool] | None,
+    ) -> None:
         self._job = LaunchedJob(function, keywords, output)
+        if heard is not None:
+            self._job.listen(heard)
         self._listening = socket.socket(socket.AF_UNIX)
         self._lines: dict[int, socket.socket] = {}
         self._calls = 0

@@ -12,6 +12,7 @@ import pytest
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.python import body
+from ddplaunch.python.attached import Attached, LookedAt
 from ddplaunch.python.job import RankFailed
 from ddplaunch.python.session import Session
 from ddplaunch.wire.sockets import free_port
@@ -20,7 +21,8 @@ from ddplaunch.wire.sockets import free_port
 class Ranks:
     """The ranks of a test session: those of one kind stay until a test of another kind comes, or one fails."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: pytest.Config) -> None:
+        self._attached = Attached(config)
         self._kind: object = None
         self._session: Session | None = None
 
@@ -30,31 +32,42 @@ class Ranks:
         given: dict[str, object],
         n: int,
         *,
+        fails: bool = False,
         fresh: bool = False,
         timeout: float | None = None,
         **keywords: Any,
     ) -> None:
         """Run a test's body in ``n`` ranks.
 
+        ``fails``: it is expected to.
+
         Raises what pytest reports as failed or skipped, with the traceback of the rank that failed first.
         """
+        if self._attached.possible:
+            keywords = {"debug": True, "post_mortem": self._attached.post_mortem and not fails, **keywords}
+        if self._attached.post_mortem:
+            timeout = None  # a person takes the time
         kind = (n, sorted(keywords.items()))
         if fresh or kind != self._kind or self._session is None:
             self.close()
             self._kind, self._session = kind, Session(nproc=n, **keywords)
+            self._session.heard = self._attached.hear
         module = inspect.getmodule(function)
         try:
             if module is not None:
                 cloudpickle.register_pickle_by_value(module)  # with its assertions as pytest has rewritten them
             try:
+                self._attached.begin()
                 found = self._session.run(body.run, function, given, free_port(), timeout=timeout)
             finally:
+                self._attached.end()
                 if module is not None:
                     cloudpickle.unregister_pickle_by_value(module)
         except LaunchError as error:
             self.close()
             told = error.report if isinstance(error, RankFailed) else "\n  ".join(filter(None, error.args))
-            raise pytest.fail.Exception(told, pytrace=False) from None
+            failure: Any = LookedAt if self._attached.post_mortem else pytest.fail.Exception
+            raise failure(told, pytrace=False) from None
         skips = [reason for reason, _ in found if reason is not None]
         leaks = {leak: rank for rank, (_, left) in enumerate(found) for leak in left}
         if leaks or fresh:

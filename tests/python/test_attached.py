@@ -1,0 +1,113 @@
+"""pytest's terminal and the debugger of ranks: ``--pdb`` and ``breakpoint()`` in marked tests, at a real terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ran, write
+from tests.emulator import Emulator
+
+QUIET = ("-p", "no:cacheprovider", "-p", "no:hydra_pytest", "test_it.py")
+
+FAILS = """
+import pytest
+
+@pytest.mark.ranks(2)
+def test_sum(rank):
+    values = [rank, 40]
+    print("values", values)
+    assert sum(values) < 41, "too big"
+
+@pytest.mark.ranks(2)
+@pytest.mark.xfail
+def test_expected(rank):
+    assert rank
+
+@pytest.mark.ranks(2)
+def test_after(rank):
+    pass
+"""
+
+STOPS = """
+import pytest
+
+@pytest.mark.ranks(2)
+def test_stop(rank):
+    mine = rank + 40
+    if rank == 1:
+        breakpoint()
+    assert mine < 100
+
+@pytest.mark.ranks(2)
+def test_after(rank):
+    pass
+"""
+
+Person = Callable[..., Emulator]
+
+
+@pytest.fixture
+def person(tmp_path: Path) -> Iterator[Person]:
+    """Types pytest at a terminal, and what comes then."""
+    sessions: list[Emulator] = []
+
+    def start(body: str, *words: str) -> Emulator:
+        write(tmp_path, "test_it.py", body)
+        emulator = Emulator([sys.executable, "-m", "pytest", *words, *QUIET], tmp_path, columns=100, rows=60)
+        sessions.append(emulator)
+        return emulator
+
+    yield start
+    for each in sessions:
+        each.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("leaves", ["q", "c"])
+def test_a_rank_that_fails(person: Person, leaves: str):
+    """Its frames are there; then the test fails, and what is expected to fail is not looked at."""
+    pytest_ = person(FAILS, "--pdb")
+    pytest_.until("(rank 1)", 60)
+    pytest_.type("p values, rank\r")
+    pytest_.until("([1, 40], 1)")
+    pytest_.type(f"{leaves}\r")
+    rows = pytest_.until("1 failed, 1 passed, 1 xfailed", 60)
+    assert any("rank 1 failed with AssertionError: too big" in row for row in rows)
+    assert not any("Pdb" in row for row in rows)
+    assert pytest_.settings == pytest_.before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(), ("-s",)])
+def test_a_breakpoint(person: Person, words: tuple[str, ...]):
+    pytest_ = person(STOPS, *words)
+    pytest_.until("(rank 1)", 60)
+    pytest_.type("p mine\r")
+    pytest_.until("41")
+    pytest_.type("c\r")
+    rows = pytest_.until("2 passed", 60)
+    assert any("ddplaunch debug ends" in row for row in rows)
+    assert pytest_.settings == pytest_.before
+
+
+@pytest.mark.slow
+def test_quit_at_a_breakpoint_fails_the_test(person: Person):
+    pytest_ = person(STOPS)
+    pytest_.until("(rank 1)", 60)
+    pytest_.type("q\r")
+    pytest_.until("1 failed, 1 passed", 60)
+    assert pytest_.settings == pytest_.before
+
+
+def test_refused(tmp_path: Path):
+    write(tmp_path, "test_it.py", STOPS)
+    for words, said in (
+        (("--trace",), "--trace does not work with @pytest.mark.ranks: write breakpoint() in the test"),
+        (("--pdb", "-n", "1"), "--pdb is incompatible with distributing tests"),
+    ):
+        done = ran([sys.executable, "-m", "pytest", *words, *QUIET], tmp_path, timeout=100)
+        assert said in done.stdout + done.stderr
