@@ -18,6 +18,7 @@ _HOMES = {
     "Session": "python.session",
     "launch": "python.launching",
     "launch_async": "python.launching",
+    "load_ipython_extension": "python.magic",
 }
 
 __all__ = ["LaunchError", "RankFailed", "Session", "launch", "launch_async"]

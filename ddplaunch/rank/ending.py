@@ -25,7 +25,10 @@ _MAX_TEXT = 1 << 19  # characters of a message or traceback that are recorded
 _IN_ROOM = ("answers.py", "breakpoints.py", "debugger.py", "ending.py", "sampler.py", "worker.py", "zygote.py")
 _OUR_FILES = (
     *(os.path.join(os.path.dirname(__file__), name) for name in _IN_ROOM),
-    *(os.path.join(os.path.dirname(os.path.dirname(__file__)), "python", name) for name in ("body.py", "ranks.py")),
+    *(
+        os.path.join(os.path.dirname(os.path.dirname(__file__)), "python", name)
+        for name in ("body.py", "magic.py", "ranks.py")
+    ),
 )
 _Module = type(sys)
 

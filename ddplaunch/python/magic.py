@@ -1,0 +1,57 @@
+"""``%%ddplaunch --nproc 4``: a notebook's cell in every rank of a session that lives from cell to cell."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import tempfile
+from typing import Any
+
+from ddplaunch.errors import UsageError
+from ddplaunch.python.session import Session
+
+
+class Cells:
+    """The ranks of a notebook's cells."""
+
+    def __init__(self) -> None:
+        self._session: Session | None = None
+        self._nproc = ""
+        self._cells = 0
+        self._folder = tempfile.TemporaryDirectory(prefix="ddplaunch-cells-")  # tracebacks show lines of files
+
+    def run(self, line: str, cell: str) -> None:
+        """Run the cell in every rank. %%ddplaunch --nproc 4; without --nproc in the ranks that are there."""
+        words = line.replace("=", " ").split()
+        if words and (len(words) != 2 or words[0] != "--nproc"):
+            raise UsageError(f"%%ddplaunch takes --nproc N alone, not {line.strip()}", "use Session() for more")
+        nproc = words[1] if words else self._nproc
+        if not nproc:
+            raise UsageError("no ranks are there yet", "type: %%ddplaunch --nproc 2")
+        if self._session is None or nproc != self._nproc:
+            if self._session is not None:
+                self._session.close()
+            self._session, self._nproc = Session(nproc=nproc, merge=True, restart=True), nproc
+        self._cells += 1
+        path = os.path.join(self._folder.name, f"{self._cells}.py")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(cell)
+        self._session.run(execute, cell, path)
+
+
+def execute(source: str, name: str) -> None:
+    """Run a cell in this rank, whose ``__main__`` keeps its names; print what its last line is, as a notebook does."""
+    tree = ast.parse(source, name)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    names: dict[str, Any] = sys.modules["__main__"].__dict__
+    exec(compile(tree, name, "exec"), names)
+    if isinstance(last, ast.Expr):
+        value = eval(compile(ast.Expression(last.value), name, "eval"), names)
+        if value is not None:
+            print(repr(value))
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Register the magic, for ``%load_ext ddplaunch``."""
+    shell.register_magic_function(Cells().run, "cell", "ddplaunch")
