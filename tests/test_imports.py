@@ -73,6 +73,7 @@ INSIDE_USER_PROCESSES = {
     "rank.guard": {"rank.messages"},
     "rank.leftovers": set(),
     "rank.preloading": {"rank.guard", "rank.messages"},
+    "rank.notifier": {"rank.processes"},
     "rank.processes": {"rank.messages"},
     "rank.repairs": set(),
     "rank.sampler": set(),

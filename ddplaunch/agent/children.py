@@ -18,8 +18,9 @@ from ddplaunch.rank import processes
 class Child:
     """One child, from its start until it is reaped."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
+    def __init__(self, pid: int, *, sweeps: bool = False) -> None:
+        """``sweeps``: it ends what is below it itself, when we let it go."""
+        self.pid, self.sweeps = pid, sweeps
         self._status: int | None = None
         _unreaped[pid] = self
 
@@ -56,7 +57,11 @@ _unreaped: dict[int, Child] = {}
 
 def kill_all_below(spare: Callable[[int], bool]) -> list[str]:
     """End all processes below us but those that ``spare`` is true for; return what cannot be killed."""
-    stuck, ended = processes.kill_all_below(os.getpid(), spare=spare)
+
+    def spares(pid: int) -> bool:
+        return spare(pid) or (pid in _unreaped and _unreaped[pid].sweeps)
+
+    stuck, ended = processes.kill_all_below(os.getpid(), spare=spares)
     for pid, status, _ in ended:
         if child := _unreaped.get(pid):
             child.reaped(status)

@@ -59,6 +59,18 @@ class Sidecar:
 
 
 @dataclass(frozen=True)
+class Command:
+    """A command of the user's that is told what happens."""
+
+    words: tuple[str, ...]
+    path: str
+
+    @property
+    def command(self) -> str:
+        return quoted(self.words)
+
+
+@dataclass(frozen=True)
 class Policy:
     """What was typed about this node alone."""
 
@@ -81,6 +93,8 @@ class Policy:
     preempt_signal: int | None  # the scheduler's warning, None where none is listened for
     preempt_forward: int | None  # what the ranks get when it comes, None for no signal
     sidecars: tuple[Sidecar, ...]  # none on other nodes than node 0
+    metrics: str | None  # the file for Prometheus
+    notify: tuple[Command, ...] = ()  # which are told what happens; likewise
     warm: float | None = None  # seconds for which a zygote is kept for other runs; None where this run has its own
     cold: str | None = None  # why that is None, where one was asked for
     in_step: bool = False  # whether the tasks of a Slurm step are the job's nodes

@@ -196,8 +196,8 @@ class Supervisor:
                 self.profiles.take(self._ranks, message)
             case messages.Profiled():
                 self.profiles.answered(message)
-            case messages.Note(text=text):
-                self._emit(events.Noted(text))
+            case messages.Note(text=text, stalled_since=since):
+                self._emit(events.Noted(text, since))
             case messages.End(outcome=outcome):
                 self._end(outcome)
 

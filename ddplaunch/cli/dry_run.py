@@ -26,10 +26,11 @@ _OF_THIS_NODE = {"stdin", "ui", "dry_run", "as_json", "token", *OF_SSH}
 def print_plan(plan: Plan, options: Options, passed_on: str | None, *, remote: bool) -> None:
     """Print the plan, and ``passed_on``: the command that gives ``--dry-run`` to the target, if it may be meant so."""
     notes = list(plan.notes)
-    if plan.node_rank == 0 and (options.sidecar or options.tensorboard is not None):
+    if plan.node_rank == 0 and (options.sidecar or options.tensorboard is not None or options.notify):
         from ddplaunch.cli import sidecars
 
         notes += [f"beside rank 0: {each.command}" for each in sidecars.read(options, remote=remote)]
+        notes += [f"told what happens: {each.command}" for each in sidecars.read_notify(options, remote=remote)]
     if options.no_inspect:
         notes.append("--no-inspect: `ddplaunch stacks` cannot ask the ranks what they are doing")
     if plan.nnodes > 1 and not plan.started_rank:

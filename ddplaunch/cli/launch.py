@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.agent.debugging import Debugging
+    from ddplaunch.agent.notify import Notify
     from ddplaunch.control.messages import Profiled
     from ddplaunch.diagnosis.inspection import Detail, Inspection
     from ddplaunch.job.status import Status
@@ -116,6 +117,16 @@ class NodeJob:
             observers.append(History(plan, self.printed, lambda: self._log.path, self._screen.note))
         if self._view is not None:
             observers.append(self._view)
+        if policy.metrics:
+            from ddplaunch.job.metrics import MetricsFile
+
+            observers.append(MetricsFile(loop, policy.metrics, self._watch.status, self._screen.note))
+        self._notify: Notify | None = None
+        if policy.notify:
+            from ddplaunch.agent.notify import Notify
+
+            self._notify = Notify(loop, plan, policy.notify, self._screen)
+            observers.append(self._notify)
         self._supervisor = Supervisor(
             plan,
             policy,
@@ -152,6 +163,8 @@ class NodeJob:
         finally:  # they may take some seconds
             if self._supervisor.sidecars:
                 self._supervisor.sidecars.end()
+            if self._notify:
+                self._notify.end()
         if self._log.path:
             host = os.uname().nodename
             where = f" on {host}" if self._plan.nnodes > 1 else ""

@@ -45,7 +45,7 @@ SECTIONS = {
         "Stopping and restarting": "--grace --max-restarts --restart-on --restart-backoff --min-uptime",
         "Time limits": "--timeout --stall-timeout --on-stall --straggler-timeout",
         "Preemption": "--preempt-signal --preempt-grace --preempt-forward",
-        "Sidecar programs": "--tensorboard --sidecar",
+        "Sidecar programs and who is told": "--tensorboard --sidecar --notify --metrics",
         "Debugging": "--debug --debug-timeout --post-mortem --debugpy",
         "Output": "--show --prefix --merge --stdin --ui --log-dir --log-json --no-history --no-inspect",
         "Dry run and help": "--no-config --dry-run --json --help --help-all",
@@ -305,6 +305,19 @@ class Options:
         "Run a program beside rank 0 while the job runs; may be repeated.",
         values.commands,
         multiple=True,
+    )
+    notify: tuple[str, ...] = _option(
+        "--notify COMMAND",
+        "Run this on node 0 when the job starts, fails, restarts, stalls, is preempted or ends, with the event as JSON "
+        "on its input; may be repeated.",
+        values.commands,
+        multiple=True,
+    )
+    metrics: str | None = _option(
+        "--metrics FILE.prom",
+        "Write figures of the job into this file on each node, every 15 seconds, for Prometheus' textfile collector.",
+        values.prom_file,
+        completes="file",
     )
     show: str = _option(
         "--show RANKS",

@@ -32,7 +32,7 @@ CARRIED_BEGINNINGS = ("NCCL_", "GLOO_", "TORCH_")
 """The variables that go along unasked."""
 
 _PER_NODE = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "gpus", "run_id", "token", "dry_run"}
-_OF_NODE_0 = {"tensorboard", "sidecar"}
+_OF_NODE_0 = {"tensorboard", "sidecar", "notify"}
 _NOT_REPEATED = {*OF_SSH, *_PER_NODE, "no_config", "as_json"}
 
 

@@ -19,7 +19,7 @@ from ddplaunch.plan.plan import Plan
 from ddplaunch.target.target import TargetKind
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.policy import Sidecar
+    from ddplaunch.agent.policy import Command, Sidecar
 
 PATIENCE_OVER_SSH = 1e6
 """Seconds, longer than any wait: SSH reads a launcher's output, slowly on purpose, and it notices when we are gone."""
@@ -44,6 +44,8 @@ def read_policy(options: Options, plan: Plan, show: Shown, finding: Finding | No
         "quiet": QUIET if by_ssh or finding is not None else 0.0,
         "colour": colour_wanted(),
         "sidecars": _sidecars(options) if plan.node_rank == 0 else (),
+        "metrics": _metrics(options.metrics),
+        "notify": _notify(options) if plan.node_rank == 0 else (),
         "warm": warm,
         "cold": cold,
         "in_step": finding is not None and finding.cluster == "slurm" and not finding.is_script,
@@ -76,6 +78,30 @@ def _sidecars(options: Options) -> tuple[Sidecar, ...]:
     from ddplaunch.cli import sidecars
 
     return sidecars.read(options)
+
+
+def _notify(options: Options) -> tuple[Command, ...]:
+    if not options.notify:
+        return ()
+    from ddplaunch.cli import sidecars
+
+    return sidecars.read_notify(options)
+
+
+def _metrics(path: str | None) -> str | None:
+    """The file of ``--metrics``, which need not be there; its folder must be, and be ours to write into."""
+    if path is None:
+        return None
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise UsageError(f"--metrics {shown(path, 60)}: there is no folder {shown(folder, 60)}", f"mkdir -p {folder}")
+    if os.path.isdir(path):
+        raise UsageError(f"--metrics {shown(path, 60)} is a folder, not a file", f"--metrics {path}/job.prom")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"--metrics {shown(path, 60)}: you may not write into {shown(folder, 60)}", "name another folder"
+        )
+    return os.path.abspath(path)
 
 
 def why_no_view(options: Options) -> str | None:

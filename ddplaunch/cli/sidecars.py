@@ -1,4 +1,4 @@
-"""``--sidecar`` and ``--tensorboard``: from what was typed to programs that are there."""
+"""``--sidecar``, ``--tensorboard`` and ``--notify``: from what was typed to programs that are there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from ddplaunch.agent.policy import Sidecar
+from ddplaunch.agent.policy import Command, Sidecar
 from ddplaunch.cli.options import Options
 from ddplaunch.errors import UsageError
 
@@ -18,14 +18,14 @@ _ANNOUNCEMENT = re.compile(rb"^TensorBoard \S+ at (?P<url>http://\S+)", re.MULTI
 """TensorBoard 2.21.0 at http://127.0.0.1:6006/ (Press CTRL+C to quit)"""
 
 
-def split(text: str) -> list[str]:
+def split(text: str, option: str) -> list[str]:
     """Split a command line as a shell would; refuse one that is empty, or whose quotes are not in pairs."""
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise UsageError(f"--sidecar {text}: {str(error).lower()}", "quotes must come in pairs") from None
+        raise UsageError(f"{option} {text}: {str(error).lower()}", "quotes must come in pairs") from None
     if not words or not words[0]:
-        raise UsageError(f"--sidecar {text!r}: expected a program", "--sidecar 'PROGRAM ARGUMENTS'")
+        raise UsageError(f"{option} {text!r}: expected a program", f"{option} 'PROGRAM ARGUMENTS'")
     return words
 
 
@@ -40,13 +40,27 @@ def read(options: Options, *, remote: bool = False) -> tuple[Sidecar, ...]:
         check_tensorboard(options.tensorboard, remote=remote)
         found.append(_tensorboard(options.tensorboard))
     for text in options.sidecar:
-        words = split(text)
-        path = shutil.which(words[0])
-        if path is None and not remote:
-            hint = "name one on PATH, or ./NAME; for a shell: --sidecar \"sh -c '…'\""
-            raise UsageError(f"--sidecar {text}: program {words[0]} not found", hint)
-        found.append(Sidecar(_name(words[0], found), tuple(words), path or words[0]))
+        words, path = _program(text, "--sidecar", remote=remote)
+        found.append(Sidecar(_name(words[0], found), words, path))
     return tuple(found)
+
+
+def read_notify(options: Options, *, remote: bool = False) -> tuple[Command, ...]:
+    """Return the commands that are told what happens; ``remote`` as above.
+
+    Raises:
+        UsageError: a program is not there.
+    """
+    return tuple(Command(*_program(text, "--notify", remote=remote)) for text in options.notify)
+
+
+def _program(text: str, option: str, *, remote: bool) -> tuple[tuple[str, ...], str]:
+    words = split(text, option)
+    path = shutil.which(words[0])
+    if path is None and not remote:
+        hint = f"name one on PATH, or ./NAME; for a shell: {option} \"sh -c '…'\""
+        raise UsageError(f"{option} {text}: program {words[0]} not found", hint)
+    return tuple(words), path or words[0]
 
 
 def check_tensorboard(logdir: str, *, remote: bool = False) -> None:

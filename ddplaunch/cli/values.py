@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.errors import UsageError
+from ddplaunch.errors import UsageError, shown
 from ddplaunch.output.prefix import check as check_prefix
 from ddplaunch.plan.numbers import decimal, whole
 
@@ -103,8 +103,15 @@ def commands(option: Option, texts: tuple[str, ...]) -> tuple[str, ...]:
         from ddplaunch.cli import sidecars
 
         for text in texts:
-            sidecars.split(text)
+            sidecars.split(text, option.opts[-1])
     return texts
+
+
+def prom_file(option: Option, text: str | None) -> str | None:
+    """Check the name of a file for Prometheus' textfile collector, which passes over all others."""
+    if text is not None and not text.endswith(".prom"):
+        raise UsageError(f"--metrics {shown(text, 60)}: expected a file that ends in .prom", "--metrics job.prom")
+    return text
 
 
 def as_typed(option: Option, value: Any) -> Iterator[str]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         Typed,
     )
 
-PROTOCOL = 12  # raised whenever a message changes, so that launchers of different versions tell each other so
+PROTOCOL = 13  # raised whenever a message changes, so that launchers of different versions tell each other so
 
 
 @dataclass(frozen=True)
@@ -308,6 +308,7 @@ class Note:
     """A line for people."""
 
     text: Text
+    stalled_since: Moment | None = None  # it says that the job gets nowhere, since then
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,8 @@ class TimeLimits:
         if stall.mark != self._reported:
             self._reported = stall.mark
             closer = f"look closer with `ddplaunch stacks {self._run_id}`"
-            self._seats.note(f"no progress for {span(stall.seconds)}: {stall.text}; {closer}")
+            since = time.time() - stall.seconds
+            self._seats.note(f"no progress for {span(stall.seconds)}: {stall.text}; {closer}", since)
 
     def _rested(self) -> None:
         self._asking = False

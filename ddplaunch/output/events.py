@@ -15,7 +15,7 @@ from ddplaunch.plan.plan import Plan
 if TYPE_CHECKING:
     from typing import Any, Protocol
 
-    from ddplaunch.wire.bounds import Amount, Count, EndCode, ExitCode, Line, Pid, Seconds, Signal, Size, Text
+    from ddplaunch.wire.bounds import Amount, Count, EndCode, ExitCode, Line, Moment, Pid, Seconds, Signal, Size, Text
 else:
     Protocol = object
 
@@ -113,6 +113,7 @@ class Noted:
     """Something that people should know of the job."""
 
     text: Line
+    stalled_since: Moment | None = None  # it says that the job gets nowhere, since then
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ RECORDS: Mapping[type, tuple[str, str]] = {
     Preempted: ("preempt", ""),
     Swept: ("swept", "found stuck"),
     Restarting: ("restart", "attempt wait"),
-    Noted: ("note", "text"),
+    Noted: ("note", "text stalled_since"),
     Ended: ("ended", "code remark"),
     SidecarStarted: ("sidecar_started", "sidecar pid"),
     SidecarAnswers: ("sidecar_answers", "sidecar url"),

@@ -65,6 +65,8 @@ class Keywords(TypedDict, total=False):
     preempt_forward: str | int | None
     tensorboard: str | None
     sidecar: Texts
+    notify: Texts
+    metrics: str | None
     debug: bool
     debug_timeout: Text
     post_mortem: bool

@@ -85,9 +85,10 @@ def test_a_slow_job_is_left_alone(start, elsewhere, side_by_side):
     assert {what: (job.wait(), job.stderr()) for what, job in jobs.items()} == dict.fromkeys(side_by_side, (0, ""))
 
 
-def test_it_is_said_once_without_stopping(start):
-    """The job goes on; it is said anew when ranks have moved and stand still again."""
-    job = start("run", *REPORT, "--nproc", "3", PROGRAM, "stop")
+def test_it_is_said_once_without_stopping(start, tmp_path):
+    """The job goes on; it is said anew when ranks have moved and stand still again. Commands are told too."""
+    told = ("--notify", "sh -c 'cat >> told'", "--metrics", "job.prom")
+    job = start("run", *REPORT, *told, "--nproc", "3", PROGRAM, "stop")
     said = r"ddplaunch: no progress for \d\.\ds: ranks 0, 1 wait in all_reduce #2 .*; rank 2 is stopped \(SIGSTOP\); "
     wait_until(job.stderr, "a word on the stall")
     assert re.fullmatch(said + r"look closer with `ddplaunch stacks \S+`\n", job.stderr()), job.stderr()
@@ -97,6 +98,11 @@ def test_it_is_said_once_without_stopping(start):
     os.kill(stopped[0], signal.SIGCONT)
     assert job.wait() == 0
     job.assert_nothing_left()
+    events = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+    assert [each["event"] for each in events] == ["starts", "stalls", "ends"]
+    assert events[0]["time"] < events[1]["since"] < events[1]["time"] - 1.5
+    assert "rank 2 is stopped (SIGSTOP)" in events[1]["text"]
+    assert re.search(r"^ddplaunch_stalls_total\{.*\} 1$", (tmp_path / "job.prom").read_text(), re.MULTILINE)
 
 
 def test_a_job_of_one_rank_is_told_that_nobody_looks(launch, tmp_path):

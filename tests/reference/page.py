@@ -296,6 +296,11 @@ def _files() -> Iterator[str]:
     yield table(("field", "is"), described(records.SAID, records.SAID))
     yield "A kind may have more:\n"
     yield table(("kind", "own fields", "means"), [(f"`{kind}`", *row) for kind, row in records.SAID_KINDS.items()])
+    yield "## What --notify tells\n"
+    yield "One object on the standard input of [the command](notify.md). Fields may be added.\n"
+    yield table(("field", "is"), described(records.TOLD, records.TOLD))
+    yield "An event may have more:\n"
+    yield table(("event", "own fields", "means"), [(f"`{name}`", *row) for name, row in records.TOLD_EVENTS.items()])
     verdict, failure = records.failure_fields()
     yield "## failure.json\n"
     yield table(("field", "is"), described(verdict, records.VERDICT))

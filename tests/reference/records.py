@@ -123,7 +123,7 @@ EVENTS = {
     "sidecar_started": "a sidecar has its process",
     "sidecar_answers": "TensorBoard says where it listens",
     "sidecar_exited": "a sidecar has ended; `code` is negative for a signal",
-    "note": "what people are told",
+    "note": "what people are told; where that is that the job gets nowhere, since when, in seconds since the epoch",
     "ended": "the job is over; its exit code, and a last word, like `when it was stopped: …`, or `null`",
 }
 
@@ -153,6 +153,35 @@ SAID_KINDS = {
     "end": ("`code`", "the job has ended with this exit code; the last line"),
 }
 """Of each kind: its own fields, and what it means."""
+
+TOLD = {
+    "event": "one of those below",
+    "time": "seconds since the epoch",
+    "run_id": "the job's name",
+    "target": "as typed",
+    "host": "node 0's name; of `fails` the host of the rank",
+    "nnodes": "how many nodes",
+    "world_size": "how many ranks",
+    "attempt": "0 is the first",
+    "text": "a sentence for people",
+}
+
+TOLD_EVENTS = {
+    "starts": ("none", "all nodes have joined, and the ranks are about to start"),
+    "fails": (
+        "`rank`, `exit_code`, `signal`, `traceback[]`",
+        "an attempt failed: the rank that failed first, its exit code or the signal that ended it (the other is "
+        "`null`), the last lines of its traceback",
+    ),
+    "restarts": ("`next_attempt`, `wait`", "the attempt that follows, after `wait` seconds"),
+    "stalls": ("`since`", "the job gets nowhere, since then, in seconds since the epoch"),
+    "preempted": ("none", "the scheduler wants the machines back, and the ranks are warned"),
+    "ends": (
+        "`code`, `seconds`, `remark`",
+        "the job is over: its exit code, the seconds since the launcher's start, and a last word or `null`",
+    ),
+}
+"""Of each event of --notify: its own fields, and what it means."""
 
 VERDICT = {
     "first": "the first cause, with the fields below",

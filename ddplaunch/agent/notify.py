@@ -1,0 +1,194 @@
+"""The observer of ``--notify``: it hands each event of the job to the user's commands, and is never in the job's way.
+
+The commands run below a process of their own (``rank/notifier.py``), which ends what each leaves, and everything when
+we are gone. Events wait here until those before them have been told.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.agent import children, job, limits
+from ddplaunch.control.failure import describe_end
+from ddplaunch.errors import shown
+from ddplaunch.loop import Loop
+from ddplaunch.output import events
+from ddplaunch.plan.plan import Plan
+from ddplaunch.rank import processes
+from ddplaunch.words import counted
+
+if TYPE_CHECKING:
+    from ddplaunch.agent.policy import Command
+    from ddplaunch.control.failure import Verdict
+    from ddplaunch.output.events import Event
+    from ddplaunch.output.screen import Screen
+
+PATIENCE = 30.0  # seconds that a command has for one event
+LAST = 10.0  # seconds for which the end of the launcher waits for commands
+MOST = 100  # events of a run; the end is told besides
+MAX_TEXT = 2000  # characters of a text, and of the last lines of a traceback
+MAX_LINES = 12  # of a traceback, the last
+
+_PROGRAM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "notifier.py")
+
+
+class Notify:
+    """Tells of one job; on node 0 alone."""
+
+    def __init__(self, loop: Loop, plan: Plan, commands: Sequence[Command], screen: Screen) -> None:
+        self._loop, self._plan, self._commands = loop, plan, commands
+        self._screen, self._say = screen, screen.note
+        self._environ = {name: value for name, value in os.environ.items() if name not in job.OURS_ALONE}
+        self._strangers = processes.children()  # that a shell which became us has left
+        self._began = time.time()
+        self._attempt = 0
+        self._waiting: deque[bytes] = deque()
+        self._count = 0
+        self._said: set[int] = set()  # the commands whose failure was said
+        self._line: socket.socket | None = None
+        self._child: children.Child | None = None
+        self._answer = b""
+        self._busy = self._lost = False
+
+    def observe(self, event: Event) -> None:
+        match event:
+            case events.Planned(plan=plan, attempt=attempt):
+                self._plan, self._attempt = plan, attempt
+                if attempt == 0:
+                    self._tell("starts", f"starts {counted(plan.world_size, 'rank')} on {counted(plan.nnodes, 'node')}")
+            case events.Noted(text=text, stalled_since=since) if since is not None:
+                self._tell("stalls", text, {"since": since})
+            case events.Preempted():
+                self._tell("preempted", "is asked to make room")
+            case events.Restarting(attempt=attempt, wait=wait, text=text, verdict=verdict):
+                if verdict:
+                    self._fails(verdict)
+                self._tell("restarts", text.splitlines()[-1], {"next_attempt": attempt, "wait": wait})
+            case events.Ended(code=code, verdict=verdict, remark=remark):
+                if verdict:
+                    self._fails(verdict)
+                seconds = round(time.time() - self._began, 3)
+                text = f"ended with exit code {code} after {seconds:.0f} s"
+                self._tell("ends", text, {"code": code, "seconds": seconds, "remark": remark}, last=True)
+
+    def _fails(self, verdict: Verdict) -> None:
+        first = verdict.first
+        lines = (first.traceback or "").splitlines()[-MAX_LINES:]
+        own = {
+            "rank": first.rank,
+            "host": first.host,
+            "exit_code": first.exit_code,
+            "signal": first.signal,
+            "traceback": [shown(line, MAX_TEXT // MAX_LINES) for line in lines],
+        }
+        self._tell("fails", verdict.blame or first.headline, own)
+
+    def _tell(self, name: str, text: str, own: Mapping[str, object] | None = None, *, last: bool = False) -> None:
+        if self._count >= MOST and not last:
+            if self._count == MOST:
+                self._say(f"--notify: {MOST} events were told; of the others only the end will be")
+            self._count = MOST + 1
+            return
+        self._count += 1
+        plan = self._plan
+        told = {
+            "event": name,
+            "time": time.time(),
+            "run_id": plan.run_id,
+            "target": shown(" ".join(plan.target.argv), MAX_TEXT),
+            "host": os.uname().nodename,
+            "nnodes": plan.nnodes,
+            "world_size": plan.world_size,
+            "attempt": self._attempt,
+            "text": shown(text, MAX_TEXT),
+        }
+        self._waiting.append(json.dumps({**told, **(own or {})}).encode() + b"\n")
+        self._next()
+
+    def _next(self) -> None:
+        if self._busy or not self._waiting or self._lost:
+            return
+        try:
+            if self._line is None:
+                self._line = self._start()
+            self._line.sendall(self._waiting.popleft())  # it has read all before
+            self._busy = True
+        except OSError as error:
+            self._lose(error.strerror or "it is gone")
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        commands = json.dumps([[each.path, *each.words] for each in self._commands])
+        words = [sys.executable, "-I", "-S", _PROGRAM, str(theirs.fileno()), commands, f"{PATIENCE:g}"]
+        with theirs:
+            theirs.set_inheritable(True)
+            try:
+                with limits.as_found():
+                    pid = os.posix_spawn(
+                        sys.executable, words, self._environ, setsid=True, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ]
+                    )
+            except OSError:
+                ours.close()
+                raise
+        self._child = children.Child(pid, sweeps=True)
+        self._loop.watch(ours.fileno(), self._hear)
+        return ours
+
+    def _hear(self) -> None:
+        assert self._line is not None
+        try:
+            data = self._line.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            return self._lose("its process was killed")
+        self._answer += data
+        if not self._answer.endswith(b"\n"):
+            return
+        failed, self._answer, self._busy = json.loads(self._answer), b"", False
+        for number, code, words in failed:
+            if number not in self._said:
+                self._said.add(number)
+                how = f"took more than {PATIENCE:g} s and was ended" if code is None else describe_end(code)
+                last = f": {shown(words, 200)}" if words else ""
+                self._say(f"--notify {self._commands[number].command} {how}{last}; the job goes on")
+        self._next()
+
+    def _lose(self, why: str) -> None:
+        self._lost = True
+        self._waiting.clear()
+        self._say(f"--notify: nobody is told any more: {why}; the job goes on")
+        self._close()
+
+    def _close(self) -> None:
+        if self._line is not None:
+            self._loop.forget(self._line.fileno())
+            self._line.close()
+            self._line = None
+        if self._child is not None:
+            self._child.wait(processes.KILL_PATIENCE + 1)  # it kills what is below it, and goes
+            self._child = None
+        self._busy = False
+
+    def end(self) -> None:
+        """Wait for the commands, a bounded time; nothing of them is left then."""
+        over: list[bool] = []
+        timer = self._loop.after(LAST, lambda: over.append(True))
+        while self._busy and not over:
+            self._loop.step()
+        timer.cancel()
+        if self._busy:
+            self._say(f"--notify was not done {LAST:g} s after the job's end, and was ended")
+        self._close()
+        if self._lost and not self._strangers:
+            children.kill_all_below(lambda pid: False)  # what it had started, and we have adopted
+        while not self._screen.written:
+            self._loop.step()

@@ -1,0 +1,89 @@
+"""The file of --metrics: what Prometheus' textfile collector reads."""
+
+import os
+import re
+
+import pytest
+
+from ddplaunch.job.metrics import MetricsFile
+from ddplaunch.job.status import RankState, RankStatus, State, Status
+from ddplaunch.loop import Loop
+from ddplaunch.output import events
+from tests.conftest import write
+
+STATUS = Status(
+    "a",
+    "t.py",
+    1,
+    0,
+    2,
+    900.0,
+    901.0,
+    0,
+    State.RUNNING,
+    (RankStatus(0, os.getpid(), RankState.RUNNING), RankStatus(1, 11, RankState.EXITED)),
+)
+
+
+def series(text):
+    """As Prometheus reads it: each series and its value; every metric has its HELP and TYPE before it, once."""
+    found, declared = {}, []
+    for line in text.splitlines():
+        if line.startswith("# "):
+            declared.append(tuple(line.split()[1:3]))
+            continue
+        match = re.fullmatch(r'([a-z_]+)\{(\w+="[^"]*"(?:,\w+="[^"]*")*)\} (\S+)', line)
+        assert match, line
+        assert declared[-2:] == [("HELP", match[1]), ("TYPE", match[1])]
+        found[match[1], match[2]] = float(match[3])
+    assert len(declared) == len(set(declared))
+    return found
+
+
+def test_figures_of_ranks_go_at_the_end(tmp_path):
+    notes = []
+    path = tmp_path / "job.prom"
+    file = MetricsFile(Loop(), str(path), lambda: STATUS, notes.append)
+    file.observe(events.Noted("no progress", 990.0))
+    file.observe(events.Planned(None, 0))
+    found = series(path.read_text())
+    run = 'run_id="a",node_rank="0"'
+    assert (
+        found["ddplaunch_up", run] == found["ddplaunch_stalls_total", run] == found["ddplaunch_ranks_running", run] == 1
+    )
+    assert found["ddplaunch_rank_cpu_seconds_total", f'{run},rank="0"'] > 0
+    assert found["ddplaunch_rank_memory_bytes", f'{run},rank="0"'] > 1 << 20
+    assert ("ddplaunch_rank_memory_bytes", f'{run},rank="1"') not in found
+    file.observe(events.Ended(1, None))
+    found = series(path.read_text())
+    assert found["ddplaunch_exit_code", run] == 1
+    assert found["ddplaunch_up", run] == 0
+    assert not any("rank_" in name for name, _ in found)
+    assert os.listdir(tmp_path) == ["job.prom"]
+    assert notes == []
+
+
+@pytest.mark.slow
+def test_a_run_writes_it(launch, tmp_path):
+    write(tmp_path, "t.py", "print(open('job.prom').read())")
+    job = launch("run", "--no-history", "--run-id", "a", "--metrics", "job.prom", "t.py")
+    assert (job.returncode, job.stderr) == (0, "")
+    assert series(job.stdout.strip())["ddplaunch_up", 'run_id="a",node_rank="0"'] == 1
+    assert series((tmp_path / "job.prom").read_text())["ddplaunch_up", 'run_id="a",node_rank="0"'] == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("job.txt", "expected a file that ends in .prom"),
+        ("''", "has an empty value"),
+        ("none/job.prom", "there is no folder none"),
+        ("dir.prom", "is a folder, not a file"),
+    ],
+)
+def test_what_is_refused(answer, tmp_path, path, said):
+    write(tmp_path, "t.py", "")
+    (tmp_path / "dir.prom").mkdir()
+    done = answer("run", "--metrics", "" if path == "''" else path, "t.py")
+    assert done.returncode == 2
+    assert said in done.stderr
