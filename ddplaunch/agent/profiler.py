@@ -15,6 +15,7 @@ from ddplaunch.agent.ranks import RankProcess, Ranks
 from ddplaunch.agent.signals import signal_sets
 from ddplaunch.agent.stack_dump import TAKEN
 from ddplaunch.control.messages import TakeProfile
+from ddplaunch.dataclass import replace
 from ddplaunch.diagnosis.profile import PERIOD, RankProfile, most_places, read_profile
 from ddplaunch.files import read_regular
 from ddplaunch.loop import Loop
@@ -71,9 +72,9 @@ class Profiler:
             return TAKEN  # its program catches that signal
         line.profiled = True
         places = most_places(self._ranks.plan.world_size)
-        numbers = (line.ticks, int(self._began * 1e9), int(PERIOD * 1e9), self._ticks, places)
+        numbers = (line.ticks, int(self._began * 1e9), int(PERIOD * 1e9), self._ticks, places, self._order.torch)
         asked.forget()
-        line.say(b"p %d %d %d %d %d " % numbers + os.fsencode(path))
+        line.say(b"p %d %d %d %d %d %d " % numbers + os.fsencode(path))
         if not line.answers:
             asked.send(line.signals[0])
         self._asked[number] = asked
@@ -102,15 +103,19 @@ class Profiler:
         """Take what has been told so far; one rank a turn, so that beats leave in time."""
         late = time.monotonic() > deadline
         for number, asked in list(self._asked.items()):
-            if os.path.exists(asked.path):
+            last = late or number not in self._ranks.processes
+            whole = not self._order.torch or os.path.exists(asked.torch)
+            if os.path.exists(asked.path) and (whole or last):
                 self._take(number, asked)
                 break
-            if late or number not in self._ranks.processes:
+            if last:
                 del self._asked[number]
                 line = self._ranks.lines.get(number)
                 silent = "it did not answer" if line and line.signals[0] else TAKEN
                 self._tell(number, silent if late else "it has ended")
                 asked.forget()
+            elif self._order.torch:
+                asked.send(asked.tick)  # on which torch's profiler ends
         if self._asked:
             self._loop.after(0 if late else _LOOK, lambda: self._collect(deadline))
         else:
@@ -123,7 +128,8 @@ class Profiler:
         try:
             told = read_regular(asked.path, _MAX, links=False)
             host = plan.rank_of(number).host or ""
-            self._hear(read_profile(told, number, host, began, self._order.seconds, plan.world_size, os.getcwd()))
+            profile = read_profile(told, number, host, began, self._order.seconds, plan.world_size, os.getcwd())
+            self._hear(replace(profile, torch=asked.torch) if os.path.exists(asked.torch) else profile)
         except (OSError, ValueError, LookupError, TypeError):  # the program has written it, or the disk is full
             self._tell(number, "its profile cannot be read")
         asked.forget()
@@ -137,6 +143,7 @@ class _Asked:
 
     def __init__(self, process: RankProcess, tick: int, path: str) -> None:
         self._process, self.tick, self.path = process, tick, path
+        self.torch = f"{path}.torch"  # the file of torch's own profiler, which goes with the job or is taken away
 
     def send(self, number: int) -> None:
         """Send a signal where the process catches it."""

@@ -23,12 +23,15 @@ class NodeProfiles:
         self._open: dict[int, tuple[Callable[[Profiled], None], Timer]] = {}
         self._serial = 0
 
-    def ask(self, seconds: float, hear: Callable[[Profiled], None]) -> None:
-        """Ask for a profile of all ranks; ``hear`` gets that of each, and at last that it is over."""
+    def ask(self, seconds: float, torch: bool, hear: Callable[[Profiled], None]) -> None:
+        """Ask for a profile of all ranks; ``hear`` gets that of each, and at last that it is over.
+
+        ``torch``: with that of torch's own profiler.
+        """
         self._serial += 1
         late = Profiled(self._serial, over=True, silent=("node 0",))
         self._open[self._serial] = hear, self._loop.after(seconds + PATIENCE, lambda: self.answered(late))
-        self._tell(TakeProfile(self._serial, seconds))
+        self._tell(TakeProfile(self._serial, seconds, torch))
 
     def answered(self, message: Profiled) -> None:
         if message.serial not in self._open:

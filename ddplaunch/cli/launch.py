@@ -193,8 +193,8 @@ class NodeJob:
     def debugging(self) -> Debugging | None:
         return self._supervisor.debugging
 
-    def profile(self, seconds: float, hear: Callable[[Profiled], None]) -> None:
-        self._supervisor.profiles.ask(seconds, hear)
+    def profile(self, seconds: float, torch: bool, hear: Callable[[Profiled], None]) -> None:
+        self._supervisor.profiles.ask(seconds, torch, hear)
 
     def _show_stacks(self) -> None:
         from ddplaunch.diagnosis.inspection import Detail

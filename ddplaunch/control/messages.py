@@ -344,6 +344,7 @@ class TakeProfile:
 
     serial: Count
     seconds: Seconds
+    torch: bool = False  # with torch's own profiler
 
 
 @dataclass(frozen=True)

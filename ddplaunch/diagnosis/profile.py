@@ -13,7 +13,7 @@ from ddplaunch.diagnosis.stack_dump import frame, in_ranks, starts
 from ddplaunch.errors import shown
 
 if TYPE_CHECKING:
-    from ddplaunch.wire.bounds import Count, Line, Moment, Name, Seconds, Table
+    from ddplaunch.wire.bounds import Count, Line, Moment, Name, Path, Seconds, Table
 
 PERIOD = 0.02  # seconds between two ticks
 LONGEST = 60  # seconds of a profile
@@ -49,6 +49,7 @@ class RankProfile:
     ticks: Table = ()  # rows of two in time: 1 + the innermost place or 0, for how many ticks
     kinds: tuple[Kind, ...] = ()
     calls: Table = ()  # rows of four: which kind, number in its group, microseconds of its begin and end (0: unknown)
+    torch: Path = ""  # the file of torch's own profiler, on its host
 
     def __post_init__(self) -> None:
         above = all(parent <= row for row, parent in enumerate(self.places[::2]))

@@ -50,7 +50,7 @@ class ServedJob(Protocol):
     def inspect(self, detail: Detail, answer: Callable[[Inspection], None]) -> None:
         """Find out what all ranks of the job are doing; ``answer`` is called with it, some seconds later at most."""
 
-    def profile(self, seconds: float, hear: Callable[[Profiled], None]) -> None:
+    def profile(self, seconds: float, torch: bool, hear: Callable[[Profiled], None]) -> None:
         """Find out where all ranks of the job spend their time; ``hear`` gets the profile of each, and the end."""
 
     def stop(self, now: bool) -> None:

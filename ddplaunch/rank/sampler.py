@@ -3,19 +3,24 @@
 Loaded by ``answers`` when a profile is asked for, and bound by its rules. A thread would get the GIL where the program
 lets it go, and so find native code six times too often (measured); a signal is handled where the program is. One that
 comes while the main thread is in native code is handled when that returns, so that all ticks since the last one were
-spent there. No frame of the program's is held, and its code only until the profile is written.
+spent there. No frame of the program's is held, and its code only until the profile is written. torch's own profiler
+runs meanwhile where that is asked for.
 """
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found, unused-ignore]
+import _thread
+import gc
 import os
+import sys
 import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import CodeType, FrameType
+    from typing import Any
 
 _DEEPEST = 200  # calls of a stack, the innermost
 
@@ -26,6 +31,7 @@ class Sampler:
     def __init__(self) -> None:
         self._signal = self._began = self._period = self._ticks = self._most = 0
         self._path = b""
+        self._torch: TorchTrace | None = None
         self._taken = 0  # ticks of which it is known where they were spent
         self._clear()
 
@@ -35,13 +41,17 @@ class Sampler:
         self._runs: list[list[int]] = []  # of ticks spent at one stack: which, how many
 
     def prepare(self, line: bytes) -> None:
-        """``line``: ``p SIGNAL BEGAN PERIOD TICKS PLACES PATH``, times on the monotonic clock, in nanoseconds.
+        """``line``: ``p SIGNAL BEGAN PERIOD TICKS PLACES TORCH PATH``, times on the monotonic clock, in nanoseconds.
 
-        PLACES is how many places in the tree of calls are told at most; PATH is the file that tells the result.
+        PLACES is how many places in the tree of calls are told at most; TORCH is 1 where torch's profiler is to run
+        too; PATH is the file that tells the result.
         """
-        numbers = line.split(b" ", 6)
-        self._signal, self._began, self._period, self._ticks, self._most = map(int, numbers[1:6])
-        self._path, self._taken = numbers[6], 0
+        numbers = line.split(b" ", 7)
+        self._signal, self._began, self._period, self._ticks, self._most, torch = map(int, numbers[1:7])
+        self._path, self._taken = numbers[7], 0
+        if not (self._torch and self._torch.runs):
+            ends = self._began + self._ticks * self._period
+            self._torch = TorchTrace(os.fsdecode(self._path), ends) if torch else None
         self._clear()
 
     def begin(self, frame: FrameType | None) -> None:
@@ -50,12 +60,16 @@ class Sampler:
             _signal.signal(self._signal, self.tick)
             _signal.siginterrupt(self._signal, False)
         self.tick(self._signal, frame)  # it may have been in native code since the first
+        if self._torch:
+            self._torch.begin()
 
     def tick(self, number: int, frame: FrameType | None) -> None:
         try:
             self._take(frame, (time.monotonic_ns() - self._began) // self._period + 1)
         except Exception:
             pass  # no memory, or the program's recursion is as deep as may be
+        if self._torch:
+            self._torch.tick()
 
     def _take(self, frame: FrameType | None, due: int) -> None:
         """The ticks that were ``due`` by now, and have not been taken yet, were spent at this frame."""
@@ -117,3 +131,82 @@ def _line(code: CodeType, last: int) -> int:
         if start <= last < end:
             return line or code.co_firstlineno
     return code.co_firstlineno
+
+
+class TorchTrace:
+    """torch's own profiler in the main thread, until the profile's end, or until the program starts one itself.
+
+    It begins and ends in handlers of signals: where the program is, not beside it. One that ends in the midst of its
+    begin ends the process (torch 2.13), so the ticks that come meanwhile pass by.
+    """
+
+    def __init__(self, path: str, ends: int) -> None:
+        """``path``: what ``.torch`` is added to; ``ends``: when, on the monotonic clock, in nanoseconds."""
+        self._path, self._ends = path, ends
+        self._pid = os.getpid()
+        self._begun = self._busy = False
+        self._profiler: Any = None
+        self._module: Any = None
+        self._taken: dict[str, Any] = {}  # the functions of torch by which a program starts one, by name
+
+    @property
+    def runs(self) -> bool:
+        return self._profiler is not None
+
+    def begin(self) -> None:
+        """Begin, once, where torch is there and the program has no profiler of its own."""
+        if self._begun or self._busy:
+            return
+        self._begun = self._busy = True
+        try:
+            torch, self._module = sys.modules["torch"], sys.modules["torch.autograd.profiler"]
+            starts = {name: getattr(self._module, name) for name in ("_prepare_profiler", "_enable_profiler")}
+            if torch._C._autograd._profiler_enabled() or _profiles(self._module.profile):
+                return
+            kinds = torch.profiler.ProfilerActivity
+            activities = [kinds.CPU, *([kinds.CUDA] if torch.cuda.is_initialized() else [])]
+            profiler = torch.profiler.profile(activities=activities)
+            profiler.start()
+            self._profiler, self._taken = profiler, starts
+            for name, start in starts.items():
+                setattr(self._module, name, self._after_ours(start))
+        except Exception:
+            pass  # it is not there yet, or another one
+        finally:
+            self._busy = False
+
+    def _after_ours(self, start: Any) -> Any:
+        def begin(*words: Any, **options: Any) -> Any:
+            if _thread.get_ident() == sys.modules["threading"].main_thread().ident and os.getpid() == self._pid:
+                self.end()
+            return start(*words, **options)
+
+        return begin
+
+    def tick(self) -> None:
+        """End when it is time."""
+        if time.monotonic_ns() >= self._ends:
+            self.end()
+
+    def end(self) -> None:
+        """End, and write the trace: the program stands still meanwhile."""
+        if not self._profiler or self._busy:
+            return
+        self._busy = True
+        try:
+            for name, start in self._taken.items():
+                setattr(self._module, name, start)
+            profiler, self._profiler = self._profiler, None
+            profiler.stop()
+            part = f"{self._path}.torch.part"
+            profiler.export_chrome_trace(part)
+            os.rename(part, f"{self._path}.torch")
+        except Exception:
+            pass  # the disk is full
+        finally:
+            self._busy = False
+
+
+def _profiles(kind: type) -> bool:
+    """Whether the program has a profiler without results: one that is only prepared (``schedule``) would lose them."""
+    return any(type(each) is kind and getattr(each, "kineto_results", None) is None for each in gc.get_objects())

@@ -182,6 +182,7 @@ def test_ranks_that_cannot_be_profiled(job, answer, door):
 def test_wrong_words(answer, door):
     for words, said in (
         (("--seconds", "0"), "--seconds 0: expected 0.1 to 60"),
+        (("--torch", "--seconds", "6"), "--seconds 6: expected 0.1 to 5 with --torch"),
         (("--output", "/nowhere"), "--output /nowhere: there is no such folder, or it cannot be written to"),
         (("no-such-run",), "no run is called no-such-run"),
     ):
@@ -235,7 +236,7 @@ def test_a_late_rank_and_equal_results_over_two_nodes(start, answer, tmp_path, d
         ]  # fmt: skip
         if seconds != "0":
             nodes[0].wait_for("up", 2)
-            done = answer("profile", str(nodes[1].process.pid), "--seconds", "2", env=door)
+            done = answer("profile", str(nodes[1].process.pid), "--seconds", "2", "--torch", env=door)
             assert done.returncode == 0, done.stderr
         assert [node.wait() for node in nodes] == [0, 0], [node.stderr() for node in nodes]
         results.append(re.findall(r"result (\w+)", nodes[0].stdout()))
@@ -254,5 +255,54 @@ def test_a_late_rank_and_equal_results_over_two_nodes(start, answer, tmp_path, d
     assert {each["pid"] for each in calls} == {0, 1, 2}
     assert {(each["args"]["group"], each["name"].partition(" ")[0]) for each in calls} >= {("default_pg", "all_reduce")}
     assert "float32[" in calls[0]["args"]["tensors"]
+    for rank in range(3):
+        (path,) = tmp_path.glob(f"*.rank-{rank}.torch.json")
+        names = {each.get("name") for each in json.loads(path.read_text())["traceEvents"]}
+        assert names >= {"c10d::allreduce_", "aten::linear"}
     waited = {rank: max(each["dur"] for each in calls if each["pid"] == rank) for rank in range(3)}
     assert min(waited[0], waited[2]) > 30_000 > waited[1] or os.cpu_count() == 1
+
+
+OWN = """
+import os, torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+print("up", flush=True)
+while not os.path.exists("enough"):
+    for _ in range(100):
+        torch.ones(8).sum()
+    with profile(activities=[ProfilerActivity.CPU]) as own:
+        torch.ones(8).sum()
+    assert any(each.key == "aten::sum" for each in own.key_averages())
+    del own
+with profile(activities=[ProfilerActivity.CPU], schedule=schedule(wait=0, warmup=1, active=1)) as own:
+    torch.ones(8).sum()
+    open("prepared" + os.environ["RANK"], "w").close()
+    while not os.path.exists("go on"):
+        torch.ones(8).sum()
+    own.step()
+    torch.ones(8).sum()
+assert any(each.key == "aten::sum" for each in own.key_averages())
+print("fine", flush=True)
+"""
+
+
+def test_a_profiler_of_the_programs_own_comes_first(job, answer, tmp_path, door):
+    """torch has room for one: ours ends when the program starts its own."""
+    door["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path / "cache")
+    begun = job(program=OWN)
+
+    def profile() -> str:
+        done = answer("profile", str(begun.process.pid), "--torch", "--seconds", "0.3", env=door)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    for _ in range(3):
+        profile()
+    (tmp_path / "enough").touch()
+    wait_until(lambda: len([*tmp_path.glob("prepared?")]) == 2, "the second profiler")
+    assert "note: no profile by torch of ranks 0, 1: " in profile()
+    (tmp_path / "go on").touch()
+    assert begun.wait() == 0, begun.stderr()
+    assert begun.stdout().count("fine") == 2
+    begun.assert_nothing_left()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -20,21 +21,26 @@ from ddplaunch.files import create
 from ddplaunch.job import client
 from ddplaunch.job.requests.profile import ProfileJob
 from ddplaunch.job.runs import running
+from ddplaunch.output.run_log import numbered
 from ddplaunch.queue.meant import job_meant, one_of, run_of
 from ddplaunch.queue.meant import running as runs_there
 from ddplaunch.queue.step import relay
 from ddplaunch.words import counted, ranks
 
 LINES = 10
+TORCH = 5  # seconds, of its profiler, which writes some megabytes in each
 LEAST = 0.005  # share of all time from which on a line is shown
 PATIENCE = 20.0  # seconds, beyond those of the profile, for the job to answer
 
 
 @click.command()
 @click.argument("run", metavar="[RUN]", required=False)
-@click.option("--seconds", type=float, default=10.0, show_default=True, metavar="N", help=f"How long: up to {LONGEST}.")
+@click.option(
+    "--seconds", type=float, metavar="N", help=f"How long: 10, up to {LONGEST}; with --torch 2, up to {TORCH}."
+)
+@click.option("--torch", is_flag=True, help="Have torch's own profiler run too, and write a file for each rank.")
 @click.option("--output", metavar="FOLDER", default=".", help="Where to write the files, instead of here.")
-def profile(run: str | None, seconds: float, output: str) -> int:
+def profile(run: str | None, seconds: float | None, torch: bool, output: str) -> int:
     """Show where the ranks of a running job spend their time, and write files for Perfetto and speedscope.
 
     RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the only job that runs.
@@ -42,26 +48,31 @@ def profile(run: str | None, seconds: float, output: str) -> int:
     50 times a second each rank of all nodes notes the line that its main thread is at; time in native code counts for
     the line that called it. The job goes on meanwhile, and computes the same.
     """
-    if not 0.1 <= seconds <= LONGEST:
-        raise UsageError(f"--seconds {seconds:g}: expected 0.1 to {LONGEST}")
+    seconds, longest = (2.0 if torch else 10.0) if seconds is None else seconds, TORCH if torch else LONGEST
+    if not 0.1 <= seconds <= longest:
+        raise UsageError(f"--seconds {seconds:g}: expected 0.1 to {longest}{' with --torch' if torch else ''}")
     if not os.access(output, os.W_OK):
         what = f"--output {shown(output)}: there is no such folder, or it cannot be written to"
         raise UsageError(what, "name another, or leave it out")
     if queued := job_meant(run):
         seen = runs_there(queued, one_of(queued, run or "", "profile"))
         words = ["profile", run_of(queued, seen), "--seconds", f"{seconds:g}", "--output", os.path.abspath(output)]
+        words += ["--torch"] if torch else []
         return relay(queued, seen, words)
     job = running(run)
     click.echo(f"taking a profile of {shown(job.run_id)} for {seconds:g} s …", err=True)
-    profiles, notes = _taken(job.path, seconds)
+    profiles, notes = _taken(job.path, seconds, torch)
     known = [each for each in profiles if not each.why_not]
     if not known:
         raise LaunchError("no rank could be profiled", "\n".join(notes[:2]) or None)
-    title = f"profile-{job.run_id}-{time.strftime('%H%M%S')}"
+    notes += _without_torch(known) if torch else []
+    names = numbered(f"profile-{job.run_id}-{time.strftime('%H%M%S')}")
+    title = next(each for each in names if not os.path.exists(os.path.join(output, f"{each}.trace.json")))
     paths = [
         _write(os.path.join(output, f"{title}.trace.json"), trace(known)),
         _write(os.path.join(output, f"{title}.speedscope.json"), speedscope(known, title)),
     ]
+    of_torch = [_moved(each, os.path.join(output, title)) for each in known if each.torch]
     found = spots(known)
     sentences, late = paced(known)
     differ = [
@@ -73,15 +84,17 @@ def profile(run: str | None, seconds: float, output: str) -> int:
     for line in (*(click.style(shown(each, 2000), bold=True) for each in (*differ, *sentences)), *_page(found, notes)):
         click.echo(line, color=colour)
     click.echo(f"\nPerfetto or chrome://tracing: {paths[0]}\nspeedscope: {paths[1]}")
+    for each in of_torch:
+        click.echo(f"torch's profiler: {each}")
     return 0
 
 
-def _taken(path: str, seconds: float) -> tuple[list[RankProfile], list[str]]:
+def _taken(path: str, seconds: float, torch: bool) -> tuple[list[RankProfile], list[str]]:
     """The profiles of all ranks, in order, and what is to be said of those that are not known."""
     profiles: list[RankProfile] = []
     notes: list[str] = []
     over = False
-    for message in client.stream(path, ProfileJob(seconds), seconds + PATIENCE):
+    for message in client.stream(path, ProfileJob(seconds, torch), seconds + PATIENCE):
         if message.refused:
             raise LaunchError(message.refused, "try again in a minute")
         profiles += filter(None, [message.profile])
@@ -94,6 +107,24 @@ def _taken(path: str, seconds: float) -> tuple[list[RankProfile], list[str]]:
     if not over:
         notes.append("the job ended meanwhile")
     return sorted(profiles, key=lambda each: each.rank), notes
+
+
+def _without_torch(profiles: Iterable[RankProfile]) -> list[str]:
+    without = [each.rank for each in profiles if not each.torch]
+    why = "no torch there, a profiler of the program's own, or too long a call"
+    return [f"no profile by torch of {ranks(without)}: {why}"] if without else []
+
+
+def _moved(profile: RankProfile, title: str) -> str:
+    """Where the file of torch's profiler is now."""
+    path = f"{title}.rank-{profile.rank}.torch.json"
+    if profile.host not in ("", os.uname().nodename):
+        return f"{shown(profile.torch)} on {shown(profile.host)}, until the job ends"
+    try:
+        shutil.move(profile.torch, path)
+    except OSError as error:
+        raise LaunchError(f"{shown(path)}: {(error.strerror or '').lower()}") from None
+    return path
 
 
 def _page(found: Sequence[Spot], notes: Iterable[str]) -> Iterator[str]:

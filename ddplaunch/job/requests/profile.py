@@ -16,6 +16,7 @@ class ProfileJob(Request[Profiled]):
     """Answer with the status, then with the profile of each rank as it comes, at last that it is over."""
 
     seconds: Seconds
+    torch: bool = False  # with torch's own profiler
 
     answers = (Status, Profiled)
 
@@ -27,4 +28,4 @@ class ProfileJob(Request[Profiled]):
 
         asker.send(asker.job.status())
         asker.at_end(lambda code: None)  # it takes longer than other requests may
-        asker.job.profile(min(self.seconds, LONGEST), hear)
+        asker.job.profile(min(self.seconds, LONGEST), self.torch, hear)
