@@ -117,6 +117,25 @@ class Noted:
 
 
 @dataclass(frozen=True)
+class FirstCollective:
+    """Every rank here has entered a collective of this attempt; ``moment``: when the last of them did."""
+
+    moment: Moment
+
+
+@dataclass(frozen=True)
+class Stalled:
+    """The ranks get nowhere, since ``since``."""
+
+    since: Moment
+
+
+@dataclass(frozen=True)
+class WentOn:
+    """The ranks that had stalled work again."""
+
+
+@dataclass(frozen=True)
 class Ended:
     """The job is over; ``code`` is the exit code, ``verdict`` the failure that decided it, ``remark`` a last word."""
 
@@ -156,6 +175,9 @@ Event = (
     | Restarting
     | RanksInspected
     | Noted
+    | FirstCollective
+    | Stalled
+    | WentOn
     | Ended
     | SidecarStarted
     | SidecarAnswers
@@ -173,6 +195,9 @@ RECORDS: Mapping[type, tuple[str, str]] = {
     Swept: ("swept", "found stuck"),
     Restarting: ("restart", "attempt wait"),
     Noted: ("note", "text stalled_since"),
+    FirstCollective: ("first_collective", "moment"),
+    Stalled: ("stalled", "since"),
+    WentOn: ("went_on", ""),
     Ended: ("ended", "code remark"),
     SidecarStarted: ("sidecar_started", "sidecar pid"),
     SidecarAnswers: ("sidecar_answers", "sidecar url"),
