@@ -13,7 +13,7 @@ from ddplaunch.diagnosis.stack_dump import frame, in_ranks, starts
 from ddplaunch.errors import shown
 
 if TYPE_CHECKING:
-    from ddplaunch.wire.bounds import Count, Line, Moment, Name, Path, Seconds, Table
+    from ddplaunch.wire.bounds import Count, Line, Moment, Name, Path, Seconds, Shift, Table
 
 PERIOD = 0.02  # seconds between two ticks
 LONGEST = 60  # seconds of a profile
@@ -50,6 +50,7 @@ class RankProfile:
     kinds: tuple[Kind, ...] = ()
     calls: Table = ()  # rows of four: which kind, number in its group, microseconds of its begin and end (0: unknown)
     torch: Path = ""  # the file of torch's own profiler, on its host
+    ahead: Shift = 0.0  # by which the clock of its host, as that file has it, is ahead of the one of ``began``
 
     def __post_init__(self) -> None:
         above = all(parent <= row for row, parent in enumerate(self.places[::2]))
@@ -62,7 +63,8 @@ class RankProfile:
 
     def aligned(self, ahead: float, error: float) -> RankProfile:
         """By a clock that is ``ahead`` seconds behind that of its host, give or take ``error``."""
-        return replace(self, began=max(self.began - ahead, 0.0), error=None if error == math.inf else error)
+        began, known = max(self.began - ahead, 0.0), None if error == math.inf else error
+        return replace(self, began=began, error=known, ahead=ahead)
 
     @property
     def count(self) -> int:

@@ -94,6 +94,7 @@ Signal = Annotated[int, _number(1, 64)]
 StopSignal = Annotated[int, _stopping]
 Moment = Annotated[float, _number(0, 1e11)]  # seconds since the epoch
 Seconds = Annotated[float, _number(0, WEEK)]
+Shift = Annotated[float, _number(-1e11, 1e11)]  # seconds between two clocks
 Amount = Annotated[float, _number(0, 1e18)]
 Gaps = Annotated[tuple[int, ...], _all_within(-_WEEK_US, _WEEK_US)]  # microseconds
 Table = Annotated[tuple[int, ...], _all_within(0, _HUGE)]  # numbers, row after row

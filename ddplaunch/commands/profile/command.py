@@ -12,6 +12,7 @@ import click
 
 from ddplaunch.commands.profile.files import speedscope, trace
 from ddplaunch.commands.profile.hot import Spot, paced, spots, unlike
+from ddplaunch.commands.profile.torch_trace import Event
 from ddplaunch.console import colour_wanted
 from ddplaunch.console.table import table
 from ddplaunch.diagnosis.profile import LONGEST, RankProfile
@@ -68,11 +69,11 @@ def profile(run: str | None, seconds: float | None, torch: bool, output: str) ->
     notes += _without_torch(known) if torch else []
     names = numbered(f"profile-{job.run_id}-{time.strftime('%H%M%S')}")
     title = next(each for each in names if not os.path.exists(os.path.join(output, f"{each}.trace.json")))
+    of_torch = {each.rank: _moved(each, os.path.join(output, title)) for each in known if each.torch and _is_here(each)}
     paths = [
-        _write(os.path.join(output, f"{title}.trace.json"), trace(known)),
-        _write(os.path.join(output, f"{title}.speedscope.json"), speedscope(known, title)),
+        _write(os.path.join(output, f"{title}.trace.json"), _as_array(trace(known, of_torch))),
+        _write(os.path.join(output, f"{title}.speedscope.json"), [json.dumps(speedscope(known, title))]),
     ]
-    of_torch = [_moved(each, os.path.join(output, title)) for each in known if each.torch]
     found = spots(known)
     sentences, late = paced(known)
     differ = [
@@ -84,8 +85,11 @@ def profile(run: str | None, seconds: float | None, torch: bool, output: str) ->
     for line in (*(click.style(shown(each, 2000), bold=True) for each in (*differ, *sentences)), *_page(found, notes)):
         click.echo(line, color=colour)
     click.echo(f"\nPerfetto or chrome://tracing: {paths[0]}\nspeedscope: {paths[1]}")
-    for each in of_torch:
-        click.echo(f"torch's profiler: {each}")
+    if of_torch:
+        click.echo(f"torch's profiler: in it, and in {os.path.join(output, title)}.rank-*.torch.json")
+    for each in known:
+        if each.torch and not _is_here(each):
+            click.echo(f"torch's profiler: {shown(each.torch)} on {shown(each.host)}, until the job ends")
     return 0
 
 
@@ -115,11 +119,13 @@ def _without_torch(profiles: Iterable[RankProfile]) -> list[str]:
     return [f"no profile by torch of {ranks(without)}: {why}"] if without else []
 
 
+def _is_here(profile: RankProfile) -> bool:
+    return profile.host in ("", os.uname().nodename)
+
+
 def _moved(profile: RankProfile, title: str) -> str:
     """Where the file of torch's profiler is now."""
     path = f"{title}.rank-{profile.rank}.torch.json"
-    if profile.host not in ("", os.uname().nodename):
-        return f"{shown(profile.torch)} on {shown(profile.host)}, until the job ends"
     try:
         shutil.move(profile.torch, path)
     except OSError as error:
@@ -145,10 +151,18 @@ def _share(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _write(path: str, content: object) -> str:
+def _as_array(events: Iterable[Event]) -> Iterator[str]:
+    """The trace event format, an event a line."""
+    yield '{"displayTimeUnit": "ms", "traceEvents": [\n'
+    for number, each in enumerate(events):
+        yield f"{',' if number else ''}{json.dumps(each)}\n"
+    yield "]}\n"
+
+
+def _write(path: str, parts: Iterable[str]) -> str:
     try:
         with open(create(path, os.O_EXCL), "w", encoding="utf-8") as file:
-            json.dump(content, file)
+            file.writelines(parts)
     except OSError as error:
         raise LaunchError(f"{shown(path)}: {(error.strerror or '').lower()}") from None
     return path

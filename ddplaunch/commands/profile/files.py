@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ddplaunch import __version__
+from ddplaunch.commands.profile.torch_trace import Event, torch_events
 from ddplaunch.diagnosis.inspection import Frame
 from ddplaunch.diagnosis.profile import PERIOD, RankProfile
 from ddplaunch.diagnosis.standing import PACKAGES
 
 _STACKS, _COLLECTIVES = 1, 1000  # the threads of a rank in a trace; from the second on a lane each
+_EARLIER = 0.2  # seconds by which torch's profiler may begin before our ticks: no time is to be negative
 _SPEEDSCOPE = "https://www.speedscope.app/file-format-schema.json"
 
-Event = dict[str, Any]
 
+def trace(profiles: Sequence[RankProfile], of_torch: Mapping[int, str]) -> Iterator[Event]:
+    """The trace event format: a process for each rank, its calls, and its collectives in lanes of their own.
 
-def trace(profiles: Sequence[RankProfile]) -> dict[str, Any]:
-    """The trace event format: a process for each rank, its calls, and its collectives in lanes of their own."""
-    zero = min((each.began for each in profiles), default=0.0)
+    ``of_torch`` are files of torch's own profiler on this machine, by rank: what they hold follows. One at a time, as
+    such a file has tens of megabytes.
+    """
+    zero = min((each.began for each in profiles), default=0.0) - (_EARLIER if of_torch else 0.0)
     last: dict[tuple[str, int], float] = {}  # when the last rank came to a collective
     for each in profiles:
         for kind, number, begin, _ in each.collectives():
             last[kind.group, number] = max(begin, last.get((kind.group, number), begin))
-    events = [event for each in profiles for event in (*_calls(each, zero), *_collectives(each, zero, last))]
-    return {"traceEvents": events, "displayTimeUnit": "ms"}
+    for each in profiles:
+        yield from _calls(each, zero)
+        yield from _collectives(each, zero, last)
+        if path := of_torch.get(each.rank):
+            yield from torch_events(path, each.rank, zero + each.ahead)
 
 
 def _calls(profile: RankProfile, zero: float) -> Iterator[Event]:
