@@ -17,17 +17,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from ddplaunch import TYPE_CHECKING
-from ddplaunch.dataclass import replace
 from ddplaunch.errors import shown
 from ddplaunch.job.process import born
 from ddplaunch.output import events
 from ddplaunch.output.events import Event
 from ddplaunch.output.run_log import numbered, rank_file
 from ddplaunch.plan.plan import Plan
-
-if TYPE_CHECKING:
-    from typing import Any
 
 MAX_RUNS = 100  # that are kept
 LOOK_EVERY = 5  # runs that failed and left output, about: then it is looked how many bytes all take
@@ -112,7 +107,7 @@ class History:
             return self._end() if isinstance(event, events.Ended) else None
         if isinstance(event, events.Planned):
             self._plan, self._number = event.plan, event.attempt
-            self._begun = self._beginning()
+            self._begun = events.line(event, time.time())
             self._awaited = len(event.plan.local_ranks)
             return
         if isinstance(event, events.Started):
@@ -125,12 +120,6 @@ class History:
             self._keep(event)
         if isinstance(event, events.Ended):
             self._end()
-
-    def _beginning(self) -> bytes:
-        plan = self._plan
-        ranks = [[rank.rank, rank.host or ""] for rank in plan.local_ranks]
-        begun = {"event": "begun", "attempt": self._number, "node_rank": plan.node_rank, "nnodes": plan.nnodes}
-        return _line({"time": time.time(), **begun, "world_size": plan.world_size, "ranks": ranks})
 
     def _begin(self) -> None:
         try:
@@ -161,7 +150,7 @@ class History:
                     continue
                 try:
                     with os.fdopen(file, "wb", 0) as writing:
-                        writing.write(_line(self._head()))
+                        writing.write(json.dumps(self._head()).encode() + b"\n")
                 except OSError:  # the disk is full
                     os.unlink(self._file, dir_fd=folder)
                     os.close(folder)
@@ -198,8 +187,7 @@ class History:
             if not over and self._size > MAX_BYTES:
                 self._left_out += 1
             else:
-                left_out = _line({"time": time.time(), "event": "left_out", "attempts": self._left_out})
-                head = [left_out] if self._left_out else []
+                head = [events.line(events.LeftOut(self._left_out), time.time())] if self._left_out else []
                 self._append([*head, self._begun, *map(_kept, self._attempt)])
                 self._begun = b""
             if not well and self._log_dir() is None:
@@ -258,20 +246,8 @@ def _kept(happened: tuple[Event, float]) -> bytes:
     event, moment = happened
     if isinstance(event, _SKIPPED):
         return b""
-    if isinstance(event, events.RanksInspected):
-        line = _line({"time": moment, "event": "inspected", "inspection": event.inspection.to_json()})
-        return line if len(line) <= MAX_INSPECTION else b""
-    content = {"time": moment, **events.record(event)}
-    if isinstance(event, events.Restarting):
-        verdict = replace(event.verdict, others=()).to_json() if event.verdict else None
-        content |= {"text": event.text, "verdict": verdict}
-    elif isinstance(event, events.Ended):
-        content["verdict"] = event.verdict.to_json() if event.verdict else None
-    return _line(content)
-
-
-def _line(content: dict[str, Any]) -> bytes:
-    return json.dumps(content).encode() + b"\n"
+    line = events.line(event, moment)
+    return line if not isinstance(event, events.RanksInspected) or len(line) <= MAX_INSPECTION else b""
 
 
 def _cwd() -> str:

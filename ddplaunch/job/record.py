@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -109,16 +108,16 @@ class RunRecord:
     inspections: tuple[Inspection, ...] = ()  # what the ranks were doing when they were about to be stopped
     notes: tuple[Line, ...] = ()
 
-    def after(self, event: Event | Begun | LeftOut, moment: float) -> RunRecord:
+    def after(self, event: Event | events.Begun | events.LeftOut, moment: float) -> RunRecord:
         """The record once ``event`` has happened at ``moment``."""
         match event:
-            case Begun():
+            case events.Begun():
                 ranks = tuple(RankRecord(rank, host) for rank, host in event.ranks)
                 attempt = Attempt(event.attempt, moment, ranks=ranks)
                 node, nodes, size = event.node_rank, event.nnodes, event.world_size
                 attempts = (*self.attempts, attempt)
                 return replace(self, node_rank=node, nnodes=nodes, world_size=size, attempts=attempts)
-            case LeftOut(attempts=attempts):
+            case events.LeftOut(attempts=attempts):
                 return replace(self, left_out=attempts)
             case events.Started(rank=rank, pid=pid):
                 return self._rank(rank, pid=pid, started=moment)
@@ -178,33 +177,6 @@ class RunRecord:
         return self._last(ranks=(*ranks[:index], replace(ranks[index], **changes), *ranks[index + 1 :]))
 
 
-@dataclass(frozen=True)
-class Begun:
-    """What the history keeps of ``events.Planned``; of each rank of this node its number and host."""
-
-    attempt: Count
-    node_rank: Count
-    nnodes: Count
-    world_size: Count
-    ranks: tuple[tuple[Count, Name], ...]
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """So many attempts, the last before this line, are not in the file."""
-
-    attempts: Count
-
-
-_KINDS: Mapping[str, type[Any]] = {
-    "begun": Begun,
-    "left_out": LeftOut,
-    "inspected": events.RanksInspected,
-    **{name: kind for kind, (name, _) in events.RECORDS.items()},
-}
-"""What the lines are, by their ``event``."""
-
-
 def read(path: str, run: str) -> RunRecord | None:
     """Return the record in a file of the history, of the run named ``run``; None where there is none of this user.
 
@@ -233,7 +205,7 @@ def parse(data: bytes, run: str) -> RunRecord | None:
     for line in filter(None, lines):
         try:
             found = _decode(line)
-            event = convert(found, _KINDS[found["event"]])
+            event = convert(found, events.RECORDS[found["event"]])
             record = record.after(event, convert(found["time"], Moment))
         except _WRONG:
             continue

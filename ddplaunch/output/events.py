@@ -5,17 +5,31 @@ An ``Observer``, which the supervisor is given, hears of each; observers know no
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.control.failure import Verdict
-from ddplaunch.dataclass import dataclass
+from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.plan.plan import Plan
 
 if TYPE_CHECKING:
     from typing import Any, Protocol
 
-    from ddplaunch.wire.bounds import Amount, Count, EndCode, ExitCode, Line, Moment, Pid, Seconds, Signal, Size, Text
+    from ddplaunch.wire.bounds import (
+        Amount,
+        Count,
+        EndCode,
+        ExitCode,
+        Line,
+        Moment,
+        Name,
+        Pid,
+        Seconds,
+        Signal,
+        Size,
+        Text,
+    )
 else:
     Protocol = object
 
@@ -26,6 +40,30 @@ class Planned:
 
     plan: Plan
     attempt: Count
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What is kept of ``Planned``; of each rank of this node its number and host."""
+
+    attempt: Count
+    node_rank: Count
+    nnodes: Count
+    world_size: Count
+    ranks: tuple[tuple[Count, Name], ...]
+
+    @classmethod
+    def of(cls, planned: Planned) -> Begun:
+        plan = planned.plan
+        ranks = tuple((rank.rank, rank.host or "") for rank in plan.local_ranks)
+        return cls(planned.attempt, plan.node_rank, plan.nnodes, plan.world_size, ranks)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """So many attempts, the last before this line, are not in the file."""
+
+    attempts: Count
 
 
 @dataclass(frozen=True)
@@ -184,26 +222,31 @@ Event = (
     | SidecarExited
 )
 
-RECORDS: Mapping[type, tuple[str, str]] = {
-    Ready: ("ready", "forks unsafe seconds modules because excluded cold"),
-    Started: ("started", "rank pid attempt"),
-    FailedToStart: ("failed_to_start", "rank errno attempt"),
-    RankFinished: ("finished", "rank"),
-    Exited: ("exited", "rank pid code attempt peak_memory user_cpu system_cpu"),
-    Signalled: ("signal", "number"),
-    Preempted: ("preempt", ""),
-    Swept: ("swept", "found stuck"),
-    Restarting: ("restart", "attempt wait"),
-    Noted: ("note", "text stalled_since"),
-    FirstCollective: ("first_collective", "moment"),
-    Stalled: ("stalled", "since"),
-    WentOn: ("went_on", ""),
-    Ended: ("ended", "code remark"),
-    SidecarStarted: ("sidecar_started", "sidecar pid"),
-    SidecarAnswers: ("sidecar_answers", "sidecar url"),
-    SidecarExited: ("sidecar_exited", "sidecar code"),
+RECORDS: Mapping[str, type[Any]] = {
+    "begun": Begun,
+    "ready": Ready,
+    "started": Started,
+    "failed_to_start": FailedToStart,
+    "finished": RankFinished,
+    "exited": Exited,
+    "signal": Signalled,
+    "preempt": Preempted,
+    "swept": Swept,
+    "restart": Restarting,
+    "inspected": RanksInspected,
+    "note": Noted,
+    "first_collective": FirstCollective,
+    "stalled": Stalled,
+    "went_on": WentOn,
+    "ended": Ended,
+    "sidecar_started": SidecarStarted,
+    "sidecar_answers": SidecarAnswers,
+    "sidecar_exited": SidecarExited,
+    "left_out": LeftOut,
 }
-"""What ``events.jsonl`` holds of each: its name there, and its fields; plan and inspections have files of their own."""
+"""What events.jsonl and the history hold, by their names there: each with all its fields."""
+
+_NAMES = {kind: name for name, kind in RECORDS.items()}
 
 
 class Observer(Protocol):
@@ -212,7 +255,11 @@ class Observer(Protocol):
     def observe(self, event: Event) -> None: ...
 
 
-def record(event: Event) -> dict[str, Any]:
-    """An event as ``events.jsonl`` has it; tuples are lists there."""
-    name, fields = RECORDS[type(event)]
-    return {"event": name, **{field: getattr(event, field) for field in fields.split()}}
+def line(event: Event | LeftOut, moment: float, **more: float) -> bytes:
+    """An event as a line of JSON, with ``moment``, in seconds since the epoch, and ``more``; tuples are lists there."""
+    kept: Any = Begun.of(event) if isinstance(event, Planned) else event
+    if isinstance(kept, Restarting) and kept.verdict:
+        kept = replace(kept, verdict=replace(kept.verdict, others=()))
+    fields = {name: getattr(kept, name) for name in kept.__match_args__}
+    said = {"time": moment, **more, "event": _NAMES[type(kept)], **fields}
+    return json.dumps(said, default=lambda each: each.to_json()).encode() + b"\n"

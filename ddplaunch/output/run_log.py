@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from ddplaunch.errors import UsageError
 from ddplaunch.files import create
-from ddplaunch.output.events import Ended, Event, Planned, RanksInspected, Restarting, record
+from ddplaunch.output.events import Ended, Event, Planned, RanksInspected, Restarting, line
 
 
 class RunLog:
@@ -57,7 +57,7 @@ class RunLog:
         if isinstance(event, Planned):
             self._attempt = event.attempt
             self._write("plan.json", event.plan.to_json())
-        elif isinstance(event, RanksInspected):
+        if isinstance(event, RanksInspected):
             self._write(f"stacks{_suffix(self._attempt)}.json", event.inspection.to_json())
         else:
             self._append(event)
@@ -68,9 +68,8 @@ class RunLog:
 
     def _append(self, event: Event) -> None:
         elapsed = round(time.monotonic() - self._began, 6)
-        line = {"time": time.time(), "elapsed": elapsed, **record(event)}
         try:
-            os.write(self._events, json.dumps(line).encode() + b"\n")
+            os.write(self._events, line(event, time.time(), elapsed=elapsed))
         except OSError as error:
             self._trouble = f"events.jsonl: {error.strerror}"
 

@@ -486,10 +486,11 @@ def test_log_folder(launch, tmp_path):
     assert plan["master_port"] > 0
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     names = [event["event"] for event in events]
-    assert names[0] == "ready"
+    assert names[:2] == ["begun", "ready"]
     assert names.count("started") == 2
     assert names.count("exited") == 2
     assert names[-1] == "ended"
+    assert events[-1]["verdict"]["first"]["rank"] == 1
     failure = json.loads((folder / "failure.json").read_text())
     assert failure["first"]["rank"] == 1
     assert failure["first"]["exit_code"] == 1

@@ -108,6 +108,7 @@ DEVICES = {
 }
 
 EVENTS = {
+    "begun": "an attempt is planned: this node, how many nodes and ranks there are, and its own ranks with their hosts",
     "ready": "the zygote is: are ranks forked from it, why not, how long its imports took, in seconds; "
     "what it has imported, why no more, what each rank imports itself and why; "
     "why it is not a warm one, where that was asked for",
@@ -118,13 +119,18 @@ EVENTS = {
     "seconds of CPU time, its children's included",
     "signal": "a signal has come to the launcher",
     "preempt": "the ranks are warned",
-    "restart": "the attempt that follows, after `wait` seconds",
+    "restart": "the attempt that follows, after `wait` seconds; what people are told, and "
+    "[the failure](#failurejson) without the `others`, or `null`",
     "swept": "the attempt is gone: what it left behind, what could not be killed",
     "sidecar_started": "a sidecar has its process",
     "sidecar_answers": "TensorBoard says where it listens",
     "sidecar_exited": "a sidecar has ended; `code` is negative for a signal",
     "note": "what people are told; where that is that the job gets nowhere, since when, in seconds since the epoch",
-    "ended": "the job is over; its exit code, and a last word, like `when it was stopped: …`, or `null`",
+    "first_collective": "every rank of this node has entered a collective of this attempt: when the last of them did",
+    "stalled": "the ranks get nowhere: since when",
+    "went_on": "the ranks that had stalled work again",
+    "ended": "the job is over; its exit code, [the failure](#failurejson) that decided it, or `null`, and a last word, "
+    "like `when it was stopped: …`, or `null`",
 }
 
 SAID = {
@@ -167,6 +173,7 @@ TOLD = {
 }
 
 TOLD_EVENTS = {
+    "begun": "an attempt is planned: this node, how many nodes and ranks there are, and its own ranks with their hosts",
     "starts": ("none", "all nodes have joined, and the ranks are about to start"),
     "fails": (
         "`rank`, `exit_code`, `signal`, `traceback[]`",
@@ -433,7 +440,8 @@ def _paths(value: Any, path: str) -> Iterator[str]:
 
 def events() -> dict[str, list[str]]:
     """Each event that events.jsonl has, with its own fields."""
-    return {name: fields.split() for name, fields in RECORDS.values()}
+    kept_alone = ("inspected", "left_out")  # in the history
+    return {name: list(kind.__match_args__) for name, kind in RECORDS.items() if name not in kept_alone}
 
 
 def failure_fields() -> tuple[list[str], list[str]]:

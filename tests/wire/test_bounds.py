@@ -20,7 +20,7 @@ from ddplaunch.control import messages
 from ddplaunch.control.failure import Verdict
 from ddplaunch.control.waiting import describe
 from ddplaunch.errors import MAX_TEXT, harmless, readable, shown
-from ddplaunch.job.record import Begun, LeftOut, RunRecord
+from ddplaunch.job.record import RunRecord
 from ddplaunch.job.requests import all_requests
 from ddplaunch.output.events import RECORDS
 from ddplaunch.wire.bounds import MANY
@@ -36,7 +36,7 @@ AT_THE_DOOR = list(dict.fromkeys(each for kind in all_requests() for each in (ki
 
 OF_THE_DOCTOR = [Leave, *typing.get_args(Question), *typing.get_args(NodeAnswer)]
 
-IN_THE_HISTORY = [RunRecord, Begun, LeftOut, *RECORDS]
+IN_THE_HISTORY = [RunRecord, *RECORDS.values()]
 """All that is read of a run that is over."""
 
 
