@@ -362,6 +362,15 @@ nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, int sensor, unsigned 
     return NVML_SUCCESS;
 }
 
+nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int *milliwatts)
+{
+    char watts[16];
+    REQUIRE(check_optional(device));
+    get_part(text("FAKE_NVML_POWER", ""), ';', device->gpu, watts, sizeof watts);
+    *milliwatts = 1000 * (unsigned int)atoi(watts);
+    return NVML_SUCCESS;
+}
+
 nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device, unsigned long long *reasons)
 {
     REQUIRE(check_optional(device));

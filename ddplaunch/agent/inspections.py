@@ -85,6 +85,7 @@ class NodeInspections:
         Inspector(self._loop, next_one.ranks, next_one.detail, self._inspected, within=within).begin()
 
     def _inspected(self, inspection: Inspection) -> None:
-        self._wanted.popleft().done(inspection)
+        done = self._wanted.popleft().done
         if self._wanted:
             self._loop.soon(self._begin_next)
+        done(inspection)  # it may want another at once

@@ -107,13 +107,13 @@ class Supervisor:
     def _begin(self, attempt: int, plan: Plan) -> None:
         tell, rules = self._link.tell, self._rules
         ranks = self._ranks = Ranks(attempt, plan, self._loop, self._tree.temporary, self._first_rank_finished)
-        inspect, patience = partial(self._inspect_here, "stacks"), rules.straggler_timeout
+        inspect, patience = partial(self.inspect_here, "stacks"), rules.straggler_timeout
         stragglers = Stragglers(self._loop, ranks, patience, inspect, tell, self._screen.note)
         self._teardown = Teardown(ranks, self._tree, self._outfit, rules, self._emit, tell, self._drained, stragglers)
 
-    def _inspect_here(self, detail: str, ranks: Ranks, done: Callable[[Inspection], None]) -> None:
-        """Inspect the ranks of this node."""
-        self._inspections.begin(ranks, diagnosis.inspection.Detail(detail), done)
+    def inspect_here(self, detail: str, ranks: Ranks | None, done: Callable[[Inspection], None]) -> None:
+        """Inspect the ranks of this node, where none are given those of this attempt."""
+        self._inspections.begin(ranks or self._ranks, diagnosis.inspection.Detail(detail), done)
 
     def _complete(self, inspection: Inspection, ranks: Ranks) -> Inspection:
         return self._stall_clock.complete(inspection, ranks) if self._stall_clock else inspection
@@ -272,7 +272,7 @@ class Supervisor:
         if self._stall_clock is None:
             from ddplaunch.agent.stall_clock import StallClock
 
-            inspect = partial(self._inspect_here, "state")
+            inspect = partial(self.inspect_here, "state")
             self._stall_clock = StallClock(self._loop, self._rules, inspect, self._link.tell)
         self._stall_clock.begin(ranks)
 

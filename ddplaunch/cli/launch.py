@@ -13,6 +13,7 @@ from functools import partial
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent.limits import need_processes
 from ddplaunch.agent.policy import Policy, Shown
+from ddplaunch.agent.readings import EVERY, LATER, NodeReadings
 from ddplaunch.agent.supervisor import Supervisor
 from ddplaunch.cli.planning import Planning
 from ddplaunch.cli.policy import read_policy, why_no_view
@@ -27,6 +28,7 @@ from ddplaunch.errors import EXIT_PREEMPTED, UsageError
 from ddplaunch.files import create
 from ddplaunch.job.door import Door
 from ddplaunch.job.history import History
+from ddplaunch.job.readings import ReadingsFile
 from ddplaunch.job.watch import Watch
 from ddplaunch.loop import Loop
 from ddplaunch.output.events import Observer
@@ -39,15 +41,17 @@ from ddplaunch.plan.plan import Plan
 from ddplaunch.plan.rendezvous import LOOPBACK, check_store_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ddplaunch.agent.debugging import Debugging
     from ddplaunch.agent.notify import Notify
+    from ddplaunch.agent.readings import Hear
     from ddplaunch.control.messages import Profiled
     from ddplaunch.diagnosis.inspection import Detail, Inspection
     from ddplaunch.job.status import Status
     from ddplaunch.live.prompt import AtTerminal
     from ddplaunch.live.view import OwnView
+    from ddplaunch.output.events import Event
 
 BEHIND = 0.5  # seconds by which the others end after node 0, which tells why: mpirun kills all when the first one fails
 
@@ -113,14 +117,23 @@ class NodeJob:
         self._watch = Watch(plan)
         starting = Starting(loop, self._screen, policy.preload.modules)
         observers: list[Observer] = [self._screen, self._log, self._watch, starting]
+        hearers: list[Hear] = []
         if policy.history:
-            observers.append(History(plan, self.printed, lambda: self._log.path, self._screen.note))
+            history = History(plan, self.printed, lambda: self._log.path, self._screen.note)
+            observers.append(history)
+            hearers.append(ReadingsFile(history).hear)
         if self._view is not None:
             observers.append(self._view)
         if policy.metrics:
             from ddplaunch.job.metrics import MetricsFile
 
-            observers.append(MetricsFile(loop, policy.metrics, self._watch.status, self._screen.note))
+            metrics = MetricsFile(policy.metrics, self._watch.status, self._screen.note)
+            observers.append(metrics)
+            hearers.append(metrics.hear)
+        if hearers:
+            inspect = self._inspect_here if policy.inspect else None
+            later = EVERY if policy.metrics else LATER
+            observers.append(NodeReadings(loop, inspect, partial(_emit, observers), hearers, later=later))
         self._notify: Notify | None = None
         if policy.notify:
             from ddplaunch.agent.notify import Notify
@@ -190,6 +203,9 @@ class NodeJob:
     def inspect(self, detail: Detail, answer: Callable[[Inspection], None]) -> None:
         self._supervisor.inspect(detail, answer)
 
+    def _inspect_here(self, detail: str, done: Callable[[Inspection], None]) -> None:
+        self._supervisor.inspect_here(detail, None, done)
+
     def debugging(self) -> Debugging | None:
         return self._supervisor.debugging
 
@@ -245,6 +261,11 @@ class NodeJob:
             say(Said(Topic.FAILURE, text, {"verdict": outcome.verdict}, lines=report))
         if outcome.remark:
             say_note(outcome.remark)
+
+
+def _emit(observers: Sequence[Observer], event: Event) -> None:
+    for observer in observers:
+        observer.observe(event)
 
 
 def _tell_script(code: int) -> None:

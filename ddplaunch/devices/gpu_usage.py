@@ -11,9 +11,10 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
+from ddplaunch.devices.gpu_health import SLOWDOWNS
 from ddplaunch.devices.nvidia import NVML_LIBRARY
 from ddplaunch.loop import Loop
 from ddplaunch.wire.child import AskedChild
@@ -25,6 +26,7 @@ _SERVE = (
     "import sys; sys.path[:] = [each for each in sys.path if each] + sys.argv[1:]\n"
     "from ddplaunch.devices.gpu_usage import serve; serve()"
 )
+_SLOWED = sum(SLOWDOWNS)  # of the reasons, those that mean trouble
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -36,6 +38,13 @@ class GpuUsage(NamedTuple):
     memory_used: int | None  # bytes
     memory_total: int | None
     pids: tuple[int, ...] = ()  # who uses it, as the driver numbers processes
+    power: float | None = None  # watts
+    slowed: bool | None = None  # whether heat or the power supply holds its clocks down
+
+
+def used_by_ranks(gpus: tuple[GpuUsage, ...] | None, pids: Collection[int]) -> tuple[GpuUsage, ...] | None:
+    """The GPUs that processes use; all where the driver numbers processes otherwise, as in a container."""
+    return tuple(gpu for gpu in gpus or () if not {*gpu.pids}.isdisjoint(pids)) or gpus
 
 
 class GpuWatch:
@@ -50,10 +59,12 @@ class GpuWatch:
         self._over = False
         self.usage: tuple[GpuUsage, ...] | None = ()
 
-    def ask(self) -> None:
-        """Ask how busy they are, unless the last question is still open."""
-        if self._over or (self._child and self._child.awaited):
-            return
+    def ask(self) -> bool:
+        """Ask how busy they are, unless the last question is still open; return whether ``heard`` will be called."""
+        if self._over:
+            return False
+        if self._child and self._child.awaited:
+            return True
         if self._child is None:
             command = [sys.executable, "-c", _SERVE, _ROOT]
             try:
@@ -62,10 +73,11 @@ class GpuWatch:
                 )
             except OSError:
                 self._over = True
-                return
+                return False
         else:
             self._child.wait(DEADLINE)
         self._child.ask(b"?")
+        return True
 
     def close(self) -> None:
         """End the child; one that the driver holds ends when the driver lets it."""
@@ -96,7 +108,8 @@ class GpuWatch:
 def _read(answer: bytes) -> tuple[GpuUsage, ...] | None:
     try:
         return tuple(
-            GpuUsage(gpu, busy, used, total, tuple(pids)) for gpu, busy, used, total, pids in json.loads(answer)
+            GpuUsage(gpu, busy, used, total, tuple(pids), *more)
+            for gpu, busy, used, total, pids, *more in json.loads(answer)
         )
     except (ValueError, TypeError):
         return None
@@ -130,10 +143,13 @@ def _usage(nvml: Any, index: int) -> GpuUsage:
         return GpuUsage(index, None, None, None)
     rates, memory = ask(nvml.nvmlDeviceGetUtilizationRates), ask(nvml.nvmlDeviceGetMemoryInfo)
     processes = ask(nvml.nvmlDeviceGetComputeRunningProcesses) or ()
+    power, reasons = ask(nvml.nvmlDeviceGetPowerUsage), ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
     return GpuUsage(
         index,
         rates.gpu if rates else None,
         memory.used if memory else None,
         memory.total if memory else None,
         tuple(process.pid for process in processes),
+        None if power is None else power / 1000,
+        None if reasons is None else bool(reasons & _SLOWED),
     )

@@ -36,15 +36,22 @@ class Used:
 
     cpu: float = 0.0  # seconds, of those that have ended below it too
     memory: int = 0  # bytes that are in no file: what the kernel would have to swap
+    read: int = 0  # bytes, from files, pipes and disks; ``recv`` is not in it. Of those that have ended too
+    written: int = 0
 
     def and_(self, other: Used) -> Used:
-        return Used(self.cpu + other.cpu, self.memory + other.memory)
+        return Used(
+            self.cpu + other.cpu,
+            self.memory + other.memory,
+            self.read + other.read,
+            self.written + other.written,
+        )
 
 
 def used_by(pid: int) -> Used | None:
     """What a process and the living ones below it use; None where it has gone.
 
-    Only the children of main threads are followed, which costs 30 µs a process: others start none in practice.
+    Only the children of main threads are followed, which costs 50 µs a process: others start none in practice.
     """
     total = _used(pid)
     if total is None:
@@ -67,7 +74,18 @@ def _used(pid: int) -> Used | None:
             _, resident, shared, *_ = map(int, file.read().split())
     except (OSError, ValueError):
         return None
-    return Used(sum(map(int, fields[11:15])) / _TICK, (resident - shared) * _PAGE)
+    return Used(sum(map(int, fields[11:15])) / _TICK, (resident - shared) * _PAGE, *_moved(pid))
+
+
+def _moved(pid: int) -> tuple[int, int]:
+    """Bytes read and written (proc_pid_io(5)); pages of a mapped file are in ``read_bytes`` alone."""
+    try:
+        with open(f"/proc/{pid}/io", "rb") as file:
+            values = [int(line.split()[1]) for line in file.read().splitlines()]
+        rchar, wchar, _, _, from_disk, to_disk, *_ = values
+    except (OSError, ValueError):
+        return 0, 0
+    return max(rchar, from_disk), max(wchar, to_disk)
 
 
 def _children(pid: int) -> list[int]:

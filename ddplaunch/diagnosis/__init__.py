@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from ddplaunch.diagnosis import inspection as inspection
     from ddplaunch.diagnosis import pace as pace
     from ddplaunch.diagnosis import profile as profile
+    from ddplaunch.diagnosis import readings as readings
     from ddplaunch.diagnosis import sentences as sentences
     from ddplaunch.diagnosis import stack_dump as stack_dump
     from ddplaunch.diagnosis import stall as stall
     from ddplaunch.diagnosis import waits as waits
 
-_MODULES = {"arrivals", "culprit", "inspection", "pace", "profile", "sentences", "stack_dump", "stall", "waits"}
+_MODULES = frozenset(
+    ("arrivals", "culprit", "inspection", "pace", "profile", "readings", "sentences", "stack_dump", "stall", "waits")
+)
 
 
 def __getattr__(name: str) -> ModuleType:

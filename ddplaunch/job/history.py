@@ -121,6 +121,11 @@ class History:
         if isinstance(event, events.Ended):
             self._end()
 
+    @property
+    def folder(self) -> int | None:
+        """This run's, open, for what is kept besides; None before its ranks have started, and after its end."""
+        return self._folder
+
     def _begin(self) -> None:
         try:
             self._open()

@@ -1,7 +1,7 @@
 """The file of ``--metrics``: this node's share of a job, as Prometheus' textfile collector reads it.
 
-It is replaced as a whole, so that no reader sees half of it. At the end the figures of ranks go, and the exit code
-stays: what ended is not to look as if it ran.
+It is written with each look at the ranks, and replaced as a whole, so that no reader sees half of it. At the end the
+figures of ranks go, and the exit code stays: what ended is not to look as if it ran.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import time
 from collections.abc import Callable, Iterator
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.devices.processes import Used, used_by
 from ddplaunch.job.status import RankState
-from ddplaunch.loop import Loop
 from ddplaunch.output import events
 
 if TYPE_CHECKING:
+    from ddplaunch.agent.readings import Look
+    from ddplaunch.devices.gpu_usage import GpuUsage
+    from ddplaunch.diagnosis.readings import Reading
     from ddplaunch.job.status import Status
     from ddplaunch.output.events import Event
-
-EVERY = 15.0  # seconds between two writings
 
 RUN = {
     "up": ("gauge", "1 while the launcher runs, 0 once the job is over."),
@@ -35,33 +34,40 @@ RUN = {
 RANK = {
     "rank_cpu_seconds_total": ("counter", "CPU time of a rank with its descendants; a restart begins anew."),
     "rank_memory_bytes": ("gauge", "Memory of a rank with its descendants, without what is shared or in files."),
+    "rank_read_bytes_total": ("counter", "Bytes that a rank with its descendants has read from files and pipes."),
+    "rank_written_bytes_total": ("counter", "Bytes that a rank with its descendants has written to files and pipes."),
+    "rank_collectives_total": ("counter", "Collectives that a rank has completed; new process groups begin anew."),
+}
+GPU = {
+    "gpu_busy_ratio": ("gauge", "Share of the last second or so in which something ran on a GPU."),
+    "gpu_memory_bytes": ("gauge", "Memory of a GPU that is in use."),
+    "gpu_power_watts": ("gauge", "Power that a GPU draws."),
+    "gpu_slowed": ("gauge", "1 while heat or the power supply holds the clocks of a GPU down."),
 }
 """Each metric by its name without ``ddplaunch_``: its type, and what it is."""
 
 
 class MetricsFile:
-    def __init__(self, loop: Loop, path: str, status: Callable[[], Status], note: Callable[[str], None]) -> None:
-        self._loop, self._path, self._status, self._note = loop, path, status, note
-        self._begun = self._troubled = False
+    def __init__(self, path: str, status: Callable[[], Status], note: Callable[[str], None]) -> None:
+        self._path, self._status, self._note = path, status, note
+        self._troubled = False
         self._stalls = 0
         self._code: int | None = None
+        self._look: Look | None = None
+
+    def hear(self, look: Look, reading: Reading | None) -> None:
+        """Write what was found at a look."""
+        self._look = look
+        self._write()
 
     def observe(self, event: Event) -> None:
         """``status`` has heard of it."""
         match event:
-            case events.Planned() if not self._begun:
-                self._begun = True
-                self._write_again()
             case events.Noted(stalled_since=since) if since is not None:
                 self._stalls += 1
             case events.Ended(code=code):
                 self._code = code
                 self._write()
-
-    def _write_again(self) -> None:
-        if self._code is None:
-            self._write()
-            self._loop.after(EVERY, self._write_again)
 
     def _write(self) -> None:
         text = "".join(self._lines(self._status())).encode()
@@ -79,14 +85,15 @@ class MetricsFile:
     def _lines(self, status: Status) -> Iterator[str]:
         """The whole file, each metric's series below its name."""
         run = f'run_id="{_escaped(status.run_id)}",node_rank="{status.node_rank}"'
-        running = [] if self._code is not None else [each for each in status.ranks if each.state is RankState.RUNNING]
-        used = {each.rank: found for each in running if (found := used_by(each.pid))}
-        for name, (kind, text) in {**RUN, **RANK}.items():
-            series: list[tuple[str, float | None]]
+        look = self._look if self._code is None else None
+        for name, (kind, text) in {**RUN, **RANK, **GPU}.items():
+            series: list[tuple[str, float | None]] = []
             if name in RUN:
                 series = [("", self._of_run(name, status))]
-            else:
-                series = [(f',rank="{rank}"', _of_rank(name, each)) for rank, each in used.items()]
+            elif look and name in RANK:
+                series = [(f',rank="{rank}"', _of_rank(name, rank, look)) for rank in look.used]
+            elif look:
+                series = [(f',gpu="{each.gpu}"', _of_gpu(name, each)) for each in look.gpus]
             if known := [(labels, value) for labels, value in series if value is not None]:
                 yield f"# HELP ddplaunch_{name} {text}\n# TYPE ddplaunch_{name} {kind}\n"
                 yield from (f"ddplaunch_{name}{{{run}{labels}}} {value:.15g}\n" for labels, value in known)
@@ -112,8 +119,31 @@ class MetricsFile:
                 return self._stalls
 
 
-def _of_rank(name: str, used: Used) -> float:
-    return used.memory if name == "rank_memory_bytes" else used.cpu
+def _of_rank(name: str, rank: int, look: Look) -> float | None:
+    used = look.used[rank]
+    match name:
+        case "rank_cpu_seconds_total":
+            return used.cpu
+        case "rank_memory_bytes":
+            return used.memory
+        case "rank_read_bytes_total":
+            return used.read
+        case "rank_written_bytes_total":
+            return used.written
+        case _:
+            return sum(look.groups[rank].values()) if rank in look.groups else None
+
+
+def _of_gpu(name: str, gpu: GpuUsage) -> float | None:
+    match name:
+        case "gpu_busy_ratio":
+            return None if gpu.busy is None else gpu.busy / 100
+        case "gpu_memory_bytes":
+            return gpu.memory_used
+        case "gpu_power_watts":
+            return gpu.power
+        case _:
+            return gpu.slowed
 
 
 def _escaped(label: str) -> str:

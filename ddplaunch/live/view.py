@@ -11,7 +11,7 @@ from ddplaunch.console.failure import render_verdict
 from ddplaunch.console.stacks import render_stacks
 from ddplaunch.control.failure import Verdict
 from ddplaunch.dataclass import replace
-from ddplaunch.devices.gpu_usage import GpuUsage, GpuWatch
+from ddplaunch.devices.gpu_usage import GpuUsage, GpuWatch, used_by_ranks
 from ddplaunch.devices.processes import used_by
 from ddplaunch.diagnosis.inspection import Detail, Inspection
 from ddplaunch.diagnosis.sentences import sentence
@@ -202,9 +202,7 @@ class LiveView:
         return Snapshot(now, self._before, self._gpus_of(now), said, self._chosen, hint, *table)
 
     def _gpus_of(self, now: Moment) -> tuple[GpuUsage, ...] | None:
-        """The GPUs that ranks use; all where the driver numbers processes otherwise, as in a container."""
-        pids = {rank.pid for rank in now.status.ranks}
-        return tuple(gpu for gpu in self._gpus.usage or () if pids & {*gpu.pids}) or self._gpus.usage
+        return used_by_ranks(self._gpus.usage, {rank.pid for rank in now.status.ranks})
 
     # ------------------------------------------------------------------------------------------------------- the keys
 

@@ -34,6 +34,8 @@ def test_a_tree_of_processes():
     used = used_by(process.pid)
     assert used is not None
     assert used.memory > 200 << 20
+    assert used.read > 10_000, "Python's own files"
+    assert used.written >= len("up\n")
     assert 0.05 < used.cpu < patience(30)
     os.killpg(process.pid, 9)
     process.communicate()
@@ -65,13 +67,14 @@ class Asked:
 
 
 def test_how_busy_gpus_are(fake_nvml: FakeNvml, monkeypatch):
-    environ = fake_nvml.environ(2, busy=[(0, 4242, 1024), (1, 77, 2048)])
-    asked = Asked(monkeypatch, {**environ, "FAKE_NVML_RATES": "87;12"})
+    environ = fake_nvml.environ(2, busy=[(0, 4242, 1024), (1, 77, 2048)], ailing="1:91:64")
+    asked = Asked(monkeypatch, {**environ, "FAKE_NVML_RATES": "87;12", "FAKE_NVML_POWER": "310;55"})
     first, second = asked.ask()
     assert (first.gpu, first.busy, first.pids) == (0, 87, (4242,))
     assert first.memory_total == 81559 << 20
     assert first.memory_used == 1025 << 20
     assert (second.busy, second.pids) == (12, (77,))
+    assert [(each.power, each.slowed) for each in (first, second)] == [(310.0, False), (55.0, True)]
     child = asked.watch._child.pid
     assert asked.ask() == (first, second)
     assert asked.watch._child.pid == child

@@ -5,11 +5,14 @@ import re
 
 import pytest
 
+from ddplaunch.agent.readings import Look
+from ddplaunch.devices.gpu_usage import GpuUsage
+from ddplaunch.devices.processes import Used
 from ddplaunch.job.metrics import MetricsFile
 from ddplaunch.job.status import RankState, RankStatus, State, Status
-from ddplaunch.loop import Loop
 from ddplaunch.output import events
 from tests.conftest import write
+from tests.job.samples import plan
 
 STATUS = Status(
     "a",
@@ -43,22 +46,34 @@ def series(text):
 def test_figures_of_ranks_go_at_the_end(tmp_path):
     notes = []
     path = tmp_path / "job.prom"
-    file = MetricsFile(Loop(), str(path), lambda: STATUS, notes.append)
+    file = MetricsFile(str(path), lambda: STATUS, notes.append)
     file.observe(events.Noted("no progress", 990.0))
-    file.observe(events.Planned(None, 0))
+    used, gpu = Used(3.5, 2 << 20, 77, 88), GpuUsage(1, 50, 9 << 30, None, (), 310.5, True)
+    file.hear(Look(plan(), 0.0, 0.0, {0: 9}, {0: used}, {0: {"0": 5, "1": 6}}, gpus=(gpu,)), None)
     found = series(path.read_text())
     run = 'run_id="a",node_rank="0"'
     assert (
         found["ddplaunch_up", run] == found["ddplaunch_stalls_total", run] == found["ddplaunch_ranks_running", run] == 1
     )
-    assert found["ddplaunch_rank_cpu_seconds_total", f'{run},rank="0"'] > 0
-    assert found["ddplaunch_rank_memory_bytes", f'{run},rank="0"'] > 1 << 20
+    assert {name: value for (name, labels), value in found.items() if ',rank="0"' in labels} == {
+        "ddplaunch_rank_cpu_seconds_total": 3.5,
+        "ddplaunch_rank_memory_bytes": 2 << 20,
+        "ddplaunch_rank_read_bytes_total": 77,
+        "ddplaunch_rank_written_bytes_total": 88,
+        "ddplaunch_rank_collectives_total": 11,
+    }
+    assert {name: value for (name, labels), value in found.items() if 'gpu="1"' in labels} == {
+        "ddplaunch_gpu_busy_ratio": 0.5,
+        "ddplaunch_gpu_memory_bytes": 9 << 30,
+        "ddplaunch_gpu_power_watts": 310.5,
+        "ddplaunch_gpu_slowed": 1,
+    }
     assert ("ddplaunch_rank_memory_bytes", f'{run},rank="1"') not in found
     file.observe(events.Ended(1, None))
     found = series(path.read_text())
     assert found["ddplaunch_exit_code", run] == 1
     assert found["ddplaunch_up", run] == 0
-    assert not any("rank_" in name for name, _ in found)
+    assert not any("rank_" in name or "gpu_" in name for name, _ in found)
     assert os.listdir(tmp_path) == ["job.prom"]
     assert notes == []
 

@@ -1,0 +1,217 @@
+"""Takes this node's readings: one look at its ranks and GPUs in 15 s, in 60 s after the first hour.
+
+It is the one part of a launcher that wakes by itself while all is well. A look asks the ranks how far they are, as
+``ddplaunch ps`` does, and reads /proc; the drivers of GPUs are asked in a child. In the first 15 s of an attempt there
+are a few more looks, until all ranks have entered their first collective.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from ddplaunch import TYPE_CHECKING, diagnosis
+from ddplaunch.dataclass import dataclass, field
+from ddplaunch.loop import Loop, Timer
+from ddplaunch.output import events
+
+if TYPE_CHECKING:
+    from ddplaunch.devices.gpu_usage import GpuUsage, GpuWatch
+    from ddplaunch.devices.processes import Used
+    from ddplaunch.diagnosis.inspection import Inspection
+    from ddplaunch.diagnosis.readings import GpuReading, Reading
+    from ddplaunch.output.events import Event
+    from ddplaunch.plan.plan import Plan
+
+    Inspect = Callable[[str, Callable[[Inspection], None]], None]
+    Hear = Callable[["Look", "Reading | None"], None]
+
+EARLY = (1.0, 1.0, 2.0, 4.0, 7.0)  # seconds between the looks of an attempt's first 15 s, while they are needed
+EVERY = 15.0
+LATER, AFTER = 60.0, 3600.0  # seconds between two looks, once the job is older than this
+FEW = 500  # collectives: a rank takes 12 ms to tell of as many
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was found at one moment, counted from the start of each process; by rank, those that run."""
+
+    plan: Plan
+    time: float  # seconds since the epoch
+    clock: float  # seconds, monotonic
+    pids: Mapping[int, int] = field(default_factory=dict)
+    used: Mapping[int, Used] = field(default_factory=dict)
+    groups: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # collectives completed, by group
+    behind: frozenset[int] = frozenset()
+    gpus: tuple[GpuUsage, ...] = ()
+
+
+class NodeReadings:
+    """Those of one node, from attempt to attempt: an observer, which tells ``hear`` of each look."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        inspect: Inspect | None,
+        emit: Callable[[Event], None],
+        hearers: Sequence[Hear],
+        *,
+        later: float = LATER,
+    ) -> None:
+        """``inspect`` finds the state or the pace of the ranks here, None where they cannot be asked.
+
+        ``hearers`` are called with each look from the first plan on, without a reading where no rank runs. ``later``:
+        seconds between two looks after the first hour.
+        """
+        self._loop, self._inspect, self._emit, self._hearers = loop, inspect, emit, hearers
+        self._began, self._later = time.monotonic(), later
+        self._plan: Plan | None = None
+        self._attempt = -1
+        self._pids: dict[int, int] = {}
+        self._early: list[float] = []  # what is left of EARLY
+        self._timer: Timer | None = None
+        self._before: Look | None = None  # None while ranks are being started
+        self._looking = self._first_known = False
+        self._gpus: GpuWatch | None = None
+
+    def observe(self, event: Event) -> None:
+        match event:
+            case events.Planned(plan=plan, attempt=attempt):
+                self._close_gpus()  # its child went with the last attempt, perhaps
+                self._plan, self._attempt, self._pids, self._before = plan, attempt, {}, None
+                self._looking = self._first_known = False
+                if self._timer is None:
+                    self._tell(Look(plan, time.time(), time.monotonic()))
+                self._again(EVERY)
+            case events.Started(rank=rank, pid=pid):
+                self._pids[rank] = pid
+                if self._plan and len(self._pids) == len(self._plan.local_ranks):
+                    self._before = Look(self._plan, time.time(), time.monotonic())
+                    self._early = [*EARLY[1:]]
+                    self._again(EARLY[0])
+            case events.Exited(rank=rank):
+                self._pids.pop(rank, None)
+            case events.Ended():
+                self._close_gpus()
+                self._plan = self._before = None
+                if self._timer is not None:
+                    self._timer.cancel()
+
+    def _tell(self, look: Look, reading: Reading | None = None) -> None:
+        for hear in self._hearers:
+            hear(look, reading)
+
+    def _again(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.after(seconds, self._tick)
+
+    def _tick(self) -> None:
+        old = time.monotonic() - self._began > AFTER
+        wait = self._early.pop(0) if self._early else self._later if old else EVERY
+        if self._first_known:  # the looks of the first seconds are not needed any more
+            wait += sum(self._early)
+            self._early.clear()
+        self._again(wait)
+        if self._plan is not None and (self._before is None or not self._pids):
+            self._tell(Look(self._plan, time.time(), time.monotonic()))
+        elif not self._looking:
+            self._looking = True
+            if not self._ask_gpus():
+                self._ask_ranks()
+
+    # ----------------------------------------------------------------------------------------------------- one look
+
+    def _ask_gpus(self) -> bool:
+        """Ask the driver, where ranks have GPUs; return whether ``_ask_ranks`` will be called."""
+        assert self._plan is not None
+        if not any(rank.device.startswith("cuda") for rank in self._plan.local_ranks):
+            return False
+        from ddplaunch.devices.gpu_usage import GpuWatch
+
+        self._gpus = self._gpus or GpuWatch(self._loop, self._ask_ranks)
+        return self._gpus.ask()
+
+    def _close_gpus(self) -> None:
+        if self._gpus:
+            self._gpus.close()
+            self._gpus = None
+
+    def _ask_ranks(self) -> None:
+        if not self._looking or self._before is None:
+            return
+        if self._inspect:
+            self._inspect("state", partial(self._seen, self._attempt))
+        else:
+            self._seen(self._attempt, None)
+
+    def _seen(self, attempt: int, inspection: Inspection | None) -> None:
+        if attempt != self._attempt or self._before is None or self._plan is None:
+            return
+        self._looking = False
+        from ddplaunch.devices.gpu_usage import used_by_ranks
+        from ddplaunch.devices.processes import used_by
+
+        pids = dict(self._pids)
+        used = {rank: found for rank, pid in pids.items() if (found := used_by(pid))}
+        asked = [each for each in inspection.ranks if each.rank in used] if inspection else []
+        groups = {each.rank: {group.group: group.completed for group in each.groups} for each in asked if each.groups}
+        late = diagnosis.readings.behind(inspection) if inspection else frozenset[int]()
+        gpus = used_by_ranks(self._gpus.usage, pids.values()) if self._gpus else ()
+        now = Look(self._plan, time.time(), time.monotonic(), pids, used, groups, late, gpus or ())
+        before, self._before = self._before, now
+        self._tell(now, reading(before, now, attempt))
+        if inspection and not self._first_known:
+            self._look_for_first(attempt, inspection, now.time)
+
+    # -------------------------------------------------------------------------------------- the first collective
+
+    def _look_for_first(self, attempt: int, inspection: Inspection, now: float) -> None:
+        """Tell when the ranks have entered their first collective; where they are long past it, say now."""
+        entered = [sum(group.enqueued for group in rank.groups) for rank in inspection.ranks]
+        if self._inspect is None or not entered or not all(entered):
+            return
+        self._first_known = True
+        if max(entered) <= min(FEW, diagnosis.arrivals.kept(inspection.world_size)):
+            self._inspect("pace", partial(self._tell_first, attempt, now))
+        else:
+            self._emit(events.FirstCollective(now))
+
+    def _tell_first(self, attempt: int, latest: float, inspection: Inspection) -> None:
+        if attempt != self._attempt or self._before is None:
+            return
+        firsts = [min((each.began for each in rank.arrivals), default=latest) for rank in inspection.ranks]
+        self._emit(events.FirstCollective(min(max(firsts), latest)))
+
+
+def reading(before: Look, now: Look, attempt: int) -> Reading:
+    """What happened between two looks of an attempt."""
+    made = diagnosis.readings
+    seconds = max(now.clock - before.clock, 1e-3)
+    rates = {rank: _collectives(before, now, rank) / seconds for rank in now.groups}
+    fast = max(rates.values(), default=0.0) > made.FAST
+    rows = []
+    for rank, used in now.used.items():
+        was = before.used.get(rank)
+        cpus, read, written = (
+            max(0.0, getattr(used, name) - (getattr(was, name) if was else 0)) / seconds
+            for name in ("cpu", "read", "written")
+        )
+        late = None if rank not in now.groups or fast else float(rank in now.behind)
+        rows.append(made.RankReading(rank, cpus, float(used.memory), read, written, rates.get(rank), late))
+    ranks = {pid: rank for rank, pid in now.pids.items()}
+    gpus = tuple(_gpu(each, ranks) for each in now.gpus)
+    return made.Reading(now.time, seconds, attempt, tuple(sorted(rows)), gpus)
+
+
+def _collectives(before: Look, now: Look, rank: int) -> int:
+    """How many a rank has completed since; of a group that it knew before, or that is new."""
+    was = before.groups.get(rank, {})
+    return sum(max(0, count - was.get(group, 0)) for group, count in now.groups[rank].items())
+
+
+def _gpu(gpu: GpuUsage, ranks: Mapping[int, int]) -> GpuReading:
+    rank = next((ranks[pid] for pid in gpu.pids if pid in ranks), -1)
+    figures = (None if each is None else float(each) for each in (gpu.busy, gpu.memory_used, gpu.power, gpu.slowed))
+    return diagnosis.readings.GpuReading(gpu.gpu, rank, *figures)

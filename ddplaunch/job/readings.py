@@ -1,0 +1,81 @@
+"""The readings of a run in its history: a file for each node, appended to as they come, thinned when it is full."""
+
+from __future__ import annotations
+
+import os
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.files import read_owned
+
+if TYPE_CHECKING:
+    from ddplaunch.agent.readings import Look
+    from ddplaunch.diagnosis.readings import Reading
+    from ddplaunch.job.history import History
+
+MAX_BYTES = 3 << 19  # of a file, however long the run: 1.5 MiB
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def file_of(node_rank: int) -> str:
+    """What the file of a node is called."""
+    return f"readings-{node_rank}.jsonl"
+
+
+class ReadingsFile:
+    """Keeps the readings of one node, where the run has a history."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._size = 0
+        self._troubled = False
+
+    def hear(self, look: Look, reading: Reading | None) -> None:
+        """Keep a reading; a full disk ends that, and harms nobody."""
+        folder = self._history.folder
+        if reading is None or not reading.ranks or folder is None or self._troubled:
+            return
+        line, name = reading.to_json().encode(), file_of(look.plan.node_rank)
+        try:
+            if self._size + len(line) > MAX_BYTES:
+                self._thin(folder, name)
+            with os.fdopen(os.open(name, _FLAGS | os.O_APPEND, 0o600, dir_fd=folder), "wb", 0) as file:
+                self._size += file.write(line)
+        except OSError:
+            self._troubled = True
+
+    def _thin(self, folder: int, name: str) -> None:
+        """Write the file anew with half of its readings, and put it in the place of the old one."""
+        from ddplaunch.diagnosis.readings import thinned
+
+        with os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder), "rb") as file:
+            found = parse(file.read(2 * MAX_BYTES))
+        lines = [each.to_json() for each in thinned(found, len(found) // 2)]
+        draft = f".{name}"
+        with os.fdopen(os.open(draft, _FLAGS | os.O_TRUNC, 0o600, dir_fd=folder), "wb") as file:
+            self._size = file.write("".join(lines).encode())
+        os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def parse(data: bytes) -> list[Reading]:
+    """The readings in a file, without the lines that make no sense: it may be torn."""
+    import msgspec
+
+    from ddplaunch.diagnosis.readings import Reading
+    from ddplaunch.wire import typed
+
+    found = []
+    for line in data.splitlines():
+        try:
+            found.append(typed.parse(line, Reading))
+        except (msgspec.MsgspecError, RecursionError):
+            continue
+    return found
+
+
+def read(path: str) -> list[Reading]:
+    """The readings in this file of this user's own history; none where there is no such file."""
+    try:
+        data, owner = read_owned(path, 2 * MAX_BYTES, links=False)
+    except OSError:
+        return []
+    return parse(data) if owner == os.geteuid() else []

@@ -1,0 +1,188 @@
+"""The readings in the history: what a real run leaves, what is kept of a month, and what harms nobody."""
+
+import os
+import random
+
+import pytest
+
+from ddplaunch.agent.readings import EVERY, LATER, Look, NodeReadings
+from ddplaunch.diagnosis.readings import GpuReading, RankReading, Reading
+from ddplaunch.job import past, readings
+from ddplaunch.job.readings import MAX_BYTES, ReadingsFile, file_of
+from ddplaunch.loop import Timer
+from ddplaunch.output import events
+from tests.conftest import write
+from tests.fake_nvml import fake_nvml as fake_nvml
+from tests.job.samples import plan
+from tests.job.test_history import state  # noqa: F401
+from tests.starts import LIGHT
+
+TRAINS = """
+    import time
+
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    print("first", time.time(), flush=True)
+    until, rank = time.time() + 3.5, dist.get_rank()
+    over = torch.zeros(1)
+    while not over:
+        time.sleep(0.2 if rank == 1 else 0.01)
+        over = torch.tensor([float(time.time() > until)])
+        dist.all_reduce(over)
+"""
+
+
+def kept():
+    (name,) = past.names()
+    return readings.read(os.path.join(past.folder(name), file_of(0)))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("state")
+def test_a_run_keeps_its_readings(launch, tmp_path):
+    write(tmp_path, "trains.py", TRAINS)
+    done = launch("run", "--nproc", "2", "--log-dir", "logs", "--metrics", "a.prom", "trains.py")
+    assert done.returncode == 0, done.stderr
+    found = kept()
+    assert len(found) >= 2
+    assert {each.attempt for each in found} == {0}
+    last = found[-1]
+    assert [each.rank for each in last.ranks] == [0, 1]
+    for rank in last.ranks:
+        assert 0 <= rank.cpus < 8
+        assert rank.memory > 1 << 20
+        assert 0 < rank.collectives < 7
+    assert last.ranks[1].behind >= last.ranks[0].behind == 0
+    (folder,) = (tmp_path / "logs").iterdir()
+    (told,) = [line for line in (folder / "events.jsonl").read_text().splitlines() if '"first_collective"' in line]
+    began = min(float(line.split()[-1]) for line in done.stdout.splitlines())
+    moment = float(told.rpartition(":")[2].strip(" }"))
+    assert 0 < moment - began < 2, "the recorder knows it, not the look"
+
+
+@pytest.mark.usefixtures("state")
+@pytest.mark.parametrize("words", [(), ("--no-history",)])
+def test_where_there_is_nothing_to_keep(launch, tmp_path, words):
+    write(tmp_path, "short.py", "import time; time.sleep(1.5)")
+    done = launch("run", "--nproc", "2", *LIGHT, *words, "short.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    if words:
+        assert past.names() == []
+    else:
+        assert all(each.collectives is None for each in kept()[0].ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("state")
+def test_gpus_are_asked_in_a_child(request, launch, tmp_path):
+    """Also after a restart, in which all that was left below the launcher may have been ended."""
+    program = """
+        import os, sys, time
+        time.sleep(1.6)
+        sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0")
+    """
+    write(tmp_path, "gpus.py", program)
+    rates = {"FAKE_NVML_RATES": "87;12", "FAKE_NVML_POWER": "310;55"}
+    words = ("--nproc", "gpu", "--max-restarts", "1", "--min-uptime", "0", *LIGHT, "gpus.py")
+    done = launch("run", *words, env={**request.getfixturevalue("fake_nvml").environ(2, ailing="1:91:64"), **rates})
+    assert done.returncode == 0, done.stderr
+    assert {each.attempt for each in kept()} == {0, 1}
+    for each in kept():
+        assert [(gpu.gpu, gpu.busy, gpu.power, gpu.slowed) for gpu in each.gpus] == [(0, 87, 310, 0), (1, 12, 55, 1)]
+
+
+class Clock:
+    """A loop of which the test says when its timer is due."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+        self.due: Timer
+
+    def after(self, seconds: float, callback) -> Timer:
+        self.waits.append(seconds)
+        self.due = Timer(callback, 0.0)
+        return self.due
+
+    def pass_on(self) -> None:
+        self.due.callback()
+
+
+def test_how_often_it_wakes(monkeypatch):
+    clock, heard = Clock(), []
+    taking = NodeReadings(clock, None, lambda event: None, [lambda look, reading: heard.append(reading)])
+    taking.observe(events.Planned(plan(), 0))
+    for rank in (0, 1):
+        taking.observe(events.Started(rank, os.getpid(), 0))
+    for _ in range(8):
+        clock.pass_on()
+    assert clock.waits[1:] == [1, 1, 2, 4, 7, EVERY, EVERY, EVERY, EVERY]
+    monkeypatch.setattr("ddplaunch.agent.readings.AFTER", 0.0)
+    clock.pass_on()
+    assert clock.waits[-1] == LATER
+    assert len(heard) == 10
+    assert heard[0] is None
+    taking.observe(events.Restarting(1, 0.0, "again", None))
+    taking.observe(events.Planned(plan(), 1))
+    clock.pass_on()
+    assert heard[-1] is None, "no rank runs"
+    taking.observe(events.Ended(0, None))
+    assert clock.due.callback is None
+
+
+class Kept:
+    """A history with an open folder."""
+
+    def __init__(self, path) -> None:
+        self.folder: int | None = os.open(path, os.O_RDONLY)
+
+
+def a_reading(number: int, ranks: int, gpus: int, chance: random.Random) -> Reading:
+    rows = (
+        RankReading(rank, chance.random() * 9, 1.234e11 * chance.random(), 1e8, 123456.0, 12.34, 0.5)
+        for rank in range(ranks)
+    )
+    cards = (GpuReading(gpu, gpu, 99.0, 7.654e10, 654.3, 0.0) for gpu in range(gpus))
+    return Reading(1e9 + 60.0 * number, 60.0, 0, tuple(rows), tuple(cards))
+
+
+@pytest.mark.parametrize(("ranks", "gpus", "days"), [(1, 0, 14), (64, 8, 1)])
+def test_a_long_run_has_its_place(tmp_path, ranks, gpus, days):
+    chance, history = random.Random(1), Kept(tmp_path)
+    file, look = ReadingsFile(history), Look(plan(), 0.0, 0.0)
+    most, count = 0, days * 1440
+    for number in range(count):
+        file.hear(look, a_reading(number, ranks, gpus, chance))
+        most = max(most, file._size)
+    os.close(history.folder)
+    assert most <= MAX_BYTES < 2_000_000
+    assert os.listdir(tmp_path) == [file_of(0)]
+    assert (tmp_path / file_of(0)).stat().st_size == file._size
+    found = readings.read(str(tmp_path / file_of(0)))
+    assert len(found) > 150
+    assert sum(each.seconds for each in found) == pytest.approx(60 * count)
+    assert found[-1].time == 1e9 + 60 * (count - 1)
+
+
+def test_torn_and_hostile_lines_are_passed_over(tmp_path):
+    good = a_reading(1, 2, 1, random.Random(1)).to_json()
+    lines = [good[: len(good) // 2], "null", '{"time": 1e999}', "[" * 5000, '{"time": "x"}', good.strip()]
+    path = tmp_path / "readings-0.jsonl"
+    path.write_text("\n".join(lines))
+    (found,) = readings.read(str(path))
+    assert found.ranks[1].rank == 1
+    assert readings.read(str(tmp_path / "missing")) == []
+    os.mkfifo(tmp_path / "fifo")
+    assert readings.read(str(tmp_path / "fifo")) == []
+
+
+def test_no_trouble_harms_the_run(tmp_path):
+    history = Kept(tmp_path)
+    (tmp_path / file_of(0)).symlink_to(tmp_path / "elsewhere")
+    file, look = ReadingsFile(history), Look(plan(), 0.0, 0.0)
+    file.hear(look, a_reading(1, 1, 0, random.Random(1)))
+    os.close(history.folder)
+    assert not (tmp_path / "elsewhere").exists()
+    history.folder = None
+    file.hear(look, a_reading(2, 1, 0, random.Random(1)))
