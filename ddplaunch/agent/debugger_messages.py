@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 END_OF_INPUT = "\x04"  # Ctrl-D, as a line of its own
 MAX_LINE = 64 << 10  # characters that are typed in one line
+MAX_FRAME = 8 * MAX_LINE  # bytes of a message with such a line, whatever its characters
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ class Debuggee:
     connection: Connection[FromDebugger]
     stopped: Stopped | None = None
     stepping: bool = False
+    left: bool = False  # its person has gone, which it may learn of when it stops next
     said: bytes = b""  # since it has stopped, or was asked last
     prompt: str = ""  # of the line that it waits for; "" while it is at work
     timer: Timer | None = None
@@ -165,6 +166,8 @@ class Debugging:
             each = self._known[rank] = Debuggee(connection)
         match message:
             case Stopped():
+                if each.left and not message.error:
+                    return None
                 if rank in self._withdrawn or (message.error and self._judged):
                     self._withdrawn.discard(rank)
                     return connection.send(Leave(rank))
@@ -172,7 +175,7 @@ class Debugging:
                     self._invite()
                 if not self.busy:
                     self._loop.after(LOOK, partial(self._look_at_timeouts, message))
-                each.stopped, each.said = message, b""
+                each.stopped, each.said, each.left = message, b"", False
                 if not each.stepping:
                     self._tell_of(message)
                 each.stepping = False
@@ -182,7 +185,7 @@ class Debugging:
                 each.said, each.prompt = (each.said + data)[-KEPT:], prompt
             case GoesOn(steps=steps):
                 self._judged |= bool(each.stopped and each.stopped.error)
-                each.stopped, each.stepping, each.prompt = None, steps, ""
+                each.stopped, each.stepping, each.prompt = None, steps and not each.left, ""
                 if not steps and each.timer:
                     each.timer.cancel()
             case Quits():
@@ -209,7 +212,9 @@ class Debugging:
         if plan.nnodes == 1:
             return words
         here = plan.local_ranks[0].rank if rank is None else rank
-        node = plan.rank_of(here)
+        node = next((each for each in plan.ranks if each.rank == here), None)  # not all nodes know the others' ranks
+        if node is None:
+            return f"{words} on its own node"
         return f"{words} on {node.host or f'node {node.node_rank}'}"
 
     def _wait_for(self, rank: int, each: Debuggee) -> None:
@@ -267,6 +272,7 @@ class Debugging:
         known = sorted(self._known.items())
         for rank, each in known:
             each.connection.send(Attend(rank))
+            each.left = False
             if each.stopped:
                 person(each.stopped)
         for rank, each in known:
@@ -282,6 +288,8 @@ class Debugging:
         for rank, each in self._known.items():
             if current and (each.stopped or each.stepping):
                 each.connection.send(Leave(rank))
+                each.left, each.stepping = True, False
+        self._tell_changed()
 
     def take(self, message: FromPerson) -> None:
         """Do what a person wants."""
@@ -320,6 +328,8 @@ class Debugging:
         if line is None or not line.stops or not catches(process.pid, line.stops):
             return self._refuse(f"rank {rank} cannot be stopped: its program has not begun, or takes that signal")
         self._asked.add(rank)
+        if each:
+            each.left = False
         self._withdrawn.discard(rank)
         process.send(line.stops)
         self._loop.after(SOON, partial(self._say_why_not_yet, rank))

@@ -252,10 +252,10 @@ class Supervisor:
         ranks.enter(Phase.RUNNING if zygote.ready else Phase.LOADING)
         self._outfit.store.begin()
         ranks.pending = len(plan.local_ranks)
+        if self._policy.parks:  # before the ranks are: after a restart they start at once
+            self._let_debug(ranks)
         zygote.spawn((rank.rank, partial(self._outfit.prepare, ranks, rank)) for rank in plan.local_ranks)
         self._wind_up(ranks)
-        if self._policy.parks:
-            self._let_debug(ranks)
         if self._policy.sidecars and self.sidecars is None:
             from ddplaunch.agent.sidecars import Sidecars
 
@@ -277,7 +277,7 @@ class Supervisor:
         self._stall_clock.begin(ranks)
 
     def _let_debug(self, ranks: Ranks) -> None:
-        """Prepare for a person at the ranks, likewise."""
+        """Prepare for a person at the ranks; it is loaded while the zygote imports."""
 
         def changed() -> None:
             if self._stall_clock:

@@ -89,10 +89,10 @@ class Asker:
     def soon(self, callback: Callable[[], None]) -> None:
         self._door.soon(callback)
 
-    def hear(self, kinds: Iterable[type[M]], heard: Callable[[M], None]) -> None:
-        """From now on call ``heard`` with what the client says."""
+    def hear(self, kinds: Iterable[type[M]], heard: Callable[[M], None], max_bytes: int) -> None:
+        """From now on call ``heard`` with what the client says, in frames of so many bytes at most."""
         connection: Connection[M] = self._connection  # type: ignore[assignment]
-        connection.expect(kinds, MAX_REQUEST)
+        connection.expect(kinds, max_bytes)
         connection.hear = heard
 
     def at_end(self, leave: Callable[[int | None], None]) -> None:

@@ -122,7 +122,8 @@ class Prompt:
         if key == ENTER:
             self.line(self.editor.take())
         elif key == "\t" and self.editor.text[: self.editor.cursor].strip():
-            if self._current is not None and self._ranks[self._current].asks:
+            short = self.editor.cursor <= MAX_LINE
+            if short and self._current is not None and self._ranks[self._current].asks:
                 self._keys = deque()
                 self._send(Complete(self._current, self.editor.text[: self.editor.cursor]))
         elif key == END_OF_INPUT:
@@ -134,7 +135,9 @@ class Prompt:
 
     def line(self, text: str) -> None:
         """Take in a line: what the ranks at work still have to answer comes first."""
-        self._lines.append(text[:MAX_LINE])
+        if len(text) > MAX_LINE:  # half of a line would be another program
+            return self._face.show(f"ddplaunch: not sent: this line has {len(text):,} characters, of {MAX_LINE:,}\n")
+        self._lines.append(text)
         self._go_on()
 
     def _go_on(self) -> None:

@@ -4,6 +4,7 @@ keys from it. Ctrl-C, Ctrl-Z and Ctrl-\\ stay signals.
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 import signal
@@ -72,6 +73,7 @@ class Keyboard:
         self._loop, self._heard = loop, heard
         self._before: list[Any] | None = None  # its settings; None while it is not ours
         self._ours: list[Any] = []
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end within a character
 
     def begin(self) -> None:
         """Take the terminal, or take it back; does nothing where there is none, or another program has it."""
@@ -117,7 +119,7 @@ class Keyboard:
             data = b""
         if not data:
             return self._loop.forget(0)
-        for key in _KEYS.findall(data.decode(errors="replace")):
+        for key in _KEYS.findall(self._decoder.decode(data)):
             self._heard({"\n": ENTER, "\b": BACKSPACE}.get(key, key))
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _LENGTH = struct.Struct("!I")
 _DELIMITERS = " \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?"  # between the words that are completed, as pdb has them
 _MAX_WORDS = 200
+_MAX_PROMPT = 200  # characters; what is longer was printed by the program
 _MAX_PATH = 107  # bytes of a socket's path (unix(7))
 _CHUNK = 1 << 18  # characters of one message
 _ROOM = os.path.dirname(__file__) + os.sep
@@ -36,14 +37,19 @@ class Debugger:
         self.talk = Talk(path, rank)
         self.rank, self.pid = rank, os.getpid()
         self.lock = _thread.allocate_lock()
+        self.holder = 0  # the thread whose debugger has the lock
         self._sessions: dict[int, RankPdb] = {}  # by thread
 
     def stop(self, frame: FrameType, *args: Any, header: str | None = None, **named: Any) -> None:
         """Stop the calling thread at the next line of ``frame``."""
-        with self.lock:
-            reached = self.talk.reach()
+        nested = self.holder == _thread.get_ident()
+        if nested:
+            reached = _is_traced()
+        else:
+            with self.lock:
+                reached = self.talk.reach()
         if reached:
-            session = self._session()
+            session = self._nested() if nested else self._session()
             if header is not None:
                 self.talk.write(f"{header}\n")
             session.set_trace(frame, *args, **named)
@@ -60,6 +66,12 @@ class Debugger:
             session.failed = error
             session.reset()
             session.interaction(None, trace)
+
+    def _nested(self) -> RankPdb:
+        """For what the debugger of this thread was asked to run."""
+        session = RankPdb(self)
+        session.prompt = f"({session.prompt.strip()}) "
+        return session
 
     def _session(self) -> RankPdb:
         thread = _thread.get_ident()
@@ -129,7 +141,8 @@ class Talk:
         return False
 
     def say(self, kind: str, **fields: object) -> None:
-        body = json.dumps({"op": kind, "body": {"rank": self._rank, **fields}}).encode()
+        message = {"op": kind, "body": {"rank": self._rank, **fields}}
+        body = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace")  # names of files may be any bytes
         try:
             if self._socket is not None:
                 self._socket.sendall(_LENGTH.pack(len(body)) + body)
@@ -184,7 +197,8 @@ class Talk:
         """Show what was written, the last of it as a prompt, and wait for a line; "" where nobody is there."""
         if self.deaf:
             return ""
-        self._tell("".join(self._text).rpartition("\n")[2] or " ")
+        last = "".join(self._text).rpartition("\n")[2]
+        self._tell(last if last.strip() and last.isprintable() and len(last) <= _MAX_PROMPT else " ")
         while True:
             kind, body = self._receive()
             if kind == "Typed":
@@ -223,16 +237,29 @@ class RankPdb(pdb.Pdb):
         talk = self._debugger.talk
         if os.getpid() != self._debugger.pid:
             return self.set_continue()
+        if self._debugger.holder == _thread.get_ident():
+            return self._interact_within(frame, trace)
         with self._debugger.lock:
-            if talk.deaf and self.failed is None:
+            if not talk.reach(self.failed):
                 return self.set_continue()
             talk.deaf = False
             talk.completer = self
+            self._debugger.holder = _thread.get_ident()
             talk.say("Stopped", **self._where(frame, trace))
             try:
                 super().interaction(frame, trace)
             finally:
+                self._debugger.holder = 0
                 talk.end(steps=self.stoplineno != -1 and self.failed is None)
+
+    def _interact_within(self, frame: Any, trace: Any) -> None:
+        """Stop in what the debugger of this thread was asked to run, until that goes on."""
+        talk = self._debugger.talk
+        outer, talk.completer = talk.completer, self
+        try:
+            super().interaction(frame, trace)
+        finally:
+            talk.completer = outer
 
     def _where(self, frame: FrameType | None, trace: TracebackType | None) -> dict[str, object]:
         """The innermost frame, or of an exception the last of the user's own."""
@@ -245,7 +272,10 @@ class RankPdb(pdb.Pdb):
         code = frame.f_code  # type: ignore[union-attr]
         name = "" if code.co_name == "<module>" else code.co_name
         file = code.co_filename.removeprefix(os.getcwd() + os.sep)
-        error = "" if self.failed is None else f"{type(self.failed).__name__}: {self.failed}"[:200]
+        try:
+            error = "" if self.failed is None else f"{type(self.failed).__name__}: {self.failed}"[:200]
+        except Exception:
+            error = type(self.failed).__name__
         return {"file": file, "line": line, "function": name, "error": error}
 
     def _cmdloop(self) -> None:
@@ -322,6 +352,18 @@ class RankPdb(pdb.Pdb):
             sys.stdin, sys.stdout, sys.stderr = streams
 
     do_interact.__doc__ = pdb.Pdb.do_interact.__doc__
+
+
+def _is_traced() -> bool:
+    """Whether this thread can be stopped: not where its debugger evaluates, but for pdb's `debug`."""
+    seen: list[str] = []
+    before = sys.gettrace()
+    sys.settrace(lambda frame, event, value: seen.append(event))
+    try:
+        (lambda: None)()
+    finally:
+        sys.settrace(before)
+    return bool(seen)
 
 
 _LIBRARY = (os.path.dirname(os.__file__) + os.sep, "<frozen ")

@@ -3,41 +3,19 @@
 import re
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
-from ddplaunch.job.runs import all_running
-from tests.conftest import Job, clean_environment, command, processes_marked, wait_until, write
+from tests.conftest import clean_environment, command, wait_until, write
+from tests.debugged import AT, STEPS, piped, runs
+from tests.debugged import person as person
+from tests.debugged import runtime as runtime
 from tests.emulator import Emulator
 from tests.patience import patience
 from tests.starts import EXEC, LIGHT
 
 pytestmark = pytest.mark.slow
-
-AT = 10 if sys.version_info >= (3, 13) else 11
-"""The line at which pdb stops, of STEPS."""
-
-STEPS = """
-import os
-import sys
-
-rank = int(os.environ["RANK"])
-
-
-def step(n):
-    loss = n + rank // 2
-    if os.environ["RANK"] in sys.argv[1:]:
-        breakpoint()
-    return loss
-
-
-for n in range(2):
-    print("loss", step(n), flush=True)
-"""
 
 LOOPS = """
 import os
@@ -48,52 +26,6 @@ print("up", flush=True)
 while not os.path.exists("over"):
     time.sleep(0.01)
 """
-
-Person = Callable[..., Emulator]
-
-
-@pytest.fixture
-def runtime(tmp_path_factory, monkeypatch) -> Path:
-    """Doors of this test alone; a short path, as those of sockets are."""
-    path: Path = tmp_path_factory.mktemp("r")
-    path.chmod(0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(path))
-    monkeypatch.setenv("XDG_STATE_HOME", str(path / "state"))
-    return path
-
-
-@pytest.fixture
-def person(tmp_path, runtime) -> Iterator[Person]:
-    """Type a command of ours at a terminal."""
-    begun: list[Emulator] = []
-
-    def begin(*words: str, env: dict[str, str] | None = None, **size: int) -> Emulator:
-        marked = {"DDPLAUNCH_TEST_MARK": str(tmp_path), **(env or {})}
-        begun.append(Emulator(command(*words), tmp_path, marked, **size))
-        return begun[-1]
-
-    yield begin
-    for each in begun:
-        each.close()
-    wait_until(lambda: not processes_marked(str(tmp_path)), "the end of all ranks")
-
-
-def runs(job: Job, run_id: str = "calm") -> None:
-    """Wait until its door is there."""
-    wait_until(lambda: any(each.run_id == run_id for each in all_running()) or job.process.poll() is not None, run_id)
-
-
-def piped(tmp_path: Path, lines: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Type lines into ``ddplaunch debug`` from a pipe."""
-    return subprocess.run(
-        command("debug", *words),
-        cwd=tmp_path,
-        env=clean_environment({}),
-        input=lines,
-        capture_output=True,
-        text=True,
-        timeout=patience(30),
-    )
 
 
 def test_a_breakpoint_stops_its_rank_and_has_a_prompt_below_what_the_others_print(person, tmp_path):

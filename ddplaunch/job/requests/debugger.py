@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddplaunch.agent.debugger_messages import FROM_PERSON, TO_PERSON, Remark, StopRank, ToPerson
+from ddplaunch.agent.debugger_messages import FROM_PERSON, MAX_FRAME, TO_PERSON, Remark, StopRank, ToPerson
 from ddplaunch.dataclass import dataclass
 from ddplaunch.job.door import Asker
 from ddplaunch.job.requests import Request
@@ -33,7 +33,7 @@ class DebugRanks(Request[ToPerson]):
             asker.finish()
             return
         person = asker.send
-        asker.hear(FROM_PERSON, debugging.take)
+        asker.hear(FROM_PERSON, debugging.take, MAX_FRAME)
         asker.at_end(lambda code: debugging.leave(person))
         debugging.attach(person)
         if self.stop is not None:

@@ -1,0 +1,302 @@
+"""What may go wrong while ranks are in their debugger: lines, clients, ranks and launchers that do not behave."""
+
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+
+import pytest
+
+from ddplaunch.job.runs import all_running
+from tests.conftest import alive, clean_environment, command, free_port, wait_until, write
+from tests.debugged import AT, STEPS, piped, runs
+from tests.debugged import person as person
+from tests.debugged import runtime as runtime
+from tests.emulator import Emulator
+from tests.patience import patience
+from tests.starts import EXEC, LIGHT
+
+pytestmark = pytest.mark.slow
+
+NESTED = """
+import os
+
+def inner(n):
+    breakpoint()
+    return n * 7
+
+def step():
+    loss = 6
+    breakpoint()
+    return loss
+
+print("loss", step(), flush=True)
+if os.environ.get("FAILS"):
+    1 / 0
+"""
+
+
+@pytest.mark.parametrize("how", [LIGHT, EXEC], ids=["fork", "exec"])
+def test_a_breakpoint_in_what_the_debugger_evaluates(start, tmp_path, runtime, how):
+    """As in plain pdb it is passed over, but below its `debug`, where it has a prompt of its own."""
+    write(tmp_path, "train.py", NESTED)
+    job = start("run", "--run-id", "calm", "--debug", *how, "--nproc", "2", "train.py")
+    runs(job)
+    lines = "p inner(loss)\ninteract\ninner(2)\n\x04\ndebug inner(3)\nc\np n\nw\nc\np loss\n@all detach\n"
+    done = piped(tmp_path, lines, "calm")
+    assert re.search(r"\(rank \d\) p inner\(loss\)\n42\n", done.stdout), done.stdout
+    assert re.search(r"\(\(rank \d\)\) p n\n3\n", done.stdout), done.stdout
+    assert re.search(r"\(rank \d\) p loss\n6\n", done.stdout), done.stdout
+    assert job.wait() == 0
+    assert job.stdout().count("loss 6") == 2
+
+
+def test_a_breakpoint_in_what_is_evaluated_after_a_failure(start, tmp_path, runtime):
+    write(tmp_path, "train.py", NESTED.replace("    breakpoint()\n    return loss", "    return loss"))
+    job = start("run", "--run-id", "calm", "--post-mortem", *LIGHT, "--nproc", "2", "train.py", env={"FAILS": "1"})
+    runs(job)
+    done = piped(tmp_path, "p inner(5)\nn\np n\nc\np 40 + 4\nq\n", "calm")
+    assert re.search(r"\(\(rank \d\)\) p n\n5\n", done.stdout), done.stdout
+    assert re.search(r"\(rank \d\) p 40 \+ 4\n44\n", done.stdout), done.stdout
+    assert job.wait() == 1
+    assert "ZeroDivisionError" in job.stderr()
+
+
+@pytest.mark.parametrize("how", ["killed", "detached"])
+def test_time_limits_run_again_when_the_client_goes_while_a_rank_steps(start, person, tmp_path, how):
+    program = """
+        import os, time
+        def work():
+            while not os.path.exists("over"):
+                time.sleep(0.01)
+        if os.environ["RANK"] == "1":
+            breakpoint()
+            work()
+            print("worked", flush=True)
+    """
+    write(tmp_path, "train.py", program)
+    job = start("run", "--run-id", "calm", "--debug", "--timeout", "6", *LIGHT, "--nproc", "2", "train.py")
+    runs(job)
+    each = person("debug", "calm")
+    each.until(lambda each: each.rows[-1:] == ["(rank 1)"])
+    each.type("n\r")
+    each.until(lambda each: each.rows[-1:] != ["(rank 1)"])
+    if AT == 10:  # pdb has stopped at breakpoint() itself
+        each.until(lambda each: each.rows[-1:] == ["(rank 1)"])
+        each.type("n\r")
+        each.until(lambda each: each.rows[-1:] != ["(rank 1)"])
+    assert job.process.poll() is None
+    if how == "killed":
+        each.process.kill()
+    else:
+        each.type("\x03")
+        each.end()
+    assert job.wait() == 124
+    assert "6.0s have passed (--timeout)" in job.stderr()
+
+
+def test_a_step_that_outlasts_its_client_stops_nowhere_and_another_client_may_come(start, tmp_path, runtime):
+    program = """
+        import os, time
+        def work():
+            while not os.path.exists("over"):
+                time.sleep(0.01)
+        if os.environ["RANK"] == "1":
+            breakpoint()
+            work()
+            print("worked", flush=True)
+            work()
+            breakpoint()
+            print("again", flush=True)
+    """
+    write(tmp_path, "train.py", program)
+    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py")
+    runs(job)
+    client = Emulator(command("debug", "calm"), tmp_path)
+    client.until(lambda each: each.rows[-1:] == ["(rank 1)"])
+    client.type("n\r" * (2 if AT == 10 else 1))
+    client.until(lambda each: each.rows[-1:] != ["(rank 1)"])
+    client.close()
+    write(tmp_path, "over", "")
+    assert job.wait() == 0
+    assert job.stdout().count("again") == 1
+    assert job.stderr().count("is at a breakpoint") == 1
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["piped", "typed"])
+def test_a_long_line_works_and_a_too_long_one_is_refused(start, person, tmp_path, typed):
+    """Typed, a read of the terminal ends within a character."""
+    write(tmp_path, "train.py", STEPS)
+    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py", "1")
+    runs(job)
+    count = 700 if typed else 4200
+    long = "p len('" + "é" * count + "')"
+    if typed:
+        each = person("debug", "calm")
+        each.until(lambda each: each.rows[-1:] == ["(rank 1)"])
+        each.type(long + "\r")
+        each.until("700")
+        each.type("detach\r")
+        each.until(lambda each: job.process.poll() is not None)
+    else:
+        said = piped(tmp_path, f"{long}\np '{'x' * 70_000}'\np 6 * 7\n", "calm").stdout
+        assert ")\n4200\n" in said
+        assert "ddplaunch: not sent: this line has 70,004 characters, of 65,536\n" in said
+        assert "(rank 1) p 6 * 7\n42\n" in said
+    assert job.wait() == 0
+
+
+def test_what_a_prompt_and_a_place_may_hold(start, tmp_path, runtime):
+    """A prompt that the program has printed itself, and a file whose name is no UTF-8."""
+    write(tmp_path, "train.py", STEPS.replace("breakpoint()", "__import__('other').stop()"))
+    (tmp_path / "other.py").write_text("import os\nexec(compile('def stop():\\n breakpoint()\\n return 1\\n', "
+                                       "os.fsdecode(b'o\\xff.py'), 'exec'))\n")  # fmt: skip
+    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py", "1")
+    runs(job)
+    printed = ("'y' * 9000", "'\\x1b[31m'", "'\\r'", "'\\udcff'")
+    done = piped(tmp_path, "".join(f"!print({each}, end='')\n" for each in printed) + "p 6 * 7\n", "calm")
+    assert "42\n" in done.stdout, done.stdout
+    assert done.stdout.count("y") >= 9000
+    assert job.wait() == 0
+    assert "is at a breakpoint: o" in job.stderr()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x00\x00\x00\x05{nope",
+        {"op": "Typed", "body": {"rank": "one", "line": 4}},
+        {"op": "Typed", "body": {"rank": 77, "line": "q"}},
+        {"op": "Complete", "body": {"rank": 1, "line": "p lo\udcff"}},
+        {"op": "Leave", "body": {"rank": 1}},
+        b"\x7f\xff\xff\xff",
+    ],
+    ids=["http", "json", "types", "rank", "surrogate", "kind", "length"],
+)
+def test_a_client_that_talks_nonsense_harms_nobody(start, tmp_path, runtime, said):
+    write(tmp_path, "train.py", STEPS)
+    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py", "1")
+    wait_until(lambda: "is at a breakpoint" in job.stderr(), "the breakpoint")
+
+    def frame(message):
+        body = json.dumps(message).encode()
+        return struct.pack("!I", len(body)) + body
+
+    run = next(each for each in all_running() if each.run_id == "calm")
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(patience(10))
+        client.connect(run.path)
+        client.sendall(frame({"op": "DebugRanks", "body": {}}))
+        assert client.recv(1 << 16)
+        client.sendall(said if isinstance(said, bytes) else frame(said))
+        if not isinstance(said, bytes) and said["body"]["rank"] == 77:
+            client.sendall(b"\xff\xff\xff\xff")  # the end of this client: what came before was passed over
+        while client.recv(1 << 16):
+            pass
+    assert job.wait() == 0, job.stderr()  # as any client that goes lets the ranks run
+    assert job.stdout().count("loss") == 4
+    assert "Traceback" not in job.stderr()
+
+
+def test_two_clients_at_once(start, person, tmp_path):
+    """Who came last is asked; when they leave, the ranks run on, and the one before is asked at the next stop."""
+    write(tmp_path, "train.py", STEPS.replace("range(2)", "range(3)"))
+    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py", "1")
+    runs(job)
+    first = person("debug", "calm")
+    first.until(lambda each: each.rows[-1:] == ["(rank 1)"])
+    second = person("debug", "calm")
+    second.until(lambda each: each.rows[-1:] == ["(rank 1)"])
+    first.until("another terminal has the debugger now")
+    first.type("p 1\r")
+    second.type("p 2 + 3\r")
+    second.until("5")
+    second.process.kill()
+    assert job.wait() == 0
+    first.until("the job has ended")
+    assert first.end() == 0
+    assert not any("p 1" in row for row in second.history)
+
+
+def test_a_suspended_client_while_a_rank_prints_ten_megabytes(start, tmp_path, runtime):
+    """The job goes on as fast as ever, and the client has all of it when it goes on."""
+    write(tmp_path, "train.py", STEPS)
+    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py", "1")
+    wait_until(lambda: "is at a breakpoint" in job.stderr(), "the breakpoint")
+    with (tmp_path / "said").open("wb") as said:
+        client = subprocess.Popen(
+            command("debug", "calm"), cwd=tmp_path, env=clean_environment({}), stdin=subprocess.PIPE, stdout=said
+        )
+    assert client.stdin
+    wait_until(lambda: b"(rank 1)" in (tmp_path / "said").read_bytes() or client.stdin.write(b"p 6 * 7\n")
+               or client.stdin.flush(), "the prompt")  # fmt: skip
+    client.stdin.write(b"!open('begun', 'w').close()\np 'z' * 10_000_000\n!open('ended', 'w').close()\n")
+    client.stdin.flush()
+    wait_until((tmp_path / "begun").exists, "the print")
+    client.send_signal(signal.SIGSTOP)
+    done = subprocess.run(
+        command("stacks", "calm"), env=clean_environment({}), capture_output=True, text=True, timeout=patience(30)
+    )
+    assert done.returncode == 0, done.stderr
+    client.send_signal(signal.SIGCONT)
+    client.stdin.close()
+    assert client.wait(patience(30)) == 0
+    assert (tmp_path / "said").read_bytes().count(b"z") >= 10_000_000
+    assert job.wait() == 0
+
+
+def test_nothing_stays_of_a_parked_rank_when_its_launcher_is_killed(start, tmp_path, runtime):
+    write(tmp_path, "train.py", STEPS)
+    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py", "0", "1")
+    wait_until(lambda: job.stderr().count("is at a breakpoint") == 2, "both")
+    client = subprocess.Popen(
+        command("debug", "calm"), env=clean_environment({}), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert client.stdout
+    assert client.stdin
+    client.stdout.readline()
+    job.signal(signal.SIGKILL)
+    job.process.wait()
+    job.assert_nothing_left()
+    client.stdin.close()
+    assert client.wait(patience(30)) == 0
+    client.stdout.close()
+
+
+def test_a_parked_rank_that_is_killed_and_one_that_is_started_again(start, tmp_path, runtime):
+    write(tmp_path, "train.py", STEPS)
+    limits = ("--max-restarts", "1", "--grace", "1")
+    job = start("run", "--run-id", "calm", "--debug", *limits, *LIGHT, "--nproc", "2", "train.py", "0", "1")
+    wait_until(lambda: job.stderr().count("is at a breakpoint") == 2, "both")
+    before = job.ranks()
+    os.kill(before[1], signal.SIGKILL)
+    wait_until(lambda: job.stderr().count("is at a breakpoint") == 4, "both again")
+    assert not any(map(alive, before))
+    done = piped(tmp_path, "@all p rank * 3 + 1\n@all detach\n", "calm")
+    assert "rank 0: 1\nrank 1: 4\n" in done.stdout
+    assert job.wait() == 0
+    job.assert_nothing_left()
+
+
+def test_a_rank_of_another_node_is_named_with_the_node(start, tmp_path, runtime):
+    """Each launcher but node 0's knows only its own ranks: their numbers are not its own ranks' places."""
+    write(tmp_path, "train.py", STEPS + "import time\nwhile not os.path.exists('over'): time.sleep(0.01)\n")
+    shared = ("--debug", "--nnodes", "2", "--nproc", "2,1", "--master-addr", "127.0.0.1")
+    shared = (*shared, "--master-port", str(free_port()), "--run-id", "calm")
+    jobs = [start("run", *shared, "--node-rank", number, *LIGHT, "train.py") for number in "01"]
+    for job in jobs:
+        job.wait_for("loss", 2)
+    for node, rank, theirs in ((1, 0, 0), (1, 1, 0), (0, 2, 1)):
+        done = piped(tmp_path, "", str(jobs[node].process.pid), "--rank", str(rank))
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert f"rank {rank} is on another node: type `ddplaunch debug calm --rank {rank}` on " in done.stdout, theirs
+    for rank in ("3", "9"):
+        refused = piped(tmp_path, "", str(jobs[1].process.pid), "--rank", rank)
+        assert (refused.returncode, f"there is no rank {rank}: this job has 3" in refused.stdout) == (2, True)
+    write(tmp_path, "over", "")
+    assert [job.wait() for job in jobs] == [0, 0]
+    assert "Traceback" not in jobs[1].stderr()
