@@ -75,6 +75,18 @@ def span(seconds: float) -> str:
     return f"{whole}s"
 
 
+def duration(seconds: float) -> str:
+    """A time for a sentence, without units that do not matter: "0.4 s", "2 min 5 s", "12 min", "3 h 12 min"."""
+    if seconds < 9.95:
+        return f"{max(seconds, 0):.1f} s"
+    whole = round(seconds)
+    for unit, below, name, of_below in ((86400, 3600, "d", "h"), (3600, 60, "h", "min"), (60, 1, "min", "s")):
+        if whole >= unit:
+            count, rest = whole // unit, whole % unit // below
+            return f"{count} {name}" + (f" {rest} {of_below}" if rest and (unit > 60 or whole < 600) else "")
+    return f"{whole} s"
+
+
 def size(count: int) -> str:
     """Bytes in the largest unit that leaves a digit before the point: "312 KiB", "1.4 GiB"."""
     amount, unit = float(count), "B"

@@ -64,7 +64,7 @@ class Notify:
                 self._plan, self._attempt = plan, attempt
                 if attempt == 0:
                     self._tell("starts", f"starts {counted(plan.world_size, 'rank')} on {counted(plan.nnodes, 'node')}")
-            case events.Noted(text=text, stalled_since=since) if since is not None:
+            case events.Stalled(since=since, text=text) if text:
                 self._tell("stalls", text, {"since": since})
             case events.Preempted():
                 self._tell("preempted", "is asked to make room")

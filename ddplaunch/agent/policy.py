@@ -94,6 +94,7 @@ class Policy:
     preempt_forward: int | None  # what the ranks get when it comes, None for no signal
     sidecars: tuple[Sidecar, ...]  # none on other nodes than node 0
     metrics: str | None  # the file for Prometheus
+    checkpoint: str | None = None  # the pattern of what the program saves
     notify: tuple[Command, ...] = ()  # which are told what happens; likewise
     warm: float | None = None  # seconds for which a zygote is kept for other runs; None where this run has its own
     cold: str | None = None  # why that is None, where one was asked for

@@ -12,10 +12,11 @@ from collections.abc import Callable
 
 from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.agent.ranks import Phase, Ranks
-from ddplaunch.control.messages import FromNode, Suspicion
+from ddplaunch.control.messages import FromNode, Progress, Suspicion
 from ddplaunch.control.rules import SOON, Rules
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.loop import Loop, Timer
+from ddplaunch.output import events
 
 if TYPE_CHECKING:
     from ddplaunch.agent.usage import TreeUsage
@@ -54,6 +55,7 @@ class StallClock:
         self._readings: list[_Used] = []  # the last two
         self._since: dict[int, tuple[object, float]] = {}  # the collectives of a rank, and since when they are these
         self._stuck = False  # whether ranks were, in the first inspection of two
+        self._stalled = False  # whether node 0 has said that the job gets nowhere
         self._inspected = 0.0
         self._offset = 0.0
         self._clock_set = 0.0  # the wall clock's time when it was last set
@@ -72,6 +74,11 @@ class StallClock:
             self._timer.cancel()
         self._ranks = self._timer = None
         self._printed.clear()
+        self._stalled = False
+
+    def observe(self, event: events.Event) -> None:
+        if isinstance(event, events.Stalled | events.WentOn):
+            self._stalled = isinstance(event, events.Stalled)
 
     def restart(self) -> None:
         """Nothing counts that was before: we were stopped ourselves."""
@@ -79,9 +86,19 @@ class StallClock:
         self._since.clear()
         if self._ranks is not None:
             for rank in self._ranks.plan.local_ranks:
-                self.printed(rank.rank)
+                self._heard(rank.rank)
 
     def printed(self, rank: int) -> None:
+        self._heard(rank)
+        self._goes_on()
+
+    def _goes_on(self) -> None:
+        """A rank has printed or come to another collective: whoever was told of a stall is told of this."""
+        if self._stalled and self._ranks is not None:
+            self._stalled = False
+            self._tell(Progress(self._ranks.number))
+
+    def _heard(self, rank: int) -> None:
         now = self._printed[rank] = time.monotonic()
         self._next, self._stuck = 0, False
         if self._timer is not None:
@@ -183,6 +200,7 @@ class StallClock:
         if known != rank.groups and rank.answers is not False:  # one that does not answer may be where it was
             since = now
             self._since[rank.rank] = rank.groups, now
+            self._goes_on()
         seen = now - since
         last = max((each.entered for each in rank.last), default=0.0)
         return max(seen, time.time() - last) if last > self._clock_set else seen

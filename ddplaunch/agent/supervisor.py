@@ -184,22 +184,18 @@ class Supervisor:
             case messages.Release(attempt=attempt) if attempt == self._ranks.number:
                 self._ranks.released = True
                 self._teardown.go_on()
-            case messages.Again():
-                self._emit(events.Restarting(message.attempt, message.wait, message.text, message.verdict))
             case messages.Inspect():
                 self._inspections.answer(self._ranks, message)
-            case messages.Inspected(serial=0, inspection=inspection):
-                self._emit(events.RanksInspected(inspection))
-            case messages.Inspected():
+            case messages.Inspected(serial=serial) if serial:
                 self._inspections.answered(message)
             case messages.TakeProfile():
                 self.profiles.take(self._ranks, message)
             case messages.Profiled():
                 self.profiles.answered(message)
-            case messages.Note(text=text, stalled_since=since):
-                self._emit(events.Noted(text, since))
             case messages.End(outcome=outcome):
                 self._end(outcome)
+            case _ if event := events.told(message):
+                self._emit(event)
 
     def _look_for(self, missing: Sequence[int]) -> None:
         """See whether these nodes, which have not joined, still can."""
@@ -274,6 +270,7 @@ class Supervisor:
 
             inspect = partial(self.inspect_here, "state")
             self._stall_clock = StallClock(self._loop, self._rules, inspect, self._link.tell)
+            self._observers.append(self._stall_clock)
         self._stall_clock.begin(ranks)
 
     def _let_debug(self, ranks: Ranks) -> None:

@@ -37,7 +37,7 @@ class Teardown:
         """``tell`` tells the job; ``done`` gets the account when nothing is left."""
         self._ranks, self._tree = ranks, tree
         self._screen, self._streams, self._preemption_file = outfit.screen, outfit.streams, outfit.preemption_file
-        self._grace, self._inspects = rules.grace, rules.inspects
+        self._grace, self._inspects, self._checkpoint = rules.grace, rules.inspects, outfit.policy.checkpoint
         self._emit, self._tell, self._done = emit, tell, done
         self._stragglers = stragglers
         self._interrupted = False
@@ -136,6 +136,11 @@ class Teardown:
         if stuck:
             self._screen.note(f"these processes cannot be killed, and nothing waits for them: {', '.join(stuck)}")
         self._emit(Swept(tuple(found), tuple(stuck)))
+        if self._checkpoint and ranks.started and not ranks.plan.node_rank:
+            from ddplaunch.agent.checkpoint import newest
+
+            if last := newest(self._checkpoint, ranks.codes.values()):
+                self._emit(last)
         ranks.first.release()
         ranks.stopped += len(ranks.processes)
         ranks.enter(Phase.DRAINING)

@@ -49,9 +49,9 @@ MAX_BYTES = 1 << 20  # of a file; a larger one was not written for us
 RUN_KEYS = frozenset({
     "pass-local-rank", "nproc", "gpus", "oversubscribe", "virtual-local-rank", "bind", "join-timeout",
     "heartbeat-timeout", "backend", "start", "check", "gpu-memory-timeout", "role", "grace", "max-restarts",
-    "restart-on", "restart-backoff", "min-uptime", "timeout", "stall-timeout", "on-stall", "straggler-timeout",
-    "preempt-signal", "preempt-grace", "preempt-forward", "show", "prefix", "merge", "log-dir", "no-history",
-    "no-inspect",
+    "restart-on", "restart-backoff", "min-uptime", "checkpoint", "timeout", "stall-timeout", "on-stall",
+    "straggler-timeout", "preempt-signal", "preempt-grace", "preempt-forward", "show", "prefix", "merge", "log-dir",
+    "no-history", "no-inspect",
 })
 # fmt: on
 """The options that a project may set."""

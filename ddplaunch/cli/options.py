@@ -42,7 +42,7 @@ SECTIONS = {
         "Connections between nodes": "--control --control-port --join-timeout --heartbeat-timeout --allow-mismatch",
         "Elastic jobs (--nnodes 2:4) and spares": "--spares --join-window --max-membership-changes --grow",
         "Starting ranks": "--backend --init-method --start --preload --warm --check --gpu-memory-timeout --role",
-        "Stopping and restarting": "--grace --max-restarts --restart-on --restart-backoff --min-uptime",
+        "Stopping and restarting": "--grace --max-restarts --restart-on --restart-backoff --min-uptime --checkpoint",
         "Time limits": "--timeout --stall-timeout --on-stall --straggler-timeout",
         "Preemption": "--preempt-signal --preempt-grace --preempt-forward",
         "Sidecar programs and who is told": "--tensorboard --sidecar --notify --metrics",
@@ -261,6 +261,12 @@ class Options:
     )
     min_uptime: float = _seconds(
         "--min-uptime", Rules.min_uptime, "Give up after three attempts in a row that lasted less than this."
+    )
+    checkpoint: str | None = _option(
+        "--checkpoint PATTERN",
+        "The program's checkpoints, like 'ckpt/*': `ddplaunch report` counts what a failed attempt did after its last "
+        "one as lost.",
+        completes="any",
     )
     timeout: float | None = _seconds(
         "--timeout", None, "Stop the job after this time, like 90 (seconds), 10m or 2h.", values.limit

@@ -184,6 +184,8 @@ class Coordinator:
                 self._limits.started()
             case messages.Suspicion():
                 self._limits.suspect()
+            case messages.Progress():
+                self._limits.progressed()
             case messages.Straggling():
                 self._limits.straggles(number)
             case messages.Debugged(busy=busy):
@@ -261,6 +263,7 @@ class Coordinator:
         if seat.part is Part.IDLE:
             return self._seats.note(text) if self._rules.spares else None  # it took no part yet
         self._attempt.lost.append(Loss(time.time() - silence, number, seat.host, text))
+        self._seats.tell(0, messages.Lost(seat.host))
         self._membership.failed(seat)
         self._seats.note(f"{text}; stopping the others" if self._stage is Stage.RUNNING else text)
         self._stop(signal.SIGTERM)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         Typed,
     )
 
-PROTOCOL = 13  # raised whenever a message changes, so that launchers of different versions tell each other so
+PROTOCOL = 14  # raised whenever a message changes, so that launchers of different versions tell each other so
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,21 @@ class Note:
     """A line for people."""
 
     text: Text
-    stalled_since: Moment | None = None  # it says that the job gets nowhere, since then
+
+
+@dataclass(frozen=True)
+class Standstill:
+    """The ranks get nowhere, since ``since``; ``text`` says it to people, and is "" where the attempt is stopped."""
+
+    since: Moment
+    text: Text
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Said by node 0 to itself: a node that took part was lost; its host."""
+
+    host: Name
 
 
 @dataclass(frozen=True)
@@ -319,6 +333,13 @@ class End:
 
 
 # ---------------------------------------------------------------------------------------------- both ways
+
+
+@dataclass(frozen=True)
+class Progress:
+    """From a node: its ranks work again, after a ``Standstill``. From node 0: so does the job."""
+
+    attempt: Count
 
 
 @dataclass(frozen=True)
@@ -391,6 +412,7 @@ FromNode = (
     | RanksStarted
     | Suspicion
     | Straggling
+    | Progress
     | Debugged
     | Inspect
     | Inspected
@@ -408,6 +430,8 @@ FromNodeZero = (
     | Release
     | Again
     | Note
+    | Standstill
+    | Progress
     | End
     | Inspect
     | Inspected
@@ -416,7 +440,7 @@ FromNodeZero = (
     | ForRanks
     | Beat
 )
-Message = Hello | Declined | Welcome | Refused | Joined | Seeking | Alone | FromNode | FromNodeZero
+Message = Hello | Declined | Welcome | Refused | Joined | Seeking | Alone | Lost | FromNode | FromNodeZero
 
 FROM_NODE: tuple[type[FromNode], ...] = FromNode.__args__
 FROM_NODE_ZERO: tuple[type[FromNodeZero], ...] = FromNodeZero.__args__

@@ -87,9 +87,9 @@ class Seats(dict[int, Seat]):
         for number in list(self):
             self.tell(number, message)
 
-    def note(self, text: str, stalled_since: float | None = None) -> None:
-        """Tell people, on every node; ``stalled_since``: that the job gets nowhere."""
-        self.tell_all(Note(text, stalled_since))
+    def note(self, text: str) -> None:
+        """Tell people, on every node."""
+        self.tell_all(Note(text))
 
     @property
     def in_order(self) -> list[Seat]:

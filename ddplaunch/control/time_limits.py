@@ -10,6 +10,7 @@ from collections.abc import Callable
 from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.control.failure import Failure
 from ddplaunch.control.inspections import JobInspections
+from ddplaunch.control.messages import Progress, Standstill
 from ddplaunch.control.rules import SOON
 from ddplaunch.control.seat import Part, Seats
 from ddplaunch.dataclass import dataclass
@@ -60,6 +61,7 @@ class TimeLimits:
         self._asking = False  # or resting from that
         self._suspected = False  # meanwhile
         self._reported: tuple[object, ...] = ()
+        self._stalled = False  # as far as anybody was told
         self._usual: dict[str, float] = {}  # seconds for which ranks wait at a place before that is worth a word
         self._straggling: set[int] = set()  # the nodes whose ranks do, to their knowledge
         self._timers: dict[str, Timer] = {}
@@ -73,7 +75,7 @@ class TimeLimits:
         if self._attempt < 0:
             self._run_job_timer()  # also where no rank ever starts
         self._attempt = attempt
-        self._asking = self._suspected = False
+        self._asking = self._suspected = self._stalled = False
         self._reported = ()
         self._usual.clear()
         self._straggling.clear()
@@ -159,6 +161,7 @@ class TimeLimits:
             hint = IF_AT_WORK if stall.lives and stall.idle else None
             failure = self._failure(inspection, stall.rank, "the job stalled", stall.trace, hint)
             text = f"no progress for {span(stall.seconds)} (--stall-timeout): {what}{self._on(failure)}"
+            self._stands_still(stall, "")
             self._cut(Cut(text, failure, stall.lives, rules.on_stall == "restart", inspection))
         else:
             self._tell(stall)
@@ -188,8 +191,17 @@ class TimeLimits:
         if stall.mark != self._reported:
             self._reported = stall.mark
             closer = f"look closer with `ddplaunch stacks {self._run_id}`"
-            since = time.time() - stall.seconds
-            self._seats.note(f"no progress for {span(stall.seconds)}: {stall.text}; {closer}", since)
+            self._stands_still(stall, f"no progress for {span(stall.seconds)}: {stall.text}; {closer}")
+
+    def _stands_still(self, stall: Stall, text: str) -> None:
+        self._stalled = True
+        self._seats.tell_all(Standstill(time.time() - stall.seconds, text))
+
+    def progressed(self) -> None:
+        """A node says that its ranks, which had stalled, work again."""
+        if self._stalled:
+            self._stalled = False
+            self._seats.tell_all(Progress(self._attempt))
 
     def _rested(self) -> None:
         self._asking = False

@@ -14,7 +14,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from ddplaunch.errors import shown
@@ -177,6 +177,7 @@ class History:
             "pid": os.getpid(),
             "born": max(0, born(os.getpid())),
             "began": self._began,
+            "job": job_of(os.environ),
             "node_rank": plan.node_rank,
             "nnodes": plan.nnodes,
             "world_size": plan.world_size,
@@ -234,7 +235,7 @@ class History:
 
 
 _LAST = (events.Restarting, events.Ended)
-_SKIPPED = (events.Ready, events.RankFinished, events.SidecarStarted, events.SidecarAnswers, events.SidecarExited)
+_SKIPPED = (events.Ready, events.SidecarStarted, events.SidecarAnswers, events.SidecarExited)
 
 
 def without_token(words: Sequence[str]) -> list[str]:
@@ -244,6 +245,20 @@ def without_token(words: Sequence[str]) -> list[str]:
         for before, word in itertools.pairwise(["", *words])
     ]
     return hidden
+
+
+_JOBS = {"SLURM_JOB_ID": "", "PBS_JOBID": "", "LSB_JOBID": "LSB_JOBINDEX", "JOB_ID": "SGE_TASK_ID"}
+"""The variables of a job's number, and of its index in an array where that is apart."""
+
+
+def job_of(environ: Mapping[str, str]) -> str | None:
+    """The number of the scheduler's job that we run in, as people type it: 4711, 4711_3; None outside of one."""
+    for name, index in _JOBS.items():
+        if (number := environ.get(name, "").partition(".")[0]) and (not index or index in environ):
+            number = number.replace("[", "_").rstrip("]")  # PBS: 1234[7].server
+            place = environ.get(index, "0")
+            return f"{number}_{place}" if place.isdecimal() and place != "0" else number
+    return None
 
 
 def _kept(happened: tuple[Event, float]) -> bytes:

@@ -63,7 +63,7 @@ class MetricsFile:
     def observe(self, event: Event) -> None:
         """``status`` has heard of it."""
         match event:
-            case events.Noted(stalled_since=since) if since is not None:
+            case events.Stalled():
                 self._stalls += 1
             case events.Ended(code=code):
                 self._code = code

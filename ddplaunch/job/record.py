@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
@@ -18,6 +19,7 @@ from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.diagnosis.inspection import Inspection
 from ddplaunch.errors import EXIT_PREEMPTED, shown
 from ddplaunch.files import read_owned
+from ddplaunch.job.effective import Happened, Spent, account
 from ddplaunch.job.process import born
 from ddplaunch.output import events
 from ddplaunch.output.events import Event
@@ -107,6 +109,9 @@ class RunRecord:
     remark: Line | None = None  # the last word on its end: "when it was stopped: …"
     inspections: tuple[Inspection, ...] = ()  # what the ranks were doing when they were about to be stopped
     notes: tuple[Line, ...] = ()
+    lost: tuple[Name, ...] = ()  # the hosts of nodes that were lost; node 0's record alone has them
+    job: Name | None = None  # the scheduler's number of the job that it ran in: 4711, 4711_3
+    spent: Spent = Spent()  # where its time went, as far as it is written
 
     def after(self, event: Event | events.Begun | events.LeftOut, moment: float) -> RunRecord:
         """The record once ``event`` has happened at ``moment``."""
@@ -133,7 +138,9 @@ class RunRecord:
             case events.Restarting(text=text, verdict=verdict):
                 why = verdict.first.headline if verdict else text.partition("\n")[0]
                 return self._last(why=why, verdict=verdict)
-            case events.Noted(text=text):
+            case events.NodeLost(host=host):
+                return replace(self, lost=(*self.lost, host))
+            case events.Noted(text=text) | events.Stalled(text=text) if text:
                 return replace(self, notes=(*self.notes, text))
             case events.RanksInspected(inspection=inspection):
                 return replace(self, inspections=(*self.inspections, inspection))
@@ -202,13 +209,16 @@ def parse(data: bytes, run: str) -> RunRecord | None:
     except _WRONG:
         return None
     record = replace(record, attempts=(), inspections=(), fate=Fate.RUNNING)
+    happened: list[Happened] = []
     for line in filter(None, lines):
         try:
             found = _decode(line)
             event = convert(found, events.RECORDS[found["event"]])
-            record = record.after(event, convert(found["time"], Moment))
+            happened.append((event, convert(found["time"], Moment)))
+            record = record.after(*happened[-1])
         except _WRONG:
             continue
+    record = replace(record, spent=account(record.began, record.nnodes, happened))
     return replace(record, fate=Fate.LOST) if record.fate is Fate.RUNNING and not lives(record) else record
 
 
@@ -225,7 +235,9 @@ def lives(record: RunRecord) -> bool:
     return record.host != os.uname().nodename or max(0, born(record.pid)) == record.born
 
 
-def to_json(record: RunRecord) -> str:
-    """A record as ``ddplaunch report --json`` prints it."""
-    printable = replace(record, log_dir=shown(record.log_dir, MAX_PATH) if record.log_dir else None)
-    return msgspec.json.format(msgspec.json.encode(printable), indent=2).decode()
+def to_json(record: RunRecord, runs: Sequence[RunRecord], spent: Spent) -> str:
+    """A record as ``ddplaunch report --json`` prints it; ``runs`` are all of its job, ``spent`` the time of these."""
+    log_dir = shown(record.log_dir, MAX_PATH) if record.log_dir else None
+    fields: dict[str, object] = {name: getattr(record, name) for name in RunRecord.__match_args__}
+    said = {**fields, "log_dir": log_dir, "spent": spent, "runs": [each.run for each in runs]}
+    return msgspec.json.format(msgspec.json.encode(said), indent=2).decode()

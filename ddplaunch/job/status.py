@@ -7,6 +7,7 @@ from enum import Enum
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.errors import shown
+from ddplaunch.job.effective import Spent
 from ddplaunch.output import events
 from ddplaunch.output.events import Event
 from ddplaunch.plan.plan import Plan
@@ -94,6 +95,7 @@ class Status:
     ranks: tuple[RankStatus, ...] = ()  # those of this node, in order
     restarts: Count = 0  # how many were announced
     code: ExitCode | None = None  # the exit code, once it is known
+    spent: Spent = Spent()  # where the time went until now
 
     @classmethod
     def of(cls, plan: Plan, pid: int, began: float) -> Status:

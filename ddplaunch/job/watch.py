@@ -6,10 +6,12 @@ import os
 import time
 
 from ddplaunch import TYPE_CHECKING
+from ddplaunch.dataclass import replace
 from ddplaunch.output.events import Event
 from ddplaunch.plan.plan import Plan
 
 if TYPE_CHECKING:
+    from ddplaunch.job.effective import Account
     from ddplaunch.job.status import Status
 
 MAX_NEWS = 4096  # events that are kept unfolded
@@ -23,6 +25,7 @@ class Watch:
         self._plan = plan
         self._began = time.time()
         self._status: Status | None = None
+        self._account: Account | None = None
         self._news: list[tuple[Event, float]] = []
 
     def observe(self, event: Event) -> None:
@@ -31,11 +34,14 @@ class Watch:
             self.status()
 
     def status(self) -> Status:
+        from ddplaunch.job.effective import Account
         from ddplaunch.job.status import Status
 
         status = self._status or Status.of(self._plan, os.getpid(), self._began)
+        account = self._account = self._account or Account(self._began, self._plan.nnodes)
         for event, moment in self._news:
             status = status.after(event, moment)
+            account.take(event, moment)
         self._news.clear()
-        self._status = status
-        return status
+        self._status = replace(status, spent=account.spent(time.time()))
+        return self._status

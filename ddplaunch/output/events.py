@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 
 from ddplaunch import TYPE_CHECKING, diagnosis
+from ddplaunch.control import messages
 from ddplaunch.control.failure import Verdict
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.plan.plan import Plan
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         Line,
         Moment,
         Name,
+        Path,
         Pid,
         Seconds,
         Signal,
@@ -151,7 +153,6 @@ class Noted:
     """Something that people should know of the job."""
 
     text: Line
-    stalled_since: Moment | None = None  # it says that the job gets nowhere, since then
 
 
 @dataclass(frozen=True)
@@ -163,14 +164,30 @@ class FirstCollective:
 
 @dataclass(frozen=True)
 class Stalled:
-    """The ranks get nowhere, since ``since``."""
+    """The ranks get nowhere, since ``since``; ``text`` says it to people, and is "" where they are stopped for it."""
 
     since: Moment
+    text: Line = ""
 
 
 @dataclass(frozen=True)
 class WentOn:
     """The ranks that had stalled work again."""
+
+
+@dataclass(frozen=True)
+class NodeLost:
+    """A node that took part was lost; node 0 alone hears it."""
+
+    host: Name
+
+
+@dataclass(frozen=True)
+class LastCheckpoint:
+    """What ``--checkpoint`` found as the attempt ended: the newest whole one, and since when it is; None for none."""
+
+    path: Path | None
+    moment: Moment | None
 
 
 @dataclass(frozen=True)
@@ -216,6 +233,8 @@ Event = (
     | FirstCollective
     | Stalled
     | WentOn
+    | NodeLost
+    | LastCheckpoint
     | Ended
     | SidecarStarted
     | SidecarAnswers
@@ -238,6 +257,8 @@ RECORDS: Mapping[str, type[Any]] = {
     "first_collective": FirstCollective,
     "stalled": Stalled,
     "went_on": WentOn,
+    "node_lost": NodeLost,
+    "checkpoint": LastCheckpoint,
     "ended": Ended,
     "sidecar_started": SidecarStarted,
     "sidecar_answers": SidecarAnswers,
@@ -263,3 +284,21 @@ def line(event: Event | LeftOut, moment: float, **more: float) -> bytes:
     fields = {name: getattr(kept, name) for name in kept.__match_args__}
     said = {"time": moment, **more, "event": _NAMES[type(kept)], **fields}
     return json.dumps(said, default=lambda each: each.to_json()).encode() + b"\n"
+
+
+def told(message: messages.Message) -> Event | None:
+    """What node 0 tells this node, as an event; None where it is an order."""
+    match message:
+        case messages.Again(attempt, wait, text, verdict):
+            return Restarting(attempt, wait, text, verdict)
+        case messages.Inspected(serial=0, inspection=inspection):
+            return RanksInspected(inspection)
+        case messages.Note(text=text):
+            return Noted(text)
+        case messages.Standstill(since=since, text=text):
+            return Stalled(since, text)
+        case messages.Progress():
+            return WentOn()
+        case messages.Lost(host=host):
+            return NodeLost(host)
+    return None

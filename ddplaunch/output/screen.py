@@ -14,7 +14,7 @@ from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass
 from ddplaunch.loop import Callback, Loop
 from ddplaunch.output.equal_lines import HOLD, EqualLines
-from ddplaunch.output.events import Ended, Event, Noted, Observer, Planned, Restarting
+from ddplaunch.output.events import Ended, Event, Noted, Observer, Planned, Restarting, Stalled
 from ddplaunch.output.prefix import of_ranks, prefixed, prefixes
 from ddplaunch.output.sink import Sink
 from ddplaunch.output.terminal import watched
@@ -179,7 +179,7 @@ class Plain:
 
     def observe(self, event: Event) -> None:
         match event:
-            case Noted(text=text):
+            case Noted(text=text) | Stalled(text=text) if text:
                 self.note(text, of_job=True)
             case Restarting(attempt, wait, text, verdict):
                 fields = {"attempt": attempt, "wait": wait, "verdict": verdict}

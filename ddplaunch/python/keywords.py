@@ -56,6 +56,7 @@ class Keywords(TypedDict, total=False):
     restart_on: str
     restart_backoff: Text
     min_uptime: Text
+    checkpoint: str | None
     timeout: Text | None
     stall_timeout: Text | None
     on_stall: str | None

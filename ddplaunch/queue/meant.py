@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from math import inf
 
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError
 from ddplaunch.job import past, runs
+from ddplaunch.job.record import RunRecord
 from ddplaunch.queue import submitted
 from ddplaunch.queue.scheduler import SOON, Forgotten, JobId, JobState, Scheduler, SilentScheduler
 from ddplaunch.queue.submitted import Submitted
@@ -120,6 +122,19 @@ def run_of(job: Submitted, seen: JobState) -> str:
 def kept_run(job: Submitted, seen: JobState) -> str | None:
     """The name of its latest run in the history that this machine has, as where nodes share a home."""
     return next((name for name in past.names() if _is_of(job.run_id or f"{seen.number}.", name)), None)
+
+
+def kept_runs(job: Submitted, seen: JobState) -> list[RunRecord]:
+    """All its runs there, the first one first; not those of others that merely have the same run id."""
+    again = [each.moment for each in submitted.every() if job.run_id == each.run_id and each.moment > job.moment]
+    until = min(again, default=inf) if job.run_id else inf
+    begins, number = job.run_id or f"{seen.number}.", seen.number.partition(".")[0]
+    found = [
+        each
+        for each in past.records()
+        if (each.job == number if each.job else _is_of(begins, each.run) and job.moment <= each.began < until)
+    ]
+    return sorted(found, key=lambda each: each.began)
 
 
 def _is_of(begins: str, run: str) -> bool:

@@ -298,7 +298,9 @@ def test_report(launch, answer, tmp_path):
     write(tmp_path, "fails.py", FAILS)
     told = launch("run", "--nproc", "2", "--max-restarts", "1", "--run-id", MINE, *LIGHT, "fails.py").stderr
     out = answer("report", MINE).stdout
-    assert out.startswith(f"{MINE}: failed with exit code 1\n  ddplaunch run --nproc 2 ")
+    first, _, rest = out.partition("\n")
+    assert first.startswith("effective ")
+    assert rest.startswith(f"{MINE}: failed with exit code 1\n  ddplaunch run --nproc 2 ")
     report = told[told.rindex("ddplaunch: rank 1 failed with") :].partition("ddplaunch: no restart")[0]
     assert report in out
     assert [line.split()[0] for line in out.partition("ATTEMPT")[2].splitlines()[1:3]] == ["0", "1"]

@@ -135,7 +135,8 @@ class Waiting:
             if question.detail is Detail.PACE:
                 ranks[0] = replace(ranks[0], arrivals=(arrivals,))
             self.job.say(0, messages.Inspected(question.serial, Inspection(0.0, tuple(ranks), 2)))
-        return [note.text for note in self.job.take(messages.Note) if isinstance(note, messages.Note)]
+        found = self.job.take(messages.Standstill)
+        return [each.text for each in found if isinstance(each, messages.Standstill) and each.text]
 
 
 def test_ranks_that_wait_are_told_of_soon():

@@ -47,7 +47,7 @@ def test_figures_of_ranks_go_at_the_end(tmp_path):
     notes = []
     path = tmp_path / "job.prom"
     file = MetricsFile(str(path), lambda: STATUS, notes.append)
-    file.observe(events.Noted("no progress", 990.0))
+    file.observe(events.Stalled(990.0, "no progress"))
     used, gpu = Used(3.5, 2 << 20, 77, 88), GpuUsage(1, 50, 9 << 30, None, (), 310.5, True)
     file.hear(Look(plan(), 0.0, 0.0, {0: 9}, {0: used}, {0: {"0": 5, "1": 6}}, gpus=(gpu,)), None)
     found = series(path.read_text())

@@ -125,10 +125,12 @@ EVENTS = {
     "sidecar_started": "a sidecar has its process",
     "sidecar_answers": "TensorBoard says where it listens",
     "sidecar_exited": "a sidecar has ended; `code` is negative for a signal",
-    "note": "what people are told; where that is that the job gets nowhere, since when, in seconds since the epoch",
+    "note": "what people are told",
     "first_collective": "every rank of this node has entered a collective of this attempt: when the last of them did",
-    "stalled": "the ranks get nowhere: since when",
+    "stalled": "the ranks get nowhere: since when, and what people are told, or nothing where they are stopped for it",
     "went_on": "the ranks that had stalled work again",
+    "node_lost": "a node that took part was lost; on node 0 alone",
+    "checkpoint": "what `--checkpoint` found on node 0 as the attempt ended, and since when it is; `null` for none",
     "ended": "the job is over; its exit code, [the failure](#failurejson) that decided it, or `null`, and a last word, "
     "like `when it was stopped: …`, or `null`",
 }
@@ -233,6 +235,7 @@ RUNS = {
     "ended": "when it did; `null` while it runs",
     "code": "its exit code",
     "collectives_per_second": "what its lowest rank here completes in the default process group; `null` if not known",
+    "effective": "the [effective](effective.md) part of its time, 1 for all, once it has ended; else `null`",
     "target": "as typed",
 }
 
@@ -272,6 +275,20 @@ RECORD = {
     "remark": "a last word on its end, like `when it was stopped: …`; `null` if there is none",
     "inspections": "what the ranks were doing when they were about to be stopped",
     "notes[]": "sentences for people",
+    "lost": "the hosts of nodes that were lost; in node 0's record alone",
+    "job": "the scheduler's number of the job that it ran in; `null` outside of one",
+    "spent.queued": "[where its time went](effective.md), in seconds; the parts add up to the wall time",
+    "spent.waiting": "for the other nodes, before the first attempt",
+    "spent.imports": "until all ranks had a process",
+    "spent.first_collective": "from then until every rank had entered a collective",
+    "spent.steady": "the effective time",
+    "spent.stalled": "the ranks got nowhere",
+    "spent.straggler": "some ranks were done, others were not",
+    "spent.stopping": "from a failure or a signal until nothing was left",
+    "spent.restarting": "from then until all ranks had a process again",
+    "spent.discarded": "work after the last checkpoint of an attempt that failed",
+    "spent.restarts": "how many there were",
+    "runs": "all runs of its job, which `spent` is of, where the scheduler's number was typed; else it alone",
 }
 
 
@@ -391,7 +408,7 @@ def runs_fields() -> list[str]:
 
 def record_fields() -> list[str]:
     """Those of ``ddplaunch report --json``."""
-    return list(_paths(json.loads(to_json(_record())), ""))
+    return list(_paths(json.loads(to_json(_record(), [], _record().spent)), ""))
 
 
 def inspection_fields() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import click
 
@@ -12,6 +13,7 @@ from ddplaunch.console.failure import render_verdict
 from ddplaunch.console.table import table
 from ddplaunch.control.failure import signal_name
 from ddplaunch.errors import shown
+from ddplaunch.job.effective import Spent, percent, told
 from ddplaunch.job.record import Attempt, Fate, RankRecord, RunRecord
 from ddplaunch.words import counted, size, span
 
@@ -20,9 +22,28 @@ MAX_RANKS = 32  # that are shown; --json has all
 MAX_COMMAND = 400  # characters
 
 
-def render(shares: Sequence[RunRecord], output: str | None) -> Iterator[str]:
+class Whole(NamedTuple):
+    """The time of a run, or of all runs of a scheduler's job."""
+
+    runs: Sequence[RunRecord]  # the last is the one that the report is of
+    spent: Spent
+
+    @property
+    def line(self) -> str:
+        """The effective time."""
+        fate, known = self.runs[-1].fate, told(self.spent)
+        if fate is Fate.LOST:
+            return f"{known}, up to its last restart" if self.spent.restarts else "effective time unknown: it was lost"
+        return known or "effective time not known yet"
+
+
+def render(shares: Sequence[RunRecord], whole: Whole, output: str | None) -> Iterator[str]:
     """The lines of the report, with ANSI styles; ``shares`` has node 0's first, ``output`` says where output is."""
     record = shares[0]
+    yield whole.line
+    if len(whole.runs) > 1:
+        rows = [_run_row(each) for each in whole.runs]
+        yield from (*table(("RUN", "BEGAN", "LASTED", "EFFECTIVE", "ENDED"), rows), "")
     yield click.style(f"{record.run}: {_fate(record)}", bold=True)
     yield f"  {shown(shlex.join(record.argv), MAX_COMMAND)}"
     yield f"  in {record.cwd} on {record.host}, {counted(record.world_size, 'rank')}{_nodes(record)}"
@@ -40,6 +61,11 @@ def render(shares: Sequence[RunRecord], output: str | None) -> Iterator[str]:
         yield from ("", *(f"note: {note}" for note in record.notes))
     if output:
         yield from ("", output)
+
+
+def _run_row(record: RunRecord) -> tuple[str, ...]:
+    lasted, effective = span(record.spent.wall), percent(record.spent.share)
+    return record.run, _day(record.began), lasted, effective, _fate(record)
 
 
 def _fate(record: RunRecord) -> str:

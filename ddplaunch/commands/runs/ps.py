@@ -17,6 +17,7 @@ from ddplaunch.console import colour_wanted
 from ddplaunch.console.table import table
 from ddplaunch.job import client, past
 from ddplaunch.job.client import NoAnswer
+from ddplaunch.job.effective import percent
 from ddplaunch.job.record import Fate, RunRecord
 from ddplaunch.job.requests.inspection import InspectJob, JobInspected
 from ddplaunch.job.runs import RunningJob, known
@@ -138,7 +139,7 @@ def render(
     if ended:
         rows = [_ended_row(each, now) for each in ended]
         colours = [_COLOURS.get(each.fate) for each in ended]
-        yield from table(("RUN", "STATE", "ENDED", "LASTED", "RANKS", "TARGET"), rows, colours)
+        yield from table(("RUN", "STATE", "ENDED", "LASTED", "EFFECTIVE", "RANKS", "TARGET"), rows, colours)
 
 
 def _running_row(seen: SeenJob, now: float) -> tuple[str, ...]:
@@ -163,7 +164,8 @@ def _job_row(each: QueuedJob, now: float) -> tuple[str, ...]:
 def _ended_row(record: RunRecord, now: float) -> tuple[str, ...]:
     lasted = "-" if record.ended is None else span(record.ended - record.began)
     since = "-" if record.ended is None else f"{span(now - record.ended)} ago"
-    return record.run, state(record), since, lasted, str(record.world_size), _short(record.target)
+    effective = percent(record.spent.share if record.ended else None)
+    return record.run, state(record), since, lasted, effective, str(record.world_size), _short(record.target)
 
 
 def state(record: RunRecord) -> str:
@@ -177,7 +179,7 @@ def _short(target: str) -> str:
 
 _FIELDS: dict[str, object] = dict.fromkeys([
     *("run", "state", "pid", "node_rank", "world_size", "ranks", "attempt", "restarts"),
-    *("began", "ended", "code", "collectives_per_second", "target"),
+    *("began", "ended", "code", "collectives_per_second", "effective", "target"),
 ])  # fmt: skip
 """What ``ps --json`` says of each, null where it is not known."""
 
@@ -206,4 +208,5 @@ def ended_json(record: RunRecord) -> dict[str, object]:
     told |= {"node_rank": record.node_rank, "world_size": record.world_size}
     told |= {"ranks": [each.rank for each in last.ranks] if last else [], "attempt": last.number if last else -1}
     told |= {"restarts": last.number if last else 0, "began": record.began, "ended": record.ended}
+    told |= {"effective": record.spent.share if record.ended else None}
     return {**told, "code": record.code, "target": record.target}

@@ -5,16 +5,21 @@ from __future__ import annotations
 import click
 
 from ddplaunch.cli.run_command import PathType
-from ddplaunch.commands.runs.account import render
+from ddplaunch.commands.runs.account import Whole, render
 from ddplaunch.commands.runs.array import refuse_page
 from ddplaunch.commands.runs.array import report as report_all
 from ddplaunch.commands.runs.newest import newest_here
 from ddplaunch.commands.runs.page import write_page
+from ddplaunch.commands.runs.since import report_since
 from ddplaunch.console import colour_wanted
+from ddplaunch.dataclass import replace
 from ddplaunch.errors import LaunchError, UsageError, shown
-from ddplaunch.job import logs, past, runs
+from ddplaunch.job import client, logs, past, runs
+from ddplaunch.job.client import NoAnswer
+from ddplaunch.job.ledger import joined
 from ddplaunch.job.record import RunRecord, to_json
-from ddplaunch.queue.meant import index_of, job_meant, kept_run, one_of, run_of, running, standing
+from ddplaunch.job.requests.status import AskStatus
+from ddplaunch.queue.meant import index_of, job_meant, kept_run, kept_runs, one_of, run_of, running, standing
 from ddplaunch.queue.step import relay
 from ddplaunch.queue.submitted import Submitted
 
@@ -28,37 +33,70 @@ from ddplaunch.queue.submitted import Submitted
     type=PathType(dir_okay=False),
     help="Write a page for a browser, which needs nothing else.",
 )
-def report(run: str | None, as_json: bool, html: str | None) -> int | None:
-    """Tell how a run ended: the failure again, its attempts, memory and CPU time of each rank.
+@click.option("--since", metavar="TIME", help="Tell of all runs that began in this time, like 7d or 12h.")
+def report(run: str | None, as_json: bool, html: str | None, since: str | None) -> int | None:
+    """Tell how a run ended: its effective time, the failure again, its attempts, memory and CPU time of each rank.
 
     RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the newest run of this folder. Of a
-    submitted job, its number; of an array, all in short.
+    job of a scheduler, its number: the time is that of all its runs; of an array, all in short.
     """
+    if since is not None:
+        _of_all(since, run, as_json, html)
+        return None
     if as_json and html is not None:
         raise UsageError("--json and --html contradict each other", "leave one of them out")
+    of_job = list[RunRecord]()
     if (queued := job_meant(run)) and run:
         told = _of_job(queued, run, as_json, html)
         if isinstance(told, int):
             return told
-        run = told
+        run, of_job = told
+    elif run and (of_job := _by_number(run)):
+        run = of_job[-1].run
     found = runs.find(run or newest_here())
     shares = past.shares(found.run)
     if not shares:
         what = f"{found.run} has no record: it is starting, or runs with --no-history"
         raise UsageError(what, "ddplaunch ps shows its state")
+    if found.running:
+        shares = [_as_it_stands(found.running.path, shares[0]), *shares[1:]]
+    before = [each for each in of_job if each.run != found.run]
+    whole = Whole([*before, shares[0]], joined([*before, shares[0]], queued.moment if queued else None))
     if html is not None:
-        write_page(shares, html)
+        write_page(shares, html, whole.line)
         return None
     if as_json:
-        click.echo(to_json(shares[0]))
+        click.echo(to_json(shares[0], whole.runs, whole.spent))
         return None
-    for line in render(shares, _output(found.run, shares[0])):
+    for line in render(shares, whole, _output(found.run, shares[0])):
         click.echo(line, color=None if colour_wanted() else False)
     return None
 
 
-def _of_job(job: Submitted, word: str, as_json: bool, html: str | None) -> str | int:
-    """The name of the run of a submitted job, where that is kept here; else ask node 0, and return its exit code."""
+def _of_all(since: str, run: str | None, as_json: bool, html: str | None) -> None:
+    if run or html is not None:
+        other = "--html" if html is not None else f"a run, here {shown(run or '', 60)}"
+        raise UsageError(f"--since {shown(since, 60)} is of all runs: not with {other}", "leave one of them out")
+    for line in report_since(since, as_json=as_json):
+        click.echo(line, color=None if colour_wanted() else False)
+
+
+def _by_number(word: str) -> list[RunRecord]:
+    """The runs that ran in the scheduler's job of this number, the first one first."""
+    found = past.records() if word.replace("_", "").isdecimal() else ()
+    return sorted((each for each in found if each.job == word), key=lambda each: each.began)
+
+
+def _as_it_stands(door: str, record: RunRecord) -> RunRecord:
+    """The record of a run that goes on, with where its time went until now, if its launcher answers."""
+    try:
+        return replace(record, spent=client.ask(door, AskStatus()).spent)
+    except NoAnswer:
+        return record
+
+
+def _of_job(job: Submitted, word: str, as_json: bool, html: str | None) -> tuple[str, list[RunRecord]] | int:
+    """The newest run of a submitted job, and all that are kept here; else ask node 0, and return its exit code."""
     if index_of(job, word) == "":
         if html is not None:
             raise refuse_page(job)
@@ -68,7 +106,8 @@ def _of_job(job: Submitted, word: str, as_json: bool, html: str | None) -> str |
     seen = standing(job, which)
     if not seen.waits and (name := kept_run(job, seen)):
         click.echo(f"job {which.typed} {seen.words}", err=True)
-        return name
+        its = kept_runs(job, seen)
+        return (its[-1].run if its else name), its
     if seen.code is not None:
         what = f"job {which.typed} {seen.words}; its record is not kept on this machine"
         raise LaunchError(what, f"its report is at the end of {seen.log}")

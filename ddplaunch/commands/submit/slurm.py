@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
@@ -24,6 +25,7 @@ from ddplaunch.commands.submit.base import BatchScheduler
 from ddplaunch.commands.submit.job import BatchJob, Requeue
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_PREEMPTED, LaunchError, UsageError
+from ddplaunch.job.ledger import proposed
 from ddplaunch.plan.command import python_command
 from ddplaunch.queue.follower import say
 from ddplaunch.queue.scheduler import PATIENCE, SOON, Deadline, JobId, JobState, Told, call, sorted_by
@@ -116,6 +118,11 @@ class Slurm(BatchScheduler):
             yield "without --cpus-per-task all ranks of a node share one CPU, unless the site's Slurm gives more"
         if job.container_image:
             yield "the target was not checked: it is in the image"
+        left_out = expand_hosts(job.exclude, "--exclude") if job.exclude and "/" not in job.exclude else ()
+        if bad := [each for each in proposed(time.time()) if each.host not in left_out]:
+            failed = named(f"{each.host} ({each.times} times)" for each in bad)
+            hosts = ",".join([*([job.exclude] if job.exclude else []), *(each.host for each in bad)])
+            yield f"failed in your jobs of the last 7 days: {failed}; to leave out: --exclude {hosts}"
 
     def warn(self, job: BatchJob) -> None:
         if job.container_image and not _has_containers():

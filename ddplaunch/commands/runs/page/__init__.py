@@ -18,8 +18,11 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """What a browser may load: nothing. So no text of a rank can become a program, whatever it holds."""
 
 
-def page(shares: Sequence[RunRecord]) -> str:
-    """Return the page of a run, from the records of its nodes as far as they are here, node 0's first."""
+def page(shares: Sequence[RunRecord], effective: str = "") -> str:
+    """Return the page of a run, from the records of its nodes as far as they are here, node 0's first.
+
+    ``effective`` says in a line where its time went.
+    """
     run = PageRun.of(shares)
     well = run.first.code == 0  # what ranks were doing meanwhile is then of less interest
     parts = (
@@ -40,17 +43,17 @@ def page(shares: Sequence[RunRecord]) -> str:
         tag("title", f"{run.name}: ddplaunch"),
         tag("style", Markup(STYLE)),
     )
-    body = tag("body", sections.header(run), tag("main", *filter(None, parts)), sections.footer())
+    body = tag("body", sections.header(run, effective), tag("main", *filter(None, parts)), sections.footer())
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
 
-def write_page(shares: Sequence[RunRecord], file: str) -> None:
+def write_page(shares: Sequence[RunRecord], file: str, effective: str) -> None:
     """Write the page of a run from the records of its nodes; a file that is there already is replaced.
 
     Raises:
         UsageError: the file cannot be written.
     """
-    text = page(shares)
+    text = page(shares, effective)
     if file == STDOUT:
         return click.echo(text, nl=False)
     try:

@@ -30,14 +30,20 @@ _FOLDED = 32  # ranks from which on the table of resources is folded
 _STYLES = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def header(run: PageRun) -> Markup:
-    """The run's name, what became of it, and what it ran."""
+def header(run: PageRun, effective: str) -> Markup:
+    """The run's name, what became of it, what it ran, and its effective time."""
     record = run.first
     fate = tag("span", record.fate.value, class_=f"fate {_FATES.get(record.fate.value, 'stopped')}")
     code = f"exit code {record.code}, " if record.code is not None else ""
     nodes = f" on {record.nnodes} nodes" if record.nnodes > 1 else ""
     line = f"{code}{span(run.ended - run.began)}, {counted(record.world_size, 'rank')}{nodes}, {time_of_day(run.began)}"
-    return tag("header", tag("h1", run.name, " ", fate), tag("p", tag("code", record.target)), tag("p", line))
+    return tag(
+        "header",
+        tag("h1", run.name, " ", fate),
+        tag("p", tag("code", record.target)),
+        tag("p", line),
+        tag("p", effective),
+    )
 
 
 def notes(run: PageRun) -> Markup | None:

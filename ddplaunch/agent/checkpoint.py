@@ -1,0 +1,44 @@
+"""The newest checkpoint as an attempt ends: what ``--checkpoint`` matches, a folder as old as its newest file."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterator
+from glob import iglob
+
+from ddplaunch.errors import EXIT_PREEMPTED
+from ddplaunch.output.events import LastCheckpoint
+
+WRITTEN = 2.0  # seconds: a younger one may not be whole, as its writer was stopped
+PATIENCE = 2.0  # seconds for the look
+
+
+def newest(pattern: str, codes: Collection[int]) -> LastCheckpoint | None:
+    """Return the newest that is whole; None where that takes too long. ``codes`` is how the ranks ended.
+
+    Ranks that ended by themselves have finished what they wrote, so that one counts however young it is.
+    """
+    ended_well = bool(codes) and all(code in (0, EXIT_PREEMPTED) for code in codes)
+    latest = time.time() - (0.0 if ended_well else WRITTEN)
+    until = time.monotonic() + PATIENCE
+    best = LastCheckpoint(None, None)
+    for path in iglob(pattern, recursive=True):
+        moment = 0.0
+        for file in _files(path):
+            if time.monotonic() > until:
+                return None
+            try:
+                moment = max(moment, os.stat(file).st_mtime)
+            except OSError:
+                continue
+        if 0 < moment <= latest and (best.moment is None or moment > best.moment):
+            best = LastCheckpoint(path, moment)
+    return best
+
+
+def _files(path: str) -> Iterator[str]:
+    if not os.path.isdir(path):
+        yield path
+    for folder, _, names in os.walk(path):
+        yield from (os.path.join(folder, name) for name in names)
