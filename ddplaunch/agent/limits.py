@@ -91,10 +91,10 @@ def _process_limit() -> str:
     return "the limit of the cgroup (pids.max), the user (ulimit -u) or the machine is reached"
 
 
-def cgroups() -> list[tuple[str, str]]:
-    """The controllers and the path of each cgroup that we are in; of v2, "" (cgroups(7))."""
+def cgroups(root: str = "") -> list[tuple[str, str]]:
+    """The controllers and the path of each cgroup that we are in; of v2, "" (cgroups(7)). /proc is below ``root``."""
     try:
-        with open("/proc/self/cgroup", encoding="utf-8") as file:
+        with open(f"{root}/proc/self/cgroup", encoding="utf-8") as file:
             lines = [line.rstrip("\n").split(":", 2) for line in file]
             return [(controllers, path) for _, controllers, path in lines]
     except (OSError, ValueError):
@@ -118,15 +118,15 @@ def number(path: str) -> int | None:
         return None
 
 
-def groups(controller: str) -> Iterator[str]:
+def groups(controller: str, root: str = "") -> Iterator[str]:
     """The folders of our control group and of those around it: of version 2, and of this controller of version 1."""
-    for controllers, path in cgroups():
+    for controllers, path in cgroups(root):
         if controllers and controller not in controllers.split(","):
             continue
-        root = f"/sys/fs/cgroup/{controller}" if controllers else "/sys/fs/cgroup"
+        top = f"{root}/sys/fs/cgroup/{controller}" if controllers else f"{root}/sys/fs/cgroup"
         parts = [part for part in path.split("/") if part and part != ".."]
         for depth in range(len(parts), -1, -1):
-            yield "/".join((root, *parts[:depth]))
+            yield "/".join((top, *parts[:depth]))
 
 
 def memory(total: int | None, available: int | None) -> tuple[int | None, int | None]:

@@ -25,6 +25,7 @@ from ddplaunch.plan.plan import Plan
 
 if TYPE_CHECKING:
     from ddplaunch.agent.debugging import Debugging
+    from ddplaunch.agent.memory import Memory
     from ddplaunch.diagnosis.inspection import Arrivals
 
 INTERRUPT_PATIENCE = 3.0  # seconds from SIGINT until ranks are told by SIGTERM: a wait inside torch sees no SIGINT
@@ -99,7 +100,7 @@ class Ranks:
         self.started = 0  # how many have got a process
         self.debugging: Debugging | None = None  # where a person may debug them
         self._broken: Broken | None = None
-        self._memory = remains.Memory()
+        self.memory: Memory | None = None  # what becomes of theirs, once there is one of them
         self._loop, self._folder = loop, folder
 
     def enter(self, phase: Phase) -> None:
@@ -146,6 +147,11 @@ class Ranks:
         process = self.processes[number] = RankProcess(self.plan.rank_of(number), pid, pidfd)
         if number == 0:
             self.first.watch()
+        if self.memory is None:  # loaded while the first rank begins
+            from ddplaunch.agent.memory import Memory
+
+            self.memory = Memory(self._loop, lambda: {each.rank.rank: each.pid for each in self.processes.values()})
+            self.memory.watch()
         return process
 
     def ended(self, rank: int, pid: int, code: int) -> RankProcess | None:
@@ -164,15 +170,15 @@ class Ranks:
         if path and os.path.exists(path):
             self.arrivals += remains.read_trace_file(path, rank, self.plan.world_size)
 
-    def judge(self, process: RankProcess, code: int) -> Failure | None:
-        """Tell a failure from the end that we asked for; ``code`` is -N for signal N."""
+    def judge(self, process: RankProcess, code: int, peak: int = 0) -> Failure | None:
+        """Tell a failure from the end that we asked for; ``code`` is -N for signal N, ``peak`` the memory it had."""
         recorded = remains.read_error_file(self.error_file(process.rank.rank))
         if process.signalled:
             if recorded.message is None:
                 self.stopped += 1
                 return None
             code = 1  # its exception came first, our signal only cut its end short
-        return self._failed(process.rank, process.pid, code, recorded)
+        return self._failed(process.rank, process.pid, code, recorded, peak)
 
     def unborn(self, number: int, reason: int) -> Failure | None:
         """A rank got no process, or no descriptors, for the reason of this errno; None after the first such rank."""
@@ -184,7 +190,9 @@ class Ranks:
         message = f"rank {number} could not be started: {limits.why_unborn(reason)}{before}"
         return self._failed(self.plan.rank_of(number), 0, EXIT_OS, remains.Recorded(message))
 
-    def _failed(self, rank: Rank, pid: int, code: int, recorded: remains.Recorded) -> Failure:
+    def _failed(self, rank: Rank, pid: int, code: int, recorded: remains.Recorded, peak: int = 0) -> Failure:
+        said = recorded.traceback or recorded.message or ""
+        short = self.memory.account(-code, said, rank.rank, pid, peak) if self.memory else None
         failure = Failure(
             rank=rank.rank,
             local_rank=rank.local_rank,
@@ -196,7 +204,7 @@ class Ranks:
             message=recorded.message,
             traceback=recorded.traceback,
             moment=recorded.moment or time.time(),
-            hint=recorded.hint or self._memory.hint(-code, recorded.traceback or recorded.message or ""),
+            hint=recorded.hint or short or remains.hint_of(-code),
             refused=recorded.refused,
             collectives=recorded.collectives,
         )
@@ -261,6 +269,8 @@ class Ranks:
     def close(self) -> None:
         """Nothing of them is left."""
         self.timers.cancel()
+        if self.memory:
+            self.memory.close()
         for line in self.lines.values():
             line.close()
         self.lines.clear()

@@ -1,13 +1,11 @@
-"""What is left of a rank that ended: its error file, its trace, the kernel's counters, its last lines."""
+"""What is left of a rank that ended: its error file, its trace, its last lines."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 
 from ddplaunch import TYPE_CHECKING, diagnosis
-from ddplaunch.agent import limits
 from ddplaunch.control.relay import FOR_RANKS
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import MAX_LINE, MAX_TAIL, readable, shown
@@ -82,55 +80,11 @@ def _hint(text: object) -> str | None:
     return "\n".join(shown(line, MAX_LINE) for line in text.splitlines()[:2]) if isinstance(text, str) else None
 
 
-class Memory:
-    """The kernel's counts of processes killed for want of memory, and what is left of shared memory."""
-
-    def __init__(self) -> None:
-        self._before = _oom_kills()
-
-    def hint(self, number: int, text: str) -> str | None:
-        """Say what the counters add to an end by signal ``number``, or to a message ``text`` about a killed child."""
-        killed = number == signal.SIGKILL or "killed by signal: Killed" in text
-        if killed and _oom_kills() > self._before:
-            return "the kernel's out-of-memory killer ran meanwhile: probably out of memory"
-        if number in FOR_RANKS:
-            return "the program does not handle this signal, and Slurm's --signal may come to every process of a step"
-        if number == signal.SIGBUS or "Bus error" in text:
-            return _shared_memory()
-        return None
-
-
-def _oom_kills() -> int:
-    """oom_kill of this cgroup (v2 memory.events, v1 memory.oom_control) and of the machine (/proc/vmstat), added up."""
-    total = 0
-    paths = ["/proc/vmstat"]
-    for controllers, path in limits.cgroups():
-        if not controllers:
-            paths.append(f"/sys/fs/cgroup{path}/memory.events")
-        elif "memory" in controllers.split(","):
-            paths.append(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
-    for path in paths:
-        try:
-            with open(path, encoding="ascii") as file:
-                for line in file:
-                    name, _, value = line.partition(" ")
-                    if name == "oom_kill":
-                        total += int(value)
-        except (OSError, ValueError):
-            continue
-    return total
-
-
-def _shared_memory() -> str:
-    try:
-        found = os.statvfs("/dev/shm")
-    except OSError:
-        return "DataLoader workers need /dev/shm, which does not exist here"
-    size, free = (blocks * found.f_frsize >> 20 for blocks in (found.f_blocks, found.f_bavail))
-    return (
-        f"/dev/shm, which DataLoader workers need, has {free} of {size} MiB free now: "
-        "make it larger (docker run --shm-size=8g), or use num_workers=0"
-    )
+def hint_of(number: int) -> str | None:
+    """What an end by this signal may come from."""
+    if number in FOR_RANKS:
+        return "the program does not handle this signal, and Slurm's --signal may come to every process of a step"
+    return None
 
 
 def last_lines(tail: bytes, count: int = MAX_TAIL) -> tuple[str, ...]:

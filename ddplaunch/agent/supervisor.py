@@ -361,7 +361,7 @@ class Supervisor:
         elif code == 0:
             self._ranks.finish(rank)
         elif not process.finished:
-            failure = self._ranks.judge(process, code)
+            failure = self._ranks.judge(process, code, usage[0])
         self._failed(failure)
 
     def _failed(self, failure: Failure | None) -> None:

@@ -19,8 +19,7 @@ def render_verdict(verdict: Verdict, nnodes: int) -> str:
     lines = [click.style(f"ddplaunch: {verdict.blame or first.headline + where}", fg="red", bold=True)]
     if verdict.blame and first.is_consequence:
         lines.append(f"  then {first.headline}{where}")
-    if first.hint:
-        lines.append(f"  {first.hint}")
+    lines += [f"  {line}" for line in (first.hint or "").splitlines()]
     if verdict.world_size == 1:
         pass  # it has just printed all this itself, straight to the terminal
     elif first.traceback:

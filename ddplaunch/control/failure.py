@@ -14,7 +14,7 @@ from ddplaunch.words import named
 if TYPE_CHECKING:
     from typing import Any
 
-    from ddplaunch.wire.bounds import Complaint, Count, ExitCode, Line, Moment, Name, Pid, Signal, Size, Tail, Text
+    from ddplaunch.wire.bounds import Complaint, Count, ExitCode, Line, Moment, Name, Pid, Signal, Size, Tail, Text, Why
 
 MAX_HEADLINE = 300  # characters of a message that is named in a sentence
 MAX_REPORT = 1 << 20  # characters of all failures of a node together, and of a report: one frame (``wire``) holds more
@@ -28,6 +28,9 @@ _SIGNALS = {
     "SIGSEGV": "segmentation fault in native code",
     "SIGTERM": "terminated from outside",
 }
+
+OUT_OF_MEMORY = "out-of-memory killer"
+"""The kernel's; where a failure's hint names it, memory was short."""
 
 _CONSEQUENCE = (
     r"(?i)connection (closed|reset|refused)|broken pipe|connectFullMesh|socket.*(closed|reset)|DistBackendError"
@@ -56,7 +59,7 @@ class Failure:
     message: Text | None  # the exception's last line; None where none was recorded
     traceback: Text | None  # as Python printed it, the user's frames only
     moment: Moment  # seconds since the epoch: the exception was caught, or else the process was seen to be gone
-    hint: Line | None  # what the kernel's counters add, or what to type
+    hint: Why | None  # what the kernel adds, or what to type: four lines at most
     refused: Complaint | None = None  # the launcher's own complaint, found inside the rank, and its hint
     tail: Tail = ()  # the last lines that it printed
     collectives: Size | None = None  # how many it had entered; None where it is not known, or none
@@ -73,6 +76,8 @@ class Failure:
     @property
     def reason(self) -> str:
         """How it ended, in words."""
+        if self.signal == signal.SIGKILL and OUT_OF_MEMORY in (self.hint or ""):
+            return "was ended by SIGKILL (out of memory)"
         return describe_end(-self.signal if self.signal else self.exit_code or 0)
 
     @property

@@ -9,7 +9,7 @@ import re
 
 from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.control.attempt import JobAttempt
-from ddplaunch.control.failure import Failure
+from ddplaunch.control.failure import OUT_OF_MEMORY, Failure
 from ddplaunch.control.rules import Rules
 from ddplaunch.dataclass import dataclass
 
@@ -33,8 +33,8 @@ _NETWORK = (
 Source: torch/csrc/distributed/c10d/NCCLUtils.cpp (getNcclErrorDetailStr), ncclGetErrorString, gloo/transport/tcp.
 """
 
-_KILLED = r"(?i)\) is killed by signal: |out-of-memory killer"
-"""A worker of a DataLoader (torch/utils/data/_utils/signal_handling.py), and what ``Memory.hint`` adds."""
+_KILLED = rf"(?i)\) is killed by signal: |{OUT_OF_MEMORY}"
+"""A worker of a DataLoader (torch/utils/data/_utils/signal_handling.py), and what the kernel adds."""
 
 
 @dataclass(frozen=True)

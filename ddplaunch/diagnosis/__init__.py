@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ddplaunch.diagnosis import arrivals as arrivals
     from ddplaunch.diagnosis import culprit as culprit
     from ddplaunch.diagnosis import inspection as inspection
+    from ddplaunch.diagnosis import memory as memory
     from ddplaunch.diagnosis import pace as pace
     from ddplaunch.diagnosis import profile as profile
     from ddplaunch.diagnosis import readings as readings
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from ddplaunch.diagnosis import waits as waits
 
 _MODULES = frozenset(
-    ("arrivals", "culprit", "inspection", "pace", "profile", "readings", "sentences", "stack_dump", "stall", "waits")
+    (
+        *("arrivals", "culprit", "inspection", "memory", "pace", "profile", "readings", "sentences"),
+        *("stack_dump", "stall", "waits"),
+    )
 )
 
 

@@ -74,8 +74,8 @@ def _line(text: str) -> str:
     return shown(" ".join(text.splitlines()), MAX_LINE)
 
 
-def _hint(text: str) -> str:
-    return "\n".join(map(_line, text.split("\n")[:2]))
+def _lines(most: int) -> Check:
+    return lambda text: "\n".join(map(_line, text.split("\n")[:most]))
 
 
 def _text(text: str) -> str:
@@ -105,7 +105,8 @@ Typed = Annotated[str, _letters(8192)]  # what was typed, which nodes compare
 Path = Annotated[str, _path]  # is opened, and shown to people only as ``errors.shown`` has it
 
 Line = Annotated[str, _line]
-Hint = Annotated[str, _hint]  # two lines
+Hint = Annotated[str, _lines(2)]
+Why = Annotated[str, _lines(4)]
 Text = Annotated[str, _text]  # many
 Complaint = tuple[Line, Hint | None]  # an error as users meet it: message and hint
 Tail = Annotated[tuple[Line, ...], lambda lines: lines[-MAX_TAIL:]]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.remains import Memory, last_lines
+from ddplaunch.agent.remains import hint_of, last_lines
 from ddplaunch.control.failure import Failure, describe_end, judge
 from tests.conftest import PROGRAMS, write
-from tests.starts import EXEC, FORKED, LIGHT, WARM
+from tests.starts import EXEC, FORKED, LIGHT
 
 FAILS = PROGRAMS / "fails.py"
 
@@ -145,35 +143,6 @@ def test_a_single_rank_is_not_reported_twice(launch):
     assert done.stderr.rstrip().endswith("ddplaunch: rank 0 failed with ValueError: rank 0 fails (exit code 1)")
 
 
-def _memory_cgroup() -> Path | None:
-    root = Path("/sys/fs/cgroup/memory")
-    return root if os.access(root, os.W_OK) and (root / "memory.limit_in_bytes").exists() else None
-
-
-@pytest.mark.skipif(WARM, reason="a warm zygote stays in the cgroup, which then cannot be removed")
-@pytest.mark.skipif(
-    _memory_cgroup() is None, reason="needs a writable cgroup v1 memory controller to run out of memory"
-)
-def test_out_of_memory_is_said_when_the_kernel_says_so(start):
-    root = _memory_cgroup()
-    assert root is not None
-    group = root / f"ddplaunch-test-{os.getpid()}"
-    group.mkdir()
-    try:
-        (group / "memory.limit_in_bytes").write_text(str(200 << 20))
-
-        def join():
-            (group / "cgroup.procs").write_text(str(os.getpid()))
-
-        job = start("run", *LIGHT, "--nproc", "2", FAILS, "memory", "1", preexec_fn=join)
-        assert job.wait() == 137
-        assert "rank 1 was ended by SIGKILL" in job.stderr()
-        assert "probably out of memory" in job.stderr()
-        job.assert_nothing_left()
-    finally:
-        group.rmdir()
-
-
 def test_shared_memory_hint_of_a_bus_error(launch):
     done = launch("run", *LIGHT, "--nproc", "2", FAILS, "bus", "0")
     assert "/dev/shm, which DataLoader workers need, has" in done.stderr
@@ -193,7 +162,7 @@ def test_words_for_ends():
     assert describe_end(3) == "exited with code 3"
     assert describe_end(-9) == "was ended by SIGKILL (killed from outside)"
     assert describe_end(-10) == "was ended by SIGUSR1"
-    assert "does not handle this signal" in (Memory().hint(10, "") or "")
+    assert "does not handle this signal" in (hint_of(10) or "")
     assert describe_end(-62) == "was ended by signal 62"
 
 

@@ -212,7 +212,7 @@ FAILURE = {
     "message": "the exception's last line; `null` for none",
     "traceback": "as Python printed it, the user's frames only",
     "moment": "of the exception, else of the end of the process, in seconds since the epoch",
-    "hint": "what the kernel's counters add: its out-of-memory killer",
+    "hint": "what the kernel adds, as about its out-of-memory killer, or what to do; four lines at most",
     "refused": "ddplaunch's own error, found inside the rank: message and hint",
     "tail": "the last lines that it printed",
     "collectives": "how many it had entered in all its process groups; `null` for none, or where it is not known",

@@ -1,0 +1,53 @@
+"""What control groups say of memory: limits, use, and how often the kernel ended a process. Of version 1 and 2."""
+
+from __future__ import annotations
+
+from ddplaunch.agent import limits
+from ddplaunch.dataclass import dataclass
+from ddplaunch.devices.sysfs import read_text
+
+_NO_LIMIT = 1 << 60  # what version 1 has for "unlimited" is about 2**63
+
+
+@dataclass(frozen=True)
+class Group:
+    """The memory of one control group and those below it."""
+
+    folder: str
+    name: str  # as /proc/self/cgroup has it
+    setting: str  # the file of its limit
+    limit: int | None  # bytes
+    met: int  # how often a process needed more than the limit
+    kills: int | None  # how many of its processes were ended for that; None where it does not count them
+
+
+def read(root: str = "") -> list[Group]:
+    """Our control group, and those around it; ``root`` is where /proc and /sys are."""
+    found = []
+    for folder in limits.groups("memory", root):
+        name = folder.removeprefix(f"{root}/sys/fs/cgroup").removeprefix("/memory") or "/"
+        if limit := read_text(f"{folder}/memory.max"):
+            happened = fields(f"{folder}/memory.events")  # of those below, too
+            # Where a parent's limit was met, "oom" rises there; "oom_kill" in the group of the process that was ended.
+            met = (fields(f"{folder}/memory.events.local") or happened).get("oom", 0)
+            limited = int(limit) if limit.isdecimal() else None
+            found.append(Group(folder, name, "memory.max", limited, met, happened.get("oom_kill")))
+        elif (size := limits.number(f"{folder}/memory.limit_in_bytes")) is not None:
+            met = limits.number(f"{folder}/memory.failcnt") or 0
+            kills = fields(f"{folder}/memory.oom_control").get("oom_kill")
+            limited = size if size < _NO_LIMIT else None
+            found.append(Group(folder, name, "memory.limit_in_bytes", limited, met, kills))
+    return found
+
+
+def shared_and_cached(group: Group) -> tuple[int, int]:
+    """Bytes of shared memory and of files that its processes hold in memory, those below it too."""
+    stat = fields(f"{group.folder}/memory.stat")
+    shared = stat.get("total_shmem", stat.get("shmem", 0))
+    return shared, max(0, stat.get("total_cache", stat.get("file", 0)) - shared)
+
+
+def fields(path: str) -> dict[str, int]:
+    """A file of lines of a name and a number; nothing where it cannot be read."""
+    pairs = (line.split() for line in (read_text(path) or "").splitlines())
+    return {pair[0].rstrip(":"): int(pair[1]) for pair in pairs if len(pair) > 1 and pair[1].isdecimal()}

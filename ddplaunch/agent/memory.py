@@ -1,0 +1,214 @@
+"""What becomes of the memory of this node's ranks: who holds it when it gets short, and whom the kernel ended for it.
+
+``diagnosis.memory`` puts what is known into words.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from ddplaunch import TYPE_CHECKING, diagnosis
+from ddplaunch.agent import control_groups
+from ddplaunch.agent.memory_alarm import LONGEST, MemoryAlarm
+from ddplaunch.dataclass import dataclass
+from ddplaunch.words import size
+
+if TYPE_CHECKING:
+    from ddplaunch.diagnosis.memory import Limit, MemoryPoint
+    from ddplaunch.loop import Loop
+
+_EXACT = 512 << 20  # bytes; of a process with more it takes over 20 ms to tell what it shares, and matters less
+_KEPT = 32  # points of a rank
+_WHY = re.compile(r"oom-kill:constraint=.*?(?:oom_memcg=(?P<group>[^,]*),.*)?,pid=(?P<pid>\d+)")
+_KILLED = re.compile(r"Killed process (\d+) .*anon-rss:(\d+)kB, file-rss:\d+kB, shmem-rss:(\d+)kB")  # mm/oom_kill.c
+_PIDS = re.compile(r"\(pid\(?s?\)? ([\d, ]+)\)")  # of a DataLoader's workers: torch/utils/data/dataloader.py
+_LOADER = "torch/utils/data/dataloader.py"  # in which a rank may see no more of a killed worker than an EOFError
+_INITIAL = 0xEFFFFFFC  # the first namespace of pids, whose numbers the kernel's log has (include/linux/proc_ns.h)
+
+
+class Memory:
+    """One attempt's, from its first rank on."""
+
+    def __init__(self, loop: Loop, ranks: Callable[[], Mapping[int, int]], root: str = "") -> None:
+        """``ranks`` gives the pids of those that live; ``root`` is where /proc and /sys are."""
+        self._loop, self._ranks, self._root = loop, ranks, root
+        self._before = control_groups.read(root)
+        self._machine = self._machine_kills()
+        self._log = KernelLog(root)
+        self._points: dict[int, deque[MemoryPoint]] = {}
+        self._told: set[int] = set()  # pids whose end was told
+        self._alarm: MemoryAlarm | None = None
+        self.earlier: Callable[[int], Sequence[MemoryPoint]] = lambda rank: ()  # what others have noted of a rank
+
+    def watch(self) -> None:
+        """Look at the ranks from now on whenever memory gets short."""
+        with suppress(OSError):
+            self._alarm = MemoryAlarm(self._loop, self._before, self._look, self._root)
+
+    def close(self) -> None:
+        self._log.close()
+        if self._alarm:
+            self._alarm.close()
+            self._alarm = None
+
+    def account(self, number: int, text: str, rank: int, pid: int, peak: int) -> str | None:
+        """Say what memory has to do with an end by signal ``number``, or with a message ``text`` about a killed child.
+
+        ``peak`` is what the process or one of its children held at most.
+        """
+        if number == signal.SIGBUS or "Bus error" in text:
+            points = [*self._noted(rank), *self._seen({rank: pid}).values()]
+            grew = diagnosis.memory.growth(rank, points)
+            return "\n".join(filter(None, (_shared_memory(), grew)))
+        if number == signal.SIGKILL:
+            return self._killed(rank, pid, [pid], peak)
+        if "killed by signal: Killed" in text or _LOADER in text:
+            named = [int(each) for found in _PIDS.findall(text) for each in found.split(", ")]
+            return self._killed(
+                rank, pid, named or [each for each in self._log.ended() if each not in self._told], peak
+            )
+        return None
+
+    def _killed(self, rank: int, pid: int, pids: Sequence[int], peak: int) -> str | None:
+        """Why one of ``pids`` was killed, the rank ``pid`` itself or workers of it; None where memory was not short."""
+        now, ended = control_groups.read(self._root), self._log.ended()
+        before, after = (each[0].kills if each else None for each in (self._before, now))
+        ours = before is not None and after is not None
+        if before is None or after is None:
+            before, after = self._machine, self._machine_kills()
+        victim = next((each for each in pids if each in ended), None)
+        if victim is None and (after <= before or self._log.complete):
+            return None
+        record = ended[victim] if victim else None
+        self._told.add(victim or 0)
+        others = {each: of for each, of in self._ranks().items() if each != rank}
+        seen = self._seen({rank: pid, **others})
+        noted, last = self._noted(rank), seen[rank]
+        own, children, shared = (self._most(seen, rank, of) for of in ("own", "children", "shared"))
+        if pids == [pid]:
+            who, own = "", record.own if record else max(own, peak)
+            shared = max(shared, record.shared if record else 0)
+        else:
+            who = f"its process {victim}, which had {size(record.own)}" if record else "one of its processes"
+            children = max(children, last.children + (record.own if record else 0))
+        point = diagnosis.memory.MemoryPoint(last.moment, own or peak, children, shared, last.cache)
+        held = sum(self._most(seen, other, of) for other in others for of in ("own", "children"))
+        shortage = diagnosis.memory.Shortage(
+            rank, self._limit(now, record), before, after, ours or record is not None, who, len(others), held
+        )
+        return "\n".join(diagnosis.memory.account(shortage, [*noted, point]))
+
+    def _limit(self, now: Sequence[control_groups.Group], record: Killed | None) -> Limit:
+        """What had run out: what the kernel's log names, the nearest limit that was met, or the machine's memory."""
+        met = {each.folder: each.met for each in self._before}
+        for each in now:
+            named = (
+                each.name == record.group if record and record.group is not None else each.met > met.get(each.folder, 0)
+            )
+            if each.limit is not None and named:
+                return diagnosis.memory.Limit(each.limit, each.name, each.setting)
+        total = control_groups.fields(f"{self._root}/proc/meminfo").get("MemTotal", 0)
+        return diagnosis.memory.Limit(total << 10)
+
+    def _machine_kills(self) -> int:
+        return control_groups.fields(f"{self._root}/proc/vmstat").get("oom_kill", 0)
+
+    def _noted(self, rank: int) -> list[MemoryPoint]:
+        return sorted([*self.earlier(rank), *self._points.get(rank, ())], key=lambda point: point.moment)
+
+    def _most(self, seen: Mapping[int, MemoryPoint], rank: int, of: str) -> int:
+        """What a rank held of something just before, of which much is free once a process of it has ended."""
+        points = [each for each in self._noted(rank) if each.moment > seen[rank].moment - LONGEST]
+        return max(getattr(each, of) for each in [seen[rank], *points])
+
+    def _look(self) -> None:
+        for rank, point in self._seen(self._ranks()).items():
+            self._points.setdefault(rank, deque(maxlen=_KEPT)).append(point)
+
+    def _seen(self, ranks: Mapping[int, int]) -> dict[int, MemoryPoint]:
+        """What each of these ranks holds now, by their pids; of one that has ended, what its children hold."""
+        shared, cache = control_groups.shared_and_cached(self._before[0]) if self._before else (0, None)
+        own, below = dict.fromkeys(ranks.values(), 0), dict.fromkeys(ranks.values(), 0)
+        for name in os.listdir("/proc"):
+            try:
+                leader = os.getsid(int(name))  # each rank leads a session, which its workers are in
+            except (OSError, ValueError):
+                continue
+            if leader in own:
+                held, mapped = _held(int(name))
+                (own if leader == int(name) else below)[leader] += held
+                shared = shared if self._before else max(shared, mapped)
+        point = diagnosis.memory.MemoryPoint
+        return {rank: point(time.time(), own[pid], below[pid], shared, cache) for rank, pid in ranks.items()}
+
+
+def _held(pid: int) -> tuple[int, int]:
+    """Bytes that a process holds in no file, its share of those that it has in common with others; shared memory."""
+    found = control_groups.fields(f"/proc/{pid}/status")
+    held = found.get("RssAnon", 0) << 10
+    if held < _EXACT:  # forks of one process have much in common
+        held = control_groups.fields(f"/proc/{pid}/smaps_rollup").get("Pss_Anon", held >> 10) << 10
+    return held, found.get("RssShmem", 0) << 10
+
+
+def _shared_memory() -> str:
+    try:
+        found = os.statvfs("/dev/shm")
+    except OSError:
+        return "DataLoader workers need /dev/shm, which does not exist here"
+    whole, free = (blocks * found.f_frsize >> 20 for blocks in (found.f_blocks, found.f_bavail))
+    return (
+        f"/dev/shm, which DataLoader workers need, has {free} of {whole} MiB free now: "
+        "make it larger (docker run --shm-size=8g), or use num_workers=0"
+    )
+
+
+@dataclass(frozen=True)
+class Killed:
+    """What the kernel's log says of a process that it ended for want of memory."""
+
+    own: int  # bytes that are in no file
+    shared: int  # bytes of shared memory
+    group: str | None  # the control group whose limit was met, "" where the machine had no more; None: it does not say
+
+
+class KernelLog:
+    """The kernel's messages from now on, where we may read them."""
+
+    def __init__(self, root: str = "") -> None:
+        self._file = -1
+        self._groups: dict[int, str] = {}
+        self._ended: dict[int, Killed] = {}
+        with suppress(OSError):
+            self._file = os.open(f"{root}/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.lseek(self._file, 0, os.SEEK_END)
+        # Whether a process that is not named was not ended: the numbers are those of the first namespace of pids.
+        self.complete = self._file >= 0 and os.stat("/proc/self/ns/pid").st_ino == _INITIAL
+
+    def ended(self) -> dict[int, Killed]:
+        """What was ended so far, by its pid."""
+        while self._file >= 0:
+            try:
+                record = os.read(self._file, 8192).decode(errors="replace")
+            except BrokenPipeError:  # so much was written that some is lost
+                self.complete = False
+            except OSError:
+                break
+            else:
+                if found := _WHY.search(record):
+                    self._groups[int(found["pid"])] = found["group"] or ""
+                elif found := _KILLED.search(record):
+                    pid, own, shared = map(int, found.groups())
+                    self._ended[pid] = Killed(own << 10, shared << 10, self._groups.get(pid))
+        return self._ended
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1

@@ -1,0 +1,134 @@
+"""Why the kernel ended a rank for want of memory, in four lines: what ran out, who had it, who grew, what to do.
+
+Pure: ``agent/memory.py`` finds out what it is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddplaunch.dataclass import dataclass
+from ddplaunch.words import counted, size, span
+
+KILLER = "the kernel's out-of-memory killer"
+
+_BEFORE = 600.0  # seconds before the end of which points count
+_GREW = 0.05  # of all that was held, from which on growth is more than chance
+_NAMED = 0.1  # of all growth, from which on a part of it is named
+
+
+@dataclass(frozen=True)
+class MemoryPoint:
+    """What a rank held at a moment, in bytes; what is shared or cached is the whole control group's."""
+
+    moment: float  # seconds since the epoch
+    own: int  # its own process, without what is in files or shared
+    children: int  # likewise, its DataLoaders' workers and all else below it together
+    shared: int  # shared memory, /dev/shm's too
+    cache: int | None = None  # pages of files; None where nobody tells
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How much memory there was, and who says so."""
+
+    size: int  # bytes
+    group: str = ""  # the control group, as /proc/self/cgroup names it; "" for the machine
+    setting: str = ""  # its file: "memory.max"
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """The end of a process for want of memory."""
+
+    rank: int
+    limit: Limit
+    before: int  # oom_kill of the control group when the ranks began
+    after: int  # and now
+    certain: bool = True  # whether it was one of ours; otherwise one of any program on this machine
+    victim: str = ""  # what was ended, if not the rank itself: "its process 4711, which had 3.1 GiB"
+    others: int = 0  # other ranks that are still here
+    held: int = 0  # bytes that they and their children hold
+
+
+def account(shortage: Shortage, points: Sequence[MemoryPoint]) -> tuple[str, ...]:
+    """At most four lines; ``points`` are of the rank, the last one of its end."""
+    lines = [_what(shortage), _who(shortage, points[-1]) if points else "", growth(shortage.rank, points)]
+    return (*filter(None, lines), _advice(shortage, points))
+
+
+def _what(shortage: Shortage) -> str:
+    limit = shortage.limit
+    if not shortage.certain:
+        return f"{KILLER} ran meanwhile on this machine: probably out of memory ({size(limit.size)})"
+    counted_by = f"oom_kill rose from {shortage.before} to {shortage.after}"
+    ended = f"{KILLER} ended {shortage.victim or 'it'}"
+    if limit.group:
+        where = f"control group {limit.group} had used its {size(limit.size)} ({limit.setting})"
+        return f"{ended}: {where}; {counted_by}"
+    return f"{ended}: this machine had used its {size(limit.size)}; {counted_by}"
+
+
+def _who(shortage: Shortage, last: MemoryPoint) -> str:
+    held = [f"rank {shortage.rank} had {size(last.own)}"]
+    parts = [("its child processes", last.children), ("shared memory", last.shared), ("page cache", last.cache)]
+    held += [f"{name} {size(count)}" for name, count in parts if count]
+    if shortage.others:
+        held.append(f"{counted(shortage.others, 'other rank')} {size(shortage.held)}")
+    return ", ".join(held)
+
+
+def growth(rank: int, points: Sequence[MemoryPoint]) -> str:
+    """Who grew before the end: "in the last 4 min rank 1 grew from 2.1 GiB to 12.4 GiB"; "" where nobody can tell."""
+    if not (grown := _grown(points)):
+        return ""
+    when = f"in the last {span(max(0.1, points[-1].moment - _first(points).moment))}"
+    total = sum(after - before for _, before, after in grown)
+    if total < _GREW * (points[-1].own + points[-1].children + points[-1].shared):
+        return f"{when} nothing grew by much"
+    names = {"own": f"rank {rank}", "children": "its child processes", "shared": "shared memory", "cache": "page cache"}
+    words = [
+        f"{names[part]} grew from {size(before)} to {size(after)}"
+        for part, before, after in grown
+        if after - before >= _NAMED * total
+    ]
+    return f"{when} {', '.join(words)}"
+
+
+def _first(points: Sequence[MemoryPoint]) -> MemoryPoint:
+    return next(each for each in points if each.moment >= points[-1].moment - _BEFORE)
+
+
+def _grown(points: Sequence[MemoryPoint]) -> list[tuple[str, int, int]]:
+    """What grew, most first: a field of ``MemoryPoint``, its bytes before and after."""
+    if len(points) < 2 or (first := _first(points)) is points[-1]:
+        return []
+    last = points[-1]
+    both = [(part, getattr(first, part) or 0, getattr(last, part) or 0) for part in _ADVICE]
+    return sorted((each for each in both if each[2] > each[1]), key=lambda each: each[1] - each[2])
+
+
+def _advice(shortage: Shortage, points: Sequence[MemoryPoint]) -> str:
+    """What to do about the part that grew most or, where that is not known, the largest."""
+    parts = [part for part, *_ in _grown(points) if part != "cache"]
+    if not parts and points:
+        parts = sorted(("own", "children", "shared"), key=lambda part: -getattr(points[-1], part))
+    limit = shortage.limit
+    more = next((words for name, words in _GIVEN_BY if name in limit.group), f"raise {limit.setting}")
+    more = more if limit.group else "start fewer ranks on it (--nproc)"
+    return f"{_ADVICE[parts[0] if parts else 'own']}; or {more}"
+
+
+_ADVICE = {
+    "own": "keep less on the host from step to step (losses by .item(), no growing lists), use smaller batches",
+    "children": "use fewer DataLoader workers, and arrays or tensors in the Dataset: each worker copies Python objects",
+    "shared": "use fewer DataLoader workers, a smaller prefetch_factor or smaller batches: they are in shared memory",
+    "cache": "",  # which the kernel drops first
+}
+_GIVEN_BY = (
+    ("slurm", "ask for more memory (sbatch --mem)"),
+    ("kubepods", "raise resources.limits.memory of the pod"),
+    ("docker", "give the container more (docker run --memory)"),
+    ("libpod", "give the container more (podman run --memory)"),
+)
+"""Who made a control group, by its name, and how it is given more."""

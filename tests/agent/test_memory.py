@@ -1,0 +1,317 @@
+"""Ranks that end for want of memory, by limits of the kernel's own, and what the files of control groups say."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from ddplaunch.agent import control_groups, memory_alarm
+from ddplaunch.agent.memory import Memory
+from ddplaunch.agent.memory_alarm import MemoryAlarm
+from ddplaunch.control.failure import Failure
+from ddplaunch.control.restarts import is_transient
+from ddplaunch.diagnosis.memory import Limit, MemoryPoint, Shortage, account, growth
+from ddplaunch.loop import Loop
+from tests.conftest import PROGRAMS, wait_until, write
+from tests.patience import patience
+from tests.starts import LIGHT, WARM
+
+FAILS = PROGRAMS / "fails.py"
+MIB = 1 << 20
+NOBODY = 1 << 30  # no pid is as large
+V1 = Path("/sys/fs/cgroup/memory")
+V2 = Path("/sys/fs/cgroup/unified")
+
+limited = pytest.mark.skipif(
+    not (os.access(V1, os.W_OK) and (V1 / "memory.limit_in_bytes").exists()),
+    reason="needs a writable cgroup v1 memory controller to run out of memory",
+)
+cold = pytest.mark.skipif(WARM, reason="a warm zygote stays in the cgroup, which then cannot be removed")
+
+
+@pytest.fixture
+def group() -> Iterator[Callable[..., Path]]:
+    """Make a control group with a limit in MiB, below another of these or not; all are removed."""
+    made: list[Path] = []
+
+    def make(limit: int | None, above: Path = V1) -> Path:
+        path = above / f"ddplaunch-test-{uuid4()}"
+        path.mkdir()
+        made.append(path)
+        if limit is not None:
+            (path / "memory.limit_in_bytes").write_text(str(limit * MIB))
+        return path
+
+    yield make
+    for path in reversed(made):
+        wait_until(lambda path=path: not (path / "cgroup.procs").read_text(), f"{path} is empty", 10)
+        path.rmdir()
+
+
+def joining(path: Path) -> Callable[[], object]:
+    """What a process does between fork and exec to be in a group."""
+    return lambda: (path / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def report(job) -> list[str]:
+    """The lines that say how the job ended."""
+    lines = job.stderr().splitlines()
+    return lines[next(number for number, line in enumerate(lines) if line.startswith("ddplaunch: rank")) :]
+
+
+@limited
+@cold
+def test_a_rank_that_was_killed_for_memory_says_whose_limit_and_who_had_it(group, start):
+    """The limit stands on the group above."""
+    above = group(200)
+    job = start("run", *LIGHT, "--nproc", "2", FAILS, "memory", "1", preexec_fn=joining(group(None, above)))
+    assert job.wait() == 137
+    headline, what, who, *rest = report(job)
+    assert headline == "ddplaunch: rank 1 was ended by SIGKILL (out of memory)"
+    assert f"{above.name} had used its 200 MiB (memory.limit_in_bytes); oom_kill rose from 0 to 1" in what
+    found = re.search(r"rank 1 had (\d+) MiB.* 1 other rank \d+ MiB", who)
+    assert found is not None
+    assert 100 <= int(found[1]) <= 220
+    advice = next(line for line in rest if "or raise memory.limit_in_bytes" in line)
+    assert rest.index(advice) <= 1  # a line about who grew is before it, where the machine let us look in time
+    job.assert_nothing_left()
+
+
+@limited
+@cold
+def test_a_kill_elsewhere_on_the_machine_is_not_taken_for_ours(group, start, tmp_path):
+    os.mkfifo(tmp_path / "gate")
+    program = """
+        import os, signal, sys
+        if os.environ["RANK"] == "1":
+            open(sys.argv[1]).read()
+            os.kill(os.getpid(), signal.SIGKILL)
+        signal.pause()
+        """
+    job = start("run", *LIGHT, "--nproc", "2", write(tmp_path, "waits.py", program), tmp_path / "gate")
+    with open(tmp_path / "gate", "w"):  # it waits for that from now on
+        words = [sys.executable, "-c", "bytearray(100 << 20)"]
+        assert subprocess.run(words, preexec_fn=joining(group(32)), check=False).returncode == -signal.SIGKILL
+    assert job.wait() == 137
+    assert report(job)[0] == "ddplaunch: rank 1 was ended by SIGKILL (killed from outside)"
+    assert "memory" not in job.stderr()
+
+
+@limited
+@cold
+def test_a_child_that_was_killed_is_named_with_what_it_had(group, start, tmp_path):
+    program = """
+        import os, signal
+
+        if os.environ["RANK"] == "0":
+            signal.pause()
+        child = os.fork()
+        if not child:
+            held = [bytearray(16 << 20) for _ in range(1000)]
+        os.waitpid(child, 0)
+        raise RuntimeError(f"DataLoader worker (pid {child}) is killed by signal: Killed. ")
+        """
+    job = start("run", *LIGHT, "--nproc", "2", write(tmp_path, "t.py", program), preexec_fn=joining(group(200)))
+    assert job.wait() == 1
+    headline, what, who, *_ = report(job)
+    child = re.findall(r"pid (\d+)", headline)[0]
+    assert re.search(rf"ended (its process {child}, which had 1\d\d MiB|one of its processes): control group", what)
+    assert re.search(r"rank 1 had \d+ MiB, its child processes 1\d\d MiB", who)
+    assert "use fewer DataLoader workers" in job.stderr()
+
+
+@pytest.mark.ci
+@limited
+@cold
+def test_torchs_own_words_about_a_killed_worker_are_understood(group, start, tmp_path):
+    """What the rank itself sees of it differs from run to run: "is killed by signal", or no more than an EOFError."""
+    program = """
+        from torch.utils.data import DataLoader, Dataset
+
+        class Growing(Dataset):
+            held = []
+
+            def __len__(self):
+                return 1000
+
+            def __getitem__(self, index):
+                self.held.append(bytearray(16 << 20))
+                return index
+
+        for _ in DataLoader(Growing(), batch_size=None, num_workers=1):
+            pass
+        """
+    job = start("run", "--preload", "torch", "--nproc", "1", "--show", "all", write(tmp_path, "t.py", program),
+                preexec_fn=joining(group(700)))  # fmt: skip
+    assert job.wait() == 1
+    _, what, who, *_ = report(job)
+    assert re.search(r"out-of-memory killer ended (its process \d+, which had \d+ MiB|one of its processes): ", what)
+    assert re.search(r"rank 0 had \d+ MiB, its child processes \d+ MiB", who)
+    assert "use fewer DataLoader workers" in job.stderr()
+
+
+@limited
+def test_a_group_that_comes_near_its_limit_wakes_us(group, monkeypatch):
+    """Each time after a while without a wake-up: what has happened meanwhile counts."""
+    monkeypatch.setattr(memory_alarm, "QUIET", 0.02)
+    path, loop, woken = group(100), Loop(), []
+    program = "held = []\nwhile True: held.append(bytearray(int(input()) << 20)); print(flush=True)"
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=joining(path)
+    )
+    alarm = MemoryAlarm(loop, [_group(path, 100)], lambda: woken.append(time.monotonic()))
+    over = loop.after(patience(20), lambda: woken.extend([0, 0, 0]))
+    assert child.stdin is not None
+    assert child.stdout is not None
+    for size in (60, 30):
+        before = len(woken)
+        child.stdin.write(b"%d\n" % size)
+        child.stdin.flush()
+        child.stdout.readline()
+        while len(woken) == before:
+            loop.step()
+    over.cancel()
+    alarm.close()
+    child.kill()
+    child.communicate()
+    assert 0 not in woken
+
+
+@pytest.mark.skipif(not os.access(V2, os.W_OK), reason="needs a writable cgroup v2")
+def test_a_change_of_version_2s_events_wakes_us(tmp_path):
+    """No memory controller of version 2 is here, and the kernel tells of a change of any such file in the same way."""
+    path = V2 / f"ddplaunch-test-{uuid4()}"
+    path.mkdir()
+    try:
+        (tmp_path / "memory.events").symlink_to(path / "cgroup.events")
+        loop, woken = Loop(), []
+        alarm = MemoryAlarm(loop, [_group(tmp_path, 100, "memory.max")], lambda: woken.append("short"))
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        loop.after(patience(20), lambda: woken.append("late"))
+        (path / "cgroup.procs").write_text(str(child.pid))
+        while not woken:
+            loop.step()
+        child.communicate(b"\n")
+        alarm.close()
+        assert woken == ["short"]
+    finally:
+        path.rmdir()
+
+
+def _group(path: Path, limit: int, setting: str = "memory.limit_in_bytes") -> control_groups.Group:
+    return control_groups.Group(str(path), path.name, setting, limit * MIB, 0, 0)
+
+
+# ------------------------------------------------------------------------------------------------------- made trees
+
+
+def tree(root: Path, groups: str, **files: str) -> str:
+    """Make /proc and /sys below ``root``; in names of files ``__`` is for a slash."""
+    for name, text in {
+        "proc/self/cgroup": groups,
+        **{name.replace("__", "/"): text for name, text in files.items()},
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return str(root)
+
+
+def events(root: Path, path: str, **counts: int) -> None:
+    (root / path).write_text("".join(f"{name} {count}\n" for name, count in counts.items()))
+
+
+def test_of_version_2_the_limit_of_a_group_above_counts(tmp_path):
+    """There oom_kill rises in the group of the process, and oom in that of the limit."""
+    job, step = "sys/fs/cgroup/slurm/job_42", "sys/fs/cgroup/slurm/job_42/step_0"
+    root = tree(tmp_path, "0::/slurm/job_42/step_0\n", **{
+        f"{step}/memory.max": "max\n",
+        f"{step}/memory.events": "low 0\nhigh 0\nmax 0\noom 0\noom_kill 1\n",
+        f"{step}/memory.stat": "anon 1000\nfile 5242880\nshmem 4194304\n",
+        f"{job}/memory.max": str(64 << 30),
+        f"{job}/memory.events": "max 7\noom 0\noom_kill 1\n",
+        f"{job}/memory.events.local": "max 7\noom 0\noom_kill 0\n",
+    })  # fmt: skip
+    memory = Memory(Loop(), dict, root)
+    assert memory.account(signal.SIGKILL, "", 1, NOBODY, 60 << 30) is None  # that one was before
+    events(tmp_path, f"{step}/memory.events", oom=0, oom_kill=2)
+    events(tmp_path, f"{job}/memory.events.local", oom=1, oom_kill=0)
+    memory.earlier = lambda rank: [MemoryPoint(time.time() - 240, 20 << 30, 0, 1 << 30, 0)]
+    assert (memory.account(signal.SIGKILL, "", 1, NOBODY, 60 << 30) or "").splitlines() == [
+        "the kernel's out-of-memory killer ended it: control group /slurm/job_42 had used its 64.0 GiB (memory.max); "
+        "oom_kill rose from 1 to 2",
+        "rank 1 had 60.0 GiB, shared memory 4 MiB, page cache 1 MiB",
+        "in the last 4m00s rank 1 grew from 20.0 GiB to 60.0 GiB",
+        "keep less on the host from step to step (losses by .item(), no growing lists), use smaller batches; "
+        "or ask for more memory (sbatch --mem)",
+    ]
+    assert memory.account(signal.SIGTERM, "", 1, NOBODY, 0) is None
+    memory.close()
+
+
+def test_of_version_1_as_well_and_a_container_sees_its_own_group_as_the_root(tmp_path):
+    top = "sys/fs/cgroup/memory"
+    root = tree(tmp_path, "4:memory:/docker/abc\n0::/\n", **{
+        f"{top}/memory.limit_in_bytes": str(8 << 30),
+        f"{top}/memory.failcnt": "3\n",
+        f"{top}/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n",
+        f"{top}/memory.stat": "cache 1\ntotal_cache 3145728\ntotal_shmem 1048576\n",
+        "proc/vmstat": "oom_kill 9\n",
+    })  # fmt: skip
+    memory = Memory(Loop(), dict, root)
+    events(tmp_path, "proc/vmstat", oom_kill=10)
+    assert memory.account(signal.SIGKILL, "", 0, NOBODY, 1) is None  # on the machine, but not of ours
+    events(tmp_path, f"{top}/memory.oom_control", oom_kill=1)
+    (tmp_path / top / "memory.failcnt").write_text("80\n")
+    what, who, _ = (memory.account(signal.SIGKILL, "", 0, NOBODY, 5 << 30) or "").splitlines()
+    assert "control group / had used its 8.0 GiB (memory.limit_in_bytes); oom_kill rose from 0 to 1" in what
+    assert who == "rank 0 had 5.0 GiB, shared memory 1 MiB, page cache 2 MiB"
+    memory.close()
+
+
+def test_the_machines_count_is_for_where_no_group_counts(tmp_path):
+    root = tree(tmp_path, "0::/\n", **{"proc/vmstat": "oom_kill 3\n", "proc/meminfo": "MemTotal: 16777216 kB\n"})
+    memory = Memory(Loop(), dict, root)
+    assert memory.account(signal.SIGKILL, "", 0, NOBODY, 1) is None
+    events(tmp_path, "proc/vmstat", oom_kill=4)
+    said = memory.account(signal.SIGKILL, "", 0, NOBODY, 5 << 30) or ""
+    assert said.startswith("the kernel's out-of-memory killer ran meanwhile on this machine: probably out of memory")
+    assert "start fewer ranks on it" in said
+    assert is_transient(Failure(0, 0, "h", 1, 0, 1, None, "EOFError", None, 1.0, said))
+    memory.close()
+
+
+# -------------------------------------------------------------------------------------------------------- sentences
+
+
+def point(moment, own, children=0, shared=0, cache=0):
+    return MemoryPoint(moment, own << 30, children << 30, shared << 30, cache << 30)
+
+
+@pytest.mark.parametrize(
+    ("points", "grew", "advice"),
+    [
+        ([point(0, 1, 2), point(600, 1, 30)], "its child processes grew from 2.0 GiB to 30.0 GiB", "fewer DataLoader"),
+        ([point(0, 1, 2, 1), point(60, 1, 2, 9)], "shared memory grew from 1.0 GiB to 9.0 GiB", "prefetch_factor"),
+        ([point(0, 1), point(60, 9, 0, 0, 8)], "rank 3 grew from 1.0 GiB to 9.0 GiB, page cache grew", "keep less"),
+        ([point(0, 40, 2), point(30, 40, 2)], None, "keep less"),
+        ([point(0, 40, 2, 1, 1), point(30, 41, 2, 1, 1)], "nothing grew by much", "keep less"),
+        ([point(0, 90), point(700, 1, 1), point(900, 1, 5)], "in the last 3m20s its child", "fewer DataLoader"),
+        ([point(0, 2, 40)], None, "fewer DataLoader"),
+        ([], None, "keep less"),
+    ],
+)
+def test_who_grew_and_what_helps(points, grew, advice):
+    lines = account(Shortage(3, Limit(64 << 30, "/kubepods/pod7", "memory.max"), 0, 1), points)
+    assert advice in lines[-1]
+    assert lines[-1].endswith("; or raise resources.limits.memory of the pod")
+    assert len(lines) == 2 + bool(points) + bool(grew)
+    assert (grew or "") in growth(3, points)
