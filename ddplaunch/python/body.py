@@ -2,39 +2,77 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
+import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from ddplaunch import runtime
 from ddplaunch.python.plugin import InRank
 
+_tests = itertools.count(1)
 
-def run(function: Callable[..., object], given: dict[str, object], port: int) -> tuple[str | None, list[str]]:
+
+def run(function: Callable[..., object], given: dict[str, object]) -> tuple[str | None, list[str]]:
     """Run the body here; return why it was skipped, and what it left that the next test would find."""
-    os.environ["MASTER_PORT"] = str(port)  # a store that is empty: a test may make a process group of its own
+    _separate(next(_tests))
     own = {"rank": runtime.rank, "world_size": runtime.world_size, "device": runtime.device}
     arguments = {name: own[value.name]() if isinstance(value, InRank) else value for name, value in given.items()}
+    generators, hook = _generators(), sys.excepthook
     before, skipped = _state(), None
     try:
         function(**arguments)
     except pytest.skip.Exception as error:
         skipped = str(error.msg)
-    return skipped, [words for words, value in _state().items() if value != before[words]]
+    for restore, state in generators:
+        restore(state)
+    sys.excepthook = hook  # each process group puts one of torch's before it
+    after = _state()
+    return skipped, [words for words in {**before, **after} if before.get(words) != after.get(words)]
+
+
+def _separate(test: int) -> None:
+    """Give each process group of this test keys of its own in the job's store, which keeps those of others."""
+    import torch.distributed as dist
+
+    handlers = getattr(sys.modules.get("torch.distributed.rendezvous"), "_rendezvous_handlers", {})
+    if "env" not in handlers:  # a torch without distributed
+        return
+    rendezvous = getattr(handlers["env"], "__wrapped__", handlers["env"])
+    groups = itertools.count(1)
+
+    @functools.wraps(rendezvous)
+    def separate(*args: Any, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
+        for store, rank, world_size in rendezvous(*args, **kwargs):
+            yield dist.PrefixStore(f"test {test}, group {next(groups)}", store), rank, world_size
+
+    handlers["env"] = separate
+
+
+def _generators() -> list[tuple[Callable[[Any], object], Any]]:
+    """How to set the generators of random numbers back to what they are now: a test may seed them."""
+    found: list[tuple[Callable[[Any], object], Any]] = [(random.setstate, random.getstate())]
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        found.append((numpy.random.set_state, numpy.random.get_state()))
+    if torch is not None:
+        found.append((torch.set_rng_state, torch.get_rng_state()))
+        if torch.cuda.is_initialized():
+            found.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    return found
 
 
 def _state() -> dict[str, object]:
     """What tests share in a process, by what is to be said of a change."""
     torch = sys.modules.get("torch")
-    found: dict[str, object] = {
-        "leaves other variables": dict(os.environ),
-        "leaves another working folder": os.getcwd(),
-        "leaves another default dtype": None,
-        "leaves a process group open, or closed one that it had": False,
-    }
+    found: dict[str, object] = {f"leaves the variable {name} changed": value for name, value in os.environ.items()}
+    found["leaves another working folder"] = os.getcwd()
     if torch is not None:
         found["leaves another default dtype"] = str(torch.get_default_dtype())
         with suppress(AttributeError):

@@ -5,6 +5,8 @@ Nothing but pytest is imported until such a test runs.
 
 from __future__ import annotations
 
+import inspect
+import unittest
 from typing import TYPE_CHECKING
 
 import pytest
@@ -58,13 +60,31 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Refuse a marked test whose body would not run in ranks."""
+    marker = item.get_closest_marker("ranks")
+    if marker is not None and (why := _unfit(item, marker)):
+        pytest.fail(why, pytrace=False)
+
+
+def _unfit(item: pytest.Item, marker: pytest.Mark) -> str | None:
+    if not isinstance(item, pytest.Function) or (item.cls and issubclass(item.cls, unittest.TestCase)):
+        return "@pytest.mark.ranks does not work with unittest's classes: write a class of pytest's, or a function"
+    if len(marker.args) != 1 or "nproc" in marker.kwargs:
+        return "@pytest.mark.ranks takes one number of ranks, and keywords: @pytest.mark.ranks(4)"
+    if inspect.iscoroutinefunction(item.obj):
+        return "@pytest.mark.ranks does not await tests: call asyncio.run in the test"
+    if unfit := sorted(_NOT_IN_RANKS & set(item._fixtureinfo.argnames)):
+        return f"the fixture {unfit[0]} works on the process of pytest, which no rank is"
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run the body of a marked test in ranks."""
     marker = pyfuncitem.get_closest_marker("ranks")
     if marker is None:
         return None
-    if unfit := sorted(_NOT_IN_RANKS & set(pyfuncitem._fixtureinfo.argnames)):
-        pytest.fail(f"the fixture {unfit[0]} works on the process of pytest, which no rank is", pytrace=False)
     if pyfuncitem.config.getoption("trace", False):
         pytest.exit("--trace does not work with @pytest.mark.ranks: write breakpoint() in the test", 4)
     from ddplaunch.python import testing

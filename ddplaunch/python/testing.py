@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,6 @@ from ddplaunch.python import body
 from ddplaunch.python.attached import Attached, LookedAt
 from ddplaunch.python.job import RankFailed
 from ddplaunch.python.session import Session
-from ddplaunch.wire.sockets import free_port
 
 
 class Ranks:
@@ -58,7 +58,10 @@ class Ranks:
                 cloudpickle.register_pickle_by_value(module)  # with its assertions as pytest has rewritten them
             try:
                 self._attached.begin()
-                found = self._session.run(body.run, function, given, free_port(), timeout=timeout)
+                found = self._session.run(body.run, function, given, timeout=timeout)
+            except (TypeError, ValueError, AttributeError, pickle.PicklingError) as error:
+                told = f"{_unfit({**given, function.__name__: function})}{error}"
+                raise pytest.fail.Exception(told, pytrace=False) from None
             finally:
                 self._attached.end()
                 if module is not None:
@@ -82,3 +85,13 @@ class Ranks:
         session, self._session = self._session, None
         if session is not None:
             session.close()
+
+
+def _unfit(values: dict[str, object]) -> str:
+    """Which of these cannot travel, if one cannot."""
+    for name, value in values.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception:
+            return f"{name} cannot be sent to the ranks: "
+    return ""

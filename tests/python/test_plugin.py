@@ -99,46 +99,123 @@ def test_sum(rank):
 
 @pytest.mark.slow
 def test_process_groups_of_a_test_s_own(tmp_path: Path):
+    """One after the other too: the store keeps what each has written."""
     body = """
+import sys
 import torch
 import torch.distributed as dist
+
+def check(rank):
+    total = torch.tensor(rank + 1)
+    dist.all_reduce(total)
+    assert int(total) == 3
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("leaves", [False, False, True, False])
 def test_group(rank, leaves):
-    dist.init_process_group("gloo")
-    total = torch.tensor(rank + 1)
-    dist.all_reduce(total)
-    assert int(total) == 3
-    if not leaves:
-        dist.destroy_process_group()
+    assert sys.excepthook.__name__ != "_distributed_excepthook"
+    for again in (True, True, False):
+        dist.init_process_group("gloo")
+        check(rank)
+        if again or not leaves:
+            dist.destroy_process_group()
 
 @pytest.mark.ranks(2, backend="gloo")
 @pytest.mark.parametrize("number", range(3))
 def test_a_group_that_is_there(rank, number):
-    total = torch.tensor(rank + number)
-    dist.all_reduce(total)
-    assert int(total) == 1 + 2 * number
+    check(rank)
+    if number == 2:
+        dist.destroy_process_group()
+        dist.init_process_group("gloo")
+        check(rank)
 """
     told = run(tmp_path, body)
     assert ended(told) == "7 passed, 1 warning"
     assert "leaves a process group open, or closed one that it had; the next test gets new ranks" in told
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        (
-            "@pytest.mark.ranks(2)\ndef test(monkeypatch): pass",
-            "the fixture monkeypatch works on the process",
-        ),
-        ("def test(rank): pass", "the fixture rank is for tests with @pytest.mark.ranks(N)"),
-        ("@pytest.mark.ranks('many')\ndef test(rank): pass", "--nproc many: expected a number"),
-        ("@pytest.mark.ranks(2, timeout=2)\ndef test(rank): time.sleep(99)", "the call took too long"),
-    ],
-)
-def test_refused(tmp_path: Path, body: str, said: str):
-    assert said in run(tmp_path, body)
+def test_what_a_test_leaves(tmp_path: Path):
+    """Generators are set back; all else is told, and the next test has new ranks."""
+    body = """
+import random
+import torch
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("number", range(2))
+def test_seeds(number, rank, tmp_path):
+    drawn = repr((random.random(), float(torch.rand(()))))
+    random.seed(1), torch.manual_seed(2)
+    kept = tmp_path.parent / f"drawn.{rank}"
+    assert kept.write_text(drawn) if number == 0 else kept.read_text() == drawn
+
+@pytest.mark.ranks(2)
+def test_leaves(rank):
+    if rank == 1:
+        os.environ["LEFT"] = "1"
+        torch.set_default_dtype(torch.float64)
+
+@pytest.mark.ranks(2)
+def test_next():
+    assert "LEFT" not in os.environ and torch.get_default_dtype() == torch.float32
+"""
+    told = run(tmp_path, body)
+    assert ended(told) == "4 passed, 2 warnings"
+    assert "rank 1 leaves the variable LEFT changed; the next test gets new ranks" in told
+    assert "rank 1 leaves another default dtype; the next test gets new ranks" in told
+
+
+REFUSED = """
+import threading, unittest
+
+@pytest.fixture
+def lock():
+    return threading.Lock()
+
+@pytest.mark.ranks(2)
+def test_monkeypatch(monkeypatch): pass
+
+@pytest.mark.ranks(2)
+def test_lock(lock): pass
+
+@pytest.mark.ranks('many')
+def test_many(rank): pass
+
+@pytest.mark.ranks(2, nprocs=3)
+def test_nprocs(): pass
+
+@pytest.mark.ranks
+def test_no_number(): pass
+
+@pytest.mark.ranks(2)
+async def test_async(): assert False
+
+@pytest.mark.ranks(2)
+class TestCase(unittest.TestCase):
+    def test_case(self): pass
+
+@pytest.mark.ranks(2, timeout=2)
+def test_hang(): time.sleep(99)
+
+def test_no_marker(rank): pass
+"""
+
+
+def test_refused(tmp_path: Path):
+    told = run(tmp_path, REFUSED)
+    assert ended(told) == "4 failed, 5 errors"
+    for each in [
+        "the fixture monkeypatch works on the process of pytest",
+        "lock cannot be sent to the ranks: cannot pickle '_thread.lock' object",
+        "--nproc many: expected a number",
+        "launch() got an unexpected keyword argument 'nprocs'",
+        "@pytest.mark.ranks takes one number of ranks, and keywords: @pytest.mark.ranks(4)",
+        "@pytest.mark.ranks does not await tests: call asyncio.run in the test",
+        "@pytest.mark.ranks does not work with unittest's classes",
+        "the call took too long",
+        "the fixture rank is for tests with @pytest.mark.ranks(N)",
+    ]:
+        assert f"\n{each}" in told, each
+    assert "ddplaunch/python" not in told
 
 
 def test_nothing_is_imported_before_it_is_needed(tmp_path: Path):
