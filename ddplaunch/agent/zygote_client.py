@@ -13,12 +13,12 @@ from ddplaunch.agent import limits
 from ddplaunch.agent.mailbox import Mailbox
 from ddplaunch.agent.zygote_process import OwnZygote, ZygoteProcess
 from ddplaunch.loop import Loop
+from ddplaunch.preload.choice import Choice
 
 if TYPE_CHECKING:
     from typing import Protocol
 
     from ddplaunch.agent.warm_runs import WarmRuns
-    from ddplaunch.preload.choice import Choice
     from ddplaunch.rank.messages import Config, FromZygote, RankJob, Usage
 else:
     Protocol = object
@@ -69,22 +69,23 @@ class ZygoteClient:
             CannotStart: a limit on processes or memory.
         """
         self._loop, self._listener = loop, listener
+        preload = preload or Choice()
         self.ready = self.killed = False
         config: Config = {
             "supervisor": os.getpid(),
-            "forks": preload is not None and preload.forks,
-            "modules": list(preload.modules) if preload else [],
-            "asked": list(preload.asked) if preload else [],
-            "fallback": list(preload.fallback) if preload else [],
-            "allowed": preload.allowed.to_json() if preload else {"tops": [], "sets": [], "generators": []},
-            "reads": list(preload.reads) if preload else [],
-            "settings": dict(preload.settings) if preload else {},
+            "forks": preload.forks,
+            "modules": list(preload.modules),
+            "asked": list(preload.asked),
+            "fallback": list(preload.fallback),
+            "allowed": preload.allowed,
+            "reads": list(preload.reads),
+            "settings": dict(preload.settings),
             "first": first,
-            "folders": list(preload.folders) if preload else [],
+            "folders": list(preload.folders),
             "remove": list(remove),
             "shielded": list(shielded),
             "failed": None,
-            "unsafe": preload.unsafe if preload else None,
+            "unsafe": preload.unsafe,
             "warm": None,
             "guarded": False,
         }

@@ -61,6 +61,6 @@ def _preloaded(choice: Choice) -> Fact:
 def _imported_in_each(choice: Choice) -> list[str]:
     if not choice.excluded:
         return []
-    first = [f"{each.name} ({each.reason})" for each in choice.excluded[:MAX_EXCLUDED]]
+    first = [f"{name} ({reason})" for name, reason in choice.excluded[:MAX_EXCLUDED]]
     more = [f"and {len(choice.excluded) - MAX_EXCLUDED} more"] if len(choice.excluded) > MAX_EXCLUDED else []
     return [f"imported in each rank: {', '.join([*first, *more])}"]

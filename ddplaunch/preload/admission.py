@@ -11,7 +11,6 @@ import os
 from collections.abc import Collection
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.dataclass import dataclass
 from ddplaunch.preload.facts import Assignment, Barrier, Effect, Import, Patch, Reach
 from ddplaunch.preload.hiding import Hiding
 from ddplaunch.preload.program import TORCH, Program
@@ -29,33 +28,15 @@ WORDS = {
 """What an import may mind, and the words without which a program does not change it."""
 
 
-@dataclass(frozen=True)
-class Excluded:
-    """What is imported in each rank."""
-
-    name: str  # of the top-level module, or of one of a package whose others are imported before
-    reason: str  # in words: "not in the table"
-
-
-@dataclass(frozen=True)
-class Allowed:
-    """What the import of known packages leaves in a process."""
-
-    tops: tuple[str, ...] = ()  # top-level modules
-    sets: tuple[str, ...] = ()  # variables that were set
-    generators: tuple[str, ...] = ()  # random ones
-
-    def to_json(self) -> messages.AllowedJson:
-        return {"tops": list(self.tops), "sets": list(self.sets), "generators": list(self.generators)}
-
-
 class Admission:
     """What was admitted of one program.
 
     Attributes:
         modules: what to import after torch, in order; no audited package minds that torch comes first.
         packages: the distributions whose modules these are.
-        excluded: what each rank imports itself.
+        excluded: what each rank imports itself, and why: "not in the table". A top-level module, or one of a package
+            whose others are imported before.
+        barrier: what keeps later imports out, in words.
     """
 
     def __init__(self, program: Program, table: Table, first: str, variables: Collection[str], *, late: bool) -> None:
@@ -68,58 +49,37 @@ class Admission:
         """
         self._program, self._table, self._first, self._set = program, table, first, variables
         self._installed = Installed()
-        paths = [
-            path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and not holds_installed(path)
-        ]
-        self._hiding = Hiding([first, *program.folders, *paths])
+        paths = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        self._hiding = Hiding([first, *program.folders, *(each for each in paths if not holds_installed(each))])
         self.modules: list[str] = []
         self.packages: dict[str, Package] = {}
-        self._excluded: dict[str, str] = {}
-        self._usable: dict[str, str | None] = {}
+        self.excluded: dict[str, str] = {}
+        self.barrier: str | None = None
         self._effect: str | None = None  # where the first one is
-        self._barrier: str | None = None
         self._pending: str | None = None  # a barrier in a function
         self._variables: list[Assignment] = []
         self._variables_pending: list[Assignment] = []
-        self._patch = self._find_patch()
+        settings = tuple(f"{of}." for each in table.packages.values() for of in each.settings)
+        patches = (each for each in program.steps if isinstance(each, Patch))
+        self._patch = next((each for each in patches if not f"{each.target}.".startswith(settings)), None)
         self._walk(late=late)
 
     @property
-    def excluded(self) -> tuple[Excluded, ...]:
-        return tuple(Excluded(name, reason) for name, reason in self._excluded.items())
-
-    @property
-    def allowed(self) -> Allowed:
+    def allowed(self) -> messages.AllowedJson:
         """What a zygote may have after these imports; anything else is a reason not to fork it."""
-        torch = self._table.package(TORCH)
-        packages = [*self.packages.values(), *([torch] if torch else [])]
-        loads = [self._table.package(name) for each in packages for name in each.loads]
-        found = [*packages, *filter(None, loads), *self._table.usable(self._installed)]
-        of_torch = {name.replace("-", "_") for name in (torch.loads if torch else ())}  # in the table or not
-        return Allowed(
-            tuple(sorted(of_torch | {top.partition(".")[0] for each in found for top in each.tops})),
-            tuple(sorted({name for each in found for name in each.sets})),
-            tuple(sorted({name for each in found for name in each.generators})),
-        )
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The variables that these imports read."""
-        return tuple(sorted({name for each in self.packages.values() for name in each.variables}))
-
-    @property
-    def barrier(self) -> str | None:
-        """What keeps later imports out, in words."""
-        return self._barrier
-
-    def _find_patch(self) -> str | None:
-        """The first place where the program assigns to what others have made, settings excepted."""
-        for each in self._program.steps:
-            if isinstance(each, Patch) and not any(
-                f"{each.target}.".startswith(f"{of}.") for of in self._table.settings
-            ):
-                return f"{each.where} {each.words}"
-        return None
+        packages, torch = self._table.packages, self._table.packages[TORCH]
+        loaded = {TORCH, *(name for each in (torch, *self.packages.values()) for name in each.loads)}
+        found = [
+            each
+            for name, each in packages.items()
+            if name in loaded or not (each.refused or self._installed.why_not(each))
+        ]
+        of_torch = {name.replace("-", "_") for name in torch.loads}  # in the table or not
+        return {
+            "tops": sorted(of_torch.union(*(each.stems for each in found))),
+            "sets": sorted({name for each in found for name in each.sets}),
+            "generators": sorted({name for each in found for name in each.generators}),
+        }
 
     def _walk(self, *, late: bool) -> None:
         later: list[tuple[Package, Import]] = []
@@ -143,19 +103,23 @@ class Admission:
         self._release()
         if late:
             for package, step in later:
-                if step.top not in self._excluded:
+                if step.top not in self.excluded:
                     self._admit(package, step)
-            self._admit_late()
+            for package in filter(self._is_free, list(self.packages.values())):
+                if self._why_here(package) is None:
+                    for module, leads in package.modules.items():
+                        if not self._program.words.isdisjoint(leads):
+                            self._add(module, package)
 
     def _bar(self, why: str, reach: Reach) -> None:
         if reach <= Reach.LATER:
             self._pending = self._pending or why
         else:
-            self._barrier = self._barrier or why
+            self.barrier = self.barrier or why
 
     def _release(self) -> None:
         """From here on what stands in functions may have run."""
-        self._barrier = self._barrier or self._pending
+        self.barrier = self.barrier or self._pending
         self._variables += self._variables_pending
         self._variables_pending.clear()
 
@@ -168,22 +132,14 @@ class Admission:
         why = "not in the table" if package is None else self._why_unusable(package)
         if why is None:
             return package
-        self._excluded.setdefault(step.top, why)
+        self.excluded.setdefault(step.top, why)
         if not self._table.is_harmless(step.module, self._installed):
             self._bar(f"{step.where}, an import of {step.top}", step.reach)
         return None
 
     def _why_unusable(self, package: Package) -> str | None:
         """Why a package may not be imported before the fork in this installation, by any program."""
-        if package.name not in self._usable:
-            self._usable[package.name] = None  # distributions import each other
-            self._usable[package.name] = self._find_unusable(package)
-        return self._usable[package.name]
-
-    def _find_unusable(self, package: Package) -> str | None:
-        if package.refused:
-            return package.refused
-        if why := self._installed.why_not(package):
+        if why := package.refused or self._installed.why_not(package):
             return why
         for name in package.companions:
             if self._installed.version(name) is not None:
@@ -191,7 +147,7 @@ class Admission:
         for name in package.loads:
             if name in (TORCH, package.name) or self._installed.version(name) is None:
                 continue
-            loaded = self._table.package(name)
+            loaded = self._table.packages.get(name)
             why = "is not in the table" if loaded is None else self._installed.why_not(loaded)
             if why:
                 return f"imports {name}, which {why}"
@@ -199,24 +155,24 @@ class Admission:
 
     def _is_free(self, package: Package) -> bool:
         """Whether what a package's import gives is the same wherever it stands in this program."""
-        return package.free and not any(WORDS[each] & self._program.words for each in package.minds)
+        return package.order == "free" and not any(WORDS[each] & self._program.words for each in package.minds)
 
     def _why_here(self, package: Package) -> str | None:
         """Why a package is not imported before the fork for this program, at this place."""
         if why := self._why_unusable(package):
             return why
         names = {package.name, *package.loads}
-        known = [each for each in map(self._table.package, names) if each is not None]
-        if path := self._hiding.hides({top for each in known for top in each.tops}, names):
+        known = [self._table.packages[name] for name in names & self._table.packages.keys()]
+        if path := self._hiding.hides(set[str]().union(*(each.stems for each in known)), names):
             return f"{os.path.relpath(path)} comes first"
-        if self._barrier:
-            return f"comes after {self._barrier}"
+        if self.barrier:
+            return f"comes after {self.barrier}"
         if self._effect and not self._is_free(package):
             return f"comes after {self._effect}, which may matter"
         if self._effect and self._patch:
-            return self._patch
-        if package.sets & self._program.words:
-            return f"sets {min(package.sets & self._program.words)}"
+            return f"{self._patch.where} changes {self._patch.target}"
+        if named := self._program.words.intersection(package.sets):
+            return f"sets {min(named)}"
         for each in self._variables:
             if package.reads(each.name) if each.name else package.variables:
                 return f"{each.where} sets {each.name or 'variables that it reads'}"
@@ -225,30 +181,20 @@ class Admission:
     def _admit(self, package: Package, step: Import) -> None:
         """Take in what a statement imports, if that may come first."""
         if why := self._why_here(package):
-            self._excluded.setdefault(step.module if package.name in self.packages else step.top, why)
+            self.excluded.setdefault(step.module if package.name in self.packages else step.top, why)
             return
         named = {f"{step.module}.{name}" for name in step.names}
         for module, leads in package.modules.items():
             parent = step.module == module or step.module.startswith(module + ".")
-            if parent or module in named or not leads.isdisjoint(step.names):
+            if parent or module in named or not set(leads).isdisjoint(step.names):
                 self._add(module, package)
-
-    def _admit_late(self) -> None:
-        """Take in what the admitted packages import later, where the source names what leads to it."""
-        if self._barrier or (self._patch and self._effect):
-            return
-        for package in list(self.packages.values()):
-            if self._is_free(package) and self._why_here(package) is None:
-                for module, leads in package.modules.items():
-                    if leads & self._program.words:
-                        self._add(module, package)
 
     def _add(self, module: str, package: Package) -> None:
         owner = self._table.owner(module)
         if owner is None or (owner.name not in (package.name, TORCH) and self._why_here(owner)):
             return
-        if not self._installed.has(owner.name, module):
-            return  # this version does not have it
+        if not self._installed.has(owner.name, module):  # this version does not have it
+            return
         self.packages[package.name] = package
         if module not in self.modules:
             self.modules.append(module)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from ddplaunch.dataclass import dataclass, replace
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.preload import interpreter, program
-from ddplaunch.preload.admission import Admission, Allowed, Excluded
+from ddplaunch.preload.admission import Admission
 from ddplaunch.preload.facts import Assignment
 from ddplaunch.preload.program import TORCH, Program
 from ddplaunch.preload.table import Table
 from ddplaunch.target.target import Target, TargetKind
+
+if TYPE_CHECKING:
+    from ddplaunch.rank import messages
 
 AUTO, NONE = "auto", "none"
 """Words of ``--preload`` beside ``torch`` and names of modules."""
@@ -33,6 +37,8 @@ _DYNAMO_READS = re.compile(
 )
 """Those that torch._dynamo reads, or makes the name of a folder of, which it leaves in the environment."""
 
+_NOTHING: messages.AllowedJson = {"tops": [], "sets": [], "generators": []}
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -46,7 +52,8 @@ class Choice:
         settings: variables that the program has set by the time that it imports torch.
         unsafe: why it does not fork where it otherwise would.
         reason: why not all imports of the program could be made once.
-        excluded: what each rank imports itself.
+        excluded: what each rank imports itself, and why: modules, and "not in the table".
+        allowed: what the imports may leave in the process, where there is a fallback.
         folders: those of the program's own that come before installed packages.
         reads: variables that the imports read.
     """
@@ -58,8 +65,8 @@ class Choice:
     settings: tuple[tuple[str, str], ...] = ()
     unsafe: str | None = None
     reason: str | None = None
-    excluded: tuple[Excluded, ...] = ()
-    allowed: Allowed = Allowed()
+    excluded: tuple[tuple[str, str], ...] = ()
+    allowed: messages.AllowedJson = field(default_factory=lambda: _NOTHING)
     folders: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
 
@@ -73,8 +80,7 @@ class Choice:
 
         ``failed``: why the fallback was imported.
         """
-        excluded = tuple((each.name, each.reason) for each in self.excluded)
-        return failed or self.unsafe or self.reason, () if failed else excluded
+        return failed or self.unsafe or self.reason, () if failed else self.excluded
 
 
 def choose(target: Target, preload: str, environ: Mapping[str, str], own: Collection[str], *, lone: bool) -> Choice:
@@ -94,12 +100,13 @@ def choose(target: Target, preload: str, environ: Mapping[str, str], own: Collec
         return Choice(forks=True)
     found = program.read(target)
     variables = {*environ, *own}
-    here = [each for each in found.variables if not (each.default and each.name in variables)]
+    assigned = (each for each in found.steps if isinstance(each, Assignment))
+    here = [each for each in assigned if not (each.default and each.name in variables)]
     settings = tuple((each.name, each.value) for each in here if each.early and each.name and each.value is not None)
     if preload not in (AUTO, TORCH):
         modules = tuple(preload.split(","))
         return Choice(forks=True, modules=modules, asked=modules, settings=settings)
-    if lone and not (found.imports_torch and found.doubt is None and not any(map(_concerns_torch, here))):
+    if lone and not (found.imports_torch and not found.doubt and not any(map(_concerns_torch, here))):
         return Choice()
     if unsafe := _too_late(here):
         return Choice(unsafe=unsafe)
@@ -108,17 +115,15 @@ def choose(target: Target, preload: str, environ: Mapping[str, str], own: Collec
     if preload == TORCH or not target.first or not found.imports_others:
         return choice
     admission = Admission(found, Table(), target.first, variables, late=not lone)
-    excluded, reason = admission.excluded, admission.barrier
+    choice = replace(choice, excluded=tuple(admission.excluded.items()), reason=admission.barrier)
     if not admission.packages:
-        return replace(choice, excluded=excluded, reason=reason)
+        return choice
     return replace(
         choice,
         modules=(TORCH, *admission.modules, *(name for name in usual if name != TORCH)),
         fallback=usual,
-        excluded=excluded,
-        reason=reason,
         allowed=admission.allowed,
-        reads=admission.reads,
+        reads=tuple(sorted({name for each in admission.packages.values() for name in each.variables})),
     )
 
 

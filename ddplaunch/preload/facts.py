@@ -85,10 +85,6 @@ class Patch:
     target: str
     source: Import | None = None
 
-    @property
-    def words(self) -> str:
-        return f"changes {self.target}"
-
 
 @dataclass(frozen=True)
 class Folder:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 
+from ddplaunch.preload.table import entries, normalised
+
 _INFO = re.compile(r"(.+?)(?:-[^-]*)?\.(?:dist|egg)-info")
 _OF_COMMANDS = re.compile(r"\[(console_scripts|gui_scripts)\]")
 
@@ -17,28 +19,20 @@ class Hiding:
         self._distributions: dict[str, str] = {}
         self._plugins: str | None = None
         for folder in dict.fromkeys(map(os.path.abspath, folders)):
-            self._look(folder)
+            for entry in entries(folder):
+                path = os.path.join(folder, entry)
+                if found := _INFO.fullmatch(entry):
+                    self._distributions.setdefault(normalised(found[1]), path)
+                    if _has_plugins(path):
+                        self._plugins = self._plugins or path
+                elif entry.endswith((".py", ".pyc", ".so")) or os.path.isfile(os.path.join(path, "__init__.py")):
+                    self._modules.setdefault(entry.partition(".")[0], path)
 
-    def _look(self, folder: str) -> None:
-        try:
-            entries = sorted(os.listdir(folder))
-        except OSError:
-            return
-        for entry in entries:
-            path = os.path.join(folder, entry)
-            if found := _INFO.fullmatch(entry):
-                self._distributions.setdefault(re.sub(r"[-_.]+", "-", found[1]).lower(), path)
-                if _has_plugins(path):
-                    self._plugins = self._plugins or path
-            elif entry.endswith((".py", ".pyc", ".so")) or os.path.isfile(os.path.join(path, "__init__.py")):
-                self._modules.setdefault(entry.partition(".")[0], path)
-
-    def hides(self, tops: set[str], distributions: set[str]) -> str | None:
+    def hides(self, stems: set[str], distributions: set[str]) -> str | None:
         """Name what an import of these top-level modules, of these distributions, would find here instead."""
-        for name in sorted({top.partition(".")[0] for top in tops} & self._modules.keys()):
-            return self._modules[name]
-        for name in sorted(distributions & self._distributions.keys()):
-            return self._distributions[name]
+        for names, paths in ((stems, self._modules), (distributions, self._distributions)):
+            if hidden := names & paths.keys():
+                return paths[min(hidden)]
         return self._plugins
 
 

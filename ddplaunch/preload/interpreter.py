@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from ddplaunch.files import read_regular
-from ddplaunch.preload.table import holds_installed
+from ddplaunch.preload.table import entries, holds_installed
 
 _MAX = 1 << 20  # bytes of a file
 _IMPORTED = re.compile(r"\b(?:import|from)\s+([\w.]+)")
@@ -21,30 +21,22 @@ _IMPORTED = re.compile(r"\b(?:import|from)\s+([\w.]+)")
 def reads_rank(own: Collection[str]) -> str | None:
     """Name a file that mentions one of these variables, and the variable: "…/sitecustomize.py mentions RANK"."""
     wanted = re.compile(r"\b(" + "|".join(map(re.escape, sorted(own))) + r")\b")
+    mentioned = ((path, wanted.search(text)) for path, text in _texts())
+    return next((f"{path} mentions {found[1]}" for path, found in mentioned if found), None)
+
+
+def _texts() -> Iterator[tuple[str, str]]:
     for name in ("sitecustomize", "usercustomize"):
-        path = getattr(sys.modules.get(name), "__file__", None)
-        if path and (found := wanted.search(_text(path))):
-            return f"{path} mentions {found[1]}"
-    for folder in sys.path:
-        if not holds_installed(folder):
-            continue
-        for entry in _pth(folder):
+        if path := getattr(sys.modules.get(name), "__file__", None):
+            yield path, _text(path)
+    for folder in filter(holds_installed, sys.path):
+        for entry in [os.path.join(folder, each) for each in entries(folder) if each.endswith(".pth")]:
             text = "\n".join(line for line in _text(entry).splitlines() if line.startswith(("import ", "import\t")))
-            if found := wanted.search(text):
-                return f"{entry} mentions {found[1]}"
+            yield entry, text
             for module in _IMPORTED.findall(text):
                 path = os.path.join(folder, *module.split("."))
                 for each in (path + ".py", os.path.join(path, "__init__.py")):
-                    if found := wanted.search(_text(each)):
-                        return f"{each} mentions {found[1]}"
-    return None
-
-
-def _pth(folder: str) -> list[str]:
-    try:
-        return [os.path.join(folder, each) for each in sorted(os.listdir(folder)) if each.endswith(".pth")]
-    except OSError:
-        return []
+                    yield each, _text(each)
 
 
 def _text(path: str) -> str:

@@ -6,6 +6,7 @@ import _ast as ast
 import os
 
 _SAME = frozenset({"str", "fspath", "Path", "PurePath", "PosixPath", "resolve", "absolute", "as_posix"})
+_OF_ONE = frozenset({"dirname", "abspath", "realpath", "normpath", "expanduser"})
 _DEEP = 12  # expressions in expressions
 
 
@@ -32,25 +33,23 @@ class Paths:
         if deep > _DEEP:
             return None
         deep += 1
-        if isinstance(node, ast.Constant):
-            return node.value if isinstance(node.value, str) and "\0" not in node.value else None
-        if isinstance(node, ast.Name):
-            return self._file if node.id == "__file__" else self._value(self._named.get(node.id), deep)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-            return _join([self._value(node.left, deep), self._value(node.right, deep)])
-        if isinstance(node, ast.Attribute) and node.attr == "parent":
-            return _parent(self._value(node.value, deep))
-        if isinstance(node, ast.Subscript) and getattr(node.value, "attr", "") == "parents":
-            found, number = self._value(node.value.value, deep), getattr(node.slice, "value", None)  # type: ignore[attr-defined]
-            for _ in range(number + 1 if isinstance(number, int) and 0 <= number < _DEEP else 0):
-                found = _parent(found)
-            return found if isinstance(number, int) and 0 <= number < _DEEP else None
-        return self._call(node, deep) if isinstance(node, ast.Call) else None
+        match node:
+            case ast.Constant(value=str(text)) if "\0" not in text:
+                return text
+            case ast.Name(id=name):
+                return self._file if name == "__file__" else self._value(self._named.get(name), deep)
+            case ast.BinOp(left=left, op=ast.Div(), right=right):
+                return _join([self._value(left, deep), self._value(right, deep)])
+            case ast.Attribute(value=value, attr="parent"):
+                return _parent(self._value(value, deep), 1)
+            case ast.Subscript(value=ast.Attribute(value=value, attr="parents"), slice=ast.Constant(value=int(number))):
+                return _parent(self._value(value, deep), number + 1) if 0 <= number < _DEEP else None
+            case ast.Call(keywords=[]):
+                return self._call(node, deep)
+        return None
 
     def _call(self, node: ast.Call, deep: int) -> str | None:
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        if node.keywords:
-            return None
         given = [self._value(each, deep) for each in node.args]
         if name in ("getcwd", "cwd") and not given:
             return os.getcwd()
@@ -59,17 +58,15 @@ class Paths:
             return found and (os.path.realpath(found) if name == "resolve" else os.path.abspath(found))
         if name == "join" or (name in _SAME and given):
             return _join(given)
-        if len(given) == 1 and given[0] is not None:
-            if name == "dirname":
-                return os.path.dirname(given[0])
-            if name in ("abspath", "realpath", "normpath", "expanduser"):
-                found = getattr(os.path, name)(given[0])
-                return found if isinstance(found, str) else None
+        if len(given) == 1 and given[0] is not None and name in _OF_ONE:
+            return str(getattr(os.path, name)(given[0]))
         return None
 
 
-def _parent(path: str | None) -> str | None:
-    return None if path is None else os.path.dirname(os.path.abspath(path))
+def _parent(path: str | None, count: int) -> str | None:
+    for _ in range(count):
+        path = None if path is None else os.path.dirname(os.path.abspath(path))
+    return path
 
 
 def _join(parts: list[str | None]) -> str | None:

@@ -16,6 +16,7 @@ from ddplaunch.errors import UsageError
 from ddplaunch.files import read_regular
 from ddplaunch.preload.facts import Assignment, Barrier, Finding, Folder, Import, Patch, Reach, Step
 from ddplaunch.preload.scan import needs_dynamo, scan
+from ddplaunch.preload.table import INSTALLED
 from ddplaunch.target import source
 from ddplaunch.target.target import Target
 
@@ -23,7 +24,6 @@ TORCH = "torch"
 
 _MAX_FILES = 200  # as ``source.local_sources``
 _MAX_PARSED = 512 << 10  # bytes of the program's modules: they take some 100 ms
-_INSTALLED = ("site-packages", "dist-packages")
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,14 @@ class Program:
     dynamo: bool = False
 
     @property
-    def variables(self) -> list[Assignment]:
-        return [each for each in self.steps if isinstance(each, Assignment)]
-
-    @property
     def imports_others(self) -> bool:
         """Whether it imports anything installed beside torch."""
         return any(isinstance(each, Import) and each.top != TORCH for each in self.steps)
 
     @property
-    def doubt(self) -> str | None:
-        """What makes its imports depend on more than its source: "train.py:3 calls exec"."""
-        return next((f"{each.where} {each.words}" for each in self.steps if isinstance(each, Barrier)), None)
+    def doubt(self) -> bool:
+        """Whether its imports depend on more than its source, as where it calls exec."""
+        return any(isinstance(each, Barrier) for each in self.steps)
 
 
 def read(target: Target) -> Program:
@@ -66,24 +62,18 @@ def read(target: Target) -> Program:
     return _Reader(target.first).program(target)
 
 
-Said = tuple[tuple[Finding, ...], bool, frozenset[str]]
-
-
-def _unread(name: str, words: str) -> Said:
-    return (Barrier(f"{name}:1", Reach.SURE, words),), False, frozenset()
-
-
 class _Reader:
     def __init__(self, first: str) -> None:
         self._first = first
-        self._said: dict[str, Said] = {}
+        self._said: dict[str, tuple[Finding, ...]] = {}
         self._seen: dict[str, Reach] = {}
         self._parsed = 0
         self._roots: dict[str, str] = {}  # the folder in front of each file's package
         self._known: dict[str, tuple[str, ...]] = {}  # files by the name of a module
         self._steps: list[Step] = []
         self._folders: list[str] = []
-        self._torch = self._others = False
+        self._words: set[str] = set()
+        self._torch = self._others = self._dynamo = False
 
     def program(self, target: Target) -> Program:
         assert target.source is not None
@@ -92,9 +82,8 @@ class _Reader:
         path = os.path.abspath(target.source)
         self._roots.setdefault(path, self._first)
         self._read(path, Reach.SURE, is_program=True)
-        words = frozenset[str]().union(*(words for _, _, words in self._said.values()))
-        dynamo = any(needs for _, needs, _ in self._said.values())
-        return Program(tuple(self._steps), tuple(self._folders), words, self._torch, dynamo)
+        steps, folders, words = tuple(self._steps), tuple(self._folders), frozenset(self._words)
+        return Program(steps, folders, words, self._torch, self._dynamo)
 
     def _read(self, file: str, reach: Reach, *, is_program: bool = False) -> None:
         """Go through a file, unless that was done for an import that is as certain."""
@@ -103,21 +92,23 @@ class _Reader:
         self._seen[file] = reach
         if file not in self._said:
             self._said[file] = self._scan(file, is_program)
-        for found in self._said[file][0]:
+        for found in self._said[file]:
             self._note(replace(found, reach=found.reach.within(reach)), file)
 
-    def _scan(self, file: str, is_program: bool) -> Said:
+    def _scan(self, file: str, is_program: bool) -> tuple[Finding, ...]:
         name = os.path.relpath(file, self._first)
         try:
             size = 0 if is_program else os.path.getsize(file)
             if len(self._said) >= _MAX_FILES or self._parsed + size > _MAX_PARSED:
-                return _unread(name, "is more source than is read at once")
+                return (Barrier(f"{name}:1", Reach.SURE, "is more source than is read at once"),)
             self._parsed += size
             text = read_regular(file, source.MAX_SOURCE).decode(errors="replace")
-            said = scan(source.parse(file), text, file, name)
-            return said, needs_dynamo(text), frozenset(re.findall(r"[^\W\d]\w*", text))
+            found = scan(source.parse(file), text, file, name)
         except (OSError, UsageError):  # what imports it shows why
-            return _unread(name, "cannot be read")
+            return (Barrier(f"{name}:1", Reach.SURE, "cannot be read"),)
+        self._dynamo = self._dynamo or needs_dynamo(text)
+        self._words.update(re.findall(r"[^\W\d]\w*", text))
+        return found
 
     def _note(self, found: Finding, file: str) -> None:
         if isinstance(found, Import):
@@ -175,20 +166,14 @@ class _Reader:
     def _root(self, top: str) -> str | None:
         """The folder in which the program's own module of this name stands; None where it has none."""
         for folder in (self._first, *self._folders):
-            path = os.path.join(folder, top)
-            if os.path.isfile(path + ".py") or os.path.isfile(os.path.join(path, "__init__.py")):
+            if next(source.files_of(top, folder), None):
                 return folder
         found = source.find_module(top, self._first) if top and top not in sys.stdlib_module_names else None
         if found is None:
             return None
-        places = list(found.submodule_search_locations or ()) or [found.origin or ""]
-        folder = os.path.dirname(places[0])
-        if found.origin is not None and not os.path.isabs(places[0]):  # built in, or of a finder's own kind
+        place = [*(found.submodule_search_locations or ()), found.origin or ""][0]
+        if found.origin is not None and not os.path.isabs(place):  # built in, or of a finder's own kind
             return None
-        own = not any(part in _INSTALLED for part in folder.split(os.sep)) and not folder.startswith(_python())
-        return folder if own else None
-
-
-def _python() -> tuple[str, ...]:
-    """Where Python's own modules are."""
-    return (os.path.dirname(os.__file__),)
+        folder = os.path.dirname(place)
+        installed = not INSTALLED.isdisjoint(folder.split(os.sep))
+        return None if installed or folder.startswith(os.path.dirname(os.__file__)) else folder

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import _ast as ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.preload.facts import Assignment, Barrier, Effect, Finding, Folder, Import, Patch, Reach
 from ddplaunch.preload.paths import Paths
+
+if TYPE_CHECKING:
+    from typing import Any
 
 _FATEFUL = re.compile(
     r"environ|putenv|setenv|dotenv|read_env|delenv|sys\b|\b(?:path|modules|meta_path|patch|mock)\b|addsitedir|reload"
@@ -31,6 +35,8 @@ _CALLS = {
     "run_module": "runs another module",
 }
 _IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError"})
+_BLOCKS = ("body", "handlers", "cases", "orelse", "finalbody")
+_IN_BLOCKS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 
 
 def needs_dynamo(text: str) -> bool:
@@ -57,77 +63,46 @@ class _Scanner:
     def _at(self, node: ast.stmt | ast.expr | ast.ExceptHandler) -> str:
         return f"{self._file}:{node.lineno}"
 
-    def block(self, body: list[ast.stmt], reach: Reach) -> Iterator[Finding]:
+    def block(self, body: Sequence[ast.AST], reach: Reach) -> Iterator[Finding]:
         for node in body:
             yield from self._statement(node, reach)
 
-    def _statement(self, node: ast.stmt, reach: Reach) -> Iterator[Finding]:
+    def _statement(self, node: Any, reach: Reach) -> Iterator[Finding]:
+        """Of a statement, or one of the clauses that it has."""
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(self._at(node), reach, alias.name)
         elif isinstance(node, ast.ImportFrom):
             names = tuple(alias.name for alias in node.names)
             yield Import(self._at(node), reach, node.module or "", names, node.level)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            signature: list[ast.AST] = [node.args, *([node.returns] if node.returns else [])]
-            harmless = not node.decorator_list and not any(map(_calls, signature))
-            yield from self._simple(*node.decorator_list, *signature, reach=reach, at=node, harmless=harmless)
-            yield from self.block(node.body, Reach.LATER if reach > Reach.SELDOM else reach)
-        elif isinstance(node, ast.ClassDef):
-            yield from self._simple(*node.decorator_list, *node.bases, *node.keywords, reach=reach, at=node)
-            yield from self.block(node.body, reach)
-        elif isinstance(node, ast.If):
-            yield from self._condition(node, reach)
-        elif isinstance(node, ast.Try) or type(node).__name__ == "TryStar":
-            yield from self._try(node, min(reach, Reach.TRIED))  # type: ignore[arg-type, unused-ignore]
-        elif isinstance(node, ast.With | ast.AsyncWith):
-            items = [item.context_expr for item in node.items]
-            yield from self._simple(*items, reach=min(reach, Reach.TRIED), at=node)
-            yield from self.block(node.body, min(reach, Reach.TRIED))
-        elif isinstance(node, ast.For | ast.AsyncFor | ast.While):
-            head = [node.test] if isinstance(node, ast.While) else [node.iter]
-            yield from self._simple(*head, reach=reach, at=node)
-            yield from self.block([*node.body, *node.orelse], reach.under_condition())
-        elif isinstance(node, ast.Match):
-            yield from self._simple(node.subject, reach=reach, at=node)
-            for case in node.cases:
-                yield from self.block(case.body, reach.under_condition())
-        else:
-            yield from self._simple(node, reach=reach, at=node, harmless=_is_harmless(node))
-
-    def _condition(self, node: ast.If, reach: Reach) -> Iterator[Finding]:
-        if getattr(node.test, "attr", getattr(node.test, "id", None)) == "TYPE_CHECKING":
+        elif isinstance(node, ast.If) and getattr(node.test, "attr", getattr(node.test, "id", None)) == "TYPE_CHECKING":
             yield from self.block(node.orelse, reach)
-        elif _is_main(node.test):
+        elif isinstance(node, ast.If) and _is_main(node.test):
             yield from self.block(node.body, reach)
         else:
-            yield from self._simple(node.test, reach=reach, at=node)
-            yield from self.block([*node.body, *node.orelse], reach.under_condition())
+            if type(node).__name__ in ("Try", "TryStar", "With", "AsyncWith"):
+                reach = min(reach, Reach.TRIED)
+            yield from self._simple(node, reach)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and reach > Reach.SELDOM:
+                reach = Reach.LATER
+            elif isinstance(node, ast.If | ast.For | ast.AsyncFor | ast.While | ast.Match):
+                reach = reach.under_condition()
+            for name in _BLOCKS:
+                yield from self.block(getattr(node, name, []), reach)
 
-    def _try(self, node: ast.Try, reach: Reach) -> Iterator[Finding]:
-        for handler in node.handlers:
-            kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-            if not all(getattr(kind, "id", None) in _IMPORT_ERRORS for kind in kinds):
-                yield Effect(self._at(handler), reach)
-        yield from self.block(node.body, reach)
-        for handler in node.handlers:
-            yield from self.block(handler.body, reach)
-        yield from self.block([*node.orelse, *node.finalbody], reach)
-
-    def _simple(self, *nodes: ast.AST, reach: Reach, at: ast.stmt, harmless: bool = False) -> Iterator[Finding]:
-        """What statements without a block, and expressions, set and change."""
+    def _simple(self, node: Any, reach: Reach) -> Iterator[Finding]:
+        """What a statement sets and changes by itself, without the blocks in it."""
         said: list[Finding] = []
-        for root in nodes:
-            if isinstance(root, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete):
-                said += self._assignment(root, reach)
-            if self._fateful:
-                for node in _walk(root):
-                    if isinstance(node, ast.Call):
-                        said += self._call(node, reach)
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete):
+            said += self._assignment(node, reach)
+        if self._fateful:
+            for each in _walk(node):
+                if isinstance(each, ast.Call):
+                    said += self._call(each, reach)
         # A constant for a variable holds for what is imported before the fork too (Choice.settings).
         shown = [isinstance(each, Assignment) and each.name is not None and each.value is not None for each in said]
-        if not harmless and not (shown and all(shown)) and reach > Reach.LATER:
-            yield Effect(self._at(at), reach)
+        if reach > Reach.LATER and not (shown and all(shown)) and (effect := _effect(node)):
+            yield Effect(self._at(effect), reach)
         yield from said
 
     def _assignment(
@@ -225,7 +200,7 @@ class _Scanner:
             else:
                 yield Folder(where, reach, path)
 
-    def _name(self, body: list[ast.stmt]) -> None:
+    def _name(self, body: Sequence[ast.AST]) -> None:
         """Note which names stand for what was imported, wherever that is done, and what is assigned from those."""
         for node in body:
             if isinstance(node, ast.Import):
@@ -242,12 +217,12 @@ class _Scanner:
                     assert found[1] is not None
                     self._others[node.targets[0].id] = (found[0], found[1])
             else:
-                for name in ("body", "orelse", "finalbody", "handlers", "cases"):
-                    self._name([each for each in getattr(node, name, ()) if isinstance(each, ast.AST)])  # type: ignore[misc]
+                for name in _BLOCKS:
+                    self._name(getattr(node, name, []))
 
 
 def _walk(root: ast.AST) -> Iterator[ast.AST]:
-    """The node and all below it, as ``ast.walk`` gives them: that module takes longer to load than this to run."""
+    """The node and all expressions below it; ``ast.walk`` would do, but takes longer to load than this to run."""
     todo = [root]
     while todo:
         node = todo.pop()
@@ -255,7 +230,7 @@ def _walk(root: ast.AST) -> Iterator[ast.AST]:
         for name in reversed(node._fields):
             value = getattr(node, name, None)
             below = value if isinstance(value, list) else [value]
-            todo += [each for each in reversed(below) if isinstance(each, ast.AST)]
+            todo += [each for each in reversed(below) if isinstance(each, ast.AST) and not isinstance(each, _IN_BLOCKS)]
 
 
 def _targets(node: ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete) -> list[ast.expr]:
@@ -270,22 +245,33 @@ def _targets(node: ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete) -> l
     return found
 
 
+def _effect(node: Any) -> ast.stmt | ast.ExceptHandler | None:
+    """Where a statement does more than name a constant or a function, if it does."""
+    match node:
+        case ast.Pass() | ast.Global() | ast.Nonlocal() | ast.Expr(value=ast.Constant()):
+            return None
+        case ast.Assign(value=value) if all(isinstance(each, ast.Name) for each in _targets(node)):
+            return None if _is_constant(value) else node
+        case ast.AnnAssign(target=ast.Name(), value=value) if not _calls(node.annotation):
+            return None if value is None or _is_constant(value) else node
+        case ast.FunctionDef(decorator_list=[]) | ast.AsyncFunctionDef(decorator_list=[]):
+            return node if _calls(node) else None
+        case ast.ExceptHandler() | ast.match_case():
+            return None
+    return _catches_more(node) if hasattr(node, "handlers") else node
+
+
+def _catches_more(node: ast.Try) -> ast.ExceptHandler | None:
+    """The first clause for what is no error of an import."""
+    for handler in node.handlers:
+        kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+        if not all(getattr(kind, "id", None) in _IMPORT_ERRORS for kind in kinds):
+            return handler
+    return None
+
+
 def _calls(node: ast.AST) -> bool:
     return any(isinstance(each, ast.Call) for each in _walk(node))
-
-
-def _is_harmless(node: ast.stmt) -> bool:
-    """Whether a statement does nothing but name a constant."""
-    if isinstance(node, ast.Pass | ast.Global | ast.Nonlocal):
-        return True
-    if isinstance(node, ast.Expr):
-        return isinstance(node.value, ast.Constant)
-    if isinstance(node, ast.Assign):
-        return all(isinstance(each, ast.Name) for each in _targets(node)) and _is_constant(node.value)
-    if isinstance(node, ast.AnnAssign):
-        plain = isinstance(node.target, ast.Name) and not _calls(node.annotation)
-        return plain and (node.value is None or _is_constant(node.value))
-    return False
 
 
 def _is_constant(node: ast.expr) -> bool:

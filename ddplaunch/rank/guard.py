@@ -13,7 +13,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import ModuleType
     from typing import Any
 
@@ -21,23 +21,22 @@ if TYPE_CHECKING:
 
 _NUMBERS = [number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)]
 _STREAMS = (1, 2)
-_VARIABLES = "the variable "
+_VARIABLES, _FOLDER, _UMASK, _HANDLERS = "the variable ", "the working folder", "the umask", "the handlers of signals"
 _AT_ONCE = 50_000  # objects that are looked into
 
 
 class Guard:
     """Watches imports, from its making on; ``doubt`` says what one of them did that was not expected."""
 
-    def __init__(self, config: Config, baseline: frozenset[str], repairs: ModuleType) -> None:
-        """``baseline``: the modules that any interpreter has at its start; ``repairs`` is the file beside this."""
-        self._repairs = repairs
+    def __init__(
+        self, config: Config, baseline: frozenset[str], repairs: ModuleType, children: Callable[[], list[int]]
+    ) -> None:
+        """``baseline``: the modules that any interpreter has at its start; the others are of files beside this."""
+        self._repairs, self._children = repairs, children
         self._allowed, self._baseline = config["allowed"], baseline
         self._folders = [config["first"], *config["folders"]]
         self._missing = set[str]()  # what was looked for in vain
         self.doubt: str | None = None
-        self._folder, self._umask = os.getcwd(), os.umask(0o77)
-        os.umask(self._umask)
-        self._handlers = [*map(signal.getsignal, _NUMBERS)]
         self._before = self._look()
         self._loaded = frozenset(sys.modules)
         self._caught = [os.memfd_create("caught", os.MFD_CLOEXEC) for _ in _STREAMS]
@@ -68,10 +67,10 @@ class Guard:
         """Give back what an interpreter that takes this one's place would inherit; ``environ``: the former one."""
         os.environ.clear()
         os.environ.update(environ)
-        os.chdir(self._folder)
-        os.umask(self._umask)
+        os.chdir(self._before[_FOLDER])
+        os.umask(self._before[_UMASK])
         signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in zip(_NUMBERS, self._handlers, strict=True):
+        for number, handler in zip(_NUMBERS, self._before[_HANDLERS], strict=False):  # and the timer
             if handler is not None and signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
 
@@ -116,11 +115,11 @@ class Guard:
         sets = self._allowed["sets"]
         look: dict[str, Any] = {
             _VARIABLES: {name: value for name, value in os.environ.items() if name not in sets},
-            "the working folder": os.getcwd(),
-            "the handlers of signals": [*map(signal.getsignal, _NUMBERS), signal.getitimer(signal.ITIMER_REAL)],
-            "the umask": _status("Umask:"),
+            _FOLDER: os.getcwd(),
+            _HANDLERS: [*map(signal.getsignal, _NUMBERS), signal.getitimer(signal.ITIMER_REAL)],
+            _UMASK: _umask(),
             "open files": _descriptors(),
-            "child processes": _children(),
+            "child processes": self._children(),
         }
         torch = sys.modules.get("torch")
         if hasattr(torch, "get_default_dtype"):
@@ -193,32 +192,16 @@ def _place(generator: object) -> str:
     return "a module"
 
 
-def _status(name: str) -> str:
-    try:
-        with open("/proc/self/status", encoding="utf-8", errors="surrogateescape") as file:
-            return next((line for line in file if line.startswith(name)), "")
-    except OSError:
-        return ""
-
-
-def _descriptors() -> set[str]:
-    """What is open, but for the streams and the folder that tells."""
-    found = set()
-    try:
-        for fd in os.listdir("/proc/self/fd"):
-            if int(fd) not in _STREAMS:
-                try:
-                    found.add(f"{fd} {os.readlink('/proc/self/fd/' + fd)}")
-                except OSError:  # that of the listing
-                    pass
-    except OSError:
-        pass
+def _umask() -> int:
+    found = os.umask(0o77)
+    os.umask(found)
     return found
 
 
-def _children() -> str:
+def _descriptors() -> set[str]:
+    """What is open, but for the streams; the folder that tells has the same name each time."""
     try:
-        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
-            return file.read()
-    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
-        return ""
+        numbers = [fd for fd in os.listdir("/proc/self/fd") if int(fd) not in _STREAMS]
+    except OSError:
+        return set()
+    return {f"{fd} {os.path.realpath('/proc/self/fd/' + fd)}" for fd in numbers}

@@ -23,7 +23,7 @@ class WarmPlace(TypedDict):
 
 
 class AllowedJson(TypedDict):
-    """What the import of known packages leaves in a process: ``preload.admission.Allowed``."""
+    """What the import of known packages leaves in a process."""
 
     tops: list[str]
     sets: list[str]

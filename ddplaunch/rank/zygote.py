@@ -80,7 +80,7 @@ def main() -> tuple[PythonJob, dict[str, int]]:
     environ, guards = dict(os.environ), list["Guard"]()
 
     def watch() -> Guard:
-        guards.append(worker.sibling("guard").Guard(config, BASELINE, repairs))
+        guards.append(worker.sibling("guard").Guard(config, BASELINE, repairs, processes.children))
         return guards[0]
 
     with kept.origins if kept else left, left:

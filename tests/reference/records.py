@@ -32,7 +32,6 @@ from ddplaunch.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance,
 from ddplaunch.plan.layout import Slot
 from ddplaunch.plan.make import JobSpec, Machine, make
 from ddplaunch.plan.plan import Plan
-from ddplaunch.preload.admission import Excluded
 from ddplaunch.preload.choice import Choice
 from ddplaunch.target.target import Target, TargetKind
 
@@ -386,7 +385,7 @@ def _plan() -> dict[str, Any]:
 
 def plan_fields() -> list[str]:
     """The fields of a plan as JSON, lists as ``name[]``."""
-    proven = Choice(True, ("torch",), fallback=("torch",), excluded=(Excluded("", ""),))
+    proven = Choice(True, ("torch",), fallback=("torch",), excluded=(("", ""),))
     return list(_paths({**_plan(), "preload": proven.to_json()}, ""))
 
 
