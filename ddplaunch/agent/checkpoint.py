@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Collection, Iterator
 from glob import iglob
+from threading import Thread
 
 from ddplaunch.errors import EXIT_PREEMPTED
 from ddplaunch.output.events import LastCheckpoint
@@ -21,20 +22,28 @@ def newest(pattern: str, codes: Collection[int]) -> LastCheckpoint | None:
     """
     ended_well = bool(codes) and all(code in (0, EXIT_PREEMPTED) for code in codes)
     latest = time.time() - (0.0 if ended_well else WRITTEN)
-    until = time.monotonic() + PATIENCE
+    found: list[LastCheckpoint] = []
+    # A disk may hang, and a pattern can mean a whole file system: nobody waits for that.
+    look = Thread(target=lambda: found.append(_newest(pattern, latest)), daemon=True)
+    look.start()
+    look.join(PATIENCE)
+    return found[0] if found else None
+
+
+def _newest(pattern: str, latest: float) -> LastCheckpoint:
     best = LastCheckpoint(None, None)
-    for path in iglob(pattern, recursive=True):
-        moment = 0.0
-        for file in _files(path):
-            if time.monotonic() > until:
-                return None
-            try:
-                moment = max(moment, os.stat(file).st_mtime)
-            except OSError:
-                continue
+    for path in iglob(os.path.expanduser(pattern), recursive=True):
+        moment = max(map(_changed, _files(path)), default=0.0)
         if 0 < moment <= latest and (best.moment is None or moment > best.moment):
             best = LastCheckpoint(path, moment)
     return best
+
+
+def _changed(file: str) -> float:
+    try:
+        return os.stat(file).st_mtime
+    except OSError:
+        return 0.0
 
 
 def _files(path: str) -> Iterator[str]:

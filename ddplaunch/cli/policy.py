@@ -44,7 +44,6 @@ def read_policy(options: Options, plan: Plan, show: Shown, finding: Finding | No
         "quiet": QUIET if by_ssh or finding is not None else 0.0,
         "colour": colour_wanted(),
         "sidecars": _sidecars(options) if plan.node_rank == 0 else (),
-        "checkpoint": options.checkpoint and os.path.abspath(os.path.expanduser(options.checkpoint)),
         "metrics": _metrics(options.metrics),
         "notify": _notify(options) if plan.node_rank == 0 else (),
         "warm": warm,

@@ -11,10 +11,11 @@ from ddplaunch.agent import stall_clock
 from ddplaunch.agent.ranks import Phase
 from ddplaunch.agent.stall_clock import StallClock
 from ddplaunch.agent.usage import TreeUsage
-from ddplaunch.control.messages import Suspicion
+from ddplaunch.control.messages import Progress, Suspicion
 from ddplaunch.control.rules import Rules
 from ddplaunch.diagnosis.inspection import Condition, GroupState, Inspection, RankInspection
 from ddplaunch.loop import Timer
+from ddplaunch.output import events
 
 
 class Node:
@@ -164,3 +165,21 @@ def test_work_that_a_rank_tells_of_counts_as_output(node):
     assert node.looks == []
     node.wait(24)
     assert [moment for moment, _ in node.told] == [node.now]
+
+
+@pytest.mark.parametrize("how", ["prints", "enters a collective"])
+def test_what_goes_on_after_a_stall_is_told_once(node, how):
+    """By the next line, or where none is printed by the next look."""
+    node.wait(50)
+    node.clock.observe(events.Stalled(1000.0, "no progress"))
+    node.clock.restart()  # as after Ctrl-Z, which is no progress
+    assert not [each for each in node.told if isinstance(each[1], Progress)]
+    if how == "prints":
+        node.clock.printed(1)
+        node.clock.printed(1)
+    else:
+        node.wait(25)
+        node.collectives = (6, 5), (5, 5)
+        node.wait(60)
+    told = [moment for moment, each in node.told if each == Progress(0)]
+    assert told == ([1050] if how == "prints" else [1090])

@@ -98,12 +98,12 @@ def fail(host: str, run_id: str) -> None:
 
 
 def test_all_runs_lately(answer):
-    assert answer("report", "--since", "7d").stdout == "no run that is kept began in the last 7 d\n"
+    assert answer("report", "--since", "7d").stdout == "no run that is kept began in the last 7 d and ended\n"
     keep(run_id="well")
     for number, host in enumerate(("n3", "n4", "n3")):
         fail(host, f"f{number}")
     out = answer("report", "--since", "7d").stdout
-    assert re.match(r"effective \d+ %: .*\n  4 runs began in the last 7 d\n", out)
+    assert re.match(r"effective \d+ %: .*\n  4 runs began in the last 7 d and ended\n", out)
     assert re.search(r"^LOST +SHARE\n", out, re.MULTILINE)
     hosts = out.partition("HOST")[2].splitlines()[1:]
     assert [line.split()[:2] for line in hosts] == [["n3", "2"], ["n4", "1"]]

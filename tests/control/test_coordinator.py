@@ -292,6 +292,7 @@ def test_a_restart_is_everybodys():
 def test_a_lost_node_ends_a_job_of_fixed_size():
     job = joined(1, max_restarts=5)
     job.coordinator.lost(1, "its connection closed")
+    assert job.take(messages.Lost, 0) == [messages.Lost("n1")]
     assert len(job.take(messages.Stop, 0)) == 1
     job.drain(0, job.fail(0, 0, message="RuntimeError: Connection reset by peer"))
     outcome = job.outcome(0).outcome

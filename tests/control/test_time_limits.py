@@ -176,3 +176,14 @@ def test_it_is_a_note_where_a_stall_timeout_ends_the_job():
     assert not waiting.job.take(messages.Stop)
     assert waiting.suspect(60.0) == []
     assert waiting.job.take(messages.Stop)
+
+
+def test_all_hear_that_the_job_stands_still_and_that_it_goes_on():
+    """Once each: no node knows what the ranks of others do."""
+    waiting = Waiting()
+    waiting.job.say(0, messages.Progress(0))
+    assert not waiting.job.take(messages.Progress), "it had not stalled"
+    assert waiting.suspect(24.0)
+    for _ in range(2):
+        waiting.job.say(0, messages.Progress(0))
+    assert waiting.job.take(messages.Progress) == [messages.Progress(0)]

@@ -366,7 +366,7 @@ STACKS = {
 
 TOP = {
     "status": "`run_id`, `target`, `pid`, `node_rank`, `world_size`, `began`, `since`, `attempt`, `state`, `ranks`, "
-    "`restarts` and `code` of this node's share",
+    "`restarts`, `code` and `spent` of this node's share",
     "inspection": "as in `stacks.json`, without threads",
     "doing": "what each rank does: `running`, `waiting`, `silent`, `blocked`, `stopped`, `ended`, `failed`, `starting`",
     "waits": "who waits for whom, in sentences",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -242,6 +243,13 @@ def test_requeued_jobs(submit, tmp_path):
     assert "ddplaunch: requeueing, 1 of 1" in out
     assert "ddplaunch: not requeued again: --requeue 1" in out
     assert not list(tmp_path.glob(".ddplaunch-exit-*"))
+    environment = {**clean_environment(), **cluster.environment}
+    report = cluster.login.type(command("report", str(limited), "--json"), cluster.folder, environment)
+    out, err = report.communicate(timeout=patience(100))
+    told = json.loads(out)
+    assert told["runs"] == [f"{limited}.0.1", f"{limited}.0.2"], err
+    assert (told["job"], told["fate"]) == (str(limited), "preempted")
+    assert told["spent"]["queued"] > 0.1, "before the first run and between both"
 
     assert [cluster.wait(job) for job in (append, truncate)] == ["COMPLETED", "COMPLETED"]
     assert [cluster.restarts(job) for job in (append, truncate)] == [1, 1]

@@ -14,7 +14,7 @@ from ddplaunch.errors import UsageError, shown
 from ddplaunch.job import past
 from ddplaunch.job.effective import Spent, percent, told, total
 from ddplaunch.job.ledger import Blamed, blamed
-from ddplaunch.job.record import RunRecord
+from ddplaunch.job.record import Fate, RunRecord
 from ddplaunch.words import counted, duration
 
 MAX_HOSTS = 10  # that are shown; --json has all
@@ -27,7 +27,7 @@ def report_since(text: str, *, as_json: bool) -> Iterator[str]:
     if not seconds or seconds < 0:
         raise UsageError(f"--since {shown(text, 60)}: expected a time, like 12h or 7d", "ddplaunch report --since 7d")
     first = time.time() - seconds
-    runs = [each for each in past.records() if each.began >= first]
+    runs = [each for each in past.records() if each.began >= first and each.fate is not Fate.RUNNING]
     spent, hosts = total(each.spent for each in runs), blamed(runs)
     return iter([_as_json(runs, spent, hosts)]) if as_json else _lines(runs, spent, hosts, seconds)
 
@@ -38,11 +38,13 @@ def _as_json(runs: Sequence[RunRecord], spent: Spent, hosts: Sequence[Blamed]) -
 
 
 def _lines(runs: Sequence[RunRecord], spent: Spent, hosts: Sequence[Blamed], seconds: float) -> Iterator[str]:
-    lately = f"began in the last {duration(seconds)}"
+    lately = f"began in the last {duration(seconds)} and ended"
     yield click.style(told(spent) or f"no run that is kept {lately}", bold=True)
     if not runs:
         return
-    yield f"  {counted(len(runs), 'run')} {lately}"
+    lost_ones = sum(each.fate is Fate.LOST for each in runs)
+    unknown = f"; the time of {counted(lost_ones, 'lost run')} is known only in part" if lost_ones else ""
+    yield f"  {counted(len(runs), 'run')} {lately}{unknown}"
     if lost := spent.lost:
         yield ""
         yield from table(
