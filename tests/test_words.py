@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddplaunch.words import ranks
+from ddplaunch.words import duration, ranks
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,24 @@ from ddplaunch.words import ranks
 )
 def test_ranks_in_few_words(numbers, text):
     assert ranks(numbers) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (-1, "0.0 s"),
+        (0.44, "0.4 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min"),
+        (125, "2 min 5 s"),
+        (599, "9 min 59 s"),
+        (725, "12 min"),
+        (3600, "1 h"),
+        (11550, "3 h 12 min"),
+        (90000, "1 d 1 h"),
+    ],
+)
+def test_a_duration_in_a_sentence(seconds, said):
+    assert duration(seconds) == said

@@ -23,6 +23,8 @@ from ddplaunch.queue.meant import index_of, job_meant, kept_run, kept_runs, one_
 from ddplaunch.queue.step import relay
 from ddplaunch.queue.submitted import Submitted
 
+PATIENCE = 2.0  # seconds in which the launcher of a run must answer: it may be suspended
+
 
 @click.command()
 @click.argument("run", required=False, metavar="[RUN]")
@@ -90,7 +92,7 @@ def _by_number(word: str) -> list[RunRecord]:
 def _as_it_stands(door: str, record: RunRecord) -> RunRecord:
     """The record of a run that goes on, with where its time went until now, if its launcher answers."""
     try:
-        return replace(record, spent=client.ask(door, AskStatus()).spent)
+        return replace(record, spent=client.ask(door, AskStatus(), PATIENCE).spent)
     except NoAnswer:
         return record
 
