@@ -29,14 +29,26 @@ def look(folder, *words, env=None):
     return done.returncode, done.stdout, done.stderr
 
 
-def test_the_page(tmp_path):
-    code, page, said = look(tmp_path)
+def test_the_page_and_what_it_is_compared_with(tmp_path):
+    """What was saved, made a hundred times better, is told of: three figures of one machine."""
+    code, page, said = look(tmp_path, "--save", "saved.json")
     assert said == "ddplaunch: looking at this machine\nddplaunch: measuring all_reduce\n"
     assert code == bool(re.search(r"^\d+ errors?\b", page, re.MULTILINE))
     assert max(map(len, page.splitlines())) <= 80
     assert re.search(r"^torch +\d", page, re.MULTILINE)
     assert re.search(r" alone, \d+ ranks \(gloo\) +\d+ us +\S+ \S+/s +\S+ \S+/s$", page, re.MULTILINE)
     assert os.path.expanduser("~/") not in page, "it is made to be copied"
+
+    path = tmp_path / "saved.json"
+    saved = json.loads(path.read_text())
+    assert saved["hosts"] == saved["figures"][0]["hosts"]
+    for figure in saved["figures"]:
+        figure["value"] *= 0.01 if figure["unit"] == "s" else 100
+    path.write_text(json.dumps(saved))
+    _, page, _ = look(tmp_path, "--compare", "saved.json", "--save", "saved.json")
+    if "processes want to run" not in page:
+        assert len(re.findall(rf"\band \S+ (us|[GT]FLOP/s|[KMGT]iB/s) on\s+{saved['date'][:10]}", page)) == 3, page
+    assert json.loads(path.read_text())["figures"] != saved["figures"], "it was read before it was written"
 
 
 def test_gpus_that_are_not_well_and_one_that_fell_off_its_bus(tmp_path, fake_nvml):
@@ -60,27 +72,20 @@ def test_gpus_that_are_not_well_and_one_that_fell_off_its_bus(tmp_path, fake_nvm
         assert [each for each in said if each.endswith("was built without CUDA, and this machine has 3 GPUs")]
 
 
-def test_a_tmpdir_where_nothing_can_be_written(tmp_path):
+def test_a_tmpdir_where_nothing_can_be_written_and_a_driver_that_does_not_answer(tmp_path, fake_nvml):
     """Python takes the next folder in silence; /proc stands for one that is full, for root too."""
-    code, out, _ = look(tmp_path, "--json", env={**os.environ, "TMPDIR": "/proc"})
+    wedged = tmp_path / "wedged"
+    wedged.touch()
+    env = {**fake_nvml.environ(1), "FAKE_NVML_WEDGED": str(wedged), "TMPDIR": "/proc"}
+    code, out, _ = look(tmp_path, "--json", env={**os.environ, **env})
     found = json.loads(out)
+    assert "the GPU driver did not answer in 5 s" in [each["text"] for each in found["findings"]]
     (wrong,) = [each for each in found["findings"] if "TMPDIR" in each["text"]]
     assert (code, wrong["severity"]) == (1, "error")
     assert wrong["text"].startswith("nothing can be written to TMPDIR: ")
     assert wrong["hint"] == "choose another: export TMPDIR=FOLDER"
     (folder,) = [each for each in found["nodes"][0]["facts"]["folders"] if each["what"] == "TMPDIR"]
     assert not folder["free"], "the free space of another folder"
-
-
-def test_a_driver_that_does_not_answer(tmp_path, fake_nvml):
-    """The page comes all the same."""
-    wedged = tmp_path / "wedged"
-    wedged.touch()
-    env = {**fake_nvml.environ(1), "FAKE_NVML_WEDGED": str(wedged)}
-    code, out, _ = look(tmp_path, "--json", env={**os.environ, **env})
-    said = [each["text"] for each in json.loads(out)["findings"]]
-    assert code == 1
-    assert "the GPU driver did not answer in 5 s" in said
 
 
 @pytest.mark.parametrize(
