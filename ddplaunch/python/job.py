@@ -149,6 +149,7 @@ class LaunchedJob:
         self._env = environment(keywords.get("env"))
         shared = keywords.get("hosts") or keywords.get("hostfile")  # then the current folder must be
         place, before = (os.getcwd(), ".") if shared else (None, "")
+        program = _program(function)
         self.folder = tempfile.mkdtemp(prefix=f"{before}ddplaunch-", dir=place)
         self._process: subprocess.Popen[bytes] | None = None
         self._mark = f"{os.path.basename(self.folder)}."
@@ -166,7 +167,7 @@ class LaunchedJob:
         parcel.dump([each or os.getcwd() for each in sys.path], self.path("path"))
         self._target = f"{self.path('launch.py')}:{_name(function)}"
         with open(self.path("launch.py"), "w", encoding="utf-8") as file:
-            file.write(_program(function))
+            file.write(program)
 
     def path(self, name: str) -> str:
         return os.path.join(self.folder, name)
@@ -195,6 +196,7 @@ class LaunchedJob:
             self._over.set()
             self._started.set()
             return
+        self._printing.stop = self._process.terminate
         self._started.set()
         assert self._process.stdout
         assert self._process.stderr
@@ -245,7 +247,7 @@ class LaunchedJob:
         self._printing.context = contextvars.copy_context()
 
     def flush(self) -> None:
-        """Return when all that ranks have printed by now has been passed on."""
+        """Return when all that ranks have printed by now has been passed on; raise what the stream ``output`` does."""
         self._flushes += 1
         if self._door is None and self._process is not None:
             self._door = next((path for path in doors() if path.endswith(f".{self._process.pid}")), None)
@@ -256,6 +258,11 @@ class LaunchedJob:
                     break
         except client.NoAnswer:  # it is ending
             pass
+        self._raise_output()
+
+    def _raise_output(self) -> None:
+        if self._printing.error is not None:
+            raise self._printing.error
 
     def explain(self) -> str:
         """Say who waits for whom, as ``ddplaunch stacks`` does; "" where that cannot be told."""
@@ -296,7 +303,9 @@ class LaunchedJob:
         Raises:
             RankFailed: a rank failed.
             LaunchError: the job did not start, or was stopped.
+            Exception: that of the stream ``output``.
         """
+        self._raise_output()
         if end.failure is not None:
             first = end.failure["first"]
             error = RankFailed(

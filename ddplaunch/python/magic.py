@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-import os
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 from ddplaunch.errors import UsageError
+from ddplaunch.plan.layout import parse_nproc
 from ddplaunch.python.session import Session
 
 
@@ -29,15 +30,16 @@ class Cells:
         nproc = words[1] if words else self._nproc
         if not nproc:
             raise UsageError("no ranks are there yet", "type: %%ddplaunch --nproc 2")
+        parse_nproc(nproc, 1, gpus=1, physical_cpus=1)  # what is wrong must not end the ranks that are there
+        self._cells += 1
+        path = Path(self._folder.name, f"{self._cells}.py")
+        path.write_text(cell, encoding="utf-8")
+        compile(cell, path, "exec", dont_inherit=True)
         if self._session is None or nproc != self._nproc:
             if self._session is not None:
                 self._session.close()
             self._session, self._nproc = Session(nproc=nproc, merge=True, restart=True), nproc
-        self._cells += 1
-        path = os.path.join(self._folder.name, f"{self._cells}.py")
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(cell)
-        self._session.run(execute, cell, path)
+        self._session.run(execute, cell, str(path))
 
 
 def execute(source: str, name: str) -> None:
@@ -45,9 +47,9 @@ def execute(source: str, name: str) -> None:
     tree = ast.parse(source, name)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     names: dict[str, Any] = sys.modules["__main__"].__dict__
-    exec(compile(tree, name, "exec"), names)
+    exec(compile(tree, name, "exec", dont_inherit=True), names)
     if isinstance(last, ast.Expr):
-        value = eval(compile(ast.Expression(last.value), name, "eval"), names)
+        value = eval(compile(ast.Expression(last.value), name, "eval", dont_inherit=True), names)
         if value is not None:
             print(repr(value))
 

@@ -30,6 +30,10 @@ class Printing:
         """Of who waits for it: in a notebook this tells to which cell a line belongs."""
         self.heard: Callable[[str], bool] = lambda text: False
         """Is told each note of ddplaunch, in the thread that reads it; whether it need not be printed."""
+        self.stop: Callable[[], None] = lambda: None
+        """Is called once the stream has raised something."""
+        self.error: BaseException | None = None
+        """What the stream has raised, which is the caller's; nothing more is written to it."""
         self.said: list[dict[str, Any]] = []
         """The records of ddplaunch itself (--log-json)."""
 
@@ -74,11 +78,19 @@ class Printing:
 
     def _print(self, text: str, name: str) -> None:
         target = self._output or getattr(sys, name)
+        if self.error is not None:
+            return
         try:
-            target.write(text)
+            try:
+                target.write(text)
+            except UnicodeEncodeError as error:
+                target.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
             target.flush()
         except (OSError, ValueError, AttributeError):  # closed; the job goes on
             pass
+        except BaseException as error:
+            self.error = error
+            self.stop()
 
     def _reached(self, name: str, number: float) -> None:
         with self._news:

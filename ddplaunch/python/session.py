@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import selectors
 import signal
 import socket
@@ -113,6 +114,7 @@ class _Ranks:
         output: IO[str] | None,
         heard: Callable[[int, str], bool] | None,
     ) -> None:
+        self._pid = os.getpid()
         self._job = LaunchedJob(function, keywords, output)
         if heard is not None:
             self._job.listen(heard)
@@ -194,6 +196,8 @@ class _Ranks:
         self._job.stop(signal.SIGINT)
 
     def close(self) -> None:
+        if os.getpid() != self._pid:  # a fork of the caller ends; the ranks are not its own
+            return
         for line in (*self._lines.values(), self._listening):
             line.close()
         if self._job.started and self._job.wait(5.0) is None:

@@ -190,6 +190,34 @@ if __name__ == "__main__":
     assert "rank 1 did not enter barrier #1, which 1 rank waited for: hang at program.py:12" in second
 
 
+def test_a_stream_that_raises(python: Python):
+    """It is the caller's: the ranks end, and the caller gets what it raised. What it cannot encode, it gets escaped."""
+    body = """
+import io
+
+class Full(io.StringIO):
+    def write(self, text):
+        raise RuntimeError("full")
+
+def speak():
+    print("h\u00e9")
+
+def wait():
+    print("up", flush=True)
+    time.sleep(1000)
+
+if __name__ == "__main__":
+    launch(speak, start="exec", env={"PYTHONIOENCODING": "utf-8"})
+    session = Session(output=Full(), start="exec")
+    for call in (partial(launch, wait, output=Full(), start="exec"), partial(session.run, speak)):
+        try:
+            call()
+        except RuntimeError as error:
+            print(repr(error))
+"""
+    assert python(body, PYTHONIOENCODING="ascii").splitlines() == ["h\\xe9", *["RuntimeError('full')"] * 2]
+
+
 def test_an_event_loop_goes_on(python: Python):
     body = """
 import asyncio, io

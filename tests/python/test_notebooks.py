@@ -67,7 +67,7 @@ def test_the_page_s_cells_show_what_it_has(tmp_path: Path):
     temporary.mkdir()
     variables = clean_environment({"TMPDIR": str(temporary), "IPYTHONDIR": str(tmp_path / "ipython")})
     page = cells()
-    assert sum(CTRL_C in lines for _, lines in page) == 2
+    assert sum(CTRL_C in lines for _, lines in page) == 3
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in (POISON, *(c for c, _ in page))])
     notebook = Notebook(book, timeout=int(patience(60)), kernel_name="python3", allow_errors=True)
     with notebook.setup_kernel(env=variables, cwd=str(tmp_path)):
