@@ -65,6 +65,7 @@ INSIDE_USER_PROCESSES = {
     "rank.guardian": {"rank.channel", "rank.processes"},
     "rank.inheritance": set(),
     "rank.origins": set(),
+    "rank.allocations": set(),
     "rank.worker": {"target.arguments", "rank.answers", "rank.breakpoints", "rank.ending", "rank.messages", "errors"},
     "rank.answers": set(),
     "rank.breakpoints": {"rank.debugger"},

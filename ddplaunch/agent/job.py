@@ -11,7 +11,7 @@ from ddplaunch.agent.ranks import Ranks
 from ddplaunch.agent.store import Store
 from ddplaunch.agent.temporary import PreemptionFile
 from ddplaunch.dataclass import dataclass
-from ddplaunch.output.run_log import RunLog
+from ddplaunch.output.run_log import RunLog, snapshot_file
 from ddplaunch.output.screen import Screen
 from ddplaunch.output.streams import Streams
 from ddplaunch.plan.layout import Rank
@@ -63,6 +63,11 @@ class Outfit:
         debugger = ranks.debugging.path() if ranks.debugging and not has_terminal else ""
         return self._described(ranks, rank, debugger)
 
+    def _snapshot(self, ranks: Ranks, rank: Rank) -> str:
+        """Where a rank keeps the state of CUDA's allocator: in the log folder, or else where we were started."""
+        name = snapshot_file(rank.rank, ranks.number)
+        return self.log.file(name) or os.path.join(os.getcwd(), f"{ranks.plan.run_id}.{name}")
+
     def _described(self, ranks: Ranks, rank: Rank, debugger: str) -> RankJob:
         plan, error_file = ranks.plan, ranks.error_file(rank.rank)
         target = plan.target
@@ -105,6 +110,8 @@ class Outfit:
             "error_file": error_file,
             "trace_file": ranks.trace_file(rank.rank),
             "trace_after": LONG,
+            "oom_snapshot": self._snapshot(ranks, rank) if self.policy.oom_report else "",
+            "oom_summary": ranks.oom_summary(rank.rank) or "",
             "debugger": debugger,
             "debugpy": rank.rank in self.policy.debugpy,
             "post_mortem": self.policy.post_mortem,

@@ -125,8 +125,8 @@ class Memory:
     def _most(self, seen: Mapping[int, MemoryPoint], rank: int, of: str) -> int:
         """What a rank held of something just before, of which much is free once a process of it has ended."""
         points = [each for each in self._noted(rank) if each.moment > seen[rank].moment - LONGEST]
-        found: list[int] = [getattr(each, of) for each in [seen[rank], *points]]
-        return max(found)
+        most: int = max(getattr(each, of) for each in [seen[rank], *points])
+        return most
 
     def _look(self) -> None:
         for rank, point in self._seen(self._ranks()).items():

@@ -85,6 +85,7 @@ class Policy:
     debug_timeout: float  # seconds for which a rank waits while nobody types
     post_mortem: bool  # whether a rank stays at the exception that ends it
     debugpy: frozenset[int]  # the ranks to which an editor may attach
+    oom_report: bool  # whether each rank tells what it had on its GPU when CUDA ran out of memory
     parks: bool  # whether ranks wait for a person at all
     prompts: bool  # whether that person is at our terminal
     prefix: str  # before each line of a rank: output/prefix.py

@@ -115,6 +115,10 @@ class Ranks:
         folder = self._folder.path
         return os.path.join(folder, f"{rank}.{self.number}.trace.json") if folder else None
 
+    def oom_summary(self, rank: int) -> str | None:
+        folder = self._folder.path
+        return os.path.join(folder, f"{rank}.{self.number}.oom") if folder else None
+
     def profile_file(self, rank: int, serial: int) -> str | None:
         folder = self._folder.path
         return os.path.join(folder, f"{rank}.{self.number}.profile-{serial}") if folder else None
@@ -192,6 +196,7 @@ class Ranks:
 
     def _failed(self, rank: Rank, pid: int, code: int, recorded: remains.Recorded, peak: int = 0) -> Failure:
         said = recorded.traceback or recorded.message or ""
+        cuda = remains.read_oom_summary(self.oom_summary(rank.rank), said)
         short = self.memory.account(-code, said, rank.rank, pid, peak) if self.memory else None
         failure = Failure(
             rank=rank.rank,
@@ -204,7 +209,7 @@ class Ranks:
             message=recorded.message,
             traceback=recorded.traceback,
             moment=recorded.moment or time.time(),
-            hint=recorded.hint or short or remains.hint_of(-code),
+            hint=recorded.hint or cuda or short or remains.hint_of(-code),
             refused=recorded.refused,
             collectives=recorded.collectives,
         )

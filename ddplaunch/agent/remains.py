@@ -57,6 +57,17 @@ def read_trace_file(path: str, rank: int, world_size: int) -> tuple[Arrivals, ..
         return ()
 
 
+def read_oom_summary(path: str | None, said: str) -> str | None:
+    """What ``rank/allocations.py`` wrote of CUDA's memory, for a rank whose exception says that it ran out of it."""
+    if path is None or "OutOfMemoryError" not in said:
+        return None
+    try:
+        lines = read_regular(path, MAX_RECORDED, links=False).decode(errors="replace").splitlines()[:4]
+    except OSError:
+        return None
+    return "\n".join(shown(line, MAX_LINE) for line in lines) or None
+
+
 def _recorded(content: object) -> Recorded:
     """Make what we can of it: whatever a user's program wrote there may be of any type."""
     if not isinstance(content, dict):

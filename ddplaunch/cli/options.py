@@ -46,7 +46,7 @@ SECTIONS = {
         "Time limits": "--timeout --stall-timeout --on-stall --straggler-timeout",
         "Preemption": "--preempt-signal --preempt-grace --preempt-forward",
         "Sidecar programs and who is told": "--tensorboard --sidecar --notify --metrics",
-        "Debugging": "--debug --debug-timeout --post-mortem --debugpy",
+        "Debugging": "--debug --debug-timeout --post-mortem --debugpy --oom-report",
         "Output": "--show --prefix --merge --stdin --ui --log-dir --log-json --no-history --no-inspect",
         "Dry run and help": "--no-config --dry-run --json --help --help-all",
     }.items()
@@ -359,6 +359,11 @@ class Options:
         "--debugpy RANKS",
         "Let an editor attach to these ranks by debugpy, from this machine alone: 0,3. Their entries for launch.json "
         "are printed.",
+    )
+    oom_report: bool = _flag(
+        "--oom-report",
+        "When CUDA runs out of memory, say by which lines of the program the largest blocks were made, and keep a "
+        "snapshot. Each allocation takes some microseconds more.",
     )
     ui: bool = _flag("--ui", "Show below the output what each rank does. `ddplaunch top` shows it in another terminal.")
     log_dir: str | None = _option(

@@ -11,6 +11,7 @@ from ddplaunch.cli.surroundings import OVER_SSH
 from ddplaunch.cli.zygote import choose_preload, read_warmth
 from ddplaunch.clusters.finding import Finding
 from ddplaunch.console import colour_wanted
+from ddplaunch.control.hello import cpu_build
 from ddplaunch.errors import UsageError, shown
 from ddplaunch.output.sink import PATIENCE
 from ddplaunch.output.terminal import can_draw, in_foreground, watched
@@ -36,6 +37,7 @@ def read_policy(options: Options, plan: Plan, show: Shown, finding: Finding | No
         "preload": choose_preload(options, plan),
         "show": show,
         "debugpy": _of_editors(options.debugpy),
+        "oom_report": _oom_report(options, plan),
         "parks": _has_person() or options.debug or options.post_mortem,
         "prompts": _has_person() and not options.ui and options.stdin is None,
         "inspect": not options.no_inspect and plan.target.kind is not TargetKind.PROGRAM,
@@ -65,6 +67,17 @@ def _of_editors(typed: str | None) -> frozenset[int]:
     if find_spec("debugpy") is None:
         raise UsageError("--debugpy needs debugpy, which is not installed", "pip install debugpy")
     return frozenset(map(int, typed.split(",")))
+
+
+def _oom_report(options: Options, plan: Plan) -> bool:
+    """Whether ranks report CUDA's memory; where the program is to find no torch yet, it may still."""
+    if options.oom_report and plan.target.kind is TargetKind.PROGRAM:
+        raise UsageError("--oom-report works only with Python", "leave --oom-report out, or name a Python program")
+    if options.oom_report and (built := cpu_build()):
+        raise UsageError(
+            f"--oom-report needs a torch for CUDA or ROCm; this is {built}, for CPUs alone", "leave --oom-report out"
+        )
+    return options.oom_report
 
 
 def _has_person() -> bool:

@@ -56,22 +56,37 @@ def own_versions(*, torch: bool) -> Versions:
 
     Without ``torch``: a program's version does not matter.
     """
-    from importlib.machinery import PathFinder
-
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    found = PathFinder.find_spec("torch") if torch else None
-    if found is None or not found.origin:
+    if not torch or not (found := _torch()):
         return Versions(python)
-    folder = os.path.dirname(found.origin)
-    try:
-        with open(os.path.join(folder, "version.py"), encoding="utf-8") as file:
-            text = file.read()
-        names = os.listdir(os.path.dirname(folder))
-    except OSError:
-        return Versions(python)
+    text, names = found
     version, cuda = _assigned(text, "__version__"), _assigned(text, "cuda")
     nccl = next((match[1] for name in names if (match := _NCCL.fullmatch(name))), None)
     return Versions(python, ".".join(version.split(".")[:2]) if version else None, cuda, nccl)
+
+
+def cpu_build() -> str | None:
+    """The torch that is here, where it is for CPUs alone: "torch 2.13.0+cpu"."""
+    text, _ = _torch() or ("", [])
+    return f"torch {_assigned(text, '__version__')}" if text and not re.search(_FOR_GPUS, text, re.MULTILINE) else None
+
+
+def _torch() -> tuple[str, list[str]] | None:
+    """What torch/version.py says, and what stands beside torch."""
+    from importlib.machinery import PathFinder
+
+    found = PathFinder.find_spec("torch")
+    if found is None or not found.origin:
+        return None
+    folder = os.path.dirname(found.origin)
+    try:
+        with open(os.path.join(folder, "version.py"), encoding="utf-8") as file:
+            return file.read(), os.listdir(os.path.dirname(folder))
+    except OSError:
+        return None
+
+
+_FOR_GPUS = r"^(?:cuda|hip)\b[^=\n]*= *['\"]"
 
 
 def _assigned(text: str, name: str) -> str | None:

@@ -87,6 +87,11 @@ def rank_file(rank: int, attempt: int) -> str:
     return f"rank-{rank}{_suffix(attempt)}.log"
 
 
+def snapshot_file(rank: int, attempt: int) -> str:
+    """What the file of a rank's CUDA memory is called."""
+    return f"rank-{rank}{_suffix(attempt)}.oom.pickle"
+
+
 def _suffix(attempt: int) -> str:
     return f".attempt-{attempt}" if attempt else ""
 

@@ -121,7 +121,7 @@ class Answers:
         """Hook into torch.distributed now or, where the program is still to import it, right after that."""
         module = sys.modules.get(_C10D)
         if module is None:
-            sys.meta_path.insert(0, _Finder(self._hook))
+            sys.meta_path.insert(0, AfterImport(_C10D, "init_process_group", self._hook))
         else:
             self._hook(module)
 
@@ -306,15 +306,15 @@ class _Once:
         return self._found
 
 
-class _Finder:
-    """Sees the first import after that of torch.distributed, and goes."""
+class AfterImport:
+    """Sees the first import after that of a module, once that has this attribute, and goes."""
 
-    def __init__(self, then: Callable[[ModuleType], None]) -> None:
-        self._then = then
+    def __init__(self, module: str, attribute: str, then: Callable[[ModuleType], None]) -> None:
+        self._module, self._attribute, self._then = module, attribute, then
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        module = sys.modules.get(_C10D)
-        if module is None or not hasattr(module, "init_process_group"):
+        module = sys.modules.get(self._module)
+        if module is None or not hasattr(module, self._attribute):
             return None
         sys.meta_path.remove(self)
         try:

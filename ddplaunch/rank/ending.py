@@ -22,7 +22,16 @@ if TYPE_CHECKING:
 
 EXIT_UNFLUSHED = 120  # the interpreter's own where the output cannot be flushed (Python/pythonrun.c, Py_Exit)
 _MAX_TEXT = 1 << 19  # characters of a message or traceback that are recorded
-_IN_ROOM = ("answers.py", "breakpoints.py", "debugger.py", "ending.py", "sampler.py", "worker.py", "zygote.py")
+_IN_ROOM = (
+    "allocations.py",
+    "answers.py",
+    "breakpoints.py",
+    "debugger.py",
+    "ending.py",
+    "sampler.py",
+    "worker.py",
+    "zygote.py",
+)
 _OUR_FILES = (
     *(os.path.join(os.path.dirname(__file__), name) for name in _IN_ROOM),
     *(
@@ -95,7 +104,7 @@ def _say_where(error: BaseException) -> None:
         trace = each.__traceback__ if each is not None else None
         while trace is not None:
             code = trace.tb_frame.f_code
-            if _is_users_file(code.co_filename):
+            if is_users_file(code.co_filename):
                 name = "" if code.co_name == "<module>" else f"{code.co_name} at "
                 where = f": {name}{code.co_filename.removeprefix(here)}:{trace.tb_lineno}"
             trace = trace.tb_next
@@ -282,10 +291,10 @@ def _is_users(module: ModuleType) -> bool:
         place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
     except Exception:  # a path that is computed, by a parent that the program has deleted or by code of anybody's
         return False
-    return isinstance(place, str) and _is_users_file(place)
+    return isinstance(place, str) and is_users_file(place)
 
 
-def _is_users_file(place: str) -> bool:
+def is_users_file(place: str) -> bool:
     return (
         not place.startswith((os.path.dirname(os.__file__) + os.sep, "<frozen ", *_OUR_FILES))
         and f"-packages{os.sep}" not in place

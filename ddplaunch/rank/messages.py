@@ -91,6 +91,8 @@ class PythonJob(_Rank):
     error_file: str | None  # where an exception is recorded
     trace_file: str | None  # where the rank tells of its last collectives
     trace_after: float  # seconds since its first process group
+    oom_snapshot: str  # where the state of CUDA's allocator is kept when it runs out of memory; "" where it is not
+    oom_summary: str  # and what there is to say about it
     debugger: str  # the socket at which a person debugs; "" where none can
     debugpy: bool  # whether an editor may attach
     post_mortem: bool  # whether the rank stays at the exception that ends it

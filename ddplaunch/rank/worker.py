@@ -84,6 +84,8 @@ class Life:
             faulthandler.enable(2)
         if "answers" in self._fds:
             self._answers = answers.Answers(self._fds["answers"], sibling, patient=self._job["patient"])
+        if self._job["oom_snapshot"]:
+            self._report_allocations()
         if self._job["debugpy"]:
             sibling("breakpoints").listen(self._job["rank"])
         elif self._job["debugger"]:
@@ -99,6 +101,14 @@ class Life:
         _initialise(self._job)
         kinds = {"script": _find_script, "main": _find_main, "module": _find_module, "function": _find_function}
         self.program, self.positional, self.named = kinds[self._job["kind"]](self._job)
+
+    def _report_allocations(self) -> None:
+        files = self._job["oom_snapshot"], self._job["oom_summary"]
+        kept = sibling("allocations").Allocations(self._job["rank"], *files, ending.is_users_file)
+        if (cuda := sys.modules.get("torch.cuda")) is not None:
+            kept.hook(cuda)
+        else:
+            sys.meta_path.insert(0, answers.AfterImport("torch.cuda", "_lazy_call", kept.hook))
 
     def complete(self) -> None:
         """Do what is left for us where the program returned: destroy the process group that we initialised."""
