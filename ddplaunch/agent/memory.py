@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import re
 import signal
@@ -23,12 +24,16 @@ if TYPE_CHECKING:
     from ddplaunch.diagnosis.memory import Limit, MemoryPoint
     from ddplaunch.loop import Loop
 
-_EXACT = 512 << 20  # bytes; of a process with more it takes over 20 ms to tell what it shares, and matters less
+_PATIENCE = 0.3  # seconds for what processes have in common: 30 ms for 1 GiB, or long where one changes its memory
 _KEPT = 32  # points of a rank
-_WHY = re.compile(r"oom-kill:constraint=.*?(?:oom_memcg=(?P<group>[^,]*),.*)?,pid=(?P<pid>\d+)")
+_WHY = re.compile(r"oom-kill:con.*?(?:oom_memcg=(?P<limited>[^,]*),)?task_memcg=(?P<of>[^,]*),.*,pid=(?P<pid>\d+)")
 _KILLED = re.compile(r"Killed process (\d+) .*anon-rss:(\d+)kB, file-rss:\d+kB, shmem-rss:(\d+)kB")  # mm/oom_kill.c
 _PIDS = re.compile(r"\(pid\(?s?\)? ([\d, ]+)\)")  # of a DataLoader's workers: torch/utils/data/dataloader.py
-_LOADER = "torch/utils/data/dataloader.py"  # in which a rank may see no more of a killed worker than an EOFError
+_LOST = re.compile(
+    r"killed by signal: Killed|torch/utils/data/dataloader\.py(?s:.*)(?:exited unexpectedly"
+    r"|(?m:^(?:EOFError|ConnectionResetError|BrokenPipeError)))"
+)
+"""What a rank sees of a worker of its DataLoader that was killed: at times no more than an EOFError."""
 _INITIAL = 0xEFFFFFFC  # the first namespace of pids, whose numbers the kernel's log has (include/linux/proc_ns.h)
 
 
@@ -68,12 +73,16 @@ class Memory:
             return "\n".join(filter(None, (_shared_memory(), grew)))
         if number == signal.SIGKILL:
             return self._killed(rank, pid, [pid], peak)
-        if "killed by signal: Killed" in text or _LOADER in text:
+        if _LOST.search(text):
             named = [int(each) for found in _PIDS.findall(text) for each in found.split(", ")]
-            return self._killed(
-                rank, pid, named or [each for each in self._log.ended() if each not in self._told], peak
-            )
+            untold = [each for each, how in self._log.ended().items() if each not in self._told and self._is_ours(how)]
+            return self._killed(rank, pid, named or untold, peak)
         return None
+
+    def _is_ours(self, killed: Killed) -> bool:
+        """Whether it was in our control group, or in one below."""
+        name = self._before[0].name if self._before else "/"
+        return killed.of is not None and f"{killed.of}/".startswith(f"{name.rstrip('/')}/")
 
     def _killed(self, rank: int, pid: int, pids: Sequence[int], peak: int) -> str | None:
         """Why one of ``pids`` was killed, the rank ``pid`` itself or workers of it; None where memory was not short."""
@@ -83,7 +92,8 @@ class Memory:
         if before is None or after is None:
             before, after = self._machine, self._machine_kills()
         victim = next((each for each in pids if each in ended), None)
-        if victim is None and (after <= before or self._log.complete):
+        accounted = sum(map(self._is_ours, ended.values()))  # each of them another process
+        if victim is None and after - before <= (accounted if self._log.complete else 0):
             return None
         record = ended[victim] if victim else None
         self._told.add(victim or 0)
@@ -108,9 +118,7 @@ class Memory:
         """What had run out: what the kernel's log names, the nearest limit that was met, or the machine's memory."""
         met = {each.folder: each.met for each in self._before}
         for each in now:
-            named = (
-                each.name == record.group if record and record.group is not None else each.met > met.get(each.folder, 0)
-            )
+            named = each.name == record.limited if record and record.of else each.met > met.get(each.folder, 0)
             if each.limit is not None and named:
                 return diagnosis.memory.Limit(each.limit, each.name, each.setting)
         total = control_groups.fields(f"{self._root}/proc/meminfo").get("MemTotal", 0)
@@ -135,27 +143,39 @@ class Memory:
     def _seen(self, ranks: Mapping[int, int]) -> dict[int, MemoryPoint]:
         """What each of these ranks holds now, by their pids; of one that has ended, what its children hold."""
         shared, cache = control_groups.shared_and_cached(self._before[0]) if self._before else (0, None)
-        own, below = dict.fromkeys(ranks.values(), 0), dict.fromkeys(ranks.values(), 0)
+        leaders: dict[int, int] = {}
         for name in os.listdir("/proc"):
-            try:
-                leader = os.getsid(int(name))  # each rank leads a session, which its workers are in
-            except (OSError, ValueError):
-                continue
-            if leader in own:
-                held, mapped = _held(int(name))
-                (own if leader == int(name) else below)[leader] += held
-                shared = shared if self._before else max(shared, mapped)
+            with suppress(OSError, ValueError):
+                leaders[int(name)] = os.getsid(int(name))  # each rank leads a session, which its workers are in
+        own, below = dict.fromkeys(ranks.values(), 0), dict.fromkeys(ranks.values(), 0)
+        for pid, (held, mapped) in _held([pid for pid, leader in leaders.items() if leader in own]).items():
+            (own if leaders[pid] == pid else below)[leaders[pid]] += held
+            shared = shared if self._before else max(shared, mapped)
         point = diagnosis.memory.MemoryPoint
         return {rank: point(time.time(), own[pid], below[pid], shared, cache) for rank, pid in ranks.items()}
 
 
-def _held(pid: int) -> tuple[int, int]:
-    """Bytes that a process holds in no file, its share of those that it has in common with others; shared memory."""
-    found = control_groups.fields(f"/proc/{pid}/status")
-    held = found.get("RssAnon", 0) << 10
-    if held < _EXACT:  # forks of one process have much in common
-        held = control_groups.fields(f"/proc/{pid}/smaps_rollup").get("Pss_Anon", held >> 10) << 10
-    return held, found.get("RssShmem", 0) << 10
+def _held(pids: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """Bytes that processes hold in no file, each its part of what forks have in common; and what they share.
+
+    Where that cannot be told in time, each counts all of it.
+    """
+    found = {pid: control_groups.fields(f"/proc/{pid}/status") for pid in pids}
+    parts: dict[int, int] = {}
+    done = _thread.allocate_lock()
+
+    def read() -> None:
+        for pid in pids:
+            parts[pid] = control_groups.fields(f"/proc/{pid}/smaps_rollup").get("Pss_Anon", 0)
+        done.release()
+
+    done.acquire()
+    _thread.start_new_thread(read, ())  # a process in the midst of changing its memory keeps its reader waiting
+    known = parts if done.acquire(timeout=_PATIENCE) else {}
+    return {
+        pid: ((known.get(pid) or each.get("RssAnon", 0)) << 10, each.get("RssShmem", 0) << 10)
+        for pid, each in found.items()
+    }
 
 
 def _shared_memory() -> str:
@@ -176,7 +196,8 @@ class Killed:
 
     own: int  # bytes that are in no file
     shared: int  # bytes of shared memory
-    group: str | None  # the control group whose limit was met, "" where the machine had no more; None: it does not say
+    of: str | None  # its control group; None where many were ended at once, and the log does not say
+    limited: str | None  # the group whose limit was met; None where it was the machine's memory
 
 
 class KernelLog:
@@ -184,7 +205,7 @@ class KernelLog:
 
     def __init__(self, root: str = "") -> None:
         self._file = -1
-        self._groups: dict[int, str] = {}
+        self._groups: dict[int, tuple[str, str | None]] = {}
         self._ended: dict[int, Killed] = {}
         with suppress(OSError):
             self._file = os.open(f"{root}/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -196,17 +217,19 @@ class KernelLog:
         """What was ended so far, by its pid."""
         while self._file >= 0:
             try:
-                record = os.read(self._file, 8192).decode(errors="replace")
+                record = os.read(self._file, 8192).decode(errors="replace")  # one at a time
             except BrokenPipeError:  # so much was written that some is lost
                 self.complete = False
             except OSError:
                 break
             else:
+                if not record:
+                    break
                 if found := _WHY.search(record):
-                    self._groups[int(found["pid"])] = found["group"] or ""
+                    self._groups[int(found["pid"])] = found["of"], found["limited"]
                 elif found := _KILLED.search(record):
                     pid, own, shared = map(int, found.groups())
-                    self._ended[pid] = Killed(own << 10, shared << 10, self._groups.get(pid))
+                    self._ended[pid] = Killed(own << 10, shared << 10, *self._groups.get(pid, (None, None)))
         return self._ended
 
     def close(self) -> None:

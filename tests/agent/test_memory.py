@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 
 from ddplaunch.agent import control_groups, memory_alarm
-from ddplaunch.agent.memory import Memory
+from ddplaunch.agent.memory import KernelLog, Killed, Memory
 from ddplaunch.agent.memory_alarm import MemoryAlarm
 from ddplaunch.control.failure import Failure
 from ddplaunch.control.restarts import is_transient
@@ -34,6 +34,10 @@ V2 = Path("/sys/fs/cgroup/unified")
 limited = pytest.mark.skipif(
     not (os.access(V1, os.W_OK) and (V1 / "memory.limit_in_bytes").exists()),
     reason="needs a writable cgroup v1 memory controller to run out of memory",
+)
+told = pytest.mark.skipif(
+    not os.access("/dev/kmsg", os.R_OK) or os.stat("/proc/self/ns/pid").st_ino != 0xEFFFFFFC,
+    reason="needs the kernel's log, and its own numbers of processes",
 )
 cold = pytest.mark.skipif(WARM, reason="a warm zygote stays in the cgroup, which then cannot be removed")
 
@@ -88,7 +92,9 @@ def test_a_rank_that_was_killed_for_memory_says_whose_limit_and_who_had_it(group
 
 @limited
 @cold
-def test_a_kill_elsewhere_on_the_machine_is_not_taken_for_ours(group, start, tmp_path):
+@pytest.mark.parametrize("where", ["elsewhere", pytest.param("in the same group", marks=told)])
+def test_the_kill_of_another_process_is_not_taken_for_the_ranks(group, start, tmp_path, where):
+    ours, theirs = group(300), group(32)
     os.mkfifo(tmp_path / "gate")
     program = """
         import os, signal, sys
@@ -97,10 +103,12 @@ def test_a_kill_elsewhere_on_the_machine_is_not_taken_for_ours(group, start, tmp
             os.kill(os.getpid(), signal.SIGKILL)
         signal.pause()
         """
-    job = start("run", *LIGHT, "--nproc", "2", write(tmp_path, "waits.py", program), tmp_path / "gate")
+    waits = write(tmp_path, "waits.py", program)
+    job = start("run", *LIGHT, "--nproc", "2", waits, tmp_path / "gate", preexec_fn=joining(ours))
     with open(tmp_path / "gate", "w"):  # it waits for that from now on
-        words = [sys.executable, "-c", "bytearray(100 << 20)"]
-        assert subprocess.run(words, preexec_fn=joining(group(32)), check=False).returncode == -signal.SIGKILL
+        words = [sys.executable, "-c", "bytearray(400 << 20)"]
+        into = joining(theirs if where == "elsewhere" else ours)
+        assert subprocess.run(words, preexec_fn=into, check=False).returncode == -signal.SIGKILL
     assert job.wait() == 137
     assert report(job)[0] == "ddplaunch: rank 1 was ended by SIGKILL (killed from outside)"
     assert "memory" not in job.stderr()
@@ -274,6 +282,53 @@ def test_of_version_1_as_well_and_a_container_sees_its_own_group_as_the_root(tmp
     what, who, _ = (memory.account(signal.SIGKILL, "", 0, NOBODY, 5 << 30) or "").splitlines()
     assert "control group / had used its 8.0 GiB (memory.limit_in_bytes); oom_kill rose from 0 to 1" in what
     assert who == "rank 0 had 5.0 GiB, shared memory 1 MiB, page cache 2 MiB"
+    memory.close()
+
+
+def test_the_kernels_log_names_what_it_ended(tmp_path):
+    """Lines of Linux 6.18 and, as it was for some time, one without the group."""
+    log = tree(tmp_path, "", **{"dev/kmsg": "Killed process 1 (old) total-vm:1kB, anon-rss:1kB, file-rss:1kB, "})
+    kernel = KernelLog(log)
+    for line in (
+        "6,2318,717,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/job,"
+        "task_memcg=/job/step,task=python,pid=42,uid=0",
+        "3,2319,718,-;Memory cgroup out of memory: Killed process 42 (a) b) total-vm:9kB, anon-rss:2048kB, "
+        "file-rss:7kB, shmem-rss:1024kB, UID:0 pgtables:460kB oom_score_adj:0",
+        "6,2320,719,-;oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,"
+        "task_memcg=/job/step,task=python,pid=43,uid=0",
+        "3,2321,720,-;Out of memory: Killed process 43 (b) total-vm:9kB, anon-rss:1kB, file-rss:7kB, shmem-rss:0kB, ",
+    ):
+        with open(tmp_path / "dev" / "kmsg", "a") as file:
+            file.write(line)
+        kernel.ended()
+    assert kernel.ended() == {42: Killed(2 << 20, 1 << 20, "/job/step", "/job"), 43: Killed(1024, 0, "/job/step", None)}
+    kernel.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        ('  File "torch/utils/data/dataloader.py", line 1\n  File "connection.py", line 2\nEOFError\n', True),
+        (
+            '  File "torch/utils/data/dataloader.py", line 1\nRuntimeError: DataLoader worker (pid(s) 7) exited unexp',
+            False,
+        ),
+        (
+            '  File "torch/utils/data/dataloader.py"\nDataLoader worker (pid(s) 7, 8) exited unexpectedly',
+            True,
+        ),
+        (
+            '  File "torch/utils/data/dataloader.py"\nValueError: Caught ValueError in DataLoader worker process 0.',
+            False,
+        ),
+        ('  File "connection.py", line 2\nEOFError\n', False),
+    ],
+)
+def test_only_the_loss_of_a_worker_is_looked_into(tmp_path, text, lost):
+    root = tree(tmp_path, "0::/\n", **{"proc/vmstat": "oom_kill 3\n"})
+    memory = Memory(Loop(), dict, root)
+    events(tmp_path, "proc/vmstat", oom_kill=4)
+    assert bool(memory.account(0, text, 0, NOBODY, 0)) is lost
     memory.close()
 
 
