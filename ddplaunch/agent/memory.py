@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ddplaunch.diagnosis.memory import Limit, MemoryPoint
     from ddplaunch.loop import Loop
 
+    Noted = dict[int, deque[MemoryPoint]]  # by rank
+
 _PATIENCE = 0.3  # seconds for what processes have in common: 30 ms for 1 GiB, or long where one changes its memory
 _KEPT = 32  # points of a rank
 _WHY = re.compile(r"oom-kill:con.*?(?:oom_memcg=(?P<limited>[^,]*),)?task_memcg=(?P<of>[^,]*),.*,pid=(?P<pid>\d+)")
@@ -46,10 +48,10 @@ class Memory:
         self._before = control_groups.read(root)
         self._machine = self._machine_kills()
         self._log = KernelLog(root)
-        self._points: dict[int, deque[MemoryPoint]] = {}
+        self._points: Noted = {}  # when memory was short; forks count their part of what they have in common
+        self._wholes: Noted = {}  # at any time; they count all of it
         self._told: set[int] = set()  # pids whose end was told
         self._alarm: MemoryAlarm | None = None
-        self.earlier: Callable[[int], Sequence[MemoryPoint]] = lambda rank: ()  # what others have noted of a rank
 
     def watch(self) -> None:
         """Look at the ranks from now on whenever memory gets short."""
@@ -68,7 +70,7 @@ class Memory:
         ``peak`` is what the process or one of its children held at most.
         """
         if number == signal.SIGBUS or "Bus error" in text:
-            points = [*self._noted(rank), *self._seen({rank: pid}).values()]
+            points = [*self._wholes.get(rank, ()), self._seen({rank: pid}, parts=False)[rank]]
             grew = diagnosis.memory.growth(rank, points)
             return "\n".join(filter(None, (_shared_memory(), grew)))
         if number == signal.SIGKILL:
@@ -97,22 +99,40 @@ class Memory:
             return None
         record = ended[victim] if victim else None
         self._told.add(victim or 0)
+        itself = pids == [pid]
+        if record and not itself:
+            who = f"its process {victim}, which had {size(record.own)}"
+        else:
+            who = "" if itself else "one of its processes"
         others = {each: of for each, of in self._ranks().items() if each != rank}
         seen = self._seen({rank: pid, **others})
-        noted, last = self._noted(rank), seen[rank]
-        own, children, shared = (self._most(seen, rank, of) for of in ("own", "children", "shared"))
-        if pids == [pid]:
-            who, own = "", record.own if record else max(own, peak)
-            shared = max(shared, record.shared if record else 0)
-        else:
-            who = f"its process {victim}, which had {size(record.own)}" if record else "one of its processes"
-            children = max(children, last.children + (record.own if record else 0))
-        point = diagnosis.memory.MemoryPoint(last.moment, own or peak, children, shared, last.cache)
-        held = sum(self._most(seen, other, of) for other in others for of in ("own", "children"))
+        held = sum(self._near(self._points, other, seen[other], of) for other in others for of in ("own", "children"))
         shortage = diagnosis.memory.Shortage(
             rank, self._limit(now, record), before, after, ours or record is not None, who, len(others), held
         )
-        return "\n".join(diagnosis.memory.account(shortage, [*noted, point]))
+        both = [
+            [*noted.get(rank, ()), self._end(noted, rank, seen[rank], record, peak, itself=itself)]
+            for noted in (self._points, self._wholes)
+        ]
+        return "\n".join(diagnosis.memory.account(shortage, *both))
+
+    def _end(
+        self, noted: Noted, rank: int, now: MemoryPoint, record: Killed | None, peak: int, *, itself: bool
+    ) -> MemoryPoint:
+        """What a rank had in the end, of which much is free by now."""
+        own, children, shared = (self._near(noted, rank, now, of) for of in ("own", "children", "shared"))
+        if itself:
+            own, shared = (record.own, max(shared, record.shared)) if record else (max(own, peak), shared)
+        elif record:
+            children = max(children, now.children + record.own)
+        return diagnosis.memory.MemoryPoint(now.moment, own or peak, children, shared, now.cache)
+
+    def _near(self, noted: Noted, rank: int, now: MemoryPoint, of: str) -> int:
+        """What a rank held of something most, now and just before."""
+        points = [*noted.get(rank, ())]
+        recent = [each for each in points if each.moment > now.moment - LONGEST] or points[-1:]
+        most: int = max(getattr(each, of) for each in [now, *recent])
+        return most
 
     def _limit(self, now: Sequence[control_groups.Group], record: Killed | None) -> Limit:
         """What had run out: what the kernel's log names, the nearest limit that was met, or the machine's memory."""
@@ -127,20 +147,19 @@ class Memory:
     def _machine_kills(self) -> int:
         return control_groups.fields(f"{self._root}/proc/vmstat").get("oom_kill", 0)
 
-    def _noted(self, rank: int) -> list[MemoryPoint]:
-        return sorted([*self.earlier(rank), *self._points.get(rank, ())], key=lambda point: point.moment)
-
-    def _most(self, seen: Mapping[int, MemoryPoint], rank: int, of: str) -> int:
-        """What a rank held of something just before, of which much is free once a process of it has ended."""
-        points = [each for each in self._noted(rank) if each.moment > seen[rank].moment - LONGEST]
-        most: int = max(getattr(each, of) for each in [seen[rank], *points])
-        return most
+    def note(self) -> None:
+        """Look at the ranks because somebody is looking anyway; it takes no locks of theirs, and little time."""
+        self._keep(self._wholes, self._seen(self._ranks(), parts=False))
 
     def _look(self) -> None:
-        for rank, point in self._seen(self._ranks()).items():
-            self._points.setdefault(rank, deque(maxlen=_KEPT)).append(point)
+        self.note()
+        self._keep(self._points, self._seen(self._ranks()))
 
-    def _seen(self, ranks: Mapping[int, int]) -> dict[int, MemoryPoint]:
+    def _keep(self, noted: Noted, seen: Mapping[int, MemoryPoint]) -> None:
+        for rank, point in seen.items():
+            noted.setdefault(rank, deque(maxlen=_KEPT)).append(point)
+
+    def _seen(self, ranks: Mapping[int, int], *, parts: bool = True) -> dict[int, MemoryPoint]:
         """What each of these ranks holds now, by their pids; of one that has ended, what its children hold."""
         shared, cache = control_groups.shared_and_cached(self._before[0]) if self._before else (0, None)
         leaders: dict[int, int] = {}
@@ -148,19 +167,28 @@ class Memory:
             with suppress(OSError, ValueError):
                 leaders[int(name)] = os.getsid(int(name))  # each rank leads a session, which its workers are in
         own, below = dict.fromkeys(ranks.values(), 0), dict.fromkeys(ranks.values(), 0)
-        for pid, (held, mapped) in _held([pid for pid, leader in leaders.items() if leader in own]).items():
+        for pid, (held, mapped) in _held([pid for pid, leader in leaders.items() if leader in own], parts).items():
             (own if leaders[pid] == pid else below)[leaders[pid]] += held
             shared = shared if self._before else max(shared, mapped)
         point = diagnosis.memory.MemoryPoint
         return {rank: point(time.time(), own[pid], below[pid], shared, cache) for rank, pid in ranks.items()}
 
 
-def _held(pids: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """Bytes that processes hold in no file, each its part of what forks have in common; and what they share.
+def _held(pids: Sequence[int], parts: bool) -> dict[int, tuple[int, int]]:
+    """Bytes that processes hold in no file, and what they share.
 
-    Where that cannot be told in time, each counts all of it.
+    With ``parts``, each counts its part of what forks have in common; where that cannot be told in time, all of it.
     """
     found = {pid: control_groups.fields(f"/proc/{pid}/status") for pid in pids}
+    known = _parts(pids) if parts else {}
+    return {
+        pid: ((known.get(pid) or each.get("RssAnon", 0)) << 10, each.get("RssShmem", 0) << 10)
+        for pid, each in found.items()
+    }
+
+
+def _parts(pids: Sequence[int]) -> dict[int, int]:
+    """By pid, in KiB."""
     parts: dict[int, int] = {}
     done = _thread.allocate_lock()
 
@@ -171,11 +199,7 @@ def _held(pids: Sequence[int]) -> dict[int, tuple[int, int]]:
 
     done.acquire()
     _thread.start_new_thread(read, ())  # a process in the midst of changing its memory keeps its reader waiting
-    known = parts if done.acquire(timeout=_PATIENCE) else {}
-    return {
-        pid: ((known.get(pid) or each.get("RssAnon", 0)) << 10, each.get("RssShmem", 0) << 10)
-        for pid, each in found.items()
-    }
+    return parts if done.acquire(timeout=_PATIENCE) else {}
 
 
 def _shared_memory() -> str:

@@ -13,7 +13,8 @@ from ddplaunch.words import counted, size, span
 KILLER = "the kernel's out-of-memory killer"
 
 _BEFORE = 600.0  # seconds before the end of which points count
-_GREW = 0.05  # of all that was held, from which on growth is more than chance
+_LONGER = 30.0  # seconds by which points from longer ago must go back to be better
+_MUCH = 0.05  # of all that was held, from which on growth is more than chance
 _NAMED = 0.1  # of all growth, from which on a part of it is named
 
 
@@ -51,10 +52,16 @@ class Shortage:
     held: int = 0  # bytes that they and their children hold
 
 
-def account(shortage: Shortage, points: Sequence[MemoryPoint]) -> tuple[str, ...]:
-    """At most four lines; ``points`` are of the rank, the last one of its end."""
-    lines = [_what(shortage), _who(shortage, points[-1]) if points else "", growth(shortage.rank, points)]
-    return (*filter(None, lines), _advice(shortage, points))
+def account(shortage: Shortage, points: Sequence[MemoryPoint], longer: Sequence[MemoryPoint] = ()) -> tuple[str, ...]:
+    """At most four lines; ``points`` are of the rank, the last one of its end.
+
+    ``longer`` are, too, from longer ago; in these, forks of one process each count what they have in common.
+    """
+    goes_back = len(longer) > 1 and (len(points) < 2 or points[0].moment - longer[0].moment > _LONGER)
+    grew = longer if goes_back and _grew(longer) else points
+    known = points if len(points) > 1 or not longer else longer
+    lines = [_what(shortage), _who(shortage, known[-1]) if known else "", growth(shortage.rank, grew)]
+    return (*filter(None, lines), _advice(shortage, grew if _grown(grew) else known))
 
 
 def _what(shortage: Shortage) -> str:
@@ -84,7 +91,7 @@ def growth(rank: int, points: Sequence[MemoryPoint]) -> str:
         return ""
     when = f"in the last {span(max(0.1, points[-1].moment - _first(points).moment))}"
     total = sum(after - before for _, before, after in grown)
-    if total < _GREW * (points[-1].own + points[-1].children + points[-1].shared):
+    if not _grew(points):
         return f"{when} nothing grew by much"
     names = {"own": f"rank {rank}", "children": "its child processes", "shared": "shared memory", "cache": "page cache"}
     words = [
@@ -93,6 +100,12 @@ def growth(rank: int, points: Sequence[MemoryPoint]) -> str:
         if after - before >= _NAMED * total
     ]
     return f"{when} {', '.join(words)}"
+
+
+def _grew(points: Sequence[MemoryPoint]) -> bool:
+    """Whether that was more than chance."""
+    held = points[-1].own + points[-1].children + points[-1].shared
+    return sum(after - before for _, before, after in _grown(points)) >= _MUCH * held
 
 
 def _first(points: Sequence[MemoryPoint]) -> MemoryPoint:

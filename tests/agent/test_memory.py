@@ -252,12 +252,10 @@ def test_of_version_2_the_limit_of_a_group_above_counts(tmp_path):
     assert memory.account(signal.SIGKILL, "", 1, NOBODY, 60 << 30) is None  # that one was before
     events(tmp_path, f"{step}/memory.events", oom=0, oom_kill=2)
     events(tmp_path, f"{job}/memory.events.local", oom=1, oom_kill=0)
-    memory.earlier = lambda rank: [MemoryPoint(time.time() - 240, 20 << 30, 0, 1 << 30, 0)]
     assert (memory.account(signal.SIGKILL, "", 1, NOBODY, 60 << 30) or "").splitlines() == [
         "the kernel's out-of-memory killer ended it: control group /slurm/job_42 had used its 64.0 GiB (memory.max); "
         "oom_kill rose from 1 to 2",
         "rank 1 had 60.0 GiB, shared memory 4 MiB, page cache 1 MiB",
-        "in the last 4m00s rank 1 grew from 20.0 GiB to 60.0 GiB",
         "keep less on the host from step to step (losses by .item(), no growing lists), use smaller batches; "
         "or ask for more memory (sbatch --mem)",
     ]
@@ -370,3 +368,43 @@ def test_who_grew_and_what_helps(points, grew, advice):
     assert lines[-1].endswith("; or raise resources.limits.memory of the pod")
     assert len(lines) == 2 + bool(points) + bool(grew)
     assert (grew or "") in growth(3, points)
+
+
+def test_points_from_longer_ago_tell_who_grew_over_minutes():
+    """Unless they show nothing: what forks copy of what they had in common shows only in their parts."""
+    shortage = Shortage(3, Limit(64 << 30), 0, 1)
+    near = [point(590, 1, 20), point(600, 1, 22)]
+    said = account(shortage, near, [point(60, 1, 4), point(600, 1, 30)])
+    assert said[1] == "rank 3 had 1.0 GiB, its child processes 22.0 GiB"
+    assert said[2] == "in the last 9m00s its child processes grew from 4.0 GiB to 30.0 GiB"
+    said = account(shortage, near, [point(60, 1, 30), point(600, 1, 30)])
+    assert said[2] == "in the last 10s its child processes grew from 20.0 GiB to 22.0 GiB"
+    said = account(shortage, [point(600, 1)], [point(60, 1, 4), point(600, 1, 30)])
+    assert said[1:3] == (
+        "rank 3 had 1.0 GiB, its child processes 30.0 GiB",
+        "in the last 9m00s its child processes grew from 4.0 GiB to 30.0 GiB",
+    )
+
+
+def test_who_looks_anyway_notes_what_a_rank_and_its_children_hold(tmp_path):
+    root = tree(tmp_path, "0::/\n", **{"proc/vmstat": "oom_kill 3\n", "proc/meminfo": "MemTotal: 16777216 kB\n"})
+    program = (
+        "import os, sys\nif os.fork():\n os.wait()\nfor _ in sys.stdin: held = bytearray(90 << 20); print(flush=True)"
+    )
+    rank = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert rank.stdin is not None
+    assert rank.stdout is not None
+    memory = Memory(Loop(), lambda: {0: rank.pid}, root)
+    wait_until(lambda: Path(f"/proc/{rank.pid}/task/{rank.pid}/children").read_text(), "its child")
+    memory.note()
+    rank.stdin.write(b"\n")
+    rank.stdin.flush()
+    rank.stdout.readline()
+    memory.note()
+    events(tmp_path, "proc/vmstat", oom_kill=4)
+    said = memory.account(signal.SIGKILL, "", 0, rank.pid, 1 << 20) or ""
+    rank.communicate()
+    memory.close()
+    assert re.search(r"in the last \S+ its child processes grew from \d MiB to (9|10)\d MiB", said), said
