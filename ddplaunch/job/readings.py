@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 from ddplaunch import TYPE_CHECKING
+from ddplaunch.dataclass import dataclass
 from ddplaunch.files import read_owned
 
 if TYPE_CHECKING:
     from ddplaunch.agent.readings import Look
     from ddplaunch.diagnosis.readings import Reading
     from ddplaunch.job.history import History
+    from ddplaunch.plan.plan import Plan
+    from ddplaunch.wire.bounds import Count, Line
 
 MAX_BYTES = 3 << 19  # of a file, however long the run: 1.5 MiB
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -21,12 +25,33 @@ def file_of(node_rank: int) -> str:
     return f"readings-{node_rank}.jsonl"
 
 
+def plan_of(node_rank: int) -> str:
+    """What the file of its plan is called."""
+    return f"plan-{node_rank}.json"
+
+
+@dataclass(frozen=True)
+class KeptPlan:
+    """What is kept of a node's plan, that of its last attempt."""
+
+    facts: tuple[tuple[Line, Line, Line], ...]  # each with its value, and where that is from
+    ranks: tuple[tuple[Count, Line, Line], ...]  # of this node: the device, and the CPUs where these are chosen
+    variables: tuple[tuple[Line, Line], ...]  # alike on all ranks of this node
+
+    @classmethod
+    def of(cls, plan: Plan) -> KeptPlan:
+        facts = tuple((each.name, each.value, each.source) for each in plan.facts)
+        ranks = tuple((each.rank, each.device, ",".join(map(str, each.cpus or ()))) for each in plan.local_ranks)
+        return cls(facts, ranks, tuple(plan.shared.items()))
+
+
 class ReadingsFile:
     """Keeps the readings of one node, where the run has a history."""
 
     def __init__(self, history: History) -> None:
         self._history = history
         self._size = 0
+        self._planned = -1  # the attempt whose plan is kept
         self._troubled = False
 
     def hear(self, look: Look, reading: Reading | None) -> None:
@@ -40,8 +65,16 @@ class ReadingsFile:
                 self._thin(folder, name)
             with os.fdopen(os.open(name, _FLAGS | os.O_APPEND, 0o600, dir_fd=folder), "wb", 0) as file:
                 self._size += file.write(line)
+            if self._planned != reading.attempt:
+                self._planned = reading.attempt
+                self._keep_plan(folder, look.plan)
         except OSError:
             self._troubled = True
+
+    def _keep_plan(self, folder: int, plan: Plan) -> None:
+        name = plan_of(plan.node_rank)
+        with os.fdopen(os.open(name, _FLAGS | os.O_TRUNC, 0o600, dir_fd=folder), "w", encoding="utf-8") as file:
+            json.dump(vars(KeptPlan.of(plan)), file)
 
     def _thin(self, folder: int, name: str) -> None:
         """Write the file anew with half of its readings, and put it in the place of the old one."""
@@ -79,3 +112,16 @@ def read(path: str) -> list[Reading]:
     except OSError:
         return []
     return parse(data) if owner == os.geteuid() else []
+
+
+def read_plan(path: str) -> KeptPlan | None:
+    """The plan in this file of this user's own history; None where there is none."""
+    from ddplaunch.wire.frames import Garbled
+    from ddplaunch.wire.typed import convert
+
+    try:
+        data, owner = read_owned(path, MAX_BYTES, links=False)
+        plan: KeptPlan = convert(json.loads(data), KeptPlan)
+    except (OSError, ValueError, Garbled, RecursionError):
+        return None
+    return plan if owner == os.geteuid() else None

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.commands.runs.page import page
+from ddplaunch.commands.runs.page.charts import stalls
+from ddplaunch.commands.runs.page.output import MAX_BYTES
+from ddplaunch.commands.runs.page.run import Beside, PageRun
+from ddplaunch.commands.runs.page.script import HASH, SCRIPT
 from ddplaunch.diagnosis.inspection import Condition
+from ddplaunch.diagnosis.readings import GpuReading, RankReading, Reading
+from ddplaunch.job.readings import KeptPlan
 from ddplaunch.job.record import Fate, RunRecord
 from tests.browser import layout, needs_browser, visit
 from tests.console.samples import BEGAN, inspection, record
@@ -61,6 +67,59 @@ def evil(ranks: int = 4) -> RunRecord:
     )
 
 
+def lived(ranks: int, attempts: int = 1, text: str = "step 1: loss 0.5\n") -> Beside:
+    """What goes with ``record``: rank 1 is behind, and nobody gets on in the last 25 s of an attempt."""
+    readings = [
+        Reading(BEGAN + 62 * number + at, 5.0, number, tuple(one(rank, at) for rank in range(ranks)), (gpu(at),))
+        for number in range(attempts)
+        for at in range(5, 60, 5)
+    ]
+    facts = (("processes per node", str(ranks), "--nproc"), ("master address", text, "one node"))
+    plan = KeptPlan(facts, tuple((rank, "cuda:0", "0,1") for rank in range(ranks)), (("OMP_NUM_THREADS", text),))
+    return Beside((readings,), {rank: text.encode() * 40 for rank in range(ranks)}, (2,), plan)
+
+
+def one(rank: int, at: int) -> RankReading:
+    rate = 12.5 if at <= 30 else 0.0
+    return RankReading(rank, 0.9 + rank / 100, 2e9 + 1e7 * at, 1e6, 2e5, rate, float(rank == 1))
+
+
+def gpu(at: int) -> GpuReading:
+    return GpuReading(0, 0, 88.0, 7e10, 650.0, float(at > 30))
+
+
+def test_what_was_over_time():
+    text = page([record(4, 3)], lived(4, 3))
+    elements = Elements(text)
+    for part in (
+        "collectives a second: 12.5, at most 12.5",
+        "memory of a rank: 2.1 GiB, at most 2.4 GiB",
+        "GPU power: 650 W",
+        "attempt 2 began",
+        "no collective ended for 25s",
+        "1n0100 %",  # the rank, its host, how often it was behind
+        "GPU busy: 88 %",
+        "master address",
+    ):
+        assert part in re.sub(r"\s+", " ", elements.text), part
+    assert elements.count("svg", "small") == 8
+    assert not re.search("[0-9.]{9}", "".join(each.get("d") or "" for _, each in elements.found)), "short paths"
+    run = PageRun.of([record(4, 3)], lived(4, 3))
+    assert [(began - BEGAN, ended - BEGAN) for began, ended in stalls(run)] == [(30, 55), (92, 117), (154, 179)]
+
+
+def test_the_last_lines_of_the_first_to_fail_come_first():
+    text = page([record(4)], lived(4))
+    heads = [part.partition("</b>")[0] for part in text.partition('id="output"')[2].split("<b>")[1:5]]
+    assert heads == ["rank 2", "rank 0", "rank 1", "rank 3"]
+
+
+def test_a_page_stays_below_a_megabyte():
+    loud = lived(256, 3, "<" * 900 + "\n")
+    assert len(page([record(256, 3)], loud).encode()) < 1_000_000
+    assert MAX_BYTES < 500_000
+
+
 def test_it_has_all_of_a_run():
     elements = Elements(page([record(4, 3)]))
     for part in (
@@ -83,8 +142,13 @@ def test_it_has_all_of_a_run():
 
 
 def test_it_asks_for_nothing():
-    elements = Elements(page([record(4)]))
-    assert not {"script", "link", "img", "iframe", "object", "base", "form"} & {name for name, _ in elements.found}
+    text = page([record(4)])
+    elements = Elements(text)
+    assert not {"link", "img", "iframe", "object", "base", "form"} & {name for name, _ in elements.found}
+    assert [text for text in re.findall("<script>(.*?)</script>", text, re.S)] == [SCRIPT]
+    assert elements.count("script") == 1
+    (rules,) = (each["content"] for _, each in elements.found if each.get("http-equiv"))
+    assert rules == f"default-src 'none'; style-src 'unsafe-inline'; script-src '{HASH}'"
     loads = {"src", "href", "srcset", "data", "action", "poster"}
     assert not any(loads & attributes.keys() for _, attributes in elements.found)
     assert "url(" not in page([record(4)])
@@ -92,7 +156,8 @@ def test_it_asks_for_nothing():
 
 
 def test_no_name_becomes_markup():
-    harmless, bad = Elements(page([record(4)])), Elements(page([evil()]))
+    harmless, bad = Elements(page([record(4)], lived(4))), Elements(page([evil()], lived(4, text=EVIL)))
+    assert bad.count("script") == 1
     assert {name for name, _ in bad.found} <= {name for name, _ in harmless.found} | {"p"}
     assert not any(key.startswith("on") for _, attributes in bad.found for key in attributes)
     assert bad.text.count(EVIL) >= 12
@@ -189,9 +254,9 @@ def test_odd_times_are_no_trouble():
 
 @pytest.fixture
 def written(tmp_path):
-    def write(*shares: RunRecord) -> Path:
+    def write(run: RunRecord, text: str = "step 1: loss 0.5\n") -> Path:
         path = tmp_path / "a page.html"
-        path.write_text(page(shares), encoding="utf-8")
+        path.write_text(page([run], lived(run.world_size, len(run.attempts), text)), encoding="utf-8")
         return path
 
     return write
@@ -203,7 +268,7 @@ def written(tmp_path):
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])
 def test_a_browser_opens_it(run, width, dark, written, tmp_path):
     """Pictures are kept where $DDPLAUNCH_TEST_PICTURES says, for who wants to look."""
-    file = written(run)
+    file = written(run, EVIL if run.run == EVIL else "step 1: loss 0.5\n")
     seen = visit(file, tmp_path, width=width, dark=dark)
     assert (seen.console, seen.requests) == ([], [])
     assert "Timeline" in seen.dom
@@ -213,7 +278,7 @@ def test_a_browser_opens_it(run, width, dark, written, tmp_path):
     size = layout(file, tmp_path, width=width)
     assert size.wide == []
     assert size.width <= width
-    assert size.height < 4000
+    assert size.height < 7000
 
 
 @needs_browser

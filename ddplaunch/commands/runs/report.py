@@ -10,6 +10,8 @@ from ddplaunch.commands.runs.array import refuse_page
 from ddplaunch.commands.runs.array import report as report_all
 from ddplaunch.commands.runs.newest import newest_here
 from ddplaunch.commands.runs.page import write_page
+from ddplaunch.commands.runs.page.kept import beside
+from ddplaunch.commands.runs.page.running import as_it_runs
 from ddplaunch.commands.runs.since import report_since
 from ddplaunch.console import colour_wanted
 from ddplaunch.dataclass import replace
@@ -35,21 +37,30 @@ PATIENCE = 2.0  # seconds in which the launcher of a run must answer: it may be 
     type=PathType(dir_okay=False),
     help="Write a page for a browser, which needs nothing else.",
 )
+@click.option(
+    "--serve",
+    metavar="[PORT]",
+    is_flag=False,
+    flag_value="0",
+    help="Show that page in a browser on this machine, renewed while the job runs; until Ctrl-C.",
+)
 @click.option("--since", metavar="TIME", help="Tell of all runs that began in this time, like 7d or 12h.")
-def report(run: str | None, as_json: bool, html: str | None, since: str | None) -> int | None:
+def report(run: str | None, as_json: bool, html: str | None, serve: str | None, since: str | None) -> int | None:
     """Tell how a run ended: its effective time, the failure again, its attempts, memory and CPU time of each rank.
 
     RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the newest run of this folder. Of a
     job of a scheduler, its number: the time is that of all its runs; of an array, all in short.
     """
     if since is not None:
-        _of_all(since, run, as_json, html)
+        _of_all(since, run, as_json, html, serve)
         return None
     if as_json and html is not None:
         raise UsageError("--json and --html contradict each other", "leave one of them out")
+    if serve is not None and (as_json or html is not None):
+        raise UsageError(f"--serve and {'--json' if as_json else '--html'} contradict each other", "leave one out")
     of_job = list[RunRecord]()
     if (queued := job_meant(run)) and run:
-        told = _of_job(queued, run, as_json, html)
+        told = _of_job(queued, run, as_json, "-" if serve is not None else html)
         if isinstance(told, int):
             return told
         run, of_job = told
@@ -60,12 +71,18 @@ def report(run: str | None, as_json: bool, html: str | None, since: str | None) 
     if not shares:
         what = f"{found.run} has no record: it is starting, or runs with --no-history"
         raise UsageError(what, "ddplaunch ps shows its state")
+    if serve is not None:
+        from ddplaunch.commands.runs.serve import serve as serve_page
+
+        serve_page(found.run, serve)
+        return None
     if found.running:
         shares = [_as_it_stands(found.running.path, shares[0]), *shares[1:]]
     before = [each for each in of_job if each.run != found.run]
     whole = Whole([*before, shares[0]], joined([*before, shares[0]], queued.moment if queued else None))
     if html is not None:
-        write_page(shares, html, whole.line)
+        known = beside(found, shares, effective=whole.line)
+        write_page(as_it_runs(found, shares, known), html, known)
         return None
     if as_json:
         click.echo(to_json(shares[0], whole.runs, whole.spent))
@@ -75,9 +92,10 @@ def report(run: str | None, as_json: bool, html: str | None, since: str | None) 
     return None
 
 
-def _of_all(since: str, run: str | None, as_json: bool, html: str | None) -> None:
-    if run or html is not None:
-        other = "--html" if html is not None else f"a run, here {shown(run or '', 60)}"
+def _of_all(since: str, run: str | None, as_json: bool, html: str | None, serve: str | None) -> None:
+    page = "--html" if html is not None else "--serve" if serve is not None else ""
+    if run or page:
+        other = page or f"a run, here {shown(run or '', 60)}"
         raise UsageError(f"--since {shown(since, 60)} is of all runs: not with {other}", "leave one of them out")
     for line in report_since(since, as_json=as_json):
         click.echo(line, color=None if colour_wanted() else False)

@@ -69,6 +69,14 @@ rect.stopped { fill: var(--stopped); } rect.running { fill: var(--running); } re
 rect.attempt { fill: var(--box); }
 g:hover > rect:not(.attempt) { opacity: 0.7; }
 .mark line { stroke: var(--text); stroke-dasharray: 3 3; } .tick { stroke: var(--dim); }
+.still { fill: var(--unknown); opacity: 0.5; } .hover { fill: transparent; }
+.hover:hover { fill: var(--dim); opacity: 0.15; }
+.line { fill: none; stroke: var(--running); stroke-width: 1.5; vector-effect: non-scaling-stroke; }
+.band { fill: var(--running); opacity: 0.25; } .base { stroke: var(--rule); } svg text.title { fill: var(--text); }
+.small { width: 6rem; height: 1.2rem; display: block; overflow: visible; }
+input[type=search] { width: 100%; max-width: 30rem; padding: 0.4rem 0.6rem; font: inherit; color: inherit;
+  background: var(--box); border: 1px solid var(--rule); border-radius: 6px; }
+#output pre { max-height: 24rem; overflow: auto; margin: 0.4rem 0; } summary i { color: var(--running); }
 svg text { fill: var(--dim); font: 12px system-ui, sans-serif; }
 .chart { display: flex; gap: 0.5rem; margin: 0.5rem 0 1rem; }
 .chart svg { display: block; } .labels { flex: none; }
@@ -86,7 +94,7 @@ summary { cursor: pointer; }
 table { border-collapse: collapse; width: 100%; }
 th { text-align: left; color: var(--dim); font-weight: 500; position: sticky; top: 0; background: var(--back); }
 th, td { padding: 0.2rem 0.9rem 0.2rem 0; border-bottom: 1px solid var(--rule); overflow-wrap: normal; }
-td { font-variant-numeric: tabular-nums; vertical-align: top; } td:has(.meter) { white-space: nowrap; }
+td { font-variant-numeric: tabular-nums; vertical-align: top; } #resources td { white-space: nowrap; }
 .meter { display: inline-block; width: 5rem; height: 0.6rem; margin-right: 0.6rem; background: var(--box);
   border-radius: 2px; } .meter i { display: block; height: 100%; background: var(--running); border-radius: 2px; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.2rem 1.2rem; margin: 0; }

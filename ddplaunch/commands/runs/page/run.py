@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import Enum
 
 from ddplaunch.control.failure import Verdict, describe_end, signal_name
-from ddplaunch.dataclass import dataclass
+from ddplaunch.dataclass import dataclass, field
+from ddplaunch.diagnosis.readings import Reading
 from ddplaunch.errors import EXIT_TIMEOUT
+from ddplaunch.job.readings import KeptPlan
 from ddplaunch.job.record import RankRecord, RunRecord
 
 
@@ -56,6 +58,18 @@ class PageAttempt:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """What is known of a run beside its records."""
+
+    readings: tuple[Sequence[Reading], ...] = ()  # those of each node
+    printed: Mapping[int, bytes] = field(default_factory=dict)  # what ranks printed last
+    first: Sequence[int] = ()  # the ranks that matter most: those that failed, the first cause first
+    plan: KeptPlan | None = None
+    live: bool = False  # whether the page is served while the job runs
+    effective: str = ""  # how much of the time it trained, in a line
+
+
+@dataclass(frozen=True)
 class PageRun:
     """All that is known of a run; times in seconds since the epoch."""
 
@@ -65,20 +79,26 @@ class PageRun:
     began: float
     ended: float  # the last moment that is known, where it has not ended
     verdict: Verdict | None
+    beside: Beside
 
     @classmethod
-    def of(cls, shares: Sequence[RunRecord]) -> PageRun:
+    def of(cls, shares: Sequence[RunRecord], beside: Beside) -> PageRun:
         """Put the records of a run's nodes together; there is at least one."""
         began = min(each.began for each in shares)
         ended = max((each.ended for each in shares if each.ended), default=0.0) or max(map(_last_moment, shares))
         numbers = sorted({attempt.number for each in shares for attempt in each.attempts})
         tries = tuple(_try(shares, number, ended) for number in numbers)
         verdict = next((each.verdict for each in shares if each.verdict), None)
-        return cls(shares[0], tuple(shares), tries, began, max(ended, began), verdict)
+        return cls(shares[0], tuple(shares), tries, began, max(ended, began), verdict, beside)
 
     @property
     def name(self) -> str:
         return self.first.run
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        """Where each rank was last."""
+        return {row.rank.rank: row.rank.host for each in self.tries for row in each.rows}
 
 
 def _try(shares: Sequence[RunRecord], number: int, ended: float) -> PageAttempt:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from statistics import median
 
 from ddplaunch import __version__
+from ddplaunch.commands.runs.page.charts import smalls
 from ddplaunch.commands.runs.page.markup import Markup, joined, table, tag
 from ddplaunch.commands.runs.page.run import PageRun, RankRow, time_of_day
+from ddplaunch.commands.runs.page.script import RENEWED
 from ddplaunch.console.failure import render_verdict
 from ddplaunch.console.stacks import notes as notes_on
 from ddplaunch.control.failure import signal_name
 from ddplaunch.dataclass import dataclass
 from ddplaunch.diagnosis.grouping import Alike, grouped
 from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
+from ddplaunch.diagnosis.readings import RankReading
 from ddplaunch.diagnosis.sentences import sentences
 from ddplaunch.diagnosis.standing import at_work
 from ddplaunch.diagnosis.waits import waits
@@ -26,11 +29,14 @@ from ddplaunch.words import counted, named, ranks, size, span
 _FATES = {"done": "well", "running": "running", "failed": "failed"}
 _MAX_NOTES = 200
 _OPEN = 3  # groups of ranks whose stacks are unfolded from the start
+_LOOKS, _LATE, _NAMED = 10, 0.1, 8  # readings, and share of the time behind, from which on ranks are slow; named ones
+_MAX_DEVICES = 128
+_DRAWN = 256  # ranks up to which each has small charts
 _FOLDED = 32  # ranks from which on the table of resources is folded
 _STYLES = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def header(run: PageRun, effective: str) -> Markup:
+def header(run: PageRun) -> Markup:
     """The run's name, what became of it, what it ran, and its effective time."""
     record = run.first
     fate = tag("span", record.fate.value, class_=f"fate {_FATES.get(record.fate.value, 'stopped')}")
@@ -42,7 +48,7 @@ def header(run: PageRun, effective: str) -> Markup:
         tag("h1", run.name, " ", fate),
         tag("p", tag("code", record.target)),
         tag("p", line),
-        tag("p", effective),
+        *([tag("p", run.beside.effective)] if run.beside.effective else []),
     )
 
 
@@ -82,9 +88,89 @@ def _facts(run: PageRun) -> Iterator[tuple[str, str]]:
         yield "records", f"of {len(run.shares)} of {record.nnodes} nodes: the others keep their own"
 
 
-def footer() -> Markup:
+def slow(run: PageRun) -> Markup | None:
+    """Which ranks the others waited for, by how often they were behind; None where none stands out."""
+    looks = [each for readings in run.beside.readings for each in readings]
+    seconds: dict[int, float] = {}
+    late: dict[int, float] = {}
+    for each in looks:
+        for row in each.ranks:
+            if row.behind is not None:
+                seconds[row.rank] = seconds.get(row.rank, 0.0) + each.seconds
+                late[row.rank] = late.get(row.rank, 0.0) + each.seconds * row.behind
+    shares = {rank: late[rank] / seconds[rank] for rank in seconds if seconds[rank]}
+    if len(looks) < _LOOKS or len(shares) < 2:
+        return None
+    middle = median(shares.values())
+    out = sorted((rank for rank in shares if shares[rank] > max(_LATE, 3 * middle)), key=lambda rank: -shares[rank])
+    if not out:
+        return None
+    rows = [[str(rank), run.hosts.get(rank) or "–", f"{100 * shares[rank]:.0f} %"] for rank in out[:_NAMED]]
+    said = (
+        "So often they had entered fewer collectives than others, when the ranks were asked;"
+        f" half of the ranks in {100 * middle:.0f} % of the looks, or less."
+    )
+    return tag(
+        "section",
+        tag("h2", "Who was slow"),
+        table(["rank", "host", "behind"], rows),
+        tag("p", said, class_="dim"),
+        id="slow",
+    )
+
+
+def hosts(run: PageRun) -> Markup | None:
+    """The hosts, with what their ranks did and used; None where there is one only."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, host in run.hosts.items():
+        ranks_of.setdefault(host or "–", []).append(rank)
+    if len(ranks_of) < 2:
+        return None
+    failures: dict[str, int] = {}
+    for each in run.tries:
+        if each.verdict:
+            failures[each.verdict.first.host] = failures.get(each.verdict.first.host, 0) + 1
+    used: dict[int, list[tuple[float, RankReading]]] = {}
+    for reading in (each for readings in run.beside.readings for each in readings):
+        for row in reading.ranks:
+            used.setdefault(row.rank, []).append((reading.seconds, row))
+    rows = []
+    for host, its in ranks_of.items():
+        known = [pair for rank in its for pair in used.get(rank, ())]
+        time = sum(seconds for seconds, _ in known)
+        cpus = sum(seconds * (row.cpus or 0.0) for seconds, row in known) / time if time else None
+        memory = max((row.memory or 0.0 for _, row in known), default=0.0)
+        figures = ["–" if cpus is None else f"{cpus:.1f}", size(int(memory)) if memory else "–"]
+        rows.append([host, ranks(its).partition(" ")[2], str(failures.get(host, "–")), *figures])
+    heads = ["host", "ranks", "failed first", "CPUs of a rank", "memory of a rank"]
+    return tag("section", tag("h2", "Hosts"), table(heads, rows), id="hosts")
+
+
+def plan(run: PageRun) -> Markup | None:
+    """What was planned, and where each value is from; None where that was not kept."""
+    kept = run.beside.plan
+    if kept is None:
+        return None
+    said = (
+        part
+        for name, value, source in kept.facts
+        for part in (tag("dt", name), tag("dd", value, " ", tag("span", source, class_="dim")))
+    )
+    devices = [[str(rank), device, cpus or "–"] for rank, device, cpus in kept.ranks[:_MAX_DEVICES]]
+    variables = [[name, value] for name, value in kept.variables]
+    more = tag(
+        "details",
+        tag("summary", "Devices and variables"),
+        table(["rank", "device", "CPUs"], devices),
+        table(["variable", "value"], variables),
+    )
+    return tag("section", tag("h2", "Plan"), tag("dl", *said), more, id="plan")
+
+
+def footer(run: PageRun) -> Markup:
     """When and by what the page was written."""
-    return tag("footer", f"Written by ddplaunch {__version__}, {time_of_day(time.time())}")
+    live = f"; renewed every {RENEWED} s while the job runs" if run.beside.live else ""
+    return tag("footer", f"Written by ddplaunch {__version__}, {time_of_day(time.time())}{live}")
 
 
 def failure(run: PageRun) -> Markup | None:
@@ -158,7 +244,9 @@ def resources(run: PageRun) -> Markup | None:
     used = [each for each in _usages(run) if each.peak or each.cpu]
     if not used:
         return None
-    rows = table(["rank", "host", "peak memory", "CPU time", "CPUs", "end"], _used_rows(used))
+    over_time = [smalls(run, field) for field in ("memory", "cpus")] if len(used) <= _DRAWN else [{}, {}]
+    heads = ["rank", "host", "peak memory", "over time", "CPU time", "over time", "CPUs", "end"]
+    rows = table(heads, _used_rows(used, *over_time))
     folded = tag("details", tag("summary", f"All {len(used)} ranks"), rows) if len(used) > _FOLDED else rows
     return tag("section", tag("h2", "Resources"), tag("ul", *_summary(used)), folded, id="resources")
 
@@ -190,14 +278,18 @@ def _summary(used: list[RankUsage]) -> list[Markup]:
     return [tag("li", line) for line in lines]
 
 
-def _used_rows(used: list[RankUsage]) -> list[list[str]]:
+def _used_rows(
+    used: list[RankUsage], memory_over_time: Mapping[int, Markup], cpus_over_time: Mapping[int, Markup]
+) -> list[list[str]]:
     memory, cpu = max(each.peak for each in used), max(each.cpu for each in used)
     return [
         [
             str(each.last.rank.rank),
             each.last.rank.host or "–",
             _bar(size(each.peak) if each.peak else "–", each.peak / memory if memory else 0),
+            memory_over_time.get(each.last.rank.rank, ""),
             _bar(span(each.cpu), each.cpu / cpu if cpu else 0),
+            cpus_over_time.get(each.last.rank.rank, ""),
             f"{each.cpu / each.lived:.1f}" if each.lived else "–",
             each.last.words,
         ]

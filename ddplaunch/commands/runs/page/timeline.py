@@ -14,6 +14,7 @@ _HEIGHTS = ((32, 16), (128, 8), (256, 4))  # up to so many ranks, so many pixels
 _LEAST = 2
 _LABEL = 14  # pixels that a label needs
 _AXIS = 22
+LABELS = 64  # pixels for the labels at the left, at least
 _STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800)
 _TICKS = 5
 _NARROWEST = 0.15  # per cent of the width: a bar that can be seen
@@ -93,10 +94,10 @@ def _chart(run: PageRun, rows: list[RankRow]) -> Markup:
             where = {"x": f"{left:.3f}%", "width": f"{max(right - left, _NARROWEST):.3f}%"}
             rect = tag("rect", **where, y=place * lane_height, height=lane_height - gap, class_=bar.row.end.value)
             drawn.append(tag("g", rect, tag("title", _title(lane, bar, run))))
-    drawn += [_mark(at(each), text, height) for each, text in _moments(run)]
+    drawn += [mark(at(each), text, height) for each, text in _moments(run)]
     label = f"{len({row.rank.rank for row in rows})} ranks over {span(total)}"
     size = {"width": "100%", "height": height + _AXIS}
-    chart = tag("svg", *drawn, *_axis(total, height), **size, role="img", aria_label=label)
+    chart = tag("svg", *drawn, *axis(total, height), **size, role="img", aria_label=label)
     return tag("div", _labels(lanes, lane_height, height), chart, class_="chart")
 
 
@@ -133,7 +134,7 @@ def _labels(lanes: list[Lane], lane_height: int, height: int) -> Markup:
         tag("text", name, x="100%", y=max(11, place * lane_height + lane_height / 2 + 4), text_anchor="end")
         for place, name in shown
     )
-    width = 8 * max(3, *(len(name) for _, name in shown))
+    width = max(LABELS, 8 * max(len(name) for _, name in shown))
     return tag("svg", *texts, width=width, height=height + _AXIS, class_="labels", aria_hidden="true")
 
 
@@ -144,7 +145,8 @@ def _band(each: PageAttempt, at: Callable[[float], float], height: int) -> Marku
     return tag("g", tag("rect", x=f"{left:.3f}%", y=0, width=width, height=height, class_="attempt"), title)
 
 
-def _mark(x: float, text: str, height: int) -> Markup:
+def mark(x: float, text: str, height: int) -> Markup:
+    """A moment, at ``x`` per cent of the width."""
     line = tag("line", x1=f"{x:.3f}%", x2=f"{x:.3f}%", y1=0, y2=height)
     return tag("g", line, tag("title", text), class_="mark")
 
@@ -155,7 +157,8 @@ def _moments(run: PageRun) -> Iterator[tuple[float, str]]:
             yield each.moment, f"{span(each.moment - run.began)}: stacks of the ranks were taken"
 
 
-def _axis(total: float, height: int) -> Iterator[Markup]:
+def axis(total: float, height: int) -> Iterator[Markup]:
+    """Ticks below a drawing of this height, with the seconds since the run began."""
     step = next((each for each in _STEPS if total / each <= _TICKS), 0.0)
     if not step:
         step = 43200.0

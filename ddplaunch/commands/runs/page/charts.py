@@ -1,0 +1,248 @@
+"""The charts: what ranks and GPUs did over time, restarts and stalls marked; and small ones for the table of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+
+from ddplaunch.commands.runs.page.markup import Markup, tag
+from ddplaunch.commands.runs.page.run import PageRun
+from ddplaunch.commands.runs.page.timeline import LABELS, axis, mark
+from ddplaunch.diagnosis.readings import GpuReading, RankReading
+from ddplaunch.words import size, span
+
+BINS = 200  # steps of a chart
+_HOVERS = 50  # places of a chart at which its figures can be read
+_SMALL = 40  # steps of a small chart
+_HEIGHT, _TITLE, _GAP = 52, 18, 10  # pixels of a panel, of its title, between two
+_STILL = 20.0  # seconds without a collective that are marked
+
+
+class Measured(NamedTuple):
+    """One figure that a panel shows, of each rank or each GPU."""
+
+    title: str
+    field: str
+    says: Callable[[float], str]
+    of_gpus: bool = False
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def _percent(value: float) -> str:
+    return f"{value:.0f} %"
+
+
+def _bytes(value: float) -> str:
+    return size(int(value))
+
+
+_PANELS = (
+    Measured("collectives a second", "collectives", _number),
+    Measured("CPUs of a rank", "cpus", _number),
+    Measured("memory of a rank", "memory", _bytes),
+    Measured("bytes read a second", "read", _bytes),
+    Measured("bytes written a second", "written", _bytes),
+    Measured("GPU busy", "busy", _percent, True),
+    Measured("GPU memory", "memory", _bytes, True),
+    Measured("GPU power", "power", lambda value: f"{value:.0f} W", True),
+    Measured("GPU slowed by heat or power", "slowed", lambda value: _percent(100 * value), True),
+)
+
+Values = list[float | None]
+
+
+def over_time(run: PageRun, field: str, steps: int, *, of_gpus: bool = False) -> dict[int, Values]:
+    """A figure of each rank (or GPU, all nodes' in a row) in each step of the run's time."""
+    found: dict[int, Values] = {}
+    at = (RankReading._fields if not of_gpus else GpuReading._fields).index(field)
+    scale = steps / max(run.ended - run.began, 1e-3)
+    for node, readings in enumerate(run.beside.readings):
+        for each in readings:
+            first = int(scale * (each.time - each.seconds - run.began))
+            last = int(scale * (each.time - run.began))
+            rows: Iterable[tuple[float | None, ...]] = each.gpus if of_gpus else each.ranks
+            for row in rows:
+                key = int(row[0] or 0) + 1000 * node * of_gpus
+                values = found.setdefault(key, [None] * steps)
+                for step in range(max(0, first), min(steps, last + 1)):
+                    values[step] = row[at]
+    return {key: found[key] for key in sorted(found)}
+
+
+class _Panel(NamedTuple):
+    measured: Measured
+    low: Values
+    middle: Values
+    high: Values
+
+    @property
+    def top(self) -> float:
+        return max((each for each in self.high if each is not None), default=0.0)
+
+    def says(self, step: int) -> str | None:
+        """What is known at a step."""
+        low, middle, high = self.low[step], self.middle[step], self.high[step]
+        if low is None or middle is None or high is None:
+            return None
+        say = self.measured.says
+        between = f" ({say(low)} to {say(high)})" if say(low) != say(high) else ""
+        return f"{self.measured.title}: {say(middle)}{between}"
+
+
+def _panels(run: PageRun) -> Iterator[_Panel]:
+    for each in _PANELS:
+        columns = zip(*over_time(run, each.field, BINS, of_gpus=each.of_gpus).values(), strict=True)
+        known = [sorted(value for value in column if value is not None) for column in columns]
+        if any(values and values[-1] > 0 for values in known):
+            low, high = ([values[place] if values else None for values in known] for place in (0, -1))
+            yield _Panel(each, low, [median(values) if values else None for values in known], high)
+
+
+def section(run: PageRun) -> Markup | None:
+    """The charts, one below the other on one axis; None without readings."""
+    panels = [*_panels(run)]
+    if not panels:
+        return None
+    total = max(run.ended - run.began, 1e-3)
+    step = _HEIGHT + _TITLE + _GAP
+    height = step * len(panels)
+
+    def at(moment: float) -> float:
+        return 100 * min(1.0, max(0.0, (moment - run.began) / total))
+
+    drawn = [_shade(at(began), at(ended), ended - began, height) for began, ended in stalls(run)]
+    labels = []
+    for place, panel in enumerate(panels):
+        drawn += _drawn(panel, step * place)
+        for text, y in (panel.measured.says(panel.top), 10), ("0", _HEIGHT):
+            labels.append(tag("text", text, x="100%", y=step * place + _TITLE + y, text_anchor="end"))
+    restarts = [each for each in run.tries if each.number]
+    drawn += [mark(at(each.began), f"attempt {each.number} began", height) for each in restarts]
+    drawn += _hovers(panels, total, height)
+    whole = {"width": "100%", "height": height + 22, "role": "img", "aria_label": "What the ranks used over time"}
+    chart = tag("svg", *drawn, *axis(total, height), **whole)
+    names = tag("svg", *labels, width=LABELS, height=height + 22, class_="labels", aria_hidden="true")
+    said = ["The line is the median of the ranks, the band goes from the lowest to the highest."]
+    said += ["A dashed line is a restart."] * bool(restarts) + ["Grey: no collective ended."] * bool([*stalls(run)])
+    about = tag("p", " ".join(said), class_="dim")
+    return tag("section", tag("h2", "Over time"), about, tag("div", names, chart, class_="chart"), id="charts")
+
+
+def _drawn(panel: _Panel, y: int) -> Iterator[Markup]:
+    say = panel.measured.says
+    known = [each for each in panel.middle if each is not None]
+    title = f"{panel.measured.title}: {say(median(known))}, at most {say(panel.top)}"
+    yield tag("text", title, x=0, y=y + 12, class_="title")
+    parts = (
+        tag("path", d=_band(panel.low, panel.high, panel.top), class_="band"),
+        tag("path", d=_line(panel.middle, panel.top), class_="line"),
+    )
+    yield _stretched(BINS, *parts, y=y + _TITLE, height=_HEIGHT, width="100%")
+    yield tag("line", x1=0, x2="100%", y1=y + _TITLE + _HEIGHT, y2=y + _TITLE + _HEIGHT, class_="base")
+
+
+def _stretched(steps: int, *content: Markup, **attributes: object) -> Markup:
+    """A drawing ``steps`` wide and 100 high, which fills its place."""
+    box = {"viewBox": f"0 0 {steps} 100", "preserveAspectRatio": "none"}
+    return tag("svg", *content, **box, **attributes)
+
+
+def _shade(left: float, right: float, seconds: float, height: int) -> Markup:
+    rect = tag("rect", x=f"{left:.2f}%", width=f"{max(right - left, 0.2):.2f}%", y=0, height=height, class_="still")
+    return tag("g", rect, tag("title", f"no collective ended for {span(seconds)}"))
+
+
+def _hovers(panels: Sequence[_Panel], total: float, height: int) -> Iterator[Markup]:
+    """Stripes that tell the figures at their middles."""
+    for place in range(_HOVERS):
+        step = BINS * (2 * place + 1) // (2 * _HOVERS)
+        said = [text for panel in panels if (text := panel.says(step))]
+        if said:
+            width = 100 / _HOVERS
+            rect = tag("rect", x=f"{place * width:.2f}%", width=f"{width:.2f}%", y=0, height=height, class_="hover")
+            yield tag("g", rect, tag("title", "\n".join([f"after {span(total * (step + 0.5) / BINS)}", *said])))
+
+
+def small(values: Sequence[float | None], top: float) -> Markup:
+    """A chart for a cell of a table."""
+    path = tag("path", d=_line([*values], top), class_="line")
+    return _stretched(len(values), path, class_="small", aria_hidden="true")
+
+
+def smalls(run: PageRun, field: str) -> Mapping[int, Markup]:
+    """A small chart of a figure for each rank that has one, all on one scale."""
+    found = over_time(run, field, _SMALL)
+    top = max((each for values in found.values() for each in values if each is not None), default=0.0)
+    return {rank: small(values, top) for rank, values in found.items() if top}
+
+
+def stalls(run: PageRun) -> Iterator[tuple[float, float]]:
+    """When no collective ended, though some had in the attempt."""
+    for readings in run.beside.readings[:1]:  # all nodes stand still together
+        since, moved, last = None, -1, 0.0
+        for each in readings:
+            rates = [row.collectives for row in each.ranks if row.collectives is not None]
+            moves = any(rates)
+            if since is not None and (moves or each.attempt != moved):
+                yield from _long(since, last)
+                since = None
+            last = each.time
+            if moves:
+                moved = each.attempt
+            elif rates and since is None and each.attempt == moved:
+                since = each.time - each.seconds
+        if since is not None:
+            yield from _long(since, last)
+
+
+def _long(since: float, until: float) -> Iterator[tuple[float, float]]:
+    if until - since >= _STILL:
+        yield since, until
+
+
+def _line(values: Values, top: float) -> str:
+    """The path of a figure, in steps."""
+    words: list[str] = []
+    before = None
+    for place, value in enumerate([*values, None]):
+        y = None if value is None else round(100 - 98 * value / (top or 1.0))
+        if y == before:
+            continue
+        if before is not None:
+            words.append(f"H{place}")
+        if y is not None:
+            words.append(f"M{place} {y}" if before is None else f"V{y}")
+        before = y
+    return "".join(words)
+
+
+def _band(low: Values, high: Values, top: float) -> str:
+    """The path around what lies between two figures, a part for each run of steps at which they are known."""
+    words: list[str] = []
+    upper, lower = (
+        [None if each is None else round(100 - 98 * each / (top or 1.0)) for each in edge] for edge in (high, low)
+    )
+    place = 0
+    while place < len(low):
+        if upper[place] is None:
+            place += 1
+            continue
+        end = next((each for each in range(place, len(low)) if upper[each] is None), len(low))
+        words.append(f"M{place} {upper[place]}")
+        words += _steps([(upper[each], each + 1) for each in range(place, end)])
+        words += _steps([(lower[each], each) for each in range(end - 1, place - 1, -1)])
+        words.append("Z")
+        place = end
+    return "".join(words)
+
+
+def _steps(corners: Sequence[tuple[int | None, int]]) -> Iterator[str]:
+    """To each height, and along it; equal ones are one step."""
+    for (y, x), (after, _) in pairwise([*corners, (None, 0)]):
+        if y != after:
+            yield f"V{y}H{x}"

@@ -1,0 +1,60 @@
+"""What each rank printed last, those that failed first."""
+
+from __future__ import annotations
+
+from ddplaunch.commands.runs.page.markup import Markup, escaped, tag
+from ddplaunch.commands.runs.page.run import PageRun
+from ddplaunch.errors import cut, harmless
+from ddplaunch.words import counted
+
+MAX_BYTES = 400 << 10  # of all ranks together
+MOST, _LEAST = 48 << 10, 512  # bytes of a rank; of as many ranks as there is room for
+_LINE = 2000  # characters
+_MANY, _FIRST = 16, 8  # ranks, above which the first alone are seen at once
+_OPEN = 1  # ranks whose lines are unfolded from the start
+
+
+def section(run: PageRun) -> Markup | None:
+    """The last lines of each rank; None where none is kept."""
+    printed = run.beside.printed
+    if not printed:
+        return None
+    order = sorted(printed, key=lambda rank: (_place(run, rank), rank))
+    shown = order[: MAX_BYTES // _LEAST]
+    room = min(MOST, MAX_BYTES // len(shown))
+    blocks = [_block(rank, printed[rank], room, run, unfolded=place < _OPEN) for place, rank in enumerate(shown)]
+    if len(blocks) > _MANY:
+        others = tag("summary", counted(len(blocks) - _FIRST, "other rank"))
+        blocks = [*blocks[:_FIRST], tag("details", others, *blocks[_FIRST:], id="others")]
+    left = f"and {counted(len(order) - len(shown), 'rank')} more: ddplaunch logs"
+    more = [tag("p", left, class_="dim")] if len(order) > len(shown) else []
+    words = {"type": "search", "placeholder": "search the lines of all ranks", "aria_label": "Search"}
+    field = tag("input", id="search", hidden="", autocomplete="off", **words)
+    return tag("section", tag("h2", "Last lines of the ranks"), field, *blocks, *more, id="output")
+
+
+def _place(run: PageRun, rank: int) -> int:
+    first = run.beside.first
+    return first.index(rank) if rank in first else len(first)
+
+
+def _block(rank: int, data: bytes, room: int, run: PageRun, *, unfolded: bool) -> Markup:
+    lines = _lines(data, room)
+    host = run.hosts.get(rank, "")
+    failed = " failed" if rank in run.beside.first else ""
+    about = f"{f' on {host}' if host else ''}{failed}, {counted(len(lines), 'line')}"
+    head = tag("summary", tag("b", f"rank {rank}"), about, tag("i"))
+    return tag("details", head, tag("pre", "\n".join(lines)), open="" if unfolded else None)
+
+
+def _lines(data: bytes, room: int) -> list[str]:
+    """The last lines that have room on the page; of a progress bar its last state."""
+    found: list[str] = []
+    longest = min(_LINE, room // 8)  # a character may be as long as "&quot;" there
+    for line in reversed(data[-room:].decode(errors="replace").rstrip("\n").split("\n")):
+        text = cut(harmless(line.rstrip("\r").rpartition("\r")[2]), longest)
+        room -= len(escaped(text)) + 1
+        if room < 0:
+            break
+        found.append(text)
+    return found[::-1]

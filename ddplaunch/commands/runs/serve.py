@@ -1,0 +1,118 @@
+"""``ddplaunch report --serve``: the page of a run, renewed while its job runs, for a browser on this machine.
+
+It listens on loopback alone, and answers who knows the path, which has a random part: a machine may have many users.
+A request that names another host is refused, as a page of somebody else's may lead a browser here under its own name.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import click
+
+from ddplaunch.commands.runs.account import Whole
+from ddplaunch.commands.runs.page import page, policy
+from ddplaunch.commands.runs.page.kept import beside
+from ddplaunch.commands.runs.page.running import as_it_runs
+from ddplaunch.dataclass import replace
+from ddplaunch.errors import LaunchError, UsageError, shown
+from ddplaunch.job import past, runs
+
+LOOPBACK = "127.0.0.1"
+NAMES = {LOOPBACK, "localhost"}
+FRESH = 4.0  # seconds for which a page is good: however many ask, the job is asked no more often
+PATIENCE = 10.0  # seconds for a request to come
+
+
+def serve(run: str, port: str) -> None:
+    """Serve the page of a run until Ctrl-C; ``port`` is 0 for any.
+
+    Raises:
+        UsageError: it is no port, or is taken.
+    """
+    if not (port.isascii() and port.isdecimal() and int(port) < 65536):
+        raise UsageError(f"--serve {shown(port, 60)}: expected a port", "ddplaunch report RUN --serve 8000")
+    pages = LivePages(run)
+    try:
+        server = LiveServer((LOOPBACK, int(port)), LiveHandler)
+    except OSError as error:
+        raise UsageError(f"--serve {port}: {error.strerror}", "--serve alone takes any free port") from None
+    with server:
+        server.pages = pages
+        click.echo(f"http://{LOOPBACK}:{server.server_port}{server.path} shows {run}; Ctrl-C ends this")
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
+
+
+class LivePages:
+    """The page of a run as it stands; from several threads."""
+
+    def __init__(self, run: str) -> None:
+        self._run, self._lock = run, threading.Lock()
+        self._made, self._text = 0.0, b""
+
+    def now(self) -> bytes:
+        with self._lock:
+            if time.monotonic() - self._made > FRESH:
+                self._text = self._page().encode()
+                self._made = time.monotonic()
+            return self._text
+
+    def _page(self) -> str:
+        found = runs.find(self._run)
+        shares = past.shares(found.run)
+        known = beside(found, shares, live=found.running is not None)
+        standing = as_it_runs(found, shares, known)
+        effective = Whole(standing[:1], standing[0].spent).line
+        return page(standing, replace(known, effective=effective))
+
+
+class LiveServer(ThreadingHTTPServer):
+    """On loopback; requests that hang end with us."""
+
+    daemon_threads = True
+    pages: LivePages
+
+    def __init__(self, *words: object) -> None:
+        super().__init__(*words)  # type: ignore[arg-type]
+        self.path = f"/{secrets.token_urlsafe(16)}/"
+
+
+class LiveHandler(BaseHTTPRequestHandler):
+    """One request; whatever is not a GET of the page is refused."""
+
+    server: LiveServer
+    timeout = PATIENCE
+    server_version, sys_version = "ddplaunch", ""
+
+    def do_GET(self) -> None:
+        if self.headers.get("Host", "").partition(":")[0] not in NAMES:
+            return self.send_error(HTTPStatus.FORBIDDEN, "Not for this host")
+        if not secrets.compare_digest(self.path.encode(), self.server.path.encode()):
+            return self.send_error(HTTPStatus.NOT_FOUND)
+        try:
+            text = self.server.pages.now()
+        except LaunchError as error:
+            return self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, shown(error.message, 100))
+        self.send_response(HTTPStatus.OK)
+        for name, value in {
+            "Content-Type": "text/html; charset=utf-8",
+            "Content-Length": str(len(text)),
+            "Content-Security-Policy": f"{policy(live=True)}; frame-ancestors 'none'",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Cache-Control": "no-store",
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        with suppress(OSError):  # the browser has gone
+            self.wfile.write(text)
+
+    def log_message(self, format: str, *words: object) -> None:
+        """Requests are not told of."""
