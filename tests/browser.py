@@ -45,6 +45,25 @@ _MEASURE = """<!DOCTYPE html>
 """A window of its own can be no narrower than 500 pixels."""
 
 
+_SEARCH = """<!DOCTYPE html>
+<iframe style="width: 900px; height: 900px" srcdoc="{page}"></iframe>
+<script>
+  addEventListener("load", () => {{
+    const inside = document.querySelector("iframe").contentDocument, search = inside.getElementById("search");
+    const shown = [];
+    for (const word of {words}) {{
+      search.value = word;
+      search.dispatchEvent(new Event("input"));
+      const blocks = [...inside.querySelectorAll("#output details:not(#others)")].filter((each) => !each.hidden);
+      const text = (block, name) => block.querySelector(name).textContent;
+      shown.push(blocks.map((each) => text(each, "b") + "|" + text(each, "pre")));
+    }}
+    document.title = JSON.stringify(shown);
+  }});
+</script>
+"""
+
+
 @dataclass(frozen=True)
 class Visit:
     """What came of opening a page."""
@@ -89,6 +108,18 @@ def layout(page: Path, folder: Path, *, width: int) -> Layout:
     found = re.search(r"<title>(\{.*?\})</title>", dom)
     assert found, dom[:2000]
     return Layout(**json.loads(found[1]))
+
+
+def searched(page: Path, folder: Path, words: list[str]) -> list[list[str]]:
+    """Type each of these words into the page's search; return which ranks are seen then, and their lines."""
+    copy = folder / "searched.html"
+    text = html.escape(page.read_text(encoding="utf-8"))
+    copy.write_text(_SEARCH.format(words=json.dumps(words), page=text), encoding="utf-8")
+    dom = _run(folder, copy, 1000, 1000, "--dump-dom").stdout
+    found = re.search(r"<title>(\[.*?\])</title>", dom, re.S)
+    assert found, dom[:2000]
+    seen: list[list[str]] = json.loads(html.unescape(found[1]))
+    return seen
 
 
 def _run(folder: Path, page: Path, width: int, height: int, *options: str) -> subprocess.CompletedProcess[str]:

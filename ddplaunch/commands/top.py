@@ -20,7 +20,7 @@ from ddplaunch.console import colour_wanted
 from ddplaunch.dataclass import replace
 from ddplaunch.diagnosis.inspection import Detail
 from ddplaunch.errors import EXIT_SIGNAL, LaunchError, shown
-from ddplaunch.job import client, runs
+from ddplaunch.job import client, past, readings, runs
 from ddplaunch.job.door import MAX_ANSWER
 from ddplaunch.job.requests import Request
 from ddplaunch.job.requests.end import StopJob
@@ -243,6 +243,10 @@ class Viewer:
         self._view = LiveView(
             self._loop, self._screen, self._door, chosen=chosen, left=self._leave, other=self._run_other
         )
+        if record := runs.record_of(runs.at(path)):
+            self._view.remember(
+                readings.read(os.path.join(past.folder(record.run), readings.file_of(record.node_rank)))
+            )
         self._code: int | None = None
         self._said = ""
 

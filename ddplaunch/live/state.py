@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import NamedTuple
 
@@ -67,7 +67,7 @@ class Snapshot:
 
 
 class Trend:
-    """What was measured once a second since the view was opened, the older the coarser."""
+    """What was measured once a second, the older the coarser."""
 
     MOST = 400
 
@@ -75,6 +75,17 @@ class Trend:
         self.means: list[float] = []
         self._open: list[float] = []
         self._each = 1
+
+    def begin(self, before: Iterable[tuple[float, float]]) -> None:
+        """Start with what was before the first ``add``: for how many seconds, and what."""
+        known = [*before]
+        while sum(seconds for seconds, _ in known) >= self._each * self.MOST / 2:
+            self._each *= 2
+        left = 0.0
+        for seconds, value in known:
+            left += seconds
+            self.means += [value] * int(left // self._each)
+            left %= self._each
 
     def add(self, value: float) -> None:
         self._open.append(value)

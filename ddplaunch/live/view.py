@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from ddplaunch.dataclass import replace
 from ddplaunch.devices.gpu_usage import GpuUsage, GpuWatch, used_by_ranks
 from ddplaunch.devices.processes import used_by
 from ddplaunch.diagnosis.inspection import Detail, Inspection
+from ddplaunch.diagnosis.readings import Reading
 from ddplaunch.diagnosis.sentences import sentence
 from ddplaunch.diagnosis.waits import waits
 from ddplaunch.errors import harmless
@@ -97,6 +98,11 @@ class LiveView:
         self._order = ""
         self._cursor: int | None = None
         self._page: tuple[str, int] | None = None  # a text that is shown in the full screen, and its first row
+
+    def remember(self, readings: Sequence[Reading]) -> None:
+        """Begin the trends with what was before the view was opened."""
+        for each, trend in zip((_rate, _cpus, _busy), self._trends.values(), strict=True):
+            trend.begin((reading.seconds, value) for reading in readings if (value := each(reading)) is not None)
 
     def begin(self, *, keys: bool) -> None:
         """Show it; ``keys``: standard input is ours."""
@@ -329,6 +335,19 @@ class OwnView:
     def _leave(self) -> None:
         self._view.close()
         self._screen.end()
+
+
+def _rate(reading: Reading) -> float | None:
+    return max((each.collectives for each in reading.ranks if each.collectives is not None), default=None)
+
+
+def _cpus(reading: Reading) -> float:
+    return 100 * sum(each.cpus or 0.0 for each in reading.ranks)
+
+
+def _busy(reading: Reading) -> float | None:
+    busy = [each.busy for each in reading.gpus if each.busy is not None]
+    return sum(busy) / len(busy) if busy else None
 
 
 def moment(found: JobInspected) -> Moment:

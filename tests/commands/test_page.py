@@ -17,7 +17,7 @@ from ddplaunch.diagnosis.inspection import Condition
 from ddplaunch.diagnosis.readings import GpuReading, RankReading, Reading
 from ddplaunch.job.readings import KeptPlan
 from ddplaunch.job.record import Fate, RunRecord
-from tests.browser import layout, needs_browser, visit
+from tests.browser import layout, needs_browser, searched, visit
 from tests.console.samples import BEGAN, inspection, record
 
 EVIL = "<script>console.log('ran')</script><img src=http://127.0.0.1:9/x onerror=console.log(1)>\"' onload='x"
@@ -279,6 +279,20 @@ def test_a_browser_opens_it(run, width, dark, written, tmp_path):
     assert size.wide == []
     assert size.width <= width
     assert size.height < 7000
+
+
+@needs_browser
+@pytest.mark.slow
+def test_the_search(tmp_path):
+    said = {0: b"step 1\nloss 0.5\n", 1: b"step 1\n<b>LOSS</b> is nan\n", 2: b"nothing\n"}
+    path = tmp_path / "a page.html"
+    path.write_text(page([record(4)], Beside(printed=said, first=(2,))), encoding="utf-8")
+    assert searched(path, tmp_path, ["", "loss", "<b>", "zebra"]) == [
+        ["rank 2|nothing", "rank 0|step 1\nloss 0.5", "rank 1|step 1\n<b>LOSS</b> is nan"],
+        ["rank 0|loss 0.5", "rank 1|<b>LOSS</b> is nan"],
+        ["rank 1|<b>LOSS</b> is nan"],
+        [],
+    ]
 
 
 @needs_browser

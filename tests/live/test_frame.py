@@ -19,6 +19,7 @@ from ddplaunch.diagnosis.inspection import (
     RankInspection,
     Thread,
 )
+from ddplaunch.diagnosis.readings import GpuReading, RankReading, Reading
 from ddplaunch.job.requests.inspection import last_line
 from ddplaunch.job.status import RankState, RankStatus, State, Status
 from ddplaunch.live.frame import FOOTER, frame, named_ranks, screenful, table_rows
@@ -37,6 +38,8 @@ from ddplaunch.live.state import (
     work,
 )
 from ddplaunch.live.table import ORDERS
+from ddplaunch.live.view import LiveView
+from ddplaunch.loop import Loop
 from tests.patience import patience
 
 GIB = 1 << 30
@@ -361,3 +364,26 @@ def test_where_ranks_are():
 )
 def test_the_last_line_of_an_output(printed, last):
     assert last_line(printed) == last
+
+
+@pytest.mark.parametrize("days", [0.01, 1, 30])
+def test_a_trend_begins_with_what_was_before(days):
+    count = int(days * 5760)
+    trend = Trend()
+    trend.begin([(15.0, 10.0)] * count + [(15.0, 40.0)] * count)
+    assert 100 <= len(trend.means) <= Trend.MOST
+    assert sum(trend.means) / len(trend.means) == pytest.approx(25, abs=0.5)
+    before = len(trend.means)
+    trend.add(7.0)
+    assert len(trend.means) == before + (trend._each == 1)
+
+
+def test_a_view_remembers():
+    rows = tuple(RankReading(rank, 0.5, 1e9, 0.0, 0.0, 12.0 + rank, 0.0) for rank in (0, 1))
+    view = LiveView(Loop(), None, None, left=lambda: None)
+    view.remember([Reading(1e9, 15.0, 0, rows, (GpuReading(0, 0, 80.0, 1.0, 1.0, 0.0),))] * 4)
+    assert [(len(each.means), each.means[-1]) for each in view._trends.values()] == [
+        (60, 13.0),
+        (60, 100.0),
+        (60, 80.0),
+    ]
