@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -206,43 +206,34 @@ def _long(since: float, until: float) -> Iterator[tuple[float, float]]:
 
 
 def _line(values: Values, top: float) -> str:
-    """The path of a figure, in steps."""
-    words: list[str] = []
-    before = None
-    for place, value in enumerate([*values, None]):
-        y = None if value is None else round(100 - 98 * value / (top or 1.0))
-        if y == before:
-            continue
-        if before is not None:
-            words.append(f"H{place}")
-        if y is not None:
-            words.append(f"M{place} {y}" if before is None else f"V{y}")
-        before = y
-    return "".join(words)
+    """The path of a figure, a part for each run of steps at which it is known."""
+    parts = []
+    for first, heights in _known(values, top):
+        corners = [(y, first + place + 1) for place, y in enumerate(heights)]
+        parts.append(f"M{first} {heights[0]}{_path(corners)}")
+    return "".join(parts)
 
 
 def _band(low: Values, high: Values, top: float) -> str:
-    """The path around what lies between two figures, a part for each run of steps at which they are known."""
-    words: list[str] = []
-    upper, lower = (
-        [None if each is None else round(100 - 98 * each / (top or 1.0)) for each in edge] for edge in (high, low)
-    )
+    """The path around what lies between two figures, which are known at the same steps."""
+    parts = []
+    for (first, lower), (_, upper) in zip(_known(low, top), _known(high, top), strict=True):
+        there = [(y, first + place + 1) for place, y in enumerate(upper)]
+        back = [(y, first + place) for place, y in enumerate(lower)][::-1]
+        parts.append(f"M{first} {upper[0]}{_path(there)}{_path(back)}Z")
+    return "".join(parts)
+
+
+def _known(values: Values, top: float) -> Iterator[tuple[int, list[int]]]:
+    """Each run of steps at which a figure is known: the first, and how high to draw it at each."""
     place = 0
-    while place < len(low):
-        if upper[place] is None:
-            place += 1
-            continue
-        end = next((each for each in range(place, len(low)) if upper[each] is None), len(low))
-        words.append(f"M{place} {upper[place]}")
-        words += _steps([(upper[each], each + 1) for each in range(place, end)])
-        words += _steps([(lower[each], each) for each in range(end - 1, place - 1, -1)])
-        words.append("Z")
-        place = end
-    return "".join(words)
+    for known, group in groupby(values, lambda value: value is not None):
+        part = [*group]
+        if known:
+            yield place, [round(100 - 98 * (value or 0.0) / (top or 1.0)) for value in part]
+        place += len(part)
 
 
-def _steps(corners: Sequence[tuple[int | None, int]]) -> Iterator[str]:
+def _path(corners: Sequence[tuple[int, int]]) -> str:
     """To each height, and along it; equal ones are one step."""
-    for (y, x), (after, _) in pairwise([*corners, (None, 0)]):
-        if y != after:
-            yield f"V{y}H{x}"
+    return "".join(f"V{y}H{x}" for (y, x), (after, _) in pairwise([*corners, (-1, 0)]) if y != after)

@@ -107,8 +107,8 @@ def slow(run: PageRun) -> Markup | None:
         return None
     rows = [[str(rank), run.hosts.get(rank) or "–", f"{100 * shares[rank]:.0f} %"] for rank in out[:_NAMED]]
     said = (
-        "So often they had entered fewer collectives than others, when the ranks were asked;"
-        f" half of the ranks in {100 * middle:.0f} % of the looks, or less."
+        "Behind: the share of looks at which the rank had entered fewer collectives than others."
+        f" Half of all ranks: {100 * middle:.0f} % or less."
     )
     return tag(
         "section",
