@@ -9,7 +9,7 @@ from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass
 
 if TYPE_CHECKING:
-    from ddplaunch.wire.bounds import Count, Line, Number
+    from ddplaunch.wire.bounds import Count, Line, Number, Path
 
 END_OF_INPUT = "\x04"  # Ctrl-D, as a line of its own
 MAX_LINE = 64 << 10  # characters that are typed in one line
@@ -18,13 +18,17 @@ MAX_FRAME = 8 * MAX_LINE  # bytes of a message with such a line, whatever its ch
 
 @dataclass(frozen=True)
 class Stopped:
-    """The rank waits for its debugger at this line; ``error``: its program has ended there by this exception."""
+    """The rank waits for its debugger at this line; ``error``: its program has ended there by this exception.
+
+    ``tool``: a debugger that has a terminal of its own, where it draws and takes in keys; a line is for the launcher.
+    """
 
     rank: Count
     file: Line
     line: Number
     function: Line
     error: Line = ""
+    tool: Line = ""
 
     @property
     def place(self) -> str:
@@ -63,6 +67,46 @@ class Quits:
     """The person at this rank wants the job to end."""
 
     rank: Count
+
+
+@dataclass(frozen=True)
+class WantsTerminal:
+    """A debugger in the rank needs one."""
+
+    rank: Count
+
+
+@dataclass(frozen=True)
+class HasTerminal:
+    """Its path; "" where none is to be had."""
+
+    rank: Count
+    path: Path
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """This goes to the terminal as it is."""
+
+    rank: Count
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Keys:
+    """This was typed at the terminal."""
+
+    rank: Count
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Sized:
+    """The person's terminal is so large, and shows this rank's now."""
+
+    rank: Count
+    columns: Count
+    rows: Count
 
 
 @dataclass(frozen=True)
@@ -115,9 +159,9 @@ class Remark:
     refuses: bool = False
 
 
-FromDebugger = Stopped | Says | Completed | GoesOn | Quits
-FromPerson = Typed | Complete | StopRank
-ToPerson = Stopped | Says | Completed | GoesOn | Elsewhere | Remark
+FromDebugger = Stopped | Says | Completed | GoesOn | Quits | WantsTerminal
+FromPerson = Typed | Complete | StopRank | Keys | Sized
+ToPerson = Stopped | Says | Drawn | Completed | GoesOn | Elsewhere | Remark
 
 FROM_DEBUGGER: tuple[type[FromDebugger], ...] = FromDebugger.__args__
 FROM_PERSON: tuple[type[FromPerson], ...] = FromPerson.__args__

@@ -15,21 +15,28 @@ from functools import partial
 
 from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.agent.debugger_messages import (
+    END_OF_INPUT,
     FROM_DEBUGGER,
     Attend,
+    Drawn,
     Elsewhere,
     FromDebugger,
     FromPerson,
     GoesOn,
+    HasTerminal,
+    Keys,
     Leave,
     Quits,
     Remark,
     Says,
+    Sized,
     Stopped,
     StopRank,
     ToPerson,
     Typed,
+    WantsTerminal,
 )
+from ddplaunch.agent.rank_terminal import RankTerminal
 from ddplaunch.agent.signals import catches
 from ddplaunch.control.messages import Debugged, FromNode, Interrupted
 from ddplaunch.dataclass import dataclass
@@ -50,6 +57,7 @@ SOON = 1.0  # seconds in which a rank that runs Python stops
 LOOK = 5.0  # seconds after which the other ranks wait for one that has stopped
 LAST_CALL = 60.0  # seconds before the others fail
 NO_HURRY = 12 * 3600.0  # seconds that are not worth a word
+_PROMPT = "(rank {}) "  # beside a debugger that has a terminal of its own
 
 
 @dataclass
@@ -63,6 +71,7 @@ class Debuggee:
     said: bytes = b""  # since it has stopped, or was asked last
     prompt: str = ""  # of the line that it waits for; "" while it is at work
     timer: Timer | None = None
+    terminal: RankTerminal | None = None  # of a debugger that needs one
 
 
 class Debugging:
@@ -127,6 +136,9 @@ class Debugging:
             self._gone(rank, each)
 
     def close(self) -> None:
+        for each in self._known.values():
+            if each.terminal:
+                each.terminal.close()
         for connection in self._connections:
             connection.close()
         if self._socket is not None:
@@ -181,18 +193,53 @@ class Debugging:
                 each.stepping = False
                 self._asked.discard(rank)
                 self._wait_for(rank, each)
+                if message.tool:
+                    each.prompt = _PROMPT.format(rank)
+                    self._forward(message)
+                    self._forward(Says(rank, b"", each.prompt))
+                    return self._tell_changed()
+            case WantsTerminal():
+                return connection.send(HasTerminal(rank, self._terminal(rank, each)))
             case Says(data=data, prompt=prompt):
                 each.said, each.prompt = (each.said + data)[-KEPT:], prompt
             case GoesOn(steps=steps):
                 self._judged |= bool(each.stopped and each.stopped.error)
+                if each.terminal:
+                    each.terminal.catch_up()
                 each.stopped, each.stepping, each.prompt = None, steps and not each.left, ""
                 if not steps and each.timer:
                     each.timer.cancel()
             case Quits():
-                self._note(f"rank {rank}: q in the debugger ends the job")
-                return self._tell(Interrupted(signal.SIGTERM))
+                return self._quit(rank)
         self._forward(message)
         self._tell_changed()
+
+    def _quit(self, rank: int) -> None:
+        self._note(f"rank {rank}: q in the debugger ends the job")
+        self._tell(Interrupted(signal.SIGTERM))
+
+    def _terminal(self, rank: int, each: Debuggee) -> str:
+        """The path of the rank's terminal."""
+        try:
+            each.terminal = each.terminal or RankTerminal(self._loop, lambda data: self._forward(Drawn(rank, data)))
+            return each.terminal.path
+        except OSError as error:
+            self._note(f"rank {rank}: its debugger has no terminal: {error.strerror}; PYTHONBREAKPOINT= takes pdb")
+            return ""
+
+    def _let_go(self, rank: int, each: Debuggee) -> None:
+        """Let a rank run on that its person has left; a debugger that minds no end of its terminal is interrupted."""
+        each.connection.send(Leave(rank))
+        if each.terminal:
+            each.terminal.close()
+            each.terminal, each.prompt = None, ""
+            self._loop.after(SOON, partial(self._interrupt, rank, each.stopped))
+
+    def _interrupt(self, rank: int, stopped: Stopped | None) -> None:
+        each, line = self._known.get(rank), self._ranks and self._ranks.lines.get(rank)
+        process = self._ranks and self._ranks.processes.get(rank)
+        if stopped and each and each.stopped is stopped and process and line and catches(process.pid, line.stops):
+            process.send(line.stops)
 
     def _tell_of(self, stopped: Stopped) -> None:
         rank, attach = stopped.rank, "" if self._people else f"; {self.where_to_type()} attaches"
@@ -226,11 +273,14 @@ class Debugging:
     def _give_up(self, rank: int, each: Debuggee) -> None:
         if each.stopped:
             self._note(f"rank {rank} goes on: nobody typed anything for {span(self._patience)} (--debug-timeout)")
-            each.connection.send(Leave(rank))
+            self._let_go(rank, each)
 
     def _gone(self, rank: int, each: Debuggee) -> None:
         if each.timer:
             each.timer.cancel()
+        if each.terminal:
+            each.terminal.close()
+            each.terminal = None
         if each.stopped or each.stepping:
             each.stopped, each.stepping, each.prompt = None, False, ""
             self._forward(GoesOn(rank))
@@ -278,6 +328,8 @@ class Debugging:
         for rank, each in known:
             if each.stopped:
                 person(Says(rank, each.said, each.prompt))
+                if each.terminal:
+                    person(Drawn(rank, each.terminal.said))
 
     def leave(self, person: Person) -> None:
         """A person has gone: ranks that are in their debugger run on."""
@@ -287,7 +339,7 @@ class Debugging:
         self._asked.clear()
         for rank, each in self._known.items():
             if current and (each.stopped or each.stepping):
-                each.connection.send(Leave(rank))
+                self._let_go(rank, each)
                 each.left, each.stepping = True, False
         self._tell_changed()
 
@@ -296,12 +348,39 @@ class Debugging:
         each = self._known.get(message.rank)
         if isinstance(message, StopRank):
             return self._stop(message.rank)
-        if each is None or not each.prompt:
+        if each is None:
             return
+        if isinstance(message, Keys | Sized):
+            return self._type(each, message)
+        if not each.prompt:
+            return
+        if each.stopped and each.stopped.tool:
+            return self._obey(message.rank, each, message.line.strip(" ") if isinstance(message, Typed) else "")
         if isinstance(message, Typed):
             each.said, each.prompt = b"", ""
             self._wait_for(message.rank, each)
         each.connection.send(message)
+
+    def _type(self, each: Debuggee, message: Keys | Sized) -> None:
+        if each.terminal is None:
+            return
+        if isinstance(message, Keys):
+            if each.stopped:
+                self._wait_for(message.rank, each)
+            return each.terminal.type(message.data)
+        each.terminal.size(message.columns, message.rows)
+        if self._ranks and (process := self._ranks.processes.get(message.rank)):
+            process.send(signal.SIGWINCH)  # which a program that does not care ignores
+
+    def _obey(self, rank: int, each: Debuggee, line: str) -> None:
+        """Do what a line says, beside a debugger that takes keys alone."""
+        assert each.stopped is not None
+        if line in ("detach", END_OF_INPUT):
+            return self._let_go(rank, each)
+        if line in ("q", "quit", "exit"):
+            return self._quit(rank)
+        said = f"rank {rank} is in {each.stopped.tool}, which needs a terminal; here: detach, q, @RANK\n"
+        self._forward(Says(rank, f"ddplaunch: {said}".encode(), each.prompt))
 
     def _forward(self, message: ToPerson | Quits) -> None:
         if self._people and not isinstance(message, Quits):

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 
 import click
 
@@ -177,4 +178,10 @@ class Lines:
         sys.stdout.flush()
 
     def row(self, editor: Editor, prompt: str, *, soon: bool) -> None:
+        pass
+
+    def lend(self, typed: Callable[[bytes], None], sized: Callable[[int, int], None]) -> bool:
+        return False
+
+    def draw(self, data: bytes) -> None:
         pass

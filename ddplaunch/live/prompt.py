@@ -10,6 +10,7 @@ import re
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent.debugger_messages import (
@@ -17,16 +18,19 @@ from ddplaunch.agent.debugger_messages import (
     MAX_LINE,
     Complete,
     Completed,
+    Drawn,
     Elsewhere,
     FromPerson,
     GoesOn,
+    Keys,
     Remark,
     Says,
+    Sized,
     Stopped,
     ToPerson,
     Typed,
 )
-from ddplaunch.dataclass import dataclass
+from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.live.editor import Editor
 from ddplaunch.loop import Loop
 from ddplaunch.output.screen import Terminal
@@ -43,6 +47,13 @@ HELP = (
 )
 
 
+_AS_USUAL = b"\x1b[?1049;1000;1002;1003;1006;2004;1l\x1b[?25;7h\x1b[0m\x1b>\r\x1b[K"
+"""What undoes that a program has changed of a terminal: screen, cursor, mouse, paste and keypad."""
+
+AWAY_KEY = b"\x1d"
+AWAY = "after Ctrl-]: detach, q, @RANK, Enter (back)"
+
+
 class Face(Protocol):
     """Where a person reads and types."""
 
@@ -51,12 +62,19 @@ class Face(Protocol):
     def row(self, editor: Editor, prompt: str, *, soon: bool) -> None:
         """Show what is typed; without a prompt, nothing can be, but perhaps ``soon``."""
 
+    def lend(self, typed: Callable[[bytes], None], sized: Callable[[int, int], None]) -> bool:
+        """Give the terminal to a program until ``row`` is called: all that is typed is its. False without one."""
+
+    def draw(self, data: bytes) -> None: ...  # what that program writes
+
 
 @dataclass
 class _Debugged:
     asks: str = ""  # its prompt; "" while it is at work
     arrives: bool = False  # it has stopped, and is about to ask
     held: str = ""  # what it has said while the person was at another
+    tool: str = ""  # its debugger, which has a terminal of its own
+    drawn: bytes = b""  # the last of what is to be seen there
 
 
 class Prompt:
@@ -70,6 +88,9 @@ class Prompt:
         self._answers: dict[int, str] | None = None  # while several are asked at once
         self._awaited: set[int] = set()
         self._helped = False
+        self._lent: int | None = None  # the rank whose terminal is shown
+        self._aside = False  # the person has left that for a while
+        self._last_lent: int | None = None
         self._keys: deque[str] | None = None  # that came while a word is being completed
         self.editor = Editor()
 
@@ -85,8 +106,9 @@ class Prompt:
 
     def hear(self, message: ToPerson) -> None:
         match message:
-            case Stopped(rank=rank):
-                self._ranks[rank] = _Debugged(arrives=True)
+            case Stopped(rank=rank, tool=tool):
+                before = self._ranks.get(rank)
+                self._ranks[rank] = _Debugged(arrives=True, tool=tool, drawn=before.drawn if before else b"")
                 if self._current is None:
                     self._current = rank
                 if len(self._ranks) > 1 and not self._helped:
@@ -97,6 +119,11 @@ class Prompt:
                 if prompt:
                     self._ranks[rank].asks, self._ranks[rank].arrives = prompt, False
                     self._answered(rank)
+            case Drawn(rank=rank, data=data) if rank in self._ranks:
+                self._ranks[rank].drawn = (self._ranks[rank].drawn + data)[-MAX_LINE:]
+                if self._lent == rank:
+                    self._face.draw(data)
+                return
             case GoesOn(rank=rank, steps=steps) if rank in self._ranks:
                 if steps:
                     self._ranks[rank].asks = ""
@@ -112,6 +139,7 @@ class Prompt:
             case Elsewhere():
                 self._ranks.clear()
                 self._current, self._answers, self._awaited, self._keys = None, None, set(), None
+                self._draw()
                 self._face.show("ddplaunch: another terminal has the debugger now\n")
         self._draw()
 
@@ -151,7 +179,9 @@ class Prompt:
     def _do(self, text: str) -> None:
         assert self._current is not None
         found = re.fullmatch(r"\s*@\s*(all|[\d,\s-]*\d)\s*(.*)", text)
-        if not found:
+        if not text.strip() and self._ranks[self._current].tool:
+            self._aside = False
+        elif not found:
             self._ask(self._current, text)
         elif (chosen := self._chosen(found[1])) is not None:
             if found[2]:
@@ -184,11 +214,11 @@ class Prompt:
         return sorted(chosen)
 
     def _ask(self, rank: int, text: str) -> None:
-        self._ranks[rank] = _Debugged()
+        self._ranks[rank] = replace(self._ranks[rank], asks="", arrives=False, held="")
         self._send(Typed(rank, text))
 
     def _go_to(self, rank: int) -> None:
-        self._current = rank
+        self._current, self._aside = rank, False
         held, self._ranks[rank].held = self._ranks[rank].held, ""
         if held:
             self._face.show(held)
@@ -224,8 +254,39 @@ class Prompt:
                 self._go_to(min(self._ranks.keys() - self._awaited or self._ranks))
 
     def _draw(self) -> None:
+        if self._lend():
+            return
         prompt = "" if self._current is None or self._awaited else self._ranks[self._current].asks
         self._face.row(self.editor, prompt, soon=bool(self._ranks))
+
+    def _lend(self) -> bool:
+        """Show the terminal of the rank that the person is at, if it has one; whether it is shown."""
+        rank = self._current
+        each = None if rank is None or self._aside or self._awaited else self._ranks[rank]
+        if rank is None or each is None or not each.tool:
+            self._lent = None
+            return False
+        if self._lent == rank:
+            return True
+        if rank != self._last_lent:
+            away = f"; {AWAY}" if self._last_lent is None else ""
+            self._last_lent = rank
+            self._face.show(f"ddplaunch: rank {rank} is in {each.tool}{away}\n")
+        if not self._face.lend(partial(self._typed, rank), lambda *size: self._send(Sized(rank, *size))):
+            return False
+        self._lent = rank
+        self._face.draw(each.drawn)
+        return True
+
+    def _typed(self, rank: int, data: bytes) -> None:
+        data, away, more = data.partition(AWAY_KEY)
+        if data:
+            self._send(Keys(rank, data))
+        if away:
+            self._aside = True
+            self._draw()
+            for key in more.decode(errors="replace"):
+                self.key(key)
 
 
 class AtTerminal:
@@ -235,6 +296,7 @@ class AtTerminal:
         self._loop, self._screen = loop, screen
         self._keyboard = Keyboard(loop, lambda key: self.heard(key))
         self._last: tuple[Editor, str, bool] | None = None
+        self._sized: Callable[[int, int], None] | None = None  # of a program that the terminal is lent to
         self.heard: Callable[[str], None] = lambda key: None
         loop.catch([signal.SIGWINCH, signal.SIGCONT], lambda number: self._again())
         loop.catch([signal.SIGTSTP], lambda number: self._pause())
@@ -243,6 +305,7 @@ class AtTerminal:
         self._screen.page(text)
 
     def row(self, editor: Editor, prompt: str, *, soon: bool) -> None:
+        self._end_lending()
         if self._last is None and not soon:
             return
         self._last = (editor, prompt, soon) if soon else None
@@ -253,13 +316,35 @@ class AtTerminal:
         if not soon:
             self._keyboard.end()
 
+    def lend(self, typed: Callable[[bytes], None], sized: Callable[[int, int], None]) -> bool:
+        self._last, self._sized = None, sized
+        self._screen.type_row(b"")
+        self._screen.hold(True)
+        self._keyboard.begin(typed)
+        self._again()
+        return True
+
+    def draw(self, data: bytes) -> None:
+        self._screen.draw(data)
+
+    def _end_lending(self) -> None:
+        if self._sized is not None:
+            self._sized = None
+            self._keyboard.end()
+            self._screen.draw(_AS_USUAL)
+            self._screen.hold(False)
+
     def close(self) -> None:
         """Give the terminal back."""
+        self._end_lending()
         self._last = None
         self._screen.type_row(b"")
         self._keyboard.end()
 
     def _again(self) -> None:
+        if self._sized is not None:
+            size = os.get_terminal_size(0)
+            self._sized(size.columns, size.lines)
         if self._last is not None:
             editor, prompt, soon = self._last
             self.row(editor, prompt, soon=soon)

@@ -16,7 +16,7 @@ from ddplaunch.loop import Callback, Loop
 from ddplaunch.output.equal_lines import HOLD, EqualLines
 from ddplaunch.output.events import Ended, Event, Noted, Observer, Planned, Restarting, Stalled
 from ddplaunch.output.prefix import of_ranks, prefixed, prefixes
-from ddplaunch.output.sink import Sink
+from ddplaunch.output.sink import HIGH_WATER, Sink
 from ddplaunch.output.terminal import watched
 from ddplaunch.output.voice import VOICE, Said, Topic
 from ddplaunch.output.waiting import Waiting
@@ -224,6 +224,22 @@ class Terminal(Plain):
         self._below = b""
         self._drawn = False
         self._typed = b""  # the row in which a person types, the cursor in its place
+        self._held: bytearray | None = None  # what waits while another program has the terminal
+
+    @property
+    def full(self) -> bool:
+        return super().full or len(self._held or b"") > HIGH_WATER
+
+    def hold(self, on: bool) -> None:
+        """Show nothing, as another program draws on the terminal; or all that came meanwhile."""
+        held, self._held = self._held, bytearray() if on else None
+        if held:
+            self._show(self._stderr if self._stderr.terminal else self._stdout, bytes(held))
+            self._stdout.relieved()
+
+    def draw(self, data: bytes) -> None:
+        """Write what that program draws."""
+        (self._stderr if self._stderr.terminal else self._stdout).write(data)
 
     def type_row(self, row: bytes) -> None:
         """Show a row in which a person types below all else; b"" shows none any more."""
@@ -252,6 +268,9 @@ class Terminal(Plain):
     def _show(self, sink: Sink, lines: bytes) -> None:
         if not sink.terminal:
             return sink.write(lines)
+        if self._held is not None:
+            self._held += lines
+            return
         below = self._bottom(sink)
         if lines or below or self._drawn:
             sink.write((_CLEAR if self._drawn else b"") + lines + below)

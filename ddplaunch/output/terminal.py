@@ -73,19 +73,27 @@ class Keyboard:
         self._loop, self._heard = loop, heard
         self._before: list[Any] | None = None  # its settings; None while it is not ours
         self._ours: list[Any] = []
+        self._raw: Callable[[bytes], object] | None = None  # who gets all that is typed, Ctrl-C too
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end within a character
 
-    def begin(self) -> None:
-        """Take the terminal, or take it back; does nothing where there is none, or another program has it."""
+    def begin(self, raw: Callable[[bytes], object] | None = None) -> None:
+        """Take the terminal, or take it back; does nothing where there is none, or another program has it.
+
+        ``raw`` gets all that is typed as it is, and no key is a signal then.
+        """
         if not in_foreground(0):
             return self._let_go()
         try:
             now = termios.tcgetattr(0)
-            if self._before is not None and now == self._ours:
+            if self._before is not None and now == self._ours and raw == self._raw:
                 return
             if self._before is None:
                 self._before = now
-            tty.setcbreak(0, termios.TCSANOW)
+            self._raw = raw
+            if raw is None:
+                tty.setcbreak(0, termios.TCSANOW)
+            else:
+                tty.setraw(0, termios.TCSANOW)
             self._ours = termios.tcgetattr(0)
         except termios.error:  # it has gone
             return self._let_go()
@@ -119,6 +127,9 @@ class Keyboard:
             data = b""
         if not data:
             return self._loop.forget(0)
+        if self._raw is not None:
+            self._raw(data)
+            return
         for key in _KEYS.findall(self._decoder.decode(data)):
             self._heard({"\n": ENTER, "\b": BACKSPACE}.get(key, key))
 

@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 
     from ddplaunch.rank.debugger import Debugger
 
-_OF_TERMINALS = ("ipdb.set_trace", "ipdb.sset_trace", "pudb.set_trace", "IPython.core.debugger.set_trace")
+_STOPS = {  # the functions by which programs stop, and those who need a terminal
+    "pdb": ("set_trace", ""),
+    "ipdb": ("set_trace", "ipdb"),
+    "pudb": ("set_trace", "pudb"),
+    "IPython": ("embed", "IPython"),
+    "IPython.core.debugger": ("set_trace", "ipdb"),
+    "IPython.terminal.debugger": ("set_trace", "ipdb"),
+}
 _OURS = os.path.dirname(__file__) + os.sep
 
 
@@ -45,10 +52,10 @@ class Breakpoints:
         self._making = RLock()  # a signal may come in the midst
         self.signal = 0  # on which the main thread stops at its next line; 0 where all are taken
         sys.breakpointhook = self._hook
-        if module := sys.modules.get("pdb"):
-            self._patch(module)
-        else:
-            sys.meta_path.insert(0, _PdbFinder(self._patch))
+        for name in _STOPS.keys() & sys.modules.keys():
+            self._patch(sys.modules[name])
+        if awaited := {*_STOPS} - sys.modules.keys():
+            sys.meta_path.insert(0, _Finder(awaited, self._patch))
         self._register()
 
     def _register(self) -> None:
@@ -87,43 +94,59 @@ class Breakpoints:
     def _hook(self, *args: Any, **named: Any) -> Any:
         """What ``breakpoint()`` calls."""
         wanted = "" if sys.flags.ignore_environment else os.environ.get("PYTHONBREAKPOINT", "")
-        if not self._is_here or wanted not in ("", "pdb.set_trace", *_OF_TERMINALS):
-            return sys.__breakpointhook__(*args, **named)
-        if wanted in _OF_TERMINALS:
-            args, named = (), {"header": f"this is pdb: {wanted} needs a terminal of its own (run --stdin)"}
+        if not self._is_here or wanted not in ("", "pdb.set_trace"):
+            return sys.__breakpointhook__(*args, **named)  # which may come to a function below
         return self._load().stop(sys._getframe(1), *args, **named)
 
     def _patch(self, module: ModuleType) -> None:
-        before = module.set_trace
+        name, tool = _STOPS[module.__name__]
+        before = getattr(module, name)
 
-        def set_trace(*args: Any, **named: Any) -> None:
+        def stop(*args: Any, **named: Any) -> None:
             if not self._is_here:
                 return before(*args, **named)  # type: ignore[no-any-return]
-            return self._load().stop(sys._getframe(1), *args, **named)
+            frame = _not_ours(sys._getframe(1))
+            if tool:
+                return self._at_terminal(tool, before, frame, *args, **named)
+            return self._load().stop(frame, *args, **named)
 
-        set_trace.__doc__, set_trace.__module__ = before.__doc__, before.__module__
-        module.set_trace = set_trace  # type: ignore[attr-defined]
+        stop.__name__ = stop.__qualname__ = name
+        stop.__doc__, stop.__module__ = before.__doc__, before.__module__
+        setattr(module, name, stop)
+
+    def _at_terminal(self, tool: str, function: Any, frame: FrameType, *args: Any, **named: Any) -> None:
+        debugger = self._load()
+        if debugger.terminal is None:
+            debugger.terminal = self._sibling("terminal").Terminal(debugger)
+        debugger.terminal.stop(tool, function, frame, *args, **named)
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
-        while frame is not None and frame.f_code.co_filename.startswith(_OURS):
-            frame = frame.f_back
         if self._is_here and frame is not None:
             try:
-                self._load().interrupt(frame)
+                self._load().interrupt(_not_ours(frame))
             except Exception:
                 pass  # the person hears that it has not stopped
 
 
-class _PdbFinder:
-    """Awaits the import of pdb, and goes."""
+def _not_ours(frame: FrameType) -> FrameType:
+    """The frame, or that of the program by which it was called."""
+    while frame.f_code.co_filename.startswith(_OURS) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
-    def __init__(self, then: Callable[[ModuleType], None]) -> None:
-        self._then = then
+
+class _Finder:
+    """Awaits the import of some modules, and goes when all have come."""
+
+    def __init__(self, awaited: set[str], then: Callable[[ModuleType], None]) -> None:
+        self._awaited, self._then = awaited, then
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != "pdb":
+        if name not in self._awaited:
             return None
-        sys.meta_path.remove(self)
+        self._awaited.discard(name)  # before the others look, who ask us again
+        if not self._awaited:
+            sys.meta_path.remove(self)
         spec: Any = _find_spec(name, path, target)
         if hasattr(spec and spec.loader, "exec_module"):
             spec.loader = _Loader(spec, self._then)
@@ -131,7 +154,7 @@ class _PdbFinder:
 
 
 class _Loader:
-    """Loads pdb as its own loader does, which then stands in its place again."""
+    """Loads a module as its own loader does, which then stands in its place again."""
 
     def __init__(self, spec: Any, then: Callable[[ModuleType], None]) -> None:
         self._spec, self._loader, self._then = spec, spec.loader, then
@@ -142,5 +165,5 @@ class _Loader:
     def exec_module(self, module: Any) -> None:
         self._spec.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        if hasattr(module, "set_trace"):
+        if hasattr(module, _STOPS[module.__name__][0]):
             self._then(module)

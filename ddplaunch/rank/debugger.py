@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
     from typing import Any
 
+    from ddplaunch.rank.terminal import Terminal
+
 _LENGTH = struct.Struct("!I")
 _DELIMITERS = " \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?"  # between the words that are completed, as pdb has them
 _MAX_WORDS = 200
@@ -39,6 +41,7 @@ class Debugger:
         self.lock = _thread.allocate_lock()
         self.holder = 0  # the thread whose debugger has the lock
         self._sessions: dict[int, RankPdb] = {}  # by thread
+        self.terminal: Terminal | None = None  # of debuggers that need one
 
     def stop(self, frame: FrameType, *args: Any, header: str | None = None, **named: Any) -> None:
         """Stop the calling thread at the next line of ``frame``."""
@@ -56,9 +59,15 @@ class Debugger:
 
     def interrupt(self, frame: FrameType) -> None:
         """Somebody asks the main thread to stop; where a thread has stopped already, that is enough."""
+        if self.terminal is not None:
+            self.terminal.let_go()
         if not self.lock.locked():
             self.talk.deaf = False
             self.stop(frame)
+
+    @staticmethod
+    def is_ours(frame: FrameType) -> bool:
+        return _is_ours(frame)
 
     def post_mortem(self, error: BaseException, trace: TracebackType) -> None:
         if self.talk.reach(error):
@@ -66,6 +75,25 @@ class Debugger:
             session.failed = error
             session.reset()
             session.interaction(None, trace)
+
+    def place(
+        self, frame: FrameType | None, trace: TracebackType | None = None, failed: BaseException | None = None
+    ) -> dict[str, object]:
+        """The innermost frame, or of an exception the last of the user's own."""
+        line = frame.f_lineno if frame is not None else 0
+        while trace is not None:
+            inside = trace.tb_frame.f_code.co_filename
+            if frame is None or ("-packages" + os.sep not in inside and not inside.startswith(_LIBRARY)):
+                frame, line = trace.tb_frame, trace.tb_lineno
+            trace = trace.tb_next
+        code = frame.f_code  # type: ignore[union-attr]
+        name = "" if code.co_name == "<module>" else code.co_name
+        file = code.co_filename.removeprefix(os.getcwd() + os.sep)
+        try:
+            error = "" if failed is None else f"{type(failed).__name__}: {failed}"[:200]
+        except Exception:
+            error = type(failed).__name__
+        return {"file": file, "line": line, "function": name, "error": error}
 
     def _nested(self) -> RankPdb:
         """For what the debugger of this thread was asked to run."""
@@ -210,6 +238,17 @@ class Talk:
                 begin, words = self.completer.words(body["line"])
                 self.say("Completed", begin=begin, words=words)
 
+    def terminal(self) -> str:
+        """The path of the terminal that the launcher makes for this rank; "" where it cannot."""
+        self.say("WantsTerminal")
+        while True:
+            kind, body = self._receive()
+            if kind == "HasTerminal":
+                return body["path"]  # type: ignore[no-any-return]
+            self.deaf = kind == "Leave"
+            if self._socket is None:
+                return ""
+
     def end(self, *, steps: bool) -> None:
         """The thread runs on; ``steps``: to stop again soon."""
         self._tell()
@@ -245,7 +284,7 @@ class RankPdb(pdb.Pdb):
             talk.deaf = False
             talk.completer = self
             self._debugger.holder = _thread.get_ident()
-            talk.say("Stopped", **self._where(frame, trace))
+            talk.say("Stopped", **self._debugger.place(frame, trace, self.failed))
             try:
                 super().interaction(frame, trace)
             finally:
@@ -260,23 +299,6 @@ class RankPdb(pdb.Pdb):
             super().interaction(frame, trace)
         finally:
             talk.completer = outer
-
-    def _where(self, frame: FrameType | None, trace: TracebackType | None) -> dict[str, object]:
-        """The innermost frame, or of an exception the last of the user's own."""
-        line = frame.f_lineno if frame is not None else 0
-        while trace is not None:
-            inside = trace.tb_frame.f_code.co_filename
-            if frame is None or ("-packages" + os.sep not in inside and not inside.startswith(_LIBRARY)):
-                frame, line = trace.tb_frame, trace.tb_lineno
-            trace = trace.tb_next
-        code = frame.f_code  # type: ignore[union-attr]
-        name = "" if code.co_name == "<module>" else code.co_name
-        file = code.co_filename.removeprefix(os.getcwd() + os.sep)
-        try:
-            error = "" if self.failed is None else f"{type(self.failed).__name__}: {self.failed}"[:200]
-        except Exception:
-            error = type(self.failed).__name__
-        return {"file": file, "line": line, "function": name, "error": error}
 
     def _cmdloop(self) -> None:
         """As pdb's own, but Ctrl-C is for the program."""

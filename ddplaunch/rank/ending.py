@@ -29,6 +29,7 @@ _IN_ROOM = (
     "debugger.py",
     "ending.py",
     "sampler.py",
+    "terminal.py",
     "worker.py",
     "zygote.py",
 )
@@ -176,7 +177,7 @@ def record(job: PythonJob, error: BaseException, text: str) -> None:
         name = type(error).__name__
         message = f"{name}: {message}" if message else name
         if name == "BdbQuit" and job["facts"]["world_size"] > 1 and not os.isatty(0):
-            other = f"only pdb waits for a person; --stdin {job['rank']} gives other debuggers the terminal"
+            other = f"pdb, ipdb, pudb and IPython wait for a person; --stdin {job['rank']} gives others the terminal"
             waits = "with --debug the rank waits at its breakpoint for `ddplaunch debug`"
             info["hint"] = other if job["debugger"] else waits
         info["collectives"] = _collectives()

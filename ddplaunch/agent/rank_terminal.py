@@ -1,0 +1,66 @@
+"""The terminal of a rank whose debugger needs one: a pseudo-terminal of the launcher's."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import termios
+from collections.abc import Callable
+
+from ddplaunch.loop import Loop
+
+_KEPT = 1 << 16  # bytes of what was drawn that somebody who comes later sees
+_LARGEST = (1 << 16) - 1  # columns or rows
+
+
+class RankTerminal:
+    """One terminal, until it is closed: who still uses it finds its end then."""
+
+    def __init__(self, loop: Loop, drawn: Callable[[bytes], None]) -> None:
+        """``drawn`` gets what is written there. Raises OSError where the system has none."""
+        self._loop, self._drawn = loop, drawn
+        self._ours, self._theirs = os.openpty()  # theirs stays open here too: the rank comes and goes
+        self.path = os.ttyname(self._theirs)
+        self.size(80, 24)
+        self.said = b""
+        self._typed = bytearray()  # that it has not taken yet
+        os.set_blocking(self._ours, False)
+        loop.watch(self._ours, self._readable)
+
+    def type(self, data: bytes) -> None:
+        self._typed += data
+        self._writable()
+
+    def size(self, columns: int, rows: int) -> None:
+        size = struct.pack("HHHH", min(rows, _LARGEST), min(columns, _LARGEST), 0, 0)
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, size)
+
+    def catch_up(self) -> None:
+        """Take in what has been drawn by now."""
+        self._readable()
+
+    def close(self) -> None:
+        if self._ours >= 0:
+            self._loop.forget(self._ours)
+            os.close(self._ours)
+            os.close(self._theirs)
+        self._ours = -1
+
+    def _readable(self) -> None:
+        try:
+            data = os.read(self._ours, 1 << 16)
+        except OSError:
+            return
+        self.said = (self.said + data)[-_KEPT:]
+        self._drawn(data)
+
+    def _writable(self) -> None:
+        try:
+            while self._typed:
+                del self._typed[: os.write(self._ours, self._typed)]
+        except BlockingIOError:
+            return self._loop.watch(self._ours, self._writable, write=True)
+        except OSError:
+            self._typed.clear()
+        self._loop.forget(self._ours, write=True)

@@ -1,0 +1,185 @@
+"""Debuggers that need a terminal (ipdb, pudb, IPython): a rank has its own, which is passed on to a person."""
+
+import os
+import signal
+
+import pytest
+
+from tests.conftest import wait_until, write
+from tests.debugged import person as person
+from tests.debugged import piped, runs
+from tests.debugged import runtime as runtime
+from tests.starts import EXEC, LIGHT
+
+pytestmark = pytest.mark.slow
+
+STEPS = """
+import os
+import sys
+
+rank = int(os.environ["RANK"])
+
+
+def step(n):
+    loss = n + 7
+    if os.environ["RANK"] in sys.argv[1:]:
+        {}
+    loss += 1
+    print("step", n, loss, flush=True)
+
+
+for n in range(2):
+    step(n)
+print("done", os.isatty(0), os.isatty(1), flush=True)
+"""
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """Where these debuggers keep their settings; pudb greets who has none."""
+    pytest.importorskip("ipdb")
+    write(tmp_path, "home/.config/pudb/pudb.cfg", "[pudb]\nseen_welcome = e999\nprompt_on_quit = False\n")
+    for name, value in {"HOME": "home", "XDG_CONFIG_HOME": "home/.config", "IPYTHONDIR": "home/ipython"}.items():
+        monkeypatch.setenv(name, str(tmp_path / value))
+    monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")  # which the emulator does not answer
+
+
+@pytest.mark.parametrize(
+    ("line", "env", "how"),
+    [
+        ("breakpoint()", {"PYTHONBREAKPOINT": "ipdb.set_trace"}, LIGHT),
+        ("import ipdb; ipdb.set_trace()", {}, EXEC),
+    ],
+    ids=["breakpoint", "ipdb"],
+)
+def test_ipdb_at_the_terminal_of_the_job(person, home, tmp_path, line, env, how):
+    """Its prompt, a step, what it prints; what the program prints stays the rank's."""
+    write(tmp_path, "train.py", STEPS.format(line))
+    each = person("run", *how, "--no-merge", "--nproc", "2", "train.py", "1", env=env)
+    each.until(lambda each: each.rows[-1:] == ["ipdb>"])
+    assert "ddplaunch: rank 1 is in ipdb; after Ctrl-]: detach, q, @RANK, Enter (back)" in each.rows
+    each.type("p loss * 6\r")
+    each.until("42")
+    each.type("n\r")
+    each.until(lambda each: any(row.startswith("---> 12") for row in each.rows) and each.rows[-1] == "ipdb>")
+    each.type("p 1 + \x03p loss\r")  # Ctrl-C is ipdb's
+    each.until("8")
+    each.type("c\r")
+    each.until("[1] step 0 8")
+    each.until(lambda each: each.rows[-1] == "ipdb>")
+    each.type("c\r")
+    assert each.end() == 0
+    assert each.given_back
+    assert "[1] step 1 9" in each.history
+    assert [row for row in each.history if "done" in row] == ["[0] done False False", "[1] done False False"] or (
+        "[1] done False False" in each.history
+    )
+
+
+def test_q_in_ipdb_ends_the_job_with_one_line(person, home, tmp_path):
+    write(tmp_path, "train.py", STEPS.format("breakpoint()"))
+    env = {"PYTHONBREAKPOINT": "ipdb.set_trace"}
+    each = person("run", *LIGHT, "--nproc", "2", "train.py", "1", env=env)
+    each.until(lambda each: each.rows[-1:] == ["ipdb>"])
+    each.type("q\r")
+    assert each.end() == 128 + signal.SIGTERM
+    assert "ddplaunch: rank 1: q in the debugger ends the job" in each.history
+    assert not any("BdbQuit" in row for row in each.history)
+    assert each.given_back
+
+
+def test_between_ranks_and_out_of_a_debugger(person, home, tmp_path):
+    write(tmp_path, "train.py", STEPS.format("breakpoint()"))
+    env = {"PYTHONBREAKPOINT": "ipdb.set_trace"}
+    each = person("run", *LIGHT, "--nproc", "3", "train.py", "1", "2", env=env)
+    each.until(lambda each: each.rows[-1:] == ["ipdb>"])
+    each.type("p rank * 100\r")
+    each.until(lambda each: {"100", "200"} & {*each.rows} and each.rows[-1] == "ipdb>")
+    here = 1 if "100" in each.rows else 2
+    each.type("\x1d")
+    each.until(lambda each: each.rows[-1] == f"(rank {here})")
+    each.type("p rank\r")
+    each.until(f"rank {here} is in ipdb, which needs a terminal; here: detach, q, @RANK")
+    each.until(lambda each: sum("is at a breakpoint" in row for row in each.history) == 2)
+    each.type(f"@{3 - here}\r")
+    each.until(lambda each: each.rows[-1] == "ipdb>")
+    each.type("p rank * 1000\r")
+    each.until(str((3 - here) * 1000))
+    each.type("\x1ddetach\r")
+    each.until(lambda each: each.rows[-1] == "ipdb>")
+    each.type("\x1d")
+    each.until(lambda each: each.rows[-1] == f"(rank {here})")
+    each.type("detach\r")
+    assert each.end() == 0
+    assert each.given_back
+    assert sum("step 1 9" in row for row in each.history) >= 1
+
+
+def test_pudb_draws_on_the_whole_terminal_and_follows_its_size(start, person, home, tmp_path):
+    """By ``ddplaunch debug``. The rank runs on when the client goes, though pudb minds no end of its terminal."""
+    pytest.importorskip("pudb")
+    write(tmp_path, "train.py", STEPS.format("breakpoint()"))
+    env = {"PYTHONBREAKPOINT": "pudb.set_trace", "TERM": "dumb"}
+    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py", "1", env=env)
+    runs(job)
+    first = person("debug", "calm", columns=100)
+    first.until(lambda each: any("PuDB" in row for row in each.rows) and any("loss: 7" in row for row in each.rows))
+    first.resize(70, 20)
+    first.until(lambda each: any("loss: 7" in row for row in each.rows) and len(each.rows) <= 20)
+    second = person("debug", "calm", columns=90)
+    second.until(lambda each: any("loss: 7" in row for row in each.rows))
+    first.until("another terminal has the debugger now")
+    second.type("n")
+    second.until(lambda each: any("loss: 8" in row for row in each.rows))
+    second.process.kill()
+    assert job.wait() == 0, job.stderr()
+    assert "step 1 9" in job.stdout()
+    assert "done False False" in job.stdout()
+
+
+def test_embed_sees_the_frame_that_called_it(start, person, home, tmp_path):
+    write(tmp_path, "train.py", STEPS.format("import IPython; IPython.embed(); print('on', flush=True)"))
+    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py", "1")
+    runs(job)
+    each = person("debug", "calm")
+    each.until("In [1]:")
+    each.type("loss * 6 + rank\r")
+    each.until("Out[1]: 43")
+    each.type("exit\r")
+    each.until(lambda each: sum("In [1]:" in row for row in each.history) == 2)
+    assert "on" in job.stdout()
+    each.type("\x1d\x04")
+    each.until(lambda each: job.process.poll() is not None)
+    assert job.wait() == 0
+    assert "step 1 9" in job.stdout()
+    assert "really" not in job.stdout() + job.stderr()
+
+
+def test_a_pipe_is_no_terminal_and_nobody_comes(start, home, tmp_path, runtime):
+    write(tmp_path, "train.py", STEPS.format("breakpoint()"))
+    env = {"PYTHONBREAKPOINT": "ipdb.set_trace"}
+    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py", "0", "1", env=env)
+    wait_until(lambda: job.stderr().count("is at a breakpoint") == 2, "both")
+    done = piped(tmp_path, "p loss\n@1 detach\n", "calm")
+    assert "is in ipdb, which needs a terminal; here: detach, q, @RANK" in done.stdout
+    assert job.wait() == 0
+    late = ("--debug-timeout", "2", "--timeout", "60")
+    job = start("run", "--debug", *late, *LIGHT, "--nproc", "2", "train.py", "1", env=env)
+    assert job.wait() == 0, job.stderr()
+    assert "rank 1 goes on: nobody typed anything for 2.0s (--debug-timeout)" in job.stderr()
+    job.assert_nothing_left()
+
+
+def test_nothing_stays_of_a_terminal_when_launcher_or_rank_is_killed(start, home, tmp_path, runtime):
+    write(tmp_path, "train.py", STEPS.format("breakpoint()"))
+    env = {"PYTHONBREAKPOINT": "ipdb.set_trace"}
+    for killed in ("rank", "launcher"):
+        job = start("run", "--debug", *LIGHT, "--nproc", "2", "train.py", "0", "1", env=env)
+        wait_until(lambda job=job: job.stderr().count("is at a breakpoint") == 2, "both")
+        if killed == "rank":
+            os.kill(job.ranks()[1], signal.SIGKILL)
+            assert job.wait() != 0
+        else:
+            job.signal(signal.SIGKILL)
+            job.process.wait()
+        job.assert_nothing_left()
