@@ -251,18 +251,14 @@ class Debugging:
             text = f"rank {rank} is at a breakpoint: {stopped.place}{attach}"
         self._note(text)
 
-    def where_to_type(self, rank: int | None = None) -> str:
-        """The command by which a person comes to a rank, and the node where it is to be typed."""
+    def where_to_type(self) -> str:
+        """The command by which a person comes to the ranks of this node, and where it is to be typed."""
         assert self._ranks is not None
         plan = self._ranks.plan
-        words = f"`ddplaunch debug {plan.run_id}`" if rank is None else f"`ddplaunch debug {plan.run_id} --rank {rank}`"
+        words = f"`ddplaunch debug {plan.run_id}`"
         if plan.nnodes == 1:
             return words
-        here = plan.local_ranks[0].rank if rank is None else rank
-        node = next((each for each in plan.ranks if each.rank == here), None)  # not all nodes know the others' ranks
-        if node is None:
-            return f"{words} on its own node"
-        return f"{words} on {node.host or f'node {node.node_rank}'}"
+        return f"{words} on {plan.local_ranks[0].host or f'node {plan.node_rank}'}"
 
     def _wait_for(self, rank: int, each: Debuggee) -> None:
         """From now on the rank waits for a person, for some time."""
@@ -401,7 +397,7 @@ class Debugging:
         if not 0 <= rank < ranks.plan.world_size:
             return self._refuse(f"there is no rank {rank}: this job has {ranks.plan.world_size}")
         if all(rank != local.rank for local in ranks.plan.local_ranks):
-            return self._refuse(f"rank {rank} is on another node: type {self.where_to_type(rank)}")
+            return self._inspect(diagnosis.inspection.Detail.WAITS, partial(self._refer, rank))
         if process is None or process.finished:
             return self._refuse(f"rank {rank} does not run")
         if line is None or not line.stops or not catches(process.pid, line.stops):
@@ -412,6 +408,13 @@ class Debugging:
         self._withdrawn.discard(rank)
         process.send(line.stops)
         self._loop.after(SOON, partial(self._say_why_not_yet, rank))
+
+    def _refer(self, rank: int, inspection: Inspection) -> None:
+        assert self._ranks is not None
+        found = inspection.by_number.get(rank)
+        where = f"on {found.host}" if found and found.host else "on its own node"
+        command = f"`ddplaunch debug {self._ranks.plan.run_id} --rank {rank}`"
+        self._refuse(f"rank {rank} is on another node: type {command} {where}")
 
     def _say_why_not_yet(self, rank: int) -> None:
         if rank in self._asked:

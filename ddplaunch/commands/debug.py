@@ -3,34 +3,45 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import socket
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import click
 
 from ddplaunch.agent.debugger_messages import Remark, Stopped, ToPerson
+from ddplaunch.cli.surroundings import OVER_SSH
 from ddplaunch.console import colour_wanted
-from ddplaunch.errors import EXIT_SIGNAL, EXIT_USAGE, UsageError
-from ddplaunch.job import runs
-from ddplaunch.job.client import NoAnswer
+from ddplaunch.dataclass import replace
+from ddplaunch.diagnosis.inspection import Detail
+from ddplaunch.errors import EXIT_SIGNAL, EXIT_USAGE, UsageError, shown
+from ddplaunch.job import client, runs
+from ddplaunch.job.client import TIMEOUT, NoAnswer
 from ddplaunch.job.requests.debugger import DebugRanks
+from ddplaunch.job.requests.inspection import InspectJob
+from ddplaunch.job.requests.status import AskStatus
 from ddplaunch.live.editor import Editor
 from ddplaunch.live.prompt import AtTerminal, Prompt
 from ddplaunch.loop import Loop
 from ddplaunch.output.screen import Manner, Terminal
 from ddplaunch.output.sink import PATIENCE
 from ddplaunch.output.terminal import can_draw, restored, watched
+from ddplaunch.plan.command import python_command
 from ddplaunch.queue.meant import job_meant, one_of, run_of, running
 from ddplaunch.queue.scheduler import JobState
-from ddplaunch.queue.step import NoStep
+from ddplaunch.queue.step import NoStep, ask
 from ddplaunch.queue.submitted import Submitted
 from ddplaunch.queue.table import scheduler_of
+from ddplaunch.ssh.client import as_person
+from ddplaunch.ssh.hosts import read_hosts
 from ddplaunch.wire.connection import MAX_BYTES, Connection
 from ddplaunch.wire.sockets import peer_uid
 
+FAR = 30.0  # seconds in which a host says where a rank is
 SOON = 0.3  # seconds in which a job says which of its ranks are in their debugger
 
 
@@ -39,27 +50,111 @@ SOON = 0.3  # seconds in which a job says which of its ranks are in their debugg
 @click.option(
     "--rank", type=click.IntRange(0), metavar="N", help="Stop this rank at its next line of Python, if it runs."
 )
-def debug(run: str | None, rank: int | None) -> int:
+@click.option(
+    "--hosts", metavar="HOSTS", help="Go by SSH to this host, or to the one of several that has the rank: n1, n[1-4]."
+)
+def debug(run: str | None, rank: int | None, hosts: str | None) -> int:
     """Type to the debugger of the ranks of a running job.
 
     RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the only job that runs. Ranks wait
     at `breakpoint()` where `ddplaunch run` was typed at a terminal, or with --debug. What is typed is pdb's; @3 goes
     to rank 3, `@all p loss` asks all that have stopped. `detach`, Ctrl-D or Ctrl-C lets the ranks run, `q` ends the
-    job. Of a job submitted to Slurm, its number: node 0 is reached by `srun --overlap`.
+    job. Of a job submitted to Slurm, its number: its nodes are reached by `srun --overlap`. A rank of another node is
+    gone to by SSH where the job runs over SSH or --hosts is given, and by srun within a job of Slurm.
     """
+    more = [] if rank is None else ["--rank", str(rank)]
+    if hosts is not None:
+        return _by_ssh(_host(hosts, run, rank), ["debug", *([run] if run else []), *more])
     if queued := job_meant(run):
         seen = running(queued, one_of(queued, run or "", "debug"))
-        more = () if rank is None else ("--rank", str(rank))
-        return _on_its_node(queued, seen, ["debug", run_of(queued, seen), *more])
-    return Debug(runs.running(run).path, rank).run()
+        name = run_of(queued, seen)
+        if rank is not None:
+            told = ask(queued, seen, ["stacks", name, "--json"], TIMEOUT)
+            seen = replace(seen, host=_host_in(told, rank) or seen.host)
+        return _on_its_node(queued, seen, ["debug", name, *more])
+    job = runs.running(run)
+    if rank is not None and (host := _other_node(job.path, rank)):
+        environ = _environ(job.pid)
+        words = ["debug", job.run_id, *more]
+        if OVER_SSH in environ:
+            return _by_ssh(host, words)
+        if number := environ.get("SLURM_JOB_ID"):
+            where = [f"--jobid={number}", "--nodes=1", "--ntasks=1", f"--nodelist={host}", "--input=none"]
+            return _by_srun(["srun", "--overlap", *where, *python_command(sys.executable), *words], os.environ)
+    return Debug(job.path, rank).run()
+
+
+def _other_node(path: str, rank: int) -> str:
+    """The host of a rank that is not of this node; "" where it is, or nobody knows."""
+    status = client.ask(path, AskStatus())
+    if rank in {each.rank for each in status.ranks} or rank >= status.world_size:
+        return ""
+    found = client.ask(path, InspectJob(Detail.WAITS)).inspection.by_number.get(rank)
+    return "" if found is None or found.host == os.uname().nodename else found.host
+
+
+def _environ(pid: int) -> dict[str, str]:
+    """The variables of a launcher of ours."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            pairs = (os.fsdecode(each).partition("=") for each in file.read().split(b"\0"))
+            return {name: value for name, _, value in pairs}
+    except OSError:
+        return {}
+
+
+def _host(typed: str, run: str | None, rank: int | None) -> str:
+    """Which of the hosts of ``--hosts`` to go to."""
+    hosts = [each.destination for each in read_hosts(typed)]
+    if len(hosts) == 1:
+        return hosts[0]
+    if rank is None:
+        what = f"--hosts {shown(typed, 60)} has {len(hosts)} hosts"
+        raise UsageError(what, "name one of them, or a rank with --rank")
+    words = [*python_command(sys.executable), "stacks", *([run] if run else []), "--json"]
+    for host in hosts:
+        far = as_person(host, words, os.environ, terminal=False)
+        try:
+            done = subprocess.run(
+                far, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=FAR
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if name := _host_in(done.stdout, rank):
+            alike = (each for each in hosts if each.rpartition("@")[2].partition(".")[0] == name.partition(".")[0])
+            return next(alike, name)
+    what = f"no host of --hosts {shown(typed, 60)} says where rank {rank} is"
+    raise NoAnswer(what, "ddplaunch ps on a host shows what runs there")
+
+
+def _host_in(told: str | None, rank: int) -> str:
+    """The host of a rank by ``stacks --json``; "" where that does not say."""
+    try:
+        found = {each["rank"]: each["host"] for each in json.loads(told or "{}").get("ranks", ())}
+        return str(found.get(rank, ""))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ""
+
+
+def _by_ssh(host: str, words: list[str]) -> int:
+    """Become the same command on another host, with our terminal: the lines go by SSH alone."""
+    typed = as_person(host, [*python_command(sys.executable), *words], os.environ, terminal=os.isatty(0))
+    try:
+        os.execvp("ssh", typed)
+    except OSError as error:
+        raise NoAnswer(f"cannot run ssh: {error.strerror}", "install the OpenSSH client") from None
 
 
 def _on_its_node(job: Submitted, seen: JobState, words: list[str]) -> int:
-    """Become the same command on node 0 of a submitted job, with our terminal: the lines go by Slurm alone."""
+    """Become the same command on a node of a submitted job, with our terminal: the lines go by Slurm alone."""
     typed, env = scheduler_of(job).enter(job, seen, words, everywhere=False)
     if typed[0] != "srun":
         what = f"{scheduler_of(job).system} gives no terminal on the nodes of job {seen.number}"
         raise UsageError(what, f"log in to {seen.host or 'its first node'} and type: ddplaunch debug")
+    return _by_srun(typed, env)
+
+
+def _by_srun(typed: list[str], env: Mapping[str, str]) -> int:
     how = "--pty" if os.isatty(0) else "--input=all"
     try:
         os.execvpe("srun", [how if word == "--input=none" else word for word in typed], env)

@@ -96,17 +96,28 @@ def command(
     which a shell there could not read.
     """
     alive = [f"-oServerAliveInterval={max(1, round(heartbeat / 3))}", "-oServerAliveCountMax=3"]
+    return ["ssh", *way.options, *alive, "--", name, far(python_command(python, statement), environ)]
+
+
+def as_person(name: str, words: list[str], environ: Mapping[str, str], *, terminal: bool) -> list[str]:
+    """The command that starts a program of ours on a host, with our terminal or our pipes."""
+    how = ["-t" if terminal else "-T", "-oLogLevel=ERROR", "-oServerAliveInterval=15", "-oServerAliveCountMax=3"]
+    return ["ssh", *how, "--", name, far(words, environ)]
+
+
+def far(words: list[str], environ: Mapping[str, str]) -> str:
+    """A command of ours as a login shell there gets it. UsageError as in ``command``."""
     variables = ["PYTHONSAFEPATH=1"]
     for variable in _NEEDED_TO_START:
         if variable in environ:
             folders = [os.path.abspath(each) if each else each for each in environ[variable].split(os.pathsep)]
             variables.append(f"{variable}={os.pathsep.join(folders)}")
-    words = ["env", *variables, *python_command(python, statement)]
+    words = ["env", *variables, *words]
     for word in words:
         if "\n" in word:
             what = f"'{shown(word, 200)}' has a line break, and some login shells cannot read that"
             raise UsageError(what, "use a folder or a value without a line break")
-    return ["ssh", *way.options, *alive, "--", name, f"exec {shlex.join(words)}"]
+    return f"exec {shlex.join(words)}"
 
 
 @dataclass

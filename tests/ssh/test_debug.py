@@ -1,0 +1,69 @@
+"""The debugger of a rank on another host: by SSH, from a host of the job and from one that has no part in it."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import ddplaunch
+from tests.conftest import clean_environment, command, write
+from tests.patience import patience
+from tests.ssh.job import Job
+from tests.starts import LIGHT
+
+pytestmark = [pytest.mark.ci, pytest.mark.slow]
+
+WAITS = """
+    import os, time
+    print("ready", flush=True)
+    while not os.path.exists("over"):
+        time.sleep(0.01)
+"""
+
+
+def test_a_rank_is_gone_to_wherever_it_is(sshd, tmp_path):
+    write(tmp_path, "train.py", WAITS)
+    servers = sshd(3)
+    for host in servers.network.hosts:  # whose /tmp is one, and with it the doors there
+        host.run("mkdir", "-p", "-m", "700", "/run/user/0")
+    job = Job(servers, tmp_path, "--hosts", "n0:2,n1:2", "--debug", "--run-id", "calm", *LIGHT, "train.py")
+    here = {"PYTHONPATH": str(Path(ddplaunch.__file__).parents[1]), "XDG_STATE_HOME": str(servers.folder / "state")}
+    environment = clean_environment({**os.environ, **here, **servers.environment})
+
+    def debug(host: int, lines: str, *words: str) -> subprocess.CompletedProcess[str]:
+        typed = tmp_path / "typed"
+        typed.write_text(lines)
+        with typed.open() as stdin:
+            process = job.hosts[host].start(
+                command("debug", *words), cwd=tmp_path, env=environment, stdin=stdin,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )  # fmt: skip
+            out, err = process.communicate(timeout=patience(60))
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+    try:
+        job.wait_for("ready", 4)
+        lines = "p 'rank', os.environ['RANK'], os.uname().nodename\n"
+        for host, rank, words in (
+            (0, 3, ("calm",)),  # the job runs over SSH
+            (1, 0, ("calm",)),  # also from a node that is not node 0
+            (0, 1, ("calm",)),
+            (2, 2, ("calm", "--hosts", "n1")),
+            (2, 3, ("calm", "--hosts", "root@n[0-1]")),
+        ):
+            done = debug(host, lines, *words, "--rank", str(rank))
+            assert f"(rank {rank}) p 'rank'" in done.stdout, (host, rank, done.stdout, done.stderr)
+            assert f"('rank', '{rank}', 'n{rank // 2}')" in done.stdout
+            assert done.returncode == 0, done.stderr
+        refused = debug(2, "", "calm", "--hosts", "n0,n1")
+        assert (refused.returncode, "--hosts n0,n1 has 2 hosts" in refused.stderr) == (2, True)
+        unknown = debug(2, "", "calm", "--hosts", "n0,n1", "--rank", "9")
+        assert unknown.returncode == 69, unknown.stderr
+        assert "no host of --hosts n0,n1 says where rank 9 is" in unknown.stderr
+        write(tmp_path, "over", "")
+        assert job.wait() == 0, job.stderr()
+        job.assert_nothing_left()
+    finally:
+        job.process.kill()
+        job.process.wait()
