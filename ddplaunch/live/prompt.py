@@ -76,6 +76,10 @@ class _Debugged:
     tool: str = ""  # its debugger, which has a terminal of its own
     drawn: bytes = b""  # the last of what is to be seen there
 
+    @property
+    def completes(self) -> bool:
+        return bool(self.asks and not self.tool)
+
 
 class Prompt:
     """What one person sees of all ranks that are in their debugger."""
@@ -151,7 +155,7 @@ class Prompt:
             self.line(self.editor.take())
         elif key == "\t" and self.editor.text[: self.editor.cursor].strip():
             short = self.editor.cursor <= MAX_LINE
-            if short and self._current is not None and self._ranks[self._current].asks:
+            if short and self._current is not None and self._ranks[self._current].completes:
                 self._keys = deque()
                 self._send(Complete(self._current, self.editor.text[: self.editor.cursor]))
         elif key == END_OF_INPUT:
