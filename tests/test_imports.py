@@ -103,7 +103,7 @@ THIRD_PARTY = {
 }
 """What each layer may use of others; ``runtime`` is imported by user code and may use torch as well."""
 
-ONLY_IN_RANKS = {"rank.worker", "runtime", "commands.doctor.benchmark", "python.parcel"}
+ONLY_IN_RANKS = {"rank.worker", "runtime", "commands.doctor.benchmark", "python.body", "python.parcel"}
 """Where torch may be imported at all, and only inside a function; the last is a process of its own too."""
 
 
