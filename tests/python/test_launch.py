@@ -178,13 +178,13 @@ def hang():
     dist.barrier()
 
 if __name__ == "__main__":
-    for how in ({"timeout": 4}, {"stall_timeout": 2}):
+    for how in ({"timeout": float(os.environ["SECONDS_TO_START"])}, {"stall_timeout": 2}):
         try:
             launch(hang, nproc=2, **how)
         except LaunchError as error:
             print(error)
 """
-    first, second = python(body).splitlines()
+    first, second = python(body, SECONDS_TO_START=str(patience(4))).splitlines()
     assert "rank 0 waits in barrier #1 of default_pg, entered at program.py:13" in first
     assert "rank 1 has not entered it: hang at program.py:12" in first
     assert "rank 1 did not enter barrier #1, which 1 rank waited for: hang at program.py:12" in second
