@@ -104,15 +104,18 @@ class Memory:
             who = f"its process {victim}, which had {size(record.own)}"
         else:
             who = "" if itself else "one of its processes"
-        others = {each: of for each, of in self._ranks().items() if each != rank}
-        seen = self._seen({rank: pid, **others})
-        held = sum(self._near(self._points, other, seen[other], of) for other in others for of in ("own", "children"))
+        ranks = {**self._ranks(), rank: pid}
+        others = ranks.keys() - {rank}
+        whole, part = self._seen(ranks, parts=False), self._seen(ranks)
+        for each in whole:
+            part.setdefault(each, self._points[each][-1] if each in self._points else whole[each])
+        held = sum(self._near(self._points, other, part[other], of) for other in others for of in ("own", "children"))
         shortage = diagnosis.memory.Shortage(
             rank, self._limit(now, record), before, after, ours or record is not None, who, len(others), held
         )
         both = [
             [*noted.get(rank, ()), self._end(noted, rank, seen[rank], record, peak, itself=itself)]
-            for noted in (self._points, self._wholes)
+            for noted, seen in ((self._points, part), (self._wholes, whole))
         ]
         return "\n".join(diagnosis.memory.account(shortage, *both))
 
@@ -160,46 +163,48 @@ class Memory:
             noted.setdefault(rank, deque(maxlen=_KEPT)).append(point)
 
     def _seen(self, ranks: Mapping[int, int], *, parts: bool = True) -> dict[int, MemoryPoint]:
-        """What each of these ranks holds now, by their pids; of one that has ended, what its children hold."""
-        shared, cache = control_groups.shared_and_cached(self._before[0]) if self._before else (0, None)
+        """What each of these ranks holds now, by their pids; of one that has ended, what its children hold.
+
+        With ``parts``, forks count their part of what they have in common, else all; empty where that takes too long.
+        """
+        if self._before:
+            shared, cache = control_groups.shared_and_cached(self._before[0])
+        else:
+            shared, cache = control_groups.fields(f"{self._root}/proc/meminfo").get("Shmem", 0) << 10, None
         leaders: dict[int, int] = {}
         for name in os.listdir("/proc"):
             with suppress(OSError, ValueError):
                 leaders[int(name)] = os.getsid(int(name))  # each rank leads a session, which its workers are in
         own, below = dict.fromkeys(ranks.values(), 0), dict.fromkeys(ranks.values(), 0)
-        for pid, (held, mapped) in _held([pid for pid, leader in leaders.items() if leader in own], parts).items():
-            (own if leaders[pid] == pid else below)[leaders[pid]] += held
-            shared = shared if self._before else max(shared, mapped)
+        pids = [pid for pid, leader in leaders.items() if leader in own]
+        held = _parts(pids) if parts else {pid: _anonymous(pid, "status", "RssAnon") for pid in pids}
+        if len(held) < len(pids):
+            return {}
+        for pid, count in held.items():
+            (own if leaders[pid] == pid else below)[leaders[pid]] += count
         point = diagnosis.memory.MemoryPoint
         return {rank: point(time.time(), own[pid], below[pid], shared, cache) for rank, pid in ranks.items()}
 
 
-def _held(pids: Sequence[int], parts: bool) -> dict[int, tuple[int, int]]:
-    """Bytes that processes hold in no file, and what they share.
-
-    With ``parts``, each counts its part of what forks have in common; where that cannot be told in time, all of it.
-    """
-    found = {pid: control_groups.fields(f"/proc/{pid}/status") for pid in pids}
-    known = _parts(pids) if parts else {}
-    return {
-        pid: ((known.get(pid) or each.get("RssAnon", 0)) << 10, each.get("RssShmem", 0) << 10)
-        for pid, each in found.items()
-    }
-
-
 def _parts(pids: Sequence[int]) -> dict[int, int]:
-    """By pid, in KiB."""
-    parts: dict[int, int] = {}
+    """What processes hold in no file; of some only where it cannot be told in time."""
+    found: dict[int, int] = {}
     done = _thread.allocate_lock()
 
     def read() -> None:
         for pid in pids:
-            parts[pid] = control_groups.fields(f"/proc/{pid}/smaps_rollup").get("Pss_Anon", 0)
+            found[pid] = _anonymous(pid, "smaps_rollup", "Pss_Anon")
         done.release()
 
     done.acquire()
-    _thread.start_new_thread(read, ())  # a process in the midst of changing its memory keeps its reader waiting
-    return parts if done.acquire(timeout=_PATIENCE) else {}
+    with suppress(RuntimeError):  # too many processes
+        _thread.start_new_thread(read, ())  # a process in the midst of changing its memory keeps its reader waiting
+        done.acquire(timeout=_PATIENCE)
+    return dict(found) if any(found.values()) else {}  # a kernel before 5.4 does not tell
+
+
+def _anonymous(pid: int, file: str, field: str) -> int:
+    return control_groups.fields(f"/proc/{pid}/{file}").get(field, 0) << 10
 
 
 def _shared_memory() -> str:

@@ -88,8 +88,8 @@ class Supervisor:
             log.open(plan.run_id, plan.node_rank)
         self._tree = Tree(loop, policy, environ, plan.run_id)
         self._observers = [*observers]
-        streams = Streams(loop, screen, self._printed, lambda: self._teardown.drained(), whole=policy.show.whole)
-        self._outfit = Outfit(policy, screen, streams, log, store, PreemptionFile(self._tree.temporary))
+        self.streams = Streams(loop, screen, self._printed, lambda: self._teardown.drained(), whole=policy.show.whole)
+        self._outfit = Outfit(policy, screen, self.streams, log, store, PreemptionFile(self._tree.temporary))
         self._name_server = NameServer(screen.note) if rules.port is not None else None
         self._signals, self._direct = Signals(policy.preempt_signal), Direct()
         node_only = rules.port is None and plan.nnodes > 1
@@ -422,10 +422,10 @@ class Supervisor:
         """Find out what all ranks of the job are doing; ``answer`` is called with it, after some seconds at most."""
         self._inspections.ask(detail, answer)
 
-    @property
-    def streams(self) -> Streams:
-        """What the ranks print."""
-        return self._outfit.streams
+    def note_memory(self) -> None:
+        """Keep what the ranks here hold now: one may run out of memory later."""
+        if self._ranks.memory:
+            self._ranks.memory.note()
 
     def stop(self, now: bool) -> None:
         """End the job as Ctrl-C does; ``now``: as it does when it comes again."""
