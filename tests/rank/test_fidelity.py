@@ -261,12 +261,12 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@forked_and_exec
 @pytest.mark.parametrize("scene", SCENES)
-def test_surroundings_reach_the_program(scene: str, start: str, stage: Path) -> None:
-    ranks = SCENES[scene].ranks(stage, start)
-    # What the light zygote has imported, and with it of warnings and atexit, is no more than the probe imports itself.
-    assert_same(ranks[-1], SCENES[scene].plain(stage))
+def test_surroundings_reach_the_program(scene: str, stage: Path) -> None:
+    plain = SCENES[scene].plain(stage)
+    for start in ("forked", "exec"):
+        # What the light zygote has imported, and with it of warnings and atexit, is no more than the probe imports.
+        assert_same(SCENES[scene].ranks(stage, start)[-1], plain)
 
 
 @forked_and_exec

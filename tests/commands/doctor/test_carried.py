@@ -47,11 +47,11 @@ def carried(network):
 
 
 def test_each_fault_is_the_only_one(carried):
-    for percent in (3, 5, 30):
+    for percent in (3, 30):
         flow = carried("loss", percent)
         assert flow.faults == ("lossy",), flow
         assert flow.sent < 100 or 0.5 < 100 * flow.lost / flow.sent / percent < 2
-    for rate in (1, 10, 50):
+    for rate in (1, 50):
         flow = carried("narrow", f"{rate}mbit")
         assert flow.faults == ("slow",), flow
         assert 0.5 < flow.rate * 8 / 1e6 / rate < 2
