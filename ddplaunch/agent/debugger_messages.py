@@ -70,18 +70,11 @@ class Quits:
 
 
 @dataclass(frozen=True)
-class WantsTerminal:
-    """A debugger in the rank needs one."""
+class Terminal:
+    """A debugger in the rank needs one; as the answer, its path, or "" where none is to be had."""
 
     rank: Count
-
-
-@dataclass(frozen=True)
-class HasTerminal:
-    """Its path; "" where none is to be had."""
-
-    rank: Count
-    path: Path
+    path: Path = ""
 
 
 @dataclass(frozen=True)
@@ -159,7 +152,7 @@ class Remark:
     refuses: bool = False
 
 
-FromDebugger = Stopped | Says | Completed | GoesOn | Quits | WantsTerminal
+FromDebugger = Stopped | Says | Completed | GoesOn | Quits | Terminal
 FromPerson = Typed | Complete | StopRank | Keys | Sized
 ToPerson = Stopped | Says | Drawn | Completed | GoesOn | Elsewhere | Remark
 

@@ -23,7 +23,6 @@ from ddplaunch.agent.debugger_messages import (
     FromDebugger,
     FromPerson,
     GoesOn,
-    HasTerminal,
     Keys,
     Leave,
     Quits,
@@ -32,9 +31,9 @@ from ddplaunch.agent.debugger_messages import (
     Sized,
     Stopped,
     StopRank,
+    Terminal,
     ToPerson,
     Typed,
-    WantsTerminal,
 )
 from ddplaunch.agent.rank_terminal import RankTerminal
 from ddplaunch.agent.signals import catches
@@ -72,6 +71,11 @@ class Debuggee:
     prompt: str = ""  # of the line that it waits for; "" while it is at work
     timer: Timer | None = None
     terminal: RankTerminal | None = None  # of a debugger that needs one
+
+    def end_terminal(self) -> None:
+        if self.terminal:
+            self.terminal.close()
+        self.terminal = None
 
 
 class Debugging:
@@ -137,8 +141,7 @@ class Debugging:
 
     def close(self) -> None:
         for each in self._known.values():
-            if each.terminal:
-                each.terminal.close()
+            each.end_terminal()
         for connection in self._connections:
             connection.close()
         if self._socket is not None:
@@ -198,14 +201,14 @@ class Debugging:
                     self._forward(message)
                     self._forward(Says(rank, b"", each.prompt))
                     return self._tell_changed()
-            case WantsTerminal():
-                return connection.send(HasTerminal(rank, self._terminal(rank, each)))
+            case Terminal():
+                return connection.send(Terminal(rank, self._terminal(rank, each)))
             case Says(data=data, prompt=prompt):
                 each.said, each.prompt = (each.said + data)[-KEPT:], prompt
             case GoesOn(steps=steps):
                 self._judged |= bool(each.stopped and each.stopped.error)
                 if each.terminal:
-                    each.terminal.catch_up()
+                    each.terminal.read()
                 each.stopped, each.stepping, each.prompt = None, steps and not each.left, ""
                 if not steps and each.timer:
                     each.timer.cancel()
@@ -231,8 +234,8 @@ class Debugging:
         """Let a rank run on that its person has left; a debugger that minds no end of its terminal is interrupted."""
         each.connection.send(Leave(rank))
         if each.terminal:
-            each.terminal.close()
-            each.terminal, each.prompt = None, ""
+            each.end_terminal()
+            each.prompt = ""
             self._loop.after(SOON, partial(self._interrupt, rank, each.stopped))
 
     def _interrupt(self, rank: int, stopped: Stopped | None) -> None:
@@ -274,9 +277,7 @@ class Debugging:
     def _gone(self, rank: int, each: Debuggee) -> None:
         if each.timer:
             each.timer.cancel()
-        if each.terminal:
-            each.terminal.close()
-            each.terminal = None
+        each.end_terminal()
         if each.stopped or each.stepping:
             each.stopped, each.stepping, each.prompt = None, False, ""
             self._forward(GoesOn(rank))

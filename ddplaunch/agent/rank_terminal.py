@@ -11,7 +11,6 @@ from collections.abc import Callable
 from ddplaunch.loop import Loop
 
 _KEPT = 1 << 16  # bytes of what was drawn that somebody who comes later sees
-_LARGEST = (1 << 16) - 1  # columns or rows
 
 
 class RankTerminal:
@@ -26,19 +25,15 @@ class RankTerminal:
         self.said = b""
         self._typed = bytearray()  # that it has not taken yet
         os.set_blocking(self._ours, False)
-        loop.watch(self._ours, self._readable)
+        loop.watch(self._ours, self.read)
 
     def type(self, data: bytes) -> None:
         self._typed += data
         self._writable()
 
     def size(self, columns: int, rows: int) -> None:
-        size = struct.pack("HHHH", min(rows, _LARGEST), min(columns, _LARGEST), 0, 0)
+        size = struct.pack("HHHH", rows & 0xFFFF, columns & 0xFFFF, 0, 0)
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, size)
-
-    def catch_up(self) -> None:
-        """Take in what has been drawn by now."""
-        self._readable()
 
     def close(self) -> None:
         if self._ours >= 0:
@@ -47,7 +42,8 @@ class RankTerminal:
             os.close(self._theirs)
         self._ours = -1
 
-    def _readable(self) -> None:
+    def read(self) -> None:
+        """Take in what has been drawn by now."""
         try:
             data = os.read(self._ours, 1 << 16)
         except OSError:

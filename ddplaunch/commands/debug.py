@@ -32,7 +32,7 @@ from ddplaunch.output.sink import PATIENCE
 from ddplaunch.output.terminal import can_draw, restored, watched
 from ddplaunch.plan.command import python_command
 from ddplaunch.queue.meant import job_meant, one_of, run_of, running
-from ddplaunch.queue.scheduler import JobState
+from ddplaunch.queue.scheduler import JobState, call
 from ddplaunch.queue.step import NoStep, ask
 from ddplaunch.queue.submitted import Submitted
 from ddplaunch.queue.table import scheduler_of
@@ -80,7 +80,7 @@ def debug(run: str | None, rank: int | None, hosts: str | None) -> int:
             return _by_ssh(host, words)
         if number := environ.get("SLURM_JOB_ID"):
             where = [f"--jobid={number}", "--nodes=1", "--ntasks=1", f"--nodelist={host}", "--input=none"]
-            return _by_srun(["srun", "--overlap", *where, *python_command(sys.executable), *words], os.environ)
+            return _become(["srun", "--overlap", *where, *python_command(sys.executable), *words])
     return Debug(job.path, rank).run()
 
 
@@ -115,12 +115,10 @@ def _host(typed: str, run: str | None, rank: int | None) -> str:
     for host in hosts:
         far = as_person(host, words, os.environ, terminal=False)
         try:
-            done = subprocess.run(
-                far, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=FAR
-            )
+            told = call(*far, seconds=FAR).stdout
         except (OSError, subprocess.TimeoutExpired):
             continue
-        if name := _host_in(done.stdout, rank):
+        if name := _host_in(told, rank):
             alike = (each for each in hosts if each.rpartition("@")[2].partition(".")[0] == name.partition(".")[0])
             return next(alike, name)
     what = f"no host of --hosts {shown(typed, 60)} says where rank {rank} is"
@@ -137,29 +135,24 @@ def _host_in(told: str | None, rank: int) -> str:
 
 
 def _by_ssh(host: str, words: list[str]) -> int:
-    """Become the same command on another host, with our terminal: the lines go by SSH alone."""
-    typed = as_person(host, [*python_command(sys.executable), *words], os.environ, terminal=os.isatty(0))
-    try:
-        os.execvp("ssh", typed)
-    except OSError as error:
-        raise NoAnswer(f"cannot run ssh: {error.strerror}", "install the OpenSSH client") from None
+    return _become(as_person(host, [*python_command(sys.executable), *words], os.environ, terminal=os.isatty(0)))
 
 
 def _on_its_node(job: Submitted, seen: JobState, words: list[str]) -> int:
-    """Become the same command on a node of a submitted job, with our terminal: the lines go by Slurm alone."""
     typed, env = scheduler_of(job).enter(job, seen, words, everywhere=False)
     if typed[0] != "srun":
         what = f"{scheduler_of(job).system} gives no terminal on the nodes of job {seen.number}"
         raise UsageError(what, f"log in to {seen.host or 'its first node'} and type: ddplaunch debug")
-    return _by_srun(typed, env)
+    return _become(typed, env)
 
 
-def _by_srun(typed: list[str], env: Mapping[str, str]) -> int:
+def _become(typed: list[str], env: Mapping[str, str] = os.environ) -> int:
+    """Become the same command on another node, with our terminal: the lines go by SSH or Slurm alone."""
     how = "--pty" if os.isatty(0) else "--input=all"
     try:
-        os.execvpe("srun", [how if word == "--input=none" else word for word in typed], env)
+        os.execvpe(typed[0], [how if word == "--input=none" else word for word in typed], env)
     except OSError as error:
-        raise NoStep(f"cannot run srun: {error.strerror}", "it must be on PATH") from None
+        raise NoStep(f"cannot run {typed[0]}: {error.strerror}", "it must be on PATH") from None
 
 
 class Debug:
@@ -275,8 +268,5 @@ class Lines:
     def row(self, editor: Editor, prompt: str, *, soon: bool) -> None:
         pass
 
-    def lend(self, typed: Callable[[bytes], None], sized: Callable[[int, int], None]) -> bool:
-        return False
-
-    def draw(self, data: bytes) -> None:
+    def lend(self, typed: Callable[[bytes], None], sized: Callable[[int, int], None]) -> None:
         pass

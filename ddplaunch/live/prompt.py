@@ -39,6 +39,8 @@ from ddplaunch.words import ranks as named
 
 if TYPE_CHECKING:
     from typing import Protocol
+
+    Draw = Callable[[bytes], None]  # writes to a terminal as it is
 else:
     Protocol = object
 
@@ -62,10 +64,8 @@ class Face(Protocol):
     def row(self, editor: Editor, prompt: str, *, soon: bool) -> None:
         """Show what is typed; without a prompt, nothing can be, but perhaps ``soon``."""
 
-    def lend(self, typed: Callable[[bytes], None], sized: Callable[[int, int], None]) -> bool:
-        """Give the terminal to a program until ``row`` is called: all that is typed is its. False without one."""
-
-    def draw(self, data: bytes) -> None: ...  # what that program writes
+    def lend(self, typed: Callable[[bytes], None], sized: Callable[[int, int], None]) -> Draw | None:
+        """Give the terminal to a program until ``row`` is called: all that is typed is its. None without one."""
 
 
 @dataclass
@@ -75,10 +75,6 @@ class _Debugged:
     held: str = ""  # what it has said while the person was at another
     tool: str = ""  # its debugger, which has a terminal of its own
     drawn: bytes = b""  # the last of what is to be seen there
-
-    @property
-    def completes(self) -> bool:
-        return bool(self.asks and not self.tool)
 
 
 class Prompt:
@@ -93,6 +89,7 @@ class Prompt:
         self._awaited: set[int] = set()
         self._helped = False
         self._lent: int | None = None  # the rank whose terminal is shown
+        self._screen: Draw = lambda data: None  # draws there
         self._aside = False  # the person has left that for a while
         self._last_lent: int | None = None
         self._keys: deque[str] | None = None  # that came while a word is being completed
@@ -125,9 +122,7 @@ class Prompt:
                     self._answered(rank)
             case Drawn(rank=rank, data=data) if rank in self._ranks:
                 self._ranks[rank].drawn = (self._ranks[rank].drawn + data)[-MAX_LINE:]
-                if self._lent == rank:
-                    self._face.draw(data)
-                return
+                return self._screen(data) if self._lent == rank else None
             case GoesOn(rank=rank, steps=steps) if rank in self._ranks:
                 if steps:
                     self._ranks[rank].asks = ""
@@ -154,8 +149,8 @@ class Prompt:
         if key == ENTER:
             self.line(self.editor.take())
         elif key == "\t" and self.editor.text[: self.editor.cursor].strip():
-            short = self.editor.cursor <= MAX_LINE
-            if short and self._current is not None and self._ranks[self._current].completes:
+            each = self._ranks.get(-1 if self._current is None else self._current)
+            if self._current is not None and each and each.asks and not each.tool and self.editor.cursor <= MAX_LINE:
                 self._keys = deque()
                 self._send(Complete(self._current, self.editor.text[: self.editor.cursor]))
         elif key == END_OF_INPUT:
@@ -276,10 +271,11 @@ class Prompt:
             away = f"; {AWAY}" if self._last_lent is None else ""
             self._last_lent = rank
             self._face.show(f"ddplaunch: rank {rank} is in {each.tool}{away}\n")
-        if not self._face.lend(partial(self._typed, rank), lambda *size: self._send(Sized(rank, *size))):
+        screen = self._face.lend(partial(self._typed, rank), lambda *size: self._send(Sized(rank, *size)))
+        if screen is None:
             return False
-        self._lent = rank
-        self._face.draw(each.drawn)
+        self._lent, self._screen = rank, screen
+        screen(each.drawn)
         return True
 
     def _typed(self, rank: int, data: bytes) -> None:
@@ -320,16 +316,13 @@ class AtTerminal:
         if not soon:
             self._keyboard.end()
 
-    def lend(self, typed: Callable[[bytes], None], sized: Callable[[int, int], None]) -> bool:
+    def lend(self, typed: Callable[[bytes], None], sized: Callable[[int, int], None]) -> Draw | None:
         self._last, self._sized = None, sized
         self._screen.type_row(b"")
         self._screen.hold(True)
         self._keyboard.begin(typed)
         self._again()
-        return True
-
-    def draw(self, data: bytes) -> None:
-        self._screen.draw(data)
+        return self._screen.draw
 
     def _end_lending(self) -> None:
         if self._sized is not None:

@@ -42,6 +42,7 @@ class Debugger:
         self.holder = 0  # the thread whose debugger has the lock
         self._sessions: dict[int, RankPdb] = {}  # by thread
         self.terminal: Terminal | None = None  # of debuggers that need one
+        self.is_ours = _is_ours
 
     def stop(self, frame: FrameType, *args: Any, header: str | None = None, **named: Any) -> None:
         """Stop the calling thread at the next line of ``frame``."""
@@ -52,7 +53,9 @@ class Debugger:
             with self.lock:
                 reached = self.talk.reach()
         if reached:
-            session = self._nested() if nested else self._session()
+            session = RankPdb(self) if nested else self._session()
+            if nested:
+                session.prompt = f"({session.prompt.strip()}) "
             if header is not None:
                 self.talk.write(f"{header}\n")
             session.set_trace(frame, *args, **named)
@@ -64,10 +67,6 @@ class Debugger:
         if not self.lock.locked():
             self.talk.deaf = False
             self.stop(frame)
-
-    @staticmethod
-    def is_ours(frame: FrameType) -> bool:
-        return _is_ours(frame)
 
     def post_mortem(self, error: BaseException, trace: TracebackType) -> None:
         if self.talk.reach(error):
@@ -94,12 +93,6 @@ class Debugger:
         except Exception:
             error = type(failed).__name__
         return {"file": file, "line": line, "function": name, "error": error}
-
-    def _nested(self) -> RankPdb:
-        """For what the debugger of this thread was asked to run."""
-        session = RankPdb(self)
-        session.prompt = f"({session.prompt.strip()}) "
-        return session
 
     def _session(self) -> RankPdb:
         thread = _thread.get_ident()
@@ -240,14 +233,13 @@ class Talk:
 
     def terminal(self) -> str:
         """The path of the terminal that the launcher makes for this rank; "" where it cannot."""
-        self.say("WantsTerminal")
-        while True:
+        self.say("Terminal")
+        while self._socket is not None:
             kind, body = self._receive()
-            if kind == "HasTerminal":
-                return body["path"]  # type: ignore[no-any-return]
+            if kind == "Terminal":
+                return str(body.get("path", ""))
             self.deaf = kind == "Leave"
-            if self._socket is None:
-                return ""
+        return ""
 
     def end(self, *, steps: bool) -> None:
         """The thread runs on; ``steps``: to stop again soon."""
