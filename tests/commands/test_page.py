@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,11 +13,16 @@ from ddplaunch.commands.runs.page import page
 from ddplaunch.commands.runs.page.charts import stalls
 from ddplaunch.commands.runs.page.output import MAX_BYTES
 from ddplaunch.commands.runs.page.run import Beside, PageRun
+from ddplaunch.commands.runs.page.running import as_it_runs
 from ddplaunch.commands.runs.page.script import HASH, SCRIPT
 from ddplaunch.diagnosis.inspection import Condition
 from ddplaunch.diagnosis.readings import GpuReading, RankReading, Reading
+from ddplaunch.job import client
 from ddplaunch.job.readings import KeptPlan
-from ddplaunch.job.record import Fate, RunRecord
+from ddplaunch.job.record import Fate, RankRecord, RunRecord
+from ddplaunch.job.requests.inspection import JobInspected
+from ddplaunch.job.runs import Found, RunningJob
+from ddplaunch.job.status import RankState, RankStatus, State, Status
 from tests.browser import layout, needs_browser, searched, visit
 from tests.console.samples import BEGAN, inspection, record
 
@@ -222,6 +228,31 @@ def test_a_run_that_goes_on_or_was_lost():
     elements = Elements(page([lost]))
     assert elements.count("rect", "running") == 2
     assert "was running" in elements.text
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_attempt_that_the_history_has_not_yet(number, monkeypatch):
+    """Of the first it has the beginning, of another nothing."""
+    whole = record(2)
+    (only,) = whole.attempts
+    begun = tuple(RankRecord(each.rank, each.host) for each in only.ranks)
+    attempts = (dataclasses.replace(only, ranks=begun, ended=None),) if number == 0 else (only,)
+    kept = dataclasses.replace(whole, attempts=attempts, ended=None, code=None, verdict=None, fate=Fate.RUNNING)
+    states = (RankStatus(0, 70, RankState.RUNNING), RankStatus(1, 71, RankState.EXITED, 3))
+    now = Status("r", "t.py", whole.pid, 0, 2, BEGAN, BEGAN + 70, number, State.RUNNING, states)
+    monkeypatch.setattr(client, "ask", lambda path, request: JobInspected(now, inspection(2, 1, BEGAN + 90)))
+    rows = tuple(one(rank, 15) for rank in (0, 1))
+    known = Beside(([Reading(BEGAN + 62 * number + 15, 10.0, number, rows)],))
+    (seen,) = as_it_runs(Found("r", RunningJob("door", "r", whole.pid), kept), [kept], known)
+    last = seen.attempts[-1]
+    assert (len(seen.attempts), last.number, len(seen.inspections)) == (number + 1, number, 2)
+    assert [(each.pid, each.host, each.code, each.peak_memory) for each in last.ranks] == [
+        (70, "n0", None, 2_150_000_000),
+        (71, "n0", 3, 2_150_000_000),
+    ]
+    assert last.ranks[0].started == BEGAN + 62 * number + 5
+    assert (last.ranks[0].ended, last.ranks[1].ended) == (None, pytest.approx(time.time(), abs=600))
+    assert Elements(page([seen], known)).count("rect", "running") == 1
 
 
 def test_nodes_are_put_together():

@@ -2,13 +2,15 @@
 
 import os
 import random
+import time
 
 import pytest
 
 from ddplaunch.agent.readings import EVERY, LATER, Look, NodeReadings
+from ddplaunch.diagnosis.inspection import Arrivals, Condition, GroupState, Inspection, RankInspection
 from ddplaunch.diagnosis.readings import GpuReading, RankReading, Reading
 from ddplaunch.job import past, readings
-from ddplaunch.job.readings import MAX_BYTES, ReadingsFile, file_of
+from ddplaunch.job.readings import MAX_BYTES, ReadingsFile, file_of, plan_of
 from ddplaunch.loop import Timer
 from ddplaunch.output import events
 from tests.conftest import write
@@ -131,6 +133,49 @@ def test_how_often_it_wakes(monkeypatch):
     assert clock.due.callback is None
 
 
+@pytest.mark.parametrize(
+    ("entered", "arrived", "moment"),
+    [
+        ((0, 7), (), None),  # rank 0 has entered none
+        ((7, 7), (1e9, 1e9 + 2), 1e9 + 2),
+        ((7, 7), (1e9,), "now"),  # of one nothing is recorded
+        ((7, 900), (1e9, 1e9), "now"),  # to tell of so many would take a rank too long
+    ],
+)
+def test_when_the_first_collective_was(entered, arrived, moment):
+    asked, told, clock = [], [], Clock()
+
+    def inspect(detail, done):
+        asked.append(detail)
+        ranks = (
+            RankInspection(
+                rank,
+                "",
+                os.getpid(),
+                Condition.ALIVE,
+                groups=(GroupState("0", count, 0),) if count else (),
+                arrivals=tuple(Arrivals(rank, "0", "", 1, began, (5,)) for began in arrived[rank : rank + 1]),
+            )
+            for rank, count in enumerate(entered)
+        )
+        done(Inspection(0.0, tuple(ranks), 2))
+
+    taking = NodeReadings(clock, inspect, told.append, [])
+    taking.observe(events.Planned(plan(), 0))
+    for rank in (0, 1):
+        taking.observe(events.Started(rank, os.getpid(), 0))
+    before = time.time()
+    clock.pass_on()
+    clock.pass_on()
+    assert asked.count("pace") == (max(entered) < 100 and moment is not None)
+    moments = [each.moment for each in told]
+    if moment == "now":
+        assert len(moments) == 1
+        assert before <= moments[0] <= time.time()
+    else:
+        assert moments == ([] if moment is None else [moment])
+
+
 class Kept:
     """A history with an open folder."""
 
@@ -157,7 +202,10 @@ def test_a_long_run_has_its_place(tmp_path, ranks, gpus, days):
         most = max(most, file._size)
     os.close(history.folder)
     assert most <= MAX_BYTES < 2_000_000
-    assert os.listdir(tmp_path) == [file_of(0)]
+    assert sorted(os.listdir(tmp_path)) == [plan_of(0), file_of(0)]
+    kept_plan = readings.read_plan(str(tmp_path / plan_of(0)))
+    assert kept_plan
+    assert kept_plan.ranks == ((0, "cpu", ""), (1, "cpu", ""))
     assert (tmp_path / file_of(0)).stat().st_size == file._size
     found = readings.read(str(tmp_path / file_of(0)))
     assert len(found) > 150
