@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 from ddplaunch.dataclass import dataclass
@@ -67,13 +68,19 @@ def thinned(readings: Iterable[Reading], most: int) -> list[Reading]:
     Of very many short attempts the last ones are left. What is kept is the mean by time, of memory the most.
     """
     found = list(readings)
-    grain, whole = 2 * GRAIN, sum(each.seconds for each in found)
+    grain, longest = 2 * GRAIN, sum(each.seconds for each in found)
     while len(found) > most:
         found = _together(found, grain)
-        if grain > whole:
+        if grain > longest:
             return found[-most:]
         grain *= 2
     return found
+
+
+def whole(readings: Iterable[Reading]) -> Reading | None:
+    """All of them as one, over attempts too; None of none."""
+    found = [*readings]
+    return reduce(_merged, found) if found else None
 
 
 def _together(readings: Sequence[Reading], grain: float) -> list[Reading]:

@@ -9,7 +9,7 @@ from enum import Enum
 
 from ddplaunch.control.failure import Verdict, describe_end, signal_name
 from ddplaunch.dataclass import dataclass, field
-from ddplaunch.diagnosis.readings import Reading
+from ddplaunch.diagnosis.readings import RankReading, Reading, whole
 from ddplaunch.errors import EXIT_TIMEOUT
 from ddplaunch.job.readings import KeptPlan
 from ddplaunch.job.record import RankRecord, RunRecord
@@ -94,6 +94,12 @@ class PageRun:
     @property
     def name(self) -> str:
         return self.first.run
+
+    @property
+    def used(self) -> dict[int, RankReading]:
+        """What each rank did and used on average, as far as there are readings."""
+        nodes = filter(None, map(whole, self.beside.readings))
+        return {row.rank: row for node in nodes for row in node.ranks}
 
     @property
     def hosts(self) -> dict[int, str]:

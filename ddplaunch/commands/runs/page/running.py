@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ddplaunch.commands.runs.page.run import Beside
 from ddplaunch.dataclass import replace
 from ddplaunch.diagnosis.inspection import Detail
+from ddplaunch.diagnosis.readings import whole
 from ddplaunch.errors import LaunchError
 from ddplaunch.job import client
 from ddplaunch.job.record import Attempt, RankRecord, RunRecord
 from ddplaunch.job.requests.inspection import InspectJob, JobInspected
 from ddplaunch.job.runs import Found
 from ddplaunch.job.status import RankState, RankStatus, Status
+
+
+class _Known(NamedTuple):
+    """What readings tell of a rank."""
+
+    started: float
+    memory: int
+    cpu: float
 
 
 def as_it_runs(found: Found, shares: Sequence[RunRecord], known: Beside) -> list[RunRecord]:
@@ -32,7 +42,15 @@ def _as_seen(record: RunRecord, seen: JobInspected, known: Beside) -> RunRecord:
     if before and before[-1].number == last.number:
         before = before[:-1]
     stand = {each.rank: each for each in seen.status.ranks}
-    ranks = tuple(_rank_as_seen(each, stand.get(each.rank), last, known) for each in last.ranks)
+    used: dict[int, _Known] = {}
+    for node in known.readings:
+        its = [each for each in node if each.attempt == last.number]
+        if all_ := whole(its):
+            began = its[0].time - its[0].seconds
+            used |= {
+                row.rank: _Known(began, int(row.memory or 0), all_.seconds * (row.cpus or 0)) for row in all_.ranks
+            }
+    ranks = tuple(_rank_as_seen(each, stand.get(each.rank), used.get(each.rank), last.began) for each in last.ranks)
     attempts = (*before, replace(last, ranks=ranks))
     seen_now = (*record.inspections, seen.inspection)
     return replace(record, attempts=attempts, inspections=seen_now, spent=seen.status.spent)
@@ -50,19 +68,9 @@ def _begun(record: RunRecord, status: Status) -> Attempt:
     return Attempt(status.attempt, last.ended or status.since, ranks=ranks)
 
 
-def _rank_as_seen(rank: RankRecord, stands: RankStatus | None, attempt: Attempt, known: Beside) -> RankRecord:
+def _rank_as_seen(rank: RankRecord, stands: RankStatus | None, used: _Known | None, began: float) -> RankRecord:
     if stands is None or not stands.pid or rank.started:
         return rank
-    rows = [
-        (each, row)
-        for readings in known.readings
-        for each in readings
-        if each.attempt == attempt.number
-        for row in each.ranks
-        if row.rank == rank.rank
-    ]
-    began = rows[0][0].time - rows[0][0].seconds if rows else attempt.began
-    memory = int(max((row.memory or 0.0 for _, row in rows), default=0.0))
-    cpu = sum(each.seconds * (row.cpus or 0.0) for each, row in rows)
     over = time.time() if stands.state is RankState.EXITED else None
-    return replace(rank, pid=stands.pid, started=began, ended=over, code=stands.code, peak_memory=memory, cpu=cpu)
+    started, memory, cpu = used or _Known(began, 0, 0.0)
+    return replace(rank, pid=stands.pid, started=started, ended=over, code=stands.code, peak_memory=memory, cpu=cpu)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from statistics import median
 
@@ -19,7 +20,6 @@ from ddplaunch.control.failure import signal_name
 from ddplaunch.dataclass import dataclass
 from ddplaunch.diagnosis.grouping import Alike, grouped
 from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
-from ddplaunch.diagnosis.readings import RankReading
 from ddplaunch.diagnosis.sentences import sentences
 from ddplaunch.diagnosis.standing import at_work
 from ddplaunch.diagnosis.waits import waits
@@ -90,16 +90,8 @@ def _facts(run: PageRun) -> Iterator[tuple[str, str]]:
 
 def slow(run: PageRun) -> Markup | None:
     """Which ranks the others waited for, by how often they were behind; None where none stands out."""
-    looks = [each for readings in run.beside.readings for each in readings]
-    seconds: dict[int, float] = {}
-    late: dict[int, float] = {}
-    for each in looks:
-        for row in each.ranks:
-            if row.behind is not None:
-                seconds[row.rank] = seconds.get(row.rank, 0.0) + each.seconds
-                late[row.rank] = late.get(row.rank, 0.0) + each.seconds * row.behind
-    shares = {rank: late[rank] / seconds[rank] for rank in seconds if seconds[rank]}
-    if len(looks) < _LOOKS or len(shares) < 2:
+    shares = {rank: row.behind for rank, row in run.used.items() if row.behind is not None}
+    if sum(map(len, run.beside.readings)) < _LOOKS or len(shares) < 2:
         return None
     middle = median(shares.values())
     out = sorted((rank for rank in shares if shares[rank] > max(_LATE, 3 * middle)), key=lambda rank: -shares[rank])
@@ -126,22 +118,14 @@ def hosts(run: PageRun) -> Markup | None:
         ranks_of.setdefault(host or "–", []).append(rank)
     if len(ranks_of) < 2:
         return None
-    failures: dict[str, int] = {}
-    for each in run.tries:
-        if each.verdict:
-            failures[each.verdict.first.host] = failures.get(each.verdict.first.host, 0) + 1
-    used: dict[int, list[tuple[float, RankReading]]] = {}
-    for reading in (each for readings in run.beside.readings for each in readings):
-        for row in reading.ranks:
-            used.setdefault(row.rank, []).append((reading.seconds, row))
+    failures = Counter(each.verdict.first.host for each in run.tries if each.verdict)
+    used = run.used
     rows = []
     for host, its in ranks_of.items():
-        known = [pair for rank in its for pair in used.get(rank, ())]
-        time = sum(seconds for seconds, _ in known)
-        cpus = sum(seconds * (row.cpus or 0.0) for seconds, row in known) / time if time else None
-        memory = max((row.memory or 0.0 for _, row in known), default=0.0)
-        figures = ["–" if cpus is None else f"{cpus:.1f}", size(int(memory)) if memory else "–"]
-        rows.append([host, ranks(its).partition(" ")[2], str(failures.get(host, "–")), *figures])
+        known = [used[rank] for rank in its if rank in used]
+        cpus = f"{sum(each.cpus or 0.0 for each in known) / len(known):.1f}" if known else "–"
+        memory = size(int(max(each.memory or 0.0 for each in known))) if known else "–"
+        rows.append([host, ranks(its).partition(" ")[2], str(failures[host] or "–"), cpus, memory])
     heads = ["host", "ranks", "failed first", "CPUs of a rank", "memory of a rank"]
     return tag("section", tag("h2", "Hosts"), table(heads, rows), id="hosts")
 
