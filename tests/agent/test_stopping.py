@@ -402,7 +402,10 @@ def test_as_another_user(tmp_path):
 
 
 def test_idle_launcher_never_wakes_up(start):
-    """While ranks sleep the launcher and its zygote sleep in the kernel: no context switch of their own."""
+    """While ranks sleep the launcher and its zygote sleep in the kernel: no context switch of their own.
+
+    With a history, the launcher has a look at them now and then: tests/job/test_readings.py.
+    """
 
     def switches():
         counts = []
@@ -411,7 +414,7 @@ def test_idle_launcher_never_wakes_up(start):
             counts.append(int(status.partition("\nvoluntary_ctxt_switches:\t")[2].split()[0]))
         return counts
 
-    job = start("run", "--nproc", "2", SLEEPER)
+    job = start("run", "--nproc", "2", "--no-history", SLEEPER)
     job.wait_for("ready", 2)
     zygote = job.zygote()
     before = switches()
