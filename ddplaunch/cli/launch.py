@@ -131,6 +131,7 @@ class NodeJob:
             observers.append(metrics)
             hearers.append(metrics.hear)
         if hearers:
+            hearers.append(lambda look, reading: self._supervisor.note_memory())
             inspect = self._inspect_here if policy.inspect else None
             later = EVERY if policy.metrics else LATER
             observers.append(NodeReadings(loop, inspect, partial(_emit, observers), hearers, later=later))
