@@ -22,6 +22,12 @@ def files(run: str) -> dict[int, list[str]]:
     return _files(_folders(run))
 
 
+def attempt_of(path: str) -> int:
+    """The attempt in which a rank printed what is in one of these files."""
+    found = _NAME.fullmatch(os.path.basename(path))
+    return int(found[2] or 0) if found else 0
+
+
 def _folders(run: str) -> list[str]:
     return [record.log_dir for record in past.shares(run) if record.log_dir] or [past.folder(run)]
 

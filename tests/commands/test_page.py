@@ -120,6 +120,13 @@ def test_the_last_lines_of_the_first_to_fail_come_first():
     assert heads == ["rank 2", "rank 0", "rank 1", "rank 3"]
 
 
+def test_last_lines_of_an_earlier_attempt_say_so():
+    """Of ranks that end well the history keeps none."""
+    earlier = dataclasses.replace(lived(4, 3), printed_in=1)
+    assert "Last lines of the ranks, in attempt 1" in Elements(page([record(4, 3)], earlier)).text
+    assert "in attempt" not in Elements(page([record(4, 3)], dataclasses.replace(earlier, printed_in=2))).text
+
+
 def test_a_page_stays_below_a_megabyte():
     loud = lived(256, 3, "<" * 900 + "\n")
     assert len(page([record(256, 3)], loud).encode()) < 1_000_000

@@ -24,19 +24,22 @@ def beside(found: Found, shares: Sequence[RunRecord], *, live: bool = False, eff
     plan = readings.read_plan(os.path.join(folder, readings.plan_of(shares[0].node_rank)))
     known = tuple(tuple(readings.read(path)) for path in of_nodes)
     failed = logs.failed(shares[0]) if shares[0].code else []
-    return Beside(known, _printed(found), failed, plan, live, effective)
+    printed, attempt = _printed(found)
+    return Beside(known, printed, failed, plan, live, effective, attempt)
 
 
-def _printed(found: Found) -> dict[int, bytes]:
-    """The last that each rank has printed, in its last attempt."""
+def _printed(found: Found) -> tuple[dict[int, bytes], int | None]:
+    """The last that each rank has printed, and in which attempt; of one that ended well nothing may be kept."""
     if found.running:
         said: dict[int, bytes] = {}
         with suppress(LaunchError):
             for rank, data in logs.live(found.running.path, (), follow=False):
                 said[rank] = (said.get(rank, b"") + data)[-MOST:]
         if said:
-            return said
-    return {rank: tail for rank, paths in logs.files(found.run).items() if (tail := _tail(paths[-1]))}
+            return said, None
+    kept = {rank: paths[-1] for rank, paths in logs.files(found.run).items()}
+    last = max(map(logs.attempt_of, kept.values()), default=None)
+    return {rank: tail for rank, path in kept.items() if (tail := _tail(path))}, last
 
 
 def _tail(path: str) -> bytes:

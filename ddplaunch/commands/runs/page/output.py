@@ -30,7 +30,9 @@ def section(run: PageRun) -> Markup | None:
     more = [tag("p", left, class_="dim")] if len(order) > len(shown) else []
     words = {"type": "search", "placeholder": "search the lines of all ranks", "aria_label": "Search"}
     field = tag("input", id="search", hidden="", autocomplete="off", **words)
-    return tag("section", tag("h2", "Last lines of the ranks"), field, *blocks, *more, id="output")
+    before = run.beside.printed_in is not None and run.tries and run.beside.printed_in < run.tries[-1].number
+    when = [tag("span", f", in attempt {run.beside.printed_in}", class_="dim")] if before else []
+    return tag("section", tag("h2", "Last lines of the ranks", *when), field, *blocks, *more, id="output")
 
 
 def _place(run: PageRun, rank: int) -> int:

@@ -67,6 +67,7 @@ class Beside:
     plan: KeptPlan | None = None
     live: bool = False  # whether the page is served while the job runs
     effective: str = ""  # how much of the time it trained, in a line
+    printed_in: int | None = None  # the attempt in which ranks printed that, where it is known
 
 
 @dataclass(frozen=True)
