@@ -84,8 +84,12 @@ class ReadingsFile:
             found = parse(file.read(2 * MAX_BYTES))
         lines = [each.to_json() for each in thinned(found, len(found) // 2)]
         draft = f".{name}"
-        with os.fdopen(os.open(draft, _FLAGS | os.O_TRUNC, 0o600, dir_fd=folder), "wb") as file:
-            self._size = file.write("".join(lines).encode())
+        try:
+            with os.fdopen(os.open(draft, _FLAGS | os.O_TRUNC, 0o600, dir_fd=folder), "wb") as file:
+                self._size = file.write("".join(lines).encode())
+        except OSError:  # the disk is full
+            os.unlink(draft, dir_fd=folder)
+            raise
         os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 

@@ -247,7 +247,7 @@ def test_an_attempt_that_the_history_has_not_yet(number, monkeypatch):
     kept = dataclasses.replace(whole, attempts=attempts, ended=None, code=None, verdict=None, fate=Fate.RUNNING)
     states = (RankStatus(0, 70, RankState.RUNNING), RankStatus(1, 71, RankState.EXITED, 3))
     now = Status("r", "t.py", whole.pid, 0, 2, BEGAN, BEGAN + 70, number, State.RUNNING, states)
-    monkeypatch.setattr(client, "ask", lambda path, request: JobInspected(now, inspection(2, 1, BEGAN + 90)))
+    monkeypatch.setattr(client, "ask", lambda path, request, timeout: JobInspected(now, inspection(2, 1, BEGAN + 90)))
     rows = tuple(one(rank, 15) for rank in (0, 1))
     known = Beside(([Reading(BEGAN + 62 * number + 15, 10.0, number, rows)],))
     (seen,) = as_it_runs(Found("r", RunningJob("door", "r", whole.pid), kept), [kept], known)

@@ -39,9 +39,9 @@ def job(start, tmp_path, runtime):
 
     begun = []
 
-    def begin(run_id: str, program: str = WAITS, ranks: int = 2):
+    def begin(run_id: str, program: str = WAITS, ranks: int = 2, *words: str):
         write(tmp_path, "train.py", program)
-        begun.append(start("run", "--run-id", run_id, "--nproc", str(ranks), *LIGHT, "train.py"))
+        begun.append(start("run", "--run-id", run_id, "--nproc", str(ranks), *words, *LIGHT, "train.py"))
         begun[-1].wait_for("up", ranks)
         return begun[-1]
 
@@ -304,7 +304,7 @@ def test_which_job(job, launch):
 @pytest.mark.slow
 def test_nobody_looking_costs_nothing(job, top):
     """The launcher has the switches of a job that nobody looks at, once the viewer has gone."""
-    mine = job("idle")
+    mine = job("idle", WAITS, 2, "--no-history")  # for which it looks itself
 
     def switches() -> int:
         text = Path(f"/proc/{mine.process.pid}/status").read_text()

@@ -17,6 +17,8 @@ from ddplaunch.job.requests.inspection import InspectJob, JobInspected
 from ddplaunch.job.runs import Found
 from ddplaunch.job.status import RankState, RankStatus, Status
 
+PATIENCE = 5.0  # seconds in which the job must answer: its launcher may be suspended
+
 
 class _Known(NamedTuple):
     """What readings tell of a rank."""
@@ -31,7 +33,7 @@ def as_it_runs(found: Found, shares: Sequence[RunRecord], known: Beside) -> list
     if found.running is None:
         return [*shares]
     try:
-        seen = client.ask(found.running.path, InspectJob(Detail.WAITS))
+        seen = client.ask(found.running.path, InspectJob(Detail.WAITS), PATIENCE)
     except LaunchError:  # it has ended in this moment, or is suspended
         return [*shares]
     return [_as_seen(each, seen, known) if each.pid == seen.status.pid else each for each in shares]
