@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from functools import lru_cache
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.preload.facts import Assignment, Barrier, Effect, Import, Patch, Reach
@@ -62,6 +63,7 @@ class Admission:
         settings = tuple(f"{of}." for each in table.packages.values() for of in each.settings)
         patches = (each for each in program.steps if isinstance(each, Patch))
         self._patch = next((each for each in patches if not f"{each.target}.".startswith(settings)), None)
+        self._why_unusable = lru_cache(maxsize=None)(self._find_unusable)
         self._walk(late=late)
 
     @property
@@ -129,7 +131,7 @@ class Admission:
         there = package is not None and self._installed.version(package.name) is not None
         if not there and source.find_module(step.top, self._first) is None:
             return None  # there is nothing to import
-        why = "not in the table" if package is None else self._why_unusable(package)
+        why = "not in the table" if package is None else self._why_unusable(package.name)
         if why is None:
             return package
         self.excluded.setdefault(step.top, why)
@@ -137,20 +139,21 @@ class Admission:
             self._bar(f"{step.where}, an import of {step.top}", step.reach)
         return None
 
-    def _why_unusable(self, package: Package) -> str | None:
+    def _find_unusable(self, name: str) -> str | None:
         """Why a package may not be imported before the fork in this installation, by any program."""
+        package = self._table.packages[name]
         if why := package.refused or self._installed.why_not(package):
             return why
-        for name in package.companions:
-            if self._installed.version(name) is not None:
-                return f"{name} is installed"
-        for name in package.loads:
-            if name in (TORCH, package.name) or self._installed.version(name) is None:
+        for other in package.companions:
+            if self._installed.version(other) is not None:
+                return f"{other} is installed"
+        for other in package.loads:
+            if other in (TORCH, name) or self._installed.version(other) is None:
                 continue
-            loaded = self._table.packages.get(name)
+            loaded = self._table.packages.get(other)
             why = "is not in the table" if loaded is None else self._installed.why_not(loaded)
             if why:
-                return f"imports {name}, which {why}"
+                return f"imports {other}, which {why}"
         return None
 
     def _is_free(self, package: Package) -> bool:
@@ -159,7 +162,7 @@ class Admission:
 
     def _why_here(self, package: Package) -> str | None:
         """Why a package is not imported before the fork for this program, at this place."""
-        if why := self._why_unusable(package):
+        if why := self._why_unusable(package.name):
             return why
         names = {package.name, *package.loads}
         known = [self._table.packages[name] for name in names & self._table.packages.keys()]
