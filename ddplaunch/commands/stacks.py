@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import click
 
-from ddplaunch.console import colour_wanted
+from ddplaunch.console import colour_wanted, py_spy
 from ddplaunch.console.stacks import render_stacks, to_json
 from ddplaunch.diagnosis.grouping import grouped
 from ddplaunch.diagnosis.inspection import Detail, Inspection, RankInspection
-from ddplaunch.errors import UsageError
 from ddplaunch.job import client
 from ddplaunch.job.requests.inspection import InspectJob
 from ddplaunch.job.runs import running
@@ -43,9 +39,9 @@ def stacks(run: str | None, native: bool, with_locals: bool, as_json: bool) -> i
             queued, seen, ["stacks", run_of(queued, seen), *(flag for flag, wanted in flags.items() if wanted)]
         )
     more = [word for word, wanted in (("--native", native), ("--locals", with_locals)) if wanted]
-    tool = _py_spy(more[0]) if more else ""
+    tool = py_spy.find(more[0]) if more else ""
     inspection = client.ask(running(run).path, InspectJob(Detail.WAITS)).inspection
-    told = {rank.rank: _dump(tool, rank.pid, more) for rank in _examples(inspection)} if more else {}
+    told = {rank.rank: py_spy.dump(tool, rank.pid, more) for rank in _examples(inspection)} if more else {}
     if as_json:
         found = to_json(inspection)
         click.echo(json.dumps({**found, "py_spy": {str(rank): text for rank, text in told.items()}} if more else found))
@@ -63,21 +59,3 @@ def _examples(inspection: Inspection) -> Iterator[RankInspection]:
     for alike in grouped(inspection):
         here = (by_number[number] for number in alike.ranks if by_number[number].host in ("", os.uname().nodename))
         yield from [rank for rank in here if rank.pid][:1]
-
-
-def _py_spy(option: str) -> str:
-    """Where py-spy is; a UsageError where it is not installed."""
-    found = shutil.which("py-spy", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
-    if found is None:
-        raise UsageError(f"{option} needs py-spy, which is not installed", "pip install py-spy")
-    return found
-
-
-def _dump(tool: str, pid: int, more: list[str]) -> str:
-    try:
-        done = subprocess.run(
-            [tool, "dump", "--pid", str(pid), *more], capture_output=True, text=True, errors="replace", timeout=30
-        )
-    except subprocess.TimeoutExpired:
-        return "  py-spy did not answer within 30 s\n"
-    return done.stdout if done.returncode == 0 else f"  {done.stderr.strip() or 'py-spy failed'}\n"

@@ -24,8 +24,9 @@ def hot():
         pass
 
 def step():
+    pause = 0.02
     hot()
-    time.sleep(0.02)  # rest
+    time.sleep(pause)  # rest
     if os.environ["RANK"] == "1":
         sorted(range(1_000_000), key=float)  # odd
 
@@ -176,6 +177,31 @@ def test_ranks_that_cannot_be_profiled(job, answer, door):
     assert begun.process.poll() is None
     begun.signal(signal.SIGTERM)
     begun.wait()
+    begun.assert_nothing_left()
+
+
+def test_py_spy_records_ranks_too(job, launch, tmp_path, door):
+    """The real one, which needs leave to trace processes."""
+    begun = job(*LIGHT)
+    words = (str(begun.process.pid), "--seconds", "1")
+    done = launch("profile", *words, "--py-spy", "1", env=door)
+    assert done.returncode == 0, done.stderr
+    if "Permission" in done.stdout:
+        pytest.skip("py-spy may not trace processes here")
+    (path,) = tmp_path.glob("*.rank-1.py-spy.json")
+    assert f"py-spy, for speedscope: ./{path.name}" in done.stdout
+    assert {"hot", "step"} <= {each["name"] for each in json.loads(path.read_text())["shared"]["frames"]}
+    looked = launch("stacks", str(begun.process.pid), "--locals", env=door)
+    assert re.search(r"rank \d, by py-spy:\n(.*\n)*.*\bpause: 0.02", looked.stdout), looked.stdout
+    for ranks, said in (
+        ("0,7", "--py-spy 0,7: not on this machine: rank 7\n  here: ranks 0, 1"),
+        ("x", "--py-spy x: expected ranks"),
+    ):
+        done = launch("profile", *words, "--py-spy", ranks, env=door)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert said in done.stderr
+    (tmp_path / "enough").touch()
+    assert begun.wait() == 0, begun.stderr()
     begun.assert_nothing_left()
 
 

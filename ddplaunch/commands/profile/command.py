@@ -13,7 +13,7 @@ import click
 from ddplaunch.commands.profile.files import speedscope, trace
 from ddplaunch.commands.profile.hot import Spot, paced, spots, unlike
 from ddplaunch.commands.profile.torch_trace import Event
-from ddplaunch.console import colour_wanted
+from ddplaunch.console import colour_wanted, py_spy
 from ddplaunch.console.table import table
 from ddplaunch.diagnosis.profile import LONGEST, RankProfile
 from ddplaunch.diagnosis.standing import text
@@ -21,8 +21,11 @@ from ddplaunch.errors import LaunchError, UsageError, shown
 from ddplaunch.files import create
 from ddplaunch.job import client
 from ddplaunch.job.requests.profile import ProfileJob
+from ddplaunch.job.requests.status import AskStatus
 from ddplaunch.job.runs import running
+from ddplaunch.job.status import RankState
 from ddplaunch.output.run_log import numbered
+from ddplaunch.plan.numbers import parse_cpulist
 from ddplaunch.queue.meant import job_meant, one_of, run_of
 from ddplaunch.queue.meant import running as runs_there
 from ddplaunch.queue.step import relay
@@ -40,8 +43,9 @@ PATIENCE = 20.0  # seconds, beyond those of the profile, for the job to answer
     "--seconds", type=float, metavar="N", help=f"How long: 10, up to {LONGEST}; with --torch 2, up to {TORCH}."
 )
 @click.option("--torch", is_flag=True, help="Have torch's own profiler run too, and write a file for each rank.")
+@click.option("--py-spy", "spied", metavar="RANKS", help="Have py-spy record these ranks too, C and C++ as well: 0,3.")
 @click.option("--output", metavar="FOLDER", default=".", help="Where to write the files, instead of here.")
-def profile(run: str | None, seconds: float | None, torch: bool, output: str) -> int:
+def profile(run: str | None, seconds: float | None, torch: bool, spied: str | None, output: str) -> int:
     """Show where the ranks of a running job spend their time, and write files for Perfetto and speedscope.
 
     RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the only job that runs.
@@ -58,17 +62,24 @@ def profile(run: str | None, seconds: float | None, torch: bool, output: str) ->
     if queued := job_meant(run):
         seen = runs_there(queued, one_of(queued, run or "", "profile"))
         words = ["profile", run_of(queued, seen), "--seconds", f"{seconds:g}", "--output", os.path.abspath(output)]
-        words += ["--torch"] if torch else []
+        words += [*(["--torch"] if torch else []), *(["--py-spy", spied] if spied else [])]
         return relay(queued, seen, words)
+    tool = py_spy.find("--py-spy") if spied else ""
     job = running(run)
+    pids = _pids(job.path, spied) if spied else {}
+    names = numbered(f"profile-{job.run_id}-{time.strftime('%H%M%S')}")
+    title = next(each for each in names if not os.path.exists(os.path.join(output, f"{each}.trace.json")))
     click.echo(f"taking a profile of {shown(job.run_id)} for {seconds:g} s …", err=True)
-    profiles, notes = _taken(job.path, seconds, torch)
+    recording = py_spy.Recording(tool, pids, seconds, os.path.join(output, title))
+    try:
+        profiles, notes = _taken(job.path, seconds, torch)
+        of_py_spy, more = recording.wait()
+    finally:
+        recording.end()
     known = [each for each in profiles if not each.why_not]
     if not known:
         raise LaunchError("no rank could be profiled", "\n".join(notes[:2]) or None)
-    notes += _without_torch(known) if torch else []
-    names = numbered(f"profile-{job.run_id}-{time.strftime('%H%M%S')}")
-    title = next(each for each in names if not os.path.exists(os.path.join(output, f"{each}.trace.json")))
+    notes += [*more, *(_without_torch(known) if torch else [])]
     of_torch = {each.rank: _moved(each, os.path.join(output, title)) for each in known if each.torch and _is_here(each)}
     paths = [
         _write(os.path.join(output, f"{title}.trace.json"), _as_array(trace(known, of_torch))),
@@ -87,10 +98,25 @@ def profile(run: str | None, seconds: float | None, torch: bool, output: str) ->
     click.echo(f"\nPerfetto or chrome://tracing: {paths[0]}\nspeedscope: {paths[1]}")
     if of_torch:
         click.echo(f"torch's profiler: in it, and in {os.path.join(output, title)}.rank-*.torch.json")
+    for path in of_py_spy:
+        click.echo(f"py-spy, for speedscope: {path}")
     for each in known:
         if each.torch and not _is_here(each):
             click.echo(f"torch's profiler: {shown(each.torch)} on {shown(each.host)}, until the job ends")
     return 0
+
+
+def _pids(path: str, typed: str) -> dict[int, int]:
+    """The processes of these ranks; UsageError where one of them does not run here."""
+    here = {each.rank: each.pid for each in client.ask(path, AskStatus()).ranks if each.state is RankState.RUNNING}
+    try:
+        asked = parse_cpulist(typed)
+    except ValueError:
+        raise UsageError(f"--py-spy {shown(typed, 60)}: expected ranks", "--py-spy 0,3 or --py-spy 0-3") from None
+    if missing := [each for each in asked if each not in here]:
+        what = f"--py-spy {shown(typed, 60)}: not on this machine: {ranks(missing)}"
+        raise UsageError(what, f"here: {ranks(here)}" if here else None)
+    return {each: here[each] for each in asked}
 
 
 def _taken(path: str, seconds: float, torch: bool) -> tuple[list[RankProfile], list[str]]:

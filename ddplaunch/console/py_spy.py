@@ -1,0 +1,72 @@
+"""py-spy, where it is installed: it sees frames of C and C++, which Python's own stacks do not have."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from ddplaunch.errors import UsageError, shown
+
+PATIENCE = 30.0  # seconds
+
+
+def find(option: str) -> str:
+    """Where it is; a UsageError where it is not installed."""
+    found = shutil.which("py-spy", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
+    if found is None:
+        raise UsageError(f"{option} needs py-spy, which is not installed", "pip install py-spy")
+    return found
+
+
+def dump(tool: str, pid: int, more: list[str]) -> str:
+    """The stacks of a process, or why there are none."""
+    try:
+        done = subprocess.run(
+            [tool, "dump", "--pid", str(pid), *more], capture_output=True, text=True, errors="replace", timeout=PATIENCE
+        )
+    except subprocess.TimeoutExpired:
+        return f"  py-spy did not answer within {PATIENCE:g} s\n"
+    return done.stdout if done.returncode == 0 else f"  {done.stderr.strip() or 'py-spy failed'}\n"
+
+
+class Recording:
+    """A file for speedscope of each of some ranks, written by py-spy while it is waited for."""
+
+    def __init__(self, tool: str, pids: Mapping[int, int], seconds: float, title: str) -> None:
+        """``pids`` of the ranks; ``title`` is what the files' names begin with."""
+        self._seconds = max(1, round(seconds))  # it takes whole ones
+        self._files = {rank: f"{title}.rank-{rank}.py-spy.json" for rank in pids}
+        words = [tool, "record", "--native", "--format", "speedscope", "--duration", str(self._seconds)]
+        self._children = {
+            rank: subprocess.Popen(
+                [*words, "--pid", str(pid), "--output", self._files[rank]],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
+            for rank, pid in pids.items()
+        }
+
+    def wait(self) -> tuple[list[str], list[str]]:
+        """The files, and what is to be said of ranks without one."""
+        files, notes = [], []
+        for rank, child in self._children.items():
+            try:
+                _, said = child.communicate(timeout=self._seconds + PATIENCE)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                _, said = child.communicate()
+            if child.returncode == 0 and os.path.exists(self._files[rank]):
+                files.append(self._files[rank])
+            else:
+                why = said.decode(errors="replace").strip().rpartition("\n")[2]
+                notes.append(f"no profile by py-spy of rank {rank}: {shown(why, 200) or 'it did not end in time'}")
+        return files, notes
+
+    def end(self) -> None:
+        """End those that are at work: whoever asked for them has gone."""
+        for child in self._children.values():
+            child.kill()
