@@ -145,6 +145,9 @@ class Account:
         return replace(Spent(*(seconds[part] for part in Part)), restarts=self._restarts)  # type: ignore[arg-type]
 
     def take(self, event: Event | Begun | events.LeftOut, moment: float) -> None:
+        if isinstance(event, events.LeftOut):  # it is written at the end of the attempt that stands after it
+            self._restarts += event.attempts
+            return
         if self._over:
             return
         moment = max(moment, self._since)  # a clock may have been set back
@@ -175,8 +178,6 @@ class Account:
                 self._stop(moment)
             case events.LastCheckpoint(moment=saved):
                 self._checkpoint = -inf if saved is None else saved
-            case events.LeftOut(attempts=attempts):
-                self._restarts += attempts
             case events.Restarting():
                 self._discard(moment)
                 self._restarts += 1
@@ -189,7 +190,10 @@ class Account:
     def _turn(self, part: Part, moment: float) -> None:
         """From ``moment`` on it is ``part``."""
         if moment > self._since:
-            self._stretches.append((self._part, self._since, moment))
+            begin = self._since
+            if self._stretches and self._stretches[-1][::2] == (self._part, begin):  # somebody asked in between
+                begin = self._stretches.pop()[1]
+            self._stretches.append((self._part, begin, moment))
         self._part, self._since = part, max(moment, self._since)
 
     def _stop(self, moment: float) -> None:

@@ -127,7 +127,7 @@ WELL = [(exited(0, 0), 100.0), (exited(1, 0), 100.0), (Swept((), ()), 100.0), (e
             id="Ctrl-C",
         ),
         pytest.param(
-            [(AGAIN, 5.0), (LeftOut(7), 50.0), (begun(9), 50.0), *started(51.0, 51.0, 9), (ended(), 60.0)],
+            [(AGAIN, 5.0), (LeftOut(7), 60.0), (begun(9), 50.0), *started(51.0, 51.0, 9), (ended(), 60.0)],
             Spent(imports=5.0, restarting=46.0, steady=9.0, restarts=8),
             id="attempts that were left out",
         ),
@@ -159,13 +159,23 @@ def test_the_parts_add_up_to_the_wall_time_whatever_happens():
             moved = [events.Stalled(then), events.FirstCollective(then), LastCheckpoint("c", then)]
             event = up[number] if number < len(up) else chance.choice([*kinds, *moved, *moved])
             kept.take(event, now)
-            latest = latest if over else max(latest, now)
+            latest = latest if over or isinstance(event, LeftOut) else max(latest, now)
             over |= isinstance(event, events.Ended)
             spent = kept.spent()
             assert abs(spent.wall - (latest - 100.0)) < 1e-6, (event, spent)
             assert all(getattr(spent, part.value) >= 0 for part in Part)
             parts |= {part for part in Part if getattr(spent, part.value)}
     assert parts == {*Part} - {Part.QUEUED}
+
+
+def test_who_asks_often_leaves_nothing_behind():
+    """As ``ddplaunch top`` does once a second, for days."""
+    kept = Account(0.0, 1)
+    for event, moment in UP:
+        kept.take(event, moment)
+    spent = [kept.spent(float(now)) for now in range(1, 1000)]
+    assert spent[-1] == Spent(imports=1.0, steady=998.0)
+    assert len(kept._stretches) == 2
 
 
 def test_the_line_has_what_counts():
