@@ -140,17 +140,27 @@ class _Finder:
 
     def __init__(self, awaited: set[str], then: Callable[[ModuleType], None]) -> None:
         self._awaited, self._then = awaited, then
+        self._asking: set[str] = set()  # what the others look for, who ask us again
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name not in self._awaited:
+        """Also for those who only ask whether there is such a module, and import it later or never."""
+        if name not in self._awaited or name in self._asking:
             return None
-        self._awaited.discard(name)  # before the others look, who ask us again
-        if not self._awaited:
-            sys.meta_path.remove(self)
-        spec: Any = _find_spec(name, path, target)
+        self._asking.add(name)
+        try:
+            spec: Any = _find_spec(name, path, target)
+        finally:
+            self._asking.discard(name)
         if hasattr(spec and spec.loader, "exec_module"):
-            spec.loader = _Loader(spec, self._then)
+            spec.loader = _Loader(spec, self._come)
         return spec
+
+    def _come(self, module: ModuleType) -> None:
+        self._awaited.discard(module.__name__)
+        if not self._awaited and self in sys.meta_path:
+            sys.meta_path.remove(self)
+        if hasattr(module, _STOPS[module.__name__][0]):
+            self._then(module)
 
 
 class _Loader:
@@ -159,11 +169,10 @@ class _Loader:
     def __init__(self, spec: Any, then: Callable[[ModuleType], None]) -> None:
         self._spec, self._loader, self._then = spec, spec.loader, then
 
-    def create_module(self, spec: Any) -> Any:
-        return self._loader.create_module(spec)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
 
     def exec_module(self, module: Any) -> None:
         self._spec.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        if hasattr(module, _STOPS[module.__name__][0]):
-            self._then(module)
+        self._then(module)

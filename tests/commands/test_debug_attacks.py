@@ -172,6 +172,16 @@ def test_what_a_prompt_and_a_place_may_hold(start, tmp_path, runtime):
     assert "is at a breakpoint: o" in job.stderr()
 
 
+def test_who_only_asks_for_pdb_finds_it_as_it_is_and_the_rank_still_stops(start, tmp_path, runtime):
+    """As programs do that ask whether IPython is there; the second question is that of ``python -m pdb``."""
+    asks = "import importlib.util as u\nassert u.find_spec('pdb').loader.get_code('pdb')\n"
+    write(tmp_path, "train.py", asks + STEPS.replace("breakpoint()", "import pdb; pdb.set_trace()"))
+    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py", "1")
+    runs(job)
+    assert "(rank 1) p 6 * 7\n42\n" in piped(tmp_path, "p 6 * 7\n", "calm").stdout
+    assert job.wait() == 0, job.stderr()
+
+
 NONSENSE = (
     b"GET / HTTP/1.1\r\n\r\n",
     b"\x00\x00\x00\x05{nope",
