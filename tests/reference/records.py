@@ -144,7 +144,7 @@ SAID = {
     "text": "a sentence for people",
 }
 
-SAID_KINDS = {
+SAID_KINDS: dict[str, tuple[str, str]] = {
     "note": ("none; where a file is kept: `path`, `host`", "what people are told"),
     "waiting": ("none", "whom node 0, or this node, waits for; again every 30 s"),
     "restart": (
@@ -173,8 +173,7 @@ TOLD = {
     "text": "a sentence for people",
 }
 
-TOLD_EVENTS = {
-    "begun": "an attempt is planned: this node, how many nodes and ranks there are, and its own ranks with their hosts",
+TOLD_EVENTS: dict[str, tuple[str, str]] = {
     "starts": ("none", "all nodes have joined, and the ranks are about to start"),
     "fails": (
         "`rank`, `exit_code`, `signal`, `traceback[]`",

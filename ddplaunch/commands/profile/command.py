@@ -42,7 +42,7 @@ PATIENCE = 20.0  # seconds, beyond those of the profile, for the job to answer
 @click.option(
     "--seconds", type=float, metavar="N", help=f"How long: 10, up to {LONGEST}; with --torch 2, up to {TORCH}."
 )
-@click.option("--torch", is_flag=True, help="Have torch's own profiler run too, and write a file for each rank.")
+@click.option("--torch", is_flag=True, help="Have torch's own profiler run too, in the trace and in a file a rank.")
 @click.option("--py-spy", "spied", metavar="RANKS", help="Have py-spy record these ranks too, C and C++ as well: 0,3.")
 @click.option("--output", metavar="FOLDER", default=".", help="Where to write the files, instead of here.")
 def profile(run: str | None, seconds: float | None, torch: bool, spied: str | None, output: str) -> int:
