@@ -138,11 +138,15 @@ def test_an_array_is_summed_up(answers, cluster, tmp_path):
     assert "2 completed, 2 failed" in answers("ps").stdout
     cluster.plays("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     assert "job 77_1 failed (exit code 3)" in answers("stop", "77_1").stderr
-    refused = answers("report", "77", "--html", "page.html")
-    assert (refused.returncode, refused.stderr.splitlines()[1]) == (
-        2,
-        "  name one by its index: ddplaunch report 77_INDEX",
-    )
+    for page in (["--html", "page.html"], ["--serve"]):
+        refused = answers("report", "77", *page)
+        assert (refused.returncode, refused.stderr.splitlines()) == (
+            2,
+            [
+                f"Error: {page[0]}: job 77 is an array of --array 0-3",
+                "  name one by its index: ddplaunch report 77_INDEX",
+            ],
+        )
 
 
 STATES = ("completed (exit code 0)", "failed (exit code 3)", "running", "waits: Priority")

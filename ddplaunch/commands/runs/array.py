@@ -84,7 +84,7 @@ def report(job: Submitted, *, as_json: bool) -> None:
     return click.echo(f"one of them: ddplaunch report {JobId(job.number, index='INDEX').typed}")
 
 
-def refuse_page(job: Submitted) -> UsageError:
-    """The error of ``--html`` for all of an array."""
-    what = f"--html: job {job.number} is an array of --array {job.array}"
+def refuse_page(job: Submitted, page: str) -> UsageError:
+    """The error of ``--html`` or ``--serve``, which ``page`` is, for all of an array."""
+    what = f"{page}: job {job.number} is an array of --array {job.array}"
     return UsageError(what, f"name one by its index: ddplaunch report {JobId(job.number, index='INDEX').typed}")

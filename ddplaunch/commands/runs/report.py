@@ -60,7 +60,7 @@ def report(run: str | None, as_json: bool, html: str | None, serve: str | None, 
         raise UsageError(f"--serve and {'--json' if as_json else '--html'} contradict each other", "leave one out")
     of_job = list[RunRecord]()
     if (queued := job_meant(run)) and run:
-        told = _of_job(queued, run, as_json, "-" if serve is not None else html)
+        told = _of_job(queued, run, as_json, _page(html, serve))
         if isinstance(told, int):
             return told
         run, of_job = told
@@ -93,12 +93,17 @@ def report(run: str | None, as_json: bool, html: str | None, serve: str | None, 
 
 
 def _of_all(since: str, run: str | None, as_json: bool, html: str | None, serve: str | None) -> None:
-    page = "--html" if html is not None else "--serve" if serve is not None else ""
+    page = _page(html, serve)
     if run or page:
         other = page or f"a run, here {shown(run or '', 60)}"
         raise UsageError(f"--since {shown(since, 60)} is of all runs: not with {other}", "leave one of them out")
     for line in report_since(since, as_json=as_json):
         click.echo(line, color=None if colour_wanted() else False)
+
+
+def _page(html: str | None, serve: str | None) -> str:
+    """The option that asks for a page."""
+    return "--html" if html is not None else "--serve" if serve is not None else ""
 
 
 def _by_number(word: str) -> list[RunRecord]:
@@ -115,11 +120,11 @@ def _as_it_stands(door: str, record: RunRecord) -> RunRecord:
         return record
 
 
-def _of_job(job: Submitted, word: str, as_json: bool, html: str | None) -> tuple[str, list[RunRecord]] | int:
+def _of_job(job: Submitted, word: str, as_json: bool, page: str) -> tuple[str, list[RunRecord]] | int:
     """The newest run of a submitted job, and all that are kept here; else ask node 0, and return its exit code."""
     if index_of(job, word) == "":
-        if html is not None:
-            raise refuse_page(job)
+        if page:
+            raise refuse_page(job, page)
         report_all(job, as_json=as_json)
         return 0
     which = one_of(job, word, "report")
@@ -132,8 +137,8 @@ def _of_job(job: Submitted, word: str, as_json: bool, html: str | None) -> tuple
         what = f"job {which.typed} {seen.words}; its record is not kept on this machine"
         raise LaunchError(what, f"its report is at the end of {seen.log}")
     there = running(job, which)
-    if html is not None:
-        raise LaunchError(f"--html: the record of job {which.typed} is on its node {there.host}", "leave --html out")
+    if page:
+        raise LaunchError(f"{page}: the record of job {which.typed} is on its node {there.host}", f"leave {page} out")
     return relay(job, there, ["report", run_of(job, there), *(["--json"] if as_json else [])])
 
 
