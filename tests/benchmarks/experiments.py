@@ -289,10 +289,10 @@ def _idle(size: Size) -> Experiment:
 
         return turn
 
-    what = f"{size.few} sleeping ranks for {size.idle:g} s"
+    what = f"{size.few} sleeping ranks for {size.idle:g} s, --no-history"
     return Experiment(
         "idle",
-        {OURS: idled(contenders.ddplaunch()), TORCHRUN: idled(contenders.torchrun())},
+        {OURS: idled(contenders.ddplaunch("--no-history")), TORCHRUN: idled(contenders.torchrun())},
         (
             Row(f"{what}: launcher's context switches", "launcher_switches", "", None, 0),
             Row(f"{what}: launcher's CPU", "launcher_cpu", "ms", None, 0),
