@@ -59,8 +59,8 @@ def debug(run: str | None, rank: int | None, hosts: str | None) -> int:
     RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the only job that runs. Ranks wait
     at `breakpoint()` where `ddplaunch run` was typed at a terminal, or with --debug. What is typed is pdb's; @3 goes
     to rank 3, `@all p loss` asks all that have stopped. `detach`, Ctrl-D or Ctrl-C lets the ranks run, `q` ends the
-    job. Of a job submitted to Slurm, its number: its nodes are reached by `srun --overlap`. A rank of another node is
-    gone to by SSH where the job runs over SSH or --hosts is given, and by srun within a job of Slurm.
+    job. Of a job submitted to Slurm, its number: its nodes are reached by `srun --overlap`. To a rank of another
+    node it goes by SSH, where the job runs over SSH or --hosts is given, and by srun within a job of Slurm.
     """
     more = [] if rank is None else ["--rank", str(rank)]
     if hosts is not None:
