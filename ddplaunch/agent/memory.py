@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     Noted = dict[int, deque[MemoryPoint]]  # by rank
 
-_PATIENCE = 0.3  # seconds for what processes have in common: 30 ms for 1 GiB, or long where one changes its memory
+_PATIENCE = 0.3  # seconds for what processes have in common
+_READ_IN_TIME = 10 << 30  # bytes of which the kernel tells that in this time; caches of files fill limits all the time
 _KEPT = 32  # points of a rank
 _WHY = re.compile(r"oom-kill:con.*?(?:oom_memcg=(?P<limited>[^,]*),)?task_memcg=(?P<of>[^,]*),.*,pid=(?P<pid>\d+)")
 _KILLED = re.compile(r"Killed process (\d+) .*anon-rss:(\d+)kB, file-rss:\d+kB, shmem-rss:(\d+)kB")  # mm/oom_kill.c
@@ -52,6 +53,7 @@ class Memory:
         self._wholes: Noted = {}  # at any time; they count all of it
         self._told: set[int] = set()  # pids whose end was told
         self._alarm: MemoryAlarm | None = None
+        self._reading = _thread.allocate_lock()  # of what processes have in common
 
     def watch(self) -> None:
         """Look at the ranks from now on whenever memory gets short."""
@@ -76,7 +78,7 @@ class Memory:
         if number == signal.SIGKILL:
             return self._killed(rank, pid, [pid], peak)
         if _LOST.search(text):
-            named = [int(each) for found in _PIDS.findall(text) for each in found.split(", ")]
+            named = [int(each) for found in _PIDS.findall(text) for each in re.findall(r"[0-9]{1,9}", found)]
             untold = [each for each, how in self._log.ended().items() if each not in self._told and self._is_ours(how)]
             return self._killed(rank, pid, named or untold, peak)
         return None
@@ -160,7 +162,8 @@ class Memory:
 
     def _keep(self, noted: Noted, seen: Mapping[int, MemoryPoint]) -> None:
         for rank, point in seen.items():
-            noted.setdefault(rank, deque(maxlen=_KEPT)).append(point)
+            if point.own:  # else it has just ended, or we have no descriptor left to look
+                noted.setdefault(rank, deque(maxlen=_KEPT)).append(point)
 
     def _seen(self, ranks: Mapping[int, int], *, parts: bool = True) -> dict[int, MemoryPoint]:
         """What each of these ranks holds now, by their pids; of one that has ended, what its children hold.
@@ -172,12 +175,13 @@ class Memory:
         else:
             shared, cache = control_groups.fields(f"{self._root}/proc/meminfo").get("Shmem", 0) << 10, None
         leaders: dict[int, int] = {}
-        for name in os.listdir("/proc"):
-            with suppress(OSError, ValueError):
-                leaders[int(name)] = os.getsid(int(name))  # each rank leads a session, which its workers are in
+        with suppress(OSError):  # no descriptor is left
+            for name in filter(str.isdecimal, os.listdir("/proc")):
+                with suppress(OSError):
+                    leaders[int(name)] = os.getsid(int(name))  # each rank leads a session, which its workers are in
         own, below = dict.fromkeys(ranks.values(), 0), dict.fromkeys(ranks.values(), 0)
         pids = [pid for pid, leader in leaders.items() if leader in own]
-        held = _parts(pids) if parts else {pid: _anonymous(pid, "status", "RssAnon") for pid in pids}
+        held = self._parts(pids) if parts else {pid: _anonymous(pid, "status", "RssAnon") for pid in pids}
         if len(held) < len(pids):
             return {}
         for pid, count in held.items():
@@ -185,22 +189,28 @@ class Memory:
         point = diagnosis.memory.MemoryPoint
         return {rank: point(time.time(), own[pid], below[pid], shared, cache) for rank, pid in ranks.items()}
 
+    def _parts(self, pids: Sequence[int]) -> dict[int, int]:
+        """What processes hold in no file; of some only where it cannot be told in time."""
+        found: dict[int, int] = {}
 
-def _parts(pids: Sequence[int]) -> dict[int, int]:
-    """What processes hold in no file; of some only where it cannot be told in time."""
-    found: dict[int, int] = {}
-    done = _thread.allocate_lock()
+        def read() -> None:
+            try:
+                for pid in pids:
+                    found[pid] = _anonymous(pid, "smaps_rollup", "Pss_Anon")
+            finally:
+                self._reading.release()
 
-    def read() -> None:
-        for pid in pids:
-            found[pid] = _anonymous(pid, "smaps_rollup", "Pss_Anon")
-        done.release()
-
-    done.acquire()
-    with suppress(RuntimeError):  # too many processes
-        _thread.start_new_thread(read, ())  # a process in the midst of changing its memory keeps its reader waiting
-        done.acquire(timeout=_PATIENCE)
-    return dict(found) if any(found.values()) else {}  # a kernel before 5.4 does not tell
+        # A process in the midst of changing its memory keeps its reader waiting: one waits at a time, and not we.
+        much = sum(_anonymous(pid, "status", "VmRSS") for pid in pids) > _READ_IN_TIME
+        if much or not self._reading.acquire(blocking=False):
+            return {}
+        try:
+            _thread.start_new_thread(read, ())
+        except RuntimeError:  # too many processes
+            self._reading.release()
+        if self._reading.acquire(timeout=_PATIENCE):
+            self._reading.release()
+        return dict(found) if any(found.values()) else {}  # a kernel before 5.4 does not tell
 
 
 def _anonymous(pid: int, file: str, field: str) -> int:
@@ -237,10 +247,10 @@ class KernelLog:
         self._groups: dict[int, tuple[str, str | None]] = {}
         self._ended: dict[int, Killed] = {}
         with suppress(OSError):
-            self._file = os.open(f"{root}/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            os.lseek(self._file, 0, os.SEEK_END)
-        # Whether a process that is not named was not ended: the numbers are those of the first namespace of pids.
-        self.complete = self._file >= 0 and os.stat("/proc/self/ns/pid").st_ino == _INITIAL
+            if os.stat("/proc/self/ns/pid").st_ino == _INITIAL:  # elsewhere its pids and groups are not as we see them
+                self._file = os.open(f"{root}/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                os.lseek(self._file, 0, os.SEEK_END)
+        self.complete = self._file >= 0  # whether a process that is not named was not ended
 
     def ended(self) -> dict[int, Killed]:
         """What was ended so far, by its pid."""

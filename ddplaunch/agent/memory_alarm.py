@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 
 from ddplaunch.agent.control_groups import Group
-from ddplaunch.loop import Callback, Loop, Timers
+from ddplaunch.loop import Callback, Loop, Timer
 
 NEAR = (0.5, 0.75, 0.9)  # of a limit of version 1: we look each time that one of these is passed
 QUIET = 1.0  # seconds after the first time in which nothing wakes us; twice as long after each that follows at once
@@ -27,7 +27,8 @@ class MemoryAlarm:
 
     def __init__(self, loop: Loop, groups: Sequence[Group], short: Callback, root: str = "") -> None:
         """Ask the kernel for it. OSError: too many files are open."""
-        self._loop, self._short, self._timers = loop, short, Timers(loop)
+        self._loop, self._short = loop, short
+        self._pause: Timer | None = None
         self._quiet, self._listens = QUIET, 0.0  # since when, on the monotonic clock
         self._ready = select.epoll()  # readable once one of what it watches has news
         self._taken: dict[int, Callable[[], object]] = {}  # by descriptor, how its news is taken
@@ -83,10 +84,11 @@ class MemoryAlarm:
         self._loop.forget(self._ready.fileno())
         follows = time.monotonic() - self._listens < self._quiet
         self._quiet = min(2 * self._quiet, LONGEST) if follows else QUIET
-        self._timers.after(self._quiet, self._watch)
+        self._pause = self._loop.after(self._quiet, self._watch)
 
     def close(self) -> None:
-        self._timers.cancel()
+        if self._pause:
+            self._pause.cancel()
         self._loop.forget(self._ready.fileno())
         self._ready.close()
         for file in self._taken:

@@ -32,6 +32,9 @@ _SIGNALS = {
 OUT_OF_MEMORY = "out-of-memory killer"
 """The kernel's; where a failure's hint names it, memory was short."""
 
+PROBABLY = "probably out of memory"
+"""Where it may have ended another program's process, and somebody else ours."""
+
 _CONSEQUENCE = (
     r"(?i)connection (closed|reset|refused)|broken pipe|connectFullMesh|socket.*(closed|reset)|DistBackendError"
     r"|remote process has failed|NCCL communicator was aborted|recvValue failed|failed to recv|DistNetworkError"
@@ -76,8 +79,9 @@ class Failure:
     @property
     def reason(self) -> str:
         """How it ended, in words."""
-        if self.signal == signal.SIGKILL and OUT_OF_MEMORY in (self.hint or ""):
-            return "was ended by SIGKILL (out of memory)"
+        hint = self.hint or ""
+        if self.signal == signal.SIGKILL and OUT_OF_MEMORY in hint:
+            return f"was ended by SIGKILL ({PROBABLY if PROBABLY in hint else 'out of memory'})"
         return describe_end(-self.signal if self.signal else self.exit_code or 0)
 
     @property
