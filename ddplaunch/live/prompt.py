@@ -10,6 +10,7 @@ import re
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from ddplaunch import TYPE_CHECKING
@@ -47,7 +48,6 @@ else:
 HELP = (
     "@{0} goes to rank {0}, `@{0} p loss` asks it, `@all p loss` asks all; `detach` lets a rank run, `q` ends the job"
 )
-
 
 _AS_USUAL = b"\x1b[?1049;1000;1002;1003;1006;2004;1l\x1b[?25;7h\x1b[0m\x1b>\r\x1b[K"
 """What undoes that a program has changed of a terminal: screen, cursor, mouse, paste and keypad."""
@@ -340,8 +340,8 @@ class AtTerminal:
 
     def _again(self) -> None:
         if self._sized is not None:
-            size = os.get_terminal_size(0)
-            self._sized(size.columns, size.lines)
+            with suppress(OSError):  # it has gone
+                self._sized(*os.get_terminal_size(0))
         if self._last is not None:
             editor, prompt, soon = self._last
             self.row(editor, prompt, soon=soon)

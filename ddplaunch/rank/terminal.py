@@ -30,7 +30,7 @@ class Terminal:
     def __init__(self, debugger: Debugger) -> None:
         self._debugger, self._talk = debugger, debugger.talk
         self._streams: list[int] = []  # the rank's own, while the terminal stands in their place
-        self._term = ""
+        self._term: str | None = None
 
     def stop(self, name: str, function: Callable[..., Any], frame: FrameType, *args: Any, **named: Any) -> None:
         """Call what a program calls to be stopped at ``frame``; ``name`` is that of the debugger."""
@@ -109,8 +109,8 @@ class Terminal:
         for number in range(3):
             os.dup2(fd, number)
         os.close(fd)
-        self._term = os.environ.get("TERM", "")
-        if self._term in ("", "dumb"):  # as in a batch job
+        self._term = os.environ.get("TERM")
+        if self._term in (None, "", "dumb"):  # as in a batch job
             os.environ["TERM"] = "xterm-256color"
         return True
 
@@ -128,7 +128,9 @@ class Terminal:
             os.dup2(own, number)
             os.close(own)
         self._streams = []
-        os.environ["TERM"] = self._term
+        os.environ.pop("TERM", None)
+        if self._term is not None:
+            os.environ["TERM"] = self._term
 
 
 def _call(name: str, function: Callable[..., Any], frame: FrameType, args: Any, named: Any) -> None:

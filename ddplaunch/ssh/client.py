@@ -99,10 +99,11 @@ def command(
     return ["ssh", *way.options, *alive, "--", name, far(python_command(python, statement), environ)]
 
 
-def as_person(name: str, words: list[str], environ: Mapping[str, str], *, terminal: bool) -> list[str]:
+def as_person(host: str, words: list[str], environ: Mapping[str, str], *, terminal: bool) -> list[str]:
     """The command that starts a program of ours on a host, with our terminal or our pipes."""
-    how = ["-t" if terminal else "-T", "-oLogLevel=ERROR", "-oServerAliveInterval=15", "-oServerAliveCountMax=3"]
-    return ["ssh", *how, "--", name, far(words, environ)]
+    how = ["LogLevel=ERROR", "ServerAliveInterval=15", "ServerAliveCountMax=3"]
+    how += [f"{name}={_OVERRIDDEN[name]}" for name in ("RemoteCommand", "ClearAllForwardings", "PermitLocalCommand")]
+    return ["ssh", "-t" if terminal else "-T", *(f"-o{each}" for each in how), "--", host, far(words, environ)]
 
 
 def far(words: list[str], environ: Mapping[str, str]) -> str:

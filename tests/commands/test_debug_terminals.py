@@ -137,8 +137,10 @@ def test_pudb_draws_on_the_whole_terminal_and_follows_its_size(start, person, ho
     assert "done False False" in job.stdout()
 
 
-def test_embed_sees_the_frame_that_called_it(start, person, home, tmp_path):
-    write(tmp_path, "train.py", STEPS.format("import IPython; IPython.embed(); print('on', flush=True)"))
+def test_embed_sees_the_frame_that_called_it(start, person, home, tmp_path, monkeypatch):
+    monkeypatch.delenv("TERM", raising=False)
+    asks = "import IPython; IPython.embed(); print('on, TERM' if 'TERM' in os.environ else 'on, none', flush=True)"
+    write(tmp_path, "train.py", STEPS.format(asks))
     job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py", "1")
     runs(job)
     each = person("debug", "calm")
@@ -147,7 +149,7 @@ def test_embed_sees_the_frame_that_called_it(start, person, home, tmp_path):
     each.until("Out[1]: 43")
     each.type("exit\r")
     each.until(lambda each: sum("In [1]:" in row for row in each.history) == 2)
-    assert "on" in job.stdout()
+    assert "on, none" in job.stdout()
     each.type("\x1d\x04")
     each.until(lambda each: job.process.poll() is not None)
     assert job.wait() == 0
