@@ -182,6 +182,9 @@ class Debugging:
         match message:
             case Stopped():
                 if each.left and not message.error:
+                    if message.tool:  # it has looked for what we say before that came, and looks no more
+                        each.stopped = message
+                        self._let_go(rank, each)
                     return None
                 if rank in self._withdrawn or (message.error and self._judged):
                     self._withdrawn.discard(rank)

@@ -232,12 +232,12 @@ class Talk:
                 self.say("Completed", begin=begin, words=words)
 
     def terminal(self) -> str:
-        """The path of the terminal that the launcher makes for this rank; "" where it cannot."""
+        """The path of the terminal that the launcher makes for this rank; "" where it cannot or nobody is there."""
         self.say("Terminal")
         while self._socket is not None:
             kind, body = self._receive()
             if kind == "Terminal":
-                return str(body.get("path", ""))
+                return "" if self.deaf else str(body.get("path", ""))
             self.deaf = kind == "Leave"
         return ""
 

@@ -11,6 +11,7 @@ import subprocess
 import pytest
 
 from ddplaunch.job.runs import all_running
+from ddplaunch.rank.debugger import Talk
 from tests.conftest import alive, clean_environment, command, free_port, wait_until, write
 from tests.debugged import AT, STEPS, piped, runs
 from tests.debugged import person as person
@@ -180,6 +181,60 @@ def test_who_only_asks_for_pdb_finds_it_as_it_is_and_the_rank_still_stops(start,
     runs(job)
     assert "(rank 1) p 6 * 7\n42\n" in piped(tmp_path, "p 6 * 7\n", "calm").stdout
     assert job.wait() == 0, job.stderr()
+
+
+PLAYS = """
+import json, os, socket, struct, sys
+
+def say(op, **fields):
+    body = json.dumps({"op": op, "body": {"rank": 1, **fields}}).encode()
+    talk.sendall(struct.pack("!I", len(body)) + body)
+
+def hear():
+    size, = struct.unpack("!I", talk.recv(4, socket.MSG_WAITALL))
+    return json.loads(talk.recv(size, socket.MSG_WAITALL))
+
+if os.environ["RANK"] == "1":
+    talk = socket.socket(socket.AF_UNIX)
+    os.chdir(os.path.dirname(sys.breakpointhook.__self__._path))  # the path may be too long
+    talk.connect("debugger")
+    say("Stopped", file="train.py", line=1, function="")
+    while hear()["op"] != "Leave":
+        pass
+    say("GoesOn", steps=True)
+    say("Terminal")
+    path = hear()["body"]["path"]
+    say("Stopped", file="train.py", line=2, function="", tool="pudb")
+    print(hear()["op"], "of", os.path.basename(os.path.dirname(path)), flush=True)
+    say("GoesOn")
+"""
+
+
+def test_a_rank_that_stops_as_its_person_goes_is_told_again(start, tmp_path, runtime):
+    """A rank looks for what the launcher says just before it asks at its terminal: here it comes just after."""
+    write(tmp_path, "train.py", PLAYS)
+    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py")
+    wait_until(lambda: "is at a breakpoint" in job.stderr(), "the breakpoint")
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(patience(10))
+        client.connect(next(each for each in all_running() if each.run_id == "calm").path)
+        client.sendall(frame({"op": "DebugRanks", "body": {}}))
+        assert client.recv(1 << 16)
+    assert job.wait() == 0
+    assert "Leave of pts" in job.stdout()
+
+
+def test_a_rank_whose_person_goes_as_it_asks_for_a_terminal_does_not_stop(tmp_path):
+    with socket.socket(socket.AF_UNIX) as launcher:
+        launcher.bind(str(tmp_path / "talk"))
+        launcher.listen()
+        talk = Talk(str(tmp_path / "talk"), 1)
+        assert talk.reach()
+        connection = launcher.accept()[0]
+        connection.sendall(frame({"op": "Leave", "body": {"rank": 1}}))
+        connection.sendall(frame({"op": "Terminal", "body": {"rank": 1, "path": "/dev/tty"}}))
+        assert talk.terminal() == ""
+        connection.close()
 
 
 NONSENSE = (
