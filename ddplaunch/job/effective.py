@@ -6,7 +6,7 @@ works from the start of its last rank on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from math import inf
 
@@ -18,9 +18,6 @@ from ddplaunch.words import counted, duration
 
 if TYPE_CHECKING:
     from ddplaunch.wire.bounds import Amount, Count
-
-Happened = tuple[Event | Begun | events.LeftOut, float]
-"""An event, and its moment in seconds since the epoch."""
 
 LEAST = 0.01  # of the wall time: a smaller part is not worth a word
 
@@ -111,14 +108,6 @@ def total(parts: Iterable[Spent]) -> Spent:
     return whole
 
 
-def account(began: float, nnodes: int, happened: Sequence[Happened]) -> Spent:
-    """Where the time of a run went that began at ``began``, by what happened there, in order."""
-    kept = Account(began, nnodes)
-    for event, moment in happened:
-        kept.take(event, moment)
-    return kept.spent()
-
-
 _WORKING = (Part.STEADY, Part.STALLED, Part.STRAGGLER)
 
 
@@ -143,6 +132,11 @@ class Account:
         for part, begin, end in self._stretches:
             seconds[part] += end - begin
         return replace(Spent(*(seconds[part] for part in Part)), restarts=self._restarts)  # type: ignore[arg-type]
+
+    @property
+    def stalls(self) -> tuple[tuple[float, float], ...]:
+        """When the ranks got nowhere."""
+        return tuple((begin, end) for part, begin, end in self._stretches if part is Part.STALLED)
 
     def take(self, event: Event | Begun | events.LeftOut, moment: float) -> None:
         if isinstance(event, events.LeftOut):  # it is written at the end of the attempt that stands after it

@@ -1,8 +1,8 @@
 """The observer that keeps a run for later: what it was, what happened, and what its ranks printed last if it failed.
 
-A small file is written at the start, so that a launcher that is killed leaves a trace; the rest follows as each attempt
-ends. ``record`` reads it. All is in folders that only this user may enter, as arguments and output can hold secrets.
-No trouble with the disk harms a run.
+Of each attempt its beginning, the first collective and stalls are written as they come, so that a launcher that is
+killed leaves a trace; the rest follows as it ends. ``record`` reads it. All is in folders that only this user may
+enter, as arguments and output can hold secrets. No trouble with the disk harms a run.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class History:
         self._file = ""
         self._trouble: OSError | None = None
         self._attempt: list[tuple[Event, float]] = []  # what has happened in it
-        self._number = 0
+        self._number = self._heard = 0  # of the attempt, and events in it
         self._begun = b""  # the line of its start, until it is written
         self._awaited = 0  # ranks that have not started
         self._size = 0  # bytes written
@@ -108,14 +108,17 @@ class History:
         if isinstance(event, events.Planned):
             self._plan, self._number = event.plan, event.attempt
             self._begun = events.line(event, time.time())
-            self._awaited = len(event.plan.local_ranks)
+            self._awaited, self._heard = len(event.plan.local_ranks), 0
             return
         if isinstance(event, events.Started):
             self._awaited -= 1
-            if self._awaited == 0 and self._folder is None:  # not before: a busy disk may take its time
-                self._begin()
-        if len(self._attempt) < MAX_EVENTS or isinstance(event, _LAST):
+        self._heard += 1
+        if self._heard < MAX_EVENTS or isinstance(event, _LAST):
             self._attempt.append((event, time.time()))
+        if isinstance(event, events.Started) and self._awaited == 0:  # not before: a busy disk may take its time
+            self._write(anew=True)
+        if isinstance(event, _SOON):
+            self._write()
         if isinstance(event, _LAST):
             self._keep(event)
         if isinstance(event, events.Ended):
@@ -126,11 +129,13 @@ class History:
         """This run's, open, for what is kept besides; None before its ranks have started, and after its end."""
         return self._folder
 
-    def _begin(self) -> None:
+    def _write(self, *, anew: bool = False) -> None:
+        """Write what has happened in this attempt so far; ``anew``: also where there is no file yet."""
         try:
-            self._open()
-            self._append([self._begun])
-            self._begun = b""
+            if anew and self._folder is None:
+                self._open()
+            if self._folder is not None and self._size <= MAX_BYTES:
+                self._append()
         except OSError as error:
             self._trouble = error
 
@@ -185,26 +190,27 @@ class History:
         }
 
     def _keep(self, last: events.Restarting | events.Ended) -> None:
-        """Write what has happened in this attempt, and if it failed, what its ranks printed last."""
+        """Write the rest of what has happened in this attempt, and if it failed, what its ranks printed last."""
         over, well = isinstance(last, events.Ended), last == events.Ended(0, None)
         try:
             if self._folder is None:
                 self._open()  # the job ends before any rank was planned
-            if not over and self._size > MAX_BYTES:
+            if not over and self._size > MAX_BYTES and self._begun:
                 self._left_out += 1
+                self._attempt.clear()
             else:
-                head = [events.line(events.LeftOut(self._left_out), time.time())] if self._left_out else []
-                self._append([*head, self._begun, *map(_kept, self._attempt)])
-                self._begun = b""
+                self._append()
             if not well and self._log_dir() is None:
                 self._keep_output()
         except OSError as error:
             self._trouble = error
-        self._attempt.clear()
 
-    def _append(self, lines: Sequence[bytes]) -> None:
+    def _append(self) -> None:
+        head = events.line(events.LeftOut(self._left_out), time.time()) if self._left_out else b""
         with os.fdopen(os.open(self._file, _FLAGS | os.O_APPEND, 0o600, dir_fd=self._folder), "wb") as file:
-            self._size += file.write(b"".join(lines))
+            self._size += file.write(b"".join([head, self._begun, *map(_kept, self._attempt)]))
+        self._begun = b""
+        self._attempt.clear()
 
     def _keep_output(self) -> None:
         """Write it for each rank of the attempt, in the place of an earlier one's."""
@@ -235,6 +241,7 @@ class History:
 
 
 _LAST = (events.Restarting, events.Ended)
+_SOON = (events.FirstCollective, events.Stalled, events.WentOn)
 _SKIPPED = (events.Ready, events.SidecarStarted, events.SidecarAnswers, events.SidecarExited)
 
 

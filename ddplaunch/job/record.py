@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any
@@ -19,7 +20,8 @@ from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.diagnosis.inspection import Inspection
 from ddplaunch.errors import EXIT_PREEMPTED, shown
 from ddplaunch.files import read_owned
-from ddplaunch.job.effective import Happened, Spent, account
+from ddplaunch.job import readings
+from ddplaunch.job.effective import Account, Spent
 from ddplaunch.job.process import born
 from ddplaunch.output import events
 from ddplaunch.output.events import Event
@@ -112,6 +114,7 @@ class RunRecord:
     lost: tuple[Name, ...] = ()  # the hosts of nodes that were lost; node 0's record alone has them
     job: Name | None = None  # the scheduler's number of the job that it ran in: 4711, 4711_3
     spent: Spent = Spent()  # where its time went, as far as it is written
+    stalls: tuple[tuple[Moment, Moment], ...] = ()  # when its ranks got nowhere, likewise
 
     def after(self, event: Event | events.Begun | events.LeftOut, moment: float) -> RunRecord:
         """The record once ``event`` has happened at ``moment``."""
@@ -195,30 +198,37 @@ def read(path: str, run: str) -> RunRecord | None:
             data, owner = read_owned(path, MAX_BYTES, links=False)
         except OSError:
             return None
-        record = parse(data, run) if owner == os.geteuid() else None
+        record = parse(data, run, os.path.dirname(path)) if owner == os.geteuid() else None
         if record is None or record.fate is not Fate.LOST:
             break
     return record
 
 
-def parse(data: bytes, run: str) -> RunRecord | None:
-    """Return the record that the lines ``data`` make; None where not even the first is whole."""
+def parse(data: bytes, run: str, folder: str = "") -> RunRecord | None:
+    """Return the record that the lines ``data`` make; None where not even the first is whole.
+
+    The readings in ``folder`` tell until when a run went on that has not ended as far as it is written.
+    """
     first, *lines = data.split(b"\n")
     try:
         record: RunRecord = convert({**_decode(first), "run": run}, RunRecord)
     except _WRONG:
         return None
     record = replace(record, attempts=(), inspections=(), fate=Fate.RUNNING)
-    happened: list[Happened] = []
+    kept = Account(record.began, record.nnodes)
     for line in filter(None, lines):
         try:
             found = _decode(line)
             event = convert(found, events.RECORDS[found["event"]])
-            happened.append((event, convert(found["time"], Moment)))
-            record = record.after(*happened[-1])
+            moment = convert(found["time"], Moment)
+            record = record.after(event, moment)
+            kept.take(event, moment)
         except _WRONG:
             continue
-    record = replace(record, spent=account(record.began, record.nnodes, happened))
+    seen = None
+    if record.ended is None and (found := readings.read(os.path.join(folder, readings.file_of(record.node_rank)))):
+        seen = min(found[-1].time, time.time())
+    record = replace(record, spent=kept.spent(seen), stalls=kept.stalls)
     return replace(record, fate=Fate.LOST) if record.fate is Fate.RUNNING and not lives(record) else record
 
 

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("state")
 
 JOB = f"9{os.getpid()}"
 """A scheduler's number that no job of this machine has."""
+MINE = f"mine-{os.getpid()}"
 
 
 @pytest.fixture
@@ -44,19 +45,19 @@ def submit(run_id: str | None, ago: float) -> None:
 
 
 def test_a_report_begins_with_the_effective_time(answer, tmp_path):
-    keep(run_id="mine")
-    out = answer("report", "mine").stdout.splitlines()
+    keep(run_id=MINE)
+    out = answer("report", MINE).stdout.splitlines()
     assert re.match(r"effective \d+ %: \S+ s of \S+ s", out[0])
-    assert out[1] == "mine: ended well"
-    told = json.loads(answer("report", "mine", "--json").stdout)
-    assert told["runs"] == ["mine"]
+    assert out[1] == f"{MINE}: ended well"
+    told = json.loads(answer("report", MINE, "--json").stdout)
+    assert told["runs"] == [MINE]
     assert sum(value for name, value in told["spent"].items() if name != "restarts") == pytest.approx(
         told["ended"] - told["began"], abs=1e-3
     )
-    answer("report", "mine", "--html", "page.html")
+    answer("report", MINE, "--html", "page.html")
     assert f"<p>{out[0]}" in (tmp_path / "page.html").read_text()
     assert "EFFECTIVE" in answer("ps", "--all").stdout
-    (row,) = (each for each in json.loads(answer("ps", "--json").stdout) if each["run"] == "mine")
+    (row,) = (each for each in json.loads(answer("ps", "--json").stdout) if each["run"] == MINE)
     assert 0 <= row["effective"] <= 1
 
 

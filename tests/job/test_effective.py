@@ -16,13 +16,16 @@ import pytest
 from ddplaunch.agent.checkpoint import WRITTEN, newest
 from ddplaunch.control.failure import Failure, Verdict
 from ddplaunch.dataclass import replace
+from ddplaunch.diagnosis.readings import RankReading, Reading
 from ddplaunch.job import ledger, past
-from ddplaunch.job.effective import Account, Happened, Part, Spent, account, told
-from ddplaunch.job.history import job_of
-from ddplaunch.job.record import Attempt, RunRecord
+from ddplaunch.job.effective import Account, Part, Spent, told
+from ddplaunch.job.history import History, job_of
+from ddplaunch.job.readings import file_of
+from ddplaunch.job.record import Attempt, Fate, RunRecord
 from ddplaunch.output import events
 from ddplaunch.output.events import Begun, Exited, LastCheckpoint, LeftOut, RankFinished, Restarting, Started, Swept
 from tests.conftest import alive, wait_until, write
+from tests.job.samples import plan
 from tests.job.test_history import state  # noqa: F401
 from tests.starts import LIGHT
 
@@ -31,6 +34,16 @@ RUN = f"stalls-{os.getpid()}"
 
 RANKS = ((0, "n0"), (1, "n1"))
 AGAIN = Restarting(1, 0.0, "again", None)
+
+
+Happened = tuple[events.Event | Begun | LeftOut, float]
+
+
+def account(began: float, nnodes: int, happened: list[Happened]) -> Spent:
+    kept = Account(began, nnodes)
+    for event, moment in happened:
+        kept.take(event, moment)
+    return kept.spent()
 
 
 def begun(attempt: int = 0) -> Begun:
@@ -189,6 +202,29 @@ def test_the_line_has_what_counts():
 
 
 # ------------------------------------------------------------------------------------------------------- real runs
+
+
+def test_a_run_whose_launcher_was_killed_counts_until_it_was_last_seen(state, answer):  # noqa: F811
+    """Its history has what happened so far, and its readings tell until when it went on."""
+    now = time.time()
+    kept = History(plan(RUN), lambda rank: b"", lambda: None, pytest.fail)
+    happened = (Started(0, 100, 0), Started(1, 101, 0), events.Stalled(now, ""), events.WentOn())
+    for event in (events.Planned(plan(RUN), 0), *happened):
+        kept.observe(event)
+    folder = Path(past.folder(RUN))
+    head, *lines = map(json.loads, (folder / "node-0.jsonl").read_text().splitlines())
+    assert [each["event"] for each in lines] == ["begun", "started", "started", "stalled", "went_on"]
+    ago = [200.0, 190.0, 190.0, 100.0, 60.0]
+    moved = [{**each, "time": now - before, "since": now - 110} for each, before in zip(lines, ago, strict=True)]
+    gone = [{**head, "began": now - 210, "born": 1}, *moved]
+    (folder / "node-0.jsonl").write_text("".join(json.dumps(each) + "\n" for each in gone))
+    (folder / file_of(0)).write_text(Reading(now - 9, 15.0, 0, (RankReading(0, *6 * (1.0,)),)).to_json())
+    (found,) = past.records()
+    assert (found.fate, [round(end - begin) for begin, end in found.stalls]) == (Fate.LOST, [50])
+    assert answer("report", RUN).stdout.startswith(
+        "effective 65 %: 2 min 11 s of 3 min 21 s; lost: 50 s stalled, 20 s starting (until it was last seen)\n"
+    )
+
 
 SAVES = """
     import os, sys, time

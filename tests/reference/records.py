@@ -286,6 +286,7 @@ RECORD = {
     "spent.restarting": "from then until all ranks had a process again",
     "spent.discarded": "work after the last checkpoint of an attempt that failed",
     "spent.restarts": "how many there were",
+    "stalls": "when its ranks got nowhere: from and until, a pair for each stall",
     "runs": "all runs of its job, which `spent` is of, where the scheduler's number was typed; else it alone",
 }
 

@@ -33,7 +33,7 @@ class Whole(NamedTuple):
         """The effective time."""
         fate, known = self.runs[-1].fate, told(self.spent)
         if fate is Fate.LOST:
-            return f"{known}, up to its last restart" if self.spent.restarts else "effective time unknown: it was lost"
+            return f"{known} (until it was last seen)" if self.spent.steady else "effective time unknown: it was lost"
         return known or "effective time not known yet"
 
 

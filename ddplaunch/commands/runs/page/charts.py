@@ -17,7 +17,6 @@ BINS = 200  # steps of a chart
 _HOVERS = 50  # places of a chart at which its figures can be read
 _SMALL = 40  # steps of a small chart
 _HEIGHT, _TITLE, _GAP = 52, 18, 10  # pixels of a panel, of its title, between two
-_STILL = 20.0  # seconds without a collective that are marked
 
 
 class Measured(NamedTuple):
@@ -115,7 +114,7 @@ def section(run: PageRun) -> Markup | None:
     def at(moment: float) -> float:
         return 100 * min(1.0, max(0.0, (moment - run.began) / total))
 
-    drawn = [_shade(at(began), at(ended), ended - began, height) for began, ended in stalls(run)]
+    drawn = [_shade(at(began), at(ended), ended - began, height) for began, ended in run.first.stalls]
     labels = []
     for place, panel in enumerate(panels):
         drawn += _drawn(panel, step * place)
@@ -128,7 +127,7 @@ def section(run: PageRun) -> Markup | None:
     chart = tag("svg", *drawn, *axis(total, height), **whole)
     names = tag("svg", *labels, width=LABELS, height=height + 22, class_="labels", aria_hidden="true")
     said = ["The line is the median of the ranks, the band goes from the lowest to the highest."]
-    said += ["A dashed line is a restart."] * bool(restarts) + ["Grey: no collective ended."] * bool([*stalls(run)])
+    said += ["A dashed line is a restart."] * bool(restarts) + ["Grey: the ranks got nowhere."] * bool(run.first.stalls)
     about = tag("p", " ".join(said), class_="dim")
     return tag("section", tag("h2", "Over time"), about, tag("div", names, chart, class_="chart"), id="charts")
 
@@ -154,7 +153,7 @@ def _stretched(steps: int, *content: Markup, **attributes: object) -> Markup:
 
 def _shade(left: float, right: float, seconds: float, height: int) -> Markup:
     rect = tag("rect", x=f"{left:.2f}%", width=f"{max(right - left, 0.2):.2f}%", y=0, height=height, class_="still")
-    return tag("g", rect, tag("title", f"no collective ended for {span(seconds)}"))
+    return tag("g", rect, tag("title", f"stalled for {span(seconds)}"))
 
 
 def _hovers(panels: Sequence[_Panel], total: float, height: int) -> Iterator[Markup]:
@@ -179,30 +178,6 @@ def smalls(run: PageRun, field: str) -> Mapping[int, Markup]:
     found = over_time(run, field, _SMALL)
     top = max((each for values in found.values() for each in values if each is not None), default=0.0)
     return {rank: small(values, top) for rank, values in found.items() if top}
-
-
-def stalls(run: PageRun) -> Iterator[tuple[float, float]]:
-    """When no collective ended, though some had in the attempt."""
-    for readings in run.beside.readings[:1]:  # all nodes stand still together
-        since, moved, last = None, -1, 0.0
-        for each in readings:
-            rates = [row.collectives for row in each.ranks if row.collectives is not None]
-            moves = any(rates)
-            if since is not None and (moves or each.attempt != moved):
-                yield from _long(since, last)
-                since = None
-            last = each.time
-            if moves:
-                moved = each.attempt
-            elif rates and since is None and each.attempt == moved:
-                since = each.time - each.seconds
-        if since is not None:
-            yield from _long(since, last)
-
-
-def _long(since: float, until: float) -> Iterator[tuple[float, float]]:
-    if until - since >= _STILL:
-        yield since, until
 
 
 def _line(values: Values, top: float) -> str:

@@ -148,7 +148,7 @@ def _last_moment(record: RunRecord) -> float:
     ranks = [rank for attempt in record.attempts for rank in attempt.ranks]
     moments = [moment for rank in ranks for moment in (rank.started, rank.ended) if moment]
     seen = [each.moment for each in record.inspections]
-    return max([record.began, *(each.began for each in record.attempts), *moments, *seen])
+    return max([record.began + record.spent.wall, *(each.began for each in record.attempts), *moments, *seen])
 
 
 def time_of_day(seconds: float) -> str:
