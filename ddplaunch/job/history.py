@@ -1,8 +1,8 @@
 """The observer that keeps a run for later: what it was, what happened, and what its ranks printed last if it failed.
 
-Of each attempt its beginning, the first collective and stalls are written as they come, so that a launcher that is
-killed leaves a trace; the rest follows as it ends. ``record`` reads it. All is in folders that only this user may
-enter, as arguments and output can hold secrets. No trouble with the disk harms a run.
+Of each attempt its beginning, the first collective and stalls that are over are written as they come, so that a
+launcher that is killed leaves a trace; the rest follows as it ends. ``record`` reads it. All is in folders that only
+this user may enter, as arguments and output can hold secrets. No trouble with the disk harms a run.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class History:
 
 
 _LAST = (events.Restarting, events.Ended)
-_SOON = (events.FirstCollective, events.Stalled, events.WentOn)
+_SOON = (events.FirstCollective, events.WentOn)  # not a stall itself: it may be of the disk
 _SKIPPED = (events.Ready, events.SidecarStarted, events.SidecarAnswers, events.SidecarExited)
 
 

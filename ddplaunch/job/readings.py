@@ -10,6 +10,8 @@ from ddplaunch.dataclass import dataclass
 from ddplaunch.files import read_owned
 
 if TYPE_CHECKING:
+    from threading import Thread
+
     from ddplaunch.agent.readings import Look
     from ddplaunch.diagnosis.readings import Reading
     from ddplaunch.job.history import History
@@ -46,20 +48,32 @@ class KeptPlan:
 
 
 class ReadingsFile:
-    """Keeps the readings of one node, where the run has a history."""
+    """Keeps the readings of one node, where the run has a history.
+
+    A thread writes them, one at a time: where a disk hangs, as a home on the network may, the launcher goes on.
+    """
 
     def __init__(self, history: History) -> None:
         self._history = history
         self._size = 0
         self._planned = -1  # the attempt whose plan is kept
         self._troubled = False
+        self._writer: Thread | None = None
 
     def hear(self, look: Look, reading: Reading | None) -> None:
-        """Keep a reading; a full disk ends that, and harms nobody."""
+        """Keep a reading, unless the one before is still being written."""
         folder = self._history.folder
         if reading is None or not reading.ranks or folder is None or self._troubled:
             return
-        line, name = reading.to_json().encode(), file_of(look.plan.node_rank)
+        if self._writer is None or not self._writer.is_alive():
+            from threading import Thread
+
+            self._writer = Thread(target=self._write, args=(os.dup(folder), look.plan, reading), daemon=True)
+            self._writer.start()
+
+    def _write(self, folder: int, plan: Plan, reading: Reading) -> None:
+        """Write it, in a thread, and close ``folder``; a full disk ends that, and harms nobody."""
+        line, name = reading.to_json().encode(), file_of(plan.node_rank)
         try:
             if self._size + len(line) > MAX_BYTES:
                 self._thin(folder, name)
@@ -67,9 +81,11 @@ class ReadingsFile:
                 self._size += file.write(line)
             if self._planned != reading.attempt:
                 self._planned = reading.attempt
-                self._keep_plan(folder, look.plan)
+                self._keep_plan(folder, plan)
         except OSError:
             self._troubled = True
+        finally:
+            os.close(folder)
 
     def _keep_plan(self, folder: int, plan: Plan) -> None:
         name = plan_of(plan.node_rank)

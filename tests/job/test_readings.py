@@ -2,6 +2,7 @@
 
 import os
 import random
+import threading
 import time
 
 import pytest
@@ -17,6 +18,7 @@ from tests.conftest import write
 from tests.fake_nvml import fake_nvml as fake_nvml
 from tests.job.samples import plan
 from tests.job.test_history import state  # noqa: F401
+from tests.patience import patience
 from tests.starts import LIGHT
 
 TRAINS = """
@@ -192,13 +194,20 @@ def a_reading(number: int, ranks: int, gpus: int, chance: random.Random) -> Read
     return Reading(1e9 + 60.0 * number, 60.0, 0, tuple(rows), tuple(cards))
 
 
+def keep(file: ReadingsFile, look: Look, found: Reading) -> None:
+    """Have it kept, and wait for the thread that does."""
+    file.hear(look, found)
+    if file._writer:
+        file._writer.join()
+
+
 @pytest.mark.parametrize(("ranks", "gpus", "days"), [(1, 0, 14), (64, 8, 1)])
 def test_a_long_run_has_its_place(tmp_path, ranks, gpus, days):
     chance, history = random.Random(1), Kept(tmp_path)
     file, look = ReadingsFile(history), Look(plan(), 0.0, 0.0)
     most, count = 0, days * 1440
     for number in range(count):
-        file.hear(look, a_reading(number, ranks, gpus, chance))
+        keep(file, look, a_reading(number, ranks, gpus, chance))
         most = max(most, file._size)
     os.close(history.folder)
     assert most <= MAX_BYTES < 2_000_000
@@ -229,8 +238,31 @@ def test_no_trouble_harms_the_run(tmp_path):
     history = Kept(tmp_path)
     (tmp_path / file_of(0)).symlink_to(tmp_path / "elsewhere")
     file, look = ReadingsFile(history), Look(plan(), 0.0, 0.0)
-    file.hear(look, a_reading(1, 1, 0, random.Random(1)))
+    keep(file, look, a_reading(1, 1, 0, random.Random(1)))
     os.close(history.folder)
     assert not (tmp_path / "elsewhere").exists()
     history.folder = None
+    keep(file, look, a_reading(2, 1, 0, random.Random(1)))
+
+
+def test_a_disk_that_hangs_holds_nobody_up(tmp_path):
+    """As a home on the network may: the reading after it is left out, and the launcher goes on."""
+    history = Kept(tmp_path)
+    file, look = ReadingsFile(history), Look(plan(), 0.0, 0.0)
+    begun, hangs = threading.Event(), threading.Event()
+
+    def write(folder: int, *words: object) -> None:
+        begun.set()
+        hangs.wait(patience(30))
+        os.close(folder)
+
+    file._write = write
+    file.hear(look, a_reading(1, 1, 0, random.Random(1)))
+    assert begun.wait(patience(10))
+    first = file._writer
     file.hear(look, a_reading(2, 1, 0, random.Random(1)))
+    assert file._writer is first
+    assert first.is_alive()
+    hangs.set()
+    first.join()
+    os.close(history.folder)
