@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -13,6 +15,7 @@ from ddplaunch.job.effective import Spent, total
 from ddplaunch.job.record import RunRecord
 
 PROPOSED = 2  # times that a host was to blame lately, from which on ``submit`` names it
+PATIENCE = 1.0  # seconds for reading the history at each ``submit``
 LATELY = 7 * 86400.0  # seconds
 
 
@@ -50,8 +53,10 @@ def blamed(records: Iterable[RunRecord]) -> list[Blamed]:
 
 
 def proposed(now: float) -> list[Blamed]:
-    """The hosts of scheduler's jobs that were to blame again and again lately."""
-    lately = (each for each in past.records() if each.job and each.began > now - LATELY)
+    """The hosts of scheduler's jobs that were to blame again and again lately, as far as PATIENCE seconds tell."""
+    until = time.monotonic() + PATIENCE
+    seen = itertools.takewhile(lambda each: time.monotonic() < until, past.records())  # the latest first
+    lately = (each for each in seen if each.job and each.began > now - LATELY)
     return [each for each in blamed(lately) if each.times >= PROPOSED]
 
 

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+import struct
 
 import pytest
 
@@ -80,7 +81,7 @@ def test_a_job_while_it_runs_and_after(job, served, tmp_path):
 
 def test_who_is_refused(served):
     keep(run_id=RUN, code=1)
-    _, port, path = served(RUN, "--serve")
+    process, port, path = served(RUN, "--serve")
     assert ask(port, path)[0] == 200
     assert ask(port, path, Host="127.0.0.1:9")[0] == 200
     for bad in "evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "":
@@ -94,6 +95,12 @@ def test_who_is_refused(served):
         assert ask(port, path)[0] == 200, "one that says nothing holds up nobody"
     with socket.socket() as other, pytest.raises(ConnectionRefusedError):
         other.connect(("127.0.0.2", port))
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", port)) as gone:
+            gone.sendall(b"GET / HT")
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+    assert ask(port, path)[0] == 200
+    assert process.stderr() == ""
 
 
 @pytest.mark.parametrize(

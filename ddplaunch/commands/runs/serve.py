@@ -66,6 +66,8 @@ class LivePages:
     def _page(self) -> str:
         found = runs.find(self._run)
         shares = past.shares(found.run)
+        if not shares:  # it was removed in this moment
+            raise LaunchError(f"{found.run} is not kept any more", "ddplaunch ps --all shows which runs are")
         known = beside(found, shares, live=found.running is not None)
         standing = as_it_runs(found, shares, known)
         effective = Whole(standing[:1], standing[0].spent).line
@@ -81,6 +83,9 @@ class LiveServer(ThreadingHTTPServer):
     def __init__(self, *words: object) -> None:
         super().__init__(*words)  # type: ignore[arg-type]
         self.path = f"/{secrets.token_urlsafe(16)}/"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A browser that goes in the middle of a request is no error."""
 
 
 class LiveHandler(BaseHTTPRequestHandler):
