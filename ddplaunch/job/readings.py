@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ddplaunch.wire.bounds import Count, Line
 
 MAX_BYTES = 3 << 19  # of a file, however long the run: 1.5 MiB
+_LATEST = 1e11  # seconds since the epoch: beyond all calendars
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -122,7 +123,7 @@ def parse(data: bytes) -> list[Reading]:
             found.append(typed.parse(line, Reading))
         except (msgspec.MsgspecError, RecursionError):
             continue
-    return found
+    return [each for each in found if 0 <= each.seconds <= each.time <= _LATEST]
 
 
 def read(path: str) -> list[Reading]:

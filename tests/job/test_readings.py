@@ -225,6 +225,9 @@ def test_a_long_run_has_its_place(tmp_path, ranks, gpus, days):
 def test_torn_and_hostile_lines_are_passed_over(tmp_path):
     good = a_reading(1, 2, 1, random.Random(1)).to_json()
     lines = [good[: len(good) // 2], "null", '{"time": 1e999}', "[" * 5000, '{"time": "x"}', good.strip()]
+    for figures in "1e308, 1.0", "9.0, -1e308":
+        moment, seconds = figures.split(", ")
+        lines.append(f'{{"time": {moment}, "seconds": {seconds}, "attempt": 0, "ranks": []}}')
     path = tmp_path / "readings-0.jsonl"
     path.write_text("\n".join(lines))
     (found,) = readings.read(str(path))
