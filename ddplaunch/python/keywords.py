@@ -72,6 +72,7 @@ class Keywords(TypedDict, total=False):
     debug_timeout: Text
     post_mortem: bool
     debugpy: str | None
+    oom_report: bool
     show: str
     prefix: str
     merge: bool | None

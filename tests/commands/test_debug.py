@@ -316,7 +316,7 @@ def test_a_rank_that_was_to_stop_runs_on_when_nobody_awaits_it_any_more(start, t
         tmp_path,
         "train.py",
         "import threading\nprint('up', flush=True)\n"
-        "threading.Event().wait(2)\nfor n in range(3):\n    print('on', n, flush=True)\n",
+        f"threading.Event().wait({patience(4)})\nfor n in range(3):\n    print('on', n, flush=True)\n",
     )
     job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py")
     job.wait_for("up", 2)
