@@ -61,7 +61,7 @@ def account(shortage: Shortage, points: Sequence[MemoryPoint], longer: Sequence[
     grew = longer if goes_back and _grew(longer) else points
     known = points if len(points) > 1 or not longer else longer
     lines = [_what(shortage), _who(shortage, known[-1]) if known else "", growth(shortage.rank, grew)]
-    return (*filter(None, lines), _advice(shortage, grew if _grown(grew) else known))
+    return (*filter(None, lines), _advice(shortage, grew if grew and _grew(grew) else known))
 
 
 def _what(shortage: Shortage) -> str:
@@ -123,7 +123,7 @@ def _grown(points: Sequence[MemoryPoint]) -> list[tuple[str, int, int]]:
 
 def _advice(shortage: Shortage, points: Sequence[MemoryPoint]) -> str:
     """What to do about the part that grew most or, where that is not known, the largest."""
-    parts = [part for part, *_ in _grown(points) if part != "cache"]
+    parts = [part for part, *_ in _grown(points) if part != "cache"] if points and _grew(points) else []
     if not parts and points:
         parts = sorted(("own", "children", "shared"), key=lambda part: -getattr(points[-1], part))
     limit = shortage.limit

@@ -409,6 +409,7 @@ def point(moment, own, children=0, shared=0, cache=0):
         ([point(0, 1), point(60, 9, 0, 0, 8)], "rank 3 grew from 1.0 GiB to 9.0 GiB, page cache grew", "keep less"),
         ([point(0, 40, 2), point(30, 40, 2)], None, "keep less"),
         ([point(0, 40, 2, 1, 1), point(30, 41, 2, 1, 1)], "nothing grew by much", "keep less"),
+        ([point(0, 2, 60), point(30, 3, 60)], "nothing grew by much", "fewer DataLoader"),
         ([point(0, 90), point(700, 1, 1), point(900, 1, 5)], "in the last 3m20s its child", "fewer DataLoader"),
         ([point(0, 2, 40)], None, "fewer DataLoader"),
         ([], None, "keep less"),
