@@ -107,79 +107,6 @@ def test_resources(spec, options, limits):
     assert container.get("resources") == (limits and {"limits": limits})
 
 
-def test_whose_the_pods_are(spec):
-    line = "--restricted --run-as 1000 --image-pull-policy never --spread zone --anti-affinity host t.py"
-    _, pod, container = spec(line)
-    assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] == 1000
-    assert (pod["automountServiceAccountToken"], container["imagePullPolicy"]) == (False, "Never")
-    assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    assert {"name": "HOME", "value": "/tmp"} in container["env"]
-    assert "automountServiceAccountToken" not in spec("--service-account sa t.py")[1]
-
-
-def test_where_it_runs_and_with_what(spec):
-    line = (
-        "--namespace vision --label team=wine --label a/b= --constraint a.b/c=d,e=f --grace 60 --job-name my-job "
-        "--env A=1=2 --env HERE --env EMPTY= --container-mounts claim:/sets:ro,/d:/d --container-mounts x:/y:rw t.py"
-    )
-    job, pod, container = spec(line, env={"HERE": "of this shell"})
-    assert (job["metadata"]["name"], job["metadata"]["namespace"]) == ("my-job", "vision")
-    labels = {"app.kubernetes.io/managed-by": "ddplaunch", "team": "wine", "a/b": ""}
-    assert job["metadata"]["labels"] == job["spec"]["template"]["metadata"]["labels"] == labels
-    assert pod["nodeSelector"] == {"a.b/c": "d", "e": "f"}
-    assert pod["terminationGracePeriodSeconds"] == 70
-    variables = {each["name"]: each["value"] for each in container["env"]}
-    assert variables == {"A": "1=2", "HERE": "of this shell", "EMPTY": "", "DDPLAUNCH_NNODES": "1"}
-    assert container["volumeMounts"][1:] == [
-        {"name": "mount-1", "mountPath": "/sets", "readOnly": True},
-        {"name": "mount-2", "mountPath": "/d"},
-        {"name": "mount-3", "mountPath": "/y"},
-    ]
-    assert pod["volumes"][1:] == [
-        {"name": "mount-1", "persistentVolumeClaim": {"claimName": "claim"}},
-        {"name": "mount-2", "hostPath": {"path": "/d"}},
-        {"name": "mount-3", "persistentVolumeClaim": {"claimName": "x"}},
-    ]
-
-
-def test_a_pool_of_machines_with_rdma(spec):
-    line = (
-        "--nodes 2 --gpus-per-node 8 --cpus-per-task 96 --mem 1000Gi --shm-size 200G --resource rdma/hca=8 "
-        "--resource ephemeral-storage=1T --request cpu=500m --request memory=900G --toleration nvidia.com/gpu "
-        "--toleration a/b=c --toleration d=e:NoExecute --host-network --priority-class p --scheduler-name s "
-        "--service-account sa --image-pull-secret x --image-pull-secret y --ttl 1-0 --backoff-limit 0 "
-        "--constraint 'a=b,gpu=x|y,kubernetes.io/hostname!=n07|n08' --annotation a/b='c=d e' train.py"
-    )
-    job, pod, container = spec(line)
-    assert container["resources"] == {
-        "limits": {
-            "cpu": 96, "memory": "1000Gi", "nvidia.com/gpu": 8, "rdma/hca": 8, "ephemeral-storage": "1Ti",
-        },
-        "requests": {"cpu": "500m", "memory": "900Gi"},
-    }  # fmt: skip
-    assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
-    assert pod["volumes"][0] == {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "200Gi"}}
-    assert pod["tolerations"] == [
-        {"key": "nvidia.com/gpu", "operator": "Exists"},
-        {"key": "a/b", "operator": "Equal", "value": "c"},
-        {"key": "d", "operator": "Equal", "value": "e", "effect": "NoExecute"},
-    ]
-    assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
-    assert [port["hostPort"] for port in container["ports"]] == [29500, 29501]
-    assert (pod["priorityClassName"], pod["schedulerName"], pod["serviceAccountName"]) == ("p", "s", "sa")
-    assert pod["imagePullSecrets"] == [{"name": "x"}, {"name": "y"}]
-    assert job["spec"]["ttlSecondsAfterFinished"] == 86400
-    assert (job["spec"]["backoffLimitPerIndex"], job["spec"]["podFailurePolicy"]["rules"][0]["action"]) == (0, "Count")
-    assert pod["nodeSelector"] == {"a": "b"}
-    required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert required["nodeSelectorTerms"][0]["matchExpressions"] == [
-        {"key": "gpu", "operator": "In", "values": ["x", "y"]},
-        {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n07", "n08"]},
-    ]
-    annotations = {"a/b": "c=d e"}
-    assert job["metadata"]["annotations"] == job["spec"]["template"]["metadata"]["annotations"] == annotations
-
-
 @pytest.mark.parametrize(("resource", "locks"), [("rdma/hca=1", True), ("a.b/efa=4", True), ("a/default=8", False)])
 def test_memory_is_locked_for_rdma_alone(spec, resource, locks):
     _, _, container = spec(f"--resource {resource} train.py")
@@ -193,45 +120,6 @@ def test_the_ports_of_a_host_are_those_that_are_typed(spec):
     assert (pod["hostNetwork"], "ports" in container) == (True, False)
 
 
-def test_variables_of_secrets_and_what_is_mounted(spec):
-    mounts = "configmap/c:/c,secret/s:/s:ro,emptydir:/e,emptydir/100G:/f,a-claim:/g"
-    _, pod, container = spec(f"--env-secret all --env-secret A=s.b:k.e_y --container-mounts {mounts} train.py")
-    assert container["envFrom"] == [{"secretRef": {"name": "all"}}]
-    assert container["env"][0] == {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s.b", "key": "k.e_y"}}}
-    assert [{key: value for key, value in each.items() if key != "name"} for each in pod["volumes"][1:]] == [
-        {"configMap": {"name": "c"}},
-        {"secret": {"secretName": "s"}},
-        {"emptyDir": {}},
-        {"emptyDir": {"sizeLimit": "100Gi"}},
-        {"persistentVolumeClaim": {"claimName": "a-claim"}},
-    ]
-
-
-@pytest.mark.parametrize(("words", "scheduler"), [("", "volcano"), ("--scheduler-name mine", "mine")])
-def test_all_pods_start_together_with_volcano(spec, words, scheduler):
-    job, pod, _ = spec(f"--nodes 3 --gang volcano {words} train.py")
-    assert job["metadata"]["annotations"] == {"scheduling.volcano.sh/group-min-member": "3"}
-    assert pod["schedulerName"] == scheduler
-
-
-def test_all_pods_start_together_with_coscheduling(manifest):
-    done = manifest(f"{ASKED} --nodes 3 --gang coscheduling --namespace n train.py")
-    group, _, job = yaml.safe_load_all(done.stdout)
-    assert (group["kind"], group["spec"], group["metadata"]["namespace"]) == ("PodGroup", {"minMember": 3}, "n")
-    assert job["spec"]["template"]["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == group["metadata"]["name"]
-    assert job["spec"]["template"]["spec"]["schedulerName"] == "scheduler-plugins-scheduler"
-
-
-def test_an_elastic_job(spec):
-    job, _, container = spec("--nodes 2:4 --gang volcano --join-window 60 --grow train.py")
-    assert (job["spec"]["completions"], job["spec"]["maxFailedIndexes"]) == (4, 2)
-    assert job["spec"]["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
-    assert job["metadata"]["annotations"] == {"scheduling.volcano.sh/group-min-member": "2"}
-    assert {"name": "DDPLAUNCH_NNODES", "value": "2:4"} in container["env"]
-    assert container["args"] == ["--join-window", "60", "--grow", "train.py"]
-    assert "successPolicy" not in spec("--nodes 2:2 train.py")[0]["spec"]
-
-
 def test_spares_are_pods_like_the_others(spec):
     job, _, container = spec("--nodes 2 --spares 1 --gang volcano train.py")
     assert (job["spec"]["completions"], job["spec"]["maxFailedIndexes"]) == (3, 1)
@@ -239,6 +127,7 @@ def test_spares_are_pods_like_the_others(spec):
     assert job["metadata"]["annotations"] == {"scheduling.volcano.sh/group-min-member": "2"}
     assert {"name": "DDPLAUNCH_NNODES", "value": "2:3"} in container["env"]
     assert container["args"] == ["--spares", "1", "train.py"]
+    assert "successPolicy" not in spec("--nodes 2:2 train.py")[0]["spec"]
 
 
 def test_a_name_of_its_own_each_time(spec):
@@ -250,6 +139,14 @@ def test_a_name_of_its_own_each_time(spec):
 
 
 # --------------------------------------------------------------------------------------------------------- refusals
+
+
+TRAINJOBS = {
+    "--nodes 1:2": "--nodes as a range", "--backoff-limit 3": "--backoff-limit", "--ttl 60": "--ttl",
+    "--gang volcano": "--gang", "--spread zone": "--spread", "--image-pull-policy Always": "--image-pull-policy",
+    "--env-secret all": "--env-secret without a NAME",
+}  # fmt: skip
+"""What the runtime of a TrainJob decides, and how that is refused."""
 
 
 @pytest.mark.parametrize(
@@ -322,6 +219,10 @@ def test_a_name_of_its_own_each_time(spec):
         (f"{ASKED} --runtime torch train.py", ("--runtime torch is for a TrainJob", "--kind trainjob")),
         (f"{ASKED} --runtime torch-distributed --kind job train.py",
          ("--runtime torch-distributed is for a TrainJob",)),
+        *(
+            (f"{ASKED} --kind trainjob {words} train.py", (f"{option} does not work with --kind trainjob",))
+            for words, option in TRAINJOBS.items()
+        ),
         (f"{ASKED} --run-as me train.py", ("--run-as me: expected a number, or two", "id shows yours")),
         (f"{ASKED} --spread a=b train.py", ("--spread a=b: expected the key of a label",)),
         (f"{ASKED} --image-pull-policy no train.py", ("expected Always, IfNotPresent or Never",)),

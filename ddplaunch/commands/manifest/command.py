@@ -17,7 +17,7 @@ from ddplaunch.cli.target_command import SETTINGS
 from ddplaunch.commands.manifest import kubernetes, values
 from ddplaunch.commands.manifest.options import HEADINGS, REFUSED
 from ddplaunch.commands.manifest.pod import pins
-from ddplaunch.commands.manifest.pod_job import JOB, NAME, TRAINJOB, NodeRule, PodJob, longest_name, name_from
+from ddplaunch.commands.manifest.pod_job import NAME, TRAINJOB, PodJob, longest_name, name_from
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.rendezvous import DEFAULT_PORT
 
@@ -81,39 +81,25 @@ def _pod_job(ctx: click.Context, target: str) -> PodJob:
     if given["grow"] and lowest == nodes:
         raise UsageError(f"--grow does not work with --nodes {nodes}", f"--nodes {nodes}:{nodes + 1}")
     most = nodes + given["spares"]
-    rules = [rule for rule in map(values.constraint, given["constraint"]) if rule]
-    secrets = [found for found in map(values.secret, given["secrets"]) if found]
     as_typed: dict[str, Any] = {name: given[name] for name in PodJob.__match_args__ if name in given}
     ours: dict[str, Any] = {
         "command": batch_command.words_of_run(ctx),
         "name": _name(ctx, target, most),
         "nodes": most,
         "min_nodes": lowest if lowest != most else None,
-        "gpus": given["gpus_per_node"],
-        "cpus": given["cpus_per_task"],
         "resources": _quantities(given["resources"]),
         "requests": _quantities(given["requests"]),
         "seconds": batch_command.seconds(given["time"] or "UNLIMITED"),
         "preempt_grace": given["preempt_grace"] if given["preempt_signal"] == signal.SIGTERM else 0.0,
         "kept": batch_command.seconds(given["ttl"]) if given["ttl"] else None,
-        "kind": given["kind"] or JOB,
         "labels": values.texts_of(given["labels"]),
         "annotations": values.texts_of(given["annotations"]),
-        "node_labels": {rule.key: rule.values[0] for rule in rules if _is_label(rule)},
-        "node_rules": [rule for rule in rules if not _is_label(rule)],
-        "tolerations": [each for each in map(values.toleration, given["tolerations"]) if each],
         "host_ports": _ports(ctx) if given["host_network"] and nodes > 1 else (),
         "variables": values.texts_of([text if "=" in text else f"{text}={os.environ[text]}" for text in given["env"]]),
-        "secret_variables": [each for each in secrets if not isinstance(each, str)],
-        "secrets": [each for each in secrets if isinstance(each, str)],
     }
     job = PodJob(**{**as_typed, **ours})
     _compare(job)
     return job
-
-
-def _is_label(rule: NodeRule) -> bool:
-    return rule.operator == "In" and len(rule.values) == 1
 
 
 def _quantities(texts: Sequence[str]) -> dict[str, str | int]:
@@ -129,11 +115,11 @@ def _quantities(texts: Sequence[str]) -> dict[str, str | int]:
 
 def _compare(job: PodJob) -> None:
     """Refuse values that contradict each other, which Kubernetes would refuse later."""
-    for each in job.secret_variables:
-        if each.name in job.variables:
-            given = f"--env-secret {each.name}={each.secret}:{each.key}"
-            raise UsageError(f"{given}: --env sets {each.name} too", "leave one of them out")
-    limits: dict[str, str | int | None] = {"cpu": job.cpus, "memory": job.memory, **job.resources}
+    for each in job.secrets:
+        name = each.partition("=")[0]
+        if name in job.variables:
+            raise UsageError(f"--env-secret {each}: --env sets {name} too", "leave one of them out")
+    limits: dict[str, str | int | None] = {"cpu": job.cpus_per_task, "memory": job.memory, **job.resources}
     for name, asked in job.requests.items():
         limit = limits.get(name)
         if limit is not None and values.amount(str(asked)) > values.amount(str(limit)):
@@ -147,7 +133,7 @@ def _compare(job: PodJob) -> None:
         raise UsageError(f"--runtime {job.runtime} is for a TrainJob", "--kind trainjob")
     if job.restricted and (broken := _beyond_restricted(job)):
         raise UsageError(f"--restricted: that level does not allow {broken}", "leave out one of the two")
-    if any(name.startswith("hugepages-") for name in job.resources) and not (job.memory or job.cpus):
+    if any(name.startswith("hugepages-") for name in job.resources) and not (job.memory or job.cpus_per_task):
         raise UsageError("Kubernetes takes huge pages only with a limit of memory or CPUs", "--mem SIZE")
 
 
@@ -173,7 +159,7 @@ def _name(ctx: click.Context, target: str, nodes: int) -> str:
     given = ctx.params
     asked, unique = given["job_name"], given["unique_name"]
     suffix = f"-{''.join(random.choices(_LETTERS, k=5))}" if unique else ""
-    longest = longest_name(nodes, given["kind"] or JOB) - len(suffix)
+    longest = longest_name(nodes, given["kind"]) - len(suffix)
     if asked is None:
         return name_from(target, longest) + suffix
     if not NAME.fullmatch(asked) or len(asked) > longest:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ddplaunch.clusters.systems.indexed import ADDRESS, INDEX, NNODES, PORT
 from ddplaunch.commands.manifest.document import commented, present
-from ddplaunch.commands.manifest.pod_job import JOB, TRAINJOB, Mount, PodJob, Toleration
+from ddplaunch.commands.manifest.pod_job import JOB, TRAINJOB, Mount, PodJob
 from ddplaunch.plan.command import python_command
 from ddplaunch.plan.rendezvous import DEFAULT_PORT
 
@@ -50,7 +50,16 @@ def pod_spec(job: PodJob) -> dict[str, Any]:
 def _place(job: PodJob) -> dict[str, Any]:
     """Where the pods may run, and who decides."""
     ours = {"matchLabels": job.own_pods}
-    rules = [{"key": each.key, "operator": each.operator, "values": list(each.values)} for each in job.node_rules]
+    labels: dict[str, str] = {}
+    rules: list[dict[str, Any]] = []
+    for text in job.constraint:
+        key, _, value = text.partition("=")
+        if key.endswith("!"):
+            rules.append({"key": key[:-1], "operator": "NotIn", "values": value.split("|")})
+        elif "|" in value:
+            rules.append({"key": key, "operator": "In", "values": value.split("|")})
+        else:
+            labels[key] = value
     here = {_REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": rules}]}} if rules else None
     apart = [{"labelSelector": ours, "topologyKey": key} for key in job.apart]
     evenly = {"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": ours}
@@ -58,7 +67,7 @@ def _place(job: PodJob) -> dict[str, Any]:
     return {
         "schedulerName": job.scheduler_name,
         "priorityClassName": job.priority_class,
-        "nodeSelector": dict(job.node_labels),
+        "nodeSelector": labels,
         "affinity": present({"nodeAffinity": here, "podAntiAffinity": {_REQUIRED: apart} if apart else None}),
         "topologySpreadConstraints": [{"topologyKey": key, **evenly} for key in job.spread],
         "tolerations": [_toleration(each) for each in job.tolerations],
@@ -81,9 +90,11 @@ def _identity(job: PodJob) -> dict[str, Any]:
     )
 
 
-def _toleration(each: Toleration) -> dict[str, str]:
-    how = "Exists" if each.value is None else "Equal"
-    return present({"key": each.key, "operator": how, "value": each.value, "effect": each.effect})
+def _toleration(text: str) -> dict[str, str]:
+    taint, _, effect = text.partition(":")
+    key, equals, value = taint.partition("=")
+    how = "Equal" if equals else "Exists"
+    return present({"key": key, "operator": how, "value": value or None, "effect": effect or None})
 
 
 def _container(job: PodJob) -> dict[str, Any]:
@@ -108,7 +119,7 @@ def _container(job: PodJob) -> dict[str, Any]:
             "command": [*python_command("python"), "run", "--cluster", cluster],
             "args": [_unexpanded(word) for word in job.command],
             env: _variables(job),
-            "envFrom": [{"secretRef": {"name": name}} for name in job.secrets],
+            "envFrom": [{"secretRef": {"name": name}} for name in job.whole_secrets],
             ports: [{"containerPort": port, "hostPort": port} for port in job.host_ports],
             **_resources(job),
             message: "FallbackToLogsOnError",
@@ -118,7 +129,9 @@ def _container(job: PodJob) -> dict[str, Any]:
 
 
 def _resources(job: PodJob) -> dict[str, Any]:
-    limits = present({"cpu": job.cpus, "memory": job.memory, NVIDIA: job.gpus or None, **job.resources})
+    limits = present(
+        {"cpu": job.cpus_per_task, "memory": job.memory, NVIDIA: job.gpus_per_node or None, **job.resources}
+    )
     resources = commented("resources", REQUESTED) if limits else "resources"
     fields = {resources: present({"limits": limits, "requests": dict(job.requests)})}
     if job.restricted:
@@ -145,8 +158,8 @@ def _variables(job: PodJob) -> list[dict[str, Any]]:
         if job.nodes > 1:
             place |= {ADDRESS: job.node_zero, PORT: str(DEFAULT_PORT)}
     secret = [
-        {"name": each.name, "valueFrom": {"secretKeyRef": {"name": each.secret, "key": each.key}}}
-        for each in job.secret_variables
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+        for name, secret, key in (re.split("[=:]", each) for each in job.secrets if "=" in each)
     ]
     home = {"HOME": "/tmp"} if job.user else {}  # a user that the image does not know has none
     plain = {**home, **job.variables, **place}

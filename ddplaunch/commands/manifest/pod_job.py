@@ -45,33 +45,6 @@ class Mount:
 
 
 @dataclass(frozen=True)
-class NodeRule:
-    """A requirement on a label of the nodes, beyond one value: operator is In or NotIn."""
-
-    key: str
-    operator: str
-    values: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Toleration:
-    """A taint that the pods put up with; without a value any, without an effect every."""
-
-    key: str
-    value: str | None = None
-    effect: str | None = None
-
-
-@dataclass(frozen=True)
-class SecretVariable:
-    """A variable of the container that is one key of a secret."""
-
-    name: str
-    secret: str
-    key: str
-
-
-@dataclass(frozen=True)
 class ManifestPatch:
     """One document of a file of ``--patch``, for the object of its kind; a Job's may be inside a JobSet."""
 
@@ -95,9 +68,9 @@ class PodJob:
     image: str
     nodes: int = 1
     min_nodes: int | None = None  # of an elastic job; None if it always has all
-    gpus: int = 0  # of each pod, as CPUs and memory
-    cpus: int | None = None
-    memory: str | None = None  # as Kubernetes writes it ("200Gi"), like all sizes here
+    gpus_per_node: int = 0
+    cpus_per_task: int | None = None  # of each pod
+    memory: str | None = None  # likewise, as Kubernetes writes it ("200Gi"), like all sizes here
     resources: Mapping[str, str | int] = field(default_factory=dict)  # others of each pod: {"rdma/hca": 8}
     requests: Mapping[str, str | int] = field(default_factory=dict)  # where they are not the limits
     shm: str | None = None  # size of /dev/shm; None is the pod's memory
@@ -111,9 +84,8 @@ class PodJob:
     namespace: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
-    node_labels: Mapping[str, str] = field(default_factory=dict)  # labels that the nodes must have
-    node_rules: Sequence[NodeRule] = ()
-    tolerations: Sequence[Toleration] = ()
+    constraint: Sequence[str] = ()  # labels of nodes: KEY=VALUE, KEY=A|B or KEY!=A|B
+    tolerations: Sequence[str] = ()  # KEY[=VALUE][:EFFECT]
     spread: Sequence[str] = ()  # labels of nodes over whose values the pods are spread
     apart: Sequence[str] = ()  # labels of nodes; no two pods have the same value of one
     priority_class: str | None = None
@@ -127,8 +99,7 @@ class PodJob:
     pull: str | None = None  # of ``PULLS``
     pull_secrets: Sequence[str] = ()
     variables: Mapping[str, str] = field(default_factory=dict)  # of the container, beside `OWN_VARIABLES`
-    secret_variables: Sequence[SecretVariable] = ()
-    secrets: Sequence[str] = ()  # each key of these is a variable
+    secrets: Sequence[str] = ()  # NAME=SECRET:KEY, a variable; or SECRET, each key of which is one
     mounts: Sequence[Mount] = ()
     patches: Sequence[ManifestPatch] = ()
 
@@ -151,6 +122,10 @@ class PodJob:
     def together(self) -> int:
         """The nodes without which the job does not run."""
         return self.min_nodes or self.nodes
+
+    @property
+    def whole_secrets(self) -> list[str]:
+        return [each for each in self.secrets if "=" not in each]
 
     @property
     def scheduler_name(self) -> str | None:

@@ -31,7 +31,7 @@ _OF_RUNTIME = {
     "priority_class": "--priority-class",
     "host_network": "--host-network",
     "spread": "--spread",
-    "secrets": "--env-secret without a NAME",
+    "whole_secrets": "--env-secret without a NAME",
     "pull": "--image-pull-policy",
 }
 """What only the runtime decides, and the options that ask for it."""

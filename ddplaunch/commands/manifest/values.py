@@ -13,26 +13,16 @@ from ddplaunch.cli.batch_command import Reader, a_time, check_once, like, second
 from ddplaunch.cli.surroundings import TOKEN, check_token
 from ddplaunch.commands.manifest import patch
 from ddplaunch.commands.manifest.pod import NVIDIA
-from ddplaunch.commands.manifest.pod_job import (
-    OWN_VARIABLES,
-    ManifestPatch,
-    Mount,
-    NodeRule,
-    SecretVariable,
-    Toleration,
-)
+from ddplaunch.commands.manifest.pod_job import OWN_VARIABLES, ManifestPatch, Mount
 
 _SHORT = r"[A-Za-z0-9](?:[\w.-]{0,61}[A-Za-z0-9])?"
 _KEY = rf"(?:[a-z0-9][a-z0-9.-]{{0,252}}/)?{_SHORT}"
 """The key of a label, as in "nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3" (Labels and Selectors in its manual)."""
 
 _VALUE = rf"(?:{_SHORT})?"
-_RULE = re.compile(rf"({_KEY})(!?=)({_VALUE}(?:\|{_VALUE})*)", re.ASCII)
-_TOLERATION = re.compile(rf"({_KEY})(?:=({_SHORT}))?(?::(NoSchedule|PreferNoSchedule|NoExecute))?", re.ASCII)
 _OBJECT = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"  # the name of a secret, a claim, … (RFC 1123, lowercase)
-_SECRET = re.compile(rf"(?:(?P<variable>[A-Za-z_.-][\w.-]*)=)?(?P<secret>{_OBJECT})(?::(?P<key>[\w.-]+))?", re.ASCII)
 _SOURCE = re.compile(rf"/.*|emptydir(/\d+[KMGT]?i?B?)?|((configmap|secret)/)?{_OBJECT}", re.ASCII)
-_VARIABLE = re.compile(r"[A-Za-z_.-][\w.-]*", re.ASCII)
+_VARIABLE = r"[A-Za-z_.-][\w.-]*"
 _SIZE = re.compile(r"(\d{1,15})([KMGT]?)i?B?", re.ASCII | re.IGNORECASE)
 _CPUS = re.compile(r"\d{1,9}(\.\d{1,3})?|\d{1,9}m", re.ASCII)
 _DEVICE = re.compile(rf"(?:[a-z0-9][a-z0-9.-]{{0,252}})/{_SHORT}", re.ASCII)
@@ -56,26 +46,6 @@ def amount(text: str) -> float:
     if text.endswith("m"):
         return int(text[:-1]) / 1000
     return int(text[:-2]) * UNITS[text[-2]] if text.endswith("i") else float(text)
-
-
-def constraint(text: str) -> NodeRule | None:
-    """Read KEY=VALUE, KEY=A|B or KEY!=A|B; None if it is none of them."""
-    found = _RULE.fullmatch(text)
-    return NodeRule(found[1], "In" if found[2] == "=" else "NotIn", tuple(found[3].split("|"))) if found else None
-
-
-def toleration(text: str) -> Toleration | None:
-    """Read KEY[=VALUE][:EFFECT]; None if it is not that."""
-    found = _TOLERATION.fullmatch(text)
-    return Toleration(*found.groups()) if found else None
-
-
-def secret(text: str) -> SecretVariable | str | None:
-    """Read SECRET, where each key is a variable, or NAME=SECRET:KEY; None if it is neither."""
-    found = _SECRET.fullmatch(text)
-    if not found or (found["variable"] is None) != (found["key"] is None):
-        return None
-    return SecretVariable(found["variable"], found["secret"], found["key"]) if found["key"] else found["secret"]
 
 
 def nodes(text: str) -> tuple[int, int]:
@@ -148,7 +118,7 @@ def names(expected: str) -> Reader:
 
 
 a_size = like(_SIZE.pattern, "a size like 200G, or 0 for no limit", size)
-labels = like(f"(?-i:{_KEY}=(?:{_SHORT})?)", "KEY=VALUE, like team=vision")
+labels = like(f"(?-i:{_KEY}={_VALUE})", "KEY=VALUE, like team=vision")
 object_annotations = like(f"(?-i:{_KEY}=(?s:.*))", "KEY=VALUE, like k8s.v1.cni.cncf.io/networks=ib0,ib1")
 keys = like(
     f"(?-i:{_KEY})",
@@ -157,26 +127,32 @@ keys = like(
     once=True,
 )
 tolerations = like(
-    f"(?-i:{_TOLERATION.pattern})",
+    f"(?-i:{_KEY}(?:={_SHORT})?(?::(?:NoSchedule|PreferNoSchedule|NoExecute))?)",
     "KEY[=VALUE][:EFFECT], like nvidia.com/gpu or team=vision:NoSchedule",
     hint="kubectl describe node shows the Taints; an effect is NoSchedule, …",
 )
+_constraint = like(
+    rf"(?-i:{_KEY}!?={_VALUE}(?:\|{_VALUE})*)",
+    "KEY=VALUE, like nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3",
+    hint="or KEY=A|B, or KEY!=VALUE; kubectl get nodes --show-labels",
+)
+_secret = like(
+    rf"(?-i:{_OBJECT}|{_VARIABLE}={_OBJECT}:[\w.-]+)",
+    "SECRET for all of its keys, or NAME=SECRET:KEY for one",
+    hint="--env-secret HF_TOKEN=hugging-face:token, for example",
+    once=True,
+)
 
 
-def constraints(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[str, ...]:
-    found = tuple(text.split(",")) if text else ()
-    for each in found:
-        if constraint(each) is None:
-            what = "expected KEY=VALUE, like nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3"
-            raise wrong(ctx, param, each, what, "or KEY=A|B, or KEY!=VALUE; kubectl get nodes --show-labels")
-    return found
+def constraints(ctx: click.Context, param: click.Parameter, text: str | None) -> object:
+    return _constraint(ctx, param, tuple(text.split(",")) if text else ())
 
 
 def variables(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
     """Check NAME=VALUE, or NAME for this shell's value."""
     for text in texts:
         name, equals, value = text.partition("=")
-        if not _VARIABLE.fullmatch(name):
+        if not re.fullmatch(_VARIABLE, name, re.ASCII):
             raise wrong(ctx, param, text, "expected NAME=VALUE, or NAME for its value in this shell")
         if name in OWN_VARIABLES:
             raise wrong(ctx, param, text, f"ddplaunch sets {name} in each pod", "leave it out")
@@ -188,14 +164,10 @@ def variables(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
 
 
 def secrets(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    _secret(ctx, param, texts)
     for text in texts:
-        found = secret(text)
-        if found is None:
-            what = "expected SECRET for all of its keys, or NAME=SECRET:KEY for one"
-            raise wrong(ctx, param, text, what, "--env-secret HF_TOKEN=hugging-face:token, for example")
-        if isinstance(found, SecretVariable) and found.name in OWN_VARIABLES:
-            raise wrong(ctx, param, text, f"ddplaunch sets {found.name} in each pod", "leave it out")
-    check_once(ctx, param, texts)
+        if (name := text.partition("=")[0]) in OWN_VARIABLES:
+            raise wrong(ctx, param, text, f"ddplaunch sets {name} in each pod", "leave it out")
     return texts
 
 

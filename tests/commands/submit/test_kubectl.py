@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ddplaunch.commands.manifest.kubernetes import manifest
-from ddplaunch.commands.manifest.patch import read
-from tests.commands.submit.test_kubernetes import JOBS
+from tests.commands.submit.test_kubernetes import JOBS, golden
+from tests.commands.submit.test_kubernetes import manifest as manifest
 from tests.conftest import clean_environment, write
 from tests.patience import patience
 
@@ -98,19 +96,19 @@ def canonical(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-@pytest.mark.parametrize("name", [name for name, job in JOBS.items() if job.kind != "trainjob"])
+@pytest.mark.parametrize("name", [name for name in JOBS if name != "trainjob"])
 def test_kubectl_loses_no_field(kubectl, name):
     """To change an image it reads all into Kubernetes' own types, where what it does not know is lost."""
-    job = the_job(manifest(JOBS[name]))
+    job = the_job(golden(name))
     theirs = kubectl(job, "set", "image", "ddplaunch=other:1")
     job["spec"]["template"]["spec"]["containers"][0]["image"] = "other:1"
     assert canonical(theirs) == canonical(job)
 
 
-def test_kubectl_patches_alike(kubectl, tmp_path: Path):
+def test_kubectl_patches_alike(kubectl, manifest, tmp_path: Path):
     file = str(write(tmp_path, "patch.yaml", PATCH))
-    job = JOBS["everything"]
-    theirs = kubectl(the_job(manifest(job)), "patch", "--type", "strategic", "--patch-file", file)
-    ours = the_job(manifest(replace(job, patches=read(file))))
+    job = the_job(golden("everything"))
+    theirs = kubectl(job, "patch", "--type", "strategic", "--patch-file", file)
+    ours = the_job(manifest(f"--patch {file} {JOBS['everything']}"))
     assert canonical(theirs) == canonical(ours)
-    assert canonical(ours) != canonical(the_job(manifest(job)))
+    assert canonical(ours) != canonical(job)

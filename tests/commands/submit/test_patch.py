@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import importlib.resources
 import json
-from dataclasses import replace
 
 import pytest
 import yaml as pyyaml
 
-from ddplaunch.commands.manifest.kubernetes import manifest
-from ddplaunch.commands.manifest.patch import KEYS, read
-from tests.commands.submit.test_kubernetes import JOBS, SMALLEST, check
+from ddplaunch.commands.manifest.patch import KEYS
+from tests.commands.submit.test_kubernetes import JOBS, check, golden
+from tests.commands.submit.test_kubernetes import manifest as manifest
 from tests.conftest import refused, write
+
+IMAGE = "registry.example/wine:1"
 
 
 @pytest.fixture
-def merged(tmp_path):
+def merged(manifest, tmp_path):
     """The objects of a job's manifest after patches, by their kinds; the Job's spec of pods is ``pod``."""
 
-    def make(*texts: str, job=SMALLEST):
+    def make(*texts: str, job="smallest"):
         files = [write(tmp_path, f"{number}.yaml", text) for number, text in enumerate(texts)]
-        patches = tuple(each for file in files for each in read(str(file)))
-        objects = {each["kind"]: each for each in pyyaml.safe_load_all(manifest(replace(job, patches=patches)))}
+        text = manifest(" ".join([*(f"--patch {file}" for file in files), JOBS[job]]))
+        objects = {each["kind"]: each for each in pyyaml.safe_load_all(text)}
         if "Job" in objects:
             objects["pod"] = objects["Job"]["spec"]["template"]["spec"]
         return objects
@@ -60,7 +61,7 @@ def test_fields_are_merged_and_removed(merged):
     assert job["pod"]["runtimeClassName"] == "nvidia"
     assert job["pod"]["terminationGracePeriodSeconds"] == 99
     assert "restartPolicy" not in job["pod"]
-    assert job["pod"]["containers"][0]["image"] == SMALLEST.image
+    assert job["pod"]["containers"][0]["image"] == IMAGE
 
 
 def test_entries_with_the_same_key_are_merged_and_others_appended(merged):
@@ -72,7 +73,7 @@ def test_entries_with_the_same_key_are_merged_and_others_appended(merged):
         )
     )
     ours, other = job["pod"]["containers"]
-    assert (ours["image"], ours["imagePullPolicy"], other["name"]) == (SMALLEST.image, "Always", "other")
+    assert (ours["image"], ours["imagePullPolicy"], other["name"]) == (IMAGE, "Always", "other")
     assert ours["env"] == [{"name": "DDPLAUNCH_NNODES", "value": "7"}, {"name": "A", "value": "b"}]
     assert job["pod"]["volumes"] == [
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
@@ -100,14 +101,14 @@ def test_entries_and_fields_are_replaced_whole(merged):
 
 def test_a_patch_is_for_the_object_of_its_kind(merged):
     text = "kind: Service\nspec: {ipFamilyPolicy: PreferDualStack}\n---\n---\nspec: {suspend: true}\n"
-    job = merged(text, job=JOBS["two_nodes"])
+    job = merged(text, job="two_nodes")
     assert job["Service"]["spec"]["ipFamilyPolicy"] == "PreferDualStack"
     assert job["Job"]["spec"]["suspend"] is True
 
 
 def test_a_patch_of_the_job_is_for_the_job_in_a_jobset(merged):
     text = "apiVersion: batch/v1\nkind: Job\n" + pod("hostIPC: true") + "---\nkind: JobSet\nspec: {suspend: true}\n"
-    jobset = merged(text, job=JOBS["jobset"])["JobSet"]
+    jobset = merged(text, job="jobset")["JobSet"]
     (replicated,) = jobset["spec"]["replicatedJobs"]
     assert replicated["template"]["spec"]["template"]["spec"]["hostIPC"] is True
     assert replicated["template"]["metadata"]["annotations"] == {"scheduling.volcano.sh/group-min-member": "2"}
@@ -115,9 +116,9 @@ def test_a_patch_of_the_job_is_for_the_job_in_a_jobset(merged):
     check(jobset)
 
 
-def test_comments_stay_where_values_stay(tmp_path):
+def test_comments_stay_where_values_stay(manifest, tmp_path):
     file = write(tmp_path, "patch.yaml", "spec:\n  backoffLimitPerIndex: 9\n  podFailurePolicy: {rules: []}\n")
-    before, after = (manifest(replace(SMALLEST, patches=each)).splitlines() for each in ((), read(str(file))))
+    before, after = (text.splitlines() for text in (golden("smallest"), manifest(f"--patch {file} {JOBS['smallest']}")))
     assert "  # A pod that could not even begin is tried again, three times." in set(before) - set(after)
     assert "  # A pod is a node: one ddplaunch, which starts the ranks there." in after
     assert "  backoffLimitPerIndex: 9" in after

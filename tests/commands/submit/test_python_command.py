@@ -11,8 +11,8 @@ import pytest
 
 from ddplaunch.commands.submit.slurm import Slurm
 from ddplaunch.plan.command import python_command
-from tests.commands.submit.test_kubernetes import SMALLEST as IN_KUBERNETES
-from tests.commands.submit.test_kubernetes import manifest, pods
+from tests.commands.submit.pods import pods
+from tests.commands.submit.test_kubernetes import golden
 from tests.commands.submit.test_slurm import SMALLEST as IN_SLURM
 from tests.conftest import command, ran, write
 
@@ -60,7 +60,7 @@ def test_a_job_of_slurm_runs_ours(folder: Path) -> None:
 
 
 def test_a_pod_runs_ours(folder: Path) -> None:
-    (pod,) = pods(manifest(replace(IN_KUBERNETES, command=["train.py"])))
+    (pod,) = pods(golden("smallest"))
     assert run(folder, [sys.executable, *pod.words[1:]], **pod.environ) == "trained 0 None\n"
 
 
