@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 
 import click
 
 from ddplaunch.errors import UsageError, shown
 from ddplaunch.queue import submitted
-from ddplaunch.queue.follower import LogFollower, follow, say
+from ddplaunch.queue.follower import LogFollower, follow
 from ddplaunch.queue.meant import found, one_of, standing
 from ddplaunch.queue.scheduler import Forgotten, JobId, SilentScheduler
 from ddplaunch.queue.table import scheduler, scheduler_of
@@ -36,9 +35,8 @@ def attach(job: str | None) -> int:
     which = one_of(known, job or known.number, "attach")
     its = scheduler_of(known)
     seen = standing(known, which, its)
-    files = (seen.log, seen.errors)
-    follower = LogFollower(which, its, sys.stdout.buffer, sys.stderr.buffer, say, files=files, last=LAST)
-    return follower.over(seen) if seen.code is not None else follow(which, seen.log or known.log, follower, known)
+    follower = LogFollower(which, its, (seen.log, seen.errors), LAST)
+    return follower.over(seen) if seen.code is not None else follow(follower, seen.log or known.log, known)
 
 
 def _any_of_slurm(word: str) -> int:
@@ -56,5 +54,4 @@ def _any_of_slurm(word: str) -> int:
     except Forgotten:
         hint = "squeue --me lists your jobs; of those that ended long ago only sacct may know"
         raise UsageError(f"Slurm knows no job {word}, and none was submitted from here", hint) from None
-    follower = LogFollower(job, slurm, sys.stdout.buffer, sys.stderr.buffer, say, last=LAST)
-    return follow(job, f"scontrol show job {word} names it", follower)
+    return follow(LogFollower(job, slurm, last=LAST), f"scontrol show job {word} names it")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 from typing import BinaryIO
 
 import click
@@ -42,7 +41,7 @@ class _Log:
         if path and not self.read and "%" not in (self.path or ""):
             self.path = path
 
-    def copy(self, say: Callable[[str], None]) -> None:
+    def copy(self) -> None:
         """Write what is new in it."""
         if self.path is None:
             return
@@ -56,7 +55,7 @@ class _Log:
             return
         with file:
             if self._last is not None:
-                self._skip(file, say, self._last)
+                self._skip(file, self._last)
                 self._last = None
             file.seek(self.read)
             while chunk := file.read(1 << 16):
@@ -64,7 +63,7 @@ class _Log:
                 self.read += len(chunk)
         self._out.flush()
 
-    def _skip(self, file: BinaryIO, say: Callable[[str], None], last: int) -> None:
+    def _skip(self, file: BinaryIO, last: int) -> None:
         before = file.seek(0, os.SEEK_END) - last
         if before <= 0:
             return
@@ -75,33 +74,31 @@ class _Log:
 
 
 class LogFollower:
-    """Follows one job: its log goes to ``out`` byte for byte, and ``say`` prints a line for each change.
+    """Follows one job: its log goes to our stdout byte for byte, its stderr, where that has a file of its own, to ours.
 
-    Where stderr has a file of its own, that goes to ``err``. ``run`` may be left by KeyboardInterrupt and called again.
+    A line of ours is said for each change.
     """
 
     def __init__(
         self,
         job: JobId,
         scheduler: Scheduler,
-        out: BinaryIO,
-        err: BinaryIO,
-        say: Callable[[str], None],
-        *,
         files: tuple[str | None, str | None] = (None, None),
         last: int | None = None,
     ) -> None:
         """``files``: log and stderr, where they are known; ``last``: begin with as many bytes from their ends."""
         self.job, self.scheduler = job, scheduler
-        self.say = say
         self.last_seen: JobState | None = None
-        self._log, self._errors = _Log(out, files[0], last), _Log(err, files[1], last)
+        self._log, self._errors = _Log(sys.stdout.buffer, files[0], last), _Log(sys.stderr.buffer, files[1], last)
         self._said: str | None = None
         self._said_at = 0.0
         self._answered_at = time.monotonic()
 
     def run(self) -> int:
-        """Follow the job to its end; return its exit code. Raises LaunchError if its scheduler has forgotten it."""
+        """Follow the job to its end; return its exit code. Raises LaunchError if its scheduler has forgotten it.
+
+        It may be left by KeyboardInterrupt and called again.
+        """
         pause, ask_at = ASK_EVERY, 0.0
         while True:
             now = time.monotonic()
@@ -135,8 +132,8 @@ class LogFollower:
 
     def show(self) -> None:
         """Show what is in the log."""
-        self._log.copy(self.say)
-        self._errors.copy(self.say)
+        self._log.copy()
+        self._errors.copy()
 
     def _tell(self, seen: JobState | None) -> None:
         now = time.monotonic()
@@ -144,21 +141,22 @@ class LogFollower:
         if seen is None:
             if now - self._answered_at >= REMIND_EVERY:
                 waited = f"{self.scheduler.asks} has not answered for {now - self._answered_at:.0f} s"
-                self.say(f"{waited}; job {number} is not affected")
+                say(f"{waited}; job {number} is not affected")
                 self._answered_at = now
             return
         self._answered_at = now
         if seen.words == self._said and (not seen.waits or now - self._said_at < REMIND_EVERY):
             return
         self._said, self._said_at = seen.words, now
-        self.say(f"job {number} {seen.words}")
+        say(f"job {number} {seen.words}")
 
 
-def follow(job: JobId, log: str, follower: LogFollower, kept: Submitted | None = None) -> int:
-    """Follow the job to its end and return its exit code; 130 where Ctrl-C leaves it running.
+def follow(follower: LogFollower, log: str, kept: Submitted | None = None) -> int:
+    """Follow a job to its end and return its exit code; 130 where Ctrl-C leaves it running.
 
     Its end goes into the record that is ``kept`` of it.
     """
+    job = follower.job
     while True:
         try:
             code = follower.run()

@@ -97,7 +97,7 @@ def _of_job(job: Submitted, word: str, options: Sequence[str], follow: bool) -> 
         files = seen.log, seen.errors
         if seen.waits and not follow:
             say(f"job {which.typed} {seen.words}")
-    follower = LogFollower(which, scheduler_of(job), sys.stdout.buffer, sys.stderr.buffer, say, files=files)
+    follower = LogFollower(which, scheduler_of(job), files)
     ended = job.end_of(which.index) is not None
     if follow and ended and scheduler_of(job).revives:
         ended = standing(job, which).code is not None

@@ -10,7 +10,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 
@@ -33,8 +32,7 @@ class BatchScheduler(Scheduler):
     submit_words: tuple[str, ...] = ()  # of the program that submits, beside its name
     lists: str  # what shows a user's jobs
     passes: str | None = None  # click's name of the option that passes others on
-    refused: Mapping[str, str] = {}  # options that its jobs cannot have, and what to type instead
-    unreported = frozenset({"follow"})  # options whose values a dry run does not tell
+    refused: Mapping[str, str] = {}  # options that its jobs cannot have, by click's names, and what to type instead
     variables: Mapping[str, str] = {}  # what overrules a line of the script, by the option's name without dashes
 
     def job(self, ctx: click.Context, target: str) -> BatchJob:
@@ -76,12 +74,9 @@ class BatchScheduler(Scheduler):
             waits = "1 waits as a spare" if job.spares == 1 else f"{job.spares} wait as spares"
             yield f"of {job.nodes} nodes {job.nodes - job.spares} run ranks, and {waits}"
 
-    def warn(self, job: BatchJob) -> None:
-        """Say what the job may lack here, before it is handed in."""
-
-    def environment(self, script: str, environ: Mapping[str, str]) -> Mapping[str, str]:
+    def environment(self, script: str) -> Mapping[str, str]:
         """The variables for the program that submits."""
-        return environ
+        return os.environ
 
     def advice(self, said: str) -> str:
         """What to look at after it has refused a job, and ``said`` why."""
@@ -91,15 +86,9 @@ class BatchScheduler(Scheduler):
         """The id in its answer; None if there is none."""
         raise NotImplementedError
 
-    def check_on_path(self) -> None:
-        """Check that this machine has the program that submits. Raises UsageError if it is not on PATH."""
-        if shutil.which(self.submits) is None:
-            what = f"{self.submits} is not on PATH: this machine has no commands of {self.system}"
-            raise UsageError(what, "submit from a login node; --dry-run shows the script on any machine")
-
     def hand_in(self, job: BatchJob, script: str) -> JobId:
         """Hand the script to the program that submits, whose stderr goes to ours. Raises UsageError if it refuses."""
-        words, env = [self.submits, *self.submit_words], dict(self.environment(script, os.environ))
+        words, env = [self.submits, *self.submit_words], self.environment(script)
         done = subprocess.run(words, input=os.fsencode(script), capture_output=True, env=env, check=False)
         if done.stderr:
             os.write(2, done.stderr)
@@ -107,9 +96,8 @@ class BatchScheduler(Scheduler):
             advice = self.advice(done.stderr.decode(errors="replace"))
             what = f"{self.submits} refused the job (exit code {done.returncode})"
             raise UsageError(what, f"{self.submits} says why above; {advice}")
-        answer = (
-            done.stdout.decode(errors="replace").strip().rpartition("\n")[2]
-        )  # a site's own checks may print before it
+        # a site's own checks may print before it
+        answer = done.stdout.decode(errors="replace").strip().rpartition("\n")[2]
         found = self.given(job, answer)
         if found is None:
             what = f"{self.submits} took the job, but its answer is not a job id: {answer!r}"
@@ -121,7 +109,7 @@ def submit_to(scheduler: BatchScheduler, ctx: click.Context, target: str, job: B
     """Print the script, or hand it in; with --follow show the log, and return the job's exit code."""
     dry_run: bool = ctx.params["dry_run"]
     script = scheduler.script(job)
-    values = {name: value for name, value in ctx.params.items() if name not in scheduler.unreported}
+    values = {name: value for name, value in ctx.params.items() if name != "follow"}
     values |= {**vars(job), "output": scheduler.output(job)}
     otherwise = {"job-name": "the target", "output": "default", "nodes": "default"}
     whose = "of the image" if job.container_image else "this one"
@@ -130,17 +118,17 @@ def submit_to(scheduler: BatchScheduler, ctx: click.Context, target: str, job: B
     if dry_run:
         click.echo(os.fsencode(script), nl=False)  # as it would be handed in: of text, click drops escape sequences
         return 0
-    scheduler.check_on_path()
-    scheduler.warn(job)
+    if shutil.which(scheduler.submits) is None:
+        what = f"{scheduler.submits} is not on PATH: this machine has no commands of {scheduler.system}"
+        raise UsageError(what, "submit from a login node; --dry-run shows the script on any machine")
     _check_log(job.chdir, "--output", scheduler.output(job))
     if job.error:
         _check_log(job.chdir, "--error", job.error)
-    return _take(scheduler, ctx, target, job, script)
+    return _follow(scheduler, ctx, target, job, scheduler.hand_in(job, script))
 
 
-def _take(scheduler: BatchScheduler, ctx: click.Context, target: str, job: BatchJob, script: str) -> int:
-    """Hand the script in and keep the job; with --follow follow it to its end, and return its exit code."""
-    given = scheduler.hand_in(job, script)
+def _follow(scheduler: BatchScheduler, ctx: click.Context, target: str, job: BatchJob, given: JobId) -> int:
+    """Keep the job, and say how it is seen; with --follow follow it to its end, and return its exit code."""
     files = scheduler.log(job, given.number), scheduler.errors(job, given.number)
     lines = [f"job {given.number}: {target} on {job.nodes} node{'s' * (job.nodes > 1)}", f"log: {files[0]}"]
     lines += [f"errors: {files[1]}"] if files[1] else []
@@ -154,8 +142,7 @@ def _take(scheduler: BatchScheduler, ctx: click.Context, target: str, job: Batch
         return 0
     for line in (*lines, f"cancel: {stop}"):
         say(line)
-    follower = LogFollower(given, scheduler, sys.stdout.buffer, sys.stderr.buffer, say, files=files)
-    return follow(given, files[0], follower, kept)
+    return follow(LogFollower(given, scheduler, files), files[0], kept)
 
 
 def _keep(ctx: click.Context, job: BatchJob, given: JobId, target: str, files: tuple[str, str | None]) -> Submitted:

@@ -27,7 +27,6 @@ from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_PREEMPTED, LaunchError, UsageError
 from ddplaunch.job.ledger import proposed
 from ddplaunch.plan.command import python_command
-from ddplaunch.queue.follower import say
 from ddplaunch.queue.scheduler import PATIENCE, SOON, Deadline, JobId, JobState, Told, call, sorted_by
 from ddplaunch.words import named
 
@@ -80,7 +79,6 @@ class Slurm(BatchScheduler):
     speaks = ("srun: ", "slurmstepd")
     refuses = "the site or its Slurm (before 20.11) may not allow srun --overlap; on the node itself ddplaunch works"
     submit_words, lists, passes = ("--parsable",), "squeue --me", "sbatch_args"
-    unreported = frozenset({"follow", "scheduler"})
     variables = OVERRIDES
 
     def __init__(self) -> None:
@@ -118,18 +116,28 @@ class Slurm(BatchScheduler):
             yield "without --cpus-per-task all ranks of a node share one CPU, unless the site's Slurm gives more"
         if job.container_image:
             yield "the target was not checked: it is in the image"
+            if not _has_containers():
+                yield "srun has no --container-image here: the job fails, unless the nodes have pyxis"
         left_out = expand_hosts(job.exclude, "--exclude") if job.exclude and "/" not in job.exclude else ()
         if bad := [each for each in proposed(time.time()) if each.host not in left_out]:
             failed = named(f"{each.host} ({each.times} times)" for each in bad)
             hosts = ",".join([*([job.exclude] if job.exclude else []), *(each.host for each in bad)])
             yield f"failed in your jobs of the last 7 days: {failed}; to leave out: --exclude {hosts}"
 
-    def warn(self, job: BatchJob) -> None:
-        if job.container_image and not _has_containers():
-            say("srun has no --container-image here: the job fails, unless the nodes have pyxis")
-
-    def environment(self, script: str, environ: Mapping[str, str]) -> Mapping[str, str]:
-        return _environment(script, environ)
+    def environment(self, script: str) -> Mapping[str, str]:
+        """Without those that overrule lines of the script, and those of a job that this shell is part of."""
+        kept = dict(os.environ)
+        for option, variable in OVERRIDES.items():
+            if re.search(rf"^#SBATCH --{option}(=|$)", script, re.MULTILINE):
+                kept.pop(variable, None)
+        if re.search(r"^#SBATCH --mem(-per-[cg]pu)?=", script, re.MULTILINE):  # they exclude each other
+            for option in MEMORY:
+                kept.pop(OVERRIDES[option], None)
+        if "SLURM_JOB_ID" in kept:
+            for name in list(kept):
+                if name.startswith(("SLURM_", "SRUN_")) and name not in _KEPT_OF_AN_OUTER_JOB:
+                    del kept[name]
+        return kept
 
     def advice(self, said: str) -> str:
         return next(advice for words, advice in _ADVICE if words in said.lower())
@@ -204,7 +212,7 @@ class Slurm(BatchScheduler):
 
     def enter(
         self, job: Submitted, seen: JobState, words: Sequence[str], *, everywhere: bool
-    ) -> tuple[list[str], dict[str, str]]:
+    ) -> tuple[list[str], Mapping[str, str]]:
         """As a step: with ``--overlap`` (srun(1), since Slurm 20.11) it shares the job's CPUs, and waits for none."""
         if job.image:
             what = f"job {seen.number} runs in a container, which srun --overlap does not enter"
@@ -214,7 +222,7 @@ class Slurm(BatchScheduler):
         cluster = ["-M", job.cluster] if job.cluster else []
         counts = [f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
         options = ["--overlap", f"--jobid={seen.number}", *counts, *where, f"--chdir={job.cwd}", "--input=none"]
-        return ["srun", *cluster, *options, *python_command(job.python), *words], _environment("", os.environ)
+        return ["srun", *cluster, *options, *python_command(job.python), *words], self.environment("")
 
 
 def _accounted(jobs: Sequence[JobId], deadline: Deadline) -> Iterator[JobState]:
@@ -235,22 +243,6 @@ def _has_containers() -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return True
     return bool(done.returncode) or "--container-image" in done.stdout
-
-
-def _environment(script: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Leave out variables that overrule lines of the script, and those of a job that this shell is part of."""
-    kept = dict(environ)
-    for option, variable in OVERRIDES.items():
-        if re.search(rf"^#SBATCH --{option}(=|$)", script, re.MULTILINE):
-            kept.pop(variable, None)
-    if re.search(r"^#SBATCH --mem(-per-[cg]pu)?=", script, re.MULTILINE):  # they exclude each other
-        for option in MEMORY:
-            kept.pop(OVERRIDES[option], None)
-    if "SLURM_JOB_ID" in kept:
-        for name in list(kept):
-            if name.startswith(("SLURM_", "SRUN_")) and name not in _KEPT_OF_AN_OUTER_JOB:
-                del kept[name]
-    return kept
 
 
 def _memory(ctx: click.Context) -> list[str | None]:
