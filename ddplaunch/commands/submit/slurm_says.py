@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
-from ddplaunch.queue.scheduler import JobId, JobState
+from ddplaunch.queue.scheduler import JobId, JobState, ended
 
 _FINAL: dict[str, tuple[str, int | None]] = {
     "COMPLETED": ("completed", None),
@@ -26,8 +26,7 @@ None is the batch script's own exit code. Where Slurm ended the job that says no
 """
 
 
-_NO_LOG = "NO_LOG"  # our state of a job whose log slurmd could not open
-_LOG_SIGNAL = 53  # the signal that scontrol shows for it
+_LOG_SIGNAL = 53  # the signal that scontrol shows for a job whose log slurmd could not open
 _NEVER = {
     "PartitionNodeLimit": "the job asks for more nodes than the partition allows or has up",
     "PartitionTimeLimit": "the job asks for more time than the partition allows",
@@ -44,22 +43,6 @@ _NEVER = {
 
 _PER_JOB = re.compile(r"(Assoc|QOS)Max\w+PerJob(Limit)?|QOSMin\w+")
 """Limits of an account or a QOS that this job alone exceeds, like QOSMaxNodePerJobLimit."""
-
-
-def _words(state: str, reason: str, code: int | None, restarts: int, log: str | None) -> str:
-    """What to say about a job, after "job 7"."""
-    if state == "PENDING":
-        waits = "was requeued and waits" if restarts else "waits"
-        never = _NEVER.get(reason) or ("more than one job may have" if _PER_JOB.fullmatch(reason) else "")
-        if never:
-            return f"{waits}, and will never start: {reason} ({never})"
-        return waits if reason == "None" else f"{waits}: {reason}"
-    if state == _NO_LOG:
-        return f"failed: Slurm could not open its log {log or ''} on the node (exit code {code})"
-    if state in _FINAL:
-        return f"{_FINAL[state][0]} (exit code {code})"
-    again = f" again (restart {restarts})" if restarts and state == "RUNNING" else ""
-    return f"is {state.lower().replace('_', ' ')}{again}"
 
 
 def parse(text: str) -> JobState | None:
@@ -81,9 +64,8 @@ def parse(text: str) -> JobState | None:
     log, errors = (found(rf" {name}=(.*?)(?: \w+=|$)") for name in ("StdOut", "StdErr"))
     restarts = int(found(r" Requeue=\d Restarts=(\d+)") or 0)
     preempted = found(r" PreemptTime=(\d)") is not None
-    record = _record(state, found(r" Reason=(\S+)") or "", (int(own), int(signal)), restarts, preempted, log)
     return replace(
-        record,
+        _record(state, found(r" Reason=(\S+)") or "", int(own), int(signal), restarts, preempted, log),
         number=found(r"^JobId=(\d+)") or "",
         host=found(r" BatchHost=(\S+)"),
         log=log,
@@ -111,9 +93,9 @@ def listed(text: str, cluster: str | None = None) -> Iterator[JobState]:
         if not (number.isdecimal() and code.isdecimal()):
             continue
         signal = int(code) & 0x7F  # it is the status of wait(2)
-        how = (0, signal) if signal else (int(code) >> 8, 0)
+        own = 0 if signal else int(code) >> 8
         again = int(restarts) if restarts.isdecimal() else 0
-        record = _record(state, reason, how, again, preempted[:1].isdecimal())
+        record = _record(state, reason, own, signal, again, preempted[:1].isdecimal())
         yield replace(record, job=_id(typed, cluster), number=number, host=host)
 
 
@@ -121,7 +103,7 @@ def accounted(text: str, cluster: str | None = None) -> Iterator[JobState]:
     """Read what sacct prints of JobID, State and ExitCode with ``-P``, of jobs of a cluster that have ended."""
     for typed, state, own, signal in re.findall(r"(?m)^(\w+)\|(\w+)[^|]*\|(\d+):(\d+)", text):
         if state in _FINAL:
-            yield replace(_record(state, "None", (int(own), int(signal))), job=_id(typed, cluster), number=typed)
+            yield replace(_record(state, "None", int(own), int(signal)), job=_id(typed, cluster), number=typed)
 
 
 def _id(typed: str, cluster: str | None) -> JobId:
@@ -130,19 +112,29 @@ def _id(typed: str, cluster: str | None) -> JobId:
 
 
 def _record(
-    name: str, reason: str, code: tuple[int, int], restarts: int = 0, preempted: bool = False, log: str | None = None
+    state: str, reason: str, own: int, signal: int, restarts: int = 0, preempted: bool = False, log: str | None = None
 ) -> JobState:
-    """What Slurm says of a job, by its state and its batch script's own exit code and signal."""
-    state, ours = _ended(name, *code, preempted) if name in _FINAL else (name, None)
-    words = _words(state, reason, ours, restarts, log)
-    return JobState(words, ours, state == "PENDING", state == "RUNNING", state=name.lower().replace("_", " "))
+    """What Slurm says of a job, by its state, and its batch script's own exit code and the signal that ended that."""
+    if state in _FINAL:
+        return _end(state, own, signal, preempted, log)
+    word = state.lower().replace("_", " ")
+    if state != "PENDING":
+        again = f" again (restart {restarts})" if restarts and state == "RUNNING" else ""
+        return JobState(f"is {word}{again}", runs=state == "RUNNING", state=word)
+    words = "was requeued and waits" if restarts else "waits"
+    if never := _NEVER.get(reason) or ("more than one job may have" if _PER_JOB.fullmatch(reason) else ""):
+        words += f", and will never start: {reason} ({never})"
+    elif reason != "None":
+        words += f": {reason}"
+    return JobState(words, waits=True, state=word)
 
 
-def _ended(name: str, own: int, signal: int, preempted: bool) -> tuple[str, int]:
-    """The state of a job that has ended, and our exit code, by its script's ``own`` and the signal that ended that."""
-    if name == "FAILED" and own == EXIT_SIGNAL + 15 and preempted:
-        name = "PREEMPTED"  # it ended within its grace, so Slurm sees only a script that failed
-    code = _FINAL[name][1]
-    if name == "FAILED" and (own, signal) == (0, _LOG_SIGNAL):
-        return _NO_LOG, EXIT_USAGE
-    return name, own or (EXIT_SIGNAL + signal if signal else int(name == "FAILED")) if code is None else code
+def _end(state: str, own: int, signal: int, preempted: bool, log: str | None) -> JobState:
+    if state == "FAILED" and (own, signal) == (0, _LOG_SIGNAL):
+        return ended(EXIT_USAGE, f"failed: Slurm could not open its log {log or ''} on the node")
+    if state == "FAILED" and own == EXIT_SIGNAL + 15 and preempted:
+        state = "PREEMPTED"  # it ended within its grace, so Slurm sees only a script that failed
+    how, code = _FINAL[state]
+    if code is None:
+        code = own or (EXIT_SIGNAL + signal if signal else int(state == "FAILED"))
+    return ended(code, how)
