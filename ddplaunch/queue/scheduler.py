@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass
@@ -132,7 +133,7 @@ class Scheduler:
 
     def enter(
         self, job: Submitted, seen: JobState, words: Sequence[str], *, everywhere: bool
-    ) -> tuple[list[str], dict[str, str]]:
+    ) -> tuple[list[str], Mapping[str, str]]:
         """The words and variables that run a command on node 0 of a job, or on all nodes.
 
         Raises UsageError if the scheduler starts nothing in a running job.
@@ -156,6 +157,15 @@ def sorted_by(jobs: Sequence[JobId], found: Iterable[JobState]) -> dict[JobId, l
     listed = list(found)
     told = {job: [each for each in listed if each.job and is_of(each.job, job)] for job in jobs}
     return {job: records for job, records in told.items() if records}
+
+
+def indices(array: str) -> Iterator[str]:
+    """The indices of an array like 0-3, 1,5 or 0-8:2, in order; %2 says only how many run at once."""
+    for part in array.partition("%")[0].split(","):
+        if found := re.fullmatch(r"(\d+)-(\d+)(?::(\d+))?", part):
+            yield from map(str, range(int(found[1]), int(found[2]) + 1, int(found[3] or 1) or 1))
+        else:
+            yield part
 
 
 class Deadline:

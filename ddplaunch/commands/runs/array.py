@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import click
 
@@ -15,18 +14,9 @@ from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError
 from ddplaunch.queue import submitted
 from ddplaunch.queue.meant import asked, kept_run
-from ddplaunch.queue.scheduler import ACCOUNTED_AFTER, SOON, JobId, JobState, SilentScheduler
+from ddplaunch.queue.scheduler import ACCOUNTED_AFTER, SOON, JobId, JobState, SilentScheduler, indices
 from ddplaunch.queue.submitted import JobEnd, Submitted
 from ddplaunch.queue.table import scheduler_of
-
-
-def indices(array: str) -> Iterator[str]:
-    """The indices of 0-3, of 1,5 or of 0-8:2, in order; %2 says only how many run at once."""
-    for part in array.partition("%")[0].split(","):
-        if found := re.fullmatch(r"(\d+)-(\d+)(?::(\d+))?", part):
-            yield from map(str, range(int(found[1]), int(found[2]) + 1, int(found[3] or 1) or 1))
-        else:
-            yield part
 
 
 def told_of_all(job: Submitted, records: Sequence[JobState]) -> tuple[str, int | None, dict[str, JobState]]:

@@ -12,7 +12,7 @@ import re
 import shlex
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
@@ -22,7 +22,18 @@ from ddplaunch.commands.submit.job import BatchJob
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_SIGNAL, UsageError
 from ddplaunch.plan.command import python_command
-from ddplaunch.queue.scheduler import ACCOUNTED_AFTER, SOON, Deadline, JobId, JobState, Told, call, ended, sorted_by
+from ddplaunch.queue.scheduler import (
+    ACCOUNTED_AFTER,
+    SOON,
+    Deadline,
+    JobId,
+    JobState,
+    Told,
+    call,
+    ended,
+    indices,
+    sorted_by,
+)
 
 if TYPE_CHECKING:
     from ddplaunch.queue.submitted import Submitted
@@ -195,7 +206,7 @@ class GridEngine(HostsScheduler):
 
     def enter(
         self, job: Submitted, seen: JobState, words: Sequence[str], *, everywhere: bool
-    ) -> tuple[list[str], dict[str, str]]:
+    ) -> tuple[list[str], Mapping[str, str]]:
         """By ``qrsh -inherit``, as the script does: Grid Engine lets the job's owner, while a host has a free slot."""
         assert seen.job
         found = [seen.host or ""]
@@ -225,21 +236,11 @@ def listed(text: str, number: str) -> Iterator[JobState]:
         host = fields.get("queue_name", "").partition("@")[2]
         waits, runs = "q" in state, state in ("r", "Rr", "t", "Rt")
         count = "pending" if waits else "running"
-        for index in _indices(tasks) if tasks else [None]:
+        for index in indices(tasks) if tasks else [None]:
             job = JobId(number, index=index)
             yield JobState(
                 words_of(state), None, waits, runs, state=count, job=job, number=job.typed, host=host or None
             )
-
-
-def _indices(tasks: str) -> Iterator[str]:
-    """The indices that qstat shows as 2, or as 3-7:2,9."""
-    for each in tasks.split(","):
-        if found := re.fullmatch(r"(\d+)-(\d+):(\d+)", each):
-            first, last, step = map(int, found.groups())
-            yield from map(str, range(first, last + 1, step))
-        else:
-            yield each
 
 
 def words_of(state: str) -> str:
