@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.hosts.cluster import Cluster
@@ -115,13 +116,16 @@ class GridEngine(Cluster):
         self.run("qconf", "-Msconf", self._file("sched", _with(self.run("qconf", "-ssconf"), soon)))
         for name, rule in ENVIRONMENTS.items():
             self.run("qconf", "-Ap", self._file(name, _ENVIRONMENT.format(name=name, rule=rule)))
-        for node in self.nodes:
-            self.run("sge_execd", host=node)
         names = " ".join(node.name for node in self.nodes)
-        self.wait_until(lambda: set(names.split()) <= set(self.run("qconf", "-sel").split()), "the nodes")
         queue = {"hostlist": names, "pe_list": " ".join(ENVIRONMENTS), "slots": "4", "load_thresholds": "NONE"}
         queue |= {"shell": "/bin/bash", "shell_start_mode": "unix_behavior", "qname": "all.q"}
         self.run("qconf", "-Aq", self._file("queue", _with(self.run("qconf", "-sq"), queue)))
+        self.start_nodes(self.nodes)
+
+    def start_nodes(self, nodes: Sequence[Host]) -> None:
+        """Let compute nodes take jobs, also those that were booted again."""
+        for node in nodes:
+            self.run("sge_execd", host=node)
 
         def ready() -> bool:
             rows = re.findall(r"^all\.q@\S+ +\S+ +\S+ +(\S+) +(\S+) *(\S*)$", self.run("qstat", "-f"), re.MULTILINE)

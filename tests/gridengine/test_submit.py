@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,15 +34,27 @@ if "fail" in sys.argv and os.environ["RANK"] == "3":
 """
 
 
-@pytest.fixture
-def cluster(network: Callable[..., Network], tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[GridEngine]:
-    """Two compute nodes, or as many as a test asks for, or a skip."""
+@pytest.fixture(scope="module")
+def _standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GridEngine]:
     if reason := unsupported():
         pytest.skip(f"NO GRID ENGINE HERE: {reason}")
-    with GridEngine(network(1 + getattr(request, "param", 2)), tmp_path) as cluster:
-        for host in cluster.network.hosts:
+    with Network(4) as network, GridEngine(network, tmp_path_factory.mktemp("sge")) as cluster:
+        for host in network.hosts:
             host.run("mkdir", "-m", "700", OWN)
         yield cluster
+
+
+@pytest.fixture
+def cluster(_standing: GridEngine) -> Iterator[GridEngine]:
+    """Three compute nodes, idle, that tests use one after the other."""
+    yield _standing
+    _standing.run("qdel", "-u", "*", check=False)
+    for node in _standing.nodes:
+        if not node.alive:
+            node.boot()
+            node.run("mkdir", "-m", "700", OWN)
+            _standing.start_nodes([node])
+    _standing.wait_until(lambda: not _standing.run("qstat", "-u", "*"), "an empty queue")
 
 
 SUBMIT = ("submit", "--scheduler", "sge", "--nodes", "2", "--nproc", "2", *LIGHT)
@@ -71,11 +83,10 @@ def test_jobs_on_two_nodes_are_followed_to_their_ends(cluster, tmp_path):
     folder = write(tmp_path, "a job/train.py", PROGRAM).parent
     words = ["--pe", "spread", "train.py", "--", 'it\'s "one"', "$HOME"]
     out, err = submit(cluster, folder, *words).communicate(timeout=patience(60))
-    first = re.findall(r"sge: this is node 0 of 2, at (n[12]) \(JOB_ID, DDPLAUNCH_HOSTS, DDPLAUNCH_NODE_RANK;", out)
-    assert first in (["n1"], ["n2"]), out + err  # Grid Engine prefers the host with less load
-    hosts = [*first * 2, *[other for other in ("n1", "n2") if other not in first] * 2]
-    ranks = [f'[{rank}] rank {rank} of 4 on {host} it\'s "one" $HOME' for rank, host in enumerate(hosts)]
-    assert sorted(line for line in out.splitlines() if line.startswith("[")) == ranks, out + err
+    (first,) = re.findall(r"sge: this is node 0 of 2, at (n[123]) \(JOB_ID, DDPLAUNCH_HOSTS, DDPLAUNCH_NODE_RANK;", out)
+    ranks = re.findall(r'(?m)^(\[(\d)\] rank \2 of 4) on (n[123]) it\'s "one" \$HOME$', out)
+    hosts = [host for _, _, host in sorted(ranks)]
+    assert hosts[0] == hosts[1] == first != hosts[2] == hosts[3], out + err
     assert "completed (exit code 0)" in err
 
     failed = submit(cluster, folder, "--pe", "spread", "train.py", "fail")
@@ -205,7 +216,6 @@ def test_an_array_whose_nodes_are_asked(cluster, tmp_path):
     assert (code, out.splitlines()[0]) == (0, f"job {number}, array 1-3:2: 2 failed"), err
 
 
-@pytest.mark.parametrize("cluster", [3], indirect=True)
 def test_a_job_is_requeued_before_its_time_is_up(cluster, tmp_path):
     """Once; then the time is up again. Grid Engine does not give it its second host again, so there is a third."""
     write(tmp_path, "train.py", PROGRAM)
@@ -220,7 +230,6 @@ def test_a_job_is_requeued_before_its_time_is_up(cluster, tmp_path):
     assert not list(tmp_path.glob(".ddplaunch-requeue*"))
 
 
-@pytest.mark.parametrize("cluster", [3], indirect=True)
 def test_a_spare_takes_the_place_of_a_node_that_lost_power(cluster, tmp_path):
     """Node 0 is on the host of the script: the job would end with it."""
     write(tmp_path, "train.py", PROGRAM)
