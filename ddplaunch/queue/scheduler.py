@@ -48,7 +48,7 @@ class JobState:
     waits: bool = False  # it has not begun
     runs: bool = False  # its ranks may be asked
     gone: bool = False  # it has ended, and how is not known yet
-    state: str = ""  # of one that has not ended, in a word, to be counted: pending, running
+    state: str = ""  # in a word, to be counted, where that is not pending, running, failed or completed
     job: JobId | None = None  # its own, also in an array
     number: str = ""  # how its run is called
     host: str | None = None  # of node 0
@@ -88,12 +88,13 @@ class Scheduler:
     def ask(self, jobs: Sequence[JobId], seconds: float) -> Told | None:
         """Ask about all of these jobs at once; None if it does not answer in time. It has forgotten what is missing."""
         try:
-            return self.records(jobs, Deadline(seconds))
+            found = self.records(jobs, Deadline(seconds))
         except (OSError, subprocess.TimeoutExpired):
             return None
+        return None if found is None else sorted_by(jobs, found)
 
-    def records(self, jobs: Sequence[JobId], deadline: Deadline) -> Told | None:
-        """The same; raises OSError where a program cannot be started, and TimeoutExpired."""
+    def records(self, jobs: Sequence[JobId], deadline: Deadline) -> Iterable[JobState] | None:
+        """What it says of them, in any order; raises OSError where a program cannot be started, and TimeoutExpired."""
         raise NotImplementedError
 
     def look(self, job: JobId, seconds: float = PATIENCE) -> JobState | None:

@@ -33,8 +33,10 @@ def told_of_all(job: Submitted, records: Sequence[JobState]) -> tuple[str, int |
         end = job.ends.get(index)
         kept = JobState(end.words, end.code) if end else None
         found[index] = told.get(index) or kept or missing
+    waiting = {True: "pending", False: "running"}
     counts = Counter(
-        each.state if each.code is None else "failed" if each.code else "completed" for each in found.values()
+        each.state or waiting[each.waits] if each.code is None else "failed" if each.code else "completed"
+        for each in found.values()
     )
     words = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
     ends = {index: JobEnd(each.words, each.code) for index, each in found.items() if each.code is not None}

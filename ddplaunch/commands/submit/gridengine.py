@@ -28,7 +28,6 @@ from ddplaunch.queue.scheduler import (
     Deadline,
     JobId,
     JobState,
-    Told,
     call,
     ended,
     indices,
@@ -84,7 +83,7 @@ class GridEngine(HostsScheduler):
     unfit, quoted = "\n\r\0", " \t'"
 
     def __init__(self) -> None:
-        self._waited = set[JobId]()
+        self._waited: dict[JobId, bool] = {}  # when they were last shown
         self._deleted = set[JobId]()  # while they waited: qacct never says anything of them
         self._gone_since: dict[JobId, float] = {}
 
@@ -164,22 +163,20 @@ class GridEngine(HostsScheduler):
         number, _, tasks = answer.partition(".")  # 7.1-4:1 of an array
         return JobId(number, index="" if tasks else None) if number.isdecimal() else None
 
-    def records(self, jobs: Sequence[JobId], deadline: Deadline) -> Told | None:
+    def records(self, jobs: Sequence[JobId], deadline: Deadline) -> list[JobState] | None:
         shown = deadline.call("qstat", "-xml")
         if shown.returncode:
             return None
-        told = dict[JobId, list[JobState]]()
+        found = list(listed(shown.stdout))
+        told = sorted_by(jobs, found)
         for job in jobs:
-            found = {each.job: each for each in sorted_by([job], listed(shown.stdout, job.number)).get(job, ())}
-            if found:
+            seen = [each.job for each in told.get(job, ())]
+            if seen:
                 self._gone_since.pop(job, None)
-                self._waited.discard(job)
-                self._waited.update(job for each in found.values() if each.waits)
-            if not found or job.index == "":
-                found |= {each.job: each for each in self._ended(job, deadline) if each.job not in found}
-            if found:
-                told[job] = sorted(found.values(), key=lambda each: int(each.job.index or 0) if each.job else 0)
-        return told
+                self._waited[job] = any(each.waits for each in told[job])
+            if not seen or job.index == "":
+                found += [each for each in self._ended(job, deadline) if each.job not in seen]
+        return found
 
     def _ended(self, job: JobId, deadline: Deadline) -> list[JobState]:
         """What qacct says of a job that qstat does not show, or of those of an array."""
@@ -190,7 +187,7 @@ class GridEngine(HostsScheduler):
         found = sorted_by([job], ends_of(accounted, job.number)).get(job, [])
         if found or job.index == "":
             return found
-        if job in self._waited & self._deleted:
+        if job in self._deleted and self._waited.get(job):
             return [replace(ended(EXIT_SIGNAL + 15, "was deleted before it began"), job=job)]
         since = self._gone_since.setdefault(job, time.monotonic())
         if time.monotonic() - since > ACCOUNTED_AFTER:
@@ -212,7 +209,7 @@ class GridEngine(HostsScheduler):
         found = [seen.host or ""]
         if everywhere:
             spread = call("qstat", "-g", "t", "-xml", seconds=SOON).stdout
-            of_job = sorted_by([seen.job], listed(spread, seen.job.number)).get(seen.job, ())
+            of_job = sorted_by([seen.job], listed(spread)).get(seen.job, ())
             found = list(dict.fromkeys(each.host for each in of_job if each.host))
         command = f"cd {shlex.quote(job.cwd)} && exec {shlex.join([*python_command(job.python), *words])}"
         there = shlex.join(["/bin/sh", "-c", shlex.quote(command)])
@@ -226,21 +223,18 @@ def _output(job: BatchJob) -> str:
     return job.output or (f"sge-{_NUMBER}.{_TASK}.out" if job.array else f"sge-{_NUMBER}.out")
 
 
-def listed(text: str, number: str) -> Iterator[JobState]:
-    """What ``qstat -xml`` prints of a job; of an array, of each index that waits or runs."""
+def listed(text: str) -> Iterator[JobState]:
+    """What ``qstat -xml`` prints of jobs; of an array, of each index that waits or runs."""
     for shown in re.findall(r"<job_list\b.*?</job_list>", text, re.DOTALL):
         fields = dict(re.findall(r"<(\w+)>([^<]*)</\1>", shown))
-        if fields.get("JB_job_number") != number or "state" not in fields:
+        if "state" not in fields:
             continue
         state, tasks = fields["state"], fields.get("tasks")
         host = fields.get("queue_name", "").partition("@")[2]
         waits, runs = "q" in state, state in ("r", "Rr", "t", "Rt")
-        count = "pending" if waits else "running"
         for index in indices(tasks) if tasks else [None]:
-            job = JobId(number, index=index)
-            yield JobState(
-                words_of(state), None, waits, runs, state=count, job=job, number=job.typed, host=host or None
-            )
+            job = JobId(fields["JB_job_number"], index=index)
+            yield JobState(words_of(state), None, waits, runs, job=job, number=job.typed, host=host or None)
 
 
 def words_of(state: str) -> str:

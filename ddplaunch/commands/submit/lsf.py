@@ -18,7 +18,7 @@ from ddplaunch.commands.submit.hosts import AGAIN, HostsScheduler, check_array, 
 from ddplaunch.commands.submit.job import BatchJob
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_SIGNAL, UsageError
-from ddplaunch.queue.scheduler import Deadline, JobId, JobState, Told, ended, sorted_by
+from ddplaunch.queue.scheduler import Deadline, JobId, JobState, ended, sorted_by
 
 _PATTERNS = {"%J": "LSB_JOBID", "%I": "LSB_JOBINDEX"}  # what bsub calls number and index in the name of a file
 _BY_HAND = "type it as for bsub: --bsub-arg="
@@ -165,7 +165,7 @@ class Lsf(HostsScheduler):
     def words(self, job: JobId) -> tuple[str, ...]:
         return (f"{job.number}[{job.index}]" if job.index else job.number,)
 
-    def records(self, jobs: Sequence[JobId], deadline: Deadline) -> Told | None:
+    def records(self, jobs: Sequence[JobId], deadline: Deadline) -> list[JobState] | None:
         shown = deadline.call("bjobs", "-noheader", "-o", _FIELDS, *(word for job in jobs for word in self.words(job)))
         found = list(listed(shown.stdout))
         if not found and "is not found" not in shown.stderr:
@@ -173,8 +173,8 @@ class Lsf(HostsScheduler):
         told = sorted_by(jobs, found)
         if lost := [job for job in jobs if job not in told]:
             words = [word for job in lost for word in self.words(job)]
-            told |= sorted_by(lost, ends_of(deadline.call("bhist", "-l", "-n", "0", *words).stdout))
-        return told
+            found += ends_of(deadline.call("bhist", "-l", "-n", "0", *words).stdout)
+        return found
 
 
 def _output(job: BatchJob) -> str:
@@ -183,56 +183,43 @@ def _output(job: BatchJob) -> str:
 
 def listed(shown: str) -> Iterator[JobState]:
     """What ``bjobs -noheader -o`` prints of jobs, like ``4711|0|EXIT|7|-``; the index of a job alone is 0."""
-    for number, index, fields in re.findall(r"(?m)^(\d+)(?:\[\d+\])?\|(\d+)\|(.*)$", shown):
-        if record := parse(fields):
-            job = JobId(number, index=None if index == "0" else index)
-            yield replace(record, job=job, number=job.typed)
+    line = r"(?m)^(\d+)(?:\[\d+\])?\|(\d+)\|([A-Z]+)\|(\d+|-|)\|(.*)$"
+    for number, index, state, code, reason in re.findall(line, shown):
+        job = JobId(number, index=None if index == "0" else index)
+        yield replace(_state(state, code, reason), job=job, number=job.typed)
 
 
-def parse(fields: str) -> JobState | None:
-    """Read state, exit code and reason, like ``EXIT|7|-``; None if it is something else."""
-    found = re.fullmatch(r"([A-Z]+)\|(\d+|-|)\|(.*)", fields.strip())
-    if found is None:
-        return None
-    state, code, reason = found.groups()
+def _state(state: str, code: str, reason: str) -> JobState:
     if state == "DONE":
         return ended(0, "completed")
     if state in ("EXIT", "ZOMBI"):
-        return ended(*_end(int(code) if code.isdecimal() else None, reason))
+        return _end(int(code) if code.isdecimal() else None, reason)
     waits = state in ("PEND", "PSUSP", "WAIT", "PROV")
-    words = _STATES.get(state, f"is in state {state}")
-    return JobState(words, None, waits, state == "RUN", state="pending" if waits else "running")
+    return JobState(_STATES.get(state, f"is in state {state}"), None, waits, state == "RUN")
 
 
-def ends_of(history: str) -> list[JobState]:
-    """How jobs ended, by ``bhist -l``: each begins with its name in angle brackets."""
-    found = []
-    for text in re.split(r"(?m)^(?=Job <)", history):
-        begins = re.match(r"Job <(\d+)(?:\[(\d+)\])?>", text)
-        end = end_of(text) if begins else None
-        if begins and end:
-            job = JobId(begins[1], index=begins[2])
-            found.append(replace(ended(*end), job=job, number=job.typed))
-    return found
+def ends_of(history: str) -> Iterator[JobState]:
+    """How jobs ended, by ``bhist -l``, which breaks lines within words; each begins with its name in brackets."""
+    for job in re.split(r"(?m)^(?=Job <)", history):
+        text = re.sub(r"\s+", "", job)
+        begins = re.match(r"Job<(\d+)(?:\[(\d+)\])?>", text)
+        code = re.search(r".*Exitedwithexitcode(\d+)", text)
+        if begins and "Donesuccessfully" in text:
+            end = ended(0, "completed")
+        elif begins and ("Exited" in text or "Completed<exit>" in text):
+            end = _end(int(code[1]) if code else None, text)
+        else:
+            continue
+        which = JobId(begins[1], index=begins[2])
+        yield replace(end, job=which, number=which.typed)
 
 
-def end_of(history: str) -> tuple[int, str] | None:
-    """Our exit code of a job, and how it ended, by ``bhist -l``, which breaks lines within words; None if it runs."""
-    text = re.sub(r"\s+", "", history)
-    if "Donesuccessfully" in text:
-        return 0, "completed"
-    found = re.search(r".*Exitedwithexitcode(\d+)", text)
-    if found is None and "Completed<exit>" not in text and "Exited" not in text:
-        return None
-    return _end(int(found[1]) if found else None, text)
-
-
-def _end(code: int | None, reason: str) -> tuple[int, str]:
-    """Our exit code of a job that did not succeed, and how it ended."""
+def _end(code: int | None, reason: str) -> JobState:
+    """How a job ended that did not succeed."""
     found = re.search(r"TERM_([A-Z_]+)", reason)
     if found and found[1] in _KILLED:
         how, ours = _KILLED[found[1]]
-        return ours, how
+        return ended(ours, how)
     if code is None:
-        return EXIT_SIGNAL + 15, "was killed before it began"
-    return code or 1, f"was killed: LSF says {found[0]}" if found else "failed"
+        return ended(EXIT_SIGNAL + 15, "was killed before it began")
+    return ended(code or 1, f"was killed: LSF says {found[0]}" if found else "failed")

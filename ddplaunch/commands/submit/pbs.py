@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
@@ -17,7 +17,7 @@ from ddplaunch.commands.submit.hosts import HostsScheduler, check_array, check_p
 from ddplaunch.commands.submit.job import BatchJob
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_SIGNAL, UsageError
-from ddplaunch.queue.scheduler import Deadline, JobId, JobState, Told, ended, sorted_by
+from ddplaunch.queue.scheduler import Deadline, JobId, JobState, ended
 
 EACH = "^array_index^"  # what qsub calls the index in the name of a file
 
@@ -162,7 +162,7 @@ class Pbs(HostsScheduler):
         number, dot, server = job.number.partition(".")
         return (job.number if job.index is None else f"{number}[{job.index}]{dot}{server}",)
 
-    def records(self, jobs: Sequence[JobId], deadline: Deadline) -> Told | None:
+    def records(self, jobs: Sequence[JobId], deadline: Deadline) -> list[JobState] | None:
         each = ["-t"] if any(job.index == "" for job in jobs) else []  # the jobs of an array, not it alone
         words = ["-f", *each, *(word for job in jobs for word in self.words(job))]
         shown = deadline.call("qstat", "-x", *words)
@@ -171,7 +171,7 @@ class Pbs(HostsScheduler):
         found = list(listed(shown.stdout))
         if shown.returncode and not found and "Unknown Job Id" not in shown.stderr:
             return None
-        return sorted_by(jobs, found)
+        return found
 
 
 def _select(job: BatchJob) -> str:
@@ -194,27 +194,20 @@ def listed(shown: str) -> Iterator[JobState]:
     """What ``qstat -f`` prints of jobs, each below its id."""
     for text in re.split(r"(?m)^(?=Job Id: )", shown):
         found = re.match(r"Job Id: (\d+)(?:\[(\d*)\])?(\.\S+)?", text)
-        record = parse(text) if found else None
-        if found and record:
+        # Lines are ``    name = value``; a long value goes on in the next lines, behind a tab.
+        fields = dict(re.findall(r"(?m)^ {4}(\S+) = (.*)$", text.replace("\n\t", "")))
+        if found and "job_state" in fields:
             job = JobId(found[1] + (found[3] or ""), index=found[2])
-            yield replace(record, job=job, number=job.typed)
+            yield replace(_state(fields), job=job, number=job.typed)
 
 
-def parse(shown: str) -> JobState | None:
-    """Read what ``qstat -f`` prints of one job; None if it is something else.
-
-    Lines are ``    name = value``; a long value goes on in the next lines, behind a tab.
-    """
-    fields = dict(re.findall(r"(?m)^ {4}(\S+) = (.*)$", shown.replace("\n\t", "")))
-    state = fields.get("job_state")
-    if state is None:
-        return None
+def _state(fields: Mapping[str, str]) -> JobState:
+    state = fields["job_state"]
     if state in "FX":
         return ended(*_end(fields.get("Exit_status")))
     words, waits = _STATES.get(state, f"is in state {state}"), state in "QWHT"
     why = fields.get("comment") if waits else None
-    count = "pending" if waits else "running"
-    return JobState(f"{words}: {why}" if why else words, None, waits, state == "R", state=count)
+    return JobState(f"{words}: {why}" if why else words, None, waits, state == "R")
 
 
 def _end(status: str | None) -> tuple[int, str]:

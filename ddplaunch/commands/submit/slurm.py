@@ -27,7 +27,7 @@ from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_PREEMPTED, LaunchError, UsageError
 from ddplaunch.job.ledger import proposed
 from ddplaunch.plan.command import python_command
-from ddplaunch.queue.scheduler import PATIENCE, SOON, Deadline, JobId, JobState, Told, call, sorted_by
+from ddplaunch.queue.scheduler import PATIENCE, SOON, Deadline, JobId, JobState, call, sorted_by
 from ddplaunch.words import named
 
 if TYPE_CHECKING:
@@ -150,8 +150,8 @@ class Slurm(BatchScheduler):
         """Its number, behind the option for its cluster."""
         return ("-M", job.cluster, job.typed) if job.cluster else (job.typed,)
 
-    def records(self, jobs: Sequence[JobId], deadline: Deadline) -> Told | None:
-        told = dict[JobId, list[JobState]]()
+    def records(self, jobs: Sequence[JobId], deadline: Deadline) -> list[JobState] | None:
+        found = list[JobState]()
         for cluster in dict.fromkeys(job.cluster for job in jobs):
             of = [job for job in jobs if job.cluster == cluster]
             where = ["-M", cluster] if cluster else []
@@ -160,10 +160,11 @@ class Slurm(BatchScheduler):
             done = deadline.call("squeue", *where, *words)
             if done.returncode and "Invalid job id" not in done.stderr:
                 return None
-            told |= sorted_by(of, slurm_says.listed(done.stdout, cluster))
+            found += slurm_says.listed(done.stdout, cluster)
+            told = sorted_by(of, found)
             if lost := [job for job in of if job not in told]:
-                told |= sorted_by(lost, _accounted(lost, deadline))
-        return told
+                found += _accounted(lost, deadline)
+        return found
 
     def look(self, job: JobId, seconds: float = PATIENCE) -> JobState | None:
         """Ask scontrol, and sacct about a job that it has forgotten, after MinJobAge of slurm.conf (300 s)."""

@@ -19,7 +19,7 @@ TOY = '''
 """Toy: a scheduler with one queue and one host."""
 
 from ddplaunch.commands.submit.base import BatchScheduler
-from ddplaunch.queue.scheduler import JobId, JobState, ended, sorted_by
+from ddplaunch.queue.scheduler import JobId, JobState, ended
 
 
 class Toy(BatchScheduler):
@@ -49,7 +49,7 @@ class Toy(BatchScheduler):
             number, state = line.split()
             record = JobState("is running", runs=True) if state == "running" else ended(143, "was killed")
             found.append(JobState(**{**vars(record), "job": JobId(number), "number": number}))
-        return sorted_by(jobs, found)
+        return found
 '''
 
 LINE = '    "toy": ("Toy", "commands.submit.toy", "Toy"),\n'

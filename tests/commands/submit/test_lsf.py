@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.commands.submit.lsf import end_of, ends_of, listed, parse
+from ddplaunch.commands.submit.lsf import ends_of, listed
 from ddplaunch.queue.scheduler import JobId
 
 
@@ -27,8 +27,7 @@ from ddplaunch.queue.scheduler import JobId
     ],
 )  # fmt: skip
 def test_what_is_said_of_a_job(shown, said):
-    record = parse(f"{shown}\n")
-    assert record is not None
+    (record,) = listed(f"4711|0|{shown}\n")
     assert record.words == said
     assert (record.code is not None) == ("exit code" in said)
 
@@ -44,7 +43,7 @@ def test_how_jobs_stand():
 
 
 def test_an_answer_of_something_else():
-    assert parse("LSF is down. Please wait ...\n") is None
+    assert not list(listed("LSF is down. Please wait ...\n"))
 
 
 HISTORY = """
@@ -59,19 +58,19 @@ Mon Nov 23 10:00:00: Submitted from host <login1>, to Queue <normal>, CWD </data
     ("end", "found"),
     [
         ("Mon Nov 23 10:05:00: Starting (Pid 31390);", None),
-        ("Mon Nov 23 10:05:00: Done successfully. The CPU time used is 1.2 seconds;", (0, "completed")),
+        ("Mon Nov 23 10:05:00: Done successfully. The CPU time used is 1.2 seconds;", "completed (exit code 0)"),
         ("Mon Nov 23 10:05:00: Exited with exit code 7. The CPU time used is 1.2 s\n                     econds;",
-         (7, "failed")),
+         "failed (exit code 7)"),
         (
             "Mon Nov 23 10:05:00: Exited with exit cod\n                     e 140. The CPU time used is 1.2 seconds;\n"
             "Mon Nov 23 10:05:00: Completed <exit>; TERM_RUNLIMIT: job killed after reaching\n"
             "                      LSF run time limit;",
-            (143, "reached its time limit"),
+            "reached its time limit (exit code 143)",
         ),
     ],
 )  # fmt: skip
 def test_what_bhist_knows_of_a_job(end, found):
-    assert end_of(HISTORY.format(end=end)) == found
+    assert [each.words for each in ends_of(HISTORY.format(end=end))] == ([found] if found else [])
 
 
 def test_what_bhist_knows_of_several():

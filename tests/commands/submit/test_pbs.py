@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.commands.submit.pbs import Pbs, listed, parse
-from ddplaunch.queue.scheduler import JobId, JobState
+from ddplaunch.commands.submit.pbs import Pbs, listed
+from ddplaunch.queue.scheduler import JobId
 from tests.commands.submit.test_hosts import SMALLEST
 from tests.conftest import write
 
@@ -46,8 +46,7 @@ SHOWN = """Job Id: 4711.pbs01
     ],
 )  # fmt: skip
 def test_what_is_said_of_a_job(state, more, said):
-    record = parse(SHOWN.format(state=state, more=more))
-    assert record is not None
+    (record,) = listed(SHOWN.format(state=state, more=more))
     assert record.words == said
     assert (record.code is not None) == ("exit code" in said)
 
@@ -73,8 +72,8 @@ def test_how_jobs_stand():
 
 
 def test_an_answer_of_something_else():
-    assert parse("Hello\n") is None
-    assert parse("    job_state = Z\n") == JobState("is in state Z", state="running")
+    assert not list(listed("Hello\n"))
+    assert [each.words for each in listed(SHOWN.format(state="Z", more=""))] == ["is in state Z"]
 
 
 def test_a_name_that_pbs_takes(answer, tmp_path):
