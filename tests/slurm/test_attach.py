@@ -7,11 +7,13 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, NamedTuple
 
 import pytest
 
 from tests.conftest import clean_environment, command, write
+from tests.hosts.host import Host
 from tests.patience import patience
 from tests.slurm.cluster import Slurm
 from tests.starts import LIGHT
@@ -80,7 +82,7 @@ def login(slurm: Callable[..., Slurm], tmp_path: Path) -> Callable[..., Login]:
 
 def test_a_job_is_seen_from_the_login_host(login, tmp_path):
     """Queued, running on two nodes, ended with an exit code; and followed by a shell that did not submit it."""
-    at = login(accounting=True)
+    at = login()
     cluster = at.cluster
     job = at.submit("--nodes", "2", "--exclusive", *LIGHT, "--nproc", "2", "waits.py")
     number = str(job)
@@ -141,20 +143,33 @@ def test_a_job_is_seen_from_the_login_host(login, tmp_path):
     assert f"job {next_one} was cancelled (exit code 143)" in at.type("stop", "next").err
 
 
+def debugged(at: Login, host: Host, job: str, rank: int) -> str:
+    """Type at a rank's debugger, on any host; the name of the one where the rank is."""
+    lines = write(at.cluster.folder, "lines", "p 'rank', rank, os.uname().nodename\n")
+    with lines.open() as typed:
+        words = command("debug", job, "--rank", str(rank))
+        told = host.run(*words, cwd=at.cluster.folder, env=at.environment, stdin=typed)
+    assert f"(rank {rank}) p 'rank', rank" in told
+    return told.rpartition(f"('rank', '{rank}', '")[2].partition("'")[0]
+
+
 def test_a_job_on_nodes_with_homes_of_their_own(login, tmp_path):
-    """What it was is on its nodes, and asked there; ``--now`` kills it without its grace."""
+    """What it was is on its nodes, and asked there, as its ranks are debugged; ``--now`` kills it without its grace."""
     at = login(shared_home=False, settings={"KillWait": "300"})
     cluster = at.cluster
-    deaf = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\n"
-    write(tmp_path, "deaf.py", deaf + "time.sleep(1000)\n")
-    job = at.submit("--nodes", "2", "--cpus-per-task", "2", "--grace", "300", *LIGHT, "--nproc", "2", "deaf.py")
+    write(tmp_path, "deaf.py", f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{dedent(WAITS)}")
+    job = at.submit(*("--nodes", "2", "--exclusive", "--grace", "300", "--debug"), *LIGHT, "--nproc", "2", "deaf.py")
     number = str(job)
     cluster.wait_for(job, "ready", 4)
     told = at.type("report", number)
     assert told.code == 0, told.err
     assert f"{job}.0: running" in told.out
     assert "deaf.py" in at.type("stacks", number).out
-    assert sorted(at.type("logs", number, "--rank", "0,3").out.splitlines()) == ["[0] ready", "[3] ready"]
+    assert sorted(at.type("logs", number, "--rank", "0,3").out.splitlines()) == ["[0] ready 0", "[3] ready 3"]
+    places = [debugged(at, cluster.login, str(job), rank) for rank in range(4)]
+    assert places[0] == places[1] != places[2] == places[3], places
+    node = next(host for host in cluster.network.hosts if host.name == places[3])
+    assert debugged(at, node, f"{job}.0", 0) == places[0], "and back"
     refused = at.type("logs", number, "--rank", "4")
     assert refused.code == 2
     assert f"--rank 4: {job}.0 has ranks 0 to 3" in refused.err
@@ -166,16 +181,10 @@ def test_a_job_on_nodes_with_homes_of_their_own(login, tmp_path):
     assert at.type("logs", number).out == cluster.output(job)
     assert not [pid for host in cluster.network.hosts for pid in host.find("deaf.py")]
 
-    alone = at.submit("--nodes", "1", "--cpus-per-task", "2", "--debug", *LIGHT, "--nproc", "2", "waits.py")
+    alone = at.submit("--nodes", "1", "--cpus-per-task", "2", *LIGHT, "--nproc", "2", "waits.py")
     cluster.wait_for(alone, "ready", 2)
     assert "waits.py" in at.type("stacks", str(alone)).out, "the run has the job's number on one node too"
     assert f"{alone}.0: running" in at.type("report", str(alone)).out
-    lines = tmp_path / "lines"
-    lines.write_text("p 'rank', rank\n")
-    with lines.open() as typed:
-        words = command("debug", str(alone), "--rank", "1")
-        told = cluster.login.run(*words, cwd=cluster.folder, env=at.environment, stdin=typed)
-    assert "(rank 1) p 'rank', rank\n('rank', '1')\n" in told
     assert at.type("stop", str(alone), "--now").code == 0
 
 

@@ -53,63 +53,40 @@ def test_a_batch_job_and_its_exit_code(standing_slurm: Slurm, tmp_path: Path) ->
 
 
 def test_what_is_missing_is_named(slurm: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    slurm(1)  # skips where there is more missing
+    if reason := unsupported():
+        pytest.skip(f"NO SLURM HERE: {reason}")
     monkeypatch.setitem(COMMANDS, "no-such-daemon", "its-package")
     assert unsupported() == "not installed: no-such-daemon (packages its-package)"
     with pytest.raises(pytest.skip.Exception, match="NO SLURM HERE: not installed: no-such-daemon"):
         slurm(1)
 
 
-def test_what_left_its_session_and_parent_outlives_its_job(slurm: Make) -> None:
-    """So what is gone after the end of a job in these tests, ended by itself."""
-    cluster = slurm(1)
-    (node,) = cluster.nodes
-    job = cluster.sbatch(script="sleep 1001 & (setsid sleep 1002 >/dev/null 2>&1 &); wait")
-    wait_until(lambda: len(node.find("^sleep 100")) == 2, "the processes")
-    cluster.cancel(job)
-    wait_until(lambda: not node.find("^sleep 1001"), "the end of the child")
-    assert node.find("^sleep 1002")
-
-
-def test_gpus(slurm: Make) -> None:
-    cluster = slurm(1, gpus=4)
-    show = ["sh", "-c", "echo $SLURM_LOCALID ${CUDA_VISIBLE_DEVICES-none}"]
-    asked = {
-        "--gpus-per-node=4": ["0 0,1,2,3", "1 0,1,2,3"],
-        "--gpus-per-task=1": ["0 0", "1 1"],
-        "--gpus-per-node=2": ["0 0,1", "1 0,1"],
-        "--exclusive": ["0 none", "1 none"],
-    }
-    for words, expected in asked.items():
-        assert sorted(cluster.run("srun", "-n2", words, *show).splitlines()) == expected
-
-
 def test_the_samples_are_what_jobs_get(slurm: Make) -> None:
     assert capture(slurm(NODES, gpus=GPUS)) == {file.name: file.read_text() for file in SAMPLES.glob("*.txt")}
 
 
-def test_two_clusters_have_nothing_to_do_with_each_other(slurm: Make) -> None:
-    here, there = slurm(1), slurm(2)
-    job = here.sbatch(script="sleep 1000")
-    here.wait(job, "RUNNING")
-    assert there.run("squeue", "-h") == ""
-    there.close()
-    assert here.state(job) == "RUNNING"
-
-
 def test_nothing_is_left_after_close(slurm: Make) -> None:
-    cluster = slurm(2, gpus=1)
-    cluster.sbatch("-N2", script="(setsid sleep 1000 >/dev/null 2>&1 &); srun sleep 1000")
-    wait_until(lambda: all(node.find("sleep 1000$") for node in cluster.nodes), "the step")
-    pids = [pid for host in cluster.network.hosts for pid in host.processes()]
+    """Though what left its session and parent outlives its job. Another cluster has nothing to do with it."""
+    there = slurm(1)
+    stays = there.sbatch(script="sleep 1000")
+    here = slurm(2, gpus=1)
+    job = here.sbatch("-N2", script="sleep 1001 & (setsid sleep 1002 >/dev/null 2>&1 &); srun sleep 1003")
+    wait_until(lambda: all(node.find("sleep 1003$") for node in here.nodes), "the step")
+    assert here.run("squeue", "-h", "-o", "%i") == f"{job}\n"
+    here.cancel(job)
+    wait_until(lambda: not here.nodes[0].find("^sleep 1001"), "the end of the child")
+    assert here.nodes[0].find("^sleep 1002"), "so what is gone after a job in these tests, ended by itself"
+    pids = [pid for host in here.network.hosts for pid in host.processes()]
     assert len(pids) >= 3 + 3 + 2
-    cluster.close()
+    here.close()
     assert [pid for pid in pids if alive(pid)] == []
     assert not Path(FOLDER).exists()
+    assert there.wait(stays, "RUNNING") == "RUNNING"
 
 
-def test_nothing_is_left_when_the_test_process_is_killed(slurm: Make, tmp_path: Path) -> None:
-    slurm(1)  # skips where there can be none
+def test_nothing_is_left_when_the_test_process_is_killed(tmp_path: Path) -> None:
+    if reason := unsupported():
+        pytest.skip(f"NO SLURM HERE: {reason}")
     program = """if True:
         import os, pathlib, signal, sys
         from tests.hosts.network import Network

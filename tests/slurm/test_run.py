@@ -35,6 +35,12 @@ print("sum", int(total), *(os.environ[name] for name in names.split()))
 dist.destroy_process_group()
 """
 
+TELLS = f"""
+import os
+total = os.environ["WORLD_SIZE"]
+{SHOWS[SHOWS.index("names = ") : SHOWS.index("dist.destroy")]}"""
+"""The same without torch, of ranks that need not meet."""
+
 
 def lines(out: str) -> list[str]:
     """What ranks printed, without their prefixes, in the order of ranks."""
@@ -108,20 +114,26 @@ def with_gpus(fake_nvml: FakeNvml, *words: str | Path, **ailments: int) -> list[
     return ["env", *fakes, *command(*words)]
 
 
-def test_tasks_with_a_gpu_of_their_own(slurm, tmp_path, fake_nvml):
+def test_gpus_that_slurm_gives(slurm, tmp_path, fake_nvml):
+    """They must work; a task may have one of its own."""
     cluster = slurm(1, gpus=2)
-    write(tmp_path, "show.py", "import os; print(os.environ['RANK'], os.environ['CUDA_VISIBLE_DEVICES'])\n")
-    step = cluster.srun("-n2", "--gpus-per-task=1", *with_gpus(fake_nvml, "run", "--start", "exec", "show.py"))
+    show = ["sh", "-c", "echo $SLURM_LOCALID ${CUDA_VISIBLE_DEVICES-none}"]
+    for words, expected in {
+        "--gpus-per-node=2": ["0 0,1", "1 0,1"],
+        "--gpus-per-task=1": ["0 0", "1 1"],
+        "--gpus-per-node=1": ["0 0", "1 0"],
+        "--exclusive": ["0 none", "1 none"],
+    }.items():
+        assert sorted(cluster.run("srun", "-n2", words, *show).splitlines()) == expected
+
+    write(tmp_path, "show.py", "import os; print(os.environ['RANK'], os.environ.get('CUDA_VISIBLE_DEVICES'))\n")
+    ours = ("run", "--start", "exec", "show.py")
+    step = cluster.srun("-n2", "--gpus-per-task=1", *with_gpus(fake_nvml, *ours))
     out, err = step.communicate(timeout=patience(100))
     assert step.returncode == 0, err
     assert sorted(line.split()[1] for line in out.splitlines()) == ["0", "1"]
-
-
-def test_gpus_that_slurm_gives_must_work(slurm, tmp_path, fake_nvml):
-    cluster = slurm(1, gpus=2)
-    write(tmp_path, "show.py", "import os; print('world', os.environ['WORLD_SIZE'])\n")
-    broken = with_gpus(fake_nvml, "run", "--start", "exec", "show.py", init_error=DRIVER_NOT_LOADED)
-    for options, code, shown in (["--gpus-per-node=2"], 2, ""), ([], 0, "world 1"):
+    broken = with_gpus(fake_nvml, *ours, init_error=DRIVER_NOT_LOADED)
+    for options, code, shown in (["--gpus-per-node=2"], 2, ""), ([], 0, "0 None"):
         step = cluster.srun("-n1", *options, *broken)
         out, err = step.communicate(timeout=patience(100))
         assert (step.returncode, out.strip().rpartition("] ")[2]) == (code, shown), err
@@ -131,8 +143,9 @@ def test_gpus_that_slurm_gives_must_work(slurm, tmp_path, fake_nvml):
 def test_a_script_on_two_nodes_and_its_steps(standing_slurm, tmp_path):
     """Without srun it is one machine, and says so; steps at once, beside each other or overlapping, do not meet."""
     write(tmp_path, "train.py", SHOWS)
+    write(tmp_path, "tells.py", TELLS)
     cluster = standing_slurm
-    alone, each = (shlex.join(command("run", *words, "train.py")) for words in (["--nproc", "2"], []))
+    alone, each = (shlex.join(command("run", *words)) for words in (["--nproc", "2", *LIGHT, "tells.py"], ["train.py"]))
     script = f"""
         {alone}; echo direct $?
         srun -N1 -n1 {alone} & srun -N1 -n1 {alone} & wait; echo beside
@@ -149,9 +162,10 @@ def test_a_script_on_two_nodes_and_its_steps(standing_slurm, tmp_path):
 
 
 def test_a_job_that_a_rank_starts_is_its_own(standing_slurm, tmp_path):
-    write(tmp_path, "train.py", SHOWS)
-    write(tmp_path, "outer.py", f"import subprocess; subprocess.run({command('run', '--nproc', '2', 'train.py')})")
-    step = standing_slurm.srun("-N2", "-n2", "--ntasks-per-node=1", *command("run", "outer.py"))
+    write(tmp_path, "tells.py", TELLS)
+    inner = command("run", "--nproc", "2", *LIGHT, "tells.py")
+    write(tmp_path, "outer.py", f"import subprocess; subprocess.run({inner})")
+    step = standing_slurm.srun("-N2", "-n2", "--ntasks-per-node=1", *command("run", *LIGHT, "outer.py"))
     out, err = step.communicate(timeout=patience(100))
     assert step.returncode == 0, err
     assert [out.count(f"sum {shown}") for shown in ("2 0 0 2 2 0 1", "2 1 1 2 2 0 1")] == [2, 2]

@@ -58,20 +58,16 @@ def number_of(following: subprocess.Popen[str]) -> int:
 
 
 def test_a_job_on_two_nodes_is_followed_to_its_end(submit, tmp_path):
+    """And the exit code of a rank comes back."""
     cluster, start = submit()
-    write(tmp_path, "train.py", SHOWS)
-    out, err = start("--nodes", "2", "--follow", "train.py", "--nproc", "2").communicate(timeout=patience(100))
-    assert lines(out) == ["sum 4 0 0 4 2 0 2", "sum 4 1 1 4 2 0 2", "sum 4 2 0 4 2 1 2", "sum 4 3 1 4 2 1 2"], err
-    assert "slurm: this is node 0 of 2, at n1" in out
-    assert not [pid for host in cluster.network.hosts for pid in host.find("train.py")]
-
-
-def test_the_exit_code_of_a_rank_comes_back(submit):
-    _, start = submit()
-    following = start("--nodes", "2", "--follow", PROGRAMS / "fails.py", "--", "exit", "1")
+    write(tmp_path, "train.py", SHOWS + "raise SystemExit(7 if os.environ['RANK'] == '1' else 0)\n")
+    following = start("--nodes", "2", "--follow", "train.py", "--nproc", "2")
     out, err = following.communicate(timeout=patience(100))
     assert following.returncode == 7, err
+    assert lines(out) == ["sum 4 0 0 4 2 0 2", "sum 4 1 1 4 2 0 2", "sum 4 2 0 4 2 1 2", "sum 4 3 1 4 2 1 2"], err
+    assert "slurm: this is node 0 of 2, at n1" in out
     assert "ddplaunch: rank 1 exited with code 7" in out
+    assert not [pid for host in cluster.network.hosts for pid in host.find("train.py")]
 
 
 def test_a_site_that_keeps_accounts(submit, tmp_path):
@@ -100,13 +96,20 @@ def test_a_site_that_keeps_accounts(submit, tmp_path):
 
 
 def test_detaching_leaves_the_job_running(submit):
+    """Another one is cancelled while it waits."""
     cluster, start = submit()
-    following = start("--nodes", "1", "--follow", PROGRAMS / "sleeper.py")
-    job = number_of(following)
+    runs = start("--nodes", "2", "--exclusive", "--follow", *LIGHT, PROGRAMS / "sleeper.py")
+    job = number_of(runs)
     cluster.wait_for(job, "ready")
-    following.send_signal(signal.SIGINT)
-    following.communicate(timeout=patience(30))
-    assert following.returncode == 130
+    waits = start("--nodes", "2", "--follow", PROGRAMS / "sleeper.py")
+    other = number_of(waits)
+    cluster.cancel(other)
+    out, err = waits.communicate(timeout=patience(60))
+    assert (waits.returncode, out) == (143, ""), err
+    assert f"job {other} was cancelled (exit code 143)" in err
+    runs.send_signal(signal.SIGINT)
+    runs.communicate(timeout=patience(30))
+    assert runs.returncode == 130
     assert cluster.state(job) == "RUNNING"
     cluster.cancel(job)
 
@@ -124,39 +127,29 @@ SAVES = """
 
 
 def test_a_cancelled_job_has_its_grace(submit, tmp_path):
-    """Slurm tells every process of the step here, the zygotes too: the ranks live until they have saved."""
-    cluster, start = submit(settings={"KillWait": "40"})
-    write(tmp_path, "saves.py", SAVES)
-    following = start("--nodes", "2", "--cpus-per-task", "2", "--follow", *LIGHT, "--nproc", "2", "saves.py")
-    job = number_of(following)
-    cluster.wait_for(job, "ready", 4)
-    cluster.cancel(job)
-    out, err = following.communicate(timeout=patience(60))
-    assert following.returncode == 143, err
-    assert out.count("saved") == 4
-    assert f"job {job} was cancelled (exit code 143)" in err
-    assert cluster.wait(job) == "CANCELLED"
-    assert not [pid for host in cluster.network.hosts for pid in host.find("saves.py")]
+    """Slurm tells every process of the step here, the zygotes too: the ranks live until they have saved.
 
-
-def test_a_teardown_runs_after_the_ranks(submit, tmp_path):
-    """Also where the job is cancelled; the next job waits for its end, and stderr has a file of its own."""
+    Then the teardown runs, and the next job, which waits for its end, has a file of its own for stderr.
+    """
     cluster, start = submit(settings={"KillWait": "40"})
     write(tmp_path, "saves.py", SAVES)
     torn = ("--teardown", "echo torn $SLURM_JOB_ID; exit 4")
-    following = start("--exclusive", "--nodes", "2", *torn, "--follow", *LIGHT, "--nproc", "1", "saves.py")
+    following = start("--exclusive", "--nodes", "2", *torn, "--follow", *LIGHT, "--nproc", "2", "saves.py")
     job = number_of(following)
     write(tmp_path, "fails.py", "import sys; print('bad', file=sys.stderr); sys.exit(9)")
     waits = ("--dependency", f"afternotok:{job}", "--error", "errs/%j.err", *torn)
     waiting = start(*waits, "--follow", *LIGHT, "fails.py")
     after = number_of(waiting)
-    cluster.wait_for(job, "ready", 2)
+    cluster.wait_for(job, "ready", 4)
     assert cluster.state(after) == "PENDING"
     cluster.cancel(job)
     out, err = following.communicate(timeout=patience(60))
     assert following.returncode == 143, err
-    assert out.count("saved") == 2
+    assert f"job {job} was cancelled (exit code 143)" in err
+    assert out.count("saved") == 4
     assert out.rindex("saved") < out.index(f"torn {job}")
+    assert cluster.wait(job) == "CANCELLED"
+    assert not [pid for host in cluster.network.hosts for pid in host.find("saves.py")]
     out, err = waiting.communicate(timeout=patience(60))
     assert waiting.returncode == 9, err
     assert out == f"torn {after}\n"
@@ -364,17 +357,6 @@ def test_a_spare_takes_the_place_of_a_node_that_lost_power(submit, tmp_path):
         "[1] again 1 of 2 n3",
     ]
     assert f"job {job} completed (exit code 0)" in err
-
-
-def test_a_job_that_is_cancelled_while_it_waits(submit):
-    cluster, start = submit()
-    cluster.wait(cluster.sbatch("-N2", "--exclusive", script="sleep 1000"), "RUNNING")
-    following = start("--nodes", "2", "--follow", PROGRAMS / "sleeper.py")
-    job = number_of(following)
-    cluster.cancel(job)
-    out, err = following.communicate(timeout=patience(60))
-    assert (following.returncode, out) == (143, ""), err
-    assert f"job {job} was cancelled (exit code 143)" in err
 
 
 def test_each_index_of_an_array_is_a_job(submit, tmp_path):
