@@ -9,7 +9,7 @@ pkg/controller/job, and about JobSets from kubernetes-sigs/jobset, pkg/controlle
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ddplaunch.commands.manifest.document import commented, document, present
@@ -31,18 +31,6 @@ _NEEDS = {
     VOLCANO: "Volcano 1.12 or newer",
     COSCHEDULING: "the scheduler plugin Coscheduling",
 }
-
-_KINDS = {
-    JOB: ("batch/v1", "Job"),
-    JOBSET: ("jobset.x-k8s.io/v1alpha2", "JobSet"),
-    TRAINJOB: ("trainer.kubeflow.org/v1alpha1", "TrainJob"),
-}
-
-_ENDS = {
-    False: "All pods end together. Where one was taken away all are started again,",
-    True: "Where a machine is lost its pod is started again, and joins; where a pod is taken away all are,",
-}
-"""What a comment says about the ends of pods, by whether the job is elastic."""
 
 
 def manifest(job: PodJob) -> str:
@@ -66,20 +54,20 @@ def objects(job: PodJob) -> Iterator[dict[str, Any]]:
         yield {"apiVersion": "scheduling.x-k8s.io/v1alpha1", "kind": "PodGroup", "metadata": metadata, "spec": group}
     if job.kind == JOB and job.nodes > 1:
         yield {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": _service(job)}
-    annotated = metadata | _annotated({**job.annotations, **(_of_gang(job) if job.kind == JOB else {})})
-    spec = (
-        train_job(job) if job.kind == TRAINJOB else _jobset(job) if job.kind == JOBSET else {**_ttl(job), **_job(job)}
-    )
-    version, kind = _KINDS[job.kind]
+    annotations = {**job.annotations, **(_of_gang(job) if job.kind == JOB else {})}
+    version, kind, spec_of = _KINDS[job.kind]
+    spec = spec_of(job)
+    if job.kept is not None:
+        spec = {
+            commented("ttlSecondsAfterFinished", "Then it is deleted, with its pods and their logs."): job.kept,
+            **spec,
+        }
+    annotated = metadata | present({"annotations": annotations})
     yield {"apiVersion": version, "kind": kind, "metadata": annotated, "spec": spec}
 
 
 def _labels(job: PodJob) -> dict[str, str]:
     return {"app.kubernetes.io/managed-by": "ddplaunch", **job.labels}
-
-
-def _annotated(annotations: Mapping[str, Any]) -> dict[str, Any]:
-    return present({"annotations": annotations})
 
 
 def _of_gang(job: PodJob) -> dict[str, Any]:
@@ -102,18 +90,11 @@ def _service(job: PodJob) -> dict[str, Any]:
 
 def _jobset(job: PodJob) -> dict[str, Any]:
     network = f"The JobSet makes a Service, which gives the pods names. Node 0 is {job.node_zero}."
-    template = present({"metadata": _annotated(_of_gang(job)), "spec": _job(job)})
+    template = present({"metadata": present({"annotations": _of_gang(job)}), "spec": _job(job)})
     return {
-        **_ttl(job),
         commented("network", network): {"enableDNSHostnames": True},
         "replicatedJobs": [{"name": NODE, "replicas": 1, "template": template}],
     }
-
-
-def _ttl(job: PodJob) -> dict[str, Any]:
-    if job.kept is None:
-        return {}
-    return {commented("ttlSecondsAfterFinished", "Then it is deleted, with its pods and their logs."): job.kept}
 
 
 def _job(job: PodJob) -> dict[str, Any]:
@@ -128,7 +109,10 @@ def _job(job: PodJob) -> dict[str, Any]:
         done = "Node 0 is done when all are; a pod that never came is not waited for."
         spec[commented("successPolicy", done)] = {"rules": [{"succeededIndexes": "0"}]}
     labels = {**_labels(job), **({_POD_GROUP: job.name} if job.gang == COSCHEDULING else {})}
-    ends = f"{_ENDS[bool(job.min_nodes)]} after 10 s, then 20 s, …;\nwhere the program failed the job has failed."
+    ends = "All pods end together. Where one was taken away all are started again,"
+    if job.min_nodes:
+        ends = "Where a machine is lost its pod is started again, and joins; where a pod is taken away all are,"
+    ends += " after 10 s, then 20 s, …;\nwhere the program failed the job has failed."
     retries = "How often a pod is started again, whatever the cause."
     if job.retries is None:
         retries = "A pod that could not even begin is tried again, three times."
@@ -139,7 +123,10 @@ def _job(job: PodJob) -> dict[str, Any]:
         # for pods without an exit code, say those that a machine refused: one that is given up has to end the others.
         commented("backoffLimitPerIndex", retries): 3 if job.retries is None else job.retries,
         "maxFailedIndexes": job.nodes - job.together,
-        "template": {"metadata": {"labels": labels, **_annotated(job.annotations)}, "spec": pod_spec(job)},
+        "template": {
+            "metadata": present({"labels": labels, "annotations": job.annotations}),
+            "spec": pod_spec(job),
+        },
     }
 
 
@@ -159,3 +146,11 @@ def _rules(action: str) -> list[Any]:
         {commented("action", lost): action, "onExitCodes": {"operator": "In", **codes}},
         {"action": "FailJob", "onExitCodes": {"operator": "NotIn", **codes}},
     ]
+
+
+_KINDS: dict[str, tuple[str, str, Callable[[PodJob], dict[str, Any]]]] = {
+    JOB: ("batch/v1", "Job", _job),
+    JOBSET: ("jobset.x-k8s.io/v1alpha2", "JobSet", _jobset),
+    TRAINJOB: ("trainer.kubeflow.org/v1alpha1", "TrainJob", train_job),
+}
+"""Of each kind the version of its API, its name there, and what makes its spec."""
