@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.conftest import clean_environment, command, write
+from tests.gridengine.cluster import GridEngine
 from tests.hosts.host import Host
 from tests.patience import patience
 from tests.slurm.cluster import Slurm
@@ -47,15 +48,15 @@ class Login:
     Each host has its own folder of doors, as machines do, and ``home`` may be one that is its own too.
     """
 
-    def __init__(self, cluster: Slurm, home: Path) -> None:
+    def __init__(self, cluster: Slurm | GridEngine, home: Path) -> None:
         self.cluster, self._home = cluster, home
         for host in cluster.network.hosts:
-            host.run("mkdir", "-m", "700", OWN)
+            host.run("mkdir", "-p", "-m", "700", OWN)
 
     @property
     def environment(self) -> dict[str, str]:
         state = {"XDG_STATE_HOME": str(self._home), "XDG_RUNTIME_DIR": OWN}
-        return {**clean_environment(), **state, **self.cluster.environment}
+        return {**clean_environment(), **self.cluster.environment, **state}
 
     def start(self, *words: str | Path) -> subprocess.Popen[str]:
         return self.cluster.login.type(command(*words), self.cluster.folder, self.environment)
