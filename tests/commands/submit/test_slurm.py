@@ -206,20 +206,23 @@ RECORD = (
 
 
 @pytest.mark.parametrize(
-    ("state", "code", "ended"),
+    ("state", "code", "ended", "said"),
     [
-        ("PENDING", "0:0", None), ("RUNNING", "0:0", None), ("COMPLETING", "3:0", None),
-        ("REQUEUE_HOLD", "0:0", None), ("COMPLETED", "0:0", 0), ("FAILED", "3:0", 3), ("FAILED", "0:9", 137),
-        ("FAILED", "0:0", 1), ("CANCELLED", "0:15", 143), ("TIMEOUT", "0:0", 143), ("OUT_OF_MEMORY", "0:125", 137),
-        ("NODE_FAIL", "0:0", 69), ("PREEMPTED", "0:15", 75),
+        ("PENDING", "0:0", None, "waits"), ("RUNNING", "0:0", None, "is running"),
+        ("COMPLETING", "3:0", None, "is completing"), ("REQUEUE_HOLD", "0:0", None, "is requeue hold"),
+        ("COMPLETED", "0:0", 0, "completed"), ("FAILED", "3:0", 3, "failed"), ("FAILED", "0:9", 137, "failed"),
+        ("FAILED", "0:0", 1, "failed"), ("CANCELLED", "0:15", 143, "was cancelled"),
+        ("TIMEOUT", "0:0", 143, "reached its time limit"), ("DEADLINE", "0:0", 143, "passed its deadline"),
+        ("OUT_OF_MEMORY", "0:125", 137, "used more memory than it had"), ("NODE_FAIL", "0:0", 69, "lost a node"),
+        ("PREEMPTED", "0:15", 75, "was preempted"),
     ],
 )  # fmt: skip
-def test_what_slurm_says_of_a_job(state, code, ended):
+def test_what_slurm_says_of_a_job(state, code, ended, said):
     job = parse(RECORD.format(state=state, reason="None", code=code, preempted="None"))
     assert job is not None
     assert (job.code, job.log, job.number) == (ended, "/data/my wine/slurm-7.out", "7")
     assert (job.waits, job.runs) == (state == "PENDING", state == "RUNNING")
-    assert (f"(exit code {ended})" in job.words) == (ended is not None)
+    assert job.words == (said if ended is None else f"{said} (exit code {ended})")
 
 
 AT_NOON = "2026-01-31T12:00:00"
