@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddplaunch.clusters.systems.indexed import ADDRESS, INDEX, NNODES, PORT
-from ddplaunch.dataclass import dataclass, field
+from ddplaunch.dataclass import dataclass
 
 OWN_VARIABLES = (INDEX, NNODES, ADDRESS, PORT)
 """The variables that tell a pod its node rank and node 0; Kubernetes sets the index, we set the others."""
@@ -66,52 +66,47 @@ class PodJob:
     command: Sequence[str]  # the words after `ddplaunch run`: its options, the target and the target's arguments
     name: str  # of the Job and its Service, and the beginning of the pods' names; matches `NAME`
     image: str
-    nodes: int = 1
-    min_nodes: int | None = None  # of an elastic job; None if it always has all
-    gpus_per_node: int = 0
-    cpus_per_task: int | None = None  # of each pod
-    memory: str | None = None  # likewise, as Kubernetes writes it ("200Gi"), like all sizes here
-    resources: Mapping[str, str | int] = field(default_factory=dict)  # others of each pod: {"rdma/hca": 8}
-    requests: Mapping[str, str | int] = field(default_factory=dict)  # where they are not the limits
-    shm: str | None = None  # size of /dev/shm; None is the pod's memory
-    seconds: int | None = None  # the time limit of the whole job, from its submission
-    grace: float = 30.0  # seconds that ranks have between SIGTERM and SIGKILL
-    preempt_grace: float = 0.0  # seconds before that for a checkpoint, if SIGTERM is the preemption signal
-    retries: int | None = None  # how often all pods may be started again; None is as often as needed
-    kept: int | None = None  # seconds that the job stays after its end
-    kind: str = JOB  # or JOBSET, or TRAINJOB
-    runtime: str | None = None  # of a TrainJob: the name of its ClusterTrainingRuntime; None is Kubeflow's own
-    namespace: str | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    constraint: Sequence[str] = ()  # labels of nodes: KEY=VALUE, KEY=A|B or KEY!=A|B
-    tolerations: Sequence[str] = ()  # KEY[=VALUE][:EFFECT]
-    spread: Sequence[str] = ()  # labels of nodes over whose values the pods are spread
-    apart: Sequence[str] = ()  # labels of nodes; no two pods have the same value of one
-    priority_class: str | None = None
-    gang: str | None = None  # VOLCANO or COSCHEDULING
-    scheduler: str | None = None  # the name of another scheduler than Kubernetes' or the gang's own
-    host_network: bool = False  # whether pods use the network of their machines
-    host_ports: tuple[int, ...] = ()  # those that node 0 listens at there
-    service_account: str | None = None
-    restricted: bool = False  # whether the pods meet the Pod Security Standard "restricted"
-    user: tuple[int, int] | None = None  # the numbers of the pods' user and group; None for the image's
-    pull: str | None = None  # of ``PULLS``
-    pull_secrets: Sequence[str] = ()
-    variables: Mapping[str, str] = field(default_factory=dict)  # of the container, beside `OWN_VARIABLES`
-    secrets: Sequence[str] = ()  # NAME=SECRET:KEY, a variable; or SECRET, each key of which is one
-    mounts: Sequence[Mount] = ()
-    patches: Sequence[ManifestPatch] = ()
-
-    @property
-    def pod_prefix(self) -> str:
-        """What the names of the pods have before the index."""
-        return _pod_prefix(self.name, self.kind)
+    nodes: int
+    min_nodes: int | None  # of an elastic job; None if it always has all
+    gpus_per_node: int
+    cpus_per_task: int | None  # of each pod
+    memory: str | None  # likewise, as Kubernetes writes it ("200Gi"), like all sizes here
+    resources: Mapping[str, str | int]  # others of each pod: {"rdma/hca": 8}
+    requests: Mapping[str, str | int]  # where they are not the limits
+    shm: str | None  # size of /dev/shm; None is the pod's memory
+    seconds: int | None  # the time limit of the whole job, from its submission
+    grace: float  # seconds that ranks have between SIGTERM and SIGKILL
+    preempt_grace: float  # seconds before that for a checkpoint, if SIGTERM is the preemption signal
+    retries: int | None  # how often all pods may be started again; None is as often as needed
+    kept: int | None  # seconds that the job stays after its end
+    kind: str  # JOB, JOBSET or TRAINJOB
+    runtime: str | None  # of a TrainJob: the name of its ClusterTrainingRuntime; None is Kubeflow's own
+    namespace: str | None
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    constraint: Sequence[str]  # labels of nodes: KEY=VALUE, KEY=A|B or KEY!=A|B
+    tolerations: Sequence[str]  # KEY[=VALUE][:EFFECT]
+    spread: Sequence[str]  # labels of nodes over whose values the pods are spread
+    apart: Sequence[str]  # labels of nodes; no two pods have the same value of one
+    priority_class: str | None
+    gang: str | None  # VOLCANO or COSCHEDULING
+    scheduler: str | None  # the name of another scheduler than Kubernetes' or the gang's own
+    host_network: bool  # whether pods use the network of their machines
+    host_ports: tuple[int, ...]  # those that node 0 listens at there
+    service_account: str | None
+    restricted: bool  # whether the pods meet the Pod Security Standard "restricted"
+    user: tuple[int, int] | None  # the numbers of the pods' user and group; None for the image's
+    pull: str | None  # of ``PULLS``
+    pull_secrets: Sequence[str]
+    variables: Mapping[str, str]  # of the container, beside `OWN_VARIABLES`
+    secrets: Sequence[str]  # NAME=SECRET:KEY, a variable; or SECRET, each key of which is one
+    mounts: Sequence[Mount]
+    patches: Sequence[ManifestPatch]
 
     @property
     def node_zero(self) -> str:
         """The name of the first pod, in the domain of the Service."""
-        return f"{self.pod_prefix}0.{self.name}"
+        return f"{_pod_prefix(self.name, self.kind)}0.{self.name}"
 
     @property
     def own_pods(self) -> dict[str, str]:
@@ -133,6 +128,7 @@ class PodJob:
 
 
 def _pod_prefix(name: str, kind: str) -> str:
+    """What the names of the pods have before the index."""
     return f"{name}-" if kind == JOB else f"{name}-{NODE}-0-"
 
 

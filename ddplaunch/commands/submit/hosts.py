@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 
 import click
 
@@ -57,8 +57,9 @@ class HostsScheduler(BatchScheduler):
 
     def script(self, job: BatchJob) -> str:
         head = ("#!/bin/bash", f"# Written by ddplaunch submit. To submit it again: {self.submits_again} THIS_FILE")
-        parts = (head, self.head(job), [""], self.before(job), self._hosts(job), [""], self._mark(job))
-        return "\n".join(line for part in (*parts, self._launchers(job), _finish(job)) for line in part) + "\n"
+        start = (self._mark(job), self._launch(job), self.traps(job), self._start(job), self.after(job))
+        parts = (head, self.head(job), [""], self.before(job), self._hosts(job), [""], *start, _finish(job))
+        return "\n".join(line for part in parts for line in part) + "\n"
 
     def head(self, job: BatchJob) -> Iterator[str]:
         """The lines that the scheduler reads."""
@@ -123,20 +124,17 @@ class HostsScheduler(BatchScheduler):
             yield f'requeued="$PWD/.ddplaunch-requeued-{name}"'
             yield 'rm -f "$DDPLAUNCH_REQUEUE_FILE"'
 
-    def _launchers(self, job: BatchJob) -> Iterator[str]:
-        variables = [] if not self.hands_on else [self.job_id, self.index] if job.array else [self.job_id]
-        yield f"# One launcher on each host. {self.starts_note}"
-        yield from self._launch(job, variables)
-        yield from self.traps(job)
-        yield from self._start(job, variables)
-        yield from self.after(job)
+    def _handed_on(self, job: BatchJob) -> list[str]:
+        """The variables that a launcher on another host would not have."""
+        return [] if not self.hands_on else [self.job_id, self.index] if job.array else [self.job_id]
 
-    def _launch(self, job: BatchJob, variables: Sequence[str]) -> Iterator[str]:
-        """Put into a variable what bash does on each node: its words are node rank, hosts, and values of ``variables``.
+    def _launch(self, job: BatchJob) -> Iterator[str]:
+        """Put into a variable what bash does on each node: its words are node rank, hosts, and what is handed on.
 
         Where bash gets it as input, it must have read all of it before a set-up can.
         """
-        names = [NODE_RANK, HOSTS, *variables]
+        names = [NODE_RANK, HOSTS, *self._handed_on(job)]
+        yield f"# One launcher on each host. {self.starts_note}"
         yield f"read -r -d '' launch <<'{_END}'"
         if self.as_input:
             yield "{"
@@ -149,9 +147,9 @@ class HostsScheduler(BatchScheduler):
             yield "}"
         yield _END
 
-    def _start(self, job: BatchJob, variables: Sequence[str]) -> Iterator[str]:
+    def _start(self, job: BatchJob) -> Iterator[str]:
         """Start a launcher on each host, and wait for them."""
-        words = " ".join(['"$all"', *(f'"${name}"' for name in variables)]) + ' <<<"$launch"' * self.as_input
+        words = " ".join(['"$all"', *(f'"${name}"' for name in self._handed_on(job))]) + ' <<<"$launch"' * self.as_input
         yield 'all=$(IFS=,; echo "${hosts[*]}")'
         yield "# A scheduler that warns may signal each process here: these two are for the launchers."
         yield "trap : USR1 USR2"
