@@ -35,8 +35,11 @@ def attach(job: str | None) -> int:
     which = one_of(known, job or known.number, "attach")
     its = scheduler_of(known)
     seen = standing(known, which, its)
-    follower = LogFollower(which, its, (seen.log, seen.errors), LAST)
-    return follower.over(seen) if seen.code is not None else follow(follower, seen.log or known.log, known)
+    files = (seen.log, seen.errors)
+    follower = LogFollower(which, its, files, LAST)
+    if seen.code is not None:
+        return follower.over(seen)
+    return follow(follower, seen.log or known.log, known)
 
 
 def _any_of_slurm(word: str) -> int:
