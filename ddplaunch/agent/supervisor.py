@@ -67,7 +67,7 @@ class Supervisor:
         loop: Loop,
         screen: Screen,
         log: RunLog,
-        observers: Sequence[events.Observer],
+        observers: events.Observers,
         asked: Callback,
         listening: socket.socket | None = None,
     ) -> None:
@@ -87,7 +87,7 @@ class Supervisor:
         if plan.hosts_store or rules.port is None:
             log.open(plan.run_id, plan.node_rank)
         self._tree = Tree(loop, policy, environ, plan.run_id)
-        self._observers = [*observers]
+        self._observers, self._emit = observers, observers.emit
         self.streams = Streams(loop, screen, self._printed, lambda: self._teardown.drained(), whole=policy.show.whole)
         self._outfit = Outfit(policy, screen, self.streams, log, store, PreemptionFile(self._tree.temporary))
         self._name_server = NameServer(screen.note) if rules.port is not None else None
@@ -148,10 +148,6 @@ class Supervisor:
         ):
             self._loop.step()
         return outcome
-
-    def _emit(self, event: events.Event) -> None:
-        for observer in self._observers:
-            observer.observe(event)
 
     # ------------------------------------------------------------------------------------- what comes from the job
 
@@ -270,7 +266,7 @@ class Supervisor:
 
             inspect = partial(self.inspect_here, "state")
             self._stall_clock = StallClock(self._loop, self._rules, inspect, self._link.tell)
-            self._observers.append(self._stall_clock)
+            self._observers.add(self._stall_clock)
         self._stall_clock.begin(ranks)
 
     def _let_debug(self, ranks: Ranks) -> None:

@@ -31,7 +31,7 @@ from ddplaunch.job.history import History
 from ddplaunch.job.readings import ReadingsFile
 from ddplaunch.job.watch import Watch
 from ddplaunch.loop import Loop
-from ddplaunch.output.events import Observer
+from ddplaunch.output.events import Observers
 from ddplaunch.output.run_log import RunLog
 from ddplaunch.output.screen import Manner, Screen, Terminal, choose
 from ddplaunch.output.streams import KEPT
@@ -41,7 +41,7 @@ from ddplaunch.plan.plan import Plan
 from ddplaunch.plan.rendezvous import LOOPBACK, check_store_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from ddplaunch.agent.debugging import Debugging
     from ddplaunch.agent.notify import Notify
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from ddplaunch.job.status import Status
     from ddplaunch.live.prompt import AtTerminal
     from ddplaunch.live.view import OwnView
-    from ddplaunch.output.events import Event
 
 BEHIND = 0.5  # seconds by which the others end after node 0, which tells why: mpirun kills all when the first one fails
 
@@ -116,31 +115,31 @@ class NodeJob:
         self._log = RunLog(policy.log_dir, self._screen.note, alone=alone)
         self._watch = Watch(plan)
         starting = Starting(loop, self._screen, policy.preload.modules)
-        observers: list[Observer] = [self._screen, self._log, self._watch, starting]
+        observers = Observers(self._screen, self._log, self._watch, starting)
         hearers: list[Hear] = []
         if policy.history:
             history = History(plan, self.printed, lambda: self._log.path, self._screen.note)
-            observers.append(history)
+            observers.add(history)
             hearers.append(ReadingsFile(history).hear)
         if self._view is not None:
-            observers.append(self._view)
+            observers.add(self._view)
         if policy.metrics:
             from ddplaunch.job.metrics import MetricsFile
 
             metrics = MetricsFile(policy.metrics, self._watch.status, self._screen.note)
-            observers.append(metrics)
+            observers.add(metrics)
             hearers.append(metrics.hear)
         if hearers:
             hearers.append(lambda look, reading: self._supervisor.note_memory())
             inspect = self._inspect_here if policy.inspect else None
             later = EVERY if policy.metrics else LATER
-            observers.append(NodeReadings(loop, inspect, partial(_emit, observers), hearers, later=later))
+            observers.add(NodeReadings(loop, inspect, observers.emit, hearers, later=later))
         self._notify: Notify | None = None
         if policy.notify:
             from ddplaunch.agent.notify import Notify
 
             self._notify = Notify(loop, plan, policy.notify, self._screen)
-            observers.append(self._notify)
+            observers.add(self._notify)
         self._supervisor = Supervisor(
             plan,
             policy,
@@ -262,11 +261,6 @@ class NodeJob:
             say(Said(Topic.FAILURE, text, {"verdict": outcome.verdict}, lines=report))
         if outcome.remark:
             say_note(outcome.remark)
-
-
-def _emit(observers: Sequence[Observer], event: Event) -> None:
-    for observer in observers:
-        observer.observe(event)
 
 
 def _tell_script(code: int) -> None:

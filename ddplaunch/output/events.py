@@ -1,6 +1,6 @@
 """What happens to one node's share of a job: each thing is frozen, and emitted once.
 
-An ``Observer``, which the supervisor is given, hears of each; observers know nothing of each other.
+Each of the ``Observers`` that the supervisor is given hears of each; none knows anything of another.
 """
 
 from __future__ import annotations
@@ -274,6 +274,20 @@ class Observer(Protocol):
     """Hears of everything, in order, in the launcher's own thread; it may take no time and raise nothing."""
 
     def observe(self, event: Event) -> None: ...
+
+
+class Observers:
+    """All that hear of a job; one that is added later hears of what follows."""
+
+    def __init__(self, *first: Observer) -> None:
+        self._all = [*first]
+
+    def add(self, observer: Observer) -> None:
+        self._all.append(observer)
+
+    def emit(self, event: Event) -> None:
+        for observer in self._all:
+            observer.observe(event)
 
 
 def line(event: Event | LeftOut, moment: float, **more: float) -> bytes:
