@@ -44,6 +44,7 @@ def command() -> int:
 def _run(words: list[str]) -> object:
     """Run the command; click, which took a third of a start to load, is for all but ``ddplaunch run``, and its help."""
     if words[:1] == ["run"] and COMPLETE not in os.environ:
+        from ddplaunch.cli.command_line import HELP
         from ddplaunch.cli.run import run
 
         try:  # it ends as click ends a command
@@ -54,9 +55,10 @@ def _run(words: list[str]) -> object:
         except KeyboardInterrupt:
             print(file=sys.stderr)  # behind the terminal's ^C
             raise
+        words = ["run", next(word for word in words if word in HELP)]
     from ddplaunch.cli.commands import by_click
 
-    return by_click()
+    return by_click(words)
 
 
 def _more_memory() -> str:

@@ -29,8 +29,8 @@ from ddplaunch.cli.command_line import (
 from ddplaunch.cli.defaults import ONLY_TYPED, Defaults, read
 from ddplaunch.cli.options import SECTIONS, Source
 from ddplaunch.cli.run_command import PARAMS, PathType, source_of
-from ddplaunch.cli.target_command import TargetCommand, remarks, spellings
-from ddplaunch.cli.typed import current_directory, program_names
+from ddplaunch.cli.target_command import TargetCommand, spellings
+from ddplaunch.cli.typed import Remarks, check_target, current_directory, program_names, remarks_on, translated
 from ddplaunch.errors import UsageError
 
 REFUSED = {
@@ -63,6 +63,10 @@ OF_SBATCH = {
 """What sbatch and other programs call an option of ours."""
 
 
+FEW_OF_BATCH = FEW - {DRY_RUN, JSON} | {"--nodes", "--gpus-per-node"}
+"""The options that are ours right behind the target too."""
+
+
 class BatchLine(NamedTuple):
     """What the command has read, and click's context keeps."""
 
@@ -81,20 +85,33 @@ class BatchCommand(TargetCommand):
 
     own: Mapping[str, Sequence[click.Option]]  # the options for the scheduler, under their headings in the help
     elsewhere: Mapping[str, str] = {}  # options of other commands, and which have them
-    starts_here = False
-    refused = REFUSED
-    skipped = OF_SBATCH.keys()
-    few = FEW - {DRY_RUN, JSON} | {"--nodes", "--gpus-per-node"}
+    refused: Mapping[str, str]  # options of run and torchrun that make no sense here, and what to do instead
 
     def spellings(self, ctx: click.Context) -> dict[str, bool]:
-        return {**spellings(PARAMS), **super().spellings(ctx)}
+        """Every spelling of every option of ours and of ``run``, and whether it takes a value."""
+        return {**spellings(PARAMS), **spellings(self.get_params(ctx))}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Have click read our words alone, which it would look for in front of the first other word only."""
+        if ctx.resilient_parsing:  # shell completion looks at half a line
+            return super().parse_args(ctx, args)
+        known = self.spellings(ctx)
+        # Variables count where the job runs.
+        translation = translated(args, known, {}, refused=self.refused, skipped=OF_SBATCH.keys())
+        line = self.split(ctx, translation)
+        if HELP.isdisjoint(line.ours):
+            check_target(line, known, self.name or "")
+        ctx.obj = remarks_on(line, translation)
+        target = [] if line.target is None else [line.target]
+        return super().parse_args(ctx, [*line.ours, "--", *target, *line.program])
 
     def split(self, ctx: click.Context, typed: Translation) -> CommandLine:
+        """Split the words typed; a command may look at them before."""
         known = self.spellings(ctx)
         of_sbatch = {of: name for of, name in OF_SBATCH.items() if name in known}
         elsewhere = {**ELSEWHERE, **self.elsewhere, **of_sbatch}
         try:
-            grammar = Grammar(known, self.few, known.keys() - HELP, self.refused, elsewhere)
+            grammar = Grammar(known, FEW_OF_BATCH, known.keys() - HELP, self.refused, elsewhere)
             line = split(typed, grammar, program_names())
         except UsageError as error:
             raise renamed(self, error) from None
@@ -106,6 +123,11 @@ class BatchCommand(TargetCommand):
         ctx.meta[_LINE] = BatchLine(line, defaults)
         ctx.default_map = {name: default.value for name, default in defaults.values.items()}
         return line
+
+
+def remarks() -> Remarks:
+    """Return the remarks on the command line that is being run."""
+    return click.get_current_context().find_object(Remarks) or Remarks()
 
 
 def renamed(command: click.Command, error: UsageError) -> UsageError:

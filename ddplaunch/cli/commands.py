@@ -85,14 +85,14 @@ def cli(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-def by_click() -> object:
-    """Run the command line as click reads it; return what the command does.
+def by_click(words: list[str]) -> object:
+    """Run the words as click reads them; return what the command does.
 
     Raises:
         LaunchError: the words make no sense, or the command says so.
     """
     try:
-        return cli.main(prog_name="ddplaunch", complete_var=COMPLETE, standalone_mode=False)
+        return cli.main(words, prog_name="ddplaunch", complete_var=COMPLETE, standalone_mode=False)
     except click.NoSuchOption as error:
         known = [each for param in error.ctx.command.params for each in param.opts] if error.ctx else []
         near = nearest(error.option_name, known)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from ddplaunch.cli.batch_command import BatchCommand, headings, params, renamed
+from ddplaunch.cli.batch_command import BatchCommand, headings, params, remarks, renamed
 from ddplaunch.cli.batch_options import COMMON, HEADINGS, OF_SCHEDULERS, REFUSED, passed_on
 from ddplaunch.cli.command_line import CommandLine, Translation, end_of_ours, name_of
 from ddplaunch.cli.sidecars import check_tensorboard
 from ddplaunch.cli.surroundings import check_token
-from ddplaunch.cli.target_command import SETTINGS, remarks
+from ddplaunch.cli.target_command import SETTINGS
 from ddplaunch.cli.typed import TargetOptions, find_target
 from ddplaunch.commands.submit.base import BatchScheduler, submit_to
 from ddplaunch.errors import UsageError
