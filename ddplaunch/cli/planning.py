@@ -11,8 +11,8 @@ from ddplaunch.cli.rules import check_looks, check_nodes, check_time_limits
 from ddplaunch.cli.surroundings import left_alone, left_over, look_around, started_rank, surroundings_notes
 from ddplaunch.cli.values import AUTO
 from ddplaunch.clusters.finding import Finding
-from ddplaunch.dataclass import dataclass
-from ddplaunch.devices.machine import DeviceOptions, read_machine
+from ddplaunch.dataclass import dataclass, replace
+from ddplaunch.devices.machine import read_machine
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.make import JobSpec, make
 from ddplaunch.plan.plan import Plan
@@ -46,15 +46,16 @@ def make_plan(options: Options, target: Target, notes: Iterable[str], *, remote:
     check_time_limits(options)
     if finding:
         said[:0] = surroundings_notes(finding)
-    devices = DeviceOptions(**options.taken(DeviceOptions))
-    machine, of_machine = read_machine(os.environ, devices, runs_here=not remote)
+    spec = _spec(options, finding)
+    machine, of_machine = read_machine(os.environ, spec, runs_here=not remote)
     said += of_machine
     run_id = options.run_id or new_run_id()
     if options.spares and options.dry_run:
         said.append(_of_spares(options))
 
     def plan_as(node_rank: int) -> Plan:
-        return make(_spec(options, finding, node_rank), target, machine, os.environ, run_id, said)
+        here = spec if spec.numbered else replace(spec, node_rank=node_rank)
+        return make(here, target, machine, os.environ, run_id, said)
 
     plan = plan_as(0)
     if not remote and (remark := left_alone(options, finding, plan)):
@@ -81,23 +82,21 @@ def without_spares(options: Options) -> Options:
     return options.given(options.sources["nnodes"], {"nnodes": (min(lowest, run), run)})
 
 
-def _spec(options: Options, finding: Finding | None, unless_numbered: int) -> JobSpec:
-    """Return what the plan needs; ``unless_numbered`` is the node rank until node 0 gives one."""
-    numbered = options.node_rank != AUTO
+def _spec(options: Options, finding: Finding | None) -> JobSpec:
+    """Return what the plan needs; without a node rank where node 0 is to give one."""
     spares, highest = options.spares, options.nnodes[1]
     if spares and options.dry_run:
         if isinstance(options.node_rank, int) and options.node_rank >= highest:
             what = f"--node-rank {options.node_rank} is a spare at first: it has no ranks to show"
             raise UsageError(what, f"--dry-run with --node-rank 0 to {highest - 1} shows what the others start")
         spares = 0
-    typed = options.node_rank if isinstance(options.node_rank, int) else None
     derived = {
         "nnodes": highest + spares,
         "min_nodes": options.nnodes[0],
-        "node_rank": typed if numbered else unless_numbered,
+        "node_rank": options.node_rank if isinstance(options.node_rank, int) else None,
         "started_rank": started_rank(finding),
         "sources": dict.fromkeys(options.inferred, finding.cluster) if finding else {},
-        "numbered": numbered,
+        "numbered": options.node_rank != AUTO,
     }
     return JobSpec(**options.taken(JobSpec) | derived)
 

@@ -15,10 +15,11 @@ import click
 
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.devices import read_hardware
-from ddplaunch.devices.machine import DeviceOptions, claim
+from ddplaunch.devices.machine import claim
 from ddplaunch.devices.vendor import Visible
 from ddplaunch.devices.visible import visible_gpus
 from ddplaunch.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance
+from ddplaunch.plan.make import JobSpec
 from ddplaunch.plan.numbers import format_cpulist
 from ddplaunch.words import counted, size
 
@@ -88,7 +89,7 @@ def devices(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(devices_json(hardware, visible), indent=2))
     else:
-        hardware = replace(hardware, failed=claim(hardware, visible, os.environ, DeviceOptions()))
+        hardware = replace(hardware, failed=claim(hardware, visible, os.environ, JobSpec()))
         render_devices(hardware, visible, sys.stdout)
 
 

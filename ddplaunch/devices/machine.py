@@ -10,14 +10,13 @@ import os
 import re
 from collections.abc import Mapping
 
-from ddplaunch.dataclass import dataclass
 from ddplaunch.devices import read_hardware
 from ddplaunch.devices.vendor import Visible
 from ddplaunch.devices.visible import NONE, alone, hidden, visible_gpus
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.hardware import Hardware
 from ddplaunch.plan.layout import Slot
-from ddplaunch.plan.make import Machine
+from ddplaunch.plan.make import JobSpec, Machine
 from ddplaunch.plan.numbers import whole
 from ddplaunch.plan.rendezvous import is_nccl
 
@@ -32,29 +31,17 @@ CONTAINER = "NVIDIA_VISIBLE_DEVICES"
 NAMED = r"(?i)(GPU-|MIG-|\d)"
 
 
-@dataclass(frozen=True)
-class DeviceOptions:
-    """The options that say which devices a job is to use, as typed."""
-
-    gpus: str | None = None
-    nproc: str | None = None
-    backend: str | None = None
-    virtual_local_rank: bool = False  # whether each rank is to see its own device alone
-
-
-def read_machine(
-    environ: Mapping[str, str], options: DeviceOptions, *, runs_here: bool
-) -> tuple[Machine, tuple[str, ...]]:
-    """Ask the machine what it has and which of it is ours; the notes are for people.
+def read_machine(environ: Mapping[str, str], spec: JobSpec, *, runs_here: bool) -> tuple[Machine, tuple[str, ...]]:
+    """Ask the machine what it has and which of it is the job's; the notes are for people.
 
     ``runs_here``: whether the job runs on this machine; else this machine is an example for another one.
 
     Raises UsageError if there are no such GPUs, or GPUs were given or asked for and none works.
     """
     hardware = read_hardware()
-    visible = visible_gpus(hardware, options.gpus, environ)
+    visible = visible_gpus(hardware, spec.gpus, environ)
     if runs_here:
-        check_given(hardware, visible, environ, options)
+        check_given(hardware, visible, environ, spec)
     named = zip(visible.devices, visible.gpus, strict=True)
     slots = tuple(Slot(device, each.gpu.name, each.gpu.cpus, visible.backend) for device, each in named)
     machine = Machine(
@@ -67,30 +54,30 @@ def read_machine(
         slots_source=visible.source,
         bound=len(hardware.cpu.allowed) < (os.cpu_count() or 1),
         variables=visible.environ,
-        masks=alone(visible, environ) if options.virtual_local_rank else (),
+        masks=alone(visible, environ) if spec.virtual_local_rank else (),
     )
     return machine, (*hardware.notes, *visible.notes)
 
 
-def check_given(hardware: Hardware, visible: Visible, environ: Mapping[str, str], options: DeviceOptions) -> None:
+def check_given(hardware: Hardware, visible: Visible, environ: Mapping[str, str], spec: JobSpec) -> None:
     """Refuse to run on CPUs where GPUs were given or asked for and none works.
 
     The UsageError says what shows that there are GPUs, what the driver says, and what runs the job on CPUs.
     """
-    meant = options.gpus == NONE or options.nproc == "cpu"
-    if not meant and (said := claim(hardware, visible, environ, options)) is not None:
+    meant = spec.gpus == NONE or spec.nproc == "cpu"
+    if not meant and (said := claim(hardware, visible, environ, spec)) is not None:
         why = next(iter(hardware.notes), "`ddplaunch devices` shows what this machine has")
-        instead = "--gpus none, without --backend nccl," if is_nccl(options.backend) else "--gpus none"
+        instead = "--gpus none, without --backend nccl," if is_nccl(spec.backend) else "--gpus none"
         raise UsageError(f"{said}, but no GPU of this machine works", f"{why}\n{instead} runs the job on CPUs")
 
 
-def claim(hardware: Hardware, visible: Visible, environ: Mapping[str, str], options: DeviceOptions) -> str | None:
+def claim(hardware: Hardware, visible: Visible, environ: Mapping[str, str], spec: JobSpec) -> str | None:
     """Say what shows that there are GPUs where none works; None where one works, or nothing shows any."""
     if visible.gpus:
         return None
-    if hardware.notes and is_nccl(options.backend):  # else there is no driver either: that is for the plan to say
-        return f"--backend {options.backend} needs GPUs"
-    if hardware.notes and options.nproc == "gpu":
+    if hardware.notes and is_nccl(spec.backend):  # else there is no driver either: that is for the plan to say
+        return f"--backend {spec.backend} needs GPUs"
+    if hardware.notes and spec.nproc == "gpu":
         return "--nproc gpu counts GPUs"
     if hidden(environ):
         return None

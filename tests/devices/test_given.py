@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.devices.machine import DeviceOptions, check_given
+from ddplaunch.devices.machine import check_given
 from ddplaunch.devices.visible import visible_gpus
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.hardware import Hardware
+from ddplaunch.plan.make import JobSpec
 from tests.conftest import free_port, write
 from tests.control.test_joining import HELLO
 from tests.devices.test_visible import machine
@@ -88,7 +89,7 @@ def test_device_files_count_and_a_mask_that_hides_all_is_meant() -> None:
 
     def check(environ, **typed) -> None:
         visible = visible_gpus(hardware, typed.get("gpus"), environ)
-        check_given(hardware, visible, environ, DeviceOptions(**typed))
+        check_given(hardware, visible, environ, JobSpec(**typed))
 
     with pytest.raises(UsageError, match="/dev/nvidia0 is there, but no GPU of this machine works") as raised:
         check({}, nproc="4")
