@@ -5,11 +5,11 @@ A wedged driver hangs who asks it, so this is for a process that may be left beh
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass
+from ddplaunch.devices.nvidia import opened
 from ddplaunch.plan.hardware import Gpu, GpuProcess
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class NvLinks:
 
 def read_nvlinks(gpus: Sequence[Gpu]) -> tuple[NvLinks, ...]:
     """Ask for the NVLinks of these GPUs; of one without any nothing is told."""
-    nvml = _library() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
+    nvml = opened() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
     asked = (_nvlinks(nvml, gpu) for gpu in gpus if nvml and gpu.vendor == "nvidia")
     return tuple(links for links in asked if links)
 
@@ -85,17 +85,8 @@ def _nvlinks(nvml: Any, gpu: Gpu) -> NvLinks | None:
 
 def read_health(gpus: Sequence[Gpu]) -> tuple[GpuHealth, ...]:
     """Ask how these GPUs are; of those that are not NVIDIA's only what is known already is told."""
-    nvml = _library() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
+    nvml = opened() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
     return tuple(_health(nvml if gpu.vendor == "nvidia" else None, gpu) for gpu in gpus)
-
-
-def _library() -> Any:
-    nvml: Any = importlib.import_module("pynvml")
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return None
-    return nvml
 
 
 def _health(nvml: Any, gpu: Gpu) -> GpuHealth:

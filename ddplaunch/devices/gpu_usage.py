@@ -6,8 +6,6 @@ at once, and is not asked again.
 
 from __future__ import annotations
 
-import ctypes
-import importlib
 import json
 import os
 import sys
@@ -15,7 +13,7 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from ddplaunch.devices.gpu_health import SLOWDOWNS
-from ddplaunch.devices.nvidia import NVML_LIBRARY
+from ddplaunch.devices.nvidia import opened
 from ddplaunch.loop import Loop
 from ddplaunch.wire.child import AskedChild
 
@@ -117,16 +115,8 @@ def _read(answer: bytes) -> tuple[GpuUsage, ...] | None:
 
 def serve() -> None:
     """Be the child."""
-    try:
-        ctypes.CDLL(NVML_LIBRARY)
-    except OSError:
-        return
-    nvml: Any = importlib.import_module("pynvml")
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return
-    while os.read(0, 1):
+    nvml = opened()
+    while nvml and os.read(0, 1):
         os.write(1, json.dumps([_usage(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]).encode() + b"\n")
 
 

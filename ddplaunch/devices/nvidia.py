@@ -37,6 +37,20 @@ MAX_NODES = 1 << 10  # what CONFIG_NODES_SHIFT of Linux allows at most on x86
 MAX_CPUS = 1 << 13  # and CONFIG_NR_CPUS
 
 
+def opened() -> Any:
+    """NVML, once its driver has answered; None where there is no library, or the driver does not."""
+    try:
+        ctypes.CDLL(NVML_LIBRARY)
+    except OSError:
+        return None
+    nvml: Any = importlib.import_module("pynvml")
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return None
+    return nvml
+
+
 def read_nvidia(trees: Trees) -> Read:
     """Return the NVIDIA GPUs in NVML's order and a note for whatever could not be read.
 
