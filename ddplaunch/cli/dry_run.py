@@ -26,7 +26,7 @@ _OF_THIS_NODE = {"stdin", "ui", "dry_run", "as_json", "token", *OF_SSH}
 def print_plan(plan: Plan, options: Options, passed_on: str | None, *, remote: bool) -> None:
     """Print the plan, and ``passed_on``: the command that gives ``--dry-run`` to the target, if it may be meant so."""
     notes = list(plan.notes)
-    if plan.node_rank == 0 and (options.sidecar or options.tensorboard is not None or options.notify):
+    if plan.node_rank == 0 and options.has_programs:
         from ddplaunch.cli import sidecars
 
         notes += [f"beside rank 0: {each.command}" for each in sidecars.read(options, remote=remote)]

@@ -390,6 +390,11 @@ class Options:
         return self.sources[name] in (Source.TYPED, Source.VARIABLE)
 
     @property
+    def has_programs(self) -> bool:
+        """Whether node 0 runs other programs of the user's than the ranks."""
+        return bool(self.sidecar or self.notify) or self.tensorboard is not None
+
+    @property
     def inferred(self) -> tuple[str, ...]:
         """The options that have their values from the surroundings."""
         return tuple(name for name, source in self.sources.items() if source is Source.SURROUNDINGS)

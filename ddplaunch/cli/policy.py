@@ -33,6 +33,7 @@ def read_policy(options: Options, plan: Plan, show: Shown, finding: Finding | No
     """Return the policy; ``finding`` is what a system says that starts all nodes at once."""
     by_ssh = OVER_SSH in os.environ
     warm, cold = read_warmth(options)
+    sidecars, told = _beside(options, plan)
     derived = {
         "preload": choose_preload(options, plan),
         "show": show,
@@ -45,9 +46,9 @@ def read_policy(options: Options, plan: Plan, show: Shown, finding: Finding | No
         "patience": PATIENCE_OVER_SSH if by_ssh else PATIENCE,
         "quiet": QUIET if by_ssh or finding is not None else 0.0,
         "colour": colour_wanted(),
-        "sidecars": _sidecars(options) if plan.node_rank == 0 else (),
+        "sidecars": sidecars,
         "metrics": _metrics(options.metrics),
-        "notify": _notify(options) if plan.node_rank == 0 else (),
+        "notify": told,
         "warm": warm,
         "cold": cold,
         "in_step": finding is not None and finding.cluster == "slurm" and not finding.is_script,
@@ -85,20 +86,13 @@ def _has_person() -> bool:
     return in_foreground(0) and (watched(1) or watched(2)) and can_draw() and not VOICE.for_machines
 
 
-def _sidecars(options: Options) -> tuple[Sidecar, ...]:
-    if not options.sidecar and options.tensorboard is None:
-        return ()
+def _beside(options: Options, plan: Plan) -> tuple[tuple[Sidecar, ...], tuple[Command, ...]]:
+    """The programs that run beside rank 0, and those that are told what happens."""
+    if plan.node_rank or not options.has_programs:
+        return (), ()
     from ddplaunch.cli import sidecars
 
-    return sidecars.read(options)
-
-
-def _notify(options: Options) -> tuple[Command, ...]:
-    if not options.notify:
-        return ()
-    from ddplaunch.cli import sidecars
-
-    return sidecars.read_notify(options)
+    return sidecars.read(options), sidecars.read_notify(options)
 
 
 def _metrics(path: str | None) -> str | None:
