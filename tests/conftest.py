@@ -1,13 +1,17 @@
 """What all tests share: running the real command, and making sure that nothing of it is left."""
 
+import fcntl
 import itertools
 import json
 import os
+import pty
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import textwrap
 import time
 import uuid
@@ -76,6 +80,21 @@ def ran(
     stdin = {} if "input" in more else {"stdin": subprocess.DEVNULL}
     options = {"cwd": folder, "env": clean_environment(env), "capture_output": True, "text": True, **stdin, **more}
     return subprocess.run(words, timeout=patience(timeout), **options)
+
+
+def in_terminal(words: Sequence[str], folder: Path, env: Mapping[str, str] | None = None, columns: int = 80) -> str:
+    """Run any command to its end in a terminal of so many columns; return all that it wrote there."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    environment = clean_environment({"TERM": "xterm-256color", "COLUMNS": "", "NO_COLOR": "", **(env or {})})
+    written = b""
+    with subprocess.Popen(words, cwd=folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs):
+        os.close(theirs)
+        with suppress(OSError):  # EIO: the last process that had the terminal open is gone
+            while part := os.read(ours, 1 << 16):
+                written += part
+    os.close(ours)
+    return written.decode().replace("\r\n", "\n")
 
 
 SLOW_START = re.compile(r"^ddplaunch: starting \d+ ranks?: waiting for .*\n", re.MULTILINE)

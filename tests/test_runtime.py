@@ -1,15 +1,11 @@
 """``ddplaunch.runtime`` as a program sees it: under ddplaunch, under torchrun, and alone."""
 
-import os
-import pty
 import re
-import subprocess
 import sys
 
 import pytest
 
-from tests.conftest import clean_environment, command, torchrun, write
-from tests.patience import patience
+from tests.conftest import command, in_terminal, ran, torchrun, write
 from tests.starts import LIGHT
 
 pytestmark = pytest.mark.slow
@@ -39,16 +35,12 @@ def test_under_ddplaunch(launch, tmp_path, start):
 
 
 def test_under_torchrun(tmp_path):
-    words = torchrun(tmp_path, write(tmp_path, "t.py", SHOWS))
-    done = subprocess.run(words, env=clean_environment(), capture_output=True, text=True, timeout=patience(100))
+    done = ran(torchrun(tmp_path, write(tmp_path, "t.py", SHOWS)), timeout=100)
     assert lines(done.stdout) == TWO, done.stderr
 
 
 def test_alone(tmp_path):
-    script = write(tmp_path, "t.py", SHOWS)
-    done = subprocess.run(
-        [sys.executable, script], env=clean_environment(), capture_output=True, text=True, timeout=patience(100)
-    )
+    done = ran([sys.executable, write(tmp_path, "t.py", SHOWS)], timeout=100)
     assert lines(done.stdout) == ["(0, 0, 1, True, False) device(type='cpu')"], done.stderr
 
 
@@ -64,26 +56,11 @@ STEPS = """
 
 def test_progress_in_a_terminal(tmp_path):
     """One line of rank 0's that changes, and is gone in the end; our pipes do not hide that there is a terminal."""
-    ours, theirs = pty.openpty()
     run = command("run", *LIGHT, "--no-merge", "--nproc", "2", write(tmp_path, "t.py", STEPS))
-    plain = clean_environment({"NO_COLOR": "1"})
-    with subprocess.Popen(run, env=plain, stdin=theirs, stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
-        said = b""
-        while chunk := _read(ours):
-            said += chunk
-    os.close(ours)
-    assert process.returncode == 0
-    assert re.search(rb"\[0\] epoch 1: 2/4, [\d.]+/s, \d+ s left", said), said
-    assert not re.search(rb"\[1\] epoch", said)
-    assert said.count(b"sum 10") == 2
-
-
-def _read(fd: int) -> bytes:
-    try:
-        return os.read(fd, 4096)
-    except OSError:  # EIO: the other end is closed
-        return b""
+    said = in_terminal(run, tmp_path, {"NO_COLOR": "1"})
+    assert re.search(r"\[0\] epoch 1: 2/4, [\d.]+/s, \d+ s left", said), said
+    assert not re.search(r"\[1\] epoch", said)
+    assert said.count("sum 10") == 2
 
 
 def test_progress_in_a_log(launch, tmp_path):

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
 import re
 import shlex
-import struct
 import subprocess
-import sys
-import termios
 
 import pytest
 
-from tests.conftest import clean_environment, command, write
+from tests.conftest import clean_environment, command, in_terminal, write
 from tests.fake_nvml import fake_nvml as fake_nvml
 
 
@@ -140,58 +135,34 @@ def test_the_commands_for_other_nodes_plan_the_same_job(plan, answer, tmp_path, 
         assert next(fact for fact in again["facts"] if fact["name"] == "node rank")["source"] == "--node-rank"
 
 
-def in_terminal(words, folder, columns, environ=None) -> str:
-    """Run a command in a terminal of so many columns; return all that it wrote there."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    environment = clean_environment({"TERM": "xterm-256color", **(environ or {})})
-    for name in ("COLUMNS", "LINES", "NO_COLOR"):
-        environment.pop(name, None)
-    with subprocess.Popen(command(*words), cwd=folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs):
-        os.close(theirs)
-        chunks = []
-        while True:
-            try:
-                chunk = os.read(ours, 65536)
-            except OSError:  # how Linux says that nobody is on the other side any more
-                break
-            if not chunk:
-                break
-            chunks.append(chunk)
-    os.close(ours)
-    return b"".join(chunks).decode().replace("\r\n", "\n")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's terminals")
 @pytest.mark.parametrize("columns", [80, 160])
 def test_a_terminal_gets_a_table(tmp_path, columns):
     write(tmp_path, "train.py", "")
-    text = in_terminal(
-        ["run", "--dry-run", "--nnodes", "2", "--nproc", "2,1", "train.py", "--lr", "1"], tmp_path, columns
-    )
+    words = command("run", "--dry-run", "--nnodes", "2", "--nproc", "2,1", "train.py", "--lr", "1")
+    text = in_terminal(words, tmp_path, columns=columns)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
     assert text != plain, "there is colour"
     assert plain.startswith("3 ranks on 2 nodes: python train.py --lr 1\n")
     header, *rows = plain[plain.index("  rank") :].splitlines()[:4]
     assert header.split() == ["rank", "node", "local", "host", "device", "cpus"]
     assert [row.split()[:3] for row in rows] == [["0", "0", "0"], ["1", "0", "1"], ["2", "1", "0"]]
-    (command,) = [line for line in plain.splitlines() if line.startswith("ddplaunch run")]
-    assert command.endswith("train.py -- --lr 1"), "one line, so that it can be copied"
-    others = [line for line in plain.splitlines() if line != command]
+    (typed,) = [line for line in plain.splitlines() if line.startswith("ddplaunch run")]
+    assert typed.endswith("train.py -- --lr 1"), "one line, so that it can be copied"
+    others = [line for line in plain.splitlines() if line != typed]
     assert max(map(len, others)) <= columns
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's terminals")
 def test_no_color(tmp_path):
     write(tmp_path, "train.py", "")
-    assert "\x1b[3" not in in_terminal(["run", "--dry-run", "train.py"], tmp_path, 80, {"NO_COLOR": "1"})
-    assert "\x1b[3" in in_terminal(["run", "no.py"], tmp_path, 80)
-    assert "\x1b" not in in_terminal(["run", "no.py"], tmp_path, 80, {"TERM": "dumb"})
+    assert "\x1b[3" not in in_terminal(command("run", "--dry-run", "train.py"), tmp_path, {"NO_COLOR": "1"})
+    assert "\x1b[3" in in_terminal(command("run", "no.py"), tmp_path)
+    assert "\x1b" not in in_terminal(command("run", "no.py"), tmp_path, {"TERM": "dumb"})
 
 
 def test_a_table_of_a_thousand_nodes_leaves_out_most(tmp_path):
     write(tmp_path, "train.py", "")
-    text = in_terminal(["run", "--dry-run", "--nnodes", "1000", "--nproc", "8", "train.py"], tmp_path, 100)
+    words = command("run", "--dry-run", "--nnodes", "1000", "--nproc", "8", "train.py")
+    text = in_terminal(words, tmp_path, columns=100)
     assert "and 7936 more" in text
     assert len(text.splitlines()) < 150
 

@@ -4,64 +4,44 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.fake_nvml import DRIVER_NOT_LOADED, H100, ROOT, FakeNvml, clean_environ
+from tests.conftest import Launch, command, in_terminal
+from tests.fake_nvml import DRIVER_NOT_LOADED, H100, ROOT, FakeNvml
 
-COMMAND = [sys.executable, "-c", "from ddplaunch.commands.devices import devices; devices()"]
 GIB = 1 << 30
 NO_PROCESS = 2**22 + 1  # PID_MAX_LIMIT of Linux and one
 
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 
-def run(environ: Mapping[str, str], *arguments: str) -> str:
-    said = subprocess.run(
-        [*COMMAND, *arguments], env=environ, cwd=ROOT, capture_output=True, encoding="utf-8", timeout=60
-    )
-    assert said.returncode == 0, said.stderr
-    assert said.stderr == ""
-    return said.stdout
+Answer = Callable[..., str]
 
 
-def run_json(environ: Mapping[str, str]) -> Any:
-    return json.loads(run(environ, "--json"))
+@pytest.fixture
+def say(answer: Launch) -> Answer:
+    """What ``ddplaunch devices`` prints with these variables."""
 
+    def run(environ: Mapping[str, str], *arguments: str) -> str:
+        said = answer("devices", *arguments, env=environ)
+        assert (said.returncode, said.stderr) == (0, "")
+        return said.stdout
 
-def run_in_terminal(environ: Mapping[str, str], columns: int) -> str:
-    """Run the command in a terminal of this width and return all that it wrote there."""
-    ours, theirs = pty.openpty()
-    terminal = {**environ, "COLUMNS": str(columns), "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"}
-    process = subprocess.Popen(COMMAND, env=terminal, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    written = b""
-    while True:
-        try:
-            read = os.read(ours, 65536)
-        except OSError:  # EIO: the last process that had the terminal open is gone
-            break
-        if not read:
-            break
-        written += read
-    os.close(ours)
-    assert process.wait(timeout=60) == 0
-    return written.decode().replace("\r\n", "\n")
+    return run
 
 
 def lines_of(text: str, start: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(start)]
 
 
-def test_one_line_a_gpu_in_a_pipe(fake_nvml: FakeNvml) -> None:
-    text = run(fake_nvml.environ(4))
+def test_one_line_a_gpu_in_a_pipe(say: Answer, fake_nvml: FakeNvml) -> None:
+    text = say(fake_nvml.environ(4))
     first, *others = lines_of(text, "gpu ")
     assert re.fullmatch(
         rf"gpu 0  cuda:0  {H100}  0\.0 of 79\.6 GiB  numa 0  cpus [\d,-]+ +0000:10:00\.0  "
@@ -75,34 +55,34 @@ def test_one_line_a_gpu_in_a_pipe(fake_nvml: FakeNvml) -> None:
     assert text.isascii()
 
 
-def test_columns_of_the_plain_text_are_aligned(fake_nvml: FakeNvml) -> None:
-    gpus = lines_of(run(fake_nvml.environ([H100, "NVIDIA T400"])), "gpu ")
+def test_columns_of_the_plain_text_are_aligned(say: Answer, fake_nvml: FakeNvml) -> None:
+    gpus = lines_of(say(fake_nvml.environ([H100, "NVIDIA T400"])), "gpu ")
     assert len({line.index(" numa ") for line in gpus}) == 1
     assert len({line.index("GPU-fa4e") for line in gpus}) == 1
 
 
-def test_what_a_job_does_not_see_is_hidden(fake_nvml: FakeNvml) -> None:
-    text = run({**fake_nvml.environ(4), "CUDA_VISIBLE_DEVICES": "2,0,9"})
+def test_what_a_job_does_not_see_is_hidden(say: Answer, fake_nvml: FakeNvml) -> None:
+    text = say({**fake_nvml.environ(4), "CUDA_VISIBLE_DEVICES": "2,0,9"})
     assert [line.split()[2] for line in lines_of(text, "gpu ")] == ["cuda:1", "hidden", "cuda:0", "hidden"]
     assert "A job sees 2 GPUs (source: CUDA_VISIBLE_DEVICES)." in text
     assert "note: CUDA_VISIBLE_DEVICES=2,0,9 ends before '9': this machine has 4 GPUs, 0 to 3.\n" in text
 
 
-def test_a_job_that_sees_none(fake_nvml: FakeNvml) -> None:
-    text = run({**fake_nvml.environ(1), "CUDA_VISIBLE_DEVICES": ""})
+def test_a_job_that_sees_none(say: Answer, fake_nvml: FakeNvml) -> None:
+    text = say({**fake_nvml.environ(1), "CUDA_VISIBLE_DEVICES": ""})
     assert "A job sees no GPU (source: CUDA_VISIBLE_DEVICES)." in text
 
 
-def test_gpus_in_use_say_by_whom(fake_nvml: FakeNvml) -> None:
-    text = run(fake_nvml.environ(2, busy=[(1, os.getpid(), 2048), (1, NO_PROCESS, 5)]))
+def test_gpus_in_use_say_by_whom(say: Answer, fake_nvml: FakeNvml) -> None:
+    text = say(fake_nvml.environ(2, busy=[(1, os.getpid(), 2048), (1, NO_PROCESS, 5)]))
     idle, used = lines_of(text, "gpu ")
     assert "used by" not in idle
     assert re.search(rf"used by \S+ {os.getpid()} \(\w+, 2\.0 GiB\), process {NO_PROCESS} \(5 MiB\)$", used)
     assert "2.0 of 79.6 GiB" in used
 
 
-def test_mig_instances_have_lines_of_their_own(fake_nvml: FakeNvml) -> None:
-    text = run(fake_nvml.environ(2, mig={0: 2}))
+def test_mig_instances_have_lines_of_their_own(say: Answer, fake_nvml: FakeNvml) -> None:
+    text = say(fake_nvml.environ(2, mig={0: 2}))
     assert [line.split()[1:3] for line in lines_of(text, "gpu ")] == [
         ["0", "MIG"],
         ["0:0", "cuda:0"],
@@ -111,28 +91,23 @@ def test_mig_instances_have_lines_of_their_own(fake_nvml: FakeNvml) -> None:
     ]
 
 
-def test_a_lost_gpu(fake_nvml: FakeNvml) -> None:
-    text = run(fake_nvml.environ(4, lost=1))
+def test_a_lost_gpu(say: Answer, fake_nvml: FakeNvml) -> None:
+    text = say(fake_nvml.environ(4, lost=1))
     assert [line.split()[1] for line in lines_of(text, "gpu ")] == ["0", "2", "3"]
     assert "note: NVIDIA GPU 1 could not be read and is left out: GPU is lost.\n" in text
 
 
-def test_a_driver_that_is_not_loaded(fake_nvml: FakeNvml) -> None:
-    text = run(fake_nvml.environ(4, init_error=DRIVER_NOT_LOADED))
-    assert "No GPU found: a job runs on the CPUs.\n" in text
-    (note,) = lines_of(text, "note: ")
-    assert "Driver Not Loaded" in note
-
-
-def test_no_gpus(fake_nvml: FakeNvml) -> None:
-    text = run(fake_nvml.environ(0))
+@pytest.mark.parametrize(("error", "notes"), [(0, 0), (DRIVER_NOT_LOADED, 1)])
+def test_no_gpus(say: Answer, fake_nvml: FakeNvml, error: int, notes: int) -> None:
+    text = say(fake_nvml.environ(4 * notes, init_error=error))
     assert lines_of(text, "gpu ") == []
     assert "No GPU found: a job runs on the CPUs.\n" in text
+    assert ["Driver Not Loaded" in note for note in lines_of(text, "note: ")] == [True] * notes
 
 
-def test_json(fake_nvml: FakeNvml) -> None:
+def test_json(say: Answer, fake_nvml: FakeNvml) -> None:
     environ = fake_nvml.environ(2, busy=[(1, os.getpid(), 1024)], mig={0: 1}, memory_mb=81920)
-    said = run_json({**environ, "CUDA_VISIBLE_DEVICES": "1"})
+    said = json.loads(say({**environ, "CUDA_VISIBLE_DEVICES": "1"}, "--json"))
     assert list(said) == ["cpu", "gpus", "visible", "notes"]
     assert list(said["cpu"]) == [
         "name",
@@ -181,16 +156,17 @@ def test_json(fake_nvml: FakeNvml) -> None:
     assert said["notes"] == []
 
 
-def test_json_without_gpus(fake_nvml: FakeNvml) -> None:
-    said = run_json(fake_nvml.environ(4, init_error=DRIVER_NOT_LOADED))
+def test_json_without_gpus(say: Answer, fake_nvml: FakeNvml) -> None:
+    said = json.loads(say(fake_nvml.environ(4, init_error=DRIVER_NOT_LOADED), "--json"))
     assert said["gpus"] == []
     assert said["visible"] == {"source": "no GPU found", "devices": []}
     assert "Driver Not Loaded" in said["notes"][0]
 
 
 @pytest.mark.parametrize("columns", [80, 120, 160])
-def test_table_fits_its_terminal(fake_nvml: FakeNvml, columns: int) -> None:
-    text = run_in_terminal(fake_nvml.environ(4, mig={1: 2}, busy=[(0, os.getpid(), 2048)]), columns)
+def test_table_fits_its_terminal(fake_nvml: FakeNvml, tmp_path: Path, columns: int) -> None:
+    environ = fake_nvml.environ(4, mig={1: 2}, busy=[(0, os.getpid(), 2048)])
+    text = in_terminal(command("devices"), tmp_path, environ, columns)
     plain = COLOUR.sub("", text)
     assert text != plain, "a terminal gets colours"
     assert all(len(line) <= columns for line in plain.splitlines())
@@ -202,19 +178,14 @@ def test_table_fits_its_terminal(fake_nvml: FakeNvml, columns: int) -> None:
     assert "MIG-0101" in plain, "enough of an instance's UUID for --gpus"
 
 
-def test_table_without_gpus_and_with_a_note(fake_nvml: FakeNvml) -> None:
-    text = COLOUR.sub("", run_in_terminal(fake_nvml.environ(1, init_error=DRIVER_NOT_LOADED), 80))
+def test_table_without_gpus_and_with_a_note(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    environ = fake_nvml.environ(1, init_error=DRIVER_NOT_LOADED)
+    text = COLOUR.sub("", in_terminal(command("devices"), tmp_path, environ))
     assert "No GPU found: a job runs on the CPUs." in text
     assert "\n! The NVIDIA driver could not be asked for its GPUs: Driver Not Loaded;" in text
 
 
-def test_help_says_what_it_shows() -> None:
-    text = run(clean_environ(), "--help")
-    assert "--json" in text
-    assert "GPU" in text
-
-
-def test_a_pipe_never_imports_rich_nor_torch(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+def test_a_pipe_never_imports_rich_nor_torch(say: Answer, fake_nvml: FakeNvml, tmp_path: Path) -> None:
     code = (
         "import sys, click\n"
         "from ddplaunch.commands.devices import devices\n"
