@@ -64,6 +64,8 @@ USES_MPI = """
 import ctypes
 import sys
 
+if not sys.argv[1:]:
+    raise SystemExit
 mpi = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
 assert mpi.MPI_Init(None, None) == 0
 of_openmpi = hasattr(mpi, "ompi_mpi_comm_world")
@@ -193,47 +195,42 @@ def test_two_at_once(mpiexec, package, tmp_path):
 # ------------------------------------------------------------------------------------------------- on several hosts
 
 
-def shown(out: str) -> list[str]:
-    """What SHOWS has printed, by rank."""
-    return [line.rstrip().partition("sum ")[2] for line in sorted(out.splitlines()) if "] sum" in line]
+@pytest.fixture
+def shown(on_hosts, tmp_path):
+    """Run SHOWS, and then USES_MPI; return what each rank has printed of either."""
+    write(tmp_path, "train.py", SHOWS + USES_MPI)
+
+    def run(options, *words):
+        started = on_hosts(options, *words)
+        out, _ = started.communicate(timeout=patience(100))
+        assert started.returncode == 0, out
+        lines = [line.rstrip().partition("] ")[2] for line in sorted(out.splitlines())]
+        return [[line for line in lines if line.startswith(word)] for word in ("sum", "of")]
+
+    return run
 
 
-def test_hosts_find_each_other(on_hosts, package, tmp_path):
+def test_hosts_find_each_other(shown, package):
     """Nothing is typed: the daemons of Open MPI 4 tell each other, version 5 answers by PMIx, and Hydra by PMI."""
-    write(tmp_path, "train.py", SHOWS)
-    run = on_hosts(MPIS[package][1], "--nproc", "2", "train.py")
-    out, _ = run.communicate(timeout=patience(100))
-    assert run.returncode == 0, out
-    assert shown(out) == ["4 on n1 0 0 4 2 0 2", "4 on n1 1 1 4 2 0 2", "4 on n2 2 0 4 2 1 2", "4 on n2 3 1 4 2 1 2"], (
-        out
-    )
+    said, _ = shown(MPIS[package][1], "--nproc", "2", "train.py")
+    assert said == [
+        *("sum 4 on n1 0 0 4 2 0 2", "sum 4 on n1 1 1 4 2 0 2"),
+        *("sum 4 on n2 2 0 4 2 1 2", "sum 4 on n2 3 1 4 2 1 2"),
+    ]
 
 
-def test_one_alone_on_its_host_is_a_rank_where_others_share_theirs(on_hosts, package, tmp_path):
-    write(tmp_path, "train.py", SHOWS)
-    run = on_hosts(UNEVEN[package], "train.py")
-    out, _ = run.communicate(timeout=patience(100))
-    assert run.returncode == 0, out
-    assert shown(out) == ["3 on n1 0 0 3 2 0 2", "3 on n1 1 1 3 2 0 2", "3 on n2 2 0 3 1 1 2"], out
+def test_one_alone_on_its_host_is_a_rank_where_others_share_theirs(shown, package):
+    """And may use MPI itself: that the launcher has asked PMI or PMIx before does not show."""
+    library = [ROOT / package / "lib" / LIBRARY[package]] if package in WHEELS else []
+    said, by_mpi = shown(UNEVEN[package], "--start", "exec", "train.py", *library)
+    assert said == ["sum 3 on n1 0 0 3 2 0 2", "sum 3 on n1 1 1 3 2 0 2", "sum 3 on n2 2 0 3 1 1 2"]
+    assert by_mpi == ["of 3 by MPI"] * (3 if library else 0)
 
 
 @only_debians
-def test_the_host_of_mpirun_may_be_one_of_them(on_hosts, package, tmp_path):
-    write(tmp_path, "train.py", SHOWS)
-    run = on_hosts(["--host", "n1:1,n0:1", "-npernode", "1"], "train.py")
-    out, _ = run.communicate(timeout=patience(100))
-    assert run.returncode == 0, out
-    assert shown(out) == ["2 on n0 0 0 2 1 0 2", "2 on n1 1 0 2 1 1 2"], out
-
-
-@pytest.mark.parametrize("package", WHEELS)
-def test_a_rank_may_use_mpi_itself(on_hosts, package, tmp_path):
-    """That the launcher has asked PMI or PMIx before does not show."""
-    write(tmp_path, "train.py", USES_MPI)
-    run = on_hosts(UNEVEN[package], "--start", "exec", "train.py", ROOT / package / "lib" / LIBRARY[package])
-    out, _ = run.communicate(timeout=patience(100))
-    assert run.returncode == 0, out
-    assert out.count("of 3 by MPI") == 3, out
+def test_the_host_of_mpirun_may_be_one_of_them(shown, package):
+    said, _ = shown(["--host", "n1:1,n0:1", "-npernode", "1"], "train.py")
+    assert said == ["sum 2 on n0 0 0 2 1 0 2", "sum 2 on n1 1 0 2 1 1 2"]
 
 
 def test_one_that_fails_on_a_host_ends_all(on_hosts, package, tmp_path):
