@@ -79,21 +79,20 @@ def run(begun: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 @workers
-def test_what_passes_alone_is_named_and_the_run_goes_on(checks, workers, tmp_path):
-    code, said = run(checks(FLAKY.format(flaky=1, broken=0), *workers))
-    assert code == 0, said
-    assert re.search(r"flaky: \S+::test_flaky\[0\] \(failed after \d+\.\d s, passed alone in \d+\.\d s\)", said)
-    assert "ValueError: the first time" in said
-    assert "10 passed, 1 run again" in said
-    assert (tmp_path / "order").read_text().split()[-1] == "0", "after all others"
-
-
-@workers
-def test_what_fails_twice_fails_the_run(checks, workers):
+def test_what_passes_alone_is_named_and_what_fails_twice_fails_the_run(checks, workers):
     code, said = run(checks(FLAKY.format(flaky=1, broken=1), *workers))
     assert code == 1
     assert "1 failed, 10 passed, 2 run again" in said
     assert said.count("E       KeyError") == 1
+    assert re.search(r"flaky: \S+::test_flaky\[0\] \(failed after \d+\.\d s, passed alone in \d+\.\d s\)", said)
+    assert "ValueError: the first time" in said
+
+
+def test_the_run_goes_on_where_all_pass_alone(checks, tmp_path):
+    code, said = run(checks(FLAKY.format(flaky=1, broken=0)))
+    assert code == 0, said
+    assert "10 passed, 1 run again" in said
+    assert (tmp_path / "order").read_text().split()[-1] == "0", "after all others"
 
 
 def test_many_flaky_tests_fail_the_run(checks):
@@ -102,9 +101,8 @@ def test_many_flaky_tests_fail_the_run(checks):
     assert f"{MAX_FLAKY + 1} flaky tests, and {MAX_FLAKY} are the most: the run has failed" in said
 
 
-@workers
-def test_where_everything_fails_nothing_is_run_again(checks, workers):
-    code, said = run(checks(FLAKY.format(flaky=0, broken=MAX_AGAIN + 1), *workers))
+def test_where_everything_fails_nothing_is_run_again(checks):
+    code, said = run(checks(FLAKY.format(flaky=0, broken=MAX_AGAIN + 1)))
     assert code == 1
     assert f"{MAX_AGAIN + 1} failed, 9 passed" in said
 
@@ -140,7 +138,10 @@ def test_an_everyday_run_says_what_it_left_out_and_where_the_time_went(checks, w
     assert re.search(r"pytest tests =*\nsome 1\n", said)
     assert re.search(r"\nsome +4 tests +\d+\.\d s\n", said)
     assert re.search(r"\nall +4 tests +\d+\.\d s, in \d+ s of 600 s\n", said)
-    _, said = run(checks(TOLD, "checks", "--budget", "0.001", *workers))
+
+
+def test_a_run_over_its_budget_says_so(checks):
+    _, said = run(checks(TOLD, "checks", "--budget", "0.001"))
     assert "2 passed, 3 skipped" in said
     assert "OVER THE BUDGET of 0 s" in said
 
