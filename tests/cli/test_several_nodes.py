@@ -26,36 +26,19 @@ dist.destroy_process_group()
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "late"), [("zygote", 0), ("exec", 1)])
 def test_two_nodes_of_different_size(start, tmp_path, mode, late):
-    """Started in either order: whoever is early waits in torch's own rendezvous."""
+    """Started in either order: whoever is early waits in torch's own rendezvous. The late one reads variables."""
     write(tmp_path, "train.py", SCRIPT)
-    port = free_port()
-    jobs = {}
-    for node_rank in (1 - late, late):
-        jobs[node_rank] = start(
-            *("run", "--nnodes", "2", "--node-rank", str(node_rank), "--nproc", "2,1", "--control", "none"),
-            *("--master-addr", "127.0.0.1", "--master-port", str(port), "--start", mode, "train.py"),
-        )
+    port = str(free_port())
+    run = ("run", "--nnodes", "2", "--nproc", "2,1", "--control", "none", "--start", mode)
+    typed = ("--node-rank", str(1 - late), "--master-addr", "127.0.0.1", "--master-port", port)
+    variables = {"NODE_RANK": str(late), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    jobs = {1 - late: start(*run, *typed, "train.py"), late: start(*run, "train.py", env=variables)}
     codes = [jobs[node_rank].wait() for node_rank in (0, 1)]
     assert codes == [0, 0], jobs[0].stderr() + jobs[1].stderr()
     assert sorted(jobs[0].stdout().splitlines()) == ["[0] rank 0 of 3 sum 6", "[1] rank 1 of 3 sum 6"]
     assert jobs[1].stdout().splitlines() == ["[2] rank 2 of 3 sum 6"]
     for job in jobs.values():
         job.assert_nothing_left()
-
-
-@pytest.mark.slow
-def test_by_variables_alone(start, tmp_path):
-    write(tmp_path, "train.py", SCRIPT)
-    environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    jobs = [
-        start(
-            *("run", "--nnodes", "2", "--nproc", "1", "--control", "none", "train.py"),
-            env={**environ, "NODE_RANK": str(node_rank)},
-        )
-        for node_rank in (0, 1)
-    ]
-    assert [job.wait() for job in jobs] == [0, 0], jobs[0].stderr() + jobs[1].stderr()
-    assert "rank 1 of 2 sum 3" in jobs[1].stdout()
 
 
 def test_a_node_alone_runs_its_ranks_and_ends(launch, tmp_path):

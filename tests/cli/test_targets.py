@@ -20,10 +20,13 @@ def said(done) -> list[str]:
     return sorted(re.sub(r"^\[\d+\] ", "", line) for line in done.stdout.splitlines())
 
 
-@MODES
 @pytest.mark.parametrize(
-    "words",
-    [pytest.param("--nproc 2 train.py", marks=pytest.mark.smoke), "train.py --nproc 2", "--nproc=2 -- train.py"],
+    ("mode", "words"),
+    [
+        pytest.param(FORKED, "--nproc 2 train.py", marks=pytest.mark.smoke),
+        (EXEC, "train.py --nproc 2"),
+        (FORKED, "--nproc=2 -- train.py"),
+    ],
 )
 def test_a_script(launch, tmp_path, mode, words):
     write(tmp_path, "train.py", "import os, sys\nprint(__name__, os.environ['RANK'], sys.argv)\n")
@@ -58,8 +61,8 @@ def test_a_program(launch, tmp_path):
 
 
 def test_targets_with_the_names_of_commands(launch, tmp_path):
-    write(tmp_path, "run", "print('I am run')\n")
-    assert said(launch("run", "run")) == ["I am run"]
+    write(tmp_path, "run", "import sys\nprint('I am run by', sys.executable)\n")
+    assert said(launch("run", "run")) == [f"I am run by {sys.executable}"]
     write(tmp_path, "-odd.py", "import sys\nprint(sys.argv)\n")
     assert said(launch("run", "--", "-odd.py", "--nproc", "4")) == ["['-odd.py', '--nproc', '4']"]
 
@@ -103,8 +106,7 @@ SEVERAL = (
     ("parameters", "setup"),
     [
         pytest.param(SINGLE, "rank, world_size", marks=pytest.mark.smoke),
-        (SINGLE.replace(": int", ""), "rank, world_size"),
-        (SEVERAL, "node_rank * world_size_per_node + local_rank, world_size_per_node"),
+        (SEVERAL.replace(": int", ""), "node_rank * world_size_per_node + local_rank, world_size_per_node"),
     ],
 )
 def test_functions_from_tutorials_run_unchanged(launch, tmp_path, parameters, setup):
@@ -116,9 +118,8 @@ def test_functions_from_tutorials_run_unchanged(launch, tmp_path, parameters, se
     assert said(done) == ["sum 3 of 2 every 34 32"] * 2
 
 
-@MODES
 @pytest.mark.slow
-def test_injected_names(launch, tmp_path, mode):
+def test_injected_names(launch, tmp_path):
     write(
         tmp_path,
         "fn.py",
@@ -137,14 +138,15 @@ def test_injected_names(launch, tmp_path, mode):
             print(sys.argv[1:])
         """,
     )
-    run = ("run", *mode, "--nproc", "2")
-    assert said(launch(*run, "fn.py:train")) == ["gpu 0", "gpu 1"]
     device = "device(type='cpu')"
-    torch = ("run", *mode[:2], "--nproc", "2")  # imported once, for the device
+    torch = ("run", "--start", "zygote", "--nproc", "2")  # imported once, for the device
     assert [json.loads(line) for line in said(launch(*torch, "fn:everything"))] == [
         [rank, rank, rank, rank, rank, 2, 2, 2, 0, 1, device] for rank in range(2)
     ]
-    assert said(launch(*run, "fn.py:bare", "--any", "-x", "thing")) == ["['--any', '-x', 'thing']"] * 2
+    for mode in (FORKED, EXEC):
+        run = ("run", *mode, "--nproc", "2")
+        assert said(launch(*run, "fn.py:train")) == ["gpu 0", "gpu 1"]
+        assert said(launch(*run, "fn.py:bare", "--any", "-x", "thing")) == ["['--any', '-x', 'thing']"] * 2
 
 
 @pytest.mark.smoke
@@ -166,24 +168,8 @@ def test_every_kind_of_argument(launch, tmp_path):
             print(list(locals().values()))
         """,
     )
-    done = launch(
-        *(
-            "run",
-            "fn.py:main",
-            "--steps",
-            "3",
-            "--lr",
-            "-1e-3",
-            "--out",
-            "a/b",
-            "--mode",
-            "SLOW",
-            "--kind",
-            "b",
-            "--amp",
-        ),
-        *("--name", "--y", "--layers", "1", "--layers", "2", "--limit", "9", "--guess", "2"),
-    )
+    words = "--steps 3 --lr -1e-3 --out a/b --mode SLOW --kind b --amp --name --y --layers 1 --layers 2 --limit 9"
+    done = launch("run", "fn.py:main", *words.split(), "--guess", "2")
     assert said(done) == [
         "[0, 3, -0.001, PosixPath('a/b'), <Mode.SLOW: 2>, 'b', True, '--y', [1, 2], 9, 2.0]",
     ]
@@ -221,21 +207,20 @@ def test_what_the_source_does_not_show_is_called_as_well(launch, out_of_sight, f
     assert said(done) == ["rank 0 steps 3", "rank 1 steps 3"]
 
 
-@MODES
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("mode", "words", "message"),
     [
-        (["fn.py:decorated"], "fn.py:decorated needs --steps"),
-        (["fn.py:renamed", "--steps", "x"], "fn.py:renamed cannot take --steps: 'x' is not a valid integer"),
-        (["fn.py:made", "--stepps", "3"], "fn.py:made: no such option"),
-        (["fn.py:nowhere"], "fn has no function nowhere"),
-        (["fn.py:value"], "fn.py:value is not a function: it is 2"),
+        (EXEC, "fn.py:decorated", "fn.py:decorated needs --steps"),
+        (FORKED, "fn.py:renamed --steps x", "fn.py:renamed cannot take --steps: 'x' is not a valid integer"),
+        (FORKED, "fn.py:made --stepps 3", "fn.py:made: no such option"),
+        (FORKED, "fn.py:nowhere", "fn has no function nowhere"),
+        (EXEC, "fn.py:value", "fn.py:value is not a function: it is 2"),
     ],
 )
 def test_what_the_source_does_not_show_is_checked_in_the_ranks_and_said_once(
     launch, out_of_sight, mode, words, message
 ):
-    error = refused(launch("run", *mode, "--nproc", "3", *words))
+    error = refused(launch("run", *mode, "--nproc", "3", *words.split()))
     assert error.startswith(f"Error: {message}")
     assert len(error.splitlines()) <= 2
 
@@ -355,8 +340,3 @@ def test_nothing_of_a_target_runs_in_the_launcher(answer, tmp_path):
     for target in (["train.py"], ["train.py:main"], ["train:main"], ["-m", "train"]):
         assert answer("run", "--dry-run", *target).returncode == 0
     assert not (tmp_path / "ran").exists()
-
-
-def test_the_interpreter_is_ours(launch, tmp_path):
-    write(tmp_path, "train.py", "import sys\nprint(sys.executable)\n")
-    assert said(launch("run", "train.py")) == [sys.executable]
