@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROGRAMS, free_port, write
+from tests.conftest import PROGRAMS, command, free_port, ran, write
 from tests.examples.plain import CALM, EXAMPLES, PRELOAD, by_python_in_turn, by_torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -71,37 +71,49 @@ def test_plain_python_goes_on_or_begins_anew_accumulates_and_takes_a_model_of_on
     assert "finished" in mine
 
 
-@pytest.mark.ci
-def test_a_run_that_made_room_in_the_middle_of_an_epoch_ends_as_an_undisturbed_one(start, tmp_path):
+GATED = ("--model", "mlp", "--data", "gated:data", "--epochs", "3", "--batch-size", "4", "--accumulate", "2")
+
+
+@pytest.fixture
+def gated(tmp_path):
+    """The data of GATED, and the variables with which it is found."""
     write(tmp_path, "gated.py", (PROGRAMS / "gated.py").read_text())
-    words = ("--model", "mlp", "--data", "gated:data", "--epochs", "3", "--batch-size", "4", "--accumulate", "2")
-    environment = {**CALM, "PYTHONPATH": str(tmp_path)}
-    first = start("run", "--nproc", "2", TEMPLATE, "--", *words, env=environment)
+    return {**CALM, "PYTHONPATH": str(tmp_path)}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What two ranks print in the end that train with GATED, and all tensors of their checkpoint."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    write(folder, "gated.py", (PROGRAMS / "gated.py").read_text())
+    (folder / "passed").touch()
+    done = ran(
+        command("run", "--nproc", "2", TEMPLATE, "--", *GATED), folder, {**CALM, "PYTHONPATH": str(folder)}, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return finished(done.stdout), tensors(folder / "checkpoint.pt")
+
+
+@pytest.mark.ci
+def test_a_run_that_made_room_in_the_middle_of_an_epoch_ends_as_an_undisturbed_one(start, tmp_path, gated, undisturbed):
+    first = start("run", "--nproc", "2", TEMPLATE, "--", *GATED, env=gated)
     first.wait_for("waits", 2)
     first.signal(signal.SIGUSR2)
     assert first.wait() == 75
     assert re.search(r"made room at epoch \d step [1-9]", first.stdout())
-    again, other = (
-        start("run", "--nproc", "2", TEMPLATE, "--", *words, *more, env=environment)
-        for more in ([], ["--checkpoint", "undisturbed.pt"])
-    )
-    assert (again.wait(), other.wait()) == (0, 0)
-    assert finished(again.stdout()) == finished(other.stdout())
-    models = [tensors(tmp_path / name) for name in ("checkpoint.pt", "undisturbed.pt")]
-    assert models[0] == models[1]
-    assert max(map(len, models[0])) == 4 * 64 * 64  # bytes of the first layer's weights
+    again = start("run", "--nproc", "2", TEMPLATE, "--", *GATED, env=gated)
+    assert again.wait() == 0
+    assert (finished(again.stdout()), tensors(tmp_path / "checkpoint.pt")) == undisturbed
+    assert max(map(len, undisturbed[1])) == 4 * 64 * 64  # bytes of the first layer's weights
 
 
 @pytest.mark.ci
-def test_a_spare_goes_on_from_the_checkpoint(start, tmp_path):
-    write(tmp_path, "gated.py", (PROGRAMS / "gated.py").read_text())
-    words = ("--model", "mlp", "--data", "gated:data", "--epochs", "3", "--batch-size", "4", "--accumulate", "2")
-    environment = {**CALM, "PYTHONPATH": str(tmp_path)}
+def test_a_spare_goes_on_from_the_checkpoint(start, tmp_path, gated, undisturbed):
     port = free_port()
     where = ("--master-addr", "127.0.0.1", "--master-port", str(port), "--nproc", "1")
     nodes = [
-        start("run", "--spares", "1", "--nnodes", "2", "--node-rank", str(node), *where, TEMPLATE, "--", *words,
-              env=environment)
+        start("run", "--spares", "1", "--nnodes", "2", "--node-rank", str(node), *where, TEMPLATE, "--", *GATED,
+              env=gated)
         for node in range(3)
     ]  # fmt: skip
     for node in nodes[:2]:
@@ -110,10 +122,7 @@ def test_a_spare_goes_on_from_the_checkpoint(start, tmp_path):
     nodes[1].process.kill()
     assert (nodes[0].wait(), nodes[2].wait()) == (0, 0), nodes[0].stderr()
     assert "2 ranks, rank 0 on cpu, at epoch 1 step 0" in nodes[0].stdout()
-    other = start("run", "--nproc", "2", TEMPLATE, "--", *words, "--checkpoint", "undisturbed.pt", env=environment)
-    assert other.wait() == 0
-    assert finished(nodes[0].stdout()) == finished(other.stdout())
-    assert tensors(tmp_path / "checkpoint.pt") == tensors(tmp_path / "undisturbed.pt")
+    assert (finished(nodes[0].stdout()), tensors(tmp_path / "checkpoint.pt")) == undisturbed
 
 
 @pytest.mark.ci
