@@ -26,21 +26,8 @@ def refused(answer, launch, tmp_path):
     """Run ``ddplaunch WORDS`` beside a few programs; return what it said after checking how it said it."""
     touch = "open(__file__ + '.started', 'w').close()\n"
     write(tmp_path, "train.py", touch)
-    write(tmp_path, "pkg/__init__.py", touch)
-    write(tmp_path, "pkg/mod.py", touch + "def run(rank): pass\n")
-    write(
-        tmp_path,
-        "fn.py",
-        touch
-        + """
-def main(rank: int, world_size: int, save_every: int, total_epochs: int, batch_size: int): pass
-limit = 3
-""",
-    )
-    write(tmp_path, "broken.py", "x = (\n")
-    (tmp_path / "nul.py").write_bytes(b"x = 1\0\n")
-    (tmp_path / "latin.py").write_bytes(b"x = '\xff'\n")
-    (tmp_path / "folder").mkdir()
+    main = "def main(rank: int, world_size: int, save_every: int, total_epochs: int, batch_size: int): pass\n"
+    write(tmp_path, "fn.py", touch + main)
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "fifo")
 
@@ -70,27 +57,10 @@ limit = 3
             ("--master-port 65535 leaves no next port, for --control-port",),
         ),
         ("run --nproc 0 train.py", ("--nproc 0: a node runs at least one process", "--nproc 1")),
-        ("run --nproc -1 train.py", ("--nproc -1: a node runs at least one process", "--nproc 1")),
-        (
-            "run --nproc four train.py",
-            ("--nproc four: expected a number, a list like 8,8,4, or auto, gpu, cpu",),
-        ),
         ("run --nproc '' train.py", ("--nproc has an empty value", "leave it out")),
-        ("run --nproc gpu train.py", ("--nproc gpu: this machine has no visible GPU", "--nproc cpu")),
-        (
-            "run --nproc 8,8 --nnodes 3 train.py",
-            ("--nproc 8,8 has counts for 2 nodes, but --nnodes", "--nnodes 2"),
-        ),
-        ("run --nnodes 2 --node-rank 2 train.py", ("--node-rank 2 is out of range: 2 nodes are numbered 0 to 1",)),
-        ("run --nnodes 2 --node-rank -1 train.py", ("--node-rank -1 is out of range", "--node-rank 0")),
         ("run --node-rank x train.py", ("--node-rank x: expected a whole number",)),
-        ("run --nnodes 0 train.py", ("--nnodes 0: a job has at least one node",)),
         ("run --nnodes two train.py", ("--nnodes two: expected a number like 2, or a range like 2:4",)),
-        ("run --nnodes 2 --master-port 0 train.py", ("--master-port 0: several nodes must agree", "29500")),
         ("run --master-port 70000 train.py", ("--master-port 70000: expected a port from 1 to 65535",)),
-        ("run --master-port -1 train.py", ("--master-port -1: expected a port from 1 to 65535",)),
-        ("run --master-port http train.py", ("--master-port http: expected a port from 1 to 65535",)),
-        ("run --master-addr 'a b' train.py", ("--master-addr a b is not a host name or address", "10.0.0.1")),
         ("run --sidecar '' train.py", ("--sidecar has an empty value",)),
         (
             'run --sidecar "sh -c \'x" train.py',
@@ -115,17 +85,7 @@ limit = 3
         ),
         ("run --nproc 2 python3 -m pkg.mod", ("python3 is not a script", "ddplaunch run … -m pkg.mod")),
         ("run /usr/bin/python3.11 train.py --nproc 2", ("/usr/bin/python3.11 is not a script", "… train.py --nproc 2")),
-        ("run folder", ("folder is a directory, not a script", "name the script")),
-        ("run broken.py", ("syntax error in broken.py, line 1: '(' was never closed", "x = (")),
-        ("run nul.py", ("nul.py is not Python source: there is a null byte",)),
-        ("run latin.py", ("syntax error in latin.py, line 1", "utf-8")),
-        ("run pgk.mod:run", ("no module named pgk.mod", "there is no pgk")),
-        ("run pkg.mod:rnu", ("pkg.mod has no function rnu", "did you mean pkg.mod:run?")),
         ("run fn.py:mian", ("fn.py has no function mian", "did you mean fn.py:main?")),
-        ("run fn.py:limit", ("fn.py:limit is not a function: limit = 3", "main")),
-        ("run -m fn.py", ("-m takes a module, and fn.py is a file", "ddplaunch run fn.py")),
-        ("run -m pkg.mdo", ("no module named pkg.mdo", "did you mean pkg.mod?")),
-        ("run --no-python ./file", ("./file is not executable", "chmod +x ./file")),
         ("run --token '' train.py", ("--token has an empty value",)),
         ("run --token ' ' train.py", ("--token is empty, so it would protect nothing", "give a secret")),
         ("run --gpus 0 train.py", ("--gpus 0: no GPU was found on this machine",)),
@@ -133,11 +93,6 @@ limit = 3
             "run --backend nccl train.py",
             ("--backend nccl needs GPUs, and this machine has no visible GPU", "--backend gloo"),
         ),
-        ("run --backend gloo --no-python /bin/true", ("need a Python target", "leave them out")),
-        ("run --init-method http://x train.py", ("unknown --init-method http://x", "tcp://host:port")),
-        ("run --init-method file:///proc/no/where train.py", ("directory /proc/no", "file:///tmp/store")),
-        ("run --init-method tcp://a:0 train.py", ("--init-method 0: expected a port",)),
-        ("run --init-method tcp://a:1 --master-port 2 train.py", ("contradict each other", "the address once")),
         ("run --master-addr no.such.host.invalid train.py", ("--master-addr no.such.host.invalid",)),
         ("run --json train.py", ("--json works only with --dry-run", "--dry-run")),
         ("run --nproc 2 --show 9 train.py", ("--show 9: the job has ranks 0 to 1", "all, none")),
@@ -152,7 +107,6 @@ limit = 3
             ("--grace nan: expected a time from 0 up to a week, like 2.5 (seconds), 10m or 2h",),
         ),
         ("run --timeout 0 train.py", ("--timeout 0: expected a time from 1 second up to a year, like 90",)),
-        ("run --timeout 10x train.py", ("--timeout 10x: expected a time",)),
         ("run --stall-timeout 10min train.py", ("--stall-timeout 10min: expected a time", "10m")),
         ("run --on-stall stop train.py", ("--on-stall stop works only with --stall-timeout", "--stall-timeout 10m")),
         (
@@ -241,17 +195,7 @@ limit = 3
             "run --nnodes 2 --nproc 1 --node-rank 0 --master-addr a --control none train.py",
             ("--control none on 2 nodes needs --master-port",),
         ),
-        ("run --nprco 4 train.py", ("no such option: --nprco", "did you mean --nproc?")),
-        (
-            "run train.py --epochs 1 --dry-run",
-            ("run --dry-run train.py --epochs 1", "train.py -- --epochs 1 --dry-run"),
-        ),
-        ("run --nproc 1 train.py --nproc 2", ("--nproc is 1 before train.py and 2 after it",)),
         ("run fn.py:main", ("fn.py:main needs --save_every, --total_epochs and --batch_size", "main(rank: int, w")),
-        ("run fn.py:main --save_every x", ("cannot take --save_every: 'x' is not a valid integer", "main(rank: int,")),
-        ("run fn.py:main --savevery 1", ("no such option", "main(rank: int,")),
-        ("run fn.py:main --rank 1", ("rank comes from ddplaunch, leave --rank out", "main(rank: int,")),
-        ("run pkg.mod:run 1", ("unexpected extra argument (1)", "run(rank)")),
         ("train.py --nproc 4", ("train.py is not a command", "ddplaunch run train.py --nproc 4")),
         ("rnu train.py", ("rnu is not a command", "did you mean run?")),
         ("frobnicate", ("frobnicate is not a command", "run, submit, manifest, attach, ps, ")),
@@ -367,13 +311,9 @@ def test_a_bug_of_ours_says_so_and_where_the_details_are(tmp_path, folder):
     ("line", "said"),
     [
         ("run --gpus 9 train.py", ("--gpus 9: this machine has 4 GPUs, 0 to 3", "ddplaunch devices")),
-        ("run --gpus 0,0 train.py", ("--gpus 0,0: 0 is named twice", "once")),
         ("run --gpus ٣ train.py", ("this machine has no GPU ٣", "ddplaunch devices")),
         (f"run --gpus {MANY} train.py", ("this machine has no GPU", "ddplaunch devices")),
-        ("run --gpus GPU-ffffffff train.py", ("this machine has no GPU GPU-ffffffff", "ddplaunch devices")),
         ("run --gpus '' train.py", ("--gpus has an empty value",)),
-        ("run --nproc 4 --gpus 0,1 train.py", ("--nproc 4 and --gpus 0,1 contradict", "4 ranks, 2 GPUs", "--nproc 2")),
-        ("run --nproc 5 --backend nccl train.py", ("5 ranks on 4 visible GPUs", "--nproc 4, or --backend gloo")),
     ],
 )
 def test_refused_on_a_machine_with_four_gpus(refused, fake_nvml, line, said):
@@ -410,7 +350,7 @@ def test_a_port_that_is_taken_names_its_holder(refused):
 
 @pytest.mark.slow
 def test_a_backend_that_this_torch_has_not(refused):
-    for words in ("--nproc 3", "--nproc 1", "--nproc 2 --start exec"):
+    for words in ("--nproc 3", "--nproc 1"):  # from the zygote, and from a fresh interpreter
         error = refused(f"run {words} --backend mpi train.py", real=True)
         assert "--backend mpi: this torch" in error
         assert "gloo" in error
