@@ -21,9 +21,9 @@ GIVEN = {"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
 @pytest.mark.parametrize(
     ("error", "said"), [(DRIVER_NOT_LOADED, "Driver Not Loaded; load it"), (LIBRARY_MISMATCH, "version mismatch; it")]
 )
-def test_a_driver_that_fails_under_slurm(launch, tmp_path, fake_nvml: FakeNvml, error, said, nproc) -> None:
+def test_a_driver_that_fails_under_slurm(answer, tmp_path, fake_nvml: FakeNvml, error, said, nproc) -> None:
     write(tmp_path, "train.py", "print('trained')")
-    done = launch("run", *nproc, "train.py", env=fake_nvml.environ(4, init_error=error) | GIVEN)
+    done = answer("run", *nproc, "train.py", env=fake_nvml.environ(4, init_error=error) | GIVEN)
     assert (done.returncode, done.stdout) == (2, "")
     first, why, instead = done.stderr.splitlines()
     assert first == "Error: SLURM_GPUS_ON_NODE=4, but no GPU of this machine works"
@@ -69,10 +69,10 @@ def test_working_gpus_can_be_hidden(launch, tmp_path, fake_nvml: FakeNvml) -> No
     [("--backend nccl", "--backend nccl needs GPUs"), ("--nproc gpu", "--nproc gpu counts GPUs")],
 )
 def test_what_the_driver_says_stands_beside_what_was_asked_for(
-    launch, tmp_path, fake_nvml: FakeNvml, options, said
+    answer, tmp_path, fake_nvml: FakeNvml, options, said
 ) -> None:
     write(tmp_path, "train.py", "")
-    done = launch("run", *options.split(), "train.py", env=fake_nvml.environ(4, init_error=DRIVER_NOT_LOADED))
+    done = answer("run", *options.split(), "train.py", env=fake_nvml.environ(4, init_error=DRIVER_NOT_LOADED))
     assert done.returncode == 2
     assert done.stderr.startswith(f"Error: {said}, but no GPU of this machine works\n  The NVIDIA driver could not")
 
