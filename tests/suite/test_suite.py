@@ -175,8 +175,9 @@ def test_a_process_that_a_test_leaves_is_named_and_fails_the_run(checks, workers
     machine_is_as_before(tmp_path)
 
 
-@workers
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("number", "workers"), [(signal.SIGINT, ()), (signal.SIGINT, ("-n", "2")), (signal.SIGKILL, ("-n", "2"))]
+)
 def test_a_run_that_is_interrupted_leaves_nothing(checks, workers, number, tmp_path):
     begun = checks(LEAVES.format(then="subprocess.run(['sleep', '1000'])"), *workers)
     wait_until((tmp_path / "left").exists, "the test to be under way")
