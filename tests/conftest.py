@@ -86,7 +86,9 @@ def in_terminal(words: Sequence[str], folder: Path, env: Mapping[str, str] | Non
     """Run any command to its end in a terminal of so many columns; return all that it wrote there."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    environment = clean_environment({"TERM": "xterm-256color", "COLUMNS": "", "NO_COLOR": "", **(env or {})})
+    environment = clean_environment({"TERM": "xterm-256color", "NO_COLOR": "", **(env or {})})
+    for name in ("COLUMNS", "LINES"):  # which go before what the terminal says
+        environment.pop(name, None)
     written = b""
     with subprocess.Popen(words, cwd=folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs):
         os.close(theirs)
