@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from ddplaunch.job.runs import all_running
-from tests.conftest import Job, clean_environment, command, processes_marked, wait_until
+from tests.conftest import Job, command, processes_marked, ran, wait_until, write
 from tests.emulator import Emulator
-from tests.patience import patience
+from tests.starts import LIGHT
 
 AT = 10 if sys.version_info >= (3, 13) else 11
 """The line at which pdb stops, of STEPS."""
@@ -64,19 +64,36 @@ def person(tmp_path: Path, runtime: Path) -> Iterator[Person]:
     wait_until(lambda: not processes_marked(str(tmp_path)), "the end of all ranks")
 
 
-def runs(job: Job, run_id: str = "calm") -> None:
-    """Wait until its door is there."""
-    wait_until(lambda: any(each.run_id == run_id for each in all_running()) or job.process.poll() is not None, run_id)
+@pytest.fixture
+def calm(start: Callable[..., Job], tmp_path: Path, runtime: Path) -> Callable[..., Job]:
+    """Start a job called calm, whose ranks may be debugged, and wait until it can be asked."""
+
+    def begin(
+        program: str,
+        *arguments: str,
+        how: Sequence[str] = LIGHT,
+        options: Sequence[str] = ("--debug",),
+        env: Mapping[str, str] | None = None,
+    ) -> Job:
+        write(tmp_path, "train.py", program)
+        words = ("run", "--run-id", "calm", *options, *how, "--nproc", "2", "train.py", *arguments)
+        job = start(*words, env=env)
+        wait_until(lambda: door() or job.process.poll() is not None, "its door")
+        return job
+
+    return begin
+
+
+def door() -> str:
+    """Where the job called calm can be asked; "" before that."""
+    return next((each.path for each in all_running() if each.run_id == "calm"), "")
+
+
+def stopped(job: Job, times: int = 1) -> None:
+    """Wait until ranks have stopped as often."""
+    wait_until(lambda: job.stderr().count("is at a breakpoint") == times, f"{times} stops")
 
 
 def piped(tmp_path: Path, lines: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Type lines into ``ddplaunch debug`` from a pipe."""
-    return subprocess.run(
-        command("debug", *words),
-        cwd=tmp_path,
-        env=clean_environment({}),
-        input=lines,
-        capture_output=True,
-        text=True,
-        timeout=patience(30),
-    )
+    return ran(command("debug", *words), tmp_path, input=lines, timeout=30)

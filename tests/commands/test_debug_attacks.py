@@ -7,13 +7,15 @@ import signal
 import socket
 import struct
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from ddplaunch.job.runs import all_running
 from ddplaunch.rank.debugger import Talk
-from tests.conftest import alive, clean_environment, command, free_port, wait_until, write
-from tests.debugged import AT, STEPS, piped, runs
+from tests.conftest import alive, clean_environment, command, free_port, ran, wait_until, write
+from tests.debugged import AT, STEPS, door, piped, stopped
+from tests.debugged import calm as calm
 from tests.debugged import person as person
 from tests.debugged import runtime as runtime
 from tests.emulator import Emulator
@@ -54,12 +56,10 @@ if os.environ["RANK"] == "1":
 """
 
 
-@pytest.mark.parametrize("how", [LIGHT, EXEC], ids=["fork", "exec"])
-def test_a_breakpoint_in_what_the_debugger_evaluates(start, tmp_path, runtime, how):
+def test_a_breakpoint_in_what_the_debugger_evaluates(calm, tmp_path):
     """As in plain pdb it is passed over, but below its `debug`, where it has a prompt of its own."""
-    write(tmp_path, "train.py", NESTED)
-    job = start("run", "--run-id", "calm", "--debug", *how, "--nproc", "2", "train.py")
-    runs(job)
+    job = calm(NESTED, how=EXEC)
+    stopped(job, 2)
     lines = "p inner(loss)\ninteract\ninner(2)\n\x04\ndebug inner(3)\nc\np n\nw\nc\np loss\n@all detach\n"
     done = piped(tmp_path, lines, "calm")
     assert re.search(r"\(rank \d\) p inner\(loss\)\n42\n", done.stdout), done.stdout
@@ -69,10 +69,9 @@ def test_a_breakpoint_in_what_the_debugger_evaluates(start, tmp_path, runtime, h
     assert job.stdout().count("loss 6") == 2
 
 
-def test_a_breakpoint_in_what_is_evaluated_after_a_failure(start, tmp_path, runtime):
-    write(tmp_path, "train.py", NESTED.replace("    breakpoint()\n    return loss", "    return loss"))
-    job = start("run", "--run-id", "calm", "--post-mortem", *LIGHT, "--nproc", "2", "train.py", env={"FAILS": "1"})
-    runs(job)
+def test_a_breakpoint_in_what_is_evaluated_after_a_failure(calm, tmp_path):
+    program = NESTED.replace("    breakpoint()\n    return loss", "    return loss")
+    job = calm(program, options=("--post-mortem",), env={"FAILS": "1"})
     done = piped(tmp_path, "p inner(5)\nn\np n\nc\np 40 + 4\nq\n", "calm")
     assert re.search(r"\(\(rank \d\)\) p n\n5\n", done.stdout), done.stdout
     assert re.search(r"\(rank \d\) p 40 \+ 4\n44\n", done.stdout), done.stdout
@@ -85,11 +84,21 @@ def frame(message):
     return struct.pack("!I", len(body)) + body
 
 
-def test_time_limits_run_again_when_a_client_is_killed_while_a_rank_steps(start, person, tmp_path):
-    write(tmp_path, "train.py", WORKS)
-    limit = patience(3)
-    job = start("run", "--run-id", "calm", "--debug", "--timeout", f"{limit:.0f}", *LIGHT, "--nproc", "2", "train.py")
-    runs(job)
+@contextmanager
+def attached(awaited: bytes = b"") -> Iterator[socket.socket]:
+    """A client of our own, which has been told that a rank has stopped, or more."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(patience(10))
+        client.connect(door())
+        client.sendall(frame({"op": "DebugRanks", "body": {}}))
+        said = client.recv(1 << 16)
+        while awaited not in said:
+            said += client.recv(1 << 16)
+        yield client
+
+
+def test_time_limits_run_again_when_a_client_is_killed_while_a_rank_steps(calm, person):
+    job = calm(WORKS, options=("--debug", "--timeout", f"{patience(3):.0f}"))
     each = person("debug", "calm")
     for _ in range(2 if AT == 10 else 1):  # pdb may have stopped at breakpoint() itself
         each.until(lambda each: each.rows[-1:] == ["(rank 1)"])
@@ -100,30 +109,18 @@ def test_time_limits_run_again_when_a_client_is_killed_while_a_rank_steps(start,
     assert "have passed (--timeout)" in job.stderr()
 
 
-def test_time_limits_run_again_when_a_client_goes_in_the_moment_in_which_a_rank_steps(start, tmp_path, runtime):
+def test_time_limits_run_again_when_a_client_goes_in_the_moment_in_which_a_rank_steps(calm):
     """Its line has gone to the rank, which has not said yet that it steps."""
-    write(tmp_path, "train.py", WORKS)
-    limit = patience(3)
-    job = start("run", "--run-id", "calm", "--debug", "--timeout", f"{limit:.0f}", *LIGHT, "--nproc", "2", "train.py")
-    wait_until(lambda: "is at a breakpoint" in job.stderr(), "the breakpoint")
-    run = next(each for each in all_running() if each.run_id == "calm")
-    with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(patience(10))
-        client.connect(run.path)
-        client.sendall(frame({"op": "DebugRanks", "body": {}}))
-        said = b""
-        while b"(rank 1)" not in said:
-            said += client.recv(1 << 16)
+    job = calm(WORKS, options=("--debug", "--timeout", f"{patience(3):.0f}"))
+    stopped(job)
+    with attached(b"(rank 1)") as client:
         client.sendall(frame({"op": "Typed", "body": {"rank": 1, "line": "n"}}))
     assert job.wait() == 124
     assert "have passed (--timeout)" in job.stderr()
 
 
-def test_a_step_that_outlasts_its_client_stops_nowhere_and_another_client_may_come(start, tmp_path, runtime):
-    program = WORKS + "    work()\n    breakpoint()\n    print('again', flush=True)\n"
-    write(tmp_path, "train.py", program)
-    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py")
-    runs(job)
+def test_a_step_that_outlasts_its_client_stops_nowhere(calm, tmp_path):
+    job = calm(WORKS + "    work()\n    breakpoint()\n    print('again', flush=True)\n")
     client = Emulator(command("debug", "calm"), tmp_path)
     client.until(lambda each: each.rows[-1:] == ["(rank 1)"])
     client.type("n\r" * (2 if AT == 10 else 1))
@@ -135,36 +132,28 @@ def test_a_step_that_outlasts_its_client_stops_nowhere_and_another_client_may_co
     assert job.stderr().count("is at a breakpoint") == 1
 
 
-@pytest.mark.parametrize("typed", [False, True], ids=["piped", "typed"])
-def test_a_long_line_works_and_a_too_long_one_is_refused(start, person, tmp_path, typed):
+def test_a_long_line_works_and_a_too_long_one_is_refused(calm, person, tmp_path):
     """Typed, a read of the terminal ends within a character."""
-    write(tmp_path, "train.py", STEPS)
-    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py", "1")
-    runs(job)
-    count = 700 if typed else 4200
-    long = "p len('" + "é" * count + "')"
-    if typed:
-        each = person("debug", "calm")
-        each.until(lambda each: each.rows[-1:] == ["(rank 1)"])
-        each.type(long + "\r")
-        each.until("700")
-        each.type("detach\r")
-        each.until(lambda each: job.process.poll() is not None)
-    else:
-        said = piped(tmp_path, f"{long}\np '{'x' * 70_000}'\np 6 * 7\n", "calm").stdout
-        assert ")\n4200\n" in said
-        assert "ddplaunch: not sent: this line has 70,004 characters, of 65,536\n" in said
-        assert "(rank 1) p 6 * 7\n42\n" in said
+    job = calm(STEPS, "1")
+    each = person("debug", "calm")
+    each.until(lambda each: each.rows[-1:] == ["(rank 1)"])
+    each.type(f"p len('{'é' * 700}')\r")
+    each.until(lambda each: "700" in each.rows)
+    long = f"p len('{'é' * 4200}')"
+    said = piped(tmp_path, f"{long}\np '{'x' * 70_000}'\np 6 * 7\n", "calm").stdout
+    assert "\n4200\n" in said
+    assert "ddplaunch: not sent: this line has 70,004 characters, of 65,536\n" in said
+    assert "(rank 1) p 6 * 7\n42\n" in said
+    each.until("another terminal has the debugger now")
+    each.type("\x03")
     assert job.wait() == 0
 
 
-def test_what_a_prompt_and_a_place_may_hold(start, tmp_path, runtime):
+def test_what_a_prompt_and_a_place_may_hold(calm, tmp_path):
     """A prompt that the program has printed itself, and a file whose name is no UTF-8."""
-    write(tmp_path, "train.py", STEPS.replace("breakpoint()", "__import__('other').stop()"))
     (tmp_path / "other.py").write_text("import os\nexec(compile('def stop():\\n breakpoint()\\n return 1\\n', "
                                        "os.fsdecode(b'o\\xff.py'), 'exec'))\n")  # fmt: skip
-    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py", "1")
-    runs(job)
+    job = calm(STEPS.replace("breakpoint()", "__import__('other').stop()"), "1")
     printed = ("'y' * 9000", "'\\x1b[31m'", "'\\r'", "'\\udcff'")
     done = piped(tmp_path, "".join(f"!print({each}, end='')\n" for each in printed) + "p 6 * 7\n", "calm")
     assert "42\n" in done.stdout, done.stdout
@@ -173,12 +162,10 @@ def test_what_a_prompt_and_a_place_may_hold(start, tmp_path, runtime):
     assert "is at a breakpoint: o" in job.stderr()
 
 
-def test_who_only_asks_for_pdb_finds_it_as_it_is_and_the_rank_still_stops(start, tmp_path, runtime):
+def test_who_only_asks_for_pdb_finds_it_as_it_is_and_the_rank_still_stops(calm, tmp_path):
     """As programs do that ask whether IPython is there; the second question is that of ``python -m pdb``."""
     asks = "import importlib.util as u\nassert u.find_spec('pdb').loader.get_code('pdb')\n"
-    write(tmp_path, "train.py", asks + STEPS.replace("breakpoint()", "import pdb; pdb.set_trace()"))
-    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py", "1")
-    runs(job)
+    job = calm(asks + STEPS.replace("breakpoint()", "import pdb; pdb.set_trace()"), "1")
     assert "(rank 1) p 6 * 7\n42\n" in piped(tmp_path, "p 6 * 7\n", "calm").stdout
     assert job.wait() == 0, job.stderr()
 
@@ -210,16 +197,12 @@ if os.environ["RANK"] == "1":
 """
 
 
-def test_a_rank_that_stops_as_its_person_goes_is_told_again(start, tmp_path, runtime):
+def test_a_rank_that_stops_as_its_person_goes_is_told_again(calm):
     """A rank looks for what the launcher says just before it asks at its terminal: here it comes just after."""
-    write(tmp_path, "train.py", PLAYS)
-    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py")
-    wait_until(lambda: "is at a breakpoint" in job.stderr(), "the breakpoint")
-    with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(patience(10))
-        client.connect(next(each for each in all_running() if each.run_id == "calm").path)
-        client.sendall(frame({"op": "DebugRanks", "body": {}}))
-        assert client.recv(1 << 16)
+    job = calm(PLAYS)
+    stopped(job)
+    with attached():
+        pass
     assert job.wait() == 0
     assert "Leave of pts" in job.stdout()
 
@@ -250,23 +233,15 @@ NONSENSE = (
 )
 
 
-def test_clients_that_talk_nonsense_harm_nobody(start, tmp_path, runtime):
+def test_clients_that_talk_nonsense_harm_nobody(calm, tmp_path):
     """Each is dropped, and as with any client that goes, the rank runs on."""
-    write(
-        tmp_path,
-        "train.py",
+    job = calm(
         "import os, time\nwhile not os.path.exists('over'):\n"
-        "    if os.environ['RANK'] == '1':\n        breakpoint()\n    time.sleep(0.01)\n",
+        "    if os.environ['RANK'] == '1':\n        breakpoint()\n    time.sleep(0.01)\n"
     )
-    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py")
-    wait_until(lambda: "is at a breakpoint" in job.stderr(), "the breakpoint")
-    run = next(each for each in all_running() if each.run_id == "calm")
+    stopped(job)
     for said in NONSENSE:
-        with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(patience(10))
-            client.connect(run.path)
-            client.sendall(frame({"op": "DebugRanks", "body": {}}))
-            assert client.recv(1 << 16), said  # the rank has stopped
+        with attached() as client:
             client.sendall(said if isinstance(said, bytes) else frame(said))
             try:
                 client.sendall(b"\xff\xff\xff\xff")  # where the first was only passed over
@@ -280,11 +255,9 @@ def test_clients_that_talk_nonsense_harm_nobody(start, tmp_path, runtime):
     assert job.wait() == 0, job.stderr()
 
 
-def test_two_clients_at_once(start, person, tmp_path):
+def test_two_clients_at_once(calm, person):
     """Who came last is asked; when they leave, the ranks run on, and the one before is asked at the next stop."""
-    write(tmp_path, "train.py", STEPS.replace("range(2)", "range(3)"))
-    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py", "1")
-    runs(job)
+    job = calm(STEPS.replace("range(2)", "range(3)"), "1")
     first = person("debug", "calm")
     first.until(lambda each: each.rows[-1:] == ["(rank 1)"])
     second = person("debug", "calm")
@@ -300,11 +273,10 @@ def test_two_clients_at_once(start, person, tmp_path):
     assert not any("p 1" in row for row in second.history)
 
 
-def test_a_suspended_client_while_a_rank_prints_ten_megabytes(start, tmp_path, runtime):
+def test_a_suspended_client_while_a_rank_prints_ten_megabytes(calm, tmp_path):
     """The job goes on as fast as ever, and the client has all of it when it goes on."""
-    write(tmp_path, "train.py", STEPS)
-    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py", "1")
-    wait_until(lambda: "is at a breakpoint" in job.stderr(), "the breakpoint")
+    job = calm(STEPS, "1")
+    stopped(job)
     with (tmp_path / "said").open("wb") as said:
         client = subprocess.Popen(
             command("debug", "calm"), cwd=tmp_path, env=clean_environment({}), stdin=subprocess.PIPE, stdout=said
@@ -316,9 +288,7 @@ def test_a_suspended_client_while_a_rank_prints_ten_megabytes(start, tmp_path, r
     client.stdin.flush()
     wait_until((tmp_path / "begun").exists, "the print")
     client.send_signal(signal.SIGSTOP)
-    done = subprocess.run(
-        command("stacks", "calm"), env=clean_environment({}), capture_output=True, text=True, timeout=patience(30)
-    )
+    done = ran(command("stacks", "calm"), timeout=30)
     assert done.returncode == 0, done.stderr
     client.send_signal(signal.SIGCONT)
     client.stdin.close()
@@ -327,10 +297,9 @@ def test_a_suspended_client_while_a_rank_prints_ten_megabytes(start, tmp_path, r
     assert job.wait() == 0
 
 
-def test_nothing_stays_of_a_parked_rank_when_its_launcher_is_killed(start, tmp_path, runtime):
-    write(tmp_path, "train.py", STEPS)
-    job = start("run", "--run-id", "calm", "--debug", *LIGHT, "--nproc", "2", "train.py", "0", "1")
-    wait_until(lambda: job.stderr().count("is at a breakpoint") == 2, "both")
+def test_nothing_stays_of_a_parked_rank_when_its_launcher_is_killed(calm):
+    job = calm(STEPS, "0", "1")
+    stopped(job, 2)
     client = subprocess.Popen(
         command("debug", "calm"), env=clean_environment({}), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -345,14 +314,12 @@ def test_nothing_stays_of_a_parked_rank_when_its_launcher_is_killed(start, tmp_p
     client.stdout.close()
 
 
-def test_a_parked_rank_that_is_killed_and_one_that_is_started_again(start, tmp_path, runtime):
-    write(tmp_path, "train.py", STEPS)
-    limits = ("--max-restarts", "1", "--grace", "1")
-    job = start("run", "--run-id", "calm", "--debug", *limits, *LIGHT, "--nproc", "2", "train.py", "0", "1")
-    wait_until(lambda: job.stderr().count("is at a breakpoint") == 2, "both")
+def test_a_parked_rank_that_is_killed_and_one_that_is_started_again(calm, tmp_path):
+    job = calm(STEPS, "0", "1", options=("--debug", "--max-restarts", "1", "--grace", "1"))
+    stopped(job, 2)
     before = job.ranks()
     os.kill(before[1], signal.SIGKILL)
-    wait_until(lambda: job.stderr().count("is at a breakpoint") == 4, "both again")
+    stopped(job, 4)
     assert not any(map(alive, before))
     done = piped(tmp_path, "@all p rank * 3 + 1\n@all detach\n", "calm")
     assert "rank 0: 1\nrank 1: 4\n" in done.stdout
