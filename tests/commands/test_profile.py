@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import alive, clean_environment, command, free_port, wait_until, write
+from tests.conftest import alive, clean_environment, command, free_port, refused, wait_until, write
+from tests.debugged import runtime as runtime
 from tests.patience import patience
-from tests.starts import LIGHT
+from tests.starts import EXEC, LIGHT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("runtime")]
 
 HOT = """
 import os, sys, threading, time
@@ -43,18 +44,10 @@ def line(program: str, mark: str) -> str:
 
 
 @pytest.fixture
-def door(tmp_path_factory) -> dict[str, str]:
-    """Doors of this test alone; a short path, as those of sockets are."""
-    path: Path = tmp_path_factory.mktemp("r")
-    path.chmod(0o700)
-    return {"XDG_RUNTIME_DIR": str(path), "XDG_STATE_HOME": str(path / "state")}
-
-
-@pytest.fixture
-def job(start, tmp_path, door):
+def job(start, tmp_path):
     def begin(*words: str, program: str = HOT, ranks: int = 2):
         write(tmp_path, "train.py", program)
-        begun = start("run", "--nproc", str(ranks), *words, "train.py", env=door)
+        begun = start("run", "--nproc", str(ranks), *words, "train.py")
         begun.wait_for("up", ranks)
         return begun
 
@@ -90,11 +83,10 @@ def nested(trace) -> bool:
     return bool(tracks)
 
 
-@pytest.mark.parametrize("how", [LIGHT, ("--start", "exec")], ids=["fork", "exec"])
-def test_a_known_hot_function(job, answer, tmp_path, door, how):
+def test_a_known_hot_function(job, answer, tmp_path):
     """No process group, no torch: the ranks are asked by signals alone."""
-    begun = job(*how, ranks=3)
-    done = answer("profile", str(begun.process.pid), "--seconds", "2", env=door)
+    begun = job(*LIGHT, ranks=3)
+    done = answer("profile", str(begun.process.pid), "--seconds", "2")
     assert done.returncode == 0, done.stderr
     found = rows(done.stdout)
     assert f"rank 1 differs: {found[line(HOT, 'odd')][2]} % of its time is in step at {line(HOT, 'odd')}" in done.stdout
@@ -114,11 +106,11 @@ def test_a_known_hot_function(job, answer, tmp_path, door, how):
     begun.assert_nothing_left()
 
 
-def profiling(tmp_path, begun, door, seconds: str = "30") -> "subprocess.Popen[str]":
+def profiling(tmp_path, begun, seconds: str) -> "subprocess.Popen[str]":
     """A client at work; the caller reads from it."""
     return subprocess.Popen(
         command("profile", str(begun.process.pid), "--seconds", seconds),
-        cwd=tmp_path, env=clean_environment(door), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=tmp_path, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
@@ -128,25 +120,20 @@ def heeds(pid: int) -> bool:
     return bool(caught) and bool(int(caught[1], 16) >> 63)
 
 
-def test_a_client_that_is_killed(job, answer, tmp_path, door):
+def test_a_client_that_is_killed_and_a_launcher(job, answer, tmp_path):
     begun = job(*LIGHT)
-    with profiling(tmp_path, begun, door, "1") as client:
+    with profiling(tmp_path, begun, "1") as client:
         wait_until(lambda: all(map(heeds, begun.ranks())), "the ranks to begin")
         client.kill()
     assert all(map(alive, begun.ranks()))
     wait_until(
-        lambda: answer("profile", str(begun.process.pid), "--seconds", "0.2", env=door).returncode == 0,
+        lambda: answer("profile", str(begun.process.pid), "--seconds", "0.2").returncode == 0,
         "another to be taken",
     )
-    (tmp_path / "enough").touch()
-    assert begun.wait() == 0, begun.stderr()
     assert len([*tmp_path.glob("*.json")]) == 2
-    begun.assert_nothing_left()
-
-
-def test_a_launcher_that_is_killed(job, tmp_path, door):
-    begun = job(*LIGHT)
-    with profiling(tmp_path, begun, door) as client:
+    with profiling(tmp_path, begun, "30") as client:
+        assert client.stderr
+        assert client.stderr.readline().startswith("taking a profile of ")
         wait_until(lambda: all(map(heeds, begun.ranks())), "the ranks to begin")
         begun.process.kill()
         _, said = client.communicate(timeout=patience(20))
@@ -166,11 +153,11 @@ while True:
 """
 
 
-def test_ranks_that_cannot_be_profiled(job, answer, door):
+def test_ranks_that_cannot_be_profiled(job, answer):
     """One has become another program, which a signal would kill."""
-    begun = job(*LIGHT, program=OTHERS)
+    begun = job(*EXEC, program=OTHERS)
     wait_until(lambda: begun.find("sleep 600"), "the other program")
-    done = answer("profile", str(begun.process.pid), "--seconds", "0.5", env=door)
+    done = answer("profile", str(begun.process.pid), "--seconds", "0.5")
     assert done.returncode == 0, done.stderr
     assert "note: no profile of rank 0: it did not answer" in done.stdout
     assert begun.find("sleep 600")
@@ -180,41 +167,35 @@ def test_ranks_that_cannot_be_profiled(job, answer, door):
     begun.assert_nothing_left()
 
 
-def test_py_spy_records_ranks_too(job, launch, tmp_path, door):
+def test_py_spy_records_ranks_too(job, launch, answer, tmp_path):
     """The real one, which needs leave to trace processes."""
     begun = job(*LIGHT)
     words = (str(begun.process.pid), "--seconds", "1")
-    done = launch("profile", *words, "--py-spy", "1", env=door)
+    done = launch("profile", *words, "--py-spy", "1")
     assert done.returncode == 0, done.stderr
     if "Permission" in done.stdout:
         pytest.skip("py-spy may not trace processes here")
     (path,) = tmp_path.glob("*.rank-1.py-spy.json")
     assert f"py-spy, for speedscope: ./{path.name}" in done.stdout
     assert {"hot", "step"} <= {each["name"] for each in json.loads(path.read_text())["shared"]["frames"]}
-    looked = launch("stacks", str(begun.process.pid), "--locals", env=door)
+    looked = launch("stacks", str(begun.process.pid), "--locals")
     assert re.search(r"rank \d, by py-spy:\n(.*\n)*.*\bpause: 0.02", looked.stdout), looked.stdout
-    for ranks, said in (
-        ("0,7", "--py-spy 0,7: not on this machine: rank 7\n  here: ranks 0, 1"),
-        ("x", "--py-spy x: expected ranks"),
-    ):
-        done = launch("profile", *words, "--py-spy", ranks, env=door)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert said in done.stderr
+    absent = "--py-spy 0,7: not on this machine: rank 7\n  here: ranks 0, 1"
+    for ranks, said in (("0,7", absent), ("x", "--py-spy x: expected ranks")):
+        refused(answer("profile", *words, "--py-spy", ranks), said)
     (tmp_path / "enough").touch()
     assert begun.wait() == 0, begun.stderr()
     begun.assert_nothing_left()
 
 
-def test_wrong_words(answer, door):
+def test_wrong_words(answer):
     for words, said in (
         (("--seconds", "0"), "--seconds 0: expected 0.1 to 60"),
         (("--torch", "--seconds", "6"), "--seconds 6: expected 0.1 to 5 with --torch"),
         (("--output", "/nowhere"), "--output /nowhere: there is no such folder, or it cannot be written to"),
         (("no-such-run",), "no run is called no-such-run"),
     ):
-        done = answer("profile", *words, env=door)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert said in done.stderr
+        refused(answer("profile", *words), said)
 
 
 TRAIN = """
@@ -226,13 +207,10 @@ def load(seconds):
         time.sleep(seconds)  # late
     return torch.randn(8, 16)
 
-def main(steps, seconds):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train(seconds):
     torch.manual_seed(dist.get_rank())
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 4))
-    print("up", flush=True)
-    for step in range(steps):
+    for step in range(100):
         model(load(seconds)).square().mean().backward()  # wait
         with torch.no_grad():
             for each in model.parameters():
@@ -240,33 +218,33 @@ def main(steps, seconds):
                 each.grad = None
     told = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
     print("result", hashlib.sha256(told).hexdigest(), flush=True)
-    dist.barrier()  # gloo can deadlock in its teardown while the last work is being dropped (torch 2.13)
-    time.sleep(0.02)
-    dist.destroy_process_group()
 
-main(int(sys.argv[1]), float(sys.argv[2]))
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+train(0)
+print("up", flush=True)
+train(0.05)
+dist.barrier()  # gloo can deadlock in its teardown while the last work is being dropped (torch 2.13)
+time.sleep(0.02)
+dist.destroy_process_group()
 """
 
 
-def test_a_late_rank_and_equal_results_over_two_nodes(start, answer, tmp_path, door):
+def test_a_late_rank_and_equal_results_over_two_nodes(start, answer, tmp_path):
     """Three ranks on two nodes; with a profile taken meanwhile the result is the same to the last bit."""
     write(tmp_path, "train.py", TRAIN)
-    shared = ("--nnodes", "2", "--nproc", "2,1", "--master-addr", "127.0.0.1")
-    results = []
-    for seconds in ("0.05", "0"):
-        port = str(free_port())
-        nodes = [
-            start("run", *shared, "--master-port", port, "--node-rank", number, "--heartbeat-timeout", "2", "train.py",
-                  "100", seconds, env={**door, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")})
-            for number in "01"
-        ]  # fmt: skip
-        if seconds != "0":
-            nodes[0].wait_for("up", 2)
-            done = answer("profile", str(nodes[1].process.pid), "--seconds", "2", "--torch", env=door)
-            assert done.returncode == 0, done.stderr
-        assert [node.wait() for node in nodes] == [0, 0], [node.stderr() for node in nodes]
-        results.append(re.findall(r"result (\w+)", nodes[0].stdout()))
-    assert len({*results[0], *results[1]}) == 1
+    shared = ("--nnodes", "2", "--nproc", "2,1", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    nodes = [
+        start("run", *shared, "--node-rank", number, "--heartbeat-timeout", "2", "train.py",
+              env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")})
+        for number in "01"
+    ]  # fmt: skip
+    nodes[0].wait_for("up", 2)
+    done = answer("profile", str(nodes[1].process.pid), "--seconds", "2", "--torch")
+    assert done.returncode == 0, done.stderr
+    assert [node.wait() for node in nodes] == [0, 0], [node.stderr() for node in nodes]
+    results = re.findall(r"result (\w+)", nodes[0].stdout())
+    assert (len(results), len({*results})) == (4, 1)
     late = line(TRAIN, "late")
     assert re.search(rf"rank 1 differs: \d+ % of its time is in load at {late}, of the others' 0 %", done.stdout), (
         done.stdout
@@ -319,13 +297,13 @@ print("fine", flush=True)
 """
 
 
-def test_a_profiler_of_the_programs_own_comes_first(job, answer, tmp_path, door):
+def test_a_profiler_of_the_programs_own_comes_first(job, answer, tmp_path, monkeypatch):
     """torch has room for one: ours ends when the program starts its own."""
-    door["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path / "cache")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     begun = job(program=OWN)
 
     def profile() -> str:
-        done = answer("profile", str(begun.process.pid), "--torch", "--seconds", "0.3", env=door)
+        done = answer("profile", str(begun.process.pid), "--torch", "--seconds", "0.3")
         assert done.returncode == 0, done.stderr
         return done.stdout
 

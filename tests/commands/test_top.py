@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import alive, command, wait_until, write
+from tests.conftest import alive, command, refused, wait_until, write
+from tests.debugged import runtime as runtime
 from tests.emulator import Emulator
 from tests.starts import LIGHT
 
@@ -20,17 +21,6 @@ STOPS = (
 )
 
 Top = Callable[..., Emulator]
-
-
-@pytest.fixture
-def runtime(tmp_path_factory, monkeypatch) -> Path:
-    """Doors of this test alone; a short path, as those of sockets are."""
-    path: Path = tmp_path_factory.mktemp("r")
-    path.chmod(0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(path))
-    monkeypatch.setenv("XDG_STATE_HOME", str(path / "state"))  # no newer run has the names that are used here
-    monkeypatch.setattr("ddplaunch.job.folder.candidates", lambda: [str(path / "ddplaunch")])
-    return path
 
 
 @pytest.fixture
@@ -175,32 +165,7 @@ def test_who_is_stopped(job, top):
     each.until("no rank of this kind")
 
 
-def test_one_of_several_is_chosen(job, top):
-    job("first")
-    job("second")
-    each = top()
-    each.until(lambda each: each.rows and each.rows[-1].startswith("Up, Down"))
-    assert each.rows[0].split() == ["RUN", "STATE", "AGE", "RANKS", "TARGET"]
-    running = [row.split()[0] for row in each.rows[1:-1] if row]  # other tests' jobs too
-    assert running.index("second") < running.index("first"), "the latest first"
-    each.type("\x1b[B" * running.index("first") + "\r")
-    each.until("first: python train.py")
-    each.type("q")
-    assert each.end() == 0
-    assert each.given_back
-
-
-def test_the_job_ends(job, top):
-    mine = job("ends")
-    each = top("ends")
-    each.until(opened)
-    mine.signal(signal.SIGINT)
-    assert each.end() == 0
-    assert each.rows[-1] == "ddplaunch: ends has ended, exit code 130"
-    assert each.given_back
-
-
-def test_a_launcher_that_is_suspended(job, top):
+def test_a_launcher_that_is_suspended_and_ends(job, top):
     mine = job("suspended")
     each = top("suspended")
     each.until(opened)
@@ -213,92 +178,81 @@ def test_a_launcher_that_is_suspended(job, top):
         os.kill(mine.process.pid, signal.SIGCONT)
     each.type("\x1b")
     each.until(opened)
-    each.type("q")
+    mine.signal(signal.SIGINT)
     assert each.end() == 0
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
-@pytest.mark.parametrize("full", [False, True])
-def test_signals_give_the_terminal_back(job, top, number, full):
-    mine = job("signals")
-    each = top("signals")
-    each.until(opened)
-    if not full:
-        each.type("z")
-        each.until(lambda each: each.framed)
-    if number == signal.SIGINT:
-        each.type("\x03")
-    else:
-        each.process.send_signal(number)
-    assert each.end() == 128 + number
+    assert each.rows[-1] == "ddplaunch: suspended has ended, exit code 130"
     assert each.given_back
-    assert each.raw.count(b"\x1b[?1049h") == 1
-    assert mine.process.poll() is None
 
 
-def test_the_viewer_is_killed(job, top):
-    mine = job("killed")
-    each = top("killed")
-    each.until(opened)
-    each.process.kill()
-    each.process.wait()
+@pytest.mark.parametrize("full", [False, True])
+def test_signals_give_the_terminal_back(job, top, full):
+    """However the viewer ends, the job goes on."""
+    mine = job("signals")
+    for number in (signal.SIGINT, signal.SIGTERM) if full else (signal.SIGHUP, signal.SIGQUIT):
+        each = top("signals")
+        each.until(opened)
+        if not full:
+            each.type("z")
+            each.until(lambda each: each.framed)
+        if number == signal.SIGINT:
+            each.type("\x03")
+        else:
+            each.process.send_signal(number)
+        assert each.end() == 128 + number
+        assert each.given_back
+        assert each.raw.count(b"\x1b[?1049h") == 1
+    killed = top("signals")
+    killed.until(opened)
+    killed.process.kill()
+    killed.process.wait()
     assert mine.process.poll() is None
     assert all(map(alive, mine.ranks()))
-    again = top("killed")
-    again.until(opened)
+    closed = top("signals")
+    closed.until(opened)
+    os.close(closed.master)
+    os.close(closed._slave)
+    wait_until(lambda: closed.process.poll() is not None, "its end")
+    closed.master, closed._slave = os.openpty()
+    assert mine.process.poll() is None
 
 
-def test_the_terminal_goes_away(job, top):
-    job("gone")
-    each = top("gone")
-    each.until(opened)
-    os.close(each.master)
-    os.close(each._slave)
-    wait_until(lambda: each.process.poll() is not None, "its end")
-    each.master, each._slave = os.openpty()
-
-
-@pytest.mark.parametrize("ranks", ["1", "running", ""])
-def test_elsewhere_than_in_a_terminal_one_frame_is_printed(job, launch, ranks):
-    job("once")
-    done = launch("top", "once", *(("--ranks", ranks) if ranks else ()))
-    assert (done.returncode, done.stderr) == (0, "")
-    first, *others = done.stdout.splitlines()
-    assert re.match(r"running \d\d:\d\d \| CPU \d+ % \| \d+ MiB", first)
-    assert others == ([". running: rank 1"] if ranks == "1" else [". running: 2 ranks", "0 .."])
-
-
-def test_a_dumb_terminal(job, top):
-    job("dumb")
-    each = top("dumb", env={"TERM": "dumb"})
-    assert each.end() == 0
-    assert each.rows[-1] == "0 .."
-    assert b"\x1b" not in each.raw
-
-
-def test_json(job, launch):
-    mine = job("as-json")
-    done = launch("top", "as-json", "--json")
-    found = json.loads(done.stdout)
+def test_elsewhere_than_in_a_terminal_one_frame_is_printed(job, top, launch):
+    mine = job("once")
+    for ranks in ("1", "running", ""):
+        done = launch("top", "once", *(("--ranks", ranks) if ranks else ()))
+        assert (done.returncode, done.stderr) == (0, "")
+        first, *others = done.stdout.splitlines()
+        assert re.match(r"running \d\d:\d\d \| CPU \d+ % \| \d+ MiB", first)
+        assert others == ([". running: rank 1"] if ranks == "1" else [". running: 2 ranks", "0 .."])
+    dumb = top("once", env={"TERM": "dumb"})
+    assert dumb.end() == 0
+    assert dumb.rows[-1] == "0 .."
+    assert b"\x1b" not in dumb.raw
+    found = json.loads(launch("top", "once", "--json").stdout)
     assert list(found) == ["status", "inspection", "doing", "waits", "collectives_per_second", "cpus", "memory"]
-    assert (found["status"]["run_id"], found["status"]["state"]) == ("as-json", "running")
+    assert (found["status"]["run_id"], found["status"]["state"]) == ("once", "running")
     assert found["doing"] == {"0": "running", "1": "running"}
     assert [rank["pid"] for rank in found["inspection"]["ranks"]] == mine.ranks()
     assert found["collectives_per_second"] is None
     assert found["memory"]["0"] > 1 << 20
 
 
-def test_which_job(job, launch):
-    job("one"), job("other")
-    done = launch("top")
-    assert done.returncode == 2
-    assert "one" in done.stderr
-    assert launch("top", "oth").returncode == 0
-    done = launch("top", "third")
-    assert done.returncode == 2
-    assert done.stderr.startswith("Error: ")
-    assert "third" in done.stderr
-    assert done.stderr.count("\n") <= 3
+def test_which_job(job, top, answer):
+    for run in ("first", "second"):
+        job(run, WAITS, 2, "--no-history")  # the history may be written to in another order
+    refused(answer("top"), " jobs are running: name one\n", "second")  # other tests' jobs too
+    refused(answer("top", "third"), "no run is called third")
+    assert answer("top", "sec").stdout.endswith("0 ..\n")
+    each = top()
+    each.until(lambda each: each.rows and each.rows[-1].startswith("Up, Down"))
+    assert each.rows[0].split() == ["RUN", "STATE", "AGE", "RANKS", "TARGET"]
+    running = [row.split()[0] for row in each.rows[1:-1] if row]
+    assert running.index("second") < running.index("first"), "the latest first"
+    each.type("\x1b[B" * running.index("first") + "\r")
+    each.until("first: python train.py")
+    each.type("q")
+    assert each.end() == 0
+    assert each.given_back
 
 
 @pytest.mark.slow
