@@ -1,4 +1,7 @@
-"""Each command can be taken away, and everything else works: it has a room of its own, which no other one needs."""
+"""The commands can be taken away, and everything else works: each has a room of its own, which no other one needs.
+
+tests/test_imports.py holds that none imports another.
+"""
 
 import re
 import shutil
@@ -8,15 +11,12 @@ from pathlib import Path
 
 import pytest
 
-import ddplaunch
 from ddplaunch.cli.commands import COMMANDS
-from tests.conftest import clean_environment, refused, write
-from tests.patience import patience
+from tests.conftest import ran, refused, write
 from tests.starts import FORKED
+from tests.toys import copied
 
 pytestmark = pytest.mark.slow
-
-PACKAGE = Path(ddplaunch.__file__).parent
 
 
 def room(module: str) -> str:
@@ -42,32 +42,31 @@ def take_away(package: Path, gone: str) -> None:
     table.write_text(kept)
 
 
-@pytest.mark.parametrize("gone", ROOMS)
-def test_without_it_the_others_work(tmp_path, gone):
-    take_away(shutil.copytree(PACKAGE, tmp_path / "ddplaunch"), gone)
+@pytest.mark.parametrize("stays", [None, "commands.runs"])
+def test_without_them_the_others_work(tmp_path, stays):
+    package = copied(tmp_path)
+    gone = [each for each in ROOMS if each != stays]
+    for each in gone:
+        take_away(package, each)
     write(tmp_path, "train.py", 'import os\nprint("rank", os.environ["RANK"])\n')
-    environment = clean_environment({"PYTHONPATH": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")})
+    environment = {"PYTHONPATH": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
 
     def run(*words: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", "ddplaunch", *words],
-            cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=patience(60), check=False,
-        )  # fmt: skip
+        return ran([sys.executable, "-m", "ddplaunch", *words], tmp_path, environment)
 
-    ran = run("run", "--nproc", "2", *FORKED, "train.py")
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert sorted(ran.stdout.splitlines()) == ["[0] rank 0", "[1] rank 1"]
+    done = run("run", "--nproc", "2", *FORKED, "train.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == ["[0] rank 0", "[1] rank 1"]
 
     helped = run("--help")
     assert helped.returncode == 0, helped.stderr
     listed = re.findall(r"^  (\w+)  +[A-Z]", helped.stdout.partition("Commands:")[2], re.MULTILINE)
-    assert listed == [name for name in COMMANDS if name not in ROOMS[gone]]
+    taken = [name for each in gone for name in ROOMS[each]]
+    assert listed == [name for name in COMMANDS if name not in taken]
 
-    if "ps" in listed:
+    if stays:
         shown = run("ps", "--all")  # what runs no longer, too
         assert shown.returncode == 0, shown.stderr
         assert "train.py" in shown.stdout
-
-    for name in ROOMS[gone]:
-        refused(run(name), f"{name} is not a command of ddplaunch")
+    else:
+        refused(run("ps"), "ps is not a command of ddplaunch")

@@ -296,8 +296,11 @@ def written(tmp_path):
 
 @needs_browser
 @pytest.mark.slow
-@pytest.mark.parametrize("run", [record(4), evil(), record(512, 3)], ids=["4", "evil", "512"])
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])
+@pytest.mark.parametrize(
+    ("run", "width", "dark"),
+    [(record(4), 1280, False), (evil(), 400, True), (record(512, 3), 400, False)],
+    ids=["4", "evil", "512"],
+)
 def test_a_browser_opens_it(run, width, dark, written, tmp_path):
     """Pictures are kept where $DDPLAUNCH_TEST_PICTURES says, for who wants to look."""
     file = written(run, EVIL if run.run == EVIL else "step 1: loss 0.5\n")

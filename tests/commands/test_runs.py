@@ -64,23 +64,36 @@ def test_ps(running, answer):
     assert found[NAME]["ranks"] == [0, 1]
     assert (found["before"]["state"], found["before"]["code"]) == ("failed", 1)
     assert found[NAME].keys() == found["before"].keys()
+    job.signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        assert row(answer("ps").stdout, NAME)[1] == "silent"
+        assert time.monotonic() - began < 20
+    finally:
+        job.signal(signal.SIGCONT)
 
 
 def test_two_nodes_of_a_run_on_one_machine(start, answer, tmp_path):
-    """Node 0 has the name of the run; the other is found by its pid."""
-    write(tmp_path, "waits.py", WAITS)
+    """While it runs, node 0 has its name, and the other is found by its pid; then each has kept its own ranks."""
+    write(tmp_path, "ends.py", WAITS.replace("while True", "while not os.path.exists('over')"))
     port = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
-    words = ("run", "--nnodes", "2", *port, "--run-id", NAME, *LIGHT, "waits.py")
-    jobs = [start(*words[:1], "--node-rank", rank, *words[1:]) for rank in "01"]
+    words = ("--nnodes", "2", "--nproc", "2", *port, "--run-id", NAME, *LIGHT, "ends.py")
+    jobs = [start("run", "--node-rank", rank, *words) for rank in "01"]
     for job in jobs:
-        job.wait_for("up")
+        job.wait_for("up", 2)
     first, second = (str(job.process.pid) for job in jobs)
     said = answer("ps").stdout
     assert row(said, NAME)[5] == first
     assert row(said, f"{NAME}.{second}")[5] == second
     for word in (NAME, first, second):
         done = answer("stacks", word, "--json")
-        assert [rank["rank"] for rank in json.loads(done.stdout)["ranks"]] == [0, 1]
+        assert [rank["rank"] for rank in json.loads(done.stdout)["ranks"]] == [0, 1, 2, 3]
+    (tmp_path / "over").touch()
+    assert [job.wait() for job in jobs] == [0, 0]
+    assert [[each.rank for each in share.attempts[0].ranks] for share in past.shares(NAME)] == [[0, 1], [2, 3]]
+    out = answer("report", NAME).stdout
+    assert "4 ranks on 2 nodes" in out
+    assert [row(out.partition("RANK ")[2], str(rank))[0] for rank in range(4)] == ["0", "1", "2", "3"]
 
 
 def test_ps_shows_the_latest_of_those_that_ended(answer):
@@ -92,28 +105,29 @@ def test_ps_shows_the_latest_of_those_that_ended(answer):
     assert len([line for line in answer("ps", "--all").stdout.splitlines() if line.startswith("r")]) == 8
 
 
-def test_a_launcher_that_is_stopped_does_not_hold_ps_up(running, answer):
-    job = running()
-    job.signal(signal.SIGSTOP)
-    try:
-        began = time.monotonic()
-        assert row(answer("ps").stdout, NAME)[1] == "silent"
-        assert time.monotonic() - began < 20
-    finally:
-        job.signal(signal.SIGCONT)
-
-
-def test_logs_of_a_failure(launch, answer, tmp_path):
+def test_logs_and_report_of_a_failure(launch, answer, tmp_path):
     write(tmp_path, "fails.py", FAILS)
-    launch("run", "--nproc", "2", "--run-id", MINE, *LIGHT, "fails.py")
+    said = launch("run", "--nproc", "2", "--max-restarts", "1", "--run-id", MINE, *LIGHT, "fails.py").stderr
     out = answer("logs", MINE).stdout
     assert "[0] rank 0 speaks\n" in out
     assert "[1] rank 1 speaks\n[1] Traceback (most recent call last):\n" in out
     assert answer("logs", MINE, "--rank", "0").stdout == "rank 0 speaks\n"
     failed = answer("logs", MINE[2:], "--failed").stdout
     assert failed.startswith("rank 1 speaks\nTraceback")
-    first = json.loads(answer("logs", MINE, "--json", "--rank", "0").stdout)
-    assert first == {"rank": 0, "line": "rank 0 speaks"}
+    line = json.loads(answer("logs", MINE, "--json", "--rank", "0").stdout)
+    assert line == {"rank": 0, "line": "rank 0 speaks"}
+
+    out = answer("report", MINE).stdout
+    first, _, rest = out.partition("\n")
+    assert first.startswith("effective ")
+    assert rest.startswith(f"{MINE}: failed with exit code 1\n  ddplaunch run --nproc 2 ")
+    assert said[said.rindex("ddplaunch: rank 1 failed with") :].partition("ddplaunch: no restart")[0] in out
+    assert [line.split()[0] for line in out.partition("ATTEMPT")[2].splitlines()[1:3]] == ["0", "1"]
+    assert "MiB" in row(out.partition("RANK ")[2], "1")
+    assert out.endswith(f"output: ddplaunch logs {MINE}\n")
+    found = json.loads(answer("report", MINE, "--json").stdout)
+    assert (found["fate"], found["code"], len(found["attempts"])) == ("failed", 1, 2)
+    assert found["verdict"]["first"]["rank"] == 1
 
 
 def test_without_a_name_it_is_the_newest_run_of_this_folder(launch, running, answer, tmp_path):
@@ -140,12 +154,6 @@ def test_without_a_name_it_is_the_newest_run_of_this_folder(launch, running, ans
     assert waiting.wait(100) == job.wait()
 
 
-def test_logs_of_a_log_folder(launch, answer, tmp_path):
-    write(tmp_path, "ends.py", "import os; print('rank', os.environ['RANK'])")
-    launch("run", "--nproc", "2", "--log-dir", "logs", "--run-id", MINE, *LIGHT, "ends.py")
-    assert sorted(answer("logs", MINE, cwd=Path("/")).stdout.splitlines()) == ["[0] rank 0", "[1] rank 1"]
-
-
 @pytest.mark.parametrize("words", [(), ("--log-dir", "logs")])
 def test_equal_lines_of_a_run_are_printed_once(launch, answer, tmp_path, words):
     """Wherever they stand in the output of each rank."""
@@ -163,64 +171,43 @@ def test_equal_lines_of_a_run_are_printed_once(launch, answer, tmp_path, words):
         """,
     )
     launch("run", "--nproc", "3", "--run-id", MINE, *words, *LIGHT, "ends.py")
-    assert answer("logs", MINE).stdout.count("start\n") == 3
+    assert answer("logs", MINE, cwd=Path("/")).stdout.count("start\n") == 3
     rows = answer("logs", MINE, "--merge").stdout.splitlines()
     assert rows == ["[0-2] start", *["[1]   of 1"] * 100, *["[2]   of 2"] * 200, "[0-2] end"]
     assert answer("logs", MINE, "--merge", "--rank", "2").stdout.startswith("start\nof 2\n")
 
 
-def test_equal_lines_that_are_followed_are_printed_once(running):
-    job = running()
-    following = subprocess.Popen(
-        command("logs", NAME, "-f", "--merge"), stdout=subprocess.PIPE, env=clean_environment()
-    )
-    assert following.stdout
-    rows = iter(following.stdout.readline, b"")
-    assert any(row == b"[0-1] on\n" for row in rows)
-    job.signal(signal.SIGTERM)
-    following.stdout.read()
-    assert following.wait() == 0
-
-
 @pytest.mark.parametrize("words", [(), ("--log-dir", "logs")])
-def test_following_a_job_to_its_end(running, tmp_path, words):
+def test_following_a_job_to_its_end(running, words):
+    """With equal lines printed once too; who goes before is no error, and harms nothing."""
     job = running(*words)
-    following = subprocess.Popen(
-        command("logs", NAME, "-f", "--rank", "1"), stdout=subprocess.PIPE, text=True, env=clean_environment()
-    )
-    assert following.stdout
-    assert following.stdout.readline() == "up 1\n"
-    assert following.stdout.readline() == "on\n"
-    job.signal(signal.SIGTERM)
-    assert set(following.stdout.read().splitlines()) <= {"on", "o"}
-    assert following.wait() == 0
+
+    def follow(*more: str) -> "subprocess.Popen[str]":
+        typed = command("logs", NAME, "-f", *more)
+        return subprocess.Popen(
+            typed, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment()
+        )
+
+    with follow("--rank", "1") as of_one, follow("--merge") as merging, follow() as interrupted:
+        assert (of_one.stdout.readline(), of_one.stdout.readline()) == ("up 1\n", "on\n")
+        assert any(line == "[0-1] on\n" for line in merging.stdout)
+        interrupted.stdout.readline()
+        interrupted.send_signal(signal.SIGINT)
+        _, err = interrupted.communicate()
+        assert (interrupted.returncode, err.strip()) == (130, "")
+        followed = " ".join(command("logs", NAME, "-f"))
+        done = ran(["bash", "-c", f"{followed} | head -n 2"])
+        assert (done.stdout.count("\n"), done.stderr) == (2, "")
+        assert job.process.poll() is None
+        job.signal(signal.SIGTERM)
+        assert set(of_one.communicate()[0].splitlines()) <= {"on", "o"}
+        merging.communicate()
+    assert (of_one.returncode, merging.returncode) == (0, 0)
 
 
-def test_ctrl_c_ends_the_following_alone(running):
+def test_stop(running, answer):
     job = running()
-    following = subprocess.Popen(
-        command("logs", NAME, "-f"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environment()
-    )
-    assert following.stdout
-    following.stdout.readline()
-    following.send_signal(signal.SIGINT)
-    _, err = following.communicate()
-    assert (following.returncode, err.strip()) == (130, b"")
-    assert job.process.poll() is None
-
-
-def test_who_reads_no_further_is_no_error(running):
-    running()
-    words = " ".join(command("logs", NAME, "-f"))
-    done = ran(["bash", "-c", f"{words} | head -n 2"])
-    assert done.stdout.count("\n") == 2
-    assert done.stderr == ""
-
-
-@pytest.mark.parametrize("now", [False, True])
-def test_stop(running, answer, now):
-    job = running()
-    done = answer("stop", NAME[:-1], *["--now"] * now)
+    done = answer("stop", NAME[:-1])
     assert done.returncode == 0
     assert done.stderr.splitlines()[0] == f"stopping {NAME}: 2 ranks"
     assert done.stderr.splitlines()[-1] == f"{NAME} has ended"
@@ -229,7 +216,7 @@ def test_stop(running, answer, now):
     assert answer("stop", NAME).stderr.startswith(f"Error: {NAME} has ended\n  ddplaunch report {NAME}")
 
 
-def test_stop_says_whom_it_waits_for(start, answer, tmp_path):
+def test_stop_says_whom_it_waits_for_and_kills_them_where_that_is_asked(start, answer, tmp_path):
     write(
         tmp_path,
         "stubborn.py",
@@ -241,10 +228,12 @@ def test_stop_says_whom_it_waits_for(start, answer, tmp_path):
         time.sleep(600)
         """,
     )
-    job = start("run", "--nproc", "2", "--run-id", f"stubborn-{MINE}", "--grace", "3", *LIGHT, "stubborn.py")
+    job = start("run", "--nproc", "2", "--run-id", f"stubborn-{MINE}", "--grace", "600", *LIGHT, "stubborn.py")
     job.wait_for("up", 2)
-    assert "waiting for 2 ranks; --now kills what is left\n" in answer("stop", f"stubborn-{MINE}").stderr
-    assert job.wait() == 130
+    stopping = start("stop", f"stubborn-{MINE}")
+    wait_until(lambda: "waiting for 2 ranks; --now kills what is left\n" in stopping.stderr(), "whom it waits for")
+    assert answer("stop", f"stubborn-{MINE}", "--now").returncode == 0
+    assert (stopping.wait(), job.wait()) == (0, 130)
 
 
 def test_wait(running, answer):
@@ -294,23 +283,6 @@ def test_wait_for_a_run_whose_launcher_was_killed(running, answer):
     assert answer("wait", NAME).returncode == 69
 
 
-def test_report(launch, answer, tmp_path):
-    write(tmp_path, "fails.py", FAILS)
-    told = launch("run", "--nproc", "2", "--max-restarts", "1", "--run-id", MINE, *LIGHT, "fails.py").stderr
-    out = answer("report", MINE).stdout
-    first, _, rest = out.partition("\n")
-    assert first.startswith("effective ")
-    assert rest.startswith(f"{MINE}: failed with exit code 1\n  ddplaunch run --nproc 2 ")
-    report = told[told.rindex("ddplaunch: rank 1 failed with") :].partition("ddplaunch: no restart")[0]
-    assert report in out
-    assert [line.split()[0] for line in out.partition("ATTEMPT")[2].splitlines()[1:3]] == ["0", "1"]
-    assert "MiB" in row(out.partition("RANK ")[2], "1")
-    assert out.endswith(f"output: ddplaunch logs {MINE}\n")
-    found = json.loads(answer("report", MINE, "--json").stdout)
-    assert (found["fate"], found["code"], len(found["attempts"])) == ("failed", 1, 2)
-    assert found["verdict"]["first"]["rank"] == 1
-
-
 def test_clean(running, answer):
     running()
     for name in ("a", "b", "c"):
@@ -352,38 +324,23 @@ def test_what_is_typed_wrong(answer, words, said):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user")
-@pytest.mark.parametrize("words", [("ps", "--json"), ("logs", NAME), ("stop", NAME), ("report", NAME)])
-def test_another_user_sees_and_reaches_nothing(running, words):
+def test_another_user_sees_and_reaches_nothing(running):
     job = running()
-    text = (
-        "import os, sys, json, difflib, msgspec, tempfile, ddplaunch.cli\n"
-        "from ddplaunch.commands.runs import account, logs, ps, report, stop\n"
-        "from ddplaunch.job import client, logs, past, process, runs\n"
-        "os.chdir('/'); os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-        f"sys.argv = ['ddplaunch', *{words!r}]; ddplaunch.cli.main()"
-    )
-    done = ran([sys.executable, "-c", text])
-    assert NAME not in done.stdout
-    if words[0] == "ps":
-        assert json.loads(done.stdout) == []
-    else:
-        assert done.stderr.startswith(f"Error: no run is called {NAME}")
+    for words in (("ps", "--json"), ("logs", NAME), ("stop", NAME), ("report", NAME)):
+        text = (
+            "import os, sys, json, difflib, msgspec, tempfile, ddplaunch.cli\n"
+            "from ddplaunch.commands.runs import account, logs, ps, report, stop\n"
+            "from ddplaunch.job import client, logs, past, process, runs\n"
+            "os.chdir('/'); os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+            f"sys.argv = ['ddplaunch', *{words!r}]; ddplaunch.cli.main()"
+        )
+        done = ran([sys.executable, "-c", text])
+        assert NAME not in done.stdout
+        if words[0] == "ps":
+            assert json.loads(done.stdout) == []
+        else:
+            assert done.stderr.startswith(f"Error: no run is called {NAME}")
     assert job.process.poll() is None
-
-
-def test_two_nodes_keep_their_shares(launch, start, answer, tmp_path):
-    """On one machine here; each has the ranks of its own."""
-    write(tmp_path, "ends.py", "import os; print('rank', os.environ['RANK'])")
-    port = os.getpid() % 20000 + 20000
-    node = ("run", "--nnodes", "2", "--nproc", "2", "--master-addr", "127.0.0.1", "--master-port", str(port))
-    second = start(*node, "--node-rank", "1", "--run-id", "both", *LIGHT, "ends.py")
-    assert launch(*node, "--node-rank", "0", "--run-id", "both", *LIGHT, "ends.py").returncode == 0
-    assert second.wait() == 0
-    wait_until(lambda: len(past.shares("both")) == 2, "both shares")
-    assert [[each.rank for each in share.attempts[0].ranks] for share in past.shares("both")] == [[0, 1], [2, 3]]
-    out = answer("report", "both").stdout
-    assert "4 ranks on 2 nodes" in out
-    assert [row(out.partition("RANK ")[2], str(rank))[0] for rank in range(4)] == ["0", "1", "2", "3"]
 
 
 def test_bytes_that_are_not_utf_8(launch, answer, tmp_path):
