@@ -23,6 +23,10 @@ def test_sum(rank):
     assert sum(values) < 41, "too big"
 
 @pytest.mark.ranks(2)
+def test_again(rank):
+    assert not rank, "one"
+
+@pytest.mark.ranks(2)
 @pytest.mark.xfail
 def test_expected(rank):
     assert rank
@@ -36,8 +40,9 @@ STOPS = """
 import pytest
 
 @pytest.mark.ranks(2)
-def test_stop(rank):
-    mine = rank + 40
+@pytest.mark.parametrize("base", [40, 50])
+def test_stop(rank, base):
+    mine = rank + base
     if rank == 1:
         breakpoint()
     assert mine < 100
@@ -67,15 +72,17 @@ def person(tmp_path: Path) -> Iterator[Person]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("leaves", ["q", "c"])
-def test_a_rank_that_fails(person: Person, leaves: str):
-    """Its frames are there; then the test fails, and what is expected to fail is not looked at."""
+def test_ranks_that_fail(person: Person):
+    """Their frames are there; then the test fails, and what is expected to fail is not looked at."""
     pytest_ = person(FAILS, "--pdb")
     pytest_.until("(rank 1)", 60)
     pytest_.type("p values, rank\r")
     pytest_.until("([1, 40], 1)")
-    pytest_.type(f"{leaves}\r")
-    rows = pytest_.until("1 failed, 1 passed, 1 xfailed", 60)
+    pytest_.type("q\r")
+    pytest_.until("AssertionError: one", 60)
+    pytest_.until(lambda each: each.rows[-1] == "(rank 1)")
+    pytest_.type("c\r")
+    rows = pytest_.until("2 failed, 1 passed, 1 xfailed", 60)
     assert any("rank 1 failed with AssertionError: too big" in row for row in rows)
     assert not any("Pdb" in row for row in rows)
     assert pytest_.settings == pytest_.before
@@ -84,22 +91,19 @@ def test_a_rank_that_fails(person: Person, leaves: str):
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("-s",)])
 def test_a_breakpoint(person: Person, words: tuple[str, ...]):
+    """Whoever quits there fails the test."""
     pytest_ = person(STOPS, *words)
     pytest_.until("(rank 1)", 60)
     pytest_.type("p mine\r")
     pytest_.until("41")
     pytest_.type("c\r")
-    rows = pytest_.until("2 passed", 60)
-    assert any("ddplaunch debug ends" in row for row in rows)
-    assert pytest_.settings == pytest_.before
-
-
-@pytest.mark.slow
-def test_quit_at_a_breakpoint_fails_the_test(person: Person):
-    pytest_ = person(STOPS)
-    pytest_.until("(rank 1)", 60)
+    pytest_.until(lambda each: sum("capture suspended" in row for row in each.history) == 2, 60)
+    pytest_.until(lambda each: each.rows[-1] == "(rank 1)")
+    pytest_.type("p mine\r")
+    pytest_.until("51")
     pytest_.type("q\r")
-    pytest_.until("1 failed, 1 passed", 60)
+    pytest_.until("1 failed, 2 passed", 60)
+    assert any("ddplaunch debug ends" in row for row in pytest_.history)
     assert pytest_.settings == pytest_.before
 
 

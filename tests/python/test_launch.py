@@ -92,79 +92,63 @@ if __name__ == "__main__":
     assert python(body) == f"3.0 [0, 1, 2] {1 << 20}\n4.0 [0, 1, 2] {1 << 20}\n"
 
 
-FAILS = [
-    (
-        "raise ValueError('no luck')",
-        "1 1 None ValueError('no luck') RankTraceback",
-        "rank 1 failed with ValueError: no luck",
-    ),
-    ("os.kill(os.getpid(), 9)", "1 137 9 None NoneType", "rank 1 was ended by SIGKILL"),
-    ("sys.exit(3)", "1 3 None None NoneType", "rank 1 exited with code 3"),
-    (
-        "return threading.Lock()",
-        "1 1 None TypeError(\"rank 1 returned lock, which cannot be pickled: cannot pickle '_thread.lock' object\") "
-        "RankTraceback",
-        "rank 1 failed with TypeError: rank 1 returned lock, which cannot be pickled",
-    ),
-    (
-        "raise type('Odd', (Exception,), {'__init__': lambda self, a, b: Exception.__init__(self, a)})('x', 2)",
-        "1 1 None RankTraceback",
-        "rank 1 failed with Odd: x",
-    ),
-]
+FAILS = """
+def fails():
+    raise ValueError("no luck")
 
+def odd():
+    raise type("Odd", (Exception,), {"__init__": lambda self, a, b: Exception.__init__(self, a)})("x", 2)
 
-@pytest.mark.parametrize(("how", "said", "headline"), FAILS)
-def test_a_rank_that_fails(python: Python, how: str, said: str, headline: str):
-    body = f"""
-def fail():
-    if rank() == 1:
-        {how}
-    return 1
+def in_rank_1(how):
+    return how() if rank() == 1 else 1
 
 if __name__ == "__main__":
+    killed, exits, ends = partial(signal.raise_signal, 9), partial(sys.exit, 3), partial(sys.exit, 0)
+    for how in (fails, killed, exits, threading.Lock, odd, ends):
+        try:
+            launch(in_rank_1, how, nproc=2, preload="threading")
+        except RankFailed as error:
+            cause = error.__cause__
+            raised = "" if type(cause).__name__ == "RankTraceback" else repr(cause)
+            last = type(cause if not raised else getattr(cause, "__cause__", None)).__name__
+            print(error.rank, error.exit_code, error.signal, raised, last, "|", str(error).partition(" (")[0])
+            assert error.report.startswith("ddplaunch: " + str(error)), error.report
+            assert "python/ranks.py" not in error.report and "launch.py" not in error.report, error.report
+        except LaunchError as error:
+            print(error)
+"""
+
+
+def test_a_rank_that_fails(python: Python):
+    unfit = "rank 1 returned lock, which cannot be pickled: cannot pickle '_thread.lock' object"
+    assert python(FAILS).splitlines() == [
+        "1 1 None ValueError('no luck') RankTraceback | rank 1 failed with ValueError: no luck",
+        "1 137 9 None NoneType | rank 1 was ended by SIGKILL",
+        "1 3 None None NoneType | rank 1 exited with code 3",
+        f'1 1 None TypeError("{unfit}") RankTraceback | rank 1 failed with TypeError: {unfit}',
+        "1 1 None  RankTraceback | rank 1 failed with Odd: x",
+        "rank 1 ended before the function returned",
+    ]
+
+
+REFUSED = {
+    "launch(rank, nproc='x')": "UsageError --nproc x: expected a number, a list like 8,8,4, or auto, gpu, cpu",
+    "launch(rank, nprocs=2)": "TypeError launch() got an unexpected keyword argument 'nprocs'",
+    "launch(rank, dry_run=True)": "UsageError dry_run does not work from Python: ddplaunch run --dry-run shows a plan",
+    "launch(lambda lock: 1, threading.Lock())": "TypeError cannot pickle '_thread.lock' object",
+    "Session(hosts='a,b')": "UsageError hosts does not work with Session: its ranks are on this machine",
+}
+
+
+def test_refused(python: Python):
+    body = f"""
+for call in {list(REFUSED)!r}:
     try:
-        launch(fail, nproc=2)
-    except RankFailed as error:
-        cause = error.__cause__
-        inner = "" if type(cause).__name__ == "RankTraceback" else repr(cause) + " "
-        last = type(cause).__name__ if not inner else type(getattr(cause, "__cause__", None)).__name__
-        print(error.rank, error.exit_code, error.signal, inner + last)
-        print(error)
-        assert error.report.startswith("ddplaunch: " + str(error)), error.report
-        assert "python/ranks.py" not in error.report and "launch.py" not in error.report, error.report
+        eval(call)
+    except Exception as error:
+        print(type(error).__name__, error)
 """
-    told = python(body).splitlines()
-    assert told[0] == said
-    assert told[1].startswith(headline)
-
-
-def test_a_rank_that_returns_nothing(python: Python):
-    body = """
-try:
-    launch(lambda: sys.exit(0) if rank() else 1, nproc=2)
-except LaunchError as error:
-    print(error)
-"""
-    assert python(body) == "rank 1 ended before the function returned\n"
-
-
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        ("launch(rank, nproc='x')", "UsageError --nproc x: expected a number, a list like 8,8,4, or auto, gpu, cpu"),
-        ("launch(rank, nprocs=2)", "TypeError launch() got an unexpected keyword argument 'nprocs'"),
-        (
-            "launch(rank, dry_run=True)",
-            "UsageError dry_run does not work from Python: ddplaunch run --dry-run shows a plan",
-        ),
-        ("launch(lambda lock: 1, threading.Lock())", "TypeError cannot pickle '_thread.lock' object"),
-        ("Session(nproc=2, hosts='a,b')", "UsageError hosts does not work with Session: its ranks are on this machine"),
-    ],
-)
-def test_refused(python: Python, call: str, said: str):
-    body = f"try:\n    {call}\nexcept Exception as error:\n    print(type(error).__name__, error)\n"
-    assert python(body) == f"{said}\n"
+    assert python(body).splitlines() == [*REFUSED.values()]
 
 
 @pytest.mark.slow
@@ -224,7 +208,7 @@ import asyncio, io
 
 async def main():
     said = io.StringIO()
-    task, turns = asyncio.ensure_future(launch_async(print, "hi", nproc=2, output=said)), 0
+    task, turns = asyncio.ensure_future(launch_async(print, "hi", nproc=2, preload="threading", output=said)), 0
     while not task.done():
         turns += 1
         await asyncio.sleep(0.01)
@@ -253,16 +237,16 @@ def test_a_rank_may_launch(python: Python):
     """Its own variables are not for the ranks below it."""
     body = """
 def outer():
-    return rank(), launch(rank, nproc=2)
+    return rank(), launch(rank, nproc=2, preload="threading")
 
 if __name__ == "__main__":
-    print(launch(outer, nproc=2))
+    print(launch(outer, nproc=2, preload="threading"))
 """
     assert python(body).splitlines()[-1] == "[(0, [0, 1]), (1, [0, 1])]"
 
 
 def test_variables_reach_the_ranks(python: Python):
-    body = "print(launch(lambda: os.environ['SIZE'], env={'SIZE': 'big'}, nproc=2))\n"
+    body = "print(launch(lambda: os.environ['SIZE'], env={'SIZE': 'big'}, nproc=2, preload='threading'))\n"
     assert python(body, RANK="7", WORLD_SIZE="9", SLURM_JOB_ID="4") == "['big', 'big']\n"
 
 
@@ -270,7 +254,13 @@ def test_variables_reach_the_ranks(python: Python):
 def test_nothing_outlives_the_caller(tmp_path: Path, number: signal.Signals):
     made = tmp_path / "tmp"
     made.mkdir()
-    body = "def wait():\n    print('up', os.getpid(), flush=True)\n    time.sleep(1000)\nlaunch(wait, nproc=2)\n"
+    body = """
+def wait():
+    print("up", os.getpid(), flush=True)
+    time.sleep(1000)
+
+launch(wait, nproc=2, preload="threading")
+"""
     script = write(tmp_path, "program.py", HEAD + body)
     env = clean_environment({"TMPDIR": str(made)})
     caller = subprocess.Popen(

@@ -58,7 +58,7 @@ def fail():
 
 if __name__ == "__main__":
     for restart in (False, True):
-        with Session(nproc=2, restart=restart) as session:
+        with Session(nproc=2, restart=restart, preload="threading") as session:
             for call in (rank, fail, rank):
                 try:
                     print(session.run(call))
@@ -97,8 +97,10 @@ if __name__ == "__main__":
 
 
 def test_a_session_that_nobody_closes(python: Python):
-    assert python("session = Session(nproc=2)\nprint(session.run(rank))\n") == "[0, 1]\n"
-    assert "ZeroDivisionError" in python("session = Session(nproc=2)\nsession.run(rank)\n1 / 0\n", fails=True)
+    assert python("session = Session(nproc=2, preload='threading')\nprint(session.run(rank))\n") == "[0, 1]\n"
+    assert "ZeroDivisionError" in python(
+        "session = Session(nproc=2, preload='threading')\nsession.run(rank)\n1 / 0\n", fails=True
+    )
 
 
 def test_what_ranks_print_is_there_when_a_call_returns(python: Python):
@@ -119,7 +121,7 @@ def close():
 
 if __name__ == "__main__":
     said = io.StringIO()
-    with Session(nproc=2, output=said) as session:
+    with Session(nproc=2, output=said, preload="threading") as session:
         for number in range(5):
             session.run(speak, number)
             lines = [line for line in said.getvalue().splitlines() if line.startswith("[")]
