@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.commands.runs.page import page
+from ddplaunch.commands.runs.page.kept import as_it_runs
 from ddplaunch.commands.runs.page.output import MAX_BYTES
 from ddplaunch.commands.runs.page.run import Beside
-from ddplaunch.commands.runs.page.running import as_it_runs
 from ddplaunch.commands.runs.page.script import HASH, SCRIPT
 from ddplaunch.diagnosis.inspection import Condition
 from ddplaunch.diagnosis.readings import GpuReading, RankReading, Reading

@@ -10,8 +10,7 @@ from ddplaunch.commands.runs.array import refuse_page
 from ddplaunch.commands.runs.array import report as report_all
 from ddplaunch.commands.runs.newest import newest_here
 from ddplaunch.commands.runs.page import write_page
-from ddplaunch.commands.runs.page.kept import beside
-from ddplaunch.commands.runs.page.running import as_it_runs
+from ddplaunch.commands.runs.page.kept import as_it_runs, beside
 from ddplaunch.commands.runs.since import report_since
 from ddplaunch.console import colour_wanted
 from ddplaunch.dataclass import replace

@@ -17,8 +17,7 @@ import click
 
 from ddplaunch.commands.runs.account import Whole
 from ddplaunch.commands.runs.page import page, policy
-from ddplaunch.commands.runs.page.kept import beside
-from ddplaunch.commands.runs.page.running import as_it_runs
+from ddplaunch.commands.runs.page.kept import as_it_runs, beside
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import LaunchError, UsageError, shown
 from ddplaunch.job import past, runs

@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 from statistics import median
 from typing import NamedTuple
 
-from ddplaunch.commands.runs.page.markup import Markup, tag
+from ddplaunch.commands.runs.page.markup import Markup, headed, tag
 from ddplaunch.commands.runs.page.run import PageRun
 from ddplaunch.commands.runs.page.timeline import LABELS, axis, mark
 from ddplaunch.diagnosis.readings import GpuReading, RankReading
@@ -59,7 +59,7 @@ def over_time(run: PageRun, field: str, steps: int, *, of_gpus: bool = False) ->
     """A figure of each rank (or GPU, all nodes' in a row) in each step of the run's time."""
     found: dict[int, Values] = {}
     at = (RankReading._fields if not of_gpus else GpuReading._fields).index(field)
-    scale = steps / max(run.ended - run.began, 1e-3)
+    scale = steps / run.total
     for node, readings in enumerate(run.beside.readings):
         for each in readings:
             first = int(scale * (each.time - each.seconds - run.began))
@@ -107,29 +107,24 @@ def section(run: PageRun) -> Markup | None:
     panels = [*_panels(run)]
     if not panels:
         return None
-    total = max(run.ended - run.began, 1e-3)
     step = _HEIGHT + _TITLE + _GAP
     height = step * len(panels)
-
-    def at(moment: float) -> float:
-        return 100 * min(1.0, max(0.0, (moment - run.began) / total))
-
-    drawn = [_shade(at(began), at(ended), ended - began, height) for began, ended in run.first.stalls]
+    drawn = [_shade(run.at(began), run.at(ended), ended - began, height) for began, ended in run.first.stalls]
     labels = []
     for place, panel in enumerate(panels):
         drawn += _drawn(panel, step * place)
         for text, y in (panel.measured.says(panel.top), 10), ("0", _HEIGHT):
             labels.append(tag("text", text, x="100%", y=step * place + _TITLE + y, text_anchor="end"))
     restarts = [each for each in run.tries if each.number]
-    drawn += [mark(at(each.began), f"attempt {each.number} began", height) for each in restarts]
-    drawn += _hovers(panels, total, height)
+    drawn += [mark(run.at(each.began), f"attempt {each.number} began", height) for each in restarts]
+    drawn += _hovers(panels, run.total, height)
     whole = {"width": "100%", "height": height + 22, "role": "img", "aria_label": "What the ranks used over time"}
-    chart = tag("svg", *drawn, *axis(total, height), **whole)
+    chart = tag("svg", *drawn, *axis(run.total, height), **whole)
     names = tag("svg", *labels, width=LABELS, height=height + 22, class_="labels", aria_hidden="true")
     said = ["The line is the median of the ranks, the band goes from the lowest to the highest."]
     said += ["A dashed line is a restart."] * bool(restarts) + ["Grey: the ranks got nowhere."] * bool(run.first.stalls)
     about = tag("p", " ".join(said), class_="dim")
-    return tag("section", tag("h2", "Over time"), about, tag("div", names, chart, class_="chart"), id="charts")
+    return headed("Over time", about, tag("div", names, chart, class_="chart"), id="charts")
 
 
 def _drawn(panel: _Panel, y: int) -> Iterator[Markup]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable
 
 from ddplaunch.errors import harmless
 
@@ -39,6 +40,16 @@ def table(heads: list[str], rows: list[list[str]], **attributes: object) -> Mark
     head = tag("thead", tag("tr", *(tag("th", each, scope="col") for each in heads)))
     body = tag("tbody", *(tag("tr", *(tag("td", each) for each in row)) for row in rows))
     return tag("div", tag("table", head, body), class_="scrolls", **attributes)
+
+
+def headed(title: str, *content: str, id: str) -> Markup:
+    """A section of the page, below its heading."""
+    return tag("section", tag("h2", title), *content, id=id)
+
+
+def pairs(rows: Iterable[tuple[str, str]]) -> Markup:
+    """Names, each with what it is."""
+    return tag("dl", *(part for name, value in rows for part in (tag("dt", name), tag("dd", value))))
 
 
 STYLE = """

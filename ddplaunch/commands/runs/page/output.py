@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddplaunch.commands.runs.page.markup import Markup, escaped, tag
+from ddplaunch.commands.runs.page.markup import Markup, escaped, headed, joined, tag
 from ddplaunch.commands.runs.page.run import PageRun
 from ddplaunch.errors import cut, harmless
 from ddplaunch.words import counted
@@ -32,7 +32,7 @@ def section(run: PageRun) -> Markup | None:
     field = tag("input", id="search", hidden="", autocomplete="off", **words)
     before = run.beside.printed_in is not None and run.tries and run.beside.printed_in < run.tries[-1].number
     when = [tag("span", f", in attempt {run.beside.printed_in}", class_="dim")] if before else []
-    return tag("section", tag("h2", "Last lines of the ranks", *when), field, *blocks, *more, id="output")
+    return headed(joined("Last lines of the ranks", *when), field, *blocks, *more, id="output")
 
 
 def _place(run: PageRun, rank: int) -> int:

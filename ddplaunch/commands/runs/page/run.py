@@ -97,6 +97,15 @@ class PageRun:
         return self.first.run
 
     @property
+    def total(self) -> float:
+        """Seconds in all, never 0."""
+        return max(self.ended - self.began, 1e-3)
+
+    def at(self, moment: float) -> float:
+        """Where a moment is, in per cent of the whole time."""
+        return 100 * min(1.0, max(0.0, (moment - self.began) / self.total))
+
+    @property
     def used(self) -> dict[int, RankReading]:
         """What each rank did and used on average, as far as there are readings."""
         nodes = filter(None, map(whole, self.beside.readings))

@@ -11,7 +11,7 @@ from statistics import median
 
 from ddplaunch import __version__
 from ddplaunch.commands.runs.page.charts import smalls
-from ddplaunch.commands.runs.page.markup import Markup, joined, table, tag
+from ddplaunch.commands.runs.page.markup import Markup, headed, joined, pairs, table, tag
 from ddplaunch.commands.runs.page.run import PageRun, RankRow, time_of_day
 from ddplaunch.commands.runs.page.script import RENEWED
 from ddplaunch.console.failure import render_verdict
@@ -58,15 +58,12 @@ def notes(run: PageRun) -> Markup | None:
     if not found:
         return None
     more = [tag("li", f"and {len(found) - _MAX_NOTES} more")] if len(found) > _MAX_NOTES else []
-    return tag(
-        "section", tag("h2", "Notes"), tag("ul", *(tag("li", note) for note in found[:_MAX_NOTES]), *more), id="notes"
-    )
+    return headed("Notes", tag("ul", *(tag("li", note) for note in found[:_MAX_NOTES]), *more), id="notes")
 
 
 def facts(run: PageRun) -> Markup:
     """The facts."""
-    rows = (part for name, value in _facts(run) for part in (tag("dt", name), tag("dd", value)))
-    return tag("section", tag("h2", "Run"), tag("dl", *rows), id="run")
+    return headed("Run", pairs(_facts(run)), id="run")
 
 
 def _facts(run: PageRun) -> Iterator[tuple[str, str]]:
@@ -102,13 +99,7 @@ def slow(run: PageRun) -> Markup | None:
         "Behind: the share of looks at which the rank had entered fewer collectives than others."
         f" Half of all ranks: {100 * middle:.0f} % or less."
     )
-    return tag(
-        "section",
-        tag("h2", "Who was slow"),
-        table(["rank", "host", "behind"], rows),
-        tag("p", said, class_="dim"),
-        id="slow",
-    )
+    return headed("Who was slow", table(["rank", "host", "behind"], rows), tag("p", said, class_="dim"), id="slow")
 
 
 def hosts(run: PageRun) -> Markup | None:
@@ -127,7 +118,7 @@ def hosts(run: PageRun) -> Markup | None:
         memory = size(int(max(each.memory or 0.0 for each in known))) if known else "–"
         rows.append([host, ranks(its).partition(" ")[2], str(failures[host] or "–"), cpus, memory])
     heads = ["host", "ranks", "failed first", "CPUs of a rank", "memory of a rank"]
-    return tag("section", tag("h2", "Hosts"), table(heads, rows), id="hosts")
+    return headed("Hosts", table(heads, rows), id="hosts")
 
 
 def plan(run: PageRun) -> Markup | None:
@@ -135,11 +126,7 @@ def plan(run: PageRun) -> Markup | None:
     kept = run.beside.plan
     if kept is None:
         return None
-    said = (
-        part
-        for name, value, source in kept.facts
-        for part in (tag("dt", name), tag("dd", value, " ", tag("span", source, class_="dim")))
-    )
+    said = ((name, joined(value, " ", tag("span", source, class_="dim"))) for name, value, source in kept.facts)
     devices = [[str(rank), device, cpus or "–"] for rank, device, cpus in kept.ranks[:_MAX_DEVICES]]
     variables = [[name, value] for name, value in kept.variables]
     more = tag(
@@ -148,7 +135,7 @@ def plan(run: PageRun) -> Markup | None:
         table(["rank", "device", "CPUs"], devices),
         table(["variable", "value"], variables),
     )
-    return tag("section", tag("h2", "Plan"), tag("dl", *said), more, id="plan")
+    return headed("Plan", pairs(said), more, id="plan")
 
 
 def footer(run: PageRun) -> Markup:
@@ -164,7 +151,7 @@ def failure(run: PageRun) -> Markup | None:
     headline, *lines = _STYLES.sub("", render_verdict(run.verdict, run.first.nnodes)).splitlines()
     report = "\n".join(line.removeprefix("  ") for line in lines)
     told = tag("p", headline.removeprefix("ddplaunch: "), class_="headline")
-    return tag("section", tag("h2", "Failure"), told, *([tag("pre", report)] if report else []), id="failure")
+    return headed("Failure", told, *([tag("pre", report)] if report else []), id="failure")
 
 
 def inspections(run: PageRun) -> Iterator[Markup]:
@@ -174,10 +161,10 @@ def inspections(run: PageRun) -> Iterator[Markup]:
         when = f"after {span(each.moment - run.began)}"
         waited = waits(each) or run.verdict is None  # else the ranks that waited may have ended: the headline tells why
         said = [tag("ul", *(tag("li", text) for text in sentences(each)), class_="waits")] if waited else []
-        title = tag("h2", "What the ranks were doing, ", tag("span", when, class_="dim"))
+        title = joined("What the ranks were doing, ", tag("span", when, class_="dim"))
         told = (tag("p", note, class_="dim") for note in notes_on(each))
         groups = (_group(alike, each, place < _OPEN) for place, alike in enumerate(grouped(each)))
-        yield tag("section", title, *said, *told, *groups, id=f"stacks-{number}")
+        yield headed(title, *said, *told, *groups, id=f"stacks-{number}")
 
 
 def _group(alike: Alike, inspection: Inspection, unfolded: bool) -> Markup:
@@ -232,21 +219,20 @@ def resources(run: PageRun) -> Markup | None:
     heads = ["rank", "host", "peak memory", "over time", "CPU time", "over time", "CPUs", "end"]
     rows = table(heads, _used_rows(used, *over_time))
     folded = tag("details", tag("summary", f"All {len(used)} ranks"), rows) if len(used) > _FOLDED else rows
-    return tag("section", tag("h2", "Resources"), tag("ul", *_summary(used)), folded, id="resources")
+    return headed("Resources", tag("ul", *_summary(used)), folded, id="resources")
 
 
 def _usages(run: PageRun) -> list[RankUsage]:
     rows: dict[int, list[RankRow]] = {}
-    for each in run.tries:
-        for row in each.rows:
-            rows.setdefault(row.rank.rank, []).append(row)
-    return [_usage(rows[number], run) for number in sorted(rows)]
-
-
-def _usage(rows: list[RankRow], run: PageRun) -> RankUsage:
-    known = [row.rank for row in rows]
-    lived = sum((rank.ended or run.ended) - rank.started for rank in known if rank.started)
-    return RankUsage(rows[-1], max(rank.peak_memory for rank in known), sum(rank.cpu for rank in known), lived)
+    for row in (row for each in run.tries for row in each.rows):
+        rows.setdefault(row.rank.rank, []).append(row)
+    found = []
+    for number in sorted(rows):
+        known = [row.rank for row in rows[number]]
+        lived = sum((rank.ended or run.ended) - rank.started for rank in known if rank.started)
+        peak, cpu = max(rank.peak_memory for rank in known), sum(rank.cpu for rank in known)
+        found.append(RankUsage(rows[number][-1], peak, cpu, lived))
+    return found
 
 
 def _summary(used: list[RankUsage]) -> list[Markup]:

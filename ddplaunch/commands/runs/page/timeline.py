@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from ddplaunch.commands.runs.page.markup import Markup, table, tag
+from ddplaunch.commands.runs.page.markup import Markup, headed, table, tag
 from ddplaunch.commands.runs.page.run import PageAttempt, PageRun, RankEnd, RankRow
-from ddplaunch.dataclass import dataclass
 from ddplaunch.words import ranks, span
 
 _HEIGHTS = ((32, 16), (128, 8), (256, 4))  # up to so many ranks, so many pixels for each
@@ -39,8 +38,7 @@ class Bar(NamedTuple):
     ended: float
 
 
-@dataclass(frozen=True)
-class Lane:
+class Lane(NamedTuple):
     """One row of the drawing."""
 
     numbers: tuple[int, ...]  # of the ranks
@@ -59,16 +57,13 @@ class Lane:
             for mine, its in zip(self.bars, other.bars, strict=True)
         )
 
-    def with_(self, other: Lane) -> Lane:
-        return Lane((*self.numbers, *other.numbers), self.bars)
-
 
 def section(run: PageRun) -> Markup | None:
     """The timeline and the attempts; None where no rank was planned."""
     rows = [row for each in run.tries for row in each.rows]
     if not rows:
         return None
-    return tag("section", tag("h2", "Timeline"), _legend(rows), _chart(run, rows), *_attempts(run), id="timeline")
+    return headed("Timeline", _legend(rows), _chart(run, rows), *_attempts(run), id="timeline")
 
 
 def _legend(rows: list[RankRow]) -> Markup:
@@ -82,22 +77,19 @@ def _chart(run: PageRun, rows: list[RankRow]) -> Markup:
     lane_height = next((height for most, height in _HEIGHTS if len(lanes) <= most), _LEAST)
     height = lane_height * len(lanes)
     gap = 2 if lane_height > 8 else 1 if lane_height > 2 else 0
-    total = max(run.ended - run.began, 1e-3)
-
-    def at(moment: float) -> float:
-        return 100 * min(1.0, max(0.0, (moment - run.began) / total))
-
-    drawn = [_band(each, at, height) for each in run.tries]
+    drawn = [_band(run, each, height) for each in run.tries]
     for place, lane in enumerate(lanes):
         for bar in lane.bars:
-            left, right = min(at(bar.began), 100 - _NARROWEST), at(bar.ended)
+            left, right = min(run.at(bar.began), 100 - _NARROWEST), run.at(bar.ended)
             where = {"x": f"{left:.3f}%", "width": f"{max(right - left, _NARROWEST):.3f}%"}
             rect = tag("rect", **where, y=place * lane_height, height=lane_height - gap, class_=bar.row.end.value)
             drawn.append(tag("g", rect, tag("title", _title(lane, bar, run))))
-    drawn += [mark(at(each), text, height) for each, text in _moments(run)]
-    label = f"{len({row.rank.rank for row in rows})} ranks over {span(total)}"
+    for each in (each for share in run.shares for each in share.inspections):
+        said = f"{span(each.moment - run.began)}: stacks of the ranks were taken"
+        drawn.append(mark(run.at(each.moment), said, height))
+    label = f"{len({row.rank.rank for row in rows})} ranks over {span(run.total)}"
     size = {"width": "100%", "height": height + _AXIS}
-    chart = tag("svg", *drawn, *axis(total, height), **size, role="img", aria_label=label)
+    chart = tag("svg", *drawn, *axis(run.total, height), **size, role="img", aria_label=label)
     return tag("div", _labels(lanes, lane_height, height), chart, class_="chart")
 
 
@@ -106,23 +98,20 @@ def _lanes(run: PageRun, rows: list[RankRow]) -> list[Lane]:
     known: dict[int, list[RankRow]] = {}
     for row in rows:
         known.setdefault(row.rank.rank, []).append(row)
-    lanes = [Lane((number,), tuple(_bars(known[number], run))) for number in sorted(known)]
+    lanes = []
+    for number in sorted(known):
+        bars = (Bar(row, row.rank.started, row.rank.ended or run.ended) for row in known[number] if row.rank.started)
+        lanes.append(Lane((number,), tuple(bars)))
     if len(lanes) <= _HEIGHTS[0][0]:
         return lanes
     close = _ALIKE * (run.ended - run.began)
     together = lanes[:1]
     for lane in lanes[1:]:
         if lane.resembles(together[-1], close):
-            together[-1] = together[-1].with_(lane)
+            together[-1] = together[-1]._replace(numbers=(*together[-1].numbers, *lane.numbers))
         else:
             together.append(lane)
     return together
-
-
-def _bars(rows: list[RankRow], run: PageRun) -> Iterator[Bar]:
-    for row in rows:
-        if row.rank.started:
-            yield Bar(row, row.rank.started, row.rank.ended or run.ended)
 
 
 def _labels(lanes: list[Lane], lane_height: int, height: int) -> Markup:
@@ -138,8 +127,8 @@ def _labels(lanes: list[Lane], lane_height: int, height: int) -> Markup:
     return tag("svg", *texts, width=width, height=height + _AXIS, class_="labels", aria_hidden="true")
 
 
-def _band(each: PageAttempt, at: Callable[[float], float], height: int) -> Markup:
-    left, right = at(each.began), at(each.ended)
+def _band(run: PageRun, each: PageAttempt, height: int) -> Markup:
+    left, right = run.at(each.began), run.at(each.ended)
     title = tag("title", f"attempt {each.number}")
     width = f"{max(right - left, _NARROWEST):.3f}%"
     return tag("g", tag("rect", x=f"{left:.3f}%", y=0, width=width, height=height, class_="attempt"), title)
@@ -149,12 +138,6 @@ def mark(x: float, text: str, height: int) -> Markup:
     """A moment, at ``x`` per cent of the width."""
     line = tag("line", x1=f"{x:.3f}%", x2=f"{x:.3f}%", y1=0, y2=height)
     return tag("g", line, tag("title", text), class_="mark")
-
-
-def _moments(run: PageRun) -> Iterator[tuple[float, str]]:
-    for share in run.shares:
-        for each in share.inspections:
-            yield each.moment, f"{span(each.moment - run.began)}: stacks of the ranks were taken"
 
 
 def axis(total: float, height: int) -> Iterator[Markup]:
