@@ -40,14 +40,16 @@ class Whole(NamedTuple):
 def render(shares: Sequence[RunRecord], whole: Whole, output: str | None) -> Iterator[str]:
     """The lines of the report, with ANSI styles; ``shares`` has node 0's first, ``output`` says where output is."""
     record = shares[0]
+    nodes = f" on {record.nnodes} nodes" if record.nnodes > 1 else ""
+    lasted = "" if record.ended is None else f", lasted {span(record.ended - record.began)}"
     yield whole.line
     if len(whole.runs) > 1:
         rows = [_run_row(each) for each in whole.runs]
         yield from (*table(("RUN", "BEGAN", "LASTED", "EFFECTIVE", "ENDED"), rows), "")
     yield click.style(f"{record.run}: {_fate(record)}", bold=True)
     yield f"  {shown(shlex.join(record.argv), MAX_COMMAND)}"
-    yield f"  in {record.cwd} on {record.host}, {counted(record.world_size, 'rank')}{_nodes(record)}"
-    yield f"  began {_day(record.began)}{_lasted(record)}"
+    yield f"  in {record.cwd} on {record.host}, {counted(record.world_size, 'rank')}{nodes}"
+    yield f"  began {_day(record.began)}{lasted}"
     for share in shares[1:]:
         yield f"  node {share.node_rank} ({share.host}): {_fate(share)}"
     if record.verdict:
@@ -124,14 +126,6 @@ def _rank_row(rank: RankRecord, host: bool) -> tuple[str, ...]:
 
 def _code(code: int | None) -> str:
     return "-" if code is None else f"exit code {code}" if code >= 0 else signal_name(-code)
-
-
-def _lasted(record: RunRecord) -> str:
-    return "" if record.ended is None else f", lasted {span(record.ended - record.began)}"
-
-
-def _nodes(record: RunRecord) -> str:
-    return f" on {record.nnodes} nodes" if record.nnodes > 1 else ""
 
 
 def _day(moment: float) -> str:

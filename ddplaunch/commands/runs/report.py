@@ -50,16 +50,16 @@ def report(run: str | None, as_json: bool, html: str | None, serve: str | None, 
     RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the newest run of this folder. Of a
     job of a scheduler, its number: the time is that of all its runs; of an array, all in short.
     """
+    page = "--html" if html is not None else "--serve" if serve is not None else ""
     if since is not None:
-        _of_all(since, run, as_json, html, serve)
+        _of_all(since, run, as_json, page)
         return None
-    if as_json and html is not None:
-        raise UsageError("--json and --html contradict each other", "leave one of them out")
-    if serve is not None and (as_json or html is not None):
-        raise UsageError(f"--serve and {'--json' if as_json else '--html'} contradict each other", "leave one out")
+    typed = {"--serve": serve is not None, "--json": as_json, "--html": html is not None}
+    if len(forms := [name for name, wanted in typed.items() if wanted]) > 1:
+        raise UsageError(f"{forms[0]} and {forms[1]} contradict each other", "leave one of them out")
     of_job = list[RunRecord]()
     if (queued := job_meant(run)) and run:
-        told = _of_job(queued, run, as_json, _page(html, serve))
+        told = _of_job(queued, run, as_json, page)
         if isinstance(told, int):
             return told
         run, of_job = told
@@ -91,18 +91,12 @@ def report(run: str | None, as_json: bool, html: str | None, serve: str | None, 
     return None
 
 
-def _of_all(since: str, run: str | None, as_json: bool, html: str | None, serve: str | None) -> None:
-    page = _page(html, serve)
+def _of_all(since: str, run: str | None, as_json: bool, page: str) -> None:
     if run or page:
         other = page or f"a run, here {shown(run or '', 60)}"
         raise UsageError(f"--since {shown(since, 60)} is of all runs: not with {other}", "leave one of them out")
     for line in report_since(since, as_json=as_json):
         click.echo(line, color=None if colour_wanted() else False)
-
-
-def _page(html: str | None, serve: str | None) -> str:
-    """The option that asks for a page."""
-    return "--html" if html is not None else "--serve" if serve is not None else ""
 
 
 def _by_number(word: str) -> list[RunRecord]:
