@@ -17,6 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Any
 
 import click
@@ -116,11 +117,8 @@ class RankFailed(LaunchError):
         self.rank, self.host, self.exit_code, self.signal, self.report = rank, host, exit_code, signal, report
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _again, (self.message, self.rank, self.host, self.exit_code, self.signal, self.report)
-
-
-def _again(message: str, rank: int, host: str, exit_code: int, signal: int | None, report: str) -> RankFailed:
-    return RankFailed(message, rank=rank, host=host, exit_code=exit_code, signal=signal, report=report)
+        more = {name: getattr(self, name) for name in ("rank", "host", "exit_code", "signal", "report")}
+        return partial(RankFailed, **more), (self.message,)
 
 
 class RankTraceback(Exception):
@@ -136,7 +134,7 @@ class LauncherEnd:
 
     code: int
     failure: Mapping[str, Any] | None  # the verdict, as failure.json has it
-    complaint: tuple[str, str | None] | None  # of the launcher itself, and its hint
+    complaint: LaunchError | None  # of the launcher itself
     remark: str | None  # the last word on it
 
 
@@ -218,14 +216,13 @@ class LaunchedJob:
         """Whether the launcher has ended; ``bell`` can be read from then on."""
         return self._over.is_set()
 
-    def wait(self, seconds: float | None = None) -> LauncherEnd | None:
-        """Wait for the end; None if it has not come after ``seconds``. Ctrl-C stops the job and is raised again."""
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait for the end; False if it has not come after ``seconds``. Ctrl-C stops the job and is raised again."""
         try:
-            self._over.wait(seconds)
+            return self._over.wait(seconds)
         except BaseException:
             self.stop(signal.SIGINT)
             raise
-        return self._end
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Stop the ranks, and wait until nothing of the job is left; a second Ctrl-C makes it quick."""
@@ -297,32 +294,32 @@ class LaunchedJob:
                 os.unlink(self.path(name))
         return [found[rank] for rank in sorted(found)]
 
-    def raise_for(self, end: LauncherEnd, call: int) -> None:
-        """Raise what the end means; return where all went well.
+    def raise_end(self, call: int) -> None:
+        """Wait for the end, and raise what it means; return where all went well.
 
         Raises:
             RankFailed: a rank failed.
             LaunchError: the job did not start, or was stopped.
             Exception: that of the stream ``output``.
         """
+        self.wait()
         self._raise_output()
+        end = self._end
+        assert end is not None
         if end.failure is not None:
-            first = end.failure["first"]
+            verdict: Verdict = convert(end.failure, Verdict)
+            first = verdict.first
             error = RankFailed(
-                _headline(end.failure),
-                rank=first["rank"],
-                host=first["host"],
-                exit_code=first["code"],
-                signal=first["signal"],
-                report=_report(end.failure),
+                verdict.blame or first.headline,
+                rank=first.rank,
+                host=first.host,
+                exit_code=first.code,
+                signal=first.signal,
+                report=click.unstyle(render_verdict(verdict, 1)),
             )
-            raise error from self._raised(call, first["rank"], first["traceback"])
+            raise error from self._raised(call, first.rank, first.traceback)
         if end.complaint is not None:
-            message, hint = end.complaint
-            refused: LaunchError = (
-                UsageError(message, hint) if end.code == UsageError.exit_code else LaunchError(message, hint)
-            )
-            raise refused
+            raise end.complaint
         if end.code:
             raise LaunchError(f"the job ended with exit code {end.code}" + (f": {end.remark}" if end.remark else ""))
 
@@ -381,22 +378,9 @@ _ASIDE = ("stopping ", "looking at ", "kept in ")
 
 def _end(code: int, said: list[dict[str, Any]]) -> LauncherEnd:
     failure = next((each["verdict"] for each in said if each["kind"] == "failure"), None)
-    complaint = next(((each["text"], each.get("hint")) for each in said if each["kind"] == "error"), None)
+    kind = UsageError if code == UsageError.exit_code else LaunchError
+    complaint = next((kind(each["text"], each.get("hint")) for each in said if each["kind"] == "error"), None)
     notes = [
         each["text"] for each in said if each["kind"] in ("note", "stacks") and not each["text"].startswith(_ASIDE)
     ]
     return LauncherEnd(code, failure, complaint, notes[-1] if notes else None)
-
-
-def _verdict(failure: Mapping[str, Any]) -> Verdict:
-    found: Verdict = convert(failure, Verdict)
-    return found
-
-
-def _headline(failure: Mapping[str, Any]) -> str:
-    verdict = _verdict(failure)
-    return str(verdict.blame or verdict.first.headline)
-
-
-def _report(failure: Mapping[str, Any]) -> str:
-    return click.unstyle(render_verdict(_verdict(failure), 1))

@@ -87,7 +87,5 @@ def _prepare(function: Callable[..., Any], args: tuple[Any, ...], output: IO[str
 
 
 def _results(job: LaunchedJob) -> list[Any]:
-    end = job.wait()
-    assert end is not None
-    job.raise_for(end, 0)
+    job.raise_end(0)
     return job.results(0)

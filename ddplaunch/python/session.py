@@ -78,10 +78,9 @@ class Session:
         if self._ranks is None:
             self._ranks = _Ranks(function, self._keywords, self._output, self.heard)
             weakref.finalize(self, self._ranks.close)  # at the end of the interpreter, at the latest
+        self._ranks.prepare(function, args)
         try:
-            return self._ranks.call(function, args, timeout)
-        except _NotSentError as error:
-            raise error.reason from None
+            return self._ranks.call(timeout)
         except BaseException:
             self._ranks.stop()
             self.close()
@@ -94,14 +93,6 @@ class Session:
         self._ended = True
         if ranks is not None:
             ranks.close()
-
-
-class _NotSentError(Exception):
-    """A call that cannot be pickled: no rank has heard of it."""
-
-    def __init__(self, reason: Exception) -> None:
-        super().__init__()
-        self.reason = reason
 
 
 class _Ranks:
@@ -129,12 +120,13 @@ class _Ranks:
             self.close()
             raise
 
-    def call(self, function: Callable[..., object], args: tuple[object, ...], seconds: float | None) -> list[Any]:
+    def prepare(self, function: Callable[..., object], args: tuple[object, ...]) -> None:
+        """Write the next call down. Whatever is raised because it cannot be pickled: no rank has heard of it."""
+        parcel.dump((function, args), self._job.path(f"call.{self._calls}"))
+
+    def call(self, seconds: float | None) -> list[Any]:
+        """Do the call that has been prepared."""
         number = self._calls
-        try:
-            parcel.dump((function, args), self._job.path(f"call.{number}"))
-        except Exception as error:
-            raise _NotSentError(error) from None
         deadline = None if seconds is None else time.monotonic() + seconds
         self._job.heed()
         if not self._lines:
@@ -180,15 +172,12 @@ class _Ranks:
                 waiting.discard(line)
 
     def _fail(self, why: str | None) -> NoReturn:
-        found = ""
+        """Raise why the ranks have ended; or end them, and say why and what they were doing."""
         if why is not None:
             found = self._job.explain()
             self._job.stop()
-        end = self._job.wait()
-        assert end is not None
-        if why is not None:
             raise LaunchError(f"{why}: {found}" if found else why)
-        self._job.raise_for(end, max(0, self._calls - 1))
+        self._job.raise_end(max(0, self._calls - 1))
         raise LaunchError("the ranks have ended")
 
     def stop(self) -> None:
@@ -200,7 +189,7 @@ class _Ranks:
             return
         for line in (*self._lines.values(), self._listening):
             line.close()
-        if self._job.started and self._job.wait(5.0) is None:
+        if self._job.started and not self._job.wait(5.0):
             self._job.stop()
         self._job.clean()
 
