@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from typing import Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,6 +22,9 @@ from ddplaunch.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance
 from ddplaunch.plan.make import JobSpec
 from ddplaunch.plan.numbers import format_cpulist
 from ddplaunch.words import counted, size
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 GIB = 1 << 30
 
@@ -46,33 +49,24 @@ class DeviceRow:
     used_by: str = ""  # a process a line
 
 
-@dataclass(frozen=True)
-class Column:
-    """One column of the table; ``field`` is the DeviceRow's."""
+COLUMNS = {
+    "gpu": ("GPU", ""),
+    "torch": ("Device", "bold green"),
+    "name": ("Name", ""),
+    "memory": ("Memory", ""),
+    "numa": ("NUMA", ""),
+    "cpus": ("CPUs", ""),
+    "pci": ("PCI", "dim"),
+    "uuid": ("UUID", "dim"),
+    "used_by": ("Used by", "bold red"),
+}
+"""Of the table in a terminal: a field of ``DeviceRow``, its title and its style."""
 
-    field: str
-    title: str
-    style: str = ""
-    justify: Literal["left", "right"] = "left"
-    wraps: int = 0  # may be folded to this width; 0: only where nothing else helps
+USED_BY = 18
+"""Characters to which a narrow terminal folds that column."""
 
-
-COLUMNS = (
-    Column("gpu", "GPU"),
-    Column("torch", "Device", "bold green"),
-    Column("name", "Name"),
-    Column("memory", "Memory", justify="right"),
-    Column("numa", "NUMA"),
-    Column("cpus", "CPUs"),
-    Column("pci", "PCI", "dim"),
-    Column("uuid", "UUID", "dim"),
-    Column("used_by", "Used by", "bold red", wraps=18),
-)
-
-GAP = 2  # characters between two columns
-
-DISPENSABLE = ("pci", "cpus", "uuid")
-"""Columns that a narrow terminal does without, the first to go first."""
+DISPENSABLE = ("cpus", "pci", "uuid")
+"""Columns that a narrow terminal does without."""
 
 
 @click.command()
@@ -87,18 +81,12 @@ def devices(as_json: bool) -> None:
     hardware = read_hardware(processes=True)
     visible = visible_gpus(hardware, None, os.environ)
     if as_json:
-        click.echo(json.dumps(devices_json(hardware, visible), indent=2))
+        return click.echo(json.dumps(devices_json(hardware, visible), indent=2))
+    hardware = replace(hardware, failed=claim(hardware, visible, os.environ, JobSpec()))
+    if sys.stdout.isatty():
+        _write_table(hardware, visible)
     else:
-        hardware = replace(hardware, failed=claim(hardware, visible, os.environ, JobSpec()))
-        render_devices(hardware, visible, sys.stdout)
-
-
-def render_devices(hardware: Hardware, visible: Visible, out: TextIO) -> None:
-    """Write the devices to ``out``: a table where it is a terminal, else aligned plain text with one GPU a line."""
-    if out.isatty():
-        _write_table(hardware, visible, out)
-    else:
-        out.write(_plain_text(hardware, visible))
+        click.echo(_plain_text(hardware, visible), nl=False)
 
 
 def devices_json(hardware: Hardware, visible: Visible) -> dict[str, Any]:
@@ -219,23 +207,19 @@ def _plain_text(hardware: Hardware, visible: Visible) -> str:
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
-def _write_table(hardware: Hardware, visible: Visible, out: TextIO) -> None:
-    from rich import box
+def _write_table(hardware: Hardware, visible: Visible) -> None:
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(file=out, highlight=False)
+    console = Console(highlight=False)
     console.print(Text(_cpu_line(hardware.cpu)))
     if hardware.gpus:
-        columns, rows = _fitting(_rows(hardware, visible), console.width)
-        tight = not _fits(columns, rows, console.width)
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, collapse_padding=True, pad_edge=False, header_style="bold")
-        for column in columns:
-            table.add_column(column.title, justify=column.justify, no_wrap=not (column.wraps or tight), overflow="fold")
-        for row in rows:
-            dimmed = "dim" if row.torch == HIDDEN else None
-            table.add_row(*(Text(getattr(row, column.field), style=dimmed or column.style) for column in columns))
+        rows = _rows(hardware, visible)
+        table = _table(rows, narrow=False)
+        if Measurement.get(console, console.options.update(max_width=1000), table).maximum > console.width:
+            table = _table(rows, narrow=True)
         console.print()
         console.print(table)
         console.print()
@@ -247,24 +231,24 @@ def _write_table(hardware: Hardware, visible: Visible, out: TextIO) -> None:
         console.print(notes)
 
 
-def _fitting(rows: list[DeviceRow], width: int) -> tuple[list[Column], list[DeviceRow]]:
-    """The rows with all columns that have something to say, less those dispensable that do not fit into the width."""
-    columns = [column for column in COLUMNS if any(getattr(row, column.field) for row in rows)]
-    for dispensable in DISPENSABLE:
-        if _fits(columns, rows, width):
-            break
-        columns = [column for column in columns if column.field != dispensable]
-        if dispensable == "uuid":
-            rows = [replace(row, name=_short_mig_name(row)) for row in rows]
-    return columns, rows
+def _table(rows: list[DeviceRow], *, narrow: bool) -> Table:
+    """The table of all columns that have something to say; ``narrow``: of those that one cannot do without."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
 
-
-def _fits(columns: list[Column], rows: list[DeviceRow], width: int) -> bool:
-    def least_width(column: Column) -> int:
-        widest = max(len(line) for row in rows for line in (column.title, *getattr(row, column.field).split("\n")))
-        return min(widest, column.wraps or widest)
-
-    return sum(map(least_width, columns)) + GAP * (len(columns) - 1) <= width
+    shown = [field for field in COLUMNS if any(getattr(row, field) for row in rows)]
+    if narrow:
+        shown = [field for field in shown if field not in DISPENSABLE]
+        rows = [replace(row, name=_short_mig_name(row)) for row in rows]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, collapse_padding=True, pad_edge=False, header_style="bold")
+    for field in shown:
+        more: dict[str, Any] = {"min_width": USED_BY} if field == "used_by" else {"no_wrap": True}
+        table.add_column(COLUMNS[field][0], justify="right" if field == "memory" else "left", overflow="fold", **more)
+    for row in rows:
+        dimmed = "dim" if row.torch == HIDDEN else None
+        table.add_row(*(Text(getattr(row, field), style=dimmed or COLUMNS[field][1]) for field in shown))
+    return table
 
 
 def _short_mig_name(row: DeviceRow) -> str:
