@@ -32,13 +32,10 @@ def stacks(run: str | None, native: bool, with_locals: bool, as_json: bool) -> i
     The job goes on undisturbed. Ranks with equal stacks are shown as one. Of a submitted job, its number; node 0 is
     asked through Slurm (`srun --overlap`) or Grid Engine.
     """
+    more = [word for word, wanted in (("--native", native), ("--locals", with_locals)) if wanted]
     if queued := job_meant(run):
         seen = runs_there(queued, one_of(queued, run or "", "stacks"))
-        flags = {"--native": native, "--locals": with_locals, "--json": as_json}
-        return relay(
-            queued, seen, ["stacks", run_of(queued, seen), *(flag for flag, wanted in flags.items() if wanted)]
-        )
-    more = [word for word, wanted in (("--native", native), ("--locals", with_locals)) if wanted]
+        return relay(queued, seen, ["stacks", run_of(queued, seen), *more, *(["--json"] if as_json else [])])
     tool = py_spy.find(more[0]) if more else ""
     inspection = client.ask(running(run).path, InspectJob(Detail.WAITS)).inspection
     told = {rank.rank: py_spy.dump(tool, rank.pid, more) for rank in _examples(inspection)} if more else {}

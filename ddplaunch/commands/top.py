@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 import click
 
@@ -105,15 +106,14 @@ class JobAtDoor:
         self.status: Status | None = None
 
     def inspect(self, detail: Detail, answer: Callable[[JobInspected], None], *, lines: bool = False) -> None:
-        def hear(found: object) -> None:
-            if isinstance(found, JobInspected):
-                self.status = found.status
-                answer(found)
+        def hear(found: JobInspected) -> None:
+            self.status = found.status
+            answer(found)
 
-        self._ask(InspectJob(detail, lines), hear, lambda: None)
+        self._ask(InspectJob(detail, lines), hear)
 
     def stop(self) -> None:
-        self._ask(StopJob(), lambda answer: None, lambda: None)
+        self._ask(StopJob(), lambda answer: None)
 
     def log(self, rank: int, answer: Callable[[str], None]) -> None:
         said = bytearray()
@@ -127,7 +127,9 @@ class JobAtDoor:
     def failures(self, answer: Callable[[str], None]) -> None:
         answer(failures_text(self.status) if self.status else "")
 
-    def _ask(self, request: Request[object], hear: Callable[[object], None], done: Callable[[], None]) -> None:
+    def _ask(
+        self, request: Request[object], hear: Callable[[Any], None], done: Callable[[], None] = lambda: None
+    ) -> None:
         """Ask; ``done`` is called after the last answer. The job has ended where there is none."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:

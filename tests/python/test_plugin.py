@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ran, write
+from tests.python.test_attached import QUIET
 
 HEAD = "import os, time, pytest\n\n"
 
@@ -16,18 +17,7 @@ HEAD = "import os, time, pytest\n\n"
 def run(folder: Path, body: str) -> str:
     """Run pytest on a file with these tests; return what it prints."""
     write(folder, "test_it.py", HEAD + body)
-    typed = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:hydra_pytest",
-        "-rs",
-        "test_it.py",
-    ]
-    done = ran(typed, folder, timeout=100)
+    done = ran([sys.executable, "-m", "pytest", "-rs", *QUIET], folder, timeout=100)
     assert done.stderr == ""
     return done.stdout
 
