@@ -20,15 +20,12 @@ _TORCH = Frame("all_reduce", "/usr/lib/python3/site-packages/torch/distributed/d
 _LOOP = (Frame("train", "train.py", 88, True), Frame("<module>", "train.py", 120, True))
 
 
-def failure(rank: int, message: str, attempt: int = 0) -> Failure:
-    """A rank that raised ``ValueError(message)``."""
+def verdict(rank: int, ranks: int, message: str, attempt: int) -> Verdict:
+    """That of a rank that raised ``ValueError(message)``."""
     said = f"ValueError: {message}"
     traceback = f'Traceback (most recent call last):\n  File "train.py", line 88, in train\n    check(batch)\n{said}'
-    return Failure(rank, rank, "n0", 4000 + rank, attempt, 1, None, said, traceback, BEGAN + 60, None)
-
-
-def verdict(rank: int, ranks: int, message: str = "batch 30 has no labels", attempt: int = 0) -> Verdict:
-    return Verdict(failure(rank, message, attempt), (), (), ranks - 1, ranks)
+    first = Failure(rank, rank, "n0", 4000 + rank, attempt, 1, None, said, traceback, BEGAN + 60, None)
+    return Verdict(first, (), (), ranks - 1, ranks)
 
 
 def inspection(ranks: int, absent: int, moment: float, where: str = "data.py") -> Inspection:

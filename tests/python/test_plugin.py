@@ -71,22 +71,6 @@ def test_here(tmp_path):
     assert "not today" in told
 
 
-def test_a_failure_shows_the_rank_and_its_assertion(tmp_path: Path):
-    body = """
-@pytest.mark.ranks(3)
-def test_sum(rank):
-    values = [rank, 1]
-    assert sum(values) < 3, "too big"
-"""
-    told = run(tmp_path, body)
-    assert ended(told) == "1 failed"
-    shown = told[told.index("test_sum _") :]
-    assert "ddplaunch: rank 2 failed with AssertionError: too big (exit code 1)" in shown
-    assert "+  where 3 = sum([2, 1])" in shown
-    assert 'test_it.py", line 7, in test_sum' in shown
-    assert "ddplaunch/python" not in shown
-
-
 @pytest.mark.slow
 def test_process_groups_of_a_test_s_own(tmp_path: Path):
     """One after the other too: the store keeps what each has written."""
@@ -154,8 +138,13 @@ def test_next():
     assert "rank 1 leaves another default dtype; the next test gets new ranks" in told
 
 
-REFUSED = """
+FAILS = """
 import threading, unittest
+
+@pytest.mark.ranks(3)
+def test_sum(rank):
+    values = [rank, 1]
+    assert sum(values) < 3, "too big"
 
 @pytest.fixture
 def lock():
@@ -190,9 +179,13 @@ def test_no_marker(rank): pass
 """
 
 
-def test_refused(tmp_path: Path):
-    told = run(tmp_path, REFUSED)
-    assert ended(told) == "4 failed, 5 errors"
+def test_what_fails_and_what_is_refused(tmp_path: Path):
+    told = run(tmp_path, FAILS)
+    assert ended(told) == "5 failed, 5 errors"
+    shown = told[told.index("test_sum _") :]
+    assert "ddplaunch: rank 2 failed with AssertionError: too big (exit code 1)" in shown
+    assert "+  where 3 = sum([2, 1])" in shown
+    assert 'test_it.py", line 9, in test_sum' in shown
     for each in [
         "the fixture monkeypatch works on the process of pytest",
         "lock cannot be sent to the ranks: cannot pickle '_thread.lock' object",
