@@ -61,7 +61,8 @@ def top(run: str | None, ranks: str | None, as_json: bool) -> int:
     it is printed once.
     """
     in_terminal = watched(1) and can_draw() and not as_json
-    chosen = Chooser(colour=colour_wanted()).run() if in_terminal and run is None and _several() else None
+    several = in_terminal and run is None and sum(job is not None for job in runs.known().values()) > 1
+    chosen = Chooser().run() if several else None
     if isinstance(chosen, int):
         return chosen
     path = chosen or runs.running(run).path
@@ -69,7 +70,7 @@ def top(run: str | None, ranks: str | None, as_json: bool) -> int:
         click.echo(json.dumps(_as_json(_snapshot(path, "")), indent=2))
         return 0
     if in_terminal:
-        return Viewer(path, ranks or "", colour=colour_wanted()).run()
+        return Viewer(path, ranks or "").run()
     sys.stdout.write(plain(frame(_snapshot(path, ranks or ""), COLUMNS, ROWS)))
     return 0
 
@@ -158,16 +159,16 @@ class JobAtDoor:
         connection.send(request)
 
 
-def _several() -> bool:
-    return sum(job is not None for job in runs.known().values()) > 1
+def _screen(loop: Loop) -> LiveScreen:
+    return LiveScreen(loop, Manner(PATIENCE, 0.0, "", False), speaks=True, colour=colour_wanted())
 
 
 class Chooser:
     """The jobs that run on this machine, of which a person chooses one."""
 
-    def __init__(self, *, colour: bool) -> None:
+    def __init__(self) -> None:
         self._loop = Loop()
-        self._screen = LiveScreen(self._loop, Manner(PATIENCE, 0.0, "", False), speaks=True, colour=colour)
+        self._screen = _screen(self._loop)
         self._jobs: list[tuple[str, str, tuple[str, ...]]] = []  # name, door, what is told
         self._at = 0
         self._chosen: str | int | None = None
@@ -188,10 +189,7 @@ class Chooser:
 
     def _look(self) -> None:
         self._loop.after(EVERY, self._look)
-        self._jobs = []
-        for name, job in runs.known().items():
-            if job is not None:
-                self._jobs.append((name, job.path, _told(job.path)))
+        self._jobs = [(name, job.path, _told(job.path)) for name, job in runs.known().items() if job]
         self._at = max(0, min(self._at, len(self._jobs) - 1))
         self._screen.refresh()
 
@@ -238,9 +236,9 @@ def _told(path: str) -> tuple[str, ...]:
 class Viewer:
     """The live view in a terminal of its own."""
 
-    def __init__(self, path: str, chosen: str, *, colour: bool) -> None:
+    def __init__(self, path: str, chosen: str) -> None:
         self._loop, self._path = Loop(), path
-        self._screen = LiveScreen(self._loop, Manner(PATIENCE, 0.0, "", False), speaks=True, colour=colour)
+        self._screen = _screen(self._loop)
         self._door = JobAtDoor(self._loop, path, self._gone)
         self._view = LiveView(
             self._loop, self._screen, self._door, chosen=chosen, left=self._leave, other=self._run_other
