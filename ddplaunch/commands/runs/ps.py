@@ -41,13 +41,15 @@ def ps(show_all: bool, as_json: bool) -> None:
     tenth of a second. Runs that have ended are kept in your home; `run --no-history` keeps none.
     """
     runs = known()
-    running = inspect_all({run: job for run, job in runs.items() if job})
-    now = time.time()
-    kept = filter(None, (past.record(run) for run, job in runs.items() if not job))
-    over = (each for each in kept if each.fate is not Fate.RUNNING)
-    lately = (each for each in over if show_all or now - (each.ended or each.began) < LATELY)
-    ended = list(itertools.islice(lately, None if show_all else RECENT))
-    jobs = standings(now, everything=show_all)
+    with ThreadPoolExecutor(1) as meanwhile:
+        inspected = meanwhile.submit(inspect_all, {run: job for run, job in runs.items() if job})
+        now = time.time()
+        kept = filter(None, (past.record(run) for run, job in runs.items() if not job))
+        over = (each for each in kept if each.fate is not Fate.RUNNING)
+        lately = (each for each in over if show_all or now - (each.ended or each.began) < LATELY)
+        ended = list(itertools.islice(lately, None if show_all else RECENT))
+        jobs = standings(now, everything=show_all)
+    running = inspected.result()
     if as_json:
         found = [*map(running_json, running), *map(submitted_json, jobs), *map(ended_json, ended)]
         click.echo(json.dumps(found, indent=2))
