@@ -57,7 +57,6 @@ class NodeFacts:
     link_error: Line | None  # why node 0's address leads nowhere
     loopback: Line | None  # why this machine cannot connect to itself
     clock_synchronised: bool | None
-    named_loopback: Line | None  # the loopback address that the machine's own name leads to
     fabric: Fabric | None = None
 
 

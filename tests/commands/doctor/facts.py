@@ -29,5 +29,4 @@ FACTS = NodeFacts(
     link_error=None,
     loopback=None,
     clock_synchronised=None,
-    named_loopback=None,
 )

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-import select
 import tempfile
-import time
 from collections.abc import Callable
-
-import msgspec
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent.check import DISK_NEEDED, SHM_NEEDED
 from ddplaunch.commands.doctor.checks import Found, HealthCheck, KernelNumber, Reading, Severity, Surroundings, Symptom
 from ddplaunch.commands.doctor.probe import DEADLINE, Probe
 from ddplaunch.dataclass import dataclass
-from ddplaunch.rank.processes import die_with_parent
 from ddplaunch.wire.bounds import Line
 from ddplaunch.words import size
 
@@ -52,30 +48,11 @@ def _read(where: Surroundings) -> Reading:
 
 
 def find(*words: str) -> tuple[JobFolder, ...]:
-    """The folders of these names and paths in turn, each seen by a process of its own: a file server may be dead."""
-    answers = {what: _begin(what, path) for what, path in zip(words[::2], words[1::2], strict=True)}
-    until = time.monotonic() + DEADLINE
-    return tuple(_end(what, answer, until) for what, answer in answers.items())
-
-
-def _begin(what: str, path: str) -> int:
-    """Return where the answer can be read."""
-    answer, write = os.pipe()
-    if not os.fork():
-        try:
-            die_with_parent()
-            os.write(write, msgspec.json.encode(_look(what, path)))
-        finally:
-            os._exit(0)
-    os.close(write)
-    return answer
-
-
-def _end(what: str, answer: int, until: float) -> JobFolder:
-    if not select.select([answer], [], [], max(0.0, until - time.monotonic()))[0]:
-        return JobFolder(what, silent=True)
-    told = os.read(answer, 1 << 16)
-    return msgspec.json.decode(told, type=JobFolder) if told else JobFolder(what, error="unknown")
+    """The folders of these names and paths in turn, each in a thread of its own: a file server may be dead."""
+    pool = ThreadPoolExecutor()
+    looks = {what: pool.submit(_look, what, path) for what, path in zip(words[::2], words[1::2], strict=True)}
+    wait(looks.values(), DEADLINE)
+    return tuple(look.result() if look.done() else JobFolder(what, silent=True) for what, look in looks.items())
 
 
 def _look(what: str, path: str) -> JobFolder:

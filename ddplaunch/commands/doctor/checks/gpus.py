@@ -19,20 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GpusFound:
+    """Fields of ``NodeFacts``."""
+
     gpus: tuple[GpuHealth, ...]
-    error: Line | None  # why GPUs that are there cannot be used
-    lost: tuple[LostGpu, ...]
+    gpus_error: Line | None
+    lost_gpus: tuple[LostGpu, ...]
 
 
 def _read(_: Surroundings) -> Reading:
     probe = Probe.of(find)
-    return lambda: _fields(probe)
-
-
-def _fields(probe: Probe) -> dict[str, object]:
     silent = GpusFound((), f"the GPU driver did not answer in {DEADLINE:g} s", ())
-    found = probe.answer(GpusFound, DEADLINE) or silent
-    return {"gpus": found.gpus, "gpus_error": found.error, "lost_gpus": found.lost}
+    return lambda: vars(probe.answer(GpusFound, DEADLINE) or silent)
 
 
 def find() -> GpusFound:

@@ -1,4 +1,4 @@
-"""The network of one machine: its interface toward node 0, its loopback, its name; and its clock."""
+"""The network of one machine: its interface toward node 0, its loopback; and its clock."""
 
 from __future__ import annotations
 
@@ -38,37 +38,24 @@ class Link:
 
 @dataclass(frozen=True)
 class NetworkFound:
+    """Fields of ``NodeFacts``."""
+
     link: Link | None = None
-    error: Line | None = None  # why node 0's address leads nowhere
-    loopback: Line | None = None  # why this machine cannot connect to itself
+    link_error: Line | None = None
+    loopback: Line | None = None
     clock_synchronised: bool | None = None
-    named_loopback: Line | None = None  # the loopback address that the machine's own name leads to
 
 
 def _read(where: Surroundings) -> Reading:
     probe = Probe.of(find, where.toward)
-    return lambda: _fields(probe)
-
-
-def _fields(probe: Probe) -> dict[str, object]:
-    found = probe.answer(NetworkFound, 3 * DEADLINE) or NetworkFound(error="the network could not be looked at")
-    return {
-        "link": found.link,
-        "link_error": found.error,
-        "loopback": found.loopback,
-        "clock_synchronised": found.clock_synchronised,
-        "named_loopback": found.named_loopback,
-    }
+    silent = NetworkFound(link_error="the network could not be looked at")
+    return lambda: vars(probe.answer(NetworkFound, 3 * DEADLINE) or silent)
 
 
 def find(toward: str) -> NetworkFound:
     """The way to node 0, if there are others, and to this machine itself."""
-    own_name = Lookup(socket.gethostname())
     link, error = _route(toward) if toward else (None, None)
-    own_name.wait(DEADLINE)
-    named = (str(where[0]) for _, where in own_name.addresses)
-    named_loopback = next((each for each in named if each.startswith("127.") or each == "::1"), None)
-    return NetworkFound(link, error, _try_loopback(), _clock_synchronised(), named_loopback)
+    return NetworkFound(link, error, _try_loopback(), _clock_synchronised())
 
 
 def route(toward: str) -> Link | None:

@@ -34,22 +34,20 @@ class Torch:
 
 @dataclass(frozen=True)
 class TorchFound:
+    """Fields of ``NodeFacts``."""
+
     torch: Torch | None
-    error: Line | None
+    torch_error: Line | None
 
 
 def _read(where: Surroundings) -> Reading:
-    return lambda: _fields(where.meter)
+    return lambda: vars(_found(where.meter)) | {"python": "{}.{}.{}".format(*sys.version_info[:3])}
 
 
-def _fields(probe: Probe) -> dict[str, object]:
-    found = probe.begin(TorchFound, TORCH_DEADLINE)
+def _found(meter: Probe) -> TorchFound:
     late = f"torch could not be imported in {TORCH_DEADLINE:g} s"
-    return {
-        "python": "{}.{}.{}".format(*sys.version_info[:3]),
-        "torch": found.torch if found else None,
-        "torch_error": found.error if found else late if probe.late else "import torch ended Python",
-    }
+    found = meter.begin(TorchFound, TORCH_DEADLINE)
+    return found or TorchFound(None, late if meter.late else "import torch ended Python")
 
 
 def find() -> TorchFound:
