@@ -19,7 +19,7 @@ from ddplaunch.commands.doctor.checks.torch import find
 from ddplaunch.commands.doctor.probe import begun
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import shown
-from ddplaunch.wire.bounds import Amount, Line, Name
+from ddplaunch.wire.bounds import Amount, Count, Line, Name, Size
 
 SIZES = (4, 1 << 20, 16 << 20)  # bytes: the first shows the latency
 LARGER = (64 << 20, 256 << 20, 1 << 30, 4 << 30)  # with --thorough, as far as memory and time allow
@@ -33,24 +33,31 @@ _PATIENCE = 0.5  # seconds of products: on a busy machine the best of a few woul
 
 
 @dataclass(frozen=True)
-class Device:
-    """What to measure with."""
+class Prepare:
+    """Stop listening, and start what measures, a process for each device. Answered with messages.Prepared.
 
-    name: str  # "cuda:0", "cpu"
-    interface: str  # for gloo; "" for its own choice
-    forced: bool  # whatever GLOO_SOCKET_IFNAME is
+    Each process gets this with its own device alone.
+    """
+
+    devices: tuple[Name, ...]  # "cuda:0", "cpu"
+    interface: Name  # for gloo; "" for its own choice
+    forced: bool = False  # whatever GLOO_SOCKET_IFNAME is
 
 
 @dataclass(frozen=True)
-class CollectiveTask:
-    """A collective with others."""
+class Measure:
+    """Measure a collective with your first ``count`` devices. Answered with Measured.
 
-    address: str  # of the first of them
-    port: int
-    rank: int
-    world_size: int
-    name: str  # of COLLECTIVES
-    room: int  # bytes that a tensor may have; on a GPU its memory counts too
+    Each process gets this with its own rank as ``first``.
+    """
+
+    address: Name  # of the first rank; "" for a collective on this node alone
+    port: Count
+    first: Count  # the rank of the first device
+    count: Count
+    world_size: Count
+    name: Name = "all_reduce"  # of COLLECTIVES
+    room: Size = SIZES[-1]  # bytes that a tensor may have; on a GPU its memory counts too
 
 
 @dataclass(frozen=True)
@@ -80,13 +87,13 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     say = begun()
     say(find())
-    given = msgspec.json.decode(sys.stdin.readline(), type=Device)
-    device = given.name
+    given = msgspec.json.decode(sys.stdin.readline(), type=Prepare)
+    (device,) = given.devices
     if given.interface and (given.forced or "GLOO_SOCKET_IFNAME" not in os.environ):
         os.environ["GLOO_SOCKET_IFNAME"] = given.interface
     say(DevicePower(device, _multiply(device)))
     for line in sys.stdin:
-        task = msgspec.json.decode(line, type=CollectiveTask)
+        task = msgspec.json.decode(line, type=Measure)
         try:
             say(Measured(tuple(_collective(device, task))))
         except Exception as error:
@@ -118,7 +125,7 @@ def _wait_for(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def _collective(device: str, task: CollectiveTask) -> list[float]:
+def _collective(device: str, task: Measure) -> list[float]:
     """The shortest time of each size; all ranks of the task measure the same ones."""
     import torch
     import torch.distributed as dist
@@ -130,7 +137,7 @@ def _collective(device: str, task: CollectiveTask) -> list[float]:
     dist.init_process_group(
         "nccl" if cuda else "gloo",
         init_method=f"tcp://{address}:{task.port}",
-        rank=task.rank,
+        rank=task.first,
         world_size=task.world_size,
         timeout=timedelta(seconds=DEADLINE / 2),
     )

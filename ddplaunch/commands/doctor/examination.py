@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from ddplaunch.commands.doctor import benchmark, messages
-from ddplaunch.commands.doctor.benchmark import Measured
+from ddplaunch.commands.doctor.benchmark import Measure, Measured, Prepare
 from ddplaunch.commands.doctor.checks.fabric import Fabric
 from ddplaunch.commands.doctor.facts import NodeFacts, machine_findings
 from ddplaunch.commands.doctor.flows import Flow, Pair, given_up
@@ -300,7 +300,7 @@ class Examiner:
         broken = [self._speed((node,), error=done.error) for node, done in ready.items() if done.error]
         well = [node for node, done in ready.items() if not done.error]
         counts = {node: len(self._devices(node)) for node in well}
-        alone = {node: messages.Measure("", 0, 0, count, count) for node, count in counts.items() if count > 1}
+        alone = {node: Measure("", 0, 0, count, count) for node, count in counts.items() if count > 1}
         reduced = self._ask(alone, Measured, benchmark.DEADLINE + TORCH_DEADLINE)
         speeds = [self._speed((node,), measured.seconds, measured.error) for node, measured in reduced.items()]
         closed = {frozenset((way.source, way.target)) for way in ways if way.port == 0 and way.outcome != "ok"}
@@ -325,15 +325,15 @@ class Examiner:
             for each in slow[MAX_AGAIN:]:
                 del pairs[each.nodes]
 
-    def _preparation(self, node: int) -> messages.Prepare:
+    def _preparation(self, node: int) -> Prepare:
         facts = self._found[node].facts
         interface = facts.link.interface if facts and facts.link else None
-        return messages.Prepare(self._devices(node), interface if interface and interface != "lo" else "")
+        return Prepare(self._devices(node), interface if interface and interface != "lo" else "")
 
     def _reduce(self, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, ...], Speed]:
         """Let pairs of nodes, of which none has a node of another, reduce at the same time."""
         questions = {
-            node: messages.Measure(self._reached_at(pair[0]), self._any_port[pair[0]], rank, 1, 2)
+            node: Measure(self._reached_at(pair[0]), self._any_port[pair[0]], rank, 1, 2)
             for pair in pairs
             for rank, node in enumerate(pair)
         }

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ddplaunch.commands.doctor.benchmark import SIZES, DevicePower, Measured
+from ddplaunch.commands.doctor.benchmark import DevicePower, Measure, Measured, Prepare
 from ddplaunch.commands.doctor.checks.fabric import Fabric
 from ddplaunch.commands.doctor.checks.network import Link
 from ddplaunch.commands.doctor.facts import NodeFacts
 from ddplaunch.commands.doctor.ways import Listening, Pinged, Streamed, Tried
 from ddplaunch.dataclass import dataclass
-from ddplaunch.wire.bounds import Count, ExitCode, Line, Moment, Name, Size
+from ddplaunch.wire.bounds import Count, ExitCode, Line, Moment, Name
 
 MARK = b"\x1eddplaunch doctor\x1e"
 """Comes before the first frame on stdout, where a login shell may have printed something."""
@@ -75,28 +75,6 @@ class SendStream:
     address: Name
     port: Count
     nonce: Name
-
-
-@dataclass(frozen=True)
-class Prepare:
-    """Stop listening, and start what measures. Answered with Prepared."""
-
-    devices: tuple[Name, ...]
-    interface: Name  # for gloo; "" for its own choice
-    forced: bool = False  # whatever GLOO_SOCKET_IFNAME is
-
-
-@dataclass(frozen=True)
-class Measure:
-    """Measure a collective with your first ``count`` devices. Answered with benchmark.Measured."""
-
-    address: Name  # "" for one on this node alone
-    port: Count
-    first: Count  # the rank of the first device
-    count: Count
-    world_size: Count
-    name: Name = "all_reduce"
-    room: Size = SIZES[-1]  # bytes that a tensor may have
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,14 @@ from typing import get_args
 
 from ddplaunch import __version__
 from ddplaunch.commands.doctor import benchmark, messages
-from ddplaunch.commands.doctor.benchmark import CollectiveTask, Device, DevicePower, Measured
+from ddplaunch.commands.doctor.benchmark import DevicePower, Measure, Measured, Prepare
 from ddplaunch.commands.doctor.checks import Surroundings, fabric
 from ddplaunch.commands.doctor.checks.network import route
 from ddplaunch.commands.doctor.checks.torch import TorchFound
 from ddplaunch.commands.doctor.facts import describe
 from ddplaunch.commands.doctor.probe import TORCH_DEADLINE, Probe
 from ddplaunch.commands.doctor.ways import Responder, ping, stream, try_ways
+from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.wire.connection import MAX_BYTES
 from ddplaunch.wire.frames import LENGTH, Garbled, frame
@@ -83,7 +84,7 @@ class Answerer:
         self._by_hand = by_hand
         self._responder: Responder | None = None
         self._meters: list[Probe] = []
-        self._prepared: messages.Prepare | None = None
+        self._prepared: Prepare | None = None
 
     def answer(self, question: messages.Question) -> object:
         """Answer; the kinds of answers are beside the questions."""
@@ -108,13 +109,13 @@ class Answerer:
                 return ping((address, port), nonce)
             case messages.SendStream(address, port, nonce):
                 return messages.Flowed(stream((address, port), nonce))
-            case messages.Prepare():
+            case Prepare():
                 return self._prepare(question)
             case messages.Recount():
                 return messages.Recounted(fabric.ask())
         return self._measure(question)
 
-    def _prepare(self, question: messages.Prepare) -> messages.Prepared:
+    def _prepare(self, question: Prepare) -> messages.Prepared:
         if self._responder:
             self._responder.close()
         if self._prepared:  # the processes have their devices
@@ -126,7 +127,7 @@ class Answerer:
         for meter in new:
             meter.begin(TorchFound, until - time.monotonic())
         for meter, device in zip(self._meters, question.devices, strict=True):
-            meter.ask(Device(device, question.interface, question.forced))
+            meter.ask(replace(question, devices=(device,)))
         powers = [meter.read(DevicePower, until - time.monotonic()) for meter in self._meters]
         if all(powers):
             return messages.Prepared(tuple(each for each in powers if each))
@@ -134,14 +135,13 @@ class Answerer:
         self._end()
         return messages.Prepared((), f"no answer in {TORCH_DEADLINE:g} s" if late else "the process ended at its start")
 
-    def _measure(self, question: messages.Measure) -> Measured:
+    def _measure(self, question: Measure) -> Measured:
         if self._prepared is None or not self._meters:
             return Measured(error="the measuring processes could not be started again")
-        address, port = question.address or "127.0.0.1", question.port or free_port()
+        task = replace(question, address=question.address or "127.0.0.1", port=question.port or free_port())
         taking = self._meters[: question.count]
         for place, meter in enumerate(taking):
-            rank = question.first + place
-            meter.ask(CollectiveTask(address, port, rank, question.world_size, question.name, question.room))
+            meter.ask(replace(task, first=question.first + place))
         until = time.monotonic() + benchmark.DEADLINE
         answers = []
         for meter in taking:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ddplaunch.commands.doctor import benchmark, messages
-from ddplaunch.commands.doctor.benchmark import Measured
+from ddplaunch.commands.doctor.benchmark import Measure, Measured, Prepare
 from ddplaunch.commands.doctor.examination import Examination, Examiner, Rail, Speed, backend_of
 from ddplaunch.commands.doctor.probe import DEADLINE, TORCH_DEADLINE
 from ddplaunch.commands.doctor.ways import Listening, new_nonce, patience
@@ -60,12 +60,12 @@ class ThoroughExaminer(Examiner):
         address = self._reached_at(first) if len(nodes) > 1 else ""
         port = self._any_port.get(first, 0)
         questions = {
-            node: messages.Measure(address, port, sum(counts[:place]), counts[place], world_size, name, room)
+            node: Measure(address, port, sum(counts[:place]), counts[place], world_size, name, room)
             for place, node in enumerate(nodes)
         }
         yield from self._run(questions, backend_of(self._devices(first)), name)
 
-    def _run(self, questions: Mapping[int, messages.Measure], backend: str, name: str) -> Iterator[Speed]:
+    def _run(self, questions: Mapping[int, Measure], backend: str, name: str) -> Iterator[Speed]:
         nodes = tuple(questions)
         answers = self._ask(questions, Measured, benchmark.DEADLINE + TORCH_DEADLINE)
         if len(answers) == len(nodes):
@@ -116,9 +116,9 @@ class ThoroughExaminer(Examiner):
             if len(nodes) < 2 or any(outcome != "ok" for _, _, outcome in rail.outcomes):
                 continue
             self._say(f"measuring all_reduce over {rail.network}")
-            questions = {node: messages.Prepare(("cpu",), rail.interfaces[node], forced=True) for node in nodes}
+            questions = {node: Prepare(("cpu",), rail.interfaces[node], forced=True) for node in nodes}
             ready = self._ask(questions, messages.Prepared, TORCH_DEADLINE)
             if all(node in ready and not ready[node].error for node in nodes):
                 where = (rail.addresses[nodes[0]], self._any_port[nodes[0]])
-                measures = {node: messages.Measure(*where, rank, 1, len(nodes)) for rank, node in enumerate(nodes)}
+                measures = {node: Measure(*where, rank, 1, len(nodes)) for rank, node in enumerate(nodes)}
                 yield from self._run(measures, "gloo", f"all_reduce over {rail.network}")
