@@ -65,14 +65,19 @@ def claim(number: int) -> socket.socket | None:
 
     Any number of sockets may be bound with SO_REUSEADDR; the kernel lets one of them listen.
     """
-    family, host = _everywhere()
-    dual = family == socket.AF_INET6
     try:
-        return socket.create_server((host, number), family=family, backlog=BACKLOG, dualstack_ipv6=dual)
+        return listen_everywhere(number)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return None
         raise _taken("--control-port", number, error) from None
+
+
+def listen_everywhere(number: int) -> socket.socket:
+    """Listen on all interfaces. Raises OSError."""
+    family, host = _everywhere()
+    dual = family == socket.AF_INET6
+    return socket.create_server((host, number), family=family, backlog=BACKLOG, dualstack_ipv6=dual)
 
 
 def without_loopback() -> str | None:

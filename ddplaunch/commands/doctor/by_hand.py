@@ -16,9 +16,9 @@ from typing import Any
 
 from ddplaunch.commands.doctor.node import BY_HAND, NODE
 from ddplaunch.commands.doctor.peers import Peer
-from ddplaunch.commands.doctor.ways import listen
 from ddplaunch.control.listener import Listener
 from ddplaunch.control.messages import PROTOCOL, Declined, Hello, Joined, Message, Refused, Versions, Welcome
+from ddplaunch.control.port import listen_everywhere
 from ddplaunch.control.route import resolve, unresolvable
 from ddplaunch.control.rules import Rules
 from ddplaunch.dataclass import replace
@@ -51,7 +51,7 @@ class Gathering:
         self._rules = Rules(max_nodes=nnodes, token=token)
         self._came: dict[int, Peer] = {}
         try:
-            listening = listen(port)
+            listening = listen_everywhere(port)
         except OSError as error:
             what = f"port {port}, the one after --master-port, cannot be used here: {os.strerror(error.errno or 0)}"
             hint = f"`ss -ltnp 'sport = :{port}'` shows who has it; or give all nodes another --master-port"

@@ -7,7 +7,6 @@ nobody lets the small ones through (RFC 2923, "black hole detection").
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import socket
@@ -20,6 +19,7 @@ from contextlib import suppress
 from math import log2
 from typing import Literal, NamedTuple
 
+from ddplaunch.control.port import listen_everywhere
 from ddplaunch.dataclass import dataclass
 from ddplaunch.wire.bounds import Amount, Count, Line, Seconds, Size
 from ddplaunch.wire.frames import read
@@ -97,7 +97,7 @@ class Responder:
         any_port = 0
         for port in (*ports, 0):
             try:
-                listening = listen(port)
+                listening = listen_everywhere(port)
             except OSError as error:
                 taken[port] = os.strerror(error.errno or 0)
                 continue
@@ -172,51 +172,43 @@ def try_ways(places: Sequence[tuple[str, int]], nonce: str) -> tuple[Tried, ...]
 
 
 def _try(place: tuple[str, int], nonce: bytes) -> Tried:
+    reached = _connect(place, nonce + _REACH)
+    if reached.connection:
+        reached.connection.close()
+    return reached.tried
+
+
+class _Reached(NamedTuple):
+    tried: Tried
+    connection: socket.socket | None
+    lost: int  # packets of tries without an answer
+
+
+def _connect(place: tuple[str, int], words: bytes) -> _Reached:
+    """Connect and say these words, again where nobody answers."""
+    lost = 0
     for _ in range(TRIES):
-        tried = _try_once(place, nonce)
-        if tried.outcome in ("ok", "refused"):
-            break
-    return tried
-
-
-def _try_once(place: tuple[str, int], nonce: bytes) -> Tried:
-    try:
-        connection = socket.create_connection(place, CONNECT_DEADLINE)
-    except ValueError:  # what a node says is its address cannot be one
-        return Tried("unreachable")
-    except OSError as error:
-        if isinstance(error, ConnectionRefusedError):
-            return Tried("refused")
-        waited = isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT
-        return Tried("silent" if waited else "unreachable")
-    with connection, suppress(OSError, EOFError):
+        try:
+            connection = socket.create_connection(place, CONNECT_DEADLINE)
+        except ConnectionRefusedError:
+            return _Reached(Tried("refused"), None, lost)
+        except TimeoutError:
+            tried, lost = Tried("silent"), lost + _SYNS
+            continue
+        except (OSError, ValueError):  # what a node says is its address may be none
+            tried = Tried("unreachable")
+            continue
         began = time.monotonic()
-        _greet(connection, nonce + _REACH)
-        return Tried("ok", time.monotonic() - began)
-    return Tried("stranger")
-
-
-def _greet(connection: socket.socket, words: bytes) -> None:
-    """Raises OSError or EOFError where a stranger answers, or nobody."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.sendall(words)
-    if _receive(connection, NONCE, SMALL_DEADLINE) != words[:NONCE]:
-        raise EOFError
-
-
-def _connect(place: tuple[str, int], words: bytes) -> tuple[socket.socket | None, int]:
-    """A connection, or None; and how many packets were lost where there is none."""
-    try:
-        connection = socket.create_connection(place, CONNECT_DEADLINE)
-    except (OSError, ValueError) as error:
-        return None, _SYNS if isinstance(error, TimeoutError) else 0
-    try:
-        _greet(connection, words)
-        return connection, 0
-    except (OSError, EOFError):
+        with suppress(OSError, EOFError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(words)
+            if _receive(connection, NONCE, SMALL_DEADLINE) == words[:NONCE]:
+                return _Reached(Tried("ok", time.monotonic() - began), connection, lost)
+        tried = Tried("stranger")
         with connection:
             counts = _count(connection)
-        return None, counts.lost if counts else 0  # the node may have no time to answer
+        lost += counts.lost if counts else 0  # the node may have no time to answer
+    return _Reached(tried, None, lost)
 
 
 # ---------------------------------------------------------------------------------------------------- what it carries
@@ -251,22 +243,16 @@ def _count(connection: socket.socket) -> _Counts | None:
 
 def ping(place: tuple[str, int], nonce: str) -> Pinged:
     """Exchange small packets with a node, a few at a time."""
-    unheard = 0
-    for _ in range(TRIES):
-        began = time.monotonic()
-        connection, lost = _connect(place, nonce.encode() + _ECHO)
-        if connection is None:
-            unheard += lost
-            continue
-        seconds = time.monotonic() - began
-        with connection:
-            sent = _exchange(connection)
-            counts = _count(connection)
-        if counts is None:
-            return Pinged(seconds, sent, unheard)
-        sent = max(counts.packets, counts.lost)  # a lost SYN is no packet with data
-        return Pinged(counts.round_trip / 1e6, sent + unheard, counts.lost + unheard)
-    return Pinged(None, unheard, unheard)
+    tried, connection, unheard = _connect(place, nonce.encode() + _ECHO)
+    if connection is None:
+        return Pinged(None, unheard, unheard)
+    with connection:
+        sent = _exchange(connection)
+        counts = _count(connection)
+    if counts is None:
+        return Pinged(tried.seconds, sent, unheard)
+    sent = max(counts.packets, counts.lost)  # a lost SYN is no packet with data
+    return Pinged(counts.round_trip / 1e6, sent + unheard, counts.lost + unheard)
 
 
 def _exchange(connection: socket.socket) -> int:
@@ -294,11 +280,8 @@ def _exchange(connection: socket.socket) -> int:
 
 def stream(place: tuple[str, int], nonce: str) -> Streamed | None:
     """Send much at once, and no longer than a moment. None where no connection comes about."""
-    for _ in range(TRIES):
-        connection, _ = _connect(place, nonce.encode() + _SINK)
-        if connection:
-            break
-    else:
+    connection = _connect(place, nonce.encode() + _SINK).connection
+    if connection is None:
         return None
     with connection:
         # What has not arrived at the end of the moment never will: nobody waits for it.
@@ -335,16 +318,6 @@ def _pour(connection: socket.socket) -> bool:
         return _receive(connection, 1, until - time.monotonic()) == b"."
     except (OSError, EOFError):
         return False
-
-
-def listen(port: int) -> socket.socket:
-    """Listen at all addresses of this machine. Raises OSError."""
-    try:
-        return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    except (OSError, ValueError) as error:  # this machine may have no IPv6
-        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            raise
-    return socket.create_server(("0.0.0.0", port))
 
 
 def _receive(connection: socket.socket, count: int, seconds: float) -> bytes:
