@@ -171,7 +171,8 @@ class Examiner:
     def _describe(self) -> None:
         count = len(self._peers)
         self._say("looking at this machine" if not self._address else f"looking at {count} nodes")
-        question = messages.Describe(os.fsencode(os.getcwd()), self._address, self._environ, self.thorough)
+        cwd = os.fsencode(os.getcwd())
+        question = messages.Describe(cwd, self._address, self._environ, new_nonce(), self.thorough)
         seconds = START_DEADLINE + 8 * DEADLINE + TORCH_DEADLINE
         for node, facts in self._ask(dict.fromkeys(range(count), question), NodeFacts, seconds).items():
             if _makes_sense(facts):
@@ -208,8 +209,7 @@ class Examiner:
 
     def _try_ways(self) -> tuple[Way, ...]:
         self._say("trying the ways between them")
-        self._nonce = nonce = new_nonce()
-        heard = self._ask(dict.fromkeys(self._live(), messages.Listen(self._ports, nonce)), Listening, DEADLINE)
+        heard = self._ask(dict.fromkeys(self._live(), messages.Listen(self._ports)), Listening, DEADLINE)
         for node, listening in heard.items():
             self._found[node] = replace(self._found[node], taken=dict(listening.taken))
             self._any_port[node] = listening.any_port
@@ -224,9 +224,7 @@ class Examiner:
             for source in heard
         }
         questions = {
-            source: messages.Connect(
-                tuple((self._reached_at(to), port or self._any_port[to]) for to, port in each), nonce
-            )
+            source: messages.Connect(tuple((self._reached_at(to), port or self._any_port[to]) for to, port in each))
             for source, each in tries.items()
         }
         seconds = patience(max(map(len, tries.values()), default=0))
@@ -261,7 +259,7 @@ class Examiner:
         return tuple(flows.values())
 
     def _ping(self, ports: Mapping[Pair, int]) -> dict[Pair, Flow]:
-        questions = {a: messages.Ping(self._reached_at(b), port, self._nonce) for (a, b), port in ports.items()}
+        questions = {a: messages.Ping(self._reached_at(b), port) for (a, b), port in ports.items()}
         answers = self._ask(questions, Pinged, PING_DEADLINE)
         return {
             (a, b): Flow(a, b, self._claimed(a, b), answers[a].seconds, answers[a].sent, answers[a].lost)
@@ -271,7 +269,7 @@ class Examiner:
 
     def _stream(self, flows: dict[Pair, Flow], ports: Mapping[Pair, int]) -> None:
         """Add to the flows what streams have shown; of several the fastest counts."""
-        questions = {a: messages.SendStream(self._reached_at(b), port, self._nonce) for (a, b), port in ports.items()}
+        questions = {a: messages.SendStream(self._reached_at(b), port) for (a, b), port in ports.items()}
         for a, answer in self._ask(questions, messages.Flowed, STREAM_DEADLINE).items():
             (way,) = (each for each in ports if each[0] == a)
             if (stream := answer.stream) and way in flows:

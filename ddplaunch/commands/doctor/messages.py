@@ -28,6 +28,7 @@ class Describe:
     cwd: bytes
     toward: Name  # node 0's address; "" where there is one node
     environ: tuple[bytes, ...]  # NAME=value, for what is measured
+    nonce: Name  # what nodes that connect to one another say
     thorough: bool = False
 
 
@@ -48,7 +49,6 @@ class Listen:
     """Listen at these ports and another one. Answered with ways.Listening."""
 
     ports: tuple[Count, ...]
-    nonce: Name
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,6 @@ class Connect:
     """Connect to these addresses and ports. Answered with Connected."""
 
     places: tuple[tuple[Name, Count], ...]
-    nonce: Name
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,6 @@ class Ping:
 
     address: Name
     port: Count
-    nonce: Name
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,6 @@ class SendStream:
 
     address: Name
     port: Count
-    nonce: Name
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,7 @@ class Answerer:
     def __init__(self, by_hand: bool) -> None:
         """``by_hand``: variables and the current folder are this process's own, whatever is asked."""
         self._by_hand = by_hand
+        self._nonce = ""
         self._responder: Responder | None = None
         self._meters: list[Probe] = []
         self._prepared: Prepare | None = None
@@ -89,26 +90,26 @@ class Answerer:
     def answer(self, question: messages.Question) -> object:
         """Answer; the kinds of answers are beside the questions."""
         match question:
-            case messages.Describe(cwd, toward, environ, thorough):
+            case messages.Describe(cwd, toward, environ, nonce, thorough):
                 os.environ.pop("PYTHONSAFEPATH", None)  # ours, so that Python took no module from the home folder
                 if not self._by_hand:
                     os.environb.update(each.partition(b"=")[::2] for each in environ)
                 folder = os.getcwd() if self._by_hand else os.fsdecode(cwd)
-                self._meters = [Probe(_MEASURE)]
+                self._nonce, self._meters = nonce, [Probe(_MEASURE)]
                 return describe(Surroundings(folder, toward, os.environ, self._meters[0], thorough))
             case messages.Route(toward):
                 return messages.Routed(route(toward))
             case messages.Tell():
                 return messages.Time(time.time())
-            case messages.Listen(ports, nonce):
-                self._responder = Responder(ports, nonce)
+            case messages.Listen(ports):
+                self._responder = Responder(ports, self._nonce)
                 return self._responder.listening
-            case messages.Connect(places, nonce):
-                return messages.Connected(try_ways(places, nonce))
-            case messages.Ping(address, port, nonce):
-                return ping((address, port), nonce)
-            case messages.SendStream(address, port, nonce):
-                return messages.Flowed(stream((address, port), nonce))
+            case messages.Connect(places):
+                return messages.Connected(try_ways(places, self._nonce))
+            case messages.Ping(address, port):
+                return ping((address, port), self._nonce)
+            case messages.SendStream(address, port):
+                return messages.Flowed(stream((address, port), self._nonce))
             case Prepare():
                 return self._prepare(question)
             case messages.Recount():

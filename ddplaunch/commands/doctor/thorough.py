@@ -8,7 +8,7 @@ from ddplaunch.commands.doctor import benchmark, messages
 from ddplaunch.commands.doctor.benchmark import Measure, Measured, Prepare
 from ddplaunch.commands.doctor.examination import Examination, Examiner, Rail, Speed, backend_of
 from ddplaunch.commands.doctor.probe import DEADLINE, TORCH_DEADLINE
-from ddplaunch.commands.doctor.ways import Listening, new_nonce, patience
+from ddplaunch.commands.doctor.ways import Listening, patience
 from ddplaunch.dataclass import replace
 
 _SHARE = 16  # of the memory that is available, for one tensor of one process: some are copied
@@ -88,16 +88,15 @@ class ThoroughExaminer(Examiner):
 
     def _try_rails(self, rails: Sequence[Rail]) -> list[Rail]:
         """Try the ways of each node to each other over these networks."""
-        nonce = new_nonce()
         nodes = {node for rail in rails for node in rail.addresses if node in self._live()}
-        heard = self._ask(dict.fromkeys(nodes, messages.Listen((), nonce)), Listening, DEADLINE)
+        heard = self._ask(dict.fromkeys(nodes, messages.Listen(())), Listening, DEADLINE)
         self._any_port |= {node: listening.any_port for node, listening in heard.items()}
         tried = []
         for rail in rails:
             self._say(f"trying the ways over {rail.network}")
             others = {node: [other for other in rail.addresses if other != node and other in heard] for node in heard}
             questions = {
-                node: messages.Connect(tuple((rail.addresses[to], self._any_port[to]) for to in others[node]), nonce)
+                node: messages.Connect(tuple((rail.addresses[to], self._any_port[to]) for to in others[node]))
                 for node in rail.addresses
                 if node in heard
             }

@@ -58,7 +58,7 @@ def false_node_0(tmp_path):
 def test_it_has_nothing_run_here(false_node_0, tmp_path):
     process, say, hear = false_node_0
     write(tmp_path, "torch.py", "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n")
-    say(Describe(b"/proc/nowhere", "127.0.0.1", (b"PYTHONPATH=" + os.fsencode(tmp_path),)))
+    say(Describe(b"/proc/nowhere", "127.0.0.1", (b"PYTHONPATH=" + os.fsencode(tmp_path),), ""))
     name, facts = hear()
     here = [each for each in facts["folders"] if each["what"] == "the current folder"]
     assert (name, [each["error"] for each in here]) == ("NodeFacts", [None])
