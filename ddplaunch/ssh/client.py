@@ -11,7 +11,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from ddplaunch import __version__
@@ -121,6 +121,13 @@ def far(words: list[str], environ: Mapping[str, str]) -> str:
     return f"exec {shlex.join(words)}"
 
 
+def why_ended(said: Sequence[str], last: str, code: int) -> str:
+    """Why Python did not begin there, by all that was said, the last line that explains something and the exit code."""
+    if any(re.search("No module named '?ddplaunch", line) for line in said):
+        return "ddplaunch is not installed for this Python there (--remote-python names another)"
+    return f"{last} (--remote-python names another Python)" if code in (126, 127) else last  # of env(1), or of a shell
+
+
 @dataclass
 class Stream:
     """stdout (1) or stderr (2) of an ssh."""
@@ -200,14 +207,10 @@ class Session:
         code = self._process.returncode
         if self._verdict:
             return self._verdict
-        if any(re.search("No module named '?ddplaunch", text) for text in self._complaints()):
-            return "ddplaunch is not installed for this Python there (--remote-python names another)"
-        if code in (126, 127):  # of env(1), or of a shell
-            return f"{self.complaint} (--remote-python names another Python)"
         if not self.there and (code == 0 or (code != 255 and not self.complaint)):
             ended = f"the login shell ended before ddplaunch began (exit code {code})"
             return f"{ended}: does one of its start files call exit?"
-        return self.complaint or "ssh ended without a message"
+        return why_ended(self._complaints(), self.complaint or "ssh ended without a message", code)
 
     def rest(self) -> None:
         """Get ready for another ``begin``, after an ssh that is over."""

@@ -15,12 +15,12 @@ from ddplaunch.commands.doctor.messages import MARK, Leave, NodeAnswer, Present,
 from ddplaunch.errors import shown
 from ddplaunch.loop import Loop
 from ddplaunch.plan.command import START_DEADLINE
+from ddplaunch.ssh.client import LONGEST_COMPLAINT, why_ended
 from ddplaunch.wire.connection import Connection
 
 UNREADABLE = "ddplaunch cannot read the answer of this host"
 
 END_PATIENCE = 2.0  # seconds for a command to end once its stdin is closed
-_LONGEST_QUOTE = 300  # characters of what others print that we quote
 _HOLLOW = re.compile(r"^(Warning: Permanently added|srun: error: .*task.*Exited|Traceback|  )|exit status|exit code")
 
 
@@ -143,11 +143,9 @@ class CommandPeer(Peer):
             code = 0
         self._complaints.seek(0)
         said = self._complaints.read().decode(errors="replace").splitlines()
-        if any(re.search("No module named '?ddplaunch", line) for line in said):
-            return "ddplaunch is not installed for this Python there (--remote-python names another)"
         telling = [line for line in said if line.strip() and not _HOLLOW.search(line)] or said
-        last = shown(telling[-1], _LONGEST_QUOTE) if telling else f"it ended without a message (exit code {code})"
-        return f"{last} (--remote-python names another Python)" if code in (126, 127) else last
+        last = shown(telling[-1], LONGEST_COMPLAINT) if telling else f"it ended without a message (exit code {code})"
+        return why_ended(said, last, code)
 
     def close(self) -> None:
         super().close()
