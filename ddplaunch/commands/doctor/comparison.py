@@ -17,6 +17,7 @@ from ddplaunch.words import size
 CLOCKS_DIFFER = 1.0  # seconds
 UNSUPPORTED = "not support"
 """In the message of a collective that a backend of this torch does not have."""
+_MORE_LOG = "TORCH_CPP_LOG_LEVEL=INFO and NCCL_DEBUG=INFO before a job's command show more"
 SLOW_AND_BUSY = 0.15  # of the best pair, where all nodes are busy: they disturb one another
 _MOST = 3  # findings of one kind that are told one by one
 
@@ -170,10 +171,8 @@ def _ways(found: Examination) -> Found:
     for way in found.ways:
         by_pair.setdefault((way.source, way.target), []).append(way)
     for (source, target), ways in by_pair.items():
-        if {source, target} in lossy or not losers.isdisjoint(
-            (source, target)
-        ):  # a connection may get no answer for that
-            continue
+        if {source, target} in lossy or not losers.isdisjoint((source, target)):
+            continue  # a connection may get no answer for that
         outcomes: dict[Outcome, None] = dict.fromkeys(way.outcome for way in ways if way.outcome != "ok")
         for outcome in outcomes:
             ports = tuple(way.port for way in ways if way.outcome == outcome)
@@ -181,16 +180,20 @@ def _ways(found: Examination) -> Found:
     for (outcome, ports), pairs in broken.items():
         all_ports = len(ports) == len({way.port for way in found.ways})
         at = "" if all_ports and outcome != "refused" else f" at {_at(ports)}"
-        said, hint = _BROKEN[outcome]
-        told = list(_told(pairs, set(by_pair)))
-        for sources, targets in told[:_MOST]:
-            subject = (
-                f"{names([found.name(each) for each in sources])} to {names([found.name(each) for each in targets])}"
-            )
-            yield Symptom(Severity.ERROR, subject, f"a connection{at} {said}", hint)
-        if len(told) > _MOST:
-            text = f"{len(told) - _MOST} more ways where a connection{at} {said}"
-            yield Symptom(Severity.ERROR, "network", text, "--json lists all")
+        yield from _broken(found, Severity.ERROR, outcome, at, _told(pairs, set(by_pair)))
+
+
+def _broken(
+    found: Examination, severity: Severity, outcome: Outcome, at: str, told: Iterable[tuple[list[int], list[int]]]
+) -> Found:
+    said, hint = _BROKEN[outcome]
+    told = list(told)
+    for sources, targets in told[:_MOST]:
+        subject = " to ".join(names(list(map(found.name, nodes))) for nodes in (sources, targets))
+        yield Symptom(severity, subject, f"a connection{at} {said}", hint)
+    if len(told) > _MOST:
+        text = f"{len(told) - _MOST} more ways where a connection{at} {said}"
+        yield Symptom(severity, "network", text, "--json lists all")
 
 
 def _at(ports: tuple[int, ...]) -> str:
@@ -273,17 +276,14 @@ def _pairs(found: Examination) -> Found:
 def _rails(found: Examination) -> Found:
     """Ways that are broken over one of several networks."""
     for rail in found.rails:
+        over = f" over {rail.network} ({', '.join(dict.fromkeys(rail.interfaces.values()))})"
         pairs: dict[Outcome, set[tuple[int, int]]] = {}
         for source, target, outcome in rail.outcomes:
             pairs.setdefault(outcome, set()).add((source, target))
         everyone = {(source, target) for source, target, _ in rail.outcomes}
         pairs.pop("ok", None)
         for outcome, broken in pairs.items():
-            said, hint = _BROKEN[outcome]
-            for sources, targets in list(_told(broken, everyone))[:_MOST]:
-                subject = f"{names(list(map(found.name, sources)))} to {names(list(map(found.name, targets)))}"
-                text = f"a connection over {rail.network} ({rail.interfaces[sources[0]]}) {said}"
-                yield Symptom(Severity.WARNING, subject, text, hint)
+            yield from _broken(found, Severity.WARNING, outcome, over, _told(broken, everyone))
 
 
 def _together(found: Examination) -> Found:
@@ -292,8 +292,7 @@ def _together(found: Examination) -> Found:
     for speed in found.together:
         who = "all nodes at once" if len(speed.nodes) > 1 else found.name(speed.nodes[0])
         if speed.error and UNSUPPORTED not in speed.error:
-            hint = "TORCH_CPP_LOG_LEVEL=INFO and NCCL_DEBUG=INFO before a job's command show more"
-            yield Symptom(Severity.ERROR, who, f"{speed.name} failed ({speed.backend}): {speed.error}", hint)
+            yield Symptom(Severity.ERROR, who, f"{speed.name} failed ({speed.backend}): {speed.error}", _MORE_LOG)
         held = any(_held_back(found, node) for node in speed.nodes)
         slow = speed.name == "all_reduce" and 0 < bandwidth(speed) < SLOW * min(pairs, default=0.0)
         if len(speed.nodes) > 2 and slow and not held:
@@ -308,8 +307,7 @@ def _failed(speed: Speed) -> bool:
 
 def _slow_pair(subject: str, what: str, speed: Speed, best: float, where: str) -> Symptom:
     if speed.error:
-        hint = "TORCH_CPP_LOG_LEVEL=INFO and NCCL_DEBUG=INFO before a job's command show more"
-        return Symptom(Severity.ERROR, subject, f"{what} failed ({speed.backend}): {speed.error}", hint)
+        return Symptom(Severity.ERROR, subject, f"{what} failed ({speed.backend}): {speed.error}", _MORE_LOG)
     text = f"{what} runs at {_per_second(bandwidth(speed))}, the best pair at {_per_second(best)}"
     return Symptom(Severity.WARNING, subject, text, f"look at {where} and switch port, and at what else runs there")
 
