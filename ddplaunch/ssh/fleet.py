@@ -54,13 +54,6 @@ class FleetState(Enum):
     ENDING = "ending"
 
 
-_NEXT = {
-    FleetState.CHECKING: {FleetState.RUNNING, FleetState.ENDING},
-    FleetState.RUNNING: {FleetState.ENDING},
-    FleetState.ENDING: {FleetState.ENDING},
-}
-
-
 @dataclass(frozen=True)
 class Problem:
     """Why a host cannot take part."""
@@ -117,10 +110,6 @@ class Fleet:
                 host.hang_up()
         assert self._first is not None
         return self._first
-
-    def _enter(self, stage: FleetState) -> None:
-        assert stage in _NEXT[self._stage], (self._stage, stage)
-        self._stage = stage
 
     def _live(self) -> list[Session]:
         return [host for host in self._hosts if not host.over]
@@ -182,7 +171,7 @@ class Fleet:
             unreached = any(problem.unreached for problem in self.problems)
             self._end(EXIT_UNAVAILABLE if unreached else EXIT_USAGE)
             return
-        self._enter(FleetState.RUNNING)
+        self._stage = FleetState.RUNNING
         for host in self._hosts:
             host.send(GO)
 
@@ -309,7 +298,7 @@ class Fleet:
 
     def _end(self, code: int) -> None:
         """Close all sessions; ``code`` is the exit code if no host has given one."""
-        self._enter(FleetState.ENDING)
+        self._stage = FleetState.ENDING
         self._turns.clear()
         self._first = code if self._first is None else self._first
         for host in self._live():
