@@ -5,7 +5,6 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-import ddplaunch
 from tests.conftest import Watched, clean_environment, command, wait_until
 from tests.faults.launcher import command_line
 from tests.hosts.host import Host
@@ -32,13 +31,12 @@ class Job(Watched):
         """``pipe``: stdout is one, to be read from ``process.stdout``. ``terminal``: stderr is this descriptor."""
         self.hosts = servers.network.hosts
         self.out, self.err = folder / "job.out", folder / "job.err"
-        where = {"PYTHONPATH": str(Path(ddplaunch.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-        environment = clean_environment({**os.environ, **where, **(env or {}), **servers.environment})
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {}), **servers.environment}
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = self.hosts[0].start(
                 command("run", *words),
                 cwd=folder,
-                env=environment,
+                env=clean_environment(variables),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if pipe else out,
                 stderr=err if terminal is None else terminal,

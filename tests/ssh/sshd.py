@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import ddplaunch
 from tests.hosts.host import Host
 from tests.hosts.network import Network
 from tests.hosts.network import unsupported as no_hosts
@@ -86,8 +87,9 @@ class Sshd:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs for its ``ssh`` to be one that knows the hosts: a PATH."""
-        return {"PATH": f"{self._bin}:{os.environ.get('PATH', _PATH)}"}
+        """What a process needs for its ``ssh`` to be one that knows the hosts, and for them to find ddplaunch."""
+        root = str(Path(ddplaunch.__file__).parents[1])
+        return {"PATH": f"{self._bin}:{os.environ.get('PATH', _PATH)}", "PYTHONPATH": root}
 
     def serve(self, host: Host) -> None:
         """Start the daemon of a host, also of one that was booted again."""

@@ -2,11 +2,9 @@
 
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
-import ddplaunch
 from tests.conftest import clean_environment, command, write
 from tests.patience import patience
 from tests.ssh.job import Job
@@ -28,8 +26,8 @@ def test_a_rank_is_gone_to_wherever_it_is(sshd, tmp_path):
     for host in servers.network.hosts:  # whose /tmp is one, and with it the doors there
         host.run("mkdir", "-p", "-m", "700", "/run/user/0")
     job = Job(servers, tmp_path, "--hosts", "n0:2,n1:2", "--debug", "--run-id", "calm", *LIGHT, "train.py")
-    here = {"PYTHONPATH": str(Path(ddplaunch.__file__).parents[1]), "XDG_STATE_HOME": str(servers.folder / "state")}
-    environment = clean_environment({**os.environ, **here, **servers.environment})
+    state = {"XDG_STATE_HOME": str(servers.folder / "state")}
+    environment = clean_environment({**os.environ, **state, **servers.environment})
 
     def debug(host: int, lines: str, *words: str) -> subprocess.CompletedProcess[str]:
         typed = tmp_path / "typed"

@@ -36,7 +36,7 @@ def test_a_slow_terminal_loses_nothing_and_costs_no_memory(sshd, tmp_path):
     """The reader takes a page now and then for longer than heartbeats and a stuck reader (10 s) take, then all."""
     count = 40_000  # lines of a KiB from each of two ranks
     write(tmp_path, "train.py", PRINTS)
-    words = ("--hosts", "n1:1,n2:1", "--heartbeat-timeout", "3", "--grace", "2", "train.py", str(count))
+    words = ("--hosts", "n1:1,n2:1", "--heartbeat-timeout", "3", "--grace", "2", *LIGHT, "train.py", str(count))
     run = Job(sshd(3), tmp_path, *words, pipe=True)
     pipe = run.process.stdout
     assert pipe
@@ -64,7 +64,8 @@ def test_a_slow_link_is_not_taken_for_a_lost_host(sshd, tmp_path):
     servers = sshd(3)
     shape = ("rate", "2mbit", "burst", "16kb", "latency", "400ms")
     servers.network.hosts[1].run("tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", *shape)
-    run = Job(servers, tmp_path, "--hosts", "n1:1,n2:1", "--heartbeat-timeout", "2", "--grace", "2", "train.py", "2000")
+    words = ("--hosts", "n1:1,n2:1", "--heartbeat-timeout", "2", "--grace", "2", *LIGHT, "train.py", "2000")
+    run = Job(servers, tmp_path, *words)
     assert run.wait(120) == 0, run.stderr()
     for rank in (0, 1):
         own = [line for line in run.stdout().splitlines() if line.startswith(f"[{rank}]")]
@@ -93,7 +94,7 @@ def test_each_host_keeps_the_log_of_its_ranks(sshd, tmp_path, shared):
     (tmp_path / "logs").mkdir()
     if not shared:
         there.run("mount", "-t", "tmpfs", "none", tmp_path / "logs")
-    run = Job(servers, tmp_path, "--hosts", "n1:1,n2:1", "--log-dir", "logs", "--run-id", "a", "train.py")
+    run = Job(servers, tmp_path, "--hosts", "n1:1,n2:1", "--log-dir", "logs", "--run-id", "a", *LIGHT, "train.py")
     assert run.wait() == 0, run.stderr()
     assert "ddplaunch: kept in logs/a/node-0 on n1\n" in run.stderr()
     assert "ddplaunch: kept in logs/a/node-1 on n2\n" in run.stderr()
