@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.conftest import clean_environment
+from tests.conftest import clean_environment, write
 from tests.patience import patience
 
 pytestmark = pytest.mark.slow
@@ -52,8 +52,10 @@ def test_the_page_and_what_it_is_compared_with(tmp_path):
 
 
 def test_gpus_that_are_not_well_and_one_that_fell_off_its_bus(tmp_path, fake_nvml):
+    """More closely, too: a link between them that is down, and all collectives."""
     env = fake_nvml.environ(4, ailing="1:85:64:3:1", busy=[(2, os.getpid(), 4096)], lost=3)
-    code, out, _ = look(tmp_path, "--json", env={**os.environ, **env})
+    env["FAKE_NVML_NVLINKS"] = "2:4:1:7:0"
+    code, out, stderr = look(tmp_path, "--thorough", "--json", env={**os.environ, **env})
     found = json.loads(out)
     said = {f"{each['subject']}: {each['severity']}: {each['text']}" for each in found["findings"]}
     host, facts = found["nodes"][0]["name"], found["nodes"][0]["facts"]
@@ -62,22 +64,31 @@ def test_gpus_that_are_not_well_and_one_that_fell_off_its_bus(tmp_path, fake_nvm
         f"{host} GPU 1: warning: its clock is held down by hardware, because of heat at 85 °C",
         f"{host} GPU 1: warning: 3 memory errors that ECC could not correct since the driver was loaded",
         f"{host} GPU 1: warning: rows or pages of its memory will be replaced at the next reset",
+        f"{host} GPU 2: warning: 1 of 4 NVLinks are down",
+        f"{host} GPU 2: note: 21 NVLink replays since its counters were cleared",
     } <= said
-    (user,) = [each for each in said if each.startswith(f"{host} GPU 2: warning: ")]
-    assert re.search(rf"are in use, by \S+ {os.getpid()} of \S+$", user)
+    (user,) = [each for each in said if " are in use, by " in each]
+    assert re.search(rf"^{host} GPU 2: warning: .* by \S+ {os.getpid()} of \S+$", user)
     lost = [each for each in said if each.startswith(f"{host} GPU 3: ")]
     assert lost == [f"{host} GPU 3: error: the driver cannot reach it: GPU is lost"]
     assert [gpu["index"] for gpu in facts["gpus"]] == [0, 1, 2]
     if facts["torch"]["cuda"] is None:
         assert [each for each in said if each.endswith("was built without CUDA, and this machine has 3 GPUs")]
+    assert facts["fabric"]["nvlinks"] == [{"gpu": 2, "active": 3, "down": 1, "errors": [["replays", 21]]}]
+    assert not [each for each in said if "while all_reduce ran" in each]
+    names = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+    assert [(each["name"], each["error"]) for each in found["together"]] == [(name, None) for name in names]
+    assert len(found["together"][0]["seconds"]) > 1
+    assert f"ddplaunch: measuring {names[-1]} of larger tensors\n" in stderr
 
 
 def test_a_tmpdir_where_nothing_can_be_written_and_a_driver_that_does_not_answer(tmp_path, fake_nvml):
     """Python takes the next folder in silence; /proc stands for one that is full, for root too."""
     wedged = tmp_path / "wedged"
     wedged.touch()
-    env = {**fake_nvml.environ(1), "FAKE_NVML_WEDGED": str(wedged), "TMPDIR": "/proc"}
-    code, out, _ = look(tmp_path, "--json", env={**os.environ, **env})
+    write(tmp_path, "torch.py", "raise ImportError('not today')\n")  # nothing is measured
+    env = {**fake_nvml.environ(1), "FAKE_NVML_WEDGED": str(wedged), "TMPDIR": "/proc", "PYTHONPATH": str(tmp_path)}
+    code, out, _ = look("/", "--json", env={**os.environ, **env})
     found = json.loads(out)
     assert "the GPU driver did not answer in 5 s" in [each["text"] for each in found["findings"]]
     (wrong,) = [each for each in found["findings"] if "TMPDIR" in each["text"]]

@@ -1,20 +1,15 @@
-"""``ddplaunch doctor --thorough``: what it reads of ports, NVLinks and the kernel's log, and what it measures more."""
+"""``ddplaunch doctor --thorough``: what its facts of ports, the kernel's log and all nodes at once mean."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from dataclasses import replace
-
-import pytest
 
 from ddplaunch.commands.doctor.checks.fabric import ErrorCount, Fabric, IbPort, look
 from ddplaunch.commands.doctor.comparison import findings
 from ddplaunch.commands.doctor.examination import Examination, NodeFound, Rail, Speed
 from ddplaunch.commands.doctor.report import page
 from tests.commands.doctor.facts import FACTS
-from tests.commands.doctor.test_one_machine import look as doctor
 from tests.conftest import write
 
 LOG = """\
@@ -98,22 +93,3 @@ all nodes at once, 3 ranks
   all_gather (gloo)       failed: gloo timed out
   reduce_scatter (gloo)   not with gloo of this torch
 """)
-
-
-@pytest.mark.slow
-def test_a_machine_with_nvlinks(tmp_path, fake_nvml):
-    env = {**fake_nvml.environ(3), "FAKE_NVML_NVLINKS": "2:4:1:7:0"}
-    _, out, said = doctor(tmp_path, "--thorough", "--json", env={**os.environ, **env})
-    found = json.loads(out)
-    (host,) = (node["name"] for node in found["nodes"])
-    assert found["nodes"][0]["facts"]["fabric"]["nvlinks"] == [
-        {"gpu": 2, "active": 3, "down": 1, "errors": [["replays", 21]]}
-    ]
-    told = [f"{each['severity']} {each['subject']}: {each['text']}" for each in found["findings"]]
-    assert f"warning {host} GPU 2: 1 of 4 NVLinks are down" in told
-    assert f"note {host} GPU 2: 21 NVLink replays since its counters were cleared" in told
-    assert not [each for each in told if "while all_reduce ran" in each]
-    names = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
-    assert [(each["name"], each["error"]) for each in found["together"]] == [(name, None) for name in names]
-    assert len(found["together"][0]["seconds"]) > 1
-    assert f"ddplaunch: measuring {names[-1]} of larger tensors\n" in said

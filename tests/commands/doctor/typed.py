@@ -1,0 +1,52 @@
+"""``ddplaunch doctor --json`` as it is typed on a virtual host, and what it found."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import clean_environment, command, wait_until
+from tests.hosts.host import Host
+from tests.patience import patience
+
+OF_LOAD = ("processes want to run", "multiplies matrices", "of memory are available", "between them runs at", "TMPDIR")
+"""What a busy machine that plays several hosts brings about by itself, and a /dev/shm that is TMPDIR too."""
+
+
+class Typed:
+    """The command on one host."""
+
+    def __init__(
+        self, host: Host, folder: Path, *words: str, env: Mapping[str, str] | None = None, far: Sequence[Host] = ()
+    ) -> None:
+        """``far``: hosts on which it starts something, too."""
+        self._hosts = [host, *far]
+        self.process = host.type(command("doctor", *words, "--json"), folder, clean_environment(env))
+
+    def says(self, text: str) -> None:
+        """Wait for a line of stderr with this text."""
+        assert self.process.stderr
+        for line in self.process.stderr:
+            if text in line:
+                return
+        pytest.fail(f"it ended without {text!r}: {self.process.wait()}")
+
+    def end(self) -> tuple[int, str, str]:
+        """The exit code, and what came on stdout and, unread so far, on stderr; nothing else of it is left."""
+        out, err = self.process.communicate(timeout=patience(100))
+        left = [host for host in self._hosts if host.alive]
+        wait_until(
+            lambda: not any(host.find("ddplaunch doctor|commands.doctor") for host in left),
+            "the end of what it started",
+        )
+        return self.process.returncode, out, err
+
+    def found(self) -> tuple[int, Any, list[str]]:
+        """The exit code, the answer, and its findings but those of a busy machine."""
+        code, out, err = self.end()
+        assert out, err
+        found = json.loads(out)
+        said = [f"{each['subject']}: {each['text']}" for each in found["findings"]]
+        return code, found, [each for each in said if not any(word in each for word in OF_LOAD)]
