@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-import ddplaunch
 from tests.conftest import clean_environment, write
 from tests.patience import patience
 
@@ -20,18 +17,12 @@ import os
 import socket
 import sys
 
-import torch
-import torch.distributed as dist
-
 from ddplaunch import RankFailed, launch
 
 
-def total(factor):
-    dist.init_process_group("gloo")
-    value = torch.tensor(factor * dist.get_rank())
-    dist.all_reduce(value)
+def work(factor):
     print("at", socket.gethostname())
-    return socket.gethostname(), int(value)
+    return socket.gethostname(), factor * int(os.environ["RANK"]), os.environ["WORLD_SIZE"]
 
 
 def fail():
@@ -42,21 +33,14 @@ def fail():
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         node = {"nnodes": 2, "node_rank": int(sys.argv[1]), "master_addr": sys.argv[2], "token": "x" * 20}
-        print(launch(total, 10, nproc=1, **node))
+        print(launch(work, 10, nproc=1, preload="threading", **node))
     else:
-        print(launch(total, 10, hosts="n1:1,n0:2"))
+        print(launch(work, 10, hosts="n1:1,n0:2", preload="threading"))
         try:
-            launch(fail, hosts="n0:1,n1:1")
+            launch(fail, hosts="n0:1,n1:1", preload="threading")
         except RankFailed as error:
             print(error.rank, error.host, repr(error.__cause__))
 """
-
-
-def begin(host, folder: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
-    root = str(Path(ddplaunch.__file__).parents[1])
-    env = clean_environment({**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1", **variables})
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "stdin": subprocess.DEVNULL}
-    return host.start([sys.executable, "program.py", *words], cwd=folder, env=env, **options)
 
 
 def test_ranks_on_two_hosts(sshd, tmp_path):
@@ -65,10 +49,12 @@ def test_ranks_on_two_hosts(sshd, tmp_path):
     folder = tmp_path / "shared"
     folder.mkdir()
     write(folder, "program.py", PROGRAM)
-    said, error = begin(servers.network.hosts[0], folder, **servers.environment).communicate(timeout=patience(100))
+    words = [sys.executable, "program.py"]
+    program = servers.network.hosts[0].type(words, folder, clean_environment(servers.environment))
+    said, error = program.communicate(timeout=patience(100))
     lines = said.splitlines()
     assert sorted(lines[:3]) == ["[0] at n1", "[1] at n0", "[2] at n0"], error
-    assert lines[3:] == ["[('n1', 30), ('n0', 30), ('n0', 30)]", "1 n1 ValueError('no luck')"], error
+    assert lines[3:] == ["[('n1', 0, '3'), ('n0', 10, '3'), ('n0', 20, '3')]", "1 n1 ValueError('no luck')"], error
     assert [name for name in os.listdir(folder) if name.startswith("ddplaunch-")] == []
 
 
@@ -76,6 +62,10 @@ def test_a_program_on_each_node(network, tmp_path):
     """Each gets what the ranks of its own node returned."""
     hosts = network(2).hosts
     write(tmp_path, "program.py", PROGRAM)
-    programs = [begin(host, tmp_path, str(number), hosts[0].address) for number, host in enumerate(hosts)]
+    words = [sys.executable, "program.py"]
+    programs = [
+        host.type([*words, str(number), hosts[0].address], tmp_path, clean_environment())
+        for number, host in enumerate(hosts)
+    ]
     told = [program.communicate(timeout=patience(100)) for program in programs]
-    assert [said.splitlines()[-1:] for said, _ in told] == [["[('n0', 10)]"], ["[('n1', 10)]"]], told
+    assert [said.splitlines()[-1:] for said, _ in told] == [["[('n0', 0, '2')]"], ["[('n1', 10, '2')]"]], told
