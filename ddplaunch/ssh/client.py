@@ -249,7 +249,7 @@ class Session:
 
     def read_on(self) -> None:
         for stream in self._streams:
-            self._loop.watch(stream.fd, partial(self._readable, stream))
+            self._loop.watch(stream.fd, partial(self._read, stream))
 
     def hang_up(self) -> None:
         """Close its stdin, at which the host ends everything."""
@@ -277,10 +277,8 @@ class Session:
         self.over = True
         return True
 
-    def _readable(self, stream: Stream) -> None:
-        self._read(stream)
-
     def _read(self, stream: Stream) -> bool:
+        """Pass on what has come; return whether there may be more now."""
         try:
             data = os.read(stream.fd, 1 << 16)
         except BlockingIOError:
