@@ -20,6 +20,7 @@ from ddplaunch.commands.doctor.ways import (
     Listening,
     Outcome,
     Pinged,
+    Tried,
     new_nonce,
     patience,
 )
@@ -33,7 +34,7 @@ MANY_MEET = 3  # others that each of more nodes reduces with
 MAX_AGAIN = 8  # slow pairs that are measured twice
 _STREAMS_AGAIN = 2  # times, alone: what was slow beside others may be fast
 SLOW = 0.5  # of the best: what is slower is named
-_MAX_GPUS = 1024  # of a node, whatever it says
+MAX_GPUS = 1024  # of a node, whatever it says
 _ON_CPUS = 2  # processes on a node without GPUs: what they reduce goes through its memory
 _CLOCK_READINGS = 5
 _CLOCK_TRIP = 1.0  # seconds: an answer that took longer says too little about a clock
@@ -213,9 +214,9 @@ class Examiner:
         for node, listening in heard.items():
             self._found[node] = replace(self._found[node], taken=dict(listening.taken))
             self._any_port[node] = listening.any_port
-        tries = {
+        places = {
             source: [
-                (target, port)
+                (target, self._reached_at(target), port or listening.any_port)
                 for target, listening in heard.items()
                 if target != source
                 for port in (*self._ports, 0)
@@ -223,19 +224,24 @@ class Examiner:
             ]
             for source in heard
         }
+        return tuple(
+            Way(source, target, port if port in self._ports else 0, tried.outcome, tried.seconds)
+            for source, target, port, tried in self._connect(places)
+        )
+
+    def _connect(self, places: Mapping[int, Sequence[tuple[int, str, int]]]) -> Iterator[tuple[int, int, int, Tried]]:
+        """Have nodes connect to others, each at an address and a port; from which to which, and what came of it."""
         questions = {
-            source: messages.Connect(tuple((self._reached_at(to), port or self._any_port[to]) for to, port in each))
-            for source, each in tries.items()
+            source: messages.Connect(tuple((address, port) for _, address, port in each))
+            for source, each in places.items()
         }
-        seconds = patience(max(map(len, tries.values()), default=0))
-        ways: list[Way] = []
+        seconds = patience(max(map(len, places.values()), default=0))
         for source, answer in self._ask(questions, messages.Connected, seconds).items():
-            if len(answer.tried) != len(tries[source]):
+            if len(answer.tried) != len(places[source]):
                 self._leave_out(source, UNREADABLE)
                 continue
-            for (target, port), tried in zip(tries[source], answer.tried, strict=True):
-                ways.append(Way(source, target, port, tried.outcome, tried.seconds))
-        return tuple(ways)
+            for (target, _, port), tried in zip(places[source], answer.tried, strict=True):
+                yield source, target, port, tried
 
     def _measure_flows(self, ways: Sequence[Way]) -> tuple[Flow, ...]:
         """What the open ways carry, those of many nodes at once, but each node only to and from one other."""
@@ -295,12 +301,13 @@ class Examiner:
         self._say("measuring all_reduce")
         ready = self._ask({node: self._preparation(node) for node in able}, messages.Prepared, TORCH_DEADLINE)
         powers = [Power(node, each.device, each.flops) for node, done in ready.items() for each in done.powers]
-        broken = [self._speed((node,), error=done.error) for node, done in ready.items() if done.error]
+        broken = [
+            Speed((node,), len(self._devices(node)), self._backend(node), error=done.error)
+            for node, done in ready.items()
+            if done.error
+        ]
         well = [node for node, done in ready.items() if not done.error]
-        counts = {node: len(self._devices(node)) for node in well}
-        alone = {node: Measure("", 0, 0, count, count) for node, count in counts.items() if count > 1}
-        reduced = self._ask(alone, Measured, benchmark.DEADLINE + TORCH_DEADLINE)
-        speeds = [self._speed((node,), measured.seconds, measured.error) for node, measured in reduced.items()]
+        alone = self._collective([(node,) for node in well])
         closed = {frozenset((way.source, way.target)) for way in ways if way.port == 0 and way.outcome != "ok"}
         closed |= {frozenset(flow.pair) for flow in flows if flow.faults}
         well = [node for node in well if node not in given_up(flows)]
@@ -308,15 +315,15 @@ class Examiner:
         for pairing in rounds(well, ALL_MEET - 1 if len(well) <= ALL_MEET else MANY_MEET):
             out = _failing(pairs.values())
             trying = [pair for pair in pairing if frozenset(pair) not in closed and out.isdisjoint(pair)]
-            pairs |= self._reduce([pair for pair in trying if self._alike(*pair)])
+            pairs |= self._collective([(a, b) for a, b in trying if self._backend(a) == self._backend(b)], most=1)
         self._reduce_again(pairs)
-        return tuple(powers), (*broken, *speeds, *pairs.values())
+        return tuple(powers), (*broken, *alone.values(), *pairs.values())
 
     def _reduce_again(self, pairs: dict[tuple[int, ...], Speed]) -> None:
         """Measure slow pairs alone: all that ran beside them may have slowed them, and then also those not tried."""
         slow = sorted((each for each in slow_pairs(list(pairs.values())) if not each.error), key=bandwidth)
         for each in slow[:MAX_AGAIN]:
-            for nodes, again in self._reduce([(each.nodes[0], each.nodes[1])]).items():
+            for nodes, again in self._collective([each.nodes], most=1).items():
                 pairs[nodes] = max(each, again, key=bandwidth)
         still = {each.nodes for each in slow_pairs(list(pairs.values()))}
         if not still.issuperset(each.nodes for each in slow[:MAX_AGAIN]):
@@ -328,32 +335,46 @@ class Examiner:
         interface = facts.link.interface if facts and facts.link else None
         return Prepare(self._devices(node), interface if interface and interface != "lo" else "")
 
-    def _reduce(self, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, ...], Speed]:
-        """Let pairs of nodes, of which none has a node of another, reduce at the same time."""
-        questions = {
-            node: Measure(self._reached_at(pair[0]), self._any_port[pair[0]], rank, 1, 2)
-            for pair in pairs
-            for rank, node in enumerate(pair)
-        }
+    def _collective(
+        self,
+        groups: Sequence[tuple[int, ...]],
+        name: str = "all_reduce",
+        *,
+        most: int = MAX_GPUS,
+        room: int = benchmark.SIZES[-1],
+        rail: Rail | None = None,
+    ) -> dict[tuple[int, ...], Speed]:
+        """Measure in groups of nodes at the same time, none in two of them, with so many devices of each at most."""
+        questions: dict[int, Measure] = {}
+        for nodes in groups:
+            first, counts = nodes[0], [min(most, len(self._devices(node))) for node in nodes]
+            address, port = "", 0
+            if len(nodes) > 1:
+                address, port = rail.addresses[first] if rail else self._reached_at(first), self._any_port[first]
+            for place, node in enumerate(nodes if sum(counts) > 1 else ()):
+                questions[node] = Measure(address, port, sum(counts[:place]), counts[place], sum(counts), name, room)
         answers = self._ask(questions, Measured, benchmark.DEADLINE + TORCH_DEADLINE)
         return {
-            (a, b): self._speed((a, b), answers[a].seconds, answers[a].error or answers[b].error)
-            for a, b in pairs
-            if a in answers and b in answers
+            nodes: Speed(
+                nodes,
+                questions[nodes[0]].world_size,
+                "gloo" if rail else self._backend(nodes[0]),
+                answers[nodes[0]].seconds,
+                next((answers[node].error for node in nodes if answers[node].error), None),
+                f"{name} over {rail.network}" if rail else name,
+            )
+            for nodes in groups
+            if answers.keys() >= set(nodes)
         }
 
-    def _speed(self, nodes: tuple[int, ...], seconds: tuple[float, ...] = (), error: str | None = None) -> Speed:
-        devices = self._devices(nodes[0])
-        return Speed(nodes, len(devices) if len(nodes) == 1 else 2, backend_of(devices), seconds, error)
-
-    def _alike(self, a: int, b: int) -> bool:
-        return backend_of(self._devices(a)) == backend_of(self._devices(b))
+    def _backend(self, node: int) -> str:
+        return "gloo" if self._devices(node)[0] == "cpu" else "nccl"
 
     def _devices(self, node: int) -> tuple[str, ...]:
         facts = self._found[node].facts
         gpus = facts.torch.devices if facts and facts.torch else 0
         on_cpus = _ON_CPUS if len(self._peers) <= ALL_MEET else 1  # torch takes its time to be imported
-        return tuple(f"cuda:{index}" for index in range(min(gpus, _MAX_GPUS))) or ("cpu",) * on_cpus
+        return tuple(f"cuda:{index}" for index in range(min(gpus, MAX_GPUS))) or ("cpu",) * on_cpus
 
 
 def _failing(speeds: Collection[Speed]) -> set[int]:
@@ -374,10 +395,6 @@ def _makes_sense(facts: NodeFacts) -> bool:
     except (ValueError, ArithmeticError):
         return False
     return True
-
-
-def backend_of(devices: tuple[str, ...]) -> str:
-    return "gloo" if devices[0] == "cpu" else "nccl"
 
 
 def rate(speed: Speed, place: int) -> float | None:

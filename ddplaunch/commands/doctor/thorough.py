@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ddplaunch.commands.doctor import benchmark, messages
-from ddplaunch.commands.doctor.benchmark import Measure, Measured, Prepare
-from ddplaunch.commands.doctor.examination import Examination, Examiner, Rail, Speed, backend_of
+from ddplaunch.commands.doctor.benchmark import Prepare
+from ddplaunch.commands.doctor.examination import MAX_GPUS, Examination, Examiner, Rail, Speed
 from ddplaunch.commands.doctor.probe import DEADLINE, TORCH_DEADLINE
-from ddplaunch.commands.doctor.ways import Listening, patience
+from ddplaunch.commands.doctor.ways import Listening
 from ddplaunch.dataclass import replace
 
 _SHARE = 16  # of the memory that is available, for one tensor of one process: some are copied
@@ -38,39 +38,23 @@ class ThoroughExaminer(Examiner):
         failed |= {node for way in found.ways if way.outcome != "ok" for node in (way.source, way.target)}
         able = {node for speed in found.speeds for node in speed.nodes}
         nodes = [node for node in self._live() if node in able - failed]
-        nodes = [node for node in nodes if self._alike(node, nodes[0])]
+        nodes = [node for node in nodes if self._backend(node) == self._backend(nodes[0])]
         groups = [nodes] if nodes else []
-        if nodes and backend_of(self._devices(nodes[0])) == "nccl":
+        if nodes and self._backend(nodes[0]) == "nccl":
             groups += [[node] for node in nodes if len(nodes) > 1 and len(self._devices(node)) > 1]
         for name in benchmark.COLLECTIVES if groups else ():
             self._say(f"measuring {name} {'of all nodes at once' if len(nodes) > 1 else 'of larger tensors'}")
             for group in groups:
                 yield from self._at_once(group, name)
 
-    def _at_once(self, nodes: Sequence[int], name: str) -> Iterator[Speed]:
+    def _at_once(self, nodes: Sequence[int], name: str) -> Iterable[Speed]:
         """One collective on these nodes: of CPUs one process a node, so that it is the network that is measured."""
-        one_each = len(nodes) > 1 and backend_of(self._devices(nodes[0])) == "gloo"
-        counts = [1 if one_each else len(self._devices(node)) for node in nodes]
-        world_size, first = sum(counts), nodes[0]
-        if world_size < 2:
-            return
+        most = 1 if len(nodes) > 1 and self._backend(nodes[0]) == "gloo" else MAX_GPUS
         facts = (self._found[node].facts for node in nodes)
         free = min((each.memory_available or 0 for each in facts if each), default=0)
-        room = max(benchmark.SIZES[-1], free // (_SHARE * max(counts)))
-        address = self._reached_at(first) if len(nodes) > 1 else ""
-        port = self._any_port.get(first, 0)
-        questions = {
-            node: Measure(address, port, sum(counts[:place]), counts[place], world_size, name, room)
-            for place, node in enumerate(nodes)
-        }
-        yield from self._run(questions, backend_of(self._devices(first)), name)
-
-    def _run(self, questions: Mapping[int, Measure], backend: str, name: str) -> Iterator[Speed]:
-        nodes = tuple(questions)
-        answers = self._ask(questions, Measured, benchmark.DEADLINE + TORCH_DEADLINE)
-        if len(answers) == len(nodes):
-            error = next((each.error for each in answers.values() if each.error), None)
-            yield Speed(nodes, questions[nodes[0]].world_size, backend, answers[nodes[0]].seconds, error, name)
+        processes = max(min(most, len(self._devices(node))) for node in nodes)
+        room = max(benchmark.SIZES[-1], free // (_SHARE * processes))
+        return self._collective([tuple(nodes)], name, most=most, room=room).values()
 
     def _rails(self) -> Iterator[Rail]:
         """The networks that nodes share, but those of the interface to node 0."""
@@ -94,17 +78,11 @@ class ThoroughExaminer(Examiner):
         tried = []
         for rail in rails:
             self._say(f"trying the ways over {rail.network}")
-            others = {node: [other for other in rail.addresses if other != node and other in heard] for node in heard}
-            questions = {
-                node: messages.Connect(tuple((rail.addresses[to], self._any_port[to]) for to in others[node]))
-                for node in rail.addresses
-                if node in heard
+            there = [node for node in rail.addresses if node in heard]
+            places = {
+                node: [(to, rail.addresses[to], self._any_port[to]) for to in there if to != node] for node in there
             }
-            outcomes = tuple(
-                (node, to, each.outcome)
-                for node, answer in self._ask(questions, messages.Connected, patience(len(nodes))).items()
-                for to, each in zip(others[node], answer.tried, strict=False)
-            )
+            outcomes = tuple((node, to, each.outcome) for node, to, _, each in self._connect(places))
             tried.append(replace(rail, outcomes=outcomes))
         return tried
 
@@ -118,6 +96,4 @@ class ThoroughExaminer(Examiner):
             questions = {node: Prepare(("cpu",), rail.interfaces[node], forced=True) for node in nodes}
             ready = self._ask(questions, messages.Prepared, TORCH_DEADLINE)
             if all(node in ready and not ready[node].error for node in nodes):
-                where = (rail.addresses[nodes[0]], self._any_port[nodes[0]])
-                measures = {node: Measure(*where, rank, 1, len(nodes)) for rank, node in enumerate(nodes)}
-                yield from self._run(measures, "gloo", f"all_reduce over {rail.network}")
+                yield from self._collective([tuple(nodes)], most=1, rail=rail).values()
