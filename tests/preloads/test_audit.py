@@ -1,6 +1,7 @@
 """What the audit makes of packages that do one thing each, in an interpreter that has these alone."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -21,81 +22,57 @@ SINGLE = {
 }
 
 
-@pytest.fixture(scope="module")
-def installation(tmp_path_factory):
-    made = Installation(tmp_path_factory.mktemp("installation"), packages.TORCH)
+def test_packages_that_do_one_thing_each(tmp_path):
+    """All in one audit, as most of its time is that of its interpreters."""
+    made = Installation(tmp_path, packages.TORCH)
     for name, files in {**{name: {f"{name}.py": text} for name, text in SINGLE.items()}, **packages.PARTS}.items():
         made.install(name, files)
     made.table.write_text(
         json.dumps({"packages": {"pack": {"modules": {"pack": [], "pack.good": []}}}, "harmless": {}})
     )
-    return made
-
-
-@pytest.fixture(scope="module")
-def said(installation):
-    return installation.audit(*SINGLE, *packages.PARTS, "--together", "--reasons", "99", env={"FAKE_HOME": "/home"})
-
-
-@pytest.mark.parametrize("name", packages.KEEPS)
-def test_what_differs_in_each_process_is_refused_whatever_holds_it(said, name):
-    assert said.entries[name.replace("_", "-")]["refused"] == f"has another {name}.X in each process"
-
-
-@pytest.mark.parametrize("name", packages.GENERATORS)
-def test_what_keeps_a_random_generator_is_refused(said, name):
-    reason = said.entries[name.replace("_", "-")]["refused"]
-    assert reason.startswith("keeps a random generator (")
-    assert reason.endswith(f") in {name}.X")
-
-
-@pytest.mark.parametrize("name", packages.DOES)
-def test_what_does_more_than_make_modules_is_refused(said, installation, name):
-    expected = packages.DOES[name][1].replace("{site}", str(installation.site))
-    assert f"{name}: {name} {expected}\n".replace("_", "-") in said.why.replace("_", "-")
-    assert "refused" in said.entries[name.replace("_", "-")]
-
-
-@pytest.mark.parametrize("name", packages.BOUND)
-def test_what_minds_the_lines_before_it_is_bound_to_come_first(said, name):
-    entry = said.entries[name.replace("_", "-")]
-    assert entry["order"] == "bound"
-    assert entry["bound_by"] == f"{name} {packages.BOUND[name][1]}"
-
-
-@pytest.mark.parametrize("name", packages.MINDS)
-def test_what_minds_lines_that_a_program_cannot_hide_says_which(said, name):
-    entry = said.entries[name.replace("_", "-")]
-    assert entry["order"] == "free"
-    assert entry["minds"] == [packages.MINDS[name][1]]
-
-
-@pytest.mark.parametrize("name", packages.CLEAN)
-def test_what_does_nothing_of_the_kind_is_free(said, name):
-    entry = said.entries[name.replace("_", "-")]
-    assert entry.get("refused") is None
-    assert entry.get("bound_by") is None
-    assert entry.get("minds") is None
-    assert entry["order"] == "free"
-    assert entry["modules"] == {name: []}
-    assert entry["versions"] == ["1.0"]
-
-
-def test_an_entry_names_variables_and_what_else_is_loaded(said):
-    assert said.entries["reads-home"]["variables"] == ["FAKE_HOME", "FAKE_MODE"]
-    assert said.entries["sets-own"]["sets"] == ["MINE"]
-    assert said.entries["of-fork"]["loads"] == ["logger", "plain"]
-
-
-def test_what_a_fork_repairs_is_known_but_not_what_copies_from_it(said):
-    assert said.entries["torchmetrics"]["order"] == "free"
-    assert said.entries["torchmetrics-kept"]["refused"] == "has another torchmetrics_kept.R in a fork that is rank 1"
-
-
-def test_only_the_listed_modules_of_a_distribution_count(said):
-    assert said.entries["pack"]["modules"] == {"pack": [], "pack.good": []}
-    assert said.entries["importer"]["refused"] == "imports pack.bad, which reads RANK"
+    said = made.audit(*SINGLE, *packages.PARTS, "--together", "--reasons", "99", env={"FAKE_HOME": "/home"})
     assert said.code == 1
+    entries = {name: said.entries[name.replace("_", "-")] for name in (*SINGLE, *packages.PARTS)}
+    refused = {name: entry["refused"] for name, entry in entries.items() if "refused" in entry}
+
+    # What differs in each process, whatever holds it.
+    assert {name: refused.get(name) for name in packages.KEEPS} == {
+        name: f"has another {name}.X in each process" for name in packages.KEEPS
+    }
+    for name in packages.GENERATORS:
+        assert re.fullmatch(rf"keeps a random generator \(.*\) in {name}\.X", refused[name]), name
+
+    # What does more than make modules.
+    why = said.why.replace("_", "-")
+    for name, (_, what) in packages.DOES.items():
+        what = what.replace("{site}", str(made.site))
+        assert f"{name}: {name} {what}\n".replace("_", "-") in why
+    assert packages.DOES.keys() <= refused.keys()
+
+    # What minds the lines before it has to come first, or names the words without which a program has no such lines.
+    order = ("order", "bound_by", "minds")
+    for name, (_, what) in packages.BOUND.items():
+        assert [entries[name].get(each) for each in order] == ["bound", f"{name} {what}", None], name
+    for name, (_, what) in packages.MINDS.items():
+        assert [entries[name].get(each) for each in order] == ["free", None, [what]], name
+
+    for name in packages.CLEAN:
+        assert name not in refused
+        assert [entries[name].get(each) for each in order] == ["free", None, None], name
+        assert (entries[name]["modules"], entries[name]["versions"]) == ({name: []}, ["1.0"])
+
+    # An entry names variables and what else is loaded.
+    assert entries["reads_home"]["variables"] == ["FAKE_HOME", "FAKE_MODE"]
+    assert entries["sets_own"]["sets"] == ["MINE"]
+    assert entries["of_fork"]["loads"] == ["logger", "plain"]
+
+    # What a fork repairs is known, but not what copies from it.
+    assert entries["torchmetrics"]["order"] == "free"
+    assert refused["torchmetrics_kept"] == "has another torchmetrics_kept.R in a fork that is rank 1"
+
+    # Only the listed modules of a distribution count.
+    assert entries["pack"]["modules"] == {"pack": [], "pack.good": []}
+    assert refused["importer"] == "imports pack.bad, which reads RANK"
 
 
 @pytest.fixture
@@ -121,6 +98,7 @@ def test_an_entry_is_written_into_the_table_and_keeps_what_was_written_by_hand(q
 
 
 def test_what_other_versions_have_shown_stays_where_that_is_asked_for(quiet):
+    """And another major version that is refused changes nothing."""
     quiet.install("ours", {"ours.py": "import os\nos.getenv('OURS')"})
     there = {
         "top": ["ours"],
@@ -133,9 +111,13 @@ def test_what_other_versions_have_shown_stays_where_that_is_asked_for(quiet):
         "on": "2026-01-01",
         "with": "Python 3.10.1, torch 2.4.0",
     }
-    quiet.table.write_text(json.dumps({"packages": {"ours": there}, "harmless": {}}))
-    assert quiet.audit("ours", "--write", "--join").code == 0
-    entry = json.loads(quiet.table.read_text())["packages"]["ours"]
+    quiet.install("major", {"major.py": "import os\nX = os.getpid()"})
+    other = {"top": ["major"], "versions": ["2.1"], "modules": {"major": []}, "order": "free"}
+    quiet.table.write_text(json.dumps({"packages": {"ours": there, "major": other}, "harmless": {}}))
+    quiet.audit("ours", "major", "--together", "--write", "--join")
+    written = json.loads(quiet.table.read_text())["packages"]
+    assert written["major"] == other
+    entry = written["ours"]
     assert entry.pop("with").startswith("Python 3.10.1, torch 2.4.0; Python 3.")
     assert entry.pop("on") > "2026-01-01"
     assert entry == {
@@ -143,14 +125,6 @@ def test_what_other_versions_have_shown_stays_where_that_is_asked_for(quiet):
         "versions": ["0.9", "1.0", "2.1"],
         "variables": ["FORMER", "OURS"],
     }
-
-
-def test_another_major_version_that_is_refused_changes_nothing(quiet):
-    quiet.install("ours", {"ours.py": "import os\nX = os.getpid()"})
-    there = {"top": ["ours"], "versions": ["2.1"], "modules": {"ours": []}, "order": "free"}
-    quiet.table.write_text(json.dumps({"packages": {"ours": there}, "harmless": {}}))
-    quiet.audit("ours", "--write", "--join")
-    assert json.loads(quiet.table.read_text())["packages"]["ours"] == there
 
 
 def test_an_import_that_ends_the_process_is_refused(quiet):

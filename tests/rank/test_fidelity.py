@@ -121,10 +121,14 @@ def _shielded(signals: dict[str, Any]) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------ everything, with torch
 
 
-@pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Seen]]:
-    """What a plain program and two ranks of each kind see once they have imported torch."""
-    folder = tmp_path_factory.mktemp("everything")
+FIELDS = (
+    "main", "argv", "orig_argv", "path", "cwd", "environ", "streams", "signals", "descriptors", "tasks", "limits",
+    "threads", "interpreter", "others", "comm", "stdin", "session",
+)  # fmt: skip
+
+
+def test_a_rank_sees_what_a_plain_program_sees(tmp_path: Path) -> None:
+    """Once it has imported torch; rank 0 has its store besides, and what holds it."""
     inherited = os.open(os.devnull, os.O_RDONLY)
     high = 77  # out of the way of what anything opens meanwhile
     os.dup2(inherited, high, inheritable=True)
@@ -135,61 +139,30 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Seen]
             env={"PROBE_IMPORT": "torch"},
             options={"pass_fds": (high,)},
         )
-        return {"plain": [scene.plain(folder)], **{start: scene.ranks(folder, start) for start in ("zygote", "exec")}}
+        plain, forked, fresh = scene.plain(tmp_path), scene.ranks(tmp_path, "zygote"), scene.ranks(tmp_path, "exec")
     finally:
         os.close(high)
-
-
-FIELDS = (
-    "main", "argv", "orig_argv", "path", "cwd", "environ", "streams", "signals", "descriptors", "tasks", "limits",
-    "threads", "interpreter", "others", "comm", "stdin", "session",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("start", ["zygote", "exec"])
-@pytest.mark.parametrize("name", FIELDS)
-def test_a_rank_sees_what_a_plain_program_sees(name: str, start: str, everything: dict[str, list[Seen]]) -> None:
-    assert_same(everything[start][1], everything["plain"][0], [name])
-
-
-def test_the_fields_are_all_that_the_probe_writes_down(everything: dict[str, list[Seen]]) -> None:
-    assert {*FIELDS, "loaded", "title"} == everything["plain"][0].keys()
-
-
-def test_a_descriptor_that_the_launcher_inherits_reaches_the_ranks(everything: dict[str, list[Seen]]) -> None:
-    for seen in (*everything["plain"], *everything["zygote"], *everything["exec"]):
+    assert {*FIELDS, "loaded", "title"} == plain.keys()
+    for seen in (plain, *forked, *fresh):
         assert seen["descriptors"]["77"] == os.devnull
-
-
-@pytest.mark.parametrize("start", ["zygote", "exec"])
-def test_rank_0_has_its_store_and_what_holds_it_besides(start: str, everything: dict[str, list[Seen]]) -> None:
-    first, second = everything[start]
-    assert_same(first, everything["plain"][0], [name for name in FIELDS if name not in {"descriptors", "tasks"}])
-    more = {number: to for number, to in first["descriptors"].items() if number not in second["descriptors"]}
-    if start == "exec":
-        assert list(more.values()) == ["socket"]
-        assert first["tasks"] == second["tasks"]
-    else:
-        loop = "pipe" if version("torch").startswith("2.4.") else "anon_inode"  # libuv's, which 2.4 has not for it
-        assert {"socket", loop} <= set(more.values())
-        assert first["tasks"] == second["tasks"] + 1
-
-
-def test_an_exec_rank_has_loaded_nothing_more(everything: dict[str, list[Seen]]) -> None:
-    more = set(everything["exec"][1]["loaded"]) - set(everything["plain"][0]["loaded"])
-    assert more <= {"__future__", "faulthandler"}
-
-
-def test_no_module_of_ours_is_in_sight(everything: dict[str, list[Seen]]) -> None:
-    names = {"zygote", "worker", "channel", "processes", "ddplaunch"}
-    for start in ("zygote", "exec"):
-        assert not names & set(everything[start][1]["loaded"])
-
-
-def test_ps_shows_the_program(everything: dict[str, list[Seen]]) -> None:
+    for first, second in (forked, fresh):
+        assert_same(second, plain, FIELDS)
+        assert_same(first, plain, [name for name in FIELDS if name not in {"descriptors", "tasks"}])
+        assert not {"zygote", "worker", "channel", "processes", "ddplaunch"} & {*first["loaded"], *second["loaded"]}
+    assert {*fresh[1]["loaded"]} - {*plain["loaded"]} <= {"__future__", "faulthandler"}
+    assert list(_more_descriptors(*fresh)) == ["socket"]
+    assert fresh[0]["tasks"] == fresh[1]["tasks"]
+    loop = "pipe" if version("torch").startswith("2.4.") else "anon_inode"  # libuv's, which 2.4 has not for it
+    assert {"socket", loop} <= set(_more_descriptors(*forked))
+    assert forked[0]["tasks"] == forked[1]["tasks"] + 1
     program = f"{PROGRAMS / 'probe.py'} one --two  three four"
-    assert everything["zygote"][1]["title"] == [f"python {program}"]
-    assert " ".join(everything["exec"][1]["title"]).endswith(program)
+    assert forked[1]["title"] == [f"python {program}"]  # what ps shows
+    assert " ".join(fresh[1]["title"]).endswith(program)
+
+
+def _more_descriptors(first: Seen, second: Seen) -> list[str]:
+    """What the first has at numbers where the second has nothing."""
+    return [to for number, to in first["descriptors"].items() if number not in second["descriptors"]]
 
 
 # --------------------------------------------------------------------------------------------- other surroundings
@@ -469,34 +442,20 @@ def test_a_function_may_be_in_a_file_of_any_name(name: str, start: str, tmp_path
 # ------------------------------------------------------------------------------------------ what programs do
 
 
-@pytest.fixture(scope="module")
-def featured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Seen]]:
-    folder = tmp_path_factory.mktemp("features")
-    scene = Scene((str(PROGRAMS / "features.py"),))
-    return {"plain": [scene.plain(folder)], **{start: scene.ranks(folder, start) for start in ("zygote", "exec")}}
-
-
-@pytest.mark.parametrize("start", ["zygote", "exec"])
-@pytest.mark.parametrize(
-    "feature",
-    [
-        *("process fork", "process spawn", "process forkserver", "pool fork", "pool spawn", "manager", "pickling"),
-        *("source", "asyncio", "subprocess", "traceback", "warning"),
-    ],
+FEATURES = (
+    *("process fork", "process spawn", "process forkserver", "pool fork", "pool spawn", "manager", "pickling"),
+    *("source", "asyncio", "subprocess", "traceback", "warning"),
 )
-def test_programs_can_do(feature: str, start: str, featured: dict[str, list[Seen]]) -> None:
-    (plain,) = featured["plain"]
-    assert "Error" not in str(plain[feature]) or feature == "traceback"
-    for rank in featured[start]:
-        assert rank[feature] == plain[feature]
 
 
-@pytest.mark.parametrize("start", ["zygote", "exec"])
-def test_two_frames_of_ours_are_below_the_programs(start: str, featured: dict[str, list[Seen]]) -> None:
-    (plain,) = featured["plain"]
+def test_what_programs_can_do(tmp_path: Path) -> None:
+    scene = Scene((str(PROGRAMS / "features.py"),))
+    plain = scene.plain(tmp_path)
+    assert not [each for each in FEATURES if "Error" in str(plain[each]) and each != "traceback"]
     assert plain["stack"] == ["main", "<module>"]
-    for rank in featured[start]:
-        assert rank["stack"] == ["main", "<module>", "live", "<module>"]
+    for rank in (*scene.ranks(tmp_path, "zygote"), *scene.ranks(tmp_path, "exec")):
+        assert {each: rank[each] for each in FEATURES} == {each: plain[each] for each in FEATURES}
+        assert rank["stack"] == ["main", "<module>", "live", "<module>"]  # two frames of ours are below
 
 
 RESULTS = {
@@ -551,11 +510,20 @@ def test_torch_compile(start: str, tmp_path: Path, launch: Launch) -> None:
 # --------------------------------------------------------------------------------------------- what is known to differ
 
 
-@pytest.fixture(scope="module")
-def differing(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Seen]]:
-    folder = tmp_path_factory.mktemp("differing")
+DIFFERS = {  # a plain program, a fork, a rank that is started by itself
+    "torch": (False, True, False),
+    "faulthandler": (False, True, True),
+    "frozen": (False, True, False),
+    "initial environment": (False, False, True),
+    "terminal": (0, 0, 0),
+    "leader": (True, True, True),
+}
+"""docs/fidelity.md says so: change both."""
+
+
+def test_what_differs_is_documented(tmp_path: Path) -> None:
     write(
-        folder,
+        tmp_path,
         "differs.py",
         """
         import faulthandler, gc, json, os, sys, warnings
@@ -578,39 +546,16 @@ def differing(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Seen]]
         """,
     )
     scene = Scene(("differs.py",), {"PYTHONHASHSEED": "random"})
-    return {"plain": [scene.plain(folder)], **{start: scene.ranks(folder, start) for start in ("zygote", "exec")}}
-
-
-@pytest.mark.parametrize(
-    ("what", "plain", "zygote", "exec"),
-    [
-        ("torch", False, True, False),
-        ("faulthandler", False, True, True),
-        ("frozen", False, True, False),
-        ("initial environment", False, False, True),
-        ("terminal", 0, 0, 0),
-        ("leader", True, True, True),
-    ],
-)
-def test_what_differs_is_documented(
-    what: str, plain: object, zygote: object, exec: object, differing: dict[str, list[Seen]]
-) -> None:
-    """docs/fidelity.md says so: change both."""
-    for start, expected in (("plain", plain), ("zygote", zygote), ("exec", exec)):
-        assert [seen[what] for seen in differing[start]] == [expected] * len(differing[start]), start
-
-
-def test_forked_ranks_share_a_hash_seed(differing: dict[str, list[Seen]]) -> None:
-    one, two = differing["zygote"]
-    assert one["hash"] == two["hash"]
-    one, two = differing["exec"]
-    assert one["hash"] != two["hash"]
-
-
-def test_a_warning_about_the_caller_of_the_script_names_ours(differing: dict[str, list[Seen]]) -> None:
-    assert differing["plain"][0]["warned"] in ("sys", "<sys>")  # the latter since Python 3.12
-    for start in ("zygote", "exec"):
-        assert differing[start][1]["warned"].endswith("worker.py")
+    plain, forked, fresh = scene.plain(tmp_path), scene.ranks(tmp_path, "zygote"), scene.ranks(tmp_path, "exec")
+    for what, expected in DIFFERS.items():
+        found = [{seen[what] for seen in each} for each in ([plain], forked, fresh)]
+        assert found == [{each} for each in expected], what
+    assert forked[0]["hash"] == forked[1]["hash"]
+    assert fresh[0]["hash"] != fresh[1]["hash"]
+    # Of a warning about the caller of the script.
+    assert plain["warned"] in ("sys", "<sys>")  # the latter since Python 3.12
+    for _, rank in (forked, fresh):
+        assert rank["warned"].endswith("worker.py")
 
 
 @forked_and_exec
