@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.agent.limits import memory
+from ddplaunch.agent.control_groups import memory
 from ddplaunch.control.messages import Check, Checked, Unable
 from ddplaunch.devices import read_hardware
 from ddplaunch.devices.cpu import read_cpu

@@ -1,12 +1,18 @@
-"""What control groups say of memory: limits, use, and how often the kernel ended a process. Of version 1 and 2."""
+"""The control groups that we are in, and what they say of memory: limits, use, how often the kernel ended a process.
+
+Of version 1 and 2 (cgroups(7)).
+"""
 
 from __future__ import annotations
 
-from ddplaunch.agent import limits
+from collections.abc import Iterator
+
 from ddplaunch.dataclass import dataclass
-from ddplaunch.devices.sysfs import read_text
+from ddplaunch.devices.sysfs import read_int, read_text
 
 _NO_LIMIT = 1 << 60  # what version 1 has for "unlimited" is about 2**63
+_USED = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
+"""The files of what is used, by those of the limits."""
 
 
 @dataclass(frozen=True)
@@ -21,10 +27,25 @@ class Group:
     kills: int | None  # how many of its processes were ended for that; None where it does not count them
 
 
+def groups(controller: str, root: str = "") -> Iterator[str]:
+    """The folders of our control group and of those around it: of version 2, and of this controller of version 1.
+
+    ``root`` is where /proc and /sys are.
+    """
+    for line in (read_text(f"{root}/proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = f"{root}/sys/fs/cgroup/{controller}" if controllers else f"{root}/sys/fs/cgroup"
+        parts = [part for part in path.split("/") if part and part != ".."]
+        for depth in range(len(parts), -1, -1):
+            yield "/".join((top, *parts[:depth]))
+
+
 def read(root: str = "") -> list[Group]:
-    """Our control group, and those around it; ``root`` is where /proc and /sys are."""
+    """Our control group, and those around it."""
     found = []
-    for folder in limits.groups("memory", root):
+    for folder in groups("memory", root):
         name = folder.removeprefix(f"{root}/sys/fs/cgroup").removeprefix("/memory") or "/"
         if limit := read_text(f"{folder}/memory.max"):
             happened = fields(f"{folder}/memory.events")  # of those below, too
@@ -32,12 +53,26 @@ def read(root: str = "") -> list[Group]:
             met = (fields(f"{folder}/memory.events.local") or happened).get("oom", 0)
             limited = int(limit) if limit.isdecimal() else None
             found.append(Group(folder, name, "memory.max", limited, met, happened.get("oom_kill")))
-        elif (size := limits.number(f"{folder}/memory.limit_in_bytes")) is not None:
-            met = limits.number(f"{folder}/memory.failcnt") or 0
+        elif (size := read_int(f"{folder}/memory.limit_in_bytes")) is not None:
+            met = read_int(f"{folder}/memory.failcnt") or 0
             kills = fields(f"{folder}/memory.oom_control").get("oom_kill")
             limited = size if size < _NO_LIMIT else None
             found.append(Group(folder, name, "memory.limit_in_bytes", limited, met, kills))
     return found
+
+
+def memory(total: int | None, available: int | None) -> tuple[int | None, int | None]:
+    """The memory of the machine, or what a control group leaves of it; files that are only cached count as free."""
+    for group in read():
+        used = read_int(f"{group.folder}/{_USED[group.setting]}")
+        if group.limit is None or used is None:
+            continue
+        stat = fields(f"{group.folder}/memory.stat")
+        cached = stat.get("inactive_file", 0) + stat.get("active_file", 0)
+        left = max(0, group.limit - max(0, used - cached))
+        total = group.limit if total is None else min(total, group.limit)
+        available = left if available is None else min(available, left)
+    return total, available
 
 
 def shared_and_cached(group: Group) -> tuple[int, int]:

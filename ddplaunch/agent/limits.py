@@ -1,4 +1,4 @@
-"""The kernel's limits on open files, processes and memory: how far we may go, and in words which of them was met."""
+"""The kernel's limits on open files and processes: how far we may go, and in words which of them was met."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ddplaunch.devices.sysfs import read_text
+from ddplaunch.agent import control_groups
+from ddplaunch.devices.sysfs import read_int
 from ddplaunch.errors import EXIT_OS, LaunchError, UsageError
 from ddplaunch.words import counted
 
 _FOUND, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
 
-_NO_LIMIT = 1 << 60  # what version 1 of control groups has for "unlimited" is about 2**63
 _SPARE = 16  # descriptors beside the ranks': those that are on their way to a zygote, files that are read
 
 
@@ -77,74 +77,11 @@ def why_unborn(number: int | None) -> str:
 
 
 def _process_limit() -> str:
-    for folder in _limiting():
-        try:
-            with open(f"{folder}/pids.max") as limits, open(f"{folder}/pids.current") as current:
-                limit = limits.read().strip()
-                if limit != "max" and int(current.read()) >= int(limit) - 1:
-                    return f"the limit of the cgroup is {limit} (pids.max)"
-        except (OSError, ValueError):
-            continue
+    for folder in control_groups.groups("pids"):
+        limit, used = read_int(f"{folder}/pids.max"), read_int(f"{folder}/pids.current")
+        if limit is not None and used is not None and used >= limit - 1:
+            return f"the limit of the cgroup is {limit} (pids.max)"
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if soft != resource.RLIM_INFINITY and os.geteuid():
         return f"the user's limit is {soft} (ulimit -u)"
     return "the limit of the cgroup (pids.max), the user (ulimit -u) or the machine is reached"
-
-
-def cgroups(root: str = "") -> list[tuple[str, str]]:
-    """The controllers and the path of each cgroup that we are in; of v2, "" (cgroups(7)). /proc is below ``root``."""
-    try:
-        with open(f"{root}/proc/self/cgroup", encoding="utf-8") as file:
-            lines = [line.rstrip("\n").split(":", 2) for line in file]
-            return [(controllers, path) for _, controllers, path in lines]
-    except (OSError, ValueError):
-        return []
-
-
-def _limiting() -> Iterator[str]:
-    """The folders that may limit our processes: our cgroup's, and those above it (v2, v1's pids)."""
-    for controllers, path in cgroups():
-        if controllers in ("", "pids"):
-            mounts = ["/sys/fs/cgroup/pids"] if controllers else ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
-            while path:
-                yield from (mount + path.rstrip("/") for mount in mounts)
-                path = path.rstrip("/").rpartition("/")[0]
-
-
-def number(path: str) -> int | None:
-    try:
-        return int(read_text(path) or "")
-    except ValueError:  # "max" too
-        return None
-
-
-def groups(controller: str, root: str = "") -> Iterator[str]:
-    """The folders of our control group and of those around it: of version 2, and of this controller of version 1."""
-    for controllers, path in cgroups(root):
-        if controllers and controller not in controllers.split(","):
-            continue
-        top = f"{root}/sys/fs/cgroup/{controller}" if controllers else f"{root}/sys/fs/cgroup"
-        parts = [part for part in path.split("/") if part and part != ".."]
-        for depth in range(len(parts), -1, -1):
-            yield "/".join((top, *parts[:depth]))
-
-
-def memory(total: int | None, available: int | None) -> tuple[int | None, int | None]:
-    """The memory of the machine, or what a control group leaves of it; files that are only cached count as free."""
-    for folder in groups("memory"):
-        for limit_name, used_name in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            limit, used = number(f"{folder}/{limit_name}"), number(f"{folder}/{used_name}")
-            if limit is None or used is None or limit > _NO_LIMIT:
-                continue
-            cached = 0
-            for line in (read_text(f"{folder}/memory.stat") or "").splitlines():
-                name, _, value = line.partition(" ")
-                if name in ("inactive_file", "active_file"):
-                    cached += int(value)
-            left = max(0, limit - max(0, used - cached))
-            total = limit if total is None else min(total, limit)
-            available = left if available is None else min(available, left)
-    return total, available

@@ -6,10 +6,11 @@ import os
 import resource
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.agent.limits import groups, memory, number
+from ddplaunch.agent.control_groups import groups, memory
 from ddplaunch.commands.doctor.checks import Found, HealthCheck, KernelNumber, Reading, Severity, Surroundings, Symptom
 from ddplaunch.dataclass import dataclass
 from ddplaunch.devices.cpu import read_cpu
+from ddplaunch.devices.sysfs import read_int
 from ddplaunch.words import size
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def _read_limits() -> Limits:
 
     left: list[int] = []
     for folder in groups("pids"):
-        limit, used = number(f"{folder}/pids.max"), number(f"{folder}/pids.current")
+        limit, used = read_int(f"{folder}/pids.max"), read_int(f"{folder}/pids.current")
         if limit is not None and used is not None:
             left.append(limit - used)
     return Limits(

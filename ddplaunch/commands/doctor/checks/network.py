@@ -6,11 +6,11 @@ import ctypes
 import socket
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.agent.limits import number
 from ddplaunch.commands.doctor.checks import Found, HealthCheck, Reading, Severity, Surroundings, Symptom
 from ddplaunch.commands.doctor.probe import DEADLINE, Probe
 from ddplaunch.control.route import Lookup, interface_of
 from ddplaunch.dataclass import dataclass
+from ddplaunch.devices.sysfs import read_int
 from ddplaunch.wire.bounds import Count, Line, Name
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ def _route(toward: str) -> tuple[Link | None, str | None]:
             continue
         name = interface_of(address)
         folder = f"/sys/class/net/{name}"
-        speed = number(f"{folder}/speed") if name else None
-        mtu = number(f"{folder}/mtu") if name else None
+        speed = read_int(f"{folder}/speed") if name else None
+        mtu = read_int(f"{folder}/mtu") if name else None
         return Link(address, name, mtu, speed if speed and speed > 0 else None, there), None
     return None, f"{toward}: {error.strerror if error else 'no address'}"
 
