@@ -20,7 +20,6 @@ from ddplaunch.diagnosis.stack_dump import parse_dump
 from ddplaunch.diagnosis.standing import LOADER_WAIT, waiting_for
 from ddplaunch.diagnosis.waits import needs
 from ddplaunch.loop import Loop
-from ddplaunch.target.target import TargetKind
 
 AGAIN = 0.1  # seconds between the two readings of the collectives: who moves is not waiting
 PATIENCE = 0.3  # seconds for a reading, and what each rank adds: one that holds the GIL never answers
@@ -90,19 +89,11 @@ class Inspector:
 
     def _dump(self) -> None:
         for number, found in self._found.items():
-            process, line = self._ranks.processes.get(number), self._ranks.lines.get(number)
-            if found.condition in (Condition.EXITED, Condition.PENDING) or process is None:
+            if found.condition in (Condition.EXITED, Condition.PENDING) or number not in self._ranks.processes:
                 continue
-            if line is None:
-                program = self._ranks.plan.target.kind is TargetKind.PROGRAM
-                why = "it is not a Python program" if program else "ddplaunch runs with --no-inspect"
+            if why := self._ranks.why_mute(number):
                 self._found[number] = replace(found, no_stack=why)
-                continue
-            line.catch_up()
-            if not line.begun:
-                self._found[number] = replace(found, no_stack="its program has not begun yet")
-                continue
-            if line.answers and found.condition is not Condition.STOPPED:
+            elif self._ranks.lines[number].answers and found.condition is not Condition.STOPPED:
                 self._unsure.add(number)
             else:
                 self._begin_dump(number)

@@ -69,7 +69,7 @@ class Outfit:
         return self.log.file(name) or os.path.join(os.getcwd(), f"{ranks.plan.run_id}.{name}")
 
     def _described(self, ranks: Ranks, rank: Rank, debugger: str) -> RankJob:
-        plan, error_file = ranks.plan, ranks.error_file(rank.rank)
+        plan, error_file = ranks.plan, ranks.file(rank.rank, "json")
         target = plan.target
         environment = {**plan.environment(rank, ranks.number), **self.preemption_file.variables()}
         if error_file:
@@ -108,10 +108,10 @@ class Outfit:
             "init_method": plan.init_method,
             "store": (plan.master_addr, plan.master_port),
             "error_file": error_file,
-            "trace_file": ranks.trace_file(rank.rank),
+            "trace_file": ranks.file(rank.rank, "trace.json"),
             "trace_after": LONG,
             "oom_snapshot": self._snapshot(ranks, rank) if self.policy.oom_report else "",
-            "oom_summary": ranks.oom_summary(rank.rank) or "",
+            "oom_summary": ranks.file(rank.rank, "oom") or "",
             "debugger": debugger,
             "debugpy": rank.rank in self.policy.debugpy,
             "post_mortem": self.policy.post_mortem,

@@ -12,14 +12,13 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ddplaunch.agent.ranks import RankProcess, Ranks
-from ddplaunch.agent.signals import signal_sets
+from ddplaunch.agent.signals import has, signal_sets
 from ddplaunch.agent.stack_dump import TAKEN
 from ddplaunch.control.messages import TakeProfile
 from ddplaunch.dataclass import replace
 from ddplaunch.diagnosis.profile import PERIOD, RankProfile, most_places, read_profile
 from ddplaunch.files import read_regular
 from ddplaunch.loop import Loop
-from ddplaunch.target.target import TargetKind
 
 PATIENCE = 5.0  # seconds after the last tick for ranks to tell, who may hold the GIL
 _LEAD = 0.1  # seconds for ranks to prepare
@@ -53,16 +52,12 @@ class Profiler:
 
     def _ask(self, number: int) -> str:
         """Ask a rank to prepare; return for people why it cannot be asked."""
-        process, line = self._ranks.processes.get(number), self._ranks.lines.get(number)
+        process = self._ranks.processes.get(number)
         if process is None:
             return "it has no process" if self._ranks.pending else "it has ended"
-        if line is None:
-            program = self._ranks.plan.target.kind is TargetKind.PROGRAM
-            return "it is not a Python program" if program else "ddplaunch runs with --no-inspect"
-        line.catch_up()
-        path = self._ranks.profile_file(number, self._order.serial)
-        if not line.begun:
-            return "its program has not begun yet"
+        if why_not := self._ranks.why_mute(number):
+            return why_not
+        line, path = self._ranks.lines[number], self._ranks.file(number, f"profile-{self._order.serial}")
         if not (line.ticks and line.signals[0]):
             return TAKEN
         if path is None:
@@ -154,7 +149,7 @@ class _Asked:
         """Whether it does, and has none waiting, as one has that is stopped."""
         with suppress(OSError, ValueError):
             caught, waiting = signal_sets(self._process.pid, b"SigCgt", b"ShdPnd")
-            return bool((caught & ~waiting) >> (number - 1) & 1)
+            return has(caught & ~waiting, number)
         return False
 
     def forget(self) -> None:

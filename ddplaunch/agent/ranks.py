@@ -22,6 +22,7 @@ from ddplaunch.loop import Callback, Loop, Timers
 from ddplaunch.output.streams import Streams
 from ddplaunch.plan.layout import Rank
 from ddplaunch.plan.plan import Plan
+from ddplaunch.target.target import TargetKind
 
 if TYPE_CHECKING:
     from ddplaunch.agent.debugging import Debugging
@@ -107,21 +108,10 @@ class Ranks:
         assert phase in NEXT[self.phase], f"{self.phase} to {phase}"
         self.phase = phase
 
-    def error_file(self, rank: int) -> str | None:
+    def file(self, rank: int, kind: str) -> str | None:
+        """Where a rank tells us something in this attempt: "json" of its exception, "trace.json" of its collectives."""
         folder = self._folder.path
-        return os.path.join(folder, f"{rank}.{self.number}.json") if folder else None
-
-    def trace_file(self, rank: int) -> str | None:
-        folder = self._folder.path
-        return os.path.join(folder, f"{rank}.{self.number}.trace.json") if folder else None
-
-    def oom_summary(self, rank: int) -> str | None:
-        folder = self._folder.path
-        return os.path.join(folder, f"{rank}.{self.number}.oom") if folder else None
-
-    def profile_file(self, rank: int, serial: int) -> str | None:
-        folder = self._folder.path
-        return os.path.join(folder, f"{rank}.{self.number}.profile-{serial}") if folder else None
+        return os.path.join(folder, f"{rank}.{self.number}.{kind}") if folder else None
 
     def worked(self, rank: int) -> float:
         """When it last called ``runtime.working``, on the monotonic clock; 0.0 where it did not."""
@@ -135,6 +125,15 @@ class Ranks:
         """Return the end of its line that a rank is given. OSError: too many files are open."""
         line = self.lines[rank] = RankLine(self._loop)
         return line.given
+
+    def why_mute(self, rank: int) -> str:
+        """Say for people why a rank cannot be asked anything, by what it has said of itself so far; "" where it can."""
+        line = self.lines.get(rank)
+        if line is None:
+            program = self.plan.target.kind is TargetKind.PROGRAM
+            return "it is not a Python program" if program else "ddplaunch runs with --no-inspect"
+        line.catch_up()
+        return "" if line.begun else "its program has not begun yet"
 
     @property
     def debugged(self) -> bool:
@@ -170,13 +169,13 @@ class Ranks:
 
     def finish(self, rank: int) -> None:
         """A rank has done its work: keep what it wrote of its last collectives."""
-        path = self.trace_file(rank)
+        path = self.file(rank, "trace.json")
         if path and os.path.exists(path):
             self.arrivals += remains.read_trace_file(path, rank, self.plan.world_size)
 
     def judge(self, process: RankProcess, code: int, peak: int = 0) -> Failure | None:
         """Tell a failure from the end that we asked for; ``code`` is -N for signal N, ``peak`` the memory it had."""
-        recorded = remains.read_error_file(self.error_file(process.rank.rank))
+        recorded = remains.read_error_file(self.file(process.rank.rank, "json"))
         if process.signalled:
             if recorded.message is None:
                 self.stopped += 1
@@ -196,7 +195,7 @@ class Ranks:
 
     def _failed(self, rank: Rank, pid: int, code: int, recorded: remains.Recorded, peak: int = 0) -> Failure:
         said = recorded.traceback or recorded.message or ""
-        cuda = remains.read_oom_summary(self.oom_summary(rank.rank), said)
+        cuda = remains.read_oom_summary(self.file(rank.rank, "oom"), said)
         short = self.memory.account(-code, said, rank.rank, pid, peak) if self.memory else None
         failure = Failure(
             rank=rank.rank,

@@ -89,7 +89,7 @@ class Signals:
 def catches(pid: int, number: int) -> bool:
     """Whether a process has a handler for this signal; False where the system does not tell."""
     with suppress(OSError, ValueError):
-        return bool(signal_sets(pid, b"SigCgt")[0] >> (number - 1) & 1)
+        return has(signal_sets(pid, b"SigCgt")[0], number)
     return False
 
 
@@ -102,3 +102,8 @@ def signal_sets(pid: int, *names: bytes) -> list[int]:
         status = file.read(8192)
     starts = [status.index(name) + len(name) + 1 for name in names]
     return [int(status[start : status.index(b"\n", start)], 16) for start in starts]
+
+
+def has(signals: int, number: int) -> bool:
+    """Whether a signal is in one of these sets."""
+    return bool(signals >> (number - 1) & 1)

@@ -13,7 +13,9 @@ import os
 import time
 
 from ddplaunch.agent.ranks import RankProcess
+from ddplaunch.agent.signals import catches, has, signal_sets
 from ddplaunch.diagnosis.inspection import Condition
+from ddplaunch.rank.processes import stat
 
 REPLACED = "it has become another program"
 TAKEN = "no signal is free for it"
@@ -47,7 +49,8 @@ class StackDump:
             return TAKEN
         caught = False
         try:
-            caught = all(map(self._status().catches, filter(None, self._signals)))
+            signals = signal_sets(self._process.pid, b"SigCgt")[0]
+            caught = all(has(signals, number) for number in self._signals if number)
             if not caught:
                 left = os.readlink(f"{self._proc}/fd/{fd}") == _FILE  # an exec would have closed it
                 return ENDING if left else REPLACED
@@ -75,7 +78,7 @@ class StackDump:
         """Look for its end; return whether it is still awaited."""
         if self.text is None and not self.why_not:
             try:
-                status = self._status()
+                taken = signal_sets(self._process.pid, b"SigBlk", b"ShdPnd", b"SigPnd")
                 text = os.pread(self._file, _MAX, 0)
             except (OSError, ValueError):
                 self._end("it has ended")
@@ -84,23 +87,23 @@ class StackDump:
             if len(by_python) > 1:
                 self._end(text=by_python[0])
             elif not self._at_once:
-                self._wait(status)
+                self._wait()
             # While it writes, the signal is blocked in its thread; before that it is pending.
-            elif not status.has(self._signals[1]):
+            elif not any(has(each, self._signals[1]) for each in taken):
                 if at_once:
                     self._end(text=at_once)
                 elif not by_python and time.monotonic() - self._at_once > _UNHEARD:
                     self._end(TAKEN)  # the program's own handler has had it
         return self.text is None and not self.why_not
 
-    def _wait(self, status: _Status) -> None:
+    def _wait(self) -> None:
         """Send the second signal, if it is free, once it is clear that Python does not come to the first."""
         if not self._signals[1]:
             return
         since, slept = time.monotonic() - self._sent, self._asleep
-        self._asleep = status.asleep
-        if since > _LATE or (since > _ASLEEP and slept and status.asleep):
-            if not status.catches(self._signals[1]):
+        self._asleep = stat(self._process.pid)[0] in "SD"
+        if since > _LATE or (since > _ASLEEP and slept and self._asleep):
+            if not catches(self._process.pid, self._signals[1]):
                 return self._end("it has ended")
             self._at_once = time.monotonic()
             self._process.send(self._signals[1])
@@ -115,27 +118,3 @@ class StackDump:
     def _end(self, why_not: str = "", text: bytes | None = None) -> None:
         self.why_not, self.text = why_not, text
         os.close(self._file)
-
-    def _status(self) -> _Status:
-        with open(f"{self._proc}/status", encoding="utf-8", errors="replace") as file:
-            return _Status(dict(line.split(":", 1) for line in file))
-
-
-class _Status:
-    """What the kernel says of a process's main thread (proc_pid_status(5))."""
-
-    def __init__(self, fields: dict[str, str]) -> None:
-        """Raises ValueError: what is needed of it is not there."""
-        try:
-            self.asleep = fields["State"].split()[0] in ("S", "D")
-            self._caught = int(fields["SigCgt"], 16)
-            self._taken = int(fields["SigBlk"], 16) | int(fields["ShdPnd"], 16) | int(fields["SigPnd"], 16)
-        except KeyError as error:
-            raise ValueError(*error.args) from None
-
-    def catches(self, number: int) -> bool:
-        return bool(self._caught >> (number - 1) & 1)
-
-    def has(self, number: int) -> bool:
-        """Whether the signal is on its way to the thread, or in its handler."""
-        return bool(self._taken >> (number - 1) & 1)
