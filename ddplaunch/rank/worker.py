@@ -406,7 +406,7 @@ def _initialise(job: PythonJob) -> None:
 
     if not dist.is_available():
         raise ending.Refused("this torch was built without torch.distributed", "leave --backend and --init-method out")
-    known = [name for name in dist.Backend.backend_list if name != "undefined" and _has(dist, name)]
+    known = [name for name in dist.Backend.backend_list if name != "undefined" and dist.is_backend_available(name)]
     for name in [part.rpartition(":")[2] for part in backend.split(",")]:
         if name not in known:
             text = f"--backend {name}: this torch ({torch.__version__}) has only {', '.join(known)}"
@@ -419,11 +419,6 @@ def _initialise(job: PythonJob) -> None:
     dist.init_process_group(
         backend, init_method=method or "env://", rank=job["rank"], world_size=job["facts"]["world_size"], **options
     )
-
-
-def _has(dist: Any, name: str) -> bool:
-    asked = getattr(dist, "is_backend_available", None)
-    return bool(asked(name)) if asked else bool(getattr(dist, f"is_{name}_available", lambda: True)())
 
 
 def _receive() -> tuple[PythonJob, dict[str, int]]:
