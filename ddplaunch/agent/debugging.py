@@ -86,7 +86,7 @@ class Debugging:
         loop: Loop,
         folder: Temporary,
         patience: float,
-        invite: Callback,
+        invite: Callable[[Debugging], object],
         inspect: Callable[[Detail, Callable[[Inspection], None]], None],
         note: Callable[[str], None],
         tell: Callable[[FromNode], None],
@@ -94,7 +94,7 @@ class Debugging:
     ) -> None:
         """``patience``: seconds for which a rank waits while nobody types; ``inspect`` looks at all ranks of the job.
 
-        ``invite`` is called when a rank stops and nobody is there: a person here may then ``attach``.
+        ``invite`` is called with this when a rank stops and nobody is there: a person here may then ``attach``.
 
         ``tell`` tells the job; ``changed`` is called when the first rank stops, and when none is stopped any more.
         """
@@ -190,7 +190,7 @@ class Debugging:
                     self._withdrawn.discard(rank)
                     return connection.send(Leave(rank))
                 if not self._people:
-                    self._invite()
+                    self._invite(self)
                 if not self.busy:
                     self._loop.after(LOOK, partial(self._look_at_timeouts, message))
                 each.stopped, each.said, each.left = message, b"", False

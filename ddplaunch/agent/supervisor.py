@@ -69,17 +69,19 @@ class Supervisor:
         log: RunLog,
         observers: events.Observers,
         asked: Callback,
-        listening: socket.socket | None = None,
+        invite: Callable[[Debugging], object],
+        listening: socket.socket | None,
     ) -> None:
         """Bind the ports and open the log folder; ``listening`` is on the control port, if that was claimed before.
 
-        ``asked`` is called when somebody at the terminal asks what the ranks are doing.
+        ``asked`` is called when somebody at the terminal asks what the ranks are doing, ``invite`` when a rank stops in
+        its debugger and nobody is there.
 
         Raises:
             UsageError: a port is taken, there is no such interface, or the folder cannot be made.
         """
         self._policy, self._rules = policy, rules
-        self._loop, self._screen, self._asked = loop, screen, asked
+        self._loop, self._screen, self._asked, self._invite = loop, screen, asked, invite
         limits.allow_descriptors(len(plan.local_ranks), 3 + bool(policy.log_dir) + policy.inspect)
         store = Store(plan, fresh=plan.nnodes == 1 or rules.port is not None)
         self._plan = replace(plan, master_port=store.port.number) if store.port else plan
@@ -100,7 +102,6 @@ class Supervisor:
         self._missing_nodes: MissingNodes | None = None
         self._outcome: Outcome | None = None
         self.debugging: Debugging | None = None
-        self.invite: Callback = lambda: None  # called when a rank stops in its debugger and nobody is there
         self.sidecars: Sidecars | None = None  # to be ended when people have read how the job ended
         self._begin(-1, self._plan)
 
@@ -269,18 +270,21 @@ class Supervisor:
             self._observers.add(self._stall_clock)
         self._stall_clock.begin(ranks)
 
+    def _restart_stall_clock(self) -> None:
+        if self._stall_clock:
+            self._stall_clock.restart()
+
     def _let_debug(self, ranks: Ranks) -> None:
         """Prepare for a person at the ranks; it is loaded while the zygote imports."""
-
-        def changed() -> None:
-            if self._stall_clock:
-                self._stall_clock.restart()
 
         if self.debugging is None:
             from ddplaunch.agent.debugging import Debugging
 
-            where = self._loop, self._tree.temporary, self._policy.debug_timeout, lambda: self.invite()
-            self.debugging = Debugging(*where, self.inspect, self._screen.note, self._link.tell, changed)
+            where, timeout = self._tree.temporary, self._policy.debug_timeout
+            tell, note = self._link.tell, self._screen.note
+            self.debugging = Debugging(
+                self._loop, where, timeout, self._invite, self.inspect, note, tell, self._restart_stall_clock
+            )
         self.debugging.begin(ranks)
 
     def _make_room(self) -> None:
@@ -382,9 +386,7 @@ class Supervisor:
     def _signalled(self, number: int) -> None:
         if number == signal.SIGTSTP:
             self._screen.suspend(self._ranks.suspend)
-            if self._stall_clock:
-                self._stall_clock.restart()
-            return
+            return self._restart_stall_clock()
         if self._ranks.phase is Phase.ENDED:  # sidecars, output that nobody reads, or a peer, is all that we wait for
             if not (self.sidecars and self.sidecars.hurry()):
                 os._exit(self._outcome.code if self._outcome else EXIT_SIGNAL + number)

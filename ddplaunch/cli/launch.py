@@ -98,7 +98,7 @@ class NodeJob:
             UsageError: a port is taken, there is no such interface, or the folder cannot be made.
         """
         self._plan, self._policy = plan, policy
-        loop = Loop()
+        self._loop = loop = Loop()
         alone = rules.port is None
         speaks = alone or not (rules.one_log and plan.node_rank)
         VOICE.of(plan, numbered=plan.numbered)
@@ -150,12 +150,11 @@ class NodeJob:
             self._log,
             observers,
             self._show_stacks,
-            listening=listening,
+            self._invite,
+            listening,
         )
         self._door = Door(loop, plan.run_id, self)
         self._face: AtTerminal | None = None
-        if policy.prompts and isinstance(self._screen, Terminal):
-            self._supervisor.invite = partial(self._debug, loop, self._screen)
 
     def run(self) -> int:
         """Run it to its end; return the exit code. UsageError: the nodes disagree on what was typed."""
@@ -186,13 +185,13 @@ class NodeJob:
             say(Said(Topic.END, f"ended with exit code {outcome.code}", {"code": outcome.code}, lines=""))
         return outcome.code
 
-    def _debug(self, loop: Loop, screen: Terminal) -> None:
-        """The person at our terminal types to the ranks that stop."""
+    def _invite(self, debugging: Debugging) -> None:
+        """Have the person at our terminal, if there is one, type to the ranks that stop."""
+        if not (self._policy.prompts and isinstance(self._screen, Terminal)):
+            return
         from ddplaunch.live.prompt import AtTerminal, Prompt
 
-        debugging = self._supervisor.debugging
-        assert debugging is not None
-        self._face = AtTerminal(loop, screen)
+        self._face = AtTerminal(self._loop, self._screen)
         prompt = Prompt(self._face, debugging.take)
         self._face.heard = prompt.key
         debugging.attach(prompt.hear)
