@@ -24,6 +24,14 @@ def python(text: str) -> str:
     return shlex.join([sys.executable, "-c", f"import ctypes, os, sys; {text}; os.execvp(sys.argv[1], sys.argv[1:])"])
 
 
+@pytest.fixture(scope="module")
+def usual(shared: Shell) -> int:
+    """Who imports for runs of which nothing differs."""
+    made = shared.run().made
+    assert shared.run().made == made
+    return made
+
+
 DIFFERENT = {
     "a variable": "FOO=1",
     "umask": "umask 027;",
@@ -51,21 +59,19 @@ AS_ROOT = {"groups", "capabilities", "a namespace", "host name"}
 
 @pytest.mark.parametrize("what", [pytest.param(each, marks=[needs_root] * (each in AS_ROOT)) for each in DIFFERENT])
 @pytest.mark.slow
-def test_what_differs_starts_cold(shared: Shell, what):
+def test_what_differs_starts_cold(shared: Shell, usual: int, what):
     before = DIFFERENT[what]
     if not before.endswith((";", "&&")) and shared.run(f"{before} true").code:
         pytest.skip("it cannot be changed here")
-    usual = shared.run()
-    assert shared.run().made == usual.made, usual
     other = shared.run(before=before)
     assert other.code == 0, other.stderr
-    assert other.made != usual.made
-    assert shared.run().made == usual.made, "the first one stays"
+    assert other.made != usual
+    assert shared.run().made == usual, "the first one stays"
 
 
 @needs_root
 @pytest.mark.slow
-def test_another_cgroup_starts_cold(shared: Shell):
+def test_another_cgroup_starts_cold(shared: Shell, usual: int):
     parents = [Path("/sys/fs/cgroup", name) for name in ("pids", "unified", "")]
     group = next((each for each in parents if (each / "cgroup.procs").exists()), Path("/")) / f"warm-{os.getpid()}"
     try:
@@ -73,9 +79,8 @@ def test_another_cgroup_starts_cold(shared: Shell):
     except OSError:
         pytest.skip("no cgroup can be made here")
     try:
-        usual = shared.run()
         other = shared.run(before=f"echo 0 >{group}/cgroup.procs;")
-        assert other.made != usual.made
+        assert other.made != usual
         assert other.made in shared.kept()
         os.kill(other.made, signal.SIGTERM)
         gone(other.made)
@@ -88,12 +93,11 @@ def test_another_cgroup_starts_cold(shared: Shell):
 @pytest.mark.parametrize(
     "variables", ["OLDPWD=/ SHLVL=7", "TERM=dumb TERM_PROGRAM=x", "SSH_TTY=/dev/pts/9", "COLUMNS=3"]
 )
-def test_variables_of_the_terminal_do_not_count_but_arrive(shared: Shell, variables):
+def test_variables_of_the_terminal_do_not_count_but_arrive(shared: Shell, usual: int, variables):
     name, value = variables.split()[0].split("=")
     write(shared.folder, "tells.py", f"import os, torch\nprint('made', torch.made, os.environ['{name}'], flush=True)\n")
-    usual = shared.run()
     other = shared.run(f"{variables} {shared.launch('tells.py')}")
-    assert other.made == usual.made
+    assert other.made == usual
     assert other.stdout.count(f" {value}\n") == 2
 
 
