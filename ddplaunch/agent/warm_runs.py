@@ -38,7 +38,8 @@ class WarmRuns:
         Only the first may come of a warm zygote that we start ourselves, as later we adopt orphans.
         """
         first, self._first = self._first, False
-        if self._is_unfit(config):
+        self.cold = _why_unfit(config)
+        if self.cold:
             return None
         (ours, theirs), (line, its) = socket.socketpair(), socket.socketpair()
         found: WarmZygote | None = None
@@ -74,23 +75,6 @@ class WarmRuns:
                 ours.close()
                 line.close()
         return (found, ours) if found else None
-
-    def _is_unfit(self, config: Config) -> bool:
-        """Whether this run needs what no warm zygote can give."""
-        self.cold = None
-        if not config["modules"]:
-            self.cold = "nothing is imported for all ranks" if config["forks"] else "each rank is a new interpreter"
-        elif config["asked"]:
-            self.cold = f"what --preload names is not kept: {','.join(config['asked'])}"
-        elif not hasattr(os, "pidfd_open") or not hasattr(os, "memfd_create"):
-            self.cold = "this Python or this system has no pidfds"
-        elif len(inherited := asking.handed_on()) > channel.MAX_DESCRIPTORS:
-            self.cold = "ranks inherit too many descriptors"
-        elif inherited[-1] + len(inherited) + 1 >= _open_files():
-            self.cold = f"ranks inherit descriptor {inherited[-1]}, too close to the limit of open files (ulimit -n)"
-        else:
-            return False
-        return True
 
     def _start(
         self,
@@ -146,6 +130,22 @@ class WarmRuns:
             end.close()
             for fd in fds:
                 os.close(fd)
+
+
+def _why_unfit(config: Config) -> str | None:
+    """Why this run needs what no warm zygote can give; None where it does not."""
+    if not config["modules"]:
+        return "nothing is imported for all ranks" if config["forks"] else "each rank is a new interpreter"
+    if config["asked"]:
+        return f"what --preload names is not kept: {','.join(config['asked'])}"
+    if not hasattr(os, "pidfd_open") or not hasattr(os, "memfd_create"):
+        return "this Python or this system has no pidfds"
+    inherited = asking.handed_on()
+    if len(inherited) > channel.MAX_DESCRIPTORS:
+        return "ranks inherit too many descriptors"
+    if inherited[-1] + len(inherited) + 1 >= _open_files():
+        return f"ranks inherit descriptor {inherited[-1]}, too close to the limit of open files (ulimit -n)"
+    return None
 
 
 def _why(line: socket.socket) -> str:
