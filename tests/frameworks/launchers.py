@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import SLOW_START, clean_environment, command, torchrun
-from tests.patience import patience
+from tests.conftest import SLOW_START, command, ran, torchrun
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -52,15 +51,7 @@ class Launchers:
     def run(self, words: Sequence[str], env: Mapping[str, str] | None = None) -> Done:
         """Run a command to its end."""
         home = {"HOME": str(self.folder), "HF_HOME": str(self.folder / "hf")}
-        done = subprocess.run(
-            words,
-            cwd=self.folder,
-            env=clean_environment({**self.calm, **home, **(env or {})}),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=patience(PATIENCE),
-        )
+        done = ran(words, self.folder, {**self.calm, **home, **(env or {})}, timeout=PATIENCE)
         done.stderr = SLOW_START.sub("", done.stderr)
         return done
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import clean_environment, write
-from tests.patience import patience
+from tests.conftest import ran, write
 
 TORCH = """
 class default_generator:
@@ -46,16 +45,8 @@ class Installation:
         self, folder: Path, *words: str, env: Mapping[str, str] | None = None, stdin: str = ""
     ) -> subprocess.CompletedProcess[str]:
         """Run the command with this table and these packages; ``stdin`` is what it can read."""
-        return subprocess.run(
-            [sys.executable, "-c", _WITH_TABLE, str(self.write()), *words],
-            cwd=folder,
-            env=clean_environment({"PYTHONPATH": str(self.site), **(env or {})}),
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=patience(60),
-            check=False,
-        )
+        typed = [sys.executable, "-c", _WITH_TABLE, str(self.write()), *words]
+        return ran(typed, folder, {"PYTHONPATH": str(self.site), **(env or {})}, input=stdin)
 
     def add(
         self,

@@ -1,11 +1,10 @@
 """Variables that a program sets before its imports hold for them in forked ranks as in plain Python."""
 
-import subprocess
 import sys
 
 import pytest
 
-from tests.conftest import clean_environment, write
+from tests.conftest import ran, write
 
 pytestmark = pytest.mark.slow
 
@@ -45,9 +44,7 @@ UNSEEN = """
 def test_as_in_plain_python(launch, tmp_path):
     pytest.importorskip("huggingface_hub")
     script = write(tmp_path, "train.py", EARLY)
-    plain = subprocess.run(
-        [sys.executable, script], env=clean_environment(), capture_output=True, text=True, check=True
-    )
+    plain = ran([sys.executable, script])
     done = launch("run", "--nproc", "2", "train.py")
     assert done.returncode == 0, done.stderr
     expected = plain.stdout.splitlines()

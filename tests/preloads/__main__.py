@@ -6,9 +6,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from ddplaunch.preload.table import normalised
 from tests.preloads import harmless, words
 from tests.preloads.audit import Audit, Finding
-from tests.preloads.installed import Installed, normalised
+from tests.preloads.installed import Installed
 from tests.preloads.known import FILE, Known, entry, joined
 from tests.preloads.runs import Failed, Runs
 

@@ -3,15 +3,13 @@
 import base64
 import hashlib
 import json
-import subprocess
 import venv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import clean_environment
-from tests.patience import patience
+from tests.conftest import ran
 from tests.preloads.runs import HOME
 
 
@@ -55,15 +53,7 @@ class Installation:
 
 def audit(python: Path, *words: str, timeout: float = 60, env: Mapping[str, str] | None = None) -> Said:
     """Run the audit with an interpreter and what is installed for it."""
-    ended = subprocess.run(
-        [str(python), "-m", "tests.preloads", *words],
-        env=clean_environment({"PYTHONPATH": str(HOME), **(env or {})}),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=patience(timeout),
-        check=False,
-    )
+    ended = ran([python, "-m", "tests.preloads", *words], env={"PYTHONPATH": str(HOME), **(env or {})}, timeout=timeout)
     entries: dict[str, Any] = {}
     decoder, text = json.JSONDecoder(), ended.stdout.strip()
     while text:

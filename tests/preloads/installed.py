@@ -1,16 +1,13 @@
 """The distributions of this interpreter: versions, top-level modules, and whose file a module is, by their RECORDs."""
 
 import os
-import re
 import sys
 import sysconfig
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
-
-def normalised(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+from ddplaunch.preload.table import normalised
 
 
 class Installed:

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import PROGRAMS, Launch, clean_environment, command, write
+from tests.conftest import PROGRAMS, Launch, clean_environment, command, ran, write
 from tests.patience import patience
 from tests.starts import EXEC, FORKED
 
@@ -363,10 +363,7 @@ SHADOWED_SCRIPT = """
 def installed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """The launcher as its console script runs it: ``python -m`` would have it import the user's files itself."""
     script = "import sys; del sys.path[0]; from ddplaunch.cli import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", script, *words], cwd=folder, env=clean_environment(), stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=patience(100),
-    )  # fmt: skip
+    return ran([sys.executable, "-c", script, *words], folder, timeout=100)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,12 @@
 """What libraries keep of a process is set right in a fork, and nothing else is touched."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import ddplaunch
-from tests.conftest import clean_environment
+from tests.conftest import ran
 
 REPAIRS = Path(ddplaunch.__file__).parent / "rank" / "repairs.py"
 
@@ -58,6 +57,5 @@ CASES = {
 def test_a_library_keeps_the_value_of_its_rank(name):
     made, shown, expected = CASES[name]
     program = f"{FAKES}\n{made}\nexec(open({str(REPAIRS)!r}).read())\napply()\nprint({shown})"
-    environ = clean_environment({"RANK": "11", "LOCAL_RANK": "3"})
-    ended = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=False)
+    ended = ran([sys.executable, "-c", program], env={"RANK": "11", "LOCAL_RANK": "3"})
     assert (ended.stdout.strip(), ended.stderr) == (expected, "")
