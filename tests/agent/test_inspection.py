@@ -122,13 +122,34 @@ def found(answer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", [pytest.param("sleep", marks=pytest.mark.smoke), *list(SENTENCES)[1:]])
+@pytest.mark.parametrize("what", [each for each in SENTENCES if each not in ("sleep", "before")])
 def test_the_rank_that_the_others_wait_for(start, tmp_path, found, what):
-    job = start("run", "--nproc", "3", write(tmp_path, "train.py", HANG), what)
+    """Also one of those that are started one by one."""
+    how = EXEC if what == "longer" else ()
+    job = start("run", *how, "--nproc", "3", write(tmp_path, "train.py", HANG), what)
     found(job, sentence(what))
     job.process.kill()
     job.wait()
     job.assert_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", [pytest.param("sleep", marks=pytest.mark.smoke), "before"])
+def test_a_hang_that_is_stopped_is_told(start, answer, tmp_path, found, what):
+    """Also one of which torch keeps no record: in init_process_group. What ranks did is kept."""
+    script = write(tmp_path, "train.py", HANG)
+    sooner = impatient(tmp_path, "control.attempt.HANGS", 0.1)
+    words = ("--nproc", "3", "--run-id", f"hang-{what}", "--log-dir", "logs", script, what)
+    job = start("run", *words, executable=sooner)
+    found(job, sentence(what))
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+    told = f"when it was stopped: {sentence(what)}"
+    assert f"ddplaunch: {told}" in job.stderr().splitlines()
+    assert told in answer("report", f"hang-{what}").stdout.splitlines()
+    kept = json.loads((tmp_path / "logs" / f"hang-{what}" / "stacks.json").read_text())
+    inside = "step" if what == "sleep" else "build"
+    assert kept["ranks"][2]["threads"][0]["frames"][0]["function"] == inside
 
 
 @pytest.mark.slow
@@ -140,14 +161,6 @@ def test_without_torchs_recorder_stacks_alone_tell(start, tmp_path, found):
     job.process.kill()
     job.wait()
     job.assert_nothing_left()
-
-
-@pytest.mark.slow
-def test_ranks_that_are_started_one_by_one(start, tmp_path, found):
-    job = start("run", *EXEC, "--nproc", "3", write(tmp_path, "train.py", HANG), "sleep")
-    found(job, sentence("sleep"))
-    job.process.kill()
-    job.wait()
 
 
 AGAIN = """
@@ -483,33 +496,6 @@ def test_how_a_rank_ended_is_awaited(start, tmp_path):
     assert [(rank["condition"], rank["code"]) for rank in json.loads(asking.stdout())["ranks"]][1] == ("exited", 0)
     job.process.kill()
     job.wait()
-
-
-@pytest.mark.slow
-def test_what_ranks_did_is_kept_before_they_are_stopped(start, tmp_path):
-    job = start("run", "--nproc", "3", "--log-dir", "logs", write(tmp_path, "train.py", HANG), "sleep")
-    job.wait_for("before", 3)
-    job.signal(signal.SIGINT)
-    wait_until(lambda: "stopping 3 ranks" in job.stderr(), "the word that it stops")
-    assert job.wait() == 130
-    (folder,) = (tmp_path / "logs").iterdir()
-    kept = json.loads((folder / "stacks.json").read_text())
-    assert [rank["threads"][0]["frames"][0]["function"] for rank in kept["ranks"]][2] == "step"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ["sleep", "before"])
-def test_a_hang_that_is_stopped_is_told(start, answer, tmp_path, found, what):
-    """Also one of which torch keeps no record: in init_process_group."""
-    script = write(tmp_path, "train.py", HANG)
-    sooner = impatient(tmp_path, "control.attempt.HANGS", 0.1)
-    job = start("run", "--nproc", "3", "--run-id", f"hang-{what}", script, what, executable=sooner)
-    found(job, sentence(what))
-    job.signal(signal.SIGINT)
-    assert job.wait() == 130
-    told = f"when it was stopped: {sentence(what)}"
-    assert job.stderr().splitlines()[-1] == f"ddplaunch: {told}"
-    assert told in answer("report", f"hang-{what}").stdout.splitlines()
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import resource
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,7 +19,7 @@ import pytest
 from ddplaunch.agent.ranks import FirstRank
 from ddplaunch.control.port import Port
 from ddplaunch.loop import Loop
-from tests.conftest import clean_environment, command, wait_until, write
+from tests.conftest import command, ran, wait_until, write
 from tests.control.test_joining import Nodes
 from tests.impatient import impatient
 from tests.patience import patience
@@ -111,11 +110,8 @@ def test_a_stopped_zygote_is_not_waited_for(start, tmp_path):
 
 
 def test_too_few_descriptors_are_refused(tmp_path):
-    done = subprocess.run(
-        command("run", *PROGRAM, "--nproc", "100", "/bin/true"),
-        cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=patience(60),
-        preexec_fn=limited(resource.RLIMIT_NOFILE, 64, 256),
-    )  # fmt: skip
+    words = command("run", *PROGRAM, "--nproc", "100", "/bin/true")
+    done = ran(words, tmp_path, preexec_fn=limited(resource.RLIMIT_NOFILE, 64, 256))
     assert done.returncode == 2
     need = int(done.stderr.split("need ")[1].split()[0])
     assert 300 < need < 360
@@ -127,11 +123,8 @@ def test_too_few_descriptors_are_refused(tmp_path):
 
 def test_ranks_keep_the_limit_that_the_launcher_raised(tmp_path):
     """Also those of an attempt with a zygote of its own."""
-    done = subprocess.run(
-        command("run", *PROGRAM, "--nproc", "60", "/bin/sh", "-c", "ulimit -Sn; ulimit -Hn"),
-        cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=patience(60),
-        preexec_fn=limited(resource.RLIMIT_NOFILE, 64, 500),
-    )  # fmt: skip
+    words = command("run", *PROGRAM, "--nproc", "60", "/bin/sh", "-c", "ulimit -Sn; ulimit -Hn")
+    done = ran(words, tmp_path, preexec_fn=limited(resource.RLIMIT_NOFILE, 64, 500))
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(line.split()[1] for line in done.stdout.replace("[", " [").splitlines()) == ["500"] * 60 + ["64"] * 60
 
@@ -177,11 +170,8 @@ def test_too_many_descriptors_on_their_way(tmp_path, how, code):
     other = ["--reuid=54321", "--regid=54321", "--clear-groups"]
     rights = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
     words = [*command("run", *LIGHT, "--nproc", "2", "--log-dir", "logs"), str(write(tmp_path, "train.py", ""))]
-    done = subprocess.run(
-        ["setpriv", *other, *rights, sys.executable, "-c", HOLDER, how, *words],
-        cwd=tmp_path, env=clean_environment({"TMPDIR": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}),
-        capture_output=True, text=True, timeout=patience(60),
-    )  # fmt: skip
+    environ = {"TMPDIR": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+    done = ran(["setpriv", *other, *rights, sys.executable, "-c", HOLDER, how, *words], tmp_path, environ)
     assert done.returncode == code, done.stderr
     if code:
         assert (
@@ -213,10 +203,12 @@ def test_too_many_processes(tmp_path, pids_group, most, restarts):
     """Ranks ran, so it is a failure of the job, in words, and nothing that was typed wrongly."""
     (pids_group / "pids.max").write_text(str(most))
     words = command("run", *PROGRAM, "--nproc", "40", "--max-restarts", str(restarts), "/bin/sleep", "1000")
-    done = subprocess.run(
-        words, cwd=tmp_path, env=clean_environment({"TMPDIR": str(tmp_path)}), capture_output=True, text=True,
-        timeout=patience(60), preexec_fn=lambda: (pids_group / "cgroup.procs").write_text(str(os.getpid())),
-    )  # fmt: skip
+    done = ran(
+        words,
+        tmp_path,
+        {"TMPDIR": str(tmp_path)},
+        preexec_fn=lambda: (pids_group / "cgroup.procs").write_text(str(os.getpid())),
+    )
     assert done.returncode == 71, done.stderr
     if most == 1:
         assert done.stderr == (
@@ -258,20 +250,23 @@ ODD_ERROR_FILES = {
 }
 
 
-@pytest.mark.parametrize("odd", ODD_ERROR_FILES)
-def test_an_error_file_that_is_none(launch, tmp_path, odd):
+def test_error_files_that_are_none(launch, tmp_path):
+    """Each rank makes one of them, and fails when all are there."""
     script = write(
         tmp_path,
         "train.py",
         f"""
-        import os
-        path = os.environ["TORCHELASTIC_ERROR_FILE"]
-        if os.environ["RANK"] == "0":
-            {ODD_ERROR_FILES[odd]}
-            raise SystemExit(3)
+        import glob, os, time
+        path, rank = os.environ["TORCHELASTIC_ERROR_FILE"], int(os.environ["RANK"])
+        exec({list(ODD_ERROR_FILES.values())!r}[rank])
+        open(f"made-{{rank}}", "w").close()
+        while len(glob.glob("made-*")) < {len(ODD_ERROR_FILES)}:
+            time.sleep(0.01)
+        raise SystemExit(3)
         """,
     )
-    done = launch("run", *LIGHT, "--nproc", "2", script, env={"TMPDIR": str(tmp_path)}, timeout=20)
+    nproc = str(len(ODD_ERROR_FILES))
+    done = launch("run", *LIGHT, "--nproc", nproc, script, env={"TMPDIR": str(tmp_path)}, timeout=20)
     assert done.returncode == 3
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.glob("ddplaunch-*"))

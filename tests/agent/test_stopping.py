@@ -16,7 +16,18 @@ import pytest
 
 from ddplaunch.agent.zygote_client import LEFTOVER_GRACE
 from ddplaunch.rank.processes import KILL_PATIENCE, descendants
-from tests.conftest import PROGRAMS, alive, clean_environment, command, find_of, free_port, left_of, wait_until, write
+from tests.conftest import (
+    PROGRAMS,
+    alive,
+    clean_environment,
+    command,
+    find_of,
+    free_port,
+    left_of,
+    ran,
+    wait_until,
+    write,
+)
 from tests.impatient import impatient
 from tests.patience import patience
 from tests.starts import EXEC, FORKED, LIGHT
@@ -175,7 +186,10 @@ def test_a_second_interrupt_skips_the_grace(start):
 
 
 def test_a_second_sigterm_is_no_impatience(start):
-    """Slurm sends it when the grace of a preemption begins, and when it is over, KillWait before SIGKILL."""
+    """Slurm sends it when the grace of a preemption begins, and when it is over, KillWait before SIGKILL.
+
+    Ranks that ignore SIGTERM are killed when the grace is over, and not before.
+    """
     job = start("run", *LIGHT, "--nproc", "2", "--grace", "1", SLEEPER, "deaf")
     job.wait_for("ready", 2)
     began = time.monotonic()
@@ -194,17 +208,6 @@ def test_interrupt_of_a_rank_that_waits_inside_torch(start):
     job.wait_for("ready", 2)
     job.signal(signal.SIGINT)
     assert job.wait() == 130
-    job.assert_nothing_left()
-
-
-def test_the_grace_is_kept_and_ends(start):
-    """Ranks that ignore SIGTERM are killed when the grace is over, and not before."""
-    job = start("run", *LIGHT, "--nproc", "2", "--grace", "1", SLEEPER, "deaf")
-    job.wait_for("ready", 2)
-    began = time.monotonic()
-    job.signal(signal.SIGTERM)
-    assert job.wait() == 143
-    assert time.monotonic() - began >= 1
     job.assert_nothing_left()
 
 
@@ -230,18 +233,11 @@ def test_a_stopped_zygote_does_not_hold_up_the_end(start, tmp_path):
     job.assert_nothing_left()
 
 
-def test_children_live_while_a_checkpoint_is_written(start):
-    """Only the leaders hear SIGTERM: a DataLoader's workers must serve until the checkpoint is done."""
-    job = start("run", *LIGHT, "--nproc", "2", SLEEPER, "checkpoint")
-    job.wait_for("ready", 2)
-    job.signal(signal.SIGTERM)
-    assert job.wait() == 143
-    assert job.stdout().count("checkpoint with its child alive") == 2
-    job.assert_nothing_left()
+def test_children_live_while_a_checkpoint_is_written(start, mode):
+    """Only the leaders hear SIGTERM: a DataLoader's workers must serve until the checkpoint is done.
 
-
-def test_the_zygote_too_is_told_to_end(start, mode):
-    """systemd, and Slurm with proctrack/linuxproc, tell every process of a job; the ranks have their grace still."""
+    The zygote may be told, too: systemd, and Slurm with proctrack/linuxproc, tell every process of a job.
+    """
     job = start("run", *mode, "--nproc", "2", SLEEPER, "checkpoint")
     job.wait_for("ready", 2)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
@@ -262,26 +258,6 @@ def test_nohup_is_respected(start):
     ignored = int(Path(f"/proc/{job.process.pid}/status").read_text().partition("SigIgn:\t")[2].split()[0], 16)
     assert ignored >> (signal.SIGHUP - 1) & 1
     assert job.process.poll() is None
-    job.signal(signal.SIGTERM)
-    assert job.wait() == 143
-
-
-def test_suspend_and_continue(start):
-    """Ctrl-Z stops the ranks too, though they are in sessions of their own; fg continues them."""
-
-    def states():
-        stat = [
-            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in (job.process.pid, *ranks)
-        ]
-        return "".join(stat)
-
-    job = start("run", *LIGHT, "--nproc", "2", SLEEPER)
-    job.wait_for("ready", 2)
-    ranks = job.ranks()
-    job.signal(signal.SIGTSTP)
-    wait_until(lambda: states() == "TTT", "all to be stopped")
-    job.signal(signal.SIGCONT)
-    wait_until(lambda: "T" not in states(), "all to go on")
     job.signal(signal.SIGTERM)
     assert job.wait() == 143
 
@@ -392,11 +368,8 @@ def test_as_another_user(tmp_path):
     script.write_text("import os; print('user', os.getuid())")
     other = ["--reuid=65534", "--regid=65534", "--clear-groups"]
     rights = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
-    done = subprocess.run(
-        ["setpriv", *other, *rights, *command(), "run", *LIGHT, "--nproc", "2", str(script)],
-        cwd=tmp_path, env=clean_environment({"TMPDIR": str(tmp_path)}), capture_output=True, text=True,
-        timeout=patience(90),
-    )  # fmt: skip
+    words = ["setpriv", *other, *rights, *command("run", *LIGHT, "--nproc", "2", script)]
+    done = ran(words, tmp_path, {"TMPDIR": str(tmp_path)})
     assert done.stdout.count("user 65534") == 2, done.stderr
     assert not list(tmp_path.glob("ddplaunch-*"))
 
@@ -543,15 +516,26 @@ def test_a_signal_for_the_ranks(start, mode, tmp_path):
     assert job.stderr() == ""
 
 
-def test_going_on_after_ctrl_z_is_one_signal(start, tmp_path):
-    """The SIGCONT by which fg continues the launcher is not passed on beside the one that continues its ranks."""
+def test_suspend_and_continue(start, tmp_path):
+    """Ctrl-Z stops the ranks too, though they are in sessions of their own; fg continues them.
+
+    The SIGCONT by which it continues the launcher is not passed on beside the one that continues its ranks.
+    """
+
+    def states():
+        stat = [
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in (job.process.pid, *ranks)
+        ]
+        return "".join(stat)
+
     write(tmp_path, "t.py", CATCHES)
     job = start("run", *LIGHT, "--nproc", "2", "t.py")
     job.wait_for("ready", 2)
+    ranks = job.ranks()
     job.signal(signal.SIGTSTP)
-    stat = Path(f"/proc/{job.process.pid}/stat")
-    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "the stop")
+    wait_until(lambda: states() == "TTT", "all to be stopped")
     job.signal(signal.SIGCONT)
+    wait_until(lambda: "T" not in states(), "all to go on")
     wait_until(lambda: count(job.stdout(), signal.SIGCONT) == [1], "the signal")
     job.signal(signal.SIGUSR1)
     wait_until(lambda: count(job.stdout(), signal.SIGUSR1) == [1], "what came later")
@@ -601,8 +585,8 @@ def test_a_signal_to_every_process_comes_to_ranks_once(start, mode, tmp_path):
     assert count(job.stdout(), *sent) == [4, 2, 2, 2]
 
 
-def test_a_signal_to_every_process_of_some_nodes(start, tmp_path):
-    """Of both, one of them late; then of one, and the other's ranks get it through its launcher."""
+def test_a_signal_for_the_ranks_of_all_nodes(start, tmp_path):
+    """One node's launcher gets it, those of all nodes, as from srun, or every process of a node: each rank once."""
     write(tmp_path, "t.py", ALL_CATCH)
     port = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     words = ("--nnodes", "2", "--nproc", "2", *port, *LIGHT, "t.py")
@@ -610,39 +594,25 @@ def test_a_signal_to_every_process_of_some_nodes(start, tmp_path):
     for job in jobs:
         job.wait_for("ready", 2)
 
-    def printed() -> list[int]:
-        return [count(job.stdout(), signal.SIGUSR1)[0] for job in jobs]
-
-    everywhere(jobs[0], signal.SIGUSR1)
-    wait_until(lambda: printed()[0] == 2, "the signal to node 0")
-    everywhere(jobs[1], signal.SIGUSR1)
-    everywhere(jobs[0], signal.SIGUSR1)
-    wait_until(lambda: printed() == [4, 4], "what came to node 0 alone")
-    (tmp_path / "leave").touch()
-    assert [job.wait() for job in jobs] == [0, 0], jobs[0].stderr() + jobs[1].stderr()
-    assert printed() == [4, 4]
-
-
-def test_a_signal_for_the_ranks_of_all_nodes(start, tmp_path):
-    """One node's launcher gets it, or those of all nodes as from srun: each rank gets it once."""
-    write(tmp_path, "t.py", CATCHES)
-    port = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
-    words = ("--nnodes", "2", "--nproc", "2", *port, *LIGHT, "t.py")
-    jobs = [start("run", "--node-rank", rank, *words) for rank in "01"]
-    for job in jobs:
-        job.wait_for("ready", 2)
-
-    def printed() -> list[int]:
-        return [count(job.stdout(), signal.SIGUSR1)[0] for job in jobs]
+    def printed(number: int) -> list[int]:
+        return [count(job.stdout(), number)[0] for job in jobs]
 
     jobs[1].signal(signal.SIGUSR1)
-    wait_until(lambda: printed() == [1, 2], "the signal to node 1")  # rank 0 catches nothing
+    wait_until(lambda: printed(signal.SIGUSR1) == [2, 2], "the signal to node 1")
     for job in jobs:
         job.signal(signal.SIGUSR1)
-    wait_until(lambda: printed() == [2, 4], "the signal to both")
+    wait_until(lambda: printed(signal.SIGUSR1) == [4, 4], "the signal to both")
     for job in jobs:
         job.signal(signal.SIGWINCH)
-    wait_until(lambda: [count(job.stdout(), signal.SIGWINCH) for job in jobs] == [[1], [2]], "another to both")
+    wait_until(lambda: printed(signal.SIGWINCH) == [2, 2], "another to both")
+
+    # To every process of both nodes, one of them late; then of one, and the other's ranks get it from its launcher.
+    number = signal.SIGRTMIN + 2
+    everywhere(jobs[0], number)
+    wait_until(lambda: printed(number)[0] == 2, "the signal to all of node 0")
+    everywhere(jobs[1], number)
+    everywhere(jobs[0], number)
+    wait_until(lambda: printed(number) == [4, 4], "what came to node 0 alone")
     (tmp_path / "leave").touch()
     assert [job.wait() for job in jobs] == [0, 0], jobs[0].stderr() + jobs[1].stderr()
-    assert printed() == [2, 4]
+    assert [printed(each) for each in (signal.SIGUSR1, signal.SIGWINCH, number)] == [[4, 4], [2, 2], [4, 4]]

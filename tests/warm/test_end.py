@@ -15,7 +15,6 @@ from ddplaunch.warm import place
 from tests.conftest import alive, wait_until, write
 from tests.patience import patience
 from tests.warm.conftest import ROOT, SHOWS, WAITS, Done, Shell, gone, printed
-from tests.warm.test_kills import import_slowly
 
 
 def config(shell: Shell, text: str) -> None:
@@ -78,34 +77,15 @@ def after_its_leader(shell: Shell, line: str, *, says: str, times: int = 1) -> s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_it_ends_when_told_to(shell: Shell, number):
-    done = shell.run()
-    os.kill(done.made, number)
-    gone(done.made)
-    assert not (shell.runtime / "ddplaunch-warm").exists()
-
-
-@pytest.mark.slow
-def test_its_folder_goes_with_the_last_one(shell: Shell):
-    first, second = shell.run().made, shell.run(before="FOO=1").made
-    os.kill(first, signal.SIGTERM)
-    gone(first)
-    assert shell.kept() == [second]
-    os.kill(second, signal.SIGKILL)
-    gone(second)
+def test_it_ends_when_told_to_and_its_folder_with_the_last_one(shell: Shell):
+    first, second, third = (shell.run(before=f"FOO={number}").made for number in range(3))
+    for told, number in ((first, signal.SIGTERM), (second, signal.SIGHUP)):
+        os.kill(told, number)
+        gone(told)
+    assert shell.kept() == [third]
+    os.kill(third, signal.SIGKILL)
+    gone(third)
     assert shell.warm().stderr == "nothing is kept\n"
-    assert not (shell.runtime / "ddplaunch-warm").exists()
-
-
-@pytest.mark.slow
-def test_a_first_run_that_is_not_warm_leaves_no_folder(shell: Shell):
-    import_slowly(shell)
-    launcher, _ = shell.begin("exec " + shell.launch("shows.py"))
-    printed(shell.folder / "importing", "\n")
-    os.kill(launcher, signal.SIGTERM)
-    gone(launcher)
-    shell.warm("--stop")
     assert not (shell.runtime / "ddplaunch-warm").exists()
 
 

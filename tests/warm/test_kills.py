@@ -115,6 +115,8 @@ def test_a_stop_ends_it_while_it_imports(shell: Shell):
     os.kill(launcher, signal.SIGTERM)
     gone(launcher, warm)
     assert warm not in shell.kept()
+    shell.warm("--stop")
+    assert not (shell.runtime / "ddplaunch-warm").exists()
 
 
 def import_slowly(shell: Shell) -> None:
