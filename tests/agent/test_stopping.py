@@ -48,7 +48,7 @@ def test_launcher_killed(start, mode):
     """kill -9 of the launcher takes the ranks, all their descendants, whatever their session, and temporary files."""
     job = start("run", "--start", mode, "--nproc", "3", SLEEPER, "children")
     job.wait_for("ready", 3)
-    assert len(job.left()) >= 2 + 3 + 3 * 4  # launcher, zygote; ranks; what each started
+    wait_until(lambda: len(job.left()) >= 2 + 3 + 3 * 4, "launcher, zygote; ranks; what each starts")
     job.signal(signal.SIGKILL)
     assert job.wait() == -signal.SIGKILL
     job.assert_nothing_left()
