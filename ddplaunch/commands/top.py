@@ -24,10 +24,9 @@ from ddplaunch.errors import EXIT_SIGNAL, LaunchError, shown
 from ddplaunch.job import client, past, readings, runs
 from ddplaunch.job.door import MAX_ANSWER
 from ddplaunch.job.requests import Request
-from ddplaunch.job.requests.end import StopJob
 from ddplaunch.job.requests.inspection import InspectJob, JobInspected
 from ddplaunch.job.requests.output import Printed, TailRanks
-from ddplaunch.job.requests.status import AskStatus
+from ddplaunch.job.requests.status import AskStatus, StopJob
 from ddplaunch.job.status import State, Status
 from ddplaunch.live.frame import frame
 from ddplaunch.live.rows import Row, Span, cut, plain

@@ -16,8 +16,7 @@ import pytest
 from ddplaunch.job import client, folder
 from ddplaunch.job.client import NoAnswer
 from ddplaunch.job.door import DEADLINE, MAX_CLIENTS, MAX_REQUEST, Door
-from ddplaunch.job.requests.end import StopJob
-from ddplaunch.job.requests.status import AskStatus
+from ddplaunch.job.requests.status import AskStatus, StopJob
 from ddplaunch.job.status import RankState, State, Status
 from ddplaunch.loop import Loop
 from ddplaunch.wire.typed import encode

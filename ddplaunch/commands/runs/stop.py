@@ -12,8 +12,7 @@ from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError, UsageError
 from ddplaunch.job import client, past, runs
 from ddplaunch.job.client import NoAnswer
 from ddplaunch.job.process import born, ended
-from ddplaunch.job.requests.end import StopJob, WaitForEnd
-from ddplaunch.job.requests.status import AskStatus
+from ddplaunch.job.requests.status import AskStatus, StopJob, WaitForEnd
 from ddplaunch.job.runs import RunningJob
 from ddplaunch.job.status import RankState
 from ddplaunch.queue.meant import asked, forgotten, index_of, job_meant, standing
