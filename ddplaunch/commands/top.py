@@ -80,7 +80,7 @@ def _as_json(seen: Snapshot) -> dict[str, object]:
     return {
         "status": asdict(seen.now.status, dict_factory=lambda fields: {k: getattr(v, "value", v) for k, v in fields}),
         "inspection": replace(inspection, ranks=tuple(ranks)).to_json(),
-        "doing": {rank: what.value for rank, what in all_doing(seen).items()},
+        "doing": {rank: what.word for rank, what in all_doing(seen).items()},
         "waits": seen.sentences,
         "collectives_per_second": rate(seen),
         "cpus": work(seen),

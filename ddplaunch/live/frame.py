@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import NamedTuple
 
 from ddplaunch.devices.gpu_usage import GpuUsage
 from ddplaunch.diagnosis.inspection import Inspection
@@ -14,7 +13,7 @@ from ddplaunch.job.status import State
 from ddplaunch.live.rows import Row, Span, cut, flow, wrap
 from ddplaunch.live.state import Doing, Snapshot, WaitPoint, all_doing, rate, rates, wait_point, work
 from ddplaunch.live.table import TableRow, drawn, ordered
-from ddplaunch.words import runs
+from ddplaunch.words import runs, size
 
 FOOTER = 6  # rows at most below the log
 _BLOCK = 8  # cells between two gaps
@@ -22,24 +21,6 @@ _NAMED = 8  # runs of ranks that are named, of those that do the same
 _GIB = 1 << 30
 
 
-class Mark(NamedTuple):
-    """How a rank is drawn."""
-
-    text: str
-    style: str
-    meaning: str
-
-
-MARKS = {
-    Doing.FAILED: Mark("X", "1;31", "it has failed"),
-    Doing.STOPPED: Mark("T", "1;35", "stopped by SIGSTOP, Ctrl-Z or a debugger"),
-    Doing.SILENT: Mark("?", "1;33", "it does not answer: it holds Python's lock (GIL)"),
-    Doing.BLOCKED: Mark("D", "1;33", "it waits for a disk or a driver, in the kernel"),
-    Doing.PENDING: Mark("-", "2", "it has no process yet"),
-    Doing.RUNNING: Mark(".", "32", "it runs, and waits for no other rank"),
-    Doing.WAITING: Mark("w", "33", "it waits for other ranks, in a collective, a send or the like"),
-    Doing.ENDED: Mark("e", "2", "it has ended"),
-}
 _ODD = frozenset({Doing.FAILED, Doing.STOPPED, Doing.SILENT, Doing.BLOCKED})  # however many they are
 
 
@@ -129,8 +110,7 @@ def _table(seen: Snapshot, lines: list[TableRow], ranks: Mapping[int, Doing], li
     places = [one.rank.rank for one in lines]
     at = places.index(seen.cursor) if seen.cursor in places else 0
     first = max(0, min(at - (room - 1) // 2, len(lines) - room + 1))
-    marks = {what: (mark.text, mark.style) for what, mark in MARKS.items()}
-    return drawn(lines[first : first + room - 1], marks, limit, cursor=seen.cursor)
+    return drawn(lines[first : first + room - 1], limit, cursor=seen.cursor)
 
 
 def summary(seen: Snapshot, ranks: Mapping[int, Doing], *, figures: bool = True) -> list[Row]:
@@ -215,7 +195,7 @@ def _legend(ranks: Mapping[int, Doing]) -> list[Row]:
         members = found[what]
         most = what not in _ODD and len(members) == max(map(len, found.values())) and len(members) > 1
         named = f"{len(members)} ranks" if most else named_ranks(members)
-        parts.append((Span(MARKS[what].text, MARKS[what].style), Span(f" {what.value}: {named}")))
+        parts.append((Span(what.sign, what.style), Span(f" {what.word}: {named}")))
     return parts or [(Span("no rank of this kind"),)]
 
 
@@ -237,8 +217,8 @@ def cells(ranks: Mapping[int, Doing], limit: int, most: int) -> list[Row]:
         row = [Span(f"{parts[at][0]:>{label}} ", "2")]
         for block in range(at, min(at + each_row, len(marks)), _BLOCK):
             row += [Span(" ")] * (block > at)
-            alike = ((MARKS[what], len(list(run))) for what, run in groupby(marks[block : block + _BLOCK]))
-            row += [Span(mark.text * count, mark.style) for mark, count in alike]
+            alike = ((what, len(list(run))) for what, run in groupby(marks[block : block + _BLOCK]))
+            row += [Span(what.sign * count, what.style) for what, count in alike]
         rows.append(cut(tuple(row), limit))
     return rows
 
@@ -262,11 +242,6 @@ def named_ranks(ranks: Sequence[int]) -> str:
     named = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in found[:_NAMED]]
     more = f" and {sum(map(len, found[_NAMED:]))} more" if len(found) > _NAMED else ""
     return f"rank{'s' * (len(ranks) != 1)} {', '.join(named)}{more}"
-
-
-def size(count: int) -> str:
-    """Bytes for people."""
-    return f"{count / _GIB:.1f} GiB" if count >= _GIB else f"{count / (1 << 20):.0f} MiB"
 
 
 def _age(seconds: float) -> str:

@@ -19,16 +19,19 @@ _STOPPED_BY_US = {-signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL}
 
 
 class Doing(Enum):
-    """What a rank does; the first ones matter most."""
+    """What a rank does, with the sign and the style in which it is drawn; the first ones matter most."""
 
-    FAILED = "failed"
-    STOPPED = "stopped"
-    SILENT = "silent"
-    BLOCKED = "blocked"
-    PENDING = "starting"
-    RUNNING = "running"
-    WAITING = "waiting"
-    ENDED = "ended"
+    FAILED = "failed", "X", "1;31", "it has failed"
+    STOPPED = "stopped", "T", "1;35", "stopped by SIGSTOP, Ctrl-Z or a debugger"
+    SILENT = "silent", "?", "1;33", "it does not answer: it holds Python's lock (GIL)"
+    BLOCKED = "blocked", "D", "1;33", "it waits for a disk or a driver, in the kernel"
+    PENDING = "starting", "-", "2", "it has no process yet"
+    RUNNING = "running", ".", "32", "it runs, and waits for no other rank"
+    WAITING = "waiting", "w", "33", "it waits for other ranks, in a collective, a send or the like"
+    ENDED = "ended", "e", "2", "it has ended"
+
+    def __init__(self, word: str, sign: str, style: str, meaning: str) -> None:
+        self.word, self.sign, self.style, self.meaning = word, sign, style, meaning
 
 
 class WaitPoint(NamedTuple):
@@ -177,7 +180,7 @@ def all_doing(seen: Snapshot) -> dict[int, Doing]:
     found = {each.rank: doing(each, known.get(each.rank), status.state) for each in ranks}
     if not seen.chosen:
         return found
-    about = {rank.rank: f"{found[rank.rank].value} {rank.host}" for rank in ranks}
+    about = {rank.rank: f"{found[rank.rank].word} {rank.host}" for rank in ranks}
     return {rank: what for rank, what in found.items() if _chosen(seen.chosen, rank, about[rank])}
 
 

@@ -112,15 +112,8 @@ def ordered(lines: Iterable[TableRow], by: str, weight: Callable[[TableRow], tup
     return sorted(lines, key=lambda one: (-(figure(one) or 0.0), one.rank.rank))
 
 
-def drawn(
-    lines: Sequence[TableRow],
-    marks: Mapping[Doing, tuple[str, str]],
-    limit: int,
-    *,
-    cursor: int | None = None,
-    by: str = "rank",
-) -> list[Row]:
-    """The head and these ranks, in ``limit`` columns; ``marks``: the sign and the style of what a rank does."""
+def drawn(lines: Sequence[TableRow], limit: int, *, cursor: int | None = None) -> list[Row]:
+    """The head and these ranks, in ``limit`` columns."""
     gap = "  " if limit >= WIDE else " "
     number = max(len("rank"), *(len(str(one.rank.rank)) for one in lines)) if lines else 4
     hosts = {one.rank.host for one in lines}
@@ -149,11 +142,10 @@ def drawn(
     if outputs := any(one.said for one in lines) and left >= _WORDS - 8:
         table.add_column("last line", ratio=1, no_wrap=True)
     for one in lines:
-        sign, style = marks[one.what]
         cells = [COLUMNS[name].says(one).rjust(width) for name, width in zip(figures, widths, strict=True)]
-        what = (one.what.value if in_words else sign).ljust(wide)
+        what = (one.what.word if in_words else one.what.sign).ljust(wide)
         first = Text(fixed(str(one.rank.rank), what, one.rank.host, cells))
-        first.stylize(_of_rich(style), number + len(gap), number + len(gap) + wide)
+        first.stylize(_of_rich(one.what.style), number + len(gap), number + len(gap) + wide)
         texts = [first, Text(one.where), *([Text(one.said)] if outputs else [])]
         table.add_row(*texts, style="reverse" if one.rank.rank == cursor else "")
     console = Console(file=StringIO(), width=limit, force_terminal=True, color_system="standard", legacy_windows=False)

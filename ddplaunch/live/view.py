@@ -21,10 +21,22 @@ from ddplaunch.errors import harmless
 from ddplaunch.job.door import ServedJob
 from ddplaunch.job.requests.inspection import JobInspected, last_of
 from ddplaunch.job.status import State, Status
-from ddplaunch.live.frame import MARKS, frame, screenful, table_rows
+from ddplaunch.live.frame import frame, screenful, table_rows
 from ddplaunch.live.rows import Row, Span, cut, styled
 from ddplaunch.live.screen import LiveScreen
-from ddplaunch.live.state import Moment, Snapshot, Trend, WaitPoint, all_doing, place_of, rate, steady, waiting, work
+from ddplaunch.live.state import (
+    Doing,
+    Moment,
+    Snapshot,
+    Trend,
+    WaitPoint,
+    all_doing,
+    place_of,
+    rate,
+    steady,
+    waiting,
+    work,
+)
 from ddplaunch.live.table import ORDERS
 from ddplaunch.loop import Loop, Timer
 from ddplaunch.output.events import Ended, Event, Planned, Restarting, Signalled
@@ -377,7 +389,7 @@ def help_text() -> str:
         ("x", "stop the job (ddplaunch stop)"),
         ("q", "leave the view; the job runs on"),
     )
-    marks = ((mark.text, f"{what.value}: {mark.meaning}") for what, mark in MARKS.items())
+    marks = ((what.sign, f"{what.word}: {what.meaning}") for what in Doing)
     return "".join(f"  {mark}  {text}\n" for mark, text in (*keys, *marks))
 
 
