@@ -1,7 +1,8 @@
-"""Small words: lists of names, near misses, times, sizes."""
+"""Small words: lists of names, near misses, signals, times, sizes."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable
 
 MAX_NAMED = 8
@@ -31,6 +32,14 @@ def quoted(words: Iterable[str]) -> str:
     import shlex
 
     return shlex.join(words)
+
+
+def signal_name(number: int) -> str:
+    """Name a signal: "SIGTERM"; "signal 40" where Python knows no name for it."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def clock(seconds: float) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import click
 
 from ddplaunch.control.failure import Failure, Verdict, brief
+from ddplaunch.words import ranks
 
 _MAX_OTHERS = 3
 _MAX_LINE = 400  # characters: five lines of a terminal
@@ -30,7 +29,7 @@ def render_verdict(verdict: Verdict, nnodes: int) -> str:
         lines.append(click.style("  its last lines:", dim=True))
         lines += [f"  | {line}" for line in first.tail]
     if verdict.alike:
-        lines.append(f"  {_ranks(verdict.alike)} failed in the same way")
+        lines.append(f"  {ranks(verdict.alike)} failed in the same way")
     for other in verdict.others[:_MAX_OTHERS]:
         lines.append(f"  then rank {other.rank} {_briefly(other)}")
     if len(verdict.others) > _MAX_OTHERS:
@@ -49,12 +48,3 @@ def _briefly(failure: Failure) -> str:
     if not failure.message:
         return failure.reason
     return f"failed: {brief(failure.message)}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """Name ranks as runs: "ranks 1 to 7", "rank 3", "ranks 1, 4 and 5"."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if list(ranks) == list(range(ranks[0], ranks[-1] + 1)) and len(ranks) > 2:
-        return f"ranks {ranks[0]} to {ranks[-1]}"
-    return "ranks " + ", ".join(map(str, ranks[:-1])) + f" and {ranks[-1]}"

@@ -12,7 +12,7 @@ from functools import partial
 
 from ddplaunch.control import agreement, messages
 from ddplaunch.control.attempt import BEFORE_RANKS, NEXT_STAGE, SETTLE, JobAttempt, Loss, Stage
-from ddplaunch.control.failure import Failure, Outcome, Verdict, early_report, signal_name
+from ddplaunch.control.failure import Failure, Outcome, Verdict, early_report
 from ddplaunch.control.inspections import JobInspections
 from ddplaunch.control.membership import Membership
 from ddplaunch.control.messages import Arrived, Beat, ForRanks, Hello, Message
@@ -25,6 +25,7 @@ from ddplaunch.control.waiting import Joining, LateNodes
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_TIMEOUT, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.loop import Timer
 from ddplaunch.plan import share
+from ddplaunch.words import signal_name
 
 EARLY_REPORT = 0.6  # seconds after a failure when people read of it, if its report cannot be given by then
 OVERDUE = 30.0  # seconds beyond the grace for a node to end its ranks: twice what those that cannot be killed take

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.errors import EXIT_SIGNAL, shown
-from ddplaunch.words import named
+from ddplaunch.words import named, signal_name
 
 if TYPE_CHECKING:
     from typing import Any
@@ -167,14 +167,6 @@ def describe_end(code: int) -> str:
     name = signal_name(-code)
     words = _SIGNALS.get(name)
     return f"was ended by {name}" + (f" ({words})" if words else "")
-
-
-def signal_name(number: int) -> str:
-    """Name a signal: "SIGTERM"; "signal 40" where Python knows no name for it."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def is_consequence(message: str) -> bool:

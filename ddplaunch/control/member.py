@@ -13,7 +13,7 @@ from functools import partial
 
 from ddplaunch.control import messages, route
 from ddplaunch.control.clock_offset import PeerClock
-from ddplaunch.control.failure import Outcome, signal_name
+from ddplaunch.control.failure import Outcome
 from ddplaunch.control.heartbeat import Heartbeat
 from ddplaunch.control.messages import PROTOCOL, Declined, FromNode, Hello, Message, Start, Stop
 from ddplaunch.control.rules import Rules
@@ -23,6 +23,7 @@ from ddplaunch.loop import Loop, Timer
 from ddplaunch.wire import proof
 from ddplaunch.wire.connection import MAX_BEFORE_JOINING, Connection
 from ddplaunch.wire.frames import Garbled
+from ddplaunch.words import signal_name
 
 RETRY = (0.1, 0.2, 0.4, 0.7, 1.0)  # seconds between two tries, the last again and again
 FIRST_REPORT = 0.3  # seconds from the start after which people read that node 0 does not answer yet

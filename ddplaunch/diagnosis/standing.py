@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 from collections.abc import Iterable
 from itertools import takewhile
 from typing import NamedTuple
 
 from ddplaunch.diagnosis.inspection import Collective, Condition, Frame, RankInspection, Worker
+from ddplaunch.words import signal_name
 
 INIT = "init_process_group"
 SENDS = {"isend", "send", "send_object_list"}
@@ -213,12 +213,7 @@ def _library_line(frame: Frame) -> str:
 
 def end(code: int) -> str:
     """Say how a process ended: "exit code 0", "SIGKILL"."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
+    return f"exit code {code}" if code >= 0 else signal_name(-code)
 
 
 def is_gone(rank: RankInspection) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from ddplaunch.control.failure import Verdict, signal_name
+from ddplaunch.control.failure import Verdict
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.diagnosis.inspection import Inspection
 from ddplaunch.errors import EXIT_PREEMPTED, shown
@@ -42,6 +42,7 @@ from ddplaunch.wire.bounds import (
 )
 from ddplaunch.wire.frames import Garbled
 from ddplaunch.wire.typed import convert
+from ddplaunch.words import signal_name
 
 MAX_BYTES = 64 << 20  # of a file of the history
 _WRONG = (Garbled, KeyError, TypeError, ValueError, RecursionError)  # what a torn or hostile line leads to

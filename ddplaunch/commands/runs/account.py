@@ -11,11 +11,10 @@ import click
 
 from ddplaunch.console.failure import render_verdict
 from ddplaunch.console.table import table
-from ddplaunch.control.failure import signal_name
 from ddplaunch.errors import shown
 from ddplaunch.job.effective import Spent, percent, told
 from ddplaunch.job.record import Attempt, Fate, RankRecord, RunRecord
-from ddplaunch.words import counted, size, span
+from ddplaunch.words import counted, signal_name, size, span
 
 MAX_ATTEMPTS = 10  # the last ones, that are shown
 MAX_RANKS = 32  # that are shown; --json has all

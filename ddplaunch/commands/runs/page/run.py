@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import Enum
 
-from ddplaunch.control.failure import Verdict, describe_end, signal_name
+from ddplaunch.control.failure import Verdict, describe_end
 from ddplaunch.dataclass import dataclass, field
 from ddplaunch.diagnosis.readings import RankReading, Reading, whole
 from ddplaunch.errors import EXIT_TIMEOUT
 from ddplaunch.job.readings import KeptPlan
 from ddplaunch.job.record import RankRecord, RunRecord
+from ddplaunch.words import signal_name
 
 
 class RankEnd(Enum):

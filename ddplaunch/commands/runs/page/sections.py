@@ -16,7 +16,6 @@ from ddplaunch.commands.runs.page.run import PageRun, RankRow, time_of_day
 from ddplaunch.commands.runs.page.script import RENEWED
 from ddplaunch.console.failure import render_verdict
 from ddplaunch.console.stacks import notes as notes_on
-from ddplaunch.control.failure import signal_name
 from ddplaunch.dataclass import dataclass
 from ddplaunch.diagnosis.grouping import Alike, grouped
 from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
@@ -24,7 +23,7 @@ from ddplaunch.diagnosis.sentences import sentences
 from ddplaunch.diagnosis.standing import at_work
 from ddplaunch.diagnosis.waits import waits
 from ddplaunch.errors import shown
-from ddplaunch.words import counted, named, ranks, size, span
+from ddplaunch.words import counted, named, ranks, signal_name, size, span
 
 _FATES = {"done": "well", "running": "running", "failed": "failed"}
 _MAX_NOTES = 200
