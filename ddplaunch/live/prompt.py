@@ -35,7 +35,7 @@ from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.live.editor import Editor
 from ddplaunch.loop import Loop
 from ddplaunch.output.screen import Terminal
-from ddplaunch.output.terminal import ENTER, Keyboard, in_foreground
+from ddplaunch.output.terminal import ENTER, Keyboard, in_foreground, window
 from ddplaunch.words import ranks as named
 
 if TYPE_CHECKING:
@@ -311,7 +311,8 @@ class AtTerminal:
         self._last = (editor, prompt, soon) if soon else None
         if soon:
             self._keyboard.begin()
-        shown = editor.row(prompt, self._across()) if prompt and in_foreground(0) else ""
+        across, _ = window(2 if os.isatty(2) else 1)
+        shown = editor.row(prompt, across) if prompt and in_foreground(0) else ""
         self._screen.type_row(shown.encode(errors="replace"))
         if not soon:
             self._keyboard.end()
@@ -351,12 +352,6 @@ class AtTerminal:
         self._screen.type_row(b"")
         self._keyboard.end()
         self._loop.soon(self._again)
-
-    def _across(self) -> int:
-        try:
-            return os.get_terminal_size(2 if os.isatty(2) else 1).columns or 80
-        except OSError:
-            return 80
 
 
 def grouped(answers: dict[int, str]) -> str:

@@ -18,7 +18,7 @@ from ddplaunch.loop import Callback, Loop
 from ddplaunch.output.events import Ended, Event
 from ddplaunch.output.screen import Manner, Terminal
 from ddplaunch.output.sink import HIGH_WATER, Sink
-from ddplaunch.output.terminal import Keyboard, in_foreground
+from ddplaunch.output.terminal import Keyboard, in_foreground, window
 from ddplaunch.output.voice import Said, Topic
 
 EVERY = 1 / 30  # seconds from one drawing to the next, at least
@@ -37,7 +37,6 @@ class LiveScreen(Terminal):
 
     def __init__(self, loop: Loop, how: Manner, *, speaks: bool, colour: bool) -> None:
         super().__init__(loop, how, speaks=speaks, colour=colour)
-        self._home = self._stderr if self._stderr.terminal else self._stdout
         self._fd = 2 if self._stderr.terminal else 1
         self._picture: Picture | None = None
         self._rows: tuple[Row, ...] = ()
@@ -198,7 +197,7 @@ class LiveScreen(Terminal):
         """
         if not self._widths:
             return b""
-        across = max(1, self._size()[0])
+        across = max(1, window(self._fd)[0])
         up = sum(max(1, -(-each // across)) for each in self._widths) - 1
         self._widths = []
         return b"\r" + (f"\x1b[{up}A".encode() if up else b"") + b"\x1b[J"
@@ -217,7 +216,7 @@ class LiveScreen(Terminal):
         self._home.write(("\x1b[H" + "\x1b[K\n".join(rows) + "\x1b[K\x1b[J").encode(errors="replace"))
 
     def _make(self, full: bool) -> tuple[Row, ...]:
-        wanted = (*self._size(), full)
+        wanted = (*window(self._fd), full)
         if self._picture is not None and wanted != self._made_for:
             self._rows, self._made_for = tuple(self._picture(*wanted)), wanted
         return self._rows
@@ -229,10 +228,3 @@ class LiveScreen(Terminal):
             end = self._kept.find(b"\n", len(self._kept) - KEPT) + 1
             self._missed += self._kept.count(b"\n", 0, end)
             del self._kept[:end]
-
-    def _size(self) -> tuple[int, int]:
-        try:
-            found = os.get_terminal_size(self._fd)
-        except OSError:
-            return 80, 24
-        return found.columns or 80, found.lines or 24

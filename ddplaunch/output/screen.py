@@ -10,21 +10,15 @@ import os
 import time
 from collections.abc import Sequence
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass
 from ddplaunch.loop import Callback, Loop
 from ddplaunch.output.equal_lines import HOLD, EqualLines
-from ddplaunch.output.events import Ended, Event, Noted, Observer, Planned, Restarting, Stalled
+from ddplaunch.output.events import Ended, Event, Noted, Planned, Restarting, Stalled
 from ddplaunch.output.prefix import of_ranks, prefixed, prefixes
 from ddplaunch.output.sink import HIGH_WATER, Sink
-from ddplaunch.output.terminal import watched
+from ddplaunch.output.terminal import watched, window
 from ddplaunch.output.voice import VOICE, Said, Topic
 from ddplaunch.output.waiting import Waiting
-
-if TYPE_CHECKING:
-    from typing import Protocol
-else:
-    Protocol = object
 
 Source = int | str
 """Whose output it is: a rank's number, or the name of a sidecar."""
@@ -33,43 +27,6 @@ _COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")  # ANSI'
 _FAINT = "2"  # of a sidecar
 _BOLD = "1"  # of several ranks
 _CLEAR = b"\r\x1b[K"
-
-
-class Screen(Observer, Protocol):
-    """Shows things to people; also an observer, of the notes in the events."""
-
-    speaks: bool  # whether it says what concerns the job: where all nodes print into one log, node 0 alone does
-    terminal: bool  # whether a person looks at stdout
-    by_lines: bool  # whether stdout is a terminal of any kind
-
-    @property
-    def full(self) -> bool: ...  # people are so far behind that the ranks should wait
-
-    @property
-    def written(self) -> bool: ...  # all that was shown
-
-    def when_relieved(self, callback: Callback) -> None: ...  # call it whenever there may be room again
-
-    def lines(self, source: Source, number: int, lines: bytes, bar: bytes = b"", *, last: bool = False) -> None:
-        """Show whole lines that came from descriptor ``number`` (1 or 2), and the progress bar that is drawn there.
-
-        The first call, with lines or without, is made before the source prints there; ``last``: it prints no more.
-        """
-
-    def mark(self, line: bytes) -> None:
-        """Show this line on stdout and on stderr, behind all that was shown there."""
-
-    def note(self, text: str, *, of_job: bool = False) -> None:
-        """Say something ourselves, between whole lines of the ranks; ``of_job``: it concerns more than this node."""
-
-    def say(self, said: Said, *, of_job: bool = False) -> None:
-        """Say something of another kind, likewise."""
-
-    def footer(self, text: str, *, of_job: bool = False, waited: float = 0.0) -> None:
-        """Show what we wait for, and for how long, ``waited`` included, until the ranks start or the job ends."""
-
-    def suspend(self, stop: Callback) -> None:
-        """Call ``stop``, which returns when we may go on (Ctrl-Z); meanwhile the terminal is another program's."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +43,17 @@ def choose(loop: Loop, how: Manner, *, speaks: bool, colour: bool) -> Screen:
     """Make the screen for where our stdout and stderr lead."""
     if watched(1) or watched(2):
         return Terminal(loop, how, speaks=speaks, colour=colour)
-    return Plain(loop, how, speaks=speaks)
+    return Screen(loop, how, speaks=speaks)
 
 
-class Plain:
-    """Whole lines, each with its rank before it: for files, pipes and logs."""
+class Screen:
+    """Shows things to people: whole lines, each with its rank before it, for files, pipes and logs.
+
+    It is an observer, too, of the notes in the events.
+    """
 
     def __init__(self, loop: Loop, how: Manner, *, speaks: bool) -> None:
+        """``speaks``: it says what concerns the job; where all nodes print into one log, node 0 alone does."""
         self._loop, self.speaks = loop, speaks
         self._stdout = Sink(loop, 1, how.patience)
         self._stderr = self._stdout if _same_file(1, 2) else Sink(loop, 2, how.patience)
@@ -108,17 +69,24 @@ class Plain:
 
     @property
     def full(self) -> bool:
+        """Whether people are so far behind that the ranks should wait."""
         return self._stdout.full or self._stderr.full
 
     @property
     def written(self) -> bool:
+        """Whether all that was shown is written."""
         return self._stdout.idle and self._stderr.idle
 
     def when_relieved(self, callback: Callback) -> None:
+        """Call it whenever there may be room again."""
         self._stdout.relieved = self._stderr.relieved = callback
 
     def lines(self, source: Source, number: int, lines: bytes, bar: bytes = b"", *, last: bool = False) -> None:
-        """One replace for however many lines there are, so no Python runs per line but where equal ones are sought."""
+        """Show whole lines that came from descriptor ``number`` (1 or 2), and the progress bar that is drawn there.
+
+        The first call, with lines or without, is made before the source prints there; ``last``: it prints no more.
+        It is one replace for however many lines: no Python runs per line but where equal ones are sought.
+        """
         sink = self._sink(number)
         if number == 2 and b"[rank" in lines and self._marker(source):
             lines = self._once(source, lines)
@@ -158,22 +126,27 @@ class Plain:
         return lines.removeprefix(theirs).replace(b"\n" + theirs, b"\n")
 
     def mark(self, line: bytes) -> None:
+        """Show this line on stdout and on stderr, behind all that was shown there."""
         self._show_merged(math.inf)
         for sink in {self._stdout, self._stderr}:
             self._show(sink, line)
 
     def note(self, text: str, *, of_job: bool = False) -> None:
+        """Say something ourselves, between whole lines of the ranks; ``of_job``: it concerns more than this node."""
         self.say(Said(Topic.NOTE, text), of_job=of_job)
 
     def say(self, said: Said, *, of_job: bool = False) -> None:
+        """Say something of another kind, likewise."""
         if self.speaks or not of_job:
             self._show_merged(math.inf)
             self._show(self._stderr, VOICE.form(said).encode(errors="replace"))
 
     def footer(self, text: str, *, of_job: bool = False, waited: float = 0.0) -> None:
+        """Show what we wait for, and for how long, ``waited`` included, until the ranks start or the job ends."""
         self._waiting.tell(text if self.speaks or not of_job else "", waited)
 
     def suspend(self, stop: Callback) -> None:
+        """Call ``stop``, which returns when we may go on (Ctrl-Z); meanwhile the terminal is another program's."""
         self._show_merged(math.inf)
         stop()
 
@@ -214,11 +187,12 @@ class Plain:
         return f"{marker} ".encode(errors="replace") if marker else b""
 
 
-class Terminal(Plain):
-    """As ``Plain``; below all lines stays the progress bar of the lowest rank that draws one, or the footer."""
+class Terminal(Screen):
+    """As ``Screen``; below all lines stays the progress bar of the lowest rank that draws one, or the footer."""
 
     def __init__(self, loop: Loop, how: Manner, *, speaks: bool, colour: bool) -> None:
         super().__init__(loop, how, speaks=speaks)
+        self._home = self._stderr if self._stderr.terminal else self._stdout
         self._colour = colour
         self._bars: dict[tuple[bool, Source, int], bytes] = {}
         self._below = b""
@@ -234,22 +208,22 @@ class Terminal(Plain):
         """Show nothing, as another program draws on the terminal; or all that came meanwhile."""
         held, self._held = self._held, bytearray() if on else None
         if held:
-            self._show(self._stderr if self._stderr.terminal else self._stdout, bytes(held))
+            self._show(self._home, bytes(held))
             self._stdout.relieved()
 
     def draw(self, data: bytes) -> None:
         """Write what that program draws."""
-        (self._stderr if self._stderr.terminal else self._stdout).write(data)
+        self._home.write(data)
 
     def type_row(self, row: bytes) -> None:
         """Show a row in which a person types below all else; b"" shows none any more."""
         self._typed = row
-        self._show(self._stderr if self._stderr.terminal else self._stdout, b"")
+        self._show(self._home, b"")
 
     def page(self, text: str) -> None:
         """Print what the person has asked for."""
         self._show_merged(math.inf)
-        self._show(self._stderr if self._stderr.terminal else self._stdout, text.encode(errors="replace"))
+        self._show(self._home, text.encode(errors="replace"))
 
     def lines(self, source: Source, number: int, lines: bytes, bar: bytes = b"", *, last: bool = False) -> None:
         key = (isinstance(source, str), source, number)
@@ -279,7 +253,7 @@ class Terminal(Plain):
     def _bottom(self, sink: Sink) -> bytes:
         """The row below all lines: what is typed, the progress bar of the lowest rank, or the footer."""
         if self._typed:
-            return self._typed if sink is self._stderr or not self._stderr.terminal else b""
+            return self._typed if sink is self._home else b""
         here = [key for key in self._bars if self._sink(key[2]) is sink]
         if not here:
             return _fit(self._below, 0) if sink is self._stderr else b""
@@ -296,10 +270,7 @@ class Terminal(Plain):
 
 def _fit(row: bytes, used: int) -> bytes:
     """Cut a row to the terminal's width: one that wraps cannot be drawn over."""
-    try:
-        columns = os.get_terminal_size(1 if os.isatty(1) else 2).columns or 80
-    except OSError:
-        columns = 80
+    columns, _ = window(1 if os.isatty(1) else 2)
     return row.decode(errors="replace")[: max(1, columns - used - 1)].encode()
 
 

@@ -48,6 +48,15 @@ def can_draw() -> bool:
     return os.environ.get("TERM", "dumb") not in ("dumb", "")
 
 
+def window(fd: int) -> tuple[int, int]:
+    """The columns and rows of a terminal; 80 and 24 where it does not say."""
+    try:
+        columns, rows = os.get_terminal_size(fd)
+    except OSError:
+        return 80, 24
+    return columns or 80, rows or 24
+
+
 @contextmanager
 def restored() -> Iterator[None]:
     """Give the terminal on standard input back as it was; does nothing where there is none."""
