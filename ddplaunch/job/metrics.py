@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.job.status import RankState
@@ -16,35 +16,9 @@ from ddplaunch.output import events
 
 if TYPE_CHECKING:
     from ddplaunch.agent.readings import Look
-    from ddplaunch.devices.gpu_usage import GpuUsage
     from ddplaunch.diagnosis.readings import Reading
     from ddplaunch.job.status import Status
     from ddplaunch.output.events import Event
-
-RUN = {
-    "up": ("gauge", "1 while the launcher runs, 0 once the job is over."),
-    "start_time_seconds": ("gauge", "When the launcher began, since the epoch."),
-    "end_time_seconds": ("gauge", "When the job was over, since the epoch."),
-    "exit_code": ("gauge", "The exit code of the job."),
-    "world_size": ("gauge", "Ranks on all nodes."),
-    "ranks_running": ("gauge", "Ranks of this node that run."),
-    "restarts_total": ("counter", "Restarts of all ranks."),
-    "stalls_total": ("counter", "How often the job was said to get nowhere."),
-}
-RANK = {
-    "rank_cpu_seconds_total": ("counter", "CPU time of a rank with its descendants; a restart begins anew."),
-    "rank_memory_bytes": ("gauge", "Memory of a rank with its descendants, without what is shared or in files."),
-    "rank_read_bytes_total": ("counter", "Bytes that a rank with its descendants has read from files and pipes."),
-    "rank_written_bytes_total": ("counter", "Bytes that a rank with its descendants has written to files and pipes."),
-    "rank_collectives_total": ("counter", "Collectives that a rank has completed; new process groups begin anew."),
-}
-GPU = {
-    "gpu_busy_ratio": ("gauge", "Share of the last second or so in which something ran on a GPU."),
-    "gpu_memory_bytes": ("gauge", "Memory of a GPU that is in use."),
-    "gpu_power_watts": ("gauge", "Power that a GPU draws."),
-    "gpu_slowed": ("gauge", "1 while heat or the power supply holds the clocks of a GPU down."),
-}
-"""Each metric by its name without ``ddplaunch_``: its type, and what it is."""
 
 
 class MetricsFile:
@@ -83,67 +57,55 @@ class MetricsFile:
                 self._note(f"--metrics {self._path} cannot be written: {error.strerror}; the job goes on")
 
     def _lines(self, status: Status) -> Iterator[str]:
-        """The whole file, each metric's series below its name."""
-        run = f'run_id="{_escaped(status.run_id)}",node_rank="{status.node_rank}"'
-        look = self._look if self._code is None else None
-        for name, (kind, text) in {**RUN, **RANK, **GPU}.items():
-            series: list[tuple[str, float | None]] = []
-            if name in RUN:
-                series = [("", self._of_run(name, status))]
-            elif look and name in RANK:
-                series = [(f',rank="{rank}"', _of_rank(name, rank, look)) for rank in look.used]
-            elif look:
-                series = [(f',gpu="{each.gpu}"', _of_gpu(name, each)) for each in look.gpus]
-            if known := [(labels, value) for labels, value in series if value is not None]:
+        """The whole file: each metric with its type, what it is, and its series."""
+        labels = f'run_id="{_escaped(status.run_id)}",node_rank="{status.node_rank}"'
+
+        def metric(name: str, kind: str, text: str, series: float | Mapping[str, float | None] | None) -> Iterator[str]:
+            """``series``: its only value, or one for each rank or GPU; None is not known."""
+            found = series if isinstance(series, Mapping) else {"": series}
+            if known := {more: value for more, value in found.items() if value is not None}:
                 yield f"# HELP ddplaunch_{name} {text}\n# TYPE ddplaunch_{name} {kind}\n"
-                yield from (f"ddplaunch_{name}{{{run}{labels}}} {value:.15g}\n" for labels, value in known)
+                yield from (f"ddplaunch_{name}{{{labels}{more}}} {value:.15g}\n" for more, value in known.items())
 
-    def _of_run(self, name: str, status: Status) -> float | None:
-        over = self._code is not None
-        match name:
-            case "up":
-                return not over
-            case "start_time_seconds":
-                return status.began
-            case "end_time_seconds":
-                return time.time() if over else None
-            case "exit_code":
-                return self._code
-            case "world_size":
-                return status.world_size
-            case "ranks_running":
-                return sum(each.state is RankState.RUNNING for each in status.ranks)
-            case "restarts_total":
-                return status.restarts
-            case _:
-                return self._stalls
+        over, running = self._code is not None, sum(each.state is RankState.RUNNING for each in status.ranks)
+        yield from metric("up", "gauge", "1 while the launcher runs, 0 once the job is over.", not over)
+        yield from metric("start_time_seconds", "gauge", "When the launcher began, since the epoch.", status.began)
+        ended = time.time() if over else None
+        yield from metric("end_time_seconds", "gauge", "When the job was over, since the epoch.", ended)
+        yield from metric("exit_code", "gauge", "The exit code of the job.", self._code)
+        yield from metric("world_size", "gauge", "Ranks on all nodes.", status.world_size)
+        yield from metric("ranks_running", "gauge", "Ranks of this node that run.", running)
+        yield from metric("restarts_total", "counter", "Restarts of all ranks.", status.restarts)
+        yield from metric("stalls_total", "counter", "How often the job was said to get nowhere.", self._stalls)
+        if over or self._look is None:
+            return
 
+        ranks = {f',rank="{rank}"': used for rank, used in self._look.used.items()}
+        cpu = {rank: used.cpu for rank, used in ranks.items()}
+        text = "CPU time of a rank with its descendants; a restart begins anew."
+        yield from metric("rank_cpu_seconds_total", "counter", text, cpu)
+        memory = {rank: used.memory for rank, used in ranks.items()}
+        text = "Memory of a rank with its descendants, without what is shared or in files."
+        yield from metric("rank_memory_bytes", "gauge", text, memory)
+        read = {rank: used.read for rank, used in ranks.items()}
+        text = "Bytes that a rank with its descendants has read from files and pipes."
+        yield from metric("rank_read_bytes_total", "counter", text, read)
+        written = {rank: used.written for rank, used in ranks.items()}
+        text = "Bytes that a rank with its descendants has written to files and pipes."
+        yield from metric("rank_written_bytes_total", "counter", text, written)
+        completed = {f',rank="{rank}"': sum(groups.values()) for rank, groups in self._look.groups.items()}
+        text = "Collectives that a rank has completed; new process groups begin anew."
+        yield from metric("rank_collectives_total", "counter", text, completed)
 
-def _of_rank(name: str, rank: int, look: Look) -> float | None:
-    used = look.used[rank]
-    match name:
-        case "rank_cpu_seconds_total":
-            return used.cpu
-        case "rank_memory_bytes":
-            return used.memory
-        case "rank_read_bytes_total":
-            return used.read
-        case "rank_written_bytes_total":
-            return used.written
-        case _:
-            return sum(look.groups[rank].values()) if rank in look.groups else None
-
-
-def _of_gpu(name: str, gpu: GpuUsage) -> float | None:
-    match name:
-        case "gpu_busy_ratio":
-            return None if gpu.busy is None else gpu.busy / 100
-        case "gpu_memory_bytes":
-            return gpu.memory_used
-        case "gpu_power_watts":
-            return gpu.power
-        case _:
-            return gpu.slowed
+        gpus = {f',gpu="{each.gpu}"': each for each in self._look.gpus}
+        busy = {gpu: None if each.busy is None else each.busy / 100 for gpu, each in gpus.items()}
+        text = "Share of the last second or so in which something ran on a GPU."
+        yield from metric("gpu_busy_ratio", "gauge", text, busy)
+        used_memory = {gpu: each.memory_used for gpu, each in gpus.items()}
+        yield from metric("gpu_memory_bytes", "gauge", "Memory of a GPU that is in use.", used_memory)
+        yield from metric("gpu_power_watts", "gauge", "Power that a GPU draws.", {g: e.power for g, e in gpus.items()})
+        text = "1 while heat or the power supply holds the clocks of a GPU down."
+        yield from metric("gpu_slowed", "gauge", text, {gpu: each.slowed for gpu, each in gpus.items()})
 
 
 def _escaped(label: str) -> str:
