@@ -22,17 +22,11 @@ if TYPE_CHECKING:
     from ddplaunch.diagnosis import stall as stall
     from ddplaunch.diagnosis import waits as waits
 
-_MODULES = frozenset(
-    (
-        *("arrivals", "culprit", "inspection", "memory", "pace", "profile", "readings", "sentences"),
-        *("stack_dump", "stall", "waits"),
-    )
-)
-
 
 def __getattr__(name: str) -> ModuleType:
-    if name not in _MODULES:
-        raise AttributeError(name)
     from importlib import import_module
 
-    return import_module(f"{__name__}.{name}")
+    try:
+        return import_module(f"{__name__}.{name}")
+    except ModuleNotFoundError:
+        raise AttributeError(name) from None

@@ -99,11 +99,11 @@ def parse_last(dump: bytes) -> tuple[Collective, ...]:
         ValueError: it is anything else than such a dump.
     """
     found: list[Collective] = []
-    for group, entries in _by_group(_load(dump)).items():
+    for entries in _by_group(_load(dump)).values():
         last = max(entries, key=lambda entry: entry.number)
         waiting = [entry for entry in entries if not entry.completed]
         oldest = min(waiting, key=lambda entry: entry.number, default=last)
-        found += [each.collective(group) for each in ([last] if oldest is last else [oldest, last])]
+        found += [last] if oldest is last else [oldest, last]
     return tuple(found)
 
 
@@ -119,47 +119,32 @@ def recorded(dump: bytes, since: float, until: float) -> Iterator[RecordedCall]:
     """Read the collectives that were entered between these moments; ValueError for anything else than a dump."""
     for entry in _entries(_load(dump)):
         if since <= _seconds(entry.get("time_created_ns", 0), 1e9) <= until and entry.get("is_p2p") is not True:
-            group, description = _names(entry)
             ended = _seconds(entry.get("time_discovered_completed_ns") or 0, 1e9)
-            yield RecordedCall(_entry(entry).collective(group), description, ended)
+            yield RecordedCall(_collective(entry), _names(entry)[1], ended)
 
 
-class _Entry(NamedTuple):
-    """One collective of the recorder's."""
-
-    number: int
-    operation: str
-    tensors: str
-    timeout: float
-    entered: float
-    completed: bool
-    alone: bool
-
-    def collective(self, group: str) -> Collective:
-        return Collective(group, *self)
-
-
-def _by_group(dump: Mapping[str, object]) -> dict[str, list[_Entry]]:
-    found: dict[str, list[_Entry]] = {}
+def _by_group(dump: Mapping[str, object]) -> dict[str, list[Collective]]:
+    found: dict[str, list[Collective]] = {}
     for entry in _entries(dump):
         if entry.get("is_p2p") is True:
             continue  # NCCL's send and recv, which have numbers of their own
         group = _names(entry)[0]
         if len(found) < MAX_GROUPS or group in found:
-            found.setdefault(group, []).append(_entry(entry))
+            found.setdefault(group, []).append(_collective(entry))
     return found
 
 
-def _entry(entry: Mapping[str, object]) -> _Entry:
+def _collective(entry: Mapping[str, object]) -> Collective:
     number = _number(_field(entry, "collective_seq_id"))
-    return _Entry(
-        number,
-        shown(_as(str, _field(entry, "profiling_name")).rpartition(":")[2]),
-        _tensors(_as(list, entry.get("input_dtypes", [])), _as(list, entry.get("input_sizes", []))),
-        _seconds(entry.get("timeout_ms", 0), 1e3),
-        _seconds(entry.get("time_created_ns", 0), 1e9),
-        entry.get("retired") is True or entry.get("state") == "completed",
-        _number(_field(entry, "op_id")) == number,
+    return Collective(
+        group=_names(entry)[0],
+        number=number,
+        operation=shown(_as(str, _field(entry, "profiling_name")).rpartition(":")[2]),
+        tensors=_tensors(_as(list, entry.get("input_dtypes", [])), _as(list, entry.get("input_sizes", []))),
+        timeout=_seconds(entry.get("timeout_ms", 0), 1e3),
+        entered=_seconds(entry.get("time_created_ns", 0), 1e9),
+        completed=entry.get("retired") is True or entry.get("state") == "completed",
+        alone=_number(_field(entry, "op_id")) == number,
     )
 
 
