@@ -264,7 +264,7 @@ class Coordinator:
         if seat.part is Part.IDLE:
             return self._seats.note(text) if self._rules.spares else None  # it took no part yet
         self._attempt.lost.append(Loss(time.time() - silence, number, seat.host, text))
-        self._seats.tell(0, messages.Lost(seat.host))
+        self._seats.tell(0, messages.NodeLost(seat.host))
         self._membership.failed(seat)
         self._seats.note(f"{text}; stopping the others" if self._stage is Stage.RUNNING else text)
         self._stop(signal.SIGTERM)
@@ -401,7 +401,7 @@ class Coordinator:
                 Outcome(verdict.first.code if verdict else EXIT_SIGNAL + signal.SIGKILL, verdict, remark=remark)
             )
         text = f"{what}\n{self._restarts.announce(wait)}"
-        self._seats.tell_all(messages.Again(self._attempt.number + 1, wait, text, verdict))
+        self._seats.tell_all(messages.Restarting(self._attempt.number + 1, wait, text, verdict))
         self._pause(wait, verdict)
 
     def _regroup(self, why: str) -> None:

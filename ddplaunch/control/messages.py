@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         Typed,
     )
 
-PROTOCOL = 14  # raised whenever a message changes, so that launchers of different versions tell each other so
+PROTOCOL = 15  # raised whenever a message changes, so that launchers of different versions tell each other so
 
 
 @dataclass(frozen=True)
@@ -294,8 +294,8 @@ class Alone:
 
 
 @dataclass(frozen=True)
-class Again:
-    """The attempt failed; the next follows after ``wait`` seconds. ``text`` says it to people."""
+class Restarting:
+    """The attempt failed; number ``attempt`` begins after ``wait`` seconds. ``text`` says it to people."""
 
     attempt: Count
     wait: Seconds
@@ -311,15 +311,18 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Standstill:
-    """The ranks get nowhere, since ``since``; ``text`` says it to people, and is "" where the attempt is stopped."""
+class Stalled:
+    """The ranks get nowhere, since ``since``; ``text`` says it to people, and is "" where it is not for them.
+
+    They hear why the attempt is stopped, or have heard of this stall: a rank has only printed something meanwhile.
+    """
 
     since: Moment
-    text: Text
+    text: Text = ""
 
 
 @dataclass(frozen=True)
-class Lost:
+class NodeLost:
     """Said by node 0 to itself: a node that took part was lost; its host."""
 
     host: Name
@@ -337,7 +340,7 @@ class End:
 
 @dataclass(frozen=True)
 class Progress:
-    """From a node: its ranks work again, after a ``Standstill``. From node 0: so does the job."""
+    """From a node: its ranks work again, after it was ``Stalled``. From node 0: so does the job."""
 
     attempt: Count
 
@@ -428,9 +431,9 @@ FromNodeZero = (
     | Stop
     | Preempt
     | Release
-    | Again
+    | Restarting
     | Note
-    | Standstill
+    | Stalled
     | Progress
     | End
     | Inspect
@@ -440,7 +443,7 @@ FromNodeZero = (
     | ForRanks
     | Beat
 )
-Message = Hello | Declined | Welcome | Refused | Joined | Seeking | Alone | Lost | FromNode | FromNodeZero
+Message = Hello | Declined | Welcome | Refused | Joined | Seeking | Alone | NodeLost | FromNode | FromNodeZero
 
 FROM_NODE: tuple[type[FromNode], ...] = FromNode.__args__
 FROM_NODE_ZERO: tuple[type[FromNodeZero], ...] = FromNodeZero.__args__

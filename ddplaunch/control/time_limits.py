@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.control.failure import Failure
 from ddplaunch.control.inspections import JobInspections
-from ddplaunch.control.messages import Progress, Standstill
+from ddplaunch.control.messages import Progress, Stalled
 from ddplaunch.control.rules import SOON
 from ddplaunch.control.seat import Part, Seats
 from ddplaunch.dataclass import dataclass
@@ -171,8 +171,10 @@ class TimeLimits:
         stall, sooner = diagnosis.stall.judge(inspection, SOON, strict=False)
         if sooner is not None:
             self._set("telling", sooner, self.suspect)
-        if stall is None or stall.mark == self._reported:
+        if stall is None:
             return
+        if stall.mark == self._reported:
+            return self._tell(stall)
 
         def compare(inspection: Inspection) -> None:
             if attempt != self._attempt:
@@ -188,14 +190,17 @@ class TimeLimits:
         self._inspections.begin(diagnosis.inspection.Detail.PACE, compare)
 
     def _tell(self, stall: Stall) -> None:
+        """Say it to people once; where a rank has only printed something since, it is counted as it was before."""
         if stall.mark != self._reported:
             self._reported = stall.mark
             closer = f"look closer with `ddplaunch stacks {self._run_id}`"
             self._stands_still(stall, f"no progress for {span(stall.seconds)}: {stall.text}; {closer}")
+        elif not self._stalled:
+            self._stands_still(stall, "")
 
     def _stands_still(self, stall: Stall, text: str) -> None:
         self._stalled = True
-        self._seats.tell_all(Standstill(time.time() - stall.seconds, text))
+        self._seats.tell_all(Stalled(time.time() - stall.seconds, text))
 
     def progressed(self) -> None:
         """A node says that its ranks, which had stalled, work again."""

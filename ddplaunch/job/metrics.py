@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     from ddplaunch.output.events import Event
 
 
+NEAR = 1.0  # seconds by which one stall may be told with two beginnings
+
+
 class MetricsFile:
     def __init__(self, path: str, status: Callable[[], Status], note: Callable[[str], None]) -> None:
         self._path, self._status, self._note = path, status, note
         self._troubled = False
-        self._stalls = 0
+        self._stalls, self._stalled = 0, 0.0  # how many there were, and since when the last one was
         self._code: int | None = None
         self._look: Look | None = None
 
@@ -37,8 +40,8 @@ class MetricsFile:
     def observe(self, event: Event) -> None:
         """``status`` has heard of it."""
         match event:
-            case events.Stalled():
-                self._stalls += 1
+            case events.Stalled(since=since) if since > self._stalled + NEAR:
+                self._stalls, self._stalled = self._stalls + 1, since
             case events.Ended(code=code):
                 self._code = code
                 self._write()

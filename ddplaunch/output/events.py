@@ -1,6 +1,7 @@
 """What happens to one node's share of a job: each thing is frozen, and emitted once.
 
-Each of the ``Observers`` that the supervisor is given hears of each; none knows anything of another.
+Each of the ``Observers`` that the supervisor is given hears of each; none knows anything of another. Of what node 0
+tells all nodes some are events as they come.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from collections.abc import Mapping
 from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.control import messages
 from ddplaunch.control.failure import Verdict
+from ddplaunch.control.messages import NodeLost as NodeLost
+from ddplaunch.control.messages import Restarting as Restarting
+from ddplaunch.control.messages import Stalled as Stalled
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.plan.plan import Plan
 
@@ -27,10 +31,8 @@ if TYPE_CHECKING:
         Name,
         Path,
         Pid,
-        Seconds,
         Signal,
         Size,
-        Text,
     )
 else:
     Protocol = object
@@ -132,16 +134,6 @@ class Swept:
 
 
 @dataclass(frozen=True)
-class Restarting:
-    """The attempt failed; number ``attempt`` begins after ``wait`` seconds. ``text`` says it to people."""
-
-    attempt: Count
-    wait: Seconds
-    text: Text
-    verdict: Verdict | None  # None where a zygote was lost
-
-
-@dataclass(frozen=True)
 class RanksInspected:
     """What all ranks of the job were doing when the attempt was to be stopped; node 0 alone hears it."""
 
@@ -163,23 +155,8 @@ class FirstCollective:
 
 
 @dataclass(frozen=True)
-class Stalled:
-    """The ranks get nowhere, since ``since``; ``text`` says it to people, and is "" where they are stopped for it."""
-
-    since: Moment
-    text: Line = ""
-
-
-@dataclass(frozen=True)
 class WentOn:
     """The ranks that had stalled work again."""
-
-
-@dataclass(frozen=True)
-class NodeLost:
-    """A node that took part was lost; node 0 alone hears it."""
-
-    host: Name
 
 
 @dataclass(frozen=True)
@@ -303,16 +280,12 @@ def line(event: Event | LeftOut, moment: float, **more: float) -> bytes:
 def told(message: messages.Message) -> Event | None:
     """What node 0 tells this node, as an event; None where it is an order."""
     match message:
-        case messages.Again(attempt, wait, text, verdict):
-            return Restarting(attempt, wait, text, verdict)
+        case Restarting() | Stalled() | NodeLost():
+            return message
         case messages.Inspected(serial=0, inspection=inspection):
             return RanksInspected(inspection)
         case messages.Note(text=text):
             return Noted(text)
-        case messages.Standstill(since=since, text=text):
-            return Stalled(since, text)
         case messages.Progress():
             return WentOn()
-        case messages.Lost(host=host):
-            return NodeLost(host)
     return None

@@ -277,7 +277,7 @@ def test_a_restart_is_everybodys():
     job.drain(1, job.fail(1, 2))
     assert not job.take(messages.Start)
     job.drain(0)
-    again = job.take(messages.Again)
+    again = job.take(messages.Restarting)
     assert "restart 1 of 1" in again[0].text
     job.wait(0)
     assert [start.attempt for start in job.take(messages.Start)] == [1, 1]
@@ -292,7 +292,7 @@ def test_a_restart_is_everybodys():
 def test_a_lost_node_ends_a_job_of_fixed_size():
     job = joined(1, max_restarts=5)
     job.coordinator.lost(1, "its connection closed")
-    assert job.take(messages.Lost, 0) == [messages.Lost("n1")]
+    assert job.take(messages.NodeLost, 0) == [messages.NodeLost("n1")]
     assert len(job.take(messages.Stop, 0)) == 1
     job.drain(0, job.fail(0, 0, message="RuntimeError: Connection reset by peer"))
     outcome = job.outcome(0).outcome
@@ -566,7 +566,7 @@ def test_after_a_warning_a_failure_stops_nobody_until_the_grace_is_over():
     job.drain(0, stopped=2)
     outcome = job.outcome(0).outcome
     assert (outcome.code, outcome.verdict and outcome.verdict.first.rank) == (75, 3)
-    assert not job.take(messages.Again)
+    assert not job.take(messages.Restarting)
 
 
 def test_a_job_that_was_done_anyway_after_a_warning():
@@ -585,7 +585,7 @@ def test_a_warning_while_nothing_runs(joined):
         failure = job.fail(1, 2)
         job.drain(1, failure)
         job.drain(0)
-        assert job.take(messages.Again)
+        assert job.take(messages.Restarting)
     job.say(0, messages.Warned(signal.SIGUSR2))
     outcome = job.outcome(0).outcome
     assert (outcome.code, outcome.remark) == (75, "preempted by SIGUSR2 on node 0 (n0): no rank was running")
@@ -632,8 +632,8 @@ def test_a_zygote_that_was_lost_uses_a_restart(restart_on):
         assert len(job.take(messages.Stop, 0)) == 1
         job.drain(0, attempt=attempt, stopped=2)
         if attempt == 0:
-            again = job.take(messages.Again)[0]
-            assert isinstance(again, messages.Again)
+            again = job.take(messages.Restarting)[0]
+            assert isinstance(again, messages.Restarting)
             assert again.text == "the zygote (pid 7) was ended by SIGKILL (on n1)\nrestart 1 of 1"
             job.wait(0)
     outcome = job.outcome(0).outcome
@@ -672,7 +672,7 @@ def test_a_node_that_ends_its_ranks_in_time_is_not_given_up_later():
     failure = job.fail(1, 2)
     job.drain(0)
     job.drain(1, failure)
-    assert job.take(messages.Again)
+    assert job.take(messages.Restarting)
     job.wait(0)
     job.wait(1000)
     assert not job.take(messages.End)

@@ -119,7 +119,7 @@ def test_a_job_of_another_size_is_another():
         job.drain(1, job.fail(1, attempt=attempt, **fields), attempt=attempt)
         for node in (0, 2) if attempt else (0,):
             job.drain(node, attempt=attempt)
-        assert bool(job.take(messages.Again)) is (attempt < 2)
+        assert bool(job.take(messages.Restarting)) is (attempt < 2)
         job.wait(0)
     assert job.outcome(0).outcome.remark == ENDED
 
@@ -165,8 +165,8 @@ def test_a_restart_on_a_stall_was_asked_for():
     cut = Cut("the job has stalled", None, restarts=True)
     job.coordinator._cut(cut)
     job.drain(0, job.fail(0, 0))
-    (again,) = job.take(messages.Again)
-    assert isinstance(again, messages.Again)
+    (again,) = job.take(messages.Restarting)
+    assert isinstance(again, messages.Restarting)
     assert again.text.endswith("\nrestart 1 of 1")
     assert not job.take(messages.End)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 
 from ddplaunch.control import messages
 from ddplaunch.control.attempt import JobAttempt
@@ -126,6 +127,12 @@ class Waiting:
         return self.answer(seconds)
 
     def answer(self, seconds: float) -> list[str]:
+        self.inspected(seconds)
+        found = self.job.take(messages.Stalled)
+        return [each.text for each in found if isinstance(each, messages.Stalled) and each.text]
+
+    def inspected(self, seconds: float) -> None:
+        """Answer all questions as ranks do that stand still for so long."""
         shares = {"quiet": seconds, "standstill": seconds}
         ranks = [rank(0, 4 + self.steps, 3 + self.steps, **shares), rank(1, 3 + self.steps, 3 + self.steps, **shares)]
         arrivals = Arrivals(0, "0", "default_pg", 1, 0.0, (10, 20, round(self.gap * 1e6)) * 20)
@@ -135,8 +142,6 @@ class Waiting:
             if question.detail is Detail.PACE:
                 ranks[0] = replace(ranks[0], arrivals=(arrivals,))
             self.job.say(0, messages.Inspected(question.serial, Inspection(0.0, tuple(ranks), 2)))
-        found = self.job.take(messages.Standstill)
-        return [each.text for each in found if isinstance(each, messages.Standstill) and each.text]
 
 
 def test_ranks_that_wait_are_told_of_soon():
@@ -187,3 +192,17 @@ def test_all_hear_that_the_job_stands_still_and_that_it_goes_on():
     for _ in range(2):
         waiting.job.say(0, messages.Progress(0))
     assert waiting.job.take(messages.Progress) == [messages.Progress(0)]
+
+
+def test_a_rank_that_only_prints_ends_no_stall():
+    """Its node cannot know: node 0 counts the time as stalled again, from where it began, and says no more of it."""
+    waiting = Waiting()
+    assert waiting.suspect(24.0)
+    for seconds in (70.0, 330.0):  # as told early, and after the stall timeout
+        waiting.job.say(0, messages.Progress(0))
+        waiting.job.take(messages.Stalled)
+        waiting.job.wait(REST)
+        waiting.job.say(0, messages.Suspicion(0))
+        waiting.inspected(seconds)
+        (stalled,) = waiting.job.take(messages.Stalled)
+        assert (stalled.text, round(time.time() - stalled.since)) == ("", seconds)

@@ -162,7 +162,7 @@ def act_on(message: messages.Message) -> None:
     verdict: Verdict | None = None
     if isinstance(message, messages.End):
         verdict = message.outcome.verdict
-    if isinstance(message, messages.Again):
+    if isinstance(message, messages.Restarting):
         verdict = message.verdict
     if verdict:
         json.dumps(verdict.to_json())
