@@ -168,7 +168,7 @@ class Supervisor:
             case messages.Check():
                 self._all_there()
                 self._check(message)
-            case messages.Start():
+            case messages.Start() if not self._outfit.log.failed:  # else node 0, which hears of it, ends the job
                 self._start(message)
             case messages.Stop(attempt=attempt) if attempt == self._ranks.number:
                 self._teardown.order(message)

@@ -28,6 +28,7 @@ class RunLog:
         self._attempt = 0
         self._trouble: str | None = None
         self.path: str | None = None
+        self.failed = False  # whether it cannot be made
 
     def open(self, run_id: str, node_rank: int) -> None:
         """Make the folder, if one is wanted and not there yet; RUN_ID.2 and so on where RUN_ID is an earlier job's.
@@ -41,6 +42,7 @@ class RunLog:
             path = _made(self._parent, run_id, [] if self._alone else [f"node-{node_rank}"])
             self._events = create(os.path.join(path, "events.jsonl"), os.O_APPEND)
         except OSError as error:
+            self.failed = True
             message = f"--log-dir {self._parent}: {error.strerror}"
             raise UsageError(message, "name a folder that you may write to") from None
         self.path = path
