@@ -60,26 +60,16 @@ def nodes(start, tmp_path):
     return lambda nnodes, *options: Nodes(start, tmp_path, nnodes, *options)
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
-def test_in_any_order(nodes, order):
+def test_in_any_order_and_of_any_size(nodes):
     job = nodes(3)
-    launchers = {node_rank: job.start(node_rank) for node_rank in order}
-    for node_rank, launcher in launchers.items():
+    launchers = {node: job.start(node, *(("--nproc", "3") if node == 0 else ())) for node in (2, 1, 0)}
+    for launcher in launchers.values():
         assert launcher.wait() == 0, launcher.stderr()
-        assert launcher.stdout().startswith(f"[{node_rank}] rank {node_rank} of 3 at 127.0.0.1 token None through lo")
         launcher.assert_nothing_left()
+    for node, rank in ((1, 3), (2, 4)):
+        assert launchers[node].stdout().startswith(f"[{rank}] rank {rank} of 5 at 127.0.0.1 token None through lo")
+    assert launchers[0].stdout().count("of 5") == 3
     assert len({launcher.stdout().split()[-1] for launcher in launchers.values()}) == 1, "one run id"
-
-
-def test_counts_may_differ_and_need_not_be_told(start, tmp_path):
-    port = free_port()
-    write(tmp_path, "hello.py", HELLO)
-    shared = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port), "--start", "exec", "hello.py")
-    first = start("run", "--node-rank", "0", "--nproc", "3", *shared)
-    second = start("run", "--node-rank", "1", *shared)
-    assert (first.wait(), second.wait()) == (0, 0)
-    assert first.stdout().count("of 4") == 3
-    assert "rank 3 of 4" in second.stdout()
 
 
 def test_a_log_tells_of_the_wait_when_something_changes(nodes):
@@ -144,15 +134,6 @@ def test_a_terminal_shows_one_line_that_counts(nodes, tmp_path):
     os.close(ours)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_a_member_that_finds_nobody_ends_at_once_when_told_to(nodes, how):
-    launcher = nodes(2).start(1)
-    wait_until(lambda: "connection refused" in launcher.stderr(), "the account")
-    launcher.signal(how)
-    assert launcher.wait(10) == 128 + how
-    launcher.assert_nothing_left()
-
-
 def test_nobody_comes(nodes):
     job = nodes(2, "--join-timeout", "1.5")
     first, second = job.start(0), nodes(2, "--join-timeout", "1.5").start(1)
@@ -186,25 +167,18 @@ def test_another_version_answers(nodes):
     assert f"it speaks protocol {PROTOCOL + 1}, this one {PROTOCOL}" in launcher.stderr()
 
 
-def disagree(nodes, first: list[str], second: list[str]) -> tuple[str, str]:
-    job = nodes(2)
-    launchers = job.start(0, *first), job.start(1, *second)
-    assert [launcher.wait(20) for launcher in launchers] == [2, 2]
-    for launcher in launchers:
-        assert launcher.stdout() == ""
-        assert len(launcher.stderr().split("Error: ")[1].splitlines()) <= 3
-        launcher.assert_nothing_left()
-    return launchers[0].stderr().split("Error: ")[1], launchers[1].stderr().split("Error: ")[1]
-
-
 def test_disagreement_is_an_error_on_every_node(nodes):
     host = os.uname().nodename
-    first, second = disagree(nodes, ["--max-restarts", "1"], ["--max-restarts", "2"])
+    job = nodes(2)
+    launchers = job.start(0, "--max-restarts", "1"), job.start(1, "--max-restarts", "2")
+    assert [launcher.wait(20) for launcher in launchers] == [2, 2]
+    first, second = (launcher.stderr().split("Error: ")[1] for launcher in launchers)
     assert first == second
     assert f"--max-restarts differs: node 0 ({host}) has 1, node 1 ({host}) has 2" in first
-    first, second = disagree(nodes, ["--run-id", "a"], ["--run-id", "b"])
-    assert first == second
-    assert f"the run id differs: node 0 ({host}) has a, node 1 ({host}) has b" in first
+    assert len(first.splitlines()) <= 3
+    for launcher in launchers:
+        assert launcher.stdout() == ""
+        launcher.assert_nothing_left()
 
 
 def test_a_stale_script_is_an_error(nodes, tmp_path):
@@ -230,38 +204,32 @@ def test_another_python_is_an_error_unless_allowed(nodes, tmp_path):
         assert ("--allow-mismatch" in first.stderr()) is not allowed
 
 
-def test_the_token_admits_and_never_travels(nodes):
-    job = nodes(2, "--token", "s3cret")
-    first = job.start(0)
+def test_who_does_not_know_the_token_stays_outside(nodes):
+    """And does the job no harm: the right one comes later. The token itself never travels."""
+    job = nodes(2)
+    right = {"DDPLAUNCH_TOKEN": "s3cret"}
+    first = job.start(0, env=right)
     with job.call() as caller:
         seen = caller.recv(4096)
-    second = job.start(1)
+    for environ, said in (({"DDPLAUNCH_TOKEN": "wrong"}, "its token differs"), ({}, "it has no token")):
+        wrong = job.start(1, env=environ)
+        assert wrong.wait(20) == 2
+        assert said in wrong.stderr()
+        assert "DDPLAUNCH_TOKEN" in wrong.stderr()
+    second = job.start(1, "--token", "s3cret")
     assert (first.wait(20), second.wait(20)) == (0, 0), first.stderr() + second.stderr()
+    assert "did not belong to this job: 1 went away, 1 its token differs, 1 it has no token" in first.stderr()
     assert b"s3cret" not in seen
     assert "token None" in first.stdout()
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "said"),
-    [
-        ("right", "wrong", "its token differs"),
-        ("right", None, "it has no token"),
-        (None, "some", "it has a token, and node 0 has none"),
-    ],
-)
-def test_who_does_not_know_the_token_stays_outside(nodes, ours, theirs, said):
-    """And does the job no harm: the right one comes later."""
+def test_a_token_that_node_0_does_not_have(nodes):
     job = nodes(2)
-    environ = [{"DDPLAUNCH_TOKEN": token} if token else {} for token in (ours, theirs)]
-    first = job.start(0, env=environ[0])
-    wrong = job.start(1, env=environ[1])
-    assert wrong.wait(20) == 2
-    assert said in wrong.stderr()
-    assert "DDPLAUNCH_TOKEN" in wrong.stderr()
-    right = job.start(1, env=environ[0])
-    assert (first.wait(20), right.wait(20)) == (0, 0)
-    assert f"1 connection to the control port did not belong to this job: 1 {said}" in first.stderr()
-    assert "token None" in first.stdout()
+    first, second = job.start(0), job.start(1, "--token", "some")
+    assert second.wait(20) == 2
+    assert "it has a token, and node 0 has none" in second.stderr()
+    first.signal(signal.SIGINT)
+    assert first.wait(20) == 130
 
 
 STORE_CLIENT = """
@@ -329,19 +297,8 @@ def test_two_jobs_on_one_port(nodes):
 def test_a_preload_that_fails_on_one_node_is_told_on_all(start, tmp_path):
     write(tmp_path, "hello.py", HELLO)
     write(tmp_path, "here/extra.py", "")
-    port = str(free_port())
-    shared = (
-        "--nnodes",
-        "2",
-        "--nproc",
-        "1",
-        "--master-addr",
-        "127.0.0.1",
-        "--master-port",
-        port,
-        "--preload",
-        "extra",
-    )
+    where = ("--nnodes", "2", "--nproc", "1", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    shared = (*where, "--preload", "extra")
     first = start("run", "--node-rank", "0", *shared, "hello.py", env={"PYTHONPATH": str(tmp_path / "here")})
     wait_until(lambda: "1/2 nodes joined" in first.stderr(), "the first")
     second = start("run", "--node-rank", "1", *shared, "hello.py")
