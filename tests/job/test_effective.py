@@ -163,7 +163,7 @@ def test_the_parts_add_up_to_the_wall_time_whatever_happens():
     ]
     chance = random.Random(30)
     parts = set()
-    for _ in range(600):
+    for _ in range(200):
         kept, now, latest, over = Account(100.0, chance.choice([1, 2])), 100.0, 100.0, False
         up = [begun(), Started(0, 1, 0), Started(1, 1, 0)] if chance.random() < 0.5 else []
         for number in range(chance.randrange(40)):

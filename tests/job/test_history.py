@@ -71,13 +71,8 @@ def test_a_run_that_fails_after_a_restart(launch, tmp_path, state):
     assert (folder / "rank-0.attempt-1.log").read_text() == "rank 0 speaks\n"
     assert (folder / "rank-1.attempt-1.log").read_text().startswith("rank 1 speaks\nTraceback")
     assert "secret" not in (folder / "node-0.jsonl").read_text()
-
-
-def test_only_this_user_may_read_it(launch, tmp_path, state):
-    write(tmp_path, "fails.py", FAILS)
-    launch("run", "--nproc", "2", *LIGHT, "fails.py")
     for path in [state / "ddplaunch", *(state / "ddplaunch").rglob("*")]:
-        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), "only this user may read it"
 
 
 def test_a_run_that_ends_well_keeps_no_output(launch, tmp_path, state):
@@ -102,9 +97,9 @@ def test_it_can_be_turned_off(launch, tmp_path, state):
 
 def test_a_run_id_that_was_there_before(launch, tmp_path, state):
     write(tmp_path, "ends.py", "")
-    for _ in range(3):
+    for _ in range(2):
         launch("run", "--run-id", "mine", *FORKED, "ends.py")
-    assert sorted(past.names()) == ["mine.1", "mine.2", "mine.3"]
+    assert sorted(past.names()) == ["mine.1", "mine.2"]
     assert {each.run_id for each in past.records()} == {"mine"}
 
 

@@ -101,7 +101,7 @@ def test_a_rank_of_the_attempt_before_changes_nothing():
 def test_any_order_of_events_is_understood():
     """An observer may raise nothing. What is certain: between two attempts is a sweep."""
     chance = random.Random(1)
-    for _ in range(300):
+    for _ in range(100):
         attempt, swept, status = -1, True, Status.of(PLAN, 1, 0.0)
         for moment in range(40):
             rank = chance.randrange(4)
