@@ -137,6 +137,8 @@ def leaves(value: Any) -> Iterator[Any]:
 def test_a_message_is_understood_or_none(kind):
     maker, understood = Maker(1), 0
     for _ in range(400):
+        if understood == 20:
+            break
         try:
             message = decode(maker.body(kind), [kind])
         except Garbled:
@@ -170,11 +172,10 @@ def act_on(message: messages.Message) -> None:
             assert line.startswith(("  ", "\x1b[2m  ")), "our own lines begin otherwise"
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_coordinator_hears_anything(seed):
+def test_a_coordinator_hears_anything():
     """It acts, or says that this cannot be; then the node is lost, as for node 0. There is always an end."""
-    maker = Maker(seed)
-    for _ in range(100):
+    maker = Maker(0)
+    for _ in range(200):
         job = Job(min_nodes=2, grace=1.0, max_restarts=2)
         job.join(1)
         for _ in range(20):
