@@ -170,7 +170,7 @@ def test_names_can_do_nothing_to_a_terminal():
 def test_whatever_comes_nothing_else_than_a_value_error_is_raised():
     random_numbers = random.Random(14)
     odd = [None, True, -1, 1.5, float("nan"), "", "0", "x" * 300, [], [[]], {}, {"0": {}}, 10**30]
-    for _ in range(4000):
+    for _ in range(1500):
         entry = {**ENTRY}
         for name in random_numbers.sample(sorted(entry), random_numbers.randrange(4)):
             if random_numbers.random() < 0.3:

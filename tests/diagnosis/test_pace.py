@@ -61,8 +61,8 @@ def test_by_how_much_each_rank_is_late():
 @pytest.mark.parametrize("ranks", [2, 3, 4, 64])
 @pytest.mark.parametrize("jitter", [0.0, 0.002, 0.1])
 def test_a_balanced_job_has_no_slow_rank(ranks, jitter):
-    for seed in range(5):
-        assert said(steps(ranks, count=300, jitter=max(jitter, 1e-9), seed=seed)) == ()
+    for seed in range(3):
+        assert said(steps(ranks, count=200, jitter=max(jitter, 1e-9), seed=seed)) == ()
 
 
 def test_the_slow_ranks_of_one_host_are_one_sentence():

@@ -26,7 +26,7 @@ def some(seed: int) -> list[Reading]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(0, 40, 4))
 def test_thinning_any_readings(seed):
     whole = some(seed)
     most = 4 + seed
