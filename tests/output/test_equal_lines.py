@@ -70,14 +70,14 @@ def play(seed: int, most: int = 1000) -> tuple[Printed, Printed, list[tuple[tupl
 @pytest.mark.parametrize("most", [1000, 20])
 def test_nothing_is_lost_reordered_or_late(most):
     merged = 0
-    for seed in range(150):
+    for seed in range(75):
         printed, given, groups = play(seed, most)
         for rank, lines in printed.items():
             assert [line[:2] for line in lines] == [line[:2] for line in given[rank]], (seed, rank)
             late = [after - before for (*_, before), (*_, after) in zip(lines, given[rank], strict=True)]
             assert max(late) <= HOLD + 1e-9, (seed, rank)
         merged += sum(len(ranks) > 1 for ranks, _ in groups)
-    assert merged > 200
+    assert merged > 100
 
 
 def given(*printed: tuple[float, int, bytes], ranks: int = 2) -> list[tuple[tuple[int, ...], bytes]]:
