@@ -117,75 +117,92 @@ class RunRecord:
     spent: Spent = Spent()  # where its time went, as far as it is written
     stalls: tuple[tuple[Moment, Moment], ...] = ()  # when its ranks got nowhere, likewise
 
-    def after(self, event: Event | events.Begun | events.LeftOut, moment: float) -> RunRecord:
-        """The record once ``event`` has happened at ``moment``."""
+
+class _Folding:
+    """A record while its lines are read: it grows, where a frozen one would be copied for each of them."""
+
+    def __init__(self, head: RunRecord) -> None:
+        self._head = head
+        self._facts: dict[str, Any] = {}  # fields that have changed
+        self._attempts: list[Attempt] = []
+        self._ranks: list[list[RankRecord]] = []  # of each attempt
+        self._inspections: list[Inspection] = []
+        self._notes, self._lost = [*head.notes], [*head.lost]
+        self._signal = head.signal
+
+    def record(self) -> RunRecord:
+        attempts = tuple(
+            replace(each, ranks=tuple(ranks)) for each, ranks in zip(self._attempts, self._ranks, strict=True)
+        )
+        return replace(
+            self._head,
+            attempts=attempts,
+            inspections=tuple(self._inspections),
+            notes=tuple(self._notes),
+            lost=tuple(self._lost),
+            signal=self._signal,
+            **self._facts,
+        )
+
+    def take(self, event: Event | events.Begun | events.LeftOut, moment: float) -> None:
+        """``event`` has happened at ``moment``."""
         match event:
             case events.Begun():
-                ranks = tuple(RankRecord(rank, host) for rank, host in event.ranks)
-                attempt = Attempt(event.attempt, moment, ranks=ranks)
-                node, nodes, size = event.node_rank, event.nnodes, event.world_size
-                attempts = (*self.attempts, attempt)
-                return replace(self, node_rank=node, nnodes=nodes, world_size=size, attempts=attempts)
+                self._attempts.append(Attempt(event.attempt, moment))
+                self._ranks.append([RankRecord(rank, host) for rank, host in event.ranks])
+                self._facts |= {name: getattr(event, name) for name in ("node_rank", "nnodes", "world_size")}
             case events.LeftOut(attempts=attempts):
-                return replace(self, left_out=attempts)
+                self._facts["left_out"] = attempts
             case events.Started(rank=rank, pid=pid):
-                return self._rank(rank, pid=pid, started=moment)
-            case events.Exited(rank=rank, code=code) if self.attempts and event.attempt == self.attempts[-1].number:
+                self._rank(rank, pid=pid, started=moment)
+            case events.Exited(rank=rank, code=code) if self._attempts and event.attempt == self._attempts[-1].number:
                 cpu = event.user_cpu + event.system_cpu
-                return self._rank(rank, ended=moment, code=code, peak_memory=event.peak_memory, cpu=cpu)
-            case events.Signalled(number=number) if self.signal is None:
-                return replace(self._because(f"stopped by {signal_name(number)}"), signal=number)
+                self._rank(rank, ended=moment, code=code, peak_memory=event.peak_memory, cpu=cpu)
+            case events.Signalled(number=number) if self._signal is None:
+                self._signal = number
+                self._because(f"stopped by {signal_name(number)}")
             case events.Preempted():
-                return self._because("preempted")
-            case events.Swept():
-                return self._swept(moment)
+                self._because("preempted")
+            case events.Swept() if self._attempts:
+                self._last(ended=moment)
+                self._ranks[-1] = [
+                    replace(each, ended=moment) if each.ended is None and each.started is not None else each
+                    for each in self._ranks[-1]
+                ]
             case events.Restarting(text=text, verdict=verdict):
-                why = verdict.first.headline if verdict else text.partition("\n")[0]
-                return self._last(why=why, verdict=verdict)
+                self._last(why=verdict.first.headline if verdict else text.partition("\n")[0], verdict=verdict)
             case events.NodeLost(host=host):
-                return replace(self, lost=(*self.lost, host))
+                self._lost.append(host)
             case events.Noted(text=text) | events.Stalled(text=text) if text:
-                return replace(self, notes=(*self.notes, text))
+                self._notes.append(text)
             case events.RanksInspected(inspection=inspection):
-                return replace(self, inspections=(*self.inspections, inspection))
+                self._inspections.append(inspection)
             case events.Ended(code=code, verdict=verdict):
-                over = self._last(why=verdict.first.headline, verdict=verdict) if verdict else self
-                remark, fate = event.remark, self._fate(code)
-                return replace(over, ended=moment, code=code, verdict=verdict, remark=remark, fate=fate)
-        return self
+                if verdict:
+                    self._last(why=verdict.first.headline, verdict=verdict)
+                ended = {"ended": moment, "code": code, "verdict": verdict, "remark": event.remark}
+                self._facts |= {**ended, "fate": self._fate(code)}
 
     def _fate(self, code: int) -> Fate:
         if code == 0:
             return Fate.DONE
         if code == EXIT_PREEMPTED:
             return Fate.PREEMPTED
-        return Fate.STOPPED if self.signal is not None and code == 128 + self.signal else Fate.FAILED
+        return Fate.STOPPED if self._signal is not None and code == 128 + self._signal else Fate.FAILED
 
-    def _because(self, why: str) -> RunRecord:
-        return self if self.attempts and self.attempts[-1].why else self._last(why=why)
+    def _because(self, why: str) -> None:
+        if self._attempts and not self._attempts[-1].why:
+            self._last(why=why)
 
-    def _swept(self, moment: float) -> RunRecord:
-        if not self.attempts:
-            return self
-        ranks = (
-            replace(each, ended=moment) if each.ended is None and each.started is not None else each
-            for each in self.attempts[-1].ranks
-        )
-        return self._last(ended=moment, ranks=tuple(ranks))
+    def _last(self, **changes: Any) -> None:
+        if self._attempts:
+            self._attempts[-1] = replace(self._attempts[-1], **changes)
 
-    def _last(self, **changes: Any) -> RunRecord:
-        if not self.attempts:
-            return self
-        return replace(self, attempts=(*self.attempts[:-1], replace(self.attempts[-1], **changes)))
-
-    def _rank(self, number: int, **changes: Any) -> RunRecord:
-        if not self.attempts:
-            return self
-        ranks = self.attempts[-1].ranks
+    def _rank(self, number: int, **changes: Any) -> None:
+        ranks = self._ranks[-1] if self._ranks else []
         index = number - ranks[0].rank if ranks else -1  # the ranks of a node follow one another
-        if not 0 <= index < len(ranks):
-            return self
-        return self._last(ranks=(*ranks[:index], replace(ranks[index], **changes), *ranks[index + 1 :]))
+        if 0 <= index < len(ranks):
+            ranks[index] = replace(ranks[index], **changes)
 
 
 def read(path: str, run: str) -> RunRecord | None:
@@ -212,20 +229,20 @@ def parse(data: bytes, run: str, folder: str = "") -> RunRecord | None:
     """
     first, *lines = data.split(b"\n")
     try:
-        record: RunRecord = convert({**_decode(first), "run": run}, RunRecord)
+        head: RunRecord = convert({**_decode(first), "run": run}, RunRecord)
     except _WRONG:
         return None
-    record = replace(record, attempts=(), inspections=(), fate=Fate.RUNNING)
-    kept = Account(record.began, record.nnodes)
+    folding, kept = _Folding(replace(head, fate=Fate.RUNNING)), Account(head.began, head.nnodes)
     for line in filter(None, lines):
         try:
             found = _decode(line)
             event = convert(found, events.RECORDS[found["event"]])
             moment = convert(found["time"], Moment)
-            record = record.after(event, moment)
+            folding.take(event, moment)
             kept.take(event, moment)
         except _WRONG:
             continue
+    record = folding.record()
     seen = None
     if record.ended is None and (found := readings.read(os.path.join(folder, readings.file_of(record.node_rank)))):
         seen = min(found[-1].time, time.time())

@@ -6,6 +6,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from ddplaunch.output import events
 from ddplaunch.output.streams import Tail
 from tests.conftest import ran, write
 from tests.job.samples import plan
+from tests.patience import patience
 from tests.starts import FORKED, LIGHT
 
 FAILS = """
@@ -294,6 +296,17 @@ def test_a_line_that_makes_no_sense_is_passed_over(state, line):
     assert record.parse(b"\n".join([*lines[:3], line, *lines[3:]]), "r") == whole
     assert record.parse(b"\n".join([line, *lines]), "r") is None or line == b"null"
     assert record.parse(b"\n".join(lines)[: len(b"".join(lines)) // 2], "r") is not None
+
+
+def test_very_many_attempts_take_no_longer_than_few_each():
+    """A file that somebody made: nothing of the record is copied for each of its lines."""
+    head = {"run_id": "r", "target": "t", "argv": [], "host": "h", "cwd": "/", "pid": 1, "began": 1.0}
+    begun = {"event": "begun", "attempt": 0, "node_rank": 0, "nnodes": 1, "world_size": 1, "ranks": [[0, "h"]]}
+    happened = [json.dumps({"time": 2.0, **each}) for each in (begun, {"event": "note", "text": "x"})] * 20_000
+    began = time.process_time()
+    found = record.parse("\n".join([json.dumps(head), *happened]).encode(), "r")
+    assert (len(found.attempts), len(found.notes)) == (20_000, 20_000)
+    assert time.process_time() - began < patience(2.5)
 
 
 def test_a_record_does_nothing_to_a_terminal(state):
