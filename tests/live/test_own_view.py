@@ -51,6 +51,7 @@ def test_the_footer_stays_below_the_log(person):
     each = person("--nproc", "3", "chats.py", "400")
     each.until("line 100 of rank 0")
     each.until(lambda each: each.framed)
+    assert "green" in each.colours
     assert each.rows[-2:] == [". running: 3 ranks   ? help", "0 ..."]
     each.until(lambda each: sum("has said all" in row for row in each.history) == 3 and each.framed)
     assert len(frames(each)) == 1, "a frame was left among the lines"
@@ -61,7 +62,7 @@ def test_the_footer_stays_below_the_log(person):
 
 
 def test_the_last_frame_stays_and_the_terminal_is_as_before(person):
-    each = person("--nproc", "2", "chats.py", "150", "ends")
+    each = person("--nproc", "2", "chats.py", "300", "ends", env={"NO_COLOR": "1"})
     each.until(lambda each: each.framed)
     assert each.settings != each.before
     assert each.end() == 0
@@ -69,6 +70,12 @@ def test_the_last_frame_stays_and_the_terminal_is_as_before(person):
     assert re.match(r"ended, exit code 0 \d\d:\d\d", each.rows[-3])
     assert each.rows[-2:] == ["e ended: 2 ranks", "0 ee"]
     assert each.raw.endswith(b"\r\n")
+    assert each.colours == {"default"}
+    assert b"\x1b[1;" not in each.raw
+    # 200 lines a second: a frame is drawn 30 times a second at most, and what clears is followed by what is drawn.
+    _, *drawn = each.raw.split(b"\x1b[J")
+    assert 2 < len(drawn) < 250
+    assert all(len(part) > 20 for part in drawn)
 
 
 def test_a_failure_is_told_below_the_last_frame(person, tmp_path):
@@ -81,27 +88,6 @@ def test_a_failure_is_told_below_the_last_frame(person, tmp_path):
     assert "0 eX" in each.rows
 
 
-def test_many_lines_are_few_writes(person, tmp_path):
-    """100 lines a second: a frame is drawn 30 times a second at most, and cleared in the same write."""
-    each = person("--nproc", "1", "chats.py", "300", "ends")
-    assert each.end() == 0
-    drawn = each.raw.count(b"\x1b[J")
-    assert 2 < drawn < 250
-    # What clears is followed at once by what is drawn instead.
-    assert all(len(part) > 20 for part in each.raw.split(b"\x1b[J")[1:])
-
-
-def test_ctrl_c_stops_the_job(person):
-    each = person("--nproc", "2", "chats.py", "10")
-    each.until("has said all")
-    each.until(lambda each: each.framed)
-    each.type("\x03")
-    each.until("ddplaunch: stopping 2 ranks; Ctrl-C again ends them at once")
-    assert each.end() == 130
-    assert each.given_back
-    assert "0 ee" in each.rows
-
-
 def test_ctrl_backslash_shows_stacks_below_which_the_view_goes_on(person):
     each = person("--nproc", "2", "chats.py", "1")
     each.until(lambda each: each.framed)
@@ -111,10 +97,12 @@ def test_ctrl_backslash_shows_stacks_below_which_the_view_goes_on(person):
     each.until("looking at the ranks")
     each.until(lambda each: any("chats.py:7 (" in row for row in each.history) and each.framed)
     assert each.process.poll() is None
+    each.process.kill()  # it takes the job along, as the end of the tests makes sure
+    each.process.wait()
 
 
 @pytest.mark.parametrize("moment", ["at once", "full screen", "while typing"])
-def test_ctrl_c_at_the_worst_moment(person, moment):
+def test_ctrl_c(person, moment):
     each = person("--nproc", "2", "chats.py", "10")
     if moment != "at once":
         each.until(lambda each: each.framed)
@@ -125,6 +113,9 @@ def test_ctrl_c_at_the_worst_moment(person, moment):
     each.type("\x03")
     assert each.end() == 130
     assert each.given_back
+    if moment == "while typing":
+        assert "ddplaunch: stopping 2 ranks; Ctrl-C again ends them at once" in each.history
+        assert "0 ee" in each.rows
     assert each.raw.count(b"\x1b[?1049h") == (moment == "full screen")
 
 
@@ -146,8 +137,9 @@ def test_keys(person):
     each.until(lambda each: each.framed)
     each.type("?")
     each.until("q  leave the view; the job runs on")
-    each.type("f")
+    each.type("xxyyf")  # what is typed ahead is not shown
     each.until("ddplaunch: no rank has failed")
+    assert not [row for row in each.history if "xxyy" in row]
     each.type("l1\r")
     each.until(lambda each: sum(row.startswith("[1] rank 1 has said all") for row in each.history) == 2)
     each.type("l7\r")
@@ -183,15 +175,6 @@ def test_earlier_failures(person, tmp_path):
     each.until("ddplaunch: no rank has failed")
 
 
-def test_typed_ahead_is_not_shown(person):
-    each = person("--nproc", "2", "chats.py", "1")
-    each.until(lambda each: each.framed)
-    each.type("xxyyf")
-    each.until("no rank has failed")
-    each.until(lambda each: each.framed)
-    assert not [row for row in each.rows if "xxyy" in row]
-
-
 def test_resizing(person):
     each = person("--nproc", "3", "chats.py", "2000")
     each.until(lambda each: each.framed)
@@ -204,19 +187,11 @@ def test_resizing(person):
     assert len([row for row in each.rows if FRAME.match(row)]) == 1
 
 
-@pytest.mark.parametrize("env", [{}, {"NO_COLOR": "1"}])
-def test_colours(person, env):
-    each = person("--nproc", "2", "chats.py", "1", env=env)
-    each.until(lambda each: each.framed)
-    assert ("green" in each.colours) is (b"\x1b[3" in each.raw) is (not env)
-    assert not env or (b"\x1b[1;" not in each.raw and each.colours == {"default"})
+def test_a_dumb_terminal(person):
 
-
-@pytest.mark.parametrize("term", ["dumb", ""])
-def test_a_dumb_terminal(person, term):
-    each = person("--nproc", "2", "chats.py", "1", "ends", env={"TERM": term, "NO_COLOR": "1"})
+    each = person("--nproc", "2", "chats.py", "1", "ends", env={"TERM": "dumb", "NO_COLOR": "1"})
     assert each.end() == 0
-    assert f"ddplaunch: --ui shows nothing here: TERM={term} cannot move the cursor" in each.rows
+    assert "ddplaunch: --ui shows nothing here: TERM=dumb cannot move the cursor" in each.rows
     assert b"\x1b" not in each.raw
 
 
@@ -251,13 +226,6 @@ def test_suspended_and_continued(person, tmp_path):
         shell.end()
     finally:
         shell.close()
-
-
-def test_killed_it_takes_the_job_along(person):
-    each = person("--nproc", "2", "chats.py", "1")
-    each.until(lambda each: each.framed)
-    each.process.kill()
-    each.process.wait()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
