@@ -22,9 +22,6 @@ SILENCE = HEARTBEAT + 1.0
 LOST = 69
 """The exit code where a node was lost or never came."""
 
-NOT_OF_A_RANK = {0, 2, LOST, 130, 143, -9}
-"""Exit codes that do not tell of a rank's failure."""
-
 
 @dataclass(frozen=True)
 class Expect:
@@ -80,12 +77,12 @@ class Row:
 
     @property
     def restarts_that_matter(self) -> tuple[int, ...]:
-        """The values of --max-restarts that may lead to different ends, and so are tested.
+        """The values of --max-restarts that lead to different ends, and so are tested.
 
-        A restart follows the failure of a rank and nothing else. Where no rank fails first, the end has to be the same
-        although a restart would be allowed, and where none is allowed that says less.
+        Where there is to be no second attempt, the end has to be the same although a restart would be allowed, and
+        where none is allowed that says less.
         """
-        return (0, 1) if any(expect.code not in NOT_OF_A_RANK for expect in self.expect) else (1,)
+        return (0, 1) if self.restarts else (1,)
 
 
 def both(code: int, text: str = "", within: float = SOCKET) -> tuple[Expect, Expect]:
