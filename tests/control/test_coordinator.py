@@ -125,16 +125,6 @@ def joined(*numbers: int, **rules: object) -> Job:
     return job
 
 
-def test_one_node_starts_at_once_and_ends():
-    job = Job()
-    (start,) = job.take(messages.Start, 0)
-    assert start.attempt == 0
-    job.say(0, messages.Finished(0))
-    assert job.take(messages.Release, 0)
-    job.drain(0)
-    assert job.outcome(0).outcome.code == 0
-
-
 def test_all_start_when_the_last_has_joined():
     job = joined(2, min_nodes=3)
     assert not job.take(messages.Start)
@@ -149,14 +139,6 @@ def test_the_account_of_who_is_missing():
     job.wait(1)
     status = job.take(messages.JoinStatus, 1)[-1]
     assert (status.joined, status.missing) == (2, (2, 3))
-
-
-def test_nobody_comes():
-    job = Job(min_nodes=2, join_timeout=7.0)
-    job.wait(8)
-    outcome = job.outcome(0).outcome
-    assert outcome.code == 69
-    assert "only 1 of 2 nodes joined in 7 s (--join-timeout): node 1 is missing" in outcome.remark
 
 
 def test_a_node_that_leaves_while_others_are_awaited_may_come_back():

@@ -14,20 +14,13 @@ import pytest
 from ddplaunch.control import heartbeat
 from ddplaunch.control.heartbeat import Heartbeat
 from tests.conftest import write
+from tests.control.test_coordinator import Timer
 from tests.control.test_joining import Nodes
 
 TIMEOUT = 2.0
 
 LAG = 0.03
 """Seconds by which everything is late, so that beats and looks meet in every way."""
-
-
-class Timer:
-    def __init__(self, due: float, callback: Callable[[], None]) -> None:
-        self.due, self.callback, self.cancelled = due, callback, False
-
-    def cancel(self) -> None:
-        self.cancelled = True
 
 
 class Machines:
