@@ -49,8 +49,7 @@ def frames(each: Emulator) -> list[str]:
 
 def test_the_footer_stays_below_the_log(person):
     each = person("--nproc", "3", "chats.py", "400")
-    each.until("line 100 of rank 0")
-    each.until(lambda each: each.framed)
+    each.until(lambda each: any("line 100 of rank 0" in row for row in each.history) and each.framed)
     assert "green" in each.colours
     assert each.rows[-2:] == [". running: 3 ranks   ? help", "0 ..."]
     each.until(lambda each: sum("has said all" in row for row in each.history) == 3 and each.framed)
