@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-from functools import partial
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent.limits import need_processes
