@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -268,14 +269,14 @@ NEVER = {
 
 
 def loaded(tmp_path, *words, **variables):
-    """Run the command; return what it prints and the modules that it has loaded."""
+    """Run the command where nobody asks it anything; return what it prints and the modules that it has loaded."""
     read, write = os.pipe()
-    with open(read, "rb") as noted:
+    with tempfile.TemporaryDirectory() as runtime, open(read, "rb") as noted:
         try:
             done = subprocess.run(
                 [sys.executable, "-c", LOADED, "run", *words],
                 cwd=tmp_path,
-                env={**clean_environment(), "NOTED": str(write), **variables},
+                env={**clean_environment(), "NOTED": str(write), "XDG_RUNTIME_DIR": runtime, **variables},
                 capture_output=True,
                 text=True,
                 check=False,

@@ -305,7 +305,7 @@ def test_interact_and_what_has_no_end(person, tmp_path):
 def test_a_rank_that_was_to_stop_runs_on_when_nobody_awaits_it_any_more(calm, tmp_path):
     job = calm(
         "import threading\nprint('up', flush=True)\n"
-        f"threading.Event().wait({patience(4)})\nfor n in range(3):\n    print('on', n, flush=True)\n"
+        f"threading.Event().wait({patience(8)})\nfor n in range(3):\n    print('on', n, flush=True)\n"
     )
     job.wait_for("up", 2)
     client = Emulator(command("debug", "calm", "--rank", "1"), tmp_path)

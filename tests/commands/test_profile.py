@@ -1,11 +1,11 @@
 """``ddplaunch profile``: where a job spends its time, which it must not notice."""
 
 import json
-import os
 import re
 import signal
 import subprocess
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -269,8 +269,8 @@ def test_a_late_rank_and_equal_results_over_two_nodes(start, answer, tmp_path):
         ours = [each["ts"] for each in calls if each["pid"] == rank]
         same = [each for each in ours if min(abs(each - begin) for begin in begins) < 1_000]
         assert len(same) > len(ours) / 2  # microseconds: both tell the same times
-    waited = {rank: max(each["dur"] for each in calls if each["pid"] == rank) for rank in range(3)}
-    assert min(waited[0], waited[2]) > 30_000 > waited[1] or os.cpu_count() == 1
+    waited = {rank: median(each["dur"] for each in calls if each["pid"] == rank) for rank in range(3)}
+    assert min(waited[0], waited[2]) > 2 * waited[1], "the late rank waits least, in most collectives"
 
 
 OWN = """

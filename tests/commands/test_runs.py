@@ -141,8 +141,9 @@ def test_without_a_name_it_is_the_newest_run_of_this_folder(launch, running, ans
         assert done.stderr.splitlines()[0] == f"the newest run of this folder: {MINE}-b"
     assert done.returncode == 3
     assert json.loads(answer("report", "--json").stdout)["run"] == f"{MINE}-b"
-    refused = answer("report", cwd=Path("/"))
-    assert refused.stderr.startswith("Error: no run that was started in / is kept or running\n  name one: ")
+    (empty := tmp_path / "empty").mkdir()
+    refused = answer("report", cwd=empty)
+    assert refused.stderr.startswith(f"Error: no run that was started in {empty} is kept or running\n  name one: ")
     job = running("--no-history")
     launch("run", "--nproc", "2", "--run-id", f"{MINE}-d", *LIGHT, "ends.py")
     waiting = subprocess.Popen(

@@ -14,7 +14,7 @@ from ddplaunch.job import past, readings
 from ddplaunch.job.readings import MAX_BYTES, ReadingsFile, file_of, plan_of
 from ddplaunch.loop import Timer
 from ddplaunch.output import events
-from tests.conftest import write
+from tests.conftest import wait_until, write
 from tests.fake_nvml import fake_nvml as fake_nvml
 from tests.job.samples import plan
 from tests.job.test_history import state  # noqa: F401
@@ -80,18 +80,23 @@ def test_where_there_is_nothing_to_keep(launch, tmp_path, words):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("state")
-def test_gpus_are_asked_in_a_child(request, launch, tmp_path):
+def test_gpus_are_asked_in_a_child(request, start, tmp_path):
     """Also after a restart, in which all that was left below the launcher may have been ended."""
     program = """
         import os, sys, time
-        time.sleep(1.6)
-        sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0")
+        attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        while not os.path.exists(f"read{attempt}"):
+            time.sleep(0.05)
+        sys.exit(attempt == "0")
     """
     write(tmp_path, "gpus.py", program)
     rates = {"FAKE_NVML_RATES": "87;12", "FAKE_NVML_POWER": "310;55"}
     words = ("--nproc", "gpu", "--max-restarts", "1", "--min-uptime", "0", *LIGHT, "gpus.py")
-    done = launch("run", *words, env={**request.getfixturevalue("fake_nvml").environ(2, ailing="1:91:64"), **rates})
-    assert done.returncode == 0, done.stderr
+    job = start("run", *words, env={**request.getfixturevalue("fake_nvml").environ(2, ailing="1:91:64"), **rates})
+    for attempt in range(2):
+        wait_until(lambda now=attempt: past.names() and now in {each.attempt for each in kept()}, "a reading")
+        (tmp_path / f"read{attempt}").touch()
+    assert job.wait() == 0, job.stderr()
     assert {each.attempt for each in kept()} == {0, 1}
     for each in kept():
         assert [(gpu.gpu, gpu.busy, gpu.power, gpu.slowed) for gpu in each.gpus] == [(0, 87, 310, 0), (1, 12, 55, 1)]
