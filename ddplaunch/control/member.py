@@ -111,10 +111,9 @@ class Member:
         if isinstance(message, messages.Unable) and self._bond is _Bond.SEEKING:
             self._unable = message  # the others should know it too, if node 0 can be reached
             self._loop.after(LAST_CALL, partial(self._refuse, message.message, message.hint))
-        # While no rank runs here, we may leave at any time. But how an attempt ended is for node 0 to say: a signal may
-        # have come elsewhere before ours.
-        hears_the_end = self._bond is _Bond.JOINED and isinstance(message, messages.Drained)
-        wants_to_leave = self._interrupted is not None and not hears_the_end
+        # While no rank runs here, we leave as soon as somebody wants it. But how an attempt ended is for node 0 to say,
+        # whatever else it hears from us meanwhile: a signal may have come elsewhere before ours.
+        wants_to_leave = isinstance(message, messages.Interrupted)
         if self._attempt is None and (wants_to_leave or self._bond is _Bond.ORPHANED):
             self._end_alone()
 

@@ -241,6 +241,22 @@ def test_what_node_zero_cannot_mean_is_garbled(op, body):
         as_said(op, body, FROM_NODE_ZERO)
 
 
+def test_how_the_job_ended_is_for_node_zero_to_say(node_zero):
+    """Also where it asks something of a node that was interrupted and has drained."""
+    false, launcher = node_zero()
+    peer = false.meet()
+    peer.say("Start", attempt=0, run_id="theirs", place=place(1))
+    launcher.wait_for("up")
+    launcher.signal(signal.SIGINT)
+    assert peer.hear("Interrupted")
+    peer.say("Stop", attempt=0, signal=15, grace=0.0)
+    assert peer.hear("Drained")
+    peer.say("Inspect", serial=1, detail="state", within=5.0)
+    assert peer.hear("Inspected")
+    peer.say("End", {"outcome": {"code": 143}})
+    assert launcher.wait(20) == 143
+
+
 def test_a_connection_that_is_reset_right_after_the_start(node_zero):
     """The order may be read, or be gone with the connection: that is the kernel's affair."""
     false, launcher = node_zero("--join-timeout", "1")
