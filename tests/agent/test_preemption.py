@@ -101,9 +101,8 @@ def test_every_process_of_the_job_gets_the_warning(start, tmp_path, mode):
     job = start("run", *mode, "--nproc", "2", "t.py")
     job.wait_for("ready", 2)
     job.wait_for("child\n", 2)
-    everybody = job.left()
-    assert len(everybody) >= 2 + 2 + 4  # launcher, zygote; ranks; what they started
-    for pid in everybody:
+    wait_until(lambda: len(job.left()) >= 2 + 2 + 4, "launcher, zygote; ranks; what they started")
+    for pid in job.left():
         with suppress(ProcessLookupError):  # one may be on its way out
             os.kill(pid, signal.SIGUSR2)
     assert job.wait() == 75

@@ -79,7 +79,7 @@ def test_the_snapshot_is_in_the_log_folder_where_there_is_one(cuda, tmp_path):
 
 def test_a_program_that_goes_on_is_not_disturbed(cuda, tmp_path):
     program = """
-        import torch
+        import os, time, torch
 
         torch.cuda.init()
         for size in (100, 50, 20):
@@ -88,7 +88,10 @@ def test_a_program_that_goes_on_is_not_disturbed(cuda, tmp_path):
                 break
             except torch.OutOfMemoryError:
                 pass
-        print("size", size)
+        print("size", size, flush=True)
+        open("said" + os.environ["RANK"], "w").close()
+        while not (os.path.exists("said0") and os.path.exists("said1")):  # whoever fails first has the other stopped
+            time.sleep(0.01)
         raise ValueError("of another kind")
         """
     done = cuda(*EXEC, write(tmp_path, "train.py", program))
