@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import click
@@ -41,15 +42,14 @@ def ps(show_all: bool, as_json: bool) -> None:
     tenth of a second. Runs that have ended are kept in your home; `run --no-history` keeps none.
     """
     runs = known()
-    with ThreadPoolExecutor(1) as meanwhile:
-        inspected = meanwhile.submit(inspect_all, {run: job for run, job in runs.items() if job})
-        now = time.time()
-        kept = filter(None, (past.record(run) for run, job in runs.items() if not job))
-        over = (each for each in kept if each.fate is not Fate.RUNNING)
-        lately = (each for each in over if show_all or now - (each.ended or each.began) < LATELY)
-        ended = list(itertools.islice(lately, None if show_all else RECENT))
-        jobs = standings(now, everything=show_all)
-    running = inspected.result()
+    seen = inspect_all({run: job for run, job in runs.items() if job})
+    now = time.time()
+    kept = filter(None, (past.record(run) for run, job in runs.items() if not job))
+    over = (each for each in kept if each.fate is not Fate.RUNNING)
+    lately = (each for each in over if show_all or now - (each.ended or each.began) < LATELY)
+    ended = list(itertools.islice(lately, None if show_all else RECENT))
+    jobs = standings(now, everything=show_all)
+    running = seen()
     if as_json:
         found = [*map(running_json, running), *map(submitted_json, jobs), *map(ended_json, ended)]
         click.echo(json.dumps(found, indent=2))
@@ -70,29 +70,41 @@ class SeenJob(NamedTuple):
     rate: float | None  # collectives a second; None where it is not known
 
 
-def inspect_all(jobs: Mapping[str, RunningJob]) -> list[SeenJob]:
-    """Inspect all of these jobs at once, twice each."""
-    with ThreadPoolExecutor(2 * len(jobs) or 1) as pool:
-        asked = [[pool.submit(_inspected, job, BETWEEN * number) for number in range(2)] for job in jobs.values()]
-    found = [[each.result() for each in both] for both in asked]
-    return [
-        SeenJob(run, job, last.status if (last := second or first) else None, rate(first, second))
-        for (run, job), (first, second) in zip(jobs.items(), found, strict=True)
+def inspect_all(jobs: Mapping[str, RunningJob]) -> Callable[[], list[SeenJob]]:
+    """Inspect all of these jobs at once, twice each; return what waits for the answers.
+
+    The caller has something else to do meanwhile.
+    """
+    found: dict[str, dict[int, JobInspected]] = {run: {} for run in jobs}
+
+    def inspect(run: str, job: RunningJob, number: int) -> None:
+        with suppress(NoAnswer):
+            time.sleep(BETWEEN * number)
+            found[run][number] = client.ask(job.path, InspectJob(), PATIENCE)
+
+    threads = [
+        threading.Thread(target=inspect, args=(run, job, number), daemon=True)
+        for run, job in jobs.items()
+        for number in range(2)
     ]
+    for thread in threads:
+        thread.start()
+
+    def answers() -> list[SeenJob]:
+        for thread in threads:
+            thread.join()
+        return [_seen(run, job, found[run].get(0), found[run].get(1)) for run, job in jobs.items()]
+
+    return answers
 
 
-def _inspected(job: RunningJob, later: float) -> JobInspected | None:
-    time.sleep(later)
-    try:
-        return client.ask(job.path, InspectJob(), PATIENCE)
-    except NoAnswer:
-        return None
+def _seen(run: str, job: RunningJob, first: JobInspected | None, second: JobInspected | None) -> SeenJob:
+    last = second or first
+    return SeenJob(run, job, last.status if last else None, rate(first, second) if first and second else None)
 
 
-def rate(first: JobInspected | None, second: JobInspected | None) -> float | None:
+def rate(first: JobInspected, second: JobInspected) -> float | None:
     """Collectives a second in the default process group, of the lowest rank that both know."""
-    if first is None or second is None:
-        return None
     seconds = second.inspection.moment - first.inspection.moment
     before, after = _entered(first), _entered(second)
     both = sorted(before.keys() & after.keys())
