@@ -99,7 +99,7 @@ def signal_sets(pid: int, *names: bytes) -> list[int]:
     Raises OSError where it is gone, ValueError where the kernel does not tell.
     """
     with open(f"/proc/{pid}/status", "rb", 0) as file:
-        status = file.read(8192)
+        status = file.read()
     starts = [status.index(name) + len(name) + 1 for name in names]
     return [int(status[start : status.index(b"\n", start)], 16) for start in starts]
 
