@@ -51,8 +51,15 @@ def find(*words: str) -> tuple[JobFolder, ...]:
     """The folders of these names and paths in turn, each in a thread of its own: a file server may be dead."""
     pool = ThreadPoolExecutor()
     looks = {what: pool.submit(_look, what, path) for what, path in zip(words[::2], words[1::2], strict=True)}
-    wait(looks.values(), DEADLINE)
-    return tuple(look.result() if look.done() else JobFolder(what, silent=True) for what, look in looks.items())
+    done, _ = wait(looks.values(), DEADLINE)
+    return tuple(
+        JobFolder(what, silent=True)
+        if look not in done
+        else JobFolder(what, error="unknown")
+        if look.exception()
+        else look.result()
+        for what, look in looks.items()
+    )
 
 
 def _look(what: str, path: str) -> JobFolder:
