@@ -227,13 +227,13 @@ def listed(text: str) -> Iterator[JobState]:
     """What ``qstat -xml`` prints of jobs; of an array, of each index that waits or runs."""
     for shown in re.findall(r"<job_list\b.*?</job_list>", text, re.DOTALL):
         fields = dict(re.findall(r"<(\w+)>([^<]*)</\1>", shown))
-        if "state" not in fields:
+        number, state, tasks = fields.get("JB_job_number"), fields.get("state"), fields.get("tasks")
+        if number is None or state is None:
             continue
-        state, tasks = fields["state"], fields.get("tasks")
         host = fields.get("queue_name", "").partition("@")[2]
         waits, runs = "q" in state, state in ("r", "Rr", "t", "Rt")
         for index in indices(tasks) if tasks else [None]:
-            job = JobId(fields["JB_job_number"], index=index)
+            job = JobId(number, index=index)
             yield JobState(words_of(state), None, waits, runs, job=job, number=job.typed, host=host or None)
 
 
