@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> ModuleType:
     from importlib import import_module
 
+    module = f"{__name__}.{name}"
     try:
-        return import_module(f"{__name__}.{name}")
-    except ModuleNotFoundError:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
         raise AttributeError(name) from None
