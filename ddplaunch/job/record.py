@@ -123,12 +123,10 @@ class _Folding:
 
     def __init__(self, head: RunRecord) -> None:
         self._head = head
-        self._facts: dict[str, Any] = {}  # fields that have changed
         self._attempts: list[Attempt] = []
         self._ranks: list[list[RankRecord]] = []  # of each attempt
         self._inspections: list[Inspection] = []
         self._notes, self._lost = [*head.notes], [*head.lost]
-        self._signal = head.signal
 
     def record(self) -> RunRecord:
         attempts = tuple(
@@ -140,8 +138,6 @@ class _Folding:
             inspections=tuple(self._inspections),
             notes=tuple(self._notes),
             lost=tuple(self._lost),
-            signal=self._signal,
-            **self._facts,
         )
 
     def take(self, event: Event | events.Begun | events.LeftOut, moment: float) -> None:
@@ -150,16 +146,17 @@ class _Folding:
             case events.Begun():
                 self._attempts.append(Attempt(event.attempt, moment))
                 self._ranks.append([RankRecord(rank, host) for rank, host in event.ranks])
-                self._facts |= {name: getattr(event, name) for name in ("node_rank", "nnodes", "world_size")}
+                node, nodes, size = event.node_rank, event.nnodes, event.world_size
+                self._head = replace(self._head, node_rank=node, nnodes=nodes, world_size=size)
             case events.LeftOut(attempts=attempts):
-                self._facts["left_out"] = attempts
+                self._head = replace(self._head, left_out=attempts)
             case events.Started(rank=rank, pid=pid):
                 self._rank(rank, pid=pid, started=moment)
             case events.Exited(rank=rank, code=code) if self._attempts and event.attempt == self._attempts[-1].number:
                 cpu = event.user_cpu + event.system_cpu
                 self._rank(rank, ended=moment, code=code, peak_memory=event.peak_memory, cpu=cpu)
-            case events.Signalled(number=number) if self._signal is None:
-                self._signal = number
+            case events.Signalled(number=number) if self._head.signal is None:
+                self._head = replace(self._head, signal=number)
                 self._because(f"stopped by {signal_name(number)}")
             case events.Preempted():
                 self._because("preempted")
@@ -180,15 +177,15 @@ class _Folding:
             case events.Ended(code=code, verdict=verdict):
                 if verdict:
                     self._last(why=verdict.first.headline, verdict=verdict)
-                ended = {"ended": moment, "code": code, "verdict": verdict, "remark": event.remark}
-                self._facts |= {**ended, "fate": self._fate(code)}
+                remark, fate = event.remark, self._fate(code)
+                self._head = replace(self._head, ended=moment, code=code, verdict=verdict, remark=remark, fate=fate)
 
     def _fate(self, code: int) -> Fate:
         if code == 0:
             return Fate.DONE
         if code == EXIT_PREEMPTED:
             return Fate.PREEMPTED
-        return Fate.STOPPED if self._signal is not None and code == 128 + self._signal else Fate.FAILED
+        return Fate.STOPPED if self._head.signal is not None and code == 128 + self._head.signal else Fate.FAILED
 
     def _because(self, why: str) -> None:
         if self._attempts and not self._attempts[-1].why:
