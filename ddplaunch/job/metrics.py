@@ -20,6 +20,21 @@ if TYPE_CHECKING:
     from ddplaunch.job.status import Status
     from ddplaunch.output.events import Event
 
+RANK = (
+    ("cpu", "rank_cpu_seconds_total", "counter", "CPU time of a rank with its descendants; a restart begins anew."),
+    ("memory", "rank_memory_bytes", "gauge",
+     "Memory of a rank with its descendants, without what is shared or in files."),
+    ("read", "rank_read_bytes_total", "counter",
+     "Bytes that a rank with its descendants has read from files and pipes."),
+    ("written", "rank_written_bytes_total", "counter",
+     "Bytes that a rank with its descendants has written to files and pipes."),
+)  # fmt: skip
+GPU = (
+    ("memory_used", "gpu_memory_bytes", "gauge", "Memory of a GPU that is in use."),
+    ("power", "gpu_power_watts", "gauge", "Power that a GPU draws."),
+    ("slowed", "gpu_slowed", "gauge", "1 while heat or the power supply holds the clocks of a GPU down."),
+)
+"""Fields of what is known of a rank and of a GPU: the name of the metric, its type, and what it is."""
 
 NEAR = 1.0  # seconds by which one stall may be told with two beginnings
 
@@ -84,18 +99,8 @@ class MetricsFile:
             return
 
         ranks = {f',rank="{rank}"': used for rank, used in self._look.used.items()}
-        cpu = {rank: used.cpu for rank, used in ranks.items()}
-        text = "CPU time of a rank with its descendants; a restart begins anew."
-        yield from metric("rank_cpu_seconds_total", "counter", text, cpu)
-        memory = {rank: used.memory for rank, used in ranks.items()}
-        text = "Memory of a rank with its descendants, without what is shared or in files."
-        yield from metric("rank_memory_bytes", "gauge", text, memory)
-        read = {rank: used.read for rank, used in ranks.items()}
-        text = "Bytes that a rank with its descendants has read from files and pipes."
-        yield from metric("rank_read_bytes_total", "counter", text, read)
-        written = {rank: used.written for rank, used in ranks.items()}
-        text = "Bytes that a rank with its descendants has written to files and pipes."
-        yield from metric("rank_written_bytes_total", "counter", text, written)
+        for field, name, kind, text in RANK:
+            yield from metric(name, kind, text, {rank: getattr(used, field) for rank, used in ranks.items()})
         completed = {f',rank="{rank}"': sum(groups.values()) for rank, groups in self._look.groups.items()}
         text = "Collectives that a rank has completed; new process groups begin anew."
         yield from metric("rank_collectives_total", "counter", text, completed)
@@ -104,11 +109,8 @@ class MetricsFile:
         busy = {gpu: None if each.busy is None else each.busy / 100 for gpu, each in gpus.items()}
         text = "Share of the last second or so in which something ran on a GPU."
         yield from metric("gpu_busy_ratio", "gauge", text, busy)
-        used_memory = {gpu: each.memory_used for gpu, each in gpus.items()}
-        yield from metric("gpu_memory_bytes", "gauge", "Memory of a GPU that is in use.", used_memory)
-        yield from metric("gpu_power_watts", "gauge", "Power that a GPU draws.", {g: e.power for g, e in gpus.items()})
-        text = "1 while heat or the power supply holds the clocks of a GPU down."
-        yield from metric("gpu_slowed", "gauge", text, {gpu: each.slowed for gpu, each in gpus.items()})
+        for field, name, kind, text in GPU:
+            yield from metric(name, kind, text, {gpu: getattr(each, field) for gpu, each in gpus.items()})
 
 
 def _escaped(label: str) -> str:
