@@ -9,10 +9,11 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.devices import read_hardware
 from ddplaunch.devices.machine import claim
@@ -243,8 +244,14 @@ def _table(rows: list[DeviceRow], *, narrow: bool) -> Table:
         rows = [replace(row, name=_short_mig_name(row)) for row in rows]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, collapse_padding=True, pad_edge=False, header_style="bold")
     for field in shown:
-        more: dict[str, Any] = {"min_width": USED_BY} if field == "used_by" else {"no_wrap": True}
-        table.add_column(COLUMNS[field][0], justify="right" if field == "memory" else "left", overflow="fold", **more)
+        folds = field == "used_by"
+        table.add_column(
+            COLUMNS[field][0],
+            justify="right" if field == "memory" else "left",
+            overflow="fold",
+            min_width=USED_BY if folds else None,
+            no_wrap=not folds,
+        )
     for row in rows:
         dimmed = "dim" if row.torch == HIDDEN else None
         table.add_row(*(Text(getattr(row, field), style=dimmed or COLUMNS[field][1]) for field in shown))

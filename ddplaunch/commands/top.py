@@ -13,7 +13,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 import click
 
@@ -106,9 +105,10 @@ class JobAtDoor:
         self.status: Status | None = None
 
     def inspect(self, detail: Detail, answer: Callable[[JobInspected], None], *, lines: bool = False) -> None:
-        def hear(found: JobInspected) -> None:
-            self.status = found.status
-            answer(found)
+        def hear(found: object) -> None:
+            if isinstance(found, JobInspected):
+                self.status = found.status
+                answer(found)
 
         self._ask(InspectJob(detail, lines), hear)
 
@@ -128,7 +128,7 @@ class JobAtDoor:
         answer(failures_text(self.status) if self.status else "")
 
     def _ask(
-        self, request: Request[object], hear: Callable[[Any], None], done: Callable[[], None] = lambda: None
+        self, request: Request[object], hear: Callable[[object], None], done: Callable[[], None] = lambda: None
     ) -> None:
         """Ask; ``done`` is called after the last answer. The job has ended where there is none."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
