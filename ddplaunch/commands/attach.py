@@ -56,5 +56,5 @@ def _any_of_slurm(word: str) -> int:
         found(job, slurm)  # one that does not answer at all is not waited for
     except Forgotten:
         hint = "squeue --me lists your jobs; of those that ended long ago only sacct may know"
-        raise UsageError(f"Slurm knows no job {word}, and none was submitted from here", hint) from None
+        raise UsageError(f"Slurm does not know job {word}, and none was submitted from here", hint) from None
     return follow(LogFollower(job, slurm, last=LAST), f"scontrol show job {word} names it")

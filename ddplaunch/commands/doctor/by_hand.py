@@ -100,7 +100,7 @@ class Gathering:
             return f"node 0 has --nnodes {self._nnodes}, and it has --nnodes {hello.nnodes}"
         rank = hello.share.node_rank
         if not 0 < rank < self._nnodes:
-            return f"there is no node {rank} to come"
+            return f"node rank {rank} is not among 1 to {self._nnodes - 1}"
         return f"node {rank} is there already: {self._came[rank].name}" if rank in self._came else None
 
 
