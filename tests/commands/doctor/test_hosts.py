@@ -48,7 +48,7 @@ time.sleep(600)
 
 
 def test_faults_of_six_hosts_are_all_named(doctor, tmp_path):
-    """Ports, /dev/shm, a firewall on a loopback, another torch; no ddplaunch, and no power."""
+    """Ports, /dev/shm, a firewall on a loopback, another torch, lost packets; no ddplaunch, and no power."""
     import torch
 
     version = write(tmp_path, "version.py", '__version__ = "1.0.0"\ncuda = hip = xpu = git_version = None\n')
@@ -56,6 +56,7 @@ def test_faults_of_six_hosts_are_all_named(doctor, tmp_path):
     def spoil(hosts):
         hosts[0].start([sys.executable, "-c", TAKES])
         hosts[1].drop_port(29500)
+        hosts[1].drop_large(hosts[2])
         hosts[2].run("mount", "-t", "tmpfs", "-o", "size=48m", "none", "/dev/shm")
         hosts[2].run("mount", "--bind", version, torch.__file__.replace("__init__.py", "version.py"))
         hosts[3].drop_loopback()
@@ -68,6 +69,7 @@ def test_faults_of_six_hosts_are_all_named(doctor, tmp_path):
     assert {
         "n0, n2 and n3 to n1: a connection at port 29500 gets no answer",
         "n1 to n0, n2 and n3: a connection at port 29500 gets no answer",
+        "n1 to n2: a connection works, but packets of full size are lost on the way",
         "n0: it cannot listen at port 29501: Address already in use",
         f"n2: torch differs: {torch.__version__} on n0, n1 and n3; 1.0.0 on n2",
         "n3: a connection to itself (127.0.0.1) gets no answer, so nothing was measured there",
@@ -78,9 +80,10 @@ def test_faults_of_six_hosts_are_all_named(doctor, tmp_path):
         "n5: it did not take part: ssh: connect to host n5 port 22",
     ):
         assert [each for each in said if each.startswith(beginning)], said
-    assert len(said) == 8, said
+    assert len(said) == 9, said
+    assert [(each["source"], each["target"]) for each in found["flows"] if not each["large"]] == [(1, 2)]
     measured = sorted(tuple(each["nodes"]) for each in found["speeds"])
-    assert measured == [(0,), (0, 1), (0, 2), (1,), (1, 2), (2,)], "what could be measured was"
+    assert measured == [(0,), (0, 1), (0, 2), (1,), (2,)], "what could be measured was"
 
 
 def test_a_path_that_loses_packets(doctor):
