@@ -80,7 +80,9 @@ def test_a_killed_zygote_is_restarted_as_a_killed_rank(start, mode):
 
 def test_a_zygote_killed_while_it_imports_is_restarted(start):
     job = start("run", "--nproc", "2", "--max-restarts", "1", SLEEPER)
-    os.kill(job.zygote(), signal.SIGKILL)
+    zygote = job.zygote()
+    wait_until(lambda: "libtorch" in Path(f"/proc/{zygote}/maps").read_text(), "the import")  # the attempt has begun
+    os.kill(zygote, signal.SIGKILL)
     job.wait_for("ready", 2)
     assert "restart 1 of 1" in job.stderr()
     job.signal(signal.SIGTERM)
