@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from ddplaunch.commands.runs.stop import wait
 from ddplaunch.job import client, past
 from ddplaunch.job.client import NoAnswer
-from tests.conftest import clean_environment, command, free_port, ran, wait_until, write
+from tests.conftest import clean_environment, command, free_port, in_terminal, ran, wait_until, write
 from tests.job.test_history import FAILS, keep, state  # noqa: F401
 from tests.starts import LIGHT
 
@@ -103,6 +104,16 @@ def test_ps_shows_the_latest_of_those_that_ended(answer):
     shown = [line.split()[0] for line in answer("ps").stdout.splitlines() if line.startswith("r")]
     assert shown == ["r7", "r6", "r5", "r4", "r3"]
     assert len([line for line in answer("ps", "--all").stdout.splitlines() if line.startswith("r")]) == 8
+
+
+def test_ps_fits_a_terminal_and_is_whole_in_a_pipe(launch, answer, tmp_path):
+    write(tmp_path, "ends.py", "")
+    launch("run", "--run-id", MINE, *LIGHT, "ends.py", "--data", "/scratch/corpus/2026/shards")
+    shown = re.sub(r"\x1b\[\d*m", "", in_terminal(command("ps"), tmp_path, columns=80))
+    (line,) = (line for line in shown.splitlines() if line.startswith(MINE))
+    assert len(line) == 80
+    assert re.search(r"ends.py --data /s.*…$", line)
+    assert row(answer("ps").stdout, MINE)[-1] == "/scratch/corpus/2026/shards"
 
 
 def test_logs_and_report_of_a_failure(launch, answer, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ import click
 
 from ddplaunch.commands.runs.jobs import LATELY, RECENT, QueuedJob, standings
 from ddplaunch.console import colour_wanted
-from ddplaunch.console.table import table
+from ddplaunch.console.table import cut, table
 from ddplaunch.job import client, past
 from ddplaunch.job.client import NoAnswer
 from ddplaunch.job.effective import percent
@@ -22,6 +23,7 @@ from ddplaunch.job.record import Fate, RunRecord
 from ddplaunch.job.requests.inspection import InspectJob, JobInspected
 from ddplaunch.job.runs import RunningJob, known
 from ddplaunch.job.status import Status
+from ddplaunch.output.terminal import window
 from ddplaunch.words import span
 
 BETWEEN = 0.1  # seconds between the two inspections that tell how fast a job is
@@ -57,7 +59,8 @@ def ps(show_all: bool, as_json: bool) -> None:
     if not running and not ended and not jobs:
         hint = "" if show_all or not runs else "; --all shows those that have ended"
         click.echo(f"no job of yours is running here{hint}", err=True)
-    for line in render(running, jobs, ended, now):
+    across = window(1)[0] if os.isatty(1) else None
+    for line in render(running, jobs, ended, now, across):
         click.echo(line, color=None if colour_wanted() else False)
 
 
@@ -123,23 +126,27 @@ def _entered(looked: JobInspected) -> dict[int, int]:
 
 
 def render(
-    running: Sequence[SeenJob], jobs: Sequence[QueuedJob], ended: Sequence[RunRecord], now: float
+    running: Sequence[SeenJob],
+    jobs: Sequence[QueuedJob],
+    ended: Sequence[RunRecord],
+    now: float,
+    across: int | None = None,
 ) -> Iterator[str]:
-    """The lines of ``ddplaunch ps``, with ANSI styles; ``now`` in seconds since the epoch."""
+    """The lines of ``ddplaunch ps``, with ANSI styles; ``now`` in seconds since the epoch, ``across`` in columns."""
     if running:
         heads = ("RUN", "STATE", "AGE", "RANKS", "COLLECTIVES/S", "PID", "TARGET")
-        yield from table(heads, [_running_row(each, now) for each in running])
+        yield from table(heads, [_running_row(each, now) for each in running], (), across)
     if running and (jobs or ended):
         yield ""
     if jobs:
         heads = ("JOB", "SUBMITTED", "NODES", "RANKS", "COLLECTIVES/S", "TARGET", "STATE")
-        yield from table(heads, [_job_row(each, now) for each in jobs])
+        yield from table(heads, [_job_row(each, now) for each in jobs], (), across)
     if jobs and ended:
         yield ""
     if ended:
         rows = [_ended_row(each, now) for each in ended]
         colours = [_COLOURS.get(each.fate) for each in ended]
-        yield from table(("RUN", "STATE", "ENDED", "LASTED", "EFFECTIVE", "RANKS", "TARGET"), rows, colours)
+        yield from table(("RUN", "STATE", "ENDED", "LASTED", "EFFECTIVE", "RANKS", "TARGET"), rows, colours, across)
 
 
 def _running_row(seen: SeenJob, now: float) -> tuple[str, ...]:
@@ -147,7 +154,7 @@ def _running_row(seen: SeenJob, now: float) -> tuple[str, ...]:
     if status is None:
         return seen.run, "silent", "-", "-", "-", str(seen.job.pid), "its launcher does not answer"
     age, ranks = span(now - status.began), str(status.world_size)
-    return seen.run, status.state.value, age, ranks, _rate(seen.rate), str(status.pid), _short(status.target)
+    return seen.run, status.state.value, age, ranks, _rate(seen.rate), str(status.pid), cut(status.target, MAX_TARGET)
 
 
 def _rate(rate: float | None) -> str:
@@ -158,23 +165,19 @@ def _job_row(each: QueuedJob, now: float) -> tuple[str, ...]:
     job = each.job
     ranks = "-" if each.world_size is None else str(each.world_size)
     since, words = f"{span(now - job.moment)} ago", each.words.removeprefix("is ")
-    return job.number, since, str(job.nodes), ranks, _rate(each.rate), _short(job.target), words
+    return job.number, since, str(job.nodes), ranks, _rate(each.rate), cut(job.target, MAX_TARGET), words
 
 
 def _ended_row(record: RunRecord, now: float) -> tuple[str, ...]:
     lasted = "-" if record.ended is None else span(record.ended - record.began)
     since = "-" if record.ended is None else f"{span(now - record.ended)} ago"
     effective = percent(record.spent.share if record.ended else None)
-    return record.run, state(record), since, lasted, effective, str(record.world_size), _short(record.target)
+    return record.run, state(record), since, lasted, effective, str(record.world_size), cut(record.target, MAX_TARGET)
 
 
 def state(record: RunRecord) -> str:
     """What has become of a run, in a word or two: "done", "failed (1)"."""
     return f"{record.fate.value} ({record.code})" if record.fate is Fate.FAILED else record.fate.value
-
-
-def _short(target: str) -> str:
-    return target if len(target) <= MAX_TARGET else target[: MAX_TARGET - 1] + "…"
 
 
 _FIELDS: dict[str, object] = dict.fromkeys([
