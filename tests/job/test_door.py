@@ -232,6 +232,8 @@ def test_without_a_home_or_a_runtime_folder(run, monkeypatch, variables):
         monkeypatch.setenv(name, value)
     assert job.path in folder.doors()
     assert show(job).state is State.RUNNING
+    job.signal(signal.SIGTERM)  # it removes its folder of files, which is in /tmp without a TMPDIR
+    job.wait()
 
 
 def test_a_long_run_id(run):
