@@ -114,7 +114,8 @@ def test_a_torch_without_an_observer_is_named_as_cuda_starts(cuda, tmp_path):
     packages = shutil.copytree(FAKE, tmp_path / "old-packages")
     (packages / "torch" / "_C.py").write_text("")
     done = cuda(*EXEC, write(tmp_path, "train.py", PROGRAM), packages=packages)
-    assert "ddplaunch: --oom-report cannot work on rank 0: AttributeError: module 'torch._C' has no" in done.stderr
+    # Of two ranks that fail, one may be stopped before it says so.
+    assert re.search(r"--oom-report cannot work on rank [01]: AttributeError: module 'torch._C' has no", done.stderr)
     assert "OutOfMemoryError" in done.stderr
 
 
