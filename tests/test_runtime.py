@@ -34,6 +34,7 @@ def test_under_ddplaunch(launch, tmp_path, start):
     assert lines(done.stdout) == TWO, done.stderr
 
 
+@pytest.mark.ci
 def test_under_torchrun(tmp_path):
     done = ran(torchrun(tmp_path, write(tmp_path, "t.py", SHOWS)), timeout=100)
     assert lines(done.stdout) == TWO, done.stderr

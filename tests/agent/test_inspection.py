@@ -178,7 +178,9 @@ AGAIN = """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("elastic", [False, True], ids=["restart", "elastic"])
+@pytest.mark.parametrize(
+    "elastic", [pytest.param(False, id="restart"), pytest.param(True, id="elastic", marks=pytest.mark.ci)]
+)
 def test_after_a_restart(start, tmp_path, found, elastic):
     """On one node, and on two of an elastic job, asked at either."""
     script = write(tmp_path, "train.py", AGAIN)

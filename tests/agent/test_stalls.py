@@ -73,6 +73,7 @@ def test_a_rank_that_others_wait_for_is_named(launch, tmp_path, elsewhere, what,
         assert json.loads(failure.read_text())["first"]["rank"] == 2
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "side_by_side",
     [["validate"], ["build"], ["store"], ["save", "chat", "steps", "torchless"], ["upload", "poll"]],
@@ -119,6 +120,7 @@ def test_a_restart_mends_it(launch):
     assert restart == "ddplaunch: restart 1 of 1"
 
 
+@pytest.mark.ci
 def test_a_job_that_was_stopped_as_a_whole_has_not_stalled(start):
     """Ctrl-Z, and fg after longer than the stall timeout."""
     job = start("run", *SOON, "--nproc", "3", PROGRAM, "steps")
@@ -144,6 +146,7 @@ def test_the_rank_may_be_on_another_node(start):
         node.assert_nothing_left()
 
 
+@pytest.mark.ci
 def test_the_launcher_sleeps_while_ranks_wait(start):
     """Its clock runs, and wakes nobody before its time; then it tells who waits for whom, and the job goes on."""
 

@@ -50,7 +50,7 @@ def test_a_start_that_takes_long_says_what_it_waits_for(start, tmp_path):
     assert (job.wait(), job.stdout()) == (0, "")
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_thousand_ranks(launch):
     done = launch("run", *PROGRAM, "--nproc", "1000", "/bin/true")
     assert (done.returncode, done.stderr) == (0, "")

@@ -330,6 +330,7 @@ def test_a_rank_that_cannot_die_is_reported_and_not_waited_for(start):
         group.rmdir()
 
 
+@pytest.mark.ci
 def test_twice_at_once(start):
     """Two jobs on one machine do not meet: neither port, nor files, nor each other's processes."""
     jobs = [start("run", "--nproc", "2", SLEEPER, "collective-once") for _ in range(2)]

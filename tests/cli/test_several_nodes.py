@@ -24,7 +24,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "late"), [("zygote", 0), ("exec", 1)])
+@pytest.mark.parametrize(("mode", "late"), [("zygote", 0), pytest.param("exec", 1, marks=pytest.mark.ci)])
 def test_two_nodes_of_different_size(start, tmp_path, mode, late):
     """Started in either order: whoever is early waits in torch's own rendezvous. The late one reads variables."""
     write(tmp_path, "train.py", SCRIPT)
@@ -61,7 +61,7 @@ def test_restarts_of_one_node_alone_are_refused(answer, tmp_path):
     assert "started" not in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_node_started_by_hand_with_the_printed_variables(start, answer, tmp_path):
     """What ``--dry-run --json`` prints of the other node is all that its ranks need, without ddplaunch there."""
     write(tmp_path, "train.py", SCRIPT)

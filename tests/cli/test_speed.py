@@ -43,7 +43,7 @@ def dry_run(nodes: int) -> list[str]:
     return command("run", "--dry-run", "--json", "--nnodes", str(nodes), "--nproc", "8", "train.py")
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_dry_run_is_quick(seconds):
     nothing, two_nodes = seconds([sys.executable, "-c", "pass"], dry_run(2))
     (thousand,) = seconds(dry_run(1000), rounds=3)

@@ -149,7 +149,7 @@ def test_tasks_of_one_machine_are_not_called_nodes(start, tmp_path):
     assert "only 1 of 4 tasks joined in 0.5 s (--join-timeout): task 1, 2, 3 are missing" in job.stderr()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_ranks_that_torchrun_has_started_run_under_it(tmp_path):
     """It holds the store and coordinates; a launcher of ours in its place runs the one rank."""
     write(tmp_path, "train.py", SCRIPT)
@@ -184,7 +184,7 @@ def test_an_unknown_cluster_is_refused(answer, tmp_path):
     refused(answer("run", "--cluster", "slrum", "train.py"), "slurm")
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_ranks_that_mpirun_has_started_find_each_other(start, tmp_path):
     write(tmp_path, "train.py", SCRIPT)
     port = str(free_port())

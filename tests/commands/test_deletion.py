@@ -42,6 +42,7 @@ def without(package: Path, gone: str) -> Iterator[None]:
     table.write_text(whole)
 
 
+@pytest.mark.ci
 def test_without_one_the_others_work(tmp_path):
     package = copied(tmp_path)
     write(tmp_path, "train.py", 'import os\nprint("rank", os.environ["RANK"])\n')

@@ -298,8 +298,11 @@ def written(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "width", "dark"),
-    [(record(4), 1280, False), (evil(), 400, True), (record(512, 3), 400, False)],
-    ids=["4", "evil", "512"],
+    [
+        pytest.param(record(4), 1280, False, id="4"),
+        pytest.param(evil(), 400, True, id="evil"),
+        pytest.param(record(512, 3), 400, False, id="512", marks=pytest.mark.ci),
+    ],
 )
 def test_a_browser_opens_it(run, width, dark, written, tmp_path):
     """Pictures are kept where $DDPLAUNCH_TEST_PICTURES says, for who wants to look."""

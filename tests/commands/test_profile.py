@@ -230,6 +230,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.ci
 def test_a_late_rank_and_equal_results_over_two_nodes(start, answer, tmp_path):
     """Three ranks on two nodes; with a profile taken meanwhile the result is the same to the last bit."""
     write(tmp_path, "train.py", TRAIN)
@@ -297,6 +298,7 @@ print("fine", flush=True)
 """
 
 
+@pytest.mark.ci
 def test_a_profiler_of_the_programs_own_comes_first(job, answer, tmp_path, monkeypatch):
     """torch has room for one: ours ends when the program starts its own."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))

@@ -72,7 +72,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return dict(zip(ways, (figures(each) for _, each in said), strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_learns_to_read_however_the_script_joins(trained):
     first, second, right = trained["env"]
     assert float(second.split()[1]) < float(first.split()[1]) / 2

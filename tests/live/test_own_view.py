@@ -287,7 +287,7 @@ def test_who_waits_for_whom(person, tmp_path):
     each.end()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_who_is_slow(person, tmp_path):
     write(
         tmp_path,

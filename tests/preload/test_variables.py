@@ -60,6 +60,7 @@ def test_the_program_is_the_first_to_set_them(launch, tmp_path):
     assert sorted(done.stdout.splitlines()) == ["[0] 1 False", "[0] 2 True", "[1] 1 False", "[1] 2 True"]
 
 
+@pytest.mark.ci
 def test_what_only_running_shows(launch, tmp_path):
     write(tmp_path, "train.py", UNSEEN)
     done = launch("run", "--nproc", "2", "train.py")

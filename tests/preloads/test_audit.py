@@ -22,6 +22,7 @@ SINGLE = {
 }
 
 
+@pytest.mark.ci
 def test_packages_that_do_one_thing_each(tmp_path):
     """All in one audit, as most of its time is that of its interpreters."""
     made = Installation(tmp_path, packages.TORCH)
@@ -132,6 +133,7 @@ def test_an_import_that_ends_the_process_is_refused(quiet):
     assert quiet.audit("ends").entries["ends"]["refused"].startswith("does not end: ")
 
 
+@pytest.mark.ci
 def test_what_changes_others_is_not_harmless(quiet):
     quiet.install("victim", {"victim.py": "flag = [1]"})
     quiet.install("harms", {"harms.py": "import victim\nvictim.flag.append(2)"})

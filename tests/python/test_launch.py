@@ -151,7 +151,7 @@ for call in {list(REFUSED)!r}:
     assert python(body).splitlines() == [*REFUSED.values()]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_hang_is_explained(python: Python):
     body = """
 def hang():
@@ -286,6 +286,7 @@ def test_keywords_are_the_options_of_run():
     assert set(Keywords.__annotations__) == typed - set(job._NOT_HERE)
 
 
+@pytest.mark.ci
 def test_type_checkers_see_both(tmp_path: Path):
     write(
         tmp_path,

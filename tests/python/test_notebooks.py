@@ -61,7 +61,7 @@ class Notebook(nbclient.NotebookClient):  # type: ignore[misc]
         return found
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_page_s_cells_show_what_it_has(tmp_path: Path):
     temporary = tmp_path / "tmp"
     temporary.mkdir()

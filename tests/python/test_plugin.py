@@ -71,7 +71,7 @@ def test_here(tmp_path):
     assert "not today" in told
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_process_groups_of_a_test_s_own(tmp_path: Path):
     """One after the other too: the store keeps what each has written."""
     body = """
@@ -108,6 +108,7 @@ def test_a_group_that_is_there(rank, number):
     assert "leaves a process group open, or closed one that it had; the next test gets new ranks" in told
 
 
+@pytest.mark.ci
 def test_what_a_test_leaves(tmp_path: Path):
     """Generators are set back; all else is told, and the next test has new ranks."""
     body = """

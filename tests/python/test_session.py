@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.python.test_launch import Python, python
 
 __all__ = ["python"]
@@ -73,6 +75,7 @@ if __name__ == "__main__":
     ]
 
 
+@pytest.mark.ci
 def test_a_call_that_hangs(python: Python):
     body = """
 def hang():

@@ -9,7 +9,9 @@ from tests.starts import EXEC
 
 pytestmark = pytest.mark.slow
 
-BOTH = pytest.mark.parametrize("how", [(), EXEC], ids=["fork", "exec"])
+BOTH = pytest.mark.parametrize(
+    "how", [pytest.param((), id="fork"), pytest.param(EXEC, id="exec", marks=pytest.mark.ci)]
+)
 
 BEGIN = """
 import os, sys, threading, time, traceback, warnings

@@ -443,7 +443,7 @@ def test_output_that_nobody_reads(text: str, start: tuple[str, ...], folder: Pat
         os.close(pipe)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "ending",
     [pytest.param("exception", marks=pytest.mark.smoke), "daemon threads", "files are flushed", "KeyboardInterrupt"],
@@ -529,7 +529,10 @@ STAYS = """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("start", "group"), [("zygote", False), ("exec", True)], ids=["zygote", "exec"])
+@pytest.mark.parametrize(
+    ("start", "group"),
+    [pytest.param("zygote", False, id="zygote"), pytest.param("exec", True, id="exec", marks=pytest.mark.ci)],
+)
 def test_rank_0_stays_while_others_need_its_store(start: str, group: bool, folder: Path) -> None:
     write(folder, "train.py", STAYS.format(group=group))
     done = run(command("run", "--nproc", "2", "--start", start, "train.py"), folder)

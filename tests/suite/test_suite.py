@@ -175,6 +175,7 @@ def test_a_process_that_a_test_leaves_is_named_and_fails_the_run(checks, workers
     machine_is_as_before(tmp_path)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("number", "workers"), [(signal.SIGINT, ()), (signal.SIGINT, ("-n", "2")), (signal.SIGKILL, ("-n", "2"))]
 )

@@ -8,7 +8,7 @@ import pytest
 from tests.patience import slowness
 
 BUDGET = 600.0
-"""Seconds that ``pytest -n 2`` may take on two quiet cores: the README promises a test command, not an evening."""
+"""Seconds that ``pytest -n 3`` may take on two quiet cores: the README promises a test command, not an evening."""
 
 SLOWEST = 25
 """How many tests a run that has a budget names."""

@@ -29,6 +29,7 @@ def look(folder, *words, env=None):
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.ci
 def test_the_page_and_what_it_is_compared_with(tmp_path):
     """What was saved, made a hundred times better, is told of: three figures of one machine."""
     code, page, said = look(tmp_path, "--save", "saved.json")
@@ -51,6 +52,7 @@ def test_the_page_and_what_it_is_compared_with(tmp_path):
     assert json.loads(path.read_text())["figures"] != saved["figures"], "it was read before it was written"
 
 
+@pytest.mark.ci
 def test_gpus_that_are_not_well_and_one_that_fell_off_its_bus(tmp_path, fake_nvml):
     """More closely, too: a link between them that is down, and all collectives."""
     env = fake_nvml.environ(4, ailing="1:85:64:3:1", busy=[(2, os.getpid(), 4096)], lost=3)
