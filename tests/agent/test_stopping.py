@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.agent.zygote_client import LEFTOVER_GRACE
+from ddplaunch.job import past
 from ddplaunch.rank.processes import KILL_PATIENCE, descendants
 from tests.conftest import (
     PROGRAMS,
@@ -339,17 +340,20 @@ def test_twice_at_once(start):
         job.assert_nothing_left()
 
 
-def test_no_home_no_terminal_a_folder_with_spaces(tmp_path):
+def test_no_home_no_terminal_a_folder_with_spaces(tmp_path, monkeypatch):
     folder = tmp_path / "a folder, with 'quotes'"
     folder.mkdir()
     (folder / "my script.py").write_text("import os, sys; print(sys.argv, os.getcwd())")
+    run = f"no-home-{os.getpid()}"
     done = subprocess.run(
-        [*command(), "run", *LIGHT, "--nproc", "2", "my script.py", "an arg"],
+        [*command(), "run", *LIGHT, "--run-id", run, "--nproc", "2", "my script.py", "an arg"],
         cwd=folder, env={"PATH": os.environ["PATH"]}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
         start_new_session=True, timeout=patience(90),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"['my script.py', 'an arg'] {folder}") == 2
+    monkeypatch.delenv("XDG_STATE_HOME")
+    shutil.rmtree(past.folder(f"{run}.1"))  # it was kept in the home that this user has by /etc/passwd
 
 
 def test_closed_standard_streams(tmp_path):
