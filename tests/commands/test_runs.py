@@ -286,6 +286,17 @@ def test_a_run_id_is_the_newest_run_that_has_it(running, answer):
     assert answer("wait", NAME).returncode == 3
 
 
+def test_a_number_that_a_name_has_within_stops_nothing(running, answer):
+    """It may be a job of a scheduler that is not known any more."""
+    job = running(run_id=f"sweep-4{os.getpid()}7-b")
+    for word in (f"{os.getpid()}7", f"4{os.getpid()}"):
+        done = answer("stop", word)
+        assert (done.returncode, done.stderr.splitlines()[0]) == (2, f"Error: no run is called {word}")
+    assert job.process.poll() is None
+    assert answer("stop", f"4{os.getpid()}7").returncode == 0
+    assert job.wait() == 130
+
+
 def test_wait_for_a_run_whose_launcher_was_killed(running, answer):
     job = running()
     waiting = subprocess.Popen(command("wait", NAME), stderr=subprocess.PIPE, text=True, env=clean_environment())
