@@ -1,5 +1,6 @@
 """How long to wait on this machine, at this minute: deadlines of tests are those of a quiet one, times its slowness."""
 
+import os
 import time
 
 _WORK = 2_000_000
@@ -24,6 +25,11 @@ def slowness() -> float:
     return _slowness
 
 
+def crowd() -> float:
+    """How many share a core, at least 1: a probe is too short to be interrupted, what it is for is not."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def patience(seconds: float) -> float:
     """So many seconds of a quiet machine."""
-    return seconds * slowness()
+    return seconds * slowness() * crowd()

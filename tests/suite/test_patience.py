@@ -1,4 +1,6 @@
-"""Deadlines grow with the slowness of the machine, which is found out anew every minute."""
+"""Deadlines grow with the slowness of the machine, which is found out anew every minute, and with its load."""
+
+import os
 
 import pytest
 
@@ -22,6 +24,7 @@ def clock(monkeypatch):
 
     monkeypatch.setattr(patience, "time", Clock)
     monkeypatch.setattr(patience, "_probed_at", float("-inf"))
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 0.0, 0.0))
     return times
 
 
@@ -37,3 +40,10 @@ def test_it_grows_with_a_probe_of_every_minute(clock):
 def test_a_quick_machine_gets_no_less(clock):
     clock["work"] = patience.QUIET / 100
     assert patience.patience(10) == 10
+
+
+def test_it_grows_with_how_many_share_a_core(clock, monkeypatch):
+    monkeypatch.setattr(os, "getloadavg", lambda: (8.0, 0.0, 0.0))
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert patience.patience(10) == pytest.approx(40)
+    assert patience.slowness() == 1
