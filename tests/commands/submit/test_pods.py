@@ -44,10 +44,11 @@ def job(answer: Launch, tmp_path: Path) -> Callable[..., list[Pod]]:
 
 
 def environ_of(pod: Pod) -> dict[str, str]:
-    """Nothing of this process's own: a pod's is the image's and the manifest's. Its history is the tests', though."""
+    """Nothing of this process's own: a pod's is the image's and the manifest's. What it leaves is the tests'."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.defpath])
     of_image = {"PATH": path, "HOME": "/root", "LANG": "C.UTF-8", "CUDA_VISIBLE_DEVICES": ""}
-    return {**of_image, "XDG_STATE_HOME": os.environ["XDG_STATE_HOME"], **pod.environ}
+    ours = {name: os.environ[name] for name in ("TMPDIR", "XDG_STATE_HOME")}
+    return {**of_image, **ours, **pod.environ}
 
 
 def run(pod: Pod, words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
