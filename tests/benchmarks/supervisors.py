@@ -68,7 +68,7 @@ class Supervisors:
         with open(self._folder / f"{node_rank}.stderr", "wb") as stderr:
             self._processes[node_rank] = subprocess.Popen(
                 [sys.executable, "-m", "ddplaunch", "run", *which, *where, "--no-python", "/bin/sh", "-c", RANK],
-                env={**contenders.environment(), **self._variables},
+                env={**contenders.environment(), "HOME": str(self._folder), **self._variables},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
