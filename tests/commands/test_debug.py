@@ -1,5 +1,6 @@
 """Ranks in their debugger, and the person who types to them: at the job's own terminal, and by ``ddplaunch debug``."""
 
+import fcntl
 import re
 import signal
 import subprocess
@@ -7,7 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.conftest import clean_environment, command, refused, wait_until, write
+from tests.conftest import clean_environment, command, ran, refused, wait_until, write
 from tests.debugged import AT, STEPS, piped, stopped
 from tests.debugged import calm as calm
 from tests.debugged import person as person
@@ -303,14 +304,17 @@ def test_interact_and_what_has_no_end(person, tmp_path):
 
 
 def test_a_rank_that_was_to_stop_runs_on_when_nobody_awaits_it_any_more(calm, tmp_path):
-    job = calm(
-        "import threading\nprint('up', flush=True)\n"
-        f"threading.Event().wait({patience(8)})\nfor n in range(3):\n    print('on', n, flush=True)\n"
-    )
-    job.wait_for("up", 2)
-    client = Emulator(command("debug", "calm", "--rank", "1"), tmp_path)
-    client.until("rank 1 has not come to another line yet")
-    client.close()
+    with write(tmp_path, "lock", "").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        job = calm(
+            "import fcntl\nlock = open('lock')\nprint('up', flush=True)\n"
+            "fcntl.flock(lock, fcntl.LOCK_SH)\nfor n in range(3):\n    print('on', n, flush=True)\n"
+        )
+        job.wait_for("up", 2)
+        client = Emulator(command("debug", "calm", "--rank", "1"), tmp_path)
+        client.until("rank 1 has not come to another line yet")
+        client.close()
+        assert ran(command("stacks", "calm"), tmp_path).returncode == 0  # answered once the launcher knows
     assert job.wait() == 0
     assert job.stdout().count("on 2") == 2
     assert "has stopped" not in job.stderr()
