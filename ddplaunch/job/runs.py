@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -147,8 +148,8 @@ def _only(jobs: Mapping[str, object]) -> str:
 def _meant(word: str, runs: Mapping[str, RunningJob | None]) -> str | None:
     """The run with this name or pid, else the only one whose name begins with it, else that has it in its name.
 
-    A number is all of what stands between dashes and dots: a scheduler's job may be meant that is not known any more,
-    and no other may be stopped in its place. Runs with the same run id are one: the newest.
+    A number is all that stands between dashes, dots and underscores: a scheduler's job may be meant that is not known
+    any more, and no other may be stopped in its place. Runs with the same run id are one: the newest.
     """
     if word in runs:
         return word
@@ -156,7 +157,7 @@ def _meant(word: str, runs: Mapping[str, RunningJob | None]) -> str | None:
     for found in (
         [name for name, job in runs.items() if job and word == str(job.pid)],
         [name for name in runs if name.startswith(word) and not number],
-        [name for name in runs if word in (name.replace(".", "-").split("-") if number else name)],
+        [name for name in runs if word in (re.split(r"[-._]", name) if number else name)],
     ):
         if len(found) > 1 and not set(found) - set(same := _same(_id(found[0], runs), runs)):
             return same[0]
