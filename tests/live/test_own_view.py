@@ -276,10 +276,10 @@ def test_who_waits_for_whom(person, tmp_path):
     each = person("--start", "auto", "--nproc", "3", "hangs.py")
     each.until("rank 2 has not entered it", 60)
     each.until("2 of 3 ranks wait", 60)
+    each.until(". running: rank 2   w waiting: 2 ranks   ? help", 60)
     said = " ".join(row.strip() for row in each.rows)
     assert "ranks 0, 1 wait in all_reduce #21 of default_pg (float32[6]), entered at hangs.py:11" in said
     assert "load_batch at hangs.py:5" in said
-    assert ". running: rank 2   w waiting: 2 ranks   ? help" in each.rows
     assert "0 ww." in each.rows
     each.type("s")
     each.until(lambda each: sum("wait in all_reduce #21" in row for row in each.history) > 1)
