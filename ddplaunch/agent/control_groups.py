@@ -33,14 +33,13 @@ def groups(controller: str, root: str = "") -> Iterator[str]:
     ``root`` is where /proc and /sys are.
     """
     for line in (read_text(f"{root}/proc/self/cgroup") or "").splitlines():
-        _, _, where = line.partition(":")
-        controllers, _, path = where.partition(":")
-        if controllers and controller not in controllers.split(","):
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if not path or (controllers and controller not in controllers.split(",")):
             continue
         parts = [part for part in path.split("/") if part and part != ".."]
-        for top in (controller,) if controllers else ("", "unified"):  # the latter beside controllers of version 1
+        for top in (f"/{controller}",) if controllers else ("", "/unified"):  # the latter beside version 1
             for depth in range(len(parts), -1, -1):
-                yield "/".join((f"{root}/sys/fs/cgroup", *filter(None, [top]), *parts[:depth]))
+                yield "/".join((f"{root}/sys/fs/cgroup{top}", *parts[:depth]))
 
 
 def read(root: str = "") -> list[Group]:

@@ -217,6 +217,14 @@ def test_a_change_of_version_2s_events_wakes_us(tmp_path):
         path.rmdir()
 
 
+def test_where_control_groups_are(tmp_path):
+    """Version 2 may stand beside version 1; a line that is neither is passed over."""
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    write(tmp_path, "proc/self/cgroup", "4:cpu,memory:/a/b\n3:pids:/a\n\nodd\n0::/x\n")
+    found = [each.removeprefix(f"{tmp_path}/sys/fs/cgroup") for each in control_groups.groups("memory", str(tmp_path))]
+    assert found == ["/memory/a/b", "/memory/a", "/memory", "/x", "", "/unified/x", "/unified"]
+
+
 def _group(path: Path, limit: int, setting: str = "memory.limit_in_bytes") -> control_groups.Group:
     return control_groups.Group(str(path), path.name, setting, limit * MIB, 0, 0)
 
