@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import click
 
+from ddplaunch.errors import cut
+
 LEAST = 10
 """Characters of the last column that stay however narrow a terminal is."""
 
@@ -21,13 +23,8 @@ def table(
     left = None if across is None else max(LEAST, across - sum(width + 2 for width in widths[:-1]))
     for number, row in enumerate([heads, *rows]):
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        cells[-1] = cut(row[-1], left)
+        cells[-1] = row[-1] if left is None else cut(row[-1], left)
         if number and colours and (colour := colours[number - 1]):
             cells[1] = click.style(cells[1], fg=colour)
         line = "  ".join(cells).rstrip()
         yield line if number else click.style(line, bold=True)
-
-
-def cut(text: str, most: int | None) -> str:
-    """So many characters of a text at most, with "…" where some are left out."""
-    return text if most is None or len(text) <= most else text[: most - 1] + "…"

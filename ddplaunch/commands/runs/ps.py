@@ -15,7 +15,8 @@ import click
 
 from ddplaunch.commands.runs.jobs import LATELY, RECENT, QueuedJob, standings
 from ddplaunch.console import colour_wanted
-from ddplaunch.console.table import cut, table
+from ddplaunch.console.table import table
+from ddplaunch.errors import cut
 from ddplaunch.job import client, past
 from ddplaunch.job.client import NoAnswer
 from ddplaunch.job.effective import percent
@@ -130,17 +131,17 @@ def render(
     jobs: Sequence[QueuedJob],
     ended: Sequence[RunRecord],
     now: float,
-    across: int | None = None,
+    across: int | None,
 ) -> Iterator[str]:
     """The lines of ``ddplaunch ps``, with ANSI styles; ``now`` in seconds since the epoch, ``across`` in columns."""
     if running:
         heads = ("RUN", "STATE", "AGE", "RANKS", "COLLECTIVES/S", "PID", "TARGET")
-        yield from table(heads, [_running_row(each, now) for each in running], (), across)
+        yield from table(heads, [_running_row(each, now) for each in running], across=across)
     if running and (jobs or ended):
         yield ""
     if jobs:
         heads = ("JOB", "SUBMITTED", "NODES", "RANKS", "COLLECTIVES/S", "TARGET", "STATE")
-        yield from table(heads, [_job_row(each, now) for each in jobs], (), across)
+        yield from table(heads, [_job_row(each, now) for each in jobs], across=across)
     if jobs and ended:
         yield ""
     if ended:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent.check import DISK_NEEDED, SHM_NEEDED
@@ -51,15 +51,14 @@ def find(*words: str) -> tuple[JobFolder, ...]:
     """The folders of these names and paths in turn, each in a thread of its own: a file server may be dead."""
     pool = ThreadPoolExecutor()
     looks = {what: pool.submit(_look, what, path) for what, path in zip(words[::2], words[1::2], strict=True)}
-    done, _ = wait(looks.values(), DEADLINE)
-    return tuple(
-        JobFolder(what, silent=True)
-        if look not in done
-        else JobFolder(what, error="unknown")
-        if look.exception()
-        else look.result()
-        for what, look in looks.items()
-    )
+    wait(looks.values(), DEADLINE)
+    return tuple(_seen(what, look) for what, look in looks.items())
+
+
+def _seen(what: str, look: Future[JobFolder]) -> JobFolder:
+    if not look.done():
+        return JobFolder(what, silent=True)
+    return JobFolder(what, error="unknown") if look.exception() else look.result()
 
 
 def _look(what: str, path: str) -> JobFolder:
