@@ -35,7 +35,7 @@ def quoted(words: Iterable[str]) -> str:
 
 
 def signal_name(number: int) -> str:
-    """Name a signal: "SIGTERM"; "signal 40" where Python knows no name for it."""
+    """Name a signal: "SIGTERM"; "signal 40" where Python has no name for it."""
     try:
         return signal.Signals(number).name
     except ValueError:

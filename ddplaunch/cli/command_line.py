@@ -140,7 +140,7 @@ def split(typed: Translation, grammar: Grammar, names: Names = lambda line, name
 def _behind(
     alone: CommandLine, rest: list[str], grammar: Grammar, names: Names, unsaid: Collection[str]
 ) -> CommandLine:
-    """Split what stands behind the target of a line; of ``unsaid`` options another value may be typed there."""
+    """Split what follows the target in a line; of ``unsaid`` options another value may be typed there."""
     ours, target, options = alone.ours, alone.target, grammar.options
     end = _end_behind(alone, rest, grammar)
     behind, program = tuple(rest[:end]), rest[end:]

@@ -105,7 +105,7 @@ def by_click(words: list[str]) -> object:
 
 
 def completion(shell: str) -> str | None:
-    """The script that completes ``ddplaunch`` in a shell; None where click knows no such shell."""
+    """The script that completes ``ddplaunch`` in a shell; None where click does not support that shell."""
     found = get_completion_class(shell)
     return found(cli, {}, "ddplaunch", COMPLETE).source() if found else None
 

@@ -91,7 +91,7 @@ class Vendor:
 
 
 def one(gpu: Gpu) -> VisibleGpu:
-    # Level Zero knows no UUIDs, and HIP only of late.
+    # Level Zero has no UUIDs, and HIP has them only lately.
     return VisibleGpu(gpu, None, str(gpu.index))
 
 

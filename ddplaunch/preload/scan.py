@@ -262,7 +262,7 @@ def _effect(node: Any) -> ast.stmt | ast.ExceptHandler | None:
 
 
 def _catches_more(node: ast.Try) -> ast.ExceptHandler | None:
-    """The first clause for what is no error of an import."""
+    """The first clause for what is not an error of an import."""
     for handler in node.handlers:
         kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
         if not all(getattr(kind, "id", None) in _IMPORT_ERRORS for kind in kinds):

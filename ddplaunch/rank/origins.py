@@ -131,7 +131,7 @@ def _modules() -> Iterator[str]:
 
 
 def _mapped() -> Iterator[str]:
-    """The files that are mapped into our memory, shared objects mostly; one that is deleted is no file any more."""
+    """The files that are mapped into our memory, shared objects mostly; a deleted one is not a file any more."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             path = line.rstrip("\n").split(maxsplit=5)[5:]

@@ -96,7 +96,7 @@ def _differences(found: Examination) -> Found:
 
 
 def grouped(nodes: Iterable[NodeFound], read: Callable[[NodeFacts], str | None]) -> dict[str, list[str]]:
-    """The nodes that have each value, in the order of the nodes; None is no value."""
+    """The nodes that have each value, in the order of the nodes; None means no value."""
     values: dict[str, list[str]] = {}
     for node in nodes:
         value = read(node.facts) if node.facts else None

@@ -51,7 +51,7 @@ def logs(run: str | None, typed: str | None, failed: bool, follow: bool, merge: 
     RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the newest run of this folder.
 
     With --log-dir that is all that they printed in the last attempt. Without it, the last 256 KiB of each rank, of a
-    job that runs or has failed. Each line stands behind its rank, but where only one is asked for.
+    job that runs or has failed. Each line follows its rank, except where only one is asked for.
 
     Of a submitted job, meant by its number, it is the log; of some ranks, its nodes are asked through Slurm
     (`srun --overlap`) or Grid Engine.

@@ -84,7 +84,7 @@ class LiveServer(ThreadingHTTPServer):
         self.path = f"/{secrets.token_urlsafe(16)}/"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A browser that goes in the middle of a request is no error."""
+        """A browser that leaves in the middle of a request is not an error."""
 
 
 class LiveHandler(BaseHTTPRequestHandler):
