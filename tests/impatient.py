@@ -6,8 +6,10 @@ from pathlib import Path
 from tests.conftest import write
 
 
-def impatient(folder: Path, constant: str, seconds: float) -> Path:
+def impatient(folder: Path, constant: str, seconds: float, *others: str) -> Path:
     """Write the launcher with ``constant``, say "agent.stragglers.STRAGGLING", of so many seconds.
+
+    So are ``others`` of its file.
 
     The program is for ``subprocess.Popen(command(…), executable=…)``, and so for ``start(…, executable=…)``.
     """
@@ -21,8 +23,9 @@ def impatient(folder: Path, constant: str, seconds: float) -> Path:
         import ddplaunch.{module} as module
         from ddplaunch.cli import main
 
-        assert isinstance(module.{name}, float)
-        module.{name} = {seconds}
+        for name in {[name, *others]}:
+            assert isinstance(getattr(module, name), float)
+            setattr(module, name, {seconds})
         del sys.argv[1:3]  # "-m", "ddplaunch"
         main()
         """,

@@ -5,7 +5,7 @@ import time
 
 _WORK = 2_000_000
 QUIET = 0.065
-"""Seconds that the work of a probe takes on two quiet cores of 2024."""
+"""Seconds of CPU time that the work of a probe takes on a core of 2024."""
 
 _FRESH = 60.0
 """Seconds for which a probe counts."""
@@ -17,16 +17,16 @@ def slowness() -> float:
     """How much longer this machine takes now than a quiet one: at least 1, found out anew every minute."""
     global _probed_at, _slowness
     if time.monotonic() - _probed_at > _FRESH:
-        began = time.perf_counter()
+        began = time.thread_time()  # others that run meanwhile are counted by ``crowd``
         for _ in range(_WORK):
             pass
-        _slowness = max(1.0, (time.perf_counter() - began) / QUIET)
+        _slowness = max(1.0, (time.thread_time() - began) / QUIET)
         _probed_at = time.monotonic()
     return _slowness
 
 
 def crowd() -> float:
-    """How many share a core, at least 1: a probe is too short to be interrupted, what it is for is not."""
+    """How many share a core, at least 1."""
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 

@@ -76,7 +76,13 @@ def first_job(environment: Path, folder: Path) -> None:
     """Run the first command of the README."""
     job = next(block for block in blocks(ROOT / "README.md") if block.language == "console").commands[0]
     path = os.pathsep.join([str(environment / "bin"), os.environ.get("PATH", os.defpath)])
-    said = run(job.typed.split(), cwd=folder, env={**clean_environment(), "PATH": path, "CUDA_VISIBLE_DEVICES": ""})
+    variables = {
+        **clean_environment(),
+        "PATH": path,
+        "CUDA_VISIBLE_DEVICES": "",
+        "XDG_STATE_HOME": str(folder / "state"),
+    }
+    said = run(job.typed.split(), cwd=folder, env=variables)
     if missing := not_printed(job.shown, said):
         sys.exit(f"the README shows what the wheel does not print: {missing[0]}\n{said}")
 

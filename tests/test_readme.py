@@ -183,7 +183,7 @@ def environment(gpus: int, request: pytest.FixtureRequest) -> dict[str, str]:
 def pattern(line: str) -> re.Pattern[str]:
     """What a shown line means: numbers are any numbers, ``…`` is anything, columns are of any width."""
     parts = map(re.escape, line.rstrip().split("…"))
-    parts = (re.sub(r"\d+\\\.\d+(?=(\\ )?s\b)", r"[\\d.]+", part) for part in parts)  # "2.4s" may be "12s"
+    parts = (re.sub(r"\d+\\\.\d+(?=(\\ )?s\b)", r"\\d+(?:\\.\\d+)?", part) for part in parts)  # "2.4s" may be "12s"
     parts = (re.sub(r"\d+", r"\\d+", part) for part in parts)
     parts = (re.sub(r"(\\ ){2,}", r" {2,}", part) for part in parts)
     return re.compile(".*".join(parts))
