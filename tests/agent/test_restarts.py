@@ -24,7 +24,7 @@ FAILS = PROGRAMS / "fails.py"
         pytest.param("kill-once", FORKED, id="kill-zygote"),
         pytest.param("kill-once", EXEC, id="kill-exec"),
         pytest.param("peer-kill-once", ("--start", "zygote"), id="peer-kill-zygote", marks=pytest.mark.slow),
-        pytest.param("peer-kill-once", EXEC, id="peer-kill-exec", marks=pytest.mark.ci),
+        pytest.param("peer-kill-once", EXEC, id="peer-kill-exec", marks=[pytest.mark.ci, pytest.mark.slow]),
     ],
 )
 def test_a_restart_succeeds(launch, tmp_path, mode, how):

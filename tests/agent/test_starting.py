@@ -51,6 +51,7 @@ def test_a_start_that_takes_long_says_what_it_waits_for(start, tmp_path):
 
 
 @pytest.mark.ci
+@pytest.mark.slow
 def test_a_thousand_ranks(launch):
     done = launch("run", *PROGRAM, "--nproc", "1000", "/bin/true")
     assert (done.returncode, done.stderr) == (0, "")

@@ -12,7 +12,9 @@ from ddplaunch.errors import UsageError
 from tests.conftest import command, ran, write
 from tests.starts import FORKED
 
-zygote_and_exec = pytest.mark.parametrize("mode", ["zygote", pytest.param("exec", marks=pytest.mark.ci)])
+zygote_and_exec = pytest.mark.parametrize(
+    "mode", ["zygote", pytest.param("exec", marks=[pytest.mark.ci, pytest.mark.slow])]
+)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a network of its own")

@@ -104,6 +104,7 @@ def test_an_address_is_looked_up(network, tmp_path):
 
 
 @pytest.mark.ci
+@pytest.mark.slow
 def test_a_program_that_spawns_its_own_ranks_is_left_alone(launch, tmp_path):
     write(tmp_path, "train.py", SPAWNS)
     exported = {"MASTER_ADDR": "localhost", "MASTER_PORT": "12355", "WORLD_SIZE": "2", "SPAWN_PORT": str(free_port())}

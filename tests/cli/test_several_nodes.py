@@ -62,6 +62,7 @@ def test_restarts_of_one_node_alone_are_refused(answer, tmp_path):
 
 
 @pytest.mark.ci
+@pytest.mark.slow
 def test_a_node_started_by_hand_with_the_printed_variables(start, answer, tmp_path):
     """What ``--dry-run --json`` prints of the other node is all that its ranks need, without ddplaunch there."""
     write(tmp_path, "train.py", SCRIPT)

@@ -44,6 +44,7 @@ def dry_run(nodes: int) -> list[str]:
 
 
 @pytest.mark.ci
+@pytest.mark.slow
 def test_a_dry_run_is_quick(seconds):
     nothing, two_nodes = seconds([sys.executable, "-c", "pass"], dry_run(2))
     (thousand,) = seconds(dry_run(1000), rounds=3)

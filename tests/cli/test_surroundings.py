@@ -150,6 +150,7 @@ def test_tasks_of_one_machine_are_not_called_nodes(start, tmp_path):
 
 
 @pytest.mark.ci
+@pytest.mark.slow
 def test_ranks_that_torchrun_has_started_run_under_it(tmp_path):
     """It holds the store and coordinates; a launcher of ours in its place runs the one rank."""
     write(tmp_path, "train.py", SCRIPT)
@@ -185,6 +186,7 @@ def test_an_unknown_cluster_is_refused(answer, tmp_path):
 
 
 @pytest.mark.ci
+@pytest.mark.slow
 def test_ranks_that_mpirun_has_started_find_each_other(start, tmp_path):
     write(tmp_path, "train.py", SCRIPT)
     port = str(free_port())

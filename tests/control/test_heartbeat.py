@@ -117,6 +117,7 @@ def test_one_that_dies_is_found_out_on_a_machine_that_is_always_late(monkeypatch
 
 
 @pytest.mark.ci
+@pytest.mark.slow
 def test_a_job_that_was_stopped_and_continued_as_a_whole_goes_on(start, tmp_path):
     write(tmp_path, "reads.py", "import time, pathlib\nprint('up', flush=True)\n"
           "while not pathlib.Path('enough').exists(): time.sleep(0.01)\n")  # fmt: skip

@@ -239,6 +239,7 @@ dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, timeout=datetime.t
 
 
 @pytest.mark.ci
+@pytest.mark.slow
 def test_strangers_do_no_harm(nodes, tmp_path):
     """A browser, a port scanner, a store's client, a flood of idle connections, one that sends without end."""
     job = nodes(2)

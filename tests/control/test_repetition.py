@@ -186,6 +186,7 @@ dist.barrier()
 
 
 @pytest.mark.ci
+@pytest.mark.slow
 def test_no_rank_fails_twice_in_the_same_way(launch, tmp_path):
     """The second attempt gets one collective further than the first, the third not further than the second."""
     write(tmp_path, "train.py", GETS_FURTHER)

@@ -290,6 +290,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.ci
+@pytest.mark.slow
 def test_real_ranks(launch, tmp_path):
     fr = pytest.importorskip("torch._C._distributed_c10d")
     if not hasattr(fr, "_dump_fr_trace_json"):

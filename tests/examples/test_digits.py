@@ -73,6 +73,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 
 
 @pytest.mark.ci
+@pytest.mark.slow
 def test_learns_to_read_however_the_script_joins(trained):
     first, second, right = trained["env"]
     assert float(second.split()[1]) < float(first.split()[1]) / 2

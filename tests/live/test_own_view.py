@@ -288,6 +288,7 @@ def test_who_waits_for_whom(person, tmp_path):
 
 
 @pytest.mark.ci
+@pytest.mark.slow
 def test_who_is_slow(person, tmp_path):
     write(
         tmp_path,

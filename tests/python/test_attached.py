@@ -72,6 +72,7 @@ def person(tmp_path: Path) -> Iterator[Person]:
 
 
 @pytest.mark.ci
+@pytest.mark.slow
 def test_ranks_that_fail(person: Person):
     """Their frames are there; then the test fails, and what is expected to fail is not looked at."""
     pytest_ = person(FAILS, "--pdb")

@@ -152,6 +152,7 @@ for call in {list(REFUSED)!r}:
 
 
 @pytest.mark.ci
+@pytest.mark.slow
 def test_a_hang_is_explained(python: Python):
     body = """
 def hang():

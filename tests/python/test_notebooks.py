@@ -62,6 +62,7 @@ class Notebook(nbclient.NotebookClient):  # type: ignore[misc]
 
 
 @pytest.mark.ci
+@pytest.mark.slow
 def test_the_page_s_cells_show_what_it_has(tmp_path: Path):
     temporary = tmp_path / "tmp"
     temporary.mkdir()

@@ -72,6 +72,7 @@ def test_here(tmp_path):
 
 
 @pytest.mark.ci
+@pytest.mark.slow
 def test_process_groups_of_a_test_s_own(tmp_path: Path):
     """One after the other too: the store keeps what each has written."""
     body = """

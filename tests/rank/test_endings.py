@@ -444,6 +444,7 @@ def test_output_that_nobody_reads(text: str, start: tuple[str, ...], folder: Pat
 
 
 @pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ending",
     [pytest.param("exception", marks=pytest.mark.smoke), "daemon threads", "files are flushed", "KeyboardInterrupt"],
