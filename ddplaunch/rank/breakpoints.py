@@ -50,12 +50,14 @@ class Breakpoints:
         self._pid = os.getpid()
         self._debugger: Debugger | None = None
         self._making = RLock()  # a signal may come in the midst
+        self._patched: list[tuple[ModuleType, str, Any]] = []  # module, name of the function, as it was
         self.signal = 0  # on which the main thread stops at its next line; 0 where all are taken
         sys.breakpointhook = self._hook
         for name in _STOPS.keys() & sys.modules.keys():
             self._patch(sys.modules[name])
         if awaited := {*_STOPS} - sys.modules.keys():
             sys.meta_path.insert(0, _Finder(awaited, self._patch))
+        os.register_at_fork(after_in_child=self._restore)
         self._register()
 
     def _register(self) -> None:
@@ -68,6 +70,14 @@ class Breakpoints:
                 _signal.siginterrupt(number, False)  # no call of the program's is to fail
                 self.signal = number
                 return
+
+    def _restore(self) -> None:
+        """Give a process that the program forks Python's own debuggers, without frames of this file."""
+        if sys.breakpointhook == self._hook:
+            sys.breakpointhook = sys.__breakpointhook__
+        for module, name, before in self._patched:
+            setattr(module, name, before)
+        sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, _Finder)]
 
     def leave(self) -> None:
         """Stop no more: the interpreter's end would let a signal that comes late kill."""
@@ -113,6 +123,7 @@ class Breakpoints:
         stop.__name__ = stop.__qualname__ = name
         stop.__doc__, stop.__module__ = before.__doc__, before.__module__
         setattr(module, name, stop)
+        self._patched.append((module, name, before))
 
     def _at_terminal(self, tool: str, function: Any, frame: FrameType, *args: Any, **named: Any) -> None:
         debugger = self._load()

@@ -176,7 +176,9 @@ def record(job: PythonJob, error: BaseException, text: str) -> None:
     else:
         name = type(error).__name__
         message = f"{name}: {message}" if message else name
-        if name == "BdbQuit" and job["facts"]["world_size"] > 1 and not os.isatty(0):
+        if name == "BdbQuit" and "Caught BdbQuit in DataLoader worker" in message:  # torch/_utils.py, ExceptionWrapper
+            info["hint"] = "a DataLoader worker cannot be stopped in a debugger: use num_workers=0"
+        elif name == "BdbQuit" and job["facts"]["world_size"] > 1 and not os.isatty(0):
             other = f"pdb, ipdb, pudb and IPython wait for a person; --stdin {job['rank']} gives others the terminal"
             waits = "with --debug the rank waits at its breakpoint for `ddplaunch debug`"
             info["hint"] = other if job["debugger"] else waits

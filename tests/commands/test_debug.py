@@ -261,6 +261,28 @@ def test_the_fork_of_a_rank_has_no_debugger(launch, tmp_path):
     assert done.returncode == 0
     assert "BdbQuit" in done.stderr
     assert "is at a breakpoint" not in done.stderr
+    assert "ddplaunch/rank" not in done.stderr
+
+
+@pytest.mark.ci
+def test_a_breakpoint_in_a_worker_of_the_dataloader_names_num_workers(launch, tmp_path):
+    program = """
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+
+        class Data(Dataset):
+            def __len__(self):
+                return 4
+
+            def __getitem__(self, index):
+                breakpoint()
+                return torch.ones(1)
+
+        next(iter(DataLoader(Data(), num_workers=1)))
+    """
+    done = launch("run", "--nproc", "2", write(tmp_path, "train.py", program))
+    assert done.returncode == 1
+    assert "\n  a DataLoader worker cannot be stopped in a debugger: use num_workers=0\n" in done.stderr
 
 
 def test_a_failure_of_another_rank_ends_the_prompt(person, tmp_path):

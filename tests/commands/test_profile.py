@@ -9,6 +9,9 @@ from statistics import median
 
 import pytest
 
+from ddplaunch.commands.profile.hot import spots
+from ddplaunch.diagnosis.inspection import Frame
+from ddplaunch.diagnosis.profile import RankProfile
 from tests.conftest import alive, clean_environment, command, free_port, refused, wait_until, write
 from tests.debugged import runtime as runtime
 from tests.patience import patience
@@ -104,6 +107,17 @@ def test_a_known_hot_function(job, answer, tmp_path):
     assert begun.wait() == 0, begun.stderr()
     assert begun.stdout().count("threads 1 1") == 3
     begun.assert_nothing_left()
+
+
+def test_a_line_calls_the_collective_and_not_the_decorator_around_it():
+    frames = (
+        Frame("main", "train.py", 14, own=True),
+        Frame("wrapper", "/lib/python3/site-packages/torch/distributed/c10d_logger.py", 83, own=False),
+        Frame("all_reduce", "/lib/python3/site-packages/torch/distributed/distributed_c10d.py", 3000, own=False),
+    )
+    profile = RankProfile(0, "n1", frames=frames, places=(0, 0, 1, 1, 2, 2), ticks=(3, 10))
+    (spot,) = spots([profile])
+    assert (spot.line, spot.calls) == (frames[0], "all_reduce")
 
 
 def profiling(tmp_path, begun, seconds: str) -> "subprocess.Popen[str]":

@@ -15,6 +15,8 @@ from ddplaunch.diagnosis.standing import place
 UNLIKE = 0.05  # share of a rank's time that it spends elsewhere than the others, from which on it is named
 UNUSUAL = 3.0  # times as much as any other rank
 
+_DECORATOR = "torch/distributed/c10d_logger.py"  # its frames are between the user's line and a collective's
+
 NOWHERE = Frame("native code", "", 0, own=False)
 
 
@@ -55,8 +57,9 @@ def spots(profiles: Sequence[RankProfile]) -> list[Spot]:
 
 
 def _callee(stack: Sequence[Frame], line: Frame) -> str:
-    """What a line calls: the first function of a library with a name for others, else the innermost."""
-    inner = [frame.function for frame in stack[: stack.index(line)] if not frame.own] if line in stack else []
+    """What a line calls: the first function of a library with a public name, else the innermost."""
+    above = stack[: stack.index(line)] if line in stack else ()
+    inner = [frame.function for frame in above if not frame.own and not frame.file.endswith(_DECORATOR)]
     return next((name for name in reversed(inner) if name[0] not in "_<"), inner[0] if inner else "")
 
 
