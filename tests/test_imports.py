@@ -99,12 +99,12 @@ THIRD_PARTY = {
     "console": {"click", "rich"},
     "live": {"rich"},
     "cli": {"click", "tomli"},
-    "python": {"click", "cloudpickle", "pytest", "torch", "typing_extensions"},  # the last for types alone
+    "python": {"IPython", "click", "cloudpickle", "pytest", "torch", "typing_extensions"},  # the last for types alone
     "commands": {"click", "msgspec", "rich", "torch", "yaml"},
 }
 """What each layer may use of others; ``runtime`` is imported by user code and may use torch as well."""
 
-ONLY_IN_RANKS = {"rank.worker", "runtime", "commands.doctor.benchmark", "python.body", "python.parcel"}
+ONLY_IN_RANKS = {"rank.worker", "runtime", "commands.doctor.benchmark", "python.body", "python.parcel", "python.ranks"}
 """Where torch may be imported at all, and only inside a function; the last is a process of its own too."""
 
 

@@ -19,22 +19,26 @@ from ddplaunch.python.plugin import InRank
 _tests = itertools.count(1)
 
 
-def run(function: Callable[..., object], given: dict[str, object]) -> tuple[str | None, list[str]]:
-    """Run the body here; return why it was skipped, and what it left that the next test would find."""
+Result = tuple[tuple[str, str] | None, list[str]]
+"""The outcome ("skip" or "xfail", and why) unless the test passed, and what it left that the next test would find."""
+
+
+def run(function: Callable[..., object], given: dict[str, object]) -> Result:
+    """Run the body in this rank."""
     _separate(next(_tests))
     own = {"rank": runtime.rank, "world_size": runtime.world_size, "device": runtime.device}
     arguments = {name: own[value.name]() if isinstance(value, InRank) else value for name, value in given.items()}
     generators, hook = _generators(), sys.excepthook
-    before, skipped = _state(), None
+    before, outcome = _state(), None
     try:
         function(**arguments)
-    except pytest.skip.Exception as error:
-        skipped = str(error.msg)
+    except (pytest.skip.Exception, pytest.xfail.Exception) as error:
+        outcome = ("skip" if isinstance(error, pytest.skip.Exception) else "xfail", str(error.msg))
     for restore, state in generators:
         restore(state)
     sys.excepthook = hook  # each process group puts one of torch's before it
     after = _state()
-    return skipped, [words for words in {**before, **after} if before.get(words) != after.get(words)]
+    return outcome, [words for words in {**before, **after} if before.get(words) != after.get(words)]
 
 
 def _separate(test: int) -> None:

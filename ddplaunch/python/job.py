@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any
@@ -25,7 +25,7 @@ import click
 from ddplaunch.cli.option import Option
 from ddplaunch.cli.options import OPTIONS
 from ddplaunch.console.failure import render_verdict
-from ddplaunch.control.failure import Verdict
+from ddplaunch.control.failure import Verdict, judge
 from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.job import client
 from ddplaunch.job.folder import doors
@@ -35,6 +35,7 @@ from ddplaunch.preload.scan import needs_dynamo
 from ddplaunch.preload.table import Table
 from ddplaunch.python import parcel
 from ddplaunch.python.printing import Printing
+from ddplaunch.python.ranks import RaisedException
 from ddplaunch.wire.typed import convert
 
 _EXPLAIN = 10.0
@@ -116,9 +117,23 @@ class RankFailed(LaunchError):
         super().__init__(message)
         self.rank, self.host, self.exit_code, self.signal, self.report = rank, host, exit_code, signal, report
 
+    def _render_traceback_(self) -> list[str]:
+        """The lines that IPython shows: without the rank's traceback, which the rank has printed into the cell."""
+        from IPython import get_ipython  # only IPython calls this
+
+        alone = RankFailed(self.message, **self._details())
+        renderer = get_ipython().InteractiveTB
+        lines: list[str] = renderer.structured_traceback(RankFailed, alone, self.__traceback__, renderer.tb_offset)
+        return lines
+
+    def _details(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("rank", "host", "exit_code", "signal", "report")}
+
     def __reduce__(self) -> tuple[object, ...]:
-        more = {name: getattr(self, name) for name in ("rank", "host", "exit_code", "signal", "report")}
-        return partial(RankFailed, **more), (self.message,)
+        return partial(RankFailed, **self._details()), (self.message,)
+
+
+RankFailed.__module__ = "ddplaunch"  # where programs import it from, and what tracebacks show
 
 
 class RankTraceback(Exception):
@@ -218,6 +233,7 @@ class LaunchedJob:
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for the end; False if it has not come after ``seconds``. Ctrl-C stops the job and is raised again."""
+        __tracebackhide__ = True
         try:
             return self._over.wait(seconds)
         except BaseException:
@@ -238,6 +254,10 @@ class LaunchedJob:
     def listen(self, heard: Callable[[int, str], bool]) -> None:
         """Tell of each note of the launcher, with its pid; it is not printed where that returns True."""
         self._printing.heard = lambda text: heard(self._process.pid if self._process else 0, text)
+
+    def print(self, text: str) -> None:
+        """Print a text of ddplaunch's own where the ranks' standard error goes."""
+        self._printing.print(text, "stderr")
 
     def heed(self) -> None:
         """What ranks print from now on is for the caller of this: the cell of a notebook."""
@@ -289,10 +309,23 @@ class LaunchedJob:
         missing = [rank for rank in range(size if found else 1) if rank not in found]
         if missing and (self._here or not found):
             raise LaunchError(f"rank {missing[0]} ended before the function returned")
-        for name in os.listdir(self.folder):  # a session may do many calls; what is mapped stays
-            if name == f"call.{call}" or name.startswith((begin, f"call.{call}-")):
-                os.unlink(self.path(name))
+        self.discard(call)
         return [found[rank] for rank in sorted(found)]
+
+    def discard(self, call: int) -> None:
+        """Remove the files of a call: a session may do many. What is mapped stays."""
+        for name in os.listdir(self.folder):
+            if name == f"call.{call}" or name.startswith((f"{call}.", f"call.{call}-")):
+                os.unlink(self.path(name))
+
+    def raised(self, call: int, raised: Collection[int], stopped: int) -> RankFailed:
+        """The failure of a call in which these ranks raised, and are still there; ``stopped`` are not."""
+        found = {rank: each for rank in raised if (each := self._raised(call, rank))}
+        if not found:
+            raise LaunchError(f"rank {min(raised)} raised, and its exception could not be read")
+        failures = [each.to_failure(rank) for rank, each in found.items()]
+        verdict = judge(failures, stopped, 2)  # of one rank the report would leave out what it has printed itself
+        return _failed_rank(verdict, found[verdict.first.rank], alive=True)
 
     def raise_end(self, call: int) -> None:
         """Wait for the end, and raise what it means; return where all went well.
@@ -302,38 +335,42 @@ class LaunchedJob:
             LaunchError: the job did not start, or was stopped.
             Exception: that of the stream ``output``.
         """
+        __tracebackhide__ = True
         self.wait()
         self._raise_output()
         end = self._end
         assert end is not None
         if end.failure is not None:
             verdict: Verdict = convert(end.failure, Verdict)
-            first = verdict.first
-            error = RankFailed(
-                verdict.blame or first.headline,
-                rank=first.rank,
-                host=first.host,
-                exit_code=first.code,
-                signal=first.signal,
-                report=click.unstyle(render_verdict(verdict, 1)),
-            )
-            raise error from self._raised(call, first.rank, first.traceback)
+            raise _failed_rank(verdict, self._raised(call, verdict.first.rank), alive=False)
         if end.complaint is not None:
             raise end.complaint
         if end.code:
             raise LaunchError(f"the job ended with exit code {end.code}" + (f": {end.remark}" if end.remark else ""))
 
-    def _raised(self, call: int, rank: int, traceback: str | None) -> BaseException | None:
-        """The exception that a rank raised, which has its traceback as its cause."""
+    def _raised(self, call: int, rank: int) -> RaisedException | None:
+        """The exception that a rank raised; None where it left none."""
         try:
             raised = parcel.load(self.path(f"{call}.{rank}.raised"))
         except Exception:
-            raised = None
-        told = RankTraceback(rank, traceback) if traceback else None
-        if not isinstance(raised, BaseException):
-            return told
-        raised.__cause__ = told
-        return raised
+            return None
+        return raised if isinstance(raised, RaisedException) else None
+
+
+def _failed_rank(verdict: Verdict, raised: RaisedException | None, *, alive: bool) -> RankFailed:
+    """The error for a verdict; its cause is what the rank raised, which has the rank's traceback as its cause."""
+    first = verdict.first
+    message, report = verdict.blame or first.headline, click.unstyle(render_verdict(verdict, 1))
+    if alive:  # no process has ended
+        report = report.replace(message, message := message.removesuffix(f" (exit code {first.exit_code})"), 1)
+    error = RankFailed(
+        message, rank=first.rank, host=first.host, exit_code=first.code, signal=first.signal, report=report
+    )
+    text = RankTraceback(first.rank, first.traceback) if first.traceback else None
+    error.__cause__ = raised.error if raised is not None and raised.error is not None else text
+    if error.__cause__ is not text and error.__cause__ is not None:
+        error.__cause__.__cause__ = text
+    return error
 
 
 def _program(function: Callable[..., object]) -> str:

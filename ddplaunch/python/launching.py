@@ -8,21 +8,20 @@ from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from ddplaunch.python import parcel
+from ddplaunch.python.arguments import check_call
 from ddplaunch.python.job import LaunchedJob
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeVarTuple, Unpack
+    from typing_extensions import Unpack
 
     from ddplaunch.python.keywords import Keywords
-
-    Args = TypeVarTuple("Args")
 
 T = TypeVar("T")
 
 
 def launch(
-    function: Callable[[Unpack[Args]], T],
-    *args: Unpack[Args],
+    function: Callable[..., T],
+    *args: object,
     output: IO[str] | None = None,
     **keywords: Unpack[Keywords],
 ) -> list[T]:
@@ -30,14 +29,18 @@ def launch(
 
     Args:
         function: any that cloudpickle takes: a script's, a notebook's, a closure; ``functools.partial`` for keywords.
+            Parameters called ``rank``, ``world_size``, ``device``, … get the rank's own values, as with ``run``.
+        args: for the other parameters, in order.
         output: a text stream that gets what ranks print; by default this process's stdout and stderr do.
         keywords: the options of ``ddplaunch run``, by name: ``nproc=4``, ``max_restarts=2``, ``timeout="10m"``.
 
     Raises:
         RankFailed: a rank failed; what it raised is the ``__cause__``.
-        LaunchError: the job did not start, or was stopped.
-        TypeError, pickle.PicklingError: the function or an argument cannot be pickled, or a keyword is unknown.
+        UsageError: the function does not take these arguments, or an option is wrong.
+        LaunchError: the function or an argument cannot be pickled; or the job did not start, or was stopped.
+        TypeError: a keyword is unknown.
     """
+    __tracebackhide__ = True
     job = _prepare(function, args, output, keywords)
     try:
         job.start()
@@ -50,12 +53,13 @@ def launch(
 
 
 async def launch_async(
-    function: Callable[[Unpack[Args]], T],
-    *args: Unpack[Args],
+    function: Callable[..., T],
+    *args: object,
     output: IO[str] | None = None,
     **keywords: Unpack[Keywords],
 ) -> list[T]:
     """As ``launch``, beside what else the event loop does. Cancelling it stops the job."""
+    __tracebackhide__ = True
     job = _prepare(function, args, output, keywords)
     loop, over = asyncio.get_running_loop(), asyncio.Event()
 
@@ -77,9 +81,11 @@ async def launch_async(
 
 
 def _prepare(function: Callable[..., Any], args: tuple[Any, ...], output: IO[str] | None, keywords: Any) -> LaunchedJob:
+    __tracebackhide__ = True
+    check_call(function, args)
     job = LaunchedJob(function, keywords, output)
     try:
-        parcel.dump((function, args), job.path("call.0"))
+        parcel.dump_call(function, args, job.path("call.0"))
     except BaseException:
         job.clean()
         raise
@@ -87,5 +93,6 @@ def _prepare(function: Callable[..., Any], args: tuple[Any, ...], output: IO[str
 
 
 def _results(job: LaunchedJob) -> list[Any]:
+    __tracebackhide__ = True
     job.raise_end(0)
     return job.results(0)

@@ -62,7 +62,7 @@ class Printing:
                 line, reached = line[: mark.start()], int(mark[1])
             printed.append(line)
         if whole := "".join(printed):
-            self.context.copy().run(self._print, whole, name)
+            self.print(whole, name)
         self._reached(name, reached)
 
     def _keep(self, line: str) -> str:
@@ -75,6 +75,10 @@ class Printing:
         if said["kind"] == "note" and self.heard(said["text"]):
             return ""
         return f"ddplaunch: {said['text']}\n" if said["kind"] in ("note", "waiting", "restart") else ""
+
+    def print(self, text: str, name: str) -> None:
+        """Print a text on ``output``, or on stdout or stderr of the caller."""
+        self.context.copy().run(self._print, text, name)
 
     def _print(self, text: str, name: str) -> None:
         target = self._output or getattr(sys, name)

@@ -6,6 +6,7 @@ import os
 import selectors
 import signal
 import socket
+import threading
 import time
 import weakref
 from collections.abc import Callable, Collection
@@ -14,15 +15,21 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.python import parcel
+from ddplaunch.python.arguments import check_call
 from ddplaunch.python.job import LaunchedJob
-from ddplaunch.python.ranks import AGAIN, CALLS
+from ddplaunch.python.ranks import CALL, CALL_OR_END, CALL_QUIETLY, CALLS, RAISED
+from ddplaunch.words import ranks
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, TypeVarTuple, Unpack
+    from typing_extensions import Self, Unpack
 
     from ddplaunch.python.keywords import Keywords
 
-    Args = TypeVarTuple("Args")
+RAISED_TIMEOUT_S = 3.0
+"""After one rank has raised, the time for the others to return or raise; then they are taken to wait for it."""
+
+_QUIET_TIMEOUT_S = 1.0
+"""The same for a test, whose ranks are made anew anyway."""
 
 T = TypeVar("T")
 
@@ -35,7 +42,8 @@ class Session:
             for lr in (0.1, 0.01):
                 print(session.run(train, lr))
 
-    A call that fails ends the ranks; ``restart=True`` starts new ones for the next call.
+    A function that raises does not end the ranks, if all of them return or raise. All other failures do;
+    ``restart=True`` starts new ranks for the next call. Threads that share a session take turns.
     """
 
     def __init__(self, *, restart: bool = False, output: IO[str] | None = None, **keywords: Unpack[Keywords]) -> None:
@@ -49,6 +57,9 @@ class Session:
                 raise UsageError(f"{name} does not work with Session: its ranks are on this machine", "use launch()")
         self._keywords: Any = keywords
         self._restart, self._output = restart, output
+        self._lock = threading.Lock()
+        self.request = CALL_OR_END if keywords.get("post_mortem") else CALL
+        """What ranks do with a function that raises; the debugger waits in a rank that fails."""
         self.heard: Callable[[int, str], bool] | None = None  # see LaunchedJob.listen
         self._ranks: _Ranks | None = None
         self._ended = False
@@ -61,31 +72,42 @@ class Session:
     ) -> None:
         self.close()
 
-    def run(self, function: Callable[[Unpack[Args]], T], *args: Unpack[Args], timeout: float | None = None) -> list[T]:
+    def run(self, function: Callable[..., T], *args: object, timeout: float | None = None) -> list[T]:
         """Call a function in every rank, and return what each returned, in order of ranks.
 
         Args:
-            timeout: seconds; ranks that take longer are stopped.
+            function: as for ``launch``; parameters called ``rank``, ``world_size``, … get the rank's own values.
+            timeout: seconds from the moment when all ranks are ready; ranks that take longer are stopped.
 
         Raises:
+            UsageError: the function does not take these arguments.
             RankFailed: a rank failed; what it raised is the ``__cause__``.
-            LaunchError: the ranks did not start, were stopped, or took too long, or the session has ended.
+            LaunchError: the function or an argument cannot be pickled; the ranks did not start, were stopped, or took
+                too long; or the session has ended.
         """
-        if self._ended:
-            raise LaunchError(
-                "the session has ended: make a new one", "Session(restart=True) starts new ranks after a failure"
-            )
-        if self._ranks is None:
-            self._ranks = _Ranks(function, self._keywords, self._output, self.heard)
-            weakref.finalize(self, self._ranks.close)  # at the end of the interpreter, at the latest
-        self._ranks.prepare(function, args)
-        try:
-            return self._ranks.call(timeout)
-        except BaseException:
-            self._ranks.stop()
-            self.close()
-            self._ended = not self._restart
-            raise
+        __tracebackhide__ = True
+        check_call(function, args)
+        with self._lock:
+            if self._ended:
+                raise LaunchError(
+                    "the session has ended: make a new one", "Session(restart=True) starts new ranks after a failure"
+                )
+            if self._ranks is None:
+                self._ranks = _Ranks(function, self._keywords, self._output, self.heard)
+                weakref.finalize(self, self._ranks.close)  # at the end of the interpreter, at the latest
+            current = self._ranks
+            current.prepare(function, args)
+            try:
+                return current.call(timeout, self.request)
+            except BaseException:
+                if not current.ready:
+                    current.stop()
+                    self.close()
+                    self._ended = not self._restart
+                    if self.request == CALL and current.started:
+                        then = "; the next call starts new ones" if self._restart else ""
+                        current.print(f"the ranks have ended; their names are gone{then}")
+                raise
 
     def close(self) -> None:
         """End the ranks, and wait until nothing is left of them."""
@@ -112,71 +134,115 @@ class _Ranks:
         self._listening = socket.socket(socket.AF_UNIX)
         self._lines: dict[int, socket.socket] = {}
         self._calls = 0
+        self.ready = False
+        """Whether all ranks wait for the next call."""
         try:
             self._listening.bind(self._job.path(CALLS))
             self._listening.listen(4096)
-            self._job.start()
         except BaseException:
             self.close()
             raise
 
-    def prepare(self, function: Callable[..., object], args: tuple[object, ...]) -> None:
-        """Write the next call down. Whatever is raised because it cannot be pickled: no rank has heard of it."""
-        parcel.dump((function, args), self._job.path(f"call.{self._calls}"))
+    @property
+    def started(self) -> bool:
+        """Whether all ranks have connected."""
+        return bool(self._lines)
 
-    def call(self, seconds: float | None) -> list[Any]:
-        """Do the call that has been prepared."""
+    def prepare(self, function: Callable[..., object], args: tuple[object, ...]) -> None:
+        """Write the next call to a file. LaunchError names what cannot be pickled; no rank knows of the call then."""
+        __tracebackhide__ = True
+        parcel.dump_call(function, args, self._job.path(f"call.{self._calls}"))
+
+    def call(self, timeout_s: float | None, request: bytes) -> list[Any]:
+        """Do the call that has been prepared; ``request`` is one of ``ranks.CALL`` and the like."""
+        __tracebackhide__ = True
         number = self._calls
-        deadline = None if seconds is None else time.monotonic() + seconds
         self._job.heed()
         if not self._lines:
-            self._meet(deadline)
+            self._job.start()
+            self._meet()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._calls += 1
+        self.ready = False
         for line in self._lines.values():
             try:
-                line.sendall(AGAIN)
-            except OSError:  # its end is told below
+                line.sendall(request)
+            except OSError:  # its end is noticed below
                 pass
-        self._await(set(self._lines.values()), deadline)
+        raised_timeout_s = _QUIET_TIMEOUT_S if request == CALL_QUIETLY else RAISED_TIMEOUT_S
+        raised, waiting = self._await(deadline, raised_timeout_s)
+        if waiting and request != CALL_QUIETLY:
+            why = self._job.explain()
+            late = f"{ranks(waiting)} did not return within {raised_timeout_s:g} s after rank {raised[0]} had raised"
+            self.print(f"{late}: {why}" if why else late)
+        if waiting:
+            raise self._job.raised(number, raised, len(waiting))
         self._job.flush()
-        return self._job.results(number)
+        if raised:
+            error = self._job.raised(number, raised, 0)
+            self._job.discard(number)
+            self.ready = True
+            raise error
+        results = self._job.results(number)
+        self.ready = True
+        return results
 
-    def _meet(self, deadline: float | None) -> None:
-        """Wait until all ranks have connected; the first says how many there are."""
+    def print(self, text: str) -> None:
+        """Print a line of ddplaunch's own where the ranks' output goes."""
+        self._job.print(f"ddplaunch: {text}\n")
+
+    def _meet(self) -> None:
+        """Wait until all ranks have connected; the first one's message has the world size."""
+        __tracebackhide__ = True
         size = 1
         while len(self._lines) < size:
-            self._wait([self._listening], deadline)
+            self._wait([self._listening], None)
             line, _ = self._listening.accept()
             rank, size = (int.from_bytes(line.recv(4, socket.MSG_WAITALL), "big") for _ in range(2))
             self._lines[rank] = line
 
     def _wait(self, lines: Collection[socket.socket], deadline: float | None) -> list[socket.socket]:
-        """Wait until one of these can be read; raise where the job has ended, or the time is over."""
+        """Wait until one of these can be read: none where the time is over. Raises where the job has ended."""
+        __tracebackhide__ = True
         with selectors.DefaultSelector() as selector:
             for each in (*lines, self._job.bell):
                 selector.register(each, selectors.EVENT_READ)
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             ready = [key.fileobj for key, _ in selector.select(left)]
-        if not ready:
-            self._fail("the call took too long")
         if self._job.bell in ready:
-            self._fail(None)
+            self._raise_end()
         return [each for each in lines if each in ready]
 
-    def _await(self, waiting: set[socket.socket], deadline: float | None) -> None:
-        """Wait until all these ranks have done their call."""
-        while waiting:
-            for line in self._wait(waiting, deadline):
-                if not _has_said(line):  # the launcher says why
-                    self._fail(None)
-                waiting.discard(line)
+    def _await(self, deadline: float | None, raised_timeout_s: float) -> tuple[list[int], list[int]]:
+        """Wait until all ranks have done their call; return those that raised, and those that still run after that.
 
-    def _fail(self, why: str | None) -> NoReturn:
-        """Raise why the ranks have ended; or end them, and say why and what they were doing."""
-        if why is not None:
-            found = self._job.explain()
-            self._job.stop()
-            raise LaunchError(f"{why}: {found}" if found else why)
+        Raises LaunchError at the deadline.
+        """
+        __tracebackhide__ = True
+        waiting = {line: rank for rank, line in self._lines.items()}
+        raised: list[int] = []
+        until = deadline
+        while waiting:
+            ready = self._wait(waiting, until)
+            if not ready and raised:
+                return raised, sorted(waiting.values())
+            if not ready:
+                why = self._job.explain()
+                raise LaunchError("the call took too long" + (f": {why}" if why else ""))
+            for line in ready:
+                reply = _receive(line)
+                if not reply:  # the launcher knows why
+                    self._raise_end()
+                rank = waiting.pop(line)
+                if reply == RAISED:
+                    raised.append(rank)
+                    later = time.monotonic() + raised_timeout_s
+                    until = until if len(raised) > 1 else later if deadline is None else min(deadline, later)
+        return raised, []
+
+    def _raise_end(self) -> NoReturn:
+        """Raise why the job has ended."""
+        __tracebackhide__ = True
         self._job.raise_end(max(0, self._calls - 1))
         raise LaunchError("the ranks have ended")
 
@@ -194,8 +260,8 @@ class _Ranks:
         self._job.clean()
 
 
-def _has_said(line: socket.socket) -> bool:
+def _receive(line: socket.socket) -> bytes:
     try:
-        return bool(line.recv(1))
+        return line.recv(1)
     except OSError:
-        return False
+        return b""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +11,10 @@ import cloudpickle
 import pytest
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.python import body
+from ddplaunch.python import body, parcel
 from ddplaunch.python.attached import Attached, LookedAt
 from ddplaunch.python.job import RankFailed
+from ddplaunch.python.ranks import CALL_OR_END, CALL_QUIETLY
 from ddplaunch.python.session import Session
 
 
@@ -52,33 +52,47 @@ class Ranks:
             self.close()
             self._kind, self._session = kind, Session(nproc=n, **keywords)
             self._session.heard = self._attached.hear
-        module = inspect.getmodule(function)
+            self._session.request = CALL_OR_END if self._attached.post_mortem else CALL_QUIETLY
         try:
-            if module is not None:
-                cloudpickle.register_pickle_by_value(module)  # with its assertions as pytest has rewritten them
-            try:
-                self._attached.begin()
-                found = self._session.run(body.run, function, given, timeout=timeout)
-            except (TypeError, ValueError, AttributeError, pickle.PicklingError) as error:
-                told = f"{_unfit({**given, function.__name__: function})}{error}"
-                raise pytest.fail.Exception(told, pytrace=False) from None
-            finally:
-                self._attached.end()
-                if module is not None:
-                    cloudpickle.unregister_pickle_by_value(module)
-        except LaunchError as error:
+            found = self._run(function, given, timeout)
+        except RankFailed as error:
             self.close()
-            told = error.report if isinstance(error, RankFailed) else "\n  ".join(filter(None, error.args))
             failure: Any = LookedAt if self._attached.post_mortem else pytest.fail.Exception
-            raise failure(told, pytrace=False) from None
-        skips = [reason for reason, _ in found if reason is not None]
+            raise failure(_text(error), pytrace=False) from None
+        except (LaunchError, TypeError) as error:  # TypeError: a keyword of the marker is no option
+            self.close()
+            raise pytest.fail.Exception("\n  ".join(map(str, error.args)), pytrace=False) from None
+        except pytest.fail.Exception as error:  # of pytest-timeout: where this process waits is of no interest
+            self.close()
+            raise pytest.fail.Exception(error.msg, pytrace=False) from None
+        except BaseException:
+            self.close()
+            raise
         leaks = {leak: rank for rank, (_, left) in enumerate(found) for leak in left}
         if leaks or fresh:
             self.close()
         for leak, rank in leaks.items():
             warnings.warn(pytest.PytestWarning(f"rank {rank} {leak}; the next test gets new ranks"), stacklevel=1)
-        if skips:
-            pytest.skip(skips[0])
+        for outcome, reason in (each for each, _ in found if each is not None):
+            (pytest.skip if outcome == "skip" else pytest.xfail)(reason)
+
+    def _run(
+        self, function: Callable[..., object], given: dict[str, object], timeout: float | None
+    ) -> list[body.Result]:
+        """Run the body in the ranks; LaunchError names what of it cannot be sent there."""
+        assert self._session is not None
+        module = inspect.getmodule(function)
+        if module is not None:
+            cloudpickle.register_pickle_by_value(module)  # with its assertions as pytest has rewritten them
+        try:
+            self._attached.begin()
+            return self._session.run(body.run, function, given, timeout=timeout)
+        except parcel.UnpicklableError as error:
+            raise parcel.unpicklable({**given, function.__name__: function}, error) from None
+        finally:
+            self._attached.end()
+            if module is not None:
+                cloudpickle.unregister_pickle_by_value(module)
 
     def close(self) -> None:
         """End the ranks, if there are any."""
@@ -87,11 +101,8 @@ class Ranks:
             session.close()
 
 
-def _unfit(values: dict[str, object]) -> str:
-    """Which of these cannot travel, if one cannot."""
-    for name, value in values.items():
-        try:
-            cloudpickle.dumps(value)
-        except Exception:
-            return f"{name} cannot be sent to the ranks: "
-    return ""
+def _text(error: RankFailed) -> str:
+    """The report of a failure, beginning with what the rank raised, for pytest's one-line summary."""
+    first, newline, rest = error.report.removeprefix("ddplaunch: ").partition("\n")
+    raised = first.removeprefix(f"rank {error.rank} failed with ")
+    return f"{raised} (rank {error.rank}){newline}{rest}" if raised != first else error.report

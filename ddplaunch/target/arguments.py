@@ -56,7 +56,7 @@ def bind(
     given = _parsed(signature, words, live=True)
     for parameter in signature.parameters:
         if parameter.injected:
-            given[parameter.name] = _fact(parameter, facts, make_device)
+            given[parameter.name] = injected_value(parameter, facts, make_device)
     bound = inspect.signature(function).bind_partial()
     bound.arguments.update(given)
     bound.apply_defaults()
@@ -69,7 +69,8 @@ def _parsed(signature: Signature, words: Sequence[str], *, live: bool) -> dict[s
     return parse(signature, words, live=live)
 
 
-def _fact(parameter: Parameter, facts: Mapping[str, Any], make_device: Callable[[str], object]) -> Any:
+def injected_value(parameter: Parameter, facts: Mapping[str, Any], make_device: Callable[[str], object]) -> Any:
+    """The value that ddplaunch gives to one of the well-known parameters; "device" also as a name or a local rank."""
     fact = INJECTED[parameter.name]
     if fact != "device":
         return facts[fact]

@@ -84,7 +84,7 @@ def test_ranks_that_fail(person: Person):
     pytest_.until(lambda each: each.rows[-1] == "(rank 1)")
     pytest_.type("c\r")
     rows = pytest_.until("2 failed, 1 passed, 1 xfailed", 60)
-    assert any("rank 1 failed with AssertionError: too big" in row for row in rows)
+    assert any("AssertionError: too big (exit code 1) (rank 1)" in row for row in rows)
     assert not any("Pdb" in row for row in rows)
     assert pytest_.settings == pytest_.before
 

@@ -131,17 +131,100 @@ def test_a_rank_that_fails(python: Python):
     ]
 
 
+INJECTED = """
+import functools
+
+def train(lr, rank, world_size, device: str, *, local_rank=None):
+    return lr, rank, world_size, device, local_rank
+
+class Model:
+    def fit(self, gpu, steps=3):
+        return gpu, steps
+
+def record(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+    return wrapper
+
+@record
+def spawned(rank, world_size, *rest):
+    return rank, world_size, rest
+
+def adds(function):
+    @functools.wraps(function)
+    def wrapper(*args):
+        return function("added", *args)
+    return wrapper
+
+@adds
+def given(model, x):
+    return model, x
+
+if __name__ == "__main__":
+    with Session(nproc=2, preload="threading") as session:
+        print(session.run(train, 0.1)[1])
+        print(session.run(partial(train, rank=7), 0.2)[1])
+        print(session.run(Model().fit)[1], session.run(Model().fit, 5)[1])
+        print(session.run(spawned)[1], session.run(spawned, "a", "b")[1])
+        print(session.run(given, 1)[1], session.run(max, 1, 2)[1], session.run(lambda rank, x=1: (rank, x))[1])
+"""
+
+
+def test_functions_get_what_they_name(python: Python):
+    """By name as with ``ddplaunch run``; positional arguments are for the other parameters."""
+    assert python(INJECTED).splitlines() == [
+        "(0.1, 1, 2, 'cpu', 1)",
+        "(0.2, 7, 2, 'cpu', 1)",
+        "(1, 3) (1, 5)",
+        "(1, 2, ()) (1, 2, ('a', 'b'))",
+        "('added', 1) 2 (1, 1)",
+    ]
+
+
+@pytest.mark.slow
+def test_arrays_come_as_files_that_the_reader_maps(python: Python):
+    body = """
+import numpy
+
+def change(array, fixed):
+    array += rank()
+    assert not fixed.flags.writeable and fixed.flags.f_contiguous
+    return array
+
+if __name__ == "__main__":
+    big = numpy.ones((1 << 10, 1 << 9))
+    fixed = numpy.asfortranarray(big)
+    fixed.flags.writeable = False
+    with Session(nproc=2, preload="numpy") as session:
+        found = session.run(change, big, fixed)
+        found[0] += 1  # it is the caller's
+        print([float(each.sum()) / big.size for each in (big, *found)])
+        print(sorted(os.listdir(session._ranks._job.folder)))
+"""
+    assert python(body).splitlines() == ["[1.0, 2.0, 2.0]", "['__pycache__', 'calls', 'launch.py', 'path']"]
+
+
 REFUSED = {
     "launch(rank, nproc='x')": "UsageError --nproc x: expected a number, a list like 8,8,4, or auto, gpu, cpu",
     "launch(rank, nprocs=2)": "TypeError launch() got an unexpected keyword argument 'nprocs'",
     "launch(rank, dry_run=True)": "UsageError dry_run does not work from Python: ddplaunch run --dry-run shows a plan",
-    "launch(lambda lock: 1, threading.Lock())": "TypeError cannot pickle '_thread.lock' object",
+    "launch(lambda lock: 1, threading.Lock())": "UnpicklableError argument 1 (lock) cannot be sent to the ranks: "
+    "cannot pickle '_thread.lock' object",
+    "launch('x')": "UsageError expected a function, not str 'x'",
+    "launch(launch_async)": "UsageError launch_async is a coroutine function",
+    "launch(train)": "UsageError train(): missing a required argument: 'lr'",
+    "launch(train, 0.1, 0, 2)": "UsageError train(): too many positional arguments",
+    "launch(partial(train, rank=3), 1, 2)": "UsageError partial(): too many positional arguments",
     "Session(hosts='a,b')": "UsageError hosts does not work with Session: its ranks are on this machine",
 }
 
 
 def test_refused(python: Python):
     body = f"""
+def train(rank, lr, world_size):
+    pass
+
 for call in {list(REFUSED)!r}:
     try:
         eval(call)
@@ -288,7 +371,7 @@ def test_keywords_are_the_options_of_run():
 
 
 @pytest.mark.ci
-def test_type_checkers_see_both(tmp_path: Path):
+def test_type_checkers_see_the_options_and_the_result(tmp_path: Path):
     write(
         tmp_path,
         "program.py",
@@ -299,7 +382,7 @@ def train(lr: float, steps: int) -> str:
     return ""
 
 found: list[str] = launch(train, 0.1, 3, nproc=4, timeout="10m")
-launch(train, "x", 3)
+other: list[int] = launch(train, 0.1, 3)
 launch(train, 0.1, 3, nprocs=4)
 with Session(nproc=4) as session:
     again: list[str] = session.run(train, 0.1, 3)

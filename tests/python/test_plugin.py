@@ -17,7 +17,7 @@ HEAD = "import os, time, pytest\n\n"
 def run(folder: Path, body: str) -> str:
     """Run pytest on a file with these tests; return what it prints."""
     write(folder, "test_it.py", HEAD + body)
-    done = ran([sys.executable, "-m", "pytest", "-rs", *QUIET], folder, timeout=100)
+    done = ran([sys.executable, "-m", "pytest", "-rsf", *QUIET], folder, timeout=100)
     assert done.stderr == ""
     return done.stdout
 
@@ -57,6 +57,10 @@ def test_skipped():
     pytest.skip("not today")
 
 @pytest.mark.ranks(2)
+def test_expected_in_the_body(rank):
+    pytest.xfail("not yet")
+
+@pytest.mark.ranks(2)
 @pytest.mark.xfail(raises=pytest.fail.Exception, strict=True)
 def test_expected():
     assert False
@@ -67,7 +71,7 @@ def test_here(tmp_path):
         assert len(lines) == 3 and len(set(lines)) == 1 and lines[0] != str(os.getpid())
 """
     told = run(tmp_path, body)
-    assert ended(told) == "4 passed, 1 skipped, 1 xfailed"
+    assert ended(told) == "4 passed, 1 skipped, 2 xfailed"
     assert "not today" in told
 
 
@@ -185,7 +189,9 @@ def test_what_fails_and_what_is_refused(tmp_path: Path):
     told = run(tmp_path, FAILS)
     assert ended(told) == "5 failed, 5 errors"
     shown = told[told.index("test_sum _") :]
-    assert "ddplaunch: rank 2 failed with AssertionError: too big (exit code 1)" in shown
+    assert "\nAssertionError: too big (rank 2)\n" in shown
+    assert told.count("in test_sum\n") == 1  # nor in the captured output
+    assert re.search("FAILED .*::test_sum - (Failed: )?AssertionError: too big", told), told
     assert "+  where 3 = sum([2, 1])" in shown
     assert 'test_it.py", line 9, in test_sum' in shown
     for each in [
@@ -201,6 +207,39 @@ def test_what_fails_and_what_is_refused(tmp_path: Path):
     ]:
         assert f"\n{each}" in told, each
     assert "ddplaunch/python" not in told
+
+
+OUTCOMES = """
+@pytest.mark.ranks(2)
+def test_warm(): pass
+
+@pytest.mark.ranks(2)
+@pytest.mark.timeout(2)
+def test_hangs(rank):
+    if rank == 1:
+        time.sleep(600)
+
+@pytest.mark.ranks(2, timeout=0.3)
+def test_starting(): pass
+
+@pytest.mark.ranks(2, timeout=0.3)
+def test_raises():
+    with pytest.raises(ValueError):
+        pass
+
+@pytest.mark.ranks(2, timeout=0.3)
+def test_good(): pass
+"""
+
+
+@pytest.mark.slow
+def test_the_next_test_runs_after_any_outcome(tmp_path: Path):
+    """pytest-timeout raises in the process of pytest. The time of a marker does not include the start of the ranks."""
+    printed = run(tmp_path, OUTCOMES)
+    assert ended(printed) == "2 failed, 3 passed"
+    assert "\nFailed: Timeout" in printed or "\nTimeout (>2.0s)" in printed
+    assert "\nFailed: DID NOT RAISE" in printed
+    assert "session.py:" not in printed
 
 
 def test_nothing_is_imported_before_it_is_needed(tmp_path: Path):

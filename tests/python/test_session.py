@@ -32,7 +32,7 @@ if __name__ == "__main__":
         assert [each[2] for each in found[0]] == [each[2] for each in found[1]]
         try:
             session.run(add, threading.Lock())
-        except TypeError as error:
+        except LaunchError as error:
             print(error)
         sys.stdout.flush()
         if not (child := os.fork()):
@@ -46,33 +46,135 @@ if __name__ == "__main__":
 def test_ranks_keep_their_state(python: Python):
     assert python(CALLS).splitlines() == [
         "[[(3.0, 1), (3.0, 1)], [(5.0, 2), (5.0, 2)]]",
-        "cannot pickle '_thread.lock' object",
+        "argument 1 (lock) cannot be sent to the ranks: cannot pickle '_thread.lock' object",
         "(1.0, 3)",
         "['__pycache__', 'calls', 'launch', 'path']",
     ]
 
 
-def test_a_call_that_fails_ends_the_session(python: Python):
+def test_a_rank_that_ends_ends_the_session(python: Python):
     body = """
+import io
+
 def fail():
     if rank() == 1:
-        raise ValueError("no luck")
+        sys.exit(3)
 
 if __name__ == "__main__":
     for restart in (False, True):
-        with Session(nproc=2, restart=restart, preload="threading") as session:
+        output = io.StringIO()
+        with Session(nproc=2, restart=restart, preload="threading", output=output) as session:
             for call in (rank, fail, rank):
                 try:
                     print(session.run(call))
-                except RankFailed as error:
-                    print(repr(error.__cause__))
                 except LaunchError as error:
                     print(error)
+        print(output.getvalue().splitlines()[-1])
 """
     assert python(body).splitlines() == [
-        *("[0, 1]", "ValueError('no luck')", "the session has ended: make a new one"),
-        *("[0, 1]", "ValueError('no luck')", "[0, 1]"),
+        *("[0, 1]", "rank 1 exited with code 3", "the session has ended: make a new one"),
+        "ddplaunch: the ranks have ended; their names are gone",
+        *("[0, 1]", "rank 1 exited with code 3", "[0, 1]"),
+        "ddplaunch: the ranks have ended; their names are gone; the next call starts new ones",
     ]
+
+
+def test_a_function_that_raises_does_not_end_the_ranks(python: Python):
+    """All ranks have returned or raised; the traceback is printed once, and in the report."""
+    body = """
+import io
+
+class Odd(Exception):
+    def __init__(self, a, b):
+        super().__init__(a)
+
+def fail(how, ranks):
+    sys.modules["kept"] = sys.modules.get("kept", 0) + 1
+    if rank() in ranks:
+        raise how if isinstance(how, Exception) else how()
+    return rank()
+
+def kept():
+    return sys.modules["kept"]
+
+if __name__ == "__main__":
+    output = io.StringIO()
+    with Session(nproc=3, preload="threading", output=output) as session:
+        for how, ranks in ((ValueError("no luck"), [1]), (KeyError("x"), [0, 1, 2]), (partial(Odd, "odd", 2), [2])):
+            try:
+                session.run(fail, how, ranks)
+            except RankFailed as error:
+                cause = error.__cause__
+                print(error, "|", repr(cause) if type(cause).__name__ != "RankTraceback" else cause.args[0], error.rank)
+                assert "python/ranks.py" not in error.report and ", in fail" in error.report, error.report
+                print(error.report.splitlines()[-1])
+        print(session.run(kept))
+    print(output.getvalue().count("Traceback"), "python/ranks.py" in output.getvalue())
+"""
+    assert python(body).splitlines() == [
+        "rank 1 failed with ValueError: no luck | ValueError('no luck') 1",
+        "  ValueError: no luck",
+        "rank 0 failed with KeyError: 'x' | KeyError('x') 0",
+        "  ranks 1, 2 failed in the same way",
+        "rank 2 failed with Odd: odd | 2 2",
+        "  Odd: odd",
+        "[3, 3, 3]",
+        "5 False",
+    ]
+
+
+@pytest.mark.slow
+def test_a_rank_that_waits_for_one_that_raised_ends_the_session(python: Python):
+    body = """
+import io
+
+def setup():
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+
+def step():
+    import torch.distributed as dist
+    if rank() == 1:
+        raise ValueError("no luck")
+    dist.barrier()
+
+if __name__ == "__main__":
+    output = io.StringIO()
+    with Session(nproc=2, output=output) as session:
+        session.run(setup)
+        for _ in range(2):
+            try:
+                session.run(step)
+            except LaunchError as error:
+                print(error)
+    print(*(line for line in output.getvalue().splitlines() if line.startswith("ddplaunch")), sep="\\n")
+"""
+    first, second, late, *_, gone = python(body).splitlines()
+    assert (first, second) == ("rank 1 failed with ValueError: no luck", "the session has ended: make a new one")
+    begin = "ddplaunch: rank 0 did not return within 3 s after rank 1 had raised: rank 0 waits in "
+    assert late.startswith(begin), late
+    assert gone == "ddplaunch: the ranks have ended; their names are gone"
+
+
+def test_threads_take_turns(python: Python):
+    body = """
+def echo(x):
+    return x
+
+def use(session, name, found):
+    found += [session.run(echo, (name, number)) == [(name, number)] * 2 for number in range(50)]
+
+if __name__ == "__main__":
+    with Session(nproc=2, preload="threading") as session:
+        found = []
+        threads = [threading.Thread(target=use, args=(session, name, found)) for name in "AB"]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    print(len(found), all(found))
+"""
+    assert python(body) == "100 True\n"
 
 
 @pytest.mark.ci
