@@ -29,16 +29,20 @@ class Timer:
 
 
 class Timers:
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+    """Timers that are cancelled together."""
+
+    def __init__(self, after: Callable[[float, Callback], Timer]) -> None:
+        """``after`` is the loop's."""
+        self._after = after
         self._all: list[Timer] = []
 
     def after(self, seconds: float, callback: Callback) -> None:
-        self._all.append(self._loop.after(seconds, callback))
+        self._all.append(self._after(seconds, callback))
 
     def cancel(self) -> None:
         for timer in self._all:
             timer.cancel()
+        self._all.clear()
 
 
 class Loop:

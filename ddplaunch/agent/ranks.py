@@ -86,7 +86,7 @@ class Ranks:
         """``folder`` is for error files; ``finished`` is called when rank 0's program is done."""
         self.number, self.plan = number, plan  # of the attempt: 0 is the first, -1 none yet
         self.phase = Phase.WAITING
-        self.timers = Timers(loop)  # pointless once nothing of them is left
+        self.timers = Timers(loop.after)  # pointless once nothing of them is left
         self.first = FirstRank(loop, finished)
         self.processes: dict[int, RankProcess] = {}  # by rank, those that live
         self.lines: dict[int, RankLine] = {}  # of those of them that can be asked what they are doing

@@ -49,18 +49,19 @@ BEFORE_RANKS = {Stage.JOINING, Stage.CHECKING, Stage.PAUSING}
 
 @dataclass(frozen=True)
 class Loss:
-    """A node that was lost while it took part, or whose own processes were."""
+    """A node that was lost, or has left, while it took part; or one whose own processes were lost."""
 
     moment: float
     node: int  # its node rank, as typed
     host: str
     text: str
+    left: bool = False  # whether a signal has taken it away: its ranks may have received that signal too, and before us
 
     def came_before(self, verdict: Verdict | None) -> bool:
         """Whether this is the cause of what failed: we may not know the exception that it causes elsewhere."""
         if verdict is None or verdict.first.is_consequence:
             return True
-        unsure = verdict.first.message is not None and verdict.first.host != self.host
+        unsure = self.left if verdict.first.host == self.host else verdict.first.message is not None
         return verdict.first.moment > self.moment - (SETTLE if unsure else 0.0)
 
 
@@ -78,7 +79,7 @@ class JobAttempt:
     stopped: int = 0  # how many ranks ended because they were stopped
     broken: Loss | None = None  # what happened first to a launcher's own processes
     released: bool = False  # whether the nodes know that all ranks have done their work
-    growing: bool = False  # whether it is stopped to take a node in
+    growing: bool = False  # whether it is stopped to take a node in, or to let one leave
     inspecting: bool = False  # whether the ranks are being inspected, before any is stopped
     after_inspection: list[Callable[[], object]] = field(default_factory=list)  # what is to follow on that
     inspection: Inspection | None = None  # what they were doing then
@@ -89,6 +90,11 @@ class JobAttempt:
         """Nothing of the attempt is left there; the sets spare N² comparisons of all nodes."""
         self.working.discard(node)
         self.undrained.discard(node)
+
+    def leaves(self, seat: Seat) -> None:
+        """A node with ranks is to leave."""
+        self.lost.append(Loss(time.time(), seat.number, seat.host, seat.has_left, left=True))
+        self.growing = True
 
     def failed(self, failure: Failure, clock: float) -> None:
         """A rank has failed; its texts are kept whole until those of all ranks are too long."""
@@ -117,6 +123,11 @@ class JobAttempt:
     def broken_first(self) -> Loss | None:
         """What was lost of a launcher's own processes, where no rank had failed before."""
         return self.broken if self.broken and self.broken.came_before(self.verdict) else None
+
+    @property
+    def cause(self) -> Loss | None:
+        """The node that was lost or has left first, where no rank had failed before."""
+        return self.lost[0] if self.lost and self.lost[0].came_before(self.verdict) else None
 
     @property
     def verdict(self) -> Verdict | None:

@@ -63,8 +63,7 @@ class Checks:
 
         ``before`` is how the attempt before has failed, where it did; ``first``: whether there was none.
         """
-        left = self._membership.able - self._membership.is_able(seat)
-        if seat.number and left >= self._rules.min_nodes:
+        if self._membership.can_spare(seat):
             text = f"{seat.name} is left out: {said.message}"
             del self._seats[seat.number]
             self._seats.note(text)
@@ -72,6 +71,7 @@ class Checks:
             return self.gone(seat.number)
         text = f"{seat.name}: {said.message}" if self._rules.several else said.message
         if seat.number and self._rules.elastic:
+            left = self._membership.able - self._membership.is_able(seat)
             text += f"; without it {left} of at least {self._rules.min_nodes} nodes are left"
         if before is not None:
             self._end(Outcome(before.first.code, before, remark=f"no restart: {text}"))

@@ -23,7 +23,7 @@ from ddplaunch.control.seat import Part, Seat, Seats
 from ddplaunch.control.time_limits import Cut, TimeLimits
 from ddplaunch.control.waiting import Joining, LateNodes
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_TIMEOUT, EXIT_UNAVAILABLE, EXIT_USAGE
-from ddplaunch.loop import Timer
+from ddplaunch.loop import Callback, Timer, Timers
 from ddplaunch.plan import share
 from ddplaunch.words import signal_name
 
@@ -41,7 +41,7 @@ class Coordinator:
         run_id: str,
         tell: Callable[[int, Message], None],
         drop: Callable[[int], None],
-        after: Callable[[float, Callable[[], None]], Timer],
+        after: Callable[[float, Callback], Timer],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``hello`` is node 0's own; ``after`` and ``clock`` are the loop's.
@@ -49,7 +49,7 @@ class Coordinator:
         ``tell`` sends to a node; ``drop`` disconnects one that is lost to the job though it is still connected.
         """
         self._rules, self._run_id, self._own = rules, run_id, hello
-        self._drop, self._later, self._clock = drop, after, clock
+        self._drop, self._clock = drop, clock
         self._seats = seats = Seats(rules, tell)
         self._inspections = JobInspections(seats, after)
         self._profiles = JobProfiles(seats, after)
@@ -60,7 +60,8 @@ class Coordinator:
         self._interrupted: int | None = None
         self._hurried = self._preemption_seen = False  # whether it was again; whether a rank asked for a preemption
         self._preempted: str | None = None  # by what: "SIGUSR2 on node 1"
-        self._timers: list[Timer] = []
+        timers = Timers(after)
+        self._after, self._cancel = timers.after, timers.cancel
         kind = hello.share.kind
         self._late = LateNodes(seats, kind, self._after, lambda: self._stage is Stage.RUNNING)
         if rules.checks:
@@ -181,16 +182,8 @@ class Coordinator:
                 self._finished(seat)
             case messages.Drained():
                 self._drained(seat, message)
-            case messages.RanksStarted():
-                self._limits.started()
-            case messages.Suspicion():
-                self._limits.suspect()
-            case messages.Progress():
-                self._limits.progressed()
-            case messages.Straggling():
-                self._limits.straggles(number)
-            case messages.Debugged(busy=busy):
-                self._limits.debugged(number, busy=busy)
+            case _:
+                self._limits.take(number, message)
 
     def _unable(self, seat: Seat, message: messages.Unable) -> None:
         if self._stage is Stage.CHECKING or (self._rules.checks and self._stage is Stage.PAUSING):
@@ -216,10 +209,12 @@ class Coordinator:
     def _tell_failure(self) -> None:
         """Ranks take their time to stop: say by now why they must."""
         verdict = self._attempt.verdict
-        if self._stage in (Stage.RUNNING, Stage.STOPPING) and self._interrupted is None and verdict:
+        other_cause = self._interrupted is not None or self._attempt.cause
+        if self._stage in (Stage.RUNNING, Stage.STOPPING) and verdict and not other_cause:
             busy = [seat.name for seat in self._seats.values() if seat.part is not Part.DRAINED]
             nodes = busy if self._rules.several else ()
-            self._seats.note(early_report(self._headline(verdict), verdict, self._rules.grace, nodes))
+            headline = verdict.headline(several=self._rules.several)
+            self._seats.note(early_report(headline, verdict, self._rules.grace, nodes))
 
     def _finished(self, seat: Seat) -> None:
         if seat.part is Part.RUNNING:
@@ -235,7 +230,9 @@ class Coordinator:
         seat.enter(Part.DRAINED)
         self._attempt.drained(seat.number, message)
         self._preemption_seen |= message.preemption_seen
-        if message.broken:
+        if seat.leaving:
+            self._seats.let_go(seat)
+        elif message.broken:
             self._attempt.broke(message, seat, f" (on {seat.host})" if len(self._seats) > 1 else "")
             self._stop(signal.SIGTERM)
         self._check_drained()
@@ -252,6 +249,8 @@ class Coordinator:
         if self._stage is Stage.JOINING:
             self._seats.note(f"{seat.name} has left: {why}")
             return self._joining.check()
+        if seat.leaving:
+            return self._checks.gone(number) if self._stage is Stage.CHECKING else self._check_drained()
         if seat.part is Part.DRAINED and not self._attempt.failures and self._stage is Stage.RUNNING:
             return self._check_drained()  # it had done its work
         text = f"{seat.name} was lost: {why}"
@@ -271,20 +270,36 @@ class Coordinator:
         self._check_drained()
 
     def _interrupt(self, number: int, message: messages.Interrupted) -> None:
+        seat = self._seats[number]
+        for_job = message.signal != signal.SIGTERM or self._interrupted is not None or self._preempted
+        if not for_job and self._membership.can_leave(seat, self._stage):
+            return None if seat.leaving else self._leave(seat)
         # Slurm and Kubernetes signal every node at once: only the second signal on one node means "now".
         first = self._interrupted is None
         if self._interrupted is None:
             self._interrupted = message.signal
             name = "Ctrl-C" if message.signal == signal.SIGINT else signal_name(message.signal)
-            for other in list(self._seats):
-                if other != number:
-                    self._seats.tell(other, messages.Note(f"{name} on {self._seats[number].name}"))
+            self._seats.note(f"{name} on {seat.name}", but=number)
+        again = message.again and not first  # what came before may only have taken that node away
         # When hurried again, others are not waited for any longer: End ends what they still have.
-        if self._stage in BEFORE_RANKS or (self._hurried and message.again):
+        if self._stage in BEFORE_RANKS or (self._hurried and again):
             return self._end(Outcome(EXIT_SIGNAL + self._interrupted))
-        self._hurried |= message.again
-        if first or message.again:
-            self._stop(self._interrupted, 0.0 if message.again else self._rules.grace)
+        self._hurried |= again
+        if first or again:
+            self._stop(self._interrupted, 0.0 if again else self._rules.grace)
+
+    def _leave(self, seat: Seat) -> None:
+        """Have the job go on without a node that was sent a SIGTERM."""
+        seat.leaving = True
+        if seat.part is Part.RUNNING:
+            self._attempt.leaves(seat)
+            self._seats.note(f"SIGTERM on {seat.name}: it leaves the job; stopping the ranks, to go on without it")
+            self._stop(signal.SIGTERM)
+        elif not seat.has_ranks:  # its launcher ends without waiting for us
+            if self._stage is not Stage.JOINING:
+                self._seats.note(seat.has_left)
+            self._drop(seat.number)
+            self.lost(seat.number, "SIGTERM")
 
     def _warned(self, seat: Seat, number: int) -> None:
         """The job must make room. Ranks may save what they have; from now on none is stopped for another's failure."""
@@ -375,8 +390,8 @@ class Coordinator:
             self._end(Outcome(EXIT_PREEMPTED, verdict, remark=remark))
         elif broken := attempt.broken_first:
             self._restart(None, broken)
-        elif attempt.lost and attempt.lost[0].came_before(verdict):
-            self._regroup(attempt.lost[0].text)
+        elif cause := attempt.cause:
+            self._regroup(cause.text)
         elif attempt.cut and not attempt.cut.restarts:
             self._end(attempt.outcome_of_cut)
         elif verdict is None and attempt.growing:
@@ -394,12 +409,11 @@ class Coordinator:
         wait, why_not = decision.wait, decision.remark
         if wait is not None and (few := self._membership.blame(verdict, broken)):
             wait, why_not = None, f"{few} to start again"
-        what = self._headline(verdict) if verdict else broken.text if broken else ""
+        what = verdict.headline(several=self._rules.several) if verdict else broken.text if broken else ""
         if wait is None:
+            code = verdict.first.code if verdict else EXIT_SIGNAL + signal.SIGKILL
             remark = why_not if verdict else "; ".join(filter(None, (what, why_not)))
-            return self._end(
-                Outcome(verdict.first.code if verdict else EXIT_SIGNAL + signal.SIGKILL, verdict, remark=remark)
-            )
+            return self._end(Outcome(code, verdict, remark=remark))
         text = f"{what}\n{self._restarts.announce(wait)}"
         self._seats.tell_all(messages.Restarting(self._attempt.number + 1, wait, text, verdict))
         self._pause(wait, verdict)
@@ -431,19 +445,6 @@ class Coordinator:
         self._limits.end()
         self._seats.tell_all(messages.End(outcome))
 
-    # ------------------------------------------------------------------------------------------------------ helpers
-
     def _enter(self, stage: Stage) -> None:
         assert stage in NEXT_STAGE[self._stage], f"{self._stage} to {stage}"
         self._stage = stage
-
-    def _headline(self, verdict: Verdict) -> str:
-        return verdict.blame or verdict.first.headline + (f" (on {verdict.first.host})" if self._rules.several else "")
-
-    def _after(self, seconds: float, callback: Callable[[], None]) -> None:
-        self._timers.append(self._later(seconds, callback))
-
-    def _cancel(self) -> None:
-        for timer in self._timers:
-            timer.cancel()
-        self._timers.clear()

@@ -138,6 +138,10 @@ class Verdict:
     world_size: Count
     blame: Line | None = None  # the rank that those who failed had waited for, and its line
 
+    def headline(self, *, several: bool) -> str:
+        """Why the job ends, in one line; with ``several`` nodes, on which host."""
+        return self.blame or self.first.headline + (f" (on {self.first.host})" if several else "")
+
     def to_json(self) -> dict[str, Any]:
         """Return the object that failure.json holds."""
         from dataclasses import asdict

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ddplaunch.control.attempt import Loss
+from ddplaunch.control.attempt import Loss, Stage
 from ddplaunch.control.failure import Verdict
 from ddplaunch.control.seat import Seat, Seats
 from ddplaunch.words import named
@@ -27,12 +27,12 @@ class Membership:
 
     def is_able(self, seat: Seat) -> bool:
         """Whether a node may have ranks."""
-        return not seat.number or self._failures[seat.host] < ENOUGH
+        return not seat.number or (self._failures[seat.host] < ENOUGH and not seat.leaving)
 
     @property
     def able(self) -> int:
         """How many nodes may have ranks."""
-        return sum(map(self.is_able, self._seats.values())) if self._failures else len(self._seats)
+        return sum(map(self.is_able, self._seats.values()))
 
     @property
     def too_few(self) -> str | None:
@@ -49,7 +49,7 @@ class Membership:
     def going_on(self) -> str:
         """Whom the next attempt starts with."""
         line = self.next()
-        return f"going on with {len(line)} nodes: {named(seat.name for seat in line)}"
+        return f"going on with {len(line)} node{'s' * (len(line) > 1)}: {named(seat.name for seat in line)}"
 
     def welcome(self, seat: Seat) -> str:
         """What people read of a node that joins while others run."""
@@ -58,6 +58,15 @@ class Membership:
         if not self.has_room:
             return f"{seat.name} has joined as a spare"
         return f"{seat.name} has joined; it takes part when the ranks start next"
+
+    def can_spare(self, seat: Seat) -> bool:
+        """Whether the job can go on without a node."""
+        return bool(seat.number) and self.able - self.is_able(seat) >= self._rules.min_nodes
+
+    def can_leave(self, seat: Seat, stage: Stage) -> bool:
+        """Whether a SIGTERM there, as eviction and scale-down begin, takes away that node and does not end the job."""
+        elastic = self._rules.elastic and bool(seat.number)
+        return elastic and (stage is Stage.JOINING or self.can_spare(seat))
 
     def failed(self, seat: Seat) -> None:
         """A node was lost, or an attempt began to fail there: where there are spares, one takes its place.
@@ -93,9 +102,9 @@ class Membership:
 
     def next(self) -> list[Seat]:
         """The nodes that are to have ranks in the next attempt, in order."""
-        if not self._rules.spares:
-            return self._seats.in_order
         able = {seat.number: seat for seat in self._seats.in_order if self.is_able(seat)}
+        if not self._rules.spares:
+            return [*able.values()]
         stay = {seat.number for seat in self._places if seat.number in able} - self._resting
         # Those that have failed just now come last.
         others = sorted((number for number in able if number not in stay), key=self._resting.__contains__)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 
-from ddplaunch.control.messages import Drained, Failed, Finished, Hello, Message, Note, Refused
+from ddplaunch.control.failure import Outcome
+from ddplaunch.control.messages import Drained, End, Failed, Finished, Hello, Message, Note, Refused
 from ddplaunch.control.rules import Rules
 from ddplaunch.dataclass import dataclass, replace
+from ddplaunch.errors import EXIT_SIGNAL
 from ddplaunch.plan.share import Share
 from ddplaunch.wire.frames import Garbled
 
@@ -38,6 +41,7 @@ class Seat:
     part: Part = Part.IDLE
     ranks: range = range(0)  # those that it has in the attempt
     awaited: str = ""  # the note that it got last, on whom it waits for
+    leaving: bool = False  # whether a signal there takes it out of the job
 
     @property
     def name(self) -> str:
@@ -46,6 +50,11 @@ class Seat:
     @property
     def host(self) -> str:
         return self.hello.share.host
+
+    @property
+    def has_left(self) -> str:
+        """What people read of a node that a signal has taken away."""
+        return f"{self.name} has left: SIGTERM"
 
     @property
     def has_ranks(self) -> bool:
@@ -87,9 +96,17 @@ class Seats(dict[int, Seat]):
         for number in list(self):
             self.tell(number, message)
 
-    def note(self, text: str) -> None:
-        """Tell people, on every node."""
-        self.tell_all(Note(text))
+    def note(self, text: str, *, but: int | None = None) -> None:
+        """Print a line on every node, ``but`` on one."""
+        note = Note(text)
+        for number in list(self):
+            if number != but:
+                self.tell(number, note)
+
+    def let_go(self, seat: Seat) -> None:
+        """Send a node that leaves its last message."""
+        remark = "SIGTERM: this node has left the job, which goes on without it"
+        self.tell(seat.number, End(Outcome(EXIT_SIGNAL + signal.SIGTERM, remark=remark)))
 
     @property
     def in_order(self) -> list[Seat]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.control.failure import Failure
 from ddplaunch.control.inspections import JobInspections
-from ddplaunch.control.messages import Progress, Stalled
+from ddplaunch.control.messages import Debugged, FromNode, Progress, RanksStarted, Stalled, Straggling, Suspicion
 from ddplaunch.control.rules import SOON
 from ddplaunch.control.seat import Part, Seats
 from ddplaunch.dataclass import dataclass
@@ -84,6 +84,20 @@ class TimeLimits:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+
+    def take(self, node: int, message: FromNode) -> None:
+        """Take in what a node reports of its ranks in this attempt."""
+        match message:
+            case RanksStarted():
+                self.started()
+            case Suspicion():
+                self.suspect()
+            case Progress():
+                self.progressed()
+            case Straggling():
+                self.straggles(node)
+            case Debugged(busy=busy):
+                self.debugged(node, busy=busy)
 
     def started(self) -> None:
         """The first rank of a node runs."""

@@ -809,3 +809,115 @@ def test_an_interrupt_ends_the_checks():
     job = checking(1, min_nodes=2)
     job.say(1, messages.Interrupted(signal.SIGINT))
     assert [job.outcome(number).outcome.code for number in (0, 1)] == [130, 130]
+
+
+def notes_of(job: Job, number: int = 0) -> list[str]:
+    return [message.text for message in job.take(messages.Note, number) if isinstance(message, messages.Note)]
+
+
+def terminate(job: Job, number: int, **fields: bool) -> None:
+    job.say(number, messages.Interrupted(signal.SIGTERM, **fields))
+
+
+def test_sigterm_takes_one_node_out_of_an_elastic_job():
+    job = joined(1, 2, min_nodes=2, max_nodes=3)
+    job.take(messages.Start)
+    terminate(job, 1)
+    assert notes_of(job) == ["SIGTERM on node 1 (n1): it leaves the job; stopping the ranks, to go on without it"]
+    assert [stop.signal for stop in job.take(messages.Stop)] == [signal.SIGTERM] * 3
+    job.drain(1, job.fail(1, 2, exit_code=None, signal=signal.SIGTERM))
+    assert job.outcome(1).outcome.code == 143, "it need not wait for the others"
+    terminate(job, 1)
+    job.coordinator.lost(1, "its connection closed")
+    job.drain(0)
+    job.drain(2)
+    job.wait(0)
+    assert notes_of(job) == ["going on with 2 nodes: node 0 (n0), node 2 (n2)"]
+    starts = job.take(messages.Start)
+    assert [(start.attempt, start.place.nnodes) for start in starts] == [(1, 2), (1, 2)]
+    job.join(1)
+    assert "it takes part when the ranks start next" in notes_of(job)[-1]
+    terminate(job, 1)
+    assert notes_of(job) == ["node 1 (n1) has left: SIGTERM"]
+    assert (job.dropped, job.take(messages.Stop)) == ([1], [])
+    terminate(job, 2)
+    assert notes_of(job) == ["SIGTERM on node 2 (n2)"], "the job cannot do without it"
+    job.drain(0, attempt=1)
+    job.drain(2, attempt=1)
+    assert {job.outcome(number).outcome.code for number in (0, 2)} == {143}
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("came", [signal.SIGINT, signal.SIGTERM])
+def test_node_0_and_ctrl_c_end_an_elastic_job(number, came):
+    job = joined(1, 2, min_nodes=1, max_nodes=3)
+    leaves = number and came == signal.SIGTERM
+    job.say(number, messages.Interrupted(came))
+    if leaves:  # the scheduler ends the whole job: node 0 gets its signal last
+        terminate(job, 0)
+    for node in range(3):
+        job.drain(node)
+    assert job.outcome(0).outcome.code == 128 + came
+
+
+def test_ctrl_c_on_a_node_that_leaves_ends_the_job_with_the_grace():
+    job = joined(1, 2, min_nodes=1, max_nodes=3)
+    terminate(job, 1)
+    job.take(messages.Stop)
+    job.say(1, messages.Interrupted(signal.SIGINT, again=True))
+    assert {(stop.signal, stop.grace) for stop in job.take(messages.Stop)} == {(signal.SIGINT, 30.0)}
+
+
+def test_nodes_leave_while_others_are_awaited_checked_or_restarted():
+    job = joined(1, min_nodes=2, max_nodes=3, checks=True, max_restarts=1, restart_backoff=5.0)
+    terminate(job, 1)
+    assert notes_of(job) == ["node 1 (n1) has left: SIGTERM"]
+    job.join(1, 2)
+    assert job.take(messages.Check, 2)
+    terminate(job, 2)
+    for node in (0, 1):
+        job.say(node, messages.Checked(0))
+    assert len(job.take(messages.Start)) == 2
+    job.join(2)
+    job.take(messages.Note)
+    job.drain(0, job.fail(0, 0))
+    job.drain(1)
+    terminate(job, 1)
+    assert notes_of(job) == ["node 1 (n1) has left: SIGTERM"]
+    job.wait(5)
+    for node in (0, 2):
+        job.say(node, messages.Checked(1))
+    assert [start.attempt for start in job.take(messages.Start)] == [1, 1]
+
+
+def test_a_failure_before_the_sigterm_is_the_cause_that_counts():
+    job = joined(1, 2, min_nodes=2, max_nodes=3)
+    failure = job.fail(1, 2, moment=time.time() - 20)
+    terminate(job, 1)
+    job.drain(1, failure)
+    job.drain(0)
+    job.drain(2)
+    assert job.outcome(0).outcome.code == 3
+
+
+def test_a_node_that_goes_away_before_its_ranks_have_ended_is_not_awaited():
+    job = joined(1, 2, min_nodes=2, max_nodes=3)
+    terminate(job, 1)
+    job.drain(0)
+    job.drain(2)
+    job.coordinator.lost(1, "its connection closed")
+    job.wait(0)
+    assert [text for text in notes_of(job) if "lost" in text] == []
+    assert len(job.take(messages.Start)) == 3 + 2
+
+
+@pytest.mark.parametrize("stage", ["preempted", "fixed"])
+def test_sigterm_on_one_node_is_for_the_whole_job(stage):
+    job = joined(1, min_nodes=1 if stage == "preempted" else 2, max_nodes=2)
+    if stage == "preempted":
+        job.say(0, messages.Warned(signal.SIGUSR2))
+    terminate(job, 1)
+    assert notes_of(job)[-1] == "SIGTERM on node 1 (n1)"
+    job.drain(0)
+    job.drain(1)
+    assert job.outcome(1).outcome.code == 143

@@ -366,3 +366,29 @@ def test_who_comes_late_and_is_unable_ends_nothing(nodes, tmp_path):
     wait_until(lambda: "it does not take part" in first.stderr(), "the note")
     (tmp_path / "gate").write_text("go on")
     assert first.wait() == 0, first.stderr()
+
+
+def test_sigterm_on_one_node_takes_it_out_of_an_elastic_job(nodes, tmp_path):
+    """So do eviction, spot reclaim and scale-down begin; the others go on, and a late node leaves without effect."""
+    waits = "import os\nprint('world', os.environ['WORLD_SIZE'], flush=True)\nopen('gate').read()\n"
+    write(tmp_path, "waits.py", waits)
+    os.mkfifo(tmp_path / "gate")
+    job = nodes("1:2", "--grace", "10")
+    first, second = (job.start(number, target="waits.py") for number in range(2))
+    for launcher in (first, second):
+        launcher.wait_for("world 2")
+    second.signal(signal.SIGTERM)
+    assert second.wait() == 143, second.stderr()
+    assert "SIGTERM: this node has left the job, which goes on without it" in second.stderr()
+    second.assert_nothing_left()
+    first.wait_for("world 1")
+    late = job.start(1, target="waits.py")
+    wait_until(lambda: "it takes part when the ranks start next" in first.stderr(), "the late node")
+    late.signal(signal.SIGTERM)
+    assert late.wait() == 143, late.stderr()
+    wait_until(lambda: ") has left: SIGTERM" in first.stderr(), "the note on the late node")
+    (tmp_path / "gate").write_text("go on")
+    assert first.wait() == 0, first.stderr()
+    assert "it leaves the job; stopping the ranks, to go on without it\n" in first.stderr()
+    assert "going on with 1 node: node 0 (" in first.stderr()
+    assert "was lost" not in first.stderr()

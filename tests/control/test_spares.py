@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from ddplaunch.control import messages
@@ -228,3 +230,19 @@ def test_no_node_is_compared_with_all_the_others(monkeypatch):
         job = Job(min_nodes=3, max_nodes=3 + spares, spares=spares)
         job.join(*range(1, 3 + spares))
         assert started(job) == [0, 1, 2]
+
+
+def test_sigterm_on_a_spare_and_on_a_node_with_one():
+    job = spared(2, 2)
+    job.say(3, messages.Interrupted(signal.SIGTERM))
+    assert notes(job) == ["node 3 (n3) has left: SIGTERM"]
+    assert not job.take(messages.Stop)
+    job.say(1, messages.Interrupted(signal.SIGTERM))
+    job.drain(1)
+    lose(job, 1, 0)
+    assert notes(job) == [
+        "SIGTERM on node 1 (n1): it leaves the job; stopping the ranks, to go on without it",
+        "going on with 2 nodes: node 0 (n0), node 2 (n2)",
+        "node 2 (n2) takes the place of node 1 (n1)",
+    ]
+    assert started(job) == [0, 2]

@@ -111,7 +111,7 @@ def _job(job: PodJob) -> dict[str, Any]:
     labels = {**_labels(job), **({_POD_GROUP: job.name} if job.gang == COSCHEDULING else {})}
     ends = "All pods end together. Where one was taken away all are started again,"
     if job.min_nodes:
-        ends = "Where a machine is lost its pod is started again, and joins; where a pod is taken away all are,"
+        ends = "A pod that is lost or taken away is started again, and joins; where that is pod 0, all are,"
     ends += " after 10 s, then 20 s, …;\nwhere the program failed the job has failed."
     retries = "How often a pod is started again, whatever the cause."
     if job.retries is None:
