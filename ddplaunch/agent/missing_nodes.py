@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from ddplaunch.clusters.nodelist import expand_hosts
-from ddplaunch.clusters.systems.slurm import DISTRIBUTION, JOB_ID, STEP_ID, STEP_NODELIST
+from ddplaunch.clusters.systems.slurm import DISTRIBUTION, JOB_ID, PROCID, STEP_ID, STEP_NODELIST
 from ddplaunch.control.messages import Unable
 from ddplaunch.loop import Loop
 from ddplaunch.plan.plan import Plan
@@ -34,8 +34,9 @@ class MissingNodes:
 
     def __init__(self, loop: Loop, environ: Mapping[str, str], plan: Plan, tell: Callable[[Unable], None]) -> None:
         self._loop, self._environ, self._tell = loop, environ, tell
-        self._kind = "task" if plan.started_rank else "node"
-        self._pause = LATE + APART * plan.node_rank
+        self._kind = "node" if plan.numbered and not plan.started_rank else "task"
+        self._all = None if plan.numbered else range(plan.nnodes)  # which of the tasks is which node is not known
+        self._pause = LATE + APART * int(environ[PROCID])
         self._missing: Sequence[int] = ()
         self._gone: set[int] = set()
         self._child: AskedChild | None = None
@@ -44,7 +45,7 @@ class MissingNodes:
 
     def heard(self, missing: Sequence[int]) -> None:
         """Take in who is missing now."""
-        self._missing = missing
+        self._missing = self._all or missing
 
     def close(self) -> None:
         self._timer.cancel()

@@ -7,7 +7,7 @@ import os
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent.policy import Policy, Shown
 from ddplaunch.cli.options import Options
-from ddplaunch.cli.surroundings import OVER_SSH
+from ddplaunch.cli.surroundings import OVER_SSH, in_step
 from ddplaunch.cli.zygote import choose_preload, read_warmth
 from ddplaunch.clusters.finding import Finding
 from ddplaunch.console import colour_wanted
@@ -51,7 +51,7 @@ def read_policy(options: Options, plan: Plan, show: Shown, finding: Finding | No
         "notify": told,
         "warm": warm,
         "cold": cold,
-        "in_step": finding is not None and finding.cluster == "slurm" and not finding.is_script,
+        "in_step": in_step(options, finding, plan.node_rank),
         "live": options.ui and not why_no_view(options),
     }
     return Policy(**options.taken(Policy) | derived)

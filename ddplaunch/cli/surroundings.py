@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.cli.options import Options, Source
+from ddplaunch.cli.values import AUTO
 from ddplaunch.clusters import SYSTEMS, find
 from ddplaunch.clusters.alone import check_alone
 from ddplaunch.clusters.finding import Finding, RankPlace
@@ -26,6 +27,8 @@ INSIDE = "DDPLAUNCH_DEVICE"
 OVER_SSH = "DDPLAUNCH_OVER_SSH"
 """The variable by which a launcher knows that the others are started at the same time."""
 
+SLURM = "slurm"
+
 TORCHRUN = "torchelastic"
 """Where torchrun has started us it coordinates the ranks and holds their store; we only run ours."""
 
@@ -42,9 +45,10 @@ def look_around(options: Options) -> tuple[Options, Finding | None]:
     """
     describes_itself = options.is_set("nnodes") or options.is_set("node_rank")  # then variables mean another job
     if options.cluster is None and (INSIDE in os.environ or describes_itself):
-        return options, None
-    ignored = ("LOCAL_RANK",) if left_over(options) else ()
-    finding = find({name: value for name, value in os.environ.items() if name not in ignored}, options.cluster)
+        finding = _step_of(options)
+    else:
+        ignored = ("LOCAL_RANK",) if left_over(options) else ()
+        finding = find({name: value for name, value in os.environ.items() if name not in ignored}, options.cluster)
     if finding is None:
         return options, None
     nnodes, node_rank, nproc = finding.nnodes, finding.node_rank, finding.nproc
@@ -66,6 +70,55 @@ def look_around(options: Options) -> tuple[Options, Finding | None]:
     port = None if os.environ.get("MASTER_PORT") else finding.port
     of_node_0: Inferred = {"master_addr": address, "master_port": port, "run_id": finding.run_id}
     return options.filled(Source.SURROUNDINGS, of_node_0), finding
+
+
+def _slurm_step(options: Options) -> Finding | None:
+    """The Slurm step whose tasks may be the nodes of the job that is typed; None where there is no such step."""
+    if options.cluster is not None or INSIDE in os.environ or options.nnodes[1] == 1:
+        return None
+    try:
+        finding = find(os.environ)
+    except UsageError:  # the variables count only where nothing is typed
+        return None
+    return finding if finding and finding.cluster == SLURM and not finding.is_script else None
+
+
+def _step_of(options: Options) -> Finding | None:
+    """The Slurm step that knows the node rank, where the number of nodes is typed without it.
+
+    Raises:
+        UsageError: the step has more tasks than the job has nodes.
+    """
+    if (step := _slurm_step(options)) is None:
+        return None
+    tasks, nodes = _tasks(step), options.nnodes[1] + options.spares
+    if tasks > nodes:
+        if _task(step) and one_log(step):
+            raise SystemExit(EXIT_USAGE)
+        each = f"--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1"
+        raise UsageError(
+            f"Slurm has started {tasks} tasks, and the job has {nodes} nodes (--nnodes): each task would be a node",
+            f"one task on each node: srun {each} ddplaunch run …\nor --cluster none, if the step runs several jobs",
+        )
+    return step if tasks == nodes and step.place is None and not options.is_set("node_rank") else None
+
+
+def in_step(options: Options, finding: Finding | None, node_rank: int) -> bool:
+    """Whether the tasks of a Slurm step are the job's nodes, or its ranks, and a node rank is a task's number."""
+    if finding is not None:
+        return finding.cluster == SLURM and not finding.is_script
+    step = _slurm_step(options)
+    if step is None or _tasks(step) != options.nnodes[1] + options.spares:
+        return False
+    return options.node_rank == AUTO or (step.place is None and node_rank == step.node_rank)
+
+
+def _tasks(step: Finding) -> int:
+    return step.place.world_size if step.place else step.nnodes or 1
+
+
+def _task(step: Finding) -> int:
+    return step.place.rank if step.place else step.node_rank or 0
 
 
 def left_alone(options: Options, finding: Finding | None, plan: Plan) -> str | None:
@@ -113,7 +166,7 @@ def _too_many(finding: Finding, place: RankPlace, nproc: str) -> BaseException:
     if place.rank and one_log(finding):
         return SystemExit(EXIT_USAGE)
     starter = "mpirun -npernode 1 ddplaunch run …, or what does the same"
-    if finding.cluster == "slurm":
+    if finding.cluster == SLURM:
         each = f"--nodes={finding.nnodes} --ntasks={finding.nnodes} --ntasks-per-node=1"
         starter = f"srun {each} ddplaunch run --nproc {nproc} …"
     started = counted(place.world_size, "rank")

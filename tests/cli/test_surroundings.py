@@ -65,6 +65,37 @@ def test_what_is_typed_goes_before_it(planned):
     assert (alone["nnodes"], alone["world_size"]) == (1, 1)
 
 
+def test_slurm_knows_the_node_rank_where_only_the_number_of_nodes_is_typed(planned):
+    plan = planned(SLURM_STEP, "--nnodes", "2")
+    assert (plan["nnodes"], plan["node_rank"], plan["master_addr"]) == (2, 1, "n2")
+    assert planned(SLURM_STEP, "--nnodes", "1:2")["node_rank"] == 1
+    typed = planned(SLURM_STEP, "--nnodes", "2", "--node-rank", "0", "--master-addr", "n9")
+    assert (typed["node_rank"], typed["master_addr"]) == (0, "n9")
+    assert planned(SLURM_STEP, "--nnodes", "3", "--node-rank", "2")["node_rank"] == 2, "of two steps, say"
+
+
+C10D = ("--rdzv-backend=c10d", "--rdzv-endpoint=n2:29500")
+
+
+@pytest.mark.parametrize("how", [("--node-rank=1", "--master-addr=n2"), C10D], ids=["static", "c10d"])
+def test_more_tasks_than_nodes_are_refused(planned, answer, tmp_path, how):
+    """Two launchers of one machine would be two nodes, each with a LOCAL_RANK 0."""
+    write(tmp_path, "train.py", "")
+    words = ("run", "--nnodes=2", *how, "train.py")
+    done = answer(*words, env={**SLURM_TASKS, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"})
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "Error: Slurm has started 4 tasks, and the job has 2 nodes (--nnodes): each task would be a node",
+        "  one task on each node: srun --nodes=2 --ntasks=2 --ntasks-per-node=1 ddplaunch run …",
+        "  or --cluster none, if the step runs several jobs",
+    ]
+    other = answer(*words, env=SLURM_TASKS)
+    assert (other.returncode, other.stdout, other.stderr) == (2, "", ""), "srun shows them all: it is said once"
+    assert planned(SLURM_TASKS, "--nnodes=1")["nnodes"] == 1, "a job each"
+    assert planned(SLURM_TASKS, "--nnodes=2", "--spares=2", "--node-rank=1", "--master-addr=n2")["node_rank"] == 1
+    assert planned(SLURM_TASKS, "--cluster=none", "--nnodes=2", "--node-rank=1")["node_rank"] == 1
+
+
 def test_variables_go_before_it_too(planned):
     plan = planned({**SLURM_STEP, "MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "4000"})
     assert (plan["master_addr"], plan["master_port"]) == ("10.0.0.9", 4000)

@@ -207,6 +207,12 @@ def test_a_signal_for_the_ranks_comes_once(standing_slurm, tmp_path):
         assert cluster.output(job).count("got") == 2 * 4, name
 
 
+TYPED = {
+    "typed": "--node-rank $SLURM_NODEID --master-addr n1 --master-port 29610",
+    "c10d": "--rdzv-backend c10d --rdzv-endpoint n1:29612",
+}
+
+
 def test_a_node_that_cannot_start_is_not_waited_for(standing_slurm, tmp_path):
     """Beside it, one that is only late."""
     cluster = standing_slurm
@@ -224,9 +230,16 @@ def test_a_node_that_cannot_start_is_not_waited_for(standing_slurm, tmp_path):
         ),
         "late": cluster.srun("-N2", "-n2", "--ntasks-per-node=1", "bash", "-c", script),
     }
+    here = shlex.join([only_here, *ours[1 : ours.index("run")], "run"])  # the options come before the target
+    rest = shlex.join([*LIGHT, "train.py"])
+    for name, how in TYPED.items():
+        typed = f"exec {here} --nnodes 2 {how} {rest}"
+        steps[name] = cluster.srun("-N2", "-n2", "--ntasks-per-node=1", "sh", "-c", typed)
     ended = {name: step.communicate(timeout=patience(60)) for name, step in steps.items()}
     assert ended["late"][0].count("here") == 2, ended["late"][1]
     assert "Slurm says that node 1 (n2) has ended\n" in ended["a node"][1]
     assert "Slurm says that tasks 2, 3 have ended\n" in ended["two tasks"][1]
     assert "Slurm says that node 0 (n1) has ended\n" in ended["node 0"][1]
-    assert [steps[name].returncode for name in steps] == [2, 2, 127, 0]
+    assert "Slurm says that node 1 (n2) has ended\n" in ended["typed"][1]
+    assert "Slurm says that task 1 has ended\n" in ended["c10d"][1]
+    assert [steps[name].returncode for name in steps] == [2, 2, 127, 0, 127, 127]
