@@ -33,13 +33,17 @@ REQUEUE_PATIENCE = 60.0
 """Seconds that a task waits after a preemption for the requeue to end it; the first task does not wait."""
 
 
+class _FinishedError(Exception):
+    """The ranks have finished in spite of the warning: there is nothing to requeue."""
+
+
 @dataclass
 class Task:
     """A callable with ``checkpoint``, which submitit pickles, calls on each node and requeues.
 
     Attributes:
         target: as for ``ddplaunch run``: a script, ``train.py:main``, ``package.module:function``.
-        nproc: ranks on each node; "auto" is a rank for each GPU.
+        nproc: ranks on each node, as for ``ddplaunch run``. None with several tasks on a node: each task is one rank.
         args: the target's arguments.
         options: other options of ``ddplaunch run``.
         grace: seconds for a checkpoint. Stopping the ranks takes up to 30 more, so keep it well below the executor's
@@ -47,7 +51,7 @@ class Task:
     """
 
     target: str
-    nproc: int | str = "auto"
+    nproc: int | str | None = None
     args: Sequence[str] = ()
     options: Sequence[str] = ()
     grace: float = 45.0
@@ -59,12 +63,16 @@ class Task:
         Raises:
             LaunchError: the job failed; the report is in the log.
         """
-        words = [*python_command(sys.executable), "run", "--nproc", str(self.nproc)]
+        words = [*python_command(sys.executable), "run"]
+        words += [] if self.nproc is None else ["--nproc", str(self.nproc)]
         words += ["--preempt-signal", _warning(), "--preempt-grace", f"{self.grace:g}"]
         words += [*self.options, self.target, *(("--", *self.args) if self.args else ())]
         # It must not outlive us: to cancel a job submitit kills only us.
         self._process = subprocess.Popen(words, preexec_fn=lambda: die_with_parent(signal.SIGTERM))
-        code = self._end()
+        try:
+            code = self._end()
+        except _FinishedError:
+            code = 0
         if code == EXIT_PREEMPTED:  # submitit's signal may still come; a result would mean that the job is over
             time.sleep(REQUEUE_PATIENCE)
         if code:
@@ -76,7 +84,8 @@ class Task:
 
         if self._process is not None:
             self._process.send_signal(getattr(signal, f"SIG{_warning()}"))  # on some sites Slurm signals only us
-            self._end()
+            if self._end() == 0:
+                raise _FinishedError  # ends the wait of ``__call__``, which this handler has interrupted
         return DelayedSubmission(replace(self))
 
     def _end(self) -> int:

@@ -25,7 +25,7 @@ DRIVER = """
     executor.update_parameters(nodes=int(nodes), tasks_per_node=int(tasks or 1), timeout_min=5)
     if cluster == "slurm":
         executor.update_parameters(slurm_signal_delay_s=90, slurm_exclusive=True)
-    job = executor.submit(Task(target, nproc=2 if nodes == "1" and not tasks else 1, args=args))
+    job = executor.submit(Task(target, nproc=2 if nodes == "1" and not tasks else None, args=args))
     print("job", job.job_id, flush=True)
     print("results", job.results(), flush=True)
 """
@@ -55,6 +55,14 @@ def test_a_task_a_node(standing_slurm, tmp_path):
 
 
 @pytest.mark.ci
+def test_a_task_a_rank(standing_slurm, tmp_path):
+    write(tmp_path, "train.py", SHOWS)
+    out, err = drive(standing_slurm, tmp_path, "2x2", "train.py").communicate(timeout=patience(100))
+    assert "results [None, None, None, None]" in out, err + errors(tmp_path)
+    assert len(lines(outputs(tmp_path))) == 4
+
+
+@pytest.mark.ci
 def test_a_failure_is_submitits(standing_slurm, tmp_path):
     driver = drive(standing_slurm, tmp_path, "2", PROGRAMS / "fails.py", "exit", "1")
     _, err = driver.communicate(timeout=patience(100))
@@ -70,3 +78,34 @@ def test_on_this_machine(tmp_path):
     done = ran([sys.executable, "driver.py", "local", "1", "train.py"], tmp_path, timeout=100)
     assert "results [None]" in done.stdout, done.stderr + errors(tmp_path)
     assert sorted(re.findall(r"rank . of .*", outputs(tmp_path))) == ["rank 0 of 2", "rank 1 of 2"]
+
+
+WARNS = """
+    import pathlib, signal, time
+    import psutil
+    import submitit
+    from ddplaunch.submitit import Task
+
+    executor = submitit.AutoExecutor(folder="runs", cluster="local")
+    executor.update_parameters(tasks_per_node=1, timeout_min=5)
+    job = executor.submit(Task("waits.py", options=["--start", "exec"]))
+    while not pathlib.Path("runs.txt").exists():
+        time.sleep(0.05)
+    (task,) = psutil.Process(job._process.pid).children()
+    task.send_signal(signal.SIGUSR2)  # as the scheduler warns, and submitit's controller does when the time is over
+    while "the job must make room" not in (job.stderr() or "") and job.state == "RUNNING":
+        time.sleep(0.05)
+    pathlib.Path("gate").touch()
+    print("results", job.results(), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_finishes_after_the_warning_is_not_requeued(tmp_path):
+    write(tmp_path, "driver.py", WARNS)
+    wait = "while not os.path.exists('gate'):\n    time.sleep(0.05)\n"
+    write(tmp_path, "waits.py", f"import os, time\nopen('runs.txt', 'a').write('run ')\n{wait}")
+    done = ran([sys.executable, "driver.py"], tmp_path, timeout=100)
+    assert "results [None]" in done.stdout, done.stderr + errors(tmp_path)
+    assert (tmp_path / "runs.txt").read_text() == "run "
+    assert "Requeued" not in errors(tmp_path)
