@@ -68,7 +68,10 @@ def listen_on_node_zero(plan: Plan, rules: Rules) -> socket.socket | None:
     if rules.port is None or (plan.numbered and plan.node_rank):
         return None
     if not plan.numbered:
-        ours = rules.address == os.uname().nodename or is_ours(rules.address)
+        try:
+            ours = rules.address == os.uname().nodename or is_ours(rules.address)
+        except UsageError:  # the name may come later, and is waited for
+            ours = False
         return claim(rules.port) if ours else None
     if plan.hosts_store:  # where both are taken, the master port is the one to name
         Port(plan.master_addr, plan.master_port, nnodes=plan.nnodes).close()

@@ -145,10 +145,7 @@ class Member:
         if lookup.error is not None:
             if lookup.error.errno in (socket.EAI_AGAIN, socket.EAI_SYSTEM):
                 return self._again(f"the name server does not answer for {self._rules.address}")
-            if self._rules.address_comes_late:
-                return self._again(f"{self._rules.address} does not resolve yet")
-            error = route.unresolvable(self._rules.address)
-            return self._refuse(error.message, error.hint)
+            return self._again(f"{self._rules.address} does not resolve yet")
         self._untried = lookup.addresses
         self._wait(CONNECT_PATIENCE, "{where} does not answer: does a firewall block it?")
         self._connect_next()

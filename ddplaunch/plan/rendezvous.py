@@ -19,6 +19,7 @@ ASSUMED, MISSING = "assumed", "missing"
 _PORTS = range(1, 65536)
 _TCP = r"tcp://(?P<host>[^/:\[\]]+|\[[0-9a-fA-F:.]+\]):(?P<port>[0-9]{1,9})"
 _HOST = r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?"
+_MAX_LABEL = 63  # letters between two dots (RFC 1035): a longer name never resolves
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ def _checked_port(text: str, source: str) -> Sourced:
 
 def _checked_address(text: str, source: str) -> Sourced:
     text = text[1:-1] if text.startswith("[") and text.endswith("]") else text  # as torchrun wants IPv6 written
-    if not re.fullmatch(_HOST, text) or re.fullmatch(r"[\d.]+", text):
+    is_name = re.fullmatch(_HOST, text) and all(len(label) <= _MAX_LABEL for label in text.split("."))
+    if not is_name or re.fullmatch(r"[\d.]+", text):
         import ipaddress
 
         try:

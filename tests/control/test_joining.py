@@ -392,3 +392,14 @@ def test_sigterm_on_one_node_takes_it_out_of_an_elastic_job(nodes, tmp_path):
     assert "it leaves the job; stopping the ranks, to go on without it\n" in first.stderr()
     assert "going on with 1 node: node 0 (" in first.stderr()
     assert "was lost" not in first.stderr()
+
+
+@pytest.mark.parametrize("rank", ["1", "auto"])
+def test_a_name_of_node_0_that_does_not_resolve_is_waited_for(start, tmp_path, rank):
+    """As in Docker compose, where a name comes with its container; a typo is seen in the same line."""
+    write(tmp_path, "hello.py", HELLO)
+    where = ("--master-addr", "no.such.host.invalid", "--nnodes", "2", "--node-rank", rank)
+    job = start("run", "--nproc", "1", "--start", "exec", "--join-timeout", "2", *where, "hello.py")
+    wait_until(lambda: "waiting for node 0: no.such.host.invalid does not resolve yet (00:" in job.stderr(), "the line")
+    assert job.wait() == 69
+    assert "node 0 was not reached in 2 s (--join-timeout): no.such.host.invalid does not resolve yet" in job.stderr()
