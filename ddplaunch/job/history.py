@@ -96,6 +96,7 @@ class History:
         self._trouble: OSError | None = None
         self._attempt: list[tuple[Event, float]] = []  # what has happened in it
         self._number = self._heard = 0  # of the attempt, and events in it
+        self._late = True  # whether the job had started before this node took part
         self._begun = b""  # the line of its start, until it is written
         self._awaited = 0  # ranks that have not started
         self._size = 0  # bytes written
@@ -107,6 +108,7 @@ class History:
             return self._end() if isinstance(event, events.Ended) else None
         if isinstance(event, events.Planned):
             self._plan, self._number = event.plan, event.attempt
+            self._late &= event.attempt > 0
             self._begun = events.line(event, time.time())
             self._awaited, self._heard = len(event.plan.local_ranks), 0
             return
@@ -140,14 +142,21 @@ class History:
             self._trouble = error
 
     def _open(self) -> None:
-        """Make this run's folder and its file; RUN_ID.2 and so on where RUN_ID is an earlier run's."""
+        """Make this run's folder and its file; RUN_ID.2 and so on where RUN_ID is an earlier run's.
+
+        In a run that goes on already, the file of a node that comes again, or in another's place, is node-1.2.jsonl.
+        """
         path = place()
         if path is None:
             raise OSError(errno.ENOENT, "no home")
         above = enter(path, make=True)
         try:
-            self._file = f"node-{self._plan.node_rank}.jsonl"
-            for name in numbered(self._plan.run_id):
+            share = f"node-{self._plan.node_rank}"
+            names = ((name, share) for name in numbered(self._plan.run_id))
+            if going_on := self._going_on():
+                names = ((going_on, file) for file in numbered(share))
+            for name, file_name in names:
+                self._file = f"{file_name}.jsonl"
                 try:
                     os.mkdir(name, 0o700, dir_fd=above)
                 except FileExistsError:
@@ -170,6 +179,17 @@ class History:
                 return
         finally:
             os.close(above)
+
+    def _going_on(self) -> str | None:
+        """The name of the run, where this node has joined it after its start and node 0's record, or our own, is here.
+
+        Whether the newest run of this id is meant, and no earlier one, shows in what has happened in its time.
+        """
+        if not self._late or not self._plan.node_rank:
+            return None
+        from ddplaunch.job.past import newest_of
+
+        return newest_of(self._plan.run_id, self._began)
 
     def _head(self) -> dict[str, object]:
         plan = self._plan

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
+from ddplaunch.dataclass import replace
+from ddplaunch.errors import EXIT_UNAVAILABLE
 from ddplaunch.job.history import MAX_RUNS, enter, place
 from ddplaunch.job.record import Fate, RunRecord, read
+from ddplaunch.output.run_log import numbered
 
 MAX_BYTES = 256 << 20  # of all that is kept
 ELSEWHERE = 30 * 86400.0  # seconds after which a run on another machine, of which nothing more came, has ended
 PATIENCE = 0.5  # seconds for removing runs at the end of one
+ENDING = 30.0  # seconds after node 0's end in which every node of a run has written how it ended
 ROOM = 10  # runs that may come until some are removed again
 
 
@@ -67,8 +71,44 @@ def shares(name: str) -> list[RunRecord]:
     with suppress(OSError):
         files = [each for each in os.listdir(folder(name)) if each.startswith("node-") and each.endswith(".jsonl")]
         found = [read(os.path.join(folder(name), file), name) for file in files]
-        return sorted((each for each in found if each is not None), key=lambda each: each.node_rank)
+        return settled(sorted(filter(None, found), key=lambda each: (each.node_rank, each.began)))
     return []
+
+
+def settled(shares: Sequence[RunRecord]) -> list[RunRecord]:
+    """The records of a run, node 0's first, those as LOST that others show to be; of another machine none tells more.
+
+    A node that was lost has no part in node 0's later attempts. All end with node 0, at once or with 69 without it.
+    """
+    if not shares or shares[0].node_rank:
+        return [*shares]
+    first, *others = shares
+    before = time.time() - ENDING
+    if first.fate is Fate.RUNNING and any(
+        each.code == EXIT_UNAVAILABLE and (each.ended or before) < before for each in others
+    ):
+        first = replace(first, fate=Fate.LOST)
+    over = first.fate is Fate.LOST or (first.ended is not None and first.ended < before)
+
+    def gone(share: RunRecord) -> bool:
+        later = bool(first.attempts) and (not share.attempts or share.attempts[-1].number < first.attempts[-1].number)
+        return share.fate is Fate.RUNNING and (over or (later and share.host in first.lost))
+
+    return [first, *(replace(each, fate=Fate.LOST) if gone(each) else each for each in others)]
+
+
+def newest_of(run_id: str, since: float) -> str | None:
+    """The folder of the newest run with this id, where that went on at ``since``; None where none did."""
+    path, newest = place() or "", None
+    for name in numbered(run_id):
+        if not os.path.isdir(os.path.join(path, name)):
+            break
+        newest = name
+    found = shares(newest) if newest else []
+    if not found or found[0].node_rank:  # node 0 keeps its record elsewhere
+        return newest if any(each.fate in (Fate.LOST, Fate.STOPPED) for each in found) else None
+    ended = found[0].ended or since + 1
+    return newest if found[0].fate is not Fate.LOST and ended > since else None
 
 
 def record(name: str) -> RunRecord | None:

@@ -403,3 +403,27 @@ def test_a_name_of_node_0_that_does_not_resolve_is_waited_for(start, tmp_path, r
     wait_until(lambda: "waiting for node 0: no.such.host.invalid does not resolve yet (00:" in job.stderr(), "the line")
     assert job.wait() == 69
     assert "node 0 was not reached in 2 s (--join-timeout): no.such.host.invalid does not resolve yet" in job.stderr()
+
+
+def test_a_node_that_comes_again_is_in_the_same_record(nodes, tmp_path, answer):
+    """As a spare is that takes the place of a lost node, where homes are shared."""
+    waits = "import os, time\nprint('world', os.environ['WORLD_SIZE'], flush=True)\n"
+    write(tmp_path, "waits.py", waits + "while not os.path.exists('gate'):\n    time.sleep(0.01)\n")
+    job = nodes("1:2", "--grow", "--grace", "10", "--run-id", "again")
+    first, second = (job.start(number, target="waits.py") for number in range(2))
+    for launcher in (first, second):
+        launcher.wait_for("world 2")
+    os.kill(second.process.pid, signal.SIGKILL)
+    first.wait_for("world 1")
+    second = job.start(1, target="waits.py")
+    second.wait_for("world 2")
+    write(tmp_path, "gate", "")
+    assert (first.wait(20), second.wait(20)) == (0, 0), first.stderr()
+    report = answer("report", "again").stdout.splitlines()
+    assert [line.partition(")")[2] for line in report if line.startswith("  node 1 (")] == [
+        ": lost: its launcher was killed, or the machine went down",
+        ": ended well",
+    ]
+    assert "again: ended well" in report
+    assert len([line for line in report if line.startswith("1 ") and "exit code 0" in line]) == 1
+    assert [row.split()[0] for row in answer("ps", "--all").stdout.splitlines() if "again" in row] == ["again"]

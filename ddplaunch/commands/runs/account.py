@@ -57,7 +57,8 @@ def render(shares: Sequence[RunRecord], whole: Whole, output: str | None) -> Ite
     if record.remark:
         yield from ("", record.remark)
     yield from _attempts(record)
-    yield from _ranks([rank for share in shares for rank in _last(share)])
+    latest = max(_number(share) for share in shares)  # nodes that were lost had no part in it
+    yield from _ranks([rank for share in shares if _number(share) == latest for rank in _last(share)])
     if record.notes:
         yield from ("", *(f"note: {note}" for note in record.notes))
     if output:
@@ -98,6 +99,10 @@ def _attempts(record: RunRecord) -> Iterator[str]:
 def _attempt_row(attempt: Attempt) -> tuple[str, ...]:
     lasted = "-" if attempt.ended is None else span(attempt.ended - attempt.began)
     return str(attempt.number), _day(attempt.began), lasted, attempt.why or "-"
+
+
+def _number(record: RunRecord) -> int:
+    return record.attempts[-1].number if record.attempts else -1
 
 
 def _last(record: RunRecord) -> Sequence[RankRecord]:
