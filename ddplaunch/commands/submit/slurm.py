@@ -333,6 +333,10 @@ def _head(job: BatchJob) -> Iterator[str]:
         yield "#SBATCH --requeue"
 
 
+LEFT_TO_SRUN = 60.0
+"""Seconds from the job's exit code to the end of srun: the other launchers end within the grace, or are lost."""
+
+
 def _word(text: str) -> str:
     r"""Quote a word of an ``#SBATCH`` line.
 
@@ -371,6 +375,9 @@ def _traps(job: BatchJob) -> Iterator[str]:
     yield "# Slurm signals this shell too; so it first waits for srun. A signal for the ranks does not end it."
     yield f"trap {'ended=1' if job.requeue else ':'} TERM"
     yield "trap : USR1 USR2"
+    if job.requeue:
+        yield "# scancel --batch warns this shell alone."
+        yield f"trap 'kill -{job.requeue.warning} \"$srun\" 2>/dev/null' {job.requeue.warning}"
     yield ""
 
 
@@ -396,11 +403,29 @@ def _step(job: BatchJob) -> Iterator[str]:
         yield f"  --container-mounts={shlex.quote(mounts)} --container-workdir={shlex.quote(job.chdir)} \\"
     # --cluster: the job inherits the variables of the shell that submits it, and these may look like another system's.
     yield f"  {shlex.join(python_command(job.interpreter))} \\"
-    yield f"  {shlex.join(['run', '--cluster', 'slurm', *job.command])}"
+    yield f"  {shlex.join(['run', '--cluster', 'slurm', *job.command])}{' &' if _waits(job) else ''}"
+
+
+def _waits(job: BatchJob) -> bool:
+    """Whether the script has something to do while srun runs."""
+    return bool(job.requeue or job.spares)
 
 
 def _tail(job: BatchJob) -> Iterator[str]:
+    if _waits(job):
+        yield "srun=$!"
+        if job.spares:
+            yield f"# srun waits for a lost node that came back; {LEFT_TO_SRUN:g} s after the job's end it is killed."
+            yield '{ until [ -s "$exit_file" ]; do sleep 5; done'
+            yield f'  sleep {LEFT_TO_SRUN:g}; kill -KILL "$srun"; }} >/dev/null 2>&1 &'
+            yield "limit=$!"
+        yield "# A signal interrupts wait; after the end it gives the exit code again."
+        yield 'wait "$srun"'
+        yield 'while kill -0 "$srun" 2>/dev/null; do wait "$srun"; done'
+        yield 'wait "$srun"'
     yield "code=$?"
+    if job.spares:
+        yield 'kill "$limit" 2>/dev/null'
     yield '[ -s "$exit_file" ] && read -r code <"$exit_file"'
     yield 'rm -f "$exit_file"'
     if job.requeue:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.commands.submit import slurm
 from ddplaunch.commands.submit.job import BatchJob, Requeue, Setup
 from ddplaunch.commands.submit.slurm import Slurm
 from ddplaunch.commands.submit.slurm_says import listed, parse
@@ -51,6 +52,7 @@ JOBS = {
         teardown=[Setup('rm -rf "$SCRATCH"; '), Setup("/data/my wine/done.sh", is_file=True)],
     ),
     "requeue": replace(SMALLEST, nodes=2, requeue=Requeue(3, "USR2", 90, 30)),
+    "spares": replace(SMALLEST, nodes=3, spares=1),
     "container": replace(
         SMALLEST, interpreter="python", container_image="nvcr.io#nvidia/pytorch:25.01-py3",
         container_mounts=["/data/sets:/sets:ro", "/scratch:/scratch"],
@@ -83,6 +85,12 @@ def run(tmp_path):
         if os.environ["SRUN"] in ("TERM", "USR1"):
             os.kill(os.getppid(), signal.Signals["SIG" + os.environ["SRUN"]])
             sys.exit(143)
+        if os.environ["SRUN"] == "USR2":
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+            os.kill(os.getppid(), signal.SIGUSR2)
+            sys.exit(75 if signal.sigtimedwait([signal.SIGUSR2], 20) else 1)
+        if os.environ["SRUN"] == "waits":
+            signal.pause()
         sys.exit(int(os.environ["SRUN"]))
         """
     write(tmp_path, "bin/srun", program).chmod(0o755)
@@ -129,9 +137,13 @@ def test_what_srun_gets(run, name):
         (143, "143\n", JOBS["requeue"], 143, ""),  # not preempted
         ("TERM", "75\n", JOBS["requeue"], 75, ""),  # it was cancelled after the warning
         ("USR1", "0\n", SMALLEST, 0, ""),
+        ("USR2", "", JOBS["requeue"], 0, "ddplaunch: requeueing, 1 of 3\nrequeue 12\n"),  # scancel --batch
+        (9, "", JOBS["spares"], 9, ""),
+        pytest.param("waits", "7\n", JOBS["spares"], 7, "", marks=pytest.mark.slow),  # for a node that came back
     ],
 )
-def test_the_exit_code_is_node_0s(run, tmp_path, srun, left, job, code, said):
+def test_the_exit_code_is_node_0s(run, tmp_path, monkeypatch, srun, left, job, code, said):
+    monkeypatch.setattr(slurm, "LEFT_TO_SRUN", 0.1)
     write(tmp_path, "bin/scontrol", "#!/bin/sh\necho $*\n").chmod(0o755)
     write(tmp_path, ".ddplaunch-exit-12", "1\n")  # an earlier run's
     begun, words, _ = run(job, srun=srun, left=left)

@@ -16,6 +16,8 @@
 # Slurm signals this shell too; so it first waits for srun. A signal for the ranks does not end it.
 trap ended=1 TERM
 trap : USR1 USR2
+# scancel --batch warns this shell alone.
+trap 'kill -USR2 "$srun" 2>/dev/null' USR2
 
 # Node 0 leaves the job's exit code here. srun's is a killed task's, even where the job went on without it.
 exit_file="$PWD/.ddplaunch-exit-$SLURM_JOB_ID"
@@ -25,7 +27,12 @@ rm -f "$exit_file"
 DDPLAUNCH_EXIT_FILE="$exit_file" srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
   --kill-on-bad-exit=0 --wait=0 \
   /opt/venv/bin/python -c 'import os, sys; sys.path.sort(key=lambda p: os.path.realpath(p) == os.getcwd()); from ddplaunch.cli import main; main()' \
-  run --cluster slurm train.py
+  run --cluster slurm train.py &
+srun=$!
+# A signal interrupts wait; after the end it gives the exit code again.
+wait "$srun"
+while kill -0 "$srun" 2>/dev/null; do wait "$srun"; done
+wait "$srun"
 code=$?
 [ -s "$exit_file" ] && read -r code <"$exit_file"
 rm -f "$exit_file"

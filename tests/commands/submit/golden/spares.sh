@@ -1,0 +1,40 @@
+#!/bin/bash
+# Written by ddplaunch submit. To submit it again: sbatch THIS_FILE
+#SBATCH --job-name=train.py
+#SBATCH --nodes=3
+#SBATCH --output=slurm-%j.out
+#SBATCH --chdir=/data/wine
+# One task a node: ddplaunch, which starts the ranks of its node.
+#SBATCH --ntasks-per-node=1
+# A job that Slurm starts again (preempted, or its node was lost) goes on in the same log.
+#SBATCH --open-mode=append
+# When a node is lost, a spare takes its place: Slurm is not to end the job.
+#SBATCH --no-kill
+
+# Slurm signals this shell too; so it first waits for srun. A signal for the ranks does not end it.
+trap : TERM
+trap : USR1 USR2
+
+# Node 0 leaves the job's exit code here. srun's is a killed task's, even where the job went on without it.
+exit_file="$PWD/.ddplaunch-exit-$SLURM_JOB_ID"
+rm -f "$exit_file"
+# All three counts, so that no variable changes them: one launcher on each node. They end together;
+# srun is not to kill one because another has ended.
+DDPLAUNCH_EXIT_FILE="$exit_file" srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
+  --kill-on-bad-exit=0 --wait=0 --no-kill \
+  /opt/venv/bin/python -c 'import os, sys; sys.path.sort(key=lambda p: os.path.realpath(p) == os.getcwd()); from ddplaunch.cli import main; main()' \
+  run --cluster slurm train.py &
+srun=$!
+# srun waits for a lost node that came back; 60 s after the job's end it is killed.
+{ until [ -s "$exit_file" ]; do sleep 5; done
+  sleep 60; kill -KILL "$srun"; } >/dev/null 2>&1 &
+limit=$!
+# A signal interrupts wait; after the end it gives the exit code again.
+wait "$srun"
+while kill -0 "$srun" 2>/dev/null; do wait "$srun"; done
+wait "$srun"
+code=$?
+kill "$limit" 2>/dev/null
+[ -s "$exit_file" ] && read -r code <"$exit_file"
+rm -f "$exit_file"
+exit $code
