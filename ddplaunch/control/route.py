@@ -52,6 +52,16 @@ def networks() -> Iterator[tuple[str, str, str]]:
                     yield name, str(address), str(network)
 
 
+def machine_id() -> str:
+    """What tells this machine from others, and a container from others on its machine."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+        return " ".join([boot, *(os.readlink(f"/proc/self/ns/{name}") for name in ("net", "pid"))])
+    except OSError:
+        return ""
+
+
 def interface_of(address: str) -> str | None:
     """The name of the interface that has ``address``; None if none has it, or ``address`` is empty."""
     if not address:

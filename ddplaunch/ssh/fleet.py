@@ -166,7 +166,7 @@ class Fleet:
         """When all hosts have answered or ended: start the job, or end it."""
         if self._stage is not FleetState.CHECKING or any(host.facts is None and not host.over for host in self._hosts):
             return
-        self.problems = [problem for host in self._hosts for problem in self._problems_of(host)]
+        self.problems = [problem for host in self._hosts for problem in self._problems_of(host)] + self._named_twice()
         if self.problems:
             unreached = any(problem.unreached for problem in self.problems)
             self._end(EXIT_UNAVAILABLE if unreached else EXIT_USAGE)
@@ -189,6 +189,15 @@ class Fleet:
                     found.append(Problem(host.name, shown(text, LONGEST_COMPLAINT)))
                 if name == "torch" and own is None:
                     break  # what comes with torch is missing too
+        return found
+
+    def _named_twice(self) -> list[Problem]:
+        """The hosts that are one machine with an earlier one: there two ranks would use each GPU."""
+        found, names = list[Problem](), dict[str, str]()
+        for host in self._hosts:
+            machine = host.facts.machine if host.facts and not host.over else ""
+            if machine and (first := names.setdefault(machine, host.name)) != host.name:
+                found.append(Problem(host.name, f"it is the same machine as {first}: name it once"))
         return found
 
     # ---------------------------------------------------------------------------------------------------- meanwhile
@@ -260,7 +269,8 @@ class Fleet:
                     self._connect()
                     self._check_answers()
             elif self._spares and host is not self._hosts[0] and not self._hosts[0].over:
-                if host.code is None:  # node 0 decides whether the job goes on without it
+                # Node 0 decides whether the job goes on without it; what fails before the start is named as a problem.
+                if host.code is None and self._stage is FleetState.RUNNING:
                     self._say_lost(host)
             elif host.code is None:
                 self._lost(host)

@@ -26,7 +26,7 @@ from ddplaunch import __version__
 from ddplaunch.control.hello import own_versions
 from ddplaunch.control.messages import Versions
 from ddplaunch.control.relay import FOR_RANKS
-from ddplaunch.control.route import resolve
+from ddplaunch.control.route import machine_id, resolve
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import EXIT_SIGNAL, EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError, harmless
 from ddplaunch.loop import Loop
@@ -84,6 +84,7 @@ class HostFacts:
 
     problems: tuple[str, ...]
     versions: Versions
+    machine: str = ""  # equal for two names of one machine; "" where that is not known
 
     @classmethod
     def read(cls, text: bytes) -> HostFacts:
@@ -131,7 +132,7 @@ def _serve() -> int:
     job = HostJob.read(line)
     os.environ.pop("PYTHONSAFEPATH", None)  # ours, so that Python took no module from the home folder
     os.environ.update(job.environ)
-    facts = HostFacts(tuple(map(harmless, _problems(job))), own_versions(torch=not job.no_python))
+    facts = HostFacts(tuple(map(harmless, _problems(job))), own_versions(torch=not job.no_python), machine_id())
     os.write(1, mark(job.nonce) + msgspec.json.encode(facts) + b"\n")
     byte = BEAT
     while byte == BEAT:

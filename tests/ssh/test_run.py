@@ -363,6 +363,16 @@ def test_every_problem_is_told_before_anything_starts(sshd, job, tmp_path):
     run.assert_nothing_left([host for host in hosts if host.alive])
 
 
+def test_one_machine_under_two_names_is_refused(sshd, job, tmp_path):
+    servers = sshd(2)
+    write(tmp_path, "train.py", "")
+    again = servers.network.hosts[0].address
+    run = job(2, "--hosts", f"n0:1,n1:1,{again}:1", "--spares", "1", "train.py", servers=servers)
+    assert run.wait() == 2
+    assert f"  {again}  it is the same machine as n0: name it once" in run.stderr().splitlines()
+    assert "was lost" not in run.stderr()
+
+
 @pytest.mark.parametrize("program", [False, True])
 def test_torch_is_missing_on_the_first_host(sshd, job, tmp_path, program):
     """Whose versions are no measure for the others then; a program may do without."""

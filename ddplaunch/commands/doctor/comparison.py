@@ -56,7 +56,7 @@ def _several(found: Examination) -> Found:
     if len(found.nodes) < 2:
         return
     yield from flow_findings(found.flows, found.name)
-    for rule in (_differences, _clocks, _links, _ports, _ways, _pairs, _rails):
+    for rule in (_differences, _machines, _clocks, _links, _ports, _ways, _pairs, _rails):
         yield from rule(found)
 
 
@@ -143,8 +143,22 @@ def _mtu(link: Link | None) -> str | None:
     return str(link.mtu) if link and link.mtu and not link.loopback else None
 
 
+def _named_twice(found: Examination) -> dict[str, str]:
+    """The nodes that are one machine with an earlier one, and the name of that."""
+    alike = grouped(found.nodes, lambda facts: facts.machine or None).values()
+    return {name: first for first, *others in alike for name in others}
+
+
+def _machines(found: Examination) -> Found:
+    for name, first in _named_twice(found).items():
+        yield Symptom(Severity.ERROR, name, f"it is the same machine as {first}", "name each machine once")
+
+
 def _ports(found: Examination) -> Found:
+    again = _named_twice(found)
     for node in found.nodes:
+        if node.name in again:
+            continue  # the doctor itself listens there, as the other node
         for port, why in node.taken.items():
             hint = f"`ss -ltnp 'sport = :{port}'` shows who; or another port: --master-port"
             severity = Severity.ERROR if node is found.nodes[0] else Severity.NOTE

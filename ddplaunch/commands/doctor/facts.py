@@ -23,6 +23,7 @@ from ddplaunch.commands.doctor.checks.folders import JobFolder
 from ddplaunch.commands.doctor.checks.kernel import Limits
 from ddplaunch.commands.doctor.checks.network import Link
 from ddplaunch.commands.doctor.checks.torch import Torch
+from ddplaunch.control.route import machine_id
 from ddplaunch.dataclass import dataclass
 from ddplaunch.devices.gpu_health import GpuHealth
 from ddplaunch.plan.hardware import LostGpu
@@ -58,13 +59,14 @@ class NodeFacts:
     loopback: Line | None  # why this machine cannot connect to itself
     clock_synchronised: bool | None
     fabric: Fabric | None = None
+    machine: Line = ""  # equal for two names of one machine; "" where that is not known
 
 
 def describe(where: Surroundings) -> NodeFacts:
     """Look at this machine: begin all checks, then wait for each."""
     readings = [check.read(where) for check in CHECKS]
     found: dict[str, Any] = {name: value for reading in readings for name, value in reading().items()}
-    return NodeFacts(host=socket.gethostname(), ddplaunch=__version__, **found)
+    return NodeFacts(host=socket.gethostname(), ddplaunch=__version__, machine=machine_id(), **found)
 
 
 def machine_findings(name: str, facts: NodeFacts) -> Found:

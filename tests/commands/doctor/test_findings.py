@@ -43,6 +43,14 @@ def test_a_sound_machine():
     assert told(FACTS, FACTS) == []
 
 
+def test_one_machine_under_two_names():
+    """Whose port is the doctor's own, as the other node."""
+    machine = replace(FACTS, machine="boot net pid")
+    taken = NodeFound("10.0.0.1", machine, taken={29500: "Address already in use"})
+    found = Examination((NodeFound("n0", FACTS), NodeFound("n1", machine), taken), ())
+    assert [(each.subject, each.text) for each in findings(found)] == [("10.0.0.1", "it is the same machine as n1")]
+
+
 def test_a_lost_gpu_is_the_one_finding():
     """Neither that CUDA does not start without it, nor that other nodes have one more."""
     well = replace(FACTS, torch=TORCH, gpus=gpus(0, 1, 2, 3))
