@@ -13,6 +13,7 @@ from ddplaunch.errors import UsageError, shown
 
 if TYPE_CHECKING:
     import ipaddress
+    from threading import Thread
 
 RESOLVE_PATIENCE = 5.0  # seconds to wait for a name server before node 0 goes on without having checked its own name
 NAME_PATIENCE = 0.5  # seconds that a name server may take to answer; if it takes longer, ranks wait only shortly
@@ -143,12 +144,19 @@ def resolve(address: str, port: int | None = None) -> Resolved:
     return [(family, where) for family, _, _, _, where in found]  # type: ignore[misc]  # IPv6 has two numbers more
 
 
+def _started(target: Callable[[], None]) -> Thread:
+    """A thread that runs ``target``, and keeps no process from its end."""
+    import threading
+
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    return thread
+
+
 class Lookup:
     """One look-up of a name in a thread of its own, since the C library can be neither interrupted nor polled."""
 
     def __init__(self, address: str, port: int | None = None) -> None:
-        import threading
-
         self._read, write = os.pipe()
         self.addresses: Resolved = []
         self.error: OSError | None = None
@@ -160,8 +168,7 @@ class Lookup:
                 self.error = error
             os.close(write)
 
-        self._thread = threading.Thread(target=look, daemon=True)
-        self._thread.start()
+        self._thread = _started(look)
 
     def wait(self, seconds: float) -> bool:
         """Wait until it is done, ``seconds`` at most; return whether it is."""
@@ -185,12 +192,9 @@ class NameServer:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         """``say`` tells people, once, that ranks will have to wait."""
-        import threading
-
         self._say: Callable[[str], None] | None = say
         self._began = time.monotonic()
-        self._thread = threading.Thread(target=self._ask, daemon=True)
-        self._thread.start()
+        self._thread = _started(self._ask)
 
     @staticmethod
     def _ask() -> None:
