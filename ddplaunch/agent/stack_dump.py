@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 
 from ddplaunch.agent.ranks import RankProcess
 from ddplaunch.agent.signals import catches, has, signal_sets
 from ddplaunch.diagnosis.inspection import Condition
-from ddplaunch.rank.processes import stat
 
 REPLACED = "it has become another program"
 TAKEN = "no signal is free for it"
@@ -101,7 +101,8 @@ class StackDump:
         if not self._signals[1]:
             return
         since, slept = time.monotonic() - self._sent, self._asleep
-        self._asleep = stat(self._process.pid)[0] in "SD"
+        with suppress(OSError), open(f"{self._proc}/task/{self._process.pid}/stat", "rb") as file:
+            self._asleep = file.read().rpartition(b")")[2].split()[0] in b"SD"  # of that thread: /stat adds all up
         if since > _LATE or (since > _ASLEEP and slept and self._asleep):
             if not catches(self._process.pid, self._signals[1]):
                 return self._end("it has ended")

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from ddplaunch.agent.connections import TcpConnection, connections, held_by
 
+_LOOPS = (b"gloo_tcp_loop", b"pt_gloo_runloop")  # the names of gloo's threads
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -39,6 +41,9 @@ def usage(roots: Collection[int], store: int = 0) -> dict[int, TreeUsage]:
             continue
         parents[int(name)] = int(fields[1])
         cpu[int(name)] = sum(map(int, fields[11:15])) / _TICK
+    for root in roots:
+        if root in cpu:
+            cpu[root] = max(0.0, cpu[root] - _of_idle_loops(root))
     found = {root: TreeUsage(0.0, 0) for root in roots if root in cpu}
     held: dict[int, int] = {}  # which of them has a connection, by its number
     for pid, seconds in cpu.items():
@@ -53,6 +58,21 @@ def usage(roots: Collection[int], store: int = 0) -> dict[int, TreeUsage]:
         network = found[held[each.number]].network
         found[held[each.number]] = found[held[each.number]]._replace(network={**network, each.number: each.moved})
     return found
+
+
+def _of_idle_loops(pid: int) -> float:
+    """Seconds of CPU time of gloo's threads in a process: two or three a group, which wake up without any work.
+
+    What they do for a collective or a send is no work of the rank either: another one waits for it.
+    """
+    ticks = 0
+    with suppress(OSError), os.scandir(f"/proc/{pid}/task") as threads:
+        for thread in threads:
+            with suppress(OSError), open(f"{thread.path}/stat", "rb") as file:
+                head, _, tail = file.read().rpartition(b")")
+                if head.partition(b"(")[2] in _LOOPS:
+                    ticks += sum(map(int, tail.split()[11:13]))
+    return ticks / _TICK
 
 
 def _outside(held: Collection[int], store: int) -> list[TcpConnection]:
