@@ -80,6 +80,7 @@ INSIDE_USER_PROCESSES = {
     "rank.processes": {"rank.messages"},
     "rank.repairs": set(),
     "rank.sampler": set(),
+    "rank.torch_state": set(),
     "rank.channel": {"rank.messages"},
 }
 """What runs in a rank or its zygote, and what of ours it may use: user code must not trip over anything else.

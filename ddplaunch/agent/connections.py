@@ -1,5 +1,5 @@
-"""The TCP connections of this machine, as the kernel shows them to everybody (sock_diag(7)), and which of them a rank's
-main thread waits for: no frame of Python's names that.
+"""The TCP connections of this machine, as the kernel shows them to everybody (sock_diag(7)), and the sockets that a
+process has open.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -19,10 +19,6 @@ _ESTABLISHED = 1 << 1
 _INFO = 2
 _MAPPED = bytes(10) + b"\xff\xff"  # of an IPv4 address in a socket of IPv6
 _MAX = 50_000  # connections: a job has fewer to elsewhere, and each costs 10 µs
-
-STORE = "store"
-_POLLS = {"x86_64": (7, 271), "aarch64": (73,)}.get(os.uname().machine, ())  # poll, ppoll: syscalls(2)
-_READS = {"x86_64": (0, 45, 47), "aarch64": (63, 207, 212)}.get(os.uname().machine, ())  # read, recvfrom, recvmsg
 
 End = tuple[bytes, int]  # address and port
 
@@ -89,42 +85,8 @@ def _address(raw: bytes, family: int) -> bytes:
     return raw[:4] if family == socket.AF_INET else raw.removeprefix(_MAPPED)
 
 
-def awaited(pids: Mapping[int, int], store: int) -> dict[int, str]:
-    """What ranks wait for, whose processes are ``pids``: "store", on the port of that name, or "10.0.0.7:443"."""
-    sockets = {rank: number for rank, pid in pids.items() if (number := _waits_on(pid))}
-    found: dict[int, str] = {}
-    if sockets and store:
-        ends = {each.number for each in connections(store)}
-        found = {rank: STORE for rank, number in sockets.items() if number in ends}
-    if len(found) < len(sockets):
-        every = {each.number: each for each in connections()}
-        found |= {rank: _named(every[n]) for rank, n in sockets.items() if rank not in found and n in every}
-    return found
-
-
-def _waits_on(pid: int) -> int | None:
-    """The number of the socket that its main thread waits on, alone; None where it does not, or we may not know."""
-    try:
-        with open(f"/proc/{pid}/syscall", encoding="ascii") as file:
-            call, *words = file.read().split()
-        if not call.isdigit():
-            return None  # it runs
-        first, second = int(words[0], 16), int(words[1], 16)
-        if int(call) in _POLLS and second == 1:
-            memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                (first,) = struct.unpack("=i", os.pread(memory, 4, first))
-            finally:
-                os.close(memory)
-        elif int(call) not in _READS:
-            return None
-        kind, _, number = os.readlink(f"/proc/{pid}/fd/{first}").partition(":[")
-        return int(number[:-1]) if kind == "socket" else None
-    except (OSError, ValueError, IndexError, struct.error):
-        return None
-
-
-def _named(connection: TcpConnection) -> str:
+def peer_address(connection: TcpConnection) -> str:
+    """Name its other end: "10.0.0.7:443"."""
     address, port = connection.ends[1]
     if len(address) == 4:
         return f"{socket.inet_ntop(socket.AF_INET, address)}:{port}"

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 
 from ddplaunch.agent import loader_workers
-from ddplaunch.agent.connections import awaited
 from ddplaunch.agent.loader_workers import LoaderWorkers
 from ddplaunch.agent.rank_line import RankAnswer, RankLine
 from ddplaunch.agent.ranks import Ranks
 from ddplaunch.agent.stack_dump import ENDING, REPLACED, TAKEN, StackDump
+from ddplaunch.agent.system_calls import sleeps
 from ddplaunch.dataclass import replace
 from ddplaunch.diagnosis.arrivals import kept, read_trace
 from ddplaunch.diagnosis.collectives import named, parse_call, parse_known, parse_last, parse_states, unrecorded
@@ -48,6 +48,7 @@ class Inspector:
         self._found: dict[int, RankInspection] = {}
         self._asked: dict[int, RankLine] = {}  # those whose answer is awaited
         self._counts: dict[int, bytes] = {}  # of the groups of each rank, in the first reading
+        self._outer: dict[int, bytes] = {}  # the outer frames of ranks whose stack is deep
         self._dumps: dict[int, StackDump] = {}
         self._unsure: set[int] = set()  # ranks that are still to say whether the signals are ours
         self._workers: dict[int, LoaderWorkers] = {}
@@ -55,8 +56,8 @@ class Inspector:
     def begin(self) -> None:
         for rank in self._ranks.plan.local_ranks:
             self._found[rank.rank] = self._kernels_word(rank.rank)
-        if self._detail is Detail.WAITS:
-            self._see_awaited()  # before a signal of ours interrupts them
+        if self._detail in (Detail.STATE, Detail.WAITS):
+            self._read_sleeps()  # before a signal of ours interrupts them
         if self._detail in (Detail.STACKS, Detail.WAITS):
             self._dump()
         if self._detail is Detail.PACE:
@@ -80,10 +81,11 @@ class Inspector:
         cpu = sum(map(int, fields[11:15])) / _TICK
         return RankInspection(number, host, process.pid, condition, cpu=cpu)
 
-    def _see_awaited(self) -> None:
+    def _read_sleeps(self) -> None:
         pids = {rank: process.pid for rank, process in self._ranks.processes.items()}
-        for rank, awaits in awaited(pids, self._ranks.plan.master_port).items():
-            self._found[rank] = replace(self._found[rank], awaits=awaits)
+        for rank, sleep in sleeps(pids, self._ranks.plan.master_port).items():
+            found = self._found[rank]
+            self._found[rank] = replace(found, awaits=sleep.awaits, asleep=sleep.words, lock_holder=sleep.holder)
 
     # ------------------------------------------------------------------------------------------------------ stacks
 
@@ -154,7 +156,7 @@ class Inspector:
                 arrivals = [each for trace in said.traces for each in read_trace(number, trace, most)]
                 found = replace(found, answers=said.initialised or None, arrivals=tuple(arrivals))
             elif self._round == 1:
-                self._counts[number] = said.groups
+                self._counts[number], self._outer[number] = said.groups, said.outer
                 found = first_reading(found, said)
             elif self._round == 2:
                 again = first_reading(found, said)
@@ -200,7 +202,7 @@ class Inspector:
             if dump.why_not == TAKEN:
                 self._ranks.lines[number].signals = (0, 0)  # once is enough: what it prints of it looks like progress
             found = self._found[number]
-            threads = parse_dump(dump.text, os.getcwd()) if dump.text else ()
+            threads = parse_dump(dump.text, os.getcwd(), outer=self._outer.get(number, b"")) if dump.text else ()
             condition = _TOLD_BY_SIGNALS.get(dump.why_not, found.condition)
             self._found[number] = replace(found, condition=condition, threads=threads, no_stack=dump.why_not)
         self._dumps.clear()

@@ -36,8 +36,9 @@ class LoaderWorkers:
         self._asked: set[int] = set()
         children = [(pid, *found) for pid in _children(process.pid) if (found := _stat(pid, process.pid))]
         named = [each for each in children if each[1] == _NAME]
-        self.found += [Worker(pid, code=code) for pid, _, code in named if code is not None]
-        self._left = [pid for pid, _, code in named or children if code is None][:_MAX]
+        self.found += [Worker(pid, code=code) for pid, _, code, _ in named if code is not None]
+        self.found += [Worker(pid, stopped=True) for pid, *_, stopped in named if stopped]
+        self._left = [pid for pid, _, code, stopped in named or children if code is None and not stopped][:_MAX]
 
     def look(self) -> bool:
         """Look for the end of a dump, and begin the next; return whether one is still awaited."""
@@ -64,8 +65,8 @@ class LoaderWorkers:
             self._pidfd = os.pidfd_open(pid)
         except (OSError, AttributeError):
             return
-        if (found := _stat(pid, self._process.pid)) is None or found[1] is not None:
-            os.close(self._pidfd)  # it has ended meanwhile
+        if (found := _stat(pid, self._process.pid)) is None or found[1] is not None or found[2]:
+            os.close(self._pidfd)  # it has ended or stopped meanwhile
             return
         self._pid, self._since = pid, time.monotonic()
         process = RankProcess(self._process.rank, pid, self._pidfd)
@@ -96,15 +97,16 @@ def _children(pid: int) -> list[int]:
     return sorted(found)
 
 
-def _stat(pid: int, parent: int) -> tuple[str, int | None] | None:
-    """The name of a child, and how it has ended, None while it lives; None if it is not that parent's or is stopped."""
+def _stat(pid: int, parent: int) -> tuple[str, int | None, bool] | None:
+    """The name of a child, how it has ended (None while it lives), and whether it is stopped; None for another's."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             head, _, tail = file.read().rpartition(b")")
         fields = tail.split()
-        if int(fields[1]) != parent or fields[0] in b"Tt":
+        if int(fields[1]) != parent:
             return None
         name = head.partition(b"(")[2].decode(errors="replace")
-        return name, os.waitstatus_to_exitcode(int(fields[49])) if fields[0] in b"ZX" else None
+        code = os.waitstatus_to_exitcode(int(fields[49])) if fields[0] in b"ZX" else None
+        return name, code, fields[0] in b"Tt"
     except (OSError, ValueError, IndexError):
         return None

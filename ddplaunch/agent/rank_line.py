@@ -23,12 +23,14 @@ class RankAnswer:
     groups: bytes  # an array for each group, in the order in which they were made (``rank/answers.py``)
     call: bytes  # of torch.distributed that it is in
     traces: tuple[bytes, ...]  # of its flight recorders
+    outer: bytes = b""  # the outer frames of a deep stack, as a dump has them
 
     @classmethod
     def parse(cls, line: bytes) -> RankAnswer:
         """Read an answer without its number; ValueError for anything else."""
         initialised, groups, call, *traces = line.split(b"\t")
-        return cls(initialised == b"1", groups, call, tuple(traces))
+        call, _, outer = call.partition(b"|")
+        return cls(initialised == b"1", groups, call, tuple(traces), outer.replace(b"\r", b"\n"))
 
 
 def _ignore(said: RankAnswer) -> None:

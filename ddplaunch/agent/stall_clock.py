@@ -1,8 +1,9 @@
 """A node's clock that silence runs: once its ranks have long printed nothing, it inspects them, and may tell node 0.
 
 Whatever a rank prints puts it back, at no cost and without a wake-up. It wakes the launcher after 20 s of silence, and
-then each time that has doubled, up to the stall timeout; and once more where ranks are in a collective, for what they
-do meanwhile. Whether the job has stalled is for node 0 to say: it asks all nodes.
+then each time that has doubled, up to the stall timeout; and once more where ranks wait for others, for what they do
+meanwhile. Ranks that print all the time are looked at every 5 minutes. Whether the job has stalled is for node 0 to
+say: it asks all nodes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.agent.ranks import Phase, Ranks
 from ddplaunch.control.messages import FromNode, Progress, Suspicion
-from ddplaunch.control.rules import SOON, Rules
+from ddplaunch.control.rules import LONG_WAIT, SOON, Rules
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.loop import Loop, Timer
 from ddplaunch.output import events
@@ -56,7 +57,9 @@ class StallClock:
         self._since: dict[int, tuple[object, float]] = {}  # the collectives of a rank, and since when they are these
         self._stuck = False  # whether ranks were, in the first inspection of two
         self._stalled = False  # whether node 0 has said that the job gets nowhere
+        self._noisy = False  # whether ranks printed all the same, so that output is no progress
         self._inspected = 0.0
+        self._long_look = 0.0  # when ranks that print all the time are looked at next
         self._offset = 0.0
         self._clock_set = 0.0  # the wall clock's time when it was last set
 
@@ -66,6 +69,7 @@ class StallClock:
         self._ranks = ranks
         self._offset = time.time() - time.monotonic()
         self._inspected = time.monotonic() - self._timeout
+        self._long_look = time.monotonic() + LONG_WAIT / 2
         self._timer = self._loop.after(self._looks[0][0], self._wake)
         self.restart()
 
@@ -74,11 +78,17 @@ class StallClock:
             self._timer.cancel()
         self._ranks = self._timer = None
         self._printed.clear()
-        self._stalled = False
+        self._stalled = self._noisy = False
 
     def observe(self, event: events.Event) -> None:
         if isinstance(event, events.Stalled | events.WentOn):
             self._stalled = isinstance(event, events.Stalled)
+            last = max(self._printed.values(), default=0.0)
+            self._noisy = (
+                self._stalled and time.monotonic() - last < min(SOON, self._timeout) / 2 and self._ranks is not None
+            )
+            if self._noisy:
+                self._long_look = time.monotonic() + SOON
 
     def restart(self) -> None:
         """Nothing counts that was before: we were stopped ourselves."""
@@ -90,19 +100,21 @@ class StallClock:
 
     def printed(self, rank: int) -> None:
         self._heard(rank)
-        self._goes_on()
+        if not self._noisy:
+            self._goes_on()
 
     def _goes_on(self) -> None:
         """A rank has printed or come to another collective: whoever was told of a stall is told of this."""
         if self._stalled and self._ranks is not None:
-            self._stalled = False
+            self._stalled = self._noisy = False
             self._tell(Progress(self._ranks.number))
 
     def _heard(self, rank: int) -> None:
         now = self._printed[rank] = time.monotonic()
         self._next, self._stuck = 0, False
         if self._timer is not None:
-            self._timer.when = max(now + self._looks[0][0], self._inspected + min(SOON, self._timeout))
+            quiet = max(now + self._looks[0][0], self._inspected + min(SOON, self._timeout))
+            self._timer.when = max(now, min(quiet, self._long_look))
 
     def _silence(self, ranks: Ranks) -> float:
         """Seconds since a rank printed something, or said by ``runtime.working`` that it works."""
@@ -117,17 +129,20 @@ class StallClock:
         if time.monotonic() - due > max(LATE, self._looks[self._next][1]):
             self.restart()
             return self._again(self._looks[0][0])
-        if (rest := self._looks[self._next][0] - self._silence(ranks)) > 0:
-            self._timer = self._loop.after(rest, self._wake)
+        rest = self._looks[self._next][0] - self._silence(ranks)
+        left = self._long_look - time.monotonic()
+        if rest > 0 and left > 0:
+            self._timer = self._loop.after(min(rest, left), self._wake)
             return
         for line in ranks.lines.values():
             line.catch_up()
         if not any(line.answers for line in ranks.lines.values()):
             return self._later(ranks)  # no rank has called init_process_group
-        self._inspect(ranks, lambda found: self._found(ranks, found))
+        self._inspect(ranks, lambda found: (self._found if rest <= 0 else self._found_noisy)(ranks, found))
 
     def _again(self, seconds: float) -> None:
         self._inspected = time.monotonic()
+        self._long_look = self._inspected + (SOON if self._noisy else LONG_WAIT / 2)
         self._timer = self._loop.after(seconds, self._wake)
 
     def _later(self, ranks: Ranks) -> None:
@@ -154,12 +169,35 @@ class StallClock:
             self._tell(Suspicion(ranks.number))
         self._later(ranks)
 
+    def _found_noisy(self, ranks: Ranks, inspection: Inspection) -> None:
+        """Called when ranks that print were inspected: node 0 decides where one has waited for many minutes."""
+        if ranks is not self._ranks or ranks.phase is not Phase.RUNNING:
+            return
+        inspection = self.complete(inspection, ranks, keep=True)
+        waiting = [rank for rank in inspection.ranks if self._may_wait(rank, ranks)]
+        working = max(map(ranks.worked, self._printed), default=0.0)  # by runtime.working, which is more than output
+        long = any((rank.standstill or 0.0) >= LONG_WAIT / 2 - LATE for rank in waiting)
+        if long and time.monotonic() - working > LONG_WAIT / 2:
+            self._tell(Suspicion(ranks.number))
+        self._again(self._looks[0][0])
+
     def _may_wait(self, rank: RankInspection, ranks: Ranks) -> bool:
-        """Whether a rank is in a collective, or perhaps in ``init_process_group``."""
+        """Whether a rank waits for others, or is perhaps in ``init_process_group``."""
         begins = rank.answers is None and rank.rank in ranks.lines and ranks.lines[rank.rank].answers
-        return begins or any(each.enqueued > each.completed for each in rank.groups)
+        return begins or diagnosis.standing.may_wait(rank)
 
     # --------------------------------------------------------------------------------------- what this node alone knows
+
+    def noting(self, ranks: Ranks | None, done: Callable[[Inspection], None]) -> Callable[[Inspection], None]:
+        """Return a callback for an inspection that another part needs: it notes since when collectives are the same."""
+
+        def on_inspected(inspection: Inspection) -> None:
+            if ranks is not None and ranks is self._ranks:
+                for rank in inspection.ranks:
+                    self._standstill(rank, time.monotonic())
+            done(inspection)
+
+        return on_inspected
 
     def complete(self, inspection: Inspection, ranks: Ranks, *, keep: bool = False) -> Inspection:
         """Add how long ranks have been quiet and stood still, and what they have used, which ``keep`` keeps."""

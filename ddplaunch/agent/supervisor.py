@@ -114,7 +114,10 @@ class Supervisor:
 
     def inspect_here(self, detail: str, ranks: Ranks | None, done: Callable[[Inspection], None]) -> None:
         """Inspect the ranks of this node, where none are given those of this attempt."""
-        self._inspections.begin(ranks or self._ranks, diagnosis.inspection.Detail(detail), done)
+        ranks = ranks or self._ranks
+        if self._stall_clock and detail == "state":
+            done = self._stall_clock.noting(ranks, done)
+        self._inspections.begin(ranks, diagnosis.inspection.Detail(detail), done)
 
     def _complete(self, inspection: Inspection, ranks: Ranks) -> Inspection:
         return self._stall_clock.complete(inspection, ranks) if self._stall_clock else inspection

@@ -7,6 +7,7 @@ from ddplaunch.dataclass import dataclass
 MIN_GRACE = 5.0  # seconds
 STALLED = 300.0  # seconds without --stall-timeout
 SOON = 20.0  # seconds of silence after which ranks that wait are looked for
+LONG_WAIT = 600.0  # seconds of a wait after which it is announced although ranks print
 GPU_MEMORY = 30.0  # seconds without --gpu-memory-timeout
 
 

@@ -11,7 +11,7 @@ from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.control.failure import Failure
 from ddplaunch.control.inspections import JobInspections
 from ddplaunch.control.messages import Debugged, FromNode, Progress, RanksStarted, Stalled, Straggling, Suspicion
-from ddplaunch.control.rules import SOON
+from ddplaunch.control.rules import LONG_WAIT, SOON
 from ddplaunch.control.seat import Part, Seats
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import EXIT_TIMEOUT
@@ -119,6 +119,11 @@ class TimeLimits:
         (self._debugging.add if busy else self._debugging.discard)(node)
         if before == bool(self._debugging):
             return
+        if self._debugging:
+            self._seats.tell_all(Stalled(time.time(), ""))
+        else:
+            self._stalled = False
+            self._seats.tell_all(Progress(self._attempt))
         if self._debugging and self._job_timer is not None and self._left is not None:
             self._job_timer.cancel()
             self._left = max(0.0, self._left - (self._clock() - self._set_at))
@@ -182,7 +187,7 @@ class TimeLimits:
 
     def _judge_early(self, attempt: int, inspection: Inspection) -> None:
         """Say which ranks wait, before the stall timeout is over, where that is unusual for this job and place."""
-        stall, sooner = diagnosis.stall.judge(inspection, SOON, strict=False)
+        stall, sooner = diagnosis.stall.judge(inspection, SOON, strict=False, noisy=LONG_WAIT)
         if sooner is not None:
             self._set("telling", sooner, self.suspect)
         if stall is None:
@@ -218,7 +223,7 @@ class TimeLimits:
 
     def progressed(self) -> None:
         """A node says that its ranks, which had stalled, work again."""
-        if self._stalled:
+        if self._stalled and not self._debugging:
             self._stalled = False
             self._seats.tell_all(Progress(self._attempt))
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ddplaunch.diagnosis import sentences as sentences
     from ddplaunch.diagnosis import stack_dump as stack_dump
     from ddplaunch.diagnosis import stall as stall
+    from ddplaunch.diagnosis import standing as standing
     from ddplaunch.diagnosis import waits as waits
 
 

@@ -66,8 +66,9 @@ def parse_call(said: bytes) -> Inside | None:
     """Read the function that a rank is in, as ``rank/answers.py`` writes it; ValueError for anything else."""
     if not said:
         return None
-    function, operation, number = said.decode("ascii").split(" ")
-    return Inside(shown(function), shown(operation), int(number) if int(number) >= 0 else None)
+    function, operation, number, *members = said.decode("ascii").split(" ")
+    ranks = tuple(map(int, members[0].split(","))) if members else ()
+    return Inside(shown(function), shown(operation), int(number) if int(number) >= 0 else None, ranks)
 
 
 def named(states: Sequence[GroupState], known: Mapping[Group, int]) -> tuple[GroupState, ...]:

@@ -11,6 +11,7 @@ from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankIns
 from ddplaunch.diagnosis.sentences import halt, mismatch
 from ddplaunch.diagnosis.stack_dump import parse_traceback
 from ddplaunch.diagnosis.standing import (
+    FILE_LOCK,
     INIT,
     POINT_TO_POINT,
     STORE,
@@ -24,6 +25,7 @@ from ddplaunch.diagnosis.standing import (
     place,
     standings,
     text,
+    wait_of,
     where,
 )
 from ddplaunch.diagnosis.waits import Wait, short_title, title, waits
@@ -95,10 +97,10 @@ def _until(inspection: Inspection, failed: Sequence[tuple[int, str]]) -> str:
 def _of_wait(wait: Wait, inspection: Inspection, failed: Sequence[_Failed], until: str) -> Culprit | None:
     """The ranks that a wait lacks, those left out that had waited with the others and failed of it."""
     if wait.different:
-        odd = wait.different[-1][1]
+        entered, odd = wait.different[-1]
         others = len(wait.waiting) - len(odd)
         said = f"ranks entered different collectives: {mismatch(wait, inspection)}"
-        return Culprit(odd, title(wait), others, entered_at(inspection.by_number[odd[0]]), said)
+        return Culprit(odd, title(wait), others, entered_at(inspection.by_number[odd[0]], entered.operation), said)
     lost = {each.rank for each in failed}
     roots = {*wait.roots} - lost
     missing = [rank for rank in inspection.ranks if rank.rank in roots]
@@ -183,6 +185,8 @@ def _blamed(
         said += f"did not communicate, while {waited} in {name}{until}"
     elif name == STORE:
         said += f"did not set the key that {waited} for in {STORE}"
+    elif name == FILE_LOCK:
+        said += f"held the lock that {waited} for in {FILE_LOCK}"
     else:
         said += f"did not {'enter' if counted else 'call'} {name}, which {waited} for{until}"
     apart = library_calls(inspection.ranks, missing)
@@ -210,7 +214,7 @@ def _ended_well(rank: RankInspection) -> bool:
 def _is_elsewhere(rank: RankInspection) -> bool:
     """Whether a rank is known to wait for no other."""
     groups = {state.group for state in rank.groups}
-    if rank.moved or call_of(rank) or any(each.stuck for group, each in standings(rank).items() if group in groups):
+    if rank.moved or wait_of(rank) or any(each.stuck for group, each in standings(rank).items() if group in groups):
         return False
     known = rank.threads or rank.groups or rank.answers is False
     return bool(known) or is_gone(rank) or rank.condition is Condition.STOPPED

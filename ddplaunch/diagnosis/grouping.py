@@ -67,4 +67,4 @@ def _state(rank: RankInspection) -> str:
         return state
     if rank.condition is Condition.BLOCKED:
         return BLOCKED
-    return SILENT if rank.answers is False else waiting_for(rank) or RUNNING
+    return SILENT if rank.answers is False else waiting_for(rank) or rank.asleep or RUNNING

@@ -66,6 +66,7 @@ class Worker:
     pid: Pid
     frames: tuple[Frame, ...] = ()  # of its main thread, from torch's loop on; the innermost first
     code: EndCode | None = None  # how it ended: -N for signal N
+    stopped: bool = False  # by SIGSTOP or a debugger; then it has no frames
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class Inside:
     function: Line  # the one that the user or a library called: "broadcast_object_list"
     operation: Line  # what that has called in turn: "broadcast"
     names: Count | None  # the rank that the operation names: whom it sends to or receives from, or the root
+    members: tuple[Count, ...] = ()  # of the group that it makes, or in which it waits; none for all ranks
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,8 @@ class RankInspection:
     network: Amount | None = None  # the same on connections that lead out of the job
     late: Amount | None = None  # seconds by which it arrived last at collectives, in the mean; where that was asked
     awaits: Line = ""  # what its main thread waits for on a connection: "store" is the job's, or "10.0.0.7:443"
+    asleep: Line = ""  # the kernel's word for what its main thread sleeps in: "waits for a file lock", or "asleep"
+    lock_holder: Count | None = None  # the rank that holds that lock
 
 
 @dataclass(frozen=True)

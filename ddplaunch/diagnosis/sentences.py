@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ddplaunch.diagnosis.chains import arrows
 from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
 from ddplaunch.diagnosis.standing import (
+    FILE_LOCK,
     INIT,
     POINT_TO_POINT,
     ROOTED,
@@ -81,6 +82,8 @@ def _partners(wait: Wait) -> str:
     """The partners that ranks send to or receive from: " from rank 2", " (1 from 2, 2 from 3)"; some of many."""
     if len(wait.waiting) == 1:
         return partner(wait, wait.waiting[0])
+    if wait.operation == FILE_LOCK:
+        return ""
     way = "to" if wait.operation in SENDS else "from"
     told = [f"{rank} {way} {other}" for rank, other in wait.partners]
     return f" ({', '.join(told[:_MAX_PAIRS])}{', …' * (len(told) > _MAX_PAIRS)})" if told else ""
@@ -122,7 +125,7 @@ def _why(wait: Wait, missing: Missing, rank: RankInspection, apart: Frame | None
     if state := halt(rank).now:
         return state
     if missing.waits:
-        line = entered_at(rank)
+        line = entered_at(rank, missing.calls.partition(" ")[0])
         return f"{_absence(wait)}: it waits in {missing.calls}" + (f", {text(line)}" if line else "")
     what = doing(rank, apart)
     if rank.condition is Condition.BLOCKED:
@@ -141,6 +144,8 @@ def _absence(wait: Wait) -> str:
         return "does not communicate"
     if wait.operation == STORE:
         return "has not set its key"
+    if wait.operation == FILE_LOCK:
+        return "holds the lock"
     return "has not called it"
 
 
@@ -166,7 +171,7 @@ def mismatch(wait: Wait, inspection: Inspection) -> str:
     tensors = len(kinds) < len(wait.different)
     told = []
     for (each, numbers), root in zip(wait.different, roots, strict=True):
-        line = entered_at(by_number[numbers[0]])
+        line = entered_at(by_number[numbers[0]], each.operation)
         what = each.operation + (f" of {each.tensors or 'nothing'}" if tensors else "")
         what += f" {ROOTED[each.operation]} rank {root}" if rooted else ""
         told.append(f"{what} on {ranks(numbers)}" + (f" ({where(line)})" if line else ""))

@@ -11,11 +11,13 @@ from ddplaunch.diagnosis.inspection import Frame, Thread
 from ddplaunch.errors import shown
 
 MAX_THREADS, MAX_FRAMES = 64, 100
+_DEEP = 98  # frames of a stack that faulthandler has cut, at least: without those of ours
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _THREAD = re.compile(
     r"(?:(Current t|T)hread 0x[0-9a-f]{1,16}|(Main t|T)ask) (?:\[(.*)\] )?\(most recent call first\):$"
 )
+_OUTER = b"Outer frames (most recent call first):"
 _FRAME = re.compile(r'  File (?:"(.*)"|\?\?\?), line (\d{1,9}|\?\?\?),? in (.*)$')
 _ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3\.\d+t?/|^<|^\?\?\?$")
@@ -25,8 +27,11 @@ _STARTS = re.compile(r"^<frozen (?:runpy|importlib)|/lib(?:64)?/python3\.\d+t?/(
 """What calls a program that is started by its module's name."""
 
 
-def parse_dump(dump: bytes, folder: str, package: str = _PACKAGE) -> tuple[Thread, ...]:
+def parse_dump(dump: bytes, folder: str, package: str = _PACKAGE, *, outer: bytes = b"") -> tuple[Thread, ...]:
     """Read what ``faulthandler`` wrote for all threads, the main one first; at most 64 threads of 100 frames.
+
+    The outer frames of the main thread, which faulthandler leaves out of a deep stack, may follow in a section of their
+    own, or are given as ``outer``. Of these the user's are kept: without them no line of the program is known.
 
     After them there may be tasks of asyncio (``rank/answers.py``). What the main task is in comes before the calls of
     its loop, as if these had called it; any other task is a thread.
@@ -36,14 +41,19 @@ def parse_dump(dump: bytes, folder: str, package: str = _PACKAGE) -> tuple[Threa
     """
     threads: list[tuple[bool, str, list[Frame]]] = []
     tasks: list[tuple[bool, str, list[Frame]]] = []
+    beyond: list[Frame] = []
     of = threads
     whole = True
+    if outer and _OUTER not in dump:
+        dump += outer
     for line in dump.decode(errors="replace").split("\n"):
-        if head := _THREAD.match(line):
+        if line == _OUTER.decode():
+            of = [(False, "", beyond)]
+        elif head := _THREAD.match(line):
             of = tasks if head[2] else threads
             name = f"task {_plain(head[3] or '')}" if head[2] else shown(head[3] or "")
             of.append(((head[1] or head[2]) != "T", name, []))
-        elif of and len(of[-1][2]) < MAX_FRAMES and (found := _FRAME.match(line)):
+        elif of and (len(of[-1][2]) < MAX_FRAMES or of[-1][2] is beyond) and (found := _FRAME.match(line)):
             of[-1][2].append(_dumped(found, folder, package))
         elif line == "...":  # more threads than faulthandler shows
             whole = False
@@ -52,6 +62,8 @@ def parse_dump(dump: bytes, folder: str, package: str = _PACKAGE) -> tuple[Threa
     # The newest comes first, so the main thread is the last; the current one is that which took the signal.
     main = -1 if whole else next((number for number, each in enumerate(threads) if each[0]), -1)
     first = threads.pop(main)
+    if len(first[2]) >= _DEEP:
+        first[2].extend([frame for frame in beyond if frame.own][-MAX_FRAMES:])
     mine = in_ranks(package)
     theirs = [each for each in threads if each[2] and not each[2][-1].file.startswith(mine)]
     for is_main, name, frames in tasks:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from math import inf
 from typing import NamedTuple
 
 from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
 from ddplaunch.diagnosis.sentences import begun, halt, sentence, uneven
-from ddplaunch.diagnosis.standing import STORE, call_of, doing, is_gone, library_calls, wait_of
+from ddplaunch.diagnosis.standing import NEW_GROUP, STORE, call_of, doing, is_gone, library_calls, thread_in, wait_of
 from ddplaunch.diagnosis.waits import waits
 from ddplaunch.words import ranks
 
@@ -45,12 +46,12 @@ class Judgement(NamedTuple):
     sooner: float | None = None
 
 
-def judge(inspection: Inspection, timeout: float, *, strict: bool) -> Judgement:
+def judge(inspection: Inspection, timeout: float, *, strict: bool, noisy: float = inf) -> Judgement:
     """Decide whether a job has stalled for ``timeout`` seconds.
 
     It has if no rank has printed anything for so long, ranks have waited for others for so long, and each rank that is
     waited for is idle, or has ended. A busy one may be at a long validation. ``strict``: so has a job that uses
-    collectives and whose ranks are all idle and in none.
+    collectives and whose ranks are all idle and in none. After ``noisy`` seconds of a wait, output counts for nothing.
     """
     found = inspection.ranks
     if inspection.silent or len(found) < inspection.world_size or any(rank.moved for rank in found):
@@ -75,11 +76,17 @@ def judge(inspection: Inspection, timeout: float, *, strict: bool) -> Judgement:
     # Where no rank is missing the last to come counts, else the first that waits.
     lasted = (max if inside and awaited else min)(standing, default=0.0)
     silence = min((rank.quiet for rank in found if rank.quiet is not None), default=timeout)
-    if silence < timeout * (1 - _SOON):
-        return Judgement()  # the clock of that node has not run out yet
+    if waiting and lasted >= noisy:
+        silence = lasted
+    elif silence < timeout * (1 - _SOON):  # the clock of that node has not run out yet
+        return Judgement(sooner=noisy - lasted) if waiting and lasted >= noisy / 2 else Judgement()
     if (short := timeout - min(lasted, silence)) > 0:
         return Judgement(sooner=short)
-    first = by_number[min(awaited or inside)]
+    # Where ranks have entered different collectives, the fewest are the odd ones.
+    entered, odd = waiting[0].different[-1] if waiting and waiting[0].different else (None, ())
+    if waiting and waiting[0].operation == NEW_GROUP and waiting[0].missing:
+        odd = (waiting[0].missing[0].rank,)
+    first = by_number[odd[0] if odd else min(awaited or inside)]
     if waiting:
         told = sentence(waiting[0], inspection)
     elif few := uneven(found):
@@ -91,7 +98,8 @@ def judge(inspection: Inspection, timeout: float, *, strict: bool) -> Judgement:
     mark = tuple((rank.rank, rank.groups) for rank in found)
     idle = bool(awaited) and first.condition is Condition.ALIVE and wait_of(first) is None
     place = where([first])
-    return Judgement(Stall(first.rank, told, trace(first), lasted, not is_gone(first), idle, killable, mark, place))
+    at = trace(first, entered.operation if entered else "")
+    return Judgement(Stall(first.rank, told, at, lasted, not is_gone(first), idle, killable, mark, place))
 
 
 def works(rank: RankInspection) -> bool:
@@ -103,9 +111,10 @@ def works(rank: RankInspection) -> bool:
     return rank.busy >= WORKS or (rank.traffic or 0.0) >= MOVES or (rank.network or 0.0) >= TALKS
 
 
-def trace(rank: RankInspection) -> str:
-    """The user's frames of a rank's main thread as Python prints them, the innermost last."""
-    frames = rank.threads[0].frames if rank.threads else ()
+def trace(rank: RankInspection, operation: str = "") -> str:
+    """The user's frames of a rank as Python prints them, the innermost last: of the thread that runs a collective."""
+    thread = thread_in(rank, operation)
+    frames = thread.frames if thread else ()
     return "\n".join(f'  File "{f.file}", line {f.line}, in {f.function}' for f in reversed(frames) if f.own)
 
 

@@ -8,23 +8,27 @@ from collections.abc import Iterable
 from itertools import takewhile
 from typing import NamedTuple
 
-from ddplaunch.diagnosis.inspection import Collective, Condition, Frame, RankInspection, Worker
+from ddplaunch.diagnosis.inspection import Collective, Condition, Frame, RankInspection, Thread, Worker
 from ddplaunch.words import signal_name
 
 INIT = "init_process_group"
 SENDS = {"isend", "send", "send_object_list"}
 RECEIVES = {"irecv", "recv", "recv_object_list"}
-POINT_TO_POINT = {"batch_isend_irecv", *SENDS, *RECEIVES}
+WORK_WAIT = "the wait() of isend or irecv"
+POINT_TO_POINT = {"batch_isend_irecv", WORK_WAIT, *SENDS, *RECEIVES}
 ROOTED = {"broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to"}
 """Collectives with a root, which all ranks must name alike, and how it is said of them."""
 
 STORE = "store.wait"
+FILE_LOCK = "flock"
+NEW_GROUP = "new_group"
 UNRECORDED = POINT_TO_POINT | {
     INIT,
     STORE,
+    FILE_LOCK,
+    NEW_GROUP,
     "destroy_process_group",
     "monitored_barrier",
-    "new_group",
     "new_subgroups",
     "new_subgroups_by_enumeration",
     "split_group",
@@ -139,10 +143,18 @@ def call_of(rank: RankInspection) -> Call | None:
 
 
 def partner_of(rank: RankInspection) -> int | None:
-    """The rank to which a rank sends, or from which it receives; None where it does neither, or that is not known."""
+    """The rank to which a rank sends, from which it receives, or whose lock it wants; None where that is not known."""
+    call, inside = wait_of(rank), rank.inside
+    if call and call.function == FILE_LOCK:
+        return rank.lock_holder
+    known = call and inside and call.function in (inside.function, inside.operation)
+    return inside.names if known and inside and call and call.function in SENDS | RECEIVES else None
+
+
+def members_of(rank: RankInspection) -> tuple[int, ...]:
+    """The ranks that a rank waits for in a call that makes a group, or that is of one; () where that is not known."""
     call, inside = call_of(rank), rank.inside
-    known = call and inside and inside.function == call.function and call.function in SENDS | RECEIVES
-    return inside.names if known and inside else None
+    return inside.members if call and inside and inside.function == call.function else ()
 
 
 def root_of(rank: RankInspection, collective: Collective) -> int | None:
@@ -152,14 +164,42 @@ def root_of(rank: RankInspection, collective: Collective) -> int | None:
 
 
 def wait_of(rank: RankInspection) -> Call | None:
-    """The function in which a rank waits for others: of torch.distributed, or of the job's store."""
-    return call_of(rank) or (Call(STORE, line_of(rank)) if rank.awaits == "store" else None)
+    """What a rank waits for others in: a function of torch.distributed, a store, a Work's ``wait()``, a file's lock."""
+    if call := call_of(rank):
+        return call
+    if rank.awaits == "store":
+        return Call(STORE, line_of(rank))
+    if rank.lock_holder is not None:
+        return Call(FILE_LOCK, line_of(rank))
+    # That of a collective is in the flight recorder; without one nothing tells which it is.
+    if rank.inside and rank.inside.function == "wait" and rank.answers and rank.asleep in ("", "asleep"):
+        return Call(WORK_WAIT if rank.inside.names is None else rank.inside.operation, line_of(rank))
+    return None
 
 
-def entered_at(rank: RankInspection) -> Frame | None:
+def may_wait(rank: RankInspection) -> bool:
+    """Whether a rank may wait for others, by its own word and the kernel's, without a stack."""
+    if any(each.enqueued > each.completed for each in rank.groups):
+        return True
+    inside = rank.inside.function if rank.inside else ""
+    return inside in UNRECORDED or wait_of(rank) is not None
+
+
+def thread_in(rank: RankInspection, operation: str = "") -> Thread | None:
+    """The thread that runs a collective: the first that is in that function, else in any, else the main one."""
+    inside = [(call, thread) for thread in rank.threads if (call := call_in(thread.frames))]
+    exact = (
+        thread
+        for _, thread in inside
+        if any(frame.function == operation and frame.file.endswith(_C10D) for frame in thread.frames)
+    )
+    return next(exact, inside[0][1] if inside else next(iter(rank.threads), None))
+
+
+def entered_at(rank: RankInspection, operation: str = "") -> Frame | None:
     """The user's line from which a rank that waits in a collective has entered it."""
-    call = call_of(rank)
-    return call.place if call and call.place else line_of(rank)
+    thread = thread_in(rank, operation)
+    return (place(thread.frames) if thread else None) or line_of(rank)
 
 
 def waiting_for(rank: RankInspection) -> str:
@@ -172,7 +212,7 @@ def waiting_for(rank: RankInspection) -> str:
         return "waits for an RPC"
     words = (_WAITS.get((os.path.basename(frame.file), frame.function)) for frame in called)
     reply = f"waits for a reply from {rank.awaits}" if rank.awaits else ""
-    return next(filter(None, words), reply)
+    return next(filter(None, words), reply or rank.asleep.removeprefix("asleep"))
 
 
 def doing(rank: RankInspection, apart: Frame | None = None) -> str:
@@ -193,6 +233,7 @@ def doing(rank: RankInspection, apart: Frame | None = None) -> str:
 def workers_of(rank: RankInspection) -> list[str]:
     """Say of its DataLoader's workers what tells: "a worker: read at data.py:9", "worker pid 4711: SIGKILL"."""
     gone = [f"worker pid {each.pid} has ended: {end(each.code)}" for each in rank.workers if each.code is not None]
+    gone += [f"worker pid {each.pid} is stopped (SIGSTOP)" for each in rank.workers if each.stopped]
     busy = dict.fromkeys(f"a worker: {_at_work(each.frames)}" for each in at_work(rank))
     return [*gone, *busy]
 

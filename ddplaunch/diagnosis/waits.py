@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.diagnosis.chains import cycle, ends
 from ddplaunch.diagnosis.inspection import Collective, Condition, Frame, Inspection, RankInspection
 from ddplaunch.diagnosis.standing import (
+    FILE_LOCK,
     INIT,
+    NEW_GROUP,
     RECEIVES,
     SENDS,
     UNRECORDED,
-    Call,
     Standing,
     call_of,
     entered_at,
     is_gone,
+    members_of,
     partner_of,
     root_of,
     standings,
@@ -189,7 +191,7 @@ class _View:
             exact[0] if exact else None,
             tuple(sorted(here)),
             tuple(sorted((rank, each.stuck) for rank, each in certain.items() if each.stuck > number)),
-            _places(self.ranks[rank] for rank in sorted(here)),
+            _places((self.ranks[rank] for rank in sorted(here)), operation),
             tuple(Missing(rank, False) for rank in missing),
             self._different(here, number),
             unseen,
@@ -257,29 +259,30 @@ class _View:
 
     def calls(self, taken: set[int]) -> Iterator[Wait]:
         """The waits that only stacks tell: in init_process_group, send and recv, and all that no recorder has."""
-        found: dict[str, dict[int, Call]] = {}
+        found: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for number, rank in self.ranks.items():
             call = wait_of(rank)
             if not call or number in taken or rank.moved or rank.answers is False:
                 continue
             if call.function in UNRECORDED or not (self.recorded and rank.answers):
-                found.setdefault(call.function, {})[number] = call
+                found.setdefault((call.function, members_of(rank)), []).append(number)
         inside = {rank for calls in found.values() for rank in calls}
         partners = {rank: partner_of(self.ranks[rank]) for rank in inside}
-        for function, calls in sorted(found.items(), key=lambda item: item[0] != INIT):
+        for (function, members), calls in sorted(found.items(), key=lambda item: item[0][0] != INIT):
             together = ends({rank: partners[rank] for rank in calls}, self._met(function, partners))
             for end, waiting in together.items():
-                missing = self._lacking_in(function, end.rank, inside | taken) if not (end.met or end.cycle) else []
+                known = end.met or end.cycle
+                missing = [] if known else self._lacking_in(function, end.rank, inside | taken, members, calls)
                 all_known = end.rank is None and len(self.ranks) == self.inspection.world_size
                 yield Wait(
                     function,
                     "",
                     0,
-                    (),
+                    members,
                     None,
                     tuple(waiting),
                     (),
-                    _places(self.ranks[rank] for rank in waiting),
+                    _places((self.ranks[rank] for rank in waiting), function),
                     tuple(Missing(rank, False) for rank in missing),
                     unseen=not (all_known or end.rank in self.ranks or end.met or end.cycle),
                     partners=tuple((rank, each) for rank in waiting if (each := partners[rank]) is not None),
@@ -287,9 +290,16 @@ class _View:
                     cycle=end.cycle,
                 )
 
-    def _lacking_in(self, function: str, partner: int | None, inside: set[int]) -> list[int]:
-        """The ranks that have not called a function that others are in: their partner, where it is known."""
-        others = [partner] if partner is not None else [rank for rank in self.ranks if rank not in inside]
+    def _lacking_in(
+        self, function: str, partner: int | None, inside: set[int], members: tuple[int, ...], calls: Collection[int]
+    ) -> list[int]:
+        """The ranks that have not called a function that others are in: their partner, or those of the group."""
+        if partner is not None:
+            others = [partner]
+        elif members:
+            others = [rank for rank in members if rank not in calls]
+        else:
+            others = [rank for rank in self.ranks if rank not in inside]
         found = [rank for rank in others if rank in self.ranks and not self.ranks[rank].moved]
         return [rank for rank in found if self._lacks(function, self.ranks[rank])]
 
@@ -299,7 +309,7 @@ class _View:
         found = set()
         for rank, partner in partners.items():
             if partner is not None and partner in self.ranks and partners.get(partner, rank) in (rank, None):
-                call = call_of(self.ranks[partner])
+                call = wait_of(self.ranks[partner])
                 found.update([rank] if call and call.function in other else [])
         return found
 
@@ -309,8 +319,8 @@ class _View:
         return not rank.no_stack and (bool(rank.threads) or rank.answers is not None or is_gone(rank))
 
 
-def _places(ranks: Iterable[RankInspection]) -> tuple[Frame, ...]:
-    return tuple(dict.fromkeys(place for rank in ranks if (place := entered_at(rank))))
+def _places(ranks: Iterable[RankInspection], operation: str) -> tuple[Frame, ...]:
+    return tuple(dict.fromkeys(place for rank in ranks if (place := entered_at(rank, operation))))
 
 
 def _told(wait: Wait, waits: Sequence[Wait]) -> Wait:
@@ -339,7 +349,7 @@ def short_title(wait: Wait) -> str:
 
 def partner(wait: Wait, rank: int) -> str:
     """Say whom a rank sends to or receives from: " from rank 2"; "" where that is not known."""
-    other = dict(wait.partners).get(rank)
+    other = dict(wait.partners).get(rank) if wait.operation != FILE_LOCK else None
     return "" if other is None else f" {'to' if wait.operation in SENDS else 'from'} rank {other}"
 
 
@@ -353,6 +363,7 @@ def _ordered(waits: Sequence[Wait]) -> Iterator[Wait]:
         if not ready:
             found = _cycle(left)
             roots = [each for each in left if not _inside(each).isdisjoint(found)]
+            roots.sort(key=lambda each: each.operation != NEW_GROUP)  # that one of its members has left out
             ready = [replace(roots[0], cycle=found), *roots[1:]]
         else:
             ready = roots

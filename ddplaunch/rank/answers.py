@@ -33,15 +33,10 @@ if TYPE_CHECKING:
 
 _HIGHEST = 1024  # descriptors: a table of more would cost memory, and select(2) takes no more
 _LEAVE_PATIENCE = 0.1  # seconds that the thread has to be gone
-_MAX_GROUPS, _MAX_MEMBERS = 1024, 4096
 _MAX_TASKS, _MAX_CALLS = 32, 100
+_FAULTHANDLER_FRAMES = 100  # MAX_FRAME_DEPTH in Python/traceback.c: what it writes of a stack, the innermost
+_MAX_OUTER_FRAMES = 500
 _C10D = "torch.distributed.distributed_c10d"
-_PACKING = {"_object_to_tensor", "_tensor_to_object"}  # they run the program's __reduce__, before or after the exchange
-_NAMES = {
-    **dict.fromkeys(("send", "isend", "reduce", "gather"), "dst"),
-    **dict.fromkeys(("recv", "irecv", "broadcast", "scatter"), "src"),
-}
-"""Functions of torch.distributed that name a rank, and by which argument; with "group_" before it, one of the group."""
 
 
 class Answers:
@@ -60,6 +55,7 @@ class Answers:
         self._stacks: tuple[int, int, int, int] | None = None  # two signals, a descriptor, the third signal
         self._patient, self._sibling = patient, sibling
         self._sampler: Any = None  # of the profile that is being taken
+        self._state: Any = None  # the module that reads torch's state, once there is a process group
         self._since = 0.0  # when there was a process group first, on the monotonic clock
         try:
             self._stacks = _register_stacks()
@@ -106,7 +102,7 @@ class Answers:
             if self._since and time.monotonic() - self._since >= after and os.getpid() == self._pid:
                 fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
                 with os.fdopen(fd, "wb") as file:
-                    file.write(b"\n".join(_traces(details=True)))
+                    file.write(b"\n".join(self._state.traces(details=True)))
         except Exception:
             pass
 
@@ -139,6 +135,7 @@ class Answers:
         if os.getpid() != self._pid:
             return
         self._since = time.monotonic()
+        self._state = self._sibling("torch_state")
 
         # No signal is for this thread: one that it took would not interrupt what the program waits in.
         before = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
@@ -171,9 +168,16 @@ class Answers:
                     if line[:1] in (b"p", b"q"):
                         self._profile(line)
                         continue
-                    self._say(line + b" " + _answer(module, details=line.startswith(b"e")))
+                    self._say(line + b" " + self._answer(module, details=line.startswith(b"e")))
         except BaseException:
             pass  # the program has closed the socket, or torch is another one
+
+    def _answer(self, module: ModuleType, *, details: bool) -> bytes:
+        """The parts of ``torch_state``; the call has with it the outer frames of a deep stack."""
+        initialised, groups, call, *traces = self._state.describe(module, details=details)
+        outer = _outer_frames(sys._current_frames().get(self._main), _FAULTHANDLER_FRAMES)
+        call += outer and b"|" + outer.replace(b"\t", b" ").replace(b"\n", b"\r")
+        return b"\t".join([initialised, groups, call, *traces])
 
     # --------------------------------------------------------------------------------------------------- a profile
 
@@ -206,84 +210,10 @@ class Answers:
                 if not frame:
                     _signal.pthread_kill(self._main, self._stacks[0])
             elif self._sampler:
-                traces = [] if frame else _traces(details=True)
+                traces = [] if frame else self._state.traces(details=True)
                 self._sampler.finish(frame or sys._current_frames().get(self._main), traces)
         except Exception:
             pass  # the disk is full
-
-
-def _answer(module: ModuleType, *, details: bool) -> bytes:
-    """``1`` or ``0``, whether there is a process group; all groups; the call it is in; what each recorder says."""
-    parts = [b"%d" % module.is_initialized(), _groups(module, members=details), _call(module)]
-    return b"\t".join([*parts, *_traces(details=details)])
-
-
-def _traces(*, details: bool) -> list[bytes]:
-    """What each recorder says, in a line without tabs."""
-    torch = getattr(sys.modules["torch"]._C, "_distributed_c10d", None)
-    names = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-    found = [getattr(torch, name)(details, False) for name in names if hasattr(torch, name)]
-    return [bytes(each).replace(b"\t", b" ").replace(b"\n", b" ") for each in found]
-
-
-def _groups(module: ModuleType, *, members: bool) -> bytes:
-    """The groups that this rank is in, in the order in which they were made: JSON, as ``_group`` writes each."""
-    try:
-        world = module._world
-        found = list(world.pg_names.items())[:_MAX_GROUPS]
-        ranks = world.pg_group_ranks if members else {}
-        return b"[" + b",".join(_group(name, each, ranks.get(each, {})) for each, name in found) + b"]"
-    except Exception:
-        return b"[]"
-
-
-def _group(name: object, group: Any, members: dict[int, int]) -> bytes:
-    """Its name, description, members and operations so far (-1 where nobody knows), a JSON array."""
-    try:
-        count = int(group._get_sequence_number_for_group())
-    except Exception:
-        count = -1
-    words = [str(name), str(getattr(group, "group_desc", "") or "")]
-    texts = ['"' + "".join(c if c.isalnum() or c in " _-.:/()[]" else "_" for c in word[:200]) + '"' for word in words]
-    ranks = ",".join(str(int(rank)) for rank in sorted(members)[:_MAX_MEMBERS])
-    return f"[{texts[0]},{texts[1]},[{ranks}],{count}]".encode("ascii", "replace")
-
-
-def _call(module: ModuleType) -> bytes:
-    """The function of torch.distributed that the program is in, what that calls in turn, and the rank that this names.
-
-    "broadcast_object_list broadcast 0", -1 where it names none; nothing where no thread is in one. Numbers are all that
-    is read of its variables.
-    """
-    try:
-        main = sys.modules["threading"].main_thread().ident
-        for _, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
-            inside = []
-            while frame is not None:
-                if frame.f_code.co_filename == module.__file__ and not frame.f_code.co_name.startswith("<"):
-                    inside.append(frame)
-                frame = frame.f_back  # type: ignore[assignment]
-            names = [each.f_code.co_name for each in inside]
-            if names and _PACKING.isdisjoint(names):
-                outer = next((name for name in reversed(names) if name[0] != "_"), names[-1])
-                at = next((each for each in inside if each.f_code.co_name in _NAMES), inside[0])
-                return f"{outer} {at.f_code.co_name} {_named_rank(module, at)}".encode("ascii", "replace")
-    except Exception:
-        pass
-    return b""
-
-
-def _named_rank(module: ModuleType, frame: FrameType) -> int:
-    """The rank, counted in the job, that a call of one of ``_NAMES`` names; -1 where it is another call."""
-    argument = _NAMES.get(frame.f_code.co_name)
-    if argument is None:
-        return -1
-    given = frame.f_locals
-    if isinstance(given.get(argument), int):
-        return int(given[argument])
-    number = given.get(f"group_{argument}")
-    group = given.get("group") or module._get_default_group()
-    return int(module.get_global_rank(group, number)) if isinstance(number, int) else -1
 
 
 class _Once:
@@ -372,9 +302,24 @@ def _write_stacks(number: int, frame: FrameType | None) -> None:
             _answers.attend(frame)
         os.write(_stacks_fd, b"\0")  # as faulthandler writes none: whatever functions, files and threads are called
         faulthandler.dump_traceback(_stacks_fd, all_threads=True)
-        os.write(_stacks_fd, _tasks(frame) + b"\0")
+        outer = _outer_frames(frame, _FAULTHANDLER_FRAMES - 1)  # it has this function, too
+        os.write(_stacks_fd, outer + _tasks(frame) + b"\0")
     except Exception:
         pass  # the program has closed it
+
+
+def _outer_frames(frame: FrameType | None, skipped: int) -> bytes:
+    """The frames of the main thread that ``faulthandler`` leaves out, in its form: those after the innermost ones.
+
+    Without them a stack that is deep in a library has no line of the program.
+    """
+    frames: list[FrameType] = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    outer = frames[skipped:][-_MAX_OUTER_FRAMES:]
+    lines = [f'  File "{each.f_code.co_filename}", line {each.f_lineno} in {each.f_code.co_name}' for each in outer]
+    return _dump_section("Outer frames", lines) if lines else b""
 
 
 def _tasks(frame: FrameType | None) -> bytes:
@@ -434,6 +379,10 @@ def _task(head: str, tasks: list[Any]) -> bytes:
                 calls.insert(0, f'  File "{code.co_filename}", line {found.f_lineno} in {code.co_name}')
             at = getattr(at, "gi_yieldfrom" if kind == "gi" else f"{kind}_await", None)
         lines += calls
+    return _dump_section(head, lines)
+
+
+def _dump_section(head: str, lines: list[str]) -> bytes:
     text = [line.replace("\n", " ").replace("\0", " ") for line in (f"{head} (most recent call first):", *lines)]
     return "\n".join([*text, ""]).encode("ascii", "backslashreplace")
 

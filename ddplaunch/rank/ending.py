@@ -30,6 +30,7 @@ _IN_ROOM = (
     "ending.py",
     "sampler.py",
     "terminal.py",
+    "torch_state.py",
     "worker.py",
     "zygote.py",
 )

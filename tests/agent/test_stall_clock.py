@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +13,8 @@ from ddplaunch.agent.ranks import Phase
 from ddplaunch.agent.stall_clock import StallClock
 from ddplaunch.agent.usage import TreeUsage
 from ddplaunch.control.messages import Progress, Suspicion
-from ddplaunch.control.rules import Rules
-from ddplaunch.diagnosis.inspection import Condition, GroupState, Inspection, RankInspection
+from ddplaunch.control.rules import LONG_WAIT, Rules
+from ddplaunch.diagnosis.inspection import Condition, GroupState, Inside, Inspection, RankInspection
 from ddplaunch.loop import Timer
 from ddplaunch.output import events
 
@@ -24,6 +25,7 @@ class Node:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rules: Rules) -> None:
         self.now, self.cpu, self.worked = 1000.0, 0.0, 0.0
         self.collectives = (5, 4), (4, 4)
+        self.fields: dict[str, object] = {}  # of rank 0
         self.timers: list[Timer] = []
         self.looks: list[float] = []
         self.told: list[tuple[float, object]] = []
@@ -56,7 +58,7 @@ class Node:
             RankInspection(number, "n0", 100 + number, Condition.ALIVE, answers=True, groups=state)
             for number, state in enumerate(states)
         ]
-        done(Inspection(0.0, tuple(found), 2))
+        done(Inspection(0.0, (replace(found[0], **self.fields), found[1]), 2))  # type: ignore[arg-type]
 
     def wait(self, seconds: float) -> None:
         end = self.now + seconds
@@ -89,13 +91,28 @@ def test_with_a_shorter_stall_timeout_there_is_no_look_before(monkeypatch):
     assert node.told == [(1020, Suspicion(0))]
 
 
-def test_what_ranks_print_wakes_nobody(node):
-    for _ in range(1000):
+def test_what_ranks_print_wakes_the_launcher_every_five_minutes(node):
+    """Ranks that wait are stuck although they print, for ranks whose collectives change it is no news."""
+    for step in range(1000):
+        node.collectives = (step + 1, step), (step, step)
         node.wait(19)
         node.clock.printed(0)
-    assert node.looks == []
-    node.wait(24)
-    assert [moment for moment, _ in node.told] == [node.now]
+    assert len(node.looks) <= 1000 * 19 / (LONG_WAIT / 2)
+    assert not node.told
+    began = node.now
+    while not node.told:
+        node.wait(19)
+        node.clock.printed(0)
+    assert LONG_WAIT / 2 <= node.now - began <= LONG_WAIT
+    node.clock.observe(events.Stalled(began, "no progress"))
+    node.told.clear()
+    node.clock.printed(0)
+    assert not node.told, "what it prints is no progress"
+    node.collectives = (2000, 1999), (1999, 1999)
+    for _ in range(3):
+        node.wait(9)
+        node.clock.printed(0)
+    assert node.told == [(pytest.approx(node.now, abs=20), Progress(0))]
 
 
 def test_silent_ranks_that_get_on_are_looked_at_once_in_five_minutes(node):
@@ -105,6 +122,13 @@ def test_silent_ranks_that_get_on_are_looked_at_once_in_five_minutes(node):
     node.wait(3000)
     assert len(node.looks) == 15
     assert not node.told
+
+
+def test_what_a_rank_waits_in_counts_without_a_collective(node):
+    node.collectives = (4, 4), (4, 4)
+    node.fields = {"inside": Inside("recv", "recv", 1)}
+    node.wait(25)
+    assert node.told == [(1024, Suspicion(0))]
 
 
 def test_one_look_in_20_seconds(node):
@@ -162,7 +186,7 @@ def test_work_that_a_rank_tells_of_counts_as_output(node):
     for _ in range(100):
         node.wait(19)
         node.worked = node.now
-    assert node.looks == []
+    assert not node.told
     node.wait(24)
     assert [moment for moment, _ in node.told] == [node.now]
 

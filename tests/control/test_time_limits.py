@@ -118,6 +118,7 @@ class Waiting:
 
     def __init__(self, **rules: object) -> None:
         self.job, self.gap, self.steps = Job(**rules), 0.1, 0
+        self.quiet: float | None = None  # seconds since a rank printed; None: as long as they wait
 
     def suspect(self, seconds: float) -> list[str]:
         """A node's word after this much silence, at another collective than before; return what was said."""
@@ -133,7 +134,7 @@ class Waiting:
 
     def inspected(self, seconds: float) -> None:
         """Answer all questions as ranks do that stand still for so long."""
-        shares = {"quiet": seconds, "standstill": seconds}
+        shares = {"quiet": self.quiet or seconds, "standstill": seconds}
         ranks = [rank(0, 4 + self.steps, 3 + self.steps, **shares), rank(1, 3 + self.steps, 3 + self.steps, **shares)]
         arrivals = Arrivals(0, "0", "default_pg", 1, 0.0, (10, 20, round(self.gap * 1e6)) * 20)
         while asked := self.job.take(messages.Inspect):
@@ -206,3 +207,28 @@ def test_a_rank_that_only_prints_ends_no_stall():
         waiting.inspected(seconds)
         (stalled,) = waiting.job.take(messages.Stalled)
         assert (stalled.text, round(time.time() - stalled.since)) == ("", seconds)
+
+
+def test_a_long_wait_is_announced_although_a_rank_prints():
+    """After 10 minutes; no stall timeout ends the job for it, as output is progress."""
+    waiting = Waiting(stall_timeout=30.0, on_stall="stop")
+    waiting.quiet = 1.0
+    assert not waiting.suspect(299.0)
+    assert not waiting.suspect(400.0)
+    waiting.job.wait(200.0)
+    (said,) = waiting.answer(600.0)
+    assert said.startswith("no progress for 10m00s: rank 0 waits in all_reduce #6 of default_pg")
+    assert not waiting.job.take(messages.Stop)
+
+
+def test_time_at_a_breakpoint_is_stalled_time():
+    """Whatever the other ranks print meanwhile."""
+    job = Job()
+    job.say(0, messages.Debugged(0, busy=True))
+    (stalled,) = job.take(messages.Stalled)
+    assert isinstance(stalled, messages.Stalled)
+    assert stalled.text == ""
+    job.say(0, messages.Progress(0))
+    assert not job.take(messages.Progress)
+    job.say(0, messages.Debugged(0, busy=False))
+    assert job.take(messages.Progress) == [messages.Progress(0)]

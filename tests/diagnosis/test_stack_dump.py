@@ -81,6 +81,21 @@ def test_what_started_a_module_is_left_out(tmp_path):
     assert main.frames == (Frame("<module>", "train.py", 2, True),)
 
 
+def test_outer_frames_of_a_deep_stack_keep_the_programs_line():
+    """faulthandler leaves them out; the program's are kept, whether they are in the dump or came by another way."""
+    inner = "".join(f'  File "/lib/python3/site-packages/deep.py", line {n} in call\n' for n in range(100))
+    head = "Current thread 0x1 (most recent call first):\n"
+    outer = "Outer frames (most recent call first):\n"
+    outer += '  File "/lib/python3/site-packages/deep.py", line 7 in call\n  File "/job/train.py", line 9 in main\n'
+    for found in (
+        dump(head + inner + "  ...\n" + outer),
+        parse_dump((head + inner).encode(), "/job", outer=outer.encode()),
+    ):
+        assert len(found[0].frames) == MAX_FRAMES + 1
+        assert found[0].frames[-1] == Frame("main", "train.py", 9, True)
+    assert len(dump(head + outer)[0].frames) == 0, "a stack that is not deep has no outer frames"
+
+
 def test_a_stack_of_hundreds_of_calls(tmp_path):
     write(
         tmp_path,

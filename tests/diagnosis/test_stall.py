@@ -176,3 +176,15 @@ def test_what_ranks_do():
     assert at_work(found(rank(0, 4, threads=()))) == ""
     assert at_work(found(rank(0, 4, condition=Condition.EXITED))) == ""
     assert at_work(found(rank(0, 4), rank(1, 4))) == "ranks 0, 1: load_batch at data.py:31"
+
+
+def test_the_odd_rank_is_blamed_where_ranks_are_in_different_collectives():
+    """With the line and the trace of its thread that runs the collective."""
+    odd = Frame("odd", "stats.py", 8, own=True)
+    inside = Frame("barrier", "/torch/distributed/distributed_c10d.py", 1, own=False)
+    last = Collective("0", 5, "barrier", "", 1800.0, 0.0, False, True)
+    threads = (Thread((AT,)), Thread((inside, odd)))
+    stall = judge(found(WAITING[0], rank(1, 5, last=(last,), threads=threads), rank(2, 5)), TIMEOUT, strict=False).stall
+    assert stall
+    assert "all_reduce on ranks 0, 2 (data.py:31) and barrier on rank 1 (stats.py:8)" in stall.text
+    assert (stall.rank, stall.trace) == (1, '  File "stats.py", line 8, in odd')

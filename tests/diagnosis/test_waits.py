@@ -18,6 +18,7 @@ from ddplaunch.diagnosis.inspection import (
     Inspection,
     RankInspection,
     Thread,
+    Worker,
 )
 from ddplaunch.diagnosis.sentences import sentences
 from ddplaunch.diagnosis.stall import at_work
@@ -201,6 +202,7 @@ def together(*ranks, **fields):
     return Inspection(0.0, ranks, fields.pop("world_size", len(ranks)), **fields)
 
 
+LOADER = "/venv/lib/python3/site-packages/torch/utils/data/dataloader.py"
 WAITING = ("all_reduce", "step at train.py:3")
 
 
@@ -562,6 +564,37 @@ def test_equal_stacks_are_one_group_and_the_odd_one_is_first():
 )
 def test_the_state_of_each_rank(kind, states):
     assert list(states_of(inspected(kind)).values()) == states
+
+
+def test_a_rank_that_left_out_a_new_group_comes_first():
+    """Although it waits in a collective, and all wait for each other."""
+    making = rank(1, 4, 4, "new_group", "make at train.py:8", inside=Inside("new_group", "new_group", None, (1, 2)))
+    found = together(rank(0, 5, 4, *WAITING), making, rank(2, 5, 4, *WAITING))
+    assert sentences(found)[0] == (
+        "rank 1 waits in new_group (ranks 1, 2), called at train.py:8; rank 2 has not called it: it waits in "
+        "all_reduce #5 of default_pg, step at train.py:3; they wait for each other: 1 → 2 → 1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "state"),
+    [
+        ({"asleep": "asleep"}, "asleep"),
+        ({"asleep": "waits for input"}, "waits for input"),
+        ({"inside": Inside("wait", "wait", None)}, "waits in the wait() of isend or irecv"),
+        ({"inside": Inside("wait", "wait", None), "asleep": "waits for input"}, "waits for input"),
+    ],
+)
+def test_a_rank_that_sleeps_is_not_running(fields, state):
+    found = together(rank(0, 4, 4, "step at train.py:3", **fields), rank(1, 4, 4, "step at train.py:3"))
+    assert states_of(found) == {0: state, 1: "running"}
+
+
+def test_a_stopped_worker_is_named():
+    loading = rank(1, 4, 4, "load at train.py:9", workers=(Worker(4711, stopped=True),))
+    loading = replace(loading, threads=(Thread((Frame("_next_data", LOADER, 1, False), *loading.threads[0].frames)),))
+    said = sentences(together(rank(0, 5, 4, *WAITING), loading))[0]
+    assert said.endswith("it waits for its DataLoader, load at train.py:9 (worker pid 4711 is stopped (SIGSTOP))")
 
 
 def test_whatever_was_found_is_put_into_words():

@@ -105,6 +105,8 @@ NO_VARIABLES = {
     *(
         "TYPE_CHECKING",
         "CLOCK_BOOTTIME",
+        "LOAD_ATTR",  # instructions of Python
+        "LOAD_METHOD",
         "SC_CLK_TCK",
         "SC_PAGE_SIZE",
         "SC_OPEN_MAX",

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from ddplaunch.rank import answers
+from ddplaunch.rank import torch_state
 
 
 def begin(folder, rank):
@@ -22,6 +22,7 @@ def tell(folder, rank):
         return  # native code held the GIL: the launcher would have waited in vain
     for name, details in (("states", False), ("entries", True)):
         with open(f"{folder}/{rank}.{name}", "wb") as file:
-            file.write(answers._answer(sys.modules["torch.distributed.distributed_c10d"], details=details))
+            module = sys.modules["torch.distributed.distributed_c10d"]
+            file.write(b"\t".join(torch_state.describe(module, details=details)))
     time.sleep(3)
     os._exit(9)

@@ -1,0 +1,115 @@
+"""The system calls in which the main threads of ranks sleep, and what they wait for: no frame of Python names that.
+
+A look reads /proc/PID/syscall of each rank, 15 µs, and what that call is about only where a rank sleeps in it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+from ddplaunch.agent.connections import connections, peer_address
+
+STORE = "store"
+ASLEEP, FILE_LOCK = "asleep", "waits for a file lock"
+_INPUT, _FIFO = "waits for input", "waits for the other end of a fifo"
+_CHILD = "waits for a process that it has started"
+
+_POLLS, _READS, _FCNTL, _LOCKS, _WORDS = {  # syscalls(2); asm/unistd_64.h, asm-generic/unistd.h
+    "x86_64": (
+        (7, 271),  # poll, ppoll
+        (0, 45, 47),  # read, recvfrom, recvmsg
+        72,
+        (72, 73),  # fcntl, flock
+        {202: ASLEEP, 449: ASLEEP, 34: ASLEEP, 128: ASLEEP, 2: _FIFO, 257: _FIFO, 61: _CHILD, 247: _CHILD},
+    ),
+    "aarch64": (
+        (73,),
+        (63, 207, 212),
+        25,
+        (25, 32),
+        {98: ASLEEP, 449: ASLEEP, 137: ASLEEP, 56: _FIFO, 260: _CHILD, 95: _CHILD},
+    ),
+}.get(os.uname().machine, ((), (), -1, (), {}))
+_SETLKW = (7, 38)  # F_SETLKW, F_OFD_SETLKW
+
+
+class Sleep(NamedTuple):
+    """What the main thread of a rank sleeps in."""
+
+    words: str = ""  # "waits for a file lock"; "asleep" where the call does not tell; "" where it is not known
+    awaits: str = ""  # on a connection: "store" is the job's, or "10.0.0.7:443"
+    holder: int | None = None  # the rank that holds the lock it waits for
+
+
+def sleeps(pids: Mapping[int, int], store: int) -> dict[int, Sleep]:
+    """Read what the ranks whose processes are ``pids`` sleep in; ``store`` is the port of the job's store."""
+    found: dict[int, Sleep] = {}
+    sockets: dict[int, int] = {}
+    for rank, pid in pids.items():
+        words, socket = _call(pid)
+        if words:
+            found[rank] = Sleep(words)
+        if socket:
+            sockets[rank] = socket
+    if sockets and store:
+        ends = {each.number for each in connections(store)}
+        found |= {rank: Sleep(awaits=STORE) for rank, number in sockets.items() if number in ends}
+    if left := {rank: number for rank, number in sockets.items() if rank not in found}:
+        every = {each.number: each for each in connections()}
+        found |= {rank: Sleep(awaits=peer_address(every[n])) for rank, n in left.items() if n in every}
+    if any(each.words == FILE_LOCK for each in found.values()):
+        ranks = {pid: rank for rank, pid in pids.items()}
+        holders = _lock_holders()
+        for rank, each in found.items():
+            if each.words == FILE_LOCK and (holder := ranks.get(holders.get(pids[rank], 0))) not in (None, rank):
+                found[rank] = each._replace(holder=holder)
+    return found
+
+
+def _call(pid: int) -> tuple[str, int]:
+    """The words for the system call of a main thread, and the number of the socket that it waits on alone, or 0."""
+    with suppress(OSError, ValueError, IndexError, struct.error):
+        with open(f"/proc/{pid}/syscall", encoding="ascii") as file:
+            call, *words = file.read().split()
+        if not call.isdigit():
+            return "", 0  # it runs
+        number, first, second = int(call), int(words[0], 16), int(words[1], 16)
+        if number in _LOCKS and (number != _FCNTL or second in _SETLKW):
+            return FILE_LOCK, 0
+        if number in _POLLS and second == 1:
+            memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                (first,) = struct.unpack("=i", os.pread(memory, 4, first))
+            finally:
+                os.close(memory)
+        elif number not in _READS:
+            return _WORDS.get(number, ""), 0
+        path = f"/proc/{pid}/fd/{first}"
+        kind, _, inode = os.readlink(path).partition(":[")
+        if kind == "socket":
+            return "", int(inode[:-1])
+        mode = os.stat(path).st_mode
+        return _INPUT if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) else "", 0
+    return "", 0
+
+
+def _lock_holders() -> dict[int, int]:
+    """The processes that wait for a lock on a file, and that which holds it (proc_locks(5)).
+
+    A waiter stands with an arrow below the holder, under the same number.
+    """
+    found: dict[int, int] = {}
+    with suppress(OSError, ValueError, IndexError), open("/proc/locks", encoding="ascii") as file:
+        holders: dict[str, int] = {}
+        for line in file:
+            number, *words = line.split()
+            if words[0] == "->":
+                found[int(words[4])] = holders.get(number, 0)
+            else:
+                holders[number] = int(words[3])
+    return found
