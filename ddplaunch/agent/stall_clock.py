@@ -256,7 +256,7 @@ def _rates(pid: int, before: _Used | None, now: _Used) -> tuple[float | None, fl
     if before is None or pid not in now.usage:
         return None, None, None
     first, last = before.usage.get(pid), now.usage[pid]
-    if first is None or last.cpu < first.cpu:
+    if first is None or last.cpu < first.cpu - NOISE:
         return None, None, None
     seconds = now.moment - before.moment
     network = sum(max(0, moved - first.network.get(each, 0)) for each, moved in last.network.items())

@@ -65,14 +65,14 @@ def _of_idle_loops(pid: int) -> float:
 
     What they do for a collective or a send is no work of the rank either: another one waits for it.
     """
-    ticks = 0
+    nanoseconds = 0  # ticks of hundreds of threads, each rounded down, would be wrong by more than a rank uses
     with suppress(OSError), os.scandir(f"/proc/{pid}/task") as threads:
         for thread in threads:
-            with suppress(OSError), open(f"{thread.path}/stat", "rb") as file:
-                head, _, tail = file.read().rpartition(b")")
-                if head.partition(b"(")[2] in _LOOPS:
-                    ticks += sum(map(int, tail.split()[11:13]))
-    return ticks / _TICK
+            with suppress(OSError, ValueError, IndexError), open(f"{thread.path}/comm", "rb") as name:
+                if name.read().strip() in _LOOPS:
+                    with open(f"{thread.path}/schedstat", "rb") as file:
+                        nanoseconds += int(file.read().split()[0])
+    return nanoseconds / 1e9
 
 
 def _outside(held: Collection[int], store: int) -> list[TcpConnection]:
