@@ -47,6 +47,9 @@ for _number, _handler in (
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     sys.dont_write_bytecode = False
 
+STORE = "ddplaunch: store of a run"
+"""The command line of the process that holds a job's store."""
+
 _INHERITED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "CUDA_VISIBLE_DEVICES")
 
 
@@ -279,7 +282,13 @@ class Job(Watched):
     def ranks(self) -> list[int]:
         """The pids of its ranks, as their parent has them."""
         children = Path(f"/proc/{self.zygote()}/task/{self.zygote()}/children").read_text().split()
-        return [int(pid) for pid in children]
+        return [int(pid) for pid in children if not _cmdline(int(pid)).startswith(STORE)]
+
+    def store(self) -> int:
+        """The pid of the process that holds its store, once there is one."""
+        wait_until(lambda: self.find(STORE), "the store")
+        (pid,) = self.find(STORE)
+        return pid
 
     def left(self) -> Sequence[int]:
         return left_of(self.mark)

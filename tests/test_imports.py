@@ -51,6 +51,7 @@ INSIDE_USER_PROCESSES = {
         "rank.preloading",
         "rank.processes",
         "rank.repairs",
+        "rank.store",
         "rank.warm",
         "rank.worker",
     },
@@ -81,6 +82,7 @@ INSIDE_USER_PROCESSES = {
     "rank.repairs": set(),
     "rank.sampler": set(),
     "rank.torch_state": set(),
+    "rank.store": set(),
     "rank.channel": {"rank.messages"},
 }
 """What runs in a rank or its zygote, and what of ours it may use: user code must not trip over anything else.

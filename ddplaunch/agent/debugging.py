@@ -402,7 +402,7 @@ class Debugging:
             return self._refuse(f"there is no rank {rank}: this job has {ranks.plan.world_size}")
         if all(rank != local.rank for local in ranks.plan.local_ranks):
             return self._inspect(diagnosis.inspection.Detail.WAITS, partial(self._refer, rank))
-        if process is None or process.finished:
+        if process is None:
             return self._refuse(f"rank {rank} does not run")
         if line is None or not line.stops or not catches(process.pid, line.stops):
             return self._refuse(f"rank {rank} cannot be stopped: its program has not begun, or takes that signal")

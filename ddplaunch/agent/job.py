@@ -1,4 +1,4 @@
-"""What a rank is given when its turn to be started has come: its streams, rank 0's ties, and its job in words."""
+"""What a rank is given when its turn to be started has come: its streams, and its job in words."""
 
 from __future__ import annotations
 
@@ -50,15 +50,12 @@ class Outfit:
         Raises:
             OSError: too many files are open.
         """
-        plan, port = ranks.plan, self.store.port
-        alone = plan.world_size == 1
-        reads = rank.rank == self.policy.stdin or (alone and not self.policy.live)
+        plan = ranks.plan
+        reads = rank.rank == self.policy.stdin or (plan.world_size == 1 and not self.policy.live)
         log = self.log.rank_file(rank.rank, ranks.number)
         self.streams.rank(fds, rank.rank, reads=reads, show=self.policy.show.streams(rank), log=log)
         if self.policy.inspect:
             fds["answers"] = ranks.line(rank.rank)
-        if rank.rank == 0 and port and plan.target.kind is not TargetKind.PROGRAM:
-            fds |= ranks.first.descriptors(port, peers=not alone)
         has_terminal = reads and os.isatty(0)  # which plain pdb keeps
         debugger = ranks.debugging.path() if ranks.debugging and not has_terminal else ""
         return self._described(ranks, rank, debugger)
@@ -106,7 +103,6 @@ class Outfit:
             "first_here": rank.local_rank == 0,
             "backend": plan.backend,
             "init_method": plan.init_method,
-            "store": (plan.master_addr, plan.master_port),
             "error_file": error_file,
             "trace_file": ranks.file(rank.rank, "trace.json"),
             "trace_after": LONG,

@@ -12,13 +12,12 @@ from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent import limits, remains
 from ddplaunch.agent.rank_line import RankLine
 from ddplaunch.agent.signals import catches
-from ddplaunch.agent.store import FirstRank
 from ddplaunch.agent.temporary import Temporary
 from ddplaunch.control.failure import MAX_REPORT, Failure, within
 from ddplaunch.control.messages import Broken, Drained
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.errors import EXIT_OS
-from ddplaunch.loop import Callback, Loop, Timers
+from ddplaunch.loop import Loop, Timers
 from ddplaunch.output.streams import Streams
 from ddplaunch.plan.layout import Rank
 from ddplaunch.plan.plan import Plan
@@ -57,13 +56,12 @@ NEXT = {
 
 @dataclass
 class RankProcess:
-    """One rank's process; ``signalled``: it was told to end, ``finished``: it is rank 0, and only holds the store."""
+    """One rank's process; ``signalled``: it was told to end."""
 
     rank: Rank
     pid: int
     pidfd: int | None
     signalled: bool = False
-    finished: bool = False
 
     def stop(self, number: int) -> None:
         """Tell it to end; one that is stopped handles nothing."""
@@ -82,12 +80,11 @@ class RankProcess:
 class Ranks:
     """All ranks, from the order to start to the account of how they ended."""
 
-    def __init__(self, number: int, plan: Plan, loop: Loop, folder: Temporary, finished: Callback) -> None:
-        """``folder`` is for error files; ``finished`` is called when rank 0's program is done."""
+    def __init__(self, number: int, plan: Plan, loop: Loop, folder: Temporary) -> None:
+        """``folder`` is for error files."""
         self.number, self.plan = number, plan  # of the attempt: 0 is the first, -1 none yet
         self.phase = Phase.WAITING
         self.timers = Timers(loop.after)  # pointless once nothing of them is left
-        self.first = FirstRank(loop, finished)
         self.processes: dict[int, RankProcess] = {}  # by rank, those that live
         self.lines: dict[int, RankLine] = {}  # of those of them that can be asked what they are doing
         self.codes: dict[int, int] = {}  # how those that have ended did: -N for signal N
@@ -96,8 +93,6 @@ class Ranks:
         self.arrivals: list[Arrivals] = []  # of those that have done their work, after a long run
         self.stopped = 0  # how many ended because they were told to
         self.sent: set[int] = set()  # the signals that were to stop them
-        self.finished = False  # all have done their work
-        self.released = False  # those of the other nodes have, too
         self.started = 0  # how many have got a process
         self.debugging: Debugging | None = None  # where a person may debug them
         self._broken: Broken | None = None
@@ -142,14 +137,12 @@ class Ranks:
 
     @property
     def idle(self) -> bool:
-        return not self.pending and all(process.finished for process in self.processes.values())
+        return not self.pending and not self.processes
 
     def spawned(self, number: int, pid: int, pidfd: int | None) -> RankProcess:
         self.pending -= 1
         self.started += 1
         process = self.processes[number] = RankProcess(self.plan.rank_of(number), pid, pidfd)
-        if number == 0:
-            self.first.watch()
         if self.memory is None:  # loaded while the first rank begins
             from ddplaunch.agent.memory import Memory
 
@@ -240,7 +233,7 @@ class Ranks:
             if line := self.lines.get(rank):
                 line.catch_up()
             ours = line.taken_signals if line else ()
-            if number not in ours and not process.finished and catches(process.pid, number):
+            if number not in ours and catches(process.pid, number):
                 process.send(number)
 
     def suspend(self) -> None:
@@ -261,9 +254,14 @@ class Ranks:
         for process in self.processes.values():
             process.signalled = True
 
+    def broke(self, how: str) -> None:
+        """A process of the launcher's, without which they cannot go on, has ended."""
+        self._broken = self._broken or Broken(how, time.time())
+
     def cut_off(self, how: str | None) -> None:
         """They ended with their zygote, as ``Tree.close`` says; those that had recorded an exception have failed."""
-        self._broken = Broken(how, time.time()) if how else None
+        if how:
+            self.broke(how)
         self.cut_short()
         for process in self.processes.values():
             self.judge(process, -signal.SIGKILL)

@@ -107,6 +107,8 @@ class Sidecars:
 
     def told(self, number: int) -> None: ...  # which is not for them
 
+    def store_exited(self, pid: int, code: int) -> None: ...  # they have none
+
     def spawned(self, rank: int, pid: int, pidfd: int | None) -> None:
         if pidfd is not None:
             os.close(pidfd)

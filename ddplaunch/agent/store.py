@@ -1,18 +1,18 @@
-"""What this node has of the job's store: its port and rank 0, in which it is, or the file of ``--init-method file://``."""
+"""What this node has of the job's store: its port, on node 0, or the file of ``--init-method file://``."""
 
 from __future__ import annotations
 
 import os
-import socket
 from contextlib import suppress
 
+from ddplaunch.agent.ranks import Ranks
+from ddplaunch.agent.zygote_client import ZygoteClient
 from ddplaunch.control.port import Port
-from ddplaunch.loop import Callback, Loop
 from ddplaunch.plan.plan import Plan
 
 
 class Store:
-    """The port is ours until the end, and each attempt's rank 0 listens there; on other nodes there is nothing."""
+    """The port is ours until the end, and each attempt has a new store there; on other nodes there is nothing."""
 
     def __init__(self, plan: Plan, *, fresh: bool) -> None:
         """``fresh``: whether nobody else begins an attempt before us, so that each may have a new file.
@@ -32,6 +32,26 @@ class Store:
         if self._fresh:
             self._remove()
 
+    def open(self, zygote: ZygoteClient | None, ranks: Ranks) -> None:
+        """Have a process of the zygote hold the store of an attempt, where that has torch; else rank 0 opens its own.
+
+        Until it is ready we go by what it was to import: ranks of other nodes may connect by then, and must not meet a
+        socket that rank 0 replaces.
+
+        Raises:
+            UsageError: rank 0 had the port in the attempt before, and another program has taken it since.
+        """
+        ready = zygote if zygote and zygote.ready else None
+        if ready:
+            ranks.plan = ranks.plan.with_store(torch=ready.stores)
+        if not self.port:
+            return
+        listening = self.port.listen()
+        if not ranks.plan.agent_store:
+            self.port.cede()
+        elif ready:
+            ready.serve_store(listening.dup().detach())
+
     def close(self) -> None:
         self._remove()
         if self.port:
@@ -41,41 +61,3 @@ class Store:
         if self.path:
             with suppress(OSError):
                 os.unlink(self.path)
-
-
-class FirstRank:
-    """Rank 0's ties: the socket that its store listens on, and the hold that keeps its process until it is released."""
-
-    def __init__(self, loop: Loop, finished: Callback) -> None:
-        self._loop = loop
-        self._finished = finished
-        self._hold: socket.socket | None = None
-
-    def descriptors(self, port: Port, *, peers: bool) -> dict[str, int]:
-        """What its process is given; without ``peers`` nobody else needs the store."""
-        if not peers:
-            return {"store": port.listen().detach()}
-        self._hold, theirs = socket.socketpair()
-        with theirs:
-            return {"store": port.listen().detach(), "hold": theirs.detach()}
-
-    @property
-    def held(self) -> bool:
-        return self._hold is not None
-
-    def watch(self) -> None:
-        if self._hold is not None:
-            self._loop.watch(self._hold.fileno(), self._heard)
-
-    def _heard(self) -> None:
-        """It says that it is done, or has gone."""
-        if self._hold is not None:
-            self._loop.forget(self._hold.fileno())
-            if self._hold.recv(16):
-                self._finished()
-
-    def release(self) -> None:
-        if self._hold is not None:
-            self._loop.forget(self._hold.fileno())
-            self._hold.close()
-            self._hold = None

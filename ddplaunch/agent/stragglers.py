@@ -40,8 +40,7 @@ class Stragglers:
         for timer in self._timers:
             timer.cancel()
         self._timers = [self._loop.after(STRAGGLING, self._name)] if self._left() or self._starting else []
-        others_ended = self._ranks.codes or any(each.finished for each in self._ranks.processes.values())
-        if self._timers and self._timeout is not None and others_ended:
+        if self._timers and self._timeout is not None and self._ranks.codes:
             self._timers.append(self._loop.after(self._timeout, self._report))
 
     @property
@@ -53,7 +52,7 @@ class Stragglers:
         ranks = self._ranks
         if ranks.phase is not Phase.RUNNING or ranks.failures:
             return []
-        return [each for each in ranks.processes.values() if not each.finished and not each.signalled]
+        return [each for each in ranks.processes.values() if not each.signalled]
 
     def _report(self) -> None:
         if self._ranks.debugged:

@@ -27,7 +27,7 @@ from ddplaunch.agent.teardown import Teardown
 from ddplaunch.agent.temporary import PreemptionFile
 from ddplaunch.agent.tree import Tree
 from ddplaunch.control import messages
-from ddplaunch.control.failure import Failure, Outcome
+from ddplaunch.control.failure import Failure, Outcome, describe_end
 from ddplaunch.control.link import attempt_plan, make_link
 from ddplaunch.control.messages import Message
 from ddplaunch.control.relay import FOR_RANKS, TOGETHER
@@ -107,7 +107,7 @@ class Supervisor:
 
     def _begin(self, attempt: int, plan: Plan) -> None:
         tell, rules = self._link.tell, self._rules
-        ranks = self._ranks = Ranks(attempt, plan, self._loop, self._tree.temporary, self._first_rank_finished)
+        ranks = self._ranks = Ranks(attempt, plan, self._loop, self._tree.temporary)
         inspect, patience = partial(self.inspect_here, "stacks"), rules.straggler_timeout
         stragglers = Stragglers(self._loop, ranks, patience, inspect, tell, self._screen.note)
         self._teardown = Teardown(ranks, self._tree, self._outfit, rules, self._emit, tell, self._drained, stragglers)
@@ -181,9 +181,6 @@ class Supervisor:
                 self._make_room()
             case messages.ForRanks():
                 self._loop.after(TOGETHER if message.direct else 0, partial(self._pass_on, message.number))
-            case messages.Release(attempt=attempt) if attempt == self._ranks.number:
-                self._ranks.released = True
-                self._teardown.go_on()
             case messages.Inspect():
                 self._inspections.answer(self._ranks, message)
             case messages.Inspected(serial=serial) if serial:
@@ -241,12 +238,14 @@ class Supervisor:
         if order.place:
             extra = self._name_server.variables() if self._name_server else {}
             plan = attempt_plan(plan, order, self._rules, environ, extra)
+        plan = plan.with_store(torch=self._policy.preload.imports_torch)
         self._begin(order.attempt, plan)
         ranks = self._ranks
         self._emit(events.Planned(plan, order.attempt))
         zygote = self._tree.plant(plan, self._outfit.store.path, self)
         ranks.enter(Phase.RUNNING if zygote.ready else Phase.LOADING)
         self._outfit.store.begin()
+        self._open_store()
         ranks.pending = len(plan.local_ranks)
         if self._policy.parks:  # before the ranks are: after a restart they start at once
             self._let_debug(ranks)
@@ -257,6 +256,13 @@ class Supervisor:
 
             self.sidecars = Sidecars(self._loop, self._outfit, self._emit, self._tree, self._rules.grace)
             self.sidecars.start()
+
+    def _open_store(self) -> None:
+        """Open the store of this attempt, as far as is known what the zygote has imported."""
+        try:
+            self._outfit.store.open(self._tree.zygote, self._ranks)
+        except UsageError as error:
+            self._link.tell(messages.Unable(error.message, error.hint))
 
     def _wind_up(self, ranks: Ranks) -> None:
         """Run the stall clock, where it can be judged here who waits; it is loaded while the zygote imports."""
@@ -332,6 +338,7 @@ class Supervisor:
             self._screen.note(f"ranks start one by one instead of being forked: {unsafe}")
         if self._ranks.phase is Phase.LOADING:
             self._ranks.enter(Phase.RUNNING)
+            self._open_store()
 
     def refused(self, message: str) -> None:
         self._link.tell(messages.Unable(message))
@@ -363,7 +370,7 @@ class Supervisor:
             self._outfit.preemption_file.answered()
         elif code == 0:
             self._ranks.finish(rank)
-        elif not process.finished:
+        else:
             failure = self._ranks.judge(process, code, usage[0])
         self._failed(failure)
 
@@ -372,11 +379,8 @@ class Supervisor:
             self._link.tell(messages.Failed(self._ranks.number, failure, time.time()))
         self._teardown.go_on()
 
-    def _first_rank_finished(self) -> None:
-        if 0 in self._ranks.processes:
-            self._ranks.processes[0].finished = True
-            self._emit(events.RankFinished(0))
-            self._teardown.go_on()
+    def store_exited(self, pid: int, code: int) -> None:
+        self._teardown.store_exited(f"the store (pid {pid}) {describe_end(code)}")
 
     def swept(self, found: list[str], stuck: list[str]) -> None:
         self._teardown.swept(found, stuck)

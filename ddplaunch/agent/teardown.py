@@ -43,20 +43,15 @@ class Teardown:
         self._interrupted = False
 
     def go_on(self) -> None:
-        """A rank may have ended: say when all are done, let rank 0 go, and sweep once no other node needs the store."""
+        """A rank may have ended: say when all are done, and end what they have left."""
         ranks = self._ranks
         self._stragglers.await_them()
         if ranks.phase not in RUNS or not ranks.idle:
             return
         well = ranks.phase is Phase.RUNNING and not ranks.failures
-        if well and not ranks.finished:
-            ranks.finished = True
+        if well:
             self._tell(Finished(ranks.number))
-        if well and ranks.first.held and not ranks.released:
-            return
-        ranks.first.release()
-        if not ranks.processes:
-            self.sweep(min(LEFTOVER_GRACE, self._grace) if well else 0)
+        self.sweep(min(LEFTOVER_GRACE, self._grace) if well else 0)
 
     def interrupt(self, signalled: Interrupted, *, first: bool) -> None:
         """Somebody wants the job to end, and this node begins with it at once."""
@@ -128,6 +123,14 @@ class Teardown:
             self._ranks.cut_off(how)
             self._drain([], stuck)
 
+    def store_exited(self, how: str) -> None:
+        """The process of the store has ended, so the ranks cannot go on."""
+        if self._ranks.phase in RUNS:
+            self._ranks.broke(how)
+            self.sweep(0)
+        else:
+            self._screen.note(how)
+
     def _drain(self, found: list[str], stuck: list[str]) -> None:
         ranks = self._ranks
         ranks.timers.cancel()
@@ -141,7 +144,6 @@ class Teardown:
 
             if last := newest(self._checkpoint, ranks.codes.values()):
                 self._emit(last)
-        ranks.first.release()
         ranks.stopped += len(ranks.processes)
         ranks.enter(Phase.DRAINING)
         if self._streams.open:

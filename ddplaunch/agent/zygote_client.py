@@ -29,7 +29,7 @@ MAX_IN_FLIGHT = 8  # ranks that are asked for and not born yet: each has up to s
 _MAX_TITLE = 4096  # bytes of the ranks' command line for ``ps``; the kernel refuses a word of 128 KiB (MAX_ARG_STRLEN)
 
 Prepare = Callable[[dict[str, int]], "RankJob"]
-"""Describes a rank, and puts in its descriptors, by purpose: stdin, stdout, stderr, store, hold, answers."""
+"""Describes a rank, and puts in its descriptors, by purpose: stdin, stdout, stderr, answers."""
 
 
 class ZygoteListener(Protocol):
@@ -42,6 +42,7 @@ class ZygoteListener(Protocol):
     def spawned(self, rank: int, pid: int, pidfd: int | None) -> None: ...
     def unborn(self, rank: int, errno: int) -> None: ...  # it can be given no process, or no descriptors
     def exited(self, rank: int, pid: int, code: int, usage: Usage) -> None: ...  # -N for signal N
+    def store_exited(self, pid: int, code: int) -> None: ...  # the process of the store; never by our doing
     def swept(self, found: list[str], stuck: list[str]) -> None: ...  # nothing is left; as in ``events.Swept``
     def told(self, number: int) -> None: ...  # a signal has come to it, and so to the ranks
     def lost(self) -> None: ...  # it has ended unasked
@@ -70,7 +71,7 @@ class ZygoteClient:
         """
         self._loop, self._listener = loop, listener
         preload = preload or Choice()
-        self.ready = self.killed = False
+        self.ready = self.killed = self.stores = False  # ``stores``: whether the job's store can be in a fork of it
         config: Config = {
             "supervisor": os.getpid(),
             "forks": preload.forks,
@@ -112,9 +113,13 @@ class ZygoteClient:
         self._queue.extend(ranks)
         self._ask()
 
+    def serve_store(self, listening: int) -> None:
+        """Have a new store, and no other, on this socket, which becomes the zygote's; before any rank is asked for."""
+        self._mailbox.send({"op": "store"}, [listening], lambda error: self._mailbox.send({"op": "store"}))
+
     def recall(self) -> int:
         """Ask for no more ranks; return how many of those wanted are not on their way, and never will be."""
-        back = self._mailbox.retract()
+        back = min(self._mailbox.retract(), self._in_flight)  # the store's socket may be the one that has not left
         self._in_flight -= back
         count = back + len(self._queue)
         self._queue.clear()
@@ -171,7 +176,7 @@ class ZygoteClient:
 
     def _heard(self, message: FromZygote, fds: list[int]) -> None:
         if message["op"] == "ready":
-            self.ready = True
+            self.ready, self.stores = True, message["stores"]
             self._process.born(message["pid"], fds[0] if fds else None)
             self._listener.ready(message["forks"], message["failed"], message["unsafe"], message["seconds"])
         elif message["op"] == "refused":
@@ -185,6 +190,8 @@ class ZygoteClient:
         elif message["op"] == "exited":
             code = os.waitstatus_to_exitcode(message["status"])
             self._listener.exited(message["rank"], message["pid"], code, message["usage"])
+        elif message["op"] == "store exited":
+            self._listener.store_exited(message["pid"], os.waitstatus_to_exitcode(message["status"]))
         elif message["op"] == "signalled":
             self._listener.told(message["number"])
         elif message["op"] == "swept":

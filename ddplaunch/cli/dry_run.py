@@ -41,7 +41,8 @@ def print_plan(plan: Plan, options: Options, passed_on: str | None, *, remote: b
     if not remote and plan.target.kind is not TargetKind.PROGRAM:
         plan = replace(plan, facts=(*plan.facts, _preloaded(choice)))
         notes += _imported_in_each(choice)
-    plan = replace(plan, notes=tuple(notes))
+    on_node_zero = choice if plan.node_rank == 0 else choose_preload(options, replace(plan, node_rank=0))
+    plan = replace(plan.with_store(torch=on_node_zero.imports_torch), notes=tuple(notes))
     if options.as_json:
         echo(f"{json.dumps({**plan.to_json(), 'preload': choice.to_json()})}\n")
     else:

@@ -78,7 +78,6 @@ class JobAttempt:
     lost: list[Loss] = field(default_factory=list)
     stopped: int = 0  # how many ranks ended because they were stopped
     broken: Loss | None = None  # what happened first to a launcher's own processes
-    released: bool = False  # whether the nodes know that all ranks have done their work
     growing: bool = False  # whether it is stopped to take a node in, or to let one leave
     inspecting: bool = False  # whether the ranks are being inspected, before any is stopped
     after_inspection: list[Callable[[], object]] = field(default_factory=list)  # what is to follow on that

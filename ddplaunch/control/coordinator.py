@@ -221,7 +221,7 @@ class Coordinator:
             seat.enter(Part.FINISHED)
         self._attempt.working.discard(seat.number)
         if not self._attempt.working:
-            self._release()
+            self._await_drained(self._rules.grace)
         else:
             self._limits.finished()
             self._late.finished(self._attempt.number)
@@ -369,15 +369,6 @@ class Coordinator:
         if self._stage in (Stage.RUNNING, Stage.STOPPING) and not self._attempt.undrained:
             self._cancel()
             self._decide()
-        elif self._stage is Stage.RUNNING and not self._attempt.working:
-            self._release()
-
-    def _release(self) -> None:
-        """Once per attempt: every node that has drained comes by here."""
-        if not self._attempt.released:
-            self._attempt.released = True
-            self._seats.tell_all(messages.Release(self._attempt.number))
-            self._await_drained(self._rules.grace)
 
     def _decide(self) -> None:
         """Nothing of the attempt is left anywhere."""

@@ -52,7 +52,7 @@ def make_link(
 def _listen(rules: Rules) -> socket.socket:
     assert rules.port is not None
     port = Port(rules.address, rules.port, nnodes=rules.max_nodes, flag="--control-port")
-    listening = port.listen()
+    listening = port.listen().dup()
     port.close()
     return listening
 

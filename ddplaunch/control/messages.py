@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         Typed,
     )
 
-PROTOCOL = 15  # raised whenever a message changes, so that launchers of different versions tell each other so
+PROTOCOL = 16  # raised whenever a message changes, so that launchers of different versions tell each other so
 
 
 @dataclass(frozen=True)
@@ -275,13 +275,6 @@ class Preempt:
 
 
 @dataclass(frozen=True)
-class Release:
-    """All ranks of all nodes have done their work: rank 0 need not keep the store any longer."""
-
-    attempt: Count
-
-
-@dataclass(frozen=True)
 class Seeking:
     """From a node to itself: node 0 is not reached yet, and why."""
 
@@ -430,7 +423,6 @@ FromNodeZero = (
     | Start
     | Stop
     | Preempt
-    | Release
     | Restarting
     | Note
     | Stalled

@@ -16,9 +16,9 @@ BACKLOG = 65535  # as many as the kernel allows (net.core.somaxconn): all nodes 
 class Port:
     """A port that is ours for the job's life.
 
-    A socket bound with SO_REUSEADDR that does not listen keeps everyone else's automatic ports off it, and lets a
-    second socket of the same kind listen there (Linux, tcp(7)): each attempt's rank 0 gets a fresh one, or, started
-    by exec, opens its own.
+    We listen there from the start, so that no other program can bind it; what connects waits in the queue. To let rank
+    0 listen instead we stop. A second socket, bound with SO_REUSEADDR, does not listen: it keeps everyone else's
+    automatic ports off this one, and lets a socket of the same kind listen there (Linux, tcp(7)).
     """
 
     def __init__(self, address: str, number: int, *, nnodes: int, flag: str = "--master-port") -> None:
@@ -31,20 +31,37 @@ class Port:
         self._family, self._host = _where(address) if nnodes == 1 else _everywhere()
         self._reserved = self._bind(number)
         self.number: int = self._reserved.getsockname()[1]
-        if number:
-            self.listen().close()  # another process's reservation would let us bind, but not listen
+        self._listening: socket.socket | None = None
+        try:
+            self.listen()
+        except UsageError:
+            self.close()
+            raise
 
     def listen(self) -> socket.socket:
-        """Return a listening socket on the port, for one attempt's store."""
-        listening = self._bind(self.number)
-        try:
-            listening.listen(BACKLOG)
-        except OSError as error:
-            listening.close()
-            raise _taken(self._flag, self.number, error) from None
-        return listening
+        """Return our listening socket, a new one after ``cede``.
+
+        Raises:
+            UsageError: another program listens there by now.
+        """
+        if self._listening is None:
+            listening = self._bind(self.number)
+            try:
+                listening.listen(BACKLOG)
+            except OSError as error:
+                listening.close()
+                raise _taken(self._flag, self.number, error) from None
+            self._listening = listening
+        return self._listening
+
+    def cede(self) -> None:
+        """Let another process listen there: rank 0."""
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
 
     def close(self) -> None:
+        self.cede()
         self._reserved.close()
 
     def _bind(self, number: int) -> socket.socket:
@@ -125,6 +142,10 @@ def _is_local(family: socket.AddressFamily, address: str) -> bool:
     return True
 
 
+class PortTaken(UsageError):
+    """Another program listens at a port of node 0's."""
+
+
 def _taken(flag: str, number: int, error: OSError) -> UsageError:
     if error.errno == errno.EACCES:
         return UsageError(f"{flag} {number}: only root may use ports below 1024", f"{flag} 29500")
@@ -133,7 +154,7 @@ def _taken(flag: str, number: int, error: OSError) -> UsageError:
     hint = "leave --master-port out on one node, or give another"
     if flag == "--control-port":
         hint = "give every node another --master-port, which the control port follows, or another --control-port"
-    return UsageError(f"{flag} {number} is in use by {_holder(number)}", hint)
+    return PortTaken(f"{flag} {number} is in use by {_holder(number)}", hint)
 
 
 def _holder(number: int) -> str:

@@ -164,7 +164,7 @@ class Account:
                 self._turn(Part.STALLED, moment)
             case events.WentOn() if self._part is Part.STALLED:
                 self._turn(Part.STEADY, moment)
-            case events.RankFinished() | events.Exited(code=0) if self._part in _WORKING and self._together:
+            case events.Exited(code=0) if self._part in _WORKING and self._together:
                 self._turn(Part.STRAGGLER, moment)
             case events.Exited(code=code, attempt=number) if code and number == self._number:
                 self._stop(moment)

@@ -50,15 +50,13 @@ class RankState(Enum):
     PENDING = "pending"  # it has no process yet
     UNABLE = "unable"  # the system refused it a process
     RUNNING = "running"
-    FINISHED = "finished"  # its program has ended well; its process keeps the store for the others
     EXITED = "exited"
 
 
 NEXT_OF_RANK = {
     RankState.PENDING: {RankState.RUNNING, RankState.UNABLE},
     RankState.UNABLE: set[RankState](),
-    RankState.RUNNING: {RankState.FINISHED, RankState.EXITED},
-    RankState.FINISHED: {RankState.EXITED},
+    RankState.RUNNING: {RankState.EXITED},
     RankState.EXITED: {RankState.EXITED},  # swept before its end was seen
 }
 
@@ -123,8 +121,6 @@ class Status:
                 return started._to(State.RUNNING, now) if all_have and self.state is State.STARTING else started
             case events.FailedToStart(rank=rank):
                 return self._rank(rank, RankState.UNABLE)._stopping(now)
-            case events.RankFinished(rank=rank):
-                return self._rank(rank, RankState.FINISHED)
             case events.Exited(rank=rank, code=code) if event.attempt == self.attempt:
                 ended = self._rank(rank, RankState.EXITED, code=code)
                 index = self._index(rank)

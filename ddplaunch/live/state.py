@@ -122,8 +122,6 @@ def doing(rank: RankInspection, status: RankStatus | None = None, state: State =
     if state is State.ENDED or rank.condition is Condition.EXITED or (status and status.state is RankState.EXITED):
         ours = state not in (State.STARTING, State.RUNNING) and code in _STOPPED_BY_US
         return Doing.FAILED if code and not ours else Doing.ENDED
-    if status and status.state is RankState.FINISHED:
-        return Doing.ENDED
     match rank.condition:
         case Condition.PENDING:
             return Doing.PENDING

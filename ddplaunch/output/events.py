@@ -98,13 +98,6 @@ class FailedToStart:
 
 
 @dataclass(frozen=True)
-class RankFinished:
-    """Rank 0's program has ended well; its process keeps the store for the others."""
-
-    rank: Count
-
-
-@dataclass(frozen=True)
 class Exited:
     rank: Count
     pid: Pid
@@ -199,7 +192,6 @@ Event = (
     | Ready
     | Started
     | FailedToStart
-    | RankFinished
     | Exited
     | Signalled
     | Preempted
@@ -223,7 +215,6 @@ RECORDS: Mapping[str, type[Any]] = {
     "ready": Ready,
     "started": Started,
     "failed_to_start": FailedToStart,
-    "finished": RankFinished,
     "exited": Exited,
     "signal": Signalled,
     "preempt": Preempted,

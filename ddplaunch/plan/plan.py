@@ -41,7 +41,7 @@ class Plan:
     target: Target
     node_rank: int  # this machine's
     master_addr: str
-    master_port: int  # of rank 0's store; 0 is chosen when the job starts
+    master_port: int  # of the store; 0 is chosen when the job starts
     nodes: tuple[Node, ...]
     ranks: tuple[Rank, ...]
     variables: Mapping[str, str]  # what all ranks get beside the variables of their place (`environment` has them all)
@@ -57,6 +57,7 @@ class Plan:
     numbered: bool = True  # whether `node_rank` is known; else it is provisional until this node has joined
     local_rank_option: str | None = None  # what every rank gets as its first argument, with its local rank as the value
     masks: tuple[Mapping[str, str], ...] = ()
+    agent_store: bool = False  # whether a process of ours holds the store, so that rank 0 does not open it
     virtual: bool = False  # whether every rank is local rank 0, and its device the first that it sees
     place: Place | None = None  # this machine's, where `nodes` and `ranks` are its own alone; None where they are all
 
@@ -105,8 +106,16 @@ class Plan:
 
     @property
     def hosts_store(self) -> bool:
-        """Whether rank 0, and with it the job's store, is on this machine, and the store is not torchrun's."""
+        """Whether the job's store is on this machine, as rank 0 is, and not torchrun's."""
         return self.node_rank == 0 and self.started_rank.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+
+    def with_store(self, *, torch: bool) -> Plan:
+        """The plan where a process has imported ``torch`` before the ranks start, or where none has.
+
+        A fork of that process holds the store. With one rank no other needs it, and that rank opens its own; but not
+        in an elastic job, where a store of the attempt before may still have the port.
+        """
+        return replace(self, agent_store=torch and (self.world_size > 1 or self.min_nodes is not None))
 
     @property
     def shared(self) -> dict[str, str]:
@@ -138,8 +147,7 @@ class Plan:
             "TORCHELASTIC_RUN_ID": self.run_id,
             "TORCHELASTIC_RESTART_COUNT": str(attempt),
             "TORCHELASTIC_MAX_RESTARTS": str(self.max_restarts),
-            # "True" would make every rank, rank 0 included, a client, and a script's own tcp:// store hang.
-            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            "TORCHELASTIC_USE_AGENT_STORE": str(self.agent_store),
             "DDPLAUNCH_DEVICE": rank.device,
             **self.variables,
         }

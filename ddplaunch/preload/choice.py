@@ -70,6 +70,11 @@ class Choice:
     folders: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
 
+    @property
+    def imports_torch(self) -> bool:
+        """Whether torch is among ``modules``; another one may import it too."""
+        return self.forks and any(each.partition(".")[0] == TORCH for each in self.modules)
+
     def to_json(self) -> dict[str, object]:
         """What a dry run says of it, as the event ``ready`` does once it is done."""
         because, excluded = self.account(None)

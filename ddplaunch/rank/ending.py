@@ -226,19 +226,6 @@ def join_threads() -> None:
             ignore(error, "on threading shutdown", threading)
 
 
-def stay(hold: int) -> None:
-    """Rank 0 holds the store, so it says that it is done and stays until the launcher closes the other end."""
-    for stream in (sys.stdout, sys.stderr):
-        flush(stream)
-    for number in (_signal.SIGTERM, _signal.SIGINT):
-        _signal.signal(number, _signal.SIG_DFL)
-    try:
-        os.write(hold, b"done")
-        os.read(hold, 1)
-    except OSError:
-        pass
-
-
 def take_apart(at_start: frozenset[str]) -> bool:
     """Drop what the program made, so that ``__del__`` runs and files are flushed; return whether the output could be.
 

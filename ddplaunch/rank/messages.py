@@ -87,7 +87,6 @@ class PythonJob(_Rank):
     first_here: bool  # whether this is local rank 0
     backend: str | None
     init_method: str | None
-    store: tuple[str, int]
     error_file: str | None  # where an exception is recorded
     trace_file: str | None  # where the rank tells of its last collectives
     trace_after: float  # seconds since its first process group
@@ -113,6 +112,12 @@ class Spawn(TypedDict):
     fds: list[str]  # the purposes of the descriptors that come along
 
 
+class ServeStore(TypedDict):
+    """Have a new store, in a process of its own, on the listening socket that comes along; end the one before."""
+
+    op: Literal["store"]
+
+
 class Sweep(TypedDict):
     op: Literal["sweep"]
     grace: float
@@ -130,6 +135,7 @@ class ZygoteReady(TypedDict):
     failed: str | None
     unsafe: str | None
     seconds: float
+    stores: bool  # whether the job's store can be in a fork of it
     pid: int  # with a pidfd, where it is not the launcher's child
 
 
@@ -156,6 +162,14 @@ class RankExited(TypedDict):
     pid: int
     status: int
     usage: Usage
+
+
+class StoreExited(TypedDict):
+    """The process of the store has ended, though nothing has asked it to."""
+
+    op: Literal["store exited"]
+    pid: int
+    status: int
 
 
 class ZygoteSwept(TypedDict):
@@ -235,7 +249,7 @@ class GuardianEnded(TypedDict):
     stuck: list[str]
 
 
-ToZygote = Spawn | Sweep | Remove
-FromZygote = ZygoteReady | ImportRefused | Spawned | Unborn | RankExited | ZygoteSwept | ZygoteSignalled
+ToZygote = ServeStore | Spawn | Sweep | Remove
+FromZygote = ZygoteReady | ImportRefused | Spawned | Unborn | RankExited | StoreExited | ZygoteSwept | ZygoteSignalled
 ToWarm = RunWanted | ShowWarm | StopKeeping | GivenFds
 FromWarm = WarmShown | RunDeclined | GuardianEnded | Take

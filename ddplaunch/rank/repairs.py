@@ -38,7 +38,7 @@ GENERATORS = frozenset(
 
 def apply() -> None:
     """Set what loaded modules keep of their process right for this one; a module that differs is left alone."""
-    for repair in (_ranks, _generators, _session, _times):
+    for repair in (_ranks, _generators, _session, _times, _stores):
         try:
             repair()
         except Exception:  # of a version that nobody has tried
@@ -90,3 +90,24 @@ def _times() -> None:
         if hasattr(module, name):
             setattr(module, name, {thread: module.cpu_times(percpu=every)})
             setattr(module, f"{name}_2", dict(getattr(module, name)))
+
+
+def _stores() -> None:
+    """Let a program open a store of its own at another port than the job's, ``init_method="tcp://…"``.
+
+    TORCHELASTIC_USE_AGENT_STORE makes every rank a client, whatever the port: all would wait for a server.
+    """
+    module: Any = sys.modules.get("torch.distributed.rendezvous")
+    if module is None or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return
+    create, of_job = module._create_c10d_store, int(os.environ["MASTER_PORT"])
+
+    def _create_c10d_store(hostname: str, port: int, *args: Any, **named: Any) -> Any:
+        if port == of_job:
+            return create(hostname, port, *args, **named)
+        around = {**vars(module), "_torchelastic_use_agent_store": bool}
+        return type(create)(create.__code__, around, create.__name__, create.__defaults__)(
+            hostname, port, *args, **named
+        )
+
+    module._create_c10d_store = _create_c10d_store

@@ -59,14 +59,12 @@ class Life:
     """One rank from its start to its end; ``program`` is what to call, once ``begin`` has found it."""
 
     def __init__(self, job: PythonJob, fds: dict[str, int], *, forked: bool) -> None:
-        """``fds`` are by purpose: "store" (the socket of rank 0's store, listening), "hold" (see ``ending.stay``) and
-        "answers" (the launcher's questions come there).
+        """``fds`` are by purpose: "answers" (the launcher's questions come there).
 
         ``forked``: this is a fork of the zygote, which has modules that need no taking apart at the end.
         """
         self._job, self._fds, self._forked = job, fds, forked
         self._at_start = frozenset(sys.modules)
-        self._store: object = None
         self._answers: answers.Answers | None = None
         self._breakpoints: Breakpoints | None = None
         self._error: BaseException | None = None
@@ -95,8 +93,6 @@ class Life:
         _buffer_streams(self._job["line_buffered"])
         if self._forked:
             _reseed()
-        if "store" in self._fds:
-            self._store = _serve_store(self._job, self._fds["store"], needed="hold" in self._fds)
         _replace_main()
         _initialise(self._job)
         kinds = {"script": _find_script, "main": _find_main, "module": _find_module, "function": _find_function}
@@ -167,17 +163,13 @@ class Life:
         except SystemExit as exit:  # from the user's own sys.excepthook
             self._code = ending.exit_code(exit.code)
         self._error = None
-        hold = self._fds.get("hold")
-        holds = hold is not None and self._code == 0
         if self._answers is not None and self._code == 0 and self._job["trace_file"]:
             self._answers.keep_trace(self._job["trace_file"], self._job["trace_after"])
-        if self._forked or holds:
+        if self._forked:
             import atexit
 
             ending.join_threads()
             atexit._run_exitfuncs()
-            if hold is not None and holds:
-                ending.stay(hold)
         if self._breakpoints is not None:
             self._breakpoints.leave()
         if self._answers is not None:
@@ -268,28 +260,6 @@ def _replace_main() -> None:
     for name in ("dill._dill", "dill.session"):  # which tell a program's own functions by it
         if name in sys.modules:
             sys.modules[name].__dict__["_main_module"] = main
-
-
-def _serve_store(job: PythonJob, listening: int, *, needed: bool) -> object:
-    """Open the job's store on the socket that the supervisor bound, so that no rank's first connect is refused.
-
-    The user's own ``env://`` initialisation then finds this server in its process (TCPStore's ``multi_tenant``). Where
-    torch is not there yet it is the user's to import, and the port theirs to listen on; as where no other rank is.
-    """
-    dist = sys.modules.get("torch.distributed")
-    if not needed or dist is None or not dist.is_available():
-        os.close(listening)
-        return None
-    version = tuple(int(part) for part in sys.modules["torch"].__version__.split(".")[:2])
-    return dist.TCPStore(
-        *job["store"],
-        None,
-        True,
-        wait_for_workers=False,
-        multi_tenant=True,
-        master_listen_fd=listening,
-        use_libuv=version >= (2, 8),  # since when that server, too, takes a socket that listens already
-    )
 
 
 def _find_script(job: PythonJob) -> Call:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-    from ddplaunch.rank import channel, leftovers, preloading, processes, repairs, warm, worker
+    from ddplaunch.rank import channel, leftovers, preloading, processes, repairs, store, warm, worker
     from ddplaunch.rank.guard import Guard
     from ddplaunch.rank.messages import Config, FromZygote, PythonJob, RankJob, Spawn, Usage, ZygoteReady
 else:
@@ -55,7 +55,7 @@ else:
     worker = module_from_spec(spec)  # as ``worker.sibling`` loads the others, leaving no name in sys.modules
     spec.loader.exec_module(worker)
     channel, leftovers, preloading = map(worker.sibling, ("channel", "leftovers", "preloading"))
-    processes, repairs = map(worker.sibling, ("processes", "repairs"))
+    processes, repairs, store = map(worker.sibling, ("processes", "repairs", "store"))
 
 _HELPER_PATIENCE = 3.0  # seconds more that multiprocessing's own helpers have for their end
 
@@ -107,6 +107,7 @@ def main() -> tuple[PythonJob, dict[str, int]]:
         "failed": config["failed"],
         "unsafe": config["unsafe"],
         "seconds": time.monotonic() - began,
+        "stores": config["forks"] and store.available(),
         "pid": os.getpid(),
     }
     pidfds = [os.pidfd_open(os.getpid())] if config["guarded"] else []
@@ -155,6 +156,8 @@ class Zygote:
     def __init__(self, control: socket.socket, config: Config, left: leftovers.Leftovers) -> None:
         self.control, self.config, self.left = control, config, left
         self.ranks: dict[int, int] = {}  # pid to rank, of those that run
+        self.store: int | None = None  # the pid of the process that holds the job's store
+        self.lacking = 0  # why there is none, where one was wanted: an errno
         self.woken, self.wake = os.pipe()
         os.set_blocking(self.woken, False)
         os.set_blocking(self.wake, False)
@@ -183,6 +186,8 @@ class Zygote:
                 if request["op"] == "spawn":
                     if born := self.spawn(request, fds):
                         return born
+                elif request["op"] == "store":
+                    self.serve_store(fds)
                 elif request["op"] == "sweep":
                     self.sweep(request["grace"], request["patience"])
                 elif request["op"] == "remove":
@@ -210,13 +215,59 @@ class Zygote:
             if pid in self.ranks:
                 rank = self.ranks.pop(pid)
                 self.tell({"op": "exited", "rank": rank, "pid": pid, "status": status, "usage": usage})
+            elif pid == self.store:
+                self.store = None
+                self.tell({"op": "store exited", "pid": pid, "status": status})
+
+    def serve_store(self, fds: list[int]) -> None:
+        """Fork the process that holds the store of an attempt; the one before ends, with all that it had.
+
+        Ranks may connect before it serves: they wait in the queue of the socket.
+        """
+        if self.store is not None:
+            os.kill(self.store, signal.SIGKILL)
+            os.waitpid(self.store, 0)
+        parent, self.store, self.lacking = os.getpid(), None, errno.EMFILE
+        if fds:
+            signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)
+            try:
+                self.store, self.lacking = os.fork(), 0
+            except OSError as error:
+                self.lacking = error.errno or errno.EAGAIN
+            if self.store == 0:
+                self.become_store(fds[0], parent)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF)
+        for fd in fds:
+            os.close(fd)
+
+    def become_store(self, listening: int, parent: int) -> NoReturn:
+        """In the fork: hold the store until we are killed, whatever signal comes to all processes of the job."""
+        try:
+            processes.retitle("ddplaunch: store of a run")
+            signal.set_wakeup_fd(-1)
+            for number in DEAF:
+                signal.signal(number, signal.SIG_IGN)
+            os.setsid()
+            processes.die_with_parent(signal.SIGKILL)
+            if os.getppid() == parent:
+                self.control.close()
+                os.close(self.woken)
+                os.close(self.wake)
+                store.serve(listening)
+        except BaseException as error:
+            os.write(2, f"ddplaunch: the store could not start: {error}\n".encode())
+        os._exit(1)
+
+    def is_store(self, pid: int) -> bool:
+        """Whether it is the process of the store, which ranks of other nodes may need when all here have ended."""
+        return pid == self.store
 
     def spawn(self, request: Spawn, fds: list[int]) -> tuple[PythonJob, dict[str, int]] | None:
         """Fork a rank; returns None here, and in the fork, if it is to go on as the user's program, what it needs."""
         parent = os.getpid()
         pid: int | None = None
-        number = errno.EMFILE  # which some descriptors did not survive, if some are missing
-        if len(fds) == len(request["fds"]):
+        number = self.lacking or errno.EMFILE  # which some descriptors did not survive, if some are missing
+        if len(fds) == len(request["fds"]) and not self.lacking:
             signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)  # what is sent to the fork waits until that can hear
             try:
                 pid = os.fork()
@@ -285,9 +336,6 @@ class Zygote:
             path = job["typed"] if os.sep in job["typed"] else job["path"]
             words = [job["typed"], *job["args"]]
         else:
-            if "store" in fds:  # torch is not to be imported before the user does: theirs will listen there
-                os.close(fds.pop("store"))
-
             handed = os.memfd_create("job", 0) if hasattr(os, "memfd_create") else _unlinked_file()
             os.write(handed, marshal.dumps((job, fds)))  # type: ignore[arg-type]  # a TypedDict is a dict
             os.lseek(handed, 0, os.SEEK_SET)
@@ -310,23 +358,26 @@ class Zygote:
         """
         if min(grace, patience) > 0:
             self.wait(min(grace, patience))
-            if all(processes.is_multiprocessing(pid) for pid in processes.descendants(os.getpid())):
+            if all(processes.is_multiprocessing(pid) for pid in self.below()):
                 self.wait(min(grace, _HELPER_PATIENCE))
-        left = processes.descendants(os.getpid())
+        left = self.below()
         found = [processes.describe(pid) for pid in left if pid not in self.ranks]
         if left and grace > 0:
             for pid in left:
                 processes.send(pid, signal.SIGTERM)
                 processes.send(pid, signal.SIGCONT)
             self.wait(grace)
-        stuck, ended = processes.kill_all_below(os.getpid())
+        stuck, ended = processes.kill_all_below(os.getpid(), spare=self.is_store)
         self.report(ended)
         self.tell({"op": "swept", "found": found, "stuck": stuck})
+
+    def below(self) -> list[int]:
+        return processes.descendants(os.getpid(), spare=self.is_store)
 
     def wait(self, seconds: float) -> None:
         """Wait until nothing is left below or the supervisor has something to say, at most ``seconds``."""
         deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0 and processes.descendants(os.getpid()):
+        while (left := deadline - time.monotonic()) > 0 and self.below():
             if self.control.fileno() in {fd for fd, _ in self.poll.poll(left * 1000)}:
                 return
             self.reap()

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
 import resource
 import shutil
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.ranks import FirstRank
-from ddplaunch.control.port import Port
-from ddplaunch.loop import Loop
 from tests.conftest import command, ran, wait_until, write
 from tests.control.test_joining import Nodes
 from tests.impatient import impatient
@@ -349,19 +344,6 @@ def test_ranks_that_are_born_while_the_others_are_ended_have_not_failed(launch):
     assert done.returncode == 3
     assert done.stderr.startswith("ddplaunch: rank 0 exited with code 3")
     assert "SIGKILL" not in done.stderr
-
-
-def test_a_store_that_cannot_be_handed_on_holds_no_port(monkeypatch):
-    """Else the next attempt would find its own port taken."""
-    port = Port("127.0.0.1", 0, nnodes=1)
-    first_rank = FirstRank(Loop(), lambda: None)
-    with monkeypatch.context() as short:
-        short.setattr(socket, "socketpair", lambda: (_ for _ in ()).throw(OSError(errno.EMFILE, "too many")))
-        with pytest.raises(OSError, match="too many"):
-            first_rank.descriptors(port, peers=True)
-    for fd in first_rank.descriptors(port, peers=True).values():
-        os.close(fd)
-    port.close()
 
 
 def children(pid: int) -> list[int]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+from collections.abc import Callable
 
 import pytest
 
 from ddplaunch.control.port import Port, without_loopback
 from ddplaunch.errors import UsageError
-from tests.conftest import command, ran, write
-from tests.starts import FORKED
+from tests.conftest import PROGRAMS, Job, alive, command, free_port, ran, wait_until, write
+from tests.starts import EXEC, FORKED
 
 zygote_and_exec = pytest.mark.parametrize(
     "mode", ["zygote", pytest.param("exec", marks=[pytest.mark.ci, pytest.mark.slow])]
@@ -29,32 +31,46 @@ def test_no_loopback_is_said_at_once(tmp_path):
     assert without_loopback() is None
 
 
-def test_each_attempt_listens_on_the_same_port():
+def test_the_port_listens_from_the_start_and_can_be_left_to_rank_0():
+    """No other program can take it, not even with SO_REUSEADDR, which torch's store sets too."""
     port = Port("127.0.0.1", 0, nnodes=1)
-    for _ in range(3):
-        with port.listen() as listening:
-            assert listening.getsockname() == ("127.0.0.1", port.number)
-            with socket.create_connection(("127.0.0.1", port.number)):
-                pass
+    for _ in range(2):
+        listening = port.listen()
+        assert listening is port.listen()
+        assert listening.getsockname() == ("127.0.0.1", port.number)
+        with socket.create_connection(("127.0.0.1", port.number)):
+            pass
+        with pytest.raises(OSError, match="in use"):
+            another(port.number)
+        port.cede()
+    with another(port.number):
+        with socket.socket() as plain, pytest.raises(OSError, match="in use"):
+            plain.bind(("127.0.0.1", port.number))
+        with pytest.raises(UsageError, match=f"--master-port {port.number} is in use by"):
+            port.listen()
+    port.listen()
     port.close()
 
 
-def test_nobody_else_is_given_a_reserved_port():
-    """Not even by asking for it: the reservation alone keeps it (SO_REUSEADDR on one side is not enough)."""
-    port = Port("127.0.0.1", 0, nnodes=1)
-    with socket.socket() as other, pytest.raises(OSError, match="in use"):
-        other.bind(("127.0.0.1", port.number))
-    port.close()
+def another(number: int) -> socket.socket:
+    """The socket of a program that listens at a port as a store would."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(("127.0.0.1", number))
+        sock.listen()
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def test_loopback_alone_unless_there_are_other_nodes():
     here, everywhere = Port("127.0.0.1", 0, nnodes=1), Port("127.0.0.1", 0, nnodes=2)
-    with here.listen() as listening:
-        assert listening.getsockname()[0] == "127.0.0.1"
-    with everywhere.listen() as listening:
-        assert listening.getsockname()[0] in ("::", "0.0.0.0")
-        with socket.create_connection(("127.0.0.1", everywhere.number)):
-            pass
+    assert here.listen().getsockname()[0] == "127.0.0.1"
+    assert everywhere.listen().getsockname()[0] in ("::", "0.0.0.0")
+    with socket.create_connection(("127.0.0.1", everywhere.number)):
+        pass
     here.close()
     everywhere.close()
 
@@ -137,7 +153,7 @@ def test_init_methods(launch, tmp_path, method, mode):
 
 
 def test_a_scripts_own_tcp_store_works(launch, tmp_path):
-    """A store of the script's own on another port: it hangs where ranks are told that the agent hosts the store."""
+    """A store of the script's own on another port, though TORCHELASTIC_USE_AGENT_STORE makes every rank a client."""
     script = write(
         tmp_path,
         "own.py",
@@ -159,3 +175,135 @@ def test_a_scripts_own_tcp_store_works(launch, tmp_path):
     done = launch("run", "--nproc", "2", script)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("own store") == 2
+
+
+# ------------------------------------------------------------------------------------------ a process of its own
+
+
+LEAVES = PROGRAMS / "leaves.py"
+
+
+def nodes(start: Callable[..., Job], count: int, *words: str) -> list[Job]:
+    """The launchers of one job on this machine, which end with 0 or fail the test."""
+    where = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--nnodes", str(count))
+    places = [(*where, "--node-rank", str(number)) for number in range(count)] if count > 1 else [()]
+    return [start("run", *place, *words) for place in places]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nnodes", [1, 2])
+def test_the_store_outlives_rank_0_and_is_new_in_each_attempt(start, nnodes):
+    """Rank 0 ends by os._exit while the others still make groups; before that an attempt failed."""
+    ranks = str(4 // nnodes)
+    jobs = nodes(start, nnodes, "--nproc", ranks, "--max-restarts", "1", str(LEAVES), "exit")
+    assert [job.wait() for job in jobs] == [0] * nnodes, jobs[0].stderr()
+    printed = "".join(job.stdout() for job in jobs)
+    assert printed.count("the store is new, and not in a rank: True") == 8
+    assert printed.count("met 6") == 3
+    for job in jobs:
+        job.assert_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nnodes", [1, pytest.param(2, marks=pytest.mark.ci)])
+def test_a_rank_that_starts_again_or_is_a_childs_wrapper(start, nnodes):
+    """Rank 0 replaces itself by execve, and then the program proper is its child; another rank is an ordinary one."""
+    jobs = nodes(start, nnodes, "--nproc", str(2 // nnodes), str(LEAVES), "wrap")
+    assert [job.wait() for job in jobs] == [0] * nnodes, jobs[0].stderr()
+    assert "".join(job.stdout() for job in jobs).count("met 1") == 2
+
+
+@pytest.mark.slow
+def test_a_warm_zygotes_runs_have_stores_of_their_own(start, tmp_path):
+    env = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    try:
+        for _ in range(2):
+            job = start("run", "--warm", "--nproc", "3", "--max-restarts", "1", str(LEAVES), "exit", env=env)
+            assert job.wait() == 0, job.stderr()
+            assert job.stdout().count("met 3") == 2
+            job.assert_nothing_left()
+    finally:
+        ran(command("warm", "--stop"), tmp_path, env)
+
+
+@pytest.mark.parametrize("store", [True, False], ids=["a store", "rank 0's"])
+def test_what_a_dry_run_says_of_it(answer, tmp_path, store):
+    write(tmp_path, "train.py", "import torch")
+    for words, expected in ((("--nproc", "2"), store), (("--nproc", "1"), False)):
+        done = answer("run", *words, *(() if store else EXEC), "--dry-run", "--json", "train.py")
+        assert f'"TORCHELASTIC_USE_AGENT_STORE": "{expected}"' in done.stdout
+
+
+@pytest.mark.slow
+def test_a_store_that_is_killed_ends_the_attempt(start, tmp_path):
+    """As a zygote that is killed does; and who is killed takes the store along."""
+    script = write(tmp_path, "waits.py", "import signal, torch\nprint('up', flush=True)\nsignal.pause()")
+    for number, victims in enumerate(("store", "store", "launcher", "zygote")):
+        words = ("--max-restarts", str(1 - number)) if number < 2 else ()
+        job = start("run", "--nproc", "2", *words, script)
+        job.wait_for("up", 2)
+        store = job.store()
+        os.kill({"store": store, "launcher": job.process.pid, "zygote": job.zygote()}[victims], signal.SIGKILL)
+        if number == 0:
+            job.wait_for("up", 4)
+            assert job.store() != store
+            assert f"the store (pid {store}) was ended by SIGKILL" in job.stderr()
+            job.signal(signal.SIGTERM)
+        assert job.wait() == {"store": 137 if number else 143, "launcher": -9, "zygote": 137}[victims]
+        if number == 1:
+            assert f"ddplaunch: the store (pid {store}) was ended by SIGKILL" in job.stderr()
+        job.assert_nothing_left()
+        assert not alive(store)
+
+
+def test_a_port_that_is_taken_between_two_attempts_ends_the_job_with_its_reason(start, tmp_path):
+    """Where rank 0 is to listen there itself; "node 0 was lost", exit code 69, would have scripts try again."""
+    os.mkfifo(tmp_path / "gate")
+    port = str(free_port())
+    where = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port, "--max-restarts", "1")
+    program = ("--no-python", "/bin/sh", "-c", "echo up; read line <gate; exit 3")
+    jobs = [start("run", *where, "--nproc", "1", "--node-rank", str(number), *program) for number in (0, 1)]
+    for job in jobs:
+        job.wait_for("up")
+    with another(int(port)):
+        (tmp_path / "gate").write_text("\n\n")
+        assert [job.wait() for job in jobs] == [2, 2]
+    for job in jobs:
+        assert f"--master-port {port} is in use by" in job.stderr()
+        job.assert_nothing_left()
+
+
+def test_no_other_program_takes_the_port_while_nodes_are_waited_for(start, tmp_path):
+    write(tmp_path, "train.py", "import torch")
+    port = free_port()
+    where = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port), "--node-rank", "0")
+    job = start("run", *where, "--nproc", "1", "train.py")
+    wait_until(lambda: "1/2 nodes joined" in job.stderr(), "the first node")
+    with pytest.raises(OSError, match="in use"):
+        another(port)
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143
+
+
+@pytest.mark.slow
+def test_the_last_rank_of_an_elastic_job_has_a_new_store_too(start, tmp_path):
+    script = write(
+        tmp_path,
+        "shrinks.py",
+        """
+        import signal, torch.distributed as dist
+        dist.init_process_group("gloo")
+        print("ranks:", dist.get_world_size(), flush=True)
+        while dist.get_world_size() > 1:
+            signal.pause()
+        """,
+    )
+    where = ("--nnodes", "1:2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--nproc", "1")
+    jobs = [start("run", *where, "--node-rank", str(number), script) for number in (0, 1)]
+    for job in jobs:
+        job.wait_for("ranks: 2")
+    os.kill(jobs[1].process.pid, signal.SIGKILL)
+    assert jobs[0].wait() == 0, jobs[0].stderr()
+    assert jobs[0].stdout().count("ranks: 1") == 1
+    for job in jobs:
+        job.assert_nothing_left()

@@ -64,9 +64,10 @@ class Player:
             pass
 
     def finish(self) -> None:
-        """Report that the ranks have done their work."""
-        self._stopped = 0
+        """Report that the ranks have done their work, and that nothing of them is left."""
+        self._drained = True
         self.say(Finished(0))
+        self.say(Drained(0, (), 0, time.time()))
 
     def fail(self) -> None:
         """Report what a supervisor does when its rank is killed."""
@@ -112,7 +113,7 @@ class Player:
                     self.joined = True
                 case "Inspect":
                     self.say(self._found(json.loads(body)["body"]["serial"]))
-                case "Stop" | "Release" if not self._drained:
+                case "Stop" if not self._drained:
                     self._drained = True
                     self.say(Drained(0, self._failures, self._stopped, time.time()))
                 case "End" | "Refused":

@@ -180,7 +180,6 @@ def play(nodes: int, rest: float) -> Values:
             player.finish()
         job.release()
         values["s from the end of all ranks to the end told to all"] = _told(job, players, 0) - began
-        values["messages from node 0 about it, for each node"] = players.heard["Release"] / (nodes - 1)
     return values
 
 

@@ -289,7 +289,7 @@ def test_two_jobs_on_one_port(nodes):
     wait_until(lambda: "1/2 nodes joined" in first.stderr(), "the first")
     again = job.start(0)
     assert again.wait(20) == 2
-    assert f"--control-port {job.port + 1} is in use by" in again.stderr()
+    assert f"--master-port {job.port} is in use by" in again.stderr()
     assert f"(pid {first.process.pid}" in again.stderr()
     second = job.start(1)
     assert (first.wait(20), second.wait(20)) == (0, 0)

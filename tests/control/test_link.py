@@ -23,8 +23,6 @@ def test_an_answer_never_comes_within_the_question():
 
     link.begin()
     assert answered() == [messages.Start]
-    link.tell(messages.Finished(0))
-    assert answered() == [messages.Release]
     link.tell(messages.Drained(0, (), 0, 0.0))
     assert answered() == [messages.End]
     link.close()

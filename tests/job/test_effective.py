@@ -23,7 +23,7 @@ from ddplaunch.job.history import History, job_of
 from ddplaunch.job.readings import file_of
 from ddplaunch.job.record import Attempt, Fate, RunRecord
 from ddplaunch.output import events
-from ddplaunch.output.events import Begun, Exited, LastCheckpoint, LeftOut, RankFinished, Restarting, Started, Swept
+from ddplaunch.output.events import Begun, Exited, LastCheckpoint, LeftOut, Restarting, Started, Swept
 from tests.conftest import alive, wait_until, write
 from tests.job.samples import plan
 from tests.job.test_history import state  # noqa: F401
@@ -97,12 +97,12 @@ WELL = [(exited(0, 0), 100.0), (exited(1, 0), 100.0), (Swept((), ()), 100.0), (e
             id="a stall that ends it",
         ),
         pytest.param(
-            [*UP, (events.FirstCollective(2.0), 2.0), (RankFinished(0), 80.0), *WELL],
+            [*UP, (events.FirstCollective(2.0), 2.0), (exited(0, 0), 80.0), *WELL],
             Spent(imports=1.0, first_collective=1.0, steady=78.0, straggler=20.0),
             id="a straggler",
         ),
         pytest.param(
-            [*UP, (RankFinished(0), 80.0), *WELL],
+            [*UP, (exited(0, 0), 80.0), *WELL],
             Spent(imports=1.0, steady=99.0),
             id="ranks that know nothing of one another",
         ),
@@ -158,7 +158,7 @@ def test_the_parts_add_up_to_the_wall_time_whatever_happens():
     """In any order, with moments that lie before others, and clocks that are set back."""
     kinds = [
         *[begun(), begun(1), AGAIN, LeftOut(3), Started(0, 1, 0), Started(1, 1, 0), exited(0, 0), exited(1, 1)],
-        *[exited(0, 1, 1), RankFinished(0), Swept((), ()), events.Signalled(2), events.Preempted(), events.WentOn()],
+        *[exited(0, 1, 1), Swept((), ()), events.Signalled(2), events.Preempted(), events.WentOn()],
         *[events.FailedToStart(0, 11, 0), events.Noted("x"), events.NodeLost("n1"), ended(0), ended(1)],
     ]
     chance = random.Random(30)

@@ -79,9 +79,9 @@ def test_states(happened, state, since):
 
 
 def test_ranks():
-    status = folded(PLANNED, *STARTED[:2], events.RankFinished(0), events.Exited(1, 101, 4, 0))
+    status = folded(PLANNED, *STARTED[:2], events.Exited(1, 101, 4, 0))
     assert [(each.pid, each.state, each.code) for each in status.ranks] == [
-        (100, RankState.FINISHED, None),
+        (100, RankState.RUNNING, None),
         (101, RankState.EXITED, 4),
         (0, RankState.PENDING, None),
     ]
@@ -110,7 +110,6 @@ def test_any_order_of_events_is_understood():
                     *[events.Planned(PLAN, attempt + 1)] * swept,
                     *[events.Started(rank, 100 + rank, attempt)] * 3,
                     events.FailedToStart(rank, 11, attempt),
-                    events.RankFinished(rank),
                     events.Exited(rank, 100 + rank, chance.choice([0, 1, -9]), attempt),
                     events.Signalled(15),
                     events.Preempted(),

@@ -98,7 +98,6 @@ def shown(one: Snapshot, across: int = 80, down: int = 24) -> list[str]:
         (rank(0, condition=Condition.EXITED, code=-signal.SIGTERM), None, State.STOPPING, Doing.ENDED),
         (rank(0, condition=Condition.EXITED, code=-signal.SIGKILL), None, State.RUNNING, Doing.FAILED),
         (rank(0), RankStatus(0, 100, RankState.EXITED, 3), State.RUNNING, Doing.FAILED),
-        (rank(0), RankStatus(0, 100, RankState.FINISHED), State.RUNNING, Doing.ENDED),
         (rank(0, condition=Condition.EXITED), RankStatus(0, 0, RankState.UNABLE), State.STOPPING, Doing.FAILED),
         (rank(0, 11, 10), None, State.ENDED, Doing.ENDED),
     ],

@@ -93,6 +93,20 @@ def test_variables():
     assert made.shared == {"OMP_NUM_THREADS": "16", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 
 
+def test_where_the_store_is():
+    """The only rank opens its own, unless the job had more ranks in an attempt before."""
+    lone, two = plan(nproc="1"), plan(nproc="2")
+    elastic = replace(lone, min_nodes=1)
+    for made, torch, expected in (
+        (two, True, "True"),
+        (two, False, "False"),
+        (lone, True, "False"),
+        (elastic, True, "True"),
+    ):
+        variables = made.with_store(torch=torch).environment(made.ranks[0])
+        assert variables["TORCHELASTIC_USE_AGENT_STORE"] == expected
+
+
 def test_the_users_own_variables_are_kept():
     environ = {"OMP_NUM_THREADS": "3", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
     made = plan(environ=environ, nproc="2")

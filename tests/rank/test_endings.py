@@ -499,49 +499,9 @@ def test_a_program_that_cannot_be_executed(folder: Path) -> None:
 
 # -------------------------------------------------------------------------------------------------- several ranks
 
-STAYS = """
-    import atexit, os, time
-    import torch.distributed as dist
-
-    if os.environ["RANK"] == "0":
-        if {group}:
-            dist.init_process_group("gloo")
-        with open("pid", "w") as file:
-            file.write(str(os.getpid()))
-        atexit.register(os.rename, "pid", "finished")
-    else:
-        if {group}:
-            dist.init_process_group("gloo")
-            store = dist.distributed_c10d._get_default_store()
-        else:
-            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            store = dist.TCPStore(address, port, is_master=False)
-        while not os.path.exists("finished"):
-            time.sleep(0.01)
-        with open("finished") as file:
-            first = int(file.read())
-        until = time.monotonic() + 1
-        while time.monotonic() < until:  # time for a process that does not stay to go
-            os.kill(first, 0)
-            store.set("key", "value")
-            assert store.get("key") == b"value"
-        print("rank 1 has had its store")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("start", "group"),
-    [pytest.param("zygote", False, id="zygote"), pytest.param("exec", True, id="exec", marks=pytest.mark.ci)],
-)
-def test_rank_0_stays_while_others_need_its_store(start: str, group: bool, folder: Path) -> None:
-    write(folder, "train.py", STAYS.format(group=group))
-    done = run(command("run", "--nproc", "2", "--start", start, "train.py"), folder)
-    assert (done.stdout, done.returncode) == ("[1] rank 1 has had its store\n", 0), done.stderr
-
 
 @forked_and_exec
-def test_rank_0_that_stays_hinders_nobody_from_failing(start: tuple[str, ...], folder: Path) -> None:
+def test_a_failure_after_rank_0_has_ended_is_the_jobs(start: tuple[str, ...], folder: Path) -> None:
     write(
         folder,
         "train.py",

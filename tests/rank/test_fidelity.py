@@ -17,7 +17,6 @@ import sys
 import zipapp
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +127,7 @@ FIELDS = (
 
 
 def test_a_rank_sees_what_a_plain_program_sees(tmp_path: Path) -> None:
-    """Once it has imported torch; rank 0 has its store besides, and what holds it."""
+    """Once it has imported torch; rank 0 as every other, as the store is not in it."""
     inherited = os.open(os.devnull, os.O_RDONLY)
     high = 77  # out of the way of what anything opens meanwhile
     os.dup2(inherited, high, inheritable=True)
@@ -145,24 +144,13 @@ def test_a_rank_sees_what_a_plain_program_sees(tmp_path: Path) -> None:
     assert {*FIELDS, "loaded", "title"} == plain.keys()
     for seen in (plain, *forked, *fresh):
         assert seen["descriptors"]["77"] == os.devnull
-    for first, second in (forked, fresh):
-        assert_same(second, plain, FIELDS)
-        assert_same(first, plain, [name for name in FIELDS if name not in {"descriptors", "tasks"}])
-        assert not {"zygote", "worker", "channel", "processes", "ddplaunch"} & {*first["loaded"], *second["loaded"]}
+    for each in (*forked, *fresh):
+        assert_same(each, plain, FIELDS)
+        assert not {"zygote", "worker", "channel", "processes", "ddplaunch"} & {*each["loaded"]}
     assert {*fresh[1]["loaded"]} - {*plain["loaded"]} <= {"__future__", "faulthandler"}
-    assert list(_more_descriptors(*fresh)) == ["socket"]
-    assert fresh[0]["tasks"] == fresh[1]["tasks"]
-    loop = "pipe" if version("torch").startswith("2.4.") else "anon_inode"  # libuv's, which 2.4 has not for it
-    assert {"socket", loop} <= set(_more_descriptors(*forked))
-    assert forked[0]["tasks"] == forked[1]["tasks"] + 1
     program = f"{PROGRAMS / 'probe.py'} one --two  three four"
     assert forked[1]["title"] == [f"python {program}"]  # what ps shows
     assert " ".join(fresh[1]["title"]).endswith(program)
-
-
-def _more_descriptors(first: Seen, second: Seen) -> list[str]:
-    """What the first has at numbers where the second has nothing."""
-    return [to for number, to in first["descriptors"].items() if number not in second["descriptors"]]
 
 
 # --------------------------------------------------------------------------------------------- other surroundings

@@ -40,7 +40,7 @@ PLAN = {
     "nnodes": "how many nodes",
     "node_rank": "this node",
     "world_size": "how many ranks",
-    "master_addr": "where rank 0's store will be",
+    "master_addr": "where torch's store will be",
     "master_port": "its port; 0 is chosen at the start",
     "target": "as typed",
     "backend": "of the process group, if ddplaunch makes it; else `null`",
@@ -113,7 +113,6 @@ EVENTS = {
     "why it is not a warm one, where that was asked for",
     "started": "a rank has its process",
     "failed_to_start": "a rank has no process; why, as a number of `errno`",
-    "finished": "rank 0's program has ended well; its process stays, for the store",
     "exited": "a rank's process has ended; `code` is negative for a signal; bytes of memory that it had at most and "
     "seconds of CPU time, its children's included",
     "signal": "a signal has come to the launcher",

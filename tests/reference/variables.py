@@ -38,13 +38,14 @@ OF_RANKS = {
     "NODE_RANK": "likewise",
     "GROUP_WORLD_SIZE": "how many nodes",
     "ROLE_NAME": "`--role`",
-    "MASTER_ADDR": "where rank 0's store listens; on several nodes a literal address",
+    "MASTER_ADDR": "where torch's store listens; on several nodes a literal address",
     "MASTER_PORT": "its port",
     "OMP_NUM_THREADS": "[CPUs over local ranks](devices.md#cpus), unless set",
     "TORCHELASTIC_RUN_ID": "`--run-id`, or the time and a few random digits",
     "TORCHELASTIC_RESTART_COUNT": "the attempt, 0 the first time",
     "TORCHELASTIC_MAX_RESTARTS": "`--max-restarts`",
-    "TORCHELASTIC_USE_AGENT_STORE": "`False`: the store is rank 0's own",
+    "TORCHELASTIC_USE_AGENT_STORE": "`True`: [the store](how-it-works.md#on-one-node) is a process of its own; "
+    "`False`: rank 0 opens it",
     "TORCHELASTIC_ERROR_FILE": "where an exception is recorded, for the report; set when the rank starts",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "`1`, unless set",
 }

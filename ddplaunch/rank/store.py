@@ -1,0 +1,36 @@
+"""The process that holds the job's store, torch's TCPStore, for one attempt: a fork of the zygote, which has torch."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+
+def available() -> bool:
+    """Whether a fork of this process can hold a store."""
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and bool(dist.is_available())
+
+
+def serve(listening: int) -> NoReturn:
+    """Serve a new store on a socket that listens already, until we are killed."""
+    with socket.socket(fileno=listening) as ours:
+        address, port = ours.getsockname()[:2]
+        ours.detach()
+    version = tuple(int(part) for part in sys.modules["torch"].__version__.split(".")[:2])
+    _held = sys.modules["torch.distributed"].TCPStore(
+        address if address == "::1" else "127.0.0.1",  # for its own client: a name may lead elsewhere here
+        port,
+        None,
+        True,
+        wait_for_workers=False,
+        master_listen_fd=listening,
+        use_libuv=version >= (2, 8),  # since when that server, too, takes a socket that listens already
+    )
+    while True:
+        signal.pause()
