@@ -32,6 +32,9 @@ from ddplaunch.diagnosis.waits import Wait, short_title, title, waits
 from ddplaunch.words import ranks
 
 _TIMEOUT = re.compile(r"(?:Timed out waiting |wait timeout after |Timeout\(ms\)=)(\d{1,12})")  # milliseconds
+_STORE_LOST = "DistNetworkError"
+"""What a rank raises whose connection to the job's store has closed; torch has no other such connections."""
+
 _MAX_TOLD = 3
 
 
@@ -70,6 +73,8 @@ def culprit(
     which files are relative. ``timed_out``: whether they waited until torch's timeout.
     """
     gone = [_failed(rank, traceback, folder) for rank, traceback in failed]
+    if found := _of_store(inspection, failed, gone):
+        return found
     until = _until(inspection, failed) if timed_out else ""
     all_waits = waits(inspection)
     for wait in sorted(all_waits, key=lambda wait: not wait.number):
@@ -92,6 +97,16 @@ def _until(inspection: Inspection, failed: Sequence[tuple[int, str]]) -> str:
             return f" until the timeout ({int(found[1]) / 1000:g} s)"
     seconds = {each.timeout for rank in inspection.ranks for each in rank.last if not each.completed and each.timeout}
     return " until the timeout" + (f" ({seconds.pop():g} s)" if len(seconds) == 1 else "")
+
+
+def _of_store(inspection: Inspection, failed: Sequence[tuple[int, str]], gone: Sequence[_Failed]) -> Culprit | None:
+    """Rank 0, where the store was in it and has ended with it: nothing says that it was to call what others called."""
+    first = inspection.by_number.get(0)
+    if first is None or not _ended_well(first) or not failed or not all(_STORE_LOST in each for _, each in failed):
+        return None
+    needed = " and ".join(sorted({each.function for each in gone if each.function}))
+    said = f"rank 0 {halt(first).before}, and with it the store, which {ranks(each.rank for each in gone)} still needed"
+    return Culprit((0,), "", len(gone), None, said + (f" in {needed}" if needed else ""))
 
 
 def _of_wait(wait: Wait, inspection: Inspection, failed: Sequence[_Failed], until: str) -> Culprit | None:

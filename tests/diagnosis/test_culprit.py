@@ -216,3 +216,13 @@ def test_the_timeout_is_that_of_the_collective():
     assert culprit(together(*ranks), timed_out=True).text == (
         "rank 1 did not enter all_reduce #8, which 1 rank waited for until the timeout (600 s): f at a.py:1"
     )
+
+
+def test_rank_0_with_the_store_is_not_said_to_have_missed_a_group():
+    """As with fresh interpreters: nothing says that it was to be in the group which the others made."""
+    lost = traceback("new_group").replace("RuntimeError: ", "torch.distributed.DistNetworkError: ")
+    failed = [(rank, lost) for rank in (1, 2)]
+    for inspection in (ended(ended(inspected("absent"), 0, code=0), 1, 2), ended(inspected("absent"), 0, code=0)):
+        said = "rank 0 ended (exit code 0), and with it the store, which ranks 1, 2 still needed in new_group"
+        assert culprit(inspection, failed).text == said
+    assert "the store" not in culprit(ended(inspected("absent"), 0, code=1), failed).text
