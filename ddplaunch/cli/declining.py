@@ -9,6 +9,7 @@ from ddplaunch.cli.options import Options
 from ddplaunch.cli.rules import read_rules
 from ddplaunch.cli.surroundings import look_around
 from ddplaunch.control.decline import decline
+from ddplaunch.control.port import PortTaken
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.rendezvous import MISSING, locate
 
@@ -16,14 +17,15 @@ from ddplaunch.plan.rendezvous import MISSING, locate
 def tell(error: UsageError, options: Options, listening: socket.socket | None) -> None:
     """Let the other nodes end with this error too, unless a person is here to type the command again.
 
-    Over SSH the hosts' own connections do so, and a person who started each node will start this one once more.
+    Over SSH the hosts' own connections do so, and a person who started each node will start this one once more; but
+    where node 0's port is taken, all must be started again with another one.
     ``listening`` is on the control port, if this node came so far.
     """
     if options.dry_run or options.hosts or options.hostfile or os.isatty(0):  # as in a shell of srun --pty
         return
     try:
         options, finding = look_around(options)
-        if finding is None or not isinstance(options.node_rank, int):
+        if not isinstance(options.node_rank, int) or (finding is None and not isinstance(error, PortTaken)):
             return
         asked = (options.master_addr, options.master_port, options.init_method)
         address, port = locate(*asked, nnodes=options.nnodes[1], here=None, environ=os.environ)

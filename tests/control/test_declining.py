@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 
 import pytest
 
@@ -105,3 +106,21 @@ def test_who_typed_it_may_type_it_again(start, tmp_path):
     assert slip.wait(20) == 2
     again = start("run", *words, "--node-rank", "1", "--nproc", "1", "hello.py")
     assert (zero.wait(20), again.wait(20)) == (0, 0)
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_a_port_that_is_taken_is_told_on_all_nodes(step, start, tmp_path, typed):
+    """Also where each node was typed: with this port no node 0 can begin."""
+    with socket.socket() as taken:
+        port = free_port()
+        taken.bind(("", port))
+        taken.listen()
+        if typed:
+            write(tmp_path, "hello.py", "")
+            where = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port), "--nproc", "1")
+            jobs = [start("run", *where, "--node-rank", str(rank), "hello.py") for rank in (0, 1)]
+        else:
+            jobs = [step({**slurm(rank)}, "--master-port", str(port), "--nproc", "1") for rank in (0, 1)]
+        assert [job.wait(30) for job in jobs] == [2, 2]
+    assert f"Error: --master-port {port} is in use by" in jobs[0].stderr()
+    assert f"Error: node 0 ({HOST}): --master-port {port} is in use by" in jobs[1].stderr()

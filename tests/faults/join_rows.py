@@ -157,7 +157,7 @@ ROWS = [
     Row("node 1 never comes", _nothing, (ALONE,), _alone, "silent", PATIENCE),
     Row("wrong address on node 1", _nothing, (ALONE, UNREACHED), _wrong_address, "silent", PATIENCE),
     Row("wrong port on node 1", _nothing, (ALONE, UNREACHED), _wrong_port, "silent", PATIENCE),
-    Row("master port taken on node 0", _nothing, (_REFUSED, UNREACHED), _taken(PORT), "silent", PATIENCE),
+    Row("master port taken on node 0", _nothing, (_REFUSED, _REFUSED), _taken(PORT), "silent", PATIENCE),
     Row(
         "control port taken on node 0", _nothing, (_CONTROL_PORT_TAKEN, UNREACHED),
         _taken(PORT + 1), "silent", PATIENCE, torchrun=False,
