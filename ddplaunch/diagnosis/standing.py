@@ -258,7 +258,7 @@ def end(code: int) -> str:
 
 
 def is_gone(rank: RankInspection) -> bool:
-    """Whether its program is over, also where its process still serves the others (it has no frames but ours)."""
+    """Whether its program is over, also where its process has yet to end (it has no frames but ours)."""
     if rank.condition in (Condition.EXITED, Condition.REPLACED):
         return True
     return rank.condition is Condition.ALIVE and bool(rank.threads) and not any(each.frames for each in rank.threads)
