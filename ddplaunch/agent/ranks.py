@@ -56,7 +56,7 @@ NEXT = {
 
 @dataclass
 class RankProcess:
-    """One rank's process; ``signalled``: it was told to end."""
+    """One rank's process; ``signalled``: we have sent it a signal to end."""
 
     rank: Rank
     pid: int

@@ -100,13 +100,15 @@ def _until(inspection: Inspection, failed: Sequence[tuple[int, str]]) -> str:
 
 
 def _of_store(inspection: Inspection, failed: Sequence[tuple[int, str]], gone: Sequence[_Failed]) -> Culprit | None:
-    """Rank 0, where the store was in it and has ended with it: nothing says that it was to call what others called."""
+    """Rank 0, where it held the store and has ended: whether it was to call what the others called is not known."""
     first = inspection.by_number.get(0)
     if first is None or not _ended_well(first) or not failed or not all(_STORE_LOST in each for _, each in failed):
         return None
     needed = " and ".join(sorted({each.function for each in gone if each.function}))
-    said = f"rank 0 {halt(first).before}, and with it the store, which {ranks(each.rank for each in gone)} still needed"
-    return Culprit((0,), "", len(gone), None, said + (f" in {needed}" if needed else ""))
+    sentence = (
+        f"rank 0 {halt(first).before}, and with it the store, which {ranks(each.rank for each in gone)} still needed"
+    )
+    return Culprit((0,), "", len(gone), None, sentence + (f" in {needed}" if needed else ""))
 
 
 def _of_wait(wait: Wait, inspection: Inspection, failed: Sequence[_Failed], until: str) -> Culprit | None:

@@ -109,7 +109,7 @@ def test_who_typed_it_may_type_it_again(start, tmp_path):
 
 
 @pytest.mark.parametrize("typed", [True, False])
-def test_a_port_that_is_taken_is_told_on_all_nodes(step, start, tmp_path, typed):
+def test_a_port_that_is_taken_ends_all_nodes(step, start, tmp_path, typed):
     """Also where each node was typed: with this port no node 0 can begin."""
     with socket.socket() as taken:
         port = free_port()

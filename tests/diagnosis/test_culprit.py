@@ -218,11 +218,11 @@ def test_the_timeout_is_that_of_the_collective():
     )
 
 
-def test_rank_0_with_the_store_is_not_said_to_have_missed_a_group():
-    """As with fresh interpreters: nothing says that it was to be in the group which the others made."""
+def test_rank_0_with_the_store_is_not_blamed_for_a_group_of_others():
+    """As with fresh interpreters: whether it was to be in the group which the others made is not known."""
     lost = traceback("new_group").replace("RuntimeError: ", "torch.distributed.DistNetworkError: ")
     failed = [(rank, lost) for rank in (1, 2)]
     for inspection in (ended(ended(inspected("absent"), 0, code=0), 1, 2), ended(inspected("absent"), 0, code=0)):
-        said = "rank 0 ended (exit code 0), and with it the store, which ranks 1, 2 still needed in new_group"
-        assert culprit(inspection, failed).text == said
+        blamed = "rank 0 ended (exit code 0), and with it the store, which ranks 1, 2 still needed in new_group"
+        assert culprit(inspection, failed).text == blamed
     assert "the store" not in culprit(ended(inspected("absent"), 0, code=1), failed).text
