@@ -27,6 +27,16 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(word, sorted(known), 1, 0.65)), None)
 
 
+def edits(word: str, other: str) -> int:
+    """The Levenshtein distance: letters to replace, remove or insert until the words are equal."""
+    row = list(range(len(other) + 1))
+    for done, letter in enumerate(word, 1):
+        before, row = row, [done]
+        for at, another in enumerate(other):
+            row.append(min(before[at] + (letter != another), before[at + 1] + 1, row[at] + 1))
+    return row[-1]
+
+
 def quoted(words: Iterable[str]) -> str:
     """Write words as a shell reads them."""
     import shlex

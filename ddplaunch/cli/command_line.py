@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.errors import UsageError
-from ddplaunch.words import nearest, quoted
+from ddplaunch.words import edits, nearest, quoted
 
 MARKERS = frozenset({"-m", "--module", "--no-python"})
 """They say what kind of target follows, so they always come before it; after it they are the program's."""
@@ -46,6 +46,12 @@ ELSEWHERE = {
     "--gpu-ids": "--gpus",  # accelerate
 }
 """What other launchers call it."""
+
+NPROC_ELSEWHERE = ("-n", "-np", "--np", "--nproc-per-node")
+"""Spellings of --nproc in other launchers: refused behind the target too, where the program has no such option."""
+
+MAX_EDITS = 2
+"""Letters that differ, are missing or too many, in what is taken for a misspelt option."""
 
 _BEHIND = "it is an option of the script: put it behind the script's name"
 _NOT_OURS = {
@@ -104,6 +110,17 @@ class Grammar:
             return replace(self, options=options, few=(), guarded=())
         return replace(self, options=options)
 
+    def misspelt(self, name: str) -> str | None:
+        """The option, allowed behind a target, that ``name`` is a typing error of; None where there is none."""
+        dashed = hyphened(name)
+        possible = sorted(set(self.few) - {JSON} - self.instead.keys())
+        if name in self.options or not possible:
+            return None
+        if dashed in NPROC_ELSEWHERE:
+            return "--nproc"
+        distance, near = min((edits(dashed, option), option) for option in possible)
+        return near if distance <= MAX_EDITS and dashed.startswith("--") else None
+
     @property
     def meant(self) -> dict[str, bool]:
         """The options behind a target that could be ours."""
@@ -142,7 +159,8 @@ def _behind(
 ) -> CommandLine:
     """Split what follows the target in a line; of ``unsaid`` options another value may be typed there."""
     ours, target, options = alone.ours, alone.target, grammar.options
-    end = _end_behind(alone, rest, grammar)
+    misspelt = _misspelt(alone, rest, grammar, names)
+    end = _end_behind(alone, rest, grammar, misspelt)
     behind, program = tuple(rest[:end]), rest[end:]
     values = values_of((*ours, *behind), options)
     for name, value in values.items():
@@ -152,7 +170,7 @@ def _behind(
     could_be = f"could be ddplaunch's or an argument of {target}"
     for name, value in values_of(behind, options).items():
         if names(alone, name):
-            raise _refusal(f"{name} {could_be}", alone, rest, meant, grammar.instead)
+            raise _refusal(f"{name} {could_be}", alone, rest, meant, grammar.instead, misspelt)
         if name not in unsaid and (before := values_of(ours, options).get(name, value)) != value:
             raise UsageError(f"{name} is {before} before {target} and {value} after it", "leave one of them out")
     alone = CommandLine(ours + behind, target, (), behind)
@@ -160,11 +178,24 @@ def _behind(
         return replace(alone, program=tuple(program[1:]))
     alike = [name for name in _among(program, options) if not names(alone, name)]
     if disputed := next((name for name in alike if name in meant), None):
-        raise _refusal(f"{disputed} {could_be}", alone, program, meant, grammar.instead)
+        raise _refusal(f"{disputed} {could_be}", alone, program, meant, grammar.instead, misspelt)
+    for name, option in misspelt.items():
+        what = f"{name} could be ddplaunch's {option} or an argument of {target}"
+        raise _refusal(what, alone, program, meant, grammar.instead, misspelt)
     return replace(alone, program=tuple(program), alike=tuple(alike))
 
 
-def _end_behind(alone: CommandLine, rest: Sequence[str], grammar: Grammar) -> int:
+def _misspelt(alone: CommandLine, rest: Sequence[str], grammar: Grammar, names: Names) -> dict[str, str]:
+    """The words before a ``--`` that are typing errors of options allowed behind the target, with those options."""
+    found = {}
+    for name in map(name_of, takewhile(lambda word: word != "--", rest)):
+        option = grammar.misspelt(name) if is_option(name) else None
+        if option and not names(alone, name) and not names(alone, hyphened(name)):
+            found[name] = option
+    return found
+
+
+def _end_behind(alone: CommandLine, rest: Sequence[str], grammar: Grammar, misspelt: Mapping[str, str]) -> int:
     """Where the options of ours right behind the target end; ``--json`` is one in a dry run alone."""
     taken = {name: takes for name, takes in grammar.meant.items() if name in grammar.few}
     try:
@@ -174,7 +205,7 @@ def _end_behind(alone: CommandLine, rest: Sequence[str], grammar: Grammar) -> in
         taken.pop(JSON, None)
         return end_of_ours(rest, taken)
     except UsageError:
-        raise _refusal("", alone, rest, grammar.meant, grammar.instead) from None
+        raise _refusal("", alone, rest, grammar.meant, grammar.instead, misspelt) from None
 
 
 def passed_on(line: CommandLine) -> str | None:
@@ -236,21 +267,29 @@ def _among(program: Sequence[str], options: Collection[str]) -> list[str]:
 
 
 def _refusal(
-    message: str, alone: CommandLine, rest: Sequence[str], meant: Mapping[str, bool], instead: Mapping[str, str]
+    message: str,
+    alone: CommandLine,
+    rest: Sequence[str],
+    meant: Mapping[str, bool],
+    instead: Mapping[str, str],
+    misspelt: Mapping[str, str],
 ) -> UsageError:
     """Say what is unclear with both spellings to choose from, or with one where the other would make no sense.
 
     ``alone`` is what is clear, ``rest`` the words behind it, ``meant`` the options in question.
     """
-    theirs = f"the program's: {_spelled(replace(alone, program=tuple(rest)), meant)}"
+    doubtful = {*meant, *misspelt}
+    theirs = f"the program's: {_spelled(replace(alone, program=tuple(rest)), doubtful)}"
+    end = rest.index("--") if "--" in rest else len(rest)
+    corrected = [misspelt.get(name_of(word), name_of(word)) + word[len(name_of(word)) :] for word in rest[:end]]
     try:
-        found, left = _gather(rest, meant)
+        found, left = _gather([*corrected, *rest[end:]], meant)
     except UsageError as error:
-        return UsageError(error.message, theirs)
+        return UsageError(message if message and misspelt else error.message, theirs)
     if senseless := next((name for name in map(name_of, found) if name in instead), None):
         return UsageError(message, f"ddplaunch's:   {instead[senseless]}\n{theirs}")
     found = tuple(name_of(word) if meant.get(name_of(word)) is False else word for word in found)  # --dry-run=1
-    ours = f"ddplaunch's:   {_spelled(CommandLine(alone.ours + found, alone.target, left), meant)}"
+    ours = f"ddplaunch's:   {_spelled(CommandLine(alone.ours + found, alone.target, left), doubtful)}"
     return UsageError(message, f"{ours}\n{theirs}")
 
 

@@ -89,9 +89,10 @@ def spellings(line: str, named: frozenset[str] = frozenset()) -> tuple[str, list
         ("train.py --json x", "", "train.py", "--json x"),
         ("train.py --help", "", "train.py", "--help"),
         ("train.py --lr 1 -h", "", "train.py", "--lr 1 -h"),
-        ("train.py --nprco 4 --dry-rum", "", "train.py", "--nprco 4 --dry-rum"),
-        ("train.py --node_rank 1 --nproc_per_node 4", "", "train.py", "--node_rank 1 --nproc_per_node 4"),
-        ("--nproc 4 train.py --dryrun", "--nproc 4", "train.py", "--dryrun"),
+        ("train.py --epochs 4 --nr-proc-x 4 --devices 4", "", "train.py", "--epochs 4 --nr-proc-x 4 --devices 4"),
+        ("train.py -- --nporc 4 -n 3", "", "train.py", "--nporc 4 -n 3"),
+        ("train.py --lr 1 -- --nporc 4", "", "train.py", "--lr 1 -- --nporc 4"),
+        ("--no-python ./prog --nporc 4 -n 3", "--no-python", "./prog", "--nporc 4 -n 3"),
     ],
 )
 def test_one_reading(line, ours, target, program):
@@ -167,7 +168,6 @@ def test_further_on_it_is_the_programs_if_that_names_it():
     [
         ("train.py --log-dir x --show=0 --log-dir y", ("--log-dir", "--show")),
         ("train.py --help", ("--help",)),
-        ("train.py --nproc_per_node 4", ("--nproc_per_node",)),
         ("train.py --lr 1 -m x", ()),
         ("train.py -- --log-dir x", ()),
         ("train.py --lr 1 -- --log-dir x", ()),
@@ -177,6 +177,45 @@ def test_further_on_it_is_the_programs_if_that_names_it():
 )
 def test_what_is_spelled_like_ours_is_noted(line, alike):
     assert split(line).alike == alike
+
+
+@pytest.mark.parametrize(
+    ("line", "word", "option", "ours", "program"),
+    [
+        ("train.py --nporc 4", "--nporc", "--nproc", "--nproc 4", ""),
+        ("train.py --nprocs=4 --lr 1", "--nprocs", "--nproc", "--nproc=4", "--lr 1"),
+        ("train.py --lr 1 -n 4", "-n", "--nproc", "--nproc 4", "--lr 1"),
+        ("train.py --np 4", "--np", "--nproc", "--nproc 4", ""),
+        ("train.py --nproc_per_node 4", "--nproc_per_node", "--nproc", "--nproc 4", ""),
+        ("train.py --nproc 2 --node_rank 1", "--node_rank", "--node-rank", "--nproc 2 --node-rank 1", ""),
+        ("--nproc 4 train.py --dryrun", "--dryrun", "--dry-run", "--nproc 4 --dry-run", ""),
+        ("train.py --nprco 4 --dry-rum x", "--nprco", "--nproc", "--nproc 4 --dry-run", "x"),
+        ("-m pkg.mod --nodes 2", "--nodes", "--nnodes", "--nnodes 2 -m", ""),
+    ],
+)
+def test_a_misspelt_option_behind_the_target_is_refused_and_both_spellings_work(line, word, option, ours, program):
+    message, read = spellings(line)
+    target = next(each for each in shlex.split(line) if each in ("train.py", "pkg.mod"))
+    assert message == f"{word} could be ddplaunch's {option} or an argument of {target}"
+    before, _, behind = line.partition(target)
+    theirs = (
+        split(f"{before}{target} -- {behind}")
+        if "--nproc 2" not in behind
+        else split(f"--nproc 2 train.py -- {behind.removeprefix(' --nproc 2')}")
+    )
+    assert parts(read[0]) == (tuple(shlex.split(ours)), target, tuple(shlex.split(program)))
+    assert parts(read[1]) == parts(theirs)
+
+
+@pytest.mark.parametrize("word", ["--nprocs", "--node_rank", "-n"])
+def test_a_word_near_an_option_is_the_programs_if_that_names_it(word):
+    assert parts(split(f"train.py {word} 4", frozenset({word}))) == ((), "train.py", (word, "4"))
+
+
+def test_a_misspelt_option_without_its_value_can_only_be_the_programs():
+    message, read = spellings("train.py --nporc")
+    assert message == "--nporc could be ddplaunch's --nproc or an argument of train.py"
+    assert [parts(each) for each in read] == [((), "train.py", ("--nporc",))]
 
 
 def test_a_value_is_no_option_that_a_program_could_know():
