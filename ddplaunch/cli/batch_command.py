@@ -31,6 +31,7 @@ from ddplaunch.cli.options import SECTIONS, Source
 from ddplaunch.cli.run_command import PARAMS, PathType, source_of
 from ddplaunch.cli.target_command import TargetCommand, spellings
 from ddplaunch.cli.typed import Remarks, check_target, current_directory, program_names, remarks_on, translated
+from ddplaunch.cli.values import UNITS, as_seconds
 from ddplaunch.errors import UsageError
 
 REFUSED = {
@@ -55,8 +56,7 @@ REFUSED = {
 """Options of ``run`` and of torchrun that such a job cannot have, and what to type instead."""
 
 OF_SBATCH = {
-    "-A": "--account", "-a": "--array", "-C": "--constraint", "-c": "--cpus-per-task", "-J": "--job-name",
-    "-N": "--nodes", "--num-nodes": "--nodes", "-o": "--output", "-p": "--partition", "-q": "--qos", "-t": "--time",
+    "-a": "--array", "-C": "--constraint", "--num-nodes": "--nodes", "-o": "--output", "-q": "--qos",
     "-d": "--dependency", "-e": "--error",
     "-w": "--nodelist", "-x": "--exclude", "-n": "--nproc", "--ntasks": "--nproc", "--ntasks-per-node": "--nproc",
 }  # fmt: skip
@@ -118,11 +118,27 @@ class BatchCommand(TargetCommand):
         for name in map(name_of, line.ours):
             if name in self.refused:
                 raise UsageError(f"{name} does not work with ddplaunch {self.name}", self.refused[name])
-        named = values_of(line.ours, known).get("--config")
+        typed_values = values_of(line.ours, known)
+        named = typed_values.get("--config")
         defaults = read(self.name or "", options_of(self.own), current_directory(), os.environ, named)
+        _check_gpus(typed_values, defaults)
         ctx.meta[_LINE] = BatchLine(line, defaults)
         ctx.default_map = {name: default.value for name, default in defaults.values.items()}
         return line
+
+
+def _check_gpus(typed: Mapping[str, str], defaults: Defaults) -> None:
+    """Refuse a number of GPUs in ``--gpus``, as sbatch has it: here it is the index of one."""
+    text = typed.get("--gpus", "")
+    if not re.fullmatch(r"([a-zA-Z][\w.-]*:)?\d+", text):
+        return
+    asked = {name: default.value for name, default in defaults.values.items()}
+    asked |= {name[2:].replace("-", "_"): value for name, value in typed.items()}
+    count = str(asked.get("gpus_per_node") or asked.get("gpus_per_task") or "").rpartition(":")[2]
+    if text.isdecimal() and (asked.get("gres") or (count.isdecimal() and int(text) < int(count))):
+        return
+    what = f"--gpus {text} does not ask for GPUs: it chooses those with these indices on each node"
+    raise UsageError(what, f"--gpus-per-node {text} asks for {text.rpartition(':')[2]} on each node")
 
 
 def remarks() -> Remarks:
@@ -156,7 +172,7 @@ def params(own: Mapping[str, Sequence[click.Option]], refused: Mapping[str, str]
 def headings(own: Mapping[str, Sequence[click.Option]], refused: Mapping[str, str]) -> dict[str, Sequence[str]]:
     """The headings of its help, likewise."""
     taken = {*refused, *(option.opts[-1] for option in options_of(own))}
-    ours = {heading: [option.opts[0] for option in options] for heading, options in own.items()}
+    ours = {heading: [option.opts[-1] for option in options] for heading, options in own.items()}
     theirs = {heading: [name for name in names if name not in taken] for heading, names in SECTIONS.items()}
     return {heading: [*ours.get(heading, ()), *theirs.get(heading, ())] for heading in dict.fromkeys([*ours, *theirs])}
 
@@ -216,8 +232,28 @@ TIMES = r"\d{1,9}(:\d\d?){0,2}|\d{1,9}-\d\d?(:\d\d?){0,2}|UNLIMITED|INFINITE"
 
 
 def a_time(example: str) -> Reader:
-    """Read a time in one of these forms."""
-    return like(TIMES, f"minutes, hours:minutes:seconds or days-hours, like {example}")
+    """Read a time in one of these forms, or with a unit as the times of ``run``; return it as sbatch takes it.
+
+    A number alone is minutes for sbatch and seconds for ``run``, so it is refused.
+    """
+    form = like(TIMES, f"a time with a unit like 4h or 90m, or days-hours:minutes:seconds, like {example}")
+
+    def read(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+        if text is None:
+            return None
+        if re.fullmatch(r"0*[1-9]\d*", text):
+            name = param.opts[-1]
+            raise wrong(
+                ctx, param, text, "minutes or seconds?", f"{name} {text}m for minutes, {name} {text}s for seconds"
+            )
+        length = as_seconds(text) if text[-1:] in UNITS else None
+        if length is None or length < 1:
+            form(ctx, param, text)
+            return text
+        minutes, secs = divmod(round(length), 60)
+        return f"{minutes // 60}:{minutes % 60:02}:{secs:02}"
+
+    return read
 
 
 def option(
@@ -233,13 +269,15 @@ CONFIG = option(
     "--config", "FILE", "Read defaults from this file, not the nearest pyproject.toml; none reads no file.", path=True
 )
 _NODES = like(r"[1-9]\d{0,5}", "a number of nodes, 1 or more", int)
-NODES = click.Option(["--nodes"], metavar="N", help="Number of nodes.", callback=_NODES, default="1", show_default=True)
+NODES = click.Option(
+    ["-N", "--nodes"], metavar="N", help="Number of nodes.", callback=_NODES, default="1", show_default=True
+)
 _CPUS = like(r"[1-9]\d{0,8}", "a number of CPUs for all ranks of a node, like 64", int)
-CPUS = option("--cpus-per-task", "N", "CPUs on each node, for all its ranks.", _CPUS)
-TIME_HELP = "Time limit: minutes, 4:00:00, or 1-12 for a day and a half."
-TIME = option("--time", "TIME", TIME_HELP, a_time("4:00:00"))
+CPUS = option("-c --cpus-per-task", "N", "CPUs on each node, for all its ranks.", _CPUS)
+TIME_HELP = "Time limit: 4h, 90m, 4:00:00, or 1-12 for a day and a half."
+TIME = option("-t --time", "TIME", TIME_HELP, a_time("4:00:00"))
 MEMORY = like(r"\d{1,15}[KMGT]?B?", "a size like 200G, or 0 for all memory of the node")
-JOB_NAME = option("--job-name", "NAME", "Name of the job.  [default: from the target]")
+JOB_NAME = option("-J --job-name", "NAME", "Name of the job.  [default: from the target]")
 
 
 def words_of_run(ctx: click.Context) -> tuple[str, ...]:

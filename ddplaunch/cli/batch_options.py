@@ -38,7 +38,7 @@ def _split(ctx: click.Context, param: click.Parameter, text: str, program: str, 
 
 
 def _sbatch_args(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    own = {name for options in HEADINGS.values() for option in options for name in option.opts}
+    own = {name: option.opts[-1] for options in HEADINGS.values() for option in options for name in option.opts}
     for text in values:
         words = _split(ctx, param, text, "sbatch", "hint=nomultithread")
         name = words[0].partition("=")[0]
@@ -47,7 +47,7 @@ def _sbatch_args(ctx: click.Context, param: click.Parameter, values: tuple[str, 
             raise wrong(ctx, param, text, f"ddplaunch sets {name} itself", hint)
         if name == "--exclusive" and "=" in words[0]:
             continue  # ours is without a value
-        if ours := name if name in own else OF_SBATCH.get(name):
+        if ours := own.get(name) or OF_SBATCH.get(name):
             raise wrong(ctx, param, text, f"ddplaunch has {ours} itself", f"use {ours}")
     return values
 
@@ -109,8 +109,8 @@ HEADINGS = {
         TIME,
     ),
     "For Slurm": (
-        option("--partition", "NAME", "Partition to queue in; a list like a,b for either."),
-        option("--account", "NAME", "Account to charge."),
+        option("-p --partition", "NAME", "Partition to queue in; a list like a,b for either."),
+        option("-A --account", "NAME", "Account to charge."),
         option("--qos", "NAME", "Quality of service."),
         option("--constraint", "LIST", "Features that the nodes must have."),
         option("--nodelist", "LIST", "Nodes that the job must include, like gpu[1-4]."),

@@ -326,8 +326,8 @@ def _unknown(word: str, grammar: Grammar) -> UsageError:
     near = dashed if dashed in options else grammar.elsewhere.get(dashed) or nearest(dashed, options)
     if near and " " in near:  # another command of ours
         return UsageError(f"{name} works only with {near}", "leave it out")
-    if name.startswith("-m") and len(name) > 2:
-        near = f"-m {name[2:]}"
+    if (name.startswith("-m") and len(name) > 2) or (options.get(name[:2]) and not name[2:].isalpha()):
+        near = f"{name[:2]} {name[2:]}"
     instead = "ddplaunch run --help-all shows all options; put -- before a target that begins with a dash"
     return UsageError(f"no such option: {name}", f"did you mean {near}?" if near else instead)
 

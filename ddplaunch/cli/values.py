@@ -42,13 +42,13 @@ def number(parse: Callable[[str], float | None], lowest: float, highest: float, 
 
 
 integer = number(whole, -INFINITE, INFINITE, "a whole number")
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
 
 
 def as_seconds(text: str) -> float | None:
     """Read a time, "90", "2.5", or with a unit "90s", "10m", "2h", "1d"; None where it is not one."""
-    value = decimal(text[:-1] if text[-1:] in _UNITS else text)
-    return None if value is None else value * _UNITS.get(text[-1:], 1)
+    value = decimal(text[:-1] if text[-1:] in UNITS else text)
+    return None if value is None else value * UNITS.get(text[-1:], 1)
 
 
 seconds = number(as_seconds, 0, WEEK, "a time from 0 up to a week, like 2.5 (seconds), 10m or 2h")

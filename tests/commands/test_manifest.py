@@ -72,7 +72,7 @@ def test_it_is_utf8_wherever_it_is_printed(manifest):
         ("--env=A=1 --dry-run train.py --nproc 4 a", "--nproc 4 train.py -- a"),
         ("-m --nodes 2 --grace 5 wine.train", "-m --grace 5 wine.train"),
         ("--no-python /bin/echo -n x", "--no-python /bin/echo -- -n x"),
-        ("--time 3 train.py -- --time 3 --env x", "train.py -- --time 3 --env x"),
+        ("--time 3m train.py -- --time 3 --env x", "train.py -- --time 3 --env x"),
         ("--log-dir /logs --master-port 4000 train.py", "--log-dir /logs --master-port 4000 train.py"),
     ],
 )
@@ -85,7 +85,7 @@ def test_which_words_are_for_run(manifest, line, words):
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("90", 5400), ("90:30", 5430), ("4:00:00", 14400), ("1-12", 129600), ("1-12:30", 131400),
+        ("90m", 5400), ("1.5h", 5400), ("90:30", 5430), ("4:00:00", 14400), ("1-12", 129600), ("1-12:30", 131400),
         ("1-12:30:15", 131415), ("unlimited", None), ("INFINITE", None),
     ],
 )  # fmt: skip
@@ -142,7 +142,7 @@ def test_a_name_of_its_own_each_time(spec):
 
 
 TRAINJOBS = {
-    "--nodes 1:2": "--nodes as a range", "--backoff-limit 3": "--backoff-limit", "--ttl 60": "--ttl",
+    "--nodes 1:2": "--nodes as a range", "--backoff-limit 3": "--backoff-limit", "--ttl 60s": "--ttl",
     "--gang volcano": "--gang", "--spread zone": "--spread", "--image-pull-policy Always": "--image-pull-policy",
     "--env-secret all": "--env-secret without a NAME",
 }  # fmt: skip
@@ -158,7 +158,7 @@ TRAINJOBS = {
         (f"{ASKED} --nodes 4:2 train.py", ("--nodes 4:2: the range is the wrong way round", "--nodes 2:4")),
         (f"{ASKED} --nodes 2: train.py", ("--nodes 2:: expected a number of nodes",)),
         (f"{ASKED} --grow --nodes 2 train.py", ("--grow does not work with --nodes 2", "--nodes 2:3")),
-        (f"{ASKED} --time 4h train.py", ("--time 4h: expected minutes",)),
+        (f"{ASKED} --time 90 train.py", ("--time 90: minutes or seconds?",)),
         (f"{ASKED} --nnodes 2 train.py", ("--nnodes does not work with ddplaunch manifest", "--nodes N")),
         (f"{ASKED} --node-rank 0 train.py", ("--node-rank does not work with", "the scheduler numbers the nodes")),
         (f"{ASKED} --token x train.py", ("--token does not work with", "--env-secret DDPLAUNCH_TOKEN=SECRET:KEY")),
@@ -166,7 +166,7 @@ TRAINJOBS = {
         (f"{ASKED} --exclude n07 train.py", ("--exclude does not work with", "--constraint kubernetes.io/hostname!=")),
         (f"{ASKED} --json --dry-run train.py", ("--json does not work with", "the output is YAML")),
         (f"{ASKED} --partition x train.py", ("--partition works only with ddplaunch submit",)),
-        (f"{ASKED} -N 2 train.py", ("no such option: -N", "did you mean --nodes?")),
+        (f"{ASKED} -N2 train.py", ("no such option: -N2", "did you mean -N 2?")),
         (f"{ASKED} --job-name My_Job train.py", ("My_Job: expected small", "at most 61", "--job-name my-job")),
         (f"{ASKED} --job-name 3d train.py", ("3d: expected small letters", "a letter first", "--job-name job-3d")),
         (f"{ASKED} --job-name a- train.py", ("a-: expected small letters", "--job-name a")),
@@ -233,7 +233,7 @@ TRAINJOBS = {
         (f"{ASKED} --restricted --container-mounts /d:/d train.py", ("folders of the nodes (--container-mounts /d)",)),
         (f"{ASKED} --ttl 0 train.py", ("--ttl 0: expected a time above 0", "leave it out to keep the job")),
         (f"{ASKED} --ttl unlimited train.py", ("--ttl unlimited: expected a time above 0",)),
-        (f"{ASKED} --ttl 1d train.py", ("--ttl 1d: expected minutes",)),
+        (f"{ASKED} --ttl 1w train.py", ("--ttl 1w: expected a time with a unit",)),
         (f"{ASKED} --env-secret A=b train.py", ("--env-secret A=b: expected SECRET", "NAME=SECRET:KEY")),
         (f"{ASKED} --env-secret A_B train.py", ("--env-secret A_B: expected SECRET",)),
         (f"{ASKED} --env-secret MASTER_ADDR=a:b train.py", ("ddplaunch sets MASTER_ADDR in each pod",)),

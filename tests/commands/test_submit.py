@@ -123,7 +123,7 @@ def last_words(script: str) -> list[str]:
         ("--nodes 2 --max-restarts=2 train.py --lr 0.1", "--max-restarts=2 train.py -- --lr 0.1"),
         ("--max-restarts 2 --nodes 2 train.py a", "--max-restarts 2 train.py -- a"),
         ("--max-restarts 2 train.py --nodes 2 a", "--max-restarts 2 train.py -- a"),
-        ("--time=5 train.py --nodes 2 --nproc 4 --gpus-per-node 2 a", "--nproc 4 train.py -- a"),
+        ("--time=5m train.py --nodes 2 --nproc 4 --gpus-per-node 2 a", "--nproc 4 train.py -- a"),
         ("train.py -- --nodes 2", "train.py -- --nodes 2"),
         ("-m --nodes 2 --grace 5 timeit --nproc 2", "-m --grace 5 --nproc 2 timeit"),
         ("--no-python --nodes 2 /bin/echo -n x", "--no-python /bin/echo -- -n x"),
@@ -151,10 +151,16 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
     [
         ("", ("the target is missing", "ddplaunch submit train.py")),
         ("--nodes 2 train.py --time 3", ("--time could be", "submit --nodes 2 --time 3 train.py", "-- --time 3")),
+        ("train.py -p a100", ("-p could be ddplaunch's or an", "submit -p a100 train.py", "train.py -- -p a100")),
+        ("train.py --node 2", ("--node could be ddplaunch's --nodes", "submit --nodes 2 train.py", "-- --node 2")),
+        ("--nodes 2 --gpus 8 train.py",
+         ("--gpus 8 does not ask for GPUs: it chooses", "--gpus-per-node 8 asks for 8 on each node")),
+        ("--gpus=a100:8 train.py", ("--gpus a100:8 does not", "--gpus-per-node a100:8 asks for 8 on each")),
+        ("--gpus-per-node 8 --gpus 8 train.py", ("--gpus 8 does not ask",)),
         ("--nproc 2 train.py --grace 3", ("--grace could be", "submit --nproc 2 --grace 3 train.py", "-- --grace 3")),
         ("train.py --lr 1 --nodes 2", ("--nodes could be", "ddplaunch submit --nodes 2 train.py --lr 1")),
         ("--nprco 2 train.py", ("no such option: --nprco", "did you mean --nproc?")),
-        ("-N 2 train.py", ("no such option: -N", "did you mean --nodes?")),
+        ("-N2 train.py", ("no such option: -N2", "did you mean -N 2?")),
         ("--ntasks-per-node 8 train.py", ("no such option: --ntasks-per-node", "did you mean --nproc?")),
         ("--xyzzy train.py", ("ddplaunch submit --help",)),
         ("train.py --nnodes 2", ("--nnodes does not work with ddplaunch submit", "--nodes N")),
@@ -168,7 +174,8 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
         ("fn.py:main --lr x", ("cannot take --lr: 'x'",)),
         ("--start exec --preload json train.py", ("--preload does not work with --start exec",)),
         ("--nodes 0 train.py", ("--nodes 0: expected a number of nodes, 1 or more",)),
-        ("--time 4h train.py", ("--time 4h: expected minutes", "like 4:00:00")),
+        ("--time 90 train.py", ("--time 90: minutes or seconds?", "--time 90m for minutes, --time 90s for seconds")),
+        ("-t 4x train.py", ("--time 4x: expected a time with a unit like 4h", "like 4:00:00")),
         ("--time 1:2:3:4 train.py", ("--time 1:2:3:4: expected",)),
         ("--mem lots train.py", ("--mem lots: expected a size", "200G")),
         ("--gpus-per-node eight train.py", ("--gpus-per-node eight: expected a number of GPUs",)),
@@ -241,6 +248,14 @@ def test_nodes_to_leave_out(dry, submit):
         ("--nodelist n[1-3] --exclude n[4-5]", ["nodelist=n[1-3]", "exclude=n[4-5]"]),
         ("--dependency afterok:1:2?afterany:3_*+5,singleton", ['dependency="afterok:1:2?afterany:3_*+5,singleton"']),
         ("--time unlimited", ["time=unlimited"]),
+        ("--time 4h", ["time=4:00:00"]),
+        ("-t 1.5d", ["time=36:00:00"]),
+        ("--time 90s", ["time=0:01:30"]),
+        (
+            "-N 2 -p a100 -A lab -t 90m -c 8 -J mine",
+            ["job-name=mine", "nodes=2", "cpus-per-task=8", "time=1:30:00", "partition=a100", "account=lab"],
+        ),
+        ("--gpus-per-node a100:8 --gpus 7", ["gpus-per-node=a100:8"]),
         ("--time 0", ["time=0"]),
         ("--exclusive --comment 'a b'", ["exclusive", 'comment="a b"']),
         ("--sbatch-arg=--exclusive=user", ["exclusive=user"]),
@@ -320,16 +335,23 @@ def test_flags_over_project_over_user(dry, files, tmp_path):
     project, user = files
     (tmp_path / "deep").mkdir()
     script, lines = dry(
-        "--nodes 2 --time 5 ../train.py", cwd=tmp_path / "deep", env={"SBATCH_QOS": "low", "SBATCH_ACCOUNT": "x"}
+        "--nodes 2 --time 5m ../train.py", cwd=tmp_path / "deep", env={"SBATCH_QOS": "low", "SBATCH_ACCOUNT": "x"}
     )
-    for line in ("nodes=2", "partition=general", "account=me", "time=5", f"chdir={tmp_path}/deep", "job-name=train.py"):
+    for line in (
+        "nodes=2",
+        "partition=general",
+        "account=me",
+        "time=0:05:00",
+        f"chdir={tmp_path}/deep",
+        "job-name=train.py",
+    ):
         assert f"#SBATCH --{line}\n" in script
     assert f"source {tmp_path}/env.sh || exit\nmodule load cuda/12 || exit\n" in script, (
         "a file is looked for beside the one that names it"
     )
     assert lines[:8] == [
         "nodes: 2 (--nodes)",
-        "time: 5 (--time)",
+        "time: 0:05:00 (--time)",
         f"partition: general ({project})",
         f"account: me ({user})",
         "qos: low (SBATCH_QOS, which sbatch reads)",

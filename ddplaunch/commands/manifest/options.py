@@ -24,8 +24,8 @@ REFUSED = {
 
 HEADINGS = {
     "Resources": (
-        click.Option(["--nodes"], metavar="N", help="Number of nodes, or a range like 2:4.", callback=read.node_range,
-                     default="1", show_default=True),
+        click.Option(["-N", "--nodes"], metavar="N", help="Number of nodes, or a range like 2:4.",
+                     callback=read.node_range, default="1", show_default=True),
         option("--gpus-per-node", "N", "GPUs on each node. Each gets a rank, unless --nproc says otherwise.",
                read.gpus),
         CPUS,
@@ -35,7 +35,7 @@ HEADINGS = {
                multiple=True),
         option("--request requests", "NAME=N", "Request less than the limit: cpu=32, memory=500G", read.requests,
                multiple=True),
-        option("--time", "TIME", TIME_HELP, read.time_limit),
+        option("-t --time", "TIME", TIME_HELP, read.time_limit),
     ),
     "Which nodes": (
         option("--constraint", "LIST", "Labels that the nodes must have: KEY=VALUE,…; also KEY=A|B, and KEY!=VALUE.",

@@ -197,7 +197,7 @@ def above_0(example: str, hint: str, *, unlimited: bool) -> Reader:
     form = a_time(example)
 
     def read(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
-        form(ctx, param, text)
+        text = form(ctx, param, text)
         if text and seconds(text) is None and (text[0].isdigit() or not unlimited):
             raise wrong(ctx, param, text, f"expected a time above 0, like {example}", hint)
         return text

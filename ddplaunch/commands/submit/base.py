@@ -39,7 +39,7 @@ class BatchScheduler(Scheduler):
         """Read the options into a job. Raises UsageError for what this scheduler cannot do."""
         for name, hint in self.refused.items():
             if ctx.params[name]:
-                option = next(param.opts[0] for param in ctx.command.params if param.name == name)
+                option = next(param.opts[-1] for param in ctx.command.params if param.name == name)
                 raise UsageError(f"{option} does not work with --scheduler {ctx.params['scheduler']}", hint)
         self.check(ctx)
         name = self.job_name(ctx.params["job_name"] or os.path.basename(target))

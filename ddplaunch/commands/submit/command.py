@@ -73,7 +73,7 @@ def _check_scheduler(ctx: click.Context, scheduler: str) -> None:
     for name, of in OF_SCHEDULERS.items():
         value = ctx.params[name]
         if value and scheduler not in of:
-            option = next(param.opts[0] for param in ctx.command.params if param.name == name)
+            option = next(param.opts[-1] for param in ctx.command.params if param.name == name)
             text = value if isinstance(value, str) else " ".join(value)
             what = f"{option} {text} needs --scheduler {' or '.join(of)}"
             raise UsageError(what, f"for {scheduler} leave {option} out")
