@@ -37,6 +37,15 @@ def edits(word: str, other: str) -> int:
     return row[-1]
 
 
+def columns(text: str) -> int:
+    """How many columns of a terminal a text without control characters takes."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width
+
+    return sum(0 if combining(each) else 2 if east_asian_width(each) in "WF" else 1 for each in text)
+
+
 def quoted(words: Iterable[str]) -> str:
     """Write words as a shell reads them."""
     import shlex

@@ -33,7 +33,7 @@ def print_plan(plan: Plan, options: Options, passed_on: str | None, *, remote: b
         notes += [f"told what happens: {each.command}" for each in sidecars.read_notify(options, remote=remote)]
     if options.no_inspect:
         notes.append("--no-inspect: `ddplaunch stacks` cannot ask the ranks what they are doing")
-    if plan.nnodes > 1 and not plan.started_rank:
+    if plan.nnodes > 1 and not plan.started_rank and not remote:
         notes.append(f"nodes other than {plan.node_rank} are unknown and assumed to be like this one")
         if options.token:
             notes.append("the token is not printed: set DDPLAUNCH_TOKEN on every node")
@@ -46,7 +46,7 @@ def print_plan(plan: Plan, options: Options, passed_on: str | None, *, remote: b
     if options.as_json:
         echo(f"{json.dumps({**plan.to_json(), 'preload': choice.to_json()})}\n")
     else:
-        print_layout(plan, list(options.words(without=_SPELLED_OUT | _OF_THIS_NODE)))
+        print_layout(plan, None if remote else list(options.words(without=_SPELLED_OUT | _OF_THIS_NODE)))
     if passed_on:
         echo(f"--dry-run was read as ddplaunch's; to pass it on: {passed_on}\n", err=options.as_json)
 

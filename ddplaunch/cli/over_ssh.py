@@ -13,16 +13,19 @@ from ddplaunch.cli.rules import check_control_port
 from ddplaunch.cli.say import say
 from ddplaunch.cli.show import read_merge
 from ddplaunch.cli.surroundings import OVER_SSH
+from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError
 from ddplaunch.output.terminal import watched
 from ddplaunch.output.voice import Said, Topic
-from ddplaunch.plan.rendezvous import DEFAULT_PORT
+from ddplaunch.plan.plan import Plan
+from ddplaunch.plan.rendezvous import ASSUMED, DEFAULT_PORT
 from ddplaunch.ssh.client import Session, command, look_up
 from ddplaunch.ssh.fleet import Fleet, Problem, make_room
 from ddplaunch.ssh.hosts import Host
 from ddplaunch.ssh.hosts import read as read_hosts
 from ddplaunch.ssh.remote import HostJob
 from ddplaunch.target.target import Target
+from ddplaunch.words import named
 
 if TYPE_CHECKING:
     from ddplaunch.cli.options import Inferred
@@ -125,11 +128,32 @@ def planned(hosts: tuple[Host, ...], options: Options) -> tuple[Options, str]:
     new: Inferred = {"cluster": "none", "nnodes": (len(hosts), len(hosts))}
     if len(hosts) > 1:
         new |= {"node_rank": 0, "master_addr": hosts[0].name}
-    if all(host.slots for host in hosts):
-        new["nproc"] = ",".join(str(host.slots) for host in hosts)
-    return options.filled(
-        Source.HOSTS, new
-    ), f"over SSH: {', '.join(f'node {node} is {host.name}' for node, host in enumerate(hosts))}"
+    with_ranks = hosts[: len(hosts) - options.spares]
+    if any(host.slots for host in hosts):
+        counts = [str(host.slots or 1) for host in with_ranks]
+        new["nproc"] = counts[0] if len(set(counts)) == 1 else ",".join(counts)
+    which = f"over SSH: {', '.join(f'node {node} is {host.name}' for node, host in enumerate(hosts))}"
+    return options.filled(Source.HOSTS, new), f"{which}; each is assumed to be like this machine"
+
+
+def on_hosts(plan: Plan, hosts: tuple[Host, ...], options: Options) -> Plan:
+    """The plan of a dry run with the names of these hosts, and with what is known of them and what is assumed."""
+    nodes = tuple(replace(node, host=host.name) for node, host in zip(plan.nodes, hosts, strict=False))
+    ranks = tuple(replace(rank, host=nodes[rank.node_rank].host) for rank in plan.ranks)
+    listed = "--hosts" if options.hosts else "--hostfile"
+    sources = {"devices": ASSUMED, "threads per rank": ASSUMED}
+    unknown = [host.name for host in hosts[: len(nodes)] if not host.slots]
+    if not options.is_set("nproc"):
+        sources["processes per node"] = ASSUMED if unknown else listed
+    if options.sources["master_addr"] is Source.HOSTS:
+        sources["master address"] = "the first host"
+    facts = tuple(
+        replace(fact, source=sources.get(fact.name, fact.source)) for fact in plan.facts if fact.name != "node rank"
+    )
+    notes = plan.notes
+    if unknown and not (options.is_set("nproc") or options.is_set("gpus")):
+        notes = (*notes, f"{named(unknown)}: one rank for each GPU; how many there are is not known here")
+    return replace(plan, nodes=nodes, ranks=ranks, facts=facts, notes=notes)
 
 
 def carried(asked: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:

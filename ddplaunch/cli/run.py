@@ -81,6 +81,8 @@ def _planned(options: Options, said: Remarks, of_project: tuple[str, ...]) -> tu
         notes.insert(0, which)
     planning = make_plan(options, target, notes, remote=remote)
     plan = planning.plan
+    if remote:
+        plan = over_ssh.on_hosts(plan, hosts, planning.options)
     VOICE.of(plan, numbered=plan.numbered)
     shown = read_shown(planning.options, plan)
     if plan.node_rank == 0 or not one_log(planning.finding):

@@ -11,7 +11,7 @@ from ddplaunch.plan.command import command_for
 from ddplaunch.plan.numbers import format_cpulist
 from ddplaunch.plan.plan import Fact, Plan
 from ddplaunch.plan.rendezvous import ASSUMED, MISSING
-from ddplaunch.words import quoted
+from ddplaunch.words import columns, quoted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,8 +25,8 @@ MAX_ROWS, MAX_COMMANDS = 64, 8
 """What fits on a screen or two; where the plan is piped, or with ``--json``, nothing is left out."""
 
 
-def print_layout(plan: Plan, options: Sequence[str]) -> None:
-    """Print the plan; another node's command must repeat these options."""
+def print_layout(plan: Plan, options: Sequence[str] | None) -> None:
+    """Print the plan; another node's command must repeat these options. None: no command is typed there."""
     if sys.stdout.isatty():
         from rich.console import Console
 
@@ -35,14 +35,17 @@ def print_layout(plan: Plan, options: Sequence[str]) -> None:
         sys.stdout.write("".join(line + "\n" for line in _plain(plan, options)))
 
 
-def _plain(plan: Plan, options: Sequence[str]) -> Iterator[str]:
+def _plain(plan: Plan, options: Sequence[str] | None) -> Iterator[str]:
     """The plan as lines without colour or boxes, one rank a line."""
     yield _headline(plan)
     for fact in _facts(plan):
         yield f"{fact.name}: {fact.value} ({fact.source})"
     yield ""
-    for rank in plan.shown_ranks:
-        number, node, local, host, device, cpus = _row(plan, rank)
+    rows = [_row(plan, rank) for rank in plan.shown_ranks]
+    widths = [max(map(columns, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell + " " * (width - columns(cell)) for cell, width in zip(row, widths, strict=True)]
+        number, node, local, host, device, cpus = *cells[:-1], row[-1]
         yield f"rank {number}  node {node}  host {host}  local rank {local}  device {device}  cpus {cpus}"
     yield ""
     common, own = _variables(plan)
@@ -82,14 +85,14 @@ def _row(plan: Plan, rank: Rank) -> tuple[str, ...]:
     return str(rank.rank), "?" if node is None else str(node), str(local), rank.host or "?", rank.device, cpus
 
 
-def _commands(plan: Plan, options: Sequence[str]) -> Iterator[tuple[int, str]]:
+def _commands(plan: Plan, options: Sequence[str] | None) -> Iterator[tuple[int, str]]:
     """The command for each other node."""
-    for node in () if plan.started_rank else plan.nodes:
-        if node.node_rank != plan.node_rank:
+    for node in () if plan.started_rank or options is None else plan.nodes:
+        if options is not None and node.node_rank != plan.node_rank:
             yield node.node_rank, command_for(plan, node.node_rank, options)
 
 
-def _print_table(console: Console, plan: Plan, options: Sequence[str]) -> None:
+def _print_table(console: Console, plan: Plan, options: Sequence[str] | None) -> None:
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text

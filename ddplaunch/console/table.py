@@ -7,9 +7,18 @@ from collections.abc import Iterator, Sequence
 import click
 
 from ddplaunch.errors import cut
+from ddplaunch.words import columns
 
 LEAST = 10
 """Characters of the last column that stay however narrow a terminal is."""
+
+
+def fitting(line: str, limit: int) -> str:
+    """Shorten a line to ``limit`` columns of a terminal."""
+    length = limit
+    while columns(shortened := cut(line, length)) > limit:
+        length -= 1
+    return shortened
 
 
 def table(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ddplaunch.live.rows import columns
 from ddplaunch.output.terminal import BACKSPACE
+from ddplaunch.words import columns
 
 _LEFT, _RIGHT = ("\x1b[D", "\x1bOD", "\x02"), ("\x1b[C", "\x1bOC", "\x06")
 _UP, _DOWN = ("\x1b[A", "\x1bOA", "\x10"), ("\x1b[B", "\x1bOB", "\x0e")

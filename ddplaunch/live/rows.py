@@ -6,7 +6,8 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
-from unicodedata import combining, east_asian_width
+
+from ddplaunch.words import columns
 
 GAP = " | "
 
@@ -19,15 +20,6 @@ class Span(NamedTuple):
 
 
 Row = tuple[Span, ...]
-
-
-def columns(text: str) -> int:
-    """How many columns of a terminal a text without control characters takes."""
-    return len(text) if text.isascii() else sum(map(_columns, text))
-
-
-def _columns(character: str) -> int:
-    return 0 if combining(character) else 2 if east_asian_width(character) in "WF" else 1
 
 
 def width(row: Row) -> int:

@@ -13,13 +13,14 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from ddplaunch.live.rows import Row, columns, painted, width
+from ddplaunch.live.rows import Row, painted, width
 from ddplaunch.loop import Callback, Loop
 from ddplaunch.output.events import Ended, Event
 from ddplaunch.output.screen import Manner, Terminal
 from ddplaunch.output.sink import HIGH_WATER, Sink
 from ddplaunch.output.terminal import Keyboard, in_foreground, window
 from ddplaunch.output.voice import Said, Topic
+from ddplaunch.words import columns
 
 EVERY = 1 / 30  # seconds from one drawing to the next, at least
 KEPT = 4 << 20  # bytes of lines that wait while the full screen is shown

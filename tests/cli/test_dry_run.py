@@ -60,7 +60,7 @@ def test_what_is_detected_and_what_is_assumed(plan, fake_nvml):
     assert [rank["device"] for rank in plan("--nproc 2 train.py")["ranks"]] == ["cpu", "cpu"]
 
 
-PLAIN = re.compile(r"rank (\d+)  node (\d+)  host (\S+)  local rank (\d+)  device (\S+)  cpus (\S+)")
+PLAIN = re.compile(r"rank (\d+) +node (\d+) +host (\S+) +local rank (\d+) +device (\S+) +cpus (\S+)")
 
 
 @pytest.mark.parametrize("line", ["--nproc 3 train.py", "--nnodes 2 --nproc 2,1 --bind numa train.py --lr 1 'a b'"])

@@ -88,7 +88,23 @@ def test_dry_run(answer, tmp_path):
     assert (plan["nnodes"], plan["world_size"], plan["master_addr"]) == (2, 4, "n1")
     shown = answer("run", *words, "train.py").stdout
     assert "over SSH: node 0 is n1, node 1 is n2" in shown
-    assert "--hosts" not in shown
+
+
+def test_a_dry_run_shows_the_hosts_and_no_command_for_other_nodes(answer, tmp_path):
+    write(tmp_path, "train.py", "")
+    shown = answer("run", "--hosts", "n1:2,gpu17:1", "--dry-run", "train.py").stdout
+    assert [line for line in shown.splitlines() if line.startswith("rank ")] == [
+        "rank 0  node 0  host n1     local rank 0  device cpu  cpus any",
+        "rank 1  node 0  host n1     local rank 1  device cpu  cpus any",
+        "rank 2  node 1  host gpu17  local rank 0  device cpu  cpus any",
+    ]
+    assert "processes per node: 2,1 (--hosts)\ndevices: cpu (assumed)\nmaster address: n1 (the first host)\n" in shown
+    assert "ddplaunch run" not in shown, "SSH starts the nodes"
+    unknown = json.loads(answer("run", "--hosts", "n1:2,n2", "--dry-run", "--json", "train.py").stdout)
+    assert [rank["host"] for rank in unknown["ranks"]] == ["n1", "n1", "n2"]
+    assert "n2: one rank for each GPU; how many there are is not known here" in unknown["notes"]
+    spare = json.loads(answer("run", "--hosts", "n[1-3]:2", "--spares", "1", "--dry-run", "--json", "train.py").stdout)
+    assert [rank["host"] for rank in spare["ranks"]] == ["n1", "n1", "n2", "n2"]
 
 
 def test_dry_run_with_a_hostfile(answer, tmp_path):
