@@ -73,6 +73,7 @@ def debug(run: str | None, rank: int | None, hosts: str | None) -> int:
             seen = replace(seen, host=_host_in(told, rank) or seen.host)
         return _on_its_node(queued, seen, ["debug", name, *more])
     job = runs.running(run)
+    client.check_suspended(job.path)
     if rank is not None and (host := _other_node(job.path, rank)):
         environ = _environ(job.pid)
         words = ["debug", job.run_id, *more]

@@ -22,11 +22,12 @@ from ddplaunch.diagnosis.inspection import Detail
 from ddplaunch.errors import EXIT_SIGNAL, LaunchError, shown
 from ddplaunch.job import client, past, readings, runs
 from ddplaunch.job.door import MAX_ANSWER
+from ddplaunch.job.process import suspended
 from ddplaunch.job.requests import Request
 from ddplaunch.job.requests.inspection import InspectJob, JobInspected
 from ddplaunch.job.requests.output import Printed, TailRanks
 from ddplaunch.job.requests.status import AskStatus, StopJob
-from ddplaunch.job.status import State, Status
+from ddplaunch.job.status import State, Status, short_target
 from ddplaunch.live.frame import frame
 from ddplaunch.live.rows import Row, Span, cut, plain
 from ddplaunch.live.screen import LiveScreen
@@ -67,6 +68,7 @@ def top(run: str | None, ranks: str | None, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(_as_json(_snapshot(path, "")), indent=2))
         return 0
+    client.check_suspended(path)
     if in_terminal:
         return Viewer(path, ranks or "").run()
     sys.stdout.write(plain(frame(_snapshot(path, ranks or ""), COLUMNS, ROWS)))
@@ -227,9 +229,16 @@ def _told(path: str) -> tuple[str, ...]:
     try:
         status = client.ask(path, AskStatus(), SOON)
     except LaunchError:
-        return "silent", "", "", ""
-    age = span(max(0.0, time.time() - status.began))
-    return status.state.value, age, str(status.world_size), shown(status.target, 200)
+        job = runs.at(path)
+        state, record = "suspended" if suspended(job.pid) else "silent", runs.record_of(job)
+        if record is None:
+            return state, "", "", ""
+        return state, _age(record.began), str(record.world_size), short_target(shown(record.target, 200))
+    return status.state.value, _age(status.began), str(status.world_size), short_target(shown(status.target, 200))
+
+
+def _age(began: float) -> str:
+    return span(max(0.0, time.time() - began))
 
 
 class Viewer:

@@ -10,7 +10,10 @@ from ddplaunch.errors import cut
 from ddplaunch.words import columns
 
 LEAST = 10
-"""Characters of the last column that stay however narrow a terminal is."""
+"""Columns of the terminal for the last column of a table, however narrow it is."""
+
+ROOM = 24
+"""Those for which an optional column is left out."""
 
 
 def fitting(line: str, limit: int) -> str:
@@ -22,17 +25,28 @@ def fitting(line: str, limit: int) -> str:
 
 
 def table(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], colours: Sequence[str | None] = (), across: int | None = None
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    colours: Sequence[str | None] = (),
+    across: int | None = None,
+    optional: Sequence[str] = (),
 ) -> Iterator[str]:
     """Columns, each as wide as it must be, the last one cut where a line would be longer than ``across``.
 
-    ``colours`` are those of the second one in each row.
+    ``colours`` are those of the second one in each row; of the columns ``optional``, in this order, those are left out
+    that leave the last column too little room.
     """
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    left = None if across is None else max(LEAST, across - sum(width + 2 for width in widths[:-1]))
+    widths = [max(map(columns, column)) for column in zip(heads, *rows, strict=True)]
+    left = None if across is None else across - sum(width + 2 for width in widths[:-1])
+    if left is not None and left < min(ROOM, widths[-1]) and optional:
+        at = [*heads].index(optional[0])
+        rest = [[*row[:at], *row[at + 1 :]] for row in [heads, *rows]]
+        yield from table(rest[0], rest[1:], colours, across, optional[1:])
+        return
+    left = None if left is None else max(LEAST, left)
     for number, row in enumerate([heads, *rows]):
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        cells[-1] = row[-1] if left is None else cut(row[-1], left)
+        cells = [cell + " " * (width - columns(cell)) for cell, width in zip(row, widths, strict=True)]
+        cells[-1] = row[-1] if left is None else fitting(row[-1], left)
         if number and colours and (colour := colours[number - 1]):
             cells[1] = click.style(cells[1], fg=colour)
         line = "  ".join(cells).rstrip()

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError
 from ddplaunch.job.door import MAX_ANSWER, MAX_FOLLOWERS
+from ddplaunch.job.process import suspended
 from ddplaunch.job.requests import Request
 from ddplaunch.job.requests.status import AskStatus
 from ddplaunch.wire.frames import Garbled, read_frame
@@ -29,6 +30,18 @@ class NoAnswer(LaunchError):
     """A job has not answered."""
 
     exit_code = EXIT_UNAVAILABLE
+
+
+def check_suspended(path: str) -> None:
+    """Raise NoAnswer where the launcher with this socket is suspended: a question would wait for its timeout."""
+    run_id, _, pid = os.path.basename(path).rpartition(".")
+    if pid.isdecimal() and suspended(int(pid)):
+        raise NoAnswer(f"{run_id} is suspended: its launcher was stopped, as Ctrl-Z does", advice_to_continue(int(pid)))
+
+
+def advice_to_continue(pid: int) -> str:
+    """How a person lets a suspended launcher go on."""
+    return f"fg in its terminal, or kill -CONT {pid}, continues it"
 
 
 def ask(path: str, request: Request[A], timeout: float = TIMEOUT) -> A:
@@ -67,6 +80,7 @@ def _admitted(sock: socket.socket, timeout: float) -> None:
 @contextmanager
 def _asked(path: str, request: Request[object], timeout: float) -> Iterator[socket.socket]:
     """A connection on which ``request`` has been sent, and what goes wrong on it as NoAnswer."""
+    check_suspended(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(timeout)
         try:
@@ -77,7 +91,8 @@ def _asked(path: str, request: Request[object], timeout: float) -> Iterator[sock
             yield sock
         except TimeoutError:
             what = f"{path} does not answer within {timeout:g} s"
-            raise NoAnswer(what, "its launcher is suspended, or many others ask it: try again") from None
+            check_suspended(path)
+            raise NoAnswer(what, "its launcher is busy, or many others ask it: try again") from None
         except (Garbled, EOFError):
             raise NoAnswer(f"{path} gives no answer that this version of ddplaunch can read") from None
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The process of a launcher, which is not a child of ours: when it was born, whether it has ended."""
+"""The process of a launcher, which is not a child of ours: when it was born, whether it is suspended or has ended."""
 
 from __future__ import annotations
 
@@ -9,12 +9,22 @@ import time
 
 def born(pid: int) -> int:
     """When the kernel made this process, in ticks since its own start; -1 where there is no such process."""
+    fields = _stat(pid)
+    return -1 if fields[0] in b"ZX" else int(fields[19])
+
+
+def suspended(pid: int) -> bool:
+    """Whether a signal has stopped this process: Ctrl-Z in its terminal, or SIGSTOP."""
+    return _stat(pid)[0] == b"T"
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields of /proc/PID/stat from the state on; the state "X" alone where there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+            return file.read().rpartition(b")")[2].split()
     except OSError:
-        return -1
-    return -1 if fields[0] in b"ZX" else int(fields[19])
+        return [b"X"]
 
 
 def ended(pid: int, seconds: float | None = None) -> bool:

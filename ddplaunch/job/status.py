@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 
 from ddplaunch import TYPE_CHECKING
@@ -16,6 +17,15 @@ if TYPE_CHECKING:
     from ddplaunch.wire.bounds import Count, EndCode, ExitCode, Line, Moment, Ordinal, Pid, RunId
 
 MAX_TARGET = 1000  # characters of the target that are shown
+
+_CALLED = re.compile(r"python \S*\bddplaunch-[^/]+/launch\.py:(\w+)( .*)?")
+
+
+def short_target(target: str) -> str:
+    """A target for a table: without "python", and of a call from Python the function's name."""
+    if called := _CALLED.fullmatch(target):
+        return f"{called[1]}()"
+    return target.removeprefix("python ")
 
 
 class State(Enum):

@@ -9,7 +9,7 @@ from itertools import groupby
 from ddplaunch.devices.gpu_usage import GpuUsage
 from ddplaunch.diagnosis.inspection import Inspection
 from ddplaunch.errors import shown
-from ddplaunch.job.status import State
+from ddplaunch.job.status import State, short_target
 from ddplaunch.live.rows import Row, Span, cut, flow, wrap
 from ddplaunch.live.state import Doing, Snapshot, WaitPoint, all_doing, rate, rates, wait_point, work
 from ddplaunch.live.table import TableRow, drawn, ordered
@@ -58,7 +58,8 @@ def screenful(seen: Snapshot, columns: int, rows: int) -> list[Row]:
         return more
 
     trends = fits(_trends(seen, limit)) or fits(_trends(seen, limit)[:1])
-    title = fits([cut((Span(f"{shown(seen.now.status.run_id, 60)}: {shown(seen.now.status.target)}", "1"),), limit)])
+    heading = f"{shown(seen.now.status.run_id, 60)}: {shown(short_target(seen.now.status.target))}"
+    title = fits([cut((Span(heading, "1"),), limit)])
     characters: list[Row] = []
     if len(lines) > MANY or not lines:
         third = max(1, rows // 4)

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,8 @@ import pytest
 from ddplaunch.commands.runs.stop import wait
 from ddplaunch.job import client, past
 from ddplaunch.job.client import NoAnswer
+from ddplaunch.job.status import short_target
+from ddplaunch.words import columns
 from tests.conftest import clean_environment, command, free_port, in_terminal, ran, wait_until, write
 from tests.job.test_history import FAILS, keep, state  # noqa: F401
 from tests.starts import LIGHT
@@ -53,7 +54,7 @@ def row(out: str, run: str) -> list[str]:
     return line.split()
 
 
-def test_ps(running, answer):
+def test_ps_and_a_suspended_launcher(running, answer):
     job = running()
     keep(run_id="before", code=1)
     done = answer("ps")
@@ -67,9 +68,24 @@ def test_ps(running, answer):
     assert found[NAME].keys() == found["before"].keys()
     job.signal(signal.SIGSTOP)
     try:
-        began = time.monotonic()
-        assert row(answer("ps").stdout, NAME)[1] == "silent"
-        assert time.monotonic() - began < 20
+        done = answer("ps")
+        assert row(done.stdout, NAME)[1:2] + row(done.stdout, NAME)[3:] == [
+            *("suspended", "2", "-", str(job.process.pid), "waits.py"),
+        ]
+        advice = f"fg in its terminal, or kill -CONT {job.process.pid}, continues it\n"
+        assert done.stderr.endswith(f"{NAME} is suspended: {advice}")
+        assert {each["run"]: each for each in json.loads(answer("ps", "--json").stdout)}[NAME]["world_size"] == 2
+        for words in (("logs", NAME), ("stacks", NAME), ("top", NAME), ("debug", NAME)):
+            done = answer(*words)
+            assert (done.returncode, done.stdout) == (69, "")
+            assert done.stderr.startswith(f"Error: {NAME} is suspended")
+            assert done.stderr.endswith(advice)
+        report = answer("report", NAME)
+        assert f"{NAME}: running" in report.stdout
+        assert advice in report.stderr
+        done = answer("stop", NAME)
+        assert done.stderr.startswith(f"{NAME} was suspended; it is continued, so that it can stop\n")
+        assert job.process.poll() == 130
     finally:
         job.signal(signal.SIGCONT)
 
@@ -112,8 +128,25 @@ def test_ps_fits_a_terminal_and_is_whole_in_a_pipe(launch, answer, tmp_path):
     shown = re.sub(r"\x1b\[\d*m", "", in_terminal(command("ps"), tmp_path, columns=80))
     (line,) = (line for line in shown.splitlines() if line.startswith(MINE))
     assert len(line) <= 80
-    assert re.search(r" python ends\.py( --data)?…$", line)
+    assert re.search(r" ends\.py --data…$", line)
     assert row(answer("ps").stdout, MINE)[-1] == "/scratch/corpus/2026/shards"
+
+
+def test_a_default_name_and_a_wide_target_fit_a_terminal(launch, tmp_path):
+    write(tmp_path, "训练.py", "")
+    assert launch("run", *LIGHT, "训练.py", "--数据", "语" * 30).returncode == 0
+    shown = re.sub(r"\x1b\[\d*m", "", in_terminal(command("ps"), tmp_path, columns=80))
+    (line,) = (line for line in shown.splitlines() if "训练.py" in line)
+    assert columns(line) <= 80
+    assert line.endswith("…")
+
+
+def test_the_target_of_a_table():
+    assert short_target("python train.py --lr 1") == "train.py --lr 1"
+    assert short_target("python -m pkg.mod") == "-m pkg.mod"
+    assert short_target("python /tmp/ddplaunch-a1/launch.py:divide --folder /tmp/ddplaunch-a1") == "divide()"
+    assert short_target("python ./.ddplaunch-a1/launch.py:divide --folder x") == "divide()"
+    assert short_target("./prog -x") == "./prog -x"
 
 
 def test_logs_and_report_of_a_failure(launch, answer, tmp_path):

@@ -102,7 +102,7 @@ def test_a_look_and_away(job, top):
     mine = job("mine")
     each = top(name(mine))
     each.until(lambda each: opened(each) and re.search(r"\d+M .* train.py:3 +up$", each.rows[6]))
-    assert each.rows[0] == "mine: python train.py"
+    assert each.rows[0] == "mine: train.py"
     assert re.fullmatch(r"running \d\d:\d\d \| \d+ MiB", each.rows[1])
     assert re.fullmatch(r"CPU % \d+ ▁*", each.rows[2])
     assert each.rows[4].split() == ["rank", "is", "CPU%", "mem", "pid", "does", "last", "line"]
@@ -249,7 +249,7 @@ def test_which_job(job, top, answer):
     running = [row.split()[0] for row in each.rows[1:-1] if row]
     assert running.index("second") < running.index("first"), "the latest first"
     each.type("\x1b[B" * running.index("first") + "\r")
-    each.until("first: python train.py")
+    each.until("first: train.py")
     each.type("q")
     assert each.end() == 0
     assert each.given_back

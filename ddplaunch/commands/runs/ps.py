@@ -15,22 +15,22 @@ import click
 
 from ddplaunch.commands.runs.jobs import LATELY, RECENT, QueuedJob, standings
 from ddplaunch.console import colour_wanted
-from ddplaunch.console.table import table
-from ddplaunch.errors import cut
+from ddplaunch.console.table import fitting, table
 from ddplaunch.job import client, past
-from ddplaunch.job.client import NoAnswer
+from ddplaunch.job.client import NoAnswer, advice_to_continue
 from ddplaunch.job.effective import percent
+from ddplaunch.job.process import suspended
 from ddplaunch.job.record import Fate, RunRecord
 from ddplaunch.job.requests.inspection import InspectJob, JobInspected
 from ddplaunch.job.runs import RunningJob, known
-from ddplaunch.job.status import Status
+from ddplaunch.job.status import Status, short_target
 from ddplaunch.output.terminal import window
 from ddplaunch.words import span
 
-BETWEEN = 0.1  # seconds between the two inspections that tell how fast a job is
+BETWEEN = 0.5  # seconds between the two inspections that show how fast a job is
 PATIENCE = 2.0  # seconds in which a launcher must answer: it may be suspended
 DEFAULT_GROUP = "0"
-MAX_TARGET = 60  # characters
+MAX_TARGET = 60  # columns
 
 _COLOURS = {Fate.DONE: "green", Fate.FAILED: "red", Fate.LOST: "red"}
 
@@ -41,8 +41,8 @@ _COLOURS = {Fate.DONE: "green", Fate.FAILED: "red", Fate.LOST: "red"}
 def ps(show_all: bool, as_json: bool) -> None:
     """Show your jobs: those that run on this machine, those that you have submitted, and those that ended lately.
 
-    COLLECTIVES/S is how fast a job moves: what its lowest rank here completed in its default process group within a
-    tenth of a second. Runs that have ended are kept in your home; `run --no-history` keeps none.
+    COLLECTIVES/S is how fast a job moves: what its lowest rank here completed in its default process group within half
+    a second. Runs that have ended are kept in your home; `run --no-history` keeps none.
     """
     runs = known()
     seen = inspect_all({run: job for run, job in runs.items() if job})
@@ -63,6 +63,9 @@ def ps(show_all: bool, as_json: bool) -> None:
     across = window(1)[0] if os.isatty(1) else None
     for line in render(running, jobs, ended, now, across):
         click.echo(line, color=None if colour_wanted() else False)
+    for each in running:
+        if each.suspended:
+            click.echo(f"{each.run} is suspended: {advice_to_continue(each.job.pid)}", err=True)
 
 
 class SeenJob(NamedTuple):
@@ -72,6 +75,11 @@ class SeenJob(NamedTuple):
     job: RunningJob
     status: Status | None  # None where its launcher does not answer
     rate: float | None  # collectives a second; None where it is not known
+    suspended: bool = False  # whether its launcher was stopped by a signal
+
+    @property
+    def state(self) -> str:
+        return self.status.state.value if self.status else "suspended" if self.suspended else "silent"
 
 
 def inspect_all(jobs: Mapping[str, RunningJob]) -> Callable[[], list[SeenJob]]:
@@ -104,7 +112,8 @@ def inspect_all(jobs: Mapping[str, RunningJob]) -> Callable[[], list[SeenJob]]:
 
 def _seen(run: str, job: RunningJob, first: JobInspected | None, second: JobInspected | None) -> SeenJob:
     last = second or first
-    return SeenJob(run, job, last.status if last else None, rate(first, second) if first and second else None)
+    now = rate(first, second) if first and second else None
+    return SeenJob(run, job, last.status if last else None, now, suspended=not last and suspended(job.pid))
 
 
 def rate(first: JobInspected, second: JobInspected) -> float | None:
@@ -136,26 +145,33 @@ def render(
     """The lines of ``ddplaunch ps``, with ANSI styles; ``now`` in seconds since the epoch, ``across`` in columns."""
     if running:
         heads = ("RUN", "STATE", "AGE", "RANKS", "COLLECTIVES/S", "PID", "TARGET")
-        yield from table(heads, [_running_row(each, now) for each in running], across=across)
+        rows = [_running_row(each, now) for each in running]
+        yield from table(heads, rows, across=across, optional=("PID", "COLLECTIVES/S"))
     if running and (jobs or ended):
         yield ""
     if jobs:
         heads = ("JOB", "SUBMITTED", "NODES", "RANKS", "COLLECTIVES/S", "TARGET", "STATE")
-        yield from table(heads, [_job_row(each, now) for each in jobs], across=across)
+        rows = [_job_row(each, now) for each in jobs]
+        yield from table(heads, rows, across=across, optional=("COLLECTIVES/S", "SUBMITTED"))
     if jobs and ended:
         yield ""
     if ended:
         rows = [_ended_row(each, now) for each in ended]
         colours = [_COLOURS.get(each.fate) for each in ended]
-        yield from table(("RUN", "STATE", "ENDED", "LASTED", "EFFECTIVE", "RANKS", "TARGET"), rows, colours, across)
+        heads = ("RUN", "STATE", "ENDED", "LASTED", "EFFECTIVE", "RANKS", "TARGET")
+        yield from table(heads, rows, colours, across, optional=("EFFECTIVE", "LASTED"))
 
 
 def _running_row(seen: SeenJob, now: float) -> tuple[str, ...]:
-    status = seen.status
-    if status is None:
-        return seen.run, "silent", "-", "-", "-", str(seen.job.pid), "its launcher does not answer"
-    age, ranks = span(now - status.began), str(status.world_size)
-    return seen.run, status.state.value, age, ranks, _rate(seen.rate), str(status.pid), cut(status.target, MAX_TARGET)
+    known = seen.status or past.record(seen.run)
+    if known is None:
+        return seen.run, seen.state, "-", "-", "-", str(seen.job.pid), "its launcher does not answer"
+    age, ranks = span(now - known.began), str(known.world_size)
+    return seen.run, seen.state, age, ranks, _rate(seen.rate), str(seen.job.pid), _target(known.target)
+
+
+def _target(text: str) -> str:
+    return fitting(short_target(text), MAX_TARGET)
 
 
 def _rate(rate: float | None) -> str:
@@ -166,14 +182,14 @@ def _job_row(each: QueuedJob, now: float) -> tuple[str, ...]:
     job = each.job
     ranks = "-" if each.world_size is None else str(each.world_size)
     since, words = f"{span(now - job.moment)} ago", each.words.removeprefix("is ")
-    return job.number, since, str(job.nodes), ranks, _rate(each.rate), cut(job.target, MAX_TARGET), words
+    return job.number, since, str(job.nodes), ranks, _rate(each.rate), _target(job.target), words
 
 
 def _ended_row(record: RunRecord, now: float) -> tuple[str, ...]:
     lasted = "-" if record.ended is None else span(record.ended - record.began)
     since = "-" if record.ended is None else f"{span(now - record.ended)} ago"
     effective = percent(record.spent.share if record.ended else None)
-    return record.run, state(record), since, lasted, effective, str(record.world_size), cut(record.target, MAX_TARGET)
+    return record.run, state(record), since, lasted, effective, str(record.world_size), _target(record.target)
 
 
 def state(record: RunRecord) -> str:
@@ -191,6 +207,10 @@ _FIELDS: dict[str, object] = dict.fromkeys([
 def running_json(seen: SeenJob) -> dict[str, object]:
     """A running job as ``ps --json`` has it."""
     told = {**_FIELDS, "run": seen.run, "pid": seen.job.pid, "ranks": [], "collectives_per_second": seen.rate}
+    told |= {"state": seen.state if seen.suspended else None}
+    if not seen.status and (record := past.record(seen.run)):
+        told |= {"node_rank": record.node_rank, "world_size": record.world_size}
+        told |= {"began": record.began, "target": record.target}
     if status := seen.status:
         told |= {"state": status.state.value, "node_rank": status.node_rank, "world_size": status.world_size}
         told |= {"ranks": [each.rank for each in status.ranks], "attempt": status.attempt}

@@ -109,7 +109,8 @@ def _as_it_stands(door: str, record: RunRecord) -> RunRecord:
     """The record of a run that goes on, with where its time went until now, if its launcher answers."""
     try:
         return replace(record, spent=client.ask(door, AskStatus(), PATIENCE).spent)
-    except NoAnswer:
+    except NoAnswer as error:
+        click.echo("; ".join(filter(None, (error.message, error.hint))), err=True)
         return record
 
 

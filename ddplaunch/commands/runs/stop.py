@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 import click
@@ -11,7 +12,7 @@ from ddplaunch.commands.runs.newest import newest_here
 from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError, UsageError
 from ddplaunch.job import client, past, runs
 from ddplaunch.job.client import NoAnswer
-from ddplaunch.job.process import born, ended
+from ddplaunch.job.process import born, ended, suspended
 from ddplaunch.job.requests.status import AskStatus, StopJob, WaitForEnd
 from ddplaunch.job.runs import RunningJob
 from ddplaunch.job.status import RankState
@@ -22,6 +23,7 @@ from ddplaunch.queue.table import scheduler_of
 from ddplaunch.words import counted
 
 LOOK_EVERY = 1.0  # seconds
+CONTINUE_TIMEOUT = 2.0  # seconds for the kernel to continue a suspended launcher
 
 
 @click.command()
@@ -38,11 +40,22 @@ def stop(run: str | None, now: bool) -> None:
     if queued := job_meant(run):
         return _cancel(queued, run or "", now)
     job = runs.running(run)
+    if suspended(job.pid):
+        os.kill(job.pid, signal.SIGCONT)
+        click.echo(f"{job.run_id} was suspended; it is continued, so that it can stop", err=True)
+        _until_it_runs(job.pid)
     status = client.ask(job.path, AskStatus())
     client.ask(job.path, StopJob(now))
     click.echo(f"stopping {status.run_id}: {counted(len(status.ranks), 'rank')}", err=True)
     _await(job)
     click.echo(f"{status.run_id} has ended", err=True)
+
+
+def _until_it_runs(pid: int) -> None:
+    """Wait until the kernel has continued a process."""
+    deadline = time.monotonic() + CONTINUE_TIMEOUT
+    while suspended(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def _cancel(job: Submitted, word: str, now: bool) -> None:
