@@ -85,8 +85,10 @@ def ran(
     return subprocess.run(words, timeout=patience(timeout), **options)
 
 
-def in_terminal(words: Sequence[str], folder: Path, env: Mapping[str, str] | None = None, columns: int = 80) -> str:
-    """Run any command to its end in a terminal of so many columns; return all that it wrote there."""
+def in_terminal(
+    words: Sequence[str], folder: Path, env: Mapping[str, str] | None = None, columns: int = 80, typed: str = ""
+) -> str:
+    """Run any command to its end in a terminal of so many columns; return all that it wrote there, and the echo."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     environment = clean_environment({"TERM": "xterm-256color", "NO_COLOR": "", **(env or {})})
@@ -95,6 +97,7 @@ def in_terminal(words: Sequence[str], folder: Path, env: Mapping[str, str] | Non
     written = b""
     with subprocess.Popen(words, cwd=folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs):
         os.close(theirs)
+        os.write(ours, typed.encode())
         with suppress(OSError):  # EIO: the last process that had the terminal open is gone
             while part := os.read(ours, 1 << 16):
                 written += part

@@ -1,4 +1,4 @@
-"""The observer that keeps a run for later: what it was, what happened, and what its ranks printed last if it failed.
+"""The observer that keeps a run for later: what it was, what happened, and what its ranks printed last.
 
 Of each attempt its beginning, the first collective and stalls that are over are written as they come, so that a
 launcher that is killed leaves a trace; the rest follows as it ends. ``record`` reads it. All is in folders that only
@@ -25,12 +25,13 @@ from ddplaunch.output.run_log import numbered, rank_file
 from ddplaunch.plan.plan import Plan
 
 MAX_RUNS = 100  # that are kept
-LOOK_EVERY = 5  # runs that failed and left output, about: then it is looked how many bytes all take
+LOOK_EVERY = 5  # runs that left output, about: then it is looked how many bytes all take
 MAX_TARGET = 1000  # characters of the target that are kept
 MAX_EVENTS = 20_000  # of an attempt
 MAX_BYTES = 4 << 20  # of the attempts in a file, but the last
 MAX_INSPECTION = 8 << 20  # bytes; of 1,000 ranks with their stacks it has less
 MAX_OUTPUT = 64 << 20  # bytes of what all ranks together printed last
+MAX_OUTPUT_DONE = 8 << 20  # the same, of a run that succeeded
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)  # there is none to keep anything, nor need there be
@@ -210,7 +211,7 @@ class History:
         }
 
     def _keep(self, last: events.Restarting | events.Ended) -> None:
-        """Write the rest of what has happened in this attempt, and if it failed, what its ranks printed last."""
+        """Write the rest of what has happened in this attempt, and what its ranks printed last."""
         over, well = isinstance(last, events.Ended), last == events.Ended(0, None)
         try:
             if self._folder is None:
@@ -220,8 +221,8 @@ class History:
                 self._attempt.clear()
             else:
                 self._append()
-            if not well and self._log_dir() is None:
-                self._keep_output()
+            if self._log_dir() is None:
+                self._keep_output(MAX_OUTPUT_DONE if well else MAX_OUTPUT)
         except OSError as error:
             self._trouble = error
 
@@ -232,14 +233,14 @@ class History:
         self._begun = b""
         self._attempt.clear()
 
-    def _keep_output(self) -> None:
+    def _keep_output(self, limit: int) -> None:
         """Write it for each rank of the attempt, in the place of an earlier one's."""
         for name in self._outputs:
             os.unlink(name, dir_fd=self._folder)
         self._outputs.clear()
         ranks = self._plan.local_ranks
         for rank in ranks:
-            if data := self._printed(rank.rank)[-MAX_OUTPUT // len(ranks) :]:
+            if data := self._printed(rank.rank)[-limit // len(ranks) :]:
                 name = rank_file(rank.rank, self._number)
                 with os.fdopen(os.open(name, _FLAGS | os.O_TRUNC, 0o600, dir_fd=self._folder), "wb") as file:
                     self._outputs.append(name)

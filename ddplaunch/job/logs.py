@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from ddplaunch.job import client, past
 from ddplaunch.job.record import RunRecord
-from ddplaunch.job.requests.output import TailRanks
+from ddplaunch.job.requests.output import TailRanks, last_lines
 
 CHUNK = 1 << 16
 
@@ -51,24 +51,37 @@ def failed(record: RunRecord) -> list[int]:
     return [verdict.first.rank, *verdict.alike, *(each.rank for each in verdict.others)]
 
 
-def stored(paths: Mapping[int, Sequence[str]], ranks: Sequence[int]) -> Iterator[tuple[int, bytes]]:
-    """Give out the last attempt's output of these ranks, one after the other."""
+def stored(paths: Mapping[int, Sequence[str]], ranks: Sequence[int], lines: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Give out the last attempt's output of these ranks, or as many of its last lines, one rank after the other."""
     for rank in ranks:
         with suppress(OSError), open(paths[rank][-1], "rb") as file:
+            if lines:
+                yield rank, end_of(file, lines)
             while data := file.read(CHUNK):
                 yield rank, data
 
 
-def live(path: str, ranks: Sequence[int], *, follow: bool) -> Iterator[tuple[int, bytes]]:
+def end_of(file: BinaryIO, lines: int) -> bytes:
+    """Read the last lines of a file, which may be large, up to its end."""
+    size, span = os.fstat(file.fileno()).st_size, CHUNK
+    while True:
+        file.seek(max(0, size - span))
+        data = file.read()
+        if span >= size or data.count(b"\n") > lines:
+            return last_lines(data, lines)
+        span *= 4
+
+
+def live(path: str, ranks: Sequence[int], *, follow: bool, lines: int = 0) -> Iterator[tuple[int, bytes]]:
     """Give out what a launcher has in memory of these ranks' output; ``follow``: and what they print, to the end."""
-    for piece in client.stream(path, TailRanks(tuple(ranks), follow)):
+    for piece in client.stream(path, TailRanks(tuple(ranks), follow, lines)):
         if piece.missed:
             yield piece.rank, f"\n… {piece.missed} bytes left out: they came faster than they were read …\n".encode()
         yield piece.rank, piece.data
 
 
-def followed(run: str, path: str, ranks: Sequence[int]) -> Iterator[tuple[int, bytes]]:
-    """Give out the log files of these ranks, and what comes into them until the job ends.
+def followed(run: str, path: str, ranks: Sequence[int], lines: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Give out the log files of these ranks, or their last lines, and what comes into them until the job ends.
 
     The launcher says when there is more, so the files are not polled.
     """
@@ -77,7 +90,7 @@ def followed(run: str, path: str, ranks: Sequence[int]) -> Iterator[tuple[int, b
     with ExitStack() as stack:
         reading = {rank: stack.enter_context(closing(_Growing())) for rank in ranks or known}
         for rank, growing in reading.items():
-            yield from ((rank, data) for data in growing.read(known.get(rank, [])[-1:]))
+            yield from ((rank, data) for data in growing.read(known.get(rank, [])[-1:], lines))
         for piece in client.stream(path, TailRanks(tuple(ranks), follow=True)):
             if piece.rank not in reading:
                 reading[piece.rank] = stack.enter_context(closing(_Growing()))
@@ -95,8 +108,8 @@ class _Growing:
         self._path: str | None = None
         self._file: BinaryIO | None = None
 
-    def read(self, paths: Sequence[str]) -> Iterator[bytes]:
-        """Give out what is new in the file that is being read, then in those after it."""
+    def read(self, paths: Sequence[str], lines: int = 0) -> Iterator[bytes]:
+        """Give out what is new in the file that is being read, then in those after it; of these the last ``lines``."""
         yield from self._rest()
         later = paths[paths.index(self._path) + 1 :] if self._path in paths else paths
         for path in later:
@@ -106,6 +119,8 @@ class _Growing:
                 continue
             self.close()
             self._path, self._file = path, file
+            if lines:
+                yield end_of(file, lines)
             yield from self._rest()
 
     def close(self) -> None:

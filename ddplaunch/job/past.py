@@ -121,9 +121,19 @@ def records() -> Iterator[RunRecord]:
     yield from filter(None, map(record, names()))
 
 
+def may_run(name: str) -> bool:
+    """Whether it goes on, here or on another machine, as far as its record shows."""
+    return any(map(_may_run, shares(name)))
+
+
+def last_seen(name: str) -> float:
+    """When a run ended, or began where that is not known, in seconds since the epoch; 0 where it cannot be read."""
+    return max((each.ended or each.began for each in shares(name)), default=0.0)
+
+
 def remove(name: str) -> bool:
     """Remove a run that has ended; return whether nothing of it is left."""
-    if any(map(_may_run, shares(name))):
+    if may_run(name):
         return False
     shutil.rmtree(folder(name), ignore_errors=True)
     return not os.path.lexists(folder(name))

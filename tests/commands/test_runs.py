@@ -9,10 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from ddplaunch.commands.runs.stop import wait
-from ddplaunch.job import client, past
+from ddplaunch.commands.runs.stop import stop, wait
+from ddplaunch.job import client, past, runs
 from ddplaunch.job.client import NoAnswer
+from ddplaunch.job.logs import end_of
+from ddplaunch.job.requests.output import last_lines
 from ddplaunch.job.status import short_target
 from ddplaunch.words import columns
 from tests.conftest import clean_environment, command, free_port, in_terminal, ran, wait_until, write
@@ -347,8 +350,88 @@ def test_clean(running, answer):
     assert sorted(past.names()) == ["a", "c", NAME]
     refused = answer("clean", NAME)
     assert (refused.returncode, refused.stderr) == (2, f"Error: {NAME} is still running\n  ddplaunch stop {NAME}\n")
-    assert answer("clean").stderr.startswith("removed 2 runs, ")
+    asked = answer("clean")
+    assert (asked.returncode, asked.stderr.splitlines()[1:]) == (
+        2,
+        [
+            "  add --yes, or --older-than 7d, or name one run",
+        ],
+    )
+    assert asked.stderr.startswith("Error: clean removes the records of 2 runs, ")
+    assert answer("clean", "--older-than", "1d").stderr == "removed 0 runs, 0 B\n"
+    assert sorted(line.split()[0] for line in answer("clean", "--dry-run").stdout.splitlines()) == ["a", "c"]
+    assert "--older-than soon: expected a time" in answer("clean", "--older-than", "soon").stderr
+    assert sorted(past.names()) == ["a", "c", NAME]
+    assert answer("clean", "--yes").stderr.startswith("removed 2 runs, ")
     assert past.names() == [NAME]
+
+
+def test_clean_asks_at_a_terminal(tmp_path):
+    for name in ("a", "b"):
+        keep(run_id=name)
+    asked = in_terminal(command("clean"), tmp_path, typed="n\n")
+    assert "Remove the records of 2 runs, " in asked
+    assert sorted(past.names()) == ["a", "b"]
+    in_terminal(command("clean"), tmp_path, typed="y\n")
+    assert past.names() == []
+
+
+def test_logs_of_a_run_that_succeeded(launch, answer, tmp_path):
+    write(tmp_path, "ends.py", "import os\nfor n in range(5): print(os.environ['RANK'], 'says', n)\n")
+    assert launch("run", "--nproc", "2", "--run-id", MINE, *LIGHT, "ends.py").returncode == 0
+    assert answer("logs", MINE).stdout == "".join(f"[{rank}] {rank} says {n}\n" for rank in (0, 1) for n in range(5))
+    assert answer("logs", MINE, "--tail", "2").stdout == "".join(
+        f"[{rank}] {rank} says {n}\n" for rank in (0, 1) for n in (3, 4)
+    )
+    assert answer("logs", MINE, "--tail", "9", "--rank", "1").stdout.startswith("1 says 0\n")
+    assert f"output: ddplaunch logs {MINE}" in answer("report", MINE).stdout
+    assert answer("clean", MINE).returncode == 0
+    write(tmp_path, "ends.py", "")
+    assert launch("run", "--nproc", "2", "--run-id", MINE, *LIGHT, "ends.py").returncode == 0
+    done = answer("logs", MINE)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "have printed nothing" in done.stderr
+
+
+def test_the_last_lines_of_a_job_that_runs(running, answer, tmp_path):
+    running("--log-dir", "logs")
+    (tmp_path / "big").write_bytes(b"x" * 70_000 + b"\n" + b"line\n" * 30_000)
+    with open(tmp_path / "big", "rb") as file:
+        assert end_of(file, 20_000) == b"line\n" * 20_000
+    assert answer("logs", NAME, "--tail", "1", "--rank", "0").stdout.count("on") == 1
+    following = subprocess.Popen(
+        command("logs", NAME, "--tail", "1", "--rank", "1", "-f"),
+        stdout=subprocess.PIPE, text=True, env=clean_environment(),
+    )  # fmt: skip
+    assert following.stdout is not None
+    assert [following.stdout.readline() for _ in range(3)] == ["on\n"] * 3, "the last line, and what follows"
+    assert answer("stop", NAME).returncode == 0
+    following.communicate()
+    assert following.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "count", "last"),
+    [
+        (b"a\nb\nc\n", 2, b"b\nc\n"), (b"a\nb\nc", 2, b"b\nc"), (b"a\n", 3, b"a\n"), (b"", 1, b""),
+        (b"\n\n\n", 2, b"\n\n"), (b"a", 1, b"a"), (b"\na", 1, b"a"), (b"\n", 1, b"\n"),
+    ],
+)  # fmt: skip
+def test_last_lines(data, count, last):
+    assert last_lines(data, count) == last
+
+
+def test_stop_all(running, monkeypatch):
+    """Only of these two jobs here: others of this user run beside the tests."""
+    jobs = [running(run_id=f"{NAME}-{number}") for number in range(2)]
+    jobs[0].signal(signal.SIGSTOP)
+    pids = [job.process.pid for job in jobs]
+    mine = [each for each in runs.all_running() if each.pid in pids]
+    monkeypatch.setattr("ddplaunch.commands.runs.stop.runs.all_running", lambda: mine)
+    done = CliRunner().invoke(stop, ["--all"])
+    assert "was suspended; it is continued" in done.stderr
+    assert done.stderr.count(" has ended\n") == 2
+    assert [job.wait() for job in jobs] == [130, 130]
 
 
 @pytest.mark.parametrize(
@@ -359,7 +442,8 @@ def test_clean(running, answer):
         (("stop", "gone"), "no run is called gone"),
         (("wait", "gone"), "no run is called gone"),
         (("clean", "gone"), "no run is called gone"),
-        (("logs", "done"), "done succeeded, and output is kept only after a failure\n  ddplaunch run --log-dir DIR"),
+        (("stop", "--all", "done"), "--all is for all jobs, not for done"),
+        (("clean", "--older-than", "1d", "done"), "--older-than is for all runs, not for done"),
         (("logs", "done", "--failed"), "no rank of done has failed"),
         (("logs", "done", "--rank", "2"), "--rank 2: done has ranks 0 to 1\n  --rank 1"),
         (("logs", "done", "--rank", "-1"), "--rank -1: done has ranks 0 to 1"),

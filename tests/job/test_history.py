@@ -77,11 +77,11 @@ def test_a_run_that_fails_after_a_restart(launch, tmp_path, state):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), "only this user may read it"
 
 
-def test_a_run_that_ends_well_keeps_no_output(launch, tmp_path, state):
+def test_a_run_that_ends_well_keeps_its_last_output(launch, tmp_path, state):
     write(tmp_path, "ends.py", "print('hello')")
     launch("run", "--nproc", "2", *LIGHT, "ends.py")
     assert only().fate is Fate.DONE
-    assert os.listdir(past.folder(only().run)) == ["node-0.jsonl"]
+    assert sorted(os.listdir(past.folder(only().run))) == ["node-0.jsonl", "rank-0.log", "rank-1.log"]
 
 
 def test_with_a_log_folder_no_output_is_kept_twice(launch, tmp_path, state):

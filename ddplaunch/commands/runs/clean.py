@@ -2,35 +2,74 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+
 import click
 
-from ddplaunch.errors import LaunchError, UsageError
+from ddplaunch.cli.values import as_seconds
+from ddplaunch.errors import LaunchError, UsageError, shown
 from ddplaunch.job import past, runs
 from ddplaunch.words import counted, size
 
 
 @click.command()
 @click.argument("run", required=False, metavar="[RUN]")
-def clean(run: str | None) -> None:
+@click.option("--older-than", metavar="TIME", help="Only runs that ended longer ago than this, like 7d or 12h.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
+def clean(run: str | None, older_than: str | None, yes: bool, dry_run: bool) -> None:
     """Remove what is kept of all runs that have ended, or of RUN.
 
-    Log folders of --log-dir stay.
+    Of all runs it asks first, unless --older-than or --yes is given. Log folders of --log-dir stay.
     """
-    names = past.names()
-    if run is not None:
-        if run not in names or past.record(run):  # else it cannot be read
-            run = runs.find(run).run
-        if runs.known().get(run):
-            raise UsageError(f"{run} is still running", f"ddplaunch stop {run}")
-        names = [run]
-    removed, freed, left = 0, 0, []
+    if run is not None and older_than is not None:
+        raise UsageError(f"--older-than is for all runs, not for {shown(run, 60)}", "leave one of them out")
+    names = past.names() if run is None else [_one(run)]
+    if older_than is not None:
+        oldest = _before(older_than)
+        names = [name for name in names if past.last_seen(name) < oldest]
+    running = [name for name in names if past.may_run(name)] if run is None else []
+    names = [name for name in names if name not in running]
+    if dry_run:
+        for name in names:
+            click.echo(f"{name}  {size(past.size_of(name))}")
+        return
+    if run is None and older_than is None and not yes and names:
+        _ask(names)
+    removed, freed = 0, 0
     for name in names:
         bytes_of = past.size_of(name)
         if past.remove(name):
             removed, freed = removed + 1, freed + bytes_of
-        else:
-            left.append(name)
-    if run is not None and left:
-        raise LaunchError(f"{run} cannot be removed: {past.folder(run)}")
-    still = f"; {len(left)} still running" if left else ""
+    if run is not None and not removed:
+        raise LaunchError(f"{run} cannot be removed: {past.folder(names[0])}")
+    still = f"; {len(running)} still running" if running else ""
     click.echo(f"removed {counted(removed, 'run')}, {size(freed)}{still}", err=True)
+
+
+def _one(run: str) -> str:
+    """The name of one run that has ended."""
+    if run not in past.names() or past.record(run):  # else it cannot be read
+        run = runs.find(run).run
+    if runs.known().get(run):
+        raise UsageError(f"{run} is still running", f"ddplaunch stop {run}")
+    return run
+
+
+def _before(text: str) -> float:
+    """The moment that is this time ago."""
+    seconds = as_seconds(text)
+    if seconds is None or seconds < 0:
+        raise UsageError(f"--older-than {shown(text, 60)}: expected a time, like 12h or 7d", "--older-than 7d")
+    return time.time() - seconds
+
+
+def _ask(names: list[str]) -> None:
+    """Ask whether all are to be removed; end the command where the answer is no."""
+    what = f"the records of {counted(len(names), 'run')}, {size(sum(map(past.size_of, names)))}"
+    if not (sys.stdin.isatty() and os.isatty(2)):
+        raise UsageError(f"clean removes {what}", "add --yes, or --older-than 7d, or name one run")
+    if not click.confirm(f"Remove {what}?", err=True):
+        raise SystemExit(1)

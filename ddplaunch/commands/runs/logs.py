@@ -37,6 +37,7 @@ AHEAD = 1000  # lines of each rank among which those that are equal to another r
 @click.command()
 @click.argument("run", required=False, metavar="[RUN]")
 @click.option("--rank", "typed", metavar="LIST", help="Only of these ranks: 3, or 0,3.")
+@click.option("--tail", metavar="N", type=click.IntRange(1), help="Only the last N lines of each rank.")
 @click.option("--failed", is_flag=True, help="Only of the ranks that failed.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what they print, until the job ends.")
 @click.option(
@@ -45,13 +46,15 @@ AHEAD = 1000  # lines of each rank among which those that are equal to another r
     help="Print a line that several ranks have printed once, as [0-7] LINE.  [default: in a terminal only]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line: the rank and its line.")
-def logs(run: str | None, typed: str | None, failed: bool, follow: bool, merge: bool | None, as_json: bool) -> int:
+def logs(
+    run: str | None, typed: str | None, tail: int | None, failed: bool, follow: bool, merge: bool | None, as_json: bool
+) -> int:
     """Print what the ranks of a run print, or printed last.
 
     RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the newest run of this folder.
 
-    With --log-dir that is all that they printed in the last attempt. Without it, the last 256 KiB of each rank, of a
-    job that runs or has failed. Each line follows its rank, except where only one is asked for.
+    With --log-dir that is all that they printed in the last attempt; without it, the last 256 KiB of each rank. Each
+    line follows its rank, except where only one is asked for.
 
     Of a submitted job, meant by its number, it is the log; of some ranks, its nodes are asked through Slurm
     (`srun --overlap`) or Grid Engine.
@@ -60,13 +63,13 @@ def logs(run: str | None, typed: str | None, failed: bool, follow: bool, merge: 
         options = [*(["--rank", typed] if typed is not None else []), *(["--failed"] if failed else [])]
         options += ["--json"] if as_json else []
         options += [] if merge is None else ["--merge" if merge else "--no-merge"]
-        told = _of_job(queued, run, options, follow)
+        told = _of_job(queued, run, options, follow, tail or 0)
         if isinstance(told, int):
             return told
         run = told
     found = runs.find(run or newest_here(follow=follow))
     ranks = _chosen(found, typed, failed)
-    pieces = _pieces(found, ranks, follow)
+    pieces = _pieces(found, ranks, follow, tail or 0)
     if as_json or len(ranks) == 1 or not (watched(1) if merge is None else merge):
         said = streamed(chain.from_iterable(pieces), prefix=len(ranks) != 1, as_json=as_json)
     else:
@@ -78,7 +81,7 @@ def logs(run: str | None, typed: str | None, failed: bool, follow: bool, merge: 
     return 0
 
 
-def _of_job(job: Submitted, word: str, options: Sequence[str], follow: bool) -> str | int:
+def _of_job(job: Submitted, word: str, options: Sequence[str], follow: bool, tail: int) -> str | int:
     """Print what a submitted job prints, and return an exit code; or the name of its run, where that is kept here."""
     which = one_of(job, word, "logs")
     if options:
@@ -86,6 +89,7 @@ def _of_job(job: Submitted, word: str, options: Sequence[str], follow: bool) -> 
         if seen.code is None:
             there = running(job, which)
             words = ["logs", run_of(job, there), *options, *(["--follow"] if follow else [])]
+            words += ["--tail", str(tail)] if tail else []
             return relay(job, there, words, everywhere=True)
         if name := kept_run(job, seen):
             return name
@@ -97,7 +101,7 @@ def _of_job(job: Submitted, word: str, options: Sequence[str], follow: bool) -> 
         files = seen.log, seen.errors
         if seen.waits and not follow:
             say(f"job {which.typed} {seen.words}")
-    follower = LogFollower(which, scheduler_of(job), files)
+    follower = LogFollower(which, scheduler_of(job), files, _bytes_of(files[0], tail) if tail else None)
     ended = job.end_of(which.index) is not None
     if follow and ended and scheduler_of(job).revives:
         ended = standing(job, which).code is not None
@@ -107,6 +111,15 @@ def _of_job(job: Submitted, word: str, options: Sequence[str], follow: bool) -> 
     else:
         follower.show()
     return 0
+
+
+def _bytes_of(path: str | None, lines: int) -> int:
+    """How long the last lines of a log are."""
+    try:
+        with open(path or "", "rb") as file:
+            return len(kept.end_of(file, lines))
+    except OSError:  # it is not there yet
+        return 0
 
 
 def _chosen(found: Found, typed: str | None, failed: bool) -> list[int]:
@@ -131,20 +144,22 @@ def _chosen(found: Found, typed: str | None, failed: bool) -> list[int]:
     return chosen
 
 
-def _pieces(found: Found, ranks: Sequence[int], follow: bool) -> list[Iterator[tuple[int, bytes]]]:
-    """The output, that of each rank alone where it does not ``follow``."""
+def _pieces(found: Found, ranks: Sequence[int], follow: bool, tail: int) -> list[Iterator[tuple[int, bytes]]]:
+    """The output, or as many of its last lines, that of each rank alone where it does not ``follow``."""
     job, record = found.running, found.record
     in_files = bool(record and record.log_dir)
     if job and not in_files:
-        pieces = _or_nothing(found, kept.live(job.path, ranks, follow=follow))
+        pieces = _or_nothing(found, kept.live(job.path, ranks, follow=follow, lines=tail))
         return [pieces] if follow else [iter([piece]) for piece in pieces]
     if job and follow:
-        return [kept.followed(found.run, job.path, ranks)]
+        return [kept.followed(found.run, job.path, ranks, tail)]
     files = kept.files(found.run)
     here = [rank for rank in ranks or files if rank in files]
-    if not here:
+    if not here and record and record.fate is Fate.DONE and record.world_size > 1 and not record.log_dir:
+        click.echo(f"the ranks of {found.run} that are meant have printed nothing on this machine", err=True)
+    elif not here:
         raise LaunchError(*_nothing(found))
-    return [kept.stored(files, [rank]) for rank in here]
+    return [kept.stored(files, [rank], tail) for rank in here]
 
 
 def _or_nothing(found: Found, pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
@@ -165,8 +180,6 @@ def _nothing(found: Found) -> tuple[str, str]:
     record, hint = found.record, "ddplaunch run --log-dir DIR keeps all that ranks print"
     if record and record.log_dir:
         return f"{shown(record.log_dir)} has no output of such a rank", "the folder may have been removed"
-    if record and record.fate is Fate.DONE:
-        return f"{found.run} succeeded, and output is kept only after a failure", hint
     if record and record.world_size == 1:
         return f"the only rank of {found.run} printed straight to its terminal", hint
     if record and record.fate is Fate.LOST:

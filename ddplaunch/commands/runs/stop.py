@@ -9,7 +9,7 @@ import time
 import click
 
 from ddplaunch.commands.runs.newest import newest_here
-from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError, UsageError
+from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError, UsageError, shown
 from ddplaunch.job import client, past, runs
 from ddplaunch.job.client import NoAnswer
 from ddplaunch.job.process import born, ended, suspended
@@ -28,8 +28,9 @@ CONTINUE_TIMEOUT = 2.0  # seconds for the kernel to continue a suspended launche
 
 @click.command()
 @click.argument("run", required=False, metavar="[RUN]")
+@click.option("--all", "every", is_flag=True, help="Stop all your jobs that run on this machine.")
 @click.option("--now", is_flag=True, help="Kill the ranks at once, without the time that --grace gives them.")
-def stop(run: str | None, now: bool) -> None:
+def stop(run: str | None, every: bool, now: bool) -> None:
     """Stop a running job, as Ctrl-C in its terminal does, and wait until it has ended.
 
     RUN is its name in `ddplaunch ps`, a part of that name, or its PID. It may be left out where one job runs. On any
@@ -37,9 +38,22 @@ def stop(run: str | None, now: bool) -> None:
 
     A submitted job is meant by its number, and cancelled: its ranks have the time that the site gives.
     """
+    if every and run:
+        raise UsageError(f"--all is for all jobs, not for {shown(run, 60)}", "leave one of them out")
     if queued := job_meant(run):
         return _cancel(queued, run or "", now)
-    job = runs.running(run)
+    jobs = runs.all_running() if every else [runs.running(run)]
+    if not jobs:
+        click.echo("no job of yours is running here", err=True)
+    ending = [(job, _begin_to_stop(job, now)) for job in jobs]
+    for job, run_id in ending:
+        _await(job)
+        click.echo(f"{run_id} has ended", err=True)
+    return None
+
+
+def _begin_to_stop(job: RunningJob, now: bool) -> str:
+    """Have a launcher stop its job; return the job's run id."""
     if suspended(job.pid):
         os.kill(job.pid, signal.SIGCONT)
         click.echo(f"{job.run_id} was suspended; it is continued, so that it can stop", err=True)
@@ -47,8 +61,7 @@ def stop(run: str | None, now: bool) -> None:
     status = client.ask(job.path, AskStatus())
     client.ask(job.path, StopJob(now))
     click.echo(f"stopping {status.run_id}: {counted(len(status.ranks), 'rank')}", err=True)
-    _await(job)
-    click.echo(f"{status.run_id} has ended", err=True)
+    return status.run_id
 
 
 def _until_it_runs(pid: int) -> None:

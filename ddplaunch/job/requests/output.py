@@ -25,11 +25,12 @@ class Printed:
 class TailRanks(Request[Printed]):
     """Answer with the status, then what these ranks of this node printed last; ``follow``: and what they then print.
 
-    None are all ranks.
+    No ranks are all ranks. ``lines``: of what was printed before, only as many of the last lines; 0 is all.
     """
 
     ranks: tuple[Count, ...] = ()
     follow: bool = False
+    lines: Count = 0
 
     answers = (Status, Printed)
 
@@ -42,12 +43,22 @@ class TailRanks(Request[Printed]):
         here = [rank for rank in asker.job.ranks() if rank in self.ranks or not self.ranks]
         for rank in here:
             if data := asker.job.printed(rank)[-(MAX_BEFORE // len(here)) :]:
-                asker.send(Printed(rank, data))
+                asker.send(Printed(rank, last_lines(data, self.lines) if self.lines else data))
         if not self.follow:
             return asker.finish()
         follower = OutputFollower(asker, self.ranks)
         asker.job.listen(follower.hear)
         asker.at_end(follower.leave)
+
+
+def last_lines(data: bytes, count: int) -> bytes:
+    """The last lines of an output; an unfinished one counts."""
+    at = len(data) - data.endswith(b"\n")
+    for _ in range(count):
+        at = data.rfind(b"\n", 0, max(0, at))
+        if at < 0:
+            return data
+    return data[at + 1 :]
 
 
 class OutputFollower:
