@@ -21,20 +21,28 @@ def counted(count: int, what: str) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Find the known word that ``word`` may be a typing error of."""
-    import difflib
-
-    return next(iter(difflib.get_close_matches(word, sorted(known), 1, 0.65)), None)
+    """Find the known word that ``word`` may be a typing error or the beginning of; None rather than a wrong one."""
+    names = sorted(known)
+    letters = len(word.strip("-"))
+    close = [(distance, name) for name in names if (distance := edits(word, name)) <= max(1, letters // 3)]
+    if close and letters > 1:
+        return min(close)[1]
+    longer = [name for name in names if letters > 2 and name.startswith(word)]
+    return min(longer, key=len, default=None)
 
 
 def edits(word: str, other: str) -> int:
-    """The Levenshtein distance: letters to replace, remove or insert until the words are equal."""
-    row = list(range(len(other) + 1))
+    """How many letters to replace, remove, insert or swap with the next one until the words are equal."""
+    rows = [list(range(len(other) + 1))]
     for done, letter in enumerate(word, 1):
-        before, row = row, [done]
+        before, row = rows[-1], [done]
         for at, another in enumerate(other):
-            row.append(min(before[at] + (letter != another), before[at + 1] + 1, row[at] + 1))
-    return row[-1]
+            least = min(before[at] + (letter != another), before[at + 1] + 1, row[at] + 1)
+            if done > 1 and at and letter == other[at - 1] and another == word[done - 2]:
+                least = min(least, rows[-2][at - 1] + 1)
+            row.append(least)
+        rows.append(row)
+    return rows[-1][-1]
 
 
 def columns(text: str) -> int:

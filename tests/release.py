@@ -30,7 +30,9 @@ def main() -> None:
         same("the sdist and git", files(source) - {"PKG-INFO"}, in_git())
         with zipfile.ZipFile(wheel) as zipped:
             package = {name for name in zipped.namelist() if ".dist-info/" not in name}
-        same("the wheel and git", package, {name for name in in_git() if name.startswith("ddplaunch/")})
+        ours = {name for name in in_git() if name.startswith("ddplaunch/")}
+        pages = {f"ddplaunch/{name}" for name in in_git() if name.startswith("docs/")}  # which `ddplaunch help` shows
+        same("the wheel and git", package, ours | pages)
         shutil.copytree(source / "docs" / "examples", Path(folder, "work", "docs", "examples"))
         first_job(install(wheel, Path(folder, "environment")), Path(folder, "work"))
 

@@ -55,6 +55,9 @@ MAX_EDITS = 2
 
 _BEHIND = "it is an option of the script: put it behind the script's name"
 _NOT_OURS = {
+    "--version": "ddplaunch --version shows it",
+    "--quiet": "--show none hides what ranks print",
+    "--verbose": "--dry-run shows the plan, and ddplaunch top what the ranks do",
     "--multi-gpu": "leave it out: there is one rank for each visible GPU, or --nproc of them",  # accelerate
     "--config-file": "accelerate's file is not read: --nproc says how many ranks, ACCELERATE_… variables the rest",
     "--mixed-precision": "it is the code's: Accelerator(mixed_precision=…), or the variable ACCELERATE_MIXED_PRECISION",

@@ -4,36 +4,61 @@ from __future__ import annotations
 
 import os
 import shlex
+import textwrap
 from importlib import import_module
 
 import click
-from click.shell_completion import get_completion_class
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    add_completion_class,
+    get_completion_class,
+    split_arg_string,
+)
 
 from ddplaunch import __version__
 from ddplaunch.cli import COMPLETE
-from ddplaunch.errors import UsageError
+from ddplaunch.errors import UsageError, shown
 from ddplaunch.words import nearest
 
 COMMANDS = {
     "run": ("cli.run_command", "Start a training job on this machine, or this machine's share of one."),
-    "submit": ("commands.submit.command", "Submit a training job to Slurm, Grid Engine, PBS or LSF."),
-    "manifest": ("commands.manifest.command", "Print a training job for Kubernetes as YAML."),
-    "attach": ("commands.attach", "Follow a job that was submitted, to its end."),
+    "stop": ("commands.runs.stop", "Stop a running job."),
+    "wait": ("commands.runs.stop", "Wait for the end of a job, and return its exit code."),
     "ps": ("commands.runs.ps", "Show your jobs: on this machine, submitted, and ended."),
+    "top": ("commands.top", "Show what a running job does, and where each rank stands."),
+    "logs": ("commands.runs.logs", "Print what the ranks of a run print, or printed last."),
+    "report": ("commands.runs.report", "Tell how a run ended, and what each rank used."),
     "stacks": ("commands.stacks", "Show who waits for whom in a running job, and where each rank is."),
     "debug": ("commands.debug", "Type to the debugger of ranks that are at a breakpoint, or stop one."),
     "profile": ("commands.profile.command", "Show where the ranks of a running job spend their time."),
-    "top": ("commands.top", "Show what a running job does, and where each rank stands."),
-    "logs": ("commands.runs.logs", "Print what the ranks of a run print, or printed last."),
-    "stop": ("commands.runs.stop", "Stop a running job."),
-    "wait": ("commands.runs.stop", "Wait for the end of a job, and return its exit code."),
-    "report": ("commands.runs.report", "Tell how a run ended, and what each rank used."),
+    "doctor": ("commands.doctor.command", "Look for what would break or slow a job, on this machine or many."),
+    "submit": ("commands.submit.command", "Submit a training job to Slurm, Grid Engine, PBS or LSF."),
+    "attach": ("commands.attach", "Follow a job that was submitted, to its end."),
+    "manifest": ("commands.manifest.command", "Print a training job for Kubernetes as YAML."),
+    "devices": ("commands.devices", "Show the GPUs, processors and NUMA nodes of this machine."),
     "warm": ("commands.warm", "Show, or end, what is kept to start the next runs sooner."),
     "clean": ("commands.runs.clean", "Remove what is kept of runs that have ended."),
-    "doctor": ("commands.doctor.command", "Look for what would break or slow a job, on this machine or many."),
-    "devices": ("commands.devices", "Show the GPUs, processors and NUMA nodes of this machine."),
+    "completion": ("cli.commands", "Print the script that completes commands in a shell."),
+    "help": ("cli.commands", "Show the help of a command, or a page of the documentation."),
 }
 """The module of each, imported only when it is needed, and what it is for. Its function has the command's name."""
+
+GROUPS = {"Run": "run", "Watch": "ps", "Diagnose": "stacks", "Clusters": "submit", "Housekeeping": "devices"}
+"""The headings of the help, and the command that each begins with."""
+
+_MEANT = {
+    **dict.fromkeys(("status", "list", "ls", "jobs", "queue"), "ps"),
+    **dict.fromkeys(("kill", "cancel", "end", "terminate"), "stop"),
+    **dict.fromkeys(("rm", "remove", "delete", "prune", "purge"), "clean"),
+    **dict.fromkeys(("start", "launch", "exec", "train"), "run"),
+    **dict.fromkeys(("log", "tail", "output"), "logs"),
+    **dict.fromkeys(("bt", "trace", "backtrace", "hang"), "stacks"),
+    **dict.fromkeys(("gpus", "gpu", "info"), "devices"),
+    **dict.fromkeys(("sbatch", "qsub", "bsub"), "submit"),
+    **{"watch": "top", "monitor": "top", "check": "doctor", "version": "--version", "pdb": "debug"},
+}
+"""What other programs call a command of ours."""
 
 
 class _Commands(click.Group):
@@ -48,14 +73,23 @@ class _Commands(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, what) for name, (_, what) in COMMANDS.items()])
+        headings = {name: heading for heading, name in GROUPS.items()}
+        rows: dict[str, list[tuple[str, str]]] = {}
+        heading = ""
+        for name, (_, what) in COMMANDS.items():
+            heading = headings.get(name, heading)
+            rows.setdefault(heading, []).append((name.ljust(max(map(len, COMMANDS))), what))
+        for heading, lines in rows.items():
+            with formatter.section(heading):
+                formatter.write_dl(lines)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = list(args)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
+            if near := nearest(error.option_name, ["--version", "--help"]):
+                raise UsageError(f"no such option: {error.option_name}", f"did you mean {near}?") from None
             raise UsageError(f"{error.option_name} must follow a command", _as_run(words)) from None
 
     def resolve_command(
@@ -67,7 +101,8 @@ class _Commands(click.Group):
         if ".py" in word or ":" in word or os.path.exists(word):
             hint = _as_run(args)
         else:
-            near = nearest(word, COMMANDS)
+            near = _MEANT.get(word) or nearest(word, COMMANDS)
+            near = near and f"ddplaunch {near}"
             hint = f"did you mean {near}?" if near else f"commands: {', '.join(COMMANDS)}"
         raise UsageError(f"{word} is not a command of ddplaunch", hint)
 
@@ -77,10 +112,13 @@ def _as_run(words: list[str]) -> str:
 
 
 @click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="ddplaunch", message="%(prog)s %(version)s")
+@click.version_option(__version__, "-V", "--version", prog_name="ddplaunch", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """Start PyTorch distributed training: ddplaunch run train.py --nproc 4"""
+    """Start PyTorch distributed training: ddplaunch run train.py --nproc 4
+
+    `ddplaunch help COMMAND` shows the options of a command, `ddplaunch help start` the first page of the documentation.
+    """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
@@ -104,10 +142,86 @@ def by_click(words: list[str]) -> object:
         raise KeyboardInterrupt from None
 
 
-def completion(shell: str) -> str | None:
+class _Bash(BashComplete):
+    """Completes file.py:function too, which bash takes for three words."""
+
+    _typed = ""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        count = int(os.environ["COMP_CWORD"]) + 1
+        given = split_arg_string(os.environ["COMP_WORDS"])[:count]
+        words: list[str] = []
+        for at, word in enumerate([*given, ""] if len(given) < count else given):
+            if words and (word == ":" or (at and given[at - 1] == ":")):
+                words[-1] += word
+            else:
+                words.append(word)
+        self._typed = words[-1]
+        return words[1:-1], words[-1]
+
+    def format_completion(self, item: CompletionItem) -> str:
+        before, colon, _ = self._typed.rpartition(":")
+        return f"{item.type},{item.value.removeprefix(before + colon)}"
+
+
+add_completion_class(_Bash)
+
+
+def completion_script(shell: str) -> str | None:
     """The script that completes ``ddplaunch`` in a shell; None where click does not support that shell."""
     found = get_completion_class(shell)
     return found(cli, {}, "ddplaunch", COMPLETE).source() if found else None
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+def completion(shell: str) -> None:
+    """Print the script that completes commands, options, files, functions and runs in a shell.
+
+    \b
+      bash: eval "$(ddplaunch completion bash)" in ~/.bashrc
+      zsh:  eval "$(ddplaunch completion zsh)" in ~/.zshrc
+      fish: ddplaunch completion fish > ~/.config/fish/completions/ddplaunch.fish
+    """
+    click.echo(completion_script(shell))
+
+
+@click.command()
+@click.argument("topic", required=False)
+@click.pass_context
+def help(ctx: click.Context, topic: str | None) -> None:
+    """Show the help of a command, or a page of the documentation.
+
+    TOPIC is a command, like run, or a page, like start, torchrun or hangs; without it, all are listed.
+    """
+    assert ctx.parent is not None
+    if topic in COMMANDS:
+        command = cli.get_command(ctx, topic)
+        assert command is not None
+        with command.make_context(topic, ["--help"], parent=ctx.parent):
+            return
+    pages = _pages()
+    if topic is None:
+        click.echo(ctx.parent.get_help())
+        click.echo(
+            f"\nPages:\n{textwrap.fill(' '.join(sorted(pages)), 78, initial_indent='  ', subsequent_indent='  ')}"
+        )
+    elif topic in pages:
+        with open(pages[topic], encoding="utf-8") as file:
+            click.echo_via_pager(file.read())
+    else:
+        near = nearest(topic, [*COMMANDS, *pages])
+        hint = f"did you mean ddplaunch help {near}?" if near else "ddplaunch help lists the commands and pages"
+        raise UsageError(f"no command or page is called {shown(topic, 60)}", hint)
+
+
+def _pages() -> dict[str, str]:
+    """The pages of the documentation: in the package, or beside it in a checkout."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    for folder in (os.path.join(package, "docs"), os.path.join(os.path.dirname(package), "docs")):
+        if os.path.isfile(os.path.join(folder, "start.md")):
+            return {name[:-3]: os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".md")}
+    return {}
 
 
 def _help_hint(error: click.ClickException) -> str | None:

@@ -5,13 +5,17 @@ Its options as click's own are what other commands that start a target take too.
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from ddplaunch.cli.option import Option
 from ddplaunch.cli.options import COMMON, OPTIONS, SECTIONS, Source
 from ddplaunch.cli.target_command import SETTINGS, TargetCommand
+from ddplaunch.job import runs
+from ddplaunch.queue import submitted
 
 _BY_CLICK = {"COMMANDLINE": Source.TYPED, "ENVIRONMENT": Source.VARIABLE, "DEFAULT_MAP": Source.FILE}
 
@@ -21,6 +25,35 @@ class PathType(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return value
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        path, colon, name = incomplete.rpartition(":")
+        if param.name == "target" and colon and path.endswith(".py"):
+            return [CompletionItem(f"{path}:{each}") for each in _functions(path) if each.startswith(name)]
+        return super().shell_complete(ctx, param, incomplete)
+
+
+def _functions(path: str) -> list[str]:
+    """The functions of a file that may be targets."""
+    try:
+        with open(path, "rb") as file:
+            body = ast.parse(file.read()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+    return [each.name for each in body if isinstance(each, ast.FunctionDef) and not each.name.startswith("_")]
+
+
+class RunName(click.types.StringParamType):
+    """The name of a run, or the number of a submitted job, which a shell completes."""
+
+    def __init__(self, *, running: bool = False) -> None:
+        """``running``: of jobs that go on alone."""
+        self._running = running
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        names = [name for name, job in runs.known().items() if job or not self._running]
+        names += [job.number for job in submitted.every() if job.code is None or not self._running]
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 def _made(option: Option) -> click.Parameter:
@@ -83,5 +116,5 @@ def run(**_: object) -> None:
     --node-rank, --master-addr, --master-port and --dry-run are still options of ddplaunch.
 
     A function gets rank, local_rank, world_size, device and the like by the names of its parameters, the others
-    from its arguments: --lr 0.1. Options of torchrun work too: docs/torchrun.md.
+    from its arguments: --lr 0.1. Options of torchrun work too: `ddplaunch help torchrun`.
     """

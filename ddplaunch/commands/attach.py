@@ -7,6 +7,7 @@ import shutil
 
 import click
 
+from ddplaunch.cli.run_command import RunName
 from ddplaunch.errors import UsageError, shown
 from ddplaunch.queue import submitted
 from ddplaunch.queue.follower import LogFollower, follow
@@ -18,7 +19,7 @@ LAST = 64 << 10  # bytes of the log that are shown at first
 
 
 @click.command()
-@click.argument("job", required=False, metavar="[JOB]")
+@click.argument("job", required=False, metavar="[JOB]", type=RunName())
 def attach(job: str | None) -> int:
     """Follow a job that was submitted, to its end, and return its exit code.
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 import click
 
 from ddplaunch.agent.debugger_messages import Remark, Stopped, ToPerson
+from ddplaunch.cli.run_command import RunName
 from ddplaunch.cli.surroundings import OVER_SSH
 from ddplaunch.console import colour_wanted
 from ddplaunch.dataclass import replace
@@ -46,7 +47,7 @@ SOON = 0.3  # seconds in which a job says which of its ranks are in their debugg
 
 
 @click.command()
-@click.argument("run", metavar="[RUN]", required=False)
+@click.argument("run", metavar="[RUN]", required=False, type=RunName(running=True))
 @click.option(
     "--rank", type=click.IntRange(0), metavar="N", help="Stop this rank at its next line of Python, if it runs."
 )

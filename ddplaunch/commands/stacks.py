@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import click
 
+from ddplaunch.cli.run_command import RunName
 from ddplaunch.console import colour_wanted, py_spy
 from ddplaunch.console.stacks import render_stacks, to_json
 from ddplaunch.diagnosis.grouping import grouped
@@ -21,7 +22,7 @@ from ddplaunch.queue.step import relay
 
 
 @click.command()
-@click.argument("run", required=False)
+@click.argument("run", required=False, type=RunName(running=True))
 @click.option("--native", is_flag=True, help="Add a stack with the frames of C and C++, by py-spy, for each group.")
 @click.option("--locals", "with_locals", is_flag=True, help="Add a stack with local variables, by py-spy.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with stable field names.")

@@ -16,6 +16,7 @@ from functools import partial
 
 import click
 
+from ddplaunch.cli.run_command import RunName
 from ddplaunch.console import colour_wanted
 from ddplaunch.dataclass import replace
 from ddplaunch.diagnosis.inspection import Detail
@@ -49,7 +50,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 @click.command()
-@click.argument("run", metavar="[RUN]", required=False)
+@click.argument("run", metavar="[RUN]", required=False, type=RunName(running=True))
 @click.option("--ranks", metavar="LIST", help="Show only these ranks: 0,3-5, or a word like waiting.")
 @click.option("--json", "as_json", is_flag=True, help="Print one look as a JSON object.")
 def top(run: str | None, ranks: str | None, as_json: bool) -> int:

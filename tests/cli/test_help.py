@@ -17,6 +17,7 @@ from ddplaunch.cli.run_command import run
 from ddplaunch.commands.manifest.command import manifest
 from ddplaunch.commands.submit.command import submit
 from tests.conftest import clean_environment, command, ran, write
+from tests.job.test_history import keep
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
@@ -27,10 +28,52 @@ def test_bare_is_help(answer, words):
     assert re.search(r"^  run +Start a training job", done.stdout, re.MULTILINE)
     assert re.search(r"^  submit +Submit a training job to Slurm", done.stdout, re.MULTILINE)
     assert re.search(r"^  devices +Show", done.stdout, re.MULTILINE)
+    assert re.findall(r"(?m)^(\w+):$", done.stdout) == [
+        *("Options", "Run", "Watch", "Diagnose", "Clusters", "Housekeeping"),
+    ]
 
 
 def test_version(answer):
-    assert answer("--version").stdout == f"ddplaunch {__version__}\n"
+    for option in ("--version", "-V"):
+        assert answer(option).stdout == f"ddplaunch {__version__}\n"
+
+
+def test_help_of_a_command_and_pages(answer):
+    assert answer("help", "logs").stdout == answer("logs", "--help").stdout
+    assert answer("help", "run").stdout == answer("run", "--help").stdout
+    assert answer("help", "torchrun").stdout.startswith("# ")
+    listed = answer("help").stdout
+    assert "\nHousekeeping:\n" in listed
+    assert " hangs " in listed.partition("\nPages:\n")[2]
+    for page in re.findall(r"help (\w+)`", answer("--help").stdout + answer("run", "--help").stdout):
+        assert answer("help", page).returncode == 0
+    done = answer("help", "tochrun")
+    assert (done.returncode, done.stderr.splitlines()[1:]) == (2, ["  did you mean ddplaunch help torchrun?"])
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("status",), "did you mean ddplaunch ps?"),
+        (("list",), "did you mean ddplaunch ps?"),
+        (("kill", "x"), "did you mean ddplaunch stop?"),
+        (("rm", "x"), "did you mean ddplaunch clean?"),
+        (("version",), "did you mean ddplaunch --version?"),
+        (("stcaks",), "did you mean ddplaunch stacks?"),
+        (("frobnicate",), "commands: run, "),
+        (("--versoin",), "did you mean --version?"),
+        (("run", "--version"), "ddplaunch --version shows it"),
+        (("run", "--versoin", "x.py"), "ddplaunch run --help-all shows all options"),
+        (("run", "--verbose", "x.py"), "--dry-run shows the plan"),
+        (("run", "--log", "x.py"), "did you mean --log-dir?"),
+        (("logs", "--tial", "3"), "did you mean --tail?"),
+        (("logs", "--quiet"), "ddplaunch logs --help shows more"),
+    ],
+)
+def test_a_suggestion_makes_sense_or_is_left_out(answer, words, hint):
+    done = answer(*words)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[1].strip().startswith(hint)
 
 
 def test_installed_command_is_the_module():
@@ -115,6 +158,12 @@ def complete(words: str, folder, shell: str = "bash") -> list[str]:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_printed(shell, answer):
+    assert "_DDPLAUNCH_COMPLETE" in answer("completion", shell).stdout
+    assert answer("completion", "csh").returncode == 2
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_offered(shell, tmp_path):
     environment = clean_environment({"_DDPLAUNCH_COMPLETE": f"{shell}_source"})
     done = subprocess.run(
@@ -145,11 +194,23 @@ def test_completion_is_offered(shell, tmp_path):
         ("ddplaunch submit --nodes 2 tr", ["file,tr"]),
         ("ddplaunch manifest --container-im", ["plain,--container-image"]),
         ("ddplaunch devices --j", ["plain,--json"]),
+        ("ddplaunch run train.py : ", ["plain,main", "plain,measure"]),  # so has bash train.py:
+        ("ddplaunch run train.py : ma", ["plain,main"]),
+        ("ddplaunch submit --nodes 2 train.py : ma", ["plain,main"]),
+        ("ddplaunch run no.py : ma", [""]),
     ],
 )
 def test_completions(tmp_path, words, completions):
-    write(tmp_path, "train.py", "")
+    write(tmp_path, "train.py", "def main(): pass\ndef _hidden(): pass\ndef measure(): pass\n")
     assert complete(words, tmp_path) == completions
+
+
+@pytest.mark.parametrize("name", ["logs", "report", "wait", "clean", "stop"])
+def test_names_of_runs_are_completed(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    keep(run_id="night-3")
+    expected = [""] if name == "stop" else ["plain,night-3"]
+    assert complete(f"ddplaunch {name} nigh", tmp_path) == expected
 
 
 def test_bash_completes_for_real(tmp_path):
@@ -163,6 +224,10 @@ def test_bash_completes_for_real(tmp_path):
     COMP_WORDS=(ddplaunch run --max-r) COMP_CWORD=2 COMPREPLY=()
     _ddplaunch_completion ddplaunch --max-r run
     echo "${COMPREPLY[@]}"
+    COMP_WORDS=(ddplaunch run train.py : ma) COMP_CWORD=4 COMPREPLY=()
+    _ddplaunch_completion ddplaunch ma :
+    echo "${COMPREPLY[@]}"
     """
+    write(tmp_path, "train.py", "def main(): pass")
     done = ran(["bash", "-c", script], tmp_path)
-    assert done.stdout == "--max-restarts\n", done.stderr
+    assert done.stdout == "--max-restarts\nmain\n", done.stderr

@@ -491,7 +491,7 @@ def test_submit_reads_the_same_words(answer, tmp_path):
         ("--nnodes 2", "--nodes N says how many"),
         ("--node_rank 1", "the scheduler numbers the nodes"),
         ("--standalone", "--nodes N says how many"),
-        ("-t 4:00:00", "did you mean --time?"),
+        ("-w n1", "did you mean --nodelist?"),
     ],
 )
 def test_submit_refuses_what_slurm_says(option, hint, answer, tmp_path):

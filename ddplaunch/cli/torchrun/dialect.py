@@ -142,9 +142,9 @@ def _refuse(torchrun: TorchrunOptions) -> None:
 
 def _print_completion(shell: TorchrunValue) -> NoReturn:
     """Print the script that completes ``ddplaunch`` in a shell, as torchrun does for itself, and end."""
-    from ddplaunch.cli.commands import completion
+    from ddplaunch.cli.commands import completion_script
 
-    script = completion(shell.value)
+    script = completion_script(shell.value)
     if script is None:
         raise UsageError(f"{shell.source} {shell.value}: unknown shell", "known: bash, zsh, fish")
     print(script)

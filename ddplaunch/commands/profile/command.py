@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import click
 
+from ddplaunch.cli.run_command import RunName
 from ddplaunch.commands.profile.files import speedscope, trace
 from ddplaunch.commands.profile.hot import Spot, paced, spots, unlike
 from ddplaunch.commands.profile.torch_trace import Event
@@ -38,7 +39,7 @@ PATIENCE = 20.0  # seconds, beyond those of the profile, for the job to answer
 
 
 @click.command()
-@click.argument("run", metavar="[RUN]", required=False)
+@click.argument("run", metavar="[RUN]", required=False, type=RunName(running=True))
 @click.option(
     "--seconds", type=float, metavar="N", help=f"How long: 10, up to {LONGEST}; with --torch 2, up to {TORCH}."
 )

@@ -8,6 +8,7 @@ import time
 
 import click
 
+from ddplaunch.cli.run_command import RunName
 from ddplaunch.cli.values import as_seconds
 from ddplaunch.errors import LaunchError, UsageError, shown
 from ddplaunch.job import past, runs
@@ -15,7 +16,7 @@ from ddplaunch.words import counted, size
 
 
 @click.command()
-@click.argument("run", required=False, metavar="[RUN]")
+@click.argument("run", required=False, metavar="[RUN]", type=RunName())
 @click.option("--older-than", metavar="TIME", help="Only runs that ended longer ago than this, like 7d or 12h.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ddplaunch.cli.run_command import PathType
+from ddplaunch.cli.run_command import PathType, RunName
 from ddplaunch.commands.runs.account import Whole, render
 from ddplaunch.commands.runs.array import refuse_page
 from ddplaunch.commands.runs.array import report as report_all
@@ -28,7 +28,7 @@ PATIENCE = 2.0  # seconds in which the launcher of a run must answer: it may be 
 
 
 @click.command()
-@click.argument("run", required=False, metavar="[RUN]")
+@click.argument("run", required=False, metavar="[RUN]", type=RunName())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with stable field names.")
 @click.option(
     "--html",
