@@ -24,8 +24,6 @@ OF_DDPLAUNCH = {
     "DDPLAUNCH_DEVICE": "set for each rank: its device, like `cuda:1`, as `runtime.device()` gives it",
     "DDPLAUNCH_PREEMPTED_FILE": "set for each rank: a path; once there is a file, the job must make room",
     "DDPLAUNCH_TERMINAL": "set for each rank, to `1`, where the launcher writes to a terminal",
-    "COMP_WORDS": "read: the words that bash completes",
-    "COMP_CWORD": "read: which of them is being typed",
     "_DDPLAUNCH_COMPLETE": "read: click's, for [completion](start.md#completion) in a shell",
 }
 
@@ -66,6 +64,8 @@ SOMETIMES = {
 """What a rank gets in some jobs only."""
 
 READ = {
+    "COMP_WORDS": "words that bash completes",
+    "COMP_CWORD": "which of those words is being typed",
     "MASTER_ADDR": "`--master-addr`, several nodes, where that is not typed",
     "MASTER_PORT": "`--master-port`, likewise",
     "NODE_RANK": "`--node-rank`, likewise",
