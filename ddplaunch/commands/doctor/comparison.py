@@ -139,6 +139,12 @@ def _links(found: Examination) -> Found:
         yield Symptom(Severity.WARNING, "network", text, "set the same MTU on all nodes and switches")
 
 
+def _is_led_astray(node: NodeFound) -> bool:
+    """Whether the name of node 0 leads it elsewhere, which is told by itself."""
+    facts = node.facts
+    return bool(facts and (facts.link_error or (facts.link and facts.link.loopback)))
+
+
 def _mtu(link: Link | None) -> str | None:
     return str(link.mtu) if link and link.mtu and not link.loopback else None
 
@@ -181,12 +187,15 @@ def _ways(found: Examination) -> Found:
     """Broken ways, told by the node where all to or from it are broken, else one by one."""
     broken: dict[tuple[Outcome, tuple[int, ...]], set[tuple[int, int]]] = {}
     by_pair: dict[tuple[int, int], list[Way]] = {}
+    unclear = set[tuple[int, int]]()
     lossy, losers = losing(found.flows)
     for way in found.ways:
         by_pair.setdefault((way.source, way.target), []).append(way)
     for (source, target), ways in by_pair.items():
-        if {source, target} in lossy or not losers.isdisjoint((source, target)):
-            continue  # a connection may get no answer for that
+        astray = target == 0 and _is_led_astray(found.nodes[source])
+        if astray or {source, target} in lossy or not losers.isdisjoint((source, target)):
+            unclear.add((source, target))  # a connection may get no answer for that
+            continue
         outcomes: dict[Outcome, None] = dict.fromkeys(way.outcome for way in ways if way.outcome != "ok")
         for outcome in outcomes:
             ports = tuple(way.port for way in ways if way.outcome == outcome)
@@ -194,7 +203,13 @@ def _ways(found: Examination) -> Found:
     for (outcome, ports), pairs in broken.items():
         all_ports = len(ports) == len({way.port for way in found.ways})
         at = "" if all_ports and outcome != "refused" else f" at {_at(ports)}"
-        yield from _broken(found, Severity.ERROR, outcome, at, _told(pairs, set(by_pair)))
+        said, hint = _BROKEN[outcome]
+        clear = set(by_pair) - unclear
+        both_ways, left = _both_ways(pairs, clear)
+        for nodes in both_ways:
+            what = f"{at.removeprefix(' at ')} is blocked" if at and outcome == "silent" else f"a connection{at} {said}"
+            yield Symptom(Severity.ERROR, names(list(map(found.name, nodes))), f"{what} in both directions", hint)
+        yield from _broken(found, Severity.ERROR, outcome, at, _told(left, clear))
 
 
 def _broken(
@@ -214,6 +229,19 @@ def _at(ports: tuple[int, ...]) -> str:
     named = [str(port) for port in ports if port]
     parts = [f"port{'s' * (len(named) > 1)} {' and '.join(named)}"] if named else []
     return " and ".join([*parts, *(["a port that the kernel chose"] if 0 in ports else [])])
+
+
+def _both_ways(
+    pairs: set[tuple[int, int]], all_pairs: set[tuple[int, int]]
+) -> tuple[list[list[int]], set[tuple[int, int]]]:
+    """The nodes all of whose ways are broken, to them and from them, each of them alone; and the other broken ways."""
+    found, left = list[list[int]](), set(pairs)
+    for node in sorted({node for pair in pairs for node in pair}):
+        its = {pair for pair in all_pairs if node in pair}
+        if len(its) > 2 and its <= pairs and its & left:
+            found.append([node])
+            left -= its
+    return found, left
 
 
 def _told(pairs: set[tuple[int, int]], all_pairs: set[tuple[int, int]]) -> Iterator[tuple[list[int], list[int]]]:

@@ -30,6 +30,7 @@ _LOG_SIGNAL = 53  # the signal that scontrol shows for a job whose log slurmd co
 _NEVER = {
     "PartitionNodeLimit": "the job asks for more nodes than the partition allows or has up",
     "PartitionTimeLimit": "the job asks for more time than the partition allows",
+    "PartitionConfig": "no node of the partition has what the job asks for, such as its CPUs or memory",
     "BadConstraints": "no node has what the job asks for",
     "DependencyNeverSatisfied": "the job that it waits for did not end as required",
     "InvalidAccount": "the account is not valid",

@@ -253,6 +253,7 @@ NEVER = "waits, and will never start:"
         ("PENDING", "QOSMaxCpuPerUserLimit", "0:0", "None", None, "waits: QOSMaxCpuPerUserLimit"),
         ("PENDING", "PartitionNodeLimit", "0:0", "None", None,
          f"{NEVER} PartitionNodeLimit (the job asks for more nodes than"),
+        ("PENDING", "PartitionConfig", "0:0", "None", None, f"{NEVER} PartitionConfig (no node of the partition has"),
         ("PENDING", "QOSMaxNodePerJobLimit", "0:0", "None", None,
          f"{NEVER} QOSMaxNodePerJobLimit (more than one job may have)"),
         ("PENDING", "AssocMaxWallDurationPerJobLimit", "0:0", "None", None, f"{NEVER} AssocMaxWallDurationPerJobLimit"),
