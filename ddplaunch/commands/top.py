@@ -39,6 +39,8 @@ from ddplaunch.output.screen import Manner
 from ddplaunch.output.sink import PATIENCE
 from ddplaunch.output.terminal import ENTER, can_draw, restored, watched
 from ddplaunch.plan.command import python_command
+from ddplaunch.queue.meant import job_meant, one_of, run_of, running
+from ddplaunch.queue.step import relay
 from ddplaunch.wire.connection import Connection
 from ddplaunch.wire.sockets import peer_uid
 from ddplaunch.words import span
@@ -57,9 +59,14 @@ def top(run: str | None, ranks: str | None, as_json: bool) -> int:
     """Show what a running job does, and where each rank stands.
 
     RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the only job that runs, or in a
-    terminal one that you choose. There the view fills the screen and is drawn again once a second, until q; elsewhere
+    terminal one that you choose. Of a job submitted to Slurm or Grid Engine, its number: it is printed once. For a job
+    of this machine in a terminal the view fills the screen and is drawn again once a second, until q; elsewhere
     it is printed once.
     """
+    if queued := job_meant(run):
+        seen = running(queued, one_of(queued, run or "", "top"))
+        more = [*(["--ranks", ranks] if ranks else []), *(["--json"] if as_json else [])]
+        return relay(queued, seen, ["top", run_of(queued, seen), *more])
     in_terminal = watched(1) and can_draw() and not as_json
     several = in_terminal and run is None and sum(job is not None for job in runs.known().values()) > 1
     chosen = Chooser().run() if several else None

@@ -3,28 +3,49 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from math import inf
 
 from ddplaunch.dataclass import replace
-from ddplaunch.errors import UsageError
+from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.job import past, runs
 from ddplaunch.job.record import RunRecord
 from ddplaunch.queue import submitted
 from ddplaunch.queue.scheduler import SOON, Forgotten, JobId, JobState, Scheduler, SilentScheduler
 from ddplaunch.queue.submitted import Submitted
-from ddplaunch.queue.table import SCHEDULERS, scheduler_of
+from ddplaunch.queue.table import SCHEDULERS, scheduler, scheduler_of
 
 
 def job_meant(word: str | None) -> Submitted | None:
     """The submitted job that ``word`` means; None where it means a run on this machine, or nothing that is known."""
     if word is None:
         return None
-    job = submitted.find(word)
+    job = submitted.find(word) or _of_slurm(word)
     if job is None or (past.is_kept(word) and not _is_of(job.run, word)):
         return None
     if any(word == str(run.pid) or _is_of(job.run, run.run_id) for run in runs.all_running()):
         return None  # as on its node
     return job
+
+
+def _of_slurm(word: str) -> Submitted | None:
+    """A job of Slurm that runs or waits, and that something else has submitted: a script of the user's own."""
+    number, _, index = word.partition("_")
+    slurm = scheduler("slurm")
+    if not (number.isdecimal() and index.isdecimal() >= bool(index)) or shutil.which(slurm.asks) is None:
+        return None
+    if any(word == str(run.pid) for run in runs.all_running()) or slurm.down():
+        return None
+    try:
+        seen = slurm.look(JobId(number, index=index or None), SOON)
+    except LaunchError:
+        return None
+    if seen is None or not (seen.runs or seen.waits):
+        return None
+    return Submitted(
+        number=seen.number, cluster=None, name=word, target="", nodes=1, array=None, cwd="", log=seen.log or "",
+        run_id=None, python=sys.executable, image=None, moment=0.0, errors=seen.errors,
+    )  # fmt: skip
 
 
 def index_of(job: Submitted, word: str) -> str | None:
