@@ -382,7 +382,7 @@ def help_text() -> str:
         ("f", "failures so far (ddplaunch report)"),
         ("/", "filter: 0,3-5, or a word like waiting (ddplaunch top --ranks)"),
         ("z", "full screen and back; Esc goes back too"),
-        ("Up", "and Down: choose a rank; Enter: its stack, l Enter: its log"),
+        ("Up, Down", "choose a rank; Enter: its stack, l Enter: its log"),
         ("p", "profile: where the ranks spend the next 5 seconds (ddplaunch profile)"),
         ("d", "debugger of the chosen rank (ddplaunch debug); not with --ui, nor p"),
         ("o", f"order of the ranks: {', '.join(ORDERS)}"),
