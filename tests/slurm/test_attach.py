@@ -224,3 +224,20 @@ def test_an_array_in_a_folder_with_a_percent_sign(login, tmp_path):
     assert "Slurm's controller is down: Slurmctld(primary) at n0 is DOWN\n" in stopped.err
     assert "Slurm's controller is down" in at.type("ps").out
     assert at.type("logs", f"{array}_1").out == log.read_text()
+
+
+def test_a_job_of_a_script_of_ones_own_is_found(login):
+    """It was not submitted by ddplaunch; its number is enough on the login host."""
+    at = login()
+    run = " ".join(map(str, command("run", *LIGHT, "--nproc", "2", "waits.py")))
+    script = at.cluster.folder / "own.sh"
+    script.write_text(f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1\nsrun {run}\n")
+    job = at.cluster.sbatch(script=script, **at.environment)
+    at.cluster.wait_for(job, "ready", 4)
+    assert "running: 4 ranks" in at.type("top", str(job)).out
+    shown = at.type("stacks", str(job))
+    assert shown.code == 0, shown.err
+    assert "waits.py" in shown.out
+    stopped = at.type("stop", str(job))
+    assert stopped.code == 0, stopped.err
+    assert stopped.err.startswith(f"stopping job {job}\n")
