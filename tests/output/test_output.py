@@ -223,6 +223,17 @@ def test_a_bar_is_one_line_where_nobody_watches(launch, tmp_path, printer):
     assert next(tmp_path.glob("logs/*/rank-0.log")).read_bytes().count(b"\r") == 101
 
 
+def test_a_bar_before_every_line_loses_none(launch, tmp_path, printer):
+    """1,000 of them come in one read."""
+    script = printer("out.write(''.join(f'\\r{i} %\\nloss {i}\\n' for i in range(1000)))")
+    result = launch("run", "--nproc", "2", *LIGHT, script)
+    assert (result.returncode, result.stderr) == (0, "")
+    shown = result.stdout.splitlines()
+    for rank in (0, 1):
+        own = [line.removeprefix(f"[{rank}] ") for line in shown if line.startswith(f"[{rank}]")]
+        assert own == [line for i in range(1000) for line in (f"{i} %", f"loss {i}")]
+
+
 def test_a_bar_is_redrawn_in_place_in_a_terminal(tmp_path, printer):
     """One bar, of the lowest rank, on one row; ordinary lines pass above it and at the end it stays."""
     script = printer(
