@@ -147,6 +147,7 @@ class Supervisor:
             self._tree.close()
             self._tree.temporary.remove()
             self._outfit.store.close()
+        self._screen.end()
         while (outcome := self._outcome) is None or not (
             self._loop.settled and self._screen.written and self._link.closed
         ):

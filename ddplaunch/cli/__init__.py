@@ -9,7 +9,7 @@ import os
 import sys
 
 from ddplaunch import __version__
-from ddplaunch.cli.say import complain
+from ddplaunch.cli.say import complain, echo
 from ddplaunch.errors import EXIT_OS, EXIT_SIGNAL, EXIT_SOFTWARE, EXIT_USAGE, LaunchError
 
 COMPLETE = "_DDPLAUNCH_COMPLETE"  # the variable by which a shell asks click for completions (README)
@@ -53,7 +53,7 @@ def _run(words: list[str]) -> object:
         except BrokenPipeError:  # `| head` has read enough
             return 1
         except KeyboardInterrupt:
-            print(file=sys.stderr)  # behind the terminal's ^C
+            echo("\n", err=True)  # behind the terminal's ^C
             raise
         words = ["run", next(word for word in words if word in HELP)]
     from ddplaunch.cli.commands import by_click

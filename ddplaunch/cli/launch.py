@@ -23,7 +23,7 @@ from ddplaunch.control.failure import Outcome
 from ddplaunch.control.link import check, listen_on_node_zero
 from ddplaunch.control.port import without_loopback
 from ddplaunch.control.rules import Rules
-from ddplaunch.errors import EXIT_PREEMPTED, UsageError
+from ddplaunch.errors import EXIT_OUTPUT, EXIT_PREEMPTED, UsageError
 from ddplaunch.files import create
 from ddplaunch.job.door import Door
 from ddplaunch.job.history import History
@@ -160,7 +160,7 @@ class NodeJob:
         code = None
         try:
             outcome = self._supervisor.run()
-            code = outcome.code
+            code = outcome.code or (EXIT_OUTPUT if self._screen.lost else 0)
             if self._plan.node_rank == 0:
                 _tell_script(code)
         finally:
@@ -180,9 +180,11 @@ class NodeJob:
             host = os.uname().nodename
             where = f" on {host}" if self._plan.nnodes > 1 else ""
             say_note(f"kept in {self._log.path}{where}", path=self._log.path, host=host)
+        if self._screen.lost:
+            say_note(self._screen.lost)
         if self._screen.speaks:
-            say(Said(Topic.END, f"ended with exit code {outcome.code}", {"code": outcome.code}, lines=""))
-        return outcome.code
+            say(Said(Topic.END, f"ended with exit code {code}", {"code": code}, lines=""))
+        return code
 
     def _invite(self, debugging: Debugging) -> None:
         """Have the person at our terminal, if there is one, type to the ranks that stop."""

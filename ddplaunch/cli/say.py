@@ -57,12 +57,19 @@ def fitted(line: str, taken: int) -> str:
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Write a text to stdout or stderr, with its colours only where they may be; click does what is not plain."""
-    stream = sys.stderr if err else sys.stdout
-    if "\x1b" in text or (stream.encoding or "").lower() != "utf-8":
-        import click
+    """Write a text to stdout or stderr, with its colours only where they may be; click does what is not plain.
 
-        click.echo(text, err=err, nl=False, color=None if colour_wanted() else False)
-    else:
-        stream.write(text)
-        stream.flush()
+    A message that stderr does not take is lost: the exit code is not for that to decide.
+    """
+    stream = sys.stderr if err else sys.stdout
+    try:
+        if "\x1b" in text or (stream.encoding or "").lower() != "utf-8":
+            import click
+
+            click.echo(text, err=err, nl=False, color=None if colour_wanted() else False)
+        else:
+            stream.write(text)
+            stream.flush()
+    except OSError:  # no reader is left, the terminal has gone, the disk is full
+        if not err:
+            raise

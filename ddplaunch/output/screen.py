@@ -19,6 +19,7 @@ from ddplaunch.output.sink import HIGH_WATER, Sink
 from ddplaunch.output.terminal import watched, window
 from ddplaunch.output.voice import VOICE, Said, Topic
 from ddplaunch.output.waiting import Waiting
+from ddplaunch.words import counted
 
 Source = int | str
 """Whose output it is: a rank's number, or the name of a sidecar."""
@@ -76,6 +77,17 @@ class Screen:
     def written(self) -> bool:
         """Whether all that was shown is written."""
         return self._stdout.idle and self._stderr.idle
+
+    @property
+    def lost(self) -> str:
+        """How much of the output on stdout a file has not taken, for people; "" where it has all."""
+        lost = counted(self._stdout.lost, "line") if self._stdout.lost else ""
+        return f"stdout could not be written: {lost} lost ({self._stdout.error})" if lost else ""
+
+    def end(self) -> None:
+        """The job has ended: from now on wait for a bounded time for what is not written yet."""
+        for sink in {self._stdout, self._stderr}:
+            sink.end()
 
     def when_relieved(self, callback: Callback) -> None:
         """Call it whenever there may be room again."""

@@ -11,20 +11,29 @@ from ddplaunch.output.voice import VOICE, Said, Topic
 
 HIGH_WATER = 4 << 20  # bytes waiting beyond which ranks are not read any further: they wait as on any full pipe
 PATIENCE = 10.0  # seconds without a byte taken after which a reader is stuck: what it misses is dropped and counted
+RETRY_S = 0.5  # between two attempts to write to a file, which a full disk refuses
 
 
 class Sink:
-    """One of our own descriptors. A reader that closed it, or is stuck, loses the output; the job goes on."""
+    """One of our own descriptors. A reader that closed it, or is stuck, loses the output; the job goes on.
+
+    A file that cannot be written, as on a full disk, is tried again: what it has not taken waits here. Only where more
+    waits than there is room for, for ``PATIENCE`` seconds, or that long after the job's end, it is dropped.
+    """
 
     def __init__(self, loop: Loop, fd: int, patience: float = PATIENCE) -> None:
         self._loop, self._fd, self._patience = loop, _reopened(fd), patience
         self._waiting = bytearray()
         self._timer: Timer | None = None
+        self._retry: Timer | None = None  # of a file
+        self._ending = False
         self.closed = self.stuck = False
         self._missed = 0
+        self.error = "nobody read them"  # why lines are missing
         self.relieved: Callback = lambda: None  # called whenever there may be room again
         self.terminal = watched(fd)  # a person's
         self.by_lines = os.isatty(fd)  # or one made by srun or mpirun
+        self._file = not (self.by_lines or _is_pipe(self._fd))
 
     @property
     def full(self) -> bool:
@@ -34,6 +43,18 @@ class Sink:
     def idle(self) -> bool:
         """Whether all that will ever be written has been."""
         return self.closed or self.stuck or not self._waiting
+
+    @property
+    def lost(self) -> int:
+        """How many lines a file has not taken: final once the sink is idle."""
+        return self._missed + self._waiting.count(b"\n") if self._file else 0
+
+    def end(self) -> None:
+        """Wait ``PATIENCE`` seconds at most for a file that cannot be written: the job has ended."""
+        self._ending = True
+        if self._file and self._timer is not None:
+            self._timer.cancel()
+            self._timer = self._loop.after(self._patience, self._give_up)
 
     def write(self, data: bytes) -> None:
         """Write whole lines; what the reader does not take at once waits its turn."""
@@ -46,7 +67,7 @@ class Sink:
             data = data[self._push(data) :]
         if data and not self.closed:
             self._waiting += data
-            self._loop.watch(self._fd, self._continue, write=True)
+            self._continue_later()
             if self._timer is None:
                 self._timer = self._loop.after(self._patience, self._give_up)
 
@@ -59,31 +80,45 @@ class Sink:
                         done += os.write(self._fd, chunk)
         except BlockingIOError:
             pass
-        except OSError:  # EPIPE from `| head`, EIO from a terminal that has gone, ENOSPC: nobody reads any more
-            self.closed = True
+        except OSError as error:
+            if self._file:  # ENOSPC, EDQUOT, EIO of a network's file system: there may be room again
+                self.error = error.strerror or str(error)
+                return done
+            self.closed = True  # EPIPE from `| head`, EIO from a terminal that has gone: nothing reads any more
             self._rest()  # which no view of what is waiting may outlive
             return whole
         return done
 
+    def _continue_later(self) -> None:
+        if not self._file:
+            self._loop.watch(self._fd, self._continue, write=True)
+        elif self._retry is None:
+            self._retry = self._loop.after(RETRY_S, self._continue)
+
     def _continue(self) -> None:
+        self._retry = None
         done = self._push(self._waiting)
         del self._waiting[:done]
         if self.stuck and done:
             self.stuck = False
-            text = f"{self._missed} lines are missing here: nobody read them for {self._patience:.0f} s"
+            text = f"{self._missed} lines are missing here: {self.error} for {self._patience:.0f} s"
             self._missed = 0
             self._waiting += VOICE.form(Said(Topic.NOTE, text, lines=f"[ddplaunch] {text}\n")).encode()
         if not self._waiting:
             self._rest()
-        elif done and self._timer is not None:
-            self._timer.cancel()
-            self._timer = self._loop.after(self._patience, self._give_up)
+        elif not self.closed:
+            self._continue_later()
+            if done and self._timer is not None:
+                self._timer.cancel()
+                self._timer = self._loop.after(self._patience, self._give_up)
         self.relieved()
 
     def _give_up(self) -> None:
-        """Keep the line that has begun, drop the others; watch on, in case the reader comes back."""
+        """Keep the line that has begun, drop the others; go on trying, in case the reader comes back."""
         self._timer = None
-        if self._waiting:
+        if self._file and not (self.full or self._ending):
+            self._timer = self._loop.after(self._patience, self._give_up)
+        elif self._waiting:
             self.stuck = True
             end = self._waiting.find(b"\n") + 1 or len(self._waiting)
             self._missed += self._waiting.count(b"\n", end)
@@ -93,9 +128,18 @@ class Sink:
     def _rest(self) -> None:
         self._waiting.clear()
         self._loop.forget(self._fd)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._retry):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._retry = None
+
+
+def _is_pipe(fd: int) -> bool:
+    try:
+        mode = os.fstat(fd).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
 def _reopened(fd: int) -> int:

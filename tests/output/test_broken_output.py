@@ -1,0 +1,107 @@
+"""Where our own output cannot be written: the exit code stays the job's, and what was lost is counted."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import clean_environment, command, ran, wait_until, write
+from tests.impatient import impatient
+from tests.patience import patience
+from tests.starts import LIGHT
+
+SEVEN = """
+import os, sys
+print("line", os.environ["RANK"])
+sys.exit(7 if os.environ["RANK"] == "1" else 0)
+"""
+
+
+@pytest.mark.parametrize("output", ["2>/dev/full", "2>&1 | true", ">/dev/full 2>&1"])
+def test_the_exit_code_is_the_jobs_whatever_becomes_of_the_output(tmp_path, output):
+    write(tmp_path, "seven.py", SEVEN)
+    words = command("run", "--nproc", "2", *LIGHT, "seven.py")
+    short = impatient(tmp_path, "output.sink.PATIENCE", 0.1)
+    script = f'{{ "$@"; echo $? >code; }} {output}'
+    words = [str(short), *words[1:]]
+    done = ran(["sh", "-c", script, "sh", *words], tmp_path, {"TMPDIR": str(tmp_path)})
+    assert done.stdout + done.stderr in ("", "[0] line 0\n[1] line 1\n", "[1] line 1\n[0] line 0\n")
+    assert (tmp_path / "code").read_text() == "7\n"
+    assert not [*tmp_path.glob("ddplaunch-bug-*")]
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_terminal_that_closes_ends_the_job_by_its_hangup(tmp_path, nproc):
+    script = write(
+        tmp_path, "waits.py", "import time\nopen(f'up{__import__(\"os\").environ[\"RANK\"]}', 'w')\ntime.sleep(600)\n"
+    )
+    words = command("run", "--nproc", str(nproc), *LIGHT, script)
+    environ = clean_environment({"TMPDIR": str(tmp_path), "TERM": "xterm-256color"})
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.execve(words[0], words, environ)
+    wait_until(lambda: len([*tmp_path.glob("up*")]) == nproc, "the ranks")
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 129
+    assert not [*tmp_path.glob("ddplaunch-*")]
+
+
+def test_output_that_a_full_disk_has_not_taken_is_counted(tmp_path):
+    script = write(tmp_path, "prints.py", "print('a line')\n")
+    words = command("run", "--nproc", "2", *LIGHT, script)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            words,
+            executable=impatient(tmp_path, "output.sink.PATIENCE", 0.1),
+            cwd=tmp_path, env=clean_environment(), stdout=full, stderr=subprocess.PIPE, timeout=patience(60), text=True,
+        )  # fmt: skip
+    assert done.stderr == "ddplaunch: stdout could not be written: 2 lines lost (No space left on device)\n"
+    assert done.returncode == 74
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    if os.getuid() != 0:
+        pytest.skip("needs root to mount a small file system")
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", small], capture_output=True).returncode:
+        pytest.skip("cannot mount a small file system here")
+    yield small
+    subprocess.run(["umount", small], check=True)
+
+
+def test_a_disk_that_is_full_for_a_while_loses_nothing(tmp_path, small_disk):
+    """There is room again only when the ranks have printed all."""
+    fill = small_disk / "fill"
+    fill.write_bytes(bytes(60_000))
+    script = write(
+        tmp_path,
+        "prints.py",
+        """
+        import os
+        for i in range(100):
+            print("line", i, "x" * 150, flush=True)
+        open(f"done{os.environ['RANK']}", "w")
+        """,
+    )
+    with open(small_disk / "log", "wb") as log:
+        process = subprocess.Popen(
+            command("run", "--nproc", "2", *LIGHT, script),
+            cwd=tmp_path, env=clean_environment(), stdout=log, stderr=subprocess.PIPE,
+        )  # fmt: skip
+    wait_until(lambda: len([*tmp_path.glob("done*")]) == 2, "the ranks' last lines")
+    wait_until(lambda: sum(path.stat().st_size for path in small_disk.iterdir()) > 60_000, "a disk that is full")
+    fill.unlink()
+    _, errors = process.communicate(timeout=patience(60))
+    assert (process.returncode, errors) == (0, b"")
+    lines = (small_disk / "log").read_text().splitlines()
+    assert [line.split()[2] for line in lines if line.startswith("[0]")] == [str(i) for i in range(100)]
+    assert len(lines) == 200
