@@ -21,6 +21,7 @@ from ddplaunch.agent.zygote_client import ZygoteClient
 from ddplaunch.control.failure import describe_end
 from ddplaunch.loop import Loop, Timer
 from ddplaunch.output.events import Event, SidecarAnswers, SidecarExited, SidecarStarted
+from ddplaunch.output.isolation import IsolatedLoop
 from ddplaunch.rank import processes
 
 if TYPE_CHECKING:
@@ -34,9 +35,10 @@ class Sidecars:
 
     def __init__(self, loop: Loop, outfit: Outfit, emit: Callable[[Event], None], tree: Tree, grace: float) -> None:
         """``outfit`` and ``tree`` are those of the ranks, as is ``grace``, in seconds."""
-        self._loop, self._emit, self._tree = loop, emit, tree
+        self._emit, self._tree = emit, tree
         self._streams, self._log = outfit.streams, outfit.log
         self._screen, self._say = outfit.screen, outfit.screen.note
+        self._loop = IsolatedLoop(loop, "the sidecars", self._say, self._over)
         self._grace = min(GRACE, grace)
         self._all = outfit.policy.sidecars
         self._names = ", ".join(each.name for each in self._all)
@@ -49,6 +51,9 @@ class Sidecars:
         self._timer: Timer | None = None
 
     def start(self) -> None:
+        self._loop.guard(self._start)()
+
+    def _start(self) -> None:
         try:
             self._zygote = ZygoteClient(
                 self._loop, listener=self, environment=self._tree.environ, shielded=self._shielded
@@ -60,8 +65,8 @@ class Sidecars:
 
     def _prepare(self, number: int, sidecar: Sidecar, fds: dict[str, int]) -> ProgramJob:
         name, log = sidecar.name, self._log.file(f"sidecar-{sidecar.name}.log")
-        show = sidecar.announces is None
-        self._streams.sidecar(fds, name, show=show, log=log, heard=partial(self._heard, sidecar))
+        show, heard = sidecar.announces is None, self._loop.guard(partial(self._heard, sidecar))
+        self._streams.sidecar(fds, name, show=show, log=log, heard=heard)
         variables = {"PYTHONUNBUFFERED": "1", **sidecar.variables}  # what it prints goes to a pipe, and is to come now
         if sidecar.announces and self._temporary.path:
             variables["TMPDIR"] = self._temporary.path

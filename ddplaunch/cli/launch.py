@@ -31,6 +31,7 @@ from ddplaunch.job.readings import ReadingsFile
 from ddplaunch.job.watch import Watch
 from ddplaunch.loop import Loop
 from ddplaunch.output.events import Observers
+from ddplaunch.output.isolation import IsolatedLoop
 from ddplaunch.output.run_log import RunLog
 from ddplaunch.output.screen import Manner, Screen, Terminal, choose
 from ddplaunch.output.streams import KEPT
@@ -108,18 +109,18 @@ class NodeJob:
             from ddplaunch.live.view import OwnView
 
             self._screen: Screen = (live := LiveScreen(loop, how, speaks=speaks, colour=policy.colour))
-            self._view = OwnView(loop, live, self)
+            self._view = OwnView(self._isolated("the live view"), live, self)
         else:
             self._screen = choose(loop, how, speaks=speaks, colour=policy.colour)
         self._log = RunLog(policy.log_dir, self._screen.note, alone=alone)
         self._watch = Watch(plan)
         starting = Starting(loop, self._screen, policy.preload.modules)
-        observers = Observers(self._screen, self._log, self._watch, starting)
+        observers = Observers(self._screen, self._log, self._watch, starting, report=self._screen.note)
         hearers: list[Hear] = []
         if policy.history:
             history = History(plan, self.printed, lambda: self._log.path, self._screen.note)
             observers.add(history)
-            hearers.append(ReadingsFile(history).hear)
+            hearers.append(self._isolated("readings.jsonl").guard(ReadingsFile(history).hear))
         if self._view is not None:
             observers.add(self._view)
         if policy.metrics:
@@ -127,17 +128,18 @@ class NodeJob:
 
             metrics = MetricsFile(policy.metrics, self._watch.status, self._screen.note)
             observers.add(metrics)
-            hearers.append(metrics.hear)
+            hearers.append(self._isolated("--metrics").guard(metrics.hear))
         if hearers:
             hearers.append(lambda look, reading: self._supervisor.note_memory())
             inspect = self._inspect_here if policy.inspect else None
             later = EVERY if policy.metrics else LATER
-            observers.add(NodeReadings(loop, inspect, observers.emit, hearers, later=later))
+            isolated = self._isolated("the readings")
+            observers.add(NodeReadings(isolated, inspect, observers.emit, hearers, later=later))
         self._notify: Notify | None = None
         if policy.notify:
             from ddplaunch.agent.notify import Notify
 
-            self._notify = Notify(loop, plan, policy.notify, self._screen)
+            self._notify = Notify(self._isolated("--notify"), plan, policy.notify, self._screen)
             observers.add(self._notify)
         self._supervisor = Supervisor(
             plan,
@@ -152,8 +154,12 @@ class NodeJob:
             self._invite,
             listening,
         )
-        self._door = Door(loop, plan.run_id, self)
+        self._door = Door(loop, plan.run_id, self, self._screen.note)
         self._face: AtTerminal | None = None
+
+    def _isolated(self, feature: str, *, ended: bool = False) -> IsolatedLoop:
+        """Return a loop for what the job can do without; ``ended``: the job has ended, so that no screen is drawn."""
+        return IsolatedLoop(self._loop, feature, say_note if ended else self._screen.note)
 
     def run(self) -> int:
         """Run it to its end; return the exit code. UsageError: the nodes disagree on what was typed."""
@@ -173,9 +179,9 @@ class NodeJob:
             self._tell(outcome)
         finally:  # they may take some seconds
             if self._supervisor.sidecars:
-                self._supervisor.sidecars.end()
+                self._isolated("the end of the sidecars", ended=True).guard(self._supervisor.sidecars.end)()
             if self._notify:
-                self._notify.end()
+                self._isolated("the end of --notify", ended=True).guard(self._notify.end)()
         if self._log.path:
             host = os.uname().nodename
             where = f" on {host}" if self._plan.nnodes > 1 else ""
@@ -253,14 +259,17 @@ class NodeJob:
             return
         if outcome.refused:
             raise UsageError(*outcome.refused)
+        self._isolated("the report", ended=True).guard(self._report)(outcome)
+        if outcome.remark:
+            say_note(outcome.remark)
+
+    def _report(self, outcome: Outcome) -> None:
         if outcome.verdict:
             from ddplaunch.console.failure import render_verdict
 
             report = render_verdict(outcome.verdict, self._plan.nnodes)
             text = outcome.verdict.blame or outcome.verdict.first.headline
             say(Said(Topic.FAILURE, text, {"verdict": outcome.verdict}, lines=report))
-        if outcome.remark:
-            say_note(outcome.remark)
 
 
 def _tell_script(code: int) -> None:

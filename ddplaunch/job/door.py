@@ -15,6 +15,7 @@ from functools import partial
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.job.folder import listen, remove
 from ddplaunch.loop import Loop, Timer
+from ddplaunch.output.isolation import IsolatedLoop
 from ddplaunch.wire.sockets import peer_uid
 
 if TYPE_CHECKING:
@@ -78,22 +79,25 @@ class ServedJob(Protocol):
 class Asker:
     """A client that has asked something."""
 
-    def __init__(self, door: Door, connection: Connection[Request[object]], job: ServedJob) -> None:
+    def __init__(
+        self, door: Door, connection: Connection[Request[object]], job: ServedJob, isolated: IsolatedLoop
+    ) -> None:
+        """``isolated`` calls what the request has the job call: an exception costs the client its answer."""
         self._door, self._connection, self.job = door, connection, job
-        self.send, self.finish = connection.send, connection.finish
+        self.send, self.finish, self.guard = connection.send, connection.finish, isolated.guard
 
     @property
     def waiting(self) -> int:
         return self._connection.waiting
 
     def soon(self, callback: Callable[[], None]) -> None:
-        self._door.soon(callback)
+        self._door.soon(self.guard(callback))
 
     def hear(self, kinds: Iterable[type[M]], heard: Callable[[M], None], max_bytes: int) -> None:
         """From now on call ``heard`` with what the client says, in frames of so many bytes at most."""
         connection: Connection[M] = self._connection  # type: ignore[assignment]
         connection.expect(kinds, max_bytes)
-        connection.hear = heard
+        connection.hear = self.guard(heard)
 
     def at_end(self, leave: Callable[[int | None], None]) -> None:
         self._door.stay(self._connection, leave)
@@ -102,9 +106,9 @@ class Asker:
 class Door:
     """Serves one job until it is closed."""
 
-    def __init__(self, loop: Loop, run_id: str, job: ServedJob) -> None:
-        """``run_id`` is a part of the socket's name, for people."""
-        self._loop = loop
+    def __init__(self, loop: Loop, run_id: str, job: ServedJob, report: Callable[[str], object]) -> None:
+        """``run_id`` is a part of the socket's name, for people; ``report`` gets a message of a request that raises."""
+        self._loop, self._report = loop, report
         self._job = job
         self._clients: dict[Connection[Request[object]], Timer] = {}
         self._leaving: dict[Connection[Request[object]], Callable[[int | None], None]] = {}  # of those who stay
@@ -141,7 +145,7 @@ class Door:
 
     def stay(self, client: Connection[Request[object]], leave: Callable[[int | None], None]) -> None:
         """Keep a client until the job has ended, or it goes; then call ``leave``."""
-        self._leaving[client] = leave
+        self._leaving[client] = IsolatedLoop(self._loop, "the end of a request", self._report).guard(leave)
         self._clients[client].cancel()
 
     def _accept(self) -> None:
@@ -181,7 +185,13 @@ class Door:
         client.expect(())
         if request.lasts and len(self._leaving) == MAX_FOLLOWERS:
             return client.finish()
-        request.serve(Asker(self, client, self._job))
+
+        def drop() -> None:
+            if client in self._clients:
+                self._part(client)
+
+        isolated = IsolatedLoop(self._loop, f"the answer to {type(request).__name__}", self._report, drop)
+        isolated.guard(request.serve)(Asker(self, client, self._job, isolated))
 
     def _part(self, client: Connection[Request[object]]) -> None:
         self._clients.pop(client).cancel()

@@ -7,7 +7,8 @@ tells all nodes some are events as they come.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.control import messages
@@ -16,6 +17,7 @@ from ddplaunch.control.messages import NodeLost as NodeLost
 from ddplaunch.control.messages import Restarting as Restarting
 from ddplaunch.control.messages import Stalled as Stalled
 from ddplaunch.dataclass import dataclass, replace
+from ddplaunch.output.isolation import describe_bug
 from ddplaunch.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -239,23 +241,29 @@ _NAMES = {kind: name for name, kind in RECORDS.items()}
 
 
 class Observer(Protocol):
-    """Hears of everything, in order, in the launcher's own thread; it may take no time and raise nothing."""
+    """Gets every event, in order, in the launcher's own thread; it may take no time."""
 
     def observe(self, event: Event) -> None: ...
 
 
 class Observers:
-    """All that hear of a job; one that is added later hears of what follows."""
+    """All observers of a job; one that is added later gets what follows, one that raises gets no more."""
 
-    def __init__(self, *first: Observer) -> None:
-        self._all = [*first]
+    def __init__(self, *first: Observer, report: Callable[[str], object]) -> None:
+        """``report`` gets a message, with the traceback, of each observer that has raised."""
+        self._all, self._report = [*first], report
 
     def add(self, observer: Observer) -> None:
         self._all.append(observer)
 
     def emit(self, event: Event) -> None:
-        for observer in self._all:
-            observer.observe(event)
+        for observer in [*self._all]:
+            try:
+                observer.observe(event)
+            except Exception as error:
+                self._all.remove(observer)
+                with suppress(Exception):  # it may be the screen that fails
+                    self._report(describe_bug(type(observer).__name__, error))
 
 
 def line(event: Event | LeftOut, moment: float, **more: float) -> bytes:

@@ -89,6 +89,9 @@ class Slow:
 
     def at_end(self, leave) -> None: ...
 
+    def guard(self, callback):
+        return callback
+
     def send(self, message: object) -> None:
         self.sent.append(message)
 

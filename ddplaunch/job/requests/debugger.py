@@ -32,7 +32,7 @@ class DebugRanks(Request[ToPerson]):
             asker.send(Remark(UNPREPARED, refuses=True))
             asker.finish()
             return
-        person = asker.send
+        person = asker.guard(asker.send)
         asker.hear(FROM_PERSON, debugging.take, MAX_FRAME)
         asker.at_end(lambda code: debugging.leave(person))
         debugging.attach(person)

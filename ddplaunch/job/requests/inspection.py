@@ -51,4 +51,4 @@ class InspectJob(Request[JobInspected]):
             asker.send(JobInspected(asker.job.status(), inspection, said))
             asker.finish()
 
-        asker.job.inspect(self.detail, inspected)
+        asker.job.inspect(self.detail, asker.guard(inspected))

@@ -47,7 +47,7 @@ class TailRanks(Request[Printed]):
         if not self.follow:
             return asker.finish()
         follower = OutputFollower(asker, self.ranks)
-        asker.job.listen(follower.hear)
+        asker.job.listen(follower.listener)
         asker.at_end(follower.leave)
 
 
@@ -68,6 +68,7 @@ class OutputFollower:
         self._asker = asker
         self._wanted = frozenset(ranks)
         self._missed: dict[int, int] = {}  # bytes, by rank
+        self.listener = asker.guard(self.hear)
 
     def hear(self, rank: int, data: bytes) -> None:
         """Send what a rank has printed, if the client wants it and keeps up."""
@@ -80,7 +81,7 @@ class OutputFollower:
 
     def leave(self, code: int | None = None) -> None:
         """Send no more, but how much the client has missed since."""
-        self._asker.job.forget(self.hear)
+        self._asker.job.forget(self.listener)
         for rank, missed in self._missed.items():
             self._asker.send(Printed(rank, b"", missed))
         self._missed.clear()

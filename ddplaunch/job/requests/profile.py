@@ -28,4 +28,4 @@ class ProfileJob(Request[Profiled]):
 
         asker.send(asker.job.status())
         asker.at_end(lambda code: None)  # it takes longer than other requests may
-        asker.job.profile(min(self.seconds, LONGEST), self.torch, hear)
+        asker.job.profile(min(self.seconds, LONGEST), self.torch, asker.guard(hear))

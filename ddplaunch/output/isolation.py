@@ -1,0 +1,74 @@
+"""Keeps an exception in a feature that the job can do without, say the history or --notify, from ending the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from ddplaunch.errors import harmless
+from ddplaunch.loop import Callback, Loop, Timer
+
+
+class IsolatedLoop(Loop):
+    """The loop as a feature sees it that the job can do without.
+
+    The first exception of one of its callbacks is reported with its traceback; from then on none of them is called.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        feature: str,
+        report: Callable[[str], object],
+        on_error: Callback | None = None,
+    ) -> None:
+        """``report`` gets the message, and then ``on_error`` is called, to remove what is left of the feature."""
+        self._loop, self._feature, self._report, self._on_error = loop, feature, report, on_error
+        self.failed = False
+
+    def guard(self, callback: Callable[..., object]) -> Callable[..., None]:
+        """Wrap a callback of the feature that is called from elsewhere."""
+
+        def guarded(*arguments: object) -> None:
+            if self.failed:
+                return
+            try:
+                callback(*arguments)
+            except Exception as error:
+                self.failed = True
+                with suppress(Exception):
+                    self._report(describe_bug(self._feature, error))
+                    if self._on_error is not None:
+                        self._on_error()
+
+        return guarded
+
+    def watch(self, fd: int, callback: Callback, *, write: bool = False) -> None:
+        guarded = self.guard(callback)
+
+        def ready() -> None:
+            guarded()
+            if self.failed:
+                self._loop.forget(fd)
+
+        self._loop.watch(fd, ready, write=write)
+
+    def forget(self, fd: int, *, write: bool | None = None) -> None:
+        self._loop.forget(fd, write=write)
+
+    def after(self, seconds: float, callback: Callback) -> Timer:
+        return self._loop.after(seconds, self.guard(callback))
+
+    def soon(self, callback: Callback) -> None:
+        self._loop.soon(self.guard(callback))
+
+    def step(self) -> None:
+        self._loop.step()
+
+
+def describe_bug(feature: str, error: Exception) -> str:
+    """The message of a feature that has raised an exception while the job goes on, with the traceback."""
+    import traceback
+
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return f"bug in ddplaunch: {feature} failed and is left out, the job goes on; please report it:\n{harmless(trace)}"

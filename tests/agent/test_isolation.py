@@ -1,0 +1,76 @@
+"""An observer, a request and sidecars that raise cost the job nothing: each is reported once and left out."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from ddplaunch.job import client, folder
+from ddplaunch.job.client import NoAnswer
+from ddplaunch.job.requests.inspection import InspectJob
+from ddplaunch.job.requests.output import TailRanks
+from ddplaunch.job.requests.status import AskStatus
+from tests.conftest import wait_until, write
+from tests.starts import LIGHT
+
+BROKEN = f"""
+#!{sys.executable}
+import sys
+import ddplaunch.job.requests.inspection as inspection, ddplaunch.job.requests.output as output
+from ddplaunch.agent.sidecars import Sidecars
+from ddplaunch.cli import main
+from ddplaunch.job.history import History
+
+def broken(what):
+    def fail(*arguments):
+        raise RuntimeError(what)
+    return fail
+
+History.observe = broken("an observer")
+output.TailRanks.serve = broken("a request")
+inspection.JobInspected = broken("an answer that comes later")
+Sidecars.spawned = broken("a sidecar")
+del sys.argv[1:3]
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_feature_that_raises_is_reported_once_and_left_out(start, tmp_path):
+    program = write(tmp_path, "broken", BROKEN)
+    program.chmod(0o755)
+    script = write(
+        tmp_path,
+        "waits.py",
+        """
+        import os, sys, time
+        print("ready", flush=True)
+        while not os.path.exists("go"):
+            time.sleep(0.01)
+        sys.exit(3)
+        """,
+    )
+    job = start("run", "--nproc", "2", *LIGHT, "--sidecar", "sleep 600", script, executable=program)
+    job.wait_for("ready", 2)
+    (path,) = (each for each in folder.doors() if each.endswith(f".{job.process.pid}"))
+    for request in (TailRanks(), InspectJob(), TailRanks()):
+        with pytest.raises(NoAnswer):
+            client.ask(path, request)
+    assert client.ask(path, AskStatus()).world_size == 2
+    wait_until(lambda: "a sidecar" in job.stderr(), "the report of the sidecars")
+    wait_until(lambda: {*job.find("sleep 600")} <= {job.process.pid}, "the end of the sidecar")
+    (tmp_path / "go").touch()
+    assert job.wait() == 3
+    said = job.stderr()
+    for what, times in (
+        ("History failed", 1),
+        ("the answer to TailRanks failed", 2),  # each request is one of its own
+        ("the answer to InspectJob failed", 1),
+        ("the sidecars failed", 1),
+    ):
+        assert said.count(f"bug in ddplaunch: {what} and is left out, the job goes on; please report it") == times
+    assert said.count("Traceback (most recent call last)") == 5
+    assert "RuntimeError: an answer that comes later" in said
+    assert "rank 0 exited with code 3" in said or "rank 1 exited with code 3" in said
+    job.assert_nothing_left()
