@@ -112,7 +112,6 @@ class Outfit:
             "debugpy": rank.rank in self.policy.debugpy,
             "post_mortem": self.policy.post_mortem,
             "patient": self.policy.debug,
-            "line_buffered": self.screen.by_lines,
             "title": " ".join(target.argv),
         }
         return python

@@ -58,7 +58,7 @@ class Screen:
         self._loop, self.speaks = loop, speaks
         self._stdout = Sink(loop, 1, how.patience)
         self._stderr = self._stdout if _same_file(1, 2) else Sink(loop, 2, how.patience)
-        self.terminal, self.by_lines = self._stdout.terminal, self._stdout.by_lines
+        self.terminal = self._stdout.terminal
         self._template = how.prefix
         self._prefixes: dict[int, str] = {}
         self._width = 0

@@ -32,8 +32,7 @@ class Sink:
         self.error = "nobody read them"  # why lines are missing
         self.relieved: Callback = lambda: None  # called whenever there may be room again
         self.terminal = watched(fd)  # a person's
-        self.by_lines = os.isatty(fd)  # or one made by srun or mpirun
-        self._file = not (self.by_lines or _is_pipe(self._fd))
+        self._file = not (os.isatty(fd) or _is_pipe(self._fd))
 
     @property
     def full(self) -> bool:

@@ -96,7 +96,6 @@ class PythonJob(_Rank):
     debugpy: bool  # whether an editor may attach
     post_mortem: bool  # whether the rank stays at the exception that ends it
     patient: bool  # whether process groups made without a timeout get a day
-    line_buffered: bool  # whether each line comes at once
     title: str  # what ps shows
 
 

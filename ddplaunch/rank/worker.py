@@ -90,7 +90,7 @@ class Life:
             self._breakpoints = sibling("breakpoints").Breakpoints(self._job["debugger"], self._job["rank"], sibling)
             if self._answers is not None and self._breakpoints is not None:
                 self._answers.stops_on(self._breakpoints.signal)
-        _buffer_streams(self._job["line_buffered"])
+        _buffer_streams()
         if self._forked:
             _reseed()
         _replace_main()
@@ -230,14 +230,17 @@ def is_from(module: ModuleType | None, folder: str) -> bool:
     return folder in (os.path.dirname(path), os.path.dirname(os.path.dirname(path)))
 
 
-def _buffer_streams(lines: bool) -> None:
-    """Flush at each newline where Python would, on a terminal, and on stdout where a person reads it through us."""
+def _buffer_streams() -> None:
+    """Have stdout and stderr flush at each newline, wherever they go: a rank that is killed has shown its last lines.
+
+    Python would only on a terminal. Bytes that the program writes to ``sys.stdout.buffer`` stay in its buffer.
+    """
     if os.environ.get("PYTHONUNBUFFERED"):
         return
     streams: tuple[Any, ...] = (sys.stdin, sys.stdout, sys.stderr)
     for fd, stream in enumerate(streams):
         if stream is not None:
-            stream.reconfigure(line_buffering=fd == 2 or (fd == 1 and lines) or os.isatty(fd))
+            stream.reconfigure(line_buffering=fd > 0 or os.isatty(fd))
 
 
 def _reseed() -> None:

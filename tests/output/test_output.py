@@ -159,7 +159,7 @@ def test_show(launch, tmp_path, printer, show, seen):
     assert {int(line.split()[-1]) for line in done.stderr.splitlines() if line.startswith("[")} == seen
     for rank in range(3):
         assert next(tmp_path.glob(f"logs/*/rank-{rank}.log")).read_text().split() == [
-            "err", str(rank), "out", str(rank),
+            "out", str(rank), "err", str(rank),
         ]  # fmt: skip
 
 
@@ -211,6 +211,26 @@ for i in range(101):
 sys.stderr.write("\\n")
 print("done", rank)
 """
+
+
+def test_lines_come_at_once_in_a_pipe(start, printer):
+    """Without flush; what a rank has printed before it is killed is shown, and in its report. Bytes stay buffered."""
+    script = printer(
+        """
+        out.buffer.write(b"flushed\\n")
+        out.buffer.flush()
+        print("early", rank)
+        out.buffer.write(b"bytes\\n")
+        time.sleep(1000)
+        """
+    )
+    job = start("run", "--nproc", "2", *LIGHT, script)
+    job.wait_for("early", 2)
+    os.kill(job.ranks()[0], signal.SIGKILL)
+    assert job.wait() == 137
+    assert sorted(job.stdout().splitlines()) == ["[0] early 0", "[0] flushed", "[1] early 1", "[1] flushed"]
+    assert "  | early" in job.stderr()
+    assert "  | bytes" not in job.stderr()
 
 
 def test_a_bar_is_one_line_where_nobody_watches(launch, tmp_path, printer):
