@@ -74,6 +74,7 @@ INSIDE_USER_PROCESSES = {
     "rank.debugger": {"rank.terminal"},
     "rank.terminal": {"rank.debugger"},
     "rank.ending": {"rank.messages"},
+    "rank.in_flight": set(),
     "rank.guard": {"rank.messages"},
     "rank.leftovers": set(),
     "rank.preloading": {"rank.guard", "rank.messages"},

@@ -170,6 +170,8 @@ class Ranks:
         """Tell a failure from the end that we asked for; ``code`` is -N for signal N, ``peak`` the memory it had."""
         recorded = remains.read_error_file(self.file(process.rank.rank, "json"))
         if process.signalled:
+            if recorded.message is None:  # killed in a finally that took longer than the grace
+                recorded = self.in_flight(process.rank.rank) or recorded
             if recorded.message is None:
                 self.stopped += 1
                 return None
@@ -208,16 +210,29 @@ class Ranks:
         self.failures.append(failure)
         return failure
 
-    def stop(self, number: int) -> None:
-        """Tell the leaders, never their groups: a DataLoader's workers must live while a checkpoint is written."""
+    def in_flight(self, rank: int) -> remains.Recorded | None:
+        """The exception that a rank was handling at the last look, and that will end it."""
+        path = self.file(rank, "json.in-flight")
+        if path is None or not os.path.exists(path):
+            return None
+        from ddplaunch.agent.in_flight import read_in_flight
+
+        return read_in_flight(path)
+
+    def stop(self, number: int, *, spares_failing: bool = False) -> None:
+        """Tell the leaders, never their groups: a DataLoader's workers must live while a checkpoint is written.
+
+        ``spares_failing``: a rank with an exception in flight may clean up, and end by itself within the grace.
+        """
         self.sent.add(number)
         if number != signal.SIGTERM:
             self.timers.after(INTERRUPT_PATIENCE, lambda: self._stop_all(signal.SIGTERM))
-        self._stop_all(number)
+        self._stop_all(number, spares_failing=spares_failing)
 
-    def _stop_all(self, number: int) -> None:
+    def _stop_all(self, number: int, *, spares_failing: bool = False) -> None:
         for process in self.processes.values():
-            process.stop(number)
+            if not (spares_failing and self.in_flight(process.rank.rank)):
+                process.stop(number)
 
     def send(self, number: int) -> None:
         for process in self.processes.values():

@@ -89,7 +89,7 @@ class Teardown:
         if ranks.phase is Phase.RUNNING:
             ranks.enter(Phase.STOPPING)
             ranks.timers.after(grace, lambda: self.sweep(0))
-        ranks.stop(number)
+        ranks.stop(number, spares_failing=not self._interrupted)
         self.go_on()
 
     def sweep(self, grace: float) -> None:

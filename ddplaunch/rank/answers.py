@@ -54,6 +54,7 @@ class Answers:
         self._thread = 0  # the kernel's id of it
         self._stacks: tuple[int, int, int, int] | None = None  # two signals, a descriptor, the third signal
         self._patient, self._sibling = patient, sibling
+        self.on_question: Callable[[], object] = lambda: None  # called in the thread
         self._sampler: Any = None  # of the profile that is being taken
         self._state: Any = None  # the module that reads torch's state, once there is a process group
         self._since = 0.0  # when there was a process group first, on the monotonic clock
@@ -156,10 +157,9 @@ class Answers:
     # ------------------------------------------------------------------------------------------------- the thread
 
     def _serve(self, module: ModuleType) -> None:
-        self._thread = _thread.get_native_id()
+        self._thread, asked = _thread.get_native_id(), b""
         try:
             self._say(b"t")
-            asked = b""
             while os.fstat(self._fd).st_ino == self._inode and (data := os.read(self._fd, 4096)):
                 *lines, asked = (asked + data).split(b"\n")
                 for line in lines:
@@ -168,6 +168,7 @@ class Answers:
                     if line[:1] in (b"p", b"q"):
                         self._profile(line)
                         continue
+                    self.on_question()
                     self._say(line + b" " + self._answer(module, details=line.startswith(b"e")))
         except BaseException:
             pass  # the program has closed the socket, or torch is another one

@@ -28,6 +28,7 @@ _IN_ROOM = (
     "breakpoints.py",
     "debugger.py",
     "ending.py",
+    "in_flight.py",
     "sampler.py",
     "terminal.py",
     "torch_state.py",

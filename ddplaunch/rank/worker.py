@@ -82,6 +82,9 @@ class Life:
             faulthandler.enable(2)
         if "answers" in self._fds:
             self._answers = answers.Answers(self._fds["answers"], sibling, patient=self._job["patient"])
+            if self._job["error_file"]:
+                path = f"{self._job['error_file']}.in-flight"
+                self._answers.on_question = sibling("in_flight").InFlight(path, ending._json).note
         if self._job["oom_snapshot"]:
             self._report_allocations()
         if self._job["debugpy"]:

@@ -1,0 +1,49 @@
+"""The exception that a rank was handling when it was last asked, if it goes on (``rank/in_flight.py``)."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+
+from ddplaunch.agent.remains import MAX_RECORDED, Recorded
+from ddplaunch.errors import readable
+from ddplaunch.files import read_regular
+
+
+def read_in_flight(path: str | None) -> Recorded | None:
+    """Read the newest exception that will end the rank; None where it handles none, or has caught them."""
+    if path is None:
+        return None
+    try:
+        for line in read_regular(path, MAX_RECORDED, links=False).splitlines():
+            said = json.loads(line)
+            source = read_regular(said["file"], MAX_RECORDED)
+            if propagates(source.decode(errors="replace"), int(said["line"])):
+                return Recorded(readable(str(said["message"])), readable(str(said["traceback"])))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SyntaxError):
+        pass
+    return None
+
+
+def propagates(source: str, line: int) -> bool:
+    """Whether an exception that is being handled at this line goes on to the callers.
+
+    It does in a ``finally``, in an ``__exit__``, and in an ``except`` that raises further down; elsewhere it is caught.
+    """
+    found = [each for each in _handlers(ast.parse(source)) if each[0] <= line <= each[1]]
+    return bool(found) and line <= min(found, key=lambda each: each[1] - each[0])[2]
+
+
+def _handlers(tree: ast.AST) -> Iterator[tuple[int, int, int]]:
+    """The first and last line of each place that handles exceptions, and the last from which they go on."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.With | ast.AsyncWith):
+            last = node.items[-1].context_expr.end_lineno or node.lineno
+            yield node.lineno, last, last
+        elif isinstance(node, ast.ExceptHandler):
+            raised = [each.lineno for each in ast.walk(node) if isinstance(each, ast.Raise)]
+            yield node.lineno, node.end_lineno or node.lineno, max(raised, default=0)
+        elif isinstance(node, ast.Try) and node.finalbody:
+            last = node.finalbody[-1].end_lineno or node.finalbody[-1].lineno
+            yield node.finalbody[0].lineno, last, last
