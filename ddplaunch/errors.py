@@ -5,6 +5,8 @@ The exit codes are those that the launcher itself chooses; docs/reference.md quo
 
 from __future__ import annotations
 
+import os
+
 EXIT_USAGE = 2
 """A command that makes no sense, refused before anything starts (the shells' and click's convention)."""
 
@@ -97,3 +99,9 @@ def cut(line: str, limit: int) -> str:
     if not line[limit - 1].isspace() and (space := kept.rfind(" ")) >= limit // 2:
         kept = kept[:space]
     return kept.rstrip(" .,:;") + "…"
+
+
+def host_name() -> str:
+    """The name of this machine, fit to be printed and recorded: root may set it to any bytes."""
+    name = os.uname().nodename
+    return name if name.isprintable() else shown(name)

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent import children, job, limits
 from ddplaunch.control.failure import describe_end
-from ddplaunch.errors import shown
+from ddplaunch.errors import host_name, shown
 from ddplaunch.loop import Loop
 from ddplaunch.output import events
 from ddplaunch.plan.plan import Plan
@@ -104,7 +104,7 @@ class Notify:
             "time": time.time(),
             "run_id": plan.run_id,
             "target": shown(" ".join(plan.target.argv), MAX_TEXT),
-            "host": os.uname().nodename,
+            "host": host_name(),
             "nnodes": plan.nnodes,
             "world_size": plan.world_size,
             "attempt": self._attempt,

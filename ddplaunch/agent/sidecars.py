@@ -19,6 +19,7 @@ from ddplaunch.agent.temporary import Temporary
 from ddplaunch.agent.tree import Tree
 from ddplaunch.agent.zygote_client import ZygoteClient
 from ddplaunch.control.failure import describe_end
+from ddplaunch.errors import host_name
 from ddplaunch.loop import Loop, Timer
 from ddplaunch.output.events import Event, SidecarAnswers, SidecarExited, SidecarStarted
 from ddplaunch.output.isolation import IsolatedLoop
@@ -150,7 +151,7 @@ class Sidecars:
         self._streams.show(sidecar.name, True)
         url = found["url"].decode()
         self._say(f"{title} at {url}")
-        if way := way_in(url, self._tree.environ, os.uname().nodename):
+        if way := way_in(url, self._tree.environ, host_name()):
             self._say(way)
         self._emit(SidecarAnswers(sidecar.name, url))
 

@@ -10,7 +10,7 @@ from ddplaunch.cli.rules import read_rules
 from ddplaunch.cli.surroundings import look_around
 from ddplaunch.control.decline import decline
 from ddplaunch.control.port import PortTaken
-from ddplaunch.errors import UsageError
+from ddplaunch.errors import UsageError, host_name
 from ddplaunch.plan.rendezvous import MISSING, locate
 
 
@@ -31,6 +31,6 @@ def tell(error: UsageError, options: Options, listening: socket.socket | None) -
         address, port = locate(*asked, nnodes=options.nnodes[1], here=None, environ=os.environ)
         rules = read_rules(options, address.value, int(port.value), finding)
         if rules.port is not None and address.source != MISSING:
-            decline(rules, options.node_rank, os.uname().nodename, error, listening)
+            decline(rules, options.node_rank, host_name(), error, listening)
     except UsageError:
         pass  # the first error is the one to mend

@@ -23,7 +23,7 @@ from ddplaunch.control.failure import Outcome
 from ddplaunch.control.link import check, listen_on_node_zero
 from ddplaunch.control.port import without_loopback
 from ddplaunch.control.rules import Rules
-from ddplaunch.errors import EXIT_OUTPUT, EXIT_PREEMPTED, UsageError
+from ddplaunch.errors import EXIT_OUTPUT, EXIT_PREEMPTED, UsageError, host_name
 from ddplaunch.files import create
 from ddplaunch.job.door import Door
 from ddplaunch.job.history import History
@@ -183,7 +183,7 @@ class NodeJob:
             if self._notify:
                 self._isolated("the end of --notify", ended=True).guard(self._notify.end)()
         if self._log.path:
-            host = os.uname().nodename
+            host = host_name()
             where = f" on {host}" if self._plan.nnodes > 1 else ""
             say_note(f"kept in {self._log.path}{where}", path=self._log.path, host=host)
         if self._screen.lost:

@@ -11,7 +11,7 @@ from ddplaunch.cli.values import AUTO
 from ddplaunch.clusters import SYSTEMS, find
 from ddplaunch.clusters.alone import check_alone
 from ddplaunch.clusters.finding import Finding, RankPlace
-from ddplaunch.errors import EXIT_USAGE, UsageError
+from ddplaunch.errors import EXIT_USAGE, UsageError, host_name
 from ddplaunch.plan.layout import StartedRank
 from ddplaunch.plan.plan import Plan
 from ddplaunch.words import counted
@@ -137,7 +137,7 @@ def left_alone(options: Options, finding: Finding | None, plan: Plan) -> str | N
 
 def _is_here(address: str) -> bool | None:
     """Whether an address is this machine's; None if it cannot be resolved, soon."""
-    own = os.uname().nodename
+    own = host_name()
     if address in (own, own.partition(".")[0]):
         return True
     from ddplaunch.control.route import is_ours

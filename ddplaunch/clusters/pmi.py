@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from ddplaunch.dataclass import dataclass
+from ddplaunch.errors import host_name
 
 FD = "PMI_FD"  # 5
 HOSTS = ("PMI_HOSTNAME", "HYDRA_BSTRAP_LOCALHOST")  # n1, as it was typed: MPICH's name and Intel's
@@ -56,7 +57,7 @@ def ask(environ: Mapping[str, str], rank: int, size: int) -> HydraJob | None:
         mapping = _say(f"get kvsname={name} key=PMI_process_mapping")  # none where it is longer than a value may be
         if rank == 0:
             typed = next((environ[each] for each in HOSTS if environ.get(each)), LOCALHOST)
-            own = os.uname().nodename if typed.startswith((LOCALHOST, "127.")) else typed
+            own = host_name() if typed.startswith((LOCALHOST, "127.")) else typed
             _say(f"put kvsname={name} key={KEY} value={own}", "rc")
         _say("barrier_in", "cmd")
         first = _say(f"get kvsname={name} key={KEY}") or None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import zlib
 from collections.abc import Sequence
 
@@ -12,7 +11,7 @@ from ddplaunch import TYPE_CHECKING
 from ddplaunch.clusters.finding import Allocation, Finding, RankPlace
 from ddplaunch.clusters.variables import OFF, Variables, check_below, contradiction
 from ddplaunch.dataclass import replace
-from ddplaunch.errors import UsageError
+from ddplaunch.errors import UsageError, host_name
 from ddplaunch.files import MAX_HOSTS, read_regular
 from ddplaunch.plan.rendezvous import LOOPBACK
 
@@ -138,7 +137,7 @@ def own_address() -> str | None:
 
 def own_place(hosts: Sequence[str]) -> int | None:
     """Return which of the hosts this machine is."""
-    own = _label(os.uname().nodename)
+    own = _label(host_name())
     return next((place for place, host in enumerate(hosts) if _label(host) == own), None)
 
 

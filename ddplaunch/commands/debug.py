@@ -19,7 +19,7 @@ from ddplaunch.cli.surroundings import OVER_SSH
 from ddplaunch.console import colour_wanted
 from ddplaunch.dataclass import replace
 from ddplaunch.diagnosis.inspection import Detail
-from ddplaunch.errors import EXIT_SIGNAL, EXIT_USAGE, UsageError, shown
+from ddplaunch.errors import EXIT_SIGNAL, EXIT_USAGE, UsageError, host_name, shown
 from ddplaunch.job import client, runs
 from ddplaunch.job.client import TIMEOUT, NoAnswer
 from ddplaunch.job.requests.debugger import DebugRanks
@@ -92,7 +92,7 @@ def _other_node(path: str, rank: int) -> str:
     if rank in {each.rank for each in status.ranks} or rank >= status.world_size:
         return ""
     found = client.ask(path, InspectJob(Detail.WAITS)).inspection.by_number.get(rank)
-    return "" if found is None or found.host == os.uname().nodename else found.host
+    return "" if found is None or found.host == host_name() else found.host
 
 
 def _environ(pid: int) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 
 import click
@@ -13,6 +12,7 @@ from ddplaunch.console import colour_wanted, py_spy
 from ddplaunch.console.stacks import render_stacks, to_json
 from ddplaunch.diagnosis.grouping import grouped
 from ddplaunch.diagnosis.inspection import Detail, Inspection, RankInspection
+from ddplaunch.errors import host_name
 from ddplaunch.job import client
 from ddplaunch.job.requests.inspection import InspectJob
 from ddplaunch.job.runs import running
@@ -55,5 +55,5 @@ def _examples(inspection: Inspection) -> Iterator[RankInspection]:
     """A rank of each group with equal stacks that runs on this machine."""
     by_number = inspection.by_number
     for alike in grouped(inspection):
-        here = (by_number[number] for number in alike.ranks if by_number[number].host in ("", os.uname().nodename))
+        here = (by_number[number] for number in alike.ranks if by_number[number].host in ("", host_name()))
         yield from [rank for rank in here if rank.pid][:1]

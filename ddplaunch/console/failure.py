@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
 from ddplaunch.control.failure import Failure, Verdict, brief
-from ddplaunch.words import ranks
+from ddplaunch.words import counted, ranks
 
 _MAX_OTHERS = 3
+_ADDRESS = r"\[[0-9a-fA-F.:%]+\]:\d+"  # of a peer, in which alone messages of gloo may differ
 _MAX_LINE = 400  # characters: five lines of a terminal
 
 
@@ -30,10 +33,14 @@ def render_verdict(verdict: Verdict, nnodes: int) -> str:
         lines += [f"  | {line}" for line in first.tail]
     if verdict.alike:
         lines.append(f"  {ranks(verdict.alike)} failed in the same way")
-    for other in verdict.others[:_MAX_OTHERS]:
-        lines.append(f"  then rank {other.rank} {_briefly(other)}")
-    if len(verdict.others) > _MAX_OTHERS:
-        lines.append(f"  and {len(verdict.others) - _MAX_OTHERS} more ranks failed")
+    alike: dict[str, list[Failure]] = {}
+    for other in verdict.others:
+        alike.setdefault(re.sub(_ADDRESS, "", _briefly(other)), []).append(other)
+    groups = [*alike.values()]
+    for group in groups[:_MAX_OTHERS]:
+        lines.append(f"  then {ranks(each.rank for each in group)} {_briefly(group[0])}")
+    if more := sum(map(len, groups[_MAX_OTHERS:])):
+        lines.append(f"  and {counted(more, 'more rank')} failed")
     if verdict.stopped:
         lines.append(f"  {verdict.stopped} other rank{'s were' if verdict.stopped > 1 else ' was'} stopped")
     return "\n".join(lines) + "\n"

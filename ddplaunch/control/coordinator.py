@@ -214,7 +214,7 @@ class Coordinator:
             busy = [seat.name for seat in self._seats.values() if seat.part is not Part.DRAINED]
             nodes = busy if self._rules.several else ()
             headline = verdict.headline(several=self._rules.several)
-            self._seats.note(early_report(headline, verdict, self._rules.grace, nodes))
+            self._seats.note(early_report(headline, self._rules.grace, nodes))
 
     def _finished(self, seat: Seat) -> None:
         if seat.part is Part.RUNNING:

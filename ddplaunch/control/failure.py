@@ -211,10 +211,9 @@ def judge(failures: Sequence[Failure], stopped: int, world_size: int) -> Verdict
     return Verdict(first, alike, others, stopped, world_size)
 
 
-def early_report(headline: str, verdict: Verdict, grace: float, nodes: Sequence[str]) -> str:
+def early_report(headline: str, grace: float, nodes: Sequence[str]) -> str:
     """What people read of a failure while ranks take their time to stop: what failed, and which ``nodes``, none where
-    there is one, have up to ``grace`` seconds for it.
+    there is one, have up to ``grace`` seconds for it. The rank has printed its traceback, and the report has it too.
     """
     wait = f"waiting up to {grace:g} s (--grace) for the other ranks" + (f" on {named(nodes)}" if nodes else "")
-    traceback = (f"  {line}" for line in (verdict.first.traceback or "").splitlines())
-    return "\n".join([headline, *traceback, wait])
+    return f"{headline}\n{wait}"

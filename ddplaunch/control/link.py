@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -14,7 +13,7 @@ from ddplaunch.control.node_zero import NodeZero
 from ddplaunch.control.port import Port, claim
 from ddplaunch.control.route import check_interface, check_is_ours, is_ours, own_addresses
 from ddplaunch.control.rules import Rules
-from ddplaunch.errors import UsageError
+from ddplaunch.errors import UsageError, host_name
 from ddplaunch.loop import Loop
 from ddplaunch.plan.plan import Plan
 from ddplaunch.plan.share import own_share, with_others, with_place
@@ -69,7 +68,7 @@ def listen_on_node_zero(plan: Plan, rules: Rules) -> socket.socket | None:
         return None
     if not plan.numbered:
         try:
-            ours = rules.address == os.uname().nodename or is_ours(rules.address)
+            ours = rules.address == host_name() or is_ours(rules.address)
         except UsageError:  # the name may come later, and is waited for
             ours = False
         return claim(rules.port) if ours else None

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from ddplaunch.devices import read_hardware
 from ddplaunch.devices.vendor import Visible
 from ddplaunch.devices.visible import NONE, alone, hidden, visible_gpus
-from ddplaunch.errors import UsageError
+from ddplaunch.errors import UsageError, host_name
 from ddplaunch.plan.hardware import Hardware
 from ddplaunch.plan.layout import Slot
 from ddplaunch.plan.make import JobSpec, Machine
@@ -45,7 +45,7 @@ def read_machine(environ: Mapping[str, str], spec: JobSpec, *, runs_here: bool) 
     named = zip(visible.devices, visible.gpus, strict=True)
     slots = tuple(Slot(device, each.gpu.name, each.gpu.cpus, visible.backend) for device, each in named)
     machine = Machine(
-        host=os.uname().nodename,
+        host=host_name(),
         allowed_cpus=hardware.cpu.allowed,
         physical_cpus=min(hardware.cpu.physical, hardware.cpu.usable),
         usable_cpus=hardware.cpu.usable,

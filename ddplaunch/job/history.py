@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from ddplaunch.errors import shown
+from ddplaunch.errors import host_name, shown
 from ddplaunch.job.process import born
 from ddplaunch.output import events
 from ddplaunch.output.events import Event
@@ -198,7 +198,7 @@ class History:
             "run_id": plan.run_id,
             "target": shown(" ".join(plan.target.argv), MAX_TARGET),
             "argv": ["ddplaunch", *without_token(sys.argv[1:])],
-            "host": os.uname().nodename,
+            "host": host_name(),
             "cwd": _cwd(),
             "pid": os.getpid(),
             "born": max(0, born(os.getpid())),

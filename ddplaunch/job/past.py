@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from ddplaunch.dataclass import replace
-from ddplaunch.errors import EXIT_UNAVAILABLE
+from ddplaunch.errors import EXIT_UNAVAILABLE, host_name
 from ddplaunch.job.history import MAX_RUNS, enter, place
 from ddplaunch.job.record import Fate, RunRecord, read
 from ddplaunch.output.run_log import numbered
@@ -140,7 +140,7 @@ def remove(name: str) -> bool:
 
 
 def _may_run(share: RunRecord) -> bool:
-    here = share.host == os.uname().nodename
+    here = share.host == host_name()
     return share.fate is Fate.RUNNING and (here or time.time() - share.began < ELSEWHERE)
 
 

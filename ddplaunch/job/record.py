@@ -18,7 +18,7 @@ import msgspec
 from ddplaunch.control.failure import Verdict
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.diagnosis.inspection import Inspection
-from ddplaunch.errors import EXIT_PREEMPTED, shown
+from ddplaunch.errors import EXIT_PREEMPTED, host_name, shown
 from ddplaunch.files import read_owned
 from ddplaunch.job import readings
 from ddplaunch.job.effective import Account, Spent
@@ -257,7 +257,7 @@ def _decode(line: bytes) -> Any:
 
 def lives(record: RunRecord) -> bool:
     """Whether the launcher of a run that has not ended is still there; True where it is on another machine."""
-    return record.host != os.uname().nodename or max(0, born(record.pid)) == record.born
+    return record.host != host_name() or max(0, born(record.pid)) == record.born
 
 
 def to_json(record: RunRecord, runs: Sequence[RunRecord], spent: Spent) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ddplaunch.errors import UsageError, shown
+from ddplaunch.errors import UsageError, host_name, shown
 from ddplaunch.job import past
 from ddplaunch.job.folder import doors
 from ddplaunch.job.record import Fate, RunRecord
@@ -51,6 +51,7 @@ def running(word: str | None) -> RunningJob:
     jobs = {name: job for name, job in runs.items() if job}
     if word is None:
         return jobs[_only(jobs)]
+    _check_not_empty(word)
     same = _same(word, runs)
     name = same[0] if same and same[0] in jobs else None if same else _meant(word, jobs)
     if name:
@@ -70,6 +71,7 @@ def find(word: str) -> Found:
     Raises:
         UsageError: there is none, or several may be meant.
     """
+    _check_not_empty(word)
     runs = known()
     name = next(iter(_same(word, runs)), None) or _meant(word, runs)
     if name is None:
@@ -107,7 +109,7 @@ def known() -> dict[str, RunningJob | None]:
 
 def _is(job: RunningJob, name: str) -> bool:
     """Whether this is the record of a job that runs, or did until a moment ago."""
-    host = os.uname().nodename
+    host = host_name()
     shares = (each for each in past.shares(name) if (each.pid, each.host) == (job.pid, host))
     return any(each.fate is Fate.RUNNING or (each.ended or 0) > _opened(job) for each in shares)
 
@@ -157,7 +159,7 @@ def _meant(word: str, runs: Mapping[str, RunningJob | None]) -> str | None:
     for found in (
         [name for name, job in runs.items() if job and word == str(job.pid)],
         [name for name in runs if name.startswith(word) and not number],
-        [name for name in runs if word in (re.split(r"[-._]", name) if number else name)],
+        [name for name in runs if word in (re.split(r"[-._]", name) if number else name) and word[0] != "-"],
     ):
         if len(found) > 1 and not set(found) - set(same := _same(_id(found[0], runs), runs)):
             return same[0]
@@ -166,6 +168,11 @@ def _meant(word: str, runs: Mapping[str, RunningJob | None]) -> str | None:
         if found:
             return found[0]
     return None
+
+
+def _check_not_empty(word: str) -> None:
+    if not word:
+        raise UsageError("the name of the run is empty", "a variable in the command may have no value")
 
 
 def _id(name: str, runs: Mapping[str, RunningJob | None]) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.errors import UsageError, harmless
+from ddplaunch.errors import UsageError, harmless, host_name
 from ddplaunch.words import runs
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def prefixes(template: str, plan: Plan) -> tuple[dict[int, str], int]:
     """
     if template == NONE:
         return {}, 0
-    facts = {"host": os.uname().nodename, "role": plan.environment(plan.local_ranks[0])["ROLE_NAME"]}
+    facts = {"host": host_name(), "role": plan.environment(plan.local_ranks[0])["ROLE_NAME"]}
 
     def filled(rank: int, local_rank: int, node_rank: int | None) -> str:
         place = {"rank": rank, "local_rank": local_rank, "node_rank": "?" if node_rank is None else node_rank}

@@ -184,6 +184,10 @@ def record(job: PythonJob, error: BaseException, text: str) -> None:
             other = f"pdb, ipdb, pudb and IPython wait for a person; --stdin {job['rank']} gives others the terminal"
             waits = "with --debug the rank waits at its breakpoint for `ddplaunch debug`"
             info["hint"] = other if job["debugger"] else waits
+        elif name == "EOFError" and job["facts"]["world_size"] > 1:
+            info["hint"] = f"stdin is empty in every rank; with --stdin {job['rank']} this rank reads yours"
+        elif name == "ModuleNotFoundError" and (hint := _other_environment()):
+            info["hint"] = hint
         info["collectives"] = _collectives()
     try:
         made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)  # follows no link
@@ -191,6 +195,20 @@ def record(job: PythonJob, error: BaseException, text: str) -> None:
             file.write(_json({"message": {"message": message, "extraInfo": info}}))
     except OSError:
         pass  # a full disk: the report falls back on what the rank printed
+
+
+def _other_environment() -> str:
+    """Which Python another environment has that is active in the shell; "" where ranks run in that."""
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        folder = os.environ.get(variable)
+        if not folder:
+            continue
+        if os.path.realpath(folder) == os.path.realpath(sys.prefix):
+            return ""
+        python = os.path.join(folder, "bin", "python")
+        if os.path.exists(python):
+            return f"ranks run on {sys.executable}, and ${variable} has another Python: {python} -m ddplaunch run …"
+    return ""
 
 
 def _collectives() -> int | None:

@@ -224,8 +224,6 @@ def test_a_failure_is_told_at_once_when_ranks_take_their_time_to_stop():
     (note,) = job.take(messages.Note, 0)
     assert note.text.splitlines() == [
         "rank 2 failed with ValueError: boom (exit code 3) (on n1)",
-        "  Traceback …",
-        "    here",
         "waiting up to 30 s (--grace) for the other ranks on node 0 (n0), node 1 (n1)",
     ]
 

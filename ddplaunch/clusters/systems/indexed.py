@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 from ddplaunch.clusters.finding import Finding, Turn, system
 from ddplaunch.clusters.reading import a_copy, a_node, counts_nodes, own_place, read_hosts, unaddressed
 from ddplaunch.clusters.variables import OFF, Variables, check_below, contradiction, to_number
 from ddplaunch.dataclass import replace
-from ddplaunch.errors import UsageError
+from ddplaunch.errors import UsageError, host_name
 
 
 @system("openpai", "PAI_CURRENT_TASK_ROLE_NAME", turn=Turn.INDEX)
@@ -135,7 +134,7 @@ def gcpbatch(environ: Variables) -> Finding | None:
         raise contradiction(f"{count_name}={count}", f"{file}={environ[file]} (hosts: {len(hosts)})")
     place = own_place(hosts)
     if place is None:
-        raise UsageError(f"{file}={environ[file]} does not have this machine, {os.uname().nodename}", OFF)
+        raise UsageError(f"{file}={environ[file]} does not have this machine, {host_name()}", OFF)
     return a_node("gcpbatch", (count_name, file), count, place, hosts[0])
 
 

@@ -7,7 +7,6 @@ were never started; within a step JOB_NODELIST stays the whole job's, and NTASKS
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 from ddplaunch.clusters.finding import Allocation, Finding, RankPlace, Turn, system
@@ -15,6 +14,7 @@ from ddplaunch.clusters.nodelist import expand_counts, expand_hosts
 from ddplaunch.clusters.reading import batch_script, job_port, started
 from ddplaunch.clusters.variables import Variables, check_below, contradiction
 from ddplaunch.dataclass import replace
+from ddplaunch.errors import host_name
 
 JOB_ID = "SLURM_JOB_ID"  # 1; an array's task has its own
 JOB_NODELIST = "SLURM_JOB_NODELIST"  # n[1-2]
@@ -108,7 +108,7 @@ def _no_step(environ: Variables) -> Finding:
     assert given
     count = len(given.hosts)
     starter = f"srun --nodes={count} --ntasks={count} --ntasks-per-node=1 ddplaunch run …"
-    finding = batch_script("slurm", (JOB_ID,), given, starter, on=environ.get(HOST) or os.uname().nodename)
+    finding = batch_script("slurm", (JOB_ID,), given, starter, on=environ.get(HOST) or host_name())
     if not environ.is_set(HOST) and count:
         where = f"Slurm job {given.job} ({environ[JOB_NODELIST]})"
         note = f"this shell is not on a node of {where}; to start there: {starter}"

@@ -22,7 +22,7 @@ from ddplaunch.control.port import listen_everywhere
 from ddplaunch.control.route import resolve, unresolvable
 from ddplaunch.control.rules import Rules
 from ddplaunch.dataclass import replace
-from ddplaunch.errors import EXIT_USAGE, LaunchError, UsageError
+from ddplaunch.errors import EXIT_USAGE, LaunchError, UsageError, host_name
 from ddplaunch.loop import Loop
 from ddplaunch.plan.command import python_command
 from ddplaunch.plan.share import Share
@@ -73,7 +73,7 @@ class Gathering:
             self._loop.step()
         over.cancel()
         self._listener.close()
-        names = {os.uname().nodename}
+        names = {host_name()}
         why = f"it did not connect in {seconds:g} s (--join-timeout)"
         peers = []
         for rank in range(1, self._nnodes):
@@ -112,7 +112,7 @@ def join(
     Raises LaunchError where node 0 does not answer in so many seconds, refuses us or goes away.
     """
     where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-    share = Share(node_rank, os.uname().nodename, ("cpu",))
+    share = Share(node_rank, host_name(), ("cpu",))
     hello = Hello(share, str(nnodes), RUN_ID, "doctor", None, 0, Versions(""), ())
     until = time.monotonic() + seconds
     told = ""

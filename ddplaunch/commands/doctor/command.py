@@ -28,7 +28,7 @@ from ddplaunch.commands.doctor.report import page, to_json
 from ddplaunch.commands.doctor.thorough import ThoroughExaminer
 from ddplaunch.control.route import check_is_ours
 from ddplaunch.dataclass import dataclass
-from ddplaunch.errors import UsageError, harmless
+from ddplaunch.errors import UsageError, harmless, host_name
 from ddplaunch.loop import Loop
 from ddplaunch.plan.command import python_command
 from ddplaunch.plan.rendezvous import locate
@@ -241,7 +241,7 @@ Ways = list[tuple[str, Sequence[str], str]]
 
 
 def _here() -> tuple[str, Ways]:
-    return "", [(os.uname().nodename, python_command(sys.executable, NODE), "")]
+    return "", [(host_name(), python_command(sys.executable, NODE), "")]
 
 
 def _over_ssh(hosts: Sequence[Host], python: str, environ: Mapping[str, str]) -> tuple[str, Ways]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 from ddplaunch import __version__
@@ -26,6 +25,7 @@ from ddplaunch.commands.doctor.checks.torch import Torch
 from ddplaunch.control.route import machine_id
 from ddplaunch.dataclass import dataclass
 from ddplaunch.devices.gpu_health import GpuHealth
+from ddplaunch.errors import host_name
 from ddplaunch.plan.hardware import LostGpu
 from ddplaunch.wire.bounds import Amount, Count, Line
 
@@ -66,7 +66,7 @@ def describe(where: Surroundings) -> NodeFacts:
     """Look at this machine: begin all checks, then wait for each."""
     readings = [check.read(where) for check in CHECKS]
     found: dict[str, Any] = {name: value for reading in readings for name, value in reading().items()}
-    return NodeFacts(host=socket.gethostname(), ddplaunch=__version__, machine=machine_id(), **found)
+    return NodeFacts(host=host_name(), ddplaunch=__version__, machine=machine_id(), **found)
 
 
 def machine_findings(name: str, facts: NodeFacts) -> Found:

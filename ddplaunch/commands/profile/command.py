@@ -18,7 +18,7 @@ from ddplaunch.console import colour_wanted, py_spy
 from ddplaunch.console.table import table
 from ddplaunch.diagnosis.profile import LONGEST, RankProfile
 from ddplaunch.diagnosis.standing import text
-from ddplaunch.errors import LaunchError, UsageError, shown
+from ddplaunch.errors import LaunchError, UsageError, host_name, shown
 from ddplaunch.files import create
 from ddplaunch.job import client
 from ddplaunch.job.requests.profile import ProfileJob
@@ -147,7 +147,7 @@ def _without_torch(profiles: Iterable[RankProfile]) -> list[str]:
 
 
 def _is_here(profile: RankProfile) -> bool:
-    return profile.host in ("", os.uname().nodename)
+    return profile.host in ("", host_name())
 
 
 def _moved(profile: RankProfile, title: str) -> str:

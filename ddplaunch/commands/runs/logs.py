@@ -68,7 +68,7 @@ def logs(
         if isinstance(told, int):
             return told
         run = told
-    found = runs.find(run or newest_here(follow=follow))
+    found = runs.find(newest_here(follow=follow) if run is None else run)
     ranks = _chosen(found, typed, failed)
     pieces = _pieces(found, ranks, follow, tail or 0)
     if as_json or len(ranks) == 1 or not (watched(1) if merge is None else merge):

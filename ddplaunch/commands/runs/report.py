@@ -65,7 +65,7 @@ def report(run: str | None, as_json: bool, html: str | None, serve: str | None, 
         run, of_job = told
     elif run and (of_job := _by_number(run)):
         run = of_job[-1].run
-    found = runs.find(run or newest_here())
+    found = runs.find(newest_here() if run is None else run)
     shares = past.shares(found.run)
     if not shares:
         what = f"{found.run} has no record: it is starting, or runs with --no-history"

@@ -10,7 +10,7 @@ import click
 
 from ddplaunch.cli.run_command import RunName
 from ddplaunch.commands.runs.newest import newest_here
-from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError, UsageError, shown
+from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError, UsageError, host_name, shown
 from ddplaunch.job import client, past, runs
 from ddplaunch.job.client import NoAnswer
 from ddplaunch.job.process import born, ended, suspended
@@ -122,7 +122,7 @@ def wait(run: str | None) -> int:
     RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the newest run of this folder. For
     a run that has ended, its exit code is returned at once.
     """
-    name, job, record = runs.find(run or newest_here(follow=True))
+    name, job, record = runs.find(newest_here(follow=True) if run is None else run)
     code = record.code if record else None
     if job:
         try:
@@ -134,7 +134,7 @@ def wait(run: str | None) -> int:
         ended(job.pid)
         record = runs.record_of(job)
     elif record and code is None:
-        if record.host == os.uname().nodename and born(record.pid) == record.born:
+        if record.host == host_name() and born(record.pid) == record.born:
             ended(record.pid)
         record = past.record(name)
     if code is None and record:  # by now it has said how it ended

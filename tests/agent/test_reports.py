@@ -1,0 +1,112 @@
+"""The failure report: each thing once, and what helps where a program stands on the wrong feet."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+import pytest
+
+from ddplaunch.console.failure import render_verdict
+from ddplaunch.control.failure import Failure, judge
+from ddplaunch.errors import UsageError
+from ddplaunch.job import runs
+from tests.conftest import command, ran, write
+from tests.starts import LIGHT
+
+
+def failure(rank: int, message: str) -> Failure:
+    return Failure(rank, rank, "h", 1, 0, 1, None, message, "Traceback", float(rank), None)
+
+
+def test_ranks_that_failed_alike_after_the_first_share_a_line():
+    """Also where only the address of the peer differs."""
+    peers = [
+        failure(rank, f"RuntimeError: Connection closed by peer [10.0.0.{rank}]:{9000 + rank}") for rank in (1, 2, 4)
+    ]
+    verdict = judge([failure(0, "ValueError: boom"), *peers, failure(3, "OSError: other")], 0, 5)
+    lines = render_verdict(verdict, 1).splitlines()
+    assert "  then ranks 1, 2, 4 failed: RuntimeError: Connection closed by peer [10.0.0.1]:9001" in lines
+    assert sum("then rank" in line for line in lines) == 2
+
+
+def test_a_failure_with_a_slow_stop_has_its_traceback_twice(launch, tmp_path):
+    """As the rank prints it, and in the report: what is said meanwhile is a line."""
+    script = write(
+        tmp_path,
+        "slow_stop.py",
+        """
+        import os, signal, sys, time
+        ready = f"ready{os.environ['RANK']}"
+        if os.environ["RANK"] == "1":
+            while not os.path.exists("ready0"):
+                time.sleep(0.01)
+            raise ValueError("boom")
+        signal.signal(signal.SIGTERM, lambda number, frame: (time.sleep(1.5), sys.exit(1)))
+        open(ready, "w")
+        time.sleep(600)
+        """,
+    )
+    done = launch("run", "--nproc", "2", *LIGHT, script)
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 2
+    assert "ddplaunch: waiting up to 30 s (--grace) for the other ranks\n" in done.stderr
+
+
+def test_a_hint_names_what_the_program_lacks(launch, tmp_path):
+    """The terminal, which --stdin gives, and the environment that is active in the shell."""
+    script = write(tmp_path, "reads.py", "import os\nif os.environ['RANK'] == '1':\n    input()\n")
+    assert "  stdin is empty in every rank; with --stdin 1 this rank reads yours\n" in launch(
+        "run", "--nproc", "2", *LIGHT, script
+    ).stderr  # fmt: skip
+    python = write(tmp_path, "other/bin/python", "")
+    script = write(tmp_path, "imports.py", "import nothing_of_this_name\n")
+    env = {"VIRTUAL_ENV": str(tmp_path / "other")}
+    words = ("run", "--nproc", "2", *LIGHT, script)
+    hint = f"  ranks run on {sys.executable}, and $VIRTUAL_ENV has another Python: {python} -m ddplaunch run …\n"
+    assert hint in launch(*words, env=env).stderr
+    assert "$VIRTUAL_ENV" not in launch(*words, env={"VIRTUAL_ENV": sys.prefix}).stderr
+
+
+def test_an_empty_name_is_refused_and_a_number_with_a_dash_is_no_part(monkeypatch):
+    monkeypatch.setattr(runs.past, "names", lambda: ["run-1"])
+    monkeypatch.setattr(runs, "all_running", lambda: [])
+    for ask in (runs.find, runs.running):
+        with pytest.raises(UsageError, match="the name of the run is empty"):
+            ask("")
+    with pytest.raises(UsageError, match="no run is called -1"):
+        runs.find("-1")
+
+
+@pytest.mark.parametrize("name", ["logs", "report", "wait", "stop", "clean"])
+def test_an_empty_variable_is_not_the_newest_run(answer, name):
+    refused = answer(name, "")
+    assert refused.returncode == 2
+    assert "the name of the run is empty" in refused.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to name the machine")
+@pytest.mark.parametrize("name", [b"a\x1b[31mred\x07", b"a\nddplaunch: fake", b"\xff\xfe"])
+def test_a_host_name_of_any_bytes_reaches_no_terminal(tmp_path, name):
+    """And the record of the run can be read."""
+    library = ctypes.CDLL(None)
+
+    def rename() -> None:
+        library.unshare(0x04000000)
+        library.sethostname(name, len(name))
+
+    script = write(tmp_path, "fails.py", "raise SystemExit(3)\n")
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    words = (
+        ["run", "--dry-run", "--prefix", "{host}", script],
+        ["run", "--nproc", "2", *LIGHT, "--prefix", "{host}", "--run-id", "x", script],
+        ["report", "x"],
+    )
+    for each, code in zip(words, (0, 3, 0), strict=True):
+        done = ran(command(*each), tmp_path, environ, preexec_fn=rename, errors="surrogateescape")
+        assert done.returncode == code, done.stderr
+        assert not any(
+            (ord(letter) < 32 and letter != "\n") or letter >= "\ud800" for letter in done.stdout + done.stderr
+        )
+        assert "\nddplaunch: fake" not in done.stdout + done.stderr
