@@ -105,3 +105,10 @@ def host_name() -> str:
     """The name of this machine, fit to be printed and recorded: root may set it to any bytes."""
     name = os.uname().nodename
     return name if name.isprintable() else shown(name)
+
+
+def format_trace(error: Exception) -> str:
+    """The traceback of an exception, as Python prints it."""
+    import traceback
+
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _PATIENCE = 0.3  # seconds for what processes have in common
 _READ_IN_TIME = 10 << 30  # bytes of which the kernel tells that in this time; caches of files fill limits all the time
+_SURE = 1.25  # times the memory of a child that was killed: a larger peak is that of the rank itself
 _KEPT = 32  # points of a rank
 _WHY = re.compile(r"oom-kill:con.*?(?:oom_memcg=(?P<limited>[^,]*),)?task_memcg=(?P<of>[^,]*),.*,pid=(?P<pid>\d+)")
 _KILLED = re.compile(r"Killed process (\d+) .*anon-rss:(\d+)kB, file-rss:\d+kB, shmem-rss:(\d+)kB")  # mm/oom_kill.c
@@ -128,9 +129,12 @@ class Memory:
         own, children, shared = (self._near(noted, rank, now, of) for of in ("own", "children", "shared"))
         if itself:
             own, shared = (record.own, max(shared, record.shared)) if record else (max(own, peak), shared)
-        elif record:
-            children = max(children, now.children + record.own)
-        return diagnosis.memory.MemoryPoint(now.moment, own or peak, children, shared, now.cache)
+        else:
+            held = record.own if record else peak
+            children = max(children, now.children + held)
+            # The kernel has one figure for a process and the children it waited for: the largest, here the child's.
+            own = own or (peak if peak > _SURE * held else 0)
+        return diagnosis.memory.MemoryPoint(now.moment, own, children, shared, now.cache)
 
     def _near(self, noted: Noted, rank: int, now: MemoryPoint, of: str) -> int:
         """What a rank held of something most, now and just before."""

@@ -10,7 +10,7 @@ import sys
 
 from ddplaunch import __version__
 from ddplaunch.cli.say import complain, echo
-from ddplaunch.errors import EXIT_OS, EXIT_SIGNAL, EXIT_SOFTWARE, EXIT_USAGE, LaunchError
+from ddplaunch.errors import EXIT_OS, EXIT_SIGNAL, EXIT_SOFTWARE, EXIT_USAGE, LaunchError, format_trace
 
 COMPLETE = "_DDPLAUNCH_COMPLETE"  # the variable by which a shell asks click for completions (README)
 
@@ -73,20 +73,18 @@ def _more_memory() -> str:
 def _confess(error: Exception) -> None:
     """Say that it is our fault, and keep the traceback for a report."""
     import tempfile
-    import traceback
 
     said = f"{type(error).__name__}: {error}"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):  # what stdout is sent to
         return complain(said, "free some space, or write elsewhere", EXIT_SOFTWARE)
     try:
         # the words typed stay out: one may be a token
-        details = f"ddplaunch {__version__}, Python {sys.version}\n{traceback.format_exc()}"
+        details = f"ddplaunch {__version__}, Python {sys.version}\n{format_trace(error)}"
         with tempfile.NamedTemporaryFile(prefix="ddplaunch-bug-", suffix=".txt", delete=False) as file:
             file.write(details.encode(errors="backslashreplace"))
         kept = f"the details are in {file.name}"
     except OSError:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        kept = f"it came from {last.filename}, line {last.lineno}"
+        kept = "no file could be made for the details"
     complain(f"bug in ddplaunch: {said}", f"please report it; {kept}", EXIT_SOFTWARE)
 
 

@@ -77,8 +77,12 @@ def _what(shortage: Shortage) -> str:
 
 
 def _who(shortage: Shortage, last: MemoryPoint) -> str:
-    held = [f"rank {shortage.rank} had {size(last.own)}"]
-    parts = [("its child processes", last.children), ("shared memory", last.shared), ("page cache", last.cache)]
+    held = [f"rank {shortage.rank} had {size(last.own)}", f"its child processes {size(last.children)}"]
+    if not last.children:
+        held.pop()
+    elif not last.own:  # it has ended, and was not looked at before
+        held = [f"the child processes of rank {shortage.rank} had {size(last.children)}"]
+    parts = [("shared memory", last.shared), ("page cache", last.cache)]
     held += [f"{name} {size(count)}" for name, count in parts if count]
     if shortage.others:
         held.append(f"{counted(shortage.others, 'other rank')} {size(shortage.held)}")

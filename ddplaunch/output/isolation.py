@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from ddplaunch.errors import harmless
+from ddplaunch.errors import format_trace, harmless
 from ddplaunch.loop import Callback, Loop, Timer
 
 
@@ -68,7 +68,5 @@ class IsolatedLoop(Loop):
 
 def describe_bug(feature: str, error: Exception) -> str:
     """The message of a feature that has raised an exception while the job goes on, with the traceback."""
-    import traceback
-
-    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return f"bug in ddplaunch: {feature} failed and is left out, the job goes on; please report it:\n{harmless(trace)}"
+    what = f"bug in ddplaunch: {feature} failed and is left out, the job goes on; please report it"
+    return f"{what}:\n{harmless(format_trace(error))}"

@@ -286,16 +286,18 @@ def _find_script(job: PythonJob) -> Call:
 
 def _find_main(job: PythonJob) -> Call:
     _appear(job, job["path"], job["path"])
-    import runpy
-
-    return runpy._run_module_as_main, ("__main__", False), {}  # type: ignore[attr-defined]
+    return _run_as_main("__main__", False)
 
 
 def _find_module(job: PythonJob) -> Call:
     _appear(job, "-m", "-m", job["module"])
+    return _run_as_main(job["module"])
+
+
+def _run_as_main(*arguments: object) -> Call:
     import runpy
 
-    return runpy._run_module_as_main, (job["module"],), {}  # type: ignore[attr-defined]
+    return runpy._run_module_as_main, arguments, {}  # type: ignore[attr-defined]
 
 
 def _find_function(job: PythonJob) -> Call:
