@@ -111,12 +111,12 @@ ENDINGS = {
     """,
     "exit in a thread": "import sys, threading; threading.Thread(target=sys.exit, args=(4,)).start()",
     "os._exit in a thread that outlives main": """
-        import os, threading
+        import os, sys, threading
         print("buffered by main")
         main = threading.main_thread()
         def work():
             main.join()
-            print("never flushed")
+            sys.stdout.buffer.write(b"never flushed")
             os._exit(6)
         threading.Thread(target=work).start()
     """,
