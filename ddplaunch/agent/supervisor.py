@@ -42,6 +42,7 @@ from ddplaunch.output.run_log import RunLog
 from ddplaunch.output.screen import Screen
 from ddplaunch.output.streams import Streams
 from ddplaunch.plan.plan import Plan
+from ddplaunch.preload import reminders
 from ddplaunch.rank import processes
 from ddplaunch.words import named
 
@@ -332,9 +333,13 @@ class Supervisor:
         because, excluded = choice.account(failed)
         modules = (choice.fallback if failed else choice.modules) if forks else ()
         self._emit(events.Ready(forks, unsafe, seconds, modules, because, excluded, self._tree.cold))
+        slow = ""
         if failed and forks:
-            avoid = "--preload torch starts at once"
-            self._screen.note(f"only {named(modules)} could be imported for all ranks: {failed}; {avoid}")
+            slow = f"only {named(modules)} could be imported for all ranks: {failed}; --preload torch starts at once"
+        elif because and not (forks or unsafe):
+            slow = f"each rank imports torch itself: {because}; faster: --preload torch, or `import torch` before that"
+        if slow and reminders.is_new(self._plan.target.source, slow):
+            self._screen.note(slow)
         if unsafe:
             self._screen.note(f"ranks start one by one instead of being forked: {unsafe}")
         if self._ranks.phase is Phase.LOADING:

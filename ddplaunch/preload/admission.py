@@ -1,20 +1,23 @@
 """Which of a program's imports one process may make for all its ranks: those that are known, in their place.
 
-The program is gone through in its order. An import of a package that is not in the table may change what others do, and
-so may what the source does not show: from there on nothing more is admitted. What stands in a function may run as soon
-as anything else does.
+The program is gone through in its order. What its source does not show may change what later imports do: a *barrier*,
+from which on nothing more is admitted, torch included. So is an import of a package that is not in the table, if its
+sources show that it may do such a thing, and a call of its functions. What stands in a function may run as soon as
+anything else does.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection
 from functools import lru_cache
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.preload.facts import Assignment, Barrier, Effect, Import, Patch, Reach
+from ddplaunch.preload.facts import Assignment, Barrier, Effect, Import, Logger, Patch, Reach, Use
 from ddplaunch.preload.hiding import Hiding
 from ddplaunch.preload.program import TORCH, Program
+from ddplaunch.preload.sources import Sources
 from ddplaunch.preload.table import Installed, Package, Table, holds_installed
 from ddplaunch.target import source
 
@@ -28,6 +31,15 @@ WORDS = {
 }
 """What an import may mind, and the words without which a program does not change it."""
 
+TORCH_READS = re.compile(
+    r"(OMP|GOMP|KMP|MKL|OPENBLAS|GOTO|NVPL|BLIS|VECLIB|ATEN|ONEDNN|DNNL|KINETO|LRU_CACHE|NUMPY|NPY|FX|AOT"
+    r"|PYTORCH|TORCH|COMPILE_STROBELIGHT)_?[A-Z0-9_]*"
+)
+"""Variables that torch, and the libraries that it is linked with, read as they are loaded (traced with torch 2.13).
+
+Some of these are read later, and then no harm is done.
+"""
+
 
 class Admission:
     """What was admitted of one program.
@@ -38,6 +50,7 @@ class Admission:
         excluded: what each rank imports itself, and why: "not in the table". A top-level module, or one of a package
             whose others are imported before.
         barrier: what keeps later imports out, in words.
+        torch_barrier: what keeps torch itself out, and all others with it.
     """
 
     def __init__(self, program: Program, table: Table, first: str, variables: Collection[str], *, late: bool) -> None:
@@ -58,13 +71,18 @@ class Admission:
         self.barrier: str | None = None
         self._effect: str | None = None  # where the first one is
         self._pending: str | None = None  # a barrier in a function
+        self.torch_barrier: str | None = None
+        self._torch_seen = False
         self._variables: list[Assignment] = []
         self._variables_pending: list[Assignment] = []
-        settings = tuple(f"{of}." for each in table.packages.values() for of in each.settings)
-        patches = (each for each in program.steps if isinstance(each, Patch))
-        self._patch = next((each for each in patches if not f"{each.target}.".startswith(settings)), None)
+        self._settings = tuple(f"{of}." for each in table.packages.values() for of in each.settings)
         self._why_unusable = lru_cache(maxsize=None)(self._find_unusable)
+        self._sources = Sources(self._is_known, self._is_read)
         self._walk(late=late)
+        if self.torch_barrier:
+            self.excluded = {TORCH: f"comes after {self.torch_barrier}", **self.excluded}
+            self.excluded.update((min(each.top), "is imported with torch") for each in self.packages.values())
+            self.modules, self.packages = [], {}
 
     @property
     def allowed(self) -> messages.AllowedJson:
@@ -88,6 +106,15 @@ class Admission:
         for step in self._program.steps:
             if isinstance(step, Barrier):
                 self._bar(f"{step.where} {step.words}", step.reach)
+            elif isinstance(step, Patch):
+                if not f"{step.target}.".startswith(self._settings) or step.passed:
+                    self._bar(f"{step.where} {step.words}", step.reach)
+            elif isinstance(step, Use):
+                if self._pending is None and not self._is_known(step.source.module):
+                    self._bar(f"{step.where}, a call of {step.source.top}", step.reach)
+            elif isinstance(step, Logger):
+                if self._is_to_come(step.name):
+                    self._bar(f"{step.where} may configure the logger {step.name}", step.reach)
             elif isinstance(step, Effect):
                 if step.reach > Reach.LATER:
                     self._effect = self._effect or step.where
@@ -96,13 +123,18 @@ class Admission:
                 shown = step.early and step.name is not None and step.value is not None
                 if not shown and not (step.default and step.name in self._set):
                     (self._variables_pending if step.reach <= Reach.LATER else self._variables).append(step)
-            elif isinstance(step, Patch) or step.top == TORCH or (package := self._known(step)) is None:
+            elif step.top == TORCH:
+                self._see_torch(step.reach)
+            elif (package := self._known(step)) is None:
                 continue
             elif step.reach >= Reach.TRIED:
+                if TORCH in package.loads:
+                    self._see_torch(step.reach)
                 self._admit(package, step)
             elif step.reach is Reach.LATER:
                 later.append((package, step))
         self._release()
+        self._see_torch(Reach.SURE)
         if late:
             for package, step in later:
                 if step.top not in self.excluded:
@@ -112,6 +144,22 @@ class Admission:
                     for module, leads in package.modules.items():
                         if not self._program.words.isdisjoint(leads):
                             self._add(module, package)
+
+    def _see_torch(self, reach: Reach) -> None:
+        """Decide on torch where it is imported first: by the program, or with a package; at the end otherwise."""
+        if self._torch_seen or reach < Reach.TRIED:
+            return
+        self._torch_seen = True
+        torch = self._table.packages[TORCH]
+        names = {TORCH, *torch.loads}
+        stems = {stem for name in names & self._table.packages.keys() for stem in self._table.packages[name].stems}
+        if path := self._hiding.hides(stems, set(), plugins=False):
+            self.torch_barrier = f"{os.path.relpath(path)}, which has the name of a module that torch imports"
+        for each in self._variables:
+            if each.name is None or TORCH_READS.fullmatch(each.name):
+                what = f"{each.name}, which torch reads at its import," if each.name else "variables"
+                self.barrier = self.barrier or f"{each.where} sets {what} to what its source does not show"
+        self.torch_barrier = self.torch_barrier or self.barrier
 
     def _bar(self, why: str, reach: Reach) -> None:
         if reach <= Reach.LATER:
@@ -135,9 +183,29 @@ class Admission:
         if why is None:
             return package
         self.excluded.setdefault(step.top, why)
-        if not self._table.is_harmless(step.module, self._installed):
-            self._bar(f"{step.where}, an import of {step.top}", step.reach)
+        if self.barrier is None and not self._table.is_harmless(step.module, self._installed):
+            if how := self._sources.find_interference(step.module, step.names):
+                self._bar(f"{step.where}, an import of {step.top}, where {how}", step.reach)
+            elif step.reach > Reach.LATER:
+                self._effect = self._effect or step.where
         return None
+
+    def _is_known(self, module: str) -> bool:
+        """Whether importing a module, and calling what is in it, leaves other imports alone."""
+        package = self._table.owner(module)
+        known = package is not None and self._why_unusable(package.name) is None
+        return known or module.partition(".")[0] == TORCH or self._table.is_harmless(module, self._installed)
+
+    def _is_read(self, variable: str) -> bool:
+        """Whether any import that is known reads a variable."""
+        known = self._table.packages.values()
+        return bool(TORCH_READS.fullmatch(variable)) or any(each.reads(variable) for each in known)
+
+    def _is_to_come(self, logger: str) -> bool:
+        """Whether a logger's name is that of a package that is known, and not imported yet."""
+        top = logger.partition(".")[0]
+        owner = self._table.owner(top)
+        return not self._torch_seen if top == TORCH else owner is not None and owner.name not in self.packages
 
     def _find_unusable(self, name: str) -> str | None:
         """Why a package may not be imported before the fork in this installation, by any program."""
@@ -172,8 +240,6 @@ class Admission:
             return f"comes after {self.barrier}"
         if self._effect and not self._is_free(package):
             return f"comes after {self._effect}, which may matter"
-        if self._effect and self._patch:
-            return f"{self._patch.where} changes {self._patch.target}"
         if named := self._program.words.intersection(package.sets):
             return f"sets {min(named)}"
         for each in self._variables:

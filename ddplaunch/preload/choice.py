@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.preload import interpreter, program
-from ddplaunch.preload.admission import Admission
+from ddplaunch.preload.admission import TORCH_READS, Admission
 from ddplaunch.preload.facts import Assignment
 from ddplaunch.preload.program import TORCH, Program
 from ddplaunch.preload.table import Table
@@ -21,15 +21,6 @@ AUTO, NONE = "auto", "none"
 """Words of ``--preload`` beside ``torch`` and names of modules."""
 
 DYNAMO = "torch._dynamo"
-
-_TORCH_READS = re.compile(
-    r"(OMP|GOMP|KMP|MKL|OPENBLAS|GOTO|NVPL|BLIS|VECLIB|ATEN|ONEDNN|DNNL|KINETO|LRU_CACHE|NUMPY|NPY|FX|AOT"
-    r"|PYTORCH|TORCH|COMPILE_STROBELIGHT)_?[A-Z0-9_]*"
-)
-"""Variables that torch, and the libraries that it is linked with, read as they are loaded (traced with torch 2.13).
-
-Some of these are read later, and then no harm is done.
-"""
 
 _DYNAMO_READS = re.compile(
     r"TMPDIR|TEMP|TMP|USER|LOGNAME|(TORCHDYNAMO|TORCHINDUCTOR|TORCH_(DYNAMO|COMPILE|LOGS|TRACE|FAKE)|AOT|INDUCTOR"
@@ -111,16 +102,19 @@ def choose(target: Target, preload: str, environ: Mapping[str, str], own: Collec
     if preload not in (AUTO, TORCH):
         modules = tuple(preload.split(","))
         return Choice(forks=True, modules=modules, asked=modules, settings=settings)
-    if lone and not (found.imports_torch and not found.doubt and not any(map(_concerns_torch, here))):
-        return Choice()
-    if unsafe := _too_late(here):
+    if preload == TORCH and (unsafe := _too_late(here)):
         return Choice(unsafe=unsafe)
     usual = _usual(found, here, lone=lone)
     choice = Choice(forks=True, modules=usual, settings=settings, folders=found.folders)
-    if preload == TORCH or not target.first or not found.imports_others:
+    if preload == TORCH or not target.first:
         return choice
     admission = Admission(found, Table(), target.first, variables, late=not lone)
-    choice = replace(choice, excluded=tuple(admission.excluded.items()), reason=admission.barrier)
+    if lone and (admission.torch_barrier or found.doubt or not found.imports_torch or any(map(_concerns_torch, here))):
+        return Choice()
+    excluded = tuple(admission.excluded.items())
+    if admission.torch_barrier:
+        return Choice(reason=admission.torch_barrier, excluded=excluded)
+    choice = replace(choice, excluded=excluded, reason=admission.barrier)
     if not admission.packages:
         return choice
     return replace(
@@ -143,7 +137,7 @@ def _usual(found: Program, here: list[Assignment], *, lone: bool) -> tuple[str, 
 
 
 def _concerns_torch(each: Assignment) -> bool:
-    return not each.after and (each.name is None or bool(_TORCH_READS.fullmatch(each.name)))
+    return not each.after and (each.name is None or bool(TORCH_READS.fullmatch(each.name)))
 
 
 def _too_late(here: list[Assignment]) -> str | None:

@@ -78,12 +78,42 @@ class Patch:
     Attributes:
         target: what, by the names that lead there: "os.cpu_count".
         source: the import that brought it; None where that makes no difference.
+        passed: it is a module that is given to others, whatever they do with it.
     """
 
     where: str
     reach: Reach
     target: str
     source: Import | None = None
+    passed: bool = False
+
+    @property
+    def words(self) -> str:
+        return f"passes {self.target} on" if self.passed else f"changes {self.target}"
+
+
+@dataclass(frozen=True)
+class Use:
+    """Something is called that an import has brought: another's code runs.
+
+    Attributes:
+        source: the import.
+        variables: names in the call that may be those of variables; None for one that the source does not show.
+    """
+
+    where: str
+    reach: Reach
+    source: Import
+    variables: tuple[str | None, ...] = ()
+
+
+@dataclass(frozen=True)
+class Logger:
+    """The program asks for a logger by this name, perhaps to configure it before the import that does so too."""
+
+    where: str
+    reach: Reach
+    name: str
 
 
 @dataclass(frozen=True)
@@ -97,12 +127,16 @@ class Folder:
 
 @dataclass(frozen=True)
 class Barrier:
-    """From here on something decides that the source does not show: in words, "calls exec"."""
+    """From here on something decides that the source does not show: in words, "calls exec".
+
+    ``hook``: it changes how modules are found and made.
+    """
 
     where: str
     reach: Reach
     words: str
+    hook: bool = False
 
 
-Step = Import | Assignment | Effect | Patch | Barrier
+Step = Import | Assignment | Effect | Patch | Barrier | Use | Logger
 Finding = Step | Folder

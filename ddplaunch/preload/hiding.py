@@ -28,12 +28,15 @@ class Hiding:
                 elif entry.endswith((".py", ".pyc", ".so")) or os.path.isfile(os.path.join(path, "__init__.py")):
                     self._modules.setdefault(entry.partition(".")[0], path)
 
-    def hides(self, stems: set[str], distributions: set[str]) -> str | None:
-        """Name what an import of these top-level modules, of these distributions, would find here instead."""
+    def hides(self, stems: set[str], distributions: set[str], *, plugins: bool = True) -> str | None:
+        """Name what an import of these top-level modules, of these distributions, would find here instead.
+
+        ``plugins``: it may load those of any distribution.
+        """
         for names, paths in ((stems, self._modules), (distributions, self._distributions)):
             if hidden := names & paths.keys():
                 return paths[min(hidden)]
-        return self._plugins
+        return self._plugins if plugins else None
 
 
 def _has_plugins(info: str) -> bool:

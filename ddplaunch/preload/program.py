@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.errors import UsageError
 from ddplaunch.files import read_regular
-from ddplaunch.preload.facts import Assignment, Barrier, Finding, Folder, Import, Patch, Reach, Step
+from ddplaunch.preload.facts import Assignment, Barrier, Finding, Folder, Import, Patch, Reach, Step, Use
 from ddplaunch.preload.scan import needs_dynamo, scan
 from ddplaunch.preload.table import INSTALLED
 from ddplaunch.target import source
@@ -23,6 +23,7 @@ from ddplaunch.target.target import Target
 TORCH = "torch"
 
 _MAX_FILES = 200  # as ``source.local_sources``
+_ARCHIVES = (".zip", ".whl", ".egg", ".pyz")
 _MAX_PARSED = 512 << 10  # bytes of the program's modules: they take some 100 ms
 
 
@@ -103,7 +104,7 @@ class _Reader:
                 return (Barrier(f"{name}:1", Reach.SURE, "is more source than is read at once"),)
             self._parsed += size
             text = read_regular(file, source.MAX_SOURCE).decode(errors="replace")
-            found = scan(source.parse(file), text, file, name)
+            found = scan(source.parse(file), file, name, shared=not is_program)
         except (OSError, UsageError):  # what imports it shows why
             return (Barrier(f"{name}:1", Reach.SURE, "cannot be read"),)
         self._dynamo = self._dynamo or needs_dynamo(text)
@@ -119,8 +120,12 @@ class _Reader:
             self._steps.append(replace(found, value=value, after=self._torch, early=sure and not self._others))
         elif isinstance(found, Folder):
             self._folders.append(found.path)
-        elif not isinstance(found, Patch) or not (found.source and self._is_own(found.source, file)):
+            if os.path.isfile(found.path) or found.path.endswith(_ARCHIVES):
+                self._steps.append(Barrier(found.where, found.reach, "adds an archive to sys.path"))
+        elif not isinstance(found, Patch | Use) or not (found.source and self._is_own(found.source, file)):
             self._steps.append(found)
+            for name in found.variables if isinstance(found, Use) else ():
+                self._note(Assignment(found.where, found.reach, name, None), file)
 
     def _import(self, found: Import, file: str) -> None:
         top = found.top

@@ -7,20 +7,28 @@ from __future__ import annotations
 
 import _ast as ast
 import re
+import sys
 from collections.abc import Iterator, Sequence
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.preload.facts import Assignment, Barrier, Effect, Finding, Folder, Import, Patch, Reach
+from ddplaunch.preload.facts import (
+    Assignment,
+    Barrier,
+    Effect,
+    Finding,
+    Folder,
+    Import,
+    Logger,
+    Patch,
+    Reach,
+    Use,
+)
 from ddplaunch.preload.paths import Paths
+from ddplaunch.preload.sensitive import ANY, MODULES, SENSITIVE, is_own_name, sensitive_word
+from ddplaunch.preload.syntax import BLOCKS, IN_BLOCKS, as_text, find_effect, is_main, targets, walk
 
 if TYPE_CHECKING:
     from typing import Any
-
-_FATEFUL = re.compile(
-    r"environ|putenv|setenv|dotenv|read_env|delenv|sys\b|\b(?:path|modules|meta_path|patch|mock)\b|addsitedir|reload"
-    r"|exec|eval|import_module|__import__|setattr|delattr|run_path|run_module"
-)
-"""Without one of these words in a file, none of its expressions is looked at."""
 
 _NEEDS_DYNAMO = re.compile(
     r"DistributedDataParallel|\boptim\b|\bfully_shard\b|FullyShardedDataParallel|torch\.compile|\.compile\("
@@ -28,15 +36,22 @@ _NEEDS_DYNAMO = re.compile(
 )
 
 _READERS = frozenset({"get", "copy", "items", "keys", "values", "index", "count", "__contains__", "__getitem__"})
-_OF_IMPORTS = frozenset({"path", "meta_path", "path_hooks", "path_importer_cache", "modules"})
-_CALLS = {
+_COPIES = frozenset({"dict", "list", "tuple", "set", "sorted", "len", "print", "repr", "str", "copy", "deepcopy"})
+_LOOKS = frozenset({"getattr", "hasattr", "vars", "dir", "print", "type", "isinstance", "id", "repr"})
+
+_OF_VARIABLES = frozenset({"environ", "environb", "putenv", "unsetenv"})
+_OF_LISTS = frozenset({"environ", "environb", "path", "modules", "__dict__"})  # what can be read without harm
+_HOOKS = frozenset({"meta_path", "path_hooks", "modules", "__import__", "setdlopenflags", "setLoggerClass"})
+_SETS_VARIABLES = re.compile(r"dotenv|(?:set|read|load|patch|update|export|del|put)_?env", re.IGNORECASE)
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|HOME|LOGNAME|TE?MP|TMPDIR|USER")
+_WORDS = {
     "addsitedir": "calls addsitedir",
     "run_path": "runs another file",
     "run_module": "runs another module",
+    "import_module": "imports what its source does not show",
+    "__import__": "imports what its source does not show",
+    "path": "changes sys.path",
 }
-_IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError"})
-_BLOCKS = ("body", "handlers", "cases", "orelse", "finalbody")
-_IN_BLOCKS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 
 
 def needs_dynamo(text: str) -> bool:
@@ -44,15 +59,23 @@ def needs_dynamo(text: str) -> bool:
     return bool(_NEEDS_DYNAMO.search(text))
 
 
-def scan(tree: ast.Module, text: str, file: str, name: str) -> tuple[Finding, ...]:
-    """Return what the file of this syntax tree, text and path says, in order; ``name`` is what to call it."""
-    return tuple(_Scanner(bool(_FATEFUL.search(text)), file, name).file(tree))
+def scan(tree: ast.Module, file: str, name: str, *, shared: bool = False) -> tuple[Finding, ...]:
+    """Return what the file of this syntax tree and path says, in order.
+
+    Args:
+        name: what to call the file.
+        shared: other files of the program can import from it.
+    """
+    return tuple(_Scanner(file, name, shared).file(tree))
 
 
 class _Scanner:
-    def __init__(self, fateful: bool, file: str, name: str) -> None:
-        self._fateful, self._file = fateful, name
+    def __init__(self, file: str, name: str, shared: bool) -> None:
+        self._file, self._shared = name, shared
         self._others: dict[str, tuple[str, Import]] = {}  # what names stand for that others may have made
+        self._modules = set[str]()  # those of them that are modules
+        self._defined = set[str]()  # functions and classes of the file
+        self._used = set[tuple[str, Reach]]()
         self._paths = Paths(file)
 
     def file(self, tree: ast.Module) -> Iterator[Finding]:
@@ -60,7 +83,7 @@ class _Scanner:
         self._paths.learn(tree.body)
         yield from self.block(tree.body, Reach.SURE)
 
-    def _at(self, node: ast.stmt | ast.expr | ast.ExceptHandler) -> str:
+    def _at(self, node: Any) -> str:
         return f"{self._file}:{node.lineno}"
 
     def block(self, body: Sequence[ast.AST], reach: Reach) -> Iterator[Finding]:
@@ -72,12 +95,15 @@ class _Scanner:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(self._at(node), reach, alias.name)
+                yield from self._renamed(node, alias, alias.name, reach)
         elif isinstance(node, ast.ImportFrom):
             names = tuple(alias.name for alias in node.names)
             yield Import(self._at(node), reach, node.module or "", names, node.level)
+            for alias in node.names:
+                yield from self._renamed(node, alias, f"{node.module or ''}.{alias.name}", reach)
         elif isinstance(node, ast.If) and getattr(node.test, "attr", getattr(node.test, "id", None)) == "TYPE_CHECKING":
             yield from self.block(node.orelse, reach)
-        elif isinstance(node, ast.If) and _is_main(node.test):
+        elif isinstance(node, ast.If) and is_main(node.test):
             yield from self.block(node.body, reach)
         else:
             if type(node).__name__ in ("Try", "TryStar", "With", "AsyncWith"):
@@ -87,48 +113,65 @@ class _Scanner:
                 reach = Reach.LATER
             elif isinstance(node, ast.If | ast.For | ast.AsyncFor | ast.While | ast.Match):
                 reach = reach.under_condition()
-            for name in _BLOCKS:
+            for name in BLOCKS:
                 yield from self.block(getattr(node, name, []), reach)
+
+    def _renamed(self, node: ast.stmt, alias: ast.alias, name: str, reach: Reach) -> Iterator[Finding]:
+        """Of an import that gives what is sensitive to other files by a name that shows nothing of it."""
+        last = name.rpartition(".")[2]
+        sensitive = last in MODULES or sensitive_word(name)
+        if self._shared and sensitive and (SENSITIVE.get(last) or (alias.asname or last) != last):
+            yield Barrier(self._at(node), reach, f"gives {name} another name")
 
     def _simple(self, node: Any, reach: Reach) -> Iterator[Finding]:
         """What a statement sets and changes by itself, without the blocks in it."""
-        said: list[Finding] = []
+        found: list[Finding] = []
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete):
-            said += self._assignment(node, reach)
-        if self._fateful:
-            for each in _walk(node):
-                if isinstance(each, ast.Call):
-                    said += self._call(each, reach)
+            found += self._assignment(node, reach)
+        elif isinstance(node, ast.For | ast.AsyncFor) and self._sensitive(node.iter) in _OF_LISTS:
+            found += self._expression(node.target, reach)
+        else:
+            found += self._below(node, reach)
         # A constant for a variable holds for what is imported before the fork too (Choice.settings).
-        shown = [isinstance(each, Assignment) and each.name is not None and each.value is not None for each in said]
-        if reach > Reach.LATER and not (shown and all(shown)) and (effect := _effect(node)):
+        shown = [isinstance(each, Assignment) and each.name is not None and each.value is not None for each in found]
+        if reach > Reach.LATER and not (shown and all(shown)) and (effect := find_effect(node)):
             yield Effect(self._at(effect), reach)
-        yield from said
+        yield from found
 
     def _assignment(
         self, node: ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete, reach: Reach
     ) -> Iterator[Finding]:
-        value = None if isinstance(node, ast.Delete) else node.value
-        for target in _targets(node):
+        where, value = self._at(node), None if isinstance(node, ast.Delete) else node.value
+        taken = False  # the value is understood
+        for target in targets(node):
+            if isinstance(target, ast.Name) and not isinstance(node, ast.AugAssign):
+                continue
             inner = target.value if isinstance(target, ast.Subscript) else target
-            if _is_environ(inner):
+            word = self._sensitive(inner)
+            if word in _OF_VARIABLES:
                 if isinstance(target, ast.Subscript):
-                    yield Assignment(self._at(node), reach, _text(target.slice), _text(value))
+                    shown = value if target in getattr(node, "targets", ()) else None
+                    yield Assignment(where, reach, as_text(target.slice), as_text(shown))
                 else:  # ``os.environ |= …``
-                    yield from _pairs(value, self._at(node), reach)
-            elif (of := _of_imports(inner)) == "sys.path":
+                    yield from _pairs(value if isinstance(node, ast.AugAssign) else None, where, reach)
+            elif word == "path":
                 more = value if inner is target and isinstance(node, ast.AugAssign) else None
-                yield from self._folders(more, self._at(node), reach)
-            elif of:
-                yield Patch(self._at(node), reach, of)
+                taken = True
+                yield from self._folders(more, where, reach)
+            elif word == "modules" and isinstance(target, ast.Subscript) and is_own_name(target.slice):
+                continue
+            elif word:
+                yield self._escape(word, inner, where, reach)
             elif isinstance(target, ast.Attribute | ast.Subscript):
-                yield from self._patch(target, self._at(node), reach)
-        if isinstance(node, ast.Assign | ast.AnnAssign) and value is not None and _is_environ(value):
-            yield Assignment(self._at(node), reach, None, None)  # by another name, whatever is done to it
-
-    def _patch(self, target: ast.expr, where: str, reach: Reach) -> Iterator[Finding]:
-        if (found := self._origin(target)) is not None:
-            yield Patch(where, reach, *found)
+                if (found := self._origin(target)) is not None:
+                    yield Patch(where, reach, *found)
+                yield from self._expression(target, reach)
+        if isinstance(node, ast.Assign) and isinstance(value, ast.Name) and value.id in self._modules:
+            taken = self._others[value.id][0] not in MODULES  # another name for a module, which is followed
+        if value is not None and not taken:
+            yield from self._expression(value, reach)
+        if isinstance(node, ast.AnnAssign):
+            yield from self._expression(node.annotation, reach)
 
     def _origin(self, node: ast.AST | None) -> tuple[str, Import | None] | None:
         """What an expression is, where it is another module's: by its names, and by which import."""
@@ -144,50 +187,194 @@ class _Scanner:
             if name in ("getattr", "vars", "type"):
                 return self._origin(node.args[0] if node.args else None)
             if name in ("import_module", "__import__"):
-                return (_text(*node.args[:1]) or "a module", None)
+                return (as_text(*node.args[:1]) or "a module", None)
         return None
+
+    def _qualified(self, node: ast.AST) -> str:
+        """The names that lead to what an expression is, as far as the imports of the file show it."""
+        if isinstance(node, ast.Name):
+            found = self._others.get(node.id)
+            builtin = node.id in ("exec", "eval") and node.id not in self._defined
+            return found[0] if found else f"builtins.{node.id}" if builtin else node.id
+        if isinstance(node, ast.Attribute):
+            return f"{self._qualified(node.value)}.{node.attr}"
+        if isinstance(node, ast.Call) and self._sensitive(node.func) in ("import_module", "__import__"):
+            return as_text(*node.args[:1]) or "?"
+        if isinstance(node, ast.Subscript) and (text := as_text(node.slice)):
+            if self._sensitive(node.value) == "modules":
+                return text
+            if isinstance(node.value, ast.Call) and self._qualified(node.value.func) in ("globals", "locals", "vars"):
+                return self._qualified(ast.Name(text))
+        return "?"
+
+    def _sensitive(self, node: ast.AST) -> str | None:
+        """The word of ``SENSITIVE`` that an expression is."""
+        if isinstance(node, ast.Attribute) and node.attr == "__dict__" and self._origin(node.value):
+            return "__dict__"
+        if isinstance(node, ast.Attribute) or (isinstance(node, ast.Name) and node.id not in self._defined):
+            return sensitive_word(self._qualified(node))
+        return None
+
+    def _escape(self, word: str, node: ast.AST, where: str, reach: Reach) -> Finding:
+        """What it means that something sensitive is used in a way that is not understood."""
+        if word in _OF_VARIABLES:
+            return Assignment(where, reach, None, None)
+        if word == "__dict__" and isinstance(node, ast.Attribute):
+            return Patch(where, reach, *(self._origin(node.value) or ("a module", None)))
+        name = self._qualified(node).removeprefix("builtins.")
+        words = _WORDS.get(word) or f"uses {name}"
+        return Barrier(where, reach, words, hook=word in _HOOKS)
+
+    def _below(self, node: ast.AST, reach: Reach) -> Iterator[Finding]:
+        """Of all expressions in a node, without the blocks in it."""
+        for name in node._fields:
+            value = getattr(node, name, None)
+            for each in value if isinstance(value, list) else [value]:
+                if isinstance(each, ast.AST) and not isinstance(each, IN_BLOCKS):
+                    yield from self._expression(each, reach)
+
+    def _expression(self, node: Any, reach: Reach) -> Iterator[Finding]:
+        """Of an expression: what is sensitive in it, and not in one of the few forms that are understood, escapes."""
+        if isinstance(node, ast.Name | ast.Attribute):
+            if word := self._sensitive(node):
+                yield self._escape(word, node, self._at(node), reach)
+            elif isinstance(node, ast.Name) and node.id in self._modules:
+                yield self._passed_on(node, reach)
+            elif isinstance(node, ast.Attribute) and not isinstance(node.value, ast.Name):
+                yield from self._expression(node.value, reach)
+        elif isinstance(node, ast.Call):
+            yield from self._call(node, reach)
+        elif isinstance(node, ast.Subscript) and (word := self._sensitive(node.value)) in _OF_LISTS:
+            if not isinstance(node.ctx, ast.Load) or (word == "modules" and not is_own_name(node.slice, read=True)):
+                yield self._escape(word, node.value, self._at(node), reach)
+            yield from self._expression(node.slice, reach)
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
+            for each in (node.left, *node.comparators):
+                if each is node.left or self._sensitive(each) not in _OF_LISTS:
+                    yield from self._expression(each, reach)
+        elif isinstance(node, ast.comprehension) and self._sensitive(node.iter) in _OF_LISTS:
+            for each in (node.target, *node.ifs):
+                yield from self._expression(each, reach)
+        elif isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                if key is not None:
+                    yield from self._expression(key, reach)
+                if key is not None or self._sensitive(value) not in _OF_VARIABLES:
+                    yield from self._expression(value, reach)
+        else:
+            yield from self._below(node, reach)
+
+    def _passed_on(self, node: ast.Name, reach: Reach) -> Finding:
+        name, source = self._others[node.id]
+        if name in MODULES:
+            return Barrier(self._at(node), reach, f"passes {name} on")
+        return Patch(self._at(node), reach, name, source, passed=True)
 
     def _call(self, node: ast.Call, reach: Reach) -> Iterator[Finding]:
         function, where = node.func, self._at(node)
-        name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-        owner = function.value if isinstance(function, ast.Attribute) else None
-        if owner is not None and _is_environ(owner):
+        owner = self._sensitive(function.value) if isinstance(function, ast.Attribute) else None
+        given: Sequence[ast.AST] = [*node.args, *node.keywords]
+        if owner in _OF_LISTS and isinstance(function, ast.Attribute):
+            found, given = self._method(owner, function, node, where, reach)
+            yield from found
+        elif word := self._sensitive(function):
+            found, given = self._sensitive_call(word, node, where, reach)
+            yield from found
+        else:
+            yield from self._expression(function, reach)
+            yield from self._plain_call(node, where, reach)
+            given = [each for each in given if not self._is_understood(each, node)]
+        for each in given:
+            yield from self._expression(each, reach)
+
+    def _method(
+        self, owner: str, function: ast.Attribute, node: ast.Call, where: str, reach: Reach
+    ) -> tuple[list[Finding], Sequence[ast.AST]]:
+        """What a method of a sensitive object does, and which arguments are still to be looked at."""
+        name, given = function.attr, [*node.args, *(each.value for each in node.keywords)]
+        if owner in _OF_VARIABLES:
             if name == "setdefault" and node.args:
-                yield Assignment(where, reach, _text(node.args[0]), _text(*node.args[1:2]), default=True)
-            elif name in ("pop", "__setitem__", "__delitem__") and node.args:
-                yield Assignment(where, reach, _text(node.args[0]), None)
-            elif name == "update":
-                yield from (each for given in node.args for each in _pairs(given, where, reach))
-                yield from (Assignment(where, reach, each.arg, _text(each.value)) for each in node.keywords)
-            elif name not in _READERS:
-                yield Assignment(where, reach, None, None)
-        elif name in ("putenv", "unsetenv", "setenv", "delenv"):
-            yield Assignment(where, reach, _text(*node.args[:1]), None)
-        elif name in ("load_dotenv", "read_env") or (name != "dict" and any(map(_is_environ, node.args))):
-            yield Assignment(where, reach, None, None)
-        elif owner is not None and (of := _of_imports(owner)) and name not in _READERS:
-            if of == "sys.path":
-                given = node.args[-1] if node.args and name in ("append", "insert", "extend") else None
-                one = given is not None and name != "extend"
-                yield from self._folders(ast.List([given]) if one and given else given, where, reach)
-            else:
-                yield Patch(where, reach, of)
-        elif name in ("import_module", "__import__"):
-            module = _text(*node.args[:1])
-            if module is None or module.startswith("."):
-                yield Barrier(where, reach, "imports what its source does not show")
-            else:
-                yield Import(where, reach, module)
-        elif name in _CALLS:
-            yield Barrier(where, reach, _CALLS[name])
-        elif owner is None and name in ("exec", "eval"):
-            yield Barrier(where, reach, f"calls {name}")
-        elif name == "reload":
-            yield Patch(where, reach, "what it reloads")
-        elif name in ("setattr", "delattr") and node.args:
-            yield from self._patch(node.args[0], where, reach)
-        elif (origin := self._origin(function)) and re.match(r"(unittest\.)?mock\b.*\.patch\b", origin[0]):
+                return [Assignment(where, reach, as_text(node.args[0]), as_text(*node.args[1:2]), default=True)], given[
+                    1:
+                ]
+            if name in ("pop", "__setitem__", "__delitem__") and node.args:
+                return [Assignment(where, reach, as_text(node.args[0]), None)], given[1:]
+            if name == "update":
+                found = [each for one in node.args for each in _pairs(one, where, reach)]
+                more = [Assignment(where, reach, each.arg, as_text(each.value)) for each in node.keywords]
+                return [*found, *more], given
+        elif owner == "path" and name in ("append", "insert", "extend") and node.args:
+            folders = node.args[-1] if name == "extend" else ast.List([node.args[-1]])
+            return list(self._folders(folders, where, reach)), node.args[:-1]
+        elif owner == "path" and name not in _READERS:
+            return list(self._folders(None, where, reach)), given
+        elif owner == "modules" and name == "get" and not (node.args and is_own_name(node.args[0], read=True)):
+            name = ""
+        return ([] if name in _READERS else [self._escape(owner, function.value, where, reach)]), given
+
+    def _sensitive_call(
+        self, word: str, node: ast.Call, where: str, reach: Reach
+    ) -> tuple[list[Finding], Sequence[ast.AST]]:
+        given: list[ast.AST] = [*node.args, *node.keywords]
+        text = as_text(*node.args[:1])
+        if word in ("putenv", "unsetenv"):
+            return [Assignment(where, reach, text, None)], given
+        if word in ("import_module", "__import__") and text is not None and not text.startswith("."):
+            return [Import(where, reach, text)], given
+        if word == "find_spec" and text is not None and "." not in text:
+            return [], given
+        if word == "reload":
+            return [Patch(where, reach, "what it reloads")], given[1:]
+        if word in ("exec", "eval", "import_module", "__import__"):
+            return [Barrier(where, reach, _WORDS.get(word, f"calls {word}"))], given
+        return [self._escape(word, node.func, where, reach)], given
+
+    def _plain_call(self, node: ast.Call, where: str, reach: Reach) -> Iterator[Finding]:
+        """Of a call whose function is not sensitive itself."""
+        name = self._qualified(node.func)
+        last = name.rpartition(".")[2]
+        origin = self._origin(node.func)
+        if last in ("setattr", "delattr", "__setattr__", "__delattr__") and node.args:
+            if (found := self._origin(node.args[0])) is not None:
+                yield Patch(where, reach, *found)
+        elif origin and re.match(r"(unittest\.)?mock\b.*\.patch\b", origin[0]):
             yield Patch(where, reach, "what mock.patch names")
+        elif last == "getLogger" and (text := as_text(*node.args[:1])):
+            yield Logger(where, reach, text)
+        elif last in ("simplefilter", "filterwarnings") and _action(node) in (None, "error"):
+            yield Barrier(where, reach, "makes errors of warnings")
+        owner = getattr(node.func, "value", None)
+        if isinstance(owner, ast.Call) and last not in _READERS and self._qualified(owner.func) == "vars":
+            yield Patch(where, reach, *(self._origin(owner) or ("what vars gives", None)))
+        for text in map(as_text, () if last == "hasattr" else node.args):
+            if SENSITIVE.get(text or "") == ANY:
+                yield Barrier(where, reach, f"looks for {text}")
+        if origin and origin[1] and (origin[1].level or origin[1].top not in sys.stdlib_module_names):
+            texts = [each for one in (*node.args, *node.keywords) for each in walk(one)]
+            words = {*(each.arg or "" for each in node.keywords), *(as_text(each) or "" for each in texts)}
+            names = tuple(sorted(filter(_VARIABLE.fullmatch, words)))
+            sets = bool(_SETS_VARIABLES.search(last))
+            if names or sets or (origin[1].top, reach) not in self._used:
+                self._used.add((origin[1].top, reach))
+                yield Use(where, reach, origin[1], (None,) if sets else names)
+        elif origin is None and _SETS_VARIABLES.search(last) and last not in self._defined:
+            yield Assignment(where, reach, None, None)
+
+    def _is_understood(self, given: ast.AST, node: ast.Call) -> bool:
+        """Whether a function only reads this argument, which may be sensitive."""
+        value = given.value if isinstance(given, ast.keyword) else given
+        name = self._qualified(node.func)
+        top, _, last = name.partition(".")
+        if isinstance(value, ast.Name) and value.id in self._modules:
+            if name in _LOOKS:
+                shown = name not in ("getattr", "vars") or as_text(*node.args[1:2]) is not None
+                return shown or self._others[value.id][0] not in MODULES
+            return top == "inspect" or name.endswith("reload")
+        if self._sensitive(value) not in _OF_LISTS:
+            return False
+        if isinstance(given, ast.keyword):
+            return given.arg == "env" and top == "subprocess"
+        return name.rpartition(".")[2] in _COPIES or (top == "os" and last.startswith(("exec", "spawn", "posix_spawn")))
 
     def _folders(self, node: ast.expr | None, where: str, reach: Reach) -> Iterator[Finding]:
         """Of the list that ``sys.path`` gets; None where it is changed in another way."""
@@ -208,6 +395,7 @@ class _Scanner:
                     source = Import(self._at(node), Reach.SURE, alias.name)
                     name = alias.name if alias.asname else alias.name.partition(".")[0]
                     self._others[alias.asname or name] = (name, source)
+                    self._modules.add(alias.asname or name)
             elif isinstance(node, ast.ImportFrom):
                 for alias in node.names:
                     source = Import(self._at(node), Reach.SURE, node.module or "", (alias.name,), node.level)
@@ -217,95 +405,15 @@ class _Scanner:
                     assert found[1] is not None
                     self._others[node.targets[0].id] = (found[0], found[1])
             else:
-                for name in _BLOCKS:
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    self._defined.add(node.name)
+                for name in BLOCKS:
                     self._name(getattr(node, name, []))
 
 
-def _walk(root: ast.AST) -> Iterator[ast.AST]:
-    """The node and all expressions below it; ``ast.walk`` would do, but takes longer to load than this to run."""
-    todo = [root]
-    while todo:
-        node = todo.pop()
-        yield node
-        for name in reversed(node._fields):
-            value = getattr(node, name, None)
-            below = value if isinstance(value, list) else [value]
-            todo += [each for each in reversed(below) if isinstance(each, ast.AST) and not isinstance(each, _IN_BLOCKS)]
-
-
-def _targets(node: ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete) -> list[ast.expr]:
-    todo = [*node.targets] if isinstance(node, ast.Assign | ast.Delete) else [node.target]
-    found: list[ast.expr] = []
-    while todo:
-        each = todo.pop(0)
-        if isinstance(each, ast.Tuple | ast.List):
-            todo = [*each.elts, *todo]
-        else:
-            found.append(each.value if isinstance(each, ast.Starred) else each)
-    return found
-
-
-def _effect(node: Any) -> ast.stmt | ast.ExceptHandler | None:
-    """Where a statement does more than name a constant or a function, if it does."""
-    match node:
-        case ast.Pass() | ast.Global() | ast.Nonlocal() | ast.Expr(value=ast.Constant()):
-            return None
-        case ast.Assign(value=value) if all(isinstance(each, ast.Name) for each in _targets(node)):
-            return None if _is_constant(value) else node
-        case ast.AnnAssign(target=ast.Name(), value=value) if not _calls(node.annotation):
-            return None if value is None or _is_constant(value) else node
-        case ast.FunctionDef(decorator_list=[]) | ast.AsyncFunctionDef(decorator_list=[]):
-            return node if _calls(node) else None
-        case ast.ExceptHandler() | ast.match_case():
-            return None
-    return _catches_more(node) if hasattr(node, "handlers") else node
-
-
-def _catches_more(node: ast.Try) -> ast.ExceptHandler | None:
-    """The first clause for what is not an error of an import."""
-    for handler in node.handlers:
-        kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-        if not all(getattr(kind, "id", None) in _IMPORT_ERRORS for kind in kinds):
-            return handler
-    return None
-
-
-def _calls(node: ast.AST) -> bool:
-    return any(isinstance(each, ast.Call) for each in _walk(node))
-
-
-def _is_constant(node: ast.expr) -> bool:
-    if isinstance(node, ast.Tuple | ast.List | ast.Set):
-        return all(map(_is_constant, node.elts))
-    if isinstance(node, ast.Dict):
-        return all(key is not None and _is_constant(key) for key in node.keys) and all(map(_is_constant, node.values))
-    if isinstance(node, ast.UnaryOp):
-        return _is_constant(node.operand)
-    if isinstance(node, ast.BinOp):
-        return _is_constant(node.left) and _is_constant(node.right)
-    return isinstance(node, ast.Constant | ast.Name)
-
-
-def _is_main(test: ast.expr) -> bool:
-    """Whether it is ``__name__ == "__main__"``."""
-    if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)):
-        return False
-    return getattr(test.left, "id", None) == "__name__" and _text(test.comparators[0]) == "__main__"
-
-
-def _is_environ(node: ast.expr) -> bool:
-    return getattr(node, "attr", getattr(node, "id", None)) in ("environ", "environb")
-
-
-def _of_imports(node: ast.expr) -> str | None:
-    """Name what of ``sys`` an expression is, of what says how things are imported."""
-    of_sys = isinstance(node, ast.Attribute) and getattr(node.value, "id", None) == "sys"
-    name = getattr(node, "attr", "")
-    return f"sys.{name}" if of_sys and name in _OF_IMPORTS else None
-
-
-def _text(node: ast.expr | None = None) -> str | None:
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+def _action(node: ast.Call) -> str | None:
+    """What a filter of warnings does."""
+    return as_text(*node.args[:1], *(each.value for each in node.keywords if each.arg == "action"))
 
 
 def _pairs(node: ast.expr | None, where: str, reach: Reach) -> Iterator[Assignment]:
@@ -313,4 +421,4 @@ def _pairs(node: ast.expr | None, where: str, reach: Reach) -> Iterator[Assignme
         yield Assignment(where, reach, None, None)
         return
     for key, value in zip(node.keys, node.values, strict=True):
-        yield Assignment(where, reach, _text(key), _text(value))
+        yield Assignment(where, reach, as_text(key), as_text(value))

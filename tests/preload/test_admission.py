@@ -23,7 +23,8 @@ class Admitting:
         monkeypatch.syspath_prepend(str(self.installation.site))
         self.add("free")
         self.add("bound", order="bound")
-        self.add("stranger", known=False)
+        self.add("stranger", "import sys\nsys.meta_path.insert(0, None)\n", known=False)
+        self.add("quiet", "import json\nX = json.dumps({})\n", known=False)
         self.add("calm", known=False, harmless=True)
 
     def admit(self, source: str, *variables: str, late: bool = True) -> Admission:
@@ -55,6 +56,8 @@ def admitting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Admitting:
         ("import torch\ntorch.set_default_dtype(torch.float64)\n", ["free"]),
         ("class A: pass\n", ["free"]),
         ("import calm\n", ["free", "bound"]),
+        ("import quiet\n", ["free"]),
+        ("import torch, quiet\nquiet.go()\n", []),
         ("import stranger\n", []),
         ("def f(): import stranger\n", ["free", "bound"]),
         ("def f(): import stranger\nf()\n", []),
@@ -70,8 +73,8 @@ def admitting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Admitting:
     ],
 )
 def test_what_stands_before_it(admitting, before, modules):
-    """A free import only minds what may change others; a bound one all that has an effect."""
-    assert sorted(admitting.modules(before + "import free, bound\n")) == sorted(modules)
+    """A free import depends only on what may change others; a bound one on all that has an effect."""
+    assert sorted(admitting.modules(before + "import torch, free, bound\n")) == sorted(modules)
 
 
 def test_settings_are_the_programs_to_assign(admitting):
@@ -86,7 +89,7 @@ def test_the_reasons(admitting):
     admitting.add("beta", version="1.2rc1", harmless=True)
     admitting.add("alone", harmless=True, companions=["stranger"])
     admitting.add("needs", harmless=True, loads=["stranger"])
-    source = "import bad, old, next, beta, alone, needs\nprint()\nimport bound\nimport stranger\nimport free\n"
+    source = "import torch, bad, old, next, beta, alone, needs\nprint()\nimport bound\nimport stranger\nimport free\n"
     assert admitting.reasons(source) == {
         "bad": "makes a temporary folder at import",
         "old": "1.0 has not been audited",
@@ -96,13 +99,15 @@ def test_the_reasons(admitting):
         "needs": "imports stranger, which is not in the table",
         "bound": "comes after train.py:2, which may matter",
         "stranger": UNKNOWN,
-        "free": "comes after train.py:4, an import of stranger",
+        "free": "comes after train.py:4, an import of stranger, where stranger.py:2 uses sys.meta_path",
     }
 
 
 def test_a_known_package_that_cannot_be_used_is_unknown(admitting):
-    """Nothing shows that it leaves others as they are."""
+    """Its sources show whether it leaves others as they are."""
     admitting.add("next", version="2.0")
+    assert admitting.modules("import next, free\n") == ["free"]
+    admitting.add("next", "exec('')", version="2.0")
     assert admitting.modules("import next, free\n") == []
 
 
@@ -126,8 +131,6 @@ def test_an_editable_install_is_not_what_was_audited(admitting, tmp_path, monkey
         ("import os, torch\nos.environ['MINDED'] = '1'\n", False),
         ("import os\nos.environ.setdefault('MINDED', str(1))\n", True),  # it is set already
         ("import os\nos.environ['OTHER'] = str(1)\n", True),
-        ("import os\nfor name in 'AB': os.environ[name] = '1'\n", False),
-        ("import calm\ncalm.load_dotenv()\n", False),
         ("import os\ndef f(): os.environ['MINDED'] = str(1)\n", True),
         ("import os\ndef f(): os.environ['MINDED'] = str(1)\nprint()\n", False),
     ],
@@ -136,6 +139,25 @@ def test_variables_that_an_import_reads(admitting, line, there):
     admitting.add("reads", variables=["MINDED"])
     found = admitting.admit(line + "import reads, free\n", *(["MINDED"] if "setdefault" in line else []))
     assert found.modules == (["reads", "free"] if there else ["free"])
+
+
+@pytest.mark.parametrize(
+    ("line", "before"),
+    [
+        ("import os\nfor name in 'AB': os.environ[name] = '1'\n", ["free"]),
+        ("import calm\ncalm.load_dotenv()\n", ["free"]),
+        ("import os\nos.environ['OMP_NUM_THREADS'] = str(1)\n", ["reads", "free"]),
+    ],
+)
+def test_variables_that_are_set_before_torch(admitting, line, before):
+    """Torch is imported by each rank then, and so are all others."""
+    admitting.add("reads", variables=["MINDED"])
+    found = admitting.admit(line + "import reads, torch, free\n")
+    assert found.modules == []
+    assert found.torch_barrier
+    assert {"torch", "reads", "free"} <= found.excluded.keys()
+    found = admitting.admit("import torch\n" + line + "import reads, free\n")
+    assert (sorted({*found.modules} - {"calm"}), found.torch_barrier) == (sorted(before), None)
 
 
 def test_a_variable_that_is_set_afterwards_came_too_late_for_the_import(admitting):
@@ -192,7 +214,7 @@ LAZY = {"lazy": (), "lazy.trainer": ("Trainer",), "lazy.model": ("Model",), "laz
 )
 def test_the_words_that_lead_to_a_module(admitting, source, modules):
     admitting.add("lazy", modules=LAZY)
-    assert admitting.modules(source) == modules
+    assert admitting.modules("import torch\n" + source) == modules
 
 
 def test_a_module_that_this_version_does_not_have_is_left_out(admitting):

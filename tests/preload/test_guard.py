@@ -97,7 +97,7 @@ def test_what_the_log_tells(tmp_path):
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.glob("by-*"))) == 1
     (ready,) = events(tmp_path / "logs", "ready")
-    assert (ready["modules"], ready["because"]) == (["torch", "changed"], "train.py:1, an import of yaml")
+    assert (ready["modules"], ready["because"]) == (["torch", "changed"], None)
     assert ready["excluded"] == [["yaml", "not in the table"]]
 
 
