@@ -215,7 +215,7 @@ class _Scanner:
             return sensitive_word(self._qualified(node))
         return None
 
-    def _escape(self, word: str, node: ast.AST, where: str, reach: Reach) -> Finding:
+    def _escape(self, word: str, node: ast.AST, where: str, reach: Reach, *, read: bool = False) -> Finding:
         """What it means that something sensitive is used in a way that is not understood."""
         if word in _OF_VARIABLES:
             return Assignment(where, reach, None, None)
@@ -223,7 +223,7 @@ class _Scanner:
             return Patch(where, reach, *(self._origin(node.value) or ("a module", None)))
         name = self._qualified(node).removeprefix("builtins.")
         words = _WORDS.get(word) or f"uses {name}"
-        return Barrier(where, reach, words, hook=word in _HOOKS)
+        return Barrier(where, reach, words, hook=word in _HOOKS and not read)
 
     def _below(self, node: ast.AST, reach: Reach) -> Iterator[Finding]:
         """Of all expressions in a node, without the blocks in it."""
@@ -238,15 +238,16 @@ class _Scanner:
         if isinstance(node, ast.Name | ast.Attribute):
             if word := self._sensitive(node):
                 yield self._escape(word, node, self._at(node), reach)
-            elif isinstance(node, ast.Name) and node.id in self._modules:
+            elif isinstance(node, ast.Name) and self._is_module(node):
                 yield self._passed_on(node, reach)
-            elif isinstance(node, ast.Attribute) and not isinstance(node.value, ast.Name):
+            elif isinstance(node, ast.Attribute) and not self._is_module(node.value):
                 yield from self._expression(node.value, reach)
         elif isinstance(node, ast.Call):
             yield from self._call(node, reach)
         elif isinstance(node, ast.Subscript) and (word := self._sensitive(node.value)) in _OF_LISTS:
-            if not isinstance(node.ctx, ast.Load) or (word == "modules" and not is_own_name(node.slice, read=True)):
-                yield self._escape(word, node.value, self._at(node), reach)
+            read = isinstance(node.ctx, ast.Load)
+            if not read or (word == "modules" and not is_own_name(node.slice, read=True)):
+                yield self._escape(word, node.value, self._at(node), reach, read=read)
             yield from self._expression(node.slice, reach)
         elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
             for each in (node.left, *node.comparators):
@@ -263,6 +264,9 @@ class _Scanner:
                     yield from self._expression(value, reach)
         else:
             yield from self._below(node, reach)
+
+    def _is_module(self, node: ast.AST) -> bool:
+        return isinstance(node, ast.Name) and node.id in self._modules
 
     def _passed_on(self, node: ast.Name, reach: Reach) -> Finding:
         name, source = self._others[node.id]
@@ -309,7 +313,7 @@ class _Scanner:
         elif owner == "path" and name not in _READERS:
             return list(self._folders(None, where, reach)), given
         elif owner == "modules" and name == "get" and not (node.args and is_own_name(node.args[0], read=True)):
-            name = ""
+            return [self._escape(owner, function.value, where, reach, read=True)], given
         return ([] if name in _READERS else [self._escape(owner, function.value, where, reach)]), given
 
     def _sensitive_call(
