@@ -105,16 +105,16 @@ class Admission:
         later: list[tuple[Package, Import]] = []
         for step in self._program.steps:
             if isinstance(step, Barrier):
-                self._bar(f"{step.where} {step.words}", step.reach)
+                self._bar(f"{step.where}, which {step.words}", step.reach)
             elif isinstance(step, Patch):
                 if not f"{step.target}.".startswith(self._settings) or step.passed:
-                    self._bar(f"{step.where} {step.words}", step.reach)
+                    self._bar(f"{step.where}, which {step.words}", step.reach)
             elif isinstance(step, Use):
                 if self._pending is None and not self._is_known(step.source.module):
                     self._bar(f"{step.where}, a call of {step.source.top}", step.reach)
             elif isinstance(step, Logger):
                 if self._is_to_come(step.name):
-                    self._bar(f"{step.where} may configure the logger {step.name}", step.reach)
+                    self._bar(f"{step.where}, which may configure the logger {step.name}", step.reach)
             elif isinstance(step, Effect):
                 if step.reach > Reach.LATER:
                     self._effect = self._effect or step.where
@@ -154,11 +154,11 @@ class Admission:
         names = {TORCH, *torch.loads}
         stems = {stem for name in names & self._table.packages.keys() for stem in self._table.packages[name].stems}
         if path := self._hiding.hides(stems, set(), plugins=False):
-            self.torch_barrier = f"{os.path.relpath(path)}, which has the name of a module that torch imports"
+            self.torch_barrier = f"{os.path.relpath(path)}, which may have modules that torch imports"
         for each in self._variables:
             if each.name is None or TORCH_READS.fullmatch(each.name):
-                what = f"{each.name}, which torch reads at its import," if each.name else "variables"
-                self.barrier = self.barrier or f"{each.where} sets {what} to what its source does not show"
+                what = each.name or "variables"
+                self.barrier = self.barrier or f"{each.where}, which sets {what} to what its source does not show"
         self.torch_barrier = self.torch_barrier or self.barrier
 
     def _bar(self, why: str, reach: Reach) -> None:

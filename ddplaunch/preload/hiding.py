@@ -18,6 +18,7 @@ class Hiding:
         self._modules: dict[str, str] = {}  # paths
         self._distributions: dict[str, str] = {}
         self._plugins: str | None = None
+        self._archive = next(filter(os.path.isfile, folders), None)  # a zip, whose modules are not looked at
         for folder in dict.fromkeys(map(os.path.abspath, folders)):
             for entry in entries(folder):
                 path = os.path.join(folder, entry)
@@ -36,6 +37,8 @@ class Hiding:
         for names, paths in ((stems, self._modules), (distributions, self._distributions)):
             if hidden := names & paths.keys():
                 return paths[min(hidden)]
+        if self._archive:
+            return self._archive
         return self._plugins if plugins else None
 
 

@@ -120,7 +120,12 @@ class _Scanner:
         """Of an import that gives what is sensitive to other files by a name that shows nothing of it."""
         last = name.rpartition(".")[2]
         sensitive = last in MODULES or sensitive_word(name)
-        if self._shared and sensitive and (SENSITIVE.get(last) or (alias.asname or last) != last):
+        if (
+            self._shared
+            and reach > Reach.LATER
+            and sensitive
+            and (SENSITIVE.get(last) or (alias.asname or last) != last)
+        ):
             yield Barrier(self._at(node), reach, f"gives {name} another name")
 
     def _simple(self, node: Any, reach: Reach) -> Iterator[Finding]:

@@ -57,11 +57,11 @@ def test_what_is_not_known_is_told(preload, tmp_path, answer):
         (
             "import os; os.environ['OMP_NUM_THREADS'] = str(1 + 1)\n",
             [],
-            "train.py:1 sets OMP_NUM_THREADS, which torch reads at its import, to what its source does not show",
+            "train.py:1, which sets OMP_NUM_THREADS to what its source does not show",
         ),
         ("import os; os.environ['OMP_NUM_THREADS'] = '2'\n", ["torch", "yaml", "torch._dynamo"], None),
         ("import os; os.environ.setdefault('OMP_NUM_THREADS', str(2))\n", ["torch", "yaml", "torch._dynamo"], None),
-        ("import sys; exec(sys.argv[1])\n", [], "train.py:1 calls exec"),
+        ("import sys; exec(sys.argv[1])\n", [], "train.py:1, which calls exec"),
     ],
 )
 def test_what_the_program_changes(preload, tmp_path, line, modules, because):

@@ -154,6 +154,7 @@ def test_what_keeps_torch_out(tmp_path, source):
         ({"settings.py": "def ("}, "import settings"),
         ({"settings.py": "\0"}, "import settings"),
         ({"typing_extensions.py": ""}, ""),
+        ({"settings.py": "import sys\ndef go(): sys.meta_path.append(1)\n"}, "from settings import go as g\ng()"),
     ],
 )  # fmt: skip
 def test_what_keeps_torch_out_in_other_files(tmp_path, files, source):
@@ -176,9 +177,9 @@ def test_what_keeps_torch_out_in_other_files(tmp_path, files, source):
         "import importlib.util, importlib.metadata\nHAS = importlib.util.find_spec('apex') is not None",
         "import logging, warnings\nlogging.basicConfig(level=10)\nlogger = logging.getLogger(__name__)\n"
         "logging.getLogger('train').setLevel(10)\nwarnings.filterwarnings('ignore')",
-        "import argparse, json, random, numpy as np\nrandom.seed(0)\nnp.random.seed(0)\nparser = argparse.ArgumentParser()",
+        "import argparse, random, numpy as np\nrandom.seed(0)\nnp.random.seed(0)\nparser = argparse.ArgumentParser()",
         "import math\nprint(getattr(math, 'pi'), hasattr(math, 'tau'))",
-        "import torchvision.models as models\nnames = sorted(n for n in models.__dict__ if callable(models.__dict__[n]))",
+        "import math as m\nnames = sorted(n for n in m.__dict__ if callable(m.__dict__[n]))",
         "def eval(model): model.eval()\neval(1)",
         "X = globals().get('x')\nconfig = {k: globals()[k] for k in 'ab'}",
     ],
