@@ -337,7 +337,8 @@ class Supervisor:
         if failed and forks:
             slow = f"only {named(modules)} could be imported for all ranks: {failed}; --preload torch starts at once"
         elif because and not (forks or unsafe):
-            slow = f"each rank imports torch itself, after {because}; faster: --preload torch, or `import torch` above that"
+            avoid = "faster: --preload torch, or `import torch` above that"
+            slow = f"each rank imports torch itself, after {because}; {avoid}"
         if slow and reminders.is_new(self._plan.target.source, slow):
             self._screen.note(slow)
         if unsafe:
