@@ -284,59 +284,46 @@ class _Scanner:
         owner = self._sensitive(function.value) if isinstance(function, ast.Attribute) else None
         given: Sequence[ast.AST] = [*node.args, *node.keywords]
         if owner in _OF_LISTS and isinstance(function, ast.Attribute):
-            found, given = self._method(owner, function, node, where, reach)
-            yield from found
+            yield from self._method(owner, function, node, where, reach)
         elif word := self._sensitive(function):
-            found, given = self._sensitive_call(word, node, where, reach)
-            yield from found
+            yield from self._sensitive_call(word, node, where, reach)
         else:
             yield from self._expression(function, reach)
             yield from self._plain_call(node, where, reach)
-            given = [each for each in given if not self._is_understood(each, node)]
         for each in given:
-            yield from self._expression(each, reach)
+            if not self._is_understood(each, node):
+                yield from self._expression(each, reach)
 
     def _method(
         self, owner: str, function: ast.Attribute, node: ast.Call, where: str, reach: Reach
-    ) -> tuple[list[Finding], Sequence[ast.AST]]:
-        """What a method of a sensitive object does, and which arguments are still to be looked at."""
-        name, given = function.attr, [*node.args, *(each.value for each in node.keywords)]
-        if owner in _OF_VARIABLES:
-            if name == "setdefault" and node.args:
-                return [Assignment(where, reach, as_text(node.args[0]), as_text(*node.args[1:2]), default=True)], given[
-                    1:
-                ]
-            if name in ("pop", "__setitem__", "__delitem__") and node.args:
-                return [Assignment(where, reach, as_text(node.args[0]), None)], given[1:]
-            if name == "update":
-                found = [each for one in node.args for each in _pairs(one, where, reach)]
-                more = [Assignment(where, reach, each.arg, as_text(each.value)) for each in node.keywords]
-                return [*found, *more], given
+    ) -> Iterator[Finding]:
+        """What a method of a sensitive object does."""
+        name, texts = function.attr, [*map(as_text, node.args), None]
+        unread = owner == "modules" and name == "get" and not (node.args and is_own_name(node.args[0], read=True))
+        if owner in _OF_VARIABLES and name == "setdefault":
+            yield Assignment(where, reach, texts[0], texts[1] if texts[0] else None, default=True)
+        elif owner in _OF_VARIABLES and name in ("pop", "__setitem__", "__delitem__"):
+            yield Assignment(where, reach, texts[0], None)
+        elif owner in _OF_VARIABLES and name == "update":
+            yield from (each for one in node.args for each in _pairs(one, where, reach))
+            yield from (Assignment(where, reach, each.arg, as_text(each.value)) for each in node.keywords)
         elif owner == "path" and name in ("append", "insert", "extend") and node.args:
-            folders = node.args[-1] if name == "extend" else ast.List([node.args[-1]])
-            return list(self._folders(folders, where, reach)), node.args[:-1]
-        elif owner == "path" and name not in _READERS:
-            return list(self._folders(None, where, reach)), given
-        elif owner == "modules" and name == "get" and not (node.args and is_own_name(node.args[0], read=True)):
-            return [self._escape(owner, function.value, where, reach, read=True)], given
-        return ([] if name in _READERS else [self._escape(owner, function.value, where, reach)]), given
+            yield from self._folders(node.args[-1] if name == "extend" else ast.List([node.args[-1]]), where, reach)
+        elif name not in _READERS or unread:
+            yield self._escape(owner, function.value, where, reach, read=unread)
 
-    def _sensitive_call(
-        self, word: str, node: ast.Call, where: str, reach: Reach
-    ) -> tuple[list[Finding], Sequence[ast.AST]]:
-        given: list[ast.AST] = [*node.args, *node.keywords]
+    def _sensitive_call(self, word: str, node: ast.Call, where: str, reach: Reach) -> Iterator[Finding]:
         text = as_text(*node.args[:1])
         if word in ("putenv", "unsetenv"):
-            return [Assignment(where, reach, text, None)], given
-        if word in ("import_module", "__import__") and text is not None and not text.startswith("."):
-            return [Import(where, reach, text)], given
-        if word == "find_spec" and text is not None and "." not in text:
-            return [], given
-        if word == "reload":
-            return [Patch(where, reach, "what it reloads")], given[1:]
-        if word in ("exec", "eval", "import_module", "__import__"):
-            return [Barrier(where, reach, _WORDS.get(word, f"calls {word}"))], given
-        return [self._escape(word, node.func, where, reach)], given
+            yield Assignment(where, reach, text, None)
+        elif word in ("import_module", "__import__") and text is not None and not text.startswith("."):
+            yield Import(where, reach, text)
+        elif word == "reload":
+            yield Patch(where, reach, "what it reloads")
+        elif word in ("exec", "eval", "import_module", "__import__"):
+            yield Barrier(where, reach, _WORDS.get(word, f"calls {word}"))
+        elif word != "find_spec" or text is None or "." in text:
+            yield self._escape(word, node.func, where, reach)
 
     def _plain_call(self, node: ast.Call, where: str, reach: Reach) -> Iterator[Finding]:
         """Of a call whose function is not sensitive itself."""
