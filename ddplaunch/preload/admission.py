@@ -151,9 +151,9 @@ class Admission:
             return
         self._torch_seen = True
         torch = self._table.packages[TORCH]
-        names = {TORCH, *torch.loads}
-        stems = {stem for name in names & self._table.packages.keys() for stem in self._table.packages[name].stems}
-        if path := self._hiding.hides(stems, set(), plugins=False):
+        stems = {stem for name in torch.loads if (found := self._table.packages.get(name)) for stem in found.stems}
+        hiding = Hiding([self._first, *self._program.folders])  # PYTHONPATH is the zygote's too
+        if path := hiding.hides(stems, set(), plugins=False):
             self.torch_barrier = f"{os.path.relpath(path)}, which may have modules that torch imports"
         for each in self._variables:
             if each.name is None or TORCH_READS.fullmatch(each.name):
