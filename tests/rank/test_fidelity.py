@@ -28,7 +28,7 @@ from tests.starts import EXEC, FORKED
 
 pytestmark = pytest.mark.slow
 
-STARTS = {"zygote": ("--start", "zygote"), "forked": FORKED, "exec": EXEC}
+STARTS = {"zygote": ("--start", "zygote", "--preload", "torch"), "forked": FORKED, "exec": EXEC}
 forked_and_exec = pytest.mark.parametrize("start", ["forked", "exec"])
 
 OURS = {
