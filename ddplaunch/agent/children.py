@@ -7,7 +7,6 @@ children of ours are ended and waited for here, where it is known whether the pi
 from __future__ import annotations
 
 import os
-import select
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,15 +33,10 @@ class Child:
         """Wait for its end; killed after ``patience`` seconds. Return the wait status, None where nobody knows it."""
         if self.pid in _unreaped:
             try:
-                if hasattr(os, "pidfd_open"):
-                    pidfd = os.pidfd_open(self.pid)
-                    poll = select.poll()
-                    poll.register(pidfd, select.POLLIN)
-                    if not poll.poll(patience * 1000):
-                        self.kill()
-                    os.close(pidfd)
+                if not processes.wait_for_end(self.pid, patience):
+                    self.kill()
                 self.reaped(os.waitpid(self.pid, 0)[1])
-            except (ProcessLookupError, ChildProcessError):
+            except ChildProcessError:
                 self.reaped(None)
         return self._status
 

@@ -16,6 +16,7 @@ from ddplaunch.agent.ranks import RankProcess
 from ddplaunch.agent.stack_dump import StackDump
 from ddplaunch.diagnosis.inspection import Condition, Worker
 from ddplaunch.diagnosis.stack_dump import parse_dump
+from ddplaunch.rank.processes import open_pidfd
 
 PATIENCE = 0.5  # seconds for all workers of all ranks
 _EACH = 0.2  # seconds for one; what it wrote later would be taken for the next one's
@@ -31,7 +32,7 @@ class LoaderWorkers:
         self._process, self._line = process, line
         self.found: list[Worker] = []
         self._dump: StackDump | None = None
-        self._pidfd = -1
+        self._pidfd: int | None = None
         self._pid, self._since = 0, 0.0
         self._asked: set[int] = set()
         children = [(pid, *found) for pid in _children(process.pid) if (found := _stat(pid, process.pid))]
@@ -61,12 +62,9 @@ class LoaderWorkers:
         self._left.clear()
 
     def _begin(self, pid: int) -> None:
-        try:
-            self._pidfd = os.pidfd_open(pid)
-        except (OSError, AttributeError):
-            return
+        self._pidfd = open_pidfd(pid)
         if (found := _stat(pid, self._process.pid)) is None or found[1] is not None or found[2]:
-            os.close(self._pidfd)  # it has ended or stopped meanwhile
+            self._close()  # it has ended or stopped meanwhile
             return
         self._pid, self._since = pid, time.monotonic()
         process = RankProcess(self._process.rank, pid, self._pidfd)
@@ -74,7 +72,7 @@ class LoaderWorkers:
 
     def _take(self, text: bytes | None) -> None:
         self._dump = None
-        os.close(self._pidfd)
+        self._close()
         threads = parse_dump(text, os.getcwd()) if text else ()
         frames = threads[0].frames if threads else ()
         inside = tuple(takewhile(lambda frame: not frame.file.endswith(_LOOP), frames))
@@ -83,6 +81,11 @@ class LoaderWorkers:
         elif text is not None and self._pid not in self._asked:
             self._asked.add(self._pid)  # that may have been the rank's, which had two signals and writes for both
             self._left.insert(0, self._pid)
+
+    def _close(self) -> None:
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
 
 
 def _children(pid: int) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from contextlib import suppress
 from enum import Enum
 
 from ddplaunch import TYPE_CHECKING
@@ -21,6 +20,7 @@ from ddplaunch.loop import Loop, Timers
 from ddplaunch.output.streams import Streams
 from ddplaunch.plan.layout import Rank
 from ddplaunch.plan.plan import Plan
+from ddplaunch.rank import processes
 from ddplaunch.target.target import TargetKind
 
 if TYPE_CHECKING:
@@ -70,11 +70,7 @@ class RankProcess:
         self.send(signal.SIGCONT)
 
     def send(self, number: int) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            if self.pidfd is not None:
-                signal.pidfd_send_signal(self.pidfd, number)
-            else:
-                os.kill(self.pid, number)
+        processes.send(self.pid, number, self.pidfd)
 
 
 class Ranks:

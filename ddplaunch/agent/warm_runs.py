@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ddplaunch.rank.messages import Config, Order
 
 _ROOM = 4096  # bytes for the command line of any rank to come
+_NO_SHELL = "the shell that it was started from has ended"
 
 
 class WarmRuns:
@@ -95,7 +96,11 @@ class WarmRuns:
         fds: list[int] = []
         try:
             asking.send(ours, order, theirs, its)
-            fds.append(leader := os.pidfd_open(_leader()))
+            leader = _leader()
+            started, leader_pidfd = processes.start_ticks(leader), processes.open_pidfd(leader)
+            if started < 0:
+                raise OSError(_NO_SHELL)
+            fds += [] if leader_pidfd is None else [leader_pidfd]
             fds.append(nothing := os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
             fds += [printed := os.memfd_create("stdout"), complaints := os.memfd_create("stderr")]
             reserved = order["descriptors"][3:]
@@ -105,12 +110,14 @@ class WarmRuns:
                     "listening": listening.fileno(),
                     "path": path,
                     "reserved": reserved,
-                    "leader": leader,
+                    "leader": (leader, started),
+                    "leader_pidfd": leader_pidfd,
                     "seconds": self._seconds,
                 },
             }
-            for fd in (listening.fileno(), leader):
-                os.set_inheritable(fd, True)
+            for fd in (listening.fileno(), leader_pidfd):
+                if fd is not None:
+                    os.set_inheritable(fd, True)
             middle = os.fork()
             if middle == 0:
                 for fd in reserved:
@@ -118,7 +125,7 @@ class WarmRuns:
                 _hand_on(kept, end, environment, (nothing, printed, complaints))
             os.waitpid(middle, 0)
             pid, pidfds, _, _ = socket.recv_fds(ours, 16, 1)
-            return WarmStart(int(pid), pidfds[0], ours, path)
+            return WarmStart(int(pid), pidfds[0] if pidfds else None, ours, path)
         except OSError:
             ours.close()
             with suppress(OSError):
@@ -138,8 +145,8 @@ def _why_unfit(config: Config) -> str | None:
         return "nothing is imported for all ranks" if config["forks"] else "each rank is a new interpreter"
     if config["asked"]:
         return f"what --preload names is not kept: {','.join(config['asked'])}"
-    if not hasattr(os, "pidfd_open") or not hasattr(os, "memfd_create"):
-        return "this Python or this system has no pidfds"
+    if not hasattr(os, "memfd_create"):
+        return "this Python or this system has no memfd_create"
     inherited = asking.handed_on()
     if len(inherited) > channel.MAX_DESCRIPTORS:
         return "ranks inherit too many descriptors"
@@ -176,7 +183,7 @@ def _leader() -> int:
         while (above := processes.stat(leader)[1]) and os.getsid(above) == session:
             leader = above
     if leader == ours:
-        raise OSError("the shell that it was started from has ended")
+        raise OSError(_NO_SHELL)
     return leader
 
 
@@ -190,9 +197,10 @@ def _hand_on(config: Config, end: socket.socket, environment: Mapping[str, str],
         fcntl.fcntl(end, fcntl.F_SETOWN, pid)
         fcntl.fcntl(end, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(end, fcntl.F_SETFL, fcntl.fcntl(end, fcntl.F_GETFL) | os.O_ASYNC)
+        pidfd = processes.open_pidfd(pid)
         try:
-            socket.send_fds(end, [str(pid).encode()], [os.pidfd_open(pid)])
-        except OSError:  # it has gone already
+            socket.send_fds(end, [str(pid).encode()], [] if pidfd is None else [pidfd])
+        except OSError:  # the launcher has gone already
             os.kill(pid, signal.SIGKILL)
     finally:
         os._exit(0)

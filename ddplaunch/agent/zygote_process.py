@@ -14,6 +14,7 @@ from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent import limits
 from ddplaunch.agent.children import Child
 from ddplaunch.control.relay import FOR_RANKS
+from ddplaunch.rank import processes
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -103,11 +104,10 @@ class WarmZygote:
             self._starting = None
 
     def kill(self) -> None:
-        if self._pidfd is not None:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        elif self._starting:
+        if self._starting:
             self._starting.kill()
+        elif self.pid:
+            processes.send(self.pid, signal.SIGKILL, self._pidfd)
 
     def wait(self) -> int | None:
         from ddplaunch.warm.asking import receive
@@ -130,17 +130,17 @@ class WarmZygote:
 class WarmStart:
     """A warm zygote that we have started, until it has imported all: so long it goes when we go."""
 
-    def __init__(self, pid: int, pidfd: int, tie: socket.socket, path: str) -> None:
+    def __init__(self, pid: int, pidfd: int | None, tie: socket.socket, path: str) -> None:
         self.pid = pid
         self._pidfd, self._tie, self._path = pidfd, tie, path
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        processes.send(self.pid, signal.SIGKILL, self._pidfd)
         with suppress(OSError):
             os.unlink(self._path)
             os.rmdir(os.path.dirname(self._path))  # unless there are others
 
     def close(self) -> None:
         self._tie.close()
-        os.close(self._pidfd)
+        if self._pidfd is not None:
+            os.close(self._pidfd)

@@ -23,7 +23,6 @@ from ddplaunch.diagnosis.inspection import Detail
 from ddplaunch.errors import EXIT_SIGNAL, LaunchError, shown
 from ddplaunch.job import client, past, readings, runs
 from ddplaunch.job.door import MAX_ANSWER
-from ddplaunch.job.process import suspended
 from ddplaunch.job.requests import Request
 from ddplaunch.job.requests.inspection import InspectJob, JobInspected
 from ddplaunch.job.requests.output import Printed, TailRanks
@@ -41,6 +40,7 @@ from ddplaunch.output.terminal import ENTER, can_draw, restored, watched
 from ddplaunch.plan.command import python_command
 from ddplaunch.queue.meant import job_meant, one_of, run_of, running
 from ddplaunch.queue.step import relay
+from ddplaunch.rank.processes import is_suspended
 from ddplaunch.wire.connection import Connection
 from ddplaunch.wire.sockets import peer_uid
 from ddplaunch.words import span
@@ -238,7 +238,7 @@ def _told(path: str) -> tuple[str, ...]:
         status = client.ask(path, AskStatus(), SOON)
     except LaunchError:
         job = runs.at(path)
-        state, record = "suspended" if suspended(job.pid) else "silent", runs.record_of(job)
+        state, record = "suspended" if is_suspended(job.pid) else "silent", runs.record_of(job)
         if record is None:
             return state, "", "", ""
         return state, _age(record.began), str(record.world_size), short_target(shown(record.target, 200))

@@ -9,7 +9,7 @@ import click
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.console.table import table
 from ddplaunch.errors import LaunchError
-from ddplaunch.job.process import ended
+from ddplaunch.rank.processes import wait_for_end
 from ddplaunch.warm.asking import look
 from ddplaunch.words import size, span
 
@@ -67,5 +67,5 @@ def _memory(pid: int) -> int | None:
 
 def _await(pids: list[int]) -> None:
     for pid in pids:
-        if not ended(pid, _END_PATIENCE):
+        if not wait_for_end(pid, _END_PATIENCE):
             raise LaunchError(f"{pid} has not ended after {_END_PATIENCE:.0f} s", f"kill -9 {pid}")

@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError
 from ddplaunch.job.door import MAX_ANSWER, MAX_FOLLOWERS
-from ddplaunch.job.process import suspended
 from ddplaunch.job.requests import Request
 from ddplaunch.job.requests.status import AskStatus
+from ddplaunch.rank.processes import is_suspended
 from ddplaunch.wire.frames import Garbled, read_frame
 from ddplaunch.wire.sockets import peer_uid
 from ddplaunch.wire.typed import decode, encode
@@ -35,7 +35,7 @@ class NoAnswer(LaunchError):
 def check_suspended(path: str) -> None:
     """Raise NoAnswer where the launcher with this socket is suspended: a question would wait for its timeout."""
     run_id, _, pid = os.path.basename(path).rpartition(".")
-    if pid.isdecimal() and suspended(int(pid)):
+    if pid.isdecimal() and is_suspended(int(pid)):
         raise NoAnswer(f"{run_id} is suspended: its launcher was stopped, as Ctrl-Z does", advice_to_continue(int(pid)))
 
 

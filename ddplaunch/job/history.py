@@ -18,11 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from ddplaunch.errors import host_name, shown
-from ddplaunch.job.process import born
 from ddplaunch.output import events
 from ddplaunch.output.events import Event
 from ddplaunch.output.run_log import numbered, rank_file
 from ddplaunch.plan.plan import Plan
+from ddplaunch.rank.processes import start_ticks
 
 MAX_RUNS = 100  # that are kept
 LOOK_EVERY = 5  # runs that left output, about: then it is looked how many bytes all take
@@ -201,7 +201,7 @@ class History:
             "host": host_name(),
             "cwd": _cwd(),
             "pid": os.getpid(),
-            "born": max(0, born(os.getpid())),
+            "born": max(0, start_ticks(os.getpid())),
             "began": self._began,
             "job": job_of(os.environ),
             "node_rank": plan.node_rank,

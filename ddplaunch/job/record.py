@@ -22,9 +22,9 @@ from ddplaunch.errors import EXIT_PREEMPTED, host_name, shown
 from ddplaunch.files import read_owned
 from ddplaunch.job import readings
 from ddplaunch.job.effective import Account, Spent
-from ddplaunch.job.process import born
 from ddplaunch.output import events
 from ddplaunch.output.events import Event
+from ddplaunch.rank.processes import start_ticks
 from ddplaunch.wire.bounds import (
     MAX_PATH,
     Amount,
@@ -257,7 +257,7 @@ def _decode(line: bytes) -> Any:
 
 def lives(record: RunRecord) -> bool:
     """Whether the launcher of a run that has not ended is still there; True where it is on another machine."""
-    return record.host != host_name() or max(0, born(record.pid)) == record.born
+    return record.host != host_name() or max(0, start_ticks(record.pid)) == record.born
 
 
 def to_json(record: RunRecord, runs: Sequence[RunRecord], spent: Spent) -> str:

@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import socket
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,15 +22,14 @@ LEAVE_PATIENCE = 6.0  # seconds that the run's zygote has to clean up after its 
 
 def guard(line: socket.socket, zygote: int, channel: ModuleType, processes: ModuleType) -> NoReturn:
     """Wait for the end of the run's ``zygote``, end all that it leaves, and tell the launcher."""
-    pidfd = os.pidfd_open(zygote)
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
+    poll, woken = select.poll(), _wake_on_child()
+    poll.register(woken, select.POLLIN)
     poll.register(line, select.POLLIN)  # nothing ever comes there but its end
-    if pidfd not in dict(poll.poll()):
+    if not _wait_for_end(zygote, poll, woken, None):
         poll.unregister(line)
-        if not poll.poll(LEAVE_PATIENCE * 1000):
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            poll.poll(processes.KILL_PATIENCE * 1000)
+        if not _wait_for_end(zygote, poll, woken, LEAVE_PATIENCE):
+            os.kill(zygote, signal.SIGKILL)
+            _wait_for_end(zygote, poll, woken, processes.KILL_PATIENCE)
     status = os.waitpid(zygote, os.WNOHANG)[1]
     stuck, _ = processes.kill_all_below(os.getpid())
     try:
@@ -37,3 +37,28 @@ def guard(line: socket.socket, zygote: int, channel: ModuleType, processes: Modu
     except OSError:  # the launcher has gone
         pass
     os._exit(0)
+
+
+def _wake_on_child() -> int:
+    """Return a descriptor that is readable once a child has ended."""
+    woken, wake = os.pipe()
+    for fd in (woken, wake):
+        os.set_blocking(fd, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    return woken
+
+
+def _wait_for_end(child: int, poll: select.poll, woken: int, timeout_s: float | None) -> bool:
+    """Wait until ``child`` has ended; return False after ``timeout_s`` seconds, or when there is news of another kind.
+
+    It is not reaped here, so its pid remains its own.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready = dict(poll.poll(None if left_s is None else left_s * 1000))
+        if woken not in ready:
+            return False
+        os.read(woken, 4096)
+    return True

@@ -18,7 +18,8 @@ class WarmPlace(TypedDict):
     listening: int  # where launchers ask it for runs
     path: str  # of that socket
     reserved: list[int]  # what stands open at numbers that the first run's descriptors are to have
-    leader: int  # a pidfd of the session's leader, with whom it ends
+    leader: tuple[int, int]  # the session's leader, with which it ends: pid and start (``processes.start_ticks``)
+    leader_pidfd: int | None  # None where the kernel gives none
     seconds: float  # for which it stays when no run needs it
 
 
@@ -135,7 +136,7 @@ class ZygoteReady(TypedDict):
     unsafe: str | None
     seconds: float
     stores: bool  # whether the job's store can be in a fork of it
-    pid: int  # with a pidfd, where it is not the launcher's child
+    pid: int  # with a pidfd, where it is not the launcher's child and the kernel gives one
 
 
 class ImportRefused(TypedDict):
@@ -143,7 +144,7 @@ class ImportRefused(TypedDict):
     message: str
 
 
-class Spawned(TypedDict):  # with a pidfd
+class Spawned(TypedDict):  # with a pidfd, where the kernel gives one
     op: Literal["spawned"]
     rank: int
     pid: int
@@ -200,9 +201,10 @@ class RunWanted(TypedDict):
 
 
 class Take(TypedDict):
-    """A run's zygote is there, as the pidfd that comes along, and waits on its control socket for ``GivenFds``."""
+    """A run's zygote is there, and waits on its control socket for ``GivenFds``; with its pidfd, as ``Spawned``."""
 
     op: Literal["take"]
+    pid: int
 
 
 class GivenFds(TypedDict):

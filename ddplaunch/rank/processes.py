@@ -1,8 +1,9 @@
-"""What the kernel offers for keeping hold of processes: parent-death signal, subreaper, and who descends from whom."""
+"""What the kernel offers for keeping hold of processes: parent-death signal, subreaper, pidfds, the process tree."""
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import time
@@ -103,7 +104,23 @@ def descendants(root: int, *, spare: Callable[[int], bool] | None = None) -> lis
 
 
 def stat(pid: int) -> tuple[str, int]:
-    """State and parent of a process (proc(5), the fields behind the name); ("X", 0) when it is gone.
+    """State and parent of a process; ("X", 0) when it is gone."""
+    return _stat(pid)[:2]
+
+
+def start_ticks(pid: int) -> int:
+    """When the kernel made this process, in ticks since its own start; -1 where it has ended, reaped or not."""
+    state, _, ticks = _stat(pid)
+    return -1 if state in "ZX" else ticks
+
+
+def is_suspended(pid: int) -> bool:
+    """Whether a signal has stopped this process: Ctrl-Z in its terminal, or SIGSTOP."""
+    return _stat(pid)[0] == "T"
+
+
+def _stat(pid: int) -> tuple[str, int, int]:
+    """State, parent and start of a process (proc(5), the fields behind the name); ("X", 0, -1) when it is gone.
 
     One whose main thread has ended counts as running while it has others: the kernel shows it as a zombie, but neither
     is it dead nor can it be waited for.
@@ -112,9 +129,40 @@ def stat(pid: int) -> tuple[str, int]:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
-        return "X", 0
+        return "X", 0, -1
     state = "R" if fields[0] == b"Z" and int(fields[17]) > 1 else fields[0].decode()
-    return state, int(fields[1])
+    return state, int(fields[1]), int(fields[19])
+
+
+def open_pidfd(pid: int) -> int | None:
+    """Return a pidfd of a process, None where it is gone or the system gives none.
+
+    Linux has pidfds since 5.3, and a Python only where it was built with such headers. Old container runtimes forbid
+    them, with EPERM.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+def wait_for_end(pid: int, timeout_s: float | None) -> bool:
+    """Wait for the end of a process, at most ``timeout_s`` seconds, None for ever; return whether it has ended."""
+    if (pidfd := open_pidfd(pid)) is not None:
+        try:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
+        finally:
+            os.close(pidfd)
+    ticks, pause_s = start_ticks(pid), 0.001
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while ticks >= 0 and start_ticks(pid) == ticks:
+        if deadline is not None and time.monotonic() >= deadline:
+            return False
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 2, 0.05)
+    return True
 
 
 def describe(pid: int) -> str:
@@ -144,9 +192,19 @@ def is_multiprocessing(pid: int) -> bool:
     return any(b"from multiprocessing.%s import main" % name in words for name in (b"forkserver", b"resource_tracker"))
 
 
-def send(pid: int, number: int) -> None:
-    """Send a signal; a process that is gone, or not ours to signal, is passed over."""
+def send(pid: int, number: int, pidfd: int | None = None) -> None:
+    """Send a signal; a process that is gone, or not ours to signal, is passed over.
+
+    With its ``pidfd`` no other process is meant that may have the pid by now.
+    """
     try:
+        if pidfd is not None:
+            try:
+                return signal.pidfd_send_signal(pidfd, number)
+            except ProcessLookupError:
+                return
+            except (AttributeError, OSError):  # as in ``open_pidfd``: one of the two may be there alone
+                pass
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
         pass

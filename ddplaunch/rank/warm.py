@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _PATIENCE = 1.0  # seconds for whoever has connected to say what they want
 _MAX_REQUEST, _MAX_ORDER = 1 << 12, 1 << 26  # bytes
+_LEADER_INTERVAL_MS = 1000.0  # between two looks at the session's leader where the kernel has no pidfds
 _SCARCE = 0.1  # of all memory: with less of it available nothing is kept
 _PRESSURE = b"some 150000 2000000\0"  # 0.15 of 2 s lost for want of memory: a trigger that any user may have (psi.rst)
 _ENDING = (signal.SIGTERM, signal.SIGHUP)  # what logging out sends
@@ -57,9 +58,10 @@ class Warm:
         self.before = dict(os.environ)
         self.listening = socket.socket(fileno=place["listening"])
         self.listening.setblocking(False)
-        self.leader, self.reserved = place["leader"], place["reserved"]
-        for fd in (self.first.fileno(), self.listening.fileno(), self.leader):
-            os.set_inheritable(fd, False)
+        self.leader, self.leader_pidfd, self.reserved = place["leader"], place["leader_pidfd"], place["reserved"]
+        for fd in (self.first.fileno(), self.listening.fileno(), self.leader_pidfd):
+            if fd is not None:
+                os.set_inheritable(fd, False)
         self.socket_file = _identity(self.path)
         self.origins = origins.Origins(worker)
         self.guardians: dict[int, socket.socket] = {}  # pid to what tells the launcher that all of a run is gone
@@ -89,7 +91,8 @@ class Warm:
         self.poll = select.poll()
         self.poll.register(self.woken, select.POLLIN)
         self.poll.register(self.listening, select.POLLIN)
-        self.poll.register(self.leader, select.POLLIN)
+        if self.leader_pidfd is not None:
+            self.poll.register(self.leader_pidfd, select.POLLIN)
         if self.pressure is not None:
             self.poll.register(self.pressure, select.POLLPRI)
         self.idle_since = time.monotonic()
@@ -103,10 +106,14 @@ class Warm:
             if not self.guardians and (self.ending or self.seconds_left() <= 0):
                 self.leave()
             wait = None if self.guardians else self.seconds_left() * 1000 + 1
+            if self.leader_pidfd is None and not self.ending:
+                wait = min(wait or _LEADER_INTERVAL_MS, _LEADER_INTERVAL_MS)
             ready = {fd for fd, _ in self.poll.poll(wait)}
             if self.woken in ready:
                 self.reap()
-            if self.leader in ready or (self.pressure is not None and self.pressure in ready):
+            if self.leader_pidfd is None and processes.start_ticks(self.leader[0]) != self.leader[1]:
+                self.end()
+            if not ready.isdisjoint((self.leader_pidfd, self.pressure)):
                 self.end()
             if not self.ending and self.listening.fileno() in ready:
                 born = self.accept()
@@ -226,7 +233,7 @@ class Warm:
             signal.set_wakeup_fd(-1)
             for each in (self.listening, *self.guardians.values()):
                 each.close()
-            for fd in (self.woken, self.wake, self.leader, self.pressure):
+            for fd in (self.woken, self.wake, self.leader_pidfd, self.pressure):
                 if fd is not None:
                     os.close(fd)
             os.setsid()
@@ -267,7 +274,10 @@ class Warm:
     def take(self, control: socket.socket, numbers: list[int]) -> socket.socket:
         """In a run's zygote: have the launcher's descriptors at their ``numbers``; return the control socket anew."""
         if self.served:  # the first launcher's are there: we could not have outlived it
-            channel.send(control, {"op": "take"}, [os.pidfd_open(os.getpid())])
+            pidfd = processes.open_pidfd(os.getpid())
+            channel.send(control, {"op": "take", "pid": os.getpid()}, [] if pidfd is None else [pidfd])
+            if pidfd is not None:
+                os.close(pidfd)
         fds = [os.dup(control.fileno()), *channel.receive(control)[1]]
         control.close()
         high = max(numbers) + 1  # out of the way of them all
@@ -297,7 +307,7 @@ class Warm:
         if self.ending:
             return
         self.ending = True
-        for fd in (self.listening.fileno(), self.leader, self.pressure):
+        for fd in (self.listening.fileno(), self.leader_pidfd, self.pressure):
             if fd is not None:
                 self.poll.unregister(fd)
         self.listening.close()

@@ -110,13 +110,13 @@ def main() -> tuple[PythonJob, dict[str, int]]:
         "stores": config["forks"] and store.available(),
         "pid": os.getpid(),
     }
-    pidfds = [os.pidfd_open(os.getpid())] if config["guarded"] else []
+    pidfd = processes.open_pidfd(os.getpid()) if config["guarded"] else None
     try:
-        channel.send(control, ready, pidfds)
+        channel.send(control, ready, [] if pidfd is None else [pidfd])
     except OSError:  # nobody is there to hear it
         os._exit(1)
-    for fd in pidfds:
-        os.close(fd)
+    if pidfd is not None:
+        os.close(pidfd)
     if not config["guarded"]:
         processes.die_with_parent(0)
     return Zygote(control, config, left).serve()
@@ -282,13 +282,10 @@ class Zygote:
             self.tell({"op": "unborn", "rank": request["rank"], "errno": number})
             return None
         self.ranks[pid] = request["rank"]
-        try:
-            pidfds = [os.pidfd_open(pid)] if hasattr(os, "pidfd_open") else []
-        except OSError:  # the supervisor can do without
-            pidfds = []
-        self.tell({"op": "spawned", "rank": request["rank"], "pid": pid}, pidfds)
-        for fd in pidfds:
-            os.close(fd)
+        pidfd = processes.open_pidfd(pid)
+        self.tell({"op": "spawned", "rank": request["rank"], "pid": pid}, [] if pidfd is None else [pidfd])
+        if pidfd is not None:
+            os.close(pidfd)
         return None
 
     def become(self, job: RankJob, fds: dict[str, int], parent: int) -> tuple[PythonJob, dict[str, int]]:

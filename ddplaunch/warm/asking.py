@@ -10,7 +10,7 @@ import socket
 from contextlib import suppress
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.rank import channel
+from ddplaunch.rank import channel, processes
 from ddplaunch.warm import place
 
 if TYPE_CHECKING:
@@ -51,13 +51,12 @@ def hand_over(control: socket.socket, theirs: socket.socket, line: socket.socket
     try:
         if not _comes(control, line):
             return False
-        fds += channel.receive(control)[1]
+        taken: Any
+        taken, fds = channel.receive(control)
         channel.send(control, {"op": "given"}, descriptors)
         if _comes(control, line):
             return True
-        for pidfd in fds:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        processes.send(taken["pid"], signal.SIGKILL, fds[0] if fds else None)
         with suppress(BlockingIOError):
             theirs.setblocking(False)  # the flags of recv_fds go nowhere
             fds += socket.recv_fds(theirs, 1, channel.MAX_DESCRIPTORS)[1]

@@ -19,12 +19,12 @@ from ddplaunch.console.table import fitting, table
 from ddplaunch.job import client, past
 from ddplaunch.job.client import NoAnswer, advice_to_continue
 from ddplaunch.job.effective import percent
-from ddplaunch.job.process import suspended
 from ddplaunch.job.record import Fate, RunRecord
 from ddplaunch.job.requests.inspection import InspectJob, JobInspected
 from ddplaunch.job.runs import RunningJob, known
 from ddplaunch.job.status import Status, short_target
 from ddplaunch.output.terminal import window
+from ddplaunch.rank.processes import is_suspended
 from ddplaunch.words import span
 
 BETWEEN = 0.5  # seconds between the two inspections that show how fast a job is
@@ -113,7 +113,7 @@ def inspect_all(jobs: Mapping[str, RunningJob]) -> Callable[[], list[SeenJob]]:
 def _seen(run: str, job: RunningJob, first: JobInspected | None, second: JobInspected | None) -> SeenJob:
     last = second or first
     now = rate(first, second) if first and second else None
-    return SeenJob(run, job, last.status if last else None, now, suspended=not last and suspended(job.pid))
+    return SeenJob(run, job, last.status if last else None, now, suspended=not last and is_suspended(job.pid))
 
 
 def rate(first: JobInspected, second: JobInspected) -> float | None:

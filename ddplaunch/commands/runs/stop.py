@@ -13,7 +13,6 @@ from ddplaunch.commands.runs.newest import newest_here
 from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError, UsageError, host_name, shown
 from ddplaunch.job import client, past, runs
 from ddplaunch.job.client import NoAnswer
-from ddplaunch.job.process import born, ended, suspended
 from ddplaunch.job.requests.status import AskStatus, StopJob, WaitForEnd
 from ddplaunch.job.runs import RunningJob
 from ddplaunch.job.status import RankState
@@ -21,6 +20,7 @@ from ddplaunch.queue.meant import asked, forgotten, index_of, job_meant, standin
 from ddplaunch.queue.scheduler import JobId, SilentScheduler
 from ddplaunch.queue.submitted import Submitted
 from ddplaunch.queue.table import scheduler_of
+from ddplaunch.rank.processes import is_suspended, start_ticks, wait_for_end
 from ddplaunch.words import counted
 
 LOOK_EVERY = 1.0  # seconds
@@ -55,7 +55,7 @@ def stop(run: str | None, every: bool, now: bool) -> None:
 
 def _begin_to_stop(job: RunningJob, now: bool) -> str:
     """Have a launcher stop its job; return the job's run id."""
-    if suspended(job.pid):
+    if is_suspended(job.pid):
         os.kill(job.pid, signal.SIGCONT)
         click.echo(f"{job.run_id} was suspended; it is continued, so that it can stop", err=True)
         _until_it_runs(job.pid)
@@ -68,7 +68,7 @@ def _begin_to_stop(job: RunningJob, now: bool) -> str:
 def _until_it_runs(pid: int) -> None:
     """Wait until the kernel has continued a process."""
     deadline = time.monotonic() + CONTINUE_TIMEOUT
-    while suspended(pid) and time.monotonic() < deadline:
+    while is_suspended(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
@@ -104,7 +104,7 @@ def _cancel(job: Submitted, word: str, now: bool) -> None:
 def _await(job: RunningJob) -> None:
     """Wait for the end of its launcher, and say how many ranks are left as that changes."""
     said = -1
-    while not ended(job.pid, LOOK_EVERY):
+    while not wait_for_end(job.pid, LOOK_EVERY):
         try:
             left = sum(each.state is RankState.RUNNING for each in client.ask(job.path, AskStatus(), LOOK_EVERY).ranks)
         except NoAnswer:
@@ -131,11 +131,11 @@ def wait(run: str | None) -> int:
         except NoAnswer:
             if os.path.exists(job.path):  # else it is about to end, and has closed its door
                 raise
-        ended(job.pid)
+        wait_for_end(job.pid, None)
         record = runs.record_of(job)
     elif record and code is None:
-        if record.host == host_name() and born(record.pid) == record.born:
-            ended(record.pid)
+        if record.host == host_name() and start_ticks(record.pid) == record.born:
+            wait_for_end(record.pid, None)
         record = past.record(name)
     if code is None and record:  # by now it has said how it ended
         code = record.code
