@@ -96,8 +96,8 @@ class Loop:
     def catch(self, numbers: Iterable[int], callback: Callable[[int], None], *, anyway: Iterable[int] = ()) -> None:
         """Call ``callback`` with each of these signals, after those that were to be called before.
 
-        One that we inherited as ignored (nohup) stays ignored, unless it is among ``anyway``: these may come blocked
-        too, so that none was lost, or deadly, while we started.
+        One that we inherited as ignored (nohup) stays ignored, unless it is among ``anyway``. They may come blocked, so
+        that none was lost, or deadly, while we started.
         """
         if not self._handlers:
             woken, wake = os.pipe()
@@ -105,11 +105,12 @@ class Loop:
             os.set_blocking(wake, False)
             signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
             self.watch(woken, lambda: os.read(woken, 4096))
-        for number in {*numbers, *anyway}:
+        wanted = {*numbers, *anyway}
+        for number in wanted:
             self._handlers.setdefault(number, []).append(callback)
             if number in anyway or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, lambda number, frame: self._signals.append(number))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, anyway)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, wanted)
 
     def step(self) -> None:
         """Wait for the next thing to happen, handle all that has happened by then: descriptors, timers, what is posted.

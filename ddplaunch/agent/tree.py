@@ -16,6 +16,7 @@ from ddplaunch.agent.policy import Policy
 from ddplaunch.agent.temporary import Temporary
 from ddplaunch.agent.zygote_client import ZygoteClient, ZygoteListener
 from ddplaunch.control.failure import describe_end
+from ddplaunch.inherited import AT_START
 from ddplaunch.loop import Loop
 from ddplaunch.plan.plan import Plan
 from ddplaunch.rank import processes
@@ -57,6 +58,7 @@ class Tree:
             remove=[path for path in (self.temporary.path, store_file) if path],
             title=" ".join(plan.target.argv),
             shielded=job.shielded(self._policy.preempt_signal),
+            blocked=AT_START.blocked - {self._policy.preempt_signal},  # which may have waited for the launcher
             warm=self._warm,
         )
         return self.zygote

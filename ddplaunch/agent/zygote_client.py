@@ -12,6 +12,7 @@ from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent import limits
 from ddplaunch.agent.mailbox import Mailbox
 from ddplaunch.agent.zygote_process import OwnZygote, ZygoteProcess
+from ddplaunch.inherited import AT_START
 from ddplaunch.loop import Loop
 from ddplaunch.preload.choice import Choice
 
@@ -62,6 +63,7 @@ class ZygoteClient:
         remove: Sequence[str] = (),  # paths that it removes should we be killed
         title: str = "",  # the longest command line that ``ps`` is to show for a rank
         shielded: Sequence[int] = (),  # signals for us alone that everything below gets; a rank may yet handle them
+        blocked: Iterable[int] = (),  # signals that a rank inherits as blocked
         warm: WarmRuns | None = None,  # may have one that has imported all already
     ) -> None:
         """Start the zygote.
@@ -85,6 +87,8 @@ class ZygoteClient:
             "folders": list(preload.folders),
             "remove": list(remove),
             "shielded": list(shielded),
+            "blocked": sorted(blocked),
+            "ignores_children": AT_START.ignores_children,
             "failed": None,
             "unsafe": preload.unsafe,
             "warm": None,

@@ -11,6 +11,7 @@ import sys
 from ddplaunch import __version__
 from ddplaunch.cli.say import complain, echo
 from ddplaunch.errors import EXIT_OS, EXIT_SIGNAL, EXIT_SOFTWARE, EXIT_USAGE, LaunchError, format_trace
+from ddplaunch.inherited import AT_START
 
 COMPLETE = "_DDPLAUNCH_COMPLETE"  # the variable by which a shell asks click for completions (README)
 
@@ -25,6 +26,7 @@ def command() -> int:
     if sys.platform == "win32":
         print("ddplaunch does not support Windows; it runs in WSL 2.", file=sys.stderr)
         sys.exit(EXIT_USAGE)
+    AT_START.take()
     gc.set_threshold(100_000)  # objects: to look for garbage among what is imported takes 5 % of a start
     _open_standard_streams()
     try:

@@ -46,6 +46,8 @@ class Config(TypedDict):
     folders: list[str]  # of the program's own, which it puts before those of installed packages
     remove: list[str]
     shielded: list[int]
+    blocked: list[int]  # the signals that ranks begin with blocked
+    ignores_children: bool  # whether ranks begin with SIGCHLD ignored
     failed: str | None  # why it has started over with its fallback
     unsafe: str | None  # why it has started over without forking, or is not to fork
     warm: WarmPlace | None  # of one that stays for other runs

@@ -166,7 +166,8 @@ class Zygote:
         self.poll.register(self.control, select.POLLIN)
         self.poll.register(self.woken, select.POLLIN)
         self.inherited = {number: signal.signal(number, signal.SIG_IGN) for number in DEAF}  # forgets what came by now
-        self.inherited[signal.SIGCHLD] = signal.getsignal(signal.SIGCHLD)
+        ignored = config["ignores_children"]
+        self.inherited[signal.SIGCHLD] = signal.SIG_IGN if ignored else signal.getsignal(signal.SIGCHLD)
         for number in self.inherited:
             signal.signal(number, _nothing)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF)  # a warm zygote forks us with these blocked
@@ -296,7 +297,7 @@ class Zygote:
                 if inherited in FOR_RANKS:
                     signal.signal(inherited, signal.SIG_IGN)  # forgets one that came by now: it was for a handler
                 signal.signal(inherited, handler or signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF)
+            signal.pthread_sigmask(signal.SIG_SETMASK, self.config["blocked"])
             os.setsid()
             processes.die_with_parent(signal.SIGKILL)
             if os.getppid() != parent:

@@ -29,6 +29,7 @@ from ddplaunch.control.relay import FOR_RANKS
 from ddplaunch.control.route import machine_id, resolve
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import EXIT_SIGNAL, EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError, harmless
+from ddplaunch.inherited import AT_START
 from ddplaunch.loop import Loop
 from ddplaunch.plan.command import python_command
 from ddplaunch.rank import processes
@@ -121,6 +122,7 @@ def main() -> int:
 
 
 def _serve() -> int:
+    AT_START.take()
     processes.die_with_parent(signal.SIGTERM)
     # On a line of its own, whatever a login shell has printed before, a progress bar say.
     os.write(1, b"\n" + HELLO + __version__.encode() + b"\n")

@@ -265,6 +265,29 @@ def test_nohup_is_respected(start):
     assert job.wait() == 143
 
 
+def test_ranks_inherit_signals_that_the_launcher_resets_for_itself(start, mode, tmp_path):
+    """SIGCHLD ignored, SIGTERM blocked: the job starts and ends, and its program can wait for SIGTERM by sigwait."""
+    text = """
+        import signal
+
+        print(signal.pthread_sigmask(signal.SIG_BLOCK, ()) == {signal.SIGTERM, signal.SIGUSR1}, flush=True)
+        print(signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN, flush=True)
+        print(f"waited for {signal.sigwait((signal.SIGTERM,)).name}")
+    """
+    write(tmp_path, "t.py", text)
+
+    def inherit() -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR1))
+
+    job = start("run", *mode, "--nproc", "2", "t.py", preexec_fn=inherit)
+    job.wait_for("True", 4)
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143
+    assert job.stdout().count("waited for SIGTERM") == 2
+    job.assert_nothing_left()
+
+
 def test_what_successful_ranks_leave_behind_is_ended_and_named(start):
     assert LEFTOVER_GRACE == 5  # at most, or as long as the ranks have
     job = start("run", *LIGHT, "--nproc", "2", "--grace", "0.5", SLEEPER, "children", "return")
