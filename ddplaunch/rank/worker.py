@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from _frozen_importlib import module_from_spec
-from _frozen_importlib_external import SourcelessFileLoader, spec_from_file_location
+from _frozen_importlib_external import SourceFileLoader, SourcelessFileLoader, spec_from_file_location
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ def _replace_main() -> None:
 def _find_script(job: PythonJob) -> Call:
     path = os.path.join(os.getcwd(), job["path"])  # what __file__ of __main__ is since 3.9; argv[0] stays as typed
     _appear(job, job["path"], job["path"])
-    loader: Any = type(globals()["__loader__"])  # SourceFileLoader, which has loaded this file too
+    loader: Any = SourceFileLoader
     namespace = sys.modules["__main__"].__dict__
     with io.open_code(path) as file:
         source = file.read()

@@ -4,11 +4,12 @@ import fcntl
 import re
 import signal
 import subprocess
+import sys
 from importlib.util import find_spec
 
 import pytest
 
-from tests.conftest import clean_environment, command, ran, refused, wait_until, write
+from tests.conftest import clean_environment, command, free_port, ran, refused, wait_until, write
 from tests.debugged import AT, STEPS, piped, stopped
 from tests.debugged import calm as calm
 from tests.debugged import person as person
@@ -367,6 +368,15 @@ def test_post_mortem_of_a_single_rank_is_plain_pdb(person, tmp_path):
     each.type("p loss * 7\rq\r")
     each.until("42")
     assert each.end() == 1
+
+
+def test_an_editor_may_debug_the_launcher_and_with_it_the_ranks(tmp_path):
+    """As the module of an entry in launch.json: debugpy follows into every process, and runs its file."""
+    pytest.importorskip("debugpy")
+    write(tmp_path, "train.py", "print('loader', type(__loader__).__name__)\n")
+    listens = [sys.executable, "-m", "debugpy", "--listen", f"127.0.0.1:{free_port()}"]
+    done = ran([*listens, *command("run", "--preload", "none", "--nproc", "2", "train.py")[1:]], tmp_path)
+    assert (done.returncode, done.stdout.count("loader SourceFileLoader")) == (0, 2), done
 
 
 def test_an_editor_may_attach_to_some_ranks(launch, answer, tmp_path):

@@ -467,6 +467,14 @@ def test_tracebacks_of_a_function_begin_with_it(start: tuple[str, ...], folder: 
 
 
 @forked_and_exec
+def test_a_traceback_without_frames_of_the_program_keeps_the_others(start: tuple[str, ...], folder: Path) -> None:
+    write(folder, "train.py", "import os\nos.unlink(__file__)\nraise SystemExit(3)\n")
+    done = ours(folder, *start, "--max-restarts", "1", "train.py")
+    assert done.returncode == 1
+    assert re.search(r'^  File ".*worker.py", line \d+, in _find_script$', done.stderr, re.MULTILINE), done.stderr
+
+
+@forked_and_exec
 def test_tracebacks_of_a_functions_module_begin_with_it(start: tuple[str, ...], folder: Path) -> None:
     train = write(folder, "train.py", "import holder\nholder.missing\ndef main():\n    pass\n")
     done = ours(folder, *start, "train.py:main")
