@@ -116,18 +116,18 @@ def _read_gpus(nvml: Any, trees: Trees) -> Read:
     driver = _ask(nvml, nvml.nvmlSystemGetDriverVersion)
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
-            gpu, mig_mode = _read_gpu(nvml, index, trees, driver)
+            gpu = _read_gpu(nvml, index, trees, driver)
         except nvml.NVMLError as error:
             notes.append(LostGpu(index, str(error)))
             continue
         gpus.append(gpu)
-        if mig_mode and not gpu.mig:
+        if gpu.mig_mode and not gpu.mig:
             notes.append(f"NVIDIA GPU {index} is in MIG mode but has no instances, so CUDA cannot use it.")
     return gpus, notes
 
 
-def _read_gpu(nvml: Any, index: int, trees: Trees, driver: str | None) -> tuple[Gpu, bool]:
-    """Read one GPU and whether it is in MIG mode.
+def _read_gpu(nvml: Any, index: int, trees: Trees, driver: str | None) -> Gpu:
+    """Read one GPU.
 
     Raises NVMLError if it is lost or otherwise unwell. What it merely does not support is left None.
     """
@@ -149,11 +149,12 @@ def _read_gpu(nvml: Any, index: int, trees: Trees, driver: str | None) -> tuple[
         memory_used=memory.used if memory else None,
         numa_node=_affine_node(nvml, handle) if numa_node is None else numa_node,
         cpus=cpus or _bits(ask(nvml.nvmlDeviceGetCpuAffinity, handle, MAX_CPUS // WORD)),
+        mig_mode=in_mig_mode,
         mig=_read_mig(nvml, handle, name) if in_mig_mode else (),
         processes=_read_processes(nvml, handle) if trees.processes else (),
         driver=driver,
     )
-    return gpu, in_mig_mode
+    return gpu
 
 
 def _ask(nvml: Any, question: Any, *arguments: Any) -> Any:
@@ -247,7 +248,7 @@ def _cuda_entry(gpus: Sequence[Gpu], entry: str) -> list[VisibleGpu]:
 def _select(chosen: Sequence[VisibleGpu], notes: list[str], environ: Mapping[str, str]) -> Visible:
     variables = {CUDA: ",".join(device.token for device in chosen)}
     if any(device.token.isdecimal() for device in chosen):
-        variables[CUDA_ORDER] = "PCI_BUS_ID"  # NVML's order; a UUID needs none
+        variables[CUDA_ORDER] = "PCI_BUS_ID"  # NVML's order, so that an index means the same; a UUID needs none
     return Visible(tuple(chosen), "--gpus", variables, tuple(notes))
 
 
@@ -256,6 +257,14 @@ def _whole(gpu: Gpu) -> list[VisibleGpu]:
     if gpu.mig:
         return [VisibleGpu(gpu, mig, mig.uuid) for mig in gpu.mig]
     return [VisibleGpu(gpu, None, gpu.uuid or str(gpu.index))]
+
+
+def _indices_hold(gpus: Sequence[Gpu]) -> bool:
+    """Whether CUDA, counting by the PCI bus, counts as NVML does.
+
+    It skips GPUs that are lost, or in MIG mode without instances, and the instances of one in MIG mode may count each.
+    """
+    return [gpu.index for gpu in gpus] == [*range(len(gpus))] and not any(gpu.mig_mode or gpu.mig for gpu in gpus)
 
 
 def as_cuda_shows(named: Sequence[VisibleGpu]) -> tuple[list[VisibleGpu], list[str]]:
@@ -299,4 +308,5 @@ NVIDIA = Vendor(
     masks=(CUDA,),
     hiding={CUDA: ""},
     whole=_whole,
+    indices_hold=_indices_hold,
 )

@@ -47,6 +47,7 @@ class Visible:
 
     devices: tuple[str, ...] = ()  # torch's names of ``gpus``, one each: ("cuda:0", "cuda:1"), ("mps",)
     backend: str = "gloo"  # of the process group, without --backend
+    by_index: bool = False  # whether a variable is to name them by index: programs read integers there, vLLM for one
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,15 @@ class Vendor:
     hiding: Mapping[str, str] = field(default_factory=dict)  # variables with which a rank sees none
     numbered: bool = True  # whether torch numbers them
     whole: Callable[[Gpu], list[VisibleGpu]] = _one_each  # the devices that one GPU is
+    indices_hold: Callable[[Sequence[Gpu]], bool] = bool  # whether the vendor's variable counts as we do
+
+    def chosen(
+        self, devices: Sequence[VisibleGpu], notes: list[str], environ: Mapping[str, str], by_index: bool
+    ) -> Visible:
+        """Say a choice in variables: by index, or by ``token``, which a MIG instance always is."""
+        if by_index and not any(device.mig for device in devices):
+            devices = [replace(device, token=str(device.gpu.index)) for device in devices]
+        return self.select(devices, notes, environ)
 
     def named(self, visible: Visible) -> Visible:
         """Add torch's names of the devices, and the backend."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ddplaunch.dataclass import replace
 from ddplaunch.devices import VENDORS
 from ddplaunch.devices.nvidia import NVIDIA, as_cuda_shows
-from ddplaunch.devices.vendor import AND, HIDES_ALL, Vendor, Visible, VisibleGpu, by_uuid, have
+from ddplaunch.devices.vendor import AND, HIDES_ALL, UUID_KINDS, Vendor, Visible, VisibleGpu, by_uuid, have
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.hardware import Gpu, Hardware
 from ddplaunch.plan.numbers import whole
@@ -37,19 +38,23 @@ def visible_gpus(hardware: Hardware, wanted: str | None, environ: Mapping[str, s
         raise UsageError(what, next(iter(hardware.notes), NAMES_THEM))
     gpus = [gpu for gpu in hardware.gpus if gpu.vendor == vendor.name]
     inherited = vendor.inherited(gpus, environ)
+    text = wanted or ",".join(environ.get(name, "") for name in vendor.masks)
+    typed_uuid = any(entry.strip().lower().startswith(UUID_KINDS) for entry in text.split(","))
+    by_index = vendor.indices_hold(gpus) and not typed_uuid
     if wanted is None:
-        return vendor.named(inherited)
+        return replace(vendor.named(inherited), by_index=by_index)
     chosen, notes = _choose(vendor, gpus, wanted)
     masks = [f"{name}={environ[name]}" for name in inherited.source.split(AND) if name in environ]
     if masks and any(device not in inherited.gpus for device in chosen):
         notes.append(f"--gpus {wanted} names GPUs outside of {AND.join(masks)}; --gpus wins.")
-    return vendor.named(vendor.select(chosen, notes, environ))
+    return replace(vendor.named(vendor.chosen(chosen, notes, environ, by_index)), by_index=by_index)
 
 
 def alone(visible: Visible, environ: Mapping[str, str]) -> tuple[Mapping[str, str], ...]:
     """For each device the variables with which a rank sees it and no other."""
     by_name = {vendor.name: vendor for vendor in VENDORS}
-    return tuple(by_name[each.gpu.vendor].select([each], [], environ).environ for each in visible.gpus)
+    by_index = visible.by_index
+    return tuple(by_name[each.gpu.vendor].chosen([each], [], environ, by_index).environ for each in visible.gpus)
 
 
 def hidden(environ: Mapping[str, str]) -> bool:

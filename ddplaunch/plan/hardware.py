@@ -53,6 +53,7 @@ class Gpu:
     memory_used: int | None = None  # bytes
     numa_node: int | None = None
     cpus: tuple[int, ...] = ()  # the CPUs beside it; empty where unknown
+    mig_mode: bool = False  # whether it is to be divided into MIG instances: CUDA has no device for the whole then
     mig: tuple[MigInstance, ...] = ()
     processes: tuple[GpuProcess, ...] = ()
     driver: str | None = None  # "570.86.15"

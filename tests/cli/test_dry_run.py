@@ -54,9 +54,9 @@ def test_what_is_detected_and_what_is_assumed(plan, fake_nvml):
     assert [rank["device"] for rank in chosen["ranks"]] == ["cuda:0", "cuda:1"]
     assert [rank["cpus"] for rank in chosen["ranks"]] == [[0], [0]]
     assert {fact["name"]: fact["source"] for fact in chosen["facts"]}["devices"] == "--gpus"
-    visible = {rank["env"]["CUDA_VISIBLE_DEVICES"] for rank in chosen["ranks"]}
-    assert len(visible) == 1
-    assert len(visible.pop().split(",")) == 2
+    for rank in chosen["ranks"]:
+        assert rank["env"]["CUDA_VISIBLE_DEVICES"] == "2,3"
+        assert rank["env"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert [rank["device"] for rank in plan("--nproc 2 train.py")["ranks"]] == ["cpu", "cpu"]
 
 

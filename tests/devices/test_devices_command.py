@@ -128,6 +128,7 @@ def test_json(say: Answer, fake_nvml: FakeNvml) -> None:
         "uuid": "GPU-fa4e0000-0000-0000-0000-000000000001",
         "pci": "0000:18:00.0",
         "driver": "570.86.15",
+        "mig_mode": False,
         "memory_total": 80 * GIB,
         "memory_used": GIB + (1 << 20),
         "numa_node": used["numa_node"],

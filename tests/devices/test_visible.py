@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ddplaunch.devices.vendor import Visible
-from ddplaunch.devices.visible import visible_gpus
+from ddplaunch.devices.visible import alone, visible_gpus
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.hardware import Cpu, Gpu, Hardware, MigInstance, NumaNode
 
@@ -251,25 +251,50 @@ def test_nvidia_comes_before_the_integrated_graphics_of_an_amd_processor() -> No
 
 
 @pytest.mark.parametrize(
-    ("wanted", "seen"),
+    ("wanted", "seen", "mask"),
     [
-        ("0,2", [0, 2]),
-        ("3,0", [3, 0]),
-        (" 1 , 2", [1, 2]),
-        ("gpu-C08D", [2]),
-        ("GPU-8932f,3", [0, 3]),
+        ("0,2", [0, 2], "0,2"),
+        ("3,0", [3, 0], "3,0"),
+        (" 1 , 2", [1, 2], "1,2"),
+        ("gpu-C08D", [2], UUIDS[2]),
+        ("GPU-8932f,3", [0, 3], f"{UUIDS[0]},{UUIDS[3]}"),
     ],
 )
-def test_gpus_flag(wanted: str, seen: list[int]) -> None:
+def test_gpus_flag(wanted: str, seen: list[int], mask: str) -> None:
+    """Programs read integers in the variable, so UUIDs are there only where somebody typed one."""
     visible = visible_gpus(machine(nvidia()), wanted, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
     assert indices(visible) == seen
-    assert visible.environ == {"CUDA_VISIBLE_DEVICES": ",".join(UUIDS[index] for index in seen)}
+    order = {} if mask.startswith("GPU-") else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert visible.environ == {"CUDA_VISIBLE_DEVICES": mask, **order}
     assert (visible.source, visible.notes) == ("--gpus", ())
 
 
-def test_gpus_flag_without_uuids_fixes_the_order() -> None:
+def test_gpus_flag_without_uuids() -> None:
     visible = visible_gpus(machine(of("nvidia", 3)), "2,1", {})
     assert visible.environ == {"CUDA_VISIBLE_DEVICES": "2,1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+@pytest.mark.parametrize(
+    "gpus",
+    [
+        [gpu for gpu in nvidia() if gpu.index != 1],  # it was lost, and CUDA counts the others anew
+        [sliced(nvidia()[0], (1, 0)), *nvidia()[1:]],
+        [replace(nvidia()[0], mig_mode=True), *nvidia()[1:]],  # without an instance
+    ],
+)
+def test_uuids_where_cuda_would_count_otherwise(gpus: list[Gpu]) -> None:
+    visible = visible_gpus(machine(gpus), "3,2", {})
+    assert visible.environ == {"CUDA_VISIBLE_DEVICES": f"{UUIDS[3]},{UUIDS[2]}"}
+
+
+@pytest.mark.parametrize(
+    ("mask", "names"), [(None, ["0", "1"]), ("1,0", ["1", "0"]), ("GPU-c08d,0", [UUIDS[2], UUIDS[0]])]
+)
+def test_a_rank_that_sees_only_its_own_gpu(mask: str | None, names: list[str]) -> None:
+    environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
+    each = alone(visible_gpus(machine(nvidia()), None, environ), environ)
+    assert [variables["CUDA_VISIBLE_DEVICES"] for variables in each][:2] == names
+    assert {"CUDA_DEVICE_ORDER" in variables for variables in each} == {names[0].isdecimal()}
 
 
 def test_gpus_flag_with_mig() -> None:
@@ -353,4 +378,4 @@ def test_what_the_flag_sets_is_what_it_chose() -> None:
     ):
         chosen = visible_gpus(machine(gpus), wanted, inherited)
         seen = visible_gpus(machine(gpus), None, {**inherited, **chosen.environ})
-        assert seen.gpus == chosen.gpus
+        assert indices(seen) == indices(chosen)

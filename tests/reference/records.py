@@ -88,6 +88,7 @@ DEVICES = {
     "gpus[].memory_used": "what is in use",
     "gpus[].numa_node": "the NUMA node beside it",
     "gpus[].cpus": "the CPUs beside it",
+    "gpus[].mig_mode": "whether it is to be divided into MIG instances",
     "gpus[].mig[].uuid": "a MIG instance, as `--gpus` takes it",
     "gpus[].mig[].device": "torch's name; `null` if hidden from a job",
     "gpus[].mig[].name": "its profile",
