@@ -111,7 +111,7 @@ class Sidecars:
 
     def refused(self, message: str) -> None: ...  # nothing was to be imported
 
-    def told(self, number: int) -> None: ...  # which is not for them
+    def told(self, number: int, rank: int | None) -> None: ...  # which is not for them
 
     def store_exited(self, pid: int, code: int) -> None: ...  # they have none
 

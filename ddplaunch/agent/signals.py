@@ -75,15 +75,18 @@ class Signals:
         """Take in a signal; return whether it asks what the ranks do."""
         return not self.interrupted and self._key.asks(number)
 
-    def take(self, number: int) -> Warned | Interrupted:
-        """Take in a signal; return what it means. One of ``STOPPING`` is a warning only the first time."""
-        if number == self._warning and (not self._warned or number not in STOPPING):
+    def take(self, number: int, reason: str = "") -> Warned | Interrupted:
+        """Take in a signal; return what it means. One of ``STOPPING`` is a warning only the first time.
+
+        ``reason``: a rank has sent it, to end the job.
+        """
+        if not reason and number == self._warning and (not self._warned or number not in STOPPING):
             self._warned = True
             return Warned(number)
         # SIGTERM twice is patient: a preempted job of Slurm gets it when its grace begins and when that is over.
         again = self.interrupted and number in (signal.SIGINT, signal.SIGQUIT)
         self.interrupted = True
-        return Interrupted(number, again)
+        return Interrupted(number, again, reason)
 
 
 def catches(pid: int, number: int) -> bool:

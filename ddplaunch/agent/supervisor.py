@@ -44,7 +44,7 @@ from ddplaunch.output.streams import Streams
 from ddplaunch.plan.plan import Plan
 from ddplaunch.preload import reminders
 from ddplaunch.rank import processes
-from ddplaunch.words import named
+from ddplaunch.words import named, signal_name
 
 if TYPE_CHECKING:
     from ddplaunch.agent.check import CheckOfNode
@@ -397,7 +397,7 @@ class Supervisor:
 
     # ----------------------------------------------------------------------------------------- signals and the end
 
-    def _signalled(self, number: int) -> None:
+    def _signalled(self, number: int, reason: str = "") -> None:
         if number == signal.SIGTSTP:
             self._screen.suspend(self._ranks.suspend)
             return self._restart_stall_clock()
@@ -405,26 +405,27 @@ class Supervisor:
             if not (self.sidecars and self.sidecars.hurry()):
                 os._exit(self._outcome.code if self._outcome else EXIT_SIGNAL + number)
             return
-        if self._signals.asks(number):
+        if not reason and self._signals.asks(number):
             self._asked()
             return
         self._emit(events.Signalled(number))
         first = not self._signals.interrupted
-        meaning = self._signals.take(number)
+        meaning = self._signals.take(number, reason)
         if isinstance(meaning, messages.Interrupted):
             if self.sidecars:
                 self.sidecars.expected = True
             self._teardown.interrupt(meaning, first=first)
         self._link.tell(meaning)
 
-    def told(self, number: int) -> None:
-        self._direct.add(number)
+    def told(self, number: int, rank: int | None) -> None:
+        if rank is None:
+            self._direct.add(number)
+        elif self._ranks.phase is Phase.RUNNING and not self._signals.interrupted:
+            self._screen.note(reason := f"rank {rank} sent {signal_name(number)} to its parent process", of_job=True)
+            self._signalled(number, reason)
 
     def _for_ranks(self, number: int) -> None:
-        def tell() -> None:
-            self._link.tell(messages.ForRanks(number, self._direct.has(number)))
-
-        self._loop.after(ECHO, tell)
+        self._loop.after(ECHO, lambda: self._link.tell(messages.ForRanks(number, self._direct.has(number))))
 
     def _pass_on(self, number: int) -> None:
         if not self._direct.take(number):

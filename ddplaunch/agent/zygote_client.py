@@ -45,7 +45,7 @@ class ZygoteListener(Protocol):
     def exited(self, rank: int, pid: int, code: int, usage: Usage) -> None: ...  # -N for signal N
     def store_exited(self, pid: int, code: int) -> None: ...  # the process of the store; never by our doing
     def swept(self, found: list[str], stuck: list[str]) -> None: ...  # nothing is left; as in ``events.Swept``
-    def told(self, number: int) -> None: ...  # a signal has come to it, and so to the ranks
+    def told(self, number: int, rank: int | None) -> None: ...  # a signal has come to it: from a rank, or to all
     def lost(self) -> None: ...  # it has ended unasked
 
 
@@ -197,7 +197,7 @@ class ZygoteClient:
         elif message["op"] == "store exited":
             self._listener.store_exited(message["pid"], os.waitstatus_to_exitcode(message["status"]))
         elif message["op"] == "signalled":
-            self._listener.told(message["number"])
+            self._listener.told(message["number"], message["rank"])
         elif message["op"] == "swept":
             self._listener.swept(message["found"], message["stuck"])
         if not self._mailbox.closed:

@@ -58,6 +58,7 @@ class Coordinator:
         self._restarts = Restarts(rules)
         self._limits = TimeLimits(run_id, seats, self._inspections, after, self._cut, clock)
         self._interrupted: int | None = None
+        self._reason: str | None = None  # why, where a rank wants it
         self._hurried = self._preemption_seen = False  # whether it was again; whether a rank asked for a preemption
         self._preempted: str | None = None  # by what: "SIGUSR2 on node 1"
         timers = Timers(after)
@@ -271,15 +272,15 @@ class Coordinator:
 
     def _interrupt(self, number: int, message: messages.Interrupted) -> None:
         seat = self._seats[number]
-        for_job = message.signal != signal.SIGTERM or self._interrupted is not None or self._preempted
+        for_job = message.signal != signal.SIGTERM or message.reason or self._interrupted is not None or self._preempted
         if not for_job and self._membership.can_leave(seat, self._stage):
             return None if seat.leaving else self._leave(seat)
         # Slurm and Kubernetes signal every node at once: only the second signal on one node means "now".
-        first = self._interrupted is None
-        if self._interrupted is None:
+        if first := self._interrupted is None:
             self._interrupted = message.signal
+            self._reason = f"stopped because {message.reason}" if message.reason else None
             name = "Ctrl-C" if message.signal == signal.SIGINT else signal_name(message.signal)
-            self._seats.note(f"{name} on {seat.name}", but=number)
+            self._seats.note(message.reason or f"{name} on {seat.name}", but=number)
         again = message.again and not first  # what came before may only have taken that node away
         # When hurried again, others are not waited for any longer: End ends what they still have.
         if self._stage in BEFORE_RANKS or (self._hurried and again):
@@ -375,7 +376,7 @@ class Coordinator:
         attempt, verdict = self._attempt, self._attempt.verdict
         whole = self._stage is Stage.RUNNING and attempt.whole
         if self._interrupted is not None:
-            self._end(Outcome(EXIT_SIGNAL + self._interrupted, remark=attempt.waits))
+            self._end(Outcome(EXIT_SIGNAL + self._interrupted, remark=self._reason or attempt.waits))
         elif self._preempted and not (whole and not self._preemption_seen):
             remark = f"preempted by {self._preempted}: the same command may be run again (exit code {EXIT_PREEMPTED})"
             self._end(Outcome(EXIT_PREEMPTED, verdict, remark=remark))

@@ -154,6 +154,7 @@ class Interrupted:
 
     signal: StopSignal
     again: bool = False
+    reason: Line = ""  # that a rank has sent it
 
 
 @dataclass(frozen=True)

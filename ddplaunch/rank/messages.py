@@ -181,10 +181,11 @@ class ZygoteSwept(TypedDict):
 
 
 class ZygoteSignalled(TypedDict):
-    """A signal has come to the zygote, and by the same way to the ranks."""
+    """A signal has come to the zygote: from a rank or one of its children, or by the same way to the ranks."""
 
     op: Literal["signalled"]
     number: int
+    rank: int | None
 
 
 class Order(TypedDict):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import select
 import signal
+import struct
 import sys
 import time
 from collections import deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ddplaunch.rank.messages import Usage
 
@@ -190,6 +191,33 @@ def is_multiprocessing(pid: int) -> bool:
     except OSError:
         return True
     return any(b"from multiprocessing.%s import main" % name in words for name in (b"forkserver", b"resource_tracker"))
+
+
+_SIGNALFD_FLAGS = 0o4000 | 0o2000000  # SFD_NONBLOCK | SFD_CLOEXEC
+_SIGNALFD_SIGINFO = struct.Struct("IiiI112x")  # signalfd(2): number, errno, code, pid of the sender
+
+
+def open_signalfd(numbers: Iterable[int]) -> int | None:
+    """Return a descriptor from which these signals are read while they are blocked; None where the system has none."""
+    import ctypes
+
+    mask = (ctypes.c_uint64 * 16)()  # sigset_t
+    for number in numbers:
+        mask[0] |= 1 << (number - 1)
+    try:
+        fd: int = ctypes.CDLL(None).signalfd(-1, mask, _SIGNALFD_FLAGS)
+    except AttributeError:
+        return None
+    return fd if fd >= 0 else None
+
+
+def read_signalfd(fd: int) -> list[tuple[int, int]]:
+    """Return the signals that have come, each with the pid of the process that sent it, 0 where none did."""
+    try:
+        data = os.read(fd, 64 * _SIGNALFD_SIGINFO.size)
+    except BlockingIOError:
+        return []
+    return [(number, pid if code <= 0 else 0) for number, _, code, pid in _SIGNALFD_SIGINFO.iter_unpack(data)]
 
 
 def send(pid: int, number: int, pidfd: int | None = None) -> None:

@@ -36,7 +36,8 @@ FOR_RANKS = frozenset(
 )
 """As ``control.relay`` has them."""
 
-DEAF = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, *FOR_RANKS)
+STOPPING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+DEAF = (*STOPPING, *FOR_RANKS)
 """What is for the supervisor to hear, not for us, where somebody tells a whole tree of processes (systemd, Slurm with
 proctrack/linuxproc): the ranks would die with us, in the midst of their grace. It learns of each, as ranks have it."""
 
@@ -170,14 +171,21 @@ class Zygote:
         self.inherited[signal.SIGCHLD] = signal.SIG_IGN if ignored else signal.getsignal(signal.SIGCHLD)
         for number in self.inherited:
             signal.signal(number, _nothing)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF)  # a warm zygote forks us with these blocked
+        # Read together with their senders: a rank that sends one to its parent wants the job to end.
+        self.stopping = processes.open_signalfd(STOPPING)
+        if self.stopping is not None:
+            self.poll.register(self.stopping, select.POLLIN)
+        read = () if self.stopping is None else STOPPING
+        signal.pthread_sigmask(signal.SIG_BLOCK, read)
+        unblocked = {*DEAF}.difference(read)  # a warm zygote forks us with all blocked
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, unblocked)
 
     def serve(self) -> tuple[PythonJob, dict[str, int]]:
         if os.getppid() != self.config["supervisor"]:
             self.leave()
         while True:
             ready = {fd for fd, _ in self.poll.poll()}
-            if self.woken in ready:
+            if not ready.isdisjoint((self.woken, self.stopping)):
                 self.reap()
             if self.control.fileno() in ready:
                 try:
@@ -207,9 +215,17 @@ class Zygote:
             came = os.read(self.woken, 4096)
         except BlockingIOError:
             came = b""
-        for number in filter(DEAF.__contains__, came):
-            self.tell({"op": "signalled", "number": number})
+        sent = [(number, 0) for number in came if number in DEAF]
+        for number, sender in sent + (processes.read_signalfd(self.stopping) if self.stopping is not None else []):
+            self.tell({"op": "signalled", "number": number, "rank": self.rank_of(sender)})
         self.report(processes.reap())
+
+    def rank_of(self, pid: int) -> int | None:
+        """The rank that a process is, or that leads its session; None for others."""
+        try:
+            return self.ranks.get(pid, self.ranks.get(os.getsid(pid))) if pid else None
+        except OSError:
+            return None
 
     def report(self, ended: list[tuple[int, int, Usage]]) -> None:
         for pid, status, usage in ended:
@@ -230,14 +246,14 @@ class Zygote:
             os.waitpid(self.store, 0)
         parent, self.store, self.lacking = os.getpid(), None, errno.EMFILE
         if fds:
-            signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)
             try:
                 self.store, self.lacking = os.fork(), 0
             except OSError as error:
                 self.lacking = error.errno or errno.EAGAIN
             if self.store == 0:
                 self.become_store(fds[0], parent)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for fd in fds:
             os.close(fd)
 
@@ -252,8 +268,8 @@ class Zygote:
             processes.die_with_parent(signal.SIGKILL)
             if os.getppid() == parent:
                 self.control.close()
-                os.close(self.woken)
-                os.close(self.wake)
+                for fd in filter(None, (self.woken, self.wake, self.stopping)):
+                    os.close(fd)
                 store.serve(listening)
         except BaseException as error:
             os.write(2, f"ddplaunch: the store could not start: {error}\n".encode())
@@ -269,14 +285,16 @@ class Zygote:
         pid: int | None = None
         number = self.lacking or errno.EMFILE  # which some descriptors did not survive, if some are missing
         if len(fds) == len(request["fds"]) and not self.lacking:
-            signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)  # what is sent to the fork waits until that can hear
+            before = signal.pthread_sigmask(
+                signal.SIG_BLOCK, DEAF
+            )  # what is sent to the fork waits until that can hear
             try:
                 pid = os.fork()
             except OSError as error:  # a limit on processes or memory
                 number = error.errno or errno.EAGAIN
             if pid == 0:
                 return self.become(request["job"], dict(zip(request["fds"], fds, strict=True)), parent)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for fd in fds:
             os.close(fd)
         if pid is None:
@@ -303,8 +321,8 @@ class Zygote:
             if os.getppid() != parent:
                 os._exit(1)
             self.control.close()
-            os.close(self.woken)
-            os.close(self.wake)
+            for fd in filter(None, (self.woken, self.wake, self.stopping)):
+                os.close(fd)
             for number, name in enumerate(("stdin", "stdout", "stderr")):
                 if name in fds:
                     fd = fds.pop(name)

@@ -546,6 +546,40 @@ def test_a_signal_for_the_ranks(start, mode, tmp_path):
     assert job.stderr() == ""
 
 
+ASKS = """
+    import os, signal, subprocess, sys, time
+
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit("saved"))
+    print("up", flush=True)
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+    if os.environ["RANK"] == "1":
+        number = int(sys.argv[1])
+        signal.signal(signal.SIGUSR1, lambda number, frame: None)
+        os.kill(0, signal.SIGUSR1)
+        if sys.argv[2:]:
+            subprocess.run(["sh", "-c", f"kill -{number} {os.getppid()}"])
+        else:
+            os.kill(os.getppid(), number)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP])
+def test_a_rank_may_end_the_job_by_a_signal_to_its_parent(start, tmp_path, number):
+    """As programs do whose watchdog gives up; one to its own group ends nothing else."""
+    write(tmp_path, "t.py", ASKS)
+    mode = EXEC if number == signal.SIGHUP else LIGHT
+    child = ("of a child",) if number == signal.SIGQUIT else ()
+    job = start("run", *mode, "--nproc", "2", "t.py", str(int(number)), *child)
+    job.wait_for("up", 2)
+    (tmp_path / "go").touch()
+    assert job.wait() == 128 + number
+    assert job.stderr().count(f"ddplaunch: rank 1 sent {number.name} to its parent process\n") == 1
+    assert f"ddplaunch: stopped because rank 1 sent {number.name} to its parent process\n" in job.stderr()
+    job.assert_nothing_left()
+
+
 def test_suspend_and_continue(start, tmp_path):
     """Ctrl-Z stops the ranks too, though they are in sessions of their own; fg continues them.
 
