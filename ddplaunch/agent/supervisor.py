@@ -304,14 +304,17 @@ class Supervisor:
         if trouble and self._ranks.processes:
             self._screen.note(f"the ranks cannot learn of the preemption: {trouble}")
         self._emit(events.Preempted())
-        if (number := self._policy.preempt_forward) is not None:
-            self._loop.after(ECHO, partial(self._forward, number))
+        forward, warning = self._policy.preempt_forward, self._policy.preempt_signal
+        if forward is not None:
+            self._loop.after(ECHO, partial(self._forward, forward, self._ranks.send))
+        if warning not in (None, forward, signal.SIGINT):  # which Python itself handles in every rank
+            self._loop.after(ECHO, partial(self._forward, warning, self._ranks.pass_on))
 
-    def _forward(self, number: int) -> None:
+    def _forward(self, number: int, send: Callable[[int], object]) -> None:
         if self._ranks.catch(number):
             self._outfit.preemption_file.answered()
         if not self._direct.take(number):
-            self._ranks.send(number)
+            send(number)
 
     def _end(self, outcome: Outcome) -> None:
         self._all_there()

@@ -285,9 +285,8 @@ class Zygote:
         pid: int | None = None
         number = self.lacking or errno.EMFILE  # which some descriptors did not survive, if some are missing
         if len(fds) == len(request["fds"]) and not self.lacking:
-            before = signal.pthread_sigmask(
-                signal.SIG_BLOCK, DEAF
-            )  # what is sent to the fork waits until that can hear
+            # What is sent to the fork waits until that has its handlers.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)
             try:
                 pid = os.fork()
             except OSError as error:  # a limit on processes or memory

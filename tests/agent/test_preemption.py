@@ -155,6 +155,29 @@ def test_a_signal_of_the_users_choice(start, tmp_path):
     assert "exited with" not in job.stderr()
 
 
+@pytest.mark.parametrize("name", ["USR2", "TERM"])
+def test_a_handler_of_the_program_gets_the_warning(start, tmp_path, mode, name):
+    """In the ranks that have one, once; another finds the file."""
+    text = f"""
+        import os, signal, time
+        from ddplaunch import runtime
+
+        seen = []
+        if os.environ["RANK"] == "0":
+            signal.signal(signal.SIG{name}, lambda number, frame: seen.append(number))
+        print("ready", flush=True)
+        while not (seen if os.environ["RANK"] == "0" else runtime.preempted()):
+            time.sleep(0.01)
+        print("handled", len(seen), flush=True)
+    """
+    write(tmp_path, "t.py", text)
+    job = start("run", *mode, "--nproc", "2", "--preempt-signal", name, "t.py")
+    job.wait_for("ready", 2)
+    job.signal(getattr(signal, f"SIG{name}"))
+    assert job.wait() == 75
+    assert (job.stdout().count("handled 1"), job.stdout().count("handled 0")) == (1, 1)
+
+
 def test_a_shell_script_looks_for_the_file(start):
     script = 'echo ready; until [ -e "$DDPLAUNCH_PREEMPTED_FILE" ]; do sleep 0.1; done; exit 75'
     job = start("run", "--nproc", "2", "--no-python", "sh", "--", "-c", script)
