@@ -12,7 +12,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-CALLS = {"pidfd_send_signal": (424, 424), "pidfd_open": (434, 434)}
+CALLS = {
+    "pidfd_send_signal": (424, 424),
+    "pidfd_open": (434, 434),
+    "socketpair": (53, 199),
+    "sched_getaffinity": (204, 123),
+}
 """Numbers of system calls, on x86_64 and on the machines with the generic table (asm-generic/unistd.h)."""
 
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # BPF_LD|BPF_W|BPF_ABS, BPF_JMP|BPF_JEQ|BPF_K, BPF_RET|BPF_K

@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from ddplaunch.agent import control_groups
 from ddplaunch.devices.sysfs import read_int
 from ddplaunch.errors import EXIT_OS, LaunchError, UsageError
+from ddplaunch.rank import processes
 from ddplaunch.words import counted
 
 _FOUND, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -36,7 +38,7 @@ def allow_descriptors(ranks: int, each: int) -> None:
     Raises:
         UsageError: that is more than we may have.
     """
-    need = len(os.listdir("/dev/fd")) + ranks * each + _SPARE
+    need = _count_open() + ranks * each + _SPARE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or need <= soft:
         return
@@ -50,18 +52,42 @@ def allow_descriptors(ranks: int, each: int) -> None:
         ) from None
 
 
+def _count_open() -> int:
+    for folder in ("/proc/self/fd", "/dev/fd"):  # the second is a link to the first, if it is there, or not Linux
+        with suppress(OSError):
+            return len(os.listdir(folder))
+    return 0
+
+
 class CannotStart(LaunchError):
     exit_code = EXIT_OS
 
 
 def need_processes() -> None:
-    """Check that we can see the processes below us, which are all ended with a job.
+    """Check that we can see the processes below us, which are all ended with a job, and tie them to us.
 
     Raises:
-        CannotStart: /proc is not there.
+        CannotStart: /proc is not there, or of another PID namespace, or a system call is forbidden.
     """
-    if sys.platform == "linux" and not os.path.exists("/proc/self/stat"):
-        raise CannotStart("/proc is not mounted: the processes of a job are found there", "mount -t proc proc /proc")
+    if sys.platform != "linux":
+        return
+    remedy = "mount -t proc proc /proc"
+    if not os.path.exists("/proc/self/stat"):
+        raise CannotStart("/proc is not mounted: the processes of a job are found there", remedy)
+    if (there := os.readlink("/proc/self")) != str(os.getpid()):
+        what = f"/proc is of another PID namespace: this process is {os.getpid()}, and {there} there"
+        raise CannotStart(what, f"{remedy}, or unshare --mount-proc")
+    calls: tuple[tuple[str, Callable[[], object]], ...] = (
+        ("prctl", processes.check_prctl),
+        ("socketpair", socket.socketpair),
+    )
+    for name, call in calls:
+        try:
+            call()
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.ENOSYS, errno.EACCES):
+                what = f"the system call {name} fails, which starting ranks needs: {error.strerror}"
+                raise CannotStart(what, "allow it in the container's seccomp profile") from None
 
 
 def why_unborn(number: int | None) -> str:

@@ -57,9 +57,10 @@ def _typed(words: tuple[str, ...]) -> dict[str, list[str]]:
     rest = iter(words)
     for word in rest:
         name, equals, text = word.partition("=") if word.startswith("--") else (word, "", "")
-        option = by_spelling[name]
-        if option.is_flag and equals:
+        option = by_spelling.get(name)  # None for --help, which only a value brings here
+        if (option is None or option.is_flag) and equals:
             raise UsageError(f"Option '{name}' does not take a value")
+        assert option is not None
         typed.setdefault(option.name, []).append(name if option.is_flag else text if equals else next(rest))
     return typed
 

@@ -26,7 +26,10 @@ def read_cpu(sysfs: Folder, proc: Folder = "/proc") -> Cpu:
     """Return this machine's processors; ``physical`` counts the cores behind the CPUs that this process may run on."""
     listed = read_text(os.path.join(sysfs, "devices/system/cpu/online"))
     online = parse_cpulist(listed or "") or tuple(range(os.cpu_count() or 1))
-    allowed = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else online
+    try:
+        allowed = tuple(sorted(os.sched_getaffinity(0)))
+    except (AttributeError, OSError):  # not Linux, or a container that forbids it
+        allowed = online
     total, available = _read_memory(proc)
     return Cpu(
         name=_read_name(proc),
@@ -58,7 +61,10 @@ def _count_cores(sysfs: Folder, allowed: tuple[int, ...]) -> int:
             topology = os.path.join(sysfs, f"devices/system/cpu/cpu{cpu}/topology")
             siblings = parse_cpulist(read_text(f"{topology}/thread_siblings_list") or "")
             if not siblings:
-                return min(_psutil().cpu_count(logical=False) or len(allowed), len(allowed))
+                try:
+                    return min(_psutil().cpu_count(logical=False) or len(allowed), len(allowed))
+                except OSError:  # Linux without /proc
+                    return len(allowed)
             counted.update(siblings)
             cores += 1
     return cores

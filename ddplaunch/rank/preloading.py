@@ -86,10 +86,13 @@ def why_unsafe(config: Config, failed: str | None, shadow: str | None) -> str | 
         return failed
     if shadow:
         return f"{shadow} has the name of a module that is imported already"
-    probe = os.fork()  # OpenBLAS stops its threads before a fork and starts them again when it computes
-    if probe == 0:
-        os._exit(0)
-    os.waitpid(probe, 0)
+    try:
+        probe = os.fork()  # OpenBLAS stops its threads before a fork and starts them again when it computes
+        if probe == 0:
+            os._exit(0)
+        os.waitpid(probe, 0)
+    except OSError:  # no rank gets a process either, which is said then
+        pass
     if (threads := _threads()) != 1:
         return f"{threads} threads run after importing {', '.join(config['modules'])}"
     if device := _open_gpu():

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ddplaunch.rank.messages import Usage
 
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # PR_SET_…, prctl(2)
+_GET_PDEATHSIG = 2
+_PTRACE_CONT = 7  # ptrace(2)
 KILL_PATIENCE = 5.0  # seconds after SIGKILL until what is still there (state D, mostly) is reported, not waited for
 
 
@@ -27,6 +29,13 @@ def _prctl(option: int, value: int) -> None:
     if libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def check_prctl() -> None:
+    """Raise OSError where prctl(2) is forbidden; changes nothing."""
+    import ctypes
+
+    _prctl(_GET_PDEATHSIG, ctypes.addressof(ctypes.c_int()))
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
@@ -245,6 +254,10 @@ def reap() -> list[tuple[int, int, Usage]]:
     libc, status, found = ctypes.CDLL(None), ctypes.c_int(), (ctypes.c_long * 64)()  # struct rusage, and room
     ended: list[tuple[int, int, Usage]] = []
     while (pid := libc.wait4(-1, ctypes.byref(status), os.WNOHANG, found)) > 0:
+        if os.WIFSTOPPED(status.value):  # it has called PTRACE_TRACEME, and waits with a signal for its parent
+            number = os.WSTOPSIG(status.value)
+            libc.ptrace(_PTRACE_CONT, pid, None, ctypes.c_ulong(0 if number == signal.SIGTRAP else number))
+            continue
         peak = found[4] if sys.platform == "darwin" else found[4] << 10  # ru_maxrss
         ended.append((pid, status.value, (peak, found[0] + found[1] / 1e6, found[2] + found[3] / 1e6)))
     return ended

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import signal
 from pathlib import Path
 
@@ -33,6 +34,65 @@ def test_ranks_of_any_kind_run_without_pidfds(tmp_path):
     for words in (["--nproc", "1", program], ["--nproc", "2", "--start", "exec", program], ["--no-python", "true"]):
         done = ran([*without("ENOSYS", *PIDFDS), *command("run", *words)], tmp_path)
         assert (done.returncode, done.stderr) == (0, ""), words
+
+
+@pytest.mark.parametrize(("call", "code"), [("socketpair", 71), ("sched_getaffinity", 0)])
+def test_a_container_that_forbids_a_call(tmp_path, call, code):
+    words = command("run", "--nproc", "2", "--no-python", "true")
+    done = ran([*without("EPERM", call), *words], tmp_path)
+    assert done.returncode == code, done
+    refusal = (
+        f"Error: the system call {call} fails, which starting ranks needs: Operation not permitted\n"
+        "  allow it in the container's seccomp profile\n"
+    )
+    assert done.stderr == (refusal if code else "")
+
+
+UNSHARE = shutil.which("unshare")
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or UNSHARE is None, reason="needs root and unshare")
+@pytest.mark.parametrize(
+    ("made", "code", "message"),
+    [
+        ("umount -l /sys; umount -l /proc", 71, "Error: /proc is not mounted: "),
+        ("mount -t tmpfs none /proc; mount -t tmpfs none /sys", 71, "Error: /proc is not mounted: "),
+        ("mount -t tmpfs none /dev; mknod /dev/null c 1 3; mknod /dev/urandom c 1 9", 0, ""),
+    ],
+    ids=["neither", "empty", "no /dev/fd"],
+)
+def test_file_systems_that_are_missing(tmp_path, made, code, message):
+    words = shlex.join(command("run", "--nproc", "2", "--no-python", "true"))
+    done = ran(["unshare", "-m", "sh", "-c", f"{made}; exec {words}"], tmp_path)
+    assert done.returncode == code, done
+    assert done.stderr.startswith(message) if message else not done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or UNSHARE is None, reason="needs root and unshare")
+def test_proc_of_another_pid_namespace(tmp_path):
+    words = command("run", "--nproc", "2", "--no-python", "true")
+    done = ran(["unshare", "-p", "-f", "--kill-child=KILL", *words], tmp_path)
+    assert done.returncode == 71, done
+    assert "Error: /proc is of another PID namespace: this process is 1, and " in done.stderr
+
+
+def test_a_rank_that_is_traced_by_its_parent_has_its_signals(tmp_path):
+    """PTRACE_TRACEME: a stop for a signal is no end, and the signal then comes."""
+    text = """
+        import ctypes, os, signal, sys, time
+
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(print("saved")))
+        ctypes.CDLL(None).ptrace(0, 0, None, None)
+        print("up", flush=True)
+        if os.environ["RANK"] == "1":
+            while not os.path.exists("up"):
+                time.sleep(0.01)
+            sys.exit(3)
+        open("up", "w").close()
+        time.sleep(600)
+    """
+    done = ran(command("run", "--nproc", "2", *FORKED, write(tmp_path, "t.py", text)), tmp_path)
+    assert (done.returncode, done.stdout.count("saved")) == (3, 1), done
 
 
 class ShellWithout(Shell):

@@ -425,6 +425,14 @@ def test_too_little_memory_is_no_bug(tmp_path):
 
 
 def test_without_proc(monkeypatch):
-    monkeypatch.setattr(os.path, "exists", lambda path: False)
-    with pytest.raises(LaunchError, match="/proc is not mounted"):
+    with monkeypatch.context() as patched:
+        patched.setattr(os.path, "exists", lambda path: False)
+        with pytest.raises(LaunchError, match="/proc is not mounted"):
+            need_processes()
+    monkeypatch.setattr(os, "readlink", lambda path: "4711")
+    with pytest.raises(LaunchError, match=r"/proc is of another PID namespace: this process is \d+, and 4711 there"):
         need_processes()
+
+
+def test_help_takes_no_value(refused):
+    assert "Option '--help' does not take a value" in refused("run --help=yes t.py")
