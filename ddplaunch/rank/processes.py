@@ -13,6 +13,7 @@ from collections import deque
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from typing import Any
 
     from ddplaunch.rank.messages import Usage
 
@@ -20,6 +21,12 @@ _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # PR_SET_…, prctl(2)
 _GET_PDEATHSIG = 2
 _PTRACE_CONT = 7  # ptrace(2)
 KILL_PATIENCE = 5.0  # seconds after SIGKILL until what is still there (state D, mostly) is reported, not waited for
+
+
+def _ctypes() -> Any:
+    import ctypes  # not where a start can do without
+
+    return ctypes
 
 
 def _prctl(option: int, value: int) -> None:
@@ -33,9 +40,8 @@ def _prctl(option: int, value: int) -> None:
 
 def check_prctl() -> None:
     """Raise OSError where prctl(2) is forbidden; changes nothing."""
-    import ctypes
-
-    _prctl(_GET_PDEATHSIG, ctypes.addressof(ctypes.c_int()))
+    c = _ctypes()
+    _prctl(_GET_PDEATHSIG, c.addressof(c.c_int()))
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
@@ -208,8 +214,7 @@ _SIGNALFD_SIGINFO = struct.Struct("IiiI112x")  # signalfd(2): number, errno, cod
 
 def open_signalfd(numbers: Iterable[int]) -> int | None:
     """Return a descriptor from which these signals are read while they are blocked; None where the system has none."""
-    import ctypes
-
+    ctypes = _ctypes()
     mask = (ctypes.c_uint64 * 16)()  # sigset_t
     for number in numbers:
         mask[0] |= 1 << (number - 1)
@@ -249,8 +254,7 @@ def send(pid: int, number: int, pidfd: int | None = None) -> None:
 
 def reap() -> list[tuple[int, int, Usage]]:
     """Collect every child that has ended, adopted ones included: pid, wait status and usage each, in no order."""
-    import ctypes  # os.wait4 would import ``resource``, and find what the user has of that name
-
+    ctypes = _ctypes()  # os.wait4 would import ``resource``, and find what the user has of that name
     libc, status, found = ctypes.CDLL(None), ctypes.c_int(), (ctypes.c_long * 64)()  # struct rusage, and room
     ended: list[tuple[int, int, Usage]] = []
     while (pid := libc.wait4(-1, ctypes.byref(status), os.WNOHANG, found)) > 0:
