@@ -9,6 +9,7 @@ from typing import Any
 from tests.preloads.state import ALIAS
 
 Stack = tuple[str, ...]
+Stacks = Mapping[str, tuple[Stack, ...]]
 Place = tuple[str, str]
 """A module and a name in it."""
 
@@ -35,8 +36,10 @@ class Account:
     edges: Mapping[str, frozenset[str]]
     failed: Mapping[str, str]
     found: tuple[tuple[Stack, str], ...]
-    read: Mapping[str, tuple[Stack, ...]]
-    changed: Mapping[str, tuple[Stack, ...]]
+    read: Stacks
+    changed: Stacks
+    tried: Stacks
+    sought: Stacks
     files: Mapping[str, str]
     logged: tuple[str, ...]
     dumps: tuple[Dump, ...]
@@ -48,8 +51,10 @@ class Account:
             edges={name: frozenset(names) for name, names in found["edges"].items()},
             failed=found["failed"],
             found=tuple((tuple(stack), what) for stack, what in found["found"]),
-            read={name: tuple(map(tuple, stacks)) for name, stacks in found["read"].items()},
-            changed={name: tuple(map(tuple, stacks)) for name, stacks in found["changed"].items()},
+            read=_stacks(found["read"]),
+            changed=_stacks(found["changed"]),
+            tried=_stacks(found["tried"]),
+            sought=_stacks(found["sought"]),
             files=found["files"],
             logged=tuple(found["logged"]),
             dumps=tuple(map(Dump.of, found["dumps"])),
@@ -66,6 +71,10 @@ class Account:
             todo += self.edges.get(name, ())
             todo.append(name.rpartition(".")[0])
         return frozenset(found)
+
+
+def _stacks(found: Mapping[str, Iterable[Iterable[str]]]) -> Stacks:
+    return {name: tuple(map(tuple, stacks)) for name, stacks in found.items()}
 
 
 def differences(one: Dump, other: Dump, *, only_common: bool = False) -> Iterator[Place]:

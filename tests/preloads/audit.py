@@ -2,7 +2,8 @@
 
 *Plain* interpreters import the modules as ranks 0 (twice), 1 and 11; *forks* of a zygote that has imported them are the
 same ranks, and *disturbed* plain ones have done before what a program may do. What an import does beyond making modules
-is noted (findings.py, surroundings.py), and what all modules keep is compared (state.py).
+is noted (findings.py, surroundings.py), and what all modules keep is compared (state.py). What one distribution reads
+is asked of interpreters that import torch and this distribution alone.
 """
 
 import re
@@ -13,7 +14,7 @@ from itertools import chain
 
 from ddplaunch.rank.repairs import GENERATORS
 from tests.preloads import excused
-from tests.preloads.account import Account, Dump, Place, Stack, differences
+from tests.preloads.account import Account, Dump, Place, Stack, Stacks, differences
 from tests.preloads.disturbances import DISTURBANCES, VARIABLES
 from tests.preloads.findings import RANK_VARIABLE, SETS
 from tests.preloads.installed import Installed
@@ -30,6 +31,9 @@ _BINDS = re.compile(r"moves \S+ random state|changes the warning filters|looks f
 
 BY_CONTRACT = ("torch", "torch._dynamo")
 """Imported for all ranks in any case (docs/performance.md): neither these nor other modules of torch are judged."""
+
+_FAMILY = re.compile(r"((?:TORCHINDUCTOR|TORCHDYNAMO|TORCH_COMPILE|TORCH_DYNAMO|AOT_?INDUCTOR|INDUCTOR|SYMPY)_).*")
+"""Variables of torch._dynamo, of which each version has others, some hundreds: all that begin so count as read."""
 
 _OF_TORCH = frozenset({"torch", "functorch", "torchgen"})
 _TERMINAL = "a terminal"
@@ -57,6 +61,21 @@ class Guilt:
 
 
 @dataclass(frozen=True)
+class Look:
+    """What an import asks of its process, and sets there.
+
+    Attributes:
+        tries: the modules that it imports where they are installed, and that are not installed here.
+        seeks: those that it only looks for.
+    """
+
+    variables: Sequence[str] = ()
+    sets: Sequence[str] = ()
+    tries: Sequence[str] = ()
+    seeks: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Finding:
     """What came of one distribution."""
 
@@ -64,8 +83,7 @@ class Finding:
     guilty: Mapping[str, Sequence[str]]  # by module: what it did
     by_module: Mapping[str, Sequence[str]]  # which of these each of the audited modules leads to
     bound_by: Sequence[str] = ()
-    variables: Sequence[str] = ()
-    sets: Sequence[str] = ()
+    look: Look = Look()
     loads: Sequence[str] = ()
     generators: Sequence[str] = ()
 
@@ -82,6 +100,7 @@ class Audit:
         self._by_itself = set[Place]()
         self._opaque = set[tuple[str, str]]()
         self._in_any_case = frozenset[str]()
+        self._alone: dict[str, tuple[Account, ...]] = {}
 
     def run(self) -> list[Finding]:
         """Look at everything; Failed if an interpreter does not get to its end."""
@@ -92,13 +111,35 @@ class Audit:
             self._in_any_case = plain.closure(self._first)
             for number in RANKS:
                 begun.append(pool.submit(self._runs.run, "plain", self._modules, first=self._first, ranks=[number]))
+            alone = self._begin_alone(pool)
             disturbed = self._begin_disturbed(pool)
             accounts = [each.result() for each in begun]
             self._judge_done(plain)
             self._judge_done(fork.result())
             self._judge_kept(accounts[1:], fork.result(), plain)
             self._judge_order(pool, disturbed)
+            self._alone = {name: tuple(each.result() for each in runs) for name, runs in alone.items()}
         return [self._finding(name, modules) for name, modules in self._asked.items()]
+
+    def look(self) -> dict[str, Look]:
+        """Say of each distribution only what its import reads, sets and looks for."""
+        with ThreadPoolExecutor(2) as pool:
+            alone = self._begin_alone(pool)
+            return {name: self._looked([each.result() for each in runs]) for name, runs in alone.items()}
+
+    def _begin_alone(self, pool: ThreadPoolExecutor) -> dict[str, list[Future[Account]]]:
+        """Import the modules of each distribution after torch only, in the environment that is here and in a bare one.
+
+        A value that was asked for is often kept (the folder for temporary files), so another distribution, or
+        torch._dynamo, would hide who asks for it. Without variables, those that are asked for next are seen too.
+        """
+        return {
+            name: [
+                pool.submit(self._runs.run, "plain", modules, first=self._first[:1], bare=bare)
+                for bare in (False, True)
+            ]
+            for name, modules in self._asked.items()
+        }
 
     def _begin_disturbed(self, pool: ThreadPoolExecutor) -> dict[str, Future[Account]]:
         compared = list(self._plain.dumps[0].modules)
@@ -256,24 +297,32 @@ class Audit:
         bound = [
             f"{each} {what}" for each in sorted(closure & self._guilt.binds.keys()) for what in self._guilt.binds[each]
         ]
-        read = {
-            variable
-            for variable, stacks in self._plain.read.items()
-            if any(self._in_any_case.isdisjoint(stack) and stack[-1] in closure for stack in stacks)
-        }
-        sets = {
-            what.removeprefix(SETS)
-            for stack, what in self._plain.found
-            if what.startswith(SETS) and self._in_any_case.isdisjoint(stack) and stack[-1] in closure
-        }
         loads = self._installed.owners(self._plain.files.get(each, "") for each in closure) - {name}
         return Finding(
             name=name,
             guilty=guilty,
             by_module={each: sorted((closures[each] | {each}) & guilty.keys()) for each in modules},
             bound_by=bound,
-            variables=sorted(read),
-            sets=sorted(sets),
+            look=self._looked(self._alone[name]),
             loads=sorted(loads),
             generators=sorted(chain.from_iterable(self._generators.get(each, ()) for each in closure)),
         )
+
+    def _looked(self, accounts: Sequence[Account]) -> Look:
+        def seen(found: Sequence[Stacks]) -> set[str]:
+            """What was noted while anything but torch's own import was executed."""
+            return {name for each in found for name, stacks in each.items() if not all(map(self._of_first, stacks))}
+
+        found = chain.from_iterable(each.found for each in accounts)
+        sets = {what.removeprefix(SETS) for stack, what in found if what.startswith(SETS) and not self._of_first(stack)}
+        tried = seen([each.tried for each in accounts])
+        loaded = {name.partition(".")[0] for each in accounts for name in each.files}
+        return Look(
+            variables=sorted({_FAMILY.sub(r"\1*", each) for each in seen([each.read for each in accounts])}),
+            sets=sorted(sets),
+            tries=sorted(tried),
+            seeks=sorted(seen([each.sought for each in accounts]) - tried - loaded),
+        )
+
+    def _of_first(self, stack: Stack) -> bool:
+        return stack[:1] == self._first[:1]

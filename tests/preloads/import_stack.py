@@ -23,11 +23,15 @@ class ImportStack:
 
     Attributes:
         edges: which modules each imported while it was executed, loaded before or not.
+        tried: by name: the stacks in which an import failed, as no such module is installed.
+        sought: by top-level name: the stacks in which finders were asked for it.
     """
 
     def __init__(self) -> None:
         self.modules: list[str] = []
         self.edges: dict[str, set[str]] = {}
+        self.tried: dict[str, dict[tuple[str, ...], None]] = {}
+        self.sought: dict[str, dict[tuple[str, ...], None]] = {}
         self._thread = _thread.get_ident()
 
     def install(self, begins: Callable[[], None], finished: Callable[[str], None]) -> None:
@@ -52,13 +56,21 @@ class ImportStack:
                 self.modules.pop()
 
         def importing(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
-            found = import_(name, globals, locals, fromlist, level)
+            try:
+                found = import_(name, globals, locals, fromlist, level)
+            except ModuleNotFoundError as error:
+                self._note_absent(_absolute(name, globals, level), error)
+                raise
             if self.modules:
                 self._note(_absolute(name, globals, level), fromlist or ())
             return found
 
         def getting(name: str, package: str | None = None, level: int = 0) -> ModuleType:
-            found = get(name, package, level)
+            try:
+                found = get(name, package, level)
+            except ModuleNotFoundError as error:
+                self._note_absent(name, error)
+                raise
             if self.modules:
                 self._note(found.__name__ if level else name, ())
             return found  # type: ignore[no-any-return]
@@ -66,6 +78,17 @@ class ImportStack:
         _BOOTSTRAP._load_unlocked = _hidden(loading)
         _BOOTSTRAP._gcd_import = _hidden(getting)
         builtins.__import__ = _hidden(importing)
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Note what is looked for, as the first of the finders."""
+        if path is None and self.modules and name not in sys.stdlib_module_names:
+            self.sought.setdefault(name, {})[tuple(self.modules)] = None
+
+    def _note_absent(self, name: str, error: ModuleNotFoundError) -> None:
+        absent = error.name or ""
+        if self.modules and f"{name}.".startswith(f"{absent}.") and absent not in sys.stdlib_module_names:
+            self.tried.setdefault(name, {})[tuple(self.modules)] = None
 
     def _note(self, name: str, names: Any) -> None:
         edges = self.edges.setdefault(self.modules[-1], set())

@@ -4,15 +4,22 @@ import datetime
 import json
 import platform
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests.preloads.audit import Finding
+from tests.preloads.audit import Finding, Look
 from tests.preloads.runs import HOME
 
 FILE = HOME / "ddplaunch" / "preload" / "known.json"
 
 Entry = dict[str, Any]
+
+_FIELDS = (
+    *("top", "versions", "modules", "refused", "order", "minds", "bound_by", "variables", "sets", "tries", "seeks"),
+    *("loads", "generators", "companions", "settings", "on", "with"),
+)
+"""In the order in which they are written."""
 
 NAMED = {"minds torch's settings": "torch's settings", "minds logging": "logging", "logs at import": "logging"}
 """What a program cannot change without a word for it in its source (``ddplaunch.preload.admission``)."""
@@ -63,8 +70,7 @@ def entry(finding: Finding, known: Entry, tops: list[str], modules: list[str], v
         else:
             made["bound_by"] = next(each for each in finding.bound_by if each in minds)
         made |= {
-            "variables": list(finding.variables),
-            "sets": list(finding.sets),
+            **asdict(finding.look),
             "loads": list(finding.loads),
             "generators": list(finding.generators),
         }
@@ -72,6 +78,13 @@ def entry(finding: Finding, known: Entry, tops: list[str], modules: list[str], v
     if finding.guilty and "modules" in known:
         made["modules"] = known["modules"]
     return {key: value for key, value in made.items() if value or key == "order"} | _when(torch)
+
+
+def looked(found: Look, known: Entry) -> Entry:
+    """An entry with what its import reads, sets and looks for here, beside what is known."""
+    more = {key: sorted({*known.get(key, ()), *values}) for key, values in asdict(found).items()}
+    made = {**known, **{key: values for key, values in more.items() if values}}
+    return {key: made[key] for key in sorted(made, key=_FIELDS.index)}
 
 
 def joined(found: Entry, known: Entry, version: str) -> Entry:
@@ -88,7 +101,7 @@ def joined(found: Entry, known: Entry, version: str) -> Entry:
         made |= {key: found[key] for key in ("order", "bound_by") if key in found}
     made["top"] = sorted({*known["top"], *found["top"]})
     made["versions"] = [each for _, each in sorted(_majors([*known["versions"], version]).items())]
-    for key in ("minds", "variables", "sets", "loads", "generators"):
+    for key in ("minds", "variables", "sets", "loads", "generators", "tries", "seeks"):
         if both := sorted({*known.get(key, ()), *found.get(key, ())}):
             made[key] = both
     if made["order"] == "bound":

@@ -246,6 +246,9 @@ CLEAN: dict[str, str] = {
     "lazy": "def __getattr__(name):\n  if name != 'f': raise AttributeError\n  import lazy_part\n  return lazy_part.f",
     "lazy_part": "def f(): pass",
     "optional": "try:\n  import absent_thing\nexcept ImportError:\n  pass",
+    "seeks": "import importlib.util\nX = importlib.util.find_spec('absent_other') is None",
+    "one_of_folder": "import kept_folder\nX = kept_folder.folder()",
+    "other_of_folder": "import kept_folder\nX = kept_folder.folder()",
     "ends_thread": "import threading\nt = threading.Thread(target=int)\nt.start()\nt.join()\ndel t",
     "keeps_none": "def f(a=None, *, b=None): pass\nexec('def g(): pass', N := {})",
     "logger": "import logging\nL = logging.getLogger(__name__)\nL.addHandler(logging.NullHandler())",
@@ -272,6 +275,12 @@ CLEAN: dict[str, str] = {
 """What may be imported wherever its import stands."""
 
 PARTS: dict[str, dict[str, str]] = {
+    "kept_folder": {
+        "kept_folder.py": (
+            "import functools, os\n@functools.cache\ndef folder():\n"
+            "  return os.environ.get('FAKE_HOME') or os.environ.get('FAKE_TMP') or '/'"
+        )
+    },
     "helper_of_rank": {"helper_of_rank.py": "import os\ndef look(): return os.getenv('RANK')"},
     "numbers_of_numpy": {"numbers_of_numpy.py": NUMPY},
     "importer": {"importer.py": "import pack.bad"},

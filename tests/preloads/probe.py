@@ -224,6 +224,8 @@ class Probe:
             "found": list(self.findings.found),
             "read": {name: list(stacks) for name, stacks in self.findings.read.items()},
             "changed": {name: list(stacks) for name, stacks in self.findings.changed.items()},
+            "tried": {name: list(stacks) for name, stacks in seen.tried.items()},
+            "sought": {name: list(stacks) for name, stacks in seen.sought.items()},
             "files": files,
             "logged": sorted(set(disturbances.LOGGED)),
             "dumps": dumps,

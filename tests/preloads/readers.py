@@ -271,6 +271,7 @@ _READERS: dict[str, Read] = {
     "_queue.SimpleQueue": _drained,
     "_struct.Struct": _fields("format", "size"),
     **_of("Scanner Encoder make_scanner make_encoder", lambda value: list(gc.get_referents(value)), "_json"),
+    **_of("Scanner Encoder", lambda value: list(gc.get_referents(value)), "simplejson._speedups"),
     "_csv.Dialect": _fields("delimiter", "quotechar", "escapechar", "lineterminator", "quoting"),
     "_elementtree.Element": lambda value: [value.tag, dict(value.attrib), value.text, value.tail, list(value)],
     "_hashlib.HASH": lambda value: [value.name, value.hexdigest()],

@@ -18,6 +18,8 @@ HOME = Path(__file__).resolve().parent.parent.parent
 _PATIENCE = 900.0  # seconds that one may take
 _STACK = 1 << 28  # bytes: what refers to itself is read by functions that call themselves
 
+_NEEDED = frozenset({"PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV"})
+
 _STUB = """import sys
 sys.path.pop(0)
 HOME = {home!r}
@@ -86,8 +88,12 @@ class Runs:
         disturbances: Sequence[str] = (),
         variables: dict[str, str] | None = None,
         terminal: bool = False,
+        bare: bool = False,
     ) -> Account:
-        """Have one interpreter import modules; Failed if it ends otherwise than it should."""
+        """Have one interpreter import modules; Failed if it ends otherwise than it should.
+
+        ``bare``: no variables are set but those that Python itself and the C library need.
+        """
         number = next(self._numbers)
         request, answer = (str(self._scratch / f"{number}.{name}") for name in ("request", "answer"))
         asked = {
@@ -108,7 +114,8 @@ class Runs:
             self._scratch / "first" / (("zygote" if kind == "fork" else "other" if disturbances else "train") + ".py")
         )
         ours = {"PYTHONPATH", "PYTHONHASHSEED", "PYTHONSTARTUP", "LD_PRELOAD", *rank(0)}
-        environ = {name: value for name, value in os.environ.items() if name not in ours}
+        kept = _NEEDED if bare else os.environ.keys() - ours
+        environ = {name: value for name, value in os.environ.items() if name in kept}
         environ |= {"PYTHONHASHSEED": "1", "LD_PRELOAD": str(self._asked)}
         options: dict[str, Any] = {"cwd": self._scratch / "work", "env": environ}
         said = self._scratch / f"{number}.output"

@@ -67,6 +67,15 @@ def test_packages_that_do_one_thing_each(tmp_path):
     assert entries["sets_own"]["sets"] == ["MINE"]
     assert entries["of_fork"]["loads"] == ["logger", "plain"]
 
+    # Also a variable whose value another package keeps, and one that counts where another is not set.
+    for name in ("one_of_folder", "other_of_folder"):
+        assert entries[name]["variables"] == ["FAKE_HOME", "FAKE_TMP"]
+    assert "variables" not in entries["kept_folder"]
+
+    # And what it would load where that is installed, or only looks for.
+    assert [entries["optional"].get(each) for each in ("tries", "seeks")] == [["absent_thing"], None]
+    assert [entries["seeks"].get(each) for each in ("tries", "seeks")] == [None, ["absent_other"]]
+
     # What a fork repairs is known, but not what copies from it.
     assert entries["torchmetrics"]["order"] == "free"
     assert refused["torchmetrics_kept"] == "has another torchmetrics_kept.R in a fork that is rank 1"
@@ -96,6 +105,17 @@ def test_an_entry_is_written_into_the_table_and_keeps_what_was_written_by_hand(q
         "variables": ["OURS"],
         "companions": ["other"],
     }
+
+
+def test_what_imports_read_is_added_to_entries_that_stand(quiet):
+    quiet.install("ours", {"ours.py": "import os\nos.getenv('OURS')\ntry:\n  import more\nexcept ImportError: pass"})
+    there = {"top": ["ours"], "versions": ["0.9"], "modules": {"ours": []}, "order": "bound", "variables": ["FORMER"]}
+    quiet.table.write_text(
+        json.dumps({"packages": {"ours": there, "torch": {"modules": {"torch": []}}}, "harmless": {}})
+    )
+    assert quiet.audit("ours", "torch", "--looks", "--write").code == 0
+    written = json.loads(quiet.table.read_text())["packages"]
+    assert written["ours"] == {**there, "variables": ["FORMER", "OURS"], "tries": ["more"]}
 
 
 def test_what_other_versions_have_shown_stays_where_that_is_asked_for(quiet):
