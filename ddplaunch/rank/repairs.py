@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ GENERATORS = frozenset(
 
 def apply() -> None:
     """Set what loaded modules keep of their process right for this one; a module that differs is left alone."""
-    for repair in (_ranks, _generators, _session, _times, _stores):
+    for repair in (_ranks, _generators, _session, _times, _stores, _logging):
         try:
             repair()
         except Exception:  # of a version that nobody has tried
@@ -111,3 +112,10 @@ def _stores() -> None:
         )
 
     module._create_c10d_store = _create_c10d_store
+
+
+def _logging() -> None:
+    """Count ``relativeCreated`` of records from the rank's start."""
+    module: Any = sys.modules.get("logging")
+    if module is not None:  # nanoseconds since Python 3.13
+        module._startTime = time.time_ns() if isinstance(module._startTime, int) else time.time()

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-    from ddplaunch.rank import channel, leftovers, preloading, processes, repairs, store, warm, worker
+    from ddplaunch.rank import channel, leftovers, preloading, processes, repairs, store, titles, warm, worker
     from ddplaunch.rank.guard import Guard
     from ddplaunch.rank.messages import Config, FromZygote, PythonJob, RankJob, Spawn, Usage, ZygoteReady
 else:
@@ -56,7 +56,7 @@ else:
     worker = module_from_spec(spec)  # as ``worker.sibling`` loads the others, leaving no name in sys.modules
     spec.loader.exec_module(worker)
     channel, leftovers, preloading = map(worker.sibling, ("channel", "leftovers", "preloading"))
-    processes, repairs, store = map(worker.sibling, ("processes", "repairs", "store"))
+    processes, repairs, store, titles = map(worker.sibling, ("processes", "repairs", "store", "titles"))
 
 _HELPER_PATIENCE = 3.0  # seconds more that multiprocessing's own helpers have for their end
 
@@ -336,6 +336,7 @@ class Zygote:
             os.environ.update(job["env"])
             repairs.apply()
             processes.retitle(job["title"])
+            titles.Titles(job["title"], processes.retitle).install()
             gc.enable()
         except BaseException as error:
             os.write(2, f"ddplaunch: rank {job['rank']} could not start: {error}\n".encode())

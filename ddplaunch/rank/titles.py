@@ -1,0 +1,69 @@
+"""Has the package setproctitle change the title of a forked rank.
+
+It writes over the arguments of the process, and looks for them by those that Python began with: in a fork these are the
+zygote's, and a title of ours stands in their place. So its functions are replaced in the module, right after its
+import, by ones that write where ``processes.retitle`` does. Part of the zygote, and bound by its rules.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
+
+_NAME = "setproctitle"
+_SET_NAME = 15  # PR_SET_NAME, prctl(2)
+
+
+class Titles:
+    """A finder that replaces the functions of ``setproctitle`` as that is imported, and then leaves."""
+
+    def __init__(self, title: str, write: Callable[[str], None]) -> None:
+        """``title`` is the one that there is; ``write`` writes another one."""
+        self._title, self._write = title, write
+
+    def install(self) -> None:
+        """Replace the functions now, or once they are imported, where the package is installed."""
+        if (module := sys.modules.get(_NAME)) is not None:
+            self._replace(module)
+        elif any(os.path.isdir(os.path.join(folder, _NAME)) for folder in sys.path):
+            sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != _NAME:
+            return None
+        sys.meta_path.remove(self)
+        spec = sys.modules["_frozen_importlib"]._find_spec(name, path, target)
+        execute: Any = getattr(getattr(spec, "loader", None), "exec_module", None)
+        if execute is not None:
+
+            def execute_and_replace(module: ModuleType) -> None:
+                del spec.loader.exec_module
+                execute(module)
+                self._replace(module)
+
+            spec.loader.exec_module = execute_and_replace
+        return spec
+
+    def _replace(self, module: Any) -> None:
+        def setproctitle(title: str) -> None:
+            """setproctitle(title) -- Change the process title."""
+            if not isinstance(title, str):
+                raise TypeError(f"setproctitle() argument 1 must be str, not {type(title).__name__}")
+            self._title = title
+            self._write(title)
+            import ctypes
+
+            ctypes.CDLL(None).prctl(_SET_NAME, title.encode(errors="replace"), 0, 0, 0)  # the title of the thread too
+
+        def getproctitle() -> str:
+            """getproctitle() -- Get the current process title."""
+            return self._title
+
+        if hasattr(module, "setproctitle"):
+            module.setproctitle, module.getproctitle = setproctitle, getproctitle
