@@ -40,7 +40,8 @@ _TERMINAL = "a terminal"
 _TORCH_FIRST = "torch's import before its own"
 
 
-def _may_be_set(variable: str) -> bool:
+def may_be_set(variable: str) -> bool:
+    """Whether an import may set a variable, as only those read it that the table names."""
     return variable in excused.SETTABLE or not (_NATIVE.fullmatch(variable) or RANK_VARIABLE.fullmatch(variable))
 
 
@@ -179,7 +180,7 @@ class Audit:
                 continue
             if _BINDS.fullmatch(what):
                 self._guilt.bind(module, what)
-            elif not what.startswith(SETS) or not _may_be_set(what.removeprefix(SETS)):
+            elif not what.startswith(SETS) or not may_be_set(what.removeprefix(SETS)):
                 self._guilt.accuse(module, what)
         for module, reason in account.failed.items():
             self._guilt.accuse(module, f"cannot be imported: {reason}")

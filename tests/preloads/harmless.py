@@ -4,8 +4,11 @@ import datetime
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from tests.preloads.account import Account, differences
+from tests.preloads.audit import may_be_set
+from tests.preloads.findings import SETS
 from tests.preloads.installed import Installed
 from tests.preloads.known import Known
 from tests.preloads.runs import Failed, Runs
@@ -31,6 +34,9 @@ _TABLES = {
 }
 """What changes with every import, or in nothing that another module has there."""
 
+_OF_CHILDREN = frozenset({"LD_LIBRARY_PATH"})
+"""Variables that the loader reads once, as a process begins: to set them matters to children."""
+
 _COMMON = ("numpy", "yaml", "tqdm", "requests")
 
 
@@ -42,7 +48,8 @@ def audit(names: Sequence[str], installed: Installed, runs: Runs, known: Known, 
         if "refused" not in each and name != "torch" and name in installed.versions
         for module in each.get("modules", ())
     ] or list(_COMMON)
-    refused = dict(_refused(list(names), installed, runs, common))
+    found = dict(_found(list(names), installed, runs, common))
+    refused = {name: each.reasons for name, each in found.items() if each.reasons}
     today = datetime.date.today().isoformat()
     for name in names:
         known.harmless.pop(name, None)
@@ -52,6 +59,7 @@ def audit(names: Sequence[str], installed: Installed, runs: Runs, known: Known, 
             known.harmless[name] = {
                 "top": installed.tops(name),
                 "versions": [installed.versions[name]],
+                **({"sets": each.sets} if (each := found.get(name)) else {}),
                 "on": today,
             }
             print(json.dumps({name: known.harmless[name]}, indent=2), flush=True)
@@ -60,32 +68,43 @@ def audit(names: Sequence[str], installed: Installed, runs: Runs, known: Known, 
     return 1 if refused else 0
 
 
-def _refused(
-    names: list[str], installed: Installed, runs: Runs, common: Sequence[str]
-) -> Iterator[tuple[str, list[str]]]:
+@dataclass(frozen=True)
+class _Changes:
+    """What an import changes: variables that may be set, and what may not be changed at all."""
+
+    sets: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+
+
+def _found(names: list[str], installed: Installed, runs: Runs, common: Sequence[str]) -> Iterator[tuple[str, _Changes]]:
     """Those that change something, and what. Most do not, so all are imported in one process; then halves of them."""
     tops = [top for name in names for top in installed.tops(name)]
     try:
-        reasons = _changes(runs.run("harmless", common, last=tops), tops)
+        found = _changes(runs.run("harmless", common, last=tops), tops)
     except Failed as error:
-        reasons = [f"does not end: {error}"]
-    if reasons and len(names) > 1:
+        found = _Changes(reasons=[f"does not end: {error}"])
+    if (found.sets or found.reasons) and len(names) > 1:
         half = len(names) // 2
-        yield from _refused(names[:half], installed, runs, common)
-        yield from _refused(names[half:], installed, runs, common)
-    elif reasons:
-        yield names[0], reasons
+        yield from _found(names[:half], installed, runs, common)
+        yield from _found(names[half:], installed, runs, common)
+    elif found.sets or found.reasons:
+        yield names[0], found
 
 
-def _changes(account: Account, imported: Sequence[str]) -> list[str]:
+def _changes(account: Account, imported: Sequence[str]) -> _Changes:
     before, unchanged, after = account.dumps
     by_itself = set(differences(before, unchanged))
     changed = [each for each in differences(unchanged, after) if each not in by_itself | _TABLES]
-    reasons = [f"changes {module}.{name}" for module, name in changed]
+    reasons, sets = [f"changes {module}.{name}" for module, name in changed], list[str]()
     for what in sorted((before.shared.keys() | after.shared.keys()) - {"sys.meta_path"}):
-        if what not in before.shared:
-            reasons.append(f"sets {what}")
-        elif before.shared[what] != after.shared.get(what):
-            reasons.append(f"changes {what}")
-    reasons += [f"{what}" for stack, what in account.found if stack[0] in imported and what.startswith(_CHANGES)]
-    return list(dict.fromkeys(reasons))
+        if before.shared.get(what) == after.shared.get(what):
+            continue
+        if what[0] == "$" and (may_be_set(what[1:]) or what[1:] in _OF_CHILDREN):
+            sets.append(what[1:])
+        else:
+            reasons.append(f"{'changes' if what in before.shared else 'sets'} {what}")
+    passing = {f"{SETS}{name}" for name in sets} | {f"changes the variable {name}" for name in sets}
+    if before.shared["sys.path"] == after.shared["sys.path"]:
+        passing.add("changes sys.path")  # for its own modules (cv2)
+    did = [what for stack, what in account.found if stack[0] in imported and what.startswith(_CHANGES)]
+    return _Changes(sets, list(dict.fromkeys([*reasons, *(what for what in did if what not in passing)])))

@@ -105,6 +105,10 @@ class Probe:
         for name in self.request["first"]:
             self._import(name)
         self.in_any_case = frozenset(sys.modules)
+        if "tempfile" in sys.modules:
+            sys.modules["tempfile"].__dict__["tempdir"] = (
+                None  # kept by torch's import, which asks only where dill is installed
+            )
         self._disturb()
         if self.request["kind"] == "harmless":
             for name in self.request["modules"]:

@@ -158,16 +158,22 @@ def test_what_changes_others_is_not_harmless(quiet):
     quiet.install("victim", {"victim.py": "flag = [1]"})
     quiet.install("harms", {"harms.py": "import victim\nvictim.flag.append(2)"})
     quiet.install("harms_environment", {"harms_environment.py": "import os\nos.environ['HARMED'] = '1'"})
+    quiet.install("harms_threads", {"harms_threads.py": "import os\nos.environ['OMP_STACKSIZE'] = '1m'"})
     quiet.install("harms_python", {"harms_python.py": "import os\nos.cpu_count = lambda: 1"})
     quiet.install("harmless", {"harmless.py": "import atexit, os\nX = os.getpid()\nimport victim"})
     entry = {"top": ["victim"], "versions": ["1.0"], "modules": {"victim": []}, "order": "free"}
     quiet.table.write_text(json.dumps({"packages": {"victim": entry}, "harmless": {}}))
-    said = quiet.audit("--harmless", "harms", "harms_environment", "harms_python", "harmless", "--write")
-    assert [*said.entries] == ["harmless"]
+    names = ("harms", "harms_environment", "harms_threads", "harms_python", "harmless")
+    said = quiet.audit("--harmless", *names, "--write")
+    assert {*said.entries} == {"harmless", "harms-environment"}
     assert "harms: changes victim.flag\n" in said.why
-    assert "harms-environment: sets $HARMED\n" in said.why
+    assert "harms-threads: sets $OMP_STACKSIZE\n" in said.why
     assert "harms-python: changes os.cpu_count\n" in said.why
-    assert [*json.loads(quiet.table.read_text())["harmless"]] == ["harmless"]
+    written = json.loads(quiet.table.read_text())["harmless"]
+    assert {name: each.get("sets") for name, each in written.items()} == {
+        "harmless": None,
+        "harms-environment": ["HARMED"],
+    }
 
 
 def test_the_words_of_a_lazy_package_are_found(quiet):
