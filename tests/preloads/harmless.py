@@ -20,6 +20,8 @@ _TABLES = {
         # Caches.
         "re": "_cache _cache2 RegexFlag",
         "linecache": "cache",
+        "ctypes": "_pointer_type_cache _c_functype_cache",
+        "_ctypes": "_pointer_type_cache",
         "platform": "_sys_version_cache",
         "sys": "path_importer_cache modules meta_path",  # of a change at the front of meta_path, Surroundings tells
         # Tables by module, by class or by name, to which each adds its own; sys.modules is one.
@@ -29,6 +31,10 @@ _TABLES = {
         "copyreg": "dispatch_table",
         "pickle": "dispatch_table",
         "multiprocessing.reduction": "AbstractReducer ForkingPickler register",
+        "multiprocess.reduction": "AbstractReducer ForkingPickler register",
+        "cloudpickle.cloudpickle": "Pickler",
+        "torch.distributed.checkpoint._state_dict_stager": "dispatch_table",
+        "weakref": "finalize",
     }.items()
     for name in names.split()
 }
