@@ -32,13 +32,18 @@ WORDS = {
 """What an import may mind, and the words without which a program does not change it."""
 
 TORCH_READS = re.compile(
-    r"(OMP|GOMP|KMP|MKL|OPENBLAS|GOTO|NVPL|BLIS|VECLIB|ATEN|ONEDNN|DNNL|KINETO|LRU_CACHE|NUMPY|NPY|FX|AOT"
+    r"TMPDIR|TEMP|TMP|(OMP|GOMP|KMP|MKL|OPENBLAS|GOTO|NVPL|BLIS|VECLIB|ATEN|ONEDNN|DNNL|KINETO|LRU_CACHE|NUMPY|NPY|FX|AOT"
     r"|PYTORCH|TORCH|COMPILE_STROBELIGHT)_?[A-Z0-9_]*"
 )
 """Variables that torch, and the libraries that it is linked with, read as they are loaded (traced with torch 2.13).
 
-Some of these are read later, and then no harm is done.
+Some of these are read later, and then no harm is done. The first three are read where dill is installed, which torch
+imports.
 """
+
+
+_FOLDERS = frozenset({"TMPDIR", "TEMP", "TMP"})
+"""Variables that name a folder, which the program may have to make before it counts."""
 
 
 class Admission:
@@ -121,6 +126,8 @@ class Admission:
                     self._release()
             elif isinstance(step, Assignment):
                 shown = step.early and step.name is not None and step.value is not None
+                if step.name in _FOLDERS:  # which libraries pass over where it is not there
+                    shown = shown and os.path.isdir(step.value or "")
                 if not shown and not (step.default and step.name in self._set):
                     (self._variables_pending if step.reach <= Reach.LATER else self._variables).append(step)
             elif step.top == TORCH:
@@ -188,6 +195,8 @@ class Admission:
                 self._bar(f"{step.where}, an import of {step.top}, where {how}", step.reach)
             elif step.reach > Reach.LATER:
                 self._effect = self._effect or step.where
+        pending = self._variables_pending if step.reach <= Reach.LATER else self._variables
+        pending += (Assignment(step.where, step.reach, each, None) for each in self._table.set_by_harmless(step.module))
         return None
 
     def _is_known(self, module: str) -> bool:
@@ -222,6 +231,11 @@ class Admission:
             why = "is not in the table" if loaded is None else self._installed.why_not(loaded)
             if why:
                 return f"imports {other}, which {why}"
+        for module in filter(self._installed.holds, package.tries):
+            tried = self._table.owner(module)
+            why = "is not in the table" if tried is None else tried.refused or self._installed.why_not(tried)
+            if why:
+                return f"imports {module.partition('.')[0]}, which {why}"
         return None
 
     def _is_free(self, package: Package) -> bool:
@@ -232,9 +246,12 @@ class Admission:
         """Why a package is not imported before the fork for this program, at this place."""
         if why := self._why_unusable(package.name):
             return why
+        tried = [owner for module in package.tries if (owner := self._table.owner(module))]
         names = {package.name, *package.loads}
+        names.update(name for each in tried for name in (each.name, *each.loads))
         known = [self._table.packages[name] for name in names & self._table.packages.keys()]
-        if path := self._hiding.hides(set[str]().union(*(each.stems for each in known)), names):
+        wanted = {module.partition(".")[0] for module in (*package.tries, *package.seeks)}
+        if path := self._hiding.hides(wanted.union(*(each.stems for each in known)), names):
             return f"{os.path.relpath(path)} comes first"
         if self.barrier:
             return f"comes after {self.barrier}"
@@ -243,7 +260,7 @@ class Admission:
         if named := self._program.words.intersection(package.sets):
             return f"sets {min(named)}"
         for each in self._variables:
-            if package.reads(each.name) if each.name else package.variables:
+            if any(one.reads(each.name) if each.name else one.variables for one in (package, *tried)):
                 return f"{each.where} sets {each.name or 'variables that it reads'}"
         return None
 

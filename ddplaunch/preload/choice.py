@@ -23,8 +23,8 @@ AUTO, NONE = "auto", "none"
 DYNAMO = "torch._dynamo"
 
 _DYNAMO_READS = re.compile(
-    r"TMPDIR|TEMP|TMP|USER|LOGNAME|(TORCHDYNAMO|TORCHINDUCTOR|TORCH_(DYNAMO|COMPILE|LOGS|TRACE|FAKE)|AOT|INDUCTOR"
-    r"|PARTITIONER|SYMPY|TRITON|CUTLASS)[A-Z0-9_]*"
+    r"HOME|TMPDIR|TEMP|TMP|USER|LOGNAME|LNAME|USERNAME|(TORCHDYNAMO|TORCHINDUCTOR|TORCH_(DYNAMO|COMPILE|LOGS|TRACE|FAKE)"
+    r"|AOT|INDUCTOR|PARTITIONER|SYMPY|TRITON|CUTLASS)[A-Z0-9_]*"
 )
 """Those that torch._dynamo reads, or makes the name of a folder of, which it leaves in the environment."""
 
@@ -104,6 +104,8 @@ def choose(target: Target, preload: str, environ: Mapping[str, str], own: Collec
         return Choice(forks=True, modules=modules, asked=modules, settings=settings)
     if preload == TORCH and (unsafe := _too_late(here)):
         return Choice(unsafe=unsafe)
+    if preload == AUTO and (backend := interpreter.find_backend(target.first, {**environ, **dict(settings)})):
+        return Choice(unsafe=f"{backend} adds to torch.backends, which torch loads at its import")
     usual = _usual(found, here, lone=lone)
     choice = Choice(forks=True, modules=usual, settings=settings, folders=found.folders)
     if preload == TORCH or not target.first:

@@ -1,4 +1,4 @@
-"""What runs in every interpreter before a program's first line, and may look at a variable that only a rank has.
+"""What runs before a program's first line, or in ``import torch``, without being named there, and may look at a rank.
 
 Python imports ``sitecustomize`` and ``usercustomize``, and executes the lines of ``.pth`` files that begin with
 "import" (https://docs.python.org/3/library/site.html). A zygote runs them before there is a rank.
@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from ddplaunch.files import read_regular
 from ddplaunch.preload.table import entries, holds_installed
 
 _MAX = 1 << 20  # bytes of a file
+_BACKENDS = re.compile(r"^\s*\[\s*torch\.backends\s*\]", re.MULTILINE)
 _IMPORTED = re.compile(r"\b(?:import|from)\s+([\w.]+)")
 
 
@@ -23,6 +24,22 @@ def reads_rank(own: Collection[str]) -> str | None:
     wanted = re.compile(r"\b(" + "|".join(map(re.escape, sorted(own))) + r")\b")
     mentioned = ((path, wanted.search(text)) for path, text in _texts())
     return next((f"{path} mentions {found[1]}" for path, found in mentioned if found), None)
+
+
+def find_backend(first: str | None, environ: Mapping[str, str]) -> str | None:
+    """Name a distribution that ``import torch`` loads a backend of: an entry point of the group ``torch.backends``.
+
+    ``first``: the folder in front of ``sys.path``; ``environ``: as torch would see it, which can turn this off.
+    """
+    if environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
+        return None
+    for folder in dict.fromkeys([first or "", *environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path]):
+        for entry in entries(folder) if folder else ():
+            if entry.endswith((".dist-info", ".egg-info")):
+                path = os.path.join(folder, entry)
+                if _BACKENDS.search(_text(os.path.join(path, "entry_points.txt"))):
+                    return path
+    return None
 
 
 def _texts() -> Iterator[tuple[str, str]]:

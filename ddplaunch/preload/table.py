@@ -43,6 +43,8 @@ class Package:
         companions: those with which it was found to do something else.
         generators: its random generators, which a fork makes anew (rank/repairs.py).
         settings: what a program may assign to: no import looks at it.
+        tries: the modules that its import loads as well, where they are installed.
+        seeks: those that its import only looks for.
         refused: why it is imported in each rank, all the same.
     """
 
@@ -58,6 +60,8 @@ class Package:
     companions: Collection[str] = ()
     generators: Collection[str] = ()
     settings: Collection[str] = ()
+    tries: Collection[str] = ()
+    seeks: Collection[str] = ()
     refused: str | None = None
 
     @property
@@ -85,9 +89,14 @@ class Table:
         return _longest(module, self._by_top)
 
     def is_harmless(self, module: str, installed: Installed) -> bool:
-        """Whether it was found that importing a module changes nothing in others."""
+        """Whether it was found that importing a module changes nothing in others, but for variables that it sets."""
         found = _longest(module, self._harmless_by_top)
         return found is not None and _counts(installed.version(found.name), found.versions)
+
+    def set_by_harmless(self, module: str) -> Collection[str]:
+        """The variables that importing a harmless module sets."""
+        found = _longest(module, self._harmless_by_top)
+        return found.sets if found is not None else ()
 
 
 class Installed:
@@ -113,6 +122,18 @@ class Installed:
         """Whether the installed version of a distribution has a module, by its file."""
         folder, stem = os.path.split(os.path.join(self._found[name][0][1], *module.split(".")))
         return any(each.partition(".")[0] == stem for each in entries(folder))
+
+    def holds(self, module: str) -> bool:
+        """Whether any distribution has a module, by its file; a folder without ``__init__`` is none."""
+        *parents, name = module.split(".")
+        for folder, names in self._names.items():
+            if (parents or [name])[0] in names:
+                inside = os.path.join(folder, *parents)
+                if any(each.startswith(f"{name}.") and each.endswith((".py", ".so")) for each in entries(inside)):
+                    return True
+                if os.path.isfile(os.path.join(inside, name, "__init__.py")):
+                    return True
+        return False
 
     def why_not(self, package: Package) -> str | None:
         """Say why what is installed is not what was audited."""

@@ -29,6 +29,7 @@ GENERATORS = frozenset(
         "datasets.fingerprint.fingerprint_rng",
         "diffusers.utils.export_utils.global_rng",
         "diffusers.utils.testing_utils.global_rng",
+        "joblib._multiprocessing_helpers._rand._rng",
         "sympy.core.random._assumptions_rng",
         "sympy.core.random.rng",
         "sympy.core.symbol.Dummy._prng",

@@ -54,7 +54,7 @@ class Titles:
         def setproctitle(title: str) -> None:
             """setproctitle(title) -- Change the process title."""
             if not isinstance(title, str):
-                raise TypeError(f"setproctitle() argument 1 must be str, not {type(title).__name__}")
+                raise TypeError(f"argument 1 must be str, not {title if title is None else type(title).__name__}")
             self._title = title
             self._write(title)
             import ctypes

@@ -281,3 +281,36 @@ def test_what_torch_loads_may_be_there_whether_it_is_in_the_table_or_not(admitti
     """triton: a package that imports torch._dynamo loads it, where torch is one for GPUs."""
     admitting.add("torch", loads=["part-of-torch"])
     assert "part_of_torch" in admitting.admit("import free\n").allowed["tops"]
+
+
+def test_what_an_import_would_load_where_it_is_installed(admitting):
+    """The run would start over otherwise, each time."""
+    admitting.add("asks", tries=["stranger", "absent.part"], seeks=["sought"])
+    admitting.add("gentle", tries=["bound.part", "absent"])
+    assert admitting.reasons("import gentle\nimport asks\n") == {"asks": "imports stranger, which is not in the table"}
+    admitting.add("known_now", refused="prints")
+    admitting.add("gentle", tries=["known_now"])
+    assert admitting.reasons("import gentle\n") == {"gentle": "imports known_now, which prints"}
+    admitting.add("gentle", tries=["free"], seeks=["sought"])
+    admitting.add("free", variables=["READ"])
+    assert admitting.reasons("import os\nos.environ['READ'] = f()\nimport gentle\n") == {
+        "gentle": "train.py:2 sets READ"
+    }
+    write(admitting.folder, "sought.py", "")
+    assert admitting.reasons("import gentle\n")["gentle"].endswith("sought.py comes first")
+
+
+def test_a_harmless_package_may_set_variables(admitting):
+    admitting.add("calm", known=False, harmless=True)
+    admitting.installation._harmless["calm"]["sets"] = ["ITS"]
+    admitting.add("reader", variables=["ITS"])
+    assert admitting.modules("import calm\nimport free\nimport reader\n") == ["free"]
+
+
+def test_a_folder_that_the_program_makes_is_not_there_yet(admitting):
+    admitting.add("reader", variables=["TMPDIR"])
+    source = "import os\nos.makedirs({0!r}, exist_ok=True)\nos.environ['TMPDIR'] = {0!r}\nimport reader\n"
+    folder = admitting.folder / "scratch"
+    assert admitting.modules(source.format(str(folder))) == []
+    folder.mkdir()
+    assert admitting.modules(source.format(str(folder))) == ["reader"]

@@ -1,0 +1,127 @@
+"""What a fork has of its process, where a program or a library changes it or asks for it: as plain Python has it."""
+
+import json
+import sys
+
+import pytest
+
+from tests.conftest import ran, write
+
+REPORT = """
+import os
+def report(**values):
+    with open(os.environ["REPORT"] + os.environ["RANK"], "a") as file:
+        file.writelines(f"{name}\\t{value}\\n" for name, value in values.items())
+"""
+
+PROGRAMS = {
+    "setproctitle": (
+        "logging",
+        """
+import setproctitle, sys
+report(before=setproctitle.getproctitle().partition(" ")[2])
+setproctitle.setproctitle("trainer of rank " + os.environ["RANK"])
+report(after=setproctitle.getproctitle(), cmdline=open("/proc/self/cmdline").read().rstrip("\\0"))
+report(thread=open("/proc/self/comm").read(), finders=len([f for f in sys.meta_path if "Titles" in str(type(f))]))
+if os.fork() == 0:
+    setproctitle.setproctitle("its child")
+    report(child=open("/proc/self/cmdline").read().rstrip("\\0"))
+    os._exit(0)
+os.wait()
+report(parent=open("/proc/self/cmdline").read().rstrip("\\0"))
+""",
+    ),
+    "setproctitle, preloaded": (
+        "setproctitle",
+        """
+from setproctitle import getproctitle, setproctitle
+setproctitle("trainer")
+report(after=getproctitle(), cmdline=open("/proc/self/cmdline").read().rstrip("\\0"))
+try:
+    setproctitle(None)
+except TypeError as error:
+    report(error=error)
+""",
+    ),
+    "the time of log records": (
+        "logging",
+        """
+import logging, time
+class Handler(logging.Handler):
+    def emit(self, record):
+        report(early=0 <= record.relativeCreated < (time.time() - began) * 1000 + 500)
+began = time.time()
+logging.getLogger("here").addHandler(Handler())
+logging.getLogger("here").warning("now")
+""",
+    ),
+    "folders and names": (
+        "tempfile,getpass,locale,warnings,random",
+        """
+import getpass, locale, random, sys, tempfile, time, warnings
+os.makedirs("scratch", exist_ok=True)
+os.environ["TMPDIR"] = os.path.abspath("scratch")
+os.environ["LOGNAME"] = "somename"
+os.environ["HOME"] = os.path.abspath("scratch")
+os.environ["TZ"] = "Asia/Tokyo"
+time.tzset()
+random.seed(3)
+warnings.simplefilter("error", ResourceWarning)
+report(folder=tempfile.gettempdir(), user=getpass.getuser(), home=os.path.expanduser("~"), zone=time.tzname)
+report(locale=locale.setlocale(locale.LC_ALL), draw=random.random(), first=warnings.filters[0][0], argv=sys.argv)
+import atexit
+atexit.register(report, last=1)
+atexit.register(report, last=2)
+""",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_sees_what_plain_python_shows(name, launch, tmp_path):
+    if "setproctitle" in name:
+        pytest.importorskip("setproctitle")
+    preload, source = PROGRAMS[name]
+    write(tmp_path, "train.py", REPORT + source)
+    plain = ran([sys.executable, "train.py"], tmp_path, {"REPORT": "plain", "RANK": "0"})
+    assert plain.returncode == 0, plain.stderr
+    forked = launch(
+        "run", "--nproc", "2", "--start", "zygote", "--preload", preload, "train.py", env={"REPORT": "forked"}
+    )
+    assert forked.returncode == 0, forked.stderr
+    assert (tmp_path / "forked0").read_text() == (tmp_path / "plain0").read_text()
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("os.environ['TMPDIR'] = os.path.abspath('x' + os.environ['RANK'])", "TMPDIR"),
+        ("os.environ['TEMP'] = os.environ['TMP'] = os.getcwd()", "TEMP"),
+        ("os.environ['USER'] = 'u' + os.environ['RANK']", "USER"),
+        ("os.environ['LOGNAME'] = 'u' + os.environ['RANK']", "LOGNAME"),
+        ("os.environ['TORCHINDUCTOR_CACHE_DIR'] = os.path.abspath('x')", "TORCHINDUCTOR_CACHE_DIR"),
+    ],
+)
+@pytest.mark.parametrize("package", ["transformers", "accelerate"])
+def test_what_reads_a_variable_of_torch_dynamo_comes_after_it(package, source, reason, answer, tmp_path):
+    pytest.importorskip(package)
+    write(tmp_path, "train.py", f"import os\n{source}\nimport torch\nfrom {package} import X\n")
+    done = answer("run", "--dry-run", "--json", "--nproc", "2", "train.py")
+    found = json.loads(done.stdout)["preload"]
+    assert not {package, "torch._dynamo"} & {*found["modules"]}
+    assert reason in json.dumps(found)
+
+
+def test_torch_is_imported_in_each_rank_where_it_loads_a_backend(answer, tmp_path):
+    """Which would see no rank in the process that forks."""
+    write(tmp_path, "train.py", "import torch\n")
+    write(tmp_path, "its-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: its\nVersion: 1.0\n")
+    write(tmp_path, "its-1.0.dist-info/entry_points.txt", "[console_scripts]\nits = its:main\n")
+    words = ("run", "--dry-run", "--nproc", "2", "train.py")
+    assert "torch (imported once for all ranks)" in answer(*words).stdout
+    write(tmp_path, "its-1.0.dist-info/entry_points.txt", "[torch.backends]\nits = its:autoload\n")
+    assert "its-1.0.dist-info adds to torch.backends, which torch loads at its import" in answer(*words).stdout
+    off = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    assert "torch (imported once for all ranks)" in answer(*words, env=off).stdout
+    asked = answer("run", "--dry-run", "--nproc", "2", "--preload", "torch", "train.py").stdout
+    assert "torch (imported once for all ranks)" in asked
