@@ -21,7 +21,7 @@ _SET_NAME = 15  # PR_SET_NAME, prctl(2)
 
 
 class Titles:
-    """A finder that replaces the functions of ``setproctitle`` as that is imported, and then leaves."""
+    """Replaces the functions of ``setproctitle``, once that is imported."""
 
     def __init__(self, title: str, write: Callable[[str], None]) -> None:
         """``title`` is the one that there is; ``write`` writes another one."""
@@ -32,23 +32,31 @@ class Titles:
         if (module := sys.modules.get(_NAME)) is not None:
             self._replace(module)
         elif any(os.path.isdir(os.path.join(folder, _NAME)) for folder in sys.path):
-            sys.meta_path.insert(0, self)
+            self._await()
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != _NAME:
-            return None
-        sys.meta_path.remove(self)
-        spec = sys.modules["_frozen_importlib"]._find_spec(name, path, target)
-        execute: Any = getattr(getattr(spec, "loader", None), "exec_module", None)
-        if execute is not None:
+    def _await(self) -> None:
+        """Wrap what finds modules in folders until it finds this one; ``sys.meta_path`` would show a finder more."""
+        finder: Any = sys.modules["_frozen_importlib_external"].PathFinder
+        kept = vars(finder)["find_spec"]
 
-            def execute_and_replace(module: ModuleType) -> None:
-                del spec.loader.exec_module
-                execute(module)
-                self._replace(module)
+        def find_spec(cls: object, name: str, path: Any = None, target: Any = None) -> Any:
+            spec = kept.__func__(cls, name, path, target)
+            if name == _NAME and spec is not None and spec.loader is not None:
+                finder.find_spec = kept
+                self._replace_after(spec.loader)
+            return spec
 
-            spec.loader.exec_module = execute_and_replace
-        return spec
+        finder.find_spec = classmethod(find_spec)
+
+    def _replace_after(self, loader: Any) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            execute(module)
+            self._replace(module)
+
+        loader.exec_module = exec_module
 
     def _replace(self, module: Any) -> None:
         def setproctitle(title: str) -> None:
