@@ -22,7 +22,7 @@ import setproctitle, sys
 report(before=setproctitle.getproctitle().partition(" ")[2])
 setproctitle.setproctitle("trainer of rank " + os.environ["RANK"])
 report(after=setproctitle.getproctitle(), cmdline=open("/proc/self/cmdline").read().rstrip("\\0"))
-report(thread=open("/proc/self/comm").read(), finders=len(sys.meta_path))
+report(thread=open("/proc/self/comm").read())
 report(loader=sorted(vars(sys.modules["setproctitle"].__loader__)))
 if os.fork() == 0:
     setproctitle.setproctitle("its child")
