@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _NAME = "setproctitle"
-_SET_NAME = 15  # PR_SET_NAME, prctl(2)
+_MAX_NAME = 15  # bytes, PR_SET_NAME of prctl(2)
 
 
 class Titles:
@@ -65,9 +65,11 @@ class Titles:
                 raise TypeError(f"argument 1 must be str, not {title if title is None else type(title).__name__}")
             self._title = title
             self._write(title)
-            import ctypes
-
-            ctypes.CDLL(None).prctl(_SET_NAME, title.encode(errors="replace"), 0, 0, 0)  # the title of the thread too
+            try:
+                with open("/proc/thread-self/comm", "wb") as file:
+                    file.write(title.encode(errors="replace")[:_MAX_NAME])  # the name of the thread too
+            except OSError:
+                pass
 
         def getproctitle() -> str:
             """getproctitle() -- Get the current process title."""
