@@ -44,7 +44,7 @@ from ddplaunch.output.streams import Streams
 from ddplaunch.plan.plan import Plan
 from ddplaunch.preload import reminders
 from ddplaunch.rank import processes
-from ddplaunch.words import named, signal_name
+from ddplaunch.words import signal_name
 
 if TYPE_CHECKING:
     from ddplaunch.agent.check import CheckOfNode
@@ -171,7 +171,6 @@ class Supervisor:
             case messages.Alone():
                 self._screen.speaks = True
             case messages.Check():
-                self._all_there()
                 self._check(message)
             case messages.Start() if not self._outfit.log.failed:  # else node 0, which hears of it, ends the job
                 self._start(message)
@@ -223,14 +222,13 @@ class Supervisor:
         """Check whether this machine has what its ranks need; a check that is under way is for nothing now."""
         from ddplaunch.agent.check import CheckOfNode
 
+        self._all_there()
         if self._check_of_node is not None:
             self._check_of_node.close()
-        environ = {**self._tree.environ, **self._plan.shared}
-        log_dir = self._outfit.log.path
         self._screen.footer("")  # all that were awaited have joined
-        self._check_of_node = CheckOfNode(
-            self._loop, order, self._plan, environ, log_dir, self._screen.footer, self._link.tell
-        )
+        environ, log_dir = {**self._tree.environ, **self._plan.shared}, self._outfit.log.path
+        footer, tell = self._screen.footer, self._link.tell
+        self._check_of_node = CheckOfNode(self._loop, order, self._plan, environ, log_dir, footer, tell)
 
     def _start(self, order: messages.Start) -> None:
         self._all_there()
@@ -287,15 +285,12 @@ class Supervisor:
 
     def _let_debug(self, ranks: Ranks) -> None:
         """Prepare for a person at the ranks; it is loaded while the zygote imports."""
-
         if self.debugging is None:
             from ddplaunch.agent.debugging import Debugging
 
-            where, timeout = self._tree.temporary, self._policy.debug_timeout
-            tell, note = self._link.tell, self._screen.note
-            self.debugging = Debugging(
-                self._loop, where, timeout, self._invite, self.inspect, note, tell, self._restart_stall_clock
-            )
+            loop, where, timeout = self._loop, self._tree.temporary, self._policy.debug_timeout
+            tell, note, restart = self._link.tell, self._screen.note, self._restart_stall_clock
+            self.debugging = Debugging(loop, where, timeout, self._invite, self.inspect, note, tell, restart)
         self.debugging.begin(ranks)
 
     def _make_room(self) -> None:
@@ -336,16 +331,8 @@ class Supervisor:
         because, excluded = choice.account(failed)
         modules = (choice.fallback if failed else choice.modules) if forks else ()
         self._emit(events.Ready(forks, unsafe, seconds, modules, because, excluded, self._tree.cold))
-        slow = ""
-        if failed and forks:
-            slow = f"only {named(modules)} could be imported for all ranks: {failed}; --preload torch starts at once"
-        elif because and not (forks or unsafe):
-            avoid = "faster: --preload torch, or `import torch` above that"
-            slow = f"each rank imports torch itself, after {because}; {avoid}"
-        if slow and reminders.is_new(self._plan.target.source, slow):
-            self._screen.note(slow)
-        if unsafe:
-            self._screen.note(f"ranks start one by one instead of being forked: {unsafe}")
+        note = partial(reminders.note_slow_start, self._screen.note, self._plan.target.source)
+        note(modules, because, forks=forks, failed=failed, unsafe=unsafe)
         if self._ranks.phase is Phase.LOADING:
             self._ranks.enter(Phase.RUNNING)
             self._open_store()
@@ -435,7 +422,7 @@ class Supervisor:
             self._ranks.pass_on(number)
 
     def inspect(self, detail: Detail, answer: Callable[[Inspection], None]) -> None:
-        """Find out what all ranks of the job are doing; ``answer`` is called with it, after some seconds at most."""
+        """Find out what all ranks of the job do; ``answer`` is called with it, after some seconds at most."""
         self._inspections.ask(detail, answer)
 
     def note_memory(self) -> None:

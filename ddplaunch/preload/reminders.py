@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from zlib import crc32
 
 from ddplaunch.files import create, read_regular
+from ddplaunch.words import named
 
 _MAX_SOURCE, _MAX_KEPT = 64 << 20, 1 << 20  # bytes
 
@@ -30,3 +32,26 @@ def is_new(path: str | None, note: str) -> bool:
     except OSError:
         pass
     return True
+
+
+def note_slow_start(
+    note: Callable[[str], None],
+    source: str | None,
+    modules: Sequence[str],
+    because: str | None,
+    *,
+    forks: bool,
+    failed: str | None,
+    unsafe: str | None,
+) -> None:
+    """Note why ranks import themselves what is usually imported once for all of them, as ``events.Ready`` has it."""
+    slow = ""
+    if failed and forks:
+        slow = f"only {named(modules)} could be imported for all ranks: {failed}; --preload torch starts at once"
+    elif because and not (forks or unsafe):
+        avoid = "faster: --preload torch, or `import torch` above that"
+        slow = f"each rank imports torch itself, after {because}; {avoid}"
+    if slow and is_new(source, slow):
+        note(slow)
+    if unsafe:
+        note(f"ranks start one by one instead of being forked: {unsafe}")

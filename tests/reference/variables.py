@@ -83,6 +83,7 @@ READ = {
     "SKYPILOT_NUM_GPUS_PER_NODE": "likewise",
     "MLP_WORKER_GPU": "likewise",
     "NVIDIA_VISIBLE_DEVICES": "likewise, where it names GPUs, as in a pod of Kubernetes",
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "`0`: packages of the group `torch.backends` do not bar torch's preloading",
     "PATH": "where programs are looked for",
     "TMPDIR": "where the folder of error files is made; else `/tmp`, else `/dev/shm`",
     "XDG_CONFIG_HOME": "where `ddplaunch.toml` is; else `~/.config`",
