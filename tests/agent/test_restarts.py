@@ -76,7 +76,7 @@ def test_descendants_of_one_attempt_do_not_live_into_the_next(start, tmp_path):
     )
     job = start("run", *LIGHT, "--nproc", "2", "--max-restarts", "5", script)
     job.wait_for("second", 2)
-    assert len(job.left()) == 4 + WARM  # launcher, zygote and two ranks; a guardian
+    assert len(job.left()) == 4 + 2 * WARM  # launcher, zygote and two ranks; a guardian and, with torch, the store
     job.signal(signal.SIGTERM)
     assert job.wait() == 143
     assert job.stderr().count("restart") == 1  # none after a signal
