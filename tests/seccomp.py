@@ -17,6 +17,7 @@ CALLS = {
     "pidfd_open": (434, 434),
     "socketpair": (53, 199),
     "sched_getaffinity": (204, 123),
+    "prlimit64": (302, 261),
 }
 """Numbers of system calls, on x86_64 and on the machines with the generic table (asm-generic/unistd.h)."""
 

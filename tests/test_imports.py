@@ -21,7 +21,7 @@ from tests.starts import LIGHT
 PACKAGE = Path(ddplaunch.__file__).parent
 
 LAYERS = [
-    {"dataclass", "errors", "files", "inherited", "loop", "words"},
+    {"dataclass", "errors", "files", "inherited", "loop", "rlimits", "words"},
     {"wire"},
     {"target"},
     {"plan"},

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from ddplaunch import rlimits
 from ddplaunch.agent import control_groups
 from ddplaunch.devices.sysfs import read_int
 from ddplaunch.errors import EXIT_OS, LaunchError, UsageError
 from ddplaunch.rank import processes
 from ddplaunch.words import counted
 
-_FOUND, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+_FOUND, _ = rlimits.read(resource.RLIMIT_NOFILE)
 
 _SPARE = 16  # descriptors beside the ranks': those that are on their way to a zygote, files that are read
 
@@ -24,7 +25,10 @@ _SPARE = 16  # descriptors beside the ranks': those that are on their way to a z
 @contextmanager
 def as_found() -> Iterator[None]:
     """Give what is started meanwhile the limit of open files that we were started with."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = rlimits.read(resource.RLIMIT_NOFILE)
+    if soft == _FOUND:
+        yield
+        return
     resource.setrlimit(resource.RLIMIT_NOFILE, (_FOUND, hard))
     try:
         yield
@@ -39,7 +43,7 @@ def allow_descriptors(ranks: int, each: int) -> None:
         UsageError: that is more than we may have.
     """
     need = _count_open() + ranks * each + _SPARE
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = rlimits.read(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or need <= soft:
         return
     try:
@@ -92,7 +96,7 @@ def need_processes() -> None:
 
 def why_unborn(number: int | None) -> str:
     """Say why no process could be made, or given its descriptors; ``number`` is errno's."""
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    soft = rlimits.read(resource.RLIMIT_NOFILE)[0]
     if number == errno.EMFILE:
         return f"too many open files: the limit is {soft} (ulimit -n)"
     if number == errno.ETOOMANYREFS:
@@ -107,7 +111,7 @@ def _process_limit() -> str:
         limit, used = read_int(f"{folder}/pids.max"), read_int(f"{folder}/pids.current")
         if limit is not None and used is not None and used >= limit - 1:
             return f"the limit of the cgroup is {limit} (pids.max)"
-    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    soft = rlimits.read(resource.RLIMIT_NPROC)[0]
     if soft != resource.RLIM_INFINITY and os.geteuid():
         return f"the user's limit is {soft} (ulimit -u)"
     return "the limit of the cgroup (pids.max), the user (ulimit -u) or the machine is reached"

@@ -7,10 +7,11 @@ import os
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from ddplaunch import TYPE_CHECKING
+from ddplaunch import TYPE_CHECKING, rlimits
 from ddplaunch.agent import limits
 from ddplaunch.agent.zygote_process import PROGRAM, WarmStart, WarmZygote, start
 from ddplaunch.rank import channel, processes
@@ -162,7 +163,8 @@ def _why(line: socket.socket) -> str:
 
 def _open_files() -> int:
     with limits.as_found():
-        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        soft = rlimits.read(resource.RLIMIT_NOFILE)[0]
+        return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def _leader() -> int:

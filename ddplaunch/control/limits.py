@@ -6,6 +6,8 @@ import resource
 from collections.abc import Iterator
 from contextlib import suppress
 
+from ddplaunch import rlimits
+
 MANY = 1000  # nodes from which on these limits matter
 _SPARE = 128  # descriptors, neighbours and connections beside those of the nodes
 _SYSCTLS = "/proc/sys/net"
@@ -13,7 +15,7 @@ _SYSCTLS = "/proc/sys/net"
 
 def raised_descriptors() -> int:
     """Raise our limit of open files as far as we may, and return it; the ranks have been given theirs before."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = rlimits.read(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -35,7 +37,7 @@ def too_low(nodes: int, sysctls: str = _SYSCTLS) -> str | None:
 
 
 def _found(need: int, sysctls: str) -> Iterator[str]:
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    hard = rlimits.read(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < need:
         yield f"open files (ulimit -Hn): {hard}, at least {need}; beyond that no node can join"
     names = {"core/somaxconn": "nodes that call at once try again"}

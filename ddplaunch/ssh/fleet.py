@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
 
+from ddplaunch import rlimits
 from ddplaunch.agent.signals import InspectKey
 from ddplaunch.control.relay import FOR_RANKS
 from ddplaunch.dataclass import dataclass
@@ -37,7 +38,7 @@ _LETTERS = {number: letter for letter, number in SIGNALS.items()}
 def make_room(hosts: int) -> None:
     """Raise the limit on open files to three pipes for each host. Raises UsageError if the hard limit is lower."""
     needed = 3 * hosts + _OTHER_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = rlimits.read(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:

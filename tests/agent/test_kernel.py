@@ -36,7 +36,7 @@ def test_ranks_of_any_kind_run_without_pidfds(tmp_path):
         assert (done.returncode, done.stderr) == (0, ""), words
 
 
-@pytest.mark.parametrize(("call", "code"), [("socketpair", 71), ("sched_getaffinity", 0)])
+@pytest.mark.parametrize(("call", "code"), [("socketpair", 71), ("sched_getaffinity", 0), ("prlimit64", 0)])
 def test_a_container_that_forbids_a_call(tmp_path, call, code):
     words = command("run", "--nproc", "2", "--no-python", "true")
     done = ran([*without("EPERM", call), *words], tmp_path)
