@@ -425,8 +425,9 @@ class Supervisor:
         """Find out what all ranks of the job do; ``answer`` is called with it, after some seconds at most."""
         self._inspections.ask(detail, answer)
 
-    def note_memory(self) -> None:
-        """Keep what the ranks here hold now: one may run out of memory later."""
+    def note_state(self) -> None:
+        """Keep what the ranks here hold now, as one may run out of memory later; note a zygote that is stopped."""
+        self._tree.note_stopped(self._screen.note)
         if self._ranks.memory:
             self._ranks.memory.note()
 

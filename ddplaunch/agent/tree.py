@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent import children, job
@@ -35,6 +35,7 @@ class Tree:
         self.environ = {name: value for name, value in environ.items() if name not in job.OURS_ALONE}
         self.temporary = Temporary(f"ddplaunch-{run_id}")  # its path is in the environment of the ranks
         self.zygote: ZygoteClient | None = None
+        self._stopped = 0  # the pid of a zygote that was found stopped
         self._stuck: list[str] = []  # what a zygote that was lost has left, and cannot be killed
         self._warm: WarmRuns | None = None
         if policy.warm is not None:
@@ -67,6 +68,14 @@ class Tree:
     def cold(self) -> str | None:
         """Why the zygote did not come of a warm one, where that was asked for."""
         return self._warm.cold if self._warm else self._policy.cold
+
+    def note_stopped(self, note: Callable[[str], object]) -> None:
+        """Note once that a signal has stopped the zygote, which then starts no rank and reports the end of none."""
+        pid = self.zygote.pid if self.zygote else 0
+        stopped = pid if pid and processes.is_suspended(pid) else 0
+        if stopped and stopped != self._stopped:
+            note(f"the process that starts the ranks (pid {pid}) is stopped, and reports no end: kill -CONT {pid}")
+        self._stopped = stopped
 
     def recall(self) -> int:
         return self.zygote.recall() if self.zygote else 0

@@ -130,7 +130,7 @@ class NodeJob:
             observers.add(metrics)
             hearers.append(self._isolated("--metrics").guard(metrics.hear))
         if hearers:
-            hearers.append(lambda look, reading: self._supervisor.note_memory())
+            hearers.append(lambda look, reading: self._supervisor.note_state())
             inspect = self._inspect_here if policy.inspect else None
             later = EVERY if policy.metrics else LATER
             isolated = self._isolated("the readings")

@@ -225,14 +225,17 @@ def test_stopped_ranks_end(start):
     job.assert_nothing_left()
 
 
-def test_a_stopped_zygote_does_not_hold_up_the_end(start, tmp_path):
+def test_a_stopped_zygote_is_named_and_does_not_hold_up_the_end(start, tmp_path):
     assert KILL_PATIENCE == 5
     sooner = impatient(tmp_path, "rank.processes.KILL_PATIENCE", patience(0.5))
     job = start("run", *LIGHT, "--nproc", "2", "--grace", "0", SLEEPER, executable=sooner)
     job.wait_for("ready", 2)
-    os.kill(job.zygote(), signal.SIGSTOP)
+    os.kill(zygote := job.zygote(), signal.SIGSTOP)
+    wait_until(lambda: f" (pid {zygote}) is stopped" in job.stderr(), "the note")
+    os.kill(job.ranks()[1], signal.SIGKILL)
     job.signal(signal.SIGTERM)
     assert job.wait() in (143, 137)
+    assert job.stderr().count(f"kill -CONT {zygote}\n") == 1
     job.assert_nothing_left()
 
 
