@@ -60,11 +60,12 @@ def claim(planning: Planning) -> tuple[Rules, socket.socket | None]:
 
     Raises:
         UsageError: this node cannot start its share, or the port is taken.
+        NameTimeout: this is node 0, and its own name does not resolve in time.
     """
     need_processes()
     plan = planning.plan
     rules = read_rules(planning.options, plan.master_addr, plan.master_port, planning.finding)
-    check(plan, rules)
+    check(plan, rules, say_notes)
     return rules, listen_on_node_zero(plan, rules) if plan.nnodes > 1 else None
 
 

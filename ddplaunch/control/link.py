@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -11,15 +12,17 @@ from ddplaunch.control.hello import own_hello
 from ddplaunch.control.messages import Hello, Message, Start, Versions
 from ddplaunch.control.node_zero import NodeZero
 from ddplaunch.control.port import Port, claim
-from ddplaunch.control.route import check_interface, check_is_ours, is_ours, own_addresses
+from ddplaunch.control.route import Unresolvable, check_interface, check_is_ours, is_ours, own_addresses
 from ddplaunch.control.rules import Rules
-from ddplaunch.errors import UsageError, host_name
+from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError, UsageError, host_name
 from ddplaunch.loop import Loop
 from ddplaunch.plan.plan import Plan
 from ddplaunch.plan.share import own_share, with_others, with_place
 
 if TYPE_CHECKING:
     from ddplaunch.control.member import Member
+
+_NAME_RETRY_S = 1.0  # seconds between two look-ups of node 0's own name
 
 
 def make_link(
@@ -96,15 +99,18 @@ def attempt_plan(plan: Plan, order: Start, rules: Rules, environ: Mapping[str, s
     return with_others(placed, order.shares) if order.shares else placed
 
 
-def check(plan: Plan, rules: Rules) -> None:
-    """Raise a UsageError where this node lacks what it needs for its share, or the rules contradict the plan."""
+def check(plan: Plan, rules: Rules, note: Callable[[str], object]) -> None:
+    """Raise a UsageError where this node lacks what it needs for its share, or the rules contradict the plan.
+
+    On node 0 that includes its own name, which may come late: ``note`` is called once where it is waited for.
+    """
     if rules.interface:
         check_interface(rules.interface)
     if plan.nnodes > 1:
         if rules.port is None:
             _check_alone(plan)
         else:
-            _check_joining(rules, plan)
+            _check_joining(rules, plan, note)
 
 
 def _check_alone(plan: Plan) -> None:
@@ -122,7 +128,7 @@ def _check_alone(plan: Plan) -> None:
         )
 
 
-def _check_joining(rules: Rules, plan: Plan) -> None:
+def _check_joining(rules: Rules, plan: Plan, note: Callable[[str], object]) -> None:
     others = f"1 to {plan.nnodes - 1}" if plan.nnodes > 2 else "1"
     if "--node-rank" in plan.missing:
         rest = f"{others} on the other{'s' * (plan.nnodes > 2)}"
@@ -143,4 +149,29 @@ def _check_joining(rules: Rules, plan: Plan) -> None:
             f"--master-addr {example} on every node; it is an address of this machine",
         )
     if plan.node_rank == 0 and plan.numbered and not rules.address_comes_late:
-        check_is_ours(plan.master_addr)
+        _wait_for_name(plan.master_addr, rules.join_timeout, note)
+
+
+def _wait_for_name(address: str, timeout_s: float, note: Callable[[str], object]) -> None:
+    """Check that ``address`` is one of this machine, once it resolves: in Docker compose it may come after us.
+
+    Raises:
+        NameTimeout: it does not resolve in ``timeout_s`` seconds.
+        UsageError: it is another machine's.
+    """
+    deadline, noted = time.monotonic() + timeout_s, False
+    while True:
+        try:
+            return check_is_ours(address)
+        except Unresolvable as error:
+            if time.monotonic() > deadline:
+                message = f"{error.message} in {timeout_s:g} s (--join-timeout)"
+                raise NameTimeout(message, error.hint) from None
+            if not noted:
+                note(f"waiting for node 0's own name: {address} does not resolve yet")
+            noted = True
+        time.sleep(min(_NAME_RETRY_S, timeout_s))
+
+
+class NameTimeout(LaunchError):
+    exit_code = EXIT_UNAVAILABLE

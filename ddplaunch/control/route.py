@@ -111,7 +111,7 @@ def is_ours(address: str, patience: float = RESOLVE_PATIENCE) -> bool | None:
     """Whether ``address`` is one of this machine; None where no name server answers in ``patience`` seconds.
 
     Raises:
-        UsageError: it does not resolve.
+        Unresolvable: no name server knows it.
     """
     lookup = Lookup(address)
     answered = lookup.wait(patience)
@@ -125,9 +125,13 @@ def is_ours(address: str, patience: float = RESOLVE_PATIENCE) -> bool | None:
     return any(each in ours or each.is_loopback for each in found)
 
 
-def unresolvable(address: str) -> UsageError:
+class Unresolvable(UsageError):
+    """A name that no name server knows, perhaps not yet."""
+
+
+def unresolvable(address: str) -> Unresolvable:
     message = f"--master-addr {shown(address)} does not resolve on this machine"
-    return UsageError(message, "give node 0's address, like 10.0.0.1")
+    return Unresolvable(message, "give node 0's address, like 10.0.0.1")
 
 
 def resolve(address: str, port: int | None = None) -> Resolved:

@@ -405,6 +405,19 @@ def test_a_name_of_node_0_that_does_not_resolve_is_waited_for(start, tmp_path, r
     assert "node 0 was not reached in 2 s (--join-timeout): no.such.host.invalid does not resolve yet" in job.stderr()
 
 
+def test_node_0_waits_for_its_own_name(start, tmp_path):
+    """It is not refused at once where the other nodes wait for the same name."""
+    write(tmp_path, "hello.py", HELLO)
+    where = ("--master-addr", "no.such.host.invalid", "--nnodes", "2", "--node-rank", "0")
+    job = start("run", "--nproc", "1", "--start", "exec", "--join-timeout", "0.5", *where, "hello.py")
+    assert job.wait() == 69
+    assert job.stderr().splitlines() == [
+        "ddplaunch: waiting for node 0's own name: no.such.host.invalid does not resolve yet",
+        "Error: --master-addr no.such.host.invalid does not resolve on this machine in 0.5 s (--join-timeout)",
+        "  give node 0's address, like 10.0.0.1",
+    ]
+
+
 def test_a_node_that_comes_again_is_in_the_same_record(nodes, tmp_path, answer):
     """As a spare is that takes the place of a lost node, where homes are shared."""
     waits = "import os, time\nprint('world', os.environ['WORLD_SIZE'], flush=True)\n"
