@@ -214,7 +214,7 @@ class Supervisor:
         if joined.node_rank is not None:
             self._plan = replace(self._plan, node_rank=joined.node_rank)
         try:
-            self._outfit.log.open(joined.run_id, self._plan.node_rank)
+            self._outfit.log.open(joined.run_id, self._plan.node_rank, late=joined.late)
         except UsageError as error:
             self._link.tell(messages.Unable(error.message, error.hint))
 

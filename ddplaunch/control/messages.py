@@ -214,12 +214,16 @@ class Refused:
 
 @dataclass(frozen=True)
 class Joined:
-    """You take part, from the next start on; ``node_rank`` is yours if you asked for one."""
+    """You take part, from the next start on; ``node_rank`` is yours if you asked for one.
+
+    ``late``: the ranks of other nodes have started before.
+    """
 
     run_id: RunId
     heartbeat_timeout: Seconds
     proof: Name | None = None
     node_rank: Count | None = None
+    late: bool = False
 
     def __post_init__(self) -> None:
         if self.heartbeat_timeout < MIN_HEARTBEAT:

@@ -100,8 +100,8 @@ class NodeZero:
         connection.expect(messages.FROM_NODE)
         connection.hear = partial(self._heard, number)
         connection.lost = partial(self._lost, number)
-        given = None if hello.numbered else number
-        connection.send(messages.Joined(self._run_id, self._rules.heartbeat_timeout, proof, given))
+        given, late = None if hello.numbered else number, self._start is not None
+        connection.send(messages.Joined(self._run_id, self._rules.heartbeat_timeout, proof, given, late))
         self._heartbeat.heard(number)
         self._coordinator.join(admitted)
 

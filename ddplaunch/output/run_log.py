@@ -30,8 +30,10 @@ class RunLog:
         self.path: str | None = None
         self.failed = False  # whether it cannot be made
 
-    def open(self, run_id: str, node_rank: int) -> None:
+    def open(self, run_id: str, node_rank: int, *, late: bool = False) -> None:
         """Make the folder, if one is wanted and not there yet; RUN_ID.2 and so on where RUN_ID is an earlier job's.
+
+        ``late``: the job runs already, so that RUN_ID is its own, and node-N may be of the node that this one replaces.
 
         Raises:
             UsageError: it cannot be made.
@@ -39,7 +41,13 @@ class RunLog:
         if self._parent is None or self.path is not None:
             return
         try:
-            path = _made(self._parent, run_id, [] if self._alone else [f"node-{node_rank}"])
+            runs = (os.path.join(self._parent, name) for name in numbered(run_id))
+            node = f"node-{node_rank}"
+            if late:
+                found = [*itertools.takewhile(os.path.isdir, runs)] or [os.path.join(self._parent, run_id)]
+                path = _made(os.path.join(found[-1], name) for name in numbered(node))
+            else:
+                path = _made(runs if self._alone else (os.path.join(run, node) for run in runs))
             self._events = create(os.path.join(path, "events.jsonl"), os.O_APPEND)
         except OSError as error:
             self.failed = True
@@ -98,9 +106,9 @@ def _suffix(attempt: int) -> str:
     return f".attempt-{attempt}" if attempt else ""
 
 
-def _made(parent: str, run_id: str, node: list[str]) -> str:
-    for name in numbered(run_id):
-        path = os.path.join(parent, name, *node)
+def _made(paths: Iterator[str]) -> str:
+    """Make the first of these folders that is not there; return its path."""
+    for path in paths:
         try:
             os.makedirs(path)
             break
@@ -110,6 +118,6 @@ def _made(parent: str, run_id: str, node: list[str]) -> str:
     return path
 
 
-def numbered(run_id: str) -> Iterator[str]:
-    """The names that a run may have: its id, or ID.2 and so on where earlier runs had that."""
-    return itertools.chain([run_id], (f"{run_id}.{count}" for count in itertools.count(2)))
+def numbered(name: str) -> Iterator[str]:
+    """The names that a run or a file of it may have: its own, or NAME.2 and so on where earlier ones had that."""
+    return itertools.chain([name], (f"{name}.{count}" for count in itertools.count(2)))

@@ -422,7 +422,7 @@ def test_a_node_that_comes_again_is_in_the_same_record(nodes, tmp_path, answer):
     """As a spare is that takes the place of a lost node, where homes are shared."""
     waits = "import os, time\nprint('world', os.environ['WORLD_SIZE'], flush=True)\n"
     write(tmp_path, "waits.py", waits + "while not os.path.exists('gate'):\n    time.sleep(0.01)\n")
-    job = nodes("1:2", "--grow", "--grace", "10", "--run-id", "again")
+    job = nodes("1:2", "--grow", "--grace", "10", "--run-id", "again", "--log-dir", "logs")
     first, second = (job.start(number, target="waits.py") for number in range(2))
     for launcher in (first, second):
         launcher.wait_for("world 2")
@@ -432,6 +432,12 @@ def test_a_node_that_comes_again_is_in_the_same_record(nodes, tmp_path, answer):
     second.wait_for("world 2")
     write(tmp_path, "gate", "")
     assert (first.wait(20), second.wait(20)) == (0, 0), first.stderr()
+    logs = tmp_path / "logs"
+    assert sorted(str(path.relative_to(logs)) for path in logs.glob("*/*")) == [
+        "again/node-0",
+        "again/node-1",
+        "again/node-1.2",
+    ]
     report = answer("report", "again").stdout.splitlines()
     assert [line.partition(")")[2] for line in report if line.startswith("  node 1 (")] == [
         ": lost: its launcher was killed, or the machine went down",
