@@ -101,7 +101,7 @@ class Member:
             self._interrupted = message.signal
         if isinstance(message, messages.Drained) and message.attempt == self._attempt:
             self._attempt = None
-        if self._connection is not None and self._bond is _Bond.JOINED:
+        if self._connection is not None and (self._bond is _Bond.JOINED or self._may_have_joined(message)):
             self._connection.send(message)
         if isinstance(message, messages.ForRanks):
             return  # changes nothing for this node
@@ -116,6 +116,11 @@ class Member:
         wants_to_leave = isinstance(message, messages.Interrupted)
         if self._attempt is None and (wants_to_leave or self._bond is _Bond.ORPHANED):
             self._end_alone()
+
+    def _may_have_joined(self, message: FromNode) -> bool:
+        """Whether node 0 has our hello, and its answer is perhaps on its way: it then expects why we leave."""
+        assert self._connection is not None
+        return isinstance(message, messages.Interrupted) and self._connection.hear == self._answered
 
     def close(self) -> None:
         self._enter(_Bond.OVER)

@@ -101,14 +101,19 @@ class NodeZero:
     def __init__(self, job: Any) -> None:
         self._server = socket.create_server(("127.0.0.1", job.port + 1))
 
-    def meet(self, **joined: Any) -> Peer:
-        """Answer whoever comes next with what a Joined has, changed."""
+    def greet(self) -> Peer:
+        """Welcome the next node, and take its hello."""
         sock, _ = self._server.accept()
         peer = Peer(sock)
         peer.say("Welcome", ddplaunch=PROTOCOL, nonce="0")
         said = peer.hear("Hello")
         assert said
         self.share = said["share"]
+        return peer
+
+    def meet(self, **joined: Any) -> Peer:
+        """Answer the next node with what a Joined has, changed."""
+        peer = self.greet()
         peer.say("Joined", {"run_id": "theirs", "heartbeat_timeout": 15.0, **joined})
         return peer
 

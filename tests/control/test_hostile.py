@@ -257,6 +257,15 @@ def test_how_the_job_ended_is_for_node_zero_to_say(node_zero):
     assert launcher.wait(20) == 143
 
 
+def test_a_node_that_leaves_before_it_has_joined_says_why(node_zero):
+    """The answer to its hello may be on its way: node 0 then counts it as joined."""
+    false, launcher = node_zero()
+    peer = false.greet()
+    launcher.signal(signal.SIGTERM)
+    assert peer.hear("Interrupted") == {"signal": signal.SIGTERM}
+    assert launcher.wait() == 143
+
+
 def test_a_connection_that_is_reset_right_after_the_start(node_zero):
     """The order may be read, or be gone with the connection: that is the kernel's affair."""
     false, launcher = node_zero("--join-timeout", "1")
