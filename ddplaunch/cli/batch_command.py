@@ -32,7 +32,7 @@ from ddplaunch.cli.run_command import PARAMS, PathType, source_of
 from ddplaunch.cli.target_command import TargetCommand, spellings
 from ddplaunch.cli.typed import Remarks, check_target, current_directory, program_names, remarks_on, translated
 from ddplaunch.cli.values import UNITS, as_seconds
-from ddplaunch.errors import UsageError
+from ddplaunch.errors import UsageError, shown
 
 REFUSED = {
     **dict.fromkeys(("--nnodes", "--standalone"), "--nodes N says how many"),
@@ -242,10 +242,9 @@ def a_time(example: str) -> Reader:
         if text is None:
             return None
         if re.fullmatch(r"0*[1-9]\d*", text):
-            name = param.opts[-1]
-            raise wrong(
-                ctx, param, text, "minutes or seconds?", f"{name} {text}m for minutes, {name} {text}s for seconds"
-            )
+            name, typed = param.opts[-1], shown(text, 20)
+            hint = f"{name} {typed}m for minutes, {name} {typed}s for seconds"
+            raise wrong(ctx, param, text, "minutes or seconds?", hint)
         length = as_seconds(text) if text[-1:] in UNITS else None
         if length is None or length < 1:
             form(ctx, param, text)

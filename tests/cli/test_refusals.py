@@ -189,8 +189,8 @@ def refused(answer, launch, tmp_path):
         ),
         ("run fn.py:main", ("fn.py:main needs --save_every, --total_epochs and --batch_size", "main(rank: int, w")),
         ("train.py --nproc 4", ("train.py is not a command", "ddplaunch run train.py --nproc 4")),
-        ("rnu train.py", ("rnu is not a command", "did you mean run?")),
-        ("frobnicate", ("frobnicate is not a command", "run, submit, manifest, attach, ps, ")),
+        ("rnu train.py", ("rnu is not a command", "did you mean ddplaunch run?")),
+        ("frobnicate", ("frobnicate is not a command", "commands: run, stop, wait, ps, ")),
         ("--nproc 4 train.py", ("--nproc must follow a command", "ddplaunch run --nproc 4 train.py")),
     ],
 )
