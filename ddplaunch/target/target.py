@@ -131,7 +131,11 @@ def _is_archive(path: str, name: str) -> bool:
         archive = zipimport.zipimporter(path)
     except zipimport.ZipImportError:
         return False
-    if archive.find_spec("__main__") is None:
+    try:
+        found = archive.find_spec("__main__") is not None
+    except Exception:  # it is there, and damaged: Python says how when it runs it
+        found = True
+    if not found:
         raise UsageError(f"{name} is an archive without a __main__.py", "python -m zipapp makes one that can be run")
     return True
 
