@@ -10,6 +10,7 @@ from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.preload import interpreter, program
 from ddplaunch.preload.admission import TORCH_READS, Admission
 from ddplaunch.preload.facts import Assignment
+from ddplaunch.preload.hiding import Hiding
 from ddplaunch.preload.program import TORCH, Program
 from ddplaunch.preload.table import Table
 from ddplaunch.target.target import Target, TargetKind
@@ -104,6 +105,8 @@ def choose(target: Target, preload: str, environ: Mapping[str, str], own: Collec
         return Choice(forks=True, modules=modules, asked=modules, settings=settings)
     if preload == TORCH and (unsafe := _too_late(here)):
         return Choice(unsafe=unsafe)
+    if target.first and (file := Hiding([target.first, *found.folders]).hides_python(dynamo=found.dynamo)):
+        return Choice() if lone else Choice(unsafe=f"{file} has the name of a module that torch imports")
     if preload == AUTO and (backend := interpreter.find_backend(target.first, {**environ, **dict(settings)})):
         return Choice(unsafe=f"{backend} adds to torch.backends, which torch loads at its import")
     usual = _usual(found, here, lone=lone)

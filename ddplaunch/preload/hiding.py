@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 
 from ddplaunch.preload.table import entries, normalised
 
 _INFO = re.compile(r"(.+?)(?:-[^-]*)?\.(?:dist|egg)-info")
 _OF_COMMANDS = re.compile(r"\[(console_scripts|gui_scripts)\]")
+
+_NOT_OF_TORCH = re.compile(
+    r"bdb|cgi|chunk|cmd|code|codeop|compileall|configparser|crypt|curses|dbm|doctest|fileinput|getopt|graphlib|html|imp"
+    r"|mailbox|mimetypes|netrc|optparse|pdb|pipes|pty|readline|resource|sched|shelve|symtable|syslog|this|tkinter|trace"
+    r"|tracemalloc|tty|turtle|venv|wave|webbrowser|xml|zoneinfo"
+)
+"""Modules of Python that torch (2.13) does not load, of those that a program may have one of the same name as."""
+
+_OF_DYNAMO = re.compile("cProfile|colorsys|decimal|fractions|getpass|hmac|profile|pstats|secrets|shlex|statistics")
+"""Those that only ``torch._dynamo`` loads."""
 
 
 class Hiding:
@@ -28,6 +39,16 @@ class Hiding:
                         self._plugins = self._plugins or path
                 elif entry.endswith((".py", ".pyc", ".so")) or os.path.isfile(os.path.join(path, "__init__.py")):
                     self._modules.setdefault(entry.partition(".")[0], path)
+
+    def hides_python(self, *, dynamo: bool) -> str | None:
+        """Name a file that would be imported instead of a module of Python that torch loads.
+
+        ``dynamo``: ``torch._dynamo`` is loaded as well.
+        """
+        for name in sorted(sys.stdlib_module_names & self._modules.keys()):
+            if not (_NOT_OF_TORCH.fullmatch(name) or (_OF_DYNAMO.fullmatch(name) and not dynamo)):
+                return self._modules[name]
+        return None
 
     def hides(self, stems: set[str], distributions: set[str], *, plugins: bool = True) -> str | None:
         """Name what an import of these top-level modules, of these distributions, would find here instead.

@@ -138,3 +138,16 @@ def test_what_only_looks_like_it(tmp_path, preload):
     write(made.site, "folder.pth", "/srv/RANK\n")
     write(tmp_path, "train.py", "import torch\n")
     assert preload(PYTHONPATH=str(made.site))["modules"] == ["torch"]
+
+
+@pytest.mark.parametrize("words", ["--nproc 2", "--nproc 2 --preload torch"])
+def test_a_file_named_like_a_module_that_torch_imports(preload, tmp_path, words):
+    write(tmp_path, "train.py", "import torch\n")
+    write(tmp_path, "code.py", "")  # torch does not import that one
+    assert preload(words)["modules"] == ["torch"]
+    file = write(tmp_path, "queue.py", "")
+    assert preload(words) == {
+        "modules": [],
+        "because": f"{file} has the name of a module that torch imports",
+        "excluded": [],
+    }
