@@ -41,6 +41,13 @@ class Import:
     def top(self) -> str:
         return self.module.partition(".")[0]
 
+    def modules(self, package: str) -> list[str]:
+        """All that it may import, by their full names; ``package``: the one that its file is in."""
+        base, above = self.module, package.split(".") if package else []
+        if self.level:
+            base = ".".join([*above[: len(above) - self.level + 1], *([base] if base else [])])
+        return [base, *(f"{base}.{each}" if base else each for each in self.names if each != "*")]
+
 
 @dataclass(frozen=True)
 class Assignment:

@@ -15,12 +15,17 @@ from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.errors import UsageError
 from ddplaunch.files import read_regular
 from ddplaunch.preload.facts import Assignment, Barrier, Finding, Folder, Import, Patch, Reach, Step, Use
-from ddplaunch.preload.scan import needs_dynamo, scan
+from ddplaunch.preload.scan import scan
 from ddplaunch.preload.table import INSTALLED
 from ddplaunch.target import source
 from ddplaunch.target.target import Target
 
 TORCH = "torch"
+NEEDS_DYNAMO = re.compile(
+    r"DistributedDataParallel|\boptim\b|\bfully_shard\b|FullyShardedDataParallel|torch\.compile|\.compile\("
+    r"|\blightning\b|\bpytorch_lightning\b|\baccelerate\b|\btransformers\b|\bTrainer\b|ZeroRedundancyOptimizer"
+)
+"""What in source seems to use what imports ``torch._dynamo`` (and sympy with it, a second in every rank)."""
 
 _MAX_FILES = 200  # as ``source.local_sources``
 _ARCHIVES = (".zip", ".whl", ".egg", ".pyz")
@@ -44,11 +49,6 @@ class Program:
     words: frozenset[str] = frozenset()
     imports_torch: bool = False
     dynamo: bool = False
-
-    @property
-    def imports_others(self) -> bool:
-        """Whether it imports anything installed beside torch."""
-        return any(isinstance(each, Import) and each.top != TORCH for each in self.steps)
 
     @property
     def doubt(self) -> bool:
@@ -107,7 +107,7 @@ class _Reader:
             found = scan(source.parse(file), file, name, shared=not is_program)
         except (OSError, UsageError):  # what imports it shows why
             return (Barrier(f"{name}:1", Reach.SURE, "cannot be read"),)
-        self._dynamo = self._dynamo or needs_dynamo(text)
+        self._dynamo = self._dynamo or bool(NEEDS_DYNAMO.search(text))
         self._words.update(re.findall(r"[^\W\d]\w*", text))
         return found
 
@@ -149,13 +149,11 @@ class _Reader:
 
     def _local(self, found: Import, file: str) -> Iterator[str]:
         """The files of the program's own that the statement runs."""
-        base, root = found.module, None
+        root, package = None, ""
         if found.level:
             root = self._roots.get(file, self._first)
-            package = os.path.relpath(os.path.dirname(file), root).split(os.sep)
-            above = [part for part in package[: len(package) - found.level + 1] if part != "."]
-            base = ".".join([*above, *([base] if base else [])])
-        for name in [base, *(f"{base}.{each}" if base else each for each in found.names if each != "*")]:
+            package = os.path.relpath(os.path.dirname(file), root).replace(os.sep, ".").strip(".")
+        for name in found.modules(package):
             yield from self._files(name, root)
 
     def _files(self, name: str, root: str | None = None) -> tuple[str, ...]:

@@ -49,8 +49,9 @@ def note_slow_start(
     if failed and forks:
         slow = f"only {named(modules)} could be imported for all ranks: {failed}; --preload torch starts at once"
     elif because and not (forks or unsafe):
-        avoid = "faster: --preload torch, or `import torch` above that"
-        slow = f"each rank imports torch itself, after {because}; {avoid}"
+        named_variable = "which sets " in because and "sets variables" not in because  # --preload torch minds it too
+        avoid = "set it in the shell" if named_variable else "--preload torch, or `import torch` above that"
+        slow = f"each rank imports torch itself, after {because}; faster: {avoid}"
     if slow and is_new(source, slow):
         note(slow)
     if unsafe:

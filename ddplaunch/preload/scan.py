@@ -11,18 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.preload.facts import (
-    Assignment,
-    Barrier,
-    Effect,
-    Finding,
-    Folder,
-    Import,
-    Logger,
-    Patch,
-    Reach,
-    Use,
-)
+from ddplaunch.preload.facts import Assignment, Barrier, Effect, Finding, Folder, Import, Logger, Patch, Reach, Use
 from ddplaunch.preload.paths import Paths
 from ddplaunch.preload.sensitive import ANY, MODULES, SENSITIVE, is_own_name, sensitive_word
 from ddplaunch.preload.syntax import BLOCKS, IN_BLOCKS, as_text, find_effect, is_main, targets, walk
@@ -30,14 +19,9 @@ from ddplaunch.preload.syntax import BLOCKS, IN_BLOCKS, as_text, find_effect, is
 if TYPE_CHECKING:
     from typing import Any
 
-_NEEDS_DYNAMO = re.compile(
-    r"DistributedDataParallel|\boptim\b|\bfully_shard\b|FullyShardedDataParallel|torch\.compile|\.compile\("
-    r"|\blightning\b|\bpytorch_lightning\b|\baccelerate\b|\btransformers\b|\bTrainer\b|ZeroRedundancyOptimizer"
-)
-
 _READERS = frozenset({"get", "copy", "items", "keys", "values", "index", "count", "__contains__", "__getitem__"})
 _COPIES = frozenset({"dict", "list", "tuple", "set", "sorted", "len", "print", "repr", "str", "copy", "deepcopy"})
-_LOOKS = frozenset({"getattr", "hasattr", "vars", "dir", "print", "type", "isinstance", "id", "repr"})
+_LOOKS = frozenset({"getattr", "hasattr", "dir", "print", "type", "isinstance", "id", "repr"})
 
 _OF_VARIABLES = frozenset({"environ", "environb", "putenv", "unsetenv"})
 _OF_LISTS = frozenset({"environ", "environb", "path", "modules", "__dict__"})  # what can be read without harm
@@ -52,11 +36,6 @@ _WORDS = {
     "__import__": "imports what its source does not show",
     "path": "changes sys.path",
 }
-
-
-def needs_dynamo(text: str) -> bool:
-    """Whether source seems to use what imports ``torch._dynamo`` (and sympy with it, a second in every rank)."""
-    return bool(_NEEDS_DYNAMO.search(text))
 
 
 def scan(tree: ast.Module, file: str, name: str, *, shared: bool = False) -> tuple[Finding, ...]:
@@ -119,13 +98,8 @@ class _Scanner:
     def _renamed(self, node: ast.stmt, alias: ast.alias, name: str, reach: Reach) -> Iterator[Finding]:
         """Of an import that gives what is sensitive to other files by a name that shows nothing of it."""
         last = name.rpartition(".")[2]
-        sensitive = last in MODULES or sensitive_word(name)
-        if (
-            self._shared
-            and reach > Reach.LATER
-            and sensitive
-            and (SENSITIVE.get(last) or (alias.asname or last) != last)
-        ):
+        other = SENSITIVE.get(last) or (alias.asname or last) != last
+        if other and self._shared and reach > Reach.LATER and (last in MODULES or sensitive_word(name)):
             yield Barrier(self._at(node), reach, f"gives {name} another name")
 
     def _simple(self, node: Any, reach: Reach) -> Iterator[Finding]:
@@ -339,9 +313,6 @@ class _Scanner:
             yield Logger(where, reach, text)
         elif last in ("simplefilter", "filterwarnings") and _action(node) in (None, "error"):
             yield Barrier(where, reach, "makes errors of warnings")
-        owner = getattr(node.func, "value", None)
-        if isinstance(owner, ast.Call) and last not in _READERS and self._qualified(owner.func) == "vars":
-            yield Patch(where, reach, *(self._origin(owner) or ("what vars gives", None)))
         for text in map(as_text, () if last == "hasattr" else node.args):
             if SENSITIVE.get(text or "") == ANY:
                 yield Barrier(where, reach, f"looks for {text}")
@@ -363,7 +334,7 @@ class _Scanner:
         top, _, last = name.partition(".")
         if isinstance(value, ast.Name) and value.id in self._modules:
             if name in _LOOKS:
-                shown = name not in ("getattr", "vars") or as_text(*node.args[1:2]) is not None
+                shown = name != "getattr" or as_text(*node.args[1:2]) is not None
                 return shown or self._others[value.id][0] not in MODULES
             return top == "inspect" or name.endswith("reload")
         if self._sensitive(value) not in _OF_LISTS:

@@ -71,13 +71,7 @@ class Sources:
         return None
 
     def _imported(self, found: Import, package: str) -> Iterator[tuple[str, str, str]]:
-        if found.reach <= Reach.LATER:
-            return
-        base = found.module
-        if found.level:
-            above = package.split(".")
-            base = ".".join([*above[: len(above) - found.level + 1], *([base] if base else [])])
-        for name in (base, *(f"{base}.{each}" for each in found.names if each != "*")):
+        for name in found.modules(package) if found.reach > Reach.LATER else ():
             yield from self._files(name)
 
     def _files(self, module: str) -> Iterator[tuple[str, str, str]]:

@@ -31,7 +31,7 @@ from ddplaunch.job import client
 from ddplaunch.job.folder import doors
 from ddplaunch.job.requests.output import FlushRanks
 from ddplaunch.plan.command import python_command
-from ddplaunch.preload.scan import needs_dynamo
+from ddplaunch.preload.program import NEEDS_DYNAMO
 from ddplaunch.preload.table import Table
 from ddplaunch.python import parcel
 from ddplaunch.python.printing import Printing
@@ -404,7 +404,7 @@ def _needs_dynamo(function: Callable[..., object]) -> bool:
     try:
         file = inspect.getsourcefile(function)
         with open(file or "", encoding="utf-8", errors="replace") as source:
-            return needs_dynamo(source.read())
+            return bool(NEEDS_DYNAMO.search(source.read()))
     except (OSError, TypeError):
         return False
 

@@ -16,9 +16,6 @@ _NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """What keeps libraries from starting threads as they are loaded (pyarrow's jemalloc, and pandas with it)."""
 
 
-TORCH = "torch"
-
-
 def load(config: Config, watch: Callable[[], Guard]) -> tuple[str | None, str | None]:
     """Import what the ranks share; return what is wrong with ``--preload``, and why it is not fit for a fork.
 
@@ -41,7 +38,7 @@ def load(config: Config, watch: Callable[[], Guard]) -> tuple[str | None, str | 
 def _import(config: Config, watch: Callable[[], Guard]) -> tuple[str | None, str | None]:
     if not config["fallback"]:
         return _import_all(config)
-    __import__(TORCH)  # known packages import it too
+    __import__("torch")  # known packages import it too
     guard = watch()
     guard.begin()
     try:

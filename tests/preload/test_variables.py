@@ -65,4 +65,5 @@ def test_what_only_running_shows(launch, tmp_path):
     write(tmp_path, "train.py", UNSEEN)
     done = launch("run", "--nproc", "2", "train.py")
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] 2", "[1] 2"]), done.stderr
-    assert "each rank imports torch itself, after train.py:2, which sets OMP_NUM_THREADS to" in done.stderr
+    (note,) = [line for line in done.stderr.splitlines() if "each rank imports torch itself" in line]
+    assert ", after train.py:2, which sets OMP_NUM_THREADS to what its source does not show; faster: set it" in note
