@@ -31,7 +31,10 @@ import torch
 import torchmetrics  # noqa: F401
 from transformers import AutoModelForSequenceClassification, Trainer  # noqa: F401
 
-OF_THIS_RUN = ("DDPLAUNCH_PREEMPTED_FILE", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID")
+OF_THIS_RUN = (
+    *("DDPLAUNCH_PREEMPTED_FILE", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID"),
+    "TORCHELASTIC_USE_AGENT_STORE",  # True where the zygote has torch, which holds the store then
+)
 
 
 def plain(value):
