@@ -78,8 +78,8 @@ class Admission:
         self._pending: str | None = None  # a barrier in a function
         self.torch_barrier: str | None = None
         self._torch_seen = False
-        self._variables: list[Assignment] = []
-        self._variables_pending: list[Assignment] = []
+        self._variables: list[Assignment | Logger] = []
+        self._variables_pending: list[Assignment | Logger] = []
         self._settings = tuple(f"{of}." for each in table.packages.values() for of in each.settings)
         self._why_unusable = lru_cache(maxsize=None)(self._find_unusable)
         self._sources = Sources(self._is_known, self._is_read)
@@ -118,8 +118,8 @@ class Admission:
                 if self._pending is None and not self._is_known(step.source.module):
                     self._bar(f"{step.where}, a call of {step.source.top}", step.reach)
             elif isinstance(step, Logger):
-                if self._is_to_come(step.name):
-                    self._bar(f"{step.where}, which may configure the logger {step.name}", step.reach)
+                if self._is_to_come(step.top):
+                    (self._variables_pending if step.reach <= Reach.LATER else self._variables).append(step)
             elif isinstance(step, Effect):
                 if step.reach > Reach.LATER:
                     self._effect = self._effect or step.where
@@ -163,7 +163,10 @@ class Admission:
         if path := hiding.hides(stems, set(), plugins=False):
             self.torch_barrier = f"{os.path.relpath(path)}, which may have modules that torch imports"
         for each in self._variables:
-            if each.name is None or TORCH_READS.fullmatch(each.name):
+            if isinstance(each, Logger):
+                if each.top in ("", TORCH, *stems):
+                    self.barrier = self.barrier or f"{each.where}, which {each.words}"
+            elif each.name is None or TORCH_READS.fullmatch(each.name):
                 what = each.name or "variables"
                 self.barrier = self.barrier or f"{each.where}, which sets {what} to what its source does not show"
         self.torch_barrier = self.torch_barrier or self.barrier
@@ -210,11 +213,12 @@ class Admission:
         known = self._table.packages.values()
         return bool(TORCH_READS.fullmatch(variable)) or any(each.reads(variable) for each in known)
 
-    def _is_to_come(self, logger: str) -> bool:
-        """Whether a logger's name is that of a package that is known, and not imported yet."""
-        top = logger.partition(".")[0]
+    def _is_to_come(self, top: str) -> bool:
+        """Whether a logger may be that of a package that is known, and not imported yet."""
+        if top in ("", TORCH):
+            return not (top and self._torch_seen)
         owner = self._table.owner(top)
-        return not self._torch_seen if top == TORCH else owner is not None and owner.name not in self.packages
+        return owner is not None and owner.name not in self.packages
 
     def _find_unusable(self, name: str) -> str | None:
         """Why a package may not be imported before the fork in this installation, by any program."""
@@ -251,7 +255,8 @@ class Admission:
         names.update(name for each in tried for name in (each.name, *each.loads))
         known = [self._table.packages[name] for name in names & self._table.packages.keys()]
         wanted = {module.partition(".")[0] for module in (*package.tries, *package.seeks)}
-        if path := self._hiding.hides(wanted.union(*(each.stems for each in known)), names):
+        stems = wanted.union(*(each.stems for each in known))
+        if path := self._hiding.hides(stems, names):
             return f"{os.path.relpath(path)} comes first"
         if self.barrier:
             return f"comes after {self.barrier}"
@@ -260,7 +265,10 @@ class Admission:
         if named := self._program.words.intersection(package.sets):
             return f"sets {min(named)}"
         for each in self._variables:
-            if any(one.reads(each.name) if each.name else one.variables for one in (package, *tried)):
+            if isinstance(each, Logger):
+                if not each.top or (each.top in stems and each.top != TORCH):
+                    return f"{each.where} {each.words}"
+            elif any(one.reads(each.name) if each.name else one.variables for one in (package, *tried)):
                 return f"{each.where} sets {each.name or 'variables that it reads'}"
         return None
 

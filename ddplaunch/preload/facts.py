@@ -116,11 +116,19 @@ class Use:
 
 @dataclass(frozen=True)
 class Logger:
-    """The program asks for a logger by this name, perhaps to configure it before the import that does so too."""
+    """The program asks for a logger by this name (empty: of a loop), perhaps to configure it before its import does."""
 
     where: str
     reach: Reach
     name: str
+
+    @property
+    def top(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def words(self) -> str:
+        return f"may configure the logger {self.name}" if self.name else "may configure any logger"
 
 
 @dataclass(frozen=True)

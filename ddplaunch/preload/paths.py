@@ -15,14 +15,14 @@ class Paths:
 
     def __init__(self, file: str) -> None:
         self._file = file
-        self._named: dict[str, ast.expr | None] = {}  # None for a name that is given twice
+        self.named: dict[str, ast.expr | None] = {}  # None for a name that is given twice
 
     def learn(self, body: list[ast.stmt]) -> None:
         """Note the names that are given once, at the top of the file."""
         for node in body:
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 name = node.targets[0].id
-                self._named[name] = None if name in self._named else node.value
+                self.named[name] = None if name in self.named else node.value
 
     def value(self, node: ast.AST | None) -> str | None:
         """The path that an expression gives, made absolute; None where the source does not show it."""
@@ -37,7 +37,7 @@ class Paths:
             case ast.Constant(value=str(text)) if "\0" not in text:
                 return text
             case ast.Name(id=name):
-                return self._file if name == "__file__" else self._value(self._named.get(name), deep)
+                return self._file if name == "__file__" else self._value(self.named.get(name), deep)
             case ast.BinOp(left=left, op=ast.Div(), right=right):
                 return _join([self._value(left, deep), self._value(right, deep)])
             case ast.Attribute(value=value, attr="parent"):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _READERS = frozenset({"get", "copy", "items", "keys", "values", "index", "count", "__contains__", "__getitem__"})
+_CHANGES = frozenset({"append", "extend", "insert", "add", "update", "setdefault", "pop", "remove", "clear"})
 _COPIES = frozenset({"dict", "list", "tuple", "set", "sorted", "len", "print", "repr", "str", "copy", "deepcopy"})
 _LOOKS = frozenset({"getattr", "hasattr", "dir", "print", "type", "isinstance", "id", "repr"})
 
@@ -188,8 +189,8 @@ class _Scanner:
 
     def _sensitive(self, node: ast.AST) -> str | None:
         """The word of ``SENSITIVE`` that an expression is."""
-        if isinstance(node, ast.Attribute) and node.attr == "__dict__" and self._origin(node.value):
-            return "__dict__"
+        if isinstance(node, ast.Attribute) and node.attr == "__dict__" and (found := self._origin(node.value)):
+            return "__dict__" if found[0] not in MODULES else "vars"
         if isinstance(node, ast.Attribute) or (isinstance(node, ast.Name) and node.id not in self._defined):
             return sensitive_word(self._qualified(node))
         return None
@@ -309,14 +310,19 @@ class _Scanner:
                 yield Patch(where, reach, *found)
         elif origin and re.match(r"(unittest\.)?mock\b.*\.patch\b", origin[0]):
             yield Patch(where, reach, "what mock.patch names")
-        elif last == "getLogger" and (text := as_text(*node.args[:1])):
-            yield Logger(where, reach, text)
+        elif last == "getLogger" and node.args:
+            text = as_text(node.args[0]) or as_text(self._paths.named.get(getattr(node.args[0], "id", "")))
+            if text or (reach > Reach.LATER and self._is_loop_variable(node.args[0])):
+                yield Logger(where, reach, text or "")
+        elif last in _CHANGES and origin and origin[1] and _of_python(origin[1]) and origin[0].count(".") > 1:
+            if (changed := origin[0].rpartition(".")[0]) != "sys.argv":
+                yield Patch(where, reach, changed, origin[1])
         elif last in ("simplefilter", "filterwarnings") and _action(node) in (None, "error"):
             yield Barrier(where, reach, "makes errors of warnings")
         for text in map(as_text, () if last == "hasattr" else node.args):
             if SENSITIVE.get(text or "") == ANY:
                 yield Barrier(where, reach, f"looks for {text}")
-        if origin and origin[1] and (origin[1].level or origin[1].top not in sys.stdlib_module_names):
+        if origin and origin[1] and not _of_python(origin[1]):
             texts = [each for one in (*node.args, *node.keywords) for each in walk(one)]
             words = {*(each.arg or "" for each in node.keywords), *(as_text(each) or "" for each in texts)}
             names = tuple(sorted(filter(_VARIABLE.fullmatch, words)))
@@ -326,6 +332,11 @@ class _Scanner:
                 yield Use(where, reach, origin[1], (None,) if sets else names)
         elif origin is None and _SETS_VARIABLES.search(last) and last not in self._defined:
             yield Assignment(where, reach, None, None)
+
+    def _is_loop_variable(self, node: ast.AST) -> bool:
+        """Whether an expression outside of functions is a name that nothing else there gives a value."""
+        given = (*self._paths.named, *self._others, "__name__")
+        return isinstance(node, ast.Name) and node.id not in given
 
     def _is_understood(self, given: ast.AST, node: ast.Call) -> bool:
         """Whether a function only reads this argument, which may be sensitive."""
@@ -376,6 +387,10 @@ class _Scanner:
                     self._defined.add(node.name)
                 for name in BLOCKS:
                     self._name(getattr(node, name, []))
+
+
+def _of_python(source: Import) -> bool:
+    return not source.level and source.top in sys.stdlib_module_names
 
 
 def _action(node: ast.Call) -> str | None:

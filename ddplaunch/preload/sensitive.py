@@ -20,7 +20,8 @@ SENSITIVE: dict[str, frozenset[str]] = {
     **dict.fromkeys(("zipimporter", "walk_packages", "addsitedir", "run_path", "run_module", "__builtins__"), ANY),
     **dict.fromkeys(("exec", "eval"), _BUILTINS),
     **dict.fromkeys(("setLoggerClass", "dictConfig", "fileConfig"), ANY),
-    **dict.fromkeys(("chdir", "fchdir", "sched_setaffinity", "cpu_affinity", "CDLL", "PyDLL", "cdll", "pydll"), ANY),
+    **dict.fromkeys(("chdir", "fchdir", "sched_setaffinity", "cpu_affinity"), ANY),
+    **dict.fromkeys(("CDLL", "PyDLL", "cdll", "pydll", "pythonapi"), ANY),
     "reload": frozenset({"importlib", "imp"}),
     "config": frozenset({"logging"}),
 }
@@ -33,7 +34,7 @@ def sensitive_word(name: str) -> str | None:
     if head.endswith("logging.config"):
         return "dictConfig"
     of = SENSITIVE.get(last)
-    return last if of is not None and (not of or head.rpartition(".")[2] in of) else None
+    return last if of is not None and (not of or head.rpartition(".")[2].lstrip("_") in of) else None
 
 
 def is_own_name(node: ast.AST, *, read: bool = False) -> bool:

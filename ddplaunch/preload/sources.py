@@ -66,8 +66,8 @@ class Sources:
             return f"sets {found.name or 'variables'}" if matters else None
         if isinstance(found, Folder):
             return "changes sys.path" if runs else None
-        if isinstance(found, Logger) and runs and found.name.partition(".")[0] != top:
-            return f"configures the logger {found.name}" if self._is_known(found.name) else None
+        if isinstance(found, Logger) and runs and found.top != top:
+            return found.words if self._is_known(found.name) else None
         return None
 
     def _imported(self, found: Import, package: str) -> Iterator[tuple[str, str, str]]:

@@ -314,3 +314,21 @@ def test_a_folder_that_the_program_makes_is_not_there_yet(admitting):
     assert admitting.modules(source.format(str(folder))) == []
     folder.mkdir()
     assert admitting.modules(source.format(str(folder))) == ["reader"]
+
+
+@pytest.mark.parametrize(
+    ("source", "modules"),
+    [
+        ("import logging\nlogging.getLogger('reader').setLevel(10)\nimport torch, reader, uses, free\n", ["free"]),
+        ("import logging\nlogging.getLogger('reader.part').setLevel(10)\nimport free, uses\n", ["free"]),
+        ("import logging\nfor name in 'ab': logging.getLogger(name).setLevel(10)\nimport free\n", []),
+        ("import logging, torch\nfor name in 'ab': logging.getLogger(name).setLevel(10)\nimport free\n", []),
+        ("import logging, reader\nlogging.getLogger('reader').setLevel(10)\nimport uses\n", ["reader", "uses"]),
+        ("import logging, torch\nlogging.getLogger('torch').setLevel(10)\nimport uses, free\n", ["uses", "free"]),
+        ("import logging\ndef f(name): logging.getLogger(name)\nf('a')\nimport free\n", ["free"]),
+    ],
+)
+def test_loggers_that_may_be_configured_before_the_import_does(admitting, source, modules):
+    admitting.add("reader")
+    admitting.add("uses", loads=["reader", "torch"])
+    assert admitting.modules(source) == modules
