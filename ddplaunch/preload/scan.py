@@ -314,8 +314,9 @@ class _Scanner:
             text = as_text(node.args[0]) or as_text(self._paths.named.get(getattr(node.args[0], "id", "")))
             if text or (reach > Reach.LATER and self._is_loop_variable(node.args[0])):
                 yield Logger(where, reach, text or "")
-        elif last in _CHANGES and origin and origin[1] and _of_python(origin[1]) and origin[0].count(".") > 1:
-            if (changed := origin[0].rpartition(".")[0]) != "sys.argv":
+        elif last in _CHANGES and origin and origin[1] and _of_python(origin[1]):
+            changed = origin[0].rpartition(".")[0]
+            if ("." in changed and changed != "sys.argv") or isinstance(getattr(node.func, "value", None), ast.Call):
                 yield Patch(where, reach, changed, origin[1])
         elif last in ("simplefilter", "filterwarnings") and _action(node) in (None, "error"):
             yield Barrier(where, reach, "makes errors of warnings")

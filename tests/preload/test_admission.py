@@ -332,3 +332,9 @@ def test_loggers_that_may_be_configured_before_the_import_does(admitting, source
     admitting.add("reader")
     admitting.add("uses", loads=["reader", "torch"])
     assert admitting.modules(source) == modules
+
+
+@pytest.mark.parametrize("line", ["vars(functools).update(f=1)", "warnings.filters.insert(0, None)", "x.f = 1"])
+def test_an_unknown_package_that_changes_a_module_of_python(admitting, line):
+    admitting.add("changer", f"import functools, warnings\nimport functools as x\n{line}\n", known=False)
+    assert admitting.modules("import changer, free\n") == []
