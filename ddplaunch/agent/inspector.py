@@ -70,7 +70,7 @@ class Inspector:
         if process is None:
             code = self._ranks.codes.get(number)
             gone = Condition.PENDING if code is None and self._ranks.pending else Condition.EXITED
-            return RankInspection(number, host, 0, gone, code)
+            return RankInspection(number, host, 0, gone, code, ended=self._ranks.ends.get(number))
         try:
             with open(f"/proc/{process.pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
@@ -217,7 +217,7 @@ class Inspector:
         for number, found in self._found.items():
             word = self._kernels_word(number)
             if word.condition is Condition.EXITED:
-                self._found[number] = replace(found, condition=Condition.EXITED, code=word.code)
+                self._found[number] = replace(found, condition=Condition.EXITED, code=word.code, ended=word.ended)
                 awaited |= number in self._ranks.processes
         if awaited and time.monotonic() < self._until:
             self._loop.after(_POLL, self._take_ends)

@@ -84,6 +84,7 @@ class Ranks:
         self.processes: dict[int, RankProcess] = {}  # by rank, those that live
         self.lines: dict[int, RankLine] = {}  # of those of them that can be asked what they are doing
         self.codes: dict[int, int] = {}  # how those that have ended did: -N for signal N
+        self.ends: dict[int, float] = {}  # when those were seen to be gone, in seconds since the epoch
         self.pending = 0  # wanted and not there yet
         self.failures: list[Failure] = []  # those that nobody asked for
         self.arrivals: list[Arrivals] = []  # of those that have done their work, after a long run
@@ -151,7 +152,7 @@ class Ranks:
         if rank not in self.processes or self.processes[rank].pid != pid:
             return None
         process = self.processes.pop(rank)
-        self.codes[rank] = code
+        self.codes[rank], self.ends[rank] = code, time.time()
         if process.pidfd is not None:
             os.close(process.pidfd)
         return process

@@ -142,7 +142,12 @@ class JobAttempt:
         if not self.failures:
             return None
         verdict = judge(self.failures, self.stopped, self.world_size)
-        return replace(verdict, blame=self._waited_for()) if verdict.first.is_consequence else verdict
+        if self.inspection is None or not verdict.first.is_consequence:
+            return verdict
+        first, blame = verdict.first, self._waited_for()
+        if not first.timed_out and (ended := diagnosis.culprit.ended_before(self.inspection, first.moment)):
+            first = replace(first, hint="\n".join(filter(None, (first.hint, ended))))
+        return replace(verdict, first=first, blame=blame)
 
     @property
     def outcome_of_cut(self) -> Outcome:

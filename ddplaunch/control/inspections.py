@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ddplaunch import TYPE_CHECKING, diagnosis
-from ddplaunch.control.attempt import JobAttempt
+from ddplaunch.control.attempt import JobAttempt, on_our_clock
 from ddplaunch.control.messages import Inspect, Inspected
 from ddplaunch.control.seat import Seats
 from ddplaunch.dataclass import dataclass, field, replace
@@ -92,7 +92,7 @@ class JobInspections:
         found = self._open.get(message.serial)
         if found is not None and number in found.awaited:
             found.awaited.discard(number)
-            found.parts.append(message.inspection)
+            found.parts.append(_on_our_clock(message.inspection) if number else message.inspection)
             self._close_if_answered(message.serial)
 
     def gone(self, number: int) -> None:
@@ -115,6 +115,15 @@ class JobInspections:
         silent = tuple(self._seats[number].name for number in sorted(found.awaited) if number in self._seats)
         world_size = sum(len(seat.ranks) for seat in self._seats.values())
         found.done(diagnosis.inspection.Inspection(time.time(), tuple(ranks), world_size, silent))
+
+
+def _on_our_clock(found: Inspection) -> Inspection:
+    """An inspection of another node, with the moments at which ranks ended there shifted to our clock."""
+    ended = [None if each.ended is None else on_our_clock(each.ended, found.moment) for each in found.ranks]
+    if not any(ended):
+        return found
+    ranks = tuple(replace(rank, ended=moment) for rank, moment in zip(found.ranks, ended, strict=True))
+    return replace(found, ranks=ranks)
 
 
 def _fit(number: int, inspection: Inspection) -> Inspection:

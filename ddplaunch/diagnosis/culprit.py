@@ -35,6 +35,7 @@ _TIMEOUT = re.compile(r"(?:Timed out waiting |wait timeout after |Timeout\(ms\)=
 _STORE_LOST = "DistNetworkError"
 """What a rank raises whose connection to the job's store has closed; torch has no other such connections."""
 
+_SEEN_LATE = 1.0  # seconds from the moment when a rank closes its connections until its end is seen
 _MAX_TOLD = 3
 
 
@@ -82,6 +83,22 @@ def culprit(
         if found:
             return found
     return _of_failures(inspection, gone, until)
+
+
+def ended_before(inspection: Inspection, moment: float) -> str:
+    """Which ranks had ended with exit code 0 when another lost its connection, and how long before that; "" for none.
+
+    An end is seen a little later than its connections close.
+    """
+    ago = {rank.rank: moment - rank.ended for rank in inspection.ranks if rank.code == 0 and rank.ended is not None}
+    ago = {rank: seconds for rank, seconds in ago.items() if seconds > -_SEEN_LATE}
+    if not ago:
+        return ""
+    last = min(ago.values())
+    when = f"{last:.1f} s before" if last >= 0.05 else "at that moment"
+    if len(ago) > 1:
+        return f"{ranks(ago)} had ended (exit code 0), the last of them {when}"
+    return f"{ranks(ago)} {'had ' * (last >= 0.05)}ended {when} (exit code 0)"
 
 
 def _failed(rank: int, traceback: str, folder: str) -> _Failed:

@@ -137,6 +137,7 @@ class RankInspection:
     pid: Pid
     condition: Condition
     code: EndCode | None = None  # how it ended: -N for signal N
+    ended: Moment | None = None  # when it was seen to be gone; seconds since the epoch
     threads: tuple[Thread, ...] = ()  # the main one first; none where ``no_stack`` says why, or not asked for
     no_stack: Line = ""  # "it is not a Python program"
     workers: tuple[Worker, ...] = ()  # where it waits for its DataLoader

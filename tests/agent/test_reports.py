@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 
 import pytest
@@ -52,6 +53,31 @@ def test_a_failure_with_a_slow_stop_has_its_traceback_twice(launch, tmp_path):
     assert done.returncode == 1
     assert done.stderr.count("Traceback") == 2
     assert "ddplaunch: waiting up to 30 s (--grace) for the other ranks\n" in done.stderr
+
+
+def test_a_peer_that_ended_well_before_a_lost_connection_is_named(launch, tmp_path):
+    script = write(
+        tmp_path,
+        "loses_peer.py",
+        """
+        import os, socket, time
+        if os.environ["RANK"] == "0":
+            server = socket.create_server(("127.0.0.1", 0))
+            with open("port.new", "w") as file:
+                file.write(str(server.getsockname()[1]))
+            os.rename("port.new", "port")
+            server.accept()
+            os._exit(0)
+        while not os.path.exists("port"):
+            time.sleep(0.01)
+        peer = socket.create_connection(("127.0.0.1", int(open("port").read())))
+        assert peer.recv(1) == b""
+        raise ConnectionError("connection closed by peer")
+        """,
+    )
+    done = launch("run", "--nproc", "2", *LIGHT, script)
+    assert done.returncode == 1
+    assert re.search(r"\n  rank 0 (had ended [\d.]+ s before|ended at that moment) \(exit code 0\)\n", done.stderr)
 
 
 def test_a_hint_names_what_the_program_lacks(launch, tmp_path):

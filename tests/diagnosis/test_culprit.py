@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.diagnosis.culprit import culprit
+from ddplaunch.diagnosis.culprit import culprit, ended_before
 from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection
 from tests.diagnosis.samples import changed, inspected
 from tests.diagnosis.test_waits import WAITING, collective, rank, together
@@ -226,3 +226,20 @@ def test_rank_0_with_the_store_is_not_blamed_for_a_group_of_others():
         blamed = "rank 0 ended (exit code 0), and with it the store, which ranks 1, 2 still needed in new_group"
         assert culprit(inspection, failed).text == blamed
     assert "the store" not in culprit(ended(inspected("absent"), 0, code=1), failed).text
+
+
+@pytest.mark.parametrize(
+    ("moments", "text"),
+    [
+        ({0: 99.6}, "rank 0 had ended 0.4 s before (exit code 0)"),
+        ({0: 100.3}, "rank 0 ended at that moment (exit code 0)"),
+        ({0: 99.0, 2: 97.0}, "ranks 0, 2 had ended (exit code 0), the last of them 1.0 s before"),
+        ({0: 102.0}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_peers_that_had_ended_before_a_connection_was_lost(moments, text):
+    inspection = ended(inspected("absent"), 1, code=1)
+    for number, moment in moments.items():
+        inspection = changed(ended(inspection, number, code=0), number, ended=moment)
+    assert ended_before(changed(inspection, 1, ended=99.9), 100.0) == text

@@ -299,6 +299,7 @@ INSPECTION = {
     "ranks[].condition": "`alive`, `stopped` (SIGSTOP), `blocked` (uninterruptible sleep), `exited`, `pending`, or "
     "`replaced` (by exec), `ending` (its program is over)",
     "ranks[].code": "how it ended: its exit code, negative for a signal",
+    "ranks[].ended": "when its process was seen to be gone, in seconds since the epoch",
     "ranks[].threads[].frames[].function": "the innermost call first; of the main thread, then of the others",
     "ranks[].threads[].frames[].file": "relative to the job's folder where it is below that",
     "ranks[].threads[].frames[].line": "the line",
