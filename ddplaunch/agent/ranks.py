@@ -169,7 +169,7 @@ class Ranks:
         if process.signalled:
             if recorded.message is None:  # killed in a finally that took longer than the grace
                 recorded = self.in_flight(process.rank.rank) or recorded
-            if recorded.message is None:
+            if recorded.message is None or recorded.interrupt:
                 self.stopped += 1
                 return None
             code = 1  # its exception came first, our signal only cut its end short

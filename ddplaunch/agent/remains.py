@@ -27,6 +27,7 @@ class Recorded:
     refused: tuple[str, str | None] | None = None
     collectives: int | None = None
     hint: str | None = None
+    interrupt: bool = False  # whether it is a KeyboardInterrupt, which a signal of ours may have caused
 
 
 def read_error_file(path: str | None) -> Recorded:
@@ -84,6 +85,7 @@ def _recorded(content: object) -> Recorded:
         refused=(message, _hint(refused.get("hint"))) if isinstance(refused, dict) else None,
         collectives=entered if isinstance(entered, int) and 0 < entered < 1 << 62 else None,
         hint=_hint(info.get("hint")),
+        interrupt=bool(info.get("interrupt")),
     )
 
 

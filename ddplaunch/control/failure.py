@@ -95,9 +95,9 @@ class Failure:
         """Who failed and why, in one line."""
         if not self.pid and self.message:
             return f"{self.message} (exit code {self.exit_code})"
-        if self.message and self.message.strip() and self.signal is None:
+        if self.message and self.message.strip() and (self.signal is None or self.kind == "KeyboardInterrupt"):
             first = shown(self.message.strip().splitlines()[0], MAX_HEADLINE)
-            return f"rank {self.rank} failed with {first} (exit code {self.exit_code})"
+            return f"rank {self.rank} failed with {first} (exit code {self.code})"
         return f"rank {self.rank} {self.reason}"
 
     @property

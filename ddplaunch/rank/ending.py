@@ -78,9 +78,8 @@ def report(job: PythonJob, error: BaseException) -> None:
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     if sys.version_info >= (3, 12):
         sys.last_exc = error
-    if not isinstance(error, KeyboardInterrupt):
-        record(job, error, _as_printed(error))
-    elif job["facts"]["world_size"] > 1 and _is_no_users(sys.excepthook):
+    record(job, error, _as_printed(error))
+    if isinstance(error, KeyboardInterrupt) and job["facts"]["world_size"] > 1 and _is_no_users(sys.excepthook):
         return _say_where(error)  # Ctrl-C interrupts all ranks: a traceback of each would hide what is said of them
     try:
         sys.excepthook(type(error), error, error.__traceback__)
@@ -194,6 +193,8 @@ def record(job: PythonJob, error: BaseException, text: str) -> None:
             info["hint"] = f"stdin is empty in every rank; with --stdin {job['rank']} this rank reads yours"
         elif name == "ModuleNotFoundError" and (hint := _other_environment()):
             info["hint"] = hint
+        elif isinstance(error, KeyboardInterrupt):
+            info["interrupt"] = 1
         info["collectives"] = _collectives()
     try:
         made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)  # follows no link

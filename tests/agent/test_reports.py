@@ -80,6 +80,30 @@ def test_a_peer_that_ended_well_before_a_lost_connection_is_named(launch, tmp_pa
     assert re.search(r"\n  rank 0 (had ended [\d.]+ s before|ended at that moment) \(exit code 0\)\n", done.stderr)
 
 
+def test_a_keyboard_interrupt_of_one_rank_has_its_traceback(launch, tmp_path):
+    """The terminal sent no Ctrl-C; rank 1, which is stopped after that, is not a failure."""
+    script = write(
+        tmp_path,
+        "interrupts.py",
+        """
+        import os, signal, time
+        if os.environ["RANK"] == "0":
+            while not os.path.exists("ready"):
+                time.sleep(0.01)
+            raise KeyboardInterrupt("by the program")
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        open("ready", "w")
+        time.sleep(600)
+        """,
+    )
+    done = launch("run", "--nproc", "2", *LIGHT, script)
+    assert done.returncode == 130
+    assert "ddplaunch: rank 0 failed with KeyboardInterrupt: by the program (exit code 130)\n" in done.stderr
+    assert f'\n    File "{script}", line 5, in <module>\n' in done.stderr
+    assert "\n  1 other rank was stopped\n" in done.stderr
+    assert "then rank 1" not in done.stderr
+
+
 def test_a_hint_names_what_the_program_lacks(launch, tmp_path):
     """The terminal, which --stdin gives, and the environment that is active in the shell."""
     script = write(tmp_path, "reads.py", "import os\nif os.environ['RANK'] == '1':\n    input()\n")
