@@ -17,7 +17,7 @@ from ddplaunch.control.messages import Broken, Drained
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.errors import EXIT_OS
 from ddplaunch.loop import Loop, Timers
-from ddplaunch.output.streams import Streams
+from ddplaunch.output.streams import REPORTED, Streams
 from ddplaunch.plan.layout import Rank
 from ddplaunch.plan.plan import Plan
 from ddplaunch.rank import processes
@@ -291,5 +291,5 @@ class Ranks:
 
     def account(self, streams: Streams, *, seen: bool) -> Drained:
         """What the job hears of it in the end, failures with the last lines that each rank printed."""
-        failures = (replace(each, tail=remains.last_lines(streams.tail(each.rank))) for each in self.failures)
+        failures = (replace(each, tail=remains.last_lines(streams.tail(each.rank, REPORTED))) for each in self.failures)
         return Drained(self.number, tuple(within(failures, MAX_REPORT)), self.stopped, time.time(), self._broken, seen)

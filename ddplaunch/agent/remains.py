@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.control.relay import FOR_RANKS
@@ -101,11 +102,29 @@ def hint_of(number: int) -> str | None:
 
 
 def last_lines(tail: bytes, count: int = MAX_TAIL) -> tuple[str, ...]:
-    """The last lines that a rank printed; of a progress bar, its last state."""
-    lines = [line.rstrip("\r").rpartition("\r")[2] for line in tail.decode(errors="replace").split("\n")]
-    kept = [line for line in lines if line.strip() and not line.startswith(_OURS)][-count:]
-    return tuple(shown(line, MAX_LINE) for line in kept)
+    """The last lines that a rank printed; of a progress bar, its last state.
+
+    Native frames are left out where there are other lines. Where they followed a traceback of Python's, the lines end
+    with that, or soon after.
+    """
+    printed = [line.rstrip("\r").rpartition("\r")[2] for line in tail.decode(errors="replace").split("\n")]
+    printed = [line for line in printed if line.strip() and not line.startswith(_OURS)]
+    lines = [line for line in printed if not _NATIVE_FRAME.match(line)] or printed
+    begins = [number for number, line in enumerate(lines) if _TRACEBACK.match(line)]
+    if begins and any(map(_NATIVE_FRAME.match, printed[begins[-1] :])):
+        first = begins[-1]
+        exception = next((n for n in range(first + 1, len(lines)) if not _INDENTED.match(lines[n])), len(lines))
+        lines = lines[: max(exception + 1, first + count)]
+    return tuple(shown(line, MAX_LINE) for line in lines[-count:])
 
 
+_NATIVE_FRAME = re.compile(
+    r"(\[\S+\] *)?\s*(frame #\d+: |#\d+:? +(0x[0-9a-f]|\S+ \(.*\) (at|from) )|@ +0x[0-9a-f])"
+    r"|\[\S+\] \[ *\d+\] \S|\S+ ?\(\S*\+0x[0-9a-f]+\)"
+)
+"""A line of a stack of native code: of torch, gdb and sanitizers, glog, Open MPI, and glibc's ``backtrace``."""
+
+_TRACEBACK = re.compile(r"(\[rank\d+\]: ?)?Traceback \(most recent call last\):$")
+_INDENTED = re.compile(r"(\[rank\d+\]: ?)?\s")
 _OURS = (f'  File "{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}{os.sep}', "Extension modules:")
 """What faulthandler prints of a crash that is not the user's: our frames below theirs, and a list of libraries."""

@@ -15,7 +15,8 @@ from ddplaunch.output.lines import Lines
 from ddplaunch.output.screen import Screen, Source
 
 PIPE_SIZE = 1 << 18  # bytes a rank may be ahead of us before it waits (F_SETPIPE_SZ; the kernel's default is 64 KiB)
-TAIL = 8192  # bytes of each rank's last output that are kept for the failure report
+TAIL = 8192  # bytes of a sidecar's last output, for what it printed last
+REPORTED = 1 << 16  # bytes of each rank's last output that are kept for the failure report: native frames may be last
 KEPT = 1 << 18  # bytes of it that are kept where it has no log file
 DRAIN_PATIENCE = 1.0  # seconds to wait for output after all are dead: a process that cannot die may hold a pipe
 
@@ -202,7 +203,7 @@ class Streams:
             return False
         self._store(stream.source, data)
         if (tail := self._tails.get(stream.source)) is None:
-            tail = self._tails[stream.source] = Tail(TAIL if stream.source in self._files else KEPT)
+            tail = self._tails[stream.source] = Tail(REPORTED if stream.source in self._files else KEPT)
         tail.add(data)
         if isinstance(stream.source, int):
             for hear in self._listeners:

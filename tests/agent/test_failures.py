@@ -205,3 +205,47 @@ def test_the_lowest_of_ranks_that_failed_alike_is_named():
 
 def test_last_lines_show_a_bar_as_it_last_was():
     assert last_lines(b"a\n\r 1%\r 2%\r 3%\n\nlast") == ("a", " 3%", "last")
+
+
+FRAMES = (
+    "frame #{}: c10::Error::Error(c10::SourceLocation, std::string) + 0x57 (0x7f0000000000 in /lib/libc10.so)",
+    "#{} 0x00007f0000000000 in raise () from /lib/libc.so.6",
+    "    @     0x7f00000000{:02} c10d::ProcessGroupNCCL::Watchdog::run()",
+    "[n0:4711] [{:2}] /lib/libc.so.6(+0x42520)[0x7f0000000000]",
+    "/lib/libc.so.6(abort+0x{}) [0x7f0000000000]",
+)
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+def test_native_frames_do_not_hide_a_traceback_of_python(frame):
+    frames = [frame.format(number) for number in range(200)]
+    traceback = ["Traceback (most recent call last):", '  File "a.py", line 3, in <module>', "    f()", "KeyError: 1"]
+    printed = ["epoch 1", *traceback, "terminate called after throwing an instance", *frames, "#7 is the last batch"]
+    shown = ("epoch 1", *traceback, "terminate called after throwing an instance", "#7 is the last batch")
+    assert last_lines("\n".join(printed).encode()) == shown
+    stack = ["Fatal Python error: Aborted", *(f'  File "b.py", line {number} in g' for number in range(30))]
+    ends = [*traceback, *stack][:12]
+    assert list(last_lines("\n".join([*traceback, *frames, *stack]).encode())) == ends
+    assert last_lines("\n".join(frames).encode()) == tuple(line.rstrip() for line in frames[-12:])
+
+
+@pytest.mark.parametrize("folder", [(), ("--log-dir", "logs")])
+def test_the_report_of_an_abort_has_the_traceback_before_its_native_frames(launch, tmp_path, folder):
+    frame = FRAMES[0].format(7)
+    script = write(
+        tmp_path,
+        "aborts.py",
+        f"""
+        import os, sys, traceback
+        try:
+            raise KeyError("the cause")
+        except KeyError:
+            traceback.print_exc()
+        print("\\n".join(200 * [{frame!r}]), file=sys.stderr, flush=True)
+        os.abort()
+        """,
+    )
+    done = launch("run", "--nproc", "2", *LIGHT, *folder, script)
+    report = done.stderr.partition("its last lines:")[2]
+    assert "  | KeyError: 'the cause'\n" in report
+    assert "frame #" not in report
