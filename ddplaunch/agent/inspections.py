@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.control.messages import FromNode, Inspect, Inspected
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.loop import Loop, Timer
+from ddplaunch.output.isolation import IsolatedLoop
 
 if TYPE_CHECKING:
     from ddplaunch.agent.ranks import Ranks
@@ -36,13 +38,15 @@ class NodeInspections:
         loop: Loop,
         tell: Callable[[FromNode], None],
         complete: Callable[[Inspection, Ranks], Inspection],
+        note: Callable[[str], None],
         *,
         node_only: bool,
     ) -> None:
         """``tell`` tells the job; ``complete`` adds what this node alone knows of its ranks, where it is known who
-        waits; ``node_only``: the job is this node alone (``--control none``).
+        waits; ``note`` shows a message to people; ``node_only``: the job is this node alone (``--control none``).
         """
         self._loop, self._tell, self._complete, self._node_only = loop, tell, complete, node_only
+        self._note, self._broken = note, False
         self._open: dict[int, tuple[Callable[[Inspection], None], Timer]] = {}
         self._serial = 0
         self._wanted: deque[_Wanted] = deque()
@@ -81,8 +85,27 @@ class NodeInspections:
         from ddplaunch.agent.inspector import Inspector
 
         next_one = self._wanted[0]
-        within = max(0.0, next_one.until - time.monotonic())
-        Inspector(self._loop, next_one.ranks, next_one.detail, self._inspected, within=within).begin()
+        ranks, within = next_one.ranks, max(0.0, next_one.until - time.monotonic())
+        if self._broken:
+            return self._post_nothing(ranks)
+        isolated = IsolatedLoop(self._loop, "the inspection of ranks", self._note, partial(self._failed, ranks))
+        inspector = Inspector(isolated, ranks, next_one.detail, self._post, within=within)
+        isolated.guard(inspector.begin)()
+
+    def _failed(self, ranks: Ranks) -> None:
+        """The inspector has raised an exception: ranks are no longer inspected."""
+        self._broken = True
+        for line in ranks.lines.values():
+            line.rest()
+        self._post_nothing(ranks)
+
+    def _post_nothing(self, ranks: Ranks) -> None:
+        """Answer all the same: the job may wait for that, to stop the ranks."""
+        self._post(diagnosis.inspection.Inspection(time.time(), (), ranks.plan.world_size))
+
+    def _post(self, inspection: Inspection) -> None:
+        """Go on outside the isolated loop: an exception of what follows is not the inspector's."""
+        self._loop.soon(partial(self._inspected, inspection))
 
     def _inspected(self, inspection: Inspection) -> None:
         done = self._wanted.popleft().done

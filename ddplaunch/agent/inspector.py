@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 
 from ddplaunch.agent import loader_workers
 from ddplaunch.agent.loader_workers import LoaderWorkers
@@ -19,7 +20,7 @@ from ddplaunch.diagnosis.inspection import Condition, Detail, Inspection, RankIn
 from ddplaunch.diagnosis.stack_dump import parse_dump
 from ddplaunch.diagnosis.standing import LOADER_WAIT, waiting_for
 from ddplaunch.diagnosis.waits import needs
-from ddplaunch.loop import Loop
+from ddplaunch.output.isolation import IsolatedLoop
 
 AGAIN = 0.1  # seconds between the two readings of the collectives: who moves is not waiting
 PATIENCE = 0.3  # seconds for a reading, and what each rank adds: one that holds the GIL never answers
@@ -38,7 +39,7 @@ class Inspector:
     """One inspection of a node's ranks, from ``begin`` to its answer."""
 
     def __init__(
-        self, loop: Loop, ranks: Ranks, detail: Detail, answer: Callable[[Inspection], None], *, within: float
+        self, loop: IsolatedLoop, ranks: Ranks, detail: Detail, answer: Callable[[Inspection], None], *, within: float
     ) -> None:
         """``answer`` is called once, by the loop, after ``within`` seconds at the latest."""
         self._loop, self._ranks, self._detail, self._answer = loop, ranks, detail, answer
@@ -118,7 +119,7 @@ class Inspector:
                 if line.answers and self._found[number].condition is not Condition.STOPPED:
                     self._asked[number] = line
         for number, line in self._asked.items():
-            line.listen(lambda said, number=number: self._heard(number, said))  # type: ignore[misc]
+            line.listen(self._loop.guard(partial(self._heard, number)))
             line.ask(details=only is not None)
         patience = DETAILS_PATIENCE if only is not None else PATIENCE + PER_RANK * len(self._found)
         deadline = min(time.monotonic() + patience, self._until)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.agent.ranks import Phase, Ranks
@@ -18,6 +19,7 @@ from ddplaunch.control.rules import LONG_WAIT, SOON, Rules
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.loop import Loop, Timer
 from ddplaunch.output import events
+from ddplaunch.output.isolation import IsolatedLoop
 
 if TYPE_CHECKING:
     from ddplaunch.agent.usage import TreeUsage
@@ -42,9 +44,16 @@ class _Used:
 class StallClock:
     """The stall clock of one node, from attempt to attempt."""
 
-    def __init__(self, loop: Loop, rules: Rules, inspect: Inspect, tell: Callable[[FromNode], None]) -> None:
-        """``inspect`` finds the state of ranks of this node; ``tell`` tells the job."""
-        self._loop, self._inspect, self._tell = loop, inspect, tell
+    def __init__(
+        self,
+        loop: Loop,
+        rules: Rules,
+        inspect: Inspect,
+        tell: Callable[[FromNode], None],
+        note: Callable[[str], None],
+    ) -> None:
+        """``inspect`` finds the state of ranks of this node; ``tell`` sends to the job; ``note`` shows a message."""
+        self._loop, self._inspect, self._tell = IsolatedLoop(loop, "the stall clock", note), inspect, tell
         self._timeout, self._strict = rules.stall_timeout, rules.stall_strict
         doubled = [SOON * 2**times for times in range(10)]
         last = rules.stall_timeout - rules.stall_pause
@@ -138,7 +147,7 @@ class StallClock:
             line.catch_up()
         if not any(line.answers for line in ranks.lines.values()):
             return self._later(ranks)  # no rank has called init_process_group
-        self._inspect(ranks, lambda found: (self._found if rest <= 0 else self._found_noisy)(ranks, found))
+        self._inspect(ranks, self._loop.guard(partial(self._found if rest <= 0 else self._found_noisy, ranks)))
 
     def _again(self, seconds: float) -> None:
         self._inspected = time.monotonic()

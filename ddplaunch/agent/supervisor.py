@@ -96,7 +96,7 @@ class Supervisor:
         self._name_server = NameServer(screen.note) if rules.port is not None else None
         self._signals, self._direct = Signals(policy.preempt_signal), Direct()
         node_only = rules.port is None and plan.nnodes > 1
-        self._inspections = NodeInspections(loop, self._link.tell, self._complete, node_only=node_only)
+        self._inspections = NodeInspections(loop, self._link.tell, self._complete, screen.note, node_only=node_only)
         self.profiles = NodeProfiles(loop, self._link.tell)
         self._stall_clock: StallClock | None = None
         self._check_of_node: CheckOfNode | None = None
@@ -275,7 +275,7 @@ class Supervisor:
             from ddplaunch.agent.stall_clock import StallClock
 
             inspect = partial(self.inspect_here, "state")
-            self._stall_clock = StallClock(self._loop, self._rules, inspect, self._link.tell)
+            self._stall_clock = StallClock(self._loop, self._rules, inspect, self._link.tell, self._screen.note)
             self._observers.add(self._stall_clock)
         self._stall_clock.begin(ranks)
 

@@ -18,6 +18,7 @@ BROKEN = f"""
 #!{sys.executable}
 import sys
 import ddplaunch.job.requests.inspection as inspection, ddplaunch.job.requests.output as output
+from ddplaunch.agent.inspector import Inspector
 from ddplaunch.agent.sidecars import Sidecars
 from ddplaunch.cli import main
 from ddplaunch.job.history import History
@@ -30,6 +31,7 @@ def broken(what):
 History.observe = broken("an observer")
 output.TailRanks.serve = broken("a request")
 inspection.JobInspected = broken("an answer that comes later")
+Inspector._go_on = broken("an inspection")
 Sidecars.spawned = broken("a sidecar")
 del sys.argv[1:3]
 main()
@@ -67,10 +69,11 @@ def test_a_feature_that_raises_is_reported_once_and_left_out(start, tmp_path):
         ("History failed", 1),
         ("the answer to TailRanks failed", 2),  # each request is one of its own
         ("the answer to InspectJob failed", 1),
+        ("the inspection of ranks failed", 1),
         ("the sidecars failed", 1),
     ):
         assert said.count(f"bug in ddplaunch: {what} and is left out, the job goes on; please report it") == times
-    assert said.count("Traceback (most recent call last)") == 5
+    assert said.count("Traceback (most recent call last)") == 6
     assert "RuntimeError: an answer that comes later" in said
     assert "rank 0 exited with code 3" in said or "rank 1 exited with code 3" in said
     job.assert_nothing_left()

@@ -44,8 +44,12 @@ class Node:
             "ddplaunch.agent.usage.usage",
             lambda roots, store: {pid: TreeUsage(self.cpu if pid == 101 else 0.0, 0) for pid in roots},
         )
-        self.clock = StallClock(self, rules, self.look, lambda message: self.told.append((self.now, message)))  # type: ignore[arg-type]
+        self.notes: list[str] = []
+        self.clock = StallClock(self, rules, self.look, self.tell, self.notes.append)  # type: ignore[arg-type]
         self.clock.begin(self.ranks)  # type: ignore[arg-type]
+
+    def tell(self, message: object) -> None:
+        self.told.append((self.now, message))
 
     def after(self, seconds: float, callback: Callable[[], object]) -> Timer:
         self.timers.append(Timer(callback, self.now + seconds))
@@ -207,3 +211,15 @@ def test_what_goes_on_after_a_stall_is_told_once(node, how):
         node.wait(60)
     told = [moment for moment, each in node.told if each == Progress(0)]
     assert told == ([1050] if how == "prints" else [1090])
+
+
+@pytest.mark.parametrize("broken", ["_silence", "_found"])
+def test_a_clock_that_raises_is_reported_once_and_stops(node, monkeypatch, broken):
+    def fail(*arguments):
+        raise RuntimeError("the stall clock")
+
+    monkeypatch.setattr(StallClock, broken, fail)
+    node.wait(3600)
+    assert len(node.notes) == 1
+    assert node.notes[0].startswith("bug in ddplaunch: the stall clock failed and is left out, the job goes on")
+    assert not node.told
