@@ -164,7 +164,7 @@ ENDINGS = {
         threading.Thread(target=threading.Event().wait, daemon=True).start()
         raise KeyboardInterrupt
     """,
-    "os._exit": "import os; print('lost in the buffer'); os._exit(7)",
+    "os._exit": "import os; print('lost in the buffer', end=''); os._exit(7)",
     "SIGKILL": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
     "SIGTERM": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
     "SIGPIPE": """
@@ -294,7 +294,7 @@ ENDINGS = {
         sys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding="latin-1")
         print("ü", end="")
     """,
-    "stdout's descriptor closed": "import os; print('lost'); os.close(1)",
+    "stdout's descriptor closed": "import os; print('lost', end=''); os.close(1)",
     "written through C": """
         import ctypes
         ctypes.CDLL(None).puts(b"from C")
@@ -422,9 +422,13 @@ def test_a_fault_is_told_as_by_faulthandler(fault: str, start: tuple[str, ...], 
     assert rank.returncode == 128 - program.returncode
 
 
+BY_LINES = "import sys; sys.stdout.reconfigure(line_buffering=True)\n"
+"""What ranks do by themselves: plain Python notices only at the end of a program that nothing takes its output."""
+
+
 @forked_and_exec
-def test_a_full_disk_is_told(start: tuple[str, ...], folder: Path) -> None:
-    write(folder, "train.py", "print('lost')")
+def test_a_full_disk_is_reported(start: tuple[str, ...], folder: Path) -> None:
+    write(folder, "train.py", BY_LINES + "print('lost')")
     with open("/dev/full", "w") as full:
         assert_same(ours(folder, *start, "train.py", stdout=full), plain(folder, "train.py", stdout=full))
 
@@ -434,7 +438,7 @@ def test_a_full_disk_is_told(start: tuple[str, ...], folder: Path) -> None:
     "text", ["print('lost')", "import sys; print('lost'); sys.exit(3)", "while True: print('more')"]
 )
 def test_output_that_nobody_reads(text: str, start: tuple[str, ...], folder: Path) -> None:
-    write(folder, "train.py", text)
+    write(folder, "train.py", BY_LINES + text)
     read, pipe = os.pipe()
     os.close(read)
     try:
