@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 
 from ddplaunch import TYPE_CHECKING
@@ -14,18 +15,20 @@ from ddplaunch.cli.say import say
 from ddplaunch.cli.show import read_merge
 from ddplaunch.cli.surroundings import OVER_SSH
 from ddplaunch.dataclass import replace
-from ddplaunch.errors import UsageError
+from ddplaunch.errors import UsageError, host_name
+from ddplaunch.job.over_ssh import SshJob, kept
 from ddplaunch.output.terminal import watched
 from ddplaunch.output.voice import Said, Topic
 from ddplaunch.plan.plan import Plan
 from ddplaunch.plan.rendezvous import ASSUMED, DEFAULT_PORT
+from ddplaunch.rank.processes import start_ticks
 from ddplaunch.ssh.client import Session, command, look_up
 from ddplaunch.ssh.fleet import Fleet, Problem, make_room
 from ddplaunch.ssh.hosts import Host
 from ddplaunch.ssh.hosts import read as read_hosts
 from ddplaunch.ssh.remote import HostJob
 from ddplaunch.target.target import Target
-from ddplaunch.words import named
+from ddplaunch.words import named, quoted
 
 if TYPE_CHECKING:
     from ddplaunch.cli.options import Inferred
@@ -107,7 +110,20 @@ def start(hosts: tuple[Host, ...], options: Options, target: Target, run_id: str
         reach = command(host.destination, ways[node], python, environ, heartbeat)
         return lambda loop: Session(loop, host.name, ways[node].first, reach, job)
 
-    code = fleet.run([connect(node, host) for node, host in enumerate(hosts)])
+    me = os.getpid()
+    job = SshJob(
+        run_id=run_id,
+        hosts=tuple(host.destination for host in hosts),
+        python=python,
+        target=quoted([target.typed, *target.args]),
+        pid=me,
+        ticks=start_ticks(me),
+        host=host_name(),
+        began=time.time(),
+    )
+    with kept(job, history=not options.no_history) as end:
+        code = fleet.run([connect(node, host) for node, host in enumerate(hosts)])
+        end.code = None if fleet.problems else code
     if fleet.problems:
         _say_problems(fleet.problems, len(hosts), code)
     return code

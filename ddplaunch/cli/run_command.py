@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from ddplaunch.cli.option import Option
 from ddplaunch.cli.options import COMMON, OPTIONS, SECTIONS, Source
 from ddplaunch.cli.target_command import SETTINGS, TargetCommand
-from ddplaunch.job import runs
+from ddplaunch.job import over_ssh, runs
 from ddplaunch.queue import submitted
 
 _BY_CLICK = {"COMMANDLINE": Source.TYPED, "ENVIRONMENT": Source.VARIABLE, "DEFAULT_MAP": Source.FILE}
@@ -48,11 +48,12 @@ class RunName(click.types.StringParamType):
 
     def __init__(self, *, running: bool = False) -> None:
         """``running``: of jobs that go on alone."""
-        self._running = running
+        self.running = running
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        names = [name for name, job in runs.known().items() if job or not self._running]
-        names += [job.number for job in submitted.every() if job.code is None or not self._running]
+        names = [name for name, job in runs.known().items() if job or not self.running]
+        names += [job.number for job in submitted.every() if job.code is None or not self.running]
+        names += [job.run_id for job in over_ssh.elsewhere() if job.runs or not self.running]
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 import click
 
 from ddplaunch.agent.debugger_messages import Remark, Stopped, ToPerson
+from ddplaunch.cli.on_host import HostCommand
 from ddplaunch.cli.run_command import RunName
 from ddplaunch.cli.surroundings import OVER_SSH
 from ddplaunch.console import colour_wanted
@@ -46,7 +47,7 @@ FAR = 30.0  # seconds in which a host says where a rank is
 SOON = 0.3  # seconds in which a job says which of its ranks are in their debugger
 
 
-@click.command()
+@click.command(cls=HostCommand)
 @click.argument("run", metavar="[RUN]", required=False, type=RunName(running=True))
 @click.option(
     "--rank", type=click.IntRange(0), metavar="N", help="Stop this rank at its next line of Python, if it runs."

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import click
 
+from ddplaunch.cli.on_host import HostCommand
 from ddplaunch.cli.run_command import RunName
 from ddplaunch.console import colour_wanted, py_spy
 from ddplaunch.console.stacks import render_stacks, to_json
@@ -21,7 +22,7 @@ from ddplaunch.queue.meant import running as runs_there
 from ddplaunch.queue.step import relay
 
 
-@click.command()
+@click.command(cls=HostCommand)
 @click.argument("run", required=False, type=RunName(running=True))
 @click.option("--native", is_flag=True, help="Add a stack with the frames of C and C++, by py-spy, for each group.")
 @click.option("--locals", "with_locals", is_flag=True, help="Add a stack with local variables, by py-spy.")

@@ -16,6 +16,7 @@ from functools import partial
 
 import click
 
+from ddplaunch.cli.on_host import HostCommand
 from ddplaunch.cli.run_command import RunName
 from ddplaunch.console import colour_wanted
 from ddplaunch.dataclass import replace
@@ -51,7 +52,7 @@ COLUMNS, ROWS = 80, 24  # of a frame that is printed elsewhere than in a termina
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-@click.command()
+@click.command(cls=HostCommand)
 @click.argument("run", metavar="[RUN]", required=False, type=RunName(running=True))
 @click.option("--ranks", metavar="LIST", help="Show only these ranks: 0,3-5, or a word like waiting.")
 @click.option("--json", "as_json", is_flag=True, help="Print one look as a JSON object.")

@@ -235,6 +235,7 @@ RUNS = {
     "collectives_per_second": "what its lowest rank here completes in the default process group; `null` if not known",
     "effective": "the [effective](effective.md) part of its time, 1 for all, once it has ended; else `null`",
     "target": "as typed",
+    "hosts": "of a job that was started here over SSH and runs there, as ssh names them; else `null`",
 }
 
 RECORD = {

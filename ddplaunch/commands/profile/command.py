@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import click
 
+from ddplaunch.cli.on_host import HostCommand
 from ddplaunch.cli.run_command import RunName
 from ddplaunch.commands.profile.files import speedscope, trace
 from ddplaunch.commands.profile.hot import Spot, paced, spots, unlike
@@ -38,7 +39,7 @@ LEAST = 0.005  # share of all time from which on a line is shown
 PATIENCE = 20.0  # seconds, beyond those of the profile, for the job to answer
 
 
-@click.command()
+@click.command(cls=HostCommand)
 @click.argument("run", metavar="[RUN]", required=False, type=RunName(running=True))
 @click.option(
     "--seconds", type=float, metavar="N", help=f"How long: 10, up to {LONGEST}; with --torch 2, up to {TORCH}."

@@ -11,7 +11,7 @@ import click
 from ddplaunch.cli.run_command import RunName
 from ddplaunch.cli.values import as_seconds
 from ddplaunch.errors import LaunchError, UsageError, shown
-from ddplaunch.job import past, runs
+from ddplaunch.job import over_ssh, past, runs
 from ddplaunch.words import counted, size
 
 
@@ -46,6 +46,8 @@ def clean(run: str | None, older_than: str | None, yes: bool, dry_run: bool) -> 
             removed, freed = removed + 1, freed + bytes_of
     if run is not None and not removed:
         raise LaunchError(f"{run} cannot be removed: {past.folder(names[0])}")
+    if run is None and older_than is None:
+        over_ssh.remove_ended()
     still = f"; {len(running)} still running" if running else ""
     click.echo(f"removed {counted(removed, 'run')}, {size(freed)}{still}", err=True)
 

@@ -14,6 +14,7 @@ from threading import Thread
 
 import click
 
+from ddplaunch.cli.on_host import HostCommand
 from ddplaunch.cli.run_command import RunName
 from ddplaunch.commands.runs.newest import newest_here
 from ddplaunch.errors import LaunchError, UsageError, shown
@@ -35,7 +36,7 @@ MAX_LINE = 1 << 20  # bytes; a longer line is cut into two
 AHEAD = 1000  # lines of each rank among which those that are equal to another rank's next one are sought
 
 
-@click.command()
+@click.command(cls=HostCommand)
 @click.argument("run", required=False, metavar="[RUN]", type=RunName())
 @click.option("--rank", "typed", metavar="LIST", help="Only of these ranks: 3, or 0,3.")
 @click.option("--tail", metavar="N", type=click.IntRange(1), help="Only the last N lines of each rank.")

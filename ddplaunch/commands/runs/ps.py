@@ -16,16 +16,17 @@ import click
 from ddplaunch.commands.runs.jobs import LATELY, RECENT, QueuedJob, standings
 from ddplaunch.console import colour_wanted
 from ddplaunch.console.table import fitting, table
-from ddplaunch.job import client, past
+from ddplaunch.job import client, over_ssh, past
 from ddplaunch.job.client import NoAnswer, advice_to_continue
 from ddplaunch.job.effective import percent
+from ddplaunch.job.over_ssh import SshJob
 from ddplaunch.job.record import Fate, RunRecord
 from ddplaunch.job.requests.inspection import InspectJob, JobInspected
 from ddplaunch.job.runs import RunningJob, known
 from ddplaunch.job.status import Status, short_target
 from ddplaunch.output.terminal import window
 from ddplaunch.rank.processes import is_suspended
-from ddplaunch.words import span
+from ddplaunch.words import named, span
 
 BETWEEN = 0.5  # seconds between the two inspections that show how fast a job is
 PATIENCE = 2.0  # seconds in which a launcher must answer: it may be suspended
@@ -52,16 +53,17 @@ def ps(show_all: bool, as_json: bool) -> None:
     lately = (each for each in over if show_all or now - (each.ended or each.began) < LATELY)
     ended = list(itertools.islice(lately, None if show_all else RECENT))
     jobs = standings(now, everything=show_all)
+    far = [job for job in over_ssh.elsewhere() if show_all or job.runs or now - (job.ended or job.began) < LATELY]
     running = seen()
     if as_json:
-        found = [*map(running_json, running), *map(submitted_json, jobs), *map(ended_json, ended)]
+        found = [*map(running_json, running), *map(ssh_json, far), *map(submitted_json, jobs), *map(ended_json, ended)]
         click.echo(json.dumps(found, indent=2))
         return
-    if not running and not ended and not jobs:
+    if not running and not ended and not jobs and not far:
         hint = "" if show_all or not runs else "; --all shows those that have ended"
         click.echo(f"no job of yours is running here{hint}", err=True)
     across = window(1)[0] if os.isatty(1) else None
-    for line in render(running, jobs, ended, now, across):
+    for line in render(running, far, jobs, ended, now, across):
         click.echo(line, color=None if colour_wanted() else False)
     for each in running:
         if each.suspended:
@@ -137,6 +139,7 @@ def _entered(looked: JobInspected) -> dict[int, int]:
 
 def render(
     running: Sequence[SeenJob],
+    far: Sequence[SshJob],
     jobs: Sequence[QueuedJob],
     ended: Sequence[RunRecord],
     now: float,
@@ -147,7 +150,13 @@ def render(
         heads = ("RUN", "STATE", "AGE", "RANKS", "COLLECTIVES/S", "PID", "TARGET")
         rows = [_running_row(each, now) for each in running]
         yield from table(heads, rows, across=across, optional=("PID", "COLLECTIVES/S"))
-    if running and (jobs or ended):
+    if running and (far or jobs or ended):
+        yield ""
+    if far:
+        yield from table(
+            ("RUN", "STATE", "BEGAN", "HOSTS", "TARGET"), [_ssh_row(each, now) for each in far], across=across
+        )
+    if far and (jobs or ended):
         yield ""
     if jobs:
         heads = ("JOB", "SUBMITTED", "NODES", "RANKS", "COLLECTIVES/S", "TARGET", "STATE")
@@ -185,6 +194,11 @@ def _job_row(each: QueuedJob, now: float) -> tuple[str, ...]:
     return job.number, since, str(job.nodes), ranks, _rate(each.rate), _target(job.target), words
 
 
+def _ssh_row(job: SshJob, now: float) -> tuple[str, ...]:
+    state = f"{job.state} ({job.code})" if job.code else job.state
+    return job.run_id, state, f"{span(now - job.began)} ago", named(job.hosts), _target(job.target)
+
+
 def _ended_row(record: RunRecord, now: float) -> tuple[str, ...]:
     lasted = "-" if record.ended is None else span(record.ended - record.began)
     since = "-" if record.ended is None else f"{span(now - record.ended)} ago"
@@ -199,7 +213,7 @@ def state(record: RunRecord) -> str:
 
 _FIELDS: dict[str, object] = dict.fromkeys([
     *("run", "state", "pid", "node_rank", "world_size", "ranks", "attempt", "restarts"),
-    *("began", "ended", "code", "collectives_per_second", "effective", "target"),
+    *("began", "ended", "code", "collectives_per_second", "effective", "target", "hosts"),
 ])  # fmt: skip
 """What ``ps --json`` says of each, null where it is not known."""
 
@@ -216,6 +230,12 @@ def running_json(seen: SeenJob) -> dict[str, object]:
         told |= {"ranks": [each.rank for each in status.ranks], "attempt": status.attempt}
         told |= {"restarts": status.restarts, "began": status.began, "target": status.target}
     return told
+
+
+def ssh_json(job: SshJob) -> dict[str, object]:
+    """A job that was started over SSH as ``ps --json`` has it."""
+    fields = {**_FIELDS, "run": job.run_id, "state": job.state, "pid": job.pid, "ranks": [], "hosts": job.hosts}
+    return {**fields, "began": job.began, "ended": job.ended, "code": job.code, "target": job.target}
 
 
 def submitted_json(each: QueuedJob) -> dict[str, object]:

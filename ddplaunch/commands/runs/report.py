@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from ddplaunch.cli.on_host import HostCommand
 from ddplaunch.cli.run_command import PathType, RunName
 from ddplaunch.commands.runs.account import Whole, render
 from ddplaunch.commands.runs.array import refuse_page
@@ -27,7 +28,7 @@ from ddplaunch.queue.submitted import Submitted
 PATIENCE = 2.0  # seconds in which the launcher of a run must answer: it may be suspended
 
 
-@click.command()
+@click.command(cls=HostCommand)
 @click.argument("run", required=False, metavar="[RUN]", type=RunName())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with stable field names.")
 @click.option(

@@ -8,6 +8,7 @@ import time
 
 import click
 
+from ddplaunch.cli.on_host import HostCommand
 from ddplaunch.cli.run_command import RunName
 from ddplaunch.commands.runs.newest import newest_here
 from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError, UsageError, host_name, shown
@@ -27,7 +28,7 @@ LOOK_EVERY = 1.0  # seconds
 CONTINUE_TIMEOUT = 2.0  # seconds for the kernel to continue a suspended launcher
 
 
-@click.command()
+@click.command(cls=HostCommand)
 @click.argument("run", required=False, metavar="[RUN]", type=RunName(running=True))
 @click.option("--all", "every", is_flag=True, help="Stop all your jobs that run on this machine.")
 @click.option("--now", is_flag=True, help="Kill the ranks at once, without the time that --grace gives them.")
@@ -114,7 +115,7 @@ def _await(job: RunningJob) -> None:
             said = left
 
 
-@click.command()
+@click.command(cls=HostCommand)
 @click.argument("run", required=False, metavar="[RUN]", type=RunName())
 def wait(run: str | None) -> int:
     """Wait for the end of a job, and return its exit code.

@@ -1,0 +1,67 @@
+"""A command about a run, which is run on the first host of a job that was started from here over SSH."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import click
+
+from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError, UsageError
+from ddplaunch.job import over_ssh
+from ddplaunch.job.over_ssh import SshJob
+from ddplaunch.output.terminal import watched
+from ddplaunch.plan.command import python_command
+from ddplaunch.ssh.client import as_person
+from ddplaunch.words import named, quoted
+
+_WORDS = "ddplaunch.on_host"
+_LOCAL = {"hosts", "since", "every"}
+"""Parameters with which the command is not about one job, or goes elsewhere by itself."""
+
+_WRITING = {"html": "--html", "serve": "--serve", "output": "--output"}
+"""Parameters that name a file, or a port, of this machine."""
+
+_SSH_FAILED = 255  # ssh's own exit code
+
+
+class HostCommand(click.Command):
+    """A command whose argument RUN may mean a job over SSH; that has its launcher and its record on the first host."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_WORDS] = list(args)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command here, or there."""
+        run: str | None = ctx.params["run"]
+        about_one = run is not None or getattr(self.params[0].type, "running", False)
+        if about_one and not any(ctx.params.get(name) for name in _LOCAL) and (job := over_ssh.find(run)):
+            return _on_first_host(job, ctx, run)
+        return super().invoke(ctx)
+
+
+def _on_first_host(job: SshJob, ctx: click.Context, run: str | None) -> int:
+    """Run the command that was typed on the first host; return its exit code.
+
+    Raises:
+        UsageError: it writes a file, which would be on that host.
+        LaunchError: ssh does not reach the host.
+    """
+    words = [str(ctx.info_name), *(job.run_id if word == run else word for word in ctx.meta[_WORDS])]
+    if run is None:
+        words.append(job.run_id)
+    host = job.hosts[0]
+    by_hand = f"ssh {host} {quoted(['ddplaunch', *words])}"
+    for name, option in _WRITING.items():
+        source = ctx.get_parameter_source(name) if name in ctx.params else None
+        if source is not None and source.name == "COMMANDLINE":
+            raise UsageError(f"{job.run_id} runs on {named(job.hosts)}: {option} must be typed there", by_hand)
+    click.echo(f"ddplaunch: {job.run_id} runs on {named(job.hosts)}; by SSH to {host}", err=True)
+    typed = as_person(host, [*python_command(job.python), *words], os.environ, terminal=os.isatty(0) and watched(1))
+    code = subprocess.run(typed, check=False).returncode
+    if code == _SSH_FAILED:
+        error = LaunchError(f"ssh does not reach {host}", f"log in there, and type: {by_hand}")
+        error.exit_code = EXIT_UNAVAILABLE
+        raise error
+    return code

@@ -1,0 +1,154 @@
+"""The jobs that were started from this machine over SSH: a small file for each, beside the history of runs.
+
+Their launchers, and what they keep, are on the hosts. This file says which hosts these are, so that a command typed
+here can run there. It stays after the end of the job, unless the job keeps no history.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import msgspec
+
+from ddplaunch.dataclass import dataclass, replace
+from ddplaunch.errors import host_name, shown
+from ddplaunch.files import read_owned
+from ddplaunch.job import runs
+from ddplaunch.job.history import MAX_TARGET, enter, place
+from ddplaunch.rank.processes import start_ticks
+from ddplaunch.wire.typed import parse
+
+MAX_JOBS = 100  # that are kept
+MAX_BYTES = 1 << 20  # of a file
+
+
+@dataclass(frozen=True)
+class SshJob:
+    """A job as it was started over SSH."""
+
+    run_id: str
+    hosts: tuple[str, ...]  # as ssh names them; the first is node 0
+    python: str  # that runs ddplaunch on the hosts
+    target: str
+    pid: int  # of the command that started it
+    ticks: int | None  # when that process started, see `start_ticks`
+    host: str  # where it was typed
+    began: float  # in seconds since the epoch
+    ended: float | None = None
+    code: int | None = None  # its exit code
+
+    @property
+    def runs(self) -> bool:
+        """Whether the command that started it still runs, as far as this machine can know."""
+        elsewhere = self.host != host_name()
+        return self.ended is None and (elsewhere or start_ticks(self.pid) == self.ticks)
+
+    @property
+    def state(self) -> str:
+        """What it does, or how it ended, in a word."""
+        if self.ended is None:
+            return "running" if self.runs else "lost"
+        return "failed" if self.code else "done"
+
+
+@contextmanager
+def kept(job: SshJob, *, history: bool) -> Iterator[SshEnd]:
+    """Keep a job while it runs, and how it ended; without ``history`` nothing stays of it."""
+    end = SshEnd()
+    _write(job)
+    try:
+        yield end
+    finally:
+        if history and end.code is not None:
+            _write(replace(job, ended=time.time(), code=end.code))
+        else:
+            _remove(job)
+
+
+class SshEnd:
+    """How a job ended; with None as its exit code it never started."""
+
+    code: int | None = None
+
+
+def every() -> list[SshJob]:
+    """All that are kept, the latest first."""
+    try:
+        os.close(enter(_place(), make=False))
+        names = [name for name in os.listdir(_place()) if name.endswith(".json") and not name.startswith(".")]
+    except OSError:
+        return []
+    found = filter(None, (_read(os.path.join(_place(), name)) for name in names))
+    return sorted(found, key=lambda job: job.began, reverse=True)
+
+
+def elsewhere() -> list[SshJob]:
+    """Those of which this machine has neither a launcher nor, when they have ended, a record: the latest first."""
+    jobs = every()
+    known = runs.known() if jobs else {}
+    here = {job.run_id for job in known.values() if job}
+    return [job for job in jobs if job.run_id[:40] not in here and (job.runs or job.run_id not in known)]
+
+
+def find(word: str | None) -> SshJob | None:
+    """The job elsewhere that a word means, as its name, the beginning of that, or its PID; None is the only one.
+
+    None where it means none of them, or may mean several, or a run of this machine.
+    """
+    jobs = elsewhere()
+    if word is None:
+        jobs = [] if runs.all_running() else [job for job in jobs if job.runs]
+        return jobs[0] if len(jobs) == 1 else None
+    exact = [job for job in jobs if job.run_id == word or (job.runs and str(job.pid) == word)]
+    if exact or not word or word.isdecimal():
+        return next(iter(exact), None)
+    names = {*(job.run_id for job in jobs), *runs.known()}
+    begun = [job for job in jobs if job.run_id.startswith(word)]
+    return begun[0] if len([name for name in names if name.startswith(word)]) == 1 and begun else None
+
+
+def remove_ended() -> None:
+    """Remove what is kept of those that have ended."""
+    for job in every():
+        if not job.runs:
+            _remove(job)
+
+
+def _write(job: SshJob) -> None:
+    with suppress(OSError):
+        folder = enter(_place(), make=True)
+        try:
+            data = json.dumps({**vars(job), "target": shown(job.target, MAX_TARGET)}).encode()
+            new = f".{_name(job)}.new"
+            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=folder), "wb") as file:
+                file.write(data)
+            os.replace(new, _name(job), src_dir_fd=folder, dst_dir_fd=folder)
+            for old in every()[MAX_JOBS:]:
+                os.unlink(_name(old), dir_fd=folder)
+        finally:
+            os.close(folder)
+
+
+def _remove(job: SshJob) -> None:
+    with suppress(OSError):
+        os.unlink(os.path.join(_place(), _name(job)))
+
+
+def _place() -> str:
+    return os.path.join(os.path.dirname(place() or "/nowhere/runs"), "over-ssh")
+
+
+def _name(job: SshJob) -> str:
+    return f"{job.run_id}.{job.host}.{job.pid}.json"
+
+
+def _read(path: str) -> SshJob | None:
+    try:
+        data, owner = read_owned(path, MAX_BYTES, links=False)
+        return parse(data, SshJob) if owner == os.geteuid() else None
+    except (OSError, msgspec.MsgspecError, ValueError):
+        return None

@@ -1,0 +1,137 @@
+"""Commands about a job over SSH, typed where it was started: an ssh of this machine stands in for OpenSSH's."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from tests.conftest import clean_environment, command, wait_until, write
+from tests.patience import patience
+from tests.starts import LIGHT
+
+pytestmark = pytest.mark.slow
+
+SSH = """
+    #!/bin/sh
+    # Reaches "hosts" that share this machine's kernel, and neither its history nor its sockets.
+    [ "$1" = -G ] && { echo "hostname 127.0.0.1"; exit; }
+    while [ "$1" != -- ]; do shift; done
+    echo "$2" >> "$FAR/asked"
+    [ "$2" != down ] || { echo "ssh: connect to host down: No route to host" >&2; exit 255; }
+    export XDG_STATE_HOME="$FAR/state" XDG_RUNTIME_DIR="$SOCKETS" TMPDIR="$FAR"
+    exec sh -c "$3"
+    """
+
+WAITS = """
+    import os, sys, time
+    print("ready", flush=True)
+    while not os.path.exists("over"):
+        time.sleep(0.01)
+    sys.exit(3)
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    for name in ("bin", "far"):
+        (tmp_path / name).mkdir(mode=0o700)
+    write(tmp_path, "bin/ssh", SSH)
+    (tmp_path / "bin" / "ssh").chmod(0o755)
+    write(tmp_path, "train.py", WAITS)
+    return tmp_path
+
+
+@pytest.fixture
+def environment(place):
+    with tempfile.TemporaryDirectory(prefix="far-", dir="/tmp") as sockets:  # their paths are short
+        path = f"{place / 'bin'}:{os.environ['PATH']}"
+        own = {"XDG_STATE_HOME": str(place / "state"), "FAR": str(place / "far"), "SOCKETS": sockets}
+        yield clean_environment({**os.environ, **own, "PATH": path})
+
+
+def test_commands_go_to_the_first_host(place, environment):
+    def ask(*words):
+        return subprocess.run(
+            command(*words),
+            cwd=place,
+            env=environment,
+            text=True,
+            capture_output=True,
+            timeout=patience(60),
+            check=False,
+        )
+
+    def rows():
+        return [row for row in json.loads(ask("ps", "--json").stdout) if row["run"] == "calm"]
+
+    words = ("run", "--hosts", "n1:2", "--run-id", "calm", *LIGHT, "train.py")
+    with (place / "out").open("wb") as out:
+        job = subprocess.Popen(command(*words), cwd=place, env=environment, stdout=out, stderr=out)
+    try:
+        wait_until(lambda: (place / "out").read_text().count("ready") == 2, "both ranks", 60)
+        (row,) = rows()
+        assert (row["run"], row["state"], row["pid"], row["hosts"]) == ("calm", "running", job.pid, ["n1"])
+        page = [line.split() for line in ask("ps").stdout.splitlines()]
+        assert ["RUN", "STATE", "BEGAN", "HOSTS", "TARGET"] in page
+        assert [["running"], ["n1", "train.py"]] in [[line[1:2], line[-2:]] for line in page if line[:1] == ["calm"]]
+        for word in ("calm", str(job.pid)):
+            done = ask("stacks", word)
+            assert done.returncode == 0, done.stderr
+            assert "train.py:4" in done.stdout
+            assert done.stderr == "ddplaunch: calm runs on n1; by SSH to n1\n"
+        assert "running: 2 ranks" in ask("top", "cal").stdout
+        assert "[1] ready" in ask("logs", "calm").stdout
+        refused = ask("report", "calm", "--html", "page.html")
+        assert refused.returncode == 2
+        assert "calm runs on n1: --html must be typed there" in refused.stderr
+        assert "ssh n1 ddplaunch report calm --html page.html" in refused.stderr
+        (place / "over").touch()
+        assert job.wait(patience(30)) == 3, (place / "out").read_text()
+        (row,) = rows()
+        assert (row["state"], row["code"]) == ("failed", 3)
+        report = ask("report", "calm")
+        assert report.returncode == 0, report.stderr
+        assert "calm: failed with exit code 3" in report.stdout
+        assert ask("wait", "calm").returncode == 3
+        assert ask("clean", "--yes").returncode == 0
+        assert rows() == []
+    finally:
+        job.kill()
+        job.wait()
+
+
+def test_stop_ends_the_job_from_where_it_was_started(place, environment):
+    words = ("run", "--hosts", "n1:1", "--run-id", "brief", "--no-history", *LIGHT, "train.py")
+    with (place / "out").open("wb") as out:
+        job = subprocess.Popen(command(*words), cwd=place, env=environment, stdout=out, stderr=out)
+    try:
+        wait_until(lambda: "ready" in (place / "out").read_text(), "the rank", 60)
+        done = subprocess.run(
+            command("stop", "brief"), cwd=place, env=environment, text=True, capture_output=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert "brief has ended" in done.stderr
+        assert job.wait(patience(30)) == 128 + signal.SIGINT, (place / "out").read_text()
+        assert not list((place / "state" / "ddplaunch" / "over-ssh").iterdir())  # --no-history
+    finally:
+        job.kill()
+        job.wait()
+
+
+def test_a_host_that_ssh_does_not_reach_is_named_with_what_to_type(place, environment):
+    folder = place / "state" / "ddplaunch" / "over-ssh"
+    folder.mkdir(parents=True, mode=0o700)
+    (place / "state" / "ddplaunch").chmod(0o700)
+    job = {"run_id": "distant", "hosts": ["down", "n2"], "python": sys.executable, "target": "train.py", "pid": 1,
+           "ticks": None, "host": "another", "began": 0.0}  # fmt: skip
+    (folder / "distant.another.1.json").write_text(json.dumps(job))
+    done = subprocess.run(
+        command("stacks", "distant", "--json"), cwd=place, env=environment, text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 69
+    assert "distant runs on down, n2; by SSH to down" in done.stderr
+    assert "log in there, and type: ssh down ddplaunch stacks distant --json" in done.stderr
