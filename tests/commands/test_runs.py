@@ -125,6 +125,17 @@ def test_ps_shows_the_latest_of_those_that_ended(answer):
     assert len([line for line in answer("ps", "--all").stdout.splitlines() if line.startswith("r")]) == 8
 
 
+def test_ps_names_the_records_that_cannot_be_read(answer):
+    for name in ("whole", "cut", "empty"):
+        keep(run_id=name)
+    for name, text in (("cut", "{"), ("empty", "")):
+        (Path(past.folder(name)) / "node-0.jsonl").write_text(text)
+    done = answer("ps", "--all")
+    assert re.search("^2 records cannot be read: (cut, empty; .* clean cut|empty, cut; .* clean empty)", done.stderr)
+    assert "whole" in done.stdout
+    assert "cannot be read" not in answer("ps").stderr
+
+
 def test_ps_fits_a_terminal_and_is_whole_in_a_pipe(launch, answer, tmp_path):
     write(tmp_path, "ends.py", "")
     launch("run", "--run-id", MINE, *LIGHT, "ends.py", "--data", "/scratch/corpus/2026/shards")

@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from ddplaunch.job.runs import RunningJob, known
 from ddplaunch.job.status import Status, short_target
 from ddplaunch.output.terminal import window
 from ddplaunch.rank.processes import is_suspended
-from ddplaunch.words import named, span
+from ddplaunch.words import counted, named, span
 
 BETWEEN = 0.5  # seconds between the two inspections that show how fast a job is
 PATIENCE = 2.0  # seconds in which a launcher must answer: it may be suspended
@@ -48,13 +48,17 @@ def ps(show_all: bool, as_json: bool) -> None:
     runs = known()
     seen = inspect_all({run: job for run, job in runs.items() if job})
     now = time.time()
-    kept = filter(None, (past.record(run) for run, job in runs.items() if not job))
+    unreadable = list[str]()
+    kept = _records((run for run, job in runs.items() if not job), unreadable)
     over = (each for each in kept if each.fate is not Fate.RUNNING)
     lately = (each for each in over if show_all or now - (each.ended or each.began) < LATELY)
     ended = list(itertools.islice(lately, None if show_all else RECENT))
     jobs = standings(now, everything=show_all)
     far = [job for job in over_ssh.elsewhere() if show_all or job.runs or now - (job.ended or job.began) < LATELY]
     running = seen()
+    if unreadable and show_all:
+        which = f"{counted(len(unreadable), 'record')} cannot be read: {named(unreadable)}"
+        click.echo(f"{which}; ddplaunch clean {unreadable[0]} removes one", err=True)
     if as_json:
         found = [*map(running_json, running), *map(ssh_json, far), *map(submitted_json, jobs), *map(ended_json, ended)]
         click.echo(json.dumps(found, indent=2))
@@ -68,6 +72,15 @@ def ps(show_all: bool, as_json: bool) -> None:
     for each in running:
         if each.suspended:
             click.echo(f"{each.run} is suspended: {advice_to_continue(each.job.pid)}", err=True)
+
+
+def _records(runs: Iterable[str], unreadable: list[str]) -> Iterator[RunRecord]:
+    """The records of these runs; the names of those that cannot be read are added to ``unreadable``."""
+    for run in runs:
+        if record := past.record(run):
+            yield record
+        else:
+            unreadable.append(run)
 
 
 class SeenJob(NamedTuple):
