@@ -481,7 +481,7 @@ def test_another_user_sees_and_reaches_nothing(running):
         text = (
             "import os, sys, json, difflib, msgspec, tempfile, ddplaunch.cli\n"
             "from ddplaunch.commands.runs import account, logs, ps, report, stop\n"
-            "from ddplaunch.job import client, logs, past, process, runs\n"
+            "from ddplaunch.job import client, logs, past, runs\n"
             "os.chdir('/'); os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
             f"sys.argv = ['ddplaunch', *{words!r}]; ddplaunch.cli.main()"
         )
