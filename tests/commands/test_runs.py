@@ -17,6 +17,7 @@ from ddplaunch.job.client import NoAnswer
 from ddplaunch.job.logs import end_of
 from ddplaunch.job.requests.output import last_lines
 from ddplaunch.job.status import short_target
+from ddplaunch.rank.processes import is_suspended
 from ddplaunch.words import columns
 from tests.conftest import clean_environment, command, free_port, in_terminal, ran, wait_until, write
 from tests.job.test_history import FAILS, keep, state  # noqa: F401
@@ -436,6 +437,7 @@ def test_stop_all(running, monkeypatch):
     """Only of these two jobs here: others of this user run beside the tests."""
     jobs = [running(run_id=f"{NAME}-{number}") for number in range(2)]
     jobs[0].signal(signal.SIGSTOP)
+    wait_until(lambda: is_suspended(jobs[0].process.pid), "the launcher to stop")
     pids = [job.process.pid for job in jobs]
     mine = [each for each in runs.all_running() if each.pid in pids]
     monkeypatch.setattr("ddplaunch.commands.runs.stop.runs.all_running", lambda: mine)
