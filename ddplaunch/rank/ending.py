@@ -124,15 +124,16 @@ def _cut(error: BaseException) -> BaseException:
     """Take off a traceback what stands before the user's frames: ours, and importlib's where we loaded their module.
 
     Where there are no others they stay: without them nothing would show where the exception came from, unless it is of
-    a kind that says so itself.
+    a kind, or from a place, whose message says so.
     """
-    trace = error.__traceback__
+    trace, name = error.__traceback__, ""
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
         if name not in _OUR_FILES and not name.startswith("<frozen importlib"):
             break
         trace = trace.tb_next
-    if trace is None and not isinstance(error, (SyntaxError, ImportError, KeyboardInterrupt)):
+    from_launch = name.endswith(os.path.join("python", "ranks.py"))
+    if trace is None and not from_launch and not isinstance(error, (SyntaxError, ImportError, KeyboardInterrupt)):
         return error
     return error.with_traceback(trace)
 
