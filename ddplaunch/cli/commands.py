@@ -44,8 +44,14 @@ COMMANDS = {
 }
 """The module of each, imported only when it is needed, and what it is for. Its function has the command's name."""
 
-GROUPS = {"Run": "run", "Watch": "ps", "Diagnose": "stacks", "Clusters": "submit", "Housekeeping": "devices"}
-"""The headings of the help, and the command that each begins with."""
+GROUPS = {
+    "Run": ("run", "stop", "wait"),
+    "Watch": ("ps", "top", "logs", "report"),
+    "Diagnose": ("stacks", "debug", "profile", "doctor"),
+    "Clusters": ("submit", "attach", "manifest"),
+    "Housekeeping": ("devices", "warm", "clean", "completion", "help"),
+}
+"""The headings of the help, and the commands under each. A command without a group is listed last, under "Other"."""
 
 _MEANT = {
     **dict.fromkeys(("status", "list", "ls", "jobs", "queue"), "ps"),
@@ -73,15 +79,14 @@ class _Commands(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        headings = {name: heading for heading, name in GROUPS.items()}
-        rows: dict[str, list[tuple[str, str]]] = {}
-        heading = ""
-        for name, (_, what) in COMMANDS.items():
-            heading = headings.get(name, heading)
-            rows.setdefault(heading, []).append((name.ljust(max(map(len, COMMANDS))), what))
-        for heading, lines in rows.items():
-            with formatter.section(heading):
-                formatter.write_dl(lines)
+        grouped = {name for names in GROUPS.values() for name in names}
+        groups = {**GROUPS, "Other": tuple(name for name in COMMANDS if name not in grouped)}
+        width = max(map(len, COMMANDS))
+        for heading, names in groups.items():
+            rows = [(name.ljust(width), COMMANDS[name][1]) for name in names if name in COMMANDS]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = list(args)

@@ -59,7 +59,7 @@ def test_without_one_the_others_work(tmp_path):
 
             helped = run("--help")
             assert helped.returncode == 0, (gone, helped.stderr)
-            listed = re.findall(r"^  (\w+)  +[A-Z]", helped.stdout.partition("Commands:")[2], re.MULTILINE)
+            listed = re.findall(r"^  (\w+)  +[A-Z]", helped.stdout.partition("Options:")[2], re.MULTILINE)
             assert listed == [name for name in COMMANDS if name not in commands], gone
 
             if "ps" in listed:

@@ -27,4 +27,4 @@ def test_a_command_is_a_file_and_a_line(tmp_path: Path):
         table.read_text().replace("COMMANDS = {\n", 'COMMANDS = {\n    "hello": ("commands.hello", "Greet."),\n')
     )
     assert run_copy(tmp_path, "hello", "--name", "Ada") == "hello, Ada\n"
-    assert "hello     Greet.\n" in run_copy(tmp_path, "--help")
+    assert "Other:\n  hello       Greet.\n" in run_copy(tmp_path, "--help")
