@@ -57,7 +57,7 @@ def test_jobs_that_make_room_go_on_where_they_were(submit, launch, tmp_path):  #
     words = ("--nodes", "2", "--exclusive", "--requeue", "2", "--follow", "--setup", "export PYTHONPATH=.")
     template = (TEMPLATE, "--", *OPTIONS)
     following = {
-        "late": start(*words, "--time", "5", *template, cwd=folders["late"]),
+        "late": start(*words, "--time", "5m", *template, cwd=folders["late"]),
         "preempted": start(*words, *template, cwd=folders["preempted"]),
     }
     late, preempted = map(number_of, following.values())
