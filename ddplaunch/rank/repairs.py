@@ -95,9 +95,10 @@ def _times() -> None:
 
 
 def _stores() -> None:
-    """Let a program open a store of its own at another port than the job's, ``init_method="tcp://…"``.
+    """Let a program open a store of its own at another port than the job's: ``init_method="tcp://…"``, MASTER_PORT.
 
-    TORCHELASTIC_USE_AGENT_STORE makes every rank a client, whatever the port: all would wait for a server.
+    TORCHELASTIC_USE_AGENT_STORE makes every rank a client, whatever the port, and torch's C++ ignores with it that a
+    port is taken: all would wait for a server.
     """
     module: Any = sys.modules.get("torch.distributed.rendezvous")
     if module is None or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
@@ -105,12 +106,12 @@ def _stores() -> None:
     create, of_job = module._create_c10d_store, int(os.environ["MASTER_PORT"])
 
     def _create_c10d_store(hostname: str, port: int, *args: Any, **named: Any) -> Any:
-        if port == of_job:
+        kept = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None) if port != of_job else None
+        try:
             return create(hostname, port, *args, **named)
-        around = {**vars(module), "_torchelastic_use_agent_store": bool}
-        return type(create)(create.__code__, around, create.__name__, create.__defaults__)(
-            hostname, port, *args, **named
-        )
+        finally:
+            if kept is not None:
+                os.environ["TORCHELASTIC_USE_AGENT_STORE"] = kept
 
     module._create_c10d_store = _create_c10d_store
 

@@ -177,6 +177,21 @@ def test_a_scripts_own_tcp_store_works(launch, tmp_path):
     assert done.stdout.count("own store") == 2
 
 
+def test_a_scripts_own_port_that_is_taken_fails(launch, tmp_path):
+    """torch's C++ would ignore the error because of TORCHELASTIC_USE_AGENT_STORE, and both ranks would wait."""
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        program = f"""
+        import os, torch.distributed as dist
+        os.environ["MASTER_PORT"] = "{other.getsockname()[1]}"
+        dist.init_process_group("gloo")
+        """
+        done = launch("run", "--nproc", "2", write(tmp_path, "taken.py", program))
+    assert done.returncode == 1
+    assert "rank 0 failed with DistNetworkError" in done.stderr
+
+
 # ------------------------------------------------------------------------------------------ a process of its own
 
 
