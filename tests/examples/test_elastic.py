@@ -109,7 +109,9 @@ class Node(Watched):
     def ranks(self) -> list[int]:
         """The pids of its ranks."""
         (zygote,) = self.host.find("zygote.py")
-        return [int(pid) for pid in Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split()]
+        children = [int(pid) for pid in Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split()]
+        stores = self.host.find("ddplaunch: store of a run")
+        return [pid for pid in children if pid not in stores]
 
 
 Start = Callable[..., Node]
