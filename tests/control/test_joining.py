@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -271,13 +272,12 @@ def test_a_single_node_listens_on_loopback_only(start, tmp_path):
     launcher.wait_for("up", 2)
     import psutil
 
-    listening = [
-        connection.laddr.ip
-        for pid in launcher.left()
-        for connection in psutil.Process(pid).net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN
-    ]
-    assert set(listening) <= {"127.0.0.1"}
+    listening: set[str] = set()
+    for pid in launcher.left():
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            connections = psutil.Process(pid).net_connections("tcp")
+            listening.update(each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN)
+    assert listening <= {"127.0.0.1"}
     launcher.process.stdin.close()
     assert launcher.wait() == 0
 
