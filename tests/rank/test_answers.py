@@ -15,8 +15,8 @@ BOTH = pytest.mark.parametrize(
 
 BEGIN = """
 import os, sys, threading, time, traceback, warnings
-warnings.simplefilter("error")
 import torch, torch.distributed as dist
+warnings.simplefilter("error")  # after torch, which is not preloaded otherwise
 
 def threads():
     return len(os.listdir("/proc/self/task"))
