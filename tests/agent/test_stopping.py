@@ -561,7 +561,7 @@ ASKS = """
         signal.signal(signal.SIGUSR1, lambda number, frame: None)
         os.kill(0, signal.SIGUSR1)
         if sys.argv[2:]:
-            subprocess.run(["sh", "-c", f"kill -{number} {os.getppid()}"])
+            subprocess.run(["sh", "-c", f"kill -{number} {os.getppid()}; sleep 600"])  # one that has gone is no rank's
         else:
             os.kill(os.getppid(), number)
     time.sleep(600)
