@@ -60,6 +60,16 @@ def enter(path: str, *, make: bool) -> int:
     return _private(path, make=make)
 
 
+def json_files(path: str) -> list[str]:
+    """The paths of the JSON files in a folder of the user's own; none where it is not there, or another user's."""
+    try:
+        os.close(enter(path, make=False))
+        names = [name for name in os.listdir(path) if name.endswith(".json") and not name.startswith(".")]
+    except OSError:
+        return []
+    return [os.path.join(path, name) for name in names]
+
+
 def _private(path: str, *, make: bool) -> int:
     if make:
         try:

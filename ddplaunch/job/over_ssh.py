@@ -18,7 +18,7 @@ from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.errors import host_name, shown
 from ddplaunch.files import read_owned
 from ddplaunch.job import runs
-from ddplaunch.job.history import MAX_TARGET, enter, place
+from ddplaunch.job.history import MAX_TARGET, enter, json_files, place
 from ddplaunch.rank.processes import start_ticks
 from ddplaunch.wire.typed import parse
 
@@ -77,13 +77,7 @@ class SshEnd:
 
 def every() -> list[SshJob]:
     """All that are kept, the latest first."""
-    try:
-        os.close(enter(_place(), make=False))
-        names = [name for name in os.listdir(_place()) if name.endswith(".json") and not name.startswith(".")]
-    except OSError:
-        return []
-    found = filter(None, (_read(os.path.join(_place(), name)) for name in names))
-    return sorted(found, key=lambda job: job.began, reverse=True)
+    return sorted(filter(None, map(_read, json_files(_place()))), key=lambda job: job.began, reverse=True)
 
 
 def elsewhere() -> list[SshJob]:

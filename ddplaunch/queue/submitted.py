@@ -17,7 +17,7 @@ import msgspec
 from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.errors import shown
 from ddplaunch.files import read_owned
-from ddplaunch.job.history import MAX_TARGET, enter, place
+from ddplaunch.job.history import MAX_TARGET, enter, json_files, place
 from ddplaunch.queue.table import SCHEDULERS
 from ddplaunch.wire.typed import parse
 
@@ -104,13 +104,7 @@ def over(job: Submitted, index: str | None, words: str, code: int) -> None:
 
 def every() -> list[Submitted]:
     """All that are kept, the latest first."""
-    try:
-        os.close(enter(_place(), make=False))
-        names = [name for name in os.listdir(_place()) if name.endswith(".json") and not name.startswith(".")]
-    except OSError:
-        return []
-    found = filter(None, (_read(os.path.join(_place(), name)) for name in names))
-    return sorted(found, key=lambda job: job.moment, reverse=True)
+    return sorted(filter(None, map(_read, json_files(_place()))), key=lambda job: job.moment, reverse=True)
 
 
 def find(word: str) -> Submitted | None:
