@@ -41,7 +41,7 @@ _SETLKW = (7, 38)  # F_SETLKW, F_OFD_SETLKW
 class Sleep(NamedTuple):
     """What the main thread of a rank sleeps in."""
 
-    words: str = ""  # "waits for a file lock"; "asleep" where the call does not tell; "" where it is not known
+    words: str = ""  # "waits for a file lock"; "asleep" where the call does not show it; "" where it is not known
     awaits: str = ""  # on a connection: "store" is the job's, or "10.0.0.7:443"
     holder: int | None = None  # the rank that holds the lock it waits for
 

@@ -54,7 +54,7 @@ def networks() -> Iterator[tuple[str, str, str]]:
 
 
 def machine_id() -> str:
-    """What tells this machine from others, and a container from others on its machine."""
+    """Identify this machine, and a container apart from others on its machine."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()

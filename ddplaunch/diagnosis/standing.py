@@ -171,7 +171,7 @@ def wait_of(rank: RankInspection) -> Call | None:
         return Call(STORE, line_of(rank))
     if rank.lock_holder is not None:
         return Call(FILE_LOCK, line_of(rank))
-    # That of a collective is in the flight recorder; without one nothing tells which it is.
+    # That of a collective is in the flight recorder; without one nothing shows which it is.
     if rank.inside and rank.inside.function == "wait" and rank.answers and rank.asleep in ("", "asleep"):
         return Call(WORK_WAIT if rank.inside.names is None else rank.inside.operation, line_of(rank))
     return None

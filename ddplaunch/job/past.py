@@ -76,7 +76,7 @@ def shares(name: str) -> list[RunRecord]:
 
 
 def settled(shares: Sequence[RunRecord]) -> list[RunRecord]:
-    """The records of a run, node 0's first, those as LOST that others show to be; of another machine none tells more.
+    """The records of a run, node 0's first, those as LOST that others show to be; another machine's shows no more.
 
     A node that was lost has no part in node 0's later attempts. All end with node 0, at once or with 69 without it.
     """

@@ -88,7 +88,7 @@ def why_unsafe(config: Config, failed: str | None, shadow: str | None) -> str | 
         if probe == 0:
             os._exit(0)
         os.waitpid(probe, 0)
-    except OSError:  # no rank gets a process either, which is said then
+    except OSError:  # no rank gets a process either, which is reported then
         pass
     if (threads := _threads()) != 1:
         return f"{threads} threads run after importing {', '.join(config['modules'])}"

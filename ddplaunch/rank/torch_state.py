@@ -49,7 +49,7 @@ def _groups(module: ModuleType, *, members: bool) -> bytes:
 
 
 def _group(name: object, group: Any, members: dict[int, int]) -> bytes:
-    """Its name, description, members and operations so far (-1 where nobody knows), a JSON array."""
+    """Its name, description, members and operations so far (-1 where that is unknown), a JSON array."""
     try:
         count = int(group._get_sequence_number_for_group())
     except Exception:

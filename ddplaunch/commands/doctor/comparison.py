@@ -140,7 +140,7 @@ def _links(found: Examination) -> Found:
 
 
 def _is_led_astray(node: NodeFound) -> bool:
-    """Whether the name of node 0 leads it elsewhere, which is told by itself."""
+    """Whether the name of node 0 leads it elsewhere, which is a finding of its own."""
     facts = node.facts
     return bool(facts and (facts.link_error or (facts.link and facts.link.loopback)))
 
