@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.submit.pods import Pod, pods
-from tests.conftest import Launch, refused, wait_until, write
+from tests.conftest import Launch, wait_until, write
 from tests.hosts.network import Network
 from tests.patience import patience
 
@@ -90,13 +90,6 @@ def test_a_pod_alone(job, tmp_path):
     assert not [note for note in plan["notes"] if "kubernetes" in note]
     done = run(pod, pod.words, tmp_path)
     assert (done.returncode, done.stdout) == (0, "rank 0 sum 1.0 $(cat x) $5\n"), done.stderr
-
-
-@pytest.mark.ci
-def test_node_0_knows_the_address_that_is_typed(job, tmp_path):
-    pod, _ = job("--nodes", "2", "--nproc", "1")
-    words = [*pod.words[:-1], "--master-addr", "no.such.host.invalid", pod.words[-1]]
-    refused(run(pod, words, tmp_path), "--master-addr no.such.host.invalid does not resolve on this machine")
 
 
 class Cluster:
