@@ -47,6 +47,7 @@ in_rank(dist.init_process_group is hooked)
 in_rank([type(cell.cell_contents).__name__ for cell in hooked.__closure__])
 in_rank([each for each in sys.meta_path if "ddplaunch" in type(each).__module__ or "answers" in repr(type(each))])
 in_rank(threading.active_count())
+dist.barrier()  # neither ends while the other still connects
 """
     assert run(launch, tmp_path, how, program) == ["0", "1", "True", "['function']", "[]", "1"]
 
@@ -95,6 +96,7 @@ if pid == 0:
 os.waitpid(pid, 0)
 dist.init_process_group("gloo")
 in_rank(len(ours()))
+dist.barrier()  # neither ends while the other still connects
 """
     assert run(launch, tmp_path, (), program) == ["0", "1"]
 
