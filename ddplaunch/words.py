@@ -100,6 +100,11 @@ def ranks(numbers: Iterable[int]) -> str:
     return f"{word} {', '.join(parts)}"
 
 
+def all_ranks(world_size: int) -> str:
+    """Name all ranks of a job: "ranks 0 to 3", "rank 0 only"."""
+    return f"ranks 0 to {world_size - 1}" if world_size > 1 else "rank 0 only"
+
+
 def span(seconds: float) -> str:
     """A time in its two largest units: "0.4s", "12s", "3m12s", "2h05m", "3d04h"."""
     if seconds < 9.95:

@@ -29,6 +29,7 @@ class Stopped:
     function: Line
     error: Line = ""
     tool: Line = ""
+    world_size: Count = 0  # filled in by the launcher
 
     @property
     def place(self) -> str:

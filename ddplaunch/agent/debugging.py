@@ -38,10 +38,10 @@ from ddplaunch.agent.debugger_messages import (
 from ddplaunch.agent.rank_terminal import RankTerminal
 from ddplaunch.agent.signals import catches
 from ddplaunch.control.messages import Debugged, FromNode, Interrupted
-from ddplaunch.dataclass import dataclass
+from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.loop import Callback, Loop, Timer
 from ddplaunch.wire.sockets import MAX_PATH, listening, peer_uid
-from ddplaunch.words import span
+from ddplaunch.words import all_ranks, span
 
 if TYPE_CHECKING:
     from ddplaunch.agent.ranks import Ranks
@@ -189,6 +189,8 @@ class Debugging:
                 if rank in self._withdrawn or (message.error and self._judged):
                     self._withdrawn.discard(rank)
                     return connection.send(Leave(rank))
+                if self._ranks:
+                    message = replace(message, world_size=self._ranks.plan.world_size)
                 if not self._people:
                     self._invite(self)
                 if not self.busy:
@@ -399,7 +401,7 @@ class Debugging:
         if line is not None:
             line.catch_up()
         if not 0 <= rank < ranks.plan.world_size:
-            return self._refuse(f"there is no rank {rank}: this job has {ranks.plan.world_size}")
+            return self._refuse(f"there is no rank {rank}: this job has {all_ranks(ranks.plan.world_size)}")
         if all(rank != local.rank for local in ranks.plan.local_ranks):
             return self._inspect(diagnosis.inspection.Detail.WAITS, partial(self._refer, rank))
         if process is None:
@@ -428,7 +430,7 @@ class Debugging:
         found = inspection.by_number.get(rank)
         if rank in self._asked and found is not None:
             place = diagnosis.stall.where([found]) or "in native code"
-            text = f"rank {rank} has not come to another line yet: {place}; it stops when that returns"
+            text = f"rank {rank} has not come to another line yet: {place}; it stops when that returns, Ctrl-C leaves"
             self._forward(Remark(text))
 
 

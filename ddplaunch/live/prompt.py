@@ -36,6 +36,7 @@ from ddplaunch.live.editor import Editor
 from ddplaunch.loop import Loop
 from ddplaunch.output.screen import Terminal
 from ddplaunch.output.terminal import ENTER, Keyboard, in_foreground, window
+from ddplaunch.words import all_ranks
 from ddplaunch.words import ranks as named
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Prompt:
         self._answers: dict[int, str] | None = None  # while several are asked at once
         self._awaited: set[int] = set()
         self._helped = False
+        self._world_size = 0
         self._lent: int | None = None  # the rank whose terminal is shown
         self._screen: Draw = lambda data: None  # draws there
         self._aside = False  # the person has left that for a while
@@ -107,7 +109,8 @@ class Prompt:
 
     def hear(self, message: ToPerson) -> None:
         match message:
-            case Stopped(rank=rank, tool=tool):
+            case Stopped(rank=rank, tool=tool, world_size=world_size):
+                self._world_size = world_size
                 before = self._ranks.get(rank)
                 self._ranks[rank] = _Debugged(arrives=True, tool=tool, drawn=before.drawn if before else b"")
                 if self._current is None:
@@ -205,7 +208,11 @@ class Prompt:
                 return None
             chosen |= {*range(int(first), int(last or first) + 1)}
         if absent := chosen - {*there}:
-            one = min(absent)
+            one, most = min(absent), max(absent)
+            if most >= self._world_size > 0:
+                text = f"there is no rank {most}: this job has {all_ranks(self._world_size)}"
+                self._face.show(f"ddplaunch: {text}\n")
+                return None
             are = "is" if len(absent) == 1 else "are"
             hint = f"`ddplaunch debug --rank {one}` stops {'it' if len(absent) == 1 else f'rank {one}'}"
             self._face.show(f"ddplaunch: {named(absent)} {are} not at a breakpoint; {hint}\n")

@@ -31,6 +31,7 @@ from ddplaunch.queue.meant import job_meant, keep_end, kept_run, one_of, run_of,
 from ddplaunch.queue.step import relay
 from ddplaunch.queue.submitted import Submitted
 from ddplaunch.queue.table import scheduler_of
+from ddplaunch.words import all_ranks
 
 MAX_LINE = 1 << 20  # bytes; a longer line is cut into two
 AHEAD = 1000  # lines of each rank among which those that are equal to another rank's next one are sought
@@ -141,8 +142,7 @@ def _chosen(found: Found, typed: str | None, failed: bool) -> list[int]:
         raise UsageError(f"--rank {shown(typed, 60)}: expected ranks like 3 or 0,3", "without it, all ranks are shown")
     size = found.record.world_size if found.record else None
     if size is not None and (beyond := [number for number in chosen if not 0 <= number < size]):
-        what = f"ranks 0 to {size - 1}" if size > 1 else "rank 0 only"
-        raise UsageError(f"--rank {beyond[0]}: {found.run} has {what}", f"--rank {size - 1}")
+        raise UsageError(f"--rank {beyond[0]}: {found.run} has {all_ranks(size)}", f"--rank {size - 1}")
     return chosen
 
 
