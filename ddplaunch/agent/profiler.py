@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from ddplaunch.agent.ranks import RankProcess, Ranks
+from ddplaunch.agent.ranks import NOT_BEGUN, RankProcess, Ranks
 from ddplaunch.agent.signals import has, signal_sets
 from ddplaunch.agent.stack_dump import TAKEN
 from ddplaunch.control.messages import TakeProfile
 from ddplaunch.dataclass import replace
-from ddplaunch.diagnosis.profile import PERIOD, RankProfile, most_places, read_profile
+from ddplaunch.diagnosis.profile import PERIOD, STARTING, RankProfile, most_places, read_profile
 from ddplaunch.files import read_regular
 from ddplaunch.loop import Loop
 
@@ -54,9 +54,9 @@ class Profiler:
         """Ask a rank to prepare; return for people why it cannot be asked."""
         process = self._ranks.processes.get(number)
         if process is None:
-            return "it has no process" if self._ranks.pending else "it has ended"
+            return STARTING if self._ranks.pending else "it has ended"
         if why_not := self._ranks.why_mute(number):
-            return why_not
+            return STARTING if why_not == NOT_BEGUN else why_not
         line, path = self._ranks.lines[number], self._ranks.file(number, f"profile-{self._order.serial}")
         if not (line.ticks and line.signals[0]):
             return TAKEN

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.memory import Memory
     from ddplaunch.diagnosis.inspection import Arrivals
 
+NOT_BEGUN = "its program has not begun yet"
 INTERRUPT_PATIENCE = 3.0  # seconds from SIGINT until ranks are told by SIGTERM: a wait inside torch sees no SIGINT
 
 
@@ -125,7 +126,7 @@ class Ranks:
             program = self.plan.target.kind is TargetKind.PROGRAM
             return "it is not a Python program" if program else "ddplaunch runs with --no-inspect"
         line.catch_up()
-        return "" if line.begun else "its program has not begun yet"
+        return "" if line.begun else NOT_BEGUN
 
     @property
     def debugged(self) -> bool:

@@ -35,6 +35,10 @@ class Kind:
     tensors: Line  # "float32[6]"
 
 
+STARTING = "it is still starting"
+"""Why there is no profile of a rank whose program has not begun."""
+
+
 @dataclass(frozen=True)
 class RankProfile:
     """Where the main thread of one rank was at each tick, and the collectives that it entered meanwhile."""

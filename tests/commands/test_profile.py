@@ -156,6 +156,20 @@ def test_a_client_that_is_killed_and_a_launcher(job, answer, tmp_path):
     begun.assert_nothing_left()
 
 
+def test_ranks_that_are_starting(start, answer, tmp_path):
+    write(tmp_path, "held.py", "import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)\n")
+    write(tmp_path, "train.py", "")
+    env = {"PYTHONPATH": str(tmp_path)}
+    begun = start("run", "--run-id", "starting", "--nproc", "2", "--preload", "held", "train.py", env=env)
+    wait_until(lambda: "starting" in answer("ps").stdout, "the job")
+    done = answer("profile", "starting")
+    write(tmp_path, "go", "")
+    assert done.returncode == 1
+    assert "\nError: the ranks are still starting\n  type it again once they run; " in done.stderr
+    assert "no process" not in done.stderr
+    assert begun.wait() == 0
+
+
 OTHERS = """
 import os, sys, time
 if os.environ["RANK"] == "0":

@@ -17,7 +17,7 @@ from ddplaunch.commands.profile.hot import Spot, paced, spots, unlike
 from ddplaunch.commands.profile.torch_trace import Event
 from ddplaunch.console import colour_wanted, py_spy
 from ddplaunch.console.table import table
-from ddplaunch.diagnosis.profile import LONGEST, RankProfile
+from ddplaunch.diagnosis.profile import LONGEST, STARTING, RankProfile
 from ddplaunch.diagnosis.standing import text
 from ddplaunch.errors import LaunchError, UsageError, host_name, shown
 from ddplaunch.files import create
@@ -36,6 +36,7 @@ from ddplaunch.words import counted, ranks
 LINES = 10
 TORCH = 5  # seconds, of its profiler, which writes some megabytes in each
 LEAST = 0.005  # share of all time from which on a line is shown
+OVER = "the job ended meanwhile"
 PATIENCE = 20.0  # seconds, beyond those of the profile, for the job to answer
 
 
@@ -78,6 +79,8 @@ def profile(run: str | None, seconds: float | None, torch: bool, spied: str | No
         of_py_spy, more = recording.wait()
     finally:
         recording.end()
+    if all(each.why_not == STARTING for each in profiles) and OVER not in notes:
+        raise LaunchError("the ranks are still starting", "type it again once they run; `ddplaunch top` shows that")
     known = [each for each in profiles if not each.why_not]
     if not known:
         raise LaunchError("no rank could be profiled", "\n".join(notes[:2]) or None)
@@ -137,7 +140,7 @@ def _taken(path: str, seconds: float, torch: bool) -> tuple[list[RankProfile], l
         reasons.setdefault(each.why_not, []).append(each.rank)
     notes += [f"no profile of {ranks(numbers)}: {shown(why)}" for why, numbers in reasons.items() if why]
     if not over:
-        notes.append("the job ended meanwhile")
+        notes.append(OVER)
     return sorted(profiles, key=lambda each: each.rank), notes
 
 
