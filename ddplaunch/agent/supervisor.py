@@ -411,8 +411,7 @@ class Supervisor:
         if rank is None:
             self._direct.add(number)
         elif self._ranks.phase is Phase.RUNNING and not self._signals.interrupted:
-            self._screen.note(reason := f"rank {rank} sent {signal_name(number)} to its parent process", of_job=True)
-            self._signalled(number, reason)
+            self._signalled(number, f"rank {rank} sent {signal_name(number)} to its parent process")
 
     def _for_ranks(self, number: int) -> None:
         self._loop.after(ECHO, lambda: self._link.tell(messages.ForRanks(number, self._direct.has(number))))
@@ -431,11 +430,11 @@ class Supervisor:
         if self._ranks.memory:
             self._ranks.memory.note()
 
-    def stop(self, now: bool) -> None:
-        """End the job as Ctrl-C does; ``now``: as it does when it comes again."""
+    def stop(self, now: bool, command: str = "") -> None:
+        """End the job as Ctrl-C does; ``now``: as it does when it comes again. ``command``: which requests it."""
         for _ in range(1 + now):
             if self._ranks.phase is not Phase.ENDED:
-                self._signalled(signal.SIGINT)
+                self._signalled(signal.SIGINT, command and f"`{command}` was called")
 
     def _drained(self, account: messages.Drained) -> None:
         if self._outcome is not None:

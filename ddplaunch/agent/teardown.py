@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from functools import partial
 
@@ -15,6 +16,7 @@ from ddplaunch.control.rules import Rules
 from ddplaunch.output.events import Event, Swept
 from ddplaunch.output.streams import DRAIN_PATIENCE
 from ddplaunch.rank import processes
+from ddplaunch.words import counted, signal_name
 
 RUNS = (Phase.RUNNING, Phase.STOPPING)
 INSPECTION_PATIENCE = 1.5  # seconds for node 0 to have inspected all ranks, and to order the stop
@@ -64,8 +66,7 @@ class Teardown:
             if first:
                 self._ranks.pending -= self._tree.recall()
                 count = len(self._ranks.processes) + self._ranks.pending  # these are on their way
-                text = f"stopping {count} rank{'s' * (count != 1)}; Ctrl-C again ends them at once"
-                self._screen.note(text, of_job=True)
+                self._screen.note(_announce(signalled, counted(count, "rank")), of_job=True)
             stop = partial(self._stop, signalled.signal, self._grace)
             if self._inspects and self._ranks.phase is Phase.RUNNING:
                 # They are inspected first, by the order of node 0, which may be out of reach.
@@ -158,3 +159,10 @@ class Teardown:
             account = self._ranks.account(self._streams, seen=self._preemption_file.seen)
             self._streams.close()
             self._done(account)
+
+
+def _announce(signalled: Interrupted, ranks: str) -> str:
+    """Announce the stop, and who or what asked for it where that was not Ctrl-C, which need not be named."""
+    if signalled.reason or signalled.signal != signal.SIGINT:
+        return f"{signalled.reason or signal_name(signalled.signal)}: stopping {ranks}"
+    return f"stopping {ranks}; Ctrl-C again ends them at once"

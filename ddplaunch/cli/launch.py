@@ -235,8 +235,8 @@ class NodeJob:
         lines = page if self._policy.colour else click.unstyle(page)
         self._screen.say(Said(Topic.STACKS, "\n".join(sentences(inspection)), {"stacks": to_json(inspection)}, lines))
 
-    def stop(self, now: bool) -> None:
-        self._supervisor.stop(now)
+    def stop(self, now: bool, command: str = "") -> None:
+        self._supervisor.stop(now, command)
 
     def ranks(self) -> list[int]:
         return self._supervisor.streams.ranks()

@@ -124,7 +124,7 @@ class JobAtDoor:
         self._ask(InspectJob(detail, lines), hear)
 
     def stop(self) -> None:
-        self._ask(StopJob(), lambda answer: None)
+        self._ask(StopJob(command="ddplaunch top"), lambda answer: None)
 
     def log(self, rank: int, answer: Callable[[str], None]) -> None:
         said = bytearray()

@@ -376,7 +376,8 @@ class Coordinator:
         attempt, verdict = self._attempt, self._attempt.verdict
         whole = self._stage is Stage.RUNNING and attempt.whole
         if self._interrupted is not None:
-            self._end(Outcome(EXIT_SIGNAL + self._interrupted, remark=self._reason or attempt.waits))
+            why = "; ".join(filter(None, (self._reason, attempt.waits)))
+            self._end(Outcome(EXIT_SIGNAL + self._interrupted, remark=why or None))
         elif self._preempted and not (whole and not self._preemption_seen):
             remark = f"preempted by {self._preempted}: the same command may be run again (exit code {EXIT_PREEMPTED})"
             self._end(Outcome(EXIT_PREEMPTED, verdict, remark=remark))

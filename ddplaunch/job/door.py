@@ -54,8 +54,8 @@ class ServedJob(Protocol):
     def profile(self, seconds: float, torch: bool, hear: Callable[[Profiled], None]) -> None:
         """Find out where all ranks of the job spend their time; ``hear`` gets the profile of each, and the end."""
 
-    def stop(self, now: bool) -> None:
-        """End the job, as Ctrl-C does; ``now`` as a second one does."""
+    def stop(self, now: bool, command: str = "") -> None:
+        """End the job, as Ctrl-C does; ``now`` as a second one does. ``command``: which requests it."""
 
     def ranks(self) -> list[int]:
         """The ranks of this node whose output is in memory."""

@@ -174,7 +174,7 @@ def test_interrupt_reaches_the_program(start, mode):
     said = sorted(re.sub(r"\d+$", "N", line) for line in job.stderr().splitlines() if "KeyboardInterrupt" in line)
     assert said == [f"[{rank}] KeyboardInterrupt: {SLEEPER}:N" for rank in range(3)]
     assert "Traceback" not in job.stderr()
-    assert "stopping 3 ranks" in job.stderr()
+    assert "ddplaunch: stopping 3 ranks; Ctrl-C again ends them at once\n" in job.stderr()
     job.assert_nothing_left()
 
 
@@ -202,6 +202,7 @@ def test_a_second_sigterm_is_no_impatience(start):
     assert job.wait() == 143
     assert time.monotonic() - began >= 1
     assert job.stderr().count("stopping 2 ranks") == 1
+    assert "ddplaunch: SIGTERM: stopping 2 ranks\n" in job.stderr()
     job.assert_nothing_left()
 
 
@@ -578,7 +579,7 @@ def test_a_rank_may_end_the_job_by_a_signal_to_its_parent(start, tmp_path, numbe
     job.wait_for("up", 2)
     (tmp_path / "go").touch()
     assert job.wait() == 128 + number
-    assert job.stderr().count(f"ddplaunch: rank 1 sent {number.name} to its parent process\n") == 1
+    assert job.stderr().count(f"ddplaunch: rank 1 sent {number.name} to its parent process: stopping 2 ranks\n") == 1
     assert f"ddplaunch: stopped because rank 1 sent {number.name} to its parent process\n" in job.stderr()
     job.assert_nothing_left()
 

@@ -341,7 +341,10 @@ def test_a_rank_of_another_node_is_named_with_the_node(start, tmp_path, runtime)
         assert f"rank {rank} is on another node: type `ddplaunch debug calm --rank {rank}` on " in done.stdout, theirs
     for rank in ("3", "9"):
         refused = piped(tmp_path, "", str(jobs[1].process.pid), "--rank", rank)
-        assert (refused.returncode, f"there is no rank {rank}: this job has ranks 0 to 2" in refused.stdout) == (2, True)
+        assert (refused.returncode, f"there is no rank {rank}: this job has ranks 0 to 2" in refused.stdout) == (
+            2,
+            True,
+        )
     write(tmp_path, "over", "")
     assert [job.wait() for job in jobs] == [0, 0]
     assert "Traceback" not in jobs[1].stderr()

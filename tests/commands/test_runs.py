@@ -272,7 +272,10 @@ def test_stop(running, answer):
     assert done.stderr.splitlines()[0] == f"stopping {NAME}: 2 ranks"
     assert done.stderr.splitlines()[-1] == f"{NAME} has ended"
     assert job.process.poll() == 130
-    assert past.record(NAME).fate.value == "stopped"
+    assert "ddplaunch: `ddplaunch stop` was called: stopping 2 ranks\n" in job.stderr()
+    assert "Ctrl-C" not in job.stderr()
+    record = past.record(NAME)
+    assert (record.fate.value, record.remark) == ("stopped", "stopped because `ddplaunch stop` was called")
     assert answer("stop", NAME).stderr.startswith(f"Error: {NAME} has ended\n  ddplaunch report {NAME}")
 
 

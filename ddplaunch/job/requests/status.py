@@ -6,7 +6,7 @@ from ddplaunch.dataclass import dataclass
 from ddplaunch.job.door import Asker
 from ddplaunch.job.requests import Request
 from ddplaunch.job.status import Status
-from ddplaunch.wire.bounds import ExitCode
+from ddplaunch.wire.bounds import ExitCode, Name
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,14 @@ class StopJob(Request[Stopping]):
     """End the job; ``now``: without the grace, and what has not ended then is killed."""
 
     now: bool = False
+    command: Name = "ddplaunch stop"  # which requests it
 
     answers = (Stopping,)
 
     def serve(self, asker: Asker) -> None:
         asker.send(Stopping())
         asker.finish()
-        asker.soon(lambda: asker.job.stop(self.now))
+        asker.soon(lambda: asker.job.stop(self.now, self.command))
 
 
 @dataclass(frozen=True)
