@@ -83,7 +83,7 @@ class Supervisor:
         """
         self._policy, self._rules = policy, rules
         self._loop, self._screen, self._asked, self._invite = loop, screen, asked, invite
-        limits.allow_descriptors(len(plan.local_ranks), 3 + bool(policy.log_dir) + policy.inspect)
+        limits.allow_descriptors(len(plan.local_ranks), 3 + 2 * bool(policy.log_dir) + policy.inspect)
         store = Store(plan, fresh=plan.nnodes == 1 or rules.port is not None)
         self._plan = replace(plan, master_port=store.port.number) if store.port else plan
         self._link = make_link(loop, self._plan, rules, self._hear, listening)

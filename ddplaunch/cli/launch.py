@@ -119,7 +119,7 @@ class NodeJob:
         observers = Observers(self._screen, self._log, self._watch, starting, report=self._screen.note)
         hearers: list[Hear] = []
         if policy.history:
-            history = History(plan, self.printed, lambda: self._log.path, self._screen.note)
+            history = History(plan, self.printed, lambda: self._log.path, self._screen.note, self._times)
             observers.add(history)
             hearers.append(self._isolated("readings.jsonl").guard(ReadingsFile(history).hear))
         if self._view is not None:
@@ -241,8 +241,12 @@ class NodeJob:
     def ranks(self) -> list[int]:
         return self._supervisor.streams.ranks()
 
-    def printed(self, rank: int) -> bytes:
-        return self._supervisor.streams.tail(rank, KEPT)
+    def printed(self, rank: int, since: float | None = None) -> bytes:
+        streams = self._supervisor.streams
+        return streams.tail(rank, KEPT) if since is None else streams.since(rank, since)
+
+    def _times(self, rank: int, count: int) -> bytes:
+        return self._supervisor.streams.times(rank, count)
 
     def flush(self, mark: bytes) -> None:
         self._supervisor.streams.flush(mark)

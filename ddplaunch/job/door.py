@@ -60,8 +60,8 @@ class ServedJob(Protocol):
     def ranks(self) -> list[int]:
         """The ranks of this node whose output is in memory."""
 
-    def printed(self, rank: int) -> bytes:
-        """The last that such a rank printed in its attempt."""
+    def printed(self, rank: int, since: float | None = None) -> bytes:
+        """The last that such a rank printed in its attempt, or since a moment in any attempt."""
 
     def debugging(self) -> Debugging | None:
         """Its ranks that are in a debugger; None where ranks never wait for one."""

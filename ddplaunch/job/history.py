@@ -21,6 +21,7 @@ from ddplaunch.errors import host_name, shown
 from ddplaunch.output import events
 from ddplaunch.output.events import Event
 from ddplaunch.output.run_log import numbered, rank_file
+from ddplaunch.output.times import times_file
 from ddplaunch.plan.plan import Plan
 from ddplaunch.rank.processes import start_ticks
 
@@ -98,9 +99,13 @@ class History:
         printed: Callable[[int], bytes],
         log_dir: Callable[[], str | None],
         note: Callable[[str], None],
+        times: Callable[[int, int], bytes] = lambda rank, count: b"",
     ) -> None:
-        """``printed`` gives what a rank printed last in its attempt, ``log_dir`` the folder of --log-dir."""
-        self._plan, self._printed, self._log_dir, self._note = plan, printed, log_dir, note
+        """``printed`` gives what a rank printed last in its attempt, ``log_dir`` the folder of --log-dir.
+
+        ``times(rank, count)`` returns the content of the file with the times of the last ``count`` bytes of a rank.
+        """
+        self._plan, self._printed, self._log_dir, self._note, self._times = plan, printed, log_dir, note, times
         self._began = time.time()
         self._folder: int | None = None  # this run's, once something is written
         self._file = ""
@@ -252,9 +257,10 @@ class History:
         for rank in ranks:
             if data := self._printed(rank.rank)[-limit // len(ranks) :]:
                 name = rank_file(rank.rank, self._number)
-                with os.fdopen(os.open(name, _FLAGS | os.O_TRUNC, 0o600, dir_fd=self._folder), "wb") as file:
-                    self._outputs.append(name)
-                    file.write(data)
+                for path, content in ((name, data), (times_file(name), self._times(rank.rank, len(data)))):
+                    with os.fdopen(os.open(path, _FLAGS | os.O_TRUNC, 0o600, dir_fd=self._folder), "wb") as file:
+                        self._outputs.append(path)
+                        file.write(content)
 
     def _end(self) -> None:
         if self._trouble and self._trouble.errno not in _NO_PLACE:

@@ -6,11 +6,13 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
+from ddplaunch.errors import LaunchError, shown
 from ddplaunch.job import client, past
 from ddplaunch.job.record import RunRecord
 from ddplaunch.job.requests.output import TailRanks, last_lines
+from ddplaunch.output.times import offset_since, parse_marks, times_file
 
 CHUNK = 1 << 16
 
@@ -42,6 +44,27 @@ def _files(folders: Sequence[str]) -> dict[int, list[str]]:
     return {rank: [path for _, path in sorted(paths)] for rank, paths in sorted(found.items())}
 
 
+class Part(NamedTuple):
+    """The part of what ranks have printed that is to be shown: that of the last attempt, where neither is given."""
+
+    lines: int = 0  # the last lines of the last attempt
+    since: float | None = None  # what came since a moment, in all attempts
+
+
+def _start_since(path: str, moment: float) -> int:
+    """The offset in a log file of what came since a moment; LaunchError where its times are not known."""
+    size = os.path.getsize(path)
+    try:
+        with open(times_file(path), "rb") as file:
+            marks = parse_marks(file.read())
+    except OSError:
+        marks = []
+    if size and not marks:
+        raise LaunchError(f"when the ranks printed is not known: {shown(times_file(path))} is missing or empty")
+    start = offset_since(marks, moment)
+    return size if start is None else min(max(start, 0), size)
+
+
 def failed(record: RunRecord) -> list[int]:
     """The ranks that failed in the last attempt that did, the first cause first."""
     verdicts = [each.verdict for each in record.attempts if each.verdict] + [record.verdict]
@@ -51,14 +74,11 @@ def failed(record: RunRecord) -> list[int]:
     return [verdict.first.rank, *verdict.alike, *(each.rank for each in verdict.others)]
 
 
-def stored(paths: Mapping[int, Sequence[str]], ranks: Sequence[int], lines: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Give out the last attempt's output of these ranks, or as many of its last lines, one rank after the other."""
+def stored(paths: Mapping[int, Sequence[str]], ranks: Sequence[int], part: Part) -> Iterator[tuple[int, bytes]]:
+    """Give out a part of the output of these ranks, one rank after the other."""
     for rank in ranks:
-        with suppress(OSError), open(paths[rank][-1], "rb") as file:
-            if lines:
-                yield rank, end_of(file, lines)
-            while data := file.read(CHUNK):
-                yield rank, data
+        with closing(_Growing()) as growing:
+            yield from ((rank, data) for data in growing.read(paths[rank], part))
 
 
 def end_of(file: BinaryIO, lines: int) -> bytes:
@@ -72,16 +92,16 @@ def end_of(file: BinaryIO, lines: int) -> bytes:
         span *= 4
 
 
-def live(path: str, ranks: Sequence[int], *, follow: bool, lines: int = 0) -> Iterator[tuple[int, bytes]]:
+def live(path: str, ranks: Sequence[int], part: Part, *, follow: bool) -> Iterator[tuple[int, bytes]]:
     """Give out what a launcher has in memory of these ranks' output; ``follow``: and what they print, to the end."""
-    for piece in client.stream(path, TailRanks(tuple(ranks), follow, lines)):
+    for piece in client.stream(path, TailRanks(tuple(ranks), follow, part.lines, part.since)):
         if piece.missed:
             yield piece.rank, f"\n… {piece.missed} bytes left out: they came faster than they were read …\n".encode()
         yield piece.rank, piece.data
 
 
-def followed(run: str, path: str, ranks: Sequence[int], lines: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Give out the log files of these ranks, or their last lines, and what comes into them until the job ends.
+def followed(run: str, path: str, ranks: Sequence[int], part: Part) -> Iterator[tuple[int, bytes]]:
+    """Give out a part of the log files of these ranks, and what comes into them until the job ends.
 
     The launcher says when there is more, so the files are not polled.
     """
@@ -90,7 +110,7 @@ def followed(run: str, path: str, ranks: Sequence[int], lines: int = 0) -> Itera
     with ExitStack() as stack:
         reading = {rank: stack.enter_context(closing(_Growing())) for rank in ranks or known}
         for rank, growing in reading.items():
-            yield from ((rank, data) for data in growing.read(known.get(rank, [])[-1:], lines))
+            yield from ((rank, data) for data in growing.read(known.get(rank, []), part))
         for piece in client.stream(path, TailRanks(tuple(ranks), follow=True)):
             if piece.rank not in reading:
                 reading[piece.rank] = stack.enter_context(closing(_Growing()))
@@ -108,19 +128,24 @@ class _Growing:
         self._path: str | None = None
         self._file: BinaryIO | None = None
 
-    def read(self, paths: Sequence[str], lines: int = 0) -> Iterator[bytes]:
-        """Give out what is new in the file that is being read, then in those after it; of these the last ``lines``."""
+    def read(self, paths: Sequence[str], part: Part | None = None) -> Iterator[bytes]:
+        """Give out what is new in the file that is being read, then in those after it; at first only a ``part``.
+
+        Raises LaunchError: when a file was written is not known.
+        """
         yield from self._rest()
         later = paths[paths.index(self._path) + 1 :] if self._path in paths else paths
-        for path in later:
+        for path in later[-1:] if part and part.since is None else later:
             try:
                 file = open(path, "rb")  # noqa: SIM115
             except OSError:
                 continue
             self.close()
             self._path, self._file = path, file
-            if lines:
-                yield end_of(file, lines)
+            if part and part.lines:
+                yield end_of(file, part.lines)
+            if part and part.since is not None:
+                file.seek(_start_since(path, part.since))
             yield from self._rest()
 
     def close(self) -> None:

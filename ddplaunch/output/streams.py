@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -13,11 +14,13 @@ from ddplaunch.loop import Callback, Loop
 from ddplaunch.output.last_words import PATIENCE, LastWords
 from ddplaunch.output.lines import Lines
 from ddplaunch.output.screen import Screen, Source
+from ddplaunch.output.times import Mark, OutputTimes
 
 PIPE_SIZE = 1 << 18  # bytes a rank may be ahead of us before it waits (F_SETPIPE_SZ; the kernel's default is 64 KiB)
 TAIL = 8192  # bytes of a sidecar's last output, for what it printed last
 REPORTED = 1 << 16  # bytes of each rank's last output that are kept for the failure report: native frames may be last
 KEPT = 1 << 18  # bytes of it that are kept where it has no log file
+MAX_BEGUN = 4096  # bytes of an unfinished line that are found again: its time is that of its end
 DRAIN_PATIENCE = 1.0  # seconds to wait for output after all are dead: a process that cannot die may hold a pipe
 
 
@@ -49,6 +52,13 @@ class Tail:
             return bytes(self._ring[self._next - count : self._next])
         return bytes(self._ring[len(self._ring) - (count - self._next) :] + self._ring[: self._next])
 
+    @property
+    def begun(self) -> int:
+        """The offset at which the unfinished line begins, or else what comes next."""
+        last = self.last(MAX_BEGUN)
+        end = max(last.rfind(b"\n"), last.rfind(b"\r")) + 1
+        return self.total - len(last) + end if end or len(last) == self.total else self.total
+
 
 @dataclass
 class _Stream:
@@ -76,6 +86,7 @@ class Streams:
         self._files: dict[Source, int] = {}
         self._tails: dict[Source, Tail] = {}
         self._marks: dict[Source, int] = {}  # how much each rank had printed before this attempt
+        self._times: dict[int, OutputTimes] = {}
         self._listeners: tuple[Callable[[int, bytes], None], ...] = ()
         self._paused = False
         screen.when_relieved(self._resume)
@@ -93,8 +104,10 @@ class Streams:
         Raises:
             OSError: too many files are open.
         """
-        self._keep(rank, log)
         self._marks[rank] = self._tails[rank].total if rank in self._tails else 0
+        times = self._times.setdefault(rank, OutputTimes())
+        self._keep(rank, log)
+        self._guard_times(rank, lambda: times.begin(self._marks[rank], log if rank in self._files else None))
         if not reads:
             fds["stdin"] = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         if not (reads and len(show) == 2 and log is None):
@@ -139,6 +152,15 @@ class Streams:
         """The last that it printed, of a rank in its last attempt, at most ``limit`` bytes."""
         tail = self._tails.get(source)
         return tail.last(min(limit, tail.total - self._marks.get(source, 0))) if tail else b""
+
+    def since(self, rank: int, moment: float) -> bytes:
+        """What a rank has printed since then, in any attempt, as far as it is in memory."""
+        tail, start = self._tails.get(rank), self._times[rank].since(moment) if rank in self._times else None
+        return b"" if tail is None or start is None else tail.last(tail.total - start)
+
+    def times(self, rank: int, count: int) -> bytes:
+        """When the last ``count`` bytes of a rank came, as a file has it."""
+        return self._times[rank].of_bytes_after(self._tails[rank].total - count) if rank in self._tails else b""
 
     def ranks(self) -> list[int]:
         """The ranks whose output is in memory, in order."""
@@ -186,6 +208,8 @@ class Streams:
             self._end(stream)
         if source in self._files:
             os.close(self._files.pop(source))
+        if isinstance(source, int) and source in self._times:
+            self._times[source].close()
 
     def _of(self, source: Source) -> list[_Stream]:
         return [stream for stream in self._streams.values() if stream.source == source]
@@ -204,6 +228,8 @@ class Streams:
         self._store(stream.source, data)
         if (tail := self._tails.get(stream.source)) is None:
             tail = self._tails[stream.source] = Tail(REPORTED if stream.source in self._files else KEPT)
+        if isinstance(stream.source, int):
+            self._mark(stream.source, tail)
         tail.add(data)
         if isinstance(stream.source, int):
             for hear in self._listeners:
@@ -245,6 +271,20 @@ class Streams:
         except OSError as error:
             os.close(self._files.pop(source))
             self._screen.note(f"the log of {_whose(source)} ends here: {error.strerror}")
+
+    def _mark(self, rank: int, tail: Tail) -> None:
+        """Note when what a rank prints next has come."""
+        now, times = time.time(), self._times[rank]
+        if times.is_due(now):
+            mark = Mark(tail.begun, now)
+            self._guard_times(rank, lambda: times.add(mark, tail.total - tail.limit))
+
+    def _guard_times(self, rank: int, write: Callback) -> None:
+        try:
+            write()
+        except OSError as error:
+            self._times[rank].close()
+            self._screen.note(f"when rank {rank} prints is not kept from here on: {error.strerror}")
 
     def _end(self, stream: _Stream) -> None:
         if stream.show:

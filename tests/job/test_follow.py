@@ -98,7 +98,7 @@ class Slow:
     def ranks(self) -> list[int]:
         return [0, 1]
 
-    def printed(self, rank: int) -> bytes:
+    def printed(self, rank: int, since: float | None) -> bytes:
         return b"before"
 
     def listen(self, hear) -> None:

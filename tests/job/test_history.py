@@ -69,7 +69,8 @@ def test_a_run_that_fails_after_a_restart(launch, tmp_path, state):
     assert kept.verdict
     assert "too bad" in (kept.verdict.first.traceback or "")
     folder = Path(past.folder(kept.run))
-    assert sorted(os.listdir(folder)) == ["node-0.jsonl", "rank-0.attempt-1.log", "rank-1.attempt-1.log"]
+    outputs = [f"rank-{rank}.attempt-1.{kind}" for rank in (0, 1) for kind in ("log", "times")]
+    assert sorted(os.listdir(folder)) == ["node-0.jsonl", *outputs]
     assert (folder / "rank-0.attempt-1.log").read_text() == "rank 0 speaks\n"
     assert (folder / "rank-1.attempt-1.log").read_text().startswith("rank 1 speaks\nTraceback")
     assert "secret" not in (folder / "node-0.jsonl").read_text()
@@ -81,7 +82,8 @@ def test_a_run_that_ends_well_keeps_its_last_output(launch, tmp_path, state):
     write(tmp_path, "ends.py", "print('hello')")
     launch("run", "--nproc", "2", *LIGHT, "ends.py")
     assert only().fate is Fate.DONE
-    assert sorted(os.listdir(past.folder(only().run))) == ["node-0.jsonl", "rank-0.log", "rank-1.log"]
+    outputs = ["rank-0.log", "rank-0.times", "rank-1.log", "rank-1.times"]
+    assert sorted(os.listdir(past.folder(only().run))) == ["node-0.jsonl", *outputs]
 
 
 def test_with_a_log_folder_no_output_is_kept_twice(launch, tmp_path, state):

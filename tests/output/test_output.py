@@ -510,6 +510,7 @@ def test_log_folder(launch, tmp_path):
     assert f"kept in logs/{folder.name}" in done.stderr
     assert {path.name for path in folder.iterdir()} == {
         "plan.json", "events.jsonl", "rank-0.log", "rank-1.log", "failure.json", "stacks.json",
+        "rank-0.times", "rank-1.times",
     }  # fmt: skip
     plan = json.loads((folder / "plan.json").read_text())
     assert plan["run_id"] == folder.name

@@ -8,6 +8,9 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from datetime import time as clock
 from itertools import chain
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -16,10 +19,12 @@ import click
 
 from ddplaunch.cli.on_host import HostCommand
 from ddplaunch.cli.run_command import RunName
+from ddplaunch.cli.values import as_seconds
 from ddplaunch.commands.runs.newest import newest_here
 from ddplaunch.errors import LaunchError, UsageError, shown
 from ddplaunch.job import logs as kept
 from ddplaunch.job import runs
+from ddplaunch.job.logs import Part
 from ddplaunch.job.record import Fate
 from ddplaunch.job.runs import Found
 from ddplaunch.output.equal_lines import EqualLines, Given
@@ -41,6 +46,7 @@ AHEAD = 1000  # lines of each rank among which those that are equal to another r
 @click.argument("run", required=False, metavar="[RUN]", type=RunName())
 @click.option("--rank", "typed", metavar="LIST", help="Only of these ranks: 3, or 0,3.")
 @click.option("--tail", metavar="N", type=click.IntRange(1), help="Only the last N lines of each rank.")
+@click.option("--since", metavar="TIME", help="Only what came since 10m ago, 14:30, or 2026-11-26 14:30.")
 @click.option("--failed", is_flag=True, help="Only of the ranks that failed.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what they print, until the job ends.")
 @click.option(
@@ -50,21 +56,31 @@ AHEAD = 1000  # lines of each rank among which those that are equal to another r
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line: the rank and its line.")
 def logs(
-    run: str | None, typed: str | None, tail: int | None, failed: bool, follow: bool, merge: bool | None, as_json: bool
+    run: str | None,
+    typed: str | None,
+    tail: int | None,
+    since: str | None,
+    failed: bool,
+    follow: bool,
+    merge: bool | None,
+    as_json: bool,
 ) -> int:
     """Print what the ranks of a run print, or printed last.
 
     RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the newest run of this folder.
 
     With --log-dir that is all that they printed in the last attempt; without it, the last 256 KiB of each rank. Each
-    line follows its rank, except where only one is asked for.
+    line follows its rank, except where only one is asked for. With --since it is of all attempts, to the second.
 
     Of a submitted job, meant by its number, it is the log; of some ranks, its nodes are asked through Slurm
     (`srun --overlap`) or Grid Engine.
     """
+    part = Part(tail or 0, None if since is None else moment(since, time.time()))
+    if tail and since is not None:
+        raise UsageError("--tail and --since contradict each other", "leave one of them out")
     if (queued := job_meant(run)) and run:
         options = [*(["--rank", typed] if typed is not None else []), *(["--failed"] if failed else [])]
-        options += ["--json"] if as_json else []
+        options += [*(["--since", since] if since is not None else []), *(["--json"] if as_json else [])]
         options += [] if merge is None else ["--merge" if merge else "--no-merge"]
         told = _of_job(queued, run, options, follow, tail or 0)
         if isinstance(told, int):
@@ -72,15 +88,18 @@ def logs(
         run = told
     found = runs.find(newest_here(follow=follow) if run is None else run)
     ranks = _chosen(found, typed, failed)
-    pieces = _pieces(found, ranks, follow, tail or 0)
+    pieces = _pieces(found, ranks, follow, part)
     if as_json or len(ranks) == 1 or not (watched(1) if merge is None else merge):
         said = streamed(chain.from_iterable(pieces), prefix=len(ranks) != 1, as_json=as_json)
     else:
         said = marked(merged(chain.from_iterable(pieces)) if follow else aligned(pieces))
-    out = sys.stdout.buffer
+    out, some = sys.stdout.buffer, False
     for text in said:
         out.write(text)
         out.flush()
+        some = True
+    if since is not None and not some:
+        click.echo(f"the ranks of {found.run} on this machine have printed nothing since then", err=True)
     return 0
 
 
@@ -146,22 +165,39 @@ def _chosen(found: Found, typed: str | None, failed: bool) -> list[int]:
     return chosen
 
 
-def _pieces(found: Found, ranks: Sequence[int], follow: bool, tail: int) -> list[Iterator[tuple[int, bytes]]]:
-    """The output, or as many of its last lines, that of each rank alone where it does not ``follow``."""
+def _pieces(found: Found, ranks: Sequence[int], follow: bool, part: Part) -> list[Iterator[tuple[int, bytes]]]:
+    """A part of the output, that of each rank alone where it does not ``follow``."""
     job, record = found.running, found.record
     in_files = bool(record and record.log_dir)
     if job and not in_files:
-        pieces = _or_nothing(found, kept.live(job.path, ranks, follow=follow, lines=tail))
+        pieces = kept.live(job.path, ranks, part, follow=follow)
+        pieces = _or_nothing(found, pieces) if part.since is None else pieces
         return [pieces] if follow else [iter([piece]) for piece in pieces]
     if job and follow:
-        return [kept.followed(found.run, job.path, ranks, tail)]
+        return [kept.followed(found.run, job.path, ranks, part)]
     files = kept.files(found.run)
     here = [rank for rank in ranks or files if rank in files]
     if not here and record and record.fate is Fate.DONE and record.world_size > 1 and not record.log_dir:
         click.echo(f"the ranks of {found.run} that are meant have printed nothing on this machine", err=True)
     elif not here:
         raise LaunchError(*_nothing(found))
-    return [kept.stored(files, [rank], tail) for rank in here]
+    return [kept.stored(files, [rank], part) for rank in here]
+
+
+def moment(text: str, now: float) -> float:
+    """Read a time in the past: "10m" before now, "14:30" in the last 24 hours, "2026-11-26 14:30"; or UsageError."""
+    ago = as_seconds(text)
+    if ago is not None and ago >= 0:
+        return now - ago
+    with suppress(ValueError):
+        today = datetime.fromtimestamp(now)
+        found = datetime.combine(today, clock.fromisoformat(text))
+        return (found if found <= today else found - timedelta(days=1)).timestamp()
+    with suppress(ValueError, OverflowError):
+        if (found := datetime.fromisoformat(text)).timestamp() <= now:
+            return max(0.0, found.timestamp())
+    what = f"--since {shown(text, 60)}: expected a time in the past, like 10m, 14:30 or 2026-11-26 14:30"
+    raise UsageError(what, "ddplaunch logs --since 10m")
 
 
 def _or_nothing(found: Found, pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:

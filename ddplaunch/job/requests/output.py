@@ -6,7 +6,7 @@ from ddplaunch.dataclass import dataclass
 from ddplaunch.job.door import Asker
 from ddplaunch.job.requests import Request
 from ddplaunch.job.status import Status
-from ddplaunch.wire.bounds import Count, Name, Size
+from ddplaunch.wire.bounds import Count, Moment, Name, Size
 
 MAX_WAITING = 1 << 20  # bytes that a client has not read yet, over which it misses what comes
 MAX_BEFORE = 32 << 20  # bytes of what all ranks had printed before
@@ -25,12 +25,14 @@ class Printed:
 class TailRanks(Request[Printed]):
     """Answer with the status, then what these ranks of this node printed last; ``follow``: and what they then print.
 
-    No ranks are all ranks. ``lines``: of what was printed before, only as many of the last lines; 0 is all.
+    No ranks are all ranks. Of what was printed before, ``lines`` takes as many of the last lines, where 0 is all, and
+    ``since`` what came since a moment.
     """
 
     ranks: tuple[Count, ...] = ()
     follow: bool = False
     lines: Count = 0
+    since: Moment | None = None
 
     answers = (Status, Printed)
 
@@ -42,7 +44,7 @@ class TailRanks(Request[Printed]):
         asker.send(asker.job.status())
         here = [rank for rank in asker.job.ranks() if rank in self.ranks or not self.ranks]
         for rank in here:
-            if data := asker.job.printed(rank)[-(MAX_BEFORE // len(here)) :]:
+            if data := asker.job.printed(rank, self.since)[-(MAX_BEFORE // len(here)) :]:
                 asker.send(Printed(rank, last_lines(data, self.lines) if self.lines else data))
         if not self.follow:
             return asker.finish()

@@ -41,7 +41,7 @@ def _printed(found: Found) -> tuple[dict[int, bytes], int | None]:
     if found.running:
         said: dict[int, bytes] = {}
         with suppress(LaunchError):
-            for rank, data in logs.live(found.running.path, (), follow=False):
+            for rank, data in logs.live(found.running.path, (), logs.Part(), follow=False):
                 said[rank] = (said.get(rank, b"") + data)[-MOST:]
         if said:
             return said, None
