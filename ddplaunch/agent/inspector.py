@@ -18,7 +18,7 @@ from ddplaunch.diagnosis.arrivals import kept, read_trace
 from ddplaunch.diagnosis.collectives import named, parse_call, parse_known, parse_last, parse_states, unrecorded
 from ddplaunch.diagnosis.inspection import Condition, Detail, Inspection, RankInspection
 from ddplaunch.diagnosis.stack_dump import parse_dump
-from ddplaunch.diagnosis.standing import LOADER_WAIT, waiting_for
+from ddplaunch.diagnosis.standing import LOADER_WAIT, WAITS_FOR_CHILDREN, waiting_for
 from ddplaunch.diagnosis.waits import needs
 from ddplaunch.output.isolation import IsolatedLoop
 
@@ -173,8 +173,9 @@ class Inspector:
         self._take_stacks()
         for number, found in self._found.items():
             process = self._ranks.processes.get(number)
-            if process is not None and waiting_for(found) == LOADER_WAIT:
-                self._workers[number] = LoaderWorkers(process, self._ranks.lines[number])
+            if process is not None and (words := waiting_for(found)) in WAITS_FOR_CHILDREN:
+                of_loader = words == LOADER_WAIT
+                self._workers[number] = LoaderWorkers(process, self._ranks.lines[number], of_loader=of_loader)
         deadline = min(time.monotonic() + loader_workers.PATIENCE, self._until)
         self._go_on(deadline, self._take_workers)
 

@@ -1,6 +1,6 @@
-"""Asks the workers of a rank's DataLoader where they are: the rank waits for them, so their stacks are the answer.
+"""Asks the child processes that a rank waits for where they are: the workers of its DataLoader, or of multiprocessing.
 
-A forked worker has inherited the rank's signals and its file for stacks, so it is asked as the rank is. As all of them
+A forked one has inherited the rank's signals and its file for stacks, so it is asked as the rank is. As all of them
 write to that one file, they are asked one after the other. Of workers that were started afresh (spawn), only the end
 can be told.
 """
@@ -22,23 +22,25 @@ PATIENCE = 0.5  # seconds for all workers of all ranks
 _EACH = 0.2  # seconds for one; what it wrote later would be taken for the next one's
 _MAX = 64
 _NAME = "pt_data_worker"  # what torch calls their processes; an old torch does not
-_LOOP = "torch/utils/data/_utils/worker.py"
+_LOOP, _PROCESS = "torch/utils/data/_utils/worker.py", "multiprocessing/process.py"  # what runs them
 
 
 class LoaderWorkers:
     """Those of one rank; ``found`` says what is known of each so far."""
 
-    def __init__(self, process: RankProcess, line: RankLine) -> None:
-        self._process, self._line = process, line
+    def __init__(self, process: RankProcess, line: RankLine, *, of_loader: bool) -> None:
+        """``of_loader``: the rank waits for its DataLoader, else for any process that multiprocessing has started."""
+        self._process, self._line, self._runs = process, line, _LOOP if of_loader else _PROCESS
         self.found: list[Worker] = []
         self._dump: StackDump | None = None
         self._pidfd: int | None = None
         self._pid, self._since = 0, 0.0
         self._asked: set[int] = set()
         children = [(pid, *found) for pid in _children(process.pid) if (found := _stat(pid, process.pid))]
-        named = [each for each in children if each[1] == _NAME]
+        named = [each for each in children if each[1] == _NAME and of_loader]
         self.found += [Worker(pid, code=code) for pid, _, code, _ in named if code is not None]
-        self.found += [Worker(pid, stopped=True) for pid, *_, stopped in named if stopped]
+        known = named if of_loader else children
+        self.found += [Worker(pid, stopped=True) for pid, *_, stopped in known if stopped]
         self._left = [pid for pid, _, code, stopped in named or children if code is None and not stopped][:_MAX]
 
     def look(self) -> bool:
@@ -75,7 +77,7 @@ class LoaderWorkers:
         self._close()
         threads = parse_dump(text, os.getcwd()) if text else ()
         frames = threads[0].frames if threads else ()
-        inside = tuple(takewhile(lambda frame: not frame.file.endswith(_LOOP), frames))
+        inside = tuple(takewhile(lambda frame: not frame.file.endswith(self._runs), frames))
         if len(inside) < len(frames):
             self.found.append(Worker(self._pid, inside))
         elif text is not None and self._pid not in self._asked:

@@ -13,7 +13,17 @@ import click
 from ddplaunch.diagnosis.grouping import RUNNING, Alike, grouped
 from ddplaunch.diagnosis.inspection import Frame, Inspection, RankInspection, Thread
 from ddplaunch.diagnosis.sentences import sentence, sentences
-from ddplaunch.diagnosis.standing import PACKAGES, UNRECORDED, at_work, call_of, doing, library_calls, line_of, text
+from ddplaunch.diagnosis.standing import (
+    PACKAGES,
+    UNRECORDED,
+    at_work,
+    call_of,
+    doing,
+    library_calls,
+    line_of,
+    text,
+    worker_name,
+)
 from ddplaunch.diagnosis.waits import waits
 from ddplaunch.errors import shown
 from ddplaunch.words import ranks
@@ -99,7 +109,7 @@ def _group(alike: Alike, inspection: Inspection, several: bool, apart: Frame | N
             yield click.style(f"  another {shown(thread.title)}:", dim=True)
         yield from _stack(thread)
     for worker in at_work(rank)[:_MAX_THREADS]:
-        yield click.style(f"  its worker (pid {worker.pid}):", dim=True)
+        yield click.style(f"  its {worker_name(rank)} (pid {worker.pid}):", dim=True)
         yield from _stack(Thread(worker.frames))
 
 

@@ -61,10 +61,10 @@ class Thread:
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker of the DataLoader that a rank waits for."""
+    """A child process that a rank waits for: a worker of its DataLoader, or one that multiprocessing has started."""
 
     pid: Pid
-    frames: tuple[Frame, ...] = ()  # of its main thread, from torch's loop on; the innermost first
+    frames: tuple[Frame, ...] = ()  # of its main thread, from the function that runs it on; the innermost first
     code: EndCode | None = None  # how it ended: -N for signal N
     stopped: bool = False  # by SIGSTOP or a debugger; then it has no frames
 

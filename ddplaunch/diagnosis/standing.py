@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from itertools import takewhile
@@ -47,16 +46,37 @@ _LOADER = "torch/utils/data/dataloader.py"
 _FETCH = "torch/utils/data/_utils/fetch.py"  # in which a worker is that has something to do
 _MAX_WORKERS = 3
 _RPC = "torch/distributed/rpc/"
+_CHILD = "waits for a process that it has started"
+_MESSAGE = "waits for a message of another process"
+_FUTURE = "waits for a result of its executor"
+_POOL = "waits for its process pool"
+_EXIT, _EXIT_QUEUE = "waits at its exit for a child process to end", "waits at its exit until its queue is read"
+_LOCK_FILE = "waits for a file lock"
 _WAITS = {
-    ("threading.py", "join"): "waits for a thread to end",
-    ("threading.py", "wait"): "waits for another thread",
+    ("multiprocessing/queues.py", "_finalize_join"): _EXIT_QUEUE,
+    ("multiprocessing/util.py", "_exit_function"): _EXIT,
+    ("multiprocessing/pool.py", "get"): _POOL,
+    ("multiprocessing/pool.py", "next"): _POOL,
+    ("multiprocessing/pool.py", "join"): _POOL,
+    ("multiprocessing/queues.py", "get"): _MESSAGE,
+    ("multiprocessing/connection.py", "recv"): _MESSAGE,
+    ("multiprocessing/popen_fork.py", "poll"): _CHILD,
+    ("concurrent/futures/_base.py", "result"): _FUTURE,
+    ("concurrent/futures/_base.py", "wait"): _FUTURE,
+    ("concurrent/futures/process.py", "shutdown"): _FUTURE,
+    ("filelock/_api.py", "acquire"): _LOCK_FILE,  # this and the next poll, so the kernel shows no wait
+    ("torch/utils/file_baton.py", "wait"): _LOCK_FILE,
     ("queue.py", "get"): "waits for a queue to fill",
     ("queue.py", "put"): "waits for room in a queue",
-    ("popen_fork.py", "poll"): "waits for a process that it has started",
     ("subprocess.py", "wait"): "waits for a command to end",
     ("subprocess.py", "communicate"): "waits for a command to end",
+    ("threading.py", "join"): "waits for a thread to end",
+    ("threading.py", "wait"): "waits for another thread",
 }
-"""What a rank does whose user code has called these of the standard library."""
+"""What a rank does whose user code has called these of the standard library, or of another; the first counts."""
+
+WAITS_FOR_CHILDREN = {LOADER_WAIT, _CHILD, _MESSAGE, _FUTURE, _POOL, _EXIT, _EXIT_QUEUE}
+"""Waits that processes of the rank's own may end: of these it is asked where they are."""
 
 
 class Call(NamedTuple):
@@ -210,9 +230,11 @@ def waiting_for(rank: RankInspection) -> str:
         return LOADER_WAIT
     if any(_RPC in frame.file for frame in called):
         return "waits for an RPC"
-    words = (_WAITS.get((os.path.basename(frame.file), frame.function)) for frame in called)
-    reply = f"waits for a reply from {rank.awaits}" if rank.awaits else ""
-    return next(filter(None, words), reply or rank.asleep.removeprefix("asleep"))
+    calls = {(frame.function, f"/{frame.file}") for frame in called}
+    for (file, function), words in _WAITS.items():
+        if any(function == name and path.endswith(f"/{file}") for name, path in calls):
+            return words
+    return f"waits for a reply from {rank.awaits}" if rank.awaits else rank.asleep.removeprefix("asleep")
 
 
 def doing(rank: RankInspection, apart: Frame | None = None) -> str:
@@ -231,15 +253,21 @@ def doing(rank: RankInspection, apart: Frame | None = None) -> str:
 
 
 def workers_of(rank: RankInspection) -> list[str]:
-    """Say of its DataLoader's workers what tells: "a worker: read at data.py:9", "worker pid 4711: SIGKILL"."""
-    gone = [f"worker pid {each.pid} has ended: {end(each.code)}" for each in rank.workers if each.code is not None]
-    gone += [f"worker pid {each.pid} is stopped (SIGSTOP)" for each in rank.workers if each.stopped]
-    busy = dict.fromkeys(f"a worker: {_at_work(each.frames)}" for each in at_work(rank))
+    """Describe its child processes: "a worker: read at data.py:9", "worker pid 4711 is stopped (SIGSTOP)"."""
+    name = worker_name(rank)
+    gone = [f"{name} pid {each.pid} has ended: {end(each.code)}" for each in rank.workers if each.code is not None]
+    gone += [f"{name} pid {each.pid} is stopped (SIGSTOP)" for each in rank.workers if each.stopped]
+    busy = dict.fromkeys(f"a {name}: {_at_work(each.frames)}" for each in at_work(rank))
     return [*gone, *busy]
 
 
+def worker_name(rank: RankInspection) -> str:
+    """Name the child processes that a rank waits for: "worker" of its DataLoader, else "child process"."""
+    return "worker" if waiting_for(rank) == LOADER_WAIT else "child process"
+
+
 def at_work(rank: RankInspection) -> list[Worker]:
-    """Those of the DataLoader's workers that are not idle."""
+    """Those of its child processes that are not idle."""
     return [each for each in rank.workers if any(frame.own or frame.file.endswith(_FETCH) for frame in each.frames)]
 
 

@@ -14,6 +14,7 @@ import pytest
 from ddplaunch.agent.system_calls import Sleep, sleeps
 from ddplaunch.agent.usage import usage
 from tests.conftest import wait_until, write
+from tests.starts import LIGHT
 
 PROGRAM = """
 import fcntl, sys, time, types
@@ -146,3 +147,55 @@ def test_the_cpu_time_of_gloos_threads_is_no_work():
         over.set()
         thread.join()
     assert counted[0] < 0.15 < counted[1]
+
+
+CHILDREN = """
+import fcntl, multiprocessing, os, time
+import filelock
+
+rank, forks = int(os.environ["RANK"]), multiprocessing.get_context("fork")
+
+
+def nap(*_):
+    time.sleep(600)  # nap
+
+
+if rank in (0, 1):
+    child = forks.Process(target=nap)
+    child.start()
+    if rank:
+        child.join()
+elif rank == 2:
+    queue = forks.Queue()
+    queue.put(b"x" * 10_000_000)
+elif rank == 3:
+    forks.Pool(1).map(nap, [1])
+elif rank == 4:
+    forks.Queue().get()
+else:
+    file = open("lock", "w")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    filelock.FileLock("lock").acquire()
+"""
+
+
+@pytest.mark.slow
+def test_a_wait_for_a_child_process_or_a_polled_lock_is_named(start, answer, tmp_path):
+    """With the stack of the child, of the rank's exit too."""
+    nap = f"train.py:{next(n for n, line in enumerate(CHILDREN.splitlines()) if line.endswith('# nap'))}"
+    job = start("run", "--nproc", "6", *LIGHT, write(tmp_path, "train.py", CHILDREN))
+    states = {
+        "rank 0: waits at its exit for a child process to end",
+        "waits for a process that it has started",
+        "rank 2: waits at its exit until its queue is read",
+        "waits for its process pool",
+        "waits for a message of another process",
+        "waits for a file lock",
+    }
+
+    def stacks() -> str:
+        return answer("stacks", str(job.process.pid)).stdout
+
+    wait_until(lambda: all(state in stacks() for state in states), "all six waits", 20)
+    children = re.findall(r"  its child process \(pid \d+\):\n  nap at (.*)\n", stacks())
+    assert children == [nap] * 3

@@ -529,11 +529,17 @@ def test_who_is_at_a_line_of_its_own_is_named_by_that():
     ("called", "state"),
     [
         ("poll at /usr/lib/python3.11/multiprocessing/popen_fork.py:27", "waits for a process that it has started"),
+        (
+            "wait at /usr/lib/python3.11/threading.py:1, get at /usr/lib/python3.11/queue.py:2",
+            "waits for a queue to fill",
+        ),
+        ("wait at /venv/lib/python3/site-packages/torch/utils/file_baton.py:44", "waits for a file lock"),
         ("rpc_sync at /venv/lib/python3/site-packages/torch/distributed/rpc/api.py:842", "waits for an RPC"),
     ],
 )
 def test_what_a_rank_waits_for_outside_its_groups(called, state):
-    frames = [replace(frame, own=number > 0) for number, frame in enumerate(stack(called, "f at a.py:1")[0].frames)]
+    *inside, line = stack(*called.split(", "), "f at a.py:1")[0].frames
+    frames = [*(replace(frame, own=False) for frame in inside), line]
     one = replace(rank(0, 1, 1), threads=(Thread(tuple(frames)),))
     assert states_of(together(one)) == {0: state}
 

@@ -20,7 +20,7 @@ from ddplaunch.dataclass import dataclass
 from ddplaunch.diagnosis.grouping import Alike, grouped
 from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
 from ddplaunch.diagnosis.sentences import sentences
-from ddplaunch.diagnosis.standing import at_work
+from ddplaunch.diagnosis.standing import at_work, worker_name
 from ddplaunch.diagnosis.waits import waits
 from ddplaunch.errors import shown
 from ddplaunch.words import counted, named, ranks, signal_name, size, span
@@ -190,7 +190,7 @@ def _threads(rank: RankInspection) -> Iterator[Markup]:
             yield tag("p", name, class_="dim")
         yield tag("ol", *map(_frame, thread.frames), class_="stack")
     for worker in at_work(rank):
-        yield tag("p", f"worker of its DataLoader (pid {worker.pid})", class_="dim")
+        yield tag("p", f"its {worker_name(rank)} (pid {worker.pid})", class_="dim")
         yield tag("ol", *map(_frame, worker.frames), class_="stack")
 
 
