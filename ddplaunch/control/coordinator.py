@@ -280,7 +280,7 @@ class Coordinator:
             self._interrupted = message.signal
             self._reason = f"stopped because {message.reason}" if message.reason else None
             name = "Ctrl-C" if message.signal == signal.SIGINT else signal_name(message.signal)
-            self._seats.note(message.reason or f"{name} on {seat.name}", but=number)
+            self._seats.note(f"{message.reason or name} on {seat.name}", but=number)
         again = message.again and not first  # what came before may only have taken that node away
         # When hurried again, others are not waited for any longer: End ends what they still have.
         if self._stage in BEFORE_RANKS or (self._hurried and again):

@@ -357,6 +357,15 @@ def test_an_interrupt_anywhere_stops_all(again):
     assert job.outcome(0).outcome.code == 130
 
 
+def test_a_requested_stop_names_its_command_and_node():
+    job = joined(1)
+    job.say(1, messages.Interrupted(signal.SIGINT, reason="`ddplaunch stop` was called"))
+    assert [note.text for note in job.take(messages.Note)] == ["`ddplaunch stop` was called on node 1 (n1)"]
+    job.drain(0)
+    job.drain(1)
+    assert job.outcome(0).outcome.remark == "stopped because `ddplaunch stop` was called"
+
+
 def test_an_interrupt_ends_the_wait_for_nodes():
     job = joined(1, min_nodes=3)
     job.say(1, messages.Interrupted(signal.SIGTERM))
