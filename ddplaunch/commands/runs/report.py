@@ -74,10 +74,10 @@ def report(run: str | None, as_json: bool, html: str | None, serve: str | None, 
         raise UsageError(f"{forms[0]} and {forms[1]} contradict each other", "leave one of them out")
     of_job, seen = list[RunRecord](), None
     if (queued := job_meant(run)) and run:
-        told = _of_job(queued, run, as_json, page)
-        if isinstance(told, int):
-            return told
-        run, of_job, seen = told
+        answer = _of_job(queued, run, as_json, page)
+        if isinstance(answer, int):
+            return answer
+        run, of_job, seen = answer
     elif run and (of_job := _by_number(run)):
         run = of_job[-1].run
     found = runs.find(newest_here() if run is None else run)
