@@ -8,8 +8,9 @@ import time
 
 import pytest
 
+from ddplaunch.commands.runs.serve import LivePages
 from ddplaunch.commands.submit.slurm import Slurm
-from ddplaunch.queue.scheduler import JobId
+from ddplaunch.queue.scheduler import JobId, JobState
 from tests.commands.test_submit import Cluster
 from tests.conftest import write
 from tests.patience import patience
@@ -65,7 +66,7 @@ def keep_run_without_end(tmp_path):
 
 
 @pytest.mark.parametrize("run", ["77", "77.0"])
-def test_the_report_has_the_end_of_a_run_from_slurm(answers, cluster, tmp_path, run):
+def test_the_report_has_the_end_of_a_run_from_slurm(answers, cluster, tmp_path, monkeypatch, run):
     """Its node was killed before it wrote one."""
     answers("submit", "train.py")
     keep_run_without_end(tmp_path)
@@ -74,6 +75,9 @@ def test_the_report_has_the_end_of_a_run_from_slurm(answers, cluster, tmp_path, 
     told = answers("report", run)
     assert (told.returncode, told.stderr) == (0, "job 77 failed (exit code 137)\n"), "asked once"
     assert "77.0: lost: its launcher was killed, or the machine went down\n" in told.stdout
+    monkeypatch.setenv("XDG_STATE_HOME", cluster.environ["XDG_STATE_HOME"])
+    pages = [LivePages("77.0", job).now() for job in (None, JobState("failed", 137))]
+    assert [b">lost<" in page for page in pages] == [False, True]
     (cluster.folder / "down").touch()
     if run == "77.0":
         told = answers("report", run)

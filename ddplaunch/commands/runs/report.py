@@ -85,14 +85,15 @@ def report(run: str | None, as_json: bool, html: str | None, serve: str | None, 
     if not shares:
         what = f"{found.run} has no record: it is starting, or runs with --no-history"
         raise UsageError(what, "ddplaunch ps shows its state")
+    if not found.running:
+        seen = seen or _end_elsewhere(shares)
+        shares = without_end(shares, seen)
     if serve is not None:
         from ddplaunch.commands.runs.serve import serve as serve_page
 
-        serve_page(found.run, serve)
+        serve_page(found.run, serve, seen)
         return None
-    if not found.running:
-        shares = without_end(shares, seen or _end_elsewhere(shares))
-    else:
+    if found.running:
         shares = [_as_it_stands(found.running.path, shares[0]), *shares[1:]]
     before = without_end([each for each in of_job if each.run != found.run], seen)
     whole = Whole([*before, shares[0]], joined([*before, shares[0]], queued.moment if queued else None))
