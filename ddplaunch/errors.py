@@ -20,7 +20,7 @@ EXIT_OS = 71
 """The system refused to start a rank: a limit on processes, open files or memory (EX_OSERR of sysexits.h)."""
 
 EXIT_OUTPUT = 74
-"""All ranks have ended with 0, but what they printed could not be written to a file (EX_IOERR of sysexits.h)."""
+"""All ranks have ended with 0, but what they, or a command, printed could not be written (EX_IOERR of sysexits.h)."""
 
 EXIT_PREEMPTED = 75
 """The job had to make room for another; the same may be tried again (EX_TEMPFAIL of sysexits.h)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 MAX_NAMED = 8
 
@@ -13,6 +13,12 @@ def named(names: Iterable[str]) -> str:
     listed = list(names)
     more = f" and {len(listed) - MAX_NAMED} more" if len(listed) > MAX_NAMED else ""
     return ", ".join(listed[:MAX_NAMED]) + more
+
+
+def choice(names: Sequence[str]) -> str:
+    """A choice of names: "a, b or c"."""
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def counted(count: int, what: str) -> str:

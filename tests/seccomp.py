@@ -18,6 +18,7 @@ CALLS = {
     "socketpair": (53, 199),
     "sched_getaffinity": (204, 123),
     "prlimit64": (302, 261),
+    "prctl": (157, 167),
 }
 """Numbers of system calls, on x86_64 and on the machines with the generic table (asm-generic/unistd.h)."""
 

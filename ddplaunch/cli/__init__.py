@@ -10,9 +10,10 @@ import sys
 
 from ddplaunch import __version__
 from ddplaunch.cli.say import complain, echo
-from ddplaunch.errors import EXIT_OS, EXIT_SIGNAL, EXIT_SOFTWARE, EXIT_USAGE, LaunchError, format_trace
+from ddplaunch.errors import EXIT_OS, EXIT_OUTPUT, EXIT_SIGNAL, EXIT_SOFTWARE, EXIT_USAGE, LaunchError, format_trace
 from ddplaunch.inherited import AT_START
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 COMPLETE = "_DDPLAUNCH_COMPLETE"  # the variable by which a shell asks click for completions (README)
 
 
@@ -31,6 +32,8 @@ def command() -> int:
     _open_standard_streams()
     try:
         code = _run(sys.argv[1:])
+        if not code:
+            _flush()
     except LaunchError as error:
         complain(error.message, error.hint, code := error.exit_code)
     except KeyboardInterrupt:
@@ -38,9 +41,17 @@ def command() -> int:
     except MemoryError:
         complain("out of memory", _more_memory(), code := EXIT_OS)
     except Exception as error:
-        _confess(error)
-        code = EXIT_SOFTWARE
+        code = _confess(error)
     return code if isinstance(code, int) else 0
+
+
+def _flush() -> None:
+    """Write what stdout still holds. Raises OSError where the disk is full, and for nothing else."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno in _FULL:
+            raise
 
 
 def _run(words: list[str]) -> object:
@@ -72,13 +83,15 @@ def _more_memory() -> str:
     return f"the limit on the memory of a process is {limit >> 10} KiB (ulimit -v): raise it"
 
 
-def _confess(error: Exception) -> None:
-    """Say that it is our fault, and keep the traceback for a report."""
+def _confess(error: Exception) -> int:
+    """Say that it is our fault, and keep the traceback for a report; return the exit code."""
     import tempfile
 
     said = f"{type(error).__name__}: {error}"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):  # what stdout is sent to
-        return complain(said, "free some space, or write elsewhere", EXIT_SOFTWARE)
+    if isinstance(error, OSError) and error.errno in _FULL:  # what stdout is sent to
+        what = f"cannot write {error.filename or 'the output'}: {error.strerror}"
+        complain(what, "free some space, or write elsewhere", EXIT_OUTPUT)
+        return EXIT_OUTPUT
     try:
         # the words typed stay out: one may be a token
         details = f"ddplaunch {__version__}, Python {sys.version}\n{format_trace(error)}"
@@ -88,6 +101,7 @@ def _confess(error: Exception) -> None:
     except OSError:
         kept = "no file could be made for the details"
     complain(f"bug in ddplaunch: {said}", f"please report it; {kept}", EXIT_SOFTWARE)
+    return EXIT_SOFTWARE
 
 
 def _open_standard_streams() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import textwrap
 from importlib import import_module
@@ -19,7 +20,7 @@ from click.shell_completion import (
 from ddplaunch import __version__
 from ddplaunch.cli import COMPLETE
 from ddplaunch.errors import UsageError, shown
-from ddplaunch.words import nearest
+from ddplaunch.words import choice, nearest
 
 COMMANDS = {
     "run": ("cli.run_command", "Start a training job on this machine, or this machine's share of one."),
@@ -93,7 +94,8 @@ class _Commands(click.Group):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if near := nearest(error.option_name, ["--version", "--help"]):
+            near = "--version" if error.option_name == "-v" else nearest(error.option_name, ["--version", "--help"])
+            if near:
                 raise UsageError(f"no such option: {error.option_name}", f"did you mean {near}?") from None
             raise UsageError(f"{error.option_name} must follow a command", _as_run(words)) from None
 
@@ -141,10 +143,22 @@ def by_click(words: list[str]) -> object:
         near = nearest(error.option_name, known)
         hint = f"did you mean {near}?" if near else _help_hint(error)
         raise UsageError(f"no such option: {error.option_name}", hint) from None
+    except click.BadParameter as error:
+        raise UsageError(_bad_value(error), _help_hint(error)) from None
     except click.ClickException as error:
         raise UsageError(error.format_message().rstrip("."), _help_hint(error)) from None
     except click.Abort:
         raise KeyboardInterrupt from None
+
+
+def _bad_value(error: click.BadParameter) -> str:
+    """What is wrong with a value, where it is one of a few in the words of ``run``."""
+    found = re.fullmatch(r"'(.*)' is not one of .*", error.message)
+    if not (found and error.param and error.ctx and isinstance(error.param.type, click.Choice)):
+        return error.format_message().rstrip(".")
+    option = isinstance(error.param, click.Option)
+    name = error.param.opts[-1] if option else str(error.ctx.info_name)
+    return f"{name} {shown(found[1], 60)}: expected {choice(tuple(map(str, error.param.type.choices)))}"
 
 
 class _Bash(BashComplete):

@@ -11,8 +11,9 @@ from ddplaunch.cli.command_line import HELP, Grammar, split
 from ddplaunch.cli.option import Option, spellings
 from ddplaunch.cli.options import LOG_JSON, OPTIONS, Options, Source
 from ddplaunch.cli.typed import Remarks, check_target, program_names, remarks_on, translated
-from ddplaunch.errors import UsageError
+from ddplaunch.errors import UsageError, shown
 from ddplaunch.output.voice import VOICE
+from ddplaunch.words import choice, nearest
 
 if TYPE_CHECKING:
     from typing import Any
@@ -75,17 +76,13 @@ def _value(option: Option, typed: list[str] | None, environ: Mapping[str, str]) 
         return _yes_or_no(option, variable) if variable else None if option.off else False, source
     value: Any = tuple(typed or ()) if option.multiple else typed[-1] if typed else variable or option.default
     if option.choices and value is not None and value not in option.choices:
-        raise _invalid(option, f"'{value}' is not one of {', '.join(map(repr, option.choices))}")
+        near = nearest(value, option.choices)
+        what = f"{option.opts[-1]} {shown(value, 60)}: expected {choice(option.choices)}"
+        raise UsageError(what, f"did you mean {option.opts[-1]} {near}?" if near else _MORE)
     return option.read(option, value) if option.read else value, source
 
 
 def _yes_or_no(option: Option, text: str) -> bool:
     if (said := text.strip().lower()) in (*YES, *NO):
         return said in YES
-    expected = ", ".join(("", *sorted(YES + NO)))
-    raise _invalid(option, f"'{text}' is not a valid boolean. Recognized values: {expected}")
-
-
-def _invalid(option: Option, what: str) -> UsageError:
-    """What click says of the options of other commands."""
-    return UsageError(f"Invalid value for '{option.opts[-1]}': {what}", _MORE)
+    raise UsageError(f"{option.envvar}={shown(text, 60)}: expected 1 or 0", _MORE)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from math import inf
 
 from ddplaunch.dataclass import replace
-from ddplaunch.errors import LaunchError, UsageError
+from ddplaunch.errors import LaunchError, UsageError, host_name
 from ddplaunch.job import past, runs
-from ddplaunch.job.record import RunRecord
+from ddplaunch.job.record import Fate, RunRecord
 from ddplaunch.queue import submitted
 from ddplaunch.queue.scheduler import SOON, Forgotten, JobId, JobState, Scheduler, SilentScheduler
 from ddplaunch.queue.submitted import Submitted
@@ -110,6 +111,46 @@ def standing(job: Submitted, which: JobId, scheduler: Scheduler | None = None) -
     if log is None or "%" not in log:  # else Slurm says it wrongly
         log, errors = seen.log or log, seen.errors or errors
     return replace(seen, log=log, errors=errors)
+
+
+def end_elsewhere(shares: Sequence[RunRecord]) -> JobState | None:
+    """How the scheduler says that the job of a run has ended which, by its records, goes on on other machines.
+
+    None where the job goes on, or where no scheduler is known to have it. A job that waits to start again has ended,
+    too. Raises SilentScheduler where its scheduler does not answer.
+    """
+    word = shares[0].job
+    if not word or not any(map(_goes_on_elsewhere, shares)):
+        return None
+    job = submitted.find(word)
+    if job and job.moment <= shares[0].began:
+        which = JobId(job.number, job.cluster, index_of(job, word))
+        try:
+            seen = standing(job, which)
+        except Forgotten:
+            seen = JobState(forgotten(job, which.index), 1)
+    else:  # a script of the user's own
+        number, _, index = word.partition("_")
+        slurm = scheduler("slurm")
+        if not number.isdecimal() or shutil.which(slurm.asks) is None:
+            return None
+        try:
+            seen = found(JobId(number, index=index or None), slurm)
+        except Forgotten:  # it may be another cluster's
+            return None
+        if (seen.host or "").partition(".")[0] not in {each.host.partition(".")[0] for each in shares}:
+            return None
+    return seen if seen.code is not None or seen.waits else None
+
+
+def without_end(shares: Sequence[RunRecord], seen: JobState | None) -> list[RunRecord]:
+    """The records of a run whose job ``seen`` shows to be over: those that have no end are LOST."""
+    over = seen is not None and (seen.code is not None or seen.waits)
+    return [replace(each, fate=Fate.LOST) if over and _goes_on_elsewhere(each) else each for each in shares]
+
+
+def _goes_on_elsewhere(share: RunRecord) -> bool:
+    return share.fate is Fate.RUNNING and share.host != host_name()
 
 
 def keep_end(job: Submitted, which: JobId, seen: JobState | None) -> None:

@@ -191,7 +191,7 @@ def record(job: PythonJob, error: BaseException, text: str) -> None:
             waits = "with --debug the rank waits at its breakpoint for `ddplaunch debug`"
             info["hint"] = other if job["debugger"] else waits
         elif name == "EOFError" and job["facts"]["world_size"] > 1:
-            info["hint"] = f"stdin is empty in every rank; with --stdin {job['rank']} this rank reads yours"
+            info["hint"] = f"stdin is empty in this rank; with --stdin {job['rank']} it reads yours"
         elif name == "ModuleNotFoundError" and (hint := _other_environment()):
             info["hint"] = hint
         elif isinstance(error, KeyboardInterrupt):

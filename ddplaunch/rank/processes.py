@@ -9,6 +9,7 @@ import struct
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,17 +42,20 @@ def _prctl(option: int, value: int) -> None:
 def check_prctl() -> None:
     """Raise OSError where prctl(2) is forbidden; changes nothing."""
     c = _ctypes()
-    _prctl(_GET_PDEATHSIG, c.addressof(c.c_int()))
+    number = c.c_int()
+    _prctl(_GET_PDEATHSIG, c.addressof(number))
+    _prctl(_PDEATHSIG, number.value)
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
     """Have the kernel send us ``number`` when the thread that forked us ends; 0 takes that back. Only on Linux.
 
     It survives exec and is not inherited by children (prctl(2)). A parent that is already dead is not noticed: compare
-    ``os.getppid()`` afterwards.
+    ``os.getppid()`` afterwards. Has no effect where the call is forbidden: no rank starts there (``check_prctl``).
     """
     if sys.platform == "linux":
-        _prctl(_PDEATHSIG, number)
+        with suppress(OSError):
+            _prctl(_PDEATHSIG, number)
 
 
 def adopt_orphans() -> None:

@@ -94,6 +94,8 @@ def _members(module: ModuleType, inside: list[FrameType]) -> str:
     for frame in inside:
         if frame.f_code.co_name == "_new_process_group_helper":
             ranks = frame.f_locals.get("global_ranks_in_group") or ()
+        elif frame.f_code.co_name == "_new_group_with_tag" and frame.f_locals.get("use_local_synchronization"):
+            ranks = frame.f_locals.get("ranks") or ()  # at its end its members alone may meet in a barrier
         elif frame.f_code.co_name == "monitored_barrier" and (group := frame.f_locals.get("group")) is not None:
             ranks = module.get_process_group_ranks(group)
     return ",".join(str(int(rank)) for rank in sorted(ranks)[:_MAX_MEMBERS])

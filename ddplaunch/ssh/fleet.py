@@ -250,6 +250,9 @@ class Fleet:
             self._asked = EXIT_PREEMPTED if number == self._warning else EXIT_SIGNAL + number
             if self._stage is FleetState.CHECKING:
                 self._end(self._asked)
+                for host in self._live():
+                    if not host.there:  # nothing of ours runs there
+                        host.kill()
             for host in self._live():
                 host.send(_LETTERS[number])
 

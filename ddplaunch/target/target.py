@@ -214,6 +214,11 @@ def _existing_file(typed: str, cwd: str) -> str:
 def _near_file(typed: str, cwd: str) -> str | None:
     folder, name = os.path.split(typed)
     if folder and not os.path.isdir(os.path.join(cwd, folder)):
+        parent, last = os.path.split(folder)
+        near = nearest(last, _entries(os.path.join(cwd, parent)))
+        other = near and os.path.join(parent, near, name)
+        if other and os.path.isfile(os.path.join(cwd, other)):
+            return _did_you_mean(other)
         return f"there is no directory {folder} either"
     names = _entries(os.path.join(cwd, folder))
     near = name + ".py" if name + ".py" in names else nearest(name, [each for each in names if each.endswith(".py")])

@@ -1,9 +1,11 @@
 """What an older kernel, or a container, does not have: jobs run without it, or the message names it."""
 
+import errno
 import os
 import shlex
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,16 +38,33 @@ def test_ranks_of_any_kind_run_without_pidfds(tmp_path):
         assert (done.returncode, done.stderr) == (0, ""), words
 
 
-@pytest.mark.parametrize(("call", "code"), [("socketpair", 71), ("sched_getaffinity", 0), ("prlimit64", 0)])
-def test_a_container_that_forbids_a_call(tmp_path, call, code):
+@pytest.mark.parametrize("error", [errno.ENOSYS, errno.EPERM])
+@pytest.mark.parametrize(
+    ("call", "code"), [("socketpair", 71), ("prctl", 71), ("sched_getaffinity", 0), ("prlimit64", 0)]
+)
+def test_a_container_that_forbids_a_call(tmp_path, call, code, error):
     words = command("run", "--nproc", "2", "--no-python", "true")
-    done = ran([*without("EPERM", call), *words], tmp_path)
+    done = ran([*without(errno.errorcode[error], call), *words], tmp_path)
     assert done.returncode == code, done
     refusal = (
-        f"Error: the system call {call} fails, which starting ranks needs: Operation not permitted\n"
+        f"Error: the system call {call} fails, which starting ranks needs: {os.strerror(error)}\n"
         "  allow it in the container's seccomp profile\n"
     )
     assert done.stderr == (refusal if code else "")
+
+
+@pytest.mark.slow
+def test_a_container_that_forbids_prctl_to_a_program_and_the_doctor(tmp_path):
+    """``launch()`` raises the reason, and the doctor's finding is the reason."""
+    program = write(tmp_path, "calls.py", "from ddplaunch import launch\nlaunch(print, nproc=2)\n")
+    done = ran([*without("EPERM", "prctl"), sys.executable, program], tmp_path)
+    reason = "the system call prctl fails, which starting ranks needs: Operation not permitted"
+    assert done.stderr.splitlines()[-1] == f"ddplaunch.errors.LaunchError: {reason}"
+    assert "OSError" not in done.stderr
+    checked = ran([*without("EPERM", "prctl"), *command("doctor")], tmp_path)
+    assert checked.returncode == 1
+    assert reason in " ".join(checked.stdout.split())
+    assert "1 error" in checked.stdout
 
 
 UNSHARE = shutil.which("unshare")

@@ -107,7 +107,7 @@ def test_a_keyboard_interrupt_of_one_rank_has_its_traceback(launch, tmp_path):
 def test_a_hint_names_what_the_program_lacks(launch, tmp_path):
     """The terminal, which --stdin gives, and the environment that is active in the shell."""
     script = write(tmp_path, "reads.py", "import os\nif os.environ['RANK'] == '1':\n    input()\n")
-    assert "  stdin is empty in every rank; with --stdin 1 this rank reads yours\n" in launch(
+    assert "  stdin is empty in this rank; with --stdin 1 it reads yours\n" in launch(
         "run", "--nproc", "2", *LIGHT, script
     ).stderr  # fmt: skip
     python = write(tmp_path, "other/bin/python", "")

@@ -44,6 +44,10 @@ if what == "ring":
 if what == "new_group":
     for members in ([0, 1], [1, 2])[: 1 if rank == 2 else 2]:
         dist.new_group(members)  # group
+if what == "local_group" and rank == 1:  # its backend makes no connections, as NCCL's does not
+    import os, torch.testing._internal.distributed.fake_pg
+    os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
+    dist.new_group([1, 2], backend="fake", use_local_synchronization=True)  # local
 if what == "flock":
     file = open("lock", "w")
     if rank:
@@ -63,6 +67,8 @@ SENTENCES = {
     "step at {stuck}",
     "ring": "rank 0 waits in irecv from rank 2, called at {wait}; rank 2 does not send: step at {stuck}",
     "new_group": "rank 1 waits in new_group (ranks 1, 2), called at {group}; rank 2 has not called it: step at {stuck}",
+    "local_group": "rank 1 waits in new_group (ranks 1, 2), called at {local}; rank 2 has not called it: "
+    "step at {stuck}",
     "flock": "ranks 1, 2 wait in flock, called at {lock}; rank 0 holds the lock: it waits in all_reduce #2 of "
     "default_pg, {reduce}; they wait for each other: 0 → 1 → 0",
 }

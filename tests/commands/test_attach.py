@@ -8,8 +8,9 @@ import time
 
 import pytest
 
+from ddplaunch.commands.runs.serve import LivePages
 from ddplaunch.commands.submit.slurm import Slurm
-from ddplaunch.queue.scheduler import JobId
+from ddplaunch.queue.scheduler import JobId, JobState
 from tests.commands.test_submit import Cluster
 from tests.conftest import write
 from tests.patience import patience
@@ -53,6 +54,45 @@ def test_a_job_is_followed_again(answers, cluster, tmp_path):
     assert stopped.returncode == 2
     assert "job 77 failed (exit code 3)" in stopped.stderr
     assert not (cluster.folder / "cancelled").exists()
+
+
+def keep_run_without_end(tmp_path):
+    """Keep the record of job 77's run on n1, as a node leaves it whose launcher was killed."""
+    head = {"run_id": "77.0", "target": "train.py", "argv": ["ddplaunch", "run", "train.py"], "host": "n1", "cwd": "/"}
+    head |= {"pid": 44, "born": 1, "began": time.time(), "job": "77", "node_rank": 0, "nnodes": 1, "world_size": 1}
+    write(tmp_path / "state/ddplaunch/runs/77.0", "node-0.jsonl", json.dumps(head) + "\n")
+    for folder in ("state/ddplaunch", "state/ddplaunch/runs", "state/ddplaunch/runs/77.0"):
+        (tmp_path / folder).chmod(0o700)
+
+
+@pytest.mark.parametrize("run", ["77", "77.0"])
+def test_the_report_has_the_end_of_a_run_from_slurm(answers, cluster, tmp_path, monkeypatch, run):
+    """Its node was killed before it wrote one."""
+    answers("submit", "train.py")
+    keep_run_without_end(tmp_path)
+    cluster.plays("say RUNNING None 0:0", "say FAILED NonZeroExitCode 137:0", "exit 1")
+    assert "77.0: running\n" in answers("report", run).stdout
+    told = answers("report", run)
+    assert (told.returncode, told.stderr) == (0, "job 77 failed (exit code 137)\n"), "asked once"
+    assert "77.0: lost: its launcher was killed, or the machine went down\n" in told.stdout
+    monkeypatch.setenv("XDG_STATE_HOME", cluster.environ["XDG_STATE_HOME"])
+    pages = [LivePages("77.0", job).now() for job in (None, JobState("failed", 137))]
+    assert [b">lost<" in page for page in pages] == [False, True]
+    (cluster.folder / "down").touch()
+    if run == "77.0":
+        told = answers("report", run)
+        assert "Slurm's controller is down: Slurmctld(primary) at n0 is DOWN; no job is affected" in told.stderr
+        assert "77.0: running\n" in told.stdout
+
+
+@pytest.mark.parametrize(("host", "fate"), [("n1.site", "lost: its launcher was killed"), ("c1", "running")])
+def test_the_end_of_a_script_of_ones_own_from_slurm(answers, cluster, tmp_path, host, fate):
+    """A job of that number on another host is another cluster's."""
+    keep_run_without_end(tmp_path)
+    cluster.plays(f"echo JobId=77 JobState=FAILED Reason=None Restarts=0 ExitCode=137:0 BatchHost={host} Power=")
+    told = answers("report", "77")
+    assert f"77.0: {fate}" in told.stdout
+    assert ("job 77 failed (exit code 137)" in told.stderr) == (host != "c1")
 
 
 def test_a_long_log_is_shown_from_near_its_end(answers, cluster, tmp_path):

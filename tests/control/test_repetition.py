@@ -223,4 +223,4 @@ def test_a_choice_for_a_queued_job(answer, tmp_path):
     script = answer("submit", *words).stdout
     assert "run --cluster slurm --restart-on transient --max-restarts 2 train.py" in script
     done = answer("submit", "--nodes", "2", "--restart-on", "never", "--dry-run", "train.py")
-    refused(done, "'never' is not one of 'any', 'transient', 'always'")
+    refused(done, "--restart-on never: expected any, transient or always")

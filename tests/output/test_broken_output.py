@@ -65,6 +65,17 @@ def test_output_that_a_full_disk_has_not_taken_is_counted(tmp_path):
     assert done.returncode == 74
 
 
+@pytest.mark.parametrize("words", [["ps", "--all"], ["run", "--dry-run", "train.py"]])
+def test_a_command_says_that_the_disk_is_full(tmp_path, words):
+    write(tmp_path, "train.py", "")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command(*words), cwd=tmp_path, env=clean_environment(), stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    error = "Error: cannot write the output: No space left on device\n  free some space, or write elsewhere\n"
+    assert (done.returncode, done.stderr.replace("no job of yours is running here\n", "")) == (74, error)
+
+
 @pytest.fixture
 def small_disk(tmp_path) -> Iterator[Path]:
     """A file system of 64 KiB."""

@@ -1,5 +1,6 @@
 """Which imports of a program one process may make for all ranks, by small tables and packages."""
 
+import json
 import os
 from pathlib import Path
 
@@ -298,6 +299,14 @@ def test_what_an_import_would_load_where_it_is_installed(admitting):
     }
     write(admitting.folder, "sought.py", "")
     assert admitting.reasons("import gentle\n")["gentle"].endswith("sought.py comes first")
+
+
+@pytest.mark.parametrize("name", ["accelerate", "timm", "torchvision", "transformers"])
+def test_packages_that_load_dynamo_read_what_names_its_folder(name):
+    """``torch._dynamo`` makes the name of inductor's folder, which the environment then has."""
+    entry = json.loads(Path(table.FILE).read_text())["packages"][name]
+    assert {"LOGNAME", "TEMP", "TMP", "TMPDIR", "USER"} <= {*entry["variables"]}
+    assert "TORCHINDUCTOR_CACHE_DIR" in entry["sets"]
 
 
 def test_a_harmless_package_may_set_variables(admitting):

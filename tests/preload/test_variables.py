@@ -40,6 +40,19 @@ UNSEEN = """
     print(torch.get_num_threads())
 """
 
+CACHES = """
+    import os, pathlib
+    root = pathlib.Path(__file__).resolve().parent / ("cache-" + os.environ["RANK"])
+    os.environ[{name!r}] = str(root)
+    if {name!r} == "XDG_CACHE_HOME":
+        os.environ.pop("HF_HOME", None)
+    import torch, torch.hub
+    import huggingface_hub.constants
+    from torch._inductor.runtime import cache_dir_utils
+    print(os.environ[{name!r}], torch.hub.get_dir(), huggingface_hub.constants.HF_HUB_CACHE)
+    print(cache_dir_utils.cache_dir(), cache_dir_utils.triton_cache_dir(0))
+"""
+
 
 def test_as_in_plain_python(launch, tmp_path):
     pytest.importorskip("huggingface_hub")
@@ -50,6 +63,22 @@ def test_as_in_plain_python(launch, tmp_path):
     expected = plain.stdout.splitlines()
     assert expected[0].startswith("2 DebugLevel.DETAIL /somewhere")
     assert sorted(done.stdout.splitlines()) == sorted(f"[{rank}] {line}" for rank in range(2) for line in expected)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", ["XDG_CACHE_HOME", "HF_HOME", "TRITON_CACHE_DIR", "TMPDIR"])
+def test_computed_folders_of_caches(launch, tmp_path, name):
+    """Of each rank its own, as libraries read it at their import and later."""
+    pytest.importorskip("huggingface_hub")
+    script = write(tmp_path, "train.py", CACHES.format(name=name))
+    (tmp_path / "cache-0").mkdir()
+    (tmp_path / "cache-1").mkdir()
+    plain = [ran([sys.executable, script], env={"RANK": rank}).stdout for rank in "01"]
+    assert f"{tmp_path}/cache-1" in plain[1]
+    done = launch("run", "--nproc", "2", "train.py")
+    assert done.returncode == 0, done.stderr
+    expected = [f"[{rank}] {line}" for rank in range(2) for line in plain[rank].splitlines()]
+    assert sorted(done.stdout.splitlines()) == sorted(expected)
 
 
 def test_the_program_is_the_first_to_set_them(launch, tmp_path):

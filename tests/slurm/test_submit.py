@@ -334,6 +334,38 @@ def test_a_job_that_went_on_with_a_spare_has_not_failed(submit, tmp_path):
     out, err = following.communicate(timeout=patience(60))
     assert following.returncode == 137, out + err
     assert "Slurm says that node 0 (n1) has ended" in out
+    words = command("report", cluster.run("squeue", "-h", "-t", "all", "-o", "%i", "-S", "-i").split()[0])
+    report = cluster.login.type(words, cluster.folder, {**clean_environment(), **cluster.environment})
+    out, err = report.communicate(timeout=patience(60))
+    assert "failed (exit code 137)" in err
+    assert ".0: lost: its launcher was killed" in out
+    assert ": running\n" not in out
+
+
+def test_a_node_that_comes_back_after_the_end_of_the_job_does_not_keep_it(submit, tmp_path):
+    """Slurm has not noticed that it was lost, and srun waits for its task."""
+    cluster, start = submit(3, settings={"SlurmdTimeout": "300"})
+    write(tmp_path, "train.py", ONE_MORE)
+    out, err = start(
+        *("--nodes", "2", "--spares", "1", "--heartbeat-timeout", "4", "--nproc", "1", *LIGHT),
+        *("--dry-run", "train.py"),
+    ).communicate(timeout=patience(60))
+    assert "\n  sleep 60 3>&-\n" in out, err
+    script = write(tmp_path, "job.sh", out.replace("sleep 60 3>&-", "sleep 2 3>&-"))
+    job = cluster.sbatch(script=script, **clean_environment())
+    cluster.wait_for(job, "ready", 2)
+    node = cluster.nodes[1]
+    node.power_off()
+    cluster.wait_for(job, "again", 2)
+    write(tmp_path, "go", "")
+    left = tmp_path / f".ddplaunch-exit-{job}"
+    cluster.wait_until(lambda: left.exists() and left.read_text() == "0\n", "the exit code")
+    node.boot()
+    cluster.join(node)
+    assert cluster.wait(job) == "COMPLETED", cluster.output(job)
+    assert not left.exists()
+    lines = cluster.output(job).splitlines()
+    assert lines[-1] == "ddplaunch: the job is over; srun still waits for a lost node and is killed"
 
 
 def test_a_spare_takes_the_place_of_a_node_that_lost_power(submit, tmp_path):

@@ -2,8 +2,10 @@
 
 import json
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import msgspec
@@ -12,7 +14,8 @@ import pytest
 import ddplaunch
 from ddplaunch.plan.command import REMOTE, python_command
 from ddplaunch.ssh.remote import HostJob
-from tests.conftest import clean_environment, command, write
+from tests.conftest import clean_environment, command, wait_until, write
+from tests.patience import patience
 
 PLAYS = f"""\
 #!{sys.executable}
@@ -46,6 +49,17 @@ def play(launch, tmp_path):
         return done.returncode, "\n".join(rows)
 
     return run
+
+
+def test_an_interrupt_does_not_wait_for_a_host_that_does_not_answer(play, start, tmp_path):
+    write(tmp_path, "part", "time.sleep(600)")
+    job = start("run", "--hosts", "a:1", "train.py", env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"})
+    wait_until((tmp_path / "typed").exists, "ssh")
+    job.signal(signal.SIGINT)
+    began = time.monotonic()
+    assert job.wait() == 130
+    assert time.monotonic() - began < patience(2)
+    assert job.stderr().strip() == ""
 
 
 NONE = "ddplaunch cannot read the answer of this host"

@@ -97,6 +97,7 @@ def test_functions_have_their_signature(project):
         ("train", {}, "no such script: train", "did you mean train.py?"),
         ("sub/othr.py", {}, "no such script: sub/othr.py", "did you mean sub/other.py?"),
         ("no/train.py", {}, "no such script: no/train.py", "there is no directory no either"),
+        ("suub/other.py", {}, "no such script: suub/other.py", "did you mean sub/other.py?"),
         ("pkg.mod", {}, "no such script: pkg.mod", "it is a module: ddplaunch run -m pkg.mod"),
         ("train.py/x.py", {}, "no such script: train.py/x.py", "there is no directory train.py either"),
         ("x" * 300, {}, f"cannot read {'x' * 300}: File name too long", ""),

@@ -59,6 +59,7 @@ class NodeFacts:
     loopback: Line | None  # why this machine cannot connect to itself
     clock_synchronised: bool | None
     fabric: Fabric | None = None
+    cannot_start: tuple[Line, Line] | None = None  # why no rank can be started, and the remedy
     machine: Line = ""  # equal for two names of one machine; "" where that is not known
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
 from ddplaunch.cli.on_host import HostCommand
@@ -21,7 +23,19 @@ from ddplaunch.job.client import NoAnswer
 from ddplaunch.job.ledger import joined
 from ddplaunch.job.record import RunRecord, to_json
 from ddplaunch.job.requests.status import AskStatus
-from ddplaunch.queue.meant import index_of, job_meant, kept_run, kept_runs, one_of, run_of, running, standing
+from ddplaunch.queue.meant import (
+    end_elsewhere,
+    index_of,
+    job_meant,
+    kept_run,
+    kept_runs,
+    one_of,
+    run_of,
+    running,
+    standing,
+    without_end,
+)
+from ddplaunch.queue.scheduler import JobState
 from ddplaunch.queue.step import relay
 from ddplaunch.queue.submitted import Submitted
 
@@ -58,12 +72,12 @@ def report(run: str | None, as_json: bool, html: str | None, serve: str | None, 
     typed = {"--serve": serve is not None, "--json": as_json, "--html": html is not None}
     if len(forms := [name for name, wanted in typed.items() if wanted]) > 1:
         raise UsageError(f"{forms[0]} and {forms[1]} contradict each other", "leave one of them out")
-    of_job = list[RunRecord]()
+    of_job, seen = list[RunRecord](), None
     if (queued := job_meant(run)) and run:
-        told = _of_job(queued, run, as_json, page)
-        if isinstance(told, int):
-            return told
-        run, of_job = told
+        answer = _of_job(queued, run, as_json, page)
+        if isinstance(answer, int):
+            return answer
+        run, of_job, seen = answer
     elif run and (of_job := _by_number(run)):
         run = of_job[-1].run
     found = runs.find(newest_here() if run is None else run)
@@ -71,14 +85,17 @@ def report(run: str | None, as_json: bool, html: str | None, serve: str | None, 
     if not shares:
         what = f"{found.run} has no record: it is starting, or runs with --no-history"
         raise UsageError(what, "ddplaunch ps shows its state")
+    if not found.running:
+        seen = seen or _end_elsewhere(shares)
+        shares = without_end(shares, seen)
     if serve is not None:
         from ddplaunch.commands.runs.serve import serve as serve_page
 
-        serve_page(found.run, serve)
+        serve_page(found.run, serve, seen)
         return None
     if found.running:
         shares = [_as_it_stands(found.running.path, shares[0]), *shares[1:]]
-    before = [each for each in of_job if each.run != found.run]
+    before = without_end([each for each in of_job if each.run != found.run], seen)
     whole = Whole([*before, shares[0]], joined([*before, shares[0]], queued.moment if queued else None))
     if html is not None:
         known = beside(found, shares, effective=whole.line)
@@ -115,8 +132,20 @@ def _as_it_stands(door: str, record: RunRecord) -> RunRecord:
         return record
 
 
-def _of_job(job: Submitted, word: str, as_json: bool, page: str) -> tuple[str, list[RunRecord]] | int:
-    """The newest run of a submitted job, and all that are kept here; else ask node 0, and return its exit code."""
+def _end_elsewhere(shares: Sequence[RunRecord]) -> JobState | None:
+    """How the job of a run has ended, by its scheduler, where the record of the run has no end; printed."""
+    try:
+        seen = end_elsewhere(shares)
+    except LaunchError as error:
+        click.echo("; ".join(filter(None, (error.message, error.hint))), err=True)
+        return None
+    if seen:
+        click.echo(f"job {shares[0].job} {seen.words}", err=True)
+    return seen
+
+
+def _of_job(job: Submitted, word: str, as_json: bool, page: str) -> tuple[str, list[RunRecord], JobState] | int:
+    """The newest run of a submitted job, all that are kept here, its state; else node 0's answer, as an exit code."""
     if index_of(job, word) == "":
         if page:
             raise refuse_page(job, page)
@@ -127,7 +156,7 @@ def _of_job(job: Submitted, word: str, as_json: bool, page: str) -> tuple[str, l
     if not seen.waits and (name := kept_run(job, seen)):
         click.echo(f"job {which.typed} {seen.words}", err=True)
         its = kept_runs(job, seen)
-        return (its[-1].run if its else name), its
+        return (its[-1].run if its else name), its, seen
     if seen.code is not None:
         what = f"job {which.typed} {seen.words}; its record is not kept on this machine"
         raise LaunchError(what, f"its report is at the end of {seen.log}")

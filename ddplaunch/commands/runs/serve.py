@@ -21,6 +21,8 @@ from ddplaunch.commands.runs.page.kept import as_it_runs, beside
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import LaunchError, UsageError, shown
 from ddplaunch.job import past, runs
+from ddplaunch.queue.meant import without_end
+from ddplaunch.queue.scheduler import JobState
 
 LOOPBACK = "127.0.0.1"
 NAMES = {LOOPBACK, "localhost"}
@@ -28,15 +30,15 @@ FRESH = 4.0  # seconds for which a page is good: however many ask, the job is as
 PATIENCE = 10.0  # seconds for a request to come
 
 
-def serve(run: str, port: str) -> None:
-    """Serve the page of a run until Ctrl-C; ``port`` is 0 for any.
+def serve(run: str, port: str, job: JobState | None) -> None:
+    """Serve the page of a run until Ctrl-C; ``port`` is 0 for any, ``job`` what its scheduler says of its job.
 
     Raises:
         UsageError: it is no port, or is taken.
     """
     if not (port.isascii() and port.isdecimal() and int(port) < 65536):
         raise UsageError(f"--serve {shown(port, 60)}: expected a port", "ddplaunch report RUN --serve 8000")
-    pages = LivePages(run)
+    pages = LivePages(run, job)
     try:
         server = LiveServer((LOOPBACK, int(port)), LiveHandler)
     except OSError as error:
@@ -51,8 +53,8 @@ def serve(run: str, port: str) -> None:
 class LivePages:
     """The page of a run as it stands; from several threads."""
 
-    def __init__(self, run: str) -> None:
-        self._run, self._lock = run, threading.Lock()
+    def __init__(self, run: str, job: JobState | None) -> None:
+        self._run, self._job, self._lock = run, job, threading.Lock()
         self._made, self._text = 0.0, b""
 
     def now(self) -> bytes:
@@ -64,7 +66,7 @@ class LivePages:
 
     def _page(self) -> str:
         found = runs.find(self._run)
-        shares = past.shares(found.run)
+        shares = without_end(past.shares(found.run), self._job)
         if not shares:  # it was removed in this moment
             raise LaunchError(f"{found.run} is not kept any more", "ddplaunch ps --all shows which runs are")
         known = beside(found, shares, live=found.running is not None)

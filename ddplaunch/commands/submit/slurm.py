@@ -416,13 +416,16 @@ def _tail(job: BatchJob) -> Iterator[str]:
         yield "srun=$!"
         if job.spares:
             yield f"# srun waits for a lost node that came back; {LEFT_TO_SRUN:g} s after the job's end it is killed."
-            yield '{ until [ -s "$exit_file" ]; do sleep 5; done'
-            yield f'  sleep {LEFT_TO_SRUN:g}; kill -KILL "$srun"; }} >/dev/null 2>&1 &'
+            yield '{ until [ -s "$exit_file" ]; do sleep 5 3>&-; done'
+            yield f"  sleep {LEFT_TO_SRUN:g} 3>&-"
+            yield '  echo "ddplaunch: the job is over; srun still waits for a lost node and is killed" >&3'
+            yield '  kill -KILL "$srun"; } 3>&2 >/dev/null 2>&1 &'
             yield "limit=$!"
         yield "# A signal interrupts wait; after the end it gives the exit code again."
-        yield 'wait "$srun"'
-        yield 'while kill -0 "$srun" 2>/dev/null; do wait "$srun"; done'
-        yield 'wait "$srun"'
+        quiet = " 2>/dev/null" if job.spares else ""  # bash prints the whole command of a child that is killed
+        yield f'wait "$srun"{quiet}'
+        yield f'while kill -0 "$srun" 2>/dev/null; do wait "$srun"{quiet}; done'
+        yield f'wait "$srun"{quiet}'
     yield "code=$?"
     if job.spares:
         yield 'kill "$limit" 2>/dev/null'

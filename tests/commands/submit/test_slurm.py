@@ -148,6 +148,8 @@ def test_the_exit_code_is_node_0s(run, tmp_path, monkeypatch, srun, left, job, c
     write(tmp_path, ".ddplaunch-exit-12", "1\n")  # an earlier run's
     begun, words, _ = run(job, srun=srun, left=left)
     assert (begun.returncode, begun.stdout) == (code, said), begun.stderr
+    if srun == "waits":
+        assert begun.stderr == "ddplaunch: the job is over; srun still waits for a lost node and is killed\n"
     assert "--wait=0" in words, "no site's WaitTime ends those that go on"
     assert not (tmp_path / ".ddplaunch-exit-12").exists()
 

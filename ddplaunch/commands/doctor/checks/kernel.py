@@ -7,6 +7,7 @@ import resource
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent.control_groups import groups, memory
+from ddplaunch.agent.limits import CannotStart, need_processes
 from ddplaunch.commands.doctor.checks import Found, HealthCheck, KernelNumber, Reading, Severity, Surroundings, Symptom
 from ddplaunch.dataclass import dataclass
 from ddplaunch.devices.cpu import read_cpu
@@ -48,7 +49,16 @@ def _fields() -> dict[str, object]:
         "quota": cpu.quota,
         "load": os.getloadavg()[0],
         "infiniband": tuple(listed("/sys/class/infiniband")),
+        "cannot_start": _cannot_start(),
     }
+
+
+def _cannot_start() -> tuple[str, str] | None:
+    try:
+        need_processes()
+    except CannotStart as error:
+        return (error.message, error.hint or "")
+    return None
 
 
 def listed(path: str) -> list[str]:
@@ -77,6 +87,9 @@ def _read_limits() -> Limits:
 
 
 def _rule(name: str, facts: NodeFacts) -> Found:
+    if facts.cannot_start:
+        what, remedy = facts.cannot_start
+        yield Symptom(Severity.ERROR, name, what, remedy)
     for rule in (_limits, _memory, _processors):
         yield from rule(name, facts)
 

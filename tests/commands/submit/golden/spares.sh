@@ -26,13 +26,15 @@ DDPLAUNCH_EXIT_FILE="$exit_file" srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$
   run --cluster slurm train.py &
 srun=$!
 # srun waits for a lost node that came back; 60 s after the job's end it is killed.
-{ until [ -s "$exit_file" ]; do sleep 5; done
-  sleep 60; kill -KILL "$srun"; } >/dev/null 2>&1 &
+{ until [ -s "$exit_file" ]; do sleep 5 3>&-; done
+  sleep 60 3>&-
+  echo "ddplaunch: the job is over; srun still waits for a lost node and is killed" >&3
+  kill -KILL "$srun"; } 3>&2 >/dev/null 2>&1 &
 limit=$!
 # A signal interrupts wait; after the end it gives the exit code again.
-wait "$srun"
-while kill -0 "$srun" 2>/dev/null; do wait "$srun"; done
-wait "$srun"
+wait "$srun" 2>/dev/null
+while kill -0 "$srun" 2>/dev/null; do wait "$srun" 2>/dev/null; done
+wait "$srun" 2>/dev/null
 code=$?
 kill "$limit" 2>/dev/null
 [ -s "$exit_file" ] && read -r code <"$exit_file"
