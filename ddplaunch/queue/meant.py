@@ -7,9 +7,9 @@ import sys
 from math import inf
 
 from ddplaunch.dataclass import replace
-from ddplaunch.errors import LaunchError, UsageError
+from ddplaunch.errors import LaunchError, UsageError, host_name
 from ddplaunch.job import past, runs
-from ddplaunch.job.record import RunRecord
+from ddplaunch.job.record import Fate, RunRecord
 from ddplaunch.queue import submitted
 from ddplaunch.queue.scheduler import SOON, Forgotten, JobId, JobState, Scheduler, SilentScheduler
 from ddplaunch.queue.submitted import Submitted
@@ -46,6 +46,20 @@ def _of_slurm(word: str) -> Submitted | None:
         number=seen.number, cluster=None, name=word, target="", nodes=1, array=None, cwd="", log=seen.log or "",
         run_id=None, python=sys.executable, image=None, moment=0.0, errors=seen.errors,
     )  # fmt: skip
+
+
+def of_scripts() -> list[Submitted]:
+    """The jobs of Slurm that something else has submitted, as far as the history has runs of theirs that go on."""
+    if shutil.which(scheduler("slurm").asks) is None:
+        return []
+    known, found = {job.number for job in submitted.every()}, dict[str, Submitted]()
+    for each in past.records():
+        if each.fate is Fate.RUNNING and each.host != host_name() and each.job and each.job not in known | {*found}:
+            found[each.job] = Submitted(
+                number=each.job, cluster=None, name=each.run, target=each.target, nodes=each.nnodes, array=None,
+                cwd=each.cwd, log="", run_id=each.run_id, python=sys.executable, image=None, moment=each.began,
+            )  # fmt: skip
+    return [*found.values()]
 
 
 def index_of(job: Submitted, word: str) -> str | None:
