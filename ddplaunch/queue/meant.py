@@ -42,10 +42,12 @@ def _of_slurm(word: str) -> Submitted | None:
         return None
     if seen is None or not (seen.runs or seen.waits):
         return None
-    return Submitted(
-        number=seen.number, cluster=None, name=word, target="", nodes=1, array=None, cwd="", log=seen.log or "",
-        run_id=None, python=sys.executable, image=None, moment=0.0, errors=seen.errors,
+    unknown = Submitted(
+        number=seen.number, cluster=None, name=word, target="", nodes=1, array=None, cwd="", log="", run_id=None,
+        python=sys.executable, image=None, moment=0.0,
     )  # fmt: skip
+    found = next((job for job in of_scripts() if job.number == seen.number), unknown)
+    return replace(found, name=word, log=seen.log or "", errors=seen.errors, moment=0.0)  # it has earlier runs too
 
 
 def of_scripts() -> list[Submitted]:
