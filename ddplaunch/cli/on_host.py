@@ -25,6 +25,14 @@ _WRITING = {"html": "--html", "serve": "--serve", "output": "--output"}
 _SSH_FAILED = 255  # ssh's own exit code
 
 
+class OnHost(Exception):
+    """The job that is meant, where none was named, has its launcher and its record on the first of its hosts."""
+
+    def __init__(self, job: SshJob) -> None:
+        super().__init__(job)
+        self.job = job
+
+
 class HostCommand(click.Command):
     """A command whose argument RUN may mean a job over SSH; that has its launcher and its record on the first host."""
 
@@ -38,7 +46,10 @@ class HostCommand(click.Command):
         about_one = run is not None or getattr(self.params[0].type, "running", False)
         if about_one and not any(ctx.params.get(name) for name in _LOCAL) and (job := over_ssh.find(run)):
             return _on_first_host(job, ctx, run)
-        return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except OnHost as found:
+            return _on_first_host(found.job, ctx, run)
 
 
 def _on_first_host(job: SshJob, ctx: click.Context, run: str | None) -> int:
@@ -51,17 +62,39 @@ def _on_first_host(job: SshJob, ctx: click.Context, run: str | None) -> int:
     words = [str(ctx.info_name), *(job.run_id if word == run else word for word in ctx.meta[_WORDS])]
     if run is None:
         words.append(job.run_id)
-    host = job.hosts[0]
-    by_hand = f"ssh {host} {quoted(['ddplaunch', *words])}"
     for name, option in _WRITING.items():
         source = ctx.get_parameter_source(name) if name in ctx.params else None
         if source is not None and source.name == "COMMANDLINE":
-            raise UsageError(f"{job.run_id} runs on {named(job.hosts)}: {option} must be typed there", by_hand)
-    click.echo(f"ddplaunch: {job.run_id} runs on {named(job.hosts)}; by SSH to {host}", err=True)
-    typed = as_person(host, [*python_command(job.python), *words], os.environ, terminal=os.isatty(0) and watched(1))
-    code = subprocess.run(typed, check=False).returncode
-    if code == _SSH_FAILED:
-        error = LaunchError(f"ssh does not reach {host}", f"log in there, and type: {by_hand}")
-        error.exit_code = EXIT_UNAVAILABLE
-        raise error
-    return code
+            what = f"{job.run_id} runs on {named(job.hosts)}: {option} must be typed there"
+            raise UsageError(what, _by_hand(job, words))
+    return CommandOnHost(job, words).wait()
+
+
+def _by_hand(job: SshJob, words: list[str]) -> str:
+    return f"ssh {job.hosts[0]} {quoted(['ddplaunch', *words])}"
+
+
+class CommandOnHost:
+    """A command of ours that runs on the first host of a job."""
+
+    def __init__(self, job: SshJob, words: list[str], *, stdin: bool = True) -> None:
+        """``stdin``: it reads ours, as one command at a time can."""
+        host, self._job, self._words = job.hosts[0], job, words
+        click.echo(f"ddplaunch: {job.run_id} runs on {named(job.hosts)}; by SSH to {host}", err=True)
+        terminal = stdin and os.isatty(0) and watched(1)
+        typed = as_person(host, [*python_command(job.python), *words], os.environ, terminal=terminal)
+        self._process = subprocess.Popen(typed, stdin=None if stdin else subprocess.DEVNULL)
+
+    def wait(self) -> int:
+        """Wait for its end and return its exit code. Raises LaunchError if ssh does not reach the host."""
+        try:
+            code = self._process.wait()
+        except BaseException:
+            self._process.kill()
+            raise
+        if code == _SSH_FAILED:
+            hint = f"log in there, and type: {_by_hand(self._job, self._words)}"
+            error = LaunchError(f"ssh does not reach {self._job.hosts[0]}", hint)
+            error.exit_code = EXIT_UNAVAILABLE
+            raise error
+        return code

@@ -116,6 +116,7 @@ def start(hosts: tuple[Host, ...], options: Options, target: Target, run_id: str
         hosts=tuple(host.destination for host in hosts),
         python=python,
         target=quoted([target.typed, *target.args]),
+        cwd=os.getcwd(),
         pid=me,
         ticks=start_ticks(me),
         host=host_name(),

@@ -41,7 +41,7 @@ from ddplaunch.output.terminal import ENTER, can_draw, restored, watched
 from ddplaunch.plan.command import python_command
 from ddplaunch.queue.meant import job_meant, one_of, run_of, running
 from ddplaunch.queue.step import relay
-from ddplaunch.rank.processes import is_suspended
+from ddplaunch.rank.processes import is_suspended, start_ticks
 from ddplaunch.wire.connection import Connection
 from ddplaunch.wire.sockets import peer_uid
 from ddplaunch.words import span
@@ -113,6 +113,7 @@ class JobAtDoor:
     def __init__(self, loop: Loop, path: str, lost: Callable[[], None]) -> None:
         """``lost`` is called when the job no longer answers."""
         self._loop, self._path, self._lost = loop, path, lost
+        self._pid = runs.at(path).pid
         self.status: Status | None = None
 
     def inspect(self, detail: Detail, answer: Callable[[JobInspected], None], *, lines: bool = False) -> None:
@@ -138,10 +139,17 @@ class JobAtDoor:
     def failures(self, answer: Callable[[str], None]) -> None:
         answer(failures_text(self.status) if self.status else "")
 
+    def advice_to_continue(self) -> str:
+        return client.advice_to_continue(self._pid) if is_suspended(self._pid) else ""
+
     def _ask(
         self, request: Request[object], hear: Callable[[object], None], done: Callable[[], None] = lambda: None
     ) -> None:
-        """Ask; ``done`` is called after the last answer. The job has ended where there is none."""
+        """Ask; ``done`` is called after the last answer.
+
+        Where there is none, the job has ended, or was suspended for longer than its door keeps a client: it is asked
+        again.
+        """
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             sock.connect(self._path)
@@ -163,7 +171,12 @@ class JobAtDoor:
             hear(answer)
 
         def lost(why: str) -> None:
-            done() if answered else self._lost()
+            if answered:
+                done()
+            elif os.path.exists(self._path) and start_ticks(self._pid) >= 0:
+                self._loop.after(BETWEEN, partial(self._ask, request, hear, done))
+            else:
+                self._lost()
 
         connection = Connection[object](self._loop, sock, request.answers, first_or_next, lost, max_bytes=MAX_ANSWER)
         connection.send(request)

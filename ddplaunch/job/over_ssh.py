@@ -34,9 +34,10 @@ class SshJob:
     hosts: tuple[str, ...]  # as ssh names them; the first is node 0
     python: str  # that runs ddplaunch on the hosts
     target: str
+    cwd: str  # where it was typed
     pid: int  # of the command that started it
     ticks: int | None  # when that process started, see `start_ticks`
-    host: str  # where it was typed
+    host: str  # of that process
     began: float  # in seconds since the epoch
     ended: float | None = None
     code: int | None = None  # its exit code

@@ -120,7 +120,8 @@ def summary(seen: Snapshot, ranks: Mapping[int, Doing], *, figures: bool = True)
     age = _age(max(inspection.moment, status.since) - status.began)
     ended = f", exit code {status.code}" if status.code is not None else ""
     style = {State.RUNNING: "1;32", State.ENDED: "1;31" if status.code else "1"}.get(status.state, "1;33")
-    parts: list[Row] = [(Span(f"{status.state.value}{ended}", style), Span(f" {age}"))]
+    state = (Span("suspended", "1;33"),) if seen.suspended else (Span(f"{status.state.value}{ended}", style),)
+    parts: list[Row] = [(*state, Span(f" {age}"))]
     if status.attempt > 0:
         parts.append((Span(f"attempt {status.attempt + 1}"),))
     if figures and (speed := rate(seen)) is not None:

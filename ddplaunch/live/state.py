@@ -67,6 +67,7 @@ class Snapshot:
     trends: Mapping[str, Trend] = field(default_factory=dict)  # by what is measured
     order: str = ""  # of the ranks in the table; "" for that of their numbers, or where they are many of their state
     cursor: int | None = None  # the chosen rank
+    suspended: bool = False  # whether a signal has stopped the job's launcher
 
 
 class Trend:

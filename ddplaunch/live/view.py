@@ -13,7 +13,7 @@ from ddplaunch.control.failure import Verdict
 from ddplaunch.dataclass import replace
 from ddplaunch.devices.gpu_usage import GpuUsage, GpuWatch, used_by_ranks
 from ddplaunch.devices.processes import used_by
-from ddplaunch.diagnosis.inspection import Detail, Inspection
+from ddplaunch.diagnosis.inspection import Condition, Detail, Inspection
 from ddplaunch.diagnosis.readings import Reading
 from ddplaunch.diagnosis.sentences import sentence
 from ddplaunch.diagnosis.waits import waits
@@ -41,6 +41,7 @@ from ddplaunch.live.table import ORDERS
 from ddplaunch.loop import Loop, Timer
 from ddplaunch.output.events import Ended, Event, Planned, Restarting, Signalled
 from ddplaunch.output.terminal import BACKSPACE, ENTER, ESCAPE
+from ddplaunch.rank.processes import is_suspended
 
 EVERY = 1.0  # seconds between two inspections
 PACE = 30.0  # seconds between two questions who is slow, which take up to 0.4 s of each rank
@@ -69,6 +70,9 @@ class ViewedJob(Protocol):
 
     def failures(self, answer: Callable[[str], None]) -> None:
         """What has failed so far."""
+
+    def advice_to_continue(self) -> str:
+        """How a person continues it; "" where it is not suspended."""
 
 
 class LiveView:
@@ -104,6 +108,7 @@ class LiveView:
         self._keys = False
         self._over = False
         self._note = ""  # what is wrong with the job's answers
+        self._suspended = False
         self._places: dict[int, str] = {}
         self._late: dict[int, float] = {}
         self._trends = {name: Trend() for name in ("collectives/s", "CPU %", "GPU %")}
@@ -137,7 +142,7 @@ class LiveView:
 
     def hear(self, found: JobInspected) -> None:
         """Show the answer to an inspection."""
-        self._asked, self._note = 0.0, ""
+        self._asked, self._note, self._suspended = 0.0, "", False
         if self._over:
             return
         if self._now is not None:
@@ -190,8 +195,12 @@ class LiveView:
         if not self._asked:
             self._asked = now
             self._job.inspect(self._detail(now), self.hear, lines=self._screen.is_full)
+        elif advice := self._job.advice_to_continue():
+            self._note, self._suspended = f"suspended: {advice}", True
+            self._now = self._now and stopped(self._now)
+            self._screen.refresh()
         elif now - self._asked > 2 * EVERY:
-            self._note = f"no answer for {now - self._asked:.0f} s"
+            self._note, self._suspended = f"no answer for {now - self._asked:.0f} s", False
             self._screen.refresh()
 
     # --------------------------------------------------------------------------------------------------- the picture
@@ -214,8 +223,10 @@ class LiveView:
     def _snapshot(self, now: Moment) -> Snapshot:
         if now.status.state is State.ENDED:
             return Snapshot(replace(now, used={}), chosen=self._chosen)
-        said = self._sentences or self._pace
         hint = HINT.replace("o order", f"o order: {self._order}" if self._order else "o order") if self._keys else ""
+        if self._suspended:
+            return Snapshot(replace(now, used={}), chosen=self._chosen, hint=hint, cursor=self._cursor, suspended=True)
+        said = self._sentences or self._pace
         table = self._places, self._late, self._trends, self._order, self._cursor
         return Snapshot(now, self._before, self._gpus_of(now), said, self._chosen, hint, *table)
 
@@ -344,6 +355,9 @@ class OwnView:
         earlier = "".join(render_verdict(each, self._nnodes) for each in self._verdicts)
         answer(earlier + failures_text(self._job.status()))
 
+    def advice_to_continue(self) -> str:
+        return ""  # a launcher that draws runs
+
     def _leave(self) -> None:
         self._view.close()
         self._screen.end()
@@ -367,6 +381,16 @@ def moment(found: JobInspected) -> Moment:
     pids = {rank.rank: rank.pid for rank in found.status.ranks if rank.pid and rank.code is None}
     used = {rank: used for rank, pid in pids.items() if (used := used_by(pid))}
     return Moment(found.status, found.inspection, used, dict(found.said))
+
+
+def stopped(now: Moment) -> Moment:
+    """The same, with the ranks of this machine that a signal has stopped since."""
+    pids = {rank.rank: rank.pid for rank in now.status.ranks if rank.pid and rank.code is None}
+    ranks = tuple(
+        replace(each, condition=Condition.STOPPED) if is_suspended(pids.get(each.rank, 0)) else each
+        for each in now.inspection.ranks
+    )
+    return replace(now, inspection=replace(now.inspection, ranks=ranks))
 
 
 def sentences(inspection: Inspection) -> tuple[str, ...]:

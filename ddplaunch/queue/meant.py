@@ -43,10 +43,26 @@ def _of_slurm(word: str) -> Submitted | None:
         return None
     if seen is None or not (seen.runs or seen.waits):
         return None
-    return Submitted(
-        number=seen.number, cluster=None, name=word, target="", nodes=1, array=None, cwd="", log=seen.log or "",
-        run_id=None, python=sys.executable, image=None, moment=0.0, errors=seen.errors,
+    unknown = Submitted(
+        number=seen.number, cluster=None, name=word, target="", nodes=1, array=None, cwd="", log="", run_id=None,
+        python=sys.executable, image=None, moment=0.0,
     )  # fmt: skip
+    found = next((job for job in of_scripts() if job.number == seen.number), unknown)
+    return replace(found, name=word, log=seen.log or "", errors=seen.errors, moment=0.0)  # it has earlier runs too
+
+
+def of_scripts() -> list[Submitted]:
+    """The jobs of Slurm that something else has submitted, as far as the history has runs of theirs that go on."""
+    if shutil.which(scheduler("slurm").asks) is None:
+        return []
+    known, found = {job.number for job in submitted.every()}, dict[str, Submitted]()
+    for each in past.records():
+        if each.fate is Fate.RUNNING and each.host != host_name() and each.job and each.job not in known | {*found}:
+            found[each.job] = Submitted(
+                number=each.job, cluster=None, name=each.run, target=each.target, nodes=each.nnodes, array=None,
+                cwd=each.cwd, log="", run_id=each.run_id, python=sys.executable, image=None, moment=each.began,
+            )  # fmt: skip
+    return [*found.values()]
 
 
 def index_of(job: Submitted, word: str) -> str | None:

@@ -193,7 +193,12 @@ TRAINJOBS = {
         (f"{ASKED} --container-mounts a:/dev/shm train.py", ("ddplaunch mounts memory at /dev/shm already",)),
         (f"{ASKED} --unique-name --job-name {'a' * 60} train.py", ("at most 55", f"--job-name {'a' * 55}")),
         (f"{ASKED} --kind jobset --job-name {'a' * 60} train.py", ("at most 54", f"--job-name {'a' * 54}")),
-        (f"{ASKED} --kind cronjob train.py", ("--kind cronjob: expected job, jobset or trainjob",)),
+        (f"{ASKED} --kind cronjob train.py", ("--kind cronjob: expected job, jobset, trainjob or pytorchjob",)),
+        *(
+            (f"{ASKED} --kind pytorchjob {words} train.py", (f"{option} does not work with --kind pytorchjob",))
+            for words, option in {"--nodes 2:3": "--nodes as a range", "--gang volcano": "--gang",
+                                  "--restricted": "--restricted"}.items()
+        ),
         (f"{ASKED} --gang kueue train.py", ("--gang kueue: expected volcano or coscheduling",)),
         (f"{ASKED} --resource cpu=3 train.py", ("--resource cpu=3: cpu has its own option", "--cpus-per-task 3")),
         (f"{ASKED} --resource nvidia.com/gpu=8 train.py", ("has its own option", "--gpus-per-node 8")),

@@ -85,6 +85,9 @@ def test_commands_go_to_the_first_host(place, environment):
             assert done.stderr == "ddplaunch: calm runs on n1; by SSH to n1\n"
         assert "running: 2 ranks" in ask("top", "cal").stdout
         assert "[1] ready" in ask("logs", "calm").stdout
+        newest = ask("logs", "--rank", "1")
+        assert newest.stdout == "ready\n"
+        assert newest.stderr == "the newest run of this folder: calm\nddplaunch: calm runs on n1; by SSH to n1\n"
         refused = ask("report", "calm", "--html", "page.html")
         assert refused.returncode == 2
         assert "calm runs on n1: --html must be typed there" in refused.stderr
@@ -93,10 +96,14 @@ def test_commands_go_to_the_first_host(place, environment):
         assert job.wait(patience(30)) == 3, (place / "out").read_text()
         (row,) = rows()
         assert (row["state"], row["code"]) == ("failed", 3)
-        report = ask("report", "calm")
-        assert report.returncode == 0, report.stderr
-        assert "calm: failed with exit code 3" in report.stdout
-        assert ask("wait", "calm").returncode == 3
+        for words in (["report", "calm"], ["report"]):
+            report = ask(*words)
+            assert report.returncode == 0, report.stderr
+            assert "calm: failed with exit code 3" in report.stdout
+        assert ask("wait").returncode == 3
+        run_here = ask("run", "--run-id", "later", *LIGHT, "train.py")
+        assert run_here.returncode == 3, run_here.stderr
+        assert "later: failed with exit code 3" in ask("report").stdout, "the newest of both"
         assert ask("clean", "--yes").returncode == 0
         assert rows() == []
     finally:
@@ -104,30 +111,47 @@ def test_commands_go_to_the_first_host(place, environment):
         job.wait()
 
 
-def test_stop_ends_the_job_from_where_it_was_started(place, environment):
-    words = ("run", "--hosts", "n1:1", "--run-id", "brief", "--no-history", *LIGHT, "train.py")
-    with (place / "out").open("wb") as out:
-        job = subprocess.Popen(command(*words), cwd=place, env=environment, stdout=out, stderr=out)
-    try:
-        wait_until(lambda: "ready" in (place / "out").read_text(), "the rank", 60)
-        done = subprocess.run(
-            command("stop", "brief"), cwd=place, env=environment, text=True, capture_output=True, check=False
+def test_stop_ends_the_jobs_from_where_they_were_started(place, environment):
+    """One by its name; with --all two, and one of this machine."""
+
+    def start(name, *words):
+        with (place / name).open("wb") as out:
+            typed = command("run", *words, "--run-id", name, "--no-history", *LIGHT, "train.py")
+            return subprocess.Popen(typed, cwd=place, env=environment, stdout=out, stderr=out)
+
+    def stop(word):
+        return subprocess.run(
+            command("stop", word), cwd=place, env=environment, text=True, capture_output=True, check=False
         )
+
+    far = ("--hosts", "n1:1")
+    jobs = {"brief": start("brief", *far), "one": start("one", *far), "two": start("two", *far), "here": start("here")}
+    try:
+        for name in jobs:
+            wait_until(lambda name=name: "ready" in (place / name).read_text(), f"the rank of {name}", 60)
+        done = stop("brief")
         assert done.returncode == 0, done.stderr
         assert "brief has ended" in done.stderr
-        assert job.wait(patience(30)) == 128 + signal.SIGINT, (place / "out").read_text()
+        assert jobs["brief"].wait(patience(30)) == 128 + signal.SIGINT, (place / "brief").read_text()
+        done = stop("--all")
+        assert done.returncode == 0, done.stderr
+        for name in ("one", "two", "here"):
+            assert f"{name} has ended" in done.stderr
+            assert jobs[name].wait(patience(30)) == 128 + signal.SIGINT, (place / name).read_text()
+        assert "no job of yours is running here" in stop("--all").stderr
         assert not list((place / "state" / "ddplaunch" / "over-ssh").iterdir())  # --no-history
     finally:
-        job.kill()
-        job.wait()
+        for job in jobs.values():
+            job.kill()
+            job.wait()
 
 
 def test_a_host_that_ssh_does_not_reach_is_named_with_what_to_type(place, environment):
     folder = place / "state" / "ddplaunch" / "over-ssh"
     folder.mkdir(parents=True, mode=0o700)
     (place / "state" / "ddplaunch").chmod(0o700)
-    job = {"run_id": "distant", "hosts": ["down", "n2"], "python": sys.executable, "target": "train.py", "pid": 1,
-           "ticks": None, "host": "another", "began": 0.0}  # fmt: skip
+    job = {"run_id": "distant", "hosts": ["down", "n2"], "python": sys.executable, "target": "train.py", "cwd": "/",
+           "pid": 1, "ticks": None, "host": "another", "began": 0.0}  # fmt: skip
     (folder / "distant.another.1.json").write_text(json.dumps(job))
     done = subprocess.run(
         command("stacks", "distant", "--json"), cwd=place, env=environment, text=True, capture_output=True, check=False

@@ -4,12 +4,17 @@ import json
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from ddplaunch.commands.top import JobAtDoor
+from ddplaunch.diagnosis.inspection import Detail
+from ddplaunch.loop import Loop
 from tests.conftest import alive, command, refused, wait_until, write
 from tests.debugged import runtime as runtime
 from tests.emulator import Emulator
@@ -169,19 +174,47 @@ def test_a_launcher_that_is_suspended_and_ends(job, top):
     mine = job("suspended")
     each = top("suspended")
     each.until(opened)
-    os.kill(mine.process.pid, signal.SIGSTOP)
+    pids = [*mine.ranks(), mine.process.pid]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
     try:
-        each.until("no answer for 3 s")
+        each.until(f"suspended: fg in its terminal, or kill -CONT {mine.process.pid}, continues it")
+        assert re.match(r"suspended \d\d:\d\d", each.rows[1]), each.rows
+        each.until(lambda each: sum(bool(re.match(r" +[01] stopped ", row)) for row in each.rows) == 2)
         each.type("?")
         each.until("leave the view")
     finally:
-        os.kill(mine.process.pid, signal.SIGCONT)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
     each.type("\x1b")
-    each.until(opened)
+    each.until(lambda each: opened(each) and each.rows[1].startswith("running "))
     mine.signal(signal.SIGINT)
     assert each.end() == 0
     assert each.rows[-1] == "ddplaunch: suspended has ended, exit code 130"
     assert each.given_back
+
+
+def test_a_client_that_the_door_has_dropped_asks_again(tmp_path):
+    """A launcher that was suspended drops the client of before; only one that is gone has ended."""
+    path, answers, ends = f"{tmp_path}/again.{os.getpid()}", [], []
+    loop = Loop()
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(path)
+        door.listen()
+        door.settimeout(0)
+        JobAtDoor(loop, path, lambda: ends.append("lost")).inspect(Detail.STATE, answers.append)
+        door.accept()[0].close()
+        asked = []
+        while not asked:
+            loop.step()
+            with suppress(BlockingIOError):
+                asked.append(door.accept()[0])
+        assert not ends
+        os.unlink(path)
+        asked[0].close()
+        while not ends:
+            loop.step()
+    assert (answers, ends) == ([], ["lost"])
 
 
 @pytest.mark.parametrize("full", [False, True])

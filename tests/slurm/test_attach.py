@@ -234,6 +234,17 @@ def test_a_job_of_a_script_of_ones_own_is_found(login):
     script.write_text(f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1\nsrun {run}\n")
     job = at.cluster.sbatch(script=script, **at.environment)
     at.cluster.wait_for(job, "ready", 4)
+
+    def listed():
+        shown = at.type("ps", "--json")
+        assert shown.code == 0, shown.err
+        (row,) = (each for each in json.loads(shown.out) if each["run"].partition(".")[0] == str(job))
+        return row
+
+    row = listed()
+    assert (row["run"], row["state"], row["world_size"], row["code"]) == (str(job), "is running", 4, None)
+    assert row["target"].endswith("waits.py")
+    assert at.type("logs", str(job), "--rank", "3") == Done(0, "ready 3\n", ""), "of the second node"
     assert "running: 4 ranks" in at.type("top", str(job)).out
     shown = at.type("stacks", str(job))
     assert shown.code == 0, shown.err
@@ -241,3 +252,5 @@ def test_a_job_of_a_script_of_ones_own_is_found(login):
     stopped = at.type("stop", str(job))
     assert stopped.code == 0, stopped.err
     assert stopped.err.startswith(f"stopping job {job}\n")
+    row = listed()
+    assert (row["run"], row["state"], row["code"]) == (f"{job}.0", "stopped", 143), "its run, once"

@@ -192,7 +192,8 @@ def _ways(found: Examination) -> Found:
     for way in found.ways:
         by_pair.setdefault((way.source, way.target), []).append(way)
     for (source, target), ways in by_pair.items():
-        astray = target == 0 and _is_led_astray(found.nodes[source])
+        # What leads to such a node was tried at the address of node 0: its own is not known.
+        astray = _is_led_astray(found.nodes[target or source])
         if astray or {source, target} in lossy or not losers.isdisjoint((source, target)):
             unclear.add((source, target))  # a connection may get no answer for that
             continue

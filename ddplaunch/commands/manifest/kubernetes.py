@@ -1,7 +1,7 @@
 """The manifest of a job for Kubernetes: a pure function, short enough to read before ``kubectl`` gets it.
 
 It is an indexed Job, whose pods are the nodes, and the headless Service that gives each a name; it needs no operator.
-Or it is a JobSet with this Job in it, which makes and removes the Service itself, or a TrainJob of Kubeflow's. In a pod
+Or it is a JobSet with this Job in it, which makes and removes the Service itself, or a job of Kubeflow's. In a pod
 ``ddplaunch run`` learns its node rank from the variables that ``clusters/kubernetes`` reads. The fields are those of
 kubernetes.io/docs/reference/kubernetes-api; what we say about the Job controller is from its source,
 pkg/controller/job, and about JobSets from kubernetes-sigs/jobset, pkg/controllers.
@@ -15,7 +15,8 @@ from typing import Any
 from ddplaunch.commands.manifest.document import commented, document, present
 from ddplaunch.commands.manifest.patch import patched
 from ddplaunch.commands.manifest.pod import CONTAINER, pod_spec
-from ddplaunch.commands.manifest.pod_job import COSCHEDULING, JOB, JOBSET, NODE, TRAINJOB, VOLCANO, PodJob
+from ddplaunch.commands.manifest.pod_job import COSCHEDULING, JOB, JOBSET, NODE, PYTORCHJOB, TRAINJOB, VOLCANO, PodJob
+from ddplaunch.commands.manifest.pytorch_job import pytorch_job
 from ddplaunch.commands.manifest.train_job import train_job
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE
 
@@ -27,7 +28,8 @@ _MIN_MEMBER = "scheduling.volcano.sh/group-min-member"  # an annotation of the J
 
 _NEEDS = {
     JOBSET: "JobSet",
-    TRAINJOB: "Kubeflow Trainer 2.3 or newer",
+    TRAINJOB: "Kubeflow Trainer 2.3 or newer",  # whose PodSpecPatch first has terminationGracePeriodSeconds
+    PYTORCHJOB: "Kubeflow's Training Operator",
     VOLCANO: "Volcano 1.12 or newer",
     COSCHEDULING: "the scheduler plugin Coscheduling",
 }
@@ -39,7 +41,7 @@ def manifest(job: PodJob) -> str:
     Raises UsageError if a string cannot stand in YAML, or a patch does not fit.
     """
     version = "1.31" if job.min_nodes else "1.29"  # which first had successPolicy; which had backoffLimitPerIndex
-    newer = "" if job.kind == TRAINJOB else f", for Kubernetes {version} or newer"
+    newer = "" if job.kind in (TRAINJOB, PYTORCHJOB) else f", for Kubernetes {version} or newer"
     head = f"# Written by ddplaunch manifest{newer}. To submit it: kubectl apply -f THIS_FILE\n"
     if needs := [_NEEDS[each] for each in (job.kind, job.gang) if each in _NEEDS]:
         head += f"# The cluster must have {' and '.join(needs)}.\n"
@@ -57,7 +59,7 @@ def objects(job: PodJob) -> Iterator[dict[str, Any]]:
     annotations = {**job.annotations, **(_of_gang(job) if job.kind == JOB else {})}
     version, kind, spec_of = _KINDS[job.kind]
     spec = spec_of(job)
-    if job.kept is not None:
+    if job.kept is not None and job.kind != PYTORCHJOB:
         spec = {
             commented("ttlSecondsAfterFinished", "Then it is deleted, with its pods and their logs."): job.kept,
             **spec,
@@ -152,5 +154,6 @@ _KINDS: dict[str, tuple[str, str, Callable[[PodJob], dict[str, Any]]]] = {
     JOB: ("batch/v1", "Job", _job),
     JOBSET: ("jobset.x-k8s.io/v1alpha2", "JobSet", _jobset),
     TRAINJOB: ("trainer.kubeflow.org/v1alpha1", "TrainJob", train_job),
+    PYTORCHJOB: ("kubeflow.org/v1", "PyTorchJob", pytorch_job),
 }
 """Of each kind the version of its API, its name there, and what makes its spec."""

@@ -7,7 +7,7 @@ import click
 from ddplaunch.cli import batch_command
 from ddplaunch.cli.batch_command import CONFIG, CPUS, JOB_NAME, TIME_HELP, like, option
 from ddplaunch.commands.manifest import values as read
-from ddplaunch.commands.manifest.pod_job import JOB, JOBSET, PULLS, SCHEDULERS, TRAINJOB
+from ddplaunch.commands.manifest.pod_job import JOB, JOBSET, PULLS, PYTORCHJOB, SCHEDULERS, TRAINJOB
 from ddplaunch.commands.manifest.train_job import RUNTIME
 
 ELASTIC = ("--spares", "--join-window", "--max-membership-changes", "--grow")
@@ -60,9 +60,10 @@ HEADINGS = {
                like(r"(?-i:[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)", "small letters, digits and dashes")),
         JOB_NAME,
         click.Option(["--unique-name"], is_flag=True, help="Append five random characters to the name."),
-        click.Option(["--kind"], metavar="KIND", help="job, jobset, or trainjob for Kubeflow Trainer.", default=JOB,
-                     show_default=True,
-                     callback=like(f"{JOB}|{JOBSET}|{TRAINJOB}", "job, jobset or trainjob", str.lower)),
+        click.Option(["--kind"], metavar="KIND", default=JOB, show_default=True,
+                     help="job, jobset, or for Kubeflow trainjob (Trainer) or pytorchjob (Training Operator).",
+                     callback=like(f"{JOB}|{JOBSET}|{TRAINJOB}|{PYTORCHJOB}", "job, jobset, trainjob or pytorchjob",
+                                   str.lower)),
         option("--runtime", "NAME", f"ClusterTrainingRuntime of a TrainJob.  [default: {RUNTIME}]",
                read.names("a runtime")),
         option("--label labels", "KEY=VALUE",

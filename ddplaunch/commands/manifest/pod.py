@@ -12,7 +12,7 @@ from typing import Any
 
 from ddplaunch.clusters.systems.indexed import ADDRESS, INDEX, NNODES, PORT
 from ddplaunch.commands.manifest.document import commented, present
-from ddplaunch.commands.manifest.pod_job import JOB, TRAINJOB, Mount, PodJob
+from ddplaunch.commands.manifest.pod_job import JOB, PYTORCHJOB, TRAINJOB, Mount, PodJob
 from ddplaunch.plan.command import python_command
 from ddplaunch.plan.rendezvous import DEFAULT_PORT
 
@@ -21,6 +21,8 @@ AFTERWARDS = 10  # seconds after the grace in which a launcher ends what is left
 NVIDIA = "nvidia.com/gpu"
 REQUESTED = "As much is requested, where nothing else is."
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+_KUBEFLOW = (TRAINJOB, PYTORCHJOB)  # whose controllers set the variables of a node's place
 
 _PINS = re.compile(r"(^|[/._-])(rdma|hca|infiniband|roce|efa|mlnx)", re.IGNORECASE)
 """Resources that are network cards which pages of memory are pinned for: rdma/hca_shared_devices_a, …/efa, …"""
@@ -99,7 +101,7 @@ def _toleration(text: str) -> dict[str, str]:
 
 def _container(job: PodJob) -> dict[str, Any]:
     env, cluster = commented("env", f"Kubernetes adds {INDEX}, the node rank."), "kubernetes"
-    if job.kind == TRAINJOB:
+    if job.kind in _KUBEFLOW:
         env, cluster = "env", "kubeflow"
     ports = commented("ports", "Node 0 listens there, so no machine gets two pods with these ports.")
     message = commented("terminationMessagePolicy", "kubectl describe pod shows the report of a failure.")
@@ -153,7 +155,7 @@ def _has_tmp(job: PodJob) -> bool:
 
 def _variables(job: PodJob) -> list[dict[str, Any]]:
     place: dict[str, str] = {}
-    if job.kind != TRAINJOB:  # its runtime tells all of it
+    if job.kind not in _KUBEFLOW:
         place[NNODES] = f"{job.min_nodes}:{job.nodes}" if job.min_nodes else str(job.nodes)
         if job.nodes > 1:
             place |= {ADDRESS: job.node_zero, PORT: str(DEFAULT_PORT)}

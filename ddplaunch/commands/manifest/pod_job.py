@@ -8,11 +8,12 @@ from typing import Any
 
 from ddplaunch.clusters.systems.indexed import ADDRESS, INDEX, NNODES, PORT
 from ddplaunch.dataclass import dataclass
+from ddplaunch.errors import UsageError
 
 OWN_VARIABLES = (INDEX, NNODES, ADDRESS, PORT)
 """The variables that tell a pod its node rank and node 0; Kubernetes sets the index, we set the others."""
 
-JOB, JOBSET, TRAINJOB = "job", "jobset", "trainjob"
+JOB, JOBSET, TRAINJOB, PYTORCHJOB = "job", "jobset", "trainjob", "pytorchjob"
 JOB_NAME = "batch.kubernetes.io/job-name"  # a label of a Job's pods
 NODE = "node"  # the one replicated Job of a JobSet, whose pods are the nodes; also that of Kubeflow's runtimes
 
@@ -79,7 +80,7 @@ class PodJob:
     preempt_grace: float  # seconds before that for a checkpoint, if SIGTERM is the preemption signal
     retries: int | None  # how often all pods may be started again; None is as often as needed
     kept: int | None  # seconds that the job stays after its end
-    kind: str  # JOB, JOBSET or TRAINJOB
+    kind: str  # JOB, JOBSET, TRAINJOB or PYTORCHJOB
     runtime: str | None  # of a TrainJob: the name of its ClusterTrainingRuntime; None is Kubeflow's own
     namespace: str | None
     labels: Mapping[str, str]
@@ -111,7 +112,8 @@ class PodJob:
     @property
     def own_pods(self) -> dict[str, str]:
         """The label that all its pods have, and no others; the controller adds it."""
-        return {JOB_NAME if self.kind == JOB else "jobset.sigs.k8s.io/jobset-name": self.name}
+        labels = {JOB: JOB_NAME, PYTORCHJOB: "training.kubeflow.org/job-name"}
+        return {labels.get(self.kind, "jobset.sigs.k8s.io/jobset-name"): self.name}
 
     @property
     def together(self) -> int:
@@ -127,13 +129,20 @@ class PodJob:
         return self.scheduler or (SCHEDULERS[self.gang] if self.gang else None)
 
 
+def refuse_options(job: PodJob, options: Mapping[str, str], why: str, hint: str) -> None:
+    """Raise UsageError if the job has one of these fields, whose options are given, and its kind cannot have it."""
+    for name, option in options.items():
+        if getattr(job, name):
+            raise UsageError(f"{option} does not work with --kind {job.kind}: {why}", hint)
+
+
 def _pod_prefix(name: str, kind: str) -> str:
     """What the names of the pods have before the index."""
-    return f"{name}-" if kind == JOB else f"{name}-{NODE}-0-"
+    return f"{name}-{ {JOB: '', PYTORCHJOB: 'worker-'}.get(kind, f'{NODE}-0-') }"
 
 
 def longest_name(nodes: int, kind: str = JOB) -> int:
-    """Characters that the name of a job may have: its last pod is NAME-INDEX, in the others NAME-node-0-INDEX."""
+    """Characters that the name of a job may have, by the name of its last pod: NAME-INDEX, or NAME-node-0-INDEX."""
     return LABEL - len(f"{_pod_prefix('', kind)}{nodes - 1}")
 
 

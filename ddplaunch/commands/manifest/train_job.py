@@ -10,8 +10,7 @@ from typing import Any
 
 from ddplaunch.commands.manifest.document import commented, present
 from ddplaunch.commands.manifest.pod import REQUESTED, pod_spec
-from ddplaunch.commands.manifest.pod_job import NODE, PodJob
-from ddplaunch.errors import UsageError
+from ddplaunch.commands.manifest.pod_job import NODE, PodJob, refuse_options
 
 RUNTIME = "torch-distributed"  # the ClusterTrainingRuntime that comes with Kubeflow Trainer
 
@@ -39,10 +38,8 @@ _OF_RUNTIME = {
 
 def train_job(job: PodJob) -> dict[str, Any]:
     """Return the spec; raises UsageError if the job asks for what only the runtime can have."""
-    for name, option in _OF_RUNTIME.items():
-        if getattr(job, name):
-            hint = "leave it out, or use --kind jobset, or --runtime with one that has it"
-            raise UsageError(f"{option} does not work with --kind trainjob: the runtime decides that", hint)
+    hint = "leave it out, or use --kind jobset, or --runtime with one that has it"
+    refuse_options(job, _OF_RUNTIME, "the runtime decides that", hint)
     pod = pod_spec(job)
     (container,) = pod["containers"]
     asked, resources = container.get("resources", {}), "resourcesPerNode"

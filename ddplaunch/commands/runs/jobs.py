@@ -1,4 +1,4 @@
-"""How the submitted jobs stand: their schedulers are asked about those that have not ended, and Slurm's nodes too."""
+"""How the jobs of schedulers stand: those are asked about jobs that have not ended, and Slurm's nodes too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddplaunch.clusters.systems.slurm import JOB_ID
 from ddplaunch.commands.runs.array import told_of_all
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.queue import submitted
-from ddplaunch.queue.meant import forgotten
+from ddplaunch.queue.meant import forgotten, of_scripts
 from ddplaunch.queue.scheduler import ACCOUNTED_AFTER, Deadline, JobId, JobState
 from ddplaunch.queue.step import ask
 from ddplaunch.queue.submitted import Submitted
@@ -56,7 +56,16 @@ def standings(now: float, *, everything: bool) -> list[QueuedJob]:
         elif everything or (now - job.moment < LATELY and over < RECENT):
             over += 1
             found.append(QueuedJob(job, job.ended or "", job.code, None))
-    return _with_ranks(found, deadline)
+    found += _of_scripts(deadline)
+    return _with_ranks(sorted(found, key=lambda each: each.job.moment, reverse=True), deadline)
+
+
+def _of_scripts(deadline: Deadline) -> list[QueuedJob]:
+    """The jobs that something else has submitted, where Slurm says that they have not ended."""
+    jobs, slurm = of_scripts(), scheduler("slurm")
+    answers = slurm.ask([_id(job) for job in jobs], deadline.left) if jobs and not slurm.down() else None
+    records = ((job, seen) for job in jobs for seen in (answers or {}).get(_id(job), ()))
+    return [QueuedJob(job, seen.words, None, seen) for job, seen in records if seen.code is None]
 
 
 def _id(job: Submitted) -> JobId:

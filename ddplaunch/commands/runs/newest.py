@@ -1,4 +1,4 @@
-"""Which run is meant where none is named: the newest that was started in this folder, which is said."""
+"""Which run is meant where none is named: the newest that was started in this folder, which a message names."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 
 import click
 
+from ddplaunch.cli.on_host import OnHost
 from ddplaunch.cli.typed import current_directory
 from ddplaunch.errors import UsageError
-from ddplaunch.job import past, runs
+from ddplaunch.job import over_ssh, past, runs
 from ddplaunch.words import named
 
 
@@ -16,9 +17,11 @@ def newest_here(*, follow: bool = False) -> str:
     """Return the name of the run that began last; to ``follow``, of one that still runs, if one does.
 
     Raises:
+        OnHost: it was started over SSH, and is on its hosts.
         UsageError: there is none; the hint names others.
     """
     folder, known = current_directory(), runs.known()
+    far = {job.run_id: job for job in reversed(over_ssh.elsewhere()) if job.cwd == folder}
     began: dict[str, float] = {}
     for name, job in known.items():
         if record := past.record(name):
@@ -26,12 +29,15 @@ def newest_here(*, follow: bool = False) -> str:
                 began[name] = record.began
         elif job and _folder_of(job.pid) == folder:  # with --no-history
             began[name] = os.stat(job.path).st_mtime
+    began |= {name: job.began for name, job in far.items()}
     if not began:
         hint = f"name one: {named(known)}" if known else "ddplaunch run train.py"
         raise UsageError(f"no run that was started in {folder} is kept or running", hint)
-    running = [name for name in began if known[name]]
+    running = [name for name in began if known.get(name) or (name in far and far[name].runs)]
     run = max(running if follow and running else began, key=began.__getitem__)
     click.echo(f"the newest run of this folder: {run}", err=True)
+    if run in far:
+        raise OnHost(far[run])
     return run
 
 

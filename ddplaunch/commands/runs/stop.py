@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 
 import click
 
-from ddplaunch.cli.on_host import HostCommand
+from ddplaunch.cli.on_host import CommandOnHost, HostCommand
 from ddplaunch.cli.run_command import RunName
 from ddplaunch.commands.runs.newest import newest_here
 from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError, UsageError, host_name, shown
-from ddplaunch.job import client, past, runs
+from ddplaunch.job import client, over_ssh, past, runs
 from ddplaunch.job.client import NoAnswer
 from ddplaunch.job.requests.status import AskStatus, StopJob, WaitForEnd
 from ddplaunch.job.runs import RunningJob
@@ -30,9 +31,11 @@ CONTINUE_TIMEOUT = 2.0  # seconds for the kernel to continue a suspended launche
 
 @click.command(cls=HostCommand)
 @click.argument("run", required=False, metavar="[RUN]", type=RunName(running=True))
-@click.option("--all", "every", is_flag=True, help="Stop all your jobs that run on this machine.")
+@click.option(
+    "--all", "every", is_flag=True, help="Stop all your jobs that run on this machine, or were started on it by SSH."
+)
 @click.option("--now", is_flag=True, help="Kill the ranks at once, without the time that --grace gives them.")
-def stop(run: str | None, every: bool, now: bool) -> None:
+def stop(run: str | None, every: bool, now: bool) -> int:
     """Stop a running job, as Ctrl-C in its terminal does, and wait until it has ended.
 
     RUN is its name in `ddplaunch ps`, a part of that name, or its PID. It may be left out where one job runs. On any
@@ -43,15 +46,31 @@ def stop(run: str | None, every: bool, now: bool) -> None:
     if every and run:
         raise UsageError(f"--all is for all jobs, not for {shown(run, 60)}", "leave one of them out")
     if queued := job_meant(run):
-        return _cancel(queued, run or "", now)
+        _cancel(queued, run or "", now)
+        return 0
     jobs = runs.all_running() if every else [runs.running(run)]
-    if not jobs:
+    far = [job for job in over_ssh.elsewhere() if job.runs and job.host == host_name()] if every else []
+    if not jobs and not far:
         click.echo("no job of yours is running here", err=True)
     ending = [(job, _begin_to_stop(job, now)) for job in jobs]
+    on_hosts = [CommandOnHost(job, ["stop", job.run_id, *(["--now"] if now else [])], stdin=False) for job in far]
     for job, run_id in ending:
         _await(job)
         click.echo(f"{run_id} has ended", err=True)
-    return None
+    return _end_of_all(on_hosts)
+
+
+def _end_of_all(commands: Sequence[CommandOnHost]) -> int:
+    """Wait for all of them, and return the highest exit code. Raises the LaunchError of the last that failed."""
+    codes, failed = [0], None
+    for each in commands:
+        try:
+            codes.append(each.wait())
+        except LaunchError as error:
+            failed = error
+    if failed:
+        raise failed
+    return max(codes)
 
 
 def _begin_to_stop(job: RunningJob, now: bool) -> str:

@@ -57,8 +57,9 @@ def test_a_blocked_port_is_one_finding_beside_lost_packets():
     ]
 
 
-def test_a_wrong_address_of_node_0_brings_no_second_finding_about_a_firewall():
-    found = examined(3, broken=[(1, 0)])
+@pytest.mark.parametrize("broken", [[(1, 0)], [(0, 1), (2, 1)]])
+def test_a_wrong_address_of_node_0_brings_no_second_finding_about_a_firewall(broken):
+    found = examined(3, broken=broken)
     astray = NodeFound("n1", replace(FACTS, host="n1", link=Link("127.0.0.1", "lo", 65536)))
     told = findings(replace(found, nodes=(found.nodes[0], astray, found.nodes[2])))
     assert [each.subject for each in told if "firewall" in (each.hint or "")] == []

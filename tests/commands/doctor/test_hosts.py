@@ -85,6 +85,24 @@ def test_faults_of_six_hosts_are_all_named(doctor, tmp_path):
     assert measured == [(0,), (0, 1), (0, 2), (1,), (2,)], "what could be measured was"
 
 
+def test_each_of_three_causes_is_one_finding(doctor, tmp_path):
+    """Lost packets, a wrong address of node 0, and a blocked port, each on another host."""
+
+    def spoil(hosts):
+        names = hosts[2].run("cat", "/etc/hosts").replace("10.77.0.10 n0", "127.0.0.1 n0").replace("fd77::10 n0", "")
+        hosts[2].run("mount", "--bind", write(tmp_path, "hosts", names), "/etc/hosts")
+        hosts[1].loss(10)
+        hosts[3].drop_port(29500)
+
+    code, _, (lost, *others) = doctor(4, spoil)
+    assert code == 1
+    assert re.fullmatch(r"n1: packets are lost on the way: \d+(\.\d)? % \(\d+ of \d+\)", lost)
+    assert others == [
+        "n2: node 0's address leads to this machine itself (127.0.0.1)",
+        "n3: port 29500 is blocked in both directions",
+    ]
+
+
 def test_a_path_that_loses_packets(doctor):
     code, found, said = doctor(2, lambda hosts: hosts[1].loss(10))
     assert code == 1

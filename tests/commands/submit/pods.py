@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,8 @@ def pods(manifest: str) -> list[Pod]:
     """Read a manifest as ``kubectl`` does, and make its pods."""
     *others, job = yaml.safe_load_all(manifest)
     services = [each for each in others if each["kind"] == "Service"]
+    if job["kind"] == "PyTorchJob":
+        return list(_replicas(job["metadata"]["name"], job["spec"]["pytorchReplicaSpecs"]))
     if job["kind"] == "JobSet":
         services, job = [_service(job)], _job(job)
     spec, template = job["spec"], job["spec"]["template"]
@@ -49,6 +52,26 @@ def _job(jobset: dict[str, Any]) -> dict[str, Any]:
     spec = copy.deepcopy(replicated["template"]["spec"])
     spec["template"]["spec"]["subdomain"] = name
     return {"kind": "Job", "metadata": metadata, "spec": spec}
+
+
+def _replicas(name: str, specs: dict[str, Any]) -> Iterator[Pod]:
+    """The pods that the Training Operator makes, and the variables that it sets (pkg/controller.v1/pytorch/envvar.go).
+
+    Each has a headless Service of its own, by whose name it is known.
+    """
+    places = [(kind.lower(), index) for kind in specs for index in range(specs[kind]["replicas"])]
+    for rank, (kind, index) in enumerate(places):
+        (container,) = specs[kind.title()]["template"]["spec"]["containers"]
+        assert container["name"] == "pytorch"
+        ports = {each.get("name"): each["containerPort"] for each in container.get("ports", ())}
+        place = {"MASTER_PORT": ports.get("pytorchjob-port", 23456), "MASTER_ADDR": f"{name}-master-0"}
+        place |= {f"PET_{variable}": value for variable, value in place.items()}
+        place |= {"RANK": rank, "WORLD_SIZE": len(places), "PET_NODE_RANK": rank, "PET_NNODES": len(places)}
+        environ = {**EVERY_POD, "PYTHONUNBUFFERED": "1", "PET_NPROC_PER_NODE": "auto"}
+        environ |= {variable: str(value) for variable, value in place.items()}
+        environ |= {each["name"]: expanded(each["value"], environ) for each in container["env"]}
+        words = [expanded(word, environ) for word in (*container["command"], *container["args"])]
+        yield Pod(f"{name}-{kind}-{index}", f"{name}-{kind}-{index}", words, environ)
 
 
 def _pod(index: int, job: dict[str, Any], template: dict[str, Any], services: list[dict[str, Any]]) -> Pod:

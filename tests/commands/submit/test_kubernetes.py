@@ -62,6 +62,9 @@ JOBS = {
         --request cpu=500m --time 1:00:00 --restricted --run-as 1000 --label team=vision --env NCCL_DEBUG=INFO
         --env-secret HF_TOKEN=hugging-face:token --toleration nvidia.com/gpu --constraint pool=h100
         --image-pull-secret registry --service-account trainer --container-mounts wine-data:/data train.py""",
+    "pytorchjob": f"""{IMAGE} --kind pytorchjob --nodes 4 --gpus-per-node 8 --time 1:00:00 --ttl 1-0 --backoff-limit 2
+        --label team=vision --anti-affinity kubernetes.io/hostname --host-network --container-mounts wine-data:/data
+        train.py""",
     "elastic": f"{IMAGE} --nodes 2:4 --gang volcano --scheduler-name mine --grow --join-window 60 train.py",
 }
 
@@ -109,6 +112,10 @@ def check(each: dict[str, Any], version: str = VERSIONS[-1]) -> None:
         check_model(TrainerV1alpha1TrainJob, each)
     if each["kind"] in ("PodGroup", "TrainJob"):
         return
+    if each["kind"] == "PyTorchJob":  # whose schema is in the operator alone: its pods
+        for replicas in each["spec"]["pytorchReplicaSpecs"].values():
+            check({"apiVersion": "v1", "kind": "Pod", **replicas["template"]}, version)
+        return
     assert kubernetes_validate.validate(each, version, strict=True) == version
 
 
@@ -133,7 +140,7 @@ def test_no_golden_file_is_left_over():
 @EACH
 def test_the_schemas_of_kubernetes_take_it(name):
     first = "1.31" if name == "elastic" else "1.29"
-    if name != "trainjob":
+    if name not in ("trainjob", "pytorchjob"):
         assert f"for Kubernetes {first} or newer" in golden(name)
     objects = read(golden(name))
     for version in VERSIONS[VERSIONS.index(first) :]:

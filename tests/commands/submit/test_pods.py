@@ -75,6 +75,14 @@ def test_each_pod_finds_its_place(job, tmp_path, options, zero):
         assert any(note.startswith("kubernetes: this is node 0 of 3") for note in plan["notes"]) == (index == 0)
 
 
+@pytest.mark.parametrize(("options", "port"), [((), 23456), (("--host-network",), 29500)])
+def test_each_pod_of_a_pytorchjob_finds_its_place(job, tmp_path, options, port):
+    for index, pod in enumerate(job("--nodes", "3", "--nproc", "2", "--kind", "pytorchjob", *options)):
+        plan = dry_run(pod, tmp_path)
+        assert (plan["nnodes"], plan["node_rank"], plan["world_size"]) == (3, index, 6)
+        assert (plan["master_addr"], plan["master_port"]) == ("train-master-0", port)
+
+
 def test_a_pod_of_an_elastic_job_finds_its_place(job, tmp_path):
     pod = job("--nodes", "2:3", "--nproc", "2")[2]
     plan = dry_run(pod, tmp_path)

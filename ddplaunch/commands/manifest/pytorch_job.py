@@ -1,0 +1,48 @@
+"""The job as a PyTorchJob of Kubeflow's Training Operator, which numbers the pods by RANK (``clusters/kubeflow``).
+
+The fields are those of kubeflow.org/v1, pkg/apis/kubeflow.org/v1 of its release 1.9; what we say about the operator is
+from pkg/controller.v1 there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddplaunch.commands.manifest.document import commented, present
+from ddplaunch.commands.manifest.pod import pod_spec
+from ddplaunch.commands.manifest.pod_job import PodJob, refuse_options
+
+_CONTAINER = "pytorch"  # the operator takes no other name
+_PORT = "pytorchjob-port"  # the name of the port that the operator makes MASTER_PORT; without one that is 23456
+_OF_OPERATOR = {"min_nodes": "--nodes as a range", "gang": "--gang", "restricted": "--restricted"}
+"""What only the operator's own settings decide, as its init containers, and the options that ask for it."""
+
+
+def pytorch_job(job: PodJob) -> dict[str, Any]:
+    """Return the spec; raises UsageError if the job asks for what only the operator can have."""
+    refuse_options(job, _OF_OPERATOR, "the operator decides that", "leave it out, or use --kind jobset")
+    pod = {name: each for name, each in pod_spec(job).items() if name != "restartPolicy"}  # the replicas have it
+    (container,) = pod["containers"]
+    metadata = present({"labels": dict(job.labels), "annotations": dict(job.annotations)})
+    container = {**container, "name": _CONTAINER}
+    if job.host_ports:
+        store, *others = container["ports"]
+        container["ports"] = [{"name": _PORT, **store}, *others]
+    template = present({"metadata": metadata, "spec": {**pod, "containers": [container]}})
+    why = "To the operator a node that was lost is a program that failed; with --backoff-limit it restarts both."
+    restart = commented("restartPolicy", why)
+    policy = "OnFailure" if job.retries else "Never"
+    deleted = commented("ttlSecondsAfterFinished", "Then it is deleted, with its pods and their logs.")
+    limit = commented("backoffLimit", f"All pods together: {job.retries} restarts of each.")
+    run_policy = present(
+        {
+            deleted: job.kept,
+            "activeDeadlineSeconds": job.seconds,
+            limit: job.retries * job.nodes + 1 if job.retries else None,  # it fails when the number is reached
+        }
+    )
+    master = commented("Master", "Node 0. A pod is a node: one ddplaunch, which starts the ranks there.")
+    specs = {master: {"replicas": 1, restart: policy, "template": template}}
+    if job.nodes > 1:
+        specs["Worker"] = {"replicas": job.nodes - 1, "restartPolicy": policy, "template": template}
+    return present({"runPolicy": run_policy, "pytorchReplicaSpecs": specs})

@@ -1,0 +1,59 @@
+"""Commands without a name, typed where jobs over SSH were started."""
+
+import re
+import signal
+import subprocess
+
+import pytest
+
+from tests.conftest import clean_environment, command, write
+from tests.patience import patience
+from tests.ssh.job import Job
+from tests.starts import LIGHT
+
+pytestmark = [pytest.mark.ci, pytest.mark.slow]
+
+WAITS = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
+
+
+def test_the_newest_job_of_a_folder_and_all_jobs(sshd, tmp_path):
+    write(tmp_path, "train.py", WAITS)
+    servers = sshd(3)
+    for host in servers.network.hosts:  # whose /tmp is one, and with it the doors there
+        host.run("mkdir", "-p", "-m", "700", "/run/user/0")
+    state = {"XDG_STATE_HOME": str(tmp_path / "own")}
+
+    def start(hosts: str, name: str, ranks: int) -> Job:
+        job = Job(servers, tmp_path, "--hosts", hosts, "--run-id", name, *LIGHT, "train.py", env=state)
+        job.wait_for("ready", ranks)
+        return job
+
+    def ask(*words: str) -> subprocess.CompletedProcess[str]:
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = servers.start(
+            servers.network.hosts[0], command(*words), cwd=tmp_path, env=clean_environment(state), **pipes
+        )
+        out, err = process.communicate(timeout=patience(60))
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+    jobs = [start("n1:1,n2:1", "calm", 2)]
+    try:
+        done = ask("logs")
+        assert (done.returncode, done.stdout) == (0, "[0] ready\n"), done.stderr
+        assert done.stderr == ("the newest run of this folder: calm\nddplaunch: calm runs on n1, n2; by SSH to n1\n"), (
+            done.stderr
+        )
+        jobs.append(start("n2:1", "other", 1))
+        done = ask("stop", "--all")
+        assert done.returncode == 0, done.stderr
+        assert {"calm has ended", "other has ended"} <= {*done.stderr.splitlines()}, done.stderr
+        assert [job.wait() for job in jobs] == [128 + signal.SIGINT] * 2
+        done = ask("report")
+        assert done.returncode == 0, done.stderr
+        assert re.search("^other: stopped", done.stdout, re.MULTILINE), done.stdout
+        assert ask("wait").returncode == 128 + signal.SIGINT
+        jobs[0].assert_nothing_left()
+    finally:
+        for job in jobs:
+            job.process.kill()
+            job.process.wait()
