@@ -49,6 +49,7 @@ _MAX_WORKERS = 3
 _RPC = "torch/distributed/rpc/"
 _WAITS = {
     ("threading.py", "join"): "waits for a thread to end",
+    ("threading.py", "_shutdown"): "waits for its threads to end",
     ("threading.py", "wait"): "waits for another thread",
     ("queue.py", "get"): "waits for a queue to fill",
     ("queue.py", "put"): "waits for room in a queue",
