@@ -95,6 +95,11 @@ class RankLine:
         self._serial += 1
         self.say(b"%s%d" % (b"e" if details else b"s", self._serial))
 
+    def request_exception(self) -> None:
+        """Have it record the exception that it handles, at its next stack dump; one that answers does so by itself."""
+        if not self.answers:
+            self.say(b"n")
+
     def listen(self, heard: Callable[[RankAnswer], None]) -> None:
         """Call ``heard`` with each answer, until ``rest``."""
         self._heard = heard

@@ -12,8 +12,8 @@ On the socket there are lines. From the rank: ``h FIRST SECOND FD THIRD`` at its
 ``l`` when it has left, ``x LEFT`` where the program has taken one of the signals or both, and answers, ``s7 …`` with
 tabs between their parts; ``b SIGNAL`` on which it stops for a debugger; ``f WHAT`` when the program has failed, by an
 exception or ``sys.exit``. To the rank: ``s7`` (how far are you?) and ``e7`` (and what are the last collectives?), by
-the asker's number; ``p …`` and ``q`` begin and end a profile, by ticks of the third signal (``sampler``). These two a
-rank without a thread reads when the first signal comes.
+the asker's number; ``p …`` and ``q`` begin and end a profile, by ticks of the third signal (``sampler``); ``n``: note
+the exception that you handle (``in_flight``). These three a rank without a thread reads when the first signal comes.
 """
 
 from __future__ import annotations
@@ -178,6 +178,8 @@ class Answers:
                         self._profile(line)
                         continue
                     self.on_question()
+                    if line == b"n":
+                        continue
                     self._say(line + b" " + self._answer(module, details=line.startswith(b"e")))
         except BaseException:
             pass  # the program has closed the socket, or torch is another one
@@ -201,7 +203,7 @@ class Answers:
             end = socket(fileno=os.dup(self._fd))
             try:
                 for line in end.recv(4096, MSG_DONTWAIT).splitlines():
-                    self._profile(line, frame)
+                    self.on_question() if line == b"n" else self._profile(line, frame)
             except OSError:
                 pass  # nothing was asked but stacks
             finally:
