@@ -80,7 +80,7 @@ class RankLine:
             self._loop.forget(self._socket.fileno())
 
     def catch_up(self) -> None:
-        """Read what it has said by now."""
+        """Read what it has sent by now."""
         self._read()
 
     def say(self, line: bytes) -> None:

@@ -74,7 +74,7 @@ class Answers:
             pass
 
     def report_failure(self, what: str) -> None:
-        """Tell the launcher by which exception, or exit code, the program has failed: the process may stay for long."""
+        """Report the exception, or exit code, with which the program has failed: its process may stay for long."""
         try:
             if os.getpid() == self._pid and os.fstat(self._fd).st_ino == self._inode:
                 self._say(b"f " + what.replace("\n", " ").encode("ascii", "backslashreplace"))
