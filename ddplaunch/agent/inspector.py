@@ -105,6 +105,8 @@ class Inspector:
         self._unsure.discard(number)
         if process := self._ranks.processes.get(number):
             line = self._ranks.lines[number]
+            if self._detail is Detail.WAITS:
+                line.request_exception()
             self._dumps[number] = StackDump(process, line.signals, line.stacks, self._found[number].condition)
 
     # ------------------------------------------------------------------------------------------------- collectives

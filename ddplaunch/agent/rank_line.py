@@ -1,7 +1,4 @@
-"""Our end of the socket on which a rank says where it stands (``rank/answers.py`` has the other, and the words).
-
-Nothing is read unless somebody asks, so that a rank's end, or its first words, wake nobody.
-"""
+"""Our end of the socket on which a rank says where it stands (``rank/answers.py`` has the other, and the words)."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import socket
 from collections.abc import Callable
 
 from ddplaunch.dataclass import dataclass
+from ddplaunch.errors import shown
 from ddplaunch.loop import Loop
 
 _MAX_LINE = 16 << 20  # bytes: 2,000 collectives are one million
@@ -40,8 +38,12 @@ def _ignore(said: RankAnswer) -> None:
 class RankLine:
     """The line of one rank."""
 
-    def __init__(self, loop: Loop) -> None:
-        """Raises OSError: too many files are open."""
+    def __init__(self, loop: Loop, on_failed: Callable[[str], None]) -> None:
+        """``on_failed`` is called with the exception, or the ``sys.exit``, that has ended the rank's program.
+
+        Raises:
+            OSError: too many files are open.
+        """
         self._loop = loop
         ours, theirs = socket.socketpair()
         self._socket = ours
@@ -57,7 +59,9 @@ class RankLine:
         self.answers = False  # whether its thread is there: it has called init_process_group
         self.taken = 0  # bytes that it has said
         self._heard: Callable[[RankAnswer], None] = _ignore
+        self._on_failed = on_failed
         ours.setblocking(False)
+        loop.watch(ours.fileno(), self._read)
 
     @property
     def taken_signals(self) -> tuple[int, ...]:
@@ -65,11 +69,18 @@ class RankLine:
         return (*self.signals, self.stops, *([self.ticks] if self.profiled else []))
 
     def close(self) -> None:
-        self.rest()
+        self._end()
         self._socket.close()
 
+    def _end(self) -> None:
+        """Read no more."""
+        self.answers = False
+        self.rest()
+        if self._socket.fileno() >= 0:
+            self._loop.forget(self._socket.fileno())
+
     def catch_up(self) -> None:
-        """Read what it has said by itself."""
+        """Read what it has sent by now."""
         self._read()
 
     def say(self, line: bytes) -> None:
@@ -84,16 +95,17 @@ class RankLine:
         self._serial += 1
         self.say(b"%s%d" % (b"e" if details else b"s", self._serial))
 
+    def request_exception(self) -> None:
+        """Have it record the exception that it handles, at its next stack dump; one that answers does so by itself."""
+        if not self.answers:
+            self.say(b"n")
+
     def listen(self, heard: Callable[[RankAnswer], None]) -> None:
         """Call ``heard`` with each answer, until ``rest``."""
-        if self._socket.fileno() >= 0:
-            self._heard = heard
-            self._loop.watch(self._socket.fileno(), self._read)
+        self._heard = heard
 
     def rest(self) -> None:
         self._heard = _ignore
-        if self._socket.fileno() >= 0:
-            self._loop.forget(self._socket.fileno())
 
     def _read(self) -> None:
         try:
@@ -111,8 +123,7 @@ class RankLine:
             return
         except OSError:
             pass
-        self.answers = False
-        self.rest()
+        self._end()
 
     def _take(self, line: bytes) -> None:
         """Take in a line; one that makes no sense, which the program itself must have written, says nothing."""
@@ -126,6 +137,8 @@ class RankLine:
                 self.stops = int(rest[0])
             elif word in (b"t", b"l"):
                 self.answers = word == b"t"
+            elif word == b"f":
+                self._on_failed(shown(rest[0].decode(errors="replace"), 100))
             elif word == b"x":
                 left = int(rest[0])
                 self.signals = self.signals[0] if left else 0, self.signals[1] if left > 1 else 0

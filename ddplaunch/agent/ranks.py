@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from enum import Enum
 
 from ddplaunch import TYPE_CHECKING
@@ -92,6 +93,7 @@ class Ranks:
         self.stopped = 0  # how many ended because they were told to
         self.sent: set[int] = set()  # the signals that were to stop them
         self.started = 0  # how many have got a process
+        self.on_failed: Callable[[int, str], None] = lambda rank, what: None  # by which exception its program has ended
         self.debugging: Debugging | None = None  # where a person may debug them
         self._broken: Broken | None = None
         self.memory: Memory | None = None  # what becomes of theirs, once there is one of them
@@ -116,7 +118,7 @@ class Ranks:
 
     def line(self, rank: int) -> int:
         """Return the end of its line that a rank is given. OSError: too many files are open."""
-        line = self.lines[rank] = RankLine(self._loop)
+        line = self.lines[rank] = RankLine(self._loop, lambda what: self.on_failed(rank, what))
         return line.given
 
     def why_mute(self, rank: int) -> str:

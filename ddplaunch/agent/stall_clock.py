@@ -71,8 +71,12 @@ class StallClock:
         self._long_look = 0.0  # when ranks that print all the time are looked at next
         self._offset = 0.0
         self._clock_set = 0.0  # the wall clock's time when it was last set
+        guard = self._loop.guard  # an exception in here must not end the job
+        self.begin: Callable[[Ranks], None] = guard(self._begin)
+        self.restart: Callable[[], None] = guard(self._restart)
+        self.printed: Callable[[int], None] = guard(self._on_printed)
 
-    def begin(self, ranks: Ranks) -> None:
+    def _begin(self, ranks: Ranks) -> None:
         """A new attempt starts."""
         self.end()
         self._ranks = ranks
@@ -80,7 +84,7 @@ class StallClock:
         self._inspected = time.monotonic() - self._timeout
         self._long_look = time.monotonic() + LONG_WAIT / 2
         self._timer = self._loop.after(self._looks[0][0], self._wake)
-        self.restart()
+        self._restart()
 
     def end(self) -> None:
         if self._timer is not None:
@@ -99,7 +103,7 @@ class StallClock:
             if self._noisy:
                 self._long_look = time.monotonic() + SOON
 
-    def restart(self) -> None:
+    def _restart(self) -> None:
         """Nothing counts that was before: we were stopped ourselves."""
         self._readings.clear()
         self._since.clear()
@@ -107,7 +111,7 @@ class StallClock:
             for rank in self._ranks.plan.local_ranks:
                 self._heard(rank.rank)
 
-    def printed(self, rank: int) -> None:
+    def _on_printed(self, rank: int) -> None:
         self._heard(rank)
         if not self._noisy:
             self._goes_on()
@@ -136,7 +140,7 @@ class StallClock:
         if ranks is None or ranks.phase not in (Phase.LOADING, Phase.RUNNING):
             return
         if time.monotonic() - due > max(LATE, self._looks[self._next][1]):
-            self.restart()
+            self._restart()
             return self._again(self._looks[0][0])
         rest = self._looks[self._next][0] - self._silence(ranks)
         left = self._long_look - time.monotonic()
@@ -166,7 +170,7 @@ class StallClock:
         if ranks is not self._ranks or ranks.phase is not Phase.RUNNING:
             return
         pause = self._looks[self._next][1]
-        inspection = self.complete(inspection, ranks, keep=True)
+        inspection = self._completed(inspection, ranks, keep=True)
         waiting = [rank for rank in inspection.ranks if self._may_wait(rank, ranks)]
         still = all((rank.standstill or 0.0) >= pause / 2 for rank in inspection.ranks)
         if not waiting and not (self._strict and self._next == len(self._looks) - 1):
@@ -182,7 +186,7 @@ class StallClock:
         """Called when ranks that print were inspected: node 0 decides where one has waited for many minutes."""
         if ranks is not self._ranks or ranks.phase is not Phase.RUNNING:
             return
-        inspection = self.complete(inspection, ranks, keep=True)
+        inspection = self._completed(inspection, ranks, keep=True)
         waiting = [rank for rank in inspection.ranks if self._may_wait(rank, ranks)]
         working = max(map(ranks.worked, self._printed), default=0.0)  # by runtime.working, which is more than output
         long = any((rank.standstill or 0.0) >= LONG_WAIT / 2 - LATE for rank in waiting)
@@ -200,18 +204,26 @@ class StallClock:
     def noting(self, ranks: Ranks | None, done: Callable[[Inspection], None]) -> Callable[[Inspection], None]:
         """Return a callback for an inspection that another part needs: it notes since when collectives are the same."""
 
-        def on_inspected(inspection: Inspection) -> None:
+        def note(inspection: Inspection) -> None:
             if ranks is not None and ranks is self._ranks:
                 for rank in inspection.ranks:
                     self._standstill(rank, time.monotonic())
+
+        def on_inspected(inspection: Inspection) -> None:
+            self._loop.guard(note)(inspection)
             done(inspection)
 
         return on_inspected
 
-    def complete(self, inspection: Inspection, ranks: Ranks, *, keep: bool = False) -> Inspection:
+    def complete(self, inspection: Inspection, ranks: Ranks) -> Inspection:
+        """Add what this node knows; where that raises an exception the inspection is returned as it was."""
+        found = [inspection]
+        if ranks is self._ranks:
+            self._loop.guard(lambda: found.append(self._completed(inspection, ranks)))()
+        return found[-1]
+
+    def _completed(self, inspection: Inspection, ranks: Ranks, *, keep: bool = False) -> Inspection:
         """Add how long ranks have been quiet and stood still, and what they have used, which ``keep`` keeps."""
-        if ranks is not self._ranks:
-            return inspection
         self._check_wall_clock()
         self._silence(ranks)
         moment = time.monotonic()

@@ -1,4 +1,7 @@
-"""The ranks that still run on this node when others have ended: often one hangs, and nothing else says which."""
+"""The ranks that still run on this node when others have ended, or when their own program has failed.
+
+Often one hangs, and nothing else says which.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,17 @@ from collections.abc import Callable, Sequence
 
 from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.agent.ranks import Phase, RankProcess, Ranks
+from ddplaunch.agent.remains import read_error_file
+from ddplaunch.control.failure import brief
 from ddplaunch.control.messages import FromNode, Straggling
 from ddplaunch.loop import Loop, Timer
-from ddplaunch.words import MAX_NAMED
+from ddplaunch.words import MAX_NAMED, counted
 
 if TYPE_CHECKING:
     from ddplaunch.diagnosis.inspection import Inspection
 
 STRAGGLING = 30.0  # seconds since a rank ended until the others are named: rank 0 may write the last checkpoint
+FAILED_S = 5.0  # seconds since a program has failed until its rank is named: threads may upload the last results
 
 Inspect = Callable[[Ranks, Callable[["Inspection"], None]], None]
 
@@ -34,6 +40,8 @@ class Stragglers:
         self._loop, self._ranks, self._timeout = loop, ranks, timeout
         self._inspect, self._tell, self._note = inspect, tell, note
         self._timers: list[Timer] = []
+        self._failed: dict[int, str] = {}  # by which exception the program of a rank has ended, until that is noted
+        ranks.on_failed = self._on_failed
 
     def await_them(self) -> None:
         """A rank may have ended: the time of those that still run begins now."""
@@ -69,6 +77,34 @@ class Stragglers:
     def _found(self, inspection: Inspection) -> None:
         if left := self._left():
             self._note(self._told(left, inspection))
+
+    def _on_failed(self, rank: int, what: str) -> None:
+        """The program of a rank has failed, and its process goes on until its threads and ``atexit`` are done."""
+        if not self._failed:
+            self._ranks.timers.after(FAILED_S, self._inspect_failed)
+        self._failed[rank] = what
+
+    def _inspect_failed(self) -> None:
+        if self._ranks.debugged:
+            self._ranks.timers.after(FAILED_S, self._inspect_failed)
+        elif any(each.rank.rank in self._failed for each in self._left()):
+            self._inspect(self._ranks, self._note_failed)
+        else:
+            self._failed.clear()
+
+    def _note_failed(self, inspection: Inspection) -> None:
+        failed, self._failed = self._failed, {}
+        left = [each for each in self._left() if each.rank.rank in failed]
+        for each in left[:MAX_NAMED]:
+            rank, what = each.rank.rank, failed[each.rank.rank]
+            on = f" on {each.rank.host}" if self._ranks.plan.nnodes > 1 and each.rank.host else ""
+            recorded = read_error_file(self._ranks.file(rank, "json")).message  # none while its __str__ hangs
+            how = f"called {what}" if what.startswith("sys.exit(") else f"raised {brief(recorded or what)}"
+            found = inspection.by_number.get(rank)
+            place = (diagnosis.stall.where([found]) or found.no_stack) if found else ""
+            self._note(f"rank {rank}{on} (pid {each.pid}) has {how}, and still runs" + (f": {place}" if place else ""))
+        if (more := len(left) - MAX_NAMED) > 0:
+            self._note(f"{counted(more, 'more rank')} failed and still run")
 
     def _told(self, left: Sequence[RankProcess], inspection: Inspection) -> str:
         places = {rank.rank: diagnosis.stall.where([rank]) for rank in inspection.ranks}

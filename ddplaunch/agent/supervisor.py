@@ -89,7 +89,7 @@ class Supervisor:
         self._link = make_link(loop, self._plan, rules, self._hear, listening)
         if plan.hosts_store or rules.port is None:
             log.open(plan.run_id, plan.node_rank)
-        self._tree = Tree(loop, policy, environ, plan.run_id)
+        self._tree = Tree(loop, policy, environ, plan.run_id, screen.note)
         self._observers, self._emit = observers, observers.emit
         self.streams = Streams(loop, screen, self._printed, lambda: self._teardown.drained(), whole=policy.show.whole)
         self._outfit = Outfit(policy, screen, self.streams, log, store, PreemptionFile(self._tree.temporary))
@@ -425,8 +425,8 @@ class Supervisor:
         self._inspections.ask(detail, answer)
 
     def note_state(self) -> None:
-        """Keep what the ranks here hold now, as one may run out of memory later; note a zygote that is stopped."""
-        self._tree.note_stopped(self._screen.note)
+        """Keep what the ranks here hold now, as one may run out of memory later; note a stopped zygote."""
+        self._tree.note_stopped()
         if self._ranks.memory:
             self._ranks.memory.note()
 

@@ -25,11 +25,22 @@ if TYPE_CHECKING:
     from ddplaunch.agent.warm_runs import WarmRuns
 
 
+STOPPED_S = 1.0  # seconds until a stop is noted: a scheduler that suspends a job continues its processes one by one
+
+
 class Tree:
     """Has one zygote at a time, and tells ours from strangers; without strangers at the start, all below us is ours."""
 
-    def __init__(self, loop: Loop, policy: Policy, environ: Mapping[str, str], run_id: str) -> None:
-        self._loop, self._policy = loop, policy
+    def __init__(
+        self,
+        loop: Loop,
+        policy: Policy,
+        environ: Mapping[str, str],
+        run_id: str,
+        note: Callable[[str], object],
+    ) -> None:
+        """``note`` shows a message to people."""
+        self._loop, self._policy, self._note = loop, policy, note
         self._strangers = frozenset(processes.children())
         self._sessions: set[int] = set()
         self.environ = {name: value for name, value in environ.items() if name not in job.OURS_ALONE}
@@ -43,6 +54,7 @@ class Tree:
 
             self._warm = WarmRuns(policy.warm)
         self.guard: int | None = None  # the process that all sidecars hang below
+        loop.catch((signal.SIGCHLD,), self._on_child)
 
     def plant(self, plan: Plan, store_file: str | None, listener: ZygoteListener) -> ZygoteClient:
         """Return the zygote, started if there is none; it removes ``store_file`` should we be killed.
@@ -69,13 +81,23 @@ class Tree:
         """Why the zygote did not come of a warm one, where that was asked for."""
         return self._warm.cold if self._warm else self._policy.cold
 
-    def note_stopped(self, note: Callable[[str], object]) -> None:
+    def _on_child(self, number: int) -> None:
+        """A child has ended, or a signal has stopped or continued it."""
+        if self._stopped_zygote() != self._stopped:
+            self._loop.after(STOPPED_S, self.note_stopped)
+
+    def note_stopped(self) -> None:
         """Note once that a signal has stopped the zygote, which then starts no rank and reports the end of none."""
+        pid = self._stopped_zygote()
+        if pid and pid != self._stopped:
+            text = f"the process that starts the ranks (pid {pid}) is stopped, and reports no end: kill -CONT {pid}"
+            self._note(text)
+        self._stopped = pid
+
+    def _stopped_zygote(self) -> int:
+        """The pid of the zygote where a signal has stopped it; 0 otherwise."""
         pid = self.zygote.pid if self.zygote else 0
-        stopped = pid if pid and processes.is_suspended(pid) else 0
-        if stopped and stopped != self._stopped:
-            note(f"the process that starts the ranks (pid {pid}) is stopped, and reports no end: kill -CONT {pid}")
-        self._stopped = stopped
+        return pid if pid and processes.is_suspended(pid) else 0
 
     def recall(self) -> int:
         return self.zygote.recall() if self.zygote else 0

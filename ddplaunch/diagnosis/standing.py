@@ -71,6 +71,7 @@ _WAITS = {
     ("subprocess.py", "wait"): "waits for a command to end",
     ("subprocess.py", "communicate"): "waits for a command to end",
     ("threading.py", "join"): "waits for a thread to end",
+    ("threading.py", "_shutdown"): "waits for its threads to end",
     ("threading.py", "wait"): "waits for another thread",
 }
 """What a rank does whose user code has called these of the standard library, or of another; the first counts."""

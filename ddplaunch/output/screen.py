@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Sequence
 
+from ddplaunch.control.failure import Verdict
 from ddplaunch.dataclass import dataclass
 from ddplaunch.loop import Callback, Loop
 from ddplaunch.output.equal_lines import HOLD, EqualLines
@@ -28,6 +29,10 @@ _COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")  # ANSI'
 _FAINT = "2"  # of a sidecar
 _BOLD = "1"  # of several ranks
 _CLEAR = b"\r\x1b[K"
+
+
+_TRACEBACK = "Traceback (most recent call last)"
+TRACEBACK_S = 2.0  # seconds for the report to come; if others take longer to stop, the rank's own traceback is shown
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class Screen:
         self._merges = {n for n in (1, 2) if (self._sink(n).terminal if how.merge is None else how.merge)}
         self._equal = EqualLines()
         self._ticks = False
+        self._tracebacks: dict[Source, bytes] = {}  # the last that these printed
         counts = self._stderr.terminal and not VOICE.for_machines
         self._waiting = Waiting(loop, self._show_footer, how.quiet, counts=counts)
 
@@ -111,6 +117,22 @@ class Screen:
             self._equal.end(source, number)
         self._show_merged()
         self._show(sink, b"")  # the bar
+
+    def hold_traceback(self, source: Source, text: bytes) -> None:
+        """Show this traceback, with which ``source`` has ended, unless the report of the job soon has it."""
+        self._tracebacks[source] = text
+        self._loop.after(TRACEBACK_S, self._show_tracebacks)
+
+    def _show_tracebacks(self, verdict: Verdict | None = None) -> None:
+        """Show those that are not in the report of ``verdict``."""
+        held, self._tracebacks = self._tracebacks, {}
+        first = verdict.first if verdict and self.speaks else None
+        reported = {first.rank, *verdict.alike} if verdict and first else set()
+        count = (first.traceback or "").count(_TRACEBACK) if first else 0
+        for source, text in held.items():
+            if source not in reported or text.count(_TRACEBACK.encode()) != count:
+                self.lines(source, 2, text)
+                self._show_merged(math.inf)
 
     def _show_merged(self, until: float = 0.0) -> None:
         """Show what needs to wait for its equals no longer, and what came before ``until``."""
@@ -167,13 +189,15 @@ class Screen:
             case Noted(text=text) | Stalled(text=text) if text:
                 self.note(text, of_job=True)
             case Restarting(attempt, wait, text, verdict):
+                self._show_tracebacks()
                 fields = {"attempt": attempt, "wait": wait, "verdict": verdict}
                 self.say(Said(Topic.RESTART, text, fields), of_job=True)
             case Planned(plan=plan):
                 VOICE.of(plan)
                 self._prefixes, self._width = prefixes(self._template, plan)
                 self.footer("")
-            case Ended():
+            case Ended(verdict=verdict):
+                self._show_tracebacks(verdict)
                 self.footer("")
 
     def _sink(self, number: int) -> Sink:

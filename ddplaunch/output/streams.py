@@ -289,8 +289,11 @@ class Streams:
     def _end(self, stream: _Stream) -> None:
         if stream.show:
             lines = self._held(stream, stream.lines.close())
-            lines += stream.words.close() if stream.words else b""
-            self._screen.lines(stream.source, stream.number, lines, last=True)
+            words = stream.words.close() if stream.words else b""
+            if b"\n" in words[:-1]:  # a traceback: the report may have it, too
+                self._screen.hold_traceback(stream.source, words)
+                words = b""
+            self._screen.lines(stream.source, stream.number, lines + words, last=True)
         self._loop.forget(stream.fd)
         os.close(stream.fd)
         del self._streams[stream.fd]

@@ -10,9 +10,10 @@ is left out. Part of the worker, and bound by its rules.
 
 On the socket there are lines. From the rank: ``h FIRST SECOND FD THIRD`` at its start, ``t`` when the thread is there,
 ``l`` when it has left, ``x LEFT`` where the program has taken one of the signals or both, and answers, ``s7 …`` with
-tabs between their parts; ``b SIGNAL`` on which it stops for a debugger. To the rank: ``s7`` (how far are you?) and
-``e7`` (and what are the last collectives?), by the asker's number; ``p …`` and ``q`` begin and end a profile, by ticks
-of the third signal (``sampler``). These two a rank without a thread reads when the first signal comes.
+tabs between their parts; ``b SIGNAL`` on which it stops for a debugger; ``f WHAT`` when the program has failed, by an
+exception or ``sys.exit``. To the rank: ``s7`` (how far are you?) and ``e7`` (and what are the last collectives?), by
+the asker's number; ``p …`` and ``q`` begin and end a profile, by ticks of the third signal (``sampler``); ``n``: note
+the exception that you handle (``in_flight``). These three a rank without a thread reads when the first signal comes.
 """
 
 from __future__ import annotations
@@ -71,6 +72,14 @@ class Answers:
             self._say(b"b %d" % number)
         except OSError:
             pass
+
+    def report_failure(self, what: str) -> None:
+        """Report the exception, or exit code, with which the program has failed: its process may stay for long."""
+        try:
+            if os.getpid() == self._pid and os.fstat(self._fd).st_ino == self._inode:
+                self._say(b"f " + what.replace("\n", " ").encode("ascii", "backslashreplace"))
+        except OSError:
+            pass  # the program has closed it
 
     def leave(self) -> None:
         """Answer no more: have the thread end, and wait until the kernel no longer counts it."""
@@ -169,6 +178,8 @@ class Answers:
                         self._profile(line)
                         continue
                     self.on_question()
+                    if line == b"n":
+                        continue
                     self._say(line + b" " + self._answer(module, details=line.startswith(b"e")))
         except BaseException:
             pass  # the program has closed the socket, or torch is another one
@@ -192,7 +203,7 @@ class Answers:
             end = socket(fileno=os.dup(self._fd))
             try:
                 for line in end.recv(4096, MSG_DONTWAIT).splitlines():
-                    self._profile(line, frame)
+                    self.on_question() if line == b"n" else self._profile(line, frame)
             except OSError:
                 pass  # nothing was asked but stacks
             finally:

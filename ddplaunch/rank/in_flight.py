@@ -27,11 +27,12 @@ class InFlight:
         self._text = ""
 
     def note(self) -> None:
-        """Write or remove the file; called from another thread."""
+        """Write or remove the file; called from another thread, or in the main one between two instructions."""
         try:
             found = sys._current_exceptions().get(self._main)  # type: ignore[attr-defined, unused-ignore]
             error = found[1] if isinstance(found, tuple) else found
-            text = "\n".join(map(self._to_json, _described(error))) if isinstance(error, BaseException) else ""
+            described = _described(error if isinstance(error, BaseException) else None, get_ident() == self._main)
+            text = "\n".join(map(self._to_json, described))
             if text == self._text or os.getpid() != self._pid:
                 return
             self._text = text
@@ -45,8 +46,11 @@ class InFlight:
             pass  # the disk is full, or a __str__ fails
 
 
-def _described(error: BaseException | None) -> list[dict[str, object]]:
-    """What there is to know of an exception, and of those during whose handling it came."""
+def _described(error: BaseException | None, in_main: bool) -> list[dict[str, object]]:
+    """What there is to know of an exception, and of those during whose handling it came.
+
+    ``in_main``: the main thread stands still meanwhile, so no code of the program's may run, as it may want a lock.
+    """
     found: list[dict[str, object]] = []
     while error is not None and len(found) < MAX_EXCEPTIONS:
         trace, frames = error.__traceback__, ["Traceback (most recent call last):"]
@@ -57,8 +61,14 @@ def _described(error: BaseException | None) -> list[dict[str, object]]:
                 code = trace.tb_frame.f_code
                 frames.append(f'  File "{code.co_filename}", line {trace.tb_lineno}, in {code.co_name}')
                 trace = trace.tb_next
-            name, message = type(error).__name__, str(error)
+            name, message = type(error).__name__, "" if in_main and not _is_plain(error) else str(error)
             message = f"{name}: {message}" if message else name
             found.append({**place, "message": message, "traceback": "\n".join([*frames, message])})
         error = error.__context__
     return found
+
+
+def _is_plain(error: Exception) -> bool:
+    """Whether ``str`` of it calls no code of the program's."""
+    plain = (bool, bytes, float, int, str, type(None))
+    return type(type(error).__str__) is type(object.__str__) and all(type(each) in plain for each in error.args)

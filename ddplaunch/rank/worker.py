@@ -133,15 +133,23 @@ class Life:
         error = self._error
         if isinstance(error, SystemExit):
             self._code = ending.exit_code(error.code)
+            if self._code:
+                self._report_failure(f"sys.exit({self._code})")
         elif isinstance(error, ending.Refused):
             ending.record(self._job, error, str(error))
             self._code = EXIT_USAGE
         elif error is not None:
             self._code = 1
             self._interrupted = type(error) is KeyboardInterrupt
+            if not self._job["post_mortem"]:
+                self._report_failure(type(error).__name__)
             ending.report(self._job, error)
             if self._job["post_mortem"] and not self._interrupted:
                 self._look_at(error)
+
+    def _report_failure(self, what: str) -> None:
+        if self._answers is not None:
+            self._answers.report_failure(what)
 
     def _look_at(self, error: BaseException) -> None:
         """Let somebody look at what an exception has left."""
@@ -155,7 +163,8 @@ class Life:
     def leave(self) -> NoReturn:
         """End as the interpreter would: show an exception, join threads, run atexit, drop the user's objects, flush.
 
-        A fork does so by itself and skips what only costs time: taking apart what the zygote imported (0.5 s of torch,
+        Threads and atexit come while the rank can still be asked where it is. A fork also does the rest by itself, and
+        skips what only costs time: taking apart what the zygote imported (0.5 s of torch,
         and it would touch every page that the ranks share). Where threads still run, which are daemons then, only the
         interpreter itself can end without them seeing it.
         """
@@ -168,11 +177,10 @@ class Life:
         self._error = None
         if self._answers is not None and self._code == 0 and self._job["trace_file"]:
             self._answers.keep_trace(self._job["trace_file"], self._job["trace_after"])
-        if self._forked:
-            import atexit
+        import atexit
 
-            ending.join_threads()
-            atexit._run_exitfuncs()
+        ending.join_threads()
+        atexit._run_exitfuncs()
         if self._breakpoints is not None:
             self._breakpoints.leave()
         if self._answers is not None:

@@ -8,6 +8,7 @@ import pytest
 
 from ddplaunch.agent.in_flight import propagates
 from tests.conftest import write
+from tests.starts import LIGHT
 
 PROGRAM = """
 import os, sys, time
@@ -28,6 +29,24 @@ finally:
         time.sleep(float(sys.argv[1]))
         print("cleaned up")
 """
+WITHOUT_GROUP = """
+import os, sys, time
+
+def train():
+    if os.environ["RANK"] == "0":
+        raise ValueError("loss is nan at step 812")
+    while not os.path.exists("closed"):
+        time.sleep(0.01)
+    raise RuntimeError("Connection closed by peer")
+
+try:
+    train()
+finally:
+    open("closed", "w").close()
+    if os.environ["RANK"] == "0":
+        time.sleep(float(sys.argv[1]))
+        print("cleaned up")
+"""
 CAUGHT = """
 import os, sys, time
 import torch, torch.distributed as dist
@@ -44,11 +63,15 @@ except ImportError:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seconds", "grace", "cleaned"), [("2", "30", True), ("600", "0.5", False)])
-def test_a_long_finally_does_not_hide_its_exception(launch, tmp_path, seconds, grace, cleaned):
+@pytest.mark.parametrize(
+    ("program", "mode", "seconds", "grace", "cleaned"),
+    [(PROGRAM, (), "2", "30", True), (PROGRAM, (), "600", "0.5", False), (WITHOUT_GROUP, LIGHT, "2", "30", True)],
+    ids=["cleans up", "is killed", "has no process group"],
+)
+def test_a_long_finally_does_not_hide_its_exception(launch, tmp_path, program, mode, seconds, grace, cleaned):
     """It gets the grace for it; where that is too short, the exception is known all the same."""
-    script = write(tmp_path, "train.py", PROGRAM)
-    done = launch("run", "--nproc", "2", "--grace", grace, script, "--", seconds)
+    script = write(tmp_path, "train.py", program)
+    done = launch("run", *mode, "--nproc", "2", "--grace", grace, script, "--", seconds)
     assert done.returncode == 1
     report = done.stderr[done.stderr.index("ddplaunch: ") :].splitlines()
     assert report[0] == "ddplaunch: rank 0 failed with ValueError: loss is nan at step 812 (exit code 1)"

@@ -20,6 +20,7 @@ import sys
 import ddplaunch.job.requests.inspection as inspection, ddplaunch.job.requests.output as output
 from ddplaunch.agent.inspector import Inspector
 from ddplaunch.agent.sidecars import Sidecars
+from ddplaunch.agent.stall_clock import StallClock
 from ddplaunch.cli import main
 from ddplaunch.job.history import History
 
@@ -32,6 +33,7 @@ History.observe = broken("an observer")
 output.TailRanks.serve = broken("a request")
 inspection.JobInspected = broken("an answer that comes later")
 Inspector._go_on = broken("an inspection")
+StallClock._heard = broken("a clock")
 Sidecars.spawned = broken("a sidecar")
 del sys.argv[1:3]
 main()
@@ -70,10 +72,11 @@ def test_a_feature_that_raises_is_reported_once_and_left_out(start, tmp_path):
         ("the answer to TailRanks failed", 2),  # each request is one of its own
         ("the answer to InspectJob failed", 1),
         ("the inspection of ranks failed", 1),
+        ("the stall clock failed", 1),
         ("the sidecars failed", 1),
     ):
         assert said.count(f"bug in ddplaunch: {what} and is left out, the job goes on; please report it") == times
-    assert said.count("Traceback (most recent call last)") == 6
+    assert said.count("Traceback (most recent call last)") == 7
     assert "RuntimeError: an answer that comes later" in said
     assert "rank 0 exited with code 3" in said or "rank 1 exited with code 3" in said
     job.assert_nothing_left()

@@ -223,3 +223,28 @@ def test_a_clock_that_raises_is_reported_once_and_stops(node, monkeypatch, broke
     assert len(node.notes) == 1
     assert node.notes[0].startswith("bug in ddplaunch: the stall clock failed and is left out, the job goes on")
     assert not node.told
+
+
+@pytest.mark.parametrize("called", ["begin", "restart", "printed", "noting", "complete"])
+def test_an_exception_in_it_does_not_reach_its_callers(node, monkeypatch, called):
+    def fail(*arguments):
+        raise RuntimeError("the stall clock")
+
+    for name in ("_heard", "_standstill"):
+        monkeypatch.setattr(StallClock, name, fail)
+    looks: list[Inspection] = []
+    node.look(node.ranks, looks.append)
+    match called:
+        case "begin":
+            node.clock.begin(node.ranks)
+        case "restart":
+            node.clock.restart()
+        case "printed":
+            node.clock.printed(0)
+        case "noting":
+            node.clock.noting(node.ranks, looks.append)(looks[0])
+            assert looks[1:] == looks[:1], "the inspection is passed on"
+        case "complete":
+            assert node.clock.complete(looks[0], node.ranks) == looks[0]
+    assert len(node.notes) == 1
+    assert "the stall clock failed and is left out, the job goes on" in node.notes[0]

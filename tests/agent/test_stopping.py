@@ -227,9 +227,10 @@ def test_stopped_ranks_end(start):
 
 
 def test_a_stopped_zygote_is_named_and_does_not_hold_up_the_end(start, tmp_path):
+    """Also where no readings are taken."""
     assert KILL_PATIENCE == 5
     sooner = impatient(tmp_path, "rank.processes.KILL_PATIENCE", patience(0.5))
-    job = start("run", *LIGHT, "--nproc", "2", "--grace", "0", SLEEPER, executable=sooner)
+    job = start("run", *LIGHT, "--nproc", "2", "--no-history", "--grace", "0", SLEEPER, executable=sooner)
     job.wait_for("ready", 2)
     os.kill(zygote := job.zygote(), signal.SIGSTOP)
     wait_until(lambda: f" (pid {zygote}) is stopped" in job.stderr(), "the note")

@@ -11,7 +11,7 @@ from ddplaunch.agent import stragglers
 from tests.conftest import free_port, wait_until, write
 from tests.impatient import impatient
 from tests.patience import patience
-from tests.starts import LIGHT
+from tests.starts import EXEC, FORKED, LIGHT
 
 pytestmark = pytest.mark.slow
 
@@ -98,3 +98,62 @@ def test_they_can_be_ended_on_another_node(start, tmp_path, nproc):
     assert f"{told} (on {socket.gethostname()})" in node_0.stderr()
     for node in (node_0, node_1):
         node.assert_nothing_left()
+
+
+FAILS_AND_STAYS = """
+    import atexit, os, sys, threading
+
+    def hang(os=os):  # at the interpreter's end, globals and builtins are gone
+        os.close(os.open("end", os.O_RDONLY))  # a pipe, until it has a writer
+
+    class Odd(Exception):
+        def __str__(self):
+            hang()
+            return "odd"
+
+    class Held:
+        def __del__(self, hang=hang):
+            hang()
+
+    rank = os.environ["RANK"]
+    print(rank, os.getpid(), flush=True)
+    if rank == "0":
+        threading.Thread(target=hang).start()
+    elif rank == "1":
+        atexit.register(hang)
+    elif rank == "2":
+        held = Held()
+    elif rank == "3":
+        threading.Thread(target=hang).start()
+        sys.exit(3)
+    elif rank == "4":
+        raise Odd
+    raise ValueError("the loss is nan")
+"""
+
+
+@pytest.mark.parametrize("mode", [FORKED, EXEC], ids=["zygote", "exec"])
+def test_a_rank_that_has_failed_and_still_runs_is_named(start, tmp_path, mode):
+    """It is kept alive by a thread, an ``atexit`` handler, a destructor, or its exception's own ``__str__``."""
+    assert stragglers.FAILED_S == 5
+    os.mkfifo(tmp_path / "end")
+    script = write(tmp_path, "train.py", FAILS_AND_STAYS)
+    sooner = impatient(tmp_path, "agent.stragglers.FAILED_S", patience(1))
+    job = start("run", *mode, "--show", "all/out", "--nproc", "5", script, executable=sooner)
+    wait_until(lambda: job.stderr().count("and still runs") == 5, "a note on each rank")
+    pids = dict(line.split()[1:] for line in job.stdout().splitlines())
+    failed = "raised ValueError: the loss is nan"
+    over = "its program is over, and Python takes down what it left"
+    expected = {
+        "0": f"{failed}, and still runs: it waits for its threads to end, hang at train.py:4",
+        "1": f"{failed}, and still runs: hang at train.py:4",
+        "2": f"{failed}, and still runs: {over}",
+        "3": "called sys.exit(3), and still runs: it waits for its threads to end, hang at train.py:4",
+        "4": "raised Odd, and still runs: hang at train.py:4",
+    }
+    notes = [line for line in job.stderr().splitlines() if "and still runs" in line]
+    assert sorted(notes) == [f"ddplaunch: rank {rank} (pid {pids[rank]}) has {how}" for rank, how in expected.items()]
+    (tmp_path / "end").open("w").close()
+    assert job.wait() in (1, 3)
+    assert job.stderr().count("and still runs") == 5
+    job.assert_nothing_left()

@@ -53,7 +53,7 @@ def test_a_terminal_that_somebody_made_for_stdout_alone_is_no_person_s(tmp_path,
 class Terminal:
     """The launcher in a terminal of its own."""
 
-    def __init__(self, words, cwd, env=None, columns=100):
+    def __init__(self, words, cwd, env=None, columns=100, executable=None):
         self.master, slave = pty.openpty()
         import fcntl
         import struct
@@ -62,7 +62,14 @@ class Terminal:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         environment = clean_environment({"TERM": "xterm-256color", **(env or {})})
         self.process = subprocess.Popen(
-            command(*words), cwd=cwd, env=environment, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+            command(*words),
+            executable=executable,
+            cwd=cwd,
+            env=environment,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
         )
         os.close(slave)
         self.shown = ""
@@ -439,15 +446,17 @@ meet()
 
 
 def test_ranks_that_fell_with_another_are_a_line_each(launch, tmp_path):
-    """In a terminal the cause's traceback is to be seen; the log folder and an explicit --show have all."""
+    """In a terminal the report alone has the cause's traceback; the log folder and an explicit --show have all."""
     write(tmp_path, "train.py", FALLS)
     words = ("run", *LIGHT, "--nproc", "3", "--grace", "20", "--log-dir", "logs")
-    terminal = Terminal([*words, "train.py"], tmp_path, env={"NO_COLOR": "1"})
+    later = impatient(tmp_path, "output.screen.TRACEBACK_S", patience(10))
+    terminal = Terminal([*words, "train.py"], tmp_path, env={"NO_COLOR": "1"}, executable=later)
     assert terminal.end() == 1
     shown = terminal.shown.replace("\r\n", "\n")
     assert "[0] ConnectionError: … Connection closed by peer [127.0.0.1]:1 (--show all for all of it)\n" in shown
     assert "[0] Traceback" not in shown
-    assert '[1] Traceback (most recent call last):\n[1]   File "' in shown
+    assert shown.count('raise ValueError("the cause")') == 1
+    assert '\n  Traceback (most recent call last):\n    File "' in shown
     assert "[2] Traceback" in shown, "what is no rank's end is whole"
     assert "[2] ConnectionError: [/src" in shown
     assert "[2] rank 2 goes on\n" in shown
@@ -456,7 +465,37 @@ def test_ranks_that_fell_with_another_are_a_line_each(launch, tmp_path):
     terminal = Terminal([*words, "--show", "all", "train.py"], tmp_path, env={"NO_COLOR": "1"})
     assert terminal.end() == 1
     assert "[0] Traceback" in terminal.shown
+    assert terminal.shown.count('raise ValueError("the cause")') == 2
     assert "[0] Traceback" in launch(*words, "train.py").stderr, "nor in a file"
+
+
+@pytest.mark.slow
+def test_a_traceback_that_no_report_has_is_shown(tmp_path):
+    """That of an attempt before a restart, and that of a rank that failed second."""
+    script = write(
+        tmp_path,
+        "train.py",
+        """
+        import os, signal, time
+        rank, attempt = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+
+        def fail(number, frame):
+            raise KeyError(rank)
+
+        signal.signal(signal.SIGTERM, fail)
+        open(f"ready-{rank}-{attempt}", "w").close()
+        while rank != 1 or not all(os.path.exists(f"ready-{each}-{attempt}") for each in (0, 2)):
+            time.sleep(0.01)
+        raise ValueError(f"attempt {attempt}")
+        """,
+    )
+    words = ["run", *LIGHT, "--nproc", "3", "--max-restarts", "1", "--restart-on", "always", "--min-uptime", "0"]
+    terminal = Terminal([*words, script], tmp_path, env={"NO_COLOR": "1"})
+    assert terminal.end() == 1
+    shown = terminal.shown
+    assert shown.count("[1] ValueError: attempt 0") == 1, shown
+    assert all(len(re.findall(rf"\[{rank}\] +KeyError: {rank}", shown)) == 2 for rank in (0, 2)), shown
+    assert "\n  ValueError: attempt 1" in shown.replace("\r\n", "\n")
 
 
 def test_torchs_prefix_is_not_repeated(launch, tmp_path):
