@@ -57,17 +57,23 @@ class Assignment:
         name: None where the source does not show it.
         value: as the name; None also where the variable is removed, or set only sometimes.
         default: only where it is not set already.
+        source: the import of what may set it when it is called with this name.
         after: certainly after torch was imported, and so too late for what torch read then.
         early: certainly before anything was imported that is not Python's own.
     """
 
     where: str
     reach: Reach
-    name: str | None
-    value: str | None
+    name: str | None = None
+    value: str | None = None
     default: bool = False
+    source: Import | None = None
     after: bool = False
     early: bool = False
+
+    @property
+    def words(self) -> str:
+        return f"sets {self.name or 'variables'}"
 
 
 @dataclass(frozen=True)
@@ -78,57 +84,28 @@ class Effect:
     reach: Reach
 
 
-@dataclass(frozen=True)
-class Patch:
-    """What others have made may be changed.
-
-    Attributes:
-        target: what, by the names that lead there: "os.cpu_count".
-        source: the import that brought it; None where that makes no difference.
-        passed: it is a module that is given to others, whatever they do with it.
-    """
-
-    where: str
-    reach: Reach
-    target: str
-    source: Import | None = None
-    passed: bool = False
-
-    @property
-    def words(self) -> str:
-        return f"passes {self.target} on" if self.passed else f"changes {self.target}"
+CALLS, CHANGES, PASSES, CONFIGURES = "calls", "changes", "passes on", "may configure the logger"
 
 
 @dataclass(frozen=True)
 class Use:
-    """Something is called that an import has brought: another's code runs.
+    """What others have made is called, changed, or given to others, whatever they do with it.
 
     Attributes:
-        source: the import.
-        variables: names in the call that may be those of variables; None for one that the source does not show.
+        verb: which of these.
+        target: what, by the names that lead there: "os.cpu_count".
+        source: the import that brought it; of a logger: that of the module with its name.
     """
 
     where: str
     reach: Reach
+    verb: str
+    target: str
     source: Import
-    variables: tuple[str | None, ...] = ()
-
-
-@dataclass(frozen=True)
-class Logger:
-    """The program asks for a logger by this name (empty: of a loop), perhaps to configure it before its import does."""
-
-    where: str
-    reach: Reach
-    name: str
-
-    @property
-    def top(self) -> str:
-        return self.name.partition(".")[0]
 
     @property
     def words(self) -> str:
-        return f"may configure the logger {self.name}" if self.name else "may configure any logger"
+        return f"{self.verb} {self.target}"
 
 
 @dataclass(frozen=True)
@@ -153,5 +130,5 @@ class Barrier:
     hook: bool = False
 
 
-Step = Import | Assignment | Effect | Patch | Barrier | Use | Logger
+Step = Import | Assignment | Effect | Use | Barrier
 Finding = Step | Folder

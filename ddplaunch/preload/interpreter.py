@@ -12,10 +12,9 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 
 from ddplaunch.files import read_regular
-from ddplaunch.preload.table import entries, holds_installed
+from ddplaunch.preload.table import entries, entry_points, holds_installed
 
 _MAX = 1 << 20  # bytes of a file
-_BACKENDS = re.compile(r"^\s*\[\s*torch\.backends\s*\]", re.MULTILINE)
 _IMPORTED = re.compile(r"\b(?:import|from)\s+([\w.]+)")
 
 
@@ -35,10 +34,9 @@ def find_backend(first: str | None, environ: Mapping[str, str]) -> str | None:
         return None
     for folder in dict.fromkeys([first or "", *environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path]):
         for entry in entries(folder) if folder else ():
-            if entry.endswith((".dist-info", ".egg-info")):
-                path = os.path.join(folder, entry)
-                if _BACKENDS.search(_text(os.path.join(path, "entry_points.txt"))):
-                    return path
+            path = os.path.join(folder, entry)
+            if entry.endswith((".dist-info", ".egg-info")) and "torch.backends" in entry_points(path):
+                return path
     return None
 
 

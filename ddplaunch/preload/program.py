@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.errors import UsageError
 from ddplaunch.files import read_regular
-from ddplaunch.preload.facts import Assignment, Barrier, Finding, Folder, Import, Patch, Reach, Step, Use
+from ddplaunch.preload.facts import Assignment, Barrier, Finding, Folder, Import, Reach, Step, Use
 from ddplaunch.preload.scan import scan
 from ddplaunch.preload.table import INSTALLED
 from ddplaunch.target import source
@@ -112,20 +112,20 @@ class _Reader:
         return found
 
     def _note(self, found: Finding, file: str) -> None:
+        if isinstance(found, Assignment | Use) and found.source and self._is_own(found.source, file):
+            return
         if isinstance(found, Import):
             self._import(found, file)
-        elif isinstance(found, Assignment):
-            sure = found.reach is Reach.SURE
-            value = found.value if sure else None
-            self._steps.append(replace(found, value=value, after=self._torch, early=sure and not self._others))
         elif isinstance(found, Folder):
             self._folders.append(found.path)
             if os.path.isfile(found.path) or found.path.endswith(_ARCHIVES):
                 self._steps.append(Barrier(found.where, found.reach, "adds an archive to sys.path"))
-        elif not isinstance(found, Patch | Use) or not (found.source and self._is_own(found.source, file)):
+        elif isinstance(found, Assignment):
+            sure = found.reach is Reach.SURE
+            value = found.value if sure else None
+            self._steps.append(replace(found, value=value, after=self._torch, early=sure and not self._others))
+        else:
             self._steps.append(found)
-            for name in found.variables if isinstance(found, Use) else ():
-                self._note(Assignment(found.where, found.reach, name, None), file)
 
     def _import(self, found: Import, file: str) -> None:
         top = found.top

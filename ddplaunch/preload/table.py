@@ -118,11 +118,6 @@ class Installed:
             return "?"
         return found[0][0] if found else None
 
-    def has(self, name: str, module: str) -> bool:
-        """Whether the installed version of a distribution has a module, by its file."""
-        folder, stem = os.path.split(os.path.join(self._found[name][0][1], *module.split(".")))
-        return any(each.partition(".")[0] == stem for each in entries(folder))
-
     def holds(self, module: str) -> bool:
         """Whether any distribution has a module, by its file; a folder without ``__init__`` is none."""
         *parents, name = module.split(".")
@@ -156,6 +151,15 @@ def entries(folder: str) -> list[str]:
         return sorted(os.listdir(folder))
     except OSError:
         return []
+
+
+def entry_points(info: str) -> frozenset[str]:
+    """The groups of entry points that a distribution has, by its folder of metadata."""
+    try:
+        with open(os.path.join(info, "entry_points.txt"), encoding="utf-8", errors="replace") as file:
+            return frozenset(line.strip(" []\n") for line in file if line.lstrip().startswith("["))
+    except OSError:
+        return frozenset()
 
 
 def holds_installed(folder: str) -> bool:

@@ -36,41 +36,39 @@ def load(config: Config, watch: Callable[[], Guard]) -> tuple[str | None, str | 
 
 
 def _import(config: Config, watch: Callable[[], Guard]) -> tuple[str | None, str | None]:
-    if not config["fallback"]:
-        return _import_all(config)
-    __import__("torch")  # known packages import it too
-    guard = watch()
-    guard.begin()
-    try:
-        for name in [each for each in config["modules"] if each not in config["fallback"]]:
-            try:
-                __import__(name)
-            except BaseException as error:
-                guard.doubt = f"importing {name} failed: {type(error).__name__}"
-            guard.after(name)
-            if guard.doubt:
-                break
-    finally:
-        guard.end()
-    if guard.doubt:
-        return None, guard.doubt
-    return _import_all({**config, "modules": config["fallback"]})
-
-
-def _import_all(config: Config) -> tuple[str | None, str | None]:
-    for name in config["modules"]:
+    modules = config["modules"]
+    if config["fallback"]:
+        __import__("torch")  # known packages import it too
+        guard = watch()
+        guard.begin()
         try:
-            if name in config["asked"]:
-                sys.path.insert(0, config["first"])
+            for name in [each for each in modules if each not in config["fallback"]]:
+                try:
+                    __import__(name)
+                except BaseException as error:
+                    guard.doubt = f"importing {name} failed: {type(error).__name__}"
+                guard.after(name)
+                if guard.doubt:
+                    break
+        finally:
+            guard.end()
+        if guard.doubt:
+            return None, guard.doubt
+        modules = config["fallback"]
+    for name in modules:
+        asked = name in config["asked"]
+        if asked:
+            sys.path.insert(0, config["first"])
+        try:
             __import__(name)
         except BaseException as error:
             absent = isinstance(error, ModuleNotFoundError)
-            if name in config["asked"]:
+            if asked:
                 return f"--preload {name}: {'' if absent else f'{type(error).__name__}: '}{error}", None
             if not absent:
                 return None, f"importing {name} failed"
         finally:
-            if sys.path[0] == config["first"] and name in config["asked"]:
+            if asked and sys.path[0] == config["first"]:
                 sys.path.pop(0)
     return None, None
 
@@ -90,25 +88,17 @@ def why_unsafe(config: Config, failed: str | None, shadow: str | None) -> str | 
         os.waitpid(probe, 0)
     except OSError:  # no rank gets a process either, which is reported then
         pass
-    if (threads := _threads()) != 1:
-        return f"{threads} threads run after importing {', '.join(config['modules'])}"
-    if device := _open_gpu():
-        return f"{device} is open after importing {', '.join(config['modules'])}"
+    after = f"after importing {', '.join(config['modules'])}"
+    if (threads := len(_names("/proc/self/task"))) != 1:
+        return f"{threads} threads run {after}"
+    for path in [os.path.realpath("/proc/self/fd/" + fd) for fd in _names("/proc/self/fd")]:
+        if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/render")):
+            return f"{path} is open {after}"
     return None
 
 
-def _threads() -> int:
+def _names(folder: str) -> list[str]:
     try:
-        return len(os.listdir("/proc/self/task"))
+        return os.listdir(folder)
     except OSError:
-        import threading
-
-        return threading.active_count()
-
-
-def _open_gpu() -> str | None:
-    try:
-        paths = [os.path.realpath("/proc/self/fd/" + fd) for fd in os.listdir("/proc/self/fd")]
-    except OSError:
-        return None
-    return next((path for path in paths if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/render"))), None)
+        return []
