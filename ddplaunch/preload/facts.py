@@ -43,10 +43,9 @@ class Import:
 
     def modules(self, package: str) -> list[str]:
         """All that it may import, by their full names; ``package``: the one that its file is in."""
-        base, above = self.module, package.split(".") if package else []
-        if self.level:
-            base = ".".join([*above[: len(above) - self.level + 1], *([base] if base else [])])
-        return [base, *(f"{base}.{each}" if base else each for each in self.names if each != "*")]
+        above = package.split(".")[: package.count(".") + 2 - self.level] if self.level else []
+        base = ".".join(filter(None, [*above, self.module]))
+        return [base, *(f"{base}.{each}".strip(".") for each in self.names if each != "*")]
 
 
 @dataclass(frozen=True)

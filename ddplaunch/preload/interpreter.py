@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from ddplaunch.files import read_regular
 from ddplaunch.preload.table import entries, entry_points, holds_installed
+from ddplaunch.target import source
 
 _MAX = 1 << 20  # bytes of a file
 _IMPORTED = re.compile(r"\b(?:import|from)\s+([\w.]+)")
@@ -45,13 +46,11 @@ def _texts() -> Iterator[tuple[str, str]]:
         if path := getattr(sys.modules.get(name), "__file__", None):
             yield path, _text(path)
     for folder in filter(holds_installed, sys.path):
-        for entry in [os.path.join(folder, each) for each in entries(folder) if each.endswith(".pth")]:
-            text = "\n".join(line for line in _text(entry).splitlines() if line.startswith(("import ", "import\t")))
-            yield entry, text
-            for module in _IMPORTED.findall(text):
-                path = os.path.join(folder, *module.split("."))
-                for each in (path + ".py", os.path.join(path, "__init__.py")):
-                    yield each, _text(each)
+        for path in [os.path.join(folder, each) for each in entries(folder) if each.endswith(".pth")]:
+            lines = [line for line in _text(path).splitlines() if line.startswith(("import ", "import\t"))]
+            yield path, "\n".join(lines)
+            for module in _IMPORTED.findall("\n".join(lines)):
+                yield from ((file, _text(file)) for file in source.files_of(module, folder))
 
 
 def _text(path: str) -> str:

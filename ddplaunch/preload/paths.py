@@ -11,18 +11,15 @@ _DEEP = 12  # expressions in expressions
 
 
 class Paths:
-    """Those in one file."""
+    """Those in one file; ``named``: the names that are given once, at its top, and None for those given twice."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, body: list[ast.stmt]) -> None:
         self._file = file
-        self.named: dict[str, ast.expr | None] = {}  # None for a name that is given twice
-
-    def learn(self, body: list[ast.stmt]) -> None:
-        """Note the names that are given once, at the top of the file."""
+        self.named: dict[str, ast.expr | None] = {}
         for node in body:
-            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-                name = node.targets[0].id
-                self.named[name] = None if name in self.named else node.value
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    self.named[name] = None if name in self.named else value
 
     def value(self, node: ast.AST | None) -> str | None:
         """The path that an expression gives, made absolute; None where the source does not show it."""

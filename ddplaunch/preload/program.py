@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
 
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.errors import UsageError
@@ -60,13 +59,14 @@ def read(target: Target) -> Program:
     """Read the source of ``target``; a program whose source is not there says nothing."""
     if target.source is None or target.first is None:
         return Program()
-    return _Reader(target.first).program(target)
+    reader = _Reader(target.first)
+    return reader.program(os.path.abspath(target.source), target.module or "")
 
 
 class _Reader:
     def __init__(self, first: str) -> None:
         self._first = first
-        self._said: dict[str, tuple[Finding, ...]] = {}
+        self._found: dict[str, tuple[Finding, ...]] = {}
         self._seen: dict[str, Reach] = {}
         self._parsed = 0
         self._roots: dict[str, str] = {}  # the folder in front of each file's package
@@ -76,12 +76,9 @@ class _Reader:
         self._words: set[str] = set()
         self._torch = self._others = self._dynamo = False
 
-    def program(self, target: Target) -> Program:
-        assert target.source is not None
-        for file in self._files(target.module or ""):
+    def program(self, path: str, module: str) -> Program:
+        for file in self._files(module):
             self._read(file, Reach.SURE)
-        path = os.path.abspath(target.source)
-        self._roots.setdefault(path, self._first)
         self._read(path, Reach.SURE, is_program=True)
         steps, folders, words = tuple(self._steps), tuple(self._folders), frozenset(self._words)
         return Program(steps, folders, words, self._torch, self._dynamo)
@@ -91,16 +88,16 @@ class _Reader:
         if self._seen.get(file, -1) >= reach:
             return
         self._seen[file] = reach
-        if file not in self._said:
-            self._said[file] = self._scan(file, is_program)
-        for found in self._said[file]:
+        if file not in self._found:
+            self._found[file] = self._scan(file, is_program)
+        for found in self._found[file]:
             self._note(replace(found, reach=found.reach.within(reach)), file)
 
     def _scan(self, file: str, is_program: bool) -> tuple[Finding, ...]:
         name = os.path.relpath(file, self._first)
         try:
             size = 0 if is_program else os.path.getsize(file)
-            if len(self._said) >= _MAX_FILES or self._parsed + size > _MAX_PARSED:
+            if len(self._found) >= _MAX_FILES or self._parsed + size > _MAX_PARSED:
                 return (Barrier(f"{name}:1", Reach.SURE, "is more source than is read at once"),)
             self._parsed += size
             text = read_regular(file, source.MAX_SOURCE).decode(errors="replace")
@@ -132,7 +129,7 @@ class _Reader:
         if not found.level and (top in sys.stdlib_module_names or top == "ddplaunch"):
             return
         own = found.level or top != TORCH or self._root(top) == self._first  # torch is imported first, wherever it is
-        if local := list(self._local(found, file)) if own else []:
+        if local := self._local(found, file) if own else []:
             for each in local:
                 self._read(each, found.reach)
         elif not found.level:
@@ -145,16 +142,13 @@ class _Reader:
 
     def _is_own(self, found: Import, file: str) -> bool:
         """Whether a statement imports what is the program's own, or ours."""
-        return bool(found.level) or found.module == "ddplaunch" or next(self._local(found, file), None) is not None
+        return bool(found.level or found.module == "ddplaunch" or self._local(found, file))
 
-    def _local(self, found: Import, file: str) -> Iterator[str]:
+    def _local(self, found: Import, file: str) -> list[str]:
         """The files of the program's own that the statement runs."""
-        root, package = None, ""
-        if found.level:
-            root = self._roots.get(file, self._first)
-            package = os.path.relpath(os.path.dirname(file), root).replace(os.sep, ".").strip(".")
-        for name in found.modules(package):
-            yield from self._files(name, root)
+        root = self._roots.get(file, self._first) if found.level else None
+        package = os.path.relpath(os.path.dirname(file), root).replace(os.sep, ".").strip(".") if root else ""
+        return [each for name in found.modules(package) for each in self._files(name, root)]
 
     def _files(self, name: str, root: str | None = None) -> tuple[str, ...]:
         """The files of the program's own that importing ``name`` runs; ``root``: the folder where it is, if known."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _READERS = frozenset({"get", "copy", "items", "keys", "values", "index", "count", "__contains__", "__getitem__"})
 _CHANGES = frozenset({"append", "extend", "insert", "add", "update", "setdefault", "pop", "remove", "clear"})
 _COPIES = frozenset({"dict", "list", "tuple", "set", "sorted", "len", "print", "repr", "str", "copy", "deepcopy"})
-_LOOKS = frozenset({"getattr", "hasattr", "dir", "print", "type", "isinstance", "id", "repr"})
+_LOOKS = frozenset({"hasattr", "dir", "print", "type", "isinstance", "id", "repr"})
 
 _MAPPINGS = frozenset({"environ", "environb"})
 _OF_VARIABLES = _MAPPINGS | {"putenv", "unsetenv"}
@@ -58,22 +58,18 @@ def scan(tree: ast.Module, file: str, name: str, *, shared: bool = False) -> tup
         name: what to call the file.
         shared: other files of the program can import from it.
     """
-    return tuple(_Scanner(file, name, shared).file(tree))
+    return tuple(_Scanner(file, name, shared, tree.body).block(tree.body, Reach.SURE))
 
 
 class _Scanner:
-    def __init__(self, file: str, name: str, shared: bool) -> None:
+    def __init__(self, file: str, name: str, shared: bool, body: list[ast.stmt]) -> None:
         self._file, self._shared = name, shared
         self._imported: dict[str, tuple[str, Import]] = {}  # what names stand for that others may have made
         self._modules = set[str]()  # those of them that are modules
         self._defined = set[str]()  # functions and classes of the file
         self._called = set[tuple[str, Reach]]()
-        self._paths = Paths(file)
-
-    def file(self, tree: ast.Module) -> Iterator[Finding]:
-        self._name(tree.body)
-        self._paths.learn(tree.body)
-        yield from self._block(tree.body, Reach.SURE)
+        self._paths = Paths(file, body)
+        self._name(body)
 
     def _name(self, body: Sequence[ast.AST], *, in_class: bool = False) -> None:
         """Note which names stand for what was imported, wherever that is done, and what is assigned from those."""
@@ -139,7 +135,7 @@ class _Scanner:
     def _at(self, node: Any) -> str:
         return f"{self._file}:{node.lineno}"
 
-    def _block(self, body: Sequence[ast.AST], reach: Reach) -> Iterator[Finding]:
+    def block(self, body: Sequence[ast.AST], reach: Reach) -> Iterator[Finding]:
         for node in body:
             yield from self._statement(node, reach)
 
@@ -156,9 +152,9 @@ class _Scanner:
                 for alias in node.names:
                     yield from self._renamed(node, alias, f"{module}.{alias.name}", reach)
             case ast.If(test=ast.Name("TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
-                yield from self._block(node.orelse, reach)
+                yield from self.block(node.orelse, reach)
             case ast.If(test=ast.Compare(ast.Name("__name__"), [ast.Eq()], [ast.Constant("__main__")])):
-                yield from self._block(node.body, reach)
+                yield from self.block(node.body, reach)
             case _:
                 if type(node).__name__ in ("Try", "TryStar", "With", "AsyncWith"):
                     reach = min(reach, Reach.TRIED)
@@ -168,7 +164,7 @@ class _Scanner:
                 elif isinstance(node, ast.If | ast.For | ast.AsyncFor | ast.While | ast.Match):
                     reach = reach.under_condition()
                 for block in BLOCKS:
-                    yield from self._block(getattr(node, block, []), reach)
+                    yield from self.block(getattr(node, block, []), reach)
 
     def _renamed(self, node: ast.stmt, alias: ast.alias, name: str, reach: Reach) -> Iterator[Finding]:
         """Of an import that gives what is sensitive to other files by a name that shows nothing of it."""
@@ -198,12 +194,7 @@ class _Scanner:
                 return
         match node:
             case ast.Name(id=name) if name in self._modules:
-                if not self._is_looked_at(node, parent):
-                    name, source = self._imported[name]
-                    if name in MODULES:
-                        yield Barrier(self._at(node), reach, f"passes on {name}")
-                    else:
-                        yield Use(self._at(node), reach, facts.PASSES, name, source)
+                yield from self._module(node, parent, reach)
                 return
             case ast.Attribute() | ast.Subscript() if stored and not self._sensitive(node.value):
                 name, origin = self._resolve(node if isinstance(node, ast.Attribute) else node.value)
@@ -218,6 +209,24 @@ class _Scanner:
                     yield from self._call(node, reach)
         for below in children(node):
             yield from self._expression(below, node, parent, reach)
+
+    def _module(self, node: ast.Name, parent: Any, reach: Reach) -> Iterator[Finding]:
+        """Of a module: others may do anything with it, unless something in it is looked up, or it gets another name."""
+        name, source = self._imported[node.id]
+        match parent:
+            case ast.Attribute():
+                return
+            case ast.Assign() if name not in MODULES:
+                return
+            case ast.Call(func=function, args=args):
+                called = self._resolve(function)[0]
+                shown = name not in MODULES or as_text(*args[1:2]) is not None
+                if called in _LOOKS or called.startswith("inspect.") or (called == "getattr" and shown):
+                    return
+        if name in MODULES:
+            yield Barrier(self._at(node), reach, f"passes on {name}")
+        else:
+            yield Use(self._at(node), reach, facts.PASSES, name, source)
 
     def _is_read(self, word: str, node: ast.expr, parent: Any, outer: Any) -> bool:
         """Whether something sensitive is only read, by what stands around it."""
@@ -242,17 +251,6 @@ class _Scanner:
                 name = self._resolve(function)[0]
                 return name.rpartition(".")[2] in _COPIES or name.startswith(("os.exec", "os.spawn", "os.posix_spawn"))
         return False
-
-    def _is_looked_at(self, node: ast.Name, parent: Any) -> bool:
-        """Whether nothing is done with a module but that something in it is looked up."""
-        if isinstance(parent, ast.Call):
-            name = self._resolve(parent.func)[0]
-            shown = name != "getattr" or as_text(*parent.args[1:2]) is not None
-            return name.startswith("inspect.") or (
-                name in _LOOKS and (shown or self._imported[node.id][0] not in MODULES)
-            )
-        alias = isinstance(parent, ast.Assign) and self._imported[node.id][0] not in MODULES
-        return alias or isinstance(parent, ast.Attribute)
 
     def _reference(self, word: str, node: ast.expr, parent: Any, outer: Any, reach: Reach) -> Iterator[Finding]:
         """What it means that something sensitive is used, and not just read."""
@@ -279,37 +277,28 @@ class _Scanner:
                     hook = function is not node
             yield Barrier(where, reach, _WORDS.get(word) or f"uses {name.removeprefix('builtins.')}", hook=hook)
 
-    def _variables(self, where: str, reach: Reach, node: ast.expr, parent: Any, outer: Any) -> Iterator[Assignment]:
+    def _variables(self, where: str, reach: Reach, node: ast.expr, parent: Any, outer: Any) -> list[Assignment]:
         """Which variables are set, and to what."""
         match parent, outer:
-            case ast.Subscript(value=value, slice=key), ast.Assign(targets=targets, value=to):
-                if value is node and parent in targets:
-                    yield Assignment(where, reach, as_text(key), as_text(to))
-                    return
+            case ast.Subscript(value=value, slice=key), ast.Assign(targets=targets, value=to) if value is node:
+                if parent in targets:
+                    return [Assignment(where, reach, as_text(key), as_text(to))]
             case ast.Subscript(value=value, slice=key), ast.Tuple() | ast.AugAssign() | ast.Delete() if value is node:
-                yield Assignment(where, reach, as_text(key))
-                return
+                return [Assignment(where, reach, as_text(key))]
             case ast.Call(func=function, args=[name, *_]), _ if function is node:  # os.putenv
-                yield Assignment(where, reach, as_text(name))
-                return
+                return [Assignment(where, reach, as_text(name))]
             case ast.AugAssign(target=target, value=ast.Dict() as given), _ if target is node:
-                yield from _pairs(given, where, reach)
-                return
-            case ast.Attribute(attr=method), ast.Call(func=function, args=args, keywords=keywords) if (
-                function is parent
-            ):
+                return _pairs(given, where, reach)
+            case ast.Attribute(attr=method), ast.Call(func=function, args=args) if function is parent:
                 text = as_text(*args[:1])
                 if method == "setdefault":
-                    yield Assignment(where, reach, text, as_text(*args[1:]) if text else None, default=True)
-                    return
+                    return [Assignment(where, reach, text, as_text(*args[1:]) if text else None, default=True)]
                 if method == "pop":
-                    yield Assignment(where, reach, text)
-                    return
+                    return [Assignment(where, reach, text)]
                 if method == "update" and all(isinstance(each, ast.Dict) for each in args):
-                    yield from (found for each in args for found in _pairs(each, where, reach))
-                    yield from (Assignment(where, reach, each.arg, as_text(each.value)) for each in keywords)
-                    return
-        yield Assignment(where, reach)
+                    named = [Assignment(where, reach, each.arg, as_text(each.value)) for each in outer.keywords]
+                    return [*(found for each in args for found in _pairs(each, where, reach)), *named]
+        return [Assignment(where, reach)]
 
     def _call(self, node: ast.Call, reach: Reach) -> Iterator[Finding]:
         """Of a call whose function is not sensitive itself."""
@@ -355,6 +344,6 @@ def _added_to(node: ast.expr, parent: Any, outer: Any) -> Sequence[ast.expr | No
     return []
 
 
-def _pairs(node: Any, where: str, reach: Reach) -> Iterator[Assignment]:
-    for key, value in zip(node.keys, node.values, strict=True):
-        yield Assignment(where, reach, as_text(key), as_text(value))
+def _pairs(node: Any, where: str, reach: Reach) -> list[Assignment]:
+    pairs = zip(node.keys, node.values, strict=True)
+    return [Assignment(where, reach, as_text(key), as_text(value)) for key, value in pairs]

@@ -96,8 +96,6 @@ def is_own_name(node: ast.AST, *, read: bool = False) -> bool:
     """Whether a key of ``sys.modules`` is the file's own module, or to be read one that is not sensitive."""
     if read and (text := as_text(node)):
         return text.partition(".")[0] not in MODULES
-    while isinstance(node, ast.BinOp):
-        node = node.left
-    if isinstance(node, ast.JoinedStr) and node.values and isinstance(node.values[0], ast.FormattedValue):
-        node = node.values[0].value
-    return isinstance(node, ast.Name) and node.id == "__name__"
+    match node:
+        case ast.BinOp(left=own) | ast.JoinedStr(values=[ast.FormattedValue(value=own), *_]) | own:
+            return isinstance(own, ast.Name) and own.id == "__name__"
