@@ -18,7 +18,7 @@ from ddplaunch.preload.facts import CALLS, CHANGES, CONFIGURES, Assignment, Barr
 from ddplaunch.preload.hiding import Hiding
 from ddplaunch.preload.program import TORCH, Program
 from ddplaunch.preload.sources import Sources
-from ddplaunch.preload.table import Installed, Package, Table, holds_installed
+from ddplaunch.preload.table import Installed, Package, Table, counts, holds_installed
 from ddplaunch.target import source
 
 if TYPE_CHECKING:
@@ -193,19 +193,24 @@ class Admission:
         if why is None:
             return package
         self.excluded.setdefault(step.top, why)
-        if self.barrier is None and not self._table.is_harmless(step.module, self._installed):
+        if self.barrier is None and not self._is_harmless(step.module):
             if how := self._sources.find_interference(step.module, step.names):
                 self.barrier = f"{step.where}, an import of {step.top}, where {how}"
             elif step.reach > Reach.LATER:
                 self._effect = self._effect or step.where
-        self._unshown += (Assignment(step.where, step.reach, each) for each in self._table.set_by_harmless(step.module))
+        harmless = self._table.harmless(step.module)
+        self._unshown += (Assignment(step.where, step.reach, each) for each in (harmless.sets if harmless else ()))
         return None
 
     def _is_known(self, module: str) -> bool:
         """Whether importing a module, and calling what is in it, leaves other imports alone."""
         package = self._table.owner(module)
         known = package is not None and self._why_unusable(package.name) is None
-        return known or module.partition(".")[0] == TORCH or self._table.is_harmless(module, self._installed)
+        return known or module.partition(".")[0] == TORCH or self._is_harmless(module)
+
+    def _is_harmless(self, module: str) -> bool:
+        found = self._table.harmless(module)
+        return found is not None and counts(self._installed.version(found.name), found.versions)
 
     def _is_read(self, variable: str) -> bool:
         """Whether any import that is known reads a variable."""

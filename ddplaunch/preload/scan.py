@@ -188,8 +188,9 @@ class _Scanner:
         if stored and isinstance(node, ast.Name) and not isinstance(parent, ast.AugAssign):
             return  # a name of the file is given anew
         if word := self._sensitive(node):
-            if not (word in _READABLE and self._is_read(word, node, parent, outer)):
-                yield from self._reference(word, node, parent, outer, reach)
+            form, given = self._form(node, parent, outer)
+            if not (word in _READABLE and _is_read(word, form, given)):
+                yield from self._reference(word, node, form, given, reach)
             if not isinstance(node, ast.Call):
                 return
         match node:
@@ -228,77 +229,59 @@ class _Scanner:
         else:
             yield Use(self._at(node), reach, facts.PASSES, name, source)
 
-    def _is_read(self, word: str, node: ast.expr, parent: Any, outer: Any) -> bool:
-        """Whether something sensitive is only read, by what stands around it."""
+    def _form(self, node: ast.expr, parent: Any, outer: Any) -> tuple[str, Sequence[Any]]:
+        """How an expression is used by what stands around it, and the expressions that go with that use."""
         match parent:
-            case ast.Subscript(value=value, slice=key, ctx=context) if value is node:
-                read = isinstance(context, ast.Load)
-                return is_own_name(key, read=read) if word == "modules" else read
-            case ast.Attribute(attr=name) if isinstance(outer, ast.Call) and outer.func is parent:
-                own = word != "modules" or name != "get" or (outer.args and is_own_name(outer.args[0], read=True))
-                return name in _READERS and bool(own)
-            case ast.Compare(left=left, ops=[ast.In() | ast.NotIn(), *_]):
-                return left is not node
-            case ast.comprehension(iter=value) | ast.For(iter=value) | ast.AsyncFor(iter=value):
-                return value is node
-            case ast.Dict(keys=keys, values=values):  # {**os.environ}
-                return word in _MAPPINGS and any(
-                    key is None for key, each in zip(keys, values, strict=True) if each is node
-                )
+            case ast.Subscript(value=value, slice=key) if value is node:
+                if isinstance(parent.ctx, ast.Load):
+                    return "[]", [key]
+                if isinstance(outer, ast.Assign | ast.AugAssign | ast.Delete | ast.Tuple):
+                    return "[]=", [
+                        key,
+                        outer.value if isinstance(outer, ast.Assign) and parent in outer.targets else None,
+                    ]
+            case ast.Attribute(attr=method) if isinstance(outer, ast.Call) and outer.func is parent:
+                return f".{method}", [*outer.args, *outer.keywords]
+            case ast.AugAssign(target=target, value=added) if target is node:
+                return "+=", [added]
+            case ast.Call(func=function, args=args):
+                return ("()", args) if function is node else (self._resolve(function)[0], [])
             case ast.keyword(arg="env"):
-                return self._resolve(outer.func)[0].startswith("subprocess.")
-            case ast.Call(func=function) if function is not node:
-                name = self._resolve(function)[0]
-                return name.rpartition(".")[2] in _COPIES or name.startswith(("os.exec", "os.spawn", "os.posix_spawn"))
-        return False
+                return f"env of {self._resolve(outer.func)[0]}", []
+            case ast.Compare(left=left, ops=[ast.In() | ast.NotIn(), *_]) if left is not node:
+                return "in", []
+            case ast.comprehension(iter=value) | ast.For(iter=value) | ast.AsyncFor(iter=value) if value is node:
+                return "in", []
+            case ast.Dict(values=values) if any(key is None and node is values[n] for n, key in enumerate(parent.keys)):
+                return "**", []
+        return "", []
 
-    def _reference(self, word: str, node: ast.expr, parent: Any, outer: Any, reach: Reach) -> Iterator[Finding]:
+    def _reference(self, word: str, node: ast.expr, form: str, given: Sequence[Any], reach: Reach) -> Iterator[Finding]:
         """What it means that something sensitive is used, and not just read."""
         where, (name, source) = self._at(node), self._resolve(node)
-        text = as_text(*parent.args[:1]) if isinstance(parent, ast.Call) and parent.func is node else None
+        text = as_text(*given[:1])
         if word in _OF_VARIABLES:
-            yield from self._variables(where, reach, node, parent, outer)
-        elif word == "path" and (added := _added_to(node, parent, outer)):
-            for each in added:
+            if form in (".update", "+=") and all(isinstance(each, ast.Dict | ast.keyword) for each in given):
+                pairs = [pair for each in given for pair in _pairs(each)]
+            elif form == "[]=" or (form == ".setdefault" and text):
+                pairs = [(text, as_text(*given[1:]))]
+            else:
+                pairs = [(text if form in (".pop", "()") else None, None)]
+            for variable, value in pairs:
+                yield Assignment(where, reach, variable, value, default=form == ".setdefault")
+        elif word == "path" and form in (".append", ".insert", "+="):
+            for each in getattr(given[-1], "elts", [None]) if form == "+=" else given[-1:]:
                 if path := self._paths.value(each):
                     yield Folder(where, reach, path)
                 else:
                     yield Barrier(where, reach, "adds to sys.path what its source does not show")
         elif word == "__dict__" and source:
             yield Use(where, reach, facts.CHANGES, name, source)
-        elif word in ("import_module", "__import__") and text and not text.startswith("."):
+        elif form == "()" and word in ("import_module", "__import__") and text and not text.startswith("."):
             yield Import(where, reach, text)
-        elif word != "find_spec" or not text or "." in text:
-            hook = word in _HOOKS
-            match parent:
-                case ast.Subscript(ctx=ast.Load()) | ast.Attribute(attr="get") if word == "modules":
-                    hook = False
-                case ast.Call(func=function) if word == "__import__":
-                    hook = function is not node
+        elif form != "()" or word != "find_spec" or not text or "." in text:
+            hook = word in _HOOKS and (word, form) not in (("modules", "[]"), ("modules", ".get"), ("__import__", "()"))
             yield Barrier(where, reach, _WORDS.get(word) or f"uses {name.removeprefix('builtins.')}", hook=hook)
-
-    def _variables(self, where: str, reach: Reach, node: ast.expr, parent: Any, outer: Any) -> list[Assignment]:
-        """Which variables are set, and to what."""
-        match parent, outer:
-            case ast.Subscript(value=value, slice=key), ast.Assign(targets=targets, value=to) if value is node:
-                if parent in targets:
-                    return [Assignment(where, reach, as_text(key), as_text(to))]
-            case ast.Subscript(value=value, slice=key), ast.Tuple() | ast.AugAssign() | ast.Delete() if value is node:
-                return [Assignment(where, reach, as_text(key))]
-            case ast.Call(func=function, args=[name, *_]), _ if function is node:  # os.putenv
-                return [Assignment(where, reach, as_text(name))]
-            case ast.AugAssign(target=target, value=ast.Dict() as given), _ if target is node:
-                return _pairs(given, where, reach)
-            case ast.Attribute(attr=method), ast.Call(func=function, args=args) if function is parent:
-                text = as_text(*args[:1])
-                if method == "setdefault":
-                    return [Assignment(where, reach, text, as_text(*args[1:]) if text else None, default=True)]
-                if method == "pop":
-                    return [Assignment(where, reach, text)]
-                if method == "update" and all(isinstance(each, ast.Dict) for each in args):
-                    named = [Assignment(where, reach, each.arg, as_text(each.value)) for each in outer.keywords]
-                    return [*(found for each in args for found in _pairs(each, where, reach)), *named]
-        return [Assignment(where, reach)]
 
     def _call(self, node: ast.Call, reach: Reach) -> Iterator[Finding]:
         """Of a call whose function is not sensitive itself."""
@@ -334,16 +317,20 @@ class _Scanner:
             yield Assignment(where, reach, source=source)
 
 
-def _added_to(node: ast.expr, parent: Any, outer: Any) -> Sequence[ast.expr | None]:
-    """What a list gets, one by one; None for what is not shown, and nothing where it is not added to."""
-    match parent, outer:
-        case ast.AugAssign(target=target, value=added), _ if target is node:
-            return added.elts if isinstance(added, ast.List | ast.Tuple) else [None]
-        case ast.Attribute(attr="append" | "insert"), ast.Call(func=function, args=[*_, added]) if function is parent:
-            return [added]
-    return []
+def _is_read(word: str, form: str, given: Sequence[Any]) -> bool:
+    """Whether a use of something sensitive is one that only reads it."""
+    if word == "modules" and form in ("[]", "[]=", ".get"):
+        return is_own_name(*given[:1], read=form != "[]=")
+    if form.startswith("."):
+        return form[1:] in _READERS
+    passes = form.rpartition(".")[2] in _COPIES or form.startswith(("os.exec", "os.spawn", "os.posix_spawn"))
+    return (
+        passes or form in ("[]", "in") or (word in _MAPPINGS and form == "**") or form.startswith("env of subprocess.")
+    )
 
 
-def _pairs(node: Any, where: str, reach: Reach) -> list[Assignment]:
-    pairs = zip(node.keys, node.values, strict=True)
-    return [Assignment(where, reach, as_text(key), as_text(value)) for key, value in pairs]
+def _pairs(node: Any) -> list[tuple[str | None, str | None]]:
+    """The variables and values in a dictionary, or a keyword."""
+    if isinstance(node, ast.keyword):
+        return [(node.arg, as_text(node.value))]
+    return [(as_text(key), as_text(value)) for key, value in zip(node.keys, node.values, strict=True)]

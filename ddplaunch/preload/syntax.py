@@ -92,7 +92,7 @@ def sensitive_word(name: str) -> str | None:
     return last if of is not None and (not of or head.rpartition(".")[2].lstrip("_") in of) else None
 
 
-def is_own_name(node: ast.AST, *, read: bool = False) -> bool:
+def is_own_name(node: ast.AST | None = None, *, read: bool) -> bool:
     """Whether a key of ``sys.modules`` is the file's own module, or to be read one that is not sensitive."""
     if read and (text := as_text(node)):
         return text.partition(".")[0] not in MODULES

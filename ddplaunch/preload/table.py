@@ -80,7 +80,14 @@ class Table:
     def __init__(self) -> None:
         with open(FILE, encoding="utf-8") as file:
             found: dict[str, dict[str, dict[str, Any]]] = json.load(file)
-        self.packages, harmless = (_packages(found[each]) for each in ("packages", "harmless"))
+        fields = frozenset(Package.__match_args__)
+        self.packages, harmless = (
+            {
+                name: Package(name, **{key: each[key] for key in fields & each.keys()})
+                for name, each in found[kind].items()
+            }
+            for kind in ("packages", "harmless")
+        )
         self._by_top = {top: each for each in self.packages.values() for top in each.top}
         self._harmless_by_top = {top: each for each in harmless.values() for top in each.top}
 
@@ -88,15 +95,9 @@ class Table:
         """The distribution that a module belongs to, if it is in the table."""
         return _longest(module, self._by_top)
 
-    def is_harmless(self, module: str, installed: Installed) -> bool:
-        """Whether it was found that importing a module changes nothing in others, but for variables that it sets."""
-        found = _longest(module, self._harmless_by_top)
-        return found is not None and _counts(installed.version(found.name), found.versions)
-
-    def set_by_harmless(self, module: str) -> Collection[str]:
-        """The variables that importing a harmless module sets."""
-        found = _longest(module, self._harmless_by_top)
-        return found.sets if found is not None else ()
+    def harmless(self, module: str) -> Package | None:
+        """The distribution of a module, if it was found that its import changes nothing but variables that it sets."""
+        return _longest(module, self._harmless_by_top)
 
 
 class Installed:
@@ -121,13 +122,11 @@ class Installed:
     def holds(self, module: str) -> bool:
         """Whether any distribution has a module, by its file; a folder without ``__init__`` is none."""
         *parents, name = module.split(".")
-        for folder, names in self._names.items():
-            if (parents or [name])[0] in names:
-                inside = os.path.join(folder, *parents)
-                if any(each.startswith(f"{name}.") and each.endswith((".py", ".so")) for each in entries(inside)):
-                    return True
-                if os.path.isfile(os.path.join(inside, name, "__init__.py")):
-                    return True
+        for folder in [each for each, names in self._names.items() if (parents or [name])[0] in names]:
+            inside = os.path.join(folder, *parents)
+            files = [each for each in entries(inside) if each.startswith(f"{name}.") and each.endswith((".py", ".so"))]
+            if files or os.path.isfile(os.path.join(inside, name, "__init__.py")):
+                return True
         return False
 
     def why_not(self, package: Package) -> str | None:
@@ -135,7 +134,7 @@ class Installed:
         version = self.version(package.name)
         if version is None:
             return "not installed as audited"
-        if not _counts(version, package.versions):
+        if not counts(version, package.versions):
             return f"{version} has not been audited"
         folder = self._found[package.name][0][1]
         for stem in package.stems:
@@ -172,12 +171,7 @@ def normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _packages(found: dict[str, dict[str, Any]]) -> dict[str, Package]:
-    names = Package.__match_args__
-    return {name: Package(name, **{key: each[key] for key in names if key in each}) for name, each in found.items()}
-
-
-def _counts(version: str | None, audited: Collection[str]) -> bool:
+def counts(version: str | None, audited: Collection[str]) -> bool:
     """Whether a version is one that was audited, or a later one of the same major version."""
     here = _numbers(version or "")
     return version in audited or any(here[:1] == each[:1] and here >= each for each in map(_numbers, audited) if each)
