@@ -35,15 +35,10 @@ TORCH_READS = re.compile(
     r"TMPDIR|TEMP|TMP|(OMP|GOMP|KMP|MKL|OPENBLAS|GOTO|NVPL|BLIS|VECLIB|ATEN|ONEDNN|DNNL|KINETO|LRU_CACHE|NUMPY|NPY|FX|AOT"
     r"|PYTORCH|TORCH|COMPILE_STROBELIGHT)_?[A-Z0-9_]*"
 )
-"""Variables that torch, and the libraries that it is linked with, read as they are loaded (traced with torch 2.13).
-
-Some of these are read later, and then no harm is done. The first three are read where dill is installed, which torch
-imports.
-"""
-
+"""Variables that torch, and the libraries that it is linked with, read as they are loaded (traced with torch 2.13)."""
 
 _FOLDERS = frozenset({"TMPDIR", "TEMP", "TMP"})
-"""Variables that name a folder, which the program may have to make before it counts."""
+"""Variables that name a folder, which the program may have to make before it counts; torch reads them with dill."""
 
 
 class Admission:
@@ -59,12 +54,9 @@ class Admission:
     """
 
     def __init__(self, program: Program, table: Table, first: str, variables: Collection[str], *, late: bool) -> None:
-        """Go through a program.
+        """Go through a program; ``first`` and ``variables``: in front of ``sys.path``, and set, before it starts.
 
-        Args:
-            first: the folder in front of ``sys.path``.
-            variables: the names of those that are set already.
-            late: whether what is imported later, in a function, may come first too.
+        ``late``: whether what is imported later, in a function, may come first too.
         """
         self._program, self._table, self._first, self._set = program, table, first, variables
         self._installed = Installed()
@@ -136,12 +128,12 @@ class Admission:
             self._bar(step)
         elif isinstance(step, Use):
             if step.verb == CONFIGURES:
-                if self._is_to_come(step.source.top):
-                    self._unshown.append(step)
-            elif step.verb == CALLS:
-                if self.barrier is None and not self._is_known(step.source.module):
-                    self._bar(step)
-            elif step.verb != CHANGES or not f"{step.target}.".startswith(self._settings):
+                owner = self._table.owner(step.source.top)
+                seen = self._torch_seen if step.source.top == TORCH else owner is None or owner.name in self.packages
+                self._unshown += [] if seen else [step]
+            elif step.verb == CHANGES and f"{step.target}.".startswith(self._settings):
+                pass
+            elif step.verb != CALLS or not self._is_known(step.source.module):
                 self._bar(step)
         elif isinstance(step, Assignment):
             shown = step.early and step.name is not None and step.value is not None
@@ -198,8 +190,8 @@ class Admission:
                 self.barrier = f"{step.where}, an import of {step.top}, where {how}"
             elif step.reach > Reach.LATER:
                 self._effect = self._effect or step.where
-        harmless = self._table.harmless(step.module)
-        self._unshown += (Assignment(step.where, step.reach, each) for each in (harmless.sets if harmless else ()))
+        sets = getattr(self._table.harmless(step.module), "sets", ())
+        self._unshown += (Assignment(step.where, step.reach, each) for each in sets)
         return None
 
     def _is_known(self, module: str) -> bool:
@@ -216,12 +208,6 @@ class Admission:
         """Whether any import that is known reads a variable."""
         known = self._table.packages.values()
         return bool(TORCH_READS.fullmatch(variable)) or any(each.reads(variable) for each in known)
-
-    def _is_to_come(self, top: str) -> bool:
-        """Whether a logger may be that of a package that is known, and not imported yet."""
-        owner = self._table.owner(top)
-        seen = self._torch_seen if top == TORCH else owner is None or owner.name in self.packages
-        return not seen
 
     def _find_unusable(self, name: str) -> str | None:
         """Why a package may not be imported before the fork in this installation, by any program."""
@@ -251,9 +237,8 @@ class Admission:
         """Why a package is not imported before the fork for this program, at this place."""
         if why := self._why_unusable(package.name):
             return why
-        tried = [owner for module in package.tries if (owner := self._table.owner(module))]
-        names = {package.name, *package.loads}
-        names.update(name for each in tried for name in (each.name, *each.loads))
+        involved = [package, *(owner for module in package.tries if (owner := self._table.owner(module)))]
+        names = {name for each in involved for name in (each.name, *each.loads)}
         known = [self._table.packages[name] for name in names & self._table.packages.keys()]
         wanted = {module.partition(".")[0] for module in (*package.tries, *package.seeks)}
         stems = wanted.union(*(each.stems for each in known))
@@ -266,7 +251,7 @@ class Admission:
         if named := self._program.words.intersection(package.sets):
             return f"sets {min(named)}"
         each = self._find_unshown(
-            stems - {TORCH}, lambda name: any(one.reads(name) if name else one.variables for one in (package, *tried))
+            stems - {TORCH}, lambda name: any(one.reads(name) if name else one.variables for one in involved)
         )
         return f"{each.where} {each.words}" if each else None
 

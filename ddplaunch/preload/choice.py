@@ -9,7 +9,7 @@ from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.preload import interpreter, program
 from ddplaunch.preload.admission import TORCH_READS, Admission
-from ddplaunch.preload.facts import Assignment
+from ddplaunch.preload.facts import Assignment, Barrier
 from ddplaunch.preload.hiding import Hiding
 from ddplaunch.preload.program import TORCH
 from ddplaunch.preload.table import Table
@@ -75,10 +75,7 @@ class Choice:
         return {"modules": list(self.modules), "because": because, "excluded": [list(each) for each in excluded]}
 
     def account(self, failed: str | None) -> tuple[str | None, tuple[tuple[str, str], ...]]:
-        """Why there is not more in ``modules``; what each rank imports itself, and why.
-
-        ``failed``: why the fallback was imported.
-        """
+        """Why there is not more in ``modules``, and ``excluded``; ``failed``: why the fallback was imported."""
         return failed or self.unsafe or self.reason, () if failed else self.excluded
 
 
@@ -120,7 +117,8 @@ def choose(target: Target, preload: str, environ: Mapping[str, str], own: Collec
     if preload == TORCH or not target.first:
         return choice
     admission = Admission(found, Table(), target.first, variables, late=not lone)
-    if lone and (admission.torch_barrier or found.doubt or not found.imports_torch or before_torch):
+    doubt = before_torch or any(isinstance(each, Barrier) for each in found.steps)
+    if lone and (doubt or admission.torch_barrier or not found.imports_torch):
         return Choice()
     excluded = tuple(admission.excluded.items())
     if admission.torch_barrier:

@@ -1,4 +1,4 @@
-"""What a file of Python source says that matters to whoever imports for it."""
+"""What a file of Python source says that matters to its imports; ``where`` is in words, "train.py:3"."""
 
 from __future__ import annotations
 
@@ -22,9 +22,6 @@ class Reach(IntEnum):
     def within(self, outer: Reach) -> Reach:
         """Of a statement in a file that is itself read with ``outer``."""
         return outer.under_condition() if self is Reach.MAYBE else min(self, outer)
-
-
-# Where a statement stands is in words: "train.py:3".
 
 
 @dataclass(frozen=True)
@@ -118,10 +115,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Barrier:
-    """From here on something decides that the source does not show: in words, "calls exec".
-
-    ``hook``: it changes how modules are found and made.
-    """
+    """From here on something decides that the source does not show; a ``hook`` changes how modules are found."""
 
     where: str
     reach: Reach

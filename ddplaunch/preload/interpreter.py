@@ -22,22 +22,17 @@ _IMPORTED = re.compile(r"\b(?:import|from)\s+([\w.]+)")
 def reads_rank(own: Collection[str]) -> str | None:
     """Name a file that mentions one of these variables, and the variable: "…/sitecustomize.py mentions RANK"."""
     wanted = re.compile(r"\b(" + "|".join(map(re.escape, sorted(own))) + r")\b")
-    mentioned = ((path, wanted.search(text)) for path, text in _texts())
-    return next((f"{path} mentions {found[1]}" for path, found in mentioned if found), None)
+    return next((f"{path} mentions {found[1]}" for path, text in _texts() if (found := wanted.search(text))), None)
 
 
 def find_backend(first: str | None, environ: Mapping[str, str]) -> str | None:
-    """Name a distribution that ``import torch`` loads a backend of: an entry point of the group ``torch.backends``.
-
-    ``first``: the folder in front of ``sys.path``; ``environ``: as torch would see it, which can turn this off.
-    """
+    """Name a distribution with a backend that ``import torch`` loads, unless a variable of ``environ`` forbids that."""
     if environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
         return None
-    for folder in dict.fromkeys([first or "", *environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path]):
-        for entry in entries(folder) if folder else ():
-            path = os.path.join(folder, entry)
-            if entry.endswith((".dist-info", ".egg-info")) and "torch.backends" in entry_points(path):
-                return path
+    folders = filter(None, [first, *environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path])
+    for path in [os.path.join(folder, entry) for folder in dict.fromkeys(folders) for entry in entries(folder)]:
+        if path.endswith((".dist-info", ".egg-info")) and "torch.backends" in entry_points(path):
+            return path
     return None
 
 

@@ -15,6 +15,7 @@ from ddplaunch.errors import UsageError
 from ddplaunch.files import read_regular
 from ddplaunch.preload.facts import Assignment, Barrier, Finding, Folder, Import, Reach, Step, Use
 from ddplaunch.preload.scan import scan
+from ddplaunch.preload.sources import find_root
 from ddplaunch.preload.table import INSTALLED
 from ddplaunch.target import source
 from ddplaunch.target.target import Target
@@ -40,7 +41,7 @@ class Program:
         folders: what it adds to ``sys.path``.
         words: all words in its files, names and those in strings.
         imports_torch: torch is certainly imported before anything else is done.
-        dynamo: it seems to use what imports ``torch._dynamo`` (and sympy with it, a second in every rank).
+        dynamo: it seems to use what ``NEEDS_DYNAMO`` names.
     """
 
     steps: tuple[Step, ...] = ()
@@ -49,18 +50,12 @@ class Program:
     imports_torch: bool = False
     dynamo: bool = False
 
-    @property
-    def doubt(self) -> bool:
-        """Whether its imports depend on more than its source, as where it calls exec."""
-        return any(isinstance(each, Barrier) for each in self.steps)
-
 
 def read(target: Target) -> Program:
     """Read the source of ``target``; a program whose source is not there says nothing."""
     if target.source is None or target.first is None:
         return Program()
-    reader = _Reader(target.first)
-    return reader.program(os.path.abspath(target.source), target.module or "")
+    return _Reader(target.first).program(os.path.abspath(target.source), target.module or "")
 
 
 class _Reader:
@@ -154,10 +149,9 @@ class _Reader:
         """The files of the program's own that importing ``name`` runs; ``root``: the folder where it is, if known."""
         if name not in self._known:
             top = name.partition(".")[0]
-            root = root or self._root(top)
+            root = root or self._root(top) or ""
             self._known[name] = tuple(source.files_of(name, root)) if root and name else ()
-            for file in self._known[name]:
-                self._roots.setdefault(file, root or self._first)
+            self._roots = {**dict.fromkeys(self._known[name], root), **self._roots}
         return self._known[name]
 
     def _root(self, top: str) -> str | None:
@@ -165,12 +159,7 @@ class _Reader:
         for folder in (self._first, *self._folders):
             if next(source.files_of(top, folder), None):
                 return folder
-        found = source.find_module(top, self._first) if top and top not in sys.stdlib_module_names else None
-        if found is None:
+        root = find_root(top, self._first) if top and top not in sys.stdlib_module_names else None
+        if root is None or not INSTALLED.isdisjoint(root.split(os.sep)):
             return None
-        place = [*(found.submodule_search_locations or ()), found.origin or ""][0]
-        if found.origin is not None and not os.path.isabs(place):  # built in, or of a finder's own kind
-            return None
-        folder = os.path.dirname(place)
-        installed = not INSTALLED.isdisjoint(folder.split(os.sep))
-        return None if installed or folder.startswith(os.path.dirname(os.__file__)) else folder
+        return None if root.startswith(os.path.dirname(os.__file__)) else root

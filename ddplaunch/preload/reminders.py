@@ -41,7 +41,7 @@ def note_slow_start(
     unsafe: str | None,
 ) -> None:
     """Note why ranks import themselves what is usually imported once for all of them, as ``events.Ready`` has it."""
-    slow = ""
+    slow = None
     if failed and forks:
         slow = f"only {named(modules)} could be imported for all ranks: {failed}; --preload torch starts at once"
     elif because and not (forks or unsafe):

@@ -143,14 +143,12 @@ class _Scanner:
         """Of a statement, or one of the clauses that it has."""
         match node:
             case ast.Import():
-                for alias in node.names:
-                    yield Import(self._at(node), reach, alias.name)
-                    yield from self._renamed(node, alias, alias.name, reach)
+                yield from (Import(self._at(node), reach, alias.name) for alias in node.names)
+                yield from self._renamed(node, reach)
             case ast.ImportFrom():
-                module = node.module or ""
-                yield Import(self._at(node), reach, module, tuple(alias.name for alias in node.names), node.level)
-                for alias in node.names:
-                    yield from self._renamed(node, alias, f"{module}.{alias.name}", reach)
+                names = tuple(alias.name for alias in node.names)
+                yield Import(self._at(node), reach, node.module or "", names, node.level)
+                yield from self._renamed(node, reach)
             case ast.If(test=ast.Name("TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
                 yield from self.block(node.orelse, reach)
             case ast.If(test=ast.Compare(ast.Name("__name__"), [ast.Eq()], [ast.Constant("__main__")])):
@@ -166,12 +164,14 @@ class _Scanner:
                 for block in BLOCKS:
                     yield from self.block(getattr(node, block, []), reach)
 
-    def _renamed(self, node: ast.stmt, alias: ast.alias, name: str, reach: Reach) -> Iterator[Finding]:
+    def _renamed(self, node: Any, reach: Reach) -> Iterator[Finding]:
         """Of an import that gives what is sensitive to other files by a name that shows nothing of it."""
-        last = name.rpartition(".")[2]
-        other = SENSITIVE.get(last) or (alias.asname or last) != last
-        if other and self._shared and reach > Reach.LATER and (last in MODULES or sensitive_word(name)):
-            yield Barrier(self._at(node), reach, f"gives {name} another name")
+        for alias in node.names if self._shared and reach > Reach.LATER else ():
+            name = f"{getattr(node, 'module', None) or ''}.{alias.name}".strip(".")
+            last = name.rpartition(".")[2]
+            other = SENSITIVE.get(last) or alias.asname not in (None, last)
+            if other and (last in MODULES or sensitive_word(name)):
+                yield Barrier(self._at(node), reach, f"gives {name} another name")
 
     def _clause(self, node: Any, reach: Reach) -> Iterator[Finding]:
         """Of a statement without the blocks in it."""
@@ -214,16 +214,13 @@ class _Scanner:
     def _module(self, node: ast.Name, parent: Any, reach: Reach) -> Iterator[Finding]:
         """Of a module: others may do anything with it, unless something in it is looked up, or it gets another name."""
         name, source = self._imported[node.id]
-        match parent:
-            case ast.Attribute():
-                return
-            case ast.Assign() if name not in MODULES:
-                return
-            case ast.Call(func=function, args=args):
-                called = self._resolve(function)[0]
-                shown = name not in MODULES or as_text(*args[1:2]) is not None
-                if called in _LOOKS or called.startswith("inspect.") or (called == "getattr" and shown):
-                    return
+        looked_at = isinstance(parent, ast.Attribute) or (isinstance(parent, ast.Assign) and name not in MODULES)
+        if isinstance(parent, ast.Call):
+            called = self._resolve(parent.func)[0]
+            shown = called == "getattr" and (name not in MODULES or as_text(*parent.args[1:2]) is not None)
+            looked_at = shown or called in _LOOKS or called.startswith("inspect.")
+        if looked_at:
+            return
         if name in MODULES:
             yield Barrier(self._at(node), reach, f"passes on {name}")
         else:

@@ -25,7 +25,7 @@ class Sources:
     def __init__(self, is_known: Callable[[str], bool], reads: Callable[[str], bool]) -> None:
         """``is_known``: a module is audited, and need not be read; ``reads``: an audited import reads a variable."""
         self._is_known, self._reads = is_known, reads
-        self._root = lru_cache(maxsize=None)(_root)
+        self._root = lru_cache(maxsize=None)(find_root)
 
     def find_interference(self, module: str, names: tuple[str, ...]) -> str | None:
         """Say how importing a module may change what is imported later; None where it cannot."""
@@ -80,8 +80,8 @@ class Sources:
                 yield from ((os.path.join(folder, file), root) for file in native)
 
 
-def _root(top: str) -> str | None:
-    """Where a top-level module is installed; None where it is not."""
-    found = source.find_module(top, "")
+def find_root(top: str, first: str = "") -> str | None:
+    """The folder in which a top-level module stands, in ``first`` or on ``sys.path``; None where it is not."""
+    found = source.find_module(top, first)
     place = found and [*(found.submodule_search_locations or ()), found.origin or ""][0]
-    return os.path.dirname(place) if place and os.path.isabs(place) else None
+    return os.path.dirname(place) if place and os.path.isabs(place) else None  # not one that is built in

@@ -104,20 +104,19 @@ class Installed:
     """What is installed for this interpreter, by the names of folders alone."""
 
     def __init__(self) -> None:
-        self._found: dict[str, list[tuple[str, str]]] = {}  # version and folder, by name
+        self._found: dict[str, tuple[str, str]] = {}  # version and folder, by name
         self._names: dict[str, frozenset[str]] = {}
         for folder in dict.fromkeys(filter(holds_installed, sys.path)):
             there = entries(folder)
             self._names[folder] = frozenset(each.partition(".")[0] for each in there)
             for found in filter(None, map(_DIST_INFO.fullmatch, there)):
-                self._found.setdefault(normalised(found[1]), []).append((found[2], folder))
+                name = normalised(found[1])
+                twice = name in self._found and self._found[name][1] == folder
+                self._found[name] = ("?", folder) if twice else self._found.get(name, (found[2], folder))
 
     def version(self, name: str) -> str | None:
         """The version of a distribution; None where it is not installed, "?" where that cannot be told."""
-        found = self._found.get(name, ())
-        if len({folder for _, folder in found}) < len(found):  # two in one folder
-            return "?"
-        return found[0][0] if found else None
+        return self._found[name][0] if name in self._found else None
 
     def holds(self, module: str) -> bool:
         """Whether any distribution has a module, by its file; a folder without ``__init__`` is none."""
@@ -136,7 +135,7 @@ class Installed:
             return "not installed as audited"
         if not counts(version, package.versions):
             return f"{version} has not been audited"
-        folder = self._found[package.name][0][1]
+        folder = self._found[package.name][1]
         for stem in package.stems:
             first = next((each for each, names in self._names.items() if stem in names), None)
             if first != folder and (first is not None or stem == next(iter(package.top))):

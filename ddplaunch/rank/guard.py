@@ -26,7 +26,10 @@ _AT_ONCE = 50_000  # objects that are looked into
 
 
 class Guard:
-    """Watches imports, from its making on; ``doubt`` says what one of them did that was not expected."""
+    """Watches imports, from its making on; ``doubt`` says what one of them did that was not expected.
+
+    What is printed meanwhile goes nowhere, and nothing can be read: what is typed is for a rank.
+    """
 
     def __init__(
         self, config: Config, baseline: frozenset[str], repairs: ModuleType, children: Callable[[], list[int]]
@@ -37,19 +40,15 @@ class Guard:
         self._folders = [config["first"], *config["folders"]]
         self._missing = set[str]()  # what was looked for in vain
         self.doubt: str | None = None
-        self._before = self._look()
         self._loaded = frozenset(sys.modules)
         self._caught = [os.memfd_create("caught", os.MFD_CLOEXEC) for _ in _STREAMS]
-
-    def begin(self) -> None:
-        """Have what is printed from here on go nowhere, and nothing be read: what is typed is for a rank."""
         self._flush()
         self._kept = [os.dup(number) for number in (0, *_STREAMS)]
         nothing = os.open(os.devnull, os.O_RDONLY)
         for number, fd in enumerate((nothing, *self._caught)):
             os.dup2(fd, number)
         os.close(nothing)
-        self._before["open files"] = self._look()["open files"]
+        self._before = self._look()
         sys.meta_path.append(self)
 
     def after(self, name: str) -> None:

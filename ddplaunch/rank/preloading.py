@@ -19,8 +19,8 @@ _NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 def load(config: Config, watch: Callable[[], Guard]) -> tuple[str | None, str | None]:
     """Import what the ranks share; return what is wrong with ``--preload``, and why it is not fit for a fork.
 
-    ``watch`` makes a guard for what is imported beside torch, if the user has not named it. That
-    happens under the variables that the program will have set by then itself, of which ranks see nothing before.
+    ``watch`` makes a guard for what is imported beside torch, if the user has not named it. Variables are meanwhile as
+    the program will have set them by then; ranks see nothing of that before.
     """
     unset = {name: value for name, value in _NO_THREADS.items() if name not in os.environ}
     before = {name: os.environ.get(name) for name in (*unset, *config["settings"])}
@@ -40,7 +40,6 @@ def _import(config: Config, watch: Callable[[], Guard]) -> tuple[str | None, str
     if config["fallback"]:
         __import__("torch")  # known packages import it too
         guard = watch()
-        guard.begin()
         try:
             for name in [each for each in modules if each not in config["fallback"]]:
                 try:
@@ -88,17 +87,14 @@ def why_unsafe(config: Config, failed: str | None, shadow: str | None) -> str | 
         os.waitpid(probe, 0)
     except OSError:  # no rank gets a process either, which is reported then
         pass
+    try:
+        threads, opened = os.listdir("/proc/self/task"), os.listdir("/proc/self/fd")
+    except OSError as error:
+        return f"{error.filename} cannot be read"
     after = f"after importing {', '.join(config['modules'])}"
-    if (threads := len(_names("/proc/self/task"))) != 1:
-        return f"{threads} threads run {after}"
-    for path in [os.path.realpath("/proc/self/fd/" + fd) for fd in _names("/proc/self/fd")]:
+    if len(threads) != 1:
+        return f"{len(threads)} threads run {after}"
+    for path in [os.path.realpath(f"/proc/self/fd/{fd}") for fd in opened]:
         if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/render")):
             return f"{path} is open {after}"
     return None
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
