@@ -168,6 +168,6 @@ def _kinds() -> frozenset[type]:
 
 
 def _descriptors() -> set[str]:
-    """What is open, but for the streams; the folder that tells has the same name each time."""
+    """What is open, but for the streams; the folder that lists them has the same name each time."""
     numbers = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
     return {f"{fd} {os.path.realpath('/proc/self/fd/' + fd)}" for fd in numbers if int(fd) not in _STREAMS}
