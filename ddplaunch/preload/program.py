@@ -97,7 +97,7 @@ class _Reader:
             self._parsed += size
             text = read_regular(file, source.MAX_SOURCE).decode(errors="replace")
             found = scan(source.parse(file), file, name, shared=not is_program)
-        except (OSError, UsageError):  # what imports it shows why
+        except (OSError, UsageError, RecursionError):  # what imports it shows why
             return (Barrier(f"{name}:1", Reach.SURE, "cannot be read"),)
         self._dynamo = self._dynamo or bool(NEEDS_DYNAMO.search(text))
         self._words.update(re.findall(r"[^\W\d]\w*", text))

@@ -46,7 +46,7 @@ class Sources:
                         return f"{name} uses {found[0].decode().strip(chr(0))}"
                     continue
                 findings = scan(source.parse(file), file, name)
-            except (OSError, UsageError):
+            except (OSError, UsageError, RecursionError):
                 return f"{name} cannot be read"
             for each in findings:
                 if isinstance(each, Import):

@@ -305,6 +305,7 @@ def test_what_is_its_own_to_change(tmp_path, source):
             "train.py:2 changes what mock.patch names",
         ),
         ("import broken", "broken.py:1 cannot be read"),
+        (f"X = {' + '.join('1' * 1500)}", "train.py:1 cannot be read"),
         ("import sys\nsys.path.append('lib')\nsys.path += ['x']\nsys.path.insert(0, '.')\nmodel.eval()", None),
     ],
 )
