@@ -97,10 +97,10 @@ class Admission:
 
     def _walk(self, *, late: bool) -> None:
         for step in self._program.steps:
-            if step.reach <= Reach.LATER:
-                self._in_functions.append(step)
-            else:
+            if step.reach > Reach.LATER:
                 self._take(step)
+            elif not isinstance(step, Effect):
+                self._in_functions.append(step)
         self._release()
         self._see_torch()
         if late:
