@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import lru_cache
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.preload.facts import Assignment, Barrier, Effect, Import, Logger, Patch, Reach, Use
+from ddplaunch.preload.facts import CALLS, CHANGES, CONFIGURES, Assignment, Barrier, Effect, Import, Reach, Step, Use
 from ddplaunch.preload.hiding import Hiding
 from ddplaunch.preload.program import TORCH, Program
 from ddplaunch.preload.sources import Sources
-from ddplaunch.preload.table import Installed, Package, Table, holds_installed
+from ddplaunch.preload.table import Installed, Package, Table, counts, holds_installed
 from ddplaunch.target import source
 
 if TYPE_CHECKING:
@@ -35,15 +35,10 @@ TORCH_READS = re.compile(
     r"TMPDIR|TEMP|TMP|(OMP|GOMP|KMP|MKL|OPENBLAS|GOTO|NVPL|BLIS|VECLIB|ATEN|ONEDNN|DNNL|KINETO|LRU_CACHE|NUMPY|NPY|FX|AOT"
     r"|PYTORCH|TORCH|COMPILE_STROBELIGHT)_?[A-Z0-9_]*"
 )
-"""Variables that torch, and the libraries that it is linked with, read as they are loaded (traced with torch 2.13).
-
-Some of these are read later, and then no harm is done. The first three are read where dill is installed, which torch
-imports.
-"""
-
+"""Variables that torch, and the libraries that it is linked with, read as they are loaded (traced with torch 2.13)."""
 
 _FOLDERS = frozenset({"TMPDIR", "TEMP", "TMP"})
-"""Variables that name a folder, which the program may have to make before it counts."""
+"""Variables that name a folder, which the program may have to make before it counts; torch reads them with dill."""
 
 
 class Admission:
@@ -59,12 +54,9 @@ class Admission:
     """
 
     def __init__(self, program: Program, table: Table, first: str, variables: Collection[str], *, late: bool) -> None:
-        """Go through a program.
+        """Go through a program; ``first`` and ``variables``: in front of ``sys.path``, and set, before it starts.
 
-        Args:
-            first: the folder in front of ``sys.path``.
-            variables: the names of those that are set already.
-            late: whether what is imported later, in a function, may come first too.
+        ``late``: whether what is imported later, in a function, may come first too.
         """
         self._program, self._table, self._first, self._set = program, table, first, variables
         self._installed = Installed()
@@ -75,11 +67,11 @@ class Admission:
         self.excluded: dict[str, str] = {}
         self.barrier: str | None = None
         self._effect: str | None = None  # where the first one is
-        self._pending: str | None = None  # a barrier in a function
         self.torch_barrier: str | None = None
         self._torch_seen = False
-        self._variables: list[Assignment | Logger] = []
-        self._variables_pending: list[Assignment | Logger] = []
+        self._unshown: list[Assignment | Use] = []  # variables and loggers
+        self._in_functions: list[Step] = []
+        self._later: list[tuple[Package, Import]] = []
         self._settings = tuple(f"{of}." for each in table.packages.values() for of in each.settings)
         self._why_unusable = lru_cache(maxsize=None)(self._find_unusable)
         self._sources = Sources(self._is_known, self._is_read)
@@ -92,13 +84,10 @@ class Admission:
     @property
     def allowed(self) -> messages.AllowedJson:
         """What a zygote may have after these imports; anything else is a reason not to fork it."""
-        packages, torch = self._table.packages, self._table.packages[TORCH]
+        torch = self._table.packages[TORCH]
         loaded = {TORCH, *(name for each in (torch, *self.packages.values()) for name in each.loads)}
-        found = [
-            each
-            for name, each in packages.items()
-            if name in loaded or not (each.refused or self._installed.why_not(each))
-        ]
+        known = self._table.packages.values()
+        found = [each for each in known if each.name in loaded or not (each.refused or self._installed.why_not(each))]
         of_torch = {name.replace("-", "_") for name in torch.loads}  # in the table or not
         return {
             "tops": sorted(of_torch.union(*(each.stems for each in found))),
@@ -107,54 +96,68 @@ class Admission:
         }
 
     def _walk(self, *, late: bool) -> None:
-        later: list[tuple[Package, Import]] = []
         for step in self._program.steps:
-            if isinstance(step, Barrier):
-                self._bar(f"{step.where}, which {step.words}", step.reach)
-            elif isinstance(step, Patch):
-                if not f"{step.target}.".startswith(self._settings) or step.passed:
-                    self._bar(f"{step.where}, which {step.words}", step.reach)
-            elif isinstance(step, Use):
-                if self._pending is None and not self._is_known(step.source.module):
-                    self._bar(f"{step.where}, a call of {step.source.top}", step.reach)
-            elif isinstance(step, Logger):
-                if self._is_to_come(step.top):
-                    (self._variables_pending if step.reach <= Reach.LATER else self._variables).append(step)
-            elif isinstance(step, Effect):
-                if step.reach > Reach.LATER:
-                    self._effect = self._effect or step.where
-                    self._release()
-            elif isinstance(step, Assignment):
-                shown = step.early and step.name is not None and step.value is not None
-                if step.name in _FOLDERS:  # which libraries pass over where it is not there
-                    shown = shown and os.path.isdir(step.value or "")
-                if not shown and not (step.default and step.name in self._set):
-                    (self._variables_pending if step.reach <= Reach.LATER else self._variables).append(step)
-            elif step.top == TORCH:
-                self._see_torch(step.reach)
-            elif (package := self._known(step)) is None:
-                continue
-            elif step.reach >= Reach.TRIED:
-                if TORCH in package.loads:
-                    self._see_torch(step.reach)
-                self._admit(package, step)
-            elif step.reach is Reach.LATER:
-                later.append((package, step))
+            if step.reach > Reach.LATER:
+                self._take(step)
+            elif not isinstance(step, Effect):
+                self._in_functions.append(step)
         self._release()
-        self._see_torch(Reach.SURE)
+        self._see_torch()
         if late:
-            for package, step in later:
-                if step.top not in self.excluded:
-                    self._admit(package, step)
+            for package, imported in self._later:
+                if imported.top not in self.excluded:
+                    self._admit(package, imported)
             for package in filter(self._is_free, list(self.packages.values())):
                 if self._why_here(package) is None:
                     for module, leads in package.modules.items():
                         if not self._program.words.isdisjoint(leads):
                             self._add(module, package)
 
-    def _see_torch(self, reach: Reach) -> None:
+    def _release(self) -> None:
+        """From here on what stands in functions may have run."""
+        steps, self._in_functions = self._in_functions, []
+        for step in steps:
+            self._take(step)
+
+    def _take(self, step: Step) -> None:
+        """Note what a step does to the imports after it."""
+        if isinstance(step, Effect):
+            self._effect = self._effect or step.where
+            self._release()
+        elif isinstance(step, Barrier):
+            self._bar(step)
+        elif isinstance(step, Use):
+            if step.verb == CONFIGURES:
+                owner = self._table.owner(step.source.top)
+                seen = self._torch_seen if step.source.top == TORCH else owner is None or owner.name in self.packages
+                self._unshown += [] if seen else [step]
+            elif step.verb == CHANGES and f"{step.target}.".startswith(self._settings):
+                pass
+            elif step.verb != CALLS or not self._is_known(step.source.module):
+                self._bar(step)
+        elif isinstance(step, Assignment):
+            shown = step.early and step.name is not None and step.value is not None
+            if step.name in _FOLDERS:  # which libraries pass over where it is not there
+                shown = shown and os.path.isdir(step.value or "")
+            if not shown and not (step.default and step.name in self._set):
+                self._unshown.append(step)
+        elif step.top == TORCH:
+            if step.reach >= Reach.TRIED:
+                self._see_torch()
+        elif package := self._known(step):
+            if step.reach >= Reach.TRIED:
+                if TORCH in package.loads:
+                    self._see_torch()
+                self._admit(package, step)
+            elif step.reach is Reach.LATER:
+                self._later.append((package, step))
+
+    def _bar(self, step: Barrier | Use) -> None:
+        self.barrier = self.barrier or f"{step.where}, which {step.words}"
+
+    def _see_torch(self) -> None:
         """Decide on torch where it is imported first: by the program, or with a package; at the end otherwise."""
-        if self._torch_seen or reach < Reach.TRIED:
+        if self._torch_seen:
             return
         self._torch_seen = True
         torch = self._table.packages[TORCH]
@@ -162,26 +165,15 @@ class Admission:
         hiding = Hiding([self._first, *self._program.folders])  # PYTHONPATH is the zygote's too
         if path := hiding.hides(stems, set(), plugins=False):
             self.torch_barrier = f"{os.path.relpath(path)}, which may have modules that torch imports"
-        for each in self._variables:
-            if isinstance(each, Logger):
-                if each.top in ("", TORCH, *stems):
-                    self.barrier = self.barrier or f"{each.where}, which {each.words}"
-            elif each.name is None or TORCH_READS.fullmatch(each.name):
-                what = each.name or "variables"
-                self.barrier = self.barrier or f"{each.where}, which sets {what} to what its source does not show"
+        if each := self._find_unshown({TORCH, *stems}, lambda name: not name or TORCH_READS.fullmatch(name)):
+            unshown = " to what its source does not show" if isinstance(each, Assignment) else ""
+            self.barrier = self.barrier or f"{each.where}, which {each.words}{unshown}"
         self.torch_barrier = self.torch_barrier or self.barrier
 
-    def _bar(self, why: str, reach: Reach) -> None:
-        if reach <= Reach.LATER:
-            self._pending = self._pending or why
-        else:
-            self.barrier = self.barrier or why
-
-    def _release(self) -> None:
-        """From here on what stands in functions may have run."""
-        self.barrier = self.barrier or self._pending
-        self._variables += self._variables_pending
-        self._variables_pending.clear()
+    def _find_unshown(self, stems: set[str], reads: Callable[[str | None], object]) -> Assignment | Use | None:
+        """The first step before this that sets a variable which an import reads, or configures one of its loggers."""
+        found = (each.source.top in stems if isinstance(each, Use) else reads(each.name) for each in self._unshown)
+        return next((each for each, matters in zip(self._unshown, found, strict=True) if matters), None)
 
     def _known(self, step: Import) -> Package | None:
         """The package that a statement imports, if it is known; another may change what comes after it."""
@@ -193,32 +185,29 @@ class Admission:
         if why is None:
             return package
         self.excluded.setdefault(step.top, why)
-        if self.barrier is None and not self._table.is_harmless(step.module, self._installed):
+        if self.barrier is None and not self._is_harmless(step.module):
             if how := self._sources.find_interference(step.module, step.names):
-                self._bar(f"{step.where}, an import of {step.top}, where {how}", step.reach)
+                self.barrier = f"{step.where}, an import of {step.top}, where {how}"
             elif step.reach > Reach.LATER:
                 self._effect = self._effect or step.where
-        pending = self._variables_pending if step.reach <= Reach.LATER else self._variables
-        pending += (Assignment(step.where, step.reach, each, None) for each in self._table.set_by_harmless(step.module))
+        sets = getattr(self._table.harmless(step.module), "sets", ())
+        self._unshown += (Assignment(step.where, step.reach, each) for each in sets)
         return None
 
     def _is_known(self, module: str) -> bool:
         """Whether importing a module, and calling what is in it, leaves other imports alone."""
         package = self._table.owner(module)
         known = package is not None and self._why_unusable(package.name) is None
-        return known or module.partition(".")[0] == TORCH or self._table.is_harmless(module, self._installed)
+        return known or module.partition(".")[0] == TORCH or self._is_harmless(module)
+
+    def _is_harmless(self, module: str) -> bool:
+        found = self._table.harmless(module)
+        return found is not None and counts(self._installed.version(found.name), found.versions)
 
     def _is_read(self, variable: str) -> bool:
         """Whether any import that is known reads a variable."""
         known = self._table.packages.values()
         return bool(TORCH_READS.fullmatch(variable)) or any(each.reads(variable) for each in known)
-
-    def _is_to_come(self, top: str) -> bool:
-        """Whether a logger may be that of a package that is known, and not imported yet."""
-        if top in ("", TORCH):
-            return not (top and self._torch_seen)
-        owner = self._table.owner(top)
-        return owner is not None and owner.name not in self.packages
 
     def _find_unusable(self, name: str) -> str | None:
         """Why a package may not be imported before the fork in this installation, by any program."""
@@ -228,18 +217,16 @@ class Admission:
         for other in package.companions:
             if self._installed.version(other) is not None:
                 return f"{other} is installed"
-        for other in package.loads:
-            if other in (TORCH, name) or self._installed.version(other) is None:
-                continue
-            loaded = self._table.packages.get(other)
-            why = "is not in the table" if loaded is None else self._installed.why_not(loaded)
+        parts = [(each, self._table.packages.get(each), False) for each in package.loads if each not in (TORCH, name)]
+        parts = [each for each in parts if self._installed.version(each[0]) is not None]
+        tried = filter(self._installed.holds, package.tries)
+        parts += ((each.partition(".")[0], self._table.owner(each), True) for each in tried)
+        for other, part, by_itself in parts:
+            why = (
+                "is not in the table" if part is None else (by_itself and part.refused) or self._installed.why_not(part)
+            )
             if why:
                 return f"imports {other}, which {why}"
-        for module in filter(self._installed.holds, package.tries):
-            tried = self._table.owner(module)
-            why = "is not in the table" if tried is None else tried.refused or self._installed.why_not(tried)
-            if why:
-                return f"imports {module.partition('.')[0]}, which {why}"
         return None
 
     def _is_free(self, package: Package) -> bool:
@@ -250,9 +237,8 @@ class Admission:
         """Why a package is not imported before the fork for this program, at this place."""
         if why := self._why_unusable(package.name):
             return why
-        tried = [owner for module in package.tries if (owner := self._table.owner(module))]
-        names = {package.name, *package.loads}
-        names.update(name for each in tried for name in (each.name, *each.loads))
+        involved = [package, *(owner for module in package.tries if (owner := self._table.owner(module)))]
+        names = {name for each in involved for name in (each.name, *each.loads)}
         known = [self._table.packages[name] for name in names & self._table.packages.keys()]
         wanted = {module.partition(".")[0] for module in (*package.tries, *package.seeks)}
         stems = wanted.union(*(each.stems for each in known))
@@ -264,13 +250,10 @@ class Admission:
             return f"comes after {self._effect}, which may matter"
         if named := self._program.words.intersection(package.sets):
             return f"sets {min(named)}"
-        for each in self._variables:
-            if isinstance(each, Logger):
-                if not each.top or (each.top in stems and each.top != TORCH):
-                    return f"{each.where} {each.words}"
-            elif any(one.reads(each.name) if each.name else one.variables for one in (package, *tried)):
-                return f"{each.where} sets {each.name or 'variables that it reads'}"
-        return None
+        each = self._find_unshown(
+            stems - {TORCH}, lambda name: any(one.reads(name) if name else one.variables for one in involved)
+        )
+        return f"{each.where} {each.words}" if each else None
 
     def _admit(self, package: Package, step: Import) -> None:
         """Take in what a statement imports, if that may come first."""
@@ -287,7 +270,7 @@ class Admission:
         owner = self._table.owner(module)
         if owner is None or (owner.name not in (package.name, TORCH) and self._why_here(owner)):
             return
-        if not self._installed.has(owner.name, module):  # this version does not have it
+        if not self._installed.holds(module):  # this version does not have it
             return
         self.packages[package.name] = package
         if module not in self.modules:

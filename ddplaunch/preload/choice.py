@@ -9,9 +9,9 @@ from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.preload import interpreter, program
 from ddplaunch.preload.admission import TORCH_READS, Admission
-from ddplaunch.preload.facts import Assignment
+from ddplaunch.preload.facts import Assignment, Barrier
 from ddplaunch.preload.hiding import Hiding
-from ddplaunch.preload.program import TORCH, Program
+from ddplaunch.preload.program import TORCH
 from ddplaunch.preload.table import Table
 from ddplaunch.target.target import Target, TargetKind
 
@@ -22,6 +22,8 @@ AUTO, NONE = "auto", "none"
 """Words of ``--preload`` beside ``torch`` and names of modules."""
 
 DYNAMO = "torch._dynamo"
+"""``DistributedDataParallel`` and the first optimizer import it, over a second in every rank: it pays to import it once
+from two ranks on, and is pure loss for a program that never needs it (docs/performance.md has the measurement)."""
 
 _DYNAMO_READS = re.compile(
     r"HOME|TMPDIR|TEMP|TMP|USER|LOGNAME|LNAME|USERNAME|(TORCHDYNAMO|TORCHINDUCTOR|TORCH_(DYNAMO|COMPILE|LOGS|TRACE|FAKE)"
@@ -73,10 +75,7 @@ class Choice:
         return {"modules": list(self.modules), "because": because, "excluded": [list(each) for each in excluded]}
 
     def account(self, failed: str | None) -> tuple[str | None, tuple[tuple[str, str], ...]]:
-        """Why there is not more in ``modules``; what each rank imports itself, and why.
-
-        ``failed``: why the fallback was imported.
-        """
+        """Why there is not more in ``modules``, and ``excluded``; ``failed``: why the fallback was imported."""
         return failed or self.unsafe or self.reason, () if failed else self.excluded
 
 
@@ -103,18 +102,23 @@ def choose(target: Target, preload: str, environ: Mapping[str, str], own: Collec
     if preload not in (AUTO, TORCH):
         modules = tuple(preload.split(","))
         return Choice(forks=True, modules=modules, asked=modules, settings=settings)
-    if preload == TORCH and (unsafe := _too_late(here)):
-        return Choice(unsafe=unsafe)
-    if target.first and (file := Hiding([target.first, *found.folders]).hides_python(dynamo=found.dynamo)):
+    before_torch = [each for each in here if not each.after and (not each.name or TORCH_READS.fullmatch(each.name))]
+    for each in before_torch if preload == TORCH else ():
+        if each.name and not (each.early and each.value is not None):  # only running shows what torch will read
+            unshown = f"sets {each.name}, which torch reads at its import, to what its source does not show"
+            return Choice(unsafe=f"{each.where} {unshown}")
+    if target.first and (file := Hiding([target.first, *found.folders]).hides_python()):
         return Choice() if lone else Choice(unsafe=f"{file} has the name of a module that torch imports")
     if preload == AUTO and (backend := interpreter.find_backend(target.first, {**environ, **dict(settings)})):
         return Choice(unsafe=f"{backend} adds to torch.backends, which torch loads at its import")
-    usual = _usual(found, here, lone=lone)
+    late = any(each.name and _DYNAMO_READS.fullmatch(each.name) for each in here)
+    usual = (TORCH, DYNAMO) if found.dynamo and not lone and not late else (TORCH,)
     choice = Choice(forks=True, modules=usual, settings=settings, folders=found.folders)
     if preload == TORCH or not target.first:
         return choice
     admission = Admission(found, Table(), target.first, variables, late=not lone)
-    if lone and (admission.torch_barrier or found.doubt or not found.imports_torch or any(map(_concerns_torch, here))):
+    doubt = before_torch or any(isinstance(each, Barrier) for each in found.steps)
+    if lone and (doubt or admission.torch_barrier or not found.imports_torch):
         return Choice()
     excluded = tuple(admission.excluded.items())
     if admission.torch_barrier:
@@ -129,25 +133,3 @@ def choose(target: Target, preload: str, environ: Mapping[str, str], own: Collec
         allowed=admission.allowed,
         reads=tuple(sorted({name for each in admission.packages.values() for name in each.variables})),
     )
-
-
-def _usual(found: Program, here: list[Assignment], *, lone: bool) -> tuple[str, ...]:
-    """``DistributedDataParallel`` and the first optimizer import ``torch._dynamo``, over a second in every rank.
-
-    Importing it once pays from two ranks on, and is pure loss for a program that never needs it, so its source decides
-    (docs/performance.md has the measurement).
-    """
-    late = any(each.name and _DYNAMO_READS.fullmatch(each.name) for each in here)  # it is read as dynamo is imported
-    return (TORCH, DYNAMO) if found.dynamo and not lone and not late else (TORCH,)
-
-
-def _concerns_torch(each: Assignment) -> bool:
-    return not each.after and (each.name is None or bool(TORCH_READS.fullmatch(each.name)))
-
-
-def _too_late(here: list[Assignment]) -> str | None:
-    """Why torch must be imported by the program itself: only running that shows what torch will read."""
-    for each in here:
-        if each.name and _concerns_torch(each) and not (each.early and each.value is not None):
-            return f"{each.where} sets {each.name}, which torch reads at its import, to what its source does not show"
-    return None

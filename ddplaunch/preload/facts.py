@@ -1,4 +1,4 @@
-"""What a file of Python source says that matters to whoever imports for it."""
+"""What a file of Python source says that matters to its imports; ``where`` is in words, "train.py:3"."""
 
 from __future__ import annotations
 
@@ -24,9 +24,6 @@ class Reach(IntEnum):
         return outer.under_condition() if self is Reach.MAYBE else min(self, outer)
 
 
-# Where a statement stands is in words: "train.py:3".
-
-
 @dataclass(frozen=True)
 class Import:
     """``import module``, or ``from module import names``; ``level`` counts the dots of a relative one."""
@@ -43,10 +40,9 @@ class Import:
 
     def modules(self, package: str) -> list[str]:
         """All that it may import, by their full names; ``package``: the one that its file is in."""
-        base, above = self.module, package.split(".") if package else []
-        if self.level:
-            base = ".".join([*above[: len(above) - self.level + 1], *([base] if base else [])])
-        return [base, *(f"{base}.{each}" if base else each for each in self.names if each != "*")]
+        above = package.split(".")[: package.count(".") + 2 - self.level] if self.level else []
+        base = ".".join(filter(None, [*above, self.module]))
+        return [base, *(f"{base}.{each}".strip(".") for each in self.names if each != "*")]
 
 
 @dataclass(frozen=True)
@@ -57,17 +53,23 @@ class Assignment:
         name: None where the source does not show it.
         value: as the name; None also where the variable is removed, or set only sometimes.
         default: only where it is not set already.
+        source: the import of what may set it when it is called with this name.
         after: certainly after torch was imported, and so too late for what torch read then.
         early: certainly before anything was imported that is not Python's own.
     """
 
     where: str
     reach: Reach
-    name: str | None
-    value: str | None
+    name: str | None = None
+    value: str | None = None
     default: bool = False
+    source: Import | None = None
     after: bool = False
     early: bool = False
+
+    @property
+    def words(self) -> str:
+        return f"sets {self.name or 'variables'}"
 
 
 @dataclass(frozen=True)
@@ -78,57 +80,28 @@ class Effect:
     reach: Reach
 
 
-@dataclass(frozen=True)
-class Patch:
-    """What others have made may be changed.
-
-    Attributes:
-        target: what, by the names that lead there: "os.cpu_count".
-        source: the import that brought it; None where that makes no difference.
-        passed: it is a module that is given to others, whatever they do with it.
-    """
-
-    where: str
-    reach: Reach
-    target: str
-    source: Import | None = None
-    passed: bool = False
-
-    @property
-    def words(self) -> str:
-        return f"passes {self.target} on" if self.passed else f"changes {self.target}"
+CALLS, CHANGES, PASSES, CONFIGURES = "calls", "changes", "passes on", "may configure the logger"
 
 
 @dataclass(frozen=True)
 class Use:
-    """Something is called that an import has brought: another's code runs.
+    """What others have made is called, changed, or given to others, whatever they do with it.
 
     Attributes:
-        source: the import.
-        variables: names in the call that may be those of variables; None for one that the source does not show.
+        verb: which of these.
+        target: what, by the names that lead there: "os.cpu_count".
+        source: the import that brought it; of a logger: that of the module with its name.
     """
 
     where: str
     reach: Reach
+    verb: str
+    target: str
     source: Import
-    variables: tuple[str | None, ...] = ()
-
-
-@dataclass(frozen=True)
-class Logger:
-    """The program asks for a logger by this name (empty: of a loop), perhaps to configure it before its import does."""
-
-    where: str
-    reach: Reach
-    name: str
-
-    @property
-    def top(self) -> str:
-        return self.name.partition(".")[0]
 
     @property
     def words(self) -> str:
-        return f"may configure the logger {self.name}" if self.name else "may configure any logger"
+        return f"{self.verb} {self.target}"
 
 
 @dataclass(frozen=True)
@@ -142,10 +115,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Barrier:
-    """From here on something decides that the source does not show: in words, "calls exec".
-
-    ``hook``: it changes how modules are found and made.
-    """
+    """From here on something decides that the source does not show; a ``hook`` changes how modules are found."""
 
     where: str
     reach: Reach
@@ -153,5 +123,5 @@ class Barrier:
     hook: bool = False
 
 
-Step = Import | Assignment | Effect | Patch | Barrier | Use | Logger
+Step = Import | Assignment | Effect | Use | Barrier
 Finding = Step | Folder

@@ -6,10 +6,10 @@ import os
 import re
 import sys
 
-from ddplaunch.preload.table import entries, normalised
+from ddplaunch.preload.table import entries, entry_points, normalised
 
 _INFO = re.compile(r"(.+?)(?:-[^-]*)?\.(?:dist|egg)-info")
-_OF_COMMANDS = re.compile(r"\[(console_scripts|gui_scripts)\]")
+_OF_COMMANDS = frozenset({"console_scripts", "gui_scripts"})  # those for the shell
 
 _NOT_OF_TORCH = re.compile(
     r"bdb|cgi|chunk|cmd|code|codeop|compileall|configparser|crypt|curses|dbm|doctest|fileinput|getopt|graphlib|html|imp"
@@ -17,9 +17,6 @@ _NOT_OF_TORCH = re.compile(
     r"|tracemalloc|tty|turtle|venv|wave|webbrowser|xml|zoneinfo"
 )
 """Modules of Python that torch (2.13) does not load, of those that a program may have one of the same name as."""
-
-_OF_DYNAMO = re.compile("cProfile|colorsys|decimal|fractions|getpass|hmac|profile|pstats|secrets|shlex|statistics")
-"""Those that only ``torch._dynamo`` loads."""
 
 
 class Hiding:
@@ -35,20 +32,15 @@ class Hiding:
                 path = os.path.join(folder, entry)
                 if found := _INFO.fullmatch(entry):
                     self._distributions.setdefault(normalised(found[1]), path)
-                    if _has_plugins(path):
+                    if entry_points(path) - _OF_COMMANDS:
                         self._plugins = self._plugins or path
                 elif entry.endswith((".py", ".pyc", ".so")) or os.path.isfile(os.path.join(path, "__init__.py")):
                     self._modules.setdefault(entry.partition(".")[0], path)
 
-    def hides_python(self, *, dynamo: bool) -> str | None:
-        """Name a file that would be imported instead of a module of Python that torch loads.
-
-        ``dynamo``: ``torch._dynamo`` is loaded as well.
-        """
-        for name in sorted(sys.stdlib_module_names & self._modules.keys()):
-            if not (_NOT_OF_TORCH.fullmatch(name) or (_OF_DYNAMO.fullmatch(name) and not dynamo)):
-                return self._modules[name]
-        return None
+    def hides_python(self) -> str | None:
+        """Name a file that would be imported instead of a module of Python that torch loads."""
+        hidden = sorted(sys.stdlib_module_names & self._modules.keys())
+        return next((self._modules[name] for name in hidden if not _NOT_OF_TORCH.fullmatch(name)), None)
 
     def hides(self, stems: set[str], distributions: set[str], *, plugins: bool = True) -> str | None:
         """Name what an import of these top-level modules, of these distributions, would find here instead.
@@ -61,12 +53,3 @@ class Hiding:
         if self._archive:
             return self._archive
         return self._plugins if plugins else None
-
-
-def _has_plugins(info: str) -> bool:
-    """Whether a distribution has entry points that others load; those of commands are for the shell."""
-    try:
-        with open(os.path.join(info, "entry_points.txt"), encoding="utf-8", errors="replace") as file:
-            return any(line.startswith("[") and not _OF_COMMANDS.match(line) for line in file)
-    except OSError:
-        return False

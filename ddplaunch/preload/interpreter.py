@@ -12,33 +12,27 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 
 from ddplaunch.files import read_regular
-from ddplaunch.preload.table import entries, holds_installed
+from ddplaunch.preload.table import entries, entry_points, holds_installed
+from ddplaunch.target import source
 
 _MAX = 1 << 20  # bytes of a file
-_BACKENDS = re.compile(r"^\s*\[\s*torch\.backends\s*\]", re.MULTILINE)
 _IMPORTED = re.compile(r"\b(?:import|from)\s+([\w.]+)")
 
 
 def reads_rank(own: Collection[str]) -> str | None:
     """Name a file that mentions one of these variables, and the variable: "…/sitecustomize.py mentions RANK"."""
     wanted = re.compile(r"\b(" + "|".join(map(re.escape, sorted(own))) + r")\b")
-    mentioned = ((path, wanted.search(text)) for path, text in _texts())
-    return next((f"{path} mentions {found[1]}" for path, found in mentioned if found), None)
+    return next((f"{path} mentions {found[1]}" for path, text in _texts() if (found := wanted.search(text))), None)
 
 
 def find_backend(first: str | None, environ: Mapping[str, str]) -> str | None:
-    """Name a distribution that ``import torch`` loads a backend of: an entry point of the group ``torch.backends``.
-
-    ``first``: the folder in front of ``sys.path``; ``environ``: as torch would see it, which can turn this off.
-    """
+    """Name a distribution with a backend that ``import torch`` loads, unless a variable of ``environ`` forbids that."""
     if environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
         return None
-    for folder in dict.fromkeys([first or "", *environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path]):
-        for entry in entries(folder) if folder else ():
-            if entry.endswith((".dist-info", ".egg-info")):
-                path = os.path.join(folder, entry)
-                if _BACKENDS.search(_text(os.path.join(path, "entry_points.txt"))):
-                    return path
+    folders = filter(None, [first, *environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path])
+    for path in [os.path.join(folder, entry) for folder in dict.fromkeys(folders) for entry in entries(folder)]:
+        if path.endswith((".dist-info", ".egg-info")) and "torch.backends" in entry_points(path):
+            return path
     return None
 
 
@@ -47,13 +41,11 @@ def _texts() -> Iterator[tuple[str, str]]:
         if path := getattr(sys.modules.get(name), "__file__", None):
             yield path, _text(path)
     for folder in filter(holds_installed, sys.path):
-        for entry in [os.path.join(folder, each) for each in entries(folder) if each.endswith(".pth")]:
-            text = "\n".join(line for line in _text(entry).splitlines() if line.startswith(("import ", "import\t")))
-            yield entry, text
-            for module in _IMPORTED.findall(text):
-                path = os.path.join(folder, *module.split("."))
-                for each in (path + ".py", os.path.join(path, "__init__.py")):
-                    yield each, _text(each)
+        for path in [os.path.join(folder, each) for each in entries(folder) if each.endswith(".pth")]:
+            lines = [line for line in _text(path).splitlines() if line.startswith(("import ", "import\t"))]
+            yield path, "\n".join(lines)
+            for module in _IMPORTED.findall("\n".join(lines)):
+                yield from ((file, _text(file)) for file in source.files_of(module, folder))
 
 
 def _text(path: str) -> str:

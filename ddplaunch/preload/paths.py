@@ -5,24 +5,21 @@ from __future__ import annotations
 import _ast as ast
 import os
 
-_SAME = frozenset({"str", "fspath", "Path", "PurePath", "PosixPath", "resolve", "absolute", "as_posix"})
+_SAME = frozenset({"str", "fspath", "Path", "PurePath", "PosixPath", "absolute", "as_posix", "join"})
 _OF_ONE = frozenset({"dirname", "abspath", "realpath", "normpath", "expanduser"})
 _DEEP = 12  # expressions in expressions
 
 
 class Paths:
-    """Those in one file."""
+    """Those in one file; ``named``: the names that are given once, at its top, and None for those given twice."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, body: list[ast.stmt]) -> None:
         self._file = file
-        self.named: dict[str, ast.expr | None] = {}  # None for a name that is given twice
-
-    def learn(self, body: list[ast.stmt]) -> None:
-        """Note the names that are given once, at the top of the file."""
+        self.named: dict[str, ast.expr | None] = {}
         for node in body:
-            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-                name = node.targets[0].id
-                self.named[name] = None if name in self.named else node.value
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    self.named[name] = None if name in self.named else value
 
     def value(self, node: ast.AST | None) -> str | None:
         """The path that an expression gives, made absolute; None where the source does not show it."""
@@ -39,36 +36,25 @@ class Paths:
             case ast.Name(id=name):
                 return self._file if name == "__file__" else self._value(self.named.get(name), deep)
             case ast.BinOp(left=left, op=ast.Div(), right=right):
-                return _join([self._value(left, deep), self._value(right, deep)])
+                return self._join([left, right], deep)
             case ast.Attribute(value=value, attr="parent"):
-                return _parent(self._value(value, deep), 1)
+                return self._above(value, 1, deep)
             case ast.Subscript(value=ast.Attribute(value=value, attr="parents"), slice=ast.Constant(value=int(number))):
-                return _parent(self._value(value, deep), number + 1) if 0 <= number < _DEEP else None
-            case ast.Call(keywords=[]):
-                return self._call(node, deep)
+                return self._above(value, number + 1, deep)
+            case ast.Call(func=ast.Name("getcwd") | ast.Attribute(attr="getcwd" | "cwd"), args=[], keywords=[]):
+                return os.getcwd()
+            case ast.Call(func=ast.Attribute(value=value, attr=name), args=[], keywords=[]):  # Path(…).resolve()
+                path = self._value(value, deep) if name in ("resolve", *_SAME) else None
+                return os.path.realpath(path) if path and name == "resolve" else path
+            case ast.Call(func=ast.Name(name) | ast.Attribute(attr=name), args=args, keywords=[]):
+                path = self._join(args, deep) if name in _SAME or (len(args) == 1 and name in _OF_ONE) else None
+                return str(getattr(os.path, name)(path)) if path and name in _OF_ONE else path
         return None
 
-    def _call(self, node: ast.Call, deep: int) -> str | None:
-        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        given = [self._value(each, deep) for each in node.args]
-        if name in ("getcwd", "cwd") and not given:
-            return os.getcwd()
-        if name in _SAME and not given and isinstance(node.func, ast.Attribute):  # Path(…).resolve()
-            found = self._value(node.func.value, deep)
-            return found and (os.path.realpath(found) if name == "resolve" else os.path.abspath(found))
-        if name == "join" or (name in _SAME and given):
-            return _join(given)
-        if len(given) == 1 and given[0] is not None and name in _OF_ONE:
-            return str(getattr(os.path, name)(given[0]))
-        return None
+    def _above(self, node: ast.AST, count: int, deep: int) -> str | None:
+        path = self._value(node, deep)
+        return os.path.normpath(os.path.join(os.getcwd(), path, *[".."] * count)) if path and count > 0 else None
 
-
-def _parent(path: str | None, count: int) -> str | None:
-    for _ in range(count):
-        path = None if path is None else os.path.dirname(os.path.abspath(path))
-    return path
-
-
-def _join(parts: list[str | None]) -> str | None:
-    known = [part for part in parts if part is not None]
-    return os.path.join(*known) if known and len(known) == len(parts) else None
+    def _join(self, nodes: list[ast.expr], deep: int) -> str | None:
+        known = [path for each in nodes if (path := self._value(each, deep)) is not None]
+        return os.path.join(*known) if known and len(known) == len(nodes) else None

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
 
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.errors import UsageError
 from ddplaunch.files import read_regular
-from ddplaunch.preload.facts import Assignment, Barrier, Finding, Folder, Import, Patch, Reach, Step, Use
+from ddplaunch.preload.facts import Assignment, Barrier, Finding, Folder, Import, Reach, Step, Use
 from ddplaunch.preload.scan import scan
+from ddplaunch.preload.sources import find_root
 from ddplaunch.preload.table import INSTALLED
 from ddplaunch.target import source
 from ddplaunch.target.target import Target
@@ -41,7 +41,7 @@ class Program:
         folders: what it adds to ``sys.path``.
         words: all words in its files, names and those in strings.
         imports_torch: torch is certainly imported before anything else is done.
-        dynamo: it seems to use what imports ``torch._dynamo`` (and sympy with it, a second in every rank).
+        dynamo: it seems to use what ``NEEDS_DYNAMO`` names.
     """
 
     steps: tuple[Step, ...] = ()
@@ -50,23 +50,18 @@ class Program:
     imports_torch: bool = False
     dynamo: bool = False
 
-    @property
-    def doubt(self) -> bool:
-        """Whether its imports depend on more than its source, as where it calls exec."""
-        return any(isinstance(each, Barrier) for each in self.steps)
-
 
 def read(target: Target) -> Program:
     """Read the source of ``target``; a program whose source is not there says nothing."""
     if target.source is None or target.first is None:
         return Program()
-    return _Reader(target.first).program(target)
+    return _Reader(target.first).program(os.path.abspath(target.source), target.module or "")
 
 
 class _Reader:
     def __init__(self, first: str) -> None:
         self._first = first
-        self._said: dict[str, tuple[Finding, ...]] = {}
+        self._found: dict[str, tuple[Finding, ...]] = {}
         self._seen: dict[str, Reach] = {}
         self._parsed = 0
         self._roots: dict[str, str] = {}  # the folder in front of each file's package
@@ -76,12 +71,9 @@ class _Reader:
         self._words: set[str] = set()
         self._torch = self._others = self._dynamo = False
 
-    def program(self, target: Target) -> Program:
-        assert target.source is not None
-        for file in self._files(target.module or ""):
+    def program(self, path: str, module: str) -> Program:
+        for file in self._files(module):
             self._read(file, Reach.SURE)
-        path = os.path.abspath(target.source)
-        self._roots.setdefault(path, self._first)
         self._read(path, Reach.SURE, is_program=True)
         steps, folders, words = tuple(self._steps), tuple(self._folders), frozenset(self._words)
         return Program(steps, folders, words, self._torch, self._dynamo)
@@ -91,48 +83,48 @@ class _Reader:
         if self._seen.get(file, -1) >= reach:
             return
         self._seen[file] = reach
-        if file not in self._said:
-            self._said[file] = self._scan(file, is_program)
-        for found in self._said[file]:
+        if file not in self._found:
+            self._found[file] = self._scan(file, is_program)
+        for found in self._found[file]:
             self._note(replace(found, reach=found.reach.within(reach)), file)
 
     def _scan(self, file: str, is_program: bool) -> tuple[Finding, ...]:
         name = os.path.relpath(file, self._first)
         try:
             size = 0 if is_program else os.path.getsize(file)
-            if len(self._said) >= _MAX_FILES or self._parsed + size > _MAX_PARSED:
+            if len(self._found) >= _MAX_FILES or self._parsed + size > _MAX_PARSED:
                 return (Barrier(f"{name}:1", Reach.SURE, "is more source than is read at once"),)
             self._parsed += size
             text = read_regular(file, source.MAX_SOURCE).decode(errors="replace")
             found = scan(source.parse(file), file, name, shared=not is_program)
-        except (OSError, UsageError):  # what imports it shows why
+        except (OSError, UsageError, RecursionError):  # what imports it shows why
             return (Barrier(f"{name}:1", Reach.SURE, "cannot be read"),)
         self._dynamo = self._dynamo or bool(NEEDS_DYNAMO.search(text))
         self._words.update(re.findall(r"[^\W\d]\w*", text))
         return found
 
     def _note(self, found: Finding, file: str) -> None:
+        if isinstance(found, Assignment | Use) and found.source and self._is_own(found.source, file):
+            return
         if isinstance(found, Import):
             self._import(found, file)
-        elif isinstance(found, Assignment):
-            sure = found.reach is Reach.SURE
-            value = found.value if sure else None
-            self._steps.append(replace(found, value=value, after=self._torch, early=sure and not self._others))
         elif isinstance(found, Folder):
             self._folders.append(found.path)
             if os.path.isfile(found.path) or found.path.endswith(_ARCHIVES):
                 self._steps.append(Barrier(found.where, found.reach, "adds an archive to sys.path"))
-        elif not isinstance(found, Patch | Use) or not (found.source and self._is_own(found.source, file)):
+        elif isinstance(found, Assignment):
+            sure = found.reach is Reach.SURE
+            value = found.value if sure else None
+            self._steps.append(replace(found, value=value, after=self._torch, early=sure and not self._others))
+        else:
             self._steps.append(found)
-            for name in found.variables if isinstance(found, Use) else ():
-                self._note(Assignment(found.where, found.reach, name, None), file)
 
     def _import(self, found: Import, file: str) -> None:
         top = found.top
         if not found.level and (top in sys.stdlib_module_names or top == "ddplaunch"):
             return
         own = found.level or top != TORCH or self._root(top) == self._first  # torch is imported first, wherever it is
-        if local := list(self._local(found, file)) if own else []:
+        if local := self._local(found, file) if own else []:
             for each in local:
                 self._read(each, found.reach)
         elif not found.level:
@@ -145,25 +137,21 @@ class _Reader:
 
     def _is_own(self, found: Import, file: str) -> bool:
         """Whether a statement imports what is the program's own, or ours."""
-        return bool(found.level) or found.module == "ddplaunch" or next(self._local(found, file), None) is not None
+        return bool(found.level or found.module == "ddplaunch" or self._local(found, file))
 
-    def _local(self, found: Import, file: str) -> Iterator[str]:
+    def _local(self, found: Import, file: str) -> list[str]:
         """The files of the program's own that the statement runs."""
-        root, package = None, ""
-        if found.level:
-            root = self._roots.get(file, self._first)
-            package = os.path.relpath(os.path.dirname(file), root).replace(os.sep, ".").strip(".")
-        for name in found.modules(package):
-            yield from self._files(name, root)
+        root = self._roots.get(file, self._first) if found.level else None
+        package = os.path.relpath(os.path.dirname(file), root).replace(os.sep, ".").strip(".") if root else ""
+        return [each for name in found.modules(package) for each in self._files(name, root)]
 
     def _files(self, name: str, root: str | None = None) -> tuple[str, ...]:
         """The files of the program's own that importing ``name`` runs; ``root``: the folder where it is, if known."""
         if name not in self._known:
             top = name.partition(".")[0]
-            root = root or self._root(top)
+            root = root or self._root(top) or ""
             self._known[name] = tuple(source.files_of(name, root)) if root and name else ()
-            for file in self._known[name]:
-                self._roots.setdefault(file, root or self._first)
+            self._roots = {**dict.fromkeys(self._known[name], root), **self._roots}
         return self._known[name]
 
     def _root(self, top: str) -> str | None:
@@ -171,12 +159,7 @@ class _Reader:
         for folder in (self._first, *self._folders):
             if next(source.files_of(top, folder), None):
                 return folder
-        found = source.find_module(top, self._first) if top and top not in sys.stdlib_module_names else None
-        if found is None:
+        root = find_root(top, self._first) if top and top not in sys.stdlib_module_names else None
+        if root is None or not INSTALLED.isdisjoint(root.split(os.sep)):
             return None
-        place = [*(found.submodule_search_locations or ()), found.origin or ""][0]
-        if found.origin is not None and not os.path.isabs(place):  # built in, or of a finder's own kind
-            return None
-        folder = os.path.dirname(place)
-        installed = not INSTALLED.isdisjoint(folder.split(os.sep))
-        return None if installed or folder.startswith(os.path.dirname(os.__file__)) else folder
+        return None if root.startswith(os.path.dirname(os.__file__)) else root

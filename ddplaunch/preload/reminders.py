@@ -13,21 +13,17 @@ _MAX_SOURCE, _MAX_KEPT = 64 << 20, 1 << 20  # bytes
 
 
 def is_new(path: str | None, note: str) -> bool:
-    """Whether a note on the program at ``path`` was not shown yet; from now on it was.
-
-    True also where there is no place to keep that.
-    """
-    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    folder = os.path.join(state, "ddplaunch")
-    kept = os.path.join(folder, "noted")
+    """Whether a note on the program at ``path`` was not shown yet, or that cannot be kept; from now on it was."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    kept = os.path.join(state, "ddplaunch", "noted")
     try:
         path = os.path.abspath(path or "")
         text = f"{path}\0{note}\0".encode(errors="replace")
         line = b"%08x %08x\n" % (crc32(text), crc32(read_regular(path, _MAX_SOURCE)))
-        os.makedirs(folder, 0o700, exist_ok=True)
-        if os.path.lexists(kept) and line in read_regular(kept, _MAX_KEPT, links=False).splitlines(keepends=True):
-            return False
+        os.makedirs(os.path.dirname(kept), 0o700, exist_ok=True)
         with open(create(kept, os.O_APPEND, 0o600), "ab") as file:
+            if line in read_regular(kept, _MAX_KEPT, links=False).splitlines(keepends=True):
+                return False
             file.write(line)
     except OSError:
         pass
@@ -45,7 +41,7 @@ def note_slow_start(
     unsafe: str | None,
 ) -> None:
     """Note why ranks import themselves what is usually imported once for all of them, as ``events.Ready`` has it."""
-    slow = ""
+    slow = None
     if failed and forks:
         slow = f"only {named(modules)} could be imported for all ranks: {failed}; --preload torch starts at once"
     elif because and not (forks or unsafe):

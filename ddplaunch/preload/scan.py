@@ -1,6 +1,7 @@
 """What one file of Python source says that matters to whoever imports for it, in the order in which it stands there.
 
-Only statements are looked at, and calls of a few names; what they mean together is for ``program`` and ``admission``.
+Every reference to what decides about later imports (``syntax.SENSITIVE``) counts by what stands directly around it. In
+the few forms that are listed it is read, or changed in a way that the source shows; all others are unknown.
 """
 
 from __future__ import annotations
@@ -11,10 +12,21 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.preload.facts import Assignment, Barrier, Effect, Finding, Folder, Import, Logger, Patch, Reach, Use
+from ddplaunch.preload import facts
+from ddplaunch.preload.facts import Assignment, Barrier, Effect, Finding, Folder, Import, Reach, Use
 from ddplaunch.preload.paths import Paths
-from ddplaunch.preload.sensitive import ANY, MODULES, SENSITIVE, is_own_name, sensitive_word
-from ddplaunch.preload.syntax import BLOCKS, IN_BLOCKS, as_text, find_effect, is_main, targets, walk
+from ddplaunch.preload.syntax import (
+    ANY,
+    BLOCKS,
+    MODULES,
+    SENSITIVE,
+    as_text,
+    children,
+    find_effect,
+    is_own_name,
+    sensitive_word,
+    walk,
+)
 
 if TYPE_CHECKING:
     from typing import Any
@@ -22,19 +34,19 @@ if TYPE_CHECKING:
 _READERS = frozenset({"get", "copy", "items", "keys", "values", "index", "count", "__contains__", "__getitem__"})
 _CHANGES = frozenset({"append", "extend", "insert", "add", "update", "setdefault", "pop", "remove", "clear"})
 _COPIES = frozenset({"dict", "list", "tuple", "set", "sorted", "len", "print", "repr", "str", "copy", "deepcopy"})
-_LOOKS = frozenset({"getattr", "hasattr", "dir", "print", "type", "isinstance", "id", "repr"})
+_LOOKS = frozenset({"hasattr", "dir", "print", "type", "isinstance", "id", "repr"})
 
-_OF_VARIABLES = frozenset({"environ", "environb", "putenv", "unsetenv"})
-_OF_LISTS = frozenset({"environ", "environb", "path", "modules", "__dict__"})  # what can be read without harm
+_MAPPINGS = frozenset({"environ", "environb"})
+_OF_VARIABLES = _MAPPINGS | {"putenv", "unsetenv"}
+_READABLE = _MAPPINGS | {"path", "modules", "__dict__"}
 _HOOKS = frozenset({"meta_path", "path_hooks", "modules", "__import__", "setdlopenflags", "setLoggerClass"})
 _SETS_VARIABLES = re.compile(r"dotenv|(?:set|read|load|patch|update|export|del|put)_?env", re.IGNORECASE)
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|HOME|LOGNAME|TE?MP|TMPDIR|USER")
 _WORDS = {
-    "addsitedir": "calls addsitedir",
+    **{name: f"calls {name}" for name in ("addsitedir", "exec", "eval", "compile")},
     "run_path": "runs another file",
     "run_module": "runs another module",
-    "import_module": "imports what its source does not show",
-    "__import__": "imports what its source does not show",
+    **dict.fromkeys(("import_module", "__import__"), "imports what its source does not show"),
     "path": "changes sys.path",
 }
 
@@ -46,22 +58,79 @@ def scan(tree: ast.Module, file: str, name: str, *, shared: bool = False) -> tup
         name: what to call the file.
         shared: other files of the program can import from it.
     """
-    return tuple(_Scanner(file, name, shared).file(tree))
+    return tuple(_Scanner(file, name, shared, tree.body).block(tree.body, Reach.SURE))
 
 
 class _Scanner:
-    def __init__(self, file: str, name: str, shared: bool) -> None:
+    def __init__(self, file: str, name: str, shared: bool, body: list[ast.stmt]) -> None:
         self._file, self._shared = name, shared
-        self._others: dict[str, tuple[str, Import]] = {}  # what names stand for that others may have made
+        self._imported: dict[str, tuple[str, Import]] = {}  # what names stand for that others may have made
         self._modules = set[str]()  # those of them that are modules
         self._defined = set[str]()  # functions and classes of the file
-        self._used = set[tuple[str, Reach]]()
-        self._paths = Paths(file)
+        self._called = set[tuple[str, Reach]]()
+        self._paths = Paths(file, body)
+        self._name(body)
 
-    def file(self, tree: ast.Module) -> Iterator[Finding]:
-        self._name(tree.body)
-        self._paths.learn(tree.body)
-        yield from self.block(tree.body, Reach.SURE)
+    def _name(self, body: Sequence[ast.AST], *, in_class: bool = False) -> None:
+        """Note which names stand for what was imported, wherever that is done, and what is assigned from those."""
+        for node in body:
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    name = alias.name if alias.asname else alias.name.partition(".")[0]
+                    self._imported[alias.asname or name] = (name, Import(self._at(node), Reach.SURE, alias.name))
+                    self._modules.add(alias.asname or name)
+            elif isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    source = Import(self._at(node), Reach.SURE, node.module or "", (alias.name,), node.level)
+                    self._imported[alias.asname or alias.name] = (f"{source.module}.{alias.name}".strip("."), source)
+            elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+                if isinstance(node.value, ast.Attribute | ast.Name | ast.Call):
+                    name, origin = self._resolve(node.value)
+                    if origin is not None:
+                        self._imported[node.targets[0].id] = (name, origin)
+            else:
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not in_class:
+                    self._defined.add(node.name)
+                for block in BLOCKS:
+                    self._name(getattr(node, block, []), in_class=isinstance(node, ast.ClassDef))
+
+    def _resolve(self, node: ast.AST) -> tuple[str, Import | None]:
+        """The names that lead to what an expression is, and the import of where they begin, if it is another's."""
+        match node:
+            case ast.Name(id=name):
+                builtin = name in ("exec", "eval", "compile") and name not in self._defined
+                return self._imported.get(name) or (f"builtins.{name}" if builtin else name, None)
+            case ast.Attribute(value=value, attr=name):
+                base, source = self._resolve(value)
+                return f"{base}.{name}", source
+            case ast.Subscript(
+                value=ast.Call(func=ast.Name("globals" | "locals" | "vars")), slice=ast.Constant(str(name))
+            ):
+                return self._resolve(ast.Name(name))
+            case ast.Subscript(value=value, slice=key):
+                base, source = self._resolve(value)
+                text = as_text(key) if sensitive_word(base) == "modules" else None
+                return text or f"{base}.[]", source
+            case ast.Call(func=ast.Name("getattr"), args=[of, name, *_]):
+                base, source = self._resolve(of)
+                return f"{base}.{as_text(name)}", source
+            case ast.Call(func=ast.Name("vars" | "type" as name), args=[of]):
+                base, source = self._resolve(of)
+                return f"{base}.__dict__" if name == "vars" else base, source
+            case ast.Call(func=function, args=[of, *_]):
+                if self._resolve(function)[0].rpartition(".")[2] in ("import_module", "__import__"):
+                    name = as_text(of) or "?"
+                    return name, Import(self._at(node), Reach.SURE, name)
+        return "?", None
+
+    def _sensitive(self, node: ast.AST) -> str | None:
+        """The word of ``SENSITIVE`` that an expression is."""
+        if not isinstance(node, ast.Name | ast.Attribute | ast.Call) or getattr(node, "id", None) in self._defined:
+            return None
+        name, source = self._resolve(node)
+        if isinstance(node, ast.Attribute) and node.attr == "__dict__" and source:
+            return "vars" if name.removesuffix(".__dict__") in MODULES else "__dict__"
+        return sensitive_word(name)
 
     def _at(self, node: Any) -> str:
         return f"{self._file}:{node.lineno}"
@@ -72,336 +141,193 @@ class _Scanner:
 
     def _statement(self, node: Any, reach: Reach) -> Iterator[Finding]:
         """Of a statement, or one of the clauses that it has."""
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield Import(self._at(node), reach, alias.name)
-                yield from self._renamed(node, alias, alias.name, reach)
-        elif isinstance(node, ast.ImportFrom):
-            names = tuple(alias.name for alias in node.names)
-            yield Import(self._at(node), reach, node.module or "", names, node.level)
-            for alias in node.names:
-                yield from self._renamed(node, alias, f"{node.module or ''}.{alias.name}", reach)
-        elif isinstance(node, ast.If) and getattr(node.test, "attr", getattr(node.test, "id", None)) == "TYPE_CHECKING":
-            yield from self.block(node.orelse, reach)
-        elif isinstance(node, ast.If) and is_main(node.test):
-            yield from self.block(node.body, reach)
-        else:
-            if type(node).__name__ in ("Try", "TryStar", "With", "AsyncWith"):
-                reach = min(reach, Reach.TRIED)
-            yield from self._simple(node, reach)
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and reach > Reach.SELDOM:
-                reach = Reach.LATER
-            elif isinstance(node, ast.If | ast.For | ast.AsyncFor | ast.While | ast.Match):
-                reach = reach.under_condition()
-            for name in BLOCKS:
-                yield from self.block(getattr(node, name, []), reach)
+        match node:
+            case ast.Import():
+                yield from (Import(self._at(node), reach, alias.name) for alias in node.names)
+                yield from self._renamed(node, reach)
+            case ast.ImportFrom():
+                names = tuple(alias.name for alias in node.names)
+                yield Import(self._at(node), reach, node.module or "", names, node.level)
+                yield from self._renamed(node, reach)
+            case ast.If(test=ast.Name("TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
+                yield from self.block(node.orelse, reach)
+            case ast.If(test=ast.Compare(ast.Name("__name__"), [ast.Eq()], [ast.Constant("__main__")])):
+                yield from self.block(node.body, reach)
+            case _:
+                if type(node).__name__ in ("Try", "TryStar", "With", "AsyncWith"):
+                    reach = min(reach, Reach.TRIED)
+                yield from self._clause(node, reach)
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and reach > Reach.SELDOM:
+                    reach = Reach.LATER
+                elif isinstance(node, ast.If | ast.For | ast.AsyncFor | ast.While | ast.Match):
+                    reach = reach.under_condition()
+                for block in BLOCKS:
+                    yield from self.block(getattr(node, block, []), reach)
 
-    def _renamed(self, node: ast.stmt, alias: ast.alias, name: str, reach: Reach) -> Iterator[Finding]:
+    def _renamed(self, node: Any, reach: Reach) -> Iterator[Finding]:
         """Of an import that gives what is sensitive to other files by a name that shows nothing of it."""
-        last = name.rpartition(".")[2]
-        other = SENSITIVE.get(last) or (alias.asname or last) != last
-        if other and self._shared and reach > Reach.LATER and (last in MODULES or sensitive_word(name)):
-            yield Barrier(self._at(node), reach, f"gives {name} another name")
+        for alias in node.names if self._shared and reach > Reach.LATER else ():
+            name = f"{getattr(node, 'module', None) or ''}.{alias.name}".strip(".")
+            last = name.rpartition(".")[2]
+            other = SENSITIVE.get(last) or alias.asname not in (None, last)
+            if other and (last in MODULES or sensitive_word(name)):
+                yield Barrier(self._at(node), reach, f"gives {name} another name")
 
-    def _simple(self, node: Any, reach: Reach) -> Iterator[Finding]:
-        """What a statement sets and changes by itself, without the blocks in it."""
-        found: list[Finding] = []
-        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete):
-            found += self._assignment(node, reach)
-        elif isinstance(node, ast.For | ast.AsyncFor) and self._sensitive(node.iter) in _OF_LISTS:
-            found += self._expression(node.target, reach)
-        else:
-            found += self._below(node, reach)
+    def _clause(self, node: Any, reach: Reach) -> Iterator[Finding]:
+        """Of a statement without the blocks in it."""
+        found = [each for below in children(node) for each in self._expression(below, node, node, reach)]
         # A constant for a variable holds for what is imported before the fork too (Choice.settings).
         shown = [isinstance(each, Assignment) and each.name is not None and each.value is not None for each in found]
         if reach > Reach.LATER and not (shown and all(shown)) and (effect := find_effect(node)):
             yield Effect(self._at(effect), reach)
         yield from found
 
-    def _assignment(
-        self, node: ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete, reach: Reach
-    ) -> Iterator[Finding]:
-        where, value = self._at(node), None if isinstance(node, ast.Delete) else node.value
-        taken = False  # the value is understood
-        for target in targets(node):
-            if isinstance(target, ast.Name) and not isinstance(node, ast.AugAssign):
-                continue
-            inner = target.value if isinstance(target, ast.Subscript) else target
-            word = self._sensitive(inner)
-            if word in _OF_VARIABLES:
-                if isinstance(target, ast.Subscript):
-                    shown = value if target in getattr(node, "targets", ()) else None
-                    yield Assignment(where, reach, as_text(target.slice), as_text(shown))
-                else:  # ``os.environ |= …``
-                    yield from _pairs(value if isinstance(node, ast.AugAssign) else None, where, reach)
-            elif word == "path":
-                more = value if inner is target and isinstance(node, ast.AugAssign) else None
-                taken = True
-                yield from self._folders(more, where, reach)
-            elif word == "modules" and isinstance(target, ast.Subscript) and is_own_name(target.slice):
-                continue
-            elif word:
-                yield self._escape(word, inner, where, reach)
-            elif isinstance(target, ast.Attribute | ast.Subscript):
-                if (found := self._origin(target)) is not None:
-                    yield Patch(where, reach, *found)
-                yield from self._expression(target, reach)
-        if isinstance(node, ast.Assign) and isinstance(value, ast.Name) and value.id in self._modules:
-            taken = self._others[value.id][0] not in MODULES  # another name for a module, which is followed
-        if value is not None and not taken:
-            yield from self._expression(value, reach)
-        if isinstance(node, ast.AnnAssign):
-            yield from self._expression(node.annotation, reach)
+    def _expression(self, node: Any, parent: Any, outer: Any, reach: Reach) -> Iterator[Finding]:
+        """Of an expression in another, or in a statement; ``outer``: what ``parent`` is in."""
+        stored = isinstance(getattr(node, "ctx", None), ast.Store | ast.Del)
+        if stored and isinstance(node, ast.Name) and not isinstance(parent, ast.AugAssign):
+            return  # a name of the file is given anew
+        if word := self._sensitive(node):
+            form, given = self._form(node, parent, outer)
+            if not (word in _READABLE and _is_read(word, form, given)):
+                yield from self._reference(word, node, form, given, reach)
+            if not isinstance(node, ast.Call):
+                return
+        match node:
+            case ast.Name(id=name) if name in self._modules:
+                yield from self._module(node, parent, reach)
+                return
+            case ast.Attribute() | ast.Subscript() if stored and not self._sensitive(node.value):
+                name, origin = self._resolve(node if isinstance(node, ast.Attribute) else node.value)
+                if origin is not None:
+                    yield Use(self._at(node), reach, facts.CHANGES, name, origin)
+            case ast.Constant(value=str(text)) if SENSITIVE.get(text) == ANY:
+                asks = isinstance(parent, ast.Call) and not self._resolve(parent.func)[0].endswith("hasattr")
+                if asks or isinstance(parent, ast.Subscript):
+                    yield Barrier(self._at(node), reach, f"looks for {text}")
+            case ast.Call(func=function):
+                if not self._sensitive(function) and not self._sensitive(getattr(function, "value", node)):
+                    yield from self._call(node, reach)
+        for below in children(node):
+            yield from self._expression(below, node, parent, reach)
 
-    def _origin(self, node: ast.AST | None) -> tuple[str, Import | None] | None:
-        """What an expression is, where it is another module's: by its names, and by which import."""
-        if isinstance(node, ast.Name):
-            return self._others.get(node.id)
-        if isinstance(node, ast.Attribute):
-            found = self._origin(node.value)
-            return found and (f"{found[0]}.{node.attr}", found[1])
-        if isinstance(node, ast.Subscript):
-            return self._origin(node.value)
-        if isinstance(node, ast.Call):
-            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            if name in ("getattr", "vars", "type"):
-                return self._origin(node.args[0] if node.args else None)
-            if name in ("import_module", "__import__"):
-                return (as_text(*node.args[:1]) or "a module", None)
-        return None
-
-    def _qualified(self, node: ast.AST) -> str:
-        """The names that lead to what an expression is, as far as the imports of the file show it."""
-        if isinstance(node, ast.Name):
-            found = self._others.get(node.id)
-            builtin = node.id in ("exec", "eval") and node.id not in self._defined
-            return found[0] if found else f"builtins.{node.id}" if builtin else node.id
-        if isinstance(node, ast.Attribute):
-            return f"{self._qualified(node.value)}.{node.attr}"
-        if isinstance(node, ast.Call) and self._sensitive(node.func) in ("import_module", "__import__"):
-            return as_text(*node.args[:1]) or "?"
-        if isinstance(node, ast.Subscript) and (text := as_text(node.slice)):
-            if self._sensitive(node.value) == "modules":
-                return text
-            if isinstance(node.value, ast.Call) and self._qualified(node.value.func) in ("globals", "locals", "vars"):
-                return self._qualified(ast.Name(text))
-        return "?"
-
-    def _sensitive(self, node: ast.AST) -> str | None:
-        """The word of ``SENSITIVE`` that an expression is."""
-        if isinstance(node, ast.Attribute) and node.attr == "__dict__" and (found := self._origin(node.value)):
-            return "__dict__" if found[0] not in MODULES else "vars"
-        if isinstance(node, ast.Attribute) or (isinstance(node, ast.Name) and node.id not in self._defined):
-            return sensitive_word(self._qualified(node))
-        return None
-
-    def _escape(self, word: str, node: ast.AST, where: str, reach: Reach, *, read: bool = False) -> Finding:
-        """What it means that something sensitive is used in a way that is not understood."""
-        if word in _OF_VARIABLES:
-            return Assignment(where, reach, None, None)
-        if word == "__dict__" and isinstance(node, ast.Attribute):
-            return Patch(where, reach, *(self._origin(node.value) or ("a module", None)))
-        name = self._qualified(node).removeprefix("builtins.")
-        words = _WORDS.get(word) or f"uses {name}"
-        return Barrier(where, reach, words, hook=word in _HOOKS and not read)
-
-    def _below(self, node: ast.AST, reach: Reach) -> Iterator[Finding]:
-        """Of all expressions in a node, without the blocks in it."""
-        for name in node._fields:
-            value = getattr(node, name, None)
-            for each in value if isinstance(value, list) else [value]:
-                if isinstance(each, ast.AST) and not isinstance(each, IN_BLOCKS):
-                    yield from self._expression(each, reach)
-
-    def _expression(self, node: Any, reach: Reach) -> Iterator[Finding]:
-        """Of an expression: what is sensitive in it, and not in one of the few forms that are understood, escapes."""
-        if isinstance(node, ast.Name | ast.Attribute):
-            if word := self._sensitive(node):
-                yield self._escape(word, node, self._at(node), reach)
-            elif isinstance(node, ast.Name) and self._is_module(node):
-                yield self._passed_on(node, reach)
-            elif isinstance(node, ast.Attribute) and not self._is_module(node.value):
-                yield from self._expression(node.value, reach)
-        elif isinstance(node, ast.Call):
-            yield from self._call(node, reach)
-        elif isinstance(node, ast.Subscript) and (word := self._sensitive(node.value)) in _OF_LISTS:
-            read = isinstance(node.ctx, ast.Load)
-            if not read or (word == "modules" and not is_own_name(node.slice, read=True)):
-                yield self._escape(word, node.value, self._at(node), reach, read=read)
-            yield from self._expression(node.slice, reach)
-        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
-            for each in (node.left, *node.comparators):
-                if each is node.left or self._sensitive(each) not in _OF_LISTS:
-                    yield from self._expression(each, reach)
-        elif isinstance(node, ast.comprehension) and self._sensitive(node.iter) in _OF_LISTS:
-            for each in (node.target, *node.ifs):
-                yield from self._expression(each, reach)
-        elif isinstance(node, ast.Dict):
-            for key, value in zip(node.keys, node.values, strict=True):
-                if key is not None:
-                    yield from self._expression(key, reach)
-                if key is not None or self._sensitive(value) not in _OF_VARIABLES:
-                    yield from self._expression(value, reach)
-        else:
-            yield from self._below(node, reach)
-
-    def _is_module(self, node: ast.AST) -> bool:
-        return isinstance(node, ast.Name) and node.id in self._modules
-
-    def _passed_on(self, node: ast.Name, reach: Reach) -> Finding:
-        name, source = self._others[node.id]
+    def _module(self, node: ast.Name, parent: Any, reach: Reach) -> Iterator[Finding]:
+        """Of a module: others may do anything with it, unless something in it is looked up, or it gets another name."""
+        name, source = self._imported[node.id]
+        looked_at = isinstance(parent, ast.Attribute) or (isinstance(parent, ast.Assign) and name not in MODULES)
+        if isinstance(parent, ast.Call):
+            called = self._resolve(parent.func)[0]
+            shown = called == "getattr" and (name not in MODULES or as_text(*parent.args[1:2]) is not None)
+            looked_at = shown or called in _LOOKS or called.startswith("inspect.")
+        if looked_at:
+            return
         if name in MODULES:
-            return Barrier(self._at(node), reach, f"passes {name} on")
-        return Patch(self._at(node), reach, name, source, passed=True)
+            yield Barrier(self._at(node), reach, f"passes on {name}")
+        else:
+            yield Use(self._at(node), reach, facts.PASSES, name, source)
+
+    def _form(self, node: ast.expr, parent: Any, outer: Any) -> tuple[str, Sequence[Any]]:
+        """How an expression is used by what stands around it, and the expressions that go with that use."""
+        match parent:
+            case ast.Subscript(value=value, slice=key) if value is node:
+                if isinstance(parent.ctx, ast.Load):
+                    return "[]", [key]
+                if isinstance(outer, ast.Assign | ast.AugAssign | ast.Delete | ast.Tuple):
+                    return "[]=", [
+                        key,
+                        outer.value if isinstance(outer, ast.Assign) and parent in outer.targets else None,
+                    ]
+            case ast.Attribute(attr=method) if isinstance(outer, ast.Call) and outer.func is parent:
+                return f".{method}", [*outer.args, *outer.keywords]
+            case ast.AugAssign(target=target, value=added) if target is node:
+                return "+=", [added]
+            case ast.Call(func=function, args=args):
+                return ("()", args) if function is node else (self._resolve(function)[0], [])
+            case ast.keyword(arg="env"):
+                return f"env of {self._resolve(outer.func)[0]}", []
+            case ast.Compare(left=left, ops=[ast.In() | ast.NotIn(), *_]) if left is not node:
+                return "in", []
+            case ast.comprehension(iter=value) | ast.For(iter=value) | ast.AsyncFor(iter=value) if value is node:
+                return "in", []
+            case ast.Dict(values=values) if any(key is None and node is values[n] for n, key in enumerate(parent.keys)):
+                return "**", []
+        return "", []
+
+    def _reference(self, word: str, node: ast.expr, form: str, given: Sequence[Any], reach: Reach) -> Iterator[Finding]:
+        """What it means that something sensitive is used, and not just read."""
+        where, (name, source) = self._at(node), self._resolve(node)
+        text = as_text(*given[:1])
+        if word in _OF_VARIABLES:
+            if form in (".update", "+=") and all(isinstance(each, ast.Dict | ast.keyword) for each in given):
+                pairs = [pair for each in given for pair in _pairs(each)]
+            elif form == "[]=" or (form == ".setdefault" and text):
+                pairs = [(text, as_text(*given[1:]))]
+            else:
+                pairs = [(text if form in (".pop", "()") else None, None)]
+            for variable, value in pairs:
+                yield Assignment(where, reach, variable, value, default=form == ".setdefault")
+        elif word == "path" and form in (".append", ".insert", "+="):
+            for each in getattr(given[-1], "elts", [None]) if form == "+=" else given[-1:]:
+                if path := self._paths.value(each):
+                    yield Folder(where, reach, path)
+                else:
+                    yield Barrier(where, reach, "adds to sys.path what its source does not show")
+        elif word == "__dict__" and source:
+            yield Use(where, reach, facts.CHANGES, name, source)
+        elif form == "()" and word in ("import_module", "__import__") and text and not text.startswith("."):
+            yield Import(where, reach, text)
+        elif form != "()" or word != "find_spec" or not text or "." in text:
+            hook = word in _HOOKS and (word, form) not in (("modules", "[]"), ("modules", ".get"), ("__import__", "()"))
+            yield Barrier(where, reach, _WORDS.get(word) or f"uses {name.removeprefix('builtins.')}", hook=hook)
 
     def _call(self, node: ast.Call, reach: Reach) -> Iterator[Finding]:
-        function, where = node.func, self._at(node)
-        owner = self._sensitive(function.value) if isinstance(function, ast.Attribute) else None
-        given: Sequence[ast.AST] = [*node.args, *node.keywords]
-        if owner in _OF_LISTS and isinstance(function, ast.Attribute):
-            yield from self._method(owner, function, node, where, reach)
-        elif word := self._sensitive(function):
-            yield from self._sensitive_call(word, node, where, reach)
-        else:
-            yield from self._expression(function, reach)
-            yield from self._plain_call(node, where, reach)
-        for each in given:
-            if not self._is_understood(each, node):
-                yield from self._expression(each, reach)
-
-    def _method(
-        self, owner: str, function: ast.Attribute, node: ast.Call, where: str, reach: Reach
-    ) -> Iterator[Finding]:
-        """What a method of a sensitive object does."""
-        name, texts = function.attr, [*map(as_text, node.args), None]
-        unread = owner == "modules" and name == "get" and not (node.args and is_own_name(node.args[0], read=True))
-        if owner in _OF_VARIABLES and name == "setdefault":
-            yield Assignment(where, reach, texts[0], texts[1] if texts[0] else None, default=True)
-        elif owner in _OF_VARIABLES and name in ("pop", "__setitem__", "__delitem__"):
-            yield Assignment(where, reach, texts[0], None)
-        elif owner in _OF_VARIABLES and name == "update":
-            yield from (each for one in node.args for each in _pairs(one, where, reach))
-            yield from (Assignment(where, reach, each.arg, as_text(each.value)) for each in node.keywords)
-        elif owner == "path" and name in ("append", "insert", "extend") and node.args:
-            yield from self._folders(node.args[-1] if name == "extend" else ast.List([node.args[-1]]), where, reach)
-        elif name not in _READERS or unread:
-            yield self._escape(owner, function.value, where, reach, read=unread)
-
-    def _sensitive_call(self, word: str, node: ast.Call, where: str, reach: Reach) -> Iterator[Finding]:
-        text = as_text(*node.args[:1])
-        if word in ("putenv", "unsetenv"):
-            yield Assignment(where, reach, text, None)
-        elif word in ("import_module", "__import__") and text is not None and not text.startswith("."):
-            yield Import(where, reach, text)
-        elif word == "reload":
-            yield Patch(where, reach, "what it reloads")
-        elif word in ("exec", "eval", "import_module", "__import__"):
-            yield Barrier(where, reach, _WORDS.get(word, f"calls {word}"))
-        elif word != "find_spec" or text is None or "." in text:
-            yield self._escape(word, node.func, where, reach)
-
-    def _plain_call(self, node: ast.Call, where: str, reach: Reach) -> Iterator[Finding]:
         """Of a call whose function is not sensitive itself."""
-        name = self._qualified(node.func)
-        last = name.rpartition(".")[2]
-        origin = self._origin(node.func)
+        where, (name, source) = self._at(node), self._resolve(node.func)
+        owner, _, last = name.rpartition(".")
+        of_python = source is not None and not source.level and source.top in sys.stdlib_module_names
         if last in ("setattr", "delattr", "__setattr__", "__delattr__") and node.args:
-            if (found := self._origin(node.args[0])) is not None:
-                yield Patch(where, reach, *found)
-        elif origin and re.match(r"(unittest\.)?mock\b.*\.patch\b", origin[0]):
-            yield Patch(where, reach, "what mock.patch names")
+            target, origin = self._resolve(node.args[0])
+            if origin is not None:
+                yield Use(where, reach, facts.CHANGES, target, origin)
+        elif source and re.match(r"(unittest\.)?mock\b.*\.patch\b", name):
+            yield Barrier(where, reach, "changes what mock.patch names")
         elif last == "getLogger" and node.args:
-            text = as_text(node.args[0]) or as_text(self._paths.named.get(getattr(node.args[0], "id", "")))
-            if text or (reach > Reach.LATER and self._is_loop_variable(node.args[0])):
-                yield Logger(where, reach, text or "")
-        elif last in _CHANGES and origin and origin[1] and _of_python(origin[1]):
-            changed = origin[0].rpartition(".")[0]
-            if ("." in changed and changed != "sys.argv") or isinstance(getattr(node.func, "value", None), ast.Call):
-                yield Patch(where, reach, changed, origin[1])
-        elif last in ("simplefilter", "filterwarnings") and _action(node) in (None, "error"):
-            yield Barrier(where, reach, "makes errors of warnings")
-        for text in map(as_text, () if last == "hasattr" else node.args):
-            if SENSITIVE.get(text or "") == ANY:
-                yield Barrier(where, reach, f"looks for {text}")
-        if origin and origin[1] and not _of_python(origin[1]):
-            texts = [each for one in (*node.args, *node.keywords) for each in walk(one)]
-            words = {*(each.arg or "" for each in node.keywords), *(as_text(each) or "" for each in texts)}
-            names = tuple(sorted(filter(_VARIABLE.fullmatch, words)))
-            sets = bool(_SETS_VARIABLES.search(last))
-            if names or sets or (origin[1].top, reach) not in self._used:
-                self._used.add((origin[1].top, reach))
-                yield Use(where, reach, origin[1], (None,) if sets else names)
-        elif origin is None and _SETS_VARIABLES.search(last) and last not in self._defined:
-            yield Assignment(where, reach, None, None)
-
-    def _is_loop_variable(self, node: ast.AST) -> bool:
-        """Whether an expression outside of functions is a name that nothing else there gives a value."""
-        given = (*self._paths.named, *self._others, "__name__")
-        return isinstance(node, ast.Name) and node.id not in given
-
-    def _is_understood(self, given: ast.AST, node: ast.Call) -> bool:
-        """Whether a function only reads this argument, which may be sensitive."""
-        value = given.value if isinstance(given, ast.keyword) else given
-        name = self._qualified(node.func)
-        top, _, last = name.partition(".")
-        if isinstance(value, ast.Name) and value.id in self._modules:
-            if name in _LOOKS:
-                shown = name != "getattr" or as_text(*node.args[1:2]) is not None
-                return shown or self._others[value.id][0] not in MODULES
-            return top == "inspect" or name.endswith("reload")
-        if self._sensitive(value) not in _OF_LISTS:
-            return False
-        if isinstance(given, ast.keyword):
-            return given.arg == "env" and top == "subprocess"
-        return name.rpartition(".")[2] in _COPIES or (top == "os" and last.startswith(("exec", "spawn", "posix_spawn")))
-
-    def _folders(self, node: ast.expr | None, where: str, reach: Reach) -> Iterator[Finding]:
-        """Of the list that ``sys.path`` gets; None where it is changed in another way."""
-        elements = node.elts if isinstance(node, ast.List | ast.Tuple) else [None]
-        for each in elements:
-            path = self._paths.value(each)
-            if path is None:
-                words = "changes sys.path" if node is None else "adds to sys.path what its source does not show"
-                yield Barrier(where, reach, words)
-            else:
-                yield Folder(where, reach, path)
-
-    def _name(self, body: Sequence[ast.AST]) -> None:
-        """Note which names stand for what was imported, wherever that is done, and what is assigned from those."""
-        for node in body:
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    source = Import(self._at(node), Reach.SURE, alias.name)
-                    name = alias.name if alias.asname else alias.name.partition(".")[0]
-                    self._others[alias.asname or name] = (name, source)
-                    self._modules.add(alias.asname or name)
-            elif isinstance(node, ast.ImportFrom):
-                for alias in node.names:
-                    source = Import(self._at(node), Reach.SURE, node.module or "", (alias.name,), node.level)
-                    self._others[alias.asname or alias.name] = (f"{node.module or ''}.{alias.name}".strip("."), source)
-            elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-                if isinstance(node.value, ast.Attribute | ast.Name) and (found := self._origin(node.value)):
-                    assert found[1] is not None
-                    self._others[node.targets[0].id] = (found[0], found[1])
-            else:
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                    self._defined.add(node.name)
-                for name in BLOCKS:
-                    self._name(getattr(node, name, []))
+            given = getattr(node.args[0], "id", "")
+            if text := as_text(node.args[0]) or as_text(self._paths.named.get(given)):
+                yield Use(where, reach, facts.CONFIGURES, text, Import(where, reach, text))
+            elif given and reach > Reach.LATER and given not in (*self._paths.named, *self._imported, "__name__"):
+                yield Barrier(where, reach, "may configure any logger")  # of a loop
+        elif source and of_python and last in _CHANGES and "." in owner and owner != "sys.argv":
+            yield Use(where, reach, facts.CHANGES, owner, source)
+        elif last in ("simplefilter", "filterwarnings"):
+            action = [*node.args[:1], *(each.value for each in node.keywords if each.arg == "action")]
+            if as_text(*action) in (None, "error"):
+                yield Barrier(where, reach, "makes errors of warnings")
+        if source and not of_python:
+            if (source.top, reach) not in self._called:
+                self._called.add((source.top, reach))
+                yield Use(where, reach, facts.CALLS, source.top, source)
+            words = {getattr(each, "arg", None) or as_text(each) or "" for each in walk(node)}
+            for word in sorted(filter(_VARIABLE.fullmatch, words)):
+                yield Assignment(where, reach, word, source=source)
+        if _SETS_VARIABLES.search(last) and not of_python and last not in self._defined:
+            yield Assignment(where, reach, source=source)
 
 
-def _of_python(source: Import) -> bool:
-    return not source.level and source.top in sys.stdlib_module_names
+def _is_read(word: str, form: str, given: Sequence[Any]) -> bool:
+    """Whether a use of something sensitive is one that only reads it."""
+    if word == "modules" and form in ("[]", "[]=", ".get"):
+        return is_own_name(*given[:1], read=form != "[]=")
+    if form.startswith("."):
+        return form[1:] in _READERS
+    passes = form.rpartition(".")[2] in _COPIES or form.startswith(("os.exec", "os.spawn", "os.posix_spawn"))
+    return (
+        passes or form in ("[]", "in") or (word in _MAPPINGS and form == "**") or form.startswith("env of subprocess.")
+    )
 
 
-def _action(node: ast.Call) -> str | None:
-    """What a filter of warnings does."""
-    return as_text(*node.args[:1], *(each.value for each in node.keywords if each.arg == "action"))
-
-
-def _pairs(node: ast.expr | None, where: str, reach: Reach) -> Iterator[Assignment]:
-    if not isinstance(node, ast.Dict):
-        yield Assignment(where, reach, None, None)
-        return
-    for key, value in zip(node.keys, node.values, strict=True):
-        yield Assignment(where, reach, as_text(key), as_text(value))
+def _pairs(node: Any) -> list[tuple[str | None, str | None]]:
+    """The variables and values in a dictionary, or a keyword."""
+    if isinstance(node, ast.keyword):
+        return [(node.arg, as_text(node.value))]
+    return [(as_text(key), as_text(value)) for key, value in zip(node.keys, node.values, strict=True)]

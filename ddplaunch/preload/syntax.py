@@ -1,4 +1,4 @@
-"""Questions about a syntax tree: what is below a node, what it is, whether it does more than name something."""
+"""Syntax trees: what is below a node, and which names in it lead to what decides about later imports."""
 
 from __future__ import annotations
 
@@ -10,82 +10,92 @@ from ddplaunch import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any
 
-_IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError"})
 BLOCKS = ("body", "handlers", "cases", "orelse", "finalbody")
-IN_BLOCKS = (ast.stmt, ast.ExceptHandler, ast.match_case)
+_IN_BLOCKS = (ast.stmt, ast.ExceptHandler, ast.match_case)
+_NAMES = ast.Name | ast.Constant | ast.Tuple | ast.List | ast.Set | ast.Dict | ast.UnaryOp | ast.BinOp
+_IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError"})
+
+
+def children(node: ast.AST) -> Iterator[ast.AST]:
+    """What is directly below a node, without the blocks of a statement."""
+    for name in node._fields:
+        value = getattr(node, name, None)
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, ast.AST) and each._fields and not isinstance(each, _IN_BLOCKS):
+                yield each  # and no ``Load()`` or ``Add()``
 
 
 def walk(root: ast.AST) -> Iterator[ast.AST]:
     """The node and all expressions below it; ``ast.walk`` would do, but takes longer to load than this to run."""
-    todo = [root]
-    while todo:
-        node = todo.pop()
-        yield node
-        for name in reversed(node._fields):
-            value = getattr(node, name, None)
-            below = value if isinstance(value, list) else [value]
-            todo += [each for each in reversed(below) if isinstance(each, ast.AST) and not isinstance(each, IN_BLOCKS)]
+    yield root
+    for each in children(root):
+        yield from walk(each)
 
 
-def targets(node: ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete) -> list[ast.expr]:
-    todo = [*node.targets] if isinstance(node, ast.Assign | ast.Delete) else [node.target]
-    found: list[ast.expr] = []
-    while todo:
-        each = todo.pop(0)
-        if isinstance(each, ast.Tuple | ast.List):
-            todo = [*each.elts, *todo]
-        else:
-            found.append(each.value if isinstance(each, ast.Starred) else each)
-    return found
-
-
-def find_effect(node: Any) -> ast.stmt | ast.ExceptHandler | None:
-    """Where a statement does more than name a constant or a function, if it does."""
+def find_effect(node: Any) -> Any:
+    """Where a statement does more than import, define a function, or name constants, if it does."""
     match node:
         case ast.Pass() | ast.Global() | ast.Nonlocal() | ast.Expr(value=ast.Constant()):
             return None
-        case ast.Assign(value=value) if all(isinstance(each, ast.Name) for each in targets(node)):
-            return None if _is_constant(value) else node
-        case ast.AnnAssign(target=ast.Name(), value=value) if not has_call(node.annotation):
-            return None if value is None or _is_constant(value) else node
+        case ast.Assign(targets=targets, value=value):
+            return None if all(isinstance(each, _NAMES) for part in (*targets, value) for each in walk(part)) else node
+        case ast.AnnAssign(target=ast.Name(), annotation=annotation, value=value) if not _calls(annotation):
+            return None if value is None or all(isinstance(each, _NAMES) for each in walk(value)) else node
         case ast.FunctionDef(decorator_list=[]) | ast.AsyncFunctionDef(decorator_list=[]):
-            return node if has_call(node) else None
+            return node if _calls(node) else None
         case ast.ExceptHandler() | ast.match_case():
             return None
-    return _catches_more(node) if hasattr(node, "handlers") else node
-
-
-def _catches_more(node: ast.Try) -> ast.ExceptHandler | None:
-    """The first clause for what is not an error of an import."""
-    for handler in node.handlers:
+    for handler in getattr(node, "handlers", ()):  # of a ``try``
         kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
         if not all(getattr(kind, "id", None) in _IMPORT_ERRORS for kind in kinds):
             return handler
-    return None
+    return None if hasattr(node, "handlers") else node
 
 
-def has_call(node: ast.AST) -> bool:
+def _calls(node: ast.AST) -> bool:
     return any(isinstance(each, ast.Call) for each in walk(node))
-
-
-def _is_constant(node: ast.expr) -> bool:
-    if isinstance(node, ast.Tuple | ast.List | ast.Set):
-        return all(map(_is_constant, node.elts))
-    if isinstance(node, ast.Dict):
-        return all(key is not None and _is_constant(key) for key in node.keys) and all(map(_is_constant, node.values))
-    if isinstance(node, ast.UnaryOp):
-        return _is_constant(node.operand)
-    if isinstance(node, ast.BinOp):
-        return _is_constant(node.left) and _is_constant(node.right)
-    return isinstance(node, ast.Constant | ast.Name)
-
-
-def is_main(test: ast.expr) -> bool:
-    """Whether it is ``__name__ == "__main__"``."""
-    if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)):
-        return False
-    return getattr(test.left, "id", None) == "__name__" and as_text(test.comparators[0]) == "__main__"
 
 
 def as_text(node: ast.AST | None = None, *_: object) -> str | None:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+MODULES = frozenset({"os", "sys", "builtins", "importlib", "logging", "posix", "site"})
+"""Those by which a program can change what later imports do; nothing shows what becomes of one that is passed on."""
+
+ANY = frozenset[str]()
+SENSITIVE: dict[str, frozenset[str]] = {
+    **dict.fromkeys(("environ", "environb", "putenv", "unsetenv"), ANY),
+    **dict.fromkeys(("path", "modules", "settrace", "setprofile"), frozenset({"sys"})),
+    **dict.fromkeys(("meta_path", "path_hooks", "path_importer_cache", "setdlopenflags", "addaudithook"), ANY),
+    **dict.fromkeys(("__import__", "import_module", "find_spec", "exec_module", "load_module", "load_source"), ANY),
+    **dict.fromkeys(("spec_from_file_location", "module_from_spec", "SourceFileLoader", "LazyLoader"), ANY),
+    **dict.fromkeys(("zipimporter", "walk_packages", "addsitedir", "run_path", "run_module", "__builtins__"), ANY),
+    **dict.fromkeys(("exec", "eval", "compile"), frozenset({"builtins"})),
+    **dict.fromkeys(("setLoggerClass", "dictConfig", "fileConfig"), ANY),
+    **dict.fromkeys(("chdir", "fchdir", "sched_setaffinity", "cpu_affinity"), ANY),
+    **dict.fromkeys(("CDLL", "PyDLL", "cdll", "pydll", "pythonapi"), ANY),
+    "reload": frozenset({"importlib", "imp"}),
+    "config": frozenset({"logging"}),
+    "main": frozenset({"site"}),
+    **dict.fromkeys(("load", "loads", "Unpickler"), frozenset({"pickle"})),
+}
+"""Names that lead to what decides about later imports, and of which modules they must be; of none: of whatever."""
+
+
+def sensitive_word(name: str) -> str | None:
+    """The word of ``SENSITIVE`` that a qualified name ends in, if it is of such a module."""
+    head, _, last = name.rpartition(".")
+    if head.endswith("logging.config"):
+        return "dictConfig"
+    of = SENSITIVE.get(last)
+    return last if of is not None and (not of or head.rpartition(".")[2].lstrip("_") in of) else None
+
+
+def is_own_name(node: ast.AST | None = None, *, read: bool) -> bool:
+    """Whether a key of ``sys.modules`` is the file's own module, or to be read one that is not sensitive."""
+    if read and (text := as_text(node)):
+        return text.partition(".")[0] not in MODULES
+    match node:
+        case ast.BinOp(left=own) | ast.JoinedStr(values=[ast.FormattedValue(value=own), *_]) | own:
+            return isinstance(own, ast.Name) and own.id == "__name__"

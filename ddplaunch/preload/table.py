@@ -80,7 +80,14 @@ class Table:
     def __init__(self) -> None:
         with open(FILE, encoding="utf-8") as file:
             found: dict[str, dict[str, dict[str, Any]]] = json.load(file)
-        self.packages, harmless = (_packages(found[each]) for each in ("packages", "harmless"))
+        fields = frozenset(Package.__match_args__)
+        self.packages, harmless = (
+            {
+                name: Package(name, **{key: each[key] for key in fields & each.keys()})
+                for name, each in found[kind].items()
+            }
+            for kind in ("packages", "harmless")
+        )
         self._by_top = {top: each for each in self.packages.values() for top in each.top}
         self._harmless_by_top = {top: each for each in harmless.values() for top in each.top}
 
@@ -88,51 +95,37 @@ class Table:
         """The distribution that a module belongs to, if it is in the table."""
         return _longest(module, self._by_top)
 
-    def is_harmless(self, module: str, installed: Installed) -> bool:
-        """Whether it was found that importing a module changes nothing in others, but for variables that it sets."""
-        found = _longest(module, self._harmless_by_top)
-        return found is not None and _counts(installed.version(found.name), found.versions)
-
-    def set_by_harmless(self, module: str) -> Collection[str]:
-        """The variables that importing a harmless module sets."""
-        found = _longest(module, self._harmless_by_top)
-        return found.sets if found is not None else ()
+    def harmless(self, module: str) -> Package | None:
+        """The distribution of a module, if it was found that its import changes nothing but variables that it sets."""
+        return _longest(module, self._harmless_by_top)
 
 
 class Installed:
     """What is installed for this interpreter, by the names of folders alone."""
 
     def __init__(self) -> None:
-        self._found: dict[str, list[tuple[str, str]]] = {}  # version and folder, by name
+        self._found: dict[str, tuple[str, str]] = {}  # version and folder, by name
         self._names: dict[str, frozenset[str]] = {}
         for folder in dict.fromkeys(filter(holds_installed, sys.path)):
             there = entries(folder)
             self._names[folder] = frozenset(each.partition(".")[0] for each in there)
             for found in filter(None, map(_DIST_INFO.fullmatch, there)):
-                self._found.setdefault(normalised(found[1]), []).append((found[2], folder))
+                name = normalised(found[1])
+                twice = name in self._found and self._found[name][1] == folder
+                self._found[name] = ("?", folder) if twice else self._found.get(name, (found[2], folder))
 
     def version(self, name: str) -> str | None:
         """The version of a distribution; None where it is not installed, "?" where that cannot be told."""
-        found = self._found.get(name, ())
-        if len({folder for _, folder in found}) < len(found):  # two in one folder
-            return "?"
-        return found[0][0] if found else None
-
-    def has(self, name: str, module: str) -> bool:
-        """Whether the installed version of a distribution has a module, by its file."""
-        folder, stem = os.path.split(os.path.join(self._found[name][0][1], *module.split(".")))
-        return any(each.partition(".")[0] == stem for each in entries(folder))
+        return self._found[name][0] if name in self._found else None
 
     def holds(self, module: str) -> bool:
         """Whether any distribution has a module, by its file; a folder without ``__init__`` is none."""
         *parents, name = module.split(".")
-        for folder, names in self._names.items():
-            if (parents or [name])[0] in names:
-                inside = os.path.join(folder, *parents)
-                if any(each.startswith(f"{name}.") and each.endswith((".py", ".so")) for each in entries(inside)):
-                    return True
-                if os.path.isfile(os.path.join(inside, name, "__init__.py")):
-                    return True
+        for folder in [each for each, names in self._names.items() if (parents or [name])[0] in names]:
+            inside = os.path.join(folder, *parents)
+            files = [each for each in entries(inside) if each.startswith(f"{name}.") and each.endswith((".py", ".so"))]
+            if files or os.path.isfile(os.path.join(inside, name, "__init__.py")):
+                return True
         return False
 
     def why_not(self, package: Package) -> str | None:
@@ -140,9 +133,9 @@ class Installed:
         version = self.version(package.name)
         if version is None:
             return "not installed as audited"
-        if not _counts(version, package.versions):
+        if not counts(version, package.versions):
             return f"{version} has not been audited"
-        folder = self._found[package.name][0][1]
+        folder = self._found[package.name][1]
         for stem in package.stems:
             first = next((each for each, names in self._names.items() if stem in names), None)
             if first != folder and (first is not None or stem == next(iter(package.top))):
@@ -158,6 +151,15 @@ def entries(folder: str) -> list[str]:
         return []
 
 
+def entry_points(info: str) -> frozenset[str]:
+    """The groups of entry points that a distribution has, by its folder of metadata."""
+    try:
+        with open(os.path.join(info, "entry_points.txt"), encoding="utf-8", errors="replace") as file:
+            return frozenset(line.strip(" []\n") for line in file if line.lstrip().startswith("["))
+    except OSError:
+        return frozenset()
+
+
 def holds_installed(folder: str) -> bool:
     """Whether a folder is one that packages are installed in."""
     return os.path.basename(folder) in INSTALLED
@@ -168,12 +170,7 @@ def normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _packages(found: dict[str, dict[str, Any]]) -> dict[str, Package]:
-    names = Package.__match_args__
-    return {name: Package(name, **{key: each[key] for key in names if key in each}) for name, each in found.items()}
-
-
-def _counts(version: str | None, audited: Collection[str]) -> bool:
+def counts(version: str | None, audited: Collection[str]) -> bool:
     """Whether a version is one that was audited, or a later one of the same major version."""
     here = _numbers(version or "")
     return version in audited or any(here[:1] == each[:1] and here >= each for each in map(_numbers, audited) if each)

@@ -26,7 +26,10 @@ _AT_ONCE = 50_000  # objects that are looked into
 
 
 class Guard:
-    """Watches imports, from its making on; ``doubt`` says what one of them did that was not expected."""
+    """Watches imports, from its making on; ``doubt`` says what one of them did that was not expected.
+
+    What is printed meanwhile goes nowhere, and nothing can be read: what is typed is for a rank.
+    """
 
     def __init__(
         self, config: Config, baseline: frozenset[str], repairs: ModuleType, children: Callable[[], list[int]]
@@ -37,19 +40,15 @@ class Guard:
         self._folders = [config["first"], *config["folders"]]
         self._missing = set[str]()  # what was looked for in vain
         self.doubt: str | None = None
-        self._before = self._look()
         self._loaded = frozenset(sys.modules)
         self._caught = [os.memfd_create("caught", os.MFD_CLOEXEC) for _ in _STREAMS]
-
-    def begin(self) -> None:
-        """Have what is printed from here on go nowhere, and nothing be read: what is typed is for a rank."""
         self._flush()
         self._kept = [os.dup(number) for number in (0, *_STREAMS)]
         nothing = os.open(os.devnull, os.O_RDONLY)
         for number, fd in enumerate((nothing, *self._caught)):
             os.dup2(fd, number)
         os.close(nothing)
-        self._before["open files"] = self._look()["open files"]
+        self._before = self._look()
         sys.meta_path.append(self)
 
     def after(self, name: str) -> None:
@@ -92,16 +91,12 @@ class Guard:
 
     def _find_beside(self) -> str | None:
         """Name what a rank would have found beside the program, where we have not looked."""
-        for folder in self._folders:
-            try:
-                entries = sorted(os.listdir(folder))
-            except OSError:
-                continue
-            for entry in entries:
-                if entry.partition(".")[0] in self._missing and (
-                    entry.endswith((".py", ".pyc", ".so")) or os.path.isdir(os.path.join(folder, entry))
-                ):
-                    return f"{os.path.join(folder, entry)} has the name of a module that was looked for"
+        for folder in filter(os.path.isdir, self._folders):
+            for entry in sorted(os.listdir(folder)):
+                path = os.path.join(folder, entry)
+                found = entry.endswith((".py", ".pyc", ".so")) or os.path.isdir(path)
+                if found and entry.partition(".")[0] in self._missing:
+                    return f"{path} has the name of a module that was looked for"
         return None
 
     def _flush(self) -> None:
@@ -113,11 +108,12 @@ class Guard:
 
     def _look(self) -> dict[str, Any]:
         sets = self._allowed["sets"]
+        os.umask(umask := os.umask(0o77))
         look: dict[str, Any] = {
             _VARIABLES: {name: value for name, value in os.environ.items() if name not in sets},
             _FOLDER: os.getcwd(),
             _HANDLERS: [*map(signal.getsignal, _NUMBERS), signal.getitimer(signal.ITIMER_REAL)],
-            _UMASK: _umask(),
+            _UMASK: umask,
             "open files": _descriptors(),
             "child processes": self._children(),
         }
@@ -150,7 +146,7 @@ class Guard:
                 continue
             for each in referents:
                 if type(each) in kinds and id(each) not in allowed:
-                    return f"{_place(each)} has a random generator, a {type(each).__name__}"
+                    return f"an import keeps a random generator, a {type(each).__name__}"
         return None
 
 
@@ -163,45 +159,15 @@ _REPAIRED = (
 
 def _kinds() -> frozenset[type]:
     """The types of random generators."""
-    bases: list[Any] = [getattr(sys.modules.get("random"), "Random", None)]
-    numpy_random = sys.modules.get("numpy.random")
-    bases += [getattr(numpy_random, name, None) for name in ("Generator", "RandomState", "BitGenerator")]
-    bases += [getattr(sys.modules.get("torch"), "Generator", None)]
-    todo, found = [each for each in bases if each is not None], set[type]()
-    while todo:
-        kind = todo.pop()
-        found.add(kind)
+    bases = {"random": ["Random"], "numpy.random": ["Generator", "RandomState", "BitGenerator"], "torch": ["Generator"]}
+    found = {getattr(sys.modules.get(module), name, None) for module, names in bases.items() for name in names} - {None}
+    todo: list[Any] = [*found]
+    for kind in todo:  # which grows
         todo += type.__subclasses__(kind)
-    found.discard(getattr(sys.modules.get("random"), "SystemRandom", object))
-    return frozenset(found)
-
-
-def _place(generator: object) -> str:
-    """The module that holds an object, by way of others."""
-    todo, seen = [generator], {id(generator)}
-    names = {id(vars(module)): name for name, module in list(sys.modules.items()) if hasattr(module, "__dict__")}
-    for each in todo:  # which grows
-        if len(todo) > _AT_ONCE:
-            break
-        for holder in gc.get_referrers(each):
-            if id(holder) in names:
-                return names[id(holder)]
-            if id(holder) not in seen:
-                seen.add(id(holder))
-                todo.append(holder)
-    return "a module"
-
-
-def _umask() -> int:
-    found = os.umask(0o77)
-    os.umask(found)
-    return found
+    return frozenset(todo) - {getattr(sys.modules.get("random"), "SystemRandom", object)}
 
 
 def _descriptors() -> set[str]:
-    """What is open, but for the streams; the folder that tells has the same name each time."""
-    try:
-        numbers = [fd for fd in os.listdir("/proc/self/fd") if int(fd) not in _STREAMS]
-    except OSError:
-        return set()
-    return {f"{fd} {os.path.realpath('/proc/self/fd/' + fd)}" for fd in numbers}
+    """What is open, but for the streams; the folder that lists them has the same name each time."""
+    numbers = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
+    return {f"{fd} {os.path.realpath('/proc/self/fd/' + fd)}" for fd in numbers if int(fd) not in _STREAMS}

@@ -19,8 +19,8 @@ _NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 def load(config: Config, watch: Callable[[], Guard]) -> tuple[str | None, str | None]:
     """Import what the ranks share; return what is wrong with ``--preload``, and why it is not fit for a fork.
 
-    ``watch`` makes a guard for what is imported beside torch, if the user has not named it. That
-    happens under the variables that the program will have set by then itself, of which ranks see nothing before.
+    ``watch`` makes a guard for what is imported beside torch, if the user has not named it. Variables are meanwhile as
+    the program will have set them by then; ranks see nothing of that before.
     """
     unset = {name: value for name, value in _NO_THREADS.items() if name not in os.environ}
     before = {name: os.environ.get(name) for name in (*unset, *config["settings"])}
@@ -36,41 +36,38 @@ def load(config: Config, watch: Callable[[], Guard]) -> tuple[str | None, str | 
 
 
 def _import(config: Config, watch: Callable[[], Guard]) -> tuple[str | None, str | None]:
-    if not config["fallback"]:
-        return _import_all(config)
-    __import__("torch")  # known packages import it too
-    guard = watch()
-    guard.begin()
-    try:
-        for name in [each for each in config["modules"] if each not in config["fallback"]]:
-            try:
-                __import__(name)
-            except BaseException as error:
-                guard.doubt = f"importing {name} failed: {type(error).__name__}"
-            guard.after(name)
-            if guard.doubt:
-                break
-    finally:
-        guard.end()
-    if guard.doubt:
-        return None, guard.doubt
-    return _import_all({**config, "modules": config["fallback"]})
-
-
-def _import_all(config: Config) -> tuple[str | None, str | None]:
-    for name in config["modules"]:
+    modules = config["modules"]
+    if config["fallback"]:
+        __import__("torch")  # known packages import it too
+        guard = watch()
         try:
-            if name in config["asked"]:
-                sys.path.insert(0, config["first"])
+            for name in [each for each in modules if each not in config["fallback"]]:
+                try:
+                    __import__(name)
+                except BaseException as error:
+                    guard.doubt = f"importing {name} failed: {type(error).__name__}"
+                guard.after(name)
+                if guard.doubt:
+                    break
+        finally:
+            guard.end()
+        if guard.doubt:
+            return None, guard.doubt
+        modules = config["fallback"]
+    for name in modules:
+        asked = name in config["asked"]
+        if asked:
+            sys.path.insert(0, config["first"])
+        try:
             __import__(name)
         except BaseException as error:
             absent = isinstance(error, ModuleNotFoundError)
-            if name in config["asked"]:
+            if asked:
                 return f"--preload {name}: {'' if absent else f'{type(error).__name__}: '}{error}", None
             if not absent:
                 return None, f"importing {name} failed"
         finally:
-            if sys.path[0] == config["first"] and name in config["asked"]:
+            if asked and sys.path[0] == config["first"]:
                 sys.path.pop(0)
     return None, None
 
@@ -90,25 +87,14 @@ def why_unsafe(config: Config, failed: str | None, shadow: str | None) -> str | 
         os.waitpid(probe, 0)
     except OSError:  # no rank gets a process either, which is reported then
         pass
-    if (threads := _threads()) != 1:
-        return f"{threads} threads run after importing {', '.join(config['modules'])}"
-    if device := _open_gpu():
-        return f"{device} is open after importing {', '.join(config['modules'])}"
+    try:
+        threads, opened = os.listdir("/proc/self/task"), os.listdir("/proc/self/fd")
+    except OSError as error:
+        return f"{error.filename} cannot be read"
+    after = f"after importing {', '.join(config['modules'])}"
+    if len(threads) != 1:
+        return f"{len(threads)} threads run {after}"
+    for path in [os.path.realpath(f"/proc/self/fd/{fd}") for fd in opened]:
+        if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/render")):
+            return f"{path} is open {after}"
     return None
-
-
-def _threads() -> int:
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        import threading
-
-        return threading.active_count()
-
-
-def _open_gpu() -> str | None:
-    try:
-        paths = [os.path.realpath("/proc/self/fd/" + fd) for fd in os.listdir("/proc/self/fd")]
-    except OSError:
-        return None
-    return next((path for path in paths if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/render"))), None)

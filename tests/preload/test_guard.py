@@ -20,10 +20,10 @@ CHANGED = {
         "2 threads run after importing",
     ),
     "stranger": ("import stranger", "stranger was imported, which is not known"),
-    "random": ("import random\nR = random.Random()", "changed has a random generator, a Random"),
+    "random": ("import random\nR = random.Random()", "an import keeps a random generator, a Random"),
     "hidden": (
         "import random\nclass A:\n  def __init__(self): self.r = [random.Random(1)]\nX = {'a': A()}",
-        "changed has a random generator, a Random",
+        "an import keeps a random generator, a Random",
     ),
     "looks": ("try: import optional_part\nexcept ImportError: pass", "optional_part has the name of a module that was"),
 }

@@ -141,6 +141,14 @@ HOOKS = [
     "import importlib, json\nimportlib.reload(json)",
     "from unittest.mock import patch\nwith patch('os.getpid'): pass",
     "import typing\ntyping.TYPE_CHECKING = True",
+    "import site\nsite.main()",
+    "import types\ntypes.FunctionType(compile('x', '', 'exec'), {})()",
+    "import pickle\npickle.load(open('x', 'rb'))",
+    "import pickle as p\nread = p.loads\nread(b'')",
+    "names = globals()\nnames['__builtins__'].__import__ = f",
+    "import sys\nm = getattr(sys, 'modules')\nm['numpy'] = None",
+    "import importlib\nm = importlib.import_module('sys')\nm.path.append(input())",
+    "class A:\n  def exec(self): pass\nexec('x')",
 ]
 
 
@@ -191,6 +199,9 @@ def test_what_keeps_torch_out_in_other_files(tmp_path, files, source):
         "import math\nprint(getattr(math, 'pi'), hasattr(math, 'tau'))",
         "import math as m\nnames = sorted(n for n in m.__dict__ if callable(m.__dict__[n]))",
         "def eval(model): model.eval()\neval(1)",
+        "import re\nPATTERN = re.compile('x')\ndef f(model): model.compile()",
+        "import importlib\nname = importlib.import_module('math').sqrt",
+        "import math\nxp = math",
         "X = globals().get('x')\nconfig = {k: globals()[k] for k in 'ab'}",
     ],
 )
