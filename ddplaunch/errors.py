@@ -52,12 +52,12 @@ class UsageError(LaunchError):
     exit_code = EXIT_USAGE
 
 
-MAX_TEXT = 64 << 10  # characters of a message or traceback that are kept
-MAX_LINE = 1000  # characters of a line: a hint, or one of the last that a rank printed
-MAX_TAIL = 12  # lines that are kept of the last that a rank printed
+MAX_TEXT_CHARS = 64 << 10  # characters of a message or traceback that are kept
+MAX_LINE_CHARS = 1000  # characters of a line: a hint, or one of the last that a rank printed
+MAX_TAIL_LINES = 12  # lines that are kept of the last that a rank printed
 
-_COLOURS = r"\x1b\[[0-9;:]*m"  # what sets colours and weights in a terminal (SGR of ECMA-48), and nothing else
-_HARMFUL = (
+_SGR_SEQUENCES = r"\x1b\[[0-9;:]*m"  # what sets colours and weights in a terminal (SGR of ECMA-48), and nothing else
+_CONTROL_CHARS = (
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and line feed, DEL, C1
     "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # directions of writing, ends of lines
     "\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"  # what nobody sees, or UTF-8 cannot say
@@ -65,33 +65,35 @@ _HARMFUL = (
 """Characters that do something to a terminal, or let a text pass for another."""
 
 
-def harmless(text: str) -> str:
+def escape_control_chars(text: str) -> str:
     """Make a text that is not ours fit to be printed: without colours, other control characters as their escapes.
 
     Its lines then end in ``\\n`` alone, for ``str.splitlines`` and terminals alike.
     """
     import re
 
-    plain = re.sub(_COLOURS, "", text.replace("\r\n", "\n"))
-    return re.sub(_HARMFUL, lambda found: found[0].encode("unicode_escape").decode(), plain)
+    plain = re.sub(_SGR_SEQUENCES, "", text.replace("\r\n", "\n"))
+    return re.sub(_CONTROL_CHARS, lambda found: found[0].encode("unicode_escape").decode(), plain)
 
 
-def readable(text: str) -> str:
+def sanitize_text(text: str) -> str:
     """What a rank said, fit to be printed on any node: harmless, and the middle of a huge text left out."""
-    text = harmless(text)
-    if len(text) <= MAX_TEXT:
+    text = escape_control_chars(text)
+    if len(text) <= MAX_TEXT_CHARS:
         return text
-    half = (MAX_TEXT - 100) // 2  # so that what comes out, with its remark, is not huge for the next node
+    half = (MAX_TEXT_CHARS - 100) // 2  # so that what comes out, with its remark, is not huge for the next node
     return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
 
 
-def shown(text: str, limit: int = 200) -> str:
+def sanitize_line(text: str, limit: int = 200) -> str:
     """Make a value that is not ours fit for a line of ours: as :func:`harmless`, on one line, ``limit`` characters."""
-    line = harmless(text[: 8 * limit]).strip("\n").replace("\n", "\\n")  # no more of a huge one need be looked at
-    return cut(line, limit)
+    line = (
+        escape_control_chars(text[: 8 * limit]).strip("\n").replace("\n", "\\n")
+    )  # no more of a huge one need be looked at
+    return truncate_line(line, limit)
 
 
-def cut(line: str, limit: int) -> str:
+def truncate_line(line: str, limit: int) -> str:
     """Shorten a line to ``limit`` characters, between two words; within one only where it fills half of the line."""
     if len(line) <= limit:
         return line
@@ -104,7 +106,7 @@ def cut(line: str, limit: int) -> str:
 def host_name() -> str:
     """The name of this machine, fit to be printed and recorded: root may set it to any bytes."""
     name = os.uname().nodename
-    return name if name.isprintable() else shown(name)
+    return name if name.isprintable() else sanitize_line(name)
 
 
 def format_trace(error: Exception) -> str:

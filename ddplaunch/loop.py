@@ -14,7 +14,7 @@ from selectors import EVENT_READ, EVENT_WRITE
 
 Callback = Callable[[], object]
 
-_ROOM = 256  # timers, cancelled ones included, that are kept without a look
+_MAX_CANCELLED_TIMERS = 256  # timers, cancelled ones included, that are kept without a look
 
 
 class Timer:
@@ -32,32 +32,32 @@ class Timers:
     """Timers that are cancelled together."""
 
     def __init__(self, after: Callable[[float, Callback], Timer]) -> None:
-        """``after`` is the loop's."""
+        """``call_later`` is the loop's."""
         self._after = after
         self._all: list[Timer] = []
 
-    def after(self, seconds: float, callback: Callback) -> None:
+    def call_later(self, seconds: float, callback: Callback) -> None:
         self._all.append(self._after(seconds, callback))
 
-    def cancel(self) -> None:
+    def cancel_all(self) -> None:
         for timer in self._all:
             timer.cancel()
         self._all.clear()
 
 
-class Loop:
+class EventLoop:
     """Calls back when a descriptor is ready, a time has come or a signal has arrived; all in the calling thread."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, int, Timer]] = []
-        self._room = _ROOM
+        self._room = _MAX_CANCELLED_TIMERS
         self._order = itertools.count()
         self._signals: list[int] = []
         self._handlers: dict[int, list[Callable[[int], object]]] = {}
         self._posted: deque[Callback] = deque()
 
-    def watch(self, fd: int, callback: Callback, *, write: bool = False) -> None:
+    def watch_fd(self, fd: int, callback: Callback, *, write: bool = False) -> None:
         """Call ``callback`` whenever ``fd`` is readable (or writable); a second call replaces the first."""
         event = EVENT_WRITE if write else EVENT_READ
         known = self._selector.get_map().get(fd)
@@ -65,7 +65,7 @@ class Loop:
         put = self._selector.modify if known else self._selector.register
         put(fd, sum(callbacks), callbacks)
 
-    def forget(self, fd: int, *, write: bool | None = None) -> None:
+    def unwatch_fd(self, fd: int, *, write: bool | None = None) -> None:
         """Stop watching ``fd``, or only one direction of it; does nothing where it was not watched."""
         known = self._selector.get_map().get(fd)
         if known is None:
@@ -76,27 +76,29 @@ class Loop:
         else:
             self._selector.unregister(fd)
 
-    def after(self, seconds: float, callback: Callback) -> Timer:
+    def call_later(self, seconds: float, callback: Callback) -> Timer:
         timer = Timer(callback, time.monotonic() + seconds)
         if len(self._timers) >= self._room:  # most are cancelled long before their time, at a door that is much asked
             self._timers = [each for each in self._timers if each[2].callback is not None]
             heapq.heapify(self._timers)
-            self._room = max(_ROOM, 2 * len(self._timers))
+            self._room = max(_MAX_CANCELLED_TIMERS, 2 * len(self._timers))
         heapq.heappush(self._timers, (timer.when, next(self._order), timer))
         return timer
 
-    def soon(self, callback: Callback) -> None:
+    def call_soon(self, callback: Callback) -> None:
         """Call ``callback`` when this round is done: an answer that does not call back into its asker."""
         self._posted.append(callback)
 
     @property
-    def settled(self) -> bool:
+    def is_idle(self) -> bool:
         return not self._posted
 
-    def catch(self, numbers: Iterable[int], callback: Callable[[int], None], *, anyway: Iterable[int] = ()) -> None:
+    def add_signal_handlers(
+        self, numbers: Iterable[int], callback: Callable[[int], None], *, even_if_ignored: Iterable[int] = ()
+    ) -> None:
         """Call ``callback`` with each of these signals, after those that were to be called before.
 
-        One that we inherited as ignored (nohup) stays ignored, unless it is among ``anyway``. They may come blocked, so
+        One that we inherited as ignored (nohup) stays ignored, unless it is among ``even_if_ignored``. They may come blocked, so
         that none was lost, or deadly, while we started.
         """
         if not self._handlers:
@@ -104,20 +106,20 @@ class Loop:
             os.set_blocking(woken, False)
             os.set_blocking(wake, False)
             signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-            self.watch(woken, lambda: os.read(woken, 4096))
-        wanted = {*numbers, *anyway}
+            self.watch_fd(woken, lambda: os.read(woken, 4096))
+        wanted = {*numbers, *even_if_ignored}
         for number in wanted:
             self._handlers.setdefault(number, []).append(callback)
-            if number in anyway or signal.getsignal(number) != signal.SIG_IGN:
+            if number in even_if_ignored or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, lambda number, frame: self._signals.append(number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, wanted)
 
-    def step(self) -> None:
+    def run_once(self) -> None:
         """Wait for the next thing to happen, handle all that has happened by then: descriptors, timers, what is posted.
 
         A signal is next in any case: of descriptors there may be thousands.
         """
-        self._next_timer()
+        self._pop_cancelled_timers()
         timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
         for key, mask in self._selector.select(0 if self._posted else timeout):
             for event in (EVENT_READ, EVENT_WRITE):
@@ -128,14 +130,14 @@ class Loop:
                     while self._signals:
                         for callback in self._handlers[number := self._signals.pop(0)]:
                             callback(number)
-        while self._next_timer() and self._timers[0][0] <= time.monotonic():
+        while self._pop_cancelled_timers() and self._timers[0][0] <= time.monotonic():
             timer = heapq.heappop(self._timers)[2]
             if timer.callback is not None:
                 timer.callback()
         while self._posted:
             self._posted.popleft()()
 
-    def _next_timer(self) -> bool:
+    def _pop_cancelled_timers(self) -> bool:
         """Put the next timer first, without those that were cancelled; return whether there is one."""
         while self._timers:
             when, _, timer = self._timers[0]

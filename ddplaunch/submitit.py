@@ -29,7 +29,7 @@ from ddplaunch.rank.processes import die_with_parent
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
 
-REQUEUE_PATIENCE = 60.0
+REQUEUE_TIMEOUT_S = 60.0
 """Seconds that a task waits after a preemption for the requeue to end it; the first task does not wait."""
 
 
@@ -65,16 +65,16 @@ class Task:
         """
         words = [*python_command(sys.executable), "run"]
         words += [] if self.nproc is None else ["--nproc", str(self.nproc)]
-        words += ["--preempt-signal", _warning(), "--preempt-grace", f"{self.grace:g}"]
+        words += ["--preempt-signal", _preempt_signal_name(), "--preempt-grace", f"{self.grace:g}"]
         words += [*self.options, self.target, *(("--", *self.args) if self.args else ())]
         # It must not outlive us: to cancel a job submitit kills only us.
         self._process = subprocess.Popen(words, preexec_fn=lambda: die_with_parent(signal.SIGTERM))
         try:
-            code = self._end()
+            code = self._wait_for_launcher()
         except _FinishedError:
             code = 0
         if code == EXIT_PREEMPTED:  # submitit's signal may still come; a result would mean that the job is over
-            time.sleep(REQUEUE_PATIENCE)
+            time.sleep(REQUEUE_TIMEOUT_S)
         if code:
             raise LaunchError(f"ddplaunch run {self.target} ended with exit code {code}", "its report is in the log")
 
@@ -83,12 +83,14 @@ class Task:
         from submitit.helpers import DelayedSubmission
 
         if self._process is not None:
-            self._process.send_signal(getattr(signal, f"SIG{_warning()}"))  # on some sites Slurm signals only us
-            if self._end() == 0:
+            self._process.send_signal(
+                getattr(signal, f"SIG{_preempt_signal_name()}")
+            )  # on some sites Slurm signals only us
+            if self._wait_for_launcher() == 0:
                 raise _FinishedError  # ends the wait of ``__call__``, which this handler has interrupted
         return DelayedSubmission(replace(self))
 
-    def _end(self) -> int:
+    def _wait_for_launcher(self) -> int:
         """Wait for the launcher; return its exit code. Inside Popen.wait() a signal handler could not call it again."""
         assert self._process is not None
         if self._process.returncode is None:
@@ -96,6 +98,6 @@ class Task:
         return self._process.wait()
 
 
-def _warning() -> str:
+def _preempt_signal_name() -> str:
     """The warning signal that submitit asks the scheduler for (submitit/core/job_environment.py)."""
     return os.environ.get("SUBMITIT_PREEMPT_SIGNAL", "USR2")

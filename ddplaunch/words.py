@@ -5,14 +5,14 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Sequence
 
-MAX_NAMED = 8
+MAX_LISTED_NAMES = 8
 
 
-def named(names: Iterable[str]) -> str:
+def join_names(names: Iterable[str]) -> str:
     """List some names, the first of many."""
     listed = list(names)
-    more = f" and {len(listed) - MAX_NAMED} more" if len(listed) > MAX_NAMED else ""
-    return ", ".join(listed[:MAX_NAMED]) + more
+    more = f" and {len(listed) - MAX_LISTED_NAMES} more" if len(listed) > MAX_LISTED_NAMES else ""
+    return ", ".join(listed[:MAX_LISTED_NAMES]) + more
 
 
 def choice(names: Sequence[str]) -> str:
@@ -21,14 +21,14 @@ def choice(names: Sequence[str]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def counted(count: int, what: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """Name a number of things: "1 rank", "2 ranks"."""
-    return f"{count} {what}{'s' * (count != 1)}"
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
+def closest_match(word: str, candidates: Iterable[str]) -> str | None:
     """Find the known word that ``word`` may be a typing error or the beginning of; None rather than a wrong one."""
-    names = sorted(known)
+    names = sorted(candidates)
     letters = len(word.strip("-"))
     close = [(distance, name) for name in names if (distance := edits(word, name)) <= max(1, letters // 3)]
     if close and letters > 1:
@@ -60,7 +60,7 @@ def columns(text: str) -> int:
     return sum(0 if combining(each) else 2 if east_asian_width(each) in "WF" else 1 for each in text)
 
 
-def quoted(words: Iterable[str]) -> str:
+def shell_quote(words: Iterable[str]) -> str:
     """Write words as a shell reads them."""
     import shlex
 
@@ -75,12 +75,12 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def clock(seconds: float) -> str:
+def format_clock(seconds: float) -> str:
     """Minutes and seconds, as in "00:12"."""
     return f"{int(seconds) // 60:02}:{int(seconds) % 60:02}"
 
 
-def runs(numbers: Iterable[int]) -> list[list[int]]:
+def group_consecutive(numbers: Iterable[int]) -> list[list[int]]:
     """Numbers that follow one another, together: 0, 1, 2 and 8."""
     found: list[list[int]] = []
     for number in sorted(numbers):
@@ -91,15 +91,15 @@ def runs(numbers: Iterable[int]) -> list[list[int]]:
     return found
 
 
-def ranks(numbers: Iterable[int]) -> str:
+def format_ranks(numbers: Iterable[int]) -> str:
     """Name ranks: "rank 3", "ranks 0, 1, 3", "ranks 0 to 6 and 8"; the first of many."""
     listed = sorted(set(numbers))
     parts: list[str] = []
-    for run in runs(listed):
+    for run in group_consecutive(listed):
         parts += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run)
-        if len(parts) > MAX_NAMED:
-            left = sum(number >= int(parts[MAX_NAMED].partition(" ")[0]) for number in listed)
-            return f"ranks {', '.join(parts[:MAX_NAMED])} and {left} more"
+        if len(parts) > MAX_LISTED_NAMES:
+            left = sum(number >= int(parts[MAX_LISTED_NAMES].partition(" ")[0]) for number in listed)
+            return f"ranks {', '.join(parts[:MAX_LISTED_NAMES])} and {left} more"
     word = "ranks" if len(listed) > 1 else "rank"
     if len(parts) > 1 and len(parts) < len(listed):
         return f"{word} {', '.join(parts[:-1])} and {parts[-1]}"
@@ -111,7 +111,7 @@ def all_ranks(world_size: int) -> str:
     return f"ranks 0 to {world_size - 1}" if world_size > 1 else "rank 0 only"
 
 
-def span(seconds: float) -> str:
+def format_elapsed(seconds: float) -> str:
     """A time in its two largest units: "0.4s", "12s", "3m12s", "2h05m", "3d04h"."""
     if seconds < 9.95:
         return f"{max(seconds, 0):.1f}s"
@@ -122,7 +122,7 @@ def span(seconds: float) -> str:
     return f"{whole}s"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A time for a sentence, without units that do not matter: "0.4 s", "2 min 5 s", "12 min", "3 h 12 min"."""
     if seconds < 9.95:
         return f"{max(seconds, 0):.1f} s"
@@ -134,7 +134,7 @@ def duration(seconds: float) -> str:
     return f"{whole} s"
 
 
-def size(count: int) -> str:
+def format_size(count: int) -> str:
     """Bytes in the largest unit that leaves a digit before the point: "312 KiB", "1.4 GiB"."""
     amount, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import patience
+from tests.patience import scaled_timeout
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -65,7 +65,7 @@ _SEARCH = """<!DOCTYPE html>
 
 
 @dataclass(frozen=True)
-class Visit:
+class PageVisit:
     """What came of opening a page."""
 
     console: list[str]  # what the browser, and scripts, said of it
@@ -83,7 +83,7 @@ class Layout:
     wide: list[str]  # elements that stick out at the right
 
 
-def visit(page: Path, folder: Path, *, width: int = 1280, height: int = 1600, dark: bool = False) -> Visit:
+def open_page(page: Path, folder: Path, *, width: int = 1280, height: int = 1600, dark: bool = False) -> PageVisit:
     """Open a file from the disk; what the browser leaves is in ``folder``."""
     picture, log = folder / f"{page.stem}-{width}{'-dark' * dark}.png", folder / "network.json"
     scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
@@ -97,10 +97,10 @@ def visit(page: Path, folder: Path, *, width: int = 1280, height: int = 1600, da
         and each.get("params", {}).get("initiator", "not an origin") != "not an origin"  # the browser's own errands
     ]
     console = re.findall(r":CONSOLE:\d+\] (.*)", said.stderr)
-    return Visit(console, asked, said.stdout, picture)
+    return PageVisit(console, asked, said.stdout, picture)
 
 
-def layout(page: Path, folder: Path, *, width: int) -> Layout:
+def measure_page(page: Path, folder: Path, *, width: int) -> Layout:
     """Measure a page in a window of this width, from outside: the page itself lets no script run."""
     copy = folder / "measured.html"
     copy.write_text(_MEASURE.format(width=width, page=html.escape(page.read_text(encoding="utf-8"))), encoding="utf-8")
@@ -110,7 +110,7 @@ def layout(page: Path, folder: Path, *, width: int) -> Layout:
     return Layout(**json.loads(found[1]))
 
 
-def searched(page: Path, folder: Path, words: list[str]) -> list[list[str]]:
+def search_page(page: Path, folder: Path, words: list[str]) -> list[list[str]]:
     """Type each of these words into the page's search; return which ranks are seen then, and their lines."""
     copy = folder / "searched.html"
     text = html.escape(page.read_text(encoding="utf-8"))
@@ -136,7 +136,7 @@ def _run(folder: Path, page: Path, width: int, height: int, *options: str) -> su
         env={**os.environ, "HOME": str(folder)},
     )
     try:
-        out, err = browser.communicate(timeout=patience(60))
+        out, err = browser.communicate(timeout=scaled_timeout(60))
     finally:
         try:
             os.killpg(browser.pid, signal.SIGKILL)  # its helpers

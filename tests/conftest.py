@@ -23,9 +23,9 @@ from typing import Any
 
 import pytest
 
-from tests.forked import Commands
+from tests.forked import ForkServerPool
 from tests.hosts.fixture import network  # noqa: F401 - a fixture is found by its name here
-from tests.patience import patience
+from tests.patience import scaled_timeout
 from tests.slurm.fixture import _standing, slurm, standing_slurm  # noqa: F401
 from tests.ssh.fixture import sshd  # noqa: F401
 
@@ -60,18 +60,18 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**environment, **(extra or {})}
 
 
-def command(*words: str | Path) -> list[str]:
+def ddplaunch_command(*words: str | Path) -> list[str]:
     """The ``ddplaunch`` command line, run by this interpreter."""
     return [sys.executable, "-m", "ddplaunch", *map(str, words)]
 
 
-def torchrun(folder: Path, *words: str | Path, nproc: int = 2) -> list[str]:
-    """A ``torchrun`` command line; its folder of logs, which it leaves, is in ``folder``."""
+def torchrun_command(folder: Path, *words: str | Path, nproc: int = 2) -> list[str]:
+    """A ``torchrun_command`` command line; its folder of logs, which it leaves, is in ``folder``."""
     options = ("--standalone", f"--nproc-per-node={nproc}", "--log-dir", str(folder / "torchrun"))
     return [sys.executable, "-m", "torch.distributed.run", *options, *map(str, words)]
 
 
-def ran(
+def run_command(
     words: Sequence[str | Path],
     folder: Path | str | None = None,
     env: Mapping[str, str] | None = None,
@@ -82,10 +82,10 @@ def ran(
     """Run any command to its end and return it with its output as text; ``env`` is on top of a clean environment."""
     stdin = {} if "input" in more else {"stdin": subprocess.DEVNULL}
     options = {"cwd": folder, "env": clean_environment(env), "capture_output": True, "text": True, **stdin, **more}
-    return subprocess.run(words, timeout=patience(timeout), **options)
+    return subprocess.run(words, timeout=scaled_timeout(timeout), **options)
 
 
-def in_terminal(
+def run_in_terminal(
     words: Sequence[str], folder: Path, env: Mapping[str, str] | None = None, columns: int = 80, typed: str = ""
 ) -> str:
     """Run any command to its end in a terminal of so many columns; return all that it wrote there, and the echo."""
@@ -111,7 +111,7 @@ Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Launch:
+def run_ddplaunch(tmp_path: Path) -> Launch:
     """Run ``ddplaunch WORDS`` to its end in ``tmp_path`` and return it with its output as text.
 
     Without what it says of a slow start: that depends on what else this machine does.
@@ -120,7 +120,7 @@ def launch(tmp_path: Path) -> Launch:
     def run(
         *words: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float = 90
     ) -> subprocess.CompletedProcess[str]:
-        done = ran(command(*words), cwd or tmp_path, env, timeout=timeout, errors="surrogateescape")
+        done = run_command(ddplaunch_command(*words), cwd or tmp_path, env, timeout=timeout, errors="surrogateescape")
         done.stderr = SLOW_START.sub("", done.stderr)
         return done
 
@@ -128,25 +128,25 @@ def launch(tmp_path: Path) -> Launch:
 
 
 @pytest.fixture(scope="session")
-def _commands() -> Iterator[Commands]:
-    commands = Commands()
+def _commands() -> Iterator[ForkServerPool]:
+    commands = ForkServerPool()
     yield commands
     commands.close()
 
 
 @pytest.fixture
-def answer(_commands: Commands, tmp_path: Path) -> Launch:
-    """As ``launch``, but quick: for a command that starts nothing, which a fork then answers as well."""
+def run_in_fork(_commands: ForkServerPool, tmp_path: Path) -> Launch:
+    """As ``run_ddplaunch``, but quick: for a command that starts nothing, which a fork then answers as well."""
 
     def run(
         *words: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float = 60
     ) -> subprocess.CompletedProcess[str]:
-        return _commands.run([*map(str, words)], cwd or tmp_path, clean_environment(env), patience(timeout))
+        return _commands.run([*map(str, words)], cwd or tmp_path, clean_environment(env), scaled_timeout(timeout))
 
     return run
 
 
-def refused(done: subprocess.CompletedProcess[str], *said: str) -> str:
+def assert_refused(done: subprocess.CompletedProcess[str], *said: str) -> str:
     """What a command has said that was refused: with all of these words, and as every refusal of ours is."""
     assert (done.returncode, done.stdout) == (2, ""), done
     refusal = done.stderr[done.stderr.index("Error: ") :]
@@ -157,7 +157,7 @@ def refused(done: subprocess.CompletedProcess[str], *said: str) -> str:
     return done.stderr
 
 
-def write(folder: Path, name: str, text: str) -> Path:
+def write_program(folder: Path, name: str, text: str) -> Path:
     """Write a small program, dedented, and return its path."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -165,7 +165,7 @@ def write(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Whether a process is there and no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
@@ -173,7 +173,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def processes_marked(mark: str, variable: str = "DDPLAUNCH_TEST_MARK") -> Sequence[int]:
+def list_marked_pids(mark: str, variable: str = "DDPLAUNCH_TEST_MARK") -> Sequence[int]:
     """The pids of all live processes with ``mark`` in their environment: set it on the launcher to find its own."""
     wanted = f"{variable}={mark}".encode()
     found = []
@@ -184,7 +184,7 @@ def processes_marked(mark: str, variable: str = "DDPLAUNCH_TEST_MARK") -> Sequen
             marked = wanted in (entry / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if marked and alive(int(entry.name)):
+        if marked and is_alive(int(entry.name)):
             found.append(int(entry.name))
     return found
 
@@ -193,7 +193,7 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = 60) 
     """Wait for a condition that nothing announces; fail with ``what`` was awaited."""
     began = time.monotonic()
     while not condition():
-        if time.monotonic() > began + patience(timeout):
+        if time.monotonic() > began + scaled_timeout(timeout):
             pytest.fail(f"waited {time.monotonic() - began:.0f} s for {what}")
         time.sleep(0.01)
 
@@ -218,14 +218,14 @@ def free_port() -> int:
     raise AssertionError
 
 
-def events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
+def read_events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
     """The events of the only run that has its log somewhere in a folder, or those of these kinds."""
     (log,) = folder.rglob("events*.jsonl")
     found = [json.loads(line) for line in log.read_text().splitlines()]
     return [event for event in found if not kinds or event["event"] in kinds]
 
 
-class Watched:
+class BackgroundCommand:
     """A command that runs in the background, whose output goes into files."""
 
     out: Path
@@ -236,7 +236,7 @@ class Watched:
         return self.out.read_text(errors="surrogateescape")
 
     def stderr(self) -> str:
-        """What it has said, as ``launch`` has it."""
+        """What it has said, as ``run_ddplaunch`` has it."""
         return SLOW_START.sub("", self.err.read_text(errors="surrogateescape"))
 
     def wait_for(self, text: str, times: int = 1, timeout: float = 60) -> None:
@@ -255,10 +255,10 @@ class Watched:
         self.process.send_signal(number)
 
     def wait(self, timeout: float = 60) -> int:
-        return self.process.wait(patience(timeout))
+        return self.process.wait(scaled_timeout(timeout))
 
 
-class Job(Watched):
+class BackgroundJob(BackgroundCommand):
     """A launcher that runs in the background; everything of it is found again by a mark."""
 
     def __init__(
@@ -271,7 +271,7 @@ class Job(Watched):
         environment = clean_environment({"DDPLAUNCH_TEST_MARK": self.mark, "TMPDIR": str(self.tmp), **(env or {})})
         with self.out.open("wb") as out, self.err.open("wb") as err:
             given = {"cwd": folder, "env": environment, "stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
-            self.process = subprocess.Popen(command(*words), **{**given, **options})
+            self.process = subprocess.Popen(ddplaunch_command(*words), **{**given, **options})
 
     def zygote(self) -> int:
         """The pid of its zygote, once it is one: between fork and exec it looks like the launcher."""
@@ -294,11 +294,11 @@ class Job(Watched):
         return pid
 
     def left(self) -> Sequence[int]:
-        return left_of(self.mark)
+        return find_leftover_processes(self.mark)
 
     def find(self, text: str) -> list[int]:
         """Those of its processes with this text in their command lines."""
-        return find_of(self.mark, text)
+        return find_marked_processes(self.mark, text)
 
     def assert_nothing_left(self, timeout: float = 10) -> None:
         """Nothing of it lives, and no temporary file remains."""
@@ -306,14 +306,14 @@ class Job(Watched):
         wait_until(lambda: not list(self.tmp.iterdir()), f"the removal of {list(self.tmp.iterdir())}", timeout)
 
 
-def left_of(mark: str) -> list[int]:
+def find_leftover_processes(mark: str) -> list[int]:
     """The processes with ``mark``, but for a warm zygote, which stays by intent."""
-    return [pid for pid in processes_marked(mark) if _cmdline(pid).strip() != "ddplaunch: warm zygote"]
+    return [pid for pid in list_marked_pids(mark) if _cmdline(pid).strip() != "ddplaunch: warm zygote"]
 
 
-def find_of(mark: str, text: str) -> list[int]:
+def find_marked_processes(mark: str, text: str) -> list[int]:
     """The processes with ``mark`` that have this text in their command lines; others may end meanwhile."""
-    return [pid for pid in left_of(mark) if text in _cmdline(pid)]
+    return [pid for pid in find_leftover_processes(mark) if text in _cmdline(pid)]
 
 
 def _cmdline(pid: int) -> str:
@@ -324,12 +324,12 @@ def _cmdline(pid: int) -> str:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+def start_ddplaunch(tmp_path: Path) -> Iterator[Callable[..., BackgroundJob]]:
     """Start ``ddplaunch WORDS`` in the background; whatever a failed test leaves is killed."""
-    jobs: list[Job] = []
+    jobs: list[BackgroundJob] = []
 
-    def begin(*words: str | Path, env: Mapping[str, str] | None = None, **options: Any) -> Job:
-        jobs.append(Job(tmp_path, words, env, **options))
+    def begin(*words: str | Path, env: Mapping[str, str] | None = None, **options: Any) -> BackgroundJob:
+        jobs.append(BackgroundJob(tmp_path, words, env, **options))
         return jobs[-1]
 
     yield begin

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.job.runs import all_running
-from tests.conftest import Job, command, processes_marked, ran, wait_until, write
-from tests.emulator import Emulator
+from ddplaunch.job.runs import list_running
+from tests.conftest import BackgroundJob, ddplaunch_command, list_marked_pids, run_command, wait_until, write_program
+from tests.emulator import TerminalEmulator
 from tests.starts import LIGHT
 
 AT = 10 if sys.version_info >= (3, 13) else 11
@@ -35,11 +35,11 @@ for n in range(2):
     print("loss", step(n), flush=True)
 """
 
-Person = Callable[..., Emulator]
+Person = Callable[..., TerminalEmulator]
 
 
 @pytest.fixture
-def runtime(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def runtime_dir(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Doors of this test alone; a short path, as those of sockets are."""
     path: Path = tmp_path_factory.mktemp("r")
     path.chmod(0o700)
@@ -49,23 +49,25 @@ def runtime(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
 
 
 @pytest.fixture
-def person(tmp_path: Path, runtime: Path) -> Iterator[Person]:
+def debug_terminal(tmp_path: Path, runtime_dir: Path) -> Iterator[Person]:
     """Type a command of ours at a terminal."""
-    begun: list[Emulator] = []
+    begun: list[TerminalEmulator] = []
 
-    def begin(*words: str, env: dict[str, str] | None = None, **size: int) -> Emulator:
+    def begin(*words: str, env: dict[str, str] | None = None, **size: int) -> TerminalEmulator:
         marked = {"DDPLAUNCH_TEST_MARK": str(tmp_path), **(env or {})}
-        begun.append(Emulator(command(*words), tmp_path, marked, **size))
+        begun.append(TerminalEmulator(ddplaunch_command(*words), tmp_path, marked, **size))
         return begun[-1]
 
     yield begin
     for each in begun:
         each.close()
-    wait_until(lambda: not processes_marked(str(tmp_path)), "the end of all ranks")
+    wait_until(lambda: not list_marked_pids(str(tmp_path)), "the end of all ranks")
 
 
 @pytest.fixture
-def calm(start: Callable[..., Job], tmp_path: Path, runtime: Path) -> Callable[..., Job]:
+def debug_job(
+    start_ddplaunch: Callable[..., BackgroundJob], tmp_path: Path, runtime_dir: Path
+) -> Callable[..., BackgroundJob]:
     """Start a job called calm, whose ranks may be debugged, and wait until it can be asked."""
 
     def begin(
@@ -74,26 +76,26 @@ def calm(start: Callable[..., Job], tmp_path: Path, runtime: Path) -> Callable[.
         how: Sequence[str] = LIGHT,
         options: Sequence[str] = ("--debug",),
         env: Mapping[str, str] | None = None,
-    ) -> Job:
-        write(tmp_path, "train.py", program)
+    ) -> BackgroundJob:
+        write_program(tmp_path, "train.py", program)
         words = ("run", "--run-id", "calm", *options, *how, "--nproc", "2", "train.py", *arguments)
-        job = start(*words, env=env)
-        wait_until(lambda: door() or job.process.poll() is not None, "its door")
+        job = start_ddplaunch(*words, env=env)
+        wait_until(lambda: debug_socket() or job.process.poll() is not None, "its door")
         return job
 
     return begin
 
 
-def door() -> str:
+def debug_socket() -> str:
     """Where the job called calm can be asked; "" before that."""
-    return next((each.path for each in all_running() if each.run_id == "calm"), "")
+    return next((each.path for each in list_running() if each.run_id == "calm"), "")
 
 
-def stopped(job: Job, times: int = 1) -> None:
+def wait_for_stops(job: BackgroundJob, times: int = 1) -> None:
     """Wait until ranks have stopped as often."""
     wait_until(lambda: job.stderr().count("is at a breakpoint") == times, f"{times} stops")
 
 
-def piped(tmp_path: Path, lines: str, *words: str) -> subprocess.CompletedProcess[str]:
+def pipe_to_debugger(tmp_path: Path, lines: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Type lines into ``ddplaunch debug`` from a pipe."""
-    return ran(command("debug", *words), tmp_path, input=lines, timeout=30)
+    return run_command(ddplaunch_command("debug", *words), tmp_path, input=lines, timeout=30)

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 from tests.conftest import clean_environment
-from tests.patience import patience
+from tests.patience import scaled_timeout
 
 FRAME = re.compile(r"(running|stopping) \d\d:\d\d")
 """The first row of a live view."""
 
 
-class Emulator:
+class TerminalEmulator:
     """Runs a command until ``end`` or ``close``."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Emulator:
             stdout=self._slave,
             stderr=self._slave,
             start_new_session=True,
-            preexec_fn=_lead,
+            preexec_fn=_make_controlling_terminal,
         )
         self.raw = b""
 
@@ -92,10 +92,10 @@ class Emulator:
         """Whether the last row is one of a live view's cells, below its others."""
         return len(self.rows) >= 3 and bool(FRAME.match(self.rows[-3]))
 
-    def until(self, seen: str | Callable[[Emulator], object], timeout: float = 30) -> list[str]:
+    def until(self, seen: str | Callable[[TerminalEmulator], object], timeout: float = 30) -> list[str]:
         """Read until a text is on the screen, or a condition holds; return the screen."""
         enough = (lambda each: any(seen in row for row in each.rows)) if isinstance(seen, str) else seen
-        deadline = time.monotonic() + patience(timeout)
+        deadline = time.monotonic() + scaled_timeout(timeout)
         while not enough(self):
             if time.monotonic() > deadline or not self._read(deadline):
                 pytest.fail(f"waited for {seen!r}, saw:\n" + "\n".join(self.history[-60:]))
@@ -133,6 +133,6 @@ class Emulator:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 
-def _lead() -> None:
+def _make_controlling_terminal() -> None:
     """The terminal is this session's, so that Ctrl-C typed there is a signal."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -25,11 +25,11 @@ _AT_START = ("LD_", "PYTHON")
 """How the variables begin that are read when a process starts: each set of them needs an interpreter of its own."""
 
 
-class Commands:
+class ForkServerPool:
     """Runs commands in forks, of as few interpreters as will do."""
 
     def __init__(self) -> None:
-        self._forked: dict[tuple[tuple[str, str], ...], Forked] = {}
+        self._forked: dict[tuple[tuple[str, str], ...], ForkServer] = {}
 
     def run(
         self, words: Sequence[str], cwd: Path, environ: Mapping[str, str], timeout: float
@@ -37,7 +37,7 @@ class Commands:
         """Run ``ddplaunch WORDS`` to its end, with an empty stdin; raises ``subprocess.TimeoutExpired``."""
         kind = tuple(sorted(item for item in environ.items() if item[0].startswith(_AT_START)))
         if kind not in self._forked:
-            self._forked[kind] = Forked(environ)
+            self._forked[kind] = ForkServer(environ)
         try:
             return self._forked[kind].run(words, cwd, environ, timeout)
         except subprocess.TimeoutExpired:
@@ -50,7 +50,7 @@ class Commands:
             forked.close()
 
 
-class Forked:
+class ForkServer:
     """One interpreter, which forks for one command at a time."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -104,13 +104,13 @@ def serve(client: socket.socket) -> None:
             text += client.recv(1 << 16)
         if (pid := os.fork()) == 0:
             client.close()
-            _be_the_command(json.loads(text), *fds)
+            _run_in_child(json.loads(text), *fds)
         for fd in fds:
             os.close(fd)
         client.sendall(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]).to_bytes(4, "little", signed=True))
 
 
-def _be_the_command(request: dict[str, object], out: int, err: int) -> None:
+def _run_in_child(request: dict[str, object], out: int, err: int) -> None:
     from ddplaunch.cli import main
 
     os.dup2(out, 1)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import command, events
+from tests.conftest import ddplaunch_command, read_events
 
 RANK = """
 import os, torch, torch.distributed as dist
@@ -41,11 +41,11 @@ time.sleep(1000)
 
 
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*words), cwd=cwd, capture_output=True, text=True, timeout=300)
+    return subprocess.run(ddplaunch_command(*words), cwd=cwd, capture_output=True, text=True, timeout=300)
 
 
 def devices() -> dict[str, Any]:
-    done = subprocess.run(command("devices", "--json"), capture_output=True, text=True, check=True)
+    done = subprocess.run(ddplaunch_command("devices", "--json"), capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -82,7 +82,7 @@ def forked_ranks_run_nccl(folder: Path) -> None:
     done = run("run", "--start", "zygote", "--log-dir", "logs", "rank.py", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "reduced on cuda:0" in done.stdout, done.stdout
-    (ready,) = events(folder / "logs", "ready")
+    (ready,) = read_events(folder / "logs", "ready")
     assert ready["forks"], ready
 
 
@@ -111,7 +111,7 @@ def memory_is_free_after_kill(folder: Path) -> None:
     log = folder / "hold.out"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command("run", "--start", "zygote", "--nproc", "1", "hold.py"), cwd=folder, stdout=out
+            ddplaunch_command("run", "--start", "zygote", "--nproc", "1", "hold.py"), cwd=folder, stdout=out
         )
     _until(lambda: "holding" in log.read_text(), 120)
     held = memory_used()[0] - before[0]
@@ -124,7 +124,7 @@ def memory_is_free_after_kill(folder: Path) -> None:
 def users_of_a_gpu_are_shown(folder: Path) -> None:
     log = folder / "users.out"
     with log.open("wb") as out:
-        process = subprocess.Popen(command("run", "--nproc", "1", "hold.py"), cwd=folder, stdout=out)
+        process = subprocess.Popen(ddplaunch_command("run", "--nproc", "1", "hold.py"), cwd=folder, stdout=out)
     try:
         _until(lambda: "holding" in log.read_text(), 120)
         assert devices()["gpus"][0]["processes"], "NVML names no process; in a container it may not"

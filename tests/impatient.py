@@ -3,10 +3,10 @@
 import sys
 from pathlib import Path
 
-from tests.conftest import write
+from tests.conftest import write_program
 
 
-def impatient(folder: Path, constant: str, seconds: float, *others: str) -> Path:
+def launcher_with_constant(folder: Path, constant: str, seconds: float, *others: str) -> Path:
     """Write the launcher with ``constant``, say "agent.stragglers.STRAGGLING", of so many seconds.
 
     So are ``others`` of its file.
@@ -14,7 +14,7 @@ def impatient(folder: Path, constant: str, seconds: float, *others: str) -> Path
     The program is for ``subprocess.Popen(command(…), executable=…)``, and so for ``start(…, executable=…)``.
     """
     module, _, name = constant.rpartition(".")
-    program = write(
+    program = write_program(
         folder,
         "impatient",
         f"""

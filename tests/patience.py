@@ -13,11 +13,11 @@ _FRESH = 60.0
 _probed_at, _slowness = float("-inf"), 1.0
 
 
-def slowness() -> float:
+def machine_slowness() -> float:
     """How much longer this machine takes now than a quiet one: at least 1, found out anew every minute."""
     global _probed_at, _slowness
     if time.monotonic() - _probed_at > _FRESH:
-        began = time.thread_time()  # others that run meanwhile are counted by ``crowd``
+        began = time.thread_time()  # others that run meanwhile are counted by ``processes_per_core``
         for _ in range(_WORK):
             pass
         _slowness = max(1.0, (time.thread_time() - began) / QUIET)
@@ -25,11 +25,11 @@ def slowness() -> float:
     return _slowness
 
 
-def crowd() -> float:
+def processes_per_core() -> float:
     """How many share a core, at least 1."""
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
-def patience(seconds: float) -> float:
+def scaled_timeout(seconds: float) -> float:
     """So many seconds of a quiet machine."""
-    return seconds * slowness() * crowd()
+    return seconds * machine_slowness() * processes_per_core()

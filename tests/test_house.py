@@ -8,7 +8,7 @@ import ddplaunch
 
 PACKAGE = Path(ddplaunch.__file__).parent
 
-LONGEST_FILE = 450
+LONGEST_FILE = 500
 """Lines of a file."""
 
 SMALL, SMALL_FILES = 60, 60
@@ -38,22 +38,24 @@ def lines(name: str) -> int:
     return FILES[name].count("\n")
 
 
-def at_most(limit: int, found: list[str]) -> None:
+def assert_at_most(limit: int, found: list[str]) -> None:
     """Fail, and name all that were found, where these are too many."""
     assert len(found) <= limit, f"{len(found)}, and {limit} are allowed:\n" + "\n".join(found)
 
 
 def test_every_file_can_be_read_at_once():
-    at_most(0, [f"{name}: {lines(name)} lines" for name in FILES if lines(name) > LONGEST_FILE])
+    assert_at_most(0, [f"{name}: {lines(name)} lines" for name in FILES if lines(name) > LONGEST_FILE])
 
 
 def test_few_files_are_small():
-    at_most(SMALL_FILES, [f"{name}: {lines(name)} lines" for name in FILES if lines(name) < SMALL])
+    assert_at_most(SMALL_FILES, [f"{name}: {lines(name)} lines" for name in FILES if lines(name) < SMALL])
 
 
 def test_few_functions_are_long():
     taken = [(name, node.name, (node.end_lineno or 0) - node.lineno + 1) for name, node in FUNCTIONS]
-    at_most(LONG_FUNCTIONS, [f"{name}: {function}: {count} lines" for name, function, count in taken if count > LONG])
+    assert_at_most(
+        LONG_FUNCTIONS, [f"{name}: {function}: {count} lines" for name, function, count in taken if count > LONG]
+    )
 
 
 def test_few_imports_are_inside_functions():
@@ -63,7 +65,7 @@ def test_few_imports_are_inside_functions():
         for node in ast.walk(function)
         if isinstance(node, ast.Import | ast.ImportFrom)
     }
-    at_most(LOCAL_IMPORTS, list(found.values()))
+    assert_at_most(LOCAL_IMPORTS, list(found.values()))
 
 
 def test_a_class_name_means_one_thing():
@@ -72,4 +74,4 @@ def test_a_class_name_means_one_thing():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 named[node.name].append(name)
-    at_most(REPEATED_NAMES, [f"{name}: {', '.join(where)}" for name, where in named.items() if len(where) > 1])
+    assert_at_most(REPEATED_NAMES, [f"{name}: {', '.join(where)}" for name, where in named.items() if len(where) > 1])

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import ddplaunch
-from tests.conftest import clean_environment, write
+from tests.conftest import clean_environment, write_program
 from tests.starts import LIGHT
 
 PACKAGE = Path(ddplaunch.__file__).parent
@@ -253,14 +253,14 @@ def leave(code):
 leave_for_good, os._exit = os._exit, leave
 sys.argv = ["ddplaunch", *sys.argv[1:]]
 if os.environ.pop("AT_FIRST_RANK", None):
-    from ddplaunch.agent.mailbox import Mailbox
+    from ddplaunch.agent.mailbox import ZygoteSocket
 
     def send(self, message, *how):
         if message["op"] == "spawn" and "NOTED" in os.environ:
             note()
         return send_for_good(self, message, *how)
 
-    send_for_good, Mailbox.send = Mailbox.send, send
+    send_for_good, ZygoteSocket.send = ZygoteSocket.send, send
 from ddplaunch.cli import main
 main()
 """
@@ -296,7 +296,7 @@ def loaded(tmp_path, *words, **variables):
 
 @pytest.mark.parametrize("target", ["train.py", "train.py:main"])
 def test_a_dry_run_imports_next_to_nothing(tmp_path, target):
-    write(tmp_path, "train.py", "import torch\ndef main(): pass\n")
+    write_program(tmp_path, "train.py", "import torch\ndef main(): pass\n")
     told, modules = loaded(tmp_path, "--dry-run", "--json", "--nnodes", "2", "--nproc", "8", target)
     assert json.loads(told)["world_size"] == 16
     by_signature = (
@@ -313,7 +313,7 @@ def test_a_dry_run_imports_next_to_nothing(tmp_path, target):
 
 @pytest.mark.parametrize("words", [("--no-python", "/bin/true"), ("--nproc", "2", *LIGHT, "train.py")])
 def test_a_job_imports_little_until_it_asks_for_its_first_rank(tmp_path, words):
-    write(tmp_path, "train.py", "")
+    write_program(tmp_path, "train.py", "")
     _, modules = loaded(tmp_path, *words, AT_FIRST_RANK="1")
     assert "ddplaunch.agent.supervisor" in modules
     assert not sorted(NEVER & modules)

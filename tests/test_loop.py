@@ -3,14 +3,14 @@
 import os
 import signal
 
-from ddplaunch.loop import Loop
+from ddplaunch.loop import EventLoop
 
 
 def test_a_signal_comes_before_the_other_descriptors():
     """A thousand ranks may have something to say when Ctrl-C comes."""
-    loop, heard = Loop(), []
+    loop, heard = EventLoop(), []
     previous = signal.getsignal(signal.SIGUSR1)
-    loop.catch([signal.SIGUSR1], lambda number: heard.append("signal"))
+    loop.add_signal_handlers([signal.SIGUSR1], lambda number: heard.append("signal"))
     pipes = [os.pipe() for _ in range(20)]
 
     def read(number):
@@ -20,11 +20,11 @@ def test_a_signal_comes_before_the_other_descriptors():
             signal.raise_signal(signal.SIGUSR1)
 
     for number, (reading, writing) in enumerate(pipes):
-        loop.watch(reading, lambda number=number: read(number))
+        loop.watch_fd(reading, lambda number=number: read(number))
         os.write(writing, b"x")
     try:
-        loop.step()
-        loop.step()
+        loop.run_once()
+        loop.run_once()
     finally:
         signal.signal(signal.SIGUSR1, previous)
         signal.set_wakeup_fd(-1)
@@ -37,36 +37,36 @@ def test_a_signal_comes_before_the_other_descriptors():
 
 def test_what_is_posted_comes_when_its_asker_is_done():
     """In order, in the same round, with what is posted meanwhile; and no round waits while something is posted."""
-    loop, heard = Loop(), []
+    loop, heard = EventLoop(), []
 
     def ask():
-        loop.soon(lambda: heard.append("answer"))
-        loop.soon(lambda: loop.soon(lambda: heard.append("and its own answer")))
+        loop.call_soon(lambda: heard.append("answer"))
+        loop.call_soon(lambda: loop.call_soon(lambda: heard.append("and its own answer")))
         heard.append("asked")
 
-    loop.soon(ask)
-    assert not loop.settled
-    loop.step()
+    loop.call_soon(ask)
+    assert not loop.is_idle
+    loop.run_once()
     assert heard == ["asked", "answer", "and its own answer"]
-    assert loop.settled
+    assert loop.is_idle
 
 
 def test_a_timer_that_is_put_off_wakes_nobody():
-    loop, heard = Loop(), []
+    loop, heard = EventLoop(), []
     reading, writing = os.pipe()
-    timer = loop.after(0.0, lambda: heard.append("put off"))
+    timer = loop.call_later(0.0, lambda: heard.append("put off"))
     timer.when += 3600
-    loop.after(0.0, lambda: heard.append("on time"))
-    loop.watch(reading, lambda: heard.append(os.read(reading, 1)))
-    loop.step()
+    loop.call_later(0.0, lambda: heard.append("on time"))
+    loop.watch_fd(reading, lambda: heard.append(os.read(reading, 1)))
+    loop.run_once()
     assert heard == ["on time"]
     os.write(writing, b"x")
-    loop.step()
+    loop.run_once()
     assert heard == ["on time", b"x"]
     timer.when = 0.0  # an earlier moment counts when the later one has come
     timer.cancel()
-    loop.after(0.0, lambda: heard.append("last"))
-    loop.step()
+    loop.call_later(0.0, lambda: heard.append("last"))
+    loop.run_once()
     assert heard[2:] == ["last"]
     os.close(reading)
     os.close(writing)
@@ -74,13 +74,13 @@ def test_a_timer_that_is_put_off_wakes_nobody():
 
 def test_timers_that_are_cancelled_take_no_room():
     """A door that is much asked sets some for each request, and cancels them seconds before their time."""
-    loop, rung = Loop(), []
+    loop, rung = EventLoop(), []
     callback = rung.append
-    loop.after(3600, lambda: None)
-    kept = loop.after(0, lambda: callback("kept"))
+    loop.call_later(3600, lambda: None)
+    kept = loop.call_later(0, lambda: callback("kept"))
     for _ in range(10_000):
-        loop.after(5, lambda: callback("cancelled")).cancel()
+        loop.call_later(5, lambda: callback("cancelled")).cancel()
     assert len(loop._timers) < 1000
-    loop.step()
+    loop.run_once()
     assert rung == ["kept"]
     assert kept.callback is not None

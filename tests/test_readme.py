@@ -51,7 +51,7 @@ import pytest
 from tests.conftest import clean_environment
 from tests.fake_nvml import FakeNvml, fake_nvml  # noqa: F401, a fixture
 from tests.hosts.network import unsupported
-from tests.patience import patience
+from tests.patience import scaled_timeout
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("README*.md")), ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -211,7 +211,7 @@ class Shell:
         variables: dict[str, str],
         start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
     ) -> None:
-        self._until = time.monotonic() + patience(PATIENCE)
+        self._until = time.monotonic() + scaled_timeout(PATIENCE)
         self._said = b""
         self._end = ExitStack()
         # What is killed leaves files.
@@ -332,20 +332,20 @@ def test_commands_on_several_hosts(alike, folder, network, request):
             for command in block.commands
         ]
         for process, command in zip(started, block.commands, strict=True):
-            said, _ = process.communicate(timeout=patience(PATIENCE))
+            said, _ = process.communicate(timeout=scaled_timeout(PATIENCE))
             missing = not_printed(command.shown, said)
             assert not missing, f"{block}: not printed: {missing[0]}\nn{command.host}$ {command.typed}\n{said}"
 
 
 @pytest.mark.parametrize("alike", of_language("sh"))
-def test_commands_for_other_machines_can_be_planned(alike, folder, answer, request):
+def test_commands_for_other_machines_can_be_planned(alike, folder, run_in_fork, request):
     write_programs(alike[0].page, folder)
     variables = environment(8, request)
     for command in alike[0].commands:
         # Our options stand together, before the target or right behind it.
         typed = re.sub(r"\bddplaunch (run( (?!-)\S+)?|submit)", r"\g<0> --dry-run", command.typed, count=1)
         if typed.startswith("ddplaunch ") and not FOR_A_SHELL.search(typed):
-            done = answer(*shlex.split(typed)[1:], cwd=folder, env=variables)
+            done = run_in_fork(*shlex.split(typed)[1:], cwd=folder, env=variables)
         else:
             done = subprocess.run(
                 ["bash", "-c", typed],
@@ -354,7 +354,7 @@ def test_commands_for_other_machines_can_be_planned(alike, folder, answer, reque
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=patience(60),
+                timeout=scaled_timeout(60),
             )
         assert done.returncode == 0, f"$ {typed}\n{done.stdout}{done.stderr}"
 

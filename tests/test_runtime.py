@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.conftest import command, in_terminal, ran, torchrun, write
+from tests.conftest import ddplaunch_command, run_command, run_in_terminal, torchrun_command, write_program
 from tests.starts import LIGHT
 
 pytestmark = pytest.mark.slow
@@ -29,19 +29,19 @@ TWO = ["(0, 0, 2, True, False) device(type='cpu')", "(1, 1, 2, False, False) dev
 
 @pytest.mark.parametrize("start", ["zygote", "exec"])
 @pytest.mark.smoke
-def test_under_ddplaunch(launch, tmp_path, start):
-    done = launch("run", "--nproc", "2", "--start", start, write(tmp_path, "t.py", SHOWS))
+def test_under_ddplaunch(run_ddplaunch, tmp_path, start_ddplaunch):
+    done = run_ddplaunch("run", "--nproc", "2", "--start", start_ddplaunch, write_program(tmp_path, "t.py", SHOWS))
     assert lines(done.stdout) == TWO, done.stderr
 
 
 @pytest.mark.ci
 def test_under_torchrun(tmp_path):
-    done = ran(torchrun(tmp_path, write(tmp_path, "t.py", SHOWS)), timeout=100)
+    done = run_command(torchrun_command(tmp_path, write_program(tmp_path, "t.py", SHOWS)), timeout=100)
     assert lines(done.stdout) == TWO, done.stderr
 
 
 def test_alone(tmp_path):
-    done = ran([sys.executable, write(tmp_path, "t.py", SHOWS)], timeout=100)
+    done = run_command([sys.executable, write_program(tmp_path, "t.py", SHOWS)], timeout=100)
     assert lines(done.stdout) == ["(0, 0, 1, True, False) device(type='cpu')"], done.stderr
 
 
@@ -57,14 +57,14 @@ STEPS = """
 
 def test_progress_in_a_terminal(tmp_path):
     """One line of rank 0's that changes, and is gone in the end; our pipes do not hide that there is a terminal."""
-    run = command("run", *LIGHT, "--no-merge", "--nproc", "2", write(tmp_path, "t.py", STEPS))
-    said = in_terminal(run, tmp_path, {"NO_COLOR": "1"})
+    run = ddplaunch_command("run", *LIGHT, "--no-merge", "--nproc", "2", write_program(tmp_path, "t.py", STEPS))
+    said = run_in_terminal(run, tmp_path, {"NO_COLOR": "1"})
     assert re.search(r"\[0\] epoch 1: 2/4, [\d.]+/s, \d+ s left", said), said
     assert not re.search(r"\[1\] epoch", said)
     assert said.count("sum 10") == 2
 
 
-def test_progress_in_a_log(launch, tmp_path):
+def test_progress_in_a_log(run_ddplaunch, tmp_path):
     """A line a minute, so none of this short program."""
-    done = launch("run", *LIGHT, "--nproc", "2", write(tmp_path, "t.py", STEPS))
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", write_program(tmp_path, "t.py", STEPS))
     assert (done.returncode, done.stderr, done.stdout.count("sum 10")) == (0, "", 2)

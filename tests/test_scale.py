@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ddplaunch.control.messages import Note, Start
-from ddplaunch.loop import Loop
+from ddplaunch.control.messages import NoteMessage, StartAttempt
+from ddplaunch.loop import EventLoop
 from ddplaunch.wire.connection import Connection
 from ddplaunch.wire.typed import encode
 from tests.benchmarks import loglog
@@ -50,27 +50,27 @@ def test_orders_to_start_are_short():
     job = Job(min_nodes=1000)
     for number in range(1, 1000):
         hello = job.hello(number)
-        job.coordinator.join(replace(hello, share=replace(hello.share, devices=("cuda:0",) * 8)))
-    starts = [message for number, message in job.told if isinstance(message, Start) and number]
+        job.coordinator.add_node(replace(hello, node_spec=replace(hello.node_spec, devices=("cuda:0",) * 8)))
+    starts = [message for number, message in job.told if isinstance(message, StartAttempt) and number]
     assert len(starts) == 999
-    assert [start.place.first_rank for start in starts] == [2 + 8 * number for number in range(999)]
+    assert [start.assignment.first_rank for start in starts] == [2 + 8 * number for number in range(999)]
     assert max(len(encode(start)) for start in starts) < 200
 
 
 def test_what_goes_to_all_is_in_memory_once():
     """Ten peers read nothing of a frame of 8 MB."""
-    loop, frame, ends = Loop(), encode(Note("x" * (8 << 20))), []
+    loop, frame, ends = EventLoop(), encode(NoteMessage("x" * (8 << 20))), []
     peers = []
     for _ in range(10):
         ours, theirs = socket.socketpair()
         ends.append(theirs)
-        peers.append(Connection(loop, ours, [Note], lambda message: None, lambda why: None))
+        peers.append(Connection(loop, ours, [NoteMessage], lambda message: None, lambda why: None))
     tracemalloc.start()
     for peer in peers:
         peer.send_frame(frame)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert all(peer.waiting > 4 << 20 for peer in peers)
+    assert all(peer.unsent_bytes > 4 << 20 for peer in peers)
     assert most < 8 << 20
     for each in (*peers, *ends):
         each.close()

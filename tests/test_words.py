@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddplaunch.words import duration, ranks
+from ddplaunch.words import format_duration, format_ranks
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from ddplaunch.words import duration, ranks
     ],
 )
 def test_ranks_in_few_words(numbers, text):
-    assert ranks(numbers) == text
+    assert format_ranks(numbers) == text
 
 
 @pytest.mark.parametrize(
@@ -41,4 +41,4 @@ def test_ranks_in_few_words(numbers, text):
     ],
 )
 def test_a_duration_in_a_sentence(seconds, said):
-    assert duration(seconds) == said
+    assert format_duration(seconds) == said

@@ -14,7 +14,7 @@ PACKAGE = Path(ddplaunch.__file__).parent
 START = "import sys; sys.argv[0] = 'ddplaunch'; from ddplaunch.cli import main; main()"
 
 
-def copied(folder: Path) -> Path:
+def copy_package(folder: Path) -> Path:
     """Copy the package into a folder, beside an empty ``train.py``."""
     (folder / "train.py").touch()
     ignored = shutil.ignore_patterns("__pycache__")

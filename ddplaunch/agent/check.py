@@ -15,75 +15,75 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.agent.control_groups import memory
-from ddplaunch.control.messages import Check, Checked, Unable
+from ddplaunch.agent.control_groups import available_memory
+from ddplaunch.control.messages import CheckNode, CheckPassed, NodeStartError
 from ddplaunch.devices import read_hardware
 from ddplaunch.devices.cpu import read_cpu
 from ddplaunch.devices.visible import visible_gpus
-from ddplaunch.loop import Loop
-from ddplaunch.plan.command import START_DEADLINE, python_command
+from ddplaunch.loop import EventLoop
+from ddplaunch.plan.command import START_TIMEOUT_S, python_command
 from ddplaunch.plan.hardware import Gpu
 from ddplaunch.plan.plan import Plan
 from ddplaunch.rank.processes import die_with_parent
-from ddplaunch.wire.child import AskedChild
-from ddplaunch.words import named, size
+from ddplaunch.wire.child import HelperProcess
+from ddplaunch.words import format_size, join_names
 
 if TYPE_CHECKING:
     from typing import Literal
 
     Step = tuple[Literal["looking", "waiting", "unfit", "fit"], str, str | None]
 
-DEADLINE = 5.0  # seconds for a step
-CHILD = "from ddplaunch.agent.check import main; main()"
+STEP_TIMEOUT_S = 5.0  # seconds for a step
+CHECK_STATEMENT = "from ddplaunch.agent.check import main; main()"
 MIB = 1 << 20
-SHM_NEEDED = 64 * MIB  # all that a container gets unasked: with less, something was left there
-DISK_NEEDED = 50 * MIB
-MEMORY_NEEDED = 256 * MIB  # what torch takes as it is imported
-GPU_BUSY = 1 << 30  # bytes in use below which a GPU counts as free: drivers and desktops take some hundred MiB
-PAUSE = 0.5  # seconds between two looks at GPUs that are in use
-CURRENT = "the current folder"
+MIN_SHM_BYTES = 64 * MIB  # all that a container gets unasked: with less, something was left there
+MIN_DISK_BYTES = 50 * MIB
+MIN_MEMORY_BYTES = 256 * MIB  # what torch takes as it is imported
+GPU_BUSY_BYTES = 1 << 30  # bytes in use below which a GPU counts as free: drivers and desktops take some hundred MiB
+GPU_POLL_INTERVAL_S = 0.5  # seconds between two looks at GPUs that are in use
+CURRENT_DIR_TEXT = "the current folder"
 
 
-class CheckOfNode:
-    """One check, begun as it is made; ``answer`` gets what it found, once, and ``show`` what it waits for."""
+class NodeCheck:
+    """One check, begun as it is made; ``on_result`` gets what it found, once, and ``on_progress`` what it waits for."""
 
     def __init__(
         self,
-        loop: Loop,
-        order: Check,
+        loop: EventLoop,
+        request: CheckNode,
         plan: Plan,
         environ: Mapping[str, str],
         log_dir: str | None,
-        show: Callable[[str], None],
-        answer: Callable[[Checked | Unable], None],
+        on_progress: Callable[[str], None],
+        on_result: Callable[[CheckPassed | NodeStartError], None],
     ) -> None:
         """``environ``: that of the ranks, which says what GPUs they see; ``log_dir``: where the log is written."""
-        self._loop, self._order, self._show, self._answer = loop, order, show, answer
-        folders = {CURRENT: os.getcwd(), "TMPDIR": environ.get("TMPDIR") or "/tmp", "--log-dir": log_dir}
+        self._loop, self._order, self._show, self._answer = loop, request, on_progress, on_result
+        folders = {CURRENT_DIR_TEXT: os.getcwd(), "TMPDIR": environ.get("TMPDIR") or "/tmp", "--log-dir": log_dir}
         asked = (
-            order.gpu_memory_timeout,
+            request.gpu_memory_timeout,
             sorted({rank.device for rank in plan.local_ranks} - {"cpu"}),
             {f"{what} ({path})": path for what, path in folders.items() if path},
         )
         self._text = b""
         self._about = "the check"
-        self._child = AskedChild(
+        self._child = HelperProcess(
             loop,
-            [*python_command(sys.executable, CHILD), json.dumps(asked)],
-            self._heard,
-            self._late,
-            deadline=START_DEADLINE,
+            [*python_command(sys.executable, CHECK_STATEMENT), json.dumps(asked)],
+            self._on_output,
+            self._on_timeout,
+            deadline=START_TIMEOUT_S,
             environ=environ,
-            begun=die_with_parent,
+            preexec_fn=die_with_parent,
         )
-        self._deadline = START_DEADLINE
+        self._deadline = START_TIMEOUT_S
 
     def close(self) -> None:
         self._child.close()
 
-    def _heard(self, data: bytes) -> None:
+    def _on_output(self, data: bytes) -> None:
         if not data:
-            return self._end(Unable(f"the check of this machine broke off at {self._about}"))
+            return self._finish(NodeStartError(f"the check of this machine broke off at {self._about}"))
         *lines, self._text = (self._text + data).split(b"\n")
         for line in lines:
             kind, text, hint = json.loads(line)
@@ -93,17 +93,17 @@ class CheckOfNode:
                 case "waiting":
                     self._show(f"waiting for {text}")
                 case "unfit":
-                    return self._end(Unable(text, hint))
+                    return self._finish(NodeStartError(text, hint))
                 case _:
-                    return self._end(Checked(self._order.attempt))
-        self._deadline = DEADLINE
-        self._child.wait(DEADLINE)
+                    return self._finish(CheckPassed(self._order.attempt))
+        self._deadline = STEP_TIMEOUT_S
+        self._child.set_deadline(STEP_TIMEOUT_S)
 
-    def _late(self) -> None:
+    def _on_timeout(self) -> None:
         what = f"{self._about} did not answer in {self._deadline:g} s"
-        self._end(Unable(what, "look at `mount`, `nvidia-smi` and dmesg"))
+        self._finish(NodeStartError(what, "look at `mount`, `nvidia-smi` and dmesg"))
 
-    def _end(self, found: Checked | Unable) -> None:
+    def _finish(self, found: CheckPassed | NodeStartError) -> None:
         self.close()
         self._show("")
         self._answer(found)
@@ -114,53 +114,57 @@ def main() -> None:
     out = os.dup(1)
     os.dup2(2, 1)
     timeout, devices, folders = json.loads(sys.argv[1])
-    for step in check(timeout, devices, folders):
+    for step in run_check(timeout, devices, folders):
         os.write(out, json.dumps(step).encode() + b"\n")
         if step[0] in ("unfit", "fit"):
             os._exit(0)
 
 
-def check(timeout: float, devices: Sequence[str], folders: dict[str, str]) -> Iterator[Step]:
+def run_check(timeout: float, devices: Sequence[str], folders: dict[str, str]) -> Iterator[Step]:
     """Take one step after the other; the last is "fit", or "unfit" with what is wrong and what to do."""
     yield "looking", "/dev/shm", None
-    if wrong := _little("/dev/shm", "/dev/shm", SHM_NEEDED):
+    if wrong := _check_free_space("/dev/shm", "/dev/shm", MIN_SHM_BYTES):
         yield "unfit", wrong, "remove what dead processes left there, or make it larger: docker run --shm-size 16g"
     for what, path in folders.items():
         yield "looking", f"the file system of {what}", None
-        if wrong := _folder(what, path):
+        if wrong := _check_writable(what, path):
             yield "unfit", wrong, "free some space, or choose another folder"
     cpu = read_cpu("/sys")
-    _, available = memory(cpu.memory_total, cpu.memory_available)
-    if available is not None and available < MEMORY_NEEDED:
-        wrong = f"{size(available)} of memory are available ({size(MEMORY_NEEDED)} needed)"
+    _, available = available_memory(cpu.memory_total, cpu.memory_available)
+    if available is not None and available < MIN_MEMORY_BYTES:
+        wrong = f"{format_size(available)} of memory are available ({format_size(MIN_MEMORY_BYTES)} needed)"
         yield "unfit", wrong, "end what uses it, or ask for more memory"
     if devices:
-        yield from _gpus(timeout, devices)
+        yield from _wait_for_gpu_memory(timeout, devices)
     yield "fit", "", None
 
 
-def _little(what: str, path: str, needed: int) -> str | None:
+def _check_free_space(what: str, path: str, needed: int) -> str | None:
     try:
         room = os.statvfs(path)
     except OSError as error:
         return None if error.errno == errno.ENOENT else f"{what}: {error.strerror}"
     free = room.f_bavail * room.f_frsize
-    return f"{size(free)} free in {what} ({size(needed)} needed)" if free < needed and room.f_blocks else None
+    return (
+        f"{format_size(free)} free in {what} ({format_size(needed)} needed)"
+        if free < needed and room.f_blocks
+        else None
+    )
 
 
-def _folder(what: str, path: str) -> str | None:
+def _check_writable(what: str, path: str) -> str | None:
     """Why a folder cannot be used. The current one may be for reading alone: images of containers are."""
     try:
         with tempfile.TemporaryFile(dir=path) as file:
             file.write(b"x" * 4096)
     except OSError as error:
-        if what.startswith(CURRENT) and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        if what.startswith(CURRENT_DIR_TEXT) and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             return None
         return f"nothing can be written to {what}: {error.strerror}"
-    return _little(what, path, DISK_NEEDED)
+    return _check_free_space(what, path, MIN_DISK_BYTES)
 
 
-def _gpus(timeout: float, devices: Sequence[str]) -> Iterator[Step]:
+def _wait_for_gpu_memory(timeout: float, devices: Sequence[str]) -> Iterator[Step]:
     """Wait until nothing holds memory of our GPUs, for ``timeout`` seconds."""
     until = time.monotonic() + timeout
     while True:
@@ -170,22 +174,22 @@ def _gpus(timeout: float, devices: Sequence[str]) -> Iterator[Step]:
         found = dict(zip(visible.devices, visible.gpus, strict=True))
         if missing := [device for device in devices if device not in found]:
             why = f": {hardware.notes[0].rstrip('.')}" if hardware.notes else ""
-            yield "unfit", f"{named(missing)} cannot be found any more{why}", "`nvidia-smi` and dmesg may tell why"
+            yield "unfit", f"{join_names(missing)} cannot be found any more{why}", "`nvidia-smi` and dmesg may tell why"
             return
         ours = {each.gpu.index: each.gpu for each in (found[device] for device in devices) if each.mig is None}
-        busy = [gpu for gpu in ours.values() if (gpu.memory_used or 0) > GPU_BUSY]
+        busy = [gpu for gpu in ours.values() if (gpu.memory_used or 0) > GPU_BUSY_BYTES]
         if not busy:
             return
         if time.monotonic() >= until:
-            yield "unfit", _in_use(busy[0], timeout), "end what uses it, or leave the GPU out: --gpus"
+            yield "unfit", _describe_gpu_users(busy[0], timeout), "end what uses it, or leave the GPU out: --gpus"
             return
-        used = (f"GPU {gpu.index}: {size(gpu.memory_used or 0)}" for gpu in busy)
-        yield "waiting", f"{named(used)} are still in use", None
-        time.sleep(max(0.0, min(PAUSE, until - time.monotonic())))
+        used = (f"GPU {gpu.index}: {format_size(gpu.memory_used or 0)}" for gpu in busy)
+        yield "waiting", f"{join_names(used)} are still in use", None
+        time.sleep(max(0.0, min(GPU_POLL_INTERVAL_S, until - time.monotonic())))
 
 
-def _in_use(gpu: Gpu, waited: float) -> str:
-    of = f" of {size(gpu.memory_total)}" if gpu.memory_total else ""
-    users = named(each.described for each in gpu.processes)
+def _describe_gpu_users(gpu: Gpu, waited: float) -> str:
+    of = f" of {format_size(gpu.memory_total)}" if gpu.memory_total else ""
+    users = join_names(each.described for each in gpu.processes)
     by = f", by {users}" if users else ""
-    return f"GPU {gpu.index}: {size(gpu.memory_used or 0)}{of} are in use after {waited:g} s (--gpu-memory-timeout){by}"
+    return f"GPU {gpu.index}: {format_size(gpu.memory_used or 0)}{of} are in use after {waited:g} s (--gpu-memory-timeout){by}"

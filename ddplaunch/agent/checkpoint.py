@@ -9,44 +9,44 @@ from glob import iglob
 from threading import Thread
 
 from ddplaunch.errors import EXIT_PREEMPTED
-from ddplaunch.output.events import LastCheckpoint
+from ddplaunch.output.events import CheckpointFound
 
-WRITTEN = 2.0  # seconds: a younger one may not be whole, as its writer was stopped
-PATIENCE = 2.0  # seconds for the look
+MIN_AGE_S = 2.0  # seconds: a younger one may not be whole, as its writer was stopped
+SEARCH_TIMEOUT_S = 2.0  # seconds for the look
 
 
-def newest(pattern: str, codes: Collection[int]) -> LastCheckpoint | None:
+def find_newest_checkpoint(pattern: str, codes: Collection[int]) -> CheckpointFound | None:
     """Return the newest that is whole; None where that takes too long. ``codes`` is how the ranks ended.
 
     Ranks that ended by themselves have finished what they wrote, so that one counts however young it is.
     """
     ended_well = bool(codes) and all(code in (0, EXIT_PREEMPTED) for code in codes)
-    latest = time.time() - (0.0 if ended_well else WRITTEN)
-    found: list[LastCheckpoint] = []
+    latest = time.time() - (0.0 if ended_well else MIN_AGE_S)
+    found: list[CheckpointFound] = []
     # A disk may hang, and a pattern can mean a whole file system: nobody waits for that.
-    look = Thread(target=lambda: found.append(_newest(pattern, latest)), daemon=True)
+    look = Thread(target=lambda: found.append(_find_newest(pattern, latest)), daemon=True)
     look.start()
-    look.join(PATIENCE)
+    look.join(SEARCH_TIMEOUT_S)
     return found[0] if found else None
 
 
-def _newest(pattern: str, latest: float) -> LastCheckpoint:
-    best = LastCheckpoint(None, None)
+def _find_newest(pattern: str, latest: float) -> CheckpointFound:
+    best = CheckpointFound(None, None)
     for path in iglob(os.path.expanduser(pattern), recursive=True):
-        moment = max(map(_changed, _files(path)), default=0.0)
+        moment = max(map(_modified_at, _walk_files(path)), default=0.0)
         if 0 < moment <= latest and (best.moment is None or moment > best.moment):
-            best = LastCheckpoint(path, moment)
+            best = CheckpointFound(path, moment)
     return best
 
 
-def _changed(file: str) -> float:
+def _modified_at(file: str) -> float:
     try:
         return os.stat(file).st_mtime
     except OSError:
         return 0.0
 
 
-def _files(path: str) -> Iterator[str]:
+def _walk_files(path: str) -> Iterator[str]:
     if not os.path.isdir(path):
         yield path
     for folder, _, names in os.walk(path):

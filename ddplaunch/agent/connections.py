@@ -18,20 +18,20 @@ _DONE, _ERROR = 3, 2
 _ESTABLISHED = 1 << 1
 _INFO = 2
 _MAPPED = bytes(10) + b"\xff\xff"  # of an IPv4 address in a socket of IPv6
-_MAX = 50_000  # connections: a job has fewer to elsewhere, and each costs 10 µs
+_MAX_CONNECTIONS = 50_000  # connections: a job has fewer to elsewhere, and each costs 10 µs
 
-End = tuple[bytes, int]  # address and port
+Endpoint = tuple[bytes, int]  # address and port
 
 
 class TcpConnection(NamedTuple):
     """One end of a connection that is established."""
 
-    number: int  # the inode of the socket
-    ends: tuple[End, End]  # its own and the other
-    moved: int  # bytes that the other end has acknowledged, and that came from there
+    inode: int  # the inode of the socket
+    endpoints: tuple[Endpoint, Endpoint]  # its own and the other
+    bytes_transferred: int  # bytes that the other end has acknowledged, and that came from there
 
 
-def connections(port: int = 0) -> list[TcpConnection]:
+def list_connections(port: int = 0) -> list[TcpConnection]:
     """All of them, or those to ``port``; none where the kernel does not tell, and the first of very many."""
     found: list[TcpConnection] = []
     with suppress(OSError), socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as ours:
@@ -39,14 +39,14 @@ def connections(port: int = 0) -> list[TcpConnection]:
             head = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), _ESTABLISHED)
             wanted = head + struct.pack(">HH44x", 0, port)
             ours.send(struct.pack("=IHHII", 16 + len(wanted), _BY_FAMILY, _REQUEST | _DUMP, 1, 0) + wanted)
-            for message in _answer(ours):
-                found.append(_connection(message))
-                if len(found) >= _MAX:
+            for message in _read_netlink(ours):
+                found.append(_parse_connection(message))
+                if len(found) >= _MAX_CONNECTIONS:
                     return found
     return found
 
 
-def held_by(pid: int) -> Iterator[int]:
+def socket_inodes_of(pid: int) -> Iterator[int]:
     """The numbers of the sockets that a process has open."""
     with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
         for each in descriptors:
@@ -56,7 +56,7 @@ def held_by(pid: int) -> Iterator[int]:
                     yield int(number[:-1])
 
 
-def _answer(ours: socket.socket) -> Iterator[bytes]:
+def _read_netlink(ours: socket.socket) -> Iterator[bytes]:
     while True:
         data = ours.recv(1 << 17)
         while len(data) >= 16:
@@ -67,9 +67,9 @@ def _answer(ours: socket.socket) -> Iterator[bytes]:
             data = data[(length + 3) & ~3 :]
 
 
-def _connection(message: bytes) -> TcpConnection:
+def _parse_connection(message: bytes) -> TcpConnection:
     own, other = struct.unpack_from(">HH", message, 4)
-    ends = (_address(message[8:24], message[0]), own), (_address(message[24:40], message[0]), other)
+    ends = (_normalize_address(message[8:24], message[0]), own), (_normalize_address(message[24:40], message[0]), other)
     (number,) = struct.unpack_from("=I", message, 68)
     moved, at = 0, 72
     while at + 4 <= len(message):
@@ -80,14 +80,14 @@ def _connection(message: bytes) -> TcpConnection:
     return TcpConnection(number, ends, moved)
 
 
-def _address(raw: bytes, family: int) -> bytes:
+def _normalize_address(raw: bytes, family: int) -> bytes:
     """It as four or sixteen bytes, the same for both ends of a connection between sockets of two families."""
     return raw[:4] if family == socket.AF_INET else raw.removeprefix(_MAPPED)
 
 
 def peer_address(connection: TcpConnection) -> str:
     """Name its other end: "10.0.0.7:443"."""
-    address, port = connection.ends[1]
+    address, port = connection.endpoints[1]
     if len(address) == 4:
         return f"{socket.inet_ntop(socket.AF_INET, address)}:{port}"
     return f"[{socket.inet_ntop(socket.AF_INET6, address)}]:{port}"

@@ -9,69 +9,69 @@ from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass
 
 if TYPE_CHECKING:
-    from ddplaunch.wire.bounds import Count, Line, Number, Path
+    from ddplaunch.wire.bounds import Count, Number, Path, TextLine
 
-END_OF_INPUT = "\x04"  # Ctrl-D, as a line of its own
-MAX_LINE = 64 << 10  # characters that are typed in one line
-MAX_FRAME = 8 * MAX_LINE  # bytes of a message with such a line, whatever its characters
+EOF_LINE = "\x04"  # Ctrl-D, as a line of its own
+MAX_LINE_CHARS = 64 << 10  # characters that are typed in one line
+MAX_FRAME_BYTES = 8 * MAX_LINE_CHARS  # bytes of a message with such a line, whatever its characters
 
 
 @dataclass(frozen=True)
-class Stopped:
+class RankStopped:
     """The rank waits for its debugger at this line; ``error``: its program has ended there by this exception.
 
     ``tool``: a debugger that has a terminal of its own, where it draws and takes in keys; a line is for the launcher.
     """
 
     rank: Count
-    file: Line
+    file: TextLine
     line: Number
-    function: Line
-    error: Line = ""
-    tool: Line = ""
+    function: TextLine
+    error: TextLine = ""
+    tool: TextLine = ""
     world_size: Count = 0  # filled in by the launcher
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Say where: "train.py:31, in step"."""
         return f"{self.file}:{self.line}" + (f", in {self.function}" if self.function else "")
 
 
 @dataclass(frozen=True)
-class Says:
+class DebuggerOutput:
     """The debugger prints this, and waits for a line where it has a prompt."""
 
     rank: Count
     data: bytes
-    prompt: Line = ""
+    prompt: TextLine = ""
 
 
 @dataclass(frozen=True)
-class Completed:
+class Completions:
     """What the word from ``begin`` on may be."""
 
     rank: Count
     begin: Count
-    words: tuple[Line, ...]
+    words: tuple[TextLine, ...]
 
 
 @dataclass(frozen=True)
-class GoesOn:
-    """The rank runs; ``steps``: it is to stop again soon."""
+class RankResumed:
+    """The rank runs; ``is_stepping``: it is to stop again soon."""
 
     rank: Count
-    steps: bool = False
+    is_stepping: bool = False
 
 
 @dataclass(frozen=True)
-class Quits:
+class QuitRequested:
     """The person at this rank wants the job to end."""
 
     rank: Count
 
 
 @dataclass(frozen=True)
-class Terminal:
+class TerminalRequest:
     """A debugger in the rank needs one; as the answer, its path, or "" where none is to be had."""
 
     rank: Count
@@ -79,7 +79,7 @@ class Terminal:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class TerminalOutput:
     """This goes to the terminal as it is."""
 
     rank: Count
@@ -87,7 +87,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Keys:
+class KeyInput:
     """This was typed at the terminal."""
 
     rank: Count
@@ -95,7 +95,7 @@ class Keys:
 
 
 @dataclass(frozen=True)
-class Sized:
+class TerminalResized:
     """The person's terminal is so large, and shows this rank's now."""
 
     rank: Count
@@ -104,7 +104,7 @@ class Sized:
 
 
 @dataclass(frozen=True)
-class Typed:
+class LineInput:
     """A line for the debugger."""
 
     rank: Count
@@ -112,7 +112,7 @@ class Typed:
 
 
 @dataclass(frozen=True)
-class Complete:
+class CompletionRequest:
     """What may the last word of this line be?"""
 
     rank: Count
@@ -120,43 +120,43 @@ class Complete:
 
 
 @dataclass(frozen=True)
-class StopRank:
+class PauseRank:
     """Stop this rank at its next line of Python."""
 
     rank: Count
 
 
 @dataclass(frozen=True)
-class Leave:
+class DetachUser:
     """Nobody is there any more: run on, and stop at no breakpoint."""
 
     rank: Count
 
 
 @dataclass(frozen=True)
-class Attend:
+class AttachUser:
     """Somebody is there: stop at breakpoints again."""
 
     rank: Count
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class SessionTakenOver:
     """Another person is asked from now on."""
 
 
 @dataclass(frozen=True)
-class Remark:
-    """The launcher says this to the person; ``refuses``: the rank that was named cannot be stopped."""
+class DebugNotice:
+    """The launcher says this to the person; ``is_refusal``: the rank that was named cannot be stopped."""
 
-    text: Line
-    refuses: bool = False
+    text: TextLine
+    is_refusal: bool = False
 
 
-FromDebugger = Stopped | Says | Completed | GoesOn | Quits | Terminal
-FromPerson = Typed | Complete | StopRank | Keys | Sized
-ToPerson = Stopped | Says | Drawn | Completed | GoesOn | Elsewhere | Remark
+FromDebugger = RankStopped | DebuggerOutput | Completions | RankResumed | QuitRequested | TerminalRequest
+FromUser = LineInput | CompletionRequest | PauseRank | KeyInput | TerminalResized
+ToUser = RankStopped | DebuggerOutput | TerminalOutput | Completions | RankResumed | SessionTakenOver | DebugNotice
 
 FROM_DEBUGGER: tuple[type[FromDebugger], ...] = FromDebugger.__args__
-FROM_PERSON: tuple[type[FromPerson], ...] = FromPerson.__args__
-TO_PERSON: tuple[type[ToPerson], ...] = ToPerson.__args__
+FROM_USER: tuple[type[FromUser], ...] = FromUser.__args__
+TO_USER: tuple[type[ToUser], ...] = ToUser.__args__

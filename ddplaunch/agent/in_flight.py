@@ -6,21 +6,21 @@ import ast
 import json
 from collections.abc import Iterator
 
-from ddplaunch.agent.remains import MAX_RECORDED, Recorded
-from ddplaunch.errors import readable
-from ddplaunch.files import read_regular
+from ddplaunch.agent.remains import MAX_ERROR_FILE_BYTES, RecordedError
+from ddplaunch.errors import sanitize_text
+from ddplaunch.files import read_regular_file
 
 
-def read_in_flight(path: str | None) -> Recorded | None:
+def read_in_flight(path: str | None) -> RecordedError | None:
     """Read the newest exception that will end the rank; None where it handles none, or has caught them."""
     if path is None:
         return None
     try:
-        for line in read_regular(path, MAX_RECORDED, links=False).splitlines():
+        for line in read_regular_file(path, MAX_ERROR_FILE_BYTES, follow_symlinks=False).splitlines():
             said = json.loads(line)
-            source = read_regular(said["file"], MAX_RECORDED)
+            source = read_regular_file(said["file"], MAX_ERROR_FILE_BYTES)
             if propagates(source.decode(errors="replace"), int(said["line"])):
-                return Recorded(readable(str(said["message"])), readable(str(said["traceback"])))
+                return RecordedError(sanitize_text(str(said["message"])), sanitize_text(str(said["traceback"])))
     except (OSError, ValueError, KeyError, TypeError, RecursionError, SyntaxError):
         pass
     return None

@@ -8,77 +8,90 @@ from collections.abc import Callable
 from functools import partial
 
 from ddplaunch.agent import loader_workers
-from ddplaunch.agent.loader_workers import LoaderWorkers
-from ddplaunch.agent.rank_line import RankAnswer, RankLine
-from ddplaunch.agent.ranks import Ranks
-from ddplaunch.agent.stack_dump import ENDING, REPLACED, TAKEN, StackDump
+from ddplaunch.agent.loader_workers import DataLoaderWorkers
+from ddplaunch.agent.rank_line import RankChannel, RankReply
+from ddplaunch.agent.ranks import NodeRanks
+from ddplaunch.agent.stack_dump import ENDING_ERROR, NO_SIGNAL_ERROR, REPLACED_ERROR, RankStackDump
 from ddplaunch.agent.system_calls import sleeps
 from ddplaunch.dataclass import replace
-from ddplaunch.diagnosis.arrivals import kept, read_trace
-from ddplaunch.diagnosis.collectives import named, parse_call, parse_known, parse_last, parse_states, unrecorded
-from ddplaunch.diagnosis.inspection import Condition, Detail, Inspection, RankInspection
+from ddplaunch.diagnosis.arrivals import operations_per_rank, parse_arrivals
+from ddplaunch.diagnosis.collectives import (
+    name_groups,
+    parse_call,
+    parse_group_counts,
+    parse_last_collectives,
+    parse_states,
+    states_without_recorder,
+)
+from ddplaunch.diagnosis.inspection import Detail, Inspection, ProcessCondition, RankInspection
 from ddplaunch.diagnosis.stack_dump import parse_dump
-from ddplaunch.diagnosis.standing import LOADER_WAIT, WAITS_FOR_CHILDREN, waiting_for
-from ddplaunch.diagnosis.waits import needs
+from ddplaunch.diagnosis.standing import DATALOADER_WAIT_TEXT, WAITS_FOR_CHILDREN, describe_other_wait
+from ddplaunch.diagnosis.waits import ranks_to_query
 from ddplaunch.output.isolation import IsolatedLoop
 
-AGAIN = 0.1  # seconds between the two readings of the collectives: who moves is not waiting
-PATIENCE = 0.3  # seconds for a reading, and what each rank adds: one that holds the GIL never answers
-PER_RANK = 0.01
-SURE = 0.05  # seconds for a rank to say that the signals are ours; one that holds the GIL cannot
-DETAILS_PATIENCE = 1.0  # seconds for the last collectives, which a rank takes up to 0.4 s to put into words
-LAST_WORD = 1.0  # seconds for the zygote to say how a rank ended, which the kernel says to nobody else
+RECHECK_INTERVAL_S = 0.1  # seconds between the two readings of the collectives: who moves is not waiting
+READ_TIMEOUT_S = 0.3  # seconds for a reading, and what each rank adds: one that holds the GIL never answers
+READ_TIMEOUT_PER_RANK_S = 0.01
+SIGNAL_CHECK_TIMEOUT_S = 0.05  # seconds for a rank to say that the signals are ours; one that holds the GIL cannot
+DETAILS_TIMEOUT_S = 1.0  # seconds for the last collectives, which a rank takes up to 0.4 s to put into words
+EXIT_STATUS_TIMEOUT_S = 1.0  # seconds for the zygote to say how a rank ended, which the kernel says to nobody else
 _MAX_ROUNDS = 4  # two readings, and twice details
-_POLL = 0.002  # seconds between two looks for the end of the dumps
-_CONDITIONS = {"T": Condition.STOPPED, "t": Condition.STOPPED, "D": Condition.BLOCKED}
-_TOLD_BY_SIGNALS = {REPLACED: Condition.REPLACED, ENDING: Condition.ENDING}
+_POLL_INTERVAL_S = 0.002  # seconds between two looks for the end of the dumps
+_CONDITION_BY_STATE = {"T": ProcessCondition.STOPPED, "t": ProcessCondition.STOPPED, "D": ProcessCondition.BLOCKED}
+_CONDITION_BY_DUMP_ERROR = {REPLACED_ERROR: ProcessCondition.REPLACED, ENDING_ERROR: ProcessCondition.ENDING}
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
-class Inspector:
+class RankInspector:
     """One inspection of a node's ranks, from ``begin`` to its answer."""
 
     def __init__(
-        self, loop: IsolatedLoop, ranks: Ranks, detail: Detail, answer: Callable[[Inspection], None], *, within: float
+        self,
+        loop: IsolatedLoop,
+        ranks: NodeRanks,
+        detail: Detail,
+        on_done: Callable[[Inspection], None],
+        *,
+        timeout_s: float,
     ) -> None:
-        """``answer`` is called once, by the loop, after ``within`` seconds at the latest."""
-        self._loop, self._ranks, self._detail, self._answer = loop, ranks, detail, answer
+        """``on_done`` is called once, by the loop, after ``timeout_s`` seconds at the latest."""
+        self._loop, self._ranks, self._detail, self._answer = loop, ranks, detail, on_done
         self._began = time.monotonic()
-        self._until = self._began + within
+        self._until = self._began + timeout_s
         self._round = 0
         self._found: dict[int, RankInspection] = {}
-        self._asked: dict[int, RankLine] = {}  # those whose answer is awaited
+        self._asked: dict[int, RankChannel] = {}  # those whose answer is awaited
         self._counts: dict[int, bytes] = {}  # of the groups of each rank, in the first reading
         self._outer: dict[int, bytes] = {}  # the outer frames of ranks whose stack is deep
-        self._dumps: dict[int, StackDump] = {}
+        self._dumps: dict[int, RankStackDump] = {}
         self._unsure: set[int] = set()  # ranks that are still to say whether the signals are ours
-        self._workers: dict[int, LoaderWorkers] = {}
+        self._workers: dict[int, DataLoaderWorkers] = {}
 
     def begin(self) -> None:
         for rank in self._ranks.plan.local_ranks:
-            self._found[rank.rank] = self._kernels_word(rank.rank)
+            self._found[rank.rank] = self._read_process_state(rank.rank)
         if self._detail in (Detail.STATE, Detail.WAITS):
             self._read_sleeps()  # before a signal of ours interrupts them
         if self._detail in (Detail.STACKS, Detail.WAITS):
-            self._dump()
-        if self._detail is Detail.PACE:
-            return self._read(self._end, only=tuple(self._found))
-        self._read(self._read_once)
+            self._start_dumps()
+        if self._detail is Detail.LATENESS:
+            return self._read_collectives(self._finish, only=tuple(self._found))
+        self._read_collectives(self._on_first_reading)
 
-    def _kernels_word(self, number: int) -> RankInspection:
+    def _read_process_state(self, number: int) -> RankInspection:
         host = self._ranks.plan.rank_of(number).host or ""
         process = self._ranks.processes.get(number)
         if process is None:
-            code = self._ranks.codes.get(number)
-            gone = Condition.PENDING if code is None and self._ranks.pending else Condition.EXITED
+            code = self._ranks.exit_codes.get(number)
+            gone = ProcessCondition.PENDING if code is None and self._ranks.not_spawned else ProcessCondition.EXITED
             return RankInspection(number, host, 0, gone, code, ended=self._ranks.ends.get(number))
         try:
             with open(f"/proc/{process.pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:
-            return RankInspection(number, host, process.pid, Condition.EXITED)
-        condition = _CONDITIONS.get(fields[0].decode(), Condition.ALIVE)
-        condition = Condition.EXITED if fields[0] in b"ZX" and fields[17] == b"1" else condition
+            return RankInspection(number, host, process.pid, ProcessCondition.EXITED)
+        condition = _CONDITION_BY_STATE.get(fields[0].decode(), ProcessCondition.ALIVE)
+        condition = ProcessCondition.EXITED if fields[0] in b"ZX" and fields[17] == b"1" else condition
         cpu = sum(map(int, fields[11:15])) / _TICK
         return RankInspection(number, host, process.pid, condition, cpu=cpu)
 
@@ -90,163 +103,177 @@ class Inspector:
 
     # ------------------------------------------------------------------------------------------------------ stacks
 
-    def _dump(self) -> None:
+    def _start_dumps(self) -> None:
         for number, found in self._found.items():
-            if found.condition in (Condition.EXITED, Condition.PENDING) or number not in self._ranks.processes:
+            if (
+                found.condition in (ProcessCondition.EXITED, ProcessCondition.PENDING)
+                or number not in self._ranks.processes
+            ):
                 continue
-            if why := self._ranks.why_mute(number):
+            if why := self._ranks.why_not_inspectable(number):
                 self._found[number] = replace(found, no_stack=why)
-            elif self._ranks.lines[number].answers and found.condition is not Condition.STOPPED:
+            elif self._ranks.channels[number].has_thread and found.condition is not ProcessCondition.STOPPED:
                 self._unsure.add(number)
             else:
-                self._begin_dump(number)
+                self._start_dump(number)
 
-    def _begin_dump(self, number: int) -> None:
+    def _start_dump(self, number: int) -> None:
         self._unsure.discard(number)
         if process := self._ranks.processes.get(number):
-            line = self._ranks.lines[number]
+            line = self._ranks.channels[number]
             if self._detail is Detail.WAITS:
                 line.request_exception()
-            self._dumps[number] = StackDump(process, line.signals, line.stacks, self._found[number].condition)
+            self._dumps[number] = RankStackDump(
+                process, line.stack_signals, line.stacks_fd, self._found[number].condition
+            )
 
     # ------------------------------------------------------------------------------------------------- collectives
 
-    def _read(self, then: Callable[[], None], only: tuple[int, ...] | None = None) -> None:
+    def _read_collectives(self, then: Callable[[], None], only: tuple[int, ...] | None = None) -> None:
         """Ask all ranks, or ``only`` some for details; go on with ``then`` when all have answered or are late."""
         self._round += 1
         self._asked.clear()
-        for number, line in self._ranks.lines.items():
+        for number, line in self._ranks.channels.items():
             if number in self._ranks.processes and (only is None or number in only):
-                line.catch_up()
-                if line.answers and self._found[number].condition is not Condition.STOPPED:
+                line.read_pending()
+                if line.has_thread and self._found[number].condition is not ProcessCondition.STOPPED:
                     self._asked[number] = line
         for number, line in self._asked.items():
-            line.listen(self._loop.guard(partial(self._heard, number)))
-            line.ask(details=only is not None)
-        patience = DETAILS_PATIENCE if only is not None else PATIENCE + PER_RANK * len(self._found)
+            line.set_reply_handler(self._loop.guard(partial(self._on_reply, number)))
+            line.request_state(details=only is not None)
+        patience = (
+            DETAILS_TIMEOUT_S if only is not None else READ_TIMEOUT_S + READ_TIMEOUT_PER_RANK_S * len(self._found)
+        )
         deadline = min(time.monotonic() + patience, self._until)
-        self._go_on(deadline, then)
+        self._poll_replies(deadline, then)
 
-    def _go_on(self, deadline: float, then: Callable[[], None]) -> None:
+    def _poll_replies(self, deadline: float, then: Callable[[], None]) -> None:
         """Wait for answers and dumps."""
         for number in tuple(self._unsure):
-            if number not in self._asked or time.monotonic() - self._began > SURE:
-                self._begin_dump(number)
+            if number not in self._asked or time.monotonic() - self._began > SIGNAL_CHECK_TIMEOUT_S:
+                self._start_dump(number)
         waiting = [number for number in self._asked if number in self._ranks.processes]
-        dumping = any([dump.look() for dump in self._dumps.values()])
-        dumping |= any([workers.look() for workers in self._workers.values()])
+        dumping = any([dump.poll() for dump in self._dumps.values()])
+        dumping |= any([workers.poll() for workers in self._workers.values()])
         if (waiting or dumping) and time.monotonic() < deadline:
-            self._loop.after(_POLL, lambda: self._go_on(deadline, then))
+            self._loop.call_later(_POLL_INTERVAL_S, lambda: self._poll_replies(deadline, then))
             return
         for number, line in self._asked.items():
-            line.rest()
+            line.clear_reply_handler()
             found = self._found[number]
             if self._round == 1 and number in self._ranks.processes:
                 self._found[number] = replace(found, answers=False)
         self._asked.clear()
         then()
 
-    def _heard(self, number: int, said: RankAnswer) -> None:
+    def _on_reply(self, number: int, said: RankReply) -> None:
         if self._asked.pop(number, None) is None:
             return
-        self._ranks.lines[number].rest()
+        self._ranks.channels[number].clear_reply_handler()
         if number in self._unsure:
-            self._begin_dump(number)
+            self._start_dump(number)
         found = self._found[number]
         try:
-            if self._detail is Detail.PACE:
-                most = kept(self._ranks.plan.world_size)
-                arrivals = [each for trace in said.traces for each in read_trace(number, trace, most)]
+            if self._detail is Detail.LATENESS:
+                most = operations_per_rank(self._ranks.plan.world_size)
+                arrivals = [each for trace in said.traces for each in parse_arrivals(number, trace, most)]
                 found = replace(found, answers=said.initialised or None, arrivals=tuple(arrivals))
             elif self._round == 1:
                 self._counts[number], self._outer[number] = said.groups, said.outer
-                found = first_reading(found, said)
+                found = apply_group_states(found, said)
             elif self._round == 2:
-                again = first_reading(found, said)
+                again = apply_group_states(found, said)
                 moved = again.groups != found.groups or said.groups != self._counts.get(number)
                 found = replace(found, groups=again.groups, moved=moved, inside=again.inside)
             else:
-                found = detailed_reading(found, said)
+                found = apply_last_collectives(found, said)
         except (ValueError, TypeError):  # the program has written to our socket
             found = replace(found, answers=None)
         self._found[number] = found
 
-    def _read_once(self) -> None:
-        self._take_stacks()
+    def _on_first_reading(self) -> None:
+        self._collect_stacks()
         for number, found in self._found.items():
             process = self._ranks.processes.get(number)
-            if process is not None and (words := waiting_for(found)) in WAITS_FOR_CHILDREN:
-                of_loader = words == LOADER_WAIT
-                self._workers[number] = LoaderWorkers(process, self._ranks.lines[number], of_loader=of_loader)
-        deadline = min(time.monotonic() + loader_workers.PATIENCE, self._until)
-        self._go_on(deadline, self._take_workers)
+            if process is not None and (words := describe_other_wait(found)) in WAITS_FOR_CHILDREN:
+                of_loader = words == DATALOADER_WAIT_TEXT
+                self._workers[number] = DataLoaderWorkers(process, self._ranks.channels[number], of_loader=of_loader)
+        deadline = min(time.monotonic() + loader_workers.TOTAL_TIMEOUT_S, self._until)
+        self._poll_replies(deadline, self._collect_worker_stacks)
 
-    def _take_workers(self) -> None:
+    def _collect_worker_stacks(self) -> None:
         for number, workers in self._workers.items():
             workers.give_up()
             self._found[number] = replace(self._found[number], workers=tuple(workers.found))
         self._workers.clear()
         told = any(found.groups or found.inside for found in self._found.values())
         if self._detail is not Detail.WAITS or not told:
-            return self._end()
-        pause = max(0.0, min(self._began + AGAIN, self._until) - time.monotonic())
-        self._loop.after(pause, lambda: self._read(self._read_twice))
+            return self._finish()
+        pause = max(0.0, min(self._began + RECHECK_INTERVAL_S, self._until) - time.monotonic())
+        self._loop.call_later(pause, lambda: self._read_collectives(self._on_second_reading))
 
-    def _read_twice(self) -> None:
+    def _on_second_reading(self) -> None:
         """Ask the ranks that settle who waits for whom for their last collectives, and more ranks where they do not."""
-        wanted = needs(self._inspection())
+        wanted = ranks_to_query(self._build_inspection())
         if wanted and self._round < _MAX_ROUNDS:
-            self._read(self._read_twice, only=wanted)
+            self._read_collectives(self._on_second_reading, only=wanted)
         else:
-            self._end()
+            self._finish()
 
-    def _take_stacks(self) -> None:
+    def _collect_stacks(self) -> None:
         for number, dump in self._dumps.items():
             dump.give_up()
-            if dump.why_not == TAKEN:
-                self._ranks.lines[number].signals = (0, 0)  # once is enough: what it prints of it looks like progress
+            if dump.why_not == NO_SIGNAL_ERROR:
+                self._ranks.channels[number].stack_signals = (
+                    0,
+                    0,
+                )  # once is enough: what it prints of it looks like progress
             found = self._found[number]
             threads = parse_dump(dump.text, os.getcwd(), outer=self._outer.get(number, b"")) if dump.text else ()
-            condition = _TOLD_BY_SIGNALS.get(dump.why_not, found.condition)
+            condition = _CONDITION_BY_DUMP_ERROR.get(dump.why_not, found.condition)
             self._found[number] = replace(found, condition=condition, threads=threads, no_stack=dump.why_not)
         self._dumps.clear()
 
-    def _end(self) -> None:
-        self._until = min(self._until, time.monotonic() + LAST_WORD)
-        self._take_ends()
+    def _finish(self) -> None:
+        self._until = min(self._until, time.monotonic() + EXIT_STATUS_TIMEOUT_S)
+        self._collect_exit_statuses()
 
-    def _take_ends(self) -> None:
+    def _collect_exit_statuses(self) -> None:
         """Answer once it is known how those ranks ended that have ended by now."""
         awaited = False
         for number, found in self._found.items():
-            word = self._kernels_word(number)
-            if word.condition is Condition.EXITED:
-                self._found[number] = replace(found, condition=Condition.EXITED, code=word.code, ended=word.ended)
+            word = self._read_process_state(number)
+            if word.condition is ProcessCondition.EXITED:
+                self._found[number] = replace(
+                    found, condition=ProcessCondition.EXITED, code=word.code, ended=word.ended
+                )
                 awaited |= number in self._ranks.processes
         if awaited and time.monotonic() < self._until:
-            self._loop.after(_POLL, self._take_ends)
+            self._loop.call_later(_POLL_INTERVAL_S, self._collect_exit_statuses)
         else:
-            self._answer(self._inspection())
+            self._answer(self._build_inspection())
 
-    def _inspection(self) -> Inspection:
+    def _build_inspection(self) -> Inspection:
         plan = self._ranks.plan
         found = tuple(self._found[number] for number in sorted(self._found))
         return Inspection(time.time(), found, plan.world_size)
 
 
-def first_reading(found: RankInspection, said: RankAnswer) -> RankInspection:
+def apply_group_states(found: RankInspection, said: RankReply) -> RankInspection:
     """Return what is known of a rank with what it says of its groups; ValueError or TypeError where that is none."""
-    known = parse_known(said.groups)
+    known = parse_group_counts(said.groups)
     found = replace(found, inside=parse_call(said.call))
-    groups = tuple(state for trace in said.traces for state in named(parse_states(trace), known))
+    groups = tuple(state for trace in said.traces for state in name_groups(parse_states(trace), known))
     if not groups and any(count > 0 for count in known.values()):  # an older torch, or a recorder without a buffer
-        return replace(found, answers=None, groups=unrecorded(known))
+        return replace(found, answers=None, groups=states_without_recorder(known))
     return replace(found, answers=True if said.initialised and said.traces else None, groups=groups)
 
 
-def detailed_reading(found: RankInspection, said: RankAnswer) -> RankInspection:
+def apply_last_collectives(found: RankInspection, said: RankReply) -> RankInspection:
     """Return what is known of a rank with its last collectives; ValueError or TypeError where it does not tell them."""
-    groups = first_reading(found, said).groups
-    last = tuple(each for trace in said.traces for each in parse_last(trace))
+    groups = apply_group_states(found, said).groups
+    last = tuple(each for trace in said.traces for each in parse_last_collectives(trace))
     used = {each.group for each in groups} | {each.group for each in last}
-    return replace(found, last=last, known=tuple(each for each in parse_known(said.groups) if each.group in used))
+    return replace(
+        found, last=last, known=tuple(each for each in parse_group_counts(said.groups) if each.group in used)
+    )

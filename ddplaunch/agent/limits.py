@@ -15,34 +15,34 @@ from ddplaunch.agent import control_groups
 from ddplaunch.devices.sysfs import read_int
 from ddplaunch.errors import EXIT_OS, LaunchError, UsageError
 from ddplaunch.rank import processes
-from ddplaunch.words import counted
+from ddplaunch.words import format_count
 
-_FOUND, _ = rlimits.read(resource.RLIMIT_NOFILE)
+_ORIGINAL_NOFILE, _ = rlimits.read(resource.RLIMIT_NOFILE)
 
-_SPARE = 16  # descriptors beside the ranks': those that are on their way to a zygote, files that are read
+_SPARE_FDS = 16  # descriptors beside the ranks': those that are on their way to a zygote, files that are read
 
 
 @contextmanager
-def as_found() -> Iterator[None]:
+def original_nofile_limit() -> Iterator[None]:
     """Give what is started meanwhile the limit of open files that we were started with."""
     soft, hard = rlimits.read(resource.RLIMIT_NOFILE)
-    if soft == _FOUND:
+    if soft == _ORIGINAL_NOFILE:
         yield
         return
-    resource.setrlimit(resource.RLIMIT_NOFILE, (_FOUND, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_ORIGINAL_NOFILE, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def allow_descriptors(ranks: int, each: int) -> None:
+def raise_fd_limit(ranks: int, fds_per_rank: int) -> None:
     """Raise our limit of open files so that so many ranks can be served with so many descriptors each.
 
     Raises:
         UsageError: that is more than we may have.
     """
-    need = _count_open() + ranks * each + _SPARE
+    need = _count_open() + ranks * fds_per_rank + _SPARE_FDS
     soft, hard = rlimits.read(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or need <= soft:
         return
@@ -50,7 +50,7 @@ def allow_descriptors(ranks: int, each: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
     except (ValueError, OSError):
         raise UsageError(
-            f"{counted(ranks, 'rank')} on this node need{'s' * (ranks == 1)} {need} open files, "
+            f"{format_count(ranks, 'rank')} on this node need{'s' * (ranks == 1)} {need} open files, "
             f"and at most {hard} are allowed (ulimit -Hn)",
             "raise that limit, or start fewer ranks on each node",
         ) from None
@@ -63,24 +63,24 @@ def _count_open() -> int:
     return 0
 
 
-class CannotStart(LaunchError):
+class ResourceLimitError(LaunchError):
     exit_code = EXIT_OS
 
 
-def need_processes() -> None:
+def check_proc() -> None:
     """Check that we can see the processes below us, which are all ended with a job, and tie them to us.
 
     Raises:
-        CannotStart: /proc is not there, or of another PID namespace, or a system call is forbidden.
+        ResourceLimitError: /proc is not there, or of another PID namespace, or a system call is forbidden.
     """
     if sys.platform != "linux":
         return
     remedy = "mount -t proc proc /proc"
     if not os.path.exists("/proc/self/stat"):
-        raise CannotStart("/proc is not mounted: the processes of a job are found there", remedy)
+        raise ResourceLimitError("/proc is not mounted: the processes of a job are found there", remedy)
     if (there := os.readlink("/proc/self")) != str(os.getpid()):
         what = f"/proc is of another PID namespace: this process is {os.getpid()}, and {there} there"
-        raise CannotStart(what, f"{remedy}, or unshare --mount-proc")
+        raise ResourceLimitError(what, f"{remedy}, or unshare --mount-proc")
     calls: tuple[tuple[str, Callable[[], object]], ...] = (
         ("prctl", processes.check_prctl),
         ("socketpair", socket.socketpair),
@@ -91,10 +91,10 @@ def need_processes() -> None:
         except OSError as error:
             if error.errno in (errno.EPERM, errno.ENOSYS, errno.EACCES):
                 what = f"the system call {name} fails, which starting ranks needs: {error.strerror}"
-                raise CannotStart(what, "allow it in the container's seccomp profile") from None
+                raise ResourceLimitError(what, "allow it in the container's seccomp profile") from None
 
 
-def why_unborn(number: int | None) -> str:
+def describe_spawn_error(number: int | None) -> str:
     """Say why no process could be made, or given its descriptors; ``number`` is errno's."""
     soft = rlimits.read(resource.RLIMIT_NOFILE)[0]
     if number == errno.EMFILE:
@@ -102,12 +102,12 @@ def why_unborn(number: int | None) -> str:
     if number == errno.ETOOMANYREFS:
         return f"too many descriptors of this user are on their way between processes: the limit is {soft} (ulimit -n)"
     if number == errno.EAGAIN:
-        return f"too many processes: {_process_limit()}"
+        return f"too many processes: {_describe_process_limit()}"
     return os.strerror(number or 0)
 
 
-def _process_limit() -> str:
-    for folder in control_groups.groups("pids"):
+def _describe_process_limit() -> str:
+    for folder in control_groups.list_cgroup_dirs("pids"):
         limit, used = read_int(f"{folder}/pids.max"), read_int(f"{folder}/pids.current")
         if limit is not None and used is not None and used >= limit - 1:
             return f"the limit of the cgroup is {limit} (pids.max)"

@@ -11,68 +11,68 @@ import os
 import time
 from itertools import takewhile
 
-from ddplaunch.agent.rank_line import RankLine
+from ddplaunch.agent.rank_line import RankChannel
 from ddplaunch.agent.ranks import RankProcess
-from ddplaunch.agent.stack_dump import StackDump
-from ddplaunch.diagnosis.inspection import Condition, Worker
+from ddplaunch.agent.stack_dump import RankStackDump
+from ddplaunch.diagnosis.inspection import ProcessCondition, Worker
 from ddplaunch.diagnosis.stack_dump import parse_dump
 from ddplaunch.rank.processes import open_pidfd
 
-PATIENCE = 0.5  # seconds for all workers of all ranks
-_EACH = 0.2  # seconds for one; what it wrote later would be taken for the next one's
-_MAX = 64
-_NAME = "pt_data_worker"  # what torch calls their processes; an old torch does not
-_LOOP, _PROCESS = "torch/utils/data/_utils/worker.py", "multiprocessing/process.py"  # what runs them
+TOTAL_TIMEOUT_S = 0.5  # seconds for all workers of all ranks
+_WORKER_TIMEOUT_S = 0.2  # seconds for one; what it wrote later would be taken for the next one's
+_MAX_WORKERS = 64
+_PROCESS_NAME = "pt_data_worker"  # what torch calls their processes; an old torch does not
+_WORKER_LOOP_FILE, _PROCESS = "torch/utils/data/_utils/worker.py", "multiprocessing/process.py"  # what runs them
 
 
-class LoaderWorkers:
+class DataLoaderWorkers:
     """Those of one rank; ``found`` says what is known of each so far."""
 
-    def __init__(self, process: RankProcess, line: RankLine, *, of_loader: bool) -> None:
+    def __init__(self, process: RankProcess, line: RankChannel, *, of_loader: bool) -> None:
         """``of_loader``: the rank waits for its DataLoader, else for any process that multiprocessing has started."""
-        self._process, self._line, self._runs = process, line, _LOOP if of_loader else _PROCESS
+        self._process, self._line, self._runs = process, line, _WORKER_LOOP_FILE if of_loader else _PROCESS
         self.found: list[Worker] = []
-        self._dump: StackDump | None = None
+        self._dump: RankStackDump | None = None
         self._pidfd: int | None = None
         self._pid, self._since = 0, 0.0
         self._asked: set[int] = set()
-        children = [(pid, *found) for pid in _children(process.pid) if (found := _stat(pid, process.pid))]
-        named = [each for each in children if each[1] == _NAME and of_loader]
+        children = [(pid, *found) for pid in _list_children(process.pid) if (found := _read_stat(pid, process.pid))]
+        named = [each for each in children if each[1] == _PROCESS_NAME and of_loader]
         self.found += [Worker(pid, code=code) for pid, _, code, _ in named if code is not None]
         known = named if of_loader else children
         self.found += [Worker(pid, stopped=True) for pid, *_, stopped in known if stopped]
-        self._left = [pid for pid, _, code, stopped in named or children if code is None and not stopped][:_MAX]
+        self._left = [pid for pid, _, code, stopped in named or children if code is None and not stopped][:_MAX_WORKERS]
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Look for the end of a dump, and begin the next; return whether one is still awaited."""
         while self._dump is not None or self._left:
             if self._dump is None:
                 self._begin(self._left.pop(0))
-            elif self._dump.look():
-                if time.monotonic() - self._since < _EACH:
+            elif self._dump.poll():
+                if time.monotonic() - self._since < _WORKER_TIMEOUT_S:
                     return True
                 self.give_up()
             else:
-                self._take(self._dump.text)
+                self._on_dump(self._dump.text)
         return False
 
     def give_up(self) -> None:
         """Do without what has not come."""
         if self._dump is not None:
             self._dump.give_up()
-            self._take(self._dump.text)
+            self._on_dump(self._dump.text)
         self._left.clear()
 
     def _begin(self, pid: int) -> None:
         self._pidfd = open_pidfd(pid)
-        if (found := _stat(pid, self._process.pid)) is None or found[1] is not None or found[2]:
+        if (found := _read_stat(pid, self._process.pid)) is None or found[1] is not None or found[2]:
             self._close()  # it has ended or stopped meanwhile
             return
         self._pid, self._since = pid, time.monotonic()
         process = RankProcess(self._process.rank, pid, self._pidfd)
-        self._dump = StackDump(process, self._line.signals, self._line.stacks, Condition.ALIVE)
+        self._dump = RankStackDump(process, self._line.stack_signals, self._line.stacks_fd, ProcessCondition.ALIVE)
 
-    def _take(self, text: bytes | None) -> None:
+    def _on_dump(self, text: bytes | None) -> None:
         self._dump = None
         self._close()
         threads = parse_dump(text, os.getcwd()) if text else ()
@@ -90,7 +90,7 @@ class LoaderWorkers:
             self._pidfd = None
 
 
-def _children(pid: int) -> list[int]:
+def _list_children(pid: int) -> list[int]:
     """The children of a process, by any of its threads; none where the system does not tell."""
     found = []
     try:
@@ -102,7 +102,7 @@ def _children(pid: int) -> list[int]:
     return sorted(found)
 
 
-def _stat(pid: int, parent: int) -> tuple[str, int | None, bool] | None:
+def _read_stat(pid: int, parent: int) -> tuple[str, int | None, bool] | None:
     """The name of a child, how it has ended (None while it lives), and whether it is stopped; None for another's."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

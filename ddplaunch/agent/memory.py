@@ -16,39 +16,45 @@ from contextlib import suppress
 
 from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.agent import control_groups
-from ddplaunch.agent.memory_alarm import LONGEST, MemoryAlarm
+from ddplaunch.agent.memory_alarm import MAX_QUIET_S, MemoryAlarm
 from ddplaunch.dataclass import dataclass
-from ddplaunch.words import size
+from ddplaunch.words import format_size
 
 if TYPE_CHECKING:
-    from ddplaunch.diagnosis.memory import Limit, MemoryPoint
-    from ddplaunch.loop import Loop
+    from ddplaunch.diagnosis.memory import MemoryLimit, MemoryPoint
+    from ddplaunch.loop import EventLoop
 
     Noted = dict[int, deque[MemoryPoint]]  # by rank
 
-_PATIENCE = 0.3  # seconds for what processes have in common
-_READ_IN_TIME = 10 << 30  # bytes of which the kernel tells that in this time; caches of files fill limits all the time
+_PSS_TIMEOUT_S = 0.3  # seconds for what processes have in common
+_PSS_TIMEOUT_BYTES = (
+    10 << 30
+)  # bytes of which the kernel tells that in this time; caches of files fill limits all the time
 _SURE = 1.25  # times the memory of a child that was killed: a larger peak is that of the rank itself
-_KEPT = 32  # points of a rank
-_WHY = re.compile(r"oom-kill:con.*?(?:oom_memcg=(?P<limited>[^,]*),)?task_memcg=(?P<of>[^,]*),.*,pid=(?P<pid>\d+)")
-_KILLED = re.compile(r"Killed process (\d+) .*anon-rss:(\d+)kB, file-rss:\d+kB, shmem-rss:(\d+)kB")  # mm/oom_kill.c
+_MAX_POINTS = 32  # points of a rank
+_OOM_REASON = re.compile(
+    r"oom-kill:con.*?(?:oom_memcg=(?P<limited>[^,]*),)?task_memcg=(?P<of>[^,]*),.*,pid=(?P<pid>\d+)"
+)
+_OOM_VICTIM = re.compile(r"Killed process (\d+) .*anon-rss:(\d+)kB, file-rss:\d+kB, shmem-rss:(\d+)kB")  # mm/oom_kill.c
 _PIDS = re.compile(r"\(pid\(?s?\)? ([\d, ]+)\)")  # of a DataLoader's workers: torch/utils/data/dataloader.py
-_LOST = re.compile(
+_WORKER_KILLED = re.compile(
     r"killed by signal: Killed|torch/utils/data/dataloader\.py(?s:.*)(?:exited unexpectedly"
     r"|(?m:^(?:EOFError|ConnectionResetError|BrokenPipeError)))"
 )
 """What a rank sees of a worker of its DataLoader that was killed: at times no more than an EOFError."""
-_INITIAL = 0xEFFFFFFC  # the first namespace of pids, whose numbers the kernel's log has (include/linux/proc_ns.h)
+_INIT_PID_NAMESPACE = (
+    0xEFFFFFFC  # the first namespace of pids, whose numbers the kernel's log has (include/linux/proc_ns.h)
+)
 
 
-class Memory:
+class RankMemory:
     """One attempt's, from its first rank on."""
 
-    def __init__(self, loop: Loop, ranks: Callable[[], Mapping[int, int]], root: str = "") -> None:
+    def __init__(self, loop: EventLoop, ranks: Callable[[], Mapping[int, int]], root: str = "") -> None:
         """``ranks`` gives the pids of those that live; ``root`` is where /proc and /sys are."""
         self._loop, self._ranks, self._root = loop, ranks, root
-        self._before = control_groups.read(root)
-        self._machine = self._machine_kills()
+        self._before = control_groups.read_cgroups(root)
+        self._machine = self._read_oom_kill_count()
         self._log = KernelLog(root)
         self._points: Noted = {}  # when memory was short; forks count their part of what they have in common
         self._wholes: Noted = {}  # at any time; they count all of it
@@ -56,10 +62,10 @@ class Memory:
         self._alarm: MemoryAlarm | None = None
         self._reading = _thread.allocate_lock()  # of what processes have in common
 
-    def watch(self) -> None:
+    def start_alarm(self) -> None:
         """Look at the ranks from now on whenever memory gets short."""
         with suppress(OSError):
-            self._alarm = MemoryAlarm(self._loop, self._before, self._look, self._root)
+            self._alarm = MemoryAlarm(self._loop, self._before, self._on_alarm, self._root)
 
     def close(self) -> None:
         self._log.close()
@@ -67,117 +73,134 @@ class Memory:
             self._alarm.close()
             self._alarm = None
 
-    def account(self, number: int, text: str, rank: int, pid: int, peak: int) -> str | None:
+    def explain_kill(self, number: int, text: str, rank: int, pid: int, peak: int) -> str | None:
         """Say what memory has to do with an end by signal ``number``, or with a message ``text`` about a killed child.
 
         ``peak`` is what the process or one of its children held at most.
         """
         if number == signal.SIGBUS or "Bus error" in text:
-            points = [*self._wholes.get(rank, ()), self._seen({rank: pid}, parts=False)[rank]]
-            grew = diagnosis.memory.growth(rank, points)
+            points = [*self._wholes.get(rank, ()), self._sample_ranks({rank: pid}, parts=False)[rank]]
+            grew = diagnosis.memory.describe_growth(rank, points)
             return "\n".join(filter(None, (_shared_memory(), grew)))
         if number == signal.SIGKILL:
-            return self._killed(rank, pid, [pid], peak)
-        if _LOST.search(text):
+            return self._find_kill(rank, pid, [pid], peak)
+        if _WORKER_KILLED.search(text):
             named = [int(each) for found in _PIDS.findall(text) for each in re.findall(r"[0-9]{1,9}", found)]
-            untold = [each for each, how in self._log.ended().items() if each not in self._told and self._is_ours(how)]
-            return self._killed(rank, pid, named or untold, peak)
+            untold = [
+                each
+                for each, how in self._log.read_kills().items()
+                if each not in self._told and self._in_our_cgroup(how)
+            ]
+            return self._find_kill(rank, pid, named or untold, peak)
         return None
 
-    def _is_ours(self, killed: Killed) -> bool:
+    def _in_our_cgroup(self, killed: OomKill) -> bool:
         """Whether it was in our control group, or in one below."""
         name = self._before[0].name if self._before else "/"
-        return killed.of is not None and f"{killed.of}/".startswith(f"{name.rstrip('/')}/")
+        return killed.cgroup is not None and f"{killed.cgroup}/".startswith(f"{name.rstrip('/')}/")
 
-    def _killed(self, rank: int, pid: int, pids: Sequence[int], peak: int) -> str | None:
+    def _find_kill(self, rank: int, pid: int, pids: Sequence[int], peak: int) -> str | None:
         """Why one of ``pids`` was killed, the rank ``pid`` itself or workers of it; None where memory was not short."""
-        now, ended = control_groups.read(self._root), self._log.ended()
-        before, after = (each[0].kills if each else None for each in (self._before, now))
+        now, ended = control_groups.read_cgroups(self._root), self._log.read_kills()
+        before, after = (each[0].oom_kills if each else None for each in (self._before, now))
         ours = before is not None and after is not None
         if before is None or after is None:
-            before, after = self._machine, self._machine_kills()
+            before, after = self._machine, self._read_oom_kill_count()
         victim = next((each for each in pids if each in ended), None)
-        accounted = sum(map(self._is_ours, ended.values()))  # each of them another process
-        if victim is None and after - before <= (accounted if self._log.complete else 0):
+        accounted = sum(map(self._in_our_cgroup, ended.values()))  # each of them another process
+        if victim is None and after - before <= (accounted if self._log.is_complete else 0):
             return None
         record = ended[victim] if victim else None
         self._told.add(victim or 0)
         itself = pids == [pid]
         if record and not itself:
-            who = f"its process {victim}, which had {size(record.own)}"
+            who = f"its process {victim}, which had {format_size(record.anonymous_bytes)}"
         else:
             who = "" if itself else "one of its processes"
         ranks = {**self._ranks(), rank: pid}
         others = ranks.keys() - {rank}
-        whole, part = self._seen(ranks, parts=False), self._seen(ranks)
+        whole, part = self._sample_ranks(ranks, parts=False), self._sample_ranks(ranks)
         for each in whole:
             part.setdefault(each, self._points[each][-1] if each in self._points else whole[each])
-        held = sum(self._near(self._points, other, part[other], of) for other in others for of in ("own", "children"))
-        shortage = diagnosis.memory.Shortage(
-            rank, self._limit(now, record), before, after, ours or record is not None, who, len(others), held
+        held = sum(
+            self._recent_peak(self._points, other, part[other], of) for other in others for of in ("own", "children")
+        )
+        shortage = diagnosis.memory.OutOfMemory(
+            rank,
+            self._find_exhausted_limit(now, record),
+            before,
+            after,
+            ours or record is not None,
+            who,
+            len(others),
+            held,
         )
         both = [
-            [*noted.get(rank, ()), self._end(noted, rank, seen[rank], record, peak, itself=itself)]
+            [*noted.get(rank, ()), self._last_point(noted, rank, seen[rank], record, peak, itself=itself)]
             for noted, seen in ((self._points, part), (self._wholes, whole))
         ]
-        return "\n".join(diagnosis.memory.account(shortage, *both))
+        return "\n".join(diagnosis.memory.explain_oom(shortage, *both))
 
-    def _end(
-        self, noted: Noted, rank: int, now: MemoryPoint, record: Killed | None, peak: int, *, itself: bool
+    def _last_point(
+        self, noted: Noted, rank: int, now: MemoryPoint, record: OomKill | None, peak: int, *, itself: bool
     ) -> MemoryPoint:
         """What a rank had in the end, of which much is free by now."""
-        own, children, shared = (self._near(noted, rank, now, of) for of in ("own", "children", "shared"))
+        own, children, shared = (self._recent_peak(noted, rank, now, of) for of in ("own", "children", "shared"))
         if itself:
-            own, shared = (record.own, max(shared, record.shared)) if record else (max(own, peak), shared)
+            own, shared = (record.anonymous_bytes, max(shared, record.shared)) if record else (max(own, peak), shared)
         else:
-            held = record.own if record else peak
+            held = record.anonymous_bytes if record else peak
             children = max(children, now.children + held)
             # The kernel has one figure for a process and the children it waited for: the largest, here the child's.
             own = own or (peak if peak > _SURE * held else 0)
         return diagnosis.memory.MemoryPoint(now.moment, own, children, shared, now.cache)
 
-    def _near(self, noted: Noted, rank: int, now: MemoryPoint, of: str) -> int:
+    def _recent_peak(self, noted: Noted, rank: int, now: MemoryPoint, of: str) -> int:
         """What a rank held of something most, now and just before."""
         points = [*noted.get(rank, ())]
-        recent = [each for each in points if each.moment > now.moment - LONGEST] or points[-1:]
+        recent = [each for each in points if each.moment > now.moment - MAX_QUIET_S] or points[-1:]
         most: int = max(getattr(each, of) for each in [now, *recent])
         return most
 
-    def _limit(self, now: Sequence[control_groups.Group], record: Killed | None) -> Limit:
+    def _find_exhausted_limit(self, now: Sequence[control_groups.Cgroup], record: OomKill | None) -> MemoryLimit:
         """What had run out: what the kernel's log names, the nearest limit that was met, or the machine's memory."""
-        met = {each.folder: each.met for each in self._before}
+        met = {each.path: each.limit_hits for each in self._before}
         for each in now:
-            named = each.name == record.limited if record and record.of else each.met > met.get(each.folder, 0)
+            named = (
+                each.name == record.limited_cgroup
+                if record and record.cgroup
+                else each.limit_hits > met.get(each.path, 0)
+            )
             if each.limit is not None and named:
-                return diagnosis.memory.Limit(each.limit, each.name, each.setting)
-        total = control_groups.fields(f"{self._root}/proc/meminfo").get("MemTotal", 0)
-        return diagnosis.memory.Limit(total << 10)
+                return diagnosis.memory.MemoryLimit(each.limit, each.name, each.setting)
+        total = control_groups.read_counters(f"{self._root}/proc/meminfo").get("MemTotal", 0)
+        return diagnosis.memory.MemoryLimit(total << 10)
 
-    def _machine_kills(self) -> int:
-        return control_groups.fields(f"{self._root}/proc/vmstat").get("oom_kill", 0)
+    def _read_oom_kill_count(self) -> int:
+        return control_groups.read_counters(f"{self._root}/proc/vmstat").get("oom_kill", 0)
 
-    def note(self) -> None:
+    def sample(self) -> None:
         """Look at the ranks because somebody is looking anyway; it takes no locks of theirs, and little time."""
-        self._keep(self._wholes, self._seen(self._ranks(), parts=False))
+        self._store_points(self._wholes, self._sample_ranks(self._ranks(), parts=False))
 
-    def _look(self) -> None:
-        self.note()
-        self._keep(self._points, self._seen(self._ranks()))
+    def _on_alarm(self) -> None:
+        self.sample()
+        self._store_points(self._points, self._sample_ranks(self._ranks()))
 
-    def _keep(self, noted: Noted, seen: Mapping[int, MemoryPoint]) -> None:
+    def _store_points(self, noted: Noted, seen: Mapping[int, MemoryPoint]) -> None:
         for rank, point in seen.items():
             if point.own:  # else it has just ended, or we have no descriptor left to look
-                noted.setdefault(rank, deque(maxlen=_KEPT)).append(point)
+                noted.setdefault(rank, deque(maxlen=_MAX_POINTS)).append(point)
 
-    def _seen(self, ranks: Mapping[int, int], *, parts: bool = True) -> dict[int, MemoryPoint]:
+    def _sample_ranks(self, ranks: Mapping[int, int], *, parts: bool = True) -> dict[int, MemoryPoint]:
         """What each of these ranks holds now, by their pids; of one that has ended, what its children hold.
 
         With ``parts``, forks count their part of what they have in common, else all; empty where that takes too long.
         """
         if self._before:
-            shared, cache = control_groups.shared_and_cached(self._before[0])
+            shared, cache = control_groups.read_shared_and_cache(self._before[0])
         else:
-            shared, cache = control_groups.fields(f"{self._root}/proc/meminfo").get("Shmem", 0) << 10, None
+            shared, cache = control_groups.read_counters(f"{self._root}/proc/meminfo").get("Shmem", 0) << 10, None
         leaders: dict[int, int] = {}
         with suppress(OSError):  # no descriptor is left
             for name in filter(str.isdecimal, os.listdir("/proc")):
@@ -185,7 +208,7 @@ class Memory:
                     leaders[int(name)] = os.getsid(int(name))  # each rank leads a session, which its workers are in
         own, below = dict.fromkeys(ranks.values(), 0), dict.fromkeys(ranks.values(), 0)
         pids = [pid for pid, leader in leaders.items() if leader in own]
-        held = self._parts(pids) if parts else {pid: _anonymous(pid, "status", "RssAnon") for pid in pids}
+        held = self._proportional_sizes(pids) if parts else {pid: _anonymous(pid, "status", "RssAnon") for pid in pids}
         if len(held) < len(pids):
             return {}
         for pid, count in held.items():
@@ -193,7 +216,7 @@ class Memory:
         point = diagnosis.memory.MemoryPoint
         return {rank: point(time.time(), own[pid], below[pid], shared, cache) for rank, pid in ranks.items()}
 
-    def _parts(self, pids: Sequence[int]) -> dict[int, int]:
+    def _proportional_sizes(self, pids: Sequence[int]) -> dict[int, int]:
         """What processes hold in no file; of some only where it cannot be told in time."""
         found: dict[int, int] = {}
 
@@ -205,20 +228,20 @@ class Memory:
                 self._reading.release()
 
         # A process in the midst of changing its memory keeps its reader waiting: one waits at a time, and not we.
-        much = sum(_anonymous(pid, "status", "VmRSS") for pid in pids) > _READ_IN_TIME
+        much = sum(_anonymous(pid, "status", "VmRSS") for pid in pids) > _PSS_TIMEOUT_BYTES
         if much or not self._reading.acquire(blocking=False):
             return {}
         try:
             _thread.start_new_thread(read, ())
         except RuntimeError:  # too many processes
             self._reading.release()
-        if self._reading.acquire(timeout=_PATIENCE):
+        if self._reading.acquire(timeout=_PSS_TIMEOUT_S):
             self._reading.release()
         return dict(found) if any(found.values()) else {}  # a kernel before 5.4 does not tell
 
 
 def _anonymous(pid: int, file: str, field: str) -> int:
-    return control_groups.fields(f"/proc/{pid}/{file}").get(field, 0) << 10
+    return control_groups.read_counters(f"/proc/{pid}/{file}").get(field, 0) << 10
 
 
 def _shared_memory() -> str:
@@ -234,13 +257,13 @@ def _shared_memory() -> str:
 
 
 @dataclass(frozen=True)
-class Killed:
+class OomKill:
     """What the kernel's log says of a process that it ended for want of memory."""
 
-    own: int  # bytes that are in no file
+    anonymous_bytes: int  # bytes that are in no file
     shared: int  # bytes of shared memory
-    of: str | None  # its control group; None where many were ended at once, and the log does not say
-    limited: str | None  # the group whose limit was met; None where it was the machine's memory
+    cgroup: str | None  # its control group; None where many were ended at once, and the log does not say
+    limited_cgroup: str | None  # the group whose limit was met; None where it was the machine's memory
 
 
 class KernelLog:
@@ -249,30 +272,32 @@ class KernelLog:
     def __init__(self, root: str = "") -> None:
         self._file = -1
         self._groups: dict[int, tuple[str, str | None]] = {}
-        self._ended: dict[int, Killed] = {}
+        self._ended: dict[int, OomKill] = {}
         with suppress(OSError):
-            if os.stat("/proc/self/ns/pid").st_ino == _INITIAL:  # elsewhere its pids and groups are not as we see them
+            if (
+                os.stat("/proc/self/ns/pid").st_ino == _INIT_PID_NAMESPACE
+            ):  # elsewhere its pids and groups are not as we see them
                 self._file = os.open(f"{root}/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                 os.lseek(self._file, 0, os.SEEK_END)
-        self.complete = self._file >= 0  # whether a process that is not named was not ended
+        self.is_complete = self._file >= 0  # whether a process that is not named was not ended
 
-    def ended(self) -> dict[int, Killed]:
+    def read_kills(self) -> dict[int, OomKill]:
         """What was ended so far, by its pid."""
         while self._file >= 0:
             try:
                 record = os.read(self._file, 8192).decode(errors="replace")  # one at a time
             except BrokenPipeError:  # so much was written that some is lost
-                self.complete = False
+                self.is_complete = False
             except OSError:
                 break
             else:
                 if not record:
                     break
-                if found := _WHY.search(record):
+                if found := _OOM_REASON.search(record):
                     self._groups[int(found["pid"])] = found["of"], found["limited"]
-                elif found := _KILLED.search(record):
+                elif found := _OOM_VICTIM.search(record):
                     pid, own, shared = map(int, found.groups())
-                    self._ended[pid] = Killed(own << 10, shared << 10, *self._groups.get(pid, (None, None)))
+                    self._ended[pid] = OomKill(own << 10, shared << 10, *self._groups.get(pid, (None, None)))
         return self._ended
 
     def close(self) -> None:

@@ -10,14 +10,14 @@ from enum import Enum
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent import limits, remains
-from ddplaunch.agent.rank_line import RankLine
-from ddplaunch.agent.signals import catches
-from ddplaunch.agent.temporary import Temporary
-from ddplaunch.control.failure import MAX_REPORT, Failure, within
-from ddplaunch.control.messages import Broken, Drained
+from ddplaunch.agent.rank_line import RankChannel
+from ddplaunch.agent.signals import is_caught
+from ddplaunch.agent.temporary import RunTempDir
+from ddplaunch.control.failure import MAX_REPORT_CHARS, RankFailure, limit_text
+from ddplaunch.control.messages import AttemptReport, LauncherFailure
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.errors import EXIT_OS
-from ddplaunch.loop import Loop, Timers
+from ddplaunch.loop import EventLoop, Timers
 from ddplaunch.output.streams import REPORTED, Streams
 from ddplaunch.plan.layout import Rank
 from ddplaunch.plan.plan import Plan
@@ -25,15 +25,15 @@ from ddplaunch.rank import processes
 from ddplaunch.target.target import TargetKind
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.debugging import Debugging
-    from ddplaunch.agent.memory import Memory
-    from ddplaunch.diagnosis.inspection import Arrivals
+    from ddplaunch.agent.debugging import DebugServer
+    from ddplaunch.agent.memory import RankMemory
+    from ddplaunch.diagnosis.inspection import CollectiveArrivals
 
 NOT_BEGUN = "its program has not begun yet"
-INTERRUPT_PATIENCE = 3.0  # seconds from SIGINT until ranks are told by SIGTERM: a wait inside torch sees no SIGINT
+SIGINT_TIMEOUT_S = 3.0  # seconds from SIGINT until ranks are told by SIGTERM: a wait inside torch sees no SIGINT
 
 
-class Phase(Enum):
+class AttemptPhase(Enum):
     """Where an attempt stands on this node."""
 
     WAITING = "nothing runs here until the job says what comes next"
@@ -45,70 +45,70 @@ class Phase(Enum):
     ENDED = "the job is over"
 
 
-NEXT = {
-    Phase.WAITING: {Phase.LOADING, Phase.RUNNING, Phase.ENDED},
-    Phase.LOADING: {Phase.RUNNING, Phase.DRAINING},
-    Phase.RUNNING: {Phase.STOPPING, Phase.SWEEPING, Phase.DRAINING},
-    Phase.STOPPING: {Phase.SWEEPING, Phase.DRAINING},
-    Phase.SWEEPING: {Phase.DRAINING},
-    Phase.DRAINING: {Phase.WAITING, Phase.ENDED},
-    Phase.ENDED: set(),
+ATTEMPT_PHASE_TRANSITIONS = {
+    AttemptPhase.WAITING: {AttemptPhase.LOADING, AttemptPhase.RUNNING, AttemptPhase.ENDED},
+    AttemptPhase.LOADING: {AttemptPhase.RUNNING, AttemptPhase.DRAINING},
+    AttemptPhase.RUNNING: {AttemptPhase.STOPPING, AttemptPhase.SWEEPING, AttemptPhase.DRAINING},
+    AttemptPhase.STOPPING: {AttemptPhase.SWEEPING, AttemptPhase.DRAINING},
+    AttemptPhase.SWEEPING: {AttemptPhase.DRAINING},
+    AttemptPhase.DRAINING: {AttemptPhase.WAITING, AttemptPhase.ENDED},
+    AttemptPhase.ENDED: set(),
 }
 
 
 @dataclass
 class RankProcess:
-    """One rank's process; ``signalled``: we have sent it a signal to end."""
+    """One rank's process; ``told_to_stop``: we have sent it a signal to end."""
 
     rank: Rank
     pid: int
     pidfd: int | None
-    signalled: bool = False
+    told_to_stop: bool = False
 
     def stop(self, number: int) -> None:
         """Tell it to end; one that is stopped handles nothing."""
-        self.signalled = True
+        self.told_to_stop = True
         self.send(number)
         self.send(signal.SIGCONT)
 
     def send(self, number: int) -> None:
-        processes.send(self.pid, number, self.pidfd)
+        processes.send_signal(self.pid, number, self.pidfd)
 
 
-class Ranks:
+class NodeRanks:
     """All ranks, from the order to start to the account of how they ended."""
 
-    def __init__(self, number: int, plan: Plan, loop: Loop, folder: Temporary) -> None:
+    def __init__(self, attempt: int, plan: Plan, loop: EventLoop, folder: RunTempDir) -> None:
         """``folder`` is for error files."""
-        self.number, self.plan = number, plan  # of the attempt: 0 is the first, -1 none yet
-        self.phase = Phase.WAITING
-        self.timers = Timers(loop.after)  # pointless once nothing of them is left
+        self.number, self.plan = attempt, plan  # of the attempt: 0 is the first, -1 none yet
+        self.phase = AttemptPhase.WAITING
+        self.timers = Timers(loop.call_later)  # pointless once nothing of them is left
         self.processes: dict[int, RankProcess] = {}  # by rank, those that live
-        self.lines: dict[int, RankLine] = {}  # of those of them that can be asked what they are doing
-        self.codes: dict[int, int] = {}  # how those that have ended did: -N for signal N
+        self.channels: dict[int, RankChannel] = {}  # of those of them that can be asked what they are doing
+        self.exit_codes: dict[int, int] = {}  # how those that have ended did: -N for signal N
         self.ends: dict[int, float] = {}  # when those were seen to be gone, in seconds since the epoch
-        self.pending = 0  # wanted and not there yet
-        self.failures: list[Failure] = []  # those that nobody asked for
-        self.arrivals: list[Arrivals] = []  # of those that have done their work, after a long run
-        self.stopped = 0  # how many ended because they were told to
-        self.sent: set[int] = set()  # the signals that were to stop them
-        self.started = 0  # how many have got a process
+        self.not_spawned = 0  # wanted and not there yet
+        self.failures: list[RankFailure] = []  # those that nobody asked for
+        self.arrivals: list[CollectiveArrivals] = []  # of those that have done their work, after a long run
+        self.stopped_count = 0  # how many ended because they were told to
+        self.stop_signals: set[int] = set()  # the signals that were to stop them
+        self.spawned_count = 0  # how many have got a process
         self.on_failed: Callable[[int, str], None] = lambda rank, what: None  # by which exception its program has ended
-        self.debugging: Debugging | None = None  # where a person may debug them
-        self._broken: Broken | None = None
-        self.memory: Memory | None = None  # what becomes of theirs, once there is one of them
+        self.debug_server: DebugServer | None = None  # where a person may debug them
+        self._launcher_failure: LauncherFailure | None = None
+        self.memory: RankMemory | None = None  # what becomes of theirs, once there is one of them
         self._loop, self._folder = loop, folder
 
-    def enter(self, phase: Phase) -> None:
-        assert phase in NEXT[self.phase], f"{self.phase} to {phase}"
+    def set_phase(self, phase: AttemptPhase) -> None:
+        assert phase in ATTEMPT_PHASE_TRANSITIONS[self.phase], f"{self.phase} to {phase}"
         self.phase = phase
 
-    def file(self, rank: int, kind: str) -> str | None:
+    def rank_file_path(self, rank: int, kind: str) -> str | None:
         """Where a rank tells us something in this attempt: "json" of its exception, "trace.json" of its collectives."""
         folder = self._folder.path
         return os.path.join(folder, f"{rank}.{self.number}.{kind}") if folder else None
 
-    def worked(self, rank: int) -> float:
+    def last_keep_alive(self, rank: int) -> float:
         """When it last called ``runtime.working``, on the monotonic clock; 0.0 where it did not."""
         folder = self._folder.path
         try:
@@ -116,83 +116,85 @@ class Ranks:
         except OSError:
             return 0.0
 
-    def line(self, rank: int) -> int:
+    def open_channel(self, rank: int) -> int:
         """Return the end of its line that a rank is given. OSError: too many files are open."""
-        line = self.lines[rank] = RankLine(self._loop, lambda what: self.on_failed(rank, what))
-        return line.given
+        line = self.channels[rank] = RankChannel(self._loop, lambda what: self.on_failed(rank, what))
+        return line.rank_fd
 
-    def why_mute(self, rank: int) -> str:
+    def why_not_inspectable(self, rank: int) -> str:
         """Say for people why a rank cannot be asked anything, by what it has said of itself so far; "" where it can."""
-        line = self.lines.get(rank)
+        line = self.channels.get(rank)
         if line is None:
             program = self.plan.target.kind is TargetKind.PROGRAM
             return "it is not a Python program" if program else "ddplaunch runs with --no-inspect"
-        line.catch_up()
-        return "" if line.begun else NOT_BEGUN
+        line.read_pending()
+        return "" if line.is_ready else NOT_BEGUN
 
     @property
-    def debugged(self) -> bool:
+    def has_debugged_rank(self) -> bool:
         """Whether a person has one of them in a debugger."""
-        return self.debugging is not None and self.debugging.busy
+        return self.debug_server is not None and self.debug_server.is_active
 
     @property
-    def idle(self) -> bool:
-        return not self.pending and not self.processes
+    def is_idle(self) -> bool:
+        return not self.not_spawned and not self.processes
 
-    def spawned(self, number: int, pid: int, pidfd: int | None) -> RankProcess:
-        self.pending -= 1
-        self.started += 1
+    def add_process(self, number: int, pid: int, pidfd: int | None) -> RankProcess:
+        self.not_spawned -= 1
+        self.spawned_count += 1
         process = self.processes[number] = RankProcess(self.plan.rank_of(number), pid, pidfd)
         if self.memory is None:  # loaded while the first rank begins
-            from ddplaunch.agent.memory import Memory
+            from ddplaunch.agent.memory import RankMemory
 
-            self.memory = Memory(self._loop, lambda: {each.rank.rank: each.pid for each in self.processes.values()})
-            self.memory.watch()
+            self.memory = RankMemory(self._loop, lambda: {each.rank.rank: each.pid for each in self.processes.values()})
+            self.memory.start_alarm()
         return process
 
-    def ended(self, rank: int, pid: int, code: int) -> RankProcess | None:
+    def remove_process(self, rank: int, pid: int, code: int) -> RankProcess | None:
         """Forget the process of a rank; None where that is one of an attempt before, which could not be killed."""
         if rank not in self.processes or self.processes[rank].pid != pid:
             return None
         process = self.processes.pop(rank)
-        self.codes[rank], self.ends[rank] = code, time.time()
+        self.exit_codes[rank], self.ends[rank] = code, time.time()
         if process.pidfd is not None:
             os.close(process.pidfd)
         return process
 
-    def finish(self, rank: int) -> None:
+    def on_rank_done(self, rank: int) -> None:
         """A rank has done its work: keep what it wrote of its last collectives."""
-        path = self.file(rank, "trace.json")
+        path = self.rank_file_path(rank, "trace.json")
         if path and os.path.exists(path):
             self.arrivals += remains.read_trace_file(path, rank, self.plan.world_size)
 
-    def judge(self, process: RankProcess, code: int, peak: int = 0) -> Failure | None:
+    def to_failure(self, process: RankProcess, code: int, peak: int = 0) -> RankFailure | None:
         """Tell a failure from the end that we asked for; ``code`` is -N for signal N, ``peak`` the memory it had."""
-        recorded = remains.read_error_file(self.file(process.rank.rank, "json"))
-        if process.signalled:
+        recorded = remains.read_error_file(self.rank_file_path(process.rank.rank, "json"))
+        if process.told_to_stop:
             if recorded.message is None:  # killed in a finally that took longer than the grace
                 recorded = self.in_flight(process.rank.rank) or recorded
             if recorded.message is None or recorded.interrupt:
-                self.stopped += 1
+                self.stopped_count += 1
                 return None
             code = 1  # its exception came first, our signal only cut its end short
-        return self._failed(process.rank, process.pid, code, recorded, peak)
+        return self._build_failure(process.rank, process.pid, code, recorded, peak)
 
-    def unborn(self, number: int, reason: int) -> Failure | None:
+    def spawn_failure(self, number: int, errno: int) -> RankFailure | None:
         """A rank got no process, or no descriptors, for the reason of this errno; None after the first such rank."""
-        self.pending -= 1
+        self.not_spawned -= 1
         if any(not failure.pid for failure in self.failures):
             return None
         many = len(self.plan.local_ranks)
-        before = f"; {self.started} of {many} ranks had been started here" if many > 1 else ""
-        message = f"rank {number} could not be started: {limits.why_unborn(reason)}{before}"
-        return self._failed(self.plan.rank_of(number), 0, EXIT_OS, remains.Recorded(message))
+        before = f"; {self.spawned_count} of {many} ranks had been started here" if many > 1 else ""
+        message = f"rank {number} could not be started: {limits.describe_spawn_error(errno)}{before}"
+        return self._build_failure(self.plan.rank_of(number), 0, EXIT_OS, remains.RecordedError(message))
 
-    def _failed(self, rank: Rank, pid: int, code: int, recorded: remains.Recorded, peak: int = 0) -> Failure:
+    def _build_failure(
+        self, rank: Rank, pid: int, code: int, recorded: remains.RecordedError, peak: int = 0
+    ) -> RankFailure:
         said = recorded.traceback or recorded.message or ""
-        cuda = remains.read_oom_summary(self.file(rank.rank, "oom"), said)
-        short = self.memory.account(-code, said, rank.rank, pid, peak) if self.memory else None
-        failure = Failure(
+        cuda = remains.read_oom_summary(self.rank_file_path(rank.rank, "oom"), said)
+        short = self.memory.explain_kill(-code, said, rank.rank, pid, peak) if self.memory else None
+        failure = RankFailure(
             rank=rank.rank,
             local_rank=rank.local_rank,
             host=rank.host or "",
@@ -203,16 +205,16 @@ class Ranks:
             message=recorded.message,
             traceback=recorded.traceback,
             moment=recorded.moment or time.time(),
-            hint=recorded.hint or cuda or short or remains.hint_of(-code),
+            hint=recorded.hint or cuda or short or remains.signal_hint(-code),
             refused=recorded.refused,
             collectives=recorded.collectives,
         )
         self.failures.append(failure)
         return failure
 
-    def in_flight(self, rank: int) -> remains.Recorded | None:
+    def in_flight(self, rank: int) -> remains.RecordedError | None:
         """The exception that a rank was handling at the last look, and that will end it."""
-        path = self.file(rank, "json.in-flight")
+        path = self.rank_file_path(rank, "json.in-flight")
         if path is None or not os.path.exists(path):
             return None
         from ddplaunch.agent.in_flight import read_in_flight
@@ -224,31 +226,31 @@ class Ranks:
 
         ``spares_failing``: a rank with an exception in flight may clean up, and end by itself within the grace.
         """
-        self.sent.add(number)
+        self.stop_signals.add(number)
         if number != signal.SIGTERM:
-            self.timers.after(INTERRUPT_PATIENCE, lambda: self._stop_all(signal.SIGTERM))
-        self._stop_all(number, spares_failing=spares_failing)
+            self.timers.call_later(SIGINT_TIMEOUT_S, lambda: self._send_stop(signal.SIGTERM))
+        self._send_stop(number, spares_failing=spares_failing)
 
-    def _stop_all(self, number: int, *, spares_failing: bool = False) -> None:
+    def _send_stop(self, number: int, *, spares_failing: bool = False) -> None:
         for process in self.processes.values():
             if not (spares_failing and self.in_flight(process.rank.rank)):
                 process.stop(number)
 
-    def send(self, number: int) -> None:
+    def signal_all(self, number: int) -> None:
         for process in self.processes.values():
             process.send(number)
 
-    def catch(self, number: int) -> bool:
+    def any_catches(self, number: int) -> bool:
         """Whether one of them handles this signal."""
-        return any(catches(process.pid, number) for process in self.processes.values())
+        return any(is_caught(process.pid, number) for process in self.processes.values())
 
-    def pass_on(self, number: int) -> None:
+    def forward_signal(self, number: int) -> None:
         """Send a signal to those that catch it: it would end another program, and some ask a rank something."""
         for rank, process in self.processes.items():
-            if line := self.lines.get(rank):
-                line.catch_up()
+            if line := self.channels.get(rank):
+                line.read_pending()
             ours = line.taken_signals if line else ()
-            if number not in ours and catches(process.pid, number):
+            if number not in ours and is_caught(process.pid, number):
                 process.send(number)
 
     def suspend(self) -> None:
@@ -264,35 +266,42 @@ class Ranks:
                 os.kill(os.getpid(), signal.SIGSTOP)
                 signal.signal(signal.SIGCONT, before)
 
-    def cut_short(self) -> None:
+    def mark_stopped(self) -> None:
         """Whatever ends from now on was told to."""
         for process in self.processes.values():
-            process.signalled = True
+            process.told_to_stop = True
 
     def broke(self, how: str) -> None:
         """A process of the launcher's, without which they cannot go on, has ended."""
-        self._broken = self._broken or Broken(how, time.time())
+        self._launcher_failure = self._launcher_failure or LauncherFailure(how, time.time())
 
-    def cut_off(self, how: str | None) -> None:
+    def on_zygote_lost(self, how: str | None) -> None:
         """They ended with their zygote, as ``Tree.close`` says; those that had recorded an exception have failed."""
         if how:
             self.broke(how)
-        self.cut_short()
+        self.mark_stopped()
         for process in self.processes.values():
-            self.judge(process, -signal.SIGKILL)
+            self.to_failure(process, -signal.SIGKILL)
         self.processes.clear()
-        self.pending = 0
+        self.not_spawned = 0
 
     def close(self) -> None:
         """Nothing of them is left."""
-        self.timers.cancel()
+        self.timers.cancel_all()
         if self.memory:
             self.memory.close()
-        for line in self.lines.values():
+        for line in self.channels.values():
             line.close()
-        self.lines.clear()
+        self.channels.clear()
 
-    def account(self, streams: Streams, *, seen: bool) -> Drained:
+    def build_report(self, streams: Streams, *, seen: bool) -> AttemptReport:
         """What the job hears of it in the end, failures with the last lines that each rank printed."""
         failures = (replace(each, tail=remains.last_lines(streams.tail(each.rank, REPORTED))) for each in self.failures)
-        return Drained(self.number, tuple(within(failures, MAX_REPORT)), self.stopped, time.time(), self._broken, seen)
+        return AttemptReport(
+            self.number,
+            tuple(limit_text(failures, MAX_REPORT_CHARS)),
+            self.stopped_count,
+            time.time(),
+            self._launcher_failure,
+            seen,
+        )

@@ -13,205 +13,211 @@ from functools import partial
 
 from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.dataclass import dataclass, field
-from ddplaunch.loop import Loop, Timer
+from ddplaunch.loop import EventLoop, Timer
 from ddplaunch.output import events
 
 if TYPE_CHECKING:
-    from ddplaunch.devices.gpu_usage import GpuUsage, GpuWatch
-    from ddplaunch.devices.processes import Used
+    from ddplaunch.devices.gpu_usage import GpuUsage, GpuUsageQuery
+    from ddplaunch.devices.processes import ProcessUsage
     from ddplaunch.diagnosis.inspection import Inspection
-    from ddplaunch.diagnosis.readings import GpuReading, Reading
+    from ddplaunch.diagnosis.readings import GpuSample, NodeSample
     from ddplaunch.output.events import Event
     from ddplaunch.plan.plan import Plan
 
     Inspect = Callable[[str, Callable[[Inspection], None]], None]
-    Hear = Callable[["Look", "Reading | None"], None]
+    Hear = Callable[["CounterSnapshot", "NodeSample | None"], None]
 
-EARLY = (1.0, 1.0, 2.0, 4.0, 7.0)  # seconds between the looks of an attempt's first 15 s, while they are needed
-EVERY = 15.0
+EARLY_INTERVALS_S = (
+    1.0,
+    1.0,
+    2.0,
+    4.0,
+    7.0,
+)  # seconds between the looks of an attempt's first 15 s, while they are needed
+SAMPLE_INTERVAL_S = 15.0
 LATER, AFTER = 60.0, 3600.0  # seconds between two looks, once the job is older than this
-FEW = 500  # collectives: a rank takes 12 ms to tell of as many
+FIRST_COLLECTIVE_LIMIT = 500  # collectives: a rank takes 12 ms to tell of as many
 
 
 @dataclass(frozen=True)
-class Look:
+class CounterSnapshot:
     """What was found at one moment, counted from the start of each process; by rank, those that run."""
 
     plan: Plan
     time: float  # seconds since the epoch
     clock: float  # seconds, monotonic
     pids: Mapping[int, int] = field(default_factory=dict)
-    used: Mapping[int, Used] = field(default_factory=dict)
+    usage: Mapping[int, ProcessUsage] = field(default_factory=dict)
     groups: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # collectives completed, by group
-    behind: frozenset[int] = frozenset()
+    behind_ranks: frozenset[int] = frozenset()
     gpus: tuple[GpuUsage, ...] = ()
 
 
-class NodeReadings:
+class SampleCollector:
     """Those of one node, from attempt to attempt: an observer, which tells ``hear`` of each look."""
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         inspect: Inspect | None,
         emit: Callable[[Event], None],
-        hearers: Sequence[Hear],
+        subscribers: Sequence[Hear],
         *,
-        later: float = LATER,
+        late_interval_s: float = LATER,
     ) -> None:
         """``inspect`` finds the state or the pace of the ranks here, None where they cannot be asked.
 
-        ``hearers`` are called with each look from the first plan on, without a reading where no rank runs. ``later``:
+        ``subscribers`` are called with each look from the first plan on, without a reading where no rank runs. ``late_interval_s``:
         seconds between two looks after the first hour.
         """
-        self._loop, self._inspect, self._emit, self._hearers = loop, inspect, emit, hearers
-        self._began, self._later = time.monotonic(), later
+        self._loop, self._inspect, self._emit, self._hearers = loop, inspect, emit, subscribers
+        self._began, self._later = time.monotonic(), late_interval_s
         self._plan: Plan | None = None
         self._attempt = -1
         self._pids: dict[int, int] = {}
-        self._early: list[float] = []  # what is left of EARLY
+        self._early: list[float] = []  # what is left of EARLY_INTERVALS_S
         self._timer: Timer | None = None
-        self._before: Look | None = None  # None while ranks are being started
+        self._before: CounterSnapshot | None = None  # None while ranks are being started
         self._looking = self._first_known = False
-        self._gpus: GpuWatch | None = None
+        self._gpus: GpuUsageQuery | None = None
 
     def observe(self, event: Event) -> None:
         match event:
-            case events.Planned(plan=plan, attempt=attempt):
-                self._close_gpus()  # its child went with the last attempt, perhaps
+            case events.AttemptPlanned(plan=plan, attempt=attempt):
+                self._stop_gpu_query()  # its child went with the last attempt, perhaps
                 self._plan, self._attempt, self._pids, self._before = plan, attempt, {}, None
                 self._looking = self._first_known = False
                 if self._timer is None:
-                    self._tell(Look(plan, time.time(), time.monotonic()))
-                self._again(EVERY)
-            case events.Started(rank=rank, pid=pid):
+                    self._publish(CounterSnapshot(plan, time.time(), time.monotonic()))
+                self._schedule(SAMPLE_INTERVAL_S)
+            case events.RankStarted(rank=rank, pid=pid):
                 self._pids[rank] = pid
                 if self._plan and len(self._pids) == len(self._plan.local_ranks):
-                    self._before = Look(self._plan, time.time(), time.monotonic())
-                    self._early = [*EARLY[1:]]
-                    self._again(EARLY[0])
-            case events.Exited(rank=rank):
+                    self._before = CounterSnapshot(self._plan, time.time(), time.monotonic())
+                    self._early = [*EARLY_INTERVALS_S[1:]]
+                    self._schedule(EARLY_INTERVALS_S[0])
+            case events.RankExited(rank=rank):
                 self._pids.pop(rank, None)
-            case events.Ended():
-                self._close_gpus()
+            case events.JobEnded():
+                self._stop_gpu_query()
                 self._plan = self._before = None
                 if self._timer is not None:
                     self._timer.cancel()
 
-    def _tell(self, look: Look, reading: Reading | None = None) -> None:
+    def _publish(self, look: CounterSnapshot, reading: NodeSample | None = None) -> None:
         for hear in self._hearers:
             hear(look, reading)
 
-    def _again(self, seconds: float) -> None:
+    def _schedule(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.after(seconds, self._tick)
+        self._timer = self._loop.call_later(seconds, self._on_timer)
 
-    def _tick(self) -> None:
+    def _on_timer(self) -> None:
         old = time.monotonic() - self._began > AFTER
-        wait = self._early.pop(0) if self._early else self._later if old else EVERY
+        wait = self._early.pop(0) if self._early else self._later if old else SAMPLE_INTERVAL_S
         if self._first_known:  # the looks of the first seconds are not needed any more
             wait += sum(self._early)
             self._early.clear()
-        self._again(wait)
+        self._schedule(wait)
         if self._plan is not None and (self._before is None or not self._pids):
-            self._tell(Look(self._plan, time.time(), time.monotonic()))
+            self._publish(CounterSnapshot(self._plan, time.time(), time.monotonic()))
         elif not self._looking:
             self._looking = True
-            if not self._ask_gpus():
-                self._ask_ranks()
+            if not self._query_gpus():
+                self._query_ranks()
 
     # ----------------------------------------------------------------------------------------------------- one look
 
-    def _ask_gpus(self) -> bool:
-        """Ask the driver, where ranks have GPUs; return whether ``_ask_ranks`` will be called."""
+    def _query_gpus(self) -> bool:
+        """Ask the driver, where ranks have GPUs; return whether ``_query_ranks`` will be called."""
         assert self._plan is not None
         if not any(rank.device.startswith("cuda") for rank in self._plan.local_ranks):
             return False
-        from ddplaunch.devices.gpu_usage import GpuWatch
+        from ddplaunch.devices.gpu_usage import GpuUsageQuery
 
-        self._gpus = self._gpus or GpuWatch(self._loop, self._ask_ranks)
-        return self._gpus.ask()
+        self._gpus = self._gpus or GpuUsageQuery(self._loop, self._query_ranks)
+        return self._gpus.query()
 
-    def _close_gpus(self) -> None:
+    def _stop_gpu_query(self) -> None:
         if self._gpus:
             self._gpus.close()
             self._gpus = None
 
-    def _ask_ranks(self) -> None:
+    def _query_ranks(self) -> None:
         if not self._looking or self._before is None:
             return
         if self._inspect:
-            self._inspect("state", partial(self._seen, self._attempt))
+            self._inspect("state", partial(self._on_ranks_inspected, self._attempt))
         else:
-            self._seen(self._attempt, None)
+            self._on_ranks_inspected(self._attempt, None)
 
-    def _seen(self, attempt: int, inspection: Inspection | None) -> None:
+    def _on_ranks_inspected(self, attempt: int, inspection: Inspection | None) -> None:
         if attempt != self._attempt or self._before is None or self._plan is None:
             return
         self._looking = False
         from ddplaunch.devices.gpu_usage import used_by_ranks
-        from ddplaunch.devices.processes import used_by
+        from ddplaunch.devices.processes import read_tree_usage
 
         pids = dict(self._pids)
-        used = {rank: found for rank, pid in pids.items() if (found := used_by(pid))}
+        used = {rank: found for rank, pid in pids.items() if (found := read_tree_usage(pid))}
         asked = [each for each in inspection.ranks if each.rank in used] if inspection else []
         groups = {each.rank: {group.group: group.completed for group in each.groups} for each in asked if each.groups}
-        late = diagnosis.readings.behind(inspection) if inspection else frozenset[int]()
+        late = diagnosis.readings.ranks_behind(inspection) if inspection else frozenset[int]()
         gpus = used_by_ranks(self._gpus.usage, pids.values()) if self._gpus else ()
-        now = Look(self._plan, time.time(), time.monotonic(), pids, used, groups, late, gpus or ())
+        now = CounterSnapshot(self._plan, time.time(), time.monotonic(), pids, used, groups, late, gpus or ())
         before, self._before = self._before, now
-        self._tell(now, reading(before, now, attempt))
+        self._publish(now, compute_sample(before, now, attempt))
         if inspection and not self._first_known:
-            self._look_for_first(attempt, inspection, now.time)
+            self._find_first_collective(attempt, inspection, now.time)
 
     # -------------------------------------------------------------------------------------- the first collective
 
-    def _look_for_first(self, attempt: int, inspection: Inspection, now: float) -> None:
+    def _find_first_collective(self, attempt: int, inspection: Inspection, now: float) -> None:
         """Tell when the ranks have entered their first collective; where they are long past it, say now."""
         entered = [sum(group.enqueued for group in rank.groups) for rank in inspection.ranks]
         if self._inspect is None or not entered or not all(entered):
             return
         self._first_known = True
-        if max(entered) <= min(FEW, diagnosis.arrivals.kept(inspection.world_size)):
-            self._inspect("pace", partial(self._tell_first, attempt, now))
+        if max(entered) <= min(FIRST_COLLECTIVE_LIMIT, diagnosis.arrivals.operations_per_rank(inspection.world_size)):
+            self._inspect("pace", partial(self._emit_first_collective, attempt, now))
         else:
             self._emit(events.FirstCollective(now))
 
-    def _tell_first(self, attempt: int, latest: float, inspection: Inspection) -> None:
+    def _emit_first_collective(self, attempt: int, latest: float, inspection: Inspection) -> None:
         if attempt != self._attempt or self._before is None:
             return
         firsts = [min((each.began for each in rank.arrivals), default=latest) for rank in inspection.ranks]
         self._emit(events.FirstCollective(min(max(firsts), latest)))
 
 
-def reading(before: Look, now: Look, attempt: int) -> Reading:
+def compute_sample(before: CounterSnapshot, now: CounterSnapshot, attempt: int) -> NodeSample:
     """What happened between two looks of an attempt."""
     made = diagnosis.readings
     seconds = max(now.clock - before.clock, 1e-3)
-    rates = {rank: _collectives(before, now, rank) / seconds for rank in now.groups}
-    fast = max(rates.values(), default=0.0) > made.FAST
+    rates = {rank: _completed_collectives(before, now, rank) / seconds for rank in now.groups}
+    fast = max(rates.values(), default=0.0) > made.MAX_COMPARABLE_RATE
     rows = []
-    for rank, used in now.used.items():
-        was = before.used.get(rank)
+    for rank, used in now.usage.items():
+        was = before.usage.get(rank)
         cpus, read, written = (
             max(0.0, getattr(used, name) - (getattr(was, name) if was else 0)) / seconds
             for name in ("cpu", "read", "written")
         )
-        late = None if rank not in now.groups or fast else float(rank in now.behind)
-        rows.append(made.RankReading(rank, cpus, float(used.memory), read, written, rates.get(rank), late))
+        late = None if rank not in now.groups or fast else float(rank in now.behind_ranks)
+        rows.append(made.RankSample(rank, cpus, float(used.memory), read, written, rates.get(rank), late))
     ranks = {pid: rank for rank, pid in now.pids.items()}
-    gpus = tuple(_gpu(each, ranks) for each in now.gpus)
-    return made.Reading(now.time, seconds, attempt, tuple(sorted(rows)), gpus)
+    gpus = tuple(_gpu_sample(each, ranks) for each in now.gpus)
+    return made.NodeSample(now.time, seconds, attempt, tuple(sorted(rows)), gpus)
 
 
-def _collectives(before: Look, now: Look, rank: int) -> int:
+def _completed_collectives(before: CounterSnapshot, now: CounterSnapshot, rank: int) -> int:
     """How many a rank has completed since; of a group that it knew before, or that is new."""
     was = before.groups.get(rank, {})
     return sum(max(0, count - was.get(group, 0)) for group, count in now.groups[rank].items())
 
 
-def _gpu(gpu: GpuUsage, ranks: Mapping[int, int]) -> GpuReading:
+def _gpu_sample(gpu: GpuUsage, ranks: Mapping[int, int]) -> GpuSample:
     rank = next((ranks[pid] for pid in gpu.pids if pid in ranks), -1)
     figures = (None if each is None else float(each) for each in (gpu.busy, gpu.memory_used, gpu.power, gpu.slowed))
-    return diagnosis.readings.GpuReading(gpu.gpu, rank, *figures)
+    return diagnosis.readings.GpuSample(gpu.gpu, rank, *figures)

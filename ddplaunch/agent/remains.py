@@ -7,19 +7,21 @@ import os
 import re
 
 from ddplaunch import TYPE_CHECKING, diagnosis
-from ddplaunch.control.relay import FOR_RANKS
+from ddplaunch.control.relay import FORWARDED_SIGNALS
 from ddplaunch.dataclass import dataclass
-from ddplaunch.errors import MAX_LINE, MAX_TAIL, readable, shown
-from ddplaunch.files import read_regular
+from ddplaunch.errors import MAX_LINE_CHARS, MAX_TAIL_LINES, sanitize_line, sanitize_text
+from ddplaunch.files import read_regular_file
 
 if TYPE_CHECKING:
-    from ddplaunch.diagnosis.inspection import Arrivals
+    from ddplaunch.diagnosis.inspection import CollectiveArrivals
 
-MAX_RECORDED = 16 << 20  # bytes of an error file; a larger one, with a message of megabytes twice in it, counts as none
+MAX_ERROR_FILE_BYTES = (
+    16 << 20
+)  # bytes of an error file; a larger one, with a message of megabytes twice in it, counts as none
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedError:
     """What an error file says; ``moment`` is in seconds since the epoch. All None where there is no such file."""
 
     message: str | None = None
@@ -31,91 +33,105 @@ class Recorded:
     interrupt: bool = False  # whether it is a KeyboardInterrupt, which a signal of ours may have caused
 
 
-def read_error_file(path: str | None) -> Recorded:
+def read_error_file(path: str | None) -> RecordedError:
     """Read what a rank, or ``@record`` in it, wrote; a file that is missing or cut short says nothing.
 
     Source: torch.distributed.elastic.multiprocessing.errors writes {"message": {"message", "extraInfo":
     {"py_callstack", "timestamp"}}}, or {"message": text}.
     """
     if path is None:
-        return Recorded()
+        return RecordedError()
     try:
-        return _recorded(json.loads(read_regular(path, MAX_RECORDED, links=False))["message"])
+        return _parse_error(json.loads(read_regular_file(path, MAX_ERROR_FILE_BYTES, follow_symlinks=False))["message"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):  # the last of deep nesting
-        return Recorded()
+        return RecordedError()
 
 
-def read_trace_file(path: str, rank: int, world_size: int) -> tuple[Arrivals, ...]:
+def read_trace_file(path: str, rank: int, world_size: int) -> tuple[CollectiveArrivals, ...]:
     """Read when a rank arrived at its last collectives, as ``rank/answers.py`` wrote it; remove the file.
 
     One that is cut short, as on a full disk, says nothing.
     """
     diagnosed = diagnosis.arrivals
     try:
-        traces = read_regular(path, MAX_RECORDED, links=False).splitlines()
+        traces = read_regular_file(path, MAX_ERROR_FILE_BYTES, follow_symlinks=False).splitlines()
         os.unlink(path)
-        return tuple(each for trace in traces for each in diagnosed.read_trace(rank, trace, diagnosed.kept(world_size)))
+        return tuple(
+            each
+            for trace in traces
+            for each in diagnosed.parse_arrivals(rank, trace, diagnosed.operations_per_rank(world_size))
+        )
     except (OSError, ValueError):
         return ()
 
 
-def read_oom_summary(path: str | None, said: str) -> str | None:
+def read_oom_summary(path: str | None, exception_text: str) -> str | None:
     """What ``rank/allocations.py`` wrote of CUDA's memory, for a rank whose exception says that it ran out of it."""
-    if path is None or "OutOfMemoryError" not in said:
+    if path is None or "OutOfMemoryError" not in exception_text:
         return None
     try:
-        lines = read_regular(path, MAX_RECORDED, links=False).decode(errors="replace").splitlines()[:4]
+        lines = (
+            read_regular_file(path, MAX_ERROR_FILE_BYTES, follow_symlinks=False)
+            .decode(errors="replace")
+            .splitlines()[:4]
+        )
     except OSError:
         return None
-    return "\n".join(shown(line, MAX_LINE) for line in lines) or None
+    return "\n".join(sanitize_line(line, MAX_LINE_CHARS) for line in lines) or None
 
 
-def _recorded(content: object) -> Recorded:
+def _parse_error(content: object) -> RecordedError:
     """Make what we can of it: whatever a user's program wrote there may be of any type."""
     if not isinstance(content, dict):
-        return Recorded(readable(str(content)))
+        return RecordedError(sanitize_text(str(content)))
     info = content.get("extraInfo")
     info = info if isinstance(info, dict) else {}
-    message = readable(str(content.get("message"))).removesuffix(": ")  # as torch's @record writes one without words
+    message = sanitize_text(str(content.get("message"))).removesuffix(
+        ": "
+    )  # as torch's @record writes one without words
     time_ns, refused, callstack = info.get("time_ns"), info.get("refused"), info.get("py_callstack")
     entered = info.get("collectives")
-    return Recorded(
+    return RecordedError(
         message=message,
-        traceback=readable(callstack) if isinstance(callstack, str) and callstack else None,
+        traceback=sanitize_text(callstack) if isinstance(callstack, str) and callstack else None,
         moment=time_ns / 1e9 if isinstance(time_ns, int) and 0 < time_ns < 1 << 64 else None,
-        refused=(message, _hint(refused.get("hint"))) if isinstance(refused, dict) else None,
+        refused=(message, _parse_hint(refused.get("hint"))) if isinstance(refused, dict) else None,
         collectives=entered if isinstance(entered, int) and 0 < entered < 1 << 62 else None,
-        hint=_hint(info.get("hint")),
+        hint=_parse_hint(info.get("hint")),
         interrupt=bool(info.get("interrupt")),
     )
 
 
-def _hint(text: object) -> str | None:
-    return "\n".join(shown(line, MAX_LINE) for line in text.splitlines()[:2]) if isinstance(text, str) else None
+def _parse_hint(text: object) -> str | None:
+    return (
+        "\n".join(sanitize_line(line, MAX_LINE_CHARS) for line in text.splitlines()[:2])
+        if isinstance(text, str)
+        else None
+    )
 
 
-def hint_of(number: int) -> str | None:
+def signal_hint(number: int) -> str | None:
     """What an end by this signal may come from."""
-    if number in FOR_RANKS:
+    if number in FORWARDED_SIGNALS:
         return "the program does not handle this signal, and Slurm's --signal may come to every process of a step"
     return None
 
 
-def last_lines(tail: bytes, count: int = MAX_TAIL) -> tuple[str, ...]:
+def last_lines(tail: bytes, count: int = MAX_TAIL_LINES) -> tuple[str, ...]:
     """The last lines that a rank printed; of a progress bar, its last state.
 
     Native frames are left out where there are other lines. Where they followed a traceback of Python's, the lines end
     with that, or soon after.
     """
     printed = [line.rstrip("\r").rpartition("\r")[2] for line in tail.decode(errors="replace").split("\n")]
-    printed = [line for line in printed if line.strip() and not line.startswith(_OURS)]
+    printed = [line for line in printed if line.strip() and not line.startswith(_INTERNAL_LINE_PREFIXES)]
     lines = [line for line in printed if not _NATIVE_FRAME.match(line)] or printed
     begins = [number for number, line in enumerate(lines) if _TRACEBACK.match(line)]
     if begins and any(map(_NATIVE_FRAME.match, printed[begins[-1] :])):
         first = begins[-1]
         exception = next((n for n in range(first + 1, len(lines)) if not _INDENTED.match(lines[n])), len(lines))
         lines = lines[: max(exception + 1, first + count)]
-    return tuple(shown(line, MAX_LINE) for line in lines[-count:])
+    return tuple(sanitize_line(line, MAX_LINE_CHARS) for line in lines[-count:])
 
 
 _NATIVE_FRAME = re.compile(
@@ -126,5 +142,8 @@ _NATIVE_FRAME = re.compile(
 
 _TRACEBACK = re.compile(r"(\[rank\d+\]: ?)?Traceback \(most recent call last\):$")
 _INDENTED = re.compile(r"(\[rank\d+\]: ?)?\s")
-_OURS = (f'  File "{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}{os.sep}', "Extension modules:")
+_INTERNAL_LINE_PREFIXES = (
+    f'  File "{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}{os.sep}',
+    "Extension modules:",
+)
 """What faulthandler prints of a crash that is not the user's: our frames below theirs, and a list of libraries."""

@@ -16,27 +16,27 @@ from functools import partial
 from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.agent import limits
 from ddplaunch.agent.inspections import NodeInspections
-from ddplaunch.agent.job import Outfit
-from ddplaunch.agent.policy import Policy
+from ddplaunch.agent.job import NodeContext
+from ddplaunch.agent.policy import NodeConfig
 from ddplaunch.agent.profiles import NodeProfiles
-from ddplaunch.agent.ranks import Phase, Ranks
-from ddplaunch.agent.signals import ECHO, STOPPING, Direct, Signals
-from ddplaunch.agent.store import Store
-from ddplaunch.agent.stragglers import Stragglers
+from ddplaunch.agent.ranks import AttemptPhase, NodeRanks
+from ddplaunch.agent.signals import STOP_SIGNALS, ZYGOTE_REPORT_DELAY_S, GroupSignalTracker, LauncherSignals
+from ddplaunch.agent.store import StoreHost
+from ddplaunch.agent.stragglers import StragglerMonitor
 from ddplaunch.agent.teardown import Teardown
 from ddplaunch.agent.temporary import PreemptionFile
-from ddplaunch.agent.tree import Tree
+from ddplaunch.agent.tree import ProcessTree
 from ddplaunch.control import messages
-from ddplaunch.control.failure import Failure, Outcome, describe_end
-from ddplaunch.control.link import attempt_plan, make_link
+from ddplaunch.control.failure import JobResult, RankFailure, describe_exit
+from ddplaunch.control.link import make_attempt_plan, make_link
 from ddplaunch.control.messages import Message
-from ddplaunch.control.relay import FOR_RANKS, TOGETHER
-from ddplaunch.control.route import NameServer
-from ddplaunch.control.rules import Rules
-from ddplaunch.control.waiting import describe
+from ddplaunch.control.relay import DUPLICATE_WINDOW_S, FORWARDED_SIGNALS
+from ddplaunch.control.route import ReverseLookupCheck
+from ddplaunch.control.rules import JobConfig
+from ddplaunch.control.waiting import format_join_status
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, UsageError
-from ddplaunch.loop import Callback, Loop
+from ddplaunch.loop import Callback, EventLoop
 from ddplaunch.output import events, terminal
 from ddplaunch.output.run_log import RunLog
 from ddplaunch.output.screen import Screen
@@ -47,11 +47,11 @@ from ddplaunch.rank import processes
 from ddplaunch.words import signal_name
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.check import CheckOfNode
-    from ddplaunch.agent.debugging import Debugging
+    from ddplaunch.agent.check import NodeCheck
+    from ddplaunch.agent.debugging import DebugServer
     from ddplaunch.agent.missing_nodes import MissingNodes
-    from ddplaunch.agent.sidecars import Sidecars
-    from ddplaunch.agent.stall_clock import StallClock
+    from ddplaunch.agent.sidecars import SidecarRunner
+    from ddplaunch.agent.stall_clock import StallDetector
     from ddplaunch.diagnosis.inspection import Detail, Inspection
     from ddplaunch.rank.messages import Usage
 
@@ -62,83 +62,95 @@ class Supervisor:
     def __init__(
         self,
         plan: Plan,
-        policy: Policy,
-        rules: Rules,
+        node_config: NodeConfig,
+        job_config: JobConfig,
         environ: Mapping[str, str],
-        loop: Loop,
+        loop: EventLoop,
         screen: Screen,
         log: RunLog,
         observers: events.Observers,
-        asked: Callback,
-        invite: Callable[[Debugging], object],
-        listening: socket.socket | None,
+        on_inspect_key: Callback,
+        on_debugger_stop: Callable[[DebugServer], object],
+        listener_socket: socket.socket | None,
     ) -> None:
-        """Bind the ports and open the log folder; ``listening`` is on the control port, if that was claimed before.
+        """Bind the ports and open the log folder; ``listener_socket`` is on the control port, if that was claimed before.
 
-        ``asked`` is called when somebody at the terminal asks what the ranks are doing, ``invite`` when a rank stops in
+        ``on_inspect_key`` is called when somebody at the terminal asks what the ranks are doing, ``on_debugger_stop`` when a rank stops in
         its debugger and nobody is there.
 
         Raises:
             UsageError: a port is taken, there is no such interface, or the folder cannot be made.
         """
-        self._policy, self._rules = policy, rules
-        self._loop, self._screen, self._asked, self._invite = loop, screen, asked, invite
-        limits.allow_descriptors(len(plan.local_ranks), 3 + 2 * bool(policy.log_dir) + policy.inspect)
-        store = Store(plan, fresh=plan.nnodes == 1 or rules.port is not None)
+        self._policy, self._rules = node_config, job_config
+        self._loop, self._screen, self._asked, self._invite = loop, screen, on_inspect_key, on_debugger_stop
+        limits.raise_fd_limit(len(plan.local_ranks), 3 + 2 * bool(node_config.log_dir) + node_config.inspect)
+        store = StoreHost(plan, new_file_each_attempt=plan.nnodes == 1 or job_config.port is not None)
         self._plan = replace(plan, master_port=store.port.number) if store.port else plan
-        self._link = make_link(loop, self._plan, rules, self._hear, listening)
-        if plan.hosts_store or rules.port is None:
+        self._link = make_link(loop, self._plan, job_config, self._on_message, listener_socket)
+        if plan.hosts_store or job_config.port is None:
             log.open(plan.run_id, plan.node_rank)
-        self._tree = Tree(loop, policy, environ, plan.run_id, screen.note)
+        self._tree = ProcessTree(loop, node_config, environ, plan.run_id, screen.show_note)
         self._observers, self._emit = observers, observers.emit
-        self.streams = Streams(loop, screen, self._printed, lambda: self._teardown.drained(), whole=policy.show.whole)
-        self._outfit = Outfit(policy, screen, self.streams, log, store, PreemptionFile(self._tree.temporary))
-        self._name_server = NameServer(screen.note) if rules.port is not None else None
-        self._signals, self._direct = Signals(policy.preempt_signal), Direct()
-        node_only = rules.port is None and plan.nnodes > 1
-        self._inspections = NodeInspections(loop, self._link.tell, self._complete, screen.note, node_only=node_only)
-        self.profiles = NodeProfiles(loop, self._link.tell)
-        self._stall_clock: StallClock | None = None
-        self._check_of_node: CheckOfNode | None = None
+        self.streams = Streams(
+            loop,
+            screen,
+            self._on_output,
+            lambda: self._teardown.on_output_drained(),
+            full_tracebacks=node_config.show.full_tracebacks,
+        )
+        self._outfit = NodeContext(node_config, screen, self.streams, log, store, PreemptionFile(self._tree.temp_dir))
+        self._name_server = ReverseLookupCheck(screen.show_note) if job_config.port is not None else None
+        self._signals, self._direct = LauncherSignals(node_config.preempt_signal), GroupSignalTracker()
+        node_only = job_config.port is None and plan.nnodes > 1
+        self._inspections = NodeInspections(
+            loop, self._link.send, self._add_idle_times, screen.show_note, node_only=node_only
+        )
+        self.profiles = NodeProfiles(loop, self._link.send)
+        self._stall_clock: StallDetector | None = None
+        self._check_of_node: NodeCheck | None = None
         self._missing_nodes: MissingNodes | None = None
-        self._outcome: Outcome | None = None
-        self.debugging: Debugging | None = None
-        self.sidecars: Sidecars | None = None  # to be ended when people have read how the job ended
-        self._begin(-1, self._plan)
+        self._outcome: JobResult | None = None
+        self.debugging: DebugServer | None = None
+        self.sidecars: SidecarRunner | None = None  # to be ended when people have read how the job ended
+        self._new_attempt(-1, self._plan)
 
-    def _begin(self, attempt: int, plan: Plan) -> None:
-        tell, rules = self._link.tell, self._rules
-        ranks = self._ranks = Ranks(attempt, plan, self._loop, self._tree.temporary)
-        inspect, patience = partial(self.inspect_here, "stacks"), rules.straggler_timeout
-        stragglers = Stragglers(self._loop, ranks, patience, inspect, tell, self._screen.note)
-        self._teardown = Teardown(ranks, self._tree, self._outfit, rules, self._emit, tell, self._drained, stragglers)
+    def _new_attempt(self, attempt: int, plan: Plan) -> None:
+        tell, rules = self._link.send, self._rules
+        ranks = self._ranks = NodeRanks(attempt, plan, self._loop, self._tree.temp_dir)
+        inspect, patience = partial(self.inspect_local, "stacks"), rules.straggler_timeout
+        stragglers = StragglerMonitor(self._loop, ranks, patience, inspect, tell, self._screen.show_note)
+        self._teardown = Teardown(
+            ranks, self._tree, self._outfit, rules, self._emit, tell, self._on_drained, stragglers
+        )
 
-    def inspect_here(self, detail: str, ranks: Ranks | None, done: Callable[[Inspection], None]) -> None:
+    def inspect_local(self, detail: str, ranks: NodeRanks | None, done: Callable[[Inspection], None]) -> None:
         """Inspect the ranks of this node, where none are given those of this attempt."""
         ranks = ranks or self._ranks
         if self._stall_clock and detail == "state":
             done = self._stall_clock.noting(ranks, done)
-        self._inspections.begin(ranks, diagnosis.inspection.Detail(detail), done)
+        self._inspections.inspect_local(ranks, diagnosis.inspection.Detail(detail), done)
 
-    def _complete(self, inspection: Inspection, ranks: Ranks) -> Inspection:
-        return self._stall_clock.complete(inspection, ranks) if self._stall_clock else inspection
+    def _add_idle_times(self, inspection: Inspection, ranks: NodeRanks) -> Inspection:
+        return self._stall_clock.add_idle_times(inspection, ranks) if self._stall_clock else inspection
 
-    def _printed(self, rank: int) -> None:
+    def _on_output(self, rank: int) -> None:
         if self._stall_clock:
-            self._stall_clock.printed(rank)
+            self._stall_clock.on_output(rank)
 
-    def run(self) -> Outcome:
+    def run(self) -> JobResult:
         """Run the job; returns when nothing of it is left here but its sidecars."""
         warning = self._policy.preempt_signal
-        self._loop.catch(STOPPING, self._signalled, anyway=() if warning is None else (warning,))
-        self._loop.catch(FOR_RANKS - {warning}, self._for_ranks)
-        self._tree.plant(self._plan, self._outfit.store.path, self)
+        self._loop.add_signal_handlers(
+            STOP_SIGNALS, self._on_signal, even_if_ignored=() if warning is None else (warning,)
+        )
+        self._loop.add_signal_handlers(FORWARDED_SIGNALS - {warning}, self._on_forwardable_signal)
+        self._tree.ensure_zygote(self._plan, self._outfit.store.path, self)
         processes.adopt_orphans()  # not before: a warm zygote is a detached process
         try:
-            with terminal.restored():
-                self._link.begin()
-                while self._ranks.phase is not Phase.ENDED:
-                    self._loop.step()
+            with terminal.restore_terminal():
+                self._link.start()
+                while self._ranks.phase is not AttemptPhase.ENDED:
+                    self._loop.run_once()
         finally:
             if self._check_of_node is not None:
                 self._check_of_node.close()
@@ -146,115 +158,117 @@ class Supervisor:
             if self.debugging:
                 self.debugging.close()
             self._tree.close()
-            self._tree.temporary.remove()
+            self._tree.temp_dir.remove()
             self._outfit.store.close()
         self._screen.end()
         while (outcome := self._outcome) is None or not (
-            self._loop.settled and self._screen.written and self._link.closed
+            self._loop.is_idle and self._screen.is_drained and self._link.is_closed
         ):
-            self._loop.step()
+            self._loop.run_once()
         return outcome
 
     # ------------------------------------------------------------------------------------- what comes from the job
 
-    def _hear(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         match message:
-            case messages.Joined():
-                self._join(message)
+            case messages.JoinAccepted():
+                self._on_joined(message)
             case messages.JoinStatus():
-                self._screen.footer(describe(message), of_job=True)
+                self._screen.show_footer(format_join_status(message), of_job=True)
                 if not self._plan.node_rank and message.min_nodes == message.max_nodes:
-                    self._look_for(message.missing)
-            case messages.Seeking(trouble=trouble):
-                self._screen.footer(f"waiting for node 0: {trouble}")
-                self._look_for((0,))
-            case messages.Alone():
+                    self._check_missing_nodes(message.missing)
+            case messages.ConnectingToNodeZero(reason=trouble):
+                self._screen.show_footer(f"waiting for node 0: {trouble}")
+                self._check_missing_nodes((0,))
+            case messages.CoordinatorLost():
                 self._screen.speaks = True
-            case messages.Check():
-                self._check(message)
-            case messages.Start() if not self._outfit.log.failed:  # else node 0, which hears of it, ends the job
-                self._start(message)
-            case messages.Stop(attempt=attempt) if attempt == self._ranks.number:
-                self._teardown.order(message)
+            case messages.CheckNode():
+                self._on_check(message)
+            case messages.StartAttempt() if not self._outfit.log.failed:  # else node 0, which hears of it, ends the job
+                self._on_start(message)
+            case messages.StopAttempt(attempt=attempt) if attempt == self._ranks.number:
+                self._teardown.on_stop(message)
                 if self.debugging:
-                    self.debugging.release()
-            case messages.Preempt(attempt=attempt) if attempt == self._ranks.number:
-                self._make_room()
-            case messages.ForRanks():
-                self._loop.after(TOGETHER if message.direct else 0, partial(self._pass_on, message.number))
-            case messages.Inspect():
-                self._inspections.answer(self._ranks, message)
-            case messages.Inspected(serial=serial) if serial:
-                self._inspections.answered(message)
-            case messages.TakeProfile():
-                self.profiles.take(self._ranks, message)
-            case messages.Profiled():
-                self.profiles.answered(message)
-            case messages.End(outcome=outcome):
-                self._end(outcome)
-            case _ if event := events.told(message):
+                    self.debugging.release_ranks()
+            case messages.PreemptRanks(attempt=attempt) if attempt == self._ranks.number:
+                self._on_preempt()
+            case messages.ForwardSignal():
+                self._loop.call_later(
+                    DUPLICATE_WINDOW_S if message.sent_to_group else 0, partial(self._forward_signal, message.number)
+                )
+            case messages.InspectRequest():
+                self._inspections.on_request(self._ranks, message)
+            case messages.InspectReply(serial=serial) if serial:
+                self._inspections.on_reply(message)
+            case messages.ProfileRequest():
+                self.profiles.on_request(self._ranks, message)
+            case messages.ProfileReply():
+                self.profiles.on_reply(message)
+            case messages.EndJob(outcome=outcome):
+                self._on_job_end(outcome)
+            case _ if event := events.event_from_message(message):
                 self._emit(event)
 
-    def _look_for(self, missing: Sequence[int]) -> None:
+    def _check_missing_nodes(self, missing: Sequence[int]) -> None:
         """See whether these nodes, which have not joined, still can."""
-        if self._policy.in_step:
+        if self._policy.in_slurm_step:
             from ddplaunch.agent.missing_nodes import MissingNodes
 
             if self._missing_nodes is None:
-                self._missing_nodes = MissingNodes(self._loop, os.environ, self._plan, self._link.tell)
-            self._missing_nodes.heard(missing)
+                self._missing_nodes = MissingNodes(self._loop, os.environ, self._plan, self._link.send)
+            self._missing_nodes.set_missing(missing)
 
-    def _all_there(self) -> None:
+    def _stop_missing_check(self) -> None:
         if self._missing_nodes:
             self._missing_nodes.close()
             self._missing_nodes = None
 
-    def _join(self, joined: messages.Joined) -> None:
-        self._all_there()
+    def _on_joined(self, joined: messages.JoinAccepted) -> None:
+        self._stop_missing_check()
         if joined.node_rank is not None:
             self._plan = replace(self._plan, node_rank=joined.node_rank)
         try:
             self._outfit.log.open(joined.run_id, self._plan.node_rank, late=joined.late)
         except UsageError as error:
-            self._link.tell(messages.Unable(error.message, error.hint))
+            self._link.send(messages.NodeStartError(error.message, error.hint))
 
-    def _check(self, order: messages.Check) -> None:
+    def _on_check(self, order: messages.CheckNode) -> None:
         """Check whether this machine has what its ranks need; a check that is under way is for nothing now."""
-        from ddplaunch.agent.check import CheckOfNode
+        from ddplaunch.agent.check import NodeCheck
 
-        self._all_there()
+        self._stop_missing_check()
         if self._check_of_node is not None:
             self._check_of_node.close()
-        self._screen.footer("")  # all that were awaited have joined
-        environ, log_dir = {**self._tree.environ, **self._plan.shared}, self._outfit.log.path
-        footer, tell = self._screen.footer, self._link.tell
-        self._check_of_node = CheckOfNode(self._loop, order, self._plan, environ, log_dir, footer, tell)
+        self._screen.show_footer("")  # all that were awaited have joined
+        environ, log_dir = {**self._tree.environ, **self._plan.shared_environment}, self._outfit.log.path
+        footer, tell = self._screen.show_footer, self._link.send
+        self._check_of_node = NodeCheck(self._loop, order, self._plan, environ, log_dir, footer, tell)
 
-    def _start(self, order: messages.Start) -> None:
-        self._all_there()
+    def _on_start(self, order: messages.StartAttempt) -> None:
+        self._stop_missing_check()
         plan, environ = self._plan, self._tree.environ
         if self._check_of_node is not None:
             self._check_of_node.close()
-        if order.place:
-            extra = self._name_server.variables() if self._name_server else {}
-            plan = attempt_plan(plan, order, self._rules, environ, extra)
+        if order.assignment:
+            extra = self._name_server.rank_environment() if self._name_server else {}
+            plan = make_attempt_plan(plan, order, self._rules, environ, extra)
         plan = plan.with_store(torch=self._policy.preload.imports_torch)
-        self._begin(order.attempt, plan)
+        self._new_attempt(order.attempt, plan)
         ranks = self._ranks
-        self._emit(events.Planned(plan, order.attempt))
-        zygote = self._tree.plant(plan, self._outfit.store.path, self)
-        ranks.enter(Phase.RUNNING if zygote.ready else Phase.LOADING)
-        self._outfit.store.begin()
+        self._emit(events.AttemptPlanned(plan, order.attempt))
+        zygote = self._tree.ensure_zygote(plan, self._outfit.store.path, self)
+        ranks.set_phase(AttemptPhase.RUNNING if zygote.ready else AttemptPhase.LOADING)
+        self._outfit.store.start_attempt()
         self._open_store()
-        ranks.pending = len(plan.local_ranks)
-        if self._policy.parks:  # before the ranks are: after a restart they start at once
-            self._let_debug(ranks)
-        zygote.spawn((rank.rank, partial(self._outfit.prepare, ranks, rank)) for rank in plan.local_ranks)
-        self._wind_up(ranks)
+        ranks.not_spawned = len(plan.local_ranks)
+        if self._policy.waits_for_debugger:  # before the ranks are: after a restart they start at once
+            self._start_debug_server(ranks)
+        zygote.spawn((rank.rank, partial(self._outfit.build_rank_job, ranks, rank)) for rank in plan.local_ranks)
+        self._start_stall_detector(ranks)
         if self._policy.sidecars and self.sidecars is None:
-            from ddplaunch.agent.sidecars import Sidecars
+            from ddplaunch.agent.sidecars import SidecarRunner
 
-            self.sidecars = Sidecars(self._loop, self._outfit, self._emit, self._tree, self._rules.grace)
+            self.sidecars = SidecarRunner(self._loop, self._outfit, self._emit, self._tree, self._rules.grace)
             self.sidecars.start()
 
     def _open_store(self) -> None:
@@ -262,188 +276,199 @@ class Supervisor:
         try:
             self._outfit.store.open(self._tree.zygote, self._ranks)
         except UsageError as error:
-            self._link.tell(messages.Unable(error.message, error.hint))
+            self._link.send(messages.NodeStartError(error.message, error.hint))
 
-    def _wind_up(self, ranks: Ranks) -> None:
+    def _start_stall_detector(self, ranks: NodeRanks) -> None:
         """Run the stall clock, where it can be judged here who waits; it is loaded while the zygote imports."""
         if ranks.plan.world_size == 1 and self._rules.stall_strict and not ranks.number:
-            self._emit(events.Noted("--stall-timeout does nothing in a job of one rank, which waits for no other"))
+            self._emit(events.NoteAdded("--stall-timeout does nothing in a job of one rank, which waits for no other"))
         apart = self._rules.port is None and ranks.plan.nnodes > 1
         if ranks.plan.world_size == 1 or apart or not self._policy.inspect:
             return
         if self._stall_clock is None:
-            from ddplaunch.agent.stall_clock import StallClock
+            from ddplaunch.agent.stall_clock import StallDetector
 
-            inspect = partial(self.inspect_here, "state")
-            self._stall_clock = StallClock(self._loop, self._rules, inspect, self._link.tell, self._screen.note)
+            inspect = partial(self.inspect_local, "state")
+            self._stall_clock = StallDetector(self._loop, self._rules, inspect, self._link.send, self._screen.show_note)
             self._observers.add(self._stall_clock)
-        self._stall_clock.begin(ranks)
+        self._stall_clock.start_attempt(ranks)
 
-    def _restart_stall_clock(self) -> None:
+    def _reset_stall_detector(self) -> None:
         if self._stall_clock:
-            self._stall_clock.restart()
+            self._stall_clock.reset()
 
-    def _let_debug(self, ranks: Ranks) -> None:
+    def _start_debug_server(self, ranks: NodeRanks) -> None:
         """Prepare for a person at the ranks; it is loaded while the zygote imports."""
         if self.debugging is None:
-            from ddplaunch.agent.debugging import Debugging
+            from ddplaunch.agent.debugging import DebugServer
 
-            loop, where, timeout = self._loop, self._tree.temporary, self._policy.debug_timeout
-            tell, note, restart = self._link.tell, self._screen.note, self._restart_stall_clock
-            self.debugging = Debugging(loop, where, timeout, self._invite, self.inspect, note, tell, restart)
-        self.debugging.begin(ranks)
+            loop, where, timeout = self._loop, self._tree.temp_dir, self._policy.debug_timeout
+            tell, note, restart = self._link.send, self._screen.show_note, self._reset_stall_detector
+            self.debugging = DebugServer(loop, where, timeout, self._invite, self.inspect_job, note, tell, restart)
+        self.debugging.start_attempt(ranks)
 
-    def _make_room(self) -> None:
+    def _on_preempt(self) -> None:
         """Nobody is stopped yet: that is for the ranks to do, or for the job when their time is over."""
-        trouble = self._outfit.preemption_file.give()
+        trouble = self._outfit.preemption_file.create()
         if trouble and self._ranks.processes:
-            self._screen.note(f"the ranks cannot learn of the preemption: {trouble}")
-        self._emit(events.Preempted())
+            self._screen.show_note(f"the ranks cannot learn of the preemption: {trouble}")
+        self._emit(events.JobPreempted())
         forward, warning = self._policy.preempt_forward, self._policy.preempt_signal
         if forward is not None:
-            self._loop.after(ECHO, partial(self._forward, forward, self._ranks.send))
+            self._loop.call_later(
+                ZYGOTE_REPORT_DELAY_S, partial(self._forward_preempt_signal, forward, self._ranks.signal_all)
+            )
         if warning not in (None, forward, signal.SIGINT):  # which Python itself handles in every rank
-            self._loop.after(ECHO, partial(self._forward, warning, self._ranks.pass_on))
+            self._loop.call_later(
+                ZYGOTE_REPORT_DELAY_S, partial(self._forward_preempt_signal, warning, self._ranks.forward_signal)
+            )
 
-    def _forward(self, number: int, send: Callable[[int], object]) -> None:
-        if self._ranks.catch(number):
-            self._outfit.preemption_file.answered()
-        if not self._direct.take(number):
+    def _forward_preempt_signal(self, number: int, send: Callable[[int], object]) -> None:
+        if self._ranks.any_catches(number):
+            self._outfit.preemption_file.mark_seen()
+        if not self._direct.consume(number):
             send(number)
 
-    def _end(self, outcome: Outcome) -> None:
-        self._all_there()
+    def _on_job_end(self, outcome: JobResult) -> None:
+        self._stop_missing_check()
         self._outcome = outcome
         match self._ranks.phase:
-            case Phase.WAITING:
+            case AttemptPhase.WAITING:
                 self._finish(outcome)
-            case Phase.LOADING:
-                self._teardown.abandon()
-            case Phase.RUNNING | Phase.STOPPING:
+            case AttemptPhase.LOADING:
+                self._teardown.kill_loading_zygote()
+            case AttemptPhase.RUNNING | AttemptPhase.STOPPING:
                 self._teardown.sweep(0)
 
     # ---------------------------------------------------------------------------------- what comes from the zygote
 
-    def ready(self, forks: bool, failed: str | None, unsafe: str | None, seconds: float) -> None:
+    def on_zygote_ready(self, forks: bool, failed: str | None, unsafe: str | None, seconds: float) -> None:
         if self._tree.zygote:
-            self._tree.temporary.make(self._tree.zygote.remove)
+            self._tree.temp_dir.create(self._tree.zygote.remove_on_exit)
         choice = self._policy.preload
-        because, excluded = choice.account(failed)
+        because, excluded = choice.explain(failed)
         modules = (choice.fallback if failed else choice.modules) if forks else ()
-        self._emit(events.Ready(forks, unsafe, seconds, modules, because, excluded, self._tree.cold))
-        note = partial(reminders.note_slow_start, self._screen.note, self._plan.target.source)
+        self._emit(
+            events.ZygoteReady(forks, unsafe, seconds, modules, because, excluded, self._tree.warm_unavailable_reason)
+        )
+        note = partial(reminders.note_slow_start, self._screen.show_note, self._plan.target.source)
         note(modules, because, forks=forks, failed=failed, unsafe=unsafe)
-        if self._ranks.phase is Phase.LOADING:
-            self._ranks.enter(Phase.RUNNING)
+        if self._ranks.phase is AttemptPhase.LOADING:
+            self._ranks.set_phase(AttemptPhase.RUNNING)
             self._open_store()
 
-    def refused(self, message: str) -> None:
-        self._link.tell(messages.Unable(message))
+    def on_import_failed(self, message: str) -> None:
+        self._link.send(messages.NodeStartError(message))
 
-    def spawned(self, rank: int, pid: int, pidfd: int | None) -> None:
-        process = self._ranks.spawned(rank, pid, pidfd)
-        self._tree.lead(pid)
-        self._emit(events.Started(rank, pid, self._ranks.number))
-        if self._ranks.started == 1:
-            self._link.tell(messages.RanksStarted(self._ranks.number))
-        if self._outfit.preemption_file.given:
-            self._outfit.preemption_file.give()  # before the first rank there was no folder yet
-        if self._ranks.phase in (Phase.STOPPING, Phase.SWEEPING):
+    def on_spawned(self, rank: int, pid: int, pidfd: int | None) -> None:
+        process = self._ranks.add_process(rank, pid, pidfd)
+        self._tree.add_session(pid)
+        self._emit(events.RankStarted(rank, pid, self._ranks.number))
+        if self._ranks.spawned_count == 1:
+            self._link.send(messages.RanksStarted(self._ranks.number))
+        if self._outfit.preemption_file.is_preempted:
+            self._outfit.preemption_file.create()  # before the first rank there was no folder yet
+        if self._ranks.phase in (AttemptPhase.STOPPING, AttemptPhase.SWEEPING):
             process.stop(signal.SIGTERM)
 
-    def unborn(self, rank: int, errno: int) -> None:
+    def on_spawn_failed(self, rank: int, errno: int) -> None:
         """Those after it could not be started either: that is a failure of the job."""
-        self._ranks.pending -= self._tree.recall()
-        self._emit(events.FailedToStart(rank, errno, self._ranks.number))
-        self._failed(self._ranks.unborn(rank, errno))
+        self._ranks.not_spawned -= self._tree.cancel_pending()
+        self._emit(events.RankStartFailed(rank, errno, self._ranks.number))
+        self._on_rank_end(self._ranks.spawn_failure(rank, errno))
 
-    def exited(self, rank: int, pid: int, code: int, usage: Usage) -> None:
-        process = self._ranks.ended(rank, pid, code)
+    def on_exited(self, rank: int, pid: int, code: int, usage: Usage) -> None:
+        process = self._ranks.remove_process(rank, pid, code)
         if process is None:
             return
-        self._emit(events.Exited(rank, pid, code, self._ranks.number, *usage))
+        self._emit(events.RankExited(rank, pid, code, self._ranks.number, *usage))
         failure = None
-        if code == EXIT_PREEMPTED and self._outfit.preemption_file.given:
-            self._outfit.preemption_file.answered()
+        if code == EXIT_PREEMPTED and self._outfit.preemption_file.is_preempted:
+            self._outfit.preemption_file.mark_seen()
         elif code == 0:
-            self._ranks.finish(rank)
+            self._ranks.on_rank_done(rank)
         else:
-            failure = self._ranks.judge(process, code, usage[0])
-        self._failed(failure)
+            failure = self._ranks.to_failure(process, code, usage[0])
+        self._on_rank_end(failure)
 
-    def _failed(self, failure: Failure | None) -> None:
-        if failure is not None and self._ranks.phase is Phase.RUNNING:
-            self._link.tell(messages.Failed(self._ranks.number, failure, time.time()))
-        self._teardown.go_on()
+    def _on_rank_end(self, failure: RankFailure | None) -> None:
+        if failure is not None and self._ranks.phase is AttemptPhase.RUNNING:
+            self._link.send(messages.FailureReported(self._ranks.number, failure, time.time()))
+        self._teardown.check_progress()
 
     def store_exited(self, pid: int, code: int) -> None:
-        self._teardown.store_exited(f"the store (pid {pid}) {describe_end(code)}")
+        self._teardown.store_exited(f"the store (pid {pid}) {describe_exit(code)}")
 
-    def swept(self, found: list[str], stuck: list[str]) -> None:
-        self._teardown.swept(found, stuck)
+    def on_swept(self, found: list[str], stuck: list[str]) -> None:
+        self._teardown.on_swept(found, stuck)
 
-    def lost(self) -> None:
-        self._teardown.lost()
+    def on_zygote_lost(self) -> None:
+        self._teardown.on_zygote_lost()
 
     # ----------------------------------------------------------------------------------------- signals and the end
 
-    def _signalled(self, number: int, reason: str = "") -> None:
+    def _on_signal(self, number: int, reason: str = "") -> None:
         if number == signal.SIGTSTP:
             self._screen.suspend(self._ranks.suspend)
-            return self._restart_stall_clock()
-        if self._ranks.phase is Phase.ENDED:  # sidecars, output that nobody reads, or a peer, is all that we wait for
-            if not (self.sidecars and self.sidecars.hurry()):
+            return self._reset_stall_detector()
+        if (
+            self._ranks.phase is AttemptPhase.ENDED
+        ):  # sidecars, output that nobody reads, or a peer, is all that we wait for
+            if not (self.sidecars and self.sidecars.stop_now()):
                 os._exit(self._outcome.code if self._outcome else EXIT_SIGNAL + number)
             return
-        if not reason and self._signals.asks(number):
+        if not reason and self._signals.is_inspect_request(number):
             self._asked()
             return
-        self._emit(events.Signalled(number))
+        self._emit(events.SignalReceived(number))
         first = not self._signals.interrupted
-        meaning = self._signals.take(number, reason)
-        if isinstance(meaning, messages.Interrupted):
+        meaning = self._signals.interpret(number, reason)
+        if isinstance(meaning, messages.StopRequested):
             if self.sidecars:
-                self.sidecars.expected = True
-            self._teardown.interrupt(meaning, first=first)
-        self._link.tell(meaning)
+                self.sidecars.stop_expected = True
+            self._teardown.on_stop_requested(meaning, first=first)
+        self._link.send(meaning)
 
-    def told(self, number: int, rank: int | None) -> None:
+    def on_zygote_signalled(self, number: int, rank: int | None) -> None:
         if rank is None:
-            self._direct.add(number)
-        elif self._ranks.phase is Phase.RUNNING and not self._signals.interrupted:
-            self._signalled(number, f"rank {rank} sent {signal_name(number)} to its parent process")
+            self._direct.record(number)
+        elif self._ranks.phase is AttemptPhase.RUNNING and not self._signals.interrupted:
+            self._on_signal(number, f"rank {rank} sent {signal_name(number)} to its parent process")
 
-    def _for_ranks(self, number: int) -> None:
-        self._loop.after(ECHO, lambda: self._link.tell(messages.ForRanks(number, self._direct.has(number))))
+    def _on_forwardable_signal(self, number: int) -> None:
+        self._loop.call_later(
+            ZYGOTE_REPORT_DELAY_S,
+            lambda: self._link.send(messages.ForwardSignal(number, self._direct.was_seen(number))),
+        )
 
-    def _pass_on(self, number: int) -> None:
-        if not self._direct.take(number):
-            self._ranks.pass_on(number)
+    def _forward_signal(self, number: int) -> None:
+        if not self._direct.consume(number):
+            self._ranks.forward_signal(number)
 
-    def inspect(self, detail: Detail, answer: Callable[[Inspection], None]) -> None:
+    def inspect_job(self, detail: Detail, answer: Callable[[Inspection], None]) -> None:
         """Find out what all ranks of the job do; ``answer`` is called with it, after some seconds at most."""
-        self._inspections.ask(detail, answer)
+        self._inspections.inspect_job(detail, answer)
 
     def note_state(self) -> None:
         """Keep what the ranks here hold now, as one may run out of memory later; note a stopped zygote."""
         self._tree.note_stopped()
         if self._ranks.memory:
-            self._ranks.memory.note()
+            self._ranks.memory.sample()
 
     def stop(self, now: bool, command: str = "") -> None:
         """End the job as Ctrl-C does; ``now``: as it does when it comes again. ``command``: which requests it."""
         for _ in range(1 + now):
-            if self._ranks.phase is not Phase.ENDED:
-                self._signalled(signal.SIGINT, command and f"`{command}` was called")
+            if self._ranks.phase is not AttemptPhase.ENDED:
+                self._on_signal(signal.SIGINT, command and f"`{command}` was called")
 
-    def _drained(self, account: messages.Drained) -> None:
+    def _on_drained(self, account: messages.AttemptReport) -> None:
         if self._outcome is not None:
             return self._finish(self._outcome)
-        self._ranks.enter(Phase.WAITING)
+        self._ranks.set_phase(AttemptPhase.WAITING)
         if self._ranks.arrivals:
-            self._link.tell(messages.Arrived(self._ranks.number, tuple(self._ranks.arrivals)))
-        self._link.tell(account)
+            self._link.send(messages.ArrivalsReported(self._ranks.number, tuple(self._ranks.arrivals)))
+        self._link.send(account)
 
-    def _finish(self, outcome: Outcome) -> None:
-        self._emit(events.Ended(outcome.code, outcome.verdict, outcome.remark))
-        self._ranks.enter(Phase.ENDED)
+    def _finish(self, outcome: JobResult) -> None:
+        self._emit(events.JobEnded(outcome.code, outcome.verdict, outcome.remark))
+        self._ranks.set_phase(AttemptPhase.ENDED)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from ddplaunch.agent.connections import connections, peer_address
+from ddplaunch.agent.connections import list_connections, peer_address
 
 STORE = "store"
 ASLEEP, FILE_LOCK = "asleep", "waits for a file lock"
@@ -57,10 +57,10 @@ def sleeps(pids: Mapping[int, int], store: int) -> dict[int, Sleep]:
         if socket:
             sockets[rank] = socket
     if sockets and store:
-        ends = {each.number for each in connections(store)}
+        ends = {each.inode for each in list_connections(store)}
         found |= {rank: Sleep(awaits=STORE) for rank, number in sockets.items() if number in ends}
     if left := {rank: number for rank, number in sockets.items() if rank not in found}:
-        every = {each.number: each for each in connections()}
+        every = {each.inode: each for each in list_connections()}
         found |= {rank: Sleep(awaits=peer_address(every[n])) for rank, n in left.items() if n in every}
     if any(each.words == FILE_LOCK for each in found.values()):
         ranks = {pid: rank for rank, pid in pids.items()}

@@ -12,51 +12,51 @@ from collections.abc import Callable, Mapping
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent import children, job
-from ddplaunch.agent.policy import Policy
-from ddplaunch.agent.temporary import Temporary
+from ddplaunch.agent.policy import NodeConfig
+from ddplaunch.agent.temporary import RunTempDir
 from ddplaunch.agent.zygote_client import ZygoteClient, ZygoteListener
-from ddplaunch.control.failure import describe_end
+from ddplaunch.control.failure import describe_exit
 from ddplaunch.inherited import AT_START
-from ddplaunch.loop import Loop
+from ddplaunch.loop import EventLoop
 from ddplaunch.plan.plan import Plan
 from ddplaunch.rank import processes
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.warm_runs import WarmRuns
+    from ddplaunch.agent.warm_runs import WarmZygoteStarter
 
 
 STOPPED_S = 1.0  # seconds until a stop is noted: a scheduler that suspends a job continues its processes one by one
 
 
-class Tree:
+class ProcessTree:
     """Has one zygote at a time, and tells ours from strangers; without strangers at the start, all below us is ours."""
 
     def __init__(
         self,
-        loop: Loop,
-        policy: Policy,
+        loop: EventLoop,
+        policy: NodeConfig,
         environ: Mapping[str, str],
         run_id: str,
         note: Callable[[str], object],
     ) -> None:
         """``note`` shows a message to people."""
         self._loop, self._policy, self._note = loop, policy, note
-        self._strangers = frozenset(processes.children())
+        self._unrelated_pids = frozenset(processes.list_children())
         self._sessions: set[int] = set()
-        self.environ = {name: value for name, value in environ.items() if name not in job.OURS_ALONE}
-        self.temporary = Temporary(f"ddplaunch-{run_id}")  # its path is in the environment of the ranks
+        self.environ = {name: value for name, value in environ.items() if name not in job.LAUNCHER_VARIABLES}
+        self.temp_dir = RunTempDir(f"ddplaunch-{run_id}")  # its path is in the environment of the ranks
         self.zygote: ZygoteClient | None = None
         self._stopped = 0  # the pid of a zygote that was found stopped
         self._stuck: list[str] = []  # what a zygote that was lost has left, and cannot be killed
-        self._warm: WarmRuns | None = None
-        if policy.warm is not None:
-            from ddplaunch.agent.warm_runs import WarmRuns
+        self._warm: WarmZygoteStarter | None = None
+        if policy.warm_idle_timeout_s is not None:
+            from ddplaunch.agent.warm_runs import WarmZygoteStarter
 
-            self._warm = WarmRuns(policy.warm)
-        self.guard: int | None = None  # the process that all sidecars hang below
-        loop.catch((signal.SIGCHLD,), self._on_child)
+            self._warm = WarmZygoteStarter(policy.warm_idle_timeout_s)
+        self.sidecar_zygote: int | None = None  # the process that all sidecars hang below
+        loop.add_signal_handlers((signal.SIGCHLD,), self._on_child)
 
-    def plant(self, plan: Plan, store_file: str | None, listener: ZygoteListener) -> ZygoteClient:
+    def ensure_zygote(self, plan: Plan, store_file: str | None, listener: ZygoteListener) -> ZygoteClient:
         """Return the zygote, started if there is none; it removes ``store_file`` should we be killed.
 
         Raises:
@@ -65,26 +65,26 @@ class Tree:
         self.zygote = self.zygote or ZygoteClient(
             self._loop,
             listener=listener,
-            environment={**self.environ, **plan.shared},
+            environment={**self.environ, **plan.shared_environment},
             preload=self._policy.preload,
-            first=plan.target.first or os.getcwd(),
-            remove=[path for path in (self.temporary.path, store_file) if path],
+            first=plan.target.sys_path_0 or os.getcwd(),
+            remove=[path for path in (self.temp_dir.path, store_file) if path],
             title=" ".join(plan.target.argv),
-            shielded=job.shielded(self._policy.preempt_signal),
+            shielded=job.signals_to_block(self._policy.preempt_signal),
             blocked=AT_START.blocked - {self._policy.preempt_signal},  # which may have waited for the launcher
             warm=self._warm,
         )
         return self.zygote
 
     @property
-    def cold(self) -> str | None:
+    def warm_unavailable_reason(self) -> str | None:
         """Why the zygote did not come of a warm one, where that was asked for."""
-        return self._warm.cold if self._warm else self._policy.cold
+        return self._warm.unavailable_reason if self._warm else self._policy.warm_unavailable_reason
 
     def _on_child(self, number: int) -> None:
         """A child has ended, or a signal has stopped or continued it."""
         if self._stopped_zygote() != self._stopped:
-            self._loop.after(STOPPED_S, self.note_stopped)
+            self._loop.call_later(STOPPED_S, self.note_stopped)
 
     def note_stopped(self) -> None:
         """Note once that a signal has stopped the zygote, which then starts no rank and reports the end of none."""
@@ -99,8 +99,8 @@ class Tree:
         pid = self.zygote.pid if self.zygote else 0
         return pid if pid and processes.is_suspended(pid) else 0
 
-    def recall(self) -> int:
-        return self.zygote.recall() if self.zygote else 0
+    def cancel_pending(self) -> int:
+        return self.zygote.cancel_pending() if self.zygote else 0
 
     def sweep(self, grace: float) -> None:
         """As ``ZygoteClient.sweep``, of what is left of the ranks."""
@@ -117,35 +117,35 @@ class Tree:
             return None
         self.zygote = None
         killed, status = zygote.killed, zygote.close()
-        self._stuck = zygote.stuck
-        how = describe_end(-signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status))
+        self._stuck = zygote.unkillable
+        how = describe_exit(-signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status))
         return None if killed else f"the zygote (pid {zygote.pid}) {how}, and its ranks with it"
 
-    def kill_ours(self) -> list[str]:
+    def kill_remaining(self) -> list[str]:
         """End what a zygote left to us; return what cannot be killed."""
-        return [*self._stuck, *children.kill_all_below(self._spares)]
+        return [*self._stuck, *children.kill_descendants(self._is_unrelated)]
 
-    def lead(self, pid: int) -> None:
+    def add_session(self, pid: int) -> None:
         """This process of ours leads a session, which its children are in unless they leave it."""
         self._sessions.add(pid)
 
-    def _spares(self, pid: int) -> bool:
+    def _is_unrelated(self, pid: int) -> bool:
         """Whether a child of this process, born or adopted, did not come of the ranks; in doubt it did not."""
-        if pid == self.guard or not self._strangers:
-            return pid == self.guard
-        return pid in self._strangers or not (self._session(pid) in self._sessions or self._has_mark(pid))
+        if pid == self.sidecar_zygote or not self._unrelated_pids:
+            return pid == self.sidecar_zygote
+        return pid in self._unrelated_pids or not (self._session_of(pid) in self._sessions or self._has_run_marker(pid))
 
-    def _session(self, pid: int) -> int:
+    def _session_of(self, pid: int) -> int:
         try:
             return os.getsid(pid)
         except OSError:
             return 0
 
-    def _has_mark(self, pid: int) -> bool:
-        if self.temporary.path is None:
+    def _has_run_marker(self, pid: int) -> bool:
+        if self.temp_dir.path is None:
             return False
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
-                return os.fsencode(self.temporary.path) in file.read()
+                return os.fsencode(self.temp_dir.path) in file.read()
         except OSError:
             return False

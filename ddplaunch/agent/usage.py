@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from ddplaunch.agent.connections import TcpConnection, connections, held_by
+from ddplaunch.agent.connections import TcpConnection, list_connections, socket_inodes_of
 
 _LOOPS = (b"gloo_tcp_loop", b"pt_gloo_runloop")  # the names of gloo's threads
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -18,12 +18,12 @@ _TICK = os.sysconf("SC_CLK_TCK")
 class TreeUsage(NamedTuple):
     """That of a process and its descendants, with what their children used that have ended."""
 
-    cpu: float  # seconds
-    moved: int  # bytes read and written, to files, pipes and disks; send and recv are not in it
+    cpu_s: float  # seconds
+    bytes_transferred: int  # bytes read and written, to files, pipes and disks; send and recv are not in it
     network: Mapping[int, int] = {}  # bytes on each TCP connection that leads out of the job, by its number
 
 
-def usage(roots: Collection[int], store: int = 0) -> dict[int, TreeUsage]:
+def read_tree_usage(roots: Collection[int], store: int = 0) -> dict[int, TreeUsage]:
     """Add up what each of these processes and its descendants have used; those that are gone are left out.
 
     ``store`` is the port of the job's store, whose connections are within the job, as those between these processes.
@@ -52,11 +52,13 @@ def usage(roots: Collection[int], store: int = 0) -> dict[int, TreeUsage]:
             above = parents[above]
         if above in found:
             so_far = found[above]
-            found[above] = TreeUsage(so_far.cpu + seconds, so_far.moved + _moved(pid))
-            held.update((each, above) for each in held_by(pid))
-    for each in _outside(held, store):
-        network = found[held[each.number]].network
-        found[held[each.number]] = found[held[each.number]]._replace(network={**network, each.number: each.moved})
+            found[above] = TreeUsage(so_far.cpu_s + seconds, so_far.bytes_transferred + _bytes_transferred(pid))
+            held.update((each, above) for each in socket_inodes_of(pid))
+    for each in _external_connections(held, store):
+        network = found[held[each.inode]].network
+        found[held[each.inode]] = found[held[each.inode]]._replace(
+            network={**network, each.inode: each.bytes_transferred}
+        )
     return found
 
 
@@ -75,17 +77,18 @@ def _of_idle_loops(pid: int) -> float:
     return nanoseconds / 1e9
 
 
-def _outside(held: Collection[int], store: int) -> list[TcpConnection]:
+def _external_connections(held: Collection[int], store: int) -> list[TcpConnection]:
     """Those connections of the ranks that lead neither to one of them here nor to the store."""
-    ours = {each.ends: each for each in connections() if each.number in held} if held else {}
+    ours = {each.endpoints: each for each in list_connections() if each.inode in held} if held else {}
     return [
         each
         for each in ours.values()
-        if (each.ends[1], each.ends[0]) not in ours and store not in (each.ends[0][1], each.ends[1][1])
+        if (each.endpoints[1], each.endpoints[0]) not in ours
+        and store not in (each.endpoints[0][1], each.endpoints[1][1])
     ]
 
 
-def _moved(pid: int) -> int:
+def _bytes_transferred(pid: int) -> int:
     """Bytes (proc_pid_io(5)); pages of a mapped file are in ``read_bytes`` alone."""
     try:
         with open(f"/proc/{pid}/io", "rb") as file:

@@ -13,63 +13,65 @@ from contextlib import suppress
 
 from ddplaunch import TYPE_CHECKING, rlimits
 from ddplaunch.agent import limits
-from ddplaunch.agent.zygote_process import PROGRAM, WarmStart, WarmZygote, start
+from ddplaunch.agent.zygote_process import ZYGOTE_SCRIPT, WarmStart, WarmZygote, spawn_zygote
 from ddplaunch.rank import channel, processes
 from ddplaunch.warm import asking, place
-from ddplaunch.warm.fingerprint import fingerprint, short
+from ddplaunch.warm.fingerprint import compute_fingerprint, fingerprint_id
 
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from ddplaunch.rank.messages import Config, Order
+    from ddplaunch.rank.messages import WarmOrder, ZygoteConfig
 
-_ROOM = 4096  # bytes for the command line of any rank to come
+_TITLE_BYTES = 4096  # bytes for the command line of any rank to come
 _NO_SHELL = "the shell that it was started from has ended"
 
 
-class WarmRuns:
+class WarmZygoteStarter:
     def __init__(self, seconds: float) -> None:
         """``seconds``: how long a warm zygote that we start stays while no run needs it."""
         self._seconds = seconds
         self._first = True
-        self.cold: str | None = None  # why the last zygote was started as if there were none
+        self.unavailable_reason: str | None = None  # why the last zygote was started as if there were none
 
-    def zygote(self, config: Config, environment: Mapping[str, str]) -> tuple[WarmZygote, socket.socket] | None:
+    def get_zygote(
+        self, config: ZygoteConfig, environment: Mapping[str, str]
+    ) -> tuple[WarmZygote, socket.socket] | None:
         """Return a zygote and our end of its socket, None where one has to be started in the usual way.
 
         Only the first may come of a warm zygote that we start ourselves, as later we adopt orphans.
         """
         first, self._first = self._first, False
-        self.cold = _why_unfit(config)
-        if self.cold:
+        self.unavailable_reason = _why_not_warm(config)
+        if self.unavailable_reason:
             return None
         (ours, theirs), (line, its) = socket.socketpair(), socket.socketpair()
         found: WarmZygote | None = None
         try:
-            with limits.as_found():
-                known = fingerprint(PROGRAM, config, environment)
-            path = os.path.join(place.folder(), short(known))
-            order: Order = {
+            with limits.original_nofile_limit():
+                known = compute_fingerprint(ZYGOTE_SCRIPT, config, environment)
+            path = os.path.join(place.warm_socket_dir(), fingerprint_id(known))
+            order: WarmOrder = {
                 "config": {**config, "guarded": True},
                 "environment": dict(environment),
                 "fingerprint": dict(known),
-                "descriptors": asking.handed_on(),
+                "descriptors": asking.inherited_fds(),
             }
             if (there := place.connect(path)) is not None:
                 with there:
-                    asking.send(there, order, theirs, its)
+                    asking.send_order(there, order, theirs, its)
                 its.close()
-                if asking.hand_over(ours, theirs, line, order["descriptors"]):
+                if asking.hand_over_fds(ours, theirs, line, order["descriptors"]):
                     found = WarmZygote(line, None)
                 else:
-                    self.cold = _why(line)
+                    self.unavailable_reason = _read_reason(line)
             elif first:
-                channel.send(ours, {"op": "given"}, order["descriptors"])  # kept by none who could outlive us
-                found = WarmZygote(line, self._start(path, config, order, environment, theirs, its))
+                channel.send_message(ours, {"op": "given"}, order["descriptors"])  # kept by none who could outlive us
+                found = WarmZygote(line, self._start_warm_zygote(path, config, order, environment, theirs, its))
             else:
-                self.cold = "the warm zygote has gone"
+                self.unavailable_reason = "the warm zygote has gone"
         except (OSError, KeyError) as error:
-            self.cold = f"no warm zygote can be asked: {error}"
+            self.unavailable_reason = f"no warm zygote can be asked: {error}"
         finally:
             theirs.close()
             its.close()
@@ -78,11 +80,11 @@ class WarmRuns:
                 line.close()
         return (found, ours) if found else None
 
-    def _start(
+    def _start_warm_zygote(
         self,
         path: str,
-        config: Config,
-        order: Order,
+        config: ZygoteConfig,
+        order: WarmOrder,
         environment: Mapping[str, str],
         theirs: socket.socket,
         its: socket.socket,
@@ -92,12 +94,12 @@ class WarmRuns:
         Raises:
             OSError: it cannot be started, or another launcher does so.
         """
-        listening = place.claim(path)
+        listening = place.listen_at(path)
         ours, end = socket.socketpair()
         fds: list[int] = []
         try:
-            asking.send(ours, order, theirs, its)
-            leader = _leader()
+            asking.send_order(ours, order, theirs, its)
+            leader = _session_leader()
             started, leader_pidfd = processes.start_ticks(leader), processes.open_pidfd(leader)
             if started < 0:
                 raise OSError(_NO_SHELL)
@@ -105,7 +107,7 @@ class WarmRuns:
             fds.append(nothing := os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
             fds += [printed := os.memfd_create("stdout"), complaints := os.memfd_create("stderr")]
             reserved = order["descriptors"][3:]
-            kept: Config = {
+            kept: ZygoteConfig = {
                 **config,
                 "warm": {
                     "listening": listening.fileno(),
@@ -123,7 +125,7 @@ class WarmRuns:
             if middle == 0:
                 for fd in reserved:
                     os.dup2(nothing, fd)
-                _hand_on(kept, end, environment, (nothing, printed, complaints))
+                _fork_warm_zygote(kept, end, environment, (nothing, printed, complaints))
             os.waitpid(middle, 0)
             pid, pidfds, _, _ = socket.recv_fds(ours, 16, 1)
             return WarmStart(int(pid), pidfds[0] if pidfds else None, ours, path)
@@ -131,7 +133,7 @@ class WarmRuns:
             ours.close()
             with suppress(OSError):
                 os.unlink(path)
-            place.tidy()
+            place.remove_empty_dirs()
             raise
         finally:
             listening.close()
@@ -140,7 +142,7 @@ class WarmRuns:
                 os.close(fd)
 
 
-def _why_unfit(config: Config) -> str | None:
+def _why_not_warm(config: ZygoteConfig) -> str | None:
     """Why this run needs what no warm zygote can give; None where it does not."""
     if not config["modules"]:
         return "nothing is imported for all ranks" if config["forks"] else "each rank is a new interpreter"
@@ -148,26 +150,26 @@ def _why_unfit(config: Config) -> str | None:
         return f"what --preload names is not kept: {','.join(config['asked'])}"
     if not hasattr(os, "memfd_create"):
         return "this Python or this system has no memfd_create"
-    inherited = asking.handed_on()
+    inherited = asking.inherited_fds()
     if len(inherited) > channel.MAX_DESCRIPTORS:
         return "ranks inherit too many descriptors"
-    if inherited[-1] + len(inherited) + 1 >= _open_files():
+    if inherited[-1] + len(inherited) + 1 >= _count_open_files():
         return f"ranks inherit descriptor {inherited[-1]}, too close to the limit of open files (ulimit -n)"
     return None
 
 
-def _why(line: socket.socket) -> str:
-    said = asking.receive(line, 0)
+def _read_reason(line: socket.socket) -> str:
+    said = asking.receive_reply(line, 0)
     return str(said["reason"]) if said and said["op"] == "declined" else "the warm zygote was busy"
 
 
-def _open_files() -> int:
-    with limits.as_found():
+def _count_open_files() -> int:
+    with limits.original_nofile_limit():
         soft = rlimits.read(resource.RLIMIT_NOFILE)[0]
         return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
-def _leader() -> int:
+def _session_leader() -> int:
     """The process that ends when people log out: it leads our session, or that of the process that gave us one.
 
     Where that has ended or cannot be seen from here (in a container, behind nsenter), it is the outermost one of the
@@ -179,23 +181,25 @@ def _leader() -> int:
     ours = os.getpid()
     leader = os.getppid() if os.getsid(0) == ours else ours
     session = os.getsid(leader)
-    if processes.stat(session)[0] not in "ZX":
+    if processes.read_state(session)[0] not in "ZX":
         leader = session
     else:
-        while (above := processes.stat(leader)[1]) and os.getsid(above) == session:
+        while (above := processes.read_state(leader)[1]) and os.getsid(above) == session:
             leader = above
     if leader == ours:
         raise OSError(_NO_SHELL)
     return leader
 
 
-def _hand_on(config: Config, end: socket.socket, environment: Mapping[str, str], streams: Sequence[int]) -> NoReturn:
+def _fork_warm_zygote(
+    config: ZygoteConfig, end: socket.socket, environment: Mapping[str, str], streams: Sequence[int]
+) -> NoReturn:
     """In a fork that ends then: start a warm zygote, and tell the launcher which it is.
 
     The kernel kills it, stopped or not, when that one's end of ``end`` closes.
     """
     try:
-        pid = start(config, end, environment, _ROOM, streams)
+        pid = spawn_zygote(config, end, environment, _TITLE_BYTES, streams)
         fcntl.fcntl(end, fcntl.F_SETOWN, pid)
         fcntl.fcntl(end, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(end, fcntl.F_SETFL, fcntl.fcntl(end, fcntl.F_GETFL) | os.O_ASYNC)

@@ -9,20 +9,20 @@ import os
 import sys
 
 from ddplaunch import __version__
-from ddplaunch.cli.say import complain, echo
+from ddplaunch.cli.say import print_error, write_text
 from ddplaunch.errors import EXIT_OS, EXIT_OUTPUT, EXIT_SIGNAL, EXIT_SOFTWARE, EXIT_USAGE, LaunchError, format_trace
 from ddplaunch.inherited import AT_START
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-COMPLETE = "_DDPLAUNCH_COMPLETE"  # the variable by which a shell asks click for completions (README)
+COMPLETION_VARIABLE = "_DDPLAUNCH_COMPLETE"  # the variable by which a shell asks click for completions (README)
 
 
 def main() -> None:
     """Run the command line, and end with its exit code."""
-    leave(command())
+    exit_fast(run_command_line())
 
 
-def command() -> int:
+def run_command_line() -> int:
     """Run the command line; every way out of here is an exit code, and no traceback of ours reaches a user."""
     if sys.platform == "win32":
         print("ddplaunch does not support Windows; it runs in WSL 2.", file=sys.stderr)
@@ -31,17 +31,17 @@ def command() -> int:
     gc.set_threshold(100_000)  # objects: to look for garbage among what is imported takes 5 % of a start
     _open_standard_streams()
     try:
-        code = _run(sys.argv[1:])
+        code = _dispatch(sys.argv[1:])
         if not code:
             _flush()
     except LaunchError as error:
-        complain(error.message, error.hint, code := error.exit_code)
+        print_error(error.message, error.hint, code := error.exit_code)
     except KeyboardInterrupt:
         code = EXIT_SIGNAL + 2
     except MemoryError:
-        complain("out of memory", _more_memory(), code := EXIT_OS)
+        print_error("out of memory", _out_of_memory_hint(), code := EXIT_OS)
     except Exception as error:
-        code = _confess(error)
+        code = _report_internal_error(error)
     return code if isinstance(code, int) else 0
 
 
@@ -54,9 +54,9 @@ def _flush() -> None:
             raise
 
 
-def _run(words: list[str]) -> object:
+def _dispatch(words: list[str]) -> object:
     """Run the command; click, which took a third of a start to load, is for all but ``ddplaunch run``, and its help."""
-    if words[:1] == ["run"] and COMPLETE not in os.environ:
+    if words[:1] == ["run"] and COMPLETION_VARIABLE not in os.environ:
         from ddplaunch.cli.command_line import HELP
         from ddplaunch.cli.run import run
 
@@ -66,15 +66,15 @@ def _run(words: list[str]) -> object:
         except BrokenPipeError:  # `| head` has read enough
             return 1
         except KeyboardInterrupt:
-            echo("\n", err=True)  # behind the terminal's ^C
+            write_text("\n", err=True)  # behind the terminal's ^C
             raise
         words = ["run", next(word for word in words if word in HELP)]
-    from ddplaunch.cli.commands import by_click
+    from ddplaunch.cli.commands import run_with_click
 
-    return by_click(words)
+    return run_with_click(words)
 
 
-def _more_memory() -> str:
+def _out_of_memory_hint() -> str:
     import resource  # which Windows has not, and it is to be told so
 
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
@@ -83,14 +83,14 @@ def _more_memory() -> str:
     return f"the limit on the memory of a process is {limit >> 10} KiB (ulimit -v): raise it"
 
 
-def _confess(error: Exception) -> int:
+def _report_internal_error(error: Exception) -> int:
     """Say that it is our fault, and keep the traceback for a report; return the exit code."""
     import tempfile
 
     said = f"{type(error).__name__}: {error}"
     if isinstance(error, OSError) and error.errno in _FULL:  # what stdout is sent to
         what = f"cannot write {error.filename or 'the output'}: {error.strerror}"
-        complain(what, "free some space, or write elsewhere", EXIT_OUTPUT)
+        print_error(what, "free some space, or write elsewhere", EXIT_OUTPUT)
         return EXIT_OUTPUT
     try:
         # the words typed stay out: one may be a token
@@ -100,7 +100,7 @@ def _confess(error: Exception) -> int:
         kept = f"the details are in {file.name}"
     except OSError:
         kept = "no file could be made for the details"
-    complain(f"bug in ddplaunch: {said}", f"please report it; {kept}", EXIT_SOFTWARE)
+    print_error(f"bug in ddplaunch: {said}", f"please report it; {kept}", EXIT_SOFTWARE)
     return EXIT_SOFTWARE
 
 
@@ -119,7 +119,7 @@ def _open_standard_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may be any bytes
 
 
-def leave(code: int) -> None:
+def exit_fast(code: int) -> None:
     """End without taking the interpreter apart: nothing of ours is left that would need it."""
     if pmi := sys.modules.get("ddplaunch.clusters.pmi"):
         pmi.finalize()

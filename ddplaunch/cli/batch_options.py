@@ -7,22 +7,42 @@ import shlex
 import click
 
 from ddplaunch.cli import batch_command
-from ddplaunch.cli.batch_command import CONFIG, CPUS, JOB_NAME, MEMORY, NODES, OF_SBATCH, TIME, like, option, wrong
-from ddplaunch.queue.table import SCHEDULERS
-from ddplaunch.words import named
+from ddplaunch.cli.batch_command import (
+    CONFIG,
+    CPUS,
+    JOB_NAME,
+    MEMORY,
+    NODES,
+    SBATCH_ALIASES,
+    TIME,
+    invalid_value,
+    option,
+    pattern_reader,
+)
+from ddplaunch.queue.table import SCHEDULER_TITLES
+from ddplaunch.words import join_names
 
-REFUSED = {
-    **{name: hint for name, hint in batch_command.REFUSED.items() if name != "--exclude"},
+REFUSED_OPTIONS = {
+    **{name: hint for name, hint in batch_command.REFUSED_RUN_OPTIONS.items() if name != "--exclude"},
     "--env": "export it: a job of Slurm has the variables of this shell",
     "--token": "set DDPLAUNCH_TOKEN: Slurm hands it on, and no script has it",
     "--json": "--dry-run prints the script",
 }
 """Options that a job of Slurm cannot have, and what to type instead."""
 
-OF_SCHEDULERS = {"pe": ("sge",), "qsub_args": ("sge", "pbs"), "bsub_args": ("lsf",)}
+SCHEDULER_OPTIONS = {"pe": ("sge",), "qsub_args": ("sge", "pbs"), "bsub_args": ("lsf",)}
 """Options that only some schedulers have, by click's names."""
 
-_OURS_ALONE = {"--ntasks", "--ntasks-per-node", "-n", "--parsable", "--wrap", "--open-mode", "--chdir", "-D"}
+_RESERVED_SBATCH_OPTIONS = {
+    "--ntasks",
+    "--ntasks-per-node",
+    "-n",
+    "--parsable",
+    "--wrap",
+    "--open-mode",
+    "--chdir",
+    "-D",
+}
 
 
 def _split(ctx: click.Context, param: click.Parameter, text: str, program: str, example: str) -> list[str]:
@@ -30,10 +50,10 @@ def _split(ctx: click.Context, param: click.Parameter, text: str, program: str, 
     try:
         words = shlex.split(text)
     except ValueError:
-        raise wrong(ctx, param, text, "a quotation mark is missing") from None
+        raise invalid_value(ctx, param, text, "a quotation mark is missing") from None
     if not words or not words[0].startswith("-"):
         hint = f"--{program}-arg=--{text if words else example}"
-        raise wrong(ctx, param, text, f"expected an option of {program}", hint)
+        raise invalid_value(ctx, param, text, f"expected an option of {program}", hint)
     return words
 
 
@@ -42,17 +62,17 @@ def _sbatch_args(ctx: click.Context, param: click.Parameter, values: tuple[str, 
     for text in values:
         words = _split(ctx, param, text, "sbatch", "hint=nomultithread")
         name = words[0].partition("=")[0]
-        if name in _OURS_ALONE:
+        if name in _RESERVED_SBATCH_OPTIONS:
             hint = "ddplaunch asks for one task a node, in this folder, and starts the ranks itself: --nproc"
-            raise wrong(ctx, param, text, f"ddplaunch sets {name} itself", hint)
+            raise invalid_value(ctx, param, text, f"ddplaunch sets {name} itself", hint)
         if name == "--exclusive" and "=" in words[0]:
             continue  # ours is without a value
-        if ours := own.get(name) or OF_SBATCH.get(name):
-            raise wrong(ctx, param, text, f"ddplaunch has {ours} itself", f"use {ours}")
+        if ours := own.get(name) or SBATCH_ALIASES.get(name):
+            raise invalid_value(ctx, param, text, f"ddplaunch has {ours} itself", f"use {ours}")
     return values
 
 
-_OF_THE_STEP = {
+_RESERVED_SRUN_OPTIONS = {
     "--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node", "--kill-on-bad-exit", "-K", "--cpus-per-task", "-c",
     "--container-image", "--container-mounts", "--container-workdir",
 }  # fmt: skip
@@ -63,37 +83,39 @@ def _srun_args(ctx: click.Context, param: click.Parameter, values: tuple[str, ..
     for text in values:
         words = _split(ctx, param, text, "srun", "cpu-bind=none")
         for name in (word.partition("=")[0] for word in words):
-            if name in _OF_THE_STEP:
-                raise wrong(ctx, param, text, f"the script sets {name} itself", "--dry-run shows it")
+            if name in _RESERVED_SRUN_OPTIONS:
+                raise invalid_value(ctx, param, text, f"the script sets {name} itself", "--dry-run shows it")
     return values
 
 
-_MAILS = (
+_MAIL_TYPES = (
     "NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND", "STAGE_OUT",
     "TIME_LIMIT", "TIME_LIMIT_90", "TIME_LIMIT_80", "TIME_LIMIT_50", "ARRAY_TASKS",
 )  # fmt: skip
 
 
-def _mails(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
-    if text is not None and not {word.upper() for word in text.split(",")} <= set(_MAILS):
-        raise wrong(ctx, param, text, f"expected a list like END,FAIL, of {', '.join(_MAILS)}")
+def _parse_mail_types(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+    if text is not None and not {word.upper() for word in text.split(",")} <= set(_MAIL_TYPES):
+        raise invalid_value(ctx, param, text, f"expected a list like END,FAIL, of {', '.join(_MAIL_TYPES)}")
     return text
 
 
-_WAITED = r"(after|afterany|afterburstbuffer|aftercorr|afternotok|afterok)(:\d+(_(\d+|\*))?(\+\d+)?)+|singleton"
+_DEPENDENCY_PATTERN = (
+    r"(after|afterany|afterburstbuffer|aftercorr|afternotok|afterok)(:\d+(_(\d+|\*))?(\+\d+)?)+|singleton"
+)
 """One condition of sbatch's --dependency."""
 
 
 def _scheduler(ctx: click.Context, param: click.Parameter, text: str) -> str:
-    if text not in SCHEDULERS:
+    if text not in SCHEDULER_TITLES:
         hint = "ddplaunch manifest prints a job for Kubernetes" if text == "kubernetes" else "leave it out for Slurm"
-        known = named([f"{system} ({name})" for name, system in SCHEDULERS.items()])
-        raise wrong(ctx, param, text, f"submit is for {known}", hint)
+        known = join_names([f"{system} ({name})" for name, system in SCHEDULER_TITLES.items()])
+        raise invalid_value(ctx, param, text, f"submit is for {known}", hint)
     return text
 
 
-_GPUS = like(r"([\w.-]+:)?\d{1,9}", "a number of GPUs like 8, or with a type like a100:8")
-_MEMORY_OF_ONE = like(r"\d{1,15}[KMGT]?B?", "a size like 50G")
+_GPUS = pattern_reader(r"([\w.-]+:)?\d{1,9}", "a number of GPUs like 8, or with a type like a100:8")
+_MEMORY_OF_ONE = pattern_reader(r"\d{1,15}[KMGT]?B?", "a size like 50G")
 
 HEADINGS = {
     "Resources": (
@@ -118,14 +140,14 @@ HEADINGS = {
         click.Option(["--exclusive"], is_flag=True, help="Take whole nodes: no other job runs there."),
         option("--reservation", "NAME", "Use nodes of this reservation."),
         option("--dependency", "LIST", "Begin when other jobs allow it: afterok:4711, afterany:4711:4712, singleton.",
-               like(rf"({_WAITED})([,?]({_WAITED}))*",
+               pattern_reader(rf"({_DEPENDENCY_PATTERN})([,?]({_DEPENDENCY_PATTERN}))*",
                     "conditions like afterok:4711, afterany:4711:4712 or singleton")),
-        option("--mail-type", "LIST", "Send mail on these: BEGIN, END, FAIL, TIME_LIMIT_90, ALL, …", _mails),
+        option("--mail-type", "LIST", "Send mail on these: BEGIN, END, FAIL, TIME_LIMIT_90, ALL, …", _parse_mail_types),
         option("--mail-user", "ADDRESS", "Who gets that mail.  [default: you]"),
         option("--comment", "TEXT", "A comment, which squeue and sacct can show."),
         option("--array", "LIST",
                "Submit a job for each index, like 0-3. The program reads SLURM_ARRAY_TASK_ID, or the like.",
-               like(r"[\d,-]+(:\d+)?(%\d+)?", "a list of indices like 0-3 or 1,5%2")),
+               pattern_reader(r"[\d,-]+(:\d+)?(%\d+)?", "a list of indices like 0-3 or 1,5%2")),
         JOB_NAME,
         option("--output", "FILE",
                "Log file, with sbatch's patterns.  [default: slurm-%j.out; with --array, slurm-%A_%a.out]",
@@ -158,7 +180,7 @@ HEADINGS = {
     "After the start": (
         option("--requeue", "N",
                "When the job is preempted or its time is up: warn it, and start it again, at most N times.",
-               like(r"\d{1,4}", "a number of times, like 3", int)),
+               pattern_reader(r"\d{1,4}", "a number of times, like 3", int)),
         click.Option(["--follow/--no-follow"], default=False,
                      help="Show the log as it grows, and end with the job's exit code."),
     ),
@@ -168,13 +190,13 @@ HEADINGS = {
 }  # fmt: skip
 """The options under their headings in the help."""
 
-COMMON = (
+COMMON_OPTIONS = (
     "--nodes", "--gpus-per-node", "--cpus-per-task", "--mem", "--time", "--partition", "--account", "--nproc",
     "--array", "--output", "--requeue", "--follow", "--dry-run", "--help", "--help-all",
 )  # fmt: skip
 """The options that most people need."""
 
-_VALUED = (
+_SBATCH_OPTIONS = (
     "acctg-freq", "batch", "bb", "bbf", "begin", "cluster-constraint", "clusters", "container", "core-spec",
     "cores-per-socket", "cpu-freq", "cpus-per-gpu", "deadline", "delay-boot", "distribution", "export-file",
     "extra-node-info", "gid", "gpu-bind", "gpu-freq", "gpus-per-socket", "gres-flags", "hint", "input",
@@ -183,26 +205,26 @@ _VALUED = (
     "sockets-per-node", "switches", "thread-spec", "threads-per-core", "time-min", "tmp", "tres-bind",
     "tres-per-task", "uid", "wait-all-nodes", "wckey",
 )  # fmt: skip
-_FLAGS = (
+_SBATCH_FLAGS = (
     "contiguous", "get-user-env", "hold", "ignore-pbs", "nice", "no-kill", "no-requeue", "overcommit",
     "oversubscribe", "propagate", "reboot", "spread-job", "use-min-nodes", "wait",
 )  # fmt: skip
-_LETTERS = {
+_SBATCH_LETTERS = {
     "-b": "begin", "-B": "extra-node-info", "-F": "nodefile", "-H": "hold", "-i": "input", "-k": "no-kill",
     "-L": "licenses", "-M": "clusters", "-O": "overcommit", "-s": "oversubscribe", "-S": "core-spec", "-W": "wait",
 }  # fmt: skip
 """The options that sbatch(1) has and we have not: with a value, without one or with one behind "=", as letters."""
 
 
-def passed_on(words: list[str]) -> str | None:
+def pass_through_words(words: list[str]) -> str | None:
     """The words that pass an option of sbatch on, where ``words`` begin with one that ddplaunch does not have."""
     typed, equals, value = words[0].partition("=")
-    name = _LETTERS.get(typed, typed.removeprefix("--").replace("_", "-"))
-    if typed not in _LETTERS and not typed.startswith("--"):
+    name = _SBATCH_LETTERS.get(typed, typed.removeprefix("--").replace("_", "-"))
+    if typed not in _SBATCH_LETTERS and not typed.startswith("--"):
         return None
-    if name in _FLAGS or (name in _VALUED and equals):
+    if name in _SBATCH_FLAGS or (name in _SBATCH_OPTIONS and equals):
         return "--sbatch-arg=" + shlex.quote(f"--{name}{equals}{value}")
-    if name in _VALUED:
+    if name in _SBATCH_OPTIONS:
         value = words[1] if len(words) > 1 else "VALUE"
         return "--sbatch-arg=" + shlex.quote(f"--{name}={value}")
     return None

@@ -18,9 +18,9 @@ from click.shell_completion import (
 )
 
 from ddplaunch import __version__
-from ddplaunch.cli import COMPLETE
-from ddplaunch.errors import UsageError, shown
-from ddplaunch.words import choice, nearest
+from ddplaunch.cli import COMPLETION_VARIABLE
+from ddplaunch.errors import UsageError, sanitize_line
+from ddplaunch.words import choice, closest_match
 
 COMMANDS = {
     "run": ("cli.run_command", "Start a training job on this machine, or this machine's share of one."),
@@ -94,10 +94,12 @@ class _Commands(click.Group):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            near = "--version" if error.option_name == "-v" else nearest(error.option_name, ["--version", "--help"])
+            near = (
+                "--version" if error.option_name == "-v" else closest_match(error.option_name, ["--version", "--help"])
+            )
             if near:
                 raise UsageError(f"no such option: {error.option_name}", f"did you mean {near}?") from None
-            raise UsageError(f"{error.option_name} must follow a command", _as_run(words)) from None
+            raise UsageError(f"{error.option_name} must follow a command", _suggest_run(words)) from None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -106,15 +108,15 @@ class _Commands(click.Group):
         if word in COMMANDS or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         if ".py" in word or ":" in word or os.path.exists(word):
-            hint = _as_run(args)
+            hint = _suggest_run(args)
         else:
-            near = _MEANT.get(word) or nearest(word, COMMANDS)
+            near = _MEANT.get(word) or closest_match(word, COMMANDS)
             near = near and f"ddplaunch {near}"
             hint = f"did you mean {near}?" if near else f"commands: {', '.join(COMMANDS)}"
         raise UsageError(f"{word} is not a command of ddplaunch", hint)
 
 
-def _as_run(words: list[str]) -> str:
+def _suggest_run(words: list[str]) -> str:
     return f"to start a job: {shlex.join(['ddplaunch', 'run', *words])}"
 
 
@@ -130,23 +132,23 @@ def cli(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-def by_click(words: list[str]) -> object:
+def run_with_click(words: list[str]) -> object:
     """Run the words as click reads them; return what the command does.
 
     Raises:
         LaunchError: the words make no sense, or the command says so.
     """
     try:
-        return cli.main(words, prog_name="ddplaunch", complete_var=COMPLETE, standalone_mode=False)
+        return cli.main(words, prog_name="ddplaunch", complete_var=COMPLETION_VARIABLE, standalone_mode=False)
     except click.NoSuchOption as error:
         known = [each for param in error.ctx.command.params for each in param.opts] if error.ctx else []
-        near = nearest(error.option_name, known)
-        hint = f"did you mean {near}?" if near else _help_hint(error)
+        near = closest_match(error.option_name, known)
+        hint = f"did you mean {near}?" if near else _usage_hint(error)
         raise UsageError(f"no such option: {error.option_name}", hint) from None
     except click.BadParameter as error:
-        raise UsageError(_bad_value(error), _help_hint(error)) from None
+        raise UsageError(_bad_value(error), _usage_hint(error)) from None
     except click.ClickException as error:
-        raise UsageError(error.format_message().rstrip("."), _help_hint(error)) from None
+        raise UsageError(error.format_message().rstrip("."), _usage_hint(error)) from None
     except click.Abort:
         raise KeyboardInterrupt from None
 
@@ -158,7 +160,7 @@ def _bad_value(error: click.BadParameter) -> str:
         return error.format_message().rstrip(".")
     option = isinstance(error.param, click.Option)
     name = error.param.opts[-1] if option else str(error.ctx.info_name)
-    return f"{name} {shown(found[1], 60)}: expected {choice(tuple(map(str, error.param.type.choices)))}"
+    return f"{name} {sanitize_line(found[1], 60)}: expected {choice(tuple(map(str, error.param.type.choices)))}"
 
 
 class _Bash(BashComplete):
@@ -189,7 +191,7 @@ add_completion_class(_Bash)
 def completion_script(shell: str) -> str | None:
     """The script that completes ``ddplaunch`` in a shell; None where click does not support that shell."""
     found = get_completion_class(shell)
-    return found(cli, {}, "ddplaunch", COMPLETE).source() if found else None
+    return found(cli, {}, "ddplaunch", COMPLETION_VARIABLE).source() if found else None
 
 
 @click.command()
@@ -229,9 +231,9 @@ def help(ctx: click.Context, topic: str | None) -> None:
         with open(pages[topic], encoding="utf-8") as file:
             click.echo_via_pager(file.read())
     else:
-        near = nearest(topic, [*COMMANDS, *pages])
+        near = closest_match(topic, [*COMMANDS, *pages])
         hint = f"did you mean ddplaunch help {near}?" if near else "ddplaunch help lists the commands and pages"
-        raise UsageError(f"no command or page is called {shown(topic, 60)}", hint)
+        raise UsageError(f"no command or page is called {sanitize_line(topic, 60)}", hint)
 
 
 def _pages() -> dict[str, str]:
@@ -243,6 +245,6 @@ def _pages() -> dict[str, str]:
     return {}
 
 
-def _help_hint(error: click.ClickException) -> str | None:
+def _usage_hint(error: click.ClickException) -> str | None:
     context = getattr(error, "ctx", None)
     return f"{context.command_path} --help shows more" if context is not None else None

@@ -22,12 +22,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib import import_module
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.cli.options import OPTIONS, Options, Source
-from ddplaunch.cli.values import as_typed
+from ddplaunch.cli.options import OPTIONS, OptionSource, RunOptions
+from ddplaunch.cli.values import to_argv
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.errors import UsageError
-from ddplaunch.files import read_owned, users_config
-from ddplaunch.words import nearest, quoted
+from ddplaunch.files import read_file_and_owner, user_config_path
+from ddplaunch.words import closest_match, shell_quote
 
 if TYPE_CHECKING:
     from typing import Any
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
     from ddplaunch.cli.option import Option
 
-PROJECT = "pyproject.toml"
-NONE = "none"  # the value of --config that reads no file
-ONLY_TYPED = ("--config", "--dry-run")  # options that have no default in a file
+PROJECT_FILE = "pyproject.toml"
+NO_FILE = "none"  # the value of --config that reads no file
+COMMAND_LINE_ONLY = ("--config", "--dry-run")  # options that have no default in a file
 RUN = "run"
-TABLES = (RUN, "submit", "manifest")  # the commands that have a table
-OWN = RUN  # the table of the user's own file that ``ddplaunch run`` reads for itself
-MAX_BYTES = 1 << 20  # of a file; a larger one was not written for us
+COMMAND_TABLES = (RUN, "submit", "manifest")  # the commands that have a table
+USER_TABLE = RUN  # the table of the user's own file that ``ddplaunch run`` reads for itself
+MAX_FILE_BYTES = 1 << 20  # of a file; a larger one was not written for us
 
 
 # fmt: off
-RUN_KEYS = frozenset({
+ALLOWED_RUN_KEYS = frozenset({
     "pass-local-rank", "nproc", "gpus", "oversubscribe", "virtual-local-rank", "bind", "join-timeout",
     "heartbeat-timeout", "backend", "start", "check", "gpu-memory-timeout", "role", "grace", "max-restarts",
     "restart-on", "restart-backoff", "min-uptime", "checkpoint", "timeout", "stall-timeout", "on-stall",
@@ -58,7 +58,7 @@ RUN_KEYS = frozenset({
 
 
 @dataclass(frozen=True)
-class Default:
+class FileDefault:
     """A value in a file, as the option's own reader takes it."""
 
     value: str | bool | tuple[str, ...]
@@ -69,11 +69,11 @@ class Default:
 class Defaults:
     """What the files say."""
 
-    values: Mapping[str, Default]  # by click's names of the options
+    values: Mapping[str, FileDefault]  # by click's names of the options
     notes: tuple[str, ...] = ()  # one for each file that was not read because of its owner
 
 
-def read(
+def read_defaults(
     command: str, options: Sequence[click.Option], cwd: str, environ: Mapping[str, str], named: str | None = None
 ) -> Defaults:
     """Read the defaults of a command's options; the project's, whose file may be ``named``, overrule the user's.
@@ -82,19 +82,21 @@ def read(
         UsageError: a file is not TOML, is too large, has an unknown key or a value of the wrong type; or the file that
             is named cannot be read.
     """
-    if named == NONE:
+    if named == NO_FILE:
         return Defaults({})
-    strangers: list[_Stranger] = []
-    values: dict[str, Default] = {}
+    strangers: list[_UntrustedFile] = []
+    values: dict[str, FileDefault] = {}
     files = [
-        _project(cwd, environ, strangers) if named is None else _load(os.path.join(cwd, named)),
-        _users(environ, strangers),
+        _find_project_file(cwd, environ, strangers) if named is None else _read_config_file(os.path.join(cwd, named)),
+        _find_user_file(environ, strangers),
     ]
-    known = {option.opts[-1].removeprefix("--"): option for option in options if option.opts[-1] not in ONLY_TYPED}
+    known = {
+        option.opts[-1].removeprefix("--"): option for option in options if option.opts[-1] not in COMMAND_LINE_ONLY
+    }
     for file in filter(None, files):
-        mine = _tables(file).get(command, {})
-        values = {**dict(_values(file, command, mine, known, _belongs_elsewhere(command, file))), **values}
-    notes = tuple(f"{each.note}; to read it: --config {quoted([each.path])}" for each in strangers)
+        mine = _command_tables(file).get(command, {})
+        values = {**dict(_option_values(file, command, mine, known, _find_owning_command(command, file))), **values}
+    notes = tuple(f"{each.note}; to read it: --config {shell_quote([each.path])}" for each in strangers)
     return Defaults(values, notes)
 
 
@@ -104,25 +106,27 @@ def _read_run(
     """Read a project's defaults of ``run``, of the options that are ``known`` by their keys.
 
     Raises:
-        UsageError: as ``read`` does.
+        UsageError: as ``read_defaults`` does.
     """
-    strangers: list[_Stranger] = []
-    file = _project(cwd, environ, strangers)
+    strangers: list[_UntrustedFile] = []
+    file = _find_project_file(cwd, environ, strangers)
     notes = tuple(each.note for each in strangers)
     if file is None or b"ddplaunch" not in file.text:
         return Defaults({}, notes)
 
     def instead(key: str) -> str | None:
         if key == "warm":
-            return f"[{OWN}] warm goes into your own ddplaunch.toml, in $XDG_CONFIG_HOME or ~/.config"
+            return f"[{USER_TABLE}] warm goes into your own ddplaunch.toml, in $XDG_CONFIG_HOME or ~/.config"
         if key in all_options:
             return f"a project does not set it: type --{key}"
-        return _belongs_elsewhere(RUN, file)(key)
+        return _find_owning_command(RUN, file)(key)
 
-    return Defaults(dict(_values(file, RUN, _tables(file).get(RUN, {}), known, instead)), notes)
+    return Defaults(dict(_option_values(file, RUN, _command_tables(file).get(RUN, {}), known, instead)), notes)
 
 
-def applied(options: Options, cwd: str, environ: Mapping[str, str]) -> tuple[Options, tuple[str, ...]]:
+def with_project_defaults(
+    options: RunOptions, cwd: str, environ: Mapping[str, str]
+) -> tuple[RunOptions, tuple[str, ...]]:
     """Fill in what the user has not set; return it with notes on the files.
 
     Raises:
@@ -131,25 +135,25 @@ def applied(options: Options, cwd: str, environ: Mapping[str, str]) -> tuple[Opt
     if options.no_config:
         return options, ()
     known = {option.opts[-1][2:]: option for option in OPTIONS if not option.is_argument}
-    found = _read_run({key: known[key] for key in RUN_KEYS}, known, cwd, environ)
+    found = _read_run({key: known[key] for key in ALLOWED_RUN_KEYS}, known, cwd, environ)
     new: dict[str, Any] = {}
     used: list[str] = []
     for name, default in found.values.items():
-        if options.sources[name] is Source.DEFAULT:
+        if options.sources[name] is OptionSource.DEFAULT:
             option = next(each for each in OPTIONS if each.name == name)
-            new[name] = _value_of(option, default.value, default.file)
+            new[name] = _option_value(option, default.value, default.file)
             if name == "log_dir" and os.path.dirname(default.file) != cwd:  # beside the file that names it
                 new[name] = os.path.join(os.path.dirname(default.file), new[name])
-            used += as_typed(option, new[name])
+            used += to_argv(option, new[name])
     if not new:
         return options, found.notes
-    sources = {**options.sources, **dict.fromkeys(new, Source.FILE)}
+    sources = {**options.sources, **dict.fromkeys(new, OptionSource.FILE)}
     file = next(iter(found.values.values())).file
     said = (f"defaults of {file}: {' '.join(used)}",) if used else ()
     return replace(options, **new, sources=sources), (*found.notes, *said)
 
 
-def _value_of(option: Option, value: str | bool | tuple[str, ...], file: str) -> Any:
+def _option_value(option: Option, value: str | bool | tuple[str, ...], file: str) -> Any:
     place = f"{file}: [tool.ddplaunch.run] {option.opts[-1][2:]}"
     if option.choices and value not in option.choices:
         raise UsageError(f'{place} = "{value}": expected {" or ".join(option.choices)}')
@@ -160,13 +164,13 @@ def _value_of(option: Option, value: str | bool | tuple[str, ...], file: str) ->
         raise UsageError(f'{place} = "{value}": {expected or error.message}', error.hint) from None
 
 
-def users_table(path: str, name: str) -> dict[str, Any]:
+def read_user_table(path: str, name: str) -> dict[str, Any]:
     """One table of the user's own file, where that is there and has it.
 
     Raises:
         UsageError: the file is not TOML, or has something else of that name.
     """
-    file = _read_own(path, [])
+    file = _read_if_trusted(path, [])
     if file is None or name.encode() not in file.text:
         return {}
     table: Any = _parse(file).get(name, {})
@@ -176,48 +180,48 @@ def users_table(path: str, name: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _File:
+class _ConfigFile:
     path: str
     text: bytes
     owners: frozenset[int]  # of the file, and of the link that leads to it
 
     @property
-    def stranger(self) -> int | None:
+    def untrusted_owner(self) -> int | None:
         """An owner who is neither the user nor root."""
         return next(iter(self.owners - {os.geteuid(), 0}), None)
 
     @property
     def tables(self) -> tuple[str, ...]:
         """The tables that lead to ours."""
-        return ("tool", "ddplaunch") if os.path.basename(self.path) == PROJECT else ()
+        return ("tool", "ddplaunch") if os.path.basename(self.path) == PROJECT_FILE else ()
 
     def heading(self, command: str) -> str:
         return f"[{'.'.join((*self.tables, command))}]"
 
 
 @dataclass(frozen=True)
-class _Stranger:
+class _UntrustedFile:
     """A file that was not read because of its owner."""
 
     path: str
     note: str
 
 
-def _project(cwd: str, environ: Mapping[str, str], strangers: list[_Stranger]) -> _File | None:
+def _find_project_file(cwd: str, environ: Mapping[str, str], strangers: list[_UntrustedFile]) -> _ConfigFile | None:
     """The nearest file that we may read, no higher than the home folder, a repository, or this file system."""
     home = os.path.realpath(environ["HOME"]) if environ.get("HOME") else None
-    device = _device(cwd)
+    device = _filesystem_of(cwd)
     folder = cwd
     while True:
-        found = _read_own(os.path.join(folder, PROJECT), strangers)
+        found = _read_if_trusted(os.path.join(folder, PROJECT_FILE), strangers)
         above = os.path.dirname(folder)
         top = folder == above or os.path.realpath(folder) == home or os.path.lexists(os.path.join(folder, ".git"))
-        if found or top or _device(above) != device:
+        if found or top or _filesystem_of(above) != device:
             return found
         folder = above
 
 
-def _device(folder: str) -> int | None:
+def _filesystem_of(folder: str) -> int | None:
     """The file system of a folder; None where we may not look."""
     try:
         return os.stat(folder).st_dev
@@ -225,52 +229,52 @@ def _device(folder: str) -> int | None:
         return None
 
 
-def _users(environ: Mapping[str, str], strangers: list[_Stranger]) -> _File | None:
-    path = users_config(environ)
-    return _read_own(path, strangers) if path else None
+def _find_user_file(environ: Mapping[str, str], strangers: list[_UntrustedFile]) -> _ConfigFile | None:
+    path = user_config_path(environ)
+    return _read_if_trusted(path, strangers) if path else None
 
 
-def _read_own(path: str, strangers: list[_Stranger]) -> _File | None:
+def _read_if_trusted(path: str, strangers: list[_UntrustedFile]) -> _ConfigFile | None:
     """Read a file of the user or root; one of another owner that mentions us is added to ``strangers``."""
     if not os.path.isfile(path):
         return None
     try:
-        file = _load(path)
+        file = _read_config_file(path)
     except UsageError:
         if os.lstat(path).st_uid in (os.geteuid(), 0):
             raise
         return None
-    if file.stranger is None:
+    if file.untrusted_owner is None:
         return file
     if b"ddplaunch" in file.text:
-        whose = f"it belongs to {_name(file.stranger)}, not to you"
-        strangers.append(_Stranger(path, f"{path} was not read: {whose}"))
+        whose = f"it belongs to {_user_name(file.untrusted_owner)}, not to you"
+        strangers.append(_UntrustedFile(path, f"{path} was not read: {whose}"))
     return None
 
 
-def _name(uid: int) -> str:
+def _user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return f"user {uid}"
 
 
-def _load(path: str) -> _File:
+def _read_config_file(path: str) -> _ConfigFile:
     """Read a file of any owner; refuse one that cannot be read, is not a regular file, or is too large."""
     try:
         link = os.lstat(path).st_uid
-        text, owner = read_owned(path, MAX_BYTES)
+        text, owner = read_file_and_owner(path, MAX_FILE_BYTES)
     except OSError as error:
         if error.errno == errno.EINVAL:
             raise UsageError(f"{path} is not a regular file", "--config needs a file in TOML") from None
         if error.errno == errno.EFBIG:
-            what = f"{path} has more than {MAX_BYTES >> 20} MiB"
+            what = f"{path} has more than {MAX_FILE_BYTES >> 20} MiB"
             raise UsageError(what, "--config FILE names another, --config none reads none") from None
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    return _File(path, text, frozenset({link, owner}))
+    return _ConfigFile(path, text, frozenset({link, owner}))
 
 
-def _tables(file: _File) -> dict[str, dict[str, Any]]:
+def _command_tables(file: _ConfigFile) -> dict[str, dict[str, Any]]:
     """The tables of ours in a file, by their commands."""
     tables: Any = _parse(file)
     for name in file.tables:
@@ -278,32 +282,32 @@ def _tables(file: _File) -> dict[str, dict[str, Any]]:
         if not isinstance(tables, dict):
             raise UsageError(f"{file.path}: {'.'.join(file.tables)} is not a table")
     for name, table in tables.items():
-        if name not in TABLES:
-            known = ", ".join(map(file.heading, TABLES))
+        if name not in COMMAND_TABLES:
+            known = ", ".join(map(file.heading, COMMAND_TABLES))
             raise UsageError(f"{file.path}: unknown table {file.heading(name)}", f"ddplaunch reads {known}")
         if not isinstance(table, dict):
             raise UsageError(f"{file.path}: {file.heading(name)} is not a table")
-    return {name: table for name, table in tables.items() if file.tables or name != OWN}
+    return {name: table for name, table in tables.items() if file.tables or name != USER_TABLE}
 
 
-def _values(
-    file: _File,
+def _option_values(
+    file: _ConfigFile,
     command: str,
     table: Mapping[str, Any],
     known: Mapping[str, click.Option] | Mapping[str, Option],
     instead: Callable[[str], str | None],
-) -> Iterator[tuple[str, Default]]:
+) -> Iterator[tuple[str, FileDefault]]:
     heading = file.heading(command)
     for key, value in table.items():
         if key not in known:
-            near = nearest(key.replace("_", "-"), known)
+            near = closest_match(key.replace("_", "-"), known)
             hint = instead(key) or (f"did you mean {near}?" if near else f"known: {', '.join(sorted(known))}")
             raise UsageError(f"{file.path}: unknown key {key} in {heading}", hint)
         option = known[key]
-        yield option.name or "", Default(_typed(value, option, f"{file.path}: {heading} {key}"), file.path)
+        yield option.name or "", FileDefault(_to_option_text(value, option, f"{file.path}: {heading} {key}"), file.path)
 
 
-def _parse(file: _File) -> dict[str, Any]:
+def _parse(file: _ConfigFile) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -319,7 +323,7 @@ def _parse(file: _File) -> dict[str, Any]:
     return table
 
 
-def _typed(value: object, option: click.Option | Option, place: str) -> str | bool | tuple[str, ...]:
+def _to_option_text(value: object, option: click.Option | Option, place: str) -> str | bool | tuple[str, ...]:
     """Turn a value into what the option would have on a command line."""
     if option.is_flag:
         if isinstance(value, bool):
@@ -336,13 +340,13 @@ def _typed(value: object, option: click.Option | Option, place: str) -> str | bo
     raise UsageError(f"{place} = {value!r}: expected a string or a number")
 
 
-def _belongs_elsewhere(command: str, file: _File) -> Callable[[str], str | None]:
+def _find_owning_command(command: str, file: _ConfigFile) -> Callable[[str], str | None]:
     """Whose table a key belongs in, if it is another command's of those that submit."""
 
     def where(key: str) -> str | None:
         from ddplaunch.cli.commands import COMMANDS
 
-        for other in TABLES:
+        for other in COMMAND_TABLES:
             if other in (command, RUN):
                 continue
             theirs = import_module(f"ddplaunch.{COMMANDS[other][0]}").HEADINGS

@@ -4,62 +4,67 @@ from __future__ import annotations
 
 import json
 
-from ddplaunch.cli.options import OF_SSH, Options
-from ddplaunch.cli.say import echo
+from ddplaunch.cli.options import SSH_OPTIONS, RunOptions
+from ddplaunch.cli.say import write_text
 from ddplaunch.cli.zygote import choose_preload
 from ddplaunch.console.layout import print_layout
 from ddplaunch.dataclass import replace
 from ddplaunch.plan.plan import Fact, Plan
-from ddplaunch.preload.choice import Choice
+from ddplaunch.preload.choice import PreloadPlan
 from ddplaunch.target.target import TargetKind
-from ddplaunch.words import named
+from ddplaunch.words import join_names
 
 MAX_EXCLUDED = 5
 """Modules that the text names as imported in each rank, at most; JSON has them all."""
 
-_SPELLED_OUT = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "module", "no_python"}
+_EXPLICIT_OPTIONS = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "module", "no_python"}
 """What each node's command has in any case."""
 
-_OF_THIS_NODE = {"stdin", "ui", "dry_run", "as_json", "token", *OF_SSH}
+_LOCAL_OPTIONS = {"stdin", "ui", "dry_run", "as_json", "token", *SSH_OPTIONS}
 
 
-def print_plan(plan: Plan, options: Options, passed_on: str | None, *, remote: bool) -> None:
-    """Print the plan, and ``passed_on``: the command that gives ``--dry-run`` to the target, if it may be meant so."""
+def print_plan(plan: Plan, options: RunOptions, alternative_command: str | None, *, is_remote: bool) -> None:
+    """Print the plan, and ``alternative_command``: the command that gives ``--dry-run`` to the target, if it may be meant so."""
     notes = list(plan.notes)
-    if plan.node_rank == 0 and options.has_programs:
+    if plan.node_rank == 0 and options.has_side_programs:
         from ddplaunch.cli import sidecars
 
-        notes += [f"beside rank 0: {each.command}" for each in sidecars.read(options, remote=remote)]
-        notes += [f"told what happens: {each.command}" for each in sidecars.read_notify(options, remote=remote)]
+        notes += [
+            f"beside rank 0: {each.command_text}" for each in sidecars.read_sidecars(options, is_remote=is_remote)
+        ]
+        notes += [
+            f"told what happens: {each.command_text}"
+            for each in sidecars.read_notify_commands(options, remote=is_remote)
+        ]
     if options.no_inspect:
         notes.append("--no-inspect: `ddplaunch stacks` cannot ask the ranks what they are doing")
-    if plan.nnodes > 1 and not plan.started_rank and not remote:
+    if plan.nnodes > 1 and not plan.started_rank and not is_remote:
         notes.append(f"nodes other than {plan.node_rank} are unknown and assumed to be like this one")
         if options.token:
             notes.append("the token is not printed: set DDPLAUNCH_TOKEN on every node")
     choice = choose_preload(options, plan)
-    if not remote and plan.target.kind is not TargetKind.PROGRAM:
-        plan = replace(plan, facts=(*plan.facts, _preloaded(choice)))
-        notes += _imported_in_each(choice)
+    if not is_remote and plan.target.kind is not TargetKind.PROGRAM:
+        plan = replace(plan, facts=(*plan.facts, _preload_fact(choice)))
+        notes += _format_excluded(choice)
     on_node_zero = choice if plan.node_rank == 0 else choose_preload(options, replace(plan, node_rank=0))
     plan = replace(plan.with_store(torch=on_node_zero.imports_torch), notes=tuple(notes))
     if options.as_json:
-        echo(f"{json.dumps({**plan.to_json(), 'preload': choice.to_json()})}\n")
+        write_text(f"{json.dumps({**plan.to_json(), 'preload': choice.to_json()})}\n")
     else:
-        print_layout(plan, None if remote else list(options.words(without=_SPELLED_OUT | _OF_THIS_NODE)))
-    if passed_on:
-        echo(f"--dry-run was read as ddplaunch's; to pass it on: {passed_on}\n", err=options.as_json)
+        print_layout(plan, None if is_remote else list(options.to_argv(excluded=_EXPLICIT_OPTIONS | _LOCAL_OPTIONS)))
+    if alternative_command:
+        write_text(f"--dry-run was read as ddplaunch's; to pass it on: {alternative_command}\n", err=options.as_json)
 
 
-def _preloaded(choice: Choice) -> Fact:
+def _preload_fact(choice: PreloadPlan) -> Fact:
     """What is imported once for all ranks, and why no more than that."""
     if not choice.forks:
         return Fact("preloaded", "nothing", choice.unsafe or "each rank is a new interpreter")
-    source = "--preload" if choice.asked or not choice.modules else "imported once for all ranks"
-    return Fact("preloaded", named(choice.modules) or "nothing", source)
+    source = "--preload" if choice.user_modules or not choice.modules else "imported once for all ranks"
+    return Fact("preloaded", join_names(choice.modules) or "nothing", source)
 
 
-def _imported_in_each(choice: Choice) -> list[str]:
+def _format_excluded(choice: PreloadPlan) -> list[str]:
     if not choice.excluded:
         return []
     first = [f"{name} ({reason})" for name, reason in choice.excluded[:MAX_EXCLUDED]]

@@ -10,137 +10,143 @@ import socket
 import time
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.agent.limits import need_processes
-from ddplaunch.agent.policy import Policy, Shown
-from ddplaunch.agent.readings import EVERY, LATER, NodeReadings
+from ddplaunch.agent.limits import check_proc
+from ddplaunch.agent.policy import NodeConfig, ShowRules
+from ddplaunch.agent.readings import LATER, SAMPLE_INTERVAL_S, SampleCollector
 from ddplaunch.agent.supervisor import Supervisor
-from ddplaunch.cli.planning import Planning
-from ddplaunch.cli.policy import read_policy, why_no_view
-from ddplaunch.cli.rules import read_rules
-from ddplaunch.cli.say import say, say_note, say_notes
-from ddplaunch.cli.show import missing
-from ddplaunch.control.failure import Outcome
-from ddplaunch.control.link import check, listen_on_node_zero
-from ddplaunch.control.port import without_loopback
-from ddplaunch.control.rules import Rules
+from ddplaunch.cli.planning import PlanInputs
+from ddplaunch.cli.policy import read_node_config, why_no_live_view
+from ddplaunch.cli.rules import read_job_config
+from ddplaunch.cli.say import print_message, print_note, print_notes
+from ddplaunch.cli.show import missing_local_ranks
+from ddplaunch.control.failure import JobResult
+from ddplaunch.control.link import check_link, listen_on_node_zero
+from ddplaunch.control.port import check_loopback
+from ddplaunch.control.rules import JobConfig
 from ddplaunch.errors import EXIT_OUTPUT, EXIT_PREEMPTED, UsageError, host_name
-from ddplaunch.files import create
-from ddplaunch.job.door import Door
-from ddplaunch.job.history import History
-from ddplaunch.job.readings import ReadingsFile
-from ddplaunch.job.watch import Watch
-from ddplaunch.loop import Loop
+from ddplaunch.files import open_for_writing
+from ddplaunch.job.door import ControlSocket
+from ddplaunch.job.history import HistoryRecorder
+from ddplaunch.job.readings import SampleFile
+from ddplaunch.job.watch import StatusTracker
+from ddplaunch.loop import EventLoop
 from ddplaunch.output.events import Observers
 from ddplaunch.output.isolation import IsolatedLoop
 from ddplaunch.output.run_log import RunLog
-from ddplaunch.output.screen import Manner, Screen, Terminal, choose
-from ddplaunch.output.streams import KEPT
-from ddplaunch.output.voice import VOICE, Said, Topic
-from ddplaunch.output.waiting import Starting
+from ddplaunch.output.screen import Screen, ScreenOptions, TerminalScreen, make_screen
+from ddplaunch.output.streams import MEMORY_TAIL_BYTES
+from ddplaunch.output.voice import FORMATTER, LogMessage, MessageKind
+from ddplaunch.output.waiting import StartupNotice
 from ddplaunch.plan.plan import Plan
 from ddplaunch.plan.rendezvous import LOOPBACK, check_store_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddplaunch.agent.debugging import Debugging
-    from ddplaunch.agent.notify import Notify
+    from ddplaunch.agent.debugging import DebugServer
+    from ddplaunch.agent.notify import NotifyObserver
     from ddplaunch.agent.readings import Hear
-    from ddplaunch.control.messages import Profiled
+    from ddplaunch.control.messages import ProfileReply
     from ddplaunch.diagnosis.inspection import Detail, Inspection
     from ddplaunch.job.status import Status
-    from ddplaunch.live.prompt import AtTerminal
-    from ddplaunch.live.view import OwnView
+    from ddplaunch.live.prompt import TerminalFrontend
+    from ddplaunch.live.view import EmbeddedView
 
-BEHIND = 0.5  # seconds by which the others end after node 0, which tells why: mpirun kills all when the first one fails
+EXIT_DELAY_S = (
+    0.5  # seconds by which the others end after node 0, which tells why: mpirun kills all when the first one fails
+)
 
 
-def claim(planning: Planning) -> tuple[Rules, socket.socket | None]:
+def bind_control_port(planning: PlanInputs) -> tuple[JobConfig, socket.socket | None]:
     """Return the job's rules, and node 0's listening socket where this is the first to have its control port.
 
     Raises:
         UsageError: this node cannot start its share, or the port is taken.
         NameTimeout: this is node 0, and its own name does not resolve in time.
     """
-    need_processes()
+    check_proc()
     plan = planning.plan
-    rules = read_rules(planning.options, plan.master_addr, plan.master_port, planning.finding)
-    check(plan, rules, say_notes)
+    rules = read_job_config(planning.options, plan.master_addr, plan.master_port, planning.cluster_env)
+    check_link(plan, rules, print_notes)
     return rules, listen_on_node_zero(plan, rules) if plan.nnodes > 1 else None
 
 
-def prepared(planning: Planning, shown: Shown, rules: Rules, listening: socket.socket | None) -> NodeJob:
+def build_node_job(
+    planning: PlanInputs, shown: ShowRules, rules: JobConfig, listener_socket: socket.socket | None
+) -> NodeJob:
     """Say what people should know, and return this node's share, ready to run.
 
     Raises:
         UsageError: a port is taken, there is no such interface, or a folder cannot be made.
     """
     plan, options = planning.plan, planning.options
-    absent = missing(shown, plan)
-    if listening is None and not plan.numbered:
-        plan = planning.plan_as(1)  # any other node, until node 0 gives it a rank
+    absent = missing_local_ranks(shown, plan)
+    if listener_socket is None and not plan.has_node_rank:
+        plan = planning.plan_for_node_rank(1)  # any other node, until node 0 gives it a rank
     check_store_file(plan.init_method, plan.run_id)
-    notes = [*plan.notes, absent, why_no_view(options)]
+    notes = [*plan.notes, absent, why_no_live_view(options)]
     if plan.nnodes > 1 and rules.port is None and not plan.started_rank:
         notes.append("--control none: nodes do not notice failures of other nodes")
     if plan.master_addr == LOOPBACK:
-        notes.append(without_loopback())
-    say_notes(*filter(None, notes))
-    return NodeJob(plan, read_policy(options, plan, shown, planning.finding), rules, listening)
+        notes.append(check_loopback())
+    print_notes(*filter(None, notes))
+    return NodeJob(plan, read_node_config(options, plan, shown, planning.cluster_env), rules, listener_socket)
 
 
 class NodeJob:
     """This node's share, ready to run."""
 
-    def __init__(self, plan: Plan, policy: Policy, rules: Rules, listening: socket.socket | None) -> None:
-        """Bind the ports and open the log folder; ``listening`` is on the control port, if that was claimed before.
+    def __init__(self, plan: Plan, policy: NodeConfig, rules: JobConfig, listening: socket.socket | None) -> None:
+        """Bind the ports and open the log folder; ``listener_socket`` is on the control port, if that was claimed before.
 
         Raises:
             UsageError: a port is taken, there is no such interface, or the folder cannot be made.
         """
         self._plan, self._policy = plan, policy
-        self._loop = loop = Loop()
+        self._loop = loop = EventLoop()
         alone = rules.port is None
-        speaks = alone or not (rules.one_log and plan.node_rank)
-        VOICE.of(plan, numbered=plan.numbered)
-        self._view: OwnView | None = None
-        how = Manner(policy.patience, policy.quiet, policy.prefix, policy.show.merge)
-        if policy.live:
+        speaks = alone or not (rules.shared_log and plan.node_rank)
+        FORMATTER.set_origin(plan, numbered=plan.has_node_rank)
+        self._view: EmbeddedView | None = None
+        how = ScreenOptions(policy.output_timeout_s, policy.quiet_s, policy.prefix, policy.show.merge)
+        if policy.has_live_view:
             from ddplaunch.live.screen import LiveScreen
-            from ddplaunch.live.view import OwnView
+            from ddplaunch.live.view import EmbeddedView
 
             self._screen: Screen = (live := LiveScreen(loop, how, speaks=speaks, colour=policy.colour))
-            self._view = OwnView(self._isolated("the live view"), live, self)
+            self._view = EmbeddedView(self._isolated("the live view"), live, self)
         else:
-            self._screen = choose(loop, how, speaks=speaks, colour=policy.colour)
-        self._log = RunLog(policy.log_dir, self._screen.note, alone=alone)
-        self._watch = Watch(plan)
-        starting = Starting(loop, self._screen, policy.preload.modules)
-        observers = Observers(self._screen, self._log, self._watch, starting, report=self._screen.note)
+            self._screen = make_screen(loop, how, speaks=speaks, colour=policy.colour)
+        self._log = RunLog(policy.log_dir, self._screen.show_note, is_single_node=alone)
+        self._watch = StatusTracker(plan)
+        starting = StartupNotice(loop, self._screen, policy.preload.modules)
+        observers = Observers(self._screen, self._log, self._watch, starting, report=self._screen.show_note)
         hearers: list[Hear] = []
         if policy.history:
-            history = History(plan, self.printed, lambda: self._log.path, self._screen.note, self._times)
+            history = HistoryRecorder(
+                plan, self.output_tail, lambda: self._log.path, self._screen.show_note, self._times
+            )
             observers.add(history)
-            hearers.append(self._isolated("readings.jsonl").guard(ReadingsFile(history).hear))
+            hearers.append(self._isolated("readings.jsonl").guard(SampleFile(history).on_sample))
         if self._view is not None:
             observers.add(self._view)
         if policy.metrics:
-            from ddplaunch.job.metrics import MetricsFile
+            from ddplaunch.job.metrics import PrometheusFile
 
-            metrics = MetricsFile(policy.metrics, self._watch.status, self._screen.note)
+            metrics = PrometheusFile(policy.metrics, self._watch.status, self._screen.show_note)
             observers.add(metrics)
-            hearers.append(self._isolated("--metrics").guard(metrics.hear))
+            hearers.append(self._isolated("--metrics").guard(metrics.on_sample))
         if hearers:
             hearers.append(lambda look, reading: self._supervisor.note_state())
-            inspect = self._inspect_here if policy.inspect else None
-            later = EVERY if policy.metrics else LATER
+            inspect = self._inspect_local if policy.inspect else None
+            later = SAMPLE_INTERVAL_S if policy.metrics else LATER
             isolated = self._isolated("the readings")
-            observers.add(NodeReadings(isolated, inspect, observers.emit, hearers, later=later))
-        self._notify: Notify | None = None
+            observers.add(SampleCollector(isolated, inspect, observers.emit, hearers, late_interval_s=later))
+        self._notify: NotifyObserver | None = None
         if policy.notify:
-            from ddplaunch.agent.notify import Notify
+            from ddplaunch.agent.notify import NotifyObserver
 
-            self._notify = Notify(self._isolated("--notify"), plan, policy.notify, self._screen)
+            self._notify = NotifyObserver(self._isolated("--notify"), plan, policy.notify, self._screen)
             observers.add(self._notify)
         self._supervisor = Supervisor(
             plan,
@@ -152,15 +158,15 @@ class NodeJob:
             self._log,
             observers,
             self._show_stacks,
-            self._invite,
+            self._attach_terminal,
             listening,
         )
-        self._door = Door(loop, plan.run_id, self, self._screen.note)
-        self._face: AtTerminal | None = None
+        self._door = ControlSocket(loop, plan.run_id, self, self._screen.show_note)
+        self._face: TerminalFrontend | None = None
 
     def _isolated(self, feature: str, *, ended: bool = False) -> IsolatedLoop:
         """Return a loop for what the job can do without; ``ended``: the job has ended, so that no screen is drawn."""
-        return IsolatedLoop(self._loop, feature, say_note if ended else self._screen.note)
+        return IsolatedLoop(self._loop, feature, print_note if ended else self._screen.show_note)
 
     def run(self) -> int:
         """Run it to its end; return the exit code. UsageError: the nodes disagree on what was typed."""
@@ -169,7 +175,7 @@ class NodeJob:
             outcome = self._supervisor.run()
             code = outcome.code or (EXIT_OUTPUT if self._screen.lost else 0)
             if self._plan.node_rank == 0:
-                _tell_script(code)
+                _write_exit_file(code)
         finally:
             if self._face is not None:
                 self._face.close()
@@ -177,114 +183,118 @@ class NodeJob:
             if self._view is not None:
                 self._view.close()
         try:
-            self._tell(outcome)
+            self._print_result(outcome)
         finally:  # they may take some seconds
             if self._supervisor.sidecars:
-                self._isolated("the end of the sidecars", ended=True).guard(self._supervisor.sidecars.end)()
+                self._isolated("the end of the sidecars", ended=True).guard(self._supervisor.sidecars.stop)()
             if self._notify:
-                self._isolated("the end of --notify", ended=True).guard(self._notify.end)()
+                self._isolated("the end of --notify", ended=True).guard(self._notify.finish)()
         if self._log.path:
             host = host_name()
             where = f" on {host}" if self._plan.nnodes > 1 else ""
-            say_note(f"kept in {self._log.path}{where}", path=self._log.path, host=host)
+            print_note(f"kept in {self._log.path}{where}", path=self._log.path, host=host)
         if self._screen.lost:
-            say_note(self._screen.lost)
+            print_note(self._screen.lost)
         if self._screen.speaks:
-            say(Said(Topic.END, f"ended with exit code {code}", {"code": code}, lines=""))
+            print_message(LogMessage(MessageKind.END, f"ended with exit code {code}", {"code": code}, human_text=""))
         return code
 
-    def _invite(self, debugging: Debugging) -> None:
+    def _attach_terminal(self, debugging: DebugServer) -> None:
         """Have the person at our terminal, if there is one, type to the ranks that stop."""
-        if not (self._policy.prompts and isinstance(self._screen, Terminal)):
+        if not (self._policy.has_debug_prompt and isinstance(self._screen, TerminalScreen)):
             return
-        from ddplaunch.live.prompt import AtTerminal, Prompt
+        from ddplaunch.live.prompt import DebuggerPrompt, TerminalFrontend
 
-        self._face = AtTerminal(self._loop, self._screen)
-        prompt = Prompt(self._face, debugging.take)
-        self._face.heard = prompt.key
-        debugging.attach(prompt.hear)
+        self._face = TerminalFrontend(self._loop, self._screen)
+        prompt = DebuggerPrompt(self._face, debugging.on_user_message)
+        self._face.on_key = prompt.on_key
+        debugging.attach_user(prompt.on_message)
 
     def status(self) -> Status:
         return self._watch.status()
 
-    def inspect(self, detail: Detail, answer: Callable[[Inspection], None]) -> None:
-        self._supervisor.inspect(detail, answer)
+    def inspect_job(self, detail: Detail, answer: Callable[[Inspection], None]) -> None:
+        self._supervisor.inspect_job(detail, answer)
 
-    def _inspect_here(self, detail: str, done: Callable[[Inspection], None]) -> None:
-        self._supervisor.inspect_here(detail, None, done)
+    def _inspect_local(self, detail: str, done: Callable[[Inspection], None]) -> None:
+        self._supervisor.inspect_local(detail, None, done)
 
-    def debugging(self) -> Debugging | None:
+    def debug_server(self) -> DebugServer | None:
         return self._supervisor.debugging
 
-    def profile(self, seconds: float, torch: bool, hear: Callable[[Profiled], None]) -> None:
-        self._supervisor.profiles.ask(seconds, torch, hear)
+    def profile_job(self, seconds: float, torch: bool, hear: Callable[[ProfileReply], None]) -> None:
+        self._supervisor.profiles.profile_job(seconds, torch, hear)
 
     def _show_stacks(self) -> None:
         from ddplaunch.diagnosis.inspection import Detail
 
-        self._screen.note("looking at the ranks; Ctrl-\\ again stops them")
-        self._supervisor.inspect(Detail.WAITS, self._tell_stacks)
+        self._screen.show_note("looking at the ranks; Ctrl-\\ again stops them")
+        self._supervisor.inspect_job(Detail.WAITS, self._print_stacks)
 
-    def _tell_stacks(self, inspection: Inspection) -> None:
+    def _print_stacks(self, inspection: Inspection) -> None:
         import click
 
-        from ddplaunch.console.stacks import render_stacks, to_json
-        from ddplaunch.diagnosis.sentences import sentences
+        from ddplaunch.console.stacks import render_stacks, stacks_to_json
+        from ddplaunch.diagnosis.sentences import describe_waits
 
         page = render_stacks(inspection)
         lines = page if self._policy.colour else click.unstyle(page)
-        self._screen.say(Said(Topic.STACKS, "\n".join(sentences(inspection)), {"stacks": to_json(inspection)}, lines))
+        self._screen.show_message(
+            LogMessage(
+                MessageKind.STACKS, "\n".join(describe_waits(inspection)), {"stacks": stacks_to_json(inspection)}, lines
+            )
+        )
 
     def stop(self, now: bool, command: str = "") -> None:
         self._supervisor.stop(now, command)
 
-    def ranks(self) -> list[int]:
-        return self._supervisor.streams.ranks()
+    def ranks_with_output(self) -> list[int]:
+        return self._supervisor.streams.ranks_in_memory()
 
-    def printed(self, rank: int, since: float | None = None) -> bytes:
+    def output_tail(self, rank: int, since: float | None = None) -> bytes:
         streams = self._supervisor.streams
-        return streams.tail(rank, KEPT) if since is None else streams.since(rank, since)
+        return streams.tail(rank, MEMORY_TAIL_BYTES) if since is None else streams.since(rank, since)
 
     def _times(self, rank: int, count: int) -> bytes:
         return self._supervisor.streams.times(rank, count)
 
-    def flush(self, mark: bytes) -> None:
+    def flush_output(self, mark: bytes) -> None:
         self._supervisor.streams.flush(mark)
 
-    def listen(self, hear: Callable[[int, bytes], None]) -> None:
-        self._supervisor.streams.listen(hear)
+    def subscribe_output(self, hear: Callable[[int, bytes], None]) -> None:
+        self._supervisor.streams.subscribe(hear)
 
-    def forget(self, hear: Callable[[int, bytes], None]) -> None:
-        self._supervisor.streams.ignore(hear)
+    def unsubscribe_output(self, hear: Callable[[int, bytes], None]) -> None:
+        self._supervisor.streams.unsubscribe(hear)
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _print_result(self, outcome: JobResult) -> None:
         """Say how the job has ended."""
         if not self._screen.speaks:
-            time.sleep(BEHIND if outcome.code else 0)
+            time.sleep(EXIT_DELAY_S if outcome.code else 0)
             return
-        if outcome.refused:
-            raise UsageError(*outcome.refused)
+        if outcome.usage_error:
+            raise UsageError(*outcome.usage_error)
         self._isolated("the report", ended=True).guard(self._report)(outcome)
         if outcome.remark:
-            say_note(outcome.remark)
+            print_note(outcome.remark)
 
-    def _report(self, outcome: Outcome) -> None:
+    def _report(self, outcome: JobResult) -> None:
         if outcome.verdict:
             from ddplaunch.console.failure import render_verdict
 
             report = render_verdict(outcome.verdict, self._plan.nnodes)
             text = outcome.verdict.blame or outcome.verdict.first.headline
-            say(Said(Topic.FAILURE, text, {"verdict": outcome.verdict}, lines=report))
+            print_message(LogMessage(MessageKind.FAILURE, text, {"verdict": outcome.verdict}, human_text=report))
 
 
-def _tell_script(code: int) -> None:
+def _write_exit_file(code: int) -> None:
     """Leave the exit code for the batch script, which cannot go by srun's: that may be a killed task's."""
     path, mark = os.environ.get("DDPLAUNCH_EXIT_FILE"), os.environ.get("DDPLAUNCH_REQUEUE_FILE")
     try:
         if path:
-            with open(create(path, os.O_TRUNC, 0o600), "w") as file:
+            with open(open_for_writing(path, os.O_TRUNC, 0o600), "w") as file:
                 file.write(f"{code}\n")
         if mark and code == EXIT_PREEMPTED:  # of the scripts for other schedulers than Slurm
-            os.close(create(mark, 0, 0o600))
+            os.close(open_for_writing(mark, 0, 0o600))
     except OSError as error:
-        say_note(f"the batch script does not learn the exit code {code}: {error.filename}: {error.strerror}")
+        print_note(f"the batch script does not learn the exit code {code}: {error.filename}: {error.strerror}")

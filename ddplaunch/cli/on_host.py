@@ -10,10 +10,10 @@ import click
 from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError, UsageError
 from ddplaunch.job import over_ssh
 from ddplaunch.job.over_ssh import SshJob
-from ddplaunch.output.terminal import watched
+from ddplaunch.output.terminal import is_interactive
 from ddplaunch.plan.command import python_command
-from ddplaunch.ssh.client import as_person
-from ddplaunch.words import named, quoted
+from ddplaunch.ssh.client import interactive_ssh_command
+from ddplaunch.words import join_names, shell_quote
 
 _WORDS = "ddplaunch.on_host"
 _LOCAL = {"hosts", "since", "every"}
@@ -65,13 +65,13 @@ def _on_first_host(job: SshJob, ctx: click.Context, run: str | None) -> int:
     for name, option in _WRITING.items():
         source = ctx.get_parameter_source(name) if name in ctx.params else None
         if source is not None and source.name == "COMMANDLINE":
-            what = f"{job.run_id} runs on {named(job.hosts)}: {option} must be typed there"
+            what = f"{job.run_id} runs on {join_names(job.hosts)}: {option} must be typed there"
             raise UsageError(what, _by_hand(job, words))
     return CommandOnHost(job, words).wait()
 
 
 def _by_hand(job: SshJob, words: list[str]) -> str:
-    return f"ssh {job.hosts[0]} {quoted(['ddplaunch', *words])}"
+    return f"ssh {job.hosts[0]} {shell_quote(['ddplaunch', *words])}"
 
 
 class CommandOnHost:
@@ -80,9 +80,9 @@ class CommandOnHost:
     def __init__(self, job: SshJob, words: list[str], *, stdin: bool = True) -> None:
         """``stdin``: it reads ours, as one command at a time can."""
         host, self._job, self._words = job.hosts[0], job, words
-        click.echo(f"ddplaunch: {job.run_id} runs on {named(job.hosts)}; by SSH to {host}", err=True)
-        terminal = stdin and os.isatty(0) and watched(1)
-        typed = as_person(host, [*python_command(job.python), *words], os.environ, terminal=terminal)
+        click.echo(f"ddplaunch: {job.run_id} runs on {join_names(job.hosts)}; by SSH to {host}", err=True)
+        terminal = stdin and os.isatty(0) and is_interactive(1)
+        typed = interactive_ssh_command(host, [*python_command(job.python), *words], os.environ, terminal=terminal)
         self._process = subprocess.Popen(typed, stdin=None if stdin else subprocess.DEVNULL)
 
     def wait(self) -> int:

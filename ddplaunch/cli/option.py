@@ -27,27 +27,27 @@ class Option:
         default: str | None = None,
         envvar: str | None = None,
         is_flag: bool = False,
-        off: str | None = None,
+        negative_spelling: str | None = None,
         multiple: bool = False,
-        rest: bool = False,
-        completes: str | None = None,
+        takes_rest: bool = False,
+        completion: str | None = None,
     ) -> None:
         """Declare it.
 
         Args:
             spellings: the longest last; behind it, without a dash, Python's name where that is another one.
             metavar: what the help calls its value; choices: the only values that it may have.
-            off: the spelling that says no, of a flag that is neither yes nor no by default.
-            rest: whether it is the argument that takes all words that are left.
-            completes: what a shell completes its value as: "file", "folder" or "any" path.
+            negative_spelling: the spelling that says no, of a flag that is neither yes nor no by default.
+            takes_rest: whether it is the argument that takes all words that are left.
+            completion: what a shell completes its value as: "file", "folder" or "any" path.
         """
         self.opts = [each for each in spellings if each.startswith("-")] or list(spellings)
         self.name = spellings[-1].lstrip("-").replace("-", "_")
         self.spellings = spellings
         self.help, self.read, self.metavar, self.choices = help, read, metavar, choices
         self.default, self.envvar = default, envvar
-        self.off = off
-        self.is_flag, self.multiple, self.rest, self.completes = is_flag, multiple, rest, completes
+        self.off = negative_spelling
+        self.is_flag, self.multiple, self.rest, self.completes = is_flag, multiple, takes_rest, completion
 
     @property
     def all_spellings(self) -> list[str]:
@@ -58,6 +58,6 @@ class Option:
         return not self.opts[0].startswith("-")
 
 
-def spellings(options: Iterable[Option]) -> dict[str, bool]:
+def option_spellings(options: Iterable[Option]) -> dict[str, bool]:
     """Every spelling of every option, and whether it takes a value."""
     return {name: not option.is_flag for option in options if not option.is_argument for name in option.all_spellings}

@@ -9,40 +9,40 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.cli.options import OF_SSH, Options, Source
+from ddplaunch.cli.options import SSH_OPTIONS, OptionSource, RunOptions
 from ddplaunch.cli.rules import check_control_port
-from ddplaunch.cli.say import say
+from ddplaunch.cli.say import print_message
 from ddplaunch.cli.show import read_merge
-from ddplaunch.cli.surroundings import OVER_SSH
+from ddplaunch.cli.surroundings import OVER_SSH_VARIABLE
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError, host_name
 from ddplaunch.job.over_ssh import SshJob, kept
-from ddplaunch.output.terminal import watched
-from ddplaunch.output.voice import Said, Topic
+from ddplaunch.output.terminal import is_interactive
+from ddplaunch.output.voice import LogMessage, MessageKind
 from ddplaunch.plan.plan import Plan
-from ddplaunch.plan.rendezvous import ASSUMED, DEFAULT_PORT
+from ddplaunch.plan.rendezvous import DEFAULT_PORT, SOURCE_ASSUMED
 from ddplaunch.rank.processes import start_ticks
-from ddplaunch.ssh.client import Session, command, look_up
-from ddplaunch.ssh.fleet import Fleet, Problem, make_room
+from ddplaunch.ssh.client import SshSession, resolve_ssh_config, ssh_command
+from ddplaunch.ssh.fleet import Fleet, HostProblem, raise_fd_limit
 from ddplaunch.ssh.hosts import Host
-from ddplaunch.ssh.hosts import read as read_hosts
+from ddplaunch.ssh.hosts import read_host_options as read_hosts
 from ddplaunch.ssh.remote import HostJob
 from ddplaunch.target.target import Target
-from ddplaunch.words import named, quoted
+from ddplaunch.words import join_names, shell_quote
 
 if TYPE_CHECKING:
     from ddplaunch.cli.options import Inferred
 
-CARRIED = ("LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS")
-CARRIED_BEGINNINGS = ("NCCL_", "GLOO_", "TORCH_")
+FORWARDED_VARIABLES = ("LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS")
+FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_")
 """The variables that go along unasked."""
 
-_PER_NODE = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "gpus", "run_id", "token", "dry_run"}
-_OF_NODE_0 = {"tensorboard", "sidecar", "notify"}
-_NOT_REPEATED = {*OF_SSH, *_PER_NODE, "no_config", "as_json"}
+_PER_NODE_OPTIONS = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "gpus", "run_id", "token", "dry_run"}
+_NODE_0_OPTIONS = {"tensorboard", "sidecar", "notify"}
+_OMITTED_OPTIONS = {*SSH_OPTIONS, *_PER_NODE_OPTIONS, "no_config", "as_json"}
 
 
-def read(options: Options) -> tuple[Host, ...]:
+def read_ssh_hosts(options: RunOptions) -> tuple[Host, ...]:
     """Return the hosts that the user has named; refuse those that make no sense, or contradict other options."""
     hosts = read_hosts(options.hosts, options.hostfile, options.include, options.exclude)
     for name, why in (
@@ -70,11 +70,11 @@ def read(options: Options) -> tuple[Host, ...]:
     return hosts
 
 
-def start(hosts: tuple[Host, ...], options: Options, target: Target, run_id: str) -> int:
+def run_on_hosts(hosts: tuple[Host, ...], options: RunOptions, target: Target, run_id: str) -> int:
     """Run the job on the hosts; return its exit code."""
-    make_room(len(hosts))
-    environ = carried(options.env, os.environ)
-    ways = [look_up(host.destination) for host in hosts]
+    raise_fd_limit(len(hosts))
+    environ = forwarded_environment(options.env, os.environ)
+    ways = [resolve_ssh_config(host.destination) for host in hosts]
     address = (options.master_addr or ways[0].address) if len(hosts) > 1 else ""
     port = options.master_port or DEFAULT_PORT
     control = options.control_port or port + 1
@@ -84,38 +84,40 @@ def start(hosts: tuple[Host, ...], options: Options, target: Target, run_id: str
     nonce = os.urandom(16).hex()
     python = options.remote_python or sys.executable
     heartbeat, warning = options.heartbeat_timeout, options.preempt_signal
-    looked_at = watched(1) and watched(2) and options.merge is None
+    looked_at = is_interactive(1) and is_interactive(2) and options.merge is None
     merge = ("--merge",) if looked_at and read_merge(options) is None else ()  # the hosts have no terminal
-    fleet = Fleet(heartbeat, options.grace, options.spares, allow_mismatch=options.allow_mismatch, warning=warning)
+    fleet = Fleet(
+        heartbeat, options.grace, options.spares, allow_mismatch=options.allow_mismatch, preempt_signal=warning
+    )
 
-    def connect(node: int, host: Host) -> Callable[..., Session]:
+    def connect(node: int, host: Host) -> Callable[..., SshSession]:
         nnodes = len(hosts) - options.spares
-        own = (*_node_words(node, nnodes, address, options.master_port), *_rank_words(host, options))
-        alike = options.words(without=_NOT_REPEATED | (_OF_NODE_0 if node else set()))
+        own = (*_node_argv(node, nnodes, address, options.master_port), *_nproc_argv(host, options))
+        alike = options.to_argv(excluded=_OMITTED_OPTIONS | (_NODE_0_OPTIONS if node else set()))
         job = HostJob(
             nonce=nonce,
-            environ={**environ, "DDPLAUNCH_TOKEN": token, OVER_SSH: "1"},
+            environ={**environ, "DDPLAUNCH_TOKEN": token, OVER_SSH_VARIABLE: "1"},
             cwd=os.getcwd(),
-            target=target.typed,
+            target=target.text,
             module=options.module,
             no_python=options.no_python,
             log_dir=options.log_dir,
             address=address,
             ports=(port, control) if node == 0 and len(hosts) > 1 else (),
-            words=("run", *own, "--no-config", "--run-id", run_id, *alike, *merge, "--", target.typed, *target.args),
-            warning=warning,
+            argv=("run", *own, "--no-config", "--run-id", run_id, *alike, *merge, "--", target.text, *target.args),
+            preempt_signal=warning,
             heartbeat=heartbeat,
             grace=options.grace,
         )
-        reach = command(host.destination, ways[node], python, environ, heartbeat)
-        return lambda loop: Session(loop, host.name, ways[node].first, reach, job)
+        reach = ssh_command(host.destination, ways[node], python, environ, heartbeat)
+        return lambda loop: SshSession(loop, host.name, ways[node].first_hop, reach, job)
 
     me = os.getpid()
     job = SshJob(
         run_id=run_id,
         hosts=tuple(host.destination for host in hosts),
         python=python,
-        target=quoted([target.typed, *target.args]),
+        target=shell_quote([target.text, *target.args]),
         cwd=os.getcwd(),
         pid=me,
         ticks=start_ticks(me),
@@ -126,22 +128,24 @@ def start(hosts: tuple[Host, ...], options: Options, target: Target, run_id: str
         code = fleet.run([connect(node, host) for node, host in enumerate(hosts)])
         end.code = None if fleet.problems else code
     if fleet.problems:
-        _say_problems(fleet.problems, len(hosts), code)
+        _print_problems(fleet.problems, len(hosts), code)
     return code
 
 
-def _say_problems(problems: list[Problem], hosts: int, code: int) -> None:
+def _print_problems(problems: list[HostProblem], hosts: int, code: int) -> None:
     bad = len({problem.host for problem in problems})
     width = max(len(problem.host) for problem in problems)
     text = f"{bad} of {hosts} hosts cannot take part, and nothing was started"
     lines = [f"ddplaunch: {text}", *(f"  {problem.host.ljust(width)}  {problem.text}" for problem in problems)]
     found = [{"host": problem.host, "text": problem.text} for problem in problems]
-    say(Said(Topic.ERROR, text, {"problems": found, "code": code}, "".join(f"{line}\n" for line in lines)))
+    print_message(
+        LogMessage(MessageKind.ERROR, text, {"problems": found, "code": code}, "".join(f"{line}\n" for line in lines))
+    )
 
 
-def planned(hosts: tuple[Host, ...], options: Options) -> tuple[Options, str]:
+def options_for_dry_run(hosts: tuple[Host, ...], options: RunOptions) -> tuple[RunOptions, str]:
     """Return the options of a dry run for these hosts, and a note on which node is which."""
-    carried(options.env, os.environ)
+    forwarded_environment(options.env, os.environ)
     new: Inferred = {"cluster": "none", "nnodes": (len(hosts), len(hosts))}
     if len(hosts) > 1:
         new |= {"node_rank": 0, "master_addr": hosts[0].name}
@@ -150,33 +154,35 @@ def planned(hosts: tuple[Host, ...], options: Options) -> tuple[Options, str]:
         counts = [str(host.slots or 1) for host in with_ranks]
         new["nproc"] = counts[0] if len(set(counts)) == 1 else ",".join(counts)
     which = f"over SSH: {', '.join(f'node {node} is {host.name}' for node, host in enumerate(hosts))}"
-    return options.filled(Source.HOSTS, new), f"{which}; each is assumed to be like this machine"
+    return options.with_defaults(OptionSource.HOSTS, new), f"{which}; each is assumed to be like this machine"
 
 
-def on_hosts(plan: Plan, hosts: tuple[Host, ...], options: Options) -> Plan:
+def on_hosts(plan: Plan, hosts: tuple[Host, ...], options: RunOptions) -> Plan:
     """The plan of a dry run with the names of these hosts, and with what is known of them and what is assumed."""
     nodes = tuple(replace(node, host=host.name) for node, host in zip(plan.nodes, hosts, strict=False))
     ranks = tuple(replace(rank, host=nodes[rank.node_rank].host) for rank in plan.ranks)
     listed = "--hosts" if options.hosts else "--hostfile"
-    sources = {"devices": ASSUMED, "threads per rank": ASSUMED}
+    sources = {"devices": SOURCE_ASSUMED, "threads per rank": SOURCE_ASSUMED}
     unknown = [host.name for host in hosts[: len(nodes)] if not host.slots]
     if not options.is_set("nproc"):
-        sources["processes per node"] = ASSUMED if unknown else listed
-    if options.sources["master_addr"] is Source.HOSTS:
+        sources["processes per node"] = SOURCE_ASSUMED if unknown else listed
+    if options.sources["master_addr"] is OptionSource.HOSTS:
         sources["master address"] = "the first host"
     facts = tuple(
         replace(fact, source=sources.get(fact.name, fact.source)) for fact in plan.facts if fact.name != "node rank"
     )
     notes = plan.notes
     if unknown and not (options.is_set("nproc") or options.is_set("gpus")):
-        notes = (*notes, f"{named(unknown)}: one rank for each GPU; how many there are is not known here")
+        notes = (*notes, f"{join_names(unknown)}: one rank for each GPU; how many there are is not known here")
     return replace(plan, nodes=nodes, ranks=ranks, facts=facts, notes=notes)
 
 
-def carried(asked: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
+def forwarded_environment(asked: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that go along: some unasked, and what ``--env`` names; refuse names that are none, or not set."""
     variables = {
-        name: value for name, value in environ.items() if name in CARRIED or name.startswith(CARRIED_BEGINNINGS)
+        name: value
+        for name, value in environ.items()
+        if name in FORWARDED_VARIABLES or name.startswith(FORWARDED_PREFIXES)
     }
     for text in asked:
         name, equals, value = text.partition("=")
@@ -188,7 +194,7 @@ def carried(asked: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str
     return variables
 
 
-def _node_words(node: int, nnodes: int, address: str, port: int | None) -> Iterator[str]:
+def _node_argv(node: int, nnodes: int, address: str, port: int | None) -> Iterator[str]:
     yield from ("--nnodes", str(nnodes))
     if nnodes > 1:
         yield from ("--node-rank", str(node), "--master-addr", address)
@@ -196,7 +202,7 @@ def _node_words(node: int, nnodes: int, address: str, port: int | None) -> Itera
         yield from ("--master-port", str(port))
 
 
-def _rank_words(host: Host, options: Options) -> Iterator[str]:
+def _nproc_argv(host: Host, options: RunOptions) -> Iterator[str]:
     """A host's ranks: its slots, or what the user has set for all."""
     if host.gpus is not None:
         yield from ("--gpus", ",".join(map(str, host.gpus)))

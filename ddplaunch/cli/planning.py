@@ -6,65 +6,73 @@ import os
 import time
 from collections.abc import Callable, Iterable
 
-from ddplaunch.cli.options import Options
-from ddplaunch.cli.rules import check_looks, check_nodes, check_time_limits
-from ddplaunch.cli.surroundings import left_alone, left_over, look_around, started_rank, surroundings_notes
+from ddplaunch.cli.options import RunOptions
+from ddplaunch.cli.rules import check_inspect_options, check_node_options, check_time_limits
+from ddplaunch.cli.surroundings import (
+    check_lone_node,
+    cluster_notes,
+    detect_cluster,
+    ignored_rank_variables,
+    to_started_rank,
+)
 from ddplaunch.cli.values import AUTO
-from ddplaunch.clusters.finding import Finding
+from ddplaunch.clusters.finding import ClusterEnv
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.devices.machine import read_machine
 from ddplaunch.errors import UsageError
-from ddplaunch.plan.make import JobSpec, make
+from ddplaunch.plan.make import PlanSpec, make_plan
 from ddplaunch.plan.plan import Plan
 from ddplaunch.target.target import Target
 
 
 @dataclass(frozen=True)
-class Planning:
+class PlanInputs:
     """A plan and what it was made from."""
 
     plan: Plan
-    options: Options  # as hosts or surroundings have completed them
-    finding: Finding | None  # what was used of what the surroundings say
-    plan_as: Callable[[int], Plan]  # plans again, as this node rank, where node 0 is to give each node its own
+    options: RunOptions  # as hosts or surroundings have completed them
+    cluster_env: ClusterEnv | None  # what was used of what the surroundings say
+    plan_for_node_rank: Callable[
+        [int], Plan
+    ]  # plans again, as this node rank, where node 0 is to give each node its own
 
 
-def make_plan(options: Options, target: Target, notes: Iterable[str], *, remote: bool) -> Planning:
+def prepare_plan(options: RunOptions, target: Target, notes: Iterable[str], *, remote: bool) -> PlanInputs:
     """Plan the job; ``remote``: other hosts would run it, in a dry run.
 
     Raises:
         UsageError: the options contradict each other, the surroundings, or this machine.
     """
     said = list(notes)
-    if ignored := left_over(options):
+    if ignored := ignored_rank_variables(options):
         said.append(ignored)
-    options, finding = look_around(options)
+    options, finding = detect_cluster(options)
     if options.spares and (remote or finding) and not options.is_set("nnodes"):
-        options = without_spares(options)
-    check_nodes(options)
-    check_looks(options)
+        options = subtract_spares(options)
+    check_node_options(options)
+    check_inspect_options(options)
     check_time_limits(options)
     if finding:
-        said[:0] = surroundings_notes(finding)
-    spec = _spec(options, finding)
+        said[:0] = cluster_notes(finding)
+    spec = _build_plan_spec(options, finding)
     machine, of_machine = read_machine(os.environ, spec, runs_here=not remote)
     said += of_machine
     run_id = options.run_id or new_run_id()
     if options.spares and options.dry_run:
-        said.append(_of_spares(options))
+        said.append(_describe_spares(options))
 
     def plan_as(node_rank: int) -> Plan:
-        here = spec if spec.numbered else replace(spec, node_rank=node_rank)
-        return make(here, target, machine, os.environ, run_id, said)
+        here = spec if spec.has_node_rank else replace(spec, node_rank=node_rank)
+        return make_plan(here, target, machine, os.environ, run_id, said)
 
     plan = plan_as(0)
-    if not remote and (remark := left_alone(options, finding, plan)):
+    if not remote and (remark := check_lone_node(options, finding, plan)):
         said.append(remark)
         plan = plan_as(0)
-    return Planning(plan, options, finding, plan_as)
+    return PlanInputs(plan, options, finding, plan_as)
 
 
-def _of_spares(options: Options) -> str:
+def _describe_spares(options: RunOptions) -> str:
     first, last = options.nnodes[1], options.nnodes[1] + options.spares - 1
     if first == last:
         return f"1 spare (--node-rank {first}) waits to take the place of a node that is lost or fails"
@@ -72,17 +80,17 @@ def _of_spares(options: Options) -> str:
     return f"{options.spares} spares (--node-rank {which}) wait to take the place of nodes that are lost or fail"
 
 
-def without_spares(options: Options) -> Options:
+def subtract_spares(options: RunOptions) -> RunOptions:
     """Have --nnodes without the spares, where it is the number of all hosts, of an allocation or of all pods."""
     lowest, highest = options.nnodes
     run = highest - options.spares
     if run < 1:
         what = f"--spares {options.spares} leaves none of {highest} nodes for the ranks"
         raise UsageError(what, f"--spares {highest - 2} or fewer" if highest > 2 else "leave --spares out")
-    return options.given(options.sources["nnodes"], {"nnodes": (min(lowest, run), run)})
+    return options.with_values(options.sources["nnodes"], {"nnodes": (min(lowest, run), run)})
 
 
-def _spec(options: Options, finding: Finding | None) -> JobSpec:
+def _build_plan_spec(options: RunOptions, finding: ClusterEnv | None) -> PlanSpec:
     """Return what the plan needs; without a node rank where node 0 is to give one."""
     spares, highest = options.spares, options.nnodes[1]
     if spares and options.dry_run:
@@ -94,11 +102,11 @@ def _spec(options: Options, finding: Finding | None) -> JobSpec:
         "nnodes": highest + spares,
         "min_nodes": options.nnodes[0],
         "node_rank": options.node_rank if isinstance(options.node_rank, int) else None,
-        "started_rank": started_rank(finding),
-        "sources": dict.fromkeys(options.inferred, finding.cluster) if finding else {},
-        "numbered": options.node_rank != AUTO,
+        "started_rank": to_started_rank(finding),
+        "sources": dict.fromkeys(options.inferred_names, finding.cluster) if finding else {},
+        "has_node_rank": options.node_rank != AUTO,
     }
-    return JobSpec(**options.taken(JobSpec) | derived)
+    return PlanSpec(**options.subset_for(PlanSpec) | derived)
 
 
 def new_run_id() -> str:

@@ -7,24 +7,24 @@ from collections.abc import Mapping
 from itertools import takewhile
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.cli.command_line import HELP, Grammar, split
-from ddplaunch.cli.option import Option, spellings
-from ddplaunch.cli.options import LOG_JSON, OPTIONS, Options, Source
-from ddplaunch.cli.typed import Remarks, check_target, program_names, remarks_on, translated
-from ddplaunch.errors import UsageError, shown
-from ddplaunch.output.voice import VOICE
-from ddplaunch.words import choice, nearest
+from ddplaunch.cli.command_line import HELP, ArgvGrammar, split_argv
+from ddplaunch.cli.option import Option, option_spellings
+from ddplaunch.cli.options import LOG_JSON_VARIABLE, OPTIONS, OptionSource, RunOptions
+from ddplaunch.cli.typed import ParseNotes, check_target, make_option_lookup, parse_notes_for, translate_torchrun
+from ddplaunch.errors import UsageError, sanitize_line
+from ddplaunch.output.voice import FORMATTER
+from ddplaunch.words import choice, closest_match
 
 if TYPE_CHECKING:
     from typing import Any
 
-YES, NO = ("1", "on", "t", "true", "y", "yes"), ("0", "f", "false", "n", "no", "off")
+TRUE_WORDS, FALSE_WORDS = ("1", "on", "t", "true", "y", "yes"), ("0", "f", "false", "n", "no", "off")
 """The values of a flag's variable, in small or capital letters."""
 
-_MORE = "ddplaunch run --help shows more"
+_HELP_HINT = "ddplaunch run --help shows more"
 
 
-def read(words: list[str]) -> tuple[Options, Remarks] | None:
+def read_options(words: list[str]) -> tuple[RunOptions, ParseNotes] | None:
     """Return what was typed behind ``ddplaunch run``; None where it asks for help.
 
     Raises:
@@ -32,26 +32,26 @@ def read(words: list[str]) -> tuple[Options, Remarks] | None:
     """
     # An error in these words is to be said in the form that they ask for; what they mean is known only afterwards.
     typed_json = "--log-json" in takewhile(lambda word: word != "--", words)
-    VOICE.for_machines = typed_json or os.environ.get(LOG_JSON, "0") not in ("", "0")
-    known = {**spellings(OPTIONS), **dict.fromkeys(HELP, False)}
-    translation = translated(words, known, os.environ)
-    line = split(translation, Grammar(known), program_names())
-    if not HELP.isdisjoint(line.ours):
+    FORMATTER.as_json = typed_json or os.environ.get(LOG_JSON_VARIABLE, "0") not in ("", "0")
+    known = {**option_spellings(OPTIONS), **dict.fromkeys(HELP, False)}
+    translation = translate_torchrun(words, known, os.environ)
+    line = split_argv(translation, ArgvGrammar(known), make_option_lookup())
+    if not HELP.isdisjoint(line.options):
         return None
     check_target(line, known, "run")
-    remarks = remarks_on(line, translation)
-    typed = _typed(line.ours)
-    values: dict[str, Any] = {"target": line.target, "args": line.program}
-    sources = {"target": Source.TYPED, "args": Source.TYPED if line.program else Source.DEFAULT}
+    remarks = parse_notes_for(line, translation)
+    typed = _collect_values(line.options)
+    values: dict[str, Any] = {"target": line.target, "args": line.program_args}
+    sources = {"target": OptionSource.TYPED, "args": OptionSource.TYPED if line.program_args else OptionSource.DEFAULT}
     by_name = {option.name: option for option in OPTIONS if not option.is_argument}
     for name in dict.fromkeys([*typed, *by_name]):  # click too looks at what was typed first, first
-        values[name], sources[name] = _value(by_name[name], typed.get(name), os.environ)
+        values[name], sources[name] = _option_value(by_name[name], typed.get(name), os.environ)
         if not remarks.from_variables.isdisjoint(by_name[name].opts):
-            sources[name] = Source.VARIABLE
-    return Options(**values, sources={option.name: sources[option.name] for option in OPTIONS}), remarks
+            sources[name] = OptionSource.VARIABLE
+    return RunOptions(**values, sources={option.name: sources[option.name] for option in OPTIONS}), remarks
 
 
-def _typed(words: tuple[str, ...]) -> dict[str, list[str]]:
+def _collect_values(words: tuple[str, ...]) -> dict[str, list[str]]:
     """The values typed of each option; of a flag, its spellings."""
     by_spelling = {name: option for option in OPTIONS for name in option.all_spellings}
     typed: dict[str, list[str]] = {}
@@ -66,23 +66,23 @@ def _typed(words: tuple[str, ...]) -> dict[str, list[str]]:
     return typed
 
 
-def _value(option: Option, typed: list[str] | None, environ: Mapping[str, str]) -> tuple[Any, Source]:
+def _option_value(option: Option, typed: list[str] | None, environ: Mapping[str, str]) -> tuple[Any, OptionSource]:
     """The value of an option, and where it comes from."""
     variable = environ.get(option.envvar) if option.envvar else None
-    source = Source.TYPED if typed else Source.VARIABLE if variable else Source.DEFAULT
+    source = OptionSource.TYPED if typed else OptionSource.VARIABLE if variable else OptionSource.DEFAULT
     if option.is_flag:
         if typed:
             return typed[-1] != option.off, source
-        return _yes_or_no(option, variable) if variable else None if option.off else False, source
+        return _parse_bool(option, variable) if variable else None if option.off else False, source
     value: Any = tuple(typed or ()) if option.multiple else typed[-1] if typed else variable or option.default
     if option.choices and value is not None and value not in option.choices:
-        near = nearest(value, option.choices)
-        what = f"{option.opts[-1]} {shown(value, 60)}: expected {choice(option.choices)}"
-        raise UsageError(what, f"did you mean {option.opts[-1]} {near}?" if near else _MORE)
+        near = closest_match(value, option.choices)
+        what = f"{option.opts[-1]} {sanitize_line(value, 60)}: expected {choice(option.choices)}"
+        raise UsageError(what, f"did you mean {option.opts[-1]} {near}?" if near else _HELP_HINT)
     return option.read(option, value) if option.read else value, source
 
 
-def _yes_or_no(option: Option, text: str) -> bool:
-    if (said := text.strip().lower()) in (*YES, *NO):
-        return said in YES
-    raise UsageError(f"{option.envvar}={shown(text, 60)}: expected 1 or 0", _MORE)
+def _parse_bool(option: Option, text: str) -> bool:
+    if (said := text.strip().lower()) in (*TRUE_WORDS, *FALSE_WORDS):
+        return said in TRUE_WORDS
+    raise UsageError(f"{option.envvar}={sanitize_line(text, 60)}: expected 1 or 0", _HELP_HINT)

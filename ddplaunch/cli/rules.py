@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.cli.options import OF_SSH, Options
-from ddplaunch.cli.surroundings import one_log
+from ddplaunch.cli.options import SSH_OPTIONS, RunOptions
+from ddplaunch.cli.surroundings import has_shared_log
 from ddplaunch.cli.values import AUTO
-from ddplaunch.control.rules import GPU_MEMORY, STALLED, Rules
+from ddplaunch.control.rules import DEFAULT_GPU_MEMORY_TIMEOUT_S, DEFAULT_STALL_TIMEOUT_S, JobConfig
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
-    from ddplaunch.clusters.finding import Finding
+    from ddplaunch.clusters.finding import ClusterEnv
 
 
-def names_hosts(options: Options) -> bool:
+def uses_ssh(options: RunOptions) -> bool:
     """Whether hosts are named, for SSH; refuse the other options of SSH where none are."""
     if options.is_set("hosts") or options.is_set("hostfile"):
         return True
-    for name in OF_SSH:
+    for name in SSH_OPTIONS:
         if options.is_set(name):
             what = f"--{name.replace('_', '-')} works only with --hosts or --hostfile"
             raise UsageError(what, "--hosts n1:4,n2:4")
     return False
 
 
-def check_nodes(options: Options) -> None:
+def check_node_options(options: RunOptions) -> None:
     """Refuse options that contradict each other on the nodes."""
     lowest, highest = options.nnodes
     if options.grow and lowest == highest:
@@ -44,13 +44,13 @@ def check_nodes(options: Options) -> None:
         raise UsageError("--node-rank auto does not work with --control none", "leave --control none out")
 
 
-def check_looks(options: Options) -> None:
+def check_inspect_options(options: RunOptions) -> None:
     """Refuse what has nothing to work on."""
     if options.gpu_memory_timeout is not None and not options.check:
         raise UsageError(f"--gpu-memory-timeout {options.gpu_memory_timeout:g} works only with --check", "add --check")
 
 
-def check_time_limits(options: Options) -> None:
+def check_time_limits(options: RunOptions) -> None:
     """Refuse time limits that cannot work."""
     stall, on_stall = options.stall_timeout, options.on_stall
     if on_stall and stall is None:
@@ -76,7 +76,7 @@ def check_control_port(port: int, master_port: int) -> None:
         )
 
 
-def read_rules(options: Options, address: str, master_port: int, finding: Finding | None) -> Rules:
+def read_job_config(options: RunOptions, address: str, master_port: int, finding: ClusterEnv | None) -> JobConfig:
     """Return the rules of a job whose node 0 is at this address; refuse one without a control port."""
     lowest, highest = options.nnodes
     port = None
@@ -93,14 +93,17 @@ def read_rules(options: Options, address: str, master_port: int, finding: Findin
         "max_nodes": highest + options.spares,
         "address": address,
         # a typed address is known, or wrong
-        "address_comes_late": bool(finding and finding.address_comes_late) and not options.is_set("master_addr"),
+        "address_may_be_unknown": bool(finding and finding.address_may_be_unknown)
+        and not options.is_set("master_addr"),
         "port": port,
-        "checks": options.check,
-        "gpu_memory_timeout": GPU_MEMORY if options.gpu_memory_timeout is None else options.gpu_memory_timeout,
+        "checks_nodes": options.check,
+        "gpu_memory_timeout": DEFAULT_GPU_MEMORY_TIMEOUT_S
+        if options.gpu_memory_timeout is None
+        else options.gpu_memory_timeout,
         "inspect": not options.no_inspect,
-        "stall_timeout": options.stall_timeout or STALLED,
+        "stall_timeout": options.stall_timeout or DEFAULT_STALL_TIMEOUT_S,
         "stall_strict": strict,
         "on_stall": options.on_stall or ("stop" if strict else "report"),
-        "one_log": one_log(finding),
+        "shared_log": has_shared_log(finding),
     }
-    return Rules(**options.taken(Rules) | derived)
+    return JobConfig(**options.subset_for(JobConfig) | derived)

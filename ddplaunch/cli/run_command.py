@@ -12,12 +12,16 @@ import click
 from click.shell_completion import CompletionItem
 
 from ddplaunch.cli.option import Option
-from ddplaunch.cli.options import COMMON, OPTIONS, SECTIONS, Source
+from ddplaunch.cli.options import COMMON_OPTIONS, OPTIONS, SECTIONS, OptionSource
 from ddplaunch.cli.target_command import SETTINGS, TargetCommand
 from ddplaunch.job import over_ssh, runs
 from ddplaunch.queue import submitted
 
-_BY_CLICK = {"COMMANDLINE": Source.TYPED, "ENVIRONMENT": Source.VARIABLE, "DEFAULT_MAP": Source.FILE}
+_SOURCE_BY_CLICK = {
+    "COMMANDLINE": OptionSource.TYPED,
+    "ENVIRONMENT": OptionSource.VARIABLE,
+    "DEFAULT_MAP": OptionSource.FILE,
+}
 
 
 class PathType(click.Path):
@@ -51,13 +55,13 @@ class RunName(click.types.StringParamType):
         self.running = running
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        names = [name for name, job in runs.known().items() if job or not self.running]
-        names += [job.number for job in submitted.every() if job.code is None or not self.running]
+        names = [name for name, job in runs.list_known().items() if job or not self.running]
+        names += [job.number for job in submitted.list_jobs() if job.code is None or not self.running]
         names += [job.run_id for job in over_ssh.elsewhere() if job.runs or not self.running]
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-def _made(option: Option) -> click.Parameter:
+def _make_click_param(option: Option) -> click.Parameter:
     kind: click.ParamType[Any] | None = None
     if option.choices:
         kind = click.Choice(option.choices)
@@ -77,18 +81,18 @@ def _made(option: Option) -> click.Parameter:
     return click.Option(option.spellings, metavar=option.metavar, type=kind, multiple=option.multiple, **how)
 
 
-PARAMS = [_made(option) for option in OPTIONS]
+PARAMS = [_make_click_param(option) for option in OPTIONS]
 
 
-def source_of(context: click.Context, name: str) -> Source:
+def value_source(context: click.Context, name: str) -> OptionSource:
     """Where click has the value of an option from."""
     source = context.get_parameter_source(name)
-    return _BY_CLICK.get(source.name, Source.DEFAULT) if source else Source.DEFAULT
+    return _SOURCE_BY_CLICK.get(source.name, OptionSource.DEFAULT) if source else OptionSource.DEFAULT
 
 
 class _RunCommand(TargetCommand):
     sections = SECTIONS
-    common = COMMON
+    common = COMMON_OPTIONS
     examples = (
         ("4 ranks on this machine", "ddplaunch run --nproc 4 train.py --lr 0.1"),
         ("a function, called in each rank; one rank for each GPU", "ddplaunch run train.py:main --lr 0.1"),

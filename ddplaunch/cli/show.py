@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from ddplaunch.agent.policy import Rule, Shown
-from ddplaunch.cli.options import Options, Source
+from ddplaunch.agent.policy import ShowRule, ShowRules
+from ddplaunch.cli.options import OptionSource, RunOptions
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError
-from ddplaunch.output.prefix import names_ranks_alone
-from ddplaunch.output.terminal import watched
-from ddplaunch.plan.numbers import whole
+from ddplaunch.output.prefix import uses_rank_only
+from ddplaunch.output.terminal import is_interactive
+from ddplaunch.plan.numbers import parse_int
 from ddplaunch.plan.plan import Plan
-from ddplaunch.words import ranks as named
+from ddplaunch.words import format_ranks as named
 
 _STREAMS = {"": frozenset({1, 2}), "out": frozenset({1}), "err": frozenset({2}), "none": frozenset[int]()}
 _LOCAL = "local:"  # numbers behind it are local ranks
 
 
-def read_shown(options: Options, plan: Plan) -> Shown:
+def read_show_rules(options: RunOptions, plan: Plan) -> ShowRules:
     """Return whose output is shown; refuse ranks of ``--show`` and ``--stdin`` that this node knows are not there."""
-    whole = options.sources["show"] is not Source.DEFAULT or plan.world_size == 1 or not watched(2)
-    shown = replace(_read(options.show, plan), whole=whole, merge=read_merge(options))
+    whole = options.sources["show"] is not OptionSource.DEFAULT or plan.world_size == 1 or not is_interactive(2)
+    shown = replace(_parse_show(options.show, plan), full_tracebacks=whole, merge=read_merge(options))
     here = [rank.rank for rank in plan.local_ranks]
     if options.stdin is not None and plan.nnodes == 1 and options.stdin not in here:
-        what = f"--stdin {options.stdin}: this node has {ranks(here[0], here[-1])}"
+        what = f"--stdin {options.stdin}: this node has {format_rank_range(here[0], here[-1])}"
         raise UsageError(what, f"--stdin {here[0]}")
     if options.stdin is not None and options.ui:
         what = f"--ui does not work with --stdin {options.stdin}: both read the keys typed here"
@@ -30,48 +30,48 @@ def read_shown(options: Options, plan: Plan) -> Shown:
     return shown
 
 
-def read_merge(options: Options) -> bool | None:
+def read_merge(options: RunOptions) -> bool | None:
     """Return whether equal lines of several ranks are shown once; None: where a person looks."""
-    able = names_ranks_alone(options.prefix)
+    able = uses_rank_only(options.prefix)
     if options.merge and not able:
         what = f"--merge does not work with --prefix {options.prefix}: a prefix names several ranks by {{rank}} alone"
         raise UsageError(what, "--prefix '[{rank}]'")
     return options.merge if able and (options.merge or options.stdin is None) else False
 
 
-def _read(text: str, plan: Plan) -> Shown:
+def _parse_show(text: str, plan: Plan) -> ShowRules:
     """Read it; refuse what is not a list of ranks, and ranks that this node knows are missing.
 
     Local ranks may be missing: nodes differ in how many they have, and torchrun's options name any.
     """
-    rules: list[Rule] = []
+    rules: list[ShowRule] = []
     local = False
     for part in text.split(","):
         if part.startswith(_LOCAL):
             local, part = True, part.removeprefix(_LOCAL)
         who, slash, stream = part.partition("/")
-        number = whole(who)
+        number = parse_int(who)
         known = who in ("all", "none") or (number is not None and number >= 0)
         if not known or stream not in _STREAMS or bool(slash) != bool(stream):
             what = f"--show {text}: expected all, none, ranks like 0,3, or local:0"
             raise UsageError(what, "0/err is only the stderr of rank 0")
         streams = _STREAMS["none" if who == "none" else stream]
-        rules.append(Rule(None, streams=streams) if number is None else Rule(number, local, streams))
+        rules.append(ShowRule(None, streams=streams) if number is None else ShowRule(number, local, streams))
         if number is not None and not local and plan.nnodes == 1 and number >= plan.world_size:
-            what = f"--show {text}: the job has {ranks(0, plan.world_size - 1)}"
+            what = f"--show {text}: the job has {format_rank_range(0, plan.world_size - 1)}"
             raise UsageError(what, "all, none, or ranks like 0")
-    return Shown(tuple(rules))
+    return ShowRules(tuple(rules))
 
 
-def missing(shown: Shown, plan: Plan) -> str | None:
+def missing_local_ranks(shown: ShowRules, plan: Plan) -> str | None:
     """Name the local ranks whose output was asked for, or not wanted, and that node 0 does not have."""
     count = len(plan.local_ranks)
-    absent = {rule.number for rule in shown.rules if rule.local and rule.number is not None and rule.number >= count}
+    absent = {rule.rank for rule in shown.rules if rule.is_local_rank and rule.rank is not None and rule.rank >= count}
     if not absent or plan.node_rank or plan.started_rank:
         return None
-    return f"nothing is shown of local {named(absent)}: this node has local {ranks(0, count - 1)}"
+    return f"nothing is shown of local {named(absent)}: this node has local {format_rank_range(0, count - 1)}"
 
 
-def ranks(first: int, last: int) -> str:
+def format_rank_range(first: int, last: int) -> str:
     """Name them, for an error."""
     return f"ranks {first} to {last}" if last > first else f"rank {first} only"

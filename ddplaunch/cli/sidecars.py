@@ -10,15 +10,15 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from ddplaunch.agent.policy import Command, Sidecar
-from ddplaunch.cli.options import Options
+from ddplaunch.agent.policy import NotifyCommand, Sidecar
+from ddplaunch.cli.options import RunOptions
 from ddplaunch.errors import UsageError
 
 _ANNOUNCEMENT = re.compile(rb"^TensorBoard \S+ at (?P<url>http://\S+)", re.MULTILINE)
 """TensorBoard 2.21.0 at http://127.0.0.1:6006/ (Press CTRL+C to quit)"""
 
 
-def split(text: str, option: str) -> list[str]:
+def split_command(text: str, option: str) -> list[str]:
     """Split a command line as a shell would; refuse one that is empty, or whose quotes are not in pairs."""
     try:
         words = shlex.split(text)
@@ -29,33 +29,33 @@ def split(text: str, option: str) -> list[str]:
     return words
 
 
-def read(options: Options, *, remote: bool = False) -> tuple[Sidecar, ...]:
-    """Return what is to run beside rank 0; ``remote``: on another machine, so that nothing can be checked here.
+def read_sidecars(options: RunOptions, *, is_remote: bool = False) -> tuple[Sidecar, ...]:
+    """Return what is to run beside rank 0; ``is_remote``: on another machine, so that nothing can be checked here.
 
     Raises:
         UsageError: a program or TensorBoard is not there, or its folder is a file.
     """
     found: list[Sidecar] = []
     if options.tensorboard is not None:
-        check_tensorboard(options.tensorboard, remote=remote)
-        found.append(_tensorboard(options.tensorboard))
+        check_tensorboard(options.tensorboard, remote=is_remote)
+        found.append(_tensorboard_sidecar(options.tensorboard))
     for text in options.sidecar:
-        words, path = _program(text, "--sidecar", remote=remote)
-        found.append(Sidecar(_name(words[0], found), words, path))
+        words, path = _find_program(text, "--sidecar", remote=is_remote)
+        found.append(Sidecar(_unique_name(words[0], found), words, path))
     return tuple(found)
 
 
-def read_notify(options: Options, *, remote: bool = False) -> tuple[Command, ...]:
-    """Return the commands that are told what happens; ``remote`` as above.
+def read_notify_commands(options: RunOptions, *, remote: bool = False) -> tuple[NotifyCommand, ...]:
+    """Return the commands that are told what happens; ``is_remote`` as above.
 
     Raises:
         UsageError: a program is not there.
     """
-    return tuple(Command(*_program(text, "--notify", remote=remote)) for text in options.notify)
+    return tuple(NotifyCommand(*_find_program(text, "--notify", remote=remote)) for text in options.notify)
 
 
-def _program(text: str, option: str, *, remote: bool) -> tuple[tuple[str, ...], str]:
-    words = split(text, option)
+def _find_program(text: str, option: str, *, remote: bool) -> tuple[tuple[str, ...], str]:
+    words = split_command(text, option)
     path = shutil.which(words[0])
     if path is None and not remote:
         hint = f"name one on PATH, or ./NAME; for a shell: {option} \"sh -c '…'\""
@@ -78,22 +78,22 @@ def check_tensorboard(logdir: str, *, remote: bool = False) -> None:
         raise UsageError(what, "pip install tensorboard")
 
 
-def _tensorboard(logdir: str) -> Sidecar:
+def _tensorboard_sidecar(logdir: str) -> Sidecar:
     """TensorBoard of this interpreter, for this machine alone.
 
     Its port is the first free one from 6006 on, as it is where nobody says which (tensorboard/program.py).
     """
     return Sidecar(
         name="tensorboard",
-        words=(sys.executable, "-m", "tensorboard.main", "--logdir", logdir, "--host", "127.0.0.1"),
+        argv=(sys.executable, "-m", "tensorboard.main", "--logdir", logdir, "--host", "127.0.0.1"),
         path=sys.executable,
         # With TensorFlow beside it, it would take memory of the ranks' GPUs; and a user's queue.py is not its own.
         variables={"CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1"},
-        announces=("TensorBoard", _ANNOUNCEMENT),
+        url_pattern=("TensorBoard", _ANNOUNCEMENT),
     )
 
 
-def _name(program: str, others: Sequence[Sidecar]) -> str:
+def _unique_name(program: str, others: Sequence[Sidecar]) -> str:
     """What its lines are marked by: the program's name, numbered from the second on."""
     base = os.path.basename(program)
     taken = {other.name for other in others}

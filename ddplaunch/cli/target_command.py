@@ -39,7 +39,7 @@ class TargetCommand(click.Command):
                     formatter.write_dl(lines)
 
 
-def _print_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+def _print_full_help(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     """Print what ``--help-all`` shows, and end."""
     command = ctx.command
     if not value or ctx.resilient_parsing or not isinstance(command, TargetCommand):
@@ -53,7 +53,12 @@ def _print_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 
 _HELP_ALL = click.Option(
-    [HELP_ALL], is_flag=True, is_eager=True, expose_value=False, callback=_print_all, help="Show all options and exit."
+    [HELP_ALL],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_full_help,
+    help="Show all options and exit.",
 )
 
 

@@ -7,9 +7,9 @@ import signal
 from collections.abc import Callable, Iterator
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.errors import UsageError, shown
-from ddplaunch.output.prefix import check as check_prefix
-from ddplaunch.plan.numbers import decimal, whole
+from ddplaunch.errors import UsageError, sanitize_line
+from ddplaunch.output.prefix import check_template as check_prefix
+from ddplaunch.plan.numbers import parse_float, parse_int
 
 if TYPE_CHECKING:
     from typing import Any
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 AUTO = "auto"
 """The node rank of a node that node 0 is to number."""
 
-WARNINGS = ("USR1", "USR2", "TERM", "HUP", "XCPU")
+PREEMPT_SIGNALS = ("USR1", "USR2", "TERM", "HUP", "XCPU")
 """The signals that schedulers warn by: Slurm's and LSF's choice is free, SGE has USR1 and USR2, pods get TERM."""
 
 MAX_NAME = 100  # characters of what becomes the name of a folder too
-INFINITE = float("inf")
-WEEK = 7 * 24 * 3600.0
+UNBOUNDED = float("inf")
+WEEK_S = 7 * 24 * 3600.0
 
 
-def number(parse: Callable[[str], float | None], lowest: float, highest: float, expected: str) -> Read:
+def number_reader(parse: Callable[[str], float | None], lowest: float, highest: float, expected: str) -> Read:
     """Read an option's value as a number from ``lowest`` to ``highest``, which ``expected`` describes."""
 
     def read(option: Option, text: str | None) -> Any:
@@ -41,24 +41,26 @@ def number(parse: Callable[[str], float | None], lowest: float, highest: float, 
     return read
 
 
-integer = number(whole, -INFINITE, INFINITE, "a whole number")
+integer = number_reader(parse_int, -UNBOUNDED, UNBOUNDED, "a whole number")
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
 
 
-def as_seconds(text: str) -> float | None:
+def parse_seconds(text: str) -> float | None:
     """Read a time, "90", "2.5", or with a unit "90s", "10m", "2h", "1d"; None where it is not one."""
-    value = decimal(text[:-1] if text[-1:] in UNITS else text)
+    value = parse_float(text[:-1] if text[-1:] in UNITS else text)
     return None if value is None else value * UNITS.get(text[-1:], 1)
 
 
-seconds = number(as_seconds, 0, WEEK, "a time from 0 up to a week, like 2.5 (seconds), 10m or 2h")
-limit = number(as_seconds, 1, 52 * WEEK, "a time from 1 second up to a year, like 90 (seconds), 10m or 2h")
+seconds = number_reader(parse_seconds, 0, WEEK_S, "a time from 0 up to a week, like 2.5 (seconds), 10m or 2h")
+time_limit = number_reader(
+    parse_seconds, 1, 52 * WEEK_S, "a time from 1 second up to a year, like 90 (seconds), 10m or 2h"
+)
 
 
-def nodes(option: Option, text: str) -> tuple[int, int]:
+def parse_nnodes(option: Option, text: str) -> tuple[int, int]:
     """Read --nnodes: "4", or "2:4" for any number from 2 to 4."""
     lowest, colon, highest = text.partition(":")
-    first, last = whole(lowest), whole(highest if colon else lowest)
+    first, last = parse_int(lowest), parse_int(highest if colon else lowest)
     if first is None or last is None:
         raise UsageError(f"--nnodes {text}: expected a number like 2, or a range like 2:4")
     if first > last:
@@ -68,53 +70,55 @@ def nodes(option: Option, text: str) -> tuple[int, int]:
     return first, last
 
 
-def node_rank(option: Option, text: str | None) -> int | str | None:
+def parse_node_rank(option: Option, text: str | None) -> int | str | None:
     """Read --node-rank: a number, or "auto"."""
     return AUTO if text == AUTO else integer(option, text)
 
 
-def name(option: Option, text: str | None) -> str | None:
+def parse_name(option: Option, text: str | None) -> str | None:
     """Read a name that becomes one of a folder too."""
     if text is not None and (len(text) > MAX_NAME or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", text)):
         raise UsageError(f"{option.opts[-1]} {text}: expected letters, digits, dots, dashes and underscores")
     return text
 
 
-def prefix(option: Option, text: str) -> str:
+def parse_prefix(option: Option, text: str) -> str:
     """Read a template of what stands before the lines of ranks."""
     if text != option.default:
         check_prefix(text)
     return text
 
 
-def signal_number(option: Option, text: str | None) -> int | None:
+def parse_signal(option: Option, text: str | None) -> int | None:
     """Read the name of a signal that can be a warning."""
     if text is None or (text == "none" and option.name == "preempt_signal"):
         return None
     name = text.upper().removeprefix("SIG")
-    if name not in WARNINGS:
-        raise UsageError(f"{option.opts[-1]} {text}: expected one of {', '.join(WARNINGS)}")
+    if name not in PREEMPT_SIGNALS:
+        raise UsageError(f"{option.opts[-1]} {text}: expected one of {', '.join(PREEMPT_SIGNALS)}")
     return signal.Signals[f"SIG{name}"].value
 
 
-def commands(option: Option, texts: tuple[str, ...]) -> tuple[str, ...]:
+def check_commands(option: Option, texts: tuple[str, ...]) -> tuple[str, ...]:
     """Check command lines, which only node 0 then uses."""
     if texts:
         from ddplaunch.cli import sidecars
 
         for text in texts:
-            sidecars.split(text, option.opts[-1])
+            sidecars.split_command(text, option.opts[-1])
     return texts
 
 
-def prom_file(option: Option, text: str | None) -> str | None:
+def check_prom_path(option: Option, text: str | None) -> str | None:
     """Check the name of a file for Prometheus' textfile collector, which passes over all others."""
     if text is not None and not text.endswith(".prom"):
-        raise UsageError(f"--metrics {shown(text, 60)}: expected a file that ends in .prom", "--metrics job.prom")
+        raise UsageError(
+            f"--metrics {sanitize_line(text, 60)}: expected a file that ends in .prom", "--metrics job.prom"
+        )
     return text
 
 
-def as_typed(option: Option, value: Any) -> Iterator[str]:
+def to_argv(option: Option, value: Any) -> Iterator[str]:
     """The words of an option that was typed, from the value that was read."""
     if option.off:
         yield option.opts[-1] if value else option.off
@@ -124,12 +128,12 @@ def as_typed(option: Option, value: Any) -> Iterator[str]:
         return
     for each in value if option.multiple else (value,):
         yield option.opts[-1]
-        yield _spelled(option, each)
+        yield _to_text(option, each)
 
 
-def _spelled(option: Option, value: Any) -> str:
-    if option.read is signal_number:
+def _to_text(option: Option, value: Any) -> str:
+    if option.read is parse_signal:
         return "none" if value is None else signal.Signals(value).name.removeprefix("SIG")
-    if option.read is nodes:
+    if option.read is parse_nnodes:
         return ":".join(map(str, dict.fromkeys(value)))
     return f"{value:.15g}" if isinstance(value, float) else str(value)

@@ -10,35 +10,37 @@ import os
 import sys
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.cli.defaults import OWN, users_table
-from ddplaunch.cli.options import Options
-from ddplaunch.cli.surroundings import OVER_SSH
-from ddplaunch.cli.values import WEEK, as_seconds
-from ddplaunch.clusters import sign
+from ddplaunch.cli.defaults import USER_TABLE, read_user_table
+from ddplaunch.cli.options import RunOptions
+from ddplaunch.cli.surroundings import OVER_SSH_VARIABLE
+from ddplaunch.cli.values import WEEK_S, parse_seconds
+from ddplaunch.clusters import find_marker
 from ddplaunch.errors import UsageError
-from ddplaunch.files import users_config
+from ddplaunch.files import user_config_path
 from ddplaunch.plan.plan import Plan
-from ddplaunch.preload.choice import AUTO, Choice, choose
+from ddplaunch.preload.choice import AUTO_PRELOAD, PreloadPlan, make_preload_plan
 
 if TYPE_CHECKING:
     from typing import Any
 
-KEPT = 600.0
+DEFAULT_WARM_TIMEOUT_S = 600.0
 """Seconds for which ``--warm`` keeps a zygote, where the file does not say."""
 
 
-def choose_preload(options: Options, plan: Plan) -> Choice:
+def choose_preload(options: RunOptions, plan: Plan) -> PreloadPlan:
     """Choose what the zygote imports; a node with one rank and no restarts has one only where that alone is quicker."""
     if options.start == "exec" or (options.start == "auto" and sys.platform != "linux"):
-        return Choice()
-    preload = options.preload or AUTO
-    unasked = options.start == "auto" and preload == AUTO
+        return PreloadPlan()
+    preload = options.preload or AUTO_PRELOAD
+    unasked = options.start == "auto" and preload == AUTO_PRELOAD
     lone = unasked and len(plan.local_ranks) == 1 and not options.max_restarts
     own = plan.environment(plan.local_ranks[0])
-    return choose(plan.target, preload, {**os.environ, **plan.shared}, own, lone=lone)
+    return make_preload_plan(
+        plan.target, preload, {**os.environ, **plan.shared_environment}, own, is_single_process=lone
+    )
 
 
-def read_warmth(options: Options) -> tuple[float | None, str | None]:
+def read_warm_timeout(options: RunOptions) -> tuple[float | None, str | None]:
     """Return for how many seconds an idle zygote is kept, None for not at all, and why not where that was asked for.
 
     Raises:
@@ -46,17 +48,17 @@ def read_warmth(options: Options) -> tuple[float | None, str | None]:
     """
     if options.warm is False:
         return None, None
-    seconds = _in_file()
+    seconds = _read_warm_from_file()
     if not seconds and not options.warm:
         return None, None
-    why = _why_not(typed=bool(options.warm))
-    return (None, why) if why else (seconds or KEPT, None)
+    why = _why_not_warm(typed=bool(options.warm))
+    return (None, why) if why else (seconds or DEFAULT_WARM_TIMEOUT_S, None)
 
 
-def _why_not(*, typed: bool) -> str | None:
-    if variable := sign(os.environ):
+def _why_not_warm(*, typed: bool) -> str | None:
+    if variable := find_marker(os.environ):
         return f"a scheduler started this run: {variable} is set"
-    if OVER_SSH in os.environ:
+    if OVER_SSH_VARIABLE in os.environ:
         return "this run was started over SSH"
     if os.getpid() == 1:
         return "the launcher has pid 1"
@@ -65,21 +67,21 @@ def _why_not(*, typed: bool) -> str | None:
     return None
 
 
-def _in_file() -> float | None:
-    path = users_config(os.environ)
+def _read_warm_from_file() -> float | None:
+    path = user_config_path(os.environ)
     if path is None or not os.path.isfile(path):
         return None
-    table = users_table(path, OWN)
+    table = read_user_table(path, USER_TABLE)
     for key in table:
         if key != "warm":
-            raise UsageError(f"{path}: unknown key {key} in [{OWN}]", "known: warm")
-    return _seconds(path, table["warm"]) if "warm" in table else None
+            raise UsageError(f"{path}: unknown key {key} in [{USER_TABLE}]", "known: warm")
+    return _parse_warm_time(path, table["warm"]) if "warm" in table else None
 
 
-def _seconds(path: str, value: Any) -> float:
+def _parse_warm_time(path: str, value: Any) -> float:
     """Read a time; 0 keeps nothing."""
-    seconds = as_seconds(str(value)) if isinstance(value, (str, int, float)) else None
-    if seconds is None or not 0 <= seconds <= WEEK:
+    seconds = parse_seconds(str(value)) if isinstance(value, (str, int, float)) else None
+    if seconds is None or not 0 <= seconds <= WEEK_S:
         shown = f'"{value}"' if isinstance(value, str) else value
         raise UsageError(f"{path}: [run] warm = {shown}: expected a time from 0 up to a week", 'warm = "10m"')
     return seconds

@@ -1,4 +1,4 @@
-"""What the surroundings say about this process: a function or a row per system in ``systems/``, and ``find`` over all.
+"""What the surroundings say about this process: a function or a row per system in ``systems/``, and ``detect`` over all.
 
 Variables in, facts out: no scheduler is asked. Some systems give a file of hosts, which is read; some launchers of MPI
 are asked about hosts, on the way that they give their processes.
@@ -12,29 +12,29 @@ from collections.abc import Mapping
 from importlib import import_module
 
 from ddplaunch.clusters import systems
-from ddplaunch.clusters.finding import KNOWN, Finding, System
-from ddplaunch.clusters.reading import job_port
-from ddplaunch.clusters.systems.ranks import check_unclear
-from ddplaunch.clusters.variables import Variables
+from ddplaunch.clusters.finding import REGISTERED_SYSTEMS, ClusterEnv, ClusterSystem
+from ddplaunch.clusters.reading import port_for_job
+from ddplaunch.clusters.systems.ranks import check_ambiguous_rank
+from ddplaunch.clusters.variables import EnvVariables
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError
 
-NONE = "none"  # what `--cluster` calls looking at nothing
+NO_CLUSTER = "none"  # what `--cluster` calls looking at nothing
 
 
-def _all() -> dict[str, System]:
+def _load_systems() -> dict[str, ClusterSystem]:
     """Load every file of ``systems/``: a new one needs no other change."""
     for file in sorted(os.listdir(systems.__path__[0])):
         if file.endswith(".py") and not file.startswith("_"):
             import_module(f"{systems.__name__}.{file[:-3]}")
-    return {each.name: each for each in sorted(KNOWN, key=lambda each: each.turn)}
+    return {each.name: each for each in sorted(REGISTERED_SYSTEMS, key=lambda each: each.priority)}
 
 
-SYSTEMS = _all()
+SYSTEMS = _load_systems()
 """All systems by their names, in the order in which they are asked."""
 
 
-def find(environ: Mapping[str, str], only: str | None = None) -> Finding | None:
+def detect(environ: Mapping[str, str], only: str | None = None) -> ClusterEnv | None:
     """Return what the first system that knows this process says about it, None if no system does.
 
     A batch system that only recognises a job's script comes last: variables set in that script say more.
@@ -43,44 +43,44 @@ def find(environ: Mapping[str, str], only: str | None = None) -> Finding | None:
     Raises UsageError if ``only`` is unknown or does not run here; a variable is not a number or contradicts another;
     torch's variables are set, and nothing says whether they count nodes or processes.
     """
-    if only == NONE:
+    if only == NO_CLUSTER:
         return None
     if only is not None and only not in SYSTEMS:
-        raise UsageError(f"unknown --cluster {only}; known: {', '.join((*SYSTEMS, NONE))}")
-    script: Finding | None = None
+        raise UsageError(f"unknown --cluster {only}; known: {', '.join((*SYSTEMS, NO_CLUSTER))}")
+    script: ClusterEnv | None = None
     for each in SYSTEMS.values() if only is None else (SYSTEMS[only],):
-        finding = each.find(environ)
-        if finding and not finding.is_script:
-            return _completed(finding, environ)
+        finding = each.detect(environ)
+        if finding and not finding.is_batch_script:
+            return _with_allocation(finding, environ)
         script = script or finding
     if only is None:
-        check_unclear(Variables(environ))
+        check_ambiguous_rank(EnvVariables(environ))
     if script:
-        return _completed(script, environ)
+        return _with_allocation(script, environ)
     if only is not None:
-        what = f"--cluster {only} does not match this process: it needs {' or '.join(SYSTEMS[only].signs)}"
+        what = f"--cluster {only} does not match this process: it needs {' or '.join(SYSTEMS[only].marker_variables)}"
         raise UsageError(what, "leave --cluster out to detect the system")
     return None
 
 
-def sign(environ: Mapping[str, str]) -> str | None:
+def find_marker(environ: Mapping[str, str]) -> str | None:
     """Name a variable that shows that a system started this process, or one above it; in doubt it did."""
-    return next((name for each in SYSTEMS.values() for name in each.signs if environ.get(name)), None)
+    return next((name for each in SYSTEMS.values() for name in each.marker_variables if environ.get(name)), None)
 
 
-def _completed(finding: Finding, environ: Mapping[str, str]) -> Finding:
+def _with_allocation(finding: ClusterEnv, environ: Mapping[str, str]) -> ClusterEnv:
     """Add what the batch system knows and the launcher inside it does not: where node 0 is, and a port for the job.
 
     MPI's launchers number processes and say nothing about hosts; by default they fill those of the allocation in its
     order, so that rank 0 is on the first.
     """
-    if finding.nnodes == 1 and not finding.place:
+    if finding.nnodes == 1 and not finding.rank_assignment:
         return finding
-    given = next((found for each in SYSTEMS.values() if (found := each.allocation(environ))), None)
+    given = next((found for each in SYSTEMS.values() if (found := each.read_allocation(environ))), None)
     if given is None:
         return finding
     if finding.port is None:
-        finding = replace(finding, port=job_port(given.job))
+        finding = replace(finding, port=port_for_job(given.job_id))
     if finding.address is None and given.hosts:
         first = given.hosts[0]
         note = f"rank 0 is expected on {first}, the first of {given.variable}; --master-addr says otherwise"

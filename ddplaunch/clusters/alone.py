@@ -7,24 +7,24 @@ with the command lines that decide; those that speak of one machine, as in tests
 from __future__ import annotations
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.errors import UsageError, shown
-from ddplaunch.plan.numbers import whole
+from ddplaunch.errors import UsageError, sanitize_line
+from ddplaunch.plan.numbers import parse_int
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ddplaunch.clusters.finding import Finding
+    from ddplaunch.clusters.finding import ClusterEnv
 
 # The last ones of each are seen in job scripts for NSML, Arnold and Taiji, whose manuals are not public.
-INDEXES = ("NODE_RANK", "GROUP_RANK", "MACHINE_RANK", "CROSS_RANK", "NODE_INDEX", "NSML_RANK", "ARNOLD_ID")
-COUNTS = ("NNODES", "NUM_NODES", "NODE_COUNT", "NUM_MACHINES", "GROUP_WORLD_SIZE", "CROSS_SIZE", "NSML_WORLD_SIZE",
+NODE_RANK_VARIABLES = ("NODE_RANK", "GROUP_RANK", "MACHINE_RANK", "CROSS_RANK", "NODE_INDEX", "NSML_RANK", "ARNOLD_ID")
+NODE_COUNT_VARIABLES = ("NNODES", "NUM_NODES", "NODE_COUNT", "NUM_MACHINES", "GROUP_WORLD_SIZE", "CROSS_SIZE", "NSML_WORLD_SIZE",
           "ARNOLD_WORKER_NUM", "HOST_NUM")  # fmt: skip
-ADDRESSES = ("MASTER_ADDR", "TORCHX_RANK0_HOST", "NSML_HOST_RANK0", "ARNOLD_WORKER_0_HOST", "CHIEF_IP")
-RANKS = "WORLD_SIZE"
+ADDRESS_VARIABLES = ("MASTER_ADDR", "TORCHX_RANK0_HOST", "NSML_HOST_RANK0", "ARNOLD_WORKER_0_HOST", "CHIEF_IP")
+WORLD_SIZE_VARIABLE = "WORLD_SIZE"
 
 
-def check_alone(
-    environ: Mapping[str, str], ranks: int, finding: Finding | None, is_here: Callable[[str], bool | None]
+def check_single_node(
+    environ: Mapping[str, str], ranks: int, finding: ClusterEnv | None, is_here: Callable[[str], bool | None]
 ) -> str | None:
     """Return what people should know of a job with this number of ``ranks`` on this machine alone.
 
@@ -34,21 +34,25 @@ def check_alone(
 
     Raises UsageError if the variables speak of several nodes.
     """
-    index, count, address = (_first(environ, names) for names in (INDEXES, COUNTS, ADDRESSES))
-    size, node_rank, nnodes = (whole(environ.get(name or "", "").strip()) for name in (RANKS, index, count))
+    index, count, address = (
+        _first_set(environ, names) for names in (NODE_RANK_VARIABLES, NODE_COUNT_VARIABLES, ADDRESS_VARIABLES)
+    )
+    size, node_rank, nnodes = (
+        parse_int(environ.get(name or "", "").strip()) for name in (WORLD_SIZE_VARIABLE, index, count)
+    )
     more = size is not None and size > ranks
     where = environ.get(address or "", "")
 
     def doubt() -> UsageError:
-        numbered = index or (finding.variables[0] if finding and finding.is_copy else None)
-        found = (numbered, count, RANKS if more else None, address)
+        numbered = index or (finding.variables[0] if finding and finding.may_be_single else None)
+        found = (numbered, count, WORLD_SIZE_VARIABLE if more else None, address)
         nodes = size // ranks if size and size % ranks == 0 else None
-        said = [f"{name}={shown(environ[name])}" for name in found if name]
-        return _doubt(numbered, count, address, nodes if more else None, said)
+        said = [f"{name}={sanitize_line(environ[name])}" for name in found if name]
+        return _ambiguity_error(numbered, count, address, nodes if more else None, said)
 
     if (count and nnodes != 1) or (index and node_rank != 0):
         raise doubt()
-    if count or size == 1 or _is_loopback(where) or (finding and finding.is_script):
+    if count or size == 1 or _is_loopback(where) or (finding and finding.is_batch_script):
         return None
     if more or (index and size != ranks) or (address and finding):
         raise doubt()
@@ -57,10 +61,12 @@ def check_alone(
     here = is_here(where)
     if here is False:
         raise doubt()
-    return None if here else f"{address}={shown(where)} cannot be resolved and is not used: this job has one node"
+    return (
+        None if here else f"{address}={sanitize_line(where)} cannot be resolved and is not used: this job has one node"
+    )
 
 
-def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+def _first_set(environ: Mapping[str, str], names: tuple[str, ...]) -> str | None:
     return next((name for name in names if environ.get(name)), None)
 
 
@@ -68,7 +74,9 @@ def _is_loopback(address: str) -> bool:
     return address in ("localhost", "::1", "[::1]", "0.0.0.0") or address.startswith("127.")
 
 
-def _doubt(index: str | None, count: str | None, address: str | None, nodes: int | None, said: list[str]) -> UsageError:
+def _ambiguity_error(
+    index: str | None, count: str | None, address: str | None, nodes: int | None, said: list[str]
+) -> UsageError:
     """Say what was found, and the command lines that decide: with the variables where there are any."""
     open_ = [
         what

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.clusters.variables import Variables
+from ddplaunch.clusters.variables import EnvVariables
 from ddplaunch.dataclass import dataclass
 
 if TYPE_CHECKING:
-    Ask = Callable[[Variables], "Finding | None"]
-    Allocate = Callable[[Variables], "Allocation | None"]
+    Ask = Callable[[EnvVariables], "ClusterEnv | None"]
+    Allocate = Callable[[EnvVariables], "Allocation | None"]
 
 
 @dataclass(frozen=True)
-class RankPlace:
+class RankAssignment:
     """Where one process stands if the system has started all of them; None is a local size that it does not say."""
 
     rank: int
@@ -25,10 +25,10 @@ class RankPlace:
 
 
 @dataclass(frozen=True)
-class Finding:
+class ClusterEnv:
     """Where this process stands in a job, as the system around it tells.
 
-    Without a ``place`` it is one node of the job and starts the node's processes; with one, the system has started
+    Without a ``rank_assignment`` it is one node of the job and starts the node's processes; with one, the system has started
     every process already and this is one of them.
 
     ``nnodes`` and ``node_rank`` are None only beside a place, where the system does not say them: MPI's launchers
@@ -41,34 +41,36 @@ class Finding:
     node_rank: int | None
     min_nodes: int | None = None  # of an elastic job; None if it always has all
     address: str | None = None  # node 0's; None if the system does not say
-    address_comes_late: bool = False
+    address_may_be_unknown: bool = False
     """Whether the address is a name that comes with node 0's own start: not known yet, or still an earlier node 0's."""
     port: int | None = None
     """The system's own, or derived from the job's id; the next one is as free. None if there is neither."""
     run_id: str | None = None
     nproc: str | None = None  # processes a node as `--nproc` has it: "8", "auto"
-    place: RankPlace | None = None
-    is_script: bool = False  # whether it is a batch job's own script: the system only says where it runs
-    is_copy: bool = False  # whether it is one of many that the system numbers, and a job of its own as far as it says
+    rank_assignment: RankAssignment | None = None
+    is_batch_script: bool = False  # whether it is a batch job's own script: the system only says where it runs
+    may_be_single: bool = (
+        False  # whether it is one of many that the system numbers, and a job of its own as far as it says
+    )
     notes: tuple[str, ...] = ()  # what people should know about it
 
     def __post_init__(self) -> None:
-        assert self.place or (self.nnodes is not None and self.node_rank is not None), self
+        assert self.rank_assignment or (self.nnodes is not None and self.node_rank is not None), self
 
 
 @dataclass(frozen=True)
 class Allocation:
     """What a batch system has given a job; it does not describe this process, which may be a script on the first host.
 
-    ``job`` is the job's id; ``hosts`` in the system's order, each once, empty where they cannot be read here.
+    ``job_id`` is the job's id; ``hosts`` in the system's order, each once, empty where they cannot be read here.
     """
 
-    job: str
+    job_id: str
     hosts: tuple[str, ...]
     variable: str  # what the hosts were read from
 
 
-class Turn(IntEnum):
+class DetectionPriority(IntEnum):
     """When a system is asked: the more specific first."""
 
     RANK = 1  # it has numbered this very process
@@ -81,42 +83,48 @@ class Turn(IntEnum):
 
 
 @dataclass(frozen=True)
-class System:
-    """One system that starts processes; it always sets one of the variables ``signs``."""
+class ClusterSystem:
+    """One system that starts processes; it always sets one of the variables ``marker_variables``."""
 
     name: str
-    signs: tuple[str, ...]
-    turn: Turn
-    ask: Ask
-    allocate: Allocate | None = None
-    one_log: bool = False  # whether one program (srun, mpirun, …) shows what all of its processes print, by default
+    marker_variables: tuple[str, ...]
+    priority: DetectionPriority
+    detector: Ask
+    allocation_reader: Allocate | None = None
+    has_shared_log: bool = (
+        False  # whether one program (srun, mpirun, …) shows what all of its processes print, by default
+    )
 
-    def shows(self, environ: Mapping[str, str]) -> bool:
-        return any(environ.get(sign) for sign in self.signs)
+    def is_present(self, environ: Mapping[str, str]) -> bool:
+        return any(environ.get(sign) for sign in self.marker_variables)
 
-    def find(self, environ: Mapping[str, str]) -> Finding | None:
+    def detect(self, environ: Mapping[str, str]) -> ClusterEnv | None:
         """Return what the system says about this process; None if it does not run it.
 
         Raises UsageError if a variable is missing, is not a number, or contradicts another.
         """
-        return self.ask(Variables(environ)) if self.shows(environ) else None
+        return self.detector(EnvVariables(environ)) if self.is_present(environ) else None
 
-    def allocation(self, environ: Mapping[str, str]) -> Allocation | None:
+    def read_allocation(self, environ: Mapping[str, str]) -> Allocation | None:
         """Return what a batch system has given this job; None if it has given nothing."""
-        return self.allocate(Variables(environ)) if self.allocate and self.shows(environ) else None
+        return (
+            self.allocation_reader(EnvVariables(environ))
+            if self.allocation_reader and self.is_present(environ)
+            else None
+        )
 
 
-KNOWN: list[System] = []
+REGISTERED_SYSTEMS: list[ClusterSystem] = []
 """All systems whose files are loaded; those of one turn in the order in which they are asked."""
 
 
-def system(
-    name: str, *signs: str, turn: Turn, allocation: Allocate | None = None, one_log: bool = False
-) -> Callable[[Ask], System]:
+def register_system(
+    name: str, *signs: str, priority: DetectionPriority, allocation: Allocate | None = None, one_log: bool = False
+) -> Callable[[Ask], ClusterSystem]:
     """Make a function that reads a system's variables that system."""
 
-    def made(ask: Ask) -> System:
-        KNOWN.append(System(name, signs, turn, ask, allocation, one_log))
-        return KNOWN[-1]
+    def made(ask: Ask) -> ClusterSystem:
+        REGISTERED_SYSTEMS.append(ClusterSystem(name, signs, priority, ask, allocation, one_log))
+        return REGISTERED_SYSTEMS[-1]
 
     return made

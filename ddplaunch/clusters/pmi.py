@@ -18,14 +18,14 @@ from contextlib import suppress
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import host_name
 
-FD = "PMI_FD"  # 5
-HOSTS = ("PMI_HOSTNAME", "HYDRA_BSTRAP_LOCALHOST")  # n1, as it was typed: MPICH's name and Intel's
+FD_VARIABLE = "PMI_FD"  # 5
+HOST_VARIABLES = ("PMI_HOSTNAME", "HYDRA_BSTRAP_LOCALHOST")  # n1, as it was typed: MPICH's name and Intel's
 
 LOCALHOST = "localhost"
-KEY = "ddplaunch-host"
-PATIENCE = 300.0  # seconds for the slowest host to come as far as this
-LAST_PATIENCE = 5.0  # likewise for the answer to our end, which Hydra must have sent
-MAX_ANSWER = 1 << 16
+HOST_KEY = "ddplaunch-host"
+EXCHANGE_TIMEOUT_S = 300.0  # seconds for the slowest host to come as far as this
+FINALIZE_TIMEOUT_S = 5.0  # likewise for the answer to our end, which Hydra must have sent
+MAX_REPLY_BYTES = 1 << 16
 
 _ITEM = r"\((\d+),(\d+),(\d+)\)|\[([^]]*)\]x(\d+)|(\d+)"
 
@@ -40,39 +40,43 @@ class HydraJob:
 
 
 _fd: int | None = None  # once it was asked; it stays as blocking as it is, for the program has it too
-_answered: HydraJob | None = None
+_cached_job: HydraJob | None = None
 
 
-def ask(environ: Mapping[str, str], rank: int, size: int) -> HydraJob | None:
+def query_hydra(environ: Mapping[str, str], rank: int, size: int) -> HydraJob | None:
     """Return what Hydra says, once all processes of the job have asked; None where it cannot be asked."""
-    global _fd, _answered
-    if _fd is not None or not environ.get(FD) or environ[FD] != os.environ.get(FD):  # asked, or another process's
-        return _answered
+    global _fd, _cached_job
+    if (
+        _fd is not None or not environ.get(FD_VARIABLE) or environ[FD_VARIABLE] != os.environ.get(FD_VARIABLE)
+    ):  # asked, or another process's
+        return _cached_job
     with suppress(OSError, ValueError):
-        fd = int(environ[FD])
+        fd = int(environ[FD_VARIABLE])
         if not stat.S_ISSOCK(os.fstat(fd).st_mode):
             return None
         _fd = fd
-        name = _say("get_my_kvsname", "kvsname")
-        mapping = _say(f"get kvsname={name} key=PMI_process_mapping")  # none where it is longer than a value may be
+        name = _send_command("get_my_kvsname", "kvsname")
+        mapping = _send_command(
+            f"get kvsname={name} key=PMI_process_mapping"
+        )  # none where it is longer than a value may be
         if rank == 0:
-            typed = next((environ[each] for each in HOSTS if environ.get(each)), LOCALHOST)
+            typed = next((environ[each] for each in HOST_VARIABLES if environ.get(each)), LOCALHOST)
             own = host_name() if typed.startswith((LOCALHOST, "127.")) else typed
-            _say(f"put kvsname={name} key={KEY} value={own}", "rc")
-        _say("barrier_in", "cmd")
-        first = _say(f"get kvsname={name} key={KEY}") or None
-        _answered = HydraJob(name, hosts_of(mapping, size), first)
-    return _answered
+            _send_command(f"put kvsname={name} key={HOST_KEY} value={own}", "rc")
+        _send_command("barrier_in", "cmd")
+        first = _send_command(f"get kvsname={name} key={HOST_KEY}") or None
+        _cached_job = HydraJob(name, parse_mapping(mapping, size), first)
+    return _cached_job
 
 
 def finalize() -> None:
     """Let Hydra know that this process ends as it should; it has hung up where the program has said so before."""
     if _fd is not None:
         with suppress(OSError, ValueError):
-            _say("finalize", patience=LAST_PATIENCE)
+            _send_command("finalize", patience=FINALIZE_TIMEOUT_S)
 
 
-def _say(words: str, wanted: str = "value", patience: float = PATIENCE) -> str:
+def _send_command(words: str, wanted: str = "value", patience: float = EXCHANGE_TIMEOUT_S) -> str:
     """Send a command and return a field of the answer, "" if it has none."""
     assert _fd is not None
     os.write(_fd, f"cmd={words}\n".encode())
@@ -80,14 +84,14 @@ def _say(words: str, wanted: str = "value", patience: float = PATIENCE) -> str:
     while not answer.endswith(b"\n"):
         ready, _, _ = select.select([_fd], [], [], patience)
         part = os.read(_fd, 4096) if ready else b""
-        if not part or len(answer) > MAX_ANSWER:
+        if not part or len(answer) > MAX_REPLY_BYTES:
             raise OSError("Hydra does not answer")
         answer += part
     fields = dict(field.partition("=")[::2] for field in answer.decode().split())
     return fields.get(wanted, "")
 
 
-def hosts_of(mapping: str, size: int) -> tuple[int, ...]:
+def parse_mapping(mapping: str, size: int) -> tuple[int, ...]:
     """Read the host of each rank from "(vector,(0,2,8),(2,1,4))": first host, hosts, ranks on each; then the next.
 
     MPICH 5 writes "3" for (3,1,1), and "[…]x2" for what comes twice. Nothing is read of something else.

@@ -11,12 +11,12 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 
-NAMESPACE = "PMIX_NAMESPACE"  # prterun-n1-4711@1
+NAMESPACE_VARIABLE = "PMIX_NAMESPACE"  # prterun-n1-4711@1
 
-PATIENCE = 60.0  # seconds; it takes a tenth of one
-GENERATIONS = 8  # between this process and the daemon: shells, mostly
+QUERY_TIMEOUT_S = 60.0  # seconds; it takes a tenth of one
+MAX_ANCESTORS = 8  # between this process and the daemon: shells, mostly
 
-_ASKS = """
+_QUERY_SCRIPT = """
 import ctypes, sys
 
 class Process(ctypes.Structure):
@@ -39,27 +39,29 @@ if pmix.PMIx_Init(ctypes.byref(own), None, none) == 0:
 """
 
 
-def ask(environ: Mapping[str, str], size: int) -> tuple[str, ...] | None:
+def query_hosts(environ: Mapping[str, str], size: int) -> tuple[str, ...] | None:
     """Return the host of each rank; None where there is no PMIx to ask."""
-    if not environ.get(NAMESPACE) or environ[NAMESPACE] != os.environ.get(NAMESPACE):  # another process's
+    if not environ.get(NAMESPACE_VARIABLE) or environ[NAMESPACE_VARIABLE] != os.environ.get(
+        NAMESPACE_VARIABLE
+    ):  # another process's
         return None
-    library = _library()
+    library = _find_library()
     if library is None:
         return None
     import subprocess
 
     with suppress(OSError, subprocess.SubprocessError):
-        asking = [sys.executable, "-I", "-S", "-c", _ASKS, library, str(size)]
-        done = subprocess.run(asking, capture_output=True, text=True, timeout=PATIENCE, check=True)
+        asking = [sys.executable, "-I", "-S", "-c", _QUERY_SCRIPT, library, str(size)]
+        done = subprocess.run(asking, capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=True)
         hosts = tuple(done.stdout.split())
         return hosts if len(hosts) == size else None
     return None
 
 
-def _library() -> str | None:
+def _find_library() -> str | None:
     """The PMIx library of the nearest process above this one that has loaded one."""
     pid = os.getppid()
-    for _ in range(GENERATIONS):
+    for _ in range(MAX_ANCESTORS):
         try:
             with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as maps:
                 found = next((line.split(maxsplit=5)[5].strip() for line in maps if "/libpmix.so" in line), None)

@@ -8,23 +8,23 @@ import zlib
 from collections.abc import Sequence
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.clusters.finding import Allocation, Finding, RankPlace
-from ddplaunch.clusters.variables import OFF, Variables, check_below, contradiction
+from ddplaunch.clusters.finding import Allocation, ClusterEnv, RankAssignment
+from ddplaunch.clusters.variables import IGNORE_HINT, EnvVariables, check_below, contradiction_error
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError, host_name
-from ddplaunch.files import MAX_HOSTS, read_regular
+from ddplaunch.files import MAX_HOSTFILE_BYTES, read_regular_file
 from ddplaunch.plan.rendezvous import LOOPBACK
 
 if TYPE_CHECKING:
     from typing import Any
 
-COUNTERS = ("auto", "gpu", "cpu")  # what a number of processes may be instead of a number, as for `--nproc`
-ELSEWHERE = ("192.0.2.1", 9)  # of a network that is for documentation (RFC 5737)
-FIRST_PORT, PORT_PAIRS = 15000, 8000
+NPROC_KEYWORDS = ("auto", "gpu", "cpu")  # what a number of processes may be instead of a number, as for `--nproc`
+ROUTE_PROBE_ADDRESS = ("192.0.2.1", 9)  # of a network that is for documentation (RFC 5737)
+FIRST_PORT, PORT_PAIR_COUNT = 15000, 8000
 """Ports of jobs: 15000 to 30999, below Linux's ephemeral ports (32768 and up); in pairs, the second for the control."""
 
 
-def unaddressed(environ: Variables, nnodes: str, node_rank: str) -> UsageError:
+def missing_address_error(environ: EnvVariables, nnodes: str, node_rank: str) -> UsageError:
     """Say that variables number nodes and leave open where the first is; these are their names."""
     return UsageError(
         f"{node_rank}={environ[node_rank]} of {nnodes}={environ[nnodes]} nodes, but nothing says where node 0 is",
@@ -33,77 +33,77 @@ def unaddressed(environ: Variables, nnodes: str, node_rank: str) -> UsageError:
     )
 
 
-def job_port(job: int | str) -> int:
+def port_for_job(job: int | str) -> int:
     """Choose a job's port: jobs whose numbers are less than 8000 apart never meet; other ids seldom do."""
     index = job if isinstance(job, int) else zlib.crc32(job.encode())
-    return FIRST_PORT + 2 * (index % PORT_PAIRS)
+    return FIRST_PORT + 2 * (index % PORT_PAIR_COUNT)
 
 
-def read_hosts(path: str) -> tuple[str, ...]:
+def read_host_file(path: str) -> tuple[str, ...]:
     """Return the first word of each line, each once; nothing if there is no such file on this host.
 
     Raises UsageError if it is not a file of hosts.
     """
     try:
-        text = read_regular(path, MAX_HOSTS).decode(errors="replace")
+        text = read_regular_file(path, MAX_HOSTFILE_BYTES).decode(errors="replace")
     except OSError as error:  # the file is often on the job's first host only
         if error.errno in (errno.EINVAL, errno.EFBIG):
-            raise UsageError(f"{path} cannot be read as a file of hosts: {error.strerror}", OFF) from None
+            raise UsageError(f"{path} cannot be read as a file of hosts: {error.strerror}", IGNORE_HINT) from None
         return ()
     return tuple(dict.fromkeys(line.split()[0] for line in text.splitlines() if line.strip()))
 
 
-def started(
+def env_for_started_ranks(
     cluster: str,
     variables: tuple[str, ...],
-    place: RankPlace,
+    place: RankAssignment,
     *,
     nnodes: int | None = None,
-    most_nodes: int | None = None,
+    max_nodes: int | None = None,
     node_rank: int | None = None,
     address: str | None = None,
     job: int | str | None = None,
-) -> Finding:
+) -> ClusterEnv:
     """Recognise a process that a launcher has started: a node where it is alone on each node, else one rank of many.
 
     If the launcher does not say which node it is or how many there are, only what follows for certain is filled in.
 
     Args:
-        nnodes: how many nodes have a process. most_nodes: how many may have one.
+        nnodes: how many nodes have a process. max_nodes: how many may have one.
         job: the launcher's id for the job, from which port and run id follow; None or "" if it has none.
 
     Raises UsageError if the numbers contradict each other.
     """
     rank, size, local_size = place.rank, place.world_size, place.local_world_size
     if rank >= size:
-        raise contradiction(f"{cluster}'s rank {rank}", f"its size {size}")
+        raise contradiction_error(f"{cluster}'s rank {rank}", f"its size {size}")
     if local_size is None and nnodes in (1, size):
         local_size = size // nnodes
     if local_size is not None:
         if place.local_rank >= local_size:
-            raise contradiction(f"{cluster}'s local rank {place.local_rank}", f"its local size {local_size}")
+            raise contradiction_error(f"{cluster}'s local rank {place.local_rank}", f"its local size {local_size}")
         if local_size > size:
-            raise contradiction(f"{cluster}'s local size {local_size}", f"its size {size}")
+            raise contradiction_error(f"{cluster}'s local size {local_size}", f"its size {size}")
         if local_size == size:
             nnodes, node_rank = 1, 0
-    alone = local_size == 1 and nnodes in (None, size) and (most_nodes is None or size <= most_nodes)
+    alone = local_size == 1 and nnodes in (None, size) and (max_nodes is None or size <= max_nodes)
     if alone:
         nnodes, node_rank = size, rank if node_rank is None else node_rank
     if nnodes is not None and node_rank is not None and node_rank >= nnodes:
-        raise contradiction(f"{cluster}'s node {node_rank}", f"its {nnodes} nodes")
-    return Finding(
+        raise contradiction_error(f"{cluster}'s node {node_rank}", f"its {nnodes} nodes")
+    return ClusterEnv(
         cluster,
         variables,
         nnodes,
         node_rank,
         address=LOOPBACK if address is None and nnodes == 1 else address,
-        port=None if job in (None, "") else job_port(job),
+        port=None if job in (None, "") else port_for_job(job),
         run_id=None if job in (None, "") else str(job),
-        place=None if alone else replace(place, local_world_size=local_size),
+        rank_assignment=None if alone else replace(place, local_world_size=local_size),
     )
 
 
-def nodes_among(hosts: Sequence[int | str], place: RankPlace) -> dict[str, int]:
+def count_nodes(hosts: Sequence[int | str], place: RankAssignment) -> dict[str, int]:
     """How many nodes there are and which this one is, by the hosts of all ranks; nothing where these are not known."""
     rank = place.rank
     if rank >= place.world_size or place.world_size != len(hosts):
@@ -114,7 +114,7 @@ def nodes_among(hosts: Sequence[int | str], place: RankPlace) -> dict[str, int]:
     return {"nnodes": len(nodes), "node_rank": nodes.index(hosts[rank])}
 
 
-def parsed(written: str) -> Any:
+def parse_json(written: str) -> Any:
     """Read JSON; None if it is something else."""
     try:
         return json.loads(written)
@@ -122,20 +122,20 @@ def parsed(written: str) -> Any:
         return None
 
 
-def own_address() -> str | None:
+def outgoing_address() -> str | None:
     """Return the address that this machine sends from; None where it has no network."""
     import socket
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
-            sock.connect(ELSEWHERE)  # which sends nothing: the kernel only chooses the way
+            sock.connect(ROUTE_PROBE_ADDRESS)  # which sends nothing: the kernel only chooses the way
         except OSError:
             return None
         address: str = sock.getsockname()[0]
         return address
 
 
-def own_place(hosts: Sequence[str]) -> int | None:
+def own_host_index(hosts: Sequence[str]) -> int | None:
     """Return which of the hosts this machine is."""
     own = _label(host_name())
     return next((place for place, host in enumerate(hosts) if _label(host) == own), None)
@@ -146,9 +146,9 @@ def _label(host: str) -> str:
     return host.partition(".")[0]
 
 
-def batch_script(
+def env_for_batch_script(
     cluster: str, variables: tuple[str, ...], allocation: Allocation, starter: str, on: str | None = None
-) -> Finding:
+) -> ClusterEnv:
     """Recognise a job's own script on one of its hosts.
 
     Args:
@@ -158,26 +158,26 @@ def batch_script(
     Raises UsageError if this is another one of the hosts: this process may be one of several.
     """
     hosts, count = allocation.hosts, len(allocation.hosts)
-    place = own_place(hosts)
+    place = own_host_index(hosts)
     if place is not None and _label(on or hosts[0]) != _label(hosts[place]):
-        script = f"the script of {cluster} job {allocation.job}"
+        script = f"the script of {cluster} job {allocation.job_id}"
         raise UsageError(
             f"{script} runs on {on or hosts[0]}, and this is {hosts[place]}: it may be one of {count} nodes",
             f"on every host, as here: ddplaunch run --nnodes {count} --node-rank {place} --master-addr {hosts[0]} …\n"
             "this machine alone: ddplaunch run --standalone …, or --cluster none",
         )
-    note = f"the script of {cluster} job {allocation.job} runs on one of its {count} hosts; to use all: {starter}"
+    note = f"the script of {cluster} job {allocation.job_id} runs on one of its {count} hosts; to use all: {starter}"
     notes = (note,) if count > 1 else ()
-    return Finding(cluster, variables, nnodes=1, node_rank=0, is_script=True, notes=notes)
+    return ClusterEnv(cluster, variables, nnodes=1, node_rank=0, is_batch_script=True, notes=notes)
 
 
-def a_copy(cluster: str, environ: Variables, index: str, lacking: str, what: str) -> Finding:
-    """Recognise one of many that ``index`` numbers, a ``what``, where ``lacking`` would show that they are one job."""
-    note = f"{index}={environ[index]} without {lacking}: this {what} is treated as a job of its own"
-    return Finding(cluster, (index,), nnodes=1, node_rank=0, is_copy=True, notes=(note,))
+def env_for_array_task(cluster: str, environ: EnvVariables, index: str, missing_variable: str, what: str) -> ClusterEnv:
+    """Recognise one of many that ``index`` numbers, a ``what``, where ``missing_variable`` would show that they are one job."""
+    note = f"{index}={environ[index]} without {missing_variable}: this {what} is treated as a job of its own"
+    return ClusterEnv(cluster, (index,), nnodes=1, node_rank=0, may_be_single=True, notes=(note,))
 
 
-def a_node(
+def env_for_node(
     cluster: str,
     variables: tuple[str, ...],
     nnodes: int,
@@ -186,20 +186,20 @@ def a_node(
     *,
     job: str | None = None,
     gpus: int | None = None,
-    comes_late: bool = False,
-) -> Finding:
+    address_may_be_unknown: bool = False,
+) -> ClusterEnv:
     """Recognise a node; ``job`` gives its port and run id, ``gpus`` the processes of each node, where there are any.
 
-    ``comes_late``: the address is a name that comes with node 0's own start.
+    ``address_may_be_unknown``: the address is a name that comes with node 0's own start.
     """
-    port, nproc = job_port(job) if job else None, str(gpus) if gpus else None
+    port, nproc = port_for_job(job) if job else None, str(gpus) if gpus else None
     run_id = job or None
-    return Finding(cluster, variables, nnodes, node_rank, None, address, comes_late, port, run_id, nproc)
+    return ClusterEnv(cluster, variables, nnodes, node_rank, None, address, address_may_be_unknown, port, run_id, nproc)
 
 
-def counts_nodes(
+def env_from_node_variables(
     cluster: str,
-    environ: Variables,
+    environ: EnvVariables,
     nnodes: str,
     node_rank: str,
     address: str,
@@ -209,14 +209,14 @@ def counts_nodes(
     nproc: str | None = None,
     run_id: str | None = None,
     comes_late: bool = False,
-) -> Finding:
+) -> ClusterEnv:
     """Recognise a node where variables number nodes; these are their names.
 
     Args:
         port: None where no variable has one; it follows from ``run_id`` then.
         count: how many there are, where ``nnodes`` says it in another form than a number.
-        nproc: the name of that which counts processes a node, or is one of ``COUNTERS``; 0 says nothing.
-        comes_late: whether the address is a name that comes with node 0's own start.
+        nproc: the name of that which counts processes a node, or is one of ``NPROC_KEYWORDS``; 0 says nothing.
+        address_may_be_unknown: whether the address is a name that comes with node 0's own start.
 
     Raises UsageError if a variable is missing, is not a number, or contradicts another.
     """
@@ -224,16 +224,16 @@ def counts_nodes(
     index = environ.number(node_rank)
     check_below(index, count, node_rank, nnodes)
     each = environ.get(nproc or "") or None
-    if nproc and each not in (None, *COUNTERS):
+    if nproc and each not in (None, *NPROC_KEYWORDS):
         each = str(environ.number(nproc))
-    return Finding(
+    return ClusterEnv(
         cluster,
         (nnodes, node_rank, address),
         count,
         index,
         address=environ.text(address) if count > 1 else environ.get(address) or None,
-        address_comes_late=comes_late,
-        port=environ.number_if_set(port) if port else job_port(run_id) if run_id else None,
+        address_may_be_unknown=comes_late,
+        port=environ.optional_number(port) if port else port_for_job(run_id) if run_id else None,
         run_id=run_id,
         nproc=None if each == "0" else each,
     )

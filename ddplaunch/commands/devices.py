@@ -16,22 +16,22 @@ import click
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.devices import read_hardware
-from ddplaunch.devices.machine import claim
-from ddplaunch.devices.vendor import Visible
+from ddplaunch.devices.machine import gpu_evidence
+from ddplaunch.devices.vendor import VisibleGpus
 from ddplaunch.devices.visible import visible_gpus
 from ddplaunch.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance
-from ddplaunch.plan.make import JobSpec
+from ddplaunch.plan.make import PlanSpec
 from ddplaunch.plan.numbers import format_cpulist
-from ddplaunch.words import counted, size
+from ddplaunch.words import format_count, format_size
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 GIB = 1 << 30
 
-HIDDEN = "hidden"
+HIDDEN_TEXT = "hidden"
 
-UNIQUE_ENOUGH = 12
+MIN_UUID_CHARS = 12
 """Characters of a MIG UUID that name it in a narrow terminal, where ``--gpus`` takes any unique beginning."""
 
 
@@ -63,10 +63,10 @@ COLUMNS = {
 }
 """Of the table in a terminal: a field of ``DeviceRow``, its title and its style."""
 
-USED_BY = 18
+USED_BY_WIDTH = 18
 """Characters to which a narrow terminal folds that column."""
 
-DISPENSABLE = ("cpus", "pci", "uuid")
+OPTIONAL_COLUMNS = ("cpus", "pci", "uuid")
 """Columns that a narrow terminal does without."""
 
 
@@ -83,14 +83,14 @@ def devices(as_json: bool) -> None:
     visible = visible_gpus(hardware, None, os.environ)
     if as_json:
         return click.echo(json.dumps(devices_json(hardware, visible), indent=2))
-    hardware = replace(hardware, failed=claim(hardware, visible, os.environ, JobSpec()))
+    hardware = replace(hardware, gpu_evidence=gpu_evidence(hardware, visible, os.environ, PlanSpec()))
     if sys.stdout.isatty():
         _write_table(hardware, visible)
     else:
         click.echo(_plain_text(hardware, visible), nl=False)
 
 
-def devices_json(hardware: Hardware, visible: Visible) -> dict[str, Any]:
+def devices_json(hardware: Hardware, visible: VisibleGpus) -> dict[str, Any]:
     """Return the devices as JSON types: sizes are bytes, CPU sets kernel lists ("0-3,8"), null is unknown.
 
     ``device`` is torch's name of a GPU or MIG instance, null where a job does not see it.
@@ -123,18 +123,18 @@ def _gpu_json(gpu: Gpu, names: dict[tuple[Gpu, MigInstance | None], str]) -> dic
     return {**told, "mig": mig, "processes": [asdict(process) for process in gpu.processes]}
 
 
-def _torch_names(visible: Visible) -> dict[tuple[Gpu, MigInstance | None], str]:
+def _torch_names(visible: VisibleGpus) -> dict[tuple[Gpu, MigInstance | None], str]:
     return {(device.gpu, device.mig): name for device, name in zip(visible.gpus, visible.devices, strict=True)}
 
 
-def _rows(hardware: Hardware, visible: Visible) -> list[DeviceRow]:
+def _rows(hardware: Hardware, visible: VisibleGpus) -> list[DeviceRow]:
     names = _torch_names(visible)
     rows = []
     for gpu in hardware.gpus:
         rows.append(
             DeviceRow(
                 gpu=str(gpu.index),
-                torch="MIG" if gpu.mig else names.get((gpu, None), HIDDEN),
+                torch="MIG" if gpu.mig else names.get((gpu, None), HIDDEN_TEXT),
                 name=gpu.name,
                 memory=_memory(gpu.memory_used, gpu.memory_total),
                 numa="" if gpu.numa_node is None else str(gpu.numa_node),
@@ -145,7 +145,7 @@ def _rows(hardware: Hardware, visible: Visible) -> list[DeviceRow]:
             )
         )
         for index, mig in enumerate(gpu.mig):
-            device, memory = names.get((gpu, mig), HIDDEN), _memory(None, mig.memory_total)
+            device, memory = names.get((gpu, mig), HIDDEN_TEXT), _memory(None, mig.memory_total)
             rows.append(DeviceRow(f"{gpu.index}:{index}", device, mig.name, memory, uuid=mig.uuid))
     return rows
 
@@ -158,7 +158,7 @@ def _memory(used: int | None, total: int | None) -> str:
 
 def _process(process: GpuProcess) -> str:
     """Name a process: "python 4242 (alice, 12.3 GiB)"."""
-    about = ", ".join(filter(None, (process.user, "" if process.memory is None else size(process.memory))))
+    about = ", ".join(filter(None, (process.user, "" if process.memory is None else format_size(process.memory))))
     return f"{process.name or 'process'} {process.pid}" + (f" ({about})" if about else "")
 
 
@@ -167,8 +167,8 @@ def _cpu_line(cpu: Cpu) -> str:
     quota = "" if cpu.quota is None else f", the time of {cpu.quota:g} (the container's quota)"
     parts = [
         cpu.name or "CPU",
-        f"{counted(cpu.logical, 'CPU')}{allowed}{quota}, {counted(cpu.physical, 'core')}",
-        counted(len(cpu.numa), "NUMA node"),
+        f"{format_count(cpu.logical, 'CPU')}{allowed}{quota}, {format_count(cpu.physical, 'core')}",
+        format_count(len(cpu.numa), "NUMA node"),
     ]
     if cpu.memory_total is not None:
         available = "" if cpu.memory_available is None else f", {cpu.memory_available / GIB:.1f} available"
@@ -176,16 +176,16 @@ def _cpu_line(cpu: Cpu) -> str:
     return "; ".join(parts)
 
 
-def _gpu_line(hardware: Hardware, visible: Visible) -> str:
+def _gpu_line(hardware: Hardware, visible: VisibleGpus) -> str:
     if hardware.gpus:
-        count = counted(len(visible.gpus), "GPU") if visible.gpus else "no GPU"
+        count = format_count(len(visible.gpus), "GPU") if visible.gpus else "no GPU"
         return f"A job sees {count} (source: {visible.source})."
-    if hardware.failed:
-        return f"{hardware.failed}, but no GPU works: a job runs on the CPUs only with --gpus none."
+    if hardware.gpu_evidence:
+        return f"{hardware.gpu_evidence}, but no GPU works: a job runs on the CPUs only with --gpus none."
     return "No GPU found: a job runs on the CPUs."
 
 
-def _plain_text(hardware: Hardware, visible: Visible) -> str:
+def _plain_text(hardware: Hardware, visible: VisibleGpus) -> str:
     table = [
         (
             f"gpu {row.gpu}",
@@ -208,7 +208,7 @@ def _plain_text(hardware: Hardware, visible: Visible) -> str:
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
-def _write_table(hardware: Hardware, visible: Visible) -> None:
+def _write_table(hardware: Hardware, visible: VisibleGpus) -> None:
     from rich.console import Console
     from rich.measure import Measurement
     from rich.table import Table
@@ -240,7 +240,7 @@ def _table(rows: list[DeviceRow], *, narrow: bool) -> Table:
 
     shown = [field for field in COLUMNS if any(getattr(row, field) for row in rows)]
     if narrow:
-        shown = [field for field in shown if field not in DISPENSABLE]
+        shown = [field for field in shown if field not in OPTIONAL_COLUMNS]
         rows = [replace(row, name=_short_mig_name(row)) for row in rows]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, collapse_padding=True, pad_edge=False, header_style="bold")
     for field in shown:
@@ -249,15 +249,15 @@ def _table(rows: list[DeviceRow], *, narrow: bool) -> Table:
             COLUMNS[field][0],
             justify="right" if field == "memory" else "left",
             overflow="fold",
-            min_width=USED_BY if folds else None,
+            min_width=USED_BY_WIDTH if folds else None,
             no_wrap=not folds,
         )
     for row in rows:
-        dimmed = "dim" if row.torch == HIDDEN else None
+        dimmed = "dim" if row.torch == HIDDEN_TEXT else None
         table.add_row(*(Text(getattr(row, field), style=dimmed or COLUMNS[field][1]) for field in shown))
     return table
 
 
 def _short_mig_name(row: DeviceRow) -> str:
     """Name a MIG instance if its UUID has no column; to choose it, one needs at least the beginning."""
-    return f"{row.name.removeprefix('MIG ')}  {row.uuid[:UNIQUE_ENOUGH]}" if ":" in row.gpu else row.name
+    return f"{row.name.removeprefix('MIG ')}  {row.uuid[:MIN_UUID_CHARS]}" if ":" in row.gpu else row.name

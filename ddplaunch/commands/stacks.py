@@ -9,17 +9,17 @@ import click
 
 from ddplaunch.cli.on_host import HostCommand
 from ddplaunch.cli.run_command import RunName
-from ddplaunch.console import colour_wanted, py_spy
-from ddplaunch.console.stacks import render_stacks, to_json
-from ddplaunch.diagnosis.grouping import grouped
+from ddplaunch.console import is_colour_allowed, py_spy
+from ddplaunch.console.stacks import render_stacks, stacks_to_json
+from ddplaunch.diagnosis.grouping import group_ranks
 from ddplaunch.diagnosis.inspection import Detail, Inspection, RankInspection
 from ddplaunch.errors import host_name
 from ddplaunch.job import client
-from ddplaunch.job.requests.inspection import InspectJob
-from ddplaunch.job.runs import running
-from ddplaunch.queue.meant import job_meant, one_of, run_of
-from ddplaunch.queue.meant import running as runs_there
-from ddplaunch.queue.step import relay
+from ddplaunch.job.requests.inspection import InspectJobRequest
+from ddplaunch.job.runs import find_running
+from ddplaunch.queue.meant import require_running as runs_there
+from ddplaunch.queue.meant import resolve_job, resolve_job_id, run_name
+from ddplaunch.queue.step import run_on_nodes
 
 
 @click.command(cls=HostCommand)
@@ -35,26 +35,26 @@ def stacks(run: str | None, native: bool, with_locals: bool, as_json: bool) -> i
     asked through Slurm (`srun --overlap`) or Grid Engine.
     """
     more = [word for word, wanted in (("--native", native), ("--locals", with_locals)) if wanted]
-    if queued := job_meant(run):
-        seen = runs_there(queued, one_of(queued, run or "", "stacks"))
-        return relay(queued, seen, ["stacks", run_of(queued, seen), *more, *(["--json"] if as_json else [])])
-    tool = py_spy.find(more[0]) if more else ""
-    inspection = client.ask(running(run).path, InspectJob(Detail.WAITS)).inspection
-    told = {rank.rank: py_spy.dump(tool, rank.pid, more) for rank in _examples(inspection)} if more else {}
+    if queued := resolve_job(run):
+        seen = runs_there(queued, resolve_job_id(queued, run or "", "stacks"))
+        return run_on_nodes(queued, seen, ["stacks", run_name(queued, seen), *more, *(["--json"] if as_json else [])])
+    tool = py_spy.find_py_spy(more[0]) if more else ""
+    inspection = client.send_request(find_running(run).path, InspectJobRequest(Detail.WAITS)).inspection
+    told = {rank.rank: py_spy.dump_stacks(tool, rank.pid, more) for rank in _local_examples(inspection)} if more else {}
     if as_json:
-        found = to_json(inspection)
+        found = stacks_to_json(inspection)
         click.echo(json.dumps({**found, "py_spy": {str(rank): text for rank, text in told.items()}} if more else found))
         return 0
-    colour = None if colour_wanted() else False
+    colour = None if is_colour_allowed() else False
     click.echo(render_stacks(inspection), nl=False, color=colour)
     for rank, text in told.items():
         click.echo(f"\n{click.style(f'rank {rank}, by py-spy:', bold=True)}\n{text}", nl=False, color=colour)
     return 0
 
 
-def _examples(inspection: Inspection) -> Iterator[RankInspection]:
+def _local_examples(inspection: Inspection) -> Iterator[RankInspection]:
     """A rank of each group with equal stacks that runs on this machine."""
     by_number = inspection.by_number
-    for alike in grouped(inspection):
+    for alike in group_ranks(inspection):
         here = (by_number[number] for number in alike.ranks if by_number[number].host in ("", host_name()))
         yield from [rank for rank in here if rank.pid][:1]

@@ -18,38 +18,41 @@ import click
 
 from ddplaunch.cli.on_host import HostCommand
 from ddplaunch.cli.run_command import RunName
-from ddplaunch.console import colour_wanted
+from ddplaunch.console import is_colour_allowed
 from ddplaunch.dataclass import replace
 from ddplaunch.diagnosis.inspection import Detail
-from ddplaunch.errors import EXIT_SIGNAL, LaunchError, shown
+from ddplaunch.errors import EXIT_SIGNAL, LaunchError, sanitize_line
 from ddplaunch.job import client, past, readings, runs
-from ddplaunch.job.door import MAX_ANSWER
+from ddplaunch.job.door import MAX_REPLY_BYTES
 from ddplaunch.job.requests import Request
-from ddplaunch.job.requests.inspection import InspectJob, JobInspected
-from ddplaunch.job.requests.output import Printed, TailRanks
-from ddplaunch.job.requests.status import AskStatus, StopJob
-from ddplaunch.job.status import State, Status, short_target
-from ddplaunch.live.frame import frame
-from ddplaunch.live.rows import Row, Span, cut, plain
+from ddplaunch.job.requests.inspection import InspectJobRequest, JobInspection
+from ddplaunch.job.requests.output import OutputChunk, TailOutputRequest
+from ddplaunch.job.requests.status import StatusQuery, StopJobRequest
+from ddplaunch.job.status import JobState, Status, short_target
+from ddplaunch.live.frame import render_footer
+from ddplaunch.live.rows import Row, StyledText, strip_styles, truncate_row
 from ddplaunch.live.screen import LiveScreen
-from ddplaunch.live.state import Snapshot, all_doing, rate, work
-from ddplaunch.live.view import DOWN, UP, LiveView, failures_text, last_lines, moment, sentences
-from ddplaunch.loop import Loop
-from ddplaunch.output.screen import Manner
-from ddplaunch.output.sink import PATIENCE
-from ddplaunch.output.terminal import ENTER, can_draw, restored, watched
+from ddplaunch.live.state import ViewState, busy_cpus_by_rank, collectives_per_second, rank_activities
+from ddplaunch.live.view import DOWN, UP, LiveView, format_failures, format_last_lines, sentences, to_job_snapshot
+from ddplaunch.loop import EventLoop
+from ddplaunch.output.screen import ScreenOptions
+from ddplaunch.output.sink import READER_TIMEOUT_S
+from ddplaunch.output.terminal import ENTER, can_move_cursor, is_interactive, restore_terminal
 from ddplaunch.plan.command import python_command
-from ddplaunch.queue.meant import job_meant, one_of, run_of, running
-from ddplaunch.queue.step import relay
+from ddplaunch.queue.meant import require_running, resolve_job, resolve_job_id, run_name
+from ddplaunch.queue.step import run_on_nodes
 from ddplaunch.rank.processes import is_suspended, start_ticks
 from ddplaunch.wire.connection import Connection
 from ddplaunch.wire.sockets import peer_uid
-from ddplaunch.words import span
+from ddplaunch.words import format_elapsed
 
-BETWEEN = 0.5  # seconds between two inspections
-EVERY, SOON = 2.0, 0.5  # seconds between two looks at all jobs, and those in which each must answer
+SAMPLE_INTERVAL_S = 0.5  # seconds between two inspections
+REFRESH_INTERVAL_S, REPLY_TIMEOUT_S = (
+    2.0,
+    0.5,
+)  # seconds between two looks at all jobs, and those in which each must answer
 COLUMNS, ROWS = 80, 24  # of a frame that is printed elsewhere than in a terminal
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 @click.command(cls=HostCommand)
@@ -64,85 +67,87 @@ def top(run: str | None, ranks: str | None, as_json: bool) -> int:
     of this machine in a terminal the view fills the screen and is drawn again once a second, until q; elsewhere
     it is printed once.
     """
-    if queued := job_meant(run):
-        seen = running(queued, one_of(queued, run or "", "top"))
+    if queued := resolve_job(run):
+        seen = require_running(queued, resolve_job_id(queued, run or "", "top"))
         more = [*(["--ranks", ranks] if ranks else []), *(["--json"] if as_json else [])]
-        return relay(queued, seen, ["top", run_of(queued, seen), *more])
-    in_terminal = watched(1) and can_draw() and not as_json
-    several = in_terminal and run is None and sum(job is not None for job in runs.known().values()) > 1
-    chosen = Chooser().run() if several else None
+        return run_on_nodes(queued, seen, ["top", run_name(queued, seen), *more])
+    in_terminal = is_interactive(1) and can_move_cursor() and not as_json
+    several = in_terminal and run is None and sum(job is not None for job in runs.list_known().values()) > 1
+    chosen = JobChooser().run() if several else None
     if isinstance(chosen, int):
         return chosen
-    path = chosen or runs.running(run).path
+    path = chosen or runs.find_running(run).path
     if as_json:
         click.echo(json.dumps(_as_json(_snapshot(path, "")), indent=2))
         return 0
     client.check_suspended(path)
     if in_terminal:
-        return Viewer(path, ranks or "").run()
-    sys.stdout.write(plain(frame(_snapshot(path, ranks or ""), COLUMNS, ROWS)))
+        return TopViewer(path, ranks or "").run()
+    sys.stdout.write(strip_styles(render_footer(_snapshot(path, ranks or ""), COLUMNS, ROWS)))
     return 0
 
 
-def _as_json(seen: Snapshot) -> dict[str, object]:
-    inspection = seen.now.inspection
+def _as_json(seen: ViewState) -> dict[str, object]:
+    inspection = seen.current.inspection
     ranks = (replace(rank, threads=()) for rank in inspection.ranks)
     return {
-        "status": asdict(seen.now.status, dict_factory=lambda fields: {k: getattr(v, "value", v) for k, v in fields}),
+        "status": asdict(
+            seen.current.status, dict_factory=lambda fields: {k: getattr(v, "value", v) for k, v in fields}
+        ),
         "inspection": replace(inspection, ranks=tuple(ranks)).to_json(),
-        "doing": {rank: what.word for rank, what in all_doing(seen).items()},
+        "doing": {rank: what.word for rank, what in rank_activities(seen).items()},
         "waits": seen.sentences,
-        "collectives_per_second": rate(seen),
-        "cpus": work(seen),
-        "memory": {rank: used.memory for rank, used in seen.now.used.items()},
+        "collectives_per_second": collectives_per_second(seen),
+        "cpus": busy_cpus_by_rank(seen),
+        "memory": {rank: used.memory for rank, used in seen.current.usage.items()},
     }
 
 
-def _snapshot(path: str, chosen: str) -> Snapshot:
+def _snapshot(path: str, chosen: str) -> ViewState:
     """Inspect it twice, for what happens in a second; the second time closely."""
-    before = moment(client.ask(path, InspectJob()))
-    time.sleep(BETWEEN)
-    now = moment(client.ask(path, InspectJob(Detail.WAITS)))
+    before = to_job_snapshot(client.send_request(path, InspectJobRequest()))
+    time.sleep(SAMPLE_INTERVAL_S)
+    now = to_job_snapshot(client.send_request(path, InspectJobRequest(Detail.WAITS)))
     same = before.status.attempt == now.status.attempt
-    return Snapshot(now, before if same else None, sentences=sentences(now.inspection), chosen=chosen)
+    return ViewState(now, before if same else None, sentences=sentences(now.inspection), filter_text=chosen)
 
 
-class JobAtDoor:
+class SocketJobSource:
     """A job as its door shows it."""
 
-    def __init__(self, loop: Loop, path: str, lost: Callable[[], None]) -> None:
+    def __init__(self, loop: EventLoop, path: str, lost: Callable[[], None]) -> None:
         """``lost`` is called when the job no longer answers."""
         self._loop, self._path, self._lost = loop, path, lost
-        self._pid = runs.at(path).pid
+        self._pid = runs.job_at(path).pid
         self.status: Status | None = None
 
-    def inspect(self, detail: Detail, answer: Callable[[JobInspected], None], *, lines: bool = False) -> None:
+    def inspect(self, detail: Detail, answer: Callable[[JobInspection], None], *, lines: bool = False) -> None:
         def hear(found: object) -> None:
-            if isinstance(found, JobInspected):
+            if isinstance(found, JobInspection):
                 self.status = found.status
                 answer(found)
 
-        self._ask(InspectJob(detail, lines), hear)
+        self._send_request(InspectJobRequest(detail, lines), hear)
 
     def stop(self) -> None:
-        self._ask(StopJob(command="ddplaunch top"), lambda answer: None)
+        self._send_request(StopJobRequest(command="ddplaunch top"), lambda answer: None)
 
     def log(self, rank: int, answer: Callable[[str], None]) -> None:
         said = bytearray()
 
         def hear(piece: object) -> None:
-            if isinstance(piece, Printed):
+            if isinstance(piece, OutputChunk):
                 said.extend(piece.data)
 
-        self._ask(TailRanks((rank,)), hear, lambda: answer(last_lines(rank, bytes(said))))
+        self._send_request(TailOutputRequest((rank,)), hear, lambda: answer(format_last_lines(rank, bytes(said))))
 
     def failures(self, answer: Callable[[str], None]) -> None:
-        answer(failures_text(self.status) if self.status else "")
+        answer(format_failures(self.status) if self.status else "")
 
     def advice_to_continue(self) -> str:
         return client.advice_to_continue(self._pid) if is_suspended(self._pid) else ""
 
-    def _ask(
+    def _send_request(
         self, request: Request[object], hear: Callable[[object], None], done: Callable[[], None] = lambda: None
     ) -> None:
         """Ask; ``done`` is called after the last answer.
@@ -157,11 +162,11 @@ class JobAtDoor:
                 raise PermissionError
         except BlockingIOError:  # many ask
             sock.close()
-            self._loop.after(0.1, partial(self._ask, request, hear, done))
+            self._loop.call_later(0.1, partial(self._send_request, request, hear, done))
             return
         except OSError:
             sock.close()
-            self._loop.soon(self._lost)
+            self._loop.call_soon(self._lost)
             return
         answered = False
 
@@ -174,23 +179,25 @@ class JobAtDoor:
             if answered:
                 done()
             elif os.path.exists(self._path) and start_ticks(self._pid) >= 0:
-                self._loop.after(BETWEEN, partial(self._ask, request, hear, done))
+                self._loop.call_later(SAMPLE_INTERVAL_S, partial(self._send_request, request, hear, done))
             else:
                 self._lost()
 
-        connection = Connection[object](self._loop, sock, request.answers, first_or_next, lost, max_bytes=MAX_ANSWER)
+        connection = Connection[object](
+            self._loop, sock, request.answers, first_or_next, lost, max_bytes=MAX_REPLY_BYTES
+        )
         connection.send(request)
 
 
-def _screen(loop: Loop) -> LiveScreen:
-    return LiveScreen(loop, Manner(PATIENCE, 0.0, "", False), speaks=True, colour=colour_wanted())
+def _screen(loop: EventLoop) -> LiveScreen:
+    return LiveScreen(loop, ScreenOptions(READER_TIMEOUT_S, 0.0, "", False), speaks=True, colour=is_colour_allowed())
 
 
-class Chooser:
+class JobChooser:
     """The jobs that run on this machine, of which a person chooses one."""
 
     def __init__(self) -> None:
-        self._loop = Loop()
+        self._loop = EventLoop()
         self._screen = _screen(self._loop)
         self._jobs: list[tuple[str, str, tuple[str, ...]]] = []  # name, door, what is told
         self._at = 0
@@ -199,20 +206,20 @@ class Chooser:
     def run(self) -> str | int:
         """Return the door of the one that was chosen, or an exit code."""
         try:
-            with restored():
-                self._loop.catch(ENDING, lambda number: self._end(EXIT_SIGNAL + number))
-                self._look()
+            with restore_terminal():
+                self._loop.add_signal_handlers(END_SIGNALS, lambda number: self._end(EXIT_SIGNAL + number))
+                self._refresh()
                 self._screen.begin(self._picture, self._typed)
-                self._screen.full_screen(True)
-                while self._chosen is None or not (self._loop.settled and self._screen.written):
-                    self._loop.step()
+                self._screen.set_full_screen(True)
+                while self._chosen is None or not (self._loop.is_idle and self._screen.is_drained):
+                    self._loop.run_once()
         finally:
             self._screen.close()
         return self._chosen
 
-    def _look(self) -> None:
-        self._loop.after(EVERY, self._look)
-        self._jobs = [(name, job.path, _told(job.path)) for name, job in runs.known().items() if job]
+    def _refresh(self) -> None:
+        self._loop.call_later(REFRESH_INTERVAL_S, self._refresh)
+        self._jobs = [(name, job.path, _job_columns(job.path)) for name, job in runs.list_known().items() if job]
         self._at = max(0, min(self._at, len(self._jobs) - 1))
         self._screen.refresh()
 
@@ -235,47 +242,54 @@ class Chooser:
             return []
         table = [
             ("RUN", "STATE", "AGE", "RANKS", "TARGET"),
-            *((shown(name, 40), *told) for name, _, told in self._jobs),
+            *((sanitize_line(name, 40), *told) for name, _, told in self._jobs),
         ]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = ["  ".join(map(str.ljust, each, widths)).rstrip() for each in table]
         first = max(0, self._at - (rows - 4))
-        found = [(Span(line, "7" if at == self._at else ""),) for at, line in enumerate(lines[1:])]
-        body = [(Span(lines[0], "2"),), *found[first : first + rows - 2]]
-        hint = (Span("Up, Down: another job  Enter: show it  q leave", "2"),)
-        return [cut(row, columns - 1) for row in [*body, *[()] * (rows - 1 - len(body)), hint]]
+        found = [(StyledText(line, "7" if at == self._at else ""),) for at, line in enumerate(lines[1:])]
+        body = [(StyledText(lines[0], "2"),), *found[first : first + rows - 2]]
+        hint = (StyledText("Up, Down: another job  Enter: show it  q leave", "2"),)
+        return [truncate_row(row, columns - 1) for row in [*body, *[()] * (rows - 1 - len(body)), hint]]
 
 
-def _told(path: str) -> tuple[str, ...]:
+def _job_columns(path: str) -> tuple[str, ...]:
     """State, age, ranks and target of a job."""
     try:
-        status = client.ask(path, AskStatus(), SOON)
+        status = client.send_request(path, StatusQuery(), REPLY_TIMEOUT_S)
     except LaunchError:
-        job = runs.at(path)
-        state, record = "suspended" if is_suspended(job.pid) else "silent", runs.record_of(job)
+        job = runs.job_at(path)
+        state, record = "suspended" if is_suspended(job.pid) else "silent", runs.read_record_of(job)
         if record is None:
             return state, "", "", ""
-        return state, _age(record.began), str(record.world_size), short_target(shown(record.target, 200))
-    return status.state.value, _age(status.began), str(status.world_size), short_target(shown(status.target, 200))
+        return state, _age(record.began), str(record.world_size), short_target(sanitize_line(record.target, 200))
+    return (
+        status.state.value,
+        _age(status.began),
+        str(status.world_size),
+        short_target(sanitize_line(status.target, 200)),
+    )
 
 
 def _age(began: float) -> str:
-    return span(max(0.0, time.time() - began))
+    return format_elapsed(max(0.0, time.time() - began))
 
 
-class Viewer:
+class TopViewer:
     """The live view in a terminal of its own."""
 
     def __init__(self, path: str, chosen: str) -> None:
-        self._loop, self._path = Loop(), path
+        self._loop, self._path = EventLoop(), path
         self._screen = _screen(self._loop)
-        self._door = JobAtDoor(self._loop, path, self._gone)
+        self._door = SocketJobSource(self._loop, path, self._on_job_lost)
         self._view = LiveView(
-            self._loop, self._screen, self._door, chosen=chosen, left=self._leave, other=self._run_other
+            self._loop, self._screen, self._door, filter_text=chosen, on_quit=self._exit, run_command=self._run_command
         )
-        if record := runs.record_of(runs.at(path)):
-            self._view.remember(
-                readings.read(os.path.join(past.folder(record.run), readings.file_of(record.node_rank)))
+        if record := runs.read_record_of(runs.job_at(path)):
+            self._view.seed_trends(
+                readings.read_samples(
+                    os.path.join(past.run_dir(record.run), readings.sample_file_name(record.node_rank))
+                )
             )
         self._code: int | None = None
         self._said = ""
@@ -283,13 +297,13 @@ class Viewer:
     def run(self) -> int:
         """Show it until the user leaves, or the job ends; return the exit code."""
         try:
-            with restored():
-                self._loop.catch(ENDING, self._ended)
-                self._loop.catch([signal.SIGTSTP], lambda number: self._screen.suspend(_stop))
-                self._view.begin(keys=True)
-                self._screen.full_screen(True)
-                while self._code is None or not (self._loop.settled and self._screen.written):
-                    self._loop.step()
+            with restore_terminal():
+                self._loop.add_signal_handlers(END_SIGNALS, self._on_signal)
+                self._loop.add_signal_handlers([signal.SIGTSTP], lambda number: self._screen.suspend(_stop))
+                self._view.start(keys=True)
+                self._screen.set_full_screen(True)
+                while self._code is None or not (self._loop.is_idle and self._screen.is_drained):
+                    self._loop.run_once()
         finally:
             self._view.close()
             self._screen.close()
@@ -297,9 +311,9 @@ class Viewer:
             click.echo(self._said, err=True)
         return self._code
 
-    def _run_other(self, command: str, *words: str) -> None:
+    def _run_command(self, command: str, *words: str) -> None:
         """Give the terminal to another command about this job, and show the ranks again after Enter."""
-        typed = [*python_command(sys.executable), command, str(runs.at(self._path).pid), *words]
+        typed = [*python_command(sys.executable), command, str(runs.job_at(self._path).pid), *words]
 
         def run() -> None:
             before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # that is for the command
@@ -312,25 +326,25 @@ class Viewer:
 
         self._screen.suspend(run)
 
-    def _leave(self, code: int = 0) -> None:
+    def _exit(self, code: int = 0) -> None:
         if self._code is None:
             self._code = code
             self._view.close()
             self._screen.end()
 
-    def _ended(self, number: int) -> None:
-        self._leave(EXIT_SIGNAL + number)
+    def _on_signal(self, number: int) -> None:
+        self._exit(EXIT_SIGNAL + number)
 
-    def _gone(self) -> None:
+    def _on_job_lost(self) -> None:
         """The job no longer answers: it has ended."""
         if self._code is None:
-            record = runs.record_of(runs.at(self._path))
+            record = runs.read_record_of(runs.job_at(self._path))
             code = record.code if record else None
             if self._door.status:
-                self._view.update(replace(self._door.status, state=State.ENDED, code=code))
+                self._view.update(replace(self._door.status, state=JobState.ENDED, code=code))
             name = record.run_id if record and code is not None else "the job"
             self._said = f"ddplaunch: {name} has ended" + ("" if code is None else f", exit code {code}")
-        self._leave()
+        self._exit()
 
 
 def _stop() -> None:

@@ -7,14 +7,14 @@ import time
 import click
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.console.table import table
+from ddplaunch.console.table import format_table
 from ddplaunch.errors import LaunchError
 from ddplaunch.rank.processes import wait_for_end
-from ddplaunch.warm.asking import look
-from ddplaunch.words import size, span
+from ddplaunch.warm.asking import query_all
+from ddplaunch.words import format_elapsed, format_size
 
 if TYPE_CHECKING:
-    from ddplaunch.rank.messages import WarmShown
+    from ddplaunch.rank.messages import WarmStatus
 
 _END_PATIENCE = 10.0  # seconds
 _MAX_MODULES = 3  # that are named
@@ -24,12 +24,12 @@ _MAX_MODULES = 3  # that are named
 @click.option("--stop", is_flag=True, help="End them; one that a run still needs ends after that run.")
 def warm(stop: bool) -> None:
     """Show what `ddplaunch run --warm` keeps for the next runs: processes that have imported torch."""
-    found = look(stop=stop)
+    found = query_all(stop=stop)
     kept = [each for each in found if not isinstance(each, str)]
     if not found:
         click.echo("nothing is kept", err=True)
     elif stop:
-        _await([each["pid"] for each in kept if not each["running"]])
+        _wait_for_exit([each["pid"] for each in kept if not each["running"]])
         for each in kept:
             click.echo(f"{each['pid']} {'ends with its run' if each['running'] else 'has ended'}", err=True)
     elif kept:
@@ -39,19 +39,19 @@ def warm(stop: bool) -> None:
             click.echo(f"{path} does not answer: it is still importing, or busy", err=True)
 
 
-def _show(kept: list[WarmShown]) -> None:
+def _show(kept: list[WarmStatus]) -> None:
     rows = []
     for each in kept:
         pss = _memory(each["pid"])
-        left = "in use" if each["left"] is None else span(each["left"])
-        age, memory = span(time.time() - each["began"]), "-" if pss is None else size(pss)
-        modules = _imported(each["modules"])
+        left = "in use" if each["left"] is None else format_elapsed(each["left"])
+        age, memory = format_elapsed(time.time() - each["began"]), "-" if pss is None else format_size(pss)
+        modules = _format_modules(each["modules"])
         rows.append((str(each["pid"]), memory, age, left, str(each["served"]), modules, each["folder"]))
-    for line in table(("PID", "MEMORY", "AGE", "LEFT", "RUNS", "IMPORTED", "FOLDER"), rows):
+    for line in format_table(("PID", "MEMORY", "AGE", "LEFT", "RUNS", "IMPORTED", "FOLDER"), rows):
         click.echo(line)
 
 
-def _imported(modules: list[str]) -> str:
+def _format_modules(modules: list[str]) -> str:
     more = len(modules) - _MAX_MODULES
     return ",".join(modules) if more <= 0 else f"{','.join(modules[:_MAX_MODULES])} and {more} more"
 
@@ -65,7 +65,7 @@ def _memory(pid: int) -> int | None:
         return None
 
 
-def _await(pids: list[int]) -> None:
+def _wait_for_exit(pids: list[int]) -> None:
     for pid in pids:
         if not wait_for_end(pid, _END_PATIENCE):
             raise LaunchError(f"{pid} has not ended after {_END_PATIENCE:.0f} s", f"kill -9 {pid}")

@@ -5,6 +5,6 @@ from __future__ import annotations
 import os
 
 
-def colour_wanted() -> bool:
+def is_colour_allowed() -> bool:
     """Whether the user lets a terminal have colour at all (no-color.org)."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

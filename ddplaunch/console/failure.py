@@ -6,52 +6,52 @@ import re
 
 import click
 
-from ddplaunch.control.failure import Failure, Verdict, brief
-from ddplaunch.words import counted, ranks
+from ddplaunch.control.failure import FailureReport, RankFailure, first_line
+from ddplaunch.words import format_count, format_ranks
 
 _MAX_OTHERS = 3
 _ADDRESS = r"\[[0-9a-fA-F.:%]+\]:\d+"  # of a peer, in which alone messages of gloo may differ
 _MAX_LINE = 400  # characters: five lines of a terminal
 
 
-def render_verdict(verdict: Verdict, nnodes: int) -> str:
+def render_verdict(verdict: FailureReport, nnodes: int) -> str:
     """Return the report as lines of text with ANSI styles (click.echo removes them where they are not wanted)."""
     first = verdict.first
     where = f" (on {first.host})" if nnodes > 1 and first.host else ""
     lines = [click.style(f"ddplaunch: {verdict.blame or first.headline + where}", fg="red", bold=True)]
-    if verdict.blame and first.is_consequence:
+    if verdict.blame and first.is_secondary:
         lines.append(f"  then {first.headline}{where}")
     lines += [f"  {line}" for line in (first.hint or "").splitlines()]
     if verdict.world_size == 1:
         pass  # it has just printed all this itself, straight to the terminal
     elif first.traceback:
-        lines += [f"  {_cut(line)}" for line in first.traceback.rstrip("\n").split("\n")]
+        lines += [f"  {_truncate(line)}" for line in first.traceback.rstrip("\n").split("\n")]
     elif first.message and first.pid and not verdict.blame:
-        lines.append(f"  {_cut(first.message)}")
+        lines.append(f"  {_truncate(first.message)}")
     elif first.tail:
         lines.append(click.style("  its last lines:", dim=True))
         lines += [f"  | {line}" for line in first.tail]
     if verdict.alike:
-        lines.append(f"  {ranks(verdict.alike)} failed in the same way")
-    alike: dict[str, list[Failure]] = {}
+        lines.append(f"  {format_ranks(verdict.alike)} failed in the same way")
+    alike: dict[str, list[RankFailure]] = {}
     for other in verdict.others:
-        alike.setdefault(re.sub(_ADDRESS, "", _briefly(other)), []).append(other)
+        alike.setdefault(re.sub(_ADDRESS, "", _one_line_failure(other)), []).append(other)
     groups = [*alike.values()]
     for group in groups[:_MAX_OTHERS]:
-        lines.append(f"  then {ranks(each.rank for each in group)} {_briefly(group[0])}")
+        lines.append(f"  then {format_ranks(each.rank for each in group)} {_one_line_failure(group[0])}")
     if more := sum(map(len, groups[_MAX_OTHERS:])):
-        lines.append(f"  and {counted(more, 'more rank')} failed")
+        lines.append(f"  and {format_count(more, 'more rank')} failed")
     if verdict.stopped:
         lines.append(f"  {verdict.stopped} other rank{'s were' if verdict.stopped > 1 else ' was'} stopped")
     return "\n".join(lines) + "\n"
 
 
-def _cut(line: str) -> str:
+def _truncate(line: str) -> str:
     """A line of a report, which must not hide the rest of it; failure.json has it whole."""
     return line if len(line) <= _MAX_LINE else f"{line[:_MAX_LINE]}… ({len(line) - _MAX_LINE} characters more)"
 
 
-def _briefly(failure: Failure) -> str:
+def _one_line_failure(failure: RankFailure) -> str:
     if not failure.message:
         return failure.reason
-    return f"failed: {brief(failure.message)}"
+    return f"failed: {first_line(failure.message)}"

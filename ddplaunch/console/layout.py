@@ -6,19 +6,27 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.console import colour_wanted
-from ddplaunch.plan.command import command_for
+from ddplaunch.console import is_colour_allowed
+from ddplaunch.plan.command import node_command
 from ddplaunch.plan.numbers import format_cpulist
 from ddplaunch.plan.plan import Fact, Plan
-from ddplaunch.plan.rendezvous import ASSUMED, MISSING
-from ddplaunch.words import columns, quoted
+from ddplaunch.plan.rendezvous import SOURCE_ASSUMED, SOURCE_MISSING
+from ddplaunch.words import columns, shell_quote
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ddplaunch.plan.layout import Rank
 
-_OWN = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "ROLE_RANK", "DDPLAUNCH_DEVICE")
+_PER_RANK_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "NODE_RANK",
+    "ROLE_RANK",
+    "DDPLAUNCH_DEVICE",
+)
 """Variables that differ between ranks; the table shows what they are made of."""
 
 MAX_ROWS, MAX_COMMANDS = 64, 8
@@ -30,12 +38,12 @@ def print_layout(plan: Plan, options: Sequence[str] | None) -> None:
     if sys.stdout.isatty():
         from rich.console import Console
 
-        _print_table(Console(highlight=False, no_color=not colour_wanted()), plan, options)
+        _print_table(Console(highlight=False, no_color=not is_colour_allowed()), plan, options)
     else:
-        sys.stdout.write("".join(line + "\n" for line in _plain(plan, options)))
+        sys.stdout.write("".join(line + "\n" for line in _plain_lines(plan, options)))
 
 
-def _plain(plan: Plan, options: Sequence[str] | None) -> Iterator[str]:
+def _plain_lines(plan: Plan, options: Sequence[str] | None) -> Iterator[str]:
     """The plan as lines without colour or boxes, one rank a line."""
     yield _headline(plan)
     for fact in _facts(plan):
@@ -59,9 +67,11 @@ def _plain(plan: Plan, options: Sequence[str] | None) -> Iterator[str]:
 
 def _headline(plan: Plan) -> str:
     if plan.started_rank:
-        return f"rank {plan.node_rank} of {plan.world_size}, each with its own launcher: {quoted(plan.target.argv)}"
+        return (
+            f"rank {plan.node_rank} of {plan.world_size}, each with its own launcher: {shell_quote(plan.target.argv)}"
+        )
     nodes = f"{plan.nnodes} node{'s' * (plan.nnodes > 1)}"
-    return f"{plan.world_size} rank{'s' * (plan.world_size > 1)} on {nodes}: {quoted(plan.target.argv)}"
+    return f"{plan.world_size} rank{'s' * (plan.world_size > 1)} on {nodes}: {shell_quote(plan.target.argv)}"
 
 
 def _facts(plan: Plan) -> list[Fact]:
@@ -72,15 +82,15 @@ def _facts(plan: Plan) -> list[Fact]:
 
 def _variables(plan: Plan) -> tuple[str, str]:
     """The variables that are alike on all ranks, with their values, and the names of the others."""
-    masked = [name for name in plan.masks[0] if name not in _OWN] if plan.masks else []
-    own = [*_OWN, *masked, *["OMP_NUM_THREADS"] * (len({node.threads for node in plan.nodes}) > 1)]
+    masked = [name for name in plan.device_masks[0] if name not in _PER_RANK_VARIABLES] if plan.device_masks else []
+    own = [*_PER_RANK_VARIABLES, *masked, *["OMP_NUM_THREADS"] * (len({node.threads for node in plan.nodes}) > 1)]
     common = {name: value for name, value in plan.environment(plan.shown_ranks[0]).items() if name not in own}
     return " ".join(f"{name}={value}" for name, value in common.items()), " ".join(own)
 
 
 def _row(plan: Plan, rank: Rank) -> tuple[str, ...]:
     """A rank's number, node, local rank, host, device and CPUs."""
-    node, local = plan.where(rank)
+    node, local = plan.node_and_local_rank(rank)
     cpus = format_cpulist(rank.cpus) if rank.cpus else "any"
     return str(rank.rank), "?" if node is None else str(node), str(local), rank.host or "?", rank.device, cpus
 
@@ -89,7 +99,7 @@ def _commands(plan: Plan, options: Sequence[str] | None) -> Iterator[tuple[int, 
     """The command for each other node."""
     for node in () if plan.started_rank or options is None else plan.nodes:
         if options is not None and node.node_rank != plan.node_rank:
-            yield node.node_rank, command_for(plan, node.node_rank, options)
+            yield node.node_rank, node_command(plan, node.node_rank, options)
 
 
 def _print_table(console: Console, plan: Plan, options: Sequence[str] | None) -> None:
@@ -110,7 +120,7 @@ def _print_table(console: Console, plan: Plan, options: Sequence[str] | None) ->
     console.print(Text(_headline(plan), "bold"))
     facts = grid()
     for fact in _facts(plan):
-        unsure = fact.source in (ASSUMED, MISSING)
+        unsure = fact.source in (SOURCE_ASSUMED, SOURCE_MISSING)
         facts.add_row(Text(fact.name), Text(fact.value), Text(fact.source, "yellow" if unsure else "dim"))
     show(facts)
     console.print()

@@ -8,12 +8,12 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from ddplaunch.errors import UsageError, shown
+from ddplaunch.errors import UsageError, sanitize_line
 
-PATIENCE = 30.0  # seconds
+DUMP_TIMEOUT_S = 30.0  # seconds
 
 
-def find(option: str) -> str:
+def find_py_spy(option: str) -> str:
     """Where it is; a UsageError where it is not installed."""
     found = shutil.which("py-spy", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
     if found is None:
@@ -21,18 +21,22 @@ def find(option: str) -> str:
     return found
 
 
-def dump(tool: str, pid: int, more: list[str]) -> str:
+def dump_stacks(tool: str, pid: int, more: list[str]) -> str:
     """The stacks of a process, or why there are none."""
     try:
         done = subprocess.run(
-            [tool, "dump", "--pid", str(pid), *more], capture_output=True, text=True, errors="replace", timeout=PATIENCE
+            [tool, "dump", "--pid", str(pid), *more],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=DUMP_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
-        return f"  py-spy did not answer within {PATIENCE:g} s\n"
+        return f"  py-spy did not answer within {DUMP_TIMEOUT_S:g} s\n"
     return done.stdout if done.returncode == 0 else f"  {done.stderr.strip() or 'py-spy failed'}\n"
 
 
-class Recording:
+class PySpyRecording:
     """A file for speedscope of each of some ranks, written by py-spy while it is waited for."""
 
     def __init__(self, tool: str, pids: Mapping[int, int], seconds: float, title: str) -> None:
@@ -55,7 +59,7 @@ class Recording:
         files, notes = [], []
         for rank, child in self._children.items():
             try:
-                _, said = child.communicate(timeout=self._seconds + PATIENCE)
+                _, said = child.communicate(timeout=self._seconds + DUMP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 child.kill()
                 _, said = child.communicate()
@@ -63,10 +67,12 @@ class Recording:
                 files.append(self._files[rank])
             else:
                 why = said.decode(errors="replace").strip().rpartition("\n")[2]
-                notes.append(f"no profile by py-spy of rank {rank}: {shown(why, 200) or 'it did not end in time'}")
+                notes.append(
+                    f"no profile by py-spy of rank {rank}: {sanitize_line(why, 200) or 'it did not end in time'}"
+                )
         return files, notes
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """End those that are at work: whoever asked for them has gone."""
         for child in self._children.values():
             child.kill()

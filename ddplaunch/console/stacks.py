@@ -10,28 +10,28 @@ from itertools import groupby
 
 import click
 
-from ddplaunch.diagnosis.grouping import RUNNING, Alike, grouped
+from ddplaunch.diagnosis.grouping import RUNNING, StackGroup, group_ranks
 from ddplaunch.diagnosis.inspection import Frame, Inspection, RankInspection, Thread
-from ddplaunch.diagnosis.sentences import sentence, sentences
+from ddplaunch.diagnosis.sentences import describe_wait, describe_waits
 from ddplaunch.diagnosis.standing import (
-    PACKAGES,
-    UNRECORDED,
-    at_work,
-    call_of,
-    doing,
+    PACKAGE_PATH,
+    UNRECORDED_FUNCTIONS,
+    busy_workers,
+    describe_call,
+    distributed_call_of,
+    format_location,
     library_calls,
-    line_of,
-    text,
+    user_line_of,
     worker_name,
 )
-from ddplaunch.diagnosis.waits import waits
-from ddplaunch.errors import shown
-from ddplaunch.words import ranks
+from ddplaunch.diagnosis.waits import find_waits
+from ddplaunch.errors import sanitize_line
+from ddplaunch.words import format_ranks
 
-MAX_LIBRARY = 44
+MAX_LIBRARY_FRAMES = 44
 """Characters of a file that is not the user's."""
 
-MAX_OWN = 30
+MAX_USER_FRAMES = 30
 """Calls of the user's own code that are shown of a stack: recursion can be deep."""
 
 _MAX_THREADS = 8
@@ -39,36 +39,40 @@ _MAX_THREADS = 8
 
 def render_stacks(inspection: Inspection) -> str:
     """Return the page as text with ANSI styles (click.echo removes them where they are not wanted)."""
-    lines = [click.style(shown(each, 2000), bold=True) for each in sentences(inspection)]
-    lines += [click.style(f"note: {note}", fg="yellow") for note in notes(inspection)]
+    lines = [click.style(sanitize_line(each, 2000), bold=True) for each in describe_waits(inspection)]
+    lines += [click.style(f"note: {note}", fg="yellow") for note in inspection_notes(inspection)]
     several = len({rank.host for rank in inspection.ranks}) > 1
-    groups = grouped(inspection)
+    groups = group_ranks(inspection)
     apart = library_calls(inspection.ranks, [alike.example for alike in groups])
     for alike in groups:
         lines += ["", *_group(alike, inspection, several, apart.get(alike.example.rank))]
     return "\n".join(lines) + "\n"
 
 
-def notes(inspection: Inspection) -> tuple[str, ...]:
+def inspection_notes(inspection: Inspection) -> tuple[str, ...]:
     """What was not asked, or did not answer."""
-    told = [f"{shown(node)} did not answer" for node in inspection.silent]
+    told = [f"{sanitize_line(node)} did not answer" for node in inspection.silent]
     if inspection.node_only:
         told.append("the ranks of other nodes were not asked: --control none")
-    calls = [call for rank in inspection.ranks if (call := call_of(rank)) and call.function not in UNRECORDED]
+    calls = [
+        call
+        for rank in inspection.ranks
+        if (call := distributed_call_of(rank)) and call.function not in UNRECORDED_FUNCTIONS
+    ]
     if calls and not any(rank.answers and rank.groups for rank in inspection.ranks):
         told.append("no rank has told which collective it is in: only stacks are known")
     return tuple(told)
 
 
-def to_json(inspection: Inspection) -> dict[str, object]:
+def stacks_to_json(inspection: Inspection) -> dict[str, object]:
     """Return the object that ``ddplaunch stacks --json`` prints."""
     return {
         **inspection.to_json(),
-        "sentences": list(sentences(inspection)),
-        "notes": list(notes(inspection)),
+        "sentences": list(describe_waits(inspection)),
+        "notes": list(inspection_notes(inspection)),
         "waits": [
             {
-                "text": sentence(wait, inspection),
+                "text": describe_wait(wait, inspection),
                 "operation": wait.operation,
                 "group": wait.group,
                 "number": wait.number,
@@ -78,42 +82,43 @@ def to_json(inspection: Inspection) -> dict[str, object]:
                 "cycle": list(wait.cycle),
                 "different": [
                     {"operation": each.operation, "tensors": each.tensors, "ranks": list(numbers)}
-                    for each, numbers in wait.different
+                    for each, numbers in wait.mismatched
                 ],
             }
-            for wait in waits(inspection)
+            for wait in find_waits(inspection)
         ],
         "groups": [
-            {"ranks": list(alike.ranks), "state": alike.state, "waited": alike.waited} for alike in grouped(inspection)
+            {"ranks": list(alike.ranks), "state": alike.state, "waited": alike.waited_s}
+            for alike in group_ranks(inspection)
         ],
     }
 
 
-def _group(alike: Alike, inspection: Inspection, several: bool, apart: Frame | None) -> Iterator[str]:
+def _group(alike: StackGroup, inspection: Inspection, several: bool, apart: Frame | None) -> Iterator[str]:
     """The lines of one group: its ranks and their state, the user's line, the stack."""
     by_number = inspection.by_number
     hosts = {by_number[number].host for number in alike.ranks}
-    where = f" (on {', '.join(sorted(map(shown, hosts)))})" if several and len(hosts) <= 2 else ""
+    where = f" (on {', '.join(sorted(map(sanitize_line, hosts)))})" if several and len(hosts) <= 2 else ""
     rank = alike.example
-    line = line_of(rank)
+    line = user_line_of(rank)
     state = alike.state if len(alike.ranks) == 1 else re.sub("^waits", "wait", alike.state)
-    if alike.waited is not None:
-        state += f" for {_seconds(alike.waited)}"
-    place = doing(rank, apart) if alike.state == RUNNING else text(line) if line else ""
+    if alike.waited_s is not None:
+        state += f" for {_seconds(alike.waited_s)}"
+    place = describe_call(rank, apart) if alike.state == RUNNING else format_location(line) if line else ""
     said = f"{place} ({state})" if place else state
-    yield click.style(f"{ranks(alike.ranks)}{where}: {shown(said, 300)}", fg="cyan", bold=True)
+    yield click.style(f"{format_ranks(alike.ranks)}{where}: {sanitize_line(said, 300)}", fg="cyan", bold=True)
     if rank.no_stack:
-        yield f"  no stack: {shown(rank.no_stack)}"
-    for number, thread in enumerate(_told(rank)):
+        yield f"  no stack: {sanitize_line(rank.no_stack)}"
+    for number, thread in enumerate(_informative_threads(rank)):
         if number:
-            yield click.style(f"  another {shown(thread.title)}:", dim=True)
+            yield click.style(f"  another {sanitize_line(thread.title)}:", dim=True)
         yield from _stack(thread)
-    for worker in at_work(rank)[:_MAX_THREADS]:
+    for worker in busy_workers(rank)[:_MAX_THREADS]:
         yield click.style(f"  its {worker_name(rank)} (pid {worker.pid}):", dim=True)
         yield from _stack(Thread(worker.frames))
 
 
-def _told(rank: RankInspection) -> list[Thread]:
+def _informative_threads(rank: RankInspection) -> list[Thread]:
     """The threads that tell something: the main one, and others that are in the user's code."""
     others = [each for each in rank.threads[1:] if any(frame.own for frame in each.frames)]
     return [*rank.threads[:1], *others[:_MAX_THREADS]]
@@ -126,39 +131,39 @@ def _stack(thread: Thread) -> Iterator[str]:
         frames = list(run)
         if not mine:
             innermost = frames[0] is thread.frames[0]
-            yield from (_library(frames) if innermost else [_skipped(frames)])
+            yield from (_format_library_frames(frames) if innermost else [_format_skipped(frames)])
             continue
-        for frame in frames[: max(MAX_OWN - own, 0)]:
-            yield f"  {shown(text(frame))}"
+        for frame in frames[: max(MAX_USER_FRAMES - own, 0)]:
+            yield f"  {sanitize_line(format_location(frame))}"
             own += 1
-        if len(frames) > MAX_OWN:
-            yield click.style(f"  … {len(frames) - MAX_OWN} calls more", dim=True)
+        if len(frames) > MAX_USER_FRAMES:
+            yield click.style(f"  … {len(frames) - MAX_USER_FRAMES} calls more", dim=True)
 
 
-def _library(frames: Sequence[Frame]) -> Iterator[str]:
+def _format_library_frames(frames: Sequence[Frame]) -> Iterator[str]:
     first = frames[0]
-    yield click.style(f"  {shown(first.function)} at {_short(first.file)}:{first.line}", dim=True)
+    yield click.style(f"  {sanitize_line(first.function)} at {_short_path(first.file)}:{first.line}", dim=True)
     if frames[1:]:
-        yield _skipped(frames[1:])
+        yield _format_skipped(frames[1:])
 
 
-def _skipped(frames: Sequence[Frame]) -> str:
-    packages = dict.fromkeys(_package(frame.file) for frame in frames)
+def _format_skipped(frames: Sequence[Frame]) -> str:
+    packages = dict.fromkeys(_package_name(frame.file) for frame in frames)
     count = f"{len(frames)} call{'s' * (len(frames) > 1)}"
     return click.style(f"  … {count} in {', '.join(list(packages)[:3])}", dim=True)
 
 
-def _package(file: str) -> str:
+def _package_name(file: str) -> str:
     """Name the package or module that a library's file belongs to; "importlib" for "<frozen importlib._bootstrap>"."""
     if file.startswith("<frozen "):
-        return shown(file[8:].partition(".")[0].rstrip(">"))
-    return _short(file).partition("/")[0].removesuffix(".py")
+        return sanitize_line(file[8:].partition(".")[0].rstrip(">"))
+    return _short_path(file).partition("/")[0].removesuffix(".py")
 
 
-def _short(file: str) -> str:
+def _short_path(file: str) -> str:
     """Name a library's file by its package: "torch/distributed/distributed_c10d.py"."""
-    short = shown(PACKAGES.sub("", file))
-    if len(short) <= MAX_LIBRARY:
+    short = sanitize_line(PACKAGE_PATH.sub("", file))
+    if len(short) <= MAX_LIBRARY_FRAMES:
         return short
     return f"{short.partition('/')[0]}/…/{os.path.basename(short)}" if "/" in short.strip("/") else short
 

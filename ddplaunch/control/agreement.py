@@ -4,50 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddplaunch.control.attempt import Stage
-from ddplaunch.control.messages import Hello, Refused
-from ddplaunch.control.seat import Seats
+from ddplaunch.control.attempt import JobPhase
+from ddplaunch.control.messages import JoinRefused, NodeHello
+from ddplaunch.control.seat import NodeTable
 
 
-def refusal(ours: Hello, theirs: Hello, seats: Seats, stage: Stage) -> Refused | None:
+def join_refusal(ours: NodeHello, theirs: NodeHello, seats: NodeTable, stage: JobPhase) -> JoinRefused | None:
     """Why a node may not join node 0, whose hello is ``ours``; None where it may."""
     rules = seats.rules
-    refused = disagreement(ours, theirs, allow_mismatch=rules.allow_mismatch)
-    if refused is None and rules.spares and len(ours.share.devices) != len(theirs.share.devices):
-        counts = _differs("the number of ranks", ours, _count(ours), theirs, _count(theirs))
-        refused = Refused(f"{counts}: a spare must fit in any place", "give every node the same --nproc")
-    open_to_all = rules.elastic or stage is Stage.JOINING
-    if refused is None and (stage is Stage.ENDED or not open_to_all):
-        over = "is over" if stage is Stage.ENDED else "is running already"
-        name = theirs.name if theirs.numbered else theirs.share.host
-        refused = Refused(f"the job {over}, without this {name}")
-    return refused or seats.refusal(theirs)
+    refused = find_mismatch(ours, theirs, allow_mismatch=rules.allow_mismatch)
+    if refused is None and rules.spares and len(ours.node_spec.devices) != len(theirs.node_spec.devices):
+        counts = _format_difference(
+            "the number of ranks", ours, _format_rank_count(ours), theirs, _format_rank_count(theirs)
+        )
+        refused = JoinRefused(f"{counts}: a spare must fit in any place", "give every node the same --nproc")
+    open_to_all = rules.is_elastic or stage is JobPhase.JOINING
+    if refused is None and (stage is JobPhase.ENDED or not open_to_all):
+        over = "is over" if stage is JobPhase.ENDED else "is running already"
+        name = theirs.name if theirs.has_node_rank else theirs.node_spec.host
+        refused = JoinRefused(f"the job {over}, without this {name}")
+    return refused or seats.rank_refusal(theirs)
 
 
-def disagreement(ours: Hello, theirs: Hello, *, allow_mismatch: bool) -> Refused | None:
+def find_mismatch(ours: NodeHello, theirs: NodeHello, *, allow_mismatch: bool) -> JoinRefused | None:
     """Say what keeps a node from running with node 0, whose hello is ``ours``; None where nothing does."""
-    for what, mine, other, hint in _musts(ours, theirs):
+    for what, mine, other, hint in _required_equal(ours, theirs):
         if mine != other:
-            return Refused(_differs(what, ours, mine, theirs, other), hint)
-    shares = sorted((ours.share, theirs.share), key=lambda share: share.kind)
+            return JoinRefused(_format_difference(what, ours, mine, theirs, other), hint)
+    shares = sorted((ours.node_spec, theirs.node_spec), key=lambda share: share.kind)
     if shares[0].kind != shares[1].kind and (count := len(shares[0].devices)) > 1:  # mpirun that does not say which
         what = f"{shares[1].name} is one rank, but {shares[0].name}, alone on its host, starts {count}"
-        return Refused(what, "--nproc 1 for one rank each; or start one process on every host")
+        return JoinRefused(what, "--nproc 1 for one rank each; or start one process on every host")
     if not allow_mismatch:
-        for what, mine, other, hint in _mismatches(ours, theirs):
-            return Refused(_differs(what, ours, mine, theirs, other), f"{hint}, or --allow-mismatch on node 0")
+        for what, mine, other, hint in _should_equal(ours, theirs):
+            return JoinRefused(
+                _format_difference(what, ours, mine, theirs, other), f"{hint}, or --allow-mismatch on node 0"
+            )
     return None
 
 
-def warnings(ours: Hello, theirs: Hello) -> Iterator[str]:
+def compatibility_warnings(ours: NodeHello, theirs: NodeHello) -> Iterator[str]:
     """Say what differs and does no harm at once."""
-    for what, mine, other, _ in _mismatches(ours, theirs):
-        yield _differs(what, ours, mine, theirs, other)
+    for what, mine, other, _ in _should_equal(ours, theirs):
+        yield _format_difference(what, ours, mine, theirs, other)
     if ours.gpus and theirs.gpus and ours.gpus != theirs.gpus:
-        yield _differs("the GPU model", ours, _models(ours), theirs, _models(theirs)) + ": the slower ones set the pace"
+        yield (
+            _format_difference("the GPU model", ours, _format_gpu_models(ours), theirs, _format_gpu_models(theirs))
+            + ": the slower ones set the pace"
+        )
 
 
-def _musts(ours: Hello, theirs: Hello) -> Iterator[tuple[str, str, str, str]]:
+def _required_equal(ours: NodeHello, theirs: NodeHello) -> Iterator[tuple[str, str, str, str]]:
     same = "give the same on every node"
     yield "--nnodes", ours.nnodes, theirs.nnodes, same
     yield "the run id", ours.run_id or "none", theirs.run_id or "none", "give every node of a job the same --run-id"
@@ -58,7 +65,7 @@ def _musts(ours: Hello, theirs: Hello) -> Iterator[tuple[str, str, str, str]]:
     yield "--max-restarts", str(ours.max_restarts), str(theirs.max_restarts), same
 
 
-def _mismatches(ours: Hello, theirs: Hello) -> Iterator[tuple[str, str, str, str]]:
+def _should_equal(ours: NodeHello, theirs: NodeHello) -> Iterator[tuple[str, str, str, str]]:
     mine, other, same = ours.versions, theirs.versions, "install the same on both"
     if mine.python != other.python:
         yield "the Python version", mine.python, other.python, same
@@ -71,16 +78,21 @@ def _mismatches(ours: Hello, theirs: Hello) -> Iterator[tuple[str, str, str, str
         yield "the NCCL version", mine.nccl, other.nccl, same
     if bool(ours.gpus) != bool(theirs.gpus):  # a driver that has failed, or a mask: the other's ranks would be fewer
         cpus = "--gpus none on every node runs on CPUs"
-        yield "the kind of devices", _models(ours) or "CPUs alone", _models(theirs) or "CPUs alone", cpus
+        yield (
+            "the kind of devices",
+            _format_gpu_models(ours) or "CPUs alone",
+            _format_gpu_models(theirs) or "CPUs alone",
+            cpus,
+        )
 
 
-def _count(hello: Hello) -> str:
-    return str(len(hello.share.devices))
+def _format_rank_count(hello: NodeHello) -> str:
+    return str(len(hello.node_spec.devices))
 
 
-def _models(hello: Hello) -> str:
+def _format_gpu_models(hello: NodeHello) -> str:
     return " and ".join(hello.gpus)
 
 
-def _differs(what: str, ours: Hello, mine: str, theirs: Hello, other: str) -> str:
-    return f"{what} differs: {ours.share.name} has {mine}, {theirs.share.name} has {other}"
+def _format_difference(what: str, ours: NodeHello, mine: str, theirs: NodeHello, other: str) -> str:
+    return f"{what} differs: {ours.node_spec.name} has {mine}, {theirs.node_spec.name} has {other}"

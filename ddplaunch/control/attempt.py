@@ -8,22 +8,29 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 
 from ddplaunch import TYPE_CHECKING, diagnosis
-from ddplaunch.control.failure import MAX_REPORT, Failure, Outcome, Verdict, judge, within
-from ddplaunch.control.messages import Drained
+from ddplaunch.control.failure import (
+    MAX_REPORT_CHARS,
+    FailureReport,
+    JobResult,
+    RankFailure,
+    find_first_cause,
+    limit_text,
+)
+from ddplaunch.control.messages import AttemptReport
 from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.errors import EXIT_TIMEOUT
 
 if TYPE_CHECKING:
-    from ddplaunch.control.seat import Seat
-    from ddplaunch.control.time_limits import Cut
+    from ddplaunch.control.seat import JoinedNode
+    from ddplaunch.control.time_limits import TimeLimitExpired
     from ddplaunch.diagnosis.inspection import Inspection
 
-SETTLE = 1.0  # seconds that a rank which only lost a peer waits for the peer's own, truer, failure
-HANGS = 10.0  # seconds: ranks that have waited longer than this in a collective may have waited for ever
-MAX_HEARD = 16 << 20  # characters that failures may bring as they come, from all nodes together
+SECONDARY_FAILURE_DELAY_S = 1.0  # seconds that a rank which only lost a peer waits for the peer's own, truer, failure
+LONG_WAIT_S = 10.0  # seconds: ranks that have waited longer than this in a collective may have waited for ever
+MAX_FAILURE_CHARS = 16 << 20  # characters that failures may bring as they come, from all nodes together
 
 
-class Stage(Enum):
+class JobPhase(Enum):
     """Where a job stands as a whole."""
 
     JOINING = "waiting for nodes"
@@ -34,35 +41,35 @@ class Stage(Enum):
     ENDED = "all is over"
 
 
-NEXT_STAGE = {
-    Stage.JOINING: {Stage.CHECKING, Stage.RUNNING, Stage.ENDED},
-    Stage.CHECKING: {Stage.RUNNING, Stage.ENDED},
-    Stage.RUNNING: {Stage.STOPPING, Stage.PAUSING, Stage.ENDED},
-    Stage.STOPPING: {Stage.PAUSING, Stage.ENDED},
-    Stage.PAUSING: {Stage.CHECKING, Stage.RUNNING, Stage.ENDED},
-    Stage.ENDED: set[Stage](),
+JOB_PHASE_TRANSITIONS = {
+    JobPhase.JOINING: {JobPhase.CHECKING, JobPhase.RUNNING, JobPhase.ENDED},
+    JobPhase.CHECKING: {JobPhase.RUNNING, JobPhase.ENDED},
+    JobPhase.RUNNING: {JobPhase.STOPPING, JobPhase.PAUSING, JobPhase.ENDED},
+    JobPhase.STOPPING: {JobPhase.PAUSING, JobPhase.ENDED},
+    JobPhase.PAUSING: {JobPhase.CHECKING, JobPhase.RUNNING, JobPhase.ENDED},
+    JobPhase.ENDED: set[JobPhase](),
 }
 
-BEFORE_RANKS = {Stage.JOINING, Stage.CHECKING, Stage.PAUSING}
+PHASES_WITHOUT_RANKS = {JobPhase.JOINING, JobPhase.CHECKING, JobPhase.PAUSING}
 """Where no rank runs."""
 
 
 @dataclass(frozen=True)
-class Loss:
+class NodeFailure:
     """A node that was lost, or has left, while it took part; or one whose own processes were lost."""
 
-    moment: float
+    time: float
     node: int  # its node rank, as typed
     host: str
-    text: str
+    reason: str
     left: bool = False  # whether a signal has taken it away: its ranks may have received that signal too, and before us
 
-    def came_before(self, verdict: Verdict | None) -> bool:
+    def happened_before(self, verdict: FailureReport | None) -> bool:
         """Whether this is the cause of what failed: we may not know the exception that it causes elsewhere."""
-        if verdict is None or verdict.first.is_consequence:
+        if verdict is None or verdict.first.is_secondary:
             return True
         unsure = self.left if verdict.first.host == self.host else verdict.first.message is not None
-        return verdict.first.moment > self.moment - (SETTLE if unsure else 0.0)
+        return verdict.first.moment > self.time - (SECONDARY_FAILURE_DELAY_S if unsure else 0.0)
 
 
 @dataclass
@@ -71,107 +78,117 @@ class JobAttempt:
 
     number: int = -1  # 0 is the first, -1 none yet
     world_size: int = 0
-    began: float = 0.0  # on the coordinator's clock
-    working: set[int] = field(default_factory=set)  # the nodes whose ranks have not done their work yet
-    undrained: set[int] = field(default_factory=set)  # those that have something left of it
-    failures: list[Failure] = field(default_factory=list)
-    lost: list[Loss] = field(default_factory=list)
-    stopped: int = 0  # how many ranks ended because they were stopped
-    broken: Loss | None = None  # what happened first to a launcher's own processes
-    growing: bool = False  # whether it is stopped to take a node in, or to let one leave
-    inspecting: bool = False  # whether the ranks are being inspected, before any is stopped
+    started_at: float = 0.0  # on the coordinator's clock
+    running_nodes: set[int] = field(default_factory=set)  # the nodes whose ranks have not done their work yet
+    unreported_nodes: set[int] = field(default_factory=set)  # those that have something left of it
+    failures: list[RankFailure] = field(default_factory=list)
+    lost_nodes: list[NodeFailure] = field(default_factory=list)
+    stopped_ranks: int = 0  # how many ranks ended because they were stopped
+    launcher_failure: NodeFailure | None = None  # what happened first to a launcher's own processes
+    stopping_to_grow: bool = False  # whether it is stopped to take a node in, or to let one leave
+    is_inspecting: bool = False  # whether the ranks are being inspected, before any is stopped
     after_inspection: list[Callable[[], object]] = field(default_factory=list)  # what is to follow on that
     inspection: Inspection | None = None  # what they were doing then
-    cut: Cut | None = None  # the time limit that stopped it
-    heard: int = 0  # characters of the failures' texts, as they came
+    time_limit: TimeLimitExpired | None = None  # the time limit that stopped it
+    failure_chars: int = 0  # characters of the failures' texts, as they came
 
-    def gone(self, node: int) -> None:
+    def remove_node(self, node: int) -> None:
         """Nothing of the attempt is left there; the sets spare N² comparisons of all nodes."""
-        self.working.discard(node)
-        self.undrained.discard(node)
+        self.running_nodes.discard(node)
+        self.unreported_nodes.discard(node)
 
-    def leaves(self, seat: Seat) -> None:
+    def leaves(self, seat: JoinedNode) -> None:
         """A node with ranks is to leave."""
-        self.lost.append(Loss(time.time(), seat.number, seat.host, seat.has_left, left=True))
-        self.growing = True
+        self.lost_nodes.append(NodeFailure(time.time(), seat.node_rank, seat.host, seat.has_left, left=True))
+        self.stopping_to_grow = True
 
-    def failed(self, failure: Failure, clock: float) -> None:
+    def add_failure(self, failure: RankFailure, clock: float) -> None:
         """A rank has failed; its texts are kept whole until those of all ranks are too long."""
-        self.heard += failure.length
-        self._keep(within([failure], failure.length if self.heard < MAX_HEARD else 0), clock)
+        self.failure_chars += failure.text_length
+        self._store_failures(
+            limit_text([failure], failure.text_length if self.failure_chars < MAX_FAILURE_CHARS else 0), clock
+        )
 
-    def drained(self, node: int, message: Drained) -> None:
+    def add_report(self, node: int, message: AttemptReport) -> None:
         """A node's last message of the attempt; it has the failures once more, with all their details."""
-        self.gone(node)
+        self.remove_node(node)
         ranks = {each.rank for each in message.failures}
         self.failures = [each for each in self.failures if each.rank not in ranks]
-        self._keep(within(message.failures, MAX_REPORT), message.clock)
-        self.stopped += message.stopped
+        self._store_failures(limit_text(message.failures, MAX_REPORT_CHARS), message.clock)
+        self.stopped_ranks += message.stopped
 
-    def _keep(self, failures: Iterable[Failure], clock: float) -> None:
-        self.failures += [replace(each, moment=on_our_clock(each.moment, clock)) for each in failures]
+    def _store_failures(self, failures: Iterable[RankFailure], clock: float) -> None:
+        self.failures += [replace(each, moment=to_local_time(each.moment, clock)) for each in failures]
 
-    def broke(self, message: Drained, seat: Seat, at: str) -> None:
+    def set_launcher_failure(self, message: AttemptReport, seat: JoinedNode, at: str) -> None:
         """The processes of a launcher were lost there; ``at`` says where to people."""
         assert message.broken is not None
-        moment = on_our_clock(message.broken.moment, message.clock)
-        if self.broken is None or moment < self.broken.moment:
-            self.broken = Loss(moment, seat.number, seat.host, message.broken.how + at)
+        moment = to_local_time(message.broken.time, message.clock)
+        if self.launcher_failure is None or moment < self.launcher_failure.time:
+            self.launcher_failure = NodeFailure(moment, seat.node_rank, seat.host, message.broken.reason + at)
 
     @property
-    def broken_first(self) -> Loss | None:
+    def first_launcher_failure(self) -> NodeFailure | None:
         """What was lost of a launcher's own processes, where no rank had failed before."""
-        return self.broken if self.broken and self.broken.came_before(self.verdict) else None
+        return (
+            self.launcher_failure
+            if self.launcher_failure and self.launcher_failure.happened_before(self.failure_report)
+            else None
+        )
 
     @property
-    def cause(self) -> Loss | None:
+    def cause(self) -> NodeFailure | None:
         """The node that was lost or has left first, where no rank had failed before."""
-        return self.lost[0] if self.lost and self.lost[0].came_before(self.verdict) else None
+        return (
+            self.lost_nodes[0] if self.lost_nodes and self.lost_nodes[0].happened_before(self.failure_report) else None
+        )
 
     @property
-    def verdict(self) -> Verdict | None:
+    def failure_report(self) -> FailureReport | None:
         """Which failure came first, and what it brought about; None where no rank failed."""
-        if self.cut is not None and self.cut.failure is not None:
-            first = self.cut.failure
+        if self.time_limit is not None and self.time_limit.failure is not None:
+            first = self.time_limit.failure
             others = tuple(each for each in self.failures if each.rank != first.rank)
-            stopped = self.stopped - (self.cut.lives and len(others) == len(self.failures))
+            stopped = self.stopped_ranks - (self.time_limit.rank_was_alive and len(others) == len(self.failures))
             stopped = min(
                 stopped, self.world_size - 1 - len(others)
             )  # its process may live on though its program ended
-            return Verdict(first, (), tuple(within(others, MAX_REPORT)), stopped, self.world_size, self.cut.text)
+            return FailureReport(
+                first, (), tuple(limit_text(others, MAX_REPORT_CHARS)), stopped, self.world_size, self.time_limit.reason
+            )
         if not self.failures:
             return None
-        verdict = judge(self.failures, self.stopped, self.world_size)
-        if self.inspection is None or not verdict.first.is_consequence:
+        verdict = find_first_cause(self.failures, self.stopped_ranks, self.world_size)
+        if self.inspection is None or not verdict.first.is_secondary:
             return verdict
-        first, blame = verdict.first, self._waited_for()
-        if not first.timed_out and (ended := diagnosis.culprit.ended_before(self.inspection, first.moment)):
+        first, blame = verdict.first, self._blamed_rank()
+        if not first.is_timeout and (ended := diagnosis.culprit.ended_before(self.inspection, first.moment)):
             first = replace(first, hint="\n".join(filter(None, (first.hint, ended))))
         return replace(verdict, first=first, blame=blame)
 
     @property
-    def outcome_of_cut(self) -> Outcome:
+    def time_limit_result(self) -> JobResult:
         """How a job ends that a time limit has stopped."""
-        assert self.cut is not None
-        if self.cut.failure is not None:
-            return Outcome(EXIT_TIMEOUT, self.verdict)
-        doing = diagnosis.stall.at_work(self.inspection) if self.inspection else ""
-        return Outcome(EXIT_TIMEOUT, remark=f"{self.cut.text}: {doing}" if doing else self.cut.text)
+        assert self.time_limit is not None
+        if self.time_limit.failure is not None:
+            return JobResult(EXIT_TIMEOUT, self.failure_report)
+        doing = diagnosis.stall.describe_activity(self.inspection) if self.inspection else ""
+        return JobResult(EXIT_TIMEOUT, remark=f"{self.time_limit.reason}: {doing}" if doing else self.time_limit.reason)
 
-    def _waited_for(self) -> str | None:
+    def _blamed_rank(self) -> str | None:
         """The rank that the others had waited for, where they only say that they waited."""
         if self.inspection is None:
             return None
         tracebacks = [(each.rank, each.traceback or each.message or "") for each in self.failures]
-        timed_out = any(each.timed_out for each in self.failures)
-        found = diagnosis.culprit.culprit(self.inspection, tracebacks, timed_out=timed_out, folder=os.getcwd())
+        timed_out = any(each.is_timeout for each in self.failures)
+        found = diagnosis.culprit.find_culprit(self.inspection, tracebacks, timed_out=timed_out, folder=os.getcwd())
         hosts = {each.rank: each.host for each in self.inspection.ranks}
         if found is None or len(set(hosts.values())) < 2 or found.ranks[0] not in hosts:
             return found.text if found else None
         return f"{found.text} (on {hosts[found.ranks[0]]})"
 
     @property
-    def waits(self) -> str | None:
+    def wait_summary(self) -> str | None:
         """Who waited for whom when it was stopped, if that had lasted for long: somebody may have stopped a hang."""
         found = self.inspection
         if found is None:
@@ -179,18 +196,20 @@ class JobAttempt:
         entered = [each.entered for rank in found.ranks for each in rank.last if not each.completed]
         # When send, recv and init_process_group began is not known: silence stands for that.
         quiet = {rank.rank: rank.quiet or 0.0 for rank in found.ranks}
-        silent = [min(quiet[rank] for rank in wait.waiting) for wait in diagnosis.waits.waits(found) if not wait.number]
-        if not any(lasted > HANGS for lasted in (*silent, *(found.moment - moment for moment in entered))):
+        silent = [
+            min(quiet[rank] for rank in wait.waiting) for wait in diagnosis.waits.find_waits(found) if not wait.number
+        ]
+        if not any(lasted > LONG_WAIT_S for lasted in (*silent, *(found.moment - moment for moment in entered))):
             return None
-        return f"when it was stopped: {'; '.join(diagnosis.sentences.sentences(found))}"
+        return f"when it was stopped: {'; '.join(diagnosis.sentences.describe_waits(found))}"
 
     @property
-    def whole(self) -> bool:
+    def is_clean(self) -> bool:
         """Whether nothing went wrong."""
-        return not (self.failures or self.lost or self.broken or self.cut)
+        return not (self.failures or self.lost_nodes or self.launcher_failure or self.time_limit)
 
 
-def on_our_clock(moment: float, clock: float) -> float:
+def to_local_time(moment: float, clock: float) -> float:
     """Shift a moment by what another machine's clock, which shows ``clock`` now, is off: a message takes no time."""
     off = time.time() - clock
-    return moment + off if abs(off) > SETTLE / 10 else moment
+    return moment + off if abs(off) > SECONDARY_FAILURE_DELAY_S / 10 else moment

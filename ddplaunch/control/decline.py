@@ -8,71 +8,73 @@ from collections.abc import Callable
 
 from ddplaunch.control import messages
 from ddplaunch.control.listener import Listener
-from ddplaunch.control.member import Member
-from ddplaunch.control.messages import Declined, Hello, Message, Refused
-from ddplaunch.control.port import claim
-from ddplaunch.control.rules import Rules
+from ddplaunch.control.member import CoordinatorClient
+from ddplaunch.control.messages import JoinDeclined, JoinRefused, Message, NodeHello
+from ddplaunch.control.port import try_listen
+from ddplaunch.control.rules import JobConfig
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError
-from ddplaunch.loop import Loop
+from ddplaunch.loop import EventLoop
 from ddplaunch.wire.connection import Connection
 
-PATIENCE = 10.0  # seconds in which the others must be reached: when all nodes start at once, some are up later
-PARTING = 1.0  # seconds in which our last message must have been read
+DECLINE_TIMEOUT_S = 10.0  # seconds in which the others must be reached: when all nodes start at once, some are up later
+LINGER_S = 1.0  # seconds in which our last message must have been read
 
 
-def decline(rules: Rules, node_rank: int, host: str, error: UsageError, listening: socket.socket | None = None) -> None:
-    """Tell the job why this node takes no part; returns when it knows, or after PATIENCE.
+def decline_to_join(
+    config: JobConfig, node_rank: int, host: str, error: UsageError, listener_socket: socket.socket | None = None
+) -> None:
+    """Tell the job why this node takes no part; returns when it knows, or after DECLINE_TIMEOUT_S.
 
-    ``listening`` is on the control port already, if this is node 0 and got that far.
+    ``listener_socket`` is on the control port already, if this is node 0 and got that far.
     """
-    declined = Declined(node_rank, host, error.message, error.hint, rules.run_id)
+    declined = JoinDeclined(node_rank, host, error.message, error.hint, config.run_id)
     if node_rank:
-        _tell_node_zero(rules, declined)
+        _notify_node_zero(config, declined)
     else:
-        _tell_others(rules, declined, listening)
+        _notify_other_nodes(config, declined, listener_socket)
 
 
-def _tell_node_zero(rules: Rules, declined: Declined) -> None:
-    loop = Loop()
+def _notify_node_zero(rules: JobConfig, declined: JoinDeclined) -> None:
+    loop = EventLoop()
     over: list[Message] = []
 
     def hear(message: Message) -> None:
-        if isinstance(message, messages.End):
+        if isinstance(message, messages.EndJob):
             over.append(message)
 
-    member = Member(loop, replace(rules, join_timeout=PATIENCE), declined, hear)
-    member.begin()
-    _step(loop, PATIENCE + 1, lambda: bool(over))
+    member = CoordinatorClient(loop, replace(rules, join_timeout=DECLINE_TIMEOUT_S), declined, hear)
+    member.start()
+    _run_until(loop, DECLINE_TIMEOUT_S + 1, lambda: bool(over))
     member.close()
-    _step(loop, PARTING, lambda: member.closed)
+    _run_until(loop, LINGER_S, lambda: member.is_closed)
 
 
-def _tell_others(rules: Rules, declined: Declined, listening: socket.socket | None) -> None:
+def _notify_other_nodes(rules: JobConfig, declined: JoinDeclined, listening: socket.socket | None) -> None:
     assert rules.port is not None
     try:
-        listening = listening or claim(rules.port)
+        listening = listening or try_listen(rules.port)
     except UsageError:
         return
     if listening is None:
         return  # another process listens there, which may be node 0
-    loop = Loop()
-    refused = Refused(declined.says, declined.hint)
+    loop = EventLoop()
+    refused = JoinRefused(declined.text, declined.hint)
     informed: list[Connection[Message]] = []
 
-    def meet(connection: Connection[Message], hello: Hello | Declined, proof: str | None) -> None:
+    def meet(connection: Connection[Message], hello: NodeHello | JoinDeclined, proof: str | None) -> None:
         informed.append(connection)
-        listener.dismiss(connection, refused)
+        listener.refuse(connection, refused)
 
     listener = Listener(loop, listening, rules, 1, meet)
-    _step(loop, PATIENCE, lambda: len(informed) >= rules.max_nodes - 1)
-    _step(loop, PARTING, lambda: not any(connection.open for connection in informed))
+    _run_until(loop, DECLINE_TIMEOUT_S, lambda: len(informed) >= rules.max_nodes - 1)
+    _run_until(loop, LINGER_S, lambda: not any(connection.is_open for connection in informed))
     for connection in listener.close():
         connection.close()
 
 
-def _step(loop: Loop, seconds: float, done: Callable[[], bool]) -> None:
+def _run_until(loop: EventLoop, seconds: float, done: Callable[[], bool]) -> None:
     until = time.monotonic() + seconds
-    loop.after(seconds, lambda: None)
+    loop.call_later(seconds, lambda: None)
     while not done() and time.monotonic() < until:
-        loop.step()
+        loop.run_once()

@@ -8,18 +8,33 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass, replace
-from ddplaunch.errors import EXIT_SIGNAL, shown
-from ddplaunch.words import named, signal_name
+from ddplaunch.errors import EXIT_SIGNAL, sanitize_line
+from ddplaunch.words import join_names, signal_name
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from ddplaunch.wire.bounds import Complaint, Count, ExitCode, Line, Moment, Name, Pid, Signal, Size, Tail, Text, Why
+    from ddplaunch.wire.bounds import (
+        Count,
+        ErrorText,
+        ExitCode,
+        Name,
+        Pid,
+        ShortText,
+        Signal,
+        Size,
+        TailLines,
+        Text,
+        TextLine,
+        Timestamp,
+    )
 
-MAX_HEADLINE = 300  # characters of a message that is named in a sentence
-MAX_REPORT = 1 << 20  # characters of all failures of a node together, and of a report: one frame (``wire``) holds more
+MAX_HEADLINE_CHARS = 300  # characters of a message that is named in a sentence
+MAX_REPORT_CHARS = (
+    1 << 20
+)  # characters of all failures of a node together, and of a report: one frame (``wire``) holds more
 
-_SIGNALS = {
+_SIGNAL_MEANINGS = {
     "SIGABRT": "aborted: a check in native code failed, or the allocator found its heap broken",
     "SIGBUS": "bus error: memory that a file backs could not be provided",
     "SIGFPE": "arithmetic error in native code",
@@ -32,10 +47,10 @@ _SIGNALS = {
 OUT_OF_MEMORY = "out-of-memory killer"
 """The kernel's; where a failure's hint names it, memory was short."""
 
-PROBABLY = "probably out of memory"
+PROBABLY_OUT_OF_MEMORY = "probably out of memory"
 """Where it may have ended another program's process, and somebody else ours."""
 
-_CONSEQUENCE = (
+_SECONDARY_ERROR = (
     r"(?i)connection (closed|reset|refused)|broken pipe|connectFullMesh|socket.*(closed|reset)|DistBackendError"
     r"|remote process has failed|NCCL communicator was aborted|recvValue failed|failed to recv|DistNetworkError"
     r"|Timed out (waiting|after) \d+|wait timeout after \d+|collective operation timeout|\[monitoredBarrier\]"
@@ -43,13 +58,13 @@ _CONSEQUENCE = (
 )
 """What torch.distributed says in a rank whose peer has died, or has not come."""
 
-_PLACE = r"\[/\S+:\d+\] "  # in torch's own source, which its messages begin with
+_TORCH_SOURCE_PREFIX = r"\[/\S+:\d+\] "  # in torch's own source, which its messages begin with
 
 _TIMED_OUT = r"(?i)timed out|timeout"
 
 
 @dataclass(frozen=True)
-class Failure:
+class RankFailure:
     """One rank that ended other than with 0, on its own."""
 
     rank: Count
@@ -57,14 +72,14 @@ class Failure:
     host: Name
     pid: Pid  # 0 where no process could be made
     attempt: Count
-    exit_code: ExitCode | None  # either this or ``signal`` is set (128+N of the shell is ``code``)
+    exit_code: ExitCode | None  # either this or ``signal`` is set (128+N of the shell is ``shell_exit_code``)
     signal: Signal | None
     message: Text | None  # the exception's last line; None where none was recorded
     traceback: Text | None  # as Python printed it, the user's frames only
-    moment: Moment  # seconds since the epoch: the exception was caught, or else the process was seen to be gone
-    hint: Why | None  # what the kernel adds, or what to type: four lines at most
-    refused: Complaint | None = None  # the launcher's own complaint, found inside the rank, and its hint
-    tail: Tail = ()  # the last lines that it printed
+    moment: Timestamp  # seconds since the epoch: the exception was caught, or else the process was seen to be gone
+    hint: ShortText | None  # what the kernel adds, or what to type: four lines at most
+    refused: ErrorText | None = None  # the launcher's own complaint, found inside the rank, and its hint
+    tail: TailLines = ()  # the last lines that it printed
     collectives: Size | None = None  # how many it had entered; None where it is not known, or none
 
     def __post_init__(self) -> None:
@@ -72,7 +87,7 @@ class Failure:
             raise ValueError(f"a failure with exit code {self.exit_code} and signal {self.signal}")
 
     @property
-    def code(self) -> int:
+    def shell_exit_code(self) -> int:
         """The exit code that stands for this end: its own, or 128 + the signal's number."""
         return self.exit_code if self.exit_code is not None else EXIT_SIGNAL + (self.signal or 0)
 
@@ -81,11 +96,11 @@ class Failure:
         """How it ended, in words."""
         hint = self.hint or ""
         if self.signal == signal.SIGKILL and OUT_OF_MEMORY in hint:
-            return f"was ended by SIGKILL ({PROBABLY if PROBABLY in hint else 'out of memory'})"
-        return describe_end(-self.signal if self.signal else self.exit_code or 0)
+            return f"was ended by SIGKILL ({PROBABLY_OUT_OF_MEMORY if PROBABLY_OUT_OF_MEMORY in hint else 'out of memory'})"
+        return describe_exit(-self.signal if self.signal else self.exit_code or 0)
 
     @property
-    def kind(self) -> str | None:
+    def exception_type(self) -> str | None:
         """The type of its exception: "ValueError"; None where none was recorded."""
         name = (self.message or "").partition("\n")[0].partition(":")[0].rpartition(".")[2].strip()
         return name if self.traceback and name.isidentifier() else None
@@ -95,28 +110,32 @@ class Failure:
         """Who failed and why, in one line."""
         if not self.pid and self.message:
             return f"{self.message} (exit code {self.exit_code})"
-        if self.message and self.message.strip() and (self.signal is None or self.kind == "KeyboardInterrupt"):
-            first = shown(self.message.strip().splitlines()[0], MAX_HEADLINE)
-            return f"rank {self.rank} failed with {first} (exit code {self.code})"
+        if (
+            self.message
+            and self.message.strip()
+            and (self.signal is None or self.exception_type == "KeyboardInterrupt")
+        ):
+            first = sanitize_line(self.message.strip().splitlines()[0], MAX_HEADLINE_CHARS)
+            return f"rank {self.rank} failed with {first} (exit code {self.shell_exit_code})"
         return f"rank {self.rank} {self.reason}"
 
     @property
-    def is_consequence(self) -> bool:
+    def is_secondary(self) -> bool:
         """Whether it only says that a peer has gone."""
-        return bool(self.message) and is_consequence(self.message or "")
+        return bool(self.message) and is_secondary_error(self.message or "")
 
     @property
-    def timed_out(self) -> bool:
+    def is_timeout(self) -> bool:
         """Whether it only says that it had waited too long for others."""
         return bool(self.message and re.search(_TIMED_OUT, self.message))
 
     @property
-    def length(self) -> int:
+    def text_length(self) -> int:
         """Characters of its texts."""
         return sum(map(len, (self.message or "", self.traceback or "", *self.tail)))
 
     @property
-    def likeness(self) -> tuple[object, ...]:
+    def signature(self) -> tuple[object, ...]:
         """Equal for ranks that failed in the same way at the same place."""
         frames = [line for line in (self.traceback or "").splitlines() if line.lstrip().startswith("File ")]
         return self.exit_code, self.signal, self.message, tuple(frames)
@@ -124,19 +143,19 @@ class Failure:
     def to_json(self) -> dict[str, Any]:
         from dataclasses import asdict
 
-        return {**asdict(self), "reason": self.reason, "code": self.code}
+        return {**asdict(self), "reason": self.reason, "code": self.shell_exit_code}
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FailureReport:
     """All that a report tells."""
 
-    first: Failure  # the first cause
+    first: RankFailure  # the first cause
     alike: tuple[Count, ...]  # the ranks that failed in the same way
-    others: tuple[Failure, ...]
+    others: tuple[RankFailure, ...]
     stopped: Count  # how many ranks were stopped with them
     world_size: Count
-    blame: Line | None = None  # the rank that those who failed had waited for, and its line
+    blame: TextLine | None = None  # the rank that those who failed had waited for, and its line
 
     def headline(self, *, several: bool) -> str:
         """Why the job ends, in one line; with ``several`` nodes, on which host."""
@@ -151,69 +170,71 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobResult:
     """The launcher's exit code, and why if it is not the user's own doing."""
 
     code: ExitCode
-    verdict: Verdict | None = None
-    refused: Complaint | None = None  # the launcher's own complaint about what was typed, and its hint
-    remark: Line | None = None  # one line more
+    verdict: FailureReport | None = None
+    usage_error: ErrorText | None = None  # the launcher's own complaint about what was typed, and its hint
+    remark: TextLine | None = None  # one line more
 
     def __post_init__(self) -> None:
-        if self.code == 0 and (self.verdict or self.refused):
+        if self.code == 0 and (self.verdict or self.usage_error):
             raise ValueError("a failure with exit code 0")
 
 
-def describe_end(code: int) -> str:
-    """Put the end of a process into words; ``code`` as os.waitstatus_to_exitcode gives it, so -N for signal N."""
+def describe_exit(code: int) -> str:
+    """Put the end of a process into words; ``shell_exit_code`` as os.waitstatus_to_exitcode gives it, so -N for signal N."""
     if code >= 0:
         return f"exited with code {code}"
     name = signal_name(-code)
-    words = _SIGNALS.get(name)
+    words = _SIGNAL_MEANINGS.get(name)
     return f"was ended by {name}" + (f" ({words})" if words else "")
 
 
-def is_consequence(message: str) -> bool:
+def is_secondary_error(message: str) -> bool:
     """Whether an exception only says that a peer has gone."""
-    return bool(re.search(_CONSEQUENCE, message))
+    return bool(re.search(_SECONDARY_ERROR, message))
 
 
-def brief(message: str, limit: int = 100) -> str:
+def first_line(message: str, limit: int = 100) -> str:
     """The first line of an exception's message, at most ``limit`` characters of it."""
     first = message.strip().partition("\n")[0].removesuffix(":")
-    return shown(re.sub(_PLACE, "… ", first), limit)
+    return sanitize_line(re.sub(_TORCH_SOURCE_PREFIX, "… ", first), limit)
 
 
-def within(failures: Iterable[Failure], limit: int) -> Iterator[Failure]:
+def limit_text(failures: Iterable[RankFailure], limit: int) -> Iterator[RankFailure]:
     """Give failures out whole while their texts have no more than ``limit`` characters, then with one line each."""
     for failure in failures:
-        limit -= failure.length
+        limit -= failure.text_length
         if limit < 0:
             first = (failure.message or "").partition("\n")[0]
-            failure = replace(failure, message=shown(first, 200) if failure.message else None, traceback=None, tail=())
+            failure = replace(
+                failure, message=sanitize_line(first, 200) if failure.message else None, traceback=None, tail=()
+            )
         yield failure
 
 
-def judge(failures: Sequence[Failure], stopped: int, world_size: int) -> Verdict:
+def find_first_cause(failures: Sequence[RankFailure], stopped: int, world_size: int) -> FailureReport:
     """Find the first cause: the earliest failure that is more than a peer's complaint of a lost connection.
 
     Where all only complain, one that had waited too long comes before those whose connection it has closed by failing.
     """
 
-    def order(failure: Failure) -> tuple[bool, bool, float]:
-        return failure.is_consequence, failure.is_consequence and not failure.timed_out, failure.moment
+    def order(failure: RankFailure) -> tuple[bool, bool, float]:
+        return failure.is_secondary, failure.is_secondary and not failure.is_timeout, failure.moment
 
     ordered = sorted(failures, key=order)
     first = ordered[0]
-    first = min((each for each in ordered if each.likeness == first.likeness), key=lambda each: each.rank)
-    alike = tuple(sorted(each.rank for each in ordered if each is not first and each.likeness == first.likeness))
-    others = tuple(within((each for each in ordered if each.likeness != first.likeness), MAX_REPORT))
-    return Verdict(first, alike, others, stopped, world_size)
+    first = min((each for each in ordered if each.signature == first.signature), key=lambda each: each.rank)
+    alike = tuple(sorted(each.rank for each in ordered if each is not first and each.signature == first.signature))
+    others = tuple(limit_text((each for each in ordered if each.signature != first.signature), MAX_REPORT_CHARS))
+    return FailureReport(first, alike, others, stopped, world_size)
 
 
-def early_report(headline: str, grace: float, nodes: Sequence[str]) -> str:
+def format_early_report(headline: str, grace: float, nodes: Sequence[str]) -> str:
     """What people read of a failure while ranks take their time to stop: what failed, and which ``nodes``, none where
     there is one, have up to ``grace`` seconds for it. The rank has printed its traceback, and the report has it too.
     """
-    wait = f"waiting up to {grace:g} s (--grace) for the other ranks" + (f" on {named(nodes)}" if nodes else "")
+    wait = f"waiting up to {grace:g} s (--grace) for the other ranks" + (f" on {join_names(nodes)}" if nodes else "")
     return f"{headline}\n{wait}"

@@ -9,37 +9,43 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ddplaunch.loop import Loop, Timer
+from ddplaunch.loop import EventLoop, Timer
 
-BEATS_PER_TIMEOUT = 4
-LATE = 0.25  # seconds by which our own beat may be late before the rest counts as time that we did not have
+HEARTBEATS_PER_TIMEOUT = 4
+SCHEDULING_SLACK_S = (
+    0.25  # seconds by which our own beat may be late before the rest counts as time that we did not have
+)
 
 
-class Heartbeat:
+class HeartbeatMonitor:
     """The beats of one process with its peers, by number."""
 
     def __init__(
-        self, loop: Loop, timeout: float, beat: Callable[[], None], silent: Callable[[int, float], None]
+        self,
+        loop: EventLoop,
+        timeout_s: float,
+        send_heartbeat: Callable[[], None],
+        on_silent_peer: Callable[[int, float], None],
     ) -> None:
-        """Call ``beat`` several times per ``timeout``, ``silent`` with a peer and how long nothing was heard of it."""
+        """Call ``send_heartbeat`` several times per ``timeout_s``, ``on_silent_peer`` with a peer and how long nothing was heard of it."""
         self._loop = loop
-        self._timeout = timeout
-        self._interval = timeout / BEATS_PER_TIMEOUT
-        self._beat = beat
-        self._silent = silent
+        self._timeout = timeout_s
+        self._interval = timeout_s / HEARTBEATS_PER_TIMEOUT
+        self._beat = send_heartbeat
+        self._silent = on_silent_peer
         self._heard: dict[int, float] = {}  # on our clock
         self._counted = 0.0
         self._beaten = time.monotonic()
-        self._beating = loop.after(self._interval, self._tick)
+        self._beating = loop.call_later(self._interval, self._send_heartbeat)
         self._watching: Timer | None = None
 
-    def heard(self, peer: int) -> None:
+    def record(self, peer: int) -> None:
         """Something came from ``peer``, or it has just joined."""
-        self._heard[peer] = self._now()
+        self._heard[peer] = self._active_time()
         if self._watching is None:
-            self._watch()
+            self._schedule_check()
 
-    def forget(self, peer: int) -> None:
+    def remove_peer(self, peer: int) -> None:
         self._heard.pop(peer, None)
 
     def close(self) -> None:
@@ -48,26 +54,26 @@ class Heartbeat:
             self._watching.cancel()
         self._heard.clear()
 
-    def _now(self) -> float:
+    def _active_time(self) -> float:
         """Seconds that we have had: from one beat of ours to the next it is hardly more than their interval."""
-        return self._counted + min(time.monotonic() - self._beaten, self._interval + LATE)
+        return self._counted + min(time.monotonic() - self._beaten, self._interval + SCHEDULING_SLACK_S)
 
-    def _tick(self) -> None:
-        self._counted, self._beaten = self._now(), time.monotonic()
-        self._beating = self._loop.after(self._interval, self._tick)
+    def _send_heartbeat(self) -> None:
+        self._counted, self._beaten = self._active_time(), time.monotonic()
+        self._beating = self._loop.call_later(self._interval, self._send_heartbeat)
         self._beat()
 
-    def _watch(self) -> None:
+    def _schedule_check(self) -> None:
         """Wake when the peer that was silent longest would be too late."""
         self._watching = None
         if self._heard:
             due = min(self._heard.values()) + self._timeout
-            self._watching = self._loop.after(max(0.0, due - self._now()), self._look)
+            self._watching = self._loop.call_later(max(0.0, due - self._active_time()), self._check_peers)
 
-    def _look(self) -> None:
-        now = self._now()
+    def _check_peers(self) -> None:
+        now = self._active_time()
         for peer, heard in list(self._heard.items()):
             if now - heard >= self._timeout and peer in self._heard:
                 del self._heard[peer]
                 self._silent(peer, now - heard)
-        self._watch()
+        self._schedule_check()

@@ -6,34 +6,34 @@ import os
 import re
 import sys
 
-from ddplaunch.control.messages import Hello, Versions
-from ddplaunch.control.rules import Rules
+from ddplaunch.control.messages import NodeHello, Versions
+from ddplaunch.control.rules import JobConfig
 from ddplaunch.plan.plan import Plan
-from ddplaunch.plan.share import own_share
+from ddplaunch.plan.share import make_node_spec
 from ddplaunch.target.target import Target, TargetKind
 
-MAX_HASHED = 64 << 20
+MAX_HASHED_BYTES = 64 << 20
 """Bytes of a target that are compared; a program larger than this is compared by what comes first."""
 
 _NCCL = re.compile(r"nvidia_nccl_cu\d+-([\d.]+)\.dist-info")
 
 
-def own_hello(plan: Plan, rules: Rules) -> Hello:
+def build_hello(plan: Plan, rules: JobConfig) -> NodeHello:
     """Describe this node."""
-    return Hello(
-        share=own_share(plan),
-        nnodes=rules.nnodes,
+    return NodeHello(
+        node_spec=make_node_spec(plan),
+        nnodes=rules.nnodes_text,
         run_id=rules.run_id,
-        target=_plain(plan.target.typed),
+        target=_sanitize(plan.target.text),
         fingerprint=_fingerprint(plan.target),
         max_restarts=rules.max_restarts,
-        versions=own_versions(torch=plan.target.kind is not TargetKind.PROGRAM),
-        gpus=tuple(dict.fromkeys(map(_plain, plan.gpus))),
-        numbered=plan.numbered,
+        versions=read_versions(torch=plan.target.kind is not TargetKind.PROGRAM),
+        gpus=tuple(dict.fromkeys(map(_sanitize, plan.gpus))),
+        has_node_rank=plan.has_node_rank,
     )
 
 
-def _plain(text: str) -> str:
+def _sanitize(text: str) -> str:
     """As it may be sent, and printed elsewhere."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
@@ -46,32 +46,36 @@ def _fingerprint(target: Target) -> str | None:
 
     try:
         with open(path, "rb") as file:
-            return hashlib.sha256(file.read(MAX_HASHED)).hexdigest()[:12]
+            return hashlib.sha256(file.read(MAX_HASHED_BYTES)).hexdigest()[:12]
     except OSError:
         return None
 
 
-def own_versions(*, torch: bool) -> Versions:
+def read_versions(*, torch: bool) -> Versions:
     """Read torch/version.py, which holds assignments only, and the name of NCCL's own distribution beside it.
 
     Without ``torch``: a program's version does not matter.
     """
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if not torch or not (found := _torch()):
+    if not torch or not (found := _read_torch_version()):
         return Versions(python)
     text, names = found
-    version, cuda = _assigned(text, "__version__"), _assigned(text, "cuda")
+    version, cuda = _read_assignment(text, "__version__"), _read_assignment(text, "cuda")
     nccl = next((match[1] for name in names if (match := _NCCL.fullmatch(name))), None)
     return Versions(python, ".".join(version.split(".")[:2]) if version else None, cuda, nccl)
 
 
-def cpu_build() -> str | None:
+def cpu_only_torch() -> str | None:
     """The torch that is here, where it is for CPUs alone: "torch 2.13.0+cpu"."""
-    text, _ = _torch() or ("", [])
-    return f"torch {_assigned(text, '__version__')}" if text and not re.search(_FOR_GPUS, text, re.MULTILINE) else None
+    text, _ = _read_torch_version() or ("", [])
+    return (
+        f"torch {_read_assignment(text, '__version__')}"
+        if text and not re.search(_GPU_BUILD, text, re.MULTILINE)
+        else None
+    )
 
 
-def _torch() -> tuple[str, list[str]] | None:
+def _read_torch_version() -> tuple[str, list[str]] | None:
     """What torch/version.py says, and what stands beside torch."""
     from importlib.machinery import PathFinder
 
@@ -86,9 +90,9 @@ def _torch() -> tuple[str, list[str]] | None:
         return None
 
 
-_FOR_GPUS = r"^(?:cuda|hip)\b[^=\n]*= *['\"]"
+_GPU_BUILD = r"^(?:cuda|hip)\b[^=\n]*= *['\"]"
 
 
-def _assigned(text: str, name: str) -> str | None:
+def _read_assignment(text: str, name: str) -> str | None:
     match = re.search(rf"^{name}\b[^=\n]*= *['\"]([^'\"]*)['\"]", text, re.MULTILINE)
     return match[1] if match else None

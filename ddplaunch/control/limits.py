@@ -8,12 +8,12 @@ from contextlib import suppress
 
 from ddplaunch import rlimits
 
-MANY = 1000  # nodes from which on these limits matter
-_SPARE = 128  # descriptors, neighbours and connections beside those of the nodes
+LARGE_JOB_NODES = 1000  # nodes from which on these limits matter
+_SPARE_DESCRIPTORS = 128  # descriptors, neighbours and connections beside those of the nodes
 _SYSCTLS = "/proc/sys/net"
 
 
-def raised_descriptors() -> int:
+def raise_fd_limit() -> int:
     """Raise our limit of open files as far as we may, and return it; the ranks have been given theirs before."""
     soft, hard = rlimits.read(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -23,12 +23,12 @@ def raised_descriptors() -> int:
     return soft if soft != resource.RLIM_INFINITY else 1 << 20
 
 
-def too_low(nodes: int, sysctls: str = _SYSCTLS) -> str | None:
+def find_low_limits(nodes: int, sysctls: str = _SYSCTLS) -> str | None:
     """Say which limits to raise on node 0 of a job of so many nodes; None where none is too low, or nodes are few.
 
     ``sysctls`` is the kernel's folder net/ of settings (proc(5)); a setting that cannot be read is left out.
     """
-    found = list(_found(nodes + _SPARE, sysctls)) if nodes >= MANY else []
+    found = list(_low_sysctls(nodes + _SPARE_DESCRIPTORS, sysctls)) if nodes >= LARGE_JOB_NODES else []
     if not found:
         return None
     return f"node 0 serves {nodes:,} nodes; raise on this machine, as root, what is too low:\n" + "\n".join(
@@ -36,21 +36,23 @@ def too_low(nodes: int, sysctls: str = _SYSCTLS) -> str | None:
     )
 
 
-def _found(need: int, sysctls: str) -> Iterator[str]:
+def _low_sysctls(need: int, sysctls: str) -> Iterator[str]:
     hard = rlimits.read(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < need:
         yield f"open files (ulimit -Hn): {hard}, at least {need}; beyond that no node can join"
     names = {"core/somaxconn": "nodes that call at once try again"}
-    if _read(sysctls, "ipv4/tcp_syncookies") == 0:  # with cookies the kernel does without this queue (tcp_input.c)
+    if (
+        _read_sysctl(sysctls, "ipv4/tcp_syncookies") == 0
+    ):  # with cookies the kernel does without this queue (tcp_input.c)
         names["ipv4/tcp_max_syn_backlog"] = "the same, as net.ipv4.tcp_syncookies is 0"
     names["ipv4/neigh/default/gc_thresh3"] = "needed if all nodes are in one network: beyond it packets are dropped"
     for name, why in names.items():
-        value = _read(sysctls, name)
+        value = _read_sysctl(sysctls, name)
         if value is not None and value < need:
             yield f"net.{name.replace('/', '.')}: {value}, at least {need}; {why}"
 
 
-def _read(sysctls: str, name: str) -> int | None:
+def _read_sysctl(sysctls: str, name: str) -> int | None:
     try:
         with open(f"{sysctls}/{name}", encoding="ascii") as file:
             return int(file.read())

@@ -7,23 +7,23 @@ from collections import Counter
 from collections.abc import Callable
 
 from ddplaunch.control import messages
-from ddplaunch.control.limits import raised_descriptors
-from ddplaunch.control.messages import PROTOCOL, Declined, Hello, Message
-from ddplaunch.control.rules import Rules
+from ddplaunch.control.limits import raise_fd_limit
+from ddplaunch.control.messages import PROTOCOL_VERSION, JoinDeclined, Message, NodeHello
+from ddplaunch.control.rules import JobConfig
 from ddplaunch.dataclass import replace
-from ddplaunch.loop import Loop, Timer
+from ddplaunch.loop import EventLoop, Timer
 from ddplaunch.wire import proof
-from ddplaunch.wire.connection import MAX_BEFORE_JOINING, Connection
+from ddplaunch.wire.connection import MAX_UNAUTHENTICATED_FRAME, Connection
 
-PATIENCE = 10.0  # seconds in which a new connection must say hello
-MAX_UNKNOWN = 512  # connections besides the nodes that have joined; the oldest is closed when one more comes
-MIN_UNKNOWN = 4  # so many are allowed however few descriptors we have, or no node could join
-PARTING = 1.0  # seconds in which a refused connection must have read why
-RESERVED = 64  # descriptors of the launcher itself: its files, sockets, pipes, those of the zygote and of sidecars
-RESERVED_PER_RANK = 10  # three streams from both ends, a log, its process, the store
-FULL_PAUSE = 0.5  # seconds without accepting where the system has no descriptor left
+HELLO_TIMEOUT_S = 10.0  # seconds in which a new connection must say hello
+MAX_UNAUTHENTICATED = 512  # connections besides the nodes that have joined; the oldest is closed when one more comes
+MIN_UNAUTHENTICATED = 4  # so many are allowed however few descriptors we have, or no node could join
+LINGER_S = 1.0  # seconds in which a refused connection must have read why
+RESERVED_FDS = 64  # descriptors of the launcher itself: its files, sockets, pipes, those of the zygote and of sidecars
+RESERVED_FDS_PER_RANK = 10  # three streams from both ends, a log, its process, the store
+ACCEPT_PAUSE_S = 0.5  # seconds without accepting where the system has no descriptor left
 
-_HINT = "give every node the same --token, or the same DDPLAUNCH_TOKEN"
+_TOKEN_HINT = "give every node the same --token, or the same DDPLAUNCH_TOKEN"
 
 
 class Listener:
@@ -31,42 +31,42 @@ class Listener:
 
     def __init__(
         self,
-        loop: Loop,
-        listening: socket.socket,
-        rules: Rules,
+        loop: EventLoop,
+        listener_socket: socket.socket,
+        config: JobConfig,
         ranks: int,
-        meet: Callable[[Connection[Message], Hello | Declined, str | None], None],
+        on_peer: Callable[[Connection[Message], NodeHello | JoinDeclined, str | None], None],
     ) -> None:
-        """``meet`` gets a connection, its first message, and our own proof for it if there is a token.
+        """``on_peer`` gets a connection, its first message, and our own proof for it if there is a token.
 
         ``ranks`` are those that this node starts: their descriptors stay free.
         """
         self._loop = loop
-        self._socket = listening
-        self._token = rules.token
-        free = raised_descriptors() - RESERVED - RESERVED_PER_RANK * ranks - rules.max_nodes
-        self._most_unknown = max(MIN_UNKNOWN, min(MAX_UNKNOWN + rules.max_nodes, free))
-        self._meet = meet
+        self._socket = listener_socket
+        self._token = config.token
+        free = raise_fd_limit() - RESERVED_FDS - RESERVED_FDS_PER_RANK * ranks - config.max_nodes
+        self._most_unknown = max(MIN_UNAUTHENTICATED, min(MAX_UNAUTHENTICATED + config.max_nodes, free))
+        self._meet = on_peer
         self._unknown: dict[Connection[Message], Timer] = {}
         self._leaving: list[Connection[Message]] = []
         self.strangers: Counter[str] = Counter()  # connections that did not belong to the job, by reason
-        listening.setblocking(False)
-        loop.watch(listening.fileno(), self._accept)
+        listener_socket.setblocking(False)
+        loop.watch_fd(listener_socket.fileno(), self._accept)
 
     def close(self) -> list[Connection[Message]]:
         """Stop; return the refused connections, which part by themselves."""
         for connection in list(self._unknown):
-            self._forget(connection)
+            self._remove(connection)
             connection.close()
-        self._loop.forget(self._socket.fileno())
+        self._loop.unwatch_fd(self._socket.fileno())
         self._socket.close()
         return self._leaving
 
-    def dismiss(self, connection: Connection[Message], refused: messages.Refused) -> None:
+    def refuse(self, connection: Connection[Message], refused: messages.JoinRefused) -> None:
         """Tell a connection why it is refused, and give it a moment to read that."""
         self._leaving.append(connection)
         connection.send(refused)
-        connection.part(PARTING)
+        connection.close_gracefully(LINGER_S)
 
     def _accept(self) -> None:
         try:
@@ -74,52 +74,54 @@ class Listener:
         except BlockingIOError:
             return
         except OSError:  # no descriptor is left, or the peer has gone already
-            self._loop.forget(self._socket.fileno())
-            self._loop.after(FULL_PAUSE, self._resume)
+            self._loop.unwatch_fd(self._socket.fileno())
+            self._loop.call_later(ACCEPT_PAUSE_S, self._resume_accepting)
             return
-        self._leaving = [each for each in self._leaving if each.open]
+        self._leaving = [each for each in self._leaving if each.is_open]
         if len(self._unknown) + len(self._leaving) >= self._most_unknown:
             if self._leaving:
                 self._leaving.pop(0).close()
             else:
-                self._turn_away(next(iter(self._unknown)), "said nothing")
-        nonce = proof.nonce()
+                self._reject(next(iter(self._unknown)), "said nothing")
+        nonce = proof.new_nonce()
         connection: Connection[Message] = Connection(
             self._loop,
             sock,
-            (Hello, Declined),
-            hear=lambda message: self._greeted(connection, message, nonce),
-            lost=lambda why: self._turn_away(connection, "spoke something else" if "speaks" in why else "went away"),
-            max_bytes=MAX_BEFORE_JOINING,
+            (NodeHello, JoinDeclined),
+            on_message=lambda message: self._on_first_message(connection, message, nonce),
+            on_lost=lambda why: self._reject(connection, "spoke something else" if "speaks" in why else "went away"),
+            max_bytes=MAX_UNAUTHENTICATED_FRAME,
         )
-        self._unknown[connection] = self._loop.after(PATIENCE, lambda: self._turn_away(connection, "said nothing"))
-        connection.send(messages.Welcome(PROTOCOL, nonce))
+        self._unknown[connection] = self._loop.call_later(
+            HELLO_TIMEOUT_S, lambda: self._reject(connection, "said nothing")
+        )
+        connection.send(messages.Welcome(PROTOCOL_VERSION, nonce))
 
-    def _resume(self) -> None:
+    def _resume_accepting(self) -> None:
         if self._socket.fileno() >= 0:
-            self._loop.watch(self._socket.fileno(), self._accept)
+            self._loop.watch_fd(self._socket.fileno(), self._accept)
 
-    def _greeted(self, connection: Connection[Message], message: Message, nonce: str) -> None:
-        assert isinstance(message, Hello | Declined)
-        self._forget(connection)
-        if why := self._impostor(message, nonce):
+    def _on_first_message(self, connection: Connection[Message], message: Message, nonce: str) -> None:
+        assert isinstance(message, NodeHello | JoinDeclined)
+        self._remove(connection)
+        if why := self._check_proof(message, nonce):
             self.strangers[why] += 1
-            return self.dismiss(connection, messages.Refused(f"node 0 refuses {message.name}: {why}", _HINT))
-        ours = proof.prove(self._token, proof.NODE_ZERO, (nonce, message.nonce)) if self._token else None
+            return self.refuse(connection, messages.JoinRefused(f"node 0 refuses {message.name}: {why}", _TOKEN_HINT))
+        ours = proof.compute_proof(self._token, proof.ROLE_NODE_ZERO, (nonce, message.nonce)) if self._token else None
         self._meet(connection, replace(message, proof=None), ours)
 
-    def _impostor(self, hello: Hello | Declined, nonce: str) -> str | None:
+    def _check_proof(self, hello: NodeHello | JoinDeclined, nonce: str) -> str | None:
         if self._token is None:
             return "it has a token, and node 0 has none" if hello.proof is not None else None
         if hello.proof is None:
             return "it has no token"
-        proven = proof.proves(hello.proof, self._token, proof.MEMBER, (nonce, hello.nonce))
+        proven = proof.verify_proof(hello.proof, self._token, proof.ROLE_MEMBER, (nonce, hello.nonce))
         return None if proven else "its token differs"
 
-    def _turn_away(self, connection: Connection[Message], why: str) -> None:
+    def _reject(self, connection: Connection[Message], why: str) -> None:
         self.strangers[why] += 1
-        self._forget(connection)
+        self._remove(connection)
         connection.close()
 
-    def _forget(self, connection: Connection[Message]) -> None:
+    def _remove(self, connection: Connection[Message]) -> None:
         self._unknown.pop(connection).cancel()

@@ -6,21 +6,20 @@ Each field's type says what it may hold when it comes from another process (``wi
 from __future__ import annotations
 
 from ddplaunch import TYPE_CHECKING, diagnosis
-from ddplaunch.control import MIN_HEARTBEAT
-from ddplaunch.control.failure import Failure, Outcome, Verdict
-from ddplaunch.control.relay import FOR_RANKS
+from ddplaunch.control import MIN_HEARTBEAT_TIMEOUT_S
+from ddplaunch.control.failure import FailureReport, JobResult, RankFailure
+from ddplaunch.control.relay import FORWARDED_SIGNALS
 from ddplaunch.dataclass import dataclass
-from ddplaunch.plan.layout import Place
-from ddplaunch.plan.share import Share
+from ddplaunch.plan.layout import NodeAssignment
+from ddplaunch.plan.share import NodeSpec
 
 if TYPE_CHECKING:
     from typing import Literal
 
     from ddplaunch.wire.bounds import (
+        CommandText,
         Count,
         Hint,
-        Line,
-        Moment,
         Name,
         Restarts,
         RunId,
@@ -28,10 +27,11 @@ if TYPE_CHECKING:
         Signal,
         StopSignal,
         Text,
-        Typed,
+        TextLine,
+        Timestamp,
     )
 
-PROTOCOL = 16  # raised whenever a message changes, so that launchers of different versions tell each other so
+PROTOCOL_VERSION = 17  # raised whenever a message changes, so that launchers of different versions tell each other so
 
 
 @dataclass(frozen=True)
@@ -48,33 +48,33 @@ class Versions:
 
 
 @dataclass(frozen=True)
-class Hello:
+class NodeHello:
     """A node that wants to take part: its share, and what must agree."""
 
-    share: Share
+    node_spec: NodeSpec
     nnodes: Name
     run_id: RunId | None
-    target: Typed  # as typed
+    target: CommandText  # as typed
     fingerprint: Name | None  # of its file's content; None if there is no file to compare
     max_restarts: Restarts
     versions: Versions
     gpus: tuple[Name, ...]  # the models
     nonce: Name = ""  # for node 0 to prove itself with
     proof: Name | None = None  # that this node knows the token (``proof`` has the form)
-    numbered: bool = True  # whether the node rank of the share is known; else it is the one that this node prefers
+    has_node_rank: bool = True  # whether the node rank of the share is known; else it is the one that this node prefers
 
     @property
     def name(self) -> str:
-        return self.share.name
+        return self.node_spec.name
 
 
 @dataclass(frozen=True)
-class Declined:
+class JoinDeclined:
     """Said by a node of this job that cannot take part, instead of a hello: why, as an error has it."""
 
     node_rank: Count
     host: Name
-    message: Line
+    message: TextLine
     hint: Hint | None
     run_id: RunId | None
     nonce: Name = ""
@@ -85,80 +85,80 @@ class Declined:
         return f"node {self.node_rank} ({self.host})"
 
     @property
-    def says(self) -> str:
+    def text(self) -> str:
         return f"{self.name}: {self.message}"
 
 
 @dataclass(frozen=True)
-class Failed:
+class FailureReported:
     """A rank failed; ``clock`` is this node's time when it says so, as moments are on its clock."""
 
     attempt: Count
-    failure: Failure
-    clock: Moment
+    failure: RankFailure
+    clock: Timestamp
 
 
 @dataclass(frozen=True)
-class Finished:
+class RanksFinished:
     """All ranks of this node have done their work."""
 
     attempt: Count
 
 
 @dataclass(frozen=True)
-class Broken:
+class LauncherFailure:
     """The launcher's own processes on a node ended unexpectedly."""
 
-    how: Line
-    moment: Moment  # by the node's clock
+    reason: TextLine
+    time: Timestamp  # by the node's clock
 
 
 @dataclass(frozen=True)
-class Drained:
+class AttemptReport:
     """Nothing of the attempt is left on this node."""
 
     attempt: Count
-    failures: tuple[Failure, ...]  # all of them, with the last lines that each rank printed
+    failures: tuple[RankFailure, ...]  # all of them, with the last lines that each rank printed
     stopped: Count  # how many ranks ended because they were stopped
-    clock: Moment  # as in ``Failed``
-    broken: Broken | None = None
+    clock: Timestamp  # as in ``FailureReported``
+    broken: LauncherFailure | None = None
     preemption_seen: bool = False  # whether a rank asked if the job is preempted, and the answer was yes
 
 
 @dataclass(frozen=True)
-class Arrived:
-    """When ranks of this node that have done their work had arrived at their last collectives; before ``Drained``."""
+class ArrivalsReported:
+    """When ranks of this node that have done their work had arrived at their last collectives; before ``AttemptReport``."""
 
     attempt: Count
-    arrivals: tuple[diagnosis.inspection.Arrivals, ...]
+    arrivals: tuple[diagnosis.inspection.CollectiveArrivals, ...]
 
 
 @dataclass(frozen=True)
-class Unable:
+class NodeStartError:
     """This node cannot start its ranks, for a reason that a user can fix."""
 
-    message: Line
+    message: TextLine
     hint: Hint | None = None
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckPassed:
     """This machine has what its ranks need in the attempt."""
 
     attempt: Count
 
 
 @dataclass(frozen=True)
-class Interrupted:
+class StopRequested:
     """A signal to end the job has come here, for the first time or ``again``."""
 
     signal: StopSignal
     again: bool = False
-    reason: Line = ""  # that a rank has sent it
+    reason: TextLine = ""  # that a rank has sent it
 
 
 @dataclass(frozen=True)
-class Suspicion:
+class StallSuspected:
     """The ranks here have been silent for the stall timeout, and none of them gets on: has the job stalled?"""
 
     attempt: Count
@@ -172,22 +172,22 @@ class RanksStarted:
 
 
 @dataclass(frozen=True)
-class Debugged:
+class DebuggerActive:
     """Whether a rank here is in a debugger: a person takes the time that the job loses."""
 
     attempt: Count
-    busy: bool
+    is_active: bool
 
 
 @dataclass(frozen=True)
-class Straggling:
+class StragglersFound:
     """Ranks here still run, though the last of the others ended as long ago as ``--straggler-timeout`` allows."""
 
     attempt: Count
 
 
 @dataclass(frozen=True)
-class Warned:
+class PreemptionNotice:
     """The scheduler's warning has come here, by this signal: it soon needs the machines back."""
 
     signal: Signal
@@ -205,29 +205,29 @@ class Welcome:
 
 
 @dataclass(frozen=True)
-class Refused:
+class JoinRefused:
     """You cannot take part, and why, as in an error."""
 
-    message: Line
+    message: TextLine
     hint: Hint | None = None
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinAccepted:
     """You take part, from the next start on; ``node_rank`` is yours if you asked for one.
 
     ``late``: the ranks of other nodes have started before.
     """
 
     run_id: RunId
-    heartbeat_timeout: Seconds
+    heartbeat_timeout_s: Seconds
     proof: Name | None = None
     node_rank: Count | None = None
     late: bool = False
 
     def __post_init__(self) -> None:
-        if self.heartbeat_timeout < MIN_HEARTBEAT:
-            raise ValueError(f"a heartbeat timeout of {self.heartbeat_timeout} s")
+        if self.heartbeat_timeout_s < MIN_HEARTBEAT_TIMEOUT_S:
+            raise ValueError(f"a heartbeat timeout of {self.heartbeat_timeout_s} s")
 
 
 @dataclass(frozen=True)
@@ -238,56 +238,58 @@ class JoinStatus:
     min_nodes: Count
     max_nodes: Count
     missing: tuple[Count, ...]  # the lowest node ranks that have not joined
-    window: Seconds | None = None  # seconds until the job starts with those that have joined; None if they are too few
+    window_s: Seconds | None = (
+        None  # seconds until the job starts with those that have joined; None if they are too few
+    )
     kind: Literal["node", "task"] = "node"  # what people call them
 
 
 @dataclass(frozen=True)
-class Check:
-    """Look whether your machine has what its ranks need in this attempt; the answer is ``Checked`` or ``Unable``."""
+class CheckNode:
+    """Look whether your machine has what its ranks need in this attempt; the answer is ``CheckPassed`` or ``NodeStartError``."""
 
     attempt: Count
     gpu_memory_timeout: Seconds  # seconds to wait for memory of GPUs that is in use
 
 
 @dataclass(frozen=True)
-class Start:
+class StartAttempt:
     """Start your ranks."""
 
     attempt: Count  # 0 is the first
     run_id: RunId
-    place: Place | None = None  # the receiver's; None if it has the whole plan already
+    assignment: NodeAssignment | None = None  # the receiver's; None if it has the whole plan already
     # The rest is not sent: the receiver adds it.
     address: Name | None = None  # node 0's, as the receiver reaches it
     interface: Name | None = None  # the one that leads there
-    shares: tuple[Share, ...] = ()  # of all nodes that take part, in order: only node 0 has them
+    node_specs: tuple[NodeSpec, ...] = ()  # of all nodes that take part, in order: only node 0 has them
 
 
 @dataclass(frozen=True)
-class Stop:
-    """Stop your ranks: this signal to their leaders, SIGKILL after ``grace`` seconds."""
+class StopAttempt:
+    """Stop your ranks: this signal to their leaders, SIGKILL after ``grace_s`` seconds."""
 
     attempt: Count
     signal: StopSignal
-    grace: Seconds
+    grace_s: Seconds
 
 
 @dataclass(frozen=True)
-class Preempt:
+class PreemptRanks:
     """The job is preempted: let your ranks know. They end by themselves, or are stopped later."""
 
     attempt: Count
 
 
 @dataclass(frozen=True)
-class Seeking:
+class ConnectingToNodeZero:
     """From a node to itself: node 0 is not reached yet, and why."""
 
-    trouble: Line
+    reason: TextLine
 
 
 @dataclass(frozen=True)
-class Alone:
+class CoordinatorLost:
     """Said by a node to itself: node 0 does not speak for it any more, and what follows is its own."""
 
 
@@ -298,24 +300,24 @@ class Restarting:
     attempt: Count
     wait: Seconds
     text: Text
-    verdict: Verdict | None  # None where no rank failed, but a launcher's own processes were lost
+    verdict: FailureReport | None  # None where no rank failed, but a launcher's own processes were lost
 
 
 @dataclass(frozen=True)
-class Note:
+class NoteMessage:
     """A line for people."""
 
     text: Text
 
 
 @dataclass(frozen=True)
-class Stalled:
+class JobStalled:
     """The ranks get nowhere, since ``since``; ``text`` says it to people, and is "" where it is not for them.
 
     They hear why the attempt is stopped, or have heard of this stall: a rank has only printed something meanwhile.
     """
 
-    since: Moment
+    since: Timestamp
     text: Text = ""
 
 
@@ -327,33 +329,33 @@ class NodeLost:
 
 
 @dataclass(frozen=True)
-class End:
+class EndJob:
     """The job is over."""
 
-    outcome: Outcome
+    outcome: JobResult
 
 
 # ---------------------------------------------------------------------------------------------- both ways
 
 
 @dataclass(frozen=True)
-class Progress:
-    """From a node: its ranks work again, after it was ``Stalled``. From node 0: so does the job."""
+class ProgressResumed:
+    """From a node: its ranks work again, after it was ``JobStalled``. From node 0: so does the job."""
 
     attempt: Count
 
 
 @dataclass(frozen=True)
-class Inspect:
+class InspectRequest:
     """From node 0: what are your ranks doing? To node 0: what are all ranks doing? ``serial`` comes back with it."""
 
     serial: Count
     detail: diagnosis.inspection.Detail
-    within: Seconds  # seconds until the answer is too late
+    timeout_s: Seconds  # seconds until the answer is too late
 
 
 @dataclass(frozen=True)
-class Inspected:
+class InspectReply:
     """What ranks were found doing: the answer, or with serial 0 what is to be kept of an attempt that is stopped."""
 
     serial: Count
@@ -361,7 +363,7 @@ class Inspected:
 
 
 @dataclass(frozen=True)
-class TakeProfile:
+class ProfileRequest:
     """From node 0: take a profile of your ranks. To node 0: of all ranks. ``serial`` comes back with each answer."""
 
     serial: Count
@@ -370,77 +372,88 @@ class TakeProfile:
 
 
 @dataclass(frozen=True)
-class Profiled:
+class ProfileReply:
     """The profile of one rank, or that there will be no more."""
 
     serial: Count
     profile: diagnosis.profile.RankProfile | None = None
-    over: bool = False
-    silent: tuple[Line, ...] = ()  # the nodes that did not answer: "node 2 (n2)"
-    refused: Line = ""  # why no profile is taken
+    is_last: bool = False
+    silent_nodes: tuple[TextLine, ...] = ()  # the nodes that did not answer: "node 2 (n2)"
+    refusal: TextLine = ""  # why no profile is taken
 
 
 @dataclass(frozen=True)
-class ForRanks:
+class ForwardSignal:
     """A signal for the ranks has come to this node; from node 0: pass it on to those that catch it."""
 
     number: Signal
-    direct: bool = False  # it came to the ranks there too, so it is to be expected everywhere
+    sent_to_group: bool = False  # it came to the ranks there too, so it is to be expected everywhere
 
     def __post_init__(self) -> None:
-        if self.number not in FOR_RANKS:
+        if self.number not in FORWARDED_SIGNALS:
             raise ValueError(f"signal {self.number} is not for ranks")
 
 
 @dataclass(frozen=True)
-class Beat:
+class HeartbeatMessage:
     """Still here; and what both need to compare their clocks (``clock_offset``)."""
 
-    clock: Moment  # seconds since the epoch, by the sender's clock
-    heard: Moment | None = None  # the receiver's in the last beat that the sender heard from it
-    held: Seconds = 0.0  # seconds since then
+    clock: Timestamp  # seconds since the epoch, by the sender's clock
+    last_received: Timestamp | None = None  # the receiver's in the last beat that the sender heard from it
+    held_s: Seconds = 0.0  # seconds since then
 
 
 FromNode = (
-    Failed
-    | Finished
-    | Arrived
-    | Drained
-    | Unable
-    | Checked
-    | Interrupted
-    | Warned
+    FailureReported
+    | RanksFinished
+    | ArrivalsReported
+    | AttemptReport
+    | NodeStartError
+    | CheckPassed
+    | StopRequested
+    | PreemptionNotice
     | RanksStarted
-    | Suspicion
-    | Straggling
-    | Progress
-    | Debugged
-    | Inspect
-    | Inspected
-    | TakeProfile
-    | Profiled
-    | ForRanks
-    | Beat
+    | StallSuspected
+    | StragglersFound
+    | ProgressResumed
+    | DebuggerActive
+    | InspectRequest
+    | InspectReply
+    | ProfileRequest
+    | ProfileReply
+    | ForwardSignal
+    | HeartbeatMessage
 )
 FromNodeZero = (
     JoinStatus
-    | Check
-    | Start
-    | Stop
-    | Preempt
+    | CheckNode
+    | StartAttempt
+    | StopAttempt
+    | PreemptRanks
     | Restarting
-    | Note
-    | Stalled
-    | Progress
-    | End
-    | Inspect
-    | Inspected
-    | TakeProfile
-    | Profiled
-    | ForRanks
-    | Beat
+    | NoteMessage
+    | JobStalled
+    | ProgressResumed
+    | EndJob
+    | InspectRequest
+    | InspectReply
+    | ProfileRequest
+    | ProfileReply
+    | ForwardSignal
+    | HeartbeatMessage
 )
-Message = Hello | Declined | Welcome | Refused | Joined | Seeking | Alone | NodeLost | FromNode | FromNodeZero
+Message = (
+    NodeHello
+    | JoinDeclined
+    | Welcome
+    | JoinRefused
+    | JoinAccepted
+    | ConnectingToNodeZero
+    | CoordinatorLost
+    | NodeLost
+    | FromNode
+    | FromNodeZero
+)
 
 FROM_NODE: tuple[type[FromNode], ...] = FromNode.__args__
 FROM_NODE_ZERO: tuple[type[FromNodeZero], ...] = FromNodeZero.__args__

@@ -6,56 +6,56 @@ from collections.abc import Callable
 
 from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.control.clock_offset import ClockOffset
-from ddplaunch.control.messages import Arrived, Start
+from ddplaunch.control.messages import ArrivalsReported, StartAttempt
 from ddplaunch.dataclass import replace
-from ddplaunch.wire.frames import Garbled
+from ddplaunch.wire.frames import ProtocolError
 
 if TYPE_CHECKING:
-    from ddplaunch.diagnosis.inspection import Arrivals, Inspection
+    from ddplaunch.diagnosis.inspection import CollectiveArrivals, Inspection
     from ddplaunch.diagnosis.pace import RankClock
 
-MOST = 1_000_000  # arrivals that are kept of all nodes together: several times what they send
+MAX_ARRIVALS = 1_000_000  # arrivals that are kept of all nodes together: several times what they send
 
 
-class Pacing:
+class SlowRankDetector:
     """Who is slow in the latest attempt."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: StartAttempt) -> None:
         self._attempt = start.attempt
         self._ranks: dict[int, range] = {}  # by node
         first = 0
-        for share in start.shares:
+        for share in start.node_specs:
             self._ranks[share.node_rank] = range(first, first := first + len(share.devices))
-        self._arrivals: list[Arrivals] = []
+        self._arrivals: list[CollectiveArrivals] = []
         self._clocks: dict[int, RankClock] = {}
-        self._room = MOST
+        self._room = MAX_ARRIVALS
 
-    def hear(self, node: int, message: Arrived, offset: ClockOffset) -> None:
+    def add_arrivals(self, node: int, message: ArrivalsReported, offset: ClockOffset) -> None:
         """Take in what a node says, whose clock is off by ``offset``; Garbled if it speaks of another node's ranks."""
         if message.attempt != self._attempt:
             return
         ranks = {each.rank for each in message.arrivals}
         if not ranks <= set(self._ranks[node]) or ranks & self._clocks.keys():
-            raise Garbled("collectives of ranks that are not its own, or again")
+            raise ProtocolError("collectives of ranks that are not its own, or again")
         self._room -= sum(len(each.gaps) + 1 for each in message.arrivals)
         if self._room >= 0:
             self._arrivals += message.arrivals
-            self._clocks |= dict.fromkeys(ranks, diagnosis.pace.RankClock(node, offset.ahead, offset.error))
+            self._clocks |= dict.fromkeys(ranks, diagnosis.pace.RankClock(node, offset.offset_s, offset.error_s))
 
-    def judge(self, inspection: Inspection, offset: Callable[[int], ClockOffset]) -> Inspection:
+    def add_slow_ranks(self, inspection: Inspection, offset: Callable[[int], ClockOffset]) -> Inspection:
         """Say who is slow in place of the times at which the ranks of an inspection arrived; ``offset`` of a node."""
         clocks: dict[int, RankClock] = {}
         for node, ranks in self._ranks.items():
             found = offset(node)
-            clocks |= dict.fromkeys(ranks, diagnosis.pace.RankClock(node, found.ahead, found.error))
+            clocks |= dict.fromkeys(ranks, diagnosis.pace.RankClock(node, found.offset_s, found.error_s))
         arrivals = [each for rank in inspection.ranks for each in rank.arrivals]
-        groups = diagnosis.pace.compare(arrivals, clocks)
-        late = diagnosis.pace.lateness(groups)
+        groups = diagnosis.pace.measure_lateness(arrivals, clocks)
+        late = diagnosis.pace.mean_lateness(groups)
         others = tuple(replace(rank, arrivals=(), late=late.get(rank.rank)) for rank in inspection.ranks)
-        return replace(inspection, ranks=others, pace=diagnosis.pace.sentences(groups))
+        return replace(inspection, ranks=others, pace=diagnosis.pace.describe_slow_ranks(groups))
 
-    def sentences(self) -> tuple[str, ...]:
+    def describe(self) -> tuple[str, ...]:
         """Who was slow; nothing where the ranks were alike, or the run was short."""
         if not self._arrivals:
             return ()
-        return diagnosis.pace.sentences(diagnosis.pace.compare(self._arrivals, self._clocks))
+        return diagnosis.pace.describe_slow_ranks(diagnosis.pace.measure_lateness(self._arrivals, self._clocks))

@@ -6,14 +6,14 @@ import errno
 import socket
 from contextlib import suppress
 
-from ddplaunch.control.route import parsed, resolve
-from ddplaunch.errors import UsageError, cut, shown
+from ddplaunch.control.route import parse_address, resolve
+from ddplaunch.errors import UsageError, sanitize_line, truncate_line
 from ddplaunch.plan.rendezvous import LOOPBACK
 
-BACKLOG = 65535  # as many as the kernel allows (net.core.somaxconn): all nodes of a job may call at once
+LISTEN_BACKLOG = 65535  # as many as the kernel allows (net.core.somaxconn): all nodes of a job may call at once
 
 
-class Port:
+class ReservedPort:
     """A port that is ours for the job's life.
 
     We listen there from the start, so that no other program can bind it; what connects waits in the queue. To let rank
@@ -21,14 +21,14 @@ class Port:
     automatic ports off this one, and lets a socket of the same kind listen there (Linux, tcp(7)).
     """
 
-    def __init__(self, address: str, number: int, *, nnodes: int, flag: str = "--master-port") -> None:
+    def __init__(self, address: str, number: int, *, nnodes: int, option: str = "--master-port") -> None:
         """Bind ``number``, or any free port where it is 0, on loopback or, with peers elsewhere, on all interfaces.
 
         Raises:
-            UsageError: it is taken, or ``address`` does not resolve; ``flag`` is the option that names this port.
+            UsageError: it is taken, or ``address`` does not resolve; ``option`` is the option that names this port.
         """
-        self._flag = flag
-        self._family, self._host = _where(address) if nnodes == 1 else _everywhere()
+        self._flag = option
+        self._family, self._host = _bind_address(address) if nnodes == 1 else _any_address()
         self._reserved = self._bind(number)
         self.number: int = self._reserved.getsockname()[1]
         self._listening: socket.socket | None = None
@@ -47,10 +47,10 @@ class Port:
         if self._listening is None:
             listening = self._bind(self.number)
             try:
-                listening.listen(BACKLOG)
+                listening.listen(LISTEN_BACKLOG)
             except OSError as error:
                 listening.close()
-                raise _taken(self._flag, self.number, error) from None
+                raise _port_in_use_error(self._flag, self.number, error) from None
             self._listening = listening
         return self._listening
 
@@ -73,31 +73,31 @@ class Port:
             sock.bind((self._host, number))
         except OSError as error:
             sock.close()
-            raise _taken(self._flag, number, error) from None
+            raise _port_in_use_error(self._flag, number, error) from None
         return sock
 
 
-def claim(number: int) -> socket.socket | None:
+def try_listen(number: int) -> socket.socket | None:
     """Listen on all interfaces; None if another process listens there already. Of several callers one succeeds.
 
     Any number of sockets may be bound with SO_REUSEADDR; the kernel lets one of them listen.
     """
     try:
-        return listen_everywhere(number)
+        return listen_on_all_interfaces(number)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return None
-        raise _taken("--control-port", number, error) from None
+        raise _port_in_use_error("--control-port", number, error) from None
 
 
-def listen_everywhere(number: int) -> socket.socket:
+def listen_on_all_interfaces(number: int) -> socket.socket:
     """Listen on all interfaces. Raises OSError."""
-    family, host = _everywhere()
+    family, host = _any_address()
     dual = family == socket.AF_INET6
-    return socket.create_server((host, number), family=family, backlog=BACKLOG, dualstack_ipv6=dual)
+    return socket.create_server((host, number), family=family, backlog=LISTEN_BACKLOG, dualstack_ipv6=dual)
 
 
-def without_loopback() -> str | None:
+def check_loopback() -> str | None:
     """What people read where ranks cannot reach each other at 127.0.0.1, as in a new network namespace.
 
     torch would try again for two minutes. A UDP socket that is connected sends nothing.
@@ -111,24 +111,24 @@ def without_loopback() -> str | None:
     return None
 
 
-def _where(address: str) -> tuple[socket.AddressFamily, str]:
+def _bind_address(address: str) -> tuple[socket.AddressFamily, str]:
     if address == LOOPBACK:
         return socket.AF_INET, address
     try:
         found = resolve(address)
     except OSError as error:
-        why = f"--master-addr {shown(address)} does not resolve: {error.strerror}"
+        why = f"--master-addr {sanitize_line(address)} does not resolve: {error.strerror}"
         raise UsageError(why, "give an address, like 10.0.0.1") from None
     addresses = [(family, str(where[0])) for family, where in found]
-    if all(parsed(each).is_loopback for _, each in addresses):
+    if all(parse_address(each).is_loopback for _, each in addresses):
         return next((each for each in addresses if each[0] == socket.AF_INET), addresses[0])
     if not any(_is_local(*each) for each in addresses):
         why = f"--master-addr {address} is not an address of this machine, where rank 0 runs"
         raise UsageError(why, "leave it out on one node")
-    return _everywhere()
+    return _any_address()
 
 
-def _everywhere() -> tuple[socket.AddressFamily, str]:
+def _any_address() -> tuple[socket.AddressFamily, str]:
     has_ipv6 = socket.has_ipv6 and _is_local(socket.AF_INET6, "::")
     return (socket.AF_INET6, "::") if has_ipv6 else (socket.AF_INET, "0.0.0.0")
 
@@ -146,7 +146,7 @@ class PortTaken(UsageError):
     """Another program listens at a port of node 0's."""
 
 
-def _taken(flag: str, number: int, error: OSError) -> UsageError:
+def _port_in_use_error(flag: str, number: int, error: OSError) -> UsageError:
     if error.errno == errno.EACCES:
         return UsageError(f"{flag} {number}: only root may use ports below 1024", f"{flag} 29500")
     if error.errno != errno.EADDRINUSE:
@@ -154,10 +154,10 @@ def _taken(flag: str, number: int, error: OSError) -> UsageError:
     hint = "leave --master-port out on one node, or give another"
     if flag == "--control-port":
         hint = "give every node another --master-port, which the control port follows, or another --control-port"
-    return PortTaken(f"{flag} {number} is in use by {_holder(number)}", hint)
+    return PortTaken(f"{flag} {number} is in use by {_describe_listener(number)}", hint)
 
 
-def _holder(number: int) -> str:
+def _describe_listener(number: int) -> str:
     """The process that listens on the port; the kernel may not say which (another user's, for example)."""
     with suppress(Exception):
         import psutil
@@ -166,5 +166,5 @@ def _holder(number: int) -> str:
             if connection.laddr and connection.laddr.port == number and connection.pid:
                 process = psutil.Process(connection.pid)
                 command = " ".join(process.cmdline()) or process.name()
-                return f"{cut(command, 60)} (pid {process.pid}, {process.username()})"
+                return f"{truncate_line(command, 60)} (pid {process.pid}, {process.username()})"
     return "another process"

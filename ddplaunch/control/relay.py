@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ddplaunch.dataclass import dataclass, field
 
-FOR_RANKS = frozenset(
+FORWARDED_SIGNALS = frozenset(
     {
         *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT, signal.SIGXCPU),
         *(range(signal.SIGRTMIN, signal.SIGRTMAX + 1) if hasattr(signal, "SIGRTMIN") else ()),
@@ -20,30 +20,30 @@ FOR_RANKS = frozenset(
 )
 """Those with which a program may agree on anything. The others end it, or tell of a fault of its own."""
 
-TOGETHER = 2.0  # seconds within which a scheduler has told all nodes
+DUPLICATE_WINDOW_S = 2.0  # seconds within which a scheduler has told all nodes
 
 
 @dataclass
-class _Passed:
+class _ForwardedSignal:
     number: int
     moment: float
     nodes: set[int] = field(default_factory=set)  # where it has come to
 
 
-class Relay:
+class SignalDeduplicator:
     """What has come to the nodes of a job lately."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._passed: list[_Passed] = []
+        self._passed: list[_ForwardedSignal] = []
 
-    def take(self, node: int, number: int) -> bool:
+    def should_forward(self, node: int, number: int) -> bool:
         """Take in that a signal has come to a node; return whether the ranks have yet to get it."""
         now = self._clock()
-        self._passed = [each for each in self._passed if now - each.moment < TOGETHER]
+        self._passed = [each for each in self._passed if now - each.moment < DUPLICATE_WINDOW_S]
         for each in self._passed:
             if each.number == number and node not in each.nodes:
                 each.nodes.add(node)
                 return False
-        self._passed.append(_Passed(number, now, {node}))
+        self._passed.append(_ForwardedSignal(number, now, {node}))
         return True

@@ -9,26 +9,30 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.errors import UsageError, shown
+from ddplaunch.errors import UsageError, sanitize_line
 
 if TYPE_CHECKING:
     import ipaddress
     from threading import Thread
 
-RESOLVE_PATIENCE = 5.0  # seconds to wait for a name server before node 0 goes on without having checked its own name
-NAME_PATIENCE = 0.5  # seconds that a name server may take to answer; if it takes longer, ranks wait only shortly
+RESOLVE_TIMEOUT_S = 5.0  # seconds to wait for a name server before node 0 goes on without having checked its own name
+REVERSE_LOOKUP_TIMEOUT_S = (
+    0.5  # seconds that a name server may take to answer; if it takes longer, ranks wait only shortly
+)
 
-IMPATIENT = "timeout:1 attempts:1"
+RESOLVER_OPTIONS = "timeout:1 attempts:1"
 """RES_OPTIONS (resolv.conf(5)) of ranks whose name server does not answer: 1 s a look-up, the least there is."""
 
-Resolved = list[tuple[socket.AddressFamily, tuple[str, int]]]  # the addresses of a name, as sockets take them
-Addresses = dict[str, list[str]]  # the literals of each interface; link-local IPv6 with its zone: "fe80::1%eth0"
+SocketAddresses = list[tuple[socket.AddressFamily, tuple[str, int]]]  # the addresses of a name, as sockets take them
+InterfaceAddresses = dict[
+    str, list[str]
+]  # the literals of each interface; link-local IPv6 with its zone: "fe80::1%eth0"
 
 
-def interfaces() -> Addresses:
+def list_interface_addresses() -> InterfaceAddresses:
     import psutil
 
-    found: Addresses = {}
+    found: InterfaceAddresses = {}
     for name, addresses in psutil.net_if_addrs().items():
         literals = [each.address for each in addresses if each.family in (socket.AF_INET, socket.AF_INET6)]
         if literals:
@@ -36,7 +40,7 @@ def interfaces() -> Addresses:
     return found
 
 
-def networks() -> Iterator[tuple[str, str, str]]:
+def list_networks() -> Iterator[tuple[str, str, str]]:
     """The networks beyond this machine that it has an address in: interface, address and network, "10.0.0.0/24"."""
     import ipaddress
 
@@ -47,7 +51,7 @@ def networks() -> Iterator[tuple[str, str, str]]:
             continue
         for each in addresses:
             if each.family in (socket.AF_INET, socket.AF_INET6) and each.netmask:
-                address, bits = parsed(each.address), int(ipaddress.ip_address(each.netmask)).bit_count()
+                address, bits = parse_address(each.address), int(ipaddress.ip_address(each.netmask)).bit_count()
                 if not (address.is_loopback or address.is_link_local):
                     network = ipaddress.ip_network(f"{address}/{bits}", strict=False)
                     yield name, str(address), str(network)
@@ -63,65 +67,69 @@ def machine_id() -> str:
         return ""
 
 
-def interface_of(address: str) -> str | None:
+def find_interface(address: str) -> str | None:
     """The name of the interface that has ``address``; None if none has it, or ``address`` is empty."""
     if not address:
         return None
-    wanted = parsed(address)
-    return next((name for name, found in interfaces().items() if wanted in map(parsed, found)), None)
+    wanted = parse_address(address)
+    return next(
+        (name for name, found in list_interface_addresses().items() if wanted in map(parse_address, found)), None
+    )
 
 
 def check_interface(interface: str) -> None:
     """Raise a UsageError where this machine has no such interface."""
-    if interface not in (found := interfaces()):
-        raise UsageError(f"--interface {interface}: this machine has no such interface", f"it has {_listed(found)}")
+    if interface not in (found := list_interface_addresses()):
+        raise UsageError(
+            f"--interface {interface}: this machine has no such interface", f"it has {_format_interfaces(found)}"
+        )
 
 
-def address_on(interface: str, family: socket.AddressFamily) -> str | None:
+def find_address(interface: str, family: socket.AddressFamily) -> str | None:
     """An address of an interface, None where it has none of this family."""
-    found = interfaces().get(interface, ())
+    found = list_interface_addresses().get(interface, ())
     return next((each for each in found if (":" in each) is (family == socket.AF_INET6)), None)
 
 
-def parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def parse_address(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     import ipaddress
 
     parsed = ipaddress.ip_address(address.partition("%")[0])
     return getattr(parsed, "ipv4_mapped", None) or parsed
 
 
-def _listed(found: Addresses) -> str:
+def _format_interfaces(found: InterfaceAddresses) -> str:
     return ", ".join(f"{addresses[0]} ({name})" for name, addresses in found.items() if name != "lo") or "only loopback"
 
 
-def check_is_ours(address: str) -> None:
+def check_local_address(address: str) -> None:
     """Raise a UsageError where ``address`` does not resolve, or is not one of this machine, which is node 0.
 
     If the name server does not answer, the check passes: the other nodes will find out.
     """
-    if is_ours(address) is False:
-        has = _listed(interfaces())
+    if is_local_address(address) is False:
+        has = _format_interfaces(list_interface_addresses())
         raise UsageError(
             f"--master-addr {address} is not an address of this machine, which is node 0: it has {has}",
             "give one of those on every node; or, if this is another node, its own --node-rank",
         )
 
 
-def is_ours(address: str, patience: float = RESOLVE_PATIENCE) -> bool | None:
-    """Whether ``address`` is one of this machine; None where no name server answers in ``patience`` seconds.
+def is_local_address(address: str, timeout_s: float = RESOLVE_TIMEOUT_S) -> bool | None:
+    """Whether ``address`` is one of this machine; None where no name server answers in ``timeout_s`` seconds.
 
     Raises:
         Unresolvable: no name server knows it.
     """
-    lookup = Lookup(address)
-    answered = lookup.wait(patience)
+    lookup = NameLookup(address)
+    answered = lookup.wait(timeout_s)
     lookup.close()
     if not answered or (lookup.error and lookup.error.errno == socket.EAI_AGAIN):
         return None
     if lookup.error:
-        raise unresolvable(address)
-    ours = {parsed(each) for addresses in interfaces().values() for each in addresses}
-    found = {parsed(str(where[0])) for _, where in lookup.addresses}
+        raise unresolvable_error(address)
+    ours = {parse_address(each) for addresses in list_interface_addresses().values() for each in addresses}
+    found = {parse_address(str(where[0])) for _, where in lookup.addresses}
     return any(each in ours or each.is_loopback for each in found)
 
 
@@ -129,12 +137,12 @@ class Unresolvable(UsageError):
     """A name that no name server knows, perhaps not yet."""
 
 
-def unresolvable(address: str) -> Unresolvable:
-    message = f"--master-addr {shown(address)} does not resolve on this machine"
+def unresolvable_error(address: str) -> Unresolvable:
+    message = f"--master-addr {sanitize_line(address)} does not resolve on this machine"
     return Unresolvable(message, "give node 0's address, like 10.0.0.1")
 
 
-def resolve(address: str, port: int | None = None) -> Resolved:
+def resolve(address: str, port: int | None = None) -> SocketAddresses:
     """Look up a name, for as long as that takes.
 
     Raises:
@@ -157,12 +165,12 @@ def _started(target: Callable[[], None]) -> Thread:
     return thread
 
 
-class Lookup:
+class NameLookup:
     """One look-up of a name in a thread of its own, since the C library can be neither interrupted nor polled."""
 
     def __init__(self, address: str, port: int | None = None) -> None:
         self._read, write = os.pipe()
-        self.addresses: Resolved = []
+        self.addresses: SocketAddresses = []
         self.error: OSError | None = None
 
         def look() -> None:
@@ -187,40 +195,40 @@ class Lookup:
         os.close(self._read)
 
 
-class NameServer:
+class ReverseLookupCheck:
     """Whether reverse look-ups are answered, asked in a thread from construction on.
 
     torch's TCPStore makes one for every connection (c10d/socket.cpp, to log it); a name server that does not answer
     costs 10 s each (resolv.conf(5): 5 s, 2 attempts).
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        """``say`` tells people, once, that ranks will have to wait."""
-        self._say: Callable[[str], None] | None = say
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        """``notify`` tells people, once, that ranks will have to wait."""
+        self._say: Callable[[str], None] | None = notify
         self._began = time.monotonic()
-        self._thread = _started(self._ask)
+        self._thread = _started(self._query)
 
     @staticmethod
-    def _ask() -> None:
-        address = next(own_addresses(), "127.0.0.1")
+    def _query() -> None:
+        address = next(list_reachable_addresses(), "127.0.0.1")
         mapped = address if ":" in address else f"::ffff:{address}"  # as torch asks
         with suppress(OSError):  # an answer too
             socket.getnameinfo((mapped, 0, 0, 0), 0)
 
-    def variables(self) -> dict[str, str]:
-        """What ranks get if the name server does not answer; known after NAME_PATIENCE at most."""
-        self._thread.join(max(0.0, self._began + NAME_PATIENCE - time.monotonic()))
+    def rank_environment(self) -> dict[str, str]:
+        """What ranks get if the name server does not answer; known after REVERSE_LOOKUP_TIMEOUT_S at most."""
+        self._thread.join(max(0.0, self._began + REVERSE_LOOKUP_TIMEOUT_S - time.monotonic()))
         if not self._thread.is_alive():
             return {}
         if self._say:
             waits = "ranks wait 1 s each, not 10"
             self._say(f"the name server does not answer, and torch asks it about every peer: {waits}")
             self._say = None
-        return {"RES_OPTIONS": IMPATIENT}
+        return {"RES_OPTIONS": RESOLVER_OPTIONS}
 
 
-def own_addresses() -> Iterator[str]:
+def list_reachable_addresses() -> Iterator[str]:
     """This machine's addresses that another may reach, IPv4 first."""
-    found = [each for name, addresses in interfaces().items() if name != "lo" for each in addresses]
-    usable = [each for each in found if not parsed(each).is_link_local and not parsed(each).is_loopback]
-    yield from sorted(usable, key=lambda each: parsed(each).version)
+    found = [each for name, addresses in list_interface_addresses().items() if name != "lo" for each in addresses]
+    usable = [each for each in found if not parse_address(each).is_link_local and not parse_address(each).is_loopback]
+    yield from sorted(usable, key=lambda each: parse_address(each).version)

@@ -11,7 +11,7 @@ from ddplaunch.devices.cpu import read_cpu
 from ddplaunch.devices.intel import INTEL
 from ddplaunch.devices.nvidia import NVIDIA
 from ddplaunch.devices.sysfs import Folder
-from ddplaunch.devices.vendor import Trees
+from ddplaunch.devices.vendor import KernelTrees
 from ddplaunch.plan.hardware import Gpu, GpusFailed, Hardware, LostGpu
 
 VENDORS = (NVIDIA, AMD, INTEL, APPLE)
@@ -27,7 +27,7 @@ def read_hardware(*, processes: bool = False, sysfs: Folder = "/sys", dev: Folde
     failed: str | None = None
     for vendor in VENDORS:
         try:
-            found, told = vendor.read(Trees(sysfs, dev, processes))
+            found, told = vendor.read(KernelTrees(sysfs, dev, processes))
         except GpusFailed as error:
             said += error.notes
             failed = error.shown_by

@@ -10,10 +10,22 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from ddplaunch.devices.processes import describe_process
-from ddplaunch.devices.sysfs import Folder, numbered, read_beside, read_int, read_text
-from ddplaunch.devices.vendor import AND, Read, Trees, Vendor, Visible, VisibleGpu, by_uuid, counted, have, one, walk
+from ddplaunch.devices.sysfs import Folder, list_numbered, read_int, read_pci_locality, read_text
+from ddplaunch.devices.vendor import (
+    SOURCE_SEPARATOR,
+    KernelTrees,
+    ReadResult,
+    Vendor,
+    VisibleGpu,
+    VisibleGpus,
+    as_whole_gpu,
+    format_available,
+    format_indices,
+    match_uuid,
+    resolve_mask,
+)
 from ddplaunch.plan.hardware import Gpu, GpuProcess
-from ddplaunch.plan.numbers import whole
+from ddplaunch.plan.numbers import parse_int
 
 ROCR = "ROCR_VISIBLE_DEVICES"
 HIP = "HIP_VISIBLE_DEVICES"
@@ -24,21 +36,21 @@ KFD = "class/kfd/kfd"
 LOCAL_HEAPS = (1, 2)  # HSA_HEAPTYPE_FRAME_BUFFER_PUBLIC and _PRIVATE: a mem_bank of the GPU's own
 
 
-def read_amd(trees: Trees) -> Read:
+def read_amd(trees: KernelTrees) -> ReadResult:
     """Return the AMD GPUs in KFD's order, which is that of ROCR_VISIBLE_DEVICES, and no notes.
 
     ``uuid`` has the form that ROCR_VISIBLE_DEVICES takes, "GPU-" and 16 hexadecimal digits; old GPUs have none.
     """
     gpus: list[Gpu] = []
     sysfs = trees.sysfs
-    folders = numbered(os.path.join(sysfs, KFD, "topology/nodes"), "")
+    folders = list_numbered(os.path.join(sysfs, KFD, "topology/nodes"), "")
     for node, _ in sorted(folders, key=lambda folder: int(folder[1])):
         properties = _read_properties(f"{node}/properties")
         if not properties.get("simd_count"):
             continue  # a CPU, or a GPU that is not ours to use
         pci = _address(properties)
         device = os.path.join(sysfs, f"class/drm/renderD{properties.get('drm_render_minor', 0)}/device")
-        numa_node, cpus = read_beside(sysfs, pci)
+        numa_node, cpus = read_pci_locality(sysfs, pci)
         unique = properties.get("unique_id")
         gpus.append(
             Gpu(
@@ -47,7 +59,7 @@ def read_amd(trees: Trees) -> Read:
                 name=read_text(f"{device}/product_name") or f"AMD {_architecture(properties)}",
                 uuid=f"GPU-{unique:016x}" if unique else None,
                 pci=pci,
-                memory_total=read_int(f"{device}/mem_info_vram_total") or _bank_memory(node),
+                memory_total=read_int(f"{device}/mem_info_vram_total") or _read_bank_memory(node),
                 memory_used=read_int(f"{device}/mem_info_vram_used"),
                 numa_node=numa_node,
                 cpus=cpus,
@@ -75,15 +87,15 @@ def _architecture(properties: dict[str, int]) -> str:
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 
 
-def _bank_memory(node: str) -> int | None:
-    banks = [_read_properties(f"{bank}/properties") for bank, _ in numbered(f"{node}/mem_banks", "")]
+def _read_bank_memory(node: str) -> int | None:
+    banks = [_read_properties(f"{bank}/properties") for bank, _ in list_numbered(f"{node}/mem_banks", "")]
     return sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in LOCAL_HEAPS) or None
 
 
 def _read_processes(sysfs: Folder, gpu_id: int | None) -> tuple[GpuProcess, ...]:
     """List who holds memory on the GPU: KFD has a folder a process, in it one file of bytes a GPU (vram_<gpu_id>)."""
     found = []
-    for folder, pid in numbered(os.path.join(sysfs, KFD, "proc"), ""):
+    for folder, pid in list_numbered(os.path.join(sysfs, KFD, "proc"), ""):
         memory = read_int(f"{folder}/vram_{gpu_id}")
         if memory:
             found.append(describe_process(int(pid), memory))
@@ -93,47 +105,59 @@ def _read_processes(sysfs: Folder, gpu_id: int | None) -> tuple[GpuProcess, ...]
 # What the environment says.
 
 
-def _rocm(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Visible:
+def _apply_rocm_masks(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> VisibleGpus:
     """Read ROCR_VISIBLE_DEVICES, then HIP_VISIBLE_DEVICES, else CUDA_VISIBLE_DEVICES, which count within the former.
 
     Source: ROCm, "GPU isolation techniques"; on doubled entries ROCR-Runtime's ``amd_filter_device.h`` (ends the list)
     and clr's ``rocdevice.cpp`` (counts once). HIP itself ignores an empty variable of its own, torch counts none.
     """
-    visible = [one(gpu) for gpu in gpus]
-    could_be = have(gpus)
+    visible = [as_whole_gpu(gpu) for gpu in gpus]
+    could_be = format_available(gpus)
     sources: list[str] = []
     notes: list[str] = []
     if ROCR in environ:
-        find = partial(_rocm_entry, visible, strip=True)
-        visible, notes = walk(ROCR, environ[ROCR], could_be, find, doubled="ends the list")
-        could_be = f"{ROCR}={environ[ROCR]} leaves {counted(range(len(visible)))} to it"
+        find = partial(_resolve_entry, visible, strip=True)
+        visible, notes = resolve_mask(ROCR, environ[ROCR], could_be, find, on_duplicate="ends the list")
+        could_be = f"{ROCR}={environ[ROCR]} leaves {format_indices(range(len(visible)))} to it"
         sources.append(ROCR)
     inner = next((name for name in (HIP, CUDA) if name in environ), None)
     if inner:
-        visible, said = walk(inner, environ[inner], could_be, partial(_rocm_entry, visible), doubled="counts once")
+        visible, said = resolve_mask(
+            inner, environ[inner], could_be, partial(_resolve_entry, visible), on_duplicate="counts once"
+        )
         sources.append(inner)
         notes += said
-    return Visible(tuple(visible), AND.join(sources) or "KFD", notes=tuple(notes))
+    return VisibleGpus(tuple(visible), SOURCE_SEPARATOR.join(sources) or "KFD", notes=tuple(notes))
 
 
-def _rocm_entry(devices: Sequence[VisibleGpu], entry: str, *, strip: bool = False) -> list[VisibleGpu]:
+def _resolve_entry(devices: Sequence[VisibleGpu], entry: str, *, strip: bool = False) -> list[VisibleGpu]:
     """Resolve an index into this list, or the prefix of one UUID of it; ROCr allows blanks around it, HIP does not."""
     entry = entry.strip() if strip else entry
-    if (index := whole(entry)) is not None and index >= 0:
+    if (index := parse_int(entry)) is not None and index >= 0:
         return list(devices[index : index + 1])
-    matches = by_uuid([device.gpu for device in devices], entry, lambda gpu: [one(gpu)])
+    matches = match_uuid([device.gpu for device in devices], entry, lambda gpu: [as_whole_gpu(gpu)])
     return matches[0] if len(matches) == 1 else []
 
 
-def _select(chosen: Sequence[VisibleGpu], notes: list[str], environ: Mapping[str, str]) -> Visible:
+def _select(chosen: Sequence[VisibleGpu], notes: list[str], environ: Mapping[str, str]) -> VisibleGpus:
     indices = [str(device.gpu.index) for device in chosen]
     variables: dict[str, str] = {}
     if ROCR in environ:  # HIP's numbers would count within the inherited ones
         variables[ROCR] = ",".join(indices)
         indices = [str(index) for index in range(len(indices))]
     variables[HIP] = ",".join(indices)
-    return Visible(tuple(chosen), "--gpus", variables, tuple(notes))
+    return VisibleGpus(tuple(chosen), "--gpus", variables, tuple(notes))
 
 
-AMD = Vendor("amd", "AMD", "cuda", read_amd, _rocm, _select, backend="nccl", masks=(ROCR, HIP), hiding={HIP: "-1"})
+AMD = Vendor(
+    "amd",
+    "AMD",
+    "cuda",
+    read_amd,
+    _apply_rocm_masks,
+    _select,
+    backend="nccl",
+    masks=(ROCR, HIP),
+    hide_all_variables={HIP: "-1"},
+)
 """torch's ROCm build answers to "cuda"."""

@@ -6,18 +6,18 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from ddplaunch.devices.vendor import Read, Trees, Vendor, Visible, VisibleGpu, one
+from ddplaunch.devices.vendor import KernelTrees, ReadResult, Vendor, VisibleGpu, VisibleGpus, as_whole_gpu
 from ddplaunch.plan.hardware import Gpu
 
 
-def read_apple(trees: Trees) -> Read:
+def read_apple(trees: KernelTrees) -> ReadResult:
     """Return the one GPU of an Apple silicon Mac, named after its chip, and no notes; nothing anywhere else."""
     if sys.platform != "darwin" or os.uname().machine != "arm64":
         return [], []
-    return [Gpu("apple", 0, _chip())], []
+    return [Gpu("apple", 0, _read_chip_name())], []
 
 
-def _chip() -> str:
+def _read_chip_name() -> str:
     import subprocess
 
     try:
@@ -28,12 +28,12 @@ def _chip() -> str:
     return said.stdout.strip() or "Apple GPU"  # "Apple M3 Max"
 
 
-def _metal(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Visible:
-    return Visible(tuple(map(one, gpus)), "Metal")
+def _visible_metal(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> VisibleGpus:
+    return VisibleGpus(tuple(map(as_whole_gpu, gpus)), "Metal")
 
 
-def _select(chosen: Sequence[VisibleGpu], notes: list[str], environ: Mapping[str, str]) -> Visible:
-    return Visible(tuple(chosen), "--gpus", {}, tuple(notes))
+def _select(chosen: Sequence[VisibleGpu], notes: list[str], environ: Mapping[str, str]) -> VisibleGpus:
+    return VisibleGpus(tuple(chosen), "--gpus", {}, tuple(notes))
 
 
-APPLE = Vendor("apple", "Apple", "mps", read_apple, _metal, _select, numbered=False)
+APPLE = Vendor("apple", "Apple", "mps", read_apple, _visible_metal, _select, has_indices=False)

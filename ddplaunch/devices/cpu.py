@@ -62,7 +62,7 @@ def _count_cores(sysfs: Folder, allowed: tuple[int, ...]) -> int:
             siblings = parse_cpulist(read_text(f"{topology}/thread_siblings_list") or "")
             if not siblings:
                 try:
-                    return min(_psutil().cpu_count(logical=False) or len(allowed), len(allowed))
+                    return min(_virtual_memory().cpu_count(logical=False) or len(allowed), len(allowed))
                 except OSError:  # Linux without /proc
                     return len(allowed)
             counted.update(siblings)
@@ -74,7 +74,7 @@ def _read_memory(proc: Folder) -> tuple[int | None, int | None]:
     meminfo = read_text(os.path.join(proc, "meminfo"))
     if meminfo is None:
         try:
-            memory = _psutil().virtual_memory()
+            memory = _virtual_memory().virtual_memory()
         except OSError:  # Linux without /proc
             return None, None
         return memory.total, memory.available
@@ -84,7 +84,7 @@ def _read_memory(proc: Folder) -> tuple[int | None, int | None]:
     return (int(total) * 1024 if total else None), (int(available) * 1024 if available else None)
 
 
-def _psutil() -> Any:
+def _virtual_memory() -> Any:
     # 17 ms, so only where the kernel has no files to read (macOS).
     return importlib.import_module("psutil")
 
@@ -95,11 +95,11 @@ def _read_quota(sysfs: Folder, proc: Folder) -> float | None:
     ``docker run --cpus 4`` sets it (cpu.max in Documentation/admin-guide/cgroup-v2.rst of the kernel, cpu.cfs_quota_us
     in scheduler/sched-bwc.rst). The narrowest group counts, ours or one around it; a container does not see outer ones.
     """
-    shares = map(_share, _groups(os.path.join(sysfs, "fs/cgroup"), proc))
+    shares = map(_read_group_quota, _cgroup_dirs(os.path.join(sysfs, "fs/cgroup"), proc))
     return min((share for share in shares if share is not None), default=None)
 
 
-def _groups(root: str, proc: Folder) -> Iterator[str]:
+def _cgroup_dirs(root: str, proc: Folder) -> Iterator[str]:
     """Our groups of version 2 and of version 1's cpu controller, each with those around it."""
     for line in (read_text(os.path.join(proc, "self/cgroup")) or "").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -110,7 +110,7 @@ def _groups(root: str, proc: Folder) -> Iterator[str]:
             yield from ("/".join((base, *parts[:depth])) for depth in range(len(parts), -1, -1))
 
 
-def _share(group: str) -> float | None:
+def _read_group_quota(group: str) -> float | None:
     quota, _, period = (read_text(f"{group}/cpu.max") or "").partition(" ")
     if not period:
         quota, period = (read_text(f"{group}/cpu.cfs_{name}_us") or "" for name in ("quota", "period"))

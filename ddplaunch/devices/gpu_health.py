@@ -9,15 +9,15 @@ from collections.abc import Sequence
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass
-from ddplaunch.devices.nvidia import opened
+from ddplaunch.devices.nvidia import open_nvml
 from ddplaunch.plan.hardware import Gpu, GpuProcess
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from ddplaunch.wire.bounds import Count, Line, Number, Size
+    from ddplaunch.wire.bounds import Count, Number, Size, TextLine
 
-SLOWDOWNS = {
+THROTTLE_REASONS = {
     0x08: "a hardware slowdown",
     0x20: "software, because of heat",
     0x40: "hardware, because of heat",
@@ -35,13 +35,13 @@ class GpuHealth:
     """One GPU; None is not known."""
 
     index: Count
-    name: Line
-    driver: Line | None
+    name: TextLine
+    driver: TextLine | None
     memory_total: Size | None  # bytes
     memory_used: Size | None
     processes: tuple[GpuProcess, ...]
     temperature: Number | None = None  # degrees Celsius
-    slowed_by: tuple[Line, ...] = ()
+    slowed_by: tuple[TextLine, ...] = ()
     memory_errors: Size | None = None  # that ECC could not correct, since the driver was loaded
     needs_reset: bool = False  # rows or pages of memory wait to be replaced
     worn_out: bool = False  # rows of memory could not be replaced
@@ -54,12 +54,12 @@ class NvLinks:
     gpu: Count
     active: Count
     down: Count
-    errors: tuple[tuple[Line, Size], ...]  # what, and how many since the driver was loaded
+    errors: tuple[tuple[TextLine, Size], ...]  # what, and how many since the driver was loaded
 
 
 def read_nvlinks(gpus: Sequence[Gpu]) -> tuple[NvLinks, ...]:
     """Ask for the NVLinks of these GPUs; of one without any nothing is told."""
-    nvml = opened() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
+    nvml = open_nvml() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
     asked = (_nvlinks(nvml, gpu) for gpu in gpus if nvml and gpu.vendor == "nvidia")
     return tuple(links for links in asked if links)
 
@@ -85,7 +85,7 @@ def _nvlinks(nvml: Any, gpu: Gpu) -> NvLinks | None:
 
 def read_health(gpus: Sequence[Gpu]) -> tuple[GpuHealth, ...]:
     """Ask how these GPUs are; of those that are not NVIDIA's only what is known already is told."""
-    nvml = opened() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
+    nvml = open_nvml() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
     return tuple(_health(nvml if gpu.vendor == "nvidia" else None, gpu) for gpu in gpus)
 
 
@@ -110,7 +110,7 @@ def _health(nvml: Any, gpu: Gpu) -> GpuHealth:
     return GpuHealth(
         *known,
         temperature=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
-        slowed_by=tuple(text for bit, text in SLOWDOWNS.items() if reasons & bit),
+        slowed_by=tuple(text for bit, text in THROTTLE_REASONS.items() if reasons & bit),
         memory_errors=ask(
             "nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
         ),

@@ -12,19 +12,19 @@ import sys
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
-from ddplaunch.devices.gpu_health import SLOWDOWNS
-from ddplaunch.devices.nvidia import opened
-from ddplaunch.loop import Loop
-from ddplaunch.wire.child import AskedChild
+from ddplaunch.devices.gpu_health import THROTTLE_REASONS
+from ddplaunch.devices.nvidia import open_nvml
+from ddplaunch.loop import EventLoop
+from ddplaunch.wire.child import HelperProcess
 
-DEADLINE = 2.0  # seconds in which the driver must answer; the first time it may have to be woken
-_FIRST_DEADLINE = 10.0
+QUERY_TIMEOUT_S = 2.0  # seconds in which the driver must answer; the first time it may have to be woken
+_FIRST_QUERY_TIMEOUT_S = 10.0
 _MAX_ANSWER = 1 << 16
-_SERVE = (
+_SERVE_STATEMENT = (
     "import sys; sys.path[:] = [each for each in sys.path if each] + sys.argv[1:]\n"
     "from ddplaunch.devices.gpu_usage import serve; serve()"
 )
-_SLOWED = sum(SLOWDOWNS)  # of the reasons, those that mean trouble
+_THROTTLE_MASK = sum(THROTTLE_REASONS)  # of the reasons, those that mean trouble
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -45,36 +45,41 @@ def used_by_ranks(gpus: tuple[GpuUsage, ...] | None, pids: Collection[int]) -> t
     return tuple(gpu for gpu in gpus or () if not {*gpu.pids}.isdisjoint(pids)) or gpus
 
 
-class GpuWatch:
+class GpuUsageQuery:
     """Asks whenever it is told to; ``usage`` is the last answer: none for no GPUs, None for no answer."""
 
-    def __init__(self, loop: Loop, heard: Callable[[], None] = lambda: None) -> None:
-        """Starts nothing yet; ``heard`` is called when ``usage`` may have changed."""
-        self._loop, self._heard = loop, heard
-        self._child: AskedChild | None = None
+    def __init__(self, loop: EventLoop, on_usage: Callable[[], None] = lambda: None) -> None:
+        """Starts nothing yet; ``on_usage`` is called when ``usage`` may have changed."""
+        self._loop, self._heard = loop, on_usage
+        self._child: HelperProcess | None = None
         self._answer = b""
         self._answers = 0
         self._over = False
         self.usage: tuple[GpuUsage, ...] | None = ()
 
-    def ask(self) -> bool:
-        """Ask how busy they are, unless the last question is still open; return whether ``heard`` will be called."""
+    def query(self) -> bool:
+        """Ask how busy they are, unless the last question is still open; return whether ``on_usage`` will be called."""
         if self._over:
             return False
-        if self._child and self._child.awaited:
+        if self._child and self._child.has_deadline:
             return True
         if self._child is None:
-            command = [sys.executable, "-c", _SERVE, _ROOT]
+            command = [sys.executable, "-c", _SERVE_STATEMENT, _ROOT]
             try:
-                self._child = AskedChild(
-                    self._loop, command, self._hear, self._give_up, deadline=_FIRST_DEADLINE, asks=True
+                self._child = HelperProcess(
+                    self._loop,
+                    command,
+                    self._on_output,
+                    self._on_failed,
+                    deadline=_FIRST_QUERY_TIMEOUT_S,
+                    pipe_stdin=True,
                 )
             except OSError:
                 self._over = True
                 return False
         else:
-            self._child.wait(DEADLINE)
-        self._child.ask(b"?")
+            self._child.set_deadline(QUERY_TIMEOUT_S)
+        self._child.write(b"?")
         return True
 
     def close(self) -> None:
@@ -84,26 +89,26 @@ class GpuWatch:
             self._child.close()
             self._child = None
 
-    def _hear(self, data: bytes) -> None:
+    def _on_output(self, data: bytes) -> None:
         assert self._child
         self._answer += data
         if not data or len(self._answer) > _MAX_ANSWER:
-            return self._give_up(() if self._answers == 0 and not data else None)
+            return self._on_failed(() if self._answers == 0 and not data else None)
         if not self._answer.endswith(b"\n"):
             return
         answer, self._answer = self._answer, b""
-        self._child.wait(None)
+        self._child.set_deadline(None)
         self._answers += 1
-        self.usage = _read(answer)
+        self.usage = _parse_reply(answer)
         self._heard()
 
-    def _give_up(self, usage: tuple[GpuUsage, ...] | None = None) -> None:
+    def _on_failed(self, usage: tuple[GpuUsage, ...] | None = None) -> None:
         self.usage = usage
         self.close()
         self._heard()
 
 
-def _read(answer: bytes) -> tuple[GpuUsage, ...] | None:
+def _parse_reply(answer: bytes) -> tuple[GpuUsage, ...] | None:
     try:
         return tuple(
             GpuUsage(gpu, busy, used, total, tuple(pids), *more)
@@ -115,7 +120,7 @@ def _read(answer: bytes) -> tuple[GpuUsage, ...] | None:
 
 def serve() -> None:
     """Be the child."""
-    nvml = opened()
+    nvml = open_nvml()
     while nvml and os.read(0, 1):
         os.write(1, json.dumps([_usage(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]).encode() + b"\n")
 
@@ -141,5 +146,5 @@ def _usage(nvml: Any, index: int) -> GpuUsage:
         memory.total if memory else None,
         tuple(process.pid for process in processes),
         None if power is None else power / 1000,
-        None if reasons is None else bool(reasons & _SLOWED),
+        None if reasons is None else bool(reasons & _THROTTLE_MASK),
     )

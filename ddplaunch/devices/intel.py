@@ -9,8 +9,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from ddplaunch.devices.sysfs import numbered, read_beside, read_int, read_text
-from ddplaunch.devices.vendor import Read, Trees, Vendor, Visible, VisibleGpu, have, one
+from ddplaunch.devices.sysfs import list_numbered, read_int, read_pci_locality, read_text
+from ddplaunch.devices.vendor import (
+    KernelTrees,
+    ReadResult,
+    Vendor,
+    VisibleGpu,
+    VisibleGpus,
+    as_whole_gpu,
+    format_available,
+)
 from ddplaunch.plan.hardware import Gpu
 
 ZE_MASK = "ZE_AFFINITY_MASK"
@@ -21,21 +29,21 @@ SYCL = "ONEAPI_DEVICE_SELECTOR"
 VENDOR_ID = "0x8086"
 
 
-def read_intel(trees: Trees) -> Read:
+def read_intel(trees: KernelTrees) -> ReadResult:
     """Return the discrete Intel GPUs by PCI address, the order of ZE_ENABLE_PCI_ID_DEVICE_ORDER=1, and no notes.
 
     A card of several tiles is that many GPUs, as it is for Level Zero, and so for torch, unless told otherwise.
     """
     cards = sorted(
         (os.path.basename(os.path.realpath(f"{card}/device")), card)
-        for card, number in numbered(os.path.join(trees.sysfs, "class/drm"), "card")
+        for card, number in list_numbered(os.path.join(trees.sysfs, "class/drm"), "card")
         if number.isdecimal() and read_text(f"{card}/device/vendor") == VENDOR_ID  # card0-DP-1 is a plug of card0
     )
     gpus: list[Gpu] = []
     for pci, card in cards:
         tiles = _read_tiles(card, pci)
         model = (read_text(f"{card}/device/device") or "").removeprefix("0x")  # "0bd5", as in pci.ids
-        numa_node, cpus = read_beside(trees.sysfs, pci)
+        numa_node, cpus = read_pci_locality(trees.sysfs, pci)
         for tile, memory in enumerate(tiles):
             name = f"Intel GPU {model}" if len(tiles) == 1 else f"Intel GPU {model} tile {tile}"
             gpus.append(Gpu("intel", len(gpus), name, pci=pci, memory_total=memory, numa_node=numa_node, cpus=cpus))
@@ -51,11 +59,11 @@ def _read_tiles(card: str, pci: str) -> list[int | None]:
     """
     driver = os.path.basename(os.path.realpath(f"{card}/device/driver"))
     if driver == "xe":
-        folders = sorted(numbered(f"{card}/device", "tile"))
+        folders = sorted(list_numbered(f"{card}/device", "tile"))
         return [size for folder, _ in folders if (size := read_int(f"{folder}/physical_vram_size_bytes"))]
     if driver == "i915":
         whole = read_int(f"{card}/lmem_total_bytes")
-        tiles = len(numbered(f"{card}/gt", "gt")) or 1
+        tiles = len(list_numbered(f"{card}/gt", "gt")) or 1
         if whole:
             return [whole // tiles] * tiles
         if pci.split(":")[1] != "00":
@@ -66,7 +74,7 @@ def _read_tiles(card: str, pci: str) -> list[int | None]:
 # What the environment says.
 
 
-def _level_zero(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Visible:
+def _apply_affinity_mask(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> VisibleGpus:
     """Read ZE_AFFINITY_MASK: numbers of devices to keep; it orders nothing, and numbers without a device go by.
 
     Source: Level Zero specification, "Affinity Mask"; ``parseAffinityMask`` of Intel's compute-runtime.
@@ -78,21 +86,21 @@ def _level_zero(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Visible:
         notes.append(f"{SYCL}={environ[SYCL]} may hide more GPUs from torch; ddplaunch does not read it.")
     mask = environ.get(ZE_MASK)
     if mask is None or mask in ("", "default"):
-        return Visible(tuple(map(one, gpus)), "sysfs", notes=tuple(notes))
+        return VisibleGpus(tuple(map(as_whole_gpu, gpus)), "sysfs", notes=tuple(notes))
     kept = {entry.strip() for entry in mask.split(",")}
     strangers = sorted(kept - {str(gpu.index) for gpu in gpus} - {""})
     if strangers:
-        notes.append(f"{ZE_MASK}={mask} names {', '.join(strangers)}, but {have(gpus)}.")
-    return Visible(tuple(one(gpu) for gpu in gpus if str(gpu.index) in kept), ZE_MASK, notes=tuple(notes))
+        notes.append(f"{ZE_MASK}={mask} names {', '.join(strangers)}, but {format_available(gpus)}.")
+    return VisibleGpus(tuple(as_whole_gpu(gpu) for gpu in gpus if str(gpu.index) in kept), ZE_MASK, notes=tuple(notes))
 
 
-def _select(chosen: Sequence[VisibleGpu], notes: list[str], environ: Mapping[str, str]) -> Visible:
+def _select(chosen: Sequence[VisibleGpu], notes: list[str], environ: Mapping[str, str]) -> VisibleGpus:
     ordered = sorted(chosen, key=lambda device: device.gpu.index)
     if ordered != list(chosen):
         notes.append(f"{ZE_MASK} cannot reorder GPUs, so torch numbers them in the order of the machine.")
     variables = {ZE_MASK: ",".join(device.token for device in ordered), ZE_PCI_ORDER: "1"}
-    return Visible(tuple(ordered), "--gpus", variables, tuple(notes))
+    return VisibleGpus(tuple(ordered), "--gpus", variables, tuple(notes))
 
 
-INTEL = Vendor("intel", "Intel", "xpu", read_intel, _level_zero, _select, backend="xccl", masks=(ZE_MASK,))
+INTEL = Vendor("intel", "Intel", "xpu", read_intel, _apply_affinity_mask, _select, backend="xccl", masks=(ZE_MASK,))
 """It has no variable that hides them all."""

@@ -1,6 +1,6 @@
 """NVIDIA's GPUs, asked of their driver through NVML (nvidia-ml-py), and of sysfs where each sits.
 
-Neither makes a CUDA context, so looking costs no GPU memory. And which of them CUDA's variables leave to a job.
+Neither makes a VISIBLE_DEVICES_VARIABLE context, so looking costs no GPU memory. And which of them VISIBLE_DEVICES_VARIABLE's variables leave to a job.
 """
 
 from __future__ import annotations
@@ -15,29 +15,38 @@ from collections.abc import Mapping, Sequence
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.devices.processes import describe_process
-from ddplaunch.devices.sysfs import Folder, numbered, read_beside
-from ddplaunch.devices.vendor import Read, Trees, Vendor, Visible, VisibleGpu, by_uuid, have, walk
+from ddplaunch.devices.sysfs import Folder, list_numbered, read_pci_locality
+from ddplaunch.devices.vendor import (
+    KernelTrees,
+    ReadResult,
+    Vendor,
+    VisibleGpu,
+    VisibleGpus,
+    format_available,
+    match_uuid,
+    resolve_mask,
+)
 from ddplaunch.plan.hardware import Gpu, GpuProcess, GpusFailed, LostGpu, MigInstance
 
 if TYPE_CHECKING:
     from typing import Any
 
-CUDA = "CUDA_VISIBLE_DEVICES"
-CUDA_ORDER = "CUDA_DEVICE_ORDER"
-INDEX = r"\s*\+?([0-9]{1,9})"
+VISIBLE_DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
+DEVICE_ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
+INDEX_PATTERN = r"\s*\+?([0-9]{1,9})"
 
-ALL_MIG_INSTANCES = 570
-"""The NVIDIA driver since which a process sees several MIG instances (MIG User Guide, "CUDA Device Enumeration")."""
+MIN_DRIVER_FOR_ALL_MIG = 570
+"""The NVIDIA driver since which a process sees several MIG instances (MIG User Guide, "VISIBLE_DEVICES_VARIABLE Device Enumeration")."""
 
-NVML_LIBRARY = "libnvidia-ml.so.1"  # comes with the driver, never with CUDA or torch
-WORD = 64
+NVML_LIBRARY = "libnvidia-ml.so.1"  # comes with the driver, never with VISIBLE_DEVICES_VARIABLE or torch
+BITS_PER_WORD = 64
 """Bits in one word of NVML's masks of CPUs and NUMA nodes (unsigned long on the 64-bit systems that it supports)."""
 
 MAX_NODES = 1 << 10  # what CONFIG_NODES_SHIFT of Linux allows at most on x86
 MAX_CPUS = 1 << 13  # and CONFIG_NR_CPUS
 
 
-def opened() -> Any:
+def open_nvml() -> Any:
     """NVML, once its driver has answered; None where there is no library, or the driver does not."""
     try:
         ctypes.CDLL(NVML_LIBRARY)
@@ -51,7 +60,7 @@ def opened() -> Any:
     return nvml
 
 
-def read_nvidia(trees: Trees) -> Read:
+def read_nvidia(trees: KernelTrees) -> ReadResult:
     """Return the NVIDIA GPUs in NVML's order and a note for whatever could not be read.
 
     A GPU that fails on the way (off its bus, in need of a reset) is left out and reported; others keep their numbers.
@@ -61,7 +70,7 @@ def read_nvidia(trees: Trees) -> Read:
     try:
         ctypes.CDLL(NVML_LIBRARY)
     except OSError as error:
-        notes, broken = _without_library(trees.sysfs, str(error))
+        notes, broken = _explain_missing_library(trees.sysfs, str(error))
         if broken:
             _check_device_files(trees.dev, notes)
         return [], notes
@@ -71,7 +80,7 @@ def read_nvidia(trees: Trees) -> Read:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         why = str(error).rstrip(".")
-        notes = [f"The NVIDIA driver could not be asked for its GPUs: {why}; {_remedy(nvml, error)}."]
+        notes = [f"The NVIDIA driver could not be asked for its GPUs: {why}; {_error_hint(nvml, error)}."]
         if error.value != nvml.NVML_ERROR_NO_PERMISSION:  # else they belong to another job: Slurm hides them so
             _check_device_files(trees.dev, notes)
         return [], notes
@@ -87,11 +96,11 @@ def read_nvidia(trees: Trees) -> Read:
 
 def _check_device_files(dev: Folder, notes: list[str]) -> None:
     """Raise GpusFailed where the driver has made a file for a GPU: /dev/nvidia0, not /dev/nvidiactl."""
-    if found := sorted(numbered(os.fspath(dev), "nvidia")):
+    if found := sorted(list_numbered(os.fspath(dev), "nvidia")):
         raise GpusFailed(f"{found[0][0]} is there", notes)
 
 
-def _without_library(sysfs: Folder, why: str) -> tuple[list[str], bool]:
+def _explain_missing_library(sysfs: Folder, why: str) -> tuple[list[str], bool]:
     """Say what that means, and whether the library is there but broken, such as a container's empty placeholder."""
     if "No such file" not in why:
         remedy = "install the driver's libraries, or mount them into the container"
@@ -102,7 +111,7 @@ def _without_library(sysfs: Folder, why: str) -> tuple[list[str], bool]:
     return [], False
 
 
-def _remedy(nvml: Any, error: Any) -> str:
+def _error_hint(nvml: Any, error: Any) -> str:
     return {
         nvml.NVML_ERROR_DRIVER_NOT_LOADED: "load it with `modprobe nvidia`, or give the container access to the GPUs",
         nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "it was updated while loaded, so reboot or reload the nvidia module",
@@ -110,10 +119,10 @@ def _remedy(nvml: Any, error: Any) -> str:
     }.get(error.value, "see what `nvidia-smi` and the kernel's log say")
 
 
-def _read_gpus(nvml: Any, trees: Trees) -> Read:
+def _read_gpus(nvml: Any, trees: KernelTrees) -> ReadResult:
     gpus: list[Gpu] = []
     notes: list[str | LostGpu] = []
-    driver = _ask(nvml, nvml.nvmlSystemGetDriverVersion)
+    driver = _query(nvml, nvml.nvmlSystemGetDriverVersion)
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             gpu = _read_gpu(nvml, index, trees, driver)
@@ -126,17 +135,17 @@ def _read_gpus(nvml: Any, trees: Trees) -> Read:
     return gpus, notes
 
 
-def _read_gpu(nvml: Any, index: int, trees: Trees, driver: str | None) -> Gpu:
+def _read_gpu(nvml: Any, index: int, trees: KernelTrees, driver: str | None) -> Gpu:
     """Read one GPU.
 
     Raises NVMLError if it is lost or otherwise unwell. What it merely does not support is left None.
     """
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    ask = functools.partial(_ask, nvml)
+    ask = functools.partial(_query, nvml)
     name = nvml.nvmlDeviceGetName(handle)
     memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)
     pci = _sysfs_address(ask(nvml.nvmlDeviceGetPciInfo, handle))
-    numa_node, cpus = read_beside(trees.sysfs, pci)
+    numa_node, cpus = read_pci_locality(trees.sysfs, pci)
     mig_mode = ask(nvml.nvmlDeviceGetMigMode, handle) or (nvml.NVML_DEVICE_MIG_DISABLE, None)
     in_mig_mode = mig_mode[0] == nvml.NVML_DEVICE_MIG_ENABLE
     gpu = Gpu(
@@ -148,7 +157,7 @@ def _read_gpu(nvml: Any, index: int, trees: Trees, driver: str | None) -> Gpu:
         memory_total=memory.total if memory else None,
         memory_used=memory.used if memory else None,
         numa_node=_affine_node(nvml, handle) if numa_node is None else numa_node,
-        cpus=cpus or _bits(ask(nvml.nvmlDeviceGetCpuAffinity, handle, MAX_CPUS // WORD)),
+        cpus=cpus or _set_bits(ask(nvml.nvmlDeviceGetCpuAffinity, handle, MAX_CPUS // BITS_PER_WORD)),
         mig_mode=in_mig_mode,
         mig=_read_mig(nvml, handle, name) if in_mig_mode else (),
         processes=_read_processes(nvml, handle) if trees.processes else (),
@@ -157,7 +166,7 @@ def _read_gpu(nvml: Any, index: int, trees: Trees, driver: str | None) -> Gpu:
     return gpu
 
 
-def _ask(nvml: Any, question: Any, *arguments: Any) -> Any:
+def _query(nvml: Any, question: Any, *arguments: Any) -> Any:
     """Put one question; None where this GPU, this driver or our permissions have no answer to it."""
     try:
         return question(*arguments)
@@ -178,14 +187,18 @@ def _affine_node(nvml: Any, handle: Any) -> int | None:
 
     Not nvmlDeviceGetNumaNodeId: that is the node that a GPU's own memory forms, on platforms where it forms one.
     """
-    words = _ask(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, MAX_NODES // WORD, nvml.NVML_AFFINITY_SCOPE_NODE)
-    nodes = _bits(words)
+    words = _query(
+        nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, MAX_NODES // BITS_PER_WORD, nvml.NVML_AFFINITY_SCOPE_NODE
+    )
+    nodes = _set_bits(words)
     return nodes[0] if len(nodes) == 1 else None
 
 
-def _bits(words: Any) -> tuple[int, ...]:
+def _set_bits(words: Any) -> tuple[int, ...]:
     marked = [(place, word) for place, word in enumerate(words or ()) if word]
-    return tuple(WORD * place + bit for place, word in marked for bit in range(WORD) if word >> bit & 1)
+    return tuple(
+        BITS_PER_WORD * place + bit for place, word in marked for bit in range(BITS_PER_WORD) if word >> bit & 1
+    )
 
 
 def _read_mig(nvml: Any, parent: Any, parent_name: str) -> tuple[MigInstance, ...]:
@@ -195,7 +208,7 @@ def _read_mig(nvml: Any, parent: Any, parent_name: str) -> tuple[MigInstance, ..
             handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, place)
         except nvml.NVMLError_NotFound:
             continue  # the place is free; later ones need not be
-        memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+        memory = _query(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
         # NVML's name is the GPU's with the profile behind it: "NVIDIA H100 80GB HBM3 MIG 1g.10gb".
         name = nvml.nvmlDeviceGetName(handle).removeprefix(parent_name).strip()
         instances.append(
@@ -203,82 +216,90 @@ def _read_mig(nvml: Any, parent: Any, parent_name: str) -> tuple[MigInstance, ..
                 uuid=nvml.nvmlDeviceGetUUID(handle),
                 name=name or "MIG",
                 memory_total=memory.total if memory else None,
-                gpu_instance=_ask(nvml, nvml.nvmlDeviceGetGpuInstanceId, handle),
-                compute_instance=_ask(nvml, nvml.nvmlDeviceGetComputeInstanceId, handle),
+                gpu_instance=_query(nvml, nvml.nvmlDeviceGetGpuInstanceId, handle),
+                compute_instance=_query(nvml, nvml.nvmlDeviceGetComputeInstanceId, handle),
             )
         )
     return tuple(instances)
 
 
 def _read_processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
-    running = _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+    running = _query(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
     return tuple(describe_process(process.pid, process.usedGpuMemory) for process in running)
 
 
 # What the environment says.
 
 
-def _cuda(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Visible:
-    """Read CUDA_VISIBLE_DEVICES as CUDA does (CUDA Programming Guide, "CUDA Environment Variables").
+def _apply_visible_devices(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> VisibleGpus:
+    """Read CUDA_VISIBLE_DEVICES as VISIBLE_DEVICES_VARIABLE does (VISIBLE_DEVICES_VARIABLE Programming Guide, "VISIBLE_DEVICES_VARIABLE Environment Variables").
 
     An invalid entry ends the list. A doubled one hides every GPU, and an index may have letters behind it: neither is
     documented, torch counts so too (``torch.cuda._parse_visible_devices``).
     """
-    mask = environ.get(CUDA)
+    mask = environ.get(VISIBLE_DEVICES_VARIABLE)
     if mask is None:
-        everything = [device for gpu in gpus for device in _whole(gpu)]
-        visible, notes = as_cuda_shows(everything)
-        return Visible(tuple(visible), "NVML", notes=(*notes, *_order_notes(gpus, environ)))
-    named, notes = walk(CUDA, mask, have(gpus), lambda entry: _cuda_entry(gpus, entry), doubled="hides all")
-    visible, dropped = as_cuda_shows(named)
-    if any(re.match(INDEX, entry) for entry in mask.split(",")):
+        everything = [device for gpu in gpus for device in _devices_of(gpu)]
+        visible, notes = drop_hidden_mig(everything)
+        return VisibleGpus(tuple(visible), "NVML", notes=(*notes, *_order_notes(gpus, environ)))
+    named, notes = resolve_mask(
+        VISIBLE_DEVICES_VARIABLE,
+        mask,
+        format_available(gpus),
+        lambda entry: _resolve_entry(gpus, entry),
+        on_duplicate="hides all",
+    )
+    visible, dropped = drop_hidden_mig(named)
+    if any(re.match(INDEX_PATTERN, entry) for entry in mask.split(",")):
         notes += _order_notes(gpus, environ)
-    return Visible(tuple(visible), CUDA, notes=(*notes, *dropped))
+    return VisibleGpus(tuple(visible), VISIBLE_DEVICES_VARIABLE, notes=(*notes, *dropped))
 
 
-def _cuda_entry(gpus: Sequence[Gpu], entry: str) -> list[VisibleGpu]:
+def _resolve_entry(gpus: Sequence[Gpu], entry: str) -> list[VisibleGpu]:
     """Resolve an index, a "GPU-" UUID or its beginning, a "MIG-" UUID or the older "MIG-GPU-<uuid>/<gi>/<ci>"."""
-    number = re.match(INDEX, entry)
+    number = re.match(INDEX_PATTERN, entry)
     if number:
-        return next((_whole(gpu) for gpu in gpus if gpu.index == int(number[1])), [])
-    matches = by_uuid(gpus, entry.strip(), _whole)
+        return next((_devices_of(gpu) for gpu in gpus if gpu.index == int(number[1])), [])
+    matches = match_uuid(gpus, entry.strip(), _devices_of)
     return matches[0] if len(matches) == 1 else []
 
 
-def _select(chosen: Sequence[VisibleGpu], notes: list[str], environ: Mapping[str, str]) -> Visible:
-    variables = {CUDA: ",".join(device.token for device in chosen)}
+def _select(chosen: Sequence[VisibleGpu], notes: list[str], environ: Mapping[str, str]) -> VisibleGpus:
+    variables = {VISIBLE_DEVICES_VARIABLE: ",".join(device.token for device in chosen)}
     if any(device.token.isdecimal() for device in chosen):
-        variables[CUDA_ORDER] = "PCI_BUS_ID"  # NVML's order, so that an index means the same; a UUID needs none
-    return Visible(tuple(chosen), "--gpus", variables, tuple(notes))
+        variables[DEVICE_ORDER_VARIABLE] = (
+            "PCI_BUS_ID"  # NVML's order, so that an index means the same; a UUID needs none
+        )
+    return VisibleGpus(tuple(chosen), "--gpus", variables, tuple(notes))
 
 
-def _whole(gpu: Gpu) -> list[VisibleGpu]:
-    """Return the GPU, or, in MIG mode, every instance of it: CUDA has no device for the whole then."""
+def _devices_of(gpu: Gpu) -> list[VisibleGpu]:
+    """Return the GPU, or, in MIG mode, every instance of it: VISIBLE_DEVICES_VARIABLE has no device for the whole then."""
     if gpu.mig:
         return [VisibleGpu(gpu, mig, mig.uuid) for mig in gpu.mig]
     return [VisibleGpu(gpu, None, gpu.uuid or str(gpu.index))]
 
 
 def _indices_hold(gpus: Sequence[Gpu]) -> bool:
-    """Whether CUDA, counting by the PCI bus, counts as NVML does.
+    """Whether VISIBLE_DEVICES_VARIABLE, counting by the PCI bus, counts as NVML does.
 
     It skips GPUs that are lost, or in MIG mode without instances, and the instances of one in MIG mode may count each.
     """
     return [gpu.index for gpu in gpus] == [*range(len(gpus))] and not any(gpu.mig_mode or gpu.mig for gpu in gpus)
 
 
-def as_cuda_shows(named: Sequence[VisibleGpu]) -> tuple[list[VisibleGpu], list[str]]:
+def drop_hidden_mig(named: Sequence[VisibleGpu]) -> tuple[list[VisibleGpu], list[str]]:
     """Leave out what one process cannot see beside a MIG instance, and say so.
 
     From driver 570 on that is a second compute instance of the same GPU instance; before, it is everything but the
-    first MIG instance (MIG User Guide, "CUDA Device Enumeration").
+    first MIG instance (MIG User Guide, "VISIBLE_DEVICES_VARIABLE Device Enumeration").
     """
     first_mig = next((device for device in named if device.mig), None)
     if first_mig is None:
         return list(named), []
     driver = first_mig.gpu.driver or "of unknown version"
     major = re.match(r"\d+", driver)
-    if major is None or int(major[0]) < ALL_MIG_INSTANCES:
+    if major is None or int(major[0]) < MIN_DRIVER_FOR_ALL_MIG:
         visible = [first_mig]
         rule = f"NVIDIA driver {driver} shows a process one MIG instance and nothing else"
     else:
@@ -291,10 +312,12 @@ def as_cuda_shows(named: Sequence[VisibleGpu]) -> tuple[list[VisibleGpu], list[s
 
 
 def _order_notes(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[str]:
-    """Warn where numbers may differ: CUDA counts from the fastest GPU unless told not to, NVML by the PCI bus."""
-    if len({gpu.name for gpu in gpus}) < 2 or environ.get(CUDA_ORDER) == "PCI_BUS_ID":
+    """Warn where numbers may differ: VISIBLE_DEVICES_VARIABLE counts from the fastest GPU unless told not to, NVML by the PCI bus."""
+    if len({gpu.name for gpu in gpus}) < 2 or environ.get(DEVICE_ORDER_VARIABLE) == "PCI_BUS_ID":
         return []
-    return [f"The GPUs differ, and CUDA may number them in another order than shown; set {CUDA_ORDER}=PCI_BUS_ID."]
+    return [
+        f"The GPUs differ, and CUDA may number them in another order than shown; set {DEVICE_ORDER_VARIABLE}=PCI_BUS_ID."
+    ]
 
 
 NVIDIA = Vendor(
@@ -302,11 +325,11 @@ NVIDIA = Vendor(
     "NVIDIA",
     "cuda",
     read_nvidia,
-    _cuda,
+    _apply_visible_devices,
     _select,
     backend="nccl",
-    masks=(CUDA,),
-    hiding={CUDA: ""},
-    whole=_whole,
+    masks=(VISIBLE_DEVICES_VARIABLE,),
+    hide_all_variables={VISIBLE_DEVICES_VARIABLE: ""},
+    devices_of_gpu=_devices_of,
     indices_hold=_indices_hold,
 )

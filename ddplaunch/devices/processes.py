@@ -31,7 +31,7 @@ def describe_process(pid: int, memory: int | None) -> GpuProcess:
 
 
 @dataclass(frozen=True)
-class Used:
+class ProcessUsage:
     """What processes use."""
 
     cpu: float = 0.0  # seconds, of those that have ended below it too
@@ -39,8 +39,8 @@ class Used:
     read: int = 0  # bytes, from files, pipes and disks; ``recv`` is not in it. Of those that have ended too
     written: int = 0
 
-    def and_(self, other: Used) -> Used:
-        return Used(
+    def add(self, other: ProcessUsage) -> ProcessUsage:
+        return ProcessUsage(
             self.cpu + other.cpu,
             self.memory + other.memory,
             self.read + other.read,
@@ -48,25 +48,25 @@ class Used:
         )
 
 
-def used_by(pid: int) -> Used | None:
+def read_tree_usage(pid: int) -> ProcessUsage | None:
     """What a process and the living ones below it use; None where it has gone.
 
     Only the children of main threads are followed, which costs 50 µs a process: others start none in practice.
     """
-    total = _used(pid)
+    total = _read_usage(pid)
     if total is None:
         return None
-    below = _children(pid)
+    below = _list_children(pid)
     for count, child in enumerate(below):
         if count == MAX_PROCESSES:
             break
-        if used := _used(child):
-            total = total.and_(used)
-            below += _children(child)
+        if used := _read_usage(child):
+            total = total.add(used)
+            below += _list_children(child)
     return total
 
 
-def _used(pid: int) -> Used | None:
+def _read_usage(pid: int) -> ProcessUsage | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -74,10 +74,10 @@ def _used(pid: int) -> Used | None:
             _, resident, shared, *_ = map(int, file.read().split())
     except (OSError, ValueError):
         return None
-    return Used(sum(map(int, fields[11:15])) / _TICK, (resident - shared) * _PAGE, *_moved(pid))
+    return ProcessUsage(sum(map(int, fields[11:15])) / _TICK, (resident - shared) * _PAGE, *_read_io(pid))
 
 
-def _moved(pid: int) -> tuple[int, int]:
+def _read_io(pid: int) -> tuple[int, int]:
     """Bytes read and written (proc_pid_io(5)); pages of a mapped file are in ``read_bytes`` alone."""
     try:
         with open(f"/proc/{pid}/io", "rb") as file:
@@ -88,7 +88,7 @@ def _moved(pid: int) -> tuple[int, int]:
     return max(rchar, from_disk), max(wchar, to_disk)
 
 
-def _children(pid: int) -> list[int]:
+def _list_children(pid: int) -> list[int]:
     try:
         with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
             return [int(child) for child in file.read().split()]

@@ -15,7 +15,7 @@ Folder = str | os.PathLike[str]
 """One of the kernel's trees, or one that a test has made."""
 
 
-def numbered(folder: str, name: str) -> list[tuple[str, str]]:
+def list_numbered(folder: str, name: str) -> list[tuple[str, str]]:
     """The entries of a folder that are called ``name`` and then begin with a digit: their paths, and what follows."""
     try:
         entries = os.listdir(folder)
@@ -51,7 +51,7 @@ def read_numa(sysfs: Folder, online: tuple[int, ...]) -> tuple[NumaNode, ...]:
     A node of memory alone (HBM, CXL, the memory of a Grace Hopper GPU) is left out: no process can run on it.
     """
     nodes = []
-    for folder, number in numbered(os.path.join(sysfs, "devices/system/node"), "node"):
+    for folder, number in list_numbered(os.path.join(sysfs, "devices/system/node"), "node"):
         cpus = parse_cpulist(read_text(f"{folder}/cpulist") or "")
         if cpus:
             memory = NODE_MEMORY.search(read_text(f"{folder}/meminfo") or "")
@@ -59,7 +59,7 @@ def read_numa(sysfs: Folder, online: tuple[int, ...]) -> tuple[NumaNode, ...]:
     return tuple(sorted(nodes, key=lambda node: node.index)) or (NumaNode(0, online),)
 
 
-def read_beside(sysfs: Folder, pci: str | None) -> tuple[int | None, tuple[int, ...]]:
+def read_pci_locality(sysfs: Folder, pci: str | None) -> tuple[int | None, tuple[int, ...]]:
     """Return the NUMA node and the CPUs beside the device at this PCI address; None and () if unknown.
 
     The kernel writes node -1 for "not known" (``Documentation/ABI/testing/sysfs-bus-pci``).

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
     from ddplaunch.devices.sysfs import Folder
 
-HIDES_ALL = ("", "-1", "NoDevFiles")
+HIDE_ALL_VALUES = ("", "-1", "NoDevFiles")
 """Values that hide every GPU and are meant to; "NoDevFiles" is Slurm's for a job that asked for none."""
 
 UUID_KINDS = ("gpu-", "mig-")
-AND = " and "  # between the variables that a source names
+SOURCE_SEPARATOR = " and "  # between the variables that a source names
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class VisibleGpu:
 
 
 @dataclass(frozen=True)
-class Visible:
+class VisibleGpus:
     """The devices that ranks will see, in torch's order.
 
     ``source`` says who chose them ("--gpus", "CUDA_VISIBLE_DEVICES", "NVML"); ``environ`` is what to set in the ranks
@@ -51,7 +51,7 @@ class Visible:
 
 
 @dataclass(frozen=True)
-class Trees:
+class KernelTrees:
     """Where a reader looks, and for what: the kernel's trees, or those that tests make."""
 
     sysfs: Folder = "/sys"
@@ -59,12 +59,12 @@ class Trees:
     processes: bool = False  # whether to list who uses each GPU
 
 
-Read = tuple[list[Gpu], Sequence[str | LostGpu]]
+ReadResult = tuple[list[Gpu], Sequence[str | LostGpu]]
 """The GPUs in the driver's order, and what people should know: of those that cannot be read, too."""
 
 
 def _one_each(gpu: Gpu) -> list[VisibleGpu]:
-    return [one(gpu)]
+    return [as_whole_gpu(gpu)]
 
 
 @dataclass(frozen=True)
@@ -76,39 +76,43 @@ class Vendor:
     name: str  # "nvidia", as in JSON
     title: str  # "NVIDIA", for people
     torch: str  # the device type under which torch knows them: "cuda:0", or "mps" where there is only one
-    read: Callable[[Trees], Read]
-    inherited: Callable[[Sequence[Gpu], Mapping[str, str]], Visible]  # what the variables that are set leave of them
-    select: Callable[[Sequence[VisibleGpu], list[str], Mapping[str, str]], Visible]  # says a choice in variables
+    read: Callable[[KernelTrees], ReadResult]
+    apply_masks: Callable[
+        [Sequence[Gpu], Mapping[str, str]], VisibleGpus
+    ]  # what the variables that are set leave of them
+    select: Callable[[Sequence[VisibleGpu], list[str], Mapping[str, str]], VisibleGpus]  # says a choice in variables
     backend: str = "gloo"  # torch's for them
     masks: tuple[str, ...] = ()  # the variables that hide some
-    hiding: Mapping[str, str] = field(default_factory=dict)  # variables with which a rank sees none
-    numbered: bool = True  # whether torch numbers them
-    whole: Callable[[Gpu], list[VisibleGpu]] = _one_each  # the devices that one GPU is
+    hide_all_variables: Mapping[str, str] = field(default_factory=dict)  # variables with which a rank sees none
+    has_indices: bool = True  # whether torch numbers them
+    devices_of_gpu: Callable[[Gpu], list[VisibleGpu]] = _one_each  # the devices that one GPU is
     indices_hold: Callable[[Sequence[Gpu]], bool] = bool  # whether the vendor's variable counts as we do
 
     def chosen(
         self, devices: Sequence[VisibleGpu], notes: list[str], environ: Mapping[str, str], by_index: bool
-    ) -> Visible:
+    ) -> VisibleGpus:
         """Say a choice in variables: by index, or by ``token``, which a MIG instance always is."""
         if by_index and not any(device.mig for device in devices):
             devices = [replace(device, token=str(device.gpu.index)) for device in devices]
         return self.select(devices, notes, environ)
 
-    def named(self, visible: Visible) -> Visible:
+    def with_device_names(self, visible: VisibleGpus) -> VisibleGpus:
         """Add torch's names of the devices, and the backend."""
-        devices = tuple(f"{self.torch}:{index}" if self.numbered else self.torch for index in range(len(visible.gpus)))
+        devices = tuple(
+            f"{self.torch}:{index}" if self.has_indices else self.torch for index in range(len(visible.gpus))
+        )
         return replace(visible, devices=devices, backend=self.backend)
 
 
-def one(gpu: Gpu) -> VisibleGpu:
+def as_whole_gpu(gpu: Gpu) -> VisibleGpu:
     # Level Zero has no UUIDs, and HIP has them only lately.
     return VisibleGpu(gpu, None, str(gpu.index))
 
 
-def by_uuid(gpus: Iterable[Gpu], prefix: str, whole: Callable[[Gpu], list[VisibleGpu]]) -> list[list[VisibleGpu]]:
+def match_uuid(gpus: Iterable[Gpu], prefix: str, whole: Callable[[Gpu], list[VisibleGpu]]) -> list[list[VisibleGpu]]:
     """Return what each UUID that begins so names, "GPU-" or "MIG-" at least; capital letters do not matter.
 
-    ``whole`` says what a GPU is as a whole.
+    ``devices_of_gpu`` says what a GPU is as a whole.
     """
     prefix = prefix.lower()
     matches = []
@@ -122,41 +126,41 @@ def by_uuid(gpus: Iterable[Gpu], prefix: str, whole: Callable[[Gpu], list[Visibl
     return matches
 
 
-def walk(
+def resolve_mask(
     variable: str,
     mask: str,
-    have: str,
+    available: str,
     find: Callable[[str], list[VisibleGpu]],
     *,
-    doubled: Literal["hides all", "ends the list", "counts once"],
+    on_duplicate: Literal["hides all", "ends the list", "counts once"],
 ) -> tuple[list[VisibleGpu], list[str]]:
     """Resolve the entries of a mask from left to right, up to the first that names no one device.
 
-    Returns them and a note where the mask cannot have meant that; ``have`` says in words what could be named.
+    Returns them and a note where the mask cannot have meant that; ``format_available`` says in words what could be named.
     """
     visible: list[VisibleGpu] = []
-    if mask in HIDES_ALL:
+    if mask in HIDE_ALL_VALUES:
         return visible, []
     for entry in mask.rstrip(", ").split(","):
         found = find(entry)
         if not found:
             meant = entry.strip() == "-1"
-            return visible, [] if meant else [f"{variable}={mask} ends before {entry!r}: {have}."]
+            return visible, [] if meant else [f"{variable}={mask} ends before {entry!r}: {available}."]
         if any(device in visible for device in found):
-            if doubled == "hides all":
+            if on_duplicate == "hides all":
                 return [], [f"{variable}={mask} names {entry.strip()} twice, so CUDA hides every GPU."]
-            if doubled == "ends the list":
+            if on_duplicate == "ends the list":
                 return visible, [f"{variable}={mask} ends before the second {entry.strip()}."]
             continue
         visible += found
     return visible, []
 
 
-def have(gpus: Sequence[Gpu]) -> str:
-    return f"this machine has {counted([gpu.index for gpu in gpus])}"
+def format_available(gpus: Sequence[Gpu]) -> str:
+    return f"this machine has {format_indices([gpu.index for gpu in gpus])}"
 
 
-def counted(indices: Sequence[int]) -> str:
+def format_indices(indices: Sequence[int]) -> str:
     """Say which indices there are: "4 GPUs, 0 to 3"."""
     count = f"{len(indices)} GPU{'' if len(indices) == 1 else 's'}"
     if len(indices) > 2 and list(indices) == list(range(len(indices))):

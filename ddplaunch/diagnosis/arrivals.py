@@ -9,24 +9,24 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 
-from ddplaunch.diagnosis.inspection import Arrivals
-from ddplaunch.errors import shown
+from ddplaunch.diagnosis.inspection import CollectiveArrivals
+from ddplaunch.errors import sanitize_line
 
-KEPT = 2000
+MAX_RECORDED_OPERATIONS = 2000
 """Operations that torch keeps of a rank (TORCH_FR_BUFFER_SIZE)."""
 
-_ALL, _LEAST = 200_000, 50  # arrivals of all ranks together, and of one
-_MOST_RUNS = 64  # of consecutive numbers
-_MOST_NS = 10**20  # of the time of an arrival: 1e11 seconds
-_MOST = 1 << 62  # of the number of a collective
+_MAX_ARRIVALS, _MIN_ARRIVALS_PER_RANK = 200_000, 50  # arrivals of all ranks together, and of one
+_MAX_SEQUENCES = 64  # of consecutive numbers
+_MAX_TIME_NS = 10**20  # of the time of an arrival: 1e11 seconds
+_MAX_NUMBER = 1 << 62  # of the number of a collective
 
 
-def kept(world_size: int) -> int:
+def operations_per_rank(world_size: int) -> int:
     """Return how many of its last operations a rank reports, so that those of all can be compared in one place."""
-    return max(_LEAST, min(KEPT, _ALL // world_size))
+    return max(_MIN_ARRIVALS_PER_RANK, min(MAX_RECORDED_OPERATIONS, _MAX_ARRIVALS // world_size))
 
 
-def read_trace(rank: int, trace: bytes, most: int = KEPT) -> tuple[Arrivals, ...]:
+def parse_arrivals(rank: int, trace: bytes, most: int = MAX_RECORDED_OPERATIONS) -> tuple[CollectiveArrivals, ...]:
     """Read the arrivals in a rank's trace, of its last ``most`` operations; several where a number was left out.
 
     Raises:
@@ -34,7 +34,7 @@ def read_trace(rank: int, trace: bytes, most: int = KEPT) -> tuple[Arrivals, ...
     """
     try:
         entries = json.loads(trace)["entries"][-most:]
-        calls = [_call(entry) for entry in entries if not entry["is_p2p"]]
+        calls = [_parse_entry(entry) for entry in entries if not entry["is_p2p"]]
     except (KeyError, TypeError, IndexError, RecursionError) as error:  # the last of deep nesting
         raise ValueError(f"not a trace of collectives ({type(error).__name__})") from None
     runs: dict[tuple[str, str], list[tuple[int, list[int]]]] = {}
@@ -52,20 +52,20 @@ def read_trace(rank: int, trace: bytes, most: int = KEPT) -> tuple[Arrivals, ...
                 of_group.clear()
         of_group.append((number, [microseconds]))
     found = [
-        Arrivals(rank, *group, first, times[0] / 1e6, tuple(b - a for a, b in pairwise(times)))
+        CollectiveArrivals(rank, *group, first, times[0] / 1e6, tuple(b - a for a, b in pairwise(times)))
         for group, of_group in runs.items()
         for first, times in of_group
     ]
-    return tuple(found[-_MOST_RUNS:])
+    return tuple(found[-_MAX_SEQUENCES:])
 
 
-def _call(entry: dict[str, object]) -> tuple[tuple[str, str], int, int]:
+def _parse_entry(entry: dict[str, object]) -> tuple[tuple[str, str], int, int]:
     """The group, the number and the microseconds since the epoch of an entry."""
     group, number, created = entry["process_group"], entry["collective_seq_id"], entry["time_created_ns"]
     if not isinstance(group, list) or len(group) != 2 or not all(isinstance(each, str) for each in group):
         raise ValueError("a process group without a name")
-    if type(number) is not int or not 0 <= number < _MOST:
+    if type(number) is not int or not 0 <= number < _MAX_NUMBER:
         raise ValueError("a collective without a number")
-    if type(created) is not int or not 0 <= created < _MOST_NS:
+    if type(created) is not int or not 0 <= created < _MAX_TIME_NS:
         raise ValueError("a collective without a time")
-    return (shown(group[0]), shown(group[1])), number, created // 1000
+    return (sanitize_line(group[0]), sanitize_line(group[1])), number, created // 1000

@@ -13,15 +13,15 @@ class ChainEnd(NamedTuple):
 
     rank: int | None = None  # the first that is not in that function; None where it is not known
     cycle: tuple[int, ...] = ()  # where it comes back to one of its own
-    met: bool = False  # whether the partner is there, in the call that goes with theirs
+    has_matching_partner: bool = False  # whether the partner is there, in the call that goes with theirs
 
 
-def ends(partners: Mapping[int, int | None], met: Collection[int]) -> dict[ChainEnd, list[int]]:
+def group_by_chain_end(partners: Mapping[int, int | None], matched: Collection[int]) -> dict[ChainEnd, list[int]]:
     """Group the ranks of one function that wait for the same one in the end.
 
     ``partners`` says of each whom it sends to or receives from, ``met`` which of them have their partner.
     """
-    found: dict[int, ChainEnd] = dict.fromkeys(met, ChainEnd(met=True))
+    found: dict[int, ChainEnd] = dict.fromkeys(matched, ChainEnd(has_matching_partner=True))
     for first in sorted(partners):
         chain: list[int] = []
         passed: set[int] = set()
@@ -31,8 +31,8 @@ def ends(partners: Mapping[int, int | None], met: Collection[int]) -> dict[Chain
             passed.add(rank)
             rank = partners[rank]
         if rank in passed:
-            end = ChainEnd(cycle=_from_its_lowest(chain[chain.index(rank) :]))
-        elif rank in found and rank not in met:
+            end = ChainEnd(cycle=_rotate_to_lowest(chain[chain.index(rank) :]))
+        elif rank in found and rank not in matched:
             end = found[rank]
         else:
             end = ChainEnd(rank)
@@ -43,7 +43,7 @@ def ends(partners: Mapping[int, int | None], met: Collection[int]) -> dict[Chain
     return together
 
 
-def cycle(nexts: Mapping[int, int]) -> tuple[int, ...]:
+def find_cycle(nexts: Mapping[int, int]) -> tuple[int, ...]:
     """The cycle that the lowest rank comes to; ``nexts`` says of each for which of them it waits."""
     chain: list[int] = []
     passed: set[int] = set()
@@ -52,10 +52,10 @@ def cycle(nexts: Mapping[int, int]) -> tuple[int, ...]:
         chain.append(rank)
         passed.add(rank)
         rank = nexts[rank]
-    return _from_its_lowest(chain[chain.index(rank) :])
+    return _rotate_to_lowest(chain[chain.index(rank) :])
 
 
-def arrows(cycle: Sequence[int]) -> str:
+def format_cycle(cycle: Sequence[int]) -> str:
     """Name a cycle: "0 → 1 → 3 → 2 → 0"; of a long one its beginning and its end."""
     around = [*map(str, cycle), str(cycle[0])]
     if len(around) > _MAX_ARROWS:
@@ -63,6 +63,6 @@ def arrows(cycle: Sequence[int]) -> str:
     return " → ".join(around)
 
 
-def _from_its_lowest(cycle: Sequence[int]) -> tuple[int, ...]:
+def _rotate_to_lowest(cycle: Sequence[int]) -> tuple[int, ...]:
     first = cycle.index(min(cycle))
     return (*cycle[first:], *cycle[:first])

@@ -8,8 +8,8 @@ from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from ddplaunch.dataclass import replace
-from ddplaunch.diagnosis.inspection import Collective, Group, GroupState, Inside
-from ddplaunch.errors import shown
+from ddplaunch.diagnosis.inspection import ActiveCall, Collective, Group, GroupState
+from ddplaunch.errors import sanitize_line
 
 MAX_GROUPS = 1024
 """Process groups of a rank that are looked at."""
@@ -40,15 +40,15 @@ def parse_states(dump: bytes) -> tuple[GroupState, ...]:
     """Read how far a rank is in each process group that it has used; ValueError for anything else than such a dump."""
     return tuple(
         GroupState(
-            shown(name),
-            max(_number(_field(state, "last_enqueued_collective", "-1")), 0),
-            max(_number(_field(state, "last_completed_collective", "-1")), 0),
+            sanitize_line(name),
+            max(_parse_int(_get_field(state, "last_enqueued_collective", "-1")), 0),
+            max(_parse_int(_get_field(state, "last_completed_collective", "-1")), 0),
         )
-        for name, state in islice(_as(dict, _load(dump).get("pg_status", {})).items(), MAX_GROUPS)
+        for name, state in islice(_checked_cast(dict, _load(dump).get("pg_status", {})).items(), MAX_GROUPS)
     )
 
 
-def parse_known(said: bytes) -> dict[Group, int]:
+def parse_group_counts(said: bytes) -> dict[Group, int]:
     """Read the groups of a rank, in the order in which it made them, and the operations in each so far.
 
     It is what ``rank/answers.py`` writes; -1 is a number that is not known. ValueError for anything else.
@@ -56,22 +56,24 @@ def parse_known(said: bytes) -> dict[Group, int]:
     found: dict[Group, int] = {}
     try:
         for name, description, ranks, count in islice(json.loads(said), MAX_GROUPS):
-            found[Group(shown(str(name)), shown(str(description)), tuple(map(int, ranks)))] = int(count)
+            found[Group(sanitize_line(str(name)), sanitize_line(str(description)), tuple(map(int, ranks)))] = int(count)
     except (TypeError, RecursionError) as error:
         raise ValueError("no groups") from error
     return found
 
 
-def parse_call(said: bytes) -> Inside | None:
+def parse_call(said: bytes) -> ActiveCall | None:
     """Read the function that a rank is in, as ``rank/answers.py`` writes it; ValueError for anything else."""
     if not said:
         return None
     function, operation, number, *members = said.decode("ascii").split(" ")
     ranks = tuple(map(int, members[0].split(","))) if members else ()
-    return Inside(shown(function), shown(operation), int(number) if int(number) >= 0 else None, ranks)
+    return ActiveCall(
+        sanitize_line(function), sanitize_line(operation), int(number) if int(number) >= 0 else None, ranks
+    )
 
 
-def named(states: Sequence[GroupState], known: Mapping[Group, int]) -> tuple[GroupState, ...]:
+def name_groups(states: Sequence[GroupState], known: Mapping[Group, int]) -> tuple[GroupState, ...]:
     """Give states the names of their groups, which torch numbers in each process as it makes them.
 
     Once groups were destroyed the numbers no longer fit, and what is ``known`` says so. Then it is not known what
@@ -88,12 +90,12 @@ def named(states: Sequence[GroupState], known: Mapping[Group, int]) -> tuple[Gro
     return tuple(GroupState(group.group, count, count - 1) for group, count in known.items() if count > 0)
 
 
-def unrecorded(known: Mapping[Group, int]) -> tuple[GroupState, ...]:
+def states_without_recorder(known: Mapping[Group, int]) -> tuple[GroupState, ...]:
     """The states of groups in a rank without a flight recorder: what it has entered counts as completed."""
     return tuple(GroupState(group.group, count, count) for group, count in known.items() if count > 0)
 
 
-def parse_last(dump: bytes) -> tuple[Collective, ...]:
+def parse_last_collectives(dump: bytes) -> tuple[Collective, ...]:
     """Read from a dump with entries what a rank entered last in each group; before it the oldest that is not complete.
 
     Raises:
@@ -116,12 +118,12 @@ class RecordedCall(NamedTuple):
     ended: float  # seconds since the epoch; 0 where it is not known, as on gloo
 
 
-def recorded(dump: bytes, since: float, until: float) -> Iterator[RecordedCall]:
+def collectives_between(dump: bytes, since: float, until: float) -> Iterator[RecordedCall]:
     """Read the collectives that were entered between these moments; ValueError for anything else than a dump."""
     for entry in _entries(_load(dump)):
-        if since <= _seconds(entry.get("time_created_ns", 0), 1e9) <= until and entry.get("is_p2p") is not True:
-            ended = _seconds(entry.get("time_discovered_completed_ns") or 0, 1e9)
-            yield RecordedCall(_collective(entry), _names(entry)[1], ended)
+        if since <= _parse_seconds(entry.get("time_created_ns", 0), 1e9) <= until and entry.get("is_p2p") is not True:
+            ended = _parse_seconds(entry.get("time_discovered_completed_ns") or 0, 1e9)
+            yield RecordedCall(_collective(entry), _group_names(entry)[1], ended)
 
 
 def _by_group(dump: Mapping[str, object]) -> dict[str, list[Collective]]:
@@ -129,23 +131,25 @@ def _by_group(dump: Mapping[str, object]) -> dict[str, list[Collective]]:
     for entry in _entries(dump):
         if entry.get("is_p2p") is True:
             continue  # NCCL's send and recv, which have numbers of their own
-        group = _names(entry)[0]
+        group = _group_names(entry)[0]
         if len(found) < MAX_GROUPS or group in found:
             found.setdefault(group, []).append(_collective(entry))
     return found
 
 
 def _collective(entry: Mapping[str, object]) -> Collective:
-    number = _number(_field(entry, "collective_seq_id"))
+    number = _parse_int(_get_field(entry, "collective_seq_id"))
     return Collective(
-        group=_names(entry)[0],
+        group=_group_names(entry)[0],
         number=number,
-        operation=shown(_as(str, _field(entry, "profiling_name")).rpartition(":")[2]),
-        tensors=_tensors(_as(list, entry.get("input_dtypes", [])), _as(list, entry.get("input_sizes", []))),
-        timeout=_seconds(entry.get("timeout_ms", 0), 1e3),
-        entered=_seconds(entry.get("time_created_ns", 0), 1e9),
+        operation=sanitize_line(_checked_cast(str, _get_field(entry, "profiling_name")).rpartition(":")[2]),
+        tensors=_tensors(
+            _checked_cast(list, entry.get("input_dtypes", [])), _checked_cast(list, entry.get("input_sizes", []))
+        ),
+        timeout=_parse_seconds(entry.get("timeout_ms", 0), 1e3),
+        entered=_parse_seconds(entry.get("time_created_ns", 0), 1e9),
         completed=entry.get("retired") is True or entry.get("state") == "completed",
-        alone=_number(_field(entry, "op_id")) == number,
+        alone=_parse_int(_get_field(entry, "op_id")) == number,
     )
 
 
@@ -159,45 +163,47 @@ def _tensors(types: Sequence[object], sizes: Sequence[object]) -> str:
 
 
 def _tensor(kind: object, sizes: object) -> str:
-    name = shown(_as(str, kind).rpartition("::")[2], 40)
-    numbers = [str(_number(each)) for each in _as(list, sizes)]
+    name = sanitize_line(_checked_cast(str, kind).rpartition("::")[2], 40)
+    numbers = [str(_parse_int(each)) for each in _checked_cast(list, sizes)]
     shape = ", ".join([*numbers[:_MAX_DIMENSIONS], *["…"] * (len(numbers) > _MAX_DIMENSIONS)])
     return f"{_DTYPES.get(name, name.lower())}[{shape}]"
 
 
-def _names(entry: Mapping[str, object]) -> tuple[str, str]:
+def _group_names(entry: Mapping[str, object]) -> tuple[str, str]:
     """A group's name and what the program called it."""
-    names = [shown(_as(str, each)) for each in _as(list, _field(entry, "process_group"))]
+    names = [
+        sanitize_line(_checked_cast(str, each)) for each in _checked_cast(list, _get_field(entry, "process_group"))
+    ]
     if not names:
         raise ValueError("a collective of no process group")
     return names[0], names[1] if len(names) > 1 else ""
 
 
 def _entries(dump: Mapping[str, object]) -> list[Mapping[str, object]]:
-    return [_as(dict, each) for each in _as(list, dump.get("entries", []))[-_MAX_ENTRIES:]]
+    return [_checked_cast(dict, each) for each in _checked_cast(list, dump.get("entries", []))[-_MAX_ENTRIES:]]
 
 
 def _load(dump: bytes) -> Mapping[str, object]:
     try:
-        return _as(dict, json.loads(dump))
+        return _checked_cast(dict, json.loads(dump))
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def _as(kind: type[T], value: object) -> T:
+def _checked_cast(kind: type[T], value: object) -> T:
     if not isinstance(value, kind):
         raise ValueError(f"expected a {kind.__name__}")
     return value
 
 
-def _field(value: object, name: str, default: object = None) -> object:
-    found = _as(dict, value).get(name, default)
+def _get_field(value: object, name: str, default: object = None) -> object:
+    found = _checked_cast(dict, value).get(name, default)
     if found is None:
         raise ValueError(f"no {name}")
     return found
 
 
-def _number(value: object) -> int:
+def _parse_int(value: object) -> int:
     """A whole number; torch writes some of them as texts."""
     if isinstance(value, str) and len(value) <= 20:
         value = int(value)
@@ -206,7 +212,7 @@ def _number(value: object) -> int:
     return value
 
 
-def _seconds(value: object, units: float) -> float:
+def _parse_seconds(value: object, units: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError("expected a number")
     if not abs(value) <= _MAX_NUMBER:  # NaN is not, nor infinity

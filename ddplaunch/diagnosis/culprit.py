@@ -6,37 +6,37 @@ import re
 from collections.abc import Sequence
 
 from ddplaunch.dataclass import dataclass
-from ddplaunch.diagnosis.chains import arrows
-from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
-from ddplaunch.diagnosis.sentences import halt, mismatch
+from ddplaunch.diagnosis.chains import format_cycle
+from ddplaunch.diagnosis.inspection import Frame, Inspection, ProcessCondition, RankInspection
+from ddplaunch.diagnosis.sentences import describe_halt, describe_mismatch
 from ddplaunch.diagnosis.stack_dump import parse_traceback
 from ddplaunch.diagnosis.standing import (
     FILE_LOCK,
-    INIT,
-    POINT_TO_POINT,
-    STORE,
-    call_in,
-    call_of,
-    doing,
-    entered_at,
-    is_gone,
+    INIT_FUNCTION,
+    POINT_TO_POINT_FUNCTIONS,
+    STORE_WAIT,
+    collective_entry_line,
+    describe_call,
+    distributed_call_in,
+    distributed_call_of,
+    format_line,
+    format_location,
+    group_progress,
+    has_ended,
     library_calls,
-    line_of,
-    place,
-    standings,
-    text,
-    wait_of,
-    where,
+    user_frame,
+    user_line_of,
+    waiting_call_of,
 )
-from ddplaunch.diagnosis.waits import Wait, short_title, title, waits
-from ddplaunch.words import ranks
+from ddplaunch.diagnosis.waits import Wait, find_waits, short_wait_title, wait_title
+from ddplaunch.words import format_ranks
 
 _TIMEOUT = re.compile(r"(?:Timed out waiting |wait timeout after |Timeout\(ms\)=)(\d{1,12})")  # milliseconds
 _STORE_LOST = "DistNetworkError"
 """What a rank raises whose connection to the job's store has closed; torch has no other such connections."""
 
 _SEEN_LATE = 1.0  # seconds from the moment when a rank closes its connections until its end is seen
-_MAX_TOLD = 3
+_MAX_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Culprit:
 
 
 @dataclass(frozen=True)
-class _Failed:
+class _TimedOutRank:
     """A rank whose own failure only says that it had waited."""
 
     rank: int
@@ -60,7 +60,7 @@ class _Failed:
     directly: bool  # whether the user's own line called what failed: the wait() of a send, or of a collective
 
 
-def culprit(
+def find_culprit(
     inspection: Inspection,
     failed: Sequence[tuple[int, str]] = (),
     *,
@@ -73,16 +73,20 @@ def culprit(
     waited (torch's own timeout, a lost connection), with the tracebacks that they left; ``folder`` is the job's, to
     which files are relative. ``timed_out``: whether they waited until torch's timeout.
     """
-    gone = [_failed(rank, traceback, folder) for rank, traceback in failed]
+    gone = [_parse_failure(rank, traceback, folder) for rank, traceback in failed]
     if found := _of_store(inspection, failed, gone):
         return found
-    until = _until(inspection, failed) if timed_out else ""
-    all_waits = waits(inspection)
+    until = _format_timeout(inspection, failed) if timed_out else ""
+    all_waits = find_waits(inspection)
     for wait in sorted(all_waits, key=lambda wait: not wait.number):
-        found = _circle(wait, all_waits, inspection) if wait.cycle else _of_wait(wait, inspection, gone, until)
+        found = (
+            _culprit_from_cycle(wait, all_waits, inspection)
+            if wait.cycle
+            else _culprit_from_wait(wait, inspection, gone, until)
+        )
         if found:
             return found
-    return _of_failures(inspection, gone, until)
+    return _culprit_from_failures(inspection, gone, until)
 
 
 def ended_before(inspection: Inspection, moment: float) -> str:
@@ -97,17 +101,17 @@ def ended_before(inspection: Inspection, moment: float) -> str:
     last = min(ago.values())
     when = f"{last:.1f} s before" if last >= 0.05 else "at that moment"
     if len(ago) > 1:
-        return f"{ranks(ago)} had ended (exit code 0), the last of them {when}"
-    return f"{ranks(ago)} {'had ' * (last >= 0.05)}ended {when} (exit code 0)"
+        return f"{format_ranks(ago)} had ended (exit code 0), the last of them {when}"
+    return f"{format_ranks(ago)} {'had ' * (last >= 0.05)}ended {when} (exit code 0)"
 
 
-def _failed(rank: int, traceback: str, folder: str) -> _Failed:
+def _parse_failure(rank: int, traceback: str, folder: str) -> _TimedOutRank:
     frames = parse_traceback(traceback, folder)
-    call = call_in(frames)
-    return _Failed(rank, call.function if call else "", place(frames), bool(frames) and frames[0].own)
+    call = distributed_call_in(frames)
+    return _TimedOutRank(rank, call.function if call else "", user_frame(frames), bool(frames) and frames[0].own)
 
 
-def _until(inspection: Inspection, failed: Sequence[tuple[int, str]]) -> str:
+def _format_timeout(inspection: Inspection, failed: Sequence[tuple[int, str]]) -> str:
     """How long ranks have waited: " until the timeout (600 s)"."""
     for _, traceback in failed:
         if found := _TIMEOUT.search(traceback):
@@ -116,82 +120,88 @@ def _until(inspection: Inspection, failed: Sequence[tuple[int, str]]) -> str:
     return " until the timeout" + (f" ({seconds.pop():g} s)" if len(seconds) == 1 else "")
 
 
-def _of_store(inspection: Inspection, failed: Sequence[tuple[int, str]], gone: Sequence[_Failed]) -> Culprit | None:
+def _of_store(
+    inspection: Inspection, failed: Sequence[tuple[int, str]], gone: Sequence[_TimedOutRank]
+) -> Culprit | None:
     """Rank 0, where it held the store and has ended: whether it was to call what the others called is not known."""
     first = inspection.by_number.get(0)
     if first is None or not _ended_well(first) or not failed or not all(_STORE_LOST in each for _, each in failed):
         return None
     needed = " and ".join(sorted({each.function for each in gone if each.function}))
-    sentence = (
-        f"rank 0 {halt(first).before}, and with it the store, which {ranks(each.rank for each in gone)} still needed"
-    )
+    sentence = f"rank 0 {describe_halt(first).before}, and with it the store, which {format_ranks(each.rank for each in gone)} still needed"
     return Culprit((0,), "", len(gone), None, sentence + (f" in {needed}" if needed else ""))
 
 
-def _of_wait(wait: Wait, inspection: Inspection, failed: Sequence[_Failed], until: str) -> Culprit | None:
+def _culprit_from_wait(
+    wait: Wait, inspection: Inspection, failed: Sequence[_TimedOutRank], until: str
+) -> Culprit | None:
     """The ranks that a wait lacks, those left out that had waited with the others and failed of it."""
-    if wait.different:
-        entered, odd = wait.different[-1]
+    if wait.mismatched:
+        entered, odd = wait.mismatched[-1]
         others = len(wait.waiting) - len(odd)
-        said = f"ranks entered different collectives: {mismatch(wait, inspection)}"
-        return Culprit(odd, title(wait), others, entered_at(inspection.by_number[odd[0]], entered.operation), said)
+        said = f"ranks entered different collectives: {describe_mismatch(wait, inspection)}"
+        return Culprit(
+            odd, wait_title(wait), others, collective_entry_line(inspection.by_number[odd[0]], entered.operation), said
+        )
     lost = {each.rank for each in failed}
     roots = {*wait.roots} - lost
     missing = [rank for rank in inspection.ranks if rank.rank in roots]
     waiters = len({*wait.waiting, *dict(wait.ahead), *(lost & set(wait.members) if wait.members else lost)})
-    if not missing or (wait.operation in (*POINT_TO_POINT, STORE) and len(missing) > 1):
+    if not missing or (wait.operation in (*POINT_TO_POINT_FUNCTIONS, STORE_WAIT) and len(missing) > 1):
         return None  # it is one that they wait for, and nothing tells which
     if waiters < len(missing) and all(map(_ended_well, missing)):
         alone = inspection.by_number[wait.waiting[0]]
-        return _longer(short_title(wait), wait.waiting, entered_at(alone), missing)
-    return _blamed(short_title(wait), missing, inspection, waiters, until, counted=bool(wait.number))
+        return _culprit_still_running(short_wait_title(wait), wait.waiting, collective_entry_line(alone), missing)
+    return _make_culprit(short_wait_title(wait), missing, inspection, waiters, until, counted=bool(wait.number))
 
 
-def _of_failures(inspection: Inspection, failed: Sequence[_Failed], until: str) -> Culprit | None:
+def _culprit_from_failures(inspection: Inspection, failed: Sequence[_TimedOutRank], until: str) -> Culprit | None:
     """The ranks that remain where all that had waited have failed of it."""
     lost = {each.rank for each in failed}
-    left = [rank for rank in inspection.ranks if rank.rank not in lost and _is_elsewhere(rank)]
+    left = [rank for rank in inspection.ranks if rank.rank not in lost and _waits_for_nobody(rank)]
     functions = {each.function for each in failed if each.function}
     if not failed or not left:
-        return _of_different_calls(inspection, failed)
-    if INIT in functions:
+        return _culprit_from_mismatch(inspection, failed)
+    if INIT_FUNCTION in functions:
         left = [rank for rank in left if not rank.groups and rank.answers is not True]
-        return _blamed(INIT, left, inspection, len(failed), until, counted=False) if left else None
-    if functions and functions <= POINT_TO_POINT:
+        return _make_culprit(INIT_FUNCTION, left, inspection, len(failed), until, counted=False) if left else None
+    if functions and functions <= POINT_TO_POINT_FUNCTIONS:
         name, missing = " and ".join(sorted(functions)), left
     else:
-        name, missing = _next(left, functions.pop() if len(functions) == 1 else "")
+        name, missing = _next_collective(left, functions.pop() if len(functions) == 1 else "")
         name = "" if all(each.directly for each in failed) else name
-    if functions & POINT_TO_POINT and len(missing) > 1:
+    if functions & POINT_TO_POINT_FUNCTIONS and len(missing) > 1:
         return None
     if len(failed) < len(missing) and all(map(_ended_well, missing)):
-        return _longer(name, [each.rank for each in failed], failed[0].place, missing)
-    return _blamed(name, missing, inspection, len(failed), until, counted=True)
+        return _culprit_still_running(name, [each.rank for each in failed], failed[0].place, missing)
+    return _make_culprit(name, missing, inspection, len(failed), until, counted=True)
 
 
-def _of_different_calls(inspection: Inspection, failed: Sequence[_Failed]) -> Culprit | None:
+def _culprit_from_mismatch(inspection: Inspection, failed: Sequence[_TimedOutRank]) -> Culprit | None:
     """The ranks that had waited in another function than most, where all had waited."""
     lost = {each.rank for each in failed}
     calls = [(each.function, each.rank, each.place) for each in failed]
     for rank in inspection.ranks:
         if rank.rank not in lost:
-            call = call_of(rank)
+            call = distributed_call_of(rank)
             calls.append((call.function if call else "", rank.rank, call.place if call else None))
     functions = {function for function, _, _ in calls}
-    if len(functions) < 2 or "" in functions or functions & POINT_TO_POINT:
+    if len(functions) < 2 or "" in functions or functions & POINT_TO_POINT_FUNCTIONS:
         return None
     by_function = [[call for call in sorted(calls, key=lambda call: call[1]) if call[0] == each] for each in functions]
     by_function.sort(key=lambda calls: (-len(calls), calls[0][1]))
     told = []
     for each in by_function:
         function, _, line = each[0]
-        told.append(f"{function} on {ranks(rank for _, rank, _ in each)}" + (f" ({where(line)})" if line else ""))
+        told.append(
+            f"{function} on {format_ranks(rank for _, rank, _ in each)}" + (f" ({format_line(line)})" if line else "")
+        )
     odd = by_function[-1]
     said = f"all ranks waited, but not in the same function: {', '.join(told[:-1])} and {told[-1]}"
     return Culprit(tuple(rank for _, rank, _ in odd), odd[0][0], len(calls) - len(odd), odd[0][2], said)
 
 
-def _next(left: Sequence[RankInspection], function: str) -> tuple[str, list[RankInspection]]:
+def _next_collective(left: Sequence[RankInspection], function: str) -> tuple[str, list[RankInspection]]:
     """The collective that others had entered and that these had not: the one after their last; and who is behind."""
     entered = {
         rank.rank: rank.last[-1].number if rank.last else rank.groups[0].enqueued
@@ -200,25 +210,25 @@ def _next(left: Sequence[RankInspection], function: str) -> tuple[str, list[Rank
     }
     furthest = min(entered.values(), default=0)
     behind = [rank for rank in left if entered.get(rank.rank, furthest) == furthest]
-    number = f" #{furthest + 1}" if entered and function not in POINT_TO_POINT else ""
+    number = f" #{furthest + 1}" if entered and function not in POINT_TO_POINT_FUNCTIONS else ""
     return (function or ("collective" if number else "")) + number, behind
 
 
-def _blamed(
+def _make_culprit(
     name: str, missing: Sequence[RankInspection], inspection: Inspection, waiters: int, until: str, *, counted: bool
 ) -> Culprit | None:
     """Say that ranks have not come to where others waited for them."""
     numbers = tuple(rank.rank for rank in missing)
-    states = {halt(rank).before for rank in missing}
+    states = {describe_halt(rank).before for rank in missing}
     state = states.pop() if len(states) == 1 else None
     waited = f"{waiters} rank{'s' * (waiters != 1)} waited"
-    said = f"{ranks(numbers)} " + (f"{state} and " if state else "")
+    said = f"{format_ranks(numbers)} " + (f"{state} and " if state else "")
     if not name:
         said += f"did not come to where {waited}{until}"
-    elif set(name.split(" and ")) <= POINT_TO_POINT:
+    elif set(name.split(" and ")) <= POINT_TO_POINT_FUNCTIONS:
         said += f"did not communicate, while {waited} in {name}{until}"
-    elif name == STORE:
-        said += f"did not set the key that {waited} for in {STORE}"
+    elif name == STORE_WAIT:
+        said += f"did not set the key that {waited} for in {STORE_WAIT}"
     elif name == FILE_LOCK:
         said += f"held the lock that {waited} for in {FILE_LOCK}"
     else:
@@ -226,51 +236,57 @@ def _blamed(
     apart = library_calls(inspection.ranks, missing)
     reasons: dict[str, list[int]] = {}
     for rank in missing:
-        reason = (halt(rank).before if state is None else "") or _doing(rank, apart.get(rank.rank))
+        reason = (describe_halt(rank).before if state is None else "") or _describe_activity(rank, apart.get(rank.rank))
         reasons.setdefault(reason, []).append(rank.rank)
     if len(reasons) == 1:
         said += "".join(f": {what}" for what in reasons if what)
     else:
-        told = [f"{ranks(each)} {what}" for what, each in reasons.items() if what]
-        said += ": " + ", ".join(told[:_MAX_TOLD]) + " and others" * (len(told) > _MAX_TOLD)
-    return Culprit(numbers, name, waiters, line_of(missing[0]), said)
+        told = [f"{format_ranks(each)} {what}" for what, each in reasons.items() if what]
+        said += ": " + ", ".join(told[:_MAX_NAMED]) + " and others" * (len(told) > _MAX_NAMED)
+    return Culprit(numbers, name, waiters, user_line_of(missing[0]), said)
 
 
-def _doing(rank: RankInspection, apart: Frame | None) -> str:
-    native = "in native code that holds the GIL" if rank.answers is False and not halt(rank).before else ""
-    return ", ".join(filter(None, [doing(rank, apart), native]))
+def _describe_activity(rank: RankInspection, apart: Frame | None) -> str:
+    native = "in native code that holds the GIL" if rank.answers is False and not describe_halt(rank).before else ""
+    return ", ".join(filter(None, [describe_call(rank, apart), native]))
 
 
 def _ended_well(rank: RankInspection) -> bool:
-    return is_gone(rank) and (rank.code == 0 or rank.condition is Condition.ALIVE)
+    return has_ended(rank) and (rank.code == 0 or rank.condition is ProcessCondition.ALIVE)
 
 
-def _is_elsewhere(rank: RankInspection) -> bool:
+def _waits_for_nobody(rank: RankInspection) -> bool:
     """Whether a rank is known to wait for no other."""
     groups = {state.group for state in rank.groups}
-    if rank.moved or wait_of(rank) or any(each.stuck for group, each in standings(rank).items() if group in groups):
+    if (
+        rank.moved
+        or waiting_call_of(rank)
+        or any(each.first_incomplete for group, each in group_progress(rank).items() if group in groups)
+    ):
         return False
     known = rank.threads or rank.groups or rank.answers is False
-    return bool(known) or is_gone(rank) or rank.condition is Condition.STOPPED
+    return bool(known) or has_ended(rank) or rank.condition is ProcessCondition.STOPPED
 
 
-def _longer(name: str, alone: Sequence[int], line: Frame | None, ended: Sequence[RankInspection]) -> Culprit:
+def _culprit_still_running(
+    name: str, alone: Sequence[int], line: Frame | None, ended: Sequence[RankInspection]
+) -> Culprit:
     """Say that a rank went on after all others had run to their ends."""
-    said = f"{ranks(alone)} entered {name or 'a collective'}, which no other rank entered: "
-    said += f"{ranks(rank.rank for rank in ended)} had {halt(ended[0]).state}"
-    said += f"; {text(line)}" if line else ""
+    said = f"{format_ranks(alone)} entered {name or 'a collective'}, which no other rank entered: "
+    said += f"{format_ranks(rank.rank for rank in ended)} had {describe_halt(ended[0]).state}"
+    said += f"; {format_location(line)}" if line else ""
     return Culprit(tuple(alone), name, len(alone), line, said)
 
 
-def _circle(wait: Wait, waits: Sequence[Wait], inspection: Inspection) -> Culprit:
+def _culprit_from_cycle(wait: Wait, waits: Sequence[Wait], inspection: Inspection) -> Culprit:
     """Say that ranks have waited for each other, and each of them in what."""
     told: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for rank in wait.cycle:
         inside = next((each for each in waits if rank in each.waiting or rank in dict(each.ahead)), wait)
-        what = title(inside) if rank in inside.waiting else f"#{dict(inside.ahead)[rank]} of {inside.group}"
+        what = wait_title(inside) if rank in inside.waiting else f"#{dict(inside.ahead)[rank]} of {inside.group}"
         told.setdefault((what, inside.waiting), []).append(rank)
-    said = f"{ranks(wait.cycle)} waited for each other, {arrows(wait.cycle)}: "
-    said += ", ".join(f"{ranks(each)} in {what}" for (what, _), each in told.items())
+    said = f"{format_ranks(wait.cycle)} waited for each other, {format_cycle(wait.cycle)}: "
+    said += ", ".join(f"{format_ranks(each)} in {what}" for (what, _), each in told.items())
     first = inspection.by_number[wait.cycle[0]]
     waiters = len({rank for each in waits for rank in each.waiting})
-    return Culprit(tuple(sorted(wait.cycle)), title(wait), waiters, entered_at(first), said)
+    return Culprit(tuple(sorted(wait.cycle)), wait_title(wait), waiters, collective_entry_line(first), said)

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 from ddplaunch.dataclass import dataclass
 from ddplaunch.diagnosis.inspection import Inspection
 
-GRAIN = 15.0  # seconds that a reading covers, as a rule; at first
-FAST = 100.0  # collectives a second, above which the ranks' answers are too far apart to tell who is behind
+SAMPLE_SPAN_S = 15.0  # seconds that a reading covers, as a rule; at first
+MAX_COMPARABLE_RATE = (
+    100.0  # collectives a second, above which the ranks' answers are too far apart to tell who is behind
+)
 
 
-class RankReading(NamedTuple):
+class RankSample(NamedTuple):
     """One rank with all that it has started, on average; None is not known."""
 
     rank: int
@@ -26,7 +28,7 @@ class RankReading(NamedTuple):
     behind: float | None  # share of the looks at which it had entered fewer collectives than others of its group
 
 
-class GpuReading(NamedTuple):
+class GpuSample(NamedTuple):
     """One GPU; None is not known."""
 
     gpu: int  # its index
@@ -41,14 +43,14 @@ _Row = tuple[float | None, ...]
 
 
 @dataclass(frozen=True)
-class Reading:
+class NodeSample:
     """What a node's ranks and GPUs did in ``seconds`` up to ``time``, seconds since the epoch."""
 
     time: float
     seconds: float
     attempt: int
-    ranks: tuple[RankReading, ...]
-    gpus: tuple[GpuReading, ...] = ()
+    ranks: tuple[RankSample, ...]
+    gpus: tuple[GpuSample, ...] = ()
 
     def to_json(self) -> str:
         """One line of a file of readings."""
@@ -62,50 +64,52 @@ def _row(row: Iterable[float | None]) -> str:
     return f"[{','.join(texts)}]"
 
 
-def thinned(readings: Iterable[Reading], most: int) -> list[Reading]:
+def downsample(readings: Iterable[NodeSample], most: int) -> list[NodeSample]:
     """Put neighbours of an attempt together until there are ``most`` at most, each covering about the same time.
 
     Of very many short attempts the last ones are left. What is kept is the mean by time, of memory the most.
     """
     found = list(readings)
-    grain, longest = 2 * GRAIN, sum(each.seconds for each in found)
+    grain, longest = 2 * SAMPLE_SPAN_S, sum(each.seconds for each in found)
     while len(found) > most:
-        found = _together(found, grain)
+        found = _merge_neighbours(found, grain)
         if grain > longest:
             return found[-most:]
         grain *= 2
     return found
 
 
-def whole(readings: Iterable[Reading]) -> Reading | None:
+def average(readings: Iterable[NodeSample]) -> NodeSample | None:
     """All of them as one, over attempts too; None of none."""
     found = [*readings]
-    return reduce(_merged, found) if found else None
+    return reduce(_merge_two, found) if found else None
 
 
-def _together(readings: Sequence[Reading], grain: float) -> list[Reading]:
+def _merge_neighbours(readings: Sequence[NodeSample], grain: float) -> list[NodeSample]:
     found = [readings[0]]
     for each in readings[1:]:
         last = found[-1]
         if each.attempt == last.attempt and last.seconds + each.seconds <= grain:
-            found[-1] = _merged(last, each)
+            found[-1] = _merge_two(last, each)
         else:
             found.append(each)
     return found
 
 
-def _merged(first: Reading, last: Reading) -> Reading:
+def _merge_two(first: NodeSample, last: NodeSample) -> NodeSample:
     share = last.seconds / ((first.seconds + last.seconds) or 1.0)
-    return Reading(
+    return NodeSample(
         last.time,
         first.seconds + last.seconds,
         last.attempt,
-        tuple(RankReading(*each) for each in _rows(first.ranks, last.ranks, share, 1, 2)),
-        tuple(GpuReading(*each) for each in _rows(first.gpus, last.gpus, share, 2, 3)),
+        tuple(RankSample(*each) for each in _merge_rows(first.ranks, last.ranks, share, 1, 2)),
+        tuple(GpuSample(*each) for each in _merge_rows(first.gpus, last.gpus, share, 2, 3)),
     )
 
 
-def _rows(first: Iterable[_Row], last: Iterable[_Row], share: float, names: int, memory: int) -> Iterator[list[Any]]:
+def _merge_rows(
+    first: Iterable[_Row], last: Iterable[_Row], share: float, names: int, memory: int
+) -> Iterator[list[Any]]:
     """The rows of both: their ``names`` are the first of their fields, number ``memory`` is the most of two."""
     before: dict[Any, _Row] = {row[0]: row for row in first}
     after: dict[Any, _Row] = {row[0]: row for row in last}
@@ -124,7 +128,7 @@ def _mean(old: float, new: float, share: float, most: bool) -> float:
     return max(old, new) if most else old + (new - old) * share
 
 
-def behind(inspection: Inspection) -> frozenset[int]:
+def ranks_behind(inspection: Inspection) -> frozenset[int]:
     """The ranks that had entered fewer collectives than another rank in one of their groups."""
     of_group: dict[str, dict[int, int]] = defaultdict(dict)
     for rank in inspection.ranks:

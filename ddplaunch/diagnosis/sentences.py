@@ -5,41 +5,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ddplaunch.diagnosis.chains import arrows
-from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
+from ddplaunch.diagnosis.chains import format_cycle
+from ddplaunch.diagnosis.inspection import Frame, Inspection, ProcessCondition, RankInspection
 from ddplaunch.diagnosis.standing import (
     FILE_LOCK,
-    INIT,
-    POINT_TO_POINT,
-    ROOTED,
-    SENDS,
-    STORE,
-    doing,
-    end,
-    entered_at,
-    is_gone,
+    INIT_FUNCTION,
+    POINT_TO_POINT_FUNCTIONS,
+    ROOTED_FUNCTIONS,
+    SEND_FUNCTIONS,
+    STORE_WAIT,
+    collective_entry_line,
+    describe_call,
+    format_exit,
+    format_line,
+    format_location,
+    has_ended,
     library_calls,
     root_of,
-    text,
-    where,
 )
-from ddplaunch.diagnosis.waits import Missing, Wait, partner, title, waits
-from ddplaunch.words import named, ranks
+from ddplaunch.diagnosis.waits import MissingRank, Wait, find_waits, format_partner, wait_title
+from ddplaunch.words import format_ranks, join_names
 
 _PLURAL = {"has": "have", "is": "are", "does": "do", "holds": "hold"}
 _MAX_PAIRS = 4
 
-SILENT = "does not answer, as native code holds the GIL"
-BLOCKED = "blocked in the kernel, by a disk or a driver"
-_HALTS = {
-    Condition.STOPPED: ("is", "was", "stopped (SIGSTOP)"),
-    Condition.PENDING: ("has", "had", "not started"),
-    Condition.REPLACED: ("has become", "had become", "another program"),
-    Condition.ENDING: ("is", "was", "ending"),
+SILENT_TEXT = "does not answer, as native code holds the GIL"
+BLOCKED_TEXT = "blocked in the kernel, by a disk or a driver"
+_HALT_TEXTS = {
+    ProcessCondition.STOPPED: ("is", "was", "stopped (SIGSTOP)"),
+    ProcessCondition.PENDING: ("has", "had", "not started"),
+    ProcessCondition.REPLACED: ("has become", "had become", "another program"),
+    ProcessCondition.ENDING: ("is", "was", "ending"),
 }
 
 
-class Halt(NamedTuple):
+class HaltText(NamedTuple):
     """Why a rank does not run, in words."""
 
     state: str  # "stopped (SIGSTOP)"
@@ -47,139 +47,145 @@ class Halt(NamedTuple):
     before: str  # "was stopped (SIGSTOP)"
 
 
-def sentences(inspection: Inspection) -> tuple[str, ...]:
+def describe_waits(inspection: Inspection) -> tuple[str, ...]:
     """Say who waits for whom, first the wait that the others wait for; or that no rank waits."""
-    found = waits(inspection)
+    found = find_waits(inspection)
     if found:
-        return tuple(sentence(wait, inspection) for wait in found)
-    return (_no_wait(inspection),)
+        return tuple(describe_wait(wait, inspection) for wait in found)
+    return (_describe_no_wait(inspection),)
 
 
-def sentence(wait: Wait, inspection: Inspection) -> str:
+def describe_wait(wait: Wait, inspection: Inspection) -> str:
     """Say of one wait who waits for whom."""
-    if wait.different:
-        told = f"{mismatch(wait, inspection)}: they wait for each other"
-        return "; ".join([told, *(_missing(wait, inspection) if wait.missing else [])])
-    told = f"{ranks(wait.waiting)} {_verb('waits', wait.waiting)} in {_titled(wait)}"
-    if wait.places:
-        told += f", {'entered' if wait.number else 'called'} at {_lines(wait.places)}"
+    if wait.mismatched:
+        told = f"{describe_mismatch(wait, inspection)}: they wait for each other"
+        return "; ".join([told, *(_describe_missing(wait, inspection) if wait.missing else [])])
+    told = f"{format_ranks(wait.waiting)} {_verb('waits', wait.waiting)} in {_full_title(wait)}"
+    if wait.entry_lines:
+        told += f", {'entered' if wait.number else 'called'} at {_lines(wait.entry_lines)}"
     for number in sorted({number for _, number in wait.ahead}):
-        told += f", {ranks(rank for rank, each in wait.ahead if each == number)} in #{number}"
-    if len(wait.waiting) == 1 and not wait.unseen and 1 < len(wait.roots) == len(inspection.ranks) - 1:
+        told += f", {format_ranks(rank for rank, each in wait.ahead if each == number)} in #{number}"
+    if len(wait.waiting) == 1 and not wait.has_unreachable_members and 1 < len(wait.roots) == len(inspection.ranks) - 1:
         told += ", which no other rank has entered" if wait.number else ", which no other rank has called"
-    return "; ".join([told, *_missing(wait, inspection)])
+    return "; ".join([told, *_describe_missing(wait, inspection)])
 
 
-def _titled(wait: Wait) -> str:
+def _full_title(wait: Wait) -> str:
     """The title of a wait with its group's members and its tensors, as far as they are known."""
     tensors = wait.collective.tensors if wait.collective else ""
-    details = [ranks(wait.members) if wait.members else "", tensors]
+    details = [format_ranks(wait.members) if wait.members else "", tensors]
     shown = "; ".join(filter(None, details))
-    return title(wait) + _partners(wait) + (f" ({shown})" if shown else "")
+    return wait_title(wait) + _format_partners(wait) + (f" ({shown})" if shown else "")
 
 
-def _partners(wait: Wait) -> str:
+def _format_partners(wait: Wait) -> str:
     """The partners that ranks send to or receive from: " from rank 2", " (1 from 2, 2 from 3)"; some of many."""
     if len(wait.waiting) == 1:
-        return partner(wait, wait.waiting[0])
+        return format_partner(wait, wait.waiting[0])
     if wait.operation == FILE_LOCK:
         return ""
-    way = "to" if wait.operation in SENDS else "from"
+    way = "to" if wait.operation in SEND_FUNCTIONS else "from"
     told = [f"{rank} {way} {other}" for rank, other in wait.partners]
     return f" ({', '.join(told[:_MAX_PAIRS])}{', …' * (len(told) > _MAX_PAIRS)})" if told else ""
 
 
-def _missing(wait: Wait, inspection: Inspection) -> list[str]:
+def _describe_missing(wait: Wait, inspection: Inspection) -> list[str]:
     if not wait.missing:
-        return [f"they wait for each other: {arrows(wait.cycle)}" if wait.cycle else _none_missing(wait, inspection)]
+        return [
+            f"they wait for each other: {format_cycle(wait.cycle)}"
+            if wait.cycle
+            else _describe_complete_wait(wait, inspection)
+        ]
     by_number = inspection.by_number
-    apart = library_calls(inspection.ranks, [by_number[each.rank] for each in wait.missing if not each.waits])
+    apart = library_calls(inspection.ranks, [by_number[each.rank] for each in wait.missing if not each.is_waiting])
     words: dict[str, list[int]] = {}
     for each in wait.missing:
-        words.setdefault(_why(wait, each, by_number[each.rank], apart.get(each.rank)), []).append(each.rank)
-    told = [f"{ranks(numbers)} {_agreeing(why, numbers)}" for why, numbers in words.items()]
+        words.setdefault(_why_missing(wait, each, by_number[each.rank], apart.get(each.rank)), []).append(each.rank)
+    told = [f"{format_ranks(numbers)} {_pluralize(why, numbers)}" for why, numbers in words.items()]
     if len(told) > 4:
-        told = [*told[:3], f"{ranks(n for each in list(words.values())[3:] for n in each)} too"]
-    return [*told, f"they wait for each other: {arrows(wait.cycle)}"] if wait.cycle else told
+        told = [*told[:3], f"{format_ranks(n for each in list(words.values())[3:] for n in each)} too"]
+    return [*told, f"they wait for each other: {format_cycle(wait.cycle)}"] if wait.cycle else told
 
 
-def _none_missing(wait: Wait, inspection: Inspection) -> str:
-    if wait.unseen:
+def _describe_complete_wait(wait: Wait, inspection: Inspection) -> str:
+    if wait.has_unreachable_members:
         return "not all of its ranks could be asked" if wait.number else "not all ranks could be asked"
     if wait.number:
         return "all its ranks have entered it: the data is on its way"
-    if wait.met:
+    if wait.partners_match:
         others = [other for _, other in wait.partners]
-        does = "receives from" if wait.operation in SENDS else "sends to"
+        does = "receives from" if wait.operation in SEND_FUNCTIONS else "sends to"
         it = "it" if len(wait.waiting) == 1 else "them"
-        return f"{ranks(others)} {_verb(does, others)} {it}: the data is on its way, or the tags differ"
-    if wait.operation == INIT:
+        return f"{format_ranks(others)} {_verb(does, others)} {it}: the data is on its way, or the tags differ"
+    if wait.operation == INIT_FUNCTION:
         return "all ranks have called it: they do not reach each other"
     if len(wait.waiting) == inspection.world_size:
         return "all ranks are in it: the data is on its way, or their groups differ"
     return "all other ranks wait too"
 
 
-def _why(wait: Wait, missing: Missing, rank: RankInspection, apart: Frame | None) -> str:
-    """Why a rank is missing, beginning with a verb; ``apart`` as for ``doing``."""
-    if state := halt(rank).now:
+def _why_missing(wait: Wait, missing: MissingRank, rank: RankInspection, apart: Frame | None) -> str:
+    """Why a rank is missing, beginning with a verb; ``apart`` as for ``describe_call``."""
+    if state := describe_halt(rank).now:
         return state
-    if missing.waits:
-        line = entered_at(rank, missing.calls.partition(" ")[0])
-        return f"{_absence(wait)}: it waits in {missing.calls}" + (f", {text(line)}" if line else "")
-    what = doing(rank, apart)
-    if rank.condition is Condition.BLOCKED:
-        what = f"it is {BLOCKED}" + (f", {what}" if what else "")
+    if missing.is_waiting:
+        line = collective_entry_line(rank, missing.waiting_in.partition(" ")[0])
+        return f"{_format_absence(wait)}: it waits in {missing.waiting_in}" + (
+            f", {format_location(line)}" if line else ""
+        )
+    what = describe_call(rank, apart)
+    if rank.condition is ProcessCondition.BLOCKED:
+        what = f"it is {BLOCKED_TEXT}" + (f", {what}" if what else "")
     if rank.answers is False:
-        return SILENT + (f": {what}" if what else "")
-    return _absence(wait) + (f": {what}" if what else "")
+        return SILENT_TEXT + (f": {what}" if what else "")
+    return _format_absence(wait) + (f": {what}" if what else "")
 
 
-def _absence(wait: Wait) -> str:
+def _format_absence(wait: Wait) -> str:
     if wait.number:
         return "has not entered it"
-    if wait.operation in POINT_TO_POINT and wait.partners:
-        return "does not receive" if wait.operation in SENDS else "does not send"
-    if wait.operation in POINT_TO_POINT:
+    if wait.operation in POINT_TO_POINT_FUNCTIONS and wait.partners:
+        return "does not receive" if wait.operation in SEND_FUNCTIONS else "does not send"
+    if wait.operation in POINT_TO_POINT_FUNCTIONS:
         return "does not communicate"
-    if wait.operation == STORE:
+    if wait.operation == STORE_WAIT:
         return "has not set its key"
     if wait.operation == FILE_LOCK:
         return "holds the lock"
     return "has not called it"
 
 
-def halt(rank: RankInspection) -> Halt:
+def describe_halt(rank: RankInspection) -> HaltText:
     """Say why a rank does not run; empty words where it runs."""
-    if words := _HALTS.get(rank.condition):
+    if words := _HALT_TEXTS.get(rank.condition):
         is_, was, state = words
-        return Halt(state, f"{is_} {state}", f"{was} {state}")
-    if not is_gone(rank):
-        return Halt("", "", "")
+        return HaltText(state, f"{is_} {state}", f"{was} {state}")
+    if not has_ended(rank):
+        return HaltText("", "", "")
     # The process of one that is not EXITED would be gone if its program had failed.
-    code = rank.code if rank.condition is Condition.EXITED else 0
-    state = "ended" if code is None else f"ended ({end(code)})"
-    return Halt(state, f"has {state}", state)
+    code = rank.code if rank.condition is ProcessCondition.EXITED else 0
+    state = "ended" if code is None else f"ended ({format_exit(code)})"
+    return HaltText(state, f"has {state}", state)
 
 
-def mismatch(wait: Wait, inspection: Inspection) -> str:
+def describe_mismatch(wait: Wait, inspection: Inspection) -> str:
     """Say which ranks have entered what at one number of a group."""
     by_number = inspection.by_number
-    roots = [root_of(by_number[numbers[0]], each) for each, numbers in wait.different]
+    roots = [root_of(by_number[numbers[0]], each) for each, numbers in wait.mismatched]
     rooted = None not in roots and len(set(roots)) > 1
-    kinds = {(each.operation, root if rooted else None) for (each, _), root in zip(wait.different, roots, strict=True)}
-    tensors = len(kinds) < len(wait.different)
+    kinds = {(each.operation, root if rooted else None) for (each, _), root in zip(wait.mismatched, roots, strict=True)}
+    tensors = len(kinds) < len(wait.mismatched)
     told = []
-    for (each, numbers), root in zip(wait.different, roots, strict=True):
-        line = entered_at(by_number[numbers[0]], each.operation)
+    for (each, numbers), root in zip(wait.mismatched, roots, strict=True):
+        line = collective_entry_line(by_number[numbers[0]], each.operation)
         what = each.operation + (f" of {each.tensors or 'nothing'}" if tensors else "")
-        what += f" {ROOTED[each.operation]} rank {root}" if rooted else ""
-        told.append(f"{what} on {ranks(numbers)}" + (f" ({where(line)})" if line else ""))
+        what += f" {ROOTED_FUNCTIONS[each.operation]} rank {root}" if rooted else ""
+        told.append(f"{what} on {format_ranks(numbers)}" + (f" ({format_line(line)})" if line else ""))
     return f"#{wait.number} of {wait.group} is {', '.join(told[:-1])} and {told[-1]}"
 
 
-def _no_wait(inspection: Inspection) -> str:
-    alive = [rank for rank in inspection.ranks if not is_gone(rank)]
+def _describe_no_wait(inspection: Inspection) -> str:
+    alive = [rank for rank in inspection.ranks if not has_ended(rank)]
     if not alive and (inspection.silent or len(inspection.ranks) < inspection.world_size):
         return "what the ranks are doing is not known"
     if not alive:
@@ -187,29 +193,29 @@ def _no_wait(inspection: Inspection) -> str:
     moved = sum(rank.moved for rank in alive)
     if moved:
         return f"no rank waits for another rank: {moved} of {len(alive)} have completed collectives in the last 0.1 s"
-    if few := begun(alive):
+    if few := describe_uneven_counts(alive):
         return f"no rank is seen to wait, but {few}"
     if any(rank.groups for rank in alive) and not any(rank.answers for rank in alive):
         return "no rank is seen to wait: this torch does not record collectives"
     return "no rank waits for another rank"
 
 
-def begun(found: Sequence[RankInspection]) -> str:
+def describe_uneven_counts(found: Sequence[RankInspection]) -> str:
     """Say which ranks have begun fewer operations of a group than others; "" where all are alike.
 
     Sends count too, so that it proves nothing; but it is all that is known where no recorder tells more.
     """
     said = []
-    for count, some in uneven(found).items():
+    for count, some in find_uneven_counts(found).items():
         verb = "has" if len(some) == 1 else "have"
-        said.append(f"{ranks(each.rank for each in some)} {verb} begun {count}")
+        said.append(f"{format_ranks(each.rank for each in some)} {verb} begun {count}")
         if len(said) == 1:
-            what = doing(some[0])
+            what = describe_call(some[0])
             said[0] += f" operations of one group{f' ({what})' if what else ''}"
     return ", ".join(said[:_MAX_PAIRS])
 
 
-def uneven(found: Sequence[RankInspection]) -> dict[int, list[RankInspection]]:
+def find_uneven_counts(found: Sequence[RankInspection]) -> dict[int, list[RankInspection]]:
     """The ranks by how many operations of a group they have begun, fewest first, of the first group where that differs.
 
     Ranks that have ended are left out. None where a recorder has answered: that tells who waits, and numbers do not.
@@ -218,14 +224,14 @@ def uneven(found: Sequence[RankInspection]) -> dict[int, list[RankInspection]]:
         return {}
     groups: dict[str, dict[int, list[RankInspection]]] = {}
     for rank in found:
-        for each in () if is_gone(rank) else rank.groups:
+        for each in () if has_ended(rank) else rank.groups:
             groups.setdefault(each.group, {}).setdefault(each.enqueued, []).append(rank)
     first = next((by_count for _, by_count in sorted(groups.items()) if len(by_count) > 1), {})
     return dict(sorted(first.items()))
 
 
 def _lines(places: Sequence[Frame]) -> str:
-    return named(map(where, places[:3])) + (" and elsewhere" if len(places) > 3 else "")
+    return join_names(map(format_line, places[:3])) + (" and elsewhere" if len(places) > 3 else "")
 
 
 def _verb(verb: str, numbers: Sequence[int]) -> str:
@@ -233,7 +239,7 @@ def _verb(verb: str, numbers: Sequence[int]) -> str:
     return verb if len(numbers) == 1 else first.removesuffix("s") + space + rest
 
 
-def _agreeing(why: str, numbers: Sequence[int]) -> str:
+def _pluralize(why: str, numbers: Sequence[int]) -> str:
     """Turn what is said of one rank into what is said of several."""
     if len(numbers) == 1:
         return why

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import chain, islice
 
 from ddplaunch.diagnosis.inspection import Frame, Thread
-from ddplaunch.errors import shown
+from ddplaunch.errors import sanitize_line
 
 MAX_THREADS, MAX_FRAMES = 64, 100
 _DEEP = 98  # frames of a stack that faulthandler has cut, at least: without those of ours
@@ -23,7 +23,7 @@ _ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3\.\d+t?/|^<|^\?\?\?$")
 """Files that are not the user's: packages', the standard library's, and code without a file ("<frozen runpy>")."""
 
-_STARTS = re.compile(r"^<frozen (?:runpy|importlib)|/lib(?:64)?/python3\.\d+t?/(?:runpy|importlib/__init__)\.py$")
+_MODULE_START = re.compile(r"^<frozen (?:runpy|importlib)|/lib(?:64)?/python3\.\d+t?/(?:runpy|importlib/__init__)\.py$")
 """What calls a program that is started by its module's name."""
 
 
@@ -51,10 +51,10 @@ def parse_dump(dump: bytes, folder: str, package: str = _PACKAGE, *, outer: byte
             of = [(False, "", beyond)]
         elif head := _THREAD.match(line):
             of = tasks if head[2] else threads
-            name = f"task {_plain(head[3] or '')}" if head[2] else shown(head[3] or "")
+            name = f"task {_unescape(head[3] or '')}" if head[2] else sanitize_line(head[3] or "")
             of.append(((head[1] or head[2]) != "T", name, []))
         elif of and (len(of[-1][2]) < MAX_FRAMES or of[-1][2] is beyond) and (found := _FRAME.match(line)):
-            of[-1][2].append(_dumped(found, folder, package))
+            of[-1][2].append(_parse_frame(found, folder, package))
         elif line == "...":  # more threads than faulthandler shows
             whole = False
     if not threads:
@@ -64,14 +64,14 @@ def parse_dump(dump: bytes, folder: str, package: str = _PACKAGE, *, outer: byte
     first = threads.pop(main)
     if len(first[2]) >= _DEEP:
         first[2].extend([frame for frame in beyond if frame.own][-MAX_FRAMES:])
-    mine = in_ranks(package)
+    mine = internal_prefixes(package)
     theirs = [each for each in threads if each[2] and not each[2][-1].file.startswith(mine)]
     for is_main, name, frames in tasks:
         if is_main:
             first = first[0], first[1], [*frames, *first[2]]
         elif frames:
             theirs.append((False, name, frames))
-    cut = (Thread(_cut(frames, mine), name) for _, name, frames in chain([first], theirs))
+    cut = (Thread(_strip_internal(frames, mine), name) for _, name, frames in chain([first], theirs))
     return tuple(islice(cut, MAX_THREADS))
 
 
@@ -82,16 +82,16 @@ def parse_traceback(traceback: str, folder: str, package: str = _PACKAGE) -> tup
         if line.startswith("Traceback (most recent call last):"):
             frames = []  # that of the exception's cause came before
         elif found := _FRAME.match(line):
-            frames.append(_dumped(found, folder, package))
-    return _cut(frames[::-1][:MAX_FRAMES], in_ranks(package))
+            frames.append(_parse_frame(found, folder, package))
+    return _strip_internal(frames[::-1][:MAX_FRAMES], internal_prefixes(package))
 
 
-def _dumped(found: re.Match[str], folder: str, package: str) -> Frame:
+def _parse_frame(found: re.Match[str], folder: str, package: str) -> Frame:
     line = int(found[2]) if found[2].isdigit() else 0
-    return frame(_plain(found[3]), _plain(found[1] or "???"), line, folder, package)
+    return make_frame(_unescape(found[3]), _unescape(found[1] or "???"), line, folder, package)
 
 
-def frame(function: str, path: str, line: int, folder: str, package: str = _PACKAGE) -> Frame:
+def make_frame(function: str, path: str, line: int, folder: str, package: str = _PACKAGE) -> Frame:
     """Return a call with its file named, and told to be the user's, as ``parse_dump`` has it."""
     ours = path.startswith(os.path.join(package, ""))
     own = not ours and not _INSTALLED.search(path)
@@ -101,29 +101,29 @@ def frame(function: str, path: str, line: int, folder: str, package: str = _PACK
     return Frame(function, path, line, own)
 
 
-def in_ranks(package: str = _PACKAGE) -> tuple[str, str]:
+def internal_prefixes(package: str = _PACKAGE) -> tuple[str, str]:
     """How the paths of our files begin that call the user's code."""
     return os.path.join(package, "rank", ""), os.path.join(package, "python", "")
 
 
-def _cut(frames: Iterable[Frame], mine: tuple[str, str]) -> tuple[Frame, ...]:
+def _strip_internal(frames: Iterable[Frame], mine: tuple[str, str]) -> tuple[Frame, ...]:
     """Leave out frames of ours, and what stands between them and the user's first."""
     kept = [frame for frame in frames if not frame.file.startswith(mine)]
-    while kept and starts(kept[-1]):
+    while kept and is_module_start(kept[-1]):
         kept.pop()
     return tuple(kept)
 
 
-def starts(frame: Frame) -> bool:
+def is_module_start(frame: Frame) -> bool:
     """Whether this is what calls a program that is started by its module's name."""
-    return not frame.own and bool(_STARTS.search(frame.file))
+    return not frame.own and bool(_MODULE_START.search(frame.file))
 
 
-def _plain(text: str) -> str:
+def _unescape(text: str) -> str:
     """Undo faulthandler's escapes; what would harm a terminal gets others."""
 
     def character(found: re.Match[str]) -> str:
         number = int(next(filter(None, found.groups())), 16)
         return chr(number) if number < 0x110000 else "\ufffd"
 
-    return shown(_ESCAPED.sub(character, text), 600)
+    return sanitize_line(_ESCAPED.sub(character, text), 600)

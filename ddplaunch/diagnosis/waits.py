@@ -5,41 +5,48 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ddplaunch.dataclass import dataclass, replace
-from ddplaunch.diagnosis.chains import cycle, ends
-from ddplaunch.diagnosis.inspection import Collective, Condition, Frame, Inspection, RankInspection
+from ddplaunch.diagnosis.chains import find_cycle, group_by_chain_end
+from ddplaunch.diagnosis.inspection import Collective, Frame, Inspection, ProcessCondition, RankInspection
 from ddplaunch.diagnosis.standing import (
     FILE_LOCK,
-    INIT,
+    INIT_FUNCTION,
     NEW_GROUP,
-    RECEIVES,
-    SENDS,
-    UNRECORDED,
-    Standing,
-    call_of,
-    entered_at,
-    is_gone,
+    RECEIVE_FUNCTIONS,
+    SEND_FUNCTIONS,
+    UNRECORDED_FUNCTIONS,
+    GroupProgress,
+    collective_entry_line,
+    distributed_call_of,
+    group_progress,
+    has_ended,
     members_of,
-    partner_of,
+    peer_of,
     root_of,
-    standings,
-    wait_of,
+    waiting_call_of,
 )
 
-DEFAULT = "default_pg"
-MAX_ASKED = 4
+DEFAULT_GROUP = "default_pg"
+MAX_DETAILED_RANKS = 4
 """Ranks that are asked for their last collectives where some would do."""
 
-_COMPARED = {"all_reduce", "broadcast", "reduce", "reduce_scatter", "_reduce_scatter_base", "_all_gather_base"}
+_COMPARED_OPERATIONS = {
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "reduce_scatter",
+    "_reduce_scatter_base",
+    "_all_gather_base",
+}
 """Operations that need tensors of the same sizes on all ranks."""
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingRank:
     """A rank that others wait for."""
 
     rank: int
-    waits: bool  # whether it waits itself, in another wait
-    calls: str = ""  # in what: "all_reduce #1 of tail", "recv"
+    is_waiting: bool  # whether it waits itself, in another wait
+    waiting_in: str = ""  # in what: "all_reduce #1 of tail", "recv"
 
 
 @dataclass(frozen=True)
@@ -53,64 +60,66 @@ class Wait:
     collective: Collective | None  # all that is known of it, where a rank was asked
     waiting: tuple[int, ...]  # the ranks that are in it
     ahead: tuple[tuple[int, int], ...]  # ranks that have left it and wait in a later one: rank, its number
-    places: tuple[Frame, ...]  # the user's lines from which the waiting ranks came
-    missing: tuple[Missing, ...]  # the ranks that have not entered it, those first that do not wait themselves
-    different: tuple[tuple[Collective, tuple[int, ...]], ...] = ()  # what ranks entered instead at this number
-    unseen: bool = False  # whether it has members that could not be asked
+    entry_lines: tuple[Frame, ...]  # the user's lines from which the waiting ranks came
+    missing: tuple[MissingRank, ...]  # the ranks that have not entered it, those first that do not wait themselves
+    mismatched: tuple[tuple[Collective, tuple[int, ...]], ...] = ()  # what ranks entered instead at this number
+    has_unreachable_members: bool = False  # whether it has members that could not be asked
     partners: tuple[
         tuple[int, int], ...
     ] = ()  # in send and recv: a rank, and the one that it sends to or receives from
-    met: bool = False  # whether each of those partners is in the call that goes with it
+    partners_match: bool = False  # whether each of those partners is in the call that goes with it
     cycle: tuple[int, ...] = ()  # ranks that wait, each for the next and the last for the first; in the first such wait
 
     @property
     def roots(self) -> tuple[int, ...]:
         """The ranks that are missing and wait for no other."""
-        return tuple(each.rank for each in self.missing if not each.waits)
+        return tuple(each.rank for each in self.missing if not each.is_waiting)
 
 
-def waits(inspection: Inspection) -> tuple[Wait, ...]:
+def find_waits(inspection: Inspection) -> tuple[Wait, ...]:
     """Find who waits for whom; first what the other waits wait for."""
-    view = _View(inspection)
-    found = [wait for group in view.groups if (wait := view.wait_in(group))]
-    taken = {rank for wait in found for rank in _inside(wait)}
-    found += view.calls(taken)
-    return tuple(_ordered([_told(wait, found) for wait in found]))
+    view = _InspectionView(inspection)
+    found = [wait for group in view.groups if (wait := view.find_wait(group))]
+    taken = {rank for wait in found for rank in _ranks_in(wait)}
+    found += view.waits_from_stacks(taken)
+    return tuple(_order_by_cause([_with_other_waits(wait, found) for wait in found]))
 
 
-def needs(inspection: Inspection) -> tuple[int, ...]:
+def ranks_to_query(inspection: Inspection) -> tuple[int, ...]:
     """The ranks whose last collectives must be fetched for a verdict: at first one for each stack of those that wait.
 
     Ask again once they are there: all ranks of a group are needed where none is missing though some wait, or where
     sends are in the numbers, which do not compare then. No rank is named twice.
     """
-    view = _View(inspection)
+    view = _InspectionView(inspection)
     needed: set[int] = set()
     for group in view.groups:
-        waiting = view.perhaps_stuck(group)
+        waiting = view.maybe_waiting(group)
         asked = [number for number in waiting if view.ranks[number].last]
         if not asked:
             seen: dict[object, int] = {}
             for number in waiting:
-                seen.setdefault(stack_of(view.ranks[number]), number)
-            needed.update(list(seen.values())[:MAX_ASKED])
-        elif view.counts_others(group) or ((wait := view.wait_in(group)) and not (wait.missing or wait.different)):
+                seen.setdefault(main_stack(view.ranks[number]), number)
+            needed.update(list(seen.values())[:MAX_DETAILED_RANKS])
+        elif view.counts_point_to_point(group) or (
+            (wait := view.find_wait(group)) and not (wait.missing or wait.mismatched)
+        ):
             needed.update(n for n, rank in view.ranks.items() if group in view.each[n] and not rank.moved)
     return tuple(number for number in sorted(needed) if not view.ranks[number].last)
 
 
-def stack_of(rank: RankInspection) -> tuple[Frame, ...]:
+def main_stack(rank: RankInspection) -> tuple[Frame, ...]:
     """The stack of a rank's main thread: ranks with equal ones are at the same place."""
     return rank.threads[0].frames if rank.threads else ()
 
 
-class _View:
+class _InspectionView:
     """An inspection, looked at group by group."""
 
     def __init__(self, inspection: Inspection) -> None:
         self.inspection = inspection
         self.ranks = inspection.by_number
-        self.each = {number: standings(rank) for number, rank in self.ranks.items()}  # a job may have many groups
+        self.each = {number: group_progress(rank) for number, rank in self.ranks.items()}  # a job may have many groups
         self.mixed = {each.group for rank in inspection.ranks for each in rank.last if not each.alone}
         names = {each.group for rank in inspection.ranks for each in rank.groups}
         names |= {each.group for rank in inspection.ranks for each in rank.last}
@@ -123,66 +132,72 @@ class _View:
     def description(self, group: str) -> str:
         called = self.called.get(group, "")
         if group == "0" and not called:
-            return DEFAULT
+            return DEFAULT_GROUP
         return called if called not in ("", "undefined") else f"group {group}"
 
-    def vague(self, group: str) -> bool:
+    def has_unknown_members(self, group: str) -> bool:
         """Whether the members of a group are not known: torch counts a group only in ranks that have used it."""
-        return group not in self.members and self.description(group) != DEFAULT
+        return group not in self.members and self.description(group) != DEFAULT_GROUP
 
-    def counts_others(self, group: str) -> bool:
+    def counts_point_to_point(self, group: str) -> bool:
         """Whether send and recv are known to be in a group's numbers."""
         return group in self.mixed
 
-    def standings(self, group: str) -> dict[int, Standing]:
+    def comparable_progress(self, group: str) -> dict[int, GroupProgress]:
         """How far each rank is, where that compares."""
-        certain = self.counts_others(group)
+        certain = self.counts_point_to_point(group)
         found = ((number, of_rank.get(group)) for number, of_rank in self.each.items())
-        return {number: each for number, each in found if each and (each.certain or not certain)}
+        return {number: each for number, each in found if each and (each.is_certain or not certain)}
 
-    def perhaps_stuck(self, group: str) -> dict[int, Standing]:
+    def maybe_waiting(self, group: str) -> dict[int, GroupProgress]:
         """The ranks that wait in a group, for all that torch counts; and all that were asked and did."""
         return {
             number: each
-            for number, each in self.standings(group).items()
-            if (each.stuck or each.certain)
+            for number, each in self.comparable_progress(group).items()
+            if (each.first_incomplete or each.is_certain)
             and not self.ranks[number].moved
-            and self.ranks[number].condition is not Condition.EXITED
+            and self.ranks[number].condition is not ProcessCondition.EXITED
         }
 
-    def stuck(self, group: str) -> dict[int, Standing]:
+    def waiting(self, group: str) -> dict[int, GroupProgress]:
         """The ranks that wait in a group, without those that seem to, only because torch is late to count."""
-        found = self.perhaps_stuck(group)
+        found = self.maybe_waiting(group)
         furthest = max((each.entered for each in found.values()), default=0)
-        past = {(stack_of(self.ranks[number]), each.entered) for number, each in found.items() if not each.stuck}
+        past = {
+            (main_stack(self.ranks[number]), each.entered)
+            for number, each in found.items()
+            if not each.first_incomplete
+        }
 
-        def waits(number: int, each: Standing) -> bool:
+        def waits(number: int, each: GroupProgress) -> bool:
             rank = self.ranks[number]
-            if each.certain or not rank.threads:
-                return each.stuck > 0
-            behind = each.entered < furthest and call_of(rank) is None
-            return not behind and (stack_of(rank), each.entered) not in past
+            if each.is_certain or not rank.threads:
+                return each.first_incomplete > 0
+            behind = each.entered < furthest and distributed_call_of(rank) is None
+            return not behind and (main_stack(rank), each.entered) not in past
 
         return {number: each for number, each in found.items() if waits(number, each)}
 
-    def wait_in(self, group: str) -> Wait | None:
+    def find_wait(self, group: str) -> Wait | None:
         """The wait of a group, at the first number that a rank is missing from."""
-        stuck = self.stuck(group)
+        stuck = self.waiting(group)
         if not stuck:
             return None
-        vague = self.vague(group)
+        vague = self.has_unknown_members(group)
         members = self.members.get(group, tuple(self.ranks if vague else range(self.inspection.world_size)))
         number, missing = self._first_missing(group, stuck, members)
-        told = {*self.standings(group), *missing}
+        told = {*self.comparable_progress(group), *missing}
         unseen = vague or any(rank not in told for rank in members)
-        certain = {rank: each for rank, each in stuck.items() if each.certain}
+        certain = {rank: each for rank, each in stuck.items() if each.is_certain}
         if not (missing or unseen or certain):
             return None  # all have entered it, and no rank was asked whether it has completed
-        here = {r: e for r, e in stuck.items() if (e.stuck == number if e.certain else e.entered >= number)}
+        here = {
+            r: e for r, e in stuck.items() if (e.first_incomplete == number if e.is_certain else e.entered >= number)
+        }
         exact = [each.collective for each in here.values() if each.collective and each.collective.number == number]
-        calls = {call.function for rank in here if (call := call_of(self.ranks[rank]))}
+        calls = {call.function for rank in here if (call := distributed_call_of(self.ranks[rank]))}
         operation = exact[0].operation if exact else calls.pop() if len(calls) == 1 else ""
-        default = self.description(group) == DEFAULT
+        default = self.description(group) == DEFAULT_GROUP
         return Wait(
             operation,
             self.description(group),
@@ -190,52 +205,68 @@ class _View:
             () if default else self.members.get(group, ()),
             exact[0] if exact else None,
             tuple(sorted(here)),
-            tuple(sorted((rank, each.stuck) for rank, each in certain.items() if each.stuck > number)),
-            _places((self.ranks[rank] for rank in sorted(here)), operation),
-            tuple(Missing(rank, False) for rank in missing),
-            self._different(here, number),
+            tuple(
+                sorted(
+                    (rank, each.first_incomplete) for rank, each in certain.items() if each.first_incomplete > number
+                )
+            ),
+            _entry_lines((self.ranks[rank] for rank in sorted(here)), operation),
+            tuple(MissingRank(rank, False) for rank in missing),
+            self._mismatched(here, number),
             unseen,
         )
 
-    def _first_missing(self, group: str, stuck: dict[int, Standing], members: Iterable[int]) -> tuple[int, list[int]]:
+    def _first_missing(
+        self, group: str, stuck: dict[int, GroupProgress], members: Iterable[int]
+    ) -> tuple[int, list[int]]:
         """The first collective that ranks wait in and that members have not entered, and those members."""
         others = [rank for rank in members if rank not in stuck]
-        exact = {each.stuck for each in stuck.values() if each.certain}
-        numbers = sorted({each.stuck for each in stuck.values()})
+        exact = {each.first_incomplete for each in stuck.values() if each.is_certain}
+        numbers = sorted({each.first_incomplete for each in stuck.values()})
         for number in numbers:
-            missing = self._lacking(group, number, others)
+            missing = self._not_entered(group, number, others)
             if not missing:
                 continue
             if number not in exact:  # some entered several at once, and wait in the first that these have not
-                standings = self.standings(group)
+                standings = self.comparable_progress(group)
                 number = min((standings[rank].entered + 1 for rank in missing if rank in standings), default=number)
-            return number, self._lacking(group, number, others)
+            return number, self._not_entered(group, number, others)
         return numbers[0], []
 
-    def _lacking(self, group: str, number: int, members: Iterable[int]) -> list[int]:
+    def _not_entered(self, group: str, number: int, members: Iterable[int]) -> list[int]:
         """The members of a group that have not entered its collective ``number``, as far as is known."""
-        standings = self.standings(group)
-        vague = self.vague(group)
+        standings = self.comparable_progress(group)
+        vague = self.has_unknown_members(group)
         return [
             each
             for each in members
             if each in self.ranks
-            and (standings[each].entered < number if each in standings else not vague and self._away(group, each))
+            and (
+                standings[each].entered < number
+                if each in standings
+                else not vague and self._has_absent_rank(group, each)
+            )
             and not self.ranks[each].moved
         ]
 
-    def _away(self, group: str, number: int) -> bool:
+    def _has_absent_rank(self, group: str, number: int) -> bool:
         """Whether a rank that does not tell how far it is in a group is not in it."""
         rank = self.ranks[number]
         if group in self.each[number]:
             return False  # in numbers that do not compare
-        if is_gone(rank) or rank.condition in (Condition.STOPPED, Condition.PENDING, Condition.ENDING):
+        if has_ended(rank) or rank.condition in (
+            ProcessCondition.STOPPED,
+            ProcessCondition.PENDING,
+            ProcessCondition.ENDING,
+        ):
             return True
         if rank.answers is None:
-            return bool(rank.threads) and call_of(rank) is None
-        return rank.answers or call_of(rank) is None
+            return bool(rank.threads) and distributed_call_of(rank) is None
+        return rank.answers or distributed_call_of(rank) is None
 
-    def _different(self, here: dict[int, Standing], number: int) -> tuple[tuple[Collective, tuple[int, ...]], ...]:
+    def _mismatched(
+        self, here: dict[int, GroupProgress], number: int
+    ) -> tuple[tuple[Collective, tuple[int, ...]], ...]:
         """What ranks that wait at one number are in, where that is not the same."""
         kinds: dict[tuple[object, ...], list[int]] = {}
         examples: dict[tuple[object, ...], Collective] = {}
@@ -244,35 +275,37 @@ class _View:
         roots = {rank: root_of(self.ranks[rank], one) for rank, one in exact.items()}
         rooted = None not in roots.values()
         for rank, one in exact.items():
-            tensors = one.tensors if one.operation in _COMPARED else ""
+            tensors = one.tensors if one.operation in _COMPARED_OPERATIONS else ""
             kind = one.operation, tensors, roots[rank] if rooted else None
             kinds.setdefault(kind, []).append(rank)
             examples.setdefault(kind, one)
-            stacks.setdefault(stack_of(self.ranks[rank]), kind)
+            stacks.setdefault(main_stack(self.ranks[rank]), kind)
         if len(kinds) < 2:
             return ()
         for rank, each in here.items():  # a rank that was not asked is where those with an equal stack are
-            if not each.certain and (known := stacks.get(stack_of(self.ranks[rank]))):
+            if not each.is_certain and (known := stacks.get(main_stack(self.ranks[rank]))):
                 kinds[known].append(rank)
         ordered = sorted(kinds, key=lambda kind: (-len(kinds[kind]), kinds[kind]))
         return tuple((examples[kind], tuple(sorted(kinds[kind]))) for kind in ordered)
 
-    def calls(self, taken: set[int]) -> Iterator[Wait]:
+    def waits_from_stacks(self, taken: set[int]) -> Iterator[Wait]:
         """The waits that only stacks tell: in init_process_group, send and recv, and all that no recorder has."""
         found: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for number, rank in self.ranks.items():
-            call = wait_of(rank)
+            call = waiting_call_of(rank)
             if not call or number in taken or rank.moved or rank.answers is False:
                 continue
-            if call.function in UNRECORDED or not (self.recorded and rank.answers):
+            if call.function in UNRECORDED_FUNCTIONS or not (self.recorded and rank.answers):
                 found.setdefault((call.function, members_of(rank)), []).append(number)
         inside = {rank for calls in found.values() for rank in calls}
-        partners = {rank: partner_of(self.ranks[rank]) for rank in inside}
-        for (function, members), calls in sorted(found.items(), key=lambda item: item[0][0] != INIT):
-            together = ends({rank: partners[rank] for rank in calls}, self._met(function, partners))
+        partners = {rank: peer_of(self.ranks[rank]) for rank in inside}
+        for (function, members), calls in sorted(found.items(), key=lambda item: item[0][0] != INIT_FUNCTION):
+            together = group_by_chain_end(
+                {rank: partners[rank] for rank in calls}, self._matched_ranks(function, partners)
+            )
             for end, waiting in together.items():
-                known = end.met or end.cycle
-                missing = [] if known else self._lacking_in(function, end.rank, inside | taken, members, calls)
+                known = end.has_matching_partner or end.cycle
+                missing = [] if known else self._not_called(function, end.rank, inside | taken, members, calls)
                 all_known = end.rank is None and len(self.ranks) == self.inspection.world_size
                 yield Wait(
                     function,
@@ -282,15 +315,17 @@ class _View:
                     None,
                     tuple(waiting),
                     (),
-                    _places((self.ranks[rank] for rank in waiting), function),
-                    tuple(Missing(rank, False) for rank in missing),
-                    unseen=not (all_known or end.rank in self.ranks or end.met or end.cycle),
+                    _entry_lines((self.ranks[rank] for rank in waiting), function),
+                    tuple(MissingRank(rank, False) for rank in missing),
+                    has_unreachable_members=not (
+                        all_known or end.rank in self.ranks or end.has_matching_partner or end.cycle
+                    ),
                     partners=tuple((rank, each) for rank in waiting if (each := partners[rank]) is not None),
-                    met=end.met,
+                    partners_match=end.has_matching_partner,
                     cycle=end.cycle,
                 )
 
-    def _lacking_in(
+    def _not_called(
         self, function: str, partner: int | None, inside: set[int], members: tuple[int, ...], calls: Collection[int]
     ) -> list[int]:
         """The ranks that have not called a function that others are in: their partner, or those of the group."""
@@ -301,89 +336,98 @@ class _View:
         else:
             others = [rank for rank in self.ranks if rank not in inside]
         found = [rank for rank in others if rank in self.ranks and not self.ranks[rank].moved]
-        return [rank for rank in found if self._lacks(function, self.ranks[rank])]
+        return [rank for rank in found if self._lacks_recorder(function, self.ranks[rank])]
 
-    def _met(self, function: str, partners: Mapping[int, int | None]) -> set[int]:
+    def _matched_ranks(self, function: str, partners: Mapping[int, int | None]) -> set[int]:
         """The ranks in a send whose partner is in the recv that goes with it, and the other way round."""
-        other = RECEIVES if function in SENDS else SENDS if function in RECEIVES else set()
+        other = (
+            RECEIVE_FUNCTIONS
+            if function in SEND_FUNCTIONS
+            else SEND_FUNCTIONS
+            if function in RECEIVE_FUNCTIONS
+            else set()
+        )
         found = set()
         for rank, partner in partners.items():
             if partner is not None and partner in self.ranks and partners.get(partner, rank) in (rank, None):
-                call = wait_of(self.ranks[partner])
+                call = waiting_call_of(self.ranks[partner])
                 found.update([rank] if call and call.function in other else [])
         return found
 
-    def _lacks(self, function: str, rank: RankInspection) -> bool:
-        if function == INIT:
+    def _lacks_recorder(self, function: str, rank: RankInspection) -> bool:
+        if function == INIT_FUNCTION:
             return not rank.groups and rank.answers is not True and not rank.no_stack
-        return not rank.no_stack and (bool(rank.threads) or rank.answers is not None or is_gone(rank))
+        return not rank.no_stack and (bool(rank.threads) or rank.answers is not None or has_ended(rank))
 
 
-def _places(ranks: Iterable[RankInspection], operation: str) -> tuple[Frame, ...]:
-    return tuple(dict.fromkeys(place for rank in ranks if (place := entered_at(rank, operation))))
+def _entry_lines(ranks: Iterable[RankInspection], operation: str) -> tuple[Frame, ...]:
+    return tuple(dict.fromkeys(place for rank in ranks if (place := collective_entry_line(rank, operation))))
 
 
-def _told(wait: Wait, waits: Sequence[Wait]) -> Wait:
+def _with_other_waits(wait: Wait, waits: Sequence[Wait]) -> Wait:
     """Tell of those that are missing in a wait in which others they wait themselves."""
     inside = {
-        rank: title(other) + partner(other, rank) for other in waits if other is not wait for rank in other.waiting
+        rank: wait_title(other) + format_partner(other, rank)
+        for other in waits
+        if other is not wait
+        for rank in other.waiting
     }
     inside |= {
         rank: f"#{number} of {other.group}" for other in waits if other is not wait for rank, number in other.ahead
     }
-    missing = [Missing(each.rank, each.rank in inside, inside.get(each.rank, "")) for each in wait.missing]
-    return replace(wait, missing=tuple(sorted(missing, key=lambda each: (each.waits, each.rank))))
+    missing = [MissingRank(each.rank, each.rank in inside, inside.get(each.rank, "")) for each in wait.missing]
+    return replace(wait, missing=tuple(sorted(missing, key=lambda each: (each.is_waiting, each.rank))))
 
 
-def title(wait: Wait) -> str:
+def wait_title(wait: Wait) -> str:
     """Name what ranks wait in: "all_reduce #5 of default_pg", "init_process_group"."""
     if not wait.number:
         return wait.operation
     return f"{wait.operation or 'collective'} #{wait.number} of {wait.group}"
 
 
-def short_title(wait: Wait) -> str:
+def short_wait_title(wait: Wait) -> str:
     """Name it without the group where that is the default one: "all_reduce #5"."""
-    return title(wait).removesuffix(f" of {DEFAULT}")
+    return wait_title(wait).removesuffix(f" of {DEFAULT_GROUP}")
 
 
-def partner(wait: Wait, rank: int) -> str:
+def format_partner(wait: Wait, rank: int) -> str:
     """Say whom a rank sends to or receives from: " from rank 2"; "" where that is not known."""
     other = dict(wait.partners).get(rank) if wait.operation != FILE_LOCK else None
-    return "" if other is None else f" {'to' if wait.operation in SENDS else 'from'} rank {other}"
+    return "" if other is None else f" {'to' if wait.operation in SEND_FUNCTIONS else 'from'} rank {other}"
 
 
-def _ordered(waits: Sequence[Wait]) -> Iterator[Wait]:
+def _order_by_cause(waits: Sequence[Wait]) -> Iterator[Wait]:
     """Put first the waits for a rank that waits for no other, then those that wait for these."""
-    left = sorted(waits, key=lambda wait: (any(each.waits for each in wait.missing), -len(wait.waiting)))
+    left = sorted(waits, key=lambda wait: (any(each.is_waiting for each in wait.missing), -len(wait.waiting)))
     reached: set[int] = set()
     while left:
-        ready = [each for each in left if each.roots or not each.missing or _ranks(each.missing) & reached]
+        ready = [each for each in left if each.roots or not each.missing or _missing_ranks(each.missing) & reached]
         roots = [each for each in ready if each.roots or not each.missing] or ready
         if not ready:
-            found = _cycle(left)
-            roots = [each for each in left if not _inside(each).isdisjoint(found)]
+            found = _find_cycle(left)
+            roots = [each for each in left if not _ranks_in(each).isdisjoint(found)]
             roots.sort(key=lambda each: each.operation != NEW_GROUP)  # that one of its members has left out
             ready = [replace(roots[0], cycle=found), *roots[1:]]
         else:
             ready = roots
         yield from ready
-        reached.update(rank for each in roots for rank in _inside(each))
+        reached.update(rank for each in roots for rank in _ranks_in(each))
         left = [each for each in left if each not in roots]
 
 
-def _cycle(waits: Sequence[Wait]) -> tuple[int, ...]:
+def _find_cycle(waits: Sequence[Wait]) -> tuple[int, ...]:
     """Ranks that each wait for the next, and the last for the first, where every wait waits for another."""
     nexts: dict[int, int] = {}
     for wait in waits:
         partners = dict(wait.partners)
-        nexts.update((rank, partners.get(rank, wait.missing[0].rank)) for rank in _inside(wait))
-    return cycle(nexts)
+        nexts.update((rank, partners.get(rank, wait.missing[0].rank)) for rank in _ranks_in(wait))
+    return find_cycle(nexts)
 
 
-def _inside(wait: Wait) -> set[int]:
+def _ranks_in(wait: Wait) -> set[int]:
     return {*wait.waiting, *dict(wait.ahead)}
 
 
-def _ranks(missing: Iterable[Missing]) -> set[int]:
+def _missing_ranks(missing: Iterable[MissingRank]) -> set[int]:
     return {each.rank for each in missing}

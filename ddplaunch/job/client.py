@@ -11,32 +11,34 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError
-from ddplaunch.job.door import MAX_ANSWER, MAX_FOLLOWERS
+from ddplaunch.job.door import MAX_REPLY_BYTES, MAX_STREAMING_CLIENTS
 from ddplaunch.job.requests import Request
-from ddplaunch.job.requests.status import AskStatus
+from ddplaunch.job.requests.status import StatusQuery
 from ddplaunch.rank.processes import is_suspended
-from ddplaunch.wire.frames import Garbled, read_frame
+from ddplaunch.wire.frames import ProtocolError, read_frame
 from ddplaunch.wire.sockets import peer_uid
 from ddplaunch.wire.typed import decode, encode
 
-TIMEOUT = 10.0  # seconds in which a job must answer: its launcher may be suspended
+REPLY_TIMEOUT_S = 10.0  # seconds in which a job must answer: its launcher may be suspended
 
-RETRY = 0.05  # seconds between two tries to connect where too many ask
+CONNECT_RETRY_S = 0.05  # seconds between two tries to connect where too many ask
 
 A = TypeVar("A")
 
 
-class NoAnswer(LaunchError):
+class JobNotResponding(LaunchError):
     """A job has not answered."""
 
     exit_code = EXIT_UNAVAILABLE
 
 
 def check_suspended(path: str) -> None:
-    """Raise NoAnswer where the launcher with this socket is suspended: a question would wait for its timeout."""
+    """Raise JobNotResponding where the launcher with this socket is suspended: a question would wait for its timeout."""
     run_id, _, pid = os.path.basename(path).rpartition(".")
     if pid.isdecimal() and is_suspended(int(pid)):
-        raise NoAnswer(f"{run_id} is suspended: its launcher was stopped, as Ctrl-Z does", advice_to_continue(int(pid)))
+        raise JobNotResponding(
+            f"{run_id} is suspended: its launcher was stopped, as Ctrl-Z does", advice_to_continue(int(pid))
+        )
 
 
 def advice_to_continue(pid: int) -> str:
@@ -44,59 +46,61 @@ def advice_to_continue(pid: int) -> str:
     return f"fg in its terminal, or kill -CONT {pid}, continues it"
 
 
-def ask(path: str, request: Request[A], timeout: float = TIMEOUT) -> A:
+def send_request(path: str, request: Request[A], timeout: float = REPLY_TIMEOUT_S) -> A:
     """Ask the job whose door is at ``path``, and return its answer.
 
     Raises:
-        NoAnswer: it gives none in ``timeout`` seconds.
+        JobNotResponding: it gives none in ``timeout`` seconds.
     """
-    with _asked(path, request, timeout) as sock:
-        return _answer(sock, request, time.monotonic() + timeout)
+    with _open_request(path, request, timeout) as sock:
+        return _read_reply(sock, request, time.monotonic() + timeout)
 
 
-def stream(path: str, request: Request[A], timeout: float = TIMEOUT) -> Iterator[A]:
+def stream_replies(path: str, request: Request[A], timeout: float = REPLY_TIMEOUT_S) -> Iterator[A]:
     """Ask what is answered with the status, then with any number of answers, to the job's end if the request lasts.
 
     Raises:
-        NoAnswer: it does not begin in ``timeout`` seconds, or too many follow it already.
+        JobNotResponding: it does not begin in ``timeout`` seconds, or too many follow it already.
     """
-    with _asked(path, request, timeout) as sock:
-        _admitted(sock, timeout)
+    with _open_request(path, request, timeout) as sock:
+        _check_accepted(sock, timeout)
         while True:
             try:
-                yield _answer(sock, request, math.inf if request.lasts else time.monotonic() + timeout)
+                yield _read_reply(sock, request, math.inf if request.is_streaming else time.monotonic() + timeout)
             except (EOFError, ConnectionError):  # the job has ended, its launcher may have been killed
                 return
 
 
-def _admitted(sock: socket.socket, timeout: float) -> None:
+def _check_accepted(sock: socket.socket, timeout: float) -> None:
     try:
-        _answer(sock, AskStatus(), time.monotonic() + timeout)
+        _read_reply(sock, StatusQuery(), time.monotonic() + timeout)
     except EOFError:
-        what = f"{MAX_FOLLOWERS} others follow this job already, or it runs another version of ddplaunch"
-        raise NoAnswer(what) from None
+        what = f"{MAX_STREAMING_CLIENTS} others follow this job already, or it runs another version of ddplaunch"
+        raise JobNotResponding(what) from None
 
 
 @contextmanager
-def _asked(path: str, request: Request[object], timeout: float) -> Iterator[socket.socket]:
-    """A connection on which ``request`` has been sent, and what goes wrong on it as NoAnswer."""
+def _open_request(path: str, request: Request[object], timeout: float) -> Iterator[socket.socket]:
+    """A connection on which ``request`` has been sent, and what goes wrong on it as JobNotResponding."""
     check_suspended(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(timeout)
         try:
             _connect(sock, path, time.monotonic() + timeout)
             if peer_uid(sock) != os.geteuid():
-                raise NoAnswer(f"{path} belongs to another user")
+                raise JobNotResponding(f"{path} belongs to another user")
             sock.sendall(encode(request))
             yield sock
         except TimeoutError:
             what = f"{path} does not answer within {timeout:g} s"
             check_suspended(path)
-            raise NoAnswer(what, "its launcher is busy, or many others ask it: try again") from None
-        except (Garbled, EOFError):
-            raise NoAnswer(f"{path} gives no answer that this version of ddplaunch can read") from None
+            raise JobNotResponding(what, "its launcher is busy, or many others ask it: try again") from None
+        except (ProtocolError, EOFError):
+            raise JobNotResponding(f"{path} gives no answer that this version of ddplaunch can read") from None
         except OSError as error:
-            raise NoAnswer(f"{path}: {os.strerror(error.errno or 0).lower()}", "the job may have ended") from None
+            raise JobNotResponding(
+                f"{path}: {os.strerror(error.errno or 0).lower()}", "the job may have ended"
+            ) from None
 
 
 def _connect(sock: socket.socket, path: str, until: float) -> None:
@@ -106,11 +110,11 @@ def _connect(sock: socket.socket, path: str, until: float) -> None:
         except BlockingIOError:  # so many ask that the kernel has no room for one more
             if time.monotonic() > until:
                 raise TimeoutError from None
-            time.sleep(RETRY)
+            time.sleep(CONNECT_RETRY_S)
 
 
-def _answer(sock: socket.socket, request: Request[A], until: float) -> A:
+def _read_reply(sock: socket.socket, request: Request[A], until: float) -> A:
     if until == math.inf:
         sock.settimeout(None)
     kind: type[A] = request.answers[-1]
-    return decode(read_frame(sock, MAX_ANSWER, until), [kind])
+    return decode(read_frame(sock, MAX_REPLY_BYTES, until), [kind])

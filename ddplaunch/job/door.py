@@ -13,8 +13,8 @@ import time
 from functools import partial
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.job.folder import listen, remove
-from ddplaunch.loop import Loop, Timer
+from ddplaunch.job.folder import listen_in_dir, remove_socket
+from ddplaunch.loop import EventLoop, Timer
 from ddplaunch.output.isolation import IsolatedLoop
 from ddplaunch.wire.sockets import peer_uid
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Protocol, TypeVar
 
-    from ddplaunch.agent.debugging import Debugging
-    from ddplaunch.control.messages import Profiled
+    from ddplaunch.agent.debugging import DebugServer
+    from ddplaunch.control.messages import ProfileReply
     from ddplaunch.diagnosis.inspection import Detail, Inspection
     from ddplaunch.job.requests import Request
     from ddplaunch.job.status import Status
@@ -34,12 +34,12 @@ else:
     Protocol = object
 
 MAX_CLIENTS = 16  # connections at a time; further ones wait in the kernel
-DEADLINE = 5.0  # seconds from a connection to its end
-MAX_REQUEST = 4 << 10  # bytes of a request
-MAX_ANSWER = 64 << 20  # bytes of an answer: the status of 16,000 ranks fits, and the stacks of 1,000
-MAX_FOLLOWERS = 8  # of these that last as long as the job does
-LAST_WORDS = 0.5  # seconds in which followers may read the end of what the ranks printed
-FULL_PAUSE = 0.5  # seconds without accepting where the system has no descriptor left
+CONNECTION_TIMEOUT_S = 5.0  # seconds from a connection to its end
+MAX_REQUEST_BYTES = 4 << 10  # bytes of a request
+MAX_REPLY_BYTES = 64 << 20  # bytes of an answer: the status of 16,000 ranks fits, and the stacks of 1,000
+MAX_STREAMING_CLIENTS = 8  # of these that last as long as the job does
+DRAIN_TIMEOUT_S = 0.5  # seconds in which followers may read the end of what the ranks printed
+ACCEPT_PAUSE_S = 0.5  # seconds without accepting where the system has no descriptor left
 
 
 class ServedJob(Protocol):
@@ -48,74 +48,74 @@ class ServedJob(Protocol):
     def status(self) -> Status:
         """How this node's share stands."""
 
-    def inspect(self, detail: Detail, answer: Callable[[Inspection], None]) -> None:
-        """Find out what all ranks of the job are doing; ``answer`` is called with it, some seconds later at most."""
+    def inspect_job(self, detail: Detail, on_done: Callable[[Inspection], None]) -> None:
+        """Find out what all ranks of the job are doing; ``on_done`` is called with it, some seconds later at most."""
 
-    def profile(self, seconds: float, torch: bool, hear: Callable[[Profiled], None]) -> None:
+    def profile_job(self, seconds: float, torch: bool, hear: Callable[[ProfileReply], None]) -> None:
         """Find out where all ranks of the job spend their time; ``hear`` gets the profile of each, and the end."""
 
     def stop(self, now: bool, command: str = "") -> None:
         """End the job, as Ctrl-C does; ``now`` as a second one does. ``command``: which requests it."""
 
-    def ranks(self) -> list[int]:
+    def ranks_with_output(self) -> list[int]:
         """The ranks of this node whose output is in memory."""
 
-    def printed(self, rank: int, since: float | None = None) -> bytes:
+    def output_tail(self, rank: int, since: float | None = None) -> bytes:
         """The last that such a rank printed in its attempt, or since a moment in any attempt."""
 
-    def debugging(self) -> Debugging | None:
+    def debug_server(self) -> DebugServer | None:
         """Its ranks that are in a debugger; None where ranks never wait for one."""
 
-    def flush(self, mark: bytes) -> None:
+    def flush_output(self, mark: bytes) -> None:
         """Show all that ranks have printed by now, and then ``mark`` on stdout and stderr."""
 
-    def listen(self, hear: Callable[[int, bytes], None]) -> None:
+    def subscribe_output(self, on_output: Callable[[int, bytes], None]) -> None:
         """From now on call ``hear`` with each piece that a rank prints."""
 
-    def forget(self, hear: Callable[[int, bytes], None]) -> None:
+    def unsubscribe_output(self, hear: Callable[[int, bytes], None]) -> None:
         """No longer."""
 
 
-class Asker:
+class RequestContext:
     """A client that has asked something."""
 
     def __init__(
-        self, door: Door, connection: Connection[Request[object]], job: ServedJob, isolated: IsolatedLoop
+        self, door: ControlSocket, connection: Connection[Request[object]], job: ServedJob, isolated: IsolatedLoop
     ) -> None:
         """``isolated`` calls what the request has the job call: an exception costs the client its answer."""
         self._door, self._connection, self.job = door, connection, job
-        self.send, self.finish, self.guard = connection.send, connection.finish, isolated.guard
+        self.send, self.finish, self.guard = connection.send, connection.shutdown_write, isolated.guard
 
     @property
-    def waiting(self) -> int:
-        return self._connection.waiting
+    def unsent_bytes(self) -> int:
+        return self._connection.unsent_bytes
 
-    def soon(self, callback: Callable[[], None]) -> None:
-        self._door.soon(self.guard(callback))
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._door.call_soon(self.guard(callback))
 
-    def hear(self, kinds: Iterable[type[M]], heard: Callable[[M], None], max_bytes: int) -> None:
-        """From now on call ``heard`` with what the client says, in frames of so many bytes at most."""
+    def expect(self, kinds: Iterable[type[M]], on_message: Callable[[M], None], max_bytes: int) -> None:
+        """From now on call ``on_message`` with what the client says, in frames of so many bytes at most."""
         connection: Connection[M] = self._connection  # type: ignore[assignment]
-        connection.expect(kinds, max_bytes)
-        connection.hear = self.guard(heard)
+        connection.set_accepted_types(kinds, max_bytes)
+        connection.hear = self.guard(on_message)
 
-    def at_end(self, leave: Callable[[int | None], None]) -> None:
-        self._door.stay(self._connection, leave)
+    def on_job_end(self, leave: Callable[[int | None], None]) -> None:
+        self._door.keep_open(self._connection, leave)
 
 
-class Door:
+class ControlSocket:
     """Serves one job until it is closed."""
 
-    def __init__(self, loop: Loop, run_id: str, job: ServedJob, report: Callable[[str], object]) -> None:
+    def __init__(self, loop: EventLoop, run_id: str, job: ServedJob, report: Callable[[str], object]) -> None:
         """``run_id`` is a part of the socket's name, for people; ``report`` gets a message of a request that raises."""
         self._loop, self._report = loop, report
         self._job = job
         self._clients: dict[Connection[Request[object]], Timer] = {}
-        self._leaving: dict[Connection[Request[object]], Callable[[int | None], None]] = {}  # of those who stay
+        self._on_job_end: dict[Connection[Request[object]], Callable[[int | None], None]] = {}  # of those who stay
         self._socket: socket.socket | None
         self.path: str | None  # both None where there is no folder for it: the job runs without a door
-        self._socket, self.path = listen(run_id)
-        self._accept_again()
+        self._socket, self.path = listen_in_dir(run_id)
+        self._resume_accepting()
 
     def close(self, code: int | None = None) -> None:
         """Remove it; a client that is being answered has what the kernel took of that, one that stays a moment more.
@@ -124,28 +124,28 @@ class Door:
         """
         if self._socket is None or self.path is None:
             return
-        remove(self.path)
-        self._loop.forget(self._socket.fileno())
+        remove_socket(self.path)
+        self._loop.unwatch_fd(self._socket.fileno())
         self._socket.close()
         self._socket = None
-        leaving, self._leaving = self._leaving, {}  # each leaves once
+        leaving, self._on_job_end = self._on_job_end, {}  # each leaves once
         for client, leave in leaving.items():
             leave(code)
-            client.finish()
-        over = time.monotonic() + LAST_WORDS
-        self._loop.after(LAST_WORDS, lambda: None)
-        while any(client.waiting for client in leaving if client in self._clients) and time.monotonic() < over:
-            self._loop.step()
+            client.shutdown_write()
+        over = time.monotonic() + DRAIN_TIMEOUT_S
+        self._loop.call_later(DRAIN_TIMEOUT_S, lambda: None)
+        while any(client.unsent_bytes for client in leaving if client in self._clients) and time.monotonic() < over:
+            self._loop.run_once()
         for client in list(self._clients):
-            self._part(client)
+            self._close_client(client)
 
-    def soon(self, callback: Callable[[], None]) -> None:
+    def call_soon(self, callback: Callable[[], None]) -> None:
         """Call it in the next step of the loop, if the door is still open then."""
-        self._loop.soon(lambda: callback() if self._socket is not None else None)
+        self._loop.call_soon(lambda: callback() if self._socket is not None else None)
 
-    def stay(self, client: Connection[Request[object]], leave: Callable[[int | None], None]) -> None:
+    def keep_open(self, client: Connection[Request[object]], leave: Callable[[int | None], None]) -> None:
         """Keep a client until the job has ended, or it goes; then call ``leave``."""
-        self._leaving[client] = IsolatedLoop(self._loop, "the end of a request", self._report).guard(leave)
+        self._on_job_end[client] = IsolatedLoop(self._loop, "the end of a request", self._report).guard(leave)
         self._clients[client].cancel()
 
     def _accept(self) -> None:
@@ -155,8 +155,8 @@ class Door:
         except BlockingIOError:
             return
         except OSError:  # no descriptor is left, or the client has gone already
-            self._loop.forget(self._socket.fileno())
-            self._loop.after(FULL_PAUSE, self._accept_again)
+            self._loop.unwatch_fd(self._socket.fileno())
+            self._loop.call_later(ACCEPT_PAUSE_S, self._resume_accepting)
             return
         if peer_uid(sock) != os.geteuid():
             sock.close()
@@ -168,34 +168,34 @@ class Door:
             self._loop,
             sock,
             all_requests(),
-            hear=lambda request: self._answer(client, request),
-            lost=lambda why: self._part(client),
-            max_bytes=MAX_REQUEST,
-            max_waiting=MAX_ANSWER,
+            on_message=lambda request: self._handle_request(client, request),
+            on_lost=lambda why: self._close_client(client),
+            max_bytes=MAX_REQUEST_BYTES,
+            max_send_buffer=MAX_REPLY_BYTES,
         )
-        self._clients[client] = self._loop.after(DEADLINE, partial(self._part, client))
+        self._clients[client] = self._loop.call_later(CONNECTION_TIMEOUT_S, partial(self._close_client, client))
         if len(self._clients) == MAX_CLIENTS:
-            self._loop.forget(self._socket.fileno())
+            self._loop.unwatch_fd(self._socket.fileno())
 
-    def _accept_again(self) -> None:
+    def _resume_accepting(self) -> None:
         if self._socket is not None and len(self._clients) < MAX_CLIENTS:
-            self._loop.watch(self._socket.fileno(), self._accept)
+            self._loop.watch_fd(self._socket.fileno(), self._accept)
 
-    def _answer(self, client: Connection[Request[object]], request: Request[object]) -> None:
-        client.expect(())
-        if request.lasts and len(self._leaving) == MAX_FOLLOWERS:
-            return client.finish()
+    def _handle_request(self, client: Connection[Request[object]], request: Request[object]) -> None:
+        client.set_accepted_types(())
+        if request.is_streaming and len(self._on_job_end) == MAX_STREAMING_CLIENTS:
+            return client.shutdown_write()
 
         def drop() -> None:
             if client in self._clients:
-                self._part(client)
+                self._close_client(client)
 
         isolated = IsolatedLoop(self._loop, f"the answer to {type(request).__name__}", self._report, drop)
-        isolated.guard(request.serve)(Asker(self, client, self._job, isolated))
+        isolated.guard(request.handle)(RequestContext(self, client, self._job, isolated))
 
-    def _part(self, client: Connection[Request[object]]) -> None:
+    def _close_client(self, client: Connection[Request[object]]) -> None:
         self._clients.pop(client).cancel()
-        if leave := self._leaving.pop(client, None):
+        if leave := self._on_job_end.pop(client, None):
             leave(None)
         client.close()
-        self._accept_again()
+        self._resume_accepting()

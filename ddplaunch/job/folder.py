@@ -7,50 +7,50 @@ import os
 import socket
 from contextlib import suppress
 
-from ddplaunch.wire.sockets import MAX_PATH, folders, is_private, listening
+from ddplaunch.wire.sockets import MAX_SOCKET_PATH, is_private_dir, listen_unix, socket_dir_candidates
 
-MAX_NAME = 40  # bytes of the run id in a socket's name
+MAX_NAME_BYTES = 40  # bytes of the run id in a socket's name
 
 
-def candidates() -> list[str]:
+def candidate_dirs() -> list[str]:
     """Where the folder may be, the best place first; a client, whose variables may be others, looks in all."""
-    return folders("ddplaunch")
+    return socket_dir_candidates("ddplaunch")
 
 
-def listen(run_id: str) -> tuple[socket.socket, str] | tuple[None, None]:
+def listen_in_dir(run_id: str) -> tuple[socket.socket, str] | tuple[None, None]:
     """Listen on a socket of our own; return it and its path, or twice None if there is no folder for it."""
-    name = f"{os.fsencode(run_id)[:MAX_NAME].decode(errors='ignore')}.{os.getpid()}"
-    for folder in candidates():
+    name = f"{os.fsencode(run_id)[:MAX_NAME_BYTES].decode(errors='ignore')}.{os.getpid()}"
+    for folder in candidate_dirs():
         path = os.path.join(folder, name)
-        if len(os.fsencode(path)) > MAX_PATH:
+        if len(os.fsencode(path)) > MAX_SOCKET_PATH:
             continue
         for _ in range(2):  # another launcher's last act may be to remove the folder that we have just made
             with suppress(OSError):  # it is there, or cannot be made
                 os.mkdir(folder, 0o700)
-            if not is_private(folder):
+            if not is_private_dir(folder):
                 break
             try:
-                _alive(folder)
-                return listening(path), path
+                _live_sockets(folder)
+                return listen_unix(path), path
             except OSError as error:
                 if error.errno != errno.ENOENT:
                     break
     return None, None
 
 
-def remove(path: str) -> None:
+def remove_socket(path: str) -> None:
     """Remove a socket, and its folder after the last one."""
     with suppress(OSError):  # others are there, or it has gone already
         os.unlink(path)
         os.rmdir(os.path.dirname(path))
 
 
-def doors() -> list[str]:
+def list_sockets() -> list[str]:
     """The paths of all doors of this user on this machine."""
-    return [path for folder in filter(is_private, candidates()) for path in _alive(folder)]
+    return [path for folder in filter(is_private_dir, candidate_dirs()) for path in _live_sockets(folder)]
 
 
-def _alive(folder: str) -> list[str]:
+def _live_sockets(folder: str) -> list[str]:
     """Its sockets, but those of launchers that were killed, which are removed."""
     try:
         names = sorted(os.listdir(folder))
@@ -61,7 +61,7 @@ def _alive(folder: str) -> list[str]:
         path, pid = os.path.join(folder, name), name.rpartition(".")[2]
         if not (pid.isascii() and pid.isdecimal()):
             continue
-        if _is_launcher(pid) or not _refuses(path):  # it may live in another PID namespace
+        if _is_launcher(pid) or not _refuses_connection(path):  # it may live in another PID namespace
             alive.append(path)
         else:
             with suppress(OSError):  # another process was quicker
@@ -78,7 +78,7 @@ def _is_launcher(pid: str) -> bool:
         return False
 
 
-def _refuses(path: str) -> bool:
+def _refuses_connection(path: str) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as sock:
         try:
             sock.connect(path)

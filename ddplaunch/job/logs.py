@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from typing import BinaryIO, NamedTuple
 
-from ddplaunch.errors import LaunchError, shown
+from ddplaunch.errors import LaunchError, sanitize_line
 from ddplaunch.job import client, past
 from ddplaunch.job.record import RunRecord
-from ddplaunch.job.requests.output import TailRanks, last_lines
+from ddplaunch.job.requests.output import TailOutputRequest, last_lines
 from ddplaunch.output.times import offset_since, parse_marks, times_file
 
 CHUNK = 1 << 16
@@ -19,9 +19,9 @@ CHUNK = 1 << 16
 _NAME = re.compile(r"rank-(\d+)(?:\.attempt-(\d+))?\.log")
 
 
-def files(run: str) -> dict[int, list[str]]:
+def rank_log_files(run: str) -> dict[int, list[str]]:
     """The files of each rank's output, those of the first attempt first; none where nothing is on disk here."""
-    return _files(_folders(run))
+    return _files(_log_dirs(run))
 
 
 def attempt_of(path: str) -> int:
@@ -30,8 +30,8 @@ def attempt_of(path: str) -> int:
     return int(found[2] or 0) if found else 0
 
 
-def _folders(run: str) -> list[str]:
-    return [record.log_dir for record in past.shares(run) if record.log_dir] or [past.folder(run)]
+def _log_dirs(run: str) -> list[str]:
+    return [record.log_dir for record in past.read_node_records(run) if record.log_dir] or [past.run_dir(run)]
 
 
 def _files(folders: Sequence[str]) -> dict[int, list[str]]:
@@ -60,12 +60,12 @@ def _start_since(path: str, moment: float) -> int:
     except OSError:
         marks = []
     if size and not marks:
-        raise LaunchError(f"when the ranks printed is not known: {shown(times_file(path))} is missing or empty")
+        raise LaunchError(f"when the ranks printed is not known: {sanitize_line(times_file(path))} is missing or empty")
     start = offset_since(marks, moment)
     return size if start is None else min(max(start, 0), size)
 
 
-def failed(record: RunRecord) -> list[int]:
+def failed_ranks(record: RunRecord) -> list[int]:
     """The ranks that failed in the last attempt that did, the first cause first."""
     verdicts = [each.verdict for each in record.attempts if each.verdict] + [record.verdict]
     verdict = next(filter(None, reversed(verdicts)), None)
@@ -74,10 +74,10 @@ def failed(record: RunRecord) -> list[int]:
     return [verdict.first.rank, *verdict.alike, *(each.rank for each in verdict.others)]
 
 
-def stored(paths: Mapping[int, Sequence[str]], ranks: Sequence[int], part: Part) -> Iterator[tuple[int, bytes]]:
+def read_stored(paths: Mapping[int, Sequence[str]], ranks: Sequence[int], part: Part) -> Iterator[tuple[int, bytes]]:
     """Give out a part of the output of these ranks, one rank after the other."""
     for rank in ranks:
-        with closing(_Growing()) as growing:
+        with closing(_TailedFile()) as growing:
             yield from ((rank, data) for data in growing.read(paths[rank], part))
 
 
@@ -92,28 +92,28 @@ def end_of(file: BinaryIO, lines: int) -> bytes:
         span *= 4
 
 
-def live(path: str, ranks: Sequence[int], part: Part, *, follow: bool) -> Iterator[tuple[int, bytes]]:
+def read_live(path: str, ranks: Sequence[int], part: Part, *, follow: bool) -> Iterator[tuple[int, bytes]]:
     """Give out what a launcher has in memory of these ranks' output; ``follow``: and what they print, to the end."""
-    for piece in client.stream(path, TailRanks(tuple(ranks), follow, part.lines, part.since)):
+    for piece in client.stream_replies(path, TailOutputRequest(tuple(ranks), follow, part.lines, part.since)):
         if piece.missed:
             yield piece.rank, f"\n… {piece.missed} bytes left out: they came faster than they were read …\n".encode()
         yield piece.rank, piece.data
 
 
-def followed(run: str, path: str, ranks: Sequence[int], part: Part) -> Iterator[tuple[int, bytes]]:
+def follow_files(run: str, path: str, ranks: Sequence[int], part: Part) -> Iterator[tuple[int, bytes]]:
     """Give out a part of the log files of these ranks, and what comes into them until the job ends.
 
     The launcher says when there is more, so the files are not polled.
     """
-    folders = _folders(run)
+    folders = _log_dirs(run)
     known = _files(folders)
     with ExitStack() as stack:
-        reading = {rank: stack.enter_context(closing(_Growing())) for rank in ranks or known}
+        reading = {rank: stack.enter_context(closing(_TailedFile())) for rank in ranks or known}
         for rank, growing in reading.items():
             yield from ((rank, data) for data in growing.read(known.get(rank, []), part))
-        for piece in client.stream(path, TailRanks(tuple(ranks), follow=True)):
+        for piece in client.stream_replies(path, TailOutputRequest(tuple(ranks), follow=True)):
             if piece.rank not in reading:
-                reading[piece.rank] = stack.enter_context(closing(_Growing()))
+                reading[piece.rank] = stack.enter_context(closing(_TailedFile()))
             now = _files(folders).get(piece.rank, [])
             yield from ((piece.rank, data) for data in reading[piece.rank].read(now))
         known = _files(folders)
@@ -121,7 +121,7 @@ def followed(run: str, path: str, ranks: Sequence[int], part: Part) -> Iterator[
             yield from ((rank, data) for data in growing.read(known.get(rank, [])))
 
 
-class _Growing:
+class _TailedFile:
     """A rank's files, one an attempt, as they grow."""
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class _Growing:
 
         Raises LaunchError: when a file was written is not known.
         """
-        yield from self._rest()
+        yield from self._read_new()
         later = paths[paths.index(self._path) + 1 :] if self._path in paths else paths
         for path in later[-1:] if part and part.since is None else later:
             try:
@@ -146,12 +146,12 @@ class _Growing:
                 yield end_of(file, part.lines)
             if part and part.since is not None:
                 file.seek(_start_since(path, part.since))
-            yield from self._rest()
+            yield from self._read_new()
 
     def close(self) -> None:
         if self._file:
             self._file.close()
 
-    def _rest(self) -> Iterator[bytes]:
+    def _read_new(self) -> Iterator[bytes]:
         while self._file and (data := self._file.read(CHUNK)):
             yield data

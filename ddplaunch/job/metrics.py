@@ -15,12 +15,12 @@ from ddplaunch.job.status import RankState
 from ddplaunch.output import events
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.readings import Look
-    from ddplaunch.diagnosis.readings import Reading
+    from ddplaunch.agent.readings import CounterSnapshot
+    from ddplaunch.diagnosis.readings import NodeSample
     from ddplaunch.job.status import Status
     from ddplaunch.output.events import Event
 
-RANK = (
+RANK_METRICS = (
     ("cpu", "rank_cpu_seconds_total", "counter", "CPU time of a rank with its descendants; a restart begins anew."),
     ("memory", "rank_memory_bytes", "gauge",
      "Memory of a rank with its descendants, without what is shared or in files."),
@@ -29,25 +29,25 @@ RANK = (
     ("written", "rank_written_bytes_total", "counter",
      "Bytes that a rank with its descendants has written to files and pipes."),
 )  # fmt: skip
-GPU = (
+GPU_METRICS = (
     ("memory_used", "gpu_memory_bytes", "gauge", "Memory of a GPU that is in use."),
     ("power", "gpu_power_watts", "gauge", "Power that a GPU draws."),
     ("slowed", "gpu_slowed", "gauge", "1 while heat or the power supply holds the clocks of a GPU down."),
 )
-"""Fields of what is known of a rank and of a GPU: the name of the metric, its type, and what it is."""
+"""Fields of what is known of a rank and of a GPU_METRICS: the name of the metric, its type, and what it is."""
 
-NEAR = 1.0  # seconds by which one stall may be told with two beginnings
+STALL_MERGE_S = 1.0  # seconds by which one stall may be told with two beginnings
 
 
-class MetricsFile:
-    def __init__(self, path: str, status: Callable[[], Status], note: Callable[[str], None]) -> None:
-        self._path, self._status, self._note = path, status, note
+class PrometheusFile:
+    def __init__(self, path: str, status: Callable[[], Status], notify: Callable[[str], None]) -> None:
+        self._path, self._status, self._note = path, status, notify
         self._troubled = False
         self._stalls, self._stalled = 0, 0.0  # how many there were, and since when the last one was
         self._code: int | None = None
-        self._look: Look | None = None
+        self._look: CounterSnapshot | None = None
 
-    def hear(self, look: Look, reading: Reading | None) -> None:
+    def on_sample(self, look: CounterSnapshot, reading: NodeSample | None) -> None:
         """Write what was found at a look."""
         self._look = look
         self._write()
@@ -55,14 +55,14 @@ class MetricsFile:
     def observe(self, event: Event) -> None:
         """``status`` has heard of it."""
         match event:
-            case events.Stalled(since=since) if since > self._stalled + NEAR:
+            case events.JobStalled(since=since) if since > self._stalled + STALL_MERGE_S:
                 self._stalls, self._stalled = self._stalls + 1, since
-            case events.Ended(code=code):
+            case events.JobEnded(code=code):
                 self._code = code
                 self._write()
 
     def _write(self) -> None:
-        text = "".join(self._lines(self._status())).encode()
+        text = "".join(self._render(self._status())).encode()
         draft = os.path.join(os.path.dirname(self._path), f".{os.path.basename(self._path)}.{os.getpid()}")
         try:
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -74,12 +74,12 @@ class MetricsFile:
                 self._troubled = True
                 self._note(f"--metrics {self._path} cannot be written: {error.strerror}; the job goes on")
 
-    def _lines(self, status: Status) -> Iterator[str]:
+    def _render(self, status: Status) -> Iterator[str]:
         """The whole file: each metric with its type, what it is, and its series."""
         labels = f'run_id="{_escaped(status.run_id)}",node_rank="{status.node_rank}"'
 
         def metric(name: str, kind: str, text: str, series: float | Mapping[str, float | None] | None) -> Iterator[str]:
-            """``series``: its only value, or one for each rank or GPU; None is not known."""
+            """``series``: its only value, or one for each rank or GPU_METRICS; None is not known."""
             found = series if isinstance(series, Mapping) else {"": series}
             if known := {more: value for more, value in found.items() if value is not None}:
                 yield f"# HELP ddplaunch_{name} {text}\n# TYPE ddplaunch_{name} {kind}\n"
@@ -98,8 +98,8 @@ class MetricsFile:
         if over or self._look is None:
             return
 
-        ranks = {f',rank="{rank}"': used for rank, used in self._look.used.items()}
-        for field, name, kind, text in RANK:
+        ranks = {f',rank="{rank}"': used for rank, used in self._look.usage.items()}
+        for field, name, kind, text in RANK_METRICS:
             yield from metric(name, kind, text, {rank: getattr(used, field) for rank, used in ranks.items()})
         completed = {f',rank="{rank}"': sum(groups.values()) for rank, groups in self._look.groups.items()}
         text = "Collectives that a rank has completed; new process groups begin anew."
@@ -109,7 +109,7 @@ class MetricsFile:
         busy = {gpu: None if each.busy is None else each.busy / 100 for gpu, each in gpus.items()}
         text = "Share of the last second or so in which something ran on a GPU."
         yield from metric("gpu_busy_ratio", "gauge", text, busy)
-        for field, name, kind, text in GPU:
+        for field, name, kind, text in GPU_METRICS:
             yield from metric(name, kind, text, {gpu: getattr(each, field) for gpu, each in gpus.items()})
 
 

@@ -15,10 +15,10 @@ from contextlib import contextmanager, suppress
 import msgspec
 
 from ddplaunch.dataclass import dataclass, replace
-from ddplaunch.errors import host_name, shown
-from ddplaunch.files import read_owned
+from ddplaunch.errors import host_name, sanitize_line
+from ddplaunch.files import read_file_and_owner
 from ddplaunch.job import runs
-from ddplaunch.job.history import MAX_TARGET, enter, json_files, place
+from ddplaunch.job.history import MAX_TARGET_CHARS, history_dir, json_files, open_history_dir
 from ddplaunch.rank.processes import start_ticks
 from ddplaunch.wire.typed import parse
 
@@ -84,7 +84,7 @@ def every() -> list[SshJob]:
 def elsewhere() -> list[SshJob]:
     """Those of which this machine has neither a launcher nor, when they have ended, a record: the latest first."""
     jobs = every()
-    known = runs.known() if jobs else {}
+    known = runs.list_known() if jobs else {}
     here = {job.run_id for job in known.values() if job}
     return [job for job in jobs if job.run_id[:40] not in here and (job.runs or job.run_id not in known)]
 
@@ -96,12 +96,12 @@ def find(word: str | None) -> SshJob | None:
     """
     jobs = elsewhere()
     if word is None:
-        jobs = [] if runs.all_running() else [job for job in jobs if job.runs]
+        jobs = [] if runs.list_running() else [job for job in jobs if job.runs]
         return jobs[0] if len(jobs) == 1 else None
     exact = [job for job in jobs if job.run_id == word or (job.runs and str(job.pid) == word)]
     if exact or not word or word.isdecimal():
         return next(iter(exact), None)
-    names = {*(job.run_id for job in jobs), *runs.known()}
+    names = {*(job.run_id for job in jobs), *runs.list_known()}
     begun = [job for job in jobs if job.run_id.startswith(word)]
     return begun[0] if len([name for name in names if name.startswith(word)]) == 1 and begun else None
 
@@ -115,9 +115,9 @@ def remove_ended() -> None:
 
 def _write(job: SshJob) -> None:
     with suppress(OSError):
-        folder = enter(_place(), make=True)
+        folder = open_history_dir(_place(), create=True)
         try:
-            data = json.dumps({**vars(job), "target": shown(job.target, MAX_TARGET)}).encode()
+            data = json.dumps({**vars(job), "target": sanitize_line(job.target, MAX_TARGET_CHARS)}).encode()
             new = f".{_name(job)}.new"
             with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=folder), "wb") as file:
                 file.write(data)
@@ -134,7 +134,7 @@ def _remove(job: SshJob) -> None:
 
 
 def _place() -> str:
-    return os.path.join(os.path.dirname(place() or "/nowhere/runs"), "over-ssh")
+    return os.path.join(os.path.dirname(history_dir() or "/nowhere/runs"), "over-ssh")
 
 
 def _name(job: SshJob) -> str:
@@ -143,7 +143,7 @@ def _name(job: SshJob) -> str:
 
 def _read(path: str) -> SshJob | None:
     try:
-        data, owner = read_owned(path, MAX_BYTES, links=False)
+        data, owner = read_file_and_owner(path, MAX_BYTES, follow_symlinks=False)
         return parse(data, SshJob) if owner == os.geteuid() else None
     except (OSError, msgspec.MsgspecError, ValueError):
         return None

@@ -15,40 +15,46 @@ from typing import Any
 
 import msgspec
 
-from ddplaunch.control.failure import Verdict
+from ddplaunch.control.failure import FailureReport
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.diagnosis.inspection import Inspection
-from ddplaunch.errors import EXIT_PREEMPTED, host_name, shown
-from ddplaunch.files import read_owned
+from ddplaunch.errors import EXIT_PREEMPTED, host_name, sanitize_line
+from ddplaunch.files import read_file_and_owner
 from ddplaunch.job import readings
-from ddplaunch.job.effective import Account, Spent
+from ddplaunch.job.effective import TimeAccounting, TimeBreakdown
 from ddplaunch.output import events
 from ddplaunch.output.events import Event
 from ddplaunch.rank.processes import start_ticks
 from ddplaunch.wire.bounds import (
     MAX_PATH,
-    Amount,
     Count,
-    EndCode,
     ExitCode,
-    Line,
-    Moment,
+    ExitStatus,
     Name,
+    NonNegativeFloat,
     Path,
     Pid,
     RunId,
     Signal,
     Size,
+    TextLine,
+    Timestamp,
 )
-from ddplaunch.wire.frames import Garbled
+from ddplaunch.wire.frames import ProtocolError
 from ddplaunch.wire.typed import convert
 from ddplaunch.words import signal_name
 
 MAX_BYTES = 64 << 20  # of a file of the history
-_WRONG = (Garbled, KeyError, TypeError, ValueError, RecursionError)  # what a torn or hostile line leads to
+_DECODE_ERRORS = (
+    ProtocolError,
+    KeyError,
+    TypeError,
+    ValueError,
+    RecursionError,
+)  # what a torn or hostile line leads to
 
 
-class Fate(Enum):
+class RunState(Enum):
     """How a run stands, or how it ended."""
 
     RUNNING = "running"
@@ -66,69 +72,69 @@ class RankRecord:
     rank: Count
     host: Name
     pid: Pid = 0  # 0 where it never had a process
-    started: Moment | None = None
-    ended: Moment | None = None
-    code: EndCode | None = None  # -N for signal N
+    started: Timestamp | None = None
+    ended: Timestamp | None = None
+    code: ExitStatus | None = None  # -N for signal N
     peak_memory: Size = 0  # bytes that the largest of it and its children had at most; 0 where it is not known
-    cpu: Amount = 0.0  # seconds of CPU time of it and its children
+    cpu: NonNegativeFloat = 0.0  # seconds of CPU time of it and its children
 
 
 @dataclass(frozen=True)
-class Attempt:
+class AttemptRecord:
     """One attempt, as this node saw it."""
 
     number: Count  # 0 is the first
-    began: Moment
-    ended: Moment | None = None
+    began: Timestamp
+    ended: Timestamp | None = None
     ranks: tuple[RankRecord, ...] = ()  # those of this node, in order
-    why: Line = ""  # why it ended, in one line; "" where all went well or it runs
-    verdict: Verdict | None = None  # the failure that ended it, without the ``others`` where a restart followed
+    why: TextLine = ""  # why it ended, in one line; "" where all went well or it runs
+    verdict: FailureReport | None = None  # the failure that ended it, without the ``others`` where a restart followed
 
 
 @dataclass(frozen=True)
 class RunRecord:
     """This node's share of a run; times in seconds since the epoch."""
 
-    run: Line  # its name in the history: the run id, or RUN_ID.2 where an earlier run had that one
+    run: TextLine  # its name in the history: the run id, or RUN_ID.2 where an earlier run had that one
     run_id: RunId
-    target: Line  # what was typed, on one line
-    argv: tuple[Line, ...]  # the whole command, without its token
+    target: TextLine  # what was typed, on one line
+    argv: tuple[TextLine, ...]  # the whole command, without its token
     host: Name  # the launcher's
-    cwd: Line  # where the command was typed
+    cwd: TextLine  # where the command was typed
     pid: Pid  # the launcher's
-    began: Moment  # when the launcher did
+    began: Timestamp  # when the launcher did
     born: Size = 0  # when the kernel made the launcher's process, in ticks since its own start
     node_rank: Count = 0
     nnodes: Count = 1
     world_size: Count = 0
     log_dir: Path | None = None  # this run's folder of --log-dir
-    ended: Moment | None = None
+    ended: Timestamp | None = None
     code: ExitCode | None = None  # the exit code
-    fate: Fate = Fate.RUNNING
+    fate: RunState = RunState.RUNNING
     signal: Signal | None = None  # the first that came to the launcher
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[AttemptRecord, ...] = ()
     left_out: Count = 0  # attempts that were not kept, as there were too many
-    verdict: Verdict | None = None  # the failure that decided it
-    remark: Line | None = None  # the last word on its end: "when it was stopped: …"
+    verdict: FailureReport | None = None  # the failure that decided it
+    remark: TextLine | None = None  # the last word on its end: "when it was stopped: …"
     inspections: tuple[Inspection, ...] = ()  # what the ranks were doing when they were about to be stopped
-    notes: tuple[Line, ...] = ()
+    notes: tuple[TextLine, ...] = ()
     lost: tuple[Name, ...] = ()  # the hosts of nodes that were lost; node 0's record alone has them
     job: Name | None = None  # the scheduler's number of the job that it ran in: 4711, 4711_3
-    spent: Spent = Spent()  # where its time went, as far as it is written
-    stalls: tuple[tuple[Moment, Moment], ...] = ()  # when its ranks got nowhere, likewise
+    spent: TimeBreakdown = TimeBreakdown()  # where its time went, as far as it is written
+    stalls: tuple[tuple[Timestamp, Timestamp], ...] = ()  # when its ranks got nowhere, likewise
 
 
-class _Folding:
+class RecordBuilder:
     """A record while its lines are read: it grows, where a frozen one would be copied for each of them."""
 
     def __init__(self, head: RunRecord) -> None:
         self._head = head
-        self._attempts: list[Attempt] = []
+        self._attempts: list[AttemptRecord] = []
         self._ranks: list[list[RankRecord]] = []  # of each attempt
         self._inspections: list[Inspection] = []
         self._notes, self._lost = [*head.notes], [*head.lost]
 
-    def record(self) -> RunRecord:
+    def build(self) -> RunRecord:
         attempts = tuple(
             replace(each, ranks=tuple(ranks)) for each, ranks in zip(self._attempts, self._ranks, strict=True)
         )
@@ -140,69 +146,75 @@ class _Folding:
             lost=tuple(self._lost),
         )
 
-    def take(self, event: Event | events.Begun | events.LeftOut, moment: float) -> None:
+    def add_event(self, event: Event | events.AttemptStarted | events.AttemptsOmitted, moment: float) -> None:
         """``event`` has happened at ``moment``."""
         match event:
-            case events.Begun():
-                self._attempts.append(Attempt(event.attempt, moment))
+            case events.AttemptStarted():
+                self._attempts.append(AttemptRecord(event.attempt, moment))
                 self._ranks.append([RankRecord(rank, host) for rank, host in event.ranks])
                 node, nodes, size = event.node_rank, event.nnodes, event.world_size
                 self._head = replace(self._head, node_rank=node, nnodes=nodes, world_size=size)
-            case events.LeftOut(attempts=attempts):
+            case events.AttemptsOmitted(attempts=attempts):
                 self._head = replace(self._head, left_out=attempts)
-            case events.Started(rank=rank, pid=pid):
-                self._rank(rank, pid=pid, started=moment)
-            case events.Exited(rank=rank, code=code) if self._attempts and event.attempt == self._attempts[-1].number:
+            case events.RankStarted(rank=rank, pid=pid):
+                self._update_rank(rank, pid=pid, started=moment)
+            case events.RankExited(rank=rank, code=code) if (
+                self._attempts and event.attempt == self._attempts[-1].number
+            ):
                 cpu = event.user_cpu + event.system_cpu
-                self._rank(rank, ended=moment, code=code, peak_memory=event.peak_memory, cpu=cpu)
-            case events.Signalled(number=number) if self._head.signal is None:
+                self._update_rank(rank, ended=moment, code=code, peak_memory=event.peak_memory, cpu=cpu)
+            case events.SignalReceived(number=number) if self._head.signal is None:
                 self._head = replace(self._head, signal=number)
-                self._because(f"stopped by {signal_name(number)}")
-            case events.Preempted():
-                self._because("preempted")
-            case events.Swept() if self._attempts:
-                self._last(ended=moment)
+                self._set_reason(f"stopped by {signal_name(number)}")
+            case events.JobPreempted():
+                self._set_reason("preempted")
+            case events.AttemptSwept() if self._attempts:
+                self._update_attempt(ended=moment)
                 self._ranks[-1] = [
                     replace(each, ended=moment) if each.ended is None and each.started is not None else each
                     for each in self._ranks[-1]
                 ]
             case events.Restarting(text=text, verdict=verdict):
-                self._last(why=verdict.first.headline if verdict else text.partition("\n")[0], verdict=verdict)
+                self._update_attempt(
+                    why=verdict.first.headline if verdict else text.partition("\n")[0], verdict=verdict
+                )
             case events.NodeLost(host=host):
                 self._lost.append(host)
-            case events.Noted(text=text) | events.Stalled(text=text) if text:
+            case events.NoteAdded(text=text) | events.JobStalled(text=text) if text:
                 self._notes.append(text)
             case events.RanksInspected(inspection=inspection):
                 self._inspections.append(inspection)
-            case events.Ended(code=code, verdict=verdict):
+            case events.JobEnded(code=code, verdict=verdict):
                 if verdict:
-                    self._last(why=verdict.first.headline, verdict=verdict)
-                remark, fate = event.remark, self._fate(code)
+                    self._update_attempt(why=verdict.first.headline, verdict=verdict)
+                remark, fate = event.remark, self._run_state(code)
                 self._head = replace(self._head, ended=moment, code=code, verdict=verdict, remark=remark, fate=fate)
 
-    def _fate(self, code: int) -> Fate:
+    def _run_state(self, code: int) -> RunState:
         if code == 0:
-            return Fate.DONE
+            return RunState.DONE
         if code == EXIT_PREEMPTED:
-            return Fate.PREEMPTED
-        return Fate.STOPPED if self._head.signal is not None and code == 128 + self._head.signal else Fate.FAILED
+            return RunState.PREEMPTED
+        return (
+            RunState.STOPPED if self._head.signal is not None and code == 128 + self._head.signal else RunState.FAILED
+        )
 
-    def _because(self, why: str) -> None:
+    def _set_reason(self, why: str) -> None:
         if self._attempts and not self._attempts[-1].why:
-            self._last(why=why)
+            self._update_attempt(why=why)
 
-    def _last(self, **changes: Any) -> None:
+    def _update_attempt(self, **changes: Any) -> None:
         if self._attempts:
             self._attempts[-1] = replace(self._attempts[-1], **changes)
 
-    def _rank(self, number: int, **changes: Any) -> None:
+    def _update_rank(self, number: int, **changes: Any) -> None:
         ranks = self._ranks[-1] if self._ranks else []
         index = number - ranks[0].rank if ranks else -1  # the ranks of a node follow one another
         if 0 <= index < len(ranks):
             ranks[index] = replace(ranks[index], **changes)
 
 
-def read(path: str, run: str) -> RunRecord | None:
+def read_record(path: str, run: str) -> RunRecord | None:
     """Return the record in a file of the history, of the run named ``run``; None where there is none of this user.
 
     A run whose launcher is gone without a word is LOST.
@@ -210,44 +222,50 @@ def read(path: str, run: str) -> RunRecord | None:
     record = None
     for _ in range(2):  # where the launcher was gone by the time that we looked, it may have said its last word before
         try:
-            data, owner = read_owned(path, MAX_BYTES, links=False)
+            data, owner = read_file_and_owner(path, MAX_BYTES, follow_symlinks=False)
         except OSError:
             return None
-        record = parse(data, run, os.path.dirname(path)) if owner == os.geteuid() else None
-        if record is None or record.fate is not Fate.LOST:
+        record = parse_record(data, run, os.path.dirname(path)) if owner == os.geteuid() else None
+        if record is None or record.fate is not RunState.LOST:
             break
     return record
 
 
-def parse(data: bytes, run: str, folder: str = "") -> RunRecord | None:
+def parse_record(data: bytes, run: str, folder: str = "") -> RunRecord | None:
     """Return the record that the lines ``data`` make; None where not even the first is whole.
 
     The readings in ``folder`` tell until when a run went on that has not ended as far as it is written.
     """
     first, *lines = data.split(b"\n")
     try:
-        head: RunRecord = convert({**_decode(first), "run": run}, RunRecord)
-    except _WRONG:
+        head: RunRecord = convert({**_decode_line(first), "run": run}, RunRecord)
+    except _DECODE_ERRORS:
         return None
-    folding, kept = _Folding(replace(head, fate=Fate.RUNNING)), Account(head.began, head.nnodes)
+    folding, kept = RecordBuilder(replace(head, fate=RunState.RUNNING)), TimeAccounting(head.began, head.nnodes)
     for line in filter(None, lines):
         try:
-            found = _decode(line)
-            event = convert(found, events.RECORDS[found["event"]])
-            moment = convert(found["time"], Moment)
-            folding.take(event, moment)
-            kept.take(event, moment)
-        except _WRONG:
+            found = _decode_line(line)
+            event = convert(found, events.EVENT_TYPES[found["event"]])
+            moment = convert(found["time"], Timestamp)
+            folding.add_event(event, moment)
+            kept.on_event(event, moment)
+        except _DECODE_ERRORS:
             continue
-    record = folding.record()
+    record = folding.build()
     seen = None
-    if record.ended is None and (found := readings.read(os.path.join(folder, readings.file_of(record.node_rank)))):
+    if record.ended is None and (
+        found := readings.read_samples(os.path.join(folder, readings.sample_file_name(record.node_rank)))
+    ):
         seen = min(found[-1].time, time.time())
-    record = replace(record, spent=kept.spent(seen), stalls=kept.stalls)
-    return replace(record, fate=Fate.LOST) if record.fate is Fate.RUNNING and not lives(record) else record
+    record = replace(record, spent=kept.breakdown(seen), stalls=kept.stall_periods)
+    return (
+        replace(record, fate=RunState.LOST)
+        if record.fate is RunState.RUNNING and not is_launcher_alive(record)
+        else record
+    )
 
 
-def _decode(line: bytes) -> Any:
+def _decode_line(line: bytes) -> Any:
     """A line as plain data; bytes of arguments and paths that are not UTF-8 stand in it as Python has them."""
     try:
         return msgspec.json.decode(line)
@@ -255,14 +273,14 @@ def _decode(line: bytes) -> Any:
         return json.loads(line)
 
 
-def lives(record: RunRecord) -> bool:
+def is_launcher_alive(record: RunRecord) -> bool:
     """Whether the launcher of a run that has not ended is still there; True where it is on another machine."""
     return record.host != host_name() or max(0, start_ticks(record.pid)) == record.born
 
 
-def to_json(record: RunRecord, runs: Sequence[RunRecord], spent: Spent) -> str:
+def record_to_json(record: RunRecord, runs: Sequence[RunRecord], spent: TimeBreakdown) -> str:
     """A record as ``ddplaunch report --json`` prints it; ``runs`` are all of its job, ``spent`` the time of these."""
-    log_dir = shown(record.log_dir, MAX_PATH) if record.log_dir else None
+    log_dir = sanitize_line(record.log_dir, MAX_PATH) if record.log_dir else None
     fields: dict[str, object] = {name: getattr(record, name) for name in RunRecord.__match_args__}
     said = {**fields, "log_dir": log_dir, "spent": spent, "runs": [each.run for each in runs]}
     return msgspec.json.format(msgspec.json.encode(said), indent=2).decode()

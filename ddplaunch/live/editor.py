@@ -11,7 +11,7 @@ _HOME, _END = ("\x1b[H", "\x1bOH", "\x1b[1~", "\x01"), ("\x1b[F", "\x1bOF", "\x1
 _DELETE, _TO_END, _TO_BEGIN, _WORD = ("\x1b[3~",), ("\x0b",), ("\x15",), ("\x17", "\x1b\x7f")
 
 
-class Editor:
+class LineEditor:
     """One line, and those before it."""
 
     def __init__(self) -> None:
@@ -21,16 +21,16 @@ class Editor:
         self._at = 0  # which line of the history is shown; behind its last one the new line
         self._new = ""
 
-    def take(self) -> str:
+    def take_line(self) -> str:
         """Return the line, and begin another."""
         text = self.text
         if text.strip() and self._history[-1:] != [text]:
             self._history.append(text)
-        self._put("")
+        self._set_line("")
         self._at, self._new = len(self._history), ""
         return text
 
-    def key(self, key: str) -> None:
+    def handle_key(self, key: str) -> None:
         """Take in a key; one that means nothing does nothing."""
         before, after = self.text[: self.cursor], self.text[self.cursor :]
         match key:
@@ -43,24 +43,24 @@ class Editor:
             case _ if key in _END:
                 self.cursor = len(self.text)
             case _ if key in _UP:
-                self._show(self._at - 1)
+                self._show_history(self._at - 1)
             case _ if key in _DOWN:
-                self._show(self._at + 1)
+                self._show_history(self._at + 1)
             case _ if key == BACKSPACE:
-                self._put(before[:-1], after)
+                self._set_line(before[:-1], after)
             case _ if key in _DELETE:
-                self._put(before, after[1:])
+                self._set_line(before, after[1:])
             case _ if key in _TO_END:
-                self._put(before)
+                self._set_line(before)
             case _ if key in _TO_BEGIN:
-                self._put("", after)
+                self._set_line("", after)
             case _ if key in _WORD:
                 kept = before.rstrip()
-                self._put(kept[: kept.rfind(" ") + 1], after)
+                self._set_line(kept[: kept.rfind(" ") + 1], after)
             case "\t":
-                self._put(before + "    ", after)
+                self._set_line(before + "    ", after)
             case _ if len(key) == 1 and key.isprintable():
-                self._put(before + key, after)
+                self._set_line(before + key, after)
 
     def complete(self, begin: int, words: list[str]) -> list[str]:
         """Type as much as all of these words share from ``begin`` on; return them if there are several."""
@@ -71,11 +71,11 @@ class Editor:
             while not word.startswith(shared):
                 shared = shared[:-1]
         if shared.startswith(typed := self.text[begin : self.cursor]) and shared != typed:
-            self._put(self.text[:begin] + shared, self.text[self.cursor :])
+            self._set_line(self.text[:begin] + shared, self.text[self.cursor :])
             return []
         return words if len(words) > 1 else []
 
-    def row(self, prompt: str, across: int) -> str:
+    def render(self, prompt: str, across: int) -> str:
         """The line behind its prompt, cut to so many columns; at its end the cursor goes to its place."""
         room = max(8, across - columns(prompt) - 1)
         first = max(0, self.cursor - room + 1)
@@ -87,13 +87,13 @@ class Editor:
         back = columns(shown) - columns(self.text[first : self.cursor])
         return prompt + shown + (f"\x1b[{back}D" if back > 0 else "")
 
-    def _put(self, before: str, after: str = "") -> None:
+    def _set_line(self, before: str, after: str = "") -> None:
         self.text, self.cursor = before + after, len(before)
 
-    def _show(self, at: int) -> None:
+    def _show_history(self, at: int) -> None:
         if not 0 <= at <= len(self._history):
             return
         if self._at == len(self._history):
             self._new = self.text
         self._at = at
-        self._put(self._history[at] if at < len(self._history) else self._new)
+        self._set_line(self._history[at] if at < len(self._history) else self._new)

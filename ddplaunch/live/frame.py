@@ -8,47 +8,61 @@ from itertools import groupby
 
 from ddplaunch.devices.gpu_usage import GpuUsage
 from ddplaunch.diagnosis.inspection import Inspection
-from ddplaunch.errors import shown
-from ddplaunch.job.status import State, short_target
-from ddplaunch.live.rows import Row, Span, cut, flow, wrap
-from ddplaunch.live.state import Doing, Snapshot, WaitPoint, all_doing, rate, rates, wait_point, work
-from ddplaunch.live.table import TableRow, drawn, ordered
-from ddplaunch.words import runs, size
+from ddplaunch.errors import sanitize_line
+from ddplaunch.job.status import JobState, short_target
+from ddplaunch.live.rows import Row, StyledText, flow_parts, truncate_row, wrap_text
+from ddplaunch.live.state import (
+    RankActivity,
+    ViewState,
+    WaitPoint,
+    busy_cpus_by_rank,
+    collectives_per_second,
+    collectives_per_second_by_rank,
+    rank_activities,
+    wait_point,
+)
+from ddplaunch.live.table import TableRow, render_table, sort_rows
+from ddplaunch.words import format_size, group_consecutive
 
-FOOTER = 6  # rows at most below the log
-_BLOCK = 8  # cells between two gaps
-_NAMED = 8  # runs of ranks that are named, of those that do the same
+MAX_FOOTER_ROWS = 6  # rows at most below the log
+_CELLS_PER_BLOCK = 8  # cells between two gaps
+_MAX_NAMED_RUNS = 8  # runs of ranks that are named, of those that do the same
 _GIB = 1 << 30
 
 
-_ODD = frozenset({Doing.FAILED, Doing.STOPPED, Doing.SILENT, Doing.BLOCKED})  # however many they are
+_HIGHLIGHTED = frozenset(
+    {RankActivity.FAILED, RankActivity.STOPPED, RankActivity.SILENT, RankActivity.BLOCKED}
+)  # however many they are
 
 
-MANY = 16  # ranks up to which each has a row in 24; more are told by characters too, and scrolled
+MAX_RANK_ROWS = 16  # ranks up to which each has a row in 24; more are told by characters too, and scrolled
 
 
-def frame(seen: Snapshot, columns: int, rows: int) -> list[Row]:
-    """The footer: at most ``FOOTER`` rows, and fewer than ``rows``; each shorter than ``columns``."""
-    limit, most = max(1, columns - 1), max(1, min(FOOTER, rows - 1))
-    ranks = all_doing(seen)
-    head = flow(summary(seen, ranks), limit)[: 2 if most > 3 else 1]
-    legend = flow(_legend(ranks), limit, "   ")[: 2 if most > 3 else 1]
-    said = _said(seen, limit, 1 if most < 5 else 2)[: max(0, most - len(head) - len(legend) - 1)]
+def render_footer(seen: ViewState, columns: int, rows: int) -> list[Row]:
+    """The footer: at most ``MAX_FOOTER_ROWS`` rows, and fewer than ``rows``; each shorter than ``columns``."""
+    limit, most = max(1, columns - 1), max(1, min(MAX_FOOTER_ROWS, rows - 1))
+    ranks = rank_activities(seen)
+    head = flow_parts(render_summary(seen, ranks), limit)[: 2 if most > 3 else 1]
+    legend = flow_parts(_legend(ranks), limit, "   ")[: 2 if most > 3 else 1]
+    said = _render_sentences(seen, limit, 1 if most < 5 else 2)[: max(0, most - len(head) - len(legend) - 1)]
     left = max(0, most - len(head) - len(said) - len(legend))
-    hint: list[Row] = [(Span("? help", "2"),)] if seen.hint else []
-    legend = flow([*legend, *_scale(ranks, limit, left), *hint], limit, "   ")[: len(legend)]
-    return [*head, *said, *legend, *cells(ranks, limit, left)][:most]
+    hint: list[Row] = [(StyledText("? help", "2"),)] if seen.hint else []
+    legend = flow_parts([*legend, *_render_scale(ranks, limit, left), *hint], limit, "   ")[: len(legend)]
+    return [*head, *said, *legend, *render_cells(ranks, limit, left)][:most]
 
 
-def screenful(seen: Snapshot, columns: int, rows: int) -> list[Row]:
+def render_full_screen(seen: ViewState, columns: int, rows: int) -> list[Row]:
     """The whole screen: sentences in full first, then a row for each rank, then all else that there is room for."""
     limit = max(1, columns - 1)
-    ranks = all_doing(seen)
-    lines = table_rows(seen, ranks)
-    told = [*flow(summary(seen, ranks, figures=False), limit), *_said(seen, limit, max(1, rows - 2))][:rows]
-    hint = [cut((Span(seen.hint, "2"),), limit)] if seen.hint and rows - len(told) > 3 else []
+    ranks = rank_activities(seen)
+    lines = build_table_rows(seen, ranks)
+    told = [
+        *flow_parts(render_summary(seen, ranks, figures=False), limit),
+        *_render_sentences(seen, limit, max(1, rows - 2)),
+    ][:rows]
+    hint = [truncate_row((StyledText(seen.hint, "2"),), limit)] if seen.hint and rows - len(told) > 3 else []
     room = rows - len(told) - len(hint)
-    least = min(len(lines) + 1, MANY + 1 if rows >= 20 and len(lines) <= MANY else 5)
+    least = min(len(lines) + 1, MAX_RANK_ROWS + 1 if rows >= 20 and len(lines) <= MAX_RANK_ROWS else 5)
 
     def fits(more: list[Row]) -> list[Row]:
         nonlocal room
@@ -57,20 +71,22 @@ def screenful(seen: Snapshot, columns: int, rows: int) -> list[Row]:
         room -= len(more)
         return more
 
-    trends = fits(_trends(seen, limit)) or fits(_trends(seen, limit)[:1])
-    heading = f"{shown(seen.now.status.run_id, 60)}: {shown(short_target(seen.now.status.target))}"
-    title = fits([cut((Span(heading, "1"),), limit)])
+    trends = fits(_render_trends(seen, limit)) or fits(_render_trends(seen, limit)[:1])
+    heading = (
+        f"{sanitize_line(seen.current.status.run_id, 60)}: {sanitize_line(short_target(seen.current.status.target))}"
+    )
+    title = fits([truncate_row((StyledText(heading, "1"),), limit)])
     characters: list[Row] = []
-    if len(lines) > MANY or not lines:
+    if len(lines) > MAX_RANK_ROWS or not lines:
         third = max(1, rows // 4)
-        legend = flow([*_legend(ranks), *_scale(ranks, limit, third)], limit, "   ")
-        characters = fits([*legend, *cells(ranks, limit, third)]) or fits(legend[:1])
+        legend = flow_parts([*_legend(ranks), *_render_scale(ranks, limit, third)], limit, "   ")
+        characters = fits([*legend, *render_cells(ranks, limit, third)]) or fits(legend[:1])
     blank = fits([()])
     body = [*title, *told, *trends, *characters, *blank, *_table(seen, lines, ranks, limit, room)][: rows - len(hint)]
     return [*body, *[()] * (rows - len(body) - len(hint)), *hint]
 
 
-def _trends(seen: Snapshot, limit: int) -> list[Row]:
+def _render_trends(seen: ViewState, limit: int) -> list[Row]:
     """What has been measured since the view was opened, beside each other where there is room."""
     trends = {name: trend for name, trend in seen.trends.items() if trend.means}
     abreast = len(trends) if limit >= 66 else 1
@@ -79,90 +95,96 @@ def _trends(seen: Snapshot, limit: int) -> list[Row]:
         value = trend.means[-1]
         label = f"{name} {f'{value:.1f}' if 0 < value < 9.95 else f'{value:,.0f}'} "
         across = limit // abreast - 2
-        mark = trend.drawn(across - len(label), 100.0 if "%" in name else 0.0)
+        mark = trend.render(across - len(label), 100.0 if "%" in name else 0.0)
         pad = " " * (across - len(label) - len(mark) + 2) if (place + 1) % abreast else ""
-        part: Row = (Span(label), Span(mark, "36"), Span(pad))
+        part: Row = (StyledText(label), StyledText(mark, "36"), StyledText(pad))
         rows[-1:] = [(*rows[-1], *part)] if place % abreast else [*rows[-1:], part]
     return rows
 
 
-def table_rows(seen: Snapshot, ranks: Mapping[int, Doing]) -> list[TableRow]:
+def build_table_rows(seen: ViewState, ranks: Mapping[int, RankActivity]) -> list[TableRow]:
     """What the table says, of the ranks that are chosen, in order."""
-    counts, busy, rate_of = Counter(ranks.values()), work(seen), rates(seen)
+    counts, busy, rate_of = Counter(ranks.values()), busy_cpus_by_rank(seen), collectives_per_second_by_rank(seen)
     gpus = {pid: gpu for gpu in seen.gpus or () for pid in gpu.pids}
     lines = []
-    for each in seen.now.inspection.ranks:
+    for each in seen.current.inspection.ranks:
         if (what := ranks.get(each.rank)) is None:
             continue
-        point = wait_point(each) if what is Doing.WAITING else None
-        where = seen.places.get(each.rank) or (_named(seen.now.inspection, point) if point else "")
-        about = seen.now.said.get(each.rank, ""), busy.get(each.rank), seen.now.used.get(each.rank)
+        point = wait_point(each) if what is RankActivity.WAITING else None
+        where = seen.locations.get(each.rank) or (_wait_name(seen.current.inspection, point) if point else "")
+        about = seen.current.last_lines.get(each.rank, ""), busy.get(each.rank), seen.current.usage.get(each.rank)
         lines.append(
-            TableRow(each, what, where, *about, gpus.get(each.pid), rate_of.get(each.rank), seen.late.get(each.rank))
+            TableRow(
+                each, what, where, *about, gpus.get(each.pid), rate_of.get(each.rank), seen.lateness_s.get(each.rank)
+            )
         )
-    order = seen.order or ("state" if len(lines) > MANY else "rank")
-    return ordered(lines, order, lambda one: _order(one.what, counts[one.what]))
+    order = seen.sort_by or ("state" if len(lines) > MAX_RANK_ROWS else "rank")
+    return sort_rows(lines, order, lambda one: _sort_key(one.activity, counts[one.activity]))
 
 
-def _table(seen: Snapshot, lines: list[TableRow], ranks: Mapping[int, Doing], limit: int, room: int) -> list[Row]:
+def _table(
+    seen: ViewState, lines: list[TableRow], ranks: Mapping[int, RankActivity], limit: int, room: int
+) -> list[Row]:
     """The rows of the table that there is room for, the chosen one among them."""
     if room < 2 or not lines:
         return []
     places = [one.rank.rank for one in lines]
     at = places.index(seen.cursor) if seen.cursor in places else 0
     first = max(0, min(at - (room - 1) // 2, len(lines) - room + 1))
-    return drawn(lines[first : first + room - 1], limit, cursor=seen.cursor)
+    return render_table(lines[first : first + room - 1], limit, cursor=seen.cursor)
 
 
-def summary(seen: Snapshot, ranks: Mapping[int, Doing], *, figures: bool = True) -> list[Row]:
+def render_summary(seen: ViewState, ranks: Mapping[int, RankActivity], *, figures: bool = True) -> list[Row]:
     """The parts of the line that says how the job stands; ``figures``: with those that have a trend."""
-    status, inspection = seen.now.status, seen.now.inspection
-    age = _age(max(inspection.moment, status.since) - status.began)
+    status, inspection = seen.current.status, seen.current.inspection
+    age = _format_age(max(inspection.moment, status.since) - status.began)
     ended = f", exit code {status.code}" if status.code is not None else ""
-    style = {State.RUNNING: "1;32", State.ENDED: "1;31" if status.code else "1"}.get(status.state, "1;33")
-    state = (Span("suspended", "1;33"),) if seen.suspended else (Span(f"{status.state.value}{ended}", style),)
-    parts: list[Row] = [(*state, Span(f" {age}"))]
+    style = {JobState.RUNNING: "1;32", JobState.ENDED: "1;31" if status.code else "1"}.get(status.state, "1;33")
+    state = (
+        (StyledText("suspended", "1;33"),) if seen.suspended else (StyledText(f"{status.state.value}{ended}", style),)
+    )
+    parts: list[Row] = [(*state, StyledText(f" {age}"))]
     if status.attempt > 0:
-        parts.append((Span(f"attempt {status.attempt + 1}"),))
-    if figures and (speed := rate(seen)) is not None:
+        parts.append((StyledText(f"attempt {status.attempt + 1}"),))
+    if figures and (speed := collectives_per_second(seen)) is not None:
         parts.append(
-            (Span(f"{speed:,.0f} collectives/s" if speed >= 10 or not speed else f"{speed:.1f} collectives/s"),)
+            (StyledText(f"{speed:,.0f} collectives/s" if speed >= 10 or not speed else f"{speed:.1f} collectives/s"),)
         )
-    if where := _where(inspection, ranks, briefly=bool(seen.sentences)):
-        parts.append((Span(where, "33"),))
+    if where := _describe_waits(inspection, ranks, briefly=bool(seen.sentences)):
+        parts.append((StyledText(where, "33"),))
     if inspection.silent:
-        parts.append((Span(f"no answer from {', '.join(inspection.silent[:3])}", "1;31"),))
+        parts.append((StyledText(f"no answer from {', '.join(inspection.silent[:3])}", "1;31"),))
     if inspection.node_only:
-        parts.append((Span("this node only"),))
-    if figures and (busy := work(seen)):
-        parts.append((Span(f"CPU {sum(busy.values()) * 100:.0f} %"),))
-    if seen.now.used:
-        here = " here" if len(seen.now.used) < len(inspection.ranks) else ""
-        parts.append((Span(size(sum(used.memory for used in seen.now.used.values())) + here),))
+        parts.append((StyledText("this node only"),))
+    if figures and (busy := busy_cpus_by_rank(seen)):
+        parts.append((StyledText(f"CPU {sum(busy.values()) * 100:.0f} %"),))
+    if seen.current.usage:
+        here = " here" if len(seen.current.usage) < len(inspection.ranks) else ""
+        parts.append((StyledText(format_size(sum(used.memory for used in seen.current.usage.values())) + here),))
     if gpu := _gpu(seen.gpus):
-        parts.append((Span(gpu),))
-    if seen.chosen:
-        parts.append((Span(f"filter: {shown(seen.chosen, 30)}", "1;36"),))
+        parts.append((StyledText(gpu),))
+    if seen.filter_text:
+        parts.append((StyledText(f"filter: {sanitize_line(seen.filter_text, 30)}", "1;36"),))
     return parts
 
 
-def _where(inspection: Inspection, ranks: Mapping[int, Doing], *, briefly: bool) -> str:
+def _describe_waits(inspection: Inspection, ranks: Mapping[int, RankActivity], *, briefly: bool) -> str:
     """How many ranks wait, and where most of them do."""
-    waiting = {each.rank: wait_point(each) for each in inspection.ranks if ranks.get(each.rank) is Doing.WAITING}
+    waiting = {each.rank: wait_point(each) for each in inspection.ranks if ranks.get(each.rank) is RankActivity.WAITING}
     found = Counter(where for where in waiting.values() if where)
     if not found:
         return ""
     if briefly:
         return f"{found.total()} of {inspection.world_size} ranks wait"
     (where, count), *others = found.most_common()
-    named = _named(inspection, where)
+    named = _wait_name(inspection, where)
     more = f", {sum(count for _, count in others)} elsewhere" if others else ""
     return f"{count} of {inspection.world_size} ranks wait in {named}{more}"
 
 
-def _named(inspection: Inspection, where: WaitPoint) -> str:
+def _wait_name(inspection: Inspection, where: WaitPoint) -> str:
     if where.function:
-        return shown(where.function, 40)
+        return sanitize_line(where.function, 40)
     return f"{_operation(inspection, where)} of {_group(inspection, where.group)}"
 
 
@@ -170,7 +192,7 @@ def _operation(inspection: Inspection, where: WaitPoint) -> str:
     for rank in inspection.ranks:
         for each in rank.last:
             if WaitPoint(each.group, each.number) == where and not each.completed:
-                return f"{shown(each.operation, 40)} #{where.number}"
+                return f"{sanitize_line(each.operation, 40)} #{where.number}"
     return f"#{where.number}"
 
 
@@ -178,75 +200,75 @@ def _group(inspection: Inspection, name: str) -> str:
     known = (each for rank in inspection.ranks for each in rank.known if each.group == name)
     found = next(known, None)
     if found and found.description:
-        return shown(found.description, 40)
-    return "default_pg" if name == "0" else f"group {shown(name, 40)}"
+        return sanitize_line(found.description, 40)
+    return "default_pg" if name == "0" else f"group {sanitize_line(name, 40)}"
 
 
-def _said(seen: Snapshot, limit: int, most: int) -> list[Row]:
-    rows = [row for sentence in seen.sentences for row in wrap(shown(sentence, 1000), limit, most)]
+def _render_sentences(seen: ViewState, limit: int, most: int) -> list[Row]:
+    rows = [row for sentence in seen.sentences for row in wrap_text(sanitize_line(sentence, 1000), limit, most)]
     return rows[:most]
 
 
-def _legend(ranks: Mapping[int, Doing]) -> list[Row]:
+def _legend(ranks: Mapping[int, RankActivity]) -> list[Row]:
     """What ranks do, the odd ones first and by name; of the many only how many they are."""
-    found: dict[Doing, list[int]] = {}
+    found: dict[RankActivity, list[int]] = {}
     for rank, what in ranks.items():
         found.setdefault(what, []).append(rank)
     parts: list[Row] = []
-    for what in sorted(found, key=lambda what: _order(what, len(found[what]))):
+    for what in sorted(found, key=lambda what: _sort_key(what, len(found[what]))):
         members = found[what]
-        most = what not in _ODD and len(members) == max(map(len, found.values())) and len(members) > 1
-        named = f"{len(members)} ranks" if most else named_ranks(members)
-        parts.append((Span(what.sign, what.style), Span(f" {what.word}: {named}")))
-    return parts or [(Span("no rank of this kind"),)]
+        most = what not in _HIGHLIGHTED and len(members) == max(map(len, found.values())) and len(members) > 1
+        named = f"{len(members)} ranks" if most else format_ranks(members)
+        parts.append((StyledText(what.sign, what.style), StyledText(f" {what.word}: {named}")))
+    return parts or [(StyledText("no rank of this kind"),)]
 
 
-def _order(what: Doing, count: int) -> tuple[bool, int, int]:
-    return what not in _ODD, 0 if what in _ODD else count, list(Doing).index(what)
+def _sort_key(what: RankActivity, count: int) -> tuple[bool, int, int]:
+    return what not in _HIGHLIGHTED, 0 if what in _HIGHLIGHTED else count, list(RankActivity).index(what)
 
 
-def cells(ranks: Mapping[int, Doing], limit: int, most: int) -> list[Row]:
+def render_cells(ranks: Mapping[int, RankActivity], limit: int, most: int) -> list[Row]:
     """A character for each rank, in at most this many rows; for several where there are too many ranks."""
     numbers = sorted(ranks)
     if len(numbers) < 2 or most < 1:
         return []
-    label, each_row, together = _grid(numbers, limit, most)
+    label, each_row, together = _grid_size(numbers, limit, most)
     counts = Counter(ranks.values())
     parts = [numbers[at : at + together] for at in range(0, len(numbers), together)]
-    marks = [min((ranks[rank] for rank in part), key=lambda what: _order(what, counts[what])) for part in parts]
+    marks = [min((ranks[rank] for rank in part), key=lambda what: _sort_key(what, counts[what])) for part in parts]
     rows = []
     for at in range(0, len(marks), each_row):
-        row = [Span(f"{parts[at][0]:>{label}} ", "2")]
-        for block in range(at, min(at + each_row, len(marks)), _BLOCK):
-            row += [Span(" ")] * (block > at)
-            alike = ((what, len(list(run))) for what, run in groupby(marks[block : block + _BLOCK]))
-            row += [Span(what.sign * count, what.style) for what, count in alike]
-        rows.append(cut(tuple(row), limit))
+        row = [StyledText(f"{parts[at][0]:>{label}} ", "2")]
+        for block in range(at, min(at + each_row, len(marks)), _CELLS_PER_BLOCK):
+            row += [StyledText(" ")] * (block > at)
+            alike = ((what, len(list(run))) for what, run in groupby(marks[block : block + _CELLS_PER_BLOCK]))
+            row += [StyledText(what.sign * count, what.style) for what, count in alike]
+        rows.append(truncate_row(tuple(row), limit))
     return rows
 
 
-def _grid(numbers: Sequence[int], limit: int, most: int) -> tuple[int, int, int]:
+def _grid_size(numbers: Sequence[int], limit: int, most: int) -> tuple[int, int, int]:
     """The width of the numbers on the left, the cells in a row, and the ranks in a cell."""
     label = len(str(numbers[-1]))
-    each_row = max(1, (limit - label) // (_BLOCK + 1)) * _BLOCK
+    each_row = max(1, (limit - label) // (_CELLS_PER_BLOCK + 1)) * _CELLS_PER_BLOCK
     return label, each_row, -(-len(numbers) // (each_row * most))
 
 
-def _scale(ranks: Mapping[int, Doing], limit: int, most: int) -> list[Row]:
-    if len(ranks) < 2 or most < 1 or (together := _grid(sorted(ranks), limit, most)[2]) == 1:
+def _render_scale(ranks: Mapping[int, RankActivity], limit: int, most: int) -> list[Row]:
+    if len(ranks) < 2 or most < 1 or (together := _grid_size(sorted(ranks), limit, most)[2]) == 1:
         return []
-    return [(Span(f"(a cell is {together} ranks)", "2"),)]
+    return [(StyledText(f"(a cell is {together} ranks)", "2"),)]
 
 
-def named_ranks(ranks: Sequence[int]) -> str:
+def format_ranks(ranks: Sequence[int]) -> str:
     """Ranks as runs: "rank 3", "ranks 0-6, 8"."""
-    found = runs(ranks)
-    named = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in found[:_NAMED]]
-    more = f" and {sum(map(len, found[_NAMED:]))} more" if len(found) > _NAMED else ""
+    found = group_consecutive(ranks)
+    named = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in found[:_MAX_NAMED_RUNS]]
+    more = f" and {sum(map(len, found[_MAX_NAMED_RUNS:]))} more" if len(found) > _MAX_NAMED_RUNS else ""
     return f"rank{'s' * (len(ranks) != 1)} {', '.join(named)}{more}"
 
 
-def _age(seconds: float) -> str:
+def _format_age(seconds: float) -> str:
     whole = max(0, int(seconds))
     days, hours = divmod(whole // 3600, 24)
     text = f"{whole // 60 % 60:02}:{whole % 60:02}"

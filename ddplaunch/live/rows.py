@@ -12,27 +12,27 @@ from ddplaunch.words import columns
 GAP = " | "
 
 
-class Span(NamedTuple):
+class StyledText(NamedTuple):
     """A piece of a row."""
 
     text: str
     style: str = ""  # the parameters of SGR: "1;31"
 
 
-Row = tuple[Span, ...]
+Row = tuple[StyledText, ...]
 
 
-def width(row: Row) -> int:
+def row_width(row: Row) -> int:
     return sum(columns(span.text) for span in row)
 
 
-def cut(row: Row, limit: int) -> Row:
+def truncate_row(row: Row, limit: int) -> Row:
     """The row, its end left out where it takes more than ``limit`` columns."""
-    if width(row) <= limit:
+    if row_width(row) <= limit:
         return row
     if limit < 1:
         return ()
-    kept: list[Span] = []
+    kept: list[StyledText] = []
     left = limit - 1  # for the dots
     for span in row:
         end = 0
@@ -42,43 +42,43 @@ def cut(row: Row, limit: int) -> Row:
         kept.append(span._replace(text=span.text[:end]))
         if end < len(span.text):
             break
-    return (*kept, Span("…"))
+    return (*kept, StyledText("…"))
 
 
-def flow(parts: Iterable[Row], limit: int, gap: str = GAP) -> list[Row]:
+def flow_parts(parts: Iterable[Row], limit: int, gap: str = GAP) -> list[Row]:
     """Put the parts behind each other, with a gap between two, into as many rows of ``limit`` columns as they need."""
     rows: list[Row] = []
     for part in parts:
-        joined = (*rows[-1], Span(gap, "2"), *part) if rows else ()
-        if rows and width(joined) <= limit:
+        joined = (*rows[-1], StyledText(gap, "2"), *part) if rows else ()
+        if rows and row_width(joined) <= limit:
             rows[-1] = joined
         else:
-            rows.append(cut(part, limit))
+            rows.append(truncate_row(part, limit))
     return rows
 
 
-def wrap(text: str, limit: int, most: int) -> list[Row]:
+def wrap_text(text: str, limit: int, most: int) -> list[Row]:
     """Break a text between words into at most this many rows; the last one is cut where there is more."""
     lines = textwrap.wrap(text, max(1, limit), subsequent_indent="  " if limit > 20 else "")
     if len(lines) > most:
         lines[most - 1 :] = [lines[most - 1] + " …"]
-    return [cut((Span(line),), limit) for line in lines]
+    return [truncate_row((StyledText(line),), limit) for line in lines]
 
 
-def painted(row: Row, colour: bool) -> str:
+def render_row(row: Row, colour: bool) -> str:
     """The row as a terminal takes it."""
     if not colour:
         return "".join(span.text for span in row)
     return "".join(f"\x1b[{span.style}m{span.text}\x1b[0m" if span.style else span.text for span in row)
 
 
-def styled(line: str, limit: int) -> list[Row]:
+def wrap_styled(line: str, limit: int) -> list[Row]:
     """A line with one style at most, from its beginning on, broken between words."""
     style, text = re.match(r"\x1b\[([\d;]*)m", line), re.sub(r"\x1b\[[\d;]*m", "", line)
     parts = textwrap.wrap(text, max(1, limit), subsequent_indent="    " if limit > 20 else "") or [""]
-    return [cut((Span(part, style[1] if style else ""),), limit) for part in parts]
+    return [truncate_row((StyledText(part, style[1] if style else ""),), limit) for part in parts]
 
 
-def plain(rows: Sequence[Row]) -> str:
+def strip_styles(rows: Sequence[Row]) -> str:
     """Rows as lines without styles."""
-    return "".join(painted(row, False).rstrip() + "\n" for row in rows)
+    return "".join(render_row(row, False).rstrip() + "\n" for row in rows)

@@ -13,19 +13,19 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from ddplaunch.live.rows import Row, painted, width
-from ddplaunch.loop import Callback, Loop
-from ddplaunch.output.events import Ended, Event
-from ddplaunch.output.screen import Manner, Terminal
-from ddplaunch.output.sink import HIGH_WATER, Sink
-from ddplaunch.output.terminal import Keyboard, in_foreground, window
-from ddplaunch.output.voice import Said, Topic
+from ddplaunch.live.rows import Row, render_row, row_width
+from ddplaunch.loop import Callback, EventLoop
+from ddplaunch.output.events import Event, JobEnded
+from ddplaunch.output.screen import ScreenOptions, TerminalScreen
+from ddplaunch.output.sink import HIGH_WATER_BYTES, Sink
+from ddplaunch.output.terminal import Keyboard, in_foreground, window_size
+from ddplaunch.output.voice import LogMessage, MessageKind
 from ddplaunch.words import columns
 
-EVERY = 1 / 30  # seconds from one drawing to the next, at least
-KEPT = 4 << 20  # bytes of lines that wait while the full screen is shown
+FRAME_INTERVAL_S = 1 / 30  # seconds from one drawing to the next, at least
+MAX_HELD_BYTES = 4 << 20  # bytes of lines that wait while the full screen is shown
 
-Picture = Callable[[int, int, bool], Sequence[Row]]
+RenderRows = Callable[[int, int, bool], Sequence[Row]]
 """Makes the rows for a terminal of these columns and rows; the flag is whether it is the full screen."""
 
 _ENTER_FULL = b"\x1b[?1049h\x1b[?25l"
@@ -33,13 +33,13 @@ _LEAVE_FULL = b"\x1b[?25h\x1b[?1049l"
 _STYLE = re.compile(r"\x1b\[[0-9;:]*m")
 
 
-class LiveScreen(Terminal):
-    """As ``Terminal``, with the rows of a picture below all lines."""
+class LiveScreen(TerminalScreen):
+    """As ``TerminalScreen``, with the rows of a picture below all lines."""
 
-    def __init__(self, loop: Loop, how: Manner, *, speaks: bool, colour: bool) -> None:
+    def __init__(self, loop: EventLoop, how: ScreenOptions, *, speaks: bool, colour: bool) -> None:
         super().__init__(loop, how, speaks=speaks, colour=colour)
-        self._fd = 2 if self._stderr.terminal else 1
-        self._picture: Picture | None = None
+        self._fd = 2 if self._stderr.is_terminal else 1
+        self._picture: RenderRows | None = None
         self._rows: tuple[Row, ...] = ()
         self._made_for: tuple[int, int, bool] | None = None  # None: the rows are to be made again
         self._widths: list[int] = []  # of what is drawn below the lines
@@ -52,41 +52,41 @@ class LiveScreen(Terminal):
 
     # ------------------------------------------------------------------------------------------------ what is drawn
 
-    def begin(self, picture: Picture, heard: Callable[[str], object] | None) -> None:
-        """Draw this from now on; ``heard`` gets the keys, None where they are a rank's."""
-        self._picture = picture
+    def begin(self, render: RenderRows, on_key: Callable[[str], object] | None) -> None:
+        """Draw this from now on; ``on_key`` gets the keys, None where they are a rank's."""
+        self._picture = render
         self._widths = [1] * self._drawn  # what Terminal has drawn
-        if heard is not None:
-            self._keyboard = Keyboard(self._loop, heard)
-            self._keyboard.begin()
-        self._loop.catch([signal.SIGWINCH], lambda number: self.refresh())
+        if on_key is not None:
+            self._keyboard = Keyboard(self._loop, on_key)
+            self._keyboard.start()
+        self._loop.add_signal_handlers([signal.SIGWINCH], lambda number: self.refresh())
         self.refresh()
 
     def refresh(self) -> None:
         """The picture has changed; a reader that is behind misses some."""
         if self._keyboard is not None:
-            self._keyboard.begin()  # it may have been lost, by Ctrl-Z and fg
+            self._keyboard.start()  # it may have been lost, by Ctrl-Z and fg
         self._made_for = None
-        if self._picture is not None and (self._home.idle or self._pending):
-            self._draw_soon()
+        if self._picture is not None and (self._home.is_drained or self._pending):
+            self._schedule_draw()
 
-    def page(self, text: str) -> None:
+    def print_text(self, text: str) -> None:
         """Print a text that the user asked for, where it can be scrolled back to."""
-        self.full_screen(False)
-        self._show(self._home, (text if self._colour else _STYLE.sub("", text)).encode(errors="replace"))
+        self.set_full_screen(False)
+        self._write(self._home, (text if self._colour else _STYLE.sub("", text)).encode(errors="replace"))
 
-    def say(self, said: Said, *, of_job: bool = False) -> None:
-        if said.kind is Topic.STACKS:  # the user has typed Ctrl-\ to see them
-            self.full_screen(False)
-        super().say(said, of_job=of_job)
+    def show_message(self, said: LogMessage, *, of_job: bool = False) -> None:
+        if said.kind is MessageKind.STACKS:  # the user has typed Ctrl-\ to see them
+            self.set_full_screen(False)
+        super().show_message(said, of_job=of_job)
 
     @property
-    def is_full(self) -> bool:
+    def is_full_screen(self) -> bool:
         return self._kept is not None
 
-    def full_screen(self, on: bool) -> None:
+    def set_full_screen(self, on: bool) -> None:
         """Show the picture alone, or go back to the log and what has come meanwhile."""
-        if on == self.is_full or self._picture is None:
+        if on == self.is_full_screen or self._picture is None:
             return
         if on:
             self._draw()
@@ -107,79 +107,79 @@ class LiveScreen(Terminal):
         """Draw the picture for the last time, as text that stays; give the terminal back."""
         if self._picture is None:
             return
-        self.full_screen(False)
+        self.set_full_screen(False)
         self._made_for = None
         self._draw()
         self._picture = None
         if self._widths:
             self._widths = []
             self._home.write(b"\n")
-        self._give_back()
+        self._release_terminal()
 
     def close(self) -> None:
         """Give the terminal back at once, whatever happened."""
-        if self.is_full:
+        if self.is_full_screen:
             self._kept = None
             try:
                 os.write(self._fd, _LEAVE_FULL)
             except OSError:
                 pass
-        self._give_back()
+        self._release_terminal()
 
-    def _give_back(self) -> None:
+    def _release_terminal(self) -> None:
         if self._keyboard is not None:
-            self._keyboard.end()
+            self._keyboard.stop()
             self._keyboard = None
 
     def suspend(self, stop: Callback) -> None:
         if self._picture is None:
             stop()
             return
-        full = self.is_full
-        self.full_screen(False)
+        full = self.is_full_screen
+        self.set_full_screen(False)
         self._show_merged(math.inf)
         self._draw()
         self._home.write(self._erase())
         if self._keyboard is not None:
-            self._keyboard.end()
+            self._keyboard.stop()
         stop()
-        self.full_screen(full)
+        self.set_full_screen(full)
         self.refresh()
 
     def observe(self, event: Event) -> None:
         super().observe(event)
-        if isinstance(event, Ended):
-            self._loop.soon(self.end)  # when all other observers know of it
+        if isinstance(event, JobEnded):
+            self._loop.call_soon(self.end)  # when all other observers know of it
 
     # -------------------------------------------------------------------------------------------------------- how
 
     @property
-    def full(self) -> bool:
-        return super().full or len(self._pending) > HIGH_WATER
+    def is_full(self) -> bool:
+        return super().is_full or len(self._pending) > HIGH_WATER_BYTES
 
     @property
-    def written(self) -> bool:
-        return super().written and not self._pending
+    def is_drained(self) -> bool:
+        return super().is_drained and not self._pending
 
-    def _show(self, sink: Sink, lines: bytes) -> None:
+    def _write(self, sink: Sink, lines: bytes) -> None:
         if self._picture is None:
-            return super()._show(sink, lines)
+            return super()._write(sink, lines)
         if sink is not self._home:
             return sink.write(lines)
         self._pending += lines
-        self._draw_soon()
+        self._schedule_draw()
 
-    def _draw_soon(self) -> None:
+    def _schedule_draw(self) -> None:
         if self._due:
             return
         self._due = True
-        wait = self._last + EVERY - time.monotonic()
+        wait = self._last + FRAME_INTERVAL_S - time.monotonic()
         if wait > 0:
-            self._loop.after(wait, self._draw_due)
+            self._loop.call_later(wait, self._on_draw_timer)
         else:
-            self._loop.soon(self._draw_due)
+            self._loop.call_soon(self._on_draw_timer)
 
-    def _draw_due(self) -> None:
+    def _on_draw_timer(self) -> None:
         self._due = False
         self._draw()
 
@@ -187,7 +187,7 @@ class LiveScreen(Terminal):
         self._last = time.monotonic()
         lines, self._pending = bytes(self._pending), bytearray()
         if self._kept is not None:
-            self._keep(lines)
+            self._hold_lines(lines)
             return self._draw_full()
         self._home.write(self._erase() + lines + self._frame())
 
@@ -198,7 +198,7 @@ class LiveScreen(Terminal):
         """
         if not self._widths:
             return b""
-        across = max(1, window(self._fd)[0])
+        across = max(1, window_size(self._fd)[0])
         up = sum(max(1, -(-each // across)) for each in self._widths) - 1
         self._widths = []
         return b"\r" + (f"\x1b[{up}A".encode() if up else b"") + b"\x1b[J"
@@ -207,25 +207,25 @@ class LiveScreen(Terminal):
         """The rows below the lines; none while another program has the terminal, such as the shell (``&``)."""
         if self._picture is None or not in_foreground(self._fd):
             return b""
-        bar = self._bottom(self._home).decode(errors="replace")
-        rows = [painted(row, self._colour) for row in self._make(False)]
-        self._widths = [*[columns(_STYLE.sub("", bar))] * bool(bar), *map(width, self._rows)]
+        bar = self._bottom_row(self._home).decode(errors="replace")
+        rows = [render_row(row, self._colour) for row in self._render(False)]
+        self._widths = [*[columns(_STYLE.sub("", bar))] * bool(bar), *map(row_width, self._rows)]
         return "\n".join([*[bar] * bool(bar), *rows]).encode(errors="replace")
 
     def _draw_full(self) -> None:
-        rows = (painted(row, self._colour) for row in self._make(True))
+        rows = (render_row(row, self._colour) for row in self._render(True))
         self._home.write(("\x1b[H" + "\x1b[K\n".join(rows) + "\x1b[K\x1b[J").encode(errors="replace"))
 
-    def _make(self, full: bool) -> tuple[Row, ...]:
-        wanted = (*window(self._fd), full)
+    def _render(self, full: bool) -> tuple[Row, ...]:
+        wanted = (*window_size(self._fd), full)
         if self._picture is not None and wanted != self._made_for:
             self._rows, self._made_for = tuple(self._picture(*wanted)), wanted
         return self._rows
 
-    def _keep(self, lines: bytes) -> None:
+    def _hold_lines(self, lines: bytes) -> None:
         assert self._kept is not None
         self._kept += lines
-        if len(self._kept) > KEPT:
-            end = self._kept.find(b"\n", len(self._kept) - KEPT) + 1
+        if len(self._kept) > MAX_HELD_BYTES:
+            end = self._kept.find(b"\n", len(self._kept) - MAX_HELD_BYTES) + 1
             self._missed += self._kept.count(b"\n", 0, end)
             del self._kept[:end]

@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.devices.gpu_usage import GpuUsage
-from ddplaunch.devices.processes import Used
-from ddplaunch.diagnosis.inspection import Condition, Inspection, RankInspection
-from ddplaunch.diagnosis.standing import UNRECORDED, call_of, line_of, where
-from ddplaunch.errors import shown
-from ddplaunch.job.status import RankState, RankStatus, State, Status
+from ddplaunch.devices.processes import ProcessUsage
+from ddplaunch.diagnosis.inspection import Inspection, ProcessCondition, RankInspection
+from ddplaunch.diagnosis.standing import UNRECORDED_FUNCTIONS, distributed_call_of, format_line, user_line_of
+from ddplaunch.errors import sanitize_line
+from ddplaunch.job.status import JobState, RankState, RankStatus, Status
 
-_STOPPED_BY_US = {-signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL}
+_OWN_STOP_CODES = {-signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL}
 
 
-class Doing(Enum):
+class RankActivity(Enum):
     """What a rank does, with the sign and the style in which it is drawn; the first ones matter most."""
 
     FAILED = "failed", "X", "1;31", "it has failed"
@@ -43,47 +43,47 @@ class WaitPoint(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Moment:
+class JobSnapshot:
     """A job at one moment."""
 
     status: Status
     inspection: Inspection
-    used: Mapping[int, Used] = field(default_factory=dict)  # by rank: those on this machine
-    said: Mapping[int, str] = field(default_factory=dict)  # by rank: its last line of output
+    usage: Mapping[int, ProcessUsage] = field(default_factory=dict)  # by rank: those on this machine
+    last_lines: Mapping[int, str] = field(default_factory=dict)  # by rank: its last line of output
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class ViewState:
     """All that a frame is drawn from."""
 
-    now: Moment
-    before: Moment | None = None  # for what happens in a second
+    current: JobSnapshot
+    previous: JobSnapshot | None = None  # for what happens in a second
     gpus: tuple[GpuUsage, ...] | None = ()  # those that the job uses; None where the driver does not answer
     sentences: tuple[str, ...] = ()  # who waits for whom, or who is slow
-    chosen: str = ""  # the filter: "0,3-5", or a word of a rank's line
+    filter_text: str = ""  # the filter: "0,3-5", or a word of a rank's line
     hint: str = ""  # what to type
-    places: Mapping[int, str] = field(default_factory=dict)  # by rank: the user's line at the last close look
-    late: Mapping[int, float] = field(default_factory=dict)  # by rank: seconds by which it comes after the others
-    trends: Mapping[str, Trend] = field(default_factory=dict)  # by what is measured
-    order: str = ""  # of the ranks in the table; "" for that of their numbers, or where they are many of their state
+    locations: Mapping[int, str] = field(default_factory=dict)  # by rank: the user's line at the last close look
+    lateness_s: Mapping[int, float] = field(default_factory=dict)  # by rank: seconds by which it comes after the others
+    trends: Mapping[str, TrendLine] = field(default_factory=dict)  # by what is measured
+    sort_by: str = ""  # of the ranks in the table; "" for that of their numbers, or where they are many of their state
     cursor: int | None = None  # the chosen rank
     suspended: bool = False  # whether a signal has stopped the job's launcher
 
 
-class Trend:
+class TrendLine:
     """What was measured once a second, the older the coarser."""
 
-    MOST = 400
+    MAX_POINTS = 400
 
     def __init__(self) -> None:
         self.means: list[float] = []
         self._open: list[float] = []
         self._each = 1
 
-    def begin(self, before: Iterable[tuple[float, float]]) -> None:
+    def seed(self, before: Iterable[tuple[float, float]]) -> None:
         """Start with what was before the first ``add``: for how many seconds, and what."""
         known = [*before]
-        while sum(seconds for seconds, _ in known) >= self._each * self.MOST / 2:
+        while sum(seconds for seconds, _ in known) >= self._each * self.MAX_POINTS / 2:
             self._each *= 2
         left = 0.0
         for seconds, value in known:
@@ -97,49 +97,55 @@ class Trend:
             return
         self.means.append(sum(self._open) / self._each)
         self._open.clear()
-        if len(self.means) >= self.MOST:
+        if len(self.means) >= self.MAX_POINTS:
             self.means = [(one + other) / 2 for one, other in zip(self.means[::2], self.means[1::2], strict=True)]
             self._each *= 2
 
-    def drawn(self, width: int, top: float = 0.0) -> str:
+    def render(self, width: int, top: float = 0.0) -> str:
         """All of it in this many columns; ``top`` is the highest mark at least."""
         together = -(-len(self.means) // max(1, width)) or 1
         parts = [self.means[at : at + together] for at in range(0, len(self.means), together)]
         means = [sum(part) / len(part) for part in parts]
         top = max([top, *means]) or 1.0
-        return "".join(_MARKS[min(7, int(8 * mean / top))] for mean in means)
+        return "".join(_BAR_CHARS[min(7, int(8 * mean / top))] for mean in means)
 
 
-_MARKS = "▁▂▃▄▅▆▇█"
+_BAR_CHARS = "▁▂▃▄▅▆▇█"
 
 
-def doing(rank: RankInspection, status: RankStatus | None = None, state: State = State.RUNNING) -> Doing:
+def rank_activity(
+    rank: RankInspection, status: RankStatus | None = None, state: JobState = JobState.RUNNING
+) -> RankActivity:
     """What a rank does, by all that is known of it."""
     code = status.code if rank.code is None and status else rank.code
-    if state is State.JOINING or (status and status.state is RankState.PENDING):
-        return Doing.PENDING
+    if state is JobState.JOINING or (status and status.state is RankState.PENDING):
+        return RankActivity.PENDING
     if status and status.state is RankState.UNABLE:
-        return Doing.FAILED
-    if state is State.ENDED or rank.condition is Condition.EXITED or (status and status.state is RankState.EXITED):
-        ours = state not in (State.STARTING, State.RUNNING) and code in _STOPPED_BY_US
-        return Doing.FAILED if code and not ours else Doing.ENDED
+        return RankActivity.FAILED
+    if (
+        state is JobState.ENDED
+        or rank.condition is ProcessCondition.EXITED
+        or (status and status.state is RankState.EXITED)
+    ):
+        ours = state not in (JobState.STARTING, JobState.RUNNING) and code in _OWN_STOP_CODES
+        return RankActivity.FAILED if code and not ours else RankActivity.ENDED
     match rank.condition:
-        case Condition.PENDING:
-            return Doing.PENDING
-        case Condition.STOPPED:
-            return Doing.STOPPED
-        case Condition.BLOCKED:
-            return Doing.BLOCKED
+        case ProcessCondition.PENDING:
+            return RankActivity.PENDING
+        case ProcessCondition.STOPPED:
+            return RankActivity.STOPPED
+        case ProcessCondition.BLOCKED:
+            return RankActivity.BLOCKED
     if rank.answers is False:
-        return Doing.SILENT
-    return Doing.WAITING if wait_point(rank) else Doing.RUNNING
+        return RankActivity.SILENT
+    return RankActivity.WAITING if wait_point(rank) else RankActivity.RUNNING
 
 
 def wait_point(rank: RankInspection) -> WaitPoint | None:
     """The oldest collective that a rank has entered and not left, or its send or the like, where it has not moved."""
-    if rank.moved or rank.condition is not Condition.ALIVE:
+    if rank.moved or rank.condition is not ProcessCondition.ALIVE:
         return None
-    if rank.inside and (rank.inside.function in UNRECORDED or not rank.groups):
+    if rank.inside and (rank.inside.function in UNRECORDED_FUNCTIONS or not rank.groups):
         return WaitPoint("", 0, rank.inside.function)
     open_ones = [each for each in rank.groups if each.enqueued > each.completed]
     if not open_ones:
@@ -148,17 +154,19 @@ def wait_point(rank: RankInspection) -> WaitPoint | None:
     return WaitPoint(found.group, found.completed + 1)
 
 
-def place_of(rank: RankInspection) -> str:
+def location_of(rank: RankInspection) -> str:
     """Where a rank is in the program: "all_reduce train.py:88", "load_batch data.py:31"; "" where no stack tells."""
-    if (call := call_of(rank)) and call.place:
-        return shown(f"{call.function} {where(call.place)}", 80)
-    line = line_of(rank)
+    if (call := distributed_call_of(rank)) and call.place:
+        return sanitize_line(f"{call.function} {format_line(call.place)}", 80)
+    line = user_line_of(rank)
     if line is None:
         return ""
-    return shown(where(line) if line.function == "<module>" else f"{line.function} {where(line)}", 80)
+    return sanitize_line(
+        format_line(line) if line.function == "<module>" else f"{line.function} {format_line(line)}", 80
+    )
 
 
-def steady(now: Inspection, before: Inspection | None) -> Inspection:
+def mark_moved(now: Inspection, before: Inspection | None) -> Inspection:
     """Say which ranks have moved since the inspection before, where they were asked only once."""
     if any(rank.moved or rank.threads for rank in now.ranks):
         return now
@@ -167,23 +175,23 @@ def steady(now: Inspection, before: Inspection | None) -> Inspection:
     return replace(now, ranks=tuple(ranks))
 
 
-def waiting(inspection: Inspection) -> frozenset[tuple[int, WaitPoint]]:
+def waiting_ranks(inspection: Inspection) -> frozenset[tuple[int, WaitPoint]]:
     """Each rank that waits for others, and where."""
     return frozenset((rank.rank, where) for rank in inspection.ranks if (where := wait_point(rank)))
 
 
-def all_doing(seen: Snapshot) -> dict[int, Doing]:
+def rank_activities(seen: ViewState) -> dict[int, RankActivity]:
     """What each rank does, by its number; of the ranks that the filter has chosen."""
-    status, ranks = seen.now.status, seen.now.inspection.ranks
+    status, ranks = seen.current.status, seen.current.inspection.ranks
     known = {rank.rank: rank for rank in status.ranks}
-    found = {each.rank: doing(each, known.get(each.rank), status.state) for each in ranks}
-    if not seen.chosen:
+    found = {each.rank: rank_activity(each, known.get(each.rank), status.state) for each in ranks}
+    if not seen.filter_text:
         return found
     about = {rank.rank: f"{found[rank.rank].word} {rank.host}" for rank in ranks}
-    return {rank: what for rank, what in found.items() if _chosen(seen.chosen, rank, about[rank])}
+    return {rank: what for rank, what in found.items() if _matches_filter(seen.filter_text, rank, about[rank])}
 
 
-def _chosen(filter: str, rank: int, about: str) -> bool:
+def _matches_filter(filter: str, rank: int, about: str) -> bool:
     for part in filter.replace(" ", "").split(","):
         first, dash, last = part.partition("-")
         if first.isdecimal() and (last.isdecimal() if dash else True):
@@ -194,43 +202,43 @@ def _chosen(filter: str, rank: int, about: str) -> bool:
     return False
 
 
-def _seconds(seen: Snapshot) -> float:
+def _elapsed(seen: ViewState) -> float:
     """The time between the two moments; 0 where there is one only."""
-    return max(0.0, seen.now.inspection.moment - seen.before.inspection.moment) if seen.before else 0.0
+    return max(0.0, seen.current.inspection.moment - seen.previous.inspection.moment) if seen.previous else 0.0
 
 
-def rate(seen: Snapshot) -> float | None:
+def collectives_per_second(seen: ViewState) -> float | None:
     """Collectives a second, of the rank that completed most; None where none is known."""
-    return max(rates(seen).values(), default=None)
+    return max(collectives_per_second_by_rank(seen).values(), default=None)
 
 
-def rates(seen: Snapshot) -> dict[int, float]:
+def collectives_per_second_by_rank(seen: ViewState) -> dict[int, float]:
     """Collectives that each rank completed in a second; of none where that is not known."""
-    seconds = _seconds(seen)
-    if seen.before is None or not seconds:
+    seconds = _elapsed(seen)
+    if seen.previous is None or not seconds:
         return {}
     earlier = {
         (rank.rank, rank.pid, each.group): each.completed
-        for rank in seen.before.inspection.ranks
+        for rank in seen.previous.inspection.ranks
         for each in rank.groups
     }
     found: dict[int, float] = {}
-    for rank in seen.now.inspection.ranks:
+    for rank in seen.current.inspection.ranks:
         keys = [(each.completed, earlier.get((rank.rank, rank.pid, each.group))) for each in rank.groups]
         if known := [completed - was for completed, was in keys if was is not None]:
             found[rank.rank] = max(0, sum(known)) / seconds
     return found
 
 
-def work(seen: Snapshot) -> dict[int, float]:
+def busy_cpus_by_rank(seen: ViewState) -> dict[int, float]:
     """How many CPUs each rank kept busy between the two moments; of none where that is not known."""
-    seconds = _seconds(seen)
-    if seen.before is None or not seconds:
+    seconds = _elapsed(seen)
+    if seen.previous is None or not seconds:
         return {}
-    earlier = {(rank.rank, rank.pid): rank.cpu for rank in seen.before.inspection.ranks}
+    earlier = {(rank.rank, rank.pid): rank.cpu for rank in seen.previous.inspection.ranks}
     found: dict[int, float] = {}
-    for rank in seen.now.inspection.ranks:
-        used, was = seen.now.used.get(rank.rank), seen.before.used.get(rank.rank)
+    for rank in seen.current.inspection.ranks:
+        used, was = seen.current.usage.get(rank.rank), seen.previous.usage.get(rank.rank)
         if used and was:
             found[rank.rank] = max(0.0, used.cpu - was.cpu) / seconds
         elif (rank.rank, rank.pid) in earlier:

@@ -11,25 +11,25 @@ import math
 import re
 from collections import deque
 
-HOLD = 0.2  # seconds that a line waits for its equals
-MOST = 5000  # lines that may come in that time; where more do, none is held
+HOLD_S = 0.2  # seconds that a line waits for its equals
+MAX_LINES_PER_HOLD = 5000  # lines that may come in that time; where more do, none is held
 
-_HEAD = b"Traceback (most recent call last):"
-_PIECES = re.compile(rb"(?m)^(?:%s(?:\n .*)*|.*)$" % re.escape(_HEAD))
+_TRACEBACK_HEADER = b"Traceback (most recent call last):"
+_LINE_OR_TRACEBACK = re.compile(rb"(?m)^(?:%s(?:\n .*)*|.*)$" % re.escape(_TRACEBACK_HEADER))
 """What is compared: lines, and a traceback's head with all below it but the last."""
 
 
-Given = tuple[tuple[int, ...], int, bytes]
+MergedLines = tuple[tuple[int, ...], int, bytes]
 """Lines to show now: the ranks that printed each of them, the descriptor (1 or 2), and they."""
 
 
-class EqualLines:
+class LineMerger:
     """What ranks have printed and people have not seen yet."""
 
-    def __init__(self, most: float = MOST, *, others: bool = False) -> None:
-        """``most``: as ``MOST``. ``others``: it is not known how many ranks there are."""
-        self._most = most
-        self._open = {number: {*[-1] * others} for number in (1, 2)}  # the ranks that may still print there
+    def __init__(self, max_lines: float = MAX_LINES_PER_HOLD, *, ranks_unknown: bool = False) -> None:
+        """``max_lines``: as ``MAX_LINES_PER_HOLD``. ``ranks_unknown``: it is not known how many ranks there are."""
+        self._most = max_lines
+        self._open = {number: {*[-1] * ranks_unknown} for number in (1, 2)}  # the ranks that may still print there
         self._queues: dict[int, deque[tuple[int, bytes]]] = {}  # by rank: descriptor and text
         self._holding: dict[tuple[int, bytes], dict[int, int]] = {}  # how often each rank's queue has a line
         self._left: dict[int, int] = {}  # how many lines have ever left a rank's queue
@@ -40,65 +40,65 @@ class EqualLines:
         self._fast = False
 
     @property
-    def due(self) -> float | None:
+    def next_flush_time(self) -> float | None:
         """When the oldest line is to be shown; None where none is held."""
-        return self._arrived[0][0] + HOLD if self._oldest() is not None else None
+        return self._arrived[0][0] + HOLD_S if self._oldest() is not None else None
 
-    def add(self, rank: int, number: int, lines: bytes, now: float) -> None:
+    def add(self, rank: int, fd: int, lines: bytes, now: float) -> None:
         """Take whole lines, or none from a rank that will print there."""
-        self._open[number].add(rank)
-        self.let_go(now - HOLD)
+        self._open[fd].add(rank)
+        self.flush_until(now - HOLD_S)
         if not lines:
             return
-        if now - self._began >= HOLD:
-            self._fast = self._count > self._most and now - self._began < 2 * HOLD
+        if now - self._began >= HOLD_S:
+            self._fast = self._count > self._most and now - self._began < 2 * HOLD_S
             self._began, self._count = now, 0
         self._count += lines.count(b"\n") + (len(lines) >> 8)
         self._fast = self._fast or self._count > self._most
-        if self._fast or (len(self._open[number]) < 2 and self._oldest() is None):
-            self.let_go(math.inf)
-            self._given.append(((rank,), number, [lines]))
+        if self._fast or (len(self._open[fd]) < 2 and self._oldest() is None):
+            self.flush_until(math.inf)
+            self._given.append(((rank,), fd, [lines]))
             return
         queue = self._queues.setdefault(rank, deque())
-        if queue and queue[-1][0] == number and queue[-1][1].startswith(_HEAD) and lines.startswith(b" "):
+        if queue and queue[-1][0] == fd and queue[-1][1].startswith(_TRACEBACK_HEADER) and lines.startswith(b" "):
             begun = queue.pop()  # a traceback, of which more has come
-            self._forget(rank, begun)
+            self._remove_line(rank, begun)
             lines = begun[1] + b"\n" + lines
         last = self._left.setdefault(rank, 0) + len(queue)
         complete = 0
-        for text in _PIECES.findall(lines[:-1]) if _HEAD in lines else lines[:-1].split(b"\n"):
-            line = number, text
+        for text in _LINE_OR_TRACEBACK.findall(lines[:-1]) if _TRACEBACK_HEADER in lines else lines[:-1].split(b"\n"):
+            line = fd, text
             queue.append(line)
             last += 1
             holding = self._holding.setdefault(line, {})
             holding[rank] = holding.get(rank, 0) + 1
-            if len(holding) >= len(self._open[number]) and self._open[number] <= holding.keys():
-                complete = last if _HEAD not in text else complete
+            if len(holding) >= len(self._open[fd]) and self._open[fd] <= holding.keys():
+                complete = last if _TRACEBACK_HEADER not in text else complete
         self._arrived.append((now, rank, last))
         while self._left[rank] < complete and (oldest := self._oldest()) is not None:
-            self.give(oldest)
+            self.emit_first(oldest)
 
-    def let_go(self, until: float) -> None:
+    def flush_until(self, until: float) -> None:
         """Give out what came by then."""
         while (oldest := self._oldest()) is not None and self._arrived[0][0] <= until:
-            self.give(oldest)
+            self.emit_first(oldest)
 
-    def held(self, rank: int) -> int:
+    def held_count(self, rank: int) -> int:
         """How many lines of a rank are held."""
         return len(self._queues.get(rank, ()))
 
-    def finish(self, rank: int) -> None:
+    def flush_rank(self, rank: int) -> None:
         """Give out what a rank has printed so far."""
-        while self.held(rank):
-            self.give(rank)
+        while self.held_count(rank):
+            self.emit_first(rank)
 
-    def end(self, rank: int, number: int) -> None:
+    def close_stream(self, rank: int, number: int) -> None:
         """A rank prints there no more; when none prints anywhere, nothing is held any longer."""
         self._open[number].discard(rank)
         if not any(self._open.values()):
-            self.let_go(math.inf)
+            self.flush_until(math.inf)
 
-    def taken(self) -> list[Given]:
+    def take_output(self) -> list[MergedLines]:
         """What has been given out since the last call, in order."""
         given, self._given = self._given, []
         return [(ranks, number, b"".join(parts)) for ranks, number, parts in given]
@@ -109,7 +109,7 @@ class EqualLines:
             self._arrived.popleft()
         return self._arrived[0][1] if self._arrived else None
 
-    def give(self, rank: int, waiting: frozenset[int] = frozenset()) -> None:
+    def emit_first(self, rank: int, waiting: frozenset[int] = frozenset()) -> None:
         """Give out a rank's first line with its equals; before that, what others printed before theirs.
 
         The queues of the ranks that are ``waiting`` for this stay as they are.
@@ -119,10 +119,10 @@ class EqualLines:
         waiting |= {rank}
         for other in [*holding]:
             while other not in waiting and other in holding and self._queues[other][0] != line:
-                self.give(other, waiting)
+                self.emit_first(other, waiting)
         together = [rank, *(other for other in holding if other not in waiting and self._queues[other][0] == line)]
         for each in together:
-            self._forget(each, self._queues[each].popleft())
+            self._remove_line(each, self._queues[each].popleft())
             self._left[each] += 1
         ranks, (number, text) = tuple(sorted(together)), line
         if self._given and self._given[-1][:2] == (ranks, number):
@@ -130,7 +130,7 @@ class EqualLines:
         else:
             self._given.append((ranks, number, [text + b"\n"]))
 
-    def _forget(self, rank: int, line: tuple[int, bytes]) -> None:
+    def _remove_line(self, rank: int, line: tuple[int, bytes]) -> None:
         """It has left the rank's queue."""
         holding = self._holding[line]
         holding[rank] -= 1

@@ -12,10 +12,10 @@ from contextlib import suppress
 
 from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.control import messages
-from ddplaunch.control.failure import Verdict
+from ddplaunch.control.failure import FailureReport
+from ddplaunch.control.messages import JobStalled as JobStalled
 from ddplaunch.control.messages import NodeLost as NodeLost
 from ddplaunch.control.messages import Restarting as Restarting
-from ddplaunch.control.messages import Stalled as Stalled
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.output.isolation import describe_bug
 from ddplaunch.plan.plan import Plan
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from ddplaunch.wire.bounds import (
-        Amount,
         Count,
-        EndCode,
         ExitCode,
-        Line,
-        Moment,
+        ExitStatus,
         Name,
+        NonNegativeFloat,
         Path,
         Pid,
         Signal,
         Size,
+        TextLine,
+        Timestamp,
     )
 else:
     Protocol = object
 
 
 @dataclass(frozen=True)
-class Planned:
+class AttemptPlanned:
     """The ranks of an attempt are known: plan.json is the plan."""
 
     plan: Plan
@@ -49,8 +49,8 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Begun:
-    """What is kept of ``Planned``; of each rank of this node its number and host."""
+class AttemptStarted:
+    """What is kept of ``AttemptPlanned``; of each rank of this node its number and host."""
 
     attempt: Count
     node_rank: Count
@@ -59,73 +59,73 @@ class Begun:
     ranks: tuple[tuple[Count, Name], ...]
 
     @classmethod
-    def of(cls, planned: Planned) -> Begun:
+    def of(cls, planned: AttemptPlanned) -> AttemptStarted:
         plan = planned.plan
         ranks = tuple((rank.rank, rank.host or "") for rank in plan.local_ranks)
         return cls(planned.attempt, plan.node_rank, plan.nnodes, plan.world_size, ranks)
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class AttemptsOmitted:
     """So many attempts, the last before this line, are not in the file."""
 
     attempts: Count
 
 
 @dataclass(frozen=True)
-class Ready:
+class ZygoteReady:
     """The zygote can start ranks; ``unsafe`` says why it does not fork, ``seconds`` how long its imports took."""
 
     forks: bool
-    unsafe: Line | None
-    seconds: Amount
-    modules: tuple[Line, ...] = ()  # what it has imported for all ranks
-    because: Line | None = None  # why nothing else could be
-    excluded: tuple[tuple[Line, Line], ...] = ()  # what each rank imports itself, and why
-    cold: Line | None = None  # why it did not come of a warm one, where that was asked for
+    unsafe: TextLine | None
+    seconds: NonNegativeFloat
+    modules: tuple[TextLine, ...] = ()  # what it has imported for all ranks
+    because: TextLine | None = None  # why nothing else could be
+    excluded: tuple[tuple[TextLine, TextLine], ...] = ()  # what each rank imports itself, and why
+    cold: TextLine | None = None  # why it did not come of a warm one, where that was asked for
 
 
 @dataclass(frozen=True)
-class Started:
+class RankStarted:
     rank: Count
     pid: Pid
     attempt: Count
 
 
 @dataclass(frozen=True)
-class FailedToStart:
+class RankStartFailed:
     rank: Count
     errno: Count  # why it got no process
     attempt: Count
 
 
 @dataclass(frozen=True)
-class Exited:
+class RankExited:
     rank: Count
     pid: Pid
-    code: EndCode  # -N for signal N
+    code: ExitStatus  # -N for signal N
     attempt: Count
     peak_memory: Size = 0  # bytes, of the largest of it and its children; 0 where the zygote was lost
-    user_cpu: Amount = 0.0  # seconds, of it and its children
-    system_cpu: Amount = 0.0
+    user_cpu: NonNegativeFloat = 0.0  # seconds, of it and its children
+    system_cpu: NonNegativeFloat = 0.0
 
 
 @dataclass(frozen=True)
-class Signalled:
+class SignalReceived:
     number: Signal  # of the signal that has come to the launcher
 
 
 @dataclass(frozen=True)
-class Preempted:
+class JobPreempted:
     """The scheduler wants the machines back, and the ranks are told."""
 
 
 @dataclass(frozen=True)
-class Swept:
+class AttemptSwept:
     """Nothing of the attempt is left: ``found`` was ended, ``stuck`` cannot be killed."""
 
-    found: tuple[Line, ...]
-    stuck: tuple[Line, ...]
+    found: tuple[TextLine, ...]
+    stuck: tuple[TextLine, ...]
 
 
 @dataclass(frozen=True)
@@ -136,108 +136,108 @@ class RanksInspected:
 
 
 @dataclass(frozen=True)
-class Noted:
+class NoteAdded:
     """Something that people should know of the job."""
 
-    text: Line
+    text: TextLine
 
 
 @dataclass(frozen=True)
 class FirstCollective:
     """Every rank here has entered a collective of this attempt; ``moment``: when the last of them did."""
 
-    moment: Moment
+    moment: Timestamp
 
 
 @dataclass(frozen=True)
-class WentOn:
+class StallEnded:
     """The ranks that had stalled work again."""
 
 
 @dataclass(frozen=True)
-class LastCheckpoint:
+class CheckpointFound:
     """What ``--checkpoint`` found as the attempt ended: the newest whole one, and since when it is; None for none."""
 
     path: Path | None
-    moment: Moment | None
+    moment: Timestamp | None
 
 
 @dataclass(frozen=True)
-class Ended:
+class JobEnded:
     """The job is over; ``code`` is the exit code, ``verdict`` the failure that decided it, ``remark`` a last word."""
 
     code: ExitCode
-    verdict: Verdict | None
-    remark: Line | None = None
+    verdict: FailureReport | None
+    remark: TextLine | None = None
 
 
 @dataclass(frozen=True)
 class SidecarStarted:
-    sidecar: Line
+    sidecar: TextLine
     pid: Pid
 
 
 @dataclass(frozen=True)
-class SidecarAnswers:
-    sidecar: Line
-    url: Line  # where it has said that it answers
+class SidecarListening:
+    sidecar: TextLine
+    url: TextLine  # where it has said that it answers
 
 
 @dataclass(frozen=True)
 class SidecarExited:
-    sidecar: Line
-    code: EndCode  # -N for signal N
+    sidecar: TextLine
+    code: ExitStatus  # -N for signal N
 
 
 Event = (
-    Planned
-    | Ready
-    | Started
-    | FailedToStart
-    | Exited
-    | Signalled
-    | Preempted
-    | Swept
+    AttemptPlanned
+    | ZygoteReady
+    | RankStarted
+    | RankStartFailed
+    | RankExited
+    | SignalReceived
+    | JobPreempted
+    | AttemptSwept
     | Restarting
     | RanksInspected
-    | Noted
+    | NoteAdded
     | FirstCollective
-    | Stalled
-    | WentOn
+    | JobStalled
+    | StallEnded
     | NodeLost
-    | LastCheckpoint
-    | Ended
+    | CheckpointFound
+    | JobEnded
     | SidecarStarted
-    | SidecarAnswers
+    | SidecarListening
     | SidecarExited
 )
 
-RECORDS: Mapping[str, type[Any]] = {
-    "begun": Begun,
-    "ready": Ready,
-    "started": Started,
-    "failed_to_start": FailedToStart,
-    "exited": Exited,
-    "signal": Signalled,
-    "preempt": Preempted,
-    "swept": Swept,
+EVENT_TYPES: Mapping[str, type[Any]] = {
+    "begun": AttemptStarted,
+    "ready": ZygoteReady,
+    "started": RankStarted,
+    "failed_to_start": RankStartFailed,
+    "exited": RankExited,
+    "signal": SignalReceived,
+    "preempt": JobPreempted,
+    "swept": AttemptSwept,
     "restart": Restarting,
     "inspected": RanksInspected,
-    "note": Noted,
+    "note": NoteAdded,
     "first_collective": FirstCollective,
-    "stalled": Stalled,
-    "went_on": WentOn,
+    "stalled": JobStalled,
+    "went_on": StallEnded,
     "node_lost": NodeLost,
-    "checkpoint": LastCheckpoint,
-    "ended": Ended,
+    "checkpoint": CheckpointFound,
+    "ended": JobEnded,
     "sidecar_started": SidecarStarted,
-    "sidecar_answers": SidecarAnswers,
+    "sidecar_answers": SidecarListening,
     "sidecar_exited": SidecarExited,
-    "left_out": LeftOut,
+    "left_out": AttemptsOmitted,
 }
 """What events.jsonl and the history hold, by their names there: each with all its fields."""
 
-_NAMES = {kind: name for name, kind in RECORDS.items()}
+_EVENT_NAMES = {kind: name for name, kind in EVENT_TYPES.items()}
 
 
 class Observer(Protocol):
@@ -266,25 +266,25 @@ class Observers:
                     self._report(describe_bug(type(observer).__name__, error))
 
 
-def line(event: Event | LeftOut, moment: float, **more: float) -> bytes:
+def event_to_json(event: Event | AttemptsOmitted, moment: float, **more: float) -> bytes:
     """An event as a line of JSON, with ``moment``, in seconds since the epoch, and ``more``; tuples are lists there."""
-    kept: Any = Begun.of(event) if isinstance(event, Planned) else event
+    kept: Any = AttemptStarted.of(event) if isinstance(event, AttemptPlanned) else event
     if isinstance(kept, Restarting) and kept.verdict:
         kept = replace(kept, verdict=replace(kept.verdict, others=()))
     fields = {name: getattr(kept, name) for name in kept.__match_args__}
-    said = {"time": moment, **more, "event": _NAMES[type(kept)], **fields}
+    said = {"time": moment, **more, "event": _EVENT_NAMES[type(kept)], **fields}
     return json.dumps(said, default=lambda each: each.to_json()).encode() + b"\n"
 
 
-def told(message: messages.Message) -> Event | None:
+def event_from_message(message: messages.Message) -> Event | None:
     """What node 0 tells this node, as an event; None where it is an order."""
     match message:
-        case Restarting() | Stalled() | NodeLost():
+        case Restarting() | JobStalled() | NodeLost():
             return message
-        case messages.Inspected(serial=0, inspection=inspection):
+        case messages.InspectReply(serial=0, inspection=inspection):
             return RanksInspected(inspection)
-        case messages.Note(text=text):
-            return Noted(text)
-        case messages.Progress():
-            return WentOn()
+        case messages.NoteMessage(text=text):
+            return NoteAdded(text)
+        case messages.ProgressResumed():
+            return StallEnded()
     return None

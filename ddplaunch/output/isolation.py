@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from ddplaunch.errors import format_trace, harmless
-from ddplaunch.loop import Callback, Loop, Timer
+from ddplaunch.errors import escape_control_chars, format_trace
+from ddplaunch.loop import Callback, EventLoop, Timer
 
 
-class IsolatedLoop(Loop):
+class IsolatedLoop(EventLoop):
     """The loop as a feature sees it that the job can do without.
 
     The first exception of one of its callbacks is reported with its traceback; from then on none of them is called.
@@ -17,7 +17,7 @@ class IsolatedLoop(Loop):
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         feature: str,
         report: Callable[[str], object],
         on_error: Callback | None = None,
@@ -43,30 +43,30 @@ class IsolatedLoop(Loop):
 
         return guarded
 
-    def watch(self, fd: int, callback: Callback, *, write: bool = False) -> None:
+    def watch_fd(self, fd: int, callback: Callback, *, write: bool = False) -> None:
         guarded = self.guard(callback)
 
         def ready() -> None:
             guarded()
             if self.failed:
-                self._loop.forget(fd)
+                self._loop.unwatch_fd(fd)
 
-        self._loop.watch(fd, ready, write=write)
+        self._loop.watch_fd(fd, ready, write=write)
 
-    def forget(self, fd: int, *, write: bool | None = None) -> None:
-        self._loop.forget(fd, write=write)
+    def unwatch_fd(self, fd: int, *, write: bool | None = None) -> None:
+        self._loop.unwatch_fd(fd, write=write)
 
-    def after(self, seconds: float, callback: Callback) -> Timer:
-        return self._loop.after(seconds, self.guard(callback))
+    def call_later(self, seconds: float, callback: Callback) -> Timer:
+        return self._loop.call_later(seconds, self.guard(callback))
 
-    def soon(self, callback: Callback) -> None:
-        self._loop.soon(self.guard(callback))
+    def call_soon(self, callback: Callback) -> None:
+        self._loop.call_soon(self.guard(callback))
 
-    def step(self) -> None:
-        self._loop.step()
+    def run_once(self) -> None:
+        self._loop.run_once()
 
 
 def describe_bug(feature: str, error: Exception) -> str:
     """The message of a feature that has raised an exception while the job goes on, with the traceback."""
     what = f"bug in ddplaunch: {feature} failed and is left out, the job goes on; please report it"
-    return f"{what}:\n{harmless(format_trace(error))}"
+    return f"{what}:\n{escape_control_chars(format_trace(error))}"

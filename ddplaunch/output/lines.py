@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 
-LONGEST = 1 << 20  # bytes without a newline up to which a line is kept whole; a longer one passes in pieces
+MAX_LINE_BYTES = 1 << 20  # bytes without a newline up to which a line is kept whole; a longer one passes in pieces
 _RETURN = re.compile(rb"\r(?!\n)")  # what begins to draw; \r\n only ends a line
 _TOKENS = re.compile(rb"\r|\n|\x1b\[A|[^\r\n\x1b]+|\x1b")
 _MAX_ROWS = 8  # rows of a stack of bars that may still be redrawn (tqdm nests by moving the cursor down and up)
-_MAX_BAR = 4096  # bytes of a row that ``bar`` has: more than a terminal is wide
+_MAX_BAR = 4096  # bytes of a row that ``progress_bar`` has: more than a terminal is wide
 
 
-class Lines:
+class LineAssembler:
     """Assembles one stream; pure, no descriptor. The time is proportional to the bytes, however they come.
 
     A carriage return makes what stood on the row provisional: it is given out only once something follows below it,
-    so a progress bar is one line at its end, however often it was drawn. ``bar`` is the row last drawn meanwhile.
+    so a progress bar is one line at its end, however often it was drawn. ``progress_bar`` is the row last drawn meanwhile.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Lines:
         self._undecided = False  # a first carriage return was read last: a newline may follow and only end the line
 
     @property
-    def bar(self) -> bytes:
+    def progress_bar(self) -> bytes:
         return bytes(self._drawn[:_MAX_BAR])
 
     def feed(self, data: bytes) -> bytes:
@@ -44,8 +44,8 @@ class Lines:
                 self._partial = self._rows.pop() + b"\r"
                 self._drawn = bytearray()
         while position < len(data):
-            position = (self._draw if self._rows else self._pass)(data, position, done)
-        if len(self._partial) > LONGEST:
+            position = (self._apply_cursor if self._rows else self._pass)(data, position, done)
+        if len(self._partial) > MAX_LINE_BYTES:
             done.append(self.close())
         return b"".join(done)
 
@@ -76,7 +76,7 @@ class Lines:
         self._undecided = found.end() == len(data)
         return found.start()
 
-    def _draw(self, data: bytes, start: int, done: list[bytes | bytearray]) -> int:
+    def _apply_cursor(self, data: bytes, start: int, done: list[bytes | bytearray]) -> int:
         """Follow the cursor over the few rows that a program still redraws; return where ordinary lines go on."""
         end = len(data)
         if data.endswith((b"\x1b", b"\x1b[")):
@@ -108,7 +108,7 @@ class Lines:
                 else:
                     self._rows[self._row] += token
                 self._drawn = self._rows[self._row]
-                if len(self._drawn) > LONGEST:
+                if len(self._drawn) > MAX_LINE_BYTES:
                     self._finish(len(self._rows), done)
                     self._drawn = bytearray()
                     return found.end()

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from ddplaunch.errors import UsageError
-from ddplaunch.files import create
-from ddplaunch.output.events import Ended, Event, Planned, RanksInspected, Restarting, line
+from ddplaunch.files import open_for_writing
+from ddplaunch.output.events import AttemptPlanned, Event, JobEnded, RanksInspected, Restarting, event_to_json
 
 
 class RunLog:
@@ -20,9 +20,9 @@ class RunLog:
     made, and where none is wanted.
     """
 
-    def __init__(self, parent: str | None, note: Callable[[str], None], *, alone: bool) -> None:
-        """``parent`` is the folder of ``--log-dir``; ``alone``: on one node."""
-        self._parent, self._note, self._alone = parent, note, alone
+    def __init__(self, parent: str | None, notify: Callable[[str], None], *, is_single_node: bool) -> None:
+        """``parent`` is the folder of ``--log-dir``; ``is_single_node``: on one node."""
+        self._parent, self._note, self._alone = parent, notify, is_single_node
         self._began = time.monotonic()
         self._events = -1
         self._attempt = 0
@@ -41,14 +41,14 @@ class RunLog:
         if self._parent is None or self.path is not None:
             return
         try:
-            runs = (os.path.join(self._parent, name) for name in numbered(run_id))
+            runs = (os.path.join(self._parent, name) for name in run_names(run_id))
             node = f"node-{node_rank}"
             if late:
                 found = [*itertools.takewhile(os.path.isdir, runs)] or [os.path.join(self._parent, run_id)]
-                path = _made(os.path.join(found[-1], name) for name in numbered(node))
+                path = _make_dir(os.path.join(found[-1], name) for name in run_names(node))
             else:
-                path = _made(runs if self._alone else (os.path.join(run, node) for run in runs))
-            self._events = create(os.path.join(path, "events.jsonl"), os.O_APPEND)
+                path = _make_dir(runs if self._alone else (os.path.join(run, node) for run in runs))
+            self._events = open_for_writing(os.path.join(path, "events.jsonl"), os.O_APPEND)
         except OSError as error:
             self.failed = True
             message = f"--log-dir {self._parent}: {error.strerror}"
@@ -64,28 +64,28 @@ class RunLog:
     def observe(self, event: Event) -> None:
         if self.path is None:
             return
-        if isinstance(event, Planned):
+        if isinstance(event, AttemptPlanned):
             self._attempt = event.attempt
             self._write("plan.json", event.plan.to_json())
         if isinstance(event, RanksInspected):
-            self._write(f"stacks{_suffix(self._attempt)}.json", event.inspection.to_json())
+            self._write(f"stacks{_attempt_suffix(self._attempt)}.json", event.inspection.to_json())
         else:
             self._append(event)
-        if isinstance(event, Restarting | Ended) and event.verdict:
+        if isinstance(event, Restarting | JobEnded) and event.verdict:
             self._write("failure.json", event.verdict.to_json())
-        if isinstance(event, Ended) and self._trouble:
+        if isinstance(event, JobEnded) and self._trouble:
             self._note(f"the log folder is incomplete: {self._trouble}")
 
     def _append(self, event: Event) -> None:
         elapsed = round(time.monotonic() - self._began, 6)
         try:
-            os.write(self._events, line(event, time.time(), elapsed=elapsed))
+            os.write(self._events, event_to_json(event, time.time(), elapsed=elapsed))
         except OSError as error:
             self._trouble = f"events.jsonl: {error.strerror}"
 
     def _write(self, name: str, content: Mapping[str, object]) -> None:
         try:
-            with open(create(os.path.join(self.path or "", name), os.O_TRUNC), "w", encoding="utf-8") as file:
+            with open(open_for_writing(os.path.join(self.path or "", name), os.O_TRUNC), "w", encoding="utf-8") as file:
                 json.dump(content, file, indent=2)
                 file.write("\n")
         except OSError as error:
@@ -94,19 +94,19 @@ class RunLog:
 
 def rank_file(rank: int, attempt: int) -> str:
     """What the file of a rank's output is called."""
-    return f"rank-{rank}{_suffix(attempt)}.log"
+    return f"rank-{rank}{_attempt_suffix(attempt)}.log"
 
 
 def snapshot_file(rank: int, attempt: int) -> str:
     """What the file of a rank's CUDA memory is called."""
-    return f"rank-{rank}{_suffix(attempt)}.oom.pickle"
+    return f"rank-{rank}{_attempt_suffix(attempt)}.oom.pickle"
 
 
-def _suffix(attempt: int) -> str:
+def _attempt_suffix(attempt: int) -> str:
     return f".attempt-{attempt}" if attempt else ""
 
 
-def _made(paths: Iterator[str]) -> str:
+def _make_dir(paths: Iterator[str]) -> str:
     """Make the first of these folders that is not there; return its path."""
     for path in paths:
         try:
@@ -118,6 +118,6 @@ def _made(paths: Iterator[str]) -> str:
     return path
 
 
-def numbered(name: str) -> Iterator[str]:
+def run_names(name: str) -> Iterator[str]:
     """The names that a run or a file of it may have: its own, or NAME.2 and so on where earlier ones had that."""
     return itertools.chain([name], (f"{name}.{count}" for count in itertools.count(2)))

@@ -9,22 +9,22 @@ from collections.abc import Callable
 from functools import partial
 
 from ddplaunch.dataclass import dataclass, field
-from ddplaunch.files import create
-from ddplaunch.loop import Callback, Loop
-from ddplaunch.output.last_words import PATIENCE, LastWords
-from ddplaunch.output.lines import Lines
+from ddplaunch.files import open_for_writing
+from ddplaunch.loop import Callback, EventLoop
+from ddplaunch.output.last_words import EXIT_TIMEOUT_S, TracebackFilter
+from ddplaunch.output.lines import LineAssembler
 from ddplaunch.output.screen import Screen, Source
 from ddplaunch.output.times import Mark, OutputTimes
 
-PIPE_SIZE = 1 << 18  # bytes a rank may be ahead of us before it waits (F_SETPIPE_SZ; the kernel's default is 64 KiB)
-TAIL = 8192  # bytes of a sidecar's last output, for what it printed last
+PIPE_BYTES = 1 << 18  # bytes a rank may be ahead of us before it waits (F_SETPIPE_SZ; the kernel's default is 64 KiB)
+REPORT_TAIL_BYTES = 8192  # bytes of a sidecar's last output, for what it printed last
 REPORTED = 1 << 16  # bytes of each rank's last output that are kept for the failure report: native frames may be last
-KEPT = 1 << 18  # bytes of it that are kept where it has no log file
+MEMORY_TAIL_BYTES = 1 << 18  # bytes of it that are kept where it has no log file
 MAX_BEGUN = 4096  # bytes of an unfinished line that are found again: its time is that of its end
-DRAIN_PATIENCE = 1.0  # seconds to wait for output after all are dead: a process that cannot die may hold a pipe
+DRAIN_TIMEOUT_S = 1.0  # seconds to wait for output after all are dead: a process that cannot die may hold a pipe
 
 
-class Tail:
+class TailBuffer:
     """Keeps the last ``limit`` bytes of a stream in a ring, and counts all of them: one copy of what comes."""
 
     def __init__(self, limit: int) -> None:
@@ -61,62 +61,70 @@ class Tail:
 
 
 @dataclass
-class _Stream:
+class _OpenStream:
     source: Source
     number: int
     fd: int
     show: bool
     heard: Callback = lambda: None
-    lines: Lines = field(default_factory=Lines)
-    words: LastWords | None = None  # where a traceback may be left out
+    lines: LineAssembler = field(default_factory=LineAssembler)
+    words: TracebackFilter | None = None  # where a traceback may be left out
 
 
 class Streams:
     """The pipes of all ranks of an attempt, and those of the sidecars, which outlive it."""
 
     def __init__(
-        self, loop: Loop, screen: Screen, printed: Callable[[int], None], drained: Callback, *, whole: bool = True
+        self,
+        loop: EventLoop,
+        screen: Screen,
+        on_output: Callable[[int], None],
+        on_drained: Callback,
+        *,
+        full_tracebacks: bool = True,
     ) -> None:
-        """``printed`` is called with each rank whenever it prints, ``drained`` when no rank can print any more;
-        ``whole``: all tracebacks are shown.
+        """``on_output`` is called with each rank whenever it prints, ``on_drained`` when no rank can print any more;
+        ``full_tracebacks``: all tracebacks are shown.
         """
-        self._loop, self._screen, self._whole = loop, screen, whole
-        self._printed, self._drained = printed, drained
-        self._streams: dict[int, _Stream] = {}
+        self._loop, self._screen, self._whole = loop, screen, full_tracebacks
+        self._printed, self._drained = on_output, on_drained
+        self._streams: dict[int, _OpenStream] = {}
         self._files: dict[Source, int] = {}
-        self._tails: dict[Source, Tail] = {}
+        self._tails: dict[Source, TailBuffer] = {}
         self._marks: dict[Source, int] = {}  # how much each rank had printed before this attempt
         self._times: dict[int, OutputTimes] = {}
         self._listeners: tuple[Callable[[int, bytes], None], ...] = ()
         self._paused = False
-        screen.when_relieved(self._resume)
+        screen.set_drain_callback(self._resume)
 
     @property
-    def open(self) -> bool:
+    def has_open(self) -> bool:
         """Whether some rank may still print."""
         return any(isinstance(stream.source, int) for stream in self._streams.values())
 
-    def rank(self, fds: dict[str, int], rank: int, *, reads: bool, show: frozenset[int], log: str | None) -> None:
-        """Put into ``fds`` what ``rank`` has for stdin, stdout and stderr; what is missing it inherits from us.
+    def open_rank(
+        self, fds: dict[str, int], rank: int, *, has_stdin: bool, show: frozenset[int], log: str | None
+    ) -> None:
+        """Put into ``fds`` what ``open_rank`` has for stdin, stdout and stderr; what is missing it inherits from us.
 
-        ``reads``: it has our stdin. ``show``: which of descriptors 1 and 2 people see. ``log``: a file for both.
+        ``has_stdin``: it has our stdin. ``set_shown``: which of descriptors 1 and 2 people see. ``log``: a file for both.
 
         Raises:
             OSError: too many files are open.
         """
         self._marks[rank] = self._tails[rank].total if rank in self._tails else 0
         times = self._times.setdefault(rank, OutputTimes())
-        self._keep(rank, log)
+        self._open_log_file(rank, log)
         self._guard_times(rank, lambda: times.begin(self._marks[rank], log if rank in self._files else None))
-        if not reads:
+        if not has_stdin:
             fds["stdin"] = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        if not (reads and len(show) == 2 and log is None):
+        if not (has_stdin and len(show) == 2 and log is None):
             fds["stdout"] = self._pipe(rank, 1, show=1 in show, heard=partial(self._printed, rank))
             fds["stderr"] = self._pipe(rank, 2, show=2 in show, heard=partial(self._printed, rank))
 
-    def sidecar(self, fds: dict[str, int], name: str, *, show: bool, log: str | None, heard: Callback) -> None:
+    def open_sidecar(self, fds: dict[str, int], name: str, *, show: bool, log: str | None, heard: Callback) -> None:
         """Put into ``fds`` what a sidecar has, shown on stderr; ``heard`` is called whenever ``tail`` has more."""
-        self._keep(name, log)
+        self._open_log_file(name, log)
         fds["stdin"] = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         fds["stdout"] = self._pipe(name, 2, show=show, heard=heard)
         fds["stderr"] = os.dup(fds["stdout"])
@@ -124,31 +132,31 @@ class Streams:
     def _pipe(self, source: Source, number: int, *, show: bool, heard: Callback = lambda: None) -> int:
         read, write = os.pipe()
         try:
-            fcntl.fcntl(read, getattr(fcntl, "F_SETPIPE_SZ", 1031), PIPE_SIZE)
+            fcntl.fcntl(read, getattr(fcntl, "F_SETPIPE_SZ", 1031), PIPE_BYTES)
         except OSError:
             pass  # over the user's limit (pipe-user-pages-soft), or not Linux
         os.set_blocking(read, False)
-        stream = self._streams[read] = _Stream(source, number, read, show, heard)
+        stream = self._streams[read] = _OpenStream(source, number, read, show, heard)
         if isinstance(source, int) and number == 2 and not self._whole:
-            stream.words = LastWords()
-        self._loop.watch(read, partial(self._read, stream))
+            stream.words = TracebackFilter()
+        self._loop.watch_fd(read, partial(self._read, stream))
         if show:
-            self._screen.lines(source, number, b"")
+            self._screen.show_lines(source, number, b"")
         return write
 
-    def _keep(self, source: Source, path: str | None) -> None:
+    def _open_log_file(self, source: Source, path: str | None) -> None:
         """Write all that it prints from now on to the file at ``path``, byte for byte."""
         if path is None:
             return
         try:
-            file = create(path, os.O_APPEND)
+            file = open_for_writing(path, os.O_APPEND)
         except OSError as error:
-            return self._screen.note(f"{_whose(source)} has no log file: {error.strerror}")
+            return self._screen.show_note(f"{_describe_source(source)} has no log file: {error.strerror}")
         if before := self._files.pop(source, None):
             os.close(before)
         self._files[source] = file
 
-    def tail(self, source: Source, limit: int = TAIL) -> bytes:
+    def tail(self, source: Source, limit: int = REPORT_TAIL_BYTES) -> bytes:
         """The last that it printed, of a rank in its last attempt, at most ``limit`` bytes."""
         tail = self._tails.get(source)
         return tail.last(min(limit, tail.total - self._marks.get(source, 0))) if tail else b""
@@ -162,27 +170,27 @@ class Streams:
         """When the last ``count`` bytes of a rank came, as a file has it."""
         return self._times[rank].of_bytes_after(self._tails[rank].total - count) if rank in self._tails else b""
 
-    def ranks(self) -> list[int]:
+    def ranks_in_memory(self) -> list[int]:
         """The ranks whose output is in memory, in order."""
         return sorted(source for source in self._tails if isinstance(source, int))
 
-    def listen(self, hear: Callable[[int, bytes], None]) -> None:
+    def subscribe(self, hear: Callable[[int, bytes], None]) -> None:
         """From now on call ``hear`` with each piece that a rank prints."""
         self._listeners += (hear,)
 
-    def ignore(self, hear: Callable[[int, bytes], None]) -> None:
+    def unsubscribe(self, hear: Callable[[int, bytes], None]) -> None:
         """No longer."""
         self._listeners = tuple(each for each in self._listeners if each != hear)
 
-    def show(self, name: str, show: bool) -> None:
+    def set_shown(self, name: str, show: bool) -> None:
         """Show what this sidecar prints from now on, or no longer."""
-        for stream in self._of(name):
+        for stream in self._streams_of(name):
             stream.show = show
-            self._screen.lines(name, stream.number, b"", stream.lines.bar if show else b"")
+            self._screen.show_lines(name, stream.number, b"", stream.lines.progress_bar if show else b"")
 
-    def catch_up(self, name: str) -> None:
+    def read_pending(self, name: str) -> None:
         """Read what this sidecar, which has ended, had printed."""
-        for stream in self._of(name):
+        for stream in self._streams_of(name):
             while self._read(stream):
                 pass
 
@@ -191,43 +199,45 @@ class Streams:
         for stream in [each for each in self._streams.values() if isinstance(each.source, int)]:
             self._read(stream)  # once: it gets all that a pipe holds
             if stream.show and stream.fd in self._streams:
-                lines = self._held(stream, stream.lines.close())
+                lines = self._filter(stream, stream.lines.close())
                 lines += stream.words.release() if stream.words else b""
-                self._screen.lines(stream.source, stream.number, lines)
-        self._screen.mark(mark)
+                self._screen.show_lines(stream.source, stream.number, lines)
+        self._screen.write_marker(mark)
 
     def close(self) -> None:
         """Give out what is left of every rank's streams; what they printed last is kept until the next attempt."""
         for source in {*self._files, *(stream.source for stream in self._streams.values())}:
             if isinstance(source, int):
-                self.forget(source)
+                self.close_source(source)
 
-    def forget(self, source: Source) -> None:
+    def close_source(self, source: Source) -> None:
         """Give out what is left of a rank's or sidecar's streams."""
-        for stream in self._of(source):
-            self._end(stream)
+        for stream in self._streams_of(source):
+            self._on_eof(stream)
         if source in self._files:
             os.close(self._files.pop(source))
         if isinstance(source, int) and source in self._times:
             self._times[source].close()
 
-    def _of(self, source: Source) -> list[_Stream]:
+    def _streams_of(self, source: Source) -> list[_OpenStream]:
         return [stream for stream in self._streams.values() if stream.source == source]
 
-    def _read(self, stream: _Stream) -> bool:
+    def _read(self, stream: _OpenStream) -> bool:
         """Read once; return whether there was something."""
         try:
-            data = os.read(stream.fd, PIPE_SIZE)
+            data = os.read(stream.fd, PIPE_BYTES)
         except BlockingIOError:
             return False
         if not data:
-            self._end(stream)
-            if not self.open:
-                self._loop.soon(self._drained)
+            self._on_eof(stream)
+            if not self.has_open:
+                self._loop.call_soon(self._drained)
             return False
-        self._store(stream.source, data)
+        self._write_log(stream.source, data)
         if (tail := self._tails.get(stream.source)) is None:
-            tail = self._tails[stream.source] = Tail(REPORTED if stream.source in self._files else KEPT)
+            tail = self._tails[stream.source] = TailBuffer(
+                REPORTED if stream.source in self._files else MEMORY_TAIL_BYTES
+            )
         if isinstance(stream.source, int):
             self._mark(stream.source, tail)
         tail.add(data)
@@ -235,33 +245,36 @@ class Streams:
             for hear in self._listeners:
                 hear(stream.source, data)
         if stream.show:
-            lines = self._held(stream, stream.lines.feed(data))
-            self._screen.lines(stream.source, stream.number, lines, stream.lines.bar)
-            if self._screen.full and not self._paused:
+            lines = self._filter(stream, stream.lines.feed(data))
+            self._screen.show_lines(stream.source, stream.number, lines, stream.lines.progress_bar)
+            if self._screen.is_full and not self._paused:
                 self._paused = True
                 for other in self._streams.values():
-                    self._loop.forget(other.fd)
+                    self._loop.unwatch_fd(other.fd)
         stream.heard()
         return True
 
-    def _held(self, stream: _Stream, lines: bytes) -> bytes:
+    def _filter(self, stream: _OpenStream, lines: bytes) -> bytes:
         """What is to be shown now: a traceback waits for what comes of its rank."""
         words = stream.words
         if words is None:
             return lines
-        held = words.holds
+        held = words.is_holding
         lines = words.feed(lines)
-        if words.holds and not held:
-            self._loop.after(PATIENCE, lambda: self._screen.lines(stream.source, 2, words.release(), stream.lines.bar))
+        if words.is_holding and not held:
+            self._loop.call_later(
+                EXIT_TIMEOUT_S,
+                lambda: self._screen.show_lines(stream.source, 2, words.release(), stream.lines.progress_bar),
+            )
         return lines
 
     def _resume(self) -> None:
-        if self._paused and not self._screen.full:
+        if self._paused and not self._screen.is_full:
             self._paused = False
             for stream in self._streams.values():
-                self._loop.watch(stream.fd, partial(self._read, stream))
+                self._loop.watch_fd(stream.fd, partial(self._read, stream))
 
-    def _store(self, source: Source, data: bytes) -> None:
+    def _write_log(self, source: Source, data: bytes) -> None:
         if (file := self._files.get(source)) is None:
             return
         try:
@@ -270,9 +283,9 @@ class Streams:
                 view = view[os.write(file, view) :]
         except OSError as error:
             os.close(self._files.pop(source))
-            self._screen.note(f"the log of {_whose(source)} ends here: {error.strerror}")
+            self._screen.show_note(f"the log of {_describe_source(source)} ends here: {error.strerror}")
 
-    def _mark(self, rank: int, tail: Tail) -> None:
+    def _mark(self, rank: int, tail: TailBuffer) -> None:
         """Note when what a rank prints next has come."""
         now, times = time.time(), self._times[rank]
         if times.is_due(now):
@@ -284,20 +297,20 @@ class Streams:
             write()
         except OSError as error:
             self._times[rank].close()
-            self._screen.note(f"when rank {rank} prints is not kept from here on: {error.strerror}")
+            self._screen.show_note(f"when rank {rank} prints is not kept from here on: {error.strerror}")
 
-    def _end(self, stream: _Stream) -> None:
+    def _on_eof(self, stream: _OpenStream) -> None:
         if stream.show:
-            lines = self._held(stream, stream.lines.close())
+            lines = self._filter(stream, stream.lines.close())
             words = stream.words.close() if stream.words else b""
             if b"\n" in words[:-1]:  # a traceback: the report may have it, too
                 self._screen.hold_traceback(stream.source, words)
                 words = b""
-            self._screen.lines(stream.source, stream.number, lines + words, last=True)
-        self._loop.forget(stream.fd)
+            self._screen.show_lines(stream.source, stream.number, lines + words, last=True)
+        self._loop.unwatch_fd(stream.fd)
         os.close(stream.fd)
         del self._streams[stream.fd]
 
 
-def _whose(source: Source) -> str:
+def _describe_source(source: Source) -> str:
     return f"rank {source}" if isinstance(source, int) else source

@@ -18,7 +18,7 @@ from ddplaunch import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any
 
-    from ddplaunch.loop import Loop
+    from ddplaunch.loop import EventLoop
 
 ESCAPE = "\x1b"
 ENTER = "\r"
@@ -27,7 +27,7 @@ _KEYS = re.compile(r"\x1b[\[O][0-?]*[ -/]*[@-~]|\x1b[^\x1b\[O]|.", re.DOTALL)
 """An arrow is one key, and so is Alt with a letter."""
 
 
-def watched(fd: int) -> bool:
+def is_interactive(fd: int) -> bool:
     """Whether a descriptor is a terminal that a person looks at.
 
     It is if our session is led from it, or if another of our standard streams is on it too. ``srun -u`` and Open MPI's
@@ -43,12 +43,12 @@ def watched(fd: int) -> bool:
     return True
 
 
-def can_draw() -> bool:
+def can_move_cursor() -> bool:
     """Whether the terminal moves its cursor on demand."""
     return os.environ.get("TERM", "dumb") not in ("dumb", "")
 
 
-def window(fd: int) -> tuple[int, int]:
+def window_size(fd: int) -> tuple[int, int]:
     """The columns and rows of a terminal; 80 and 24 where it does not say."""
     try:
         columns, rows = os.get_terminal_size(fd)
@@ -58,7 +58,7 @@ def window(fd: int) -> tuple[int, int]:
 
 
 @contextmanager
-def restored() -> Iterator[None]:
+def restore_terminal() -> Iterator[None]:
     """Give the terminal on standard input back as it was; does nothing where there is none."""
     if not os.isatty(0):
         yield
@@ -67,7 +67,7 @@ def restored() -> Iterator[None]:
     try:
         yield
     finally:
-        with _unstopped():
+        with _ignore_sigttou():
             try:
                 if termios.tcgetattr(0) != before:
                     termios.tcsetattr(0, termios.TCSADRAIN, before)
@@ -76,58 +76,58 @@ def restored() -> Iterator[None]:
 
 
 class Keyboard:
-    """Hears keys while we are in the foreground; the terminal is as it was before ``begin`` whenever we are not."""
+    """Hears keys while we are in the foreground; the terminal is as it was before ``start`` whenever we are not."""
 
-    def __init__(self, loop: Loop, heard: Callable[[str], object]) -> None:
-        self._loop, self._heard = loop, heard
+    def __init__(self, loop: EventLoop, on_key: Callable[[str], object]) -> None:
+        self._loop, self._heard = loop, on_key
         self._before: list[Any] | None = None  # its settings; None while it is not ours
         self._ours: list[Any] = []
         self._raw: Callable[[bytes], object] | None = None  # who gets all that is typed, Ctrl-C too
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end within a character
 
-    def begin(self, raw: Callable[[bytes], object] | None = None) -> None:
+    def start(self, on_raw_input: Callable[[bytes], object] | None = None) -> None:
         """Take the terminal, or take it back; does nothing where there is none, or another program has it.
 
-        ``raw`` gets all that is typed as it is, and no key is a signal then.
+        ``on_raw_input`` gets all that is typed as it is, and no key is a signal then.
         """
         if not in_foreground(0):
-            return self._let_go()
+            return self._unwatch()
         try:
             now = termios.tcgetattr(0)
-            if self._before is not None and now == self._ours and raw == self._raw:
+            if self._before is not None and now == self._ours and on_raw_input == self._raw:
                 return
             if self._before is None:
                 self._before = now
-            self._raw = raw
-            if raw is None:
+            self._raw = on_raw_input
+            if on_raw_input is None:
                 tty.setcbreak(0, termios.TCSANOW)
             else:
                 tty.setraw(0, termios.TCSANOW)
             self._ours = termios.tcgetattr(0)
         except termios.error:  # it has gone
-            return self._let_go()
-        self._loop.watch(0, self._readable)
+            return self._unwatch()
+        self._loop.watch_fd(0, self._on_readable)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Give it back as it was."""
         before = self._before
-        self._let_go()
+        self._unwatch()
         if before is None:
             return
-        with _unstopped():
+        with _ignore_sigttou():
             try:
                 termios.tcsetattr(0, termios.TCSANOW, before)
             except termios.error:
                 pass
 
-    def _let_go(self) -> None:
+    def _unwatch(self) -> None:
         if self._before is not None:
-            self._loop.forget(0)
+            self._loop.unwatch_fd(0)
         self._before = None
 
-    def _readable(self) -> None:
+    def _on_readable(self) -> None:
         if not in_foreground(0):  # to read would stop us (SIGTTIN)
-            return self._let_go()
+            return self._unwatch()
         try:
             data = os.read(0, 1024)
         except BlockingIOError:
@@ -135,7 +135,7 @@ class Keyboard:
         except OSError:
             data = b""
         if not data:
-            return self._loop.forget(0)
+            return self._loop.unwatch_fd(0)
         if self._raw is not None:
             self._raw(data)
             return
@@ -152,7 +152,7 @@ def in_foreground(fd: int) -> bool:
 
 
 @contextmanager
-def _unstopped() -> Iterator[None]:
+def _ignore_sigttou() -> Iterator[None]:
     """A job in the background would be stopped for changing a terminal (SIGTTOU)."""
     before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     try:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from ddplaunch.dataclass import dataclass
-from ddplaunch.files import create
+from ddplaunch.files import open_for_writing
 
 INTERVAL_S = 1.0  # between two marks
 
@@ -39,7 +39,7 @@ class OutputTimes:
         self.close()
         self._start, self._last = start, -math.inf
         if log:
-            self._file = create(times_file(log), os.O_APPEND)
+            self._file = open_for_writing(times_file(log), os.O_APPEND)
 
     def close(self) -> None:
         if self._file >= 0:

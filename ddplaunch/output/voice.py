@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddplaunch.plan.plan import Plan
 
 
-class Topic(Enum):
+class MessageKind(Enum):
     """What is said, and how grave it is."""
 
     NOTE = "note", "info"
@@ -34,55 +34,55 @@ class Topic(Enum):
 
 
 @dataclass(frozen=True)
-class Said:
+class LogMessage:
     """One thing that is said; ``fields`` are its own in JSON, as ``tests/reference/records.py`` has them."""
 
-    kind: Topic
+    kind: MessageKind
     text: str
     fields: Mapping[str, object] = {}  # a verdict in it may be an object with ``to_json``
-    lines: str | None = None  # what people read; None for the text, each line with our name before it
+    human_text: str | None = None  # what people read; None for the text, each line with our name before it
 
 
-BEGINNING = '{"source": "ddplaunch", '
+JSON_LINE_START = '{"source": "ddplaunch", '
 """How each object begins, so that it can be told from a line of a rank."""
 
 
-class Voice:
+class MessageFormatter:
     """The form of all that this process says: there is one, as there is one stderr."""
 
     def __init__(self) -> None:
-        self.for_machines = False
+        self.as_json = False
         self.run_id: str | None = None
         self.node_rank: int | None = None  # None until this node has one
 
-    def of(self, plan: Plan, *, numbered: bool = True) -> None:
+    def set_origin(self, plan: Plan, *, numbered: bool = True) -> None:
         """Say from now on which job and node speaks; ``numbered``: the node's rank in the plan is final."""
         self.run_id = plan.run_id
-        self.node_rank = plan.where(plan.local_ranks[0])[0] if numbered else None
+        self.node_rank = plan.node_and_local_rank(plan.local_ranks[0])[0] if numbered else None
 
-    def form(self, said: Said) -> str:
+    def format(self, said: LogMessage) -> str:
         """The lines to write, with their newlines; "" where there is nothing to say."""
-        if self.for_machines:
-            return self._object(said) if said.text else ""
-        if said.lines is not None:
-            return said.lines
+        if self.as_json:
+            return self._to_json(said) if said.text else ""
+        if said.human_text is not None:
+            return said.human_text
         return "".join(f"ddplaunch: {line}\n" for line in said.text.splitlines())
 
-    def _object(self, said: Said) -> str:
+    def _to_json(self, said: LogMessage) -> str:
         name, level = said.kind.value
         head = {"source": "ddplaunch", "kind": name, "level": level, "time": time.time()}
         place = {"run_id": self.run_id, "node_rank": self.node_rank, "text": said.text}
-        return json.dumps({**head, **place, **said.fields}, default=_plain) + "\n"
+        return json.dumps({**head, **place, **said.fields}, default=_to_plain_data) + "\n"
 
 
-VOICE = Voice()
+FORMATTER = MessageFormatter()
 
 
-def _plain(value: object) -> object:
+def _to_plain_data(value: object) -> object:
     return value.to_json() if hasattr(value, "to_json") else str(value)
 
 
-def same_words(line: bytes) -> bytes:
+def without_node_fields(line: bytes) -> bytes:
     """An object of ours without what differs between nodes that say the same."""
     try:
         said = json.loads(line)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ddplaunch.plan.plan import Plan
 from ddplaunch.target.target import TargetKind
-from ddplaunch.words import quoted
+from ddplaunch.words import shell_quote
 
 _CWD_LAST = "import os, sys; sys.path.sort(key=lambda p: os.path.realpath(p) == os.getcwd())"
 """Put the current folder at the end of the path, even if PYTHONPATH names it; without quotes, to be readable.
@@ -16,32 +16,32 @@ nothing would end with 0. ``-P`` is new in Python 3.11, PYTHONSAFEPATH would rea
 PYTHONPATH names the folder.
 """
 
-LAUNCHER = "from ddplaunch.cli import main; main()"
-REMOTE = "from ddplaunch.ssh.remote import main; sys.exit(main())"
+LAUNCHER_STATEMENT = "from ddplaunch.cli import main; main()"
+REMOTE_STATEMENT = "from ddplaunch.ssh.remote import main; sys.exit(main())"
 
-START_DEADLINE = 60.0
+START_TIMEOUT_S = 60.0
 """Seconds for one of them to connect and start Python, which may be on a slow file server."""
 
 
-def python_command(python: str, statement: str = LAUNCHER) -> list[str]:
+def python_command(python: str, statement: str = LAUNCHER_STATEMENT) -> list[str]:
     """The words that start ddplaunch with a Python (3.10 or newer) in any current folder; its own words follow them."""
     return [python, "-c", f"{_CWD_LAST}; {statement}"]
 
 
-def command_for(plan: Plan, node_rank: int, options: Iterable[str]) -> str:
+def node_command(plan: Plan, node_rank: int, options: Iterable[str]) -> str:
     """The command that a person types to start the share of ``node_rank``; it spells out what all nodes must agree on.
 
     ``options`` are the others typed here, not those about nodes, addresses and counts.
     """
     nnodes = f"{plan.min_nodes}:{plan.nnodes}" if plan.min_nodes else str(plan.nnodes)
-    words = ["ddplaunch", "run", "--nnodes", nnodes, "--node-rank", str(node_rank) if plan.numbered else "auto"]
+    words = ["ddplaunch", "run", "--nnodes", nnodes, "--node-rank", str(node_rank) if plan.has_node_rank else "auto"]
     words += ["--master-addr", plan.master_addr, "--master-port", str(plan.master_port)]
-    words += ["--nproc", plan.counts, *options]
+    words += ["--nproc", plan.nproc_text, *options]
     if plan.target.kind in (TargetKind.MODULE, TargetKind.PROGRAM):
         words.append("-m" if plan.target.kind is TargetKind.MODULE else "--no-python")
-    typed, args = plan.target.typed, plan.target.args
+    typed, args = plan.target.text, plan.target.args
     if typed.startswith("-"):
         words += ["--", typed, *args]
     else:
         words += [typed, *(("--", *args) if args else ())]
-    return quoted(words)
+    return shell_quote(words)

@@ -11,7 +11,7 @@ from ddplaunch.dataclass import dataclass
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddplaunch.wire.bounds import Count, Line, Pid, Size
+    from ddplaunch.wire.bounds import Count, Pid, Size, TextLine
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class GpuProcess:
     """A process that holds memory on a GPU; ``name`` and ``user`` are None where the kernel would not tell."""
 
     pid: Pid
-    name: Line | None
-    user: Line | None
+    name: TextLine | None
+    user: TextLine | None
     memory: Size | None  # bytes
 
     @property
@@ -64,7 +64,7 @@ class LostGpu:
     """A GPU that its driver counts and cannot reach: off its bus, or in need of a reset; ``why`` is the driver's."""
 
     index: Count
-    why: Line
+    why: TextLine
 
     @property
     def note(self) -> str:
@@ -106,20 +106,20 @@ class Cpu:
 class Hardware:
     """One machine: its processors, its accelerators, and what could not be read and why (one sentence each).
 
-    ``failed`` says what shows that it has GPUs, where a driver that should work gives none of them. ``lost`` are GPUs
+    ``gpu_evidence`` says what shows that it has GPUs, where a driver that should work gives none of them. ``lost_gpus`` are GPUs
     that could not be read; a note tells of each.
     """
 
     cpu: Cpu
     gpus: tuple[Gpu, ...] = ()
     notes: tuple[str, ...] = ()
-    failed: str | None = None
-    lost: tuple[LostGpu, ...] = ()
+    gpu_evidence: str | None = None
+    lost_gpus: tuple[LostGpu, ...] = ()
 
 
 class GpusFailed(Exception):
-    """A vendor's GPUs are there, as ``shown_by`` says, and its driver gives none of them, which says ``notes``."""
+    """A vendor's GPUs are there, as ``evidence`` says, and its driver gives none of them, which says ``notes``."""
 
-    def __init__(self, shown_by: str, notes: Sequence[str | LostGpu]) -> None:
-        super().__init__(shown_by)
-        self.shown_by, self.notes = shown_by, notes
+    def __init__(self, evidence: str, notes: Sequence[str | LostGpu]) -> None:
+        super().__init__(evidence)
+        self.shown_by, self.notes = evidence, notes

@@ -7,19 +7,21 @@ from collections.abc import Collection, Mapping, Sequence
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import UsageError
-from ddplaunch.plan.numbers import whole
+from ddplaunch.plan.numbers import parse_int
 
 if TYPE_CHECKING:
     from ddplaunch.wire.bounds import Count
 
 Cpus = tuple[int, ...]  # CPUs by number, ascending
-MAX_RANKS = 4096  # ranks that a node may have: far beyond any machine, so that nothing garbled can ask for a billion
+MAX_RANKS_PER_NODE = (
+    4096  # ranks that a node may have: far beyond any machine, so that nothing garbled can ask for a billion
+)
 MAX_NODES = 65536  # what a job may have: beyond any cluster, and still planned in seconds
-MAX_RANKS_IN_ALL = 262144  # likewise
+MAX_RANKS_TOTAL = 262144  # likewise
 
 
 @dataclass(frozen=True)
-class Slot:
+class DeviceSlot:
     """What one local rank may run on: its device as torch names it ("cuda:0") and by its maker, the CPUs beside it."""
 
     device: str
@@ -55,36 +57,36 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeAssignment:
     """Where a node stands in one attempt of a job of several nodes."""
 
     node_rank: Count  # differs from the typed one where an elastic job runs without some of its nodes
     nnodes: Count
     first_rank: Count  # the global rank of its local rank 0
     world_size: Count
-    machine: Count = 0  # its host's number among the job's hosts, from 0: a task shares it with others
-    machines: Count = 1  # how many hosts the job has
-    sharing: Count = 1  # how many of the job's nodes, or tasks, are on its host
+    host_index: Count = 0  # its host's number among the job's hosts, from 0: a task shares it with others
+    host_count: Count = 1  # how many hosts the job has
+    nodes_on_host: Count = 1  # how many of the job's nodes, or tasks, are on its host
 
 
 @dataclass(frozen=True)
-class StartedRank:
+class ExternalRank:
     """Where one rank stands among the ranks that another launcher, like mpirun, has started; None is unknown.
 
-    ``kept`` are variables of that launcher which stay as they are: torchrun's, which holds the store itself.
+    ``kept_variables`` are variables of that launcher which stay as they are: torchrun's, which holds the store itself.
     """
 
     local_rank: int
     local_world_size: int | None
     node_rank: int | None
     nnodes: int | None
-    kept: tuple[tuple[str, str], ...] = ()
+    kept_variables: tuple[tuple[str, str], ...] = ()
 
-    def slot(self, slots: Sequence[Slot]) -> Slot:
+    def slot(self, slots: Sequence[DeviceSlot]) -> DeviceSlot:
         """What it runs on: its own of several devices, or the only one that it sees."""
         return slots[self.local_rank % len(slots)]
 
-    def variables(self, slots: Sequence[Slot]) -> dict[str, str | None]:
+    def variables(self, slots: Sequence[DeviceSlot]) -> dict[str, str | None]:
         """The variables that say so; None for those that must not be set.
 
         A rank that sees only its own GPU (srun --gpus-per-task=1) has LOCAL_RANK 0: programs choose their device by it.
@@ -100,7 +102,7 @@ class StartedRank:
             "GROUP_RANK": written(self.node_rank),
             "GROUP_WORLD_SIZE": written(self.nnodes),
             "NODE_RANK": written(self.node_rank),
-            **dict(self.kept),
+            **dict(self.kept_variables),
         }
 
 
@@ -111,13 +113,13 @@ def parse_nproc(text: str, nnodes: int, *, gpus: int, physical_cpus: int) -> tup
     assumed to be like this one. Raises UsageError if it is not a count, or counts a different number of nodes.
     """
     if text == "auto":
-        return ((gpus or 1,) * nnodes), _counted(gpus, "GPU") if gpus else "no GPU found, so one process"
+        return ((gpus or 1,) * nnodes), _format_count(gpus, "GPU") if gpus else "no GPU found, so one process"
     if text == "gpu":
         if not gpus:
             raise UsageError("--nproc gpu: this machine has no visible GPU", "--nproc cpu, or a number")
-        return (gpus,) * nnodes, _counted(gpus, "GPU")
+        return (gpus,) * nnodes, _format_count(gpus, "GPU")
     if text == "cpu":
-        return (physical_cpus,) * nnodes, _counted(physical_cpus, "physical core")
+        return (physical_cpus,) * nnodes, _format_count(physical_cpus, "physical core")
     counts = tuple(_count(part, text) for part in text.split(","))
     if len(counts) not in (1, nnodes):
         what = f"--nproc {text} has counts for {len(counts)} nodes, but --nnodes is {nnodes}"
@@ -126,62 +128,66 @@ def parse_nproc(text: str, nnodes: int, *, gpus: int, physical_cpus: int) -> tup
 
 
 def _count(part: str, text: str) -> int:
-    count = whole(part)
+    count = parse_int(part)
     if count is None:
         what = f"--nproc {text}: expected a number, a list like 8,8,4, or auto, gpu, cpu"
         raise UsageError(what, "leave it out for one process per GPU")
     if count < 1:
         raise UsageError(f"--nproc {text}: a node runs at least one process", "--nproc 1")
-    if count > MAX_RANKS:
-        raise UsageError(f"--nproc {text}: a node runs at most {MAX_RANKS:,} processes", f"--nproc {MAX_RANKS}")
+    if count > MAX_RANKS_PER_NODE:
+        raise UsageError(
+            f"--nproc {text}: a node runs at most {MAX_RANKS_PER_NODE:,} processes", f"--nproc {MAX_RANKS_PER_NODE}"
+        )
     return count
 
 
-def listed(counts: tuple[int, ...]) -> str:
+def format_counts(counts: tuple[int, ...]) -> str:
     """Counts of nodes as ``--nproc`` has them."""
     return str(counts[0]) if len(set(counts)) == 1 else ",".join(map(str, counts))
 
 
-def _counted(count: int, noun: str) -> str:
+def _format_count(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'} found"
 
 
-def number(nodes: Sequence[Node], slots: Sequence[Slot], bound: Mapping[int, Sequence[Cpus]]) -> tuple[Rank, ...]:
+def assign_ranks(
+    nodes: Sequence[Node], slots: Sequence[DeviceSlot], cpus_by_local_size: Mapping[int, Sequence[Cpus]]
+) -> tuple[Rank, ...]:
     """Number the ranks: global rank = sum of the counts of lower nodes + local rank.
 
     Args:
         slots: what local rank 0, 1, … of a node runs on; used again from the start where a node has more ranks.
-        bound: by a node's number of ranks, the CPUs of each local rank; empty where ranks are not pinned.
+        cpus_by_local_size: by a node's number of ranks, the CPUs of each local rank; empty where ranks are not pinned.
     """
     ranks: list[Rank] = []
     for node in nodes:
         for local_rank in range(node.local_world_size):
             device = slots[local_rank % len(slots)].device
-            cpus = bound[node.local_world_size][local_rank] if bound else None
+            cpus = cpus_by_local_size[node.local_world_size][local_rank] if cpus_by_local_size else None
             ranks.append(Rank(len(ranks), local_rank, node.node_rank, node.host, device, cpus))
     return tuple(ranks)
 
 
-def numa_binding(
-    slots: Sequence[Slot], local_world_size: int, numa: Sequence[Cpus], allowed: Collection[int]
+def bind_to_numa(
+    slots: Sequence[DeviceSlot], local_world_size: int, numa: Sequence[Cpus], allowed: Collection[int]
 ) -> tuple[Cpus, ...]:
     """Choose each local rank's CPUs: those beside its GPU, or, without one, its share of the NUMA nodes in turn.
 
     Only CPUs in ``allowed`` are given; a rank whose node has none of these keeps all of ``allowed``.
     """
     everything = tuple(sorted(allowed))
-    usable = [kept for cpus in numa if (kept := _both(cpus, everything))] or [everything]
+    usable = [kept for cpus in numa if (kept := _intersection(cpus, everything))] or [everything]
     bound = []
     for local_rank in range(local_world_size):
         beside = slots[local_rank % len(slots)].cpus
         if beside:
-            bound.append(_both(beside, everything) or everything)
+            bound.append(_intersection(beside, everything) or everything)
         else:
             bound.append(usable[local_rank * len(usable) // local_world_size])
     return tuple(bound)
 
 
-def _both(some: Collection[int], others: Collection[int]) -> Cpus:
+def _intersection(some: Collection[int], others: Collection[int]) -> Cpus:
     return tuple(sorted(set(some) & set(others)))
 
 

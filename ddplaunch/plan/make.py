@@ -7,16 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from ddplaunch.dataclass import dataclass, field
 from ddplaunch.errors import UsageError
 from ddplaunch.plan import layout, rendezvous
-from ddplaunch.plan.layout import Cpus, Node, Slot
-from ddplaunch.plan.numbers import whole
-from ddplaunch.plan.plan import ROLE, Fact, Plan
-from ddplaunch.plan.rendezvous import ASSUMED, MISSING, Sourced
+from ddplaunch.plan.layout import Cpus, DeviceSlot, Node
+from ddplaunch.plan.numbers import parse_int
+from ddplaunch.plan.plan import DEFAULT_ROLE, Fact, Plan
+from ddplaunch.plan.rendezvous import SOURCE_ASSUMED, SOURCE_MISSING, SourcedValue
 from ddplaunch.target.target import Target, TargetKind
-from ddplaunch.words import counted
+from ddplaunch.words import format_count
 
 
 @dataclass(frozen=True)
-class JobSpec:
+class PlanSpec:
     """What the options say of a job; None where they do not. ``--nnodes 2:4`` is ``min_nodes`` 2 and ``nnodes`` 4.
 
     ``started_rank`` is set if this process is one rank of those that another launcher started; each is a node here.
@@ -35,26 +35,26 @@ class JobSpec:
     oversubscribe: bool = False
     bind: str | None = None
     max_restarts: int = 0
-    started_rank: layout.StartedRank | None = None
+    started_rank: layout.ExternalRank | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
-    numbered: bool = True  # whether the node rank is this node's; else the nodes get theirs as they join
-    role: str = ROLE
+    has_node_rank: bool = True  # whether the node rank is this node's; else the nodes get theirs as they join
+    role: str = DEFAULT_ROLE
     pass_local_rank: bool = False
     virtual_local_rank: bool = False
 
-    def sourced(self, name: str, sourced: Sourced) -> Sourced:
+    def with_true_source(self, name: str, sourced: SourcedValue) -> SourcedValue:
         """Correct the source of a value that looks typed."""
-        return Sourced(sourced.value, self.sources.get(name, sourced.source))
+        return SourcedValue(sourced.value, self.sources.get(name, sourced.source))
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineInfo:
     """What this machine said: its name, the CPUs allowed to us, its cores, its NUMA nodes, and the devices we may use.
 
     ``usable_cpus`` are fewer than those allowed where a container has only a part of their time; None is all of them.
 
-    ``bound`` is whether this process was given fewer CPUs than the machine has, ``slots_source`` says how the
-    devices were found; ``variables`` are what must be set for ranks to see just these, ``masks`` for one to see one.
+    ``is_cpu_bound`` is whether this process was given fewer CPUs than the machine has, ``slots_source`` says how the
+    devices were found; ``variables`` are what must be set for ranks to see just these, ``device_masks`` for one to see one.
     """
 
     host: str
@@ -62,15 +62,20 @@ class Machine:
     physical_cpus: int
     usable_cpus: int | None = None
     numa: tuple[Cpus, ...] = ()
-    slots: tuple[Slot, ...] = ()
+    slots: tuple[DeviceSlot, ...] = ()
     slots_source: str = ""
-    bound: bool = True
+    is_cpu_bound: bool = True
     variables: Mapping[str, str] = field(default_factory=dict)
-    masks: tuple[Mapping[str, str], ...] = ()
+    device_masks: tuple[Mapping[str, str], ...] = ()
 
 
-def make(
-    spec: JobSpec, target: Target, machine: Machine, environ: Mapping[str, str], run_id: str, notes: Iterable[str] = ()
+def make_plan(
+    spec: PlanSpec,
+    target: Target,
+    machine: MachineInfo,
+    environ: Mapping[str, str],
+    run_id: str,
+    notes: Iterable[str] = (),
 ) -> Plan:
     """Plan a job.
 
@@ -83,20 +88,20 @@ def make(
     """
     nnodes = spec.nnodes
     _check_nodes(nnodes)
-    node_rank = spec.sourced("node_rank", _node_rank(spec, environ))
+    node_rank = spec.with_true_source("node_rank", _node_rank(spec, environ))
     here = int(node_rank.value)
-    counts, counts_source = _counts(spec, machine)
-    slots, placed = _slots(spec, machine)
-    backend = rendezvous.backend(spec.backend, spec.init_method, slots[0].backend)
+    counts, counts_source = _rank_counts(spec, machine)
+    slots, placed = _device_slots(spec, machine)
+    backend = rendezvous.choose_backend(spec.backend, spec.init_method, slots[0].backend)
     if backend and target.kind is TargetKind.PROGRAM:
         what = "--backend and --init-method need a Python target, and --no-python runs a program"
         raise UsageError(what, "leave them out")
     noted = [*notes, *_device_notes(spec, backend, counts[here], len(machine.slots))]
     rendezvous.check_init_method(spec.init_method)
-    address, port = _located(spec, machine.host if here == 0 else None, environ)
+    address, port = _locate_store(spec, machine.host if here == 0 else None, environ)
     bound: dict[int, tuple[Cpus, ...]] = {}
     if spec.bind == "numa":
-        bound = {count: layout.numa_binding(slots, count, machine.numa, machine.allowed_cpus) for count in set(counts)}
+        bound = {count: layout.bind_to_numa(slots, count, machine.numa, machine.allowed_cpus) for count in set(counts)}
     threads = {count: _threads(count, spec, machine, bound.get(count, ()), environ) for count in set(counts)}
     nodes = _nodes(counts, counts_source, threads, here, machine, address)
     sources = {"--node-rank": node_rank, "--master-addr": address, "--master-port": port}
@@ -107,7 +112,7 @@ def make(
         master_addr=address.value,
         master_port=int(port.value),
         nodes=nodes,
-        ranks=layout.number(nodes, slots, bound),
+        ranks=layout.assign_ranks(nodes, slots, bound),
         variables=_variables(spec, machine, environ),
         max_restarts=spec.max_restarts,
         backend=backend,
@@ -115,26 +120,26 @@ def make(
         facts=(
             *_facts(spec, counts, counts_source, node_rank, _devices(machine)),
             _fact("master address", address),
-            _fact("master port", port if port.value != "0" else Sourced("any free port", "one node")),
+            _fact("master port", port if port.value != "0" else SourcedValue("any free port", "one node")),
             _fact("threads per rank", threads[counts[here]]),
         ),
         notes=tuple(noted),
         min_nodes=spec.min_nodes if spec.min_nodes != nnodes else None,
         started_rank=placed,
         gpus=tuple(dict.fromkeys(slot.name for slot in machine.slots)),
-        missing=_missing(spec, sources, counts_source) if nnodes > 1 else (),
-        numbered=spec.numbered or nnodes == 1,
-        virtual=spec.virtual_local_rank,
-        masks=machine.masks if spec.virtual_local_rank else (),
+        missing_options=_missing_options(spec, sources, counts_source) if nnodes > 1 else (),
+        has_node_rank=spec.has_node_rank or nnodes == 1,
+        virtual_local_rank=spec.virtual_local_rank,
+        device_masks=machine.device_masks if spec.virtual_local_rank else (),
         local_rank_option=target.local_rank_option if spec.pass_local_rank else None,
     )
 
 
-def _located(spec: JobSpec, here: str | None, environ: Mapping[str, str]) -> tuple[Sourced, Sourced]:
+def _locate_store(spec: PlanSpec, here: str | None, environ: Mapping[str, str]) -> tuple[SourcedValue, SourcedValue]:
     """Say where the store is; ``here`` is this machine's name, if it is node 0."""
     typed = (spec.master_addr, spec.master_port, spec.init_method)
-    address, port = rendezvous.locate(*typed, nnodes=spec.nnodes, here=here, environ=environ)
-    return spec.sourced("master_addr", address), spec.sourced("master_port", port)
+    address, port = rendezvous.locate_store(*typed, nnodes=spec.nnodes, here=here, environ=environ)
+    return spec.with_true_source("master_addr", address), spec.with_true_source("master_port", port)
 
 
 def _check_nodes(nnodes: int) -> None:
@@ -144,9 +149,9 @@ def _check_nodes(nnodes: int) -> None:
         raise UsageError(f"--nnodes {nnodes}: a job has at most {layout.MAX_NODES:,} nodes")
 
 
-def _slots(spec: JobSpec, machine: Machine) -> tuple[tuple[Slot, ...], Mapping[str, str | None]]:
+def _device_slots(spec: PlanSpec, machine: MachineInfo) -> tuple[tuple[DeviceSlot, ...], Mapping[str, str | None]]:
     """Return what this node's ranks run on; and, of a rank that another launcher has started, its own variables."""
-    slots = machine.slots or (Slot("cpu"),)
+    slots = machine.slots or (DeviceSlot("cpu"),)
     started = spec.started_rank
     if started is None:
         return slots, {}
@@ -155,16 +160,16 @@ def _slots(spec: JobSpec, machine: Machine) -> tuple[tuple[Slot, ...], Mapping[s
     return (started.slot(slots),), started.variables(slots)
 
 
-def _variables(spec: JobSpec, machine: Machine, environ: Mapping[str, str]) -> dict[str, str]:
+def _variables(spec: PlanSpec, machine: MachineInfo, environ: Mapping[str, str]) -> dict[str, str]:
     return {
         **machine.variables,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-        **({} if spec.role == ROLE else {"ROLE_NAME": spec.role}),
+        **({} if spec.role == DEFAULT_ROLE else {"ROLE_NAME": spec.role}),
     }
 
 
 def _facts(
-    spec: JobSpec, counts: tuple[int, ...], counts_source: str, node_rank: Sourced, devices: Sourced
+    spec: PlanSpec, counts: tuple[int, ...], counts_source: str, node_rank: SourcedValue, devices: SourcedValue
 ) -> Iterator[Fact]:
     """Say how many ranks, nodes and devices there are, and which node this is."""
     if spec.started_rank:
@@ -173,45 +178,45 @@ def _facts(
         return
     if spec.min_nodes not in (None, spec.nnodes):
         yield Fact("nodes", f"{spec.min_nodes} to {spec.nnodes}, planned for {spec.nnodes}", "--nnodes")
-    yield Fact("processes per node", layout.listed(counts), counts_source)
+    yield Fact("processes per node", layout.format_counts(counts), counts_source)
     yield _fact("devices", devices)
     if spec.nnodes > 1:
         order = Fact("node rank", "as the nodes join", "--node-rank auto")
-        yield _fact("node rank", node_rank) if spec.numbered else order
+        yield _fact("node rank", node_rank) if spec.has_node_rank else order
 
 
-def _missing(spec: JobSpec, sources: Mapping[str, Sourced], counts_source: str) -> tuple[str, ...]:
+def _missing_options(spec: PlanSpec, sources: Mapping[str, SourcedValue], counts_source: str) -> tuple[str, ...]:
     """Name the options without which this node cannot start its share of several on its own."""
-    missing = [flag for flag, sourced in sources.items() if sourced.source in (ASSUMED, MISSING)]
+    missing = [flag for flag, sourced in sources.items() if sourced.source in (SOURCE_ASSUMED, SOURCE_MISSING)]
     if "nproc" not in spec.sources and counts_source not in ("--nproc", "--gpus"):
         missing.append("--nproc as a number")
     return tuple(missing)
 
 
-def _fact(name: str, sourced: Sourced) -> Fact:
+def _fact(name: str, sourced: SourcedValue) -> Fact:
     return Fact(name, sourced.value, sourced.source)
 
 
-def _node_rank(spec: JobSpec, environ: Mapping[str, str]) -> Sourced:
+def _node_rank(spec: PlanSpec, environ: Mapping[str, str]) -> SourcedValue:
     nnodes, typed = spec.nnodes, environ.get("NODE_RANK")
     if spec.node_rank is not None:
         node_rank, source = spec.node_rank, "--node-rank"
     elif nnodes > 1 and typed is not None:
         source = "NODE_RANK"
-        number = whole(typed)
+        number = parse_int(typed)
         if number is None:
             raise UsageError(f"NODE_RANK={typed} is not a number", "unset it, or give --node-rank")
         node_rank = number
     else:
-        node_rank, source = 0, ASSUMED
+        node_rank, source = 0, SOURCE_ASSUMED
     if not 0 <= node_rank < nnodes:
         numbered = "the one node is 0" if nnodes == 1 else f"{nnodes} nodes are numbered 0 to {nnodes - 1}"
         hint = f"--nnodes {node_rank + 1} or more" if node_rank > 0 else "--node-rank 0"
         raise UsageError(f"{source} {node_rank} is out of range: {numbered}", f"{hint}, if that is what was meant")
-    return Sourced(str(node_rank), source)
+    return SourcedValue(str(node_rank), source)
 
 
-def _counts(spec: JobSpec, machine: Machine) -> tuple[tuple[int, ...], str]:
+def _rank_counts(spec: PlanSpec, machine: MachineInfo) -> tuple[tuple[int, ...], str]:
     """Return the ranks of each node, and where that comes from; refuse more than a job may have."""
     gpus = len(machine.slots)
     if spec.nproc is None and spec.gpus is not None:
@@ -219,70 +224,75 @@ def _counts(spec: JobSpec, machine: Machine) -> tuple[tuple[int, ...], str]:
     else:
         asked = "auto" if spec.nproc is None else spec.nproc
         counts, source = layout.parse_nproc(asked, spec.nnodes, gpus=gpus, physical_cpus=machine.physical_cpus)
-    if (world_size := sum(counts)) > layout.MAX_RANKS_IN_ALL:
-        asked = f"--nnodes {spec.nnodes} and --nproc {layout.listed(counts)}"
-        raise UsageError(f"{asked}: a job has at most {layout.MAX_RANKS_IN_ALL:,} ranks, not {world_size:,}")
-    if not spec.numbered and len(set(counts)) > 1:
+    if (world_size := sum(counts)) > layout.MAX_RANKS_TOTAL:
+        asked = f"--nnodes {spec.nnodes} and --nproc {layout.format_counts(counts)}"
+        raise UsageError(f"{asked}: a job has at most {layout.MAX_RANKS_TOTAL:,} ranks, not {world_size:,}")
+    if not spec.has_node_rank and len(set(counts)) > 1:
         what = f"--nproc {spec.nproc} counts by node rank, and --node-rank auto gives none beforehand"
         raise UsageError(what, f"give each node its own: --nproc {counts[0]}")
     return counts, spec.sources.get("nproc", source)
 
 
-def _device_notes(spec: JobSpec, backend: str | None, ranks: int, gpus: int) -> list[str]:
+def _device_notes(spec: PlanSpec, backend: str | None, ranks: int, gpus: int) -> list[str]:
     """Compare this node's ranks with its GPUs: what people should know, or why it cannot be."""
-    nccl = rendezvous.is_nccl(backend)
+    nccl = rendezvous.uses_nccl(backend)
     if nccl and not gpus:
         what = f"--backend {spec.backend} needs GPUs, and this machine has no visible GPU"
         raise UsageError(what, "--backend gloo")
     if ranks <= gpus or not gpus:
         return []
-    found = counted(gpus, "GPU")
+    found = format_count(gpus, "GPU")
     if spec.oversubscribe:
         return [f"{ranks} ranks share {found} (--oversubscribe): LOCAL_RANK exceeds the last device"]
     if spec.gpus is not None:
         what = f"--nproc {spec.nproc} and --gpus {spec.gpus} contradict each other: {ranks} ranks, {found}"
         raise UsageError(what, f"--nproc {gpus}, or --oversubscribe to share them")
     if nccl:
-        what = f"{ranks} ranks on {counted(gpus, 'visible GPU')}: NCCL takes one rank a GPU"
+        what = f"{ranks} ranks on {format_count(gpus, 'visible GPU')}: NCCL takes one rank a GPU"
         raise UsageError(what, f"--nproc {gpus}, or --backend gloo, or --oversubscribe")
     return [f"more ranks than GPUs: {ranks} ranks on {found}; ranks from {gpus} on have none of their own"]
 
 
 def _threads(
-    ranks: int, spec: JobSpec, machine: Machine, bound: tuple[Cpus, ...], environ: Mapping[str, str]
-) -> Sourced:
+    ranks: int, spec: PlanSpec, machine: MachineInfo, bound: tuple[Cpus, ...], environ: Mapping[str, str]
+) -> SourcedValue:
     """OMP_NUM_THREADS of a node with these ``ranks``; those that another launcher started, unbound, share its CPUs."""
     started = spec.started_rank
-    count = ranks * (started.local_world_size or 1) if started and not machine.bound else ranks
+    count = ranks * (started.local_world_size or 1) if started and not machine.is_cpu_bound else ranks
     if environ.get("OMP_NUM_THREADS"):
-        return Sourced(environ["OMP_NUM_THREADS"], "OMP_NUM_THREADS")
+        return SourcedValue(environ["OMP_NUM_THREADS"], "OMP_NUM_THREADS")
     cpus = machine.usable_cpus or len(machine.allowed_cpus)
     quota = " (the container's quota)" if cpus < len(machine.allowed_cpus) else ""
     threads = min(layout.threads_per_rank(count, len(machine.allowed_cpus), bound), max(1, cpus // count))
     source = f"{cpus} CPU{'s' * (cpus != 1)}{quota} over {count} rank{'s' * (count != 1)}"
-    return Sourced(str(threads), f"{source}, where --bind put them" if bound else source)
+    return SourcedValue(str(threads), f"{source}, where --bind put them" if bound else source)
 
 
 def _nodes(
-    counts: tuple[int, ...], source: str, threads: Mapping[int, Sourced], here: int, machine: Machine, address: Sourced
+    counts: tuple[int, ...],
+    source: str,
+    threads: Mapping[int, SourcedValue],
+    here: int,
+    machine: MachineInfo,
+    address: SourcedValue,
 ) -> tuple[Node, ...]:
     """Other nodes' names are not known; node 0 is called by the address it was given."""
 
     def node(index: int, count: int) -> Node:
         if index == here:
             return Node(index, machine.host, count, source, threads[count].value)
-        host = address.value if index == 0 and address.source != MISSING else None
-        return Node(index, host, count, source if source == "--nproc" else ASSUMED, threads[count].value)
+        host = address.value if index == 0 and address.source != SOURCE_MISSING else None
+        return Node(index, host, count, source if source == "--nproc" else SOURCE_ASSUMED, threads[count].value)
 
     return tuple(node(index, count) for index, count in enumerate(counts))
 
 
-def _devices(machine: Machine) -> Sourced:
+def _devices(machine: MachineInfo) -> SourcedValue:
     """Say what there is: "4 × NVIDIA H100 80GB HBM3 (cuda:0 to cuda:3)"."""
     slots = machine.slots
     if not slots:
-        return Sourced("cpu", machine.slots_source or "no GPU found")
+        return SourcedValue("cpu", machine.slots_source or "no GPU found")
     names = [slot.name for slot in slots]
     counted = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
     span = f"{slots[0].device} to {slots[-1].device}" if len(slots) > 1 else slots[0].device
-    return Sourced(f"{counted} ({span})", machine.slots_source)
+    return SourcedValue(f"{counted} ({span})", machine.slots_source)

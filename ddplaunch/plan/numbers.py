@@ -9,18 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ddplaunch.words import runs
+from ddplaunch.words import group_consecutive
 
 _WHOLE = r"-?[0-9]{1,18}"
 _DECIMAL = r"-?([0-9]{1,18}(\.[0-9]{0,18})?|\.[0-9]{1,18})(e-?[0-9]{1,2})?"
 
 
-def whole(text: str) -> int | None:
+def parse_int(text: str) -> int | None:
     """Read a whole number of at most 18 digits; None if it is not one."""
     return int(text) if re.fullmatch(_WHOLE, text) else None
 
 
-def decimal(text: str) -> float | None:
+def parse_float(text: str) -> float | None:
     """Read a number like 2, 2.5 or 1e3; None if it is not one."""
     return float(text) if re.fullmatch(_DECIMAL, text, re.IGNORECASE) else None
 
@@ -39,4 +39,4 @@ def parse_cpulist(text: str) -> tuple[int, ...]:
 
 def format_cpulist(cpus: Iterable[int]) -> str:
     """Return the shortest kernel list of these CPUs: ``(0, 1, 2, 3, 8)`` is "0-3,8", none is ""."""
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs(set(cpus)))
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in group_consecutive(set(cpus)))

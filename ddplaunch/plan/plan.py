@@ -11,13 +11,13 @@ from functools import cached_property
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.plan import layout
-from ddplaunch.plan.layout import Node, Place, Rank
+from ddplaunch.plan.layout import Node, NodeAssignment, Rank
 from ddplaunch.target.target import Target
 
 if TYPE_CHECKING:
     from typing import Any
 
-ROLE = "default"  # what `--role` may name otherwise. It is a name only: ranks are not numbered by roles.
+DEFAULT_ROLE = "default"  # what `--role` may name otherwise. It is a name only: ranks are not numbered by roles.
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Plan:
     """One job as it will run.
 
     ``started_rank`` are variables of a rank that another launcher has started, where they differ; None if not set.
-    ``masks`` are, for local rank 0, 1, … of this machine, the variables with which it sees its own device alone.
+    ``device_masks`` are, for local rank 0, 1, … of this machine, the variables with which it sees its own device alone.
     """
 
     run_id: str
@@ -53,24 +53,26 @@ class Plan:
     min_nodes: int | None = None  # the fewest nodes that an elastic job runs with; it is planned for the most
     gpus: tuple[str, ...] = ()  # the models of this machine's devices that ranks use
     started_rank: Mapping[str, str | None] = field(default_factory=dict)
-    missing: tuple[str, ...] = ()  # the options without which this node cannot start its share on its own
-    numbered: bool = True  # whether `node_rank` is known; else it is provisional until this node has joined
+    missing_options: tuple[str, ...] = ()  # the options without which this node cannot start its share on its own
+    has_node_rank: bool = True  # whether `node_rank` is known; else it is provisional until this node has joined
     local_rank_option: str | None = None  # what every rank gets as its first argument, with its local rank as the value
-    masks: tuple[Mapping[str, str], ...] = ()
+    device_masks: tuple[Mapping[str, str], ...] = ()
     agent_store: bool = False  # whether a process of ours holds the store, so that rank 0 does not open it
-    virtual: bool = False  # whether every rank is local rank 0, and its device the first that it sees
-    place: Place | None = None  # this machine's, where `nodes` and `ranks` are its own alone; None where they are all
+    virtual_local_rank: bool = False  # whether every rank is local rank 0, and its device the first that it sees
+    assignment: NodeAssignment | None = (
+        None  # this machine's, where `nodes` and `ranks` are its own alone; None where they are all
+    )
 
     @property
     def nnodes(self) -> int:
-        return self.place.nnodes if self.place else len(self.nodes)
+        return self.assignment.nnodes if self.assignment else len(self.nodes)
 
     @property
     def world_size(self) -> int:
-        return self.place.world_size if self.place else len(self.ranks)
+        return self.assignment.world_size if self.assignment else len(self.ranks)
 
     @property
-    def own_node(self) -> Node:
+    def local_node(self) -> Node:
         """This machine."""
         return self.node_of(self.node_rank)
 
@@ -92,7 +94,7 @@ class Plan:
         """The ranks that people see: all, or only this one if another launcher has started them."""
         return self.local_ranks if self.started_rank else self.ranks
 
-    def where(self, rank: Rank) -> tuple[int | None, int]:
+    def node_and_local_rank(self, rank: Rank) -> tuple[int | None, int]:
         """Its node rank and local rank as people count, the former None where its launcher does not say."""
         if not self.started_rank:
             return rank.node_rank, rank.local_rank
@@ -100,9 +102,9 @@ class Plan:
         return (int(node_rank) if node_rank else None), int(local_rank or 0)
 
     @cached_property
-    def counts(self) -> str:
+    def nproc_text(self) -> str:
         """The ranks of each node, as ``--nproc`` has them."""
-        return layout.listed(tuple(node.local_world_size for node in self.nodes))
+        return layout.format_counts(tuple(node.local_world_size for node in self.nodes))
 
     @property
     def hosts_store(self) -> bool:
@@ -118,9 +120,9 @@ class Plan:
         return replace(self, agent_store=torch and (self.world_size > 1 or self.min_nodes is not None))
 
     @property
-    def shared(self) -> dict[str, str]:
+    def shared_environment(self) -> dict[str, str]:
         """The variables that are alike on all ranks of this machine."""
-        return {"OMP_NUM_THREADS": self.own_node.threads, **self.variables}
+        return {"OMP_NUM_THREADS": self.local_node.threads, **self.variables}
 
     def environment(self, rank: Rank, attempt: int = 0) -> dict[str, str]:
         """Return the variables of one rank in an attempt; the first is 0.
@@ -138,7 +140,7 @@ class Plan:
             "GROUP_RANK": str(rank.node_rank),
             "GROUP_WORLD_SIZE": str(self.nnodes),
             "NODE_RANK": str(rank.node_rank),
-            "ROLE_NAME": ROLE,
+            "ROLE_NAME": DEFAULT_ROLE,
             "ROLE_RANK": str(rank.rank),
             "ROLE_WORLD_SIZE": str(self.world_size),
             "MASTER_ADDR": self.master_addr,
@@ -154,11 +156,11 @@ class Plan:
         if self.started_rank and rank.node_rank == self.node_rank:
             placed = {**variables, **self.started_rank}
             variables = {name: value for name, value in placed.items() if value is not None}
-        if self.virtual:
+        if self.virtual_local_rank:
             first = rank.device.partition(":")[0] + ":0" * (":" in rank.device)
             variables |= {"LOCAL_RANK": "0", "DDPLAUNCH_DEVICE": first}
-            if self.masks and rank.node_rank == self.node_rank:
-                variables |= self.masks[rank.local_rank % len(self.masks)]
+            if self.device_masks and rank.node_rank == self.node_rank:
+                variables |= self.device_masks[rank.local_rank % len(self.device_masks)]
         return variables
 
     def arguments(self, rank: Rank) -> tuple[str, ...]:
@@ -173,11 +175,11 @@ class Plan:
         return {
             "run_id": self.run_id,
             "nnodes": nodes and int(nodes),
-            "node_rank": self.where(self.local_ranks[0])[0],
+            "node_rank": self.node_and_local_rank(self.local_ranks[0])[0],
             "world_size": self.world_size,
             "master_addr": self.master_addr,
             "master_port": self.master_port,
-            "target": self.target.typed,
+            "target": self.target.text,
             "backend": self.backend,
             "init_method": self.init_method,
             "facts": [vars(fact) for fact in self.facts],
@@ -189,8 +191,8 @@ class Plan:
             "ranks": [
                 {
                     **vars(rank),
-                    "local_rank": self.where(rank)[1],
-                    "node_rank": self.where(rank)[0],
+                    "local_rank": self.node_and_local_rank(rank)[1],
+                    "node_rank": self.node_and_local_rank(rank)[0],
                     "env": self.environment(rank),
                     "argv": list(replace(self.target, args=self.arguments(rank)).argv),
                 }

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import UsageError
-from ddplaunch.plan.numbers import whole
+from ddplaunch.plan.numbers import parse_int
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 29500  # torchrun's port, if several nodes must agree on one and none was given
-PLACEHOLDER = "NODE0"  # what a dry run prints for node 0's address if none was given
-ASSUMED, MISSING = "assumed", "missing"
+ADDRESS_PLACEHOLDER = "NODE0"  # what a dry run prints for node 0's address if none was given
+SOURCE_ASSUMED, SOURCE_MISSING = "assumed", "missing"
 """Sources of what was not given: enough for a dry run, not for starting one node of several."""
 
 _PORTS = range(1, 65536)
@@ -23,14 +23,14 @@ _MAX_LABEL = 63  # letters between two dots (RFC 1035): a longer name never reso
 
 
 @dataclass(frozen=True)
-class Sourced:
+class SourcedValue:
     """A value and where it comes from, as a person would say it ("--master-addr", "MASTER_ADDR", "assumed")."""
 
     value: str
     source: str
 
 
-def locate(
+def locate_store(
     address: str | None,
     port: int | None,
     init_method: str | None,
@@ -38,7 +38,7 @@ def locate(
     nnodes: int,
     here: str | None,
     environ: Mapping[str, str],
-) -> tuple[Sourced, Sourced]:
+) -> tuple[SourcedValue, SourcedValue]:
     """Say where the store is. One node needs neither flag nor variable: it is on loopback, on any free port (0).
 
     Args:
@@ -61,26 +61,26 @@ def locate(
     elif several and environ.get("MASTER_ADDR"):
         where = _checked_address(environ["MASTER_ADDR"], "MASTER_ADDR")
     elif several:
-        where = Sourced(here, ASSUMED) if here else Sourced(PLACEHOLDER, MISSING)
+        where = SourcedValue(here, SOURCE_ASSUMED) if here else SourcedValue(ADDRESS_PLACEHOLDER, SOURCE_MISSING)
     else:
-        where = Sourced(LOOPBACK, "one node")
+        where = SourcedValue(LOOPBACK, "one node")
     if port == 0 and several:
         raise UsageError("--master-port 0: several nodes must agree on a port", f"--master-port {DEFAULT_PORT}")
     if port:
         return where, _checked_port(str(port), "--master-port")
     if several and environ.get("MASTER_PORT"):
         return where, _checked_port(environ["MASTER_PORT"], "MASTER_PORT")
-    return where, Sourced(str(DEFAULT_PORT), ASSUMED) if several else Sourced("0", "any free port")
+    return where, SourcedValue(str(DEFAULT_PORT), SOURCE_ASSUMED) if several else SourcedValue("0", "any free port")
 
 
-def _checked_port(text: str, source: str) -> Sourced:
-    if (port := whole(text)) not in _PORTS:
+def _checked_port(text: str, source: str) -> SourcedValue:
+    if (port := parse_int(text)) not in _PORTS:
         example = f"tcp://host:{DEFAULT_PORT}" if source == "--init-method" else f"--master-port {DEFAULT_PORT}"
         raise UsageError(f"{source} {text}: expected a port from 1 to 65535", example)
-    return Sourced(str(port), source)
+    return SourcedValue(str(port), source)
 
 
-def _checked_address(text: str, source: str) -> Sourced:
+def _checked_address(text: str, source: str) -> SourcedValue:
     text = text[1:-1] if text.startswith("[") and text.endswith("]") else text  # as torchrun wants IPv6 written
     is_name = re.fullmatch(_HOST, text) and all(len(label) <= _MAX_LABEL for label in text.split("."))
     if not is_name or re.fullmatch(r"[\d.]+", text):
@@ -90,7 +90,7 @@ def _checked_address(text: str, source: str) -> Sourced:
             ipaddress.ip_address(text.partition("%")[0])
         except ValueError:
             raise UsageError(f"{source} {text} is not a host name or address", "--master-addr 10.0.0.1") from None
-    return Sourced(text, source)
+    return SourcedValue(text, source)
 
 
 def check_init_method(method: str | None) -> None:
@@ -128,27 +128,27 @@ def check_store_file(method: str | None, run_id: str) -> None:
         raise UsageError(message, "--init-method file:///tmp/store") from None
 
 
-def backend(asked: str | None, init_method: str | None, of_device: str) -> str | None:
+def choose_backend(requested: str | None, init_method: str | None, device_backend: str) -> str | None:
     """Name the backend of the process group that ddplaunch initialises; None where it is left to the program.
 
-    ``asked`` is ``--backend``; "auto", or None with an init method, is ``of_device``, that of rank 0's.
+    ``requested`` is ``--backend``; "auto", or None with an init method, is ``device_backend``, that of rank 0's.
     Raises UsageError if it names none, or several and not one for each device (torch's BackendConfig).
     """
-    if asked is None and init_method is None:
+    if requested is None and init_method is None:
         return None
-    if asked not in (None, "auto"):
-        parts = asked.lower().split(",")
+    if requested not in (None, "auto"):
+        parts = requested.lower().split(",")
         if any(not word for part in parts for word in part.split(":")):
             raise UsageError(
-                f"--backend {asked}: a device or a backend is empty", "--backend gloo, or cpu:gloo,cuda:nccl"
+                f"--backend {requested}: a device or a backend is empty", "--backend gloo, or cpu:gloo,cuda:nccl"
             )
         devices = {part.partition(":")[0] for part in parts}
         if len(parts) > 1 and (len(devices) < len(parts) or not all(":" in part for part in parts)):
-            raise UsageError(f"--backend {asked} needs a device for each backend", "--backend cpu:gloo,cuda:nccl")
-        return asked.lower()
-    return of_device
+            raise UsageError(f"--backend {requested} needs a device for each backend", "--backend cpu:gloo,cuda:nccl")
+        return requested.lower()
+    return device_backend
 
 
-def is_nccl(backend: str | None) -> bool:
+def uses_nccl(backend: str | None) -> bool:
     """Whether NCCL is (part of) the backend, as in "cpu:gloo,cuda:nccl"."""
     return "nccl" in [part.rpartition(":")[2] for part in (backend or "").split(",")]

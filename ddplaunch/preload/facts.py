@@ -7,21 +7,21 @@ from enum import IntEnum
 from ddplaunch.dataclass import dataclass
 
 
-class Reach(IntEnum):
+class Certainty(IntEnum):
     """How certainly, and when, a statement runs when its file does."""
 
-    SELDOM = 0  # in a function, under a condition
-    LATER = 1  # in a function
-    MAYBE = 2  # under a condition
-    TRIED = 3  # in a ``try``, a ``with`` and the like
-    SURE = 4
+    DEFERRED_CONDITIONAL = 0  # in a function, under a condition
+    DEFERRED = 1  # in a function
+    CONDITIONAL = 2  # under a condition
+    IN_BLOCK = 3  # in a ``try``, a ``with`` and the like
+    CERTAIN = 4
 
-    def under_condition(self) -> Reach:
-        return Reach.SELDOM if self <= Reach.LATER else Reach.MAYBE
+    def as_conditional(self) -> Certainty:
+        return Certainty.DEFERRED_CONDITIONAL if self <= Certainty.DEFERRED else Certainty.CONDITIONAL
 
-    def within(self, outer: Reach) -> Reach:
+    def nested_in(self, outer: Certainty) -> Certainty:
         """Of a statement in a file that is itself read with ``outer``."""
-        return outer.under_condition() if self is Reach.MAYBE else min(self, outer)
+        return outer.as_conditional() if self is Certainty.CONDITIONAL else min(self, outer)
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class Import:
     """``import module``, or ``from module import names``; ``level`` counts the dots of a relative one."""
 
     where: str
-    reach: Reach
+    certainty: Certainty
     module: str
     names: tuple[str, ...] = ()
     level: int = 0
 
     @property
-    def top(self) -> str:
+    def top_level_name(self) -> str:
         return self.module.partition(".")[0]
 
     def modules(self, package: str) -> list[str]:
@@ -54,30 +54,30 @@ class Assignment:
         value: as the name; None also where the variable is removed, or set only sometimes.
         default: only where it is not set already.
         source: the import of what may set it when it is called with this name.
-        after: certainly after torch was imported, and so too late for what torch read then.
-        early: certainly before anything was imported that is not Python's own.
+        after_torch: certainly after torch was imported, and so too late for what torch read then.
+        before_imports: certainly before anything was imported that is not Python's own.
     """
 
     where: str
-    reach: Reach
+    certainty: Certainty
     name: str | None = None
     value: str | None = None
     default: bool = False
     source: Import | None = None
-    after: bool = False
-    early: bool = False
+    after_torch: bool = False
+    before_imports: bool = False
 
     @property
-    def words(self) -> str:
+    def reason(self) -> str:
         return f"sets {self.name or 'variables'}"
 
 
 @dataclass(frozen=True)
-class Effect:
+class SideEffect:
     """A statement that may do anything: no import, no function, no constant."""
 
     where: str
-    reach: Reach
+    certainty: Certainty
 
 
 CALLS, CHANGES, PASSES, CONFIGURES = "calls", "changes", "passes on", "may configure the logger"
@@ -94,22 +94,22 @@ class Use:
     """
 
     where: str
-    reach: Reach
+    certainty: Certainty
     verb: str
     target: str
     source: Import
 
     @property
-    def words(self) -> str:
+    def reason(self) -> str:
         return f"{self.verb} {self.target}"
 
 
 @dataclass(frozen=True)
-class Folder:
+class PathEntry:
     """``sys.path`` gets another folder."""
 
     where: str
-    reach: Reach
+    certainty: Certainty
     path: str
 
 
@@ -118,10 +118,10 @@ class Barrier:
     """From here on something decides that the source does not show; a ``hook`` changes how modules are found."""
 
     where: str
-    reach: Reach
-    words: str
+    certainty: Certainty
+    reason: str
     hook: bool = False
 
 
-Step = Import | Assignment | Effect | Use | Barrier
-Finding = Step | Folder
+Step = Import | Assignment | SideEffect | Use | Barrier
+Statement = Step | PathEntry

@@ -5,12 +5,12 @@ from __future__ import annotations
 import _ast as ast
 import os
 
-_SAME = frozenset({"str", "fspath", "Path", "PurePath", "PosixPath", "absolute", "as_posix", "join"})
-_OF_ONE = frozenset({"dirname", "abspath", "realpath", "normpath", "expanduser"})
-_DEEP = 12  # expressions in expressions
+_IDENTITY_CALLS = frozenset({"str", "fspath", "Path", "PurePath", "PosixPath", "absolute", "as_posix", "join"})
+_SINGLE_PATH_CALLS = frozenset({"dirname", "abspath", "realpath", "normpath", "expanduser"})
+_MAX_DEPTH = 12  # expressions in expressions
 
 
-class Paths:
+class PathExpressions:
     """Those in one file; ``named``: the names that are given once, at its top, and None for those given twice."""
 
     def __init__(self, file: str, body: list[ast.stmt]) -> None:
@@ -21,13 +21,13 @@ class Paths:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):
                     self.named[name] = None if name in self.named else value
 
-    def value(self, node: ast.AST | None) -> str | None:
+    def evaluate(self, node: ast.AST | None) -> str | None:
         """The path that an expression gives, made absolute; None where the source does not show it."""
         found = self._value(node, 0)
         return None if found is None else os.path.abspath(found)
 
     def _value(self, node: ast.AST | None, deep: int) -> str | None:
-        if deep > _DEEP:
+        if deep > _MAX_DEPTH:
             return None
         deep += 1
         match node:
@@ -44,11 +44,15 @@ class Paths:
             case ast.Call(func=ast.Name("getcwd") | ast.Attribute(attr="getcwd" | "cwd"), args=[], keywords=[]):
                 return os.getcwd()
             case ast.Call(func=ast.Attribute(value=value, attr=name), args=[], keywords=[]):  # Path(…).resolve()
-                path = self._value(value, deep) if name in ("resolve", *_SAME) else None
+                path = self._value(value, deep) if name in ("resolve", *_IDENTITY_CALLS) else None
                 return os.path.realpath(path) if path and name == "resolve" else path
             case ast.Call(func=ast.Name(name) | ast.Attribute(attr=name), args=args, keywords=[]):
-                path = self._join(args, deep) if name in _SAME or (len(args) == 1 and name in _OF_ONE) else None
-                return str(getattr(os.path, name)(path)) if path and name in _OF_ONE else path
+                path = (
+                    self._join(args, deep)
+                    if name in _IDENTITY_CALLS or (len(args) == 1 and name in _SINGLE_PATH_CALLS)
+                    else None
+                )
+                return str(getattr(os.path, name)(path)) if path and name in _SINGLE_PATH_CALLS else path
         return None
 
     def _above(self, node: ast.AST, count: int, deep: int) -> str | None:

@@ -1,6 +1,6 @@
 """What a program's own files say of its imports and all that matters to them, in the order in which it would run.
 
-Nothing of it runs. ``scan`` reads one file; here those of the program's own are put one into another, as its imports
+Nothing of it runs. ``scan_source`` reads one file; here those of the program's own are put one into another, as its imports
 lead to them. Its own is what is neither Python's nor installed.
 """
 
@@ -12,11 +12,11 @@ import sys
 
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.errors import UsageError
-from ddplaunch.files import read_regular
-from ddplaunch.preload.facts import Assignment, Barrier, Finding, Folder, Import, Reach, Step, Use
-from ddplaunch.preload.scan import scan
+from ddplaunch.files import read_regular_file
+from ddplaunch.preload.facts import Assignment, Barrier, Certainty, Import, PathEntry, Statement, Step, Use
+from ddplaunch.preload.scan import scan_source
 from ddplaunch.preload.sources import find_root
-from ddplaunch.preload.table import INSTALLED
+from ddplaunch.preload.table import SITE_DIR_NAMES
 from ddplaunch.target import source
 from ddplaunch.target.target import Target
 
@@ -33,7 +33,7 @@ _MAX_PARSED = 512 << 10  # bytes of the program's modules: they take some 100 ms
 
 
 @dataclass(frozen=True)
-class Program:
+class ProgramSource:
     """All of it.
 
     Attributes:
@@ -51,18 +51,18 @@ class Program:
     dynamo: bool = False
 
 
-def read(target: Target) -> Program:
+def read_program(target: Target) -> ProgramSource:
     """Read the source of ``target``; a program whose source is not there says nothing."""
-    if target.source is None or target.first is None:
-        return Program()
-    return _Reader(target.first).program(os.path.abspath(target.source), target.module or "")
+    if target.source is None or target.sys_path_0 is None:
+        return ProgramSource()
+    return _ProgramReader(target.sys_path_0).program(os.path.abspath(target.source), target.module or "")
 
 
-class _Reader:
+class _ProgramReader:
     def __init__(self, first: str) -> None:
         self._first = first
-        self._found: dict[str, tuple[Finding, ...]] = {}
-        self._seen: dict[str, Reach] = {}
+        self._found: dict[str, tuple[Statement, ...]] = {}
+        self._seen: dict[str, Certainty] = {}
         self._parsed = 0
         self._roots: dict[str, str] = {}  # the folder in front of each file's package
         self._known: dict[str, tuple[str, ...]] = {}  # files by the name of a module
@@ -71,14 +71,14 @@ class _Reader:
         self._words: set[str] = set()
         self._torch = self._others = self._dynamo = False
 
-    def program(self, path: str, module: str) -> Program:
+    def program(self, path: str, module: str) -> ProgramSource:
         for file in self._files(module):
-            self._read(file, Reach.SURE)
-        self._read(path, Reach.SURE, is_program=True)
+            self._read(file, Certainty.CERTAIN)
+        self._read(path, Certainty.CERTAIN, is_program=True)
         steps, folders, words = tuple(self._steps), tuple(self._folders), frozenset(self._words)
-        return Program(steps, folders, words, self._torch, self._dynamo)
+        return ProgramSource(steps, folders, words, self._torch, self._dynamo)
 
-    def _read(self, file: str, reach: Reach, *, is_program: bool = False) -> None:
+    def _read(self, file: str, reach: Certainty, *, is_program: bool = False) -> None:
         """Go through a file, unless that was done for an import that is as certain."""
         if self._seen.get(file, -1) >= reach:
             return
@@ -86,53 +86,55 @@ class _Reader:
         if file not in self._found:
             self._found[file] = self._scan(file, is_program)
         for found in self._found[file]:
-            self._note(replace(found, reach=found.reach.within(reach)), file)
+            self._note(replace(found, certainty=found.certainty.nested_in(reach)), file)
 
-    def _scan(self, file: str, is_program: bool) -> tuple[Finding, ...]:
+    def _scan(self, file: str, is_program: bool) -> tuple[Statement, ...]:
         name = os.path.relpath(file, self._first)
         try:
             size = 0 if is_program else os.path.getsize(file)
             if len(self._found) >= _MAX_FILES or self._parsed + size > _MAX_PARSED:
-                return (Barrier(f"{name}:1", Reach.SURE, "is more source than is read at once"),)
+                return (Barrier(f"{name}:1", Certainty.CERTAIN, "is more source than is read at once"),)
             self._parsed += size
-            text = read_regular(file, source.MAX_SOURCE).decode(errors="replace")
-            found = scan(source.parse(file), file, name, shared=not is_program)
+            text = read_regular_file(file, source.MAX_SOURCE).decode(errors="replace")
+            found = scan_source(source.parse_file(file), file, name, shared=not is_program)
         except (OSError, UsageError, RecursionError):  # what imports it shows why
-            return (Barrier(f"{name}:1", Reach.SURE, "cannot be read"),)
+            return (Barrier(f"{name}:1", Certainty.CERTAIN, "cannot be read"),)
         self._dynamo = self._dynamo or bool(NEEDS_DYNAMO.search(text))
         self._words.update(re.findall(r"[^\W\d]\w*", text))
         return found
 
-    def _note(self, found: Finding, file: str) -> None:
+    def _note(self, found: Statement, file: str) -> None:
         if isinstance(found, Assignment | Use) and found.source and self._is_own(found.source, file):
             return
         if isinstance(found, Import):
             self._import(found, file)
-        elif isinstance(found, Folder):
+        elif isinstance(found, PathEntry):
             self._folders.append(found.path)
             if os.path.isfile(found.path) or found.path.endswith(_ARCHIVES):
-                self._steps.append(Barrier(found.where, found.reach, "adds an archive to sys.path"))
+                self._steps.append(Barrier(found.where, found.certainty, "adds an archive to sys.path"))
         elif isinstance(found, Assignment):
-            sure = found.reach is Reach.SURE
+            sure = found.certainty is Certainty.CERTAIN
             value = found.value if sure else None
-            self._steps.append(replace(found, value=value, after=self._torch, early=sure and not self._others))
+            self._steps.append(
+                replace(found, value=value, after_torch=self._torch, before_imports=sure and not self._others)
+            )
         else:
             self._steps.append(found)
 
     def _import(self, found: Import, file: str) -> None:
-        top = found.top
+        top = found.top_level_name
         if not found.level and (top in sys.stdlib_module_names or top == "ddplaunch"):
             return
         own = found.level or top != TORCH or self._root(top) == self._first  # torch is imported first, wherever it is
         if local := self._local(found, file) if own else []:
             for each in local:
-                self._read(each, found.reach)
+                self._read(each, found.certainty)
         elif not found.level:
             names = tuple(name for name in found.names if name != "*")
             self._steps.append(replace(found, names=names))
-            if found.reach > Reach.LATER:
+            if found.certainty > Certainty.DEFERRED:
                 self._others = True
-            if found.reach is Reach.SURE and top == TORCH:
+            if found.certainty is Certainty.CERTAIN and top == TORCH:
                 self._torch = True
 
     def _is_own(self, found: Import, file: str) -> bool:
@@ -150,16 +152,16 @@ class _Reader:
         if name not in self._known:
             top = name.partition(".")[0]
             root = root or self._root(top) or ""
-            self._known[name] = tuple(source.files_of(name, root)) if root and name else ()
+            self._known[name] = tuple(source.import_files(name, root)) if root and name else ()
             self._roots = {**dict.fromkeys(self._known[name], root), **self._roots}
         return self._known[name]
 
     def _root(self, top: str) -> str | None:
         """The folder in which the program's own module of this name stands; None where it has none."""
         for folder in (self._first, *self._folders):
-            if next(source.files_of(top, folder), None):
+            if next(source.import_files(top, folder), None):
                 return folder
         root = find_root(top, self._first) if top and top not in sys.stdlib_module_names else None
-        if root is None or not INSTALLED.isdisjoint(root.split(os.sep)):
+        if root is None or not SITE_DIR_NAMES.isdisjoint(root.split(os.sep)):
             return None
         return None if root.startswith(os.path.dirname(os.__file__)) else root

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.preload import facts
-from ddplaunch.preload.facts import Assignment, Barrier, Effect, Finding, Folder, Import, Reach, Use
-from ddplaunch.preload.paths import Paths
+from ddplaunch.preload.facts import Assignment, Barrier, Certainty, Import, PathEntry, SideEffect, Statement, Use
+from ddplaunch.preload.paths import PathExpressions
 from ddplaunch.preload.syntax import (
     ANY,
     BLOCKS,
@@ -31,7 +31,7 @@ from ddplaunch.preload.syntax import (
 if TYPE_CHECKING:
     from typing import Any
 
-_READERS = frozenset({"get", "copy", "items", "keys", "values", "index", "count", "__contains__", "__getitem__"})
+_READ_METHODS = frozenset({"get", "copy", "items", "keys", "values", "index", "count", "__contains__", "__getitem__"})
 _CHANGES = frozenset({"append", "extend", "insert", "add", "update", "setdefault", "pop", "remove", "clear"})
 _COPIES = frozenset({"dict", "list", "tuple", "set", "sorted", "len", "print", "repr", "str", "copy", "deepcopy"})
 _LOOKS = frozenset({"hasattr", "dir", "print", "type", "isinstance", "id", "repr"})
@@ -51,14 +51,14 @@ _WORDS = {
 }
 
 
-def scan(tree: ast.Module, file: str, name: str, *, shared: bool = False) -> tuple[Finding, ...]:
+def scan_source(tree: ast.Module, file: str, name: str, *, shared: bool = False) -> tuple[Statement, ...]:
     """Return what the file of this syntax tree and path says, in order.
 
     Args:
         name: what to call the file.
         shared: other files of the program can import from it.
     """
-    return tuple(_Scanner(file, name, shared, tree.body).block(tree.body, Reach.SURE))
+    return tuple(_Scanner(file, name, shared, tree.body).block(tree.body, Certainty.CERTAIN))
 
 
 class _Scanner:
@@ -67,8 +67,8 @@ class _Scanner:
         self._imported: dict[str, tuple[str, Import]] = {}  # what names stand for that others may have made
         self._modules = set[str]()  # those of them that are modules
         self._defined = set[str]()  # functions and classes of the file
-        self._called = set[tuple[str, Reach]]()
-        self._paths = Paths(file, body)
+        self._called = set[tuple[str, Certainty]]()
+        self._paths = PathExpressions(file, body)
         self._name(body)
 
     def _name(self, body: Sequence[ast.AST], *, in_class: bool = False) -> None:
@@ -77,11 +77,11 @@ class _Scanner:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     name = alias.name if alias.asname else alias.name.partition(".")[0]
-                    self._imported[alias.asname or name] = (name, Import(self._at(node), Reach.SURE, alias.name))
+                    self._imported[alias.asname or name] = (name, Import(self._at(node), Certainty.CERTAIN, alias.name))
                     self._modules.add(alias.asname or name)
             elif isinstance(node, ast.ImportFrom):
                 for alias in node.names:
-                    source = Import(self._at(node), Reach.SURE, node.module or "", (alias.name,), node.level)
+                    source = Import(self._at(node), Certainty.CERTAIN, node.module or "", (alias.name,), node.level)
                     self._imported[alias.asname or alias.name] = (f"{source.module}.{alias.name}".strip("."), source)
             elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 if isinstance(node.value, ast.Attribute | ast.Name | ast.Call):
@@ -120,7 +120,7 @@ class _Scanner:
             case ast.Call(func=function, args=[of, *_]):
                 if self._resolve(function)[0].rpartition(".")[2] in ("import_module", "__import__"):
                     name = as_text(of) or "?"
-                    return name, Import(self._at(node), Reach.SURE, name)
+                    return name, Import(self._at(node), Certainty.CERTAIN, name)
         return "?", None
 
     def _sensitive(self, node: ast.AST) -> str | None:
@@ -135,11 +135,11 @@ class _Scanner:
     def _at(self, node: Any) -> str:
         return f"{self._file}:{node.lineno}"
 
-    def block(self, body: Sequence[ast.AST], reach: Reach) -> Iterator[Finding]:
+    def block(self, body: Sequence[ast.AST], reach: Certainty) -> Iterator[Statement]:
         for node in body:
             yield from self._statement(node, reach)
 
-    def _statement(self, node: Any, reach: Reach) -> Iterator[Finding]:
+    def _statement(self, node: Any, reach: Certainty) -> Iterator[Statement]:
         """Of a statement, or one of the clauses that it has."""
         match node:
             case ast.Import():
@@ -155,34 +155,34 @@ class _Scanner:
                 yield from self.block(node.body, reach)
             case _:
                 if type(node).__name__ in ("Try", "TryStar", "With", "AsyncWith"):
-                    reach = min(reach, Reach.TRIED)
+                    reach = min(reach, Certainty.IN_BLOCK)
                 yield from self._clause(node, reach)
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and reach > Reach.SELDOM:
-                    reach = Reach.LATER
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and reach > Certainty.DEFERRED_CONDITIONAL:
+                    reach = Certainty.DEFERRED
                 elif isinstance(node, ast.If | ast.For | ast.AsyncFor | ast.While | ast.Match):
-                    reach = reach.under_condition()
+                    reach = reach.as_conditional()
                 for block in BLOCKS:
                     yield from self.block(getattr(node, block, []), reach)
 
-    def _renamed(self, node: Any, reach: Reach) -> Iterator[Finding]:
+    def _renamed(self, node: Any, reach: Certainty) -> Iterator[Statement]:
         """Of an import that gives what is sensitive to other files by a name that shows nothing of it."""
-        for alias in node.names if self._shared and reach > Reach.LATER else ():
+        for alias in node.names if self._shared and reach > Certainty.DEFERRED else ():
             name = f"{getattr(node, 'module', None) or ''}.{alias.name}".strip(".")
             last = name.rpartition(".")[2]
             other = SENSITIVE.get(last) or alias.asname not in (None, last)
             if other and (last in MODULES or sensitive_word(name)):
                 yield Barrier(self._at(node), reach, f"gives {name} another name")
 
-    def _clause(self, node: Any, reach: Reach) -> Iterator[Finding]:
+    def _clause(self, node: Any, reach: Certainty) -> Iterator[Statement]:
         """Of a statement without the blocks in it."""
         found = [each for below in children(node) for each in self._expression(below, node, node, reach)]
         # A constant for a variable holds for what is imported before the fork too (Choice.settings).
         shown = [isinstance(each, Assignment) and each.name is not None and each.value is not None for each in found]
-        if reach > Reach.LATER and not (shown and all(shown)) and (effect := find_effect(node)):
-            yield Effect(self._at(effect), reach)
+        if reach > Certainty.DEFERRED and not (shown and all(shown)) and (effect := find_effect(node)):
+            yield SideEffect(self._at(effect), reach)
         yield from found
 
-    def _expression(self, node: Any, parent: Any, outer: Any, reach: Reach) -> Iterator[Finding]:
+    def _expression(self, node: Any, parent: Any, outer: Any, reach: Certainty) -> Iterator[Statement]:
         """Of an expression in another, or in a statement; ``outer``: what ``parent`` is in."""
         stored = isinstance(getattr(node, "ctx", None), ast.Store | ast.Del)
         if stored and isinstance(node, ast.Name) and not isinstance(parent, ast.AugAssign):
@@ -211,7 +211,7 @@ class _Scanner:
         for below in children(node):
             yield from self._expression(below, node, parent, reach)
 
-    def _module(self, node: ast.Name, parent: Any, reach: Reach) -> Iterator[Finding]:
+    def _module(self, node: ast.Name, parent: Any, reach: Certainty) -> Iterator[Statement]:
         """Of a module: others may do anything with it, unless something in it is looked up, or it gets another name."""
         name, source = self._imported[node.id]
         looked_at = isinstance(parent, ast.Attribute) or (isinstance(parent, ast.Assign) and name not in MODULES)
@@ -253,13 +253,15 @@ class _Scanner:
                 return "**", []
         return "", []
 
-    def _reference(self, word: str, node: ast.expr, form: str, given: Sequence[Any], reach: Reach) -> Iterator[Finding]:
+    def _reference(
+        self, word: str, node: ast.expr, form: str, given: Sequence[Any], reach: Certainty
+    ) -> Iterator[Statement]:
         """What it means that something sensitive is used, and not just read."""
         where, (name, source) = self._at(node), self._resolve(node)
         text = as_text(*given[:1])
         if word in _OF_VARIABLES:
             if form in (".update", "+=") and all(isinstance(each, ast.Dict | ast.keyword) for each in given):
-                pairs = [pair for each in given for pair in _pairs(each)]
+                pairs = [pair for each in given for pair in _environ_pairs(each)]
             elif form == "[]=" or (form == ".setdefault" and text):
                 pairs = [(text, as_text(*given[1:]))]
             else:
@@ -268,8 +270,8 @@ class _Scanner:
                 yield Assignment(where, reach, variable, value, default=form == ".setdefault")
         elif word == "path" and form in (".append", ".insert", "+="):
             for each in getattr(given[-1], "elts", [None]) if form == "+=" else given[-1:]:
-                if path := self._paths.value(each):
-                    yield Folder(where, reach, path)
+                if path := self._paths.evaluate(each):
+                    yield PathEntry(where, reach, path)
                 else:
                     yield Barrier(where, reach, "adds to sys.path what its source does not show")
         elif word == "__dict__" and source:
@@ -280,11 +282,11 @@ class _Scanner:
             hook = word in _HOOKS and (word, form) not in (("modules", "[]"), ("modules", ".get"), ("__import__", "()"))
             yield Barrier(where, reach, _WORDS.get(word) or f"uses {name.removeprefix('builtins.')}", hook=hook)
 
-    def _call(self, node: ast.Call, reach: Reach) -> Iterator[Finding]:
+    def _call(self, node: ast.Call, reach: Certainty) -> Iterator[Statement]:
         """Of a call whose function is not sensitive itself."""
         where, (name, source) = self._at(node), self._resolve(node.func)
         owner, _, last = name.rpartition(".")
-        of_python = source is not None and not source.level and source.top in sys.stdlib_module_names
+        of_python = source is not None and not source.level and source.top_level_name in sys.stdlib_module_names
         if last in ("setattr", "delattr", "__setattr__", "__delattr__") and node.args:
             target, origin = self._resolve(node.args[0])
             if origin is not None:
@@ -295,7 +297,9 @@ class _Scanner:
             given = getattr(node.args[0], "id", "")
             if text := as_text(node.args[0]) or as_text(self._paths.named.get(given)):
                 yield Use(where, reach, facts.CONFIGURES, text, Import(where, reach, text))
-            elif given and reach > Reach.LATER and given not in (*self._paths.named, *self._imported, "__name__"):
+            elif (
+                given and reach > Certainty.DEFERRED and given not in (*self._paths.named, *self._imported, "__name__")
+            ):
                 yield Barrier(where, reach, "may configure any logger")  # of a loop
         elif source and of_python and last in _CHANGES and "." in owner and owner != "sys.argv":
             yield Use(where, reach, facts.CHANGES, owner, source)
@@ -304,9 +308,9 @@ class _Scanner:
             if as_text(*action) in (None, "error"):
                 yield Barrier(where, reach, "makes errors of warnings")
         if source and not of_python:
-            if (source.top, reach) not in self._called:
-                self._called.add((source.top, reach))
-                yield Use(where, reach, facts.CALLS, source.top, source)
+            if (source.top_level_name, reach) not in self._called:
+                self._called.add((source.top_level_name, reach))
+                yield Use(where, reach, facts.CALLS, source.top_level_name, source)
             words = {getattr(each, "arg", None) or as_text(each) or "" for each in walk(node)}
             for word in sorted(filter(_VARIABLE.fullmatch, words)):
                 yield Assignment(where, reach, word, source=source)
@@ -319,14 +323,14 @@ def _is_read(word: str, form: str, given: Sequence[Any]) -> bool:
     if word == "modules" and form in ("[]", "[]=", ".get"):
         return is_own_name(*given[:1], read=form != "[]=")
     if form.startswith("."):
-        return form[1:] in _READERS
+        return form[1:] in _READ_METHODS
     passes = form.rpartition(".")[2] in _COPIES or form.startswith(("os.exec", "os.spawn", "os.posix_spawn"))
     return (
         passes or form in ("[]", "in") or (word in _MAPPINGS and form == "**") or form.startswith("env of subprocess.")
     )
 
 
-def _pairs(node: Any) -> list[tuple[str | None, str | None]]:
+def _environ_pairs(node: Any) -> list[tuple[str | None, str | None]]:
     """The variables and values in a dictionary, or a keyword."""
     if isinstance(node, ast.keyword):
         return [(node.arg, as_text(node.value))]

@@ -18,15 +18,15 @@ from ddplaunch.dataclass import dataclass, field
 if TYPE_CHECKING:
     from typing import Any
 
-FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "known.json")
-INSTALLED = frozenset({"site-packages", "dist-packages"})  # names of folders that packages are installed in
+TABLE_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "known.json")
+SITE_DIR_NAMES = frozenset({"site-packages", "dist-packages"})  # names of folders that packages are installed in
 
 _VERSION = re.compile(r"(\d+(?:\.\d+)*)(?:\.post\d+)?(?:\+[\w.]+)?")
 _DIST_INFO = re.compile(r"(.+?)-(.+)\.dist-info")
 
 
 @dataclass(frozen=True)
-class Package:
+class KnownPackage:
     """One distribution of the table, with the fields of its JSON.
 
     Attributes:
@@ -65,25 +65,25 @@ class Package:
     refused: str | None = None
 
     @property
-    def stems(self) -> set[str]:
+    def top_level_names(self) -> set[str]:
         """What its top-level modules begin with."""
         return {top.partition(".")[0] for top in self.top}
 
-    def reads(self, variable: str) -> bool:
+    def reads_variable(self, variable: str) -> bool:
         """Whether its import reads a variable; one that ends in an asterisk stands for all that begin so."""
         return any(variable == each or (each[-1] == "*" and variable.startswith(each[:-1])) for each in self.variables)
 
 
-class Table:
+class PackageTable:
     """All of it; ``packages`` by name."""
 
     def __init__(self) -> None:
-        with open(FILE, encoding="utf-8") as file:
+        with open(TABLE_FILE, encoding="utf-8") as file:
             found: dict[str, dict[str, dict[str, Any]]] = json.load(file)
-        fields = frozenset(Package.__match_args__)
+        fields = frozenset(KnownPackage.__match_args__)
         self.packages, harmless = (
             {
-                name: Package(name, **{key: each[key] for key in fields & each.keys()})
+                name: KnownPackage(name, **{key: each[key] for key in fields & each.keys()})
                 for name, each in found[kind].items()
             }
             for kind in ("packages", "harmless")
@@ -91,26 +91,26 @@ class Table:
         self._by_top = {top: each for each in self.packages.values() for top in each.top}
         self._harmless_by_top = {top: each for each in harmless.values() for top in each.top}
 
-    def owner(self, module: str) -> Package | None:
+    def find_package(self, module: str) -> KnownPackage | None:
         """The distribution that a module belongs to, if it is in the table."""
-        return _longest(module, self._by_top)
+        return _closest_parent(module, self._by_top)
 
-    def harmless(self, module: str) -> Package | None:
+    def harmless(self, module: str) -> KnownPackage | None:
         """The distribution of a module, if it was found that its import changes nothing but variables that it sets."""
-        return _longest(module, self._harmless_by_top)
+        return _closest_parent(module, self._harmless_by_top)
 
 
-class Installed:
+class InstalledPackages:
     """What is installed for this interpreter, by the names of folders alone."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[str, str]] = {}  # version and folder, by name
         self._names: dict[str, frozenset[str]] = {}
-        for folder in dict.fromkeys(filter(holds_installed, sys.path)):
-            there = entries(folder)
+        for folder in dict.fromkeys(filter(is_site_dir, sys.path)):
+            there = list_dir(folder)
             self._names[folder] = frozenset(each.partition(".")[0] for each in there)
             for found in filter(None, map(_DIST_INFO.fullmatch, there)):
-                name = normalised(found[1])
+                name = normalize_name(found[1])
                 twice = name in self._found and self._found[name][1] == folder
                 self._found[name] = ("?", folder) if twice else self._found.get(name, (found[2], folder))
 
@@ -123,12 +123,12 @@ class Installed:
         *parents, name = module.split(".")
         for folder in [each for each, names in self._names.items() if (parents or [name])[0] in names]:
             inside = os.path.join(folder, *parents)
-            files = [each for each in entries(inside) if each.startswith(f"{name}.") and each.endswith((".py", ".so"))]
+            files = [each for each in list_dir(inside) if each.startswith(f"{name}.") and each.endswith((".py", ".so"))]
             if files or os.path.isfile(os.path.join(inside, name, "__init__.py")):
                 return True
         return False
 
-    def why_not(self, package: Package) -> str | None:
+    def why_not_audited(self, package: KnownPackage) -> str | None:
         """Say why what is installed is not what was audited."""
         version = self.version(package.name)
         if version is None:
@@ -136,14 +136,14 @@ class Installed:
         if not counts(version, package.versions):
             return f"{version} has not been audited"
         folder = self._found[package.name][1]
-        for stem in package.stems:
+        for stem in package.top_level_names:
             first = next((each for each, names in self._names.items() if stem in names), None)
             if first != folder and (first is not None or stem == next(iter(package.top))):
                 return "not installed as audited"
         return None
 
 
-def entries(folder: str) -> list[str]:
+def list_dir(folder: str) -> list[str]:
     """What is in a folder, in order; nothing where it cannot be read."""
     try:
         return sorted(os.listdir(folder))
@@ -160,29 +160,31 @@ def entry_points(info: str) -> frozenset[str]:
         return frozenset()
 
 
-def holds_installed(folder: str) -> bool:
+def is_site_dir(folder: str) -> bool:
     """Whether a folder is one that packages are installed in."""
-    return os.path.basename(folder) in INSTALLED
+    return os.path.basename(folder) in SITE_DIR_NAMES
 
 
-def normalised(name: str) -> str:
+def normalize_name(name: str) -> str:
     """The name of a distribution as the table has it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def counts(version: str | None, audited: Collection[str]) -> bool:
     """Whether a version is one that was audited, or a later one of the same major version."""
-    here = _numbers(version or "")
-    return version in audited or any(here[:1] == each[:1] and here >= each for each in map(_numbers, audited) if each)
+    here = _release_numbers(version or "")
+    return version in audited or any(
+        here[:1] == each[:1] and here >= each for each in map(_release_numbers, audited) if each
+    )
 
 
-def _numbers(version: str) -> list[int]:
+def _release_numbers(version: str) -> list[int]:
     """Those of a release; none of what is before one."""
     found = _VERSION.fullmatch(version)
     return [int(part) for part in found[1].split(".")] if found else []
 
 
-def _longest(module: str, packages: Mapping[str, Package]) -> Package | None:
+def _closest_parent(module: str, packages: Mapping[str, KnownPackage]) -> KnownPackage | None:
     """What a module, or the nearest package around it, is listed under."""
     while module and module not in packages:
         module = module.rpartition(".")[0]

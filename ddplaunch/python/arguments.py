@@ -11,11 +11,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ddplaunch.errors import UsageError, shown
+from ddplaunch.errors import UsageError, sanitize_line
 from ddplaunch.target import signature
 from ddplaunch.target.arguments import injected_value
 from ddplaunch.target.signature import Parameter
-from ddplaunch.words import named
+from ddplaunch.words import join_names
 
 
 def check_call(function: object, args: tuple[object, ...]) -> None:
@@ -24,7 +24,7 @@ def check_call(function: object, args: tuple[object, ...]) -> None:
     Raises UsageError if it is not a plain callable, or takes other arguments.
     """
     if not callable(function):
-        raise UsageError(f"expected a function, not {type(function).__name__} {shown(repr(function), 60)}")
+        raise UsageError(f"expected a function, not {type(function).__name__} {sanitize_line(repr(function), 60)}")
     name = getattr(function, "__name__", type(function).__name__)
     if inspect.iscoroutinefunction(function):
         raise UsageError(f"{name} is a coroutine function", "wrap it in a function that calls asyncio.run")
@@ -37,8 +37,8 @@ def check_call(function: object, args: tuple[object, ...]) -> None:
         if _is_wrapped(function):  # the decorator may add arguments
             return
         takes = f"{name}{_signature(function)}"
-        hint = f"{takes}; ddplaunch fills in {named(list(filled))}" if filled else takes
-        raise UsageError(f"{name}(): {error}", shown(hint)) from None
+        hint = f"{takes}; ddplaunch fills in {join_names(list(filled))}" if filled else takes
+        raise UsageError(f"{name}(): {error}", sanitize_line(hint)) from None
 
 
 def bind_call(

@@ -12,20 +12,20 @@ import pytest
 
 from ddplaunch.plan.command import python_command
 
-ATTACHES = " attaches"
+ATTACH_TEXT = " attaches"
 """How the launcher's note ends that a rank has stopped, and nobody is there."""
 
 
-class LookedAt(pytest.fail.Exception, bdb.BdbQuit):  # type: ignore[misc, name-defined]
+class ExaminedInDebugger(pytest.fail.Exception, bdb.BdbQuit):  # type: ignore[misc, name-defined]
     """A failure for which pytest's own debugger is not to come: the frames are in the rank."""
 
     __module__ = "builtins"  # as that of pytest.fail, by which it is shown
 
 
-LookedAt.__name__ = LookedAt.__qualname__ = pytest.fail.Exception.__name__
+ExaminedInDebugger.__name__ = ExaminedInDebugger.__qualname__ = pytest.fail.Exception.__name__
 
 
-class Attached:
+class PytestDebugger:
     """Gives the terminal to ``ddplaunch debug`` when a rank stops, and takes it back when the test is over."""
 
     def __init__(self, config: pytest.Config) -> None:
@@ -35,7 +35,7 @@ class Attached:
         self._client: subprocess.Popen[bytes] | None = None
         self._open = False
         self.post_mortem = bool(config.getoption("usepdb", False))
-        self.possible = self.post_mortem or (not hasattr(config, "workerinput") and self._at_terminal())
+        self.is_available = self.post_mortem or (not hasattr(config, "workerinput") and self._at_terminal())
 
     def _at_terminal(self) -> bool:
         """Whether somebody can type: below pytest's capture stdin is /dev/null."""
@@ -53,14 +53,14 @@ class Attached:
         if self._capture is not None:
             self._capture.resume()
 
-    def begin(self) -> None:
+    def start_test(self) -> None:
         """A test's body starts."""
         self._open = True
 
-    def hear(self, pid: int, text: str) -> bool:
+    def on_note(self, pid: int, text: str) -> bool:
         """Take in what the launcher says, in the thread that reads it; whether a person sees it now."""
         with self._lock:
-            if not (self._open and text.endswith(ATTACHES)):
+            if not (self._open and text.endswith(ATTACH_TEXT)):
                 return False
             if self._client is None:
                 self._suspend()
@@ -71,7 +71,7 @@ class Attached:
             self._client = subprocess.Popen([*python_command(sys.executable), "debug", str(pid)])
             return True
 
-    def end(self) -> None:
+    def finish_test(self) -> None:
         """The test's body is over."""
         with self._lock:
             self._open = False

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ddplaunch import runtime
-from ddplaunch.python.plugin import InRank
+from ddplaunch.python.plugin import RankValue
 
 _tests = itertools.count(1)
 
@@ -23,13 +23,13 @@ Result = tuple[tuple[str, str] | None, list[str]]
 """The outcome ("skip" or "xfail", and why) unless the test passed, and what it left that the next test would find."""
 
 
-def run(function: Callable[..., object], given: dict[str, object]) -> Result:
+def run_body(function: Callable[..., object], given: dict[str, object]) -> Result:
     """Run the body in this rank."""
-    _separate(next(_tests))
+    _isolate_store_keys(next(_tests))
     own = {"rank": runtime.rank, "world_size": runtime.world_size, "device": runtime.device}
-    arguments = {name: own[value.name]() if isinstance(value, InRank) else value for name, value in given.items()}
-    generators, hook = _generators(), sys.excepthook
-    before, outcome = _state(), None
+    arguments = {name: own[value.name]() if isinstance(value, RankValue) else value for name, value in given.items()}
+    generators, hook = _generator_resetters(), sys.excepthook
+    before, outcome = _capture_state(), None
     try:
         function(**arguments)
     except (pytest.skip.Exception, pytest.xfail.Exception) as error:
@@ -37,11 +37,11 @@ def run(function: Callable[..., object], given: dict[str, object]) -> Result:
     for restore, state in generators:
         restore(state)
     sys.excepthook = hook  # each process group puts one of torch's before it
-    after = _state()
+    after = _capture_state()
     return outcome, [words for words in {**before, **after} if before.get(words) != after.get(words)]
 
 
-def _separate(test: int) -> None:
+def _isolate_store_keys(test: int) -> None:
     """Give each process group of this test keys of its own in the job's store, which keeps those of others."""
     import torch.distributed as dist
 
@@ -59,7 +59,7 @@ def _separate(test: int) -> None:
     handlers["env"] = separate
 
 
-def _generators() -> list[tuple[Callable[[Any], object], Any]]:
+def _generator_resetters() -> list[tuple[Callable[[Any], object], Any]]:
     """How to set the generators of random numbers back to what they are now: a test may seed them."""
     found: list[tuple[Callable[[Any], object], Any]] = [(random.setstate, random.getstate())]
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
@@ -72,7 +72,7 @@ def _generators() -> list[tuple[Callable[[Any], object], Any]]:
     return found
 
 
-def _state() -> dict[str, object]:
+def _capture_state() -> dict[str, object]:
     """What tests share in a process, by what is to be said of a change."""
     torch = sys.modules.get("torch")
     found: dict[str, object] = {f"leaves the variable {name} changed": value for name, value in os.environ.items()}

@@ -25,44 +25,44 @@ import click
 from ddplaunch.cli.option import Option
 from ddplaunch.cli.options import OPTIONS
 from ddplaunch.console.failure import render_verdict
-from ddplaunch.control.failure import Verdict, judge
+from ddplaunch.control.failure import FailureReport, find_first_cause
 from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.job import client
-from ddplaunch.job.folder import doors
-from ddplaunch.job.requests.output import FlushRanks
+from ddplaunch.job.folder import list_sockets
+from ddplaunch.job.requests.output import FlushRequest
 from ddplaunch.plan.command import python_command
 from ddplaunch.preload.program import NEEDS_DYNAMO
-from ddplaunch.preload.table import Table
+from ddplaunch.preload.table import PackageTable
 from ddplaunch.python import parcel
-from ddplaunch.python.printing import Printing
+from ddplaunch.python.printing import OutputPrinter
 from ddplaunch.python.ranks import RaisedException
 from ddplaunch.wire.typed import convert
 
-_EXPLAIN = 10.0
+_EXPLAIN_TIMEOUT_S = 10.0
 """Seconds for the ranks to say what they do."""
 
-_AGAIN = 2.0
+_SECOND_SIGNAL_DELAY_S = 2.0
 """Seconds after which a mark may be lost: where output is stuck for 10 s, the launcher drops lines."""
 
 _LAUNCHER = "from ddplaunch.python.launcher import main; main()"
 """It ends with the thread that started it, and so with this process, ``kill -9`` included."""
 
-_NOT_HERE = {
+_UNSUPPORTED_KEYWORDS = {
     **dict.fromkeys(("module", "no_python", "pass_local_rank"), "it is for a target that is typed"),
     **dict.fromkeys(("dry_run", "as_json"), "ddplaunch run --dry-run shows a plan"),
     **dict.fromkeys(("stdin", "ui"), "it needs a terminal"),
     "log_json": "output= takes what is printed",
 }
-_NODES = ("hosts", "hostfile", "nnodes", "node_rank", "cluster", "spares")
+_NODE_KEYWORDS = ("hosts", "hostfile", "nnodes", "node_rank", "cluster", "spares")
 """With one of these the job may have other machines than this one."""
 
-_OF_A_RANK = re.compile(
+_RANK_VARIABLES = re.compile(
     r"(LOCAL_|WORLD|GROUP_|ROLE_|NODE_|MASTER_|TORCHELASTIC_|PET_)|RANK$|DDPLAUNCH_(?!TOKEN$|WARM$)"
 )
 """Variables that the rank of another launcher has, and that would be taken for ours."""
 
 
-def words(keywords: Mapping[str, object]) -> list[str]:
+def keywords_to_argv(keywords: Mapping[str, object]) -> list[str]:
     """The options of ``ddplaunch run`` that these keywords are.
 
     Raises:
@@ -72,18 +72,18 @@ def words(keywords: Mapping[str, object]) -> list[str]:
     options = {each.name: each for each in OPTIONS if not each.is_argument}
     found: list[str] = []
     for name, value in keywords.items():
-        if why := _NOT_HERE.get(name):
+        if why := _UNSUPPORTED_KEYWORDS.get(name):
             raise UsageError(f"{name} does not work from Python: {why}")
         if name not in options:
             raise TypeError(f"launch() got an unexpected keyword argument {name!r}")
         if name != "env" or keywords.get("hosts") or keywords.get("hostfile"):  # else the launcher's own variables do
-            found += _typed(options[name], value)
-    if not any(keywords.get(name) for name in _NODES):
+            found += _option_to_argv(options[name], value)
+    if not any(keywords.get(name) for name in _NODE_KEYWORDS):
         found += ["--cluster", "none"]
     return found
 
 
-def _typed(option: Option, value: object) -> list[str]:
+def _option_to_argv(option: Option, value: object) -> list[str]:
     """An option as it is typed."""
     if value is None:
         return []
@@ -96,9 +96,9 @@ def _typed(option: Option, value: object) -> list[str]:
     return [f"{option.opts[-1]}={each}" for each in (value if several else [value])]  # type: ignore[attr-defined]
 
 
-def environment(more: object) -> dict[str, str]:
+def launcher_environment(more: object) -> dict[str, str]:
     """This process's variables, without those of a rank, and with ``more``, which ``env`` gives."""
-    kept = {name: value for name, value in os.environ.items() if not _OF_A_RANK.match(name)}
+    kept = {name: value for name, value in os.environ.items() if not _RANK_VARIABLES.match(name)}
     return {**kept, **({str(k): str(v) for k, v in more.items()} if isinstance(more, Mapping) else {})}
 
 
@@ -144,7 +144,7 @@ class RankTraceback(Exception):
 
 
 @dataclass(frozen=True)
-class LauncherEnd:
+class LauncherResult:
     """How a launcher ended."""
 
     code: int
@@ -158,15 +158,15 @@ class LaunchedJob:
 
     def __init__(self, function: Callable[..., object], keywords: Mapping[str, object], output: IO[str] | None) -> None:
         """Prepare it; nothing starts. Raises UsageError or TypeError for keywords that make no sense."""
-        self._words = words(keywords)
-        self._env = environment(keywords.get("env"))
+        self._words = keywords_to_argv(keywords)
+        self._env = launcher_environment(keywords.get("env"))
         shared = keywords.get("hosts") or keywords.get("hostfile")  # then the current folder must be
         place, before = (os.getcwd(), ".") if shared else (None, "")
-        program = _program(function)
+        program = _program_source(function)
         self.folder = tempfile.mkdtemp(prefix=f"{before}ddplaunch-", dir=place)
         self._process: subprocess.Popen[bytes] | None = None
         self._mark = f"{os.path.basename(self.folder)}."
-        self._printing, self._flushes = Printing(output, self._mark), 0
+        self._printing, self._flushes = OutputPrinter(output, self._mark), 0
         self._door: str | None = None
         # Whether all ranks leave what they return in our folder.
         alone = {"node_rank": (None,), "nnodes": (None, 1, "1"), "cluster": (None, "none")}
@@ -176,9 +176,9 @@ class LaunchedJob:
         self._over = threading.Event()
         self.bell, self._ring = socket.socketpair()
         self._failed: BaseException | None = None
-        self._end: LauncherEnd | None = None
+        self._end: LauncherResult | None = None
         parcel.dump([each or os.getcwd() for each in sys.path], self.path("path"))
-        self._target = f"{self.path('launch.py')}:{_name(function)}"
+        self._target = f"{self.path('launch.py')}:{_program_name(function)}"
         with open(self.path("launch.py"), "w", encoding="utf-8") as file:
             file.write(program)
 
@@ -213,21 +213,23 @@ class LaunchedJob:
         self._started.set()
         assert self._process.stdout
         assert self._process.stderr
-        printing = threading.Thread(target=self._printing.read, args=(self._process.stdout, "stdout"), daemon=True)
+        printing = threading.Thread(
+            target=self._printing.print_stream, args=(self._process.stdout, "stdout"), daemon=True
+        )
         printing.start()
-        self._printing.read(self._process.stderr, "stderr")
+        self._printing.print_stream(self._process.stderr, "stderr")
         printing.join()
         code = self._process.wait()
-        self._end = _end(code, self._printing.said)
+        self._end = _parse_result(code, self._printing.messages)
         self._over.set()
         self._ring.close()
 
     @property
-    def started(self) -> bool:
+    def has_started(self) -> bool:
         return self._process is not None
 
     @property
-    def over(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the launcher has ended; ``bell`` can be read from then on."""
         return self._over.is_set()
 
@@ -251,15 +253,15 @@ class LaunchedJob:
             except KeyboardInterrupt:
                 number = signal.SIGINT
 
-    def listen(self, heard: Callable[[int, str], bool]) -> None:
+    def set_note_handler(self, heard: Callable[[int, str], bool]) -> None:
         """Tell of each note of the launcher, with its pid; it is not printed where that returns True."""
-        self._printing.heard = lambda text: heard(self._process.pid if self._process else 0, text)
+        self._printing.on_note = lambda text: heard(self._process.pid if self._process else 0, text)
 
     def print(self, text: str) -> None:
         """Print a text of ddplaunch's own where the ranks' standard error goes."""
         self._printing.print(text, "stderr")
 
-    def heed(self) -> None:
+    def capture_context(self) -> None:
         """What ranks print from now on is for the caller of this: the cell of a notebook."""
         self._printing.context = contextvars.copy_context()
 
@@ -267,13 +269,13 @@ class LaunchedJob:
         """Return when all that ranks have printed by now has been passed on; raise what the stream ``output`` does."""
         self._flushes += 1
         if self._door is None and self._process is not None:
-            self._door = next((path for path in doors() if path.endswith(f".{self._process.pid}")), None)
+            self._door = next((path for path in list_sockets() if path.endswith(f".{self._process.pid}")), None)
         try:
-            while self._door and not self.over:
-                client.ask(self._door, FlushRanks(f"{self._mark}{self._flushes}"))
-                if self._printing.wait(self._flushes, _AGAIN):
+            while self._door and not self.has_ended:
+                client.send_request(self._door, FlushRequest(f"{self._mark}{self._flushes}"))
+                if self._printing.wait_for_mark(self._flushes, _SECOND_SIGNAL_DELAY_S):
                     break
-        except client.NoAnswer:  # it is ending
+        except client.JobNotResponding:  # it is ending
             pass
         self._raise_output()
 
@@ -281,18 +283,20 @@ class LaunchedJob:
         if self._printing.error is not None:
             raise self._printing.error
 
-    def explain(self) -> str:
+    def describe_waits(self) -> str:
         """Say who waits for whom, as ``ddplaunch stacks`` does; "" where that cannot be told."""
         if self._process is None:
             return ""
         asked = [*python_command(sys.executable), "stacks", str(self._process.pid), "--json"]
         try:
-            told = subprocess.run(asked, env=self._env, capture_output=True, timeout=_EXPLAIN, check=True).stdout
+            told = subprocess.run(
+                asked, env=self._env, capture_output=True, timeout=_EXPLAIN_TIMEOUT_S, check=True
+            ).stdout
             return "; ".join(json.loads(told)["sentences"])
         except (OSError, subprocess.SubprocessError, ValueError, KeyError):
             return ""
 
-    def clean(self) -> None:
+    def remove_dir(self) -> None:
         """Remove the folder; what is mapped stays as long as it is used."""
         self.bell.close()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -320,11 +324,13 @@ class LaunchedJob:
 
     def raised(self, call: int, raised: Collection[int], stopped: int) -> RankFailed:
         """The failure of a call in which these ranks raised, and are still there; ``stopped`` are not."""
-        found = {rank: each for rank in raised if (each := self._raised(call, rank))}
+        found = {rank: each for rank in raised if (each := self._rank_exception(call, rank))}
         if not found:
             raise LaunchError(f"rank {min(raised)} raised, and its exception could not be read")
         failures = [each.to_failure(rank) for rank, each in found.items()]
-        verdict = judge(failures, stopped, 2)  # of one rank the report would leave out what it has printed itself
+        verdict = find_first_cause(
+            failures, stopped, 2
+        )  # of one rank the report would leave out what it has printed itself
         return _failed_rank(verdict, found[verdict.first.rank], alive=True)
 
     def raise_end(self, call: int) -> None:
@@ -341,14 +347,14 @@ class LaunchedJob:
         end = self._end
         assert end is not None
         if end.failure is not None:
-            verdict: Verdict = convert(end.failure, Verdict)
-            raise _failed_rank(verdict, self._raised(call, verdict.first.rank), alive=False)
+            verdict: FailureReport = convert(end.failure, FailureReport)
+            raise _failed_rank(verdict, self._rank_exception(call, verdict.first.rank), alive=False)
         if end.complaint is not None:
             raise end.complaint
         if end.code:
             raise LaunchError(f"the job ended with exit code {end.code}" + (f": {end.remark}" if end.remark else ""))
 
-    def _raised(self, call: int, rank: int) -> RaisedException | None:
+    def _rank_exception(self, call: int, rank: int) -> RaisedException | None:
         """The exception that a rank raised; None where it left none."""
         try:
             raised = parcel.load(self.path(f"{call}.{rank}.raised"))
@@ -357,14 +363,14 @@ class LaunchedJob:
         return raised if isinstance(raised, RaisedException) else None
 
 
-def _failed_rank(verdict: Verdict, raised: RaisedException | None, *, alive: bool) -> RankFailed:
+def _failed_rank(verdict: FailureReport, raised: RaisedException | None, *, alive: bool) -> RankFailed:
     """The error for a verdict; its cause is what the rank raised, which has the rank's traceback as its cause."""
     first = verdict.first
     message, report = verdict.blame or first.headline, click.unstyle(render_verdict(verdict, 1))
     if alive:  # no process has ended
         report = report.replace(message, message := message.removesuffix(f" (exit code {first.exit_code})"), 1)
     error = RankFailed(
-        message, rank=first.rank, host=first.host, exit_code=first.code, signal=first.signal, report=report
+        message, rank=first.rank, host=first.host, exit_code=first.shell_exit_code, signal=first.signal, report=report
     )
     text = RankTraceback(first.rank, first.traceback) if first.traceback else None
     error.__cause__ = raised.error if raised is not None and raised.error is not None else text
@@ -373,20 +379,20 @@ def _failed_rank(verdict: Verdict, raised: RaisedException | None, *, alive: boo
     return error
 
 
-def _program(function: Callable[..., object]) -> str:
+def _program_source(function: Callable[..., object]) -> str:
     """The program that ranks run.
 
     It names, where nothing calls it, what this process has imported and is known, so that the zygote may import that
     once for all ranks (docs/performance.md).
     """
-    table = Table()
-    owners = {name: table.owner(name) for name in sys.modules if "." not in name}
+    table = PackageTable()
+    owners = {name: table.find_package(name) for name in sys.modules if "." not in name}
     known = [name for name, owner in owners.items() if owner and not owner.refused]
     named = [f"import {name}" for name in sorted({*known, "torch"})]
     if _needs_dynamo(function):
         named.append("from torch.nn.parallel import DistributedDataParallel")
     below = "\n    "
-    return f"""from ddplaunch.python.ranks import serve as {_name(function)}
+    return f"""from ddplaunch.python.ranks import run_calls as {_program_name(function)}
 
 
 def imported():
@@ -394,7 +400,7 @@ def imported():
 """
 
 
-def _name(function: Callable[..., object]) -> str:
+def _program_name(function: Callable[..., object]) -> str:
     """What to call the job's program, which ``ddplaunch ps`` shows."""
     name = getattr(function, "__name__", "")
     return name if name.isidentifier() and not keyword.iskeyword(name) and name != "imported" else "function"
@@ -409,15 +415,17 @@ def _needs_dynamo(function: Callable[..., object]) -> bool:
         return False
 
 
-_ASIDE = ("stopping ", "looking at ", "kept in ")
+_IGNORED_NOTE_STARTS = ("stopping ", "looking at ", "kept in ")
 """How notes begin that do not say how it ended."""
 
 
-def _end(code: int, said: list[dict[str, Any]]) -> LauncherEnd:
+def _parse_result(code: int, said: list[dict[str, Any]]) -> LauncherResult:
     failure = next((each["verdict"] for each in said if each["kind"] == "failure"), None)
     kind = UsageError if code == UsageError.exit_code else LaunchError
     complaint = next((kind(each["text"], each.get("hint")) for each in said if each["kind"] == "error"), None)
     notes = [
-        each["text"] for each in said if each["kind"] in ("note", "stacks") and not each["text"].startswith(_ASIDE)
+        each["text"]
+        for each in said
+        if each["kind"] in ("note", "stacks") and not each["text"].startswith(_IGNORED_NOTE_STARTS)
     ]
-    return LauncherEnd(code, failure, complaint, notes[-1] if notes else None)
+    return LauncherResult(code, failure, complaint, notes[-1] if notes else None)

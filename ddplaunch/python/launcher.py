@@ -16,7 +16,7 @@ def main() -> None:
     caller, folder = int(sys.argv[1]), sys.argv[2]
     del sys.argv[1:3]
     die_with_parent(signal.SIGTERM)  # of the thread that started us
-    code = cli.command() if os.getppid() == caller else 0
+    code = cli.run_command_line() if os.getppid() == caller else 0
     if os.getppid() != caller:  # killed: nobody else removes it
         shutil.rmtree(folder, ignore_errors=True)
-    cli.leave(code)
+    cli.exit_fast(code)

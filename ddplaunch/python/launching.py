@@ -49,7 +49,7 @@ def launch(
         job.stop()
         raise
     finally:
-        job.clean()
+        job.remove_dir()
 
 
 async def launch_async(
@@ -77,7 +77,7 @@ async def launch_async(
             raise
         return _results(job)
     finally:
-        job.clean()
+        job.remove_dir()
 
 
 def _prepare(function: Callable[..., Any], args: tuple[Any, ...], output: IO[str] | None, keywords: Any) -> LaunchedJob:
@@ -87,7 +87,7 @@ def _prepare(function: Callable[..., Any], args: tuple[Any, ...], output: IO[str
     try:
         parcel.dump_call(function, args, job.path("call.0"))
     except BaseException:
-        job.clean()
+        job.remove_dir()
         raise
     return job
 

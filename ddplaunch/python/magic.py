@@ -13,7 +13,7 @@ from ddplaunch.plan.layout import parse_nproc
 from ddplaunch.python.session import Session
 
 
-class Cells:
+class CellRanks:
     """The ranks of a notebook's cells."""
 
     def __init__(self) -> None:
@@ -39,10 +39,10 @@ class Cells:
             if self._session is not None:
                 self._session.close()
             self._session, self._nproc = Session(nproc=nproc, merge=True, restart=True), nproc
-        self._session.run(execute, cell, str(path))
+        self._session.run(run_cell, cell, str(path))
 
 
-def execute(source: str, name: str) -> None:
+def run_cell(source: str, name: str) -> None:
     """Run a cell in this rank, whose ``__main__`` keeps its names; print what its last line is, as a notebook does."""
     tree = ast.parse(source, name)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
@@ -56,4 +56,4 @@ def execute(source: str, name: str) -> None:
 
 def load_ipython_extension(shell: Any) -> None:
     """Register the magic, for ``%load_ext ddplaunch``."""
-    shell.register_magic_function(Cells().run, "cell", "ddplaunch")
+    shell.register_magic_function(CellRanks().run, "cell", "ddplaunch")

@@ -20,9 +20,9 @@ from typing import Any
 
 import cloudpickle
 
-from ddplaunch.errors import LaunchError, shown
+from ddplaunch.errors import LaunchError, sanitize_line
 
-_BIG = 1 << 20  # bytes of a tensor's or an array's memory, from which on a file of its own pays
+_MIN_MAPPED_BYTES = 1 << 20  # bytes of a tensor's or an array's memory, from which on a file of its own pays
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -36,13 +36,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _write_beside(self, memory: Any) -> str:
         self.files.append(f"{self._path}-{len(self.files) + 1}")
-        _write(self.files[-1], memory)
+        _write_atomic(self.files[-1], memory)
         return self.files[-1]
 
     def _keep_in_band(self, buffer: pickle.PickleBuffer) -> bool:
         """Write a large buffer to a file of its own; a small one stays in the pickle."""
         memory = buffer.raw()
-        if memory.nbytes < _BIG:
+        if memory.nbytes < _MIN_MAPPED_BYTES:
             return True
         self.buffers.append(self._write_beside(memory))
         return False
@@ -53,9 +53,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         torch = sys.modules.get("torch")
         if torch is not None and type(value) is torch.storage.TypedStorage:
             untyped = value._untyped_storage.cpu()  # the caller need not have the rank's GPU
-            if untyped.nbytes() >= _BIG:
+            if untyped.nbytes() >= _MIN_MAPPED_BYTES:
                 path = self._write_beside((ctypes.c_char * untyped.nbytes()).from_address(untyped.data_ptr()))
-                return _mapped, (path, untyped.nbytes(), value.dtype)
+                return _map_storage, (path, untyped.nbytes(), value.dtype)
             if value._untyped_storage.device.type != "cpu":
                 return _on_cpu, (bytes(untyped), value.dtype)
         return super().reducer_override(value)
@@ -66,7 +66,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return None
         path = os.path.join(os.path.dirname(self._path), os.path.basename(name))
         if not os.path.exists(path):
-            _write(path, "".join(lines).encode(errors="backslashreplace"))
+            _write_atomic(path, "".join(lines).encode(errors="backslashreplace"))
         return path
 
 
@@ -74,12 +74,12 @@ def _same(code: CodeType) -> CodeType:
     return code
 
 
-def _write(path: str, data: Any) -> None:
+def _write_atomic(path: str, data: Any) -> None:
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
         file.write(data)
 
 
-def _mapped(path: str, size: int, dtype: Any) -> Any:
+def _map_storage(path: str, size: int, dtype: Any) -> Any:
     """The memory of a tensor, mapped: what is written to it stays in this process."""
     import torch
 
@@ -111,7 +111,7 @@ def dump(value: object, path: str) -> None:
             os.unlink(each)
         raise
     part = f"{path}.part"
-    _write(part, pickle.dumps(pickler.buffers) + pickled.getbuffer())
+    _write_atomic(part, pickle.dumps(pickler.buffers) + pickled.getbuffer())
     os.rename(part, path)
 
 
@@ -137,8 +137,8 @@ def unpicklable(values: dict[str, object], error: Exception) -> UnpicklableError
         try:
             cloudpickle.dumps(value)
         except Exception as own:
-            return UnpicklableError(f"{name} cannot be sent to the ranks: {shown(str(own))}")
-    return UnpicklableError(f"the call cannot be sent to the ranks: {shown(str(error))}")
+            return UnpicklableError(f"{name} cannot be sent to the ranks: {sanitize_line(str(own))}")
+    return UnpicklableError(f"the call cannot be sent to the ranks: {sanitize_line(str(error))}")
 
 
 def load(path: str) -> Any:

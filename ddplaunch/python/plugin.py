@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from ddplaunch.python.testing import Ranks
+    from ddplaunch.python.testing import PytestRanks
 
-_RANKS: pytest.StashKey[Ranks] = pytest.StashKey()
+_RANKS: pytest.StashKey[PytestRanks] = pytest.StashKey()
 
 _NOT_IN_RANKS = frozenset(
     {"monkeypatch", "capsys", "capfd", "capsysbinary", "capfdbinary", "capteesys", "caplog", "recwarn", "request"}
@@ -22,35 +22,35 @@ _NOT_IN_RANKS = frozenset(
 """Fixtures that change or watch the process of pytest, which no rank is."""
 
 
-class InRank:
+class RankValue:
     """Stands for a value that each rank has of its own."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
-def _in_rank(request: pytest.FixtureRequest, name: str) -> InRank:
+def _rank_value(request: pytest.FixtureRequest, name: str) -> RankValue:
     if request.node.get_closest_marker("ranks") is None:
         pytest.fail(f"the fixture {name} is for tests with @pytest.mark.ranks(N)", pytrace=False)
-    return InRank(name)
+    return RankValue(name)
 
 
 @pytest.fixture
 def rank(request: pytest.FixtureRequest) -> object:
     """The rank that runs this, from 0."""
-    return _in_rank(request, "rank")
+    return _rank_value(request, "rank")
 
 
 @pytest.fixture
 def world_size(request: pytest.FixtureRequest) -> object:
     """How many ranks run this."""
-    return _in_rank(request, "world_size")
+    return _rank_value(request, "world_size")
 
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> object:
     """The ``torch.device`` of the rank that runs this."""
-    return _in_rank(request, "device")
+    return _rank_value(request, "device")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -63,11 +63,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Refuse a marked test whose body would not run in ranks."""
     marker = item.get_closest_marker("ranks")
-    if marker is not None and (why := _unfit(item, marker)):
+    if marker is not None and (why := _why_unsupported(item, marker)):
         pytest.fail(why, pytrace=False)
 
 
-def _unfit(item: pytest.Item, marker: pytest.Mark) -> str | None:
+def _why_unsupported(item: pytest.Item, marker: pytest.Mark) -> str | None:
     if not isinstance(item, pytest.Function) or (item.cls and issubclass(item.cls, unittest.TestCase)):
         return "@pytest.mark.ranks does not work with unittest's classes: write a class of pytest's, or a function"
     if len(marker.args) != 1 or "nproc" in marker.kwargs:
@@ -90,11 +90,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     from ddplaunch.python import testing
 
     if _RANKS not in pyfuncitem.config.stash:
-        pyfuncitem.config.stash[_RANKS] = testing.Ranks(pyfuncitem.config)
+        pyfuncitem.config.stash[_RANKS] = testing.PytestRanks(pyfuncitem.config)
     ranks = pyfuncitem.config.stash[_RANKS]
     fails = pyfuncitem.get_closest_marker("xfail") is not None
     given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    ranks.test(pyfuncitem.obj, given, *marker.args, fails=fails, **marker.kwargs)
+    ranks.run_test(pyfuncitem.obj, given, *marker.args, fails=fails, **marker.kwargs)
     return True
 
 

@@ -16,9 +16,9 @@ from ddplaunch.python import parcel
 from ddplaunch.python.arguments import bind_call
 
 if TYPE_CHECKING:
-    from ddplaunch.control.failure import Failure
+    from ddplaunch.control.failure import RankFailure
 
-CALLS = "calls"
+CALL_SOCKET = "calls"
 """The socket in a session's folder at which its ranks wait; without it there is one call."""
 
 RETURNED, RAISED = b"d", b"e"
@@ -43,11 +43,11 @@ class RaisedException:
     traceback: str  # as Python prints it, the caller's frames only
     error: BaseException | None  # None where it cannot be pickled
 
-    def to_failure(self, rank: int) -> Failure:
+    def to_failure(self, rank: int) -> RankFailure:
         """The same as the failure of a rank on this machine, with exit code 1."""
-        from ddplaunch.control.failure import Failure  # only the caller needs it
+        from ddplaunch.control.failure import RankFailure  # only the caller needs it
 
-        return Failure(
+        return RankFailure(
             rank=rank,
             local_rank=rank,
             host=socket.gethostname(),
@@ -62,7 +62,7 @@ class RaisedException:
         )
 
 
-def serve(
+def run_calls(
     folder: str,
     rank: int,
     local_rank: int,
@@ -83,7 +83,7 @@ def serve(
         "device": device,
     }
     sys.path[:] = parcel.load(os.path.join(folder, "path"))
-    path = os.path.join(folder, CALLS)
+    path = os.path.join(folder, CALL_SOCKET)
     if not os.path.exists(path):
         return _call(folder, 0, facts)
     with socket.socket(socket.AF_UNIX) as connection:

@@ -17,8 +17,8 @@ from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.python import parcel
 from ddplaunch.python.arguments import check_call
 from ddplaunch.python.job import LaunchedJob
-from ddplaunch.python.ranks import CALL, CALL_OR_END, CALL_QUIETLY, CALLS, RAISED
-from ddplaunch.words import ranks
+from ddplaunch.python.ranks import CALL, CALL_OR_END, CALL_QUIETLY, CALL_SOCKET, RAISED
+from ddplaunch.words import format_ranks
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -60,8 +60,8 @@ class Session:
         self._lock = threading.Lock()
         self.request = CALL_OR_END if keywords.get("post_mortem") else CALL
         """What ranks do with a function that raises; the debugger waits in a rank that fails."""
-        self.heard: Callable[[int, str], bool] | None = None  # see LaunchedJob.listen
-        self._ranks: _Ranks | None = None
+        self.on_note: Callable[[int, str], bool] | None = None  # see LaunchedJob.listen
+        self._ranks: _SessionRanks | None = None
         self._ended = False
 
     def __enter__(self) -> Self:
@@ -93,12 +93,12 @@ class Session:
                     "the session has ended: make a new one", "Session(restart=True) starts new ranks after a failure"
                 )
             if self._ranks is None:
-                self._ranks = _Ranks(function, self._keywords, self._output, self.heard)
+                self._ranks = _SessionRanks(function, self._keywords, self._output, self.on_note)
                 weakref.finalize(self, self._ranks.close)  # at the end of the interpreter, at the latest
             current = self._ranks
             current.prepare(function, args)
             try:
-                return current.call(timeout, self.request)
+                return current.run_call(timeout, self.request)
             except BaseException:
                 if not current.ready:
                     current.stop()
@@ -117,7 +117,7 @@ class Session:
             ranks.close()
 
 
-class _Ranks:
+class _SessionRanks:
     """The ranks of a session, from one start to one end."""
 
     def __init__(
@@ -130,14 +130,14 @@ class _Ranks:
         self._pid = os.getpid()
         self._job = LaunchedJob(function, keywords, output)
         if heard is not None:
-            self._job.listen(heard)
+            self._job.set_note_handler(heard)
         self._listening = socket.socket(socket.AF_UNIX)
-        self._lines: dict[int, socket.socket] = {}
+        self._connections: dict[int, socket.socket] = {}
         self._calls = 0
         self.ready = False
         """Whether all ranks wait for the next call."""
         try:
-            self._listening.bind(self._job.path(CALLS))
+            self._listening.bind(self._job.path(CALL_SOCKET))
             self._listening.listen(4096)
         except BaseException:
             self.close()
@@ -146,34 +146,34 @@ class _Ranks:
     @property
     def started(self) -> bool:
         """Whether all ranks have connected."""
-        return bool(self._lines)
+        return bool(self._connections)
 
     def prepare(self, function: Callable[..., object], args: tuple[object, ...]) -> None:
         """Write the next call to a file. LaunchError names what cannot be pickled; no rank knows of the call then."""
         __tracebackhide__ = True
         parcel.dump_call(function, args, self._job.path(f"call.{self._calls}"))
 
-    def call(self, timeout_s: float | None, request: bytes) -> list[Any]:
-        """Do the call that has been prepared; ``request`` is one of ``ranks.CALL`` and the like."""
+    def run_call(self, timeout_s: float | None, request: bytes) -> list[Any]:
+        """Do the call that has been prepared; ``request`` is one of ``format_ranks.CALL`` and the like."""
         __tracebackhide__ = True
         number = self._calls
-        self._job.heed()
-        if not self._lines:
+        self._job.capture_context()
+        if not self._connections:
             self._job.start()
-            self._meet()
+            self._accept_ranks()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._calls += 1
         self.ready = False
-        for line in self._lines.values():
+        for line in self._connections.values():
             try:
                 line.sendall(request)
             except OSError:  # its end is noticed below
                 pass
         raised_timeout_s = _QUIET_TIMEOUT_S if request == CALL_QUIETLY else RAISED_TIMEOUT_S
-        raised, waiting = self._await(deadline, raised_timeout_s)
+        raised, waiting = self._wait_for_done(deadline, raised_timeout_s)
         if waiting and request != CALL_QUIETLY:
-            why = self._job.explain()
-            late = f"{ranks(waiting)} did not return within {raised_timeout_s:g} s after rank {raised[0]} had raised"
+            why = self._job.describe_waits()
+            late = f"{format_ranks(waiting)} did not return within {raised_timeout_s:g} s after rank {raised[0]} had raised"
             self.print(f"{late}: {why}" if why else late)
         if waiting:
             raise self._job.raised(number, raised, len(waiting))
@@ -191,15 +191,15 @@ class _Ranks:
         """Print a line of ddplaunch's own where the ranks' output goes."""
         self._job.print(f"ddplaunch: {text}\n")
 
-    def _meet(self) -> None:
+    def _accept_ranks(self) -> None:
         """Wait until all ranks have connected; the first one's message has the world size."""
         __tracebackhide__ = True
         size = 1
-        while len(self._lines) < size:
+        while len(self._connections) < size:
             self._wait([self._listening], None)
             line, _ = self._listening.accept()
             rank, size = (int.from_bytes(line.recv(4, socket.MSG_WAITALL), "big") for _ in range(2))
-            self._lines[rank] = line
+            self._connections[rank] = line
 
     def _wait(self, lines: Collection[socket.socket], deadline: float | None) -> list[socket.socket]:
         """Wait until one of these can be read: none where the time is over. Raises where the job has ended."""
@@ -213,13 +213,13 @@ class _Ranks:
             self._raise_end()
         return [each for each in lines if each in ready]
 
-    def _await(self, deadline: float | None, raised_timeout_s: float) -> tuple[list[int], list[int]]:
+    def _wait_for_done(self, deadline: float | None, raised_timeout_s: float) -> tuple[list[int], list[int]]:
         """Wait until all ranks have done their call; return those that raised, and those that still run after that.
 
         Raises LaunchError at the deadline.
         """
         __tracebackhide__ = True
-        waiting = {line: rank for rank, line in self._lines.items()}
+        waiting = {line: rank for rank, line in self._connections.items()}
         raised: list[int] = []
         until = deadline
         while waiting:
@@ -227,7 +227,7 @@ class _Ranks:
             if not ready and raised:
                 return raised, sorted(waiting.values())
             if not ready:
-                why = self._job.explain()
+                why = self._job.describe_waits()
                 raise LaunchError("the call took too long" + (f": {why}" if why else ""))
             for line in ready:
                 reply = _receive(line)
@@ -253,11 +253,11 @@ class _Ranks:
     def close(self) -> None:
         if os.getpid() != self._pid:  # a fork of the caller ends; the ranks are not its own
             return
-        for line in (*self._lines.values(), self._listening):
+        for line in (*self._connections.values(), self._listening):
             line.close()
-        if self._job.started and not self._job.wait(5.0):
+        if self._job.has_started and not self._job.wait(5.0):
             self._job.stop()
-        self._job.clean()
+        self._job.remove_dir()
 
 
 def _receive(line: socket.socket) -> bytes:

@@ -12,21 +12,21 @@ import pytest
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.python import body, parcel
-from ddplaunch.python.attached import Attached, LookedAt
+from ddplaunch.python.attached import ExaminedInDebugger, PytestDebugger
 from ddplaunch.python.job import RankFailed
 from ddplaunch.python.ranks import CALL_OR_END, CALL_QUIETLY
 from ddplaunch.python.session import Session
 
 
-class Ranks:
+class PytestRanks:
     """The ranks of a test session: those of one kind stay until a test of another kind comes, or one fails."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._attached = Attached(config)
+        self._attached = PytestDebugger(config)
         self._kind: object = None
         self._session: Session | None = None
 
-    def test(
+    def run_test(
         self,
         function: Callable[..., object],
         given: dict[str, object],
@@ -43,7 +43,7 @@ class Ranks:
 
         Raises what pytest reports as failed or skipped, with the traceback of the rank that failed first.
         """
-        if self._attached.possible:
+        if self._attached.is_available:
             keywords = {"debug": True, "post_mortem": self._attached.post_mortem and not fails, **keywords}
         if self._attached.post_mortem:
             timeout = None  # a person takes the time
@@ -51,13 +51,13 @@ class Ranks:
         if fresh or kind != self._kind or self._session is None:
             self.close()
             self._kind, self._session = kind, Session(nproc=n, **keywords)
-            self._session.heard = self._attached.hear
+            self._session.on_note = self._attached.on_note
             self._session.request = CALL_OR_END if self._attached.post_mortem else CALL_QUIETLY
         try:
             found = self._run(function, given, timeout)
         except RankFailed as error:
             self.close()
-            failure: Any = LookedAt if self._attached.post_mortem else pytest.fail.Exception
+            failure: Any = ExaminedInDebugger if self._attached.post_mortem else pytest.fail.Exception
             raise failure(_text(error), pytrace=False) from None
         except (LaunchError, TypeError) as error:  # TypeError: a keyword of the marker is no option
             self.close()
@@ -85,12 +85,12 @@ class Ranks:
         if module is not None:
             cloudpickle.register_pickle_by_value(module)  # with its assertions as pytest has rewritten them
         try:
-            self._attached.begin()
-            return self._session.run(body.run, function, given, timeout=timeout)
+            self._attached.start_test()
+            return self._session.run(body.run_body, function, given, timeout=timeout)
         except parcel.UnpicklableError as error:
             raise parcel.unpicklable({**given, function.__name__: function}, error) from None
         finally:
-            self._attached.end()
+            self._attached.finish_test()
             if module is not None:
                 cloudpickle.unregister_pickle_by_value(module)
 

@@ -15,19 +15,19 @@ from typing import BinaryIO
 import click
 
 from ddplaunch.errors import EXIT_SIGNAL
-from ddplaunch.queue.meant import keep_end
-from ddplaunch.queue.scheduler import JobId, JobState, Scheduler
-from ddplaunch.queue.submitted import Submitted
-from ddplaunch.words import size
+from ddplaunch.queue.meant import store_end
+from ddplaunch.queue.scheduler import BatchJobState, JobId, Scheduler
+from ddplaunch.queue.submitted import SubmittedJob
+from ddplaunch.words import format_size
 
-LOG_EVERY = 0.5
-ASK_EVERY = 1.0
-ASK_AT_LEAST_EVERY = 5.0
-REMIND_EVERY = 60.0
+LOG_POLL_INTERVAL_S = 0.5
+MIN_QUERY_INTERVAL_S = 1.0
+MAX_QUERY_INTERVAL_S = 5.0
+REMINDER_INTERVAL_S = 60.0
 """Seconds between looks at the log, questions to the scheduler (least and most), and reminders of a wait."""
 
 
-class _Log:
+class _FollowedFile:
     """A file that grows on another machine, and where what is new in it goes."""
 
     def __init__(self, out: BinaryIO, path: str | None = None, last: int | None = None) -> None:
@@ -36,12 +36,12 @@ class _Log:
         self.read = 0  # bytes
         self._out, self._last = out, last
 
-    def learn(self, path: str | None) -> None:
+    def set_path(self, path: str | None) -> None:
         """Take its path from the scheduler, if nothing was read yet; Slurm names a wrong one where ours has a %."""
         if path and not self.read and "%" not in (self.path or ""):
             self.path = path
 
-    def copy(self) -> None:
+    def copy_new(self) -> None:
         """Write what is new in it."""
         if self.path is None:
             return
@@ -50,7 +50,7 @@ class _Log:
         except FileNotFoundError:  # the job has not begun
             return
         except OSError as error:
-            say(f"cannot read {self.path}: {error.strerror}")
+            print_line(f"cannot read {self.path}: {error.strerror}")
             self.path = None
             return
         with file:
@@ -70,7 +70,7 @@ class _Log:
         file.seek(before)
         file.readline()
         self.read = file.tell()
-        say(f"the first {size(self.read)} of {self.path} are left out")
+        print_line(f"the first {format_size(self.read)} of {self.path} are left out")
 
 
 class LogFollower:
@@ -88,8 +88,11 @@ class LogFollower:
     ) -> None:
         """``files``: log and stderr, where they are known; ``last``: begin with as many bytes from their ends."""
         self.job, self.scheduler = job, scheduler
-        self.last_seen: JobState | None = None
-        self._log, self._errors = _Log(sys.stdout.buffer, files[0], last), _Log(sys.stderr.buffer, files[1], last)
+        self.last_seen: BatchJobState | None = None
+        self._log, self._errors = (
+            _FollowedFile(sys.stdout.buffer, files[0], last),
+            _FollowedFile(sys.stderr.buffer, files[1], last),
+        )
         self._said: str | None = None
         self._said_at = 0.0
         self._answered_at = time.monotonic()
@@ -99,59 +102,59 @@ class LogFollower:
 
         It may be left by KeyboardInterrupt and called again.
         """
-        pause, ask_at = ASK_EVERY, 0.0
+        pause, ask_at = MIN_QUERY_INTERVAL_S, 0.0
         while True:
             now = time.monotonic()
             if now >= ask_at:
                 before = self._said
-                seen = self.scheduler.look(self.job)
+                seen = self.scheduler.query_one(self.job)
                 if seen is not None:
                     self.last_seen = seen
-                    if not seen.waits:  # before, that of an array's index is not known
-                        self._learn(seen)
+                    if not seen.is_pending:  # before, that of an array's index is not known
+                        self._set_paths(seen)
                     if seen.code is not None:
-                        self.show()  # all of it, before we say how it ended
-                self._tell(seen)
+                        self.copy_logs()  # all of it, before we say how it ended
+                self._report_state(seen)
                 if seen is not None and seen.code is not None:
                     return seen.code
-                pause = ASK_EVERY if self._said != before else min(pause * 1.25, ASK_AT_LEAST_EVERY)
+                pause = MIN_QUERY_INTERVAL_S if self._said != before else min(pause * 1.25, MAX_QUERY_INTERVAL_S)
                 ask_at = time.monotonic() + pause
-            self.show()
-            time.sleep(LOG_EVERY)
+            self.copy_logs()
+            time.sleep(LOG_POLL_INTERVAL_S)
 
-    def over(self, seen: JobState) -> int:
+    def finish(self, seen: BatchJobState) -> int:
         """Show the log of a job that has ended, and how; return its exit code."""
-        self._learn(seen)
-        self.show()
-        self._tell(seen)
+        self._set_paths(seen)
+        self.copy_logs()
+        self._report_state(seen)
         return seen.code or 0
 
-    def _learn(self, seen: JobState) -> None:
-        self._log.learn(seen.log)
-        self._errors.learn(seen.errors)
+    def _set_paths(self, seen: BatchJobState) -> None:
+        self._log.set_path(seen.log_path)
+        self._errors.set_path(seen.stderr_path)
 
-    def show(self) -> None:
+    def copy_logs(self) -> None:
         """Show what is in the log."""
-        self._log.copy()
-        self._errors.copy()
+        self._log.copy_new()
+        self._errors.copy_new()
 
-    def _tell(self, seen: JobState | None) -> None:
+    def _report_state(self, seen: BatchJobState | None) -> None:
         now = time.monotonic()
-        number = self.job.typed
+        number = self.job.text
         if seen is None:
-            if now - self._answered_at >= REMIND_EVERY:
-                waited = f"{self.scheduler.asks} has not answered for {now - self._answered_at:.0f} s"
-                say(f"{waited}; job {number} is not affected")
+            if now - self._answered_at >= REMINDER_INTERVAL_S:
+                waited = f"{self.scheduler.query_program} has not answered for {now - self._answered_at:.0f} s"
+                print_line(f"{waited}; job {number} is not affected")
                 self._answered_at = now
             return
         self._answered_at = now
-        if seen.words == self._said and (not seen.waits or now - self._said_at < REMIND_EVERY):
+        if seen.description == self._said and (not seen.is_pending or now - self._said_at < REMINDER_INTERVAL_S):
             return
-        self._said, self._said_at = seen.words, now
-        say(f"job {number} {seen.words}")
+        self._said, self._said_at = seen.description, now
+        print_line(f"job {number} {seen.description}")
 
 
-def follow(follower: LogFollower, log: str, kept: Submitted | None = None) -> int:
+def follow_job(follower: LogFollower, log: str, kept: SubmittedJob | None = None) -> int:
     """Follow a job to its end and return its exit code; 130 where Ctrl-C leaves it running.
 
     Its end goes into the record that is ``kept`` of it.
@@ -161,10 +164,10 @@ def follow(follower: LogFollower, log: str, kept: Submitted | None = None) -> in
         try:
             code = follower.run()
             if kept:
-                keep_end(kept, job, follower.last_seen)
+                store_end(kept, job, follower.last_seen)
             return code
         except KeyboardInterrupt:
-            answer = _ask(job)
+            answer = _ask_user(job)
             code = EXIT_SIGNAL + 2
         except BrokenPipeError:  # `| head` has read enough
             answer = "d"
@@ -172,20 +175,20 @@ def follow(follower: LogFollower, log: str, kept: Submitted | None = None) -> in
         if answer == "c":
             follower.scheduler.cancel(job)
         elif answer == "d":
-            say(f"job {job.typed} keeps running; its log: {log}")
+            print_line(f"job {job.text} keeps running; its log: {log}")
             return code
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line of ours on stderr."""
     click.echo(f"ddplaunch: {line}", err=True)
 
 
-def _ask(job: JobId) -> str:
+def _ask_user(job: JobId) -> str:
     """Ask what to do with the job: "c" is to cancel it, "d" to detach, anything else to follow on."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return "d"
-    question = f"\nddplaunch: job {job.typed}: [c]ancel it, [d]etach and let it run, or [f]ollow on? "
+    question = f"\nddplaunch: job {job.text}: [c]ancel it, [d]etach and let it run, or [f]ollow on? "
     click.echo(question, err=True, nl=False)
     try:
         answer = sys.stdin.readline()

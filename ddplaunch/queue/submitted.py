@@ -15,10 +15,10 @@ from contextlib import suppress
 import msgspec
 
 from ddplaunch.dataclass import dataclass, field, replace
-from ddplaunch.errors import shown
-from ddplaunch.files import read_owned
-from ddplaunch.job.history import MAX_TARGET, enter, json_files, place
-from ddplaunch.queue.table import SCHEDULERS
+from ddplaunch.errors import sanitize_line
+from ddplaunch.files import read_file_and_owner
+from ddplaunch.job.history import MAX_TARGET_CHARS, history_dir, json_files, open_history_dir
+from ddplaunch.queue.table import SCHEDULER_TITLES
 from ddplaunch.wire.typed import parse
 
 MAX_JOBS = 100  # that are kept
@@ -34,7 +34,7 @@ class JobEnd:
 
 
 @dataclass(frozen=True)
-class Submitted:
+class SubmittedJob:
     """A job as it was submitted."""
 
     number: str  # the scheduler's, like 4711, or 4711.pbs01
@@ -57,7 +57,7 @@ class Submitted:
     errors: str | None = None  # the file of its stderr, where that is another
 
     @property
-    def run(self) -> str:
+    def run_prefix(self) -> str:
         """How the names of its runs begin, up to a dot; in an array of Slurm each has a number of its own."""
         array = self.array and self.scheduler != "slurm"
         return self.run_id or (f"{self.number.partition('.')[0]}_" if array else f"{self.number}.")
@@ -68,7 +68,7 @@ class Submitted:
             return self.ends.get(index)
         return None if self.code is None else JobEnd(self.ended or "", self.code)
 
-    def files(self, index: str | None) -> tuple[str | None, str | None]:
+    def log_paths(self, index: str | None) -> tuple[str | None, str | None]:
         """Those of its output and stderr; None where only its scheduler knows them, or there is none."""
         return self._file(self.log, index), self._file(self.errors, index)
 
@@ -78,45 +78,47 @@ class Submitted:
         return None if path is None or re.search("%[a-zA-Z]", os.path.basename(path)) else path
 
 
-def keep(job: Submitted) -> None:
+def save_job(job: SubmittedJob) -> None:
     """Keep the job, in place of what was kept of it, and remove the oldest where there are too many."""
     with suppress(OSError):
-        folder = enter(_place(), make=True)
+        folder = open_history_dir(_jobs_dir(), create=True)
         try:
-            data = json.dumps({**vars(job), "target": shown(job.target, MAX_TARGET)}, default=vars).encode()
+            data = json.dumps(
+                {**vars(job), "target": sanitize_line(job.target, MAX_TARGET_CHARS)}, default=vars
+            ).encode()
             name, new = _name(job), f".{_name(job)}.{os.getpid()}"
             with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=folder), "wb") as file:
                 file.write(data)
             os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
-            for old in every()[MAX_JOBS:]:
+            for old in list_jobs()[MAX_JOBS:]:
                 os.unlink(_name(old), dir_fd=folder)
         finally:
             os.close(folder)
 
 
-def over(job: Submitted, index: str | None, words: str, code: int) -> None:
+def save_end(job: SubmittedJob, index: str | None, words: str, code: int) -> None:
     """Keep how it ended, or that of an array."""
-    job = _read(os.path.join(_place(), _name(job))) or job  # others of the array may have ended since
+    job = _read_job(os.path.join(_jobs_dir(), _name(job))) or job  # others of the array may have ended since
     if job.end_of(index) == (end := JobEnd(words, code)):
         return
-    keep(replace(job, ends={**job.ends, index: end}) if index else replace(job, ended=words, code=code))
+    save_job(replace(job, ends={**job.ends, index: end}) if index else replace(job, ended=words, code=code))
 
 
-def every() -> list[Submitted]:
+def list_jobs() -> list[SubmittedJob]:
     """All that are kept, the latest first."""
-    return sorted(filter(None, map(_read, json_files(_place()))), key=lambda job: job.moment, reverse=True)
+    return sorted(filter(None, map(_read_job, json_files(_jobs_dir()))), key=lambda job: job.moment, reverse=True)
 
 
-def find(word: str) -> Submitted | None:
+def find_job(word: str) -> SubmittedJob | None:
     """The job with this number, or with this array's number before an underscore, else the latest of this name.
 
     The server's name behind a number of PBS may be left out.
     """
-    jobs = every()
+    jobs = list_jobs()
     number, _, index = word.partition("_")
     array = number if index.partition(".")[0].isdecimal() else None
 
-    def is_meant(job: Submitted) -> bool:
+    def is_meant(job: SubmittedJob) -> bool:
         short = job.number.partition(".")[0]
         return word in (job.number, short) or (job.array is not None and short == array)
 
@@ -124,19 +126,19 @@ def find(word: str) -> Submitted | None:
     return next(numbered, None) or next((job for job in jobs if job.name == word), None)
 
 
-def _place() -> str:
-    return os.path.join(os.path.dirname(place() or "/nowhere/runs"), "submitted")
+def _jobs_dir() -> str:
+    return os.path.join(os.path.dirname(history_dir() or "/nowhere/runs"), "submitted")
 
 
-def _name(job: Submitted) -> str:
+def _name(job: SubmittedJob) -> str:
     where = job.cluster or job.scheduler
     return f"{job.number}.json" if where == "slurm" else f"{where}.{job.number}.json"
 
 
-def _read(path: str) -> Submitted | None:
+def _read_job(path: str) -> SubmittedJob | None:
     try:
-        data, owner = read_owned(path, MAX_BYTES, links=False)
-        job = parse(data, Submitted)
-        return job if owner == os.geteuid() and job.scheduler in SCHEDULERS else None
+        data, owner = read_file_and_owner(path, MAX_BYTES, follow_symlinks=False)
+        job = parse(data, SubmittedJob)
+        return job if owner == os.geteuid() and job.scheduler in SCHEDULER_TITLES else None
     except (OSError, msgspec.MsgspecError, ValueError):
         return None

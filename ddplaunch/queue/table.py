@@ -8,9 +8,9 @@ from ddplaunch import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ddplaunch.queue.scheduler import Scheduler
-    from ddplaunch.queue.submitted import Submitted
+    from ddplaunch.queue.submitted import SubmittedJob
 
-_TABLE = {
+_REGISTRY = {
     "slurm": ("Slurm", "commands.submit.slurm", "Slurm"),
     "sge": ("Grid Engine", "commands.submit.gridengine", "GridEngine"),
     "pbs": ("PBS", "commands.submit.pbs", "Pbs"),
@@ -18,16 +18,16 @@ _TABLE = {
 }
 """What people call each, its module and its class, which is found by name: no room below knows a command."""
 
-SCHEDULERS = {name: system for name, (system, _, _) in _TABLE.items()}
+SCHEDULER_TITLES = {name: system for name, (system, _, _) in _REGISTRY.items()}
 
 
-def scheduler(name: str) -> Scheduler:
+def make_scheduler(name: str) -> Scheduler:
     """The one of that name."""
-    _, module, kind = _TABLE[name]
+    _, module, kind = _REGISTRY[name]
     found: Scheduler = getattr(import_module(f"ddplaunch.{module}"), kind)()
     return found
 
 
-def scheduler_of(job: Submitted) -> Scheduler:
+def scheduler_of(job: SubmittedJob) -> Scheduler:
     """The scheduler that answers for a job, and cancels it."""
-    return scheduler(job.scheduler)
+    return make_scheduler(job.scheduler)

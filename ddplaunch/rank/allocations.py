@@ -15,46 +15,48 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-MOST_EVENTS = 100_000  # of the history that is kept for the snapshot: a few hundred bytes each
-MOST_SNAPSHOTS = 10  # of programs that go on with smaller batches
-_NAMED = 3  # lines of the program
+MAX_HISTORY_EVENTS = 100_000  # of the history that is kept for the snapshot: a few hundred bytes each
+MAX_SNAPSHOTS = 10  # of programs that go on with smaller batches
+_MAX_LINES = 3  # lines of the program
 
 
-class Allocations:
+class OomReporter:
     """One a process, from ``Life.begin`` on."""
 
-    def __init__(self, rank: int, snapshot: str, summary: str, is_users: Callable[[str], bool]) -> None:
-        """``snapshot`` and ``summary`` are the files to write; ``is_users`` tells a file of the program's own."""
-        self._rank, self._snapshot, self._summary, self._is_users = rank, snapshot, summary, is_users
+    def __init__(self, rank: int, snapshot: str, summary: str, is_user_file: Callable[[str], bool]) -> None:
+        """``snapshot`` and ``summary`` are the files to write; ``is_user_file`` tells a file of the program's own."""
+        self._rank, self._snapshot, self._summary, self._is_users = rank, snapshot, summary, is_user_file
         self._pid, self._count = os.getpid(), 0
 
-    def hook(self, cuda: ModuleType) -> None:
+    def install(self, cuda: ModuleType) -> None:
         """Begin when the program starts CUDA, as torch.cuda has been imported."""
-        cuda._lazy_call(self._begin)
+        cuda._lazy_call(self._start)
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         try:
             torch = sys.modules["torch"]
             attach = torch._C._cuda_attach_out_of_memory_observer
-            torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=MOST_EVENTS)
-            attach(self._ran_out)
+            torch.cuda.memory._record_memory_history(
+                "all", context="alloc", stacks="python", max_entries=MAX_HISTORY_EVENTS
+            )
+            attach(self._on_oom)
         except Exception as error:
             text = f"{type(error).__name__}: {error}".splitlines()[0]
             os.write(2, f"ddplaunch: --oom-report cannot work on rank {self._rank}: {text}\n".encode())
 
-    def _ran_out(self, device: int, wanted: int, total: int, free: int) -> None:
+    def _on_oom(self, device: int, wanted: int, total: int, free: int) -> None:
         """In the allocator, before the exception: an error of ours would take its place."""
         try:
             if os.getpid() != self._pid:
                 return
             snapshot = sys.modules["torch"].cuda.memory._snapshot()
-            blocks = list(_live(snapshot, device))
+            blocks = list(_active_blocks(snapshot, device))
             held = sum(size for size, _ in blocks)
             lines = [
-                f"rank {self._rank} asked for {_size(wanted)} on cuda:{device}, where {_size(free)} of {_size(total)} "
-                f"was free; its tensors have {_size(held)}{self._at()}",
-                f"largest by line: {self._largest(blocks)}" if blocks else "",
-                self._keep(snapshot),
+                f"rank {self._rank} asked for {_format_size(wanted)} on cuda:{device}, where {_format_size(free)} of {_format_size(total)} "
+                f"was free; its tensors have {_format_size(held)}{self._current_line()}",
+                f"largest by line: {self._largest_blocks(blocks)}" if blocks else "",
+                self._save_snapshot(snapshot),
             ]
             fd = os.open(self._summary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with os.fdopen(fd, "wb") as file:
@@ -62,36 +64,38 @@ class Allocations:
         except Exception:
             pass
 
-    def _at(self) -> str:
+    def _current_line(self) -> str:
         """The line of the program that asked."""
         main = sys._current_frames().get(sys.modules["threading"].main_thread().ident)
         for frame in (sys._getframe(), main):  # in backward another thread asks, and that one waits for it
             while frame is not None:
                 if self._is_users(frame.f_code.co_filename):
-                    return f"; at {_place(frame.f_code.co_filename, frame.f_lineno)}"
+                    return f"; at {_format_line(frame.f_code.co_filename, frame.f_lineno)}"
                 frame = frame.f_back
         return ""
 
-    def _largest(self, blocks: list[tuple[int, Any]]) -> str:
+    def _largest_blocks(self, blocks: list[tuple[int, Any]]) -> str:
         """The lines of the program whose blocks together are the largest, with their size and number."""
         found: dict[str, tuple[int, int]] = {}
         for size, frames in blocks:
             place = "backward or library code"  # autograd's own threads have no line of the program's
             for frame in frames:  # the innermost comes first
                 if self._is_users(frame["filename"]):
-                    place = f"{_place(frame['filename'], frame['line'])} ({frame['name']})"
+                    place = f"{_format_line(frame['filename'], frame['line'])} ({frame['name']})"
                     break
             so_far, count = found.get(place, (0, 0))
             found[place] = so_far + size, count + 1
         most = sorted(found.items(), key=lambda item: -item[1][0])
-        words = [f"{_size(size)} in {count} by {place}" for place, (size, count) in most[:_NAMED]]
-        if len(most) > _NAMED:
-            words.append(f"{_size(sum(size for _, (size, _) in most[_NAMED:]))} by {len(most) - _NAMED} other lines")
+        words = [f"{_format_size(size)} in {count} by {place}" for place, (size, count) in most[:_MAX_LINES]]
+        if len(most) > _MAX_LINES:
+            words.append(
+                f"{_format_size(sum(size for _, (size, _) in most[_MAX_LINES:]))} by {len(most) - _MAX_LINES} other lines"
+            )
         return ", ".join(words)
 
-    def _keep(self, snapshot: object) -> str:
+    def _save_snapshot(self, snapshot: object) -> str:
         self._count += 1
-        if self._count > MOST_SNAPSHOTS:
+        if self._count > MAX_SNAPSHOTS:
             return f"snapshot of an earlier time: {self._snapshot}"
         draft = f"{self._snapshot}.{self._pid}"
         try:
@@ -108,7 +112,7 @@ class Allocations:
         return f"snapshot, for https://pytorch.org/memory_viz: {self._snapshot}"
 
 
-def _live(snapshot: Any, device: int) -> Any:
+def _active_blocks(snapshot: Any, device: int) -> Any:
     """The size and the frames of each block of a device that is in use."""
     for segment in snapshot["segments"]:
         if segment.get("device", device) == device:
@@ -117,9 +121,9 @@ def _live(snapshot: Any, device: int) -> Any:
                     yield block["size"], block.get("frames") or ()
 
 
-def _place(file: str, line: int) -> str:
+def _format_line(file: str, line: int) -> str:
     return f"{file.removeprefix(os.getcwd() + os.sep)}:{line}"
 
 
-def _size(count: int) -> str:
+def _format_size(count: int) -> str:
     return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"

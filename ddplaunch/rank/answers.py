@@ -32,44 +32,44 @@ if TYPE_CHECKING:
     from types import CellType, FrameType, ModuleType
     from typing import Any
 
-_HIGHEST = 1024  # descriptors: a table of more would cost memory, and select(2) takes no more
-_LEAVE_PATIENCE = 0.1  # seconds that the thread has to be gone
+_MAX_FD = 1024  # descriptors: a table of more would cost memory, and select(2) takes no more
+_THREAD_EXIT_TIMEOUT_S = 0.1  # seconds that the thread has to be gone
 _MAX_TASKS, _MAX_CALLS = 32, 100
 _FAULTHANDLER_FRAMES = 100  # MAX_FRAME_DEPTH in Python/traceback.c: what it writes of a stack, the innermost
 _MAX_OUTER_FRAMES = 500
 _C10D = "torch.distributed.distributed_c10d"
 
 
-class Answers:
+class InspectionEndpoint:
     """The end of the rank; one a process, from ``Life.begin`` on."""
 
-    def __init__(self, fd: int, sibling: Callable[[str], Any], *, patient: bool = False) -> None:
-        """``fd`` is our end of the socket, which becomes ours; ``sibling`` loads a file that stands beside this one;
-        ``patient``: process groups get a day by default.
+    def __init__(self, fd: int, load_module: Callable[[str], Any], *, long_group_timeout: bool = False) -> None:
+        """``fd`` is our end of the socket, which becomes ours; ``load_module`` loads a file that stands beside this one;
+        ``long_group_timeout``: process groups get a day by default.
         """
-        global _answers
-        _answers = self
+        global _endpoint
+        _endpoint = self
         self._pid, self._main = os.getpid(), _thread.get_ident()
-        self._fd = _moved_up(fd)
+        self._fd = _move_fd_high(fd)
         self._inode = os.fstat(self._fd).st_ino
         self._thread = 0  # the kernel's id of it
         self._stacks: tuple[int, int, int, int] | None = None  # two signals, a descriptor, the third signal
-        self._patient, self._sibling = patient, sibling
+        self._patient, self._sibling = long_group_timeout, load_module
         self.on_question: Callable[[], object] = lambda: None  # called in the thread
         self._sampler: Any = None  # of the profile that is being taken
         self._state: Any = None  # the module that reads torch's state, once there is a process group
         self._since = 0.0  # when there was a process group first, on the monotonic clock
         try:
             self._stacks = _register_stacks()
-            self._say(b"h %d %d %d %d" % (self._stacks or (0, 0, 0, 0)))
-            self._await_torch()
+            self._write_line(b"h %d %d %d %d" % (self._stacks or (0, 0, 0, 0)))
+            self._hook_torch()
         except Exception:
             pass  # whoever asks is told that there is no answer
 
-    def stops_on(self, number: int) -> None:
+    def set_debug_signal(self, number: int) -> None:
         """Say on which signal the rank stops for a debugger."""
         try:
-            self._say(b"b %d" % number)
+            self._write_line(b"b %d" % number)
         except OSError:
             pass
 
@@ -77,11 +77,11 @@ class Answers:
         """Report the exception, or exit code, with which the program has failed: its process may stay for long."""
         try:
             if os.getpid() == self._pid and os.fstat(self._fd).st_ino == self._inode:
-                self._say(b"f " + what.replace("\n", " ").encode("ascii", "backslashreplace"))
+                self._write_line(b"f " + what.replace("\n", " ").encode("ascii", "backslashreplace"))
         except OSError:
             pass  # the program has closed it
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         """Answer no more: have the thread end, and wait until the kernel no longer counts it."""
         if self._stacks and _signal.getsignal(self._stacks[0]) is _write_stacks:
             _signal.signal(self._stacks[0], _signal.SIG_IGN)  # the interpreter's end would let it kill
@@ -96,14 +96,14 @@ class Answers:
             end = socket(fileno=os.dup(self._fd))
             end.shutdown(SHUT_RD)
             end.close()
-            self._say(b"l")
+            self._write_line(b"l")
         except OSError:
             return  # the program has closed it
-        deadline = time.monotonic() + _LEAVE_PATIENCE
+        deadline = time.monotonic() + _THREAD_EXIT_TIMEOUT_S
         while os.path.exists(f"/proc/self/task/{tid}") and time.monotonic() < deadline:
             time.sleep(0.0005)
 
-    def keep_trace(self, path: str, after: float) -> None:
+    def write_trace(self, path: str, after: float) -> None:
         """Write what torch has kept of the last collectives, where the first group is ``after`` seconds old or more.
 
         That takes up to 0.4 s, which only a long run may cost; a disk that is full costs the trace.
@@ -116,22 +116,22 @@ class Answers:
         except Exception:
             pass
 
-    def _say(self, line: bytes) -> None:
+    def _write_line(self, line: bytes) -> None:
         data = memoryview(line + b"\n")
         while data:
             data = data[os.write(self._fd, data) :]
 
     # ------------------------------------------------------------------------------------------- the one-shot hook
 
-    def _await_torch(self) -> None:
+    def _hook_torch(self) -> None:
         """Hook into torch.distributed now or, where the program is still to import it, right after that."""
         module = sys.modules.get(_C10D)
         if module is None:
-            sys.meta_path.insert(0, AfterImport(_C10D, "init_process_group", self._hook))
+            sys.meta_path.insert(0, PostImportHook(_C10D, "init_process_group", self._wrap_init_process_group))
         else:
-            self._hook(module)
+            self._wrap_init_process_group(module)
 
-    def _hook(self, module: ModuleType) -> None:
+    def _wrap_init_process_group(self, module: ModuleType) -> None:
         """Wait in the cell of the decorator around ``init_process_group``: no attribute is another one then."""
         for name in ("default_pg_timeout", "default_pg_nccl_timeout") if self._patient else ():
             if getattr(module, name, None) is not None:
@@ -139,9 +139,9 @@ class Answers:
         for cell in getattr(module.init_process_group, "__closure__", None) or ():
             found = cell.cell_contents
             if getattr(found, "__name__", "") == "init_process_group":
-                cell.cell_contents = _Once(cell, found, lambda: self._start(module))
+                cell.cell_contents = _CallOnce(cell, found, lambda: self._start_thread(module))
 
-    def _start(self, module: ModuleType) -> None:
+    def _start_thread(self, module: ModuleType) -> None:
         if os.getpid() != self._pid:
             return
         self._since = time.monotonic()
@@ -150,37 +150,37 @@ class Answers:
         # No signal is for this thread: one that it took would not interrupt what the program waits in.
         before = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
         try:
-            _thread.start_new_thread(self._serve, (module,))
+            _thread.start_new_thread(self._run_thread, (module,))
         finally:
             _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
-        os.register_at_fork(before=lambda: self._make_way(module))
+        os.register_at_fork(before=lambda: self._stop_thread_before_fork(module))
 
-    def _make_way(self, module: ModuleType) -> None:
+    def _stop_thread_before_fork(self, module: ModuleType) -> None:
         """Leave before a fork that no thread of torch's would be warned of: we alone would be (Python 3.12)."""
         try:
             if os.getpid() == self._pid and not module.is_initialized():
-                self.leave()
+                self.stop()
         except Exception:
             pass
 
     # ------------------------------------------------------------------------------------------------- the thread
 
-    def _serve(self, module: ModuleType) -> None:
+    def _run_thread(self, module: ModuleType) -> None:
         self._thread, asked = _thread.get_native_id(), b""
         try:
-            self._say(b"t")
+            self._write_line(b"t")
             while os.fstat(self._fd).st_ino == self._inode and (data := os.read(self._fd, 4096)):
                 *lines, asked = (asked + data).split(b"\n")
                 for line in lines:
-                    if self._stacks and (left := _left(*self._stacks[:2])) < 2:
-                        self._say(b"x %d" % left)
+                    if self._stacks and (left := _signals_left(*self._stacks[:2])) < 2:
+                        self._write_line(b"x %d" % left)
                     if line[:1] in (b"p", b"q"):
-                        self._profile(line)
+                        self._handle_profile(line)
                         continue
                     self.on_question()
                     if line == b"n":
                         continue
-                    self._say(line + b" " + self._answer(module, details=line.startswith(b"e")))
+                    self._write_line(line + b" " + self._answer(module, details=line.startswith(b"e")))
         except BaseException:
             pass  # the program has closed the socket, or torch is another one
 
@@ -193,7 +193,7 @@ class Answers:
 
     # --------------------------------------------------------------------------------------------------- a profile
 
-    def attend(self, frame: FrameType | None) -> None:
+    def on_signal(self, frame: FrameType | None) -> None:
         """In the main thread, which the first signal has interrupted at this frame: do what is asked of it."""
         if os.getpid() != self._pid:
             return  # a child of the program's
@@ -203,7 +203,7 @@ class Answers:
             end = socket(fileno=os.dup(self._fd))
             try:
                 for line in end.recv(4096, MSG_DONTWAIT).splitlines():
-                    self.on_question() if line == b"n" else self._profile(line, frame)
+                    self.on_question() if line == b"n" else self._handle_profile(line, frame)
             except OSError:
                 pass  # nothing was asked but stacks
             finally:
@@ -211,10 +211,10 @@ class Answers:
         if self._sampler:
             self._sampler.begin(frame)
 
-    def _profile(self, line: bytes, frame: FrameType | None = None) -> None:
+    def _handle_profile(self, line: bytes, frame: FrameType | None = None) -> None:
         """Begin or end a profile; without a frame in the thread, and the main one has to register its signal."""
         try:
-            if not (self._stacks and _left(*self._stacks[:2])):
+            if not (self._stacks and _signals_left(*self._stacks[:2])):
                 return
             if line[:1] == b"p":
                 self._sampler = self._sampler or self._sibling("sampler").Sampler()
@@ -228,14 +228,14 @@ class Answers:
             pass  # the disk is full
 
 
-class _Once:
+class _CallOnce:
     """Stands for ``init_process_group`` until it is called first, without a frame of its own on that call's stack.
 
     Whoever calls it looks ``__call__`` up first, which is where we act (slot_tp_call in Objects/typeobject.c).
     """
 
-    def __init__(self, cell: CellType, found: Callable[..., Any], then: Callable[[], None]) -> None:
-        self._cell, self._found, self._then = cell, found, then
+    def __init__(self, cell: CellType, found: Callable[..., Any], callback: Callable[[], None]) -> None:
+        self._cell, self._found, self._then = cell, found, callback
         self.__name__ = found.__name__
 
     @property
@@ -248,11 +248,11 @@ class _Once:
         return self._found
 
 
-class AfterImport:
+class PostImportHook:
     """Sees the first import after that of a module, once that has this attribute, and goes."""
 
-    def __init__(self, module: str, attribute: str, then: Callable[[ModuleType], None]) -> None:
-        self._module, self._attribute, self._then = module, attribute, then
+    def __init__(self, module: str, attribute: str, callback: Callable[[ModuleType], None]) -> None:
+        self._module, self._attribute, self._then = module, attribute, callback
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         module = sys.modules.get(self._module)
@@ -267,7 +267,7 @@ class AfterImport:
 
 
 _stacks_fd = -1
-_answers: Answers | None = None
+_endpoint: InspectionEndpoint | None = None
 
 
 def _register_stacks() -> tuple[int, int, int, int] | None:
@@ -287,7 +287,7 @@ def _register_stacks() -> tuple[int, int, int, int] | None:
     third = free[-1] if len(free) > 2 else 0  # the last: the debugger takes the next
     made = os.memfd_create("ddplaunch-stacks")
     try:
-        _stacks_fd = fd = _moved_up(os.open(f"/proc/self/fd/{made}", os.O_WRONLY | os.O_APPEND))
+        _stacks_fd = fd = _move_fd_high(os.open(f"/proc/self/fd/{made}", os.O_WRONLY | os.O_APPEND))
     finally:
         os.close(made)
     _signal.signal(first, _write_stacks)
@@ -298,7 +298,7 @@ def _register_stacks() -> tuple[int, int, int, int] | None:
     return first, second, fd, third
 
 
-def _left(first: int, second: int) -> int:
+def _signals_left(first: int, second: int) -> int:
     """How many of the signals the program has left us; the kernel does not tell whose handler it is that catches them.
 
     The second alone is none, as it is safe only where Python did not come to the first.
@@ -310,12 +310,12 @@ def _left(first: int, second: int) -> int:
 
 def _write_stacks(number: int, frame: FrameType | None) -> None:
     try:
-        if _answers:
-            _answers.attend(frame)
+        if _endpoint:
+            _endpoint.on_signal(frame)
         os.write(_stacks_fd, b"\0")  # as faulthandler writes none: whatever functions, files and threads are called
         faulthandler.dump_traceback(_stacks_fd, all_threads=True)
         outer = _outer_frames(frame, _FAULTHANDLER_FRAMES - 1)  # it has this function, too
-        os.write(_stacks_fd, outer + _tasks(frame) + b"\0")
+        os.write(_stacks_fd, outer + _format_waiting_tasks(frame) + b"\0")
     except Exception:
         pass  # the program has closed it
 
@@ -334,7 +334,7 @@ def _outer_frames(frame: FrameType | None, skipped: int) -> bytes:
     return _dump_section("Outer frames", lines) if lines else b""
 
 
-def _tasks(frame: FrameType | None) -> bytes:
+def _format_waiting_tasks(frame: FrameType | None) -> bytes:
     """Where the tasks of asyncio wait, as faulthandler has it of threads: on the thread's stack is the loop alone.
 
     The first is that which the loop runs for, with what it awaits in turn. Nothing where a task is at work: it is on
@@ -347,10 +347,10 @@ def _tasks(frame: FrameType | None) -> bytes:
             return b""
         pending = sorted(asyncio.all_tasks(loop), key=lambda task: (len(task.get_name()), task.get_name()))
         main = _awaited_task(asyncio, frame) or (pending[0] if len(pending) == 1 else None)
-        chain = _chain(main)
+        chain = _await_chain(main)
         others = [task for task in pending if task not in chain][:_MAX_TASKS]
         told = [("Main task", chain)] * bool(chain) + [("Task", [task]) for task in others]
-        return b"".join(_task(f"{head} [{tasks[-1].get_name()}]", tasks) for head, tasks in told)
+        return b"".join(_format_task(f"{head} [{tasks[-1].get_name()}]", tasks) for head, tasks in told)
     except Exception:
         return b""  # a loop of another make
 
@@ -368,7 +368,7 @@ def _awaited_task(asyncio: ModuleType, frame: FrameType | None) -> Any:
     return None
 
 
-def _chain(task: Any) -> list[Any]:
+def _await_chain(task: Any) -> list[Any]:
     """A task, before it the one that it awaits, and so on; of several that it has gathered the only one left."""
     chain: list[Any] = []
     while hasattr(task, "get_coro") and task not in chain:
@@ -379,7 +379,7 @@ def _chain(task: Any) -> list[Any]:
     return chain
 
 
-def _task(head: str, tasks: list[Any]) -> bytes:
+def _format_task(head: str, tasks: list[Any]) -> bytes:
     lines = []
     for task in tasks:
         calls: list[str] = []
@@ -399,9 +399,9 @@ def _dump_section(head: str, lines: list[str]) -> bytes:
     return "\n".join([*text, ""]).encode("ascii", "backslashreplace")
 
 
-def _moved_up(fd: int) -> int:
+def _move_fd_high(fd: int) -> int:
     """Move a descriptor to a high number, out of the way of programs that close or count their descriptors."""
-    for number in range(min(os.sysconf("SC_OPEN_MAX"), _HIGHEST) - 1, fd, -1):
+    for number in range(min(os.sysconf("SC_OPEN_MAX"), _MAX_FD) - 1, fd, -1):
         try:
             os.fstat(number)
         except OSError:

@@ -19,20 +19,20 @@ HEADER = struct.Struct("!I")
 MAX_DESCRIPTORS = 16
 
 
-def pack(message: ToZygote | FromZygote | ToWarm | FromWarm) -> bytes:
+def encode_message(message: ToZygote | FromZygote | ToWarm | FromWarm) -> bytes:
     body = json.dumps(message).encode()
     return HEADER.pack(len(body)) + body
 
 
-def send(sock: socket.socket, message: FromZygote | ToWarm | FromWarm, fds: Sequence[int] = ()) -> None:
+def send_message(sock: socket.socket, message: FromZygote | ToWarm | FromWarm, fds: Sequence[int] = ()) -> None:
     """Send one message; the receiver gets duplicates of ``fds``, in order."""
-    data = pack(message)
+    data = encode_message(message)
     sent = socket.send_fds(sock, [data], list(fds)) if fds else 0
     if sent < len(data):  # to send nothing fails, too, where the other end has read all and closed
         sock.sendall(data[sent:])
 
 
-def receive(sock: socket.socket) -> tuple[ToZygote, list[int]]:
+def receive_message(sock: socket.socket) -> tuple[ToZygote, list[int]]:
     """Wait for one whole message and its descriptors, fewer than were sent where our limit of open files cut in.
 
     Raises:
@@ -41,12 +41,12 @@ def receive(sock: socket.socket) -> tuple[ToZygote, list[int]]:
     header, fds, _, _ = socket.recv_fds(sock, HEADER.size, MAX_DESCRIPTORS)
     if not header:
         raise EOFError
-    header += _exactly(sock, HEADER.size - len(header))
-    request: ToZygote = json.loads(_exactly(sock, HEADER.unpack(header)[0]))
+    header += _receive_exactly(sock, HEADER.size - len(header))
+    request: ToZygote = json.loads(_receive_exactly(sock, HEADER.unpack(header)[0]))
     return request, fds
 
 
-def _exactly(sock: socket.socket, size: int) -> bytes:
+def _receive_exactly(sock: socket.socket, size: int) -> bytes:
     data = bytearray()
     while len(data) < size:
         chunk = sock.recv(size - len(data))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
     from typing import Any
 
-    from ddplaunch.rank.terminal import Terminal
+    from ddplaunch.rank.terminal import DebuggerTerminal
 
 _LENGTH = struct.Struct("!I")
 _DELIMITERS = " \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?"  # between the words that are completed, as pdb has them
@@ -28,20 +28,20 @@ _MAX_WORDS = 200
 _MAX_PROMPT = 200  # characters; what is longer was printed by the program
 _MAX_PATH = 107  # bytes of a socket's path (unix(7))
 _CHUNK = 1 << 18  # characters of one message
-_ROOM = os.path.dirname(__file__) + os.sep
-_OURS = (_ROOM, os.path.join(os.path.dirname(os.path.dirname(__file__)), "python") + os.sep)
+_OWN_DIR = os.path.dirname(__file__) + os.sep
+_INTERNAL_DIRS = (_OWN_DIR, os.path.join(os.path.dirname(os.path.dirname(__file__)), "python") + os.sep)
 
 
 class Debugger:
     """All that is debugged in this process, one thread at a time."""
 
     def __init__(self, path: str, rank: int) -> None:
-        self.talk = Talk(path, rank)
+        self.connection = DebugConnection(path, rank)
         self.rank, self.pid = rank, os.getpid()
         self.lock = _thread.allocate_lock()
         self.holder = 0  # the thread whose debugger has the lock
         self._sessions: dict[int, RankPdb] = {}  # by thread
-        self.terminal: Terminal | None = None  # of debuggers that need one
+        self.terminal: DebuggerTerminal | None = None  # of debuggers that need one
         self.is_ours = _is_ours
 
     def stop(self, frame: FrameType, *args: Any, header: str | None = None, **named: Any) -> None:
@@ -51,38 +51,38 @@ class Debugger:
             reached = _is_traced()
         else:
             with self.lock:
-                reached = self.talk.reach()
+                reached = self.connection.connect()
         if reached:
-            session = RankPdb(self) if nested else self._session()
+            session = RankPdb(self) if nested else self._get_session()
             if nested:
                 session.prompt = f"({session.prompt.strip()}) "
             if header is not None:
-                self.talk.write(f"{header}\n")
+                self.connection.write(f"{header}\n")
             session.set_trace(frame, *args, **named)
 
     def interrupt(self, frame: FrameType) -> None:
         """Somebody asks the main thread to stop; where a thread has stopped already, that is enough."""
         if self.terminal is not None:
-            self.terminal.let_go()
+            self.terminal.interrupt_if_detached()
         if not self.lock.locked():
-            self.talk.deaf = False
+            self.connection.is_detached = False
             self.stop(frame)
 
     def post_mortem(self, error: BaseException, trace: TracebackType) -> None:
-        if self.talk.reach(error):
+        if self.connection.connect(error):
             session = RankPdb(self)
             session.failed = error
             session.reset()
             session.interaction(None, trace)
 
-    def place(
+    def stop_location(
         self, frame: FrameType | None, trace: TracebackType | None = None, failed: BaseException | None = None
     ) -> dict[str, object]:
         """The innermost frame, or of an exception the last of the user's own."""
         line = frame.f_lineno if frame is not None else 0
         while trace is not None:
             inside = trace.tb_frame.f_code.co_filename
-            if frame is None or ("-packages" + os.sep not in inside and not inside.startswith(_LIBRARY)):
+            if frame is None or ("-packages" + os.sep not in inside and not inside.startswith(_LIBRARY_PREFIXES)):
                 frame, line = trace.tb_frame, trace.tb_lineno
             trace = trace.tb_next
         code = frame.f_code  # type: ignore[union-attr]
@@ -94,14 +94,14 @@ class Debugger:
             error = type(failed).__name__
         return {"file": file, "line": line, "function": name, "error": error}
 
-    def _session(self) -> RankPdb:
+    def _get_session(self) -> RankPdb:
         thread = _thread.get_ident()
         if thread not in self._sessions:
             self._sessions[thread] = RankPdb(self)
         return self._sessions[thread]
 
 
-class Talk:
+class DebugConnection:
     """The connection to the launcher, as the file that pdb writes to and reads from."""
 
     encoding, errors = "utf-8", "backslashreplace"
@@ -111,17 +111,17 @@ class Talk:
         self._socket: Any = None
         self._text: list[str] = []
         self._size = 0
-        self.deaf = False  # nobody wants this rank to stop any more
+        self.is_detached = False  # nobody wants this rank to stop any more
         self.completer: RankPdb | None = None
 
-    def reach(self, error: BaseException | None = None) -> bool:
+    def connect(self, error: BaseException | None = None) -> bool:
         """Whether somebody may be asked to look at this rank."""
         if self._socket is None and not self._connect():
             return False
-        while self._waits():
+        while self._has_pending():
             kind, _ = self._receive()
-            self.deaf = kind == "Leave" or (self.deaf and kind != "Attend")
-        return self._socket is not None and (error is not None or not self.deaf)
+            self.is_detached = kind == "DetachUser" or (self.is_detached and kind != "AttachUser")
+        return self._socket is not None and (error is not None or not self.is_detached)
 
     def _connect(self) -> bool:
         made = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -143,40 +143,40 @@ class Talk:
         self._socket = made
         return True
 
-    def _waits(self) -> bool:
+    def _has_pending(self) -> bool:
         """Whether the launcher has said something."""
         try:
             return self._socket is not None and bool(
-                self._socket.recv(1, _socket.MSG_PEEK | _socket.MSG_DONTWAIT) or self._lose()
+                self._socket.recv(1, _socket.MSG_PEEK | _socket.MSG_DONTWAIT) or self._on_closed()
             )
         except BlockingIOError:
             return False
         except OSError:
-            return self._lose()
+            return self._on_closed()
 
-    def _lose(self) -> bool:
+    def _on_closed(self) -> bool:
         """The launcher has gone."""
         if self._socket is not None:
             self._socket.close()
-        self._socket, self.deaf = None, True
+        self._socket, self.is_detached = None, True
         return False
 
-    def say(self, kind: str, **fields: object) -> None:
+    def send(self, kind: str, **fields: object) -> None:
         message = {"op": kind, "body": {"rank": self._rank, **fields}}
         body = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace")  # names of files may be any bytes
         try:
             if self._socket is not None:
                 self._socket.sendall(_LENGTH.pack(len(body)) + body)
         except OSError:
-            self._lose()
+            self._on_closed()
 
     def _receive(self) -> tuple[str, dict[str, Any]]:
         """Wait for the next message; "Leave" where there is none any more."""
         try:
             message = json.loads(self._exactly(_LENGTH.unpack(self._exactly(_LENGTH.size))[0]))
         except (OSError, EOFError):
-            self._lose()
-            return "Leave", {}
+            self._on_closed()
+            return "DetachUser", {}
         return message["op"], message["body"]
 
     def _exactly(self, size: int) -> bytes:
@@ -194,7 +194,7 @@ class Talk:
         self._text.append(text)
         self._size += len(text)
         if self._size > _CHUNK:
-            self._tell()
+            self._flush_output()
         return len(text)
 
     def flush(self) -> None:
@@ -203,7 +203,7 @@ class Talk:
     def isatty(self) -> bool:
         return False
 
-    def _tell(self, prompt: str = "") -> None:
+    def _flush_output(self, prompt: str = "") -> None:
         """Show what was written; with a prompt, a line is awaited."""
         text, self._text, self._size = "".join(self._text), [], 0
         data = text.removesuffix(prompt).encode("utf-8", "backslashreplace")
@@ -212,43 +212,43 @@ class Talk:
         last = len(data) - 1 - (len(data) - 1) % _CHUNK if data else 0
         for begin in range(0, last + 1, _CHUNK):
             encoded = binascii.b2a_base64(data[begin : begin + _CHUNK], newline=False).decode()
-            self.say("Says", data=encoded, prompt=prompt if begin == last else "")
+            self.send("DebuggerOutput", data=encoded, prompt=prompt if begin == last else "")
 
     def readline(self, size: int = -1) -> str:
         """Show what was written, the last of it as a prompt, and wait for a line; "" where nobody is there."""
-        if self.deaf:
+        if self.is_detached:
             return ""
         last = "".join(self._text).rpartition("\n")[2]
-        self._tell(last if last.strip() and last.isprintable() and len(last) <= _MAX_PROMPT else " ")
+        self._flush_output(last if last.strip() and last.isprintable() and len(last) <= _MAX_PROMPT else " ")
         while True:
             kind, body = self._receive()
-            if kind == "Typed":
+            if kind == "LineInput":
                 return "" if body["line"] == "\x04" else f"{body['line']}\n"  # Ctrl-D
-            if kind == "Leave":
-                self.deaf = True
+            if kind == "DetachUser":
+                self.is_detached = True
                 return ""
-            if kind == "Complete" and self.completer is not None:
-                begin, words = self.completer.words(body["line"])
-                self.say("Completed", begin=begin, words=words)
+            if kind == "CompletionRequest" and self.completer is not None:
+                begin, words = self.completer.complete_line(body["line"])
+                self.send("Completions", begin=begin, words=words)
 
-    def terminal(self) -> str:
+    def request_terminal(self) -> str:
         """The path of the terminal that the launcher makes for this rank; "" where it cannot or nobody is there."""
-        self.say("Terminal")
+        self.send("TerminalRequest")
         while self._socket is not None:
             kind, body = self._receive()
-            if kind == "Terminal":
-                return "" if self.deaf else str(body.get("path", ""))
-            self.deaf = kind == "Leave"
+            if kind == "TerminalRequest":
+                return "" if self.is_detached else str(body.get("path", ""))
+            self.is_detached = kind == "DetachUser"
         return ""
 
-    def end(self, *, steps: bool) -> None:
+    def send_resumed(self, *, steps: bool) -> None:
         """The thread runs on; ``steps``: to stop again soon."""
-        self._tell()
-        self.say("GoesOn", steps=steps)
+        self._flush_output()
+        self.send("RankResumed", is_stepping=steps)
 
-    def await_end(self) -> None:
+    def wait_for_release(self) -> None:
         """Wait until the launcher lets us go."""
-        while self._receive()[0] != "Leave":
+        while self._receive()[0] != "DetachUser":
             pass
 
 
@@ -257,7 +257,7 @@ class RankPdb(pdb.Pdb):
 
     def __init__(self, debugger: Debugger) -> None:
         self._debugger = debugger
-        talk: Any = debugger.talk
+        talk: Any = debugger.connection
         self._talk = talk
         super().__init__(stdin=talk, stdout=talk, nosigint=True)
         self.prompt = f"(rank {debugger.rank}) "
@@ -265,27 +265,27 @@ class RankPdb(pdb.Pdb):
 
     def interaction(self, frame: Any, trace: Any = None) -> None:
         """Stop here; one thread of the rank at a time, and no process that it has forked."""
-        talk = self._debugger.talk
+        talk = self._debugger.connection
         if os.getpid() != self._debugger.pid:
             return self.set_continue()
         if self._debugger.holder == _thread.get_ident():
-            return self._interact_within(frame, trace)
+            return self._interact_nested(frame, trace)
         with self._debugger.lock:
-            if not talk.reach(self.failed):
+            if not talk.connect(self.failed):
                 return self.set_continue()
-            talk.deaf = False
+            talk.is_detached = False
             talk.completer = self
             self._debugger.holder = _thread.get_ident()
-            talk.say("Stopped", **self._debugger.place(frame, trace, self.failed))
+            talk.send("RankStopped", **self._debugger.stop_location(frame, trace, self.failed))
             try:
                 super().interaction(frame, trace)
             finally:
                 self._debugger.holder = 0
-                talk.end(steps=self.stoplineno != -1 and self.failed is None)
+                talk.send_resumed(steps=self.stoplineno != -1 and self.failed is None)
 
-    def _interact_within(self, frame: Any, trace: Any) -> None:
+    def _interact_nested(self, frame: Any, trace: Any) -> None:
         """Stop in what the debugger of this thread was asked to run, until that goes on."""
-        talk = self._debugger.talk
+        talk = self._debugger.connection
         outer, talk.completer = talk.completer, self
         try:
             super().interaction(frame, trace)
@@ -305,7 +305,7 @@ class RankPdb(pdb.Pdb):
     def stop_here(self, frame: FrameType) -> bool:
         return not _is_ours(frame) and super().stop_here(frame)
 
-    def words(self, line: str) -> tuple[int, list[str]]:
+    def complete_line(self, line: str) -> tuple[int, list[str]]:
         """Complete the last word of a line: where it begins, and what it may be."""
         begin = max(map(line.rfind, _DELIMITERS)) + 1
         before = line[:begin].strip()
@@ -326,7 +326,7 @@ class RankPdb(pdb.Pdb):
         Let this rank run, and stop at no breakpoint until somebody types `ddplaunch debug`.
         """
         self.clear_all_breaks()
-        self._debugger.talk.deaf = True
+        self._debugger.connection.is_detached = True
         self.set_continue()
         return True
 
@@ -341,8 +341,8 @@ class RankPdb(pdb.Pdb):
         End the job.
         """
         if self.failed is None:
-            self._debugger.talk.say("Quits")
-            self._debugger.talk.await_end()
+            self._debugger.connection.send("QuitRequested")
+            self._debugger.connection.wait_for_release()
         return self.do_detach(arg)
 
     do_q = do_exit = do_quit
@@ -380,8 +380,8 @@ def _is_traced() -> bool:
     return bool(seen)
 
 
-_LIBRARY = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
+_LIBRARY_PREFIXES = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
 
 
 def _is_ours(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(_OURS)
+    return frame.f_code.co_filename.startswith(_INTERNAL_DIRS)

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from ddplaunch.rank.messages import PythonJob
 
-EXIT_UNFLUSHED = 120  # the interpreter's own where the output cannot be flushed (Python/pythonrun.c, Py_Exit)
-_MAX_TEXT = 1 << 19  # characters of a message or traceback that are recorded
-_IN_ROOM = (
+EXIT_FLUSH_FAILED = 120  # the interpreter's own where the output cannot be flushed (Python/pythonrun.c, Py_Exit)
+_MAX_TEXT_CHARS = 1 << 19  # characters of a message or traceback that are recorded
+_OWN_FILE_NAMES = (
     "allocations.py",
     "answers.py",
     "breakpoints.py",
@@ -35,8 +35,8 @@ _IN_ROOM = (
     "worker.py",
     "zygote.py",
 )
-_OUR_FILES = (
-    *(os.path.join(os.path.dirname(__file__), name) for name in _IN_ROOM),
+_INTERNAL_FILES = (
+    *(os.path.join(os.path.dirname(__file__), name) for name in _OWN_FILE_NAMES),
     *(
         os.path.join(os.path.dirname(os.path.dirname(__file__)), "python", name)
         for name in ("body.py", "magic.py", "ranks.py")
@@ -45,7 +45,7 @@ _OUR_FILES = (
 _Module = type(sys)
 
 
-class Refused(Exception):
+class TargetError(Exception):
     """What the user asked for cannot be; found only now that their code or torch could be asked."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
@@ -67,46 +67,48 @@ def exit_code(code: object) -> int:
     return 1
 
 
-def status(code: int) -> int:
+def to_exit_status(code: int) -> int:
     """The part of an exit code that a parent sees; one that does not fit a C long counts as -1 (Python/pythonrun.c)."""
     return (code if -(1 << 63) <= code < 1 << 63 else -1) & 0xFF
 
 
-def report(job: PythonJob, error: BaseException) -> None:
+def report_exception(job: PythonJob, error: BaseException) -> None:
     """Show an uncaught exception as Python would, without our frames, and record it for the launcher's report."""
-    _cut(error)
+    _strip_internal_frames(error)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     if sys.version_info >= (3, 12):
         sys.last_exc = error
-    record(job, error, _as_printed(error))
-    if isinstance(error, KeyboardInterrupt) and job["facts"]["world_size"] > 1 and _is_no_users(sys.excepthook):
-        return _say_where(error)  # Ctrl-C interrupts all ranks: a traceback of each would hide what is said of them
+    write_error_file(job, error, _format_exception(error))
+    if isinstance(error, KeyboardInterrupt) and job["facts"]["world_size"] > 1 and _is_default_hook(sys.excepthook):
+        return _print_interrupt_location(
+            error
+        )  # Ctrl-C interrupts all ranks: a traceback of each would hide what is said of them
     try:
         sys.excepthook(type(error), error, error.__traceback__)
     except SystemExit:
         raise
     except BaseException as broken:
         print("Error in sys.excepthook:", file=sys.stderr)
-        _show(_cut(broken))
+        _print_exception(_strip_internal_frames(broken))
         print("\nOriginal exception was:", file=sys.stderr)
-        _show(error)
+        _print_exception(error)
 
 
-def _is_no_users(hook: Any) -> bool:
+def _is_default_hook(hook: Any) -> bool:
     """Whether it is Python's, or torch's around that: ``init_process_group`` sets one, for a prefix."""
     torchs = getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d"
     inner = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()] if torchs else [hook]
     return any(each is sys.__excepthook__ for each in inner)
 
 
-def _say_where(error: BaseException) -> None:
+def _print_interrupt_location(error: BaseException) -> None:
     """Say in one line at which of the user's lines it came: "KeyboardInterrupt: step at train.py:31"."""
     where, here = "", os.getcwd() + os.sep
     for each in (error.__context__, error):  # it may come when the program has just ended of another
         trace = each.__traceback__ if each is not None else None
         while trace is not None:
             code = trace.tb_frame.f_code
-            if is_users_file(code.co_filename):
+            if is_user_file(code.co_filename):
                 name = "" if code.co_name == "<module>" else f"{code.co_name} at "
                 where = f": {name}{code.co_filename.removeprefix(here)}:{trace.tb_lineno}"
             trace = trace.tb_next
@@ -116,11 +118,11 @@ def _say_where(error: BaseException) -> None:
         pass
 
 
-def _show(error: BaseException) -> None:
+def _print_exception(error: BaseException) -> None:
     sys.__excepthook__(type(error), error, error.__traceback__)
 
 
-def _cut(error: BaseException) -> BaseException:
+def _strip_internal_frames(error: BaseException) -> BaseException:
     """Take off a traceback what stands before the user's frames: ours, and importlib's where we loaded their module.
 
     Where there are no others they stay: without them nothing would show where the exception came from, unless it is of
@@ -129,7 +131,7 @@ def _cut(error: BaseException) -> BaseException:
     trace, name = error.__traceback__, ""
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
-        if name not in _OUR_FILES and not name.startswith("<frozen importlib"):
+        if name not in _INTERNAL_FILES and not name.startswith("<frozen importlib"):
             break
         trace = trace.tb_next
     from_launch = name.endswith(os.path.join("python", "ranks.py"))
@@ -138,7 +140,7 @@ def _cut(error: BaseException) -> BaseException:
     return error.with_traceback(trace)
 
 
-class _Listener:
+class _StderrTee:
     """Stands in for ``sys.stderr``: keeps what this thread writes, passes on what others write meanwhile."""
 
     def __init__(self, stream: Any) -> None:
@@ -156,18 +158,18 @@ class _Listener:
         pass
 
 
-def _as_printed(error: BaseException) -> str:
+def _format_exception(error: BaseException) -> str:
     """Return an exception's traceback in Python's own words; the traceback module would import a dozen others."""
     stderr = sys.stderr
-    sys.stderr = listener = _Listener(stderr)
+    sys.stderr = listener = _StderrTee(stderr)
     try:
-        _show(error)
+        _print_exception(error)
     finally:
         sys.stderr = stderr
     return "".join(listener.heard)
 
 
-def record(job: PythonJob, error: BaseException, text: str) -> None:
+def write_error_file(job: PythonJob, error: BaseException, text: str) -> None:
     """Write the error file unless ``@record`` has: torchelastic's format, {"message": {"message", "extraInfo"}}."""
     path = job["error_file"]
     if not path or os.path.lexists(path):
@@ -177,9 +179,9 @@ def record(job: PythonJob, error: BaseException, text: str) -> None:
         message = str(error)
     except Exception:
         message = "<exception str() failed>"
-    message, moment = _bounded(message), time.time_ns()
-    info: dict[str, object] = {"py_callstack": _bounded(text), "timestamp": str(moment // 10**9), "time_ns": moment}
-    if isinstance(error, Refused):
+    message, moment = _truncate(message), time.time_ns()
+    info: dict[str, object] = {"py_callstack": _truncate(text), "timestamp": str(moment // 10**9), "time_ns": moment}
+    if isinstance(error, TargetError):
         info["refused"] = {"hint": error.hint}
     else:
         name = type(error).__name__
@@ -196,11 +198,11 @@ def record(job: PythonJob, error: BaseException, text: str) -> None:
             info["hint"] = hint
         elif isinstance(error, KeyboardInterrupt):
             info["interrupt"] = 1
-        info["collectives"] = _collectives()
+        info["collectives"] = _count_collectives()
     try:
         made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)  # follows no link
         with open(made, "w", encoding="ascii") as file:
-            file.write(_json({"message": {"message": message, "extraInfo": info}}))
+            file.write(_to_json({"message": {"message": message, "extraInfo": info}}))
     except OSError:
         pass  # a full disk: the report falls back on what the rank printed
 
@@ -219,7 +221,7 @@ def _other_environment() -> str:
     return ""
 
 
-def _collectives() -> int | None:
+def _count_collectives() -> int | None:
     """How many collectives this rank has entered in all its process groups; None where that is not known."""
     try:
         module = sys.modules["torch.distributed.distributed_c10d"]
@@ -228,15 +230,17 @@ def _collectives() -> int | None:
         return None
 
 
-def _bounded(text: str) -> str:
+def _truncate(text: str) -> str:
     """The launcher keeps less than this, and would not read a file without end."""
-    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT // 2] + "\n…\n" + text[-_MAX_TEXT // 2 :]
+    return (
+        text if len(text) <= _MAX_TEXT_CHARS else text[: _MAX_TEXT_CHARS // 2] + "\n…\n" + text[-_MAX_TEXT_CHARS // 2 :]
+    )
 
 
-def _json(value: object) -> str:
+def _to_json(value: object) -> str:
     """A value as JSON, all of it ASCII; a json.py may be the user's."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_json(key)}: {_json(inner)}" for key, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{_to_json(key)}: {_to_json(inner)}" for key, inner in value.items()) + "}"
     if not isinstance(value, str):
         return "null" if value is None else str(value)
     units = memoryview(value.encode(f"utf-16-{sys.byteorder[0]}e", "surrogatepass")).cast("H")
@@ -250,10 +254,10 @@ def join_threads() -> None:
         try:
             threading._shutdown()
         except BaseException as error:
-            ignore(error, "on threading shutdown", threading)
+            report_unraisable(error, "on threading shutdown", threading)
 
 
-def take_apart(at_start: frozenset[str]) -> bool:
+def finalize_user_modules(initial_modules: frozenset[str]) -> bool:
     """Drop what the program made, so that ``__del__`` runs and files are flushed; return whether the output could be.
 
     In the interpreter's own order (Python/pylifecycle.c: Py_FinalizeEx, finalize_modules): first everything that only
@@ -261,10 +265,10 @@ def take_apart(at_start: frozenset[str]) -> bool:
     """
     import gc
 
-    broken = flush(sys.stdout)
+    broken = flush_stream(sys.stdout)
     if broken is not None:
-        ignore(broken, "on flushing sys.stdout", sys.stdout)
-    flushed = broken is None and flush(sys.stderr) is None
+        report_unraisable(broken, "on flushing sys.stdout", sys.stdout)
+    flushed = broken is None and flush_stream(sys.stderr) is None
     for number in _signal.valid_signals():
         if callable(_signal.getsignal(number)):
             _signal.signal(number, _signal.SIG_DFL)
@@ -277,7 +281,8 @@ def take_apart(at_start: frozenset[str]) -> bool:
     users = [  # all are found before the first goes: a package in a namespace package asks that for its path
         (name, module)
         for name, module in list(sys.modules.items())
-        if isinstance(module, _Module) and (name == "__main__" or (name not in at_start and _is_users(module)))
+        if isinstance(module, _Module)
+        and (name == "__main__" or (name not in initial_modules and _is_user_module(module)))
     ]
     while users:
         name, module = users.pop(0)
@@ -294,32 +299,32 @@ def take_apart(at_start: frozenset[str]) -> bool:
             cleared = True
             for names in gc.get_referrers(mark) if module is None else [module.__dict__]:
                 if type(names) is dict:
-                    _clear(names)
+                    _clear_globals(names)
     module = mark = names = None  # type: ignore[assignment]
     if cleared:
         gc.collect()
     for stream in (sys.stdout, sys.stderr):
-        flush(stream)
+        flush_stream(stream)
     return flushed
 
 
-def _is_users(module: ModuleType) -> bool:
+def _is_user_module(module: ModuleType) -> bool:
     """Whether a module is the user's own code, and not Python's or installed: that has nothing to say at the end."""
     try:
         place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
     except Exception:  # a path that is computed, by a parent that the program has deleted or by code of anybody's
         return False
-    return isinstance(place, str) and is_users_file(place)
+    return isinstance(place, str) and is_user_file(place)
 
 
-def is_users_file(place: str) -> bool:
+def is_user_file(place: str) -> bool:
     return (
-        not place.startswith((os.path.dirname(os.__file__) + os.sep, "<frozen ", *_OUR_FILES))
+        not place.startswith((os.path.dirname(os.__file__) + os.sep, "<frozen ", *_INTERNAL_FILES))
         and f"-packages{os.sep}" not in place
     )
 
 
-def _clear(names: dict[str, object]) -> None:
+def _clear_globals(names: dict[str, object]) -> None:
     """Set a module's globals to None, private names first (Objects/moduleobject.c, _PyModule_ClearDict)."""
     for private in (True, False):
         for name in list(names):
@@ -327,7 +332,7 @@ def _clear(names: dict[str, object]) -> None:
                 names[name] = None
 
 
-def flush(stream: Any) -> BaseException | None:
+def flush_stream(stream: Any) -> BaseException | None:
     """Flush a stream unless it is closed; return what prevented that."""
     try:
         if stream is not None and not getattr(stream, "closed", False):
@@ -337,17 +342,17 @@ def flush(stream: Any) -> BaseException | None:
     return None
 
 
-def ignore(error: BaseException, occasion: str, source: object) -> None:
+def report_unraisable(error: BaseException, occasion: str, source: object) -> None:
     """Tell of an exception that nobody can handle any more, in the interpreter's words."""
     try:
         where = f"{occasion}:" if sys.version_info >= (3, 13) else f"in: {source!r}"
         print("Exception ignored", where, file=sys.stderr)
-        _show(_cut(error))
+        _print_exception(_strip_internal_frames(error))
     except Exception:
         pass  # a stderr that is broken too
 
 
-def leave_interrupted() -> NoReturn:
+def exit_by_sigint_later() -> NoReturn:
     """Have the interpreter end, and then by SIGINT, as for any KeyboardInterrupt; we have shown it already."""
     hook = sys.excepthook
 
@@ -358,7 +363,7 @@ def leave_interrupted() -> NoReturn:
     raise KeyboardInterrupt
 
 
-def die_of_interrupt() -> NoReturn:
+def die_by_sigint() -> NoReturn:
     """End by SIGINT itself, as Python does, so that our parent can tell."""
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     os.kill(os.getpid(), _signal.SIGINT)

@@ -17,79 +17,85 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from ddplaunch.rank.messages import Config
+    from ddplaunch.rank.messages import ZygoteConfig
 
-_NUMBERS = [number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)]
+_SIGNALS = [number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)]
 _STREAMS = (1, 2)
 _VARIABLES, _FOLDER, _UMASK, _HANDLERS = "the variable ", "the working folder", "the umask", "the handlers of signals"
-_AT_ONCE = 50_000  # objects that are looked into
+_MAX_OBJECTS = 50_000  # objects that are looked into
 
 
-class Guard:
-    """Watches imports, from its making on; ``doubt`` says what one of them did that was not expected.
+class ImportAuditor:
+    """Watches imports, from its making on; ``violation`` says what one of them did that was not expected.
 
     What is printed meanwhile goes nowhere, and nothing can be read: what is typed is for a rank.
     """
 
     def __init__(
-        self, config: Config, baseline: frozenset[str], repairs: ModuleType, children: Callable[[], list[int]]
+        self,
+        config: ZygoteConfig,
+        initial_modules: frozenset[str],
+        repairs: ModuleType,
+        children: Callable[[], list[int]],
     ) -> None:
-        """``baseline``: the modules that any interpreter has at its start; the others are of files beside this."""
+        """``initial_modules``: the modules that any interpreter has at its start; the others are of files beside this."""
         self._repairs, self._children = repairs, children
-        self._allowed, self._baseline = config["allowed"], baseline
+        self._allowed, self._baseline = config["allowed"], initial_modules
         self._folders = [config["first"], *config["folders"]]
         self._missing = set[str]()  # what was looked for in vain
-        self.doubt: str | None = None
+        self.violation: str | None = None
         self._loaded = frozenset(sys.modules)
-        self._caught = [os.memfd_create("caught", os.MFD_CLOEXEC) for _ in _STREAMS]
+        self._captured_output = [os.memfd_create("caught", os.MFD_CLOEXEC) for _ in _STREAMS]
         self._flush()
         self._kept = [os.dup(number) for number in (0, *_STREAMS)]
         nothing = os.open(os.devnull, os.O_RDONLY)
-        for number, fd in enumerate((nothing, *self._caught)):
+        for number, fd in enumerate((nothing, *self._captured_output)):
             os.dup2(fd, number)
         os.close(nothing)
-        self._before = self._look()
+        self._before = self._capture_state()
         sys.meta_path.append(self)
 
-    def after(self, name: str) -> None:
+    def check_import(self, name: str) -> None:
         """Look what the import of a module has changed."""
         self._flush()
-        now = self._look()
+        now = self._capture_state()
         for what, value in now.items():
-            if self.doubt is None and value != self._before[what]:
+            if self.violation is None and value != self._before[what]:
                 names = {each for each, _ in value.items() ^ self._before[what].items()} if what == _VARIABLES else ()
-                self.doubt = f"importing {name} changes {what}{', '.join(sorted(names))}"
-        if self.doubt is None and any(os.fstat(fd).st_size for fd in self._caught):
-            self.doubt = f"importing {name} prints"
+                self.violation = f"importing {name} changes {what}{', '.join(sorted(names))}"
+        if self.violation is None and any(os.fstat(fd).st_size for fd in self._captured_output):
+            self.violation = f"importing {name} prints"
 
-    def undo(self, environ: dict[str, str]) -> None:
+    def restore(self, environ: dict[str, str]) -> None:
         """Give back what an interpreter that takes this one's place would inherit; ``environ``: the former one."""
         os.environ.clear()
         os.environ.update(environ)
         os.chdir(self._before[_FOLDER])
         os.umask(self._before[_UMASK])
         signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in zip(_NUMBERS, self._before[_HANDLERS], strict=False):  # and the timer
+        for number, handler in zip(_SIGNALS, self._before[_HANDLERS], strict=False):  # and the timer
             if handler is not None and signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """Print again, and look at all that is loaded."""
         self._flush()
         sys.meta_path.remove(self)
         for number, fd in enumerate(self._kept):
             os.dup2(fd, number)
             os.close(fd)
-        for fd in self._caught:
+        for fd in self._captured_output:
             os.close(fd)
-        self.doubt = self.doubt or self._find_unknown() or self._find_beside() or self._find_generator()
+        self.violation = (
+            self.violation or self._find_unknown_module() or self._find_shadowed() or self._find_generator()
+        )
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> None:
         """Note what no finder has found, as one of them."""
         if path is None:
             self._missing.add(name)
 
-    def _find_beside(self) -> str | None:
+    def _find_shadowed(self) -> str | None:
         """Name what a rank would have found beside the program, where we have not looked."""
         for folder in filter(os.path.isdir, self._folders):
             for entry in sorted(os.listdir(folder)):
@@ -106,15 +112,15 @@ class Guard:
             except Exception:  # whatever an import has put there; the descriptors count
                 pass
 
-    def _look(self) -> dict[str, Any]:
+    def _capture_state(self) -> dict[str, Any]:
         sets = self._allowed["sets"]
         os.umask(umask := os.umask(0o77))
         look: dict[str, Any] = {
             _VARIABLES: {name: value for name, value in os.environ.items() if name not in sets},
             _FOLDER: os.getcwd(),
-            _HANDLERS: [*map(signal.getsignal, _NUMBERS), signal.getitimer(signal.ITIMER_REAL)],
+            _HANDLERS: [*map(signal.getsignal, _SIGNALS), signal.getitimer(signal.ITIMER_REAL)],
             _UMASK: umask,
-            "open files": _descriptors(),
+            "open files": _open_fds(),
             "child processes": self._children(),
         }
         torch = sys.modules.get("torch")
@@ -122,7 +128,7 @@ class Guard:
             look["torch's default dtype"] = torch.get_default_dtype()  # type: ignore[union-attr]
         return look
 
-    def _find_unknown(self) -> str | None:
+    def _find_unknown_module(self) -> str | None:
         """Name a module that no known package has, by the folder or file that it came from."""
         known = {*self._allowed["tops"], *sys.stdlib_module_names}
         for name in [each for each in sys.modules if each not in self._loaded and each not in self._baseline]:
@@ -136,12 +142,12 @@ class Guard:
 
     def _find_generator(self) -> str | None:
         """Name a random generator that a fork does not make anew."""
-        names = (*_REPAIRED, *self._repairs.GENERATORS, *self._allowed["generators"])
+        names = (*_REPAIRED_GENERATORS, *self._repairs.GENERATORS, *self._allowed["generators"])
         allowed = {id(self._repairs.named(name)) for name in names}
-        kinds = _kinds()
+        kinds = _generator_types()
         objects = gc.get_objects()
-        for start in range(0, len(objects), _AT_ONCE):
-            referents = gc.get_referents(*objects[start : start + _AT_ONCE])
+        for start in range(0, len(objects), _MAX_OBJECTS):
+            referents = gc.get_referents(*objects[start : start + _MAX_OBJECTS])
             if kinds.isdisjoint(map(type, referents)):  # without a line of Python for each
                 continue
             for each in referents:
@@ -150,14 +156,14 @@ class Guard:
         return None
 
 
-_REPAIRED = (
+_REPAIRED_GENERATORS = (
     *("random._inst", "numpy.random.mtrand._rand", "numpy.random.mtrand._rand._bit_generator"),
     *("torch.default_generator", "torch.random.default_generator"),
 )
 """Those of Python, numpy and torch: worker.py seeds them in each rank, and random itself."""
 
 
-def _kinds() -> frozenset[type]:
+def _generator_types() -> frozenset[type]:
     """The types of random generators."""
     bases = {"random": ["Random"], "numpy.random": ["Generator", "RandomState", "BitGenerator"], "torch": ["Generator"]}
     found = {getattr(sys.modules.get(module), name, None) for module, names in bases.items() for name in names} - {None}
@@ -167,7 +173,7 @@ def _kinds() -> frozenset[type]:
     return frozenset(todo) - {getattr(sys.modules.get("random"), "SystemRandom", object)}
 
 
-def _descriptors() -> set[str]:
+def _open_fds() -> set[str]:
     """What is open, but for the streams; the folder that lists them has the same name each time."""
     numbers = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
     return {f"{fd} {os.path.realpath('/proc/self/fd/' + fd)}" for fd in numbers if int(fd) not in _STREAMS}

@@ -17,23 +17,25 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import NoReturn
 
-LEAVE_PATIENCE = 6.0  # seconds that the run's zygote has to clean up after its launcher (over KILL_PATIENCE)
+CLEANUP_TIMEOUT_S = 6.0  # seconds that the run's zygote has to clean up after its launcher (over KILL_PATIENCE)
 
 
-def guard(line: socket.socket, zygote: int, channel: ModuleType, processes: ModuleType) -> NoReturn:
-    """Wait for the end of the run's ``zygote``, end all that it leaves, and tell the launcher."""
+def run_guardian(
+    launcher_socket: socket.socket, zygote_pid: int, channel: ModuleType, processes: ModuleType
+) -> NoReturn:
+    """Wait for the end of the run's ``zygote_pid``, end all that it leaves, and tell the launcher."""
     poll, woken = select.poll(), _wake_on_child()
     poll.register(woken, select.POLLIN)
-    poll.register(line, select.POLLIN)  # nothing ever comes there but its end
-    if not _wait_for_end(zygote, poll, woken, None):
-        poll.unregister(line)
-        if not _wait_for_end(zygote, poll, woken, LEAVE_PATIENCE):
-            os.kill(zygote, signal.SIGKILL)
-            _wait_for_end(zygote, poll, woken, processes.KILL_PATIENCE)
-    status = os.waitpid(zygote, os.WNOHANG)[1]
+    poll.register(launcher_socket, select.POLLIN)  # nothing ever comes there but its end
+    if not _wait_for_end(zygote_pid, poll, woken, None):
+        poll.unregister(launcher_socket)
+        if not _wait_for_end(zygote_pid, poll, woken, CLEANUP_TIMEOUT_S):
+            os.kill(zygote_pid, signal.SIGKILL)
+            _wait_for_end(zygote_pid, poll, woken, processes.KILL_PATIENCE)
+    status = os.waitpid(zygote_pid, os.WNOHANG)[1]
     stuck, _ = processes.kill_all_below(os.getpid())
     try:
-        channel.send(line, {"op": "ended", "status": status, "stuck": stuck})
+        channel.send(launcher_socket, {"op": "ended", "status": status, "stuck": stuck})
     except OSError:  # the launcher has gone
         pass
     os._exit(0)

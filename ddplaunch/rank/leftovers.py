@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_REMOVING = frozenset({"rmtree", "_rmtree", "unlink", "rmdir", "removedirs", "cleanup"})
+_REMOVE_FUNCTIONS = frozenset({"rmtree", "_rmtree", "unlink", "rmdir", "removedirs", "cleanup"})
 """Names in the code of a function that removes files, as tempfile.TemporaryDirectory's does."""
 
-_OF_TORCH = "_del_library"
+_TORCH_REMOVE_FUNCTION = "_del_library"
 """Takes torch's operators apart, one by one: 25 ms in each rank, which leaves without taking torch apart."""
 
-_PATIENCE = 3  # seconds that removing may take: the supervisor may have gone, and nobody else would end us
+_CLEANUP_TIMEOUT_S = 3  # seconds that removing may take: the supervisor may have gone, and nobody else would end us
 
 
-class Leftovers:
+class AtexitCleanup:
     """Notes, while it is entered, what is registered to remove files."""
 
     def __init__(self) -> None:
-        self.kept = False  # whether other runs share what is here: then the warm zygote removes it, at its end
+        self.is_shared = False  # whether other runs share what is here: then the warm zygote removes it, at its end
         self._register = atexit.register
         self._functions: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, object]]] = []
         self._finalizers: list[Any] = []
@@ -39,7 +39,7 @@ class Leftovers:
         register = self._register
 
         def note(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
-            if _removes(function):
+            if _removes_files(function):
                 self._functions.append((function, args, kwargs))
             return register(function, *args, **kwargs)
 
@@ -49,28 +49,30 @@ class Leftovers:
         atexit.register = self._register
         finalize = getattr(sys.modules.get("weakref"), "finalize", None)
         for finalizer, info in list(getattr(finalize, "_registry", {}).items()):
-            if info.atexit and _removes(info.func):
+            if info.atexit and _removes_files(info.func):
                 self._finalizers.append(finalizer)
-            if getattr(info.func, "__name__", "") == _OF_TORCH and info.func.__module__.startswith("torch."):
+            if getattr(info.func, "__name__", "") == _TORCH_REMOVE_FUNCTION and info.func.__module__.startswith(
+                "torch."
+            ):
                 finalizer.atexit = False
 
-    def pass_over(self) -> None:
+    def disable_in_rank(self) -> None:
         """In a rank: leave what is shared alone."""
         for function, _, _ in self._functions:
             atexit.unregister(function)
         for finalizer in self._finalizers:
             finalizer.detach()
 
-    def remove(self) -> None:
+    def run(self) -> None:
         """In the zygote, when no rank is left."""
-        if self.kept or not (self._functions or self._finalizers):
+        if self.is_shared or not (self._functions or self._finalizers):
             return
         pid = os.fork()  # one that takes too long ends alone
         if pid:
             os.waitpid(pid, 0)
             return
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(_PATIENCE)
+        signal.alarm(_CLEANUP_TIMEOUT_S)
         finalizers: list[Any] = [(finalizer, (), {}) for finalizer in self._finalizers]
         for function, args, kwargs in [*reversed(self._functions), *finalizers]:
             try:
@@ -80,11 +82,11 @@ class Leftovers:
         os._exit(0)
 
 
-def _removes(function: Any) -> bool:
+def _removes_files(function: Any) -> bool:
     """Whether a function removes files, going by its name and by those that its code uses."""
     function = getattr(function, "func", function)  # of functools.partial
     function = getattr(function, "__func__", function)
     names = getattr(getattr(function, "__code__", None), "co_names", ())
     name = getattr(function, "__name__", "")
     in_os = name == "remove" and getattr(function, "__module__", "") == "posix"
-    return in_os or not _REMOVING.isdisjoint({name, *names})
+    return in_os or not _REMOVE_FUNCTIONS.isdisjoint({name, *names})

@@ -12,7 +12,7 @@ Usage = tuple[int, float, float]
 the largest of them had at most, seconds of CPU time in their own code, and in the kernel."""
 
 
-class WarmPlace(TypedDict):
+class WarmEndpoint(TypedDict):
     """Where a warm zygote is kept; the descriptors are of its own."""
 
     listening: int  # where launchers ask it for runs
@@ -23,7 +23,7 @@ class WarmPlace(TypedDict):
     seconds: float  # for which it stays when no run needs it
 
 
-class AllowedJson(TypedDict):
+class AllowedState(TypedDict):
     """What the import of known packages leaves in a process."""
 
     tops: list[str]
@@ -31,7 +31,7 @@ class AllowedJson(TypedDict):
     generators: list[str]
 
 
-class Config(TypedDict):
+class ZygoteConfig(TypedDict):
     """What a zygote is started with, as ``ZygoteClient`` has it."""
 
     supervisor: int
@@ -39,7 +39,7 @@ class Config(TypedDict):
     modules: list[str]
     asked: list[str]
     fallback: list[str]  # to import instead where ``modules`` cannot be forked with; empty for nothing
-    allowed: AllowedJson  # what these leave in the process, with a fallback
+    allowed: AllowedState  # what these leave in the process, with a fallback
     reads: list[str]  # variables that they read
     settings: dict[str, str]  # variables while it imports
     first: str
@@ -50,7 +50,7 @@ class Config(TypedDict):
     ignores_children: bool  # whether ranks begin with SIGCHLD ignored
     failed: str | None  # why it has started over with its fallback
     unsafe: str | None  # why it has started over without forking, or is not to fork
-    warm: WarmPlace | None  # of one that stays for other runs
+    warm: WarmEndpoint | None  # of one that stays for other runs
     guarded: bool  # whether a guardian stands between it and the launcher, and it shares its modules with other runs
 
 
@@ -105,7 +105,7 @@ class PythonJob(_Rank):
 RankJob = ProgramJob | PythonJob
 
 
-class Spawn(TypedDict):
+class SpawnRequest(TypedDict):
     """Start a rank: forked or, where that is not safe or not wanted, a fresh interpreter."""
 
     op: Literal["spawn"]
@@ -120,18 +120,18 @@ class ServeStore(TypedDict):
     op: Literal["store"]
 
 
-class Sweep(TypedDict):
+class SweepRequest(TypedDict):
     op: Literal["sweep"]
     grace: float
     patience: float
 
 
-class Remove(TypedDict):
+class RemoveRequest(TypedDict):
     op: Literal["remove"]
     path: str
 
 
-class ZygoteReady(TypedDict):
+class ReadyMessage(TypedDict):
     op: Literal["ready"]
     forks: bool
     failed: str | None
@@ -141,24 +141,24 @@ class ZygoteReady(TypedDict):
     pid: int  # with a pidfd, where it is not the launcher's child and the kernel gives one
 
 
-class ImportRefused(TypedDict):
+class ImportFailedMessage(TypedDict):
     op: Literal["refused"]
     message: str
 
 
-class Spawned(TypedDict):  # with a pidfd, where the kernel gives one
+class SpawnedMessage(TypedDict):  # with a pidfd, where the kernel gives one
     op: Literal["spawned"]
     rank: int
     pid: int
 
 
-class Unborn(TypedDict):
+class SpawnFailedMessage(TypedDict):
     op: Literal["unborn"]
     rank: int
     errno: int
 
 
-class RankExited(TypedDict):
+class ExitedMessage(TypedDict):
     op: Literal["exited"]
     rank: int
     pid: int
@@ -174,13 +174,13 @@ class StoreExited(TypedDict):
     status: int
 
 
-class ZygoteSwept(TypedDict):
+class SweptMessage(TypedDict):
     op: Literal["swept"]
     found: list[str]
     stuck: list[str]
 
 
-class ZygoteSignalled(TypedDict):
+class SignalledMessage(TypedDict):
     """A signal has come to the zygote: from a rank or one of its children, or by the same way to the ranks."""
 
     op: Literal["signalled"]
@@ -188,45 +188,45 @@ class ZygoteSignalled(TypedDict):
     rank: int | None
 
 
-class Order(TypedDict):
+class WarmOrder(TypedDict):
     """The run that a launcher wants a zygote for: in a file in memory, as variables may be long."""
 
-    config: Config
+    config: ZygoteConfig
     environment: dict[str, str]
     fingerprint: dict[str, str]
     descriptors: list[int]  # the numbers that those of the launcher are to have: 0, 1, 2, and what else it hands on
 
 
-class RunWanted(TypedDict):
+class RunRequest(TypedDict):
     """Fork a zygote; with the order, its control socket, and one to tell the end by."""
 
     op: Literal["run"]
 
 
-class Take(TypedDict):
-    """A run's zygote is there, and waits on its control socket for ``GivenFds``; with its pidfd, as ``Spawned``."""
+class ZygoteOffer(TypedDict):
+    """A run's zygote is there, and waits on its control socket for ``FdHandover``; with its pidfd, as ``SpawnedMessage``."""
 
     op: Literal["take"]
     pid: int
 
 
-class GivenFds(TypedDict):
+class FdHandover(TypedDict):
     """The launcher's ``descriptors`` come along."""
 
     op: Literal["given"]
 
 
-class ShowWarm(TypedDict):
+class StatusRequest(TypedDict):
     op: Literal["look"]
 
 
-class StopKeeping(TypedDict):
+class StopRequest(TypedDict):
     """Leave; after the runs that there are."""
 
     op: Literal["stop"]
 
 
-class WarmShown(TypedDict):
+class WarmStatus(TypedDict):
     op: Literal["looked"]
     pid: int
     began: float  # seconds since the epoch
@@ -245,7 +245,7 @@ class RunDeclined(TypedDict):
     reason: str
 
 
-class GuardianEnded(TypedDict):
+class GuardianExited(TypedDict):
     """A guardian has nothing left of its run."""
 
     op: Literal["ended"]
@@ -253,7 +253,16 @@ class GuardianEnded(TypedDict):
     stuck: list[str]
 
 
-ToZygote = ServeStore | Spawn | Sweep | Remove
-FromZygote = ZygoteReady | ImportRefused | Spawned | Unborn | RankExited | StoreExited | ZygoteSwept | ZygoteSignalled
-ToWarm = RunWanted | ShowWarm | StopKeeping | GivenFds
-FromWarm = WarmShown | RunDeclined | GuardianEnded | Take
+ToZygote = ServeStore | SpawnRequest | SweepRequest | RemoveRequest
+FromZygote = (
+    ReadyMessage
+    | ImportFailedMessage
+    | SpawnedMessage
+    | SpawnFailedMessage
+    | ExitedMessage
+    | StoreExited
+    | SweptMessage
+    | SignalledMessage
+)
+ToWarm = RunRequest | StatusRequest | StopRequest | FdHandover
+FromWarm = WarmStatus | RunDeclined | GuardianExited | ZygoteOffer

@@ -28,16 +28,16 @@ else:
     processes = module_from_spec(spec)
     spec.loader.exec_module(processes)
 
-GRACE = 1.0  # seconds between SIGTERM and SIGKILL, of a command that takes too long
-KEPT = 2000  # bytes of what a command printed last
-DEAF = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+GRACE_S = 1.0  # seconds between SIGTERM and SIGKILL, of a command that takes too long
+MAX_OUTPUT_BYTES = 2000  # bytes of what a command printed last
+IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """What a whole tree of processes may be sent; the launcher says when this is over."""
 
 
 class Notifier:
-    def __init__(self, line: socket.socket, commands: list[list[str]], patience: float) -> None:
-        """``commands``: the path and the words of each; ``patience``: seconds that it has."""
-        self._line, self._commands, self._patience = line, commands, patience
+    def __init__(self, launcher_socket: socket.socket, commands: list[list[str]], timeout_s: float) -> None:
+        """``commands``: the path and the words of each; ``timeout_s``: seconds that it has."""
+        self._line, self._commands, self._patience = launcher_socket, commands, timeout_s
         self._woken, wake = os.pipe()  # of SIGCHLD
         os.set_blocking(self._woken, False)
         os.set_blocking(wake, False)
@@ -49,52 +49,54 @@ class Notifier:
         while True:
             event, found, pending = pending.partition(b"\n")
             if found:
-                failed = [[number, *end] for number in range(len(self._commands)) if (end := self._tell(number, event))]
+                failed = [
+                    [number, *end] for number in range(len(self._commands)) if (end := self._run_command(number, event))
+                ]
                 self._line.sendall(json.dumps(failed).encode() + b"\n")
                 continue
             pending = event
             if not (data := self._line.recv(1 << 16)):
-                leave()
+                exit_cleanly()
             pending += data
 
-    def _tell(self, number: int, event: bytes) -> tuple[int | None, str] | None:
+    def _run_command(self, number: int, event: bytes) -> tuple[int | None, str] | None:
         """Run a command to its end; return how it failed: its exit code (None: it took too long), its last line."""
         path, *words = self._commands[number]
         read, write = os.pipe()
         try:
-            pid = self._start(path, words, event, write)
+            pid = self._spawn(path, words, event, write)
         except OSError as error:
             os.close(read)
             return 126, error.strerror or "it cannot be started"
         finally:
             os.close(write)
         os.set_blocking(read, False)
-        tail, limits = b"", [time.monotonic() + self._patience, time.monotonic() + self._patience + GRACE]
+        tail, limits = b"", [time.monotonic() + self._patience, time.monotonic() + self._patience + GRACE_S]
         late, watched = False, [self._line.fileno(), self._woken, read]
         while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0:
             ready, _, _ = select.select(watched, (), (), max(0.0, limits[0] - time.monotonic()))
             if self._line.fileno() in ready:  # which says nothing while we are at work
-                leave()
+                exit_cleanly()
             if self._woken in ready:
                 os.read(self._woken, 4096)
             if read in ready:
                 if data := os.read(read, 1 << 16):
-                    tail = (tail + data)[-KEPT:]
+                    tail = (tail + data)[-MAX_OUTPUT_BYTES:]
                 else:
                     watched.remove(read)
             if time.monotonic() >= limits[0]:
                 if late:
-                    processes.kill_all_below(os.getpid())
+                    processes.kill_descendants(os.getpid())
                     ended = pid, signal.SIGKILL
                     break
                 late = True
                 limits.pop(0)
-                for each in processes.descendants(os.getpid()):
-                    processes.send(each, signal.SIGTERM)
-        processes.kill_all_below(os.getpid())
+                for each in processes.list_descendants(os.getpid()):
+                    processes.send_signal(each, signal.SIGTERM)
+        processes.kill_descendants(os.getpid())
         try:
             while data := os.read(read, 1 << 16):
-                tail = (tail + data)[-KEPT:]
+                tail = (tail + data)[-MAX_OUTPUT_BYTES:]
         except BlockingIOError:  # a process that cannot be killed has it
             pass
         os.close(read)
@@ -102,7 +104,7 @@ class Notifier:
         lines = tail.decode(errors="replace").strip().splitlines()
         return (None if late else code, lines[-1].strip() if lines else "") if late or code else None
 
-    def _start(self, path: str, words: list[str], event: bytes, output: int) -> int:
+    def _spawn(self, path: str, words: list[str], event: bytes, output: int) -> int:
         given, give = os.pipe()
         os.set_blocking(give, False)
         try:
@@ -121,7 +123,7 @@ class Notifier:
                 ],
                 setsid=True,
                 setsigmask=(),
-                setsigdef=[*DEAF, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD],
+                setsigdef=[*IGNORED_SIGNALS, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD],
             )
         finally:
             os.close(given)
@@ -129,13 +131,13 @@ class Notifier:
                 os.close(give)
 
 
-def leave() -> NoReturn:
-    processes.kill_all_below(os.getpid())
+def exit_cleanly() -> NoReturn:
+    processes.kill_descendants(os.getpid())
     os._exit(0)
 
 
 if __name__ == "__main__":
-    for number in DEAF:
+    for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     processes.adopt_orphans()
     line = socket.socket(fileno=int(sys.argv[1]))
@@ -143,4 +145,4 @@ if __name__ == "__main__":
     try:
         Notifier(line, json.loads(sys.argv[2]), float(sys.argv[3])).run()
     except OSError:  # the launcher has gone
-        leave()
+        exit_cleanly()

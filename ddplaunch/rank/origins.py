@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
     Found = tuple[int, int, int, int] | None
 
-_SYSTEM = (
+_SYSTEM_FILES = (
     *("/etc/ld.so.cache", "/etc/ld.so.preload", "/etc/localtime", "/usr/lib/locale/locale-archive"),
     *("/usr/lib/locale", "/etc/timezone"),
     *("/etc/ssl/openssl.cnf", "/etc/ssl/certs", "/etc/ssl/certs/ca-certificates.crt"),
 )
-_SETTINGS = (
+_CONFIG_FILES = (
     *("matplotlibrc", "$MATPLOTLIBRC", "$MPLCONFIGDIR", "$XDG_CONFIG_HOME/matplotlib", "~/.config/matplotlib"),
     *("$FSSPEC_CONFIG_DIR", "~/.config/fsspec", "$HF_HOME/accelerate", "$XDG_CACHE_HOME/huggingface/accelerate"),
     "~/.cache/huggingface/accelerate",
 )
 """Of the user's settings, those that known packages read as they are imported; of a folder, the files in it."""
-_TICK = 20_000_000  # nanoseconds by which a file's time may be behind the clock
+_CLOCK_SLACK_NS = 20_000_000  # nanoseconds by which a file's time may be behind the clock
 
 
-class Origins:
+class FileDependencies:
     """Notes, while it is entered, which modules are looked for in vain; ``record`` notes all files afterwards."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker  # the file beside this one, as the zygote has loaded it
-        self._began = time.time_ns() - _TICK
+        self._began = time.time_ns() - _CLOCK_SLACK_NS
         self._missing = set[str]()
         self._found: dict[str, Found] = {}
         self._own: list[str] = []  # folders of the user's
@@ -51,33 +51,40 @@ class Origins:
         if path is None:
             self._missing.add(name)
 
-    def record(self, beside: str) -> str | None:
-        """Note what is there; return what changed while it was read. ``beside`` is the folder of our own files."""
+    def record(self, own_dir: str) -> str | None:
+        """Note what is there; return what changed while it was read. ``own_dir`` is the folder of our own files."""
         homes = [os.path.realpath(each) for each in (sys.prefix, sys.base_prefix, sys.exec_prefix)]
         homes += [sys.modules["site"].USER_SITE] if getattr(sys.modules.get("site"), "USER_SITE", None) else []
         folders = [path for path in sys.path if os.path.isdir(path)]
-        installed = [path for path in folders if any(_is_below(os.path.realpath(path), home) for home in homes)]
+        installed = [path for path in folders if any(_is_inside(os.path.realpath(path), home) for home in homes)]
         self._own = [path for path in folders if path not in installed]
-        paths = {*_SYSTEM, *_mapped(), *_modules(), *sys.path, sys.executable, os.path.realpath(sys.executable)}
-        paths |= {os.path.join(sys.prefix, "pyvenv.cfg"), *_entries(beside, (".py",))}
-        for path in map(os.path.expanduser, map(os.path.expandvars, _SETTINGS)):
-            paths |= {path, *_entries(path, ("",))}
+        paths = {
+            *_SYSTEM_FILES,
+            *_mapped_files(),
+            *_module_files(),
+            *sys.path,
+            sys.executable,
+            os.path.realpath(sys.executable),
+        }
+        paths |= {os.path.join(sys.prefix, "pyvenv.cfg"), *_list_files(own_dir, (".py",))}
+        for path in map(os.path.expanduser, map(os.path.expandvars, _CONFIG_FILES)):
+            paths |= {path, *_list_files(path, ("",))}
         for path in folders:
-            paths.update(_entries(path, (".pth", ".dist-info", ".egg-info", ".egg-link")))
+            paths.update(_list_files(path, (".pth", ".dist-info", ".egg-info", ".egg-link")))
         self._found = {path: _stat(path) for path in paths if path not in self._own}
         for path in self._found:
-            if self._is_new(path):
+            if self._is_newer(path):
                 return path
         return None
 
-    def _is_new(self, path: str) -> bool:
+    def _is_newer(self, path: str) -> bool:
         try:
             found = os.stat(path)
         except OSError:
             return False
         return not os.path.isdir(path) and found.st_ctime_ns >= self._began
 
-    def changed(self) -> str | None:
+    def find_changed(self) -> str | None:
         """Name a file that is not what it was, or that an import would find now."""
         for path, found in self._found.items():
             if _stat(path) != found:
@@ -85,11 +92,11 @@ class Origins:
         for folder in self._own:
             for name in self._worker.importable(folder):
                 loaded = sys.modules.get(name)
-                if name in self._missing or (loaded is not None and self._precedes(folder, loaded)):
+                if name in self._missing or (loaded is not None and self._shadows(folder, loaded)):
                     return os.path.join(folder, name)
         return None
 
-    def _precedes(self, folder: str, module: Any) -> bool:
+    def _shadows(self, folder: str, module: Any) -> bool:
         """Whether ``folder`` comes before the one that a module of this name was loaded from."""
         for each in sys.path:
             if self._worker.is_from(module, each):
@@ -99,7 +106,7 @@ class Origins:
         return False
 
 
-def _is_below(path: str, folder: str) -> bool:
+def _is_inside(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
@@ -111,7 +118,7 @@ def _stat(path: str) -> Found:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _entries(folder: str, ends: tuple[str, ...]) -> Iterator[str]:
+def _list_files(folder: str, ends: tuple[str, ...]) -> Iterator[str]:
     try:
         names = os.listdir(folder)
     except OSError:
@@ -119,7 +126,7 @@ def _entries(folder: str, ends: tuple[str, ...]) -> Iterator[str]:
     yield from (os.path.join(folder, name) for name in names if name.endswith(ends))
 
 
-def _modules() -> Iterator[str]:
+def _module_files() -> Iterator[str]:
     """The files of all modules, and the folders of all packages."""
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", {})
@@ -130,7 +137,7 @@ def _modules() -> Iterator[str]:
                 yield os.path.dirname(path)
 
 
-def _mapped() -> Iterator[str]:
+def _mapped_files() -> Iterator[str]:
     """The files that are mapped into our memory, shared objects mostly; a deleted one is not a file any more."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:

@@ -9,24 +9,24 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddplaunch.rank.guard import Guard
-    from ddplaunch.rank.messages import Config
+    from ddplaunch.rank.guard import ImportAuditor
+    from ddplaunch.rank.messages import ZygoteConfig
 
-_NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+_DISABLE_THREADS_ENV = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """What keeps libraries from starting threads as they are loaded (pyarrow's jemalloc, and pandas with it)."""
 
 
-def load(config: Config, watch: Callable[[], Guard]) -> tuple[str | None, str | None]:
+def run_preload(config: ZygoteConfig, make_auditor: Callable[[], ImportAuditor]) -> tuple[str | None, str | None]:
     """Import what the ranks share; return what is wrong with ``--preload``, and why it is not fit for a fork.
 
-    ``watch`` makes a guard for what is imported beside torch, if the user has not named it. Variables are meanwhile as
+    ``make_auditor`` makes a guard for what is imported beside torch, if the user has not named it. Variables are meanwhile as
     the program will have set them by then; ranks see nothing of that before.
     """
-    unset = {name: value for name, value in _NO_THREADS.items() if name not in os.environ}
+    unset = {name: value for name, value in _DISABLE_THREADS_ENV.items() if name not in os.environ}
     before = {name: os.environ.get(name) for name in (*unset, *config["settings"])}
     os.environ.update({**unset, **config["settings"]})
     try:
-        return _import(config, watch)
+        return _import(config, make_auditor)
     finally:
         for name, value in before.items():
             if value is not None:
@@ -35,7 +35,7 @@ def load(config: Config, watch: Callable[[], Guard]) -> tuple[str | None, str | 
                 os.environ.pop(name, None)
 
 
-def _import(config: Config, watch: Callable[[], Guard]) -> tuple[str | None, str | None]:
+def _import(config: ZygoteConfig, watch: Callable[[], ImportAuditor]) -> tuple[str | None, str | None]:
     modules = config["modules"]
     if config["fallback"]:
         __import__("torch")  # known packages import it too
@@ -45,14 +45,14 @@ def _import(config: Config, watch: Callable[[], Guard]) -> tuple[str | None, str
                 try:
                     __import__(name)
                 except BaseException as error:
-                    guard.doubt = f"importing {name} failed: {type(error).__name__}"
-                guard.after(name)
-                if guard.doubt:
+                    guard.violation = f"importing {name} failed: {type(error).__name__}"
+                guard.check_import(name)
+                if guard.violation:
                     break
         finally:
-            guard.end()
-        if guard.doubt:
-            return None, guard.doubt
+            guard.finish()
+        if guard.violation:
+            return None, guard.violation
         modules = config["fallback"]
     for name in modules:
         asked = name in config["asked"]
@@ -72,7 +72,7 @@ def _import(config: Config, watch: Callable[[], Guard]) -> tuple[str | None, str
     return None, None
 
 
-def why_unsafe(config: Config, failed: str | None, shadow: str | None) -> str | None:
+def why_not_forkable(config: ZygoteConfig, failed: str | None, shadow: str | None) -> str | None:
     """Say why this process cannot be forked as a rank; ``shadow`` names a file whose module it has another of."""
     if not config["forks"]:
         return None

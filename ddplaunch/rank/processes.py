@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # PR_SET_…, prctl(2)
 _GET_PDEATHSIG = 2
 _PTRACE_CONT = 7  # ptrace(2)
-KILL_PATIENCE = 5.0  # seconds after SIGKILL until what is still there (state D, mostly) is reported, not waited for
+KILL_TIMEOUT_S = 5.0  # seconds after SIGKILL until what is still there (state D, mostly) is reported, not waited for
 
 
 def _ctypes() -> Any:
@@ -64,7 +64,7 @@ def adopt_orphans() -> None:
         _prctl(_CHILD_SUBREAPER, 1)
 
 
-def retitle(title: str) -> None:
+def set_process_title(title: str) -> None:
     """Have ``ps`` show the user's command: written over our own argument area, as setproctitle does (proc(5), cmdline).
 
     The launcher padded our command line so that there is room. Where the last byte is no NUL the kernel takes the
@@ -83,7 +83,7 @@ def retitle(title: str) -> None:
         pass  # the name in ps is a courtesy
 
 
-def children() -> list[int]:
+def list_children() -> list[int]:
     """Return the pids of our own children; empty where the system does not tell."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
@@ -92,16 +92,16 @@ def children() -> list[int]:
         return []
 
 
-def descendants(root: int, *, spare: Callable[[int], bool] | None = None) -> list[int]:
+def list_descendants(root: int, *, is_excluded: Callable[[int], bool] | None = None) -> list[int]:
     """Return the pids of all processes below ``root``, parents before children, without zombies.
 
-    Those of its children that ``spare`` holds for are not among them, nor what is below these. A process that a
+    Those of its children that ``is_excluded`` holds for are not among them, nor what is below these. A process that a
     subreaper adopted counts as its child. Empty where the system tells nothing.
     """
     try:
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
-        try:  # where no system has what ``spare`` is for
+        try:  # where no system has what ``is_excluded`` is for
             import psutil
 
             return [child.pid for child in psutil.Process(root).children(recursive=True)]
@@ -110,11 +110,11 @@ def descendants(root: int, *, spare: Callable[[int], bool] | None = None) -> lis
     dead = set[int]()
     below: dict[int, list[int]] = {}
     for pid in pids:
-        state, parent = stat(pid)
+        state, parent = read_state(pid)
         if state in "ZX":
             dead.add(pid)
         below.setdefault(parent, []).append(pid)
-    found, todo = [], deque(pid for pid in below.get(root, []) if spare is None or not spare(pid))
+    found, todo = [], deque(pid for pid in below.get(root, []) if is_excluded is None or not is_excluded(pid))
     while todo:
         pid = todo.popleft()
         if pid not in dead:
@@ -123,7 +123,7 @@ def descendants(root: int, *, spare: Callable[[int], bool] | None = None) -> lis
     return found
 
 
-def stat(pid: int) -> tuple[str, int]:
+def read_state(pid: int) -> tuple[str, int]:
     """State and parent of a process; ("X", 0) when it is gone."""
     return _stat(pid)[:2]
 
@@ -185,14 +185,14 @@ def wait_for_end(pid: int, timeout_s: float | None) -> bool:
     return True
 
 
-def describe(pid: int) -> str:
+def describe_process(pid: int) -> str:
     """Name a process for a person: "tensorboard (pid 4711)", with its wait channel where it is in state D."""
     try:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
             name = file.read().strip()
     except OSError:
         return f"pid {pid}"
-    if stat(pid)[0] != "D":
+    if read_state(pid)[0] != "D":
         return f"{name} (pid {pid})"
     try:
         with open(f"/proc/{pid}/wchan", encoding="utf-8") as file:
@@ -202,7 +202,7 @@ def describe(pid: int) -> str:
     return f"{name} (pid {pid}, in uninterruptible sleep in {waits})"
 
 
-def is_multiprocessing(pid: int) -> bool:
+def is_multiprocessing_helper(pid: int) -> bool:
     """Whether it is a forkserver or a resource tracker of multiprocessing, going by its command line, or is gone."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
@@ -238,7 +238,7 @@ def read_signalfd(fd: int) -> list[tuple[int, int]]:
     return [(number, pid if code <= 0 else 0) for number, _, code, pid in _SIGNALFD_SIGINFO.iter_unpack(data)]
 
 
-def send(pid: int, number: int, pidfd: int | None = None) -> None:
+def send_signal(pid: int, number: int, pidfd: int | None = None) -> None:
     """Send a signal; a process that is gone, or not ours to signal, is passed over.
 
     With its ``pidfd`` no other process is meant that may have the pid by now.
@@ -256,7 +256,7 @@ def send(pid: int, number: int, pidfd: int | None = None) -> None:
         pass
 
 
-def reap() -> list[tuple[int, int, Usage]]:
+def reap_children() -> list[tuple[int, int, Usage]]:
     """Collect every child that has ended, adopted ones included: pid, wait status and usage each, in no order."""
     ctypes = _ctypes()  # os.wait4 would import ``resource``, and find what the user has of that name
     libc, status, found = ctypes.CDLL(None), ctypes.c_int(), (ctypes.c_long * 64)()  # struct rusage, and room
@@ -271,25 +271,25 @@ def reap() -> list[tuple[int, int, Usage]]:
     return ended
 
 
-def kill_all_below(
-    root: int, *, spare: Callable[[int], bool] | None = None
+def kill_descendants(
+    root: int, *, is_excluded: Callable[[int], bool] | None = None
 ) -> tuple[list[str], list[tuple[int, int, Usage]]]:
     """SIGKILL everything below ``root`` until nothing is left, whatever forks meanwhile; ``root`` is the caller.
 
-    Waits at most KILL_PATIENCE. Returns descriptions of what would not die, and what was reaped. Children that
-    ``spare`` holds for are left alone, with what is below them.
+    Waits at most KILL_TIMEOUT_S. Returns descriptions of what would not die, and what was reaped. Children that
+    ``is_excluded`` holds for are left alone, with what is below them.
     """
-    deadline = time.monotonic() + KILL_PATIENCE
+    deadline = time.monotonic() + KILL_TIMEOUT_S
     ended: list[tuple[int, int, Usage]] = []
     pause = 0.001
     while True:
-        left = descendants(root, spare=spare)
+        left = list_descendants(root, is_excluded=is_excluded)
         for pid in left:
-            send(pid, signal.SIGKILL)
-        ended += reap()
+            send_signal(pid, signal.SIGKILL)
+        ended += reap_children()
         if not left:
             return [], ended
         if time.monotonic() > deadline:
-            return [describe(pid) for pid in left], ended
+            return [describe_process(pid) for pid in left], ended
         time.sleep(pause)  # a killed process needs a moment to go; there is no event for one that is not our child
         pause = min(pause * 2, 0.05)

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-READERS = frozenset(
+RANK_READERS = frozenset(
     {
         "lightning.fabric.utilities.rank_zero",
         "lightning_fabric.utilities.rank_zero",
@@ -38,16 +38,16 @@ GENERATORS = frozenset(
 """Random generators that libraries keep, seeded from the system at their import; each fork has them seeded anew."""
 
 
-def apply() -> None:
+def apply_fixups() -> None:
     """Set what loaded modules keep of their process right for this one; a module that differs is left alone."""
-    for repair in (_ranks, _generators, _session, _times, _stores, _logging):
+    for repair in (_fix_rank_variables, _reseed_generators, _reset_session_id, _reset_cpu_times, _stores, _logging):
         try:
             repair()
         except Exception:  # of a version that nobody has tried
             pass
 
 
-def named(path: str) -> Any:
+def resolve_name(path: str) -> Any:
     """What a dotted name stands for, by the modules that are loaded; None where they have no such thing."""
     parts = path.split(".")
     for count in range(len(parts), 0, -1):
@@ -58,23 +58,23 @@ def named(path: str) -> Any:
     return None
 
 
-def _ranks() -> None:
+def _fix_rank_variables() -> None:
     """Compute what the modules themselves would: Lightning has a function for it, torchmetrics a line."""
-    for name in sorted(READERS & sys.modules.keys()):
+    for name in sorted(RANK_READERS & sys.modules.keys()):
         module = sys.modules[name]
         compute = getattr(module, "_get_rank", None)
         if hasattr(module.rank_zero_only, "rank"):
             module.rank_zero_only.rank = compute() or 0 if compute else int(os.environ.get("LOCAL_RANK", 0))
 
 
-def _generators() -> None:
+def _reseed_generators() -> None:
     for name in GENERATORS:
-        generator = named(name)
+        generator = resolve_name(name)
         if generator is not None:
             generator.seed()
 
 
-def _session() -> None:
+def _reset_session_id() -> None:
     """Give the rank an id of its own, which Hugging Face's libraries tell a server (HTTP's User-Agent)."""
     for name in ("transformers.utils.hub", "diffusers.utils.hub_utils"):
         module: Any = sys.modules.get(name)
@@ -82,7 +82,7 @@ def _session() -> None:
             module.SESSION_ID = sys.modules["uuid"].uuid4().hex
 
 
-def _times() -> None:
+def _reset_cpu_times() -> None:
     """psutil tells how busy the CPUs were since its import."""
     module = sys.modules.get("psutil")
     if module is None:

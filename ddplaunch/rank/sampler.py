@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
     from typing import Any
 
-_DEEPEST = 200  # calls of a stack, the innermost
+_MAX_DEPTH = 200  # calls of a stack, the innermost
 
 
-class Sampler:
+class ProfileSampler:
     """The profile of this rank; one a process, for one profile after the other."""
 
     def __init__(self) -> None:
@@ -49,36 +49,36 @@ class Sampler:
         numbers = line.split(b" ", 7)
         self._signal, self._began, self._period, self._ticks, self._most, torch = map(int, numbers[1:7])
         self._path, self._taken = numbers[7], 0
-        if not (self._torch and self._torch.runs):
+        if not (self._torch and self._torch.is_running):
             ends = self._began + self._ticks * self._period
             self._torch = TorchTrace(os.fsdecode(self._path), ends) if torch else None
         self._clear()
 
-    def begin(self, frame: FrameType | None) -> None:
+    def start(self, frame: FrameType | None) -> None:
         """Heed the ticks, unless the program has taken their signal; in the main thread, which is at this frame."""
         if _signal.getsignal(self._signal) == _signal.SIG_DFL:
-            _signal.signal(self._signal, self.tick)
+            _signal.signal(self._signal, self.on_tick)
             _signal.siginterrupt(self._signal, False)
-        self.tick(self._signal, frame)  # it may have been in native code since the first
+        self.on_tick(self._signal, frame)  # it may have been in native code since the first
         if self._torch:
-            self._torch.begin()
+            self._torch.start()
 
-    def tick(self, number: int, frame: FrameType | None) -> None:
+    def on_tick(self, number: int, frame: FrameType | None) -> None:
         try:
-            self._take(frame, (time.monotonic_ns() - self._began) // self._period + 1)
+            self._record(frame, (time.monotonic_ns() - self._began) // self._period + 1)
         except Exception:
             pass  # no memory, or the program's recursion is as deep as may be
         if self._torch:
-            self._torch.tick()
+            self._torch.stop_if_due()
 
-    def _take(self, frame: FrameType | None, due: int) -> None:
+    def _record(self, frame: FrameType | None, due: int) -> None:
         """The ticks that were ``due`` by now, and have not been taken yet, were spent at this frame."""
         count = min(due, self._ticks) - self._taken
         if count <= 0:
             return
         self._taken += count
         stack: list[int] = []
-        while frame is not None and len(stack) < 2 * _DEEPEST:
+        while frame is not None and len(stack) < 2 * _MAX_DEPTH:
             code = frame.f_code
             stack += (id(code), frame.f_lasti)
             self._codes.setdefault(id(code), code)
@@ -89,17 +89,17 @@ class Sampler:
         else:
             self._runs.append([which, count])
 
-    def finish(self, frame: FrameType | None, traces: Iterable[bytes]) -> None:
+    def write_result(self, frame: FrameType | None, traces: Iterable[bytes]) -> None:
         """Write what was found, where the main thread is at this frame; ``traces`` are the flight recorders'."""
-        self._take(frame, self._ticks)
+        self._record(frame, self._ticks)
         fd = os.open(self._path + b".part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "wb") as file:
-            file.writelines(line + b"\n" for line in self._lines())
+            file.writelines(line + b"\n" for line in self._format_result())
             file.writelines(b"t " + trace + b"\n" for trace in traces)
         os.rename(self._path + b".part", self._path)
         self._clear()
 
-    def _lines(self) -> Iterable[bytes]:
+    def _format_result(self) -> Iterable[bytes]:
         """``c FUNCTION<tab>FILE`` of each code, ``n PARENT CODE LINE`` of each place, ``r PLACE TICKS …`` in time."""
         codes = {key: number for number, key in enumerate(self._codes)}
         for code in self._codes.values():
@@ -113,7 +113,7 @@ class Sampler:
             for which, last in zip(stack[-2::-2], stack[-1::-2]):  # noqa: B905  # both are as long
                 line = lines.get((which, last))
                 if line is None:
-                    line = lines[which, last] = _line(self._codes[which], last)
+                    line = lines[which, last] = _line_at(self._codes[which], last)
                 place = at, codes[which], line
                 if place not in places:
                     if len(places) >= self._most:
@@ -126,7 +126,7 @@ class Sampler:
         yield b"r " + b" ".join(b"%d %d" % (ends[which], count) for which, count in self._runs)
 
 
-def _line(code: CodeType, last: int) -> int:
+def _line_at(code: CodeType, last: int) -> int:
     for start, end, line in code.co_lines():
         if start <= last < end:
             return line or code.co_firstlineno
@@ -150,10 +150,10 @@ class TorchTrace:
         self._taken: dict[str, Any] = {}  # the functions of torch by which a program starts one, by name
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         return self._profiler is not None
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Begin, once, where torch is there and the program has no profiler of its own."""
         if self._begun or self._busy:
             return
@@ -161,7 +161,7 @@ class TorchTrace:
         try:
             torch, self._module = sys.modules["torch"], sys.modules["torch.autograd.profiler"]
             starts = {name: getattr(self._module, name) for name in ("_prepare_profiler", "_enable_profiler")}
-            if torch._C._autograd._profiler_enabled() or _profiles(self._module.profile):
+            if torch._C._autograd._profiler_enabled() or _has_active_profiler(self._module.profile):
                 return
             kinds = torch.profiler.ProfilerActivity
             activities = [kinds.CPU, *([kinds.CUDA] if torch.cuda.is_initialized() else [])]
@@ -169,26 +169,26 @@ class TorchTrace:
             profiler.start()
             self._profiler, self._taken = profiler, starts
             for name, start in starts.items():
-                setattr(self._module, name, self._after_ours(start))
+                setattr(self._module, name, self._wrap_start(start))
         except Exception:
             pass  # it is not there yet, or another one
         finally:
             self._busy = False
 
-    def _after_ours(self, start: Any) -> Any:
+    def _wrap_start(self, start: Any) -> Any:
         def begin(*words: Any, **options: Any) -> Any:
             if _thread.get_ident() == sys.modules["threading"].main_thread().ident and os.getpid() == self._pid:
-                self.end()
+                self.stop()
             return start(*words, **options)
 
-        return begin
+        return start
 
-    def tick(self) -> None:
+    def stop_if_due(self) -> None:
         """End when it is time."""
         if time.monotonic_ns() >= self._ends:
-            self.end()
+            self.stop()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """End, and write the trace: the program stands still meanwhile."""
         if not self._profiler or self._busy:
             return
@@ -207,6 +207,6 @@ class TorchTrace:
             self._busy = False
 
 
-def _profiles(kind: type) -> bool:
+def _has_active_profiler(kind: type) -> bool:
     """Whether the program has a profiler without results: one that is only prepared (``schedule``) would lose them."""
     return any(type(each) is kind and getattr(each, "kineto_results", None) is None for each in gc.get_objects())

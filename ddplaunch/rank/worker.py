@@ -3,7 +3,7 @@
 The program must not be able to tell that it was not started as ``python train.py`` (docs/fidelity.md lists what
 differs). So this file imports nothing but what Python has loaded already or has built in, as a file of the user's may
 bear any other name; it leaves no name of ours behind, being run or loaded from its path and in nobody's
-``sys.modules``; and below the program's stack there are two frames of ours, ``live`` and that of what called it.
+``sys.modules``; and below the program's stack there are two frames of ours, ``run_program`` and that of what called it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, NoReturn
 
-    from ddplaunch.rank.breakpoints import Breakpoints
+    from ddplaunch.rank.breakpoints import BreakpointHooks
     from ddplaunch.rank.messages import PythonJob
 
     Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, object]]
 
 EXIT_USAGE = 2
 
-_ROOM = 1 << 17  # of the interpreter's stack, in pointers: 1,000 calls take about a third
+_STACK_CHUNK_SLOTS = 1 << 17  # of the interpreter's stack, in pointers: 1,000 calls take about a third
 
 _Module = type(sys)
 
 
-def sibling(name: str) -> Any:
+def load_private_module(name: str) -> Any:
     """Load a file that stands beside this one, without leaving its name in ``sys.modules``."""
     return _load(name, os.path.join(os.path.dirname(__file__), name + ".py"), {})
 
@@ -52,11 +52,11 @@ def _load(name: str, path: str, modules: dict[str, ModuleType]) -> ModuleType:
 if TYPE_CHECKING:
     from ddplaunch.rank import answers, ending
 else:
-    answers, ending = sibling("answers"), sibling("ending")
+    answers, ending = load_private_module("answers"), load_private_module("ending")
 
 
-class Life:
-    """One rank from its start to its end; ``program`` is what to call, once ``begin`` has found it."""
+class RankRunner:
+    """One rank from its start to its end; ``program`` is what to call, once ``setup`` has found it."""
 
     def __init__(self, job: PythonJob, fds: dict[str, int], *, forked: bool) -> None:
         """``fds`` are by purpose: "answers" (the launcher's questions come there).
@@ -65,8 +65,8 @@ class Life:
         """
         self._job, self._fds, self._forked = job, fds, forked
         self._at_start = frozenset(sys.modules)
-        self._answers: answers.Answers | None = None
-        self._breakpoints: Breakpoints | None = None
+        self._answers: answers.InspectionEndpoint | None = None
+        self._breakpoints: BreakpointHooks | None = None
         self._error: BaseException | None = None
         self._code = 0
         self._interrupted = False
@@ -77,39 +77,43 @@ class Life:
         self.positional: tuple[Any, ...] = ()
         self.named: dict[str, object] = {}
 
-    def begin(self) -> None:
+    def setup(self) -> None:
         if not faulthandler.is_enabled():
             faulthandler.enable(2)
         if "answers" in self._fds:
-            self._answers = answers.Answers(self._fds["answers"], sibling, patient=self._job["patient"])
+            self._answers = answers.InspectionEndpoint(
+                self._fds["answers"], load_private_module, long_group_timeout=self._job["patient"]
+            )
             if self._job["error_file"]:
                 path = f"{self._job['error_file']}.in-flight"
-                self._answers.on_question = sibling("in_flight").InFlight(path, ending._json).note
+                self._answers.on_question = load_private_module("in_flight").InFlight(path, ending._to_json).note
         if self._job["oom_snapshot"]:
-            self._report_allocations()
+            self._install_oom_reporter()
         if self._job["debugpy"]:
-            sibling("breakpoints").listen(self._job["rank"])
+            load_private_module("breakpoints").listen(self._job["rank"])
         elif self._job["debugger"]:
-            self._breakpoints = sibling("breakpoints").Breakpoints(self._job["debugger"], self._job["rank"], sibling)
+            self._breakpoints = load_private_module("breakpoints").Breakpoints(
+                self._job["debugger"], self._job["rank"], load_private_module
+            )
             if self._answers is not None and self._breakpoints is not None:
-                self._answers.stops_on(self._breakpoints.signal)
-        _buffer_streams()
+                self._answers.set_debug_signal(self._breakpoints.signal)
+        _set_buffering()
         if self._forked:
             _reseed()
-        _replace_main()
-        _initialise(self._job)
+        _reset_main_module()
+        _init_process_group(self._job)
         kinds = {"script": _find_script, "main": _find_main, "module": _find_module, "function": _find_function}
         self.program, self.positional, self.named = kinds[self._job["kind"]](self._job)
 
-    def _report_allocations(self) -> None:
+    def _install_oom_reporter(self) -> None:
         files = self._job["oom_snapshot"], self._job["oom_summary"]
-        kept = sibling("allocations").Allocations(self._job["rank"], *files, ending.is_users_file)
+        kept = load_private_module("allocations").Allocations(self._job["rank"], *files, ending.is_user_file)
         if (cuda := sys.modules.get("torch.cuda")) is not None:
             kept.hook(cuda)
         else:
-            sys.meta_path.insert(0, answers.AfterImport("torch.cuda", "_lazy_call", kept.hook))
+            sys.meta_path.insert(0, answers.PostImportHook("torch.cuda", "_lazy_call", kept.hook))
 
-    def complete(self) -> None:
+    def destroy_process_group(self) -> None:
         """Do what is left for us where the program returned: destroy the process group that we initialised."""
         if self._job["backend"] is None:
             return
@@ -129,29 +133,29 @@ class Life:
         self._nothing()
         return True
 
-    def _judge(self) -> None:
+    def _determine_exit_code(self) -> None:
         error = self._error
         if isinstance(error, SystemExit):
             self._code = ending.exit_code(error.code)
             if self._code:
                 self._report_failure(f"sys.exit({self._code})")
-        elif isinstance(error, ending.Refused):
-            ending.record(self._job, error, str(error))
+        elif isinstance(error, ending.TargetError):
+            ending.write_error_file(self._job, error, str(error))
             self._code = EXIT_USAGE
         elif error is not None:
             self._code = 1
             self._interrupted = type(error) is KeyboardInterrupt
             if not self._job["post_mortem"]:
                 self._report_failure(type(error).__name__)
-            ending.report(self._job, error)
+            ending.report_exception(self._job, error)
             if self._job["post_mortem"] and not self._interrupted:
-                self._look_at(error)
+                self._post_mortem(error)
 
     def _report_failure(self, what: str) -> None:
         if self._answers is not None:
             self._answers.report_failure(what)
 
-    def _look_at(self, error: BaseException) -> None:
+    def _post_mortem(self, error: BaseException) -> None:
         """Let somebody look at what an exception has left."""
         if self._breakpoints is not None:
             self._breakpoints.post_mortem(error)
@@ -160,7 +164,7 @@ class Life:
 
             pdb.post_mortem(error.__traceback__)
 
-    def leave(self) -> NoReturn:
+    def exit(self) -> NoReturn:
         """End as the interpreter would: show an exception, join threads, run atexit, drop the user's objects, flush.
 
         Threads and atexit come while the rank can still be asked where it is. A fork also does the rest by itself, and
@@ -169,47 +173,47 @@ class Life:
         interpreter itself can end without them seeing it.
         """
         for stream in (sys.stderr, sys.stdout):
-            ending.flush(stream)
+            ending.flush_stream(stream)
         try:
-            self._judge()
+            self._determine_exit_code()
         except SystemExit as exit:  # from the user's own sys.excepthook
             self._code = ending.exit_code(exit.code)
         self._error = None
         if self._answers is not None and self._code == 0 and self._job["trace_file"]:
-            self._answers.keep_trace(self._job["trace_file"], self._job["trace_after"])
+            self._answers.write_trace(self._job["trace_file"], self._job["trace_after"])
         import atexit
 
         ending.join_threads()
         atexit._run_exitfuncs()
         if self._breakpoints is not None:
-            self._breakpoints.leave()
+            self._breakpoints.uninstall()
         if self._answers is not None:
-            self._answers.leave()
+            self._answers.stop()
         if not self._forked or len(sys._current_frames()) > 1:
             if self._interrupted:
-                ending.leave_interrupted()
+                ending.exit_by_sigint_later()
             sys.exit(self._code)
-        flushed = ending.take_apart(self._at_start)
+        flushed = ending.finalize_user_modules(self._at_start)
         import ctypes
 
         ctypes.CDLL(None).fflush(None)
         if self._interrupted:
-            ending.die_of_interrupt()
-        os._exit(ending.status(self._code) if flushed else ending.EXIT_UNFLUSHED)
+            ending.die_by_sigint()
+        os._exit(ending.to_exit_status(self._code) if flushed else ending.EXIT_FLUSH_FAILED)
 
 
-def live(life: Life) -> None:
+def run_program(life: RankRunner) -> None:
     """Run the program; what it raises is kept in ``life``."""
     try:
         with life:
-            life.begin()
+            life.setup()
             life.program(*life.positional, **life.named)
-            life.complete()
+            life.destroy_process_group()
     except KeyboardInterrupt as error:  # it came when the program was just over
         life.__exit__(None, error, None)
 
 
-def with_room(function: Any) -> Any:
+def preallocate_stack_chunk(function: Any) -> Any:
     """Return a Python function as one below which all calls fit into one piece of the interpreter's stack.
 
     Since Python 3.11 that stack is made of pieces of 16 KiB, mapped and unmapped as calls cross their ends
@@ -217,10 +221,10 @@ def with_room(function: Any) -> Any:
     """
     if sys.version_info < (3, 11):
         return function
-    return type(function)(function.__code__.replace(co_stacksize=_ROOM), function.__globals__)
+    return type(function)(function.__code__.replace(co_stacksize=_STACK_CHUNK_SLOTS), function.__globals__)
 
 
-def importable(folder: str) -> set[str]:
+def list_importable(folder: str) -> set[str]:
     """Return the names that ``import`` finds in a folder, packages without an ``__init__`` left out."""
     try:
         entries = os.listdir(folder)
@@ -235,13 +239,13 @@ def importable(folder: str) -> set[str]:
     return names
 
 
-def is_from(module: ModuleType | None, folder: str) -> bool:
+def is_loaded_from(module: ModuleType | None, folder: str) -> bool:
     """Whether a top-level module was imported from a file, or a package, right in ``folder``."""
     path = os.path.abspath(getattr(module, "__file__", None) or "/")
     return folder in (os.path.dirname(path), os.path.dirname(os.path.dirname(path)))
 
 
-def _buffer_streams() -> None:
+def _set_buffering() -> None:
     """Have stdout and stderr flush at each newline, wherever they go: a rank that is killed has shown its last lines.
 
     Python would only on a terminal. Bytes that the program writes to ``sys.stdout.buffer`` stay in its buffer.
@@ -263,7 +267,7 @@ def _reseed() -> None:
         torch.default_generator.seed()
 
 
-def _replace_main() -> None:
+def _reset_main_module() -> None:
     main = _Module("__main__")
     if sys.version_info < (3, 14):
         main.__annotations__ = {}
@@ -278,7 +282,7 @@ def _replace_main() -> None:
 
 def _find_script(job: PythonJob) -> Call:
     path = os.path.join(os.getcwd(), job["path"])  # what __file__ of __main__ is since 3.9; argv[0] stays as typed
-    _appear(job, job["path"], job["path"])
+    _set_argv_and_path(job, job["path"], job["path"])
     loader: Any = SourceFileLoader
     namespace = sys.modules["__main__"].__dict__
     with io.open_code(path) as file:
@@ -293,12 +297,12 @@ def _find_script(job: PythonJob) -> Call:
 
 
 def _find_main(job: PythonJob) -> Call:
-    _appear(job, job["path"], job["path"])
+    _set_argv_and_path(job, job["path"], job["path"])
     return _run_as_main("__main__", False)
 
 
 def _find_module(job: PythonJob) -> Call:
-    _appear(job, "-m", "-m", job["module"])
+    _set_argv_and_path(job, "-m", "-m", job["module"])
     return _run_as_main(job["module"])
 
 
@@ -309,12 +313,12 @@ def _run_as_main(*arguments: object) -> Call:
 
 
 def _find_function(job: PythonJob) -> Call:
-    _appear(job, job["path"] or job["module"], job["typed"])
+    _set_argv_and_path(job, job["path"] or job["module"], job["typed"])
     function = _import_function(job)
-    return (function, *_bind(job, function))
+    return (function, *_bind_arguments(job, function))
 
 
-def _appear(job: PythonJob, first: str, *typed: str) -> None:
+def _set_argv_and_path(job: PythonJob, first: str, *typed: str) -> None:
     sys.argv = [first, *job["args"]]
     sys.orig_argv[:] = [sys.executable, *typed, *job["args"]]
     if job["kind"] == "main" or not getattr(sys.flags, "safe_path", False):
@@ -328,11 +332,13 @@ def _import_function(job: PythonJob) -> Callable[..., Any]:
             found = getattr(found, part)
         except AttributeError:
             text = f"{job['module']} has no function {job['function']}, now that it has been imported"
-            raise ending.Refused(text) from None
+            raise ending.TargetError(text) from None
     if not callable(found) or isinstance(found, type):
-        raise ending.Refused(f"{job['typed']} is not a function: it is {found!r:.80}")
+        raise ending.TargetError(f"{job['typed']} is not a function: it is {found!r:.80}")
     if getattr(getattr(found, "__code__", None), "co_flags", 0) & 0x80:  # CO_COROUTINE
-        raise ending.Refused(f"{job['typed']} is a coroutine function", "wrap it in a function that calls asyncio.run")
+        raise ending.TargetError(
+            f"{job['typed']} is a coroutine function", "wrap it in a function that calls asyncio.run"
+        )
     return found  # type: ignore[no-any-return]
 
 
@@ -342,22 +348,22 @@ def _import_module(name: str, path: str) -> ModuleType:
     if not path:
         __import__(name)
         return sys.modules[name]
-    if loaded is not None and is_from(loaded, os.path.dirname(os.path.realpath(path))):
+    if loaded is not None and is_loaded_from(loaded, os.path.dirname(os.path.realpath(path))):
         return loaded
     return _load(name, path, sys.modules)
 
 
-def _bind(job: PythonJob, function: Callable[..., Any]) -> tuple[tuple[Any, ...], dict[str, object]]:
+def _bind_arguments(job: PythonJob, function: Callable[..., Any]) -> tuple[tuple[Any, ...], dict[str, object]]:
     """Return the arguments to call ``function`` with.
 
     Modules of ours and click are imported as if the user's own did not exist, and then forgotten where a file of
     theirs bears the name.
     """
-    names = importable(job["first"])
+    names = list_importable(job["first"])
     before, path = dict(sys.modules), list(sys.path)
     for name in before:
         top = name.partition(".")[0]
-        if top in names and is_from(before.get(top), job["first"]):
+        if top in names and is_loaded_from(before.get(top), job["first"]):
             del sys.modules[name]
     home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     sys.path[:] = [*(each for each in path if each != job["first"]), home]
@@ -365,9 +371,11 @@ def _bind(job: PythonJob, function: Callable[..., Any]) -> tuple[tuple[Any, ...]
         from ddplaunch.errors import LaunchError
         from ddplaunch.target import arguments
 
-        positional, named = arguments.bind(job["typed"], function, tuple(job["args"]), job["facts"], _device)
+        positional, named = arguments.bind_arguments(
+            job["typed"], function, tuple(job["args"]), job["facts"], _make_device
+        )
     except LaunchError as error:
-        raise ending.Refused(error.message, error.hint) from None
+        raise ending.TargetError(error.message, error.hint) from None
     finally:
         sys.path[:] = path
         for name in set(sys.modules) - set(before):
@@ -377,13 +385,13 @@ def _bind(job: PythonJob, function: Callable[..., Any]) -> tuple[tuple[Any, ...]
     return tuple(positional), named
 
 
-def _device(name: str) -> object:
+def _make_device(name: str) -> object:
     import torch
 
     return torch.device(name)
 
 
-def _initialise(job: PythonJob) -> None:
+def _init_process_group(job: PythonJob) -> None:
     backend, method = job["backend"], job["init_method"]
     if backend is None:
         return
@@ -391,12 +399,14 @@ def _initialise(job: PythonJob) -> None:
     import torch.distributed as dist
 
     if not dist.is_available():
-        raise ending.Refused("this torch was built without torch.distributed", "leave --backend and --init-method out")
+        raise ending.TargetError(
+            "this torch was built without torch.distributed", "leave --backend and --init-method out"
+        )
     known = [name for name in dist.Backend.backend_list if name != "undefined" and dist.is_backend_available(name)]
     for name in [part.rpartition(":")[2] for part in backend.split(",")]:
         if name not in known:
             text = f"--backend {name}: this torch ({torch.__version__}) has only {', '.join(known)}"
-            raise ending.Refused(text, f"--backend {known[0]}")
+            raise ending.TargetError(text, f"--backend {known[0]}")
     options: dict[str, object] = {}
     device = torch.device(job["facts"]["device"])
     if backend in ("nccl", "xccl") and device.type != "cpu":
@@ -407,7 +417,7 @@ def _initialise(job: PythonJob) -> None:
     )
 
 
-def _receive() -> tuple[PythonJob, dict[str, int]]:
+def _read_job() -> tuple[PythonJob, dict[str, int]]:
     """Read job and descriptors, marshalled, from the descriptor that is our first argument."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path.pop(0)  # this file's folder, which no import of the user's may see
@@ -419,6 +429,6 @@ def _receive() -> tuple[PythonJob, dict[str, int]]:
 
 
 if __name__ == "__main__":
-    life = Life(*_receive(), forked=False)
-    with_room(live)(life)
-    life.leave()
+    life = RankRunner(*_read_job(), forked=False)
+    preallocate_stack_chunk(run_program)(life)
+    life.exit()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 
-BASELINE = frozenset(sys.modules)  # what any interpreter has at its start
+INITIAL_MODULES = frozenset(sys.modules)  # what any interpreter has at its start
 if not getattr(sys.flags, "safe_path", False):
     sys.path.pop(0)  # this file's folder, which no import of the user's may see
 
@@ -28,7 +28,7 @@ import signal  # noqa: E402
 import socket  # noqa: E402
 import time  # noqa: E402
 
-FOR_RANKS = frozenset(
+FORWARDED_SIGNALS = frozenset(
     {
         *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT, signal.SIGXCPU),
         *(range(signal.SIGRTMIN, signal.SIGRTMAX + 1) if hasattr(signal, "SIGRTMIN") else ()),
@@ -37,7 +37,7 @@ FOR_RANKS = frozenset(
 """As ``control.relay`` has them."""
 
 STOPPING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-DEAF = (*STOPPING, *FOR_RANKS)
+IGNORED_SIGNALS = (*STOPPING, *FORWARDED_SIGNALS)
 """What is for the supervisor to hear, not for us, where somebody tells a whole tree of processes (systemd, Slurm with
 proctrack/linuxproc): the ranks would die with us, in the midst of their grace. It learns of each, as ranks have it."""
 
@@ -47,29 +47,31 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from ddplaunch.rank import channel, leftovers, preloading, processes, repairs, store, titles, warm, worker
-    from ddplaunch.rank.guard import Guard
-    from ddplaunch.rank.messages import Config, FromZygote, PythonJob, RankJob, Spawn, Usage, ZygoteReady
+    from ddplaunch.rank.guard import ImportAuditor
+    from ddplaunch.rank.messages import FromZygote, PythonJob, RankJob, ReadyMessage, SpawnRequest, Usage, ZygoteConfig
 else:
     from importlib.util import module_from_spec, spec_from_file_location
 
     spec = spec_from_file_location("worker", os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py"))
-    worker = module_from_spec(spec)  # as ``worker.sibling`` loads the others, leaving no name in sys.modules
+    worker = module_from_spec(
+        spec
+    )  # as ``worker.load_private_module`` loads the others, leaving no name in sys.modules
     spec.loader.exec_module(worker)
-    channel, leftovers, preloading = map(worker.sibling, ("channel", "leftovers", "preloading"))
-    processes, repairs, store, titles = map(worker.sibling, ("processes", "repairs", "store", "titles"))
+    channel, leftovers, preloading = map(worker.load_private_module, ("channel", "leftovers", "preloading"))
+    processes, repairs, store, titles = map(worker.load_private_module, ("processes", "repairs", "store", "titles"))
 
-_HELPER_PATIENCE = 3.0  # seconds more that multiprocessing's own helpers have for their end
+_HELPER_TIMEOUT_S = 3.0  # seconds more that multiprocessing's own helpers have for their end
 
 
 def main() -> tuple[PythonJob, dict[str, int]]:
     """Serve until the supervisor goes; return only in a fork, which is to be a rank, with its job and descriptors."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
-    config: Config = json.loads(sys.argv[2])
+    config: ZygoteConfig = json.loads(sys.argv[2])
     for number in config["shielded"]:  # Slurm sends its warning to every process of a step (docs/preemption.md)
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, config["shielded"])
-    kept = _keep(config, control) if config["warm"] else None
+    kept = _become_warm(config, control) if config["warm"] else None
     if kept is None:
         # While torch loads nobody listens to the socket, so the kernel watches the supervisor; later we clean up.
         processes.die_with_parent(signal.SIGKILL)
@@ -77,32 +79,34 @@ def main() -> tuple[PythonJob, dict[str, int]]:
             os._exit(1)
     processes.adopt_orphans()
     began = time.monotonic()
-    left = leftovers.Leftovers()
-    environ, guards = dict(os.environ), list["Guard"]()
+    left = leftovers.AtexitCleanup()
+    environ, guards = dict(os.environ), list["ImportAuditor"]()
 
-    def watch() -> Guard:
-        guards.append(worker.sibling("guard").Guard(config, BASELINE, repairs, processes.children))
+    def watch() -> ImportAuditor:
+        guards.append(
+            worker.load_private_module("guard").Guard(config, INITIAL_MODULES, repairs, processes.list_children)
+        )
         return guards[0]
 
     with kept.origins if kept else left, left:
-        refused, failed = preloading.load(config, watch)
+        refused, failed = preloading.run_preload(config, watch)
     if refused:
-        left.remove()
-        channel.send(control, {"op": "refused", "message": refused})
+        left.run()
+        channel.send_message(control, {"op": "refused", "message": refused})
         os._exit(0)
-    unsafe = preloading.why_unsafe(config, failed, _shadowed(config["first"], *config["folders"]))
+    unsafe = preloading.why_not_forkable(config, failed, _find_shadowed(config["first"], *config["folders"]))
     if unsafe:
         for guard in guards:
-            guard.undo(environ)
+            guard.restore(environ)
     gc.freeze()
     if kept:
-        control, config = kept.serve(not unsafe, _shadowed, left)  # a fork returns, for each run
-        left.kept = True
-        if kept.served:
+        control, config = kept.serve(not unsafe, _find_shadowed, left)  # a fork returns, for each run
+        left.is_shared = True
+        if kept.runs_served:
             began = time.monotonic()
     if unsafe:
-        _start_over(control, config, unsafe, left)
-    ready: ZygoteReady = {
+        _exec_fresh(control, config, unsafe, left)
+    ready: ReadyMessage = {
         "op": "ready",
         "forks": config["forks"],
         "failed": config["failed"],
@@ -113,48 +117,48 @@ def main() -> tuple[PythonJob, dict[str, int]]:
     }
     pidfd = processes.open_pidfd(os.getpid()) if config["guarded"] else None
     try:
-        channel.send(control, ready, [] if pidfd is None else [pidfd])
+        channel.send_message(control, ready, [] if pidfd is None else [pidfd])
     except OSError:  # nobody is there to hear it
         os._exit(1)
     if pidfd is not None:
         os.close(pidfd)
     if not config["guarded"]:
         processes.die_with_parent(0)
-    return Zygote(control, config, left).serve()
+    return Zygote(control, config, left).run()
 
 
-def _start_over(control: socket.socket, config: Config, unsafe: str, left: leftovers.Leftovers) -> NoReturn:
+def _exec_fresh(control: socket.socket, config: ZygoteConfig, unsafe: str, left: leftovers.AtexitCleanup) -> NoReturn:
     """Become an empty interpreter, which imports less or execs every rank: the same process, the same socket."""
-    fresh: Config = {**config, "modules": config["fallback"], "fallback": [], "failed": unsafe}
+    fresh: ZygoteConfig = {**config, "modules": config["fallback"], "fallback": [], "failed": unsafe}
     if not config["fallback"]:
         fresh = {**fresh, "forks": False, "failed": config["failed"], "unsafe": unsafe}
     control.set_inheritable(True)
-    left.remove()
+    left.run()
     words = [sys.executable, __file__, str(control.fileno()), json.dumps(fresh), *sys.argv[3:]]
     os.execv(sys.executable, words)
 
 
-def _keep(config: Config, first: socket.socket) -> warm.Warm:
+def _become_warm(config: ZygoteConfig, first: socket.socket) -> warm.WarmZygoteServer:
     """Become one that stays for other runs; the first one's order is in ``first``."""
-    module = worker.sibling("warm")
-    module.use(worker.sibling)
-    processes.retitle("ddplaunch: warm zygote")
-    kept: warm.Warm = module.Warm(config, config["warm"], first, DEAF, worker)
+    module = worker.load_private_module("warm")
+    module.use(worker.load_private_module)
+    processes.set_process_title("ddplaunch: warm zygote")
+    kept: warm.WarmZygoteServer = module.Warm(config, config["warm"], first, IGNORED_SIGNALS, worker)
     return kept
 
 
-def _shadowed(*folders: str) -> str | None:
+def _find_shadowed(*folders: str) -> str | None:
     """Name what ``import`` would have found in the user's folders, had we not loaded another module of that name."""
     for folder in folders:
-        for name in sorted(worker.importable(folder)):
+        for name in sorted(worker.list_importable(folder)):
             loaded = sys.modules.get(name)
-            if loaded is not None and name not in BASELINE and not worker.is_from(loaded, folder):
+            if loaded is not None and name not in INITIAL_MODULES and not worker.is_loaded_from(loaded, folder):
                 return os.path.join(folder, name)
     return None
 
 
 class Zygote:
-    def __init__(self, control: socket.socket, config: Config, left: leftovers.Leftovers) -> None:
+    def __init__(self, control: socket.socket, config: ZygoteConfig, left: leftovers.AtexitCleanup) -> None:
         self.control, self.config, self.left = control, config, left
         self.ranks: dict[int, int] = {}  # pid to rank, of those that run
         self.store: int | None = None  # the pid of the process that holds the job's store
@@ -166,34 +170,36 @@ class Zygote:
         self.poll = select.poll()
         self.poll.register(self.control, select.POLLIN)
         self.poll.register(self.woken, select.POLLIN)
-        self.inherited = {number: signal.signal(number, signal.SIG_IGN) for number in DEAF}  # forgets what came by now
+        self.inherited = {
+            number: signal.signal(number, signal.SIG_IGN) for number in IGNORED_SIGNALS
+        }  # forgets what came by now
         ignored = config["ignores_children"]
         self.inherited[signal.SIGCHLD] = signal.SIG_IGN if ignored else signal.getsignal(signal.SIGCHLD)
         for number in self.inherited:
-            signal.signal(number, _nothing)
+            signal.signal(number, _on_signal_noop)
         # Read together with their senders: a rank that sends one to its parent wants the job to end.
         self.stopping = processes.open_signalfd(STOPPING)
         if self.stopping is not None:
             self.poll.register(self.stopping, select.POLLIN)
         read = () if self.stopping is None else STOPPING
         signal.pthread_sigmask(signal.SIG_BLOCK, read)
-        unblocked = {*DEAF}.difference(read)  # a warm zygote forks us with all blocked
+        unblocked = {*IGNORED_SIGNALS}.difference(read)  # a warm zygote forks us with all blocked
         signal.pthread_sigmask(signal.SIG_UNBLOCK, unblocked)
 
-    def serve(self) -> tuple[PythonJob, dict[str, int]]:
+    def run(self) -> tuple[PythonJob, dict[str, int]]:
         if os.getppid() != self.config["supervisor"]:
-            self.leave()
+            self.exit()
         while True:
             ready = {fd for fd, _ in self.poll.poll()}
             if not ready.isdisjoint((self.woken, self.stopping)):
                 self.reap()
             if self.control.fileno() in ready:
                 try:
-                    request, fds = channel.receive(self.control)
+                    request, fds = channel.receive_message(self.control)
                 except (EOFError, OSError):
-                    self.leave()
+                    self.exit()
                 if request["op"] == "spawn":
-                    if born := self.spawn(request, fds):
+                    if born := self.fork_rank(request, fds):
                         return born
                 elif request["op"] == "store":
                     self.serve_store(fds)
@@ -202,23 +208,23 @@ class Zygote:
                 elif request["op"] == "remove":
                     self.config["remove"].append(request["path"])
 
-    def tell(self, message: FromZygote, fds: Sequence[int] = ()) -> None:
+    def send(self, message: FromZygote, fds: Sequence[int] = ()) -> None:
         try:
-            channel.send(self.control, message, fds)
+            channel.send_message(self.control, message, fds)
         except OSError as error:
             if not fds or error.errno in (errno.EPIPE, errno.ECONNRESET):
-                self.leave()
-            self.tell(message)  # the kernel takes no more descriptors, and the supervisor can do without this one
+                self.exit()
+            self.send(message)  # the kernel takes no more descriptors, and the supervisor can do without this one
 
     def reap(self) -> None:
         try:
             came = os.read(self.woken, 4096)
         except BlockingIOError:
             came = b""
-        sent = [(number, 0) for number in came if number in DEAF]
+        sent = [(number, 0) for number in came if number in IGNORED_SIGNALS]
         for number, sender in sent + (processes.read_signalfd(self.stopping) if self.stopping is not None else []):
-            self.tell({"op": "signalled", "number": number, "rank": self.rank_of(sender)})
-        self.report(processes.reap())
+            self.send({"op": "signalled", "number": number, "rank": self.rank_of(sender)})
+        self.send_exits(processes.reap_children())
 
     def rank_of(self, pid: int) -> int | None:
         """The rank that a process is, or that leads its session; None for others."""
@@ -227,14 +233,14 @@ class Zygote:
         except OSError:
             return None
 
-    def report(self, ended: list[tuple[int, int, Usage]]) -> None:
+    def send_exits(self, ended: list[tuple[int, int, Usage]]) -> None:
         for pid, status, usage in ended:
             if pid in self.ranks:
                 rank = self.ranks.pop(pid)
-                self.tell({"op": "exited", "rank": rank, "pid": pid, "status": status, "usage": usage})
+                self.send({"op": "exited", "rank": rank, "pid": pid, "status": status, "usage": usage})
             elif pid == self.store:
                 self.store = None
-                self.tell({"op": "store exited", "pid": pid, "status": status})
+                self.send({"op": "store exited", "pid": pid, "status": status})
 
     def serve_store(self, fds: list[int]) -> None:
         """Fork the process that holds the store of an attempt; the one before ends, with all that it had.
@@ -246,7 +252,7 @@ class Zygote:
             os.waitpid(self.store, 0)
         parent, self.store, self.lacking = os.getpid(), None, errno.EMFILE
         if fds:
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
             try:
                 self.store, self.lacking = os.fork(), 0
             except OSError as error:
@@ -260,9 +266,9 @@ class Zygote:
     def become_store(self, listening: int, parent: int) -> NoReturn:
         """In the fork: hold the store until we are killed, whatever signal comes to all processes of the job."""
         try:
-            processes.retitle("ddplaunch: store of a run")
+            processes.set_process_title("ddplaunch: store of a run")
             signal.set_wakeup_fd(-1)
-            for number in DEAF:
+            for number in IGNORED_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
             os.setsid()
             processes.die_with_parent(signal.SIGKILL)
@@ -279,39 +285,39 @@ class Zygote:
         """Whether it is the process of the store, which ranks of other nodes may need when all here have ended."""
         return pid == self.store
 
-    def spawn(self, request: Spawn, fds: list[int]) -> tuple[PythonJob, dict[str, int]] | None:
+    def fork_rank(self, request: SpawnRequest, fds: list[int]) -> tuple[PythonJob, dict[str, int]] | None:
         """Fork a rank; returns None here, and in the fork, if it is to go on as the user's program, what it needs."""
         parent = os.getpid()
         pid: int | None = None
         number = self.lacking or errno.EMFILE  # which some descriptors did not survive, if some are missing
         if len(fds) == len(request["fds"]) and not self.lacking:
             # What is sent to the fork waits until that has its handlers.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
             try:
                 pid = os.fork()
             except OSError as error:  # a limit on processes or memory
                 number = error.errno or errno.EAGAIN
             if pid == 0:
-                return self.become(request["job"], dict(zip(request["fds"], fds, strict=True)), parent)
+                return self.setup_child(request["job"], dict(zip(request["fds"], fds, strict=True)), parent)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for fd in fds:
             os.close(fd)
         if pid is None:
-            self.tell({"op": "unborn", "rank": request["rank"], "errno": number})
+            self.send({"op": "unborn", "rank": request["rank"], "errno": number})
             return None
         self.ranks[pid] = request["rank"]
         pidfd = processes.open_pidfd(pid)
-        self.tell({"op": "spawned", "rank": request["rank"], "pid": pid}, [] if pidfd is None else [pidfd])
+        self.send({"op": "spawned", "rank": request["rank"], "pid": pid}, [] if pidfd is None else [pidfd])
         if pidfd is not None:
             os.close(pidfd)
         return None
 
-    def become(self, job: RankJob, fds: dict[str, int], parent: int) -> tuple[PythonJob, dict[str, int]]:
+    def setup_child(self, job: RankJob, fds: dict[str, int], parent: int) -> tuple[PythonJob, dict[str, int]]:
         """In the fork: leave nothing of the zygote but its modules."""
         try:
             signal.set_wakeup_fd(-1)
             for inherited, handler in self.inherited.items():
-                if inherited in FOR_RANKS:
+                if inherited in FORWARDED_SIGNALS:
                     signal.signal(inherited, signal.SIG_IGN)  # forgets one that came by now: it was for a handler
                 signal.signal(inherited, handler or signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, self.config["blocked"])
@@ -331,19 +337,19 @@ class Zygote:
             if job["cpus"]:
                 os.sched_setaffinity(0, job["cpus"])
             if job["kind"] == "program" or not self.config["forks"]:
-                self.execute(job, fds)
-            self.left.pass_over()
+                self.exec_child(job, fds)
+            self.left.disable_in_rank()
             os.environ.update(job["env"])
-            repairs.apply()
-            processes.retitle(job["title"])
-            titles.Titles(job["title"], processes.retitle).install()
+            repairs.apply_fixups()
+            processes.set_process_title(job["title"])
+            titles.Titles(job["title"], processes.set_process_title).install()
             gc.enable()
         except BaseException as error:
             os.write(2, f"ddplaunch: rank {job['rank']} could not start: {error}\n".encode())
             os._exit(1)
         return job, fds
 
-    def execute(self, job: RankJob, fds: dict[str, int]) -> NoReturn:
+    def exec_child(self, job: RankJob, fds: dict[str, int]) -> NoReturn:
         """In the fork: become a fresh interpreter, or the program of ``--no-python``."""
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and exec would hand on
             signal.signal(number, signal.SIG_DFL)
@@ -352,7 +358,7 @@ class Zygote:
             path = job["typed"] if os.sep in job["typed"] else job["path"]
             words = [job["typed"], *job["args"]]
         else:
-            handed = os.memfd_create("job", 0) if hasattr(os, "memfd_create") else _unlinked_file()
+            handed = os.memfd_create("job", 0) if hasattr(os, "memfd_create") else _make_memfd()
             os.write(handed, marshal.dumps((job, fds)))  # type: ignore[arg-type]  # a TypedDict is a dict
             os.lseek(handed, 0, os.SEEK_SET)
             for fd in (handed, *fds.values()):
@@ -365,30 +371,30 @@ class Zygote:
             os.write(2, f"ddplaunch: cannot execute {shown}: {error.strerror}\n".encode())
             os._exit(126)
 
-    def sweep(self, grace: float, patience: float) -> None:
+    def sweep(self, grace: float, helper_timeout_s: float) -> None:
         """End all that is left below: SIGTERM, then SIGKILL after ``grace`` seconds or as soon as we hear anything.
 
         What multiprocessing keeps beside a program (forkserver, resource tracker) leaves by itself, and is let to:
-        so many seconds of ``patience`` come first, and _HELPER_PATIENCE where only they are left, late as they may be
+        so many seconds of ``helper_timeout_s`` come first, and _HELPER_TIMEOUT_S where only they are left, late as they may be
         on a busy machine.
         """
-        if min(grace, patience) > 0:
-            self.wait(min(grace, patience))
-            if all(processes.is_multiprocessing(pid) for pid in self.below()):
-                self.wait(min(grace, _HELPER_PATIENCE))
+        if min(grace, helper_timeout_s) > 0:
+            self.wait(min(grace, helper_timeout_s))
+            if all(processes.is_multiprocessing_helper(pid) for pid in self.below()):
+                self.wait(min(grace, _HELPER_TIMEOUT_S))
         left = self.below()
-        found = [processes.describe(pid) for pid in left if pid not in self.ranks]
+        found = [processes.describe_process(pid) for pid in left if pid not in self.ranks]
         if left and grace > 0:
             for pid in left:
-                processes.send(pid, signal.SIGTERM)
-                processes.send(pid, signal.SIGCONT)
+                processes.send_signal(pid, signal.SIGTERM)
+                processes.send_signal(pid, signal.SIGCONT)
             self.wait(grace)
-        stuck, ended = processes.kill_all_below(os.getpid(), spare=self.is_store)
-        self.report(ended)
-        self.tell({"op": "swept", "found": found, "stuck": stuck})
+        stuck, ended = processes.kill_descendants(os.getpid(), is_excluded=self.is_store)
+        self.send_exits(ended)
+        self.send({"op": "swept", "found": found, "stuck": stuck})
 
     def below(self) -> list[int]:
-        return processes.descendants(os.getpid(), spare=self.is_store)
+        return processes.list_descendants(os.getpid(), is_excluded=self.is_store)
 
     def wait(self, seconds: float) -> None:
         """Wait until nothing is left below or the supervisor has something to say, at most ``seconds``."""
@@ -398,20 +404,20 @@ class Zygote:
                 return
             self.reap()
 
-    def leave(self) -> NoReturn:
+    def exit(self) -> NoReturn:
         """The supervisor is gone: so is everything that it started, and every file that only this job needed."""
-        processes.kill_all_below(os.getpid())
+        processes.kill_descendants(os.getpid())
         for path in self.config["remove"]:
             _remove(path)
-        self.left.remove()
+        self.left.run()
         os._exit(0)
 
 
-def _nothing(number: int, frame: object) -> None:
+def _on_signal_noop(number: int, frame: object) -> None:
     """Hear a signal, for the pipe that wakes us."""
 
 
-def _unlinked_file() -> int:
+def _make_memfd() -> int:
     import tempfile
 
     with tempfile.TemporaryFile() as file:
@@ -428,6 +434,6 @@ def _remove(path: str) -> None:
 
 
 if __name__ == "__main__":
-    life = worker.Life(*worker.with_room(main)(), forked=True)
-    worker.with_room(worker.live)(life)
-    life.leave()
+    life = worker.RankRunner(*worker.preallocate_stack_chunk(main)(), forked=True)
+    worker.preallocate_stack_chunk(worker.run_program)(life)
+    life.exit()

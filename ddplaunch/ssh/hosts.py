@@ -10,8 +10,8 @@ from typing import NoReturn
 
 from ddplaunch.clusters.nodelist import expand_hosts
 from ddplaunch.dataclass import dataclass, replace
-from ddplaunch.errors import UsageError, shown
-from ddplaunch.files import MAX_HOSTS, read_named
+from ddplaunch.errors import UsageError, sanitize_line
+from ddplaunch.files import MAX_HOSTFILE_BYTES, read_user_file
 
 # --hosts a:4,n[01-04]:8,b,me@c,[fd00::1]:4
 #
@@ -53,14 +53,14 @@ class Host:
         return f"{self.user}@{self.name}" if self.user else self.name
 
 
-def read(
+def read_host_options(
     hosts: str | None, hostfile: str | None, include: str | None = None, exclude: str | None = None
 ) -> tuple[Host, ...]:
     """Read the values of the four options, of which one of the first two is given. Raises UsageError, as the others."""
     if hosts is not None and hostfile is not None:
-        both = f"--hosts {shown(hosts, 100)} and --hostfile {shown(hostfile, 100)}"
+        both = f"--hosts {sanitize_line(hosts, 100)} and --hostfile {sanitize_line(hostfile, 100)}"
         raise _error(f"{both} contradict each other", "leave one of them out")
-    return choose(read_hostfile(hostfile) if hostfile is not None else read_hosts(hosts or ""), include, exclude)
+    return filter_hosts(read_hostfile(hostfile) if hostfile is not None else read_hosts(hosts or ""), include, exclude)
 
 
 def read_hosts(text: str) -> tuple[Host, ...]:
@@ -68,34 +68,34 @@ def read_hosts(text: str) -> tuple[Host, ...]:
     hint = "--hosts n1:4,n2:4, or --hosts n[1-4]:8"
     if not text.strip():
         raise _error("--hosts is empty", hint)
-    source = f"--hosts {shown(text, 100)}"
-    return _without_doubles((source, host) for part in _parts(text) for host in _entry(part.strip(), source, hint))
+    source = f"--hosts {sanitize_line(text, 100)}"
+    return _deduplicate((source, host) for part in _parts(text) for host in _parse_entry(part.strip(), source, hint))
 
 
 def read_hostfile(path: str) -> tuple[Host, ...]:
     """Read a file of hosts. Raises UsageError if it cannot be read, or a line does not parse."""
     try:
-        text = read_named(path, MAX_HOSTS).decode("utf-8-sig")
+        text = read_user_file(path, MAX_HOSTFILE_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise _error(f"--hostfile {path}: {error.strerror}", "a relative path starts at the current folder") from None
     except UnicodeDecodeError:
         raise _error(f"--hostfile {path} is not a text file", _EXAMPLE) from None
-    hosts = _without_doubles(_added_up(list(_lines(text, path))))
+    hosts = _deduplicate(_sum_slots(list(_lines(text, path))))
     if not hosts:
         raise _error(f"--hostfile {path} has no hosts", _EXAMPLE)
     return hosts
 
 
 @dataclass(frozen=True)
-class _Line:
-    """A host in a line of a file. One that ``adds`` adds its slots to those of other lines for that host."""
+class _HostfileEntry:
+    """A host in a line of a file. One that ``adds_slots`` adds its slots to those of other lines for that host."""
 
     source: str
     host: Host
-    adds: bool
+    adds_slots: bool
 
 
-def _lines(text: str, path: str) -> Iterator[_Line]:
+def _lines(text: str, path: str) -> Iterator[_HostfileEntry]:
     for number, line in enumerate(text.split("\n"), 1):
         stated, source = line.partition("#")[0], f"{path}:{number}"
         words = "=".join(part.strip() for part in stated.split("=")).split()
@@ -106,21 +106,21 @@ def _lines(text: str, path: str) -> Iterator[_Line]:
             slots: int | None = _slots(rest[0], name, source, _EXAMPLE)
             adds = True
         else:
-            slots, adds = _named_slots(rest, name, source), not rest and ":" not in name.rpartition("]")[2]
-        for host in _entry(name, source, _EXAMPLE):
+            slots, adds = _parse_slots_words(rest, name, source), not rest and ":" not in name.rpartition("]")[2]
+        for host in _parse_entry(name, source, _EXAMPLE):
             if slots is not None and host.slots is not None:
-                raise _error(f"{source}: '{shown(line, 100)}' has two numbers of slots", _EXAMPLE)
-            yield _Line(source, replace(host, slots=host.slots if slots is None else slots), adds)
+                raise _error(f"{source}: '{sanitize_line(line, 100)}' has two numbers of slots", _EXAMPLE)
+            yield _HostfileEntry(source, replace(host, slots=host.slots if slots is None else slots), adds)
 
 
-def _named_slots(words: list[str], host: str, source: str) -> int | None:
+def _parse_slots_words(words: list[str], host: str, source: str) -> int | None:
     """Read ``slots=4 max_slots=8``; the second limits the first, or counts if it is alone."""
     found: dict[str, int] = {}
     for word in words:
         name, equals, value = word.partition("=")
         name = "max_slots" if name in _MAX_SLOTS else name
         if name not in ("slots", "max_slots") or not equals or name in found:
-            raise _error(f"{source}: cannot read '{shown(word, 60)}'", _EXAMPLE)
+            raise _error(f"{source}: cannot read '{sanitize_line(word, 60)}'", _EXAMPLE)
         found[name] = _slots(value, host, source, _EXAMPLE)
     slots, max_slots = found.get("slots"), found.get("max_slots")
     if slots is not None and max_slots is not None and slots > max_slots:
@@ -128,18 +128,18 @@ def _named_slots(words: list[str], host: str, source: str) -> int | None:
     return max_slots if slots is None else slots
 
 
-def _added_up(lines: list[_Line]) -> Iterator[tuple[str, Host]]:
+def _sum_slots(lines: list[_HostfileEntry]) -> Iterator[tuple[str, Host]]:
     """One host for all lines that add slots to it; a name alone counts 1 if a name is repeated."""
-    times = Counter((line.host.destination, line.host.slots is None) for line in lines if line.adds)
+    times = Counter((line.host.destination, line.host.slots is None) for line in lines if line.adds_slots)
     counts = any(number > 1 for (_, alone), number in times.items() if alone)
     slots = Counter[str]()
     for line in lines:
-        if line.adds:
+        if line.adds_slots:
             slots[line.host.destination] += line.host.slots or 1
     given = set()
     for line in lines:
         host = line.host
-        if not line.adds or (host.slots is None and not counts):
+        if not line.adds_slots or (host.slots is None and not counts):
             yield line.source, host
         elif host.destination not in given:
             given.add(host.destination)
@@ -156,18 +156,18 @@ def _parts(text: str) -> list[str]:
     return parts
 
 
-def _entry(text: str, source: str, hint: str) -> Iterator[Host]:
+def _parse_entry(text: str, source: str, hint: str) -> Iterator[Host]:
     """Read ``name``, ``name:N`` or either with ranges in brackets."""
     found = _ENTRY.fullmatch(text)
     if not found:
         if text.count(":") > 1:
             hint = "write an IPv6 address in brackets: [fd00::1]:4"
-        what = f"'{shown(text, 60)}' is not a host" if text else "a host has no name"
+        what = f"'{sanitize_line(text, 60)}' is not a host" if text else "a host has no name"
         raise _error(f"{source}: {what}", hint)
     slots = None if found["slots"] is None else _slots(found["slots"], text.rpartition(":")[0], source, hint)
     user = found["user"]
     if user is not None and not _NAME.fullmatch(user):
-        raise _error(f"{source}: '{shown(user, 60)}' is not a user name", f"{hint}, or me@n1")
+        raise _error(f"{source}: '{sanitize_line(user, 60)}' is not a user name", f"{hint}, or me@n1")
     if found["address"] is not None:
         yield Host(_address(found["address"], source), slots, user=user)
         return
@@ -177,10 +177,10 @@ def _entry(text: str, source: str, hint: str) -> Iterator[Host]:
         raise _error(error.message, hint) from None
     for name in names:
         if not _NAME.fullmatch(name):  # ssh would take -oProxyCommand=… for an option
-            raise _error(f"{source}: '{shown(name, 60)}' is not a host name", hint)
+            raise _error(f"{source}: '{sanitize_line(name, 60)}' is not a host name", hint)
         if len(name) > 253 or not all(0 < len(label) < 64 for label in name.removesuffix(".").split(".")):
             what = "a name has at most 253 characters, and 1 to 63 between dots"
-            raise _error(f"{source}: '{shown(name, 60)}' is not a host name: {what}", hint)
+            raise _error(f"{source}: '{sanitize_line(name, 60)}' is not a host name: {what}", hint)
         yield Host(name, slots, user=user)
 
 
@@ -190,14 +190,14 @@ def _address(text: str, source: str) -> str:
     except ValueError:
         address = None
     if address is None or (address.scope_id and not _SCOPE.fullmatch(address.scope_id)):  # shells may read it (%h)
-        what = f"{source}: [{shown(text, 60)}] is not an IPv6 address"
+        what = f"{source}: [{sanitize_line(text, 60)}] is not an IPv6 address"
         raise _error(what, "[fd00::1]:4; a range is n[1-4]:4")
     return str(address)
 
 
 def _slots(text: str, host: str, source: str, hint: str) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise _error(f"{source}: '{shown(text, 40)}' is not a number of slots", hint)
+        raise _error(f"{source}: '{sanitize_line(text, 40)}' is not a number of slots", hint)
     if int(text) == 0:
         raise _error(f"{source}: {host} has 0 slots", "leave it out, or give it 1 or more")
     if int(text) > MAX_SLOTS:
@@ -205,7 +205,7 @@ def _slots(text: str, host: str, source: str, hint: str) -> int:
     return int(text)
 
 
-def _without_doubles(hosts: Iterable[tuple[str, Host]]) -> tuple[Host, ...]:
+def _deduplicate(hosts: Iterable[tuple[str, Host]]) -> tuple[Host, ...]:
     first: dict[str, str] = {}
     kept = []
     for source, host in hosts:
@@ -220,7 +220,7 @@ def _without_doubles(hosts: Iterable[tuple[str, Host]]) -> tuple[Host, ...]:
 # --------------------------------------------------------------------------------------------------- include, exclude
 
 
-def choose(hosts: tuple[Host, ...], include: str | None, exclude: str | None) -> tuple[Host, ...]:
+def filter_hosts(hosts: tuple[Host, ...], include: str | None, exclude: str | None) -> tuple[Host, ...]:
     """Keep the hosts that ``--include`` names, or those that ``--exclude`` does not name, in their order.
 
     The grammar is DeepSpeed's (parse_resource_filter of its launcher/runner.py): ``NODE[:SLOT,…]@NODE…``, where a node
@@ -261,7 +261,7 @@ def _filter(text: str, option: str, hosts: dict[str, Host]) -> dict[str, tuple[i
         if not name:
             _refuse(option, text, "a node has no name")
         if host is None:
-            _refuse(option, text, f"{shown(name, 60)} is not among the hosts")
+            _refuse(option, text, f"{sanitize_line(name, 60)} is not among the hosts")
         if name in named:
             _refuse(option, text, f"{name} is named twice")
         named[name] = None
@@ -270,7 +270,7 @@ def _filter(text: str, option: str, hosts: dict[str, Host]) -> dict[str, tuple[i
         slots: set[int] = set()
         for word in listed.split(","):
             if not re.fullmatch(r"[0-9]{1,9}", word):
-                _refuse(option, text, f"'{shown(word, 40)}' is not a slot of {name}")
+                _refuse(option, text, f"'{sanitize_line(word, 40)}' is not a slot of {name}")
             if int(word) >= (host.slots or MAX_SLOTS):
                 _refuse(option, text, f"{name} has no slot {word}, only 0 to {(host.slots or MAX_SLOTS) - 1}")
             if int(word) in slots:
@@ -283,8 +283,10 @@ def _filter(text: str, option: str, hosts: dict[str, Host]) -> dict[str, tuple[i
 
 
 def _refuse(option: str, text: str, what: str) -> NoReturn:
-    raise _error(f"{option} {shown(text, 100)}: {what}", f"{option} n1@n2:0,2 means n1, and slots 0 and 2 of n2")
+    raise _error(
+        f"{option} {sanitize_line(text, 100)}: {what}", f"{option} n1@n2:0,2 means n1, and slots 0 and 2 of n2"
+    )
 
 
 def _error(what: str, hint: str | None) -> UsageError:
-    return UsageError(shown(what, 400), hint)
+    return UsageError(sanitize_line(what, 400), hint)

@@ -23,29 +23,29 @@ from typing import Annotated
 import msgspec
 
 from ddplaunch import __version__
-from ddplaunch.control.hello import own_versions
+from ddplaunch.control.hello import read_versions
 from ddplaunch.control.messages import Versions
-from ddplaunch.control.relay import FOR_RANKS
+from ddplaunch.control.relay import FORWARDED_SIGNALS
 from ddplaunch.control.route import machine_id, resolve
 from ddplaunch.dataclass import dataclass
-from ddplaunch.errors import EXIT_SIGNAL, EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError, harmless
+from ddplaunch.errors import EXIT_SIGNAL, EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError, escape_control_chars
 from ddplaunch.inherited import AT_START
-from ddplaunch.loop import Loop
+from ddplaunch.loop import EventLoop
 from ddplaunch.plan.command import python_command
 from ddplaunch.rank import processes
-from ddplaunch.target.target import find
-from ddplaunch.wire.frames import Garbled
+from ddplaunch.target.target import find_target
+from ddplaunch.wire.frames import ProtocolError
 from ddplaunch.wire.typed import convert
 
-_MARK = b"\x1eddplaunch "
+_OUTPUT_MARK = b"\x1eddplaunch "
 
-HELLO = _MARK + b"here "
+HELLO = _OUTPUT_MARK + b"here "
 """Begins our first line. Nothing is sent to us before it: a login shell might read that instead."""
 
 
-def mark(nonce: str) -> bytes:
+def output_mark(nonce: str) -> bytes:
     """What begins our lines among those of ranks; without the job's nonce a rank cannot forge one."""
-    return _MARK + nonce.encode() + b" "
+    return _OUTPUT_MARK + nonce.encode() + b" "
 
 
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -64,8 +64,8 @@ class HostJob:
     log_dir: str | None
     address: str  # node 0's, which must resolve here; "" where the job has one node
     ports: tuple[_Port, ...]  # must be free here
-    words: tuple[str, ...]  # the launcher's, from `run` on
-    warning: int | None  # the number of the preemption signal; None for none
+    argv: tuple[str, ...]  # the launcher's, from `run` on
+    preempt_signal: int | None  # the number of the preemption signal; None for none
     heartbeat: Annotated[float, msgspec.Meta(gt=0)]
     grace: Annotated[float, msgspec.Meta(ge=0)]
 
@@ -92,36 +92,36 @@ class HostFacts:
         """Read what a host has written. Raises ValueError if it is not JSON, or a field is missing or wrong."""
         try:
             found: HostFacts = convert(msgspec.json.decode(text), cls)
-        except (msgspec.MsgspecError, RecursionError, Garbled) as error:
+        except (msgspec.MsgspecError, RecursionError, ProtocolError) as error:
             raise ValueError(type(error).__name__) from None
         return found
 
 
-GO, BEAT, ASK = b"G", b".", b"?"
-SIGNALS: Mapping[bytes, int] = {
+GO_BYTE, HEARTBEAT_BYTE, INSPECT_BYTE = b"G", b".", b"?"
+SIGNAL_BYTES: Mapping[bytes, int] = {
     b"I": signal.SIGINT,
     b"T": signal.SIGTERM,
     b"H": signal.SIGHUP,
     b"Q": signal.SIGQUIT,
-    **{bytes([0x80 + number]): number for number in FOR_RANKS},
+    **{bytes([0x80 + number]): number for number in FORWARDED_SIGNALS},
 }
 """The bytes that follow the line: start; a heartbeat; print what the ranks do; and signals for the launcher."""
 
-PATIENCE = 120.0  # seconds to wait for the line, and then for GO, which comes when all hosts have answered
-KILL_AFTER = 5.0  # seconds beyond the grace that the launcher has to end itself
-ZYGOTE_PATIENCE = 1.0  # seconds that the zygote of a killed launcher has to end its ranks and remove their files
+START_TIMEOUT_S = 120.0  # seconds to wait for the line, and then for GO_BYTE, which comes when all hosts have answered
+KILL_DELAY_S = 5.0  # seconds beyond the grace that the launcher has to end itself
+ZYGOTE_EXIT_TIMEOUT_S = 1.0  # seconds that the zygote of a killed launcher has to end its ranks and remove their files
 
 
 def main() -> int:
     """Serve one job; return the launcher's exit code."""
     try:
-        return _serve()
+        return _run_job()
     except Exception as error:  # the machine that started us shows this line
         os.write(2, f"a bug in ddplaunch on this host: {type(error).__name__}: {error}\n".encode(errors="replace"))
         return EXIT_SOFTWARE
 
 
-def _serve() -> int:
+def _run_job() -> int:
     AT_START.take()
     processes.die_with_parent(signal.SIGTERM)
     # On a line of its own, whatever a login shell has printed before, a progress bar say.
@@ -134,19 +134,21 @@ def _serve() -> int:
     job = HostJob.read(line)
     os.environ.pop("PYTHONSAFEPATH", None)  # ours, so that Python took no module from the home folder
     os.environ.update(job.environ)
-    facts = HostFacts(tuple(map(harmless, _problems(job))), own_versions(torch=not job.no_python), machine_id())
-    os.write(1, mark(job.nonce) + msgspec.json.encode(facts) + b"\n")
-    byte = BEAT
-    while byte == BEAT:
+    facts = HostFacts(
+        tuple(map(escape_control_chars, _find_problems(job))), read_versions(torch=not job.no_python), machine_id()
+    )
+    os.write(1, output_mark(job.nonce) + msgspec.json.encode(facts) + b"\n")
+    byte = HEARTBEAT_BYTE
+    while byte == HEARTBEAT_BYTE:
         byte = _read_byte()
-    if byte != GO:
+    if byte != GO_BYTE:
         return EXIT_USAGE if facts.problems else EXIT_UNAVAILABLE
     return HostGuard(job).run()
 
 
 def _read_byte() -> bytes:
     """Read a byte; b"" at the end, or after too long a silence."""
-    return os.read(0, 1) if select.select([0], [], [], PATIENCE)[0] else b""
+    return os.read(0, 1) if select.select([0], [], [], START_TIMEOUT_S)[0] else b""
 
 
 def _read_line() -> bytes | None:
@@ -159,7 +161,7 @@ def _read_line() -> bytes | None:
     return line
 
 
-def _problems(job: HostJob) -> Iterator[str]:
+def _find_problems(job: HostJob) -> Iterator[str]:
     """What keeps the job from running here."""
     try:
         os.chdir(job.cwd)
@@ -169,7 +171,7 @@ def _problems(job: HostJob) -> Iterator[str]:
         if job.log_dir is not None:
             yield from _unwritable(job.log_dir)
         try:
-            find(job.target, (), as_module=job.module, as_program=job.no_python, cwd=job.cwd)
+            find_target(job.target, (), as_module=job.module, as_program=job.no_python, cwd=job.cwd)
         except UsageError as error:
             yield error.message
     if job.address:
@@ -202,80 +204,80 @@ class HostGuard:
 
     def __init__(self, job: HostJob) -> None:
         self._job = job
-        self._loop = Loop()
+        self._loop = EventLoop()
         self._alone = self._killed = False
 
     def run(self) -> int:
         """Run the launcher to its end, send its exit code, and return it."""
         processes.adopt_orphans()
         caught = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
-        self._loop.catch(caught, self._signalled)
-        self._loop.catch(FOR_RANKS, lambda number: None)  # the launcher hears them
+        self._loop.add_signal_handlers(caught, self._on_signal)
+        self._loop.add_signal_handlers(FORWARDED_SIGNALS, lambda number: None)  # the launcher hears them
         us = os.getpid()
 
         def begin() -> None:
             processes.die_with_parent(signal.SIGTERM)
             if os.getppid() != us:
                 os._exit(EXIT_UNAVAILABLE)
-            if self._job.warning is not None:  # until the launcher listens
-                signal.pthread_sigmask(signal.SIG_BLOCK, [self._job.warning])
+            if self._job.preempt_signal is not None:  # until the launcher listens
+                signal.pthread_sigmask(signal.SIG_BLOCK, [self._job.preempt_signal])
 
         self._launcher = subprocess.Popen(
-            [*python_command(sys.executable), *self._job.words],
+            [*python_command(sys.executable), *self._job.argv],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             preexec_fn=begin,
         )
-        self._silence = self._loop.after(self._job.heartbeat, self._lost)
-        self._loop.watch(0, self._hear)
+        self._silence = self._loop.call_later(self._job.heartbeat, self._on_disconnect)
+        self._loop.watch_fd(0, self._on_stdin)
         while self._launcher.poll() is None and not self._killed:
-            self._loop.step()
+            self._loop.run_once()
         code = self._launcher.returncode
-        self._clear()
+        self._kill_remaining()
         code = EXIT_UNAVAILABLE if code is None else EXIT_SIGNAL - code if code < 0 else code
         if not self._alone:
-            os.write(2, mark(self._job.nonce) + str(code).encode() + b"\n")
+            os.write(2, output_mark(self._job.nonce) + str(code).encode() + b"\n")
         return code
 
-    def _clear(self) -> None:
+    def _kill_remaining(self) -> None:
         """Leave no process. What a killed launcher leaves, files too, its zygote removes within a moment."""
-        self._loop.forget(0)
+        self._loop.unwatch_fd(0)
         if self._launcher.returncode is None:
             self._launcher.kill()
-        over = time.monotonic() + ZYGOTE_PATIENCE
-        self._loop.after(ZYGOTE_PATIENCE, lambda: None)
-        while processes.descendants(os.getpid()) and time.monotonic() < over:
-            self._loop.step()
-        processes.kill_all_below(os.getpid())
+        over = time.monotonic() + ZYGOTE_EXIT_TIMEOUT_S
+        self._loop.call_later(ZYGOTE_EXIT_TIMEOUT_S, lambda: None)
+        while processes.list_descendants(os.getpid()) and time.monotonic() < over:
+            self._loop.run_once()
+        processes.kill_descendants(os.getpid())
 
-    def _hear(self) -> None:
+    def _on_stdin(self) -> None:
         data = os.read(0, 4096)
         if not data:
-            self._lost()
+            self._on_disconnect()
             return
         self._silence.cancel()
-        self._silence = self._loop.after(self._job.heartbeat, self._lost)
-        if ASK in data:
+        self._silence = self._loop.call_later(self._job.heartbeat, self._on_disconnect)
+        if INSPECT_BYTE in data:
             words = [*python_command(sys.executable), "stacks", str(self._launcher.pid)]
             subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
         for byte in data:
-            number = SIGNALS.get(bytes([byte]))
+            number = SIGNAL_BYTES.get(bytes([byte]))
             if number is not None:
-                processes.send(self._launcher.pid, number)
+                processes.send_signal(self._launcher.pid, number)
 
-    def _signalled(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         if number != signal.SIGCHLD:
-            self._lost()
+            self._on_disconnect()
 
-    def _lost(self) -> None:
+    def _on_disconnect(self) -> None:
         """The machine that started us is gone: stop the launcher."""
         if self._alone:
             return
         self._alone = True
-        self._loop.forget(0)
+        self._loop.unwatch_fd(0)
         self._silence.cancel()
-        processes.send(self._launcher.pid, signal.SIGTERM)
-        self._loop.after(self._job.grace + KILL_AFTER, self._kill)
+        processes.send_signal(self._launcher.pid, signal.SIGTERM)
+        self._loop.call_later(self._job.grace + KILL_DELAY_S, self._kill)
 
     def _kill(self) -> None:
         self._killed = True

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ddplaunch.errors import UsageError, cut
+from ddplaunch.errors import UsageError, truncate_line
 from ddplaunch.target import signature
 from ddplaunch.target.signature import Signature
-from ddplaunch.words import nearest
+from ddplaunch.words import closest_match
 
 
 def find_function(typed: str, where: str, function: str, module: ast.Module) -> Signature | None:
@@ -26,28 +26,30 @@ def find_function(typed: str, where: str, function: str, module: ast.Module) -> 
     if not bindings:
         if "__getattr__" in names or any("*" in _bound_names(node) for node in _top_level(module)):
             return None
-        raise UsageError(f"{where} has no function {function}", _instead(where, function, names))
+        raise UsageError(f"{where} has no function {function}", _suggest_functions(where, function, names))
     node = bindings[-1]
     if attribute:
         return None
     if isinstance(node, ast.AsyncFunctionDef):
         raise UsageError(f"{typed} is a coroutine function", "wrap it in a function that calls asyncio.run")
     if isinstance(node, ast.ClassDef):
-        raise UsageError(f"{typed} is a class, not a function", _instead(where, function, names))
-    if isinstance(node, (ast.Import, ast.Assign, ast.AnnAssign)) and (what := _no_function(node)):
-        raise UsageError(f"{typed} is not a function: {cut(what, 60)}", _instead(where, function, names))
+        raise UsageError(f"{typed} is a class, not a function", _suggest_functions(where, function, names))
+    if isinstance(node, (ast.Import, ast.Assign, ast.AnnAssign)) and (what := _non_function_statement(node)):
+        raise UsageError(
+            f"{typed} is not a function: {truncate_line(what, 60)}", _suggest_functions(where, function, names)
+        )
     if len(bindings) == 1 and isinstance(node, ast.FunctionDef) and not node.decorator_list and node in module.body:
         return signature.from_source(typed, node, module)
     return None
 
 
-def _instead(where: str, function: str, names: list[str]) -> str | None:
-    if near := nearest(function, names):
+def _suggest_functions(where: str, function: str, names: list[str]) -> str | None:
+    if near := closest_match(function, names):
         return f"did you mean {where}:{near}?"
     return f"its functions: {', '.join(names[:8])}{', …' if len(names) > 8 else ''}" if names else None
 
 
-def _no_function(node: ast.Import | ast.Assign | ast.AnnAssign) -> str | None:
+def _non_function_statement(node: ast.Import | ast.Assign | ast.AnnAssign) -> str | None:
     """The statement, if it binds its name to what is surely no function: a module, or a plain value."""
     plain = (ast.Constant, ast.List, ast.Dict, ast.Tuple, ast.Set, ast.JoinedStr)
     if isinstance(node, ast.Import) or (isinstance(node.value, plain) and len(_bound_names(node)) == 1):

@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from ddplaunch.errors import UsageError
-from ddplaunch.target.signature import INJECTED, Parameter, Signature, Value
+from ddplaunch.target.signature import INJECTED_PARAMETERS, Parameter, Signature, Value
 
 
-def help_of(signature: Signature) -> str:
+def function_help(signature: Signature) -> str:
     """The function's docstring and its options with their types and defaults, as ``--help`` shows them."""
     parameters = {parameter.name: parameter for parameter in signature.typed}
     rows = []
@@ -41,14 +41,14 @@ def help_of(signature: Signature) -> str:
 # ----------------------------------------------------------------------------------------------- words into options
 
 
-def parse(signature: Signature, words: Sequence[str], *, live: bool) -> dict[str, Any]:
+def parse_arguments(signature: Signature, words: Sequence[str], *, live: bool) -> dict[str, Any]:
     """Convert ``words``; only what was given is in the result, so that the function's own defaults serve for the rest.
 
     In a ``live`` signature, which is the function's own, a type that is still not known is an error.
     """
     parameters = {parameter.name: parameter for parameter in signature.typed if parameter.stars != "**"}
     catch_all = next((parameter for parameter in signature.typed if parameter.stars == "**"), None)
-    others = _others(words, parameters) if catch_all else {}
+    others = _kwargs_options(words, parameters) if catch_all else {}
     options = [_option(parameter, parameters) for parameter in parameters.values()]
     options += [click.Option([spelling, name]) for name, spelling in others.items()]
     try:
@@ -58,21 +58,21 @@ def parse(signature: Signature, words: Sequence[str], *, live: bool) -> dict[str
         for parameter in parameters.values():
             key = parameter.name.lower() if parameter.stars else parameter.name  # click's way with arguments
             if _was_given(context, key):
-                given[parameter.name] = _converted(parameter, parameter.name, context.params[key], live)
+                given[parameter.name] = _convert(parameter, parameter.name, context.params[key], live)
             elif parameter.required:
                 missing.append(f"--{parameter.name}")
         if missing:
-            raise _Wrong(f"needs {' and '.join([', '.join(missing[:-1])] * (len(missing) > 1) + missing[-1:])}")
+            raise _ArgumentError(f"needs {' and '.join([', '.join(missing[:-1])] * (len(missing) > 1) + missing[-1:])}")
         if catch_all:
-            given[catch_all.name] = {name: _converted(catch_all, name, context.params[name], live) for name in others}
-    except _Wrong as error:
+            given[catch_all.name] = {name: _convert(catch_all, name, context.params[name], live) for name in others}
+    except _ArgumentError as error:
         raise UsageError(f"{signature.name} {error}", f"its signature: {signature}") from None
     except click.ClickException as error:
         raise UsageError(f"{signature.name}: {_message(error, signature)}", f"its signature: {signature}") from None
     return given
 
 
-class _Wrong(Exception):
+class _ArgumentError(Exception):
     """What is wrong with the arguments, as the rest of a sentence that begins with the function's name."""
 
 
@@ -83,7 +83,7 @@ def _was_given(context: click.Context, name: str) -> bool:
 
 def _message(error: click.ClickException, signature: Signature) -> str:
     name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
-    if name in INJECTED and any(parameter.name == name for parameter in signature.parameters):
+    if name in INJECTED_PARAMETERS and any(parameter.name == name for parameter in signature.parameters):
         return f"{name} comes from ddplaunch, leave {error.option_name} out"  # type: ignore[attr-defined]
     text = error.format_message().rstrip(".")
     return text[:1].lower() + text[1:]
@@ -100,7 +100,7 @@ def _option(parameter: Parameter, parameters: Mapping[str, Parameter]) -> click.
     return click.Option([f"{each}{no and no + each[2:]}" for each in spellings] + [name], is_flag=True, default=None)
 
 
-def _others(words: Sequence[str], parameters: Mapping[str, Parameter]) -> dict[str, str]:
+def _kwargs_options(words: Sequence[str], parameters: Mapping[str, Parameter]) -> dict[str, str]:
     """The options that only ``**kwargs`` can take: their names and how they are spelled."""
     others = {}
     for word in words:
@@ -114,22 +114,22 @@ def _others(words: Sequence[str], parameters: Mapping[str, Parameter]) -> dict[s
 # ------------------------------------------------------------------------------------------------ texts into values
 
 
-def _converted(parameter: Parameter, name: str, given: Any, live: bool) -> Any:
-    """Convert the text of one option, or the texts of a repeated one. Raises _Wrong if it is of the wrong kind."""
+def _convert(parameter: Parameter, name: str, given: Any, live: bool) -> Any:
+    """Convert the text of one option, or the texts of a repeated one. Raises _ArgumentError if it is of the wrong kind."""
     value = parameter.value
     try:
         if parameter.stars == "*":
-            return tuple(_one(value, text, live) for text in given)
+            return tuple(_convert_one(value, text, live) for text in given)
         if value.container and not parameter.stars:
             if value.length not in (None, len(given)):
-                raise _Wrong(f"cannot take --{name}: it has {value.length} values, and {len(given)} are given")
-            return value.container([_one(value, text, live) for text in given])
-        return _one(value, given, live)
+                raise _ArgumentError(f"cannot take --{name}: it has {value.length} values, and {len(given)} are given")
+            return value.container([_convert_one(value, text, live) for text in given])
+        return _convert_one(value, given, live)
     except click.BadParameter as error:
-        raise _Wrong(f"cannot take --{name}: {error.message.rstrip('.')}") from None
+        raise _ArgumentError(f"cannot take --{name}: {error.message.rstrip('.')}") from None
 
 
-def _one(value: Value, text: Any, live: bool) -> Any:
+def _convert_one(value: Value, text: Any, live: bool) -> Any:
     """Convert one text. Raises click.BadParameter if it is of the wrong kind; the message says what would be right."""
     match value.kind:
         case "int":
@@ -147,7 +147,7 @@ def _one(value: Value, text: Any, live: bool) -> Any:
         case "union":
             for side in value.sides:
                 try:
-                    return _one(side, text, live)
+                    return _convert_one(side, text, live)
                 except click.BadParameter:
                     continue
             raise click.BadParameter(f"{text!r} is not one of {', '.join(side.kind for side in value.sides)}")

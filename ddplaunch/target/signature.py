@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-INJECTED = {
+INJECTED_PARAMETERS = {
     "rank": "rank",
     "global_rank": "rank",
     "local_rank": "local_rank",
@@ -52,7 +52,7 @@ class Value:
     convert: Callable[[str], Any] | None = None  # in a rank only, makes the value from its text (a choice, a path)
 
 
-GUESS = Value("union", sides=(Value("number"), Value("str")))
+NUMBER_OR_TEXT = Value("union", sides=(Value("number"), Value("str")))
 """For a parameter that says nothing of its type: a number where it looks like one."""
 
 
@@ -68,7 +68,7 @@ class Parameter:
 
     @property
     def injected(self) -> bool:
-        return self.name in INJECTED and not self.stars
+        return self.name in INJECTED_PARAMETERS and not self.stars
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ def _read(argument: ast.arg, default: ast.expr | None, module: ast.Module, stars
     text = f"{stars}{argument.arg}"
     if argument.annotation:
         text += f": {ast.unparse(argument.annotation)}"
-        value = _annotated(argument.annotation, module)
+        value = _value_from_annotation(argument.annotation, module)
     else:
-        value = GUESS if default is None else _like_expression(default, module)
+        value = NUMBER_OR_TEXT if default is None else _value_from_default_source(default, module)
     if default is not None:
         text += f" = {ast.unparse(default)}" if argument.annotation else f"={ast.unparse(default)}"
     return Parameter(argument.arg, text, value, default is None and not stars, stars)
@@ -135,8 +135,8 @@ _SIMPLE: dict[str, Value] = {
     "Path": Value("path", convert=pathlib.Path),
     "PurePath": Value("path", convert=pathlib.PurePath),
     "PathLike": Value("path", convert=pathlib.Path),
-    "Any": GUESS,
-    "object": GUESS,
+    "Any": NUMBER_OR_TEXT,
+    "object": NUMBER_OR_TEXT,
 }
 
 _CONTAINERS: dict[str, Container] = {
@@ -146,36 +146,36 @@ _CONTAINERS: dict[str, Container] = {
 }
 
 
-def _annotated(node: ast.expr, module: ast.Module | None) -> Value:
+def _value_from_annotation(node: ast.expr, module: ast.Module | None) -> Value:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         try:
-            return _annotated(ast.parse(node.value, mode="eval").body, module)
+            return _value_from_annotation(ast.parse(node.value, mode="eval").body, module)
         except SyntaxError:
             return Value("any")
     name = _last_name(node)
     if name in _SIMPLE:
         return _SIMPLE[name]
     if name in _CONTAINERS:
-        return replace(GUESS, container=_CONTAINERS[name])
+        return replace(NUMBER_OR_TEXT, container=_CONTAINERS[name])
     if isinstance(node, ast.Name):
         members = _enum_members(node.id, module)
         return Value("choice", choices=members) if members else Value("any")
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        return _union([_annotated(side, module) for side in (node.left, node.right) if not _is_none(side)])
+        return _union([_value_from_annotation(side, module) for side in (node.left, node.right) if not _is_none(side)])
     if isinstance(node, ast.Subscript):
         inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         of = _last_name(node.value)
         if of in ("Optional", "Annotated"):
-            return _annotated(inner[0], module)
+            return _value_from_annotation(inner[0], module)
         if of == "Union":
-            return _union([_annotated(side, module) for side in inner if not _is_none(side)])
+            return _union([_value_from_annotation(side, module) for side in inner if not _is_none(side)])
         if of == "Literal" and all(isinstance(item, ast.Constant) for item in inner):
             return Value("choice", choices=tuple(str(item.value) for item in inner if isinstance(item, ast.Constant)))
         if of == "PathLike":
             return _SIMPLE[of]
         if of in _CONTAINERS:
             kinds = [item for item in inner if not (isinstance(item, ast.Constant) and item.value is ...)]
-            values = [_annotated(item, module) for item in kinds]
+            values = [_value_from_annotation(item, module) for item in kinds]
             return _container(_CONTAINERS[of], values, open_ended=len(kinds) < len(inner))
     return Value("any")
 
@@ -197,7 +197,7 @@ def _container(container: Container, inner: list[Value], *, open_ended: bool) ->
     length = len(inner) if container is tuple and inner and not open_ended else None
     if len(set(inner)) > 1 or any(each.container or each.kind == "any" for each in inner):
         return Value("any")
-    return replace(inner[0] if inner else GUESS, container=container, length=length)
+    return replace(inner[0] if inner else NUMBER_OR_TEXT, container=container, length=length)
 
 
 def _last_name(node: ast.expr) -> str:
@@ -225,14 +225,14 @@ def _assigned_names(node: ast.ClassDef) -> Iterator[str]:
                     yield target.id
 
 
-def _like_expression(default: ast.expr, module: ast.Module) -> Value:
+def _value_from_default_source(default: ast.expr, module: ast.Module) -> Value:
     """What a parameter without an annotation accepts, by the source of its default."""
     if isinstance(default, ast.UnaryOp):
         default = default.operand
     if isinstance(default, ast.Constant):
-        return _like(default.value)
+        return _value_from_default(default.value)
     if isinstance(default, (ast.List, ast.Tuple)):
-        return replace(GUESS, container=list if isinstance(default, ast.List) else tuple)
+        return replace(NUMBER_OR_TEXT, container=list if isinstance(default, ast.List) else tuple)
     if isinstance(default, ast.Attribute) and isinstance(default.value, ast.Name):
         members = _enum_members(default.value.id, module)
         return Value("choice", choices=members) if members else Value("any")
@@ -247,17 +247,17 @@ def from_function(name: str, function: Callable[..., Any]) -> Signature:
 
     Raises TypeError or ValueError if it is not callable, or has no signature that Python can tell.
     """
-    if _fills_in_itself(function):
+    if _supplies_own_arguments(function):
         return Signature(name, ())
     try:
         hints = typing.get_type_hints(inspect.unwrap(function))
     except Exception:  # one annotation that does not evaluate spoils all: they are then read as they are spelled
         hints = {}
     parameters = inspect.signature(function).parameters.values()
-    return Signature(name, tuple(_look(each, hints.get(each.name)) for each in parameters))
+    return Signature(name, tuple(_read_live_parameter(each, hints.get(each.name)) for each in parameters))
 
 
-def _fills_in_itself(function: Callable[..., Any]) -> bool:
+def _supplies_own_arguments(function: Callable[..., Any]) -> bool:
     """Whether a decorator finds the arguments elsewhere, as ``hydra.main`` does: it passes none on and needs none."""
     wrapped = getattr(function, "__wrapped__", None)
     if wrapped is None:
@@ -269,37 +269,37 @@ def _fills_in_itself(function: Callable[..., Any]) -> bool:
     return own.keys().isdisjoint(inspect.signature(wrapped).parameters)
 
 
-def _look(parameter: inspect.Parameter, hint: Any) -> Parameter:
+def _read_live_parameter(parameter: inspect.Parameter, hint: Any) -> Parameter:
     has_default = parameter.default is not parameter.empty
     if hint is None and parameter.annotation is not parameter.empty:
         hint = parameter.annotation
     if isinstance(hint, str):
-        value = _annotated(ast.Constant(hint), None)
+        value = _value_from_annotation(ast.Constant(hint), None)
     elif hint is not None:
-        value = _live(hint)
+        value = _value_from_live_annotation(hint)
     else:
-        value = _like(parameter.default) if has_default else GUESS
+        value = _value_from_default(parameter.default) if has_default else NUMBER_OR_TEXT
     starred: dict[Any, Stars] = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
     stars = starred.get(parameter.kind, "")
     return Parameter(parameter.name, str(parameter), value, not (has_default or stars), stars)
 
 
-def _live(annotation: Any) -> Value:
+def _value_from_live_annotation(annotation: Any) -> Value:
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
-        return _live(inner[0])
+        return _value_from_live_annotation(inner[0])
     if origin in (typing.Union, types.UnionType):
-        return _union([_live(side) for side in inner if side is not type(None)])
+        return _union([_value_from_live_annotation(side) for side in inner if side is not type(None)])
     if origin is Literal:
         members = {str(item): item for item in inner}
         return Value("choice", choices=tuple(members), convert=members.__getitem__)
     if annotation is Any:
-        return GUESS
+        return NUMBER_OR_TEXT
     kind = origin or annotation
     if not isinstance(kind, type):
         return Value("any")
     if kind in _LIVE_CONTAINERS:
-        values = [_live(item) for item in inner if item is not ...]
+        values = [_value_from_live_annotation(item) for item in inner if item is not ...]
         return _container(_LIVE_CONTAINERS[kind], values, open_ended=... in inner)
     if kind in (int, float, bool, str, object):
         return _SIMPLE[kind.__name__]
@@ -316,15 +316,15 @@ _LIVE_CONTAINERS: dict[type, Container] = {
 }
 
 
-def _like(default: object) -> Value:
+def _value_from_default(default: object) -> Value:
     """What a parameter without an annotation accepts, by its default."""
     if isinstance(default, enum.Enum):
-        return _live(type(default))
+        return _value_from_live_annotation(type(default))
     for kind in (bool, int, float, str):  # a bool is an int as well
         if isinstance(default, kind):
             return _SIMPLE[kind.__name__]
     if isinstance(default, pathlib.PurePath):
         return Value("path", convert=type(default))
     if isinstance(default, (list, tuple)):
-        return replace(GUESS, container=type(default) if type(default) in (list, tuple) else list)
-    return GUESS if default is None else Value("any")
+        return replace(NUMBER_OR_TEXT, container=type(default) if type(default) in (list, tuple) else list)
+    return NUMBER_OR_TEXT if default is None else Value("any")

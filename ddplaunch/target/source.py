@@ -14,8 +14,8 @@ from functools import lru_cache
 from importlib.machinery import ModuleSpec
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.errors import UsageError, cut
-from ddplaunch.files import read_regular
+from ddplaunch.errors import UsageError, truncate_line
+from ddplaunch.files import read_regular_file
 
 if TYPE_CHECKING:
     import ast
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 _ONLY_TREE = 0x400  # ast.PyCF_ONLY_AST
 
 
-def parse(path: str, name: str | None = None) -> ast.Module:
+def parse_file(path: str, name: str | None = None) -> ast.Module:
     """Return the syntax tree of the file at ``path``, called ``name`` in errors.
 
     Raises UsageError if it cannot be read, or is not Python; a syntax error is shown with its line.
     """
     name = name or path
     try:
-        source = read_regular(path, MAX_SOURCE)
+        source = read_regular_file(path, MAX_SOURCE)
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror}") from None
     if b"\0" in source:
@@ -38,7 +38,7 @@ def parse(path: str, name: str | None = None) -> ast.Module:
     try:
         return _tree(source, path)
     except SyntaxError as error:
-        hint = _not_python(path, name) or cut((error.text or "").strip(), 100) or None
+        hint = _not_python(path, name) or truncate_line((error.text or "").strip(), 100) or None
         where = f"{name}, line {error.lineno}" if error.lineno else name
         raise UsageError(f"syntax error in {where}: {error.msg}", hint) from None
     except (ValueError, RecursionError, MemoryError) as error:
@@ -89,7 +89,9 @@ def find_module(name: str, first: str) -> ModuleSpec | None:
         spec = next((found for folder in folders if (found := _ask_finders(full, folder))), None)
         if spec is None:
             named = [os.path.join(folder, parts[depth]) for folder in folders if folder is not None]
-            spec = _namespace(full, named if depth else [*named, *(os.path.join(folder, full) for folder in sys.path)])
+            spec = _find_namespace(
+                full, named if depth else [*named, *(os.path.join(folder, full) for folder in sys.path)]
+            )
         if spec is None:
             return None
         folders = list(spec.submodule_search_locations or ())
@@ -109,7 +111,7 @@ def _ask_finders(name: str, folder: str | None) -> ModuleSpec | None:
     return None
 
 
-def _namespace(name: str, folders: Sequence[str]) -> ModuleSpec | None:
+def _find_namespace(name: str, folders: Sequence[str]) -> ModuleSpec | None:
     """A package without ``__init__.py`` is all folders of its name; Python's own finder would import its parent."""
     found = [folder for folder in folders if os.path.isdir(folder)]
     if not found:
@@ -132,12 +134,12 @@ def local_sources(path: str, first: str) -> Iterator[str]:
             continue
         seen.add(file)
         try:
-            text = read_regular(file, MAX_SOURCE).decode(errors="replace")
+            text = read_regular_file(file, MAX_SOURCE).decode(errors="replace")
         except OSError:
             continue
         yield text
         for name in _imported_names(text, file, first):
-            todo.extend(files_of(name, first))
+            todo.extend(import_files(name, first))
 
 
 MAX_SOURCE = 64 << 20  # bytes of a source file, at most: generated ones have some megabytes
@@ -163,7 +165,7 @@ def _imported_names(text: str, file: str, first: str) -> Iterator[str]:
                 yield f"{base}.{name[0]}" if base else name[0]
 
 
-def files_of(name: str, first: str) -> Iterator[str]:
+def import_files(name: str, first: str) -> Iterator[str]:
     """The files that importing ``name`` runs: its own, and the ``__init__.py`` of every package that it is in."""
     folder = first
     for part in name.split("."):
@@ -173,7 +175,7 @@ def files_of(name: str, first: str) -> Iterator[str]:
                 yield candidate
 
 
-def option_names(tree: ast.Module) -> frozenset[str]:
+def quoted_option_names(tree: ast.Module) -> frozenset[str]:
     """The options that a program's file names, with dashes: those in quotes, as every parser made by hand needs them;
     annotated fields and parameters, which dataclass parsers, fire, typer and the like make options of.
     """

@@ -12,7 +12,7 @@ from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import UsageError
 from ddplaunch.target import source
-from ddplaunch.words import nearest
+from ddplaunch.words import closest_match
 
 if TYPE_CHECKING:
     import ast
@@ -35,12 +35,12 @@ class Target:
     """One target with its arguments."""
 
     kind: TargetKind
-    typed: str  # the target as the user wrote it
+    text: str  # the target as the user wrote it
     args: tuple[str, ...] = ()
     path: str | None = None  # a script's, folder's or archive's as typed; the absolute one of a function's file
     module: str | None = None  # the module to run or to import the function from
     function: str | None = None  # its name, dotted where it is an attribute of an attribute
-    first: str | None = None  # the folder that Python puts in front of `sys.path`
+    sys_path_0: str | None = None  # the folder that Python puts in front of `sys.path`
     source: str | None = None  # the absolute path of the Python source, where it was found
     signature: Signature | None = None  # a function's parameters; None where only running the module can tell
 
@@ -48,23 +48,23 @@ class Target:
     def argv(self) -> tuple[str, ...]:
         """The command that `ps` shows for each rank's process."""
         if self.kind is TargetKind.PROGRAM:
-            return (self.typed, *self.args)
+            return (self.text, *self.args)
         flag = ("-m",) if self.kind is TargetKind.MODULE else ()
-        return ("python", *flag, self.typed, *self.args)
+        return ("python", *flag, self.text, *self.args)
 
     @property
     def local_rank_option(self) -> str:
         """What ``--pass-local-rank`` adds: torch's form since 2.0, or the older one where the source has only that."""
-        if self.source is None or self.first is None:
+        if self.source is None or self.sys_path_0 is None:
             return "--local-rank"
-        texts = list(source.local_sources(self.source, self.first))
+        texts = list(source.local_sources(self.source, self.sys_path_0))
         newer, older = (
             any(f"{quote}{option}{quote}" in text for text in texts for quote in "'\"")
             for option in ("--local-rank", "--local_rank")
         )
         return "--local_rank" if older and not newer else "--local-rank"
 
-    def names_option(self, option: str) -> bool:
+    def has_option(self, option: str) -> bool:
         """Whether the program itself has an option of this name ("--log-dir"), as far as its own file shows."""
         if self.signature is not None and not self.signature.reads_argv:
             return option.lstrip("-").replace("-", "_") in {parameter.name for parameter in self.signature.typed}
@@ -72,7 +72,7 @@ class Target:
 
     @cached_property
     def _options(self) -> frozenset[str]:
-        return source.option_names(source.parse(self.source)) if self.source else frozenset()
+        return source.quoted_option_names(source.parse_file(self.source)) if self.source else frozenset()
 
 
 _DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
@@ -80,8 +80,8 @@ _FUNCTION_IN_FILE = r"(?P<path>.+\.py):(?P<function>[^:/]*)"
 _FUNCTION_IN_MODULE = rf"(?P<module>{_DOTTED}):(?P<function>[^:/]*)"
 
 
-def find(typed: str, args: tuple[str, ...], *, as_module: bool, as_program: bool, cwd: str) -> Target:
-    """Say what ``typed`` means and check all that can be checked without running it.
+def find_target(typed: str, args: tuple[str, ...], *, as_module: bool, as_program: bool, cwd: str) -> Target:
+    """Say what ``text`` means and check all that can be checked without running it.
 
     Raises UsageError if there is no such file, module, program or function, or it cannot be run.
     """
@@ -106,22 +106,22 @@ def _script(typed: str, args: tuple[str, ...], cwd: str) -> Target:
     mains = [os.path.join(typed, name) for name in ("__main__.py", "__main__.pyc")] if os.path.isdir(path) else []
     if main := next((each for each in mains if os.path.isfile(os.path.join(cwd, each))), None):
         found = os.path.abspath(os.path.join(cwd, main))
-        return Target(TargetKind.MAIN, typed, args, path=typed, first=path, source=_checked(found, main))
+        return Target(TargetKind.MAIN, typed, args, path=typed, sys_path_0=path, source=_check_file(found, main))
     path = _existing_file(typed, cwd)
     if not typed.endswith((".py", ".pyc")) and _is_archive(path, typed):
-        return Target(TargetKind.MAIN, typed, args, path=typed, first=path)
+        return Target(TargetKind.MAIN, typed, args, path=typed, sys_path_0=path)
     folder = os.path.dirname(os.path.realpath(path))
     return Target(
-        TargetKind.SCRIPT, typed, args, path=typed, first=folder, source=_checked(os.path.abspath(path), typed)
+        TargetKind.SCRIPT, typed, args, path=typed, sys_path_0=folder, source=_check_file(os.path.abspath(path), typed)
     )
 
 
-def _checked(path: str, name: str) -> str | None:
+def _check_file(path: str, name: str) -> str | None:
     """Return the path of Python source that can be run; None of compiled code, which shows nothing."""
     if path.endswith(".pyc"):
         source.check_compiled(path, name)
         return None
-    source.parse(path, name)
+    source.parse_file(path, name)
     return path
 
 
@@ -144,7 +144,7 @@ def _module(typed: str, args: tuple[str, ...], cwd: str) -> Target:
     if ":" in typed:
         raise UsageError(f"-m takes a module, and {typed} names a function", f"leave -m out: ddplaunch run {typed}")
     origin = _module_source(typed, cwd, main=True)
-    return Target(TargetKind.MODULE, typed, args, module=typed, first=cwd, source=origin)
+    return Target(TargetKind.MODULE, typed, args, module=typed, sys_path_0=cwd, source=origin)
 
 
 def _program(typed: str, args: tuple[str, ...], cwd: str) -> Target:
@@ -154,7 +154,7 @@ def _program(typed: str, args: tuple[str, ...], cwd: str) -> Target:
             raise UsageError(f"{typed} is a directory, not a program")
         if not os.path.exists(path):
             folder, name = os.path.split(typed)
-            near = nearest(name, _entries(os.path.join(cwd, folder)))
+            near = closest_match(name, _list_names(os.path.join(cwd, folder)))
             raise UsageError(f"no such program: {typed}", _did_you_mean(near and os.path.join(folder, near)))
         if not os.access(path, os.X_OK):
             raise UsageError(f"{typed} is not executable", f"chmod +x {typed}")
@@ -170,7 +170,7 @@ def _program(typed: str, args: tuple[str, ...], cwd: str) -> Target:
 
 def _function_in_file(typed: str, path: str, function: str, args: tuple[str, ...], cwd: str) -> Target:
     file = os.path.abspath(_existing_file(path, cwd))
-    found = _signature(typed, path, function, source.parse(file, path))
+    found = _signature(typed, path, function, source.parse_file(file, path))
     folder, name = os.path.split(os.path.realpath(file))
     return Target(TargetKind.FUNCTION, typed, args, file, name[:-3], function, folder, source=file, signature=found)
 
@@ -183,9 +183,9 @@ def _signature(typed: str, where: str, function: str, module: ast.Module) -> Sig
 
 def _function_in_module(typed: str, module: str, function: str, args: tuple[str, ...], cwd: str) -> Target:
     file = _module_source(module, cwd)
-    found = _signature(typed, module, function, source.parse(file)) if file else None
+    found = _signature(typed, module, function, source.parse_file(file)) if file else None
     return Target(
-        TargetKind.FUNCTION, typed, args, module=module, function=function, first=cwd, source=file, signature=found
+        TargetKind.FUNCTION, typed, args, module=module, function=function, sys_path_0=cwd, source=file, signature=found
     )
 
 
@@ -203,7 +203,7 @@ def _existing_file(typed: str, cwd: str) -> str:
     except (FileNotFoundError, NotADirectoryError):
         if os.path.islink(path):
             raise UsageError(f"{typed} is a link to {os.readlink(path)}, which is not there") from None
-        raise UsageError(f"no such script: {typed}", _near_file(typed, cwd)) from None
+        raise UsageError(f"no such script: {typed}", _similar_file(typed, cwd)) from None
     except OSError as error:
         raise UsageError(f"cannot read {typed}: {error.strerror}") from None
     if not os.path.isfile(path):  # reading a pipe would empty it
@@ -211,17 +211,19 @@ def _existing_file(typed: str, cwd: str) -> str:
     return path
 
 
-def _near_file(typed: str, cwd: str) -> str | None:
+def _similar_file(typed: str, cwd: str) -> str | None:
     folder, name = os.path.split(typed)
     if folder and not os.path.isdir(os.path.join(cwd, folder)):
         parent, last = os.path.split(folder)
-        near = nearest(last, _entries(os.path.join(cwd, parent)))
+        near = closest_match(last, _list_names(os.path.join(cwd, parent)))
         other = near and os.path.join(parent, near, name)
         if other and os.path.isfile(os.path.join(cwd, other)):
             return _did_you_mean(other)
         return f"there is no directory {folder} either"
-    names = _entries(os.path.join(cwd, folder))
-    near = name + ".py" if name + ".py" in names else nearest(name, [each for each in names if each.endswith(".py")])
+    names = _list_names(os.path.join(cwd, folder))
+    near = (
+        name + ".py" if name + ".py" in names else closest_match(name, [each for each in names if each.endswith(".py")])
+    )
     if near:
         return _did_you_mean(os.path.join(folder, near))
     if re.fullmatch(_DOTTED, typed) and source.find_module(typed, cwd):
@@ -237,18 +239,20 @@ def _module_source(name: str, cwd: str, *, main: bool = False) -> str | None:
         raise UsageError(f"{name} is not a module name", "write it like package.module")
     spec = source.find_module(name, cwd)
     if spec is None:
-        raise UsageError(f"no module named {name} in {cwd} or on sys.path", _near_module(name, cwd))
+        raise UsageError(f"no module named {name} in {cwd} or on sys.path", _similar_module(name, cwd))
     if main and spec.submodule_search_locations is not None:
         spec = source.find_module(name + ".__main__", cwd)
         if spec is None:
             raise UsageError(f"{name} is a package without a __main__ module", "name a module in it")
     if spec.origin and spec.origin.endswith(".py"):
-        source.parse(spec.origin, os.path.relpath(spec.origin, cwd) if spec.origin.startswith(cwd) else spec.origin)
+        source.parse_file(
+            spec.origin, os.path.relpath(spec.origin, cwd) if spec.origin.startswith(cwd) else spec.origin
+        )
         return spec.origin
     return None
 
 
-def _near_module(name: str, cwd: str) -> str | None:
+def _similar_module(name: str, cwd: str) -> str | None:
     parent, dot, last = name.rpartition(".")
     folders = [cwd]
     if parent:
@@ -258,16 +262,16 @@ def _near_module(name: str, cwd: str) -> str | None:
         folders = list(spec.submodule_search_locations or ())
     names = set[str]()
     for folder in folders:
-        for entry in _entries(folder):
+        for entry in _list_names(folder):
             if entry.endswith(".py") and entry != "__init__.py":
                 names.add(entry[:-3])
             elif os.path.isfile(os.path.join(folder, entry, "__init__.py")):
                 names.add(entry)
-    near = nearest(last, names)
+    near = closest_match(last, names)
     return _did_you_mean(near and f"{parent}{dot}{near}")
 
 
-def _entries(folder: str) -> list[str]:
+def _list_names(folder: str) -> list[str]:
     try:
         return sorted(os.listdir(folder or "."))
     except OSError:

@@ -12,19 +12,19 @@ import zlib
 from collections.abc import Mapping
 
 from ddplaunch import TYPE_CHECKING, __version__
-from ddplaunch.rank.inheritance import inheritance
+from ddplaunch.rank.inheritance import read_inherited_state
 
 if TYPE_CHECKING:
-    from ddplaunch.rank.messages import Config
+    from ddplaunch.rank.messages import ZygoteConfig
 
-_PASSING = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES"})
-_PASSING_PREFIXES = ("TERM", "SSH_", "TMUX", "DDPLAUNCH_")
+_IGNORED_VARIABLES = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES"})
+_IGNORED_PREFIXES = ("TERM", "SSH_", "TMUX", "DDPLAUNCH_")
 """Variables of a terminal or a moment: they count only where an import that is shared reads them."""
 
 Fingerprint = Mapping[str, str]
 
 
-def fingerprint(program: str, config: Config, environ: Mapping[str, str]) -> Fingerprint:
+def compute_fingerprint(program: str, config: ZygoteConfig, environ: Mapping[str, str]) -> Fingerprint:
     """Describe a zygote that would run ``program`` with ``environ`` and ``config``; in words to be compared.
 
     Raises:
@@ -35,7 +35,7 @@ def fingerprint(program: str, config: Config, environ: Mapping[str, str]) -> Fin
     variables = {
         f"variable {name}": value
         for name, value in sorted(environ.items())
-        if name in reads or not (name in _PASSING or name.startswith(_PASSING_PREFIXES))
+        if name in reads or not (name in _IGNORED_VARIABLES or name.startswith(_IGNORED_PREFIXES))
     }
     interpreter = os.stat(sys.executable)
     return {
@@ -45,12 +45,12 @@ def fingerprint(program: str, config: Config, environ: Mapping[str, str]) -> Fin
         "modules": " ".join(config["modules"]),
         "settings": " ".join(f"{name}={value!r}" for name, value in config["settings"].items()),
         "shielded": " ".join(map(str, config["shielded"])),
-        **{f"inherited {name}": value for name, value in inheritance().items()},
+        **{f"inherited {name}": value for name, value in read_inherited_state().items()},
         **variables,
     }
 
 
-def short(found: Fingerprint) -> str:
+def fingerprint_id(found: Fingerprint) -> str:
     """A name for it, which another one hardly has."""
     text = "\0".join(f"{name}={value}" for name, value in found.items())
     return f"{zlib.crc32(text.encode(errors='surrogateescape')):08x}"

@@ -9,25 +9,25 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from ddplaunch.wire.sockets import MAX_PATH, folders, is_private, listening, peer_uid
+from ddplaunch.wire.sockets import MAX_SOCKET_PATH, is_private_dir, listen_unix, peer_uid, socket_dir_candidates
 
 
-def folder() -> str:
+def warm_socket_dir() -> str:
     """The folder for new ones, made if need be.
 
     Raises:
         OSError: there is no place for one that is private.
     """
-    for path in folders("ddplaunch-warm"):
+    for path in socket_dir_candidates("ddplaunch-warm"):
         with suppress(OSError):
-            _make(path)
-            if len(os.fsencode(path)) + 10 < MAX_PATH:
+            _make_dir(path)
+            if len(os.fsencode(path)) + 10 < MAX_SOCKET_PATH:
                 return path
     raise OSError("there is no private folder for its socket")
 
 
-def _make(path: str) -> None:
-    while not is_private(path):
+def _make_dir(path: str) -> None:
+    while not is_private_dir(path):
         os.mkdir(path, 0o700)  # fails where something else is there; it may go again, with the last one in it
 
 
@@ -51,31 +51,31 @@ def connect(path: str) -> socket.socket | None:
     return sock
 
 
-def claim(path: str) -> socket.socket:
+def listen_at(path: str) -> socket.socket:
     """Listen there, for a new warm zygote, in the place of one that was killed.
 
     Raises:
         OSError: another launcher does so at this moment (EAGAIN), or it cannot be done.
     """
     while True:
-        _make(os.path.dirname(path))
-        with suppress(FileNotFoundError), _ours(path) as own:  # else the folder's last one has just removed it
-            return listening(own)
+        _make_dir(os.path.dirname(path))
+        with suppress(FileNotFoundError), _locked_path(path) as own:  # else the folder's last one has just removed it
+            return listen_unix(own)
 
 
-def clear(path: str) -> None:
+def remove_stale(path: str) -> None:
     """Remove what a killed one has left there, and its folder if that is empty then.
 
     Raises:
         OSError: somebody listens there, or is about to.
     """
-    with _ours(path):
+    with _locked_path(path):
         pass
-    tidy()
+    remove_empty_dirs()
 
 
 @contextmanager
-def _ours(path: str) -> Iterator[str]:
+def _locked_path(path: str) -> Iterator[str]:
     """Have nobody listen there, and nobody else begin to; yield its name within the very folder that is locked.
 
     Another may be where that was, as the last to end removes it without asking: then the file is missing.
@@ -95,9 +95,9 @@ def _ours(path: str) -> Iterator[str]:
         os.close(fd)
 
 
-def tidy() -> None:
+def remove_empty_dirs() -> None:
     """Remove the folders, where they are empty."""
-    for path in filter(is_private, folders("ddplaunch-warm")):
+    for path in filter(is_private_dir, socket_dir_candidates("ddplaunch-warm")):
         with suppress(OSError):
             os.rmdir(path)
 
@@ -105,7 +105,7 @@ def tidy() -> None:
 def all_sockets() -> list[str]:
     """The paths of all sockets, also of those that were killed."""
     found = []
-    for path in filter(is_private, folders("ddplaunch-warm")):
+    for path in filter(is_private_dir, socket_dir_candidates("ddplaunch-warm")):
         with suppress(OSError):
             found += [os.path.join(path, name) for name in sorted(os.listdir(path))]
     return found

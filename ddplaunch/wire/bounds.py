@@ -13,18 +13,18 @@ from collections.abc import Callable
 from typing import Annotated, Any
 from typing import Literal as Literal
 
-from ddplaunch.errors import MAX_LINE, MAX_TAIL, readable, shown
+from ddplaunch.errors import MAX_LINE_CHARS, MAX_TAIL_LINES, sanitize_line, sanitize_text
 
-MANY = 10_000_000  # more ranks, nodes, attempts or restarts than any job has
+MAX_COUNT = 10_000_000  # more ranks, nodes, attempts or restarts than any job has
 MAX_PATH = 4096  # characters
-WEEK = 7 * 86400.0  # seconds: the longest time that an option takes
-_WEEK_US = int(WEEK) * 1_000_000
-_HUGE = 1 << 62
+WEEK_S = 7 * 86400.0  # seconds: the longest time that an option takes
+_WEEK_US = int(WEEK_S) * 1_000_000
+_MAX_INT = 1 << 62
 
-Check = Callable[[Any], Any]  # returns the value as it may be used; raises ValueError if it makes no sense
+Validator = Callable[[Any], Any]  # returns the value as it may be used; raises ValueError if it makes no sense
 
 
-def _number(lowest: float, highest: float) -> Check:
+def _int_or_float_in_range(lowest: float, highest: float) -> Validator:
     def check(value: float) -> float:
         if not lowest <= value <= highest:  # nor is NaN
             raise ValueError("a number out of range")
@@ -33,8 +33,8 @@ def _number(lowest: float, highest: float) -> Check:
     return check
 
 
-def _all_within(lowest: int, highest: int) -> Check:
-    """As ``_number``, for thousands of them."""
+def _all_in_range(lowest: int, highest: int) -> Validator:
+    """As ``_int_or_float_in_range``, for thousands of them."""
 
     def check(values: tuple[int, ...]) -> tuple[int, ...]:
         if values and not lowest <= min(values) <= max(values) <= highest:
@@ -44,13 +44,13 @@ def _all_within(lowest: int, highest: int) -> Check:
     return check
 
 
-def _stopping(number: int) -> int:
+def _stop_signal(number: int) -> int:
     if number not in (1, 2, 3, 15):  # SIGHUP, SIGINT, SIGQUIT, SIGTERM: what people and schedulers end a job with
         raise ValueError("a signal that ends no job")
     return number
 
 
-def _letters(limit: int, *, in_path: bool = False) -> Check:
+def _exact_name(limit: int, *, in_path: bool = False) -> Validator:
     """A name, which must arrive unchanged: it is compared, or is part of a path or of a variable."""
 
     def check(text: str) -> str:
@@ -62,51 +62,51 @@ def _letters(limit: int, *, in_path: bool = False) -> Check:
     return check
 
 
-def _path(text: str) -> str:
+def _file_path(text: str) -> str:
     if len(text) > MAX_PATH or "\0" in text:
         raise ValueError("an invalid path")
     return text
 
 
-def _line(text: str) -> str:
-    if len(text) <= MAX_LINE and text.isprintable():
+def _one_line(text: str) -> str:
+    if len(text) <= MAX_LINE_CHARS and text.isprintable():
         return text
-    return shown(" ".join(text.splitlines()), MAX_LINE)
+    return sanitize_line(" ".join(text.splitlines()), MAX_LINE_CHARS)
 
 
-def _lines(most: int) -> Check:
-    return lambda text: "\n".join(map(_line, text.split("\n")[:most]))
+def _few_lines(most: int) -> Validator:
+    return lambda text: "\n".join(map(_one_line, text.split("\n")[:most]))
 
 
-def _text(text: str) -> str:
-    return readable(text).rstrip("\n")
+def _long_text(text: str) -> str:
+    return sanitize_text(text).rstrip("\n")
 
 
-Count = Annotated[int, _number(0, MANY)]
-Ordinal = Annotated[int, _number(-1, MANY)]  # of an attempt: -1 before the first
-Restarts = Annotated[int, _number(0, 1 << 64)]
-Pid = Annotated[int, _number(0, 1 << 31)]
-Size = Annotated[int, _number(0, _HUGE)]  # bytes, ticks, what a run counts
-Number = Annotated[int, _number(-1, _HUGE)]  # of a collective in its group, or of a line of a file
-ExitCode = Annotated[int, _number(0, 255)]
-EndCode = Annotated[int, _number(-64, 255)]  # of a process: -N for signal N
-Signal = Annotated[int, _number(1, 64)]
-StopSignal = Annotated[int, _stopping]
-Moment = Annotated[float, _number(0, 1e11)]  # seconds since the epoch
-Seconds = Annotated[float, _number(0, WEEK)]
-Shift = Annotated[float, _number(-1e11, 1e11)]  # seconds between two clocks
-Amount = Annotated[float, _number(0, 1e18)]
-Gaps = Annotated[tuple[int, ...], _all_within(-_WEEK_US, _WEEK_US)]  # microseconds
-Table = Annotated[tuple[int, ...], _all_within(0, _HUGE)]  # numbers, row after row
+Count = Annotated[int, _int_or_float_in_range(0, MAX_COUNT)]
+AttemptNumber = Annotated[int, _int_or_float_in_range(-1, MAX_COUNT)]  # of an attempt: -1 before the first
+Restarts = Annotated[int, _int_or_float_in_range(0, 1 << 64)]
+Pid = Annotated[int, _int_or_float_in_range(0, 1 << 31)]
+Size = Annotated[int, _int_or_float_in_range(0, _MAX_INT)]  # bytes, ticks, what a run counts
+Number = Annotated[int, _int_or_float_in_range(-1, _MAX_INT)]  # of a collective in its group, or of a line of a file
+ExitCode = Annotated[int, _int_or_float_in_range(0, 255)]
+ExitStatus = Annotated[int, _int_or_float_in_range(-64, 255)]  # of a process: -N for signal N
+Signal = Annotated[int, _int_or_float_in_range(1, 64)]
+StopSignal = Annotated[int, _stop_signal]
+Timestamp = Annotated[float, _int_or_float_in_range(0, 1e11)]  # seconds since the epoch
+Seconds = Annotated[float, _int_or_float_in_range(0, WEEK_S)]
+ClockDifference = Annotated[float, _int_or_float_in_range(-1e11, 1e11)]  # seconds between two clocks
+NonNegativeFloat = Annotated[float, _int_or_float_in_range(0, 1e18)]
+MicrosecondGaps = Annotated[tuple[int, ...], _all_in_range(-_WEEK_US, _WEEK_US)]  # microseconds
+IntTable = Annotated[tuple[int, ...], _all_in_range(0, _MAX_INT)]  # numbers, row after row
 
-Name = Annotated[str, _letters(255)]
-RunId = Annotated[str, _letters(255, in_path=True)]
-Typed = Annotated[str, _letters(8192)]  # what was typed, which nodes compare
-Path = Annotated[str, _path]  # is opened, and shown to people only as ``errors.shown`` has it
+Name = Annotated[str, _exact_name(255)]
+RunId = Annotated[str, _exact_name(255, in_path=True)]
+CommandText = Annotated[str, _exact_name(8192)]  # what was typed, which nodes compare
+Path = Annotated[str, _file_path]  # is opened, and shown to people only as ``errors.shown`` has it
 
-Line = Annotated[str, _line]
-Hint = Annotated[str, _lines(2)]
-Why = Annotated[str, _lines(4)]
-Text = Annotated[str, _text]  # many
-Complaint = tuple[Line, Hint | None]  # an error as users meet it: message and hint
-Tail = Annotated[tuple[Line, ...], lambda lines: lines[-MAX_TAIL:]]
+TextLine = Annotated[str, _one_line]
+Hint = Annotated[str, _few_lines(2)]
+ShortText = Annotated[str, _few_lines(4)]
+Text = Annotated[str, _long_text]  # many
+ErrorText = tuple[TextLine, Hint | None]  # an error as users meet it: message and hint
+TailLines = Annotated[tuple[TextLine, ...], lambda lines: lines[-MAX_TAIL_LINES:]]

@@ -11,16 +11,16 @@ LENGTH = struct.Struct("!I")
 _CHUNK = 1 << 18
 
 
-class Garbled(Exception):
+class ProtocolError(Exception):
     """A message that makes no sense, or must not come now."""
 
 
-def frame(body: bytes) -> bytes:
+def encode_frame(body: bytes) -> bytes:
     """Return the frame of a message."""
     return LENGTH.pack(len(body)) + body
 
 
-def read_frame(sock: socket.socket, max_bytes: int, until: float = math.inf) -> bytes:
+def read_frame(sock: socket.socket, max_bytes: int, deadline: float = math.inf) -> bytes:
     """Wait for one frame, until this moment of the monotonic clock, and return what is in it.
 
     Raises:
@@ -28,18 +28,18 @@ def read_frame(sock: socket.socket, max_bytes: int, until: float = math.inf) -> 
         Garbled: it is longer than ``max_bytes``.
         TimeoutError: it did not come in time.
     """
-    (length,) = LENGTH.unpack(read(sock, LENGTH.size, until))
+    (length,) = LENGTH.unpack(read_exactly(sock, LENGTH.size, deadline))
     if length > max_bytes:
-        raise Garbled("a frame that is too long")
-    return read(sock, length, until)
+        raise ProtocolError("a frame that is too long")
+    return read_exactly(sock, length, deadline)
 
 
-def read(sock: socket.socket, count: int, until: float = math.inf) -> bytes:
-    """Wait for so many bytes, as ``read_frame`` does; without ``until`` as the socket waits."""
+def read_exactly(sock: socket.socket, count: int, deadline: float = math.inf) -> bytes:
+    """Wait for so many bytes, as ``read_frame`` does; without ``deadline`` as the socket waits."""
     data = bytearray()
     while len(data) < count:
-        if until < math.inf:
-            if (left := until - time.monotonic()) <= 0:
+        if deadline < math.inf:
+            if (left := deadline - time.monotonic()) <= 0:
                 raise TimeoutError
             sock.settimeout(left)
         if not (got := sock.recv(min(count - len(data), _CHUNK))):

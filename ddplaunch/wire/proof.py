@@ -10,21 +10,21 @@ import hmac
 import os
 
 # Who proves: one side's proof is not good for the other's.
-MEMBER = "member"
-NODE_ZERO = "node zero"
+ROLE_MEMBER = "member"
+ROLE_NODE_ZERO = "node zero"
 
 
-def nonce() -> str:
+def new_nonce() -> str:
     """Return 16 random bytes as text."""
     return os.urandom(16).hex()
 
 
-def prove(token: str, who: str, nonces: tuple[str, str]) -> str:
-    """Return the proof of ``who``; ``nonces`` are node 0's and the other's."""
-    key, said = token.encode(errors="surrogateescape"), "\n".join((who, *nonces)).encode()
+def compute_proof(token: str, role: str, nonces: tuple[str, str]) -> str:
+    """Return the proof of ``role``; ``nonces`` are node 0's and the other's."""
+    key, said = token.encode(errors="surrogateescape"), "\n".join((role, *nonces)).encode()
     return hmac.new(key, said, hashlib.sha256).hexdigest()
 
 
-def proves(proof: str | None, token: str, who: str, nonces: tuple[str, str]) -> bool:
-    """Whether ``proof`` is that of ``who``; takes equally long whatever is wrong with it."""
-    return hmac.compare_digest((proof or "").encode(), prove(token, who, nonces).encode())
+def verify_proof(proof: str | None, token: str, role: str, nonces: tuple[str, str]) -> bool:
+    """Whether ``proof`` is that of ``role``; takes equally long whatever is wrong with it."""
+    return hmac.compare_digest((proof or "").encode(), compute_proof(token, role, nonces).encode())

@@ -7,11 +7,11 @@ import socket
 import stat
 import struct
 
-MAX_PATH = 107  # bytes of a socket's path (unix(7))
-_PEER = struct.Struct("iII")  # of SO_PEERCRED: pid, uid, gid
+MAX_SOCKET_PATH = 107  # bytes of a socket's path (unix(7))
+_UCRED = struct.Struct("iII")  # of SO_PEERCRED: pid, uid, gid
 
 
-def folders(name: str) -> list[str]:
+def socket_dir_candidates(name: str) -> list[str]:
     """Where a folder of this name may be, the best place first; who has other variables looks in all."""
     user = os.geteuid()
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
@@ -19,7 +19,7 @@ def folders(name: str) -> list[str]:
     return [*dict.fromkeys(os.path.join(each, name) for each in parents), f"/tmp/{name}-{user}"]
 
 
-def is_private(folder: str) -> bool:
+def is_private_dir(folder: str) -> bool:
     """Whether only this user can enter it or put another in its place; not where it is a link."""
     try:
         found, parent = os.lstat(folder), os.stat(os.path.dirname(folder))
@@ -31,7 +31,7 @@ def is_private(folder: str) -> bool:
     return ours and safe
 
 
-def listening(path: str) -> socket.socket:
+def listen_unix(path: str) -> socket.socket:
     """Listen on a new socket there, which does not block.
 
     Raises:
@@ -50,7 +50,7 @@ def listening(path: str) -> socket.socket:
 
 def peer_uid(sock: socket.socket) -> int:
     """The user of the process at the other end, as it was when it connected or began to listen."""
-    uid: int = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1]
+    uid: int = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1]
     return uid
 
 

@@ -20,15 +20,15 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import msgspec
 
 from ddplaunch.wire import bounds
-from ddplaunch.wire.bounds import Check
-from ddplaunch.wire.frames import Garbled, frame
+from ddplaunch.wire.bounds import Validator
+from ddplaunch.wire.frames import ProtocolError, encode_frame
 
 T = TypeVar("T")
 
 _LOCK = allocate_lock()
 """msgspec builds what it has to know of a class at its first use, and crashes if two threads do so at once (0.22)."""
 
-_WRONG = (msgspec.MsgspecError, KeyError, TypeError, ValueError, OverflowError, RecursionError)
+_DECODE_ERRORS = (msgspec.MsgspecError, KeyError, TypeError, ValueError, OverflowError, RecursionError)
 
 
 def parse(data: bytes, kind: type[T]) -> T:
@@ -44,35 +44,35 @@ def encode(message: object) -> bytes:
     said = {
         name: value for name in kind.__match_args__ if (value := getattr(message, name)) != defaults.get(name, Ellipsis)
     }
-    return frame(msgspec.json.encode({"op": kind.__name__, "body": said}))
+    return encode_frame(msgspec.json.encode({"op": kind.__name__, "body": said}))
 
 
-def decode(body: bytes, accepted: Iterable[type[T]]) -> T:
-    """Return the message in ``body``; Garbled if it is not an ``accepted`` one, or a field makes no sense."""
-    kinds: dict[str, Any] = {kind.__name__: kind for kind in accepted}
+def decode(body: bytes, accepted_types: Iterable[type[T]]) -> T:
+    """Return the message in ``body``; Garbled if it is not an ``accepted_types`` one, or a field makes no sense."""
+    kinds: dict[str, Any] = {kind.__name__: kind for kind in accepted_types}
     try:
         envelope = msgspec.json.decode(body)
-        message: T = _check(kinds[envelope["op"]])(envelope["body"])
+        message: T = _validator_for(kinds[envelope["op"]])(envelope["body"])
         return message
-    except _WRONG as error:
-        raise Garbled(f"a message that is not expected here ({type(error).__name__})") from None
+    except _DECODE_ERRORS as error:
+        raise ProtocolError(f"a message that is not expected here ({type(error).__name__})") from None
 
 
 def convert(value: Any, kind: Any) -> Any:
     """Return lists, dictionaries, texts and numbers as a ``kind``; Garbled if they are none."""
     try:
-        return _check(kind)(value)
-    except _WRONG as error:
-        raise Garbled(f"a value that is none ({type(error).__name__})") from None
+        return _validator_for(kind)(value)
+    except _DECODE_ERRORS as error:
+        raise ProtocolError(f"a value that is none ({type(error).__name__})") from None
 
 
-def fields(kind: Any) -> Mapping[str, Any]:
+def field_types(kind: Any) -> Mapping[str, Any]:
     """The types of a class's fields, bounds included."""
     module = sys.modules[kind.__module__]
-    return {name: eval(text, {}, _Names(module)) for name, text in kind.__annotations__.items()}
+    return {name: eval(text, {}, _AnnotationNamespace(module)) for name, text in kind.__annotations__.items()}
 
 
-class _Names(dict[str, Any]):
+class _AnnotationNamespace(dict[str, Any]):
     """What the names in a module's annotations stand for."""
 
     def __init__(self, module: Any) -> None:
@@ -89,29 +89,33 @@ class _Names(dict[str, Any]):
 
 
 @cache
-def _check(hint: Any) -> Check:
-    """What returns plain data as a value of this type, and raises an exception of ``_WRONG`` where it is none."""
+def _validator_for(hint: Any) -> Validator:
+    """What returns plain data as a value of this type, and raises an exception of ``_DECODE_ERRORS`` where it is none."""
     inner = get_args(hint)
     match get_origin(hint):
         case origin if origin is Annotated:
-            return _bounded(_check(inner[0]), inner[1])
+            return _check_bound(_validator_for(inner[0]), inner[1])
         case origin if origin in (Union, UnionType):
             (kind,) = (each for each in inner if each is not NoneType)
-            return _optional(_check(kind))
+            return _check_optional(_validator_for(kind))
         case origin if origin is tuple:
-            return _many(_check(inner[0])) if inner[1:] == (...,) else _few([*map(_check, inner)])
+            return (
+                _check_sequence(_validator_for(inner[0]))
+                if inner[1:] == (...,)
+                else _check_tuple([*map(_validator_for, inner)])
+            )
         case origin if origin is Literal:
             return {each: each for each in inner}.__getitem__
     if is_dataclass(hint):
-        return _made({name: _check(each) for name, each in fields(hint).items()}, hint)
+        return _construct({name: _validator_for(each) for name, each in field_types(hint).items()}, hint)
     if issubclass(hint, Enum):
         return lambda value: hint(value)
     if hint is bytes:
         return lambda value: b64decode(value, validate=True)
-    return _plain(hint)
+    return _check_type(hint)
 
 
-def _plain(kind: type) -> Check:
+def _check_type(kind: type) -> Validator:
     taken = (int, float) if kind is float else (kind,)
 
     def check(value: Any) -> Any:
@@ -122,29 +126,29 @@ def _plain(kind: type) -> Check:
     return check
 
 
-def _bounded(check: Check, bound: Check) -> Check:
+def _check_bound(check: Validator, bound: Validator) -> Validator:
     return lambda value: bound(check(value))
 
 
-def _optional(check: Check) -> Check:
+def _check_optional(check: Validator) -> Validator:
     return lambda value: None if value is None else check(value)
 
 
-def _many(check: Check) -> Check:
-    return lambda values: tuple([check(each) for each in _list(values)])
+def _check_sequence(check: Validator) -> Validator:
+    return lambda values: tuple([check(each) for each in _as_list(values)])
 
 
-def _few(checks: list[Check]) -> Check:
-    return lambda values: tuple([check(each) for check, each in zip(checks, _list(values), strict=True)])
+def _check_tuple(checks: list[Validator]) -> Validator:
+    return lambda values: tuple([check(each) for check, each in zip(checks, _as_list(values), strict=True)])
 
 
-def _list(values: Any) -> list[Any]:
+def _as_list(values: Any) -> list[Any]:
     if type(values) is not list:
         raise TypeError("no list")
     return values
 
 
-def _made(checks: Mapping[str, Check], kind: Any) -> Check:
+def _construct(checks: Mapping[str, Validator], kind: Any) -> Validator:
     def make(value: Any) -> Any:
         if type(value) is not dict:
             raise TypeError("no object")

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from tests.conftest import free_port, wait_until, write
+from tests.conftest import free_port, wait_until, write_program
 from tests.fake_nvml import fake_nvml as fake_nvml
 from tests.starts import FORKED, LIGHT
 
@@ -56,16 +56,16 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 """
 
 
-def test_a_sound_node_starts_its_ranks(launch, tmp_path):
-    write(tmp_path, "hello.py", "print('hello')")
-    done = launch("run", "--check", "--nproc", "2", *LIGHT, "--log-dir", "logs", "hello.py")
+def test_a_sound_node_starts_its_ranks(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "hello.py", "print('hello')")
+    done = run_ddplaunch("run", "--check", "--nproc", "2", *LIGHT, "--log-dir", "logs", "hello.py")
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] hello", "[1] hello"])
 
 
-def test_memory_of_gpus_is_waited_for_before_a_restart(start, tmp_path, gpu):
+def test_memory_of_gpus_is_waited_for_before_a_restart(start_ddplaunch, tmp_path, gpu):
     held, environ = gpu
-    write(tmp_path, "train.py", FAILS_ONCE)
-    job = start("run", "--check", "--max-restarts", "1", *FORKED, "train.py", env=environ)
+    write_program(tmp_path, "train.py", FAILS_ONCE)
+    job = start_ddplaunch("run", "--check", "--max-restarts", "1", *FORKED, "train.py", env=environ)
     wait_until(lambda: "waiting for GPU 0: 40.0 GiB are still in use" in job.stderr(), "the wait")
     assert "attempt 1" not in job.stdout()
     held.unlink()
@@ -74,12 +74,12 @@ def test_memory_of_gpus_is_waited_for_before_a_restart(start, tmp_path, gpu):
     job.assert_nothing_left()
 
 
-def test_no_restart_where_it_stays_in_use(start, tmp_path, gpu):
+def test_no_restart_where_it_stays_in_use(start_ddplaunch, tmp_path, gpu):
     """The failure is told, and its exit code is the job's."""
     _, environ = gpu
-    write(tmp_path, "train.py", FAILS_ONCE)
+    write_program(tmp_path, "train.py", FAILS_ONCE)
     words = ("--check", "--gpu-memory-timeout", "0", "--max-restarts", "1", *FORKED)
-    job = start("run", *words, "train.py", env=environ)
+    job = start_ddplaunch("run", *words, "train.py", env=environ)
     assert job.wait() == 3
     assert job.stdout() == "attempt 0\n"
     told = "no restart: GPU 0: 40.0 GiB of 79.6 GiB are in use after 0 s (--gpu-memory-timeout), by "
@@ -87,11 +87,11 @@ def test_no_restart_where_it_stays_in_use(start, tmp_path, gpu):
     assert job.stderr().count("ddplaunch: rank 0 exited with code 3\n") == 2
 
 
-def test_ctrl_c_ends_the_wait(start, tmp_path, gpu):
+def test_ctrl_c_ends_the_wait(start_ddplaunch, tmp_path, gpu):
     held, environ = gpu
     held.touch()
-    write(tmp_path, "train.py", "print('started')")
-    job = start("run", "--check", "train.py", env=environ)
+    write_program(tmp_path, "train.py", "print('started')")
+    job = start_ddplaunch("run", "--check", "train.py", env=environ)
     wait_until(lambda: "waiting for GPU 0" in job.stderr(), "the wait")
     job.signal(signal.SIGINT)
     assert (job.wait(), job.stdout()) == (130, "")
@@ -106,12 +106,12 @@ def test_ctrl_c_ends_the_wait(start, tmp_path, gpu):
         (signal.SIGKILL, "the check of this machine broke off at the GPU driver"),
     ],
 )
-def test_a_look_that_comes_to_no_end(start, tmp_path, gpu, number, said):
+def test_a_look_that_comes_to_no_end(start_ddplaunch, tmp_path, gpu, number, said):
     """The launcher waits for nobody who hangs."""
     held, environ = gpu
     held.touch()
-    write(tmp_path, "train.py", "print('started')")
-    job = start("run", "--check", "train.py", env=environ)
+    write_program(tmp_path, "train.py", "print('started')")
+    job = start_ddplaunch("run", "--check", "train.py", env=environ)
     wait_until(lambda: "waiting for GPU 0" in job.stderr(), "the wait")
     (child,) = job.find("agent.check")
     os.kill(child, number)
@@ -120,11 +120,11 @@ def test_a_look_that_comes_to_no_end(start, tmp_path, gpu, number, said):
     job.assert_nothing_left()
 
 
-def test_without_the_option_nobody_looks(launch, tmp_path, gpu):
+def test_without_the_option_nobody_looks(run_ddplaunch, tmp_path, gpu):
     held, environ = gpu
     held.touch()
-    write(tmp_path, "train.py", "print('started')")
-    done = launch("run", "train.py", env=environ)
+    write_program(tmp_path, "train.py", "print('started')")
+    done = run_ddplaunch("run", "train.py", env=environ)
     assert (done.returncode, done.stdout) == (0, "started\n")
 
 
@@ -136,28 +136,30 @@ def test_without_the_option_nobody_looks(launch, tmp_path, gpu):
         ("tmp", "8 MiB free in TMPDIR ({tmp}) (50 MiB needed)"),
     ],
 )
-def test_what_a_node_lacks(start, tmp_path, small, which, said):
-    write(tmp_path, "train.py", "print('started')")
+def test_what_a_node_lacks(start_ddplaunch, tmp_path, small, which, said):
+    write_program(tmp_path, "train.py", "print('started')")
     folders = {name: tmp_path / name for name in ("logs", "tmp")}
     for folder in folders.values():
         folder.mkdir()
     words = ("--check", "--log-dir", "logs", "--run-id", "run", "train.py")
     folder = folders.get(which, which)
     environ = {"TMPDIR": str(folders["tmp"])}
-    job = start("run", *words, env=environ, preexec_fn=small(folder))
+    job = start_ddplaunch("run", *words, env=environ, preexec_fn=small(folder))
     assert (job.wait(), job.stdout()) == (2, "")
     assert job.stderr().splitlines()[0] == "Error: " + said.format(**folders)
 
 
 @pytest.mark.parametrize("nnodes", ["2", "1:2"])
 @pytest.mark.parametrize("bad", [0, 1])
-def test_one_of_two_nodes(start, tmp_path, small, nnodes, bad):
+def test_one_of_two_nodes(start_ddplaunch, tmp_path, small, nnodes, bad):
     """A job of fixed size ends before a rank starts, and so does one whose node 0 lacks something; else it goes on."""
-    write(tmp_path, "train.py", "import os; print('of', os.environ['WORLD_SIZE'])")
+    write_program(tmp_path, "train.py", "import os; print('of', os.environ['WORLD_SIZE'])")
     port = str(free_port())
     words = ("run", "--check", "--nnodes", nnodes, "--master-addr", "127.0.0.1", "--master-port", port, *FORKED)
     own = {"preexec_fn": small("/dev/shm")}
-    jobs = [start(*words, "--node-rank", str(rank), "train.py", **(own if rank == bad else {})) for rank in (0, 1)]
+    jobs = [
+        start_ddplaunch(*words, "--node-rank", str(rank), "train.py", **(own if rank == bad else {})) for rank in (0, 1)
+    ]
     codes = [job.wait() for job in jobs]
     lack = "8 MiB free in /dev/shm (64 MiB needed)"
     if nnodes == "2" or bad == 0:
@@ -171,8 +173,8 @@ def test_one_of_two_nodes(start, tmp_path, small, nnodes, bad):
     assert f"Error: node 1 ({HOST}) is left out: {lack}\n" in jobs[1].stderr()
 
 
-def test_the_wait_belongs_to_the_check(answer, tmp_path):
-    write(tmp_path, "train.py", "")
-    done = answer("run", "--gpu-memory-timeout", "60", "train.py")
+def test_the_wait_belongs_to_the_check(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
+    done = run_in_fork("run", "--gpu-memory-timeout", "60", "train.py")
     assert done.returncode == 2
     assert done.stderr == "Error: --gpu-memory-timeout 60 works only with --check\n  add --check\n"

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from ddplaunch.agent.remains import hint_of, last_lines
-from ddplaunch.control.failure import Failure, describe_end, judge
-from tests.conftest import PROGRAMS, write
+from ddplaunch.agent.remains import last_lines, signal_hint
+from ddplaunch.control.failure import RankFailure, describe_exit, find_first_cause
+from tests.conftest import PROGRAMS, write_program
 from tests.starts import EXEC, FORKED, LIGHT
 
 FAILS = PROGRAMS / "fails.py"
@@ -27,8 +27,8 @@ FAILS = PROGRAMS / "fails.py"
         ("bus", 135, "rank 1 was ended by SIGBUS"),
     ],
 )
-def test_reason_and_exit_code(launch, mode, how, code, headline):
-    done = launch("run", *mode, "--nproc", "3", FAILS, how, "1")
+def test_reason_and_exit_code(run_ddplaunch, mode, how, code, headline):
+    done = run_ddplaunch("run", *mode, "--nproc", "3", FAILS, how, "1")
     assert done.returncode == code
     report = done.stderr[done.stderr.index("ddplaunch: ") :]
     assert report.startswith(f"ddplaunch: {headline}")
@@ -40,15 +40,17 @@ def test_reason_and_exit_code(launch, mode, how, code, headline):
     assert ("/dev/shm, which DataLoader workers need, has" in report) == (how == "bus")
 
 
-def test_a_long_message_does_not_hide_the_report(launch, tmp_path):
-    done = launch("run", *LIGHT, "--nproc", "2", "--show", "none", write(tmp_path, "t.py", 'raise OSError("x" * 3000)'))
+def test_a_long_message_does_not_hide_the_report(run_ddplaunch, tmp_path):
+    done = run_ddplaunch(
+        "run", *LIGHT, "--nproc", "2", "--show", "none", write_program(tmp_path, "t.py", 'raise OSError("x" * 3000)')
+    )
     headline, *lines = done.stderr.splitlines()
     assert re.fullmatch(r"ddplaunch: rank \d failed with OSError: x{280,300}… \(exit code 1\)", headline)
     assert re.fullmatch(r"  OSError: x{391}… \(2609 characters more\)", lines[-2])
 
 
-def test_identical_failures_are_one(launch):
-    done = launch("run", *LIGHT, "--nproc", "4", FAILS, "alike")
+def test_identical_failures_are_one(run_ddplaunch):
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "4", FAILS, "alike")
     assert done.returncode == 1
     report = done.stderr[done.stderr.index("ddplaunch: ") :]
     assert report.count("RuntimeError: the same everywhere (exit code 1)") == 1
@@ -57,7 +59,7 @@ def test_identical_failures_are_one(launch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["peer-kill", "peer-exception", "peer-destroys"])
-def test_the_first_cause_is_named_and_not_its_victims(launch, how):
+def test_the_first_cause_is_named_and_not_its_victims(run_ddplaunch, how):
     """The other ranks are in a collective: they fail too, of a lost connection, within a moment; often sooner."""
     expected = {
         "peer-kill": "rank 2 was ended by SIGKILL",
@@ -65,15 +67,15 @@ def test_the_first_cause_is_named_and_not_its_victims(launch, how):
         "peer-destroys": "rank 2 failed with KeyError: 'true cause'",
     }[how]
     again = ("--max-restarts", "2", "--restart-on", "always", "--min-uptime", "0")
-    done = launch("run", *again, "--nproc", "4", FAILS, how, "2")
+    done = run_ddplaunch("run", *again, "--nproc", "4", FAILS, how, "2")
     named = re.findall(r"^ddplaunch: (rank .*)", done.stderr, re.MULTILINE)
     assert len(named) == 3, done.stderr
     assert all(each.startswith(expected) for each in named), named
     assert done.returncode == (137 if how == "peer-kill" else 1)
 
 
-def test_last_lines_stand_for_a_missing_traceback(launch, tmp_path):
-    script = write(
+def test_last_lines_stand_for_a_missing_traceback(run_ddplaunch, tmp_path):
+    script = write_program(
         tmp_path,
         "talks.py",
         """
@@ -85,7 +87,7 @@ def test_last_lines_stand_for_a_missing_traceback(launch, tmp_path):
         os._exit(5)
         """,
     )
-    done = launch("run", *LIGHT, "--nproc", "2", "--show", "none", script)
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", "--show", "none", script)
     assert done.returncode == 5
     assert "its last lines:" in done.stderr
     assert "| about to fail" in done.stderr
@@ -93,9 +95,9 @@ def test_last_lines_stand_for_a_missing_traceback(launch, tmp_path):
     assert "| step 1\n" not in done.stderr
 
 
-def test_torchelastics_error_file_is_honoured(launch, tmp_path):
+def test_torchelastics_error_file_is_honoured(run_ddplaunch, tmp_path):
     """A function decorated with @record writes its own account; ours does not overwrite it."""
-    script = write(
+    script = write_program(
         tmp_path,
         "recorded.py",
         """
@@ -110,10 +112,10 @@ def test_torchelastics_error_file_is_honoured(launch, tmp_path):
             main()
         """,
     )
-    done = launch("run", "--nproc", "2", script)
+    done = run_ddplaunch("run", "--nproc", "2", script)
     assert done.returncode == 1
     assert "LookupError: recorded by torch" in done.stderr
-    only_file = write(
+    only_file = write_program(
         tmp_path,
         "only_file.py",
         """
@@ -124,23 +126,23 @@ def test_torchelastics_error_file_is_honoured(launch, tmp_path):
         os._exit(9)
         """,
     )
-    done = launch("run", *LIGHT, "--nproc", "2", only_file)
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", only_file)
     assert done.returncode == 9
     assert "failed with told by hand (exit code 9)" in done.stderr
     assert "the callstack" in done.stderr
 
 
-def test_a_single_rank_is_not_reported_twice(launch):
+def test_a_single_rank_is_not_reported_twice(run_ddplaunch):
     """It has just printed its traceback to the terminal itself; one line says how the job ended."""
-    done = launch("run", FAILS, "exception")
+    done = run_ddplaunch("run", FAILS, "exception")
     assert done.returncode == 1
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.rstrip().endswith("ddplaunch: rank 0 failed with ValueError: rank 0 fails (exit code 1)")
 
 
-def test_refusals_found_in_the_ranks_are_one_error(launch):
+def test_refusals_found_in_the_ranks_are_one_error(run_ddplaunch):
     """What only torch can tell: one message for all ranks, exit code 2, no traceback."""
-    done = launch("run", "--nproc", "3", "--backend", "mpi", FAILS, "exit")
+    done = run_ddplaunch("run", "--nproc", "3", "--backend", "mpi", FAILS, "exit")
     assert done.returncode == 2
     assert done.stderr.count("mpi") == 1
     assert "gloo" in done.stderr
@@ -149,19 +151,19 @@ def test_refusals_found_in_the_ranks_are_one_error(launch):
 
 
 def test_words_for_ends():
-    assert describe_end(3) == "exited with code 3"
-    assert describe_end(-9) == "was ended by SIGKILL (killed from outside)"
-    assert describe_end(-10) == "was ended by SIGUSR1"
-    assert "does not handle this signal" in (hint_of(10) or "")
-    assert describe_end(-62) == "was ended by signal 62"
+    assert describe_exit(3) == "exited with code 3"
+    assert describe_exit(-9) == "was ended by SIGKILL (killed from outside)"
+    assert describe_exit(-10) == "was ended by SIGUSR1"
+    assert "does not handle this signal" in (signal_hint(10) or "")
+    assert describe_exit(-62) == "was ended by signal 62"
 
 
 def _failure(rank, moment, message=None, code=1):
-    return Failure(rank, rank, "here", 1, 0, code, None, message, None, moment, None)
+    return RankFailure(rank, rank, "here", 1, 0, code, None, message, None, moment, None)
 
 
 def test_a_lost_connection_is_never_the_first_cause_where_there_is_another():
-    verdict = judge(
+    verdict = find_first_cause(
         [
             _failure(0, 1.0, "RuntimeError: Connection closed by peer [127.0.0.1]:4711"),
             _failure(2, 3.0, "KeyError: 'x'"),
@@ -177,9 +179,9 @@ def test_a_lost_connection_is_never_the_first_cause_where_there_is_another():
 def test_who_had_waited_too_long_comes_before_those_whose_connection_that_closed():
     closed = _failure(0, 10.0, "RuntimeError: Connection closed by peer")
     late = _failure(1, 11.0, "RuntimeError: Timed out waiting 4000ms for recv operation to complete")
-    assert judge([closed, late], 1, 3).first is late
+    assert find_first_cause([closed, late], 1, 3).first is late
     cause = _failure(2, 12.0, "TimeoutError: no answer from the database")
-    assert judge([closed, late, cause], 0, 3).first is cause
+    assert find_first_cause([closed, late, cause], 0, 3).first is cause
 
 
 @pytest.mark.parametrize(
@@ -194,11 +196,13 @@ def test_who_had_waited_too_long_comes_before_those_whose_connection_that_closed
     ],
 )
 def test_in_all_of_torchs_words_a_rank_only_waited(message, waited):
-    assert _failure(0, 0.0, message).is_consequence is waited
+    assert _failure(0, 0.0, message).is_secondary is waited
 
 
 def test_the_lowest_of_ranks_that_failed_alike_is_named():
-    verdict = judge([_failure(rank, 5.0 - rank, "KeyError: 'x'") for rank in (3, 1, 2)], stopped=0, world_size=4)
+    verdict = find_first_cause(
+        [_failure(rank, 5.0 - rank, "KeyError: 'x'") for rank in (3, 1, 2)], stopped=0, world_size=4
+    )
     assert verdict.first.rank == 1
     assert verdict.alike == (2, 3)
 
@@ -230,9 +234,9 @@ def test_native_frames_do_not_hide_a_traceback_of_python(frame):
 
 
 @pytest.mark.parametrize("folder", [(), ("--log-dir", "logs")])
-def test_the_report_of_an_abort_has_the_traceback_before_its_native_frames(launch, tmp_path, folder):
+def test_the_report_of_an_abort_has_the_traceback_before_its_native_frames(run_ddplaunch, tmp_path, folder):
     frame = FRAMES[0].format(7)
-    script = write(
+    script = write_program(
         tmp_path,
         "aborts.py",
         f"""
@@ -245,7 +249,7 @@ def test_the_report_of_an_abort_has_the_traceback_before_its_native_frames(launc
         os.abort()
         """,
     )
-    done = launch("run", "--nproc", "2", *LIGHT, *folder, script)
+    done = run_ddplaunch("run", "--nproc", "2", *LIGHT, *folder, script)
     report = done.stderr.partition("its last lines:")[2]
     assert "  | KeyError: 'the cause'\n" in report
     assert "frame #" not in report

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from ddplaunch.agent.in_flight import propagates
-from tests.conftest import write
+from tests.conftest import write_program
 from tests.starts import LIGHT
 
 PROGRAM = """
@@ -68,10 +68,10 @@ except ImportError:
     [(PROGRAM, (), "2", "30", True), (PROGRAM, (), "600", "0.5", False), (WITHOUT_GROUP, LIGHT, "2", "30", True)],
     ids=["cleans up", "is killed", "has no process group"],
 )
-def test_a_long_finally_does_not_hide_its_exception(launch, tmp_path, program, mode, seconds, grace, cleaned):
+def test_a_long_finally_does_not_hide_its_exception(run_ddplaunch, tmp_path, program, mode, seconds, grace, cleaned):
     """It gets the grace for it; where that is too short, the exception is known all the same."""
-    script = write(tmp_path, "train.py", program)
-    done = launch("run", *mode, "--nproc", "2", "--grace", grace, script, "--", seconds)
+    script = write_program(tmp_path, "train.py", program)
+    done = run_ddplaunch("run", *mode, "--nproc", "2", "--grace", grace, script, "--", seconds)
     assert done.returncode == 1
     report = done.stderr[done.stderr.index("ddplaunch: ") :].splitlines()
     assert report[0] == "ddplaunch: rank 0 failed with ValueError: loss is nan at step 812 (exit code 1)"
@@ -80,9 +80,9 @@ def test_a_long_finally_does_not_hide_its_exception(launch, tmp_path, program, m
 
 
 @pytest.mark.slow
-def test_an_exception_that_was_caught_is_no_cause(launch, tmp_path):
+def test_an_exception_that_was_caught_is_no_cause(run_ddplaunch, tmp_path):
     """The rank that runs in the handler is stopped at once, as any other."""
-    done = launch("run", "--nproc", "2", "--grace", "600", write(tmp_path, "train.py", CAUGHT))
+    done = run_ddplaunch("run", "--nproc", "2", "--grace", "600", write_program(tmp_path, "train.py", CAUGHT))
     assert done.returncode == 1
     assert "rank 0 did not" in done.stderr
     assert "rank 0 failed with" not in done.stderr

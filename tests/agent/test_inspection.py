@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import alive, free_port, wait_until, write
-from tests.impatient import impatient
-from tests.patience import patience
+from tests.conftest import free_port, is_alive, wait_until, write_program
+from tests.impatient import launcher_with_constant
+from tests.patience import scaled_timeout
 from tests.starts import EXEC, FORKED, LIGHT
 
 HANG = """
@@ -101,14 +101,14 @@ def sentence(what: str) -> str:
 
 
 @pytest.fixture
-def found(answer):
+def found(run_in_fork):
     """Ask a job until it has that to say; its answer."""
 
     def ask(job, sentence: str, *words: str):
         seen = [{}]
 
         def said() -> bool:
-            done = answer("stacks", str(job.process.pid), "--json", *words)
+            done = run_in_fork("stacks", str(job.process.pid), "--json", *words)
             seen[0] = json.loads(done.stdout) if done.returncode == 0 else {"sentences": [done.stderr]}
             return sentence in [re.sub(r"pid \d+", "pid N", each) for each in seen[0]["sentences"]]
 
@@ -123,10 +123,10 @@ def found(answer):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", [each for each in SENTENCES if each not in ("sleep", "before")])
-def test_the_rank_that_the_others_wait_for(start, tmp_path, found, what):
+def test_the_rank_that_the_others_wait_for(start_ddplaunch, tmp_path, found, what):
     """Also one of those that are started one by one."""
     how = EXEC if what == "longer" else ()
-    job = start("run", *how, "--nproc", "3", write(tmp_path, "train.py", HANG), what)
+    job = start_ddplaunch("run", *how, "--nproc", "3", write_program(tmp_path, "train.py", HANG), what)
     found(job, sentence(what))
     job.process.kill()
     job.wait()
@@ -135,26 +135,28 @@ def test_the_rank_that_the_others_wait_for(start, tmp_path, found, what):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", [pytest.param("sleep", marks=pytest.mark.smoke), "before"])
-def test_a_hang_that_is_stopped_is_told(start, answer, tmp_path, found, what):
+def test_a_hang_that_is_stopped_is_told(start_ddplaunch, run_in_fork, tmp_path, found, what):
     """Also one of which torch keeps no record: in init_process_group. What ranks did is kept."""
-    script = write(tmp_path, "train.py", HANG)
-    sooner = impatient(tmp_path, "control.attempt.HANGS", 0.1)
+    script = write_program(tmp_path, "train.py", HANG)
+    sooner = launcher_with_constant(tmp_path, "control.attempt.HANGS", 0.1)
     words = ("--nproc", "3", "--run-id", f"hang-{what}", "--log-dir", "logs", script, what)
-    job = start("run", *words, executable=sooner)
+    job = start_ddplaunch("run", *words, executable=sooner)
     found(job, sentence(what))
     job.signal(signal.SIGINT)
     assert job.wait() == 130
     told = f"when it was stopped: {sentence(what)}"
     assert f"ddplaunch: {told}" in job.stderr().splitlines()
-    assert told in answer("report", f"hang-{what}").stdout.splitlines()
+    assert told in run_in_fork("report", f"hang-{what}").stdout.splitlines()
     kept = json.loads((tmp_path / "logs" / f"hang-{what}" / "stacks.json").read_text())
     inside = "step" if what == "sleep" else "build"
     assert kept["ranks"][2]["threads"][0]["frames"][0]["function"] == inside
 
 
 @pytest.mark.slow
-def test_without_torchs_recorder_stacks_alone_tell(start, tmp_path, found):
-    job = start("run", "--nproc", "3", write(tmp_path, "train.py", HANG), "sleep", env={"TORCH_FR_BUFFER_SIZE": "0"})
+def test_without_torchs_recorder_stacks_alone_tell(start_ddplaunch, tmp_path, found):
+    job = start_ddplaunch(
+        "run", "--nproc", "3", write_program(tmp_path, "train.py", HANG), "sleep", env={"TORCH_FR_BUFFER_SIZE": "0"}
+    )
     told = sentence("sleep").replace(" #4 of default_pg (float32[6]), entered", ", called").replace("entered", "called")
     said = found(job, told)
     assert said["notes"] == ["no rank has told which collective it is in: only stacks are known"]
@@ -181,15 +183,15 @@ AGAIN = """
 @pytest.mark.parametrize(
     "elastic", [pytest.param(False, id="restart"), pytest.param(True, id="elastic", marks=pytest.mark.ci)]
 )
-def test_after_a_restart(start, tmp_path, found, elastic):
+def test_after_a_restart(start_ddplaunch, tmp_path, found, elastic):
     """On one node, and on two of an elastic job, asked at either."""
-    script = write(tmp_path, "train.py", AGAIN)
+    script = write_program(tmp_path, "train.py", AGAIN)
     if elastic:
         port = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
         words = ("--nnodes", "2:3", *port, "--join-window", "0", "--nproc", "2", "--max-restarts", "1", script)
-        jobs = [start("run", "--node-rank", rank, *words) for rank in "01"]
+        jobs = [start_ddplaunch("run", "--node-rank", rank, *words) for rank in "01"]
     else:
-        jobs = [start("run", "--nproc", "3", "--max-restarts", "1", script)]
+        jobs = [start_ddplaunch("run", "--nproc", "3", "--max-restarts", "1", script)]
     others = "ranks 0, 1, 3" if elastic else "ranks 0, 1"
     for job in jobs:
         found(
@@ -203,7 +205,7 @@ def test_after_a_restart(start, tmp_path, found, elastic):
 
 
 @pytest.mark.slow
-def test_groups_of_a_device_mesh(start, tmp_path, found):
+def test_groups_of_a_device_mesh(start_ddplaunch, tmp_path, found):
     """torch counts the groups of a mesh in each rank for itself; by their names they are the same, however many."""
     text = """
         import time, torch, torch.distributed as dist
@@ -221,7 +223,7 @@ def test_groups_of_a_device_mesh(start, tmp_path, found):
         dist.all_reduce(torch.ones(4), group=dp)
         time.sleep(600)
     """
-    job = start("run", "--nproc", "4", write(tmp_path, "train.py", text))
+    job = start_ddplaunch("run", "--nproc", "4", write_program(tmp_path, "train.py", text))
     said = found(
         job,
         "rank 2 waits in all_reduce #2 of mesh_tp (ranks 2, 3; float32[4]), entered at train.py:12; "
@@ -237,7 +239,7 @@ def test_groups_of_a_device_mesh(start, tmp_path, found):
 
 
 @pytest.mark.slow
-def test_groups_that_were_made_anew(start, tmp_path, found):
+def test_groups_that_were_made_anew(start_ddplaunch, tmp_path, found):
     text = """
         import os, time, torch, torch.distributed as dist
 
@@ -254,7 +256,7 @@ def test_groups_that_were_made_anew(start, tmp_path, found):
             time.sleep(600)
         dist.all_reduce(torch.ones(4))
     """
-    job = start("run", "--nproc", "2", write(tmp_path, "train.py", text))
+    job = start_ddplaunch("run", "--nproc", "2", write_program(tmp_path, "train.py", text))
     found(
         job,
         "rank 0 waits in all_reduce #1 of default_pg (float32[4]), entered at train.py:14; "
@@ -292,10 +294,10 @@ def stacks(answer, job):
 
 
 @pytest.mark.parametrize("how", [FORKED, EXEC], ids=["fork", "exec"])
-def test_stacks_without_torch(start, answer, tmp_path, how):
-    job = start("run", *how, "--nproc", "2", write(tmp_path, "train.py", SLEEPS))
+def test_stacks_without_torch(start_ddplaunch, run_in_fork, tmp_path, how):
+    job = start_ddplaunch("run", *how, "--nproc", "2", write_program(tmp_path, "train.py", SLEEPS))
     job.wait_for("there", 2)
-    said = stacks(answer, job)
+    said = stacks(run_in_fork, job)
     assert [rank["condition"] for rank in said["ranks"]] == ["alive"] * 2
     for rank in said["ranks"]:
         stacks_of = [[frame["function"] for frame in thread["frames"]] for thread in rank["threads"]]
@@ -307,7 +309,7 @@ def test_stacks_without_torch(start, answer, tmp_path, how):
     assert job.wait() == 130
 
 
-def test_where_tasks_wait_and_not_the_loop(start, answer, tmp_path):
+def test_where_tasks_wait_and_not_the_loop(start_ddplaunch, run_in_fork, tmp_path):
     """The one that is run, with what it awaits; others beside it. One that is at work is on the stack already."""
     text = """
         import asyncio, os, time
@@ -334,10 +336,10 @@ def test_where_tasks_wait_and_not_the_loop(start, answer, tmp_path):
 
         asyncio.run(main())
     """
-    job = start("run", *LIGHT, "--nproc", "3", write(tmp_path, "train.py", text))
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "3", write_program(tmp_path, "train.py", text))
     job.wait_for("there", 3)
-    page = answer("stacks", str(job.process.pid)).stdout
-    said = stacks(answer, job)
+    page = run_in_fork("stacks", str(job.process.pid)).stdout
+    said = stacks(run_in_fork, job)
     own = [
         [[frame["function"] for frame in thread["frames"] if frame["own"]] for thread in rank["threads"]]
         for rank in said["ranks"]
@@ -351,30 +353,30 @@ def test_where_tasks_wait_and_not_the_loop(start, answer, tmp_path):
     assert job.wait() == 130
 
 
-def test_asking_again_and_again_does_not_disturb(start, answer, tmp_path):
+def test_asking_again_and_again_does_not_disturb(start_ddplaunch, run_in_fork, tmp_path):
     text = """
         import os, time
         print("there", flush=True)
         while not os.path.exists("end"):
             time.sleep(0.01)
     """
-    job = start("run", *LIGHT, "--nproc", "2", write(tmp_path, "train.py", text))
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", write_program(tmp_path, "train.py", text))
     job.wait_for("there", 2)
     for _ in range(20):
-        assert all(rank["threads"] for rank in stacks(answer, job)["ranks"])
+        assert all(rank["threads"] for rank in stacks(run_in_fork, job)["ranks"])
     (tmp_path / "end").touch()
     assert (job.wait(), job.stderr()) == (0, "")
 
 
-def test_what_is_no_python_program_says_so(start, answer):
-    job = start("run", "--nproc", "2", "--no-python", "/bin/sh", "-c", "echo there; exec sleep 600")
+def test_what_is_no_python_program_says_so(start_ddplaunch, run_in_fork):
+    job = start_ddplaunch("run", "--nproc", "2", "--no-python", "/bin/sh", "-c", "echo there; exec sleep 600")
     job.wait_for("there", 2)
-    assert {rank["no_stack"] for rank in stacks(answer, job)["ranks"]} == {"it is not a Python program"}
+    assert {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]} == {"it is not a Python program"}
     job.signal(signal.SIGINT)
     assert job.wait() == 130
 
 
-def test_no_inspect_prepares_nothing(start, answer, tmp_path):
+def test_no_inspect_prepares_nothing(start_ddplaunch, run_in_fork, tmp_path):
     """No signal, descriptor or thread; the same program beside it has them."""
     text = """
         import os, time
@@ -383,24 +385,24 @@ def test_no_inspect_prepares_nothing(start, answer, tmp_path):
         print("there", int(caught, 16) >> 33 != 0, len(ours), flush=True)
         time.sleep(600)
     """
-    script = write(tmp_path, "train.py", text)
+    script = write_program(tmp_path, "train.py", text)
     for option, line in ((), "there True 2"), (("--no-inspect",), "there False 0"):
-        job = start("run", *LIGHT, *option, "--nproc", "2", script)
+        job = start_ddplaunch("run", *LIGHT, *option, "--nproc", "2", script)
         job.wait_for(line, 2)
-        why = {rank["no_stack"] for rank in stacks(answer, job)["ranks"]}
+        why = {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]}
         assert why == ({"ddplaunch runs with --no-inspect"} if option else {""})
         job.signal(signal.SIGINT)
         assert job.wait() == 130
 
 
-def test_no_inspect_is_shown_by_the_dry_run(answer, tmp_path):
-    script = write(tmp_path, "train.py", "")
-    assert "--no-inspect" not in answer("run", "--dry-run", "--nproc", "2", script).stdout
-    said = answer("run", "--dry-run", "--no-inspect", "--nproc", "2", script).stdout
+def test_no_inspect_is_shown_by_the_dry_run(run_in_fork, tmp_path):
+    script = write_program(tmp_path, "train.py", "")
+    assert "--no-inspect" not in run_in_fork("run", "--dry-run", "--nproc", "2", script).stdout
+    said = run_in_fork("run", "--dry-run", "--no-inspect", "--nproc", "2", script).stdout
     assert "--no-inspect: `ddplaunch stacks` cannot ask the ranks" in said
 
 
-def test_a_signal_that_the_program_catches_is_left_to_it(start, answer, tmp_path):
+def test_a_signal_that_the_program_catches_is_left_to_it(start_ddplaunch, run_in_fork, tmp_path):
     """The next one is taken; one that is caught later is theirs too."""
     text = """
         import signal, time
@@ -408,10 +410,10 @@ def test_a_signal_that_the_program_catches_is_left_to_it(start, answer, tmp_path
         print("there", flush=True)
         time.sleep(600)
     """
-    script = write(tmp_path, "train.py", text)
-    job = start("run", *LIGHT, "--nproc", "2", script)
+    script = write_program(tmp_path, "train.py", text)
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", script)
     job.wait_for("there", 2)
-    assert all(rank["threads"] for rank in stacks(answer, job)["ranks"])
+    assert all(rank["threads"] for rank in stacks(run_in_fork, job)["ranks"])
     assert "caught" not in job.stdout()
     job.signal(signal.SIGINT)
     job.wait()
@@ -430,31 +432,33 @@ TAKES_ALL = """
 
 
 @pytest.mark.parametrize("what", ["plain", pytest.param("torch", marks=pytest.mark.slow)])
-def test_a_program_that_takes_all_signals_later_gets_ours_once_at_most(start, answer, tmp_path, what):
+def test_a_program_that_takes_all_signals_later_gets_ours_once_at_most(start_ddplaunch, run_in_fork, tmp_path, what):
     """With torch a thread of ours tells. What the program prints of our signals would look like progress."""
-    patient = impatient(tmp_path, "agent.inspector.SURE", 20.0, "PATIENCE")  # the thread may have to wait for a core
-    words = (*(LIGHT if what == "plain" else ()), "--nproc", "2", write(tmp_path, "train.py", TAKES_ALL), what)
-    job = start("run", *words, executable=patient)
+    patient = launcher_with_constant(
+        tmp_path, "agent.inspector.SURE", 20.0, "PATIENCE"
+    )  # the thread may have to wait for a core
+    words = (*(LIGHT if what == "plain" else ()), "--nproc", "2", write_program(tmp_path, "train.py", TAKES_ALL), what)
+    job = start_ddplaunch("run", *words, executable=patient)
     job.wait_for("there", 2)
     for _ in range(3):
-        assert {rank["no_stack"] for rank in stacks(answer, job)["ranks"]} == {"no signal is free for it"}
+        assert {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]} == {"no signal is free for it"}
     job.signal(signal.SIGINT)
     assert job.wait() == 130
     assert job.stdout().count("caught") == (4 if what == "plain" else 0)  # each of two
 
 
 @pytest.mark.slow
-def test_the_first_signal_is_enough_for_one_that_python_comes_to(start, answer, tmp_path):
-    job = start("run", "--nproc", "2", write(tmp_path, "train.py", TAKES_ALL), "torch", "second")
+def test_the_first_signal_is_enough_for_one_that_python_comes_to(start_ddplaunch, run_in_fork, tmp_path):
+    job = start_ddplaunch("run", "--nproc", "2", write_program(tmp_path, "train.py", TAKES_ALL), "torch", "second")
     job.wait_for("there", 2)
     for _ in range(3):
-        assert all(rank["threads"] for rank in stacks(answer, job)["ranks"])
+        assert all(rank["threads"] for rank in stacks(run_in_fork, job)["ranks"])
     job.signal(signal.SIGINT)
     assert job.wait() == 130
     assert "caught" not in job.stdout()
 
 
-def test_a_program_that_closes_its_descriptors(start, answer, tmp_path):
+def test_a_program_that_closes_its_descriptors(start_ddplaunch, run_in_fork, tmp_path):
     text = """
         import os, time
         os.closerange(3, 2000)
@@ -464,9 +468,9 @@ def test_a_program_that_closes_its_descriptors(start, answer, tmp_path):
         print("there", flush=True)
         time.sleep(600)
     """
-    job = start("run", *LIGHT, "--nproc", "2", write(tmp_path, "train.py", text))
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", write_program(tmp_path, "train.py", text))
     job.wait_for("there", 2)
-    why = {rank["no_stack"] for rank in stacks(answer, job)["ranks"]}
+    why = {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]}
     assert why == {"the program has closed the file for it"}
     assert (tmp_path / "victim").read_text() == ""
     job.signal(signal.SIGINT)
@@ -474,7 +478,7 @@ def test_a_program_that_closes_its_descriptors(start, answer, tmp_path):
 
 
 @pytest.mark.slow
-def test_how_a_rank_ended_is_awaited(start, tmp_path):
+def test_how_a_rank_ended_is_awaited(start_ddplaunch, tmp_path):
     """The kernel shows the end of a rank before its zygote has said how."""
     text = """
         import os, signal
@@ -483,14 +487,14 @@ def test_how_a_rank_ended_is_awaited(start, tmp_path):
         print("there", os.getpid(), flush=True)
         signal.sigwait({signal.SIGUSR1})
     """
-    later = impatient(tmp_path, "agent.inspector.LAST_WORD", 2.5)
-    job = start("run", *FORKED, "--nproc", "2", write(tmp_path, "train.py", text), executable=later)
+    later = launcher_with_constant(tmp_path, "agent.inspector.LAST_WORD", 2.5)
+    job = start_ddplaunch("run", *FORKED, "--nproc", "2", write_program(tmp_path, "train.py", text), executable=later)
     job.wait_for("there", 2)
     leaving = int(job.stdout().partition("[1] there ")[2].split()[0])
     os.kill(job.zygote(), signal.SIGSTOP)
     os.kill(leaving, signal.SIGUSR1)
-    wait_until(lambda: not alive(leaving), "the rank's end")
-    asking = start("stacks", str(job.process.pid), "--json")
+    wait_until(lambda: not is_alive(leaving), "the rank's end")
+    asking = start_ddplaunch("stacks", str(job.process.pid), "--json")
     with pytest.raises(subprocess.TimeoutExpired):
         asking.process.wait(1)
     os.kill(job.zygote(), signal.SIGCONT)
@@ -509,7 +513,7 @@ def test_how_a_rank_ended_is_awaited(start, tmp_path):
         ("never", "rank 2 did not call init_process_group, which 2 ranks waited for until the timeout (3 s): late at"),
     ],
 )
-def test_nobody_who_waited_is_blamed(launch, tmp_path, what, headline):
+def test_nobody_who_waited_is_blamed(run_ddplaunch, tmp_path, what, headline):
     text = """
         import datetime, sys, time, os
 
@@ -529,7 +533,7 @@ def test_nobody_who_waited_is_blamed(launch, tmp_path, what, headline):
             late()
         dist.all_reduce(torch.ones(6))
     """
-    done = launch("run", "--nproc", "3", write(tmp_path, "train.py", text), what)
+    done = run_ddplaunch("run", "--nproc", "3", write_program(tmp_path, "train.py", text), what)
     assert done.returncode == 1
     report = done.stderr[done.stderr.index("ddplaunch: ") :]
     assert report.startswith(f"ddplaunch: {headline}"), report
@@ -541,11 +545,11 @@ def on_a_terminal(folder: Path, *words: str):
     """Run it on a pseudo terminal; the process and the terminal's other end."""
     import pty
 
-    from tests.conftest import clean_environment, command
+    from tests.conftest import clean_environment, ddplaunch_command
 
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        command(*words), cwd=folder, env=clean_environment({"NO_COLOR": "1"}), stdin=theirs, stdout=theirs,
+        ddplaunch_command(*words), cwd=folder, env=clean_environment({"NO_COLOR": "1"}), stdin=theirs, stdout=theirs,
         stderr=theirs, start_new_session=True, preexec_fn=lambda: _control(theirs),
     )  # fmt: skip
     os.close(theirs)
@@ -579,7 +583,7 @@ def read_until(ours: int, text: str) -> str:
 
 def test_ctrl_backslash_shows_stacks_and_twice_stops(tmp_path):
     process, ours = on_a_terminal(
-        tmp_path, "run", *LIGHT, "--no-merge", "--nproc", "2", str(write(tmp_path, "train.py", SLEEPS))
+        tmp_path, "run", *LIGHT, "--no-merge", "--nproc", "2", str(write_program(tmp_path, "train.py", SLEEPS))
     )
     try:
         read_until(ours, "[1] there")
@@ -591,15 +595,15 @@ def test_ctrl_backslash_shows_stacks_and_twice_stops(tmp_path):
         os.write(ours, b"\x1c")
         os.write(ours, b"\x1c")
         read_until(ours, "stopping 2 ranks")
-        assert process.wait(patience(60)) == 128 + signal.SIGQUIT
+        assert process.wait(scaled_timeout(60)) == 128 + signal.SIGQUIT
     finally:
         process.kill()
         process.wait()
         os.close(ours)
 
 
-def test_sigquit_without_a_terminal_stops(start, tmp_path):
-    job = start("run", *LIGHT, "--nproc", "2", write(tmp_path, "train.py", SLEEPS))
+def test_sigquit_without_a_terminal_stops(start_ddplaunch, tmp_path):
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", write_program(tmp_path, "train.py", SLEEPS))
     job.wait_for("there", 2)
     job.signal(signal.SIGQUIT)
     assert job.wait() == 128 + signal.SIGQUIT

@@ -7,44 +7,44 @@ import sys
 import pytest
 
 from ddplaunch.job import client, folder
-from ddplaunch.job.client import NoAnswer
-from ddplaunch.job.requests.inspection import InspectJob
-from ddplaunch.job.requests.output import TailRanks
-from ddplaunch.job.requests.status import AskStatus
-from tests.conftest import wait_until, write
+from ddplaunch.job.client import JobNotResponding
+from ddplaunch.job.requests.inspection import InspectJobRequest
+from ddplaunch.job.requests.output import TailOutputRequest
+from ddplaunch.job.requests.status import StatusQuery
+from tests.conftest import wait_until, write_program
 from tests.starts import LIGHT
 
 BROKEN = f"""
 #!{sys.executable}
 import sys
 import ddplaunch.job.requests.inspection as inspection, ddplaunch.job.requests.output as output
-from ddplaunch.agent.inspector import Inspector
-from ddplaunch.agent.sidecars import Sidecars
-from ddplaunch.agent.stall_clock import StallClock
+from ddplaunch.agent.inspector import RankInspector
+from ddplaunch.agent.sidecars import SidecarRunner
+from ddplaunch.agent.stall_clock import StallDetector
 from ddplaunch.cli import main
-from ddplaunch.job.history import History
+from ddplaunch.job.history import HistoryRecorder
 
 def broken(what):
     def fail(*arguments):
         raise RuntimeError(what)
     return fail
 
-History.observe = broken("an observer")
+HistoryRecorder.observe = broken("an observer")
 output.TailRanks.serve = broken("a request")
 inspection.JobInspected = broken("an answer that comes later")
-Inspector._go_on = broken("an inspection")
-StallClock._heard = broken("a clock")
-Sidecars.spawned = broken("a sidecar")
+RankInspector._poll_replies = broken("an inspection")
+StallDetector._on_rank_activity = broken("a clock")
+SidecarRunner.on_spawned = broken("a sidecar")
 del sys.argv[1:3]
 main()
 """
 
 
 @pytest.mark.slow
-def test_a_feature_that_raises_is_reported_once_and_left_out(start, tmp_path):
-    program = write(tmp_path, "broken", BROKEN)
+def test_a_feature_that_raises_is_reported_once_and_left_out(start_ddplaunch, tmp_path):
+    program = write_program(tmp_path, "broken", BROKEN)
     program.chmod(0o755)
-    script = write(
+    script = write_program(
         tmp_path,
         "waits.py",
         """
@@ -55,13 +55,13 @@ def test_a_feature_that_raises_is_reported_once_and_left_out(start, tmp_path):
         sys.exit(3)
         """,
     )
-    job = start("run", "--nproc", "2", *LIGHT, "--sidecar", "sleep 600", script, executable=program)
+    job = start_ddplaunch("run", "--nproc", "2", *LIGHT, "--sidecar", "sleep 600", script, executable=program)
     job.wait_for("ready", 2)
-    (path,) = (each for each in folder.doors() if each.endswith(f".{job.process.pid}"))
-    for request in (TailRanks(), InspectJob(), TailRanks()):
-        with pytest.raises(NoAnswer):
-            client.ask(path, request)
-    assert client.ask(path, AskStatus()).world_size == 2
+    (path,) = (each for each in folder.list_sockets() if each.endswith(f".{job.process.pid}"))
+    for request in (TailOutputRequest(), InspectJobRequest(), TailOutputRequest()):
+        with pytest.raises(JobNotResponding):
+            client.send_request(path, request)
+    assert client.send_request(path, StatusQuery()).world_size == 2
     wait_until(lambda: "a sidecar" in job.stderr(), "the report of the sidecars")
     wait_until(lambda: {*job.find("sleep 600")} <= {job.process.pid}, "the end of the sidecar")
     (tmp_path / "go").touch()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import command, ran, write
+from tests.conftest import ddplaunch_command, run_command, write_program
 from tests.seccomp import without
 from tests.starts import FORKED
 from tests.warm.conftest import Shell, gone
@@ -22,19 +22,19 @@ PIDFDS = ("pidfd_open", "pidfd_send_signal")
 @pytest.mark.parametrize("error", ["ENOSYS", "EPERM"])  # Linux before 5.3; container runtimes that do not know them
 @pytest.mark.parametrize("calls", [PIDFDS, PIDFDS[1:]], ids="+".join)
 def test_a_failed_job_is_stopped_and_reported_without_pidfds(tmp_path, error, calls):
-    program = write(
+    program = write_program(
         tmp_path, "fails.py", "import os, time\nif os.environ['RANK'] == '1':\n    1 / 0\ntime.sleep(600)\n"
     )
-    done = ran([*without(error, *calls), *command("run", "--nproc", "2", *FORKED, program)], tmp_path)
+    done = run_command([*without(error, *calls), *ddplaunch_command("run", "--nproc", "2", *FORKED, program)], tmp_path)
     assert done.returncode == 1, done
     assert "rank 1 failed with ZeroDivisionError" in done.stderr
 
 
 @pytest.mark.slow
 def test_ranks_of_any_kind_run_without_pidfds(tmp_path):
-    program = str(write(tmp_path, "ends.py", "import os\nassert os.environ['RANK']\n"))
+    program = str(write_program(tmp_path, "ends.py", "import os\nassert os.environ['RANK']\n"))
     for words in (["--nproc", "1", program], ["--nproc", "2", "--start", "exec", program], ["--no-python", "true"]):
-        done = ran([*without("ENOSYS", *PIDFDS), *command("run", *words)], tmp_path)
+        done = run_command([*without("ENOSYS", *PIDFDS), *ddplaunch_command("run", *words)], tmp_path)
         assert (done.returncode, done.stderr) == (0, ""), words
 
 
@@ -43,8 +43,8 @@ def test_ranks_of_any_kind_run_without_pidfds(tmp_path):
     ("call", "code"), [("socketpair", 71), ("prctl", 71), ("sched_getaffinity", 0), ("prlimit64", 0)]
 )
 def test_a_container_that_forbids_a_call(tmp_path, call, code, error):
-    words = command("run", "--nproc", "2", "--no-python", "true")
-    done = ran([*without(errno.errorcode[error], call), *words], tmp_path)
+    words = ddplaunch_command("run", "--nproc", "2", "--no-python", "true")
+    done = run_command([*without(errno.errorcode[error], call), *words], tmp_path)
     assert done.returncode == code, done
     refusal = (
         f"Error: the system call {call} fails, which starting ranks needs: {os.strerror(error)}\n"
@@ -56,12 +56,12 @@ def test_a_container_that_forbids_a_call(tmp_path, call, code, error):
 @pytest.mark.slow
 def test_a_container_that_forbids_prctl_to_a_program_and_the_doctor(tmp_path):
     """``launch()`` raises the reason, and the doctor's finding is the reason."""
-    program = write(tmp_path, "calls.py", "from ddplaunch import launch\nlaunch(print, nproc=2)\n")
-    done = ran([*without("EPERM", "prctl"), sys.executable, program], tmp_path)
+    program = write_program(tmp_path, "calls.py", "from ddplaunch import launch\nlaunch(print, nproc=2)\n")
+    done = run_command([*without("EPERM", "prctl"), sys.executable, program], tmp_path)
     reason = "the system call prctl fails, which starting ranks needs: Operation not permitted"
     assert done.stderr.splitlines()[-1] == f"ddplaunch.errors.LaunchError: {reason}"
     assert "OSError" not in done.stderr
-    checked = ran([*without("EPERM", "prctl"), *command("doctor")], tmp_path)
+    checked = run_command([*without("EPERM", "prctl"), *ddplaunch_command("doctor")], tmp_path)
     assert checked.returncode == 1
     assert reason in " ".join(checked.stdout.split())
     assert "1 error" in checked.stdout
@@ -81,16 +81,16 @@ UNSHARE = shutil.which("unshare")
     ids=["neither", "empty", "no /dev/fd"],
 )
 def test_file_systems_that_are_missing(tmp_path, made, code, message):
-    words = shlex.join(command("run", "--nproc", "2", "--no-python", "true"))
-    done = ran(["unshare", "-m", "sh", "-c", f"{made}; exec {words}"], tmp_path)
+    words = shlex.join(ddplaunch_command("run", "--nproc", "2", "--no-python", "true"))
+    done = run_command(["unshare", "-m", "sh", "-c", f"{made}; exec {words}"], tmp_path)
     assert done.returncode == code, done
     assert done.stderr.startswith(message) if message else not done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or UNSHARE is None, reason="needs root and unshare")
 def test_proc_of_another_pid_namespace(tmp_path):
-    words = command("run", "--nproc", "2", "--no-python", "true")
-    done = ran(["unshare", "-p", "-f", "--kill-child=KILL", *words], tmp_path)
+    words = ddplaunch_command("run", "--nproc", "2", "--no-python", "true")
+    done = run_command(["unshare", "-p", "-f", "--kill-child=KILL", *words], tmp_path)
     assert done.returncode == 71, done
     assert "Error: /proc is of another PID namespace: this process is 1, and " in done.stderr
 
@@ -110,7 +110,9 @@ def test_a_rank_that_is_traced_by_its_parent_has_its_signals(tmp_path):
         open("up", "w").close()
         time.sleep(600)
     """
-    done = ran(command("run", "--nproc", "2", *FORKED, write(tmp_path, "t.py", text)), tmp_path)
+    done = run_command(
+        ddplaunch_command("run", "--nproc", "2", *FORKED, write_program(tmp_path, "t.py", text)), tmp_path
+    )
     assert (done.returncode, done.stdout.count("saved")) == (3, 1), done
 
 

@@ -17,14 +17,14 @@ from uuid import uuid4
 import pytest
 
 from ddplaunch.agent import control_groups, memory, memory_alarm
-from ddplaunch.agent.memory import KernelLog, Killed, Memory
+from ddplaunch.agent.memory import KernelLog, OomKill, RankMemory
 from ddplaunch.agent.memory_alarm import MemoryAlarm
-from ddplaunch.control.failure import Failure
+from ddplaunch.control.failure import RankFailure
 from ddplaunch.control.restarts import is_transient
-from ddplaunch.diagnosis.memory import Limit, MemoryPoint, Shortage, account, growth
-from ddplaunch.loop import Loop
-from tests.conftest import PROGRAMS, wait_until, write
-from tests.patience import patience
+from ddplaunch.diagnosis.memory import MemoryLimit, MemoryPoint, OutOfMemory, describe_growth, explain_oom
+from ddplaunch.loop import EventLoop
+from tests.conftest import PROGRAMS, wait_until, write_program
+from tests.patience import scaled_timeout
 from tests.starts import LIGHT, WARM
 
 FAILS = PROGRAMS / "fails.py"
@@ -76,10 +76,10 @@ def report(job) -> list[str]:
 
 @limited
 @cold
-def test_a_rank_that_was_killed_for_memory_says_whose_limit_and_who_had_it(group, start):
+def test_a_rank_that_was_killed_for_memory_says_whose_limit_and_who_had_it(group, start_ddplaunch):
     """The limit stands on the group above."""
     above = group(200)
-    job = start("run", *LIGHT, "--nproc", "2", FAILS, "memory", "1", preexec_fn=joining(group(None, above)))
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", FAILS, "memory", "1", preexec_fn=joining(group(None, above)))
     assert job.wait() == 137
     headline, what, who, *rest = report(job)
     assert headline == "ddplaunch: rank 1 was ended by SIGKILL (out of memory)"
@@ -95,7 +95,7 @@ def test_a_rank_that_was_killed_for_memory_says_whose_limit_and_who_had_it(group
 @limited
 @cold
 @pytest.mark.parametrize("where", ["elsewhere", pytest.param("in the same group", marks=told)])
-def test_the_kill_of_another_process_is_not_taken_for_the_ranks(group, start, tmp_path, where):
+def test_the_kill_of_another_process_is_not_taken_for_the_ranks(group, start_ddplaunch, tmp_path, where):
     ours, theirs = group(300), group(32)
     os.mkfifo(tmp_path / "gate")
     program = """
@@ -105,8 +105,8 @@ def test_the_kill_of_another_process_is_not_taken_for_the_ranks(group, start, tm
             os.kill(os.getpid(), signal.SIGKILL)
         signal.pause()
         """
-    waits = write(tmp_path, "waits.py", program)
-    job = start("run", *LIGHT, "--nproc", "2", waits, tmp_path / "gate", preexec_fn=joining(ours))
+    waits = write_program(tmp_path, "waits.py", program)
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", waits, tmp_path / "gate", preexec_fn=joining(ours))
     with open(tmp_path / "gate", "w"):  # it waits for that from now on
         words = [sys.executable, "-c", "bytearray(400 << 20)"]
         into = joining(theirs if where == "elsewhere" else ours)
@@ -118,7 +118,7 @@ def test_the_kill_of_another_process_is_not_taken_for_the_ranks(group, start, tm
 
 @limited
 @cold
-def test_a_child_that_was_killed_is_named_with_what_it_had(group, start, tmp_path):
+def test_a_child_that_was_killed_is_named_with_what_it_had(group, start_ddplaunch, tmp_path):
     program = """
         import os, signal
 
@@ -130,7 +130,9 @@ def test_a_child_that_was_killed_is_named_with_what_it_had(group, start, tmp_pat
         os.waitpid(child, 0)
         raise RuntimeError(f"DataLoader worker (pid {child}) is killed by signal: Killed. ")
         """
-    job = start("run", *LIGHT, "--nproc", "2", write(tmp_path, "t.py", program), preexec_fn=joining(group(200)))
+    job = start_ddplaunch(
+        "run", *LIGHT, "--nproc", "2", write_program(tmp_path, "t.py", program), preexec_fn=joining(group(200))
+    )
     assert job.wait() == 1
     headline, what, who, *_ = report(job)
     child = re.findall(r"pid (\d+)", headline)[0]
@@ -143,7 +145,7 @@ def test_a_child_that_was_killed_is_named_with_what_it_had(group, start, tmp_pat
 @pytest.mark.ci
 @limited
 @cold
-def test_torchs_own_words_about_a_killed_worker_are_understood(group, start, tmp_path):
+def test_torchs_own_words_about_a_killed_worker_are_understood(group, start_ddplaunch, tmp_path):
     """What the rank itself sees of it differs from run to run: "is killed by signal", or no more than an EOFError."""
     program = """
         from torch.utils.data import DataLoader, Dataset
@@ -161,7 +163,7 @@ def test_torchs_own_words_about_a_killed_worker_are_understood(group, start, tmp
         for _ in DataLoader(Growing(), batch_size=None, num_workers=1):
             pass
         """
-    job = start("run", "--preload", "torch", "--nproc", "1", "--show", "all", write(tmp_path, "t.py", program),
+    job = start_ddplaunch("run", "--preload", "torch", "--nproc", "1", "--show", "all", write_program(tmp_path, "t.py", program),
                 preexec_fn=joining(group(700)))  # fmt: skip
     assert job.wait() == 1
     _, what, who, *_ = report(job)
@@ -173,14 +175,14 @@ def test_torchs_own_words_about_a_killed_worker_are_understood(group, start, tmp
 @limited
 def test_a_group_that_comes_near_its_limit_wakes_us(group, monkeypatch):
     """Each time after a while without a wake-up: what has happened meanwhile counts."""
-    monkeypatch.setattr(memory_alarm, "QUIET", 0.02)
-    path, loop, woken = group(100), Loop(), []
+    monkeypatch.setattr(memory_alarm, "MIN_QUIET_S", 0.02)
+    path, loop, woken = group(100), EventLoop(), []
     program = "held = []\nwhile True: held.append(bytearray(int(input()) << 20)); print(flush=True)"
     child = subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=joining(path)
     )
     alarm = MemoryAlarm(loop, [_group(path, 100)], lambda: woken.append(time.monotonic()))
-    over = loop.after(patience(20), lambda: woken.extend([0, 0, 0]))
+    over = loop.call_later(scaled_timeout(20), lambda: woken.extend([0, 0, 0]))
     assert child.stdin is not None
     assert child.stdout is not None
     for size in (60, 30):
@@ -189,7 +191,7 @@ def test_a_group_that_comes_near_its_limit_wakes_us(group, monkeypatch):
         child.stdin.flush()
         child.stdout.readline()
         while len(woken) == before:
-            loop.step()
+            loop.run_once()
     over.cancel()
     alarm.close()
     child.kill()
@@ -204,13 +206,13 @@ def test_a_change_of_version_2s_events_wakes_us(tmp_path):
     path.mkdir()
     try:
         (tmp_path / "memory.events").symlink_to(path / "cgroup.events")
-        loop, woken = Loop(), []
+        loop, woken = EventLoop(), []
         alarm = MemoryAlarm(loop, [_group(tmp_path, 100, "memory.max")], lambda: woken.append("short"))
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-        loop.after(patience(20), lambda: woken.append("late"))
+        loop.call_later(scaled_timeout(20), lambda: woken.append("late"))
         (path / "cgroup.procs").write_text(str(child.pid))
         while not woken:
-            loop.step()
+            loop.run_once()
         child.communicate(b"\n")
         alarm.close()
         assert woken == ["short"]
@@ -221,13 +223,16 @@ def test_a_change_of_version_2s_events_wakes_us(tmp_path):
 def test_where_control_groups_are(tmp_path):
     """Version 2 may stand beside version 1; a line that is neither is passed over."""
     (tmp_path / "proc" / "self").mkdir(parents=True)
-    write(tmp_path, "proc/self/cgroup", "4:cpu,memory:/a/b\n3:pids:/a\n\nodd\n0::/x\n")
-    found = [each.removeprefix(f"{tmp_path}/sys/fs/cgroup") for each in control_groups.groups("memory", str(tmp_path))]
+    write_program(tmp_path, "proc/self/cgroup", "4:cpu,memory:/a/b\n3:pids:/a\n\nodd\n0::/x\n")
+    found = [
+        each.removeprefix(f"{tmp_path}/sys/fs/cgroup")
+        for each in control_groups.list_cgroup_dirs("memory", str(tmp_path))
+    ]
     assert found == ["/memory/a/b", "/memory/a", "/memory", "/x", "", "/unified/x", "/unified"]
 
 
-def _group(path: Path, limit: int, setting: str = "memory.limit_in_bytes") -> control_groups.Group:
-    return control_groups.Group(str(path), path.name, setting, limit * MIB, 0, 0)
+def _group(path: Path, limit: int, setting: str = "memory.limit_in_bytes") -> control_groups.Cgroup:
+    return control_groups.Cgroup(str(path), path.name, setting, limit * MIB, 0, 0)
 
 
 # ------------------------------------------------------------------------------------------------------- made trees
@@ -259,18 +264,18 @@ def test_of_version_2_the_limit_of_a_group_above_counts(tmp_path):
         f"{job}/memory.events": "max 7\noom 0\noom_kill 1\n",
         f"{job}/memory.events.local": "max 7\noom 0\noom_kill 0\n",
     })  # fmt: skip
-    memory = Memory(Loop(), dict, root)
-    assert memory.account(signal.SIGKILL, "", 1, NOBODY, 60 << 30) is None  # that one was before
+    memory = RankMemory(EventLoop(), dict, root)
+    assert memory.explain_kill(signal.SIGKILL, "", 1, NOBODY, 60 << 30) is None  # that one was before
     events(tmp_path, f"{step}/memory.events", oom=0, oom_kill=2)
     events(tmp_path, f"{job}/memory.events.local", oom=1, oom_kill=0)
-    assert (memory.account(signal.SIGKILL, "", 1, NOBODY, 60 << 30) or "").splitlines() == [
+    assert (memory.explain_kill(signal.SIGKILL, "", 1, NOBODY, 60 << 30) or "").splitlines() == [
         "the kernel's out-of-memory killer ended it: control group /slurm/job_42 had used its 64.0 GiB (memory.max); "
         "oom_kill rose from 1 to 2",
         "rank 1 had 60.0 GiB, shared memory 4 MiB, page cache 1 MiB",
         "keep less on the host from step to step (losses by .item(), no growing lists), use smaller batches; "
         "or ask for more memory (sbatch --mem)",
     ]
-    assert memory.account(signal.SIGTERM, "", 1, NOBODY, 0) is None
+    assert memory.explain_kill(signal.SIGTERM, "", 1, NOBODY, 0) is None
     memory.close()
 
 
@@ -283,12 +288,12 @@ def test_of_version_1_as_well_and_a_container_sees_its_own_group_as_the_root(tmp
         f"{top}/memory.stat": "cache 1\ntotal_cache 3145728\ntotal_shmem 1048576\n",
         "proc/vmstat": "oom_kill 9\n",
     })  # fmt: skip
-    memory = Memory(Loop(), dict, root)
+    memory = RankMemory(EventLoop(), dict, root)
     events(tmp_path, "proc/vmstat", oom_kill=10)
-    assert memory.account(signal.SIGKILL, "", 0, NOBODY, 1) is None  # on the machine, but not of ours
+    assert memory.explain_kill(signal.SIGKILL, "", 0, NOBODY, 1) is None  # on the machine, but not of ours
     events(tmp_path, f"{top}/memory.oom_control", oom_kill=1)
     (tmp_path / top / "memory.failcnt").write_text("80\n")
-    what, who, _ = (memory.account(signal.SIGKILL, "", 0, NOBODY, 5 << 30) or "").splitlines()
+    what, who, _ = (memory.explain_kill(signal.SIGKILL, "", 0, NOBODY, 5 << 30) or "").splitlines()
     assert "control group / had used its 8.0 GiB (memory.limit_in_bytes); oom_kill rose from 0 to 1" in what
     assert who == "rank 0 had 5.0 GiB, shared memory 1 MiB, page cache 2 MiB"
     memory.close()
@@ -296,7 +301,7 @@ def test_of_version_1_as_well_and_a_container_sees_its_own_group_as_the_root(tmp
 
 def test_the_kernels_log_names_what_it_ended(tmp_path, monkeypatch):
     """Lines of Linux 6.18 and, as it was for some time, one without the group."""
-    monkeypatch.setattr(memory, "_INITIAL", os.stat("/proc/self/ns/pid").st_ino)
+    monkeypatch.setattr(memory, "_INIT_PID_NAMESPACE", os.stat("/proc/self/ns/pid").st_ino)
     log = tree(tmp_path, "", **{"dev/kmsg": "Killed process 1 (old) total-vm:1kB, anon-rss:1kB, file-rss:1kB, "})
     kernel = KernelLog(log)
     for line in (
@@ -310,19 +315,22 @@ def test_the_kernels_log_names_what_it_ended(tmp_path, monkeypatch):
     ):
         with open(tmp_path / "dev" / "kmsg", "a") as file:
             file.write(line)
-        kernel.ended()
-    assert kernel.ended() == {42: Killed(2 << 20, 1 << 20, "/job/step", "/job"), 43: Killed(1024, 0, "/job/step", None)}
+        kernel.read_kills()
+    assert kernel.read_kills() == {
+        42: OomKill(2 << 20, 1 << 20, "/job/step", "/job"),
+        43: OomKill(1024, 0, "/job/step", None),
+    }
     kernel.close()
 
 
 def test_in_a_container_the_log_is_of_others_whose_numbers_may_be_those_of_ranks(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "_INITIAL", 0)
+    monkeypatch.setattr(memory, "_INIT_PID_NAMESPACE", 0)
     log = tree(tmp_path, "", **{"dev/kmsg": ""})
     kernel = KernelLog(log)
     (tmp_path / "dev" / "kmsg").write_text(
         "Killed process 1 (a) total-vm:9kB, anon-rss:1kB, file-rss:7kB, shmem-rss:0kB, "
     )
-    assert (kernel.ended(), kernel.complete) == ({}, False)
+    assert (kernel.read_kills(), kernel.is_complete) == ({}, False)
 
 
 @pytest.mark.parametrize(
@@ -347,22 +355,22 @@ def test_in_a_container_the_log_is_of_others_whose_numbers_may_be_those_of_ranks
 )
 def test_only_the_loss_of_a_worker_is_looked_into(tmp_path, text, lost):
     root = tree(tmp_path, "0::/\n", **{"proc/vmstat": "oom_kill 3\n"})
-    memory = Memory(Loop(), dict, root)
+    memory = RankMemory(EventLoop(), dict, root)
     events(tmp_path, "proc/vmstat", oom_kill=4)
-    assert bool(memory.account(0, text, 0, NOBODY, 0)) is lost
+    assert bool(memory.explain_kill(0, text, 0, NOBODY, 0)) is lost
     memory.close()
 
 
 def test_the_machines_count_is_for_where_no_group_counts(tmp_path):
     root = tree(tmp_path, "0::/\n", **{"proc/vmstat": "oom_kill 3\n", "proc/meminfo": "MemTotal: 16777216 kB\n"})
-    memory = Memory(Loop(), dict, root)
-    assert memory.account(signal.SIGKILL, "", 0, NOBODY, 1) is None
+    memory = RankMemory(EventLoop(), dict, root)
+    assert memory.explain_kill(signal.SIGKILL, "", 0, NOBODY, 1) is None
     events(tmp_path, "proc/vmstat", oom_kill=4)
-    said = memory.account(signal.SIGKILL, "", 0, NOBODY, 5 << 30) or ""
+    said = memory.explain_kill(signal.SIGKILL, "", 0, NOBODY, 5 << 30) or ""
     assert said.startswith("the kernel's out-of-memory killer ran meanwhile on this machine: probably out of memory")
     assert "start fewer ranks on it" in said
-    assert is_transient(Failure(0, 0, "h", 1, 0, 1, None, "EOFError", None, 1.0, said))
-    killed = Failure(0, 0, "h", 1, 0, None, signal.SIGKILL, None, None, 1.0, said)
+    assert is_transient(RankFailure(0, 0, "h", 1, 0, 1, None, "EOFError", None, 1.0, said))
+    killed = RankFailure(0, 0, "h", 1, 0, None, signal.SIGKILL, None, None, 1.0, said)
     assert killed.reason == "was ended by SIGKILL (probably out of memory)"
     memory.close()
 
@@ -374,30 +382,30 @@ def test_what_the_kernel_takes_long_to_tell_is_asked_for_once_at_a_time_and_neve
     def anonymous(pid: int, file: str, field: str) -> int:
         if file == "smaps_rollup":
             asked.append(pid)
-            answer.wait(patience(20))
+            answer.wait(scaled_timeout(20))
         return held[0]
 
     monkeypatch.setattr(memory, "_anonymous", anonymous)
-    looking = Memory(Loop(), lambda: {0: os.getsid(0)}, tree(tmp_path, "0::/\n"))
-    looking._look()
-    looking._look()
+    looking = RankMemory(EventLoop(), lambda: {0: os.getsid(0)}, tree(tmp_path, "0::/\n"))
+    looking._on_alarm()
+    looking._on_alarm()
     assert len(asked) == 1
     answer.set()
     wait_until(lambda: not looking._reading.locked(), "the reader")
     asked.clear()
     held[0] = 64 << 30
-    looking._look()
+    looking._on_alarm()
     assert not asked
     looking.close()
 
 
 def test_without_a_descriptor_left_nobody_looks_and_nothing_falls(tmp_path):
-    looking = Memory(Loop(), lambda: {0: os.getsid(0)}, tree(tmp_path, "0::/\n"))
+    looking = RankMemory(EventLoop(), lambda: {0: os.getsid(0)}, tree(tmp_path, "0::/\n"))
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
     try:
-        looking._look()
-        assert looking.account(signal.SIGKILL, "", 0, NOBODY, 1) is None
+        looking._on_alarm()
+        assert looking.explain_kill(signal.SIGKILL, "", 0, NOBODY, 1) is None
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     looking.close()
@@ -425,23 +433,23 @@ def point(moment, own, children=0, shared=0, cache=0):
     ],
 )
 def test_who_grew_and_what_helps(points, grew, advice):
-    lines = account(Shortage(3, Limit(64 << 30, "/kubepods/pod7", "memory.max"), 0, 1), points)
+    lines = explain_oom(OutOfMemory(3, MemoryLimit(64 << 30, "/kubepods/pod7", "memory.max"), 0, 1), points)
     assert advice in lines[-1]
     assert lines[-1].endswith("; or raise resources.limits.memory of the pod")
     assert len(lines) == 2 + bool(points) + bool(grew)
-    assert (grew or "") in growth(3, points)
+    assert (grew or "") in describe_growth(3, points)
 
 
 def test_points_from_longer_ago_tell_who_grew_over_minutes():
     """Unless they show nothing: what forks copy of what they had in common shows only in their parts."""
-    shortage = Shortage(3, Limit(64 << 30), 0, 1)
+    shortage = OutOfMemory(3, MemoryLimit(64 << 30), 0, 1)
     near = [point(590, 1, 20), point(600, 1, 22)]
-    said = account(shortage, near, [point(60, 1, 4), point(600, 1, 30)])
+    said = explain_oom(shortage, near, [point(60, 1, 4), point(600, 1, 30)])
     assert said[1] == "rank 3 had 1.0 GiB, its child processes 22.0 GiB"
     assert said[2] == "in the last 9m00s its child processes grew from 4.0 GiB to 30.0 GiB"
-    said = account(shortage, near, [point(60, 1, 30), point(600, 1, 30)])
+    said = explain_oom(shortage, near, [point(60, 1, 30), point(600, 1, 30)])
     assert said[2] == "in the last 10s its child processes grew from 20.0 GiB to 22.0 GiB"
-    said = account(shortage, [point(600, 1)], [point(60, 1, 4), point(600, 1, 30)])
+    said = explain_oom(shortage, [point(600, 1)], [point(60, 1, 4), point(600, 1, 30)])
     assert said[1:3] == (
         "rank 3 had 1.0 GiB, its child processes 30.0 GiB",
         "in the last 9m00s its child processes grew from 4.0 GiB to 30.0 GiB",
@@ -458,15 +466,15 @@ def test_who_looks_anyway_notes_what_a_rank_and_its_children_hold(tmp_path):
     )
     assert rank.stdin is not None
     assert rank.stdout is not None
-    memory = Memory(Loop(), lambda: {0: rank.pid}, root)
+    memory = RankMemory(EventLoop(), lambda: {0: rank.pid}, root)
     wait_until(lambda: Path(f"/proc/{rank.pid}/task/{rank.pid}/children").read_text(), "its child")
-    memory.note()
+    memory.sample()
     rank.stdin.write(b"\n")
     rank.stdin.flush()
     rank.stdout.readline()
-    memory.note()
+    memory.sample()
     events(tmp_path, "proc/vmstat", oom_kill=4)
-    said = memory.account(signal.SIGKILL, "", 0, rank.pid, 1 << 20) or ""
+    said = memory.explain_kill(signal.SIGKILL, "", 0, rank.pid, 1 << 20) or ""
     rank.communicate()
     memory.close()
     assert re.search(r"in the last \S+ its child processes grew from \d+ MiB to (9|1\d)\d MiB", said), said

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.agent.missing_nodes import tasks
+from ddplaunch.agent.missing_nodes import parse_listpids
 
 HEAD = "PID      JOBID    STEPID   LOCALID GLOBALID\n"
 TASK, CHILD = (f"43       7        0        {ids}       \n" for ids in ("0        2", "-        -"))
@@ -22,5 +22,5 @@ NONE = "StepId=7.0 does not exist on node (null).\n"
         ("", 1, None),
     ],
 )
-def test_who_lives(listed, count, alive):
-    assert tasks(listed, count) == alive
+def test_who_lives(listed, count, is_alive):
+    assert parse_listpids(listed, count) == is_alive

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from ddplaunch.agent import notify
-from tests.conftest import alive, wait_until, write
+from tests.conftest import is_alive, wait_until, write_program
 from tests.starts import LIGHT
 
 pytestmark = pytest.mark.slow
@@ -28,13 +28,13 @@ def told(tmp_path):
 
 
 def python(tmp_path, text):
-    return shlex.join([sys.executable, str(write(tmp_path, "command.py", text))])
+    return shlex.join([sys.executable, str(write_program(tmp_path, "command.py", text))])
 
 
 @pytest.mark.smoke
-def test_each_event_is_told_once(launch, tmp_path):
-    write(tmp_path, "t.py", FAILS)
-    job = launch("run", "--nproc", "2", *LIGHT, "--max-restarts", "1", "--notify", TO_FILE, "t.py")
+def test_each_event_is_told_once(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "t.py", FAILS)
+    job = run_ddplaunch("run", "--nproc", "2", *LIGHT, "--max-restarts", "1", "--notify", TO_FILE, "t.py")
     assert job.returncode == 1
     found = told(tmp_path)
     assert [each["event"] for each in found] == ["starts", "fails", "restarts", "fails", "ends"]
@@ -46,18 +46,18 @@ def test_each_event_is_told_once(launch, tmp_path):
     assert (end["code"], end["world_size"]) == (1, 2)
 
 
-def test_a_command_that_fails_is_said_once(launch, tmp_path):
-    write(tmp_path, "t.py", "")
-    job = launch("run", "--notify", "sh -c 'yes | head -c 9000000; echo; echo no mail here; exit 3'", "t.py")
+def test_a_command_that_fails_is_said_once(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "t.py", "")
+    job = run_ddplaunch("run", "--notify", "sh -c 'yes | head -c 9000000; echo; echo no mail here; exit 3'", "t.py")
     assert (job.returncode, job.stderr.count("--notify")) == (0, 1)
     assert "exited with code 3: no mail here; the job goes on" in job.stderr
 
 
-def test_nothing_stays_of_a_command(launch, tmp_path):
-    write(tmp_path, "t.py", "")
-    job = launch("run", "--notify", "sh -c 'setsid sleep 600 & echo $! >> pids'", "t.py")
+def test_nothing_stays_of_a_command(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "t.py", "")
+    job = run_ddplaunch("run", "--notify", "sh -c 'setsid sleep 600 & echo $! >> pids'", "t.py")
     assert (job.returncode, job.stderr) == (0, "")
-    assert not any(alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+    assert not any(is_alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
 
 
 DEAF = """
@@ -75,47 +75,47 @@ def pid(tmp_path):
 
 
 @pytest.mark.ci
-def test_the_end_waits_for_a_bounded_time(launch, tmp_path):
-    write(tmp_path, "t.py", "")
+def test_the_end_waits_for_a_bounded_time(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "t.py", "")
     began = time.monotonic()
-    job = launch("run", "--notify", python(tmp_path, DEAF), "t.py")
+    job = run_ddplaunch("run", "--notify", python(tmp_path, DEAF), "t.py")
     assert job.returncode == 0
-    assert f"--notify was not done {notify.LAST:g} s after the job's end, and was ended" in job.stderr
-    assert time.monotonic() - began >= notify.LAST
-    assert not alive(pid(tmp_path))
+    assert f"--notify was not done {notify.FINAL_TIMEOUT_S:g} s after the job's end, and was ended" in job.stderr
+    assert time.monotonic() - began >= notify.FINAL_TIMEOUT_S
+    assert not is_alive(pid(tmp_path))
 
 
-def test_a_launcher_that_is_killed_leaves_no_command(start, tmp_path):
-    write(tmp_path, "t.py", "import time; time.sleep(600)")
-    job = start("run", "--notify", python(tmp_path, DEAF), "t.py")
+def test_a_launcher_that_is_killed_leaves_no_command(start_ddplaunch, tmp_path):
+    write_program(tmp_path, "t.py", "import time; time.sleep(600)")
+    job = start_ddplaunch("run", "--notify", python(tmp_path, DEAF), "t.py")
     command = pid(tmp_path)
     job.signal(signal.SIGKILL)
     job.wait()
-    wait_until(lambda: not alive(command), "the end of the command")
+    wait_until(lambda: not is_alive(command), "the end of the command")
     job.assert_nothing_left()
 
 
-def test_ctrl_c_does_not_reach_it_but_ends_the_wait_for_it(start, tmp_path):
-    write(tmp_path, "t.py", "import time; print('ready', flush=True); time.sleep(600)")
-    job = start("run", "--notify", python(tmp_path, DEAF), "t.py", start_new_session=True)
+def test_ctrl_c_does_not_reach_it_but_ends_the_wait_for_it(start_ddplaunch, tmp_path):
+    write_program(tmp_path, "t.py", "import time; print('ready', flush=True); time.sleep(600)")
+    job = start_ddplaunch("run", "--notify", python(tmp_path, DEAF), "t.py", start_new_session=True)
     command = pid(tmp_path)
     job.wait_for("ready")
     os.killpg(job.process.pid, signal.SIGINT)
     wait_until(lambda: "ended with exit code 130" in job.stderr() or "stopping" in job.stderr(), "the end of the rank")
-    assert alive(command)
+    assert is_alive(command)
     wait_until(lambda: job.signal(signal.SIGINT) or job.process.poll() is not None, "the end of the launcher")
     assert job.wait() == 130
-    wait_until(lambda: not alive(command), "the end of the command")
+    wait_until(lambda: not is_alive(command), "the end of the command")
     job.assert_nothing_left()
 
 
-def test_its_process_is_killed(start, tmp_path):
-    write(tmp_path, "t.py", "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)")
-    job = start("run", "--notify", python(tmp_path, DEAF), "t.py")
+def test_its_process_is_killed(start_ddplaunch, tmp_path):
+    write_program(tmp_path, "t.py", "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)")
+    job = start_ddplaunch("run", "--notify", python(tmp_path, DEAF), "t.py")
     command = pid(tmp_path)
     with open(f"/proc/{command}/stat") as file:
         os.kill(int(file.read().rpartition(")")[2].split()[1]), signal.SIGKILL)
     wait_until(lambda: "nobody is told any more" in job.stderr(), "the message")
     (tmp_path / "go").touch()
     assert job.wait() == 0
-    assert not alive(command)
+    assert not is_alive(command)

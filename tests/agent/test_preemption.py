@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.conftest import wait_until, write
+from tests.conftest import wait_until, write_program
 from tests.starts import EXEC, FORKED, LIGHT
 
 ASKS = """
@@ -33,7 +33,7 @@ NEVER_ASKS = """
 
 @pytest.fixture
 def asks(tmp_path):
-    return write(tmp_path, "asks.py", ASKS)
+    return write_program(tmp_path, "asks.py", ASKS)
 
 
 @pytest.fixture(params=[FORKED, EXEC], ids=["zygote", "exec"])
@@ -42,8 +42,8 @@ def mode(request):
 
 
 @pytest.mark.smoke
-def test_ranks_that_are_told_end_by_themselves(start, asks, mode):
-    job = start("run", *mode, "--nproc", "2", asks)
+def test_ranks_that_are_told_end_by_themselves(start_ddplaunch, asks, mode):
+    job = start_ddplaunch("run", *mode, "--nproc", "2", asks)
     job.wait_for("ready", 2)
     job.signal(signal.SIGUSR2)
     assert job.wait() == 75
@@ -58,22 +58,22 @@ def test_ranks_that_are_told_end_by_themselves(start, asks, mode):
     job.assert_nothing_left()
 
 
-def test_a_single_rank(start, asks):
-    job = start("run", asks)
+def test_a_single_rank(start_ddplaunch, asks):
+    job = start_ddplaunch("run", asks)
     job.wait_for("ready")
     job.signal(signal.SIGUSR2)
     assert job.wait() == 75
     job.assert_nothing_left()
 
 
-def test_work_that_is_done_is_done(start, tmp_path):
+def test_work_that_is_done_is_done(start_ddplaunch, tmp_path):
     """Ranks that finish without asking have not made room: there is nothing to run again."""
-    write(
+    write_program(
         tmp_path,
         "t.py",
         "print('ready', flush=True)\nimport os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\n",
     )
-    job = start("run", *LIGHT, "--nproc", "2", "t.py")
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "t.py")
     job.wait_for("ready", 2)
     job.signal(signal.SIGUSR2)
     wait_until(lambda: "must make room" in job.stderr(), "the notice")
@@ -81,9 +81,9 @@ def test_work_that_is_done_is_done(start, tmp_path):
     assert (job.wait(), "preempted" in job.stderr()) == (0, False)
 
 
-def test_when_the_time_is_over_ranks_are_stopped(start, tmp_path, mode):
-    write(tmp_path, "t.py", NEVER_ASKS)
-    job = start("run", *mode, "--nproc", "2", "--preempt-grace", "0.1", "t.py")
+def test_when_the_time_is_over_ranks_are_stopped(start_ddplaunch, tmp_path, mode):
+    write_program(tmp_path, "t.py", NEVER_ASKS)
+    job = start_ddplaunch("run", *mode, "--nproc", "2", "--preempt-grace", "0.1", "t.py")
     job.wait_for("ready", 2)
     job.signal(signal.SIGUSR2)
     assert job.wait() == 75
@@ -91,14 +91,14 @@ def test_when_the_time_is_over_ranks_are_stopped(start, tmp_path, mode):
     job.assert_nothing_left()
 
 
-def test_every_process_of_the_job_gets_the_warning(start, tmp_path, mode):
+def test_every_process_of_the_job_gets_the_warning(start_ddplaunch, tmp_path, mode):
     """As Slurm does it; a grandchild in a session of its own, or a shell, has no handler for it."""
     child = """
     import subprocess
     child = subprocess.Popen(["sh", "-c", "echo child; sleep 1000 & wait; echo woken"], start_new_session=True)
     """
-    write(tmp_path, "t.py", child + ASKS + "    print('child', child.poll())\n    child.kill()\n")
-    job = start("run", *mode, "--nproc", "2", "t.py")
+    write_program(tmp_path, "t.py", child + ASKS + "    print('child', child.poll())\n    child.kill()\n")
+    job = start_ddplaunch("run", *mode, "--nproc", "2", "t.py")
     job.wait_for("ready", 2)
     job.wait_for("child\n", 2)
     wait_until(lambda: len(job.left()) >= 2 + 2 + 4, "launcher, zygote; ranks; what they started")
@@ -110,10 +110,12 @@ def test_every_process_of_the_job_gets_the_warning(start, tmp_path, mode):
     job.assert_nothing_left()
 
 
-def test_a_warning_before_the_first_rank(start, asks, tmp_path):
+def test_a_warning_before_the_first_rank(start_ddplaunch, asks, tmp_path):
     """Ranks that come to life later find the notice waiting; the process that forks them is not hurt."""
-    write(tmp_path, "slow.py", "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)\n")
-    job = start("run", "--nproc", "2", "--preload", "slow", asks, env={"PYTHONPATH": str(tmp_path)})
+    write_program(
+        tmp_path, "slow.py", "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)\n"
+    )
+    job = start_ddplaunch("run", "--nproc", "2", "--preload", "slow", asks, env={"PYTHONPATH": str(tmp_path)})
     wait_until(lambda: len(job.left()) == 2, "the zygote")
     zygote = job.zygote()
     wait_until(lambda: _ignores(zygote, signal.SIGUSR2), "its shield")
@@ -126,14 +128,14 @@ def test_a_warning_before_the_first_rank(start, asks, tmp_path):
     assert "cannot see" not in job.stderr()
 
 
-def test_a_warning_that_came_blocked_while_the_launcher_started(start, asks):
+def test_a_warning_that_came_blocked_while_the_launcher_started(start_ddplaunch, asks):
     """Whoever starts launchers and passes warnings on can block it until they listen."""
 
     def warned() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
         os.kill(os.getpid(), signal.SIGUSR2)
 
-    job = start("run", *LIGHT, "--nproc", "2", asks, preexec_fn=warned)
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", asks, preexec_fn=warned)
     assert job.wait() == 75, job.stderr()
     assert job.stdout().count("saved") == 2
     job.assert_nothing_left()
@@ -144,10 +146,10 @@ def _ignores(pid: int, number: int) -> bool:
         return bool(int(file.read().partition("SigIgn:\t")[2].split()[0], 16) >> (number - 1) & 1)
 
 
-def test_a_signal_of_the_users_choice(start, tmp_path):
+def test_a_signal_of_the_users_choice(start_ddplaunch, tmp_path):
     """For code that knows signals only; what it does on this one is to make room."""
     script = 'trap "echo told; exit" USR1; echo ready; while :; do sleep 0.1; done'
-    job = start("run", "--nproc", "2", "--preempt-forward", "usr1", "--no-python", "bash", "--", "-c", script)
+    job = start_ddplaunch("run", "--nproc", "2", "--preempt-forward", "usr1", "--no-python", "bash", "--", "-c", script)
     job.wait_for("ready", 2)
     job.signal(signal.SIGUSR2)
     assert job.wait() == 75
@@ -156,7 +158,7 @@ def test_a_signal_of_the_users_choice(start, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["USR2", "TERM"])
-def test_a_handler_of_the_program_gets_the_warning(start, tmp_path, mode, name):
+def test_a_handler_of_the_program_gets_the_warning(start_ddplaunch, tmp_path, mode, name):
     """In the ranks that have one, once; another finds the file."""
     text = f"""
         import os, signal, time
@@ -170,27 +172,27 @@ def test_a_handler_of_the_program_gets_the_warning(start, tmp_path, mode, name):
             time.sleep(0.01)
         print("handled", len(seen), flush=True)
     """
-    write(tmp_path, "t.py", text)
-    job = start("run", *mode, "--nproc", "2", "--preempt-signal", name, "t.py")
+    write_program(tmp_path, "t.py", text)
+    job = start_ddplaunch("run", *mode, "--nproc", "2", "--preempt-signal", name, "t.py")
     job.wait_for("ready", 2)
     job.signal(getattr(signal, f"SIG{name}"))
     assert job.wait() == 75
     assert (job.stdout().count("handled 1"), job.stdout().count("handled 0")) == (1, 1)
 
 
-def test_a_shell_script_looks_for_the_file(start):
+def test_a_shell_script_looks_for_the_file(start_ddplaunch):
     script = 'echo ready; until [ -e "$DDPLAUNCH_PREEMPTED_FILE" ]; do sleep 0.1; done; exit 75'
-    job = start("run", "--nproc", "2", "--no-python", "sh", "--", "-c", script)
+    job = start_ddplaunch("run", "--nproc", "2", "--no-python", "sh", "--", "-c", script)
     job.wait_for("ready", 2)
     job.signal(signal.SIGUSR2)
     assert job.wait() == 75
 
 
-def test_nobody_is_stopped_for_anothers_failure(start, tmp_path):
+def test_nobody_is_stopped_for_anothers_failure(start_ddplaunch, tmp_path):
     """A rank that ends first breaks the others' collectives, while one may still be writing its checkpoint."""
     first = "if runtime.rank():\n        raise OSError('peer gone')\n    time.sleep(1)\n    "
-    write(tmp_path, "t.py", ASKS.replace('print("saved', f'{first}print("saved'))
-    job = start("run", *LIGHT, "--nproc", "3", "--max-restarts", "5", "t.py")
+    write_program(tmp_path, "t.py", ASKS.replace('print("saved', f'{first}print("saved'))
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "3", "--max-restarts", "5", "t.py")
     job.wait_for("ready", 3)
     job.signal(signal.SIGUSR2)
     assert job.wait() == 75
@@ -199,9 +201,9 @@ def test_nobody_is_stopped_for_anothers_failure(start, tmp_path):
     assert "restart" not in job.stderr()
 
 
-def test_ctrl_c_after_the_warning(start, tmp_path):
-    write(tmp_path, "t.py", NEVER_ASKS)
-    job = start("run", *LIGHT, "--nproc", "2", "t.py")
+def test_ctrl_c_after_the_warning(start_ddplaunch, tmp_path):
+    write_program(tmp_path, "t.py", NEVER_ASKS)
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "t.py")
     job.wait_for("ready", 2)
     job.signal(signal.SIGUSR2)
     wait_until(lambda: "must make room" in job.stderr(), "the notice")
@@ -210,13 +212,13 @@ def test_ctrl_c_after_the_warning(start, tmp_path):
     assert "preempted" not in job.stderr()
 
 
-def test_a_pod_is_warned_by_sigterm(start, asks, tmp_path):
-    job = start("run", *LIGHT, "--nproc", "2", "--preempt-signal", "TERM", asks)
+def test_a_pod_is_warned_by_sigterm(start_ddplaunch, asks, tmp_path):
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--preempt-signal", "TERM", asks)
     job.wait_for("ready", 2)
     job.signal(signal.SIGTERM)
     assert job.wait() == 75
-    write(tmp_path, "t.py", NEVER_ASKS)
-    job = start("run", *LIGHT, "--nproc", "2", "--preempt-signal", "TERM", "t.py")
+    write_program(tmp_path, "t.py", NEVER_ASKS)
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--preempt-signal", "TERM", "t.py")
     job.wait_for("ready", 2)
     job.signal(signal.SIGTERM)
     wait_until(lambda: "must make room" in job.stderr(), "the notice")
@@ -224,8 +226,8 @@ def test_a_pod_is_warned_by_sigterm(start, asks, tmp_path):
     assert job.wait() == 143
 
 
-def test_a_warning_that_is_none(start, asks):
-    job = start("run", *LIGHT, "--nproc", "2", "--preempt-signal", "none", asks)
+def test_a_warning_that_is_none(start_ddplaunch, asks):
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--preempt-signal", "none", asks)
     job.wait_for("ready", 2)
     job.signal(signal.SIGUSR2)  # is one for ranks that catch it: tests/agent/test_stopping.py
     job.signal(signal.SIGTERM)
@@ -234,16 +236,18 @@ def test_a_warning_that_is_none(start, asks):
     job.assert_nothing_left()
 
 
-def test_the_batch_script_learns_the_exit_code(start, asks, tmp_path):
+def test_the_batch_script_learns_the_exit_code(start_ddplaunch, asks, tmp_path):
     """From node 0 alone; the scripts of other schedulers than Slurm, from a mark for a requeue."""
-    write(tmp_path, "t.py", "import os\nassert 'DDPLAUNCH_EXIT_FILE' not in os.environ\n" + _dedent(ASKS))
-    code, mark = write(tmp_path, "code", "something older"), tmp_path / "mark"
+    write_program(tmp_path, "t.py", "import os\nassert 'DDPLAUNCH_EXIT_FILE' not in os.environ\n" + _dedent(ASKS))
+    code, mark = write_program(tmp_path, "code", "something older"), tmp_path / "mark"
     told = {"DDPLAUNCH_EXIT_FILE": str(code), "DDPLAUNCH_REQUEUE_FILE": str(mark)}
-    job = start("run", *LIGHT, "--nproc", "2", "t.py", env=told)
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "t.py", env=told)
     job.wait_for("ready", 2)
     job.signal(signal.SIGUSR2)
     assert (job.wait(), code.read_text(), mark.exists()) == (75, "75\n", True)
-    job = start("run", "--preempt-grace", "0", "t.py", env={"DDPLAUNCH_EXIT_FILE": str(tmp_path / "no" / "code")})
+    job = start_ddplaunch(
+        "run", "--preempt-grace", "0", "t.py", env={"DDPLAUNCH_EXIT_FILE": str(tmp_path / "no" / "code")}
+    )
     job.wait_for("ready")
     job.signal(signal.SIGUSR2)
     assert job.wait() == 75
@@ -257,9 +261,9 @@ def _dedent(text: str) -> str:
     return textwrap.dedent(text)
 
 
-def test_a_launcher_within_a_rank_is_warned_too(start, asks, tmp_path):
+def test_a_launcher_within_a_rank_is_warned_too(start_ddplaunch, asks, tmp_path):
     """It has inherited the shield of the rank that it is, and yet is the one to act."""
-    write(
+    write_program(
         tmp_path,
         "outer.py",
         f"""
@@ -268,7 +272,7 @@ def test_a_launcher_within_a_rank_is_warned_too(start, asks, tmp_path):
         sys.exit(subprocess.call([sys.executable, "-m", "ddplaunch", *words]))
         """,
     )
-    job = start("run", "outer.py")
+    job = start_ddplaunch("run", "outer.py")
     job.wait_for("ready", 2)
     for pid in job.left():
         with suppress(ProcessLookupError):  # one of theirs may be on its way out

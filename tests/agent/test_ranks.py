@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from ddplaunch.agent.ranks import NEXT, Phase
+from ddplaunch.agent.ranks import ATTEMPT_PHASE_TRANSITIONS, AttemptPhase
 
 
 def test_every_phase_leads_to_the_end_and_the_end_nowhere():
-    assert set(NEXT) == set(Phase)
-    assert NEXT[Phase.ENDED] == set()
-    for phase in Phase:
+    assert set(ATTEMPT_PHASE_TRANSITIONS) == set(AttemptPhase)
+    assert ATTEMPT_PHASE_TRANSITIONS[AttemptPhase.ENDED] == set()
+    for phase in AttemptPhase:
         reached, todo = set(), {phase}
         while todo:
             reached |= todo
-            todo = set().union(*(NEXT[each] for each in todo)) - reached
-        assert Phase.ENDED in reached
+            todo = set().union(*(ATTEMPT_PHASE_TRANSITIONS[each] for each in todo)) - reached
+        assert AttemptPhase.ENDED in reached

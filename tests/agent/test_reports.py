@@ -10,15 +10,15 @@ import sys
 import pytest
 
 from ddplaunch.console.failure import render_verdict
-from ddplaunch.control.failure import Failure, judge
+from ddplaunch.control.failure import RankFailure, find_first_cause
 from ddplaunch.errors import UsageError
 from ddplaunch.job import runs
-from tests.conftest import command, ran, write
+from tests.conftest import ddplaunch_command, run_command, write_program
 from tests.starts import LIGHT
 
 
-def failure(rank: int, message: str) -> Failure:
-    return Failure(rank, rank, "h", 1, 0, 1, None, message, "Traceback", float(rank), None)
+def failure(rank: int, message: str) -> RankFailure:
+    return RankFailure(rank, rank, "h", 1, 0, 1, None, message, "Traceback", float(rank), None)
 
 
 def test_ranks_that_failed_alike_after_the_first_share_a_line():
@@ -26,15 +26,15 @@ def test_ranks_that_failed_alike_after_the_first_share_a_line():
     peers = [
         failure(rank, f"RuntimeError: Connection closed by peer [10.0.0.{rank}]:{9000 + rank}") for rank in (1, 2, 4)
     ]
-    verdict = judge([failure(0, "ValueError: boom"), *peers, failure(3, "OSError: other")], 0, 5)
+    verdict = find_first_cause([failure(0, "ValueError: boom"), *peers, failure(3, "OSError: other")], 0, 5)
     lines = render_verdict(verdict, 1).splitlines()
     assert "  then ranks 1, 2, 4 failed: RuntimeError: Connection closed by peer [10.0.0.1]:9001" in lines
     assert sum("then rank" in line for line in lines) == 2
 
 
-def test_a_failure_with_a_slow_stop_has_its_traceback_twice(launch, tmp_path):
+def test_a_failure_with_a_slow_stop_has_its_traceback_twice(run_ddplaunch, tmp_path):
     """As the rank prints it, and in the report: what is said meanwhile is a line."""
-    script = write(
+    script = write_program(
         tmp_path,
         "slow_stop.py",
         """
@@ -49,14 +49,14 @@ def test_a_failure_with_a_slow_stop_has_its_traceback_twice(launch, tmp_path):
         time.sleep(600)
         """,
     )
-    done = launch("run", "--nproc", "2", *LIGHT, script)
+    done = run_ddplaunch("run", "--nproc", "2", *LIGHT, script)
     assert done.returncode == 1
     assert done.stderr.count("Traceback") == 2
     assert "ddplaunch: waiting up to 30 s (--grace) for the other ranks\n" in done.stderr
 
 
-def test_a_peer_that_ended_well_before_a_lost_connection_is_named(launch, tmp_path):
-    script = write(
+def test_a_peer_that_ended_well_before_a_lost_connection_is_named(run_ddplaunch, tmp_path):
+    script = write_program(
         tmp_path,
         "loses_peer.py",
         """
@@ -75,14 +75,14 @@ def test_a_peer_that_ended_well_before_a_lost_connection_is_named(launch, tmp_pa
         raise ConnectionError("connection closed by peer")
         """,
     )
-    done = launch("run", "--nproc", "2", *LIGHT, script)
+    done = run_ddplaunch("run", "--nproc", "2", *LIGHT, script)
     assert done.returncode == 1
     assert re.search(r"\n  rank 0 (had ended [\d.]+ s before|ended at that moment) \(exit code 0\)\n", done.stderr)
 
 
-def test_a_keyboard_interrupt_of_one_rank_has_its_traceback(launch, tmp_path):
+def test_a_keyboard_interrupt_of_one_rank_has_its_traceback(run_ddplaunch, tmp_path):
     """The terminal sent no Ctrl-C; rank 1, which is stopped after that, is not a failure."""
-    script = write(
+    script = write_program(
         tmp_path,
         "interrupts.py",
         """
@@ -96,7 +96,7 @@ def test_a_keyboard_interrupt_of_one_rank_has_its_traceback(launch, tmp_path):
         time.sleep(600)
         """,
     )
-    done = launch("run", "--nproc", "2", *LIGHT, script)
+    done = run_ddplaunch("run", "--nproc", "2", *LIGHT, script)
     assert done.returncode == 130
     assert "ddplaunch: rank 0 failed with KeyboardInterrupt: by the program (exit code 130)\n" in done.stderr
     assert f'\n    File "{script}", line 5, in <module>\n' in done.stderr
@@ -104,34 +104,34 @@ def test_a_keyboard_interrupt_of_one_rank_has_its_traceback(launch, tmp_path):
     assert "then rank 1" not in done.stderr
 
 
-def test_a_hint_names_what_the_program_lacks(launch, tmp_path):
+def test_a_hint_names_what_the_program_lacks(run_ddplaunch, tmp_path):
     """The terminal, which --stdin gives, and the environment that is active in the shell."""
-    script = write(tmp_path, "reads.py", "import os\nif os.environ['RANK'] == '1':\n    input()\n")
-    assert "  stdin is empty in this rank; with --stdin 1 it reads yours\n" in launch(
+    script = write_program(tmp_path, "reads.py", "import os\nif os.environ['RANK'] == '1':\n    input()\n")
+    assert "  stdin is empty in this rank; with --stdin 1 it reads yours\n" in run_ddplaunch(
         "run", "--nproc", "2", *LIGHT, script
     ).stderr  # fmt: skip
-    python = write(tmp_path, "other/bin/python", "")
-    script = write(tmp_path, "imports.py", "import nothing_of_this_name\n")
+    python = write_program(tmp_path, "other/bin/python", "")
+    script = write_program(tmp_path, "imports.py", "import nothing_of_this_name\n")
     env = {"VIRTUAL_ENV": str(tmp_path / "other")}
     words = ("run", "--nproc", "2", *LIGHT, script)
     hint = f"  ranks run on {sys.executable}, and $VIRTUAL_ENV has another Python: {python} -m ddplaunch run …\n"
-    assert hint in launch(*words, env=env).stderr
-    assert "$VIRTUAL_ENV" not in launch(*words, env={"VIRTUAL_ENV": sys.prefix}).stderr
+    assert hint in run_ddplaunch(*words, env=env).stderr
+    assert "$VIRTUAL_ENV" not in run_ddplaunch(*words, env={"VIRTUAL_ENV": sys.prefix}).stderr
 
 
 def test_an_empty_name_is_refused_and_a_number_with_a_dash_is_no_part(monkeypatch):
-    monkeypatch.setattr(runs.past, "names", lambda: ["run-1"])
-    monkeypatch.setattr(runs, "all_running", lambda: [])
-    for ask in (runs.find, runs.running):
+    monkeypatch.setattr(runs.past, "list_runs", lambda: ["run-1"])
+    monkeypatch.setattr(runs, "list_running", lambda: [])
+    for ask in (runs.find_run, runs.find_running):
         with pytest.raises(UsageError, match="the name of the run is empty"):
             ask("")
     with pytest.raises(UsageError, match="no run is called -1"):
-        runs.find("-1")
+        runs.find_run("-1")
 
 
 @pytest.mark.parametrize("name", ["logs", "report", "wait", "stop", "clean"])
-def test_an_empty_variable_is_not_the_newest_run(answer, name):
-    refused = answer(name, "")
+def test_an_empty_variable_is_not_the_newest_run(run_in_fork, name):
+    refused = run_in_fork(name, "")
     assert refused.returncode == 2
     assert "the name of the run is empty" in refused.stderr
 
@@ -146,7 +146,7 @@ def test_a_host_name_of_any_bytes_reaches_no_terminal(tmp_path, name):
         library.unshare(0x04000000)
         library.sethostname(name, len(name))
 
-    script = write(tmp_path, "fails.py", "raise SystemExit(3)\n")
+    script = write_program(tmp_path, "fails.py", "raise SystemExit(3)\n")
     environ = {"XDG_STATE_HOME": str(tmp_path)}
     words = (
         ["run", "--dry-run", "--prefix", "{host}", script],
@@ -154,7 +154,7 @@ def test_a_host_name_of_any_bytes_reaches_no_terminal(tmp_path, name):
         ["report", "x"],
     )
     for each, code in zip(words, (0, 3, 0), strict=True):
-        done = ran(command(*each), tmp_path, environ, preexec_fn=rename, errors="surrogateescape")
+        done = run_command(ddplaunch_command(*each), tmp_path, environ, preexec_fn=rename, errors="surrogateescape")
         assert done.returncode == code, done.stderr
         assert not any(
             (ord(letter) < 32 and letter != "\n") or letter >= "\ud800" for letter in done.stdout + done.stderr

@@ -8,8 +8,8 @@ import signal
 import pytest
 
 from ddplaunch.control.attempt import JobAttempt
-from ddplaunch.control.restarts import CRASH_LOOP, MAX_BACKOFF, Restarts
-from ddplaunch.control.rules import Rules
+from ddplaunch.control.restarts import MAX_BACKOFF_S, MAX_SHORT_ATTEMPTS, RestartPolicy
+from ddplaunch.control.rules import JobConfig
 from tests.conftest import PROGRAMS, wait_until
 from tests.starts import EXEC, FORKED, LIGHT, WARM
 
@@ -27,9 +27,9 @@ FAILS = PROGRAMS / "fails.py"
         pytest.param("peer-kill-once", EXEC, id="peer-kill-exec", marks=[pytest.mark.ci, pytest.mark.slow]),
     ],
 )
-def test_a_restart_succeeds(launch, tmp_path, mode, how):
+def test_a_restart_succeeds(run_ddplaunch, tmp_path, mode, how):
     """With collectives too: the new attempt has a fresh store on the same port (torchrun's reads the old keys)."""
-    done = launch("run", *mode, "--nproc", "3", "--max-restarts", "2", "--log-dir", "logs", FAILS, how, "1")
+    done = run_ddplaunch("run", *mode, "--nproc", "3", "--max-restarts", "2", "--log-dir", "logs", FAILS, how, "1")
     assert done.returncode == 0, done.stderr
     assert "restart 1 of 2" in done.stderr
     lines = re.findall(r"rank (\d) attempt (\d) parent (\d+)", done.stdout)
@@ -42,29 +42,31 @@ def test_a_restart_succeeds(launch, tmp_path, mode, how):
     assert "attempt 1" in (folder / "rank-1.attempt-1.log").read_text()
 
 
-def test_restarts_are_counted_and_end(launch):
-    done = launch("run", *LIGHT, "--nproc", "2", "--max-restarts", "2", "--min-uptime", "0", FAILS, "exit", "0")
+def test_restarts_are_counted_and_end(run_ddplaunch):
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", "--max-restarts", "2", "--min-uptime", "0", FAILS, "exit", "0")
     assert done.returncode == 7
     assert [f"restart {i} of 2" in done.stderr for i in (1, 2, 3)] == [True, True, False]
     assert {attempt for attempt in re.findall(r"attempt (\d)", done.stdout)} == {"0", "1", "2"}
     assert "no restart is left" in done.stderr
 
 
-def test_a_crash_loop_is_broken(launch):
-    done = launch("run", *LIGHT, "--nproc", "2", "--max-restarts", "1000", FAILS, "exit", "0")
+def test_a_crash_loop_is_broken(run_ddplaunch):
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", "--max-restarts", "1000", FAILS, "exit", "0")
     assert done.returncode == 7
-    assert f"giving up: {CRASH_LOOP} attempts in a row lasted less than 5 s" in done.stderr
+    assert f"giving up: {MAX_SHORT_ATTEMPTS} attempts in a row lasted less than 5 s" in done.stderr
 
 
-def test_interrupt_during_the_wait_before_a_restart(start):
-    job = start("run", *LIGHT, "--nproc", "2", "--max-restarts", "1", "--restart-backoff", "600", FAILS, "exit", "0")
+def test_interrupt_during_the_wait_before_a_restart(start_ddplaunch):
+    job = start_ddplaunch(
+        "run", *LIGHT, "--nproc", "2", "--max-restarts", "1", "--restart-backoff", "600", FAILS, "exit", "0"
+    )
     wait_until(lambda: "restart 1 of 1 in 600 s" in job.stderr(), "the wait")
     job.signal(signal.SIGINT)
     assert job.wait() == 130
     job.assert_nothing_left()
 
 
-def test_descendants_of_one_attempt_do_not_live_into_the_next(start, tmp_path):
+def test_descendants_of_one_attempt_do_not_live_into_the_next(start_ddplaunch, tmp_path):
     script = tmp_path / "leaves.py"
     script.write_text(
         "import os, subprocess, sys, time\n"
@@ -74,7 +76,7 @@ def test_descendants_of_one_attempt_do_not_live_into_the_next(start, tmp_path):
         "print('second', flush=True)\n"
         "time.sleep(1000)\n"
     )
-    job = start("run", *LIGHT, "--nproc", "2", "--max-restarts", "5", script)
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--max-restarts", "5", script)
     job.wait_for("second", 2)
     assert len(job.left()) == 4 + 2 * WARM  # launcher, zygote and two ranks; a guardian and, with torch, the store
     job.signal(signal.SIGTERM)
@@ -83,12 +85,12 @@ def test_descendants_of_one_attempt_do_not_live_into_the_next(start, tmp_path):
 
 
 def test_backoff_doubles_only_while_ranks_die_early():
-    restarts = Restarts(Rules(max_restarts=100, restart_backoff=10.0, min_uptime=5.0))
+    restarts = RestartPolicy(JobConfig(max_restarts=100, restart_backoff=10.0, min_uptime=5.0))
     assert [after(restarts, 1.0), after(restarts, 1.0), after(restarts, 1.0)] == [10.0, 20.0, None]
-    patient = Restarts(Rules(max_restarts=100, restart_backoff=40.0, min_uptime=5.0))
-    assert [after(patient, 1.0), after(patient, 1.0), after(patient, 9.0)] == [40.0, MAX_BACKOFF, 40.0]
+    patient = RestartPolicy(JobConfig(max_restarts=100, restart_backoff=40.0, min_uptime=5.0))
+    assert [after(patient, 1.0), after(patient, 1.0), after(patient, 9.0)] == [40.0, MAX_BACKOFF_S, 40.0]
 
 
-def after(restarts: Restarts, uptime: float) -> float | None:
+def after(restarts: RestartPolicy, uptime: float) -> float | None:
     """The wait after an attempt of which nothing else is known."""
-    return restarts.after(JobAttempt(), uptime).wait
+    return restarts.decide(JobAttempt(), uptime).delay_s

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.sidecars import GRACE
-from tests.conftest import PROGRAMS, alive, wait_until, write
-from tests.patience import patience
+from ddplaunch.agent.sidecars import MAX_GRACE_S
+from tests.conftest import PROGRAMS, is_alive, wait_until, write_program
+from tests.patience import scaled_timeout
 from tests.starts import LIGHT
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ NAME = os.path.basename(sys.executable)
 
 @pytest.fixture
 def waits(tmp_path):
-    return write(tmp_path, "waits.py", WAITS)
+    return write_program(tmp_path, "waits.py", WAITS)
 
 
 def sidecar(job) -> int:
@@ -60,22 +60,22 @@ def sidecar(job) -> int:
 
 @pytest.mark.parametrize(("nproc", "more"), [(1, ()), (2, LIGHT)], ids=["1", "2"])
 @pytest.mark.smoke
-def test_it_lives_as_long_as_the_ranks(start, tmp_path, waits, nproc, more):
+def test_it_lives_as_long_as_the_ranks(start_ddplaunch, tmp_path, waits, nproc, more):
     """Its lines are on stderr and marked; stdout is the ranks' alone."""
-    job = start("run", *more, "--nproc", str(nproc), "--sidecar", beside("tidy"), waits)
+    job = start_ddplaunch("run", *more, "--nproc", str(nproc), "--sidecar", beside("tidy"), waits)
     pid = sidecar(job)
     job.wait_for("ready", nproc)
-    assert alive(pid)
+    assert is_alive(pid)
     (tmp_path / "go").touch()
     assert job.wait() == 0
-    assert not alive(pid)
+    assert not is_alive(pid)
     assert job.stderr().splitlines() == [f"[{NAME}] beside {pid}", f"[{NAME}] tidied up"]
     assert "beside" not in job.stdout()
     job.assert_nothing_left()
 
 
-def test_it_lives_through_a_restart(start, tmp_path):
-    write(
+def test_it_lives_through_a_restart(start_ddplaunch, tmp_path):
+    write_program(
         tmp_path,
         "t.py",
         """
@@ -86,63 +86,67 @@ def test_it_lives_through_a_restart(start, tmp_path):
         sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0")
         """,
     )
-    job = start("run", *LIGHT, "--nproc", "2", "--max-restarts", "1", "--sidecar", beside(), "t.py")
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--max-restarts", "1", "--sidecar", beside(), "t.py")
     pid = sidecar(job)
     (tmp_path / "go0").touch()
     job.wait_for("attempt 1", 2)
-    assert alive(pid)
+    assert is_alive(pid)
     (tmp_path / "go1").touch()
     assert job.wait() == 0
     assert job.stderr().count("beside") == 1
-    assert not alive(pid)
+    assert not is_alive(pid)
     job.assert_nothing_left()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_it_ends_with_a_job_that_is_stopped(start, number):
+def test_it_ends_with_a_job_that_is_stopped(start_ddplaunch, number):
     """Its children have the grace too; of those that do not heed SIGTERM nothing is told."""
-    grace = f"{patience(1):.1f}"
-    job = start("run", *LIGHT, "--nproc", "2", "--grace", grace, "--sidecar", beside("tidy", "children"), SLEEPER)
+    grace = f"{scaled_timeout(1):.1f}"
+    job = start_ddplaunch(
+        "run", *LIGHT, "--nproc", "2", "--grace", grace, "--sidecar", beside("tidy", "children"), SLEEPER
+    )
     pid = sidecar(job)
     job.wait_for("ready", 2)
     job.signal(number)
     assert job.wait() == 128 + number
-    assert not alive(pid)
+    assert not is_alive(pid)
     assert f"[{NAME}] tidied up" in job.stderr()
     assert "did not end" not in job.stderr()
     job.assert_nothing_left()
 
 
-def test_a_scheduler_that_tells_all_processes(start):
+def test_a_scheduler_that_tells_all_processes(start_ddplaunch):
     """scancel does: that a sidecar ends before the ranks is no news then."""
-    job = start("run", *LIGHT, "--nproc", "2", "--sidecar", beside(), SLEEPER, "deaf")
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--sidecar", beside(), SLEEPER, "deaf")
     pid = sidecar(job)
     job.wait_for("ready", 2)
     job.signal(signal.SIGTERM)
     wait_until(lambda: "stopping 2 ranks" in job.stderr(), "the signal")
     os.kill(pid, signal.SIGTERM)
-    wait_until(lambda: not alive(pid), "its end")
+    wait_until(lambda: not is_alive(pid), "its end")
     job.signal(signal.SIGINT)
     assert job.wait() == 143
     assert "the job goes on" not in job.stderr()
     job.assert_nothing_left()
 
 
-def test_it_ends_with_a_job_that_fails(start):
-    assert GRACE == 5  # at most, or as long as the ranks have
-    job = start("run", *LIGHT, "--nproc", "2", "--grace", "0.5", "--sidecar", beside("tidy", "children"), SLEEPER)
+def test_it_ends_with_a_job_that_fails(start_ddplaunch):
+    assert MAX_GRACE_S == 5  # at most, or as long as the ranks have
+    job = start_ddplaunch(
+        "run", *LIGHT, "--nproc", "2", "--grace", "0.5", "--sidecar", beside("tidy", "children"), SLEEPER
+    )
     pid = sidecar(job)
     job.wait_for("ready", 2)
     os.kill(ranks(job)[0], signal.SIGKILL)
     assert job.wait() == 137
-    assert not alive(pid)
+    assert not is_alive(pid)
     assert "was ended by SIGKILL" in job.stderr()
     job.assert_nothing_left()
 
 
-def test_it_ends_with_a_job_that_makes_room(start, tmp_path):
+def test_it_ends_with_a_job_that_makes_room(start_ddplaunch, tmp_path):
     """The warning, which a scheduler may send to every process, is not for it."""
-    write(
+    write_program(
         tmp_path,
         "asks.py",
         """
@@ -153,11 +157,11 @@ def test_it_ends_with_a_job_that_makes_room(start, tmp_path):
             time.sleep(0.01)
         """,
     )
-    job = start("run", *LIGHT, "--nproc", "2", "--sidecar", beside("tidy"), "asks.py")
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--sidecar", beside("tidy"), "asks.py")
     pid = sidecar(job)
     job.wait_for("ready", 2)
     os.kill(pid, signal.SIGUSR2)
-    assert alive(pid)
+    assert is_alive(pid)
     job.signal(signal.SIGUSR2)
     assert job.wait() == 75
     assert f"[{NAME}] tidied up" in job.stderr()
@@ -165,8 +169,10 @@ def test_it_ends_with_a_job_that_makes_room(start, tmp_path):
     job.assert_nothing_left()
 
 
-def test_launcher_killed(start):
-    job = start("run", *LIGHT, "--nproc", "2", "--sidecar", beside("deaf", "children"), "--sidecar", beside(), SLEEPER)
+def test_launcher_killed(start_ddplaunch):
+    job = start_ddplaunch(
+        "run", *LIGHT, "--nproc", "2", "--sidecar", beside("deaf", "children"), "--sidecar", beside(), SLEEPER
+    )
     sidecar(job)
     job.wait_for("ready", 2)
     wait_until(lambda: job.stderr().count("beside") == 2, "both")
@@ -175,9 +181,9 @@ def test_launcher_killed(start):
     job.assert_nothing_left()
 
 
-def test_zygote_killed(start):
+def test_zygote_killed(start_ddplaunch):
     """What sweeps up after the ranks' zygote passes the sidecars by, and they end with the job."""
-    job = start("run", *LIGHT, "--nproc", "2", "--sidecar", beside("tidy"), SLEEPER)
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--sidecar", beside("tidy"), SLEEPER)
     pid = sidecar(job)
     job.wait_for("ready", 2)
     (zygote,) = {parent(rank) for rank in ranks(job)}
@@ -200,8 +206,8 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
 
 
-def test_its_guard_killed(start, tmp_path, waits):
-    job = start("run", *LIGHT, "--nproc", "2", "--sidecar", beside("children"), waits)
+def test_its_guard_killed(start_ddplaunch, tmp_path, waits):
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--sidecar", beside("children"), waits)
     pid = sidecar(job)
     job.wait_for("ready", 2)
     os.kill(parent(pid), signal.SIGKILL)
@@ -213,8 +219,8 @@ def test_its_guard_killed(start, tmp_path, waits):
     job.assert_nothing_left()
 
 
-def test_one_that_ignores_sigterm(start, tmp_path, waits):
-    job = start("run", *LIGHT, "--nproc", "2", "--grace", "0.5", "--sidecar", beside("deaf"), waits)
+def test_one_that_ignores_sigterm(start_ddplaunch, tmp_path, waits):
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--grace", "0.5", "--sidecar", beside("deaf"), waits)
     sidecar(job)
     (tmp_path / "go").touch()
     assert job.wait() == 0
@@ -222,12 +228,12 @@ def test_one_that_ignores_sigterm(start, tmp_path, waits):
     job.assert_nothing_left()
 
 
-def test_how_the_job_ended_is_told_before_it_ends(start, tmp_path):
+def test_how_the_job_ended_is_told_before_it_ends(start_ddplaunch, tmp_path):
     """Slurm may not leave time for more: the exit code for the batch script does not wait for any sidecar."""
-    write(tmp_path, "t.py", WAITS + "raise SystemExit(75)\n")
+    write_program(tmp_path, "t.py", WAITS + "raise SystemExit(75)\n")
     looks = "trap 'test -e again && echo it is there; exit' TERM; echo beside $$; while :; do sleep 0.1; done"
     words = ("--nproc", "2", "--sidecar", shlex.join(["sh", "-c", looks]), "t.py")
-    job = start("run", *words, env={"DDPLAUNCH_EXIT_FILE": "again"})
+    job = start_ddplaunch("run", *words, env={"DDPLAUNCH_EXIT_FILE": "again"})
     sidecar(job)
     job.wait_for("ready", 2)
     job.signal(signal.SIGUSR2)
@@ -239,10 +245,10 @@ def test_how_the_job_ended_is_told_before_it_ends(start, tmp_path):
     job.assert_nothing_left()
 
 
-def test_ctrl_c_does_not_wait_for_one_that_ignores_sigterm(start, tmp_path):
+def test_ctrl_c_does_not_wait_for_one_that_ignores_sigterm(start_ddplaunch, tmp_path):
     """And the report of what had gone wrong before still comes."""
-    write(tmp_path, "t.py", WAITS + "raise SystemExit(9)\n")
-    job = start("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", "--sidecar", beside("deaf"), "t.py")
+    write_program(tmp_path, "t.py", WAITS + "raise SystemExit(9)\n")
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", "--sidecar", beside("deaf"), "t.py")
     pid = sidecar(job)
     job.wait_for("ready", 2)
     (tmp_path / "go").touch()
@@ -251,13 +257,13 @@ def test_ctrl_c_does_not_wait_for_one_that_ignores_sigterm(start, tmp_path):
     job.signal(signal.SIGINT)
     assert job.wait() == 9
     assert "exited with code 9" in job.stderr()
-    assert not alive(pid)
+    assert not is_alive(pid)
     job.assert_nothing_left()
 
 
-def test_one_that_ends_early(start, tmp_path, waits):
+def test_one_that_ends_early(start_ddplaunch, tmp_path, waits):
     """It is told once, with its last line; the log folder has all that it printed, and when it ended."""
-    job = start(
+    job = start_ddplaunch(
         *("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", "--sidecar", beside("errs"), "--sidecar", beside("tidy")),
         waits,
     )
@@ -279,23 +285,23 @@ def test_one_that_ends_early(start, tmp_path, waits):
     ]
 
 
-def test_a_program_that_cannot_be_executed(start, tmp_path, waits):
+def test_a_program_that_cannot_be_executed(start_ddplaunch, tmp_path, waits):
     (tmp_path / "program").write_bytes(b"\x7fELF, but not really")
     (tmp_path / "program").chmod(0o755)
-    job = start("run", *LIGHT, "--nproc", "2", "--sidecar", "./program", waits)
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--sidecar", "./program", waits)
     wait_until(lambda: "the job goes on" in job.stderr(), "the line")
     (tmp_path / "go").touch()
     assert job.wait() == 0
     assert "program exited with code 126, the job goes on: ddplaunch: cannot execute ./program" in job.stderr()
 
 
-def test_many_lines_do_not_tear_those_of_the_ranks(start, tmp_path):
+def test_many_lines_do_not_tear_those_of_the_ranks(start_ddplaunch, tmp_path):
     """Nor are any lost, or in another order."""
-    write(tmp_path, "talks.py", "for i in range(20000):\n    print('line', i)\n")
+    write_program(tmp_path, "talks.py", "for i in range(20000):\n    print('line', i)\n")
     talks = shlex.join([sys.executable, str(tmp_path / "talks.py")])
-    write(tmp_path, "t.py", WAITS + "for i in range(20000):\n    print('line', i)\n")
+    write_program(tmp_path, "t.py", WAITS + "for i in range(20000):\n    print('line', i)\n")
     with (tmp_path / "both").open("wb") as both:
-        job = start("run", *LIGHT, "--nproc", "2", "--sidecar", talks, "t.py", stdout=both, stderr=both)
+        job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--sidecar", talks, "t.py", stdout=both, stderr=both)
         wait_until(lambda: "the job goes on" in (tmp_path / "both").read_text(), "the end of the sidecar")
         (tmp_path / "go").touch()
         assert job.wait() == 0
@@ -306,10 +312,10 @@ def test_many_lines_do_not_tear_those_of_the_ranks(start, tmp_path):
     assert len(lines) == 3 * 20000 + 2 + 1  # "ready", and that the sidecar has ended
 
 
-def test_ctrl_c_in_a_terminal_is_not_for_it(start, tmp_path):
+def test_ctrl_c_in_a_terminal_is_not_for_it(start_ddplaunch, tmp_path):
     """It hears of the end when the ranks have come to theirs."""
     master, slave = pty.openpty()
-    job = start(
+    job = start_ddplaunch(
         *("run", *LIGHT, "--nproc", "2", "--sidecar", beside("tidy"), SLEEPER, "finally"),
         stdin=slave,
         preexec_fn=lambda: own_terminal(slave),
@@ -321,7 +327,7 @@ def test_ctrl_c_in_a_terminal_is_not_for_it(start, tmp_path):
     assert job.stdout().count("cleaned up") == 2
     assert f"[{NAME}] tidied up" in job.stderr()
     assert f"[{NAME}] KeyboardInterrupt" not in job.stderr()
-    assert not alive(pid)
+    assert not is_alive(pid)
     os.close(master)
     os.close(slave)
 
@@ -334,17 +340,19 @@ def own_terminal(slave: int) -> None:
     fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
 
 
-def test_only_beside_rank_0(start, tmp_path, waits):
+def test_only_beside_rank_0(start_ddplaunch, tmp_path, waits):
     """The other nodes take the option and do without, even without the program."""
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-    write(tmp_path, "bin/watcher", f"#!{sys.executable}\nimport time\nprint('beside 0', flush=True)\ntime.sleep(99)\n")
+    write_program(
+        tmp_path, "bin/watcher", f"#!{sys.executable}\nimport time\nprint('beside 0', flush=True)\ntime.sleep(99)\n"
+    )
     (tmp_path / "bin" / "watcher").chmod(0o755)
     jobs = []
     for node in (0, 1):
         path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}" if node == 0 else os.environ["PATH"]
         words = ("--nnodes", "2", "--node-rank", str(node), "--master-addr", "127.0.0.1", "--master-port", str(port))
-        jobs.append(start("run", *words, "--nproc", "1", "--sidecar", "watcher", waits, env={"PATH": path}))
+        jobs.append(start_ddplaunch("run", *words, "--nproc", "1", "--sidecar", "watcher", waits, env={"PATH": path}))
     for job in jobs:
         job.wait_for("ready")
     sidecar(jobs[0])
@@ -369,17 +377,17 @@ def address(job) -> str:
 
 def answers(url: str, path: str = "") -> bytes:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url + path, timeout=patience(30)) as page:
+    with opener.open(url + path, timeout=scaled_timeout(30)) as page:
         return page.read()
 
 
 @real
-def test_two_tensorboards_answer_while_their_jobs_live(start, tmp_path, waits):
+def test_two_tensorboards_answer_while_their_jobs_live(start_ddplaunch, tmp_path, waits):
     """Each at an address of its own, of the loopback alone, and each with its own runs."""
     jobs, urls = [], []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        jobs.append(start("run", *LIGHT, "--nproc", "2", "--tensorboard", name, waits))
+        jobs.append(start_ddplaunch("run", *LIGHT, "--nproc", "2", "--tensorboard", name, waits))
         urls.append(address(jobs[-1]))
     assert len(set(urls)) == 2
     for url, name in zip(urls, ("one", "two"), strict=True):
@@ -396,21 +404,21 @@ def test_two_tensorboards_answer_while_their_jobs_live(start, tmp_path, waits):
 
 
 @real
-def test_tensorboard_and_the_launcher_killed(start, waits):
+def test_tensorboard_and_the_launcher_killed(start_ddplaunch, waits):
     """It leaves files in TMPDIR when it is killed, and children; they go too."""
-    job = start("run", *LIGHT, "--nproc", "2", "--tensorboard", "runs", "--log-dir", "logs", waits)
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--tensorboard", "runs", "--log-dir", "logs", waits)
     address(job)
     job.signal(signal.SIGKILL)
     job.wait()
     job.assert_nothing_left()
 
 
-def test_the_way_to_it_from_elsewhere(start, tmp_path, waits):
+def test_the_way_to_it_from_elsewhere(start_ddplaunch, tmp_path, waits):
     says = "TensorBoard 2.21.0 at http://127.0.0.1:6007/ (Press CTRL+C to quit)"
-    write(tmp_path, "site/tensorboard/__init__.py", "")
-    write(tmp_path, "site/tensorboard/main.py", f"import time\nprint({says!r})\ntime.sleep(1000)\n")
+    write_program(tmp_path, "site/tensorboard/__init__.py", "")
+    write_program(tmp_path, "site/tensorboard/main.py", f"import time\nprint({says!r})\ntime.sleep(1000)\n")
     environ = {"PYTHONPATH": str(tmp_path / "site"), "SSH_CONNECTION": "10.0.0.9 40000 10.0.0.1 22"}
-    job = start("run", "--tensorboard", "runs", waits, env=environ)
+    job = start_ddplaunch("run", "--tensorboard", "runs", waits, env=environ)
     assert address(job) == "http://127.0.0.1:6007/"
     (tmp_path / "go").touch()
     assert job.wait() == 0
@@ -418,10 +426,10 @@ def test_the_way_to_it_from_elsewhere(start, tmp_path, waits):
     assert job.stderr().splitlines()[1] == way
 
 
-def test_a_tensorboard_that_fails_shows_why(start, tmp_path, waits):
+def test_a_tensorboard_that_fails_shows_why(start_ddplaunch, tmp_path, waits):
     """What it says on its way is not shown otherwise; and a module of the user's is none of its own."""
-    write(tmp_path, "site/tensorboard/__init__.py", "")
-    write(
+    write_program(tmp_path, "site/tensorboard/__init__.py", "")
+    write_program(
         tmp_path,
         "site/tensorboard/main.py",
         """
@@ -431,8 +439,8 @@ def test_a_tensorboard_that_fails_shows_why(start, tmp_path, waits):
         import no_such_package
         """,
     )
-    write(tmp_path, "queue.py", "raise SystemExit('the user\\'s')\n")
-    job = start("run", "--tensorboard", "runs", waits, env={"PYTHONPATH": str(tmp_path / "site")})
+    write_program(tmp_path, "queue.py", "raise SystemExit('the user\\'s')\n")
+    job = start_ddplaunch("run", "--tensorboard", "runs", waits, env={"PYTHONPATH": str(tmp_path / "site")})
     wait_until(lambda: "the job goes on" in job.stderr(), "the line")
     (tmp_path / "go").touch()
     assert job.wait() == 0
@@ -446,16 +454,16 @@ LOST_BOTH = """
     import os, signal, time
     from ddplaunch.agent import children
     from ddplaunch.agent.zygote_client import ZygoteClient
-    from ddplaunch.loop import Loop
+    from ddplaunch.loop import EventLoop
 
     class Listener:
         def lost(self): ...
 
-    first, second = (ZygoteClient(Loop(), listener=Listener(), environment=dict(os.environ)) for _ in range(2))
+    first, second = (ZygoteClient(EventLoop(), listener=Listener(), environment=dict(os.environ)) for _ in range(2))
     for each in (first, second):
         os.kill(each.pid, signal.SIGKILL)
     assert first.close() == signal.SIGKILL
-    assert children.kill_all_below(lambda pid: False) == []  # as the launcher does then, which reaps the second
+    assert children.kill_descendants(lambda pid: False) == []  # as the launcher does then, which reaps the second
     second.kill()
     assert second.close() == signal.SIGKILL
     print("well")
@@ -464,6 +472,6 @@ LOST_BOTH = """
 
 def test_both_zygotes_killed_while_one_is_starting(tmp_path):
     """The end of the first sweeps all that is below the launcher; the second is nobody's to kill any more."""
-    write(tmp_path, "lost.py", LOST_BOTH)
+    write_program(tmp_path, "lost.py", LOST_BOTH)
     done = subprocess.run([sys.executable, "lost.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("well\n", "")

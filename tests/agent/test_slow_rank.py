@@ -10,10 +10,10 @@ import pytest
 
 from ddplaunch.agent import job
 from ddplaunch.diagnosis.inspection import Detail
-from ddplaunch.job.client import NoAnswer, ask
-from ddplaunch.job.requests.inspection import InspectJob
-from tests.conftest import free_port, wait_until, write
-from tests.impatient import impatient
+from ddplaunch.job.client import JobNotResponding, send_request
+from ddplaunch.job.requests.inspection import InspectJobRequest
+from tests.conftest import free_port, wait_until, write_program
+from tests.impatient import launcher_with_constant
 from tests.skewed_clock import skewed
 
 pytestmark = pytest.mark.slow
@@ -41,18 +41,18 @@ SENTENCE = re.compile(
     r"(\d+) ms late in the median: (\d+) % of that time waited for it\n"
 )
 
-PACE = InspectJob(Detail.PACE)
+PACE = InspectJobRequest(Detail.LATENESS)
 
 
 @pytest.fixture
-def run(start, tmp_path):
+def run(start_ddplaunch, tmp_path):
     """Run a job of 3 ranks to its end; return what the launcher said."""
-    write(tmp_path, "program.py", PROGRAM)
+    write_program(tmp_path, "program.py", PROGRAM)
 
     def launch(*words: str, options=(), long=0.5, **how) -> str:
-        launcher = start(
+        launcher = start_ddplaunch(
             *("run", "--nproc", "3", *options, "program.py", *words),
-            executable=impatient(tmp_path, LONG, long), **how,
+            executable=launcher_with_constant(tmp_path, LONG, long), **how,
         )  # fmt: skip
         assert launcher.wait() == 0, launcher.stderr()
         launcher.assert_nothing_left()
@@ -70,10 +70,10 @@ def run(start, tmp_path):
     ],
 )
 def test_the_slow_rank_is_named(run, how, tmp_path):
-    assert job.LONG == 300
+    assert job.LONG_ATTEMPT_S == 300
     if "--backend" in how:
         text = PROGRAM.replace('dist.init_process_group("gloo")', "").replace("dist.destroy_process_group()", "")
-        write(tmp_path, "program.py", text)
+        write_program(tmp_path, "program.py", text)
     found = SENTENCE.fullmatch(run("1", "0.03", "40", options=how))
     assert found
     rank, share, collectives, late, waited = map(int, found.groups())
@@ -115,14 +115,14 @@ def test_what_spoils_the_trace_harms_nothing(run, three):
 
 def nodes(start, folder, *words, heartbeat="2", **environ):
     """Two nodes of two ranks, the second with a clock of its own; return what each launcher said."""
-    write(folder, "program.py", PROGRAM)
+    write_program(folder, "program.py", PROGRAM)
     launchers = []
     shared = ("--nnodes", "2", "--nproc", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     for number in ("0", "1"):
         launchers.append(
             start(
                 *("run", *shared, "--node-rank", number, "--heartbeat-timeout", heartbeat, "program.py", *words),
-                executable=impatient(folder, LONG, 0.5),
+                executable=launcher_with_constant(folder, LONG, 0.5),
                 env=environ if number == "1" else None,
             )
         )
@@ -132,9 +132,9 @@ def nodes(start, folder, *words, heartbeat="2", **environ):
 
 @pytest.mark.ci
 @pytest.mark.parametrize("ahead", [100, -3600])
-def test_clocks_of_two_nodes_that_are_apart(start, tmp_path, ahead):
+def test_clocks_of_two_nodes_that_are_apart(start_ddplaunch, tmp_path, ahead):
     """The heartbeats tell by how much, in the first two seconds."""
-    first, second = nodes(start, tmp_path, "3", "0.05", "60", **skewed(tmp_path, ahead))
+    first, second = nodes(start_ddplaunch, tmp_path, "3", "0.05", "60", **skewed(tmp_path, ahead))
     found = SENTENCE.search(first)
     assert found, first
     assert found[1] == "3"
@@ -143,9 +143,9 @@ def test_clocks_of_two_nodes_that_are_apart(start, tmp_path, ahead):
 
 
 @pytest.mark.ci
-def test_clocks_of_two_nodes_that_were_not_compared(start, tmp_path):
+def test_clocks_of_two_nodes_that_were_not_compared(start_ddplaunch, tmp_path):
     """The run is over before two heartbeats."""
-    first, _ = nodes(start, tmp_path, "3", "0.05", "14", heartbeat="600", **skewed(tmp_path, 100))
+    first, _ = nodes(start_ddplaunch, tmp_path, "3", "0.05", "14", heartbeat="600", **skewed(tmp_path, 100))
     assert "which node is slow cannot be told: their clocks have not been compared yet" in first
 
 
@@ -167,12 +167,12 @@ def short(tmp_path_factory):
     return tmp_path_factory.mktemp("r")
 
 
-def test_a_running_job_says_who_is_slow(start, tmp_path, short):
+def test_a_running_job_says_who_is_slow(start_ddplaunch, tmp_path, short):
     """At the door of either node."""
-    write(tmp_path, "forever.py", FOREVER)
+    write_program(tmp_path, "forever.py", FOREVER)
     shared = ("--nnodes", "2", "--nproc", "1", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     jobs = [
-        start("run", *shared, "--node-rank", number, "--heartbeat-timeout", "2", "--grace", "1", "forever.py",
+        start_ddplaunch("run", *shared, "--node-rank", number, "--heartbeat-timeout", "2", "--grace", "1", "forever.py",
               env={"XDG_RUNTIME_DIR": str(private(short, number))})
         for number in "01"
     ]  # fmt: skip
@@ -181,7 +181,7 @@ def test_a_running_job_says_who_is_slow(start, tmp_path, short):
         wait_until(lambda folder=folder: [*folder.glob("*")], "a door")
         (door,) = map(str, folder.iterdir())
         wait_until(lambda door=door: "rank 1 arrived last in" in "".join(pace(door)), "it")
-        found = ask(door, InspectJob()).inspection
+        found = send_request(door, InspectJobRequest()).inspection
         assert found.pace == ()
         assert len(found.ranks) == 2
     jobs[0].signal(signal.SIGINT)
@@ -189,8 +189,8 @@ def test_a_running_job_says_who_is_slow(start, tmp_path, short):
 
 
 def pace(door):
-    with suppress(NoAnswer):  # it is there before somebody listens
-        return ask(door, PACE).inspection.pace
+    with suppress(JobNotResponding):  # it is there before somebody listens
+        return send_request(door, PACE).inspection.pace
     return ()
 
 

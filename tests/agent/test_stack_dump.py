@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.agent.ranks import RankProcess
-from ddplaunch.agent.stack_dump import StackDump
-from ddplaunch.diagnosis.inspection import Condition
+from ddplaunch.agent.stack_dump import RankStackDump
+from ddplaunch.diagnosis.inspection import ProcessCondition
 from ddplaunch.diagnosis.stack_dump import parse_dump
 from ddplaunch.plan.layout import Rank
-from tests.conftest import write
-from tests.patience import patience
+from tests.conftest import write_program
+from tests.patience import scaled_timeout
 from tests.starts import EXEC, FORKED
 
 TIMES = 1000
@@ -34,17 +34,17 @@ CALLS = """
 
 
 @pytest.mark.parametrize("how", [FORKED, EXEC], ids=["fork", "exec"])
-def test_asking_a_program_that_calls_and_returns_all_the_time(start, tmp_path, how):
-    job = start("run", *how, "--nproc", "1", write(tmp_path, "train.py", CALLS))
+def test_asking_a_program_that_calls_and_returns_all_the_time(start_ddplaunch, tmp_path, how):
+    job = start_ddplaunch("run", *how, "--nproc", "1", write_program(tmp_path, "train.py", CALLS))
     job.wait_for("is there")
     pid, signal = map(int, re.findall(r"\d+", job.stdout()))
     (fd,) = (int(fd.name) for fd in Path(f"/proc/{pid}/fd").iterdir() if "ddplaunch-stacks" in os.readlink(fd))
     pidfd = os.pidfd_open(pid)
     process = RankProcess(Rank(0, 0, 0, None, "cpu", None), pid, pidfd)
     for _ in range(TIMES):
-        dump = StackDump(process, (signal, signal + 1), fd, Condition.ALIVE)
-        over = time.monotonic() + patience(10)
-        while dump.look():
+        dump = RankStackDump(process, (signal, signal + 1), fd, ProcessCondition.ALIVE)
+        over = time.monotonic() + scaled_timeout(10)
+        while dump.poll():
             assert time.monotonic() < over, "no dump"
             os.sched_yield()
         assert dump.text, dump.why_not

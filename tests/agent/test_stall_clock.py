@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from ddplaunch.agent import stall_clock
-from ddplaunch.agent.ranks import Phase
-from ddplaunch.agent.stall_clock import StallClock
+from ddplaunch.agent.ranks import AttemptPhase
+from ddplaunch.agent.stall_clock import StallDetector
 from ddplaunch.agent.usage import TreeUsage
-from ddplaunch.control.messages import Progress, Suspicion
-from ddplaunch.control.rules import LONG_WAIT, Rules
-from ddplaunch.diagnosis.inspection import Condition, GroupState, Inside, Inspection, RankInspection
+from ddplaunch.control.messages import ProgressResumed, StallSuspected
+from ddplaunch.control.rules import LONG_WAIT, JobConfig
+from ddplaunch.diagnosis.inspection import ActiveCall, GroupState, Inspection, ProcessCondition, RankInspection
 from ddplaunch.loop import Timer
 from ddplaunch.output import events
 
@@ -22,7 +22,7 @@ from ddplaunch.output import events
 class Node:
     """Two ranks whose collectives and CPU time a test sets."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, rules: Rules) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rules: JobConfig) -> None:
         self.now, self.cpu, self.worked = 1000.0, 0.0, 0.0
         self.collectives = (5, 4), (4, 4)
         self.fields: dict[str, object] = {}  # of rank 0
@@ -34,19 +34,19 @@ class Node:
         line = SimpleNamespace(answers=True, taken=0, catch_up=lambda: None)
         self.ranks = SimpleNamespace(
             number=0,
-            phase=Phase.RUNNING,
+            phase=AttemptPhase.RUNNING,
             plan=SimpleNamespace(local_ranks=[SimpleNamespace(rank=0), SimpleNamespace(rank=1)], master_port=29500),
             worked=lambda rank: self.worked,
             lines={0: line, 1: line},
             processes={number: SimpleNamespace(pid=100 + number) for number in (0, 1)},
         )
         monkeypatch.setattr(
-            "ddplaunch.agent.usage.usage",
+            "ddplaunch.agent.usage.read_tree_usage",
             lambda roots, store: {pid: TreeUsage(self.cpu if pid == 101 else 0.0, 0) for pid in roots},
         )
         self.notes: list[str] = []
-        self.clock = StallClock(self, rules, self.look, self.tell, self.notes.append)  # type: ignore[arg-type]
-        self.clock.begin(self.ranks)  # type: ignore[arg-type]
+        self.clock = StallDetector(self, rules, self.look, self.tell, self.notes.append)  # type: ignore[arg-type]
+        self.clock.start_attempt(self.ranks)  # type: ignore[arg-type]
 
     def tell(self, message: object) -> None:
         self.told.append((self.now, message))
@@ -59,7 +59,7 @@ class Node:
         self.looks.append(self.now)
         states = [(GroupState("0", entered, completed),) for entered, completed in self.collectives]
         found = [
-            RankInspection(number, "n0", 100 + number, Condition.ALIVE, answers=True, groups=state)
+            RankInspection(number, "n0", 100 + number, ProcessCondition.ALIVE, answers=True, groups=state)
             for number, state in enumerate(states)
         ]
         done(Inspection(0.0, (replace(found[0], **self.fields), found[1]), 2))  # type: ignore[arg-type]
@@ -76,23 +76,23 @@ class Node:
 
 @pytest.fixture
 def node(monkeypatch):
-    return Node(monkeypatch, Rules())
+    return Node(monkeypatch, JobConfig())
 
 
 def test_node_0_hears_of_it_soon_and_after_five_minutes_of_silence(node):
     """Each time the silence has doubled, by two inspections; then once in five minutes."""
     node.wait(300)
     assert node.looks == [1020, 1024, 1040, 1044, 1080, 1084, 1160, 1164, 1240, 1300]
-    assert node.told == [(moment, Suspicion(0)) for moment in (1024, 1044, 1084, 1164, 1300)]
+    assert node.told == [(moment, StallSuspected(0)) for moment in (1024, 1044, 1084, 1164, 1300)]
     node.wait(3600)
     assert len(node.told) == 5 + 10
 
 
 def test_with_a_shorter_stall_timeout_there_is_no_look_before(monkeypatch):
-    node = Node(monkeypatch, Rules(stall_timeout=20.0))
+    node = Node(monkeypatch, JobConfig(stall_timeout=20.0))
     node.wait(20)
     assert node.looks == [1016, 1020]
-    assert node.told == [(1020, Suspicion(0))]
+    assert node.told == [(1020, StallSuspected(0))]
 
 
 def test_what_ranks_print_wakes_the_launcher_every_five_minutes(node):
@@ -100,23 +100,23 @@ def test_what_ranks_print_wakes_the_launcher_every_five_minutes(node):
     for step in range(1000):
         node.collectives = (step + 1, step), (step, step)
         node.wait(19)
-        node.clock.printed(0)
+        node.clock.on_output(0)
     assert len(node.looks) <= 1000 * 19 / (LONG_WAIT / 2)
     assert not node.told
     began = node.now
     while not node.told:
         node.wait(19)
-        node.clock.printed(0)
+        node.clock.on_output(0)
     assert LONG_WAIT / 2 <= node.now - began <= LONG_WAIT
-    node.clock.observe(events.Stalled(began, "no progress"))
+    node.clock.observe(events.JobStalled(began, "no progress"))
     node.told.clear()
-    node.clock.printed(0)
+    node.clock.on_output(0)
     assert not node.told, "what it prints is no progress"
     node.collectives = (2000, 1999), (1999, 1999)
     for _ in range(3):
         node.wait(9)
-        node.clock.printed(0)
-    assert node.told == [(pytest.approx(node.now, abs=20), Progress(0))]
+        node.clock.on_output(0)
+    assert node.told == [(pytest.approx(node.now, abs=20), ProgressResumed(0))]
 
 
 def test_silent_ranks_that_get_on_are_looked_at_once_in_five_minutes(node):
@@ -130,9 +130,9 @@ def test_silent_ranks_that_get_on_are_looked_at_once_in_five_minutes(node):
 
 def test_what_a_rank_waits_in_counts_without_a_collective(node):
     node.collectives = (4, 4), (4, 4)
-    node.fields = {"inside": Inside("recv", "recv", 1)}
+    node.fields = {"inside": ActiveCall("recv", "recv", 1)}
     node.wait(25)
-    assert node.told == [(1024, Suspicion(0))]
+    assert node.told == [(1024, StallSuspected(0))]
 
 
 def test_one_look_in_20_seconds(node):
@@ -140,7 +140,7 @@ def test_one_look_in_20_seconds(node):
     node.collectives = (4, 4), (4, 4)
     for _ in range(100):
         node.wait(21)
-        node.clock.printed(0)
+        node.clock.on_output(0)
     assert len(node.looks) <= 100
 
 
@@ -172,7 +172,7 @@ def test_a_look_that_was_held_up_counts_for_nothing(node):
 
 
 def test_before_init_process_group_nobody_is_asked(node):
-    for line in node.ranks.lines.values():
+    for line in node.ranks.channels.values():
         line.answers = False
     node.wait(3600)
     assert not node.looks
@@ -199,17 +199,17 @@ def test_work_that_a_rank_tells_of_counts_as_output(node):
 def test_what_goes_on_after_a_stall_is_told_once(node, how):
     """By the next line, or where none is printed by the next look."""
     node.wait(50)
-    node.clock.observe(events.Stalled(1000.0, "no progress"))
-    node.clock.restart()  # as after Ctrl-Z, which is no progress
-    assert not [each for each in node.told if isinstance(each[1], Progress)]
+    node.clock.observe(events.JobStalled(1000.0, "no progress"))
+    node.clock.reset()  # as after Ctrl-Z, which is no progress
+    assert not [each for each in node.told if isinstance(each[1], ProgressResumed)]
     if how == "prints":
-        node.clock.printed(1)
-        node.clock.printed(1)
+        node.clock.on_output(1)
+        node.clock.on_output(1)
     else:
         node.wait(25)
         node.collectives = (6, 5), (5, 5)
         node.wait(60)
-    told = [moment for moment, each in node.told if each == Progress(0)]
+    told = [moment for moment, each in node.told if each == ProgressResumed(0)]
     assert told == ([1050] if how == "prints" else [1090])
 
 
@@ -218,7 +218,7 @@ def test_a_clock_that_raises_is_reported_once_and_stops(node, monkeypatch, broke
     def fail(*arguments):
         raise RuntimeError("the stall clock")
 
-    monkeypatch.setattr(StallClock, broken, fail)
+    monkeypatch.setattr(StallDetector, broken, fail)
     node.wait(3600)
     assert len(node.notes) == 1
     assert node.notes[0].startswith("bug in ddplaunch: the stall clock failed and is left out, the job goes on")
@@ -231,20 +231,20 @@ def test_an_exception_in_it_does_not_reach_its_callers(node, monkeypatch, called
         raise RuntimeError("the stall clock")
 
     for name in ("_heard", "_standstill"):
-        monkeypatch.setattr(StallClock, name, fail)
+        monkeypatch.setattr(StallDetector, name, fail)
     looks: list[Inspection] = []
     node.look(node.ranks, looks.append)
     match called:
         case "begin":
-            node.clock.begin(node.ranks)
+            node.clock.start_attempt(node.ranks)
         case "restart":
-            node.clock.restart()
+            node.clock.reset()
         case "printed":
-            node.clock.printed(0)
+            node.clock.on_output(0)
         case "noting":
             node.clock.noting(node.ranks, looks.append)(looks[0])
             assert looks[1:] == looks[:1], "the inspection is passed on"
         case "complete":
-            assert node.clock.complete(looks[0], node.ranks) == looks[0]
+            assert node.clock.add_idle_times(looks[0], node.ranks) == looks[0]
     assert len(node.notes) == 1
     assert "the stall clock failed and is left out, the job goes on" in node.notes[0]

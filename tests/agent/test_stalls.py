@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROGRAMS, alive, free_port, wait_until, write
-from tests.patience import patience
+from tests.conftest import PROGRAMS, free_port, is_alive, wait_until, write_program
+from tests.patience import scaled_timeout
 from tests.starts import LIGHT
 
 pytestmark = pytest.mark.slow
@@ -57,8 +57,8 @@ def elsewhere():
         ("reply", r"rank 2 .* 2 ranks waited for: it waits for a reply from 127.0.0.1:\d+, reply at .*stalls.py:\d+"),
     ],
 )
-def test_a_rank_that_others_wait_for_is_named(launch, tmp_path, elsewhere, what, blame):
-    done = launch("run", *SOON, "--log-dir", "logs", "--nproc", "3", PROGRAM, what, elsewhere)
+def test_a_rank_that_others_wait_for_is_named(run_ddplaunch, tmp_path, elsewhere, what, blame):
+    done = run_ddplaunch("run", *SOON, "--log-dir", "logs", "--nproc", "3", PROGRAM, what, elsewhere)
     assert done.returncode == 124, done.stderr
     ours = next(line for line in done.stderr.splitlines() if not line.startswith("["))  # torch speaks as rank 0 goes
     assert re.fullmatch(rf"ddplaunch: no progress for \d\.\ds \(--stall-timeout\): {blame}", ours), done.stderr
@@ -80,23 +80,23 @@ def test_a_rank_that_others_wait_for_is_named(launch, tmp_path, elsewhere, what,
     [["validate"], ["build"], ["store"], ["save", "chat", "steps", "torchless"], ["upload", "poll"]],
     ids=" ".join,
 )
-def test_a_slow_job_is_left_alone(start, elsewhere, side_by_side):
+def test_a_slow_job_is_left_alone(start_ddplaunch, elsewhere, side_by_side):
     """Those that only wait have room beside each other."""
     words = ("run", *SOON, "--show", "none", "--nproc", "3", PROGRAM)
-    jobs = {what: start(*words, what, elsewhere) for what in side_by_side}
+    jobs = {what: start_ddplaunch(*words, what, elsewhere) for what in side_by_side}
     assert {what: (job.wait(), job.stderr()) for what, job in jobs.items()} == dict.fromkeys(side_by_side, (0, ""))
 
 
-def test_it_is_said_once_without_stopping(start, tmp_path):
+def test_it_is_said_once_without_stopping(start_ddplaunch, tmp_path):
     """The job goes on; it is said anew when ranks have moved and stand still again. Commands are told too."""
     told = ("--notify", "sh -c 'cat >> told'", "--metrics", "job.prom")
-    job = start("run", *REPORT, *told, "--nproc", "3", PROGRAM, "stop")
+    job = start_ddplaunch("run", *REPORT, *told, "--nproc", "3", PROGRAM, "stop")
     said = r"ddplaunch: no progress for \d\.\ds: ranks 0, 1 wait in all_reduce #2 .*; rank 2 is stopped \(SIGSTOP\); "
     wait_until(job.stderr, "a word on the stall")
     assert re.fullmatch(said + r"look closer with `ddplaunch stacks \S+`\n", job.stderr()), job.stderr()
     time.sleep(5)  # the thing tested is that nothing more is said
     assert job.stderr().count("\n") == 1
-    stopped = [pid for pid in job.ranks() if alive(pid) and "\nState:\tT" in Path(f"/proc/{pid}/status").read_text()]
+    stopped = [pid for pid in job.ranks() if is_alive(pid) and "\nState:\tT" in Path(f"/proc/{pid}/status").read_text()]
     os.kill(stopped[0], signal.SIGCONT)
     assert job.wait() == 0
     job.assert_nothing_left()
@@ -107,14 +107,16 @@ def test_it_is_said_once_without_stopping(start, tmp_path):
     assert re.search(r"^ddplaunch_stalls_total\{.*\} 1$", (tmp_path / "job.prom").read_text(), re.MULTILINE)
 
 
-def test_a_job_of_one_rank_is_told_that_nobody_looks(launch, tmp_path):
-    done = launch("run", *LIGHT, "--stall-timeout", "60", "--nproc", "1", write(tmp_path, "t.py", "print('done')"))
+def test_a_job_of_one_rank_is_told_that_nobody_looks(run_ddplaunch, tmp_path):
+    done = run_ddplaunch(
+        "run", *LIGHT, "--stall-timeout", "60", "--nproc", "1", write_program(tmp_path, "t.py", "print('done')")
+    )
     said = "ddplaunch: --stall-timeout does nothing in a job of one rank, which waits for no other\n"
     assert (done.returncode, done.stderr) == (0, said)
 
 
-def test_a_restart_mends_it(launch):
-    done = launch("run", *SOON, "--on-stall", "restart", "--max-restarts", "1", "--nproc", "3", PROGRAM, "once")
+def test_a_restart_mends_it(run_ddplaunch):
+    done = run_ddplaunch("run", *SOON, "--on-stall", "restart", "--max-restarts", "1", "--nproc", "3", PROGRAM, "once")
     assert done.returncode == 0, done.stderr
     told, restart = done.stderr.splitlines()
     assert "rank 2 did not enter all_reduce #2, which 2 ranks waited for: sleep at" in told
@@ -122,9 +124,9 @@ def test_a_restart_mends_it(launch):
 
 
 @pytest.mark.ci
-def test_a_job_that_was_stopped_as_a_whole_has_not_stalled(start):
+def test_a_job_that_was_stopped_as_a_whole_has_not_stalled(start_ddplaunch):
     """Ctrl-Z, and fg after longer than the stall timeout."""
-    job = start("run", *SOON, "--nproc", "3", PROGRAM, "steps")
+    job = start_ddplaunch("run", *SOON, "--nproc", "3", PROGRAM, "steps")
     job.wait_for("started", 3)
     job.signal(signal.SIGTSTP)
     status = Path(f"/proc/{job.process.pid}/status")
@@ -135,11 +137,11 @@ def test_a_job_that_was_stopped_as_a_whole_has_not_stalled(start):
     assert job.stderr() == ""
 
 
-def test_the_rank_may_be_on_another_node(start):
+def test_the_rank_may_be_on_another_node(start_ddplaunch):
     address = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     words = ("run", *SOON, "--nnodes", "2", *address)
-    job = start(*words, "--node-rank", "0", "--nproc", "2", PROGRAM, "sleep")
-    other = start(*words, "--node-rank", "1", "--nproc", "1", PROGRAM, "sleep")
+    job = start_ddplaunch(*words, "--node-rank", "0", "--nproc", "2", PROGRAM, "sleep")
+    other = start_ddplaunch(*words, "--node-rank", "1", "--nproc", "1", PROGRAM, "sleep")
     assert (job.wait(), other.wait()) == (124, 124)
     blame = r"rank 2 did not enter all_reduce #2, which 2 ranks waited for: sleep at .*stalls.py:\d+ \(on \S+\)\n"
     assert re.search(blame, job.stderr()), job.stderr()
@@ -148,16 +150,16 @@ def test_the_rank_may_be_on_another_node(start):
 
 
 @pytest.mark.ci
-def test_the_launcher_sleeps_while_ranks_wait(start):
+def test_the_launcher_sleeps_while_ranks_wait(start_ddplaunch):
     """Its clock runs, and wakes nobody before its time; then it tells who waits for whom, and the job goes on."""
 
     def switches() -> str:
         status = Path(f"/proc/{job.process.pid}/status").read_text()
         return status.partition("\nvoluntary_ctxt_switches:\t")[2].split()[0]
 
-    job = start("run", "--nproc", "3", PROGRAM, "sleep")
+    job = start_ddplaunch("run", "--nproc", "3", PROGRAM, "sleep")
     job.wait_for("started", 3)
-    deadline = time.monotonic() + patience(20)
+    deadline = time.monotonic() + scaled_timeout(20)
     before, now = "", switches()
     while now != before and time.monotonic() < deadline:  # the last messages of the start may still be on their way
         before = now

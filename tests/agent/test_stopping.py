@@ -14,23 +14,23 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.zygote_client import LEFTOVER_GRACE
+from ddplaunch.agent.zygote_client import LEFTOVER_GRACE_S
 from ddplaunch.job import past
-from ddplaunch.rank.processes import KILL_PATIENCE, descendants
+from ddplaunch.rank.processes import KILL_TIMEOUT_S, list_descendants
 from tests.conftest import (
     PROGRAMS,
-    alive,
     clean_environment,
-    command,
-    find_of,
+    ddplaunch_command,
+    find_leftover_processes,
+    find_marked_processes,
     free_port,
-    left_of,
-    ran,
+    is_alive,
+    run_command,
     wait_until,
-    write,
+    write_program,
 )
-from tests.impatient import impatient
-from tests.patience import patience
+from tests.impatient import launcher_with_constant
+from tests.patience import scaled_timeout
 from tests.starts import EXEC, FORKED, LIGHT
 
 pytestmark = pytest.mark.slow
@@ -45,9 +45,9 @@ def mode(request):
 
 @pytest.mark.parametrize("mode", ["zygote", "exec"])
 @pytest.mark.smoke
-def test_launcher_killed(start, mode):
+def test_launcher_killed(start_ddplaunch, mode):
     """kill -9 of the launcher takes the ranks, all their descendants, whatever their session, and temporary files."""
-    job = start("run", "--start", mode, "--nproc", "3", SLEEPER, "children")
+    job = start_ddplaunch("run", "--start", mode, "--nproc", "3", SLEEPER, "children")
     job.wait_for("ready", 3)
     wait_until(lambda: len(job.left()) >= 2 + 3 + 3 * 4, "launcher, zygote; ranks; what each starts")
     job.signal(signal.SIGKILL)
@@ -55,8 +55,8 @@ def test_launcher_killed(start, mode):
     job.assert_nothing_left()
 
 
-def test_zygote_killed(start, mode):
-    job = start("run", *mode, "--nproc", "3", SLEEPER, "children")
+def test_zygote_killed(start_ddplaunch, mode):
+    job = start_ddplaunch("run", *mode, "--nproc", "3", SLEEPER, "children")
     job.wait_for("ready", 3)
     os.kill(job.zygote(), signal.SIGKILL)
     assert job.wait() == 137
@@ -66,8 +66,8 @@ def test_zygote_killed(start, mode):
     job.assert_nothing_left()
 
 
-def test_a_killed_zygote_is_restarted_as_a_killed_rank(start, mode):
-    job = start("run", *mode, "--nproc", "2", "--max-restarts", "1", SLEEPER)
+def test_a_killed_zygote_is_restarted_as_a_killed_rank(start_ddplaunch, mode):
+    job = start_ddplaunch("run", *mode, "--nproc", "2", "--max-restarts", "1", SLEEPER)
     job.wait_for("ready", 2)
     os.kill(job.zygote(), signal.SIGKILL)
     job.wait_for("ready", 4)
@@ -79,8 +79,8 @@ def test_a_killed_zygote_is_restarted_as_a_killed_rank(start, mode):
     job.assert_nothing_left()
 
 
-def test_a_zygote_killed_while_it_imports_is_restarted(start):
-    job = start("run", "--nproc", "2", "--max-restarts", "1", SLEEPER)
+def test_a_zygote_killed_while_it_imports_is_restarted(start_ddplaunch):
+    job = start_ddplaunch("run", "--nproc", "2", "--max-restarts", "1", SLEEPER)
     zygote = job.zygote()
     wait_until(lambda: "libtorch" in Path(f"/proc/{zygote}/maps").read_text(), "the import")  # the attempt has begun
     os.kill(zygote, signal.SIGKILL)
@@ -91,7 +91,7 @@ def test_a_zygote_killed_while_it_imports_is_restarted(start):
     job.assert_nothing_left()
 
 
-def test_zygote_killed_beside_strangers(start, tmp_path):
+def test_zygote_killed_beside_strangers(start_ddplaunch, tmp_path):
     """What the shell had started before it became the launcher goes on, with whatever came of it meanwhile."""
     (tmp_path / "shell").write_text(
         """
@@ -101,32 +101,32 @@ def test_zygote_killed_beside_strangers(start, tmp_path):
         """
     )
     mark = uuid.uuid4().hex
-    words = ["sh", str(tmp_path / "shell"), *command("run", *FORKED, "--nproc", "2", SLEEPER, "children")]
+    words = ["sh", str(tmp_path / "shell"), *ddplaunch_command("run", *FORKED, "--nproc", "2", SLEEPER, "children")]
     with (tmp_path / "out").open("w") as out:
         job = subprocess.Popen(
             words, cwd=tmp_path, env=clean_environment({"DDPLAUNCH_TEST_MARK": mark}), stdout=out, stderr=out
         )
     try:
         wait_until(lambda: (tmp_path / "out").read_text().count("ready") == 2, "the ranks")
-        (zygote,) = find_of(mark, "zygote.py")
+        (zygote,) = find_marked_processes(mark, "zygote.py")
         os.kill(zygote, signal.SIGKILL)
-        assert job.wait(patience(30)) == 137, (tmp_path / "out").read_text()
+        assert job.wait(scaled_timeout(30)) == 137, (tmp_path / "out").read_text()
         (tmp_path / "killed").touch()
         later = tmp_path / "later"
         wait_until(lambda: later.exists() and later.read_text(), "the stranger's next child")
         theirs = {int((tmp_path / name).read_text()) for name in ("before", "later")}
-        wait_until(lambda: set(left_of(mark)) == theirs, "the end of all others")
+        wait_until(lambda: set(find_leftover_processes(mark)) == theirs, "the end of all others")
     finally:
         (tmp_path / "killed").touch()
-        for pid in left_of(mark):
+        for pid in find_leftover_processes(mark):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         job.wait()
 
 
-def test_rank_killed(start, mode):
+def test_rank_killed(start_ddplaunch, mode):
     """The killed rank's own descendants go too, those in sessions of their own included."""
-    job = start("run", *mode, "--nproc", "3", SLEEPER, "children")
+    job = start_ddplaunch("run", *mode, "--nproc", "3", SLEEPER, "children")
     job.wait_for("ready", 3)
     os.kill(job.ranks()[1], signal.SIGKILL)
     assert job.wait() == 137
@@ -135,8 +135,8 @@ def test_rank_killed(start, mode):
     job.assert_nothing_left()
 
 
-def test_launcher_killed_while_the_zygote_imports(start):
-    job = start("run", "--nproc", "2", SLEEPER)
+def test_launcher_killed_while_the_zygote_imports(start_ddplaunch):
+    job = start_ddplaunch("run", "--nproc", "2", SLEEPER)
     wait_until(lambda: len(job.left()) == 2, "the zygote")
     job.signal(signal.SIGKILL)
     job.wait()
@@ -144,8 +144,8 @@ def test_launcher_killed_while_the_zygote_imports(start):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_signal_while_loading_ends_at_once(start, number, code):
-    job = start("run", "--nproc", "2", SLEEPER)
+def test_signal_while_loading_ends_at_once(start_ddplaunch, number, code):
+    job = start_ddplaunch("run", "--nproc", "2", SLEEPER)
     wait_until(lambda: len(job.left()) == 2, "the zygote")
     job.signal(number)
     assert job.wait() == code
@@ -154,9 +154,9 @@ def test_signal_while_loading_ends_at_once(start, number, code):
     job.assert_nothing_left()
 
 
-def test_sigterm_while_ranks_are_being_started(start):
+def test_sigterm_while_ranks_are_being_started(start_ddplaunch):
     """Sent at the moment when the first rank lives: no rank that comes later is forgotten (torchrun orphans these)."""
-    job = start("run", *LIGHT, "--nproc", "12", SLEEPER, "children")
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "12", SLEEPER, "children")
     job.wait_for("ready", 1)
     job.signal(signal.SIGTERM)
     assert job.wait() == 143
@@ -164,9 +164,9 @@ def test_sigterm_while_ranks_are_being_started(start):
 
 
 @pytest.mark.smoke
-def test_interrupt_reaches_the_program(start, mode):
+def test_interrupt_reaches_the_program(start_ddplaunch, mode):
     """Ctrl-C is KeyboardInterrupt in each rank, so its except and finally run; each says in one line where it was."""
-    job = start("run", *mode, "--nproc", "3", SLEEPER, "finally")
+    job = start_ddplaunch("run", *mode, "--nproc", "3", SLEEPER, "finally")
     job.wait_for("ready", 3)
     job.signal(signal.SIGINT)
     assert job.wait() == 130
@@ -178,8 +178,8 @@ def test_interrupt_reaches_the_program(start, mode):
     job.assert_nothing_left()
 
 
-def test_a_second_interrupt_skips_the_grace(start):
-    job = start("run", *LIGHT, "--nproc", "2", "--grace", "600", SLEEPER, "deaf")
+def test_a_second_interrupt_skips_the_grace(start_ddplaunch):
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--grace", "600", SLEEPER, "deaf")
     job.wait_for("ready", 2)
     job.signal(signal.SIGINT)
     wait_until(lambda: "stopping 2 ranks" in job.stderr(), "the notice")
@@ -188,12 +188,12 @@ def test_a_second_interrupt_skips_the_grace(start):
     job.assert_nothing_left()
 
 
-def test_a_second_sigterm_is_no_impatience(start):
+def test_a_second_sigterm_is_no_impatience(start_ddplaunch):
     """Slurm sends it when the grace of a preemption begins, and when it is over, KillWait before SIGKILL.
 
     Ranks that ignore SIGTERM are killed when the grace is over, and not before.
     """
-    job = start("run", *LIGHT, "--nproc", "2", "--grace", "1", SLEEPER, "deaf")
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--grace", "1", SLEEPER, "deaf")
     job.wait_for("ready", 2)
     began = time.monotonic()
     job.signal(signal.SIGTERM)
@@ -206,18 +206,18 @@ def test_a_second_sigterm_is_no_impatience(start):
     job.assert_nothing_left()
 
 
-def test_interrupt_of_a_rank_that_waits_inside_torch(start):
+def test_interrupt_of_a_rank_that_waits_inside_torch(start_ddplaunch):
     """A collective never sees SIGINT; SIGTERM follows, long before the grace is over."""
-    job = start("run", "--nproc", "2", "--grace", "600", SLEEPER, "collective")
+    job = start_ddplaunch("run", "--nproc", "2", "--grace", "600", SLEEPER, "collective")
     job.wait_for("ready", 2)
     job.signal(signal.SIGINT)
     assert job.wait() == 130
     job.assert_nothing_left()
 
 
-def test_stopped_ranks_end(start):
+def test_stopped_ranks_end(start_ddplaunch):
     """A SIGSTOPped rank is continued to hear SIGTERM."""
-    job = start("run", *LIGHT, "--nproc", "2", "--grace", "600", SLEEPER, "finally")
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--grace", "600", SLEEPER, "finally")
     job.wait_for("ready", 2)
     for pid in job.ranks():
         os.kill(pid, signal.SIGSTOP)
@@ -226,11 +226,11 @@ def test_stopped_ranks_end(start):
     job.assert_nothing_left()
 
 
-def test_a_stopped_zygote_is_named_and_does_not_hold_up_the_end(start, tmp_path):
+def test_a_stopped_zygote_is_named_and_does_not_hold_up_the_end(start_ddplaunch, tmp_path):
     """Also where no readings are taken."""
-    assert KILL_PATIENCE == 5
-    sooner = impatient(tmp_path, "rank.processes.KILL_PATIENCE", patience(0.5))
-    job = start("run", *LIGHT, "--nproc", "2", "--no-history", "--grace", "0", SLEEPER, executable=sooner)
+    assert KILL_TIMEOUT_S == 5
+    sooner = launcher_with_constant(tmp_path, "rank.processes.KILL_PATIENCE", scaled_timeout(0.5))
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--no-history", "--grace", "0", SLEEPER, executable=sooner)
     job.wait_for("ready", 2)
     os.kill(zygote := job.zygote(), signal.SIGSTOP)
     wait_until(lambda: f" (pid {zygote}) is stopped" in job.stderr(), "the note")
@@ -241,12 +241,12 @@ def test_a_stopped_zygote_is_named_and_does_not_hold_up_the_end(start, tmp_path)
     job.assert_nothing_left()
 
 
-def test_children_live_while_a_checkpoint_is_written(start, mode):
+def test_children_live_while_a_checkpoint_is_written(start_ddplaunch, mode):
     """Only the leaders hear SIGTERM: a DataLoader's workers must serve until the checkpoint is done.
 
     The zygote may be told, too: systemd, and Slurm with proctrack/linuxproc, tell every process of a job.
     """
-    job = start("run", *mode, "--nproc", "2", SLEEPER, "checkpoint")
+    job = start_ddplaunch("run", *mode, "--nproc", "2", SLEEPER, "checkpoint")
     job.wait_for("ready", 2)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         os.kill(job.zygote(), number)
@@ -256,9 +256,9 @@ def test_children_live_while_a_checkpoint_is_written(start, mode):
     job.assert_nothing_left()
 
 
-def test_nohup_is_respected(start):
+def test_nohup_is_respected(start_ddplaunch):
     """An inherited SIG_IGN of SIGHUP stays: closing the terminal does not end the job."""
-    job = start(
+    job = start_ddplaunch(
         "run", *LIGHT, "--nproc", "2", SLEEPER, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN) and None
     )
     job.wait_for("ready", 2)
@@ -270,7 +270,7 @@ def test_nohup_is_respected(start):
     assert job.wait() == 143
 
 
-def test_ranks_inherit_signals_that_the_launcher_resets_for_itself(start, mode, tmp_path):
+def test_ranks_inherit_signals_that_the_launcher_resets_for_itself(start_ddplaunch, mode, tmp_path):
     """SIGCHLD ignored, SIGTERM blocked: the job starts and ends, and its program can wait for SIGTERM by sigwait."""
     text = """
         import signal
@@ -279,13 +279,13 @@ def test_ranks_inherit_signals_that_the_launcher_resets_for_itself(start, mode, 
         print(signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN, flush=True)
         print(f"waited for {signal.sigwait((signal.SIGTERM,)).name}")
     """
-    write(tmp_path, "t.py", text)
+    write_program(tmp_path, "t.py", text)
 
     def inherit() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR1))
 
-    job = start("run", *mode, "--nproc", "2", "t.py", preexec_fn=inherit)
+    job = start_ddplaunch("run", *mode, "--nproc", "2", "t.py", preexec_fn=inherit)
     job.wait_for("True", 4)
     job.signal(signal.SIGTERM)
     assert job.wait() == 143
@@ -293,35 +293,37 @@ def test_ranks_inherit_signals_that_the_launcher_resets_for_itself(start, mode, 
     job.assert_nothing_left()
 
 
-def test_what_successful_ranks_leave_behind_is_ended_and_named(start):
-    assert LEFTOVER_GRACE == 5  # at most, or as long as the ranks have
-    job = start("run", *LIGHT, "--nproc", "2", "--grace", "0.5", SLEEPER, "children", "return")
+def test_what_successful_ranks_leave_behind_is_ended_and_named(start_ddplaunch):
+    assert LEFTOVER_GRACE_S == 5  # at most, or as long as the ranks have
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--grace", "0.5", SLEEPER, "children", "return")
     assert job.wait() == 0
     assert "ended processes that the ranks left behind" in job.stderr()
     assert "sleep" in job.stderr()
     job.assert_nothing_left()
 
 
-def test_a_single_rank_ends_like_many(start):
-    job = start("run", SLEEPER, "children")
+def test_a_single_rank_ends_like_many(start_ddplaunch):
+    job = start_ddplaunch("run", SLEEPER, "children")
     job.wait_for("ready", 1)
     job.signal(signal.SIGTERM)
     assert job.wait() == 143
     job.assert_nothing_left()
 
 
-def test_a_program_ends_like_a_rank(start):
+def test_a_program_ends_like_a_rank(start_ddplaunch):
     """--no-python: the same guard, without Python in the rank."""
-    job = start("run", "--nproc", "2", "--no-python", "sh", "-c", "sleep 1000 & echo ready; setsid sleep 1000 & wait")
+    job = start_ddplaunch(
+        "run", "--nproc", "2", "--no-python", "sh", "-c", "sleep 1000 & echo ready; setsid sleep 1000 & wait"
+    )
     job.wait_for("ready", 2)
     job.signal(signal.SIGKILL)
     job.wait()
     job.assert_nothing_left()
 
 
-def test_adopted_orphans_are_reaped_while_the_job_runs(start):
+def test_adopted_orphans_are_reaped_while_the_job_runs(start_ddplaunch):
     """Daemons that ranks start and that end do not pile up as zombies."""
-    job = start("run", *LIGHT, "--nproc", "2", SLEEPER, "daemons")
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", SLEEPER, "daemons")
     job.wait_for("daemon", 2)
     daemons = [int(line.split()[-1]) for line in job.stdout().splitlines() if "daemon" in line]
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in daemons), "the daemons to be reaped")
@@ -337,13 +339,13 @@ def _freezer() -> Path | None:
 
 @pytest.mark.ci
 @pytest.mark.skipif(_freezer() is None, reason="needs a writable cgroup v1 freezer to make a process unkillable")
-def test_a_rank_that_cannot_die_is_reported_and_not_waited_for(start):
+def test_a_rank_that_cannot_die_is_reported_and_not_waited_for(start_ddplaunch):
     root = _freezer()
     assert root is not None
     group = root / f"ddplaunch-test-{os.getpid()}"
     group.mkdir()
     try:
-        job = start("run", *LIGHT, "--nproc", "2", "--grace", "0.5", SLEEPER)
+        job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--grace", "0.5", SLEEPER)
         job.wait_for("ready", 2)
         frozen = job.ranks()[1]
         (group / "cgroup.procs").write_text(str(frozen))
@@ -352,7 +354,7 @@ def test_a_rank_that_cannot_die_is_reported_and_not_waited_for(start):
         assert job.wait() == 143
         assert "these processes cannot be killed, and nothing waits for them" in job.stderr()
         assert f"pid {frozen}" in job.stderr()
-        assert alive(frozen)
+        assert is_alive(frozen)
     finally:
         (group / "freezer.state").write_text("THAWED")
         wait_until(lambda: not (group / "cgroup.procs").read_text().strip(), "the frozen rank to die")
@@ -360,9 +362,9 @@ def test_a_rank_that_cannot_die_is_reported_and_not_waited_for(start):
 
 
 @pytest.mark.ci
-def test_twice_at_once(start):
+def test_twice_at_once(start_ddplaunch):
     """Two jobs on one machine do not meet: neither port, nor files, nor each other's processes."""
-    jobs = [start("run", "--nproc", "2", SLEEPER, "collective-once") for _ in range(2)]
+    jobs = [start_ddplaunch("run", "--nproc", "2", SLEEPER, "collective-once") for _ in range(2)]
     for job in jobs:
         assert job.wait() == 0, job.stderr()
         job.assert_nothing_left()
@@ -374,22 +376,22 @@ def test_no_home_no_terminal_a_folder_with_spaces(tmp_path, monkeypatch):
     (folder / "my script.py").write_text("import os, sys; print(sys.argv, os.getcwd())")
     run = f"no-home-{os.getpid()}"
     done = subprocess.run(
-        [*command(), "run", *LIGHT, "--run-id", run, "--nproc", "2", "my script.py", "an arg"],
+        [*ddplaunch_command(), "run", *LIGHT, "--run-id", run, "--nproc", "2", "my script.py", "an arg"],
         cwd=folder, env={"PATH": os.environ["PATH"]}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        start_new_session=True, timeout=patience(90),
+        start_new_session=True, timeout=scaled_timeout(90),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"['my script.py', 'an arg'] {folder}") == 2
     monkeypatch.delenv("XDG_STATE_HOME")
-    shutil.rmtree(past.folder(f"{run}.1"))  # it was kept in the home that this user has by /etc/passwd
+    shutil.rmtree(past.run_dir(f"{run}.1"))  # it was kept in the home that this user has by /etc/passwd
 
 
 def test_closed_standard_streams(tmp_path):
     """Started as daemons start things, with descriptors 0 to 2 closed: the job runs and nothing is torn."""
     script = tmp_path / "touch.py"
     script.write_text("import os, pathlib; print('x'); pathlib.Path('done' + os.environ['RANK']).touch()")
-    words = " ".join([*command(), "run", *LIGHT, "--nproc", "2", str(script)])
-    done = subprocess.run(["sh", "-c", f"exec {words} <&- >&- 2>&-"], cwd=tmp_path, timeout=patience(90))
+    words = " ".join([*ddplaunch_command(), "run", *LIGHT, "--nproc", "2", str(script)])
+    done = subprocess.run(["sh", "-c", f"exec {words} <&- >&- 2>&-"], cwd=tmp_path, timeout=scaled_timeout(90))
     assert done.returncode == 0
     assert (tmp_path / "done0").exists()
     assert (tmp_path / "done1").exists()
@@ -403,13 +405,13 @@ def test_as_another_user(tmp_path):
     script.write_text("import os; print('user', os.getuid())")
     other = ["--reuid=65534", "--regid=65534", "--clear-groups"]
     rights = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
-    words = ["setpriv", *other, *rights, *command("run", *LIGHT, "--nproc", "2", script)]
-    done = ran(words, tmp_path, {"TMPDIR": str(tmp_path)})
+    words = ["setpriv", *other, *rights, *ddplaunch_command("run", *LIGHT, "--nproc", "2", script)]
+    done = run_command(words, tmp_path, {"TMPDIR": str(tmp_path)})
     assert done.stdout.count("user 65534") == 2, done.stderr
     assert not list(tmp_path.glob("ddplaunch-*"))
 
 
-def test_idle_launcher_never_wakes_up(start):
+def test_idle_launcher_never_wakes_up(start_ddplaunch):
     """While ranks sleep the launcher and its zygote sleep in the kernel: no context switch of their own.
 
     With a history, the launcher has a look at them now and then: tests/job/test_readings.py.
@@ -422,11 +424,11 @@ def test_idle_launcher_never_wakes_up(start):
             counts.append(int(status.partition("\nvoluntary_ctxt_switches:\t")[2].split()[0]))
         return counts
 
-    job = start("run", "--nproc", "2", "--no-history", SLEEPER)
+    job = start_ddplaunch("run", "--nproc", "2", "--no-history", SLEEPER)
     job.wait_for("ready", 2)
     zygote = job.zygote()
     before = switches()
-    deadline = time.monotonic() + patience(20)
+    deadline = time.monotonic() + scaled_timeout(20)
     while True:  # the last messages of the start may still be on their way
         time.sleep(2)  # the thing measured is that nothing happens for a while
         now = switches()
@@ -468,10 +470,10 @@ def main_is_gone():
 """
 
 
-def test_a_rank_whose_main_thread_has_ended_is_no_zombie(start, tmp_path, mode):
+def test_a_rank_whose_main_thread_has_ended_is_no_zombie(start_ddplaunch, tmp_path, mode):
     """The kernel shows it as one, but its other threads live and would stay."""
-    write(tmp_path, "alone.py", MAIN_IS_GONE + WITHOUT_MAIN_THREAD)
-    job = start("run", *mode, "--nproc", "2", "--grace", "0.5", "alone.py")
+    write_program(tmp_path, "alone.py", MAIN_IS_GONE + WITHOUT_MAIN_THREAD)
+    job = start_ddplaunch("run", *mode, "--nproc", "2", "--grace", "0.5", "alone.py")
     assert job.wait() == 1, job.stderr()
     assert "ValueError: boom" in job.stderr()
     job.assert_nothing_left()
@@ -479,11 +481,13 @@ def test_a_rank_whose_main_thread_has_ended_is_no_zombie(start, tmp_path, mode):
     assert not os.path.exists(f"/proc/{pid}")
 
 
-def test_impatience_with_what_is_left_behind(start, tmp_path):
+def test_impatience_with_what_is_left_behind(start_ddplaunch, tmp_path):
     """Ctrl-C while a child of ranks that are done has its grace, on a node that then waits to hear what comes next."""
     address = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
-    write(tmp_path, "child.sh", "trap 'touch told' TERM\necho $$ >pid\nmv pid here\nwhile :; do sleep 0.01; done\n")
-    write(
+    write_program(
+        tmp_path, "child.sh", "trap 'touch told' TERM\necho $$ >pid\nmv pid here\nwhile :; do sleep 0.01; done\n"
+    )
+    write_program(
         tmp_path,
         "train.py",
         """
@@ -497,14 +501,14 @@ def test_impatience_with_what_is_left_behind(start, tmp_path):
         """,
     )
     zero, one = (
-        start("run", "--nnodes", "2", "--node-rank", rank, *address, "--nproc", "1", *FORKED, "train.py")
+        start_ddplaunch("run", "--nnodes", "2", "--node-rank", rank, *address, "--nproc", "1", *FORKED, "train.py")
         for rank in "01"
     )
     wait_until((tmp_path / "told").exists, "the child to be told")
     zero.signal(signal.SIGSTOP)
     one.signal(signal.SIGINT)
     child = int((tmp_path / "here").read_text())
-    wait_until(lambda: not alive(child), "the end of the child")
+    wait_until(lambda: not is_alive(child), "the end of the child")
     time.sleep(0.5)  # the thing tested is that it lives on while nothing happens
     zero.signal(signal.SIGCONT)
     assert [zero.wait(), one.wait()] == [130, 130]
@@ -533,10 +537,10 @@ def count(text: str, *numbers: int) -> list[int]:
     return [text.count(f"<{int(number)}>") for number in numbers]
 
 
-def test_a_signal_for_the_ranks(start, mode, tmp_path):
+def test_a_signal_for_the_ranks(start_ddplaunch, mode, tmp_path):
     """It reaches those that catch it, once, and ends nobody; two real-time signals ask Python ranks for stacks."""
-    write(tmp_path, "t.py", CATCHES)
-    job = start("run", *mode, "--nproc", "3", "--preempt-signal", "none", "t.py", start_new_session=True)
+    write_program(tmp_path, "t.py", CATCHES)
+    job = start_ddplaunch("run", *mode, "--nproc", "3", "--preempt-signal", "none", "t.py", start_new_session=True)
     job.wait_for("ready", 3)
     sent = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT, signal.SIGRTMIN + 2, signal.SIGRTMAX)
     for number in (signal.SIGRTMIN, signal.SIGRTMIN + 1, signal.SIGXCPU, *sent):
@@ -571,12 +575,12 @@ ASKS = """
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP])
-def test_a_rank_may_end_the_job_by_a_signal_to_its_parent(start, tmp_path, number):
+def test_a_rank_may_end_the_job_by_a_signal_to_its_parent(start_ddplaunch, tmp_path, number):
     """As programs do whose watchdog gives up; one to its own group ends nothing else."""
-    write(tmp_path, "t.py", ASKS)
+    write_program(tmp_path, "t.py", ASKS)
     mode = EXEC if number == signal.SIGHUP else LIGHT
     child = ("of a child",) if number == signal.SIGQUIT else ()
-    job = start("run", *mode, "--nproc", "2", "t.py", str(int(number)), *child)
+    job = start_ddplaunch("run", *mode, "--nproc", "2", "t.py", str(int(number)), *child)
     job.wait_for("up", 2)
     (tmp_path / "go").touch()
     assert job.wait() == 128 + number
@@ -585,7 +589,7 @@ def test_a_rank_may_end_the_job_by_a_signal_to_its_parent(start, tmp_path, numbe
     job.assert_nothing_left()
 
 
-def test_suspend_and_continue(start, tmp_path):
+def test_suspend_and_continue(start_ddplaunch, tmp_path):
     """Ctrl-Z stops the ranks too, though they are in sessions of their own; fg continues them.
 
     The SIGCONT by which it continues the launcher is not passed on beside the one that continues its ranks.
@@ -597,8 +601,8 @@ def test_suspend_and_continue(start, tmp_path):
         ]
         return "".join(stat)
 
-    write(tmp_path, "t.py", CATCHES)
-    job = start("run", *LIGHT, "--nproc", "2", "t.py")
+    write_program(tmp_path, "t.py", CATCHES)
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "t.py")
     job.wait_for("ready", 2)
     ranks = job.ranks()
     job.signal(signal.SIGTSTP)
@@ -618,14 +622,14 @@ ALL_CATCH = CATCHES.replace('if os.environ["RANK"] != "0":', "if True:")
 
 def everywhere(job, number):
     """Signal all processes of a job's node as Slurm does that follows trees of processes, children first."""
-    for pid in (*reversed(descendants(job.process.pid)), job.process.pid):
+    for pid in (*reversed(list_descendants(job.process.pid)), job.process.pid):
         os.kill(pid, number)
 
 
-def test_a_signal_to_every_process_comes_to_ranks_once(start, mode, tmp_path):
+def test_a_signal_to_every_process_comes_to_ranks_once(start_ddplaunch, mode, tmp_path):
     """Also where nothing but the zygote is there yet, which it does not end."""
-    write(tmp_path, "t.py", ALL_CATCH)
-    write(
+    write_program(tmp_path, "t.py", ALL_CATCH)
+    write_program(
         tmp_path,
         "slow.py",
         """
@@ -637,7 +641,9 @@ def test_a_signal_to_every_process_comes_to_ranks_once(start, mode, tmp_path):
         """,
     )
     words = [*mode[:-1], f"{mode[-1]},slow"] if "--preload" in mode else mode
-    job = start("run", *words, "--nproc", "2", "--preempt-signal", "none", "t.py", env={"PYTHONPATH": str(tmp_path)})
+    job = start_ddplaunch(
+        "run", *words, "--nproc", "2", "--preempt-signal", "none", "t.py", env={"PYTHONPATH": str(tmp_path)}
+    )
     if words != mode:
         wait_until((tmp_path / "here").exists, "the import")
         everywhere(job, signal.SIGUSR1)
@@ -654,12 +660,12 @@ def test_a_signal_to_every_process_comes_to_ranks_once(start, mode, tmp_path):
     assert count(job.stdout(), *sent) == [4, 2, 2, 2]
 
 
-def test_a_signal_for_the_ranks_of_all_nodes(start, tmp_path):
+def test_a_signal_for_the_ranks_of_all_nodes(start_ddplaunch, tmp_path):
     """One node's launcher gets it, those of all nodes, as from srun, or every process of a node: each rank once."""
-    write(tmp_path, "t.py", ALL_CATCH)
+    write_program(tmp_path, "t.py", ALL_CATCH)
     port = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     words = ("--nnodes", "2", "--nproc", "2", *port, *LIGHT, "t.py")
-    jobs = [start("run", "--node-rank", rank, *words) for rank in "01"]
+    jobs = [start_ddplaunch("run", "--node-rank", rank, *words) for rank in "01"]
     for job in jobs:
         job.wait_for("ready", 2)
 

@@ -8,9 +8,9 @@ import socket
 import pytest
 
 from ddplaunch.agent import stragglers
-from tests.conftest import free_port, wait_until, write
-from tests.impatient import impatient
-from tests.patience import patience
+from tests.conftest import free_port, wait_until, write_program
+from tests.impatient import launcher_with_constant
+from tests.patience import scaled_timeout
 from tests.starts import EXEC, FORKED, LIGHT
 
 pytestmark = pytest.mark.slow
@@ -26,11 +26,18 @@ ENDS_WHEN_TOLD = """
 """
 
 
-def test_those_that_still_run_are_named_once(start, tmp_path):
-    assert stragglers.STRAGGLING == 30
+def test_those_that_still_run_are_named_once(start_ddplaunch, tmp_path):
+    assert stragglers.NAME_DELAY_S == 30
     os.mkfifo(tmp_path / "end")
-    script = write(tmp_path, "train.py", ENDS_WHEN_TOLD)
-    job = start("run", *LIGHT, "--nproc", "4", script, executable=impatient(tmp_path, STRAGGLING, patience(2)))
+    script = write_program(tmp_path, "train.py", ENDS_WHEN_TOLD)
+    job = start_ddplaunch(
+        "run",
+        *LIGHT,
+        "--nproc",
+        "4",
+        script,
+        executable=launcher_with_constant(tmp_path, STRAGGLING, scaled_timeout(2)),
+    )
     wait_until(job.stderr, "a word on the ranks that still run")
     pids = dict(line.split()[1:] for line in job.stdout().splitlines())
     assert job.stderr() == (
@@ -43,14 +50,14 @@ def test_those_that_still_run_are_named_once(start, tmp_path):
     job.assert_nothing_left()
 
 
-def test_with_several_nodes_its_host_is_named(start, tmp_path):
+def test_with_several_nodes_its_host_is_named(start_ddplaunch, tmp_path):
     """Ranks 0 and 3 still run, one on each of two nodes."""
     address = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     os.mkfifo(tmp_path / "end")
-    script = write(tmp_path, "train.py", ENDS_WHEN_TOLD)
+    script = write_program(tmp_path, "train.py", ENDS_WHEN_TOLD)
     words = ("--nnodes", "2", *address, *LIGHT, "--nproc", "2")
-    sooner = impatient(tmp_path, STRAGGLING, patience(2))
-    nodes = [start("run", *words, "--node-rank", rank, script, executable=sooner) for rank in "01"]
+    sooner = launcher_with_constant(tmp_path, STRAGGLING, scaled_timeout(2))
+    nodes = [start_ddplaunch("run", *words, "--node-rank", rank, script, executable=sooner) for rank in "01"]
     here = f"the other ranks on {socket.gethostname()} are done; waiting for rank"
 
     def told() -> bool:
@@ -75,9 +82,9 @@ RUNS_ON = """
 """
 
 
-def test_they_can_be_ended(launch, tmp_path):
-    script = write(tmp_path, "train.py", RUNS_ON)
-    done = launch("run", *LIGHT, "--straggler-timeout", "2", "--nproc", "3", script)
+def test_they_can_be_ended(run_ddplaunch, tmp_path):
+    script = write_program(tmp_path, "train.py", RUNS_ON)
+    done = run_ddplaunch("run", *LIGHT, "--straggler-timeout", "2", "--nproc", "3", script)
     assert done.returncode == 124
     told, *trace = done.stderr.splitlines()
     assert (
@@ -87,12 +94,12 @@ def test_they_can_be_ended(launch, tmp_path):
 
 
 @pytest.mark.parametrize("nproc", ["2", "1"], ids=["beside one that has ended", "alone on its node"])
-def test_they_can_be_ended_on_another_node(start, tmp_path, nproc):
+def test_they_can_be_ended_on_another_node(start_ddplaunch, tmp_path, nproc):
     address = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
-    script = write(tmp_path, "train.py", RUNS_ON)
+    script = write_program(tmp_path, "train.py", RUNS_ON)
     words = ("run", *LIGHT, "--start", "zygote", "--straggler-timeout", "2", "--nnodes", "2", *address)
-    node_0 = start(*words, "--nproc", "2", "--node-rank", "0", script)
-    node_1 = start(*words, "--nproc", nproc, "--node-rank", "1", script)
+    node_0 = start_ddplaunch(*words, "--nproc", "2", "--node-rank", "0", script)
+    node_1 = start_ddplaunch(*words, "--nproc", nproc, "--node-rank", "1", script)
     assert [node.wait() for node in (node_0, node_1)] == [124, 124]
     told = "rank 2 ran on for 2.0s after the others had ended (--straggler-timeout): save at train.py:5"
     assert f"{told} (on {socket.gethostname()})" in node_0.stderr()
@@ -133,13 +140,13 @@ FAILS_AND_STAYS = """
 
 
 @pytest.mark.parametrize("mode", [FORKED, EXEC], ids=["zygote", "exec"])
-def test_a_rank_that_has_failed_and_still_runs_is_named(start, tmp_path, mode):
+def test_a_rank_that_has_failed_and_still_runs_is_named(start_ddplaunch, tmp_path, mode):
     """It is kept alive by a thread, an ``atexit`` handler, a destructor, or its exception's own ``__str__``."""
     assert stragglers.FAILED_S == 5
     os.mkfifo(tmp_path / "end")
-    script = write(tmp_path, "train.py", FAILS_AND_STAYS)
-    sooner = impatient(tmp_path, "agent.stragglers.FAILED_S", patience(1))
-    job = start("run", *mode, "--show", "all/out", "--nproc", "5", script, executable=sooner)
+    script = write_program(tmp_path, "train.py", FAILS_AND_STAYS)
+    sooner = launcher_with_constant(tmp_path, "agent.stragglers.FAILED_S", scaled_timeout(1))
+    job = start_ddplaunch("run", *mode, "--show", "all/out", "--nproc", "5", script, executable=sooner)
     wait_until(lambda: job.stderr().count("and still runs") == 5, "a note on each rank")
     pids = dict(line.split()[1:] for line in job.stdout().splitlines())
     failed = "raised ValueError: the loss is nan"

@@ -12,8 +12,8 @@ import time
 import pytest
 
 from ddplaunch.agent.system_calls import Sleep, sleeps
-from ddplaunch.agent.usage import usage
-from tests.conftest import wait_until, write
+from ddplaunch.agent.usage import read_tree_usage
+from tests.conftest import wait_until, write_program
 from tests.starts import LIGHT
 
 PROGRAM = """
@@ -76,21 +76,21 @@ SENTENCES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", SENTENCES)
-def test_a_hang_outside_collectives_is_named(start, answer, tmp_path, what):
+def test_a_hang_outside_collectives_is_named(start_ddplaunch, run_in_fork, tmp_path, what):
     lines = {}
     for number, line in enumerate(PROGRAM.splitlines()):
         text, mark, name = line.rpartition("# ")
         if mark and (name != "stuck" or ("deep" in text) == (what == "deep")):
             lines[name] = f"train.py:{number}"
-    job = start("run", "--nproc", "3", write(tmp_path, "train.py", PROGRAM), what)
+    job = start_ddplaunch("run", "--nproc", "3", write_program(tmp_path, "train.py", PROGRAM), what)
     wanted = SENTENCES[what].format_map(lines)
-    wait_until(lambda: wanted in answer("stacks", str(job.process.pid)).stdout, wanted, 20)
+    wait_until(lambda: wanted in run_in_fork("stacks", str(job.process.pid)).stdout, wanted, 20)
     job.process.kill()
     job.wait()
 
 
 @pytest.mark.slow
-def test_a_hang_in_recv_is_announced(launch, tmp_path):
+def test_a_hang_in_recv_is_announced(run_ddplaunch, tmp_path):
     """Each rank receives from the other; also where the job is stopped for it, the sentence is the same."""
     program = """
     import torch, torch.distributed as dist
@@ -99,12 +99,12 @@ def test_a_hang_in_recv_is_announced(launch, tmp_path):
     dist.recv(torch.ones(1), src=1 - dist.get_rank())
     """
     words = ("--stall-timeout", "4", "--on-stall", "report", "--timeout", "12", "--nproc", "2")
-    done = launch("run", *words, write(tmp_path, "ring.py", program))
+    done = run_ddplaunch("run", *words, write_program(tmp_path, "ring.py", program))
     assert re.search(r"no progress for \d.*: ranks 0, 1 wait in recv .*, called at ring.py:4", done.stderr), done.stderr
 
 
 def test_what_the_kernel_knows_of_a_sleeping_process(tmp_path):
-    path = write(tmp_path, "lock", "")
+    path = write_program(tmp_path, "lock", "")
     held = os.open(path, os.O_RDWR)
     fcntl.flock(held, fcntl.LOCK_EX)
     os.mkfifo(tmp_path / "fifo")
@@ -145,11 +145,11 @@ def test_the_cpu_time_of_gloos_threads_is_no_work():
     counted = []
     for name in (b"gloo_tcp_loop", b"train"):
         done, over = list[bytes](), threading.Event()
-        before = usage([os.getpid()])[os.getpid()].cpu
+        before = read_tree_usage([os.getpid()])[os.getpid()].cpu_s
         thread = threading.Thread(target=spin, args=(name,))
         thread.start()
         wait_until(lambda done=done: bool(done), "the end of the work", 10)
-        counted.append(usage([os.getpid()])[os.getpid()].cpu - before)
+        counted.append(read_tree_usage([os.getpid()])[os.getpid()].cpu_s - before)
         over.set()
         thread.join()
     assert counted[0] < 0.15 < counted[1]
@@ -186,10 +186,10 @@ else:
 
 
 @pytest.mark.slow
-def test_a_wait_for_a_child_process_or_a_polled_lock_is_named(start, answer, tmp_path):
+def test_a_wait_for_a_child_process_or_a_polled_lock_is_named(start_ddplaunch, run_in_fork, tmp_path):
     """With the stack of the child, of the rank's exit too."""
     nap = f"train.py:{next(n for n, line in enumerate(CHILDREN.splitlines()) if line.endswith('# nap'))}"
-    job = start("run", "--nproc", "6", *LIGHT, write(tmp_path, "train.py", CHILDREN))
+    job = start_ddplaunch("run", "--nproc", "6", *LIGHT, write_program(tmp_path, "train.py", CHILDREN))
     states = {
         "rank 0: waits at its exit for a child process to end",
         "waits for a process that it has started",
@@ -200,7 +200,7 @@ def test_a_wait_for_a_child_process_or_a_polled_lock_is_named(start, answer, tmp
     }
 
     def stacks() -> str:
-        return answer("stacks", str(job.process.pid)).stdout
+        return run_in_fork("stacks", str(job.process.pid)).stdout
 
     wait_until(lambda: all(state in stacks() for state in states), "all six waits", 20)
     children = re.findall(r"  its child process \(pid \d+\):\n  nap at (.*)\n", stacks())

@@ -428,16 +428,16 @@ def _stacks(size: Size) -> Experiment:
     """How long a job takes to answer who waits for whom: all ranks but one wait in a collective."""
     from ddplaunch.diagnosis.inspection import Detail
     from ddplaunch.job import client
-    from ddplaunch.job.folder import doors
-    from ddplaunch.job.requests.inspection import InspectJob
+    from ddplaunch.job.folder import list_sockets
+    from ddplaunch.job.requests.inspection import InspectJobRequest
 
     def asked(ranks: int) -> Values:
         waiting = {"BENCH_ABSENT": "1"}
         with Job(contenders.ddplaunch()(ranks, "collective.py"), waiting, hold=True) as job:
             job.until("held", ranks)
-            (door,) = [path for path in doors() if path.endswith(f".{job.pid}")]
+            (door,) = [path for path in list_sockets() if path.endswith(f".{job.pid}")]
             began = time.monotonic()
-            found = client.ask(door, InspectJob(Detail.WAITS)).inspection
+            found = client.send_request(door, InspectJobRequest(Detail.WAITS)).inspection
             seconds = time.monotonic() - began
             if not all(rank.threads for rank in found.ranks):
                 raise Failed("a rank without a stack")

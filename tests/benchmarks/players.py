@@ -12,11 +12,20 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-from ddplaunch.control.failure import Failure
-from ddplaunch.control.messages import Beat, Drained, Failed, Finished, Hello, Inspected, Message, Versions
-from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection, Thread
-from ddplaunch.loop import Loop
-from ddplaunch.plan.share import Share
+from ddplaunch.control.failure import RankFailure
+from ddplaunch.control.messages import (
+    AttemptReport,
+    FailureReported,
+    HeartbeatMessage,
+    InspectReply,
+    Message,
+    NodeHello,
+    RanksFinished,
+    Versions,
+)
+from ddplaunch.diagnosis.inspection import Frame, Inspection, ProcessCondition, RankInspection, Thread
+from ddplaunch.loop import EventLoop
+from ddplaunch.plan.share import NodeSpec
 from ddplaunch.wire.typed import encode
 
 AGAIN = 0.5
@@ -28,12 +37,12 @@ DEVICES = ("cpu",)
 class Player:
     """One node."""
 
-    def __init__(self, loop: Loop, hello: Hello, heard: Counter[str]) -> None:
+    def __init__(self, loop: EventLoop, hello: NodeHello, heard: Counter[str]) -> None:
         """``heard`` counts messages of all players by their names, and "dropped" and "refused" connections."""
         self._loop = loop
         self._hello = hello
         self._heard = heard
-        self._failures: tuple[Failure, ...] = ()
+        self._failures: tuple[RankFailure, ...] = ()
         self._stopped = 1
         self._drained = False
         self.joined = self.over = False
@@ -44,11 +53,11 @@ class Player:
         self._socket = socket.socket()
         self._socket.setblocking(False)
         self._socket.connect_ex(("127.0.0.1", port))
-        self._loop.watch(self._socket.fileno(), partial(self._readable, port))
+        self._loop.watch_fd(self._socket.fileno(), partial(self._readable, port))
 
     def close(self) -> None:
         if self._socket is not None:
-            self._loop.forget(self._socket.fileno())
+            self._loop.unwatch_fd(self._socket.fileno())
             self._socket.close()
             self._socket = None
 
@@ -66,22 +75,22 @@ class Player:
     def finish(self) -> None:
         """Report that the ranks have done their work, and that nothing of them is left."""
         self._drained = True
-        self.say(Finished(0))
-        self.say(Drained(0, (), 0, time.time()))
+        self.say(RanksFinished(0))
+        self.say(AttemptReport(0, (), 0, time.time()))
 
     def fail(self) -> None:
         """Report what a supervisor does when its rank is killed."""
-        share = self._hello.share
-        failure = Failure(share.node_rank, 0, share.host, 1, 0, None, 9, None, None, time.time(), None)
+        share = self._hello.node_spec
+        failure = RankFailure(share.node_rank, 0, share.host, 1, 0, None, 9, None, None, time.time(), None)
         self._failures, self._stopped = (failure,), 0
-        self.say(Failed(0, failure, time.time()))
+        self.say(FailureReported(0, failure, time.time()))
 
-    def _found(self, serial: int) -> Inspected:
+    def _found(self, serial: int) -> InspectReply:
         """What it says of its rank, which waits."""
-        share = self._hello.share
+        share = self._hello.node_spec
         frame = Frame("wait", "train.py", 7, own=True)
-        ranks = (RankInspection(share.node_rank, share.host, 1, Condition.ALIVE, threads=(Thread((frame,)),)),)
-        return Inspected(serial, Inspection(time.time(), ranks, 1))
+        ranks = (RankInspection(share.node_rank, share.host, 1, ProcessCondition.ALIVE, threads=(Thread((frame,)),)),)
+        return InspectReply(serial, Inspection(time.time(), ranks, 1))
 
     def _readable(self, port: int) -> None:
         assert self._socket is not None
@@ -95,7 +104,7 @@ class Player:
             self.close()
             if not self.over:
                 self._heard["dropped"] += 1
-                self._loop.after(AGAIN, partial(self.call, port))
+                self._loop.call_later(AGAIN, partial(self.call, port))
             return
         self._coming += data
         while len(self._coming) >= 4:
@@ -103,20 +112,20 @@ class Player:
             if len(self._coming) < 4 + length:
                 return
             name = bytes(self._coming[11:24]).partition(b'"')[0].decode()  # behind the length and {"op":"
-            body = bytes(self._coming[4 : 4 + length]) if name == "Inspect" else b""
+            body = bytes(self._coming[4 : 4 + length]) if name == "InspectRequest" else b""
             del self._coming[: 4 + length]
             self._heard[name] += 1
             match name:
                 case "Welcome":
                     self.say(self._hello)
-                case "Joined":
+                case "JoinAccepted":
                     self.joined = True
-                case "Inspect":
+                case "InspectRequest":
                     self.say(self._found(json.loads(body)["body"]["serial"]))
-                case "Stop" if not self._drained:
+                case "StopAttempt" if not self._drained:
                     self._drained = True
-                    self.say(Drained(0, self._failures, self._stopped, time.time()))
-                case "End" | "Refused":
+                    self.say(AttemptReport(0, self._failures, self._stopped, time.time()))
+                case "EndJob" | "JoinRefused":
                     self.over = True
 
 
@@ -126,15 +135,17 @@ class Players:
     def __init__(self, nodes: int, heartbeat_timeout: float = 15.0) -> None:
         """``heartbeat_timeout`` is node 0's."""
         self.heard: Counter[str] = Counter()
-        self._loop = Loop()
+        self._loop = EventLoop()
         self._beat_every = heartbeat_timeout / 4
         python = Versions(f"{sys.version_info.major}.{sys.version_info.minor}")
         hellos = [
-            Hello(Share(rank, f"host-{rank:05}", DEVICES), str(nodes), None, "/bin/sh", None, 0, python, (), "0" * 32)
+            NodeHello(
+                NodeSpec(rank, f"host-{rank:05}", DEVICES), str(nodes), None, "/bin/sh", None, 0, python, (), "0" * 32
+            )
             for rank in range(1, nodes)
         ]
         self.all = [Player(self._loop, hello, self.heard) for hello in hellos]
-        self._loop.after(self._beat_every, self._beat)
+        self._loop.call_later(self._beat_every, self._beat)
         self._tick()
 
     def call(self, port: int) -> None:
@@ -150,16 +161,16 @@ class Players:
         """Play until ``done``, at most ``seconds``; return whether it was."""
         over = time.monotonic() + seconds
         while not (there := done()) and time.monotonic() < over:
-            self._loop.step()
+            self._loop.run_once()
         return there
 
     def _tick(self) -> None:
         """Let ``until`` look at the clock."""
-        self._loop.after(0.02, self._tick)
+        self._loop.call_later(0.02, self._tick)
 
     def _beat(self) -> None:
-        self._loop.after(self._beat_every, self._beat)
-        frame = encode(Beat(time.time()))
+        self._loop.call_later(self._beat_every, self._beat)
+        frame = encode(HeartbeatMessage(time.time()))
         for player in self.all:
             if player.joined:  # node 0 drops who speaks before
                 player.say_frame(frame)

@@ -5,8 +5,8 @@ import time
 from itertools import pairwise
 
 from ddplaunch.job import client
-from ddplaunch.job.folder import doors
-from ddplaunch.job.requests.profile import ProfileJob
+from ddplaunch.job.folder import list_sockets
+from ddplaunch.job.requests.profile import ProfileJobRequest
 from tests.benchmarks import contenders
 from tests.benchmarks.contenders import OURS
 from tests.benchmarks.experiments import Experiment, Row, Size, Values
@@ -25,7 +25,7 @@ def _steps(seconds: float) -> Values:
     """The time of a step with a profile, from its begin until all ranks have told, over that without."""
     with Job(contenders.ddplaunch()(RANKS, "steps.py")) as job:
         job.until("block", 2)
-        (door,) = [path for path in doors() if path.endswith(f".{job.pid}")]
+        (door,) = [path for path in list_sockets() if path.endswith(f".{job.pid}")]
         times: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
         for profiled in (False, True, False, True, False):
             began = time.monotonic()
@@ -50,5 +50,5 @@ def _steps(seconds: float) -> Values:
 
 
 def _ask(door: str, seconds: float) -> None:
-    for _ in client.stream(door, ProfileJob(seconds), seconds + 20):
+    for _ in client.stream_replies(door, ProfileJobRequest(seconds), seconds + 20):
         pass

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.conftest import clean_environment, command
+from tests.conftest import clean_environment, ddplaunch_command
 from tests.hosts.network import Network
 
 SILENCE = 15.0  # seconds after which a node is lost, for both
@@ -88,7 +88,7 @@ def replaced_after(launcher: str) -> float | None:
 def _words(launcher: str, node: int, address: str) -> list[str]:
     if launcher == "ddplaunch":
         words = ("--nnodes", "2", "--spares", "1", "--join-window", "0.5", "--max-restarts", "3", "--nproc", "1")
-        return command("run", *words, "--node-rank", str(node), "--master-addr", address)
+        return ddplaunch_command("run", *words, "--node-rank", str(node), "--master-addr", address)
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=3"),
         *(

@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from tests.conftest import clean_environment, command, free_port, write
-from tests.patience import patience
+from tests.conftest import clean_environment, ddplaunch_command, free_port, write_program
+from tests.patience import scaled_timeout
 from tests.starts import EXEC
 
 NODE = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "29500"}
@@ -30,9 +30,9 @@ if __name__ == "__main__":
 """
 
 
-def test_it_is_refused_before_anything_starts(answer, tmp_path):
-    write(tmp_path, "train.py", "open('started', 'w')\n")
-    done = answer("run", "train.py", env=NODE)
+def test_it_is_refused_before_anything_starts(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "open('started', 'w')\n")
+    done = run_in_fork("run", "train.py", env=NODE)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines() == [
         "Error: NODE_RANK=1, MASTER_ADDR=10.0.0.4: this may be one node of several, "
@@ -52,28 +52,28 @@ def test_it_is_refused_before_anything_starts(answer, tmp_path):
         ("--cluster none", 1, 0),
     ],
 )
-def test_what_it_says_to_type_is_understood(answer, tmp_path, options, nnodes, node_rank):
-    write(tmp_path, "train.py", "")
-    done = answer("run", "--dry-run", "--json", *options.split(), "train.py", env=NODE)
+def test_what_it_says_to_type_is_understood(run_in_fork, tmp_path, options, nnodes, node_rank):
+    write_program(tmp_path, "train.py", "")
+    done = run_in_fork("run", "--dry-run", "--json", *options.split(), "train.py", env=NODE)
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert (plan["nnodes"], plan["node_rank"]) == (nnodes, node_rank)
 
 
-def test_the_ranks_that_start_here_count(answer, tmp_path):
-    write(tmp_path, "train.py", "")
+def test_the_ranks_that_start_here_count(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
     for nproc, code in (("2", 2), ("4", 0), ("8", 0)):
-        done = answer("run", "--dry-run", "--nproc", nproc, "train.py", env={"WORLD_SIZE": "4"})
+        done = run_in_fork("run", "--dry-run", "--nproc", nproc, "train.py", env={"WORLD_SIZE": "4"})
         assert done.returncode == code, done.stderr
 
 
-def test_a_line_of_a_shells_profile_is_a_note_at_most(launch, answer, tmp_path):
-    write(tmp_path, "train.py", "import os; print(os.environ['MASTER_ADDR'])\n")
-    done = launch("run", *EXEC, "train.py", env={"MASTER_ADDR": "gone.invalid", "MASTER_PORT": "29500"})
+def test_a_line_of_a_shells_profile_is_a_note_at_most(run_ddplaunch, run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "import os; print(os.environ['MASTER_ADDR'])\n")
+    done = run_ddplaunch("run", *EXEC, "train.py", env={"MASTER_ADDR": "gone.invalid", "MASTER_PORT": "29500"})
     assert (done.returncode, done.stdout) == (0, "127.0.0.1\n"), done.stderr
     said = "ddplaunch: MASTER_ADDR=gone.invalid cannot be resolved and is not used: this job has one node\n"
     assert done.stderr.count(said) == 1
-    own = answer("run", "--dry-run", "--json", "train.py", env={"MASTER_ADDR": "localhost"})
+    own = run_in_fork("run", "--dry-run", "--json", "train.py", env={"MASTER_ADDR": "localhost"})
     assert json.loads(own.stdout)["notes"] == []
 
 
@@ -82,14 +82,14 @@ def test_a_line_of_a_shells_profile_is_a_note_at_most(launch, answer, tmp_path):
 def test_an_address_is_looked_up(network, tmp_path):
     """On a host whose name server does not answer: names of /etc/hosts are known all the same."""
     host = network(2, dns="dead").hosts[0]
-    write(tmp_path, "train.py", "print('trains')\n")
+    write_program(tmp_path, "train.py", "print('trains')\n")
 
     def run(address: str) -> tuple[int, str]:
         done = host.start(
-            command("run", *EXEC, "train.py"), cwd=tmp_path, env=clean_environment({"MASTER_ADDR": address}),
+            ddplaunch_command("run", *EXEC, "train.py"), cwd=tmp_path, env=clean_environment({"MASTER_ADDR": address}),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
-        out, _ = done.communicate(timeout=patience(60))
+        out, _ = done.communicate(timeout=scaled_timeout(60))
         return done.returncode, out
 
     for other in ("n1", "10.77.0.11", "fd77::11"):
@@ -105,10 +105,10 @@ def test_an_address_is_looked_up(network, tmp_path):
 
 @pytest.mark.ci
 @pytest.mark.slow
-def test_a_program_that_spawns_its_own_ranks_is_left_alone(launch, tmp_path):
-    write(tmp_path, "train.py", SPAWNS)
+def test_a_program_that_spawns_its_own_ranks_is_left_alone(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "train.py", SPAWNS)
     exported = {"MASTER_ADDR": "localhost", "MASTER_PORT": "12355", "WORLD_SIZE": "2", "SPAWN_PORT": str(free_port())}
-    done = launch("run", *EXEC, "train.py", env=exported)
+    done = run_ddplaunch("run", *EXEC, "train.py", env=exported)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n")[:2]) == ["spawned 0 of 2", "spawned 1 of 2"]
     assert "may be one node" not in done.stderr

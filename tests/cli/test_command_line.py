@@ -7,7 +7,13 @@ import shlex
 import pytest
 
 from ddplaunch.cli import command_line
-from ddplaunch.cli.command_line import FEW, CommandLine, Grammar, Translation, passed_on
+from ddplaunch.cli.command_line import (
+    TRAILING_OPTIONS,
+    ArgvGrammar,
+    SplitArgv,
+    TranslatedArgv,
+    command_with_dry_run_for_program,
+)
 from ddplaunch.errors import UsageError
 
 OPTIONS = {
@@ -27,16 +33,16 @@ OPTIONS = {
 }
 
 
-def split(line: str, named: frozenset[str] = frozenset(), *, ends_at_target: bool = False, **how) -> CommandLine:
-    typed = Translation(shlex.split(line), of_torchrun=ends_at_target)
-    return command_line.split(typed, Grammar(OPTIONS, **how), lambda line, option: option in named)
+def split(line: str, named: frozenset[str] = frozenset(), *, ends_at_target: bool = False, **how) -> SplitArgv:
+    typed = TranslatedArgv(shlex.split(line), is_torchrun=ends_at_target)
+    return command_line.split_argv(typed, ArgvGrammar(OPTIONS, **how), lambda line, option: option in named)
 
 
-def parts(line: CommandLine) -> tuple[tuple[str, ...], str | None, tuple[str, ...]]:
-    return line.ours, line.target, line.program
+def parts(line: SplitArgv) -> tuple[tuple[str, ...], str | None, tuple[str, ...]]:
+    return line.options, line.target, line.program_args
 
 
-def spellings(line: str, named: frozenset[str] = frozenset()) -> tuple[str, list[CommandLine]]:
+def spellings(line: str, named: frozenset[str] = frozenset()) -> tuple[str, list[SplitArgv]]:
     """Return the message of a refusal, and how its suggestions are read: as ours, then as the program's."""
     with pytest.raises(UsageError) as refusal:
         split(line, named)
@@ -111,7 +117,7 @@ def test_one_reading(line, ours, target, program):
 )
 def test_behind_a_torchrun_line_all_is_the_programs(line, program):
     """What torchrun itself makes of them: tests/cli/test_torchrun.py asks it."""
-    assert split(line, ends_at_target=True).program == tuple(shlex.split(program))
+    assert split(line, ends_at_target=True).program_args == tuple(shlex.split(program))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +166,7 @@ def test_one_that_the_program_names_itself_is_never_swallowed(line, named):
 def test_further_on_it_is_the_programs_if_that_names_it():
     found = split("train.py --lr 1 --dry-run --log-dir x", frozenset({"--dry-run", "--log-dir"}))
     assert parts(found) == ((), "train.py", ("--lr", "1", "--dry-run", "--log-dir", "x"))
-    assert found.alike == ()
+    assert found.lookalikes == ()
 
 
 @pytest.mark.parametrize(
@@ -176,7 +182,7 @@ def test_further_on_it_is_the_programs_if_that_names_it():
     ],
 )
 def test_what_is_spelled_like_ours_is_noted(line, alike):
-    assert split(line).alike == alike
+    assert split(line).lookalikes == alike
 
 
 @pytest.mark.parametrize(
@@ -219,7 +225,7 @@ def test_a_misspelt_option_without_its_value_can_only_be_the_programs():
 
 
 def test_a_value_is_no_option_that_a_program_could_know():
-    assert split("train.py --nproc 4", frozenset({"4"})).ours == ("--nproc", "4")
+    assert split("train.py --nproc 4", frozenset({"4"})).options == ("--nproc", "4")
 
 
 @pytest.mark.parametrize(
@@ -300,16 +306,16 @@ def test_no_target(line):
         ("--dry-run train.py", None),
     ],
 )
-def test_how_a_dry_run_is_passed_on(line, command):
-    assert passed_on(split(line)) == (command and f"ddplaunch run {command}")
+def test_how_a_dry_run_is_passed_on(line, ddplaunch_command):
+    assert command_with_dry_run_for_program(split(line)) == (ddplaunch_command and f"ddplaunch run {ddplaunch_command}")
 
 
 def test_what_a_refusal_suggests_makes_sense():
     """A flag takes no value; an option that has no place in a command is not suggested."""
     _, read = spellings("train.py x --dry-run=1")
-    assert [each.ours for each in read] == [("--dry-run",), ()]
+    assert [each.options for each in read] == [("--dry-run",), ()]
     with pytest.raises(UsageError) as refusal:
-        split("train.py x --show 0", guarded={"--show"}, instead={"--show": "leave it out"})
+        split("train.py x --show 0", ambiguous_options={"--show"}, replacements={"--show": "leave it out"})
     assert refusal.value.hint == "ddplaunch's:   leave it out\nthe program's: ddplaunch run train.py -- x --show 0"
 
 
@@ -317,11 +323,11 @@ SUBMIT = {**OPTIONS, "--nodes": True, "--time": True}
 """More options, as ``submit`` has them: two few that may stand behind, the others guarded."""
 
 
-def split_submit(line: str, named: frozenset[str] = frozenset()) -> CommandLine:
-    few = FEW - {"--dry-run", "--json"} | {"--nodes"}
+def split_submit(line: str, named: frozenset[str] = frozenset()) -> SplitArgv:
+    few = TRAILING_OPTIONS - {"--dry-run", "--json"} | {"--nodes"}
     guarded = SUBMIT.keys() - {"--help", "-h"}
-    grammar = Grammar(SUBMIT, few, guarded)
-    return command_line.split(Translation(shlex.split(line)), grammar, lambda line, option: option in named)
+    grammar = ArgvGrammar(SUBMIT, few, guarded)
+    return command_line.split_argv(TranslatedArgv(shlex.split(line)), grammar, lambda line, option: option in named)
 
 
 @pytest.mark.parametrize(
@@ -353,7 +359,7 @@ def test_what_is_guarded_may_not_unless_the_program_names_it(line, option):
         split_submit(line)
     for suggestion in (refusal.value.hint or "").splitlines():
         split_submit(suggestion.partition(":")[2].split(None, 2)[2])
-    assert split_submit(line, frozenset({option})).alike == ()
+    assert split_submit(line, frozenset({option})).lookalikes == ()
 
 
 def test_no_words_are_lost_or_invented():
@@ -364,13 +370,13 @@ def test_no_words_are_lost_or_invented():
         lines = [(*line, word) for line in lines for word in words]
         for line in lines:
             try:
-                found = command_line.split(Translation(line), Grammar(OPTIONS))
+                found = command_line.split_argv(TranslatedArgv(line), ArgvGrammar(OPTIONS))
             except UsageError as error:
                 for suggestion in (error.hint or "").splitlines():
                     if suggestion.startswith(("ddplaunch's:", "the program's:")):
                         split(suggestion.partition(":")[2].split(None, 2)[2])
             else:
-                kept = [*found.ours, *([found.target] if found.target is not None else []), *found.program]
+                kept = [*found.options, *([found.target] if found.target is not None else []), *found.program_args]
                 dashes = [*line]
                 for word in kept:
                     dashes.remove(word)

@@ -10,17 +10,17 @@ import subprocess
 
 import pytest
 
-from tests.conftest import clean_environment, command, in_terminal, write
+from tests.conftest import clean_environment, ddplaunch_command, run_in_terminal, write_program
 from tests.fake_nvml import fake_nvml as fake_nvml
 
 
 @pytest.fixture
-def plan(answer, tmp_path):
+def plan(run_in_fork, tmp_path):
     """Run a dry run with ``--json`` and return its object."""
-    write(tmp_path, "train.py", "open('ran', 'w').close()\n")
+    write_program(tmp_path, "train.py", "open('ran', 'w').close()\n")
 
     def run(line: str, **options: object):
-        done = answer("run", "--dry-run", "--json", *shlex.split(line), **options)
+        done = run_in_fork("run", "--dry-run", "--json", *shlex.split(line), **options)
         assert done.returncode == 0, done.stderr
         assert not (tmp_path / "ran").exists()
         return json.loads(done.stdout)
@@ -64,9 +64,9 @@ PLAIN = re.compile(r"rank (\d+) +node (\d+) +host (\S+) +local rank (\d+) +devic
 
 
 @pytest.mark.parametrize("line", ["--nproc 3 train.py", "--nnodes 2 --nproc 2,1 --bind numa train.py --lr 1 'a b'"])
-def test_plain_text_says_the_same(plan, answer, line):
+def test_plain_text_says_the_same(plan, run_in_fork, line):
     made = plan(line)
-    done = answer("run", "--dry-run", *shlex.split(line))
+    done = run_in_fork("run", "--dry-run", *shlex.split(line))
     assert done.returncode == 0
     assert "\x1b" not in done.stdout
     found = PLAIN.findall(done.stdout)
@@ -98,13 +98,13 @@ def test_plain_text_says_the_same(plan, answer, line):
         "--nnodes 2 --nproc 1 -- -odd.py --nproc 3",
     ],
 )
-def test_the_commands_for_other_nodes_plan_the_same_job(plan, answer, tmp_path, line):
-    write(tmp_path, "pkg/mod.py", "")
-    write(tmp_path, "fn.py", "def main(steps: int): pass\n")
-    write(tmp_path, "prog", "#!/bin/sh\n").chmod(0o755)
-    write(tmp_path, "-odd.py", "")
+def test_the_commands_for_other_nodes_plan_the_same_job(plan, run_in_fork, tmp_path, line):
+    write_program(tmp_path, "pkg/mod.py", "")
+    write_program(tmp_path, "fn.py", "def main(steps: int): pass\n")
+    write_program(tmp_path, "prog", "#!/bin/sh\n").chmod(0o755)
+    write_program(tmp_path, "-odd.py", "")
     made = plan(line)
-    text = answer("run", "--dry-run", *shlex.split(line)).stdout
+    text = run_in_fork("run", "--dry-run", *shlex.split(line)).stdout
     commands = dict(re.findall(r"^node (\d+): ddplaunch run (.*)$", text, re.MULTILINE))
     here = made["node_rank"]
     assert sorted(map(int, commands)) == [node for node in range(made["nnodes"]) if node != here]
@@ -122,9 +122,9 @@ def test_the_commands_for_other_nodes_plan_the_same_job(plan, answer, tmp_path, 
 
 @pytest.mark.parametrize("columns", [80, 160])
 def test_a_terminal_gets_a_table(tmp_path, columns):
-    write(tmp_path, "train.py", "")
-    words = command("run", "--dry-run", "--nnodes", "2", "--nproc", "2,1", "train.py", "--lr", "1")
-    text = in_terminal(words, tmp_path, columns=columns)
+    write_program(tmp_path, "train.py", "")
+    words = ddplaunch_command("run", "--dry-run", "--nnodes", "2", "--nproc", "2,1", "train.py", "--lr", "1")
+    text = run_in_terminal(words, tmp_path, columns=columns)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
     assert text != plain, "there is colour"
     assert plain.startswith("3 ranks on 2 nodes: python train.py --lr 1\n")
@@ -138,24 +138,26 @@ def test_a_terminal_gets_a_table(tmp_path, columns):
 
 
 def test_no_color(tmp_path):
-    write(tmp_path, "train.py", "")
-    assert "\x1b[3" not in in_terminal(command("run", "--dry-run", "train.py"), tmp_path, {"NO_COLOR": "1"})
-    assert "\x1b[3" in in_terminal(command("run", "no.py"), tmp_path)
-    assert "\x1b" not in in_terminal(command("run", "no.py"), tmp_path, {"TERM": "dumb"})
+    write_program(tmp_path, "train.py", "")
+    assert "\x1b[3" not in run_in_terminal(
+        ddplaunch_command("run", "--dry-run", "train.py"), tmp_path, {"NO_COLOR": "1"}
+    )
+    assert "\x1b[3" in run_in_terminal(ddplaunch_command("run", "no.py"), tmp_path)
+    assert "\x1b" not in run_in_terminal(ddplaunch_command("run", "no.py"), tmp_path, {"TERM": "dumb"})
 
 
 def test_a_table_of_a_thousand_nodes_leaves_out_most(tmp_path):
-    write(tmp_path, "train.py", "")
-    words = command("run", "--dry-run", "--nnodes", "1000", "--nproc", "8", "train.py")
-    text = in_terminal(words, tmp_path, columns=100)
+    write_program(tmp_path, "train.py", "")
+    words = ddplaunch_command("run", "--dry-run", "--nnodes", "1000", "--nproc", "8", "train.py")
+    text = run_in_terminal(words, tmp_path, columns=100)
     assert "and 7936 more" in text
     assert len(text.splitlines()) < 150
 
 
 def test_a_reader_that_leaves_early(tmp_path):
-    write(tmp_path, "train.py", "")
+    write_program(tmp_path, "train.py", "")
     with subprocess.Popen(
-        command("run", "--dry-run", "--json", "--nnodes", "1000", "--nproc", "8", "train.py"),
+        ddplaunch_command("run", "--dry-run", "--json", "--nnodes", "1000", "--nproc", "8", "train.py"),
         cwd=tmp_path,
         env=clean_environment(),
         stdout=subprocess.PIPE,
@@ -167,18 +169,18 @@ def test_a_reader_that_leaves_early(tmp_path):
         assert process.wait(60) == 1
 
 
-def test_the_other_nodes_get_the_words_that_were_typed(answer, tmp_path):
+def test_the_other_nodes_get_the_words_that_were_typed(run_in_fork, tmp_path):
     """As they can be typed: a signal by its name."""
-    write(tmp_path, "train.py", "")
+    write_program(tmp_path, "train.py", "")
     typed = "--role trainer --grace 20 --preempt-signal USR1 --preempt-forward XCPU --show all,local:1/none"
     place = "--nnodes 2 --master-addr n0 --master-port 4000 --nproc 2"
-    done = answer("run", "--dry-run", *place.split(), "--node-rank", "0", *typed.split(), "train.py")
+    done = run_in_fork("run", "--dry-run", *place.split(), "--node-rank", "0", *typed.split(), "train.py")
     other = done.stdout.splitlines()[-1].partition("ddplaunch run ")[2]
     assert sorted(other.split()) == sorted(f"{place} --node-rank 1 {typed} train.py".split())
-    assert answer("run", "--dry-run", *other.split()).returncode == 0
+    assert run_in_fork("run", "--dry-run", *other.split()).returncode == 0
 
 
-def test_what_runs_beside_rank_0(plan, answer):
+def test_what_runs_beside_rank_0(plan, run_in_fork):
     """It is a note on node 0, and part of every node's command: whoever is not node 0 does without."""
     line = ("--nnodes", "2", "--nproc", "1", "--master-addr", "127.0.0.1", "--sidecar", "sh -c 'a b; c'")
     twice = (*line, "--sidecar", "sleep 9", "train.py")
@@ -186,7 +188,7 @@ def test_what_runs_beside_rank_0(plan, answer):
     notes = plan(shlex.join(["--node-rank", "0", *twice]))["notes"]
     assert [note for note in notes if "beside" in note] == beside
     assert not any("beside" in note for note in plan(shlex.join(["--node-rank", "1", *twice]))["notes"])
-    done = answer("run", "--dry-run", "--node-rank", "1", *twice)
+    done = run_in_fork("run", "--dry-run", "--node-rank", "1", *twice)
     (other,) = (line.partition(": ")[2] for line in done.stdout.splitlines() if line.startswith("node 0: "))
     again = plan(shlex.join(shlex.split(other)[2:]))["notes"]
     assert [note for note in again if "beside" in note] == beside

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from tests.conftest import write
+from tests.conftest import write_program
 from tests.fake_nvml import fake_nvml as fake_nvml
 
 LINES = [
@@ -35,13 +35,13 @@ def comparable(text: str) -> str:
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_a_fork_answers_as_the_command(line, launch, answer, fake_nvml, tmp_path):
-    write(tmp_path, "train.py", "")
-    write(tmp_path, "broken.py", "x = (\n")
-    write(tmp_path, "pkg/mod.py", "")
-    write(tmp_path, "fn.py", "def main(steps: int): pass\n")
+def test_a_fork_answers_as_the_command(line, run_ddplaunch, run_in_fork, fake_nvml, tmp_path):
+    write_program(tmp_path, "train.py", "")
+    write_program(tmp_path, "broken.py", "x = (\n")
+    write_program(tmp_path, "pkg/mod.py", "")
+    write_program(tmp_path, "fn.py", "def main(steps: int): pass\n")
     env = fake_nvml.environ(2) if "gpu" in line else None
-    real, forked = launch(*shlex.split(line), env=env), answer(*shlex.split(line), env=env)
+    real, forked = run_ddplaunch(*shlex.split(line), env=env), run_in_fork(*shlex.split(line), env=env)
     assert comparable(forked.stdout) == comparable(real.stdout)
     assert comparable(forked.stderr) == comparable(real.stderr)
     assert forked.returncode == real.returncode

@@ -16,13 +16,13 @@ from ddplaunch.cli.commands import COMMANDS
 from ddplaunch.cli.run_command import run
 from ddplaunch.commands.manifest.command import manifest
 from ddplaunch.commands.submit.command import submit
-from tests.conftest import clean_environment, command, ran, write
+from tests.conftest import clean_environment, ddplaunch_command, run_command, write_program
 from tests.job.test_history import keep
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
-def test_bare_is_help(answer, words):
-    done = answer(*words)
+def test_bare_is_help(run_in_fork, words):
+    done = run_in_fork(*words)
     assert done.returncode == 0
     assert done.stdout.startswith("Usage: ddplaunch [OPTIONS] ")
     assert re.search(r"^  run +Start a training job", done.stdout, re.MULTILINE)
@@ -33,21 +33,21 @@ def test_bare_is_help(answer, words):
     ]
 
 
-def test_version(answer):
+def test_version(run_in_fork):
     for option in ("--version", "-V"):
-        assert answer(option).stdout == f"ddplaunch {__version__}\n"
+        assert run_in_fork(option).stdout == f"ddplaunch {__version__}\n"
 
 
-def test_help_of_a_command_and_pages(answer):
-    assert answer("help", "logs").stdout == answer("logs", "--help").stdout
-    assert answer("help", "run").stdout == answer("run", "--help").stdout
-    assert answer("help", "torchrun").stdout.startswith("# ")
-    listed = answer("help").stdout
+def test_help_of_a_command_and_pages(run_in_fork):
+    assert run_in_fork("help", "logs").stdout == run_in_fork("logs", "--help").stdout
+    assert run_in_fork("help", "run").stdout == run_in_fork("run", "--help").stdout
+    assert run_in_fork("help", "torchrun").stdout.startswith("# ")
+    listed = run_in_fork("help").stdout
     assert "\nHousekeeping:\n" in listed
     assert "hangs" in listed.partition("\nPages:\n")[2].split()
-    for page in re.findall(r"help ([a-z]+)`", answer("--help").stdout + answer("run", "--help").stdout):
-        assert answer("help", page).returncode == 0
-    done = answer("help", "tochrun")
+    for page in re.findall(r"help ([a-z]+)`", run_in_fork("--help").stdout + run_in_fork("run", "--help").stdout):
+        assert run_in_fork("help", page).returncode == 0
+    done = run_in_fork("help", "tochrun")
     assert (done.returncode, done.stderr.splitlines()[1:]) == (2, ["  did you mean ddplaunch help torchrun?"])
 
 
@@ -70,8 +70,8 @@ def test_help_of_a_command_and_pages(answer):
         (("logs", "--quiet"), "ddplaunch logs --help shows more"),
     ],
 )
-def test_a_suggestion_makes_sense_or_is_left_out(answer, words, hint):
-    done = answer(*words)
+def test_a_suggestion_makes_sense_or_is_left_out(run_in_fork, words, hint):
+    done = run_in_fork(*words)
     assert done.returncode == 2
     assert done.stderr.splitlines()[1].strip().startswith(hint)
 
@@ -83,7 +83,7 @@ def test_installed_command_is_the_module():
     for words in (["--version"], ["run", "no.py"]):
         runs = [
             subprocess.run([*how, *words], capture_output=True, text=True, env=clean_environment(), check=False)
-            for how in ([script], command())
+            for how in ([script], ddplaunch_command())
         ]
         assert runs[0].stdout == runs[1].stdout
         assert runs[0].stderr == runs[1].stderr
@@ -92,13 +92,13 @@ def test_installed_command_is_the_module():
 
 @pytest.mark.parametrize("columns", ["60", "80", "200"])
 @pytest.mark.parametrize("command", [run, submit, manifest])
-def test_every_option_stands_under_a_heading(answer, command, columns):
-    done = answer(command.name, "--help-all", env={"COLUMNS": columns})
+def test_every_option_stands_under_a_heading(run_in_fork, ddplaunch_command, columns):
+    done = run_in_fork(ddplaunch_command.name, "--help-all", env={"COLUMNS": columns})
     assert done.returncode == 0
     headings = re.findall(r"^(\w.*):$", done.stdout, re.MULTILINE)
     options = done.stdout.partition(f"\n{headings[0]}:\n")[2]
-    assert headings == [heading for heading, names in command.sections.items() if names]
-    for param in command.params:
+    assert headings == [heading for heading, names in ddplaunch_command.sections.items() if names]
+    for param in ddplaunch_command.params:
         if param.name not in ("target", "args") and not getattr(param, "hidden", False):
             assert len(re.findall(rf"^  (?:-\w, )?{param.opts[-1]}(?![\w-])", options, re.MULTILINE)) == 1, param.name
     assert max(map(len, done.stdout.splitlines())) <= 110
@@ -106,41 +106,41 @@ def test_every_option_stands_under_a_heading(answer, command, columns):
 
 @pytest.mark.parametrize("columns", ["60", "80", "200"])
 @pytest.mark.parametrize("command", [run, submit, manifest])
-def test_help_shows_what_most_people_need(answer, command, columns):
-    lines = answer(command.name, "--help", env={"COLUMNS": columns}).stdout.splitlines()
+def test_help_shows_what_most_people_need(run_in_fork, ddplaunch_command, columns):
+    lines = run_in_fork(ddplaunch_command.name, "--help", env={"COLUMNS": columns}).stdout.splitlines()
     options = lines[lines.index("Options:") :]
     shown = [match[1] for line in options if (match := re.match(r"  (?:-\w, )?(--[\w-]+)", line))]
-    assert shown == [*command.common]
+    assert shown == [*ddplaunch_command.common]
     assert len(lines) <= (70 if columns == "60" else 60)
     assert max(map(len, lines)) <= max(min(int(columns), 110), 105)
 
 
 @pytest.mark.parametrize("command", [run, submit, manifest])
-def test_examples_of_the_help_are_right(answer, command, tmp_path):
-    write(tmp_path, "train.py", "def main(lr: float): print('--lr')\n")
-    text = answer(command.name, "--help").stdout
-    for what, line in command.examples:
+def test_examples_of_the_help_are_right(run_in_fork, ddplaunch_command, tmp_path):
+    write_program(tmp_path, "train.py", "def main(lr: float): print('--lr')\n")
+    text = run_in_fork(ddplaunch_command.name, "--help").stdout
+    for what, line in ddplaunch_command.examples:
         assert f"  # {what}\n  {line}\n" in text
         words = [word for word in shlex.split(line.partition(" | ")[0])[1:] if word not in ("--dry-run", "--follow")]
-        done = answer(words[0], "--dry-run", *words[1:])
+        done = run_in_fork(words[0], "--dry-run", *words[1:])
         assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", ["--help", "--help-all"])
-def test_help_behind_a_target_is_the_targets(answer, tmp_path, name):
-    write(tmp_path, "train.py", "")
-    done = answer("run", "--dry-run", "--json", "train.py", name)
+def test_help_behind_a_target_is_the_targets(run_in_fork, tmp_path, name):
+    write_program(tmp_path, "train.py", "")
+    done = run_in_fork("run", "--dry-run", "--json", "train.py", name)
     assert json.loads(done.stdout)["ranks"][0]["argv"][-1] == name
-    before = answer("run", "--nproc", "2", name, "train.py")
+    before = run_in_fork("run", "--nproc", "2", name, "train.py")
     assert before.stdout.startswith("Usage: ddplaunch run ")
 
 
 @pytest.mark.parametrize("command", [submit, manifest])
-def test_the_options_of_run_travel_or_are_refused(command):
+def test_the_options_of_run_travel_or_are_refused(ddplaunch_command):
     of_run = {param.opts[-1] for param in run.params}
-    own = {param.opts[-1] for param in command.params}
-    assert of_run <= own | set(command.refused)
-    assert not set(command.refused) & own
+    own = {param.opts[-1] for param in ddplaunch_command.params}
+    assert of_run <= own | set(ddplaunch_command.refused)
+    assert not set(ddplaunch_command.refused) & own
 
 
 def complete(words: str, folder, shell: str = "bash") -> list[str]:
@@ -150,7 +150,7 @@ def complete(words: str, folder, shell: str = "bash") -> list[str]:
     if shell == "fish":
         environment["COMP_CWORD"] = words.split(" ")[-1]
     done = subprocess.run(
-        command(), cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+        ddplaunch_command(), cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0
     assert done.stderr == ""
@@ -158,16 +158,16 @@ def complete(words: str, folder, shell: str = "bash") -> list[str]:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_is_printed(shell, answer):
-    assert "_DDPLAUNCH_COMPLETE" in answer("completion", shell).stdout
-    assert answer("completion", "csh").returncode == 2
+def test_completion_is_printed(shell, run_in_fork):
+    assert "_DDPLAUNCH_COMPLETE" in run_in_fork("completion", shell).stdout
+    assert run_in_fork("completion", "csh").returncode == 2
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_offered(shell, tmp_path):
     environment = clean_environment({"_DDPLAUNCH_COMPLETE": f"{shell}_source"})
     done = subprocess.run(
-        command(), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+        ddplaunch_command(), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0
     assert "_DDPLAUNCH_COMPLETE" in done.stdout
@@ -201,7 +201,7 @@ def test_completion_is_offered(shell, tmp_path):
     ],
 )
 def test_completions(tmp_path, words, completions):
-    write(tmp_path, "train.py", "def main(): pass\ndef _hidden(): pass\ndef measure(): pass\n")
+    write_program(tmp_path, "train.py", "def main(): pass\ndef _hidden(): pass\ndef measure(): pass\n")
     assert complete(words, tmp_path) == completions
 
 
@@ -217,7 +217,7 @@ def test_bash_completes_for_real(tmp_path):
     """The generated function, in a real shell, with the command on its path."""
     if not shutil.which("bash"):
         pytest.skip("no bash")
-    write(tmp_path, "bin/ddplaunch", f'#!/bin/sh\nexec {sys.executable} -m ddplaunch "$@"\n').chmod(0o755)
+    write_program(tmp_path, "bin/ddplaunch", f'#!/bin/sh\nexec {sys.executable} -m ddplaunch "$@"\n').chmod(0o755)
     script = """
     export PATH="$PWD/bin:$PATH"
     eval "$(_DDPLAUNCH_COMPLETE=bash_source ddplaunch)" || exit 1
@@ -228,6 +228,6 @@ def test_bash_completes_for_real(tmp_path):
     _ddplaunch_completion ddplaunch ma :
     echo "${COMPREPLY[@]}"
     """
-    write(tmp_path, "train.py", "def main(): pass")
-    done = ran(["bash", "-c", script], tmp_path)
+    write_program(tmp_path, "train.py", "def main(): pass")
+    done = run_command(["bash", "-c", script], tmp_path)
     assert done.stdout == "--max-restarts\nmain\n", done.stderr

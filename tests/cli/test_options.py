@@ -6,14 +6,14 @@ from typing import get_type_hints
 
 import pytest
 
-from ddplaunch.cli.options import COMMON, SECTIONS, Options, Source
-from ddplaunch.cli.reader import read
+from ddplaunch.cli.options import COMMON_OPTIONS, SECTIONS, OptionSource, RunOptions
+from ddplaunch.cli.reader import read_options
 from ddplaunch.cli.run_command import PARAMS
 from ddplaunch.errors import UsageError
 
 
-def options(*words: str) -> Options:
-    typed = read([*words])
+def options(*words: str) -> RunOptions:
+    typed = read_options([*words])
     assert typed
     return typed[0]
 
@@ -24,10 +24,10 @@ def no_variables(monkeypatch):
 
 
 def test_every_field_is_an_option():
-    assert [param.name for param in PARAMS] == [name for name in Options.__match_args__ if name != "sources"]
+    assert [param.name for param in PARAMS] == [name for name in RunOptions.__match_args__ if name != "sources"]
     named = {name for names in SECTIONS.values() for name in names}
     assert named - {"--help", "--help-all"} == {param.opts[-1] for param in PARAMS} - {"target", "args"}
-    assert set(COMMON) <= named
+    assert set(COMMON_OPTIONS) <= named
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_every_field_is_an_option():
 )
 def test_values_have_the_types_of_their_fields(words):
     values = options(*words, "train.py", "--lr", "1")
-    hints = get_type_hints(Options)
+    hints = get_type_hints(RunOptions)
     for param in PARAMS:
         hint, value = hints[param.name], getattr(values, param.name)
         kinds = tuple(getattr(each, "__origin__", each) for each in getattr(hint, "__args__", None) or (hint,))
@@ -59,11 +59,11 @@ def test_where_values_come_from(monkeypatch):
     assert values.nproc == "4"
     sources = {name: values.sources[name] for name in ("nnodes", "nproc", "token", "max_restarts", "grace")}
     assert sources == {
-        "nnodes": Source.TYPED,
-        "nproc": Source.TYPED,
-        "token": Source.VARIABLE,
-        "max_restarts": Source.VARIABLE,
-        "grace": Source.DEFAULT,
+        "nnodes": OptionSource.TYPED,
+        "nproc": OptionSource.TYPED,
+        "token": OptionSource.VARIABLE,
+        "max_restarts": OptionSource.VARIABLE,
+        "grace": OptionSource.DEFAULT,
     }
     assert [name for name in values.sources if values.is_set(name)] == [
         "nproc",
@@ -72,15 +72,15 @@ def test_where_values_come_from(monkeypatch):
         "max_restarts",
         "target",
     ]
-    assert list(values.words(without={"token"})) == ["--nproc", "4", "--nnodes", "2", "--max-restarts", "3"]
+    assert list(values.to_argv(excluded={"token"})) == ["--nproc", "4", "--nnodes", "2", "--max-restarts", "3"]
 
 
 def test_what_is_inferred_goes_behind_what_is_set():
     typed = options("--nproc", "2", "train.py")
-    filled = typed.filled(Source.SURROUNDINGS, {"nproc": "8", "nnodes": (4, 4), "run_id": None})
+    filled = typed.with_defaults(OptionSource.CLUSTER, {"nproc": "8", "nnodes": (4, 4), "run_id": None})
     assert (filled.nproc, filled.nnodes, filled.run_id) == ("2", (4, 4), None)
-    assert filled.inferred == ("nnodes",)
-    assert (typed.nnodes, typed.inferred) == ((1, 1), ())
+    assert filled.inferred_names == ("nnodes",)
+    assert (typed.nnodes, typed.inferred_names) == ((1, 1), ())
     with pytest.raises(AttributeError):
         filled.nproc = "3"  # type: ignore[misc]
 
@@ -108,7 +108,7 @@ def test_the_last_value_counts_and_each_of_those_that_may_be_repeated():
 
 @pytest.mark.parametrize("asks", [["--help"], ["-h", "train.py"], ["--nproc", "2", "--help-all"]])
 def test_help_is_for_click_to_show(asks):
-    assert read(asks) is None
+    assert read_options(asks) is None
 
 
 @pytest.mark.parametrize(("text", "flag"), [("1", True), ("Yes", True), ("off", False), ("0", False), ("", False)])

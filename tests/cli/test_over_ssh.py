@@ -7,9 +7,9 @@ import shlex
 
 import pytest
 
-from ddplaunch.cli.over_ssh import carried
+from ddplaunch.cli.over_ssh import forwarded_environment
 from ddplaunch.errors import UsageError
-from tests.conftest import refused, write
+from tests.conftest import assert_refused, write_program
 
 WITHOUT = "leave it out"
 
@@ -45,11 +45,11 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("line", "complaint", "hint"), REFUSED)
-def test_what_makes_no_sense(answer, tmp_path, line, complaint, hint):
-    write(tmp_path, "train.py", "open('started', 'w') ; 1\n")
-    write(tmp_path, "wrong", "a:4\nb cpus=4\n")
-    done = answer("run", *shlex.split(line), "train.py")
-    first, *rest = refused(done).splitlines()
+def test_what_makes_no_sense(run_in_fork, tmp_path, line, complaint, hint):
+    write_program(tmp_path, "train.py", "open('started', 'w') ; 1\n")
+    write_program(tmp_path, "wrong", "a:4\nb cpus=4\n")
+    done = run_in_fork("run", *shlex.split(line), "train.py")
+    first, *rest = assert_refused(done).splitlines()
     assert complaint in first
     assert hint in "".join(rest)
     assert not (tmp_path / "started").exists()
@@ -65,34 +65,36 @@ LONG = [
 
 
 @pytest.mark.parametrize(("option", "value"), LONG, ids=range(len(LONG)))
-def test_what_makes_no_sense_is_shown_in_short(answer, tmp_path, option, value):
-    write(tmp_path, "train.py", "")
+def test_what_makes_no_sense_is_shown_in_short(run_in_fork, tmp_path, option, value):
+    write_program(tmp_path, "train.py", "")
     hosts = [] if option == "--hosts" else ["--hosts", "a:4,b:4"]
-    done = answer("run", *hosts, option, value, "train.py", timeout=2)
-    lines = refused(done).splitlines()
+    done = run_in_fork("run", *hosts, option, value, "train.py", timeout=2)
+    lines = assert_refused(done).splitlines()
     assert lines[0].startswith(f"Error: {option} ")
     assert all(len(line) <= 420 and line.isprintable() for line in lines)
     assert "secret" not in done.stderr
 
 
-def test_no_ssh_here(answer, tmp_path):
-    write(tmp_path, "train.py", "")
-    refused(answer("run", "--hosts", "a", "train.py", env={"PATH": str(tmp_path)}), "needs ssh, which is not on PATH")
+def test_no_ssh_here(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
+    assert_refused(
+        run_in_fork("run", "--hosts", "a", "train.py", env={"PATH": str(tmp_path)}), "needs ssh, which is not on PATH"
+    )
 
 
-def test_dry_run(answer, tmp_path):
-    write(tmp_path, "train.py", "")
+def test_dry_run(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
     words = ["--hosts", "n[1-2]:2,n9:1", "--exclude", "n9", "--env", "A=1", "--dry-run"]
-    done = answer("run", *words, "--json", "train.py", env={"SLURM_JOB_ID": "7"})
+    done = run_in_fork("run", *words, "--json", "train.py", env={"SLURM_JOB_ID": "7"})
     plan = json.loads(done.stdout)
     assert (plan["nnodes"], plan["world_size"], plan["master_addr"]) == (2, 4, "n1")
-    shown = answer("run", *words, "train.py").stdout
+    shown = run_in_fork("run", *words, "train.py").stdout
     assert "over SSH: node 0 is n1, node 1 is n2" in shown
 
 
-def test_a_dry_run_shows_the_hosts_and_no_command_for_other_nodes(answer, tmp_path):
-    write(tmp_path, "train.py", "")
-    shown = answer("run", "--hosts", "n1:2,gpu17:1", "--dry-run", "train.py").stdout
+def test_a_dry_run_shows_the_hosts_and_no_command_for_other_nodes(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
+    shown = run_in_fork("run", "--hosts", "n1:2,gpu17:1", "--dry-run", "train.py").stdout
     assert [line for line in shown.splitlines() if line.startswith("rank ")] == [
         "rank 0  node 0  host n1     local rank 0  device cpu  cpus any",
         "rank 1  node 0  host n1     local rank 1  device cpu  cpus any",
@@ -100,17 +102,19 @@ def test_a_dry_run_shows_the_hosts_and_no_command_for_other_nodes(answer, tmp_pa
     ]
     assert "processes per node: 2,1 (--hosts)\ndevices: cpu (assumed)\nmaster address: n1 (the first host)\n" in shown
     assert "ddplaunch run" not in shown, "SSH starts the nodes"
-    unknown = json.loads(answer("run", "--hosts", "n1:2,n2", "--dry-run", "--json", "train.py").stdout)
+    unknown = json.loads(run_in_fork("run", "--hosts", "n1:2,n2", "--dry-run", "--json", "train.py").stdout)
     assert [rank["host"] for rank in unknown["ranks"]] == ["n1", "n1", "n2"]
     assert "n2: one rank for each GPU; how many there are is not known here" in unknown["notes"]
-    spare = json.loads(answer("run", "--hosts", "n[1-3]:2", "--spares", "1", "--dry-run", "--json", "train.py").stdout)
+    spare = json.loads(
+        run_in_fork("run", "--hosts", "n[1-3]:2", "--spares", "1", "--dry-run", "--json", "train.py").stdout
+    )
     assert [rank["host"] for rank in spare["ranks"]] == ["n1", "n1", "n2", "n2"]
 
 
-def test_dry_run_with_a_hostfile(answer, tmp_path):
-    write(tmp_path, "train.py", "")
-    write(tmp_path, "hosts", "# two\nn1.x.org slots=2 max_slots=4\nn2.x.org slots=1 # and one\n")
-    plan = json.loads(answer("run", "--hostfile", "hosts", "--dry-run", "--json", "train.py").stdout)
+def test_dry_run_with_a_hostfile(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
+    write_program(tmp_path, "hosts", "# two\nn1.x.org slots=2 max_slots=4\nn2.x.org slots=1 # and one\n")
+    plan = json.loads(run_in_fork("run", "--hostfile", "hosts", "--dry-run", "--json", "train.py").stdout)
     assert (plan["nnodes"], plan["world_size"], plan["master_addr"]) == (2, 3, "n1.x.org")
 
 
@@ -124,8 +128,8 @@ def test_variables_that_go_along():
         "PYTHONPATH": "/y",
     }
     rest = {"PATH": "/bin", "HOME": "/root", "HF_TOKEN": "s", "MASTER_ADDR": "a", "RANK": "0", "UID": "0"}
-    assert carried((), {**ours, **rest}) == ours
-    assert carried(("HF_TOKEN", "A=b=c", "EMPTY=", "NCCL_DEBUG=WARN"), {**ours, **rest}) == {
+    assert forwarded_environment((), {**ours, **rest}) == ours
+    assert forwarded_environment(("HF_TOKEN", "A=b=c", "EMPTY=", "NCCL_DEBUG=WARN"), {**ours, **rest}) == {
         **ours,
         "HF_TOKEN": "s",
         "A": "b=c",
@@ -133,4 +137,4 @@ def test_variables_that_go_along():
         "NCCL_DEBUG": "WARN",
     }
     with pytest.raises(UsageError):
-        carried(("A B=1",), ours)
+        forwarded_environment(("A B=1",), ours)

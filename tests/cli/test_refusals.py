@@ -15,24 +15,24 @@ from pathlib import Path
 import pytest
 
 import ddplaunch
-from ddplaunch.agent.limits import need_processes
+from ddplaunch.agent.limits import check_proc
 from ddplaunch.errors import LaunchError
-from tests.conftest import clean_environment, command, write
+from tests.conftest import clean_environment, ddplaunch_command, write_program
 from tests.fake_nvml import fake_nvml as fake_nvml
 
 
 @pytest.fixture
-def refused(answer, launch, tmp_path):
+def refused(run_in_fork, run_ddplaunch, tmp_path):
     """Run ``ddplaunch WORDS`` beside a few programs; return what it said after checking how it said it."""
     touch = "open(__file__ + '.started', 'w').close()\n"
-    write(tmp_path, "train.py", touch)
+    write_program(tmp_path, "train.py", touch)
     main = "def main(rank: int, world_size: int, save_every: int, total_epochs: int, batch_size: int): pass\n"
-    write(tmp_path, "fn.py", touch + main)
+    write_program(tmp_path, "fn.py", touch + main)
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "fifo")
 
     def run(line: str, *, real: bool = False, **options: object) -> str:
-        done = (launch if real else answer)(*shlex.split(line), **options)
+        done = (run_ddplaunch if real else run_in_fork)(*shlex.split(line), **options)
         assert done.returncode == 2, done
         assert done.stdout == ""
         assert len(done.stderr.splitlines()) <= 3
@@ -250,7 +250,7 @@ NO_NUMBERS = ("1_0", "٣", "+1", " 1", "1.5", "0x1", MANY)
     ids=lambda value: value[:60],
 )  # fmt: skip
 def test_values_that_nobody_means(refused, tmp_path, line, said):
-    write(tmp_path, "two.py", "def main(layers: tuple[int, int], guess=None): pass\n")
+    write_program(tmp_path, "two.py", "def main(layers: tuple[int, int], guess=None): pass\n")
     error = refused(line)
     assert said in error
     assert len(error) < 1200, "values are cut"
@@ -281,7 +281,7 @@ main()
 
 @pytest.mark.parametrize("folder", ["kept", "none"])
 def test_a_bug_of_ours_says_so_and_where_the_details_are(tmp_path, folder):
-    write(tmp_path, "train.py", "")
+    write_program(tmp_path, "train.py", "")
     (tmp_path / "kept").mkdir()
     environ = {**clean_environment(), "TMPDIR": str(tmp_path / folder), "TEMP": "/proc/nowhere", "TMP": "/proc/nowhere"}
     done = subprocess.run(
@@ -320,7 +320,7 @@ def test_refused_on_a_machine_with_four_gpus(refused, fake_nvml, line, said):
 @pytest.mark.parametrize("line", ["run --tensorboard tensorboard train.py", "submit --tensorboard runs train.py"])
 def test_without_tensorboard(refused, tmp_path, line):
     """A folder of that name is no package."""
-    write(tmp_path, "site/sitecustomize.py", "import sys\nsys.modules['tensorboard'] = None\n")
+    write_program(tmp_path, "site/sitecustomize.py", "import sys\nsys.modules['tensorboard'] = None\n")
     (tmp_path / "tensorboard").mkdir()
     said = refused(line, real=True, env={"PYTHONPATH": str(tmp_path / "site")})
     assert "the package tensorboard is not installed for " in said
@@ -359,7 +359,7 @@ def as_nobody():
     if not shutil.which("setpriv"):
         pytest.skip("this is root, and there is no setpriv")
     words = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
-    probe = subprocess.run([*words, *command("--version")], cwd="/", capture_output=True, check=False)
+    probe = subprocess.run([*words, *ddplaunch_command("--version")], cwd="/", capture_output=True, check=False)
     if probe.returncode:
         pytest.skip("this is root, and the interpreter is out of reach of any other user")
     return words
@@ -368,10 +368,10 @@ def as_nobody():
 @pytest.mark.parametrize("locked", ["secret.py", "."])
 def test_a_script_that_may_not_be_read(as_nobody, locked):
     with tempfile.TemporaryDirectory() as folder:  # tmp_path is below a folder that is closed to others
-        script = write(Path(folder), "secret.py", "")
+        script = write_program(Path(folder), "secret.py", "")
         Path(folder).chmod(0o755)
         (Path(folder) / locked).chmod(0)
-        words = [*as_nobody, *command("run", script)]
+        words = [*as_nobody, *ddplaunch_command("run", script)]
         done = subprocess.run(words, cwd="/", capture_output=True, text=True, env=clean_environment(), check=False)
         Path(folder).chmod(0o755)
     assert done.returncode == 2
@@ -394,26 +394,26 @@ def test_a_directory_that_is_gone(tmp_path):
     assert done.stderr.startswith("Error: the current directory does not exist any more")
 
 
-def test_names_that_are_no_text(launch, tmp_path):
-    done = launch("run", "no\udcff.py")
+def test_names_that_are_no_text(run_ddplaunch, tmp_path):
+    done = run_ddplaunch("run", "no\udcff.py")
     assert done.returncode == 2
     assert done.stderr.startswith("Error: no such script: no")
-    write(tmp_path, "train.py", "")
-    assert "\\udcff" in launch("run", "--dry-run", "train.py", "\udcff").stdout
+    write_program(tmp_path, "train.py", "")
+    assert "\\udcff" in run_ddplaunch("run", "--dry-run", "train.py", "\udcff").stdout
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
-def test_terminals_that_do_not_know_every_letter(launch, tmp_path, encoding):
-    write(tmp_path, "träin.py", "")
-    done = launch("run", "--dry-run", "träin.py", "…", env={"PYTHONIOENCODING": encoding, "PYTHONUTF8": "1"})
+def test_terminals_that_do_not_know_every_letter(run_ddplaunch, tmp_path, encoding):
+    write_program(tmp_path, "träin.py", "")
+    done = run_ddplaunch("run", "--dry-run", "träin.py", "…", env={"PYTHONIOENCODING": encoding, "PYTHONUTF8": "1"})
     assert done.returncode == 0
     assert "1 rank on 1 node" in done.stdout
 
 
 def test_too_little_memory_is_no_bug(tmp_path):
     """Not even the launcher has what it needs."""
-    write(tmp_path, "t.py", "")
-    words = shlex.join(map(str, command("run", "t.py")))
+    write_program(tmp_path, "t.py", "")
+    words = shlex.join(map(str, ddplaunch_command("run", "t.py")))
     done = subprocess.run(
         ["sh", "-c", f"ulimit -v 30000; exec {words}"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
@@ -427,10 +427,10 @@ def test_without_proc(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(os.path, "exists", lambda path: False)
         with pytest.raises(LaunchError, match="/proc is not mounted"):
-            need_processes()
+            check_proc()
     monkeypatch.setattr(os, "readlink", lambda path: "4711")
     with pytest.raises(LaunchError, match=r"/proc is of another PID namespace: this process is \d+, and 4711 there"):
-        need_processes()
+        check_proc()
 
 
 def test_help_takes_no_value(refused):

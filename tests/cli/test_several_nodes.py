@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from tests.conftest import clean_environment, free_port, write
-from tests.patience import patience
+from tests.conftest import clean_environment, free_port, write_program
+from tests.patience import scaled_timeout
 
 SCRIPT = """
 import torch
@@ -25,14 +25,14 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "late"), [("zygote", 0), pytest.param("exec", 1, marks=pytest.mark.ci)])
-def test_two_nodes_of_different_size(start, tmp_path, mode, late):
+def test_two_nodes_of_different_size(start_ddplaunch, tmp_path, mode, late):
     """Started in either order: whoever is early waits in torch's own rendezvous. The late one reads variables."""
-    write(tmp_path, "train.py", SCRIPT)
+    write_program(tmp_path, "train.py", SCRIPT)
     port = str(free_port())
     run = ("run", "--nnodes", "2", "--nproc", "2,1", "--control", "none", "--start", mode)
     typed = ("--node-rank", str(1 - late), "--master-addr", "127.0.0.1", "--master-port", port)
     variables = {"NODE_RANK": str(late), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    jobs = {1 - late: start(*run, *typed, "train.py"), late: start(*run, "train.py", env=variables)}
+    jobs = {1 - late: start_ddplaunch(*run, *typed, "train.py"), late: start_ddplaunch(*run, "train.py", env=variables)}
     codes = [jobs[node_rank].wait() for node_rank in (0, 1)]
     assert codes == [0, 0], jobs[0].stderr() + jobs[1].stderr()
     assert sorted(jobs[0].stdout().splitlines()) == ["[0] rank 0 of 3 sum 6", "[1] rank 1 of 3 sum 6"]
@@ -41,18 +41,18 @@ def test_two_nodes_of_different_size(start, tmp_path, mode, late):
         job.assert_nothing_left()
 
 
-def test_a_node_alone_runs_its_ranks_and_ends(launch, tmp_path):
+def test_a_node_alone_runs_its_ranks_and_ends(run_ddplaunch, tmp_path):
     """Without a control connection, whichever node it is."""
-    write(tmp_path, "hello.py", "import os; print('rank', os.environ['RANK'])")
+    write_program(tmp_path, "hello.py", "import os; print('rank', os.environ['RANK'])")
     where = ("--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
-    job = launch("run", *where, "--control", "none", "--nproc", "1", "--start", "exec", "hello.py")
+    job = run_ddplaunch("run", *where, "--control", "none", "--nproc", "1", "--start", "exec", "hello.py")
     assert (job.returncode, job.stdout) == (0, "[1] rank 1\n"), job.stderr
 
 
-def test_restarts_of_one_node_alone_are_refused(answer, tmp_path):
+def test_restarts_of_one_node_alone_are_refused(run_in_fork, tmp_path):
     """A node that restarted by itself would wait for peers of an attempt that they have not begun."""
-    write(tmp_path, "train.py", "print('started')")
-    done = answer(
+    write_program(tmp_path, "train.py", "print('started')")
+    done = run_in_fork(
         "run", "--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", "29511",
         "--nproc", "1", "--max-restarts", "3", "--control", "none", "train.py",
     )  # fmt: skip
@@ -63,13 +63,13 @@ def test_restarts_of_one_node_alone_are_refused(answer, tmp_path):
 
 @pytest.mark.ci
 @pytest.mark.slow
-def test_a_node_started_by_hand_with_the_printed_variables(start, answer, tmp_path):
+def test_a_node_started_by_hand_with_the_printed_variables(start_ddplaunch, run_in_fork, tmp_path):
     """What ``--dry-run --json`` prints of the other node is all that its ranks need, without ddplaunch there."""
-    write(tmp_path, "train.py", SCRIPT)
+    write_program(tmp_path, "train.py", SCRIPT)
     options = ("--nnodes", "2", "--nproc", "1,2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     node = ("run", *options, "--node-rank", "0", "--control", "none", "train.py")
-    plan = json.loads(answer("run", "--dry-run", "--json", *node[1:]).stdout)
-    job = start(*node)
+    plan = json.loads(run_in_fork("run", "--dry-run", "--json", *node[1:]).stdout)
+    job = start_ddplaunch(*node)
     others = [
         subprocess.Popen(
             [sys.executable, *rank["argv"][1:]],
@@ -81,6 +81,6 @@ def test_a_node_started_by_hand_with_the_printed_variables(start, answer, tmp_pa
         for rank in plan["ranks"]
         if rank["node_rank"] == 1
     ]
-    said = [other.communicate(timeout=patience(90))[0] for other in others]
+    said = [other.communicate(timeout=scaled_timeout(90))[0] for other in others]
     assert job.wait() == 0, job.stderr()
     assert [text.strip() for text in said] == ["rank 1 of 3 sum 6", "rank 2 of 3 sum 6"]

@@ -11,7 +11,7 @@ from statistics import median
 
 import pytest
 
-from tests.conftest import clean_environment, command, write
+from tests.conftest import clean_environment, ddplaunch_command, write_program
 
 MAX_TIMES = 8
 """A dry run of two nodes with eight ranks each, in units of ``python -c pass``; it is about 5."""
@@ -22,7 +22,7 @@ ROUNDS = 9
 @pytest.fixture
 def seconds(tmp_path: Path):
     """Measure commands in turn, so that whatever else runs here slows all of them; return each one's median."""
-    write(tmp_path, "train.py", "import torch\n")
+    write_program(tmp_path, "train.py", "import torch\n")
     # As after an installation: the bytecode is there.
     environment = clean_environment({"PYTHONPYCACHEPREFIX": str(tmp_path / "bytecode")})
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -40,7 +40,7 @@ def seconds(tmp_path: Path):
 
 
 def dry_run(nodes: int) -> list[str]:
-    return command("run", "--dry-run", "--json", "--nnodes", str(nodes), "--nproc", "8", "train.py")
+    return ddplaunch_command("run", "--dry-run", "--json", "--nnodes", str(nodes), "--nproc", "8", "train.py")
 
 
 @pytest.mark.ci

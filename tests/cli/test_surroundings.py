@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.cli.test_several_nodes import SCRIPT
-from tests.conftest import command, free_port, ran, refused, write
+from tests.conftest import assert_refused, ddplaunch_command, free_port, run_command, write_program
 from tests.fake_nvml import fake_nvml as fake_nvml
 from tests.starts import EXEC
 
@@ -32,12 +32,12 @@ def openmpi(rank: int, size: int) -> dict[str, str]:
 
 
 @pytest.fixture
-def planned(answer, tmp_path):
+def planned(run_in_fork, tmp_path):
     """The dry run's object."""
-    write(tmp_path, "train.py", "print('started')\n")
+    write_program(tmp_path, "train.py", "print('started')\n")
 
     def plan(environ, *options):
-        done = answer("run", "--dry-run", "--json", *options, "train.py", env=environ)
+        done = run_in_fork("run", "--dry-run", "--json", *options, "train.py", env=environ)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
@@ -78,18 +78,18 @@ C10D = ("--rdzv-backend=c10d", "--rdzv-endpoint=n2:29500")
 
 
 @pytest.mark.parametrize("how", [("--node-rank=1", "--master-addr=n2"), C10D], ids=["static", "c10d"])
-def test_more_tasks_than_nodes_are_refused(planned, answer, tmp_path, how):
+def test_more_tasks_than_nodes_are_refused(planned, run_in_fork, tmp_path, how):
     """Two launchers of one machine would be two nodes, each with a LOCAL_RANK 0."""
-    write(tmp_path, "train.py", "")
+    write_program(tmp_path, "train.py", "")
     words = ("run", "--nnodes=2", *how, "train.py")
-    done = answer(*words, env={**SLURM_TASKS, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"})
+    done = run_in_fork(*words, env={**SLURM_TASKS, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"})
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         "Error: Slurm has started 4 tasks, and the job has 2 nodes (--nnodes): each task would be a node",
         "  one task on each node: srun --nodes=2 --ntasks=2 --ntasks-per-node=1 ddplaunch run …",
         "  or --cluster none, if the step runs several jobs",
     ]
-    other = answer(*words, env=SLURM_TASKS)
+    other = run_in_fork(*words, env=SLURM_TASKS)
     assert (other.returncode, other.stdout, other.stderr) == (2, "", ""), "srun shows them all: it is said once"
     assert planned(SLURM_TASKS, "--nnodes=1")["nnodes"] == 1, "a job each"
     assert planned(SLURM_TASKS, "--nnodes=2", "--spares=2", "--node-rank=1", "--master-addr=n2")["node_rank"] == 1
@@ -123,9 +123,9 @@ def test_a_task_that_is_one_rank_already(planned):
     assert (rank["env"]["GROUP_RANK"], rank["env"]["GROUP_WORLD_SIZE"]) == ("1", "2")
 
 
-def test_a_rank_of_others_is_told_of_alone(answer, tmp_path):
-    write(tmp_path, "train.py", "")
-    done = answer("run", "--dry-run", "train.py", env=openmpi(1, 2))
+def test_a_rank_of_others_is_told_of_alone(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
+    done = run_in_fork("run", "--dry-run", "train.py", env=openmpi(1, 2))
     assert done.stdout.startswith(
         "rank 1 of 2, each with its own launcher: python train.py\nthis rank: 1 of 2 (openmpi)\n"
     )
@@ -143,20 +143,22 @@ def test_a_rank_that_sees_only_its_own_gpu_is_local_rank_0(planned, fake_nvml):
         assert (rank["env"]["LOCAL_RANK"], rank["device"]) == (local_rank, device)
 
 
-def test_more_processes_in_each_of_many_are_refused(answer, tmp_path):
-    write(tmp_path, "train.py", "")
-    done = answer("run", "--nproc", "4", "train.py", env={**SLURM_TASKS, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
+def test_more_processes_in_each_of_many_are_refused(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
+    done = run_in_fork(
+        "run", "--nproc", "4", "train.py", env={**SLURM_TASKS, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    )
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         "Error: --nproc 4 does not work here: slurm has started 4 ranks already, and this is rank 0",
         "  leave --nproc out, or --cluster none; or start one launcher on each node:",
         "  srun --nodes=2 --ntasks=2 --ntasks-per-node=1 ddplaunch run --nproc 4 …",
     ]
-    other = answer("run", "--nproc", "4", "train.py", env=SLURM_TASKS)
+    other = run_in_fork("run", "--nproc", "4", "train.py", env=SLURM_TASKS)
     assert (other.returncode, other.stdout, other.stderr) == (2, "", ""), "srun shows them all: it is said once"
 
 
-def test_exports_of_a_run_without_a_launcher_do_not_count(planned, answer, tmp_path):
+def test_exports_of_a_run_without_a_launcher_do_not_count(planned, run_in_fork, tmp_path):
     """Tutorials for one process export them; torchrun ignores them."""
     exported = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
     plan = planned(exported, "--nproc", "2")
@@ -166,16 +168,16 @@ def test_exports_of_a_run_without_a_launcher_do_not_count(planned, answer, tmp_p
     in_slurm = planned({**SLURM_STEP, **exported}, "--nproc", "2")
     assert (in_slurm["nnodes"], in_slurm["world_size"]) == (2, 4), "the rest of the surroundings still counts"
     assert planned(exported)["notes"] == [], "the one rank that they are for"
-    write(tmp_path, "train.py", "")
+    write_program(tmp_path, "train.py", "")
     of_torchrun = {**exported, "TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "1"}
-    done = answer("run", "--nproc", "2", "train.py", env=of_torchrun)
-    refused(done, "torchelastic has started 1 rank already, and this is rank 0")
+    done = run_in_fork("run", "--nproc", "2", "train.py", env=of_torchrun)
+    assert_refused(done, "torchelastic has started 1 rank already, and this is rank 0")
 
 
-def test_tasks_of_one_machine_are_not_called_nodes(start, tmp_path):
-    write(tmp_path, "train.py", "")
+def test_tasks_of_one_machine_are_not_called_nodes(start_ddplaunch, tmp_path):
+    write_program(tmp_path, "train.py", "")
     options = ("--start", "exec", "--master-port", str(free_port()), "--join-timeout", "0.5")
-    job = start("run", *options, "train.py", env={**openmpi(0, 4), "OMPI_COMM_WORLD_LOCAL_RANK": "0"})
+    job = start_ddplaunch("run", *options, "train.py", env={**openmpi(0, 4), "OMPI_COMM_WORLD_LOCAL_RANK": "0"})
     assert job.wait() == 69
     assert "only 1 of 4 tasks joined in 0.5 s (--join-timeout): task 1, 2, 3 are missing" in job.stderr()
 
@@ -184,19 +186,21 @@ def test_tasks_of_one_machine_are_not_called_nodes(start, tmp_path):
 @pytest.mark.slow
 def test_ranks_that_torchrun_has_started_run_under_it(tmp_path):
     """It holds the store and coordinates; a launcher of ours in its place runs the one rank."""
-    write(tmp_path, "train.py", SCRIPT)
+    write_program(tmp_path, "train.py", SCRIPT)
     logs = ("--log-dir", str(tmp_path / "torchrun"))
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *logs, "--no-python")
-    done = ran([*torchrun, *command("run", "train.py")], tmp_path, timeout=100)
+    done = run_command([*torchrun, *ddplaunch_command("run", "train.py")], tmp_path, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "[0] rank 0 of 2 sum 3" in done.stdout
     assert "[1] rank 1 of 2 sum 3" in done.stdout
 
 
-def test_a_job_that_a_rank_starts_is_its_own(launch, tmp_path):
+def test_a_job_that_a_rank_starts_is_its_own(run_ddplaunch, tmp_path):
     """Its variables are those of the rank: a node's rank, and a world that may be larger than its own."""
-    write(tmp_path, "inner.py", "import os; print('inner', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
-    write(
+    write_program(
+        tmp_path, "inner.py", "import os; print('inner', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n"
+    )
+    write_program(
         tmp_path,
         "train.py",
         """
@@ -206,23 +210,23 @@ def test_a_job_that_a_rank_starts_is_its_own(launch, tmp_path):
         print(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
         """,
     )
-    done = launch("run", "--nproc", "2", "--start", "exec", "train.py")
+    done = run_ddplaunch("run", "--nproc", "2", "--start", "exec", "train.py")
     assert done.returncode == 0, done.stderr
     assert [done.stdout.count(f"inner {inner}") for inner in ("0 of 2", "1 of 2", "0 of 1")] == [1, 1, 1]
 
 
-def test_an_unknown_cluster_is_refused(answer, tmp_path):
-    write(tmp_path, "train.py", "")
-    refused(answer("run", "--cluster", "slrum", "train.py"), "slurm")
+def test_an_unknown_cluster_is_refused(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
+    assert_refused(run_in_fork("run", "--cluster", "slrum", "train.py"), "slurm")
 
 
 @pytest.mark.ci
 @pytest.mark.slow
-def test_ranks_that_mpirun_has_started_find_each_other(start, tmp_path):
-    write(tmp_path, "train.py", SCRIPT)
+def test_ranks_that_mpirun_has_started_find_each_other(start_ddplaunch, tmp_path):
+    write_program(tmp_path, "train.py", SCRIPT)
     port = str(free_port())
     jobs = [
-        start("run", "--start", mode, "--master-port", port, "train.py", env=openmpi(rank, 2))
+        start_ddplaunch("run", "--start", mode, "--master-port", port, "train.py", env=openmpi(rank, 2))
         for rank, mode in enumerate(("zygote", "exec"))
     ]
     assert [job.wait() for job in jobs] == [0, 0], jobs[0].stderr() + jobs[1].stderr()
@@ -239,9 +243,9 @@ def slurm_node(rank: int, port: int) -> dict[str, str]:
             "MASTER_PORT": str(port)}  # fmt: skip
 
 
-def test_what_srun_shows_of_all_nodes_is_said_once(start, tmp_path):
+def test_what_srun_shows_of_all_nodes_is_said_once(start_ddplaunch, tmp_path):
     """By node 0: warnings, restarts, the report; another says only what no other knows."""
-    write(
+    write_program(
         tmp_path,
         "train.py",
         """
@@ -255,7 +259,7 @@ def test_what_srun_shows_of_all_nodes_is_said_once(start, tmp_path):
     )
     port = free_port()
     words = ("run", "--nproc", "1", "--start", "exec", "--max-restarts", "1", "--log-dir", "logs", "train.py")
-    first, second = (start(*words, env=slurm_node(rank, port)) for rank in (0, 1))
+    first, second = (start_ddplaunch(*words, env=slurm_node(rank, port)) for rank in (0, 1))
     for each in (first, second):
         each.wait_for("attempt 1")
     second.signal(signal.SIGTERM)
@@ -265,11 +269,11 @@ def test_what_srun_shows_of_all_nodes_is_said_once(start, tmp_path):
     assert second.stderr().splitlines() == [f"ddplaunch: kept in logs/4711.0/node-1 on {os.uname().nodename}"]
 
 
-def test_a_failure_is_said_once(start, tmp_path):
-    write(tmp_path, "train.py", "import os; raise SystemExit(3 * int(os.environ['RANK']))\n")
+def test_a_failure_is_said_once(start_ddplaunch, tmp_path):
+    write_program(tmp_path, "train.py", "import os; raise SystemExit(3 * int(os.environ['RANK']))\n")
     port = free_port()
     words = ("run", "--nproc", "1", "--start", "exec", "train.py")
-    first, second = (start(*words, env=slurm_node(rank, port)) for rank in (0, 1))
+    first, second = (start_ddplaunch(*words, env=slurm_node(rank, port)) for rank in (0, 1))
     assert (first.wait(), second.wait()) == (3, 3)
     assert "ddplaunch: rank 1 exited with code 3" in first.stderr()
     assert second.stderr() == ""
@@ -287,8 +291,8 @@ restart-on = "always"
 """
 
 
-def test_a_project_has_defaults(planned, answer, tmp_path):
-    file = write(tmp_path, "pyproject.toml", PROJECT)
+def test_a_project_has_defaults(planned, run_in_fork, tmp_path):
+    file = write_program(tmp_path, "pyproject.toml", PROJECT)
     (tmp_path / "deep").mkdir()
     note = f"defaults of {file}: --nproc 3 --grace 2.5 --log-dir logs --no-history --restart-on always"
     plan = planned({})
@@ -298,19 +302,19 @@ def test_a_project_has_defaults(planned, answer, tmp_path):
     assert planned({}, "--no-config")["world_size"] == 1
     assert planned(SLURM_STEP, "--master-addr", "n2")["world_size"] == 6, "before what is detected"
     assert planned(SLURM_TASKS)["world_size"] == 4, "but for ranks that somebody has started"
-    deep = answer("run", "--dry-run", "../train.py", cwd=tmp_path / "deep")
+    deep = run_in_fork("run", "--dry-run", "../train.py", cwd=tmp_path / "deep")
     assert f"--log-dir {tmp_path}/logs --no-history" in deep.stdout, "beside the file that names it"
 
 
-def test_a_projects_defaults_are_said_once_a_run(launch, tmp_path):
-    file = write(tmp_path, "pyproject.toml", "[tool.ddplaunch.run]\nnproc = 2\nmax-restarts = 1\nshow = '0'\n")
-    write(
+def test_a_projects_defaults_are_said_once_a_run(run_ddplaunch, tmp_path):
+    file = write_program(tmp_path, "pyproject.toml", "[tool.ddplaunch.run]\nnproc = 2\nmax-restarts = 1\nshow = '0'\n")
+    write_program(
         tmp_path,
         "train.py",
         "import os\nprint('rank', os.environ['RANK'])\n"
         "assert os.environ['RANK'] == '1' or os.environ['TORCHELASTIC_RESTART_COUNT'] == '1'\n",
     )
-    done = launch("run", *EXEC, "train.py")
+    done = run_ddplaunch("run", *EXEC, "train.py")
     assert (done.returncode, done.stdout) == (0, "[0] rank 0\n" * 2)
     assert done.stderr.count(f"ddplaunch: defaults of {file}: --nproc 2 --max-restarts 1 --show 0\n") == 1
 
@@ -331,8 +335,8 @@ def test_a_projects_defaults_are_said_once_a_run(launch, tmp_path):
         ("nproc =", ("is not TOML",)),
     ],
 )
-def test_what_a_project_cannot_set(text, said, answer, tmp_path):
-    write(tmp_path, "train.py", "")
-    file = write(tmp_path, "pyproject.toml", f"[tool.ddplaunch.run]\n{text}\n")
-    refused(answer("run", "train.py"), *(words.format(file=file) for words in said), str(file))
-    assert answer("run", "--dry-run", "--no-config", "train.py").returncode == 0
+def test_what_a_project_cannot_set(text, said, run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
+    file = write_program(tmp_path, "pyproject.toml", f"[tool.ddplaunch.run]\n{text}\n")
+    assert_refused(run_in_fork("run", "train.py"), *(words.format(file=file) for words in said), str(file))
+    assert run_in_fork("run", "--dry-run", "--no-config", "train.py").returncode == 0

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.conftest import free_port, refused, write
+from tests.conftest import assert_refused, free_port, write_program
 from tests.starts import EXEC, FORKED, LIGHT
 
 MODES = pytest.mark.parametrize("mode", [FORKED, EXEC], ids=["zygote", "exec"])
@@ -28,43 +28,45 @@ def said(done) -> list[str]:
         (FORKED, "--nproc=2 -- train.py"),
     ],
 )
-def test_a_script(launch, tmp_path, mode, words):
-    write(tmp_path, "train.py", "import os, sys\nprint(__name__, os.environ['RANK'], sys.argv)\n")
-    done = launch("run", *mode, *words.split(), "--epochs", "10", "a b", "-x")
+def test_a_script(run_ddplaunch, tmp_path, mode, words):
+    write_program(tmp_path, "train.py", "import os, sys\nprint(__name__, os.environ['RANK'], sys.argv)\n")
+    done = run_ddplaunch("run", *mode, *words.split(), "--epochs", "10", "a b", "-x")
     argv = "['train.py', '--epochs', '10', 'a b', '-x']"
     assert said(done) == [f"__main__ 0 {argv}", f"__main__ 1 {argv}"]
 
 
 @MODES
 @pytest.mark.smoke
-def test_a_module(launch, tmp_path, mode):
-    write(tmp_path, "pkg/__init__.py", "print('package')\n")
-    write(tmp_path, "pkg/mod.py", "import sys\nfrom . import other\nprint(__name__, __package__, sys.argv[1:])\n")
-    write(tmp_path, "pkg/other.py", "")
-    done = launch("run", "--nproc", "2", *mode, "-m", "pkg.mod", "--lr", "1")
+def test_a_module(run_ddplaunch, tmp_path, mode):
+    write_program(tmp_path, "pkg/__init__.py", "print('package')\n")
+    write_program(
+        tmp_path, "pkg/mod.py", "import sys\nfrom . import other\nprint(__name__, __package__, sys.argv[1:])\n"
+    )
+    write_program(tmp_path, "pkg/other.py", "")
+    done = run_ddplaunch("run", "--nproc", "2", *mode, "-m", "pkg.mod", "--lr", "1")
     assert said(done) == ["__main__ pkg ['--lr', '1']"] * 2 + ["package"] * 2
 
 
-def test_a_module_in_a_package_without_init(launch, tmp_path):
-    write(
+def test_a_module_in_a_package_without_init(run_ddplaunch, tmp_path):
+    write_program(
         tmp_path, "space/inner/leaf.py", "def main(rank): print(__name__, rank)\nif __name__ == '__main__': main(7)\n"
     )
-    assert said(launch("run", "-m", "space.inner.leaf")) == ["__main__ 7"]
-    assert said(launch("run", "space.inner.leaf:main")) == ["space.inner.leaf 0"]
+    assert said(run_ddplaunch("run", "-m", "space.inner.leaf")) == ["__main__ 7"]
+    assert said(run_ddplaunch("run", "space.inner.leaf:main")) == ["space.inner.leaf 0"]
 
 
 @pytest.mark.smoke
-def test_a_program(launch, tmp_path):
-    write(tmp_path, "prog", '#!/bin/sh\necho "rank $RANK of $WORLD_SIZE: $*"\n').chmod(0o755)
-    done = launch("run", "--nproc", "2", "--no-python", "./prog", "--lr", "1", "--", "x")
+def test_a_program(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "prog", '#!/bin/sh\necho "rank $RANK of $WORLD_SIZE: $*"\n').chmod(0o755)
+    done = run_ddplaunch("run", "--nproc", "2", "--no-python", "./prog", "--lr", "1", "--", "x")
     assert said(done) == ["rank 0 of 2: --lr 1 -- x", "rank 1 of 2: --lr 1 -- x"]
 
 
-def test_targets_with_the_names_of_commands(launch, tmp_path):
-    write(tmp_path, "run", "import sys\nprint('I am run by', sys.executable)\n")
-    assert said(launch("run", "run")) == [f"I am run by {sys.executable}"]
-    write(tmp_path, "-odd.py", "import sys\nprint(sys.argv)\n")
-    assert said(launch("run", "--", "-odd.py", "--nproc", "4")) == ["['-odd.py', '--nproc', '4']"]
+def test_targets_with_the_names_of_commands(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "run", "import sys\nprint('I am run by', sys.executable)\n")
+    assert said(run_ddplaunch("run", "run")) == [f"I am run by {sys.executable}"]
+    write_program(tmp_path, "-odd.py", "import sys\nprint(sys.argv)\n")
+    assert said(run_ddplaunch("run", "--", "-odd.py", "--nproc", "4")) == ["['-odd.py', '--nproc', '4']"]
 
 
 TUTORIAL = """
@@ -109,18 +111,18 @@ SEVERAL = (
         (SEVERAL.replace(": int", ""), "node_rank * world_size_per_node + local_rank, world_size_per_node"),
     ],
 )
-def test_functions_from_tutorials_run_unchanged(launch, tmp_path, parameters, setup):
+def test_functions_from_tutorials_run_unchanged(run_ddplaunch, tmp_path, parameters, setup):
     """They choose their own port, which the launcher's store must not be in the way of."""
-    write(tmp_path, "multigpu.py", TUTORIAL.format(parameters=parameters, setup=setup, port=free_port()))
-    done = launch(
+    write_program(tmp_path, "multigpu.py", TUTORIAL.format(parameters=parameters, setup=setup, port=free_port()))
+    done = run_ddplaunch(
         *("run", "--nproc", "2", "multigpu.py:main", "--save-every", "3", "--total_epochs", "4", "--batch-size", "32")
     )
     assert said(done) == ["sum 3 of 2 every 34 32"] * 2
 
 
 @pytest.mark.slow
-def test_injected_names(launch, tmp_path):
-    write(
+def test_injected_names(run_ddplaunch, tmp_path):
+    write_program(
         tmp_path,
         "fn.py",
         """
@@ -140,18 +142,18 @@ def test_injected_names(launch, tmp_path):
     )
     device = "device(type='cpu')"
     torch = ("run", "--start", "zygote", "--nproc", "2")  # imported once, for the device
-    assert [json.loads(line) for line in said(launch(*torch, "fn:everything"))] == [
+    assert [json.loads(line) for line in said(run_ddplaunch(*torch, "fn:everything"))] == [
         [rank, rank, rank, rank, rank, 2, 2, 2, 0, 1, device] for rank in range(2)
     ]
     for mode in (FORKED, EXEC):
         run = ("run", *mode, "--nproc", "2")
-        assert said(launch(*run, "fn.py:train")) == ["gpu 0", "gpu 1"]
-        assert said(launch(*run, "fn.py:bare", "--any", "-x", "thing")) == ["['--any', '-x', 'thing']"] * 2
+        assert said(run_ddplaunch(*run, "fn.py:train")) == ["gpu 0", "gpu 1"]
+        assert said(run_ddplaunch(*run, "fn.py:bare", "--any", "-x", "thing")) == ["['--any', '-x', 'thing']"] * 2
 
 
 @pytest.mark.smoke
-def test_every_kind_of_argument(launch, tmp_path):
-    write(
+def test_every_kind_of_argument(run_ddplaunch, tmp_path):
+    write_program(
         tmp_path,
         "fn.py",
         """
@@ -169,7 +171,7 @@ def test_every_kind_of_argument(launch, tmp_path):
         """,
     )
     words = "--steps 3 --lr -1e-3 --out a/b --mode SLOW --kind b --amp --name --y --layers 1 --layers 2 --limit 9"
-    done = launch("run", "fn.py:main", *words.split(), "--guess", "2")
+    done = run_ddplaunch("run", "fn.py:main", *words.split(), "--guess", "2")
     assert said(done) == [
         "[0, 3, -0.001, PosixPath('a/b'), <Mode.SLOW: 2>, 'b', True, '--y', [1, 2], 9, 2.0]",
     ]
@@ -197,13 +199,13 @@ value = max((1, 2))
 
 @pytest.fixture
 def out_of_sight(tmp_path):
-    write(tmp_path, "fn.py", OUT_OF_SIGHT)
-    write(tmp_path, "impl.py", "def run(rank: int, steps: int):\n    print('rank', rank, 'steps', steps)\n")
+    write_program(tmp_path, "fn.py", OUT_OF_SIGHT)
+    write_program(tmp_path, "impl.py", "def run(rank: int, steps: int):\n    print('rank', rank, 'steps', steps)\n")
 
 
 @pytest.mark.parametrize("function", ["decorated", "renamed", "run", "made"])
-def test_what_the_source_does_not_show_is_called_as_well(launch, out_of_sight, function):
-    done = launch("run", *LIGHT, "--nproc", "2", f"fn.py:{function}", "--steps", "3")
+def test_what_the_source_does_not_show_is_called_as_well(run_ddplaunch, out_of_sight, function):
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", f"fn.py:{function}", "--steps", "3")
     assert said(done) == ["rank 0 steps 3", "rank 1 steps 3"]
 
 
@@ -218,15 +220,15 @@ def test_what_the_source_does_not_show_is_called_as_well(launch, out_of_sight, f
     ],
 )
 def test_what_the_source_does_not_show_is_checked_in_the_ranks_and_said_once(
-    launch, out_of_sight, mode, words, message
+    run_ddplaunch, out_of_sight, mode, words, message
 ):
-    error = refused(launch("run", *mode, "--nproc", "3", *words.split()))
+    error = assert_refused(run_ddplaunch("run", *mode, "--nproc", "3", *words.split()))
     assert error.startswith(f"Error: {message}")
     assert len(error.splitlines()) <= 2
 
 
-def test_a_click_command_reads_its_arguments_itself(launch, tmp_path):
-    write(
+def test_a_click_command_reads_its_arguments_itself(run_ddplaunch, tmp_path):
+    write_program(
         tmp_path,
         "cmd.py",
         """
@@ -238,7 +240,7 @@ def test_a_click_command_reads_its_arguments_itself(launch, tmp_path):
             print("lr", lr)
         """,
     )
-    assert said(launch("run", *LIGHT, "--nproc", "2", "cmd.py:main", "--lr", "2")) == ["lr 2.0"] * 2
+    assert said(run_ddplaunch("run", *LIGHT, "--nproc", "2", "cmd.py:main", "--lr", "2")) == ["lr 2.0"] * 2
 
 
 PARSERS = {
@@ -270,32 +272,32 @@ PARSERS = {
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("how", PARSERS)
-def test_a_programs_own_option_is_never_swallowed(launch, tmp_path, how):
+def test_a_programs_own_option_is_never_swallowed(run_ddplaunch, tmp_path, how):
     """Whatever shows of it: silently, where the file names it, else with a note of whose it is."""
-    write(tmp_path, "train.py", PARSERS[how]).open("a").write("print(token)\n")
-    done = launch("run", *LIGHT, "--nproc", "2", "train.py", "--token", "secret")
+    write_program(tmp_path, "train.py", PARSERS[how]).open("a").write("print(token)\n")
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", "train.py", "--token", "secret")
     assert said(done) == ["secret", "secret"]
     note = "ddplaunch: note: --token goes to train.py; options of ddplaunch come before it\n"
     assert done.stderr == (note if how == "nothing" else "")
 
 
-def test_a_dry_run_behind_a_target_says_how_to_pass_it_on(answer, tmp_path):
-    write(tmp_path, "train.py", "")
+def test_a_dry_run_behind_a_target_says_how_to_pass_it_on(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
     line = "--dry-run was read as ddplaunch's; to pass it on: ddplaunch run --nproc 2 train.py -- --dry-run"
-    done = answer("run", "train.py", "--nproc", "2", "--dry-run")
+    done = run_in_fork("run", "train.py", "--nproc", "2", "--dry-run")
     assert (done.stdout.splitlines()[-1], done.stderr) == (line, "")
-    done = answer("run", "--nproc", "2", "train.py", "--dry-run", "--json")
+    done = run_in_fork("run", "--nproc", "2", "train.py", "--dry-run", "--json")
     assert json.loads(done.stdout)["world_size"] == 2
     assert done.stderr == f"{line} --json\n"
 
 
-def test_a_parameter_named_like_one_of_ours(answer, tmp_path):
+def test_a_parameter_named_like_one_of_ours(run_in_fork, tmp_path):
     """A function's parameters are known: what is theirs is asked for, what is nobody's is refused."""
-    write(tmp_path, "train.py", "def main(rank, nproc: int = 3, log_dir=None): pass\n")
-    done = answer("run", "--dry-run", "train.py:main", "--nproc", "2")
-    refused(done, "--nproc could be ddplaunch's or an argument of train.py:main")
-    assert answer("run", "--dry-run", "train.py:main", "--master-port", "4", "--log-dir", "x").returncode == 0
-    done = answer("run", "--dry-run", "train.py:main", "--backend", "gloo")
+    write_program(tmp_path, "train.py", "def main(rank, nproc: int = 3, log_dir=None): pass\n")
+    done = run_in_fork("run", "--dry-run", "train.py:main", "--nproc", "2")
+    assert_refused(done, "--nproc could be ddplaunch's or an argument of train.py:main")
+    assert run_in_fork("run", "--dry-run", "train.py:main", "--master-port", "4", "--log-dir", "x").returncode == 0
+    done = run_in_fork("run", "--dry-run", "train.py:main", "--backend", "gloo")
     assert (done.returncode, done.stderr.splitlines()) == (
         2,
         [
@@ -306,8 +308,8 @@ def test_a_parameter_named_like_one_of_ours(answer, tmp_path):
     )
 
 
-def test_a_function_has_help(answer, tmp_path):
-    write(
+def test_a_function_has_help(run_in_fork, tmp_path):
+    write_program(
         tmp_path,
         "train.py",
         """
@@ -318,7 +320,7 @@ def test_a_function_has_help(answer, tmp_path):
         """,
     )
     for words in (("--help",), ("--lr", "1", "-h"), ("--", "--help")):
-        done = answer("run", "--nproc", "2", "train.py:main", *words)
+        done = run_in_fork("run", "--nproc", "2", "train.py:main", *words)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout == (
             "Usage: ddplaunch run train.py:main [OPTIONS]\n\n"
@@ -331,12 +333,12 @@ def test_a_function_has_help(answer, tmp_path):
             "  --NAME VALUE...\n\n"
             "Filled in by ddplaunch: rank\n"
         )
-    done = answer("run", "train.py:other", "--help")
+    done = run_in_fork("run", "train.py:other", "--help")
     assert done.stderr.startswith("Error: train.py:other: option '--help' requires an argument"), "its own parameter"
 
 
-def test_nothing_of_a_target_runs_in_the_launcher(answer, tmp_path):
-    write(tmp_path, "train.py", "open('ran', 'w').close()\ndef main(rank): pass\n")
+def test_nothing_of_a_target_runs_in_the_launcher(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "open('ran', 'w').close()\ndef main(rank): pass\n")
     for target in (["train.py"], ["train.py:main"], ["train:main"], ["-m", "train"]):
-        assert answer("run", "--dry-run", *target).returncode == 0
+        assert run_in_fork("run", "--dry-run", *target).returncode == 0
     assert not (tmp_path / "ran").exists()

@@ -20,7 +20,7 @@ from ddplaunch.cli.target_command import spellings
 from ddplaunch.cli.torchrun.dialect import translate
 from ddplaunch.cli.torchrun.options import FLAGS, VALUES
 from ddplaunch.errors import UsageError
-from tests.conftest import clean_environment, ran, refused, write
+from tests.conftest import assert_refused, clean_environment, run_command, write_program
 from tests.fake_nvml import fake_nvml as fake_nvml
 from tests.starts import EXEC, FORKED, LIGHT
 
@@ -28,7 +28,7 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "torchrun.md"
 
 
 class Row(NamedTuple):
-    """One row of the page's table; ``refused`` is what the error tells to type instead."""
+    """One row of the page's table; ``assert_refused`` is what the error tells to type instead."""
 
     variables: dict[str, str]
     theirs: list[str]
@@ -57,7 +57,7 @@ OPTIONS = spellings(run.params)
 
 
 def target(row: Row, folder: Path) -> str:
-    write(folder, "train.py", "")
+    write_program(folder, "train.py", "")
     if "--no-python" in row.theirs:
         return "/bin/echo"
     return "train" if "--module" in row.theirs else "train.py"
@@ -71,22 +71,22 @@ def test_a_row_says_what_is_read(row):
             translate([*row.theirs, "train.py"], OPTIONS, row.variables)
         assert row.refused in f"{refusal.value.hint}"
         return
-    assert translate([*row.theirs, "train.py"], OPTIONS, row.variables).words == [*row.ours, "train.py"]
+    assert translate([*row.theirs, "train.py"], OPTIONS, row.variables).argv == [*row.ours, "train.py"]
     underscored = [f"--{word[2:].replace('-', '_')}" if word.startswith("--") else word for word in row.theirs]
-    assert translate([*underscored, "train.py"], OPTIONS, row.variables).words == [*row.ours, "train.py"]
+    assert translate([*underscored, "train.py"], OPTIONS, row.variables).argv == [*row.ours, "train.py"]
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_a_row_can_be_typed(row, answer, tmp_path, fake_nvml):
+def test_a_row_can_be_typed(row, run_in_fork, tmp_path, fake_nvml):
     """Both columns are commands, and plan the same; what is refused is so in at most three lines."""
     environ = fake_nvml.environ(2)
     what = target(row, tmp_path)
-    done = answer("run", "--dry-run", "--json", *row.theirs, what, env={**environ, **row.variables})
+    done = run_in_fork("run", "--dry-run", "--json", *row.theirs, what, env={**environ, **row.variables})
     if row.refused:
-        refused(done, row.refused)
+        assert_refused(done, row.refused)
         return
     assert done.returncode == 0, done.stderr
-    plain = answer("run", "--dry-run", "--json", *row.ours, what, env=environ)
+    plain = run_in_fork("run", "--dry-run", "--json", *row.ours, what, env=environ)
     assert plain.returncode == 0, plain.stderr
     theirs, ours = json.loads(done.stdout), json.loads(plain.stdout)
     for plan in (theirs, ours):
@@ -117,7 +117,7 @@ print(json.dumps([
 @pytest.fixture(scope="module")
 def torch_options():
     """Of each option of the installed torch.distributed.launch: its names, is it a flag, has it a variable, which."""
-    done = ran([sys.executable, "-c", PARSER], timeout=100, check=True)
+    done = run_command([sys.executable, "-c", PARSER], timeout=100, check=True)
     return [option for option in json.loads(done.stdout) if "--help" not in option[0]]
 
 
@@ -131,7 +131,7 @@ def test_every_option_of_torch_is_known_and_documented(torch_options):
         assert name in documented, f"{name} has no row in docs/torchrun.md"
         for spelling in names:
             words = [spelling] if flag else [spelling, ""]
-            assert translate([*words, "train.py"], OPTIONS, {}).words[-1] == "train.py", spelling
+            assert translate([*words, "train.py"], OPTIONS, {}).argv[-1] == "train.py", spelling
         variable = f"PET_{dest.upper()}"
         value = "1" if flag else {"--nnodes": "3:4"}.get(name, "99:")  # nonsense for most, and seen to be
         heard = _heard(variable, value)
@@ -150,7 +150,7 @@ def _heard(variable: str, value: str) -> bool:
 
 
 def words(line: str, **environ: str) -> str:
-    return shlex.join(translate(shlex.split(line), OPTIONS, environ).words)
+    return shlex.join(translate(shlex.split(line), OPTIONS, environ).argv)
 
 
 @pytest.mark.parametrize(
@@ -205,9 +205,9 @@ def test_what_goes_before_what(line, environ, read, monkeypatch):
         ("train.py", {"PET_LOCAL_RANKS_FILTER": "a"}, "PET_LOCAL_RANKS_FILTER a: expected a list of ranks"),
     ],
 )
-def test_what_makes_no_sense(line, environ, message, answer, tmp_path):
-    write(tmp_path, "train.py", "print('started')")
-    refused(answer("run", *shlex.split(line), env=environ), message)
+def test_what_makes_no_sense(line, environ, message, run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "print('started')")
+    assert_refused(run_in_fork("run", *shlex.split(line), env=environ), message)
 
 
 @pytest.mark.parametrize(
@@ -217,9 +217,9 @@ def test_what_makes_no_sense(line, environ, message, answer, tmp_path):
         ("--rdzv-conf \"'timeout=60'\" train.py", "--rdzv-conf 'timeout=60'"),
     ],
 )
-def test_what_changes_nothing_is_told_of(line, note, answer, tmp_path):
-    write(tmp_path, "train.py", "")
-    done = answer("run", "--dry-run", *shlex.split(line))
+def test_what_changes_nothing_is_told_of(line, note, run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
+    done = run_in_fork("run", "--dry-run", *shlex.split(line))
     assert f"note: no effect in ddplaunch: {note} (docs/torchrun.md)\n" in done.stdout, done.stderr
 
 
@@ -231,26 +231,28 @@ def test_what_changes_nothing_is_told_of(line, note, answer, tmp_path):
         ("train.py --nnodes 2 --node-rank 0 --master-addr h", {"PET_STANDALONE": "1"}, 2),
     ],
 )
-def test_what_is_typed_behind_the_target_goes_before_variables(line, environ, world_size, answer, tmp_path):
-    write(tmp_path, "train.py", "")
-    done = answer("run", "--dry-run", "--json", *shlex.split(line), env=environ)
+def test_what_is_typed_behind_the_target_goes_before_variables(line, environ, world_size, run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
+    done = run_in_fork("run", "--dry-run", "--json", *shlex.split(line), env=environ)
     assert json.loads(done.stdout)["world_size"] == world_size, done.stderr
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
-def test_completion_for_a_shell(shell, answer):
-    done = answer("run", "--print-completion", shell)
+def test_completion_for_a_shell(shell, run_in_fork):
+    done = run_in_fork("run", "--print-completion", shell)
     known = shell != "tcsh"
     assert (done.returncode, "_DDPLAUNCH_COMPLETE" in done.stdout) == (0 if known else 2, known)
     assert ("known: bash, zsh, fish" in done.stderr) is not known
 
 
 def test_nobody_loads_it_who_does_not_use_it(tmp_path):
-    write(tmp_path, "train.py", "")
+    write_program(tmp_path, "train.py", "")
     look = "import sys; from ddplaunch.cli import commands; import atexit, os; import ddplaunch.cli as c; "
     look += "c.leave = lambda code: print([m for m in sys.modules if 'torchrun' in m]); c.main()"
     for option, loaded in (("--nproc", False), ("--nproc-per-node", True)):
-        done = ran([sys.executable, "-c", look, "run", option, "2", "--dry-run", "train.py"], tmp_path, check=True)
+        done = run_command(
+            [sys.executable, "-c", look, "run", option, "2", "--dry-run", "train.py"], tmp_path, check=True
+        )
         assert ("torchrun" in done.stdout.splitlines()[-1]) is loaded
 
 
@@ -340,13 +342,13 @@ BEHIND = (
 
 
 @pytest.mark.slow
-def test_the_program_gets_what_torchrun_gives_it(launch, torchrun, tmp_path):
-    write(tmp_path, "train.py", "import sys; open('given', 'a').write(f'{sys.argv[1:]}\\n')\n")
-    write(tmp_path, "train.sh", '#!/bin/sh\nexec python train.py "$@"\n').chmod(0o755)
+def test_the_program_gets_what_torchrun_gives_it(run_ddplaunch, torchrun, tmp_path):
+    write_program(tmp_path, "train.py", "import sys; open('given', 'a').write(f'{sys.argv[1:]}\\n')\n")
+    write_program(tmp_path, "train.sh", '#!/bin/sh\nexec python train.py "$@"\n').chmod(0o755)
     for line in BEHIND:
         words = shlex.split(line.replace("train.sh", "./train.sh"))
         theirs = torchrun(*words, cwd=tmp_path)
-        ours = launch("run", *(LIGHT if "--no-python" not in words else ()), *words)
+        ours = run_ddplaunch("run", *(LIGHT if "--no-python" not in words else ()), *words)
         assert (theirs.returncode, ours.returncode) == (0, 0), theirs.stderr + ours.stderr
         given = (tmp_path / "given").read_text().splitlines()
         assert given[-1] == given[-2], line
@@ -369,15 +371,15 @@ def test_the_program_gets_what_torchrun_gives_it(launch, torchrun, tmp_path):
         ("-t 3 --local-ranks-filter 1", None),
     ],
 )
-def test_the_console_shows_what_torchrun_shows(options, missing, launch, torchrun, tmp_path):
+def test_the_console_shows_what_torchrun_shows(options, missing, run_ddplaunch, torchrun, tmp_path):
     """Side by side with the installed torchrun; ours keeps all of it besides.
 
     Lines for eight GPUs are typed on small machines: ours names the ranks that are missing there.
     """
-    write(tmp_path, "train.py", SPEAKS)
+    write_program(tmp_path, "train.py", SPEAKS)
     line = ["--nproc-per-node", "2", *options.split(), "--log-dir", "logs", "train.py"]
     theirs = torchrun(*line, cwd=tmp_path)
-    ours = launch("run", *LIGHT, *line)
+    ours = run_ddplaunch("run", *LIGHT, *line)
     assert (theirs.returncode, ours.returncode) == (0, 0), theirs.stderr + ours.stderr
     assert heard(ours) == heard(theirs)
     note = f"ddplaunch: nothing is shown of {missing}: this node has local ranks 0 to 1\n"
@@ -388,27 +390,27 @@ def test_the_console_shows_what_torchrun_shows(options, missing, launch, torchru
         assert f"rank {rank} warns" in log.read_text()
 
 
-def test_redirects_without_a_folder_say_where_it_went(launch, tmp_path):
-    write(tmp_path, "train.py", SPEAKS)
-    done = launch("run", *LIGHT, "--nproc-per-node", "2", "-r", "3", "train.py", env={"TMPDIR": str(tmp_path)})
+def test_redirects_without_a_folder_say_where_it_went(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "train.py", SPEAKS)
+    done = run_ddplaunch("run", *LIGHT, "--nproc-per-node", "2", "-r", "3", "train.py", env={"TMPDIR": str(tmp_path)})
     assert done.stdout == ""
     (kept,) = re.findall(r"kept in (\S+)", done.stderr)
     assert kept.startswith(f"{tmp_path}/ddplaunch-logs-")
     assert "rank 1 says" in Path(kept, "rank-1.log").read_text()
 
 
-def test_the_same_id_and_folder_again(launch, tmp_path):
+def test_the_same_id_and_folder_again(run_ddplaunch, tmp_path):
     """Scripts have a fixed --rdzv-id, and are run again."""
-    write(tmp_path, "train.py", SPEAKS)
+    write_program(tmp_path, "train.py", SPEAKS)
     for name in ("100", "100.2", "100.3"):
-        done = launch("run", "--standalone", "--rdzv-id", "100", "--log-dir", "logs", "train.py")
+        done = run_ddplaunch("run", "--standalone", "--rdzv-id", "100", "--log-dir", "logs", "train.py")
         assert (done.returncode, f"kept in logs/{name}\n" in done.stderr) == (0, True), done.stderr
     (tmp_path / "taken").write_text("")
-    assert "--log-dir taken: " in launch("run", "--log-dir", "taken", "train.py").stderr
+    assert "--log-dir taken: " in run_ddplaunch("run", "--log-dir", "taken", "train.py").stderr
 
 
-def test_role_id_and_restarts_reach_the_ranks(launch, tmp_path):
-    write(
+def test_role_id_and_restarts_reach_the_ranks(run_ddplaunch, tmp_path):
+    write_program(
         tmp_path,
         "train.py",
         """
@@ -417,7 +419,7 @@ def test_role_id_and_restarts_reach_the_ranks(launch, tmp_path):
     """,
     )
     options = ("--standalone", "--role", "trainer", "--rdzv-id", "job7", "--max_restarts", "2")
-    done = launch("run", *LIGHT, *options, "train.py")
+    done = run_ddplaunch("run", *LIGHT, *options, "train.py")
     assert done.stdout == "trainer job7 2\n", done.stderr
 
 
@@ -435,21 +437,23 @@ print("local rank", typed.local_rank, os.environ["LOCAL_RANK"], typed.lr)
     ("names", "start"),
     [('"--local_rank"', FORKED), ('"--local-rank"', EXEC), ('"--local-rank", "--local_rank"', FORKED)],
 )
-def test_scripts_that_want_the_local_rank(names, start, launch, tmp_path):
+def test_scripts_that_want_the_local_rank(names, start_ddplaunch, run_ddplaunch, tmp_path):
     """In the form that they declare; with torch.distributed.launch only those with a dash work."""
-    write(tmp_path, "train.py", PARSES.format(names))
-    done = launch("run", "--nproc_per_node", "2", "--pass-local-rank", *start, "train.py", "--lr", "0.5")
+    write_program(tmp_path, "train.py", PARSES.format(names))
+    done = run_ddplaunch(
+        "run", "--nproc_per_node", "2", "--pass-local-rank", *start_ddplaunch, "train.py", "--lr", "0.5"
+    )
     assert sorted(done.stdout.splitlines()) == ["[0] local rank 0 0 0.5", "[1] local rank 1 1 0.5"], done.stderr
 
 
-def test_a_function_needs_no_local_rank_passed(answer, tmp_path):
-    write(tmp_path, "train.py", "def main(local_rank): pass")
-    refused(answer("run", "--pass-local-rank", "train.py:main"), "a parameter named local_rank gets it")
+def test_a_function_needs_no_local_rank_passed(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "def main(local_rank): pass")
+    assert_refused(run_in_fork("run", "--pass-local-rank", "train.py:main"), "a parameter named local_rank gets it")
 
 
 @pytest.mark.slow
-def test_each_rank_alone_with_its_gpu(launch, tmp_path, fake_nvml):
-    write(
+def test_each_rank_alone_with_its_gpu(run_ddplaunch, tmp_path, fake_nvml):
+    write_program(
         tmp_path,
         "train.py",
         """
@@ -462,7 +466,7 @@ def test_each_rank_alone_with_its_gpu(launch, tmp_path, fake_nvml):
     """,
     )
     environ = {**fake_nvml.environ(4), "CUDA_VISIBLE_DEVICES": "3,1"}
-    done = launch("run", *LIGHT, "--virtual_local_rank", "train.py:main", env=environ)
+    done = run_ddplaunch("run", *LIGHT, "--virtual_local_rank", "train.py:main", env=environ)
     for rank, gpu in enumerate((3, 1)):
         imported, called = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}]")]
         assert imported == f"[{rank}] {rank} 0 {gpu} cuda:0"
@@ -472,10 +476,10 @@ def test_each_rank_alone_with_its_gpu(launch, tmp_path, fake_nvml):
 # ------------------------------------------------------------------------------------------------------- submitting
 
 
-def test_submit_reads_the_same_words(answer, tmp_path):
-    write(tmp_path, "train.py", "")
+def test_submit_reads_the_same_words(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
     line = ["--nodes", "2", "--nproc_per_node", "4", "--rdzv_id", "j", "-r", "3", "--log_dir", "logs", "train.py"]
-    done = answer("submit", "--dry-run", *line, env={"PET_MAX_RESTARTS": "3"})
+    done = run_in_fork("submit", "--dry-run", *line, env={"PET_MAX_RESTARTS": "3"})
     assert done.returncode == 0, done.stderr
     assert "--nproc 4 --run-id j --log-dir logs --show none train.py" in done.stdout
     assert "--max-restarts" not in done.stdout, "the variable is there when the job runs"
@@ -491,6 +495,6 @@ def test_submit_reads_the_same_words(answer, tmp_path):
         ("-w n1", "did you mean --nodelist?"),
     ],
 )
-def test_submit_refuses_what_slurm_says(option, hint, answer, tmp_path):
-    write(tmp_path, "train.py", "")
-    refused(answer("submit", "--dry-run", *option.split(), "train.py"), hint)
+def test_submit_refuses_what_slurm_says(option, hint, run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
+    assert_refused(run_in_fork("submit", "--dry-run", *option.split(), "train.py"), hint)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from ddplaunch.clusters.finding import Finding
+from ddplaunch.clusters.finding import ClusterEnv
 
 
-def certain(finding: Finding | None) -> Finding:
+def require_detected(finding: ClusterEnv | None) -> ClusterEnv:
     """The finding, where something was found."""
     assert finding
     return finding

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from ddplaunch.clusters import find
-from ddplaunch.clusters.alone import check_alone
+from ddplaunch.clusters import detect
+from ddplaunch.clusters.alone import check_single_node
 from ddplaunch.errors import UsageError
 from tests.clusters.samples import KUBERNETES, SLURM_BATCH
 
@@ -18,9 +18,9 @@ HERE = {OWN: True, OTHER: False, UNKNOWN: None}
 
 def check(environ: Mapping[str, str], ranks: int = 8) -> str | None:
     """Ask the net, after all systems."""
-    finding = find(environ)
-    assert finding is None or finding.is_script or finding.is_copy, "a system has decided"
-    return check_alone(environ, ranks, finding, HERE.__getitem__)
+    finding = detect(environ)
+    assert finding is None or finding.is_batch_script or finding.may_be_single, "a system has decided"
+    return check_single_node(environ, ranks, finding, HERE.__getitem__)
 
 
 REFUSED = [

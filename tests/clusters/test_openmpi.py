@@ -8,50 +8,56 @@ from typing import Any
 import pytest
 
 from ddplaunch.clusters import pmix
-from ddplaunch.clusters.finding import RankPlace
+from ddplaunch.clusters.finding import RankAssignment
 from ddplaunch.clusters.systems.ranks import openmpi as system
 from ddplaunch.errors import UsageError
 from tests.clusters.samples import OPENMPI_4, openmpi
 
 
 def test_nothing_without_it() -> None:
-    assert system.find({"OMPI_MCA_btl": "tcp", "PMIX_RANK": "0"}) is None
+    assert system.detect({"OMPI_MCA_btl": "tcp", "PMIX_RANK": "0"}) is None
 
 
 FOUND: list[tuple[Mapping[str, str], dict[str, Any]]] = [
     # version 4, and 5, on one host
     (
         OPENMPI_4,
-        {"place": RankPlace(3, 4, 3, 4), "nnodes": 1, "node_rank": 0, "address": "127.0.0.1", "run_id": "435355649"},
+        {
+            "rank_assignment": RankAssignment(3, 4, 3, 4),
+            "nnodes": 1,
+            "node_rank": 0,
+            "address": "127.0.0.1",
+            "run_id": "435355649",
+        },
     ),
-    (openmpi(1, 2, 1, 2), {"place": RankPlace(1, 2, 1, 2), "run_id": "prterun-n1-4711@1"}),
+    (openmpi(1, 2, 1, 2), {"rank_assignment": RankAssignment(1, 2, 1, 2), "run_id": "prterun-n1-4711@1"}),
     # ``mpirun --npernode 1``, and ``--map-by ppr:1:node`` of version 5: one process a node is a node
-    (openmpi(2, 3, 0, 1), {"nnodes": 3, "node_rank": 2, "place": None, "address": None}),
+    (openmpi(2, 3, 0, 1), {"nnodes": 3, "node_rank": 2, "rank_assignment": None, "address": None}),
     # what version 4 told on two hosts; it does not say which one this is, nor whether all are used
     (
         {**openmpi(3, 4, 1, 2), "OMPI_MCA_orte_num_nodes": "2"},
-        {"place": RankPlace(3, 4, 1, 2), "nnodes": None, "node_rank": None, "address": None},
+        {"rank_assignment": RankAssignment(3, 4, 1, 2), "nnodes": None, "node_rank": None, "address": None},
     ),
     # alone on a node while others share theirs: three processes on at most two nodes cannot be one a node
-    ({**openmpi(2, 3, 0, 1), "OMPI_MCA_orte_num_nodes": "2"}, {"place": RankPlace(2, 3, 0, 1)}),
+    ({**openmpi(2, 3, 0, 1), "OMPI_MCA_orte_num_nodes": "2"}, {"rank_assignment": RankAssignment(2, 3, 0, 1)}),
     # OMPI_COMM_WORLD_NODE_RANK counts the processes on a node, and is no index of nodes
     *(({**openmpi(n, 4, n, 4), "OMPI_COMM_WORLD_NODE_RANK": str(n)}, {"node_rank": 0}) for n in range(4)),
     # a local rank is never the rank modulo anything: version 5, oversubscribed, gives rank 1 the local rank 2
-    (openmpi(1, 4, 2, 4), {"place": RankPlace(1, 4, 2, 4)}),
+    (openmpi(1, 4, 2, 4), {"rank_assignment": RankAssignment(1, 4, 2, 4)}),
 ]
 
 
 @pytest.mark.parametrize(("environ", "expected"), FOUND)
 def test_what_is_found(environ: Mapping[str, str], expected: Mapping[str, Any]) -> None:
-    finding = system.find(environ)
+    finding = system.detect(environ)
     assert finding
     assert {field: getattr(finding, field) for field in expected} == expected
 
 
 def test_all_processes_of_a_job_have_one_port_and_other_jobs_another() -> None:
-    ports = {getattr(system.find(openmpi(rank, 4, rank, 4)), "port", None) for rank in range(4)}
+    ports = {getattr(system.detect(openmpi(rank, 4, rank, 4)), "port", None) for rank in range(4)}
     assert len(ports) == 1
-    other = system.find(openmpi(0, 4, 0, 4, PMIX_NAMESPACE="prterun-n1-4712@1"))
+    other = system.detect(openmpi(0, 4, 0, 4, PMIX_NAMESPACE="prterun-n1-4712@1"))
     assert other
     assert other.port not in ports
 
@@ -74,20 +80,20 @@ def test_what_pmix_says_of_hosts(
     expected: tuple[int, int, bool],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pmix, "ask", lambda environ, size: hosts)
-    finding = system.find(openmpi(*numbers))
+    monkeypatch.setattr(pmix, "query_hosts", lambda environ, size: hosts)
+    finding = system.detect(openmpi(*numbers))
     assert finding
-    assert (finding.nnodes, finding.node_rank, finding.place is not None) == expected
+    assert (finding.nnodes, finding.node_rank, finding.rank_assignment is not None) == expected
     assert finding.address == (hosts[0] if hosts else None)
 
 
 def test_pmix_is_asked_only_below_its_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMIX_NAMESPACE", "prterun-n1-4711@1")
-    assert pmix.ask(openmpi(2, 3, 0, 1), 3) is None, "no process above this one has PMIx"
-    monkeypatch.setattr(pmix, "_library", lambda: "/nowhere/libpmix.so.2")
-    assert pmix.ask(openmpi(2, 3, 0, 1), 3) is None
+    assert pmix.query_hosts(openmpi(2, 3, 0, 1), 3) is None, "no process above this one has PMIx"
+    monkeypatch.setattr(pmix, "_find_library", lambda: "/nowhere/libpmix.so.2")
+    assert pmix.query_hosts(openmpi(2, 3, 0, 1), 3) is None
     monkeypatch.delenv("PMIX_NAMESPACE")
-    assert pmix.ask(openmpi(2, 3, 0, 1), 3) is None
+    assert pmix.query_hosts(openmpi(2, 3, 0, 1), 3) is None
 
 
 TO_N2_N1 = "n[1:0,2,1]@0(3)"
@@ -121,19 +127,19 @@ def test_where_rank_0_is(where: tuple[str, int, str, int], numbers: tuple[int, i
         "OMPI_MCA_orte_node_regex": listed,
         "OMPI_MCA_orte_num_nodes": str(used),
     }
-    finding = system.find({**openmpi(*numbers), **more})
+    finding = system.detect({**openmpi(*numbers), **more})
     assert finding
     assert finding.address == first
 
 
 def test_jsrun_is_left_to_lsf() -> None:
-    assert system.find({**openmpi(1, 4, 1, 2), "JSM_NAMESPACE_RANK": "1"}) is None
+    assert system.detect({**openmpi(1, 4, 1, 2), "JSM_NAMESPACE_RANK": "1"}) is None
 
 
 @pytest.mark.parametrize("name", ["SIZE", "LOCAL_RANK", "LOCAL_SIZE"])
 def test_a_missing_variable_is_named(name: str) -> None:
     with pytest.raises(UsageError, match=f"OMPI_COMM_WORLD_{name} is not set"):
-        system.find({**OPENMPI_4, f"OMPI_COMM_WORLD_{name}": ""})
+        system.detect({**OPENMPI_4, f"OMPI_COMM_WORLD_{name}": ""})
 
 
 @pytest.mark.parametrize(
@@ -147,4 +153,4 @@ def test_a_missing_variable_is_named(name: str) -> None:
 )
 def test_what_cannot_be(changed: dict[str, str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        system.find({**OPENMPI_4, **changed})
+        system.detect({**OPENMPI_4, **changed})

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.clusters import SYSTEMS, find
-from ddplaunch.clusters.finding import RankPlace
+from ddplaunch.clusters import SYSTEMS, detect
+from ddplaunch.clusters.finding import RankAssignment
 from ddplaunch.clusters.systems import nodes
 from ddplaunch.errors import UsageError
 from tests.clusters.samples import (
@@ -42,12 +42,12 @@ from tests.clusters.samples import (
     VERTEX_AI,
     VOLCANO,
     VOLCENGINE,
-    certain,
     mvapich,
     openmpi,
+    require_detected,
     slurm_step,
 )
-from tests.toys import copied, run_copy
+from tests.toys import copy_package, run_copy
 
 PBS, LSF, CONDOR_TOLD, TF_CONFIG = (ALONE[name] for name in ("pbs", "lsf", "htcondor", "tfconfig"))
 
@@ -115,7 +115,7 @@ def _rendezvous_of_determined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_each_alone(name: str) -> None:
-    finding = certain(find(ALONE[name]))
+    finding = require_detected(detect(ALONE[name]))
     assert finding.cluster == name
     assert finding.variables
     assert all(variable in ALONE[name] for variable in finding.variables if variable != nodes.RENDEZVOUS)
@@ -123,16 +123,16 @@ def test_each_alone(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "environ"), TOGETHER)
 def test_the_more_specific_goes_first(name: str, environ: Mapping[str, str]) -> None:
-    finding = certain(find(environ))
+    finding = require_detected(detect(environ))
     assert finding.cluster == name
 
 
 @pytest.mark.parametrize("refused", [CONDOR, {**VOLCANO, "VC_MASTER_HOSTS": "job-master-0.job"}])
-def test_what_a_script_has_set_is_heard_before_a_system_refuses(refused: Mapping[str, str]) -> None:
+def test_what_a_script_has_set_is_heard_before_a_system_refuses(assert_refused: Mapping[str, str]) -> None:
     with pytest.raises(UsageError):
-        find(refused)
+        detect(assert_refused)
     for name, environ in ("nodes", NNODES), ("openmpi", openmpi(3, 4, 1, 2)):
-        finding = certain(find({**refused, **environ}))
+        finding = require_detected(detect({**assert_refused, **environ}))
         assert finding.cluster == name
 
 
@@ -140,8 +140,8 @@ def test_under_mpirun_every_rank_of_a_node_has_the_same_procid() -> None:
     """Four ranks on two nodes of an allocation, told by Open MPI 4.1.4 on Slurm 22.05; rank 0 is on the first node."""
     for rank, local, node in (0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1):
         daemon = slurm_step("1(x2)", "n[1-2]", 2, 2, node, 0, node)
-        finding = certain(find({**daemon, **openmpi(rank, 4, local, 2)}))
-        assert finding.place == RankPlace(rank, 4, local, 2)
+        finding = require_detected(detect({**daemon, **openmpi(rank, 4, local, 2)}))
+        assert finding.rank_assignment == RankAssignment(rank, 4, local, 2)
         assert finding.address == "n1"
         assert "SLURM_JOB_NODELIST" in finding.variables
         assert "--master-addr" in finding.notes[-1]
@@ -150,50 +150,50 @@ def test_under_mpirun_every_rank_of_a_node_has_the_same_procid() -> None:
 def test_mpirun_takes_address_and_port_from_the_allocation(tmp_path: Path) -> None:
     nodefile = tmp_path / "nodes"
     nodefile.write_text("n1\nn1\nn2\nn2\n")
-    finding = certain(find({**PBS, "PBS_NODEFILE": str(nodefile), **HYDRA}))
+    finding = require_detected(detect({**PBS, "PBS_NODEFILE": str(nodefile), **HYDRA}))
     assert (finding.cluster, finding.address) == ("mpich", "n1")
     assert finding.port
     assert finding.variables[-1] == "PBS_NODEFILE"
 
 
 def test_nothing_here() -> None:
-    assert find({}) is None
-    assert find({"PATH": "/usr/bin", "HOSTNAME": "n1", "SLURM_JOB_ID": "", "LOCAL_RANK": ""}) is None
+    assert detect({}) is None
+    assert detect({"PATH": "/usr/bin", "HOSTNAME": "n1", "SLURM_JOB_ID": "", "LOCAL_RANK": ""}) is None
 
 
 def test_cluster_none_looks_at_nothing() -> None:
-    assert find({**SLURM_TASK, "SLURM_PROCID": "x"}, "none") is None
+    assert detect({**SLURM_TASK, "SLURM_PROCID": "x"}, "none") is None
 
 
 def test_cluster_names_the_one_to_ask() -> None:
-    finding = certain(find({**DAEMON, **openmpi(3, 4, 1, 2)}, "slurm"))
-    assert (finding.cluster, finding.nnodes, finding.node_rank, finding.place) == ("slurm", 2, 1, None)
+    finding = require_detected(detect({**DAEMON, **openmpi(3, 4, 1, 2)}, "slurm"))
+    assert (finding.cluster, finding.nnodes, finding.node_rank, finding.rank_assignment) == ("slurm", 2, 1, None)
 
 
 def test_a_cluster_that_is_not_here_names_its_sign() -> None:
     with pytest.raises(UsageError, match="--cluster slurm does not match this process: it needs SLURM_JOB_ID"):
-        find(OPENMPI_4, "slurm")
+        detect(OPENMPI_4, "slurm")
 
 
 def test_a_cluster_that_is_unknown() -> None:
     with pytest.raises(UsageError, match="unknown --cluster slrum") as raised:
-        find({}, "slrum")
+        detect({}, "slrum")
     assert "known: torchelastic, " in raised.value.message
     assert raised.value.message.endswith(", none")
 
 
 TOY = """
-from ddplaunch.clusters.finding import Finding, Turn, system
+from ddplaunch.clusters.finding import ClusterEnv, DetectionPriority, register_system
 
 
-@system("toy", "TOY_NODES", turn=Turn.NODE)
+@register_system("toy", "TOY_NODES", turn=DetectionPriority.NODE)
 def toy(environ):
-    return Finding("toy", ("TOY_NODES",), int(environ["TOY_NODES"]), int(environ["TOY_NODE"]), address="n1")
+    return ClusterEnv("toy", ("TOY_NODES",), int(environ["TOY_NODES"]), int(environ["TOY_NODE"]), address="n1")
 """
 
 
 def test_a_new_system_is_one_file(tmp_path: Path) -> None:
-    (copied(tmp_path) / "clusters/systems/toy.py").write_text(TOY)
+    (copy_package(tmp_path) / "clusters/systems/toy.py").write_text(TOY)
     here = {"TOY_NODES": "2", "TOY_NODE": "1"}
     words = ("run", "--dry-run", "--nproc", "1")
     assert "node rank: 1 (toy)" in run_copy(tmp_path, *words, "train.py", **here)

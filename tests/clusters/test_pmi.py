@@ -11,10 +11,10 @@ from contextlib import suppress
 import pytest
 
 from ddplaunch.clusters import pmi
-from ddplaunch.clusters.finding import RankPlace
+from ddplaunch.clusters.finding import RankAssignment
 from ddplaunch.clusters.systems.ranks import mpich
 from tests.clusters.samples import HYDRA as TASK
-from tests.clusters.samples import certain
+from tests.clusters.samples import require_detected
 
 MAPPINGS = [
     # what is written; the host of each rank
@@ -33,12 +33,12 @@ MAPPINGS = [
 
 @pytest.mark.parametrize(("written", "hosts"), MAPPINGS)
 def test_a_mapping_has_the_host_of_each_rank(written: str, hosts: str) -> None:
-    assert pmi.hosts_of(written, len(hosts)) == tuple(map(int, hosts))
+    assert pmi.parse_mapping(written, len(hosts)) == tuple(map(int, hosts))
 
 
 @pytest.mark.parametrize("written", ["", "(vector)", "(vector,)", "(0,1,2)", "(vector,(0,0,1))"])
 def test_what_is_no_mapping(written: str) -> None:
-    assert pmi.hosts_of(written, 2) == ()
+    assert pmi.parse_mapping(written, 2) == ()
 
 
 class Hydra:
@@ -76,7 +76,7 @@ def hydra(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hydra]:
     """One of n1:2,n2:1."""
     ours, its = socket.socketpair()
     monkeypatch.setattr(pmi, "_fd", None)
-    monkeypatch.setattr(pmi, "_answered", None)
+    monkeypatch.setattr(pmi, "_cached_job", None)
     monkeypatch.setenv("PMI_FD", str(ours.fileno()))
     hydra = Hydra(its, "(vector,(0,1,2),1)")
     yield hydra
@@ -90,11 +90,11 @@ def task(rank: int, local_rank: int, local_size: int) -> dict[str, str]:
 
 
 def test_one_alone_on_its_host_is_a_rank_where_others_share_theirs(hydra: Hydra) -> None:
-    finding = certain(mpich.find(task(2, 0, 1)))
-    assert (finding.place, finding.nnodes, finding.node_rank) == (RankPlace(2, 3, 0, 1), 2, 1)
+    finding = require_detected(mpich.detect(task(2, 0, 1)))
+    assert (finding.rank_assignment, finding.nnodes, finding.node_rank) == (RankAssignment(2, 3, 0, 1), 2, 1)
     assert (finding.address, finding.run_id) == ("n1", "kvs_6_0_470486301_n0")
     assert finding.port
-    assert mpich.find(task(2, 0, 1)) == finding, "asked once: the barrier is the job's"
+    assert mpich.detect(task(2, 0, 1)) == finding, "asked once: the barrier is the job's"
     assert hydra.heard == ["get_my_kvsname", "get", "barrier_in", "get"], "no init, which is the program's"
     pmi.finalize()
     assert hydra.heard[4:] == ["finalize"]
@@ -102,19 +102,19 @@ def test_one_alone_on_its_host_is_a_rank_where_others_share_theirs(hydra: Hydra)
 
 @pytest.mark.parametrize(("typed", "told"), [("first.example", "first.example"), ("localhost", os.uname().nodename)])
 def test_rank_0_tells_its_host_by_the_name_that_was_typed(hydra: Hydra, typed: str, told: str) -> None:
-    finding = certain(mpich.find({**task(0, 0, 2), "PMI_HOSTNAME": typed}))
-    assert (finding.place, finding.nnodes, finding.node_rank) == (RankPlace(0, 3, 0, 2), 2, 0)
+    finding = require_detected(mpich.detect({**task(0, 0, 2), "PMI_HOSTNAME": typed}))
+    assert (finding.rank_assignment, finding.nnodes, finding.node_rank) == (RankAssignment(0, 3, 0, 2), 2, 0)
     assert finding.address == told
 
 
 def test_a_mapping_that_is_too_long_leaves_the_address(hydra: Hydra) -> None:
     hydra.mapping = ""
-    finding = certain(mpich.find(task(1, 1, 2)))
-    assert (finding.place, finding.nnodes, finding.address) == (RankPlace(1, 3, 1, 2), None, "n1")
+    finding = require_detected(mpich.detect(task(1, 1, 2)))
+    assert (finding.rank_assignment, finding.nnodes, finding.address) == (RankAssignment(1, 3, 1, 2), None, "n1")
 
 
 def test_on_one_host_nobody_is_asked(hydra: Hydra) -> None:
-    finding = certain(mpich.find({**TASK, "PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": os.environ["PMI_FD"]}))
+    finding = require_detected(mpich.detect({**TASK, "PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": os.environ["PMI_FD"]}))
     assert finding.address == "127.0.0.1"
     pmi.finalize()
     assert hydra.heard == []
@@ -122,19 +122,19 @@ def test_on_one_host_nobody_is_asked(hydra: Hydra) -> None:
 
 def test_hydra_that_hangs_up_is_as_if_nobody_could_be_asked(hydra: Hydra) -> None:
     hydra.close()
-    finding = certain(mpich.find(task(2, 0, 1)))
+    finding = require_detected(mpich.detect(task(2, 0, 1)))
     assert (finding.nnodes, finding.address) == (3, None)
 
 
 @pytest.mark.parametrize("fd", ["9999", "x", ""])
 def test_what_is_no_socket_is_left_alone(fd: str, hydra: Hydra, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMI_FD", fd)
-    assert pmi.ask({"PMI_FD": fd}, 0, 2) is None
+    assert pmi.query_hydra({"PMI_FD": fd}, 0, 2) is None
     with open(os.devnull) as other:
         monkeypatch.setenv("PMI_FD", str(other.fileno()))
-        assert pmi.ask({"PMI_FD": str(other.fileno())}, 0, 2) is None
+        assert pmi.query_hydra({"PMI_FD": str(other.fileno())}, 0, 2) is None
 
 
 def test_the_socket_of_another_process_is_left_alone(hydra: Hydra) -> None:
-    assert pmi.ask({"PMI_FD": "8"}, 0, 2) is None
+    assert pmi.query_hydra({"PMI_FD": "8"}, 0, 2) is None
     assert hydra.heard == []

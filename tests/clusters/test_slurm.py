@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.clusters.finding import RankPlace
-from ddplaunch.clusters.reading import FIRST_PORT, PORT_PAIRS
+from ddplaunch.clusters.finding import RankAssignment
+from ddplaunch.clusters.reading import FIRST_PORT, PORT_PAIR_COUNT
 from ddplaunch.clusters.systems.slurm import slurm as system
 from ddplaunch.errors import UsageError
 from tests.clusters.samples import SLURM_BATCH, SLURM_TASK, slurm_step
@@ -20,7 +20,7 @@ def without(environ: dict[str, str], *names: str) -> dict[str, str]:
 
 
 def test_nothing_without_slurm() -> None:
-    assert system.find({"SLURM_CONF": "/etc/slurm/slurm.conf", "SLURM_PROCID": "0"}) is None
+    assert system.detect({"SLURM_CONF": "/etc/slurm/slurm.conf", "SLURM_PROCID": "0"}) is None
 
 
 STEP_OF_3 = {node: slurm_step("1(x3)", "tux[1-2],gpu07", 3, 3, node, 0, node) for node in (0, 1, 2)}
@@ -28,8 +28,8 @@ OF_HET_JOB = {"SLURM_HET_SIZE": "2", "SLURM_NTASKS_HET_GROUP_0": "1", "SLURM_NTA
 OWN = os.uname().nodename
 ON_OWN = {**SLURM_BATCH, "SLURM_JOB_NODELIST": f"n1,{OWN}"}
 
-RANK_3 = {"place": RankPlace(3, 4, 1, 2), "nnodes": 2, "node_rank": 1, "address": "n1", "run_id": "1.0"}
-A_SCRIPT = {"nnodes": 1, "node_rank": 0, "place": None, "address": None, "is_script": True}
+RANK_3 = {"rank_assignment": RankAssignment(3, 4, 1, 2), "nnodes": 2, "node_rank": 1, "address": "n1", "run_id": "1.0"}
+A_SCRIPT = {"nnodes": 1, "node_rank": 0, "rank_assignment": None, "address": None, "is_batch_script": True}
 SRUN = "--nodes=2 --ntasks=2 --ntasks-per-node=1"
 
 FOUND: list[tuple[Mapping[str, str], dict[str, Any], list[str]]] = [
@@ -42,20 +42,28 @@ FOUND: list[tuple[Mapping[str, str], dict[str, Any], list[str]]] = [
     # a cyclic distribution deals ranks to nodes in turn
     (
         slurm_step("2(x2)", "n[1-2]", 2, 4, rank=2, local=1, node=0, SLURM_DISTRIBUTION="cyclic:block"),
-        {"place": RankPlace(2, 4, 1, 2), "node_rank": 0},
+        {"rank_assignment": RankAssignment(2, 4, 1, 2), "node_rank": 0},
         [SRUN, "SLURM_DISTRIBUTION=cyclic:block"],
     ),
     *(
         (
             slurm_step("3,1,2", "n[1-3]", 3, 6, rank, local, node),
-            {"place": RankPlace(rank, 6, local, local_size), "nnodes": 3, "node_rank": node, "address": "n1"},
+            {
+                "rank_assignment": RankAssignment(rank, 6, local, local_size),
+                "nnodes": 3,
+                "node_rank": node,
+                "address": "n1",
+            },
             ["--nodes=3 --ntasks=3"],
         )
         for rank, local, node, local_size in ((0, 0, 0, 3), (2, 2, 0, 3), (3, 0, 1, 1), (4, 0, 2, 2), (5, 1, 2, 2))
     ),
     # one task a node is a node
-    *((STEP_OF_3[node], {"place": None, "nnodes": 3, "node_rank": node, "address": "tux1"}, []) for node in STEP_OF_3),
-    (slurm_step("1", "n2", 1, 1, 0, 0, 0), {"nnodes": 1, "node_rank": 0, "place": None}, []),
+    *(
+        (STEP_OF_3[node], {"rank_assignment": None, "nnodes": 3, "node_rank": node, "address": "tux1"}, [])
+        for node in STEP_OF_3
+    ),
+    (slurm_step("1", "n2", 1, 1, 0, 0, 0), {"nnodes": 1, "node_rank": 0, "rank_assignment": None}, []),
     # a shell of ``srun --pty`` over several nodes is warned of
     (slurm_step("1(x2)", "n[1-2]", 2, 2, 0, 0, 0, SLURM_PTY_PORT="41293"), {"nnodes": 2}, ["--cluster none"]),
     (slurm_step("1", "n1", 1, 1, 0, 0, 0, SLURM_PTY_PORT="41293"), {"nnodes": 1}, []),
@@ -89,22 +97,22 @@ FOUND: list[tuple[Mapping[str, str], dict[str, Any], list[str]]] = [
 
 @pytest.mark.parametrize(("environ", "expected", "notes"), FOUND)
 def test_what_is_found(environ: Mapping[str, str], expected: Mapping[str, Any], notes: list[str]) -> None:
-    finding = system.find(environ)
+    finding = system.detect(environ)
     assert finding
     assert {field: getattr(finding, field) for field in expected} == expected
     assert len(finding.notes) == len(notes)
     assert all(part in note for part, note in zip(notes, finding.notes, strict=True))
-    assert ("SLURM_STEP_ID" in finding.variables) is not finding.is_script
+    assert ("SLURM_STEP_ID" in finding.variables) is not finding.is_batch_script
 
 
 def test_a_batch_shell_runs_where_slurm_says() -> None:
     """``sbatch --batch`` chooses its host; one that has its variables elsewhere was started by something else."""
     with pytest.raises(UsageError, match=f"the script of slurm job 1 runs on n1, and this is {OWN}: it may be one of"):
-        system.find({**ON_OWN, "SLURMD_NODENAME": "n1"})
+        system.detect({**ON_OWN, "SLURMD_NODENAME": "n1"})
 
 
 def port(job: int, step: int) -> int:
-    finding = system.find({**SLURM_TASK, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)})
+    finding = system.detect({**SLURM_TASK, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)})
     assert finding
     assert finding.port is not None
     return finding.port
@@ -114,7 +122,7 @@ def test_jobs_and_steps_near_each_other_never_share_a_port_nor_the_one_behind_it
     ports = [port(job, step) for job in (41, 42, 43, 1040) for step in range(8)]
     assert len({each + behind for each in ports for behind in (0, 1)}) == 2 * len(ports)
     assert min(ports) >= FIRST_PORT
-    assert max(ports) < FIRST_PORT + 2 * PORT_PAIRS <= 31000
+    assert max(ports) < FIRST_PORT + 2 * PORT_PAIR_COUNT <= 31000
     assert port(67043328, 3) == port(67043328, 3)
 
 
@@ -132,7 +140,7 @@ CONTRADICTIONS = [
 @pytest.mark.parametrize(("changed", "one", "other"), CONTRADICTIONS)
 def test_a_contradiction_shows_both_values(changed: dict[str, str], one: str, other: str) -> None:
     with pytest.raises(UsageError) as raised:
-        system.find({**SLURM_TASK, **changed})
+        system.detect({**SLURM_TASK, **changed})
     assert raised.value.message == f"{one} and {other} contradict each other"
     assert "--cluster none" in str(raised.value.hint)
 
@@ -151,16 +159,16 @@ NEEDED = [
 @pytest.mark.parametrize("name", NEEDED)
 def test_a_missing_variable_is_named(name: str) -> None:
     with pytest.raises(UsageError, match=f"{name} is not set"):
-        system.find(without(SLURM_TASK, name))
+        system.detect(without(SLURM_TASK, name))
 
 
 @pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_STEP_ID", *NEEDED[2:]])
 @pytest.mark.parametrize("value", ["two", "-1", "1.5", "٣", "9" * 5000])
 def test_a_variable_that_is_no_number_is_named(name: str, value: str) -> None:
     with pytest.raises(UsageError, match=f"{name}={value} is not a number"):
-        system.find({**SLURM_TASK, name: value})
+        system.detect({**SLURM_TASK, name: value})
 
 
 def test_a_node_list_that_does_not_parse_is_named() -> None:
     with pytest.raises(UsageError, match=r"SLURM_STEP_NODELIST: 'n\[1-' cannot be read"):
-        system.find({**SLURM_TASK, "SLURM_STEP_NODELIST": "n[1-"})
+        system.detect({**SLURM_TASK, "SLURM_STEP_NODELIST": "n[1-"})

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.clusters import SYSTEMS, find
-from ddplaunch.clusters.finding import Finding, RankPlace
+from ddplaunch.clusters import SYSTEMS, detect
+from ddplaunch.clusters.finding import ClusterEnv, RankAssignment
 from ddplaunch.clusters.systems import nodes
-from ddplaunch.control.route import own_addresses
+from ddplaunch.control.route import list_reachable_addresses
 from ddplaunch.errors import UsageError
 from tests.clusters.samples import (
     ALONE,
@@ -46,12 +46,12 @@ from tests.clusters.samples import (
     VERTEX_AI,
     VOLCANO,
     VOLCENGINE,
-    certain,
     cluster_spec,
     mvapich,
     openmpi,
+    require_detected,
 )
-from tests.conftest import write
+from tests.conftest import write_program
 from tests.control.test_joining import free_port
 
 POOLS = {"workerpool0": ["p0-0:2222"], "workerpool1": ["p1-0:2222", "p1-1:2222"], "workerpool2": ["p2-0:2222"]}
@@ -59,17 +59,17 @@ SGE = {"JOB_ID": "4711", "JOB_SCRIPT": "/job"}
 OF_OURS = {"DDPLAUNCH_HOSTS": "n1,n2", "DDPLAUNCH_NODE_RANK": "1"}  # of a job of `ddplaunch submit`
 
 
-def seen(name: str, environ: Mapping[str, str]) -> Finding | None:
+def seen(name: str, environ: Mapping[str, str]) -> ClusterEnv | None:
     """What one system says, with nothing that others add."""
-    return SYSTEMS[name].find(environ)
+    return SYSTEMS[name].detect(environ)
 
 
 def a_node(nnodes: int, node_rank: int, **others: Any) -> dict[str, Any]:
-    return {"nnodes": nnodes, "node_rank": node_rank, "place": None, **others}
+    return {"nnodes": nnodes, "node_rank": node_rank, "rank_assignment": None, **others}
 
 
 def a_rank(*place: int | None, **others: Any) -> dict[str, Any]:
-    return {"place": RankPlace(*place), **others}  # type: ignore[arg-type]
+    return {"rank_assignment": RankAssignment(*place), **others}  # type: ignore[arg-type]
 
 
 FOUND: list[tuple[str, Mapping[str, str], dict[str, Any]]] = [
@@ -140,7 +140,7 @@ FOUND: list[tuple[str, Mapping[str, str], dict[str, Any]]] = [
             1,
             nproc="8",
             address="env-job-98bw-0.env-job-98bw-job-svc",
-            address_comes_late=True,
+            address_may_be_unknown=True,
             run_id="env-job-98bw",
         ),
     ),
@@ -153,7 +153,7 @@ FOUND: list[tuple[str, Mapping[str, str], dict[str, Any]]] = [
         },
         a_node(1, 0, address=None, nproc=None),
     ),
-    ("modelarts", ALONE["modelarts"], a_node(2, 1, nproc="8", address="job-worker-0.job", address_comes_late=True)),
+    ("modelarts", ALONE["modelarts"], a_node(2, 1, nproc="8", address="job-worker-0.job", address_may_be_unknown=True)),
     ("modelarts", {"MA_NUM_HOSTS": "1", "MA_NUM_GPUS": "0", "VC_TASK_INDEX": "7"}, a_node(1, 0, nproc=None)),
     ("dstack", NUMBERED["dstack"], {"run_id": "calm-otter-1"}),
     ("dstack", {**NUMBERED["dstack"], "DSTACK_GPUS_PER_NODE": "0"}, {"nproc": None}),
@@ -164,7 +164,7 @@ FOUND: list[tuple[str, Mapping[str, str], dict[str, Any]]] = [
         a_node(
             1,
             0,
-            is_copy=True,
+            may_be_single=True,
             notes=(
                 "BEAKER_REPLICA_RANK=1 without BEAKER_LEADER_REPLICA_HOSTNAME: this replica is treated as a job of its "
                 "own",
@@ -202,8 +202,16 @@ FOUND: list[tuple[str, Mapping[str, str], dict[str, Any]]] = [
         },
         a_node(1, 0, address=None),
     ),
-    ("volcano", {**VOLCANO, "VC_TASK_INDEX": ""}, a_node(2, 1, address="job-my-nodes-0.job", address_comes_late=True)),
-    ("volcano", {**VOLCANO, "VK_TASK_INDEX": ""}, a_node(2, 1, address="job-my-nodes-0.job", address_comes_late=True)),
+    (
+        "volcano",
+        {**VOLCANO, "VC_TASK_INDEX": ""},
+        a_node(2, 1, address="job-my-nodes-0.job", address_may_be_unknown=True),
+    ),
+    (
+        "volcano",
+        {**VOLCANO, "VK_TASK_INDEX": ""},
+        a_node(2, 1, address="job-my-nodes-0.job", address_may_be_unknown=True),
+    ),
     (
         "volcano",
         {**VOLCANO, "VC_MY_NODES_HOSTS": ""},
@@ -215,7 +223,7 @@ FOUND: list[tuple[str, Mapping[str, str], dict[str, Any]]] = [
     ),
     ("htcondor", {"_CONDOR_PROCNO": "0", "_CONDOR_NPROCS": "1"}, a_node(1, 0)),
     ("htcondor", {**CONDOR, "MASTER_ADDR": "n1"}, a_node(2, 1, address="n1")),
-    ("kubernetes", POD, a_node(2, 1, address="job-0.job", port=29500, address_comes_late=True)),
+    ("kubernetes", POD, a_node(2, 1, address="job-0.job", port=29500, address_may_be_unknown=True)),
     (
         "kubernetes",
         {**POD, "DDPLAUNCH_NNODES": "2:4", "JOB_COMPLETION_INDEX": "3"},
@@ -240,14 +248,14 @@ FOUND: list[tuple[str, Mapping[str, str], dict[str, Any]]] = [
         a_node(
             1,
             0,
-            is_copy=True,
+            may_be_single=True,
             notes=("BATCH_TASK_INDEX=1 without BATCH_HOSTS_FILE: this task is treated as a job of its own",),
         ),
     ),
     (
         "gcpbatch",
         {"BATCH_TASK_INDEX": "0", "BATCH_TASK_COUNT": "1"},
-        a_node(1, 0, is_copy=False, notes=()),
+        a_node(1, 0, may_be_single=False, notes=()),
     ),
     (
         "nomad",
@@ -255,7 +263,7 @@ FOUND: list[tuple[str, Mapping[str, str], dict[str, Any]]] = [
         a_node(
             1,
             0,
-            is_copy=True,
+            may_be_single=True,
             notes=("NOMAD_ALLOC_INDEX=1 without a count: this allocation is treated as a job of its own",),
         ),
     ),
@@ -263,23 +271,23 @@ FOUND: list[tuple[str, Mapping[str, str], dict[str, Any]]] = [
     (
         "pbs",
         {"PBS_JOBID": "1234.server", "PBS_NODENUM": "7", **OF_OURS},
-        a_node(2, 1, address="n1", is_script=False, run_id="1234.server"),
+        a_node(2, 1, address="n1", is_batch_script=False, run_id="1234.server"),
     ),
     ("pbs", {"PBS_JOBID": "4711[0].pbs01", "PBS_ARRAY_INDEX": "0", **OF_OURS}, {"run_id": "4711_0.pbs01"}),
     (
         "sge",
         {**SGE, **OF_OURS},
-        a_node(2, 1, address="n1", run_id="4711", is_script=False),
+        a_node(2, 1, address="n1", run_id="4711", is_batch_script=False),
     ),
     ("sge", {**SGE, **OF_OURS, "SGE_TASK_ID": "undefined"}, {"run_id": "4711"}),
     ("sge", {**SGE, **OF_OURS, "SGE_TASK_ID": "3"}, {"run_id": "4711_3"}),
-    ("azurebatch", AZURE_BATCH, a_node(1, 0, is_script=True)),
+    ("azurebatch", AZURE_BATCH, a_node(1, 0, is_batch_script=True)),
 ]
 
 
 @pytest.mark.parametrize(("name", "environ", "expected"), FOUND)
 def test_what_is_found(name: str, environ: Mapping[str, str], expected: Mapping[str, Any]) -> None:
-    finding = certain(seen(name, environ))
+    finding = require_detected(seen(name, environ))
     assert (finding.cluster, {field: getattr(finding, field) for field in expected}) == (name, expected)
 
 
@@ -444,31 +452,31 @@ def test_each_job_has_a_port_of_its_own(name: str, changed: Mapping[str, str]) -
 
 # ------------------------------------------------------------------------------------------- rows of numbered nodes
 
-ROWS = {row.cluster: row for row in nodes.NUMBERED}
+ROWS = {row.cluster: row for row in nodes.NODE_VARIABLE_SYSTEMS}
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_numbered_nodes(name: str) -> None:
     row, environ = ROWS[name], NUMBERED[name]
-    finding = certain(find(environ))
+    finding = require_detected(detect(environ))
     assert (finding.cluster, finding.nnodes, finding.node_rank, finding.address) == (name, 2, 1, "10.0.0.4")
     assert finding.nproc == ("8" if row.nproc else None)
-    assert (finding.place, finding.is_copy) == (None, False)
-    alone = certain(find({**environ, row.nnodes: "1", row.node_rank: "0", row.address: ""}, name))
+    assert (finding.rank_assignment, finding.may_be_single) == (None, False)
+    alone = require_detected(detect({**environ, row.nnodes: "1", row.node_rank: "0", row.address: ""}, name))
     assert (alone.nnodes, alone.node_rank, alone.address) == (1, 0, None)
     with pytest.raises(UsageError, match=f"{row.node_rank}=2 and {row.nnodes}=2 contradict"):
-        find({**environ, row.node_rank: "2"})
+        detect({**environ, row.node_rank: "2"})
     with pytest.raises(UsageError, match=f"{row.node_rank} is not set"):
-        find({**environ, row.node_rank: "", row.address: ""})
+        detect({**environ, row.node_rank: "", row.address: ""})
     assert "." in row.source or "NVIDIA" in row.source
 
 
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if not row.copies])
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if not row.independent_without_address])
 def test_several_numbered_nodes_need_an_address(name: str) -> None:
     row = ROWS[name]
     said = f"{row.node_rank}=1 of {row.nnodes}=2 nodes, but nothing says where"
     with pytest.raises(UsageError, match=said) as raised:
-        find({**NUMBERED[name], row.address: ""})
+        detect({**NUMBERED[name], row.address: ""})
     assert f'--nnodes "${row.nnodes}" --node-rank "${row.node_rank}"' in str(raised.value.hint)
 
 
@@ -499,7 +507,7 @@ def test_a_trial_of_determined(text: str | None, hosts: Path, monkeypatch: pytes
         return
     hosts.write_text(text)
     if "10.0.0.4" in text:
-        finding = certain(seen("determined", environ))
+        finding = require_detected(seen("determined", environ))
         found = (finding.nnodes, finding.node_rank, finding.address, finding.run_id)
         assert found == (2, 1, "10.0.0.4", "1.6f1c1a3e.1")
     else:
@@ -511,7 +519,7 @@ def test_a_trial_of_determined(text: str | None, hosts: Path, monkeypatch: pytes
 def test_hosts_of_google_are_numbered_by_their_place_in_the_file(hosts: Path) -> None:
     own = os.uname().nodename
     hosts.write_text(f"other-0.c.project.internal\n{own}\n")
-    finding = certain(seen("gcpbatch", {**GCP_BATCH, "BATCH_TASK_INDEX": "0", "BATCH_HOSTS_FILE": str(hosts)}))
+    finding = require_detected(seen("gcpbatch", {**GCP_BATCH, "BATCH_TASK_INDEX": "0", "BATCH_HOSTS_FILE": str(hosts)}))
     assert (finding.nnodes, finding.node_rank, finding.address) == (2, 1, "other-0.c.project.internal")
     hosts.write_text("a\nb\n")
     with pytest.raises(UsageError, match=f"does not have this machine, {own}"):
@@ -535,15 +543,15 @@ def test_a_script_is_told_of_its_hosts(name: str, hosts: Path) -> None:
     job_id, file = HOSTFILES[name]
     job = {job_id: "4711", file: str(hosts)}
     hosts.write_text("n1 4 all.q@n1 UNDEFINED\nn1\nn2\nn2\n")
-    finding = certain(find(job))
-    assert (finding.cluster, finding.nnodes, finding.node_rank, finding.is_script) == (name, 1, 0, True)
+    finding = require_detected(detect(job))
+    assert (finding.cluster, finding.nnodes, finding.node_rank, finding.is_batch_script) == (name, 1, 0, True)
     assert f"the script of {name} job 4711 runs on one of its 2 hosts; to use all: " in finding.notes[0]
-    rank = certain(find({**job, **openmpi(3, 4, 1, 2)}))
+    rank = require_detected(detect({**job, **openmpi(3, 4, 1, 2)}))
     assert (rank.cluster, rank.address) == ("openmpi", "n1")
     assert rank.port
     assert file in rank.variables
     hosts.write_text("n1\nn1\n")
-    alone = certain(find(job))
+    alone = require_detected(detect(job))
     assert alone.notes == ()
 
 
@@ -552,13 +560,13 @@ def test_a_process_on_another_host_than_the_scripts_is_refused(hosts: Path) -> N
     own = os.uname().nodename
     hosts.write_text(f"n1.cluster\n{own}.cluster\n")
     with pytest.raises(UsageError) as raised:
-        find({"OAR_JOB_ID": "4711", "OAR_NODEFILE": str(hosts)})
+        detect({"OAR_JOB_ID": "4711", "OAR_NODEFILE": str(hosts)})
     said = f"the script of oar job 4711 runs on n1.cluster, and this is {own}.cluster: it may be one of 2 nodes"
     assert raised.value.message == said
     assert "--nnodes 2 --node-rank 1 --master-addr n1.cluster" in str(raised.value.hint)
     hosts.write_text(f"{own}\nn2\n")
-    first = certain(find({"OAR_JOB_ID": "4711", "OAR_NODEFILE": str(hosts)}))
-    assert first.is_script
+    first = require_detected(detect({"OAR_JOB_ID": "4711", "OAR_NODEFILE": str(hosts)}))
+    assert first.is_batch_script
 
 
 def test_the_job_of_a_launch_node(hosts: Path) -> None:
@@ -566,26 +574,30 @@ def test_the_job_of_a_launch_node(hosts: Path) -> None:
     hosts.write_text("batch2\n" + "h41n03\n" * 3 + "h41n04\n" * 3)
     job = {"LSB_JOBID": "4711", "LSB_DJOB_RANKFILE": str(hosts), "CSM_ALLOCATION_ID": "17"}
 
-    def found(rank: int, size: int, local_rank: int, **others: str) -> Finding:
+    def found(rank: int, size: int, local_rank: int, **others: str) -> ClusterEnv:
         numbers = {"RANK": rank, "SIZE": size, "LOCAL_RANK": local_rank}
         task = {f"JSM_NAMESPACE_{name}": str(value) for name, value in numbers.items()}
-        finding = certain(seen("lsf", {**job, **task, **others}))
+        finding = require_detected(seen("lsf", {**job, **task, **others}))
         return finding
 
     several = found(4, 6, 1)
-    assert (several.address, several.place, several.run_id) == ("h41n03", RankPlace(4, 6, 1, None), "4711")
+    assert (several.address, several.rank_assignment, several.run_id) == (
+        "h41n03",
+        RankAssignment(4, 6, 1, None),
+        "4711",
+    )
     assert (several.nnodes, several.node_rank) == (None, None)
     node = found(1, 2, 0, JSM_NAMESPACE_LOCAL_SIZE="1")
-    assert (node.nnodes, node.node_rank, node.place) == (2, 1, None)
-    assert found(1, 2, 1).place == RankPlace(1, 2, 1, None), "two may share the first of two hosts"
+    assert (node.nnodes, node.node_rank, node.rank_assignment) == (2, 1, None)
+    assert found(1, 2, 1).rank_assignment == RankAssignment(1, 2, 1, None), "two may share the first of two hosts"
     assert found(4, 6, 1, LSB_DJOB_RANKFILE="/proc/nowhere").address is None
     with pytest.raises(UsageError, match="JSM_NAMESPACE_RANK=x is not a number"):
         found(4, 6, 1, JSM_NAMESPACE_RANK="x")
-    script = certain(seen("lsf", job))
-    assert (script.nnodes, script.node_rank, script.place) == (1, 0, None)
+    script = require_detected(seen("lsf", job))
+    assert (script.nnodes, script.node_rank, script.rank_assignment) == (1, 0, None)
     assert "one of its 2 hosts; to use all: jsrun" in script.notes[0]
     del job["CSM_ALLOCATION_ID"]  # then the first line is a host like the rest
-    script = certain(seen("lsf", job))
+    script = require_detected(seen("lsf", job))
     assert "one of its 3 hosts" in script.notes[0]
 
 
@@ -594,21 +606,21 @@ def test_what_blaunch_has_started_is_a_node(hosts: Path) -> None:
     own = os.uname().nodename
     hosts.write_text(f"h1\nh1\n{own}\n{own}\n")
     job = {"LSB_JOBID": "4711", "LSB_DJOB_RANKFILE": str(hosts), "LSF_PM_TASKID": "3"}
-    finding = certain(seen("lsf", job))
+    finding = require_detected(seen("lsf", job))
     assert (finding.nnodes, finding.node_rank, finding.address, finding.run_id) == (2, 1, "h1", "4711")
     assert finding.port
     hosts.write_text("h1\nh2\n")
-    elsewhere = certain(seen("lsf", job))
-    assert elsewhere.is_script
+    elsewhere = require_detected(seen("lsf", job))
+    assert elsewhere.is_batch_script
 
 
 def test_what_pbsdsh_started_is_a_node(hosts: Path) -> None:
     hosts.write_text("n1.example.org\nn1.example.org\nn2.example.org\nn2.example.org\n")
     job = {"PBS_JOBID": "1234.server", "PBS_NODEFILE": str(hosts), "PBS_NODENUM": "0", "PBS_TASKNUM": "1"}
-    script = certain(seen("pbs", job))
-    assert (script.nnodes, script.node_rank, script.address, script.is_script) == (1, 0, None, True)
+    script = require_detected(seen("pbs", job))
+    assert (script.nnodes, script.node_rank, script.address, script.is_batch_script) == (1, 0, None, True)
     for node, task in ("0", "2"), ("1", "1"):
-        finding = certain(seen("pbs", {**job, "PBS_NODENUM": node, "PBS_TASKNUM": task}))
+        finding = require_detected(seen("pbs", {**job, "PBS_NODENUM": node, "PBS_TASKNUM": task}))
         assert (finding.nnodes, finding.node_rank, finding.address) == (2, int(node), "n1.example.org")
         assert finding.port
     with pytest.raises(UsageError, match="PBS_NODENUM=2 and hosts in PBS_NODEFILE=2 contradict"):
@@ -634,7 +646,7 @@ def test_the_main_node_of_aws_finds_its_own_address_and_the_job_its_port() -> No
     assert main
     assert node
     assert main.node_rank == 0
-    assert main.address in {*own_addresses(), None}, "None on a machine without a network"
+    assert main.address in {*list_reachable_addresses(), None}, "None on a machine without a network"
     assert (main.port, main.run_id) == (node.port, node.run_id)
     assert main.run_id == "1c2f5a5e-6f0a-4f0e-a3f2-5b0d6b6b1f0e"
 
@@ -667,12 +679,14 @@ def test_the_main_node_of_aws_finds_its_own_address_and_the_job_its_port() -> No
         ),
     ],
 )
-def test_an_open_question_says_what_to_type(answer, tmp_path, environ, lines, typed) -> None:
-    write(tmp_path, "train.py", "")
-    done = answer("run", "--dry-run", "train.py", env=environ)
+def test_an_open_question_says_what_to_type(run_in_fork, tmp_path, environ, lines, typed) -> None:
+    write_program(tmp_path, "train.py", "")
+    done = run_in_fork("run", "--dry-run", "train.py", env=environ)
     assert (done.returncode, done.stderr.splitlines()) == (2, lines)
-    assert "node rank: 1 (--node-rank)" in answer("run", "--dry-run", *typed.split(), "train.py", env=environ).stdout
-    alone = answer("run", "--dry-run", "--cluster", "none", "train.py", env=environ)
+    assert (
+        "node rank: 1 (--node-rank)" in run_in_fork("run", "--dry-run", *typed.split(), "train.py", env=environ).stdout
+    )
+    alone = run_in_fork("run", "--dry-run", "--cluster", "none", "train.py", env=environ)
     assert (alone.returncode, "master address: 127.0.0.1" in alone.stdout) == (0, True)
 
 
@@ -703,11 +717,14 @@ SCRIPT = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_S
         ),
     ],
 )
-def test_two_machines_train_together(start, tmp_path, name, shared, first, second) -> None:
-    write(tmp_path, "train.py", SCRIPT)
+def test_two_machines_train_together(start_ddplaunch, tmp_path, name, shared, first, second) -> None:
+    write_program(tmp_path, "train.py", SCRIPT)
     shared = {**shared, "MASTER_PORT": str(free_port())}
     nproc = ["--nproc", "1"] if name == "awsbatch" else []  # the others tell
-    jobs = [start("run", *nproc, "--start", "exec", "train.py", env={**shared, **node}) for node in (first, second)]
+    jobs = [
+        start_ddplaunch("run", *nproc, "--start", "exec", "train.py", env={**shared, **node})
+        for node in (first, second)
+    ]
     assert [job.wait() for job in jobs] == [0, 0], "".join(job.stderr() for job in jobs)
     assert "rank 0 of 2" in jobs[0].stdout()
     assert "rank 1 of 2" in jobs[1].stdout()

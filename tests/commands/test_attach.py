@@ -8,26 +8,26 @@ import time
 
 import pytest
 
-from ddplaunch.commands.runs.serve import LivePages
+from ddplaunch.commands.runs.serve import LivePage
 from ddplaunch.commands.submit.slurm import Slurm
-from ddplaunch.queue.scheduler import JobId, JobState
+from ddplaunch.queue.scheduler import BatchJobState, JobId
 from tests.commands.test_submit import Cluster
-from tests.conftest import write
-from tests.patience import patience
+from tests.conftest import write_program
+from tests.patience import scaled_timeout
 
 
 @pytest.fixture
 def cluster(tmp_path):
-    write(tmp_path, "train.py", "")
+    write_program(tmp_path, "train.py", "")
     return Cluster(tmp_path)
 
 
 @pytest.fixture
-def answers(answer, cluster, tmp_path):
+def answers(run_in_fork, cluster, tmp_path):
     """Run a command on that cluster."""
 
     def run(*words: str):
-        return answer(*words, env={**cluster.environ})
+        return run_in_fork(*words, env={**cluster.environ})
 
     return run
 
@@ -60,7 +60,7 @@ def keep_run_without_end(tmp_path):
     """Keep the record of job 77's run on n1, as a node leaves it whose launcher was killed."""
     head = {"run_id": "77.0", "target": "train.py", "argv": ["ddplaunch", "run", "train.py"], "host": "n1", "cwd": "/"}
     head |= {"pid": 44, "born": 1, "began": time.time(), "job": "77", "node_rank": 0, "nnodes": 1, "world_size": 1}
-    write(tmp_path / "state/ddplaunch/runs/77.0", "node-0.jsonl", json.dumps(head) + "\n")
+    write_program(tmp_path / "state/ddplaunch/runs/77.0", "node-0.jsonl", json.dumps(head) + "\n")
     for folder in ("state/ddplaunch", "state/ddplaunch/runs", "state/ddplaunch/runs/77.0"):
         (tmp_path / folder).chmod(0o700)
 
@@ -76,7 +76,7 @@ def test_the_report_has_the_end_of_a_run_from_slurm(answers, cluster, tmp_path, 
     assert (told.returncode, told.stderr) == (0, "job 77 failed (exit code 137)\n"), "asked once"
     assert "77.0: lost: its launcher was killed, or the machine went down\n" in told.stdout
     monkeypatch.setenv("XDG_STATE_HOME", cluster.environ["XDG_STATE_HOME"])
-    pages = [LivePages("77.0", job).now() for job in (None, JobState("failed", 137))]
+    pages = [LivePage("77.0", job).get_page() for job in (None, BatchJobState("failed", 137))]
     assert [b">lost<" in page for page in pages] == [False, True]
     (cluster.folder / "down").touch()
     if run == "77.0":
@@ -119,7 +119,7 @@ def test_what_the_accounts_say(answers, cluster, tmp_path):
     cluster.plays("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     answers("submit", "train.py")
     (tmp_path / "slurm-77.out").write_text("one\n")
-    write(cluster.folder, "bin/sacct", "#!/bin/sh\necho '77|CANCELLED by 1000|0:15'\n").chmod(0o755)
+    write_program(cluster.folder, "bin/sacct", "#!/bin/sh\necho '77|CANCELLED by 1000|0:15'\n").chmod(0o755)
     done = answers("attach", "77")
     assert (done.returncode, done.stdout) == (143, "one\n")
     assert "job 77 was cancelled (exit code 143)" in done.stderr
@@ -161,7 +161,7 @@ ARRAY = """
 def test_an_array_is_summed_up(answers, cluster, tmp_path):
     """How each ended stays known after Slurm has forgotten it."""
     answers("submit", "--array", "0-3", "train.py")
-    write(cluster.folder, "jobs", ARRAY)
+    write_program(cluster.folder, "jobs", ARRAY)
     told = answers("report", "77")
     assert told.returncode == 0, told.stderr
     assert told.stdout.splitlines() == [
@@ -170,7 +170,7 @@ def test_an_array_is_summed_up(answers, cluster, tmp_path):
         *(f"{index}      {state:23}  {tmp_path}/slurm-77_{index}.out" for index, state in enumerate(STATES)),
         "one of them: ddplaunch report 77_INDEX",
     ]
-    write(cluster.folder, "jobs", "77_2 80 COMPLETED None 0 0 n1\n77_3 77 TIMEOUT None 0 0 n1\n")
+    write_program(cluster.folder, "jobs", "77_2 80 COMPLETED None 0 0 n1\n77_3 77 TIMEOUT None 0 0 n1\n")
     told = json.loads(answers("report", "77", "--json").stdout)
     assert (told["state"], told["code"]) == ("2 completed, 2 failed", 143)
     assert [each["code"] for each in told["jobs"]] == [0, 3, 0, 143]
@@ -197,7 +197,9 @@ def test_ps_asks_slurm_once(answers, cluster):
     for number in (77, 78, 79):
         cluster.environ["ANSWER"] = str(number)
         answers("submit", *(["--array", "0-1"] if number == 79 else []), "train.py")
-    write(cluster.folder, "jobs", "77 77 FAILED None 9 0 n1\n79_0 80 RUNNING None 0 0 n1\n79_1 79 PENDING None 0 0\n")
+    write_program(
+        cluster.folder, "jobs", "77 77 FAILED None 9 0 n1\n79_0 80 RUNNING None 0 0 n1\n79_1 79 PENDING None 0 0\n"
+    )
     states = re.findall(r"(?m)^7[789] .* train.py +(.*)$", answers("ps").stdout)
     assert states == ["1 pending, 1 running", "ended; Slurm no longer knows how", "failed (exit code 137)"]
     (asked,) = cluster.read("asked").splitlines()
@@ -207,17 +209,17 @@ def test_ps_asks_slurm_once(answers, cluster):
 
 def test_a_scheduler_that_is_slow_has_one_deadline(cluster, monkeypatch):
     monkeypatch.setenv("PATH", cluster.environ["PATH"])
-    write(cluster.folder, "bin/squeue", "#!/bin/sh\nexec sleep 600\n")
+    write_program(cluster.folder, "bin/squeue", "#!/bin/sh\nexec sleep 600\n")
     began = time.monotonic()
-    assert Slurm().ask([JobId("77"), JobId("78", "other"), JobId("79", index="")], 0.1) is None
-    assert time.monotonic() - began < patience(5)
+    assert Slurm().query([JobId("77"), JobId("78", "other"), JobId("79", index="")], 0.1) is None
+    assert time.monotonic() - began < scaled_timeout(5)
 
 
 def test_a_controller_that_is_down(answers, cluster, tmp_path):
     """It is said at once, and the log needs no controller."""
     answers("submit", "train.py")
-    write(tmp_path, "slurm-77.out", "one\n")
-    write(cluster.folder, "down", "")
+    write_program(tmp_path, "slurm-77.out", "one\n")
+    write_program(cluster.folder, "down", "")
     cluster.plays("exec sleep 600")
     for words in (("stop", "77"), ("attach", "77"), ("report", "77"), ("stop", "77", "--now")):
         done = answers(*words)
@@ -255,12 +257,12 @@ def test_a_site_that_allows_no_step(answers, cluster):
     answers("submit", "train.py")
     cluster.plays("say RUNNING None 0:0")
     refusal = "srun: error: Unable to create step for job 77: Access/permission denied"
-    write(cluster.folder, "bin/srun", f"#!/bin/sh\necho '{refusal}' >&2; exit 1\n").chmod(0o755)
+    write_program(cluster.folder, "bin/srun", f"#!/bin/sh\necho '{refusal}' >&2; exit 1\n").chmod(0o755)
     done = answers("stacks", "77")
     assert (done.returncode, done.stdout) == (69, "")
     assert "Slurm started nothing in job 77: Unable to create step for job 77: Access/permission denied" in done.stderr
     assert "may not allow srun --overlap" in done.stderr
-    write(cluster.folder, "jobs", "77 77 RUNNING None 0 0 n1\n")
+    write_program(cluster.folder, "jobs", "77 77 RUNNING None 0 0 n1\n")
     shown = answers("ps")
     assert shown.stdout.splitlines()[-1].split()[-3:] == ["-", "train.py", "running"]
 
@@ -274,11 +276,11 @@ def test_a_container_is_not_entered(answers, cluster):
     assert "ddplaunch attach 77" in done.stderr
 
 
-def test_where_slurm_does_not_answer_it_is_not_waited_for(answers, answer, cluster, tmp_path):
+def test_where_slurm_does_not_answer_it_is_not_waited_for(answers, run_in_fork, cluster, tmp_path):
     cluster.plays("echo 'Unable to contact slurm controller' >&2; exit 1")
     done = answers("attach", "99")
     assert (done.returncode, done.stdout) == (69, "")
     assert "scontrol does not answer: the state of job 99 is not known" in done.stderr
-    missing = answer("attach", "99", env={**cluster.environ, "PATH": str(tmp_path)})
+    missing = run_in_fork("attach", "99", env={**cluster.environ, "PATH": str(tmp_path)})
     assert missing.returncode == 69
     assert "scontrol is not on PATH" in missing.stderr

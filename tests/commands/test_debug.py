@@ -9,13 +9,21 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.conftest import clean_environment, command, free_port, ran, refused, wait_until, write
-from tests.debugged import AT, STEPS, piped, stopped
-from tests.debugged import calm as calm
-from tests.debugged import person as person
-from tests.debugged import runtime as runtime
-from tests.emulator import Emulator
-from tests.patience import patience
+from tests.conftest import (
+    assert_refused,
+    clean_environment,
+    ddplaunch_command,
+    free_port,
+    run_command,
+    wait_until,
+    write_program,
+)
+from tests.debugged import AT, STEPS, pipe_to_debugger, wait_for_stops
+from tests.debugged import debug_job as debug_job
+from tests.debugged import debug_terminal as debug_terminal
+from tests.debugged import runtime_dir as runtime_dir
+from tests.emulator import TerminalEmulator
+from tests.patience import scaled_timeout
 from tests.starts import EXEC, LIGHT
 
 pytestmark = pytest.mark.slow
@@ -31,10 +39,10 @@ while not os.path.exists("over"):
 """
 
 
-def test_a_breakpoint_stops_its_rank_and_has_a_prompt_below_what_the_others_print(person, tmp_path):
-    write(tmp_path, "train.py", STEPS)
-    write(tmp_path, ".pdbrc", "alias twice p 2 * %1\n")
-    each = person("run", *LIGHT, "--no-merge", "--nproc", "3", "train.py", "2")
+def test_a_breakpoint_stops_its_rank_and_has_a_prompt_below_what_the_others_print(debug_terminal, tmp_path):
+    write_program(tmp_path, "train.py", STEPS)
+    write_program(tmp_path, ".pdbrc", "alias twice p 2 * %1\n")
+    each = debug_terminal("run", *LIGHT, "--no-merge", "--nproc", "3", "train.py", "2")
     each.until(lambda each: each.rows[-1:] == ["(rank 2)"] and "[1] loss 1" in each.rows)
     rows = each.rows
     at = rows.index(f"ddplaunch: rank 2 is at a breakpoint: train.py:{AT}, in step")
@@ -58,9 +66,9 @@ def test_a_breakpoint_stops_its_rank_and_has_a_prompt_below_what_the_others_prin
     assert "[2] loss 2" in each.history
 
 
-def test_one_prompt_for_several_ranks(person, tmp_path):
-    write(tmp_path, "train.py", STEPS)
-    each = person("run", *LIGHT, "--nproc", "4", "train.py", "1", "2", "3")
+def test_one_prompt_for_several_ranks(debug_terminal, tmp_path):
+    write_program(tmp_path, "train.py", STEPS)
+    each = debug_terminal("run", *LIGHT, "--nproc", "4", "train.py", "1", "2", "3")
     each.until(lambda each: sum("is at a breakpoint" in row for row in each.history) == 3)
     each.until("asks all")
     each.type("@all p loss\r@2\rp rank\r@0 p rank\r@1,3 p rank * 10\r@2-9 p rank\r")
@@ -77,9 +85,9 @@ def test_one_prompt_for_several_ranks(person, tmp_path):
     assert each.end() == 0
 
 
-def test_quit_ends_the_job_with_one_line(person, tmp_path):
-    write(tmp_path, "train.py", STEPS + "import time; time.sleep(600)\n")
-    each = person("run", *EXEC, "--nproc", "2", "train.py", "1")
+def test_quit_ends_the_job_with_one_line(debug_terminal, tmp_path):
+    write_program(tmp_path, "train.py", STEPS + "import time; time.sleep(600)\n")
+    each = debug_terminal("run", *EXEC, "--nproc", "2", "train.py", "1")
     each.until(lambda each: each.rows[-1:] == ["(rank 1)"])
     each.type("q\r")
     assert each.end() == 128 + signal.SIGTERM
@@ -88,9 +96,9 @@ def test_quit_ends_the_job_with_one_line(person, tmp_path):
     assert each.given_back
 
 
-def test_ctrl_c_at_the_prompt_ends_the_job(person, tmp_path):
-    write(tmp_path, "train.py", STEPS)
-    each = person("run", *LIGHT, "--nproc", "2", "train.py", "1")
+def test_ctrl_c_at_the_prompt_ends_the_job(debug_terminal, tmp_path):
+    write_program(tmp_path, "train.py", STEPS)
+    each = debug_terminal("run", *LIGHT, "--nproc", "2", "train.py", "1")
     each.until(lambda each: each.rows[-1:] == ["(rank 1)"])
     each.type("p lo\x03")
     assert each.end() == 130
@@ -98,10 +106,10 @@ def test_ctrl_c_at_the_prompt_ends_the_job(person, tmp_path):
     assert each.given_back
 
 
-def test_ctrl_z_gives_the_terminal_back_and_fg_goes_on(person, tmp_path):
-    write(tmp_path, "train.py", STEPS)
-    words = " ".join(command("run", *LIGHT, "--nproc", "2", "train.py", "1"))
-    each = Emulator(["bash", "--norc", "-i"], tmp_path, {"PS1": "$ ", "DDPLAUNCH_TEST_MARK": str(tmp_path)})
+def test_ctrl_z_gives_the_terminal_back_and_fg_goes_on(debug_terminal, tmp_path):
+    write_program(tmp_path, "train.py", STEPS)
+    words = " ".join(ddplaunch_command("run", *LIGHT, "--nproc", "2", "train.py", "1"))
+    each = TerminalEmulator(["bash", "--norc", "-i"], tmp_path, {"PS1": "$ ", "DDPLAUNCH_TEST_MARK": str(tmp_path)})
     try:
         each.type(f"{words}\r")
         each.until(lambda each: each.rows[-1:] == ["(rank 1)"])
@@ -122,11 +130,11 @@ def test_ctrl_z_gives_the_terminal_back_and_fg_goes_on(person, tmp_path):
         each.close()
 
 
-def test_a_client_that_ends_lets_the_ranks_run(calm, person):
-    job = calm(STEPS, "0", "1")
+def test_a_client_that_ends_lets_the_ranks_run(debug_job, debug_terminal):
+    job = debug_job(STEPS, "0", "1")
     said = f"is at a breakpoint: train.py:{AT}, in step; `ddplaunch debug calm` attaches"
     wait_until(lambda: job.stderr().count(said) == 2, said)
-    each = person("debug", "calm")
+    each = debug_terminal("debug", "calm")
     each.until("asks all")
     each.until(lambda each: re.fullmatch(r"\(rank \d\)", each.rows[-1]))
     each.type("\x03")
@@ -135,47 +143,47 @@ def test_a_client_that_ends_lets_the_ranks_run(calm, person):
     assert job.stdout().count("loss") == 4
 
 
-def test_lines_from_a_pipe(calm, tmp_path):
-    job = calm(STEPS, "1")
-    done = piped(tmp_path, "p loss\n!globals()['rank'] = 7\nc\np rank, loss\n", "calm")
+def test_lines_from_a_pipe(debug_job, tmp_path):
+    job = debug_job(STEPS, "1")
+    done = pipe_to_debugger(tmp_path, "p loss\n!globals()['rank'] = 7\nc\np rank, loss\n", "calm")
     assert done.returncode == 0, done.stderr
     assert "(rank 1) p loss\n0\n" in done.stdout
     assert "(rank 1) p rank, loss\n(7, 4)\n" in done.stdout, done.stdout
     assert job.wait() == 0
 
 
-def test_without_a_terminal_a_breakpoint_fails_and_the_report_names_debug(launch, tmp_path):
-    write(tmp_path, "train.py", STEPS)
-    done = launch("run", *LIGHT, "--nproc", "2", "train.py", "1")
+def test_without_a_terminal_a_breakpoint_fails_and_the_report_names_debug(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "train.py", STEPS)
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", "train.py", "1")
     assert done.returncode == 1
     assert "BdbQuit" in done.stderr
     assert "with --debug the rank waits at its breakpoint for `ddplaunch debug`" in done.stderr
 
 
-def test_nobody_comes(calm):
+def test_nobody_comes(debug_job):
     """The rank goes on after --debug-timeout; meanwhile neither --timeout nor --straggler-timeout counts."""
     limits = ("--debug", "--debug-timeout", "4", "--timeout", "1.5", "--straggler-timeout", "1")
-    job = calm(STEPS, "1", options=limits)
+    job = debug_job(STEPS, "1", options=limits)
     assert job.wait() == 0, job.stderr()
     assert "rank 1 goes on: nobody typed anything for 4.0s (--debug-timeout)" in job.stderr()
     assert job.stderr().count("is at a breakpoint") == 1
 
 
-def test_a_running_rank_stops_at_its_next_line(calm, tmp_path):
-    job = calm(LOOPS)
+def test_a_running_rank_stops_at_its_next_line(debug_job, tmp_path):
+    job = debug_job(LOOPS)
     job.wait_for("up", 2)
-    done = piped(tmp_path, "p rank\nw\n", "calm", "--rank", "1")
+    done = pipe_to_debugger(tmp_path, "p rank\nw\n", "calm", "--rank", "1")
     assert done.returncode == 0, done.stderr
     assert "rank 1 is at train.py:" in done.stdout
     assert "(rank 1) p rank\n1\n" in done.stdout
     assert "rank 1 has stopped: train.py:" in job.stderr()
-    absent = piped(tmp_path, "", "calm", "--rank", "7")
+    absent = pipe_to_debugger(tmp_path, "", "calm", "--rank", "7")
     assert (absent.returncode, "there is no rank 7: this job has ranks 0 to 1\n" in absent.stdout) == (2, True)
-    write(tmp_path, "over", "")
+    write_program(tmp_path, "over", "")
     assert job.wait() == 0
 
 
-def test_a_rank_in_native_code_is_named_and_stops_when_that_returns(calm, tmp_path):
+def test_a_rank_in_native_code_is_named_and_stops_when_that_returns(debug_job, tmp_path):
     native = """
         import os, subprocess, sys, threading, time
         print("up", flush=True)
@@ -186,10 +194,10 @@ def test_a_rank_in_native_code_is_named_and_stops_when_that_returns(calm, tmp_pa
         lock.acquire()
         print("on", flush=True)
     """
-    job = calm(native)
+    job = debug_job(native)
     job.wait_for("up", 2)
     client = subprocess.Popen(
-        command("debug", "calm", "--rank", "1"),
+        ddplaunch_command("debug", "calm", "--rank", "1"),
         cwd=tmp_path,
         env=clean_environment({}),
         stdin=subprocess.PIPE,
@@ -202,18 +210,18 @@ def test_a_rank_in_native_code_is_named_and_stops_when_that_returns(calm, tmp_pa
     assert "rank 1 has not come to another line yet: " in told
     assert told.endswith("; it stops when that returns, Ctrl-C leaves\n")
     assert "train.py:7" in told
-    write(tmp_path, "over", "")
+    write_program(tmp_path, "over", "")
     assert client.stdout.readline() == f"ddplaunch: rank 1 is at train.py:{8 if AT == 11 else 7}\n"
     client.stdin.write("c\n")
     client.stdin.close()
-    assert client.wait(patience(30)) == 0
+    assert client.wait(scaled_timeout(30)) == 0
     client.stdout.close()
     assert job.wait() == 0
 
 
-def test_post_mortem_keeps_the_first_failure_and_its_frames(person, tmp_path):
-    write(tmp_path, "train.py", STEPS.replace("breakpoint()", "raise ValueError(f'bad {loss}')"))
-    each = person("run", "--post-mortem", *LIGHT, "--nproc", "2", "train.py", "1", columns=160)
+def test_post_mortem_keeps_the_first_failure_and_its_frames(debug_terminal, tmp_path):
+    write_program(tmp_path, "train.py", STEPS.replace("breakpoint()", "raise ValueError(f'bad {loss}')"))
+    each = debug_terminal("run", "--post-mortem", *LIGHT, "--nproc", "2", "train.py", "1", columns=160)
     each.until(lambda each: each.rows[-1:] == ["(rank 1)"])
     assert "ddplaunch: rank 1 has failed at train.py:10, in step: ValueError: bad 0; it stays until q" in each.history
     each.type("p loss, n\ru\rp n\r")
@@ -245,10 +253,10 @@ if os.environ["RANK"] == "1":
 
 
 @pytest.mark.parametrize("how", [LIGHT, EXEC], ids=["fork", "exec"])
-def test_other_ways_to_stop(calm, tmp_path, how):
+def test_other_ways_to_stop(debug_job, tmp_path, how):
     """And the one not to: PYTHONBREAKPOINT=0."""
-    job = calm(OTHER_WAYS, how=how)
-    done = piped(tmp_path, "p loss\nc\np loss + 1\nc\np 2 + 5\nc\n", "calm")
+    job = debug_job(OTHER_WAYS, how=how)
+    done = pipe_to_debugger(tmp_path, "p loss\nc\np loss + 1\nc\np 2 + 5\nc\n", "calm")
     for answered in ("p loss\n5\n", "p loss + 1\n6\n", "p 2 + 5\n7\n"):
         assert f"(rank 1) {answered}" in done.stdout, done.stdout
     assert "\nlook\n" in done.stdout
@@ -257,10 +265,10 @@ def test_other_ways_to_stop(calm, tmp_path, how):
     assert "loss 5" in job.stdout()
 
 
-def test_the_fork_of_a_rank_has_no_debugger(launch, tmp_path):
+def test_the_fork_of_a_rank_has_no_debugger(run_ddplaunch, tmp_path):
     forks = "import os\npid = os.fork()\nif not pid:\n    breakpoint()\n    print()\nos.waitpid(pid, 0)\n"
-    write(tmp_path, "train.py", forks)
-    done = launch("run", "--debug", *LIGHT, "--nproc", "2", "train.py")
+    write_program(tmp_path, "train.py", forks)
+    done = run_ddplaunch("run", "--debug", *LIGHT, "--nproc", "2", "train.py")
     assert done.returncode == 0
     assert "BdbQuit" in done.stderr
     assert "is at a breakpoint" not in done.stderr
@@ -268,7 +276,7 @@ def test_the_fork_of_a_rank_has_no_debugger(launch, tmp_path):
 
 
 @pytest.mark.ci
-def test_a_breakpoint_in_a_worker_of_the_dataloader_names_num_workers(launch, tmp_path):
+def test_a_breakpoint_in_a_worker_of_the_dataloader_names_num_workers(run_ddplaunch, tmp_path):
     program = """
         import torch
         from torch.utils.data import DataLoader, Dataset
@@ -283,37 +291,37 @@ def test_a_breakpoint_in_a_worker_of_the_dataloader_names_num_workers(launch, tm
 
         next(iter(DataLoader(Data(), num_workers=1)))
     """
-    done = launch("run", "--nproc", "2", write(tmp_path, "train.py", program))
+    done = run_ddplaunch("run", "--nproc", "2", write_program(tmp_path, "train.py", program))
     assert done.returncode == 1
     assert "\n  a DataLoader worker cannot be stopped in a debugger: use num_workers=0\n" in done.stderr
 
 
-def test_a_failure_of_another_rank_ends_the_prompt(person, tmp_path):
-    write(tmp_path, "train.py", STEPS + "while rank == 0 and not os.path.exists('fail'): pass\n1 / rank\n")
-    each = person("run", *LIGHT, "--nproc", "2", "train.py", "1")
+def test_a_failure_of_another_rank_ends_the_prompt(debug_terminal, tmp_path):
+    write_program(tmp_path, "train.py", STEPS + "while rank == 0 and not os.path.exists('fail'): pass\n1 / rank\n")
+    each = debug_terminal("run", *LIGHT, "--nproc", "2", "train.py", "1")
     each.until(lambda each: each.rows[-1:] == ["(rank 1)"])
     each.type("p lo")
     each.until("(rank 1) p lo")
-    write(tmp_path, "fail", "")
+    write_program(tmp_path, "fail", "")
     assert each.end() == 1
     assert each.given_back
     assert any("rank 0 failed" in row for row in each.history)
 
 
-def test_a_client_takes_over_from_the_terminal(person, tmp_path):
-    write(tmp_path, "train.py", STEPS)
-    each = person("run", "--run-id", "calm", *LIGHT, "--nproc", "2", "train.py", "1")
+def test_a_client_takes_over_from_the_terminal(debug_terminal, tmp_path):
+    write_program(tmp_path, "train.py", STEPS)
+    each = debug_terminal("run", "--run-id", "calm", *LIGHT, "--nproc", "2", "train.py", "1")
     each.until(lambda each: each.rows[-1:] == ["(rank 1)"])
-    done = piped(tmp_path, "p loss\n", "calm")
+    done = pipe_to_debugger(tmp_path, "p loss\n", "calm")
     assert "(rank 1) p loss\n0\n" in done.stdout
     assert each.end() == 0
     assert "ddplaunch: another terminal has the debugger now" in each.history
     assert each.given_back
 
 
-def test_interact_and_what_has_no_end(person, tmp_path):
-    write(tmp_path, "train.py", STEPS)
-    each = person("run", *LIGHT, "--nproc", "2", "train.py", "1", columns=100)
+def test_interact_and_what_has_no_end(debug_terminal, tmp_path):
+    write_program(tmp_path, "train.py", STEPS)
+    each = debug_terminal("run", *LIGHT, "--nproc", "2", "train.py", "1", columns=100)
     each.until(lambda each: each.rows[-1:] == ["(rank 1)"])
     each.type("interact\r")
     each.until(lambda each: each.rows[-1] == ">>>")
@@ -328,24 +336,26 @@ def test_interact_and_what_has_no_end(person, tmp_path):
     assert sum(row.count("x") for row in each.history) >= 100_000
 
 
-def test_a_rank_that_was_to_stop_runs_on_when_nobody_awaits_it_any_more(calm, tmp_path):
-    with write(tmp_path, "lock", "").open() as lock:
+def test_a_rank_that_was_to_stop_runs_on_when_nobody_awaits_it_any_more(debug_job, tmp_path):
+    with write_program(tmp_path, "lock", "").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        job = calm(
+        job = debug_job(
             "import fcntl\nlock = open('lock')\nprint('up', flush=True)\n"
             "fcntl.flock(lock, fcntl.LOCK_SH)\nfor n in range(3):\n    print('on', n, flush=True)\n"
         )
         job.wait_for("up", 2)
-        client = Emulator(command("debug", "calm", "--rank", "1"), tmp_path)
+        client = TerminalEmulator(ddplaunch_command("debug", "calm", "--rank", "1"), tmp_path)
         client.until("rank 1 has not come to another line yet")
         client.close()
-        assert ran(command("stacks", "calm"), tmp_path).returncode == 0  # answered once the launcher knows
+        assert (
+            run_command(ddplaunch_command("stacks", "calm"), tmp_path).returncode == 0
+        )  # answered once the launcher knows
     assert job.wait() == 0
     assert job.stdout().count("on 2") == 2
     assert "has stopped" not in job.stderr()
 
 
-def test_a_fork_while_stepping_is_left_alone(calm, tmp_path):
+def test_a_fork_while_stepping_is_left_alone(debug_job, tmp_path):
     forks = """
         import os
         def child():
@@ -356,16 +366,16 @@ def test_a_fork_while_stepping_is_left_alone(calm, tmp_path):
             child()
         print("status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
     """
-    job = calm(forks)
-    stopped(job, 2)
-    piped(tmp_path, "@all n\n@all n\n@all n\n@all p pid > 1\n", "calm")
+    job = debug_job(forks)
+    wait_for_stops(job, 2)
+    pipe_to_debugger(tmp_path, "@all n\n@all n\n@all n\n@all p pid > 1\n", "calm")
     assert job.wait() == 0
     assert job.stdout().count("status 7") == 2
 
 
-def test_post_mortem_of_a_single_rank_is_plain_pdb(person, tmp_path):
-    write(tmp_path, "train.py", "loss = 6\n1 / 0\n")
-    each = person("run", "--post-mortem", "--nproc", "1", "train.py")
+def test_post_mortem_of_a_single_rank_is_plain_pdb(debug_terminal, tmp_path):
+    write_program(tmp_path, "train.py", "loss = 6\n1 / 0\n")
+    each = debug_terminal("run", "--post-mortem", "--nproc", "1", "train.py")
     each.until("(Pdb)")
     each.type("p loss * 7\rq\r")
     each.until("42")
@@ -375,21 +385,25 @@ def test_post_mortem_of_a_single_rank_is_plain_pdb(person, tmp_path):
 def test_an_editor_may_debug_the_launcher_and_with_it_the_ranks(tmp_path):
     """As the module of an entry in launch.json: debugpy follows into every process, and runs its file."""
     pytest.importorskip("debugpy")
-    write(tmp_path, "train.py", "print('loader', type(__loader__).__name__)\n")
+    write_program(tmp_path, "train.py", "print('loader', type(__loader__).__name__)\n")
     listens = [sys.executable, "-m", "debugpy", "--listen", f"127.0.0.1:{free_port()}"]
-    done = ran([*listens, *command("run", "--preload", "none", "--nproc", "2", "train.py")[1:]], tmp_path)
+    done = run_command(
+        [*listens, *ddplaunch_command("run", "--preload", "none", "--nproc", "2", "train.py")[1:]], tmp_path
+    )
     assert (done.returncode, done.stdout.count("loader SourceFileLoader")) == (0, 2), done
 
 
-def test_an_editor_may_attach_to_some_ranks(launch, answer, tmp_path):
+def test_an_editor_may_attach_to_some_ranks(run_ddplaunch, run_in_fork, tmp_path):
     """With a debugpy that only says where it would listen."""
-    write(tmp_path, "train.py", "print('up')")
-    write(tmp_path, "there/debugpy.py", "def listen(address):\n    return address[0], 4711\n")
-    done = launch("run", "--debugpy", "1", *LIGHT, "--nproc", "2", "train.py", env={"PYTHONPATH": f"{tmp_path}/there"})
+    write_program(tmp_path, "train.py", "print('up')")
+    write_program(tmp_path, "there/debugpy.py", "def listen(address):\n    return address[0], 4711\n")
+    done = run_ddplaunch(
+        "run", "--debugpy", "1", *LIGHT, "--nproc", "2", "train.py", env={"PYTHONPATH": f"{tmp_path}/there"}
+    )
     assert done.returncode == 0, done.stderr
     entry = '{"name": "rank 1", "type": "debugpy", "request": "attach", "connect": {"host": "127.0.0.1", "port": 4711}}'
     assert done.stderr == f"[1] for launch.json: {entry}\n"
-    refused(answer("run", "--debugpy", "x", "--nproc", "2", "train.py"), "--debugpy x: expected ranks")
+    assert_refused(run_in_fork("run", "--debugpy", "x", "--nproc", "2", "train.py"), "--debugpy x: expected ranks")
     if find_spec("debugpy") is None:
-        absent = answer("run", "--debugpy", "0", "--nproc", "2", "train.py")
-        refused(absent, "needs debugpy, which is not installed")
+        absent = run_in_fork("run", "--debugpy", "0", "--nproc", "2", "train.py")
+        assert_refused(absent, "needs debugpy, which is not installed")

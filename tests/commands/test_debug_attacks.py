@@ -12,14 +12,22 @@ from contextlib import contextmanager
 
 import pytest
 
-from ddplaunch.rank.debugger import Talk
-from tests.conftest import alive, clean_environment, command, free_port, ran, wait_until, write
-from tests.debugged import AT, STEPS, door, piped, stopped
-from tests.debugged import calm as calm
-from tests.debugged import person as person
-from tests.debugged import runtime as runtime
-from tests.emulator import Emulator
-from tests.patience import patience
+from ddplaunch.rank.debugger import DebugConnection
+from tests.conftest import (
+    clean_environment,
+    ddplaunch_command,
+    free_port,
+    is_alive,
+    run_command,
+    wait_until,
+    write_program,
+)
+from tests.debugged import AT, STEPS, debug_socket, pipe_to_debugger, wait_for_stops
+from tests.debugged import debug_job as debug_job
+from tests.debugged import debug_terminal as debug_terminal
+from tests.debugged import runtime_dir as runtime_dir
+from tests.emulator import TerminalEmulator
+from tests.patience import scaled_timeout
 from tests.starts import EXEC, LIGHT
 
 pytestmark = pytest.mark.slow
@@ -56,12 +64,12 @@ if os.environ["RANK"] == "1":
 """
 
 
-def test_a_breakpoint_in_what_the_debugger_evaluates(calm, tmp_path):
+def test_a_breakpoint_in_what_the_debugger_evaluates(debug_job, tmp_path):
     """As in plain pdb it is passed over, but below its `debug`, where it has a prompt of its own."""
-    job = calm(NESTED, how=EXEC)
-    stopped(job, 2)
+    job = debug_job(NESTED, how=EXEC)
+    wait_for_stops(job, 2)
     lines = "p inner(loss)\ninteract\ninner(2)\n\x04\ndebug inner(3)\nc\np n\nw\nc\np loss\n@all detach\n"
-    done = piped(tmp_path, lines, "calm")
+    done = pipe_to_debugger(tmp_path, lines, "calm")
     assert re.search(r"\(rank \d\) p inner\(loss\)\n42\n", done.stdout), done.stdout
     assert re.search(r"\(\(rank \d\)\) p n\n3\n", done.stdout), done.stdout
     assert re.search(r"\(rank \d\) p loss\n6\n", done.stdout), done.stdout
@@ -69,10 +77,10 @@ def test_a_breakpoint_in_what_the_debugger_evaluates(calm, tmp_path):
     assert job.stdout().count("loss 6") == 2
 
 
-def test_a_breakpoint_in_what_is_evaluated_after_a_failure(calm, tmp_path):
+def test_a_breakpoint_in_what_is_evaluated_after_a_failure(debug_job, tmp_path):
     program = NESTED.replace("    breakpoint()\n    return loss", "    return loss")
-    job = calm(program, options=("--post-mortem",), env={"FAILS": "1"})
-    done = piped(tmp_path, "p inner(5)\nn\np n\nc\np 40 + 4\nq\n", "calm")
+    job = debug_job(program, options=("--post-mortem",), env={"FAILS": "1"})
+    done = pipe_to_debugger(tmp_path, "p inner(5)\nn\np n\nc\np 40 + 4\nq\n", "calm")
     assert re.search(r"\(\(rank \d\)\) p n\n5\n", done.stdout), done.stdout
     assert re.search(r"\(rank \d\) p 40 \+ 4\n44\n", done.stdout), done.stdout
     assert job.wait() == 1
@@ -88,8 +96,8 @@ def frame(message):
 def attached(awaited: bytes = b"") -> Iterator[socket.socket]:
     """A client of our own, which has been told that a rank has stopped, or more."""
     with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(patience(10))
-        client.connect(door())
+        client.settimeout(scaled_timeout(10))
+        client.connect(debug_socket())
         client.sendall(frame({"op": "DebugRanks", "body": {}}))
         said = client.recv(1 << 16)
         while awaited not in said:
@@ -97,9 +105,9 @@ def attached(awaited: bytes = b"") -> Iterator[socket.socket]:
         yield client
 
 
-def test_time_limits_run_again_when_a_client_is_killed_while_a_rank_steps(calm, person):
-    job = calm(WORKS, options=("--debug", "--timeout", f"{patience(3):.0f}"))
-    each = person("debug", "calm")
+def test_time_limits_run_again_when_a_client_is_killed_while_a_rank_steps(debug_job, debug_terminal):
+    job = debug_job(WORKS, options=("--debug", "--timeout", f"{scaled_timeout(3):.0f}"))
+    each = debug_terminal("debug", "calm")
     for _ in range(2 if AT == 10 else 1):  # pdb may have stopped at breakpoint() itself
         each.until(lambda each: each.rows[-1:] == ["(rank 1)"])
         each.type("n\r")
@@ -109,38 +117,38 @@ def test_time_limits_run_again_when_a_client_is_killed_while_a_rank_steps(calm, 
     assert "have passed (--timeout)" in job.stderr()
 
 
-def test_time_limits_run_again_when_a_client_goes_in_the_moment_in_which_a_rank_steps(calm):
+def test_time_limits_run_again_when_a_client_goes_in_the_moment_in_which_a_rank_steps(debug_job):
     """Its line has gone to the rank, which has not said yet that it steps."""
-    job = calm(WORKS, options=("--debug", "--timeout", f"{patience(3):.0f}"))
-    stopped(job)
+    job = debug_job(WORKS, options=("--debug", "--timeout", f"{scaled_timeout(3):.0f}"))
+    wait_for_stops(job)
     with attached(b"(rank 1)") as client:
-        client.sendall(frame({"op": "Typed", "body": {"rank": 1, "line": "n"}}))
+        client.sendall(frame({"op": "LineInput", "body": {"rank": 1, "line": "n"}}))
     assert job.wait() == 124
     assert "have passed (--timeout)" in job.stderr()
 
 
-def test_a_step_that_outlasts_its_client_stops_nowhere(calm, tmp_path):
-    job = calm(WORKS + "    work()\n    breakpoint()\n    print('again', flush=True)\n")
-    client = Emulator(command("debug", "calm"), tmp_path)
+def test_a_step_that_outlasts_its_client_stops_nowhere(debug_job, tmp_path):
+    job = debug_job(WORKS + "    work()\n    breakpoint()\n    print('again', flush=True)\n")
+    client = TerminalEmulator(ddplaunch_command("debug", "calm"), tmp_path)
     client.until(lambda each: each.rows[-1:] == ["(rank 1)"])
     client.type("n\r" * (2 if AT == 10 else 1))
     client.until(lambda each: each.rows[-1:] != ["(rank 1)"])
     client.close()
-    write(tmp_path, "over", "")
+    write_program(tmp_path, "over", "")
     assert job.wait() == 0
     assert job.stdout().count("again") == 1
     assert job.stderr().count("is at a breakpoint") == 1
 
 
-def test_a_long_line_works_and_a_too_long_one_is_refused(calm, person, tmp_path):
+def test_a_long_line_works_and_a_too_long_one_is_refused(debug_job, debug_terminal, tmp_path):
     """Typed, a read of the terminal ends within a character."""
-    job = calm(STEPS, "1")
-    each = person("debug", "calm")
+    job = debug_job(STEPS, "1")
+    each = debug_terminal("debug", "calm")
     each.until(lambda each: each.rows[-1:] == ["(rank 1)"])
     each.type(f"p len('{'é' * 700}')\r")
     each.until(lambda each: "700" in each.rows)
     long = f"p len('{'é' * 4200}')"
-    said = piped(tmp_path, f"{long}\np '{'x' * 70_000}'\np 6 * 7\n", "calm").stdout
+    said = pipe_to_debugger(tmp_path, f"{long}\np '{'x' * 70_000}'\np 6 * 7\n", "calm").stdout
     assert "\n4200\n" in said
     assert "ddplaunch: not sent: this line has 70,004 characters, of 65,536\n" in said
     assert "(rank 1) p 6 * 7\n42\n" in said
@@ -149,24 +157,24 @@ def test_a_long_line_works_and_a_too_long_one_is_refused(calm, person, tmp_path)
     assert job.wait() == 0
 
 
-def test_what_a_prompt_and_a_place_may_hold(calm, tmp_path):
+def test_what_a_prompt_and_a_place_may_hold(debug_job, tmp_path):
     """A prompt that the program has printed itself, and a file whose name is no UTF-8."""
     (tmp_path / "other.py").write_text("import os\nexec(compile('def stop():\\n breakpoint()\\n return 1\\n', "
                                        "os.fsdecode(b'o\\xff.py'), 'exec'))\n")  # fmt: skip
-    job = calm(STEPS.replace("breakpoint()", "__import__('other').stop()"), "1")
+    job = debug_job(STEPS.replace("breakpoint()", "__import__('other').stop()"), "1")
     printed = ("'y' * 9000", "'\\x1b[31m'", "'\\r'", "'\\udcff'")
-    done = piped(tmp_path, "".join(f"!print({each}, end='')\n" for each in printed) + "p 6 * 7\n", "calm")
+    done = pipe_to_debugger(tmp_path, "".join(f"!print({each}, end='')\n" for each in printed) + "p 6 * 7\n", "calm")
     assert "42\n" in done.stdout, done.stdout
     assert done.stdout.count("y") >= 9000
     assert job.wait() == 0
     assert "is at a breakpoint: o" in job.stderr()
 
 
-def test_who_only_asks_for_pdb_finds_it_as_it_is_and_the_rank_still_stops(calm, tmp_path):
+def test_who_only_asks_for_pdb_finds_it_as_it_is_and_the_rank_still_stops(debug_job, tmp_path):
     """As programs do that ask whether IPython is there; the second question is that of ``python -m pdb``."""
     asks = "import importlib.util as u\nassert u.find_spec('pdb').loader.get_code('pdb')\n"
-    job = calm(asks + STEPS.replace("breakpoint()", "import pdb; pdb.set_trace()"), "1")
-    assert "(rank 1) p 6 * 7\n42\n" in piped(tmp_path, "p 6 * 7\n", "calm").stdout
+    job = debug_job(asks + STEPS.replace("breakpoint()", "import pdb; pdb.set_trace()"), "1")
+    assert "(rank 1) p 6 * 7\n42\n" in pipe_to_debugger(tmp_path, "p 6 * 7\n", "calm").stdout
     assert job.wait() == 0, job.stderr()
 
 
@@ -197,10 +205,10 @@ if os.environ["RANK"] == "1":
 """
 
 
-def test_a_rank_that_stops_as_its_person_goes_is_told_again(calm):
+def test_a_rank_that_stops_as_its_person_goes_is_told_again(debug_job):
     """A rank looks for what the launcher says just before it asks at its terminal: here it comes just after."""
-    job = calm(PLAYS)
-    stopped(job)
+    job = debug_job(PLAYS)
+    wait_for_stops(job)
     with attached():
         pass
     assert job.wait() == 0
@@ -211,35 +219,35 @@ def test_a_rank_whose_person_goes_as_it_asks_for_a_terminal_does_not_stop(tmp_pa
     with socket.socket(socket.AF_UNIX) as launcher:
         launcher.bind(str(tmp_path / "talk"))
         launcher.listen()
-        talk = Talk(str(tmp_path / "talk"), 1)
-        assert talk.reach()
+        talk = DebugConnection(str(tmp_path / "talk"), 1)
+        assert talk.connect()
         connection = launcher.accept()[0]
-        connection.sendall(frame({"op": "Leave", "body": {"rank": 1}}))
-        connection.sendall(frame({"op": "Terminal", "body": {"rank": 1, "path": "/dev/tty"}}))
-        assert talk.terminal() == ""
+        connection.sendall(frame({"op": "DetachUser", "body": {"rank": 1}}))
+        connection.sendall(frame({"op": "TerminalRequest", "body": {"rank": 1, "path": "/dev/tty"}}))
+        assert talk.request_terminal() == ""
         connection.close()
 
 
 NONSENSE = (
     b"GET / HTTP/1.1\r\n\r\n",
     b"\x00\x00\x00\x05{nope",
-    {"op": "Typed", "body": {"rank": "one", "line": 4}},
-    {"op": "Typed", "body": {"rank": 77, "line": "q"}},
-    {"op": "Keys", "body": {"rank": 1, "data": "no base64"}},
-    {"op": "Sized", "body": {"rank": 1, "columns": -1, "rows": 24}},
-    {"op": "Complete", "body": {"rank": 1, "line": "p lo\udcff"}},
-    {"op": "Leave", "body": {"rank": 1}},
+    {"op": "LineInput", "body": {"rank": "one", "line": 4}},
+    {"op": "LineInput", "body": {"rank": 77, "line": "q"}},
+    {"op": "KeyInput", "body": {"rank": 1, "data": "no base64"}},
+    {"op": "TerminalResized", "body": {"rank": 1, "columns": -1, "rows": 24}},
+    {"op": "CompletionRequest", "body": {"rank": 1, "line": "p lo\udcff"}},
+    {"op": "DetachUser", "body": {"rank": 1}},
     b"\x7f\xff\xff\xff",
 )
 
 
-def test_clients_that_talk_nonsense_harm_nobody(calm, tmp_path):
+def test_clients_that_talk_nonsense_harm_nobody(debug_job, tmp_path):
     """Each is dropped, and as with any client that goes, the rank runs on."""
-    job = calm(
+    job = debug_job(
         "import os, time\nwhile not os.path.exists('over'):\n"
         "    if os.environ['RANK'] == '1':\n        breakpoint()\n    time.sleep(0.01)\n"
     )
-    stopped(job)
+    wait_for_stops(job)
     for said in NONSENSE:
         with attached() as client:
             client.sendall(said if isinstance(said, bytes) else frame(said))
@@ -250,17 +258,17 @@ def test_clients_that_talk_nonsense_harm_nobody(calm, tmp_path):
             except (ConnectionResetError, BrokenPipeError):
                 pass
     assert "Traceback" not in job.stderr()
-    assert "(rank 1) p 6 * 7\n42\n" in piped(tmp_path, "p 6 * 7\n", "calm").stdout
-    write(tmp_path, "over", "")
+    assert "(rank 1) p 6 * 7\n42\n" in pipe_to_debugger(tmp_path, "p 6 * 7\n", "calm").stdout
+    write_program(tmp_path, "over", "")
     assert job.wait() == 0, job.stderr()
 
 
-def test_two_clients_at_once(calm, person):
+def test_two_clients_at_once(debug_job, debug_terminal):
     """Who came last is asked; when they leave, the ranks run on, and the one before is asked at the next stop."""
-    job = calm(STEPS.replace("range(2)", "range(3)"), "1")
-    first = person("debug", "calm")
+    job = debug_job(STEPS.replace("range(2)", "range(3)"), "1")
+    first = debug_terminal("debug", "calm")
     first.until(lambda each: each.rows[-1:] == ["(rank 1)"])
-    second = person("debug", "calm")
+    second = debug_terminal("debug", "calm")
     second.until(lambda each: each.rows[-1:] == ["(rank 1)"])
     first.until("another terminal has the debugger now")
     first.type("p 1\r")
@@ -273,13 +281,17 @@ def test_two_clients_at_once(calm, person):
     assert not any("p 1" in row for row in second.history)
 
 
-def test_a_suspended_client_while_a_rank_prints_ten_megabytes(calm, tmp_path):
+def test_a_suspended_client_while_a_rank_prints_ten_megabytes(debug_job, tmp_path):
     """The job goes on as fast as ever, and the client has all of it when it goes on."""
-    job = calm(STEPS, "1")
-    stopped(job)
+    job = debug_job(STEPS, "1")
+    wait_for_stops(job)
     with (tmp_path / "said").open("wb") as said:
         client = subprocess.Popen(
-            command("debug", "calm"), cwd=tmp_path, env=clean_environment({}), stdin=subprocess.PIPE, stdout=said
+            ddplaunch_command("debug", "calm"),
+            cwd=tmp_path,
+            env=clean_environment({}),
+            stdin=subprocess.PIPE,
+            stdout=said,
         )
     assert client.stdin
     wait_until(lambda: b"(rank 1)" in (tmp_path / "said").read_bytes() or client.stdin.write(b"p 6 * 7\n")
@@ -288,20 +300,20 @@ def test_a_suspended_client_while_a_rank_prints_ten_megabytes(calm, tmp_path):
     client.stdin.flush()
     wait_until((tmp_path / "begun").exists, "the print")
     client.send_signal(signal.SIGSTOP)
-    done = ran(command("stacks", "calm"), timeout=30)
+    done = run_command(ddplaunch_command("stacks", "calm"), timeout=30)
     assert done.returncode == 0, done.stderr
     client.send_signal(signal.SIGCONT)
     client.stdin.close()
-    assert client.wait(patience(30)) == 0
+    assert client.wait(scaled_timeout(30)) == 0
     assert (tmp_path / "said").read_bytes().count(b"z") >= 10_000_000
     assert job.wait() == 0
 
 
-def test_nothing_stays_of_a_parked_rank_when_its_launcher_is_killed(calm):
-    job = calm(STEPS, "0", "1")
-    stopped(job, 2)
+def test_nothing_stays_of_a_parked_rank_when_its_launcher_is_killed(debug_job):
+    job = debug_job(STEPS, "0", "1")
+    wait_for_stops(job, 2)
     client = subprocess.Popen(
-        command("debug", "calm"), env=clean_environment({}), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ddplaunch_command("debug", "calm"), env=clean_environment({}), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert client.stdout
     assert client.stdin
@@ -310,41 +322,41 @@ def test_nothing_stays_of_a_parked_rank_when_its_launcher_is_killed(calm):
     job.process.wait()
     job.assert_nothing_left()
     client.stdin.close()
-    assert client.wait(patience(30)) == 0
+    assert client.wait(scaled_timeout(30)) == 0
     client.stdout.close()
 
 
-def test_a_parked_rank_that_is_killed_and_one_that_is_started_again(calm, tmp_path):
-    job = calm(STEPS, "0", "1", options=("--debug", "--max-restarts", "1", "--grace", "1"))
-    stopped(job, 2)
+def test_a_parked_rank_that_is_killed_and_one_that_is_started_again(debug_job, tmp_path):
+    job = debug_job(STEPS, "0", "1", options=("--debug", "--max-restarts", "1", "--grace", "1"))
+    wait_for_stops(job, 2)
     before = job.ranks()
     os.kill(before[1], signal.SIGKILL)
-    stopped(job, 4)
-    assert not any(map(alive, before))
-    done = piped(tmp_path, "@all p rank * 3 + 1\n@all detach\n", "calm")
+    wait_for_stops(job, 4)
+    assert not any(map(is_alive, before))
+    done = pipe_to_debugger(tmp_path, "@all p rank * 3 + 1\n@all detach\n", "calm")
     assert "rank 0: 1\nrank 1: 4\n" in done.stdout
     assert job.wait() == 0
     job.assert_nothing_left()
 
 
-def test_a_rank_of_another_node_is_named_with_the_node(start, tmp_path, runtime):
+def test_a_rank_of_another_node_is_named_with_the_node(start_ddplaunch, tmp_path, runtime_dir):
     """Each launcher but node 0's knows only its own ranks: their numbers are not its own ranks' places."""
-    write(tmp_path, "train.py", STEPS + "import time\nwhile not os.path.exists('over'): time.sleep(0.01)\n")
+    write_program(tmp_path, "train.py", STEPS + "import time\nwhile not os.path.exists('over'): time.sleep(0.01)\n")
     shared = ("--debug", "--nnodes", "2", "--nproc", "2,1", "--master-addr", "127.0.0.1")
     shared = (*shared, "--master-port", str(free_port()), "--run-id", "calm")
-    jobs = [start("run", *shared, "--node-rank", number, *LIGHT, "train.py") for number in "01"]
+    jobs = [start_ddplaunch("run", *shared, "--node-rank", number, *LIGHT, "train.py") for number in "01"]
     for job in jobs:
         job.wait_for("loss", 2)
     for node, rank, theirs in ((1, 0, 0), (1, 1, 0), (0, 2, 1)):
-        done = piped(tmp_path, "", str(jobs[node].process.pid), "--rank", str(rank))
+        done = pipe_to_debugger(tmp_path, "", str(jobs[node].process.pid), "--rank", str(rank))
         assert done.returncode == 2, done.stdout + done.stderr
         assert f"rank {rank} is on another node: type `ddplaunch debug calm --rank {rank}` on " in done.stdout, theirs
     for rank in ("3", "9"):
-        refused = piped(tmp_path, "", str(jobs[1].process.pid), "--rank", rank)
+        refused = pipe_to_debugger(tmp_path, "", str(jobs[1].process.pid), "--rank", rank)
         assert (refused.returncode, f"there is no rank {rank}: this job has ranks 0 to 2" in refused.stdout) == (
             2,
             True,
         )
-    write(tmp_path, "over", "")
+    write_program(tmp_path, "over", "")
     assert [job.wait() for job in jobs] == [0, 0]
     assert "Traceback" not in jobs[1].stderr()

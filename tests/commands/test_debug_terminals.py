@@ -5,11 +5,11 @@ import signal
 
 import pytest
 
-from tests.conftest import write
-from tests.debugged import calm as calm
-from tests.debugged import person as person
-from tests.debugged import piped, stopped
-from tests.debugged import runtime as runtime
+from tests.conftest import write_program
+from tests.debugged import debug_job as debug_job
+from tests.debugged import debug_terminal as debug_terminal
+from tests.debugged import pipe_to_debugger, wait_for_stops
+from tests.debugged import runtime_dir as runtime_dir
 from tests.starts import EXEC, LIGHT
 
 pytestmark = pytest.mark.slow
@@ -39,7 +39,7 @@ print("done", os.isatty(0), os.isatty(1), flush=True)
 def home(tmp_path, monkeypatch):
     """Where these debuggers keep their settings; pudb greets who has none."""
     pytest.importorskip("ipdb")
-    write(tmp_path, "home/.config/pudb/pudb.cfg", "[pudb]\nseen_welcome = e999\nprompt_on_quit = False\n")
+    write_program(tmp_path, "home/.config/pudb/pudb.cfg", "[pudb]\nseen_welcome = e999\nprompt_on_quit = False\n")
     for name, value in {"HOME": "home", "XDG_CONFIG_HOME": "home/.config", "IPYTHONDIR": "home/ipython"}.items():
         monkeypatch.setenv(name, str(tmp_path / value))
     monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")  # which the emulator does not answer
@@ -48,10 +48,10 @@ def home(tmp_path, monkeypatch):
 IPDB = {"PYTHONBREAKPOINT": "ipdb.set_trace"}
 
 
-def test_ipdb_at_the_terminal_of_the_job(person, home, tmp_path):
+def test_ipdb_at_the_terminal_of_the_job(debug_terminal, home, tmp_path):
     """Its prompt, a step, what it prints; what the program prints stays the rank's."""
-    write(tmp_path, "train.py", STEPS.format("breakpoint() if n == 0 else __import__('ipdb').set_trace()"))
-    each = person("run", *EXEC, "--no-merge", "--nproc", "2", "train.py", "1", env=IPDB)
+    write_program(tmp_path, "train.py", STEPS.format("breakpoint() if n == 0 else __import__('ipdb').set_trace()"))
+    each = debug_terminal("run", *EXEC, "--no-merge", "--nproc", "2", "train.py", "1", env=IPDB)
     each.until(lambda each: each.rows[-1:] == ["ipdb>"])
     assert "ddplaunch: rank 1 is in ipdb; after Ctrl-]: detach, q, @RANK, Enter (back)" in each.rows
     each.type("p loss * 6\r")
@@ -70,9 +70,9 @@ def test_ipdb_at_the_terminal_of_the_job(person, home, tmp_path):
     assert "[1] done False False" in each.history
 
 
-def test_q_in_ipdb_ends_the_job_with_one_line(person, home, tmp_path):
-    write(tmp_path, "train.py", STEPS.format("breakpoint()"))
-    each = person("run", *LIGHT, "--nproc", "2", "train.py", "1", env=IPDB)
+def test_q_in_ipdb_ends_the_job_with_one_line(debug_terminal, home, tmp_path):
+    write_program(tmp_path, "train.py", STEPS.format("breakpoint()"))
+    each = debug_terminal("run", *LIGHT, "--nproc", "2", "train.py", "1", env=IPDB)
     each.until(lambda each: each.rows[-1:] == ["ipdb>"])
     each.type("q\r")
     assert each.end() == 128 + signal.SIGTERM
@@ -81,9 +81,9 @@ def test_q_in_ipdb_ends_the_job_with_one_line(person, home, tmp_path):
     assert each.given_back
 
 
-def test_between_ranks_and_out_of_a_debugger(person, home, tmp_path):
-    write(tmp_path, "train.py", STEPS.format("breakpoint()"))
-    each = person("run", *LIGHT, "--nproc", "3", "train.py", "1", "2", env=IPDB)
+def test_between_ranks_and_out_of_a_debugger(debug_terminal, home, tmp_path):
+    write_program(tmp_path, "train.py", STEPS.format("breakpoint()"))
+    each = debug_terminal("run", *LIGHT, "--nproc", "3", "train.py", "1", "2", env=IPDB)
     each.until(lambda each: each.rows[-1:] == ["ipdb>"])
     each.type("p rank * 100\r")
     each.until(lambda each: {"100", "200"} & {*each.rows} and each.rows[-1] == "ipdb>")
@@ -109,15 +109,15 @@ def test_between_ranks_and_out_of_a_debugger(person, home, tmp_path):
     assert sum("step 1 9" in row for row in each.history) >= 1
 
 
-def test_pudb_draws_on_the_whole_terminal_and_follows_its_size(calm, person, home):
+def test_pudb_draws_on_the_whole_terminal_and_follows_its_size(debug_job, debug_terminal, home):
     """By ``ddplaunch debug``. The rank runs on when the client goes, though pudb minds no end of its terminal."""
     pytest.importorskip("pudb")
-    job = calm(STEPS.format("breakpoint()"), "1", env={"PYTHONBREAKPOINT": "pudb.set_trace", "TERM": "dumb"})
-    first = person("debug", "calm", columns=100)
+    job = debug_job(STEPS.format("breakpoint()"), "1", env={"PYTHONBREAKPOINT": "pudb.set_trace", "TERM": "dumb"})
+    first = debug_terminal("debug", "calm", columns=100)
     first.until(lambda each: any("PuDB" in row for row in each.rows) and any("loss: 7" in row for row in each.rows))
     first.resize(70, 20)
     first.until(lambda each: any("loss: 7" in row for row in each.rows) and len(each.rows) <= 20)
-    second = person("debug", "calm", columns=90)
+    second = debug_terminal("debug", "calm", columns=90)
     second.until(lambda each: any("loss: 7" in row for row in each.rows))
     first.until("another terminal has the debugger now")
     second.type("n")
@@ -128,11 +128,11 @@ def test_pudb_draws_on_the_whole_terminal_and_follows_its_size(calm, person, hom
     assert "done False False" in job.stdout()
 
 
-def test_embed_sees_the_frame_that_called_it(calm, person, home, monkeypatch):
+def test_embed_sees_the_frame_that_called_it(debug_job, debug_terminal, home, monkeypatch):
     monkeypatch.delenv("TERM", raising=False)
     asks = "import IPython; IPython.embed(); print('on, TERM' if 'TERM' in os.environ else 'on, none', flush=True)"
-    job = calm(STEPS.format(asks), "1")
-    each = person("debug", "calm")
+    job = debug_job(STEPS.format(asks), "1")
+    each = debug_terminal("debug", "calm")
     each.until("In [1]:")
     each.type("loss * 6 + rank\r")
     each.until("Out[1]: 43")
@@ -146,23 +146,23 @@ def test_embed_sees_the_frame_that_called_it(calm, person, home, monkeypatch):
     assert "really" not in job.stdout() + job.stderr()
 
 
-def test_a_pipe_is_no_terminal_and_nobody_comes(calm, home, tmp_path):
-    job = calm(STEPS.format("breakpoint()"), "0", "1", env=IPDB)
-    stopped(job, 2)
-    done = piped(tmp_path, "p loss\n@1 detach\n", "calm")
+def test_a_pipe_is_no_terminal_and_nobody_comes(debug_job, home, tmp_path):
+    job = debug_job(STEPS.format("breakpoint()"), "0", "1", env=IPDB)
+    wait_for_stops(job, 2)
+    done = pipe_to_debugger(tmp_path, "p loss\n@1 detach\n", "calm")
     assert "is in ipdb, which needs a terminal; here: detach, q, @RANK" in done.stdout
     assert job.wait() == 0
     late = ("--debug", "--debug-timeout", "2", "--timeout", "60")
-    job = calm(STEPS.format("breakpoint()"), "1", options=late, env=IPDB)
+    job = debug_job(STEPS.format("breakpoint()"), "1", options=late, env=IPDB)
     assert job.wait() == 0, job.stderr()
     assert "rank 1 goes on: nobody typed anything for 2.0s (--debug-timeout)" in job.stderr()
     job.assert_nothing_left()
 
 
-def test_nothing_stays_of_a_terminal_when_launcher_or_rank_is_killed(calm, home):
+def test_nothing_stays_of_a_terminal_when_launcher_or_rank_is_killed(debug_job, home):
     for killed in ("rank", "launcher"):
-        job = calm(STEPS.format("breakpoint()"), "0", "1", env=IPDB)
-        stopped(job, 2)
+        job = debug_job(STEPS.format("breakpoint()"), "0", "1", env=IPDB)
+        wait_for_stops(job, 2)
         if killed == "rank":
             os.kill(job.ranks()[1], signal.SIGKILL)
             assert job.wait() != 0

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cli.commands import COMMANDS
-from tests.conftest import ran, refused, write
+from tests.conftest import assert_refused, run_command, write_program
 from tests.starts import FORKED
-from tests.toys import copied
+from tests.toys import copy_package
 
 pytestmark = pytest.mark.slow
 
@@ -44,12 +44,12 @@ def without(package: Path, gone: str) -> Iterator[None]:
 
 @pytest.mark.ci
 def test_without_one_the_others_work(tmp_path):
-    package = copied(tmp_path)
-    write(tmp_path, "train.py", 'import os\nprint("rank", os.environ["RANK"])\n')
+    package = copy_package(tmp_path)
+    write_program(tmp_path, "train.py", 'import os\nprint("rank", os.environ["RANK"])\n')
     environment = {"PYTHONPATH": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
 
     def run(*words: str) -> "subprocess.CompletedProcess[str]":
-        return ran([sys.executable, "-m", "ddplaunch", *words], tmp_path, environment)
+        return run_command([sys.executable, "-m", "ddplaunch", *words], tmp_path, environment)
 
     for gone, commands in ROOMS.items():
         with without(package, gone):
@@ -68,4 +68,4 @@ def test_without_one_the_others_work(tmp_path):
                 assert "train.py" in shown.stdout, gone
 
             for name in commands:
-                refused(run(name), f"{name} is not a command of ddplaunch")
+                assert_refused(run(name), f"{name} is not a command of ddplaunch")

@@ -10,11 +10,11 @@ import time
 import pytest
 
 from ddplaunch.dataclass import replace
-from ddplaunch.job.history import History
+from ddplaunch.job.history import HistoryRecorder
 from ddplaunch.output import events
 from ddplaunch.queue import submitted
-from ddplaunch.queue.submitted import Submitted
-from tests.conftest import write
+from ddplaunch.queue.submitted import SubmittedJob
+from tests.conftest import write_program
 from tests.job.samples import plan
 from tests.job.test_effective import failed
 from tests.job.test_history import keep, state  # noqa: F401
@@ -41,49 +41,49 @@ def in_job(monkeypatch):
 def submit(run_id: str | None, ago: float) -> None:
     words = {"cluster": None, "name": "train.py", "target": "train.py", "nodes": 1, "array": None, "cwd": "/"}
     more = {"log": "/nowhere", "python": "python", "image": None, "ended": "completed", "code": 0, "scheduler": "pbs"}
-    submitted.keep(Submitted(number=JOB, run_id=run_id, moment=time.time() - ago, **words, **more))
+    submitted.save_job(SubmittedJob(number=JOB, run_id=run_id, moment=time.time() - ago, **words, **more))
 
 
-def test_a_report_begins_with_the_effective_time(answer, tmp_path):
+def test_a_report_begins_with_the_effective_time(run_in_fork, tmp_path):
     keep(run_id=MINE)
-    out = answer("report", MINE).stdout.splitlines()
+    out = run_in_fork("report", MINE).stdout.splitlines()
     assert re.match(r"effective \d+ %: \S+ s of \S+ s", out[0])
     assert out[1] == f"{MINE}: ended well"
-    told = json.loads(answer("report", MINE, "--json").stdout)
+    told = json.loads(run_in_fork("report", MINE, "--json").stdout)
     assert told["runs"] == [MINE]
     assert sum(value for name, value in told["spent"].items() if name != "restarts") == pytest.approx(
         told["ended"] - told["began"], abs=1e-3
     )
-    answer("report", MINE, "--html", "page.html")
+    run_in_fork("report", MINE, "--html", "page.html")
     assert f"<p>{out[0]}" in (tmp_path / "page.html").read_text()
-    assert "EFFECTIVE" in answer("ps", "--all").stdout
-    (row,) = (each for each in json.loads(answer("ps", "--json").stdout) if each["run"] == MINE)
+    assert "EFFECTIVE" in run_in_fork("ps", "--all").stdout
+    (row,) = (each for each in json.loads(run_in_fork("ps", "--json").stdout) if each["run"] == MINE)
     assert 0 <= row["effective"] <= 1
 
 
-def test_a_job_number_means_all_of_its_runs(in_job, answer):
+def test_a_job_number_means_all_of_its_runs(in_job, run_in_fork):
     """Requeued, its step has the run id of the one before; a run of somebody else's choice with that id is not its."""
     in_job(f"{JOB}.0", code=1)
     in_job(f"{JOB}.0")
     in_job(f"{JOB}.0", None)
-    told = json.loads(answer("report", JOB, "--json").stdout)
+    told = json.loads(run_in_fork("report", JOB, "--json").stdout)
     assert (told["run"], told["runs"]) == (f"{JOB}.0.2", [f"{JOB}.0.1", f"{JOB}.0.2"])
     assert told["spent"]["queued"] > 0, "between them"
-    out = answer("report", JOB).stdout
+    out = run_in_fork("report", JOB).stdout
     assert re.search(rf"^{JOB}\.0\.1  .* failed with exit code 1$", out, re.MULTILINE)
-    alone = json.loads(answer("report", f"{JOB}.0.1", "--json").stdout)
+    alone = json.loads(run_in_fork("report", f"{JOB}.0.1", "--json").stdout)
     assert alone["runs"] == [f"{JOB}.0.1"]
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_submitted_job_was_queued_before_it_began(in_job, answer, known):
+def test_a_submitted_job_was_queued_before_it_began(in_job, run_in_fork, known):
     """Not the run before it, nor, where the job's number is not known in the run, one that was there earlier."""
     in_job("night", None)
     submit("night", 0.0)
     time.sleep(0.05)  # the time that is measured
     for _ in range(2):
         in_job("night", JOB if known else None)
-    told = json.loads(answer("report", JOB, "--json").stdout)
+    told = json.loads(run_in_fork("report", JOB, "--json").stdout)
     assert told["runs"] == ["night.2", "night.3"]
     assert 0.05 <= told["spent"]["queued"] < 60
 
@@ -92,23 +92,23 @@ def fail(host: str, run_id: str) -> None:
     """Keep a run whose rank on this host was killed."""
     verdict = failed(host, time.time(), number=9).verdict
     assert verdict
-    kept = History(replace(plan(run_id)), lambda rank: b"", lambda: None, pytest.fail)
-    for event in (events.Planned(plan(run_id), 0), events.Swept((), ()), events.Ended(137, verdict)):
+    kept = HistoryRecorder(replace(plan(run_id)), lambda rank: b"", lambda: None, pytest.fail)
+    for event in (events.AttemptPlanned(plan(run_id), 0), events.AttemptSwept((), ()), events.JobEnded(137, verdict)):
         kept.observe(event)
 
 
-def test_all_runs_lately(answer):
-    assert answer("report", "--since", "7d").stdout == "no run that is kept began in the last 7 d and ended\n"
+def test_all_runs_lately(run_in_fork):
+    assert run_in_fork("report", "--since", "7d").stdout == "no run that is kept began in the last 7 d and ended\n"
     keep(run_id="well")
     for number, host in enumerate(("n3", "n4", "n3")):
         fail(host, f"f{number}")
-    out = answer("report", "--since", "7d").stdout
+    out = run_in_fork("report", "--since", "7d").stdout
     assert re.match(r"effective \d+ %: .*\n  4 runs began in the last 7 d and ended\n", out)
     assert re.search(r"^LOST +SHARE\n", out, re.MULTILINE)
     hosts = out.partition("HOST")[2].splitlines()[1:]
     assert [line.split()[:2] for line in hosts] == [["n3", "2"], ["n4", "1"]]
     assert "rank 3 was ended by SIGKILL" in hosts[0]
-    told = json.loads(answer("report", "--since", "1h", "--json").stdout)
+    told = json.loads(run_in_fork("report", "--since", "1h", "--json").stdout)
     assert (len(told["runs"]), [each["host"] for each in told["hosts"]]) == (4, ["n3", "n4"])
 
 
@@ -120,24 +120,24 @@ def test_all_runs_lately(answer):
         (("--since", "7d", "--html", "x.html"), "Error: --since 7d is of all runs: not with --html\n"),
     ],
 )
-def test_what_makes_no_sense_of_all_runs(answer, words, said):
-    done = answer("report", *words)
+def test_what_makes_no_sense_of_all_runs(run_in_fork, words, said):
+    done = run_in_fork("report", *words)
     assert done.returncode == 2
     assert done.stderr.startswith(said)
 
 
-def test_submit_names_hosts_that_failed_again_and_again(answer, tmp_path, monkeypatch):
+def test_submit_names_hosts_that_failed_again_and_again(run_in_fork, tmp_path, monkeypatch):
     """Of jobs of the scheduler alone; it only says so."""
-    write(tmp_path, "train.py", "")
+    write_program(tmp_path, "train.py", "")
     monkeypatch.setenv("SLURM_JOB_ID", JOB)
     for number, host in enumerate(("n3", "n4", "n3", "n5", "n5")):
         fail(host, f"f{number}")
     monkeypatch.delenv("SLURM_JOB_ID")
     fail("n4", "here")
-    done = answer("submit", "--dry-run", "train.py")
+    done = run_in_fork("submit", "--dry-run", "train.py")
     hint = "failed in your jobs of the last 7 days: n5 (2 times), n3 (2 times); to leave out: --exclude n5,n3"
     assert hint in done.stderr
     assert "exclude" not in done.stdout
-    done = answer("submit", "--dry-run", "--exclude", "n[1-3]", "train.py")
+    done = run_in_fork("submit", "--dry-run", "--exclude", "n[1-3]", "train.py")
     assert "of the last 7 days: n5 (2 times); to leave out: --exclude n[1-3],n5" in done.stderr
-    assert "7 days" not in answer("submit", "--dry-run", "--exclude", "n[3-5]", "train.py").stderr
+    assert "7 days" not in run_in_fork("submit", "--dry-run", "--exclude", "n[3-5]", "train.py").stderr

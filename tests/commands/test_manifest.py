@@ -8,19 +8,19 @@ import shlex
 import pytest
 import yaml
 
-from tests.conftest import refused, write
+from tests.conftest import assert_refused, write_program
 
 ASKED = "--container-image img:1"
 
 
 @pytest.fixture
-def call(answer, tmp_path):
+def call(run_in_fork, tmp_path):
     """Run ``ddplaunch WORDS`` where no target is, no Slurm and no kubectl."""
     (tmp_path / "empty").mkdir()
 
     def run(line: str, env: dict[str, str] | None = None):
         variables = {"PATH": str(tmp_path / "empty"), "XDG_CONFIG_HOME": str(tmp_path / "config"), **(env or {})}
-        return answer(*shlex.split(line), env=variables)
+        return run_in_fork(*shlex.split(line), env=variables)
 
     return run
 
@@ -249,11 +249,11 @@ TRAINJOBS = {
     ],
 )  # fmt: skip
 def test_refused(manifest, line, said):
-    refused(manifest(line), *said)
+    assert_refused(manifest(line), *said)
 
 
 def test_bytes_that_are_no_text(manifest):
-    refused(manifest(f"{ASKED} train.py -- \udcff"), "a manifest cannot hold")
+    assert_refused(manifest(f"{ASKED} train.py -- \udcff"), "a manifest cannot hold")
 
 
 # --------------------------------------------------------------------------------------------------------- defaults
@@ -273,8 +273,8 @@ nodes = 7
 
 
 def test_defaults_of_a_project_and_of_a_user(manifest, tmp_path):
-    project = write(tmp_path, "pyproject.toml", PROJECT)
-    user = write(tmp_path, "config/ddplaunch.toml", '[manifest]\nnamespace = "me"\nnodes = 3\n')
+    project = write_program(tmp_path, "pyproject.toml", PROJECT)
+    user = write_program(tmp_path, "config/ddplaunch.toml", '[manifest]\nnamespace = "me"\nnodes = 3\n')
     done = manifest("train.py")
     assert done.returncode == 0
     job = list(yaml.safe_load_all(done.stdout))[-1]
@@ -295,7 +295,7 @@ def test_defaults_of_a_project_and_of_a_user(manifest, tmp_path):
 
 def test_defaults_of_a_pool(manifest, tmp_path):
     (tmp_path / "pool").mkdir()
-    write(tmp_path, "pool/pods.yaml", "spec: {suspend: true}")
+    write_program(tmp_path, "pool/pods.yaml", "spec: {suspend: true}")
     table = """
         [tool.ddplaunch.manifest]
         toleration = ["nvidia.com/gpu", "team=vision"]
@@ -304,7 +304,7 @@ def test_defaults_of_a_pool(manifest, tmp_path):
         kind = "jobset"
         patch = "pool/pods.yaml"
     """
-    write(tmp_path, "pyproject.toml", table)
+    write_program(tmp_path, "pyproject.toml", table)
     jobset = yaml.safe_load(manifest(f"{ASKED} train.py").stdout)
     assert jobset["kind"] == "JobSet"
     job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
@@ -330,8 +330,8 @@ def test_defaults_of_a_pool(manifest, tmp_path):
 )
 def test_a_file_that_makes_no_sense(manifest, tmp_path, text, said):
     image = "" if "container-image" in text else "container-image = 'img:1'\n"
-    file = write(tmp_path, "config/ddplaunch.toml", f"[manifest]\n{text}{image}")
-    refused(manifest("train.py"), said, str(file))
+    file = write_program(tmp_path, "config/ddplaunch.toml", f"[manifest]\n{text}{image}")
+    assert_refused(manifest("train.py"), said, str(file))
 
 
 # -------------------------------------------------------------------------------------------------- beside submit
@@ -351,10 +351,10 @@ SUBMIT_IS_FOR = "submit is for Slurm (slurm), Grid Engine (sge), PBS (pbs), LSF 
     ],
 )
 def test_what_submit_says_of_kubernetes(call, tmp_path, line, file, said):
-    path = write(tmp_path, "config/ddplaunch.toml", file)
-    refused(call(f"submit {line} train.py"), said.replace("FILE", str(path)))
+    path = write_program(tmp_path, "config/ddplaunch.toml", file)
+    assert_refused(call(f"submit {line} train.py"), said.replace("FILE", str(path)))
 
 
 def test_a_scheduler_of_slurm_may_still_be_typed(call, tmp_path):
-    write(tmp_path, "train.py", "")
+    write_program(tmp_path, "train.py", "")
     assert "#SBATCH --nodes=1\n" in call("submit --scheduler slurm --dry-run train.py").stdout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.toys import copied, run_copy
+from tests.toys import copy_package, run_copy
 
 TOY = '''"""``ddplaunch hello``."""
 
@@ -20,7 +20,7 @@ def hello(name):
 
 
 def test_a_command_is_a_file_and_a_line(tmp_path: Path):
-    package = copied(tmp_path)
+    package = copy_package(tmp_path)
     (package / "commands" / "hello.py").write_text(TOY)
     table = package / "cli" / "commands.py"
     table.write_text(

@@ -9,8 +9,8 @@ import tempfile
 
 import pytest
 
-from tests.conftest import clean_environment, command, wait_until, write
-from tests.patience import patience
+from tests.conftest import clean_environment, ddplaunch_command, wait_until, write_program
+from tests.patience import scaled_timeout
 from tests.starts import LIGHT
 
 pytestmark = pytest.mark.slow
@@ -39,9 +39,9 @@ WAITS = """
 def place(tmp_path):
     for name in ("bin", "far"):
         (tmp_path / name).mkdir(mode=0o700)
-    write(tmp_path, "bin/ssh", SSH)
+    write_program(tmp_path, "bin/ssh", SSH)
     (tmp_path / "bin" / "ssh").chmod(0o755)
-    write(tmp_path, "train.py", WAITS)
+    write_program(tmp_path, "train.py", WAITS)
     return tmp_path
 
 
@@ -56,12 +56,12 @@ def environment(place):
 def test_commands_go_to_the_first_host(place, environment):
     def ask(*words):
         return subprocess.run(
-            command(*words),
+            ddplaunch_command(*words),
             cwd=place,
             env=environment,
             text=True,
             capture_output=True,
-            timeout=patience(60),
+            timeout=scaled_timeout(60),
             check=False,
         )
 
@@ -70,7 +70,7 @@ def test_commands_go_to_the_first_host(place, environment):
 
     words = ("run", "--hosts", "n1:2", "--run-id", "calm", *LIGHT, "train.py")
     with (place / "out").open("wb") as out:
-        job = subprocess.Popen(command(*words), cwd=place, env=environment, stdout=out, stderr=out)
+        job = subprocess.Popen(ddplaunch_command(*words), cwd=place, env=environment, stdout=out, stderr=out)
     try:
         wait_until(lambda: (place / "out").read_text().count("ready") == 2, "both ranks", 60)
         (row,) = rows()
@@ -93,7 +93,7 @@ def test_commands_go_to_the_first_host(place, environment):
         assert "calm runs on n1: --html must be typed there" in refused.stderr
         assert "ssh n1 ddplaunch report calm --html page.html" in refused.stderr
         (place / "over").touch()
-        assert job.wait(patience(30)) == 3, (place / "out").read_text()
+        assert job.wait(scaled_timeout(30)) == 3, (place / "out").read_text()
         (row,) = rows()
         assert (row["state"], row["code"]) == ("failed", 3)
         for words in (["report", "calm"], ["report"]):
@@ -116,12 +116,12 @@ def test_stop_ends_the_jobs_from_where_they_were_started(place, environment):
 
     def start(name, *words):
         with (place / name).open("wb") as out:
-            typed = command("run", *words, "--run-id", name, "--no-history", *LIGHT, "train.py")
+            typed = ddplaunch_command("run", *words, "--run-id", name, "--no-history", *LIGHT, "train.py")
             return subprocess.Popen(typed, cwd=place, env=environment, stdout=out, stderr=out)
 
     def stop(word):
         return subprocess.run(
-            command("stop", word), cwd=place, env=environment, text=True, capture_output=True, check=False
+            ddplaunch_command("stop", word), cwd=place, env=environment, text=True, capture_output=True, check=False
         )
 
     far = ("--hosts", "n1:1")
@@ -132,12 +132,12 @@ def test_stop_ends_the_jobs_from_where_they_were_started(place, environment):
         done = stop("brief")
         assert done.returncode == 0, done.stderr
         assert "brief has ended" in done.stderr
-        assert jobs["brief"].wait(patience(30)) == 128 + signal.SIGINT, (place / "brief").read_text()
+        assert jobs["brief"].wait(scaled_timeout(30)) == 128 + signal.SIGINT, (place / "brief").read_text()
         done = stop("--all")
         assert done.returncode == 0, done.stderr
         for name in ("one", "two", "here"):
             assert f"{name} has ended" in done.stderr
-            assert jobs[name].wait(patience(30)) == 128 + signal.SIGINT, (place / name).read_text()
+            assert jobs[name].wait(scaled_timeout(30)) == 128 + signal.SIGINT, (place / name).read_text()
         assert "no job of yours is running here" in stop("--all").stderr
         assert not list((place / "state" / "ddplaunch" / "over-ssh").iterdir())  # --no-history
     finally:
@@ -154,7 +154,12 @@ def test_a_host_that_ssh_does_not_reach_is_named_with_what_to_type(place, enviro
            "pid": 1, "ticks": None, "host": "another", "began": 0.0}  # fmt: skip
     (folder / "distant.another.1.json").write_text(json.dumps(job))
     done = subprocess.run(
-        command("stacks", "distant", "--json"), cwd=place, env=environment, text=True, capture_output=True, check=False
+        ddplaunch_command("stacks", "distant", "--json"),
+        cwd=place,
+        env=environment,
+        text=True,
+        capture_output=True,
+        check=False,
     )
     assert done.returncode == 69
     assert "distant runs on down, n2; by SSH to down" in done.stderr

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.commands.runs.page import page
-from ddplaunch.commands.runs.page.kept import as_it_runs
+from ddplaunch.commands.runs.page import render_page
+from ddplaunch.commands.runs.page.kept import with_live_state
 from ddplaunch.commands.runs.page.output import MAX_BYTES
-from ddplaunch.commands.runs.page.run import Beside
+from ddplaunch.commands.runs.page.run import PageInputs
 from ddplaunch.commands.runs.page.script import HASH, SCRIPT
-from ddplaunch.diagnosis.inspection import Condition
-from ddplaunch.diagnosis.readings import GpuReading, RankReading, Reading
+from ddplaunch.diagnosis.inspection import ProcessCondition
+from ddplaunch.diagnosis.readings import GpuSample, NodeSample, RankSample
 from ddplaunch.job import client
-from ddplaunch.job.readings import KeptPlan
-from ddplaunch.job.record import Fate, RankRecord, RunRecord
-from ddplaunch.job.requests.inspection import JobInspected
-from ddplaunch.job.runs import Found, RunningJob
-from ddplaunch.job.status import RankState, RankStatus, State, Status
-from tests.browser import layout, needs_browser, searched, visit
+from ddplaunch.job.readings import SavedPlan
+from ddplaunch.job.record import RankRecord, RunRecord, RunState
+from ddplaunch.job.requests.inspection import JobInspection
+from ddplaunch.job.runs import FoundRun, RunningJob
+from ddplaunch.job.status import JobState, RankState, RankStatus, Status
+from tests.browser import measure_page, needs_browser, open_page, search_page
 from tests.console.samples import BEGAN, inspection, record
 
 EVIL = "<script>console.log('ran')</script><img src=http://127.0.0.1:9/x onerror=console.log(1)>\"' onload='x"
@@ -72,29 +72,29 @@ def evil(ranks: int = 4) -> RunRecord:
     )
 
 
-def lived(ranks: int, attempts: int = 1, text: str = "step 1: loss 0.5\n") -> Beside:
+def lived(ranks: int, attempts: int = 1, text: str = "step 1: loss 0.5\n") -> PageInputs:
     """What goes with ``record``: rank 1 is behind, and nobody gets on in the last 25 s of an attempt."""
     readings = [
-        Reading(BEGAN + 62 * number + at, 5.0, number, tuple(one(rank, at) for rank in range(ranks)), (gpu(at),))
+        NodeSample(BEGAN + 62 * number + at, 5.0, number, tuple(one(rank, at) for rank in range(ranks)), (gpu(at),))
         for number in range(attempts)
         for at in range(5, 60, 5)
     ]
     facts = (("processes per node", str(ranks), "--nproc"), ("master address", text, "one node"))
-    plan = KeptPlan(facts, tuple((rank, "cuda:0", "0,1") for rank in range(ranks)), (("OMP_NUM_THREADS", text),))
-    return Beside((readings,), {rank: text.encode() * 40 for rank in range(ranks)}, (2,), plan)
+    plan = SavedPlan(facts, tuple((rank, "cuda:0", "0,1") for rank in range(ranks)), (("OMP_NUM_THREADS", text),))
+    return PageInputs((readings,), {rank: text.encode() * 40 for rank in range(ranks)}, (2,), plan)
 
 
-def one(rank: int, at: int) -> RankReading:
+def one(rank: int, at: int) -> RankSample:
     rate = 12.5 if at <= 30 else 0.0
-    return RankReading(rank, 0.9 + rank / 100, 2e9 + 1e7 * at, 1e6, 2e5, rate, float(rank == 1))
+    return RankSample(rank, 0.9 + rank / 100, 2e9 + 1e7 * at, 1e6, 2e5, rate, float(rank == 1))
 
 
-def gpu(at: int) -> GpuReading:
-    return GpuReading(0, 0, 88.0, 7e10, 650.0, float(at > 30))
+def gpu(at: int) -> GpuSample:
+    return GpuSample(0, 0, 88.0, 7e10, 650.0, float(at > 30))
 
 
 def test_what_was_over_time():
-    text = page([dataclasses.replace(record(4, 3), stalls=((BEGAN + 30, BEGAN + 55),))], lived(4, 3))
+    text = render_page([dataclasses.replace(record(4, 3), stalls=((BEGAN + 30, BEGAN + 55),))], lived(4, 3))
     elements = Elements(text)
     for part in (
         "collectives a second: 12.5, at most 12.5",
@@ -113,7 +113,7 @@ def test_what_was_over_time():
 
 
 def test_the_last_lines_of_the_first_to_fail_come_first():
-    text = page([record(4)], lived(4))
+    text = render_page([record(4)], lived(4))
     heads = [part.partition("</b>")[0] for part in text.partition('id="output"')[2].split("<b>")[1:5]]
     assert heads == ["rank 2", "rank 0", "rank 1", "rank 3"]
 
@@ -121,18 +121,18 @@ def test_the_last_lines_of_the_first_to_fail_come_first():
 def test_last_lines_of_an_earlier_attempt_say_so():
     """Of ranks that end well the history keeps none."""
     earlier = dataclasses.replace(lived(4, 3), printed_in=1)
-    assert "Last lines of the ranks, in attempt 1" in Elements(page([record(4, 3)], earlier)).text
-    assert "in attempt" not in Elements(page([record(4, 3)], dataclasses.replace(earlier, printed_in=2))).text
+    assert "Last lines of the ranks, in attempt 1" in Elements(render_page([record(4, 3)], earlier)).text
+    assert "in attempt" not in Elements(render_page([record(4, 3)], dataclasses.replace(earlier, printed_in=2))).text
 
 
 def test_a_page_stays_below_a_megabyte():
     loud = lived(256, 3, "<" * 900 + "\n")
-    assert len(page([record(256, 3)], loud).encode()) < 1_000_000
+    assert len(render_page([record(256, 3)], loud).encode()) < 1_000_000
     assert MAX_BYTES < 500_000
 
 
 def test_it_has_all_of_a_run():
-    elements = Elements(page([record(4, 3)]))
+    elements = Elements(render_page([record(4, 3)]))
     for part in (
         "20261122-155025-f409",
         "failed",
@@ -153,7 +153,7 @@ def test_it_has_all_of_a_run():
 
 
 def test_it_asks_for_nothing():
-    text = page([record(4)])
+    text = render_page([record(4)])
     elements = Elements(text)
     assert not {"link", "img", "iframe", "object", "base", "form"} & {name for name, _ in elements.found}
     assert [text for text in re.findall("<script>(.*?)</script>", text, re.S)] == [SCRIPT]
@@ -162,12 +162,12 @@ def test_it_asks_for_nothing():
     assert rules == f"default-src 'none'; style-src 'unsafe-inline'; script-src '{HASH}'"
     loads = {"src", "href", "srcset", "data", "action", "poster"}
     assert not any(loads & attributes.keys() for _, attributes in elements.found)
-    assert "url(" not in page([record(4)])
-    assert "@import" not in page([record(4)])
+    assert "url(" not in render_page([record(4)])
+    assert "@import" not in render_page([record(4)])
 
 
 def test_no_name_becomes_markup():
-    harmless, bad = Elements(page([record(4)], lived(4))), Elements(page([evil()], lived(4, text=EVIL)))
+    harmless, bad = Elements(render_page([record(4)], lived(4))), Elements(render_page([evil()], lived(4, text=EVIL)))
     assert bad.count("script") == 1
     assert {name for name, _ in bad.found} <= {name for name, _ in harmless.found} | {"p"}
     assert not any(key.startswith("on") for _, attributes in bad.found for key in attributes)
@@ -181,12 +181,12 @@ def test_who_only_waited_is_not_called_the_first():
     blamed = dataclasses.replace(whole.verdict, blame="rank 2 did not enter all_reduce #41", alike=(0, 1))
     attempt = dataclasses.replace(whole.attempts[0], verdict=blamed)
     ended = tuple(
-        dataclasses.replace(each, condition=Condition.EXITED, code=1, groups=(), last=())
+        dataclasses.replace(each, condition=ProcessCondition.EXITED, code=1, groups=(), last=())
         for each in whole.inspections[0].ranks
     )
     seen = dataclasses.replace(whole.inspections[0], ranks=ended)
     run = dataclasses.replace(whole, attempts=(attempt,), verdict=blamed, inspections=(seen,))
-    elements = Elements(page([run]))
+    elements = Elements(render_page([run]))
     assert elements.count("rect", "failed") == 0
     assert elements.count("rect", "fell") == 3
     assert elements.text.count("rank 2 did not enter all_reduce #41") == 2, "in the report and of the attempt"
@@ -200,7 +200,7 @@ def test_whom_a_time_limit_blames():
     blamed = dataclasses.replace(whole.verdict, first=first, blame="no progress for 5m00s")
     rows = tuple(dataclasses.replace(each, code=-15) for each in whole.attempts[0].ranks)
     attempt = dataclasses.replace(whole.attempts[0], verdict=blamed, ranks=rows)
-    text = page([dataclasses.replace(whole, attempts=(attempt,), verdict=blamed)])
+    text = render_page([dataclasses.replace(whole, attempts=(attempt,), verdict=blamed)])
     elements = Elements(text)
     assert (elements.count("rect", "failed"), elements.count("rect", "fell")) == (1, 0)
     assert "rank 2 on n0: was stopped (SIGTERM)" in elements.text
@@ -208,18 +208,18 @@ def test_whom_a_time_limit_blames():
 
 
 def test_of_a_run_that_ended_well_the_timeline_comes_first():
-    well = dataclasses.replace(record(4), verdict=None, code=0, fate=Fate.DONE)
+    well = dataclasses.replace(record(4), verdict=None, code=0, fate=RunState.DONE)
     for run, first in (well, "timeline"), (record(4), "failure"):
-        ids = [attributes["id"] for name, attributes in Elements(page([run])).found if "id" in attributes]
+        ids = [attributes["id"] for name, attributes in Elements(render_page([run])).found if "id" in attributes]
         assert (ids[0], ids.index("timeline") < ids.index("stacks-0")) == (first, first == "timeline")
 
 
-@pytest.mark.parametrize("fate", Fate)
+@pytest.mark.parametrize("fate", RunState)
 def test_a_run_that_is_hardly_there(fate):
     bare = dataclasses.replace(
         record(2), attempts=(), inspections=(), verdict=None, notes=(), ended=None, code=None, fate=fate, world_size=0
     )
-    text = Elements(page([bare])).text
+    text = Elements(render_page([bare])).text
     assert fate.value in text
     assert "Timeline" not in text
     assert "Failure" not in text
@@ -229,8 +229,8 @@ def test_a_run_that_goes_on_or_was_lost():
     whole = record(2)
     ranks = tuple(dataclasses.replace(each, ended=None, code=None) for each in whole.attempts[0].ranks)
     attempt = dataclasses.replace(whole.attempts[0], ranks=ranks, ended=None, why="", verdict=None)
-    lost = dataclasses.replace(whole, attempts=(attempt,), verdict=None, ended=None, code=None, fate=Fate.LOST)
-    elements = Elements(page([lost]))
+    lost = dataclasses.replace(whole, attempts=(attempt,), verdict=None, ended=None, code=None, fate=RunState.LOST)
+    elements = Elements(render_page([lost]))
     assert elements.count("rect", "running") == 2
     assert "was running" in elements.text
 
@@ -241,19 +241,21 @@ def test_an_attempt_that_goes_on(monkeypatch):
     (only,) = whole.attempts
     begun = tuple(RankRecord(each.rank, each.host, 70 + each.rank, BEGAN + 5) for each in only.ranks)
     attempts = (only, dataclasses.replace(only, number=1, ranks=begun, ended=None))
-    kept = dataclasses.replace(whole, attempts=attempts, ended=None, code=None, verdict=None, fate=Fate.RUNNING)
+    kept = dataclasses.replace(whole, attempts=attempts, ended=None, code=None, verdict=None, fate=RunState.RUNNING)
     states = (RankStatus(0, 70, RankState.RUNNING), RankStatus(1, 71, RankState.EXITED, 3))
-    now = Status("r", "t.py", whole.pid, 0, 2, BEGAN, BEGAN + 70, 1, State.RUNNING, states)
-    monkeypatch.setattr(client, "ask", lambda path, request, timeout: JobInspected(now, inspection(2, 1, BEGAN + 90)))
+    now = Status("r", "t.py", whole.pid, 0, 2, BEGAN, BEGAN + 70, 1, JobState.RUNNING, states)
+    monkeypatch.setattr(
+        client, "send_request", lambda path, request, timeout: JobInspection(now, inspection(2, 1, BEGAN + 90))
+    )
     rows = tuple(one(rank, 15) for rank in (0, 1))
-    known = Beside(([Reading(BEGAN + 77, 10.0, 1, rows)],))
-    (seen,) = as_it_runs(Found("r", RunningJob("door", "r", whole.pid), kept), [kept], known)
+    known = PageInputs(([NodeSample(BEGAN + 77, 10.0, 1, rows)],))
+    (seen,) = with_live_state(FoundRun("r", RunningJob("door", "r", whole.pid), kept), [kept], known)
     assert (seen.attempts[0], len(seen.attempts), len(seen.inspections)) == (only, 2, 2)
     first, second = seen.attempts[1].ranks
     assert (first.pid, first.code, first.ended, first.peak_memory) == (70, None, None, 2_150_000_000)
     assert (second.pid, second.code, second.peak_memory) == (71, 3, 2_150_000_000)
     assert second.ended == pytest.approx(time.time(), abs=600)
-    assert Elements(page([seen], known)).count("rect", "running") == 1
+    assert Elements(render_page([seen], known)).count("rect", "running") == 1
 
 
 def test_nodes_are_put_together():
@@ -266,12 +268,12 @@ def test_nodes_are_put_together():
         )
         for node in (0, 1)
     )
-    assert Elements(page([first, second])).count("rect", "stopped") == 15
-    assert "of 1 of 2 nodes" in Elements(page([first])).text
+    assert Elements(render_page([first, second])).count("rect", "stopped") == 15
+    assert "of 1 of 2 nodes" in Elements(render_page([first])).text
 
 
 def test_ranks_of_a_large_job_that_fared_alike_share_a_row():
-    text = page([record(512, 3)])
+    text = render_page([record(512, 3)])
     elements = Elements(text)
     assert elements.count("rect", "failed") == 3
     assert elements.count("rect", "stopped") == 6
@@ -281,14 +283,14 @@ def test_ranks_of_a_large_job_that_fared_alike_share_a_row():
 
 def test_odd_times_are_no_trouble():
     odd = dataclasses.replace(record(2), began=1e18, ended=-1e18)
-    assert "at an unknown time" in page([odd])
+    assert "at an unknown time" in render_page([odd])
 
 
 @pytest.fixture
 def written(tmp_path):
     def write(run: RunRecord, text: str = "step 1: loss 0.5\n") -> Path:
         path = tmp_path / "a page.html"
-        path.write_text(page([run], lived(run.world_size, len(run.attempts), text)), encoding="utf-8")
+        path.write_text(render_page([run], lived(run.world_size, len(run.attempts), text)), encoding="utf-8")
         return path
 
     return write
@@ -307,13 +309,13 @@ def written(tmp_path):
 def test_a_browser_opens_it(run, width, dark, written, tmp_path):
     """Pictures are kept where $DDPLAUNCH_TEST_PICTURES says, for who wants to look."""
     file = written(run, EVIL if run.run == EVIL else "step 1: loss 0.5\n")
-    seen = visit(file, tmp_path, width=width, dark=dark)
+    seen = open_page(file, tmp_path, width=width, dark=dark)
     assert (seen.console, seen.requests) == ([], [])
     assert "Timeline" in seen.dom
     assert seen.picture.stat().st_size > 10_000
     if folder := os.environ.get("DDPLAUNCH_TEST_PICTURES"):
         seen.picture.rename(Path(folder) / f"{run.world_size}-{len(run.run)}-{seen.picture.name}")
-    size = layout(file, tmp_path, width=width)
+    size = measure_page(file, tmp_path, width=width)
     assert size.wide == []
     assert size.width <= width
     assert size.height < 7000
@@ -324,8 +326,8 @@ def test_a_browser_opens_it(run, width, dark, written, tmp_path):
 def test_the_search(tmp_path):
     said = {0: b"step 1\nloss 0.5\n", 1: b"step 1\n<b>LOSS</b> is nan\n", 2: b"nothing\n"}
     path = tmp_path / "a page.html"
-    path.write_text(page([record(4)], Beside(printed=said, first=(2,))), encoding="utf-8")
-    assert searched(path, tmp_path, ["", "loss", "<b>", "zebra"]) == [
+    path.write_text(render_page([record(4)], PageInputs(printed=said, failed_first=(2,))), encoding="utf-8")
+    assert search_page(path, tmp_path, ["", "loss", "<b>", "zebra"]) == [
         ["rank 2|nothing", "rank 0|step 1\nloss 0.5", "rank 1|step 1\n<b>LOSS</b> is nan"],
         ["rank 0|loss 0.5", "rank 1|<b>LOSS</b> is nan"],
         ["rank 1|<b>LOSS</b> is nan"],
@@ -338,7 +340,7 @@ def test_the_search(tmp_path):
 def test_the_browser_would_have_told(tmp_path):
     bad = tmp_path / "bad.html"
     bad.write_text(f"<!DOCTYPE html><body>{EVIL}<p style='width: 3000px'>wide</p></body>")
-    seen = visit(bad, tmp_path)
+    seen = open_page(bad, tmp_path)
     assert any('"ran"' in each for each in seen.console)
     assert seen.requests == ["http://127.0.0.1:9/x"]
-    assert layout(bad, tmp_path, width=400).wide == ["P"]
+    assert measure_page(bad, tmp_path, width=400).wide == ["P"]

@@ -9,15 +9,23 @@ from statistics import median
 
 import pytest
 
-from ddplaunch.commands.profile.hot import spots
+from ddplaunch.commands.profile.hot import find_hot_spots
 from ddplaunch.diagnosis.inspection import Frame
 from ddplaunch.diagnosis.profile import RankProfile
-from tests.conftest import alive, clean_environment, command, free_port, refused, wait_until, write
-from tests.debugged import runtime as runtime
-from tests.patience import patience
+from tests.conftest import (
+    assert_refused,
+    clean_environment,
+    ddplaunch_command,
+    free_port,
+    is_alive,
+    wait_until,
+    write_program,
+)
+from tests.debugged import runtime_dir as runtime_dir
+from tests.patience import scaled_timeout
 from tests.starts import EXEC, LIGHT
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("runtime")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("runtime_dir")]
 
 HOT = """
 import os, sys, threading, time
@@ -47,10 +55,10 @@ def line(program: str, mark: str) -> str:
 
 
 @pytest.fixture
-def job(start, tmp_path):
+def job(start_ddplaunch, tmp_path):
     def begin(*words: str, program: str = HOT, ranks: int = 2):
-        write(tmp_path, "train.py", program)
-        begun = start("run", "--nproc", str(ranks), *words, "train.py")
+        write_program(tmp_path, "train.py", program)
+        begun = start_ddplaunch("run", "--nproc", str(ranks), *words, "train.py")
         begun.wait_for("up", ranks)
         return begun
 
@@ -86,10 +94,10 @@ def nested(trace) -> bool:
     return bool(tracks)
 
 
-def test_a_known_hot_function(job, answer, tmp_path):
+def test_a_known_hot_function(job, run_in_fork, tmp_path):
     """No process group, no torch: the ranks are asked by signals alone."""
     begun = job(*LIGHT, ranks=3)
-    done = answer("profile", str(begun.process.pid), "--seconds", "2")
+    done = run_in_fork("profile", str(begun.process.pid), "--seconds", "2")
     assert done.returncode == 0, done.stderr
     found = rows(done.stdout)
     assert f"rank 1 differs: {found[line(HOT, 'odd')][2]} % of its time is in step at {line(HOT, 'odd')}" in done.stdout
@@ -116,14 +124,14 @@ def test_a_line_calls_the_collective_and_not_the_decorator_around_it():
         Frame("all_reduce", "/lib/python3/site-packages/torch/distributed/distributed_c10d.py", 3000, own=False),
     )
     profile = RankProfile(0, "n1", frames=frames, places=(0, 0, 1, 1, 2, 2), ticks=(3, 10))
-    (spot,) = spots([profile])
+    (spot,) = find_hot_spots([profile])
     assert (spot.line, spot.calls) == (frames[0], "all_reduce")
 
 
 def profiling(tmp_path, begun, seconds: str) -> "subprocess.Popen[str]":
     """A client at work; the caller reads from it."""
     return subprocess.Popen(
-        command("profile", str(begun.process.pid), "--seconds", seconds),
+        ddplaunch_command("profile", str(begun.process.pid), "--seconds", seconds),
         cwd=tmp_path, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -134,14 +142,14 @@ def heeds(pid: int) -> bool:
     return bool(caught) and bool(int(caught[1], 16) >> 63)
 
 
-def test_a_client_that_is_killed_and_a_launcher(job, answer, tmp_path):
+def test_a_client_that_is_killed_and_a_launcher(job, run_in_fork, tmp_path):
     begun = job(*LIGHT)
     with profiling(tmp_path, begun, "1") as client:
         wait_until(lambda: all(map(heeds, begun.ranks())), "the ranks to begin")
         client.kill()
-    assert all(map(alive, begun.ranks()))
+    assert all(map(is_alive, begun.ranks()))
     wait_until(
-        lambda: answer("profile", str(begun.process.pid), "--seconds", "0.2").returncode == 0,
+        lambda: run_in_fork("profile", str(begun.process.pid), "--seconds", "0.2").returncode == 0,
         "another to be taken",
     )
     assert len([*tmp_path.glob("*.json")]) == 2
@@ -150,20 +158,20 @@ def test_a_client_that_is_killed_and_a_launcher(job, answer, tmp_path):
         assert client.stderr.readline().startswith("taking a profile of ")
         wait_until(lambda: all(map(heeds, begun.ranks())), "the ranks to begin")
         begun.process.kill()
-        _, said = client.communicate(timeout=patience(20))
+        _, said = client.communicate(timeout=scaled_timeout(20))
     assert client.returncode == 1
     assert "no rank could be profiled\n  the job ended meanwhile" in said, said
     begun.assert_nothing_left()
 
 
-def test_ranks_that_are_starting(start, answer, tmp_path):
-    write(tmp_path, "held.py", "import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)\n")
-    write(tmp_path, "train.py", "")
+def test_ranks_that_are_starting(start_ddplaunch, run_in_fork, tmp_path):
+    write_program(tmp_path, "held.py", "import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)\n")
+    write_program(tmp_path, "train.py", "")
     env = {"PYTHONPATH": str(tmp_path)}
-    begun = start("run", "--run-id", "starting", "--nproc", "2", "--preload", "held", "train.py", env=env)
-    wait_until(lambda: "starting" in answer("ps").stdout, "the job")
-    done = answer("profile", "starting")
-    write(tmp_path, "go", "")
+    begun = start_ddplaunch("run", "--run-id", "starting", "--nproc", "2", "--preload", "held", "train.py", env=env)
+    wait_until(lambda: "starting" in run_in_fork("ps").stdout, "the job")
+    done = run_in_fork("profile", "starting")
+    write_program(tmp_path, "go", "")
     assert done.returncode == 1
     assert "\nError: the ranks are still starting\n  type it again once they run; " in done.stderr
     assert "no process" not in done.stderr
@@ -181,11 +189,11 @@ while True:
 """
 
 
-def test_ranks_that_cannot_be_profiled(job, answer):
+def test_ranks_that_cannot_be_profiled(job, run_in_fork):
     """One has become another program, which a signal would kill."""
     begun = job(*EXEC, program=OTHERS)
     wait_until(lambda: begun.find("sleep 600"), "the other program")
-    done = answer("profile", str(begun.process.pid), "--seconds", "0.5")
+    done = run_in_fork("profile", str(begun.process.pid), "--seconds", "0.5")
     assert done.returncode == 0, done.stderr
     assert "note: no profile of rank 0: it did not answer" in done.stdout
     assert begun.find("sleep 600")
@@ -195,35 +203,35 @@ def test_ranks_that_cannot_be_profiled(job, answer):
     begun.assert_nothing_left()
 
 
-def test_py_spy_records_ranks_too(job, launch, answer, tmp_path):
+def test_py_spy_records_ranks_too(job, run_ddplaunch, run_in_fork, tmp_path):
     """The real one, which needs leave to trace processes."""
     begun = job(*LIGHT)
     words = (str(begun.process.pid), "--seconds", "1")
-    done = launch("profile", *words, "--py-spy", "1")
+    done = run_ddplaunch("profile", *words, "--py-spy", "1")
     assert done.returncode == 0, done.stderr
     if "Permission" in done.stdout:
         pytest.skip("py-spy may not trace processes here")
     (path,) = tmp_path.glob("*.rank-1.py-spy.json")
     assert f"py-spy, for speedscope: ./{path.name}" in done.stdout
     assert {"hot", "step"} <= {each["name"] for each in json.loads(path.read_text())["shared"]["frames"]}
-    looked = launch("stacks", str(begun.process.pid), "--locals")
+    looked = run_ddplaunch("stacks", str(begun.process.pid), "--locals")
     assert re.search(r"rank \d, by py-spy:\n(.*\n)*.*\bpause: 0.02", looked.stdout), looked.stdout
     absent = "--py-spy 0,7: not on this machine: rank 7\n  here: ranks 0, 1"
     for ranks, said in (("0,7", absent), ("x", "--py-spy x: expected ranks")):
-        refused(answer("profile", *words, "--py-spy", ranks), said)
+        assert_refused(run_in_fork("profile", *words, "--py-spy", ranks), said)
     (tmp_path / "enough").touch()
     assert begun.wait() == 0, begun.stderr()
     begun.assert_nothing_left()
 
 
-def test_wrong_words(answer):
+def test_wrong_words(run_in_fork):
     for words, said in (
         (("--seconds", "0"), "--seconds 0: expected 0.1 to 60"),
         (("--torch", "--seconds", "6"), "--seconds 6: expected 0.1 to 5 with --torch"),
         (("--output", "/nowhere"), "--output /nowhere: there is no such folder, or it cannot be written to"),
         (("no-such-run",), "no run is called no-such-run"),
     ):
-        refused(answer("profile", *words), said)
+        assert_refused(run_in_fork("profile", *words), said)
 
 
 TRAIN = """
@@ -259,17 +267,17 @@ dist.destroy_process_group()
 
 
 @pytest.mark.ci
-def test_a_late_rank_and_equal_results_over_two_nodes(start, answer, tmp_path):
+def test_a_late_rank_and_equal_results_over_two_nodes(start_ddplaunch, run_in_fork, tmp_path):
     """Three ranks on two nodes; with a profile taken meanwhile the result is the same to the last bit."""
-    write(tmp_path, "train.py", TRAIN)
+    write_program(tmp_path, "train.py", TRAIN)
     shared = ("--nnodes", "2", "--nproc", "2,1", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     nodes = [
-        start("run", *shared, "--node-rank", number, "--heartbeat-timeout", "2", "train.py",
+        start_ddplaunch("run", *shared, "--node-rank", number, "--heartbeat-timeout", "2", "train.py",
               env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")})
         for number in "01"
     ]  # fmt: skip
     nodes[0].wait_for("up", 2)
-    done = answer("profile", str(nodes[1].process.pid), "--seconds", "2", "--torch")
+    done = run_in_fork("profile", str(nodes[1].process.pid), "--seconds", "2", "--torch")
     assert done.returncode == 0, done.stderr
     assert [node.wait() for node in nodes] == [0, 0], [node.stderr() for node in nodes]
     results = re.findall(r"result (\w+)", nodes[0].stdout())
@@ -327,13 +335,13 @@ print("fine", flush=True)
 
 
 @pytest.mark.ci
-def test_a_profiler_of_the_programs_own_comes_first(job, answer, tmp_path, monkeypatch):
+def test_a_profiler_of_the_programs_own_comes_first(job, run_in_fork, tmp_path, monkeypatch):
     """torch has room for one: ours ends when the program starts its own."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     begun = job(program=OWN)
 
     def profile() -> str:
-        done = answer("profile", str(begun.process.pid), "--torch", "--seconds", "0.3")
+        done = run_in_fork("profile", str(begun.process.pid), "--torch", "--seconds", "0.3")
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.conftest import refused, write
+from tests.conftest import assert_refused, write_program
 from tests.job.test_history import keep, state  # noqa: F401
 from tests.starts import LIGHT
 
@@ -23,18 +23,18 @@ FAILS = """
 """
 
 
-def test_it_replaces_a_file(launch, answer, tmp_path):
-    write(tmp_path, "<script>.py", FAILS)
-    assert launch("run", "--nproc", "2", "--run-id", RUN, *LIGHT, "<script>.py").returncode == 1
+def test_it_replaces_a_file(run_ddplaunch, run_in_fork, tmp_path):
+    write_program(tmp_path, "<script>.py", FAILS)
+    assert run_ddplaunch("run", "--nproc", "2", "--run-id", RUN, *LIGHT, "<script>.py").returncode == 1
     (tmp_path / "a page.html").write_text("before")
-    done = answer("report", RUN, "--html", "a page.html")
+    done = run_in_fork("report", RUN, "--html", "a page.html")
     assert (done.returncode, done.stdout, done.stderr) == (0, "written: a page.html\n", "")
     text = (tmp_path / "a page.html").read_text()
     assert text.startswith("<!DOCTYPE html>\n")
     assert text.endswith("</html>\n")
     assert "rank 1 failed with ValueError: &lt;b&gt;no labels&lt;/b&gt; (exit code 1)" in text
     assert text.count("<script>") == 1
-    assert answer("report", RUN, "--html", "-").stdout.startswith("<!DOCTYPE html>\n")
+    assert run_in_fork("report", RUN, "--html", "-").stdout.startswith("<!DOCTYPE html>\n")
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_it_replaces_a_file(launch, answer, tmp_path):
         (("nothing", "--html", "page.html"), "no run is called nothing"),
     ],
 )
-def test_what_is_refused(words, message, answer, tmp_path):
+def test_what_is_refused(words, message, run_in_fork, tmp_path):
     keep(run_id=RUN, code=1)
-    refused(answer("report", *words), f"Error: {message}\n")
+    assert_refused(run_in_fork("report", *words), f"Error: {message}\n")
     assert not (tmp_path / "page.html").exists()

@@ -13,13 +13,21 @@ from click.testing import CliRunner
 
 from ddplaunch.commands.runs.stop import stop, wait
 from ddplaunch.job import client, past, runs
-from ddplaunch.job.client import NoAnswer
+from ddplaunch.job.client import JobNotResponding
 from ddplaunch.job.logs import end_of
 from ddplaunch.job.requests.output import last_lines
 from ddplaunch.job.status import short_target
 from ddplaunch.rank.processes import is_suspended
 from ddplaunch.words import columns
-from tests.conftest import clean_environment, command, free_port, in_terminal, ran, wait_until, write
+from tests.conftest import (
+    clean_environment,
+    ddplaunch_command,
+    free_port,
+    run_command,
+    run_in_terminal,
+    wait_until,
+    write_program,
+)
 from tests.job.test_history import FAILS, keep, state  # noqa: F401
 from tests.starts import LIGHT
 
@@ -41,12 +49,12 @@ WAITS = """
 
 
 @pytest.fixture
-def running(start, tmp_path):
+def running(start_ddplaunch, tmp_path):
     """Two ranks that print for ever, in a run called NAME."""
-    write(tmp_path, "waits.py", WAITS)
+    write_program(tmp_path, "waits.py", WAITS)
 
     def begin(*words: str | Path, run_id: str = NAME):
-        job = start("run", "--nproc", "2", "--run-id", run_id, *words, *LIGHT, "waits.py")
+        job = start_ddplaunch("run", "--nproc", "2", "--run-id", run_id, *words, *LIGHT, "waits.py")
         job.wait_for("up", 2)
         return job
 
@@ -58,99 +66,102 @@ def row(out: str, run: str) -> list[str]:
     return line.split()
 
 
-def test_ps_and_a_suspended_launcher(running, answer):
+def test_ps_and_a_suspended_launcher(running, run_in_fork):
     job = running()
     keep(run_id="before", code=1)
-    done = answer("ps")
+    done = run_in_fork("ps")
     assert row(done.stdout, NAME)[1:2] == ["running"]
     assert row(done.stdout, NAME)[3:6] == ["2", "-", str(job.process.pid)]
     assert row(done.stdout, "before")[1:3] == ["failed", "(1)"]
-    found = {each["run"]: each for each in json.loads(answer("ps", "--json").stdout)}
+    found = {each["run"]: each for each in json.loads(run_in_fork("ps", "--json").stdout)}
     assert found[NAME]["state"] == "running"
     assert found[NAME]["ranks"] == [0, 1]
     assert (found["before"]["state"], found["before"]["code"]) == ("failed", 1)
     assert found[NAME].keys() == found["before"].keys()
     job.signal(signal.SIGSTOP)
     try:
-        done = answer("ps")
+        done = run_in_fork("ps")
         assert row(done.stdout, NAME)[1:2] + row(done.stdout, NAME)[3:] == [
             *("suspended", "2", "-", str(job.process.pid), "waits.py"),
         ]
         advice = f"fg in its terminal, or kill -CONT {job.process.pid}, continues it\n"
         assert done.stderr.endswith(f"{NAME} is suspended: {advice}")
-        assert {each["run"]: each for each in json.loads(answer("ps", "--json").stdout)}[NAME]["world_size"] == 2
+        assert {each["run"]: each for each in json.loads(run_in_fork("ps", "--json").stdout)}[NAME]["world_size"] == 2
         for words in (("logs", NAME), ("stacks", NAME), ("top", NAME), ("debug", NAME)):
-            done = answer(*words)
+            done = run_in_fork(*words)
             assert (done.returncode, done.stdout) == (69, "")
             assert done.stderr.startswith(f"Error: {NAME} is suspended")
             assert done.stderr.endswith(advice)
-        report = answer("report", NAME)
+        report = run_in_fork("report", NAME)
         assert f"{NAME}: running" in report.stdout
         assert advice in report.stderr
-        done = answer("stop", NAME)
+        done = run_in_fork("stop", NAME)
         assert done.stderr.startswith(f"{NAME} was suspended; it is continued, so that it can stop\n")
         assert job.process.poll() == 130
     finally:
         job.signal(signal.SIGCONT)
 
 
-def test_two_nodes_of_a_run_on_one_machine(start, answer, tmp_path):
+def test_two_nodes_of_a_run_on_one_machine(start_ddplaunch, run_in_fork, tmp_path):
     """While it runs, node 0 has its name, and the other is found by its pid; then each has kept its own ranks."""
-    write(tmp_path, "ends.py", WAITS.replace("while True", "while not os.path.exists('over')"))
+    write_program(tmp_path, "ends.py", WAITS.replace("while True", "while not os.path.exists('over')"))
     port = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     words = ("--nnodes", "2", "--nproc", "2", *port, "--run-id", NAME, *LIGHT, "ends.py")
-    jobs = [start("run", "--node-rank", rank, *words) for rank in "01"]
+    jobs = [start_ddplaunch("run", "--node-rank", rank, *words) for rank in "01"]
     for job in jobs:
         job.wait_for("up", 2)
     first, second = (str(job.process.pid) for job in jobs)
-    said = answer("ps").stdout
+    said = run_in_fork("ps").stdout
     assert row(said, NAME)[5] == first
     assert row(said, f"{NAME}.{second}")[5] == second
     for word in (NAME, first, second):
-        done = answer("stacks", word, "--json")
+        done = run_in_fork("stacks", word, "--json")
         assert [rank["rank"] for rank in json.loads(done.stdout)["ranks"]] == [0, 1, 2, 3]
     (tmp_path / "over").touch()
     assert [job.wait() for job in jobs] == [0, 0]
-    assert [[each.rank for each in share.attempts[0].ranks] for share in past.shares(NAME)] == [[0, 1], [2, 3]]
-    out = answer("report", NAME).stdout
+    assert [[each.rank for each in share.attempts[0].ranks] for share in past.read_node_records(NAME)] == [
+        [0, 1],
+        [2, 3],
+    ]
+    out = run_in_fork("report", NAME).stdout
     assert "4 ranks on 2 nodes" in out
     assert [row(out.partition("RANK ")[2], str(rank))[0] for rank in range(4)] == ["0", "1", "2", "3"]
 
 
-def test_ps_shows_the_latest_of_those_that_ended(answer):
+def test_ps_shows_the_latest_of_those_that_ended(run_in_fork):
     for number in range(8):
         keep(run_id=f"r{number}")
-        os.utime(past.folder(f"r{number}"), (number, number))
-    shown = [line.split()[0] for line in answer("ps").stdout.splitlines() if line.startswith("r")]
+        os.utime(past.run_dir(f"r{number}"), (number, number))
+    shown = [line.split()[0] for line in run_in_fork("ps").stdout.splitlines() if line.startswith("r")]
     assert shown == ["r7", "r6", "r5", "r4", "r3"]
-    assert len([line for line in answer("ps", "--all").stdout.splitlines() if line.startswith("r")]) == 8
+    assert len([line for line in run_in_fork("ps", "--all").stdout.splitlines() if line.startswith("r")]) == 8
 
 
-def test_ps_names_the_records_that_cannot_be_read(answer):
+def test_ps_names_the_records_that_cannot_be_read(run_in_fork):
     for name in ("whole", "cut", "empty"):
         keep(run_id=name)
     for name, text in (("cut", "{"), ("empty", "")):
-        (Path(past.folder(name)) / "node-0.jsonl").write_text(text)
-    done = answer("ps", "--all")
+        (Path(past.run_dir(name)) / "node-0.jsonl").write_text(text)
+    done = run_in_fork("ps", "--all")
     assert re.search("^2 records cannot be read: (cut, empty; .* clean cut|empty, cut; .* clean empty)", done.stderr)
     assert "whole" in done.stdout
-    assert "cannot be read" not in answer("ps").stderr
+    assert "cannot be read" not in run_in_fork("ps").stderr
 
 
-def test_ps_fits_a_terminal_and_is_whole_in_a_pipe(launch, answer, tmp_path):
-    write(tmp_path, "ends.py", "")
-    launch("run", "--run-id", MINE, *LIGHT, "ends.py", "--data", "/scratch/corpus/2026/shards")
-    shown = re.sub(r"\x1b\[\d*m", "", in_terminal(command("ps"), tmp_path, columns=80))
+def test_ps_fits_a_terminal_and_is_whole_in_a_pipe(run_ddplaunch, run_in_fork, tmp_path):
+    write_program(tmp_path, "ends.py", "")
+    run_ddplaunch("run", "--run-id", MINE, *LIGHT, "ends.py", "--data", "/scratch/corpus/2026/shards")
+    shown = re.sub(r"\x1b\[\d*m", "", run_in_terminal(ddplaunch_command("ps"), tmp_path, columns=80))
     (line,) = (line for line in shown.splitlines() if line.startswith(MINE))
     assert len(line) <= 80
     assert re.search(r" ends\.py --data…$", line)
-    assert row(answer("ps").stdout, MINE)[-1] == "/scratch/corpus/2026/shards"
+    assert row(run_in_fork("ps").stdout, MINE)[-1] == "/scratch/corpus/2026/shards"
 
 
-def test_a_default_name_and_a_wide_target_fit_a_terminal(launch, tmp_path):
-    write(tmp_path, "训练.py", "")
-    assert launch("run", *LIGHT, "训练.py", "--数据", "语" * 30).returncode == 0
-    shown = re.sub(r"\x1b\[\d*m", "", in_terminal(command("ps"), tmp_path, columns=80))
+def test_a_default_name_and_a_wide_target_fit_a_terminal(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "训练.py", "")
+    assert run_ddplaunch("run", *LIGHT, "训练.py", "--数据", "语" * 30).returncode == 0
+    shown = re.sub(r"\x1b\[\d*m", "", run_in_terminal(ddplaunch_command("ps"), tmp_path, columns=80))
     (line,) = (line for line in shown.splitlines() if "训练.py" in line)
     assert columns(line) <= 80
     assert line.endswith("…")
@@ -164,19 +175,19 @@ def test_the_target_of_a_table():
     assert short_target("./prog -x") == "./prog -x"
 
 
-def test_logs_and_report_of_a_failure(launch, answer, tmp_path):
-    write(tmp_path, "fails.py", FAILS)
-    said = launch("run", "--nproc", "2", "--max-restarts", "1", "--run-id", MINE, *LIGHT, "fails.py").stderr
-    out = answer("logs", MINE).stdout
+def test_logs_and_report_of_a_failure(run_ddplaunch, run_in_fork, tmp_path):
+    write_program(tmp_path, "fails.py", FAILS)
+    said = run_ddplaunch("run", "--nproc", "2", "--max-restarts", "1", "--run-id", MINE, *LIGHT, "fails.py").stderr
+    out = run_in_fork("logs", MINE).stdout
     assert "[0] rank 0 speaks\n" in out
     assert "[1] rank 1 speaks\n[1] Traceback (most recent call last):\n" in out
-    assert answer("logs", MINE, "--rank", "0").stdout == "rank 0 speaks\n"
-    failed = answer("logs", MINE[2:], "--failed").stdout
+    assert run_in_fork("logs", MINE, "--rank", "0").stdout == "rank 0 speaks\n"
+    failed = run_in_fork("logs", MINE[2:], "--failed").stdout
     assert failed.startswith("rank 1 speaks\nTraceback")
-    line = json.loads(answer("logs", MINE, "--json", "--rank", "0").stdout)
+    line = json.loads(run_in_fork("logs", MINE, "--json", "--rank", "0").stdout)
     assert line == {"rank": 0, "line": "rank 0 speaks"}
 
-    out = answer("report", MINE).stdout
+    out = run_in_fork("report", MINE).stdout
     first, _, rest = out.partition("\n")
     assert first.startswith("effective ")
     assert rest.startswith(f"{MINE}: failed with exit code 1\n  ddplaunch run --nproc 2 ")
@@ -184,40 +195,40 @@ def test_logs_and_report_of_a_failure(launch, answer, tmp_path):
     assert [line.split()[0] for line in out.partition("ATTEMPT")[2].splitlines()[1:3]] == ["0", "1"]
     assert "MiB" in row(out.partition("RANK ")[2], "1")
     assert out.endswith(f"output: ddplaunch logs {MINE}\n")
-    found = json.loads(answer("report", MINE, "--json").stdout)
+    found = json.loads(run_in_fork("report", MINE, "--json").stdout)
     assert (found["fate"], found["code"], len(found["attempts"])) == ("failed", 1, 2)
     assert found["verdict"]["first"]["rank"] == 1
 
 
-def test_without_a_name_it_is_the_newest_run_of_this_folder(launch, running, answer, tmp_path):
+def test_without_a_name_it_is_the_newest_run_of_this_folder(run_ddplaunch, running, run_in_fork, tmp_path):
     (tmp_path / "other").mkdir()
-    write(tmp_path, "ends.py", "import os, sys\nprint('rank', os.environ['RANK'])\nsys.exit(3)\n")
+    write_program(tmp_path, "ends.py", "import os, sys\nprint('rank', os.environ['RANK'])\nsys.exit(3)\n")
     for run, folder in ((f"{MINE}-a", tmp_path), (f"{MINE}-b", tmp_path), (f"{MINE}-c", tmp_path / "other")):
-        launch("run", "--nproc", "2", "--run-id", run, *LIGHT, tmp_path / "ends.py", cwd=folder)
-    os.utime(past.folder(f"{MINE}-a"))  # of a record that something was done to
+        run_ddplaunch("run", "--nproc", "2", "--run-id", run, *LIGHT, tmp_path / "ends.py", cwd=folder)
+    os.utime(past.run_dir(f"{MINE}-a"))  # of a record that something was done to
     for words in (("report",), ("logs",), ("logs", "-f"), ("wait",)):
-        done = answer(*words)
+        done = run_in_fork(*words)
         assert done.stderr.splitlines()[0] == f"the newest run of this folder: {MINE}-b"
     assert done.returncode == 3
-    assert json.loads(answer("report", "--json").stdout)["run"] == f"{MINE}-b"
+    assert json.loads(run_in_fork("report", "--json").stdout)["run"] == f"{MINE}-b"
     (empty := tmp_path / "empty").mkdir()
-    refused = answer("report", cwd=empty)
+    refused = run_in_fork("report", cwd=empty)
     assert refused.stderr.startswith(f"Error: no run that was started in {empty} is kept or running\n  name one: ")
     job = running("--no-history")
-    launch("run", "--nproc", "2", "--run-id", f"{MINE}-d", *LIGHT, "ends.py")
+    run_ddplaunch("run", "--nproc", "2", "--run-id", f"{MINE}-d", *LIGHT, "ends.py")
     waiting = subprocess.Popen(
-        command("wait"), cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=clean_environment()
+        ddplaunch_command("wait"), cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=clean_environment()
     )
     assert waiting.stderr.readline() == f"the newest run of this folder: {NAME}\n", "one that still runs"
-    assert answer("report").stderr == f"the newest run of this folder: {MINE}-d\n"
+    assert run_in_fork("report").stderr == f"the newest run of this folder: {MINE}-d\n"
     job.signal(signal.SIGTERM)
     assert waiting.wait(100) == job.wait()
 
 
 @pytest.mark.parametrize("words", [(), ("--log-dir", "logs")])
-def test_equal_lines_of_a_run_are_printed_once(launch, answer, tmp_path, words):
+def test_equal_lines_of_a_run_are_printed_once(run_ddplaunch, run_in_fork, tmp_path, words):
     """Wherever they stand in the output of each rank."""
-    write(
+    write_program(
         tmp_path,
         "ends.py",
         """
@@ -230,11 +241,11 @@ def test_equal_lines_of_a_run_are_printed_once(launch, answer, tmp_path, words):
         sys.exit(3)
         """,
     )
-    launch("run", "--nproc", "3", "--run-id", MINE, *words, *LIGHT, "ends.py")
-    assert answer("logs", MINE, cwd=Path("/")).stdout.count("start\n") == 3
-    rows = answer("logs", MINE, "--merge").stdout.splitlines()
+    run_ddplaunch("run", "--nproc", "3", "--run-id", MINE, *words, *LIGHT, "ends.py")
+    assert run_in_fork("logs", MINE, cwd=Path("/")).stdout.count("start\n") == 3
+    rows = run_in_fork("logs", MINE, "--merge").stdout.splitlines()
     assert rows == ["[0-2] start", *["[1]   of 1"] * 100, *["[2]   of 2"] * 200, "[0-2] end"]
-    assert answer("logs", MINE, "--merge", "--rank", "2").stdout.startswith("start\nof 2\n")
+    assert run_in_fork("logs", MINE, "--merge", "--rank", "2").stdout.startswith("start\nof 2\n")
 
 
 @pytest.mark.parametrize("words", [(), ("--log-dir", "logs")])
@@ -243,7 +254,7 @@ def test_following_a_job_to_its_end(running, words):
     job = running(*words)
 
     def follow(*more: str) -> "subprocess.Popen[str]":
-        typed = command("logs", NAME, "-f", *more)
+        typed = ddplaunch_command("logs", NAME, "-f", *more)
         return subprocess.Popen(
             typed, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment()
         )
@@ -255,8 +266,8 @@ def test_following_a_job_to_its_end(running, words):
         interrupted.send_signal(signal.SIGINT)
         _, err = interrupted.communicate()
         assert (interrupted.returncode, err.strip()) == (130, "")
-        followed = " ".join(command("logs", NAME, "-f"))
-        done = ran(["bash", "-c", f"{followed} | head -n 2"])
+        followed = " ".join(ddplaunch_command("logs", NAME, "-f"))
+        done = run_command(["bash", "-c", f"{followed} | head -n 2"])
         assert (done.stdout.count("\n"), done.stderr) == (2, "")
         assert job.process.poll() is None
         job.signal(signal.SIGTERM)
@@ -265,22 +276,22 @@ def test_following_a_job_to_its_end(running, words):
     assert (of_one.returncode, merging.returncode) == (0, 0)
 
 
-def test_stop(running, answer):
+def test_stop(running, run_in_fork):
     job = running()
-    done = answer("stop", NAME[:-1])
+    done = run_in_fork("stop", NAME[:-1])
     assert done.returncode == 0
     assert done.stderr.splitlines()[0] == f"stopping {NAME}: 2 ranks"
     assert done.stderr.splitlines()[-1] == f"{NAME} has ended"
     assert job.process.poll() == 130
     assert "ddplaunch: `ddplaunch stop` was called: stopping 2 ranks\n" in job.stderr()
     assert "Ctrl-C" not in job.stderr()
-    record = past.record(NAME)
+    record = past.read_run_record(NAME)
     assert (record.fate.value, record.remark) == ("stopped", "stopped because `ddplaunch stop` was called")
-    assert answer("stop", NAME).stderr.startswith(f"Error: {NAME} has ended\n  ddplaunch report {NAME}")
+    assert run_in_fork("stop", NAME).stderr.startswith(f"Error: {NAME} has ended\n  ddplaunch report {NAME}")
 
 
-def test_stop_says_whom_it_waits_for_and_kills_them_where_that_is_asked(start, answer, tmp_path):
-    write(
+def test_stop_says_whom_it_waits_for_and_kills_them_where_that_is_asked(start_ddplaunch, run_in_fork, tmp_path):
+    write_program(
         tmp_path,
         "stubborn.py",
         """
@@ -291,20 +302,22 @@ def test_stop_says_whom_it_waits_for_and_kills_them_where_that_is_asked(start, a
         time.sleep(600)
         """,
     )
-    job = start("run", "--nproc", "2", "--run-id", f"stubborn-{MINE}", "--grace", "600", *LIGHT, "stubborn.py")
+    job = start_ddplaunch(
+        "run", "--nproc", "2", "--run-id", f"stubborn-{MINE}", "--grace", "600", *LIGHT, "stubborn.py"
+    )
     job.wait_for("up", 2)
-    stopping = start("stop", f"stubborn-{MINE}")
+    stopping = start_ddplaunch("stop", f"stubborn-{MINE}")
     wait_until(lambda: "waiting for 2 ranks; --now kills what is left\n" in stopping.stderr(), "whom it waits for")
-    assert answer("stop", f"stubborn-{MINE}", "--now").returncode == 0
+    assert run_in_fork("stop", f"stubborn-{MINE}", "--now").returncode == 0
     assert (stopping.wait(), job.wait()) == (0, 130)
 
 
-def test_wait(running, answer):
+def test_wait(running, run_in_fork):
     job = running()
-    waiting = subprocess.Popen(command("wait", NAME), env=clean_environment())
+    waiting = subprocess.Popen(ddplaunch_command("wait", NAME), env=clean_environment())
     os.kill(job.ranks()[1], signal.SIGKILL)
     assert waiting.wait() == job.wait() == 137
-    assert answer("wait", NAME).returncode == 137
+    assert run_in_fork("wait", NAME).returncode == 137
 
 
 def test_wait_for_a_run_that_has_just_closed_its_door(running, monkeypatch):
@@ -314,58 +327,60 @@ def test_wait_for_a_run_that_has_just_closed_its_door(running, monkeypatch):
     def too_late(path: str, question: object) -> None:
         os.unlink(path)
         job.signal(signal.SIGTERM)
-        raise NoAnswer(path)
+        raise JobNotResponding(path)
 
-    monkeypatch.setattr(client, "stream", too_late)
+    monkeypatch.setattr(client, "stream_replies", too_late)
     assert wait.callback(NAME) == job.wait() == 143
 
 
-def test_a_run_id_is_the_newest_run_that_has_it(running, answer):
+def test_a_run_id_is_the_newest_run_that_has_it(running, run_in_fork):
     keep(run_id=NAME, code=1)
     keep(run_id=NAME, code=3)
-    assert answer("wait", NAME).returncode == 3
+    assert run_in_fork("wait", NAME).returncode == 3
     job = running()
-    assert row(answer("ps").stdout, f"{NAME}.3")[1] == "running"
-    assert f"{NAME}.3: running" in answer("report", NAME).stdout
-    assert "up 0" in answer("logs", NAME).stdout
-    waiting = subprocess.Popen(command("wait", NAME), env=clean_environment())
-    assert answer("stop", NAME).returncode == 0
+    assert row(run_in_fork("ps").stdout, f"{NAME}.3")[1] == "running"
+    assert f"{NAME}.3: running" in run_in_fork("report", NAME).stdout
+    assert "up 0" in run_in_fork("logs", NAME).stdout
+    waiting = subprocess.Popen(ddplaunch_command("wait", NAME), env=clean_environment())
+    assert run_in_fork("stop", NAME).returncode == 0
     assert waiting.wait() == job.wait() == 130
-    assert [answer("wait", name).returncode for name in (NAME, f"{NAME}.1", f"{NAME}.2")] == [130, 1, 3]
-    assert "has ended" in answer("stop", NAME).stderr
-    assert answer("clean", NAME).returncode == 0
-    assert answer("wait", NAME).returncode == 3
+    assert [run_in_fork("wait", name).returncode for name in (NAME, f"{NAME}.1", f"{NAME}.2")] == [130, 1, 3]
+    assert "has ended" in run_in_fork("stop", NAME).stderr
+    assert run_in_fork("clean", NAME).returncode == 0
+    assert run_in_fork("wait", NAME).returncode == 3
 
 
-def test_a_number_that_a_name_has_within_stops_nothing(running, answer):
+def test_a_number_that_a_name_has_within_stops_nothing(running, run_in_fork):
     """It may be a job of a scheduler that is not known any more."""
     job = running(run_id=f"sweep-4{os.getpid()}7-b")
     for word in (f"{os.getpid()}7", f"4{os.getpid()}"):
-        done = answer("stop", word)
+        done = run_in_fork("stop", word)
         assert (done.returncode, done.stderr.splitlines()[0]) == (2, f"Error: no run is called {word}")
     assert job.process.poll() is None
-    assert answer("stop", f"4{os.getpid()}7").returncode == 0
+    assert run_in_fork("stop", f"4{os.getpid()}7").returncode == 0
     assert job.wait() == 130
 
 
-def test_wait_for_a_run_whose_launcher_was_killed(running, answer):
+def test_wait_for_a_run_whose_launcher_was_killed(running, run_in_fork):
     job = running()
-    waiting = subprocess.Popen(command("wait", NAME), stderr=subprocess.PIPE, text=True, env=clean_environment())
+    waiting = subprocess.Popen(
+        ddplaunch_command("wait", NAME), stderr=subprocess.PIPE, text=True, env=clean_environment()
+    )
     job.signal(signal.SIGKILL)
     _, err = waiting.communicate()
     assert (waiting.returncode, err) == (69, f"Error: {NAME} has no exit code: its launcher was killed\n")
-    assert answer("wait", NAME).returncode == 69
+    assert run_in_fork("wait", NAME).returncode == 69
 
 
-def test_clean(running, answer):
+def test_clean(running, run_in_fork):
     running()
     for name in ("a", "b", "c"):
         keep(run_id=name)
-    assert answer("clean", "b").stderr.startswith("removed 1 run, ")
-    assert sorted(past.names()) == ["a", "c", NAME]
-    refused = answer("clean", NAME)
+    assert run_in_fork("clean", "b").stderr.startswith("removed 1 run, ")
+    assert sorted(past.list_runs()) == ["a", "c", NAME]
+    refused = run_in_fork("clean", NAME)
     assert (refused.returncode, refused.stderr) == (2, f"Error: {NAME} is still running\n  ddplaunch stop {NAME}\n")
-    asked = answer("clean")
+    asked = run_in_fork("clean")
     assert (asked.returncode, asked.stderr.splitlines()[1:]) == (
         2,
         [
@@ -373,54 +388,56 @@ def test_clean(running, answer):
         ],
     )
     assert asked.stderr.startswith("Error: clean removes the records of 2 runs, ")
-    assert answer("clean", "--older-than", "1d").stderr == "removed 0 runs, 0 B\n"
-    assert sorted(line.split()[0] for line in answer("clean", "--dry-run").stdout.splitlines()) == ["a", "c"]
-    assert "--older-than soon: expected a time" in answer("clean", "--older-than", "soon").stderr
-    assert sorted(past.names()) == ["a", "c", NAME]
-    assert answer("clean", "--yes").stderr.startswith("removed 2 runs, ")
-    assert past.names() == [NAME]
+    assert run_in_fork("clean", "--older-than", "1d").stderr == "removed 0 runs, 0 B\n"
+    assert sorted(line.split()[0] for line in run_in_fork("clean", "--dry-run").stdout.splitlines()) == ["a", "c"]
+    assert "--older-than soon: expected a time" in run_in_fork("clean", "--older-than", "soon").stderr
+    assert sorted(past.list_runs()) == ["a", "c", NAME]
+    assert run_in_fork("clean", "--yes").stderr.startswith("removed 2 runs, ")
+    assert past.list_runs() == [NAME]
 
 
 def test_clean_asks_at_a_terminal(tmp_path):
     for name in ("a", "b"):
         keep(run_id=name)
-    asked = in_terminal(command("clean"), tmp_path, typed="n\n")
+    asked = run_in_terminal(ddplaunch_command("clean"), tmp_path, typed="n\n")
     assert "Remove the records of 2 runs, " in asked
-    assert sorted(past.names()) == ["a", "b"]
-    in_terminal(command("clean"), tmp_path, typed="y\n")
-    assert past.names() == []
+    assert sorted(past.list_runs()) == ["a", "b"]
+    run_in_terminal(ddplaunch_command("clean"), tmp_path, typed="y\n")
+    assert past.list_runs() == []
 
 
-def test_logs_of_a_run_that_succeeded(launch, answer, tmp_path):
-    write(tmp_path, "ends.py", "import os\nfor n in range(5): print(os.environ['RANK'], 'says', n)\n")
-    assert launch("run", "--nproc", "2", "--run-id", MINE, *LIGHT, "ends.py").returncode == 0
-    assert answer("logs", MINE).stdout == "".join(f"[{rank}] {rank} says {n}\n" for rank in (0, 1) for n in range(5))
-    assert answer("logs", MINE, "--tail", "2").stdout == "".join(
+def test_logs_of_a_run_that_succeeded(run_ddplaunch, run_in_fork, tmp_path):
+    write_program(tmp_path, "ends.py", "import os\nfor n in range(5): print(os.environ['RANK'], 'says', n)\n")
+    assert run_ddplaunch("run", "--nproc", "2", "--run-id", MINE, *LIGHT, "ends.py").returncode == 0
+    assert run_in_fork("logs", MINE).stdout == "".join(
+        f"[{rank}] {rank} says {n}\n" for rank in (0, 1) for n in range(5)
+    )
+    assert run_in_fork("logs", MINE, "--tail", "2").stdout == "".join(
         f"[{rank}] {rank} says {n}\n" for rank in (0, 1) for n in (3, 4)
     )
-    assert answer("logs", MINE, "--tail", "9", "--rank", "1").stdout.startswith("1 says 0\n")
-    assert f"output: ddplaunch logs {MINE}" in answer("report", MINE).stdout
-    assert answer("clean", MINE).returncode == 0
-    write(tmp_path, "ends.py", "")
-    assert launch("run", "--nproc", "2", "--run-id", MINE, *LIGHT, "ends.py").returncode == 0
-    done = answer("logs", MINE)
+    assert run_in_fork("logs", MINE, "--tail", "9", "--rank", "1").stdout.startswith("1 says 0\n")
+    assert f"output: ddplaunch logs {MINE}" in run_in_fork("report", MINE).stdout
+    assert run_in_fork("clean", MINE).returncode == 0
+    write_program(tmp_path, "ends.py", "")
+    assert run_ddplaunch("run", "--nproc", "2", "--run-id", MINE, *LIGHT, "ends.py").returncode == 0
+    done = run_in_fork("logs", MINE)
     assert (done.returncode, done.stdout) == (0, "")
     assert "have printed nothing" in done.stderr
 
 
-def test_the_last_lines_of_a_job_that_runs(running, answer, tmp_path):
+def test_the_last_lines_of_a_job_that_runs(running, run_in_fork, tmp_path):
     running("--log-dir", "logs")
     (tmp_path / "big").write_bytes(b"x" * 70_000 + b"\n" + b"line\n" * 30_000)
     with open(tmp_path / "big", "rb") as file:
         assert end_of(file, 20_000) == b"line\n" * 20_000
-    assert answer("logs", NAME, "--tail", "1", "--rank", "0").stdout.count("on") == 1
+    assert run_in_fork("logs", NAME, "--tail", "1", "--rank", "0").stdout.count("on") == 1
     following = subprocess.Popen(
-        command("logs", NAME, "--tail", "1", "--rank", "1", "-f"),
+        ddplaunch_command("logs", NAME, "--tail", "1", "--rank", "1", "-f"),
         stdout=subprocess.PIPE, text=True, env=clean_environment(),
     )  # fmt: skip
     assert following.stdout is not None
     assert [following.stdout.readline() for _ in range(3)] == ["on\n"] * 3, "the last line, and what follows"
-    assert answer("stop", NAME).returncode == 0
+    assert run_in_fork("stop", NAME).returncode == 0
     following.communicate()
     assert following.returncode == 0
 
@@ -442,7 +459,7 @@ def test_stop_all(running, monkeypatch):
     jobs[0].signal(signal.SIGSTOP)
     wait_until(lambda: is_suspended(jobs[0].process.pid), "the launcher to stop")
     pids = [job.process.pid for job in jobs]
-    mine = [each for each in runs.all_running() if each.pid in pids]
+    mine = [each for each in runs.list_running() if each.pid in pids]
     monkeypatch.setattr("ddplaunch.commands.runs.stop.runs.all_running", lambda: mine)
     done = CliRunner().invoke(stop, ["--all"])
     assert "was suspended; it is continued" in done.stderr
@@ -469,10 +486,10 @@ def test_stop_all(running, monkeypatch):
         (("logs", "\x1b[2J" + "x" * 5000), "no run is called "),
     ],
 )
-def test_what_is_typed_wrong(answer, words, said):
+def test_what_is_typed_wrong(run_in_fork, words, said):
     if words[:2] != ("report", "don"):
         keep(run_id="done")
-    done = answer(*words)
+    done = run_in_fork(*words)
     assert done.returncode in (1, 2)
     assert done.stderr.startswith(f"Error: {said}")
     assert len(done.stderr.splitlines()) <= 3
@@ -490,7 +507,7 @@ def test_another_user_sees_and_reaches_nothing(running):
             "os.chdir('/'); os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
             f"sys.argv = ['ddplaunch', *{words!r}]; ddplaunch.cli.main()"
         )
-        done = ran([sys.executable, "-c", text])
+        done = run_command([sys.executable, "-c", text])
         assert NAME not in done.stdout
         if words[0] == "ps":
             assert json.loads(done.stdout) == []
@@ -499,18 +516,18 @@ def test_another_user_sees_and_reaches_nothing(running):
     assert job.process.poll() is None
 
 
-def test_bytes_that_are_not_utf_8(launch, answer, tmp_path):
+def test_bytes_that_are_not_utf_8(run_ddplaunch, run_in_fork, tmp_path):
     """In an argument, and in the names of folders: a run is kept with them, and its log folder is found."""
     folder = tmp_path / os.fsdecode(b"b\xff")
     folder.mkdir()
-    write(folder, "t.py", "import os, sys\nprint(os.fsencode(sys.argv[1]))\nraise ValueError(sys.argv[1])")
+    write_program(folder, "t.py", "import os, sys\nprint(os.fsencode(sys.argv[1]))\nraise ValueError(sys.argv[1])")
     words = ("--run-id", MINE, "--log-dir", os.fsdecode(b"l\xfe"), *LIGHT, "--nproc", "2")
-    done = launch("run", *words, "t.py", os.fsdecode(b"x\xfd"), cwd=folder)
+    done = run_ddplaunch("run", *words, "t.py", os.fsdecode(b"x\xfd"), cwd=folder)
     assert done.returncode == 1
-    assert row(answer("ps").stdout, MINE)[1:3] == ["failed", "(1)"]
-    told = answer("report", MINE).stdout
+    assert row(run_in_fork("ps").stdout, MINE)[1:3] == ["failed", "(1)"]
+    told = run_in_fork("report", MINE).stdout
     for text in ("x\\udcfd", "b\\udcff", "l\\udcfe", "ValueError"):
         assert text in told, told
-    assert json.loads(answer("report", MINE, "--json").stdout)["log_dir"].endswith("l\\udcfe/" + MINE)
-    assert "log folder" in answer("report", MINE, "--html", "-").stdout
-    assert "b'x\\xfd'" in answer("logs", MINE).stdout
+    assert json.loads(run_in_fork("report", MINE, "--json").stdout)["log_dir"].endswith("l\\udcfe/" + MINE)
+    assert "log folder" in run_in_fork("report", MINE, "--html", "-").stdout
+    assert "b'x\\xfd'" in run_in_fork("logs", MINE).stdout

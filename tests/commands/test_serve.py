@@ -9,7 +9,7 @@ import struct
 
 import pytest
 
-from tests.conftest import free_port, refused, write
+from tests.conftest import assert_refused, free_port, write_program
 from tests.job.test_history import keep, state  # noqa: F401
 from tests.starts import LIGHT
 
@@ -29,19 +29,19 @@ WAITS = """
 
 
 @pytest.fixture
-def job(start, tmp_path):
-    write(tmp_path, "waits.py", WAITS)
-    job = start("run", "--nproc", "2", "--run-id", RUN, "--max-restarts", "0", *LIGHT, "waits.py")
+def job(start_ddplaunch, tmp_path):
+    write_program(tmp_path, "waits.py", WAITS)
+    job = start_ddplaunch("run", "--nproc", "2", "--run-id", RUN, "--max-restarts", "0", *LIGHT, "waits.py")
     job.wait_for("up", 2)
     return job
 
 
 @pytest.fixture
-def served(start):
+def served(start_ddplaunch):
     """Serve a run; return the process, the port and the path of its page."""
 
     def begin(*words: str):
-        process = start("report", *words)
+        process = start_ddplaunch("report", *words)
         process.wait_for("Ctrl-C ends this")
         match = re.search(r"http://127\.0\.0\.1:(\d+)(/[\w-]{22}/) shows", process.stdout())
         assert match
@@ -103,7 +103,7 @@ def test_who_is_refused(served):
     assert process.stderr() == ""
 
 
-def test_what_is_refused(answer):
+def test_what_is_refused(run_in_fork):
     keep(run_id=RUN, code=1)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -116,4 +116,4 @@ def test_what_is_refused(answer):
             (("--serve", "0", "--json"), "--serve and --json contradict each other"),
             (("--html", "a.html", "--serve"), "--serve and --html contradict each other"),
         ):
-            refused(answer("report", RUN, *words), said)
+            assert_refused(run_in_fork("report", RUN, *words), said)

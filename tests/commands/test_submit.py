@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.plan.command import python_command
-from tests.conftest import clean_environment, command, ran, refused, wait_until, write
-from tests.patience import patience
+from tests.conftest import assert_refused, clean_environment, ddplaunch_command, run_command, wait_until, write_program
+from tests.patience import scaled_timeout
 
 SBATCH = """
     #!/bin/sh
@@ -59,7 +59,7 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "cluster"
         for name, text in (("sbatch", SBATCH), ("scontrol", SCONTROL), ("squeue", SQUEUE), ("scancel", SCANCEL)):
-            write(self.folder, f"bin/{name}", text).chmod(0o755)
+            write_program(self.folder, f"bin/{name}", text).chmod(0o755)
         (self.folder / "n").write_text("0")
         path = os.pathsep.join([str(self.folder / "bin"), "/usr/bin", "/bin"])
         self.environ = {"PATH": path, "STATE": str(self.folder), "XDG_CONFIG_HOME": str(folder / "config")}
@@ -75,18 +75,18 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path):
-    write(tmp_path, "train.py", "")
-    write(tmp_path, "fn.py", "def main(lr: float): pass\n")
+    write_program(tmp_path, "train.py", "")
+    write_program(tmp_path, "fn.py", "def main(lr: float): pass\n")
     (tmp_path / "folder").mkdir()
     return Cluster(tmp_path)
 
 
 @pytest.fixture
-def submit(answer, cluster, tmp_path):
+def submit(run_in_fork, cluster, tmp_path):
     """Run ``ddplaunch submit WORDS`` on that cluster."""
 
     def run(line: str, env: dict[str, str] | None = None, cwd: Path | None = None):
-        return answer("submit", *shlex.split(line), env={**cluster.environ, **(env or {})}, cwd=cwd)
+        return run_in_fork("submit", *shlex.split(line), env={**cluster.environ, **(env or {})}, cwd=cwd)
 
     return run
 
@@ -139,9 +139,9 @@ def test_which_words_are_for_run(dry, line, words):
 
 @pytest.mark.parametrize("line", ["train.py --dry-run", "train.py --lr 1 --dry-run", "train.py --nodes 2 --dry-run"])
 def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tmp_path, line):
-    refused(submit(line), "ddplaunch's:   ddplaunch submit ")
+    assert_refused(submit(line), "ddplaunch's:   ddplaunch submit ")
     assert not (cluster.folder / "script").exists()
-    write(tmp_path, "train.py", "parser.add_argument('--dry-run')")
+    write_program(tmp_path, "train.py", "parser.add_argument('--dry-run')")
     assert submit(line).returncode == 0
     assert last_words(cluster.read("script"))[-1] == "--dry-run"
 
@@ -223,7 +223,7 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
     ],
 )  # fmt: skip
 def test_refused(submit, cluster, line, said):
-    error = refused(submit(line), *said)
+    error = assert_refused(submit(line), *said)
     refusal = error[error.index("Error: ") :]
     assert len(refusal.splitlines()) <= 3
     assert not (cluster.folder / "script").exists(), "it was submitted"
@@ -269,7 +269,7 @@ def test_what_sbatch_takes_is_taken(dry, line, lines):
 
 
 def test_memory_that_is_typed_is_not_that_of_a_file(dry, submit, cluster, tmp_path):
-    write(tmp_path, "config/ddplaunch.toml", '[submit]\nmem = "200G"\nexclusive = true\ngpus-per-node = 8\n')
+    write_program(tmp_path, "config/ddplaunch.toml", '[submit]\nmem = "200G"\nexclusive = true\ngpus-per-node = 8\n')
     script, _ = dry("train.py")
     assert "#SBATCH --mem=200G\n" in script
     assert "#SBATCH --exclusive\n" in script
@@ -282,8 +282,8 @@ def test_memory_that_is_typed_is_not_that_of_a_file(dry, submit, cluster, tmp_pa
 
 
 def test_a_teardown_beside_the_file_that_names_it(dry, tmp_path):
-    write(tmp_path, "config/ddplaunch.toml", '[submit]\nteardown = ["bye.sh", "rm -rf x"]\n')
-    write(tmp_path, "config/bye.sh", "")
+    write_program(tmp_path, "config/ddplaunch.toml", '[submit]\nteardown = ["bye.sh", "rm -rf x"]\n')
+    write_program(tmp_path, "config/bye.sh", "")
     assert f"  (source {tmp_path}/config/bye.sh)\n  (rm -rf x)\n" in dry("train.py")[0]
 
 
@@ -298,15 +298,15 @@ def test_the_target_of_an_image_is_not_looked_for_here(dry):
 def test_a_folder_that_would_be_two_mounts(submit, tmp_path, name):
     (tmp_path / name).mkdir()
     done = submit("--container-image img --dry-run train.py", cwd=tmp_path / name)
-    refused(done, f"{tmp_path / name} cannot be mounted in a container")
-    write(tmp_path / name, "train.py", "")
+    assert_refused(done, f"{tmp_path / name} cannot be mounted in a container")
+    write_program(tmp_path / name, "train.py", "")
     assert submit("--dry-run train.py", cwd=tmp_path / name).returncode == 0, "without a container it may"
 
 
 @pytest.mark.parametrize("line", ["submit train.py", "run train.py", "run --hosts n1,n2 train.py"])
-def test_a_secret_that_is_not_set_is_no_token(answer, cluster, line):
-    done = answer(*line.split(), env={**cluster.environ, "DDPLAUNCH_TOKEN": ""})
-    refused(done, "DDPLAUNCH_TOKEN is empty, so it would protect nothing")
+def test_a_secret_that_is_not_set_is_no_token(run_in_fork, cluster, line):
+    done = run_in_fork(*line.split(), env={**cluster.environ, "DDPLAUNCH_TOKEN": ""})
+    assert_refused(done, "DDPLAUNCH_TOKEN is empty, so it would protect nothing")
     assert not (cluster.folder / "script").exists()
 
 
@@ -315,7 +315,7 @@ def test_a_secret_that_is_not_set_is_no_token(answer, cluster, line):
 
 @pytest.fixture
 def files(tmp_path, cluster):
-    project = write(
+    project = write_program(
         tmp_path,
         "pyproject.toml",
         """
@@ -326,8 +326,8 @@ def files(tmp_path, cluster):
         setup = ["env.sh", "module load cuda/12"]
         """,
     )
-    user = write(tmp_path, "config/ddplaunch.toml", '[submit]\naccount = "me"\npartition = "mine"\n')
-    write(tmp_path, "env.sh", "")
+    user = write_program(tmp_path, "config/ddplaunch.toml", '[submit]\naccount = "me"\npartition = "mine"\n')
+    write_program(tmp_path, "env.sh", "")
     return project, user
 
 
@@ -381,12 +381,12 @@ def test_flags_over_project_over_user(dry, files, tmp_path):
     ],
 )
 def test_a_file_that_makes_no_sense(submit, tmp_path, text, said):
-    file = write(tmp_path, "config/ddplaunch.toml", text)
-    refused(submit("--dry-run train.py"), str(file), *said)
+    file = write_program(tmp_path, "config/ddplaunch.toml", text)
+    assert_refused(submit("--dry-run train.py"), str(file), *said)
 
 
 def test_a_project_without_a_word_of_us(dry, tmp_path):
-    write(tmp_path, "pyproject.toml", '[project]\nname = "x"\n')
+    write_program(tmp_path, "pyproject.toml", '[project]\nname = "x"\n')
     assert "nodes: 1 (default)" in dry("train.py")[1]
 
 
@@ -399,8 +399,10 @@ SOMEBODY = 54321
 def test_a_file_of_somebody_else_is_not_read(submit, cluster, tmp_path):
     """CVE-2022-24765 of git: whoever can write above a folder would run commands as its user."""
     (tmp_path / "deep").mkdir()
-    evil = write(tmp_path, "deep/pyproject.toml", '[tool.ddplaunch.submit]\nsetup = "touch /tmp/owned"\nnodes = 7\n')
-    write(tmp_path, "pyproject.toml", '[tool.ddplaunch.submit]\npartition = "general"\n')
+    evil = write_program(
+        tmp_path, "deep/pyproject.toml", '[tool.ddplaunch.submit]\nsetup = "touch /tmp/owned"\nnodes = 7\n'
+    )
+    write_program(tmp_path, "pyproject.toml", '[tool.ddplaunch.submit]\npartition = "general"\n')
     os.chown(evil, SOMEBODY, SOMEBODY)
     done = submit("../train.py", cwd=tmp_path / "deep")
     assert done.returncode == 0, done.stderr
@@ -413,7 +415,7 @@ def test_a_file_of_somebody_else_is_not_read(submit, cluster, tmp_path):
 
 @AS_ROOT
 def test_a_link_of_somebody_else_chooses_no_file_of_ours(dry, tmp_path):
-    write(tmp_path, "other/pyproject.toml", "[tool.ddplaunch.submit]\nnodes = 7\n")
+    write_program(tmp_path, "other/pyproject.toml", "[tool.ddplaunch.submit]\nnodes = 7\n")
     (tmp_path / "pyproject.toml").symlink_to("other/pyproject.toml")
     assert "#SBATCH --nodes=7\n" in dry("train.py")[0]
     os.lchown(tmp_path / "pyproject.toml", SOMEBODY, SOMEBODY)
@@ -422,13 +424,13 @@ def test_a_link_of_somebody_else_chooses_no_file_of_ours(dry, tmp_path):
 
 @AS_ROOT
 def test_a_file_of_somebody_else_without_a_word_of_us_is_no_news(dry, tmp_path):
-    os.chown(write(tmp_path, "pyproject.toml", '[project]\nname = "x"\n'), SOMEBODY, SOMEBODY)
+    os.chown(write_program(tmp_path, "pyproject.toml", '[project]\nname = "x"\n'), SOMEBODY, SOMEBODY)
     assert "not read" not in "\n".join(dry("train.py")[1])
 
 
 @pytest.mark.parametrize("border", ["home", "repository"])
 def test_how_far_up_a_file_is_looked_for(dry, tmp_path, border):
-    write(tmp_path, "pyproject.toml", "[tool.ddplaunch.submit]\nnodes = 7\n")
+    write_program(tmp_path, "pyproject.toml", "[tool.ddplaunch.submit]\nnodes = 7\n")
     (tmp_path / "a/b").mkdir(parents=True)
     line, at = "../../train.py", {"cwd": tmp_path / "a/b"}
     assert "#SBATCH --nodes=7\n" in dry(line, **at)[0]
@@ -437,13 +439,13 @@ def test_how_far_up_a_file_is_looked_for(dry, tmp_path, border):
     else:
         (tmp_path / "a/.git").mkdir()
     assert "#SBATCH --nodes=1\n" in dry(line, **at)[0]
-    write(tmp_path, "a/pyproject.toml", "[tool.ddplaunch.submit]\nnodes = 3\n")
+    write_program(tmp_path, "a/pyproject.toml", "[tool.ddplaunch.submit]\nnodes = 3\n")
     assert "#SBATCH --nodes=3\n" in dry(line, **at)[0], "there it is still read"
 
 
 def test_a_file_that_is_named(dry, submit, files, tmp_path):
-    other = write(tmp_path, "conf/site.toml", '[submit]\nqos = "low"\nsetup = "here.sh"\n')
-    write(tmp_path, "conf/here.sh", "")
+    other = write_program(tmp_path, "conf/site.toml", '[submit]\nqos = "low"\nsetup = "here.sh"\n')
+    write_program(tmp_path, "conf/here.sh", "")
     script, lines = dry("--config conf/site.toml train.py")
     assert "#SBATCH --qos=low\n" in script
     assert "general" not in script, "instead of the project's"
@@ -455,7 +457,7 @@ def test_a_file_that_is_named(dry, submit, files, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large").write_bytes(b"#" * ((1 << 20) + 1))
     for name, said in ("nosuch", "cannot read"), ("pipe", "is not a regular file"), ("large", "has more than 1 MiB"):
-        refused(submit(f"--config {name} train.py"), said)
+        assert_refused(submit(f"--config {name} train.py"), said)
 
 
 def test_what_files_decide_is_said_when_a_job_is_submitted(submit, files):
@@ -498,13 +500,13 @@ def test_a_dry_run_is_byte_for_byte_what_is_submitted(cluster, tmp_path):
 
     def run(*more: str) -> bytes:
         return subprocess.run(
-            [*command(), *words[:1], *more, *words[1:]],
+            [*ddplaunch_command(), *words[:1], *more, *words[1:]],
             cwd=folder,
             env=clean_environment(cluster.environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=True,
-            timeout=patience(60),
+            timeout=scaled_timeout(60),
         ).stdout
 
     printed = run("--dry-run")
@@ -526,7 +528,7 @@ def test_an_array_and_a_cluster_of_many(submit, tmp_path):
 
 def test_without_slurm(submit, tmp_path):
     (tmp_path / "empty").mkdir()
-    refused(submit("train.py", env={"PATH": str(tmp_path / "empty")}), "sbatch is not on PATH", "--dry-run")
+    assert_refused(submit("train.py", env={"PATH": str(tmp_path / "empty")}), "sbatch is not on PATH", "--dry-run")
 
 
 @pytest.mark.parametrize(
@@ -610,7 +612,7 @@ def test_ends(submit, cluster, last, code, said):
 
 def test_a_site_without_pyxis(submit, cluster):
     def srun(text):
-        write(cluster.folder, "bin/srun", f"#!/bin/sh\n{text}\n").chmod(0o755)
+        write_program(cluster.folder, "bin/srun", f"#!/bin/sh\n{text}\n").chmod(0o755)
 
     said = "srun has no --container-image here"
     srun("echo '  --cpu-bind=…  Bind tasks'")
@@ -622,8 +624,12 @@ def test_a_site_without_pyxis(submit, cluster):
 
 def test_a_reader_that_has_read_enough(cluster, tmp_path):
     cluster.plays('seq 100000 >> "$STATE/log"; say RUNNING None 0:0')
-    done = ran(
-        ["bash", "-c", f"{shlex.join(command('submit', '--follow', 'train.py'))} | head -n 1; echo ${{PIPESTATUS[0]}}"],
+    done = run_command(
+        [
+            "bash",
+            "-c",
+            f"{shlex.join(ddplaunch_command('submit', '--follow', 'train.py'))} | head -n 1; echo ${{PIPESTATUS[0]}}",
+        ],
         tmp_path,
         cluster.environ,
     )
@@ -632,9 +638,9 @@ def test_a_reader_that_has_read_enough(cluster, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_ctrl_c_without_a_terminal_detaches(cluster, start):
+def test_ctrl_c_without_a_terminal_detaches(cluster, start_ddplaunch):
     cluster.plays('echo begun >> "$STATE/log"; say RUNNING None 0:0')
-    job = start("submit", "--follow", "train.py", env=cluster.environ)
+    job = start_ddplaunch("submit", "--follow", "train.py", env=cluster.environ)
     job.wait_for("begun")
     job.signal(signal.SIGINT)
     assert job.wait() == 130
@@ -648,7 +654,7 @@ def test_ctrl_c_asks(cluster, tmp_path, answers, code):
     ours, theirs = pty.openpty()
     with (tmp_path / "out").open("wb") as out:
         process = subprocess.Popen(
-            command("submit", "--follow", "train.py"),
+            ddplaunch_command("submit", "--follow", "train.py"),
             cwd=tmp_path,
             env=clean_environment(cluster.environ),
             stdin=theirs,

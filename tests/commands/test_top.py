@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.commands.top import JobAtDoor
+from ddplaunch.commands.top import SocketJobSource
 from ddplaunch.diagnosis.inspection import Detail
-from ddplaunch.loop import Loop
-from tests.conftest import alive, command, refused, wait_until, write
-from tests.debugged import runtime as runtime
-from tests.emulator import Emulator
+from ddplaunch.loop import EventLoop
+from tests.conftest import assert_refused, ddplaunch_command, is_alive, wait_until, write_program
+from tests.debugged import runtime_dir as runtime_dir
+from tests.emulator import TerminalEmulator
 from tests.starts import LIGHT
 
 WAITS = "import os, time\nprint('up', flush=True)\ntime.sleep(600)\n"
@@ -25,18 +25,18 @@ STOPS = (
     "import os, signal\nprint('up', flush=True)\nif os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGSTOP)\n"
 )
 
-Top = Callable[..., Emulator]
+Top = Callable[..., TerminalEmulator]
 
 
 @pytest.fixture
-def job(start, tmp_path, runtime):
+def job(start_ddplaunch, tmp_path, runtime_dir):
     """A job of two ranks, of which one has stopped itself where that is asked for."""
 
     begun = []
 
     def begin(run_id: str, program: str = WAITS, ranks: int = 2, *words: str):
-        write(tmp_path, "train.py", program)
-        begun.append(start("run", "--run-id", run_id, "--nproc", str(ranks), *words, *LIGHT, "train.py"))
+        write_program(tmp_path, "train.py", program)
+        begun.append(start_ddplaunch("run", "--run-id", run_id, "--nproc", str(ranks), *words, *LIGHT, "train.py"))
         begun[-1].wait_for("up", ranks)
         return begun[-1]
 
@@ -47,11 +47,11 @@ def job(start, tmp_path, runtime):
 
 
 @pytest.fixture
-def top(tmp_path, runtime) -> Iterator[Top]:
-    begun: list[Emulator] = []
+def top(tmp_path, runtime_dir) -> Iterator[Top]:
+    begun: list[TerminalEmulator] = []
 
-    def begin(*words: str, env: dict[str, str] | None = None, **size: int) -> Emulator:
-        begun.append(Emulator(command("top", *words), tmp_path, env, **size))
+    def begin(*words: str, env: dict[str, str] | None = None, **size: int) -> TerminalEmulator:
+        begun.append(TerminalEmulator(ddplaunch_command("top", *words), tmp_path, env, **size))
         return begun[-1]
 
     yield begin
@@ -64,7 +64,7 @@ def name(job) -> str:
     return str(job.process.pid)
 
 
-def opened(each: Emulator) -> bool:
+def opened(each: TerminalEmulator) -> bool:
     """Whether the view fills the screen."""
     return bool(each.rows) and each.rows[-1].startswith("? help  q leave  s stacks  l log")
 
@@ -78,10 +78,10 @@ while time.monotonic() < until:
 """
 
 
-def test_the_debugger_of_the_chosen_rank_and_a_profile(start, tmp_path, runtime, top):
+def test_the_debugger_of_the_chosen_rank_and_a_profile(start_ddplaunch, tmp_path, runtime_dir, top):
     """Another command has the terminal, and Ctrl-C, until its person leaves it."""
-    write(tmp_path, "train.py", BUSY)
-    mine = start("run", "--debug", "--nproc", "2", *LIGHT, "train.py")
+    write_program(tmp_path, "train.py", BUSY)
+    mine = start_ddplaunch("run", "--debug", "--nproc", "2", *LIGHT, "train.py")
     mine.wait_for("up", 2)
     each = top(name(mine))
     each.until(lambda each: opened(each) and "train.py" in "".join(each.rows))
@@ -197,23 +197,23 @@ def test_a_launcher_that_is_suspended_and_ends(job, top):
 def test_a_client_that_the_door_has_dropped_asks_again(tmp_path):
     """A launcher that was suspended drops the client of before; only one that is gone has ended."""
     path, answers, ends = f"{tmp_path}/again.{os.getpid()}", [], []
-    loop = Loop()
+    loop = EventLoop()
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(path)
         door.listen()
         door.settimeout(0)
-        JobAtDoor(loop, path, lambda: ends.append("lost")).inspect(Detail.STATE, answers.append)
+        SocketJobSource(loop, path, lambda: ends.append("lost")).inspect(Detail.STATE, answers.append)
         door.accept()[0].close()
         asked = []
         while not asked:
-            loop.step()
+            loop.run_once()
             with suppress(BlockingIOError):
                 asked.append(door.accept()[0])
         assert not ends
         os.unlink(path)
         asked[0].close()
         while not ends:
-            loop.step()
+            loop.run_once()
     assert (answers, ends) == ([], ["lost"])
 
 
@@ -239,7 +239,7 @@ def test_signals_give_the_terminal_back(job, top, full):
     killed.process.kill()
     killed.process.wait()
     assert mine.process.poll() is None
-    assert all(map(alive, mine.ranks()))
+    assert all(map(is_alive, mine.ranks()))
     closed = top("signals")
     closed.until(opened)
     os.close(closed.master)
@@ -249,10 +249,10 @@ def test_signals_give_the_terminal_back(job, top, full):
     assert mine.process.poll() is None
 
 
-def test_elsewhere_than_in_a_terminal_one_frame_is_printed(job, top, launch):
+def test_elsewhere_than_in_a_terminal_one_frame_is_printed(job, top, run_ddplaunch):
     mine = job("once")
     for ranks in ("1", "running", ""):
-        done = launch("top", "once", *(("--ranks", ranks) if ranks else ()))
+        done = run_ddplaunch("top", "once", *(("--ranks", ranks) if ranks else ()))
         assert (done.returncode, done.stderr) == (0, "")
         first, *others = done.stdout.splitlines()
         assert re.match(r"running \d\d:\d\d \| CPU \d+ % \| \d+ MiB", first)
@@ -261,7 +261,7 @@ def test_elsewhere_than_in_a_terminal_one_frame_is_printed(job, top, launch):
     assert dumb.end() == 0
     assert dumb.rows[-1] == "0 .."
     assert b"\x1b" not in dumb.raw
-    found = json.loads(launch("top", "once", "--json").stdout)
+    found = json.loads(run_ddplaunch("top", "once", "--json").stdout)
     assert list(found) == ["status", "inspection", "doing", "waits", "collectives_per_second", "cpus", "memory"]
     assert (found["status"]["run_id"], found["status"]["state"]) == ("once", "running")
     assert found["doing"] == {"0": "running", "1": "running"}
@@ -270,12 +270,12 @@ def test_elsewhere_than_in_a_terminal_one_frame_is_printed(job, top, launch):
     assert found["memory"]["0"] > 1 << 20
 
 
-def test_which_job(job, top, answer):
+def test_which_job(job, top, run_in_fork):
     for run in ("first", "second"):
         job(run, WAITS, 2, "--no-history")  # the history may be written to in another order
-    refused(answer("top"), " jobs are running: name one\n", "second")  # other tests' jobs too
-    refused(answer("top", "third"), "no run is called third")
-    assert answer("top", "sec").stdout.endswith("0 ..\n")
+    assert_refused(run_in_fork("top"), " jobs are running: name one\n", "second")  # other tests' jobs too
+    assert_refused(run_in_fork("top", "third"), "no run is called third")
+    assert run_in_fork("top", "sec").stdout.endswith("0 ..\n")
     each = top()
     each.until(lambda each: each.rows and each.rows[-1].startswith("Up, Down"))
     assert each.rows[0].split() == ["RUN", "STATE", "AGE", "RANKS", "TARGET"]

@@ -1,17 +1,17 @@
 """Records of runs that never were, for the page: as ``job/record.py`` has them."""
 
-from ddplaunch.control.failure import Failure, Verdict
+from ddplaunch.control.failure import FailureReport, RankFailure
 from ddplaunch.diagnosis.inspection import (
     Collective,
-    Condition,
     Frame,
     Group,
     GroupState,
     Inspection,
+    ProcessCondition,
     RankInspection,
     Thread,
 )
-from ddplaunch.job.record import Attempt, Fate, RankRecord, RunRecord
+from ddplaunch.job.record import AttemptRecord, RankRecord, RunRecord, RunState
 
 BEGAN = 1_795_362_600.0
 GIB = 1 << 30
@@ -20,12 +20,12 @@ _TORCH = Frame("all_reduce", "/usr/lib/python3/site-packages/torch/distributed/d
 _LOOP = (Frame("train", "train.py", 88, True), Frame("<module>", "train.py", 120, True))
 
 
-def verdict(rank: int, ranks: int, message: str, attempt: int) -> Verdict:
+def verdict(rank: int, ranks: int, message: str, attempt: int) -> FailureReport:
     """That of a rank that raised ``ValueError(message)``."""
     said = f"ValueError: {message}"
     traceback = f'Traceback (most recent call last):\n  File "train.py", line 88, in train\n    check(batch)\n{said}'
-    first = Failure(rank, rank, "n0", 4000 + rank, attempt, 1, None, said, traceback, BEGAN + 60, None)
-    return Verdict(first, (), (), ranks - 1, ranks)
+    first = RankFailure(rank, rank, "n0", 4000 + rank, attempt, 1, None, said, traceback, BEGAN + 60, None)
+    return FailureReport(first, (), (), ranks - 1, ranks)
 
 
 def inspection(ranks: int, absent: int, moment: float, where: str = "data.py") -> Inspection:
@@ -39,7 +39,7 @@ def inspection(ranks: int, absent: int, moment: float, where: str = "data.py") -
             rank,
             f"n{rank // 8}",
             4000 + rank,
-            Condition.ALIVE,
+            ProcessCondition.ALIVE,
             threads=(Thread(frames),),
             answers=True,
             groups=(GroupState("0", entered, 4120),),
@@ -71,7 +71,7 @@ def record(
             for rank in range(ranks)
         )
         found = verdict(2, ranks, message, number)
-        tries.append(Attempt(number, began, began + 60, rows, found.first.headline, found))
+        tries.append(AttemptRecord(number, began, began + 60, rows, found.first.headline, found))
     ended = BEGAN + 62 * attempts - 2
     return RunRecord(
         run="20261122-155025-f409",
@@ -86,7 +86,7 @@ def record(
         world_size=ranks,
         ended=ended,
         code=1,
-        fate=Fate.FAILED,
+        fate=RunState.FAILED,
         attempts=tuple(tries),
         verdict=tries[-1].verdict if tries else None,
         inspections=(inspection(ranks, 2, ended - 1),),

@@ -9,16 +9,16 @@ import struct
 import sys
 from typing import Any
 
-from ddplaunch.control.messages import PROTOCOL
-from tests.patience import patience
+from ddplaunch.control.messages import PROTOCOL_VERSION
+from tests.patience import scaled_timeout
 
 
-class Peer:
+class FakePeer:
     """A connection, spoken in plain JSON."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
-        sock.settimeout(patience(30))
+        sock.settimeout(scaled_timeout(30))
 
     def say(self, op: str, body: dict[str, Any] | None = None, **fields: Any) -> None:
         text = json.dumps({"op": op, "body": {**(body or {}), **fields}}).encode()
@@ -54,26 +54,26 @@ class Peer:
         return data
 
 
-def share(number: int, host: str = "evil", ranks: int = 1) -> dict[str, Any]:
+def make_node_spec(number: int, host: str = "evil", ranks: int = 1) -> dict[str, Any]:
     return {"node_rank": number, "host": host, "devices": ["cpu"] * ranks, "threads": "1"}
 
 
-def place(number: int, nnodes: int = 2, world_size: int = 2) -> dict[str, Any]:
+def make_assignment(number: int, nnodes: int = 2, world_size: int = 2) -> dict[str, Any]:
     """Where a node of one rank stands among others of one rank."""
     return {"node_rank": number, "nnodes": nnodes, "first_rank": number, "world_size": world_size}
 
 
-def hello(number: int = 1, **changed: Any) -> dict[str, Any]:
+def make_hello(number: int = 1, **changed: Any) -> dict[str, Any]:
     """What a node says that fits to any job of two nodes here."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     body: dict[str, Any] = {
-        "share": share(number), "nnodes": "2", "run_id": None, "target": "x.py", "fingerprint": None,
+        "node_spec": make_node_spec(number), "nnodes": "2", "run_id": None, "target": "x.py", "fingerprint": None,
         "max_restarts": 0, "versions": {"python": python}, "gpus": [], "nonce": "0",
     }  # fmt: skip
     return {**body, **changed}
 
 
-def failure(rank: int = 1, **changed: Any) -> dict[str, Any]:
+def make_failure(rank: int = 1, **changed: Any) -> dict[str, Any]:
     """A failure of a rank of that node."""
     body = {
         "rank": rank, "local_rank": 0, "host": "evil", "pid": 1, "attempt": 0, "exit_code": 3, "signal": None,
@@ -82,39 +82,39 @@ def failure(rank: int = 1, **changed: Any) -> dict[str, Any]:
     return {**body, **changed}
 
 
-def arrivals(rank: int = 1, **changed: Any) -> dict[str, Any]:
+def make_arrivals(rank: int = 1, **changed: Any) -> dict[str, Any]:
     """When a rank of that node came to its last collectives."""
     return {"rank": rank, "group": "0", "description": "", "number": 1, "began": 1e9, "gaps": [5], **changed}
 
 
-def node(job: Any, **changed: Any) -> Peer:
+def join_as_node_1(job: Any, **changed: Any) -> FakePeer:
     """Join the launcher of node 0 of ``job`` (test_joining's Nodes) as its node 1."""
-    peer = Peer(job.call())
+    peer = FakePeer(job.call())
     assert peer.hear("Welcome")
-    peer.say("Hello", hello(**changed))
+    peer.say("NodeHello", make_hello(**changed))
     return peer
 
 
-class NodeZero:
+class FakeNodeZero:
     """Takes in the launcher of node 1 of ``job``."""
 
     def __init__(self, job: Any) -> None:
         self._server = socket.create_server(("127.0.0.1", job.port + 1))
 
-    def greet(self) -> Peer:
+    def greet(self) -> FakePeer:
         """Welcome the next node, and take its hello."""
         sock, _ = self._server.accept()
-        peer = Peer(sock)
-        peer.say("Welcome", ddplaunch=PROTOCOL, nonce="0")
-        said = peer.hear("Hello")
+        peer = FakePeer(sock)
+        peer.say("Welcome", ddplaunch=PROTOCOL_VERSION, nonce="0")
+        said = peer.hear("NodeHello")
         assert said
-        self.share = said["share"]
+        self.share = said["node_spec"]
         return peer
 
-    def meet(self, **joined: Any) -> Peer:
+    def meet(self, **joined: Any) -> FakePeer:
         """Answer the next node with what a Joined has, changed."""
         peer = self.greet()
-        peer.say("Joined", {"run_id": "theirs", "heartbeat_timeout": 15.0, **joined})
+        peer.say("JoinAccepted", {"run_id": "theirs", "heartbeat_timeout": 15.0, **joined})
         return peer
 
     def close(self) -> None:

@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from tests.conftest import clean_environment, command, write
-from tests.patience import patience
+from tests.conftest import clean_environment, ddplaunch_command, write_program
+from tests.patience import scaled_timeout
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 
@@ -37,21 +37,21 @@ class Hosts:
 
     def __init__(self, folder, network) -> None:
         self.folder, self.network = folder, network
-        write(folder, "reduces.py", REDUCES)
-        write(folder, "shows.py", SHOWS)
+        write_program(folder, "reduces.py", REDUCES)
+        write_program(folder, "shows.py", SHOWS)
 
     def start(self, number: int, address: str, *options: str, target: str = "reduces.py", env=None):
         words = ("run", "--nnodes", str(len(self.network.hosts)), "--node-rank", str(number), "--nproc", "1",
                  "--master-addr", address, "--master-port", "29500", *options, target)  # fmt: skip
         return self.network.hosts[number].start(
-            command(*words), cwd=self.folder, env=clean_environment(env), stdin=subprocess.DEVNULL,
+            ddplaunch_command(*words), cwd=self.folder, env=clean_environment(env), stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
     def run(self, address: str, *options: str, **how) -> tuple[list[int], list[str], list[str]]:
         """Codes, what was printed, and what was said, by host."""
         processes = [self.start(number, address, *options, **how) for number in range(len(self.network.hosts))]
-        told = [process.communicate(timeout=patience(100)) for process in processes]
+        told = [process.communicate(timeout=scaled_timeout(100)) for process in processes]
         return [process.returncode for process in processes], [out for out, _ in told], [err for _, err in told]
 
     def reduce(self, address: str, *options: str, **how) -> list[list[str]]:
@@ -104,7 +104,7 @@ def test_what_the_user_has_set_stays(hosts):
 
 def test_an_address_of_another_node_is_refused(hosts):
     process = hosts(3).start(0, "10.77.0.11")
-    _, err = process.communicate(timeout=patience(60))
+    _, err = process.communicate(timeout=scaled_timeout(60))
     assert process.returncode == 2
     assert (
         "--master-addr 10.77.0.11 is not an address of this machine, which is node 0: it has 10.77.0.10 (eth0)" in err
@@ -123,7 +123,7 @@ def test_a_name_that_no_server_resolves_is_waited_for(hosts):
     """It may answer later; Ctrl-C ends the wait."""
     job = hosts(dns="dead")
     process = job.start(1, "elsewhere.example", "--join-timeout", "2")
-    _, err = process.communicate(timeout=patience(60))
+    _, err = process.communicate(timeout=scaled_timeout(60))
     assert process.returncode == 69
     assert "node 0 was not reached in 2 s (--join-timeout)" in err
 
@@ -140,7 +140,7 @@ def test_node_zero_does_not_answer(hosts, fault, seconds, said):
     job = hosts()
     getattr(job.network.hosts[0], fault)()
     process = job.start(1, "10.77.0.10", "--join-timeout", seconds)
-    _, err = process.communicate(timeout=patience(60))
+    _, err = process.communicate(timeout=scaled_timeout(60))
     assert process.returncode == 69
     assert re.search(said, err), err
     assert not job.network.hosts[1].processes()

@@ -8,8 +8,8 @@ import random
 
 import pytest
 
-from ddplaunch.control.clock_offset import DRIFT, UNKNOWN, PeerClock, uptime
-from ddplaunch.control.messages import Beat
+from ddplaunch.control.clock_offset import MAX_DRIFT, UNKNOWN, PeerClock, boottime
+from ddplaunch.control.messages import HeartbeatMessage
 
 EVERY = 3.75  # seconds between two beats, by default
 
@@ -48,11 +48,11 @@ class World:
         while self._events[0][0] <= until:
             self.now, _, number, beat = heapq.heappop(self._events)
             if beat is not None:
-                self.ends[number].peer.hear(beat)
+                self.ends[number].peer.on_heartbeat(beat)
                 continue
             late = self.delays[number] + self._chance.expovariate(1 / self.jitter) if self.jitter else 0.0
             arrives = self.now + self.delays[number] + late
-            said = self.ends[number].peer.beat()
+            said = self.ends[number].peer.next_heartbeat()
             heapq.heappush(self._events, (arrives, next(self._order), 1 - number, said))
             heapq.heappush(self._events, (self.now + EVERY, next(self._order), number, None))
         self.now = until
@@ -60,9 +60,9 @@ class World:
     def check(self, most):
         """Both know the truth, within what they say and ``most``."""
         for number, sign in ((0, 1), (1, -1)):
-            offset = self.ends[number].peer.offset()
-            assert abs(offset.ahead - sign * self.truth) <= offset.error + 1e-6
-            assert offset.error < most
+            offset = self.ends[number].peer.best_offset()
+            assert abs(offset.offset_s - sign * self.truth) <= offset.error_s + 1e-6
+            assert offset.error_s < most
 
 
 @pytest.mark.parametrize("ahead", [0.0, 0.003, -7.5, 86400.0])
@@ -70,7 +70,7 @@ class World:
 def test_both_sides_know_it_after_two_beats(ahead, there, back):
     world = World(ahead, there=there, back=back)
     world.go_on(0.5)
-    assert world.ends[1].peer.offset() is UNKNOWN or there > 0.1
+    assert world.ends[1].peer.best_offset() is UNKNOWN or there > 0.1
     world.go_on(2 * EVERY + 2 * (there + back))
     world.check((there + back) / 2 + 3e-4)
 
@@ -82,14 +82,14 @@ def test_the_shortest_round_trip_counts():
 
 
 def test_clocks_that_part_are_known_less_well_as_time_goes_by():
-    world = World(1.0, drift=DRIFT * 0.9)
+    world = World(1.0, drift=MAX_DRIFT * 0.9)
     world.go_on(100)
     world.check(0.001)
-    early = world.ends[0].peer.offset().error
+    early = world.ends[0].peer.best_offset().error_s
     world.delays = (10.0, 10.0)
     world.go_on(45)
     world.check(0.01)
-    assert world.ends[0].peer.offset().error > early + 20 * DRIFT
+    assert world.ends[0].peer.best_offset().error_s > early + 20 * MAX_DRIFT
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -118,23 +118,23 @@ def test_a_machine_whose_clocks_stood_still(which, seconds):
 
 
 @pytest.mark.parametrize("beat", [
-    Beat(0.0), Beat(1e11, 1e11, 604800.0), Beat(5.0, 1.79e9, 0.0), Beat(5.0, 0.0, 1e-9), Beat(5.0, None, 3.0),
+    HeartbeatMessage(0.0), HeartbeatMessage(1e11, 1e11, 604800.0), HeartbeatMessage(5.0, 1.79e9, 0.0), HeartbeatMessage(5.0, 0.0, 1e-9), HeartbeatMessage(5.0, None, 3.0),
 ])  # fmt: skip
 def test_what_answers_nothing_tells_nothing(beat):
     peer = PeerClock()
-    peer.beat()
-    peer.hear(beat)
-    assert peer.offset() is UNKNOWN
+    peer.next_heartbeat()
+    peer.on_heartbeat(beat)
+    assert peer.best_offset() is UNKNOWN
 
 
 def test_an_answer_from_before_the_question_tells_nothing():
     peer = PeerClock()
-    ours = peer.beat()
-    peer.hear(Beat(5.0, ours.clock, 1.0))
-    assert peer.offset() is UNKNOWN
-    peer.hear(Beat(5.0, ours.clock, 0.0))
-    assert peer.offset() is not UNKNOWN
+    ours = peer.next_heartbeat()
+    peer.on_heartbeat(HeartbeatMessage(5.0, ours.clock, 1.0))
+    assert peer.best_offset() is UNKNOWN
+    peer.on_heartbeat(HeartbeatMessage(5.0, ours.clock, 0.0))
+    assert peer.best_offset() is not UNKNOWN
 
 
 def test_the_steady_clock_goes_on():
-    assert 0 < uptime() <= uptime()
+    assert 0 < boottime() <= boottime()

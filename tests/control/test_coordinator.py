@@ -9,14 +9,14 @@ from collections.abc import Callable
 import pytest
 
 from ddplaunch.control import messages
-from ddplaunch.control.attempt import SETTLE
-from ddplaunch.control.checks import LATE
-from ddplaunch.control.coordinator import EARLY_REPORT, OVERDUE, Coordinator
-from ddplaunch.control.failure import Failure
-from ddplaunch.control.messages import Hello, Message, Versions
-from ddplaunch.control.rules import Rules
-from ddplaunch.control.waiting import EARLY
-from ddplaunch.plan.share import Share
+from ddplaunch.control.attempt import SECONDARY_FAILURE_DELAY_S
+from ddplaunch.control.checks import SLOW_NODE_NOTICE_S
+from ddplaunch.control.coordinator import DRAIN_TIMEOUT_S, EARLY_REPORT_DELAY_S, Coordinator
+from ddplaunch.control.failure import RankFailure
+from ddplaunch.control.messages import Message, NodeHello, Versions
+from ddplaunch.control.rules import JobConfig
+from ddplaunch.control.waiting import FIRST_NOTICE_S
+from ddplaunch.plan.share import NodeSpec
 
 
 class Timer:
@@ -35,25 +35,25 @@ class Job:
         self.timers: list[Timer] = []
         self.told: list[tuple[int, Message]] = []
         self.dropped: list[int] = []
-        self.rules = Rules(**{"max_nodes": rules.get("min_nodes", 1), "inspect": False, **rules})  # type: ignore[arg-type]
+        self.rules = JobConfig(**{"max_nodes": rules.get("min_nodes", 1), "inspect": False, **rules})  # type: ignore[arg-type]
         self.coordinator = Coordinator(
             self.rules,
             self.hello(0),
             "id",
-            tell=lambda number, message: self.told.append((number, message)),
-            drop=self.dropped.append,
-            after=self.after,
+            send=lambda number, message: self.told.append((number, message)),
+            disconnect=self.dropped.append,
+            call_later=self.after,
             clock=lambda: self.now,
         )
-        self.coordinator.open()
+        self.coordinator.start()
 
-    def hello(self, number: int, **changed: object) -> Hello:
-        share = Share(number, f"n{number}", ("cpu", "cpu"))
+    def hello(self, number: int, **changed: object) -> NodeHello:
+        share = NodeSpec(number, f"n{number}", ("cpu", "cpu"))
         fields = {
-            "share": share, "nnodes": self.rules.nnodes, "run_id": None, "target": "train.py", "fingerprint": "abc",
+            "node_spec": share, "nnodes": self.rules.nnodes_text, "run_id": None, "target": "train.py", "fingerprint": "abc",
             "max_restarts": self.rules.max_restarts, "versions": Versions("3.11", "2.13"), "gpus": (),
         }  # fmt: skip
-        return Hello(**{**fields, **changed})  # type: ignore[arg-type]
+        return NodeHello(**{**fields, **changed})  # type: ignore[arg-type]
 
     def after(self, seconds: float, callback: Callable[[], None]) -> Timer:
         self.timers.append(Timer(self.now + seconds, callback))
@@ -70,41 +70,43 @@ class Job:
 
     def join(self, *numbers: int) -> None:
         for number in numbers:
-            self.coordinator.join(self.admit(self.hello(number)))
+            self.coordinator.add_node(self.admit(self.hello(number)))
 
-    def admit(self, hello: Hello) -> Hello:
-        admitted = self.coordinator.admit(hello)
-        assert isinstance(admitted, Hello), admitted
+    def admit(self, hello: NodeHello) -> NodeHello:
+        admitted = self.coordinator.check_hello(hello)
+        assert isinstance(admitted, NodeHello), admitted
         return admitted
 
-    def refusal(self, hello: Hello) -> messages.Refused:
-        refused = self.coordinator.admit(hello)
-        assert isinstance(refused, messages.Refused)
+    def refusal(self, hello: NodeHello) -> messages.JoinRefused:
+        refused = self.coordinator.check_hello(hello)
+        assert isinstance(refused, messages.JoinRefused)
         return refused
 
     def say(self, number: int, message: messages.FromNode) -> None:
-        self.coordinator.hear(number, message)
+        self.coordinator.on_message(number, message)
 
-    def fail(self, number: int, rank: int, attempt: int = 0, clock: float | None = None, **fields: object) -> Failure:
+    def fail(
+        self, number: int, rank: int, attempt: int = 0, clock: float | None = None, **fields: object
+    ) -> RankFailure:
         clock = time.time() if clock is None else clock
         values = {
             "rank": rank, "local_rank": 0, "host": f"n{number}", "pid": 1, "attempt": attempt, "exit_code": 3,
             "signal": None, "message": None, "traceback": None, "moment": clock, "hint": None,
         }  # fmt: skip
-        failure = Failure(**{**values, **fields})  # type: ignore[arg-type]
-        self.say(number, messages.Failed(attempt, failure, clock))
+        failure = RankFailure(**{**values, **fields})  # type: ignore[arg-type]
+        self.say(number, messages.FailureReported(attempt, failure, clock))
         return failure
 
     def drain(
         self,
         number: int,
-        *failures: Failure,
+        *failures: RankFailure,
         attempt: int = 0,
         stopped: int = 0,
         heeded: bool = False,
-        broken: messages.Broken | None = None,
+        broken: messages.LauncherFailure | None = None,
     ) -> None:
-        self.say(number, messages.Drained(attempt, failures, stopped, time.time(), broken, heeded))
+        self.say(number, messages.AttemptReport(attempt, failures, stopped, time.time(), broken, heeded))
 
     def take(self, kind: type, number: int | None = None) -> list[Message]:
         """What was told of this kind since it was last asked for."""
@@ -112,9 +114,9 @@ class Job:
         self.told = [(n, m) for n, m in self.told if not (isinstance(m, kind) and number in (None, n))]
         return found
 
-    def outcome(self, number: int) -> messages.End:
-        (end,) = self.take(messages.End, number)
-        assert isinstance(end, messages.End)
+    def outcome(self, number: int) -> messages.EndJob:
+        (end,) = self.take(messages.EndJob, number)
+        assert isinstance(end, messages.EndJob)
         return end
 
 
@@ -127,11 +129,11 @@ def joined(*numbers: int, **rules: object) -> Job:
 
 def test_all_start_when_the_last_has_joined():
     job = joined(2, min_nodes=3)
-    assert not job.take(messages.Start)
+    assert not job.take(messages.StartAttempt)
     job.join(1)
-    starts = job.take(messages.Start)
+    starts = job.take(messages.StartAttempt)
     assert len(starts) == 3
-    assert [share.node_rank for share in starts[0].shares] == [0, 1, 2]
+    assert [share.node_rank for share in starts[0].node_specs] == [0, 1, 2]
 
 
 def test_the_account_of_who_is_missing():
@@ -143,11 +145,11 @@ def test_the_account_of_who_is_missing():
 
 def test_a_node_that_leaves_while_others_are_awaited_may_come_back():
     job = joined(1, min_nodes=3)
-    job.coordinator.lost(1, "its connection closed")
+    job.coordinator.on_node_lost(1, "its connection closed")
     job.join(2)
-    assert not job.take(messages.Start)
+    assert not job.take(messages.StartAttempt)
     job.join(1)
-    assert len(job.take(messages.Start)) == 3
+    assert len(job.take(messages.StartAttempt)) == 3
 
 
 @pytest.mark.parametrize(
@@ -160,10 +162,10 @@ def test_a_node_that_leaves_while_others_are_awaited_may_come_back():
         ({"versions": Versions("3.12", "2.13")}, "the Python version differs: node 0 (n0) has 3.11, node 1 (n1) has"),
         ({"versions": Versions("3.11", "2.4")}, "torch's version differs: node 0 (n0) has 2.13, node 1 (n1) has 2.4"),
         ({"versions": Versions("3.11", "2.13", "12.1")}, "the CUDA version of torch differs: node 0 (n0) has none"),
-        ({"share": Share(0, "n9", ("cpu",))}, "node rank 0 is given twice: to n0 and to n9"),
-        ({"share": Share(2, "n9", ("cpu",))}, "node rank 2 is out of range: 0 to 1"),
+        ({"node_spec": NodeSpec(0, "n9", ("cpu",))}, "node rank 0 is given twice: to n0 and to n9"),
+        ({"node_spec": NodeSpec(2, "n9", ("cpu",))}, "node rank 2 is out of range: 0 to 1"),
         (
-            {"share": Share(1, "n1", ("cpu",), kind="task")},
+            {"node_spec": NodeSpec(1, "n1", ("cpu",), kind="task")},
             "task 1 (n1) is one rank, but node 0 (n0), alone on its host, starts 2",
         ),
     ],
@@ -173,14 +175,14 @@ def test_disagreement_ends_the_job_for_all_who_are_there(changed, said):
     assert said in job.refusal(job.hello(1, **changed)).message
     outcome = job.outcome(0).outcome
     assert outcome.code == 2
-    assert said in outcome.refused[0]
+    assert said in outcome.usage_error[0]
 
 
 def test_mismatched_versions_can_be_allowed():
     job = Job(min_nodes=2, allow_mismatch=True)
     hello = job.hello(1, versions=Versions("3.12", "2.4"))
-    job.coordinator.join(job.admit(hello))
-    assert [note.text for note in job.take(messages.Note, 1)] == [
+    job.coordinator.add_node(job.admit(hello))
+    assert [note.text for note in job.take(messages.NoteMessage, 1)] == [
         "the Python version differs: node 0 (n0) has 3.11, node 1 (n1) has 3.12",
         "torch's version differs: node 0 (n0) has 2.13, node 1 (n1) has 2.4",
     ]
@@ -196,10 +198,10 @@ def test_gpus_of_different_models_are_said():
         job.dropped.append,
         job.after,
     )
-    job.coordinator.open()
+    job.coordinator.start()
     hello = job.hello(1, gpus=("A100", "V100"))
-    job.coordinator.join(job.admit(hello))
-    (note,) = job.take(messages.Note, 1)
+    job.coordinator.add_node(job.admit(hello))
+    (note,) = job.take(messages.NoteMessage, 1)
     assert note.text == (
         "the GPU model differs: node 0 (n0) has H100, node 1 (n1) has A100 and V100: the slower ones set the pace"
     )
@@ -208,7 +210,7 @@ def test_gpus_of_different_models_are_said():
 def test_the_first_failure_stops_all_and_is_told_to_all():
     job = joined(1)
     failure = job.fail(1, 2)
-    assert [stop.signal for stop in job.take(messages.Stop)] == [signal.SIGTERM] * 2
+    assert [stop.signal for stop in job.take(messages.StopAttempt)] == [signal.SIGTERM] * 2
     job.drain(1, failure, stopped=1)
     job.drain(0, stopped=2)
     outcomes = [job.outcome(number).outcome for number in (0, 1)]
@@ -220,8 +222,8 @@ def test_the_first_failure_stops_all_and_is_told_to_all():
 def test_a_failure_is_told_at_once_when_ranks_take_their_time_to_stop():
     job = joined(1)
     job.fail(1, 2, message="ValueError: boom", traceback="Traceback …\n  here")
-    job.wait(EARLY_REPORT)
-    (note,) = job.take(messages.Note, 0)
+    job.wait(EARLY_REPORT_DELAY_S)
+    (note,) = job.take(messages.NoteMessage, 0)
     assert note.text.splitlines() == [
         "rank 2 failed with ValueError: boom (exit code 3) (on n1)",
         "waiting up to 30 s (--grace) for the other ranks on node 0 (n0), node 1 (n1)",
@@ -231,10 +233,10 @@ def test_a_failure_is_told_at_once_when_ranks_take_their_time_to_stop():
 def test_a_lost_connection_waits_for_the_reason_from_another_node():
     job = joined(1)
     victim = job.fail(0, 0, message="RuntimeError: Connection closed by peer")
-    assert not job.take(messages.Stop)
-    job.wait(SETTLE / 2)
+    assert not job.take(messages.StopAttempt)
+    job.wait(SECONDARY_FAILURE_DELAY_S / 2)
     cause = job.fail(1, 3, exit_code=None, signal=9)
-    assert len(job.take(messages.Stop)) == 2
+    assert len(job.take(messages.StopAttempt)) == 2
     job.drain(0, victim)
     job.drain(1, cause)
     assert job.outcome(1).outcome.code == 137
@@ -246,24 +248,24 @@ def test_moments_are_compared_on_one_clock():
     behind = time.time() - 3600
     job.fail(0, 0, exit_code=4)
     job.fail(1, 2, exit_code=5, clock=behind, moment=behind + 1)
-    job.say(0, messages.Drained(0, (), 0, time.time()))
-    job.say(1, messages.Drained(0, (), 0, behind))
+    job.say(0, messages.AttemptReport(0, (), 0, time.time()))
+    job.say(1, messages.AttemptReport(0, (), 0, behind))
     assert job.outcome(0).outcome.verdict.first.rank == 0
 
 
 def test_a_restart_is_everybodys():
     job = joined(1, max_restarts=1, min_uptime=0.0)
-    job.take(messages.Start)
+    job.take(messages.StartAttempt)
     job.drain(1, job.fail(1, 2))
-    assert not job.take(messages.Start)
+    assert not job.take(messages.StartAttempt)
     job.drain(0)
     again = job.take(messages.Restarting)
     assert "restart 1 of 1" in again[0].text
     job.wait(0)
-    assert [start.attempt for start in job.take(messages.Start)] == [1, 1]
-    job.take(messages.Stop)
+    assert [start.attempt for start in job.take(messages.StartAttempt)] == [1, 1]
+    job.take(messages.StopAttempt)
     job.fail(0, 0, attempt=0)
-    assert not job.take(messages.Stop), "a message of the attempt before"
+    assert not job.take(messages.StopAttempt), "a message of the attempt before"
     job.drain(0, job.fail(0, 0, attempt=1), attempt=1)
     job.drain(1, attempt=1)
     assert "no restart is left" in job.outcome(1).outcome.remark
@@ -271,9 +273,9 @@ def test_a_restart_is_everybodys():
 
 def test_a_lost_node_ends_a_job_of_fixed_size():
     job = joined(1, max_restarts=5)
-    job.coordinator.lost(1, "its connection closed")
+    job.coordinator.on_node_lost(1, "its connection closed")
     assert job.take(messages.NodeLost, 0) == [messages.NodeLost("n1")]
-    assert len(job.take(messages.Stop, 0)) == 1
+    assert len(job.take(messages.StopAttempt, 0)) == 1
     job.drain(0, job.fail(0, 0, message="RuntimeError: Connection reset by peer"))
     outcome = job.outcome(0).outcome
     assert outcome.code == 69
@@ -284,7 +286,7 @@ def test_a_lost_node_ends_a_job_of_fixed_size():
 def test_a_failure_long_before_the_loss_is_the_headline():
     job = joined(1)
     failure = job.fail(0, 0, moment=time.time() - 20)
-    job.coordinator.lost(1, "its connection closed")
+    job.coordinator.on_node_lost(1, "its connection closed")
     job.drain(0, failure)
     assert job.outcome(0).outcome.code == 3
 
@@ -300,7 +302,7 @@ def test_a_failure_long_before_the_loss_is_the_headline():
 def test_a_failure_just_before_the_loss(number, fields, code):
     job = joined(1)
     failure = job.fail(number, number * 2, **fields)
-    job.coordinator.lost(1, "its connection closed")
+    job.coordinator.on_node_lost(1, "its connection closed")
     job.drain(0, *([failure] * (number == 0)))
     assert job.outcome(0).outcome.code == code
 
@@ -308,37 +310,37 @@ def test_a_failure_just_before_the_loss(number, fields, code):
 def test_a_signal_on_every_node_at_once_is_no_impatience():
     """Slurm and Kubernetes send theirs to all: the grace is for saving."""
     job = joined(1)
-    job.say(0, messages.Interrupted(signal.SIGTERM))
-    job.say(1, messages.Interrupted(signal.SIGTERM))
-    assert {stop.grace for stop in job.take(messages.Stop)} == {30.0}
-    job.say(1, messages.Interrupted(signal.SIGTERM, again=True))
-    assert {stop.grace for stop in job.take(messages.Stop)} == {0.0}
+    job.say(0, messages.StopRequested(signal.SIGTERM))
+    job.say(1, messages.StopRequested(signal.SIGTERM))
+    assert {stop.grace_s for stop in job.take(messages.StopAttempt)} == {30.0}
+    job.say(1, messages.StopRequested(signal.SIGTERM, again=True))
+    assert {stop.grace_s for stop in job.take(messages.StopAttempt)} == {0.0}
 
 
 def test_a_node_that_has_done_its_work_may_go():
     job = joined(1)
-    job.say(1, messages.Finished(0))
+    job.say(1, messages.RanksFinished(0))
     job.drain(1)
-    job.coordinator.lost(1, "its connection closed")
-    job.say(0, messages.Finished(0))
+    job.coordinator.on_node_lost(1, "its connection closed")
+    job.say(0, messages.RanksFinished(0))
     job.drain(0)
     assert job.outcome(0).outcome.code == 0
 
 
 def test_who_finishes_early_hears_whom_he_waits_for():
     job = joined(1, 2)
-    job.say(1, messages.Finished(0))
+    job.say(1, messages.RanksFinished(0))
     job.drain(1)
-    job.wait(EARLY)
-    assert [note.text for note in job.take(messages.Note, 1)] == [
+    job.wait(FIRST_NOTICE_S)
+    assert [note.text for note in job.take(messages.NoteMessage, 1)] == [
         "the ranks of this node are done; waiting for node 0 (n0), node 2 (n2)"
     ]
-    assert not job.take(messages.Note)
+    assert not job.take(messages.NoteMessage)
 
 
 def test_a_failure_after_some_have_finished_reaches_them():
     job = joined(1)
-    job.say(1, messages.Finished(0))
+    job.say(1, messages.RanksFinished(0))
     job.drain(1)
     job.drain(0, job.fail(0, 1))
     assert job.outcome(1).outcome.code == 3
@@ -347,11 +349,11 @@ def test_a_failure_after_some_have_finished_reaches_them():
 @pytest.mark.parametrize("again", [False, True])
 def test_an_interrupt_anywhere_stops_all(again):
     job = joined(1)
-    job.say(1, messages.Interrupted(signal.SIGINT))
-    assert job.take(messages.Note, 0)[0].text == "Ctrl-C on node 1 (n1)"
+    job.say(1, messages.StopRequested(signal.SIGINT))
+    assert job.take(messages.NoteMessage, 0)[0].text == "Ctrl-C on node 1 (n1)"
     if again:
-        job.say(1, messages.Interrupted(signal.SIGINT, again=True))
-    assert [stop.grace for stop in job.take(messages.Stop, 0)] == [30, 0][: 1 + again]
+        job.say(1, messages.StopRequested(signal.SIGINT, again=True))
+    assert [stop.grace_s for stop in job.take(messages.StopAttempt, 0)] == [30, 0][: 1 + again]
     job.drain(0)
     job.drain(1)
     assert job.outcome(0).outcome.code == 130
@@ -359,8 +361,8 @@ def test_an_interrupt_anywhere_stops_all(again):
 
 def test_a_requested_stop_names_its_command_and_node():
     job = joined(1)
-    job.say(1, messages.Interrupted(signal.SIGINT, reason="`ddplaunch stop` was called"))
-    assert [note.text for note in job.take(messages.Note)] == ["`ddplaunch stop` was called on node 1 (n1)"]
+    job.say(1, messages.StopRequested(signal.SIGINT, reason="`ddplaunch stop` was called"))
+    assert [note.text for note in job.take(messages.NoteMessage)] == ["`ddplaunch stop` was called on node 1 (n1)"]
     job.drain(0)
     job.drain(1)
     assert job.outcome(0).outcome.remark == "stopped because `ddplaunch stop` was called"
@@ -368,7 +370,7 @@ def test_a_requested_stop_names_its_command_and_node():
 
 def test_an_interrupt_ends_the_wait_for_nodes():
     job = joined(1, min_nodes=3)
-    job.say(1, messages.Interrupted(signal.SIGTERM))
+    job.say(1, messages.StopRequested(signal.SIGTERM))
     assert job.outcome(0).outcome.code == 143
 
 
@@ -377,83 +379,83 @@ def test_an_elastic_job_waits_a_while_for_more():
     job.wait(100)
     job.join(3)
     job.wait(29)
-    assert not job.take(messages.Start)
+    assert not job.take(messages.StartAttempt)
     job.wait(1)
-    assert [share.node_rank for share in job.take(messages.Start)[0].shares] == [0, 3]
+    assert [share.node_rank for share in job.take(messages.StartAttempt)[0].node_specs] == [0, 3]
 
 
 def test_an_elastic_job_that_is_complete_does_not_wait():
     job = joined(1, 2, min_nodes=2, max_nodes=3)
-    assert len(job.take(messages.Start)) == 3
+    assert len(job.take(messages.StartAttempt)) == 3
 
 
 def test_the_window_begins_anew_when_too_few_are_left():
     job = joined(1, max_nodes=3, join_window=10.0)
     job.wait(5)
-    job.coordinator.lost(1, "its connection closed")
+    job.coordinator.on_node_lost(1, "its connection closed")
     job.wait(20)
     job.join(1)
     job.wait(9)
-    assert not job.take(messages.Start)
+    assert not job.take(messages.StartAttempt)
     job.wait(1)
-    assert job.take(messages.Start)
+    assert job.take(messages.StartAttempt)
 
 
 def test_an_elastic_job_goes_on_with_fewer_and_takes_in_who_comes():
     job = joined(1, 2, min_nodes=2, max_nodes=3, min_uptime=0.0, max_restarts=1)
-    job.take(messages.Start)
-    job.coordinator.lost(1, "its connection closed")
+    job.take(messages.StartAttempt)
+    job.coordinator.on_node_lost(1, "its connection closed")
     job.drain(0)
     job.drain(2)
     job.wait(0)
-    assert [share.node_rank for share in job.take(messages.Start)[0].shares] == [0, 2]
+    assert [share.node_rank for share in job.take(messages.StartAttempt)[0].node_specs] == [0, 2]
     job.join(1)
-    assert "it takes part when the ranks start next" in job.take(messages.Note, 1)[-1].text
+    assert "it takes part when the ranks start next" in job.take(messages.NoteMessage, 1)[-1].text
     job.drain(2, job.fail(2, 2, attempt=1), attempt=1)
     job.drain(0, attempt=1)
     job.wait(0)
-    starts = job.take(messages.Start)
+    starts = job.take(messages.StartAttempt)
     assert len(starts) == 3
     assert starts[0].attempt == 2
 
 
 def test_a_membership_change_is_no_restart():
     job = joined(1, min_nodes=1, max_nodes=2, max_restarts=0, max_membership_changes=1)
-    job.coordinator.lost(1, "its connection closed")
+    job.coordinator.on_node_lost(1, "its connection closed")
     job.drain(0)
     job.wait(0)
-    assert len(job.take(messages.Start, 0)) == 2
+    assert len(job.take(messages.StartAttempt, 0)) == 2
     job.join(1)
-    job.coordinator.lost(1, "it went")
-    assert not job.take(messages.Stop, 0)[1:], "it took no part"
+    job.coordinator.on_node_lost(1, "it went")
+    assert not job.take(messages.StopAttempt, 0)[1:], "it took no part"
 
 
 @pytest.mark.parametrize(("most", "code"), [(3, None), (2, 69)])
 def test_a_node_lost_in_the_wait_before_a_restart(most, code):
     """The restart comes when it was to come, once, with those who are left; a job of fixed size ends."""
     job = joined(*range(1, most), min_nodes=2, max_nodes=most, max_restarts=1, restart_backoff=5.0)
-    job.take(messages.Start)
+    job.take(messages.StartAttempt)
     job.drain(0, job.fail(0, 0))
     for number in range(1, most):
         job.drain(number)
     job.wait(1)
-    job.coordinator.lost(1, "its connection closed")
-    assert not job.take(messages.Start)
+    job.coordinator.on_node_lost(1, "its connection closed")
+    assert not job.take(messages.StartAttempt)
     job.wait(10)
     if code is None:
-        assert [start.attempt for start in job.take(messages.Start)] == [1, 1]
+        assert [start.attempt for start in job.take(messages.StartAttempt)] == [1, 1]
     else:
         assert job.outcome(0).outcome.code == code
-        assert not job.take(messages.Start)
+        assert not job.take(messages.StartAttempt)
 
 
 def test_membership_changes_are_counted():
     job = joined(1, 2, min_nodes=1, max_nodes=3, max_membership_changes=1)
-    job.coordinator.lost(1, "its connection closed")
+    job.coordinator.on_node_lost(1, "its connection closed")
     job.drain(0)
     job.drain(2)
     job.wait(0)
-    job.coordinator.lost(2, "its connection closed")
+    job.coordinator.on_node_lost(2, "its connection closed")
     job.drain(0, attempt=1)
     outcome = job.outcome(0).outcome
     assert outcome.code == 69
@@ -462,8 +464,8 @@ def test_membership_changes_are_counted():
 
 def test_too_few_are_left():
     job = joined(1, 2, min_nodes=2, max_nodes=3)
-    job.coordinator.lost(1, "its connection closed")
-    job.coordinator.lost(2, "its connection closed")
+    job.coordinator.on_node_lost(1, "its connection closed")
+    job.coordinator.on_node_lost(2, "its connection closed")
     job.drain(0)
     assert "1 of at least 2 nodes are left" in job.outcome(0).outcome.remark
 
@@ -472,74 +474,74 @@ def test_growing_stops_the_ranks_to_take_a_node_in():
     job = Job(min_nodes=1, max_nodes=2, join_window=0.0, grow=True)
     job.wait(0)
     job.join(1)
-    assert [stop.signal for stop in job.take(messages.Stop, 0)] == [signal.SIGTERM]
+    assert [stop.signal for stop in job.take(messages.StopAttempt, 0)] == [signal.SIGTERM]
     job.drain(0, stopped=2)
     job.wait(0)
-    assert job.take(messages.Start, 1)[0].place.nnodes == 2
+    assert job.take(messages.StartAttempt, 1)[0].assignment.nnodes == 2
 
 
 def test_a_stranger_to_a_running_job_does_it_no_harm():
     job = joined(1)
     assert job.refusal(job.hello(1))
     assert job.refusal(job.hello(1, max_restarts=9))
-    assert not job.take(messages.End)
+    assert not job.take(messages.EndJob)
 
 
 def test_nodes_without_a_rank_get_the_lowest_that_is_free():
     job = Job(min_nodes=4, max_nodes=4)
-    asking = [job.hello(1, share=Share(1, host, ("cpu",)), numbered=False) for host in ("a", "b", "c")]
+    asking = [job.hello(1, node_spec=NodeSpec(1, host, ("cpu",)), has_node_rank=False) for host in ("a", "b", "c")]
     given = []
     for hello in asking:
         admitted = job.admit(hello)
-        job.coordinator.join(admitted)
-        given.append((admitted.share.node_rank, admitted.share.host))
+        job.coordinator.add_node(admitted)
+        given.append((admitted.node_spec.node_rank, admitted.node_spec.host))
     assert given == [(1, "a"), (2, "b"), (3, "c")]
     assert job.refusal(asking[0]).message == "the job is running already, without this a"
 
 
 def test_a_node_that_comes_again_gets_the_rank_that_it_had():
     job = joined(1, 2, min_nodes=2, max_nodes=4, join_window=60.0)
-    job.coordinator.lost(1, "its connection closed")
-    had, new = (job.hello(wanted, numbered=False) for wanted in (3, 1))
-    assert job.admit(had).share.node_rank == 3
-    assert job.admit(new).share.node_rank == 1
-    assert job.admit(job.hello(2, numbered=False)).share.node_rank == 1
+    job.coordinator.on_node_lost(1, "its connection closed")
+    had, new = (job.hello(wanted, has_node_rank=False) for wanted in (3, 1))
+    assert job.admit(had).node_spec.node_rank == 3
+    assert job.admit(new).node_spec.node_rank == 1
+    assert job.admit(job.hello(2, has_node_rank=False)).node_spec.node_rank == 1
     assert "node rank 2 is given twice" in job.refusal(job.hello(2)).message, "a typed one stands"
 
 
 def test_one_more_than_an_elastic_job_has_places_for():
     job = joined(1, min_nodes=1, max_nodes=2)
-    assert job.refusal(job.hello(1, numbered=False)).message == "all 2 nodes of the job have joined already"
+    assert job.refusal(job.hello(1, has_node_rank=False)).message == "all 2 nodes of the job have joined already"
     assert job.refusal(job.hello(2)).message == "node rank 2 is out of range: 0 to 1"
 
 
 def test_a_warning_reaches_all_nodes_once():
     """Slurm warns every node, and some sooner than others; what a scheduler says anywhere is meant for the job."""
     job = joined(1, 2)
-    job.say(1, messages.Warned(signal.SIGUSR2))
-    assert len(job.take(messages.Preempt)) == 3
-    assert {note.text for note in job.take(messages.Note)} == {
+    job.say(1, messages.PreemptionNotice(signal.SIGUSR2))
+    assert len(job.take(messages.PreemptRanks)) == 3
+    assert {note.text for note in job.take(messages.NoteMessage)} == {
         "SIGUSR2 on node 1 (n1): the job must make room; its ranks have 90 s (--preempt-grace) for a checkpoint"
     }
-    job.say(2, messages.Warned(signal.SIGUSR2))
-    assert not job.take(messages.Preempt)
+    job.say(2, messages.PreemptionNotice(signal.SIGUSR2))
+    assert not job.take(messages.PreemptRanks)
     for number in range(3):
-        job.say(number, messages.Finished(0))
+        job.say(number, messages.RanksFinished(0))
         job.drain(number, heeded=number == 2)
-    assert not job.take(messages.Stop)
-    assert {end.outcome.code for end in job.take(messages.End)} == {75}
+    assert not job.take(messages.StopAttempt)
+    assert {end.outcome.code for end in job.take(messages.EndJob)} == {75}
 
 
 def test_after_a_warning_a_failure_stops_nobody_until_the_grace_is_over():
     job = joined(1, max_restarts=3, preempt_grace=20)
-    job.say(0, messages.Warned(signal.SIGUSR2))
+    job.say(0, messages.PreemptionNotice(signal.SIGUSR2))
     failure = job.fail(1, 3)
     job.wait(19)
-    assert not job.take(messages.Stop)
+    assert not job.take(messages.StopAttempt)
     job.drain(1, failure)
     job.wait(2)
-    (stop,) = job.take(messages.Stop)
-    assert (stop.signal, stop.grace) == (signal.SIGTERM, 30)
+    (stop,) = job.take(messages.StopAttempt)
+    assert (stop.signal, stop.grace_s) == (signal.SIGTERM, 30)
     job.drain(0, stopped=2)
     outcome = job.outcome(0).outcome
     assert (outcome.code, outcome.verdict and outcome.verdict.first.rank) == (75, 3)
@@ -548,8 +550,8 @@ def test_after_a_warning_a_failure_stops_nobody_until_the_grace_is_over():
 
 def test_a_job_that_was_done_anyway_after_a_warning():
     job = Job()
-    job.say(0, messages.Warned(signal.SIGUSR2))
-    job.say(0, messages.Finished(0))
+    job.say(0, messages.PreemptionNotice(signal.SIGUSR2))
+    job.say(0, messages.RanksFinished(0))
     job.drain(0)
     assert job.outcome(0).outcome.code == 0
 
@@ -563,15 +565,15 @@ def test_a_warning_while_nothing_runs(joined):
         job.drain(1, failure)
         job.drain(0)
         assert job.take(messages.Restarting)
-    job.say(0, messages.Warned(signal.SIGUSR2))
+    job.say(0, messages.PreemptionNotice(signal.SIGUSR2))
     outcome = job.outcome(0).outcome
     assert (outcome.code, outcome.remark) == (75, "preempted by SIGUSR2 on node 0 (n0): no rank was running")
 
 
 def test_a_signal_after_a_warning_decides():
     job = Job()
-    job.say(0, messages.Warned(signal.SIGUSR2))
-    job.say(0, messages.Interrupted(signal.SIGTERM))
+    job.say(0, messages.PreemptionNotice(signal.SIGUSR2))
+    job.say(0, messages.StopRequested(signal.SIGTERM))
     job.drain(0, stopped=2, heeded=True)
     assert job.outcome(0).outcome.code == 143
 
@@ -579,7 +581,7 @@ def test_a_signal_after_a_warning_decides():
 def test_a_zygote_that_was_lost_after_a_failure_is_not_the_cause():
     job = joined(1)
     failure = job.fail(0, 0, message="ValueError: mine")
-    job.drain(1, broken=messages.Broken("the zygote (pid 7) was ended by SIGKILL", time.time() + 5))
+    job.drain(1, broken=messages.LauncherFailure("the zygote (pid 7) was ended by SIGKILL", time.time() + 5))
     job.drain(0, failure)
     outcome = job.outcome(0).outcome
     assert (outcome.code, outcome.remark) == (3, None)
@@ -593,7 +595,7 @@ def test_a_zygote_that_was_lost_before_is(message):
     job = joined(1)
     lost = time.time()
     failure = job.fail(0, 0, message=message, clock=lost + 0.5)
-    job.drain(1, broken=messages.Broken("the zygote (pid 7) was ended by SIGKILL", lost))
+    job.drain(1, broken=messages.LauncherFailure("the zygote (pid 7) was ended by SIGKILL", lost))
     job.drain(0, failure)
     outcome = job.outcome(0).outcome
     assert (outcome.code, outcome.remark) == (137, "the zygote (pid 7) was ended by SIGKILL (on n1)")
@@ -603,10 +605,10 @@ def test_a_zygote_that_was_lost_before_is(message):
 def test_a_zygote_that_was_lost_uses_a_restart(restart_on):
     job = joined(1, max_restarts=1, restart_on=restart_on, restart_backoff=0)
     for attempt in (0, 1):
-        assert len(job.take(messages.Start)) == 2
-        broken = messages.Broken("the zygote (pid 7) was ended by SIGKILL", time.time())
+        assert len(job.take(messages.StartAttempt)) == 2
+        broken = messages.LauncherFailure("the zygote (pid 7) was ended by SIGKILL", time.time())
         job.drain(1, attempt=attempt, broken=broken)
-        assert len(job.take(messages.Stop, 0)) == 1
+        assert len(job.take(messages.StopAttempt, 0)) == 1
         job.drain(0, attempt=attempt, stopped=2)
         if attempt == 0:
             again = job.take(messages.Restarting)[0]
@@ -620,25 +622,25 @@ def test_a_zygote_that_was_lost_uses_a_restart(restart_on):
 
 def test_a_node_that_never_says_that_its_ranks_have_ended_is_given_up():
     job = joined(1, 2, grace=7.0)
-    job.say(0, messages.Interrupted(signal.SIGINT))
+    job.say(0, messages.StopRequested(signal.SIGINT))
     job.drain(0)
     job.drain(2)
-    job.wait(7 + OVERDUE - 0.1)
-    assert not job.take(messages.End)
+    job.wait(7 + DRAIN_TIMEOUT_S - 0.1)
+    assert not job.take(messages.EndJob)
     job.wait(0.2)
     assert job.dropped == [1]
     assert job.outcome(0).outcome.code == 130
     assert job.outcome(2).outcome.code == 130
-    (note,) = [note.text for note in job.take(messages.Note, 0) if "lost" in note.text]
+    (note,) = [note.text for note in job.take(messages.NoteMessage, 0) if "lost" in note.text]
     assert note == "node 1 (n1) was lost: it has not said in 37 s that its ranks have ended"
 
 
 def test_one_that_never_says_so_after_all_have_done_their_work():
     job = joined(1)
     for number in (0, 1):
-        job.say(number, messages.Finished(0))
+        job.say(number, messages.RanksFinished(0))
     job.drain(0)
-    job.wait(30 + OVERDUE)
+    job.wait(30 + DRAIN_TIMEOUT_S)
     outcome = job.outcome(0).outcome
     assert outcome.code == 69
     assert outcome.remark == "node 1 (n1) was lost: it has not said in 60 s that its ranks have ended"
@@ -652,76 +654,76 @@ def test_a_node_that_ends_its_ranks_in_time_is_not_given_up_later():
     assert job.take(messages.Restarting)
     job.wait(0)
     job.wait(1000)
-    assert not job.take(messages.End)
+    assert not job.take(messages.EndJob)
 
 
 def test_a_third_ctrl_c_waits_for_nobody():
     job = joined(1)
-    job.say(0, messages.Interrupted(signal.SIGINT))
-    job.say(0, messages.Interrupted(signal.SIGINT, again=True))
+    job.say(0, messages.StopRequested(signal.SIGINT))
+    job.say(0, messages.StopRequested(signal.SIGINT, again=True))
     job.drain(0)
-    assert not job.take(messages.End)
-    job.say(0, messages.Interrupted(signal.SIGINT, again=True))
+    assert not job.take(messages.EndJob)
+    job.say(0, messages.StopRequested(signal.SIGINT, again=True))
     assert job.outcome(0).outcome.code == 130
     assert job.outcome(1).outcome.code == 130
 
 
 def checking(*numbers: int, **rules: object) -> Job:
     """A job that asks its nodes to check their machines."""
-    return joined(*numbers, checks=True, **rules)
+    return joined(*numbers, checks_nodes=True, **rules)
 
 
-LACK = messages.Unable("12 MiB free in /dev/shm (64 MiB needed)", "remove something")
+LACK = messages.NodeStartError("12 MiB free in /dev/shm (64 MiB needed)", "remove something")
 
 
 def test_the_ranks_start_when_every_node_has_what_they_need():
     job = checking(1, min_nodes=2)
-    assert [check.attempt for check in job.take(messages.Check)] == [0, 0]
-    job.say(0, messages.Checked(0))
-    assert not job.take(messages.Start)
-    job.say(1, messages.Checked(0))
-    assert len(job.take(messages.Start)) == 2
+    assert [check.attempt for check in job.take(messages.CheckNode)] == [0, 0]
+    job.say(0, messages.CheckPassed(0))
+    assert not job.take(messages.StartAttempt)
+    job.say(1, messages.CheckPassed(0))
+    assert len(job.take(messages.StartAttempt)) == 2
 
 
 def test_who_is_slow_to_check_itself_is_named():
     job = checking(1, min_nodes=2)
-    job.say(0, messages.Checked(0))
-    job.wait(LATE)
-    assert job.take(messages.Note, 0)[-1].text == "waiting for the check of node 1 (n1)"
+    job.say(0, messages.CheckPassed(0))
+    job.wait(SLOW_NODE_NOTICE_S)
+    assert job.take(messages.NoteMessage, 0)[-1].text == "waiting for the check of node 1 (n1)"
 
 
 def test_an_elastic_job_leaves_out_a_node_that_lacks_something():
     job = checking(1, 2, min_nodes=2, max_nodes=3)
     for number in (0, 2):
-        job.say(number, messages.Checked(0))
+        job.say(number, messages.CheckPassed(0))
     job.say(1, LACK)
-    assert [share.node_rank for share in job.take(messages.Start)[0].shares] == [0, 2]
+    assert [share.node_rank for share in job.take(messages.StartAttempt)[0].node_specs] == [0, 2]
     left_out = "node 1 (n1) is left out: 12 MiB free in /dev/shm (64 MiB needed)"
-    assert job.take(messages.Note, 2)[-1].text == left_out
-    assert job.outcome(1).outcome.refused == (left_out, "remove something")
-    job.take(messages.Check)
+    assert job.take(messages.NoteMessage, 2)[-1].text == left_out
+    assert job.outcome(1).outcome.usage_error == (left_out, "remove something")
+    job.take(messages.CheckNode)
     job.join(1)
-    assert not job.take(messages.Check), "it is asked when the ranks start next"
+    assert not job.take(messages.CheckNode), "it is asked when the ranks start next"
 
 
 def test_too_few_have_what_their_ranks_need():
     job = checking(1, min_nodes=2, max_nodes=3)
     job.wait(job.rules.join_window)
     job.say(1, LACK)
-    (text, _), code = job.outcome(0).outcome.refused, job.outcome(1).outcome.code
+    (text, _), code = job.outcome(0).outcome.usage_error, job.outcome(1).outcome.code
     assert text.endswith("needed); without it 1 of at least 2 nodes are left")
     assert code == 2
-    assert not job.take(messages.Start)
+    assert not job.take(messages.StartAttempt)
 
 
 def test_a_node_that_lacks_something_before_a_restart():
     job = checking(1, min_nodes=2, max_restarts=1)
     for number in (0, 1):
-        job.say(number, messages.Checked(0))
+        job.say(number, messages.CheckPassed(0))
     job.drain(0, job.fail(0, 0))
     job.drain(1)
     job.wait(0)
-    assert [check.attempt for check in job.take(messages.Check)][-2:] == [1, 1]
+    assert [check.attempt for check in job.take(messages.CheckNode)][-2:] == [1, 1]
     job.say(1, LACK)
     outcome = job.outcome(0).outcome
     assert (outcome.code, outcome.verdict.first.rank) == (3, 0)
@@ -731,9 +733,9 @@ def test_a_node_that_lacks_something_before_a_restart():
 def test_a_node_that_is_lost_while_it_checks_itself():
     job = checking(1, 2, min_nodes=2, max_nodes=3)
     for number in (0, 2):
-        job.say(number, messages.Checked(0))
-    job.coordinator.lost(1, "its connection closed")
-    assert len(job.take(messages.Start)) == 2
+        job.say(number, messages.CheckPassed(0))
+    job.coordinator.on_node_lost(1, "its connection closed")
+    assert len(job.take(messages.StartAttempt)) == 2
 
 
 def test_a_node_that_joins_while_others_check_themselves_is_waited_for():
@@ -741,56 +743,56 @@ def test_a_node_that_joins_while_others_check_themselves_is_waited_for():
     job.wait(job.rules.join_window)
     job.join(2)
     for number in (0, 1):
-        job.say(number, messages.Checked(0))
-    assert not job.take(messages.Start)
-    job.say(2, messages.Checked(0))
-    assert len(job.take(messages.Start)) == 3
+        job.say(number, messages.CheckPassed(0))
+    assert not job.take(messages.StartAttempt)
+    job.say(2, messages.CheckPassed(0))
+    assert len(job.take(messages.StartAttempt)) == 3
 
 
 def test_a_node_interrupts_the_ranks_only_when_it_can_take_part():
     job = checking(min_nodes=1, max_nodes=2, grow=True)
     job.wait(job.rules.join_window)
-    job.say(0, messages.Checked(0))
-    assert len(job.take(messages.Start)) == 1
+    job.say(0, messages.CheckPassed(0))
+    assert len(job.take(messages.StartAttempt)) == 1
     job.join(1)
-    assert not job.take(messages.Stop)
+    assert not job.take(messages.StopAttempt)
     job.say(1, LACK)
-    assert not job.take(messages.Stop)
+    assert not job.take(messages.StopAttempt)
     job.outcome(1)
     job.join(1)
-    job.say(1, messages.Checked(0))
-    assert len(job.take(messages.Stop)) == 1
+    job.say(1, messages.CheckPassed(0))
+    assert len(job.take(messages.StopAttempt)) == 1
     job.drain(0, stopped=2)
     job.wait(0)
-    job.say(0, messages.Checked(1))
-    assert not job.take(messages.Start), "the other is to look once more"
-    job.say(1, messages.Checked(1))
-    assert len(job.take(messages.Start)) == 2
+    job.say(0, messages.CheckPassed(1))
+    assert not job.take(messages.StartAttempt), "the other is to look once more"
+    job.say(1, messages.CheckPassed(1))
+    assert len(job.take(messages.StartAttempt)) == 2
 
 
 def test_a_node_that_lacks_something_when_the_ranks_have_failed_meanwhile():
     """It was asked as it joined; the others start when they were to, and after a check of their own."""
     job = checking(min_nodes=1, max_nodes=2, grow=True, max_restarts=1, restart_backoff=5.0)
     job.wait(job.rules.join_window)
-    job.say(0, messages.Checked(0))
+    job.say(0, messages.CheckPassed(0))
     job.join(1)
     job.drain(0, job.fail(0, 0))
-    job.take(messages.Check)
-    job.take(messages.Start)
+    job.take(messages.CheckNode)
+    job.take(messages.StartAttempt)
     job.say(1, LACK)
     assert job.outcome(1).outcome.code == 2
-    assert not job.take(messages.Check) + job.take(messages.Start)
+    assert not job.take(messages.CheckNode) + job.take(messages.StartAttempt)
     job.wait(5)
-    assert len(job.take(messages.Check)) == 1
-    job.say(0, messages.Checked(1))
-    assert len(job.take(messages.Start)) == 1
+    assert len(job.take(messages.CheckNode)) == 1
+    job.say(0, messages.CheckPassed(1))
+    assert len(job.take(messages.StartAttempt)) == 1
 
 
 def test_a_lost_node_and_another_that_lacks_something():
     job = checking(1, 2, min_nodes=2, max_nodes=3)
     for number in (0, 1, 2):
-        job.say(number, messages.Checked(0))
-    job.coordinator.lost(1, "its connection closed")
+        job.say(number, messages.CheckPassed(0))
+    job.coordinator.on_node_lost(1, "its connection closed")
     job.drain(0)
     job.drain(2)
     job.wait(0)
@@ -802,39 +804,41 @@ def test_a_lost_node_and_another_that_lacks_something():
 
 def test_an_interrupt_ends_the_checks():
     job = checking(1, min_nodes=2)
-    job.say(1, messages.Interrupted(signal.SIGINT))
+    job.say(1, messages.StopRequested(signal.SIGINT))
     assert [job.outcome(number).outcome.code for number in (0, 1)] == [130, 130]
 
 
 def notes_of(job: Job, number: int = 0) -> list[str]:
-    return [message.text for message in job.take(messages.Note, number) if isinstance(message, messages.Note)]
+    return [
+        message.text for message in job.take(messages.NoteMessage, number) if isinstance(message, messages.NoteMessage)
+    ]
 
 
 def terminate(job: Job, number: int, **fields: bool) -> None:
-    job.say(number, messages.Interrupted(signal.SIGTERM, **fields))
+    job.say(number, messages.StopRequested(signal.SIGTERM, **fields))
 
 
 def test_sigterm_takes_one_node_out_of_an_elastic_job():
     job = joined(1, 2, min_nodes=2, max_nodes=3)
-    job.take(messages.Start)
+    job.take(messages.StartAttempt)
     terminate(job, 1)
     assert notes_of(job) == ["SIGTERM on node 1 (n1): it leaves the job; stopping the ranks, to go on without it"]
-    assert [stop.signal for stop in job.take(messages.Stop)] == [signal.SIGTERM] * 3
+    assert [stop.signal for stop in job.take(messages.StopAttempt)] == [signal.SIGTERM] * 3
     job.drain(1, job.fail(1, 2, exit_code=None, signal=signal.SIGTERM))
     assert job.outcome(1).outcome.code == 143, "it need not wait for the others"
     terminate(job, 1)
-    job.coordinator.lost(1, "its connection closed")
+    job.coordinator.on_node_lost(1, "its connection closed")
     job.drain(0)
     job.drain(2)
     job.wait(0)
     assert notes_of(job) == ["going on with 2 nodes: node 0 (n0), node 2 (n2)"]
-    starts = job.take(messages.Start)
-    assert [(start.attempt, start.place.nnodes) for start in starts] == [(1, 2), (1, 2)]
+    starts = job.take(messages.StartAttempt)
+    assert [(start.attempt, start.assignment.nnodes) for start in starts] == [(1, 2), (1, 2)]
     job.join(1)
     assert "it takes part when the ranks start next" in notes_of(job)[-1]
     terminate(job, 1)
     assert notes_of(job) == ["node 1 (n1) has left: SIGTERM"]
-    assert (job.dropped, job.take(messages.Stop)) == ([1], [])
+    assert (job.dropped, job.take(messages.StopAttempt)) == ([1], [])
     terminate(job, 2)
     assert notes_of(job) == ["SIGTERM on node 2 (n2)"], "the job cannot do without it"
     job.drain(0, attempt=1)
@@ -847,7 +851,7 @@ def test_sigterm_takes_one_node_out_of_an_elastic_job():
 def test_node_0_and_ctrl_c_end_an_elastic_job(number, came):
     job = joined(1, 2, min_nodes=1, max_nodes=3)
     leaves = number and came == signal.SIGTERM
-    job.say(number, messages.Interrupted(came))
+    job.say(number, messages.StopRequested(came))
     if leaves:  # the scheduler ends the whole job: node 0 gets its signal last
         terminate(job, 0)
     for node in range(3):
@@ -858,31 +862,31 @@ def test_node_0_and_ctrl_c_end_an_elastic_job(number, came):
 def test_ctrl_c_on_a_node_that_leaves_ends_the_job_with_the_grace():
     job = joined(1, 2, min_nodes=1, max_nodes=3)
     terminate(job, 1)
-    job.take(messages.Stop)
-    job.say(1, messages.Interrupted(signal.SIGINT, again=True))
-    assert {(stop.signal, stop.grace) for stop in job.take(messages.Stop)} == {(signal.SIGINT, 30.0)}
+    job.take(messages.StopAttempt)
+    job.say(1, messages.StopRequested(signal.SIGINT, again=True))
+    assert {(stop.signal, stop.grace_s) for stop in job.take(messages.StopAttempt)} == {(signal.SIGINT, 30.0)}
 
 
 def test_nodes_leave_while_others_are_awaited_checked_or_restarted():
-    job = joined(1, min_nodes=2, max_nodes=3, checks=True, max_restarts=1, restart_backoff=5.0)
+    job = joined(1, min_nodes=2, max_nodes=3, checks_nodes=True, max_restarts=1, restart_backoff=5.0)
     terminate(job, 1)
     assert notes_of(job) == ["node 1 (n1) has left: SIGTERM"]
     job.join(1, 2)
-    assert job.take(messages.Check, 2)
+    assert job.take(messages.CheckNode, 2)
     terminate(job, 2)
     for node in (0, 1):
-        job.say(node, messages.Checked(0))
-    assert len(job.take(messages.Start)) == 2
+        job.say(node, messages.CheckPassed(0))
+    assert len(job.take(messages.StartAttempt)) == 2
     job.join(2)
-    job.take(messages.Note)
+    job.take(messages.NoteMessage)
     job.drain(0, job.fail(0, 0))
     job.drain(1)
     terminate(job, 1)
     assert notes_of(job) == ["node 1 (n1) has left: SIGTERM"]
     job.wait(5)
     for node in (0, 2):
-        job.say(node, messages.Checked(1))
-    assert [start.attempt for start in job.take(messages.Start)] == [1, 1]
+        job.say(node, messages.CheckPassed(1))
+    assert [start.attempt for start in job.take(messages.StartAttempt)] == [1, 1]
 
 
 def test_a_failure_before_the_sigterm_is_the_cause_that_counts():
@@ -900,17 +904,17 @@ def test_a_node_that_goes_away_before_its_ranks_have_ended_is_not_awaited():
     terminate(job, 1)
     job.drain(0)
     job.drain(2)
-    job.coordinator.lost(1, "its connection closed")
+    job.coordinator.on_node_lost(1, "its connection closed")
     job.wait(0)
     assert [text for text in notes_of(job) if "lost" in text] == []
-    assert len(job.take(messages.Start)) == 3 + 2
+    assert len(job.take(messages.StartAttempt)) == 3 + 2
 
 
 @pytest.mark.parametrize("stage", ["preempted", "fixed"])
 def test_sigterm_on_one_node_is_for_the_whole_job(stage):
     job = joined(1, min_nodes=1 if stage == "preempted" else 2, max_nodes=2)
     if stage == "preempted":
-        job.say(0, messages.Warned(signal.SIGUSR2))
+        job.say(0, messages.PreemptionNotice(signal.SIGUSR2))
     terminate(job, 1)
     assert notes_of(job)[-1] == "SIGTERM on node 1 (n1)"
     job.drain(0)

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from tests.conftest import free_port, wait_until, write
+from tests.conftest import free_port, wait_until, write_program
 
 HOST = os.uname().nodename
 
@@ -30,14 +30,14 @@ def mpirun(node_rank: int) -> dict[str, str]:
 
 
 @pytest.fixture
-def step(start, tmp_path):
+def step(start_ddplaunch, tmp_path):
     """Start one node of such a job."""
-    write(tmp_path, "hello.py", "print('hello')")
+    write_program(tmp_path, "hello.py", "print('hello')")
     port = str(free_port())
 
     def begin(environ, *words, target="hello.py"):
         options = ("--start", "exec", "--join-timeout", "600", *words)
-        return start("run", *options, target, env={**environ, "MASTER_PORT": port})
+        return start_ddplaunch("run", *options, target, env={**environ, "MASTER_PORT": port})
 
     return begin
 
@@ -96,29 +96,29 @@ def test_the_token_is_asked_for_here_too(step):
     assert (zero.wait(20), right.wait(20)) == (0, 0), zero.stderr()
 
 
-def test_who_typed_it_may_type_it_again(start, tmp_path):
+def test_who_typed_it_may_type_it_again(start_ddplaunch, tmp_path):
     """Nodes that people start one by one: a slip on one is no end of the job."""
-    write(tmp_path, "hello.py", "print('hello')")
+    write_program(tmp_path, "hello.py", "print('hello')")
     words = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--start", "exec")
-    zero = start("run", *words, "--node-rank", "0", "--nproc", "1", "hello.py")
+    zero = start_ddplaunch("run", *words, "--node-rank", "0", "--nproc", "1", "hello.py")
     wait_until(lambda: "1/2 nodes joined" in zero.stderr(), "the account")
-    slip = start("run", *words, "--node-rank", "1", "--gpus", "7", "hello.py")
+    slip = start_ddplaunch("run", *words, "--node-rank", "1", "--gpus", "7", "hello.py")
     assert slip.wait(20) == 2
-    again = start("run", *words, "--node-rank", "1", "--nproc", "1", "hello.py")
+    again = start_ddplaunch("run", *words, "--node-rank", "1", "--nproc", "1", "hello.py")
     assert (zero.wait(20), again.wait(20)) == (0, 0)
 
 
 @pytest.mark.parametrize("typed", [True, False])
-def test_a_port_that_is_taken_ends_all_nodes(step, start, tmp_path, typed):
+def test_a_port_that_is_taken_ends_all_nodes(step, start_ddplaunch, tmp_path, typed):
     """Also where each node was typed: with this port no node 0 can begin."""
     with socket.socket() as taken:
         port = free_port()
         taken.bind(("", port))
         taken.listen()
         if typed:
-            write(tmp_path, "hello.py", "")
+            write_program(tmp_path, "hello.py", "")
             where = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port), "--nproc", "1")
-            jobs = [start("run", *where, "--node-rank", str(rank), "hello.py") for rank in (0, 1)]
+            jobs = [start_ddplaunch("run", *where, "--node-rank", str(rank), "hello.py") for rank in (0, 1)]
         else:
             jobs = [step({**slurm(rank)}, "--master-port", str(port), "--nproc", "1") for rank in (0, 1)]
         assert [job.wait(30) for job in jobs] == [2, 2]

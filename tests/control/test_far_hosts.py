@@ -7,9 +7,9 @@ import subprocess
 import pytest
 
 from tests.agent.test_slow_rank import LONG, PROGRAM, SENTENCE
-from tests.conftest import clean_environment, command, write
-from tests.impatient import impatient
-from tests.patience import patience
+from tests.conftest import clean_environment, ddplaunch_command, write_program
+from tests.impatient import launcher_with_constant
+from tests.patience import scaled_timeout
 from tests.skewed_clock import skewed
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
@@ -22,21 +22,21 @@ def run(network, tmp_path):
     """Run a job of one rank on each of two hosts, the second with a clock of its own; return what node 0 said."""
     hosts = network(2).hosts
     hosts[1].delay(DELAY)
-    write(tmp_path, "program.py", PROGRAM)
+    write_program(tmp_path, "program.py", PROGRAM)
     environ = clean_environment(skewed(tmp_path, 50))
-    executable = impatient(tmp_path, LONG, 0.5)
+    executable = launcher_with_constant(tmp_path, LONG, 0.5)
 
     def launch(*words: str) -> str:
         shared = ("--nnodes", "2", "--nproc", "1", "--master-addr", "10.77.0.10", "--heartbeat-timeout", "2")
         processes = [
             host.start(
-                command("run", *shared, "--node-rank", str(number), "program.py", *words), executable=executable,
+                ddplaunch_command("run", *shared, "--node-rank", str(number), "program.py", *words), executable=executable,
                 cwd=tmp_path, env=environ if number else clean_environment(), stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             )
             for number, host in enumerate(hosts)
         ]  # fmt: skip
-        said = [process.communicate(timeout=patience(100))[1] for process in processes]
+        said = [process.communicate(timeout=scaled_timeout(100))[1] for process in processes]
         assert [process.returncode for process in processes] == [0, 0], said
         return said[0]
 

@@ -8,10 +8,10 @@ import signal
 import pytest
 
 from ddplaunch.console.failure import render_verdict
-from ddplaunch.control.failure import Failure, Verdict
-from tests.conftest import write
+from ddplaunch.control.failure import FailureReport, RankFailure
+from tests.conftest import write_program
 from tests.control.test_joining import Nodes
-from tests.impatient import impatient
+from tests.impatient import launcher_with_constant
 from tests.starts import FORKED
 
 RAISES = """
@@ -32,11 +32,11 @@ RAISES = """
 
 
 @pytest.fixture
-def jobs(start, tmp_path):
+def jobs(start_ddplaunch, tmp_path):
     def begin(**filled):
-        write(tmp_path, "raises.py", RAISES.format(**filled))
-        nodes = Nodes(start, tmp_path, 2, *FORKED, "--grace", "0.5")
-        sooner = impatient(tmp_path, "rank.processes.KILL_PATIENCE", 0.5)
+        write_program(tmp_path, "raises.py", RAISES.format(**filled))
+        nodes = Nodes(start_ddplaunch, tmp_path, 2, *FORKED, "--grace", "0.5")
+        sooner = launcher_with_constant(tmp_path, "rank.processes.KILL_PATIENCE", 0.5)
         found = [nodes.start(rank, target="raises.py", executable=sooner) for rank in (0, 1)]
         for each in found:
             each.wait_for("up")
@@ -71,9 +71,9 @@ def test_a_rank_that_fails_while_its_own_zygote_stands_still(jobs, tmp_path):
 
 
 @pytest.mark.parametrize("killed", [0, 1])
-def test_a_zygote_that_is_killed_uses_a_restart_of_all_nodes(start, tmp_path, killed):
-    write(tmp_path, "raises.py", RAISES.format(first=9, stops=False))
-    nodes = Nodes(start, tmp_path, 2, *FORKED, "--max-restarts", "1", "--grace", "0.5")
+def test_a_zygote_that_is_killed_uses_a_restart_of_all_nodes(start_ddplaunch, tmp_path, killed):
+    write_program(tmp_path, "raises.py", RAISES.format(first=9, stops=False))
+    nodes = Nodes(start_ddplaunch, tmp_path, 2, *FORKED, "--max-restarts", "1", "--grace", "0.5")
     both = [nodes.start(rank, target="raises.py") for rank in (0, 1)]
     for job in both:
         job.wait_for("up", 1)
@@ -91,10 +91,12 @@ def test_a_zygote_that_is_killed_uses_a_restart_of_all_nodes(start, tmp_path, ki
 
 def test_a_message_is_cut_between_words():
     """torch's begin with a place in its source, which leaves no room for what they say."""
-    first = Failure(0, 0, "n0", 7, 0, 1, None, "ValueError: boom", None, 1.0, None)
+    first = RankFailure(0, 0, "n0", 7, 0, 1, None, "ValueError: boom", None, 1.0, None)
     place = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] "
     text = f"RuntimeError: {place}Connection closed by peer [127.0.0.1]:19544. " + "It may have ended. " * 9
-    second = Failure(1, 1, "n0", 8, 0, 1, None, text, None, 2.0, None)
-    (line,) = [each for each in render_verdict(Verdict(first, (), (second,), 0, 2), 1).splitlines() if "then" in each]
+    second = RankFailure(1, 1, "n0", 8, 0, 1, None, text, None, 2.0, None)
+    (line,) = [
+        each for each in render_verdict(FailureReport(first, (), (second,), 0, 2), 1).splitlines() if "then" in each
+    ]
     assert line.startswith("  then rank 1 failed: RuntimeError: … Connection closed by peer [127.0.0.1]:19544. It may")
     assert line.endswith((" It…", " may…", " have…", " ended…"))

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import pytest
 
 from ddplaunch.control import heartbeat
-from ddplaunch.control.heartbeat import Heartbeat
-from tests.conftest import write
+from ddplaunch.control.heartbeat import HeartbeatMonitor
+from tests.conftest import write_program
 from tests.control.test_coordinator import Timer
 from tests.control.test_joining import Nodes
 
@@ -38,11 +38,11 @@ class Machines:
         self.go_on(self.now + 0.7)  # nobody joins when node 0's own beat is due
         self.heartbeats.append(self._make(1))
         for each in (0, 1):
-            self.heartbeats[each].heard(1 - each)
+            self.heartbeats[each].record(1 - each)
 
-    def _make(self, own: int) -> Heartbeat:
+    def _make(self, own: int) -> HeartbeatMonitor:
         class Loop:
-            def after(loop, seconds: float, callback: Callable[[], None]) -> Timer:
+            def call_later(loop, seconds: float, callback: Callable[[], None]) -> Timer:
                 timer = Timer(self.now + seconds, callback)
                 heapq.heappush(self._timers, (timer.due, next(self._order), own, timer))
                 return timer
@@ -52,13 +52,13 @@ class Machines:
             if len(self.heartbeats) == 2:
                 self._read(1 - own)
 
-        return Heartbeat(Loop(), TIMEOUT, beat, lambda peer, silence: self.lost.append((peer, silence)))  # type: ignore[arg-type]
+        return HeartbeatMonitor(Loop(), TIMEOUT, beat, lambda peer, silence: self.lost.append((peer, silence)))  # type: ignore[arg-type]
 
     def _read(self, own: int) -> None:
         """Descriptors before timers, as the loop has it."""
         if own not in self.stopped and self._waiting[own]:
             self._waiting[own] = 0
-            self.heartbeats[own].heard(1 - own)
+            self.heartbeats[own].record(1 - own)
 
     def go_on(self, until: float) -> None:
         """Let time pass; what is due on one that stands still waits."""
@@ -118,10 +118,10 @@ def test_one_that_dies_is_found_out_on_a_machine_that_is_always_late(monkeypatch
 
 @pytest.mark.ci
 @pytest.mark.slow
-def test_a_job_that_was_stopped_and_continued_as_a_whole_goes_on(start, tmp_path):
-    write(tmp_path, "reads.py", "import time, pathlib\nprint('up', flush=True)\n"
+def test_a_job_that_was_stopped_and_continued_as_a_whole_goes_on(start_ddplaunch, tmp_path):
+    write_program(tmp_path, "reads.py", "import time, pathlib\nprint('up', flush=True)\n"
           "while not pathlib.Path('enough').exists(): time.sleep(0.01)\n")  # fmt: skip
-    nodes = Nodes(start, tmp_path, 2, "--heartbeat-timeout", "2")
+    nodes = Nodes(start_ddplaunch, tmp_path, 2, "--heartbeat-timeout", "2")
     jobs = [nodes.start(rank, target="reads.py") for rank in (0, 1)]
     for job in jobs:
         job.wait_for("up")

@@ -10,11 +10,19 @@ import subprocess
 import pytest
 
 from ddplaunch.control.messages import FROM_NODE, FROM_NODE_ZERO
-from ddplaunch.errors import harmless
-from ddplaunch.wire.frames import Garbled
+from ddplaunch.errors import escape_control_chars
+from ddplaunch.wire.frames import ProtocolError
 from ddplaunch.wire.typed import decode
-from tests.conftest import wait_until, write
-from tests.control.peer import HOST, NodeZero, arrivals, failure, node, place, share
+from tests.conftest import wait_until, write_program
+from tests.control.peer import (
+    HOST,
+    FakeNodeZero,
+    join_as_node_1,
+    make_arrivals,
+    make_assignment,
+    make_failure,
+    make_node_spec,
+)
 from tests.control.test_coordinator import joined
 from tests.control.test_joining import Nodes
 
@@ -22,9 +30,9 @@ WAITS = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 
 
 @pytest.fixture
-def nodes(start, tmp_path):
-    write(tmp_path, "waits.py", WAITS)
-    return lambda *options: Nodes(start, tmp_path, 2, "--grace", "1", *options)
+def nodes(start_ddplaunch, tmp_path):
+    write_program(tmp_path, "waits.py", WAITS)
+    return lambda *options: Nodes(start_ddplaunch, tmp_path, 2, "--grace", "1", *options)
 
 
 @pytest.fixture
@@ -33,8 +41,8 @@ def started(nodes):
 
     def begin(*options, **changed):
         job = nodes(*options)
-        launcher, peer = job.start(0, target="waits.py"), node(job, **changed)
-        assert peer.hear("Start")
+        launcher, peer = job.start(0, target="waits.py"), join_as_node_1(job, **changed)
+        assert peer.hear("StartAttempt")
         launcher.wait_for("up")
         return launcher, peer
 
@@ -48,7 +56,7 @@ def node_zero(nodes):
 
     def begin(*options):
         job = nodes(*options)
-        played.append(NodeZero(job))
+        played.append(FakeNodeZero(job))
         return played[-1], job.start(1, target="waits.py")
 
     yield begin
@@ -58,7 +66,7 @@ def node_zero(nodes):
 
 def assert_clean(text: str) -> None:
     assert "Traceback" not in text
-    assert harmless(text) == text
+    assert escape_control_chars(text) == text
 
 
 def as_said(op: str, body: dict, accepted) -> object:
@@ -69,9 +77,9 @@ def as_said(op: str, body: dict, accepted) -> object:
 @pytest.mark.parametrize(
     ("op", "body"),
     [
-        ("Failed", {"failure": failure(exit_code=256)}),  # out of its bounds
-        ("Failed", {"failure": failure(rank=0)}),  # not now, and not by this node
-        ("Arrived", {"arrivals": [arrivals(rank=0)]}),
+        ("FailureReported", {"failure": make_failure(exit_code=256)}),  # out of its bounds
+        ("FailureReported", {"failure": make_failure(rank=0)}),  # not now, and not by this node
+        ("ArrivalsReported", {"arrivals": [make_arrivals(rank=0)]}),
     ],
 )
 def test_what_a_node_cannot_mean_makes_it_a_lost_one(started, op, body):
@@ -87,34 +95,34 @@ def test_what_a_node_cannot_mean_makes_it_a_lost_one(started, op, body):
 @pytest.mark.parametrize(
     ("op", "body"),
     [
-        ("Interrupted", {"signal": 40}),
-        ("Interrupted", {"signal": 19}),
-        ("Failed", {"failure": failure(exit_code=0)}),
-        ("Failed", {"failure": failure(exit_code=None)}),
-        ("Failed", {"failure": failure(signal=9)}),
-        ("Failed", {"failure": failure(2, host=HOST)}),
-        ("Failed", {"failure": failure(moment=1e308)}),
-        ("Drained", {"failures": [failure(2, host="n1"), failure(2, host="n1")], "stopped": 0}),
-        ("Drained", {"failures": [], "stopped": 3}),
-        ("Arrived", {"arrivals": [arrivals(gaps=[1 << 60])]}),
-        ("Arrived", {"arrivals": [arrivals(number=-1)]}),
-        ("Beat", {"heard": -1.0}),
-        ("Beat", {"held": 1e9}),
+        ("StopRequested", {"signal": 40}),
+        ("StopRequested", {"signal": 19}),
+        ("FailureReported", {"failure": make_failure(exit_code=0)}),
+        ("FailureReported", {"failure": make_failure(exit_code=None)}),
+        ("FailureReported", {"failure": make_failure(signal=9)}),
+        ("FailureReported", {"failure": make_failure(2, host=HOST)}),
+        ("FailureReported", {"failure": make_failure(time=1e308)}),
+        ("AttemptReport", {"failures": [make_failure(2, host="n1"), make_failure(2, host="n1")], "stopped": 0}),
+        ("AttemptReport", {"failures": [], "stopped": 3}),
+        ("ArrivalsReported", {"arrivals": [make_arrivals(gaps=[1 << 60])]}),
+        ("ArrivalsReported", {"arrivals": [make_arrivals(number=-1)]}),
+        ("HeartbeatMessage", {"last_received": -1.0}),
+        ("HeartbeatMessage", {"held_s": 1e9}),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_what_a_node_cannot_mean_is_garbled(op, body):
     """On arrival, or where it is compared with how the job stands."""
     job = joined(1)
-    with pytest.raises(Garbled):
-        job.say(1, as_said(op, {"attempt": 0, "clock": 1e9, **body} if op != "Interrupted" else body, FROM_NODE))
+    with pytest.raises(ProtocolError):
+        job.say(1, as_said(op, {"attempt": 0, "clock": 1e9, **body} if op != "StopRequested" else body, FROM_NODE))
 
 
 def test_a_warning_by_a_signal_without_a_name(started):
     launcher, peer = started("--preempt-grace", "0")
-    peer.say("Warned", signal=40)
-    assert peer.hear("Preempt")
-    peer.say("Drained", attempt=0, failures=[], stopped=1, clock=1e9)
+    peer.say("PreemptionNotice", signal=40)
+    assert peer.hear("PreemptRanks")
+    peer.say("AttemptReport", attempt=0, failures=[], stopped=1, clock=1e9)
     assert launcher.wait(20) == 75
     assert "signal 40 on node 1 (evil): the job must make room" in launcher.stderr()
 
@@ -122,11 +130,13 @@ def test_a_warning_by_a_signal_without_a_name(started):
 @pytest.mark.slow
 def test_so_many_and_so_long_texts_are_not_kept(started):
     """Each of its ranks may fail once an attempt, and its words are cut when they come."""
-    launcher, peer = started(share=share(1, ranks=25))
+    launcher, peer = started(share=make_node_spec(1, ranks=25))
     for rank in range(1, 26):
         text = "x" * (4 << 20)
-        peer.say("Failed", attempt=0, failure=failure(rank, message=f"E: {rank}", traceback=text), clock=1e9)
-    peer.say("Interrupted", signal=2)
+        peer.say(
+            "FailureReported", attempt=0, failure=make_failure(rank, message=f"E: {rank}", traceback=text), clock=1e9
+        )
+    peer.say("StopRequested", signal=2)
     wait_until(lambda: "Ctrl-C on node 1" in launcher.stderr(), "that all was heard")
     import psutil
 
@@ -139,13 +149,13 @@ def test_a_node_that_beats_and_never_ends_is_waited_for_no_longer_than_somebody_
     launcher, peer = started("--grace", "60")
     for times in (1, 2):
         launcher.signal(signal.SIGINT)
-        order = peer.hear("Stop")
+        order = peer.hear("StopAttempt")
         assert order
         assert order["grace"] == (60 if times == 1 else 0)
-        peer.say("Beat", clock=1e9)
+        peer.say("HeartbeatMessage", clock=1e9)
     launcher.signal(signal.SIGINT)
     assert launcher.wait(10) == 130
-    assert peer.hear("End")
+    assert peer.hear("EndJob")
     launcher.assert_nothing_left()
 
 
@@ -154,10 +164,10 @@ EVIL = "\x1b[2J\x1b]0;mine\x07\r\u202e\x85ddplaunch: all is well\nddplaunch: ran
 
 def test_what_is_printed_of_a_rank_elsewhere_is_harmless(started):
     launcher, peer = started()
-    said = failure(message=f"E{EVIL}", traceback=f"T{EVIL}", hint=f"H{EVIL}", tail=[EVIL])
-    peer.say("Failed", attempt=0, failure=said, clock=1e9)
-    assert peer.hear("Stop")
-    peer.say("Drained", attempt=0, failures=[said], stopped=0, clock=1e9)
+    said = make_failure(message=f"E{EVIL}", traceback=f"T{EVIL}", hint=f"H{EVIL}", tail=[EVIL])
+    peer.say("FailureReported", attempt=0, failure=said, clock=1e9)
+    assert peer.hear("StopAttempt")
+    peer.say("AttemptReport", attempt=0, failures=[said], stopped=0, clock=1e9)
     assert launcher.wait(20) == 3
     shown = launcher.stderr()
     assert_clean(shown)
@@ -168,7 +178,7 @@ def test_what_is_printed_of_a_rank_elsewhere_is_harmless(started):
 
 def test_what_is_printed_of_a_node_is_harmless(started):
     launcher, peer = started()
-    peer.say("Unable", message=f"U{EVIL}", hint=f"H{EVIL}\nmore\nand more")
+    peer.say("NodeStartError", message=f"U{EVIL}", hint=f"H{EVIL}\nmore\nand more")
     assert launcher.wait(20) == 2
     assert_clean(launcher.stderr())
     assert not re.search("^ddplaunch: (all|rank 0)", launcher.stderr(), re.MULTILINE)
@@ -192,14 +202,14 @@ def test_a_node_zero_that_cannot_be(node_zero):
     wait_until(lambda: "does not answer as node 0: another program listens there" in launcher.stderr(), "the account")
     for order in (
         {},
-        {"place": place(0)},
-        {"place": place(2)},
-        {"place": place(1, nnodes=9)},
-        {"place": place(1, world_size=1)},
-        {"place": place(1), "shares": [share(0), share(1)]},
+        {"assignment": make_assignment(0)},
+        {"assignment": make_assignment(2)},
+        {"assignment": make_assignment(1, nnodes=9)},
+        {"assignment": make_assignment(1, world_size=1)},
+        {"assignment": make_assignment(1), "node_specs": [make_node_spec(0), make_node_spec(1)]},
     ):
         peer = false.meet()
-        peer.say("Start", attempt=0, run_id="theirs", **order)
+        peer.say("StartAttempt", attempt=0, run_id="theirs", **order)
         assert peer.ended(), "a start without us"
     launcher.signal(signal.SIGTERM)
     assert launcher.wait(20) == 143
@@ -209,15 +219,15 @@ def test_a_node_zero_that_cannot_be(node_zero):
 @pytest.mark.parametrize(
     ("op", "body"),
     [
-        ("Start", {"attempt": 1, "run_id": "theirs", "place": place(1)}),
+        ("StartAttempt", {"attempt": 1, "run_id": "theirs", "assignment": make_assignment(1)}),
         ("JoinStatus", {"joined": 1, "min_nodes": 2, "max_nodes": 2, "missing": [1]}),
-        ("Stop", {"attempt": 0, "signal": 19, "grace": 1.0}),
+        ("StopAttempt", {"attempt": 0, "signal": 19, "grace": 1.0}),
     ],
 )
 def test_what_node_zero_cannot_mean_makes_it_a_lost_one(node_zero, op, body):
     false, launcher = node_zero()
     peer = false.meet()
-    peer.say("Start", attempt=0, run_id="theirs", place=place(1))
+    peer.say("StartAttempt", attempt=0, run_id="theirs", assignment=make_assignment(1))
     launcher.wait_for("up")
     peer.say(op, body)
     assert peer.ended()
@@ -230,14 +240,14 @@ def test_what_node_zero_cannot_mean_makes_it_a_lost_one(node_zero, op, body):
 @pytest.mark.parametrize(
     ("op", "body"),
     [
-        ("Joined", {"run_id": "x", "heartbeat_timeout": 2.0, "node_rank": 1}),
-        ("Stop", {"attempt": 0, "signal": 15, "grace": 1e308}),
-        ("End", {"outcome": {"code": 256}}),
-        ("End", {"outcome": {"code": 0, "refused": ["no", None]}}),
+        ("JoinAccepted", {"run_id": "x", "heartbeat_timeout": 2.0, "node_rank": 1}),
+        ("StopAttempt", {"attempt": 0, "signal": 15, "grace": 1e308}),
+        ("EndJob", {"outcome": {"code": 256}}),
+        ("EndJob", {"outcome": {"code": 0, "refused": ["no", None]}}),
     ],
 )
 def test_what_node_zero_cannot_mean_is_garbled(op, body):
-    with pytest.raises(Garbled):
+    with pytest.raises(ProtocolError):
         as_said(op, body, FROM_NODE_ZERO)
 
 
@@ -245,15 +255,15 @@ def test_how_the_job_ended_is_for_node_zero_to_say(node_zero):
     """Also where it asks something of a node that was interrupted and has drained."""
     false, launcher = node_zero()
     peer = false.meet()
-    peer.say("Start", attempt=0, run_id="theirs", place=place(1))
+    peer.say("StartAttempt", attempt=0, run_id="theirs", assignment=make_assignment(1))
     launcher.wait_for("up")
     launcher.signal(signal.SIGINT)
-    assert peer.hear("Interrupted")
-    peer.say("Stop", attempt=0, signal=15, grace=0.0)
-    assert peer.hear("Drained")
-    peer.say("Inspect", serial=1, detail="state", within=5.0)
-    assert peer.hear("Inspected")
-    peer.say("End", {"outcome": {"code": 143}})
+    assert peer.hear("StopRequested")
+    peer.say("StopAttempt", attempt=0, signal=15, grace_s=0.0)
+    assert peer.hear("AttemptReport")
+    peer.say("InspectRequest", serial=1, detail="state", timeout_s=5.0)
+    assert peer.hear("InspectReply")
+    peer.say("EndJob", {"outcome": {"code": 143}})
     assert launcher.wait(20) == 143
 
 
@@ -262,7 +272,7 @@ def test_a_node_that_leaves_before_it_has_joined_says_why(node_zero):
     false, launcher = node_zero()
     peer = false.greet()
     launcher.signal(signal.SIGTERM)
-    assert peer.hear("Interrupted") == {"signal": signal.SIGTERM}
+    assert peer.hear("StopRequested") == {"signal": signal.SIGTERM}
     assert launcher.wait() == 143
 
 
@@ -270,7 +280,7 @@ def test_a_connection_that_is_reset_right_after_the_start(node_zero):
     """The order may be read, or be gone with the connection: that is the kernel's affair."""
     false, launcher = node_zero("--join-timeout", "1")
     peer = false.meet()
-    peer.say("Start", attempt=0, run_id="theirs", place=place(1))
+    peer.say("StartAttempt", attempt=0, run_id="theirs", assignment=make_assignment(1))
     peer.reset()
     false.close()
     assert launcher.wait(20) == 69, launcher.stderr()
@@ -281,9 +291,9 @@ def test_a_connection_that_is_reset_right_after_the_start(node_zero):
 @pytest.mark.parametrize("content", ["[" * 100_000, '{"message": ' * 1000 + "1" + "}" * 1000, '{"message": {"message": '
     '[1], "extraInfo": []}}', '{"message": {"message": "m", "extraInfo": {"time_ns": 1e400, "refused": {"hint": 7}}}}',
     '{"message": {"message": 1, "extraInfo": {"time_ns": -1, "py_callstack": {"a": 1}}}}', "\0", '"x"'])  # fmt: skip
-def test_an_error_file_that_is_not_ours(launch, tmp_path, content):
+def test_an_error_file_that_is_not_ours(run_ddplaunch, tmp_path, content):
     """A program may write anything there, as torchelastic lets it; its own code and last lines remain."""
-    write(tmp_path, "odd.py", f"""
+    write_program(tmp_path, "odd.py", f"""
         import os
 
         print("last words", flush=True)
@@ -291,7 +301,7 @@ def test_an_error_file_that_is_not_ours(launch, tmp_path, content):
             file.write({content!r})
         os._exit(7)
         """)  # fmt: skip
-    done: subprocess.CompletedProcess[str] = launch("run", "--nproc", "2", "--start", "exec", "odd.py")
+    done: subprocess.CompletedProcess[str] = run_ddplaunch("run", "--nproc", "2", "--start", "exec", "odd.py")
     assert done.returncode in (7, 2)
     assert done.returncode == 7 or "hint" in content
     assert "Traceback" not in done.stderr

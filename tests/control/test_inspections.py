@@ -8,10 +8,10 @@ import time
 import pytest
 
 from ddplaunch.control import messages
-from ddplaunch.control.inspections import BEFORE_STOP
-from ddplaunch.control.messages import Inspect, Inspected
-from ddplaunch.diagnosis.inspection import Condition, Detail, Inspection, RankInspection
-from ddplaunch.wire.frames import Garbled
+from ddplaunch.control.inspections import BEFORE_STOP_TIMEOUT_S
+from ddplaunch.control.messages import InspectReply, InspectRequest
+from ddplaunch.diagnosis.inspection import Detail, Inspection, ProcessCondition, RankInspection
+from ddplaunch.wire.frames import ProtocolError
 from tests.control.test_coordinator import Job
 
 
@@ -26,16 +26,16 @@ def job():
 
 def asked(job):
     """The questions to nodes: who, and what."""
-    return [(number, message) for number, message in job.told if isinstance(message, Inspect)]
+    return [(number, message) for number, message in job.told if isinstance(message, InspectRequest)]
 
 
 def stops(job):
-    return [number for number, message in job.told if isinstance(message, messages.Stop)]
+    return [number for number, message in job.told if isinstance(message, messages.StopAttempt)]
 
 
 def found(serial, *ranks):
-    each = tuple(RankInspection(rank, f"n{rank // 2}", 1, Condition.ALIVE) for rank in ranks)
-    return Inspected(serial, Inspection(0.0, each, len(ranks)))
+    each = tuple(RankInspection(rank, f"n{rank // 2}", 1, ProcessCondition.ALIVE) for rank in ranks)
+    return InspectReply(serial, Inspection(0.0, each, len(ranks)))
 
 
 def test_no_rank_is_stopped_before_all_were_looked_at(job):
@@ -47,30 +47,30 @@ def test_no_rank_is_stopped_before_all_were_looked_at(job):
     assert stops(job) == []
     job.say(0, found(serial, 0, 1))
     assert stops(job) == [0, 1]
-    kept = [message for number, message in job.told if isinstance(message, Inspected)]
+    kept = [message for number, message in job.told if isinstance(message, InspectReply)]
     assert [(each.serial, [rank.rank for rank in each.inspection.ranks]) for each in kept] == [(0, [0, 1, 2, 3])]
 
 
 def test_a_node_that_does_not_answer_is_not_waited_for(job):
     job.fail(1, 2)
-    job.wait(BEFORE_STOP - 0.01)
+    job.wait(BEFORE_STOP_TIMEOUT_S - 0.01)
     assert stops(job) == []
     job.wait(0.02)
     assert stops(job) == [0, 1]
-    (kept,) = [message for _, message in job.told if isinstance(message, Inspected)]
+    (kept,) = [message for _, message in job.told if isinstance(message, InspectReply)]
     assert kept.inspection.silent == ("node 0 (n0)", "node 1 (n1)")
 
 
 def test_a_second_ctrl_c_skips_it(job):
-    job.say(1, messages.Interrupted(signal.SIGINT))
+    job.say(1, messages.StopRequested(signal.SIGINT))
     assert asked(job)
     assert stops(job) == []
-    job.say(1, messages.Interrupted(signal.SIGINT, again=True))
-    assert [message.grace for _, message in job.told if isinstance(message, messages.Stop)] == [0.0, 0.0]
+    job.say(1, messages.StopRequested(signal.SIGINT, again=True))
+    assert [message.grace_s for _, message in job.told if isinstance(message, messages.StopAttempt)] == [0.0, 0.0]
 
 
 def test_ranks_that_make_room_are_not_looked_at(job):
-    job.say(0, messages.Warned(signal.SIGUSR2))
+    job.say(0, messages.PreemptionNotice(signal.SIGUSR2))
     job.wait(100)
     assert stops(job)
     assert not asked(job)
@@ -96,12 +96,12 @@ def test_an_attempt_that_ends_meanwhile_waits_for_it(job):
     """Its verdict is to name whom the others waited for."""
     failures = [job.fail(number, 2 * number, message="RuntimeError: Connection closed by peer") for number in (0, 1)]
     for number, failure in enumerate(failures):
-        job.say(number, messages.Drained(0, (failure,), 1, 0.0))
-    ends = [message for _, message in job.told if isinstance(message, messages.End)]
+        job.say(number, messages.AttemptReport(0, (failure,), 1, 0.0))
+    ends = [message for _, message in job.told if isinstance(message, messages.EndJob)]
     assert not ends
     for number in (0, 1):
         job.say(number, found(asked(job)[0][1].serial, 2 * number, 2 * number + 1))
-    assert [message.outcome.code for _, message in job.told if isinstance(message, messages.End)] == [3, 3]
+    assert [message.outcome.code for _, message in job.told if isinstance(message, messages.EndJob)] == [3, 3]
 
 
 def test_a_node_that_is_lost_meanwhile_is_not_waited_for(job):
@@ -116,16 +116,16 @@ def test_the_loss_that_ends_the_look_is_judged_with_it(job):
     """A rank's complaint that its connection closed is no match for the node that went."""
     failure = job.fail(0, 0, message="RuntimeError: Connection closed by peer", clock=time.time() + 1)
     job.say(0, found(asked(job)[0][1].serial, 0, 1))
-    job.say(0, messages.Drained(0, (failure,), 1, 0.0))
+    job.say(0, messages.AttemptReport(0, (failure,), 1, 0.0))
     job.coordinator.lost(1, "its connection closed")
     job.wait(1)
-    (outcome,) = [message.outcome for _, message in job.told if isinstance(message, messages.End)]
+    (outcome,) = [message.outcome for _, message in job.told if isinstance(message, messages.EndJob)]
     assert outcome.code == 69
     assert "node 1 (n1) was lost" in outcome.remark
 
 
 def test_whoever_asks_is_answered(job):
-    job.say(1, Inspect(7, Detail.STATE, 3.0))
+    job.say(1, InspectRequest(7, Detail.STATE, 3.0))
     serial = asked(job)[0][1].serial
     for number in (0, 1):
         job.say(number, found(serial, 2 * number))
@@ -136,5 +136,5 @@ def test_whoever_asks_is_answered(job):
 
 def test_what_a_node_says_of_ranks_of_another_is_garbled(job):
     job.fail(0, 0)
-    with pytest.raises(Garbled):
+    with pytest.raises(ProtocolError):
         job.say(1, found(asked(job)[0][1].serial, 0))

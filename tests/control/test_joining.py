@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.cli.policy import QUIET
-from ddplaunch.control.messages import PROTOCOL
-from tests.conftest import Job, clean_environment, command, free_port, wait_until, write
-from tests.impatient import impatient
-from tests.patience import patience
+from ddplaunch.cli.policy import QUIET_WAIT_S
+from ddplaunch.control.messages import PROTOCOL_VERSION
+from tests.conftest import BackgroundJob, clean_environment, ddplaunch_command, free_port, wait_until, write_program
+from tests.impatient import launcher_with_constant
+from tests.patience import scaled_timeout
 
 HELLO = """
 import os
@@ -37,9 +37,9 @@ class Nodes:
     def __init__(self, start, folder: Path, nnodes: str | int, *options: str | Path) -> None:
         self._start, self.nnodes, self.options = start, nnodes, options
         self.port = free_port()
-        write(folder, "hello.py", HELLO)
+        write_program(folder, "hello.py", HELLO)
 
-    def start(self, node_rank: int, *more: str | Path, target: str | Path = "hello.py", **popen) -> Job:
+    def start(self, node_rank: int, *more: str | Path, target: str | Path = "hello.py", **popen) -> BackgroundJob:
         return self._start(
             *("run", "--nnodes", str(self.nnodes), "--node-rank", str(node_rank), "--nproc", "1", "--start", "exec"),
             *("--master-addr", "127.0.0.1", "--master-port", str(self.port), *self.options, *more, target),
@@ -48,7 +48,7 @@ class Nodes:
 
     def call(self) -> socket.socket:
         """Connect to the control port once it listens."""
-        deadline = time.monotonic() + patience(30)
+        deadline = time.monotonic() + scaled_timeout(30)
         while True:
             try:
                 return socket.create_connection(("127.0.0.1", self.port + 1))
@@ -57,8 +57,8 @@ class Nodes:
 
 
 @pytest.fixture
-def nodes(start, tmp_path):
-    return lambda nnodes, *options: Nodes(start, tmp_path, nnodes, *options)
+def nodes(start_ddplaunch, tmp_path):
+    return lambda nnodes, *options: Nodes(start_ddplaunch, tmp_path, nnodes, *options)
 
 
 def test_in_any_order_and_of_any_size(nodes):
@@ -96,17 +96,17 @@ BY_MPIRUN = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("environment", [BY_SSH, BY_MPIRUN], ids=["ssh", "mpirun"])
-def test_nodes_that_are_started_at_once_have_a_moment_before_it_is_told(start, tmp_path, environment):
+def test_nodes_that_are_started_at_once_have_a_moment_before_it_is_told(start_ddplaunch, tmp_path, environment):
     """Their first seconds are no news: some are up before the others."""
-    assert QUIET == 5
-    sooner = impatient(tmp_path, "cli.policy.QUIET", 2.0)
-    write(tmp_path, "hello.py", HELLO)
+    assert QUIET_WAIT_S == 5
+    sooner = launcher_with_constant(tmp_path, "cli.policy.QUIET", 2.0)
+    write_program(tmp_path, "hello.py", HELLO)
     words = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--nproc", "1", "--start", "exec")
     launchers = []
     for rank in (0, 1):
         typed = ("--nnodes", "2", "--node-rank", str(rank)) if environment is BY_SSH else ()
         variables = environment if typed else {**environment, "OMPI_COMM_WORLD_RANK": str(rank)}
-        launchers.append(start("run", *typed, *words, "hello.py", env=variables, executable=sooner))
+        launchers.append(start_ddplaunch("run", *typed, *words, "hello.py", env=variables, executable=sooner))
         if rank == 0:
             wait_until(lambda: "waiting for" in launchers[0].stderr(), "the account")
             assert not re.search(r"\(00:0[01]\)", launchers[0].stderr()), launchers[0].stderr()
@@ -119,7 +119,7 @@ def test_a_terminal_shows_one_line_that_counts(nodes, tmp_path):
     job = nodes(2)
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        command("run", "--nnodes", "2", "--node-rank", "0", "--nproc", "1", "--master-addr", "127.0.0.1",
+        ddplaunch_command("run", "--nnodes", "2", "--node-rank", "0", "--nproc", "1", "--master-addr", "127.0.0.1",
                 "--master-port", str(job.port), "hello.py"),
         cwd=tmp_path, env=clean_environment({"TERM": "xterm"}), stdin=theirs, stdout=theirs, stderr=theirs,
         start_new_session=True,
@@ -131,7 +131,7 @@ def test_a_terminal_shows_one_line_that_counts(nodes, tmp_path):
     assert b"\r\x1b[Kddplaunch: 1/2 nodes joined, waiting for node 1 (00:01)" in shown
     assert b"\n" not in shown
     process.send_signal(signal.SIGINT)
-    assert process.wait(patience(10)) == 130
+    assert process.wait(scaled_timeout(10)) == 130
     os.close(ours)
 
 
@@ -148,7 +148,7 @@ def test_nobody_comes(nodes):
 
 
 def test_something_else_answers(nodes):
-    job = nodes(2, "--join-timeout", f"{patience(1):.1f}")
+    job = nodes(2, "--join-timeout", f"{scaled_timeout(1):.1f}")
     with socket.create_server(("127.0.0.1", job.port + 1)) as server:
         launcher = job.start(1)
         caller, _ = server.accept()
@@ -162,10 +162,10 @@ def test_another_version_answers(nodes):
     with socket.create_server(("127.0.0.1", job.port + 1)) as server:
         launcher = job.start(1)
         caller, _ = server.accept()
-        body = json.dumps({"op": "Welcome", "body": {"ddplaunch": PROTOCOL + 1, "nonce": "x"}}).encode()
+        body = json.dumps({"op": "Welcome", "body": {"ddplaunch": PROTOCOL_VERSION + 1, "nonce": "x"}}).encode()
         caller.send(struct.pack("!I", len(body)) + body)
         assert launcher.wait(20) == 2
-    assert f"it speaks protocol {PROTOCOL + 1}, this one {PROTOCOL}" in launcher.stderr()
+    assert f"it speaks protocol {PROTOCOL_VERSION + 1}, this one {PROTOCOL_VERSION}" in launcher.stderr()
 
 
 def test_disagreement_is_an_error_on_every_node(nodes):
@@ -183,7 +183,7 @@ def test_disagreement_is_an_error_on_every_node(nodes):
 
 
 def test_a_stale_script_is_an_error(nodes, tmp_path):
-    write(tmp_path, "other/hello.py", HELLO + "# newer\n")
+    write_program(tmp_path, "other/hello.py", HELLO + "# newer\n")
     job = nodes(2)
     first, second = job.start(0), job.start(1, target="other/hello.py")
     assert (first.wait(20), second.wait(20)) == (2, 2)
@@ -192,8 +192,8 @@ def test_a_stale_script_is_an_error(nodes, tmp_path):
 
 def test_another_python_is_an_error_unless_allowed(nodes, tmp_path):
     """A torch of another version, as its own version.py has it."""
-    write(tmp_path, "old/torch/__init__.py", "")
-    write(tmp_path, "old/torch/version.py", "__version__ = '2.4.1'\ncuda: 'str | None' = '12.1'\n")
+    write_program(tmp_path, "old/torch/__init__.py", "")
+    write_program(tmp_path, "old/torch/version.py", "__version__ = '2.4.1'\ncuda: 'str | None' = '12.1'\n")
     for allowed in (False, True):
         job = nodes(2, *(["--allow-mismatch"] * allowed))
         first = job.start(0)
@@ -266,9 +266,11 @@ def test_strangers_do_no_harm(nodes, tmp_path):
     first.assert_nothing_left()
 
 
-def test_a_single_node_listens_on_loopback_only(start, tmp_path):
-    write(tmp_path, "wait.py", "import sys; print('up', flush=True); sys.stdin.read()")
-    launcher = start("run", "--nproc", "2", "--start", "exec", "--stdin", "1", "wait.py", stdin=subprocess.PIPE)
+def test_a_single_node_listens_on_loopback_only(start_ddplaunch, tmp_path):
+    write_program(tmp_path, "wait.py", "import sys; print('up', flush=True); sys.stdin.read()")
+    launcher = start_ddplaunch(
+        "run", "--nproc", "2", "--start", "exec", "--stdin", "1", "wait.py", stdin=subprocess.PIPE
+    )
     launcher.wait_for("up", 2)
     import psutil
 
@@ -295,14 +297,14 @@ def test_two_jobs_on_one_port(nodes):
     assert (first.wait(20), second.wait(20)) == (0, 0)
 
 
-def test_a_preload_that_fails_on_one_node_is_told_on_all(start, tmp_path):
-    write(tmp_path, "hello.py", HELLO)
-    write(tmp_path, "here/extra.py", "")
+def test_a_preload_that_fails_on_one_node_is_told_on_all(start_ddplaunch, tmp_path):
+    write_program(tmp_path, "hello.py", HELLO)
+    write_program(tmp_path, "here/extra.py", "")
     where = ("--nnodes", "2", "--nproc", "1", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     shared = (*where, "--preload", "extra")
-    first = start("run", "--node-rank", "0", *shared, "hello.py", env={"PYTHONPATH": str(tmp_path / "here")})
+    first = start_ddplaunch("run", "--node-rank", "0", *shared, "hello.py", env={"PYTHONPATH": str(tmp_path / "here")})
     wait_until(lambda: "1/2 nodes joined" in first.stderr(), "the first")
-    second = start("run", "--node-rank", "1", *shared, "hello.py")
+    second = start_ddplaunch("run", "--node-rank", "1", *shared, "hello.py")
     assert (first.wait(20), second.wait(20)) == (2, 2)
     assert "No module named 'extra'" in second.stderr()
 
@@ -320,8 +322,8 @@ def test_logs_of_nodes_that_share_a_file_system(nodes, tmp_path):
     assert [(plan["nnodes"], plan["world_size"], plan["node_rank"]) for plan in plans] == [(2, 2, 0), (2, 2, 1)]
 
 
-def test_a_warning_on_one_node_reaches_the_ranks_of_all(start, tmp_path):
-    write(
+def test_a_warning_on_one_node_reaches_the_ranks_of_all(start_ddplaunch, tmp_path):
+    write_program(
         tmp_path,
         "asks.py",
         """
@@ -333,7 +335,7 @@ def test_a_warning_on_one_node_reaches_the_ranks_of_all(start, tmp_path):
             time.sleep(0.01)
         """,
     )
-    nodes = Nodes(start, tmp_path, 3)
+    nodes = Nodes(start_ddplaunch, tmp_path, 3)
     jobs = [nodes.start(rank, target="asks.py") for rank in range(3)]
     for job in jobs:
         job.wait_for("ready")
@@ -345,8 +347,8 @@ def test_a_warning_on_one_node_reaches_the_ranks_of_all(start, tmp_path):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_warning_while_waiting_for_others(start, tmp_path, rank):
-    job = Nodes(start, tmp_path, 2).start(rank)
+def test_a_warning_while_waiting_for_others(start_ddplaunch, tmp_path, rank):
+    job = Nodes(start_ddplaunch, tmp_path, 2).start(rank)
     wait_until(lambda: "waiting for" in job.stderr(), "the wait")
     job.signal(signal.SIGUSR2)
     assert job.wait() == 75
@@ -356,7 +358,7 @@ def test_a_warning_while_waiting_for_others(start, tmp_path, rank):
 
 def test_who_comes_late_and_is_unable_ends_nothing(nodes, tmp_path):
     """An elastic job goes on without it."""
-    write(tmp_path, "waits.py", "import os\nprint('runs', flush=True)\nopen('gate').read()\n")
+    write_program(tmp_path, "waits.py", "import os\nprint('runs', flush=True)\nopen('gate').read()\n")
     os.mkfifo(tmp_path / "gate")
     job = nodes("1:2", "--join-window", "0")
     first = job.start(0, target="waits.py")
@@ -371,7 +373,7 @@ def test_who_comes_late_and_is_unable_ends_nothing(nodes, tmp_path):
 def test_sigterm_on_one_node_takes_it_out_of_an_elastic_job(nodes, tmp_path):
     """So do eviction, spot reclaim and scale-down begin; the others go on, and a late node leaves without effect."""
     waits = "import os\nprint('world', os.environ['WORLD_SIZE'], flush=True)\nopen('gate').read()\n"
-    write(tmp_path, "waits.py", waits)
+    write_program(tmp_path, "waits.py", waits)
     os.mkfifo(tmp_path / "gate")
     job = nodes("1:2", "--grace", "10")
     first, second = (job.start(number, target="waits.py") for number in range(2))
@@ -395,21 +397,21 @@ def test_sigterm_on_one_node_takes_it_out_of_an_elastic_job(nodes, tmp_path):
 
 
 @pytest.mark.parametrize("rank", ["1", "auto"])
-def test_a_name_of_node_0_that_does_not_resolve_is_waited_for(start, tmp_path, rank):
+def test_a_name_of_node_0_that_does_not_resolve_is_waited_for(start_ddplaunch, tmp_path, rank):
     """As in Docker compose, where a name comes with its container; a typo is seen in the same line."""
-    write(tmp_path, "hello.py", HELLO)
+    write_program(tmp_path, "hello.py", HELLO)
     where = ("--master-addr", "no.such.host.invalid", "--nnodes", "2", "--node-rank", rank)
-    job = start("run", "--nproc", "1", "--start", "exec", "--join-timeout", "2", *where, "hello.py")
+    job = start_ddplaunch("run", "--nproc", "1", "--start", "exec", "--join-timeout", "2", *where, "hello.py")
     wait_until(lambda: "waiting for node 0: no.such.host.invalid does not resolve yet (00:" in job.stderr(), "the line")
     assert job.wait() == 69
     assert "node 0 was not reached in 2 s (--join-timeout): no.such.host.invalid does not resolve yet" in job.stderr()
 
 
-def test_node_0_waits_for_its_own_name(start, tmp_path):
+def test_node_0_waits_for_its_own_name(start_ddplaunch, tmp_path):
     """It is not refused at once where the other nodes wait for the same name."""
-    write(tmp_path, "hello.py", HELLO)
+    write_program(tmp_path, "hello.py", HELLO)
     where = ("--master-addr", "no.such.host.invalid", "--nnodes", "2", "--node-rank", "0")
-    job = start("run", "--nproc", "1", "--start", "exec", "--join-timeout", "0.5", *where, "hello.py")
+    job = start_ddplaunch("run", "--nproc", "1", "--start", "exec", "--join-timeout", "0.5", *where, "hello.py")
     assert job.wait() == 69
     assert job.stderr().splitlines() == [
         "ddplaunch: waiting for node 0's own name: no.such.host.invalid does not resolve yet",
@@ -418,10 +420,10 @@ def test_node_0_waits_for_its_own_name(start, tmp_path):
     ]
 
 
-def test_a_node_that_comes_again_is_in_the_same_record(nodes, tmp_path, answer):
+def test_a_node_that_comes_again_is_in_the_same_record(nodes, tmp_path, run_in_fork):
     """As a spare is that takes the place of a lost node, where homes are shared."""
     waits = "import os, time\nprint('world', os.environ['WORLD_SIZE'], flush=True)\n"
-    write(tmp_path, "waits.py", waits + "while not os.path.exists('gate'):\n    time.sleep(0.01)\n")
+    write_program(tmp_path, "waits.py", waits + "while not os.path.exists('gate'):\n    time.sleep(0.01)\n")
     job = nodes("1:2", "--grow", "--grace", "10", "--run-id", "again", "--log-dir", "logs")
     first, second = (job.start(number, target="waits.py") for number in range(2))
     for launcher in (first, second):
@@ -430,7 +432,7 @@ def test_a_node_that_comes_again_is_in_the_same_record(nodes, tmp_path, answer):
     first.wait_for("world 1")
     second = job.start(1, target="waits.py")
     second.wait_for("world 2")
-    write(tmp_path, "gate", "")
+    write_program(tmp_path, "gate", "")
     assert (first.wait(20), second.wait(20)) == (0, 0), first.stderr()
     logs = tmp_path / "logs"
     assert sorted(str(path.relative_to(logs)) for path in logs.glob("*/*")) == [
@@ -438,11 +440,11 @@ def test_a_node_that_comes_again_is_in_the_same_record(nodes, tmp_path, answer):
         "again/node-1",
         "again/node-1.2",
     ]
-    report = answer("report", "again").stdout.splitlines()
+    report = run_in_fork("report", "again").stdout.splitlines()
     assert [line.partition(")")[2] for line in report if line.startswith("  node 1 (")] == [
         ": lost: its launcher was killed, or the machine went down",
         ": ended well",
     ]
     assert "again: ended well" in report
     assert len([line for line in report if line.startswith("1 ") and "exit code 0" in line]) == 1
-    assert [row.split()[0] for row in answer("ps", "--all").stdout.splitlines() if "again" in row] == ["again"]
+    assert [row.split()[0] for row in run_in_fork("ps", "--all").stdout.splitlines() if "again" in row] == ["again"]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.control.limits import too_low
-from tests.conftest import free_port, wait_until, write
+from ddplaunch.control.limits import find_low_limits
+from tests.conftest import free_port, wait_until, write_program
 from tests.starts import LIGHT
 
 ENOUGH = {
@@ -44,29 +44,29 @@ def settings(folder: Path, **changed: int) -> str:
 )
 def test_what_is_too_low(tmp_path, monkeypatch, changed, said):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (9999, 9999))
-    text = too_low(2000, settings(tmp_path, **changed))
+    text = find_low_limits(2000, settings(tmp_path, **changed))
     lines = (text or "").splitlines()[1:]
     assert [line.strip().startswith(each) for line, each in zip(lines, said, strict=True)] == [True] * len(said)
-    assert too_low(999, str(tmp_path)) is None
+    assert find_low_limits(999, str(tmp_path)) is None
 
 
 def test_open_files(tmp_path, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 1500))
-    assert f"open files (ulimit -Hn): 1500, {NEED}" in (too_low(2000, settings(tmp_path)) or "")
+    assert f"open files (ulimit -Hn): 1500, {NEED}" in (find_low_limits(2000, settings(tmp_path)) or "")
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, resource.RLIM_INFINITY))
-    assert too_low(2000, settings(tmp_path)) is None
+    assert find_low_limits(2000, settings(tmp_path)) is None
 
 
 def test_a_kernel_that_says_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (9999, 9999))
-    assert too_low(2000, str(tmp_path)) is None
+    assert find_low_limits(2000, str(tmp_path)) is None
 
 
-@pytest.mark.skipif(too_low(60_000) is None, reason="this kernel's limits are high enough for 60,000 nodes")
-def test_people_read_it_before_the_nodes_join(start, tmp_path):
-    write(tmp_path, "train.py", "")
+@pytest.mark.skipif(find_low_limits(60_000) is None, reason="this kernel's limits are high enough for 60,000 nodes")
+def test_people_read_it_before_the_nodes_join(start_ddplaunch, tmp_path):
+    write_program(tmp_path, "train.py", "")
     where = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--node-rank", "0", "--nproc", "1")
-    job = start("run", *LIGHT, "--nnodes", "60000", *where, "train.py")
+    job = start_ddplaunch("run", *LIGHT, "--nnodes", "60000", *where, "train.py")
     wait_until(lambda: "1/60000 nodes joined" in job.stderr(), "the wait")
     said = job.stderr()
     assert said.index("node 0 serves 60,000 nodes; raise on this machine") < said.index("1/60000 nodes joined")

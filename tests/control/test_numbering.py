@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.control.port import claim
-from tests.conftest import clean_environment, command, free_port, refused, wait_until, write
+from ddplaunch.control.port import try_listen
+from tests.conftest import assert_refused, clean_environment, ddplaunch_command, free_port, wait_until, write_program
 from tests.hosts.fixture import network as network
-from tests.patience import patience
+from tests.patience import scaled_timeout
 
 REDUCES = """
 import os
@@ -38,7 +38,7 @@ def c10d(nnodes: str, endpoint: str, *more: str) -> list[str]:
 
 def test_one_of_several_claims_a_port():
     port = free_port()
-    sockets = [claim(port) for _ in range(5)]
+    sockets = [try_listen(port) for _ in range(5)]
     held = [each for each in sockets if each is not None]
     assert len(held) == 1
     socket.create_connection(("127.0.0.1", port)).close()
@@ -46,12 +46,12 @@ def test_one_of_several_claims_a_port():
 
 
 @pytest.mark.parametrize("nodes", [2, 5])
-def test_the_same_command_for_all_on_one_machine(start, tmp_path, nodes):
+def test_the_same_command_for_all_on_one_machine(start_ddplaunch, tmp_path, nodes):
     """All at once: one gets the port and is node 0, each of the others a rank of its own."""
-    write(tmp_path, "train.py", SAYS)
+    write_program(tmp_path, "train.py", SAYS)
     endpoint = f"localhost:{free_port()}"
     words = c10d(str(nodes), endpoint, "--rdzv-id", "job7", "--nproc-per-node", "1", "--log-dir", "logs")
-    jobs = [start(*words, "--start", "exec", "train.py") for _ in range(nodes)]
+    jobs = [start_ddplaunch(*words, "--start", "exec", "train.py") for _ in range(nodes)]
     assert [job.wait(90) for job in jobs] == [0] * nodes, "".join(job.stderr() for job in jobs)
     said = sorted(line for job in jobs for line in job.stdout().splitlines())
     assert said == [f"[{rank}] rank {rank} node {rank} id job7" for rank in range(nodes)]
@@ -62,11 +62,11 @@ def test_the_same_command_for_all_on_one_machine(start, tmp_path, nodes):
 
 @pytest.mark.slow
 @pytest.mark.smoke
-def test_they_train_together(start, tmp_path):
+def test_they_train_together(start_ddplaunch, tmp_path):
     """Nodes of different size, which start with the variables that Kubeflow gives an elastic PyTorchJob."""
-    write(tmp_path, "train.py", REDUCES)
+    write_program(tmp_path, "train.py", REDUCES)
     environ = {"PET_NNODES": "1:2", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": f"127.0.0.1:{free_port()}"}
-    jobs = [start("run", "train.py", env={**environ, "PET_NPROC_PER_NODE": count}) for count in "21"]
+    jobs = [start_ddplaunch("run", "train.py", env={**environ, "PET_NPROC_PER_NODE": count}) for count in "21"]
     assert [job.wait(90) for job in jobs] == [0, 0], jobs[0].stderr() + jobs[1].stderr()
     said = sorted(line for job in jobs for line in job.stdout().splitlines())
     assert [line.partition(" node")[0] for line in said] == [f"[{rank}] rank {rank} of 3" for rank in range(3)]
@@ -85,21 +85,21 @@ while os.environ["WORLD_SIZE"] == "2" and not os.path.exists("end"):
 """
 
 
-def test_nodes_come_and_go(start, tmp_path):
+def test_nodes_come_and_go(start_ddplaunch, tmp_path):
     """One is lost and the others go on; who comes then gets the rank that has become free."""
-    write(tmp_path, "train.py", WAITS)
+    write_program(tmp_path, "train.py", WAITS)
     words = c10d("2:3", f"127.0.0.1:{free_port()}", "--nproc-per-node", "1", "--grow", "--start", "exec")
-    first = start(*words, "train.py")
+    first = start_ddplaunch(*words, "train.py")
     wait_until(lambda: "1 of 2 to 3 nodes joined" in first.stderr(), "node 0")
-    second = start(*words, "train.py")
+    second = start_ddplaunch(*words, "train.py")
     wait_until(lambda: "2 of 2 to 3 nodes joined" in first.stderr(), "node 1")
-    third = start(*words, "train.py")
+    third = start_ddplaunch(*words, "train.py")
     for job in (first, second, third):
         job.wait_for("world 3")
     second.signal(signal.SIGKILL)
     for job in (first, third):
         job.wait_for("world 2")
-    fourth = start(*words, "train.py")
+    fourth = start_ddplaunch(*words, "train.py")
     fourth.wait_for("] world 3 node 1")
     (tmp_path / "go").touch()
     assert [job.wait() for job in (first, third, fourth)] == [0, 0, 0], first.stderr()
@@ -107,22 +107,22 @@ def test_nodes_come_and_go(start, tmp_path):
     assert "has joined: stopping the ranks, to start again with it" in first.stderr()
 
 
-def test_one_too_many_is_told_so(start, tmp_path):
-    write(tmp_path, "train.py", WAITS)
+def test_one_too_many_is_told_so(start_ddplaunch, tmp_path):
+    write_program(tmp_path, "train.py", WAITS)
     words = c10d("1:2", f"127.0.0.1:{free_port()}", "--nproc-per-node", "1", "--start", "exec")
-    jobs = [start(*words, "train.py") for _ in range(2)]
+    jobs = [start_ddplaunch(*words, "train.py") for _ in range(2)]
     for job in jobs:
         job.wait_for("world 2")
-    third = start(*words, "train.py")
+    third = start_ddplaunch(*words, "train.py")
     assert third.wait() == 2
     assert "all 2 nodes of the job have joined already" in third.stderr()
     (tmp_path / "end").touch()
     assert [job.wait() for job in jobs] == [0, 0]
 
 
-def test_nobody_is_node_0_where_the_address_is_elsewhere(start, tmp_path):
-    write(tmp_path, "train.py", SAYS)
-    job = start(*c10d("2", "192.0.2.1:29500", "--rdzv-conf", "join_timeout=1"), "--start", "exec", "train.py")
+def test_nobody_is_node_0_where_the_address_is_elsewhere(start_ddplaunch, tmp_path):
+    write_program(tmp_path, "train.py", SAYS)
+    job = start_ddplaunch(*c10d("2", "192.0.2.1:29500", "--rdzv-conf", "join_timeout=1"), "--start", "exec", "train.py")
     assert job.wait() == 69
     assert "node 0 was not reached in 1 s (--join-timeout): 192.0.2.1:29501" in job.stderr()
     assert "is the same command running there, and" in job.stderr()
@@ -139,21 +139,21 @@ def test_nobody_is_node_0_where_the_address_is_elsewhere(start, tmp_path):
         ("", "--master-addr is missing"),
     ],
 )
-def test_what_cannot_be_numbered(answer, tmp_path, options, message):
-    write(tmp_path, "train.py", "print('started')")
-    refused(answer("run", "--nnodes", "2", "--node-rank", "auto", *options.split(), "train.py"), message)
+def test_what_cannot_be_numbered(run_in_fork, tmp_path, options, message):
+    write_program(tmp_path, "train.py", "print('started')")
+    assert_refused(run_in_fork("run", "--nnodes", "2", "--node-rank", "auto", *options.split(), "train.py"), message)
 
 
 @pytest.mark.smoke
-def test_the_dry_run_says_when_they_are_numbered(answer, tmp_path):
-    write(tmp_path, "train.py", "")
-    done = answer("run", "--dry-run", *c10d("2", "n0:4000")[1:], "--nproc-per-node", "2", "train.py")
+def test_the_dry_run_says_when_they_are_numbered(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
+    done = run_in_fork("run", "--dry-run", *c10d("2", "n0:4000")[1:], "--nproc-per-node", "2", "train.py")
     assert "node rank: as the nodes join (--node-rank auto)" in done.stdout
     assert (
         "node 1: ddplaunch run --nnodes 2 --node-rank auto --master-addr n0 --master-port 4000 --nproc 2 train.py"
         in done.stdout
     )
-    alone = answer("run", "--dry-run", "--node-rank", "auto", "train.py")
+    alone = run_in_fork("run", "--dry-run", "--node-rank", "auto", "train.py")
     assert alone.returncode == 0, alone.stderr
 
 
@@ -161,16 +161,16 @@ def test_the_dry_run_says_when_they_are_numbered(answer, tmp_path):
 @pytest.mark.ci
 def test_the_host_of_the_endpoint_is_node_0(network, tmp_path: Path):
     """Three virtual hosts, one command; the others start before it."""
-    write(tmp_path, "train.py", REDUCES)
+    write_program(tmp_path, "train.py", REDUCES)
     hosts = network(3).hosts
-    words = command(*c10d("3", "n2:29400", "--nproc-per-node", "1"), "train.py")
+    words = ddplaunch_command(*c10d("3", "n2:29400", "--nproc-per-node", "1"), "train.py")
     started = {}
     for index in (0, 1, 2):
         started[index] = hosts[index].start(
             words, cwd=tmp_path, env=clean_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
-    said = {index: process.communicate(timeout=patience(100))[0] for index, process in started.items()}
+    said = {index: process.communicate(timeout=scaled_timeout(100))[0] for index, process in started.items()}
     assert [process.returncode for process in started.values()] == [0, 0, 0], said
     assert "[0] rank 0 of 3 node 0 sum 6" in said[2]
     assert sorted(line[:3] for index in (0, 1) for line in said[index].splitlines() if " sum 6" in line) == [

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ddplaunch.control import messages
-from ddplaunch.control.time_limits import Cut
-from tests.conftest import free_port, refused, write
+from ddplaunch.control.time_limits import TimeLimitExpired
+from tests.conftest import assert_refused, free_port, write_program
 from tests.control.test_coordinator import Job
 from tests.starts import FORKED, LIGHT
 
@@ -43,7 +43,7 @@ def attempts(*failures, **rules):
             attempt=attempt,
         )
         job.drain(1 - node, attempt=attempt)
-        if ends := job.take(messages.End, 1):
+        if ends := job.take(messages.EndJob, 1):
             (end,) = ends
             assert attempt == len(failures) - 1
             assert end.outcome.verdict.first.rank == rank
@@ -162,13 +162,13 @@ def test_what_passes_is_restarted(fields):
 
 def test_a_restart_on_a_stall_was_asked_for():
     job = Job(min_nodes=1, max_restarts=1, restart_on="transient", stall_timeout=9.0, on_stall="restart")
-    cut = Cut("the job has stalled", None, restarts=True)
-    job.coordinator._cut(cut)
+    cut = TimeLimitExpired("the job has stalled", None, may_restart=True)
+    job.coordinator._on_time_limit(cut)
     job.drain(0, job.fail(0, 0))
     (again,) = job.take(messages.Restarting)
     assert isinstance(again, messages.Restarting)
     assert again.text.endswith("\nrestart 1 of 1")
-    assert not job.take(messages.End)
+    assert not job.take(messages.EndJob)
 
 
 GETS_FURTHER = """
@@ -187,40 +187,40 @@ dist.barrier()
 
 @pytest.mark.ci
 @pytest.mark.slow
-def test_no_rank_fails_twice_in_the_same_way(launch, tmp_path):
+def test_no_rank_fails_twice_in_the_same_way(run_ddplaunch, tmp_path):
     """The second attempt gets one collective further than the first, the third not further than the second."""
-    write(tmp_path, "train.py", GETS_FURTHER)
-    done = launch("run", *FORKED, "--nproc", "2", "--max-restarts", "9", "--min-uptime", "0", "train.py")
+    write_program(tmp_path, "train.py", GETS_FURTHER)
+    done = run_ddplaunch("run", *FORKED, "--nproc", "2", "--max-restarts", "9", "--min-uptime", "0", "train.py")
     assert done.returncode == 1
     assert done.stderr.rstrip().endswith("rank 1 failed at train.py:9 twice in the same way: not restarted")
     assert ("restart 2 of 9" in done.stderr, "restart 3 of 9" in done.stderr) == (True, False)
 
 
 @pytest.mark.slow
-def test_node_0_decides_for_all(start, tmp_path):
+def test_node_0_decides_for_all(start_ddplaunch, tmp_path):
     program = "import os, time\nif os.environ['RANK'] == '1':\n    raise KeyError('label')\ntime.sleep(1000)\n"
-    write(tmp_path, "train.py", program)
+    write_program(tmp_path, "train.py", program)
     words = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--nproc", "1")
     more = ("--max-restarts", "9", "--min-uptime", "0", "train.py")
-    jobs = [start("run", *LIGHT, "--node-rank", str(number), *words, *more) for number in (0, 1)]
+    jobs = [start_ddplaunch("run", *LIGHT, "--node-rank", str(number), *words, *more) for number in (0, 1)]
     for job in jobs:
         assert job.wait() == 1, job.stderr()
         assert "rank 1 failed at train.py:3 twice in the same way: not restarted" in job.stderr()
         job.assert_nothing_left()
 
 
-def test_a_choice_of_failures(launch, tmp_path):
-    write(tmp_path, "train.py", "raise KeyError('label')\n")
+def test_a_choice_of_failures(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "train.py", "raise KeyError('label')\n")
     words = ("--max-restarts", "1", "--show", "none", "train.py")
-    done = launch("run", *LIGHT, "--restart-on", "transient", *words)
+    done = run_ddplaunch("run", *LIGHT, "--restart-on", "transient", *words)
     assert "failed with KeyError, which is not transient (--restart-on transient): not restarted" in done.stderr
     assert "restart 1 of 1" not in done.stderr
 
 
-def test_a_choice_for_a_queued_job(answer, tmp_path):
-    write(tmp_path, "train.py", "")
+def test_a_choice_for_a_queued_job(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
     words = ("--nodes", "2", "--restart-on", "transient", "--max-restarts", "2", "--dry-run", "train.py")
-    script = answer("submit", *words).stdout
+    script = run_in_fork("submit", *words).stdout
     assert "run --cluster slurm --restart-on transient --max-restarts 2 train.py" in script
-    done = answer("submit", "--nodes", "2", "--restart-on", "never", "--dry-run", "train.py")
-    refused(done, "--restart-on never: expected any, transient or always")
+    done = run_in_fork("submit", "--nodes", "2", "--restart-on", "never", "--dry-run", "train.py")
+    assert_refused(done, "--restart-on never: expected any, transient or always")

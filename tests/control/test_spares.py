@@ -12,16 +12,16 @@ from tests.control.test_coordinator import Job
 
 def started(job: Job) -> list[int]:
     """The nodes that have just been told to start, in the order of their ranks; their places are checked."""
-    told = [(number, message) for number, message in job.told if isinstance(message, messages.Start)]
-    job.take(messages.Start)
-    places = [message.place for _, message in told if message.place]
+    told = [(number, message) for number, message in job.told if isinstance(message, messages.StartAttempt)]
+    job.take(messages.StartAttempt)
+    places = [message.assignment for _, message in told if message.assignment]
     assert [place.node_rank for place in places] == list(range(len(told)))
     assert all(place.world_size == 2 * len(told) for place in places)
     return [number for number, _ in told]
 
 
 def notes(job: Job) -> list[str]:
-    return [message.text for message in job.take(messages.Note, 0) if isinstance(message, messages.Note)]
+    return [message.text for message in job.take(messages.NoteMessage, 0) if isinstance(message, messages.NoteMessage)]
 
 
 def spared(nodes: int = 3, spares: int = 2, **rules: object) -> Job:
@@ -29,12 +29,12 @@ def spared(nodes: int = 3, spares: int = 2, **rules: object) -> Job:
     job = Job(min_nodes=nodes, max_nodes=nodes + spares, spares=spares, **rules)
     job.join(*range(1, nodes + spares))
     assert started(job) == list(range(nodes))
-    job.take(messages.Note)
+    job.take(messages.NoteMessage)
     return job
 
 
 def lose(job: Job, number: int, *others: int, attempt: int = 0) -> None:
-    job.coordinator.lost(number, "its connection closed")
+    job.coordinator.on_node_lost(number, "its connection closed")
     for other in others:
         job.drain(other, attempt=attempt)
     job.wait(0)
@@ -88,7 +88,7 @@ def test_a_spare_takes_the_place_of_a_lost_node_and_the_others_keep_theirs():
 
 def test_two_nodes_lost_at_once_are_two_lines():
     job = spared(3, 2)
-    job.coordinator.lost(2, "nothing was heard of it for 15.0 s", 15.0)
+    job.coordinator.on_node_lost(2, "nothing was heard of it for 15.0 s", 15.0)
     lose(job, 1, 0)
     assert notes(job)[:2] == [
         "node 2 (n2) was lost: nothing was heard of it for 15.0 s; stopping the others",
@@ -122,7 +122,7 @@ def test_a_node_that_failed_twice_is_not_taken_again():
     assert started(job) == [0, 2]
     fail(job, 2, 2, 0, attempt=1)
     assert started(job) == [0, 1]
-    job.take(messages.Note)
+    job.take(messages.NoteMessage)
     fail(job, 1, 2, 0, attempt=2)
     assert notes(job)[0] == "node 1 (n1) has failed 2 times: it gets no ranks any more"
     assert started(job) == [0, 2]
@@ -154,7 +154,7 @@ def test_a_failure_on_node_0_replaces_nobody():
 def test_ranks_that_only_saw_what_others_did_put_no_blame_on_their_node():
     job = spared(2, 1, max_restarts=1)
     failure = job.fail(1, 2, message="DistBackendError: NCCL error: remote process exited or there was a network error")
-    assert failure.is_consequence
+    assert failure.is_secondary
     job.drain(1, failure)
     job.drain(0)
     job.wait(10)
@@ -163,17 +163,17 @@ def test_ranks_that_only_saw_what_others_did_put_no_blame_on_their_node():
 
 def test_a_lost_spare_changes_nothing():
     job = spared(2, 1)
-    job.coordinator.lost(2, "its connection closed")
+    job.coordinator.on_node_lost(2, "its connection closed")
     assert notes(job) == ["node 2 (n2) was lost: its connection closed"]
-    assert not job.take(messages.Stop)
+    assert not job.take(messages.StopAttempt)
 
 
 def test_with_checks_a_spare_comes_for_a_node_that_is_left_out():
     job = Job(min_nodes=2, max_nodes=3, spares=1, checks=True)
     job.join(1, 2)
-    job.say(0, messages.Checked(0))
-    job.say(1, messages.Unable("/dev/shm is full", "empty it"))
-    job.say(2, messages.Checked(0))
+    job.say(0, messages.CheckPassed(0))
+    job.say(1, messages.NodeStartError("/dev/shm is full", "empty it"))
+    job.say(2, messages.CheckPassed(0))
     assert started(job) == [0, 2]
     assert notes(job) == ["node 1 (n1) is left out: /dev/shm is full"]
 
@@ -195,21 +195,21 @@ def test_a_node_that_comes_late_fills_a_free_place(grow):
     job.wait(2)
     assert started(job) == [0, 1]
     job.join(2)
-    assert bool(job.take(messages.Stop, 0)) == grow
+    assert bool(job.take(messages.StopAttempt, 0)) == grow
     if grow:
         job.drain(0)
         job.drain(1)
         job.wait(0)
         assert started(job) == [0, 1, 2]
-        job.take(messages.Stop)
+        job.take(messages.StopAttempt)
         job.join(3)
-        assert not job.take(messages.Stop), "there is no place for it"
+        assert not job.take(messages.StopAttempt), "there is no place for it"
 
 
 def test_every_node_must_fit_in_any_place():
     job = Job(min_nodes=2, max_nodes=3, spares=1)
     hello = job.hello(1)
-    wide = job.hello(1, share=type(hello.share)(1, "n1", ("cpu",) * 4))
+    wide = job.hello(1, node_spec=type(hello.node_spec)(1, "n1", ("cpu",) * 4))
     refused = job.refusal(wide)
     assert refused.message == (
         "the number of ranks differs: node 0 (n0) has 2, node 1 (n1) has 4: a spare must fit in any place"
@@ -220,12 +220,12 @@ def test_every_node_must_fit_in_any_place():
 
 def test_no_node_is_compared_with_all_the_others(monkeypatch):
     """Which took 6 s at 4,000 nodes, before any rank started."""
-    from ddplaunch.control.seat import Seat
+    from ddplaunch.control.seat import JoinedNode
 
     def compare(one, other):
         raise AssertionError("two seats are compared")
 
-    monkeypatch.setattr(Seat, "__eq__", compare)
+    monkeypatch.setattr(JoinedNode, "__eq__", compare)
     for spares in (0, 1):
         job = Job(min_nodes=3, max_nodes=3 + spares, spares=spares)
         job.join(*range(1, 3 + spares))
@@ -234,10 +234,10 @@ def test_no_node_is_compared_with_all_the_others(monkeypatch):
 
 def test_sigterm_on_a_spare_and_on_a_node_with_one():
     job = spared(2, 2)
-    job.say(3, messages.Interrupted(signal.SIGTERM))
+    job.say(3, messages.StopRequested(signal.SIGTERM))
     assert notes(job) == ["node 3 (n3) has left: SIGTERM"]
-    assert not job.take(messages.Stop)
-    job.say(1, messages.Interrupted(signal.SIGTERM))
+    assert not job.take(messages.StopAttempt)
+    job.say(1, messages.StopRequested(signal.SIGTERM))
     job.drain(1)
     lose(job, 1, 0)
     assert notes(job) == [

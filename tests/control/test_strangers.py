@@ -8,8 +8,8 @@ import signal
 import psutil
 import pytest
 
-from tests.conftest import wait_until, write
-from tests.control.peer import Peer, hello, share
+from tests.conftest import wait_until, write_program
+from tests.control.peer import FakePeer, make_hello, make_node_spec
 from tests.control.test_joining import Nodes
 
 WAITS = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
@@ -19,22 +19,22 @@ def held(launcher) -> int:
     return psutil.Process(launcher.process.pid).num_fds()
 
 
-def refused(job, count: int, body) -> list[Peer]:
+def refused(job, count: int, body) -> list[FakePeer]:
     """Connections that are told to leave, and stay."""
-    peers = [Peer(job.call()) for _ in range(count)]
+    peers = [FakePeer(job.call()) for _ in range(count)]
     for peer in peers:
-        peer.say("Hello", body)
-        assert peer.hear("Refused")
+        peer.say("NodeHello", body)
+        assert peer.hear("JoinRefused")
     return peers
 
 
-def test_those_with_another_token_are_soon_gone(start, tmp_path):
-    job = Nodes(start, tmp_path, 2, "--token", "s3cret")
+def test_those_with_another_token_are_soon_gone(start_ddplaunch, tmp_path):
+    job = Nodes(start_ddplaunch, tmp_path, 2, "--token", "s3cret")
     launcher = job.start(0)
     job.call().close()
     wait_until(lambda: "1/2 nodes joined" in launcher.stderr(), "the account")
     before = held(launcher)
-    peers = refused(job, 40, hello())
+    peers = refused(job, 40, make_hello())
     assert held(launcher) <= before + 41
     wait_until(lambda: held(launcher) <= before, "the end of their connections")
     second = job.start(1)
@@ -44,14 +44,14 @@ def test_those_with_another_token_are_soon_gone(start, tmp_path):
     del peers
 
 
-def test_those_that_come_too_late_are_soon_gone(start, tmp_path):
-    write(tmp_path, "waits.py", WAITS)
-    job = Nodes(start, tmp_path, 2, "--grace", "1")
+def test_those_that_come_too_late_are_soon_gone(start_ddplaunch, tmp_path):
+    write_program(tmp_path, "waits.py", WAITS)
+    job = Nodes(start_ddplaunch, tmp_path, 2, "--grace", "1")
     jobs = [job.start(rank, target="waits.py") for rank in (0, 1)]
     for each in jobs:
         each.wait_for("up")
     before = held(jobs[0])
-    peers = refused(job, 40, hello(share=share(1)))
+    peers = refused(job, 40, make_hello(share=make_node_spec(1)))
     wait_until(lambda: held(jobs[0]) <= before, "the end of their connections")
     jobs[0].signal(signal.SIGINT)
     assert [each.wait() for each in jobs] == [130, 130]
@@ -70,9 +70,9 @@ FAILS_ONCE = """
 
 
 @pytest.mark.slow
-def test_ranks_find_descriptors_however_many_strangers_there_are(start, tmp_path):
-    write(tmp_path, "once.py", FAILS_ONCE)
-    job = Nodes(start, tmp_path, 2, "--grace", "1", "--max-restarts", "1", "--log-dir", "logs")
+def test_ranks_find_descriptors_however_many_strangers_there_are(start_ddplaunch, tmp_path):
+    write_program(tmp_path, "once.py", FAILS_ONCE)
+    job = Nodes(start_ddplaunch, tmp_path, 2, "--grace", "1", "--max-restarts", "1", "--log-dir", "logs")
 
     def few() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (110, 110))

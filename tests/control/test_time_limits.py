@@ -7,10 +7,10 @@ import time
 
 from ddplaunch.control import messages
 from ddplaunch.control.attempt import JobAttempt
-from ddplaunch.control.failure import Failure, Outcome
-from ddplaunch.control.time_limits import REST, Cut
+from ddplaunch.control.failure import JobResult, RankFailure
+from ddplaunch.control.time_limits import STALL_CHECK_INTERVAL_S, TimeLimitExpired
 from ddplaunch.dataclass import replace
-from ddplaunch.diagnosis.inspection import Arrivals, Detail, Inspection
+from ddplaunch.diagnosis.inspection import CollectiveArrivals, Detail, Inspection
 from tests.control.test_coordinator import Job
 from tests.diagnosis.test_stall import rank
 
@@ -18,12 +18,12 @@ from tests.diagnosis.test_stall import rank
 def test_the_time_of_a_job_is_over():
     job = Job(timeout=60.0)
     job.wait(59)
-    assert not job.take(messages.Stop)
+    assert not job.take(messages.StopAttempt)
     job.wait(1)
-    assert job.take(messages.Note) == [messages.Note("1m00s have passed (--timeout): stopping the ranks")]
-    assert job.take(messages.Stop) == [messages.Stop(0, signal.SIGTERM, 30.0)]
+    assert job.take(messages.NoteMessage) == [messages.NoteMessage("1m00s have passed (--timeout): stopping the ranks")]
+    assert job.take(messages.StopAttempt) == [messages.StopAttempt(0, signal.SIGTERM, 30.0)]
     job.drain(0, stopped=2)
-    assert job.outcome(0).outcome == Outcome(124, remark="1m00s have passed (--timeout)")
+    assert job.outcome(0).outcome == JobResult(124, remark="1m00s have passed (--timeout)")
 
 
 def test_it_counts_from_the_start_of_the_first_rank():
@@ -35,29 +35,31 @@ def test_it_counts_from_the_start_of_the_first_rank():
     job.drain(0, job.fail(0, 1))
     job.say(0, messages.RanksStarted(1))
     job.wait(39)
-    assert job.take(messages.Stop, 0)[-1].attempt == 0
+    assert job.take(messages.StopAttempt, 0)[-1].attempt == 0
     job.wait(1)
-    assert job.take(messages.Stop, 0)[-1] == messages.Stop(1, signal.SIGTERM, 30.0)
+    assert job.take(messages.StopAttempt, 0)[-1] == messages.StopAttempt(1, signal.SIGTERM, 30.0)
 
 
 def test_it_stands_still_while_a_rank_is_in_a_debugger():
     job = Job(timeout=60.0)
     job.wait(50)
-    job.say(0, messages.Debugged(0, True))
+    job.say(0, messages.DebuggerActive(0, True))
     job.wait(1000)
-    job.say(0, messages.Debugged(0, False))
+    job.say(0, messages.DebuggerActive(0, False))
     job.wait(9)
-    assert not job.take(messages.Stop)
+    assert not job.take(messages.StopAttempt)
     job.wait(1)
-    assert job.take(messages.Stop) == [messages.Stop(0, signal.SIGTERM, 30.0)]
+    assert job.take(messages.StopAttempt) == [messages.StopAttempt(0, signal.SIGTERM, 30.0)]
 
 
 def test_only_others_are_other_ranks_that_were_stopped():
     """Rank 0's program had ended, but its process had not: the others needed its store."""
-    failure = Failure(0, 0, "n0", 4711, 0, 124, None, "the job stalled", None, 0.0, None)
-    attempt = JobAttempt(0, world_size=2, stopped=2, cut=Cut("no progress", failure, lives=False))
-    assert attempt.verdict
-    assert attempt.verdict.stopped == 1
+    failure = RankFailure(0, 0, "n0", 4711, 0, 124, None, "the job stalled", None, 0.0, None)
+    attempt = JobAttempt(
+        0, world_size=2, stopped_ranks=2, time_limit=TimeLimitExpired("no progress", failure, rank_was_alive=False)
+    )
+    assert attempt.failure_report
+    assert attempt.failure_report.stopped == 1
 
 
 def test_it_runs_on_over_restarts():
@@ -65,9 +67,9 @@ def test_it_runs_on_over_restarts():
     job.wait(50)
     job.drain(0, job.fail(0, 1))
     job.wait(9)
-    assert len(job.take(messages.Start)) == 2
+    assert len(job.take(messages.StartAttempt)) == 2
     job.wait(1)
-    assert job.take(messages.Stop, 0)[-1] == messages.Stop(1, signal.SIGTERM, 30.0)
+    assert job.take(messages.StopAttempt, 0)[-1] == messages.StopAttempt(1, signal.SIGTERM, 30.0)
     job.drain(0, attempt=1, stopped=2)
     assert job.outcome(0).outcome.code == 124
 
@@ -77,7 +79,7 @@ def test_it_ends_while_a_restart_waits():
     job.wait(30)
     job.drain(0, job.fail(0, 1))
     job.wait(30)
-    assert job.outcome(0).outcome == Outcome(124, remark="1m00s have passed (--timeout)")
+    assert job.outcome(0).outcome == JobResult(124, remark="1m00s have passed (--timeout)")
 
 
 def test_no_restart_follows_it():
@@ -93,11 +95,11 @@ def test_no_restart_follows_it():
 
 def test_a_job_that_ends_in_time():
     job = Job(timeout=60.0)
-    job.say(0, messages.Finished(0))
+    job.say(0, messages.RanksFinished(0))
     job.drain(0)
-    assert job.outcome(0).outcome == Outcome(0)
+    assert job.outcome(0).outcome == JobResult(0)
     job.wait(100)
-    assert not job.take(messages.End)
+    assert not job.take(messages.EndJob)
 
 
 def test_all_nodes_may_suspect_a_stall_at_once():
@@ -105,12 +107,12 @@ def test_all_nodes_may_suspect_a_stall_at_once():
     job = Job(min_nodes=8, max_nodes=8)
     job.join(*range(1, 8))
     for number in range(8):
-        job.say(number, messages.Suspicion(0))
-    assert len(job.take(messages.Inspect)) == 8
-    job.wait(3 + REST)  # nobody answers
-    assert len(job.take(messages.Inspect)) == 8
+        job.say(number, messages.StallSuspected(0))
+    assert len(job.take(messages.InspectRequest)) == 8
+    job.wait(3 + STALL_CHECK_INTERVAL_S)  # nobody answers
+    assert len(job.take(messages.InspectRequest)) == 8
     job.wait(600)
-    assert not job.take(messages.Inspect)
+    assert not job.take(messages.InspectRequest)
 
 
 class Waiting:
@@ -123,26 +125,26 @@ class Waiting:
     def suspect(self, seconds: float) -> list[str]:
         """A node's word after this much silence, at another collective than before; return what was said."""
         self.steps += 1
-        self.job.wait(REST)
-        self.job.say(0, messages.Suspicion(0))
+        self.job.wait(STALL_CHECK_INTERVAL_S)
+        self.job.say(0, messages.StallSuspected(0))
         return self.answer(seconds)
 
     def answer(self, seconds: float) -> list[str]:
         self.inspected(seconds)
-        found = self.job.take(messages.Stalled)
-        return [each.text for each in found if isinstance(each, messages.Stalled) and each.text]
+        found = self.job.take(messages.JobStalled)
+        return [each.text for each in found if isinstance(each, messages.JobStalled) and each.text]
 
     def inspected(self, seconds: float) -> None:
         """Answer all questions as ranks do that stand still for so long."""
         shares = {"quiet": self.quiet or seconds, "standstill": seconds}
         ranks = [rank(0, 4 + self.steps, 3 + self.steps, **shares), rank(1, 3 + self.steps, 3 + self.steps, **shares)]
-        arrivals = Arrivals(0, "0", "default_pg", 1, 0.0, (10, 20, round(self.gap * 1e6)) * 20)
-        while asked := self.job.take(messages.Inspect):
+        arrivals = CollectiveArrivals(0, "0", "default_pg", 1, 0.0, (10, 20, round(self.gap * 1e6)) * 20)
+        while asked := self.job.take(messages.InspectRequest):
             (question,) = asked
-            assert isinstance(question, messages.Inspect)
-            if question.detail is Detail.PACE:
+            assert isinstance(question, messages.InspectRequest)
+            if question.detail is Detail.LATENESS:
                 ranks[0] = replace(ranks[0], arrivals=(arrivals,))
-            self.job.say(0, messages.Inspected(question.serial, Inspection(0.0, tuple(ranks), 2)))
+            self.job.say(0, messages.InspectReply(question.serial, Inspection(0.0, tuple(ranks), 2)))
 
 
 def test_ranks_that_wait_are_told_of_soon():
@@ -159,7 +161,7 @@ def test_the_bar_is_ten_times_the_usual_gap():
     waiting.gap = 5.0
     assert not waiting.suspect(24.0)
     waiting.job.wait(25.9)
-    assert not waiting.job.take(messages.Inspect)
+    assert not waiting.job.take(messages.InspectRequest)
     waiting.job.wait(0.1)
     (said,) = waiting.answer(50.0)
     assert said.startswith("no progress for 50s: ")
@@ -179,20 +181,20 @@ def test_a_wait_that_ended_by_itself_raises_the_bar_of_its_place():
 def test_it_is_a_note_where_a_stall_timeout_ends_the_job():
     waiting = Waiting(stall_timeout=60.0, on_stall="stop")
     assert waiting.suspect(24.0)
-    assert not waiting.job.take(messages.Stop)
+    assert not waiting.job.take(messages.StopAttempt)
     assert waiting.suspect(60.0) == []
-    assert waiting.job.take(messages.Stop)
+    assert waiting.job.take(messages.StopAttempt)
 
 
 def test_all_hear_that_the_job_stands_still_and_that_it_goes_on():
     """Once each: no node knows what the ranks of others do."""
     waiting = Waiting()
-    waiting.job.say(0, messages.Progress(0))
-    assert not waiting.job.take(messages.Progress), "it had not stalled"
+    waiting.job.say(0, messages.ProgressResumed(0))
+    assert not waiting.job.take(messages.ProgressResumed), "it had not stalled"
     assert waiting.suspect(24.0)
     for _ in range(2):
-        waiting.job.say(0, messages.Progress(0))
-    assert waiting.job.take(messages.Progress) == [messages.Progress(0)]
+        waiting.job.say(0, messages.ProgressResumed(0))
+    assert waiting.job.take(messages.ProgressResumed) == [messages.ProgressResumed(0)]
 
 
 def test_a_rank_that_only_prints_ends_no_stall():
@@ -200,12 +202,12 @@ def test_a_rank_that_only_prints_ends_no_stall():
     waiting = Waiting()
     assert waiting.suspect(24.0)
     for seconds in (70.0, 330.0):  # as told early, and after the stall timeout
-        waiting.job.say(0, messages.Progress(0))
-        waiting.job.take(messages.Stalled)
-        waiting.job.wait(REST)
-        waiting.job.say(0, messages.Suspicion(0))
+        waiting.job.say(0, messages.ProgressResumed(0))
+        waiting.job.take(messages.JobStalled)
+        waiting.job.wait(STALL_CHECK_INTERVAL_S)
+        waiting.job.say(0, messages.StallSuspected(0))
         waiting.inspected(seconds)
-        (stalled,) = waiting.job.take(messages.Stalled)
+        (stalled,) = waiting.job.take(messages.JobStalled)
         assert (stalled.text, round(time.time() - stalled.since)) == ("", seconds)
 
 
@@ -218,17 +220,17 @@ def test_a_long_wait_is_announced_although_a_rank_prints():
     waiting.job.wait(200.0)
     (said,) = waiting.answer(600.0)
     assert said.startswith("no progress for 10m00s: rank 0 waits in all_reduce #6 of default_pg")
-    assert not waiting.job.take(messages.Stop)
+    assert not waiting.job.take(messages.StopAttempt)
 
 
 def test_time_at_a_breakpoint_is_stalled_time():
     """Whatever the other ranks print meanwhile."""
     job = Job()
-    job.say(0, messages.Debugged(0, busy=True))
-    (stalled,) = job.take(messages.Stalled)
-    assert isinstance(stalled, messages.Stalled)
+    job.say(0, messages.DebuggerActive(0, is_active=True))
+    (stalled,) = job.take(messages.JobStalled)
+    assert isinstance(stalled, messages.JobStalled)
     assert stalled.text == ""
-    job.say(0, messages.Progress(0))
-    assert not job.take(messages.Progress)
-    job.say(0, messages.Debugged(0, busy=False))
-    assert job.take(messages.Progress) == [messages.Progress(0)]
+    job.say(0, messages.ProgressResumed(0))
+    assert not job.take(messages.ProgressResumed)
+    job.say(0, messages.DebuggerActive(0, is_active=False))
+    assert job.take(messages.ProgressResumed) == [messages.ProgressResumed(0)]

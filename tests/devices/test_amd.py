@@ -10,7 +10,7 @@ import pytest
 
 from ddplaunch.devices import amd
 from ddplaunch.devices.amd import read_amd
-from ddplaunch.devices.vendor import Trees
+from ddplaunch.devices.vendor import KernelTrees
 from tests.devices.conftest import MakeTree
 
 NODES = "class/kfd/kfd/topology/nodes"
@@ -43,7 +43,7 @@ def test_gpus_in_the_order_of_kfd(make_tree: MakeTree) -> None:
             "bus/pci/devices/0000:c1:00.0/local_cpulist": "64-127\n",
         }
     )
-    gpus, notes = read_amd(Trees(sysfs))
+    gpus, notes = read_amd(KernelTrees(sysfs))
     assert notes == []
     first, second = gpus
     assert (first.vendor, first.index, first.name) == ("amd", 0, "AMD Instinct MI300X")
@@ -56,7 +56,7 @@ def test_gpus_in_the_order_of_kfd(make_tree: MakeTree) -> None:
 
 def test_what_the_files_do_not_say(make_tree: MakeTree) -> None:
     sysfs = make_tree({f"{NODES}/1/properties": gpu_node(bus=3, minor=128, unique_id=0, version=110000)})
-    (gpu,), _ = read_amd(Trees(sysfs))
+    (gpu,), _ = read_amd(KernelTrees(sysfs))
     assert gpu.name == "AMD gfx1100"
     assert (gpu.uuid, gpu.memory_total, gpu.memory_used, gpu.numa_node) == (None, None, None, None)
 
@@ -66,7 +66,7 @@ def test_what_the_files_do_not_say(make_tree: MakeTree) -> None:
 )
 def test_names_of_instruction_sets(make_tree: MakeTree, version: int, name: str) -> None:
     sysfs = make_tree({f"{NODES}/1/properties": gpu_node(bus=3, minor=128, version=version)})
-    assert read_amd(Trees(sysfs))[0][0].name == f"AMD {name}"
+    assert read_amd(KernelTrees(sysfs))[0][0].name == f"AMD {name}"
 
 
 def test_memory_of_a_partition_comes_from_its_banks(make_tree: MakeTree) -> None:
@@ -77,7 +77,7 @@ def test_memory_of_a_partition_comes_from_its_banks(make_tree: MakeTree) -> None
             f"{NODES}/1/mem_banks/1/properties": f"heap_type 4\nsize_in_bytes {1 * GIB}\nflags 0\n",
         }
     )
-    assert read_amd(Trees(sysfs))[0][0].memory_total == 24 * GIB
+    assert read_amd(KernelTrees(sysfs))[0][0].memory_total == 24 * GIB
 
 
 def test_a_gpu_of_another_job_does_not_count(make_tree: MakeTree, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_a_gpu_of_another_job_does_not_count(make_tree: MakeTree, monkeypatch: p
         return open(path, **how)
 
     monkeypatch.setattr(f"{amd.read_text.__module__}.open", deny, raising=False)
-    (gpu,), notes = read_amd(Trees(sysfs))
+    (gpu,), notes = read_amd(KernelTrees(sysfs))
     assert (gpu.index, gpu.pci) == (0, "0000:04:00.0")
     assert notes == []
 
@@ -108,11 +108,11 @@ def test_processes(make_tree: MakeTree) -> None:
             f"{amd.KFD}/proc/4194305/vram_51234": "0\n",
         }
     )
-    assert read_amd(Trees(sysfs))[0][0].processes == ()
-    (process,) = read_amd(Trees(sysfs, processes=True))[0][0].processes
+    assert read_amd(KernelTrees(sysfs))[0][0].processes == ()
+    (process,) = read_amd(KernelTrees(sysfs, processes=True))[0][0].processes
     assert (process.pid, process.memory) == (os.getpid(), 3 * GIB)
     assert process.name
 
 
 def test_no_kfd(tmp_path: Path) -> None:
-    assert read_amd(Trees(tmp_path)) == ([], [])
+    assert read_amd(KernelTrees(tmp_path)) == ([], [])

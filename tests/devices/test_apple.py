@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddplaunch.devices.apple import read_apple
-from ddplaunch.devices.vendor import Trees
+from ddplaunch.devices.vendor import KernelTrees
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def apple_silicon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("apple_silicon")
 def test_one_gpu_named_after_the_chip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="Apple M3 Max\n"))
-    (gpu,), notes = read_apple(Trees())
+    (gpu,), notes = read_apple(KernelTrees())
     assert (gpu.vendor, gpu.index, gpu.name) == ("apple", 0, "Apple M3 Max")
     assert notes == []
 
@@ -33,15 +33,15 @@ def test_a_silent_sysctl(monkeypatch: pytest.MonkeyPatch) -> None:
         raise FileNotFoundError("sysctl")
 
     monkeypatch.setattr(subprocess, "run", fail)
-    assert read_apple(Trees())[0][0].name == "Apple GPU"
+    assert read_apple(KernelTrees())[0][0].name == "Apple GPU"
 
 
 @pytest.mark.usefixtures("apple_silicon")
 def test_an_intel_mac_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="x86_64"))
-    assert read_apple(Trees()) == ([], [])
+    assert read_apple(KernelTrees()) == ([], [])
 
 
 def test_nothing_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
-    assert read_apple(Trees()) == ([], [])
+    assert read_apple(KernelTrees()) == ([], [])

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import Launch, command, in_terminal
+from tests.conftest import Launch, ddplaunch_command, run_in_terminal
 from tests.fake_nvml import DRIVER_NOT_LOADED, H100, ROOT, FakeNvml
 
 GIB = 1 << 30
@@ -26,11 +26,11 @@ Answer = Callable[..., str]
 
 
 @pytest.fixture
-def say(answer: Launch) -> Answer:
+def say(run_in_fork: Launch) -> Answer:
     """What ``ddplaunch devices`` prints with these variables."""
 
     def run(environ: Mapping[str, str], *arguments: str) -> str:
-        said = answer("devices", *arguments, env=environ)
+        said = run_in_fork("devices", *arguments, env=environ)
         assert (said.returncode, said.stderr) == (0, "")
         return said.stdout
 
@@ -169,7 +169,7 @@ def test_json_without_gpus(say: Answer, fake_nvml: FakeNvml) -> None:
 @pytest.mark.parametrize("columns", [80, 120, 200])
 def test_table_fits_its_terminal(fake_nvml: FakeNvml, tmp_path: Path, columns: int) -> None:
     environ = fake_nvml.environ(4, mig={1: 2}, busy=[(0, os.getpid(), 2048)])
-    text = in_terminal(command("devices"), tmp_path, environ, columns)
+    text = run_in_terminal(ddplaunch_command("devices"), tmp_path, environ, columns)
     plain = COLOUR.sub("", text)
     assert text != plain, "a terminal gets colours"
     assert all(len(line) <= columns for line in plain.splitlines())
@@ -183,7 +183,7 @@ def test_table_fits_its_terminal(fake_nvml: FakeNvml, tmp_path: Path, columns: i
 
 def test_table_without_gpus_and_with_a_note(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     environ = fake_nvml.environ(1, init_error=DRIVER_NOT_LOADED)
-    text = COLOUR.sub("", in_terminal(command("devices"), tmp_path, environ))
+    text = COLOUR.sub("", run_in_terminal(ddplaunch_command("devices"), tmp_path, environ))
     assert "No GPU found: a job runs on the CPUs." in text
     assert "\n! The NVIDIA driver could not be asked for its GPUs: Driver Not Loaded;" in text
 

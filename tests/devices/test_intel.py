@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ddplaunch.devices.intel import read_intel
-from ddplaunch.devices.vendor import Trees
+from ddplaunch.devices.vendor import KernelTrees
 from tests.devices.conftest import MakeTree
 
 GIB = 1 << 30
@@ -31,7 +31,7 @@ def test_xe_cards_by_pci_address(make_tree: MakeTree) -> None:
             "class/drm/card0-DP-1/status": "disconnected\n",
         }
     )
-    gpus, notes = read_intel(Trees(sysfs))
+    gpus, notes = read_intel(KernelTrees(sysfs))
     assert notes == []
     assert [(gpu.index, gpu.pci) for gpu in gpus] == [(0, "0000:03:00.0"), (1, "0000:83:00.0")]
     assert (gpus[0].vendor, gpus[0].name, gpus[0].memory_total) == ("intel", "Intel GPU e20b", 12 * GIB)
@@ -45,7 +45,7 @@ def test_integrated_graphics_do_not_count(make_tree: MakeTree) -> None:
             **card(1, "0000:01:02.0", "xe", "0x7d55"),  # no memory of its own
         }
     )
-    assert read_intel(Trees(sysfs)) == ([], [])
+    assert read_intel(KernelTrees(sysfs)) == ([], [])
 
 
 def test_other_makers_and_drivers_do_not_count(make_tree: MakeTree) -> None:
@@ -55,7 +55,7 @@ def test_other_makers_and_drivers_do_not_count(make_tree: MakeTree) -> None:
             **card(1, "0000:04:00.0", "vfio-pci", "0x56a0"),  # lent to a virtual machine
         }
     )
-    assert read_intel(Trees(sysfs)) == ([], [])
+    assert read_intel(KernelTrees(sysfs)) == ([], [])
 
 
 def test_i915(make_tree: MakeTree) -> None:
@@ -66,16 +66,16 @@ def test_i915(make_tree: MakeTree) -> None:
             "class/drm/card1/lmem_total_bytes": f"{16 * GIB}\n",
         }
     )
-    gpus, _ = read_intel(Trees(sysfs))
+    gpus, _ = read_intel(KernelTrees(sysfs))
     assert [gpu.memory_total for gpu in gpus] == [None, 16 * GIB]
 
 
 def test_every_tile_is_a_gpu(make_tree: MakeTree) -> None:
     tiles = {f"tile{tile}__physical_vram_size_bytes": f"{64 * GIB}\n" for tile in (0, 1)}
-    gpus, _ = read_intel(Trees(make_tree(card(0, "0000:29:00.0", "xe", "0x0bd5", **tiles))))
+    gpus, _ = read_intel(KernelTrees(make_tree(card(0, "0000:29:00.0", "xe", "0x0bd5", **tiles))))
     assert [gpu.name for gpu in gpus] == ["Intel GPU 0bd5 tile 0", "Intel GPU 0bd5 tile 1"]
     assert [(gpu.index, gpu.memory_total) for gpu in gpus] == [(0, 64 * GIB), (1, 64 * GIB)]
 
 
 def test_no_cards(tmp_path: Path) -> None:
-    assert read_intel(Trees(tmp_path)) == ([], [])
+    assert read_intel(KernelTrees(tmp_path)) == ([], [])

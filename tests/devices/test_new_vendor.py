@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.toys import copied, run_copy
+from tests.toys import copy_package, run_copy
 
 TOY = """
-from ddplaunch.devices.vendor import Vendor, Visible, one
+from ddplaunch.devices.vendor import Vendor, VisibleGpus, as_whole_gpu
 from ddplaunch.plan.hardware import Gpu
 
 
@@ -18,11 +18,11 @@ def _read(trees):
 
 def _inherited(gpus, environ):
     kept = environ.get("TOY_VISIBLE", "0,1,2").split(",")
-    return Visible(tuple(one(gpu) for gpu in gpus if str(gpu.index) in kept), "TOY_VISIBLE")
+    return VisibleGpus(tuple(as_whole_gpu(gpu) for gpu in gpus if str(gpu.index) in kept), "TOY_VISIBLE")
 
 
 def _select(chosen, notes, environ):
-    return Visible(tuple(chosen), "--gpus", {"TOY_VISIBLE": ",".join(each.token for each in chosen)}, tuple(notes))
+    return VisibleGpus(tuple(chosen), "--gpus", {"TOY_VISIBLE": ",".join(each.token for each in chosen)}, tuple(notes))
 
 
 TOY = Vendor("toy", "Toy", "toy", _read, _inherited, _select, backend="tccl", masks=("TOY_VISIBLE",))
@@ -30,7 +30,7 @@ TOY = Vendor("toy", "Toy", "toy", _read, _inherited, _select, backend="tccl", ma
 
 
 def test_a_new_vendor_is_a_file_and_a_line(tmp_path: Path) -> None:
-    package = copied(tmp_path)
+    package = copy_package(tmp_path)
     (package / "devices/toy.py").write_text(TOY)
     table = package / "devices/__init__.py"
     imported = "from ddplaunch.devices.toy import TOY\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.devices.sysfs import read_beside, read_numa
+from ddplaunch.devices.sysfs import read_numa, read_pci_locality
 from ddplaunch.plan.hardware import NumaNode
 from ddplaunch.plan.numbers import format_cpulist, parse_cpulist
 from tests.devices.conftest import MakeTree
@@ -61,11 +61,11 @@ def test_a_machine_without_the_folder_is_one_node(tmp_path: Path) -> None:
 def test_beside_a_device(make_tree: MakeTree) -> None:
     device = "bus/pci/devices/0000:17:00.0"
     sysfs = make_tree({f"{device}/numa_node": "1\n", f"{device}/local_cpulist": "56-111\n"})
-    assert read_beside(sysfs, "0000:17:00.0") == (1, tuple(range(56, 112)))
+    assert read_pci_locality(sysfs, "0000:17:00.0") == (1, tuple(range(56, 112)))
 
 
 def test_beside_a_device_of_no_known_place(make_tree: MakeTree) -> None:
     sysfs = make_tree({"bus/pci/devices/0000:17:00.0/numa_node": "-1\n"})
-    assert read_beside(sysfs, "0000:17:00.0") == (None, ())
-    assert read_beside(sysfs, "0000:ff:00.0") == (None, ())
-    assert read_beside(sysfs, None) == (None, ())
+    assert read_pci_locality(sysfs, "0000:17:00.0") == (None, ())
+    assert read_pci_locality(sysfs, "0000:ff:00.0") == (None, ())
+    assert read_pci_locality(sysfs, None) == (None, ())

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.devices.nvidia import read_nvidia
-from ddplaunch.devices.vendor import Trees
+from ddplaunch.devices.vendor import KernelTrees
 from ddplaunch.plan.hardware import Gpu
 from tests.devices.conftest import MakeTree
 from tests.fake_nvml import (
@@ -114,18 +114,18 @@ def test_device_files_of_a_driver_that_does_not_answer(
 ) -> None:
     (tmp_path / "nvidia0").touch()
     hardware = fake_nvml.read(4, init_error=error, dev=tmp_path)
-    assert hardware.failed == (f"{tmp_path}/nvidia0 is there" if failed else None)
+    assert hardware.gpu_evidence == (f"{tmp_path}/nvidia0 is there" if failed else None)
     assert len(hardware.notes) == 1
 
 
 def test_gpus_that_are_all_lost(fake_nvml: FakeNvml) -> None:
-    assert fake_nvml.read(1, lost=0).failed == "The NVIDIA driver lists GPUs"
+    assert fake_nvml.read(1, lost_gpus=0).gpu_evidence == "The NVIDIA driver lists GPUs"
 
 
 def test_device_files_without_the_library_are_no_sign(tmp_path: Path) -> None:
     """A privileged container has those of its host."""
     (tmp_path / "nvidia0").touch()
-    assert read_in(clean_environ(), dev=tmp_path).failed is None
+    assert read_in(clean_environ(), dev=tmp_path).gpu_evidence is None
 
 
 def test_mig_instances(fake_nvml: FakeNvml) -> None:
@@ -187,13 +187,13 @@ def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_library")
 def test_a_machine_without_nvidia_pays_for_no_bindings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
-    assert read_nvidia(Trees(tmp_path)) == ([], [])
+    assert read_nvidia(KernelTrees(tmp_path)) == ([], [])
     assert "pynvml" not in sys.modules
 
 
 @pytest.mark.usefixtures("no_library")
 def test_a_loaded_driver_whose_library_is_out_of_reach_is_noted(make_tree: MakeTree) -> None:
-    gpus, (note,) = read_nvidia(Trees(make_tree({"module/nvidia/version": "570.86.15\n"})))
+    gpus, (note,) = read_nvidia(KernelTrees(make_tree({"module/nvidia/version": "570.86.15\n"})))
     assert gpus == []
     assert "libnvidia-ml.so.1 is out of reach" in note
     assert "--gpus all" in note
@@ -210,7 +210,7 @@ def test_a_broken_library_is_noted(tmp_path: Path) -> None:
 def test_a_failing_reader_leaves_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     import ddplaunch.devices
 
-    def fail(trees: Trees) -> tuple[list[Gpu], list[str]]:
+    def fail(trees: KernelTrees) -> tuple[list[Gpu], list[str]]:
         raise RuntimeError("made up")
 
     broken = replace(ddplaunch.devices.NVIDIA, read=fail)

@@ -10,12 +10,12 @@ import time
 import pytest
 
 from ddplaunch.devices import gpu_usage
-from ddplaunch.devices.gpu_usage import GpuWatch
-from ddplaunch.devices.processes import used_by
-from ddplaunch.loop import Loop
-from tests.conftest import alive, wait_until
+from ddplaunch.devices.gpu_usage import GpuUsageQuery
+from ddplaunch.devices.processes import read_tree_usage
+from ddplaunch.loop import EventLoop
+from tests.conftest import is_alive, wait_until
 from tests.fake_nvml import FakeNvml
-from tests.patience import patience
+from tests.patience import scaled_timeout
 
 TREE = """
 import os, sys, time
@@ -31,15 +31,15 @@ def test_a_tree_of_processes():
     process = subprocess.Popen([sys.executable, "-c", TREE], stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdout
     process.stdout.readline()
-    used = used_by(process.pid)
+    used = read_tree_usage(process.pid)
     assert used is not None
     assert used.memory > 200 << 20
     assert used.read > 10_000, "Python's own files"
     assert used.written >= len("up\n")
-    assert 0.05 < used.cpu < patience(30)
+    assert 0.05 < used.cpu < scaled_timeout(30)
     os.killpg(process.pid, 9)
     process.communicate()
-    assert used_by(process.pid) is None
+    assert read_tree_usage(process.pid) is None
 
 
 class Asked:
@@ -48,9 +48,9 @@ class Asked:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]) -> None:
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
-        self.loop = Loop()
+        self.loop = EventLoop()
         self.heard = 0
-        self.watch = GpuWatch(self.loop, self._hear)
+        self.watch = GpuUsageQuery(self.loop, self._hear)
 
     def _hear(self) -> None:
         self.heard += 1
@@ -58,10 +58,10 @@ class Asked:
     def ask(self):
         """What it knows once the question is answered, or given up."""
         before = self.heard
-        self.watch.ask()
-        ends = self.loop.after(patience(30), lambda: pytest.fail("no answer"))
+        self.watch.query()
+        ends = self.loop.call_later(scaled_timeout(30), lambda: pytest.fail("no answer"))
         while self.heard == before:
-            self.loop.step()
+            self.loop.run_once()
         ends.cancel()
         return self.watch.usage
 
@@ -79,7 +79,7 @@ def test_how_busy_gpus_are(fake_nvml: FakeNvml, monkeypatch):
     assert asked.ask() == (first, second)
     assert asked.watch._child.pid == child
     asked.watch.close()
-    assert not alive(child)
+    assert not is_alive(child)
 
 
 @pytest.mark.parametrize("trouble", [{"lost": 1}, {"lost_later": 1}, {"unsupported": 1}])
@@ -96,24 +96,24 @@ def test_no_gpu_is_asked_for_once(fake_nvml: FakeNvml, monkeypatch, trouble):
     environ = fake_nvml.environ(2, **{k: v for k, v in trouble.items() if k.islower()})
     asked = Asked(monkeypatch, {**environ, **{k: v for k, v in trouble.items() if k.isupper()}})
     assert asked.ask() == ()
-    asked.watch.ask()
+    asked.watch.query()
     assert asked.watch._child is None
 
 
 def test_a_wedged_driver(fake_nvml: FakeNvml, monkeypatch, tmp_path):
     """The child is killed, and nobody asks again; the loop goes on meanwhile."""
-    monkeypatch.setattr(gpu_usage, "DEADLINE", 0.3)
+    monkeypatch.setattr(gpu_usage, "QUERY_TIMEOUT_S", 0.3)
     asked = Asked(monkeypatch, {**fake_nvml.environ(1), "FAKE_NVML_WEDGED": str(tmp_path / "wedged")})
     assert asked.ask()[0].busy == 0
     child = asked.watch._child.pid
     (tmp_path / "wedged").touch()
     began, ticks = time.monotonic(), []
-    asked.loop.after(0.1, lambda: ticks.append(time.monotonic() - began))
+    asked.loop.call_later(0.1, lambda: ticks.append(time.monotonic() - began))
     assert asked.ask() is None
     assert ticks
-    assert ticks[0] < patience(0.25)
-    wait_until(lambda: not alive(child), "the child's end")
-    asked.watch.ask()
+    assert ticks[0] < scaled_timeout(0.25)
+    wait_until(lambda: not is_alive(child), "the child's end")
+    asked.watch.query()
     assert asked.watch.usage is None
 
 
@@ -129,11 +129,11 @@ def test_the_child_ends_with_us(fake_nvml: FakeNvml, monkeypatch):
     asked.ask()
     child = asked.watch._child._child
     child.stdin.close()
-    assert child.wait(patience(10)) == 0
+    assert child.wait(scaled_timeout(10)) == 0
     child.stdout.close()
 
 
 def test_what_is_not_understood(monkeypatch):
     for answer in (b"", b"{", b"[1]", b"[[1,2]]", b"[[0,1,2,3,4]]", b"null"):
-        assert gpu_usage._read(answer) is None
-    assert gpu_usage._read(b"[]") == ()
+        assert gpu_usage._parse_reply(answer) is None
+    assert gpu_usage._parse_reply(b"[]") == ()

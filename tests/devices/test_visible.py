@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.devices.vendor import Visible
-from ddplaunch.devices.visible import alone, visible_gpus
+from ddplaunch.devices.vendor import VisibleGpus
+from ddplaunch.devices.visible import single_device_environments, visible_gpus
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.hardware import Cpu, Gpu, Hardware, MigInstance, NumaNode
 
@@ -41,15 +41,15 @@ def sliced(gpu: Gpu, *instances: tuple[int, int]) -> Gpu:
     )
 
 
-def tokens(visible: Visible) -> list[str]:
+def tokens(visible: VisibleGpus) -> list[str]:
     return [device.token for device in visible.gpus]
 
 
-def indices(visible: Visible) -> list[int]:
+def indices(visible: VisibleGpus) -> list[int]:
     return [device.gpu.index for device in visible.gpus]
 
 
-def cuda(mask: str | None, gpus: Sequence[Gpu] | None = None, **environ: str) -> Visible:
+def cuda(mask: str | None, gpus: Sequence[Gpu] | None = None, **environ: str) -> VisibleGpus:
     mask_variable = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
     return visible_gpus(machine(nvidia() if gpus is None else gpus), None, {**mask_variable, **environ})
 
@@ -222,7 +222,7 @@ def test_the_backend_of_each(vendor: str, backend: str) -> None:
 
 
 def test_no_gpus() -> None:
-    assert visible_gpus(machine([]), None, {"CUDA_VISIBLE_DEVICES": ""}) == Visible((), "no GPU found")
+    assert visible_gpus(machine([]), None, {"CUDA_VISIBLE_DEVICES": ""}) == VisibleGpus((), "no GPU found")
 
 
 def test_masks_without_gpus_are_one_note() -> None:
@@ -292,7 +292,7 @@ def test_uuids_where_cuda_would_count_otherwise(gpus: list[Gpu]) -> None:
 )
 def test_a_rank_that_sees_only_its_own_gpu(mask: str | None, names: list[str]) -> None:
     environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
-    each = alone(visible_gpus(machine(nvidia()), None, environ), environ)
+    each = single_device_environments(visible_gpus(machine(nvidia()), None, environ), environ)
     assert [variables["CUDA_VISIBLE_DEVICES"] for variables in each][:2] == names
     assert {"CUDA_DEVICE_ORDER" in variables for variables in each} == {names[0].isdecimal()}
 

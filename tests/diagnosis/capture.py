@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import ddplaunch
-from tests.conftest import clean_environment, command
+from tests.conftest import clean_environment, ddplaunch_command
 
 HERE = Path(__file__).parent
 HANGS, SAMPLES = HERE / "programs", HERE / "samples"
@@ -53,7 +53,7 @@ def capture(kind: str) -> None:
     ranks: list[dict[str, object] | None] = []
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            command("run", "--nproc", "3", "train.py", kind, folder),
+            ddplaunch_command("run", "--nproc", "3", "train.py", kind, folder),
             cwd=HANGS,
             env=clean_environment(),
             capture_output=True,

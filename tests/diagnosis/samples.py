@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.agent.inspector import detailed_reading, first_reading
-from ddplaunch.agent.rank_line import RankAnswer
-from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection, Thread
+from ddplaunch.agent.inspector import apply_group_states, apply_last_collectives
+from ddplaunch.agent.rank_line import RankReply
+from ddplaunch.diagnosis.inspection import Frame, Inspection, ProcessCondition, RankInspection, Thread
 from ddplaunch.diagnosis.stack_dump import parse_dump
-from ddplaunch.diagnosis.waits import needs
+from ddplaunch.diagnosis.waits import ranks_to_query
 
 SAMPLES = Path(__file__).parent / "samples"
 VERSIONS = ("2.4", "2.6", "2.9", "2.13", "2.15")  # of torch
@@ -19,28 +19,28 @@ NEWEST = VERSIONS[-1]
 C10D = "/venv/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
 
 
-def glance(kind: str, version: str = NEWEST) -> Inspection:
+def cheap_inspection(kind: str, version: str = NEWEST) -> Inspection:
     """A hang as the two cheap readings show it: stacks and numbers."""
     told = _sample(kind, version)
     return Inspection(1_800_000_000.0, tuple(_rank(rank, each) for rank, each in enumerate(told)), 3)
 
 
-def inspected(kind: str, version: str = NEWEST) -> Inspection:
-    """A hang with the last collectives of the ranks that ``needs`` names, asked as often as it names some."""
-    return asked(glance(kind, version), kind, version)
+def full_inspection(kind: str, version: str = NEWEST) -> Inspection:
+    """A hang with the last collectives of the ranks that ``ranks_to_query`` names, asked as often as it names some."""
+    return with_collectives(cheap_inspection(kind, version), kind, version)
 
 
-def asked(inspection: Inspection, kind: str, version: str = NEWEST) -> Inspection:
+def with_collectives(inspection: Inspection, kind: str, version: str = NEWEST) -> Inspection:
     """An inspection, perhaps a changed one, with the last collectives of the ranks that it needs."""
     for _ in range(2):
-        wanted = needs(inspection)
+        wanted = ranks_to_query(inspection)
         ranks = (_asked(rank, kind, version) if rank.rank in wanted else rank for rank in inspection.ranks)
         inspection = replace(inspection, ranks=tuple(ranks))
-    assert not needs(inspection)
+    assert not ranks_to_query(inspection)
     return inspection
 
 
-def changed(inspection: Inspection, number: int, **fields: Any) -> Inspection:
+def with_rank_changed(inspection: Inspection, number: int, **fields: Any) -> Inspection:
     """The same with other facts of one rank."""
     ranks = (replace(rank, **fields) if rank.rank == number else rank for rank in inspection.ranks)
     return replace(inspection, ranks=tuple(ranks))
@@ -60,17 +60,17 @@ def _sample(kind: str, version: str) -> list[Any]:
     return json.loads((SAMPLES / version / f"{kind}.json").read_text())  # type: ignore[no-any-return]
 
 
-def _said(told: list[str]) -> RankAnswer:
-    return RankAnswer.parse("\t".join(told).encode())
+def _said(told: list[str]) -> RankReply:
+    return RankReply.parse("\t".join(told).encode())
 
 
 def _rank(number: int, told: Any) -> RankInspection:
     if told is None:
-        return RankInspection(number, "here", 100 + number, Condition.EXITED, code=0)
+        return RankInspection(number, "here", 100 + number, ProcessCondition.EXITED, code=0)
     threads = parse_dump("\n".join(told["stacks"]).encode(), "/job", "/ddplaunch")
-    found = RankInspection(number, "here", 100 + number, Condition.ALIVE, threads=threads, answers=False)
-    return first_reading(found, _said(told["states"])) if "states" in told else found
+    found = RankInspection(number, "here", 100 + number, ProcessCondition.ALIVE, threads=threads, answers=False)
+    return apply_group_states(found, _said(told["states"])) if "states" in told else found
 
 
 def _asked(rank: RankInspection, kind: str, version: str) -> RankInspection:
-    return detailed_reading(rank, _said(_sample(kind, version)[rank.rank]["entries"]))
+    return apply_last_collectives(rank, _said(_sample(kind, version)[rank.rank]["entries"]))

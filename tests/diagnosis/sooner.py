@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.conftest import clean_environment, command
+from tests.conftest import clean_environment, ddplaunch_command
 from tests.diagnosis.capture import HANGS, KINDS
 from tests.diagnosis.test_waits import TOLD
 
@@ -21,13 +21,13 @@ PATIENCE = 90.0  # seconds
 BEGIN = "def begin(folder, rank):\n    print('begins', flush=True)\n"
 
 
-def measure(kind: str) -> tuple[float | None, bool, str]:
+def measure_detection_delay(kind: str) -> tuple[float | None, bool, str]:
     """Seconds until a hang is told of (None: it was not), whether rightly, and what was said."""
     with tempfile.TemporaryDirectory() as folder:
         for name in ("train.py", "data.py"):
             shutil.copy(HANGS / name, folder)
         (Path(folder) / "asking.py").write_text(BEGIN)
-        words = command("run", "--nproc", "3", "--timeout", f"{PATIENCE:g}", "train.py", kind, folder)
+        words = ddplaunch_command("run", "--nproc", "3", "--timeout", f"{PATIENCE:g}", "train.py", kind, folder)
         with subprocess.Popen(
             words, cwd=folder, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as job:
@@ -45,7 +45,7 @@ def measure(kind: str) -> tuple[float | None, bool, str]:
 if __name__ == "__main__":
     seconds, right = [], 0
     for kind in sys.argv[1:] or [each for each in KINDS if each not in ASIDE]:
-        after, rightly, said = measure(kind)
+        after, rightly, said = measure_detection_delay(kind)
         print(f"{kind:20} {'-' if after is None else f'{after:.1f} s':>7} {'' if rightly else said}", flush=True)
         seconds += [] if after is None else [after]
         right += rightly

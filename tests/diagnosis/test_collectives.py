@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from ddplaunch.diagnosis.collectives import parse_call, parse_known, parse_last, parse_states
-from ddplaunch.diagnosis.inspection import Collective, GroupState, Inside
-from tests.diagnosis.samples import inspected
+from ddplaunch.diagnosis.collectives import parse_call, parse_group_counts, parse_last_collectives, parse_states
+from ddplaunch.diagnosis.inspection import ActiveCall, Collective, GroupState
+from tests.diagnosis.samples import full_inspection
 
 ENTRY = {
     "collective_seq_id": 5,
@@ -55,11 +55,11 @@ def test_nothing_completed_yet_is_zero():
 
 @pytest.mark.parametrize("dump", [b"{}", b'{"pg_status": {}}', b'{"version": "2.10"}'])
 def test_no_process_group_yet(dump):
-    assert parse_states(dump) == parse_last(dump) == ()
+    assert parse_states(dump) == parse_last_collectives(dump) == ()
 
 
 def test_what_a_rank_entered_last():
-    assert parse_last(entries({"collective_seq_id": 4, "op_id": 4, "retired": True}, {})) == (
+    assert parse_last_collectives(entries({"collective_seq_id": 4, "op_id": 4, "retired": True}, {})) == (
         Collective("0", 5, "all_reduce", "float32[6]", 1800.0, 1795362254.931786, False, True),
     )
 
@@ -71,11 +71,11 @@ def test_the_oldest_that_is_not_complete_comes_before_the_last():
         {"collective_seq_id": 7, "op_id": 7},
         {"collective_seq_id": 8, "op_id": 8},
     )
-    assert [(each.number, each.completed) for each in parse_last(dump)] == [(6, False), (8, False)]
+    assert [(each.number, each.completed) for each in parse_last_collectives(dump)] == [(6, False), (8, False)]
 
 
 def test_a_send_is_in_torchs_count_and_not_in_the_number():
-    (last,) = parse_last(entries({"op_id": 7}))
+    (last,) = parse_last_collectives(entries({"op_id": 7}))
     assert (last.number, last.alone) == (5, False)
 
 
@@ -84,7 +84,7 @@ def test_nccl_has_entries_for_sends_and_tells_what_completed():
         {"profiling_name": "nccl:all_reduce", "state": "completed"},
         {"profiling_name": "nccl:send 0->1", "is_p2p": True, "op_id": 6, "p2p_seq_id": 1},
     )
-    (last,) = parse_last(dump)
+    (last,) = parse_last_collectives(dump)
     assert (last.operation, last.completed) == ("all_reduce", True)
 
 
@@ -102,12 +102,12 @@ def test_nccl_has_entries_for_sends_and_tells_what_completed():
     ],
 )
 def test_tensors_in_the_words_of_python(types, sizes, told):
-    (last,) = parse_last(entries({"input_dtypes": types, "input_sizes": sizes}))
+    (last,) = parse_last_collectives(entries({"input_dtypes": types, "input_sizes": sizes}))
     assert last.tensors == told
 
 
 def test_groups_that_a_real_torch_tells():
-    rank = inspected("subgroup").ranks[0]
+    rank = full_inspection("subgroup").ranks[0]
     assert [(each.group, each.description) for each in rank.known] == [("0", "default_pg"), ("1", "pair")]
     assert [(each.group, each.enqueued) for each in rank.groups] == [("0", 4), ("1", 1)]
 
@@ -156,12 +156,12 @@ def test_states_that_no_torch_writes(dump):
     ],
 )
 def test_entries_that_no_torch_writes(change):
-    assert refuses(parse_last, entries(change))
+    assert refuses(parse_last_collectives, entries(change))
 
 
 def test_names_can_do_nothing_to_a_terminal():
-    (last,) = parse_last(entries({"profiling_name": "gloo:\x1b[2J" + "x" * 10_000}))
-    (group,) = parse_known(b'[["0", "\\udc80\\n", [], 1]]')
+    (last,) = parse_last_collectives(entries({"profiling_name": "gloo:\x1b[2J" + "x" * 10_000}))
+    (group,) = parse_group_counts(b'[["0", "\\udc80\\n", [], 1]]')
     assert last.operation.startswith("\\x1b[2J")
     assert len(last.operation) <= 200
     assert group.description == "\\udc80"
@@ -181,14 +181,14 @@ def test_whatever_comes_nothing_else_than_a_value_error_is_raised():
         dump = bytearray(json.dumps({"pg_status": status, "entries": [entry]}).encode())
         for _ in range(random_numbers.randrange(3)):
             dump[random_numbers.randrange(len(dump))] = random_numbers.randrange(256)
-        for parse in (parse_states, parse_last):
+        for parse in (parse_states, parse_last_collectives):
             refuses(parse, bytes(dump))
 
 
 def test_the_call_that_a_rank_is_in():
     assert parse_call(b"") is None
-    assert parse_call(b"recv_object_list recv 2") == Inside("recv_object_list", "recv", 2)
-    assert parse_call(b"monitored_barrier monitored_barrier -1") == Inside(
+    assert parse_call(b"recv_object_list recv 2") == ActiveCall("recv_object_list", "recv", 2)
+    assert parse_call(b"monitored_barrier monitored_barrier -1") == ActiveCall(
         "monitored_barrier", "monitored_barrier", None
     )
     for said in (b"recv", b"recv recv two", b"a b c d", b"\xff \xff 1"):

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.diagnosis.culprit import culprit, ended_before
-from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection
-from tests.diagnosis.samples import changed, inspected
+from ddplaunch.diagnosis.culprit import ended_before, find_culprit
+from ddplaunch.diagnosis.inspection import Frame, Inspection, ProcessCondition
+from tests.diagnosis.samples import full_inspection, with_rank_changed
 from tests.diagnosis.test_waits import WAITING, collective, rank, together
 
 LOADING = "load_batch at data.py:9"
@@ -33,7 +33,7 @@ def ended(inspection, *numbers, code=1):
     """These ranks had ended by themselves before anybody looked."""
     for number in numbers:
         fields = {"threads": (), "groups": (), "last": (), "known": (), "answers": None}
-        inspection = changed(inspection, number, condition=Condition.EXITED, code=code, **fields)
+        inspection = with_rank_changed(inspection, number, condition=ProcessCondition.EXITED, code=code, **fields)
     return inspection
 
 
@@ -58,14 +58,14 @@ BLAMED = {
 
 @pytest.mark.parametrize("kind", BLAMED)
 def test_while_all_still_wait(kind):
-    found = culprit(inspected(kind))
+    found = find_culprit(full_inspection(kind))
     assert (found.ranks, found.text) == ((0, 1) if kind == "circle" else (2,), BLAMED[kind].format(""))
     until = "" if kind in ("no_init", "monitored_barrier") else " (1800 s)"  # which only a collective tells
-    assert culprit(inspected(kind), timed_out=True).text == BLAMED[kind].format(f" until the timeout{until}")
+    assert find_culprit(full_inspection(kind), timed_out=True).text == BLAMED[kind].format(f" until the timeout{until}")
 
 
 def test_the_facts_beside_the_sentence():
-    found = culprit(inspected("absent"))
+    found = find_culprit(full_inspection("absent"))
     assert (found.collective, found.waiters, found.frame) == (
         "all_reduce #5",
         2,
@@ -76,19 +76,19 @@ def test_the_facts_beside_the_sentence():
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"condition": Condition.STOPPED}, "was stopped (SIGSTOP)"),
-        ({"condition": Condition.EXITED, "code": 0}, "ended (exit code 0)"),
-        ({"condition": Condition.REPLACED}, "had become another program"),
+        ({"condition": ProcessCondition.STOPPED}, "was stopped (SIGSTOP)"),
+        ({"condition": ProcessCondition.EXITED, "code": 0}, "ended (exit code 0)"),
+        ({"condition": ProcessCondition.REPLACED}, "had become another program"),
     ],
 )
 def test_a_rank_that_runs_no_longer(fields, told):
     fields = {"threads": (), "answers": None, "groups": (), "last": (), **fields}
     blamed = f"rank 2 {told} and did not enter all_reduce #5, which 2 ranks waited for"
-    assert culprit(changed(inspected("absent"), 2, **fields)).text == blamed
+    assert find_culprit(with_rank_changed(full_inspection("absent"), 2, **fields)).text == blamed
 
 
 def test_one_has_failed_of_its_timeout_and_another_still_waits():
-    found = culprit(ended(inspected("absent"), 1), [(1, TIMED_OUT)], timed_out=True, folder="/job")
+    found = find_culprit(ended(full_inspection("absent"), 1), [(1, TIMED_OUT)], timed_out=True, folder="/job")
     assert found.ranks == (2,)
     assert found.text == (
         f"rank 2 did not enter all_reduce #5, which 2 ranks waited for until the timeout (600 s): {LOADING}"
@@ -96,7 +96,9 @@ def test_one_has_failed_of_its_timeout_and_another_still_waits():
 
 
 def test_all_that_waited_have_failed():
-    found = culprit(ended(inspected("absent"), 0, 1), [(0, TIMED_OUT), (1, traceback())], timed_out=True, folder="/job")
+    found = find_culprit(
+        ended(full_inspection("absent"), 0, 1), [(0, TIMED_OUT), (1, traceback())], timed_out=True, folder="/job"
+    )
     assert found.ranks == (2,)
     assert found.text == (
         f"rank 2 did not enter all_reduce #5, which 2 ranks waited for until the timeout (600 s): {LOADING}"
@@ -105,31 +107,31 @@ def test_all_that_waited_have_failed():
 
 def test_all_that_waited_have_failed_in_backward():
     text = traceback().replace("distributed_c10d", "graph").replace("all_reduce", "_engine_run_backward")
-    found = culprit(ended(inspected("absent"), 0, 1), [(0, text), (1, text)], folder="/job")
+    found = find_culprit(ended(full_inspection("absent"), 0, 1), [(0, text), (1, text)], folder="/job")
     assert found.text == f"rank 2 did not enter collective #5, which 2 ranks waited for: {LOADING}"
 
 
 def test_all_that_waited_for_what_only_their_own_lines_tell_have_failed():
     text = TIMED_OUT.split('  File "/venv')[0] + TIMED_OUT.splitlines()[-1]
-    found = culprit(ended(inspected("absent"), 0, 1), [(0, text), (1, text)], timed_out=True, folder="/job")
+    found = find_culprit(ended(full_inspection("absent"), 0, 1), [(0, text), (1, text)], timed_out=True, folder="/job")
     assert found.text == (f"rank 2 did not come to where 2 ranks waited until the timeout (600 s): {LOADING}")
 
 
 def test_all_that_waited_in_init_process_group_have_failed():
     text = traceback("init_process_group")
-    found = culprit(ended(inspected("no_init"), 0, 1), [(0, text), (1, text)], folder="/job")
+    found = find_culprit(ended(full_inspection("no_init"), 0, 1), [(0, text), (1, text)], folder="/job")
     assert found.text == f"rank 2 did not call init_process_group, which 2 ranks waited for: {LOADING}"
 
 
 def test_the_one_that_ended_early_with_0_is_named_by_those_that_failed_of_it():
-    gone = ended(ended(inspected("absent"), 0, 1), 2, code=0)
-    found = culprit(gone, [(0, traceback()), (1, traceback())], folder="/job")
+    gone = ended(ended(full_inspection("absent"), 0, 1), 2, code=0)
+    found = find_culprit(gone, [(0, traceback()), (1, traceback())], folder="/job")
     assert found.text == "rank 2 ended (exit code 0) and did not enter all_reduce, which 2 ranks waited for"
 
 
 def test_the_one_that_ran_longer_has_failed_of_it():
-    gone = ended(ended(inspected("absent"), 0, 1, code=0), 2)
-    found = culprit(gone, [(2, traceback())], folder="/job")
+    gone = ended(ended(full_inspection("absent"), 0, 1, code=0), 2)
+    found = find_culprit(gone, [(2, traceback())], folder="/job")
     assert found.ranks == (2,)
     assert found.text == (
         "rank 2 entered all_reduce, which no other rank entered: ranks 0, 1 had ended (exit code 0); "
@@ -138,7 +140,11 @@ def test_the_one_that_ran_longer_has_failed_of_it():
 
 
 def test_two_are_missing_for_different_reasons():
-    found = culprit(changed(inspected("ran_longer"), 0, condition=Condition.STOPPED, threads=(), answers=None))
+    found = find_culprit(
+        with_rank_changed(
+            full_inspection("ran_longer"), 0, condition=ProcessCondition.STOPPED, threads=(), answers=None
+        )
+    )
     assert found.text == (
         "ranks 0, 1 did not enter all_reduce #5, which 1 rank waited for: rank 0 was stopped (SIGSTOP), "
         "rank 1 ended (exit code 0)"
@@ -152,13 +158,13 @@ def test_all_that_waited_in_different_collectives_have_failed():
         "all_gather on rank 2 (train.py:45)"
     )
     failed = [(0, TIMED_OUT), (1, traceback()), (2, gather)]
-    found = culprit(ended(inspected("mismatch"), 0, 1, 2), failed, folder="/job")
+    found = find_culprit(ended(full_inspection("mismatch"), 0, 1, 2), failed, folder="/job")
     assert (found.ranks, found.text) == ((2,), told)
-    assert culprit(ended(inspected("mismatch"), 0, 1), failed[:2], folder="/job").text == told
+    assert find_culprit(ended(full_inspection("mismatch"), 0, 1), failed[:2], folder="/job").text == told
 
 
 def test_who_was_not_in_the_group_had_not_waited_for_it():
-    found = culprit(ended(inspected("subgroup"), 2), [(2, TIMED_OUT)], timed_out=True, folder="/job")
+    found = find_culprit(ended(full_inspection("subgroup"), 2), [(2, TIMED_OUT)], timed_out=True, folder="/job")
     assert found.text == (
         f"rank 1 did not enter all_reduce #1 of pair, which 1 rank waited for until the timeout (600 s): {LOADING}"
     )
@@ -173,15 +179,17 @@ def test_who_was_not_in_the_group_had_not_waited_for_it():
     ],
 )
 def test_the_timeout_in_torchs_words(words):
-    found = culprit(ended(inspected("absent"), 0), [(0, traceback(error=words))], timed_out=True, folder="/job")
+    found = find_culprit(
+        ended(full_inspection("absent"), 0), [(0, traceback(error=words))], timed_out=True, folder="/job"
+    )
     assert "until the timeout (600 s)" in found.text
 
 
 def test_nobody_is_blamed_without_a_reason():
-    assert culprit(Inspection(0.0, (), 2)) is None
-    assert culprit(together(rank(0, 4, 4, "f at a.py:1"), rank(1, 4, 4, "f at a.py:1"))) is None
-    lost = ended(inspected("absent"), 0, 1, 2)
-    assert culprit(lost, [(n, traceback()) for n in range(3)]) is None
+    assert find_culprit(Inspection(0.0, (), 2)) is None
+    assert find_culprit(together(rank(0, 4, 4, "f at a.py:1"), rank(1, 4, 4, "f at a.py:1"))) is None
+    lost = ended(full_inspection("absent"), 0, 1, 2)
+    assert find_culprit(lost, [(n, traceback()) for n in range(3)]) is None
 
 
 def test_a_rank_that_waits_or_gets_on_is_not_blamed():
@@ -190,22 +198,22 @@ def test_a_rank_that_waits_or_gets_on_is_not_blamed():
     silent = replace(rank(1, 0, 0, answers=None, groups=()), threads=())
     for other in (waits, moves, silent):
         gone = ended(together(rank(0, 5, 5), other), 0)
-        assert culprit(gone, [(0, traceback())]) is None
+        assert find_culprit(gone, [(0, traceback())]) is None
 
 
 def test_of_sends_only_one_that_waits_for_nobody_is_named():
     waits = rank(0, 0, 0, "recv", "get at train.py:3", answers=None, groups=())
     works = rank(1, 0, 0, "f at a.py:1", answers=None, groups=())
-    assert culprit(together(waits, works)).text == (
+    assert find_culprit(together(waits, works)).text == (
         "rank 1 did not communicate, while 1 rank waited in recv: f at a.py:1"
     )
-    assert culprit(together(waits, works, replace(works, rank=2))) is None
+    assert find_culprit(together(waits, works, replace(works, rank=2))) is None
 
 
 def test_all_stages_that_sent_to_one_or_received_from_it_have_failed():
     dead = rank(1, 2, 2, "load at data.py:2", answers=True)
     gone = ended(together(rank(0, 2, 2), dead, rank(2, 2, 2)), 0, 2)
-    found = culprit(gone, [(0, traceback("send")), (2, traceback("recv"))], timed_out=True, folder="/job")
+    found = find_culprit(gone, [(0, traceback("send")), (2, traceback("recv"))], timed_out=True, folder="/job")
     assert found.text == (
         "rank 1 did not communicate, while 2 ranks waited in recv and send until the timeout: load at data.py:2"
     )
@@ -213,7 +221,7 @@ def test_all_stages_that_sent_to_one_or_received_from_it_have_failed():
 
 def test_the_timeout_is_that_of_the_collective():
     ranks = [rank(0, 8, 7, *WAITING, last=(collective(8),)), rank(1, 7, 7, "f at a.py:1")]
-    assert culprit(together(*ranks), timed_out=True).text == (
+    assert find_culprit(together(*ranks), timed_out=True).text == (
         "rank 1 did not enter all_reduce #8, which 1 rank waited for until the timeout (600 s): f at a.py:1"
     )
 
@@ -222,10 +230,13 @@ def test_rank_0_with_the_store_is_not_blamed_for_a_group_of_others():
     """As with fresh interpreters: whether it was to be in the group which the others made is not known."""
     lost = traceback("new_group").replace("RuntimeError: ", "torch.distributed.DistNetworkError: ")
     failed = [(rank, lost) for rank in (1, 2)]
-    for inspection in (ended(ended(inspected("absent"), 0, code=0), 1, 2), ended(inspected("absent"), 0, code=0)):
+    for inspection in (
+        ended(ended(full_inspection("absent"), 0, code=0), 1, 2),
+        ended(full_inspection("absent"), 0, code=0),
+    ):
         blamed = "rank 0 ended (exit code 0), and with it the store, which ranks 1, 2 still needed in new_group"
-        assert culprit(inspection, failed).text == blamed
-    assert "the store" not in culprit(ended(inspected("absent"), 0, code=1), failed).text
+        assert find_culprit(inspection, failed).text == blamed
+    assert "the store" not in find_culprit(ended(full_inspection("absent"), 0, code=1), failed).text
 
 
 @pytest.mark.parametrize(
@@ -239,7 +250,7 @@ def test_rank_0_with_the_store_is_not_blamed_for_a_group_of_others():
     ],
 )
 def test_the_peers_that_had_ended_before_a_connection_was_lost(moments, text):
-    inspection = ended(inspected("absent"), 1, code=1)
+    inspection = ended(full_inspection("absent"), 1, code=1)
     for number, moment in moments.items():
-        inspection = changed(ended(inspection, number, code=0), number, ended=moment)
-    assert ended_before(changed(inspection, 1, ended=99.9), 100.0) == text
+        inspection = with_rank_changed(ended(inspection, number, code=0), number, ended=moment)
+    assert ended_before(with_rank_changed(inspection, 1, ended=99.9), 100.0) == text

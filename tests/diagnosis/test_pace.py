@@ -8,17 +8,17 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from ddplaunch.diagnosis.arrivals import kept, read_trace
-from ddplaunch.diagnosis.inspection import Arrivals
-from ddplaunch.diagnosis.pace import RankClock, compare, lateness, sentences, usual_gap
-from tests.conftest import write
+from ddplaunch.diagnosis.arrivals import operations_per_rank, parse_arrivals
+from ddplaunch.diagnosis.inspection import CollectiveArrivals
+from ddplaunch.diagnosis.pace import RankClock, describe_slow_ranks, mean_lateness, measure_lateness, typical_gap
+from tests.conftest import write_program
 
 EPOCH = 1.79e9
 
 
 def arrivals(rank, times, group="0", description="default_pg", number=1):
     gaps = tuple(round((b - a) * 1e6) for a, b in pairwise(times))
-    return Arrivals(rank, group, description, number, times[0], gaps)
+    return CollectiveArrivals(rank, group, description, number, times[0], gaps)
 
 
 def steps(ranks, count=2000, slow=None, step=0.3, jitter=0.002, seed=0, ahead=None):
@@ -38,7 +38,7 @@ def steps(ranks, count=2000, slow=None, step=0.3, jitter=0.002, seed=0, ahead=No
 
 
 def said(found, clocks=None):
-    return sentences(compare(found, clocks))
+    return describe_slow_ranks(measure_lateness(found, clocks))
 
 
 # ------------------------------------------------------------------------------------------------------ what is said
@@ -52,10 +52,10 @@ def test_one_slow_rank():
 
 
 def test_by_how_much_each_rank_is_late():
-    late = lateness(compare(steps(8, slow={5: 0.038})))
+    late = mean_lateness(measure_lateness(steps(8, slow={5: 0.038})))
     assert late.pop(5) == pytest.approx(0.038 * 0.93, abs=0.004)
     assert max(late.values()) < 0.002
-    assert lateness(()) == {}
+    assert mean_lateness(()) == {}
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 64])
@@ -77,7 +77,7 @@ def test_two_slow_ranks_are_told_apart():
     for at in range(0, 1990, 10):
         more[at] += 80_000
         more[at + 1] -= 80_000
-    found[6] = Arrivals(6, "0", "default_pg", 1, found[6].began, tuple(more))
+    found[6] = CollectiveArrivals(6, "0", "default_pg", 1, found[6].began, tuple(more))
     first, second = said(found)
     assert first.startswith("rank 2 arrived last in 8")
     assert second.startswith("rank 6 arrived last in 11 % of the last 2,000 collectives, 80 ms late")
@@ -90,7 +90,7 @@ def test_a_pause_is_not_a_habit():
     for at in (500, 900):
         gaps[at] += 60_000_000
         gaps[at + 1] -= 60_000_000
-    found[1] = Arrivals(1, "0", "default_pg", 1, found[1].began, tuple(gaps))
+    found[1] = CollectiveArrivals(1, "0", "default_pg", 1, found[1].began, tuple(gaps))
     assert said(found) == ()
 
 
@@ -109,20 +109,22 @@ def test_seldom_and_long_is_a_number():
 
 
 def test_a_few_collectives_say_nothing():
-    assert compare(steps(4, count=9, slow={1: 1.0})) == ()
-    assert compare([]) == ()
-    assert compare(steps(1)) == ()
+    assert measure_lateness(steps(4, count=9, slow={1: 1.0})) == ()
+    assert measure_lateness([]) == ()
+    assert measure_lateness(steps(1)) == ()
 
 
 def test_numbers_that_most_ranks_have():
     """A rank that left early takes no part in the rest, and what it alone has counts for nothing."""
     whole = steps(4, count=500, slow={2: 0.05})
-    cut = Arrivals(3, "0", "default_pg", 1, whole[3].began, whole[3].gaps[:99])
-    early = Arrivals(0, "0", "default_pg", 101, whole[0].began + sum(whole[0].gaps[:100]) / 1e6, whole[0].gaps[100:])
-    (group,) = compare([early, *whole[1:3], cut])
+    cut = CollectiveArrivals(3, "0", "default_pg", 1, whole[3].began, whole[3].gaps[:99])
+    early = CollectiveArrivals(
+        0, "0", "default_pg", 101, whole[0].began + sum(whole[0].gaps[:100]) / 1e6, whole[0].gaps[100:]
+    )
+    (group,) = measure_lateness([early, *whole[1:3], cut])
     assert group.collectives == 500
-    assert [each.rank for each in group.slow] == [2]
-    assert compare([whole[0], Arrivals(1, "0", "default_pg", 9000, EPOCH, whole[1].gaps)]) == ()
+    assert [each.rank for each in group.slow_ranks] == [2]
+    assert measure_lateness([whole[0], CollectiveArrivals(1, "0", "default_pg", 9000, EPOCH, whole[1].gaps)]) == ()
 
 
 # ------------------------------------------------------------------------------------------------------------ clocks
@@ -195,7 +197,7 @@ def trace(*entries):
 
 def test_a_trace_is_read():
     tp = ("3", "mesh_tp")
-    found = read_trace(
+    found = parse_arrivals(
         6,
         trace(
             entry(41, EPOCH),
@@ -208,9 +210,9 @@ def test_a_trace_is_read():
         ),
     )
     assert found == (
-        Arrivals(6, "0", "default_pg", 41, EPOCH, (200_000,)),
-        Arrivals(6, "0", "default_pg", 45, EPOCH + 1, ()),
-        Arrivals(6, *tp, 7, EPOCH + 0.1, (300_000,)),
+        CollectiveArrivals(6, "0", "default_pg", 41, EPOCH, (200_000,)),
+        CollectiveArrivals(6, "0", "default_pg", 45, EPOCH + 1, ()),
+        CollectiveArrivals(6, *tp, 7, EPOCH + 0.1, (300_000,)),
     )
     assert list(found[0]) == [(41, EPOCH), (42, EPOCH + 0.2)]
 
@@ -218,11 +220,13 @@ def test_a_trace_is_read():
 def test_a_group_that_was_made_again_counts_from_then():
     entries = [entry(number, EPOCH + number) for number in range(1, 5)]
     again = [entry(number, EPOCH + 100 + number) for number in range(1, 3)]
-    assert read_trace(0, trace(*entries, *again)) == (Arrivals(0, "0", "default_pg", 1, EPOCH + 101, (1_000_000,)),)
+    assert parse_arrivals(0, trace(*entries, *again)) == (
+        CollectiveArrivals(0, "0", "default_pg", 1, EPOCH + 101, (1_000_000,)),
+    )
 
 
 def test_the_last_ones_of_many():
-    (found,) = read_trace(0, trace(*(entry(number, EPOCH) for number in range(100))), 10)
+    (found,) = parse_arrivals(0, trace(*(entry(number, EPOCH) for number in range(100))), 10)
     assert (found.number, len(found.gaps)) == (90, 9)
 
 
@@ -246,11 +250,11 @@ def test_the_last_ones_of_many():
 )  # fmt: skip
 def test_a_hostile_trace_is_none(hostile):
     with pytest.raises(ValueError, match=r"."):
-        read_trace(0, hostile)
+        parse_arrivals(0, hostile)
 
 
 def test_names_of_groups_are_harmless():
-    (found,) = read_trace(0, trace(entry(1, EPOCH, ("\x1b]0;t\x07" + "x" * 9999, "\x1b[31mred\n\u202e"))))
+    (found,) = parse_arrivals(0, trace(entry(1, EPOCH, ("\x1b]0;t\x07" + "x" * 9999, "\x1b[31mred\n\u202e"))))
     assert found.description == "\\x1b[31mred\\n\\u202e".replace("\\x1b[31m", "")
     assert found.group.startswith("\\x1b]0;t\\x07x")
     assert len(found.group) == 200
@@ -259,11 +263,16 @@ def test_names_of_groups_are_harmless():
 def test_many_ranks_take_little():
     found = steps(64)
     assert len(msgspec.json.encode(found)) < 3 << 20
-    assert (kept(1), kept(64), kept(1000), kept(1_000_000)) == (2000, 2000, 200, 50)
+    assert (
+        operations_per_rank(1),
+        operations_per_rank(64),
+        operations_per_rank(1000),
+        operations_per_rank(1_000_000),
+    ) == (2000, 2000, 200, 50)
 
 
 def test_numbers_out_of_order_take_little():
-    found = read_trace(0, trace(*(entry(3 * number, EPOCH) for number in range(2000))))
+    found = parse_arrivals(0, trace(*(entry(3 * number, EPOCH) for number in range(2000))))
     assert len(found) == 64
     assert (found[0].number, found[-1].number) == (3 * 1936, 3 * 1999)
 
@@ -291,14 +300,16 @@ dist.destroy_process_group()
 
 @pytest.mark.ci
 @pytest.mark.slow
-def test_real_ranks(launch, tmp_path):
+def test_real_ranks(run_ddplaunch, tmp_path):
     fr = pytest.importorskip("torch._C._distributed_c10d")
     if not hasattr(fr, "_dump_fr_trace_json"):
         pytest.skip("THIS TORCH TELLS NO TRACE")
-    write(tmp_path, "program.py", PROGRAM)
-    done = launch("run", "--nproc", "3", "program.py", "1", cwd=tmp_path)
+    write_program(tmp_path, "program.py", PROGRAM)
+    done = run_ddplaunch("run", "--nproc", "3", "program.py", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    (sentence,) = said(each for rank in range(3) for each in read_trace(rank, (tmp_path / f"{rank}.json").read_bytes()))
+    (sentence,) = said(
+        each for rank in range(3) for each in parse_arrivals(rank, (tmp_path / f"{rank}.json").read_bytes())
+    )
     assert sentence.startswith("rank 1 arrived last in "), sentence
     assert "of the last 60 collectives, 5" in sentence
 
@@ -313,4 +324,4 @@ def test_real_ranks(launch, tmp_path):
     ],
 )
 def test_the_usual_gap_is_that_of_a_step(gaps, usual):
-    assert usual_gap([Arrivals(0, "0", "default_pg", 1, 0.0, tuple(gaps))]) == usual
+    assert typical_gap([CollectiveArrivals(0, "0", "default_pg", 1, 0.0, tuple(gaps))]) == usual

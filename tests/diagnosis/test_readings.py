@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from ddplaunch.diagnosis.inspection import Condition, GroupState, Inspection, RankInspection
-from ddplaunch.diagnosis.readings import GpuReading, RankReading, Reading, behind, thinned
+from ddplaunch.diagnosis.inspection import GroupState, Inspection, ProcessCondition, RankInspection
+from ddplaunch.diagnosis.readings import GpuSample, NodeSample, RankSample, downsample, ranks_behind
 
 
-def some(seed: int) -> list[Reading]:
+def some(seed: int) -> list[NodeSample]:
     """A run of a few attempts, looked at now and then, with any figures."""
     chance = random.Random(seed)
     time, found = 1e9, []
@@ -17,11 +17,11 @@ def some(seed: int) -> list[Reading]:
             seconds = chance.choice([1.0, 1.0, 2.0, 15.0, 15.0, 60.0])
             time += seconds
             ranks = tuple(
-                RankReading(rank, *(chance.choice([None, chance.uniform(0, 9)]) for _ in range(6)))
+                RankSample(rank, *(chance.choice([None, chance.uniform(0, 9)]) for _ in range(6)))
                 for rank in range(chance.randint(1, 3))
             )
-            gpus = (GpuReading(0, 1, 50.0, chance.uniform(0, 9), 300.0, 0.0),)
-            found.append(Reading(time, seconds, attempt, ranks, gpus))
+            gpus = (GpuSample(0, 1, 50.0, chance.uniform(0, 9), 300.0, 0.0),)
+            found.append(NodeSample(time, seconds, attempt, ranks, gpus))
         time += 5
     return found
 
@@ -30,11 +30,11 @@ def some(seed: int) -> list[Reading]:
 def test_thinning_any_readings(seed):
     whole = some(seed)
     most = 4 + seed
-    found = thinned(whole, most)
+    found = downsample(whole, most)
     assert len(found) <= most
     assert [each.time for each in found] == sorted({each.time for each in found})
     assert sum(each.seconds for each in found) == pytest.approx(sum(each.seconds for each in whole))
-    assert thinned(found, most) == found, "once is enough"
+    assert downsample(found, most) == found, "once is enough"
     for number in {each.attempt for each in whole}:
         before, after = ([each for each in all_ if each.attempt == number] for all_ in (whole, found))
         assert sum(each.seconds for each in before) == pytest.approx(sum(each.seconds for each in after))
@@ -47,18 +47,18 @@ def test_thinning_any_readings(seed):
 
 
 def test_of_many_short_attempts_the_last_are_left():
-    whole = [Reading(float(n), 1.0, n, (RankReading(0, 1.0, 1.0, 1.0, 1.0, None, None),)) for n in range(100)]
-    assert [each.attempt for each in thinned(whole, 10)] == [*range(90, 100)]
+    whole = [NodeSample(float(n), 1.0, n, (RankSample(0, 1.0, 1.0, 1.0, 1.0, None, None),)) for n in range(100)]
+    assert [each.attempt for each in downsample(whole, 10)] == [*range(90, 100)]
 
 
 def test_readings_cover_about_the_same_time():
     """A week of looks, kept as they come, is as fine at its beginning as at its end."""
-    found: list[Reading] = []
+    found: list[NodeSample] = []
     for number in range(4 * 60 + 23 * 60 + 6 * 1440):
         seconds = 15.0 if number < 240 else 60.0
-        found.append(Reading(1e9 + number, seconds, 0, (RankReading(0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0),)))
+        found.append(NodeSample(1e9 + number, seconds, 0, (RankSample(0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0),)))
         if len(found) > 200:
-            found = thinned(found, 100)
+            found = downsample(found, 100)
     lengths = [each.seconds for each in found]
     assert max(lengths[:50]) <= 2 * min(lengths[:50])
     assert sum(lengths) == 3600 + 60 * (len(range(4 * 60 + 23 * 60 + 6 * 1440)) - 240)
@@ -66,7 +66,9 @@ def test_readings_cover_about_the_same_time():
 
 def inspected(*entered: dict[str, int]) -> Inspection:
     ranks = (
-        RankInspection(n, "", n + 1, Condition.ALIVE, groups=tuple(GroupState(g, k, k - 1) for g, k in each.items()))
+        RankInspection(
+            n, "", n + 1, ProcessCondition.ALIVE, groups=tuple(GroupState(g, k, k - 1) for g, k in each.items())
+        )
         for n, each in enumerate(entered)
     )
     return Inspection(0.0, tuple(ranks), len(entered))
@@ -82,4 +84,4 @@ def inspected(*entered: dict[str, int]) -> Inspection:
     ],
 )
 def test_who_is_behind(entered, late):
-    assert behind(inspected(*entered)) == late
+    assert ranks_behind(inspected(*entered)) == late

@@ -9,7 +9,7 @@ import pytest
 
 from ddplaunch.diagnosis.inspection import Frame, Thread
 from ddplaunch.diagnosis.stack_dump import MAX_FRAMES, MAX_THREADS, parse_dump, parse_traceback
-from tests.conftest import write
+from tests.conftest import write_program
 
 
 def dump(text, folder="/job"):
@@ -22,7 +22,7 @@ def run(folder, *words):
 
 def test_a_real_dump_has_the_main_thread_first_and_names_of_any_letters(tmp_path):
     folder = tmp_path / 'a folder with "é" and 日'
-    write(
+    write_program(
         folder,
         "größe.py",
         """
@@ -76,7 +76,7 @@ def test_a_task_that_the_loop_runs_for_stands_before_its_calls():
 
 
 def test_what_started_a_module_is_left_out(tmp_path):
-    write(tmp_path, "train.py", "import faulthandler, sys\nfaulthandler.dump_traceback(sys.stdout)\n")
+    write_program(tmp_path, "train.py", "import faulthandler, sys\nfaulthandler.dump_traceback(sys.stdout)\n")
     (main,) = parse_dump(run(tmp_path, "-m", "train"), str(tmp_path))
     assert main.frames == (Frame("<module>", "train.py", 2, True),)
 
@@ -97,7 +97,7 @@ def test_outer_frames_of_a_deep_stack_keep_the_programs_line():
 
 
 def test_a_stack_of_hundreds_of_calls(tmp_path):
-    write(
+    write_program(
         tmp_path,
         "deep.py",
         """
@@ -243,7 +243,7 @@ def test_a_huge_dump_is_bounded():
 
 
 def test_the_traceback_of_an_exception_as_python_prints_it(tmp_path):
-    write(
+    write_program(
         tmp_path,
         "train.py",
         """

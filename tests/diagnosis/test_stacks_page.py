@@ -6,9 +6,9 @@ from dataclasses import replace
 import click
 import pytest
 
-from ddplaunch.console.stacks import render_stacks, to_json
-from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection, Thread, Worker
-from tests.diagnosis.samples import changed, inspected, stack
+from ddplaunch.console.stacks import render_stacks, stacks_to_json
+from ddplaunch.diagnosis.inspection import Frame, Inspection, ProcessCondition, RankInspection, Thread, Worker
+from tests.diagnosis.samples import full_inspection, stack, with_rank_changed
 from tests.diagnosis.test_waits import WAITING, in_library, rank, together
 
 
@@ -17,7 +17,7 @@ def page(inspection):
 
 
 def test_a_hang():
-    hang = inspected("absent")
+    hang = full_inspection("absent")
     entered = hang.ranks[0].last[0].entered
     assert page(replace(hang, moment=entered + 75)) == (
         "ranks 0, 1 wait in all_reduce #5 of default_pg (float32[6]), entered at train.py:16; "
@@ -50,7 +50,7 @@ def test_workers_of_a_dataloader_are_told_where_they_are_busy_or_have_ended():
     inside = Worker(9, (Frame("load", "/lib/python3/site-packages/lab/io.py", 3, False), fetch))
 
     def told(*workers):
-        return page(changed(inspected("loader"), 2, workers=workers)).splitlines()
+        return page(with_rank_changed(full_inspection("loader"), 2, workers=workers)).splitlines()
 
     assert told(idle)[0].endswith("it waits for its DataLoader, loader at data.py:37")
     assert told(idle, *busy)[0].endswith(
@@ -70,7 +70,7 @@ def test_workers_of_a_dataloader_are_told_where_they_are_busy_or_have_ended():
 
 
 def test_calls_of_libraries_are_counted():
-    lines = page(inspected("loader")).splitlines()
+    lines = page(full_inspection("loader")).splitlines()
     assert "  select at selectors.py:415" in lines
     assert "  … 8 calls in multiprocessing, torch" in lines
 
@@ -116,14 +116,14 @@ def test_deep_recursion_is_cut():
     ("fields", "line"),
     [
         ({"no_stack": "it is not a Python program"}, "  no stack: it is not a Python program"),
-        ({"condition": Condition.STOPPED}, "rank 2: stopped (SIGSTOP)"),
-        ({"condition": Condition.EXITED, "code": 0}, "rank 2: ended (exit code 0)"),
-        ({"condition": Condition.PENDING}, "rank 2: not started"),
+        ({"condition": ProcessCondition.STOPPED}, "rank 2: stopped (SIGSTOP)"),
+        ({"condition": ProcessCondition.EXITED, "code": 0}, "rank 2: ended (exit code 0)"),
+        ({"condition": ProcessCondition.PENDING}, "rank 2: not started"),
         ({"host": "n2"}, "rank 2 (on n2): running"),
     ],
 )
 def test_ranks_without_a_stack(fields, line):
-    changed_one = changed(inspected("absent"), 2, threads=(), **fields)
+    changed_one = with_rank_changed(full_inspection("absent"), 2, threads=(), **fields)
     assert line in page(changed_one).splitlines()
 
 
@@ -135,18 +135,18 @@ def test_ranks_without_a_stack(fields, line):
     ],
 )
 def test_what_was_not_asked_is_said(fields, note):
-    assert note in page(replace(inspected("absent"), **fields)).splitlines()
+    assert note in page(replace(full_inspection("absent"), **fields)).splitlines()
 
 
 def test_a_torch_that_tells_nothing_is_said():
-    old = together(*(replace(each, answers=None, groups=(), last=()) for each in inspected("absent").ranks))
+    old = together(*(replace(each, answers=None, groups=(), last=()) for each in full_inspection("absent").ranks))
     assert "note: no rank has told which collective it is in: only stacks are known" in page(old).splitlines()
-    assert "note:" not in page(inspected("no_init"))
+    assert "note:" not in page(full_inspection("no_init"))
 
 
 def test_names_can_do_nothing_to_a_terminal():
     evil = RankInspection(
-        0, "\x1b[2J", 1, Condition.ALIVE, threads=(Thread((Frame("f\x1b]0;x\x07", "a\n.py", 1, True),)),)
+        0, "\x1b[2J", 1, ProcessCondition.ALIVE, threads=(Thread((Frame("f\x1b]0;x\x07", "a\n.py", 1, True),)),)
     )
     text = page(Inspection(0.0, (evil, replace(evil, rank=1, host="b")), 2, silent=("node\x1b[2J 1",)))
     assert "\x1b" not in text
@@ -154,7 +154,7 @@ def test_names_can_do_nothing_to_a_terminal():
 
 
 def test_json_has_the_sentences_and_all_that_was_found():
-    found = json.loads(json.dumps(to_json(inspected("subgroup"))))
+    found = json.loads(json.dumps(stacks_to_json(full_inspection("subgroup"))))
     assert found["world_size"] == 3
     assert len(found["sentences"]) == 2
     first = found["waits"][0]
@@ -162,7 +162,7 @@ def test_json_has_the_sentences_and_all_that_was_found():
     assert (first["operation"], first["group"], first["number"]) == ("all_reduce", "pair", 1)
     assert (first["waiting"], first["missing"]) == ([0], [{"rank": 1, "waits": False, "calls": ""}])
     assert (first["partners"], first["cycle"]) == ([], [])
-    assert [each["cycle"] for each in to_json(inspected("circle"))["waits"]] == [[0, 1], []]
+    assert [each["cycle"] for each in stacks_to_json(full_inspection("circle"))["waits"]] == [[0, 1], []]
     assert found["groups"][0] == {
         "ranks": [0],
         "state": "waits in all_reduce #1 of pair",

@@ -6,25 +6,34 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.diagnosis.culprit import culprit
-from ddplaunch.diagnosis.grouping import grouped, states_of
+from ddplaunch.diagnosis.culprit import find_culprit
+from ddplaunch.diagnosis.grouping import group_ranks, rank_states
 from ddplaunch.diagnosis.inspection import (
+    ActiveCall,
     Collective,
-    Condition,
     Frame,
     Group,
     GroupState,
-    Inside,
     Inspection,
+    ProcessCondition,
     RankInspection,
     Thread,
     Worker,
 )
-from ddplaunch.diagnosis.sentences import sentences
-from ddplaunch.diagnosis.stall import at_work
-from ddplaunch.diagnosis.waits import needs, waits
-from tests.diagnosis.samples import RECORDING, SAMPLES, VERSIONS, asked, changed, glance, inspected, stack
-from tests.patience import patience
+from ddplaunch.diagnosis.sentences import describe_waits
+from ddplaunch.diagnosis.stall import describe_activity
+from ddplaunch.diagnosis.waits import find_waits, ranks_to_query
+from tests.diagnosis.samples import (
+    RECORDING,
+    SAMPLES,
+    VERSIONS,
+    cheap_inspection,
+    full_inspection,
+    stack,
+    with_collectives,
+    with_rank_changed,
+)
+from tests.patience import scaled_timeout
 
 STEP = "all_reduce #5 of default_pg (float32[6]), entered at train.py:16"
 LOADING = "load_batch at data.py:9"
@@ -140,48 +149,50 @@ WITHOUT_RECORDER = {
 )
 def test_a_real_hang(kind, version):
     told = TOLD if version in RECORDING else WITHOUT_RECORDER
-    assert list(sentences(inspected(kind, version))) == told[kind]
+    assert list(describe_waits(full_inspection(kind, version))) == told[kind]
 
 
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"condition": Condition.STOPPED, "answers": None}, "rank 2 is stopped (SIGSTOP)"),
-        ({"condition": Condition.EXITED, "code": 0}, "rank 2 has ended (exit code 0)"),
-        ({"condition": Condition.EXITED, "code": -9}, "rank 2 has ended (SIGKILL)"),
-        ({"condition": Condition.EXITED, "code": -40}, "rank 2 has ended (signal 40)"),
-        ({"condition": Condition.EXITED}, "rank 2 has ended"),
-        ({"condition": Condition.PENDING}, "rank 2 has not started"),
-        ({"condition": Condition.REPLACED}, "rank 2 has become another program"),
+        ({"condition": ProcessCondition.STOPPED, "answers": None}, "rank 2 is stopped (SIGSTOP)"),
+        ({"condition": ProcessCondition.EXITED, "code": 0}, "rank 2 has ended (exit code 0)"),
+        ({"condition": ProcessCondition.EXITED, "code": -9}, "rank 2 has ended (SIGKILL)"),
+        ({"condition": ProcessCondition.EXITED, "code": -40}, "rank 2 has ended (signal 40)"),
+        ({"condition": ProcessCondition.EXITED}, "rank 2 has ended"),
+        ({"condition": ProcessCondition.PENDING}, "rank 2 has not started"),
+        ({"condition": ProcessCondition.REPLACED}, "rank 2 has become another program"),
         ({"answers": False}, "rank 2 does not answer, as native code holds the GIL"),
     ],
 )
 def test_a_rank_without_a_stack(fields, told):
-    gone = changed(glance("absent"), 2, **{"threads": (), "groups": (), "answers": None, **fields})
-    assert sentences(asked(gone, "absent")) == (f"ranks 0, 1 wait in {STEP}; {told}",)
+    gone = with_rank_changed(cheap_inspection("absent"), 2, **{"threads": (), "groups": (), "answers": None, **fields})
+    assert describe_waits(with_collectives(gone, "absent")) == (f"ranks 0, 1 wait in {STEP}; {told}",)
 
 
 def test_a_rank_in_the_kernel():
-    blocked = changed(inspected("absent"), 2, condition=Condition.BLOCKED)
-    assert sentences(blocked)[0].endswith(
+    blocked = with_rank_changed(full_inspection("absent"), 2, condition=ProcessCondition.BLOCKED)
+    assert describe_waits(blocked)[0].endswith(
         "rank 2 has not entered it: it is blocked in the kernel, by a disk or a driver, load_batch at data.py:9"
     )
 
 
 def test_a_rank_that_has_left_its_process_group():
-    left = changed(inspected("absent"), 2, answers=None, groups=(), last=(), known=())
-    assert sentences(left) == (f"ranks 0, 1 wait in {STEP}; rank 2 has not entered it: {LOADING}",)
+    left = with_rank_changed(full_inspection("absent"), 2, answers=None, groups=(), last=(), known=())
+    assert describe_waits(left) == (f"ranks 0, 1 wait in {STEP}; rank 2 has not entered it: {LOADING}",)
 
 
 def test_a_rank_that_has_just_moved_is_not_awaited():
-    assert sentences(changed(inspected("absent"), 2, moved=True)) == (
+    assert describe_waits(with_rank_changed(full_inspection("absent"), 2, moved=True)) == (
         f"ranks 0, 1 wait in {STEP}; all its ranks have entered it: the data is on its way",
     )
 
 
 def test_two_that_are_missing_for_different_reasons():
-    both = changed(inspected("absent"), 1, threads=stack("save at train.py:7"), groups=(GroupState("0", 4, 4),))
-    assert sentences(both) == (
+    both = with_rank_changed(
+        full_inspection("absent"), 1, threads=stack("save at train.py:7"), groups=(GroupState("0", 4, 4),)
+    )
+    assert describe_waits(both) == (
         f"rank 0 waits in {STEP}, which no other rank has entered; rank 1 has not entered it: save at train.py:7; "
         f"rank 2 has not entered it: {LOADING}",
     )
@@ -192,7 +203,7 @@ def rank(number, entered, completed, *frames, **fields):
         number,
         fields.pop("host", "here"),
         100 + number,
-        Condition.ALIVE,
+        ProcessCondition.ALIVE,
         threads=stack(*frames),
         **{"answers": True, "groups": (GroupState("0", entered, completed),), **fields},
     )
@@ -208,33 +219,33 @@ WAITING = ("all_reduce", "step at train.py:3")
 
 def test_many_ranks_fit_in_a_line():
     ranks = [rank(n, 8, 7, *WAITING) if n not in (7, 40) else rank(n, 7, 7, "load at data.py:2") for n in range(64)]
-    assert sentences(together(*ranks)) == (
+    assert describe_waits(together(*ranks)) == (
         "ranks 0 to 6, 8 to 39 and 41 to 63 wait in all_reduce #8 of default_pg, entered at train.py:3; "
         "ranks 7, 40 have not entered it: load at data.py:2",
     )
-    assert needs(together(*ranks)) == (0,)
+    assert ranks_to_query(together(*ranks)) == (0,)
 
 
 def test_many_reasons_are_bounded():
     ranks = [rank(0, 8, 7, *WAITING), rank(1, 8, 7, *WAITING)]
     ranks += [rank(n, 7, 7, f"load at data.py:{n}") for n in range(2, 30)]
-    (told,) = sentences(together(*ranks))
+    (told,) = describe_waits(together(*ranks))
     assert told.count("load at") == 3
     assert told.endswith("; ranks 5 to 29 too")
 
 
 def test_nobody_waits():
-    assert sentences(together(rank(0, 4, 4, "f at a.py:1"), rank(1, 4, 4, "f at a.py:1"))) == (
+    assert describe_waits(together(rank(0, 4, 4, "f at a.py:1"), rank(1, 4, 4, "f at a.py:1"))) == (
         "no rank waits for another rank",
     )
 
 
 def test_all_get_on():
     ranks = [rank(n, 8, 7, *WAITING, moved=True) for n in range(4)]
-    assert sentences(together(*ranks)) == (
+    assert describe_waits(together(*ranks)) == (
         "no rank waits for another rank: 4 of 4 have completed collectives in the last 0.1 s",
     )
-    assert needs(together(*ranks)) == ()
+    assert ranks_to_query(together(*ranks)) == ()
 
 
 def test_many_groups_take_no_longer_than_few_each():
@@ -245,58 +256,58 @@ def test_many_groups_take_no_longer_than_few_each():
     late = (GroupState("0", 0, 0), *states[1:])
     last = tuple(Collective(each, 1, "all_reduce", "", 600.0, 0.0, each != "0", True) for each in groups)
     found = [
-        RankInspection(number, "here", 100 + number, Condition.ALIVE, answers=True, known=known, groups=entered)
+        RankInspection(number, "here", 100 + number, ProcessCondition.ALIVE, answers=True, known=known, groups=entered)
         for number, entered in enumerate(((GroupState("0", 1, 0), *states[1:]), states, late))
     ]
     found[0] = replace(found[0], last=last)
     began = time.process_time()
-    needs(together(*found))
-    assert len(sentences(together(*found))) == 1
-    assert time.process_time() - began < patience(1)
+    ranks_to_query(together(*found))
+    assert len(describe_waits(together(*found))) == 1
+    assert time.process_time() - began < scaled_timeout(1)
 
 
 def test_who_was_not_asked_has_not_ended():
     lost = Inspection(0.0, (), 3, silent=("node 0",))
-    assert sentences(lost) == ("what the ranks are doing is not known",)
+    assert describe_waits(lost) == ("what the ranks are doing is not known",)
 
 
 def test_all_have_ended():
-    ended = RankInspection(0, "here", 1, Condition.EXITED, code=0)
-    assert sentences(together(ended)) == ("all ranks have ended",)
+    ended = RankInspection(0, "here", 1, ProcessCondition.EXITED, code=0)
+    assert describe_waits(together(ended)) == ("all ranks have ended",)
 
 
 def test_what_torch_counts_as_completed_may_be_late_for_ever():
     """On gloo, whose threads write it: rank 1 has completed all that it entered, and works."""
     late = together(rank(0, 8, 7, *WAITING), rank(1, 7, 5, "load at data.py:2"))
-    assert sentences(late) == (
+    assert describe_waits(late) == (
         "rank 0 waits in all_reduce #8 of default_pg, entered at train.py:3; "
         "rank 1 has not entered it: load at data.py:2",
     )
-    assert sentences(together(rank(0, 8, 6, "f at a.py:1"), rank(1, 8, 7, "f at a.py:1"))) == (
+    assert describe_waits(together(rank(0, 8, 6, "f at a.py:1"), rank(1, 8, 7, "f at a.py:1"))) == (
         "no rank waits for another rank",
     )
 
 
 def test_who_is_asked_for_more():
     alike = together(*(rank(n, 8, 7, *WAITING) for n in range(4)))
-    assert needs(alike) == (0,)
+    assert ranks_to_query(alike) == (0,)
     ranks = list(alike.ranks)
     ranks[0] = replace(ranks[0], last=(collective(8),), known=(Group("0", "default_pg", (0, 1, 2, 3)),))
-    assert needs(together(*ranks)) == (1, 2, 3)  # it waits, and nobody is missing
+    assert ranks_to_query(together(*ranks)) == (1, 2, 3)  # it waits, and nobody is missing
     ranks[0] = replace(ranks[0], last=(collective(8, completed=True),))
-    assert needs(together(*ranks)) == ()  # it does not, so those at the same place neither
+    assert ranks_to_query(together(*ranks)) == ()  # it does not, so those at the same place neither
 
 
 def test_at_most_four_are_asked_at_first():
     ranks = [rank(n, 8, 7, "all_reduce", f"step at train.py:{n}") for n in range(8)]
-    assert needs(together(*ranks, rank(8, 7, 7, "f at a.py:1"))) == (0, 1, 2, 3)
+    assert ranks_to_query(together(*ranks, rank(8, 7, 7, "f at a.py:1"))) == (0, 1, 2, 3)
 
 
 def test_sends_make_the_numbers_of_all_doubtful():
-    assert needs(glance("point_to_point")) == (0,)
-    first = glance("point_to_point")
-    one = replace(first, ranks=(inspected("point_to_point").ranks[0], *first.ranks[1:]))
-    assert needs(one) == (1, 2)
+    assert ranks_to_query(cheap_inspection("point_to_point")) == (0,)
+    first = cheap_inspection("point_to_point")
+    one = replace(first, ranks=(full_inspection("point_to_point").ranks[0], *first.ranks[1:]))
+    assert ranks_to_query(one) == (1, 2)
 
 
 def collective(number, operation="all_reduce", tensors="float32[6]", completed=False, group="0"):
@@ -308,7 +319,7 @@ def test_tensors_that_do_not_fit():
         rank(n, 8, 7, *WAITING, last=(collective(8, tensors="float32[7]" if n == 2 else "float32[6]"),))
         for n in range(3)
     ]
-    assert sentences(together(*ranks)) == (
+    assert describe_waits(together(*ranks)) == (
         "#8 of default_pg is all_reduce of float32[6] on ranks 0, 1 (train.py:3) and all_reduce of float32[7] on "
         "rank 2 (train.py:3): they wait for each other",
     )
@@ -316,7 +327,7 @@ def test_tensors_that_do_not_fit():
 
 def test_tensors_that_may_differ():
     ranks = [rank(n, 8, 7, *WAITING, last=(collective(8, "scatter", f"float32[{n}]"),)) for n in range(2)]
-    assert sentences(together(*ranks)) == (
+    assert describe_waits(together(*ranks)) == (
         "ranks 0, 1 wait in scatter #8 of default_pg (float32[0]), entered at train.py:3; "
         "all its ranks have entered it: the data is on its way",
     )
@@ -324,7 +335,7 @@ def test_tensors_that_may_differ():
 
 def test_the_rest_of_a_group_is_elsewhere():
     other = together(rank(0, 8, 7, *WAITING), world_size=2, node_only=True)
-    assert sentences(other) == (
+    assert describe_waits(other) == (
         "rank 0 waits in all_reduce #8 of default_pg, entered at train.py:3; not all of its ranks could be asked",
     )
 
@@ -335,7 +346,7 @@ def test_groups_without_a_description_are_named_by_their_number():
         rank(0, 0, 0, *WAITING, groups=state, known=known, last=(collective(1, group="7"),)),
         rank(1, 0, 0, "f at a.py:1", groups=()),
     ]
-    assert sentences(together(*ranks)) == (
+    assert describe_waits(together(*ranks)) == (
         "rank 0 waits in all_reduce #1 of group 7 (ranks 0, 1; float32[6]), entered at train.py:3; "
         "rank 1 has not entered it: f at a.py:1",
     )
@@ -344,21 +355,21 @@ def test_groups_without_a_description_are_named_by_their_number():
 def test_only_stacks_with_a_torch_that_tells_nothing_else():
     ranks = [rank(n, 0, 0, *WAITING, answers=None, groups=()) for n in range(2)]
     ranks.append(rank(2, 0, 0, "load at data.py:2", answers=None, groups=()))
-    assert sentences(together(*ranks)) == (
+    assert describe_waits(together(*ranks)) == (
         "ranks 0, 1 wait in all_reduce, called at train.py:3; rank 2 has not called it: load at data.py:2",
     )
 
 
 def test_a_rank_that_cannot_be_asked_may_have_entered_it():
-    closed = changed(
-        inspected("absent"), 2, threads=(), groups=(), last=(), answers=None, no_stack="no signal is free for it"
+    closed = with_rank_changed(
+        full_inspection("absent"), 2, threads=(), groups=(), last=(), answers=None, no_stack="no signal is free for it"
     )
-    assert sentences(closed) == (f"ranks 0, 1 wait in {STEP}; not all of its ranks could be asked",)
+    assert describe_waits(closed) == (f"ranks 0, 1 wait in {STEP}; not all of its ranks could be asked",)
 
 
 def test_all_are_in_init_process_group():
     ranks = [rank(n, 0, 0, "init_process_group", "setup at train.py:3", answers=None, groups=()) for n in range(2)]
-    assert sentences(together(*ranks)) == (
+    assert describe_waits(together(*ranks)) == (
         "ranks 0, 1 wait in init_process_group, called at train.py:3; all ranks have called it: they do not reach each "
         "other",
     )
@@ -366,7 +377,7 @@ def test_all_are_in_init_process_group():
 
 def test_one_that_receives_from_ranks_which_wait_for_it():
     waits_for = rank(2, 7, 7, "recv", "get at train.py:5")
-    assert sentences(together(rank(0, 8, 7, *WAITING), rank(1, 8, 7, *WAITING), waits_for)) == (
+    assert describe_waits(together(rank(0, 8, 7, *WAITING), rank(1, 8, 7, *WAITING), waits_for)) == (
         "rank 2 waits in recv, called at train.py:5; all other ranks wait too",
         "ranks 0, 1 wait in all_reduce #8 of default_pg, entered at train.py:3; "
         "rank 2 has not entered it: it waits in recv, get at train.py:5",
@@ -375,7 +386,7 @@ def test_one_that_receives_from_ranks_which_wait_for_it():
 
 def calls(number, function, other, **fields):
     """A rank in send, recv or the like, that names another."""
-    inside = Inside(function, function.removesuffix("_object_list"), other)
+    inside = ActiveCall(function, function.removesuffix("_object_list"), other)
     fields = {"inside": inside, "answers": True, "groups": (), **fields}
     return rank(number, 0, 0, function, f"step at ring.py:{number}", **fields)
 
@@ -393,11 +404,11 @@ def test_a_cycle_is_named_by_the_ranks_in_their_order():
             for n, group in sorted(waits_in.items())
         )
     )
-    first, *others = sentences(found)
+    first, *others = describe_waits(found)
     assert first.endswith("; they wait for each other: 0 → 1 → 3 → 2 → 0")
     assert len(others) == 3
     assert not any("each other" in each for each in others)
-    blamed = culprit(found)
+    blamed = find_culprit(found)
     assert blamed.ranks == (0, 1, 2, 3)
     assert blamed.text == (
         "ranks 0 to 3 waited for each other, 0 → 1 → 3 → 2 → 0: rank 0 in all_reduce #1 of row, "
@@ -407,7 +418,7 @@ def test_a_cycle_is_named_by_the_ranks_in_their_order():
 
 def test_who_waits_for_a_cycle_is_not_in_it():
     ranks = [calls(0, "recv", 1), calls(1, "recv", 0), calls(2, "recv", 0), calls(3, "send", 2)]
-    assert sentences(together(*ranks)) == (
+    assert describe_waits(together(*ranks)) == (
         "ranks 0 to 2 wait in recv (0 from 1, 1 from 0, 2 from 0), called at ring.py:0, ring.py:1, ring.py:2; "
         "they wait for each other: 0 → 1 → 0",
         "rank 3 waits in send to rank 2, called at ring.py:3; "
@@ -418,15 +429,18 @@ def test_who_waits_for_a_cycle_is_not_in_it():
 @pytest.mark.parametrize("size", [3, 64])
 def test_a_ring_of_sends(size):
     ring = together(*(calls(number, "send", (number + 1) % size) for number in range(size)))
-    (told,) = sentences(ring)
+    (told,) = describe_waits(ring)
     arrows = "0 → 1 → 2 → 0" if size == 3 else "0 → 1 → 2 → 3 → 4 → 5 → 6 → … → 63 → 0"
     assert told.endswith(f"; they wait for each other: {arrows}")
-    assert culprit(ring).text == f"ranks 0 to {size - 1} waited for each other, {arrows}: ranks 0 to {size - 1} in send"
+    assert (
+        find_culprit(ring).text
+        == f"ranks 0 to {size - 1} waited for each other, {arrows}: ranks 0 to {size - 1} in send"
+    )
 
 
 def test_of_sends_that_wait_for_a_collective_the_cycle_is_named():
     ranks = [rank(0, 8, 7, *WAITING), calls(1, "recv", 0, groups=(GroupState("0", 7, 7),))]
-    assert sentences(together(*ranks))[0] == (
+    assert describe_waits(together(*ranks))[0] == (
         "rank 0 waits in all_reduce #8 of default_pg, entered at train.py:3; "
         "rank 1 has not entered it: it waits in recv from rank 0, step at ring.py:1; "
         "they wait for each other: 0 → 1 → 0"
@@ -435,59 +449,59 @@ def test_of_sends_that_wait_for_a_collective_the_cycle_is_named():
 
 def test_a_stage_of_a_pipeline_that_does_not_come():
     stages = [calls(0, "send", 1), rank(1, 0, 0, "load at data.py:2", groups=()), calls(2, "recv", 1)]
-    assert sentences(together(*stages, calls(3, "recv", 2))) == (
+    assert describe_waits(together(*stages, calls(3, "recv", 2))) == (
         "ranks 2, 3 wait in recv (2 from 1, 3 from 2), called at ring.py:2, ring.py:3; "
         "rank 1 does not send: load at data.py:2",
         "rank 0 waits in send to rank 1, called at ring.py:0; rank 1 does not receive: load at data.py:2",
     )
-    assert culprit(together(*stages)).text == (
+    assert find_culprit(together(*stages)).text == (
         "rank 1 did not communicate, while 1 rank waited in send: load at data.py:2"
     )
 
 
 def test_a_send_and_its_recv():
     found = together(calls(0, "send", 1), calls(1, "recv", 0))
-    assert sentences(found) == (
+    assert describe_waits(found) == (
         "rank 0 waits in send to rank 1, called at ring.py:0; "
         "rank 1 receives from it: the data is on its way, or the tags differ",
         "rank 1 waits in recv from rank 0, called at ring.py:1; "
         "rank 0 sends to it: the data is on its way, or the tags differ",
     )
-    assert culprit(found) is None
+    assert find_culprit(found) is None
 
 
 def test_broadcasts_with_different_roots():
     def one(number, root):
-        inside = Inside("broadcast_object_list", "broadcast", root)
+        inside = ActiveCall("broadcast_object_list", "broadcast", root)
         return rank(number, 8, 7, *WAITING, last=(collective(8, "broadcast"),), inside=inside)
 
     found = together(one(0, 0), one(1, 1), one(2, 0))
-    assert sentences(found) == (
+    assert describe_waits(found) == (
         "#8 of default_pg is broadcast from rank 0 on ranks 0, 2 (train.py:3) and broadcast from rank 1 on rank 1 "
         "(train.py:3): they wait for each other",
     )
-    assert culprit(found).ranks == (1,)
+    assert find_culprit(found).ranks == (1,)
     same = together(one(0, 0), one(1, 0))
-    assert "all its ranks have entered it" in sentences(same)[0]
-    other = replace(one(1, 3), inside=Inside("send", "send", 3))
-    assert "all its ranks have entered it" in sentences(together(one(0, 0), other))[0]
+    assert "all its ranks have entered it" in describe_waits(same)[0]
+    other = replace(one(1, 3), inside=ActiveCall("send", "send", 3))
+    assert "all its ranks have entered it" in describe_waits(together(one(0, 0), other))[0]
 
 
 def test_stacks_beside_a_recorder_that_is_off():
     ranks = [rank(n, 0, 0, *WAITING, groups=()) for n in range(2)]
     off = together(*ranks, rank(2, 0, 0, "load at data.py:2", groups=()))
-    assert sentences(off) == (
+    assert describe_waits(off) == (
         "ranks 0, 1 wait in all_reduce, called at train.py:3; rank 2 has not called it: load at data.py:2",
     )
-    assert sentences(together(*(replace(each, moved=True) for each in off.ranks)))[0].startswith("no rank waits")
+    assert describe_waits(together(*(replace(each, moved=True) for each in off.ranks)))[0].startswith("no rank waits")
 
 
 def test_who_turns_objects_into_tensors_has_not_entered_what_sends_them():
     packs = rank(1, 7, 7, "__reduce__ at data.py:2", "_object_to_tensor", "all_gather_object", "f at a.py:1")
     found = together(rank(0, 8, 7, *WAITING), packs)
-    assert sentences(found)[0].endswith("rank 1 has not entered it: __reduce__ at data.py:2")
-    assert states_of(found)[1] == "running"
-    assert "f at a.py:1" not in sentences(together(replace(packs, answers=None, groups=())))[0]
+    assert describe_waits(found)[0].endswith("rank 1 has not entered it: __reduce__ at data.py:2")
+    assert rank_states(found)[1] == "running"
+    assert "f at a.py:1" not in describe_waits(together(replace(packs, answers=None, groups=())))[0]
 
 
 def in_library(number, *functions, line="train.py:3", **fields):
@@ -502,27 +516,27 @@ def test_of_ranks_that_differ_only_inside_a_library_its_functions_are_named():
     waits = replace(waits, threads=(Thread((stack("all_reduce")[0].frames[0], *waits.threads[0].frames)),))
     ranks = [waits, in_library(1, "fetch", "download", "train"), in_library(2, "tokenise", "train")]
     found = together(*ranks, in_library(3, "read", "download", "train"))
-    assert sentences(found) == (
+    assert describe_waits(found) == (
         "rank 0 waits in all_reduce #8 of default_pg, entered at train.py:3, which no other rank has entered; "
         "ranks 1, 3 have not entered it: train.py:3, in download at lab/download.py:7; "
         "rank 2 has not entered it: train.py:3, in tokenise at lab/tokenise.py:7",
     )
-    assert [each.ranks for each in grouped(found)] == [(0,), (1,), (2,), (3,)]
-    assert culprit(found).text == (
+    assert [each.ranks for each in group_ranks(found)] == [(0,), (1,), (2,), (3,)]
+    assert find_culprit(found).text == (
         "ranks 1 to 3 did not enter all_reduce #8, which 1 rank waited for: "
         "ranks 1, 3 train.py:3, in download at lab/download.py:7, rank 2 train.py:3, in tokenise at lab/tokenise.py:7"
     )
     idle = together(*(replace(each, groups=(GroupState("0", 7, 7),)) for each in found.ranks[1:3]))
-    assert at_work(idle) == (
+    assert describe_activity(idle) == (
         "rank 1: train.py:3, in download at lab/download.py:7; rank 2: train.py:3, in tokenise at lab/tokenise.py:7"
     )
 
 
 def test_who_is_at_a_line_of_its_own_is_named_by_that():
     ranks = [rank(0, 8, 7, *WAITING), in_library(1, "download", "train"), in_library(2, "read", line="train.py:9")]
-    assert "in download" not in sentences(together(*ranks))[0]
+    assert "in download" not in describe_waits(together(*ranks))[0]
     alike = [rank(0, 8, 7, *WAITING), *(in_library(n, "download", "train") for n in (1, 2))]
-    assert sentences(together(*alike))[0].endswith("; ranks 1, 2 have not entered it: train.py:3")
+    assert describe_waits(together(*alike))[0].endswith("; ranks 1, 2 have not entered it: train.py:3")
 
 
 @pytest.mark.parametrize(
@@ -541,17 +555,17 @@ def test_what_a_rank_waits_for_outside_its_groups(called, state):
     *inside, line = stack(*called.split(", "), "f at a.py:1")[0].frames
     frames = [*(replace(frame, own=False) for frame in inside), line]
     one = replace(rank(0, 1, 1), threads=(Thread(tuple(frames)),))
-    assert states_of(together(one)) == {0: state}
+    assert rank_states(together(one)) == {0: state}
 
 
 def test_equal_stacks_are_one_group_and_the_odd_one_is_first():
-    found = grouped(inspected("absent"))
+    found = group_ranks(full_inspection("absent"))
     assert [(each.ranks, each.state) for each in found] == [
         ((2,), "running"),
         ((0, 1), "waits in all_reduce #5"),
     ]
-    assert found[0].waited is None
-    assert found[1].waited > 0
+    assert found[0].waited_s is None
+    assert found[1].waited_s > 0
 
 
 @pytest.mark.parametrize(
@@ -569,14 +583,14 @@ def test_equal_stacks_are_one_group_and_the_odd_one_is_first():
     ],
 )
 def test_the_state_of_each_rank(kind, states):
-    assert list(states_of(inspected(kind)).values()) == states
+    assert list(rank_states(full_inspection(kind)).values()) == states
 
 
 def test_a_rank_that_left_out_a_new_group_comes_first():
     """Although it waits in a collective, and all wait for each other."""
-    making = rank(1, 4, 4, "new_group", "make at train.py:8", inside=Inside("new_group", "new_group", None, (1, 2)))
+    making = rank(1, 4, 4, "new_group", "make at train.py:8", inside=ActiveCall("new_group", "new_group", None, (1, 2)))
     found = together(rank(0, 5, 4, *WAITING), making, rank(2, 5, 4, *WAITING))
-    assert sentences(found)[0] == (
+    assert describe_waits(found)[0] == (
         "rank 1 waits in new_group (ranks 1, 2), called at train.py:8; rank 2 has not called it: it waits in "
         "all_reduce #5 of default_pg, step at train.py:3; they wait for each other: 1 → 2 → 1"
     )
@@ -587,19 +601,19 @@ def test_a_rank_that_left_out_a_new_group_comes_first():
     [
         ({"asleep": "asleep"}, "asleep"),
         ({"asleep": "waits for input"}, "waits for input"),
-        ({"inside": Inside("wait", "wait", None)}, "waits in the wait() of isend or irecv"),
-        ({"inside": Inside("wait", "wait", None), "asleep": "waits for input"}, "waits for input"),
+        ({"inside": ActiveCall("wait", "wait", None)}, "waits in the wait() of isend or irecv"),
+        ({"inside": ActiveCall("wait", "wait", None), "asleep": "waits for input"}, "waits for input"),
     ],
 )
 def test_a_rank_that_sleeps_is_not_running(fields, state):
     found = together(rank(0, 4, 4, "step at train.py:3", **fields), rank(1, 4, 4, "step at train.py:3"))
-    assert states_of(found) == {0: state, 1: "running"}
+    assert rank_states(found) == {0: state, 1: "running"}
 
 
 def test_a_stopped_worker_is_named():
     loading = rank(1, 4, 4, "load at train.py:9", workers=(Worker(4711, stopped=True),))
     loading = replace(loading, threads=(Thread((Frame("_next_data", LOADER, 1, False), *loading.threads[0].frames)),))
-    said = sentences(together(rank(0, 5, 4, *WAITING), loading))[0]
+    said = describe_waits(together(rank(0, 5, 4, *WAITING), loading))[0]
     assert said.endswith("it waits for its DataLoader, load at train.py:9 (worker pid 4711 is stopped (SIGSTOP))")
 
 
@@ -619,19 +633,19 @@ def test_whatever_was_found_is_put_into_words():
             ranks.append(
                 replace(
                     rank(number, 1, 1, *numbers.sample(frames, numbers.randrange(4))),
-                    condition=numbers.choice([Condition.ALIVE, Condition.ALIVE, *Condition]),
+                    condition=numbers.choice([ProcessCondition.ALIVE, ProcessCondition.ALIVE, *ProcessCondition]),
                     answers=numbers.choice([True, True, None, False]),
                     code=numbers.choice([None, 0, 1, -9]),
                     moved=numbers.random() < 0.2,
                     groups=states if numbers.random() < 0.8 else (),
                     last=last if numbers.random() < 0.4 else (),
                     known=(Group("1", "pair", (0, 9)),) if numbers.random() < 0.2 else (),
-                    inside=Inside("recv", "recv", numbers.randrange(7)) if numbers.random() < 0.6 else None,
+                    inside=ActiveCall("recv", "recv", numbers.randrange(7)) if numbers.random() < 0.6 else None,
                 )
             )
         found = together(*ranks, world_size=size + numbers.randrange(2))
-        assert all(sentences(found))
-        culprit(found)
-        assert set(needs(found)) <= set(range(size))
-        assert sorted(n for each in grouped(found) for n in each.ranks) == list(range(size))
-        assert all(set(wait.waiting).isdisjoint(each.rank for each in wait.missing) for wait in waits(found))
+        assert all(describe_waits(found))
+        find_culprit(found)
+        assert set(ranks_to_query(found)) <= set(range(size))
+        assert sorted(n for each in group_ranks(found) for n in each.ranks) == list(range(size))
+        assert all(set(wait.waiting).isdisjoint(each.rank for each in wait.missing) for wait in find_waits(found))

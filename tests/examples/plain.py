@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.conftest import command
+from tests.conftest import ddplaunch_command
 from tests.frameworks.launchers import Done, Launchers
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -30,7 +30,7 @@ for words in json.loads(sys.argv[2]):
 
 def by_us(folder: Path, *words: str | Path) -> str:
     """What ``ddplaunch run WORDS`` prints."""
-    return _printed(Launchers(folder).run(command("run", *words)))
+    return _printed(Launchers(folder).run(ddplaunch_command("run", *words)))
 
 
 def by_python(folder: Path, *words: str | Path) -> str:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.conftest import write
+from tests.conftest import write_program
 from tests.examples.plain import CALM, EXAMPLES, by_python, by_torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(400)]
@@ -58,7 +58,7 @@ PARTS = f"""
 def test_parts_and_pretrained_weights_under_torchrun(tmp_path):
     """Sentences are cleaned and words are hidden; a folder in the hub's form stands for the hub."""
     (tmp_path / "mine.txt").write_text("".join(f"Number {i} is the one after {i - 1}. " for i in range(200)))
-    sentences, shares = by_python(tmp_path, write(tmp_path, "parts.py", PARTS)).splitlines()
+    sentences, shares = by_python(tmp_path, write_program(tmp_path, "parts.py", PARTS)).splitlines()
     assert sentences == "['A first sentence.', 'And another, of two lines.', 'Last.']"
     chosen, hidden, other, size = map(float, shares.split())
     assert chosen == pytest.approx(0.15, abs=0.01)
@@ -70,13 +70,13 @@ def test_parts_and_pretrained_weights_under_torchrun(tmp_path):
     assert len(EPOCH.findall(said)) == 2
 
 
-def test_four_ranks_learn_and_go_on_after_a_stop(launch, tmp_path):
+def test_four_ranks_learn_and_go_on_after_a_stop(run_ddplaunch, tmp_path):
     words = ("run", "--nproc", 4, *PRELOAD, BERT, "--", "--checkpoint", tmp_path / "bert.pt")
-    first = launch(*words, "--epochs", 3, env=CALM, timeout=200)
+    first = run_ddplaunch(*words, "--epochs", 3, env=CALM, timeout=200)
     assert first.returncode == 0, first.stderr
     assert "world of 4:" in first.stdout
     assert [path.name for path in tmp_path.glob("bert.pt*")] == ["bert.pt"]
-    rest = launch(*words, "--epochs", 6, env=CALM, timeout=200)
+    rest = run_ddplaunch(*words, "--epochs", 6, env=CALM, timeout=200)
     assert rest.returncode == 0, rest.stderr
     shown = [tuple(map(float, each)) for each in EPOCH.findall(first.stdout + rest.stdout)]
     assert [epoch for epoch, _, _ in shown] == [1, 2, 3, 4, 5, 6]

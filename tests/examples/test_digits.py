@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from tests.conftest import clean_environment, free_port, write
+from tests.conftest import clean_environment, free_port, write_program
 from tests.examples.plain import CALM, EXAMPLES, PRELOAD, by_us
-from tests.patience import patience
+from tests.patience import scaled_timeout
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -64,7 +64,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """The figures of two ranks, of two epochs, by the way in which they found each other: env, tcp, file."""
     folder = tmp_path_factory.mktemp("ways")
     ways = {"env": "env://", "tcp": f"tcp://127.0.0.1:{free_port()}", "file": f"file://{folder}/store"}
-    program = write(folder, "each_way.py", EACH_WAY)
+    program = write_program(folder, "each_way.py", EACH_WAY)
     output = by_us(folder, *PRELOAD, "--nproc", "2", program, "--", *ways.values())
     assert not (folder / "store").exists()
     said = re.findall(r"2 ranks, joined by (\S+); 1437 digits(.*?held out: .*?)$", output, re.DOTALL | re.MULTILINE)
@@ -84,9 +84,9 @@ def test_learns_to_read_however_the_script_joins(trained):
 @pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.parametrize("method", ["tcp://127.0.0.1:{port}", "file://{folder}/store"], ids=["tcp", "file"])
-def test_the_launcher_joins_by_every_init_method(launch, tmp_path, trained, method):
+def test_the_launcher_joins_by_every_init_method(run_ddplaunch, tmp_path, trained, method):
     method = method.format(port=free_port(), folder=tmp_path)
-    done = launch("run", *PRELOAD, "--nproc", 2, "--init-method", method, DIGITS, "--", "--epochs", 2, env=CALM)
+    done = run_ddplaunch("run", *PRELOAD, "--nproc", 2, "--init-method", method, DIGITS, "--", "--epochs", 2, env=CALM)
     assert done.returncode == 0, done.stderr
     assert "joined by the launcher;" in done.stdout
     assert figures(done.stdout) == trained["env"]
@@ -108,28 +108,28 @@ def test_ranks_started_by_hand(tmp_path, trained):
         )
         for rank in "01"
     ]
-    said = [rank.communicate(timeout=patience(100))[0] for rank in ranks]
+    said = [rank.communicate(timeout=scaled_timeout(100))[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
     assert figures(said[0]) == trained["env"]
 
 
-def test_whose_init_method_it_is(answer):
+def test_whose_init_method_it_is(run_in_fork):
     """As the docs show: before the target it is ours, behind it the script's."""
     for words, method in (
         (("--init-method", "file:///tmp/digits", DIGITS), True),
         ((DIGITS, "--init-method", "x"), False),
     ):
-        plan = json.loads(answer("run", "--dry-run", "--json", *words).stdout)
+        plan = json.loads(run_in_fork("run", "--dry-run", "--json", *words).stdout)
         assert (plan["init_method"] is not None) is method
 
 
 @pytest.mark.slow
 @pytest.mark.ci
-def test_mnist_is_downloaded_by_one_rank_while_the_others_wait(launch, tmp_path):
+def test_mnist_is_downloaded_by_one_rank_while_the_others_wait(run_ddplaunch, tmp_path):
     """torchvision is played: it belongs to its own torch, which is not the one tested here."""
-    write(tmp_path, "torchvision/__init__.py", "")
-    write(tmp_path, "torchvision/datasets.py", TORCHVISION)
-    done = launch(
+    write_program(tmp_path, "torchvision/__init__.py", "")
+    write_program(tmp_path, "torchvision/datasets.py", TORCHVISION)
+    done = run_ddplaunch(
         "run", *PRELOAD, "--nproc", 2, DIGITS, "--", "--epochs", 2, "--mnist", tmp_path / "data",
         env={**CALM, "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip

@@ -25,7 +25,7 @@ def first_name(path: Path) -> str:
     return str(name, "ascii")
 
 
-def test_one_card_to_data_parallel_to_ddp(launch, tmp_path):
+def test_one_card_to_data_parallel_to_ddp(run_ddplaunch, tmp_path):
     """Each goes on where the one before ended, and takes the steps that one card would take there."""
     short = ("--epochs", "2")
     first, second, instead, whole, in_parallel = by_python_in_turn(
@@ -44,7 +44,7 @@ def test_one_card_to_data_parallel_to_ddp(launch, tmp_path):
 
     # As a function here, as a script under torchrun.
     words = ("--parallel", "ddp", "--load-from", "dp.pt", "--save-to", "ddp.pt", *short)
-    ours = launch("run", f"{EXAMPLE}:main", "--nproc", 2, "--", *words, env=CALM)
+    ours = run_ddplaunch("run", f"{EXAMPLE}:main", "--nproc", 2, "--", *words, env=CALM)
     assert ours.returncode == 0, ours.stderr
     assert ours.stdout.count("saved ddp.pt") == 1
     assert "whose first name is module.0.weight" in ours.stdout

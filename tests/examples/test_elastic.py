@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Watched, clean_environment, command, write
+from tests.conftest import BackgroundCommand, clean_environment, ddplaunch_command, write_program
 from tests.examples.plain import CALM, EXAMPLES, by_python
 from tests.hosts.host import Host
-from tests.patience import patience
+from tests.patience import scaled_timeout
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(300)]
 
@@ -57,7 +57,7 @@ elastic.main(Path("elastic.pt"), epochs={EPOCHS})
 
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
-    return write(tmp_path, "watched.py", WATCHED)
+    return write_program(tmp_path, "watched.py", WATCHED)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def check_trained(output: str, folder: Path, undisturbed: float) -> list[tuple[i
     return [(ranks, epoch, start) for epoch, start, ranks in began]
 
 
-class Node(Watched):
+class Node(BackgroundCommand):
     """A launcher on a virtual host, all that it says in one file."""
 
     def __init__(self, host: Host, folder: Path, program: Path, options: tuple[str, ...], hold: object) -> None:
@@ -98,7 +98,7 @@ class Node(Watched):
         limits = ("--heartbeat-timeout", "2", "--grace", "2", "--join-window", "100")
         with self.out.open("wb") as file:
             self.process = host.start(
-                command("run", *limits, *options, *words, *address),
+                ddplaunch_command("run", *limits, *options, *words, *address),
                 cwd=folder,
                 env=clean_environment({**CALM, "HOLD": json.dumps(hold), "TMPDIR": str(folder)}),
                 stdin=subprocess.DEVNULL,
@@ -163,9 +163,9 @@ def test_without_grow_a_node_waits_for_the_next_restart(network, start_on, tmp_p
     assert attempts == [(2, 1, 0), (1, 2, 240), (2, 2, 960)]
 
 
-def test_a_killed_rank_on_one_node(start, program, tmp_path, undisturbed):
+def test_a_killed_rank_on_one_node(start_ddplaunch, program, tmp_path, undisturbed):
     hold = json.dumps({"0": [2, 360]})
-    job = start("run", "--max-restarts", "1", program, "--nproc", "2", env={**CALM, "HOLD": hold})
+    job = start_ddplaunch("run", "--max-restarts", "1", program, "--nproc", "2", env={**CALM, "HOLD": hold})
     job.wait_for("attempt 0 is held")
     os.kill(max(job.ranks()), signal.SIGKILL)
     assert job.wait() == 0, job.stderr()
@@ -189,7 +189,7 @@ def test_plain_python_stops_when_told_and_goes_on_with_the_next_step(program, tm
     assert process.returncode == 128 + signal.SIGTERM
     assert "saved: epoch 2, sample 384 of 960" in first
     again = {**environment, "TORCHELASTIC_RESTART_COUNT": "1"}
-    done = subprocess.run(words, cwd=tmp_path, env=again, capture_output=True, text=True, timeout=patience(60))
+    done = subprocess.run(words, cwd=tmp_path, env=again, capture_output=True, text=True, timeout=scaled_timeout(60))
     attempts = check_trained(first + done.stdout, tmp_path, undisturbed)
     assert attempts == [(1, 1, 0), (1, 2, 384)]
 

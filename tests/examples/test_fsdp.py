@@ -23,12 +23,12 @@ def held(output: str) -> tuple[float, float]:
     return float(parameters[1]), float(everything[1])
 
 
-def test_more_ranks_hold_less_and_take_the_same_steps(launch, tmp_path):
+def test_more_ranks_hold_less_and_take_the_same_steps(run_ddplaunch, tmp_path):
     """Also from a checkpoint of DDP on, as if it had never been interrupted, and had had one rank all the time."""
 
     def run(ranks: int, steps: int, *words: str) -> str:
         small = ("--width", 128, "--layers", 4)
-        done = launch("run", FSDP, "--nproc", ranks, "--", "--steps", steps, *small, *words, env=CALM)
+        done = run_ddplaunch("run", FSDP, "--nproc", ranks, "--", "--steps", steps, *small, *words, env=CALM)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -48,12 +48,12 @@ def test_more_ranks_hold_less_and_take_the_same_steps(launch, tmp_path):
     check(run(4, 6, *kept), 4, 5, 6)
 
 
-def test_a_model_too_large_for_ddp_fits_where_it_is_divided(launch):
+def test_a_model_too_large_for_ddp_fits_where_it_is_divided(run_ddplaunch):
     large = ("--memory", 180, "--steps", 2)
-    whole = launch("run", FSDP, "--nproc", 2, "--", "--parallel", "ddp", *large, env=CALM)
+    whole = run_ddplaunch("run", FSDP, "--nproc", 2, "--", "--parallel", "ddp", *large, env=CALM)
     assert whole.returncode == 1
     assert re.search(r"rank \d failed with RuntimeError: (.*can't allocate memory|std::bad_alloc)", whole.stderr)
-    parts = launch("run", FSDP, "--nproc", 2, "--", *large, env=CALM)
+    parts = run_ddplaunch("run", FSDP, "--nproc", 2, "--", *large, env=CALM)
     assert parts.returncode == 0, parts.stderr
     assert list(losses(parts.stdout)) == [1, 2]
     sizes = [float(size) for size in re.findall(r" MB of ([\d.]+)", parts.stdout)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROGRAMS, command, free_port, ran, write
+from tests.conftest import PROGRAMS, ddplaunch_command, free_port, run_command, write_program
 from tests.examples.plain import CALM, EXAMPLES, PRELOAD, by_python_in_turn, by_torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -30,9 +30,9 @@ def tensors(path: Path) -> list[bytes]:
 
 
 @pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
-def test_it_learns_on_two_ranks_with_curves(launch, tmp_path):
+def test_it_learns_on_two_ranks_with_curves(run_ddplaunch, tmp_path):
     words = ("--epochs", "4", "--accumulate", "2", "--workers", "1", "--tensorboard", "curves")
-    done = launch("run", "--nproc", "2", TEMPLATE, "--", *words, env=CALM)
+    done = run_ddplaunch("run", "--nproc", "2", TEMPLATE, "--", *words, env=CALM)
     assert done.returncode == 0, done.stderr
     assert float(re.findall(r"epoch 4: .* ([\d.]+)% right", done.stdout)[0]) > 70
     assert done.stdout.count("finished") == 1
@@ -47,7 +47,7 @@ def test_plain_python_goes_on_or_begins_anew_accumulates_and_takes_a_model_of_on
     Batches that are accumulated make one step: twice 8 is 16, but for rounding; without dropout, which is another for
     each part.
     """
-    write(
+    write_program(
         tmp_path,
         "mine.py",
         "from torch import nn\n\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n",
@@ -77,7 +77,7 @@ GATED = ("--model", "mlp", "--data", "gated:data", "--epochs", "3", "--batch-siz
 @pytest.fixture
 def gated(tmp_path):
     """The data of GATED, and the variables with which it is found."""
-    write(tmp_path, "gated.py", (PROGRAMS / "gated.py").read_text())
+    write_program(tmp_path, "gated.py", (PROGRAMS / "gated.py").read_text())
     return {**CALM, "PYTHONPATH": str(tmp_path)}
 
 
@@ -85,34 +85,39 @@ def gated(tmp_path):
 def undisturbed(tmp_path_factory):
     """What two ranks print in the end that train with GATED, and all tensors of their checkpoint."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    write(folder, "gated.py", (PROGRAMS / "gated.py").read_text())
+    write_program(folder, "gated.py", (PROGRAMS / "gated.py").read_text())
     (folder / "passed").touch()
-    done = ran(
-        command("run", "--nproc", "2", TEMPLATE, "--", *GATED), folder, {**CALM, "PYTHONPATH": str(folder)}, timeout=120
+    done = run_command(
+        ddplaunch_command("run", "--nproc", "2", TEMPLATE, "--", *GATED),
+        folder,
+        {**CALM, "PYTHONPATH": str(folder)},
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return finished(done.stdout), tensors(folder / "checkpoint.pt")
 
 
 @pytest.mark.ci
-def test_a_run_that_made_room_in_the_middle_of_an_epoch_ends_as_an_undisturbed_one(start, tmp_path, gated, undisturbed):
-    first = start("run", "--nproc", "2", TEMPLATE, "--", *GATED, env=gated)
+def test_a_run_that_made_room_in_the_middle_of_an_epoch_ends_as_an_undisturbed_one(
+    start_ddplaunch, tmp_path, gated, undisturbed
+):
+    first = start_ddplaunch("run", "--nproc", "2", TEMPLATE, "--", *GATED, env=gated)
     first.wait_for("waits", 2)
     first.signal(signal.SIGUSR2)
     assert first.wait() == 75
     assert re.search(r"made room at epoch \d step [1-9]", first.stdout())
-    again = start("run", "--nproc", "2", TEMPLATE, "--", *GATED, env=gated)
+    again = start_ddplaunch("run", "--nproc", "2", TEMPLATE, "--", *GATED, env=gated)
     assert again.wait() == 0
     assert (finished(again.stdout()), tensors(tmp_path / "checkpoint.pt")) == undisturbed
     assert max(map(len, undisturbed[1])) == 4 * 64 * 64  # bytes of the first layer's weights
 
 
 @pytest.mark.ci
-def test_a_spare_goes_on_from_the_checkpoint(start, tmp_path, gated, undisturbed):
+def test_a_spare_goes_on_from_the_checkpoint(start_ddplaunch, tmp_path, gated, undisturbed):
     port = free_port()
     where = ("--master-addr", "127.0.0.1", "--master-port", str(port), "--nproc", "1")
     nodes = [
-        start("run", "--spares", "1", "--nnodes", "2", "--node-rank", str(node), *where, TEMPLATE, "--", *GATED,
+        start_ddplaunch("run", "--spares", "1", "--nnodes", "2", "--node-rank", str(node), *where, TEMPLATE, "--", *GATED,
               env=gated)
         for node in range(3)
     ]  # fmt: skip
@@ -126,10 +131,10 @@ def test_a_spare_goes_on_from_the_checkpoint(start, tmp_path, gated, undisturbed
 
 
 @pytest.mark.ci
-def test_all_ranks_end_early_together(launch):
+def test_all_ranks_end_early_together(run_ddplaunch):
     """Nothing is learned at a learning rate of 0, so no epoch is better than the first."""
     words = ("--lr", "0", "--patience", "2", "--epochs", "50", "--model", "mlp")
-    done = launch("run", *PRELOAD, "--nproc", "2", TEMPLATE, "--", *words, env=CALM)
+    done = run_ddplaunch("run", *PRELOAD, "--nproc", "2", TEMPLATE, "--", *words, env=CALM)
     assert done.returncode == 0, done.stderr
     assert re.findall(r"epoch (\d+):", done.stdout) == ["1", "2", "3"]
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from tests.conftest import clean_environment, command, write
+from tests.conftest import clean_environment, ddplaunch_command, write_program
 from tests.examples.plain import CALM, EXAMPLES, PRELOAD, by_python, by_torchrun, by_us
-from tests.patience import patience
+from tests.patience import scaled_timeout
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -41,15 +41,15 @@ def test_trains_as_a_script(trained):
     assert re.search(r"epoch 8: loss 0\.0[1-9]", trained)
 
 
-def test_trains_as_a_function_with_arguments(launch, trained):
-    done = launch("run", f"{WINE}:main", "--nproc", 2, "--", *SETTINGS, env=CALM)
+def test_trains_as_a_function_with_arguments(run_ddplaunch, trained):
+    done = run_ddplaunch("run", f"{WINE}:main", "--nproc", 2, "--", *SETTINGS, env=CALM)
     assert done.returncode == 0, done.stderr
     assert done.stdout == trained
 
 
 @pytest.mark.ci
-def test_one_rank_trains_as_plain_python_does(launch, tmp_path):
-    done = launch("run", WINE, "--nproc", 1, "--", *SETTINGS, env=CALM)
+def test_one_rank_trains_as_plain_python_does(run_ddplaunch, tmp_path):
+    done = run_ddplaunch("run", WINE, "--nproc", 1, "--", *SETTINGS, env=CALM)
     assert done.returncode == 0, done.stderr
     check_trained(done.stdout, 1)
     assert figures(by_python(tmp_path, WINE, *SETTINGS)) == figures(done.stdout)
@@ -62,9 +62,9 @@ def test_trains_under_torchrun_as_under_us(trained, tmp_path):
 
 
 @pytest.mark.ci
-def test_killed_while_it_writes_a_checkpoint_it_goes_on_as_if_never_interrupted(launch, trained, tmp_path):
+def test_killed_while_it_writes_a_checkpoint_it_goes_on_as_if_never_interrupted(run_ddplaunch, trained, tmp_path):
     """From the one before, of epoch 1; that one, of two ranks, serves three as well."""
-    program = write(
+    program = write_program(
         tmp_path,
         "killed.py",
         f"""
@@ -87,7 +87,7 @@ def test_killed_while_it_writes_a_checkpoint_it_goes_on_as_if_never_interrupted(
         wine.main(epochs=8, lr=0.002, batch_size=4, checkpoint=Path("wine.pt"))
         """,
     )
-    done = launch("run", *PRELOAD, "--nproc", 2, "--max-restarts", 1, program, env=CALM)
+    done = run_ddplaunch("run", *PRELOAD, "--nproc", 2, "--max-restarts", 1, program, env=CALM)
     assert done.returncode == 0, done.stderr
     assert "rank 0 was ended by SIGKILL" in done.stderr
     assert "going on" not in trained
@@ -95,7 +95,9 @@ def test_killed_while_it_writes_a_checkpoint_it_goes_on_as_if_never_interrupted(
     assert figures(done.stdout)[-4:] == [f"{world}, going on after epoch 1", *rest]
     assert [path.name for path in tmp_path.glob("wine.pt*")] == ["wine.pt"]
 
-    done = launch("run", *PRELOAD, "--nproc", 3, WINE, "--", "--epochs", 12, "--checkpoint", "first.pt", env=CALM)
+    done = run_ddplaunch(
+        "run", *PRELOAD, "--nproc", 3, WINE, "--", "--epochs", 12, "--checkpoint", "first.pt", env=CALM
+    )
     assert done.returncode == 0, done.stderr
     assert "world of 3, rank 0 on cpu, going on after epoch 1\n" in done.stdout
     check_trained(done.stdout, 3)
@@ -104,9 +106,9 @@ def test_killed_while_it_writes_a_checkpoint_it_goes_on_as_if_never_interrupted(
 @pytest.mark.ci
 def test_two_nodes_of_slurm_train_as_one_node_does(trained, standing_slurm):
     """The same ranks in another place: the same figures, to the last digit."""
-    words = command("submit", "--follow", WINE, "--nodes", "2", "--", *SETTINGS)
+    words = ddplaunch_command("submit", "--follow", WINE, "--nodes", "2", "--", *SETTINGS)
     environment = {**clean_environment(CALM), **standing_slurm.environment}
     job = standing_slurm.login.type(words, standing_slurm.folder, environment)
-    out, err = job.communicate(timeout=patience(200))
+    out, err = job.communicate(timeout=scaled_timeout(200))
     assert job.returncode == 0, err
     assert figures(out) == figures(trained)

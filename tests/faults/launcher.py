@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.conftest import Watched, clean_environment
+from tests.conftest import BackgroundCommand, clean_environment
 from tests.faults.rows import HEARTBEAT
 from tests.hosts.host import Host
 
@@ -36,7 +36,7 @@ def words(
     return [sys.executable, "-m", "ddplaunch", "run", "--nproc", "2", *common, *beat, *more]
 
 
-class Run(Watched):
+class Run(BackgroundCommand):
     """One launcher on a host, its output in files, its temporary files in a folder of the host's own."""
 
     def __init__(self, host: Host, command: Sequence[str], folder: Path, name: str) -> None:

@@ -5,7 +5,7 @@ import pytest
 from tests.faults.matrix import ROWS
 from tests.faults.table import line
 from tests.faults.trial import ALLOWANCE, Trial
-from tests.patience import patience
+from tests.patience import scaled_timeout
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 
@@ -21,4 +21,4 @@ def test_row(row, restarts, network, tmp_path):
     result = Trial(row, restarts, "ddplaunch", network(2), tmp_path).play()  # type: ignore[arg-type]
     print(line(result))
     said = "\n".join(f"launcher {number} said:\n{seen.stderr}" for number, seen in enumerate(result.seen))
-    assert result.complaints(patience(ALLOWANCE)) == [], said
+    assert result.complaints(scaled_timeout(ALLOWANCE)) == [], said

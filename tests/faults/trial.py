@@ -9,7 +9,7 @@ from tests.faults.launcher import PORT, PROGRAM, Run, command_line, words
 from tests.faults.result import Result, Seen
 from tests.faults.rows import Row
 from tests.hosts.network import Network
-from tests.patience import patience
+from tests.patience import scaled_timeout
 from tests.starts import LIGHT
 
 PATIENCE = {"ddplaunch": 30.0, "torchrun": 60.0}
@@ -54,7 +54,7 @@ class Trial:
 
     def until(self, condition: Callable[[], object], what: str) -> None:
         """Wait, and notice meanwhile which launchers end."""
-        deadline = time.monotonic() + patience(self.patience)
+        deadline = time.monotonic() + scaled_timeout(self.patience)
         while not condition():
             self.look()
             if time.monotonic() > deadline:
@@ -172,7 +172,7 @@ class Trial:
     def _seen(self, run: Run) -> Seen:
         """How a launcher ended; what it left counts on hosts that are up."""
         seconds = None if run.verdict_at is None or run.fault_at is None else run.verdict_at - run.fault_at
-        deadline = time.monotonic() + patience(LEFT_PATIENCE)
+        deadline = time.monotonic() + scaled_timeout(LEFT_PATIENCE)
         while (pids := self._left(run)) and time.monotonic() < deadline:
             time.sleep(0.01)
         ended = run.host.alive and run.process.poll() is not None

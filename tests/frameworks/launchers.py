@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import SLOW_START, command, ran, torchrun
+from tests.conftest import SLOW_START, ddplaunch_command, run_command, torchrun_command
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -40,10 +40,10 @@ class Launchers:
         self.folder = folder
 
     def ddplaunch(self, *words: str | Path, nproc: int = 2, env: Mapping[str, str] | None = None) -> Done:
-        return self.run(command("run", "--nproc", str(nproc), *words), env)
+        return self.run(ddplaunch_command("run", "--nproc", str(nproc), *words), env)
 
     def torchrun(self, *words: str | Path, nproc: int = 2, env: Mapping[str, str] | None = None) -> Done:
-        return self.run(torchrun(self.folder, *words, nproc=nproc), env)
+        return self.run(torchrun_command(self.folder, *words, nproc=nproc), env)
 
     def python(self, *words: str | Path, env: Mapping[str, str] | None = None) -> Done:
         return self.run([sys.executable, *map(str, words)], env)
@@ -51,7 +51,7 @@ class Launchers:
     def run(self, words: Sequence[str], env: Mapping[str, str] | None = None) -> Done:
         """Run a command to its end."""
         home = {"HOME": str(self.folder), "HF_HOME": str(self.folder / "hf")}
-        done = ran(words, self.folder, {**self.calm, **home, **(env or {})}, timeout=PATIENCE)
+        done = run_command(words, self.folder, {**self.calm, **home, **(env or {})}, timeout=PATIENCE)
         done.stderr = SLOW_START.sub("", done.stderr)
         return done
 

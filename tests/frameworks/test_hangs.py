@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.conftest import wait_until, write
+from tests.conftest import wait_until, write_program
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 
@@ -77,16 +77,16 @@ LIGHTNING = """
 
 
 @pytest.mark.parametrize("program", [DDP, FSDP, LIGHTNING, ACCELERATE], ids=["ddp", "fsdp2", "lightning", "accelerate"])
-def test_the_rank_that_others_wait_for(start, answer, tmp_path, program):
+def test_the_rank_that_others_wait_for(start_ddplaunch, run_in_fork, tmp_path, program):
     if program in (LIGHTNING, ACCELERATE):
         pytest.importorskip("lightning" if program is LIGHTNING else "accelerate")
-    script = write(tmp_path, "train.py", program)
+    script = write_program(tmp_path, "train.py", program)
     line = next(n for n, text in enumerate(script.read_text().splitlines(), 1) if "sleep(600)" in text)
-    job = start("run", "--nproc", "3", script)
+    job = start_ddplaunch("run", "--nproc", "3", script)
     said: list[str] = []
 
     def told() -> bool:
-        done = answer("stacks", str(job.process.pid), "--json")
+        done = run_in_fork("stacks", str(job.process.pid), "--json")
         said[:] = json.loads(done.stdout)["sentences"] if done.returncode == 0 else [done.stderr]
         first = said[0]
         return first.startswith("ranks 0, 2 wait in ") and first.endswith(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.conftest import write
+from tests.conftest import write_program
 from tests.frameworks.launchers import PATIENCE, PROGRAMS, reports, requires
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(3 * PATIENCE)]
@@ -15,7 +15,7 @@ ON_CPUS = {"ACCELERATE_USE_CPU": "true"}
 @requires("accelerate")
 def test_accelerate_does_as_under_torchrun_and_as_alone(launchers, tmp_path):
     """Its own configuration does not count: that is accelerate launch's."""
-    write(
+    write_program(
         tmp_path,
         "hf/accelerate/default_config.yaml",
         "distributed_type: MULTI_CPU\nnum_processes: 5\nuse_cpu: true\nmixed_precision: 'no'\n",
@@ -36,7 +36,7 @@ def test_accelerate_does_as_under_torchrun_and_as_alone(launchers, tmp_path):
 @requires("accelerate")
 def test_without_a_gpu_accelerate_must_be_told_to_use_cpus(launchers, tmp_path):
     """Without ACCELERATE_USE_CPU each rank is a world of its own, whatever accelerate's configuration says."""
-    write(tmp_path, "hf/accelerate/default_config.yaml", "distributed_type: MULTI_CPU\nuse_cpu: true\n")
+    write_program(tmp_path, "hf/accelerate/default_config.yaml", "distributed_type: MULTI_CPU\nuse_cpu: true\n")
     without = {"CUDA_VISIBLE_DEVICES": ""}
     ours = reports(launchers.ddplaunch(ACCELERATED, env=without))
     assert [(report["rank"], report["world_size"]) for report in ours] == [(0, 1), (0, 1)]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import events
+from tests.conftest import read_events
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow, pytest.mark.timeout(0)]
 
@@ -17,19 +17,19 @@ BY_ADDRESS = {"scipy.sparse._data.name"}
 """Left by a loop over a set of functions, whose order is that of their addresses."""
 
 
-def test_ranks_see_the_same(launch, tmp_path):
+def test_ranks_see_the_same(run_ddplaunch, tmp_path):
     for name in PACKAGES:
         pytest.importorskip(name)
 
     def run(name, *options):
         words = ("run", "--nproc", str(len(RANKS)), *options, PROGRAM, tmp_path / name)
-        done = launch(*words, env={"PYTHONHASHSEED": "0"}, timeout=300)
+        done = run_ddplaunch(*words, env={"PYTHONHASHSEED": "0"}, timeout=300)
         assert done.returncode == 0, done.stderr
         return [json.loads((tmp_path / f"{name}{rank}").read_text()) for rank in RANKS]
 
     alone = run("alone", "--start", "exec")
     forked = run("forked", "--log-dir", tmp_path / "log")
-    (ready,) = events(tmp_path / "log", "ready")
+    (ready,) = read_events(tmp_path / "log", "ready")
     excluded = dict(ready["excluded"])
     assert {"accelerate", "hydra", "lightning", "scipy"}.isdisjoint(excluded), excluded
     assert {"accelerate", "lightning"} <= set(ready["modules"])  # these import most of the others

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.benchmarks.contenders import PROGRAMS
-from tests.conftest import events
+from tests.conftest import read_events
 from tests.frameworks.launchers import PATIENCE, Launchers, Report, reports, requires
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(2 * PATIENCE)]
@@ -14,7 +14,7 @@ def compared(launchers: Launchers, program: str, *imported_once: str) -> list[Re
     log = launchers.folder / "log"
     ours = reports(launchers.ddplaunch("--log-dir", log, PROGRAMS / program))
     assert ours == reports(launchers.python(PROGRAMS / "start_by_loop.py", "2", PROGRAMS / program))
-    (ready,) = events(log, "ready")
+    (ready,) = read_events(log, "ready")
     assert set(imported_once) <= set(ready["modules"]), ready
     return ours
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import write
+from tests.conftest import write_program
 from tests.gridengine.cluster import GridEngine, unsupported
 from tests.hosts.network import Network
-from tests.patience import patience
+from tests.patience import scaled_timeout
 from tests.slurm.test_attach import Login
 from tests.slurm.test_submit import number_of
 from tests.starts import LIGHT
@@ -68,7 +68,7 @@ def begun(at: Login, job: object, text: str = "] rank") -> Path:
 
 
 def test_jobs_on_two_nodes_are_followed_to_their_ends(at, tmp_path):
-    at.cluster.folder = write(tmp_path, "a job/train.py", PROGRAM).parent
+    at.cluster.folder = write_program(tmp_path, "a job/train.py", PROGRAM).parent
     _, out, err = at.type(*FOLLOW, "train.py", "--", 'it\'s "one"', "$HOME")
     (first,) = re.findall(r"sge: this is node 0 of 2, at (n[123]) \(JOB_ID, DDPLAUNCH_HOSTS, DDPLAUNCH_NODE_RANK;", out)
     ranks = re.findall(r'(?m)^(\[(\d)\] rank \2 of 4) on (n[123]) it\'s "one" \$HOME$', out)
@@ -86,12 +86,12 @@ def test_jobs_on_two_nodes_are_followed_to_their_ends(at, tmp_path):
 
 
 def test_a_deleted_job_is_stopped_on_all_nodes(at, tmp_path):
-    write(tmp_path, "train.py", PROGRAM)
+    write_program(tmp_path, "train.py", PROGRAM)
     following = at.start(*FOLLOW, "train.py", "wait")
     number = number_of(following)
     begun(at, number)
     at.cluster.run("qdel", str(number))
-    _, err = following.communicate(timeout=patience(60))
+    _, err = following.communicate(timeout=scaled_timeout(60))
     assert following.returncode == 137, err
     assert f"job {number} was killed by signal 9 (exit code 137)" in err
     for host in at.cluster.nodes:
@@ -117,7 +117,7 @@ print("saved", flush=True)
 
 def test_a_job_that_is_notified_saves(at, tmp_path):
     """Before it is suspended Grid Engine sends SIGUSR1, before it is deleted SIGUSR2, to each process on all hosts."""
-    write(tmp_path, "train.py", NOTIFIED)
+    write_program(tmp_path, "train.py", NOTIFIED)
     following = at.start(*FOLLOW, "--qsub-arg=-notify", "train.py")
     number = number_of(following)
     log = begun(at, number, "ready")
@@ -126,7 +126,7 @@ def test_a_job_that_is_notified_saves(at, tmp_path):
     at.cluster.run("qmod", "-usj", str(number))
     at.cluster.wait_until(lambda: log.read_text().count("got 18") == 4, "its end")
     at.cluster.run("qdel", str(number))
-    out, err = following.communicate(timeout=patience(60))
+    out, err = following.communicate(timeout=scaled_timeout(60))
     assert following.returncode == 75, out + err
     assert [out.count(said) for said in ("got 10", "got 18", "saved")] == [4, 4, 4]
     for host in at.cluster.nodes:
@@ -140,7 +140,7 @@ def test_jobs_are_seen_by_a_shell_that_did_not_submit_them(at, tmp_path):
         jobs = at.type("ps")[1].partition("JOB ")[2].partition("\n\n")[0]
         return [line.partition(" train.py go fail ")[2].strip() for line in jobs.splitlines()[1:]]
 
-    write(tmp_path, "train.py", PROGRAM)
+    write_program(tmp_path, "train.py", PROGRAM)
     _, out, err = at.type(*SUBMIT, "spread", "train.py", "go", "fail")
     number = re.findall(r"^job (\d+):", out)[0]
     assert out.splitlines()[-2:] == [f"follow: ddplaunch attach {number}", f"cancel: ddplaunch stop {number}"], err
@@ -156,8 +156,8 @@ def test_jobs_are_seen_by_a_shell_that_did_not_submit_them(at, tmp_path):
     assert attached.stdout is not None
     while "] rank" not in attached.stdout.readline():
         pass
-    write(tmp_path, "go", "")
-    out, err = attached.communicate(timeout=patience(60))
+    write_program(tmp_path, "go", "")
+    out, err = attached.communicate(timeout=scaled_timeout(60))
     assert attached.returncode == 7, err
     assert "ddplaunch: rank 3 exited with code 7" in out
     assert err.splitlines()[-1] == f"ddplaunch: job {number} failed (exit code 7)"
@@ -170,7 +170,7 @@ def test_jobs_are_seen_by_a_shell_that_did_not_submit_them(at, tmp_path):
 
 def test_an_array_whose_nodes_are_asked(at, tmp_path):
     """Where a host has a slot left, Grid Engine starts a look there from outside; index 1 fails, and 3 is stopped."""
-    write(tmp_path, "train.py", PROGRAM.replace('"wait" in', 'os.environ["SGE_TASK_ID"] == "3" and "wait" in'))
+    write_program(tmp_path, "train.py", PROGRAM.replace('"wait" in', 'os.environ["SGE_TASK_ID"] == "3" and "wait" in'))
     words = (*SUBMIT, "pairs", "--cpus-per-task", "2", "--array", "1-3:2", "train.py", "fail", "wait")
     code, out, err = at.type(*words)
     assert code == 0, err
@@ -196,10 +196,10 @@ def test_an_array_whose_nodes_are_asked(at, tmp_path):
 
 def test_a_job_is_requeued_before_its_time_is_up(at, tmp_path):
     """Once; then the time is up again. Grid Engine does not give it its second host again, so there is a third."""
-    write(tmp_path, "train.py", PROGRAM)
+    write_program(tmp_path, "train.py", PROGRAM)
     times = ("--time", "0:00:16", "--preempt-grace", "5", "--grace", "5", "--requeue", "1")
     following = at.start(*FOLLOW, *times, "train.py", "make-room")
-    out, err = following.communicate(timeout=patience(90))
+    out, err = following.communicate(timeout=scaled_timeout(90))
     assert following.returncode == 75, out + err
     assert out.count("the job must make room") == 2, out
     assert out.count("] rank 3 of 4") == 2, out
@@ -210,7 +210,7 @@ def test_a_job_is_requeued_before_its_time_is_up(at, tmp_path):
 
 def test_a_spare_takes_the_place_of_a_node_that_lost_power(at, tmp_path):
     """Node 0 is on the host of the script: the job would end with it."""
-    write(tmp_path, "train.py", PROGRAM)
+    write_program(tmp_path, "train.py", PROGRAM)
     words = ("--spares", "1", "--heartbeat-timeout", "4", "--join-timeout", "60", "train.py", "go")
     following = at.start(*FOLLOW, *words)
     number = number_of(following)
@@ -218,7 +218,7 @@ def test_a_spare_takes_the_place_of_a_node_that_lost_power(at, tmp_path):
     lost = re.findall(r"\[2\] rank 2 of 4 on (n\d)", log.read_text())[0]
     next(host for host in at.cluster.nodes if host.name == lost).power_off()
     at.cluster.wait_until(lambda: log.read_text().count("] rank") == 8, "all ranks again")
-    write(tmp_path, "go", "")
-    out, err = following.communicate(timeout=patience(120))
+    write_program(tmp_path, "go", "")
+    out, err = following.communicate(timeout=scaled_timeout(120))
     assert following.returncode == 0, out + err
     assert f"node 1 ({lost}) was lost" in out

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from tests.hosts.network import Network
-from tests.patience import patience
+from tests.patience import scaled_timeout
 
 C = TypeVar("C", bound="Cluster")
 
@@ -43,7 +43,7 @@ class Cluster:
         """Wait for what nothing announces; what its daemons say is in the error."""
         began, pause = time.monotonic(), 0.02
         while not condition():
-            if time.monotonic() > began + patience(timeout):
+            if time.monotonic() > began + scaled_timeout(timeout):
                 raise ClusterError(f"waited {time.monotonic() - began:.0f} s for {what}\n{self.said()}")
             time.sleep(pause)
             pause = min(pause * 1.2, 0.2)  # a scheduler's command takes more time of a CPU than most jobs here

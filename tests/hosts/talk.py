@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 from tests.hosts.host import Host
-from tests.patience import patience
+from tests.patience import scaled_timeout
 
 ECHO = """
 import socket, threading
@@ -50,19 +50,19 @@ for line in sys.stdin:
 """Connects to ADDRESS PORT within SECONDS; for each number read, asks and waits that many seconds for the answer."""
 
 
-class Talk:
+class EchoConnection:
     """A TCP connection from a host to the echo on another."""
 
     def __init__(self, host: Host, address: str, port: int = 7000, timeout: float | None = None) -> None:
         self.process = host.start(
-            [sys.executable, "-IS", "-c", TALK, address, str(port), str(timeout or patience(10))],
+            [sys.executable, "-IS", "-c", TALK, address, str(port), str(timeout or scaled_timeout(10))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.connected = self.end()
+        self.connected = self.send_resumed()
 
-    def end(self) -> str:
+    def send_resumed(self) -> str:
         """What came back: "answer", "end" or the name of an exception; how long it took is in ``seconds``."""
         assert self.process.stdout is not None
         result, seconds = self.process.stdout.readline().split()
@@ -77,8 +77,8 @@ class Talk:
 
     def ask(self, timeout: float | None = None) -> str:
         """Ask, and say what comes back; by default an answer is waited for with patience."""
-        self.begin(patience(10) if timeout is None else timeout)
-        return self.end()
+        self.begin(scaled_timeout(10) if timeout is None else timeout)
+        return self.send_resumed()
 
 
 def echo(host: Host) -> None:

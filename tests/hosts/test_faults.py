@@ -7,13 +7,13 @@ import pytest
 
 from tests.hosts.host import Host
 from tests.hosts.network import Network
-from tests.hosts.talk import Talk, echo
-from tests.patience import patience
+from tests.hosts.talk import EchoConnection, echo
+from tests.patience import scaled_timeout
 
 pytestmark = pytest.mark.ci
 
 Make = Callable[..., Network]
-Pair = tuple[Host, Host, Talk]
+Pair = tuple[Host, Host, EchoConnection]
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def pair(network: Make) -> Pair:
     """Two hosts and a connection from the first to the echo on the second."""
     one, other = network(2).hosts
     echo(other)
-    talk = Talk(one, other.address)
+    talk = EchoConnection(one, other.address)
     assert (talk.connected, talk.ask()) == ("connected", "answer")
     return one, other, talk
 
@@ -33,10 +33,10 @@ def test_the_second_interface_is_another_network(network):
     one, other = network(2, second=True).hosts
     echo(other)
     assert other.address_second == "10.78.0.11"
-    talk = Talk(one, other.address_second)
+    talk = EchoConnection(one, other.address_second)
     one.unplug()
     assert talk.ask() == "answer"
-    assert Talk(one, other.address, timeout=0.5).connected == SILENT
+    assert EchoConnection(one, other.address, timeout=0.5).connected == SILENT
     one.heal()
     one.drop(other)
     assert talk.ask(0.5) == SILENT
@@ -50,10 +50,10 @@ def test_power_off_is_silent_and_boot_brings_the_host_back(pair):
     other.boot()
     # A host that has booted knows nothing of its old connections.
     assert talk.ask() == "ConnectionResetError"
-    assert Talk(one, other.address).connected == "ConnectionRefusedError"
+    assert EchoConnection(one, other.address).connected == "ConnectionRefusedError"
     echo(other)
     for address in (other.address, other.address6):
-        assert Talk(one, address).ask() == "answer"
+        assert EchoConnection(one, address).ask() == "answer"
 
 
 def test_kill_all_ends_connections_at_once(pair):
@@ -62,11 +62,11 @@ def test_kill_all_ends_connections_at_once(pair):
     talk.begin(10)
     other.kill_all()
     assert talk.end() in ("end", "ConnectionResetError")
-    assert talk.seconds < patience(5)
-    assert Talk(one, other.address).connected == "ConnectionRefusedError"
+    assert talk.seconds < scaled_timeout(5)
+    assert EchoConnection(one, other.address).connected == "ConnectionRefusedError"
     other.boot()
     echo(other)
-    assert Talk(one, other.address).ask() == "answer"
+    assert EchoConnection(one, other.address).ask() == "answer"
 
 
 def test_frozen_processes_wait(pair):
@@ -74,7 +74,7 @@ def test_frozen_processes_wait(pair):
     other.freeze()
     other.freeze()
     assert talk.ask(0.5) == SILENT
-    later = Talk(one, other.address)
+    later = EchoConnection(one, other.address)
     assert (later.connected, later.ask(0.5)) == ("connected", SILENT)  # the kernel still accepts
     other.thaw()
     assert (talk.ask(), later.ask()) == ("answer", "answer")
@@ -87,25 +87,25 @@ def test_silence(pair, fault, carrier):
     if carrier is not None:
         assert other.run("cat", "/sys/class/net/eth0/carrier").strip() == carrier
     assert talk.ask(0.3) == SILENT
-    assert Talk(one, other.address, timeout=0.2).connected == SILENT
-    assert Talk(one, other.address6, timeout=0.2).connected == SILENT
+    assert EchoConnection(one, other.address, timeout=0.2).connected == SILENT
+    assert EchoConnection(one, other.address6, timeout=0.2).connected == SILENT
     other.heal()
     assert talk.ask() == "answer"
-    assert Talk(one, other.address6).ask() == "answer"
+    assert EchoConnection(one, other.address6).ask() == "answer"
 
 
 def test_drop_of_one_peer(network):
     one, other, third = network(3).hosts
     echo(other)
     other.drop(third)
-    assert Talk(third, other.address, timeout=0.5).connected == SILENT
-    assert Talk(third, other.address6, timeout=0.5).connected == SILENT
-    assert Talk(one, other.address).ask() == "answer"
+    assert EchoConnection(third, other.address, timeout=0.5).connected == SILENT
+    assert EchoConnection(third, other.address6, timeout=0.5).connected == SILENT
+    assert EchoConnection(one, other.address).ask() == "answer"
 
 
 def test_drop_of_one_port(pair):
     one, other, talk = pair
-    second = Talk(one, other.address, 7001)
+    second = EchoConnection(one, other.address, 7001)
     other.drop_port(7001)
     assert (second.ask(0.5), talk.ask()) == (SILENT, "answer")
     other.heal()
@@ -115,15 +115,15 @@ def test_drop_of_one_port(pair):
 def test_reject_resets_both_ends(pair):
     one, other, talk = pair
     echo(one)
-    back = Talk(other, one.address)
+    back = EchoConnection(other, one.address)
     other.reject()
     for reset in (talk, back):
         assert reset.ask() == "ConnectionResetError"
-        assert reset.seconds < patience(5)
-    assert Talk(one, other.address).connected == "ConnectionRefusedError"
-    assert Talk(other, one.address).connected == "ConnectionRefusedError"
+        assert reset.seconds < scaled_timeout(5)
+    assert EchoConnection(one, other.address).connected == "ConnectionRefusedError"
+    assert EchoConnection(other, one.address).connected == "ConnectionRefusedError"
     other.heal()
-    assert Talk(one, other.address).ask() == "answer"
+    assert EchoConnection(one, other.address).ask() == "answer"
 
 
 def test_loss(pair):
@@ -157,9 +157,9 @@ def test_delay(pair):
         other.delay(milliseconds)
         assert talk.ask() == "answer"
         assert talk.seconds >= 2 * milliseconds / 1000
-    assert talk.seconds < patience(2)  # far less than without an answer
+    assert talk.seconds < scaled_timeout(2)  # far less than without an answer
     other.cut()
     assert talk.ask(0.5) == SILENT
     other.heal()
     assert talk.ask() == "answer"
-    assert min(Talk(one, other.address).seconds for _ in range(5)) < patience(0.03)
+    assert min(EchoConnection(one, other.address).seconds for _ in range(5)) < scaled_timeout(0.03)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import alive, wait_until
+from tests.conftest import is_alive, wait_until
 from tests.hosts.host import Host
 from tests.hosts.namespaces import HostError
 from tests.hosts.network import Network
-from tests.hosts.talk import Talk, echo
-from tests.patience import patience
+from tests.hosts.talk import EchoConnection, echo
+from tests.patience import scaled_timeout
 
 pytestmark = pytest.mark.ci
 
@@ -28,8 +28,8 @@ def test_hosts_reach_each_other_by_address_and_name(network):
     for host in hosts:
         echo(host)
     for address in ("10.77.0.12", "fd77::12", "n2", "localhost"):
-        assert Talk(hosts[2 if address == "localhost" else 0], address).ask() == "answer"
-    assert Talk(hosts[2], "n0").ask() == "answer"
+        assert EchoConnection(hosts[2 if address == "localhost" else 0], address).ask() == "answer"
+    assert EchoConnection(hosts[2], "n0").ask() == "answer"
 
 
 def test_a_host_has_its_own_name_devices_and_memory(network):
@@ -68,14 +68,14 @@ def test_dead_dns_takes_its_time(network, dns, least, most):
             print(time.monotonic() - began)
     """
     short = {**os.environ, "RES_OPTIONS": "timeout:1 attempts:1"}  # the default is 5 s, twice
-    assert least <= float(host.run(sys.executable, "-IS", "-c", lookup, env=short)) < patience(most)
+    assert least <= float(host.run(sys.executable, "-IS", "-c", lookup, env=short)) < scaled_timeout(most)
 
 
 def test_two_networks_have_nothing_to_do_with_each_other(network):
     here, there = network(2).hosts, network(2).hosts
     echo(here[1])
-    assert Talk(here[0], "n1").ask() == "answer"
-    assert Talk(there[0], "n1").connected == "ConnectionRefusedError"
+    assert EchoConnection(here[0], "n1").ask() == "answer"
+    assert EchoConnection(there[0], "n1").connected == "ConnectionRefusedError"
 
 
 def test_a_started_process_is_our_own(network, tmp_path):
@@ -104,7 +104,7 @@ def test_ctrl_c_is_for_all_of_the_terminal(network):
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     os.write(ours, b"\x03")
-    assert process.wait(patience(10)) == 5
+    assert process.wait(scaled_timeout(10)) == 5
     os.close(ours)
     os.close(theirs)
 
@@ -144,7 +144,7 @@ def test_nothing_is_left_after_close(network):
         other.drop()
         third.power_off()
     net.close()
-    assert [pid for pid in pids if alive(pid)] == []
+    assert [pid for pid in pids if is_alive(pid)] == []
     assert leftovers() == before
     assert len(os.listdir("/proc/self/fd")) == len(files)
 
@@ -162,7 +162,7 @@ def test_nothing_is_left_when_half_of_it_fails(network, monkeypatch):
     monkeypatch.setattr(Host, "finish_boot", fail)
     with pytest.raises(HostError, match="as if"):
         network(3)
-    assert [pid for pid in started if alive(pid)] == []
+    assert [pid for pid in started if is_alive(pid)] == []
     assert leftovers() == before
     assert len(os.listdir("/proc/self/fd")) == len(files)
 
@@ -188,8 +188,8 @@ def test_nothing_is_left_when_the_test_process_is_killed(network):
     assert done.wait() == -signal.SIGKILL
     assert len(pids) >= 4
     began = time.monotonic()
-    wait_until(lambda: not any(alive(pid) for pid in pids), "the end of the hosts", timeout=10)
-    assert time.monotonic() - began < patience(5)
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), "the end of the hosts", timeout=10)
+    assert time.monotonic() - began < scaled_timeout(5)
     pattern = re.compile(rf"hosts-{done.pid}-")
     left = [path for path, _, _ in os.walk("/sys/fs/cgroup") if pattern.search(path)]
     assert left == []

@@ -14,19 +14,19 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.job import client, folder
-from ddplaunch.job.client import NoAnswer
-from ddplaunch.job.door import DEADLINE, MAX_CLIENTS, MAX_REQUEST, Door
-from ddplaunch.job.requests.status import AskStatus, StopJob
-from ddplaunch.job.status import RankState, State, Status
-from ddplaunch.loop import Loop
+from ddplaunch.job.client import JobNotResponding
+from ddplaunch.job.door import CONNECTION_TIMEOUT_S, MAX_CLIENTS, MAX_REQUEST_BYTES, ControlSocket
+from ddplaunch.job.requests.status import StatusQuery, StopJobRequest
+from ddplaunch.job.status import JobState, RankState, Status
+from ddplaunch.loop import EventLoop
 from ddplaunch.wire.typed import encode
-from tests.conftest import Job, alive, wait_until
-from tests.patience import patience
+from tests.conftest import BackgroundJob, is_alive, wait_until
+from tests.patience import scaled_timeout
 
 SLEEPS = "echo up; exec sleep 600"
 STUBBORN = "trap '' TERM INT; echo up; while :; do sleep 0.1; done"
 
-Run = Callable[..., Job]
+Run = Callable[..., BackgroundJob]
 
 
 @pytest.fixture
@@ -39,13 +39,13 @@ def runtime(tmp_path_factory, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def run(start, runtime) -> Run:
+def run(start_ddplaunch, runtime) -> Run:
     """Start two ranks, and again where one fails; ``path`` is the job's door."""
 
-    def begin(run_id: str = "mine", program: str = SLEEPS, **environ: str) -> Job:
+    def begin(run_id: str = "mine", program: str = SLEEPS, **environ: str) -> BackgroundJob:
         options = ("--nproc", "2", "--max-restarts", "9", "--min-uptime", "0", "--no-history", "--grace", "600")
         words = ("run", "--run-id", run_id, *options, "--no-python", "sh", "-c", program)
-        job = start(*words, env={"XDG_RUNTIME_DIR": str(runtime), **environ})
+        job = start_ddplaunch(*words, env={"XDG_RUNTIME_DIR": str(runtime), **environ})
         job.wait_for("up", 2)
         job.path = door(job)
         return job
@@ -53,24 +53,24 @@ def run(start, runtime) -> Run:
     return begin
 
 
-def door(job: Job) -> str:
+def door(job: BackgroundJob) -> str:
     """The path of a job's door."""
     found: list[str] = []
 
     def there() -> bool:
-        found[:] = [path for path in folder.doors() if path.endswith(f".{job.process.pid}")]
+        found[:] = [path for path in folder.list_sockets() if path.endswith(f".{job.process.pid}")]
         return bool(found)
 
     wait_until(there, "its door")
     return found[0]
 
 
-def show(job: Job, state: State = State.RUNNING, attempt: int = 0) -> Status:
+def show(job: BackgroundJob, state: JobState = JobState.RUNNING, attempt: int = 0) -> Status:
     """Its status, once it is that far."""
     found: list[Status] = []
 
     def reached() -> bool:
-        found[:] = [client.ask(job.path, AskStatus())]
+        found[:] = [client.send_request(job.path, StatusQuery())]
         return (found[0].state, found[0].attempt) == (state, attempt)
 
     wait_until(reached, f"{state} of attempt {attempt}")
@@ -79,14 +79,14 @@ def show(job: Job, state: State = State.RUNNING, attempt: int = 0) -> Status:
 
 def call(path: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.settimeout(patience(20))
+    sock.settimeout(scaled_timeout(20))
     sock.connect(path)
     return sock
 
 
 def doors(runtime: Path) -> list[str]:
     """Those of the test; other runs of this user may have theirs elsewhere."""
-    return [path for path in folder.doors() if path.startswith(str(runtime))]
+    return [path for path in folder.list_sockets() if path.startswith(str(runtime))]
 
 
 def test_the_status_while_ranks_run_and_after_a_restart(run):
@@ -98,26 +98,26 @@ def test_the_status_while_ranks_run_and_after_a_restart(run):
     assert status.target == f"sh -c {SLEEPS}"
     assert (status.node_rank, status.world_size, status.restarts) == (0, 2, 0)
     assert [rank.state for rank in status.ranks] == [RankState.RUNNING] * 2
-    assert all(alive(rank.pid) for rank in status.ranks)
-    assert abs(status.since - time.time()) < patience(20)
+    assert all(is_alive(rank.pid) for rank in status.ranks)
+    assert abs(status.since - time.time()) < scaled_timeout(20)
     os.kill(status.ranks[1].pid, signal.SIGKILL)
     again = show(job, attempt=1)
     assert again.restarts == 1
     assert not {rank.pid for rank in status.ranks} & {rank.pid for rank in again.ranks}
-    assert all(alive(rank.pid) for rank in again.ranks)
+    assert all(is_alive(rank.pid) for rank in again.ranks)
 
 
 def test_stop(run, runtime):
     """With the grace of the job, which these ranks use up; then without."""
     job = run(program=STUBBORN)
-    client.ask(job.path, StopJob())
-    assert all(alive(rank.pid) for rank in show(job, State.STOPPING).ranks)
-    client.ask(job.path, StopJob(now=True))
+    client.send_request(job.path, StopJobRequest())
+    assert all(is_alive(rank.pid) for rank in show(job, JobState.STOPPING).ranks)
+    client.send_request(job.path, StopJobRequest(now=True))
     assert job.wait() == 130
     job.assert_nothing_left()
     assert list(runtime.iterdir()) == []
-    with pytest.raises(NoAnswer, match="no such file"):
-        client.ask(job.path, AskStatus())
+    with pytest.raises(JobNotResponding, match="no such file"):
+        client.send_request(job.path, StatusQuery())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user")
@@ -131,24 +131,24 @@ def test_another_user_is_refused(run, runtime, opened):
     text = (
         "import os, socket, sys\nos.chdir('/')\ns = socket.socket(socket.AF_UNIX)\n"
         f"os.setgid(65534); os.setuid(65534)\ns.connect({job.path!r})\n"
-        f"s.sendall({encode(AskStatus())!r})\nsys.exit(7 if not s.recv(1) else 8)"
+        f"s.sendall({encode(StatusQuery())!r})\nsys.exit(7 if not s.recv(1) else 8)"
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
     if opened:
         assert done.returncode == 7 or "BrokenPipeError" in done.stderr or "ConnectionReset" in done.stderr
     else:
         assert "PermissionError" in done.stderr
-    assert show(job).state is State.RUNNING
+    assert show(job).state is JobState.RUNNING
 
 
 GARBAGE = [
     b"GET / HTTP/1.1\r\n\r\n",
     b"\0\0\0\2{}",
-    struct.pack("!I", MAX_REQUEST + 1),
+    struct.pack("!I", MAX_REQUEST_BYTES + 1),
     struct.pack("!I", 0xFFFFFFFF) + b"x" * 1000,
     struct.pack("!I", 100) + b"[" * 100,
-    encode(StopJob())[:-1] + b"\xff",
-    encode(StopJob(now=True)).replace(b"true", b'"no"'),
+    encode(StopJobRequest())[:-1] + b"\xff",
+    encode(StopJobRequest(now=True)).replace(b"true", b'"no"'),
     struct.pack("!I", 40) + b'{"op": "Started", "body": {"rank": 1}}  ',
 ]
 
@@ -156,7 +156,7 @@ GARBAGE = [
 def test_garbage_is_dropped_and_a_connection_is_for_one_request(run):
     job = run()
     show(job)
-    for sent in (*GARBAGE, encode(AskStatus()) + encode(StopJob())):
+    for sent in (*GARBAGE, encode(StatusQuery()) + encode(StopJobRequest())):
         with call(job.path) as sock:
             sock.sendall(sent)
             try:
@@ -164,7 +164,7 @@ def test_garbage_is_dropped_and_a_connection_is_for_one_request(run):
                     assert sent not in GARBAGE
             except ConnectionResetError:
                 pass  # it was closed before all was read
-        assert show(job).state is State.RUNNING
+        assert show(job).state is JobState.RUNNING
 
 
 @pytest.mark.slow
@@ -173,8 +173,8 @@ def test_those_who_say_nothing_keep_nobody_out_for_long(run):
     show(job)
     silent = [call(job.path) for _ in range(MAX_CLIENTS)]
     began = time.monotonic()
-    assert client.ask(job.path, AskStatus(), patience(30)).state is State.RUNNING
-    assert time.monotonic() - began > DEADLINE / 2
+    assert client.send_request(job.path, StatusQuery(), scaled_timeout(30)).state is JobState.RUNNING
+    assert time.monotonic() - began > CONNECTION_TIMEOUT_S / 2
     for each in silent:
         assert each.recv(1) == b""
         each.close()
@@ -182,11 +182,11 @@ def test_those_who_say_nothing_keep_nobody_out_for_long(run):
 
 def test_one_job_beside_another(run, runtime):
     first, second = run("a"), run("b")
-    assert {client.ask(path, AskStatus()).run_id for path in doors(runtime)} == {"a", "b"}
-    client.ask(first.path, StopJob())
+    assert {client.send_request(path, StatusQuery()).run_id for path in doors(runtime)} == {"a", "b"}
+    client.send_request(first.path, StopJobRequest())
     assert first.wait() == 130
-    assert [client.ask(path, AskStatus()).run_id for path in doors(runtime)] == ["b"]
-    assert show(second).state is State.RUNNING
+    assert [client.send_request(path, StatusQuery()).run_id for path in doors(runtime)] == ["b"]
+    assert show(second).state is JobState.RUNNING
 
 
 def test_a_killed_launcher_leaves_a_socket_that_the_next_one_removes(run):
@@ -194,8 +194,8 @@ def test_a_killed_launcher_leaves_a_socket_that_the_next_one_removes(run):
     job.signal(signal.SIGKILL)
     job.wait()
     assert Path(job.path).exists()
-    with pytest.raises(NoAnswer, match="connection refused"):
-        client.ask(job.path, AskStatus())
+    with pytest.raises(JobNotResponding, match="connection refused"):
+        client.send_request(job.path, StatusQuery())
     other = run("b")
     assert os.listdir(os.path.dirname(other.path)) == [os.path.basename(other.path)]
 
@@ -215,12 +215,12 @@ def test_who_reads_nothing_and_a_launcher_that_is_stopped_hold_nobody_up(run):
     show(job)
     with call(job.path) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-        sock.sendall(encode(AskStatus()))
-        assert show(job).state is State.RUNNING
+        sock.sendall(encode(StatusQuery()))
+        assert show(job).state is JobState.RUNNING
     os.kill(job.process.pid, signal.SIGSTOP)
     try:
-        with pytest.raises(NoAnswer, match="is suspended: its launcher was stopped, as Ctrl-Z does"):
-            client.ask(job.path, AskStatus(), 0.5)
+        with pytest.raises(JobNotResponding, match="is suspended: its launcher was stopped, as Ctrl-Z does"):
+            client.send_request(job.path, StatusQuery(), 0.5)
     finally:
         os.kill(job.process.pid, signal.SIGCONT)
 
@@ -230,15 +230,15 @@ def test_without_a_home_or_a_runtime_folder(run, monkeypatch, variables):
     job = run(**variables)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert job.path in folder.doors()
-    assert show(job).state is State.RUNNING
+    assert job.path in folder.list_sockets()
+    assert show(job).state is JobState.RUNNING
     job.signal(signal.SIGTERM)  # it removes its folder of files, which is in /tmp without a TMPDIR
     job.wait()
 
 
 def test_a_long_run_id(run):
     job = run("x" * 100)
-    assert job.path in folder.doors()
+    assert job.path in folder.list_sockets()
     assert show(job).run_id == "x" * 100
 
 
@@ -262,18 +262,18 @@ def test_a_folder_that_is_not_ours_alone_is_left_alone(runtime, kind):
     if kind == "foreign" and os.geteuid() != 0:
         pytest.skip("needs root to give a folder away")
     in_the_way(kind, runtime / "ddplaunch")
-    sock, path = folder.listen("mine")
+    sock, path = folder.listen_in_dir("mine")
     assert sock
     with sock:
         assert not path.startswith(str(runtime))
-        assert path in folder.doors()
+        assert path in folder.list_sockets()
         assert not [each for each in runtime.rglob("*") if each.is_socket()]
-    folder.remove(path)
+    folder.remove_socket(path)
 
 
 def test_no_folder_no_door(monkeypatch):
-    monkeypatch.setattr(folder, "candidates", lambda: ["/proc/ddplaunch"])
-    door = Door(Loop(), "x", None, print)  # type: ignore[arg-type]
+    monkeypatch.setattr(folder, "candidate_dirs", lambda: ["/proc/ddplaunch"])
+    door = ControlSocket(EventLoop(), "x", None, print)  # type: ignore[arg-type]
     assert door.path is None
     door.close()
 
@@ -289,10 +289,10 @@ def test_more_than_it_takes_at_a_time(run):
             sock.connect(job.path)
         except BlockingIOError:
             break
-    with pytest.raises(NoAnswer) as raised:
-        client.ask(job.path, AskStatus(), 0.2)
+    with pytest.raises(JobNotResponding) as raised:
+        client.send_request(job.path, StatusQuery(), 0.2)
     assert "does not answer within 0.2 s" in raised.value.message
     assert "many others ask it" in (raised.value.hint or "")
     for sock in others:
         sock.close()
-    assert client.ask(job.path, AskStatus()).world_size == 2
+    assert client.send_request(job.path, StatusQuery()).world_size == 2

@@ -13,18 +13,26 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.checkpoint import WRITTEN, newest
-from ddplaunch.control.failure import Failure, Verdict
+from ddplaunch.agent.checkpoint import MIN_AGE_S, find_newest_checkpoint
+from ddplaunch.control.failure import FailureReport, RankFailure
 from ddplaunch.dataclass import replace
-from ddplaunch.diagnosis.readings import RankReading, Reading
+from ddplaunch.diagnosis.readings import NodeSample, RankSample
 from ddplaunch.job import ledger, past
-from ddplaunch.job.effective import Account, Part, Spent, told
-from ddplaunch.job.history import History, job_of
-from ddplaunch.job.readings import file_of
-from ddplaunch.job.record import Attempt, Fate, RunRecord
+from ddplaunch.job.effective import TimeAccounting, TimeBreakdown, TimeCategory, format_goodput
+from ddplaunch.job.history import HistoryRecorder, scheduler_job_id
+from ddplaunch.job.readings import sample_file_name
+from ddplaunch.job.record import AttemptRecord, RunRecord, RunState
 from ddplaunch.output import events
-from ddplaunch.output.events import Begun, Exited, LastCheckpoint, LeftOut, Restarting, Started, Swept
-from tests.conftest import alive, wait_until, write
+from ddplaunch.output.events import (
+    AttemptsOmitted,
+    AttemptStarted,
+    AttemptSwept,
+    CheckpointFound,
+    RankExited,
+    RankStarted,
+    Restarting,
+)
+from tests.conftest import is_alive, wait_until, write_program
 from tests.job.samples import plan
 from tests.job.test_history import state  # noqa: F401
 from tests.starts import LIGHT
@@ -36,91 +44,93 @@ RANKS = ((0, "n0"), (1, "n1"))
 AGAIN = Restarting(1, 0.0, "again", None)
 
 
-Happened = tuple[events.Event | Begun | LeftOut, float]
+Happened = tuple[events.Event | AttemptStarted | AttemptsOmitted, float]
 
 
-def account(began: float, nnodes: int, happened: list[Happened]) -> Spent:
-    kept = Account(began, nnodes)
+def account(began: float, nnodes: int, happened: list[Happened]) -> TimeBreakdown:
+    kept = TimeAccounting(began, nnodes)
     for event, moment in happened:
-        kept.take(event, moment)
-    return kept.spent()
+        kept.on_event(event, moment)
+    return kept.breakdown()
 
 
-def begun(attempt: int = 0) -> Begun:
-    return Begun(attempt, 0, 1, 2, RANKS)
+def begun(attempt: int = 0) -> AttemptStarted:
+    return AttemptStarted(attempt, 0, 1, 2, RANKS)
 
 
 def started(first: float, second: float, attempt: int = 0) -> list[Happened]:
-    return [(Started(0, 100, attempt), first), (Started(1, 101, attempt), second)]
+    return [(RankStarted(0, 100, attempt), first), (RankStarted(1, 101, attempt), second)]
 
 
-def exited(rank: int, code: int, attempt: int = 0) -> Exited:
-    return Exited(rank, 100 + rank, code, attempt)
+def exited(rank: int, code: int, attempt: int = 0) -> RankExited:
+    return RankExited(rank, 100 + rank, code, attempt)
 
 
-def ended(code: int = 0) -> events.Ended:
-    return events.Ended(code, None)
+def ended(code: int = 0) -> events.JobEnded:
+    return events.JobEnded(code, None)
 
 
 UP = [(begun(), 0.0), *started(1.0, 1.0)]
-WELL = [(exited(0, 0), 100.0), (exited(1, 0), 100.0), (Swept((), ()), 100.0), (ended(), 100.0)]
+WELL = [(exited(0, 0), 100.0), (exited(1, 0), 100.0), (AttemptSwept((), ()), 100.0), (ended(), 100.0)]
 
 
 @pytest.mark.parametrize(
     ("happened", "spent"),
     [
-        pytest.param([], Spent(), id="nothing"),
-        pytest.param([(ended(1), 7.0)], Spent(imports=7.0), id="ends before it starts"),
-        pytest.param([(begun(), 2.0), *started(5.0, 6.0), *WELL], Spent(imports=6.0, steady=94.0), id="no collectives"),
+        pytest.param([], TimeBreakdown(), id="nothing"),
+        pytest.param([(ended(1), 7.0)], TimeBreakdown(imports=7.0), id="ends before it starts"),
+        pytest.param(
+            [(begun(), 2.0), *started(5.0, 6.0), *WELL], TimeBreakdown(imports=6.0, steady=94.0), id="no collectives"
+        ),
         pytest.param(
             [(begun(), 2.0), *started(5.0, 6.0), (events.FirstCollective(16.0), 21.0), *WELL],
-            Spent(imports=6.0, first_collective=10.0, steady=84.0),
+            TimeBreakdown(imports=6.0, first_collective=10.0, steady=84.0),
             id="the first collective is told of later",
         ),
         pytest.param(
             [
-                *[(begun(), 2.0), *started(5.0, 6.0), (events.Stalled(30.0), 50.0), (events.WentOn(), 55.0)],
-                *[(events.WentOn(), 56.0), (events.FirstCollective(16.0), 60.0), *WELL],
+                *[(begun(), 2.0), *started(5.0, 6.0), (events.JobStalled(30.0), 50.0), (events.StallEnded(), 55.0)],
+                *[(events.StallEnded(), 56.0), (events.FirstCollective(16.0), 60.0), *WELL],
             ],
-            Spent(imports=6.0, first_collective=10.0, steady=59.0, stalled=25.0),
+            TimeBreakdown(imports=6.0, first_collective=10.0, steady=59.0, stalled=25.0),
             id="a stall",
         ),
         pytest.param(
             [
                 (begun(), 0.0),
                 *started(1.0, 1.0),
-                (events.Stalled(30.0), 50.0),
+                (events.JobStalled(30.0), 50.0),
                 (exited(1, -15), 60.0),
                 (ended(1), 70.0),
             ],
-            Spent(imports=1.0, steady=29.0, stalled=30.0, stopping=10.0),
+            TimeBreakdown(imports=1.0, steady=29.0, stalled=30.0, stopping=10.0),
             id="a stall that ends it",
         ),
         pytest.param(
             [*UP, (events.FirstCollective(2.0), 2.0), (exited(0, 0), 80.0), *WELL],
-            Spent(imports=1.0, first_collective=1.0, steady=78.0, straggler=20.0),
+            TimeBreakdown(imports=1.0, first_collective=1.0, steady=78.0, straggler=20.0),
             id="a straggler",
         ),
         pytest.param(
             [*UP, (exited(0, 0), 80.0), *WELL],
-            Spent(imports=1.0, steady=99.0),
+            TimeBreakdown(imports=1.0, steady=99.0),
             id="ranks that know nothing of one another",
         ),
         pytest.param(
             [
-                *[*UP, (exited(1, 1), 20.0), (Swept((), ()), 22.0), (AGAIN, 23.0)],
+                *[*UP, (exited(1, 1), 20.0), (AttemptSwept((), ()), 22.0), (AGAIN, 23.0)],
                 *[(begun(1), 25.0), *started(26.0, 27.0, 1), (exited(0, 9, 1), 40.0), (ended(9), 41.0)],
             ],
-            Spent(imports=1.0, steady=32.0, stopping=4.0, restarting=4.0, restarts=1),
+            TimeBreakdown(imports=1.0, steady=32.0, stopping=4.0, restarting=4.0, restarts=1),
             id="a restart",
         ),
         pytest.param(
             [
-                *[*UP, (exited(1, 1), 20.0), (LastCheckpoint("c", 15.0), 21.0)],
-                *[(AGAIN, 21.0), (begun(1), 21.0), *started(21.0, 21.0, 1), (LastCheckpoint("c", 15.0), 30.0)],
+                *[*UP, (exited(1, 1), 20.0), (CheckpointFound("c", 15.0), 21.0)],
+                *[(AGAIN, 21.0), (begun(1), 21.0), *started(21.0, 21.0, 1), (CheckpointFound("c", 15.0), 30.0)],
                 (ended(9), 30.0),
             ],
-            Spent(imports=1.0, steady=14.0, stopping=1.0, discarded=14.0, restarts=1),
+            TimeBreakdown(imports=1.0, steady=14.0, stopping=1.0, discarded=14.0, restarts=1),
             id="work after a checkpoint, and none in the second attempt",
         ),
         pytest.param(
@@ -128,20 +138,20 @@ WELL = [(exited(0, 0), 100.0), (exited(1, 0), 100.0), (Swept((), ()), 100.0), (e
                 (begun(), 0.0),
                 *started(1.0, 1.0),
                 (exited(1, 1), 9.0),
-                (LastCheckpoint(None, None), 9.0),
+                (CheckpointFound(None, None), 9.0),
                 (ended(1), 9.0),
             ],
-            Spent(imports=1.0, discarded=8.0),
+            TimeBreakdown(imports=1.0, discarded=8.0),
             id="no checkpoint",
         ),
         pytest.param(
-            [*UP, (events.Signalled(2), 9.0), (exited(0, -2), 9.0), (ended(130), 12.0)],
-            Spent(imports=1.0, steady=8.0, stopping=3.0),
+            [*UP, (events.SignalReceived(2), 9.0), (exited(0, -2), 9.0), (ended(130), 12.0)],
+            TimeBreakdown(imports=1.0, steady=8.0, stopping=3.0),
             id="Ctrl-C",
         ),
         pytest.param(
-            [(AGAIN, 5.0), (LeftOut(7), 60.0), (begun(9), 50.0), *started(51.0, 51.0, 9), (ended(), 60.0)],
-            Spent(imports=5.0, restarting=46.0, steady=9.0, restarts=8),
+            [(AGAIN, 5.0), (AttemptsOmitted(7), 60.0), (begun(9), 50.0), *started(51.0, 51.0, 9), (ended(), 60.0)],
+            TimeBreakdown(imports=5.0, restarting=46.0, steady=9.0, restarts=8),
             id="attempts that were left out",
         ),
     ],
@@ -151,77 +161,88 @@ def test_where_the_time_goes(happened, spent):
 
 
 def test_nodes_are_waited_for_only_where_there_are_several():
-    assert account(0.0, 2, [(begun(), 9.0), (ended(), 10.0)]) == Spent(waiting=9.0, imports=1.0)
+    assert account(0.0, 2, [(begun(), 9.0), (ended(), 10.0)]) == TimeBreakdown(waiting=9.0, imports=1.0)
 
 
 def test_the_parts_add_up_to_the_wall_time_whatever_happens():
     """In any order, with moments that lie before others, and clocks that are set back."""
     kinds = [
-        *[begun(), begun(1), AGAIN, LeftOut(3), Started(0, 1, 0), Started(1, 1, 0), exited(0, 0), exited(1, 1)],
-        *[exited(0, 1, 1), Swept((), ()), events.Signalled(2), events.Preempted(), events.WentOn()],
-        *[events.FailedToStart(0, 11, 0), events.Noted("x"), events.NodeLost("n1"), ended(0), ended(1)],
+        *[
+            begun(),
+            begun(1),
+            AGAIN,
+            AttemptsOmitted(3),
+            RankStarted(0, 1, 0),
+            RankStarted(1, 1, 0),
+            exited(0, 0),
+            exited(1, 1),
+        ],
+        *[exited(0, 1, 1), AttemptSwept((), ()), events.SignalReceived(2), events.JobPreempted(), events.StallEnded()],
+        *[events.RankStartFailed(0, 11, 0), events.NoteAdded("x"), events.NodeLost("n1"), ended(0), ended(1)],
     ]
     chance = random.Random(30)
     parts = set()
     for _ in range(200):
-        kept, now, latest, over = Account(100.0, chance.choice([1, 2])), 100.0, 100.0, False
-        up = [begun(), Started(0, 1, 0), Started(1, 1, 0)] if chance.random() < 0.5 else []
+        kept, now, latest, over = TimeAccounting(100.0, chance.choice([1, 2])), 100.0, 100.0, False
+        up = [begun(), RankStarted(0, 1, 0), RankStarted(1, 1, 0)] if chance.random() < 0.5 else []
         for number in range(chance.randrange(40)):
             now += chance.choice([0.0, 0.5, 3.0, 1000.0, -2.0])
             then = now - chance.choice([-5.0, 0.0, 1.0, 2000.0])
-            moved = [events.Stalled(then), events.FirstCollective(then), LastCheckpoint("c", then)]
+            moved = [events.JobStalled(then), events.FirstCollective(then), CheckpointFound("c", then)]
             event = up[number] if number < len(up) else chance.choice([*kinds, *moved, *moved])
-            kept.take(event, now)
-            latest = latest if over or isinstance(event, LeftOut) else max(latest, now)
-            over |= isinstance(event, events.Ended)
-            spent = kept.spent()
-            assert abs(spent.wall - (latest - 100.0)) < 1e-6, (event, spent)
-            assert all(getattr(spent, part.value) >= 0 for part in Part)
-            parts |= {part for part in Part if getattr(spent, part.value)}
-    assert parts == {*Part} - {Part.QUEUED}
+            kept.on_event(event, now)
+            latest = latest if over or isinstance(event, AttemptsOmitted) else max(latest, now)
+            over |= isinstance(event, events.JobEnded)
+            spent = kept.breakdown()
+            assert abs(spent.wall_s - (latest - 100.0)) < 1e-6, (event, spent)
+            assert all(getattr(spent, part.value) >= 0 for part in TimeCategory)
+            parts |= {part for part in TimeCategory if getattr(spent, part.value)}
+    assert parts == {*TimeCategory} - {TimeCategory.QUEUED}
 
 
 def test_who_asks_often_leaves_nothing_behind():
     """As ``ddplaunch top`` does once a second, for days."""
-    kept = Account(0.0, 1)
+    kept = TimeAccounting(0.0, 1)
     for event, moment in UP:
-        kept.take(event, moment)
-    spent = [kept.spent(float(now)) for now in range(1, 1000)]
-    assert spent[-1] == Spent(imports=1.0, steady=998.0)
+        kept.on_event(event, moment)
+    spent = [kept.breakdown(float(now)) for now in range(1, 1000)]
+    assert spent[-1] == TimeBreakdown(imports=1.0, steady=998.0)
     assert len(kept._stretches) == 2
 
 
 def test_the_line_has_what_counts():
-    spent = Spent(steady=11520.0, restarting=660.0, stalled=360.0, first_collective=130.0, stopping=9.0, restarts=2)
-    assert told(spent) == (
+    spent = TimeBreakdown(
+        steady=11520.0, restarting=660.0, stalled=360.0, first_collective=130.0, stopping=9.0, restarts=2
+    )
+    assert format_goodput(spent) == (
         "effective 90 %: 3 h 12 min of 3 h 31 min; "
         "lost: 11 min in 2 restarts, 6 min stalled, 2 min 10 s until the first collective"
     )
-    assert told(Spent(steady=5.0)) == "effective 100 %: 5.0 s of 5.0 s"
-    assert told(Spent()) is None
+    assert format_goodput(TimeBreakdown(steady=5.0)) == "effective 100 %: 5.0 s of 5.0 s"
+    assert format_goodput(TimeBreakdown()) is None
 
 
 # ------------------------------------------------------------------------------------------------------- real runs
 
 
-def test_a_run_whose_launcher_was_killed_counts_until_it_was_last_seen(state, answer):  # noqa: F811
+def test_a_run_whose_launcher_was_killed_counts_until_it_was_last_seen(state, run_in_fork):  # noqa: F811
     """Its history has what happened so far, and its readings tell until when it went on."""
     now = time.time()
-    kept = History(plan(RUN), lambda rank: b"", lambda: None, pytest.fail)
-    happened = (Started(0, 100, 0), Started(1, 101, 0), events.Stalled(now, ""), events.WentOn())
-    for event in (events.Planned(plan(RUN), 0), *happened):
+    kept = HistoryRecorder(plan(RUN), lambda rank: b"", lambda: None, pytest.fail)
+    happened = (RankStarted(0, 100, 0), RankStarted(1, 101, 0), events.JobStalled(now, ""), events.StallEnded())
+    for event in (events.AttemptPlanned(plan(RUN), 0), *happened):
         kept.observe(event)
-    folder = Path(past.folder(RUN))
+    folder = Path(past.run_dir(RUN))
     head, *lines = map(json.loads, (folder / "node-0.jsonl").read_text().splitlines())
     assert [each["event"] for each in lines] == ["begun", "started", "started", "stalled", "went_on"]
     ago = [200.0, 190.0, 190.0, 100.0, 60.0]
     moved = [{**each, "time": now - before, "since": now - 110} for each, before in zip(lines, ago, strict=True)]
     gone = [{**head, "began": now - 210, "born": 1}, *moved]
     (folder / "node-0.jsonl").write_text("".join(json.dumps(each) + "\n" for each in gone))
-    (folder / file_of(0)).write_text(Reading(now - 9, 15.0, 0, (RankReading(0, *6 * (1.0,)),)).to_json())
-    (found,) = past.records()
-    assert (found.fate, [round(end - begin) for begin, end in found.stalls]) == (Fate.LOST, [50])
-    assert answer("report", RUN).stdout.startswith(
+    (folder / sample_file_name(0)).write_text(NodeSample(now - 9, 15.0, 0, (RankSample(0, *6 * (1.0,)),)).to_json())
+    (found,) = past.read_all_records()
+    assert (found.fate, [round(end - begin) for begin, end in found.stalls]) == (RunState.LOST, [50])
+    assert run_in_fork("report", RUN).stdout.startswith(
         "effective 65 %: 2 min 11 s of 3 min 21 s; lost: 50 s stalled, 20 s starting (until it was last seen)\n"
     )
 
@@ -246,16 +267,16 @@ SAVES = """
 
 
 @pytest.mark.slow
-def test_a_kill_and_what_it_costs(start, tmp_path, state):  # noqa: F811
+def test_a_kill_and_what_it_costs(start_ddplaunch, tmp_path, state):  # noqa: F811
     """The work after the checkpoint is lost, which a stopwatch here measures too; all parts add up."""
     folder = tmp_path / "a folder [1]"
     folder.mkdir()
     began = time.time()
     words = ("--nproc", "2", "--max-restarts", "1", "--checkpoint", "ckpt/*", *LIGHT)
-    job = start("run", *words, write(folder, "saves.py", SAVES), cwd=folder)
+    job = start_ddplaunch("run", *words, write_program(folder, "saves.py", SAVES), cwd=folder)
     job.wait_for("up 0", 2)
     saved = os.stat(folder / "ckpt" / "step-1" / "part").st_mtime
-    wait_until(lambda: time.time() > saved + WRITTEN + 0.2, "a checkpoint that is whole")
+    wait_until(lambda: time.time() > saved + MIN_AGE_S + 0.2, "a checkpoint that is whole")
     killed = time.time()
     os.kill(job.ranks()[1], signal.SIGKILL)
     job.wait_for("up 1", 2)
@@ -263,10 +284,10 @@ def test_a_kill_and_what_it_costs(start, tmp_path, state):  # noqa: F811
     (folder / "go.1").touch()
     assert job.wait() == 0
     took = time.time() - began
-    (found,) = past.records()
+    (found,) = past.read_all_records()
     spent = found.spent
-    assert spent.wall == pytest.approx(found.ended - found.began, abs=1e-3)
-    assert spent.wall <= took
+    assert spent.wall_s == pytest.approx(found.ended - found.began, abs=1e-3)
+    assert spent.wall_s <= took
     assert spent.restarts == 1
     assert abs(spent.discarded - (killed - saved)) < 1, spent
     assert 0 < spent.stopping + spent.restarting <= up - killed + 0.1
@@ -290,13 +311,13 @@ STALLS = """
 
 
 @pytest.mark.slow
-def test_a_stall_and_its_end(start, tmp_path, state, answer):  # noqa: F811
+def test_a_stall_and_its_end(start_ddplaunch, tmp_path, state, run_in_fork):  # noqa: F811
     """Seconds for which a rank was stopped are not effective; the next line that is printed ends the stall."""
     words = ("--stall-timeout", "2", "--on-stall", "report", "--run-id", RUN, "--log-dir", "logs")
-    job = start("run", *words, "--nproc", "2", write(tmp_path, "stalls.py", STALLS))
+    job = start_ddplaunch("run", *words, "--nproc", "2", write_program(tmp_path, "stalls.py", STALLS))
     wait_until(lambda: "no progress" in job.stderr(), "a word on the stall")
-    stopped = [pid for pid in job.ranks() if alive(pid) and "\nState:\tT" in Path(f"/proc/{pid}/status").read_text()]
-    assert re.match(r"effective \d+ %: .* stalled", answer("report", RUN).stdout), "while it lasts"
+    stopped = [pid for pid in job.ranks() if is_alive(pid) and "\nState:\tT" in Path(f"/proc/{pid}/status").read_text()]
+    assert re.match(r"effective \d+ %: .* stalled", run_in_fork("report", RUN).stdout), "while it lasts"
     (path,) = tmp_path.glob("logs/*/events.jsonl")
     let_go = time.time()
     os.kill(stopped[0], signal.SIGCONT)
@@ -309,8 +330,8 @@ def test_a_stall_and_its_end(start, tmp_path, state, answer):  # noqa: F811
     assert stalled["text"] in job.stderr()
     assert stalled["since"] < stalled["time"] - 1.5 < let_go - 1.5
     assert let_go <= went_on["time"] <= on
-    (found,) = past.records()
-    assert found.spent.wall == pytest.approx(found.ended - found.began, abs=1e-3)
+    (found,) = past.read_all_records()
+    assert found.spent.wall_s == pytest.approx(found.ended - found.began, abs=1e-3)
     assert found.spent.stalled == pytest.approx(went_on["time"] - stalled["since"], abs=0.1)
 
 
@@ -327,53 +348,60 @@ def saved(path: Path, ago: float) -> Path:
 
 def test_the_newest_checkpoint_that_is_whole(tmp_path):
     pattern = f"{tmp_path}/ckpt/*"
-    assert newest(pattern, [1]) == LastCheckpoint(None, None)
+    assert find_newest_checkpoint(pattern, [1]) == CheckpointFound(None, None)
     saved(tmp_path / "ckpt" / "old.pt", 100)
     whole = saved(tmp_path / "ckpt" / "step-2" / "inner" / "shard", 50)
     (tmp_path / "ckpt" / "empty").mkdir()
     saved(tmp_path / "ckpt" / "half" / "done", 90)
     half = saved(tmp_path / "ckpt" / "half" / "being-written", 0)
-    found = newest(pattern, [0, -9])
-    assert found == LastCheckpoint(f"{tmp_path}/ckpt/step-2", whole.stat().st_mtime)
-    assert newest(pattern, [0, 0]) == LastCheckpoint(f"{tmp_path}/ckpt/half", half.stat().st_mtime)
+    found = find_newest_checkpoint(pattern, [0, -9])
+    assert found == CheckpointFound(f"{tmp_path}/ckpt/step-2", whole.stat().st_mtime)
+    assert find_newest_checkpoint(pattern, [0, 0]) == CheckpointFound(f"{tmp_path}/ckpt/half", half.stat().st_mtime)
 
 
 def test_a_look_that_takes_too_long_says_nothing(monkeypatch):
     """As on a disk that hangs; here it is a pattern of a whole file system."""
-    monkeypatch.setattr("ddplaunch.agent.checkpoint.PATIENCE", 0.05)
+    monkeypatch.setattr("ddplaunch.agent.checkpoint.SEARCH_TIMEOUT_S", 0.05)
     hung = threading.Event()
     monkeypatch.setattr("ddplaunch.agent.checkpoint.iglob", lambda *words, **how: [hung.wait(60)][1:])
-    assert newest("**/*", [1]) is None
+    assert find_newest_checkpoint("**/*", [1]) is None
     hung.set()
 
 
 # ------------------------------------------------------------------------------------------------------ several runs
 
 
-def run(name: str, began: float, spent: Spent, **more: object) -> RunRecord:
+def run(name: str, began: float, spent: TimeBreakdown, **more: object) -> RunRecord:
     return replace(RunRecord(name, name, "t", (), "n0", "/", 1, began), spent=spent, **more)
 
 
 def test_between_the_runs_of_a_job_it_is_queued():
-    runs = [run("a", 50.0, Spent(steady=10.0)), run("b", 100.0, Spent(imports=1.0, steady=9.0))]
-    assert ledger.joined(runs) == Spent(queued=40.0, imports=1.0, steady=19.0)
-    assert ledger.joined(runs, 20.0) == Spent(queued=70.0, imports=1.0, steady=19.0)
-    assert ledger.joined(runs, 20.0).wall == 110.0 - 20.0
+    runs = [run("a", 50.0, TimeBreakdown(steady=10.0)), run("b", 100.0, TimeBreakdown(imports=1.0, steady=9.0))]
+    assert ledger.total_time(runs) == TimeBreakdown(queued=40.0, imports=1.0, steady=19.0)
+    assert ledger.total_time(runs, 20.0) == TimeBreakdown(queued=70.0, imports=1.0, steady=19.0)
+    assert ledger.total_time(runs, 20.0).wall_s == 110.0 - 20.0
 
 
 def failed(host: str, moment: float, code: int | None = None, number: int | None = None, message: str | None = None):
-    first = Failure(3, 1, host, 7, 0, code, number, message, None, moment, None)
-    return Attempt(0, 0.0, verdict=Verdict(first, (), (), 0, 8))
+    first = RankFailure(3, 1, host, 7, 0, code, number, message, None, moment, None)
+    return AttemptRecord(0, 0.0, verdict=FailureReport(first, (), (), 0, 8))
 
 
 def test_hosts_are_blamed_for_what_is_not_the_programs_fault():
     runs = [
-        run("a", 0.0, Spent(), attempts=(failed("n3", 5.0, number=9), failed("n3", 6.0, number=7)), lost=("n4",)),
-        run("b", 9.0, Spent(), attempts=(failed("n3", 4.0, 124, message="the job stalled"),), ended=10.0),
-        run("c", 9.0, Spent(), attempts=(failed("n1", 7.0, 1, message="ValueError: x"),)),
-        run("d", 9.0, Spent(), attempts=(failed("n2", 7.0, 1, message="RuntimeError: Connection closed by peer"),)),
+        run(
+            "a", 0.0, TimeBreakdown(), attempts=(failed("n3", 5.0, number=9), failed("n3", 6.0, number=7)), lost=("n4",)
+        ),
+        run("b", 9.0, TimeBreakdown(), attempts=(failed("n3", 4.0, 124, message="the job stalled"),), ended=10.0),
+        run("c", 9.0, TimeBreakdown(), attempts=(failed("n1", 7.0, 1, message="ValueError: x"),)),
+        run(
+            "d",
+            9.0,
+            TimeBreakdown(),
+            attempts=(failed("n2", 7.0, 1, message="RuntimeError: Connection closed by peer"),),
+        ),
     ]
-    found = ledger.blamed(runs)
+    found = ledger.find_blamed_hosts(runs)
     assert [(each.host, each.times) for each in found] == [("n3", 3), ("n4", 1)]
     assert (found[0].last, found[0].why) == (6.0, "rank 3 was ended by SIGBUS (bus error: memory that a file backs could not be provided)")  # fmt: skip  # noqa: E501
 
@@ -393,4 +421,4 @@ def test_hosts_are_blamed_for_what_is_not_the_programs_fault():
     ],
 )
 def test_the_number_of_the_job_that_a_run_is_in(environ, job):
-    assert job_of(environ) == job
+    assert scheduler_job_id(environ) == job

@@ -3,11 +3,11 @@
 import pytest
 
 from ddplaunch.job import client
-from ddplaunch.job.client import NoAnswer
-from ddplaunch.job.door import MAX_FOLLOWERS
-from ddplaunch.job.requests.output import MAX_WAITING, Printed, TailRanks
-from ddplaunch.job.requests.status import AskStatus
-from tests.conftest import wait_until, write
+from ddplaunch.job.client import JobNotResponding
+from ddplaunch.job.door import MAX_STREAMING_CLIENTS
+from ddplaunch.job.requests.output import MAX_UNSENT_BYTES, OutputChunk, TailOutputRequest
+from ddplaunch.job.requests.status import StatusQuery
+from tests.conftest import wait_until, write_program
 from tests.job.test_door import door
 from tests.starts import LIGHT
 
@@ -23,10 +23,10 @@ SPEAKS = """
 
 
 @pytest.fixture
-def job(start, tmp_path):
+def job(start_ddplaunch, tmp_path):
     """Two ranks that wait for the file ``go``."""
-    write(tmp_path, "speaks.py", SPEAKS)
-    begun = start("run", "--nproc", "2", "--no-history", *LIGHT, "speaks.py", tmp_path / "go")
+    write_program(tmp_path, "speaks.py", SPEAKS)
+    begun = start_ddplaunch("run", "--nproc", "2", "--no-history", *LIGHT, "speaks.py", tmp_path / "go")
     begun.wait_for("begun", 2)
     return begun
 
@@ -39,13 +39,13 @@ def printed(pieces) -> dict[int, str]:
 
 
 def test_what_is_in_memory(job):
-    assert printed(client.stream(door(job), TailRanks())) == {0: "begun 0\n", 1: "begun 1\n"}
-    assert printed(client.stream(door(job), TailRanks((1,)))) == {1: "begun 1\n"}
-    assert printed(client.stream(door(job), TailRanks((7,)))) == {}
+    assert printed(client.stream_replies(door(job), TailOutputRequest())) == {0: "begun 0\n", 1: "begun 1\n"}
+    assert printed(client.stream_replies(door(job), TailOutputRequest((1,)))) == {1: "begun 1\n"}
+    assert printed(client.stream_replies(door(job), TailOutputRequest((7,)))) == {}
 
 
 def test_what_follows_to_the_last_byte(job, tmp_path):
-    pieces = client.stream(door(job), TailRanks(follow=True))
+    pieces = client.stream_replies(door(job), TailOutputRequest(follow=True))
     first = [next(pieces), next(pieces)]
     assert printed(first) == {0: "begun 0\n", 1: "begun 1\n"}
     (tmp_path / "go").touch()
@@ -56,19 +56,19 @@ def test_what_follows_to_the_last_byte(job, tmp_path):
 
 def test_only_so_many_may_follow(job, tmp_path):
     path = door(job)
-    followers = [client.stream(path, TailRanks(follow=True)) for _ in range(MAX_FOLLOWERS)]
+    followers = [client.stream_replies(path, TailOutputRequest(follow=True)) for _ in range(MAX_STREAMING_CLIENTS)]
     for each in followers:
         next(each)
-    with pytest.raises(NoAnswer, match="others follow this job already"):
-        next(client.stream(path, TailRanks(follow=True)))
-    assert client.ask(path, AskStatus()).world_size == 2, "others are still answered"
+    with pytest.raises(JobNotResponding, match="others follow this job already"):
+        next(client.stream_replies(path, TailOutputRequest(follow=True)))
+    assert client.send_request(path, StatusQuery()).world_size == 2, "others are still answered"
     followers.pop().close()
 
     def admitted() -> bool:
         try:
-            followers.append(client.stream(path, TailRanks(follow=True)))
+            followers.append(client.stream_replies(path, TailOutputRequest(follow=True)))
             next(followers[-1])
-        except NoAnswer:
+        except JobNotResponding:
             return False
         return True
 
@@ -110,20 +110,20 @@ class Slow:
 
 def test_who_reads_slowly_misses_some_and_is_told():
     slow = Slow(0)
-    TailRanks((1,), follow=True).serve(slow)  # type: ignore[arg-type]
+    TailOutputRequest((1,), follow=True).handle(slow)  # type: ignore[arg-type]
     slow.hear(0, b"another rank")
     slow.hear(1, b"one")
-    slow.waiting = MAX_WAITING + 1
+    slow.waiting = MAX_UNSENT_BYTES + 1
     slow.hear(1, b"two")
     slow.hear(1, b"three")
     slow.waiting = 0
     slow.hear(1, b"four")
-    assert slow.sent[1:] == [Printed(1, b"before"), Printed(1, b"one"), Printed(1, b"four", missed=8)]
+    assert slow.sent[1:] == [OutputChunk(1, b"before"), OutputChunk(1, b"one"), OutputChunk(1, b"four", missed=8)]
 
 
-def test_one_who_stops_reading_does_not_hold_the_job_up(start, tmp_path):
+def test_one_who_stops_reading_does_not_hold_the_job_up(start_ddplaunch, tmp_path):
     go = tmp_path / "go"
-    write(
+    write_program(
         tmp_path,
         "loud.py",
         f"""
@@ -135,9 +135,9 @@ def test_one_who_stops_reading_does_not_hold_the_job_up(start, tmp_path):
             print("x" * 10_000, flush=True)
         """,
     )
-    job = start("run", "--nproc", "2", "--show", "none", *LIGHT, "loud.py")
-    wait_until(lambda: len(list(client.stream(door(job), TailRanks()))) == 2, "both ranks to speak")
-    pieces = client.stream(door(job), TailRanks(follow=True))
+    job = start_ddplaunch("run", "--nproc", "2", "--show", "none", *LIGHT, "loud.py")
+    wait_until(lambda: len(list(client.stream_replies(door(job), TailOutputRequest()))) == 2, "both ranks to speak")
+    pieces = client.stream_replies(door(job), TailOutputRequest(follow=True))
     next(pieces)
     go.touch()
     assert job.wait() == 0

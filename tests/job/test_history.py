@@ -13,13 +13,13 @@ import pytest
 
 from ddplaunch.agent.remains import last_lines
 from ddplaunch.job import history, past, record
-from ddplaunch.job.history import MAX_RUNS, History, without_token
-from ddplaunch.job.record import Fate
+from ddplaunch.job.history import MAX_RUNS, HistoryRecorder, redact_token
+from ddplaunch.job.record import RunState
 from ddplaunch.output import events
-from ddplaunch.output.streams import Tail
-from tests.conftest import ran, write
+from ddplaunch.output.streams import TailBuffer
+from tests.conftest import run_command, write_program
 from tests.job.samples import plan
-from tests.patience import patience
+from tests.patience import scaled_timeout
 from tests.starts import FORKED, LIGHT
 
 FAILS = """
@@ -45,16 +45,16 @@ def state(tmp_path, monkeypatch) -> Path:
 
 def only():
     """The record of the only run."""
-    (found,) = past.records()
+    (found,) = past.read_all_records()
     return found
 
 
-def test_a_run_that_fails_after_a_restart(launch, tmp_path, state):
-    write(tmp_path, "fails.py", FAILS)
+def test_a_run_that_fails_after_a_restart(run_ddplaunch, tmp_path, state):
+    write_program(tmp_path, "fails.py", FAILS)
     words = ("--nproc", "2", "--max-restarts", "1", "--token", "secret", *LIGHT)
-    assert launch("run", *words, "fails.py", "--lr", "1").returncode == 1
+    assert run_ddplaunch("run", *words, "fails.py", "--lr", "1").returncode == 1
     kept = only()
-    assert (kept.fate, kept.code, kept.world_size, kept.nnodes) == (Fate.FAILED, 1, 2, 1)
+    assert (kept.fate, kept.code, kept.world_size, kept.nnodes) == (RunState.FAILED, 1, 2, 1)
     assert kept.target.endswith("fails.py --lr 1")
     assert kept.argv == ("ddplaunch", "run", *words[:5], "…", *LIGHT, "fails.py", "--lr", "1")
     assert kept.cwd == str(tmp_path)
@@ -68,7 +68,7 @@ def test_a_run_that_fails_after_a_restart(launch, tmp_path, state):
         assert all(attempt.began <= each.started <= each.ended <= attempt.ended for each in attempt.ranks)
     assert kept.verdict
     assert "too bad" in (kept.verdict.first.traceback or "")
-    folder = Path(past.folder(kept.run))
+    folder = Path(past.run_dir(kept.run))
     outputs = [f"rank-{rank}.attempt-1.{kind}" for rank in (0, 1) for kind in ("log", "times")]
     assert sorted(os.listdir(folder)) == ["node-0.jsonl", *outputs]
     assert (folder / "rank-0.attempt-1.log").read_text() == "rank 0 speaks\n"
@@ -78,53 +78,53 @@ def test_a_run_that_fails_after_a_restart(launch, tmp_path, state):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), "only this user may read it"
 
 
-def test_a_run_that_ends_well_keeps_its_last_output(launch, tmp_path, state):
-    write(tmp_path, "ends.py", "print('hello')")
-    launch("run", "--nproc", "2", *LIGHT, "ends.py")
-    assert only().fate is Fate.DONE
+def test_a_run_that_ends_well_keeps_its_last_output(run_ddplaunch, tmp_path, state):
+    write_program(tmp_path, "ends.py", "print('hello')")
+    run_ddplaunch("run", "--nproc", "2", *LIGHT, "ends.py")
+    assert only().fate is RunState.DONE
     outputs = ["rank-0.log", "rank-0.times", "rank-1.log", "rank-1.times"]
-    assert sorted(os.listdir(past.folder(only().run))) == ["node-0.jsonl", *outputs]
+    assert sorted(os.listdir(past.run_dir(only().run))) == ["node-0.jsonl", *outputs]
 
 
-def test_with_a_log_folder_no_output_is_kept_twice(launch, tmp_path, state):
-    write(tmp_path, "fails.py", FAILS)
-    launch("run", "--nproc", "2", "--log-dir", "logs", "--run-id", "mine", *LIGHT, "fails.py")
+def test_with_a_log_folder_no_output_is_kept_twice(run_ddplaunch, tmp_path, state):
+    write_program(tmp_path, "fails.py", FAILS)
+    run_ddplaunch("run", "--nproc", "2", "--log-dir", "logs", "--run-id", "mine", *LIGHT, "fails.py")
     assert only().log_dir == str(tmp_path / "logs" / "mine")
-    assert os.listdir(past.folder("mine")) == ["node-0.jsonl"]
+    assert os.listdir(past.run_dir("mine")) == ["node-0.jsonl"]
 
 
-def test_it_can_be_turned_off(launch, tmp_path, state):
-    write(tmp_path, "fails.py", FAILS)
-    launch("run", "--no-history", "--nproc", "2", *LIGHT, "fails.py")
+def test_it_can_be_turned_off(run_ddplaunch, tmp_path, state):
+    write_program(tmp_path, "fails.py", FAILS)
+    run_ddplaunch("run", "--no-history", "--nproc", "2", *LIGHT, "fails.py")
     assert not state.exists()
 
 
-def test_a_run_id_that_was_there_before(launch, tmp_path, state):
-    write(tmp_path, "ends.py", "")
+def test_a_run_id_that_was_there_before(run_ddplaunch, tmp_path, state):
+    write_program(tmp_path, "ends.py", "")
     for _ in range(2):
-        launch("run", "--run-id", "mine", *FORKED, "ends.py")
-    assert sorted(past.names()) == ["mine.1", "mine.2"]
-    assert {each.run_id for each in past.records()} == {"mine"}
+        run_ddplaunch("run", "--run-id", "mine", *FORKED, "ends.py")
+    assert sorted(past.list_runs()) == ["mine.1", "mine.2"]
+    assert {each.run_id for each in past.read_all_records()} == {"mine"}
 
 
-def test_a_launcher_that_is_killed_is_lost(start, tmp_path, state):
-    write(tmp_path, "waits.py", "import time\nprint('up', flush=True)\ntime.sleep(600)\n")
-    job = start("run", "--nproc", "2", *LIGHT, "waits.py")
+def test_a_launcher_that_is_killed_is_lost(start_ddplaunch, tmp_path, state):
+    write_program(tmp_path, "waits.py", "import time\nprint('up', flush=True)\ntime.sleep(600)\n")
+    job = start_ddplaunch("run", "--nproc", "2", *LIGHT, "waits.py")
     job.wait_for("up", 2)
-    assert only().fate is Fate.RUNNING
+    assert only().fate is RunState.RUNNING
     job.signal(signal.SIGKILL)
     job.wait()
-    assert only().fate is Fate.LOST
+    assert only().fate is RunState.LOST
     assert only().pid == job.process.pid
 
 
-def test_ctrl_c_is_no_failure(start, tmp_path, state):
-    write(tmp_path, "waits.py", "import time\nprint('up', flush=True)\ntime.sleep(600)\n")
-    job = start("run", "--nproc", "2", *LIGHT, "waits.py")
+def test_ctrl_c_is_no_failure(start_ddplaunch, tmp_path, state):
+    write_program(tmp_path, "waits.py", "import time\nprint('up', flush=True)\ntime.sleep(600)\n")
+    job = start_ddplaunch("run", "--nproc", "2", *LIGHT, "waits.py")
     job.wait_for("up", 2)
     job.signal(signal.SIGINT)
     assert job.wait() == 130
-    assert (only().fate, only().signal, only().attempts[0].why) == (Fate.STOPPED, 2, "stopped by SIGINT")
+    assert (only().fate, only().signal, only().attempts[0].why) == (RunState.STOPPED, 2, "stopped by SIGINT")
 
 
 def in_the_way(kind: str, state: Path) -> None:
@@ -144,22 +144,22 @@ def in_the_way(kind: str, state: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "inner link", "foreign"])
-def test_what_is_in_the_way_harms_no_run(launch, tmp_path, state, kind):
+def test_what_is_in_the_way_harms_no_run(run_ddplaunch, tmp_path, state, kind):
     if kind == "foreign" and os.geteuid() != 0:
         pytest.skip("needs root to give a folder away")
     in_the_way(kind, state)
-    write(tmp_path, "fails.py", FAILS)
-    done = launch("run", "--nproc", "2", *LIGHT, "fails.py")
+    write_program(tmp_path, "fails.py", FAILS)
+    done = run_ddplaunch("run", "--nproc", "2", *LIGHT, "fails.py")
     assert done.returncode == 1
     assert done.stderr.count("the history has no full record of this run: ") == 1
-    assert past.names() == []
+    assert past.list_runs() == []
     assert not list(tmp_path.rglob("*.jsonl"))
 
 
-def test_no_home(launch, tmp_path):
-    write(tmp_path, "ends.py", "")
+def test_no_home(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "ends.py", "")
     home = tmp_path / "none"
-    done = launch("run", *FORKED, "ends.py", env={"HOME": str(home), "XDG_STATE_HOME": ""})
+    done = run_ddplaunch("run", *FORKED, "ends.py", env={"HOME": str(home), "XDG_STATE_HOME": ""})
     assert (done.returncode, done.stderr) == (0, "")
     assert not home.exists()
 
@@ -168,7 +168,7 @@ def mounted(options: str, path: Path, fill: str, words: list[str]) -> subprocess
     """Run the command where ``path`` is a file system of its own."""
     path.mkdir()
     script = f"mount -t tmpfs -o {options} none '{path}' && {fill} exec \"$@\""
-    return ran(
+    return run_command(
         ["unshare", "-m", "sh", "-c", script, "sh", sys.executable, "-m", "ddplaunch", *words],
         path.parent,
         {"XDG_STATE_HOME": str(path)},
@@ -177,7 +177,7 @@ def mounted(options: str, path: Path, fill: str, words: list[str]) -> subprocess
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
 def test_a_full_disk_and_one_that_cannot_be_written(tmp_path):
-    write(tmp_path, "fails.py", FAILS)
+    write_program(tmp_path, "fails.py", FAILS)
     words = ["run", "--nproc", "2", *LIGHT, "fails.py"]
     full = mounted("size=4k", tmp_path / "full", f"head -c 4096 /dev/zero > '{tmp_path}/full/x';", words)
     assert full.returncode == 1
@@ -189,28 +189,28 @@ def test_a_full_disk_and_one_that_cannot_be_written(tmp_path):
 def test_the_nodes_of_a_job_on_one_file_system(state):
     for node in range(4):
         keep(f"node-{node}", node=node)
-    assert past.names() == ["r"]
-    assert [each.node_rank for each in past.shares("r")] == [0, 1, 2, 3]
-    assert past.record("r").node_rank == 0
+    assert past.list_runs() == ["r"]
+    assert [each.node_rank for each in past.read_node_records("r")] == [0, 1, 2, 3]
+    assert past.read_run_record("r").node_rank == 0
 
 
-def keep(what: str = "", node: int = 0, run_id: str = "r", code: int = 0, printed: bytes = b"") -> History:
+def keep(what: str = "", node: int = 0, run_id: str = "r", code: int = 0, printed: bytes = b"") -> HistoryRecorder:
     """Keep a run as its observer does."""
     from dataclasses import replace
 
-    kept = History(replace(plan(run_id), node_rank=node), lambda rank: printed, lambda: None, pytest.fail)
+    kept = HistoryRecorder(replace(plan(run_id), node_rank=node), lambda rank: printed, lambda: None, pytest.fail)
     ranks = tuple(replace(rank, node_rank=node) for rank in plan().ranks)
     nodes = tuple(replace(plan().nodes[0], node_rank=each) for each in range(node + 1))
     planned = replace(plan(run_id), node_rank=node, ranks=ranks, nodes=nodes)
     for event in (
-        events.Planned(planned, 0),
-        events.Started(0, 100, 0),
-        events.Started(1, 101, 0),
-        events.Noted(what),
-        events.Exited(0, 100, 0, 0, 1 << 20, 1.5, 0.25),
-        events.Exited(1, 101, code, 0),
-        events.Swept((), ()),
-        events.Ended(code, None),
+        events.AttemptPlanned(planned, 0),
+        events.RankStarted(0, 100, 0),
+        events.RankStarted(1, 101, 0),
+        events.NoteAdded(what),
+        events.RankExited(0, 100, 0, 0, 1 << 20, 1.5, 0.25),
+        events.RankExited(1, 101, code, 0),
+        events.AttemptSwept((), ()),
+        events.JobEnded(code, None),
     ):
         kept.observe(event)
     return kept
@@ -221,56 +221,56 @@ def test_no_more_runs_than_fit(state, monkeypatch):
     monkeypatch.setattr(past, "MAX_RUNS", 12)
     for number in range(30):
         keep(run_id=f"r{number}")
-        os.utime(past.folder(f"r{number}"), (number, number))
-    assert len(past.names()) <= 12 <= MAX_RUNS
-    assert past.names()[0] == "r29"
-    assert "r0" not in past.names()
+        os.utime(past.run_dir(f"r{number}"), (number, number))
+    assert len(past.list_runs()) <= 12 <= MAX_RUNS
+    assert past.list_runs()[0] == "r29"
+    assert "r0" not in past.list_runs()
 
 
 def test_removing_runs_delays_no_end_for_long(state, monkeypatch):
     """What is too much goes little by little then, the oldest first."""
     for number in range(20):
         keep(run_id=f"r{number}")
-        os.utime(past.folder(f"r{number}"), (number, number))
+        os.utime(past.run_dir(f"r{number}"), (number, number))
     monkeypatch.setattr(past, "MAX_RUNS", 12)
-    monkeypatch.setattr(past, "PATIENCE", 0)
+    monkeypatch.setattr(past, "CLEANUP_TIMEOUT_S", 0)
     moments = iter([0.0, -1.0, -1.0, 1.0])
     monkeypatch.setattr(past.time, "monotonic", lambda: next(moments))
-    past.make_room()
-    assert past.names() == [f"r{number}" for number in reversed(range(2, 20))]
+    past.prune()
+    assert past.list_runs() == [f"r{number}" for number in reversed(range(2, 20))]
 
 
 def test_no_more_bytes_than_fit(state, monkeypatch):
     monkeypatch.setattr(past, "MAX_BYTES", 100_000)
     for number in range(9):
         keep(run_id=f"r{number}", code=1, printed=b"x" * 20_000)
-        os.utime(past.folder(f"r{number}"), (number, number))
-    assert sum(past.size_of(name) for name in past.names()) <= 100_000 + 50_000
-    assert past.names()[0] == "r8"
+        os.utime(past.run_dir(f"r{number}"), (number, number))
+    assert sum(past.run_size(name) for name in past.list_runs()) <= 100_000 + 50_000
+    assert past.list_runs()[0] == "r8"
 
 
 def test_a_job_that_restarts_for_ever_is_kept_small(state, monkeypatch):
     monkeypatch.setattr(history, "MAX_BYTES", 10_000)
-    kept = History(plan(), lambda rank: b"", lambda: None, pytest.fail)
+    kept = HistoryRecorder(plan(), lambda rank: b"", lambda: None, pytest.fail)
     failed = record_of_a_failure()
     for attempt in range(200):
-        kept.observe(events.Planned(plan(), attempt))
-        kept.observe(events.Exited(1, 100, 1, attempt))
+        kept.observe(events.AttemptPlanned(plan(), attempt))
+        kept.observe(events.RankExited(1, 100, 1, attempt))
         if attempt < 199:
             kept.observe(events.Restarting(attempt + 1, 0.0, "again", failed))
-    kept.observe(events.Ended(1, failed))
+    kept.observe(events.JobEnded(1, failed))
     found = only()
-    assert past.size_of("r") < 20_000
+    assert past.run_size("r") < 20_000
     assert found.attempts[0].number == 0
     assert found.attempts[-1].number == 199
     assert len(found.attempts) + found.left_out == 200
 
 
 def record_of_a_failure():
-    from ddplaunch.control.failure import Failure, Verdict
+    from ddplaunch.control.failure import FailureReport, RankFailure
 
-    first = Failure(1, 1, "here", 100, 0, 1, None, "ValueError: x", None, 1.0, None)
-    return Verdict(first, (), (), 1, 2)
+    first = RankFailure(1, 1, "here", 100, 0, 1, None, "ValueError: x", None, 1.0, None)
+    return FailureReport(first, (), (), 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -292,12 +292,12 @@ def record_of_a_failure():
 )
 def test_a_line_that_makes_no_sense_is_passed_over(state, line):
     keep()
-    path = Path(past.folder("r")) / "node-0.jsonl"
+    path = Path(past.run_dir("r")) / "node-0.jsonl"
     lines = path.read_bytes().split(b"\n")
-    whole = record.parse(b"\n".join(lines), "r")
-    assert record.parse(b"\n".join([*lines[:3], line, *lines[3:]]), "r") == whole
-    assert record.parse(b"\n".join([line, *lines]), "r") is None or line == b"null"
-    assert record.parse(b"\n".join(lines)[: len(b"".join(lines)) // 2], "r") is not None
+    whole = record.parse_record(b"\n".join(lines), "r")
+    assert record.parse_record(b"\n".join([*lines[:3], line, *lines[3:]]), "r") == whole
+    assert record.parse_record(b"\n".join([line, *lines]), "r") is None or line == b"null"
+    assert record.parse_record(b"\n".join(lines)[: len(b"".join(lines)) // 2], "r") is not None
 
 
 def test_very_many_attempts_take_no_longer_than_few_each():
@@ -306,18 +306,18 @@ def test_very_many_attempts_take_no_longer_than_few_each():
     begun = {"event": "begun", "attempt": 0, "node_rank": 0, "nnodes": 1, "world_size": 1, "ranks": [[0, "h"]]}
     happened = [json.dumps({"time": 2.0, **each}) for each in (begun, {"event": "note", "text": "x"})] * 20_000
     began = time.process_time()
-    found = record.parse("\n".join([json.dumps(head), *happened]).encode(), "r")
+    found = record.parse_record("\n".join([json.dumps(head), *happened]).encode(), "r")
     assert (len(found.attempts), len(found.notes)) == (20_000, 20_000)
-    assert time.process_time() - began < patience(2.5)
+    assert time.process_time() - began < scaled_timeout(2.5)
 
 
 def test_a_record_does_nothing_to_a_terminal(state):
     keep("\x1b]0;title\x07\x1b[2J")
     assert "\x1b" not in only().notes[0]
-    path = Path(past.folder("r")) / "node-0.jsonl"
+    path = Path(past.run_dir("r")) / "node-0.jsonl"
     head, rest = path.read_text().split("\n", 1)
     path.write_text(json.dumps({**json.loads(head), "cwd": "\x1b[2J\nError:", "code": 99999}) + "\n" + rest)
-    assert past.record("r") is None
+    assert past.read_run_record("r") is None
     path.write_text(json.dumps({**json.loads(head), "cwd": "\x1b[2J\nError:"}) + "\n" + rest)
     assert "\x1b" not in only().cwd
     assert "\n" not in only().cwd
@@ -326,7 +326,7 @@ def test_a_record_does_nothing_to_a_terminal(state):
 @pytest.mark.parametrize("kind", ["fifo", "link", "huge"])
 def test_a_file_that_is_none(state, kind):
     keep()
-    path = Path(past.folder("r")) / "node-0.jsonl"
+    path = Path(past.run_dir("r")) / "node-0.jsonl"
     content = path.read_bytes()
     path.unlink()
     if kind == "fifo":
@@ -337,42 +337,42 @@ def test_a_file_that_is_none(state, kind):
     else:
         with path.open("wb") as file:
             file.truncate(record.MAX_BYTES + 1)
-    assert past.record("r") is None
+    assert past.read_run_record("r") is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a file away")
 def test_another_users_file_is_not_read(state):
     keep()
-    os.chown(Path(past.folder("r")) / "node-0.jsonl", 65534, 65534)
-    assert past.record("r") is None
+    os.chown(Path(past.run_dir("r")) / "node-0.jsonl", 65534, 65534)
+    assert past.read_run_record("r") is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a folder away")
 def test_another_users_folder_is_no_run(state):
     keep()
-    os.chown(past.folder("r"), 65534, 65534)
-    assert past.names() == []
+    os.chown(past.run_dir("r"), 65534, 65534)
+    assert past.list_runs() == []
 
 
 def test_the_token_stays_out():
-    assert without_token(["a", "--token", "x", "--token=y", "b"]) == ["a", "--token", "…", "--token=…", "b"]
+    assert redact_token(["a", "--token", "x", "--token=y", "b"]) == ["a", "--token", "…", "--token=…", "b"]
 
 
 def test_an_inspection_is_kept(state):
-    from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection, Thread
+    from ddplaunch.diagnosis.inspection import Frame, Inspection, ProcessCondition, RankInspection, Thread
 
     frame = Frame("load", "data.py", 31, own=True)
-    ranks = (RankInspection(1, "here", 7, Condition.STOPPED, threads=(Thread((frame,)),)),)
+    ranks = (RankInspection(1, "here", 7, ProcessCondition.STOPPED, threads=(Thread((frame,)),)),)
     found = Inspection(5.0, ranks, 2)
-    kept = History(plan(), lambda rank: b"", lambda: None, pytest.fail)
-    for event in (events.Planned(plan(), 0), events.RanksInspected(found), events.Ended(1, None)):
+    kept = HistoryRecorder(plan(), lambda rank: b"", lambda: None, pytest.fail)
+    for event in (events.AttemptPlanned(plan(), 0), events.RanksInspected(found), events.JobEnded(1, None)):
         kept.observe(event)
     assert only().inspections == (found,)
 
 
 @pytest.mark.parametrize("pieces", [[1], [3, 3, 3], [8], [20], [1] * 30, [7, 2, 5, 100, 1]])
 def test_a_tail_holds_the_last_bytes(pieces):
-    tail, whole = Tail(8), b""
+    tail, whole = TailBuffer(8), b""
     for number, count in enumerate(pieces):
         data = bytes((number + each) % 256 for each in range(count))
         tail.add(data)
@@ -383,8 +383,8 @@ def test_a_tail_holds_the_last_bytes(pieces):
     assert tail.last(0) == b""
 
 
-def test_a_report_has_the_last_lines_of_the_last_attempt_alone(launch, tmp_path, state):
-    write(
+def test_a_report_has_the_last_lines_of_the_last_attempt_alone(run_ddplaunch, tmp_path, state):
+    write_program(
         tmp_path,
         "once.py",
         """
@@ -397,7 +397,7 @@ def test_a_report_has_the_last_lines_of_the_last_attempt_alone(launch, tmp_path,
         time.sleep(600)
         """,
     )
-    launch("run", "--nproc", "2", "--max-restarts", "1", *LIGHT, "once.py")
+    run_ddplaunch("run", "--nproc", "2", "--max-restarts", "1", *LIGHT, "once.py")
     first, second = (attempt.verdict.first.tail for attempt in only().attempts)
     assert (first, second) == (("first attempt",), ())
     assert last_lines(b"") == ()

@@ -5,13 +5,13 @@ import re
 
 import pytest
 
-from ddplaunch.agent.readings import Look
+from ddplaunch.agent.readings import CounterSnapshot
 from ddplaunch.devices.gpu_usage import GpuUsage
-from ddplaunch.devices.processes import Used
-from ddplaunch.job.metrics import MetricsFile
-from ddplaunch.job.status import RankState, RankStatus, State, Status
+from ddplaunch.devices.processes import ProcessUsage
+from ddplaunch.job.metrics import PrometheusFile
+from ddplaunch.job.status import JobState, RankState, RankStatus, Status
 from ddplaunch.output import events
-from tests.conftest import write
+from tests.conftest import write_program
 from tests.job.samples import plan
 
 STATUS = Status(
@@ -23,7 +23,7 @@ STATUS = Status(
     900.0,
     901.0,
     0,
-    State.RUNNING,
+    JobState.RUNNING,
     (RankStatus(0, os.getpid(), RankState.RUNNING), RankStatus(1, 11, RankState.EXITED)),
 )
 
@@ -46,10 +46,10 @@ def series(text):
 def test_figures_of_ranks_go_at_the_end(tmp_path):
     notes = []
     path = tmp_path / "job.prom"
-    file = MetricsFile(str(path), lambda: STATUS, notes.append)
-    file.observe(events.Stalled(990.0, "no progress"))
-    used, gpu = Used(3.5, 2 << 20, 77, 88), GpuUsage(1, 50, 9 << 30, None, (), 310.5, True)
-    file.hear(Look(plan(), 0.0, 0.0, {0: 9}, {0: used}, {0: {"0": 5, "1": 6}}, gpus=(gpu,)), None)
+    file = PrometheusFile(str(path), lambda: STATUS, notes.append)
+    file.observe(events.JobStalled(990.0, "no progress"))
+    used, gpu = ProcessUsage(3.5, 2 << 20, 77, 88), GpuUsage(1, 50, 9 << 30, None, (), 310.5, True)
+    file.on_sample(CounterSnapshot(plan(), 0.0, 0.0, {0: 9}, {0: used}, {0: {"0": 5, "1": 6}}, gpus=(gpu,)), None)
     found = series(path.read_text())
     run = 'run_id="a",node_rank="0"'
     assert (
@@ -69,7 +69,7 @@ def test_figures_of_ranks_go_at_the_end(tmp_path):
         "ddplaunch_gpu_slowed": 1,
     }
     assert ("ddplaunch_rank_memory_bytes", f'{run},rank="1"') not in found
-    file.observe(events.Ended(1, None))
+    file.observe(events.JobEnded(1, None))
     found = series(path.read_text())
     assert found["ddplaunch_exit_code", run] == 1
     assert found["ddplaunch_up", run] == 0
@@ -79,9 +79,9 @@ def test_figures_of_ranks_go_at_the_end(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_writes_it(launch, tmp_path):
-    write(tmp_path, "t.py", "print(open('job.prom').read())")
-    job = launch("run", "--no-history", "--run-id", "a", "--metrics", "job.prom", "t.py")
+def test_a_run_writes_it(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "t.py", "print(open('job.prom').read())")
+    job = run_ddplaunch("run", "--no-history", "--run-id", "a", "--metrics", "job.prom", "t.py")
     assert (job.returncode, job.stderr) == (0, "")
     assert series(job.stdout.strip())["ddplaunch_up", 'run_id="a",node_rank="0"'] == 1
     assert series((tmp_path / "job.prom").read_text())["ddplaunch_up", 'run_id="a",node_rank="0"'] == 0
@@ -96,9 +96,9 @@ def test_a_run_writes_it(launch, tmp_path):
         ("dir.prom", "is a folder, not a file"),
     ],
 )
-def test_what_is_refused(answer, tmp_path, path, said):
-    write(tmp_path, "t.py", "")
+def test_what_is_refused(run_in_fork, tmp_path, path, said):
+    write_program(tmp_path, "t.py", "")
     (tmp_path / "dir.prom").mkdir()
-    done = answer("run", "--metrics", "" if path == "''" else path, "t.py")
+    done = run_in_fork("run", "--metrics", "" if path == "''" else path, "t.py")
     assert done.returncode == 2
     assert said in done.stderr

@@ -13,7 +13,7 @@ REQUEST = """
 from __future__ import annotations
 
 from ddplaunch.dataclass import dataclass
-from ddplaunch.job.door import Asker
+from ddplaunch.job.door import RequestContext
 from ddplaunch.job.requests import Request
 
 
@@ -26,7 +26,7 @@ class Counted:
 class CountRanks(Request[Counted]):
     answers = (Counted,)
 
-    def serve(self, asker: Asker) -> None:
+    def serve(self, asker: RequestContext) -> None:
         asker.send(Counted(len(asker.job.status().ranks)))
         asker.finish()
 """
@@ -39,7 +39,7 @@ from ddplaunch.job.requests.count import CountRanks
 
 @click.command()
 def count():
-    click.echo(client.ask(runs.running("toy").path, CountRanks()).rank)
+    click.echo(client.send_request(runs.find_running("toy").path, CountRanks()).rank)
 """
 
 

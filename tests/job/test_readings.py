@@ -7,18 +7,18 @@ import time
 
 import pytest
 
-from ddplaunch.agent.readings import EVERY, LATER, Look, NodeReadings
-from ddplaunch.diagnosis.inspection import Arrivals, Condition, GroupState, Inspection, RankInspection
-from ddplaunch.diagnosis.readings import GpuReading, RankReading, Reading
+from ddplaunch.agent.readings import LATER, SAMPLE_INTERVAL_S, CounterSnapshot, SampleCollector
+from ddplaunch.diagnosis.inspection import CollectiveArrivals, GroupState, Inspection, ProcessCondition, RankInspection
+from ddplaunch.diagnosis.readings import GpuSample, NodeSample, RankSample
 from ddplaunch.job import past, readings
-from ddplaunch.job.readings import MAX_BYTES, ReadingsFile, file_of, plan_of
+from ddplaunch.job.readings import MAX_BYTES, SampleFile, plan_file_name, sample_file_name
 from ddplaunch.loop import Timer
 from ddplaunch.output import events
-from tests.conftest import wait_until, write
+from tests.conftest import wait_until, write_program
 from tests.fake_nvml import fake_nvml as fake_nvml
 from tests.job.samples import plan
 from tests.job.test_history import state  # noqa: F401
-from tests.patience import patience
+from tests.patience import scaled_timeout
 from tests.starts import LIGHT
 
 TRAINS = """
@@ -39,15 +39,15 @@ TRAINS = """
 
 
 def kept():
-    (name,) = past.names()
-    return readings.read(os.path.join(past.folder(name), file_of(0)))
+    (name,) = past.list_runs()
+    return readings.read_samples(os.path.join(past.run_dir(name), sample_file_name(0)))
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("state")
-def test_a_run_keeps_its_readings(launch, tmp_path):
-    write(tmp_path, "trains.py", TRAINS)
-    done = launch("run", "--nproc", "2", "--log-dir", "logs", "--metrics", "a.prom", "trains.py")
+def test_a_run_keeps_its_readings(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "trains.py", TRAINS)
+    done = run_ddplaunch("run", "--nproc", "2", "--log-dir", "logs", "--metrics", "a.prom", "trains.py")
     assert done.returncode == 0, done.stderr
     found = kept()
     assert len(found) >= 2
@@ -68,19 +68,19 @@ def test_a_run_keeps_its_readings(launch, tmp_path):
 
 @pytest.mark.usefixtures("state")
 @pytest.mark.parametrize("words", [(), ("--no-history",)])
-def test_where_there_is_nothing_to_keep(launch, tmp_path, words):
-    write(tmp_path, "short.py", "import time; time.sleep(1.5)")
-    done = launch("run", "--nproc", "2", *LIGHT, *words, "short.py")
+def test_where_there_is_nothing_to_keep(run_ddplaunch, tmp_path, words):
+    write_program(tmp_path, "short.py", "import time; time.sleep(1.5)")
+    done = run_ddplaunch("run", "--nproc", "2", *LIGHT, *words, "short.py")
     assert (done.returncode, done.stderr) == (0, "")
     if words:
-        assert past.names() == []
+        assert past.list_runs() == []
     else:
         assert all(each.collectives is None for each in kept()[0].ranks)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("state")
-def test_gpus_are_asked_in_a_child(request, start, tmp_path):
+def test_gpus_are_asked_in_a_child(request, start_ddplaunch, tmp_path):
     """Also after a restart, in which all that was left below the launcher may have been ended."""
     program = """
         import os, sys, time
@@ -89,12 +89,14 @@ def test_gpus_are_asked_in_a_child(request, start, tmp_path):
             time.sleep(0.05)
         sys.exit(attempt == "0")
     """
-    write(tmp_path, "gpus.py", program)
+    write_program(tmp_path, "gpus.py", program)
     rates = {"FAKE_NVML_RATES": "87;12", "FAKE_NVML_POWER": "310;55"}
     words = ("--nproc", "gpu", "--max-restarts", "1", "--min-uptime", "0", *LIGHT, "gpus.py")
-    job = start("run", *words, env={**request.getfixturevalue("fake_nvml").environ(2, ailing="1:91:64"), **rates})
+    job = start_ddplaunch(
+        "run", *words, env={**request.getfixturevalue("fake_nvml").environ(2, ailing="1:91:64"), **rates}
+    )
     for attempt in range(2):
-        wait_until(lambda now=attempt: past.names() and now in {each.attempt for each in kept()}, "a reading")
+        wait_until(lambda now=attempt: past.list_runs() and now in {each.attempt for each in kept()}, "a reading")
         (tmp_path / f"read{attempt}").touch()
     assert job.wait() == 0, job.stderr()
     assert {each.attempt for each in kept()} == {0, 1}
@@ -120,23 +122,33 @@ class Clock:
 
 def test_how_often_it_wakes(monkeypatch):
     clock, heard = Clock(), []
-    taking = NodeReadings(clock, None, lambda event: None, [lambda look, reading: heard.append(reading)])
-    taking.observe(events.Planned(plan(), 0))
+    taking = SampleCollector(clock, None, lambda event: None, [lambda look, reading: heard.append(reading)])
+    taking.observe(events.AttemptPlanned(plan(), 0))
     for rank in (0, 1):
-        taking.observe(events.Started(rank, os.getpid(), 0))
+        taking.observe(events.RankStarted(rank, os.getpid(), 0))
     for _ in range(8):
         clock.pass_on()
-    assert clock.waits[1:] == [1, 1, 2, 4, 7, EVERY, EVERY, EVERY, EVERY]
+    assert clock.waits[1:] == [
+        1,
+        1,
+        2,
+        4,
+        7,
+        SAMPLE_INTERVAL_S,
+        SAMPLE_INTERVAL_S,
+        SAMPLE_INTERVAL_S,
+        SAMPLE_INTERVAL_S,
+    ]
     monkeypatch.setattr("ddplaunch.agent.readings.AFTER", 0.0)
     clock.pass_on()
     assert clock.waits[-1] == LATER
     assert len(heard) == 10
     assert heard[0] is None
     taking.observe(events.Restarting(1, 0.0, "again", None))
-    taking.observe(events.Planned(plan(), 1))
+    taking.observe(events.AttemptPlanned(plan(), 1))
     clock.pass_on()
     assert heard[-1] is None, "no rank runs"
-    taking.observe(events.Ended(0, None))
+    taking.observe(events.JobEnded(0, None))
     assert clock.due.callback is None
 
 
@@ -159,18 +171,18 @@ def test_when_the_first_collective_was(entered, arrived, moment):
                 rank,
                 "",
                 os.getpid(),
-                Condition.ALIVE,
+                ProcessCondition.ALIVE,
                 groups=(GroupState("0", count, 0),) if count else (),
-                arrivals=tuple(Arrivals(rank, "0", "", 1, began, (5,)) for began in arrived[rank : rank + 1]),
+                arrivals=tuple(CollectiveArrivals(rank, "0", "", 1, began, (5,)) for began in arrived[rank : rank + 1]),
             )
             for rank, count in enumerate(entered)
         )
         done(Inspection(0.0, tuple(ranks), 2))
 
-    taking = NodeReadings(clock, inspect, told.append, [])
-    taking.observe(events.Planned(plan(), 0))
+    taking = SampleCollector(clock, inspect, told.append, [])
+    taking.observe(events.AttemptPlanned(plan(), 0))
     for rank in (0, 1):
-        taking.observe(events.Started(rank, os.getpid(), 0))
+        taking.observe(events.RankStarted(rank, os.getpid(), 0))
     before = time.time()
     clock.pass_on()
     clock.pass_on()
@@ -190,18 +202,18 @@ class Kept:
         self.folder: int | None = os.open(path, os.O_RDONLY)
 
 
-def a_reading(number: int, ranks: int, gpus: int, chance: random.Random) -> Reading:
+def a_reading(number: int, ranks: int, gpus: int, chance: random.Random) -> NodeSample:
     rows = (
-        RankReading(rank, chance.random() * 9, 1.234e11 * chance.random(), 1e8, 123456.0, 12.34, 0.5)
+        RankSample(rank, chance.random() * 9, 1.234e11 * chance.random(), 1e8, 123456.0, 12.34, 0.5)
         for rank in range(ranks)
     )
-    cards = (GpuReading(gpu, gpu, 99.0, 7.654e10, 654.3, 0.0) for gpu in range(gpus))
-    return Reading(1e9 + 60.0 * number, 60.0, 0, tuple(rows), tuple(cards))
+    cards = (GpuSample(gpu, gpu, 99.0, 7.654e10, 654.3, 0.0) for gpu in range(gpus))
+    return NodeSample(1e9 + 60.0 * number, 60.0, 0, tuple(rows), tuple(cards))
 
 
-def keep(file: ReadingsFile, look: Look, found: Reading) -> None:
+def keep(file: SampleFile, look: CounterSnapshot, found: NodeSample) -> None:
     """Have it kept, and wait for the thread that does."""
-    file.hear(look, found)
+    file.on_sample(look, found)
     if file._writer:
         file._writer.join()
 
@@ -212,19 +224,19 @@ def test_a_long_run_has_its_place(tmp_path, monkeypatch, ranks, gpus, days):
     assert MAX_BYTES < 2_000_000
     monkeypatch.setattr(readings, "MAX_BYTES", MAX_BYTES // 6)
     chance, history = random.Random(1), Kept(tmp_path)
-    file, look = ReadingsFile(history), Look(plan(), 0.0, 0.0)
+    file, look = SampleFile(history), CounterSnapshot(plan(), 0.0, 0.0)
     most, count = 0, int(days * 1440)
     for number in range(count):
         keep(file, look, a_reading(number, ranks, gpus, chance))
         most = max(most, file._size)
     os.close(history.folder)
     assert MAX_BYTES // 12 < most <= MAX_BYTES // 6
-    assert sorted(os.listdir(tmp_path)) == [plan_of(0), file_of(0)]
-    kept_plan = readings.read_plan(str(tmp_path / plan_of(0)))
+    assert sorted(os.listdir(tmp_path)) == [plan_file_name(0), sample_file_name(0)]
+    kept_plan = readings.read_plan(str(tmp_path / plan_file_name(0)))
     assert kept_plan
     assert kept_plan.ranks == ((0, "cpu", ""), (1, "cpu", ""))
-    assert (tmp_path / file_of(0)).stat().st_size == file._size
-    found = readings.read(str(tmp_path / file_of(0)))
+    assert (tmp_path / sample_file_name(0)).stat().st_size == file._size
+    found = readings.read_samples(str(tmp_path / sample_file_name(0)))
     assert len(found) > 100
     assert sum(each.seconds for each in found) == pytest.approx(60 * count)
     assert found[-1].time == 1e9 + 60 * (count - 1)
@@ -238,17 +250,17 @@ def test_torn_and_hostile_lines_are_passed_over(tmp_path):
         lines.append(f'{{"time": {moment}, "seconds": {seconds}, "attempt": 0, "ranks": []}}')
     path = tmp_path / "readings-0.jsonl"
     path.write_text("\n".join(lines))
-    (found,) = readings.read(str(path))
+    (found,) = readings.read_samples(str(path))
     assert found.ranks[1].rank == 1
-    assert readings.read(str(tmp_path / "missing")) == []
+    assert readings.read_samples(str(tmp_path / "missing")) == []
     os.mkfifo(tmp_path / "fifo")
-    assert readings.read(str(tmp_path / "fifo")) == []
+    assert readings.read_samples(str(tmp_path / "fifo")) == []
 
 
 def test_no_trouble_harms_the_run(tmp_path):
     history = Kept(tmp_path)
-    (tmp_path / file_of(0)).symlink_to(tmp_path / "elsewhere")
-    file, look = ReadingsFile(history), Look(plan(), 0.0, 0.0)
+    (tmp_path / sample_file_name(0)).symlink_to(tmp_path / "elsewhere")
+    file, look = SampleFile(history), CounterSnapshot(plan(), 0.0, 0.0)
     keep(file, look, a_reading(1, 1, 0, random.Random(1)))
     os.close(history.folder)
     assert not (tmp_path / "elsewhere").exists()
@@ -259,19 +271,19 @@ def test_no_trouble_harms_the_run(tmp_path):
 def test_a_disk_that_hangs_holds_nobody_up(tmp_path):
     """As a home on the network may: the reading after it is left out, and the launcher goes on."""
     history = Kept(tmp_path)
-    file, look = ReadingsFile(history), Look(plan(), 0.0, 0.0)
+    file, look = SampleFile(history), CounterSnapshot(plan(), 0.0, 0.0)
     begun, hangs = threading.Event(), threading.Event()
 
     def write(folder: int, *words: object) -> None:
         begun.set()
-        hangs.wait(patience(30))
+        hangs.wait(scaled_timeout(30))
         os.close(folder)
 
-    file._write = write
-    file.hear(look, a_reading(1, 1, 0, random.Random(1)))
-    assert begun.wait(patience(10))
+    file._write_sample = write
+    file.on_sample(look, a_reading(1, 1, 0, random.Random(1)))
+    assert begun.wait(scaled_timeout(10))
     first = file._writer
-    file.hear(look, a_reading(2, 1, 0, random.Random(1)))
+    file.on_sample(look, a_reading(2, 1, 0, random.Random(1)))
     assert file._writer is first
     assert first.is_alive()
     hangs.set()

@@ -14,77 +14,77 @@ from tests.job.test_history import keep, state  # noqa: F401
 @pytest.fixture(autouse=True)
 def alone(runtime: Path, state: Path, monkeypatch) -> None:  # noqa: F811
     """No other jobs of this user: only doors of this test count."""
-    monkeypatch.setattr(folder, "candidates", lambda: [str(runtime / "ddplaunch")])
+    monkeypatch.setattr(folder, "candidate_dirs", lambda: [str(runtime / "ddplaunch")])
 
 
 def test_none_at_all():
     with pytest.raises(UsageError, match="no job of yours is running here"):
-        runs.running(None)
+        runs.find_running(None)
     with pytest.raises(UsageError, match="no run is called x"):
-        runs.find("x")
+        runs.find_run("x")
 
 
 def test_the_only_one(run):  # noqa: F811
     job = run("train-7")
     for word in (None, "train-7", "train", "in-7", str(job.process.pid)):
-        assert runs.running(word) == (job.path, "train-7", job.process.pid)
-        assert word is None or runs.find(word).running == runs.running(word)
+        assert runs.find_running(word) == (job.path, "train-7", job.process.pid)
+        assert word is None or runs.find_run(word).running == runs.find_running(word)
 
 
 def test_one_of_several(run):  # noqa: F811
     first, second = run("train-a"), run("train-b")
-    assert runs.running("train-b").pid == second.process.pid
-    assert runs.running(str(first.process.pid)).run_id == "train-a"
+    assert runs.find_running("train-b").pid == second.process.pid
+    assert runs.find_running(str(first.process.pid)).run_id == "train-a"
     for word in (None, "train"):
         with pytest.raises(UsageError) as raised:
-            runs.running(word)
+            runs.find_running(word)
         assert "train-a" in (raised.value.hint or "")
         assert "train-b" in (raised.value.hint or "")
 
 
 def test_two_of_one_name(run):  # noqa: F811
     first, second = run("same"), run("same")
-    assert {each.run_id for each in runs.all_running()} == {"same"}
-    assert {runs.running(str(job.process.pid)).path for job in (first, second)} == {first.path, second.path}
-    names = list(runs.known())
+    assert {each.run_id for each in runs.list_running()} == {"same"}
+    assert {runs.find_running(str(job.process.pid)).path for job in (first, second)} == {first.path, second.path}
+    names = list(runs.list_known())
     assert len(names) == 2
-    assert runs.running("same").path == runs.find("same").running.path == second.path
-    assert {runs.running(name).path for name in names} == {first.path, second.path}
+    assert runs.find_running("same").path == runs.find_run("same").running.path == second.path
+    assert {runs.find_running(name).path for name in names} == {first.path, second.path}
 
 
 def test_a_run_that_has_ended():
     keep(run_id="train-1")
-    assert runs.find("train").record.run == "train-1"
+    assert runs.find_run("train").record.run == "train-1"
     with pytest.raises(UsageError, match="train-1 has ended"):
-        runs.running("train-1")
+        runs.find_running("train-1")
     with pytest.raises(UsageError) as raised:
-        runs.find("trian-1")
+        runs.find_run("trian-1")
     assert raised.value.hint == "did you mean train-1?"
 
 
 def test_the_latest():
     for number in range(3):
         keep(run_id=f"r{number}")
-        os.utime(past.folder(f"r{number}"), (number, number))
-    assert next(iter(runs.known())) == "r2"
-    os.utime(past.folder("r0"), (9, 9))
-    assert next(iter(runs.known())) == "r0"
+        os.utime(past.run_dir(f"r{number}"), (number, number))
+    assert next(iter(runs.list_known())) == "r2"
+    os.utime(past.run_dir("r0"), (9, 9))
+    assert next(iter(runs.list_known())) == "r0"
 
 
 def test_a_name_that_begins_others():
     for name in ("a", "a.2", "ab", "xab"):
         keep(run_id=name)
-    assert runs.find("a").run == "a"
+    assert runs.find_run("a").run == "a"
     with pytest.raises(UsageError, match="b may mean 2 runs") as raised:
-        runs.find("b")
+        runs.find_run("b")
     assert "ab" in (raised.value.hint or "")
 
 
 def test_a_record_that_cannot_be_read():
     keep(run_id="broken")
-    (Path(past.folder("broken")) / "node-0.jsonl").write_text("{")
+    (Path(past.run_dir("broken")) / "node-0.jsonl").write_text("{")
     with pytest.raises(UsageError, match="the record of broken cannot be read"):
-        runs.find("broken")
+        runs.find_run("broken")
 
 
 def test_a_run_id_that_was_there_before():
@@ -92,15 +92,15 @@ def test_a_run_id_that_was_there_before():
     for number in (1, 2, 3):
         keep(run_id="nightly")
         name = "nightly" if number == 1 else f"nightly.{number}"
-        os.utime(Path(past.place() or "") / name, (10 - number, 10 - number))
-    assert list(runs.known()) == ["nightly.1", "nightly.2", "nightly.3"]
-    assert [runs.find(word).run for word in ("nightly", "night", "nightly.2", "nightly.1")] == [
+        os.utime(Path(past.history_dir() or "") / name, (10 - number, 10 - number))
+    assert list(runs.list_known()) == ["nightly.1", "nightly.2", "nightly.3"]
+    assert [runs.find_run(word).run for word in ("nightly", "night", "nightly.2", "nightly.1")] == [
         *("nightly.3", "nightly.3", "nightly.2", "nightly.1")
     ]
-    third = runs.find("nightly").record.began
-    past.remove("nightly.1")
+    third = runs.find_run("nightly").record.began
+    past.remove_run("nightly.1")
     keep(run_id="nightly")  # takes the folder that is free
-    assert runs.find("nightly").record.began > third
+    assert runs.find_run("nightly").record.began > third
 
 
 def test_a_run_id_that_runs_again(run):  # noqa: F811
@@ -108,24 +108,24 @@ def test_a_run_id_that_runs_again(run):  # noqa: F811
     keep(run_id="nightly")
     job = run("nightly")
     name = f"nightly.{job.process.pid}"
-    assert runs.find("nightly") == (name, runs.running("nightly"), None)
-    assert runs.running("nightly").pid == job.process.pid
-    assert list(runs.known()) == [name, "nightly"]
+    assert runs.find_run("nightly") == (name, runs.find_running("nightly"), None)
+    assert runs.find_running("nightly").pid == job.process.pid
+    assert list(runs.list_known()) == [name, "nightly"]
 
 
 def test_a_part_of_a_name_that_two_runs_have():
     """Two runs with run ids of their own are not one, though the names look so."""
     keep(run_id="exp")
     keep(run_id="exp.2")
-    assert list(runs.known()) == ["exp.2", "exp"]
-    assert runs.find("exp").run == "exp"
+    assert list(runs.list_known()) == ["exp.2", "exp"]
+    assert runs.find_run("exp").run == "exp"
     with pytest.raises(UsageError, match="ex may mean 2 runs"):
-        runs.find("ex")
+        runs.find_run("ex")
 
 
 def test_the_newest_has_ended_and_an_earlier_one_runs(run, state):  # noqa: F811
     job = run("nightly")
     keep(run_id="nightly")
     with pytest.raises(UsageError, match="nightly has ended") as raised:
-        runs.running("nightly")
+        runs.find_running("nightly")
     assert f"nightly.{job.process.pid}" in (raised.value.hint or "")

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from ddplaunch.job.status import RankState, State, Status
-from ddplaunch.job.watch import MAX_NEWS, Watch
+from ddplaunch.job.status import JobState, RankState, Status
+from ddplaunch.job.watch import MAX_PENDING_EVENTS, StatusTracker
 from ddplaunch.output import events
 from tests.job.samples import plan
-from tests.patience import patience
+from tests.patience import scaled_timeout
 
 PLAN = plan(ranks=3)
 
@@ -18,60 +18,60 @@ PLAN = plan(ranks=3)
 def folded(*happened: events.Event) -> Status:
     status = Status.of(PLAN, 1, 0.0)
     for moment, event in enumerate(happened):
-        status = status.after(event, float(moment))
+        status = status.apply(event, float(moment))
     return status
 
 
-PLANNED = events.Planned(PLAN, 0)
-STARTED = tuple(events.Started(rank, 100 + rank, 0) for rank in range(3))
+PLANNED = events.AttemptPlanned(PLAN, 0)
+STARTED = tuple(events.RankStarted(rank, 100 + rank, 0) for rank in range(3))
 
 
 def test_the_beginning():
-    status = Watch(PLAN).status()
-    assert (status.state, status.attempt, status.run_id, status.target) == (State.JOINING, -1, "r", "sleep 600")
+    status = StatusTracker(PLAN).status()
+    assert (status.state, status.attempt, status.run_id, status.target) == (JobState.JOINING, -1, "r", "sleep 600")
     assert status.ranks == ()
 
 
 def test_what_is_noted_is_folded_when_somebody_asks_or_there_is_too_much():
-    watch = Watch(PLAN)
+    watch = StatusTracker(PLAN)
     watch.observe(PLANNED)
     for event in STARTED:
         watch.observe(event)
-    assert watch.status().state is State.RUNNING
-    for _ in range(3 * MAX_NEWS):
-        watch.observe(events.Noted("x"))
-    watch.observe(events.Ended(0, None))
-    assert watch.status().state is State.ENDED
+    assert watch.status().state is JobState.RUNNING
+    for _ in range(3 * MAX_PENDING_EVENTS):
+        watch.observe(events.NoteAdded("x"))
+    watch.observe(events.JobEnded(0, None))
+    assert watch.status().state is JobState.ENDED
 
 
 def test_a_thousand_ranks_are_no_burden():
     many = plan(ranks=1000)
-    watch = Watch(many)
-    watch.observe(events.Planned(many, 0))
+    watch = StatusTracker(many)
+    watch.observe(events.AttemptPlanned(many, 0))
     for rank in range(1000):
-        watch.observe(events.Started(rank, 1, 0))
+        watch.observe(events.RankStarted(rank, 1, 0))
     began = time.process_time()
-    assert watch.status().state is State.RUNNING
-    assert time.process_time() - began < patience(0.5)
+    assert watch.status().state is JobState.RUNNING
+    assert time.process_time() - began < scaled_timeout(0.5)
 
 
 @pytest.mark.parametrize(
     ("happened", "state", "since"),
     [
-        ((), State.STARTING, 0),
-        (STARTED[:2], State.STARTING, 0),
-        (STARTED, State.RUNNING, 3),
-        ((*STARTED, events.Exited(1, 101, 0, 0)), State.RUNNING, 3),
-        ((*STARTED, events.Exited(1, 101, -9, 0)), State.STOPPING, 4),
-        ((events.FailedToStart(0, 11, 0),), State.STOPPING, 1),
-        ((*STARTED, events.Signalled(signal.SIGINT), events.Signalled(signal.SIGINT)), State.STOPPING, 4),
-        ((*STARTED, events.Signalled(signal.SIGUSR2), events.Preempted()), State.PREEMPTED, 5),
-        ((*STARTED, events.Preempted(), events.Exited(1, 101, 75, 0)), State.PREEMPTED, 4),
-        ((*STARTED, events.Swept((), ())), State.SWEPT, 4),
-        ((*STARTED, events.Swept((), ()), events.Ended(3, None)), State.ENDED, 5),
-        ((events.Ended(2, None), PLANNED), State.ENDED, 1),
+        ((), JobState.STARTING, 0),
+        (STARTED[:2], JobState.STARTING, 0),
+        (STARTED, JobState.RUNNING, 3),
+        ((*STARTED, events.RankExited(1, 101, 0, 0)), JobState.RUNNING, 3),
+        ((*STARTED, events.RankExited(1, 101, -9, 0)), JobState.STOPPING, 4),
+        ((events.RankStartFailed(0, 11, 0),), JobState.STOPPING, 1),
+        ((*STARTED, events.SignalReceived(signal.SIGINT), events.SignalReceived(signal.SIGINT)), JobState.STOPPING, 4),
+        ((*STARTED, events.SignalReceived(signal.SIGUSR2), events.JobPreempted()), JobState.PREEMPTED, 5),
+        ((*STARTED, events.JobPreempted(), events.RankExited(1, 101, 75, 0)), JobState.PREEMPTED, 4),
+        ((*STARTED, events.AttemptSwept((), ())), JobState.SWEPT, 4),
+        ((*STARTED, events.AttemptSwept((), ()), events.JobEnded(3, None)), JobState.ENDED, 5),
+        ((events.JobEnded(2, None), PLANNED), JobState.ENDED, 1),
     ],
-    ids=lambda value: value.name if isinstance(value, State) else None,
+    ids=lambda value: value.name if isinstance(value, JobState) else None,
 )
 def test_states(happened, state, since):
     status = folded(PLANNED, *happened)
@@ -79,7 +79,7 @@ def test_states(happened, state, since):
 
 
 def test_ranks():
-    status = folded(PLANNED, *STARTED[:2], events.Exited(1, 101, 4, 0))
+    status = folded(PLANNED, *STARTED[:2], events.RankExited(1, 101, 4, 0))
     assert [(each.pid, each.state, each.code) for each in status.ranks] == [
         (100, RankState.RUNNING, None),
         (101, RankState.EXITED, 4),
@@ -88,14 +88,14 @@ def test_ranks():
 
 
 def test_an_end_that_is_seen_after_the_sweep():
-    status = folded(PLANNED, *STARTED, events.Swept((), ()), events.Exited(1, 101, -9, 0))
+    status = folded(PLANNED, *STARTED, events.AttemptSwept((), ()), events.RankExited(1, 101, -9, 0))
     assert [each.state for each in status.ranks] == [RankState.EXITED] * 3
     assert [each.code for each in status.ranks] == [None, -9, None]
 
 
 def test_a_rank_of_the_attempt_before_changes_nothing():
-    again = events.Swept((), ()), events.Planned(PLAN, 1)
-    assert folded(PLANNED, *STARTED, *again, events.Exited(0, 100, -9, 0)).ranks == folded(again[1]).ranks
+    again = events.AttemptSwept((), ()), events.AttemptPlanned(PLAN, 1)
+    assert folded(PLANNED, *STARTED, *again, events.RankExited(0, 100, -9, 0)).ranks == folded(again[1]).ranks
 
 
 def test_any_order_of_events_is_understood():
@@ -107,20 +107,20 @@ def test_any_order_of_events_is_understood():
             rank = chance.randrange(4)
             event = chance.choice(
                 [
-                    *[events.Planned(PLAN, attempt + 1)] * swept,
-                    *[events.Started(rank, 100 + rank, attempt)] * 3,
-                    events.FailedToStart(rank, 11, attempt),
-                    events.Exited(rank, 100 + rank, chance.choice([0, 1, -9]), attempt),
-                    events.Signalled(15),
-                    events.Preempted(),
-                    events.Swept((), ()),
+                    *[events.AttemptPlanned(PLAN, attempt + 1)] * swept,
+                    *[events.RankStarted(rank, 100 + rank, attempt)] * 3,
+                    events.RankStartFailed(rank, 11, attempt),
+                    events.RankExited(rank, 100 + rank, chance.choice([0, 1, -9]), attempt),
+                    events.SignalReceived(15),
+                    events.JobPreempted(),
+                    events.AttemptSwept((), ()),
                     events.Restarting(attempt + 1, 0.0, "", None),
-                    events.Noted("x"),
+                    events.NoteAdded("x"),
                     events.SidecarExited("x", 0),
                 ]
             )
-            if isinstance(event, events.Planned):
+            if isinstance(event, events.AttemptPlanned):
                 attempt, swept = event.attempt, False
-            swept = swept or isinstance(event, events.Swept)
-            status = status.after(event, float(moment))
-        assert status.after(events.Ended(0, None), 99.0).code == 0
+            swept = swept or isinstance(event, events.AttemptSwept)
+            status = status.apply(event, float(moment))
+        assert status.apply(events.JobEnded(0, None), 99.0).code == 0

@@ -8,108 +8,139 @@ from dataclasses import replace
 import pytest
 
 from ddplaunch.devices.gpu_usage import GpuUsage
-from ddplaunch.devices.processes import Used
+from ddplaunch.devices.processes import ProcessUsage
 from ddplaunch.diagnosis.inspection import (
+    ActiveCall,
     Collective,
-    Condition,
     Frame,
     GroupState,
-    Inside,
     Inspection,
+    ProcessCondition,
     RankInspection,
     Thread,
 )
-from ddplaunch.diagnosis.readings import GpuReading, RankReading, Reading
-from ddplaunch.job.requests.inspection import last_line
-from ddplaunch.job.status import RankState, RankStatus, State, Status
-from ddplaunch.live.frame import FOOTER, frame, named_ranks, screenful, table_rows
-from ddplaunch.live.rows import Span, columns, cut, flow, painted, plain, width, wrap
-from ddplaunch.live.state import (
-    Doing,
-    Moment,
-    Snapshot,
-    Trend,
-    all_doing,
-    doing,
-    place_of,
-    rate,
-    steady,
-    waiting,
-    work,
+from ddplaunch.diagnosis.readings import GpuSample, NodeSample, RankSample
+from ddplaunch.job.requests.inspection import last_output_line
+from ddplaunch.job.status import JobState, RankState, RankStatus, Status
+from ddplaunch.live.frame import MAX_FOOTER_ROWS, build_table_rows, format_ranks, render_footer, render_full_screen
+from ddplaunch.live.rows import (
+    StyledText,
+    columns,
+    flow_parts,
+    render_row,
+    row_width,
+    strip_styles,
+    truncate_row,
+    wrap_text,
 )
-from ddplaunch.live.table import ORDERS
+from ddplaunch.live.state import (
+    JobSnapshot,
+    RankActivity,
+    TrendLine,
+    ViewState,
+    busy_cpus_by_rank,
+    collectives_per_second,
+    location_of,
+    mark_moved,
+    rank_activities,
+    rank_activity,
+    waiting_ranks,
+)
+from ddplaunch.live.table import SORT_KEYS
 from ddplaunch.live.view import LiveView
-from ddplaunch.loop import Loop
-from tests.patience import patience
+from ddplaunch.loop import EventLoop
+from tests.patience import scaled_timeout
 
 GIB = 1 << 30
-INIT = Inside("init_process_group", "_store_based_barrier", None)
+INIT = ActiveCall("init_process_group", "_store_based_barrier", None)
 
 
 def rank(number: int, enqueued: int = 10, completed: int = 10, **what) -> RankInspection:
     groups = (GroupState("0", enqueued, completed),)
-    return replace(RankInspection(number, "n0", 100 + number, Condition.ALIVE, answers=True, groups=groups), **what)
+    return replace(
+        RankInspection(number, "n0", 100 + number, ProcessCondition.ALIVE, answers=True, groups=groups), **what
+    )
 
 
-def snapshot(*ranks: RankInspection, state: State = State.RUNNING, **what) -> Snapshot:
+def snapshot(*ranks: RankInspection, state: JobState = JobState.RUNNING, **what) -> ViewState:
     known = tuple(RankStatus(each.rank, each.pid, RankState.RUNNING) for each in ranks)
     status = Status("mine", "train.py", 1, 0, len(ranks), began=0.0, since=1.0, attempt=0, state=state, ranks=known)
-    return Snapshot(Moment(status, Inspection(3751.0, ranks, len(ranks))), **what)
+    return ViewState(JobSnapshot(status, Inspection(3751.0, ranks, len(ranks))), **what)
 
 
-def later(one: Snapshot, **what) -> Snapshot:
+def later(one: ViewState, **what) -> ViewState:
     """The same with other facts of now."""
-    return replace(one, now=replace(one.now, **what))
+    return replace(one, current=replace(one.current, **what))
 
 
-def hanging(count: int, absent: int = 2, **what) -> Snapshot:
+def hanging(count: int, absent: int = 2, **what) -> ViewState:
     """All wait in number 11 but one."""
     ranks = [rank(number, 11 - (number == absent), 10) for number in range(count)]
     return snapshot(*ranks, **what)
 
 
-def shown(one: Snapshot, across: int = 80, down: int = 24) -> list[str]:
-    return plain(frame(one, across, down)).splitlines()
+def shown(one: ViewState, across: int = 80, down: int = 24) -> list[str]:
+    return strip_styles(render_footer(one, across, down)).splitlines()
 
 
 @pytest.mark.parametrize(
     ("found", "status", "state", "expected"),
     [
-        (rank(0), None, State.RUNNING, Doing.RUNNING),
-        (rank(0, 11, 10), None, State.RUNNING, Doing.WAITING),
-        (rank(0, 11, 10, moved=True), None, State.RUNNING, Doing.RUNNING),
-        (rank(0, inside=Inside("recv", "recv", 1)), None, State.RUNNING, Doing.WAITING),
-        (rank(0, inside=Inside("send_object_list", "send", 1)), None, State.RUNNING, Doing.WAITING),
-        (rank(0, inside=Inside("monitored_barrier", "monitored_barrier", None)), None, State.RUNNING, Doing.WAITING),
-        (rank(0, inside=INIT, groups=(), answers=None), None, State.STARTING, Doing.WAITING),
-        (rank(0, inside=Inside("recv", "recv", 1), moved=True), None, State.RUNNING, Doing.RUNNING),
-        (rank(0, inside=Inside("all_reduce", "all_reduce", None)), None, State.RUNNING, Doing.RUNNING),
-        (rank(0, inside=Inside("all_reduce", "all_reduce", None), groups=()), None, State.RUNNING, Doing.WAITING),
-        (rank(0, 11, 10, answers=False), None, State.RUNNING, Doing.SILENT),
-        (rank(0, groups=(), answers=None), None, State.RUNNING, Doing.RUNNING),
-        (rank(0, 11, 10, condition=Condition.STOPPED), None, State.RUNNING, Doing.STOPPED),
-        (rank(0, condition=Condition.BLOCKED), None, State.RUNNING, Doing.BLOCKED),
-        (rank(0, condition=Condition.PENDING), None, State.STARTING, Doing.PENDING),
-        (rank(0, condition=Condition.EXITED), RankStatus(0), State.STARTING, Doing.PENDING),
-        (rank(0, condition=Condition.EXITED), None, State.JOINING, Doing.PENDING),
-        (rank(0, condition=Condition.EXITED, code=0), None, State.RUNNING, Doing.ENDED),
-        (rank(0, condition=Condition.EXITED, code=3), None, State.RUNNING, Doing.FAILED),
-        (rank(0, condition=Condition.EXITED, code=-signal.SIGSEGV), None, State.STOPPING, Doing.FAILED),
-        (rank(0, condition=Condition.EXITED, code=-signal.SIGTERM), None, State.STOPPING, Doing.ENDED),
-        (rank(0, condition=Condition.EXITED, code=-signal.SIGKILL), None, State.RUNNING, Doing.FAILED),
-        (rank(0), RankStatus(0, 100, RankState.EXITED, 3), State.RUNNING, Doing.FAILED),
-        (rank(0, condition=Condition.EXITED), RankStatus(0, 0, RankState.UNABLE), State.STOPPING, Doing.FAILED),
-        (rank(0, 11, 10), None, State.ENDED, Doing.ENDED),
+        (rank(0), None, JobState.RUNNING, RankActivity.RUNNING),
+        (rank(0, 11, 10), None, JobState.RUNNING, RankActivity.WAITING),
+        (rank(0, 11, 10, moved=True), None, JobState.RUNNING, RankActivity.RUNNING),
+        (rank(0, inside=ActiveCall("recv", "recv", 1)), None, JobState.RUNNING, RankActivity.WAITING),
+        (rank(0, inside=ActiveCall("send_object_list", "send", 1)), None, JobState.RUNNING, RankActivity.WAITING),
+        (
+            rank(0, inside=ActiveCall("monitored_barrier", "monitored_barrier", None)),
+            None,
+            JobState.RUNNING,
+            RankActivity.WAITING,
+        ),
+        (rank(0, inside=INIT, groups=(), answers=None), None, JobState.STARTING, RankActivity.WAITING),
+        (rank(0, inside=ActiveCall("recv", "recv", 1), moved=True), None, JobState.RUNNING, RankActivity.RUNNING),
+        (rank(0, inside=ActiveCall("all_reduce", "all_reduce", None)), None, JobState.RUNNING, RankActivity.RUNNING),
+        (
+            rank(0, inside=ActiveCall("all_reduce", "all_reduce", None), groups=()),
+            None,
+            JobState.RUNNING,
+            RankActivity.WAITING,
+        ),
+        (rank(0, 11, 10, answers=False), None, JobState.RUNNING, RankActivity.SILENT),
+        (rank(0, groups=(), answers=None), None, JobState.RUNNING, RankActivity.RUNNING),
+        (rank(0, 11, 10, condition=ProcessCondition.STOPPED), None, JobState.RUNNING, RankActivity.STOPPED),
+        (rank(0, condition=ProcessCondition.BLOCKED), None, JobState.RUNNING, RankActivity.BLOCKED),
+        (rank(0, condition=ProcessCondition.PENDING), None, JobState.STARTING, RankActivity.PENDING),
+        (rank(0, condition=ProcessCondition.EXITED), RankStatus(0), JobState.STARTING, RankActivity.PENDING),
+        (rank(0, condition=ProcessCondition.EXITED), None, JobState.JOINING, RankActivity.PENDING),
+        (rank(0, condition=ProcessCondition.EXITED, code=0), None, JobState.RUNNING, RankActivity.ENDED),
+        (rank(0, condition=ProcessCondition.EXITED, code=3), None, JobState.RUNNING, RankActivity.FAILED),
+        (
+            rank(0, condition=ProcessCondition.EXITED, code=-signal.SIGSEGV),
+            None,
+            JobState.STOPPING,
+            RankActivity.FAILED,
+        ),
+        (rank(0, condition=ProcessCondition.EXITED, code=-signal.SIGTERM), None, JobState.STOPPING, RankActivity.ENDED),
+        (rank(0, condition=ProcessCondition.EXITED, code=-signal.SIGKILL), None, JobState.RUNNING, RankActivity.FAILED),
+        (rank(0), RankStatus(0, 100, RankState.EXITED, 3), JobState.RUNNING, RankActivity.FAILED),
+        (
+            rank(0, condition=ProcessCondition.EXITED),
+            RankStatus(0, 0, RankState.UNABLE),
+            JobState.STOPPING,
+            RankActivity.FAILED,
+        ),
+        (rank(0, 11, 10), None, JobState.ENDED, RankActivity.ENDED),
     ],
 )
 def test_what_a_rank_does(found, status, state, expected):
-    assert doing(found, status, state) is expected
+    assert rank_activity(found, status, state) is expected
 
 
 def test_a_hang():
     said = "ranks 0, 1, 3 wait in all_reduce #11 of default_pg (float32[6]), entered at train.py:88; rank 2 has not"
     one = hanging(4, sentences=(said,), gpus=(GpuUsage(0, 80, 40 * GIB, 80 * GIB), GpuUsage(1, 98, 71 * GIB, 80 * GIB)))
-    one = replace(one, before=Moment(one.now.status, replace(one.now.inspection, moment=3750.0)))
+    one = replace(one, previous=JobSnapshot(one.current.status, replace(one.current.inspection, moment=3750.0)))
     assert shown(one) == [
         "running 1:02:31 | 0 collectives/s | 3 of 4 ranks wait | CPU 0 %",
         "2 GPUs 80-98 % 40-71 of 80 GiB",
@@ -123,25 +154,25 @@ def test_a_hang():
 def test_where_ranks_wait_without_a_sentence():
     last = (Collective("0", 11, "all_gather", "float32[6]", 600.0, 0.0, False, True),)
     one = hanging(4)
-    ranks = (replace(one.now.inspection.ranks[0], last=last), *one.now.inspection.ranks[1:])
+    ranks = (replace(one.current.inspection.ranks[0], last=last), *one.current.inspection.ranks[1:])
     assert "3 of 4 ranks wait in #11 of default_pg" in shown(one)[0]
-    told = shown(later(one, inspection=replace(one.now.inspection, ranks=ranks)))
+    told = shown(later(one, inspection=replace(one.current.inspection, ranks=ranks)))
     assert "wait in all_gather #11 of default_pg" in told[0]
 
 
 def test_where_ranks_wait_that_no_collective_counts():
     one = hanging(3)
-    ranks = (*one.now.inspection.ranks[:2], rank(2, 10, 10, inside=Inside("recv", "recv", 0)))
-    one = later(one, inspection=replace(one.now.inspection, ranks=ranks))
-    assert waiting(one.now.inspection) == {(0, ("0", 11, "")), (1, ("0", 11, "")), (2, ("", 0, "recv"))}
+    ranks = (*one.current.inspection.ranks[:2], rank(2, 10, 10, inside=ActiveCall("recv", "recv", 0)))
+    one = later(one, inspection=replace(one.current.inspection, ranks=ranks))
+    assert waiting_ranks(one.current.inspection) == {(0, ("0", 11, "")), (1, ("0", 11, "")), (2, ("", 0, "recv"))}
     assert shown(one)[-1] == "0 www"
-    assert any(row.rstrip().endswith(" recv") for row in plain(screenful(one, 80, 24)).splitlines())
+    assert any(row.rstrip().endswith(" recv") for row in strip_styles(render_full_screen(one, 80, 24)).splitlines())
 
 
 def test_the_odd_ones_come_first():
     ranks = [rank(number) for number in range(64)]
-    ranks[7] = replace(ranks[7], condition=Condition.STOPPED)
-    ranks[9] = replace(ranks[9], condition=Condition.EXITED, code=3)
+    ranks[7] = replace(ranks[7], condition=ProcessCondition.STOPPED)
+    ranks[9] = replace(ranks[9], condition=ProcessCondition.EXITED, code=3)
     ranks[11] = rank(11, 11, 10)
     _, *legend, cells = shown(snapshot(*ranks))
     assert legend == ["X failed: rank 9   T stopped: rank 7   w waiting: rank 11   . running: 61 ranks"]
@@ -150,7 +181,7 @@ def test_the_odd_ones_come_first():
 
 def test_512_ranks_in_a_few_rows():
     rows = shown(hanging(512))
-    assert len(rows) == FOOTER
+    assert len(rows) == MAX_FOOTER_ROWS
     assert rows[1].endswith("w waiting: 511 ranks   (a cell is 2 ranks)")
     assert rows[2] == "  0 w.wwwwww" + " wwwwwwww" * 7
     assert rows[-1].startswith("384 ")
@@ -161,45 +192,47 @@ def test_512_ranks_in_a_few_rows():
 @pytest.mark.parametrize("down", [1, 5, 24])
 def test_any_size(count, across, down):
     one = hanging(count, sentences=("日本 " * 50,), hint="x" * 100)
-    rows = frame(one, across, down)
-    assert 1 <= len(rows) <= min(FOOTER, max(1, down - 1))
-    assert all(width(row) <= max(1, across - 1) for row in rows)
-    rows = screenful(one, across, down)
+    rows = render_footer(one, across, down)
+    assert 1 <= len(rows) <= min(MAX_FOOTER_ROWS, max(1, down - 1))
+    assert all(row_width(row) <= max(1, across - 1) for row in rows)
+    rows = render_full_screen(one, across, down)
     assert len(rows) == down
-    assert all(width(row) <= max(1, across - 1) for row in rows)
+    assert all(row_width(row) <= max(1, across - 1) for row in rows)
 
 
 def test_a_thousand_ranks_cost_little():
     one = hanging(1000)
-    one = replace(one, before=one.now)
+    one = replace(one, previous=one.current)
     began = time.process_time()
-    frame(one, 80, 24)
-    screenful(one, 80, 24)
-    assert time.process_time() - began < patience(0.3)
+    render_footer(one, 80, 24)
+    render_full_screen(one, 80, 24)
+    assert time.process_time() - began < scaled_timeout(0.3)
 
 
 def test_rates():
     before = Inspection(10.0, (rank(0, 5, 5, cpu=1.0), rank(1, 5, 5, cpu=1.0)), 2)
     now = Inspection(12.0, (rank(0, 25, 25, cpu=2.0), rank(1, 24, 24, cpu=4.0)), 2)
     one = later(snapshot(*now.ranks), inspection=now)
-    earlier = replace(one.now, inspection=before)
-    assert rate(one) is rate(replace(one, before=one.now)) is None
-    one = replace(one, before=earlier)
-    assert rate(one) == 10.0
-    assert work(one) == {0: 0.5, 1: 1.5}
+    earlier = replace(one.current, inspection=before)
+    assert collectives_per_second(one) is collectives_per_second(replace(one, previous=one.current)) is None
+    one = replace(one, previous=earlier)
+    assert collectives_per_second(one) == 10.0
+    assert busy_cpus_by_rank(one) == {0: 0.5, 1: 1.5}
     # What this machine says of whole trees counts more; a rank that was started again begins anew.
-    used = replace(later(one, used={0: Used(9.0, GIB)}), before=replace(earlier, used={0: Used(1.0, GIB)}))
-    assert work(used) == {0: 4.0, 1: 1.5}
+    used = replace(
+        later(one, usage={0: ProcessUsage(9.0, GIB)}), previous=replace(earlier, usage={0: ProcessUsage(1.0, GIB)})
+    )
+    assert busy_cpus_by_rank(used) == {0: 4.0, 1: 1.5}
     again = replace(now, ranks=(replace(now.ranks[0], pid=7, groups=()), replace(now.ranks[1], pid=8)))
-    assert rate(later(one, inspection=again)) is None
-    assert work(later(one, inspection=again)) == {}
+    assert collectives_per_second(later(one, inspection=again)) is None
+    assert busy_cpus_by_rank(later(one, inspection=again)) == {}
     assert "1.0 GiB here" in shown(used)[0]
 
 
 def test_who_has_not_moved_since_the_inspection_before():
     looks = [Inspection(float(moment), (rank(0, 11, 10), rank(1, 10 + moment, 9 + moment)), 2) for moment in range(2)]
-    assert waiting(steady(looks[0], None)) == set()
-    assert [number for number, _ in waiting(steady(looks[1], looks[0]))] == [0]
+    assert waiting_ranks(mark_moved(looks[0], None)) == set()
+    assert [number for number, _ in waiting_ranks(mark_moved(looks[1], looks[0]))] == [0]
 
 
 @pytest.mark.parametrize(
@@ -215,10 +248,10 @@ def test_who_has_not_moved_since_the_inspection_before():
     ],
 )
 def test_filters(chosen, left):
-    one = hanging(4, chosen=chosen)
-    assert set(all_doing(one)) == left
-    assert frame(one, 80, 24)
-    assert screenful(one, 80, 24)
+    one = hanging(4, filter_text=chosen)
+    assert set(rank_activities(one)) == left
+    assert render_footer(one, 80, 24)
+    assert render_full_screen(one, 80, 24)
 
 
 @pytest.mark.parametrize(
@@ -237,55 +270,61 @@ def test_gpus(gpus, text):
 
 
 def test_how_it_has_ended():
-    one = snapshot(rank(0), rank(1), state=State.ENDED)
-    one = later(one, status=replace(one.now.status, code=3, since=3800.0, attempt=1))
+    one = snapshot(rank(0), rank(1), state=JobState.ENDED)
+    one = later(one, status=replace(one.current.status, code=3, since=3800.0, attempt=1))
     assert shown(one)[0] == "ended, exit code 3 1:03:20 | attempt 2"
 
 
 def test_what_others_named_is_harmless():
     bad = "\x1b]0;evil\x07"
     last = (Collective("0", 11, bad, bad, 600.0, 0.0, False, True),)
-    one = snapshot(rank(0, 11, 10, host=bad, last=last), rank(1, host="x"), sentences=(bad,), chosen="")
-    one = later(one, status=replace(one.now.status, run_id=bad, target=bad))
-    for rows in (frame(one, 80, 24), screenful(one, 80, 24)):
-        assert "\x1b" not in plain(rows)
+    one = snapshot(rank(0, 11, 10, host=bad, last=last), rank(1, host="x"), sentences=(bad,), filter_text="")
+    one = later(one, status=replace(one.current.status, run_id=bad, target=bad))
+    for rows in (render_footer(one, 80, 24), render_full_screen(one, 80, 24)):
+        assert "\x1b" not in strip_styles(rows)
 
 
 def test_names_of_ranks():
-    assert named_ranks([3]) == "rank 3"
-    assert named_ranks([0, 1, 2, 8]) == "ranks 0-2, 8"
-    assert named_ranks(range(0, 40, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"
+    assert format_ranks([3]) == "rank 3"
+    assert format_ranks([0, 1, 2, 8]) == "ranks 0-2, 8"
+    assert format_ranks(range(0, 40, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"
 
 
 def test_rows():
-    row = (Span("abc", "31"), Span("日本"))
-    assert (columns("日本"), width(row)) == (4, 7)
-    assert plain([cut(row, 6), cut(row, 4), cut(row, 1), cut(row, 0)]) == "abc日…\nabc…\n…\n\n"
-    assert painted(row, True) == "\x1b[31mabc\x1b[0m日本"
-    assert plain(flow([(Span("aa"),), (Span("bb"),), (Span("c" * 20),)], 8)) == "aa | bb\nccccccc…\n"
-    assert plain(wrap("one two three four", 9, 2)) == "one two\nthree fo…\n".replace("three fo…", "three …")
+    row = (StyledText("abc", "31"), StyledText("日本"))
+    assert (columns("日本"), row_width(row)) == (4, 7)
+    assert (
+        strip_styles([truncate_row(row, 6), truncate_row(row, 4), truncate_row(row, 1), truncate_row(row, 0)])
+        == "abc日…\nabc…\n…\n\n"
+    )
+    assert render_row(row, True) == "\x1b[31mabc\x1b[0m日本"
+    assert (
+        strip_styles(flow_parts([(StyledText("aa"),), (StyledText("bb"),), (StyledText("c" * 20),)], 8))
+        == "aa | bb\nccccccc…\n"
+    )
+    assert strip_styles(wrap_text("one two three four", 9, 2)) == "one two\nthree fo…\n".replace("three fo…", "three …")
 
 
-def full(one: Snapshot, across: int = 80, down: int = 24) -> list[str]:
-    return plain(screenful(one, across, down)).splitlines()
+def full(one: ViewState, across: int = 80, down: int = 24) -> list[str]:
+    return strip_styles(render_full_screen(one, across, down)).splitlines()
 
 
-def busy_job(count: int, **what) -> Snapshot:
+def busy_job(count: int, **what) -> ViewState:
     """Ranks of which all is known."""
     one = snapshot(*(rank(number, 50 + number, 50 + number, cpu=2.0) for number in range(count)), **what)
     before = Inspection(3750.0, tuple(rank(number, 10, 10, cpu=1.0) for number in range(count)), count)
-    used = {number: Used(2.0, (number + 1) * 100 << 20) for number in range(count)}
+    used = {number: ProcessUsage(2.0, (number + 1) * 100 << 20) for number in range(count)}
     said = {number: f"step {number} loss 0.{number}" for number in range(count)}
     gpus = tuple(GpuUsage(number, 90 + number, 40 * GIB, 80 * GIB, (100 + number,)) for number in range(count))
-    now = replace(one.now, used=used, said=said)
-    earlier = Moment(one.now.status, before, {number: Used(1.0, 0) for number in range(count)})
+    now = replace(one.current, usage=used, last_lines=said)
+    earlier = JobSnapshot(one.current.status, before, {number: ProcessUsage(1.0, 0) for number in range(count)})
     places = {number: "all_reduce train.py:88" for number in range(count)}
     late = {number: 0.038 if number == 1 else 0.0 for number in range(count)}
-    trends = {name: Trend() for name in ("collectives/s", "CPU %", "GPU %")}
+    trends = {name: TrendLine() for name in ("collectives/s", "CPU %", "GPU %")}
     for trend in trends.values():
         for value in (0.0, 50.0, 100.0):
             trend.add(value)
-    return replace(one, now=now, before=earlier, gpus=gpus, places=places, late=late, trends=trends)
+    return replace(one, current=now, previous=earlier, gpus=gpus, locations=places, lateness_s=late, trends=trends)
 
 
 def test_a_row_for_each_rank_has_all_that_is_known():
@@ -319,7 +358,9 @@ def test_more_ranks_are_scrolled_to_the_one_that_is_chosen():
     one = busy_job(64)
     assert " 0 ........" in "\n".join(full(one))
     assert not any(row.startswith("  40 ") for row in full(one))
-    chosen = [row for row in screenful(replace(one, cursor=40), 80, 24) if row and row[0].text.startswith("  40")]
+    chosen = [
+        row for row in render_full_screen(replace(one, cursor=40), 80, 24) if row and row[0].text.startswith("  40")
+    ]
     assert chosen
     assert all("7" in span.style.split(";") for span in chosen[0] if span.text.strip())
 
@@ -329,26 +370,26 @@ def test_more_ranks_are_scrolled_to_the_one_that_is_chosen():
     [("rank", 0), ("state", 0), ("CPU%", 0), ("late", 1), ("coll/s", 3), ("mem", 3), ("GPU%", 3), ("GPUmem", 0)],
 )
 def test_orders(order, first):
-    assert order in ORDERS
-    one = replace(busy_job(4), order=order)
-    assert table_rows(one, all_doing(one))[0].rank.rank == first
+    assert order in SORT_KEYS
+    one = replace(busy_job(4), sort_by=order)
+    assert build_table_rows(one, rank_activities(one))[0].rank.rank == first
 
 
 def test_trends_grow_coarser():
-    trend = Trend()
+    trend = TrendLine()
     for number in range(10_000):
         trend.add(float(number))
-    assert len(trend.means) <= Trend.MOST
-    assert trend.drawn(8) == "▁▂▃▄▅▆▇█"
-    assert Trend().drawn(8) == ""
-    assert trend.drawn(0)
+    assert len(trend.means) <= TrendLine.MAX_POINTS
+    assert trend.render(8) == "▁▂▃▄▅▆▇█"
+    assert TrendLine().render(8) == ""
+    assert trend.render(0)
 
 
 def test_where_ranks_are():
     frames = (Frame("load", "data.py", 3, True), Frame("<module>", "train.py", 9, True))
-    assert place_of(rank(0, threads=(Thread(frames),))) == "load data.py:3"
-    assert place_of(rank(0, threads=(Thread(frames[1:]),))) == "train.py:9"
-    assert place_of(rank(0)) == ""
+    assert location_of(rank(0, threads=(Thread(frames),))) == "load data.py:3"
+    assert location_of(rank(0, threads=(Thread(frames[1:]),))) == "train.py:9"
+    assert location_of(rank(0)) == ""
 
 
 @pytest.mark.parametrize(
@@ -362,15 +403,15 @@ def test_where_ranks_are():
     ],
 )
 def test_the_last_line_of_an_output(printed, last):
-    assert last_line(printed) == last
+    assert last_output_line(printed) == last
 
 
 @pytest.mark.parametrize("days", [0.01, 1, 30])
 def test_a_trend_begins_with_what_was_before(days):
     count = int(days * 5760)
-    trend = Trend()
-    trend.begin([(15.0, 10.0)] * count + [(15.0, 40.0)] * count)
-    assert 100 <= len(trend.means) <= Trend.MOST
+    trend = TrendLine()
+    trend.seed([(15.0, 10.0)] * count + [(15.0, 40.0)] * count)
+    assert 100 <= len(trend.means) <= TrendLine.MAX_POINTS
     assert sum(trend.means) / len(trend.means) == pytest.approx(25, abs=0.5)
     before = len(trend.means)
     trend.add(7.0)
@@ -378,9 +419,9 @@ def test_a_trend_begins_with_what_was_before(days):
 
 
 def test_a_view_remembers():
-    rows = tuple(RankReading(rank, 0.5, 1e9, 0.0, 0.0, 12.0 + rank, 0.0) for rank in (0, 1))
-    view = LiveView(Loop(), None, None, left=lambda: None)
-    view.remember([Reading(1e9, 15.0, 0, rows, (GpuReading(0, 0, 80.0, 1.0, 1.0, 0.0),))] * 4)
+    rows = tuple(RankSample(rank, 0.5, 1e9, 0.0, 0.0, 12.0 + rank, 0.0) for rank in (0, 1))
+    view = LiveView(EventLoop(), None, None, on_quit=lambda: None)
+    view.seed_trends([NodeSample(1e9, 15.0, 0, rows, (GpuSample(0, 0, 80.0, 1.0, 1.0, 0.0),))] * 4)
     assert [(len(each.means), each.means[-1]) for each in view._trends.values()] == [
         (60, 13.0),
         (60, 100.0),

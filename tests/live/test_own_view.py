@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import command, wait_until, write
-from tests.emulator import FRAME, Emulator
+from tests.conftest import ddplaunch_command, wait_until, write_program
+from tests.emulator import FRAME, TerminalEmulator
 from tests.starts import LIGHT
 
 CHATS = """
@@ -22,18 +22,18 @@ print(f"rank {rank} has said all", flush=True)
 time.sleep(0 if len(sys.argv) > 2 else 600)
 """
 
-Start = Callable[..., Emulator]
+Start = Callable[..., TerminalEmulator]
 
 
 @pytest.fixture
 def person(tmp_path: Path) -> Iterator[Start]:
     """Start ``ddplaunch run --ui`` in a terminal."""
-    begun: list[Emulator] = []
-    write(tmp_path, "chats.py", CHATS)
+    begun: list[TerminalEmulator] = []
+    write_program(tmp_path, "chats.py", CHATS)
 
-    def begin(*words: str, env: dict[str, str] | None = None, **size: int) -> Emulator:
-        typed = command("run", "--ui", *LIGHT, *words)
-        begun.append(Emulator(typed, tmp_path, env, **size))
+    def begin(*words: str, env: dict[str, str] | None = None, **size: int) -> TerminalEmulator:
+        typed = ddplaunch_command("run", "--ui", *LIGHT, *words)
+        begun.append(TerminalEmulator(typed, tmp_path, env, **size))
         return begun[-1]
 
     yield begin
@@ -42,7 +42,7 @@ def person(tmp_path: Path) -> Iterator[Start]:
         each.close()
 
 
-def frames(each: Emulator) -> list[str]:
+def frames(each: TerminalEmulator) -> list[str]:
     """The first rows of all frames on the screen and above it."""
     return [row for row in each.history if FRAME.match(row)]
 
@@ -78,7 +78,9 @@ def test_the_last_frame_stays_and_the_terminal_is_as_before(person):
 
 
 def test_a_failure_is_told_below_the_last_frame(person, tmp_path):
-    write(tmp_path, "fails.py", "import os, sys, time\ntime.sleep(2)\nsys.exit(3 if os.environ['RANK'] == '1' else 0)")
+    write_program(
+        tmp_path, "fails.py", "import os, sys, time\ntime.sleep(2)\nsys.exit(3 if os.environ['RANK'] == '1' else 0)"
+    )
     each = person("--nproc", "2", "fails.py")
     assert each.end() == 3
     told = next(place for place, row in enumerate(each.rows) if "rank 1" in row and row.startswith("ddplaunch:"))
@@ -166,7 +168,7 @@ def test_earlier_failures(person, tmp_path):
             raise ValueError("first")
         time.sleep(600)
     """
-    write(tmp_path, "once.py", program)
+    write_program(tmp_path, "once.py", program)
     each = person("--nproc", "2", "--max-restarts", "1", "--min-uptime", "0", "once.py")
     each.until("| attempt 2")
     each.type("f")
@@ -194,20 +196,20 @@ def test_a_dumb_terminal(person):
     assert b"\x1b" not in each.raw
 
 
-def test_no_terminal(launch, tmp_path):
-    write(tmp_path, "chats.py", CHATS)
-    done = launch("run", "--ui", *LIGHT, "--nproc", "2", "chats.py", "1", "ends")
+def test_no_terminal(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "chats.py", CHATS)
+    done = run_ddplaunch("run", "--ui", *LIGHT, "--nproc", "2", "chats.py", "1", "ends")
     assert done.stderr == "ddplaunch: --ui shows nothing here: this is not a terminal\n"
     assert sorted(done.stdout.splitlines())[0] == "[0] line 0 of rank 0 "
 
 
 def test_suspended_and_continued(person, tmp_path):
     """The shell gets its terminal as it was, and we take it back."""
-    shell = Emulator(["bash", "--norc", "-i"], tmp_path, {"PS1": "$ ", "HISTFILE": ""})
+    shell = TerminalEmulator(["bash", "--norc", "-i"], tmp_path, {"PS1": "$ ", "HISTFILE": ""})
     try:
-        write(tmp_path, "chats.py", CHATS)
+        write_program(tmp_path, "chats.py", CHATS)
         shell.until("$")
-        shell.type(" ".join(command("run", "--ui", *LIGHT, "--nproc", "2", "chats.py", "1")) + "\n")
+        shell.type(" ".join(ddplaunch_command("run", "--ui", *LIGHT, "--nproc", "2", "chats.py", "1")) + "\n")
         shell.until(lambda each: each.framed)
         shell.type("\x1a")
         shell.until("Stopped")
@@ -246,9 +248,9 @@ def test_signals_give_the_terminal_back(person, number):
         (("--hosts", "a:1"), "--ui does not work with --hosts"),
     ],
 )
-def test_refused(answer, tmp_path, words, said):
-    write(tmp_path, "chats.py", CHATS)
-    done = answer("run", "--ui", *words, "chats.py")
+def test_refused(run_in_fork, tmp_path, words, said):
+    write_program(tmp_path, "chats.py", CHATS)
+    done = run_in_fork("run", "--ui", *words, "chats.py")
     assert done.returncode == 2
     assert said in done.stderr
     assert os.linesep in done.stderr
@@ -256,7 +258,7 @@ def test_refused(answer, tmp_path, words, said):
 
 @pytest.mark.slow
 def test_who_waits_for_whom(person, tmp_path):
-    write(
+    write_program(
         tmp_path,
         "hangs.py",
         """
@@ -290,7 +292,7 @@ def test_who_waits_for_whom(person, tmp_path):
 @pytest.mark.ci
 @pytest.mark.slow
 def test_who_is_slow(person, tmp_path):
-    write(
+    write_program(
         tmp_path,
         "slow.py",
         """

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import clean_environment, command, ran, wait_until, write
-from tests.impatient import impatient
-from tests.patience import patience
+from tests.conftest import clean_environment, ddplaunch_command, run_command, wait_until, write_program
+from tests.impatient import launcher_with_constant
+from tests.patience import scaled_timeout
 from tests.starts import LIGHT
 
 SEVEN = """
@@ -24,12 +24,12 @@ sys.exit(7 if os.environ["RANK"] == "1" else 0)
 
 @pytest.mark.parametrize("output", ["2>/dev/full", "2>&1 | true", ">/dev/full 2>&1"])
 def test_the_exit_code_is_the_jobs_whatever_becomes_of_the_output(tmp_path, output):
-    write(tmp_path, "seven.py", SEVEN)
-    words = command("run", "--nproc", "2", *LIGHT, "seven.py")
-    short = impatient(tmp_path, "output.sink.PATIENCE", 0.1)
+    write_program(tmp_path, "seven.py", SEVEN)
+    words = ddplaunch_command("run", "--nproc", "2", *LIGHT, "seven.py")
+    short = launcher_with_constant(tmp_path, "output.sink.PATIENCE", 0.1)
     script = f'{{ "$@"; echo $? >code; }} {output}'
     words = [str(short), *words[1:]]
-    done = ran(["sh", "-c", script, "sh", *words], tmp_path, {"TMPDIR": str(tmp_path)})
+    done = run_command(["sh", "-c", script, "sh", *words], tmp_path, {"TMPDIR": str(tmp_path)})
     assert done.stdout + done.stderr in ("", "[0] line 0\n[1] line 1\n", "[1] line 1\n[0] line 0\n")
     assert (tmp_path / "code").read_text() == "7\n"
     assert not [*tmp_path.glob("ddplaunch-bug-*")]
@@ -37,10 +37,10 @@ def test_the_exit_code_is_the_jobs_whatever_becomes_of_the_output(tmp_path, outp
 
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_a_terminal_that_closes_ends_the_job_by_its_hangup(tmp_path, nproc):
-    script = write(
+    script = write_program(
         tmp_path, "waits.py", "import time\nopen(f'up{__import__(\"os\").environ[\"RANK\"]}', 'w')\ntime.sleep(600)\n"
     )
-    words = command("run", "--nproc", str(nproc), *LIGHT, script)
+    words = ddplaunch_command("run", "--nproc", str(nproc), *LIGHT, script)
     environ = clean_environment({"TMPDIR": str(tmp_path), "TERM": "xterm-256color"})
     pid, terminal = pty.fork()
     if pid == 0:
@@ -53,13 +53,13 @@ def test_a_terminal_that_closes_ends_the_job_by_its_hangup(tmp_path, nproc):
 
 
 def test_output_that_a_full_disk_has_not_taken_is_counted(tmp_path):
-    script = write(tmp_path, "prints.py", "print('a line')\n")
-    words = command("run", "--nproc", "2", *LIGHT, script)
+    script = write_program(tmp_path, "prints.py", "print('a line')\n")
+    words = ddplaunch_command("run", "--nproc", "2", *LIGHT, script)
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             words,
-            executable=impatient(tmp_path, "output.sink.PATIENCE", 0.1),
-            cwd=tmp_path, env=clean_environment(), stdout=full, stderr=subprocess.PIPE, timeout=patience(60), text=True,
+            executable=launcher_with_constant(tmp_path, "output.sink.PATIENCE", 0.1),
+            cwd=tmp_path, env=clean_environment(), stdout=full, stderr=subprocess.PIPE, timeout=scaled_timeout(60), text=True,
         )  # fmt: skip
     assert done.stderr == "ddplaunch: stdout could not be written: 2 lines lost (No space left on device)\n"
     assert done.returncode == 74
@@ -67,10 +67,15 @@ def test_output_that_a_full_disk_has_not_taken_is_counted(tmp_path):
 
 @pytest.mark.parametrize("words", [["ps", "--all"], ["run", "--dry-run", "train.py"]])
 def test_a_command_says_that_the_disk_is_full(tmp_path, words):
-    write(tmp_path, "train.py", "")
+    write_program(tmp_path, "train.py", "")
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            command(*words), cwd=tmp_path, env=clean_environment(), stdout=full, stderr=subprocess.PIPE, text=True
+            ddplaunch_command(*words),
+            cwd=tmp_path,
+            env=clean_environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
         )
     error = "Error: cannot write the output: No space left on device\n  free some space, or write elsewhere\n"
     assert (done.returncode, done.stderr.replace("no job of yours is running here\n", "")) == (74, error)
@@ -93,7 +98,7 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(tmp_path, small_disk):
     """There is room again only when the ranks have printed all."""
     fill = small_disk / "fill"
     fill.write_bytes(bytes(60_000))
-    script = write(
+    script = write_program(
         tmp_path,
         "prints.py",
         """
@@ -105,13 +110,13 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(tmp_path, small_disk):
     )
     with open(small_disk / "log", "wb") as log:
         process = subprocess.Popen(
-            command("run", "--nproc", "2", *LIGHT, script),
+            ddplaunch_command("run", "--nproc", "2", *LIGHT, script),
             cwd=tmp_path, env=clean_environment(), stdout=log, stderr=subprocess.PIPE,
         )  # fmt: skip
     wait_until(lambda: len([*tmp_path.glob("done*")]) == 2, "the ranks' last lines")
     wait_until(lambda: sum(path.stat().st_size for path in small_disk.iterdir()) > 60_000, "a disk that is full")
     fill.unlink()
-    _, errors = process.communicate(timeout=patience(60))
+    _, errors = process.communicate(timeout=scaled_timeout(60))
     assert (process.returncode, errors) == (0, b"")
     lines = (small_disk / "log").read_text().splitlines()
     assert [line.split()[2] for line in lines if line.startswith("[0]")] == [str(i) for i in range(100)]

@@ -9,12 +9,12 @@ from collections import defaultdict
 
 import pytest
 
-from ddplaunch.output.equal_lines import HOLD, EqualLines
-from ddplaunch.output.prefix import names_ranks_alone, of_ranks
-from tests.conftest import clean_environment, command, write
-from tests.emulator import Emulator
-from tests.impatient import impatient
-from tests.patience import patience
+from ddplaunch.output.equal_lines import HOLD_S, LineMerger
+from ddplaunch.output.prefix import format_for_ranks, uses_rank_only
+from tests.conftest import clean_environment, ddplaunch_command, write_program
+from tests.emulator import TerminalEmulator
+from tests.impatient import launcher_with_constant
+from tests.patience import scaled_timeout
 from tests.starts import LIGHT
 
 Printed = dict[int, list[tuple[int, bytes, float]]]
@@ -27,13 +27,13 @@ def play(seed: int, most: int = 1000) -> tuple[Printed, Printed, list[tuple[tupl
     """Print at random; return what each rank printed and when, what was given of it and when, and all that was."""
     chance = random.Random(seed)
     count = chance.choice([2, 3, 8])
-    equal, now = EqualLines(most), 0.0
+    equal, now = LineMerger(most), 0.0
     printed: Printed = defaultdict(list)
     given: Printed = defaultdict(list)
     groups: list[tuple[tuple[int, ...], bytes]] = []
 
     def take() -> None:
-        for ranks, number, lines in equal.taken():
+        for ranks, number, lines in equal.take_output():
             assert len({*ranks}) == len(ranks)
             groups.append((ranks, lines))
             for rank in ranks:
@@ -44,9 +44,9 @@ def play(seed: int, most: int = 1000) -> tuple[Printed, Printed, list[tuple[tupl
         equal.add(rank, 2, b"", now)
     for _ in range(chance.randrange(200)):
         later = now + chance.choice([0.0, 0.001, 0.05, 0.3])
-        while equal.due is not None and equal.due <= later:
-            now = equal.due  # as a timer does
-            equal.let_go(now - HOLD + 1e-9)
+        while equal.next_flush_time is not None and equal.next_flush_time <= later:
+            now = equal.next_flush_time  # as a timer does
+            equal.flush_until(now - HOLD_S + 1e-9)
             take()
         now = later
         rank, number = chance.randrange(count), chance.choice([1, 1, 2])
@@ -55,15 +55,15 @@ def play(seed: int, most: int = 1000) -> tuple[Printed, Printed, list[tuple[tupl
         printed[rank] += [(number, line, now) for line in lines]
         equal.add(rank, number, b"".join(line + b"\n" for line in lines), now)
         if chance.random() < 0.05:
-            equal.finish(rank)
-            assert not equal.held(rank)
+            equal.flush_rank(rank)
+            assert not equal.held_count(rank)
         take()
-        assert sum(map(equal.held, range(count))) <= 2 * most
+        assert sum(map(equal.held_count, range(count))) <= 2 * most
     for rank in range(count):
-        equal.end(rank, 1)
-        equal.end(rank, 2)
+        equal.close_stream(rank, 1)
+        equal.close_stream(rank, 2)
     take()
-    assert equal.due is None, "nothing is held when no rank can print"
+    assert equal.next_flush_time is None, "nothing is held when no rank can print"
     return printed, given, groups
 
 
@@ -75,20 +75,20 @@ def test_nothing_is_lost_reordered_or_late(most):
         for rank, lines in printed.items():
             assert [line[:2] for line in lines] == [line[:2] for line in given[rank]], (seed, rank)
             late = [after - before for (*_, before), (*_, after) in zip(lines, given[rank], strict=True)]
-            assert max(late) <= HOLD + 1e-9, (seed, rank)
+            assert max(late) <= HOLD_S + 1e-9, (seed, rank)
         merged += sum(len(ranks) > 1 for ranks, _ in groups)
     assert merged > 100
 
 
 def given(*printed: tuple[float, int, bytes], ranks: int = 2) -> list[tuple[tuple[int, ...], bytes]]:
     """What is given out of this, at the end."""
-    equal = EqualLines()
+    equal = LineMerger()
     for rank in range(ranks):
         equal.add(rank, 1, b"", 0.0)
     for now, rank, lines in printed:
         equal.add(rank, 1, lines, now)
-    equal.let_go(math.inf)
-    return [(ranks, lines) for ranks, _, lines in equal.taken()]
+    equal.flush_until(math.inf)
+    return [(ranks, lines) for ranks, _, lines in equal.take_output()]
 
 
 def test_what_is_equal_is_found_behind_what_is_not():
@@ -104,21 +104,21 @@ def test_equal_lines_of_other_times_are_others():
 
 
 def test_what_all_have_printed_is_not_held():
-    equal = EqualLines()
+    equal = LineMerger()
     for rank in (0, 1):
         equal.add(rank, 1, b"", 0.0)
     equal.add(0, 1, b"only 0\nboth\n", 0.0)
-    assert not equal.taken()
+    assert not equal.take_output()
     equal.add(1, 1, b"both\nonly 1\n", 0.0)
-    assert [(ranks, lines) for ranks, _, lines in equal.taken()] == [((0,), b"only 0\n"), ((0, 1), b"both\n")]
-    assert equal.due == HOLD
+    assert [(ranks, lines) for ranks, _, lines in equal.take_output()] == [((0,), b"only 0\n"), ((0, 1), b"both\n")]
+    assert equal.next_flush_time == HOLD_S
 
 
 def test_a_rank_alone_waits_for_nobody():
-    equal = EqualLines()
+    equal = LineMerger()
     equal.add(3, 1, b"", 0.0)
     equal.add(3, 1, b"one\n", 0.0)
-    assert [ranks for ranks, *_ in equal.taken()] == [(3,)]
+    assert [ranks for ranks, *_ in equal.take_output()] == [(3,)]
 
 
 def test_tracebacks_are_not_mixed():
@@ -132,11 +132,11 @@ def test_tracebacks_are_not_mixed():
 
 
 def test_which_prefixes_can_name_several_ranks():
-    assert [names_ranks_alone(each) for each in ("[{rank}]", "{rank}/{rank}:", "none", "{rank} {host}")] == [
+    assert [uses_rank_only(each) for each in ("[{rank}]", "{rank}/{rank}:", "none", "{rank} {host}")] == [
         True, True, False, False,
     ]  # fmt: skip
-    assert of_ranks("[{rank}]", (0, 3, 4, 5)) == "[0,3-5]"
-    assert of_ranks("rank {rank}:", range(8)) == "rank 0-7:"
+    assert format_for_ranks("[{rank}]", (0, 3, 4, 5)) == "[0,3-5]"
+    assert format_for_ranks("rank {rank}:", range(8)) == "rank 0-7:"
 
 
 SPEAKS = """
@@ -154,8 +154,8 @@ while not all(os.path.exists(f"said-{each}") for each in range(int(os.environ["W
 @pytest.fixture
 def patient(tmp_path) -> list[str]:
     """A launcher that holds lines for a minute, however slow this machine is."""
-    write(tmp_path, "train.py", SPEAKS)
-    return [str(impatient(tmp_path, "output.equal_lines.HOLD", 60.0)), "-m", "ddplaunch", "run", *LIGHT]
+    write_program(tmp_path, "train.py", SPEAKS)
+    return [str(launcher_with_constant(tmp_path, "output.equal_lines.HOLD", 60.0)), "-m", "ddplaunch", "run", *LIGHT]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def patient(tmp_path) -> list[str]:
 def test_in_a_pipe_it_is_to_be_asked_for(patient, tmp_path, words, alike, own):
     typed = [*patient, "--nproc", "3", *words, "--log-dir", "logs", "train.py"]
     done = subprocess.run(
-        typed, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=patience(90)
+        typed, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=scaled_timeout(90)
     )
     said = done.stdout.splitlines()
     assert sorted(line for line in said if "load" in line) == [f"{each} loading checkpoint" for each in alike]
@@ -196,7 +196,7 @@ def test_in_a_pipe_it_is_to_be_asked_for(patient, tmp_path, words, alike, own):
     ],
 )
 def test_in_a_terminal_it_is_done(patient, tmp_path, words, shown):
-    each = Emulator([*patient, "--nproc", "3", *words, "train.py"], tmp_path)
+    each = TerminalEmulator([*patient, "--nproc", "3", *words, "train.py"], tmp_path)
     assert each.end() == 0
     assert shown <= {*each.history}
     assert sum("loading" in row for row in each.history) == (1 if "[0-2] a warning" in shown else 3)
@@ -204,7 +204,7 @@ def test_in_a_terminal_it_is_done(patient, tmp_path, words, shown):
 
 
 def test_what_comes_before_a_bar_and_before_our_own_words(patient, tmp_path):
-    write(
+    write_program(
         tmp_path,
         "train.py",
         """
@@ -220,7 +220,7 @@ def test_what_comes_before_a_bar_and_before_our_own_words(patient, tmp_path):
         time.sleep(600)
         """,
     )
-    each = Emulator([*patient, "--nproc", "2", "train.py"], tmp_path)
+    each = TerminalEmulator([*patient, "--nproc", "2", "train.py"], tmp_path)
     each.until("[1] bar")
     assert each.rows == ["[1] before it", "[1] bar"]
     each.type("\x03")
@@ -234,18 +234,20 @@ def test_what_comes_before_a_bar_and_before_our_own_words(patient, tmp_path):
 
 def test_a_line_alone_is_shown_soon(tmp_path):
     """The real launcher, which holds it for a fifth of a second."""
-    write(tmp_path, "train.py", "import os, time\nif os.environ['RANK'] == '1': print('early')\ntime.sleep(600)")
-    each = Emulator(command("run", *LIGHT, "--nproc", "2", "train.py"), tmp_path)
+    write_program(
+        tmp_path, "train.py", "import os, time\nif os.environ['RANK'] == '1': print('early')\ntime.sleep(600)"
+    )
+    each = TerminalEmulator(ddplaunch_command("run", *LIGHT, "--nproc", "2", "train.py"), tmp_path)
     each.until("[1] early")
     each.type("\x03\x03")
     each.end()
     each.close()
 
 
-def test_a_prefix_without_the_rank_alone_is_refused(answer, tmp_path):
-    write(tmp_path, "train.py", SPEAKS)
+def test_a_prefix_without_the_rank_alone_is_refused(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", SPEAKS)
     for prefix in ("none", "{host} {rank}"):
-        done = answer("run", "--nproc", "2", "--merge", "--prefix", prefix, "train.py")
+        done = run_in_fork("run", "--nproc", "2", "--merge", "--prefix", prefix, "train.py")
         assert done.returncode == 2
         assert done.stderr.startswith(f"Error: --merge does not work with --prefix {prefix}")
-    assert answer("run", "--nproc", "2", "--no-merge", "--prefix", "none", "--dry-run", "train.py").returncode == 0
+    assert run_in_fork("run", "--nproc", "2", "--no-merge", "--prefix", "none", "--dry-run", "train.py").returncode == 0

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from ddplaunch.output import lines
-from ddplaunch.output.lines import Lines
-from tests.patience import slowness
+from ddplaunch.output.lines import LineAssembler
+from tests.patience import machine_slowness
 
 NESTED = (  # tqdm within tqdm: down a row, draw, up again
     b"\r outer 0"
@@ -42,7 +42,7 @@ def test_whatever_the_cuts(data, expected):
     cuts = [[data], [data[i : i + 1] for i in range(len(data))]]
     cuts += [[data[:i], data[i:]] for i in range(len(data))]
     for pieces in cuts:
-        assembler = Lines()
+        assembler = LineAssembler()
         out = b"".join([*map(assembler.feed, pieces), assembler.close()])
         assert out == expected, pieces
 
@@ -50,23 +50,23 @@ def test_whatever_the_cuts(data, expected):
 @pytest.mark.parametrize("data", [b"dos\r\nline\r\n", b"one\r\n"])
 def test_carriage_return_newline_is_a_newline(data):
     for cut in range(len(data)):
-        assembler = Lines()
+        assembler = LineAssembler()
         out = assembler.feed(data[:cut]) + assembler.feed(data[cut:]) + assembler.close()
         assert out.replace(b"\r", b"") == data.replace(b"\r", b"")
 
 
 def test_bar_is_what_was_drawn_last():
-    assembler = Lines()
+    assembler = LineAssembler()
     assert assembler.feed(b"\r 10%") == b""
-    assert assembler.bar == b" 10%"
+    assert assembler.progress_bar == b" 10%"
     assembler.feed(b"\r 20%")
-    assert assembler.bar == b" 20%"
+    assert assembler.progress_bar == b" 20%"
     assert assembler.feed(b"\nordinary\n") == b" 20%\nordinary\n"
-    assert assembler.bar == b""
+    assert assembler.progress_bar == b""
 
 
 def test_a_bar_drawn_for_ever_takes_no_memory():
-    assembler = Lines()
+    assembler = LineAssembler()
     for step in range(100_000):
         assert assembler.feed(b"\r%d%%" % step) == b""
     assert len(assembler._rows) == 1
@@ -74,30 +74,30 @@ def test_a_bar_drawn_for_ever_takes_no_memory():
 
 def test_bars_without_end_are_given_out(monkeypatch):
     """More bars below each other than are ever redrawn: the upper ones are final."""
-    assembler = Lines()
+    assembler = LineAssembler()
     given = b"".join(assembler.feed(b"\rbar %d\n" % bar) for bar in range(100))
     assert given.startswith(b"bar 0\nbar 1\n")
     assert (given + assembler.close()).count(b"\n") == 100
 
 
 def test_a_line_longer_than_the_longest_passes_in_pieces(monkeypatch):
-    monkeypatch.setattr(lines, "LONGEST", 100)
-    assembler = Lines()
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 100)
+    assembler = LineAssembler()
     out = b"".join(assembler.feed(b"x" * 60) for _ in itertools.repeat(None, 4)) + assembler.close()
     assert out.replace(b"\n", b"") == b"x" * 240
 
 
 def test_a_long_row_given_out_keeps_the_order_of_a_cut_movement(monkeypatch):
-    monkeypatch.setattr(lines, "LONGEST", 10)
-    assembler = Lines()
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 10)
+    assembler = LineAssembler()
     assert assembler.feed(b"\r" + b"x" * 11 + b"\x1b") == b"x" * 11 + b"\n"
     assert assembler.feed(b"[1mbold\n") == b"\x1b[1mbold\n"
 
 
 @pytest.mark.parametrize("start", [b"", b"\r 1%\r 2%"], ids=["plain", "a bar"])
-def test_a_stream_without_newlines_takes_a_mebibyte_at_most(start):
-    assembler = Lines()
-    out, piece = assembler.feed(start), b"x" * (1 << 16)
+def test_a_stream_without_newlines_takes_a_mebibyte_at_most(start_ddplaunch):
+    assembler = LineAssembler()
+    out, piece = assembler.feed(start_ddplaunch), b"x" * (1 << 16)
     for _ in range(100):
         out += assembler.feed(piece)
         assert len(assembler._partial) + sum(map(len, assembler._rows)) <= (1 << 20) + len(piece)
@@ -110,7 +110,7 @@ PIECES = (b"\r", b"\n", b"\r\n", b"\x1b[A", b"\x1b", b"\x1b[", b"\x1b[31m", b"a"
 
 def assembled(data: bytes, ends: list[int]) -> bytes:
     """What comes out where the stream is read in pieces that end there."""
-    assembler = Lines()
+    assembler = LineAssembler()
     pieces = [data[start:end] for start, end in itertools.pairwise([0, *ends, len(data)])]
     return b"".join([*map(assembler.feed, pieces), assembler.close()])
 
@@ -153,5 +153,5 @@ def test_the_time_is_proportional_to_the_bytes(mixture, size):
         part = data if step > 7 else data[: 1 << 18]
         began = time.thread_time()
         out = assembled(part, [*range(step, len(part), step)])
-        assert time.thread_time() - began < 2e-6 * len(part) * slowness()
+        assert time.thread_time() - began < 2e-6 * len(part) * machine_slowness()
         assert out

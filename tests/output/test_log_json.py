@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.output.voice import Topic
-from tests.conftest import clean_environment, command, free_port, wait_until, write
+from ddplaunch.output.voice import MessageKind
+from tests.conftest import clean_environment, ddplaunch_command, free_port, wait_until, write_program
 from tests.output.test_output import Terminal
 from tests.reference.records import SAID, SAID_KINDS
 from tests.starts import LIGHT
@@ -46,20 +46,20 @@ def kinds(text: str) -> list[str]:
 
 
 def test_the_page_has_every_kind():
-    assert {kind.value[0] for kind in Topic} == set(SAID_KINDS)
+    assert {kind.value[0] for kind in MessageKind} == set(SAID_KINDS)
 
 
-def test_a_job_that_ends_well(launch, tmp_path):
-    done = launch(*LOG_JSON, "--run-id", "a", "--nproc", "2", write(tmp_path, "train.py", PRINTS))
+def test_a_job_that_ends_well(run_ddplaunch, tmp_path):
+    done = run_ddplaunch(*LOG_JSON, "--run-id", "a", "--nproc", "2", write_program(tmp_path, "train.py", PRINTS))
     assert sorted(done.stdout.splitlines()) == ["[0] hello from 0", "[1] hello from 1"]
     (end,) = said(done.stderr)
     assert (end["kind"], end["level"], end["run_id"], end["node_rank"], end["code"]) == ("end", "info", "a", 0, 0)
     assert '[0] {"source": "me"}' in done.stderr.splitlines()
 
 
-def test_a_failure_with_its_restart_has_the_verdict(launch, tmp_path):
-    script = write(tmp_path, "train.py", FAILS)
-    done = launch(*LOG_JSON, "--nproc", "2", "--max-restarts", "1", "--log-dir", "logs", script)
+def test_a_failure_with_its_restart_has_the_verdict(run_ddplaunch, tmp_path):
+    script = write_program(tmp_path, "train.py", FAILS)
+    done = run_ddplaunch(*LOG_JSON, "--nproc", "2", "--max-restarts", "1", "--log-dir", "logs", script)
     assert done.returncode == 1
     restart, failure, *notes, end = said(done.stderr)
     assert (restart["kind"], restart["level"], restart["attempt"], restart["wait"]) == ("restart", "warning", 1, 0)
@@ -80,32 +80,32 @@ def test_a_failure_with_its_restart_has_the_verdict(launch, tmp_path):
         ((), "the target is missing"),
     ],
 )
-def test_a_refusal_is_an_object(words, text, answer, tmp_path):
-    write(tmp_path, "train.py", "")
-    done = answer("run", "--log-json", *words)
+def test_a_refusal_is_an_object(words, text, run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
+    done = run_in_fork("run", "--log-json", *words)
     (error,) = said(done.stderr)
     assert done.returncode == error["code"] == 2
     assert error["kind"] == "error"
     assert error["text"].startswith(text)
 
 
-def test_a_variable_does_it_too_for_run_alone(answer):
+def test_a_variable_does_it_too_for_run_alone(run_in_fork):
     env = {"DDPLAUNCH_LOG_JSON": "1"}
-    assert kinds(answer("run", "nothing.py", env=env).stderr) == ["error"]
-    assert answer("run", "nothing.py", env={"DDPLAUNCH_LOG_JSON": "0"}).stderr.startswith("Error: ")
-    assert answer("devices", "--nonsense", env=env).stderr.startswith("Error: ")
+    assert kinds(run_in_fork("run", "nothing.py", env=env).stderr) == ["error"]
+    assert run_in_fork("run", "nothing.py", env={"DDPLAUNCH_LOG_JSON": "0"}).stderr.startswith("Error: ")
+    assert run_in_fork("devices", "--nonsense", env=env).stderr.startswith("Error: ")
 
 
-def test_the_program_s_own_log_json_is_the_program_s(launch, tmp_path):
-    script = write(tmp_path, "train.py", "import sys\nprint(sys.argv[1:])\n")
-    done = launch("run", "--nproc", "1", script, "--log-json")
+def test_the_program_s_own_log_json_is_the_program_s(run_ddplaunch, tmp_path):
+    script = write_program(tmp_path, "train.py", "import sys\nprint(sys.argv[1:])\n")
+    done = run_ddplaunch("run", "--nproc", "1", script, "--log-json")
     assert done.stdout == "['--log-json']\n"
     assert done.stderr.startswith("ddplaunch: note: --log-json goes to ")
 
 
-def test_notes_before_the_job(launch, tmp_path):
-    script = write(tmp_path, "train.py", PRINTS)
-    done = launch(*LOG_JSON, "--nproc", "2", script, env={"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[${rank}]"})
+def test_notes_before_the_job(run_ddplaunch, tmp_path):
+    script = write_program(tmp_path, "train.py", PRINTS)
+    done = run_ddplaunch(*LOG_JSON, "--nproc", "2", script, env={"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[${rank}]"})
     note, end = said(done.stderr)
     assert (note["kind"], end["kind"]) == ("note", "end")
     assert note["text"] == "read as options of torchrun: TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
@@ -113,9 +113,9 @@ def test_notes_before_the_job(launch, tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_and_waiting(start, tmp_path):
+def test_ctrl_c_and_waiting(start_ddplaunch, tmp_path):
     words = ("--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
-    job = start(*LOG_JSON, "--nproc", "1", *words, write(tmp_path, "train.py", PRINTS))
+    job = start_ddplaunch(*LOG_JSON, "--nproc", "1", *words, write_program(tmp_path, "train.py", PRINTS))
     wait_until(lambda: "waiting for node 1" in job.stderr(), "the wait to be said")
     job.signal(signal.SIGINT)
     assert job.wait() == 130
@@ -128,7 +128,7 @@ def test_ctrl_c_and_waiting(start, tmp_path):
 @pytest.mark.slow
 def test_on_a_terminal_nothing_is_drawn_over(tmp_path):
     words = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    terminal = Terminal([*LOG_JSON, "--nproc", "1", *words, write(tmp_path, "train.py", PRINTS)], tmp_path)
+    terminal = Terminal([*LOG_JSON, "--nproc", "1", *words, write_program(tmp_path, "train.py", PRINTS)], tmp_path)
     terminal.read_until("waiting for node 1")
     terminal.process.send_signal(signal.SIGINT)
     assert terminal.end() == 130
@@ -137,7 +137,7 @@ def test_on_a_terminal_nothing_is_drawn_over(tmp_path):
 
 
 def test_a_closed_stderr_harms_nothing(tmp_path):
-    script = write(tmp_path, "train.py", PRINTS)
-    words = command(*LOG_JSON, "--nproc", "2", script)
+    script = write_program(tmp_path, "train.py", PRINTS)
+    words = ddplaunch_command(*LOG_JSON, "--nproc", "2", script)
     done = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *words], env=clean_environment(), cwd=tmp_path)
     assert done.returncode == 0

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from tests.conftest import free_port, wait_until, write
+from tests.conftest import free_port, wait_until, write_program
 from tests.starts import LIGHT
 
 pytestmark = pytest.mark.slow
@@ -23,10 +23,10 @@ WAITS = """
 
 
 @pytest.fixture
-def nodes(start, tmp_path):
+def nodes(start_ddplaunch, tmp_path):
     """Two nodes of one rank each, as mpirun starts them."""
     os.mkfifo(tmp_path / "gate")
-    script = write(tmp_path, "train.py", WAITS)
+    script = write_program(tmp_path, "train.py", WAITS)
     port = str(free_port())
     words = ("run", "--nproc", "1", *LIGHT, "--master-addr", "127.0.0.1", "--master-port", port, "--log-dir", "logs")
 
@@ -34,7 +34,7 @@ def nodes(start, tmp_path):
         per_host = {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
         return {"OMPI_COMM_WORLD_RANK": str(node), "OMPI_COMM_WORLD_SIZE": "2", **per_host}
 
-    both = [start(*words, "--run-id", "a", script, env=placed(node)) for node in (0, 1)]
+    both = [start_ddplaunch(*words, "--run-id", "a", script, env=placed(node)) for node in (0, 1)]
     for node in both:
         node.wait_for("up")
     return both

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.loop import Loop
+from ddplaunch.loop import EventLoop
 from ddplaunch.output import sink
-from tests.conftest import PROGRAMS, clean_environment, command, wait_until, write
-from tests.impatient import impatient
-from tests.patience import patience
+from tests.conftest import PROGRAMS, clean_environment, ddplaunch_command, wait_until, write_program
+from tests.impatient import launcher_with_constant
+from tests.patience import scaled_timeout
 from tests.starts import LIGHT
 
 
@@ -30,7 +30,7 @@ def printer(tmp_path):
 
     def make(body: str, name: str = "printer.py") -> Path:
         head = "import os, sys, time\nrank = int(os.environ['RANK'])\nout = sys.stdout\n"
-        return write(tmp_path, name, head + textwrap.dedent(body))
+        return write_program(tmp_path, name, head + textwrap.dedent(body))
 
     return make
 
@@ -39,7 +39,7 @@ def test_a_terminal_that_somebody_made_for_stdout_alone_is_no_person_s(tmp_path,
     """As srun -u and mpirun do, which write what comes to a log."""
     script = printer("print('\\rstep 1\\rstep 2', os.environ.get('DDPLAUNCH_TERMINAL'), out.line_buffering)")
     ours, theirs = pty.openpty()
-    words = command("run", "--nproc", "2", *LIGHT, script)
+    words = ddplaunch_command("run", "--nproc", "2", *LIGHT, script)
     env = clean_environment({"TERM": "xterm-256color"})
     quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     with subprocess.Popen(words, cwd=tmp_path, env=env, stdout=theirs, start_new_session=True, **quiet) as process:
@@ -62,7 +62,7 @@ class Terminal:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         environment = clean_environment({"TERM": "xterm-256color", **(env or {})})
         self.process = subprocess.Popen(
-            command(*words),
+            ddplaunch_command(*words),
             executable=executable,
             cwd=cwd,
             env=environment,
@@ -76,7 +76,7 @@ class Terminal:
 
     def read_until(self, text: str | None, timeout: float = 60) -> str:
         """Read until ``text`` has been shown, or to the end where it is None."""
-        deadline = time.monotonic() + patience(timeout)
+        deadline = time.monotonic() + scaled_timeout(timeout)
         while text is None or text not in self.shown:
             ready, _, _ = select.select([self.master], [], [], max(0, deadline - time.monotonic()))
             assert ready, f"waited for {text!r}, saw {self.shown!r}"
@@ -96,7 +96,7 @@ class Terminal:
     def end(self) -> int:
         self.read_until(None)
         os.close(self.master)
-        return self.process.wait(patience(60))
+        return self.process.wait(scaled_timeout(60))
 
 
 def test_an_error_breaks_between_words(tmp_path):
@@ -112,7 +112,7 @@ def test_an_error_breaks_between_words(tmp_path):
     assert plain.startswith("Error: --grow does not work with\r\n  --nnodes 2\r\n")
 
 
-def test_lines_are_whole_and_in_order(launch, printer):
+def test_lines_are_whole_and_in_order(run_ddplaunch, printer):
     """Two ranks print fast on both streams: no line is torn, lost or out of order."""
     script = printer(
         """
@@ -122,7 +122,7 @@ def test_lines_are_whole_and_in_order(launch, printer):
                 print("error", i, "of rank", rank, file=sys.stderr)
         """
     )
-    done = launch("run", *LIGHT, "--nproc", "2", script)
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", script)
     assert done.returncode == 0
     for text, word, step in ((done.stdout, "line", 1), (done.stderr, "error", 10)):
         seen = collections.defaultdict(list)
@@ -145,8 +145,8 @@ def test_any_bytes_pass(tmp_path, printer):
         """
     )
     done = subprocess.run(
-        command("run", *LIGHT, "--nproc", "2", "--show", "1", "--log-dir", "logs", script),
-        cwd=tmp_path, env=clean_environment(), capture_output=True, timeout=patience(120),
+        ddplaunch_command("run", *LIGHT, "--nproc", "2", "--show", "1", "--log-dir", "logs", script),
+        cwd=tmp_path, env=clean_environment(), capture_output=True, timeout=scaled_timeout(120),
     )  # fmt: skip
     assert done.returncode == 0
     expected = b"bytes \xff\xfe\x00 end\n" + b"y" * 1_000_000 + b"\nno newline"
@@ -159,9 +159,9 @@ def test_any_bytes_pass(tmp_path, printer):
     ("show", "seen"),
     [("all", {0, 1, 2}), pytest.param("0,2", {0, 2}, marks=pytest.mark.smoke), ("none", set())],
 )
-def test_show(launch, tmp_path, printer, show, seen):
+def test_show(run_ddplaunch, tmp_path, printer, show, seen):
     script = printer("print('out', rank); print('err', rank, file=sys.stderr)")
-    done = launch("run", *LIGHT, "--nproc", "3", "--show", show, "--log-dir", "logs", script)
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "3", "--show", show, "--log-dir", "logs", script)
     assert {int(line.split()[-1]) for line in done.stdout.splitlines()} == seen
     assert {int(line.split()[-1]) for line in done.stderr.splitlines() if line.startswith("[")} == seen
     for rank in range(3):
@@ -170,24 +170,24 @@ def test_show(launch, tmp_path, printer, show, seen):
         ]  # fmt: skip
 
 
-def test_a_failed_rank_that_is_not_shown_is_still_reported(launch, printer):
-    done = launch("run", *LIGHT, "--nproc", "2", "--show", "0", printer("if rank: raise ValueError('unseen')"))
+def test_a_failed_rank_that_is_not_shown_is_still_reported(run_ddplaunch, printer):
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", "--show", "0", printer("if rank: raise ValueError('unseen')"))
     assert done.returncode == 1
     assert "rank 1 failed with ValueError: unseen" in done.stderr
 
 
-def test_a_single_rank_has_our_descriptors(launch, printer):
+def test_a_single_rank_has_our_descriptors(run_ddplaunch, printer):
     """Nothing stands between one rank and the terminal: no prefix, the same pipe."""
     script = printer("print('plain'); print(os.readlink('/proc/self/fd/1') == os.readlink(f'/proc/{L}/fd/1'))")
     script.write_text(script.read_text().replace("{L}", "{int(sys.argv[1])}"))
     reader, writer = os.pipe()
     process = subprocess.Popen(
-        ["sh", "-c", 'exec "$@" $$', "sh", *command("run", script)], stdout=writer, env=clean_environment()
+        ["sh", "-c", 'exec "$@" $$', "sh", *ddplaunch_command("run", script)], stdout=writer, env=clean_environment()
     )
     os.close(writer)
     with os.fdopen(reader) as file:
         assert file.read() == "plain\nTrue\n"
-    assert process.wait(patience(60)) == 0
+    assert process.wait(scaled_timeout(60)) == 0
 
 
 def test_prefixes_are_coloured_in_a_terminal_only(tmp_path, printer):
@@ -220,7 +220,7 @@ print("done", rank)
 """
 
 
-def test_lines_come_at_once_in_a_pipe(start, printer):
+def test_lines_come_at_once_in_a_pipe(start_ddplaunch, printer):
     """Without flush; what a rank has printed before it is killed is shown, and in its report. Bytes stay buffered."""
     script = printer(
         """
@@ -231,7 +231,7 @@ def test_lines_come_at_once_in_a_pipe(start, printer):
         time.sleep(1000)
         """
     )
-    job = start("run", "--nproc", "2", *LIGHT, script)
+    job = start_ddplaunch("run", "--nproc", "2", *LIGHT, script)
     job.wait_for("early", 2)
     os.kill(job.ranks()[0], signal.SIGKILL)
     assert job.wait() == 137
@@ -240,9 +240,9 @@ def test_lines_come_at_once_in_a_pipe(start, printer):
     assert "  | bytes" not in job.stderr()
 
 
-def test_a_bar_is_one_line_where_nobody_watches(launch, tmp_path, printer):
+def test_a_bar_is_one_line_where_nobody_watches(run_ddplaunch, tmp_path, printer):
     """A hundred redraws are one line at the end in a log, and all of them in the rank's own file."""
-    done = launch("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", printer(BAR))
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", printer(BAR))
     assert sorted(line for line in done.stderr.splitlines() if "%" in line) == [
         "[0] 100% of rank 0",
         "[1] 100% of rank 1",
@@ -250,10 +250,10 @@ def test_a_bar_is_one_line_where_nobody_watches(launch, tmp_path, printer):
     assert next(tmp_path.glob("logs/*/rank-0.log")).read_bytes().count(b"\r") == 101
 
 
-def test_a_bar_before_every_line_loses_none(launch, tmp_path, printer):
+def test_a_bar_before_every_line_loses_none(run_ddplaunch, tmp_path, printer):
     """1,000 of them come in one read."""
     script = printer("out.write(''.join(f'\\r{i} %\\nloss {i}\\n' for i in range(1000)))")
-    result = launch("run", "--nproc", "2", *LIGHT, script)
+    result = run_ddplaunch("run", "--nproc", "2", *LIGHT, script)
     assert (result.returncode, result.stderr) == (0, "")
     shown = result.stdout.splitlines()
     for rank in (0, 1):
@@ -314,10 +314,10 @@ def test_a_bar_wider_than_the_terminal_is_cut(tmp_path, printer):
 def test_a_closed_reader_neither_hangs_nor_ends_the_job(tmp_path, printer):
     """`| head -1`: the job runs to its end, and its files are whole."""
     script = printer("for i in range(100_000): print('line', i)")
-    words = " ".join(command("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", str(script)))
+    words = " ".join(ddplaunch_command("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", str(script)))
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {words} | head -1"],
-        cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=patience(90),
+        cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=scaled_timeout(90),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 1
@@ -328,12 +328,12 @@ def test_a_closed_reader_neither_hangs_nor_ends_the_job(tmp_path, printer):
 @pytest.mark.slow
 def test_a_stuck_reader_does_not_hang_the_job(tmp_path, printer):
     """Nobody reads our stdout: after a while the job goes on without it, its files are whole, and the gap is said."""
-    assert sink.PATIENCE == 10
+    assert sink.READER_TIMEOUT_S == 10
     script = printer("for i in range(200_000): print('line', i, 'x' * 60)\nopen(f'done{rank}', 'w')")
     reader, writer = os.pipe()
     process = subprocess.Popen(
-        command("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", script),
-        executable=impatient(tmp_path, "output.sink.PATIENCE", 1.0),
+        ddplaunch_command("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", script),
+        executable=launcher_with_constant(tmp_path, "output.sink.PATIENCE", 1.0),
         cwd=tmp_path,
         env=clean_environment(),
         stdout=writer,
@@ -342,7 +342,7 @@ def test_a_stuck_reader_does_not_hang_the_job(tmp_path, printer):
     wait_until(lambda: (tmp_path / "done0").exists() and (tmp_path / "done1").exists(), "the ranks' end", 100)
     with os.fdopen(reader, "rb") as file:
         shown = file.read()
-    assert process.wait(patience(60)) == 0
+    assert process.wait(scaled_timeout(60)) == 0
     assert all(line.startswith(b"[") for line in shown.splitlines())
     for rank in range(2):
         assert len(next(tmp_path.glob(f"logs/*/rank-{rank}.log")).read_bytes().splitlines()) == 200_000
@@ -352,14 +352,17 @@ def test_a_slow_reader_loses_nothing(tmp_path, printer):
     """A reader that is merely slower than the ranks makes them wait, as on any pipe."""
     script = printer("for i in range(40_000): print('line', i, 'x' * 200)")
     process = subprocess.Popen(
-        command("run", *LIGHT, "--nproc", "2", script), cwd=tmp_path, env=clean_environment(), stdout=subprocess.PIPE
+        ddplaunch_command("run", *LIGHT, "--nproc", "2", script),
+        cwd=tmp_path,
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
     )
     assert process.stdout is not None
     lines = 0
     while data := process.stdout.read(1 << 18):
         lines += data.count(b"\n")
         time.sleep(0.02)  # the slowness under test
-    assert process.wait(patience(60)) == 0
+    assert process.wait(scaled_timeout(60)) == 0
     assert lines == 80_000
 
 
@@ -375,9 +378,9 @@ def test_a_full_disk_costs_the_log_and_not_the_job(tmp_path, printer, request):
     request.addfinalizer(lambda: subprocess.run(["umount", small], check=True))
     script = printer("for i in range(20_000): print('line', i, 'x' * 50)")
     done = subprocess.run(
-        command("run", *LIGHT, "--nproc", "2", "--log-dir", small, script),
+        ddplaunch_command("run", *LIGHT, "--nproc", "2", "--log-dir", small, script),
         cwd=tmp_path, env=clean_environment({"TMPDIR": str(small)}), capture_output=True, text=True,
-        timeout=patience(90),
+        timeout=scaled_timeout(90),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 40_000
@@ -386,7 +389,7 @@ def test_a_full_disk_costs_the_log_and_not_the_job(tmp_path, printer, request):
 
 def test_pdb_on_one_rank(tmp_path):
     """--stdin gives one rank the terminal: its prompt is shown, what is typed arrives, the others get nothing."""
-    script = write(
+    script = write_program(
         tmp_path,
         "debugged.py",
         """
@@ -406,9 +409,9 @@ def test_pdb_on_one_rank(tmp_path):
     assert "[0] rank 0 read ''" in terminal.shown
 
 
-def test_a_debugger_without_a_terminal(launch, tmp_path):
-    write(tmp_path, "debugged.py", "import os\nif os.environ['RANK'] == '1':\n    breakpoint()\n    print()\n")
-    done = launch("run", *LIGHT, "--nproc", "2", "debugged.py")
+def test_a_debugger_without_a_terminal(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "debugged.py", "import os\nif os.environ['RANK'] == '1':\n    breakpoint()\n    print()\n")
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", "debugged.py")
     said = done.stderr[done.stderr.index("ddplaunch: ") :].splitlines()
     assert said[0] == "ddplaunch: rank 1 failed with BdbQuit (exit code 1)"
     assert said[1] == "  with --debug the rank waits at its breakpoint for `ddplaunch debug`"
@@ -445,11 +448,11 @@ meet()
 """
 
 
-def test_ranks_that_fell_with_another_are_a_line_each(launch, tmp_path):
+def test_ranks_that_fell_with_another_are_a_line_each(run_ddplaunch, tmp_path):
     """In a terminal the report alone has the cause's traceback; the log folder and an explicit --show have all."""
-    write(tmp_path, "train.py", FALLS)
+    write_program(tmp_path, "train.py", FALLS)
     words = ("run", *LIGHT, "--nproc", "3", "--grace", "20", "--log-dir", "logs")
-    later = impatient(tmp_path, "output.screen.TRACEBACK_S", patience(10))
+    later = launcher_with_constant(tmp_path, "output.screen.TRACEBACK_S", scaled_timeout(10))
     terminal = Terminal([*words, "train.py"], tmp_path, env={"NO_COLOR": "1"}, executable=later)
     assert terminal.end() == 1
     shown = terminal.shown.replace("\r\n", "\n")
@@ -466,13 +469,13 @@ def test_ranks_that_fell_with_another_are_a_line_each(launch, tmp_path):
     assert terminal.end() == 1
     assert "[0] Traceback" in terminal.shown
     assert terminal.shown.count('raise ValueError("the cause")') == 2
-    assert "[0] Traceback" in launch(*words, "train.py").stderr, "nor in a file"
+    assert "[0] Traceback" in run_ddplaunch(*words, "train.py").stderr, "nor in a file"
 
 
 @pytest.mark.slow
 def test_a_traceback_that_no_report_has_is_shown(tmp_path):
     """That of an attempt before a restart, and that of a rank that failed second."""
-    script = write(
+    script = write_program(
         tmp_path,
         "train.py",
         """
@@ -498,8 +501,8 @@ def test_a_traceback_that_no_report_has_is_shown(tmp_path):
     assert "\n  ValueError: attempt 1" in shown.replace("\r\n", "\n")
 
 
-def test_torchs_prefix_is_not_repeated(launch, tmp_path):
-    write(
+def test_torchs_prefix_is_not_repeated(run_ddplaunch, tmp_path):
+    write_program(
         tmp_path,
         "train.py",
         """
@@ -508,11 +511,11 @@ def test_torchs_prefix_is_not_repeated(launch, tmp_path):
         print(f"[rank{rank}]: Traceback\\n[rank{rank}]: at [rank{rank}]: x\\n[rank7]: other", file=sys.stderr)
         """,
     )
-    done = launch("run", *LIGHT, "--nproc", "2", "train.py")
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", "train.py")
     for rank in (0, 1):
         mine = [line for line in done.stderr.splitlines() if line.startswith(f"[{rank}]")]
         assert mine == [f"[{rank}] Traceback", f"[{rank}] at [rank{rank}]: x", f"[{rank}] [rank7]: other"]
-    plain = launch("run", *LIGHT, "--nproc", "2", "--prefix", "none", "train.py")
+    plain = run_ddplaunch("run", *LIGHT, "--nproc", "2", "--prefix", "none", "train.py")
     assert "[rank1]: Traceback" in plain.stderr.splitlines()
 
 
@@ -520,30 +523,32 @@ def test_the_terminal_is_given_back_as_it_was(tmp_path):
     """A rank that is killed while the terminal does not echo leaves it as the shell had it."""
     import termios
 
-    script = write(tmp_path, "raw.py", "import tty, time; tty.setraw(0); print('raw', flush=True); time.sleep(1000)")
+    script = write_program(
+        tmp_path, "raw.py", "import tty, time; tty.setraw(0); print('raw', flush=True); time.sleep(1000)"
+    )
     terminal = Terminal(["run", script], tmp_path)
     before = termios.tcgetattr(terminal.master)
     terminal.read_until("raw")
     assert termios.tcgetattr(terminal.master) != before
     terminal.process.send_signal(signal.SIGTERM)
-    terminal.process.wait(patience(60))
+    terminal.process.wait(scaled_timeout(60))
     assert termios.tcgetattr(terminal.master) == before
     os.close(terminal.master)
 
 
 def test_stdin_reaches_a_single_rank(tmp_path):
-    script = write(tmp_path, "reader.py", "import sys; print(sys.stdin.read().upper())")
+    script = write_program(tmp_path, "reader.py", "import sys; print(sys.stdin.read().upper())")
     done = subprocess.run(
-        command("run", script), cwd=tmp_path, env=clean_environment(), input="typed", capture_output=True, text=True,
-        timeout=patience(90),
+        ddplaunch_command("run", script), cwd=tmp_path, env=clean_environment(), input="typed", capture_output=True, text=True,
+        timeout=scaled_timeout(90),
     )  # fmt: skip
     assert done.stdout == "TYPED\n"
 
 
 @pytest.mark.smoke
-def test_log_folder(launch, tmp_path):
+def test_log_folder(run_ddplaunch, tmp_path):
     """The folder of a run holds the plan, the events, each rank's output and the failure."""
-    done = launch("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", PROGRAMS / "fails.py", "exception", "1")
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", PROGRAMS / "fails.py", "exception", "1")
     assert done.returncode == 1
     (folder,) = (tmp_path / "logs").iterdir()
     assert f"kept in logs/{folder.name}" in done.stderr
@@ -571,11 +576,11 @@ def test_log_folder(launch, tmp_path):
 def test_a_reader_that_leaves_while_output_waits_for_it():
     """What waits is dropped at the next write; nothing of it may still be in use then."""
     read, write_end = os.pipe()
-    loop = Loop()
+    loop = EventLoop()
     writes = sink.Sink(loop, write_end)
     writes.write(b"x" * (1 << 20))
-    assert not writes.idle
+    assert not writes.is_drained
     os.close(read)
-    loop.step()
-    assert writes.closed
-    assert writes.idle
+    loop.run_once()
+    assert writes.is_closed
+    assert writes.is_drained

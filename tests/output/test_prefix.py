@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from tests.conftest import write
+from tests.conftest import write_program
 from tests.output.test_output import Terminal
 from tests.starts import LIGHT
 
@@ -16,7 +16,7 @@ PRINTS = "print('hello')\n"
 
 @pytest.fixture
 def script(tmp_path):
-    return write(tmp_path, "train.py", PRINTS)
+    return write_program(tmp_path, "train.py", PRINTS)
 
 
 @pytest.mark.parametrize(
@@ -27,26 +27,26 @@ def script(tmp_path):
         ("é {role} n{node_rank} l{local_rank} →", [f"é trainer n0 l{rank} → hello" for rank in (0, 1)]),
     ],
 )
-def test_templates(template, lines, launch, script):
-    done = launch("run", *LIGHT, "--nproc", "2", "--role", "trainer", "--prefix", template, script)
+def test_templates(template, lines, run_ddplaunch, script):
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", "--role", "trainer", "--prefix", template, script)
     assert sorted(done.stdout.splitlines()) == lines, done.stderr
 
 
-def test_shorter_ones_are_padded(launch, script):
-    done = launch("run", *LIGHT, "--nproc", "11", "--prefix", "rank {rank}", "--show", "9,10", script)
+def test_shorter_ones_are_padded(run_ddplaunch, script):
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "11", "--prefix", "rank {rank}", "--show", "9,10", script)
     assert sorted(done.stdout.splitlines()) == ["rank 10 hello", "rank 9  hello"]
 
 
-def test_a_variable_does_it_too(launch, script):
-    done = launch("run", *LIGHT, "--nproc", "2", script, env={"DDPLAUNCH_PREFIX": "<{rank}>"})
+def test_a_variable_does_it_too(run_ddplaunch, script):
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", script, env={"DDPLAUNCH_PREFIX": "<{rank}>"})
     assert sorted(done.stdout.splitlines()) == ["<0> hello", "<1> hello"]
 
 
-def test_torchrun_s_option_and_variable(launch, script):
+def test_torchrun_s_option_and_variable(run_ddplaunch, script):
     words = ("run", *LIGHT, "--nproc", "2")
-    done = launch(*words, "--log-line-prefix-template", "${hostname}:${rank}: ", script)
+    done = run_ddplaunch(*words, "--log-line-prefix-template", "${hostname}:${rank}: ", script)
     assert sorted(done.stdout.splitlines()) == [f"{HOST}:{rank}: hello" for rank in (0, 1)]
-    done = launch(*words, script, env={"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "$role_name|$local_rank"})
+    done = run_ddplaunch(*words, script, env={"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "$role_name|$local_rank"})
     assert sorted(done.stdout.splitlines()) == ["default|0 hello", "default|1 hello"]
 
 
@@ -71,8 +71,8 @@ def test_torchrun_s_option_and_variable(launch, script):
         ),
     ],
 )
-def test_what_is_refused(words, message, hint, answer, script):
-    done = answer("run", "--nproc", "2", *words, script)
+def test_what_is_refused(words, message, hint, run_in_fork, script):
+    done = run_in_fork("run", "--nproc", "2", *words, script)
     assert done.returncode == 2
     first, *rest = done.stderr.splitlines()
     assert first == f"Error: {message}"
@@ -81,7 +81,7 @@ def test_what_is_refused(words, message, hint, answer, script):
 
 @pytest.mark.slow
 def test_in_a_terminal_it_has_the_rank_s_colour(tmp_path):
-    script = write(tmp_path, "train.py", "import time\nprint('\\rbar', end='', flush=True)\ntime.sleep(0.5)\n")
+    script = write_program(tmp_path, "train.py", "import time\nprint('\\rbar', end='', flush=True)\ntime.sleep(0.5)\n")
     terminal = Terminal(["run", *LIGHT, "--nproc", "2", "--prefix", "{rank}@{host}", script], tmp_path)
     assert terminal.end() == 0
     assert f"\x1b[36m0@{HOST}\x1b[0m bar" in terminal.shown

@@ -7,10 +7,10 @@ import pytest
 
 from ddplaunch.commands.runs.logs import moment
 from ddplaunch.errors import UsageError
-from ddplaunch.output.streams import Tail
+from ddplaunch.output.streams import TailBuffer
 from ddplaunch.output.times import Mark, OutputTimes, format_marks, offset_since, parse_marks
-from tests.conftest import wait_until, write
-from tests.debugged import runtime as runtime
+from tests.conftest import wait_until, write_program
+from tests.debugged import runtime_dir as runtime_dir
 from tests.starts import LIGHT
 
 
@@ -31,7 +31,7 @@ def test_marks_of_the_bytes_that_are_in_memory():
 
 
 def test_a_line_has_the_time_of_its_end():
-    tail = Tail(100)
+    tail = TailBuffer(100)
     tail.add(b"one\ntwo")
     assert tail.begun == 4
     tail.add(b" and more\n")
@@ -87,29 +87,29 @@ print("end", rank, flush=True)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("--log-dir", "logs")], ids=["memory", "files"])
-def test_logs_since(start, answer, tmp_path, runtime, words):
+def test_logs_since(start_ddplaunch, run_in_fork, tmp_path, runtime_dir, words):
     """Of all attempts while it runs; afterwards of what is kept."""
-    write(tmp_path, "phases.py", PHASES)
-    job = start("run", "--run-id", "p", *words, *LIGHT, "--nproc", "2", "--max-restarts", "1", "phases.py")
+    write_program(tmp_path, "phases.py", PHASES)
+    job = start_ddplaunch("run", "--run-id", "p", *words, *LIGHT, "--nproc", "2", "--max-restarts", "1", "phases.py")
     job.wait_for("early", 2)
-    write(tmp_path, "on0", "")
+    write_program(tmp_path, "on0", "")
     job.wait_for("early", 4)
     since = time.time() + 1
     wait_until(lambda: time.time() > since, "output that is more than a second older")
-    write(tmp_path, "on1", "")
+    write_program(tmp_path, "on1", "")
     job.wait_for("late", 4)
     typed = ("logs", "p", "--since", datetime.fromtimestamp(since).isoformat())
-    assert answer(*typed).stdout == "[0] late 0\n[1] late 1\n"
-    assert answer("logs", "p", "--since", "10m", "--rank", "1").stdout == "early 1\nlate 1\n" * 2
-    following = start(*typed, "--follow", "--rank", "1")
+    assert run_in_fork(*typed).stdout == "[0] late 0\n[1] late 1\n"
+    assert run_in_fork("logs", "p", "--since", "10m", "--rank", "1").stdout == "early 1\nlate 1\n" * 2
+    following = start_ddplaunch(*typed, "--follow", "--rank", "1")
     wait_until(lambda: following.stdout() == "late 1\n", "what came since then")
-    write(tmp_path, "over", "")
+    write_program(tmp_path, "over", "")
     assert (job.wait(), following.wait()) == (0, 0)
     assert following.stdout() == "late 1\nend 1\n"
     of_each = [f"[{rank}] early {rank}\n[{rank}] late {rank}\n" * (2 if words else 1) for rank in (0, 1)]
-    assert answer("logs", "p", "--since", "1h").stdout == f"{of_each[0]}[0] end 0\n{of_each[1]}[1] end 1\n"
-    assert "contradict" in answer("logs", "p", "--since", "1h", "--tail", "1").stderr
+    assert run_in_fork("logs", "p", "--since", "1h").stdout == f"{of_each[0]}[0] end 0\n{of_each[1]}[1] end 1\n"
+    assert "contradict" in run_in_fork("logs", "p", "--since", "1h", "--tail", "1").stderr
     for path in (tmp_path / "logs").glob("*/*.times"):
         path.unlink()
-    done = answer("logs", "p", "--since", "1h")
+    done = run_in_fork("logs", "p", "--since", "1h")
     assert (done.returncode, "is missing or empty" in done.stderr) == ((1, True) if words else (0, False))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from tests.conftest import clean_environment, command
+from tests.conftest import clean_environment, ddplaunch_command
 from tests.pictures.terminal import DOCS, drawing, lines
 
 PICTURE = DOCS / "stacks.svg"
@@ -43,7 +43,7 @@ def picture(folder: Path) -> str:
     (folder / "train.py").write_text(PROGRAM, encoding="utf-8")
     variables = {"XDG_RUNTIME_DIR": str(folder), "XDG_STATE_HOME": str(folder), "CUDA_VISIBLE_DEVICES": ""}
     job = subprocess.Popen(
-        command("run", "--run-id", "night", "train.py", "--nproc", "4"),
+        ddplaunch_command("run", "--run-id", "night", "train.py", "--nproc", "4"),
         cwd=folder,
         env=clean_environment(variables),
         stdin=subprocess.DEVNULL,

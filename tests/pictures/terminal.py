@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 from rich.console import Console
 from rich.text import Text
 
-from tests.conftest import clean_environment, command
+from tests.conftest import clean_environment, ddplaunch_command
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 FOLDER = "/home/ada"
@@ -67,7 +67,7 @@ def _show(folder: Path, words: tuple[str, ...], variables: Mapping[str, str]) ->
     shown = b""
     with os.fdopen(ours, "rb", buffering=0) as terminal:
         process = subprocess.Popen(
-            command(*words),
+            ddplaunch_command(*words),
             cwd=folder,
             env=environment,
             stdin=theirs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddplaunch.errors import UsageError
-from ddplaunch.plan.layout import Node, Slot, numa_binding, number, parse_nproc, threads_per_rank
+from ddplaunch.plan.layout import DeviceSlot, Node, assign_ranks, bind_to_numa, parse_nproc, threads_per_rank
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def nodes(*counts: int) -> list[Node]:
 
 
 def test_global_rank_is_the_sum_of_the_counts_below_plus_the_local_rank():
-    ranks = number(nodes(3, 1, 2), [Slot("cuda:0"), Slot("cuda:1")], {})
+    ranks = assign_ranks(nodes(3, 1, 2), [DeviceSlot("cuda:0"), DeviceSlot("cuda:1")], {})
     assert [rank.rank for rank in ranks] == [0, 1, 2, 3, 4, 5]
     assert [rank.node_rank for rank in ranks] == [0, 0, 0, 1, 2, 2]
     assert [rank.local_rank for rank in ranks] == [0, 1, 2, 0, 0, 1]
@@ -46,25 +46,31 @@ def test_global_rank_is_the_sum_of_the_counts_below_plus_the_local_rank():
 
 
 def test_each_node_is_bound_by_its_own_count():
-    ranks = number(nodes(2, 1), [Slot("cpu")], {2: [(0,), (1,)], 1: [(0, 1)]})
+    ranks = assign_ranks(nodes(2, 1), [DeviceSlot("cpu")], {2: [(0,), (1,)], 1: [(0, 1)]})
     assert [rank.cpus for rank in ranks] == [(0,), (1,), (0, 1)]
 
 
 @pytest.mark.parametrize(
     ("slots", "count", "numa", "allowed", "bound"),
     [
-        ([Slot("cpu")], 4, [(0, 1), (2, 3)], range(4), [(0, 1), (0, 1), (2, 3), (2, 3)]),
-        ([Slot("cpu")], 3, [(0, 1), (2, 3)], range(4), [(0, 1), (0, 1), (2, 3)]),
-        ([Slot("cpu")], 1, [(0, 1), (2, 3)], range(4), [(0, 1)]),
-        ([Slot("cpu")], 2, [(0, 1), (2, 3)], [0, 1], [(0, 1), (0, 1)]),
-        ([Slot("cpu")], 2, [], [0, 5], [(0, 5), (0, 5)]),
-        ([Slot("cuda:0", cpus=(2, 3)), Slot("cuda:1", cpus=(0, 1))], 2, [(0, 1), (2, 3)], range(4), [(2, 3), (0, 1)]),
-        ([Slot("cuda:0", cpus=(2, 3))], 1, [(0, 1), (2, 3)], [0, 1], [(0, 1)]),
-        ([Slot("cuda:0", cpus=(1,))], 2, [(0, 1)], range(2), [(1,), (1,)]),
+        ([DeviceSlot("cpu")], 4, [(0, 1), (2, 3)], range(4), [(0, 1), (0, 1), (2, 3), (2, 3)]),
+        ([DeviceSlot("cpu")], 3, [(0, 1), (2, 3)], range(4), [(0, 1), (0, 1), (2, 3)]),
+        ([DeviceSlot("cpu")], 1, [(0, 1), (2, 3)], range(4), [(0, 1)]),
+        ([DeviceSlot("cpu")], 2, [(0, 1), (2, 3)], [0, 1], [(0, 1), (0, 1)]),
+        ([DeviceSlot("cpu")], 2, [], [0, 5], [(0, 5), (0, 5)]),
+        (
+            [DeviceSlot("cuda:0", cpus=(2, 3)), DeviceSlot("cuda:1", cpus=(0, 1))],
+            2,
+            [(0, 1), (2, 3)],
+            range(4),
+            [(2, 3), (0, 1)],
+        ),
+        ([DeviceSlot("cuda:0", cpus=(2, 3))], 1, [(0, 1), (2, 3)], [0, 1], [(0, 1)]),
+        ([DeviceSlot("cuda:0", cpus=(1,))], 2, [(0, 1)], range(2), [(1,), (1,)]),
     ],
 )
 def test_numa_binding(slots, count, numa, allowed, bound):
-    assert list(numa_binding(slots, count, numa, allowed)) == bound
+    assert list(bind_to_numa(slots, count, numa, allowed)) == bound
 
 
 @pytest.mark.parametrize(

@@ -9,26 +9,26 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 
 from ddplaunch.errors import UsageError
-from ddplaunch.plan.command import command_for
-from ddplaunch.plan.layout import Slot
-from ddplaunch.plan.make import JobSpec, Machine, make
+from ddplaunch.plan.command import node_command
+from ddplaunch.plan.layout import DeviceSlot
+from ddplaunch.plan.make import MachineInfo, PlanSpec, make_plan
 from ddplaunch.plan.plan import Fact, Plan
 from ddplaunch.target.target import Target, TargetKind
 
-SCRIPT = Target(TargetKind.SCRIPT, "train.py", ("--lr", "1"), path="train.py", first="/x", source="/x/train.py")
-CPU = Machine("here", tuple(range(16)), 8, numa=(tuple(range(8)), tuple(range(8, 16))))
+SCRIPT = Target(TargetKind.SCRIPT, "train.py", ("--lr", "1"), path="train.py", sys_path_0="/x", source="/x/train.py")
+CPU = MachineInfo("here", tuple(range(16)), 8, numa=(tuple(range(8)), tuple(range(8, 16))))
 GPUS = replace(
     CPU,
-    slots=tuple(Slot(f"cuda:{index}", "NVIDIA H100", (2 * index, 2 * index + 1), "nccl") for index in range(4)),
+    slots=tuple(DeviceSlot(f"cuda:{index}", "NVIDIA H100", (2 * index, 2 * index + 1), "nccl") for index in range(4)),
     slots_source="NVML",
     variables={"CUDA_VISIBLE_DEVICES": "0,1,2,3"},
 )
 
 
 def plan(
-    machine: Machine = CPU, environ: dict[str, str] | None = None, target: Target = SCRIPT, **typed: object
+    machine: MachineInfo = CPU, environ: dict[str, str] | None = None, target: Target = SCRIPT, **typed: object
 ) -> Plan:
-    return make(JobSpec(**typed), target, machine, environ or {}, "id")  # type: ignore[arg-type]
+    return make_plan(PlanSpec(**typed), target, machine, environ or {}, "id")  # type: ignore[arg-type]
 
 
 def fact(plan: Plan, name: str) -> Fact:
@@ -47,7 +47,7 @@ def test_one_node_without_gpus():
     assert fact(made, "processes per node") == Fact("processes per node", "1", "no GPU found, so one process")
     assert fact(made, "devices") == Fact("devices", "cpu", "no GPU found")
     assert made.backend is None
-    assert made.missing == ()
+    assert made.missing_options == ()
 
 
 def test_one_rank_a_gpu():
@@ -90,7 +90,7 @@ def test_variables():
         "DDPLAUNCH_DEVICE": "cpu",
     }
     assert made.environment(made.ranks[2])["OMP_NUM_THREADS"] == "16"
-    assert made.shared == {"OMP_NUM_THREADS": "16", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    assert made.shared_environment == {"OMP_NUM_THREADS": "16", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 
 
 def test_where_the_store_is():
@@ -161,7 +161,7 @@ def test_what_is_known_of_other_nodes_is_marked():
     ],
 )
 def test_what_is_missing_to_start_one_node_of_several(typed, environ, missing):
-    assert plan(GPUS, environ, nnodes=2, **typed).missing == missing
+    assert plan(GPUS, environ, nnodes=2, **typed).missing_options == missing
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_a_program_has_no_process_group():
 )
 def test_command_for_another_node(target, tail):
     made = plan(nnodes=2, nproc="2,1", master_addr="a", master_port=7, target=target)
-    words = shlex.split(command_for(made, 1, ["--grace", "5"]))
+    words = shlex.split(node_command(made, 1, ["--grace", "5"]))
     assert words == [
         *("ddplaunch", "run", "--nnodes", "2", "--node-rank", "1", "--master-addr", "a", "--master-port", "7"),
         *("--nproc", "2,1", "--grace", "5", *tail),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.errors import UsageError
-from ddplaunch.plan.rendezvous import Sourced, backend, check_init_method, is_nccl, locate
+from ddplaunch.plan.rendezvous import SourcedValue, check_init_method, choose_backend, locate_store, uses_nccl
 
 ENVIRON = {"MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "4000"}
 
@@ -37,7 +37,7 @@ ENVIRON = {"MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "4000"}
     ],
 )
 def test_locate(given, environ, address, port):
-    found = locate(
+    found = locate_store(
         given.get("address"),
         given.get("port"),
         given.get("method"),
@@ -45,7 +45,7 @@ def test_locate(given, environ, address, port):
         here=given.get("here"),
         environ=environ,
     )
-    assert found == (Sourced(*address), Sourced(*port))
+    assert found == (SourcedValue(*address), SourcedValue(*port))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_locate(given, environ, address, port):
 )
 def test_no_such_place(address, port, method, nnodes, environ, message):
     with pytest.raises(UsageError) as refusal:
-        locate(address, port, method, nnodes=nnodes, here=None, environ=environ)
+        locate_store(address, port, method, nnodes=nnodes, here=None, environ=environ)
     assert refusal.value.message.startswith(message)
     assert refusal.value.hint
 
@@ -116,11 +116,11 @@ def test_files_that_cannot_be(path, message, tmp_path: Path):
     ],
 )
 def test_backend(asked, method, of_device, chosen):
-    assert backend(asked, method, of_device) == chosen
+    assert choose_backend(asked, method, of_device) == chosen
 
 
 @pytest.mark.parametrize(
     ("name", "nccl"), [("nccl", True), ("cpu:gloo,cuda:nccl", True), ("gloo", False), ("nccl2", False), (None, False)]
 )
 def test_is_nccl(name, nccl):
-    assert is_nccl(name) is nccl
+    assert uses_nccl(name) is nccl

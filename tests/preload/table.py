@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import ran, write
+from tests.conftest import run_command, write_program
 
 TORCH = """
 class default_generator:
@@ -19,7 +19,7 @@ class default_generator:
 _WITH_TABLE = """
 import sys
 from ddplaunch.preload import table
-table.FILE = sys.argv.pop(1)
+table.TABLE_FILE = sys.argv.pop(1)
 sys.argv[0] = "ddplaunch"
 from ddplaunch.cli import main
 main()
@@ -46,7 +46,7 @@ class Installation:
     ) -> subprocess.CompletedProcess[str]:
         """Run the command with this table and these packages; ``stdin`` is what it can read."""
         typed = [sys.executable, "-c", _WITH_TABLE, str(self.write()), *words]
-        return ran(typed, folder, {"PYTHONPATH": str(self.site), **(env or {})}, input=stdin)
+        return run_command(typed, folder, {"PYTHONPATH": str(self.site), **(env or {})}, input=stdin)
 
     def add(
         self,
@@ -62,9 +62,9 @@ class Installation:
     ) -> None:
         """Install a distribution of one module, or of a package and those in it, and put it into the table."""
         inside = [each.partition(".")[2] for each in modules or () if each.startswith(f"{name}.")]
-        write(self.site, f"{name}/__init__.py" if inside else f"{name}.py", source)
+        write_program(self.site, f"{name}/__init__.py" if inside else f"{name}.py", source)
         for each in inside:
-            write(self.site, f"{name}/{each}.py", "")
+            write_program(self.site, f"{name}/{each}.py", "")
         (self.site / f"{name}-{version}.dist-info").mkdir(exist_ok=True)
         listed = {each: list(words) for each, words in (modules or {name: ()}).items()}
         if known:

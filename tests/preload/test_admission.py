@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.preload import choice, program, table
-from ddplaunch.preload.admission import Admission
-from ddplaunch.target.target import find
-from tests.conftest import write
+from ddplaunch.preload.admission import ImportSelector
+from ddplaunch.target.target import find_target
+from tests.conftest import write_program
 from tests.preload.table import Installation
 
 UNKNOWN = "not in the table"
@@ -28,11 +28,17 @@ class Admitting:
         self.add("quiet", "import json\nX = json.dumps({})\n", known=False)
         self.add("calm", known=False, harmless=True)
 
-    def admit(self, source: str, *variables: str, late: bool = True) -> Admission:
-        self._monkeypatch.setattr(table, "FILE", str(self.installation.write()))
-        write(self.folder, "train.py", source)
-        target = find("train.py", (), as_module=False, as_program=False, cwd=str(self.folder))
-        return Admission(program.read(target), table.Table(), target.first or "", variables, late=late)
+    def admit(self, source: str, *variables: str, late: bool = True) -> ImportSelector:
+        self._monkeypatch.setattr(table, "TABLE_FILE", str(self.installation.write()))
+        write_program(self.folder, "train.py", source)
+        target = find_target("train.py", (), as_module=False, as_program=False, cwd=str(self.folder))
+        return ImportSelector(
+            program.read_program(target),
+            table.PackageTable(),
+            target.sys_path_0 or "",
+            variables,
+            include_deferred=late,
+        )
 
     def modules(self, source: str) -> list[str]:
         found = self.admit(source)
@@ -119,7 +125,7 @@ def test_two_versions_in_one_folder(admitting):
 
 def test_an_editable_install_is_not_what_was_audited(admitting, tmp_path, monkeypatch):
     (admitting.installation.site / "free.py").unlink()
-    write(tmp_path / "elsewhere", "free.py", "")
+    write_program(tmp_path / "elsewhere", "free.py", "")
     monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
     assert admitting.modules("import free\n") == []
 
@@ -249,7 +255,7 @@ def test_what_the_users_folders_hide(admitting, tmp_path, monkeypatch, place, fi
     assert admitting.modules(source) == ["uses", "free"]
     folder = Path(place.format(program=admitting.folder, folder=tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "on_path"))
-    hidden = write(folder, file, "")
+    hidden = write_program(folder, file, "")
     if hidden.parent != folder:
         hidden = hidden.parent
     if file == "loaded.py" or "init" in file:
@@ -259,9 +265,9 @@ def test_what_the_users_folders_hide(admitting, tmp_path, monkeypatch, place, fi
 
 
 def test_plugins_beside_the_program(admitting):
-    write(admitting.folder, "mine.egg-info/entry_points.txt", "[console_scripts]\nx = y:z\n")
+    write_program(admitting.folder, "mine.egg-info/entry_points.txt", "[console_scripts]\nx = y:z\n")
     assert admitting.modules("import free\n") == ["free"]
-    write(admitting.folder, "mine.egg-info/entry_points.txt", "[free.plugins]\nx = y:z\n")
+    write_program(admitting.folder, "mine.egg-info/entry_points.txt", "[free.plugins]\nx = y:z\n")
     assert admitting.modules("import free\n") == []
 
 
@@ -269,19 +275,19 @@ def test_what_a_zygote_may_have_afterwards(admitting):
     admitting.add("loaded", sets=["A"], generators=["loaded.g"])
     admitting.add("uses", loads=["loaded"], variables=["B"])
     found = admitting.admit("import uses\n")
-    assert found.allowed == {
+    assert found.allowed_state == {
         "tops": ["bound", "free", "loaded", "torch", "uses"],
         "sets": ["A"],
         "generators": ["loaded.g"],
     }
-    target = find("train.py", (), as_module=False, as_program=False, cwd=str(admitting.folder))
-    assert choice.choose(target, "auto", {}, ("RANK",), lone=False).reads == ("B",)
+    target = find_target("train.py", (), as_module=False, as_program=False, cwd=str(admitting.folder))
+    assert choice.make_preload_plan(target, "auto", {}, ("RANK",), is_single_process=False).environment_reads == ("B",)
 
 
 def test_what_torch_loads_may_be_there_whether_it_is_in_the_table_or_not(admitting):
     """triton: a package that imports torch._dynamo loads it, where torch is one for GPUs."""
     admitting.add("torch", loads=["part-of-torch"])
-    assert "part_of_torch" in admitting.admit("import free\n").allowed["tops"]
+    assert "part_of_torch" in admitting.admit("import free\n").allowed_state["tops"]
 
 
 def test_what_an_import_would_load_where_it_is_installed(admitting):
@@ -297,14 +303,14 @@ def test_what_an_import_would_load_where_it_is_installed(admitting):
     assert admitting.reasons("import os\nos.environ['READ'] = f()\nimport gentle\n") == {
         "gentle": "train.py:2 sets READ"
     }
-    write(admitting.folder, "sought.py", "")
+    write_program(admitting.folder, "sought.py", "")
     assert admitting.reasons("import gentle\n")["gentle"].endswith("sought.py comes first")
 
 
 @pytest.mark.parametrize("name", ["accelerate", "timm", "torchvision", "transformers"])
 def test_packages_that_load_dynamo_read_what_names_its_folder(name):
     """``torch._dynamo`` makes the name of inductor's folder, which the environment then has."""
-    entry = json.loads(Path(table.FILE).read_text())["packages"][name]
+    entry = json.loads(Path(table.TABLE_FILE).read_text())["packages"][name]
     assert {"LOGNAME", "TEMP", "TMP", "TMPDIR", "USER"} <= {*entry["variables"]}
     assert "TORCHINDUCTOR_CACHE_DIR" in entry["sets"]
 

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Launch, write
+from tests.conftest import Launch, write_program
 from tests.preload.table import Installation
 
 Preload = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def preload(answer: Launch) -> Preload:
+def preload(run_in_fork: Launch) -> Preload:
     """What a dry run says of two ranks, or as these words have it."""
 
     def run(words: str = "--nproc 2", **environ: str) -> dict[str, Any]:
-        done = answer("run", "--dry-run", "--json", *shlex.split(words), "train.py", env=environ)
+        done = run_in_fork("run", "--dry-run", "--json", *shlex.split(words), "train.py", env=environ)
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout)["preload"]
         return found
@@ -27,24 +27,26 @@ def preload(answer: Launch) -> Preload:
 
 
 def test_what_is_known_comes_after_torch(preload, tmp_path):
-    write(tmp_path, "train.py", "import yaml\nimport torch\ntorch.optim\n")
+    write_program(tmp_path, "train.py", "import yaml\nimport torch\ntorch.optim\n")
     expected = {"modules": ["torch", "yaml", "torch._dynamo"], "because": None, "excluded": []}
     assert preload() == expected
     assert preload() == expected  # nothing is learned
 
 
-def test_what_is_not_known_is_told(preload, tmp_path, answer):
+def test_what_is_not_known_is_told(preload, tmp_path, run_in_fork):
     names = [f"unknown{number}" for number in range(7)]
     more = tmp_path / "site-packages"
     for name in names:
-        write(more, f"{name}.py", "exec('')\n")
-    write(tmp_path, "train.py", "import torch\n" + "".join(f"import {name}\n" for name in names) + "import yaml\n")
+        write_program(more, f"{name}.py", "exec('')\n")
+    write_program(
+        tmp_path, "train.py", "import torch\n" + "".join(f"import {name}\n" for name in names) + "import yaml\n"
+    )
     found = preload(PYTHONPATH=str(more))
     assert found["modules"] == ["torch"]
     assert found["because"] == "train.py:2, an import of unknown0, where unknown0.py:1 calls exec"
     assert found["excluded"][0] == ["unknown0", "not in the table"]
     assert found["excluded"][-1] == ["yaml", f"comes after {found['because']}"]
-    text = answer("run", "--dry-run", "--nproc", "2", "train.py", env={"PYTHONPATH": str(more)}).stdout
+    text = run_in_fork("run", "--dry-run", "--nproc", "2", "train.py", env={"PYTHONPATH": str(more)}).stdout
     assert "preloaded: torch (imported once for all ranks)\n" in text
     assert "note: imported in each rank: unknown0 (not in the table), unknown1 (not in the table)" in text
     assert "and 3 more\n" in text
@@ -65,7 +67,7 @@ def test_what_is_not_known_is_told(preload, tmp_path, answer):
     ],
 )
 def test_what_the_program_changes(preload, tmp_path, line, modules, because):
-    write(tmp_path, "train.py", line + "import torch, yaml\ntorch.optim\n")
+    write_program(tmp_path, "train.py", line + "import torch, yaml\ntorch.optim\n")
     found = preload()
     assert (found["modules"], found["because"]) == (modules, because)
 
@@ -82,7 +84,7 @@ def test_what_the_program_changes(preload, tmp_path, line, modules, because):
     ],
 )
 def test_options(preload, tmp_path, words, modules):
-    write(tmp_path, "train.py", "import torch, yaml\ntorch.optim\n")
+    write_program(tmp_path, "train.py", "import torch, yaml\ntorch.optim\n")
     assert preload(f"--nproc 2 {words}")["modules"] == modules
 
 
@@ -104,7 +106,7 @@ def test_options(preload, tmp_path, words, modules):
     ],
 )
 def test_one_rank_is_forked_only_where_it_cannot_tell(preload, tmp_path, source, words, modules):
-    write(tmp_path, "train.py", source)
+    write_program(tmp_path, "train.py", source)
     assert preload(f"--nproc 1 {words}")["modules"] == modules
 
 
@@ -123,8 +125,8 @@ READS_RANK = "import os\nMAIN = os.environ.get('RANK', '0') == '0'\n"
 def test_what_runs_before_the_program_and_looks_at_its_rank(tmp_path, files):
     made = Installation(tmp_path)
     for name, text in files.items():
-        write(made.site, name, text)
-    write(tmp_path, "train.py", "import os, torch\nprint(os.getppid() > 0)\n")
+        write_program(made.site, name, text)
+    write_program(tmp_path, "train.py", "import os, torch\nprint(os.getppid() > 0)\n")
     done = made.run(tmp_path, "run", "--nproc", "2", "train.py")
     assert (done.returncode, sorted(done.stdout.split())) == (0, ["True", "True", "[0]", "[1]"]), done.stderr
     (line,) = [line for line in done.stderr.splitlines() if "start one by one" in line]
@@ -134,18 +136,18 @@ def test_what_runs_before_the_program_and_looks_at_its_rank(tmp_path, files):
 
 def test_what_only_looks_like_it(tmp_path, preload):
     made = Installation(tmp_path)
-    write(made.site, "sitecustomize.py", "RANKING = 'WORLD'\n")
-    write(made.site, "folder.pth", "/srv/RANK\n")
-    write(tmp_path, "train.py", "import torch\n")
+    write_program(made.site, "sitecustomize.py", "RANKING = 'WORLD'\n")
+    write_program(made.site, "folder.pth", "/srv/RANK\n")
+    write_program(tmp_path, "train.py", "import torch\n")
     assert preload(PYTHONPATH=str(made.site))["modules"] == ["torch"]
 
 
 @pytest.mark.parametrize("words", ["--nproc 2", "--nproc 2 --preload torch"])
 def test_a_file_named_like_a_module_that_torch_imports(preload, tmp_path, words):
-    write(tmp_path, "train.py", "import torch\n")
-    write(tmp_path, "code.py", "")  # torch does not import that one
+    write_program(tmp_path, "train.py", "import torch\n")
+    write_program(tmp_path, "code.py", "")  # torch does not import that one
     assert preload(words)["modules"] == ["torch"]
-    file = write(tmp_path, "queue.py", "")
+    file = write_program(tmp_path, "queue.py", "")
     assert preload(words) == {
         "modules": [],
         "because": f"{file} has the name of a module that torch imports",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.conftest import events, write
+from tests.conftest import read_events, write_program
 from tests.preload.table import Installation
 
 CHANGED = {
@@ -37,7 +37,7 @@ def test_a_package_that_does_more_than_the_table_says(tmp_path, what):
     made.add("changed", source)
     (tmp_path / "optional_part").mkdir()
     plain = "except KeyError: pass" if what == "fails" else "finally: pass"
-    write(
+    write_program(
         tmp_path,
         "train.py",
         f"import sys\nimport torch\nprint('changed' in sys.modules)\ntry: import changed\n{plain}\n",
@@ -62,7 +62,7 @@ def test_a_package_that_does_nothing_else(tmp_path):
         sets=["NEW"],
         generators=["changed.G"],
     )
-    write(tmp_path, "train.py", "import sys\nprint('changed' in sys.modules)\nimport changed\n")
+    write_program(tmp_path, "train.py", "import sys\nprint('changed' in sys.modules)\nimport changed\n")
     done = made.run(tmp_path, "run", "--nproc", "2", "train.py")
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] True", "[1] True"]), done.stderr
     assert "note" not in done.stderr
@@ -73,7 +73,7 @@ def test_what_a_package_may_set_goes_where_it_is_given_up(tmp_path):
     made = Installation(tmp_path)
     thread = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
     made.add("changed", f"import os\nos.environ['NEW'] = '1'\n{thread}", sets=["NEW"])
-    write(tmp_path, "train.py", "import os\nprint(os.environ.get('N' + 'EW'))\nimport changed\n")
+    write_program(tmp_path, "train.py", "import os\nprint(os.environ.get('N' + 'EW'))\nimport changed\n")
     done = made.run(tmp_path, "run", "--nproc", "2", "train.py")
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] None", "[1] None"]), done.stderr
     assert "2 threads run after importing" in done.stderr
@@ -83,7 +83,7 @@ def test_an_import_sees_no_terminal_and_reads_nothing_of_what_is_for_a_rank(tmp_
     """The ranks of a job of several write into pipes, the launcher perhaps to a terminal."""
     made = Installation(tmp_path)
     made.add("changed", "import os, sys\nX = os.isatty(1), os.isatty(2), os.fstat(1).st_size, sys.stdin.read()")
-    write(tmp_path, "train.py", "import os, changed\nprint(changed.X, os.read(0, 9))\n")
+    write_program(tmp_path, "train.py", "import os, changed\nprint(changed.X, os.read(0, 9))\n")
     done = made.run(tmp_path, "run", "--nproc", "2", "--stdin", "1", "train.py", stdin="typed")
     sees = (False, False, 0, "")
     assert sorted(done.stdout.splitlines()) == [f"{sees} b'typed'", f"[0] {sees} b''"], done.stderr
@@ -92,11 +92,11 @@ def test_an_import_sees_no_terminal_and_reads_nothing_of_what_is_for_a_rank(tmp_
 def test_what_the_log_tells(tmp_path):
     made = Installation(tmp_path)
     made.add("changed", "import os; open(f'by-{os.getpid()}', 'w').close()")
-    write(tmp_path, "train.py", "import torch, changed, yaml\n")
+    write_program(tmp_path, "train.py", "import torch, changed, yaml\n")
     done = made.run(tmp_path, "run", "--nproc", "2", "--log-dir", "logs", "--run-id", "x", "train.py")
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.glob("by-*"))) == 1
-    (ready,) = events(tmp_path / "logs", "ready")
+    (ready,) = read_events(tmp_path / "logs", "ready")
     assert (ready["modules"], ready["because"]) == (["torch", "changed"], None)
     assert ready["excluded"] == [["yaml", "not in the table"]]
 
@@ -106,8 +106,8 @@ def test_a_file_of_the_users_that_the_table_knows_nothing_of(tmp_path):
     made = Installation(tmp_path)
     made.add("other", "where = 'installed'")
     made.add("changed", "import other")
-    write(tmp_path, "other.py", "where = 'mine'")
-    write(tmp_path, "train.py", "import changed, torch, other\nprint(other.where)\n")
+    write_program(tmp_path, "other.py", "where = 'mine'")
+    write_program(tmp_path, "train.py", "import changed, torch, other\nprint(other.where)\n")
     done = made.run(tmp_path, "run", "--nproc", "2", "train.py")
     assert sorted(done.stdout.splitlines()) == ["[0] mine", "[1] mine"], done.stderr
 
@@ -116,7 +116,7 @@ def test_dill_has_the_programs_main(tmp_path):
     """It keeps that from its import on, and tells a program's own functions from others' by it."""
     made = Installation(tmp_path)
     made.add("dill", "import dill._dill", modules={"dill": [], "dill._dill": []})
-    write(made.site, "dill/_dill.py", "import __main__ as _main_module")
-    write(tmp_path, "train.py", "import sys, dill\nprint(dill._dill._main_module is sys.modules['__main__'])\n")
+    write_program(made.site, "dill/_dill.py", "import __main__ as _main_module")
+    write_program(tmp_path, "train.py", "import sys, dill\nprint(dill._dill._main_module is sys.modules['__main__'])\n")
     done = made.run(tmp_path, "run", "--nproc", "2", "train.py")
     assert sorted(done.stdout.splitlines()) == ["[0] True", "[1] True"], done.stderr

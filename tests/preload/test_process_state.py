@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.conftest import ran, write
+from tests.conftest import run_command, write_program
 
 REPORT = """
 import os
@@ -79,14 +79,14 @@ atexit.register(report, last=2)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_sees_what_plain_python_shows(name, launch, tmp_path):
+def test_a_program_sees_what_plain_python_shows(name, run_ddplaunch, tmp_path):
     if "setproctitle" in name:
         pytest.importorskip("setproctitle")
     preload, source = PROGRAMS[name]
-    write(tmp_path, "train.py", REPORT + source)
-    plain = ran([sys.executable, "train.py"], tmp_path, {"REPORT": "plain", "RANK": "0"})
+    write_program(tmp_path, "train.py", REPORT + source)
+    plain = run_command([sys.executable, "train.py"], tmp_path, {"REPORT": "plain", "RANK": "0"})
     assert plain.returncode == 0, plain.stderr
-    forked = launch(
+    forked = run_ddplaunch(
         "run", "--nproc", "2", "--start", "zygote", "--preload", preload, "train.py", env={"REPORT": "forked"}
     )
     assert forked.returncode == 0, forked.stderr
@@ -104,25 +104,25 @@ def test_a_program_sees_what_plain_python_shows(name, launch, tmp_path):
     ],
 )
 @pytest.mark.parametrize("package", ["transformers", "accelerate"])
-def test_what_reads_a_variable_of_torch_dynamo_comes_after_it(package, source, reason, answer, tmp_path):
+def test_what_reads_a_variable_of_torch_dynamo_comes_after_it(package, source, reason, run_in_fork, tmp_path):
     pytest.importorskip(package)
-    write(tmp_path, "train.py", f"import os\n{source}\nimport torch\nfrom {package} import X\n")
-    done = answer("run", "--dry-run", "--json", "--nproc", "2", "train.py")
+    write_program(tmp_path, "train.py", f"import os\n{source}\nimport torch\nfrom {package} import X\n")
+    done = run_in_fork("run", "--dry-run", "--json", "--nproc", "2", "train.py")
     found = json.loads(done.stdout)["preload"]
     assert not {package, "torch._dynamo"} & {*found["modules"]}
     assert reason in json.dumps(found)
 
 
-def test_torch_is_imported_in_each_rank_where_it_loads_a_backend(answer, tmp_path):
+def test_torch_is_imported_in_each_rank_where_it_loads_a_backend(run_in_fork, tmp_path):
     """Which would see no rank in the process that forks."""
-    write(tmp_path, "train.py", "import torch\n")
-    write(tmp_path, "its-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: its\nVersion: 1.0\n")
-    write(tmp_path, "its-1.0.dist-info/entry_points.txt", "[console_scripts]\nits = its:main\n")
+    write_program(tmp_path, "train.py", "import torch\n")
+    write_program(tmp_path, "its-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: its\nVersion: 1.0\n")
+    write_program(tmp_path, "its-1.0.dist-info/entry_points.txt", "[console_scripts]\nits = its:main\n")
     words = ("run", "--dry-run", "--nproc", "2", "train.py")
-    assert "torch (imported once for all ranks)" in answer(*words).stdout
-    write(tmp_path, "its-1.0.dist-info/entry_points.txt", "[torch.backends]\nits = its:autoload\n")
-    assert "its-1.0.dist-info adds to torch.backends, which torch loads at its import" in answer(*words).stdout
+    assert "torch (imported once for all ranks)" in run_in_fork(*words).stdout
+    write_program(tmp_path, "its-1.0.dist-info/entry_points.txt", "[torch.backends]\nits = its:autoload\n")
+    assert "its-1.0.dist-info adds to torch.backends, which torch loads at its import" in run_in_fork(*words).stdout
     off = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    assert "torch (imported once for all ranks)" in answer(*words, env=off).stdout
-    asked = answer("run", "--dry-run", "--nproc", "2", "--preload", "torch", "train.py").stdout
+    assert "torch (imported once for all ranks)" in run_in_fork(*words, env=off).stdout
+    asked = run_in_fork("run", "--dry-run", "--nproc", "2", "--preload", "torch", "train.py").stdout
     assert "torch (imported once for all ranks)" in asked

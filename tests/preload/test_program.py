@@ -7,31 +7,31 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.preload.facts import CHANGES, Assignment, Barrier, Effect, Import, Reach, Use
-from ddplaunch.preload.program import Program, read
-from ddplaunch.target.target import Target, TargetKind, find
-from tests.conftest import write
+from ddplaunch.preload.facts import CHANGES, Assignment, Barrier, Certainty, Import, SideEffect, Use
+from ddplaunch.preload.program import ProgramSource, read_program
+from ddplaunch.target.target import Target, TargetKind, find_target
+from tests.conftest import write_program
 
 
-def program(folder: Path, source: str, typed: str = "train.py", *, as_module: bool = False) -> Program:
-    write(folder, "train.py", source)
-    return read(find(typed, (), as_module=as_module, as_program=False, cwd=str(folder)))
+def program(folder: Path, source: str, typed: str = "train.py", *, as_module: bool = False) -> ProgramSource:
+    write_program(folder, "train.py", source)
+    return read_program(find_target(typed, (), as_module=as_module, as_program=False, cwd=str(folder)))
 
 
-def statements(found: Program) -> list[Import]:
+def statements(found: ProgramSource) -> list[Import]:
     return [each for each in found.steps if isinstance(each, Import)]
 
 
-def modules(found: Program, reach: Reach = Reach.TRIED) -> list[str]:
-    return [each.module for each in statements(found) if each.reach >= reach]
+def modules(found: ProgramSource, reach: Certainty = Certainty.IN_BLOCK) -> list[str]:
+    return [each.module for each in statements(found) if each.certainty >= reach]
 
 
-def events(found: Program, kind: type[Barrier | Effect]) -> list[str]:
+def events(found: ProgramSource, kind: type[Barrier | SideEffect]) -> list[str]:
     """Where they are, and the words of a barrier."""
-    return [f"{each.where} {getattr(each, 'words', '')}".strip() for each in found.steps if isinstance(each, kind)]
+    return [f"{each.where} {getattr(each, 'reason', '')}".strip() for each in found.steps if isinstance(each, kind)]
 
 
-def changes(found: Program) -> set[str]:
+def changes(found: ProgramSource) -> set[str]:
     return {each.target for each in found.steps if isinstance(each, Use) and each.verb == CHANGES}
 
 
@@ -58,12 +58,14 @@ def test_what_needs_dynamo(tmp_path, source, dynamo):
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A project whose optimizer is two imports away, by a relative one."""
-    write(tmp_path, "package/__init__.py", "import first\n")
-    write(tmp_path, "package/loop.py", "import second\ndef run():\n    from .deep.step import step\n    import late\n")
-    write(tmp_path, "package/deep/__init__.py", "")
-    write(tmp_path, "package/deep/step.py", "import torch\nstep = torch.optim.SGD\n")
-    write(tmp_path, "package/__main__.py", "from .loop import run\nimport third\n")
-    write(tmp_path, "unrelated.py", "import torch.optim\n")
+    write_program(tmp_path, "package/__init__.py", "import first\n")
+    write_program(
+        tmp_path, "package/loop.py", "import second\ndef run():\n    from .deep.step import step\n    import late\n"
+    )
+    write_program(tmp_path, "package/deep/__init__.py", "")
+    write_program(tmp_path, "package/deep/step.py", "import torch\nstep = torch.optim.SGD\n")
+    write_program(tmp_path, "package/__main__.py", "from .loop import run\nimport third\n")
+    write_program(tmp_path, "unrelated.py", "import torch.optim\n")
     return tmp_path
 
 
@@ -85,13 +87,13 @@ def test_imports_come_in_the_order_in_which_they_would_run(project, typed, as_mo
     assert modules(found) == expected
     assert found.dynamo
     if typed != "package.deep.step":
-        assert {"torch", "late"} <= {each.module for each in statements(found) if each.reach is Reach.LATER}
+        assert {"torch", "late"} <= {each.module for each in statements(found) if each.certainty is Certainty.DEFERRED}
 
 
 def test_which_statements_count(tmp_path):
     """A folder without ``__init__.py`` hides nothing installed; a file does."""
     (tmp_path / "wandb").mkdir()
-    write(tmp_path, "local.py", "")
+    write_program(tmp_path, "local.py", "")
     source = """
         from __future__ import annotations
         import sys, json.decoder, local
@@ -118,7 +120,7 @@ def test_which_statements_count(tmp_path):
             import torch
     """
     found = program(tmp_path, source)
-    assert [(each.module, each.names, each.reach.name) for each in statements(found)] == [
+    assert [(each.module, each.names, each.certainty.name) for each in statements(found)] == [
         ("a.b", ("C", "d"), "SURE"),
         ("everything", (), "SURE"),
         ("quick", (), "TRIED"),
@@ -136,9 +138,9 @@ def test_which_statements_count(tmp_path):
 
 def test_its_own_is_what_is_not_installed(tmp_path, monkeypatch):
     """Modules beside the script, in a folder that it adds to ``sys.path``, on PYTHONPATH or installed editable."""
-    write(tmp_path, "lib/helper.py", "import of_helper\nfrom .relative import x\n")
-    write(tmp_path, "src/mine/__init__.py", "import of_mine\nfrom . import part\n")
-    write(tmp_path, "src/mine/part.py", "import of_part\n")
+    write_program(tmp_path, "lib/helper.py", "import of_helper\nfrom .relative import x\n")
+    write_program(tmp_path, "src/mine/__init__.py", "import of_mine\nfrom . import part\n")
+    write_program(tmp_path, "src/mine/part.py", "import of_part\n")
     monkeypatch.syspath_prepend(str(tmp_path / "src"))
     source = """
         import os, sys
@@ -169,9 +171,9 @@ def test_whether_torch_is_surely_imported(tmp_path, source, surely):
     assert program(tmp_path, source).imports_torch is surely
 
 
-def settings(found: Program) -> list[tuple[str | None, str | None, bool, bool]]:
+def settings(found: ProgramSource) -> list[tuple[str | None, str | None, bool, bool]]:
     variables = [each for each in found.steps if isinstance(each, Assignment)]
-    return [(each.name, each.value, each.early, each.after) for each in variables]
+    return [(each.name, each.value, each.before_imports, each.after_torch) for each in variables]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +222,7 @@ def test_variables_that_it_sets(tmp_path, source, expected):
     ],
 )
 def test_what_has_no_effect(tmp_path, line):
-    assert events(program(tmp_path, line), Effect) == []
+    assert events(program(tmp_path, line), SideEffect) == []
 
 
 @pytest.mark.parametrize(
@@ -243,7 +245,7 @@ def test_what_has_no_effect(tmp_path, line):
     ],
 )
 def test_what_has_an_effect(tmp_path, line):
-    assert events(program(tmp_path, line), Effect)
+    assert events(program(tmp_path, line), SideEffect)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +282,7 @@ def test_what_others_made_and_it_changes(tmp_path, source, target):
     ],
 )
 def test_what_is_its_own_to_change(tmp_path, source):
-    write(tmp_path, "local.py", "class Thing: pass\n")
+    write_program(tmp_path, "local.py", "class Thing: pass\n")
     assert changes(program(tmp_path, source)) == set()
 
 
@@ -310,7 +312,7 @@ def test_what_is_its_own_to_change(tmp_path, source):
     ],
 )
 def test_what_its_source_does_not_show(tmp_path, source, doubt):
-    write(tmp_path, "broken.py", "def (")
+    write_program(tmp_path, "broken.py", "def (")
     found = program(tmp_path, source)
     assert events(found, Barrier) == ([doubt] if doubt else [])
 
@@ -345,18 +347,18 @@ def test_folders_that_can_be_read(tmp_path, expression, path):
 
 
 def test_without_source():
-    assert read(Target(TargetKind.MODULE, "compiled", first="/x")) == Program()
+    assert read_program(Target(TargetKind.MODULE, "compiled", sys_path_0="/x")) == ProgramSource()
 
 
 def test_a_program_too_large_to_be_read(tmp_path):
-    write(tmp_path, "tables.py", "x = 1\n" * 100_000)
-    write(tmp_path, "model.py", "import torch\ntorch.optim.SGD\n")
+    write_program(tmp_path, "tables.py", "x = 1\n" * 100_000)
+    write_program(tmp_path, "model.py", "import torch\ntorch.optim.SGD\n")
     found = program(tmp_path, "import tables, model\n")
     assert events(found, Barrier) == ["tables.py:1 is more source than is read at once"]
     assert found.dynamo
 
 
 def test_a_file_read_for_a_function_is_read_again_for_an_import(tmp_path):
-    write(tmp_path, "model.py", "import torch\n")
+    write_program(tmp_path, "model.py", "import torch\n")
     found = program(tmp_path, "def f():\n  import model\nimport model\n")
-    assert [(each.module, each.reach.name) for each in statements(found)] == [("torch", "LATER"), ("torch", "SURE")]
+    assert [(each.module, each.certainty.name) for each in statements(found)] == [("torch", "LATER"), ("torch", "SURE")]

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.preload.admission import Admission
-from ddplaunch.preload.program import read
-from ddplaunch.preload.table import Table
-from ddplaunch.target.target import find
-from tests.conftest import write
+from ddplaunch.preload.admission import ImportSelector
+from ddplaunch.preload.program import read_program
+from ddplaunch.preload.table import PackageTable
+from ddplaunch.target.target import find_target
+from tests.conftest import write_program
 
 
 def barrier(folder, source: str) -> str | None:
     """What keeps torch out, of a program that imports it last."""
-    write(folder, "train.py", f"{source}\nimport torch\n")
-    target = find("train.py", (), as_module=False, as_program=False, cwd=str(folder))
-    return Admission(read(target), Table(), target.first or "", (), late=True).torch_barrier
+    write_program(folder, "train.py", f"{source}\nimport torch\n")
+    target = find_target("train.py", (), as_module=False, as_program=False, cwd=str(folder))
+    return ImportSelector(
+        read_program(target), PackageTable(), target.sys_path_0 or "", (), include_deferred=True
+    ).torch_barrier
 
 
 VARIABLES = [
@@ -174,7 +176,7 @@ def test_what_keeps_torch_out(tmp_path, source):
 )  # fmt: skip
 def test_what_keeps_torch_out_in_other_files(tmp_path, files, source):
     for name, text in files.items():
-        write(tmp_path, name, text)
+        write_program(tmp_path, name, text)
     assert barrier(tmp_path, source)
 
 

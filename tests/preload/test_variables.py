@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.conftest import ran, write
+from tests.conftest import run_command, write_program
 
 pytestmark = pytest.mark.slow
 
@@ -54,11 +54,11 @@ CACHES = """
 """
 
 
-def test_as_in_plain_python(launch, tmp_path):
+def test_as_in_plain_python(run_ddplaunch, tmp_path):
     pytest.importorskip("huggingface_hub")
-    script = write(tmp_path, "train.py", EARLY)
-    plain = ran([sys.executable, script])
-    done = launch("run", "--nproc", "2", "train.py")
+    script = write_program(tmp_path, "train.py", EARLY)
+    plain = run_command([sys.executable, script])
+    done = run_ddplaunch("run", "--nproc", "2", "train.py")
     assert done.returncode == 0, done.stderr
     expected = plain.stdout.splitlines()
     assert expected[0].startswith("2 DebugLevel.DETAIL /somewhere")
@@ -67,32 +67,32 @@ def test_as_in_plain_python(launch, tmp_path):
 
 @pytest.mark.ci
 @pytest.mark.parametrize("name", ["XDG_CACHE_HOME", "HF_HOME", "TRITON_CACHE_DIR", "TMPDIR"])
-def test_computed_folders_of_caches(launch, tmp_path, name):
+def test_computed_folders_of_caches(run_ddplaunch, tmp_path, name):
     """Of each rank its own, as libraries read it at their import and later."""
     pytest.importorskip("huggingface_hub")
-    script = write(tmp_path, "train.py", CACHES.format(name=name))
+    script = write_program(tmp_path, "train.py", CACHES.format(name=name))
     (tmp_path / "cache-0").mkdir()
     (tmp_path / "cache-1").mkdir()
-    plain = [ran([sys.executable, script], env={"RANK": rank}).stdout for rank in "01"]
+    plain = [run_command([sys.executable, script], env={"RANK": rank}).stdout for rank in "01"]
     assert f"{tmp_path}/cache-1" in plain[1]
-    done = launch("run", "--nproc", "2", "train.py")
+    done = run_ddplaunch("run", "--nproc", "2", "train.py")
     assert done.returncode == 0, done.stderr
     expected = [f"[{rank}] {line}" for rank in range(2) for line in plain[rank].splitlines()]
     assert sorted(done.stdout.splitlines()) == sorted(expected)
 
 
-def test_the_program_is_the_first_to_set_them(launch, tmp_path):
+def test_the_program_is_the_first_to_set_them(run_ddplaunch, tmp_path):
     """Before its own line a forked rank has what the launcher gives, and nothing else."""
-    write(tmp_path, "train.py", BEFORE)
-    done = launch("run", "--nproc", "2", "train.py", env={"OMP_NUM_THREADS": "1"})
+    write_program(tmp_path, "train.py", BEFORE)
+    done = run_ddplaunch("run", "--nproc", "2", "train.py", env={"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["[0] 1 False", "[0] 2 True", "[1] 1 False", "[1] 2 True"]
 
 
 @pytest.mark.ci
-def test_what_only_running_shows(launch, tmp_path):
-    write(tmp_path, "train.py", UNSEEN)
-    done = launch("run", "--nproc", "2", "train.py")
+def test_what_only_running_shows(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "train.py", UNSEEN)
+    done = run_ddplaunch("run", "--nproc", "2", "train.py")
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] 2", "[1] 2"]), done.stderr
     (note,) = [line for line in done.stderr.splitlines() if "each rank imports torch itself" in line]
     assert ", after train.py:2, which sets OMP_NUM_THREADS to what its source does not show; faster: set it" in note

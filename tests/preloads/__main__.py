@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from ddplaunch.preload.table import normalised
+from ddplaunch.preload.table import normalize_name
 from tests.preloads import harmless, words
 from tests.preloads.audit import Audit, Finding
 from tests.preloads.installed import Installed
@@ -30,7 +30,7 @@ def main() -> int:
     typed = parser.parse_args()
     known = Known(typed.table)
     installed = Installed()
-    names = [normalised(each) for each in typed.names]
+    names = [normalize_name(each) for each in typed.names]
     if absent := [each for each in names if each not in installed.versions]:
         print(f"not installed: {', '.join(absent)}", file=sys.stderr)
         return 2

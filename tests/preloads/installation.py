@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import ran
+from tests.conftest import run_command
 from tests.preloads.runs import HOME
 
 
@@ -53,7 +53,9 @@ class Installation:
 
 def audit(python: Path, *words: str, timeout: float = 60, env: Mapping[str, str] | None = None) -> Said:
     """Run the audit with an interpreter and what is installed for it."""
-    ended = ran([python, "-m", "tests.preloads", *words], env={"PYTHONPATH": str(HOME), **(env or {})}, timeout=timeout)
+    ended = run_command(
+        [python, "-m", "tests.preloads", *words], env={"PYTHONPATH": str(HOME), **(env or {})}, timeout=timeout
+    )
     entries: dict[str, Any] = {}
     decoder, text = json.JSONDecoder(), ended.stdout.strip()
     while text:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
-from ddplaunch.preload.table import normalised
+from ddplaunch.preload.table import normalize_name
 
 
 class Installed:
@@ -17,7 +17,7 @@ class Installed:
         self._tops: dict[str, list[str]] = {}
         for each in metadata.distributions():
             folder = Path(str(getattr(each, "_path", "")))
-            name = normalised(each.metadata["Name"] or "")
+            name = normalize_name(each.metadata["Name"] or "")
             if not (folder / "RECORD").is_file() or name in self.versions:
                 continue
             self.versions[name] = each.version

@@ -75,13 +75,13 @@ _PDEATHSIG, _SIGKILL = 1, 9
 
 class Probe:
     def __init__(self, request: Request, answer: str) -> None:
-        self.request, self.answer = request, answer
+        self.request, self.read_result = request, answer
         self.forks = request["kind"] == "fork"
         os.environ.pop("PYTHONHASHSEED", None)  # all have one seed of hashes, which no library is to see
         os.environ.pop("PYTHONPATH", None)
         self.imports = import_stack.ImportStack()
         folders = [request["folder"], os.getcwd()]
-        self.findings = findings.Findings(self.imports, repairs.READERS, excused, folders)
+        self.findings = findings.Findings(self.imports, repairs.RANK_READERS, excused, folders)
         self.failed: dict[str, str] = {}
         self.in_any_case = frozenset(sys.modules)
         if not self.forks:
@@ -126,7 +126,7 @@ class Probe:
 
     def _fork(self) -> None:
         gc.disable()
-        left = leftovers.Leftovers()
+        left = leftovers.AtexitCleanup()
         with left:
             for name in self.request["first"] + self.request["modules"]:
                 self._import_as_the_zygote(name)
@@ -135,16 +135,16 @@ class Probe:
         gc.freeze()
         dumps = []
         for number, variables in enumerate(self.request["ranks"]):
-            parent, path = os.getpid(), f"{self.answer}.{number}"
+            parent, path = os.getpid(), f"{self.read_result}.{number}"
             pid = posix.fork()
             if pid == 0:
                 try:
                     os.setsid()
                     _die_with(parent)
-                    left.pass_over()
+                    left.disable_in_rank()
                     self._become_a_rank(variables)
                     self._replace_main()
-                    repairs.apply()
+                    repairs.apply_fixups()
                     gc.enable()
                     for name in self.request["first"] + self.request["modules"]:
                         self._import(name)
@@ -156,7 +156,7 @@ class Probe:
             os.waitpid(pid, 0)
             with open(path, encoding="utf-8") as file:
                 dumps.append(json.load(file))
-        left.remove()
+        left.run()
         self._tell(dumps)
 
     def _become_a_rank(self, variables: dict[str, str]) -> None:
@@ -184,7 +184,7 @@ class Probe:
     def _import_as_the_zygote(self, name: str) -> None:
         config: Any = {"modules": [name], "asked": [], "first": self.request["folder"], "settings": {}, "fallback": []}
         config |= {"folders": [], "reads": []}
-        found = preloading.load(config, _no_guard)
+        found = preloading.run_preload(config, _no_guard)
         if any(found) or name not in sys.modules:
             self.failed[name] = "it cannot be imported by itself"
 
@@ -234,7 +234,7 @@ class Probe:
             "logged": sorted(set(disturbances.LOGGED)),
             "dumps": dumps,
         }
-        self._write(self.answer, answer)
+        self._write(self.read_result, answer)
         os._exit(0)  # without what was registered for the end
 
     def _write(self, path: str, answer: dict[str, Any]) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ran, write
-from tests.emulator import Emulator
+from tests.conftest import run_command, write_program
+from tests.emulator import TerminalEmulator
 
 QUIET = ("-p", "no:cacheprovider", "-p", "no:hydra_pytest", "test_it.py")
 
@@ -52,17 +52,17 @@ def test_after(rank):
     pass
 """
 
-Person = Callable[..., Emulator]
+Person = Callable[..., TerminalEmulator]
 
 
 @pytest.fixture
 def person(tmp_path: Path) -> Iterator[Person]:
     """Types pytest at a terminal, and what comes then."""
-    sessions: list[Emulator] = []
+    sessions: list[TerminalEmulator] = []
 
-    def start(body: str, *words: str) -> Emulator:
-        write(tmp_path, "test_it.py", body)
-        emulator = Emulator([sys.executable, "-m", "pytest", *words, *QUIET], tmp_path, columns=100, rows=60)
+    def start(body: str, *words: str) -> TerminalEmulator:
+        write_program(tmp_path, "test_it.py", body)
+        emulator = TerminalEmulator([sys.executable, "-m", "pytest", *words, *QUIET], tmp_path, columns=100, rows=60)
         sessions.append(emulator)
         return emulator
 
@@ -109,10 +109,10 @@ def test_a_breakpoint(person: Person, words: tuple[str, ...]):
 
 
 def test_refused(tmp_path: Path):
-    write(tmp_path, "test_it.py", STOPS)
+    write_program(tmp_path, "test_it.py", STOPS)
     for words, said in (
         (("--trace",), "--trace does not work with @pytest.mark.ranks: write breakpoint() in the test"),
         (("--pdb", "-n", "1"), "--pdb is incompatible with distributing tests"),
     ):
-        done = ran([sys.executable, "-m", "pytest", *words, *QUIET], tmp_path, timeout=100)
+        done = run_command([sys.executable, "-m", "pytest", *words, *QUIET], tmp_path, timeout=100)
         assert said in done.stdout + done.stderr

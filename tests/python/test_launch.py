@@ -14,8 +14,8 @@ import pytest
 from ddplaunch.cli.options import OPTIONS
 from ddplaunch.python import job
 from ddplaunch.python.keywords import Keywords
-from tests.conftest import clean_environment, wait_until, write
-from tests.patience import patience
+from tests.conftest import clean_environment, wait_until, write_program
+from tests.patience import scaled_timeout
 
 HEAD = """
 import os, signal, sys, threading, time
@@ -36,10 +36,15 @@ def python(tmp_path: Path) -> Python:
     made.mkdir()
 
     def run(body: str, *, fails: bool = False, **variables: str) -> str:
-        script = write(tmp_path, "program.py", HEAD + body)
+        script = write_program(tmp_path, "program.py", HEAD + body)
         env = clean_environment({"TMPDIR": str(made), **variables})
         done = subprocess.run(
-            [sys.executable, str(script)], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=patience(100)
+            [sys.executable, str(script)],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=scaled_timeout(100),
         )
         assert (done.returncode != 0) is fails, done.stderr
         assert list(made.iterdir()) == []
@@ -252,7 +257,7 @@ if __name__ == "__main__":
         except LaunchError as error:
             print(error)
 """
-    first, second = python(body, SECONDS_TO_START=str(patience(4))).splitlines()
+    first, second = python(body, SECONDS_TO_START=str(scaled_timeout(4))).splitlines()
     assert "rank 0 waits in barrier #1 of default_pg, entered at program.py:13" in first
     assert "rank 1 has not entered it: hang at program.py:12" in first
     assert "rank 1 did not enter barrier #1, which 1 rank waited for: hang at program.py:12" in second
@@ -345,7 +350,7 @@ def wait():
 
 launch(wait, nproc=2, preload="threading")
 """
-    script = write(tmp_path, "program.py", HEAD + body)
+    script = write_program(tmp_path, "program.py", HEAD + body)
     env = clean_environment({"TMPDIR": str(made)})
     caller = subprocess.Popen(
         [sys.executable, str(script)],
@@ -367,12 +372,12 @@ launch(wait, nproc=2, preload="threading")
 def test_keywords_are_the_options_of_run():
     """One table: what type checkers see is held to it here."""
     typed = {each.name for each in OPTIONS if not each.is_argument}
-    assert set(Keywords.__annotations__) == typed - set(job._NOT_HERE)
+    assert set(Keywords.__annotations__) == typed - set(job._UNSUPPORTED_KEYWORDS)
 
 
 @pytest.mark.ci
 def test_type_checkers_see_the_options_and_the_result(tmp_path: Path):
-    write(
+    write_program(
         tmp_path,
         "program.py",
         """

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import clean_environment
-from tests.patience import patience
+from tests.patience import scaled_timeout
 from tests.test_readme import CTRL_C, ROOT, blocks, not_printed
 
 nbclient = pytest.importorskip("nbclient", reason="no nbclient here: .ci/run installs it")
@@ -70,7 +70,7 @@ def test_the_page_s_cells_show_what_it_has(tmp_path: Path):
     page = cells()
     assert sum(CTRL_C in lines for _, lines in page) == 3
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in (POISON, *(c for c, _ in page))])
-    notebook = Notebook(book, timeout=int(patience(60)), kernel_name="python3", allow_errors=True)
+    notebook = Notebook(book, timeout=int(scaled_timeout(60)), kernel_name="python3", allow_errors=True)
     with notebook.setup_kernel(env=variables, cwd=str(tmp_path)):
         notebook.execute_cell(book.cells[0], 0)
         for number, (_, lines) in enumerate(page, 1):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ran, write
+from tests.conftest import run_command, write_program
 from tests.python.test_attached import QUIET
 
 HEAD = "import os, time, pytest\n\n"
@@ -16,8 +16,8 @@ HEAD = "import os, time, pytest\n\n"
 
 def run(folder: Path, body: str) -> str:
     """Run pytest on a file with these tests; return what it prints."""
-    write(folder, "test_it.py", HEAD + body)
-    done = ran([sys.executable, "-m", "pytest", "-rsf", *QUIET], folder, timeout=100)
+    write_program(folder, "test_it.py", HEAD + body)
+    done = run_command([sys.executable, "-m", "pytest", "-rsf", *QUIET], folder, timeout=100)
     assert done.stderr == ""
     return done.stdout
 
@@ -235,7 +235,7 @@ def test_good(): pass
 @pytest.mark.slow
 def test_the_next_test_runs_after_any_outcome(tmp_path: Path):
     """pytest-timeout raises in the process of pytest. The time of a marker does not include the start of the ranks."""
-    write(tmp_path, "late.py", "import time; time.sleep(10)")
+    write_program(tmp_path, "late.py", "import time; time.sleep(10)")
     printed = run(tmp_path, OUTCOMES)
     assert ended(printed) == "2 failed, 2 passed"
     assert "\nFailed: Timeout" in printed or "\nTimeout (>2.0s)" in printed

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROGRAMS, refused, write
+from tests.conftest import PROGRAMS, assert_refused, write_program
 from tests.starts import EXEC
 
 FORKED = ("--preload", "torch")
@@ -36,18 +36,18 @@ PROGRAM = """
 
 
 @pytest.fixture
-def cuda(launch) -> Callable[..., object]:
+def cuda(run_ddplaunch) -> Callable[..., object]:
     """Run a program whose torch is the stand-in, built for CUDA."""
 
     def run(*words, packages=FAKE):
-        return launch("run", "--oom-report", "--nproc", "2", *words, env={"PYTHONPATH": str(packages)})
+        return run_ddplaunch("run", "--oom-report", "--nproc", "2", *words, env={"PYTHONPATH": str(packages)})
 
     return run
 
 
 @pytest.mark.parametrize("mode", [FORKED, EXEC], ids=["zygote", "exec"])
 def test_the_rank_the_largest_blocks_and_the_snapshot_are_named(cuda, tmp_path, mode):
-    program = write(tmp_path, "train.py", PROGRAM)
+    program = write_program(tmp_path, "train.py", PROGRAM)
     done = cuda(*mode, "--run-id", "job", "--show", "none", program, *(["forked"] if mode == FORKED else []))
     assert done.returncode == 1
     rank = re.findall(r"^ddplaunch: rank (\d) failed with \S*OutOfMemoryError: CUDA", done.stderr, re.MULTILINE)[0]
@@ -69,7 +69,7 @@ def test_the_rank_the_largest_blocks_and_the_snapshot_are_named(cuda, tmp_path, 
 
 
 def test_the_snapshot_is_in_the_log_folder_where_there_is_one(cuda, tmp_path):
-    program = write(tmp_path, "train.py", PROGRAM.replace("allocate(30 << 30)", "backward(30 << 30)"))
+    program = write_program(tmp_path, "train.py", PROGRAM.replace("allocate(30 << 30)", "backward(30 << 30)"))
     done = cuda(*EXEC, "--run-id", "job", "--log-dir", "logs", program)
     assert "its tensors have 50.0 GiB; at train.py:14" in done.stderr
     path = re.findall(r"memory_viz: (.*)", done.stderr)[0]
@@ -94,7 +94,7 @@ def test_a_program_that_goes_on_is_not_disturbed(cuda, tmp_path):
             time.sleep(0.01)
         raise ValueError("of another kind")
         """
-    done = cuda(*EXEC, write(tmp_path, "train.py", program))
+    done = cuda(*EXEC, write_program(tmp_path, "train.py", program))
     assert done.stdout.count("size 50") == 2
     assert "failed with ValueError: of another kind" in done.stderr
     assert "cuda:0" not in done.stderr
@@ -104,7 +104,7 @@ def test_a_program_that_goes_on_is_not_disturbed(cuda, tmp_path):
 def test_a_snapshot_that_cannot_be_written_leaves_the_rest(cuda, tmp_path):
     for rank in range(2):
         (tmp_path / f"job.rank-{rank}.oom.pickle").mkdir()
-    done = cuda(*EXEC, "--run-id", "job", write(tmp_path, "train.py", PROGRAM))
+    done = cuda(*EXEC, "--run-id", "job", write_program(tmp_path, "train.py", PROGRAM))
     assert "largest by line: 48.0 GiB in 3 by train.py:7" in done.stderr
     assert re.search(r"the snapshot could not be written to \S*/job.rank-\d.oom.pickle: Is a directory", done.stderr)
     assert not list(tmp_path.glob("*.pickle.*"))
@@ -113,17 +113,17 @@ def test_a_snapshot_that_cannot_be_written_leaves_the_rest(cuda, tmp_path):
 def test_a_torch_without_an_observer_is_named_as_cuda_starts(cuda, tmp_path):
     packages = shutil.copytree(FAKE, tmp_path / "old-packages")
     (packages / "torch" / "_C.py").write_text("")
-    done = cuda(*EXEC, write(tmp_path, "train.py", PROGRAM), packages=packages)
+    done = cuda(*EXEC, write_program(tmp_path, "train.py", PROGRAM), packages=packages)
     # Of two ranks that fail, one may be stopped before it says so.
     assert re.search(r"--oom-report cannot work on rank [01]: AttributeError: module 'torch._C' has no", done.stderr)
     assert "OutOfMemoryError" in done.stderr
 
 
-def test_where_it_cannot_work_it_says_so_at_the_start(answer, tmp_path):
-    program = write(tmp_path, "train.py", "")
-    done = answer("run", "--oom-report", program)
-    refused(done, "--oom-report needs a torch for CUDA or ROCm; this is torch 2", "for CPUs alone")
-    refused(answer("run", "--oom-report", "--no-python", "true"), "--oom-report works only with Python")
+def test_where_it_cannot_work_it_says_so_at_the_start(run_in_fork, tmp_path):
+    program = write_program(tmp_path, "train.py", "")
+    done = run_in_fork("run", "--oom-report", program)
+    assert_refused(done, "--oom-report needs a torch for CUDA or ROCm; this is torch 2", "for CPUs alone")
+    assert_refused(run_in_fork("run", "--oom-report", "--no-python", "true"), "--oom-report works only with Python")
 
 
 def test_the_stand_in_is_one(tmp_path: Path):

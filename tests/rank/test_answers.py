@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import write
+from tests.conftest import write_program
 from tests.starts import EXEC
 
 pytestmark = pytest.mark.slow
@@ -31,13 +31,13 @@ def in_rank(text):
 
 
 def run(launch, tmp_path, how, program):
-    done = launch("run", *how, "--nproc", "2", write(tmp_path, "train.py", BEGIN + program))
+    done = launch("run", *how, "--nproc", "2", write_program(tmp_path, "train.py", BEGIN + program))
     assert done.returncode == 0, done.stderr
     return [line.removeprefix("[0] ") for line in done.stdout.splitlines()]
 
 
 @BOTH
-def test_the_hook_is_gone_after_the_first_call(launch, tmp_path, how):
+def test_the_hook_is_gone_after_the_first_call(run_ddplaunch, tmp_path, how):
     program = """
 hooked = dist.init_process_group
 in_rank(len(ours()))
@@ -49,11 +49,11 @@ in_rank([each for each in sys.meta_path if "ddplaunch" in type(each).__module__ 
 in_rank(threading.active_count())
 dist.barrier()  # neither ends while the other still connects
 """
-    assert run(launch, tmp_path, how, program) == ["0", "1", "True", "['function']", "[]", "1"]
+    assert run(run_ddplaunch, tmp_path, how, program) == ["0", "1", "True", "['function']", "[]", "1"]
 
 
 @BOTH
-def test_an_error_of_the_first_call_shows_no_frame_of_ours(launch, tmp_path, how):
+def test_an_error_of_the_first_call_shows_no_frame_of_ours(run_ddplaunch, tmp_path, how):
     program = """
 try:
     dist.init_process_group("no such backend")
@@ -62,10 +62,10 @@ except Exception as error:
     in_rank(any("answers.py" in file for file in files))
 in_rank(len(ours()))
 """
-    assert run(launch, tmp_path, how, program) == ["False", "1"]
+    assert run(run_ddplaunch, tmp_path, how, program) == ["False", "1"]
 
 
-def test_the_thread_makes_way_for_a_fork_once_the_group_is_destroyed(launch, tmp_path):
+def test_the_thread_makes_way_for_a_fork_once_the_group_is_destroyed(run_ddplaunch, tmp_path):
     """Python 3.12 warns of a fork beside threads, and a warning is an error here; torch's own are gone by then."""
     program = """
 dist.init_process_group("gloo")
@@ -81,10 +81,10 @@ if pid == 0:
 os.waitpid(pid, 0)
 in_rank((len(ours()), threads() - alone))
 """
-    assert run(launch, tmp_path, (), program) == ["1", "(0, 0)"]
+    assert run(run_ddplaunch, tmp_path, (), program) == ["1", "(0, 0)"]
 
 
-def test_a_fork_that_calls_it_first_has_no_thread_of_ours(launch, tmp_path):
+def test_a_fork_that_calls_it_first_has_no_thread_of_ours(run_ddplaunch, tmp_path):
     """Its answers would be taken for the rank's."""
     program = """
 pid = os.fork()
@@ -98,10 +98,10 @@ dist.init_process_group("gloo")
 in_rank(len(ours()))
 dist.barrier()  # neither ends while the other still connects
 """
-    assert run(launch, tmp_path, (), program) == ["0", "1"]
+    assert run(run_ddplaunch, tmp_path, (), program) == ["0", "1"]
 
 
-def test_a_rank_leaves_as_fast_as_without_it(launch, tmp_path):
+def test_a_rank_leaves_as_fast_as_without_it(run_ddplaunch, tmp_path):
     """It does not count as a thread of the program's, with which only the interpreter itself can end."""
     program = """
 dist.init_process_group("gloo")
@@ -114,4 +114,4 @@ class Late:
             write(1, b"taken apart by us" if any("ending.py" in file for file in files) else b"by Python")
 late = Late()
 """
-    assert run(launch, tmp_path, (), program) == ["taken apart by us"]
+    assert run(run_ddplaunch, tmp_path, (), program) == ["taken apart by us"]

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import SLOW_START, clean_environment, command, write
-from tests.patience import patience
+from tests.conftest import SLOW_START, clean_environment, ddplaunch_command, write_program
+from tests.patience import scaled_timeout
 from tests.starts import EXEC, FORKED
 
 ENDINGS = {
@@ -338,7 +338,7 @@ Done = subprocess.CompletedProcess[str]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for name, text in MODULES.items():
-        write(tmp_path, name, text)
+        write_program(tmp_path, name, text)
     return tmp_path
 
 
@@ -347,7 +347,7 @@ def run(words: Sequence[str], folder: Path, **options: Any) -> Done:
         "stdin": subprocess.DEVNULL,
         "stdout": subprocess.PIPE,
         "stderr": subprocess.PIPE,
-        "timeout": patience(90),
+        "timeout": scaled_timeout(90),
         **options,
     }
     environment = clean_environment({"PYTHONIOENCODING": "utf-8:backslashreplace"})
@@ -359,7 +359,7 @@ def plain(folder: Path, *words: str, **options: Any) -> Done:
 
 
 def ours(folder: Path, *words: str, **options: Any) -> Done:
-    done = run(command("run", "--nproc", "1", *words), folder, **options)
+    done = run(ddplaunch_command("run", "--nproc", "1", *words), folder, **options)
     done.stderr = SLOW_START.sub("", done.stderr or "")
     return done
 
@@ -384,7 +384,7 @@ def assert_same(rank: Done, program: Done) -> None:
     "ending", [pytest.param(name, marks=[pytest.mark.smoke] * (name in QUICK_LOOK)) for name in ENDINGS]
 )
 def test_ends_as_under_python(ending: str, folder: Path) -> None:
-    write(folder, "train.py", ENDINGS[ending])
+    write_program(folder, "train.py", ENDINGS[ending])
     kept = folder / "kept.txt"
     program = plain(folder, "train.py")
     expected = kept.read_text() if kept.exists() else None
@@ -396,26 +396,26 @@ def test_ends_as_under_python(ending: str, folder: Path) -> None:
 
 @forked_and_exec
 @pytest.mark.parametrize("ending", ODD)
-def test_odd_exits_have_the_same_code(ending: str, start: tuple[str, ...], folder: Path) -> None:
-    write(folder, "train.py", ODD[ending])
-    rank, program = ours(folder, *start, "train.py"), plain(folder, "train.py")
+def test_odd_exits_have_the_same_code(ending: str, start_ddplaunch: tuple[str, ...], folder: Path) -> None:
+    write_program(folder, "train.py", ODD[ending])
+    rank, program = ours(folder, *start_ddplaunch, "train.py"), plain(folder, "train.py")
     assert (rank.returncode, rank.stdout) == (program.returncode, "")
     assert "ddplaunch/rank" not in rank.stderr
 
 
 @forked_and_exec
 @pytest.mark.parametrize("ending", ["exit 3", "exception", "KeyboardInterrupt", "error in an imported module"])
-def test_a_module_ends_as_under_python(ending: str, start: tuple[str, ...], folder: Path) -> None:
-    write(folder, "package/train.py", ENDINGS[ending])
-    assert_same(ours(folder, *start, "-m", "package.train"), plain(folder, "-m", "package.train"))
+def test_a_module_ends_as_under_python(ending: str, start_ddplaunch: tuple[str, ...], folder: Path) -> None:
+    write_program(folder, "package/train.py", ENDINGS[ending])
+    assert_same(ours(folder, *start_ddplaunch, "-m", "package.train"), plain(folder, "-m", "package.train"))
 
 
 @forked_and_exec
 @pytest.mark.parametrize("fault", BY_FAULT)
-def test_a_fault_is_told_as_by_faulthandler(fault: str, start: tuple[str, ...], folder: Path) -> None:
+def test_a_fault_is_told_as_by_faulthandler(fault: str, start_ddplaunch: tuple[str, ...], folder: Path) -> None:
     """Which is what differs from a plain program: faulthandler is enabled, and the last frame that it shows is ours."""
-    write(folder, "train.py", BY_FAULT[fault])
-    rank, program = ours(folder, *start, "train.py"), plain(folder, "-X", "faulthandler", "train.py")
+    write_program(folder, "train.py", BY_FAULT[fault])
+    rank, program = ours(folder, *start_ddplaunch, "train.py"), plain(folder, "-X", "faulthandler", "train.py")
     extra = re.compile(r'^  File ".*/ddplaunch/rank/.*\n|^Extension modules: .*\n|^\n', re.MULTILINE)
     assert program.stderr.startswith("Fatal Python error: ")
     assert comparable(extra.sub("", REPORT.sub("", rank.stderr))) == comparable(extra.sub("", program.stderr))
@@ -427,22 +427,22 @@ BY_LINES = "import sys; sys.stdout.reconfigure(line_buffering=True)\n"
 
 
 @forked_and_exec
-def test_a_full_disk_is_reported(start: tuple[str, ...], folder: Path) -> None:
-    write(folder, "train.py", BY_LINES + "print('lost')")
+def test_a_full_disk_is_reported(start_ddplaunch: tuple[str, ...], folder: Path) -> None:
+    write_program(folder, "train.py", BY_LINES + "print('lost')")
     with open("/dev/full", "w") as full:
-        assert_same(ours(folder, *start, "train.py", stdout=full), plain(folder, "train.py", stdout=full))
+        assert_same(ours(folder, *start_ddplaunch, "train.py", stdout=full), plain(folder, "train.py", stdout=full))
 
 
 @forked_and_exec
 @pytest.mark.parametrize(
     "text", ["print('lost')", "import sys; print('lost'); sys.exit(3)", "while True: print('more')"]
 )
-def test_output_that_nobody_reads(text: str, start: tuple[str, ...], folder: Path) -> None:
-    write(folder, "train.py", BY_LINES + text)
+def test_output_that_nobody_reads(text: str, start_ddplaunch: tuple[str, ...], folder: Path) -> None:
+    write_program(folder, "train.py", BY_LINES + text)
     read, pipe = os.pipe()
     os.close(read)
     try:
-        assert_same(ours(folder, *start, "train.py", stdout=pipe), plain(folder, "train.py", stdout=pipe))
+        assert_same(ours(folder, *start_ddplaunch, "train.py", stdout=pipe), plain(folder, "train.py", stdout=pipe))
     finally:
         os.close(pipe)
 
@@ -455,14 +455,14 @@ def test_output_that_nobody_reads(text: str, start: tuple[str, ...], folder: Pat
 )
 def test_ends_as_under_python_with_torch(ending: str, folder: Path) -> None:
     """The interpreter's own end in a fork, with all that torch has registered, and ours instead of it."""
-    write(folder, "train.py", "import torch, numpy\n" + textwrap.dedent(ENDINGS[ending]))
+    write_program(folder, "train.py", "import torch, numpy\n" + textwrap.dedent(ENDINGS[ending]))
     assert_same(ours(folder, "--start", "zygote", "train.py"), plain(folder, "train.py"))
 
 
 @forked_and_exec
-def test_tracebacks_of_a_function_begin_with_it(start: tuple[str, ...], folder: Path) -> None:
-    train = write(folder, "train.py", "def main():\n    raise ValueError('boom')\n")
-    done = ours(folder, *start, "train.py:main")
+def test_tracebacks_of_a_function_begin_with_it(start_ddplaunch: tuple[str, ...], folder: Path) -> None:
+    train = write_program(folder, "train.py", "def main():\n    raise ValueError('boom')\n")
+    done = ours(folder, *start_ddplaunch, "train.py:main")
     assert REPORT.sub("", done.stderr) == (
         f'Traceback (most recent call last):\n  File "{train}", line 2, in main\n'
         "    raise ValueError('boom')\nValueError: boom\n"
@@ -471,38 +471,40 @@ def test_tracebacks_of_a_function_begin_with_it(start: tuple[str, ...], folder: 
 
 
 @forked_and_exec
-def test_a_traceback_without_frames_of_the_program_keeps_the_others(start: tuple[str, ...], folder: Path) -> None:
-    write(folder, "train.py", "import os\nos.unlink(__file__)\nraise SystemExit(3)\n")
-    done = ours(folder, *start, "--max-restarts", "1", "train.py")
+def test_a_traceback_without_frames_of_the_program_keeps_the_others(
+    start_ddplaunch: tuple[str, ...], folder: Path
+) -> None:
+    write_program(folder, "train.py", "import os\nos.unlink(__file__)\nraise SystemExit(3)\n")
+    done = ours(folder, *start_ddplaunch, "--max-restarts", "1", "train.py")
     assert done.returncode == 1
     assert re.search(r'^  File ".*worker.py", line \d+, in _find_script$', done.stderr, re.MULTILINE), done.stderr
 
 
 @forked_and_exec
-def test_tracebacks_of_a_functions_module_begin_with_it(start: tuple[str, ...], folder: Path) -> None:
-    train = write(folder, "train.py", "import holder\nholder.missing\ndef main():\n    pass\n")
-    done = ours(folder, *start, "train.py:main")
+def test_tracebacks_of_a_functions_module_begin_with_it(start_ddplaunch: tuple[str, ...], folder: Path) -> None:
+    train = write_program(folder, "train.py", "import holder\nholder.missing\ndef main():\n    pass\n")
+    done = ours(folder, *start_ddplaunch, "train.py:main")
     assert done.stderr.startswith(f'Traceback (most recent call last):\n  File "{train}", line 2, in <module>\n')
 
 
 @forked_and_exec
-def test_a_name_that_turns_out_to_be_no_function(start: tuple[str, ...], folder: Path) -> None:
-    write(folder, "train.py", "main = print and 3\n")
-    done = ours(folder, *start, "train.py:main")
+def test_a_name_that_turns_out_to_be_no_function(start_ddplaunch: tuple[str, ...], folder: Path) -> None:
+    write_program(folder, "train.py", "main = print and 3\n")
+    done = ours(folder, *start_ddplaunch, "train.py:main")
     assert (done.returncode, done.stdout) == (2, "")
     assert "train.py:main is not a function: it is 3" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_a_program_ends_with_its_own_code(folder: Path) -> None:
-    program = write(folder, "program", "#!/bin/sh\necho said; exit 9\n")
+    program = write_program(folder, "program", "#!/bin/sh\necho said; exit 9\n")
     program.chmod(0o755)
     done = ours(folder, "--no-python", "./program")
     assert (done.stdout, done.returncode) == ("said\n", 9)
 
 
 def test_a_program_that_cannot_be_executed(folder: Path) -> None:
-    program = write(folder, "program", "#!/proc/no/interpreter\n")
+    program = write_program(folder, "program", "#!/proc/no/interpreter\n")
     program.chmod(0o755)
     done = ours(folder, "--no-python", "./program")
     assert done.returncode == 126
@@ -513,8 +515,8 @@ def test_a_program_that_cannot_be_executed(folder: Path) -> None:
 
 
 @forked_and_exec
-def test_a_failure_after_rank_0_has_ended_is_the_jobs(start: tuple[str, ...], folder: Path) -> None:
-    write(
+def test_a_failure_after_rank_0_has_ended_is_the_jobs(start_ddplaunch: tuple[str, ...], folder: Path) -> None:
+    write_program(
         folder,
         "train.py",
         """
@@ -528,14 +530,14 @@ def test_a_failure_after_rank_0_has_ended_is_the_jobs(start: tuple[str, ...], fo
             sys.exit(4)
         """,
     )
-    done = run(command("run", "--nproc", "2", *start, "train.py"), folder)
+    done = run(ddplaunch_command("run", "--nproc", "2", *start_ddplaunch, "train.py"), folder)
     assert (done.stdout, done.returncode) == ("[0] first, and no newline\n", 4)
     assert "rank 1 exited with code 4" in done.stderr
 
 
 @forked_and_exec
-def test_what_ranks_say_at_their_end_arrives(start: tuple[str, ...], folder: Path) -> None:
-    write(
+def test_what_ranks_say_at_their_end_arrives(start_ddplaunch: tuple[str, ...], folder: Path) -> None:
+    write_program(
         folder,
         "train.py",
         """
@@ -548,7 +550,7 @@ def test_what_ranks_say_at_their_end_arrives(start: tuple[str, ...], folder: Pat
         print("main")
         """,
     )
-    done = run(command("run", "--nproc", "3", *start, "train.py"), folder)
+    done = run(ddplaunch_command("run", "--nproc", "3", *start_ddplaunch, "train.py"), folder)
     assert done.returncode == 0
     for rank in range(3):
         said = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}]")]
@@ -556,9 +558,9 @@ def test_what_ranks_say_at_their_end_arrives(start: tuple[str, ...], folder: Pat
 
 
 @forked_and_exec
-def test_what_multiprocessing_leaves_for_a_moment_is_no_remark(start: tuple[str, ...], folder: Path) -> None:
+def test_what_multiprocessing_leaves_for_a_moment_is_no_remark(start_ddplaunch: tuple[str, ...], folder: Path) -> None:
     """A forkserver and a resource tracker notice for themselves that the program has gone."""
-    write(
+    write_program(
         folder,
         "train.py",
         """
@@ -571,6 +573,6 @@ def test_what_multiprocessing_leaves_for_a_moment_is_no_remark(start: tuple[str,
             process.join()
         """,
     )
-    write(folder, "late.py", "import atexit, time\natexit.register(time.sleep, 1)  # as on a busy machine\n")
-    done = ours(folder, *start, "train.py")
+    write_program(folder, "late.py", "import atexit, time\natexit.register(time.sleep, 1)  # as on a busy machine\n")
+    done = ours(folder, *start_ddplaunch, "train.py")
     assert (done.stdout, done.stderr, done.returncode) == ("child\n", "", 0)

@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import PROGRAMS, Launch, clean_environment, command, ran, write
-from tests.patience import patience
+from tests.conftest import PROGRAMS, Launch, clean_environment, ddplaunch_command, run_command, write_program
+from tests.patience import scaled_timeout
 from tests.starts import EXEC, FORKED
 
 pytestmark = pytest.mark.slow
@@ -62,7 +62,7 @@ class Scene:
         return _seen(folder / "plain")
 
     def ranks(self, folder: Path, start: str) -> list[Seen]:
-        self._run(command("run", "--nproc", str(self.nproc), *STARTS[start], *self._target()), folder, start)
+        self._run(ddplaunch_command("run", "--nproc", str(self.nproc), *STARTS[start], *self._target()), folder, start)
         return [_seen(folder / f"{start}{rank}") for rank in range(self.nproc)]
 
     def _target(self) -> Sequence[str]:
@@ -74,7 +74,7 @@ class Scene:
         options = {"stdin": subprocess.DEVNULL, "cwd": folder, **self.options}
         done = subprocess.run(
             words, env=clean_environment({**fixed, **self.env}), preexec_fn=self.prepare, start_new_session=True,
-            timeout=patience(100), **options,
+            timeout=scaled_timeout(100), **options,
         )  # fmt: skip
         assert done.returncode == 0
 
@@ -233,29 +233,29 @@ def test_surroundings_reach_the_program(scene: str, stage: Path) -> None:
 
 
 @forked_and_exec
-def test_a_coerced_locale(start: str, stage: Path) -> None:
+def test_a_coerced_locale(start_ddplaunch: str, stage: Path) -> None:
     """Where Python replaces the C locale it does so in the launcher already: only ``sys.flags.utf8_mode`` tells."""
     scene = Scene(PROBE, {"LANG": "C", "LC_ALL": "", "LC_CTYPE": ""})
-    plain, rank = scene.plain(stage), scene.ranks(stage, start)[-1]
+    plain, rank = scene.plain(stage), scene.ranks(stage, start_ddplaunch)[-1]
     assert plain["environ"]["LC_CTYPE"] == "C.UTF-8"
     assert_same(rank, plain, but=("interpreter",))
     assert_same(rank["interpreter"], plain["interpreter"], but=("flags",))
 
 
 @forked_and_exec
-def test_a_single_rank_has_the_launchers_input(start: str, tmp_path: Path) -> None:
-    words = command("run", "--nproc", "1", *STARTS[start], PROBE[0])
+def test_a_single_rank_has_the_launchers_input(start_ddplaunch: str, tmp_path: Path) -> None:
+    words = ddplaunch_command("run", "--nproc", "1", *STARTS[start_ddplaunch], PROBE[0])
     environment = clean_environment({"PROBE_OUT": str(tmp_path / "seen")})
-    subprocess.run(words, env=environment, input=b"two\nlines", timeout=patience(100), check=True)
+    subprocess.run(words, env=environment, input=b"two\nlines", timeout=scaled_timeout(100), check=True)
     assert _seen(tmp_path / "seen0")["stdin"] == "two\nlines"
 
 
 @forked_and_exec
-def test_a_single_rank_has_the_launchers_terminal(start: str, tmp_path: Path) -> None:
+def test_a_single_rank_has_the_launchers_terminal(start_ddplaunch: str, tmp_path: Path) -> None:
     seen = {}
     for name, words in (
         ("plain", [sys.executable, *PROBE]),
-        (start, command("run", "--nproc", "1", *STARTS[start], *PROBE)),
+        (start_ddplaunch, ddplaunch_command("run", "--nproc", "1", *STARTS[start_ddplaunch], *PROBE)),
     ):
         master, slave = pty.openpty()
         os.write(master, b"typed\n\x04")
@@ -266,15 +266,15 @@ def test_a_single_rank_has_the_launchers_terminal(start: str, tmp_path: Path) ->
         seen[name] = _seen(tmp_path / (name if name == "plain" else name + "0"))
     assert seen["plain"]["streams"]["stdout"]["line_buffering"]
     assert seen["plain"]["stdin"] == "typed\n"
-    assert_same(seen[start], seen["plain"])
+    assert_same(seen[start_ddplaunch], seen["plain"])
 
 
 @forked_and_exec
-def test_several_ranks_are_read_by_a_person(start: str, tmp_path: Path) -> None:
+def test_several_ranks_are_read_by_a_person(start_ddplaunch: str, tmp_path: Path) -> None:
     """They have pipes, no terminal; their lines come at once, as on one."""
     master, slave = pty.openpty()
     options = {"stdin": slave, "stdout": slave, "stderr": slave}
-    ranks = Scene(PROBE, options=options).ranks(tmp_path, start)
+    ranks = Scene(PROBE, options=options).ranks(tmp_path, start_ddplaunch)
     os.close(slave)
     os.close(master)
     for rank in ranks:
@@ -285,9 +285,9 @@ def test_several_ranks_are_read_by_a_person(start: str, tmp_path: Path) -> None:
 
 
 @forked_and_exec
-def test_a_function_has_the_same_process(start: str, stage: Path) -> None:
+def test_a_function_has_the_same_process(start_ddplaunch: str, stage: Path) -> None:
     """There is no plain way to start it; all but its module is as for the script."""
-    (rank,) = Scene(("nested/probe.py:main", "x"), nproc=1).ranks(stage, start)
+    (rank,) = Scene(("nested/probe.py:main", "x"), nproc=1).ranks(stage, start_ddplaunch)
     plain = Scene(("nested/probe.py", "x")).plain(stage)
     assert_same(rank, plain, but=("main", "argv", "orig_argv"))
     assert rank["argv"] == [str(stage / "nested" / "probe.py"), "x"]
@@ -296,7 +296,7 @@ def test_a_function_has_the_same_process(start: str, stage: Path) -> None:
 
 
 def test_a_program_has_what_it_would_have_without_us(tmp_path: Path) -> None:
-    shows = write(
+    shows = write_program(
         tmp_path, "shows", "#!/bin/sh\ngrep -E 'Sig(Blk|Ign|Cgt)' /proc/self/status; echo \"$0|$#|$2\"; umask\n"
     )
     shows.chmod(0o755)
@@ -304,11 +304,13 @@ def test_a_program_has_what_it_would_have_without_us(tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "cwd": tmp_path,
         "capture_output": True,
-        "timeout": patience(60),
+        "timeout": scaled_timeout(60),
         "env": clean_environment(),
     }
     plain = subprocess.run(words, **options)
-    run = command("run", "--no-python", "--nproc", "1", "--preempt-signal", "none", words[0], "--", *words[1:])
+    run = ddplaunch_command(
+        "run", "--no-python", "--nproc", "1", "--preempt-signal", "none", words[0], "--", *words[1:]
+    )
     ours = subprocess.run(run, **options)
     assert _without_libc_signals(ours.stdout) == _without_libc_signals(plain.stdout)
     assert ours.returncode == 0
@@ -353,7 +355,7 @@ SHADOWED_SCRIPT = """
 def installed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """The launcher as its console script runs it: ``python -m`` would have it import the user's files itself."""
     script = "import sys; del sys.path[0]; from ddplaunch.cli import main; main()"
-    return ran([sys.executable, "-c", script, *words], folder, timeout=100)
+    return run_command([sys.executable, "-c", script, *words], folder, timeout=100)
 
 
 @pytest.mark.parametrize(
@@ -361,31 +363,31 @@ def installed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     [("zygote", SHADOWS, "fresh"), ("forked", HARMLESS, "forked"), ("exec", SHADOWS, "fresh")],
 )
 def test_files_beside_the_script_are_what_it_imports(
-    start: str, names: tuple[str, ...], how: str, tmp_path: Path
+    start_ddplaunch: str, names: tuple[str, ...], how: str, tmp_path: Path
 ) -> None:
     for name in names:
-        write(tmp_path, f"{name}.py", f"MINE = {name!r}\n")
-    write(tmp_path, "train.py", SHADOWED_SCRIPT)
-    done = installed(tmp_path, "run", "--nproc", "1", *STARTS[start], "train.py", "--", *names)
+        write_program(tmp_path, f"{name}.py", f"MINE = {name!r}\n")
+    write_program(tmp_path, "train.py", SHADOWED_SCRIPT)
+    done = installed(tmp_path, "run", "--nproc", "1", *STARTS[start_ddplaunch], "train.py", "--", *names)
     assert done.stdout == f"{how} all mine\n"
     assert done.returncode == 1
     assert "failed with ValueError: shown without any of them" in done.stderr
-    assert ("has the name of a module that" in done.stderr) == (start == "zygote")
+    assert ("has the name of a module that" in done.stderr) == (start_ddplaunch == "zygote")
 
 
 @forked_and_exec
-def test_a_function_may_have_such_files_beside_it(start: str, tmp_path: Path) -> None:
+def test_a_function_may_have_such_files_beside_it(start_ddplaunch: str, tmp_path: Path) -> None:
     names = (
         "click",
         "plan",
         "errors",
         "arguments",
         "ddplaunch",
-        *(("inspect", "dataclasses", "typing") * (start == "exec")),
+        *(("inspect", "dataclasses", "typing") * (start_ddplaunch == "exec")),
     )
     for name in names:
-        write(tmp_path, f"{name}.py", f"MINE = {name!r}\n")
-    write(
+        write_program(tmp_path, f"{name}.py", f"MINE = {name!r}\n")
+    write_program(
         tmp_path,
         "train.py",
         """
@@ -400,14 +402,14 @@ def test_a_function_may_have_such_files_beside_it(start: str, tmp_path: Path) ->
         """,
     )
     words = ("--", "--rate", "0.5", "--names", ",".join(names))
-    done = installed(tmp_path, "run", "--nproc", "1", *STARTS[start], "train.py:main", *words)
+    done = installed(tmp_path, "run", "--nproc", "1", *STARTS[start_ddplaunch], "train.py:main", *words)
     assert (done.stdout, done.returncode) == ("1.0 0 []\n", 0), done.stderr
 
 
 @forked_and_exec
 @pytest.mark.parametrize("name", ["time", "json", "two.dots", "dash-ed"])
-def test_a_function_may_be_in_a_file_of_any_name(name: str, start: str, tmp_path: Path) -> None:
-    write(
+def test_a_function_may_be_in_a_file_of_any_name(name: str, start_ddplaunch: str, tmp_path: Path) -> None:
+    write_program(
         tmp_path,
         f"{name}.py",
         """
@@ -422,7 +424,7 @@ def test_a_function_may_be_in_a_file_of_any_name(name: str, start: str, tmp_path
             print(__name__, Config(), hasattr(time, "sleep"))
         """,
     )
-    done = installed(tmp_path, "run", "--nproc", "1", *STARTS[start], f"{name}.py:main")
+    done = installed(tmp_path, "run", "--nproc", "1", *STARTS[start_ddplaunch], f"{name}.py:main")
     assert (done.stdout, done.returncode) == (f"{name} Config(rate=0.5) True\n", 0), done.stderr
 
 
@@ -459,10 +461,10 @@ RESULTS = {
 
 
 @pytest.mark.parametrize("start", ["zygote", pytest.param("exec", marks=pytest.mark.ci)])
-def test_torch_in_two_ranks(start: str, tmp_path: Path) -> None:
+def test_torch_in_two_ranks(start_ddplaunch: str, tmp_path: Path) -> None:
     """Threads, loaders and collectives work after a fork, and chance differs from rank to rank."""
     scene = Scene((str(PROGRAMS / "torch_features.py"),), {"OMP_NUM_THREADS": "2"})
-    one, two = scene.ranks(tmp_path, start)
+    one, two = scene.ranks(tmp_path, start_ddplaunch)
     for rank in (one, two):
         assert {name: rank[name] for name in RESULTS} == RESULTS
     for generator in ("random", "numpy", "numpy generator", "torch"):
@@ -471,10 +473,10 @@ def test_torch_in_two_ranks(start: str, tmp_path: Path) -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("start", ["zygote", "exec"])
-def test_torch_compile(start: str, tmp_path: Path, launch: Launch) -> None:
+def test_torch_compile(start_ddplaunch: str, tmp_path: Path, run_ddplaunch: Launch) -> None:
     if not any(Path(folder, "g++").exists() for folder in os.get_exec_path()):
         pytest.skip("torch.compile for CPUs needs g++, and there is none on PATH")
-    write(
+    write_program(
         tmp_path,
         "train.py",
         """
@@ -487,8 +489,8 @@ def test_torch_compile(start: str, tmp_path: Path, launch: Launch) -> None:
         print(float(wave(torch.arange(64.0)).sum()))
         """,
     )
-    done = launch(
-        "run", "--nproc", "1", *STARTS[start], "train.py", env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")},
+    done = run_ddplaunch(
+        "run", "--nproc", "1", *STARTS[start_ddplaunch], "train.py", env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")},
         timeout=110,
     )  # fmt: skip
     assert (done.stdout, done.returncode) == ("64.0\n", 0), done.stderr
@@ -509,7 +511,7 @@ DIFFERS = {  # a plain program, a fork, a rank that is started by itself
 
 
 def test_what_differs_is_documented(tmp_path: Path) -> None:
-    write(
+    write_program(
         tmp_path,
         "differs.py",
         """
@@ -546,8 +548,8 @@ def test_what_differs_is_documented(tmp_path: Path) -> None:
 
 
 @forked_and_exec
-def test_a_fork_ends_only_what_is_the_programs_own(start: str, tmp_path: Path, launch: Launch) -> None:
-    write(
+def test_a_fork_ends_only_what_is_the_programs_own(start_ddplaunch: str, tmp_path: Path, run_ddplaunch: Launch) -> None:
+    write_program(
         tmp_path,
         "train.py",
         """
@@ -563,6 +565,6 @@ def test_a_fork_ends_only_what_is_the_programs_own(start: str, tmp_path: Path, l
         libc.__cxa_atexit(libc.puts, ctypes.c_void_p(libc.strdup(b"an exit handler in C")), None)
         """,
     )
-    done = launch("run", "--nproc", "1", *STARTS[start], "train.py")
-    assert done.stdout == ("" if start == "forked" else "deleted\nan exit handler in C\n")
+    done = run_ddplaunch("run", "--nproc", "1", *STARTS[start_ddplaunch], "train.py")
+    assert done.stdout == ("" if start_ddplaunch == "forked" else "deleted\nan exit handler in C\n")
     assert done.returncode == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import write
+from tests.conftest import write_program
 
 pytestmark = pytest.mark.slow
 
@@ -49,13 +49,13 @@ PROGRAM = """
 """
 
 
-def test_shared_folders_live_as_long_as_the_job(launch, tmp_path):
+def test_shared_folders_live_as_long_as_the_job(run_ddplaunch, tmp_path):
     """And go with it; what flushes or closes a process's own things runs in each rank, as ever."""
-    write(tmp_path, "shared.py", SHARED)
-    script = write(tmp_path, "train.py", PROGRAM)
+    write_program(tmp_path, "shared.py", SHARED)
+    script = write_program(tmp_path, "train.py", PROGRAM)
     (tmp_path / "tmp").mkdir()
     environment = {"TMPDIR": str(tmp_path / "tmp")}
-    done = launch("run", "--preload", "shared", "--nproc", "2", script, env=environment)
+    done = run_ddplaunch("run", "--preload", "shared", "--nproc", "2", script, env=environment)
     assert done.returncode == 0, done.stderr
     assert "[0] all there: True\n" in done.stdout
     assert "[0] its own doing: False\n" in done.stdout
@@ -66,13 +66,15 @@ def test_shared_folders_live_as_long_as_the_job(launch, tmp_path):
     assert not list((tmp_path / "tmp").iterdir())
 
 
-def test_what_cannot_be_forked_leaves_nothing_either(launch, tmp_path):
+def test_what_cannot_be_forked_leaves_nothing_either(run_ddplaunch, tmp_path):
     """The zygote starts over then, as another program; its imports are undone before."""
-    write(tmp_path, "shared.py", SHARED)
-    write(tmp_path, "threaded.py", "import shared, threading; threading.Thread(target=input, daemon=True).start()")
-    script = write(tmp_path, "train.py", "")
+    write_program(tmp_path, "shared.py", SHARED)
+    write_program(
+        tmp_path, "threaded.py", "import shared, threading; threading.Thread(target=input, daemon=True).start()"
+    )
+    script = write_program(tmp_path, "train.py", "")
     (tmp_path / "tmp").mkdir()
-    done = launch("run", "--preload", "threaded", "--nproc", "2", script, env={"TMPDIR": str(tmp_path / "tmp")})
+    done = run_ddplaunch("run", "--preload", "threaded", "--nproc", "2", script, env={"TMPDIR": str(tmp_path / "tmp")})
     assert done.returncode == 0, done.stderr
     assert not list((tmp_path / "tmp").iterdir())
 
@@ -86,18 +88,18 @@ ARROW = """
 
 
 @pytest.mark.parametrize("theirs", [None, "background_thread:true"])
-def test_libraries_start_no_threads_where_they_can_be_asked_not_to(launch, tmp_path, theirs):
+def test_libraries_start_no_threads_where_they_can_be_asked_not_to(run_ddplaunch, tmp_path, theirs):
     """And ranks do not see how they were asked."""
-    write(tmp_path, "arrow.py", ARROW)
-    script = write(tmp_path, "train.py", "import os; print(os.environ.get('JE_ARROW_MALLOC_CONF'))")
+    write_program(tmp_path, "arrow.py", ARROW)
+    script = write_program(tmp_path, "train.py", "import os; print(os.environ.get('JE_ARROW_MALLOC_CONF'))")
     environment = {} if theirs is None else {"JE_ARROW_MALLOC_CONF": theirs}
-    done = launch("run", "--preload", "arrow", "--nproc", "2", script, env=environment)
+    done = run_ddplaunch("run", "--preload", "arrow", "--nproc", "2", script, env=environment)
     assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == [f"[0] {theirs}", f"[1] {theirs}"]
     assert ("instead of being forked: 2 threads" in done.stderr) == (theirs is not None)
 
 
-def test_a_slow_removal_does_not_end_the_job(launch, tmp_path):
+def test_a_slow_removal_does_not_end_the_job(run_ddplaunch, tmp_path):
     """Of a preload after which ranks cannot be forked: they start one by one."""
     slow = """
         import atexit, threading, time
@@ -106,8 +108,8 @@ def test_a_slow_removal_does_not_end_the_job(launch, tmp_path):
         atexit.register(drop)
         threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
     """
-    write(tmp_path, "slow.py", slow)
-    write(tmp_path, "train.py", "print('trained')")
-    done = launch("run", "--preload", "slow", "--nproc", "2", "train.py")
+    write_program(tmp_path, "slow.py", slow)
+    write_program(tmp_path, "train.py", "print('trained')")
+    done = run_ddplaunch("run", "--preload", "slow", "--nproc", "2", "train.py")
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] trained", "[1] trained"]), done.stderr
     assert "ranks start one by one instead of being forked" in done.stderr

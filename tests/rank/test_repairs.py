@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import ddplaunch
-from tests.conftest import ran
+from tests.conftest import run_command
 
 REPAIRS = Path(ddplaunch.__file__).parent / "rank" / "repairs.py"
 
@@ -57,5 +57,5 @@ CASES = {
 def test_a_library_keeps_the_value_of_its_rank(name):
     made, shown, expected = CASES[name]
     program = f"{FAKES}\n{made}\nexec(open({str(REPAIRS)!r}).read())\napply()\nprint({shown})"
-    ended = ran([sys.executable, "-c", program], env={"RANK": "11", "LOCAL_RANK": "3"})
+    ended = run_command([sys.executable, "-c", program], env={"RANK": "11", "LOCAL_RANK": "3"})
     assert (ended.stdout.strip(), ended.stderr) == (expected, "")

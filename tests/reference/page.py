@@ -15,8 +15,8 @@ from ddplaunch.cli.commands import cli
 from ddplaunch.cli.options import SECTIONS
 from ddplaunch.clusters import SYSTEMS
 from ddplaunch.clusters.systems.hosts import HOSTFILES
-from ddplaunch.clusters.systems.nodes import NUMBERED
-from ddplaunch.commands.submit.slurm import OVERRIDES
+from ddplaunch.clusters.systems.nodes import NODE_VARIABLE_SYSTEMS
+from ddplaunch.commands.submit.slurm import OVERRIDE_VARIABLES
 from tests.reference import records, variables
 
 PACKAGE = Path(ddplaunch.__file__).parent
@@ -76,7 +76,7 @@ def _commands() -> Iterator[str]:
             yield from _sections(name, SECTIONS, options)
         elif isinstance(command, BatchCommand):
             yield f"`ddplaunch {name} [OPTIONS] TARGET [ARGS]`: {OF_SCHEDULERS[name]}.\n"
-            sections = {heading: command.sections[heading] for heading in command.own}
+            sections = {heading: command.sections[heading] for heading in command.own_options}
             own = {key: options[key] for names in sections.values() for key in _shown(names, options)}
             as_for = []
             for other in ("run", *before):
@@ -106,10 +106,10 @@ def _alike(options: Mapping[str, click.Option], others: Mapping[str, click.Optio
 
 
 def _refused(command: BatchCommand, before: Mapping[str, BatchCommand]) -> str:
-    hints = list(command.refused.values())
+    hints = list(command.refused_options.values())
     rows: list[tuple[str, str]] = []
-    for option, hint in sorted(command.refused.items(), key=lambda each: hints.index(each[1])):
-        same = next((other for other, its in before.items() if its.refused.get(option) == hint), None)
+    for option, hint in sorted(command.refused_options.items(), key=lambda each: hints.index(each[1])):
+        same = next((other for other, its in before.items() if its.refused_options.get(option) == hint), None)
         rows.append((f"`{option}`", f"as for `ddplaunch {same}`" if same else _code(hint)))
     return table(("option", "instead"), together(sorted(rows, key=lambda row: row[1].startswith("as for "))))
 
@@ -171,7 +171,7 @@ def _variables() -> Iterator[str]:
     yield _of(variables.SOMETIMES)
     yield "### What ddplaunch reads\n"
     yield _of(variables.READ)
-    names = ", ".join(f"`{name}`" for _, name in sorted(OVERRIDES.items()))
+    names = ", ".join(f"`{name}`" for _, name in sorted(OVERRIDE_VARIABLES.items()))
     yield (
         "torchrun's `PET_*` are read as [its options](torchrun.md). `ddplaunch submit` hides from `sbatch` what would "
         f"overrule its script: {names}, and what is left of an outer job (`SLURM_*`, `SRUN_*`).\n"
@@ -188,7 +188,8 @@ def _of(texts: Mapping[str, str]) -> str:
 def clusters() -> Iterator[tuple[str, list[str]]]:
     """Each system with the variables that its function in ``clusters/`` names, or its row; in the end those of none."""
     listed = {
-        row.cluster: sorted({each for each in map(str, vars(row).values()) if NAME.fullmatch(each)}) for row in NUMBERED
+        row.cluster: sorted({each for each in map(str, vars(row).values()) if NAME.fullmatch(each)})
+        for row in NODE_VARIABLE_SYSTEMS
     }
     listed |= {name: sorted(names) for name, names in HOSTFILES.items()}
     for path in sorted((PACKAGE / "clusters").rglob("*.py")):

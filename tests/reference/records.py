@@ -9,30 +9,30 @@ from typing import Any
 
 import ddplaunch
 from ddplaunch.commands.devices import devices_json
-from ddplaunch.commands.runs.ps import SeenJob, ended_json, running_json
-from ddplaunch.console.stacks import to_json as stacks_json
-from ddplaunch.control.failure import Failure, Verdict
-from ddplaunch.devices.vendor import Visible, VisibleGpu
+from ddplaunch.commands.runs.ps import SeenJob, ended_to_json, running_to_json
+from ddplaunch.console.stacks import stacks_to_json as stacks_json
+from ddplaunch.control.failure import FailureReport, RankFailure
+from ddplaunch.devices.vendor import VisibleGpu, VisibleGpus
 from ddplaunch.diagnosis.inspection import (
+    ActiveCall,
     Collective,
-    Condition,
     Frame,
     Group,
     GroupState,
-    Inside,
     Inspection,
+    ProcessCondition,
     RankInspection,
     Thread,
     Worker,
 )
-from ddplaunch.job.record import Attempt, RankRecord, RunRecord, to_json
+from ddplaunch.job.record import AttemptRecord, RankRecord, RunRecord, record_to_json
 from ddplaunch.job.runs import RunningJob
-from ddplaunch.output.events import RECORDS
+from ddplaunch.output.events import EVENT_TYPES
 from ddplaunch.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance, NumaNode
-from ddplaunch.plan.layout import Slot
-from ddplaunch.plan.make import JobSpec, Machine, make
+from ddplaunch.plan.layout import DeviceSlot
+from ddplaunch.plan.make import MachineInfo, PlanSpec, make_plan
 from ddplaunch.plan.plan import Plan
-from ddplaunch.preload.choice import Choice
+from ddplaunch.preload.choice import PreloadPlan
 from ddplaunch.target.target import Target, TargetKind
 
 PLAN = {
@@ -383,15 +383,15 @@ TOP = {
 
 
 def _plan() -> dict[str, Any]:
-    machine = Machine(host="n0", allowed_cpus=(0,), physical_cpus=1, slots=(Slot("cpu"),), slots_source="")
+    machine = MachineInfo(host="n0", allowed_cpus=(0,), physical_cpus=1, slots=(DeviceSlot("cpu"),), slots_source="")
     target = Target(TargetKind.SCRIPT, "train.py", (), path="train.py")
-    plan: Plan = make(JobSpec(nproc="1"), target, machine, {}, "id")
+    plan: Plan = make_plan(PlanSpec(nproc="1"), target, machine, {}, "id")
     return plan.to_json()
 
 
 def plan_fields() -> list[str]:
     """The fields of a plan as JSON, lists as ``name[]``."""
-    proven = Choice(True, ("torch",), fallback=("torch",), excluded=(("", ""),))
+    proven = PreloadPlan(True, ("torch",), fallback=("torch",), excluded=(("", ""),))
     return list(_paths({**_plan(), "preload": proven.to_json()}, ""))
 
 
@@ -400,20 +400,20 @@ def devices_fields() -> list[str]:
     user = GpuProcess(pid=1, name=None, user=None, memory=None)
     gpu = Gpu("nvidia", 0, "", mig=(MigInstance("", "", None),), processes=(user,))
     cpu = Cpu(None, logical=1, physical=1, allowed=(0,), numa=(NumaNode(0, (0,)),))
-    visible = Visible((VisibleGpu(gpu, None, "0"),), "", devices=("cuda:0",))
+    visible = VisibleGpus((VisibleGpu(gpu, None, "0"),), "", devices=("cuda:0",))
     return list(_paths(devices_json(Hardware(cpu, (gpu,)), visible), ""))
 
 
 def runs_fields() -> list[str]:
     """Those of ``ddplaunch ps --json``, alike for jobs that run and that have ended."""
-    running = running_json(SeenJob("", RunningJob("", "", 1), None, None))
-    assert running.keys() == ended_json(_record()).keys()
+    running = running_to_json(SeenJob("", RunningJob("", "", 1), None, None))
+    assert running.keys() == ended_to_json(_record()).keys()
     return list(running)
 
 
 def record_fields() -> list[str]:
     """Those of ``ddplaunch report --json``."""
-    return list(_paths(json.loads(to_json(_record(), [], _record().spent)), ""))
+    return list(_paths(json.loads(record_to_json(_record(), [], _record().spent)), ""))
 
 
 def inspection_fields() -> list[str]:
@@ -432,15 +432,15 @@ def _inspection() -> Inspection:
     frames = (Frame("load", "train.py", 1, True),)
     collective = Collective("0", 1, "all_reduce", "", 1.0, 0.0, False, True)
     waiting = RankInspection(
-        0, "", 1, Condition.ALIVE, threads=(Thread(frames),), answers=True, groups=(GroupState("0", 1, 0),),
+        0, "", 1, ProcessCondition.ALIVE, threads=(Thread(frames),), answers=True, groups=(GroupState("0", 1, 0),),
         last=(collective,), known=(Group("0", "default_pg", (0, 1)),),
-        inside=Inside("all_reduce", "all_reduce", None), workers=(Worker(3, frames),),
+        inside=ActiveCall("all_reduce", "all_reduce", None), workers=(Worker(3, frames),),
     )  # fmt: skip
-    return Inspection(1.0, (waiting, RankInspection(1, "", 2, Condition.ALIVE, answers=True)), 2)
+    return Inspection(1.0, (waiting, RankInspection(1, "", 2, ProcessCondition.ALIVE, answers=True)), 2)
 
 
 def _record() -> RunRecord:
-    attempt = Attempt(0, 0.0, ranks=(RankRecord(0, ""),))
+    attempt = AttemptRecord(0, 0.0, ranks=(RankRecord(0, ""),))
     return RunRecord("", "", "", (), "", "", 1, 0.0, attempts=(attempt,))
 
 
@@ -463,14 +463,14 @@ def _paths(value: Any, path: str) -> Iterator[str]:
 def events() -> dict[str, list[str]]:
     """Each event that events.jsonl has, with its own fields."""
     kept_alone = ("inspected", "left_out")  # in the history
-    return {name: list(kind.__match_args__) for name, kind in RECORDS.items() if name not in kept_alone}
+    return {name: list(kind.__match_args__) for name, kind in EVENT_TYPES.items() if name not in kept_alone}
 
 
 def failure_fields() -> tuple[list[str], list[str]]:
     """The fields of a verdict, and of a failure in it, as failure.json has them."""
-    blank: dict[str, Any] = {field.name: None for field in fields(Failure)} | {"exit_code": 1}
-    first = Failure(**blank)
-    verdict = Verdict(first, (), (), 0, 1).to_json()
+    blank: dict[str, Any] = {field.name: None for field in fields(RankFailure)} | {"exit_code": 1}
+    first = RankFailure(**blank)
+    verdict = FailureReport(first, (), (), 0, 1).to_json()
     return list(verdict), list(verdict["first"])
 
 

@@ -5,7 +5,7 @@ import re
 import click
 
 from ddplaunch.cli.commands import cli
-from ddplaunch.commands.submit.slurm import OVERRIDES
+from ddplaunch.commands.submit.slurm import OVERRIDE_VARIABLES
 from tests.reference import records, variables
 from tests.reference.page import NAME, PACKAGE, PAGE, all_caps, clusters, page
 
@@ -25,7 +25,9 @@ def test_every_other_variable_in_the_source_is_listed():
     listed = {name for _, names in clusters() for name in names}
     for described in (variables.OF_DDPLAUNCH, variables.OF_RANKS, variables.SOMETIMES, variables.READ):
         listed |= described.keys()
-    found = {name for path in SOURCES for name in all_caps(path)} - set(OVERRIDES.values())  # only hidden from sbatch
+    found = {name for path in SOURCES for name in all_caps(path)} - set(
+        OVERRIDE_VARIABLES.values()
+    )  # only hidden from sbatch
     assert found - listed - variables.NO_VARIABLES == set()
     assert {name for name in listed if NAME.fullmatch(name)} - found == set()
 

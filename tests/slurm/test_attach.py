@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.conftest import clean_environment, command, write
+from tests.conftest import clean_environment, ddplaunch_command, write_program
 from tests.gridengine.cluster import GridEngine
 from tests.hosts.host import Host
-from tests.patience import patience
+from tests.patience import scaled_timeout
 from tests.slurm.cluster import Slurm
 from tests.starts import LIGHT
 
@@ -59,11 +59,11 @@ class Login:
         return {**clean_environment(), **self.cluster.environment, **state}
 
     def start(self, *words: str | Path) -> subprocess.Popen[str]:
-        return self.cluster.login.type(command(*words), self.cluster.folder, self.environment)
+        return self.cluster.login.type(ddplaunch_command(*words), self.cluster.folder, self.environment)
 
     def type(self, *words: str | Path) -> Done:
         process = self.start(*words)
-        out, err = process.communicate(timeout=patience(100))
+        out, err = process.communicate(timeout=scaled_timeout(100))
         return Done(process.returncode, out, err)
 
     def submit(self, *words: str | Path) -> int:
@@ -75,7 +75,7 @@ class Login:
 @pytest.fixture
 def login(slurm: Callable[..., Slurm], tmp_path: Path) -> Callable[..., Login]:
     def make(nodes: int = 2, *, shared_home: bool = True, **options: Any) -> Login:
-        write(tmp_path, "waits.py", WAITS)
+        write_program(tmp_path, "waits.py", WAITS)
         return Login(slurm(nodes, **options), tmp_path / "state" if shared_home else Path(OWN))
 
     return make
@@ -113,7 +113,7 @@ def test_a_job_is_seen_from_the_login_host(login, tmp_path):
     assert ": no rank runs\n" in waiting.err
 
     assert at.type("logs", number, "--rank", "3") == Done(0, "ready 3\n", "")
-    assert at.type("logs", number).out == cluster.output(job)
+    assert at.type("logs", number).out == cluster.log_name(job)
     following = at.start("logs", number, "--rank", "2", "--follow")
     assert following.stdout is not None
     assert following.stdout.readline() == "ready 2\n"
@@ -122,17 +122,17 @@ def test_a_job_is_seen_from_the_login_host(login, tmp_path):
     attached = at.start("attach", number)
     assert attached.stdout is not None
     while "ready" not in (line := attached.stdout.readline()):
-        assert line, attached.communicate(timeout=patience(60))
-    write(tmp_path, "go", "")
-    out, err = attached.communicate(timeout=patience(100))
+        assert line, attached.communicate(timeout=scaled_timeout(60))
+    write_program(tmp_path, "go", "")
+    out, err = attached.communicate(timeout=scaled_timeout(100))
     assert attached.returncode == 3, err
     assert "ddplaunch: rank 1 exited with code 3" in out
     assert err.splitlines()[-1] == f"ddplaunch: job {job} failed (exit code 3)"
-    following.communicate(timeout=patience(60))  # it ends with the job
+    following.communicate(timeout=scaled_timeout(60))  # it ends with the job
 
     again = at.type("attach", number)
     assert (again.code, again.err) == (3, f"ddplaunch: job {job} failed (exit code 3)\n")
-    assert again.out == cluster.output(job)
+    assert again.out == cluster.log_name(job)
     assert re.search(rf"^{job} .* failed \(exit code 3\)$", at.type("ps").out, re.MULTILINE)
     assert "rank 1 exited with code 3" in at.type("report", number).out
 
@@ -146,9 +146,9 @@ def test_a_job_is_seen_from_the_login_host(login, tmp_path):
 
 def debugged(at: Login, host: Host, job: str, rank: int) -> str:
     """Type at a rank's debugger, on any host; the name of the one where the rank is."""
-    lines = write(at.cluster.folder, "lines", "p 'rank', rank, os.uname().nodename\n")
+    lines = write_program(at.cluster.folder, "lines", "p 'rank', rank, os.uname().nodename\n")
     with lines.open() as typed:
-        words = command("debug", job, "--rank", str(rank))
+        words = ddplaunch_command("debug", job, "--rank", str(rank))
         told = host.run(*words, cwd=at.cluster.folder, env=at.environment, stdin=typed)
     assert f"(rank {rank}) p 'rank', rank" in told
     return told.rpartition(f"('rank', '{rank}', '")[2].partition("'")[0]
@@ -158,7 +158,7 @@ def test_a_job_on_nodes_with_homes_of_their_own(login, tmp_path):
     """What it was is on its nodes, and asked there, as its ranks are debugged; ``--now`` kills it without its grace."""
     at = login(shared_home=False, settings={"KillWait": "300"})
     cluster = at.cluster
-    write(tmp_path, "deaf.py", f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{dedent(WAITS)}")
+    write_program(tmp_path, "deaf.py", f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{dedent(WAITS)}")
     job = at.submit(*("--nodes", "2", "--exclusive", "--grace", "300", "--debug"), *LIGHT, "--nproc", "2", "deaf.py")
     number = str(job)
     cluster.wait_for(job, "ready", 4)
@@ -179,7 +179,7 @@ def test_a_job_on_nodes_with_homes_of_their_own(login, tmp_path):
     told = at.type("report", number)
     assert told.code == 1
     assert f"{last}; its record is not kept on this machine" in told.err
-    assert at.type("logs", number).out == cluster.output(job)
+    assert at.type("logs", number).out == cluster.log_name(job)
     assert not [pid for host in cluster.network.hosts for pid in host.find("deaf.py")]
 
     alone = at.submit("--nodes", "1", "--cpus-per-task", "2", *LIGHT, "--nproc", "2", "waits.py")
@@ -194,7 +194,7 @@ def test_an_array_in_a_folder_with_a_percent_sign(login, tmp_path):
     at = login()
     cluster = at.cluster
     cluster.folder = tmp_path / "50%j"
-    write(cluster.folder, "waits.py", WAITS)
+    write_program(cluster.folder, "waits.py", WAITS)
     array = str(at.submit("--array", "0-1", "--cpus-per-task", "2", *LIGHT, "--nproc", "2", "waits.py"))
     log = cluster.folder / f"slurm-{array}_1.out"
     cluster.wait_until(lambda: log.exists() and log.read_text().count("ready") == 2, "the ranks")
@@ -203,7 +203,7 @@ def test_an_array_in_a_folder_with_a_percent_sign(login, tmp_path):
     assert states == ["waits: Dependency", "2 running"]
     assert at.type("logs", f"{array}_1").out == log.read_text()
     assert "waits.py" in at.type("stacks", f"{array}_1").out
-    write(cluster.folder, "go", "")
+    write_program(cluster.folder, "go", "")
     ended = at.type("attach", f"{array}_1")
     assert ended.code == 3, ended.err
     assert ended.out == log.read_text()
@@ -229,7 +229,7 @@ def test_an_array_in_a_folder_with_a_percent_sign(login, tmp_path):
 def test_a_job_of_a_script_of_ones_own_is_found(login):
     """It was not submitted by ddplaunch; its number is enough on the login host."""
     at = login()
-    run = " ".join(map(str, command("run", *LIGHT, "--nproc", "2", "waits.py")))
+    run = " ".join(map(str, ddplaunch_command("run", *LIGHT, "--nproc", "2", "waits.py")))
     script = at.cluster.folder / "own.sh"
     script.write_text(f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1\nsrun {run}\n")
     job = at.cluster.sbatch(script=script, **at.environment)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import alive, wait_until
+from tests.conftest import is_alive, wait_until
 from tests.slurm.capture import GPUS, NODES, SAMPLES, capture
 from tests.slurm.cluster import COMMANDS, Slurm, unsupported
 from tests.slurm.configuration import FOLDER
@@ -48,7 +48,7 @@ def test_a_batch_job_and_its_exit_code(standing_slurm: Slurm, tmp_path: Path) ->
     job = cluster.sbatch("--job-name", "greet", "-w", "n1", script=script, GREETING="hello")
     killed = cluster.sbatch(script="kill -9 $$")
     assert cluster.wait(job) == "FAILED"
-    assert (cluster.exit_code(job), cluster.output(job)) == ((3, 0), f"hello from n1 in {tmp_path}\n")
+    assert (cluster.exit_code(job), cluster.log_name(job)) == ((3, 0), f"hello from n1 in {tmp_path}\n")
     assert (cluster.wait(killed), cluster.exit_code(killed)) == ("FAILED", (0, 9))
 
 
@@ -79,7 +79,7 @@ def test_nothing_is_left_after_close(slurm: Make) -> None:
     pids = [pid for host in here.network.hosts for pid in host.processes()]
     assert len(pids) >= 3 + 3 + 2
     here.close()
-    assert [pid for pid in pids if alive(pid)] == []
+    assert [pid for pid in pids if is_alive(pid)] == []
     assert not Path(FOLDER).exists()
     assert there.wait(stays, "RUNNING") == "RUNNING"
 
@@ -102,4 +102,4 @@ def test_nothing_is_left_when_the_test_process_is_killed(tmp_path: Path) -> None
     assert killed.returncode == -signal.SIGKILL
     pids = [int(word) for word in killed.stdout.split()]
     assert len(pids) >= 5
-    wait_until(lambda: not any(map(alive, pids)), "the end of the hosts", timeout=10)
+    wait_until(lambda: not any(map(is_alive, pids)), "the end of the hosts", timeout=10)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import ddplaunch
-from tests.conftest import PROGRAMS, write
-from tests.patience import patience
+from tests.conftest import PROGRAMS, write_program
+from tests.patience import scaled_timeout
 from tests.slurm.test_cluster import BATCH_SIGNALS
 from tests.slurm.test_submit import number_of, submit  # noqa: F401 - a fixture
 from tests.slurm.test_submitit import drive, errors, outputs
@@ -36,7 +36,7 @@ def _last(output: str) -> list[str]:
 
 
 @pytest.mark.timeout(600)
-def test_jobs_that_make_room_go_on_where_they_were(submit, launch, tmp_path):  # noqa: F811
+def test_jobs_that_make_room_go_on_where_they_were(submit, run_ddplaunch, tmp_path):  # noqa: F811
     """One whose time is up, one that is preempted, and a task of submitit's that is, beside each other.
 
     Slurm looks at its jobs every 30 s: the signal comes up to 30 s early (60, says the manual), the end 30 s late. With
@@ -53,7 +53,7 @@ def test_jobs_that_make_room_go_on_where_they_were(submit, launch, tmp_path):  #
 
     folders = {name: tmp_path / name for name in ("late", "preempted", "submitit", "undisturbed")}
     for folder in folders.values():
-        write(folder, "gated.py", (PROGRAMS / "gated.py").read_text())
+        write_program(folder, "gated.py", (PROGRAMS / "gated.py").read_text())
     words = ("--nodes", "2", "--exclusive", "--requeue", "2", "--follow", "--setup", "export PYTHONPATH=.")
     template = (TEMPLATE, "--", *OPTIONS)
     following = {
@@ -73,8 +73,8 @@ def test_jobs_that_make_room_go_on_where_they_were(submit, launch, tmp_path):  #
     cluster.run("scontrol", "update", f"JobId={late}", "EndTime=now+125")  # 5 s more than the warning needs
 
     # What these would have come to, found out while they wait.
-    write(folders["undisturbed"], "passed", "")
-    done = launch(
+    write_program(folders["undisturbed"], "passed", "")
+    done = run_ddplaunch(
         *("run", "--nproc", "2", *template), cwd=folders["undisturbed"], env={"PYTHONPATH": str(folders["undisturbed"])}
     )
     assert done.returncode == 0, done.stderr
@@ -85,25 +85,25 @@ def test_jobs_that_make_room_go_on_where_they_were(submit, launch, tmp_path):  #
     assert "DUE TO TIME LIMIT" in cluster.output(short)
     told = re.search(r"batch USR2 after (\d+) s", cluster.wait_for(early, " s\n"))
     assert told
-    assert int(told[1]) < patience(48)
+    assert int(told[1]) < scaled_timeout(48)
     cluster.wait(early, "RUNNING", "TIMEOUT")  # where all this took 90 s
 
     assert cluster.wait(high) == "COMPLETED"
-    out, err = following["preempted"].communicate(timeout=patience(100))
+    out, err = following["preempted"].communicate(timeout=scaled_timeout(100))
     assert following["preempted"].returncode == 0, out + err
     assert cluster.restarts(preempted) == 1
     assert re.search(r"SIGUSR2 on node [01] \(n\d\): the job must make room", out)
     assert re.search(r"made room at epoch 1 step [1-9]", out)
     assert_as_undisturbed(undisturbed, folders["preempted"], out)
 
-    out, err = driver.communicate(timeout=patience(100))
+    out, err = driver.communicate(timeout=scaled_timeout(100))
     said = outputs(folders["submitit"])
     assert "results [None, None]" in out, err + errors(folders["submitit"])
     assert cluster.restarts(task) == 1
     assert re.search(r"made room at epoch 1 step [1-9]", said)
     assert_as_undisturbed(undisturbed, folders["submitit"], said)
 
-    out, err = following["late"].communicate(timeout=patience(100))
+    out, err = following["late"].communicate(timeout=scaled_timeout(100))
     assert following["late"].returncode == 0, out + err
     assert cluster.restarts(late) == 1
     assert "ddplaunch: requeueing, 1 of 2" in out
@@ -114,7 +114,7 @@ def test_jobs_that_make_room_go_on_where_they_were(submit, launch, tmp_path):  #
 def test_where_slurm_ends_a_preempted_job_by_sigterm(submit, tmp_path):  # noqa: F811
     """Without preempt_send_user_signal nobody is warned, but the job comes back, and a failure then is one."""
     cluster, start = submit(settings={"SlurmctldParameters": "enable_configless"})
-    write(
+    write_program(
         tmp_path,
         "train.py",
         """
@@ -130,7 +130,7 @@ def test_where_slurm_ends_a_preempted_job_by_sigterm(submit, tmp_path):  # noqa:
     job = number_of(following)
     cluster.wait_for(job, "run 0", 2)
     high = cluster.sbatch("-p", "high", "-N2", "--exclusive", script="hostname")
-    out, err = following.communicate(timeout=patience(100))
+    out, err = following.communicate(timeout=scaled_timeout(100))
     assert following.returncode == 3, out + err
     assert (cluster.wait(high), cluster.restarts(job)) == ("COMPLETED", 1)
     assert "ddplaunch: requeueing, 1 of 2" in out
@@ -145,6 +145,6 @@ def test_a_job_that_is_cancelled_after_the_warning_stays_away(submit):  # noqa: 
     cluster.cancel(job, "--signal=USR2")
     cluster.wait_for(job, "must make room")
     cluster.cancel(job)
-    following.communicate(timeout=patience(100))
+    following.communicate(timeout=scaled_timeout(100))
     assert following.returncode == 143
     assert (cluster.wait(job), cluster.restarts(job)) == ("CANCELLED", 0)

@@ -10,9 +10,9 @@ import shlex
 
 import pytest
 
-from tests.conftest import command, write
+from tests.conftest import ddplaunch_command, write_program
 from tests.frameworks.launchers import requires
-from tests.patience import patience
+from tests.patience import scaled_timeout
 from tests.slurm.test_submit import number_of, submit  # noqa: F401 - a fixture
 from tests.slurm.test_submitit import drive, errors, outputs
 
@@ -118,11 +118,11 @@ def test_scripts_that_save_and_requeue(submit, tmp_path):  # noqa: F811
     folders = {}
     for name, text in (("lightning", LIGHTNING), ("transformers", TRANSFORMERS), ("submitit", SUBMITIT)):
         for way in TASKS:
-            folders[name, way] = write(tmp_path / f"{name}-{way.split()[-1]}", "train.py", text).parent
+            folders[name, way] = write_program(tmp_path / f"{name}-{way.split()[-1]}", "train.py", text).parent
 
     def sbatch(name: str, way: str, sign: str, after: str = "") -> int:
         tasks, words = TASKS[way]
-        step = f"srun --ntasks-per-node={tasks} {shlex.join(command('run', *words, 'train.py'))}"
+        step = f"srun --ntasks-per-node={tasks} {shlex.join(ddplaunch_command('run', *words, 'train.py'))}"
         options = (f"--ntasks-per-node={tasks}", f"--signal={sign}@90", "--requeue", "--open-mode=append")
         return cluster.sbatch(*options, "-N1", f"--chdir={folders[name, way]}", "--output=log", script=f"{step}{after}")
 
@@ -149,11 +149,11 @@ def test_scripts_that_save_and_requeue(submit, tmp_path):  # noqa: F811
         assert cluster.wait(job, timeout=100) == "COMPLETED", cluster.output(job)
         assert cluster.restarts(job) == 1, cluster.output(job)
         assert cluster.output(job).count("ended at 6") == 2, cluster.output(job)
-    assert following.wait(patience(30)) == 0
+    assert following.wait(scaled_timeout(30)) == 0
     for way in TASKS:
         assert "Restored all states from the checkpoint" in (folders["lightning", way] / "log").read_text()
         assert (folders["transformers", way] / "log").read_text().count("from checkpoint-3 ended at 6") == 2
-    out, err = driver.communicate(timeout=patience(100))
+    out, err = driver.communicate(timeout=scaled_timeout(100))
     said = outputs(folders["submitit", "a task a rank"])
     assert "results [None, None]" in out, err + errors(folders["submitit", "a task a rank"])
     assert said.count("goes on") == 2

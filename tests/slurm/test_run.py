@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.missing_nodes import LATE
-from ddplaunch.control.relay import TOGETHER
-from tests.conftest import PROGRAMS, command, write
+from ddplaunch.agent.missing_nodes import CHECK_INTERVAL_S
+from ddplaunch.control.relay import DUPLICATE_WINDOW_S
+from tests.conftest import PROGRAMS, ddplaunch_command, write_program
 from tests.fake_nvml import DRIVER_NOT_LOADED, FakeNvml
 from tests.fake_nvml import fake_nvml as fake_nvml
-from tests.patience import patience
+from tests.patience import scaled_timeout
 from tests.slurm.configuration import FOLDER
 from tests.starts import LIGHT
 
@@ -65,11 +65,11 @@ PLACES = {
 
 
 def test_a_terminal_of_srun_is_a_person_s_with_pty_alone(standing_slurm, tmp_path):
-    write(tmp_path, "train.py", "import os\nprint('seen', os.environ.get('DDPLAUNCH_TERMINAL'))\n")
+    write_program(tmp_path, "train.py", "import os\nprint('seen', os.environ.get('DDPLAUNCH_TERMINAL'))\n")
     cluster = standing_slurm
-    ours = command("run", "--no-merge", "--nproc", "2", *LIGHT, "train.py")
+    ours = ddplaunch_command("run", "--no-merge", "--nproc", "2", *LIGHT, "train.py")
     steps = [cluster.srun("-N1", "-n1", "-u", *ours), cluster.srun("-N1", "-n1", "--pty", *ours, terminal=True)]
-    quiet, seen = (step.communicate(timeout=patience(60))[0] for step in steps)
+    quiet, seen = (step.communicate(timeout=scaled_timeout(60))[0] for step in steps)
     assert [step.returncode for step in steps] == [0, 0]
     assert sorted(quiet.split()) == ["None", "None", "[0]", "[1]", "seen", "seen"]
     assert "\x1b[36m[0]\x1b[0m seen 1" in seen
@@ -77,12 +77,12 @@ def test_a_terminal_of_srun_is_a_person_s_with_pty_alone(standing_slurm, tmp_pat
 
 def test_ranks_find_their_places(standing_slurm, tmp_path):
     """In jobs at once on the same nodes, two of them alike: they do not meet."""
-    write(tmp_path, "train.py", SHOWS)
+    write_program(tmp_path, "train.py", SHOWS)
     cluster = standing_slurm
     jobs = [*PLACES.items(), ("uneven tasks", PLACES["uneven tasks"])]
-    steps = [cluster.srun(*options, *command("run", *ours, "train.py")) for _, (options, ours, _) in jobs]
+    steps = [cluster.srun(*options, *ddplaunch_command("run", *ours, "train.py")) for _, (options, ours, _) in jobs]
     for step, (name, (_, _, shown)) in zip(steps, jobs, strict=True):
-        out, err = step.communicate(timeout=patience(100))
+        out, err = step.communicate(timeout=scaled_timeout(100))
         assert step.returncode == 0, (name, err)
         assert lines(out) == shown, name
         assert not re.search(r"\(00:0[0-4]\)", err), "the first seconds of the wait for each other are no news"
@@ -90,19 +90,19 @@ def test_ranks_find_their_places(standing_slurm, tmp_path):
 
 
 def test_the_components_of_a_heterogeneous_job_are_one_world(standing_slurm, tmp_path):
-    write(tmp_path, "train.py", SHOWS)
-    ours = command("run", "--nproc", "2", "train.py")
+    write_program(tmp_path, "train.py", SHOWS)
+    ours = ddplaunch_command("run", "--nproc", "2", "train.py")
     step = standing_slurm.srun("-N1", "-n1", *ours, ":", "-N1", "-n1", *ours)
-    out, err = step.communicate(timeout=patience(100))
+    out, err = step.communicate(timeout=scaled_timeout(100))
     assert step.returncode == 0, err
     assert lines(out) == PLACES["a task a node"][2]
     assert "heterogeneous" not in err
 
 
 def test_a_rank_that_fails_ends_the_step_and_is_told(standing_slurm):
-    ours = command("run", PROGRAMS / "fails.py", "exit", "1")
+    ours = ddplaunch_command("run", PROGRAMS / "fails.py", "exit", "1")
     step = standing_slurm.srun("-N2", "-n2", "--ntasks-per-node=1", *ours)
-    _, err = step.communicate(timeout=patience(100))
+    _, err = step.communicate(timeout=scaled_timeout(100))
     assert step.returncode == 7, err
     assert err.count("ddplaunch: rank 1 exited with code 7") == 1, "told by node 0, for all"
 
@@ -111,7 +111,7 @@ def with_gpus(fake_nvml: FakeNvml, *words: str | Path, **ailments: int) -> list[
     """Our command line on a machine that has two."""
     environ = fake_nvml.environ(2, **ailments)
     fakes = [f"{name}={value}" for name, value in environ.items() if name.startswith(("FAKE_", "LD_LIBRARY"))]
-    return ["env", *fakes, *command(*words)]
+    return ["env", *fakes, *ddplaunch_command(*words)]
 
 
 def test_gpus_that_slurm_gives(slurm, tmp_path, fake_nvml):
@@ -126,34 +126,36 @@ def test_gpus_that_slurm_gives(slurm, tmp_path, fake_nvml):
     }.items():
         assert sorted(cluster.run("srun", "-n2", words, *show).splitlines()) == expected
 
-    write(tmp_path, "show.py", "import os; print(os.environ['RANK'], os.environ.get('CUDA_VISIBLE_DEVICES'))\n")
+    write_program(tmp_path, "show.py", "import os; print(os.environ['RANK'], os.environ.get('CUDA_VISIBLE_DEVICES'))\n")
     ours = ("run", "--start", "exec", "show.py")
     step = cluster.srun("-n2", "--gpus-per-task=1", *with_gpus(fake_nvml, *ours))
-    out, err = step.communicate(timeout=patience(100))
+    out, err = step.communicate(timeout=scaled_timeout(100))
     assert step.returncode == 0, err
     assert sorted(line.split()[1] for line in out.splitlines()) == ["0", "1"]
     broken = with_gpus(fake_nvml, *ours, init_error=DRIVER_NOT_LOADED)
     for options, code, shown in (["--gpus-per-node=2"], 2, ""), ([], 0, "0 None"):
         step = cluster.srun("-n1", *options, *broken)
-        out, err = step.communicate(timeout=patience(100))
+        out, err = step.communicate(timeout=scaled_timeout(100))
         assert (step.returncode, out.strip().rpartition("] ")[2]) == (code, shown), err
         assert ("SLURM_GPUS_ON_NODE=2, but no GPU of this machine works" in err) == bool(options)
 
 
 def test_a_script_on_two_nodes_and_its_steps(standing_slurm, tmp_path):
     """Without srun it is one machine, and says so; steps at once, beside each other or overlapping, do not meet."""
-    write(tmp_path, "train.py", SHOWS)
-    write(tmp_path, "tells.py", TELLS)
+    write_program(tmp_path, "train.py", SHOWS)
+    write_program(tmp_path, "tells.py", TELLS)
     cluster = standing_slurm
-    alone, each = (shlex.join(command("run", *words)) for words in (["--nproc", "2", *LIGHT, "tells.py"], ["train.py"]))
+    alone, each = (
+        shlex.join(ddplaunch_command("run", *words)) for words in (["--nproc", "2", *LIGHT, "tells.py"], ["train.py"])
+    )
     script = f"""
         {alone}; echo direct $?
         srun -N1 -n1 {alone} & srun -N1 -n1 {alone} & wait; echo beside
         srun -N2 -n2 --overlap {each} & srun -N2 -n2 --overlap {each} & wait; echo overlapping
     """
     job = cluster.sbatch("-N2", "--ntasks-per-node=1", "-c2", script=script)
-    assert cluster.wait(job, timeout=200) == "COMPLETED", cluster.output(job)
-    direct, _, rest = cluster.output(job).partition("direct 0\n")
+    assert cluster.wait(job, timeout=200) == "COMPLETED", cluster.log_name(job)
+    direct, _, rest = cluster.log_name(job).partition("direct 0\n")
     beside, _, overlapping = rest.partition("beside\n")
     assert f"the script of slurm job {job} runs on one of its 2 hosts; to use all: srun --nodes=2" in direct
     assert lines(direct) == ["sum 2 0 0 2 2 0 1", "sum 2 1 1 2 2 0 1"]
@@ -162,11 +164,11 @@ def test_a_script_on_two_nodes_and_its_steps(standing_slurm, tmp_path):
 
 
 def test_a_job_that_a_rank_starts_is_its_own(standing_slurm, tmp_path):
-    write(tmp_path, "tells.py", TELLS)
-    inner = command("run", "--nproc", "2", *LIGHT, "tells.py")
-    write(tmp_path, "outer.py", f"import subprocess; subprocess.run({inner})")
-    step = standing_slurm.srun("-N2", "-n2", "--ntasks-per-node=1", *command("run", *LIGHT, "outer.py"))
-    out, err = step.communicate(timeout=patience(100))
+    write_program(tmp_path, "tells.py", TELLS)
+    inner = ddplaunch_command("run", "--nproc", "2", *LIGHT, "tells.py")
+    write_program(tmp_path, "outer.py", f"import subprocess; subprocess.run({inner})")
+    step = standing_slurm.srun("-N2", "-n2", "--ntasks-per-node=1", *ddplaunch_command("run", *LIGHT, "outer.py"))
+    out, err = step.communicate(timeout=scaled_timeout(100))
     assert step.returncode == 0, err
     assert [out.count(f"sum {shown}") for shown in ("2 0 0 2 2 0 1", "2 1 1 2 2 0 1")] == [2, 2]
 
@@ -187,24 +189,24 @@ while not os.path.exists("leave"):
 
 def test_a_signal_for_the_ranks_comes_once(standing_slurm, tmp_path):
     """Slurm signals each process of a step here, ranks and launchers, on all nodes."""
-    write(tmp_path, "train.py", CATCHES)
+    write_program(tmp_path, "train.py", CATCHES)
     cluster = standing_slurm
     ways = {"a task a node": (1, ("--nproc", "2", *LIGHT)), "a task a rank": (2, LIGHT)}
     jobs = {}
     for name, (tasks, words) in ways.items():
         counts = ("-N2", f"--ntasks-per-node={tasks}", "-c2")
-        jobs[name] = cluster.sbatch(*counts, script=f"srun {shlex.join(command('run', *words, 'train.py'))}")
+        jobs[name] = cluster.sbatch(*counts, script=f"srun {shlex.join(ddplaunch_command('run', *words, 'train.py'))}")
     for number in (signal.SIGUSR1, signal.SIGCONT):
         for job in jobs.values():
             cluster.wait_for(job, "ready", 4)
             cluster.cancel(job, f"--signal={number.name}")
         for job in jobs.values():
             cluster.wait_for(job, f"got {number:d}", 4)
-    time.sleep(TOGETHER + 1)  # the thing tested is that nothing more comes
-    write(tmp_path, "leave", "")
+    time.sleep(DUPLICATE_WINDOW_S + 1)  # the thing tested is that nothing more comes
+    write_program(tmp_path, "leave", "")
     for name, job in jobs.items():
-        assert cluster.wait(job) == "COMPLETED", cluster.output(job)
-        assert cluster.output(job).count("got") == 2 * 4, name
+        assert cluster.wait(job) == "COMPLETED", cluster.log_name(job)
+        assert cluster.log_name(job).count("got") == 2 * 4, name
 
 
 TYPED = {
@@ -216,12 +218,12 @@ TYPED = {
 def test_a_node_that_cannot_start_is_not_waited_for(standing_slurm, tmp_path):
     """Beside it, one that is only late."""
     cluster = standing_slurm
-    write(tmp_path, "train.py", "print('here')\n")
-    ours = command("run", *LIGHT, "train.py")
+    write_program(tmp_path, "train.py", "print('here')\n")
+    ours = ddplaunch_command("run", *LIGHT, "train.py")
     only_here = f"{FOLDER}/python"
     make = f"printf '#!/bin/sh\\nexec {sys.executable} \"$@\"' >{only_here}; chmod +x {only_here}"
     cluster.nodes[0].run("sh", "-c", make)
-    script = f"test $SLURM_NODEID = 0 || sleep {3 * LATE:g}; exec {shlex.join(ours)}"
+    script = f"test $SLURM_NODEID = 0 || sleep {3 * CHECK_INTERVAL_S:g}; exec {shlex.join(ours)}"
     steps = {
         "a node": cluster.srun("-N2", "-n2", "--ntasks-per-node=1", only_here, *ours[1:]),
         "two tasks": cluster.srun("-N2", "-n4", "--ntasks-per-node=2", only_here, *ours[1:]),
@@ -235,7 +237,7 @@ def test_a_node_that_cannot_start_is_not_waited_for(standing_slurm, tmp_path):
     for name, how in TYPED.items():
         typed = f"exec {here} --nnodes 2 {how} {rest}"
         steps[name] = cluster.srun("-N2", "-n2", "--ntasks-per-node=1", "sh", "-c", typed)
-    ended = {name: step.communicate(timeout=patience(60)) for name, step in steps.items()}
+    ended = {name: step.communicate(timeout=scaled_timeout(60)) for name, step in steps.items()}
     assert ended["late"][0].count("here") == 2, ended["late"][1]
     assert "Slurm says that node 1 (n2) has ended\n" in ended["a node"][1]
     assert "Slurm says that tasks 2, 3 have ended\n" in ended["two tasks"][1]

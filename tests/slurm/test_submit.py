@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import PROGRAMS, clean_environment, command, wait_until, write
+from tests.conftest import PROGRAMS, clean_environment, ddplaunch_command, wait_until, write_program
 from tests.hosts.host import Host
-from tests.patience import patience
+from tests.patience import scaled_timeout
 from tests.slurm.cluster import Slurm
 from tests.slurm.test_cluster import BATCH_SIGNALS, STEP_SIGNALS
 from tests.slurm.test_run import SHOWS, lines
@@ -39,7 +39,7 @@ def submit(
 
         def start(*words: str | Path, cwd: Path | None = None) -> subprocess.Popen[str]:
             environment = {**clean_environment(), **cluster.environment}
-            return cluster.login.type(command("submit", *words), cwd or cluster.folder, environment)
+            return cluster.login.type(ddplaunch_command("submit", *words), cwd or cluster.folder, environment)
 
         return cluster, start
 
@@ -60,9 +60,9 @@ def number_of(following: subprocess.Popen[str]) -> int:
 def test_a_job_on_two_nodes_is_followed_to_its_end(submit, tmp_path):
     """And the exit code of a rank comes back."""
     cluster, start = submit()
-    write(tmp_path, "train.py", SHOWS + "raise SystemExit(7 if os.environ['RANK'] == '1' else 0)\n")
+    write_program(tmp_path, "train.py", SHOWS + "raise SystemExit(7 if os.environ['RANK'] == '1' else 0)\n")
     following = start("--nodes", "2", "--follow", "train.py", "--nproc", "2")
-    out, err = following.communicate(timeout=patience(100))
+    out, err = following.communicate(timeout=scaled_timeout(100))
     assert following.returncode == 7, err
     assert lines(out) == ["sum 4 0 0 4 2 0 2", "sum 4 1 1 4 2 0 2", "sum 4 2 0 4 2 1 2", "sum 4 3 1 4 2 1 2"], err
     assert "slurm: this is node 0 of 2, at n1" in out
@@ -73,7 +73,7 @@ def test_a_job_on_two_nodes_is_followed_to_its_end(submit, tmp_path):
 def test_a_site_that_keeps_accounts(submit, tmp_path):
     """What it refuses, with what to type instead; and a job on the right account, whose exit code comes back."""
     cluster, start = submit(accounting=True, settings={"AccountingStorageEnforce": "associations,qos"})
-    write(tmp_path, "train.py", "raise SystemExit(3)")
+    write_program(tmp_path, "train.py", "raise SystemExit(3)")
     for words, refusal, hint in (
         ("--account=nosuch", "Invalid account or account/partition combination", "sacctmgr show associations"),
         ("--account=test --qos=nosuch", "Invalid qos specification", "sacctmgr show qos"),
@@ -83,14 +83,14 @@ def test_a_site_that_keeps_accounts(submit, tmp_path):
         ("--gpus-per-node=8", "Invalid generic resource (gres) specification", 'sinfo -o "%P %D %G"'),
     ):
         refused = start(*words.split(), "train.py")
-        *slurms, error, said = refused.communicate(timeout=patience(60))[1].splitlines()
+        *slurms, error, said = refused.communicate(timeout=scaled_timeout(60))[1].splitlines()
         assert refused.returncode == 2
         assert refusal in slurms[-1]
         assert error == "Error: sbatch refused the job (exit code 1)"
         assert hint in said
     following = start("--account=test", "--qos=normal", "--follow", "train.py")
     job = number_of(following)
-    assert following.wait(patience(60)) == 3
+    assert following.wait(scaled_timeout(60)) == 3
     words = ["sacct", "-X", "-n", "-P", "-o", "Account,QOS,State,ExitCode", "-j", str(job)]
     cluster.wait_until(lambda: cluster.run(*words) == "test|normal|FAILED|3:0\n", "sacct")
 
@@ -104,11 +104,11 @@ def test_detaching_leaves_the_job_running(submit):
     waits = start("--nodes", "2", "--follow", PROGRAMS / "sleeper.py")
     other = number_of(waits)
     cluster.cancel(other)
-    out, err = waits.communicate(timeout=patience(60))
+    out, err = waits.communicate(timeout=scaled_timeout(60))
     assert (waits.returncode, out) == (143, ""), err
     assert f"job {other} was cancelled (exit code 143)" in err
     runs.send_signal(signal.SIGINT)
-    runs.communicate(timeout=patience(30))
+    runs.communicate(timeout=scaled_timeout(30))
     assert runs.returncode == 130
     assert cluster.state(job) == "RUNNING"
     cluster.cancel(job)
@@ -132,25 +132,25 @@ def test_a_cancelled_job_has_its_grace(submit, tmp_path):
     Then the teardown runs, and the next job, which waits for its end, has a file of its own for stderr.
     """
     cluster, start = submit(settings={"KillWait": "40"})
-    write(tmp_path, "saves.py", SAVES)
+    write_program(tmp_path, "saves.py", SAVES)
     torn = ("--teardown", "echo torn $SLURM_JOB_ID; exit 4")
     following = start("--exclusive", "--nodes", "2", *torn, "--follow", *LIGHT, "--nproc", "2", "saves.py")
     job = number_of(following)
-    write(tmp_path, "fails.py", "import sys; print('bad', file=sys.stderr); sys.exit(9)")
+    write_program(tmp_path, "fails.py", "import sys; print('bad', file=sys.stderr); sys.exit(9)")
     waits = ("--dependency", f"afternotok:{job}", "--error", "errs/%j.err", *torn)
     waiting = start(*waits, "--follow", *LIGHT, "fails.py")
     after = number_of(waiting)
     cluster.wait_for(job, "ready", 4)
     assert cluster.state(after) == "PENDING"
     cluster.cancel(job)
-    out, err = following.communicate(timeout=patience(60))
+    out, err = following.communicate(timeout=scaled_timeout(60))
     assert following.returncode == 143, err
     assert f"job {job} was cancelled (exit code 143)" in err
     assert out.count("saved") == 4
     assert out.rindex("saved") < out.index(f"torn {job}")
     assert cluster.wait(job) == "CANCELLED"
     assert not [pid for host in cluster.network.hosts for pid in host.find("saves.py")]
-    out, err = waiting.communicate(timeout=patience(60))
+    out, err = waiting.communicate(timeout=scaled_timeout(60))
     assert waiting.returncode == 9, err
     assert out == f"torn {after}\n"
     assert "bad\n" in err
@@ -165,7 +165,7 @@ def test_preempted_jobs(submit, tmp_path):
     has ended by itself.
     """
     cluster, start = submit(7, settings={"MessageTimeout": "5"})  # looks every 7 s whether the grace is over
-    write(tmp_path, "saves.py", SAVES)
+    write_program(tmp_path, "saves.py", SAVES)
     options = ("--nodes", "2", "--exclusive", "--sbatch-arg=--no-requeue", "--grace", "60", "--follow")
     ours = {how: start(*options, "saves.py", "--", how) for how in ("saves", "deaf")}
     jobs = {how: number_of(following) for how, following in ours.items()}
@@ -184,7 +184,7 @@ def test_preempted_jobs(submit, tmp_path):
         cluster.wait_for(job, sign)
     assert cluster.state(high) == "PENDING"
     for how, following in ours.items():
-        out, err = following.communicate(timeout=patience(100))
+        out, err = following.communicate(timeout=scaled_timeout(100))
         assert following.returncode == 75, err
         assert "was preempted (exit code 75)" in err
         assert out.count("saved") == (0 if how == "deaf" else 2)
@@ -207,9 +207,9 @@ def test_requeued_jobs(submit, tmp_path):
     """
     cluster, start = submit()
     program = "import os, time; again = os.environ.get('SLURM_RESTART_COUNT')\n"
-    write(tmp_path, "twice.py", program + "print('ready', again, flush=True)\nif not again: time.sleep(1000)\n")
+    write_program(tmp_path, "twice.py", program + "print('ready', again, flush=True)\nif not again: time.sleep(1000)\n")
     program += "from ddplaunch import runtime\nprint('run', again, flush=True)\n"
-    write(tmp_path, "asks.py", program + "while not runtime.preempted(): time.sleep(0.01)\n")
+    write_program(tmp_path, "asks.py", program + "while not runtime.preempted(): time.sleep(0.01)\n")
     script = "echo restart=$SLURM_RESTART_COUNT; [ $SLURM_RESTART_COUNT ] || sleep 1000"
     append, truncate = (cluster.sbatch(f"--open-mode={mode}", script=script) for mode in ("append", "truncate"))
     twice = start("--nodes", "2", "--follow", "twice.py")
@@ -224,21 +224,21 @@ def test_requeued_jobs(submit, tmp_path):
         cluster.wait_for(limited, f"run {again}", 4)
         cluster.cancel(limited, "--signal=USR2")
 
-    out, err = twice.communicate(timeout=patience(100))
+    out, err = twice.communicate(timeout=scaled_timeout(100))
     assert twice.returncode == 0, err
     assert f"job {followed} was requeued and waits" in err
     assert "completed (exit code 0)" in err
-    assert out == cluster.output(followed)
+    assert out == cluster.log_name(followed)
     assert [out.count(f"ready {count}") for count in (None, 1)] == [2, 2]
 
-    out, err = asks.communicate(timeout=patience(100))
+    out, err = asks.communicate(timeout=scaled_timeout(100))
     assert asks.returncode == 75, out + err
     assert "ddplaunch: requeueing, 1 of 1" in out
     assert "ddplaunch: not requeued again: --requeue 1" in out
     assert not list(tmp_path.glob(".ddplaunch-exit-*"))
     environment = {**clean_environment(), **cluster.environment}
-    report = cluster.login.type(command("report", str(limited), "--json"), cluster.folder, environment)
-    out, err = report.communicate(timeout=patience(100))
+    report = cluster.login.type(ddplaunch_command("report", str(limited), "--json"), cluster.folder, environment)
+    out, err = report.communicate(timeout=scaled_timeout(100))
     told = json.loads(out)
     assert told["runs"] == [f"{limited}.0.1", f"{limited}.0.2"], err
     assert (told["job"], told["fate"]) == (str(limited), "preempted")
@@ -246,9 +246,9 @@ def test_requeued_jobs(submit, tmp_path):
 
     assert [cluster.wait(job) for job in (append, truncate)] == ["COMPLETED", "COMPLETED"]
     assert [cluster.restarts(job) for job in (append, truncate)] == [1, 1]
-    assert cluster.output(append).startswith("restart=\n")
-    assert cluster.output(append).endswith("restart=1\n")
-    assert cluster.output(truncate) == "restart=1\n"
+    assert cluster.log_name(append).startswith("restart=\n")
+    assert cluster.log_name(append).endswith("restart=1\n")
+    assert cluster.log_name(truncate) == "restart=1\n"
 
 
 def test_a_node_loses_power_and_comes_back(submit):
@@ -272,12 +272,12 @@ def test_a_node_loses_power_and_comes_back(submit):
     assert cluster.wait(once) == "NODE_FAIL"
     cluster.wait(again, "PENDING")
     assert "n2 down*" in cluster.run("sinfo", "-h", "-N", "-o", "%N %T")
-    out, err = step.communicate(timeout=patience(60))
+    out, err = step.communicate(timeout=scaled_timeout(60))
     assert (step.returncode, out) == (0, "")
     assert "Node failure on n2" in err
     node.boot()
     cluster.join(node)
-    out, err = following.communicate(timeout=patience(120))
+    out, err = following.communicate(timeout=scaled_timeout(120))
     assert following.returncode == 69, err
     assert "node 1 (n2) was lost" in out
     assert f"job {job} lost a node (exit code 69)" in err
@@ -302,7 +302,7 @@ def test_a_job_that_went_on_with_a_spare_has_not_failed(submit, tmp_path):
     Without node 0 it fails, and the spare does not wait for that.
     """
     cluster, start = submit(3)
-    write(tmp_path, "train.py", ONE_MORE)
+    write_program(tmp_path, "train.py", ONE_MORE)
     options = ("--nodes", "2", "--spares", "1", "--follow", "--nproc", "1", *LIGHT)
 
     def kill(node: Host) -> None:
@@ -320,8 +320,8 @@ def test_a_job_that_went_on_with_a_spare_has_not_failed(submit, tmp_path):
         cluster.wait_for(job, "ready 1 of 2 n2")
         lose()
         cluster.wait_for(job, "again", 2)
-        write(tmp_path, "go", "")
-        out, err = following.communicate(timeout=patience(60))
+        write_program(tmp_path, "go", "")
+        out, err = following.communicate(timeout=scaled_timeout(60))
         assert (following.returncode, cluster.wait(job), cluster.wait(after)) == (0, "COMPLETED", "COMPLETED"), (
             out + err
         )
@@ -331,12 +331,12 @@ def test_a_job_that_went_on_with_a_spare_has_not_failed(submit, tmp_path):
     following = start(*options, "train.py")
     cluster.wait_for(number_of(following), "ready", 2)
     kill(cluster.nodes[0])
-    out, err = following.communicate(timeout=patience(60))
+    out, err = following.communicate(timeout=scaled_timeout(60))
     assert following.returncode == 137, out + err
     assert "Slurm says that node 0 (n1) has ended" in out
-    words = command("report", cluster.run("squeue", "-h", "-t", "all", "-o", "%i", "-S", "-i").split()[0])
+    words = ddplaunch_command("report", cluster.run("squeue", "-h", "-t", "all", "-o", "%i", "-S", "-i").split()[0])
     report = cluster.login.type(words, cluster.folder, {**clean_environment(), **cluster.environment})
-    out, err = report.communicate(timeout=patience(60))
+    out, err = report.communicate(timeout=scaled_timeout(60))
     assert "failed (exit code 137)" in err
     assert ".0: lost: its launcher was killed" in out
     assert ": running\n" not in out
@@ -345,33 +345,33 @@ def test_a_job_that_went_on_with_a_spare_has_not_failed(submit, tmp_path):
 def test_a_node_that_comes_back_after_the_end_of_the_job_does_not_keep_it(submit, tmp_path):
     """Slurm has not noticed that it was lost, and srun waits for its task."""
     cluster, start = submit(3, settings={"SlurmdTimeout": "300"})
-    write(tmp_path, "train.py", ONE_MORE)
+    write_program(tmp_path, "train.py", ONE_MORE)
     out, err = start(
         *("--nodes", "2", "--spares", "1", "--heartbeat-timeout", "4", "--nproc", "1", *LIGHT),
         *("--dry-run", "train.py"),
-    ).communicate(timeout=patience(60))
+    ).communicate(timeout=scaled_timeout(60))
     assert "\n  sleep 60 3>&-\n" in out, err
-    script = write(tmp_path, "job.sh", out.replace("sleep 60 3>&-", "sleep 2 3>&-"))
+    script = write_program(tmp_path, "job.sh", out.replace("sleep 60 3>&-", "sleep 2 3>&-"))
     job = cluster.sbatch(script=script, **clean_environment())
     cluster.wait_for(job, "ready", 2)
     node = cluster.nodes[1]
     node.power_off()
     cluster.wait_for(job, "again", 2)
-    write(tmp_path, "go", "")
+    write_program(tmp_path, "go", "")
     left = tmp_path / f".ddplaunch-exit-{job}"
     cluster.wait_until(lambda: left.exists() and left.read_text() == "0\n", "the exit code")
     node.boot()
     cluster.join(node)
-    assert cluster.wait(job) == "COMPLETED", cluster.output(job)
+    assert cluster.wait(job) == "COMPLETED", cluster.log_name(job)
     assert not left.exists()
-    lines = cluster.output(job).splitlines()
+    lines = cluster.log_name(job).splitlines()
     assert lines[-1] == "ddplaunch: the job is over; srun still waits for a lost node and is killed"
 
 
 def test_a_spare_takes_the_place_of_a_node_that_lost_power(submit, tmp_path):
     """The job has three nodes; Slurm finds out later than we, and lets it go on."""
     cluster, start = submit(3, settings={"SlurmdTimeout": "6", "MessageTimeout": "4"})
-    write(tmp_path, "train.py", ONE_MORE)
+    write_program(tmp_path, "train.py", ONE_MORE)
     options = ("--nodes", "2", "--spares", "1", "--heartbeat-timeout", "4", "--follow", "--nproc", "1")
     following = start(*options, "train.py")
     job = number_of(following)
@@ -379,8 +379,8 @@ def test_a_spare_takes_the_place_of_a_node_that_lost_power(submit, tmp_path):
     cluster.nodes[1].power_off()
     cluster.wait_for(job, "again", 2)
     cluster.wait_until(lambda: "n2 down*" in cluster.run("sinfo", "-h", "-N", "-o", "%N %T"), "the loss, for Slurm", 60)
-    write(tmp_path, "go", "")
-    out, err = following.communicate(timeout=patience(120))
+    write_program(tmp_path, "go", "")
+    out, err = following.communicate(timeout=scaled_timeout(120))
     assert following.returncode == 0, out + err
     assert "waiting as spare: node 2 (n3)" in out
     assert "node 2 (n3) takes the place of node 1 (n2)" in out
@@ -395,9 +395,9 @@ def test_each_index_of_an_array_is_a_job(submit, tmp_path):
     """On two nodes each, both at once, with a log each; one is cancelled alone."""
     cluster, start = submit()
     stays = "import sys, time; sys.stdout.flush(); time.sleep(1000 * int(os.environ['SLURM_ARRAY_TASK_ID']))\n"
-    write(tmp_path, "train.py", SHOWS + stays)
+    write_program(tmp_path, "train.py", SHOWS + stays)
     submitted = start("--nodes", "2", "--array", "0-1", "--cpus-per-task", "2", "train.py")
-    out, err = submitted.communicate(timeout=patience(60))
+    out, err = submitted.communicate(timeout=scaled_timeout(60))
     assert submitted.returncode == 0, err
     job = int(out.split()[1].rstrip(":"))
     logs = [tmp_path / f"slurm-{job}_{index}.out" for index in (0, 1)]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROGRAMS, clean_environment, ran, write
-from tests.patience import patience
+from tests.conftest import PROGRAMS, clean_environment, run_command, write_program
+from tests.patience import scaled_timeout
 from tests.slurm.cluster import Slurm
 from tests.slurm.test_run import SHOWS, lines
 
@@ -41,23 +41,23 @@ def errors(folder: Path) -> str:
 
 def drive(cluster: Slurm, folder: Path, *words: str | Path) -> subprocess.Popen[str]:
     """Start the driver on the login host."""
-    write(folder, "driver.py", DRIVER)
+    write_program(folder, "driver.py", DRIVER)
     environment = {**clean_environment(), **cluster.environment, "PYTHONPATH": str(folder)}
     return cluster.login.type([sys.executable, "driver.py", "slurm", *words], folder, environment)
 
 
 @pytest.mark.ci
 def test_a_task_a_node(standing_slurm, tmp_path):
-    write(tmp_path, "train.py", SHOWS)
-    out, err = drive(standing_slurm, tmp_path, "2", "train.py").communicate(timeout=patience(100))
+    write_program(tmp_path, "train.py", SHOWS)
+    out, err = drive(standing_slurm, tmp_path, "2", "train.py").communicate(timeout=scaled_timeout(100))
     assert "results [None, None]" in out, err + errors(tmp_path)
     assert lines(outputs(tmp_path)) == ["sum 2 0 0 2 1 0 2", "sum 2 1 0 2 1 1 2"]
 
 
 @pytest.mark.ci
 def test_a_task_a_rank(standing_slurm, tmp_path):
-    write(tmp_path, "train.py", SHOWS)
-    out, err = drive(standing_slurm, tmp_path, "2x2", "train.py").communicate(timeout=patience(100))
+    write_program(tmp_path, "train.py", SHOWS)
+    out, err = drive(standing_slurm, tmp_path, "2x2", "train.py").communicate(timeout=scaled_timeout(100))
     assert "results [None, None, None, None]" in out, err + errors(tmp_path)
     assert len(lines(outputs(tmp_path))) == 4
 
@@ -65,7 +65,7 @@ def test_a_task_a_rank(standing_slurm, tmp_path):
 @pytest.mark.ci
 def test_a_failure_is_submitits(standing_slurm, tmp_path):
     driver = drive(standing_slurm, tmp_path, "2", PROGRAMS / "fails.py", "exit", "1")
-    _, err = driver.communicate(timeout=patience(100))
+    _, err = driver.communicate(timeout=scaled_timeout(100))
     assert driver.returncode == 1
     assert "ended with exit code 7" in err
     assert "rank 1 exited with code 7" in errors(tmp_path)
@@ -73,9 +73,11 @@ def test_a_failure_is_submitits(standing_slurm, tmp_path):
 
 @pytest.mark.slow
 def test_on_this_machine(tmp_path):
-    write(tmp_path, "driver.py", DRIVER)
-    write(tmp_path, "train.py", "import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
-    done = ran([sys.executable, "driver.py", "local", "1", "train.py"], tmp_path, timeout=100)
+    write_program(tmp_path, "driver.py", DRIVER)
+    write_program(
+        tmp_path, "train.py", "import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n"
+    )
+    done = run_command([sys.executable, "driver.py", "local", "1", "train.py"], tmp_path, timeout=100)
     assert "results [None]" in done.stdout, done.stderr + errors(tmp_path)
     assert sorted(re.findall(r"rank . of .*", outputs(tmp_path))) == ["rank 0 of 2", "rank 1 of 2"]
 
@@ -102,10 +104,10 @@ WARNS = """
 
 @pytest.mark.slow
 def test_a_run_that_finishes_after_the_warning_is_not_requeued(tmp_path):
-    write(tmp_path, "driver.py", WARNS)
+    write_program(tmp_path, "driver.py", WARNS)
     wait = "while not os.path.exists('gate'):\n    time.sleep(0.05)\n"
-    write(tmp_path, "waits.py", f"import os, time\nopen('runs.txt', 'a').write('run ')\n{wait}")
-    done = ran([sys.executable, "driver.py"], tmp_path, timeout=100)
+    write_program(tmp_path, "waits.py", f"import os, time\nopen('runs.txt', 'a').write('run ')\n{wait}")
+    done = run_command([sys.executable, "driver.py"], tmp_path, timeout=100)
     assert "results [None]" in done.stdout, done.stderr + errors(tmp_path)
     assert (tmp_path / "runs.txt").read_text() == "run "
     assert "Requeued" not in errors(tmp_path)

@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.conftest import Watched, clean_environment, command, wait_until
+from tests.conftest import BackgroundCommand, clean_environment, ddplaunch_command, wait_until
 from tests.faults.launcher import command_line
 from tests.hosts.host import Host
 from tests.ssh.sshd import Sshd
@@ -16,7 +16,7 @@ LAUNCHER = r"from ddplaunch\.cli .* run "
 _OURS = r"-m ddplaunch|from ddplaunch\.|/(zygote|worker)\.py |train\.py|^(\S+/)?ssh "
 
 
-class Job(Watched):
+class Job(BackgroundCommand):
     """``ddplaunch run WORDS`` on n0, its output in files."""
 
     def __init__(
@@ -34,7 +34,7 @@ class Job(Watched):
         variables = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {}), **servers.environment}
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = self.hosts[0].start(
-                command("run", *words),
+                ddplaunch_command("run", *words),
                 cwd=folder,
                 env=clean_environment(variables),
                 stdin=subprocess.DEVNULL,

@@ -13,7 +13,7 @@ import ddplaunch
 from tests.hosts.host import Host
 from tests.hosts.network import Network
 from tests.hosts.network import unsupported as no_hosts
-from tests.patience import patience
+from tests.patience import scaled_timeout
 
 _COMMANDS = {"sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}
 """What there must be, and the Debian packages that have it."""
@@ -127,7 +127,7 @@ class Sshd:
 
     def _wait_for(self, host: Host) -> None:
         """Wait until the daemon answers."""
-        deadline = time.monotonic() + patience(20)
+        deadline = time.monotonic() + scaled_timeout(20)
         while "Server listening" not in (self.log(host).read_text() if self.log(host).exists() else ""):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no sshd on {host.name}: {self.log(host)}")

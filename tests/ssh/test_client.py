@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 import ddplaunch
-from ddplaunch.plan.command import REMOTE, python_command
+from ddplaunch.plan.command import REMOTE_STATEMENT, python_command
 from ddplaunch.ssh.remote import HostJob
-from tests.conftest import clean_environment, command, wait_until, write
-from tests.patience import patience
+from tests.conftest import clean_environment, ddplaunch_command, wait_until, write_program
+from tests.patience import scaled_timeout
 
 PLAYS = f"""\
 #!{sys.executable}
@@ -34,16 +34,18 @@ with open("part") as part:
 
 
 @pytest.fixture
-def play(launch, tmp_path):
+def play(run_ddplaunch, tmp_path):
     """Run a job on one host, whose ssh runs these lines of Python; return the job's exit code and complaint."""
-    ssh = write(tmp_path, "bin/ssh", PLAYS)
+    ssh = write_program(tmp_path, "bin/ssh", PLAYS)
     ssh.chmod(0o755)
-    write(tmp_path, "train.py", "")
-    write(tmp_path, "configuration", "hostname a\nstdinnull no\nsessiontype default\nforkafterauthentication no\n")
+    write_program(tmp_path, "train.py", "")
+    write_program(
+        tmp_path, "configuration", "hostname a\nstdinnull no\nsessiontype default\nforkafterauthentication no\n"
+    )
 
     def run(part: str, **env: str) -> tuple[int, str]:
-        write(tmp_path, "part", part)
-        done = launch("run", "--hosts", "a:1", "train.py", env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin", **env})
+        write_program(tmp_path, "part", part)
+        done = run_ddplaunch("run", "--hosts", "a:1", "train.py", env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin", **env})
         first, *rows = done.stderr.splitlines()
         assert first == "ddplaunch: 1 of 1 hosts cannot take part, and nothing was started"
         return done.returncode, "\n".join(rows)
@@ -51,14 +53,14 @@ def play(launch, tmp_path):
     return run
 
 
-def test_an_interrupt_does_not_wait_for_a_host_that_does_not_answer(play, start, tmp_path):
-    write(tmp_path, "part", "time.sleep(600)")
-    job = start("run", "--hosts", "a:1", "train.py", env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"})
+def test_an_interrupt_does_not_wait_for_a_host_that_does_not_answer(play, start_ddplaunch, tmp_path):
+    write_program(tmp_path, "part", "time.sleep(600)")
+    job = start_ddplaunch("run", "--hosts", "a:1", "train.py", env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"})
     wait_until((tmp_path / "typed").exists, "ssh")
     job.signal(signal.SIGINT)
     began = time.monotonic()
     assert job.wait() == 130
-    assert time.monotonic() - began < patience(2)
+    assert time.monotonic() - began < scaled_timeout(2)
     assert job.stderr().strip() == ""
 
 
@@ -100,7 +102,7 @@ def test_problems_of_a_host_are_short_and_plain(play):
 @pytest.mark.parametrize("known", [True, False])
 def test_an_older_ssh_gets_no_setting_that_it_does_not_know(play, tmp_path, known):
     if not known:
-        write(tmp_path, "configuration", "hostname a\n")
+        write_program(tmp_path, "configuration", "hostname a\n")
     play("sys.exit(255)")
     typed = json.loads((tmp_path / "typed").read_text())
     assert "-oClearAllForwardings=yes" in typed
@@ -119,9 +121,9 @@ def test_one_who_refuses_is_asked_again(play, tmp_path):
 
 
 @pytest.mark.parametrize("variable", ["PYTHONPATH", "LD_LIBRARY_PATH"])
-def test_a_line_break_on_the_way_to_a_shell(answer, play, tmp_path, variable):
+def test_a_line_break_on_the_way_to_a_shell(run_in_fork, play, tmp_path, variable):
     env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", variable: "/a\nb"}
-    done = answer("run", "--hosts", "a:1", "train.py", env=env)
+    done = run_in_fork("run", "--hosts", "a:1", "train.py", env=env)
     assert done.returncode == 2
     assert done.stderr.startswith(f"Error: '{variable}=/a\\nb' has a line break")
     assert not (tmp_path / "typed").exists()
@@ -140,8 +142,8 @@ def test_odd_folders_and_variables_reach_the_far_end_whole(play, tmp_path):
 @pytest.mark.parametrize("limit", ["-S", ""])
 def test_hosts_for_which_there_are_too_few_open_files(play, tmp_path, limit):
     """The limit is raised where that is allowed, and else named before anything starts."""
-    write(tmp_path, "part", "sys.exit(255)")
-    line = f"ulimit {limit} -n 60; exec {shlex.join(command('run', '--hosts', 'a[1-8]:1', 'train.py'))}"
+    write_program(tmp_path, "part", "sys.exit(255)")
+    line = f"ulimit {limit} -n 60; exec {shlex.join(ddplaunch_command('run', '--hosts', 'a[1-8]:1', 'train.py'))}"
     env = clean_environment({"PATH": f"{tmp_path}/bin:/usr/bin:/bin"})
     done = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     if limit:
@@ -157,7 +159,7 @@ def test_hosts_for_which_there_are_too_few_open_files(play, tmp_path, limit):
 
 
 def test_a_bug_of_ours_on_a_host_is_one_line():
-    words, environ = python_command(sys.executable, REMOTE), clean_environment()
+    words, environ = python_command(sys.executable, REMOTE_STATEMENT), clean_environment()
     for line, said in (
         ("{nonsense", "JSONDecodeError: "),
         ("{}", "ValidationError: Object missing required field `nonce`"),
@@ -171,7 +173,7 @@ def test_a_bug_of_ours_on_a_host_is_one_line():
 
 JOB = HostJob(
     nonce="n", environ={"A": "caf\udce9"}, cwd="/caf\udce9", target="train.py", module=False, no_python=False,
-    log_dir=None, address="n0", ports=(29500, 29501), words=("run", "--", "train.py", "\udcff"), warning=12,
+    log_dir=None, address="n0", ports=(29500, 29501), argv=("run", "--", "train.py", "\udcff"), preempt_signal=12,
     heartbeat=15.0, grace=0.0,
 )  # fmt: skip
 

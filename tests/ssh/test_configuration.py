@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from tests.conftest import wait_until, write
-from tests.patience import patience
+from tests.conftest import wait_until, write_program
+from tests.patience import scaled_timeout
 from tests.ssh.job import Job
 from tests.ssh.test_run import QUICK, SHOWS, SLEEPS
 from tests.starts import LIGHT
@@ -16,10 +16,10 @@ pytestmark = [pytest.mark.ci, pytest.mark.slow]
 
 
 def test_users_and_addresses_of_ipv6(sshd, tmp_path):
-    write(tmp_path, "train.py", SHOWS)
+    write_program(tmp_path, "train.py", SHOWS)
     servers = sshd(3)
     servers.config.write_text(servers.config.read_text().replace("User root", "User nobody"))
-    write(tmp_path, "hosts", "root@[fd77::11] slots=2\nroot@n2:1\n")
+    write_program(tmp_path, "hosts", "root@[fd77::11] slots=2\nroot@n2:1\n")
     run = Job(servers, tmp_path, "--hostfile", "hosts", "train.py")
     assert run.wait() == 0, run.stderr()
     assert sorted(run.stdout().splitlines()) == [
@@ -33,7 +33,7 @@ def test_users_and_addresses_of_ipv6(sshd, tmp_path):
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_hosts_behind_a_jump_host(sshd, tmp_path, how):
     """n1 is the only one that we reach."""
-    write(tmp_path, "train.py", SLEEPS)
+    write_program(tmp_path, "train.py", SLEEPS)
     servers = sshd(4)
     ours, _, *behind = servers.network.hosts
     for host in behind:
@@ -61,7 +61,7 @@ def logins(servers) -> int:
 
 
 def test_no_master_of_connections_is_left(multiplexed, tmp_path):
-    write(tmp_path, "train.py", "")
+    write_program(tmp_path, "train.py", "")
     run = Job(multiplexed, tmp_path, "--hosts", "n1:1", "train.py")
     assert run.wait() == 0, run.stderr()
     assert not list(tmp_path.glob("cm-*"))
@@ -70,10 +70,10 @@ def test_no_master_of_connections_is_left(multiplexed, tmp_path):
 
 @pytest.mark.parametrize("how", ["ends", "SIGINT", "SIGKILL", "ssh killed"])
 def test_a_master_of_the_user_s_is_used_and_stays(multiplexed, tmp_path, how):
-    write(tmp_path, "train.py", "print('up', flush=True)\n" if how == "ends" else SLEEPS)
+    write_program(tmp_path, "train.py", "print('up', flush=True)\n" if how == "ends" else SLEEPS)
     here, there = multiplexed.network.hosts
     quiet = {name: subprocess.DEVNULL for name in ("stdin", "stdout", "stderr")}
-    assert multiplexed.start(here, ["ssh", "n1", "true"], **quiet).wait(patience(30)) == 0
+    assert multiplexed.start(here, ["ssh", "n1", "true"], **quiet).wait(scaled_timeout(30)) == 0
     before = logins(multiplexed)
     (master,) = here.find("cm-n1")
     run = Job(multiplexed, tmp_path, "--hosts", "n1:1", *QUICK, "train.py")
@@ -88,7 +88,7 @@ def test_a_master_of_the_user_s_is_used_and_stays(multiplexed, tmp_path, how):
     run.assert_nothing_left([there])
     wait_until(lambda: here.find("ssh|ddplaunch run") == sorted([master, *here.find("sshd")]), "the end of our side")
     assert logins(multiplexed) == before == 1
-    assert multiplexed.start(here, ["ssh", "n1", "true"], **quiet).wait(patience(30)) == 0
+    assert multiplexed.start(here, ["ssh", "n1", "true"], **quiet).wait(scaled_timeout(30)) == 0
     assert logins(multiplexed) == before
 
 
@@ -96,10 +96,10 @@ def test_a_host_that_falls_silent_behind_a_master(multiplexed, tmp_path):
     """It is the master that looks after the connection, as the user has it."""
     alive = "  ServerAliveInterval 1\n  ServerAliveCountMax 2\n"
     multiplexed.config.write_text(multiplexed.config.read_text() + alive)
-    write(tmp_path, "train.py", SLEEPS)
+    write_program(tmp_path, "train.py", SLEEPS)
     here, there = multiplexed.network.hosts
     quiet = {name: subprocess.DEVNULL for name in ("stdin", "stdout", "stderr")}
-    assert multiplexed.start(here, ["ssh", "n1", "true"], **quiet).wait(patience(30)) == 0
+    assert multiplexed.start(here, ["ssh", "n1", "true"], **quiet).wait(scaled_timeout(30)) == 0
     run = Job(multiplexed, tmp_path, "--hosts", "n1:1", *QUICK, "train.py")
     run.wait_for("up")
     there.unplug()
@@ -125,7 +125,7 @@ Host *
 
 
 def test_settings_made_for_a_shell(sshd, tmp_path):
-    write(tmp_path, "train.py", "print('up')\n")
+    write_program(tmp_path, "train.py", "print('up')\n")
     servers = sshd(3)
     servers.config.write_text(FOR_A_SHELL + servers.config.read_text())
     run = Job(servers, tmp_path, "--hosts", "n1:1,n2:1", *LIGHT, "train.py")
@@ -139,7 +139,7 @@ def test_settings_made_for_a_shell(sshd, tmp_path):
 
 
 def test_many_hosts_behind_a_jump_host_that_lets_few_in_at_once(sshd, tmp_path):
-    write(tmp_path, "train.py", "")
+    write_program(tmp_path, "train.py", "")
     servers = sshd(14)
     ours, jump, *behind = servers.network.hosts
     for host in behind:

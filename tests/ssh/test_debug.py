@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from tests.conftest import clean_environment, command, write
-from tests.patience import patience
+from tests.conftest import clean_environment, ddplaunch_command, write_program
+from tests.patience import scaled_timeout
 from tests.ssh.job import Job
 from tests.starts import LIGHT
 
@@ -21,7 +21,7 @@ WAITS = """
 
 
 def test_a_rank_is_gone_to_wherever_it_is(sshd, tmp_path):
-    write(tmp_path, "train.py", WAITS)
+    write_program(tmp_path, "train.py", WAITS)
     servers = sshd(3)
     for host in servers.network.hosts:  # whose /tmp is one, and with it the doors there
         host.run("mkdir", "-p", "-m", "700", "/run/user/0")
@@ -34,10 +34,10 @@ def test_a_rank_is_gone_to_wherever_it_is(sshd, tmp_path):
         typed.write_text(lines)
         with typed.open() as stdin:
             process = job.hosts[host].start(
-                command("debug", *words), cwd=tmp_path, env=environment, stdin=stdin,
+                ddplaunch_command("debug", *words), cwd=tmp_path, env=environment, stdin=stdin,
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             )  # fmt: skip
-            out, err = process.communicate(timeout=patience(60))
+            out, err = process.communicate(timeout=scaled_timeout(60))
         return subprocess.CompletedProcess(words, process.returncode, out, err)
 
     try:
@@ -59,7 +59,7 @@ def test_a_rank_is_gone_to_wherever_it_is(sshd, tmp_path):
         unknown = debug(2, "", "calm", "--hosts", "n0,n1", "--rank", "9")
         assert unknown.returncode == 69, unknown.stderr
         assert "no host of --hosts n0,n1 says where rank 9 is" in unknown.stderr
-        write(tmp_path, "over", "")
+        write_program(tmp_path, "over", "")
         assert job.wait() == 0, job.stderr()
         job.assert_nothing_left()
     finally:

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from tests.conftest import clean_environment, command, write
-from tests.patience import patience
+from tests.conftest import clean_environment, ddplaunch_command, write_program
+from tests.patience import scaled_timeout
 from tests.ssh.job import Job
 from tests.starts import LIGHT
 
@@ -17,7 +17,7 @@ WAITS = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
 
 
 def test_the_newest_job_of_a_folder_and_all_jobs(sshd, tmp_path):
-    write(tmp_path, "train.py", WAITS)
+    write_program(tmp_path, "train.py", WAITS)
     servers = sshd(3)
     for host in servers.network.hosts:  # whose /tmp is one, and with it the doors there
         host.run("mkdir", "-p", "-m", "700", "/run/user/0")
@@ -31,9 +31,9 @@ def test_the_newest_job_of_a_folder_and_all_jobs(sshd, tmp_path):
     def ask(*words: str) -> subprocess.CompletedProcess[str]:
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         process = servers.start(
-            servers.network.hosts[0], command(*words), cwd=tmp_path, env=clean_environment(state), **pipes
+            servers.network.hosts[0], ddplaunch_command(*words), cwd=tmp_path, env=clean_environment(state), **pipes
         )
-        out, err = process.communicate(timeout=patience(60))
+        out, err = process.communicate(timeout=scaled_timeout(60))
         return subprocess.CompletedProcess(words, process.returncode, out, err)
 
     jobs = [start("n1:1,n2:1", "calm", 2)]

@@ -8,9 +8,9 @@ import subprocess
 import pytest
 
 from ddplaunch.errors import UsageError
-from ddplaunch.ssh.hosts import Host, choose, read_hostfile, read_hosts
-from tests.conftest import command, wait_until
-from tests.patience import patience
+from ddplaunch.ssh.hosts import Host, filter_hosts, read_hostfile, read_hosts
+from tests.conftest import ddplaunch_command, wait_until
+from tests.patience import scaled_timeout
 
 A, B, C = Host("a", 4), Host("b", 4), Host("c")
 
@@ -174,15 +174,15 @@ def test_files_without_end():
 
 @pytest.mark.parametrize("shell", ["%s --hostfile <(echo n1 slots=2) %s", "echo n1:2 | %s --hostfile /dev/stdin %s"])
 def test_what_stands_for_a_file(shell):
-    words = shlex.join(command("run", "--dry-run")), "--no-python /bin/true"
-    done = subprocess.run(["bash", "-c", shell % words], capture_output=True, text=True, timeout=patience(30))
+    words = shlex.join(ddplaunch_command("run", "--dry-run")), "--no-python /bin/true"
+    done = subprocess.run(["bash", "-c", shell % words], capture_output=True, text=True, timeout=scaled_timeout(30))
     assert done.returncode == 0, done.stderr
     assert "n1" in done.stdout
 
 
-def test_ctrl_c_while_nobody_writes(start, tmp_path):
+def test_ctrl_c_while_nobody_writes(start_ddplaunch, tmp_path):
     os.mkfifo(tmp_path / "hosts")
-    job = start("run", "--hostfile", "hosts", "--no-python", "/bin/true")
+    job = start_ddplaunch("run", "--hostfile", "hosts", "--no-python", "/bin/true")
 
     def opened():
         try:
@@ -241,15 +241,15 @@ BAD_CHOICES = [
 
 @pytest.mark.parametrize(("include", "exclude", "hosts"), CHOSEN)
 def test_choices(include, exclude, hosts):
-    assert choose((A, B, C), include, exclude) == hosts
+    assert filter_hosts((A, B, C), include, exclude) == hosts
 
 
 def test_choices_of_users_and_addresses():
     hosts = (Host("a", 4, user="me"), Host("fd77::1", 4))
-    assert choose(hosts, "[fd77::1]:0,2", None) == (Host("fd77::1", 2, (0, 2)),)
-    assert choose(hosts, None, "[fd77::1]") == choose(hosts, "a", None) == hosts[:1]
+    assert filter_hosts(hosts, "[fd77::1]:0,2", None) == (Host("fd77::1", 2, (0, 2)),)
+    assert filter_hosts(hosts, None, "[fd77::1]") == filter_hosts(hosts, "a", None) == hosts[:1]
     with pytest.raises(UsageError, match="fd77::2 is not among the hosts"):
-        choose(hosts, "[fd77::2]", None)
+        filter_hosts(hosts, "[fd77::2]", None)
 
 
 def test_an_address_of_ipv6_without_brackets():
@@ -261,5 +261,5 @@ def test_an_address_of_ipv6_without_brackets():
 @pytest.mark.parametrize(("include", "exclude", "complaint"), BAD_CHOICES)
 def test_choices_that_make_no_sense(include, exclude, complaint):
     with pytest.raises(UsageError, match=complaint) as caught:
-        choose((A, B, C), include, exclude)
+        filter_hosts((A, B, C), include, exclude)
     assert caught.value.hint

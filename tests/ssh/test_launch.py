@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from tests.conftest import clean_environment, write
-from tests.patience import patience
+from tests.conftest import clean_environment, write_program
+from tests.patience import scaled_timeout
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 
@@ -48,10 +48,10 @@ def test_ranks_on_two_hosts(sshd, tmp_path):
     servers = sshd(2)
     folder = tmp_path / "shared"
     folder.mkdir()
-    write(folder, "program.py", PROGRAM)
+    write_program(folder, "program.py", PROGRAM)
     words = [sys.executable, "program.py"]
     program = servers.network.hosts[0].type(words, folder, clean_environment(servers.environment))
-    said, error = program.communicate(timeout=patience(100))
+    said, error = program.communicate(timeout=scaled_timeout(100))
     lines = said.splitlines()
     assert sorted(lines[:3]) == ["[0] at n1", "[1] at n0", "[2] at n0"], error
     assert lines[3:] == ["[('n1', 0, '3'), ('n0', 10, '3'), ('n0', 20, '3')]", "1 n1 ValueError('no luck')"], error
@@ -61,11 +61,11 @@ def test_ranks_on_two_hosts(sshd, tmp_path):
 def test_a_program_on_each_node(network, tmp_path):
     """Each gets what the ranks of its own node returned."""
     hosts = network(2).hosts
-    write(tmp_path, "program.py", PROGRAM)
+    write_program(tmp_path, "program.py", PROGRAM)
     words = [sys.executable, "program.py"]
     programs = [
         host.type([*words, str(number), hosts[0].address], tmp_path, clean_environment())
         for number, host in enumerate(hosts)
     ]
-    told = [program.communicate(timeout=patience(100)) for program in programs]
+    told = [program.communicate(timeout=scaled_timeout(100)) for program in programs]
     assert [said.splitlines()[-1:] for said, _ in told] == [["[('n0', 0, '2')]"], ["[('n1', 10, '2')]"]], told

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.conftest import wait_until, write
+from tests.conftest import wait_until, write_program
 from tests.ssh.job import Job
 from tests.starts import LIGHT
 
@@ -16,9 +16,9 @@ pytestmark = [pytest.mark.ci, pytest.mark.slow]
 def log_in_by(host, folder, bashrc: str = "", shell: str = "bash") -> None:
     """Let root of a host have this start file and this login shell."""
     home = folder / f"home-{host.name}"
-    write(home, ".bashrc", bashrc)
+    write_program(home, ".bashrc", bashrc)
     users = f"root:x:0:0:root:{home}:{shutil.which(shell) or shell}\nsshd:x:100:65534::/run/sshd:/bin/false\n"
-    passwd = write(folder, f"passwd-{host.name}", users)
+    passwd = write_program(folder, f"passwd-{host.name}", users)
     host.run("mount", "--bind", passwd, "/etc/passwd")
 
 
@@ -39,7 +39,7 @@ WORK = [
 
 
 def test_login_shells_that_print_or_make_way(sshd, tmp_path):
-    write(tmp_path, "train.py", "import os\nprint('up', os.environ['LD_LIBRARY_PATH'])\n")
+    write_program(tmp_path, "train.py", "import os\nprint('up', os.environ['LD_LIBRARY_PATH'])\n")
     known = [row for row in WORK if all(map(shutil.which, [row[1], *re.findall("exec ([a-z]+)", row[0])]))]
     servers = sshd(len(known) + 1)
     for host, (bashrc, shell) in zip(servers.network.hosts[1:], known, strict=True):
@@ -56,7 +56,7 @@ def test_login_shells_that_print_or_make_way(sshd, tmp_path):
 
 def test_login_shells_that_keep_ddplaunch_out_are_named(sshd, tmp_path):
     """Those that end at once; and, within seconds, those that do not, until the command is ended."""
-    write(tmp_path, "train.py", "")
+    write_program(tmp_path, "train.py", "")
     servers = sshd(6)
     start_files = ["exit 0", "exit 3", "echo 'no logins on \033[31mFriday' >&2; exit 4", "", "cat"]
     for host, bashrc in zip(servers.network.hosts[1:], start_files, strict=True):

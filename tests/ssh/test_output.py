@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import write
-from tests.patience import patience
+from tests.conftest import write_program
+from tests.patience import scaled_timeout
 from tests.ssh.job import LAUNCHER, Job
 from tests.starts import LIGHT
 
@@ -35,7 +35,7 @@ def peak(pid: int) -> int:
 def test_a_slow_terminal_loses_nothing_and_costs_no_memory(sshd, tmp_path):
     """The reader takes a page now and then for longer than heartbeats and a stuck reader (10 s) take, then all."""
     count = 40_000  # lines of a KiB from each of two ranks
-    write(tmp_path, "train.py", PRINTS)
+    write_program(tmp_path, "train.py", PRINTS)
     words = ("--hosts", "n1:1,n2:1", "--heartbeat-timeout", "3", "--grace", "2", *LIGHT, "train.py", str(count))
     run = Job(sshd(3), tmp_path, *words, pipe=True)
     pipe = run.process.stdout
@@ -60,7 +60,7 @@ def test_a_slow_terminal_loses_nothing_and_costs_no_memory(sshd, tmp_path):
 
 def test_a_slow_link_is_not_taken_for_a_lost_host(sshd, tmp_path):
     """For four times the heartbeats' time n1 sends as much as its 2 Mbit/s take."""
-    write(tmp_path, "train.py", PRINTS)
+    write_program(tmp_path, "train.py", PRINTS)
     servers = sshd(3)
     shape = ("rate", "2mbit", "burst", "16kb", "latency", "400ms")
     servers.network.hosts[1].run("tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", *shape)
@@ -73,12 +73,12 @@ def test_a_slow_link_is_not_taken_for_a_lost_host(sshd, tmp_path):
 
 
 def test_ctrl_c_ends_a_job_whose_output_nobody_reads(sshd, tmp_path):
-    write(tmp_path, "train.py", PRINTS)
+    write_program(tmp_path, "train.py", PRINTS)
     run = Job(sshd(2), tmp_path, "--hosts", "n1:2", "--grace", "2", *LIGHT, "train.py", "40000", pipe=True)
     assert run.process.stdout
     assert run.process.stdout.read1(10)
     run.process.send_signal(signal.SIGINT)
-    deadline = time.monotonic() + patience(60)
+    deadline = time.monotonic() + scaled_timeout(60)
     while run.process.poll() is None and time.monotonic() < deadline:
         select.select([], [], [], 0.5)
         run.process.send_signal(signal.SIGINT)
@@ -88,7 +88,7 @@ def test_ctrl_c_ends_a_job_whose_output_nobody_reads(sshd, tmp_path):
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared folder", "folders of their own"])
 def test_each_host_keeps_the_log_of_its_ranks(sshd, tmp_path, shared):
-    write(tmp_path, "train.py", "import os\nprint('rank', os.environ['RANK'])\n")
+    write_program(tmp_path, "train.py", "import os\nprint('rank', os.environ['RANK'])\n")
     servers = sshd(3)
     there = servers.network.hosts[2]
     (tmp_path / "logs").mkdir()
@@ -104,8 +104,8 @@ def test_each_host_keeps_the_log_of_its_ranks(sshd, tmp_path, shared):
 
 
 def test_a_host_that_can_keep_no_log(sshd, tmp_path):
-    write(tmp_path, "train.py", "")
-    write(tmp_path, "file", "")
+    write_program(tmp_path, "train.py", "")
+    write_program(tmp_path, "file", "")
     servers = sshd(3)
     (tmp_path / "logs").mkdir()
     servers.network.hosts[2].run("mount", "-t", "tmpfs", "-o", "ro", "none", tmp_path / "logs")
@@ -135,7 +135,7 @@ raise SystemExit(3)
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_rank_cannot_speak_for_its_host(sshd, tmp_path, slots):
     """What looks like ours passes as text."""
-    write(tmp_path, "train.py", FORGES)
+    write_program(tmp_path, "train.py", FORGES)
     run = Job(sshd(2), tmp_path, "--hosts", f"n1:{slots}", *LIGHT, "train.py")
     assert run.wait() == 3, run.stderr()
     for said in (run.stdout(), run.stderr()):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import ddplaunch
-from tests.conftest import wait_until, write
+from tests.conftest import wait_until, write_program
 from tests.ssh.job import LAUNCHER, Job
 from tests.starts import LIGHT
 
@@ -47,7 +47,7 @@ def job(sshd, tmp_path):
 
 
 def test_a_job_on_three_hosts_with_different_counts(job, tmp_path):
-    write(tmp_path, "train.py", SHOWS)
+    write_program(tmp_path, "train.py", SHOWS)
     run = job(3, "--hosts", "n1:2,n0:1,n2:1", "train.py", "--", "--lr", "0.1 $x")
     assert run.wait() == 0, run.stderr()
     assert not re.search(r"\(00:0[0-4]\)", run.stderr()), "the first seconds of the wait for each other are no news"
@@ -61,7 +61,7 @@ def test_a_job_on_three_hosts_with_different_counts(job, tmp_path):
 
 
 def test_sidecars_are_beside_rank_0_alone(job, tmp_path):
-    write(tmp_path, "train.py", f"import os, time\n{WAITS}")
+    write_program(tmp_path, "train.py", f"import os, time\n{WAITS}")
     sidecar = ("--sidecar", "sh -c 'echo beside on $(hostname); exec sleep 600'")
     run = job(2, "--hosts", "n1:1,n0:1", *sidecar, *LIGHT, "train.py")
     wait_until(lambda: "beside on" in run.stderr(), "the sidecar")
@@ -85,7 +85,7 @@ time.sleep(600)
 
 
 def test_a_failed_rank_is_reported_once_with_log_json_too(job, sshd, tmp_path):
-    write(tmp_path, "train.py", FAILS)
+    write_program(tmp_path, "train.py", FAILS)
     servers = sshd(2)
     run = job(2, "--hosts", "n0:2,n1:1", *LIGHT, "train.py", servers=servers)
     assert run.wait() == 1
@@ -110,7 +110,7 @@ def test_a_failed_rank_is_reported_once_with_log_json_too(job, sshd, tmp_path):
 
 
 def test_what_ranks_of_two_hosts_say_alike_is_shown_twice_without_a_prefix(job, tmp_path):
-    write(tmp_path, "train.py", "import sys\nprint('  indented\\nalike', file=sys.stderr)\n")
+    write_program(tmp_path, "train.py", "import sys\nprint('  indented\\nalike', file=sys.stderr)\n")
     run = job(2, "--hosts", "n0:1,n1:1", "--prefix", "none", *LIGHT, "train.py")
     assert run.wait() == 0
     assert sorted(line for line in run.stderr().splitlines() if "waiting" not in line) == [
@@ -122,7 +122,7 @@ def test_what_ranks_of_two_hosts_say_alike_is_shown_twice_without_a_prefix(job, 
 
 
 def test_a_rank_may_end_with_the_exit_code_of_an_ssh_that_failed(job, tmp_path):
-    write(tmp_path, "train.py", "raise SystemExit(255)\n")
+    write_program(tmp_path, "train.py", "raise SystemExit(255)\n")
     run = job(2, "--hosts", "n1", "--nproc", "2", *LIGHT, "train.py")
     assert run.wait() == 255, run.stderr()
     assert "was lost" not in run.stderr()
@@ -130,7 +130,7 @@ def test_a_rank_may_end_with_the_exit_code_of_an_ssh_that_failed(job, tmp_path):
 
 def test_variables_and_secrets(job, tmp_path):
     names = ["NCCL_DEBUG", "MINE", "OTHERS", "GIVEN", "PYTHONSAFEPATH", "DDPLAUNCH_TOKEN"]
-    write(tmp_path, "train.py", f"import os, time\nprint(*map(os.environ.get, {names}), flush=True)\n{WAITS}")
+    write_program(tmp_path, "train.py", f"import os, time\nprint(*map(os.environ.get, {names}), flush=True)\n{WAITS}")
     given = {"NCCL_DEBUG": "WARN", "MINE": "a b", "OTHERS": "x", "DDPLAUNCH_TOKEN": "geheim"}
     run = job(2, "--hosts", "n0:1,n1:1", "--env", "MINE", "--env", "GIVEN=$'é", *LIGHT, "train.py", env=given)
     run.wait_for("WARN", 2)
@@ -146,7 +146,9 @@ def test_odd_names_are_carried_whole(sshd, tmp_path):
     """Of the folder, a variable and an argument: on stdin, where no shell reads them."""
     folder = tmp_path / "a\n$(touch ran) 'é\x1b[31m"
     odd = "line\n`touch ran`\\\x1b"
-    write(folder, "train.py", "import os, sys\nprint(ascii([os.getcwd(), os.environ['NCCL_ODD'], sys.argv[1]]))\n")
+    write_program(
+        folder, "train.py", "import os, sys\nprint(ascii([os.getcwd(), os.environ['NCCL_ODD'], sys.argv[1]]))\n"
+    )
     run = Job(sshd(2), folder, "--hosts", "n1:1", "train.py", odd, env={"NCCL_ODD": odd})
     assert run.wait() == 0, run.stderr()
     assert run.stdout() == f"{[str(folder), odd, odd]!a}\n"
@@ -173,7 +175,7 @@ AT_ONCE = ("--heartbeat-timeout", "2")
 @pytest.fixture
 def running(job, tmp_path):
     """A job of three hosts whose ranks, one each, sleep; n0 is not one of them unless it is named."""
-    write(tmp_path, "train.py", SLEEPS)
+    write_program(tmp_path, "train.py", SLEEPS)
 
     def begin(hosts="n1:1,n2:1", *options):
         run = job(3, "--hosts", hosts, *QUICK, *options, "train.py")
@@ -205,7 +207,7 @@ print("saved", flush=True)
 
 @pytest.mark.parametrize("name", ["USR2", "USR1", "TERM"])
 def test_a_warning_reaches_the_ranks_everywhere(job, tmp_path, name):
-    write(tmp_path, "train.py", PATIENT)
+    write_program(tmp_path, "train.py", PATIENT)
     option = [] if name == "USR2" else ["--preempt-signal", name]
     run = job(2, "--hosts", "n0:1,n1:1", *QUICK, *option, "train.py")
     run.wait_for("up", 2)
@@ -234,7 +236,7 @@ while signal.SIGRTMAX not in seen:
 
 
 def test_a_signal_for_the_ranks_reaches_them_everywhere_once(job, tmp_path):
-    write(tmp_path, "train.py", LISTENS)
+    write_program(tmp_path, "train.py", LISTENS)
     run = job(2, "--hosts", "n0:1,n1:1", *QUICK, "train.py")
     run.wait_for("up", 2)
     (guard,) = run.hosts[1].find(r"ddplaunch\.ssh\.remote")
@@ -248,7 +250,7 @@ def test_a_signal_for_the_ranks_reaches_them_everywhere_once(job, tmp_path):
 
 
 def test_a_warning_to_launchers_that_start_is_not_lost(job, tmp_path):
-    write(tmp_path, "train.py", PATIENT)
+    write_program(tmp_path, "train.py", PATIENT)
     run = job(2, "--hosts", "n0:1,n1:1", *QUICK, "train.py")
     wait_until(lambda: run.hosts[1].find(LAUNCHER), "the launcher")
     run.process.send_signal(signal.SIGUSR2)
@@ -295,7 +297,7 @@ time.sleep(0 if again else 1000)
 
 @pytest.mark.parametrize("fault", ["unplug", "power_off", "kill_all", "the launcher is killed"])
 def test_a_spare_takes_the_place_of_a_lost_host(job, tmp_path, fault):
-    write(tmp_path, "train.py", ONE_MORE)
+    write_program(tmp_path, "train.py", ONE_MORE)
     run = job(4, "--hosts", "n[1-3]:1", "--spares", "1", *AT_ONCE, *LIGHT, "train.py")
     run.wait_for("up", 2)
     if launcher := run.hosts[2].find(LAUNCHER) if "launcher" in fault else []:
@@ -309,7 +311,7 @@ def test_a_spare_takes_the_place_of_a_lost_host(job, tmp_path, fault):
 
 
 def test_the_first_host_keeps_its_place(job, tmp_path):
-    write(tmp_path, "train.py", ONE_MORE)
+    write_program(tmp_path, "train.py", ONE_MORE)
     run = job(4, "--hosts", "n[1-3]:1", "--spares", "1", *AT_ONCE, *LIGHT, "train.py")
     run.wait_for("up", 2)
     run.hosts[1].kill_all()
@@ -324,19 +326,19 @@ def test_the_first_host_keeps_its_place(job, tmp_path):
 def test_every_problem_is_told_before_anything_starts(sshd, job, tmp_path):
     import torch
 
-    write(tmp_path, "there/here/train.py", "open('started', 'w')\n")
+    write_program(tmp_path, "there/here/train.py", "open('started', 'w')\n")
     servers = sshd(10)
     hosts = servers.network.hosts
     servers.forget_key(hosts[1])
     hosts[2].power_off()
     hosts[3].run("mount", "-t", "tmpfs", "none", tmp_path / "there/here")
     hosts[4].run("mount", "-t", "tmpfs", "none", tmp_path / "there")
-    version = write(tmp_path, "version.py", '__version__ = "1.0.0"\ncuda = None\n')
+    version = write_program(tmp_path, "version.py", '__version__ = "1.0.0"\ncuda = None\n')
     hosts[5].run("mount", "--bind", version, torch.__file__.replace("__init__.py", "version.py"))
     hosts[6].run("mount", "-t", "tmpfs", "none", Path(torch.__file__).parent)
     hosts[7].run("mount", "-t", "tmpfs", "none", Path(ddplaunch.__file__).parent)
     hosts[8].run("mount", "-t", "tmpfs", "none", Path(sys.executable).parent)
-    version = write(tmp_path, "__init__.py", '__version__ = "0.0.1"\nTYPE_CHECKING = False\n')
+    version = write_program(tmp_path, "__init__.py", '__version__ = "0.0.1"\nTYPE_CHECKING = False\n')
     hosts[9].run("mount", "--bind", version, ddplaunch.__file__)
     servers.config.write_text(servers.config.read_text() + "  ConnectTimeout 2\n")
     run = Job(servers, tmp_path / "there/here", "--hosts", "n[0-9]:1", "train.py")
@@ -365,7 +367,7 @@ def test_every_problem_is_told_before_anything_starts(sshd, job, tmp_path):
 
 def test_one_machine_under_two_names_is_refused(sshd, job, tmp_path):
     servers = sshd(2)
-    write(tmp_path, "train.py", "")
+    write_program(tmp_path, "train.py", "")
     again = servers.network.hosts[0].address
     run = job(2, "--hosts", f"n0:1,n1:1,{again}:1", "--spares", "1", "train.py", servers=servers)
     assert run.wait() == 2
@@ -380,7 +382,7 @@ def test_torch_is_missing_on_the_first_host(sshd, job, tmp_path, program):
 
     servers = sshd(2)
     servers.network.hosts[0].run("mount", "-t", "tmpfs", "none", Path(torch.__file__).parent)
-    write(tmp_path, "train.py", "")
+    write_program(tmp_path, "train.py", "")
     words = ["--no-python", "/bin/echo", "done"] if program else ["train.py"]
     run = job(2, "--hosts", "n0:1,n1:1", *words, servers=servers)
     if program:
@@ -394,14 +396,14 @@ def test_torch_is_missing_on_the_first_host(sshd, job, tmp_path, program):
 
 
 def test_no_such_interpreter(job, tmp_path):
-    write(tmp_path, "train.py", "")
+    write_program(tmp_path, "train.py", "")
     run = job(2, "--hosts", "n1", "--remote-python", "/proc/nowhere/python", "train.py")
     assert run.wait() == 2
     assert re.search("  n1  .*/nowhere/python.*(not found|No such file)", run.stderr())
 
 
 def test_a_port_that_is_taken(job, sshd, tmp_path):
-    write(tmp_path, "train.py", "")
+    write_program(tmp_path, "train.py", "")
     servers = sshd(3)
     script = "import socket, time; s = socket.create_server(('', 29500)); print(1, flush=True); time.sleep(600)"
     with servers.network.hosts[1].start([sys.executable, "-c", script], stdout=subprocess.PIPE) as taken:
@@ -413,7 +415,7 @@ def test_a_port_that_is_taken(job, sshd, tmp_path):
 
 
 def test_one_that_refuses_ends_the_others_wait(job, tmp_path):
-    write(tmp_path, "train.py", "")
+    write_program(tmp_path, "train.py", "")
     run = job(3, "--hosts", "n1:1,n2", *QUICK, "--gpus", "7", "train.py")
     assert run.wait(40) == 2
     assert "Error: " in run.stderr()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import wait_until
-from tests.patience import patience
+from tests.patience import scaled_timeout
 from tests.ssh.sshd import Sshd
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
@@ -19,7 +19,7 @@ def ask(servers: Sshd, *words: str) -> subprocess.CompletedProcess[str]:
     """Run ``ssh WORDS`` on n0 to its end."""
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = servers.start(servers.network.hosts[0], ["ssh", "-o", "BatchMode=yes", *words], text=True, **pipes)
-    out, err = process.communicate(timeout=patience(30))
+    out, err = process.communicate(timeout=scaled_timeout(30))
     return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
@@ -52,4 +52,4 @@ def test_daemons_and_sessions_end_with_their_hosts(sshd):
     wait_until(lambda: host.find("^sleep 1000$"), "the session")
     servers.network.close()
     assert not host.processes()
-    assert session.wait(patience(10))
+    assert session.wait(scaled_timeout(10))

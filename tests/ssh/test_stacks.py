@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.agent.test_inspection import read_until
-from tests.conftest import write
+from tests.conftest import write_program
 from tests.ssh.job import Job
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
@@ -28,7 +28,7 @@ HANGS = """
 
 
 def test_ctrl_backslash_tells_of_all_hosts_and_twice_stops(sshd, tmp_path):
-    write(tmp_path, "train.py", HANGS)
+    write_program(tmp_path, "train.py", HANGS)
     ours, theirs = pty.openpty()
     job = Job(sshd(2), tmp_path, "--hosts", "n0:2,n1:2", "train.py", terminal=theirs)
     os.close(theirs)

@@ -1,42 +1,42 @@
 """Whose turn it is to be connected to."""
 
-from ddplaunch.ssh.turns import ALL, ONE_WAY, TRIES, Turns
+from ddplaunch.ssh.turns import MAX_ATTEMPTS, MAX_CONCURRENT, MAX_PER_GATEWAY, ConnectionLimiter
 
 
 def test_so_many_at_once_and_fewer_behind_one_machine():
-    turns = Turns(["jump"] * 10 + [f"n{number}" for number in range(40)])
-    begun = list(turns.take())
-    assert len(begun) == ALL
-    assert [node for node in begun if node < 10] == list(range(ONE_WAY))
-    assert list(turns.take()) == []
-    turns.done(20)
-    assert list(turns.take()) == [34]
-    turns.done(3)
-    assert list(turns.take()) == [8]
+    turns = ConnectionLimiter(["jump"] * 10 + [f"n{number}" for number in range(40)])
+    begun = list(turns.next_hosts())
+    assert len(begun) == MAX_CONCURRENT
+    assert [node for node in begun if node < 10] == list(range(MAX_PER_GATEWAY))
+    assert list(turns.next_hosts()) == []
+    turns.release(20)
+    assert list(turns.next_hosts()) == [34]
+    turns.release(3)
+    assert list(turns.next_hosts()) == [8]
     turns.clear()
-    turns.done(4)
-    assert list(turns.take()) == []
+    turns.release(4)
+    assert list(turns.next_hosts()) == []
 
 
 def test_a_machine_that_refuses_several_gets_half_as_many():
-    turns = Turns(["jump"] * 20)
-    assert list(turns.take()) == list(range(8))
-    assert turns.refused(1)
-    assert turns.refused(2)  # of the same eight
+    turns = ConnectionLimiter(["jump"] * 20)
+    assert list(turns.next_hosts()) == list(range(8))
+    assert turns.on_refused(1)
+    assert turns.on_refused(2)  # of the same eight
     for node in (0, 3, 4, 5):
-        turns.done(node)
-    turns.back(1)
-    assert list(turns.take()) == [8, 9]
-    assert turns.refused(8)
-    assert list(turns.take()) == []
-    turns.done(9)
-    turns.done(6)
-    assert list(turns.take()) == [10]
+        turns.release(node)
+    turns.requeue(1)
+    assert list(turns.next_hosts()) == [8, 9]
+    assert turns.on_refused(8)
+    assert list(turns.next_hosts()) == []
+    turns.release(9)
+    turns.release(6)
+    assert list(turns.next_hosts()) == [10]
 
 
 def test_a_host_is_given_up_in_the_end():
-    turns = Turns(["a"])
-    for number in range(TRIES):
-        assert list(turns.take()) == [0]
-        assert turns.refused(0) == (number < TRIES - 1)
-        turns.back(0)
+    turns = ConnectionLimiter(["a"])
+    for number in range(MAX_ATTEMPTS):
+        assert list(turns.next_hosts()) == [0]
+        assert turns.on_refused(0) == (number < MAX_ATTEMPTS - 1)
+        turns.requeue(0)

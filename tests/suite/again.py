@@ -19,24 +19,24 @@ HELD = "held"
 
 
 @dataclass
-class _Tries:
+class _FailureReports:
     """The reports of one test's failure, and the seconds of each run."""
 
     failed: list[pytest.TestReport] = field(default_factory=list)
     seconds: list[float] = field(default_factory=lambda: [0.0])
 
 
-class Again:
+class RerunFailures:
     """The plugin; ``--maxfail``, ``-x`` and ``--pdb`` want the first failure at once, and do without it."""
 
     def __init__(self) -> None:
-        self._tries: dict[str, _Tries] = {}
+        self._tries: dict[str, _FailureReports] = {}
         self._rerunning = False
         self._flaky: list[str] = []
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None, None, None]:
-        tries = self._tries.setdefault(report.nodeid, _Tries())
+        tries = self._tries.setdefault(report.nodeid, _FailureReports())
         tries.seconds[-1] += report.duration
         # "???" is xdist's report of a worker that died: what did that to a worker might do it to us.
         if report.failed and report.when in ("setup", "call", "teardown") and not self._rerunning:
@@ -118,4 +118,4 @@ class Again:
 def pytest_configure(config: pytest.Config) -> None:
     at_once = config.option.maxfail or config.option.usepdb or config.option.collectonly
     if not hasattr(config, "workerinput") and not at_once:
-        config.pluginmanager.register(Again(), "run-again")
+        config.pluginmanager.register(RerunFailures(), "run-again")

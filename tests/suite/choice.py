@@ -12,7 +12,7 @@ EVERY_DAY = "not ci"
 _LEFT_OUT = "left out"
 
 
-class NotRun:
+class SelectionReport:
     """The plugin that counts what was left out and what was skipped."""
 
     def __init__(self, config: pytest.Config) -> None:
@@ -52,4 +52,4 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not option.markexpr and not option.keyword:
         option.markexpr = EVERY_DAY
         option.budget = BUDGET if option.budget is None else option.budget
-    config.pluginmanager.register(NotRun(config), "not-run")
+    config.pluginmanager.register(SelectionReport(config), "not-run")

@@ -15,7 +15,7 @@ MARK = "DDPLAUNCH_TESTS"
 _GUARDIAN = Path(__file__).with_name("guardian.py")
 
 
-class Folder:
+class RunTempDirPlugin:
     """The plugin of pytest's own process, or of xdist's controller, whose workers inherit all of it."""
 
     def __init__(self, config: pytest.Config) -> None:
@@ -64,4 +64,4 @@ class Folder:
 @pytest.hookimpl(tryfirst=True)  # before pytest and xdist make their own
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput") and not config.option.collectonly:
-        config.pluginmanager.register(Folder(config), "folder")
+        config.pluginmanager.register(RunTempDirPlugin(config), "folder")

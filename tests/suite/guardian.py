@@ -18,7 +18,7 @@ PATIENCE = 5.0
 """Seconds in which what the run has told to end may do so."""
 
 
-def left(is_ours: "Callable[[str], bool]") -> "dict[int, str]":
+def list_leftovers(is_ours: "Callable[[str], bool]") -> "dict[int, str]":
     """The live processes that have such a variable, as NAME=VALUE, with their command lines."""
     found = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -39,7 +39,7 @@ def main(mark: str) -> None:
     sys.stdin.read()
     until, looks = time.monotonic() + PATIENCE, 0
     while looks < 2 and os.path.isdir("/proc/self"):  # twice: what has just been started has no variables for a moment
-        pids = left(mark.__eq__)
+        pids = list_leftovers(mark.__eq__)
         looks = 0 if pids else looks + 1
         if time.monotonic() > until:
             for pid, line in pids.items():

@@ -30,20 +30,20 @@ def clock(monkeypatch):
 
 def test_it_grows_with_a_probe_of_every_minute(clock):
     clock["work"] = 6 * patience.QUIET
-    assert patience.patience(10) == pytest.approx(30)
+    assert patience.scaled_timeout(10) == pytest.approx(30)
     clock["work"] = 2 * patience.QUIET
-    assert patience.patience(10) == pytest.approx(30), "the probe is fresh"
+    assert patience.scaled_timeout(10) == pytest.approx(30), "the probe is fresh"
     clock["now"] += 61
-    assert patience.patience(10) == pytest.approx(10)
+    assert patience.scaled_timeout(10) == pytest.approx(10)
 
 
 def test_a_quick_machine_gets_no_less(clock):
     clock["work"] = patience.QUIET / 100
-    assert patience.patience(10) == 10
+    assert patience.scaled_timeout(10) == 10
 
 
 def test_it_grows_with_how_many_share_a_core(clock, monkeypatch):
     monkeypatch.setattr(os, "getloadavg", lambda: (8.0, 0.0, 0.0))
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    assert patience.patience(10) == pytest.approx(40)
-    assert patience.slowness() == 1
+    assert patience.scaled_timeout(10) == pytest.approx(40)
+    assert patience.machine_slowness() == 1

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import clean_environment, wait_until, write
-from tests.patience import patience
+from tests.conftest import clean_environment, wait_until, write_program
+from tests.patience import scaled_timeout
 from tests.suite.again import MAX_AGAIN, MAX_FLAKY
-from tests.suite.guardian import left
+from tests.suite.guardian import list_leftovers
 
 PLUGINS = [word for name in ("again", "folder", "time_spent", "choice") for word in ("-p", f"tests.suite.{name}")]
 
@@ -56,10 +56,10 @@ def checks(tmp_path):
     for name in list(environment):
         if name.startswith(("PYTEST_", "DDPLAUNCH_TESTS")):
             del environment[name]
-    write(tmp_path, "pytest.ini", "[pytest]\ntestpaths = checks\nmarkers =\n    ci: not every day\n")
+    write_program(tmp_path, "pytest.ini", "[pytest]\ntestpaths = checks\nmarkers =\n    ci: not every day\n")
 
     def begin(text: str, *words: str) -> subprocess.Popen[str]:
-        write(tmp_path, "checks/some/test_some.py", text)
+        write_program(tmp_path, "checks/some/test_some.py", text)
         return subprocess.Popen(
             [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *PLUGINS, *words],
             cwd=tmp_path,
@@ -74,7 +74,7 @@ def checks(tmp_path):
 
 
 def run(begun: subprocess.Popen[str]) -> tuple[int, str]:
-    said, _ = begun.communicate(timeout=patience(60))
+    said, _ = begun.communicate(timeout=scaled_timeout(60))
     return begun.returncode, said
 
 
@@ -164,7 +164,7 @@ def machine_is_as_before(folder: Path) -> None:
     """No temporary file is left, nor a process with a variable that names one."""
     machine = folder / "machine"
     wait_until(lambda: not list(machine.iterdir()), f"the removal of {list(machine.iterdir())}")
-    assert [line for line in left(lambda variable: str(machine) in variable).values()] == []
+    assert [line for line in list_leftovers(lambda variable: str(machine) in variable).values()] == []
 
 
 @workers

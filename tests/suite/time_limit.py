@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.patience import patience
+from tests.patience import scaled_timeout
 
 _QUIET = pytest.StashKey[float]()
 
@@ -12,4 +12,4 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
     if _QUIET not in item.stash:
         mark = item.get_closest_marker("timeout")
         item.stash[_QUIET] = float(mark.args[0] if mark else item.config.getini("timeout"))
-    item.add_marker(pytest.mark.timeout(patience(item.stash[_QUIET])), append=False)
+    item.add_marker(pytest.mark.timeout(scaled_timeout(item.stash[_QUIET])), append=False)

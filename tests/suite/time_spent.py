@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from tests.patience import slowness
+from tests.patience import machine_slowness
 
 BUDGET = 600.0
 """Seconds that ``pytest -n 3`` may take on two quiet cores: the README promises a test command, not an evening."""
@@ -43,7 +43,7 @@ class TimeSpent:
         total = f"{_row('all', self._tests.total(), sum(self._seconds.values()))}, in {spent:.0f} s"
         if self._budget is None:
             return terminalreporter.write_line(total)
-        slow = slowness()
+        slow = machine_slowness()
         budget = f"{self._budget:.0f} s" + f" times {slow:.2f}, for the slowness of this machine" * (slow > 1.1)
         if spent <= self._budget * slow:
             terminalreporter.write_line(f"{total} of {budget}", green=True)

@@ -15,7 +15,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--warm", action="store_true", help="run all jobs of the tests with DDPLAUNCH_WARM=1")
 
 
-class Warm:
+class WarmPlugin:
     def __init__(self) -> None:
         os.environ["DDPLAUNCH_WARM"] = "1"
 
@@ -30,4 +30,4 @@ class Warm:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.warm:
-        config.pluginmanager.register(Warm(), "warm runs")
+        config.pluginmanager.register(WarmPlugin(), "warm runs")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.errors import UsageError
-from ddplaunch.target.arguments import bind, check
+from ddplaunch.target.arguments import bind_arguments, check_arguments
 from ddplaunch.target.signature import from_source
 
 FACTS = {
@@ -56,14 +56,14 @@ def read(source: str, words: str) -> None:
     module = ast.parse(PRELUDE + textwrap.dedent(source))
     function = module.body[-1]
     assert isinstance(function, ast.FunctionDef)
-    check(from_source("f.py:main", function, module), shlex.split(words))
+    check_arguments(from_source("f.py:main", function, module), shlex.split(words))
 
 
 def call(source: str, words: str = "") -> Any:
     """Check as the launcher does, bind as a rank does, and call: ``main`` returns what it was given."""
     read(source, words)
     function = live(source)
-    positional, named = bind("f.py:main", function, shlex.split(words), FACTS, make_device)
+    positional, named = bind_arguments("f.py:main", function, shlex.split(words), FACTS, make_device)
     return function(*positional, **named)
 
 
@@ -242,7 +242,7 @@ def test_wrong_arguments_are_one_error_with_the_signature(parameters, words, mes
     source = f"def main({parameters}): pass"
     for found in (
         lambda: read(source, words),
-        lambda: bind("f.py:main", live(source), shlex.split(words), FACTS, make_device),
+        lambda: bind_arguments("f.py:main", live(source), shlex.split(words), FACTS, make_device),
     ):
         with pytest.raises(UsageError) as refusal:
             found()
@@ -257,7 +257,7 @@ def test_what_only_a_rank_can_tell_is_refused_there(parameters):
     source = f"def main({parameters}): pass"
     read(source, "--x 1")
     with pytest.raises(UsageError, match="cannot be written on a command line"):
-        bind("f.py:main", live(source), ["--x", "1"], FACTS, make_device)
+        bind_arguments("f.py:main", live(source), ["--x", "1"], FACTS, make_device)
 
 
 def test_annotations_that_do_not_evaluate_are_read_as_they_are_spelled():
@@ -278,7 +278,7 @@ def test_decorators_are_seen_through():
         def main(rank: int, lr: float): return rank, lr
         """
     )
-    positional, named = bind("f.py:main", function, ["--lr", "2"], FACTS, make_device)
+    positional, named = bind_arguments("f.py:main", function, ["--lr", "2"], FACTS, make_device)
     assert function(*positional, **named) == ("decorated", (9, 2.0))
 
 
@@ -295,14 +295,14 @@ def test_a_decorator_that_finds_the_arguments_elsewhere_is_called_with_nothing()
         def main(configuration): return configuration
         """
     elsewhere = live(source.format(own="handed=None", own_names="handed"))
-    assert bind("f.py:main", elsewhere, ["lr=2", "--help"], FACTS, make_device) == ([], {})
+    assert bind_arguments("f.py:main", elsewhere, ["lr=2", "--help"], FACTS, make_device) == ([], {})
     spelled_out = live(source.format(own="configuration=None", own_names="configuration"))
     with pytest.raises(UsageError, match="unexpected extra argument"):
-        bind("f.py:main", spelled_out, ["lr=2"], FACTS, make_device)
+        bind_arguments("f.py:main", spelled_out, ["lr=2"], FACTS, make_device)
 
 
 def test_a_function_without_a_signature_gets_nothing():
-    assert bind("builtins:min", min, ["--x"], FACTS, make_device) == ([], {})
+    assert bind_arguments("builtins:min", min, ["--x"], FACTS, make_device) == ([], {})
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.errors import UsageError
-from ddplaunch.target.source import find_module, local_sources, option_names, parse
-from tests.conftest import write
+from ddplaunch.target.source import find_module, local_sources, parse_file, quoted_option_names
+from tests.conftest import write_program
 
 BOOM = "raise SystemExit('this must not run')\n"
 
@@ -30,7 +30,7 @@ def test_what_is_not_python(tmp_path: Path, content: bytes, message: str, hint: 
     path = tmp_path / "s.py"
     path.write_bytes(content)
     with pytest.raises(UsageError) as refusal:
-        parse(str(path), "s.py")
+        parse_file(str(path), "s.py")
     assert refusal.value.message.startswith(message)
     assert hint is None or refusal.value.hint == hint
     assert "\n" not in refusal.value.message + (refusal.value.hint or "")
@@ -42,11 +42,11 @@ def test_what_is_not_python(tmp_path: Path, content: bytes, message: str, hint: 
 def test_what_is_python(tmp_path: Path, content: bytes):
     path = tmp_path / "s.py"
     path.write_bytes(content)
-    parse(str(path))
+    parse_file(str(path))
 
 
 def test_warnings_are_left_to_the_ranks(tmp_path: Path, recwarn: pytest.WarningsRecorder):
-    parse(str(write(tmp_path, "s.py", "x = '\\d'\nassert (x, 'always true')\n")))
+    parse_file(str(write_program(tmp_path, "s.py", "x = '\\d'\nassert (x, 'always true')\n")))
     assert not recwarn.list
 
 
@@ -55,15 +55,15 @@ def test_a_program_is_told_from_a_script(tmp_path: Path):
     program.write_bytes(b"\x7fELF\0\0")
     program.chmod(0o755)
     with pytest.raises(UsageError) as refusal:
-        parse(str(program), "prog")
+        parse_file(str(program), "prog")
     assert refusal.value.hint == "a program that is not Python: ddplaunch run --no-python ./prog"
 
 
 def test_find_module_runs_nothing(tmp_path: Path):
     for name in ("top.py", "pkg/__init__.py", "pkg/sub/__init__.py", "pkg/sub/deep.py", "pkg/__main__.py"):
-        write(tmp_path, name, BOOM)
-    write(tmp_path, "space/inner/leaf.py", BOOM)
-    write(tmp_path, "half/sub/__init__.py", BOOM)
+        write_program(tmp_path, name, BOOM)
+    write_program(tmp_path, "space/inner/leaf.py", BOOM)
+    write_program(tmp_path, "half/sub/__init__.py", BOOM)
 
     def origin(name: str) -> str | None:
         spec = find_module(name, str(tmp_path))
@@ -84,11 +84,11 @@ def test_find_module_runs_nothing(tmp_path: Path):
 
 def test_find_module_as_import_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     first, later = tmp_path / "first", tmp_path / "later"
-    write(first, "shadow.py", BOOM)
-    write(later, "shadow/__init__.py", BOOM)
+    write_program(first, "shadow.py", BOOM)
+    write_program(later, "shadow/__init__.py", BOOM)
     (first / "mixed").mkdir()  # a folder without __init__.py loses against a package anywhere
-    write(later, "mixed/__init__.py", BOOM)
-    write(later, "away.py", BOOM)
+    write_program(later, "mixed/__init__.py", BOOM)
+    write_program(later, "away.py", BOOM)
     monkeypatch.syspath_prepend(str(later))
     found = {name: find_module(name, str(first)) for name in ("shadow", "mixed", "away", "json.tool", "sys", "this")}
     assert found["shadow"].origin == str(first / "shadow.py")
@@ -125,20 +125,20 @@ def test_find_module_as_import_would(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_what_looks_like_an_import_statement(tmp_path: Path, statement: str):
-    write(tmp_path, "leaf.py", "'the leaf'\n")
+    write_program(tmp_path, "leaf.py", "'the leaf'\n")
     (tmp_path / "train.py").write_text(f"{statement}\n")
     assert "'the leaf'\n" in local_sources(str(tmp_path / "train.py"), str(tmp_path))
 
 
 @pytest.mark.parametrize("line", ["# import leaf", "x.leaf", "important leaf", "from leaf importing", "import leafy"])
 def test_what_does_not(tmp_path: Path, line: str):
-    write(tmp_path, "leaf.py", "'the leaf'\n")
-    write(tmp_path, "train.py", f"{line}\n")
+    write_program(tmp_path, "leaf.py", "'the leaf'\n")
+    write_program(tmp_path, "train.py", f"{line}\n")
     assert len(list(local_sources(str(tmp_path / "train.py"), str(tmp_path)))) == 1
 
 
 def test_local_sources_follow_every_import_statement(tmp_path: Path):
-    write(
+    write_program(
         tmp_path,
         "train.py",
         """
@@ -157,13 +157,15 @@ def test_local_sources_follow_every_import_statement(tmp_path: Path):
     )
     names = ["plain", "lazy", "caught", "never", "stranger", "pkg/dotted", "pkg/module", "pkg/other/sibling"]
     for name in names:
-        write(tmp_path, f"{name}.py", f"{name!r}\n")
-    write(tmp_path, "pkg/__init__.py", "'pkg'\nfrom . import relative\n")
-    write(tmp_path, "pkg/relative.py", "'relative'\nfrom .other.user import x\n")
-    write(tmp_path, "pkg/other/__init__.py", "'other'\n")
-    write(tmp_path, "pkg/other/user.py", "'user'\nfrom .sibling import y\nfrom ..up import z\nfrom .. import also\n")
-    write(tmp_path, "pkg/up.py", "'up'\nimport train\n")
-    write(tmp_path, "pkg/also.py", "'also'\n")
+        write_program(tmp_path, f"{name}.py", f"{name!r}\n")
+    write_program(tmp_path, "pkg/__init__.py", "'pkg'\nfrom . import relative\n")
+    write_program(tmp_path, "pkg/relative.py", "'relative'\nfrom .other.user import x\n")
+    write_program(tmp_path, "pkg/other/__init__.py", "'other'\n")
+    write_program(
+        tmp_path, "pkg/other/user.py", "'user'\nfrom .sibling import y\nfrom ..up import z\nfrom .. import also\n"
+    )
+    write_program(tmp_path, "pkg/up.py", "'up'\nimport train\n")
+    write_program(tmp_path, "pkg/also.py", "'also'\n")
     texts = list(local_sources(str(tmp_path / "train.py"), str(tmp_path)))
     firsts = [text.partition("\n")[0].strip("'") for text in texts]
     assert len(firsts) == len(set(firsts)), "a file is read once"
@@ -174,17 +176,17 @@ def test_local_sources_follow_every_import_statement(tmp_path: Path):
 
 
 def test_local_sources_pass_over_what_cannot_be_read(tmp_path: Path):
-    write(tmp_path, "train.py", "import broken, folder, bytes, good\n")
-    write(tmp_path, "broken.py", "x = (\n")
+    write_program(tmp_path, "train.py", "import broken, folder, bytes, good\n")
+    write_program(tmp_path, "broken.py", "x = (\n")
     (tmp_path / "folder.py").mkdir()
     (tmp_path / "bytes.py").write_bytes(b"\0\xff")
-    write(tmp_path, "good.py", "'good'\n")
+    write_program(tmp_path, "good.py", "'good'\n")
     assert "'good'\n" in local_sources(str(tmp_path / "train.py"), str(tmp_path))
 
 
 def test_the_options_that_a_file_names():
     """In quotes, as an annotated field, as a parameter; not in its text, and not what it imports."""
-    names = option_names(
+    names = quoted_option_names(
         ast.parse(
             """
             '''torchrun --nproc 4 train.py'''

@@ -10,38 +10,38 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.errors import UsageError
-from ddplaunch.target.target import Target, TargetKind, find
-from tests.conftest import write
+from ddplaunch.target.target import Target, TargetKind, find_target
+from tests.conftest import write_program
 
 BOOM = "raise SystemExit('this must not run')\n"
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    write(tmp_path, "train.py", BOOM + "def main(rank, lr=0.1): pass\ndef evaluate(): pass\n")
-    write(tmp_path, "sub/other.py", BOOM + "def main(): pass\n")
-    write(tmp_path, "pkg/__init__.py", BOOM)
-    write(tmp_path, "pkg/__main__.py", BOOM)
-    write(tmp_path, "pkg/mod.py", BOOM + "def run(rank): pass\n")
-    write(tmp_path, "bare/__init__.py", "")
-    write(tmp_path, "space/leaf.py", BOOM + "def run(rank): pass\n")
-    write(tmp_path, "odd:name.py", BOOM)
-    write(tmp_path, "no-module.py", "def main(): pass\n")
-    write(tmp_path, "broken.py", "x = (\n")
-    write(tmp_path, "broken_pkg/__init__.py", "")
-    write(tmp_path, "broken_pkg/mod.py", "x = (\n")
-    write(tmp_path, "prog", "#!/bin/sh\n").chmod(0o755)
-    write(tmp_path, "data.txt", "")
+    write_program(tmp_path, "train.py", BOOM + "def main(rank, lr=0.1): pass\ndef evaluate(): pass\n")
+    write_program(tmp_path, "sub/other.py", BOOM + "def main(): pass\n")
+    write_program(tmp_path, "pkg/__init__.py", BOOM)
+    write_program(tmp_path, "pkg/__main__.py", BOOM)
+    write_program(tmp_path, "pkg/mod.py", BOOM + "def run(rank): pass\n")
+    write_program(tmp_path, "bare/__init__.py", "")
+    write_program(tmp_path, "space/leaf.py", BOOM + "def run(rank): pass\n")
+    write_program(tmp_path, "odd:name.py", BOOM)
+    write_program(tmp_path, "no-module.py", "def main(): pass\n")
+    write_program(tmp_path, "broken.py", "x = (\n")
+    write_program(tmp_path, "broken_pkg/__init__.py", "")
+    write_program(tmp_path, "broken_pkg/mod.py", "x = (\n")
+    write_program(tmp_path, "prog", "#!/bin/sh\n").chmod(0o755)
+    write_program(tmp_path, "data.txt", "")
     (tmp_path / "folder").mkdir()
     (tmp_path / "app").mkdir()
-    write(tmp_path, "app/train.py", "")
-    write(tmp_path, "main/__main__.py", BOOM)
+    write_program(tmp_path, "app/train.py", "")
+    write_program(tmp_path, "main/__main__.py", BOOM)
     (tmp_path / "compiled").mkdir()
     py_compile.compile(str(tmp_path / "train.py"), str(tmp_path / "compiled" / "__main__.pyc"))
     for name, inside in (("app.pyz", "__main__.py"), ("other.zip", "train.py")):
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
             archive.writestr(inside, BOOM)
-    write(tmp_path, "other.pyc", "of another Python")
+    write_program(tmp_path, "other.pyc", "of another Python")
     (tmp_path / "dangling.py").symlink_to(tmp_path / "nowhere.py")
     (tmp_path / "linked.py").symlink_to(tmp_path / "sub" / "other.py")
     os.mkfifo(tmp_path / "pipe.py")
@@ -49,7 +49,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def look(project: Path, typed: str, *, m: bool = False, no_python: bool = False) -> Target:
-    return find(typed, ("-x",), as_module=m, as_program=no_python, cwd=str(project))
+    return find_target(typed, ("-x",), as_module=m, as_program=no_python, cwd=str(project))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_targets(project, typed, flags, kind, first, source, argv):
     found = look(project, typed, **flags)
     assert found.kind is kind
     assert found.args == ("-x",)
-    assert found.first == (None if first is None else str(project / first).rstrip("/"))
+    assert found.sys_path_0 == (None if first is None else str(project / first).rstrip("/"))
     assert found.source == (source and str(project / source))
     assert " ".join(found.argv) == argv
 
@@ -160,7 +160,7 @@ def test_what_cannot_be_run(project, typed, flags, message, hint):
     ],
 )
 def test_options_of_the_programs_own(tmp_path, typed, option, named):
-    write(
+    write_program(
         tmp_path,
         "options.py",
         """
@@ -171,4 +171,4 @@ def test_options_of_the_programs_own(tmp_path, typed, option, named):
         def anything(): pass
         """,
     )
-    assert look(tmp_path, typed).names_option(option) is named
+    assert look(tmp_path, typed).has_option(option) is named

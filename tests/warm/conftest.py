@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.conftest import alive, clean_environment, command, wait_until, write
+from tests.conftest import clean_environment, ddplaunch_command, is_alive, wait_until, write_program
 
 TORCH = """
 import os
@@ -52,8 +52,8 @@ class Shell:
         self.folder = folder
         self.runtime = Path(tempfile.mkdtemp(prefix="warm-"))
         self.modules = folder / "modules"
-        write(self.modules, "torch/__init__.py", TORCH)
-        write(folder, "shows.py", SHOWS)
+        write_program(self.modules, "torch/__init__.py", TORCH)
+        write_program(folder, "shows.py", SHOWS)
         self.env = clean_environment(
             {"XDG_RUNTIME_DIR": str(self.runtime), "PYTHONPATH": str(self.modules), "HOME": str(folder), **(env or {})}
         )
@@ -95,10 +95,10 @@ class Shell:
         return self.started[-1], out
 
     def launch(self, *words: str | Path, nproc: int = 2) -> str:
-        return shlex.join(command("run", "--warm", "--nproc", str(nproc), *words))
+        return shlex.join(ddplaunch_command("run", "--warm", "--nproc", str(nproc), *words))
 
     def warm(self, *words: str) -> Done:
-        return self.run(shlex.join(command("warm", *words)))
+        return self.run(shlex.join(ddplaunch_command("warm", *words)))
 
     def kept(self) -> list[int]:
         """The pids of the warm zygotes."""
@@ -115,7 +115,7 @@ class Shell:
         self.process.wait()
 
     def close(self) -> None:
-        for pid in filter(alive, self.started):
+        for pid in filter(is_alive, self.started):
             os.kill(pid, signal.SIGKILL)
         if self.process.poll() is None:
             self.warm("--stop")
@@ -144,7 +144,7 @@ def gone(*pids: int) -> None:
 
 
 def _is_gone(pid: int) -> bool:
-    return not alive(pid)
+    return not is_alive(pid)
 
 
 def printed(file: Path, text: str, times: int = 1) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from ddplaunch.rank import channel
 from ddplaunch.warm import place
-from tests.conftest import refused, write
+from tests.conftest import assert_refused, write_program
 from tests.warm.conftest import ROOT, Shell
 
 
@@ -29,7 +29,7 @@ def test_warm_shows_what_is_kept(shell: Shell):
 
 @pytest.mark.slow
 def test_the_file_asks_for_it_and_no_warm_overrules(shell: Shell):
-    write(shell.folder, ".config/ddplaunch.toml", '[submit]\npartition = "a"\n[run]\nwarm = "5m"\n')
+    write_program(shell.folder, ".config/ddplaunch.toml", '[submit]\npartition = "a"\n[run]\nwarm = "5m"\n')
     plain = shell.launch("--log-dir", "log", "shows.py").replace(" --warm ", " ")
     shell.run(plain)
     if ROOT:
@@ -52,17 +52,17 @@ def test_the_file_asks_for_it_and_no_warm_overrules(shell: Shell):
         ("run = 3\n", "[run] is not a table"),
     ],
 )
-def test_a_file_that_says_something_else_is_refused(answer, tmp_path, text, said):
-    write(tmp_path, "train.py", "")
-    file = write(tmp_path, "config/ddplaunch.toml", text)
-    done = answer("run", "--nproc", "2", "train.py", env={"XDG_CONFIG_HOME": str(tmp_path / "config")})
-    refused(done, f"Error: {file}: {said}")
+def test_a_file_that_says_something_else_is_refused(run_in_fork, tmp_path, text, said):
+    write_program(tmp_path, "train.py", "")
+    file = write_program(tmp_path, "config/ddplaunch.toml", text)
+    done = run_in_fork("run", "--nproc", "2", "train.py", env={"XDG_CONFIG_HOME": str(tmp_path / "config")})
+    assert_refused(done, f"Error: {file}: {said}")
 
 
-def test_a_project_cannot_ask_for_it(answer, tmp_path):
-    write(tmp_path, "train.py", "")
-    file = write(tmp_path, "pyproject.toml", '[tool.ddplaunch.run]\nwarm = "10m"\n')
-    done = answer("run", "--dry-run", "train.py")
+def test_a_project_cannot_ask_for_it(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
+    file = write_program(tmp_path, "pyproject.toml", '[tool.ddplaunch.run]\nwarm = "10m"\n')
+    done = run_in_fork("run", "--dry-run", "train.py")
     assert f"{file}: unknown key warm in [tool.ddplaunch.run]\n  [run] warm goes into your own" in done.stderr
 
 
@@ -78,7 +78,7 @@ COLD = {
 @pytest.mark.parametrize("why", COLD)
 def test_who_starts_cold(shared: Shell, why, tmp_path):
     before, options = COLD[why]
-    write(shared.folder, "plain.py", "print('ran', flush=True)\n")
+    write_program(shared.folder, "plain.py", "print('ran', flush=True)\n")
     done = shared.run(f"{before} {shared.launch('--log-dir', tmp_path, *options.split(), 'plain.py')}")
     assert done.stdout.count("ran") == 2, done.stderr
     assert why not in done.stderr
@@ -100,8 +100,8 @@ def test_a_folder_that_others_may_enter_is_not_used(tmp_path, monkeypatch):
     loose.mkdir()
     loose.chmod(0o770)
     link.symlink_to(good)
-    monkeypatch.setattr(place, "folders", lambda name: [str(each) for each in (loose, link, good)])
-    assert place.folder() == str(good)
+    monkeypatch.setattr(place, "socket_dir_candidates", lambda name: [str(each) for each in (loose, link, good)])
+    assert place.warm_socket_dir() == str(good)
     assert place.all_sockets() == []
 
 
@@ -121,7 +121,7 @@ def test_another_user_is_not_served_and_not_asked(shell: Shell):
             os.seteuid(0)
         answer = b""
         with suppress(BrokenPipeError, ConnectionResetError):  # it hangs up, without reading
-            channel.send(asking, {"op": "look"})
+            channel.send_message(asking, {"op": "look"})
             answer = asking.recv(10)
         assert answer == b""
     for folder in (shell.runtime, path.parent):

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.warm import place
-from tests.conftest import alive, wait_until, write
-from tests.patience import patience
+from tests.conftest import is_alive, wait_until, write_program
+from tests.patience import scaled_timeout
 from tests.warm.conftest import ROOT, SHOWS, WAITS, Done, Shell, gone, printed
 
 
 def config(shell: Shell, text: str) -> None:
-    write(shell.folder, ".config/ddplaunch.toml", text)
+    write_program(shell.folder, ".config/ddplaunch.toml", text)
 
 
 @pytest.mark.slow
@@ -31,19 +31,21 @@ def test_it_ends_after_its_time(shell: Shell):
 
 @pytest.mark.slow
 def test_its_time_counts_from_the_end_of_the_last_run(shell: Shell):
-    seconds = patience(2)
+    seconds = scaled_timeout(2)
     config(shell, f'[run]\nwarm = "{seconds:.1f}s"\n')
-    write(shell.folder, "waits.py", SHOWS + f"import time\ntime.sleep({1.5 * seconds})\nprint('still', flush=True)\n")
+    write_program(
+        shell.folder, "waits.py", SHOWS + f"import time\ntime.sleep({1.5 * seconds})\nprint('still', flush=True)\n"
+    )
     done = shell.run(shell.launch("waits.py"))
     assert done.stdout.count("still") == 2
-    assert alive(done.made)
+    assert is_alive(done.made)
     gone(done.made)
 
 
 @pytest.mark.slow
 def test_it_ends_with_the_shell_that_made_it(shell: Shell):
     done = shell.run()
-    assert alive(done.made)
+    assert is_alive(done.made)
     shell.log_out()
     gone(done.made)
 
@@ -91,29 +93,29 @@ def test_it_ends_when_told_to_and_its_folder_with_the_last_one(shell: Shell):
 
 def test_whoever_removes_the_folder_is_in_no_launchers_way(tmp_path, monkeypatch):
     tmp_path.chmod(0o700)
-    monkeypatch.setattr(place, "folders", lambda name: [str(tmp_path / name)])
+    monkeypatch.setattr(place, "socket_dir_candidates", lambda name: [str(tmp_path / name)])
     over = threading.Event()
-    remover = threading.Thread(target=lambda: [place.tidy() for _ in iter(over.is_set, True)])
+    remover = threading.Thread(target=lambda: [place.remove_empty_dirs() for _ in iter(over.is_set, True)])
     remover.start()
     try:
         for number in range(2000):
-            path = os.path.join(place.folder(), str(number))
-            with place.claim(path):
+            path = os.path.join(place.warm_socket_dir(), str(number))
+            with place.listen_at(path):
                 there = place.connect(path)
                 assert there is not None
                 there.close()
-            place.clear(path)
+            place.remove_stale(path)
     finally:
         over.set()
         remover.join()
-    place.tidy()
+    place.remove_empty_dirs()
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
 def test_what_tells_a_whole_tree_leaves_a_run_to_its_launcher(shell: Shell):
     """As systemd and schedulers do: SIGTERM for all, and the ranks are to have their grace."""
-    write(shell.folder, "waits.py", WAITS)
+    write_program(shell.folder, "waits.py", WAITS)
     launcher, out = shell.begin("exec " + shell.launch("waits.py"))
     made = int(printed(out, "made", 2).split()[2])
     (guardian,) = Path(f"/proc/{made}/task/{made}/children").read_text().split()
@@ -127,14 +129,14 @@ def test_what_tells_a_whole_tree_leaves_a_run_to_its_launcher(shell: Shell):
 
 @pytest.mark.slow
 def test_stop_ends_it_after_its_run(shell: Shell):
-    write(shell.folder, "waits.py", WAITS)
+    write_program(shell.folder, "waits.py", WAITS)
     idle = shell.run(before="FOO=1").made
     launcher, out = shell.begin("exec " + shell.launch("waits.py"))
     made = int(printed(out, "made", 2).split()[2])
     said = shell.warm("--stop").stderr.splitlines()
     assert sorted(said) == sorted([f"{idle} has ended", f"{made} ends with its run"])
-    assert not alive(idle)
-    assert alive(launcher)
+    assert not is_alive(idle)
+    assert is_alive(launcher)
     (shell.folder / "go").touch()
     gone(launcher, made)
 
@@ -143,7 +145,7 @@ def test_stop_ends_it_after_its_run(shell: Shell):
 @pytest.mark.skipif(not ROOT, reason="only root may mount")
 def test_it_ends_when_memory_is_short(tmp_path, shell: Shell):
     """In a mount namespace, where a file of ours stands for the kernel's account of memory."""
-    meminfo = write(tmp_path, "meminfo", "MemTotal: 1000 kB\nMemAvailable: 500 kB\n")
+    meminfo = write_program(tmp_path, "meminfo", "MemTotal: 1000 kB\nMemAvailable: 500 kB\n")
     run = f"{shell.launch('--log-dir', 'log', 'shows.py')}; {shell.launch('--log-dir', 'log', 'shows.py')}"
     short = f"printf 'MemTotal: 1000 kB\\nMemAvailable: 90 kB\\n' >{meminfo}"
     script = f"mount --bind {meminfo} /proc/meminfo && {run}; {short}; {shell.launch('--log-dir', 'log', 'shows.py')}"

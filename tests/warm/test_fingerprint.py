@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import ddplaunch
-from ddplaunch.warm.fingerprint import fingerprint
-from tests.conftest import wait_until, write
+from ddplaunch.warm.fingerprint import compute_fingerprint
+from tests.conftest import wait_until, write_program
 from tests.warm.conftest import ROOT, Shell, gone
 
 needs_root = pytest.mark.skipif(not ROOT, reason="only root may")
@@ -95,7 +95,9 @@ def test_another_cgroup_starts_cold(shared: Shell, usual: int):
 )
 def test_variables_of_the_terminal_do_not_count_but_arrive(shared: Shell, usual: int, variables):
     name, value = variables.split()[0].split("=")
-    write(shared.folder, "tells.py", f"import os, torch\nprint('made', torch.made, os.environ['{name}'], flush=True)\n")
+    write_program(
+        shared.folder, "tells.py", f"import os, torch\nprint('made', torch.made, os.environ['{name}'], flush=True)\n"
+    )
     other = shared.run(f"{variables} {shared.launch('tells.py')}")
     assert other.made == usual
     assert other.stdout.count(f" {value}\n") == 2
@@ -105,7 +107,7 @@ def test_a_variable_that_an_import_reads_counts(tmp_path):
     config: Any = {"modules": ["torch"], "settings": {}, "shielded": [], "reads": ["COLUMNS", "TERM", "HOME"]}
 
     def told(**variables: str) -> object:
-        return fingerprint("zygote.py", config, {"HOME": "/", **variables})
+        return compute_fingerprint("zygote.py", config, {"HOME": "/", **variables})
 
     usual = told(TERM="xterm", COLUMNS="80", LINES="24")
     assert told(TERM="xterm", COLUMNS="80", LINES="3", TERM_PROGRAM="x") == usual
@@ -128,14 +130,14 @@ def test_a_descriptor_above_the_limit_of_open_files_starts_cold(shared: Shell):
 
 @pytest.mark.slow
 def test_a_changed_module_ends_it(shell: Shell):
-    write(shell.modules, "helper.py", "value = 1\n")
+    write_program(shell.modules, "helper.py", "value = 1\n")
     shell.torch_also("import helper\n")
-    write(
+    write_program(
         shell.folder, "tells.py", "import helper, torch\nprint('made', torch.made, 'value', helper.value, flush=True)\n"
     )
     first = shell.run(shell.launch("tells.py"))
     assert shell.run(shell.launch("tells.py")).made == first.made
-    write(shell.modules, "helper.py", "value = 22\n")
+    write_program(shell.modules, "helper.py", "value = 22\n")
     changed = shell.run(shell.launch("--log-dir", "log", "tells.py"))
     assert changed.stdout.count("value 22") == 2
     assert changed.made != first.made
@@ -146,11 +148,13 @@ def test_a_changed_module_ends_it(shell: Shell):
 @pytest.mark.slow
 def test_a_module_that_was_missing_and_is_there_now_ends_it(shell: Shell):
     shell.torch_also("try:\n    import extra\nexcept ImportError:\n    extra = None\n")
-    write(shell.folder, "tells.py", "import torch\nprint('made', torch.made, torch.extra is not None, flush=True)\n")
+    write_program(
+        shell.folder, "tells.py", "import torch\nprint('made', torch.made, torch.extra is not None, flush=True)\n"
+    )
     first = shell.run(shell.launch("tells.py"))
-    write(shell.modules, "unrelated.py", "")
+    write_program(shell.modules, "unrelated.py", "")
     assert shell.run(shell.launch("tells.py")).made == first.made
-    write(shell.modules, "extra.py", "")
+    write_program(shell.modules, "extra.py", "")
     assert shell.run(shell.launch("tells.py")).stdout.count("True") == 2
 
 
@@ -158,7 +162,7 @@ def test_a_module_that_was_missing_and_is_there_now_ends_it(shell: Shell):
 @pytest.mark.parametrize("name", ["matplotlibrc", ".config/fsspec/conf.json"])
 def test_settings_that_an_import_may_have_read_end_it(shell: Shell, name):
     first = shell.run()
-    file = write(shell.folder, name, "{}")
+    file = write_program(shell.folder, name, "{}")
     assert shell.run().made != first.made
     anew = shell.run()
     assert shell.run().made == anew.made
@@ -183,9 +187,9 @@ def test_a_pth_file_that_is_installed_ends_it(shell: Shell, tmp_path):
 @pytest.mark.slow
 def test_a_file_of_the_users_own_that_hides_a_module_starts_cold(shell: Shell):
     first = shell.run()
-    write(shell.folder, "fractions.py", "")  # nothing that is loaded
+    write_program(shell.folder, "fractions.py", "")  # nothing that is loaded
     assert shell.run().made == first.made
-    write(shell.folder, "json.py", "")
+    write_program(shell.folder, "json.py", "")
     beside = shell.run()
     assert "json.py has the name of a module that torch imports" in beside.stderr
     assert str(first.made) not in beside.stdout

@@ -16,7 +16,7 @@ import pytest
 
 from ddplaunch.rank import channel
 from tests.conftest import wait_until
-from tests.patience import patience
+from tests.patience import scaled_timeout
 from tests.warm.conftest import Shell
 
 RUN = b'{"op": "run"}'
@@ -46,7 +46,7 @@ def frame(body: bytes) -> bytes:
 def ask(path: Path, data: bytes, fds: Sequence[int] = ()) -> None:
     """Send something, and wait until it is done with."""
     with socket.socket(socket.AF_UNIX) as asking:
-        asking.settimeout(patience(10))
+        asking.settimeout(scaled_timeout(10))
         asking.connect(str(path))
         with suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(asking, [data], fds) if data else asking.shutdown(socket.SHUT_WR)

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from tests.conftest import alive, write
+from tests.conftest import is_alive, write_program
 from tests.warm.conftest import Shell, gone, parent, printed
 
 LEAVES = """
@@ -27,7 +27,7 @@ PAIRS = [each for count in (1, 2) for each in itertools.combinations(ALL, count)
 
 def begin(shell: Shell) -> tuple[dict[str, int], list[int]]:
     """Start two ranks; return who is above them, and them with all that they have started."""
-    write(shell.folder, "leaves.py", LEAVES)
+    write_program(shell.folder, "leaves.py", LEAVES)
     launcher, out = shell.begin("exec " + shell.launch("leaves.py"))
     printed(out, "pid ", PIDS)
     text = printed(out, "zygote ", 2)
@@ -54,7 +54,7 @@ def test_kill_9_leaves_nothing(shell: Shell, killed):
     for name in killed:
         os.kill(above[name], signal.SIGKILL)
     gone(*(above[name] for name in ALL if name != "warm"), *below)
-    assert alive(above["warm"]) == ("warm" not in killed)
+    assert is_alive(above["warm"]) == ("warm" not in killed)
     if "warm" not in killed:
         assert again(shell) == above["warm"], "it serves on"
 
@@ -64,7 +64,7 @@ def test_a_run_goes_on_without_its_warm_zygote_and_leaves_nothing(shell: Shell):
     above, below = begin(shell)
     os.kill(above["warm"], signal.SIGKILL)
     gone(above["warm"])
-    assert all(map(alive, below))
+    assert all(map(is_alive, below))
     os.kill(above["launcher"], signal.SIGTERM)
     gone(*above.values(), *below)
     assert again(shell), "the socket that it left is in nobody's way"
@@ -72,7 +72,7 @@ def test_a_run_goes_on_without_its_warm_zygote_and_leaves_nothing(shell: Shell):
 
 @pytest.mark.slow
 def test_what_kills_a_zygote_is_reported_as_ever(shell: Shell):
-    write(
+    write_program(
         shell.folder,
         "kills.py",
         "import os, signal, time\nif os.environ['RANK'] == '1':\n    os.kill(os.getppid(), 9)\ntime.sleep(600)\n",
@@ -89,7 +89,7 @@ def test_restarts_come_of_the_same_zygote(shell: Shell):
         print("made", torch.made, "parent", os.getppid(), flush=True)
         sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0")
     """
-    write(shell.folder, "once.py", text)
+    write_program(shell.folder, "once.py", text)
     done = shell.run(shell.launch("--max-restarts", "1", "once.py"))
     assert done.code == 0, done.stderr
     assert [done.made] == shell.kept()

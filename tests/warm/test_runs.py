@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.conftest import write
+from tests.conftest import write_program
 from tests.warm.conftest import SHOWS, WAITS, Shell, gone, printed
 from tests.warm.test_kills import import_slowly
 
@@ -24,7 +24,7 @@ def test_torch_itself_is_imported_once(tmp_path):
             dist.destroy_process_group()
             print("sum", int(sum), "seed", torch.initial_seed(), flush=True)
         """
-        write(tmp_path, "reduces.py", text)
+        write_program(tmp_path, "reduces.py", text)
         runs = [shell.run(shell.launch("--log-dir", "log", "reduces.py")) for _ in range(3)]
         assert [each.code for each in runs] == [0, 0, 0], runs
         assert all(each.stdout.count("sum 2") == 2 for each in runs)
@@ -38,11 +38,11 @@ def test_torch_itself_is_imported_once(tmp_path):
 
 @pytest.mark.slow
 def test_an_edit_is_seen(shell: Shell):
-    write(shell.folder, "beside.py", "value = 'old'\n")
-    write(shell.folder, "shows.py", SHOWS + "import beside\nprint(beside.value, flush=True)\n")
+    write_program(shell.folder, "beside.py", "value = 'old'\n")
+    write_program(shell.folder, "shows.py", SHOWS + "import beside\nprint(beside.value, flush=True)\n")
     first = shell.run()
-    write(shell.folder, "beside.py", "value = 'newer'\n")
-    write(shell.folder, "shows.py", SHOWS + "import beside\nprint('now', beside.value, flush=True)\n")
+    write_program(shell.folder, "beside.py", "value = 'newer'\n")
+    write_program(shell.folder, "shows.py", SHOWS + "import beside\nprint('now', beside.value, flush=True)\n")
     second = shell.run()
     assert second.made == first.made
     assert second.stdout.count("now newer") == 2
@@ -72,8 +72,8 @@ def test_it_sees_what_a_cold_run_sees(shell: Shell):
         except OSError as error:
             print(error)
     """
-    write(shell.folder, "sees.py", text)
-    write(shell.folder, "seven", "seven")
+    write_program(shell.folder, "sees.py", text)
+    write_program(shell.folder, "seven", "seven")
     cold = shell.run(shell.launch("sees.py", "--x").replace(" --warm ", " ") + " 7<seven")
     shell.run(shell.launch("sees.py", "first"))
     for _ in range(2):
@@ -88,7 +88,7 @@ def test_it_sees_what_a_cold_run_sees(shell: Shell):
 @pytest.mark.slow
 @pytest.mark.parametrize("code", ["7", "0"])
 def test_exit_codes_and_reports_are_the_same(shared: Shell, code):
-    write(
+    write_program(
         shared.folder,
         "ends.py",
         f"import os, sys, torch\nprint('made', torch.made, flush=True)\nsys.exit({code} * int(os.environ['RANK']))\n",
@@ -135,8 +135,8 @@ def test_an_import_that_starts_a_thread_is_not_kept(shell: Shell):
 @pytest.mark.slow
 def test_files_that_an_import_keeps_open_take_no_descriptors_number(shell: Shell):
     shell.torch_also("kept = [open(os.devnull) for _ in range(30)]\n")
-    write(shell.folder, "shows.py", SHOWS + "print(os.pread(7, 5, 0), flush=True)\n")
-    write(shell.folder, "seven", "seven")
+    write_program(shell.folder, "shows.py", SHOWS + "print(os.pread(7, 5, 0), flush=True)\n")
+    write_program(shell.folder, "seven", "seven")
     runs = [shell.run(after=f"7<seven {more}") for more in ("", "", "8<seven")]
     assert all(each.stdout.count("b'seven'") == 2 for each in runs), runs
     assert runs[0].made == runs[1].made != runs[2].made, "its 8 is taken"
@@ -145,7 +145,9 @@ def test_files_that_an_import_keeps_open_take_no_descriptors_number(shell: Shell
 @pytest.mark.slow
 def test_what_the_import_writes_into_the_environment_arrives(shell: Shell):
     shell.torch_also("os.environ['KMP_X'] = 'set'\nos.environ.pop('GOES', None)\n")
-    write(shell.folder, "shows.py", SHOWS + "print(os.environ.get('KMP_X'), os.environ.get('GOES'), flush=True)\n")
+    write_program(
+        shell.folder, "shows.py", SHOWS + "print(os.environ.get('KMP_X'), os.environ.get('GOES'), flush=True)\n"
+    )
     runs = [shell.run(before="GOES=1") for _ in range(2)]
     assert runs[0].made == runs[1].made
     assert all(each.stdout.count("set None") == 2 for each in runs)
@@ -153,7 +155,7 @@ def test_what_the_import_writes_into_the_environment_arrives(shell: Shell):
 
 @pytest.mark.slow
 def test_two_at_once_and_nobody_waits(shell: Shell):
-    write(shell.folder, "waits.py", WAITS)
+    write_program(shell.folder, "waits.py", WAITS)
     first, one = shell.begin("exec " + shell.launch("waits.py"))
     printed(one, "made", 2)
     second, two = shell.begin("exec " + shell.launch("waits.py"))
@@ -182,7 +184,9 @@ def test_one_that_imports_keeps_nobody_waiting(shell: Shell):
 def test_functions_for_the_end_that_remove_files_run_once_at_its_end(shell: Shell):
     text = "import atexit, shutil, tempfile\nfolder = tempfile.mkdtemp(prefix='of-torch')\n"
     shell.torch_also(text + "atexit.register(shutil.rmtree, folder)\n")
-    write(shell.folder, "shows.py", SHOWS + "print('folder', torch.folder, os.path.exists(torch.folder), flush=True)\n")
+    write_program(
+        shell.folder, "shows.py", SHOWS + "print('folder', torch.folder, os.path.exists(torch.folder), flush=True)\n"
+    )
     runs = [shell.run() for _ in range(2)]
     assert all(each.stdout.count("True") == 2 for each in runs)
     folder = re.findall(r"folder (\S+)", runs[0].stdout)[0]

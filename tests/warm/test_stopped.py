@@ -12,7 +12,7 @@ import pytest
 
 from ddplaunch.rank import channel
 from ddplaunch.warm import asking
-from tests.patience import patience
+from tests.patience import scaled_timeout
 from tests.warm.conftest import Shell, gone, printed
 from tests.warm.test_kills import import_slowly
 
@@ -22,7 +22,7 @@ def test_nobody_waits_for_a_stopped_one_behind_a_pipe(shell: Shell):
     made = shell.run().made
     os.kill(made, signal.SIGSTOP)
     try:
-        line = f"{shell.launch('--log-dir', 'log', 'shows.py')} | timeout {patience(30):.0f} cat"
+        line = f"{shell.launch('--log-dir', 'log', 'shows.py')} | timeout {scaled_timeout(30):.0f} cat"
         done = shell.run(line)
         assert done.code == 0, "the pipe stayed open"
         assert done.stdout.count("made") == 2
@@ -45,7 +45,7 @@ def test_one_that_is_stopped_while_it_imports_goes_with_its_launcher(shell: Shel
 
 
 def _takes(control: socket.socket) -> None:
-    channel.receive(control)
+    channel.receive_message(control)
 
 
 @pytest.mark.parametrize("does", [lambda control: None, _takes], ids=["given", "taken"])
@@ -56,15 +56,15 @@ def test_what_a_stopped_zygote_was_given_comes_back(does: Callable[[socket.socke
     zygote = os.fork()
     if zygote == 0:
         os.close(writing)
-        channel.send(theirs, {"op": "take", "pid": os.getpid()}, [os.pidfd_open(os.getpid())])
+        channel.send_message(theirs, {"op": "take", "pid": os.getpid()}, [os.pidfd_open(os.getpid())])
         does(theirs)
         while True:
             os.kill(os.getpid(), signal.SIGSTOP)
     with ours, theirs, line, its, theirs.dup():  # a warm zygote that is stopped too has one
         before = os.listdir("/proc/self/fd")
         began = time.monotonic()
-        assert not asking.hand_over(ours, theirs, line, [writing])
-        assert time.monotonic() - began < patience(5)
+        assert not asking.hand_over_fds(ours, theirs, line, [writing])
+        assert time.monotonic() - began < scaled_timeout(5)
         assert os.listdir("/proc/self/fd") == before
         assert os.waitpid(zygote, 0)[1] == signal.SIGKILL
         os.close(writing)
@@ -75,11 +75,11 @@ def test_what_a_stopped_zygote_was_given_comes_back(does: Callable[[socket.socke
 def test_nothing_is_sent_to_one_that_does_not_answer():
     (ours, theirs), (line, its) = socket.socketpair(), socket.socketpair()
     with ours, theirs, line, its:
-        assert not asking.hand_over(ours, theirs, line, [0, 1, 2])
+        assert not asking.hand_over_fds(ours, theirs, line, [0, 1, 2])
         theirs.setblocking(False)
         with pytest.raises(BlockingIOError):
             theirs.recv(1)
         its.close()
         began = time.monotonic()
-        assert not asking.hand_over(ours, theirs, line, [0, 1, 2])
-        assert time.monotonic() - began < asking.PATIENCE, "it has declined, and nothing else will come"
+        assert not asking.hand_over_fds(ours, theirs, line, [0, 1, 2])
+        assert time.monotonic() - began < asking.REPLY_TIMEOUT_S, "it has declined, and nothing else will come"

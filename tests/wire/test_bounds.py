@@ -14,36 +14,36 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.commands.doctor.messages import Leave, NodeAnswer, Question
+from ddplaunch.commands.doctor.messages import Exit, NodeAnswer, Question
 from ddplaunch.console.failure import render_verdict
 from ddplaunch.control import messages
-from ddplaunch.control.failure import Verdict
-from ddplaunch.control.waiting import describe
-from ddplaunch.errors import MAX_TEXT, harmless, readable, shown
+from ddplaunch.control.failure import FailureReport
+from ddplaunch.control.waiting import format_join_status
+from ddplaunch.errors import MAX_TEXT_CHARS, escape_control_chars, sanitize_line, sanitize_text
 from ddplaunch.job.record import RunRecord
 from ddplaunch.job.requests import all_requests
-from ddplaunch.output.events import RECORDS
-from ddplaunch.wire.bounds import MANY
-from ddplaunch.wire.frames import Garbled
-from ddplaunch.wire.typed import decode, encode, fields
+from ddplaunch.output.events import EVENT_TYPES
+from ddplaunch.wire.bounds import MAX_COUNT
+from ddplaunch.wire.frames import ProtocolError
+from ddplaunch.wire.typed import decode, encode, field_types
 from tests.control.test_coordinator import Job
 
-KINDS = [kind for kind in typing.get_args(messages.Message) if kind is not messages.Seeking]
+KINDS = [kind for kind in typing.get_args(messages.Message) if kind is not messages.ConnectingToNodeZero]
 """All that nodes ever send."""
 
 AT_THE_DOOR = list(dict.fromkeys(each for kind in all_requests() for each in (kind, *kind.answers)))
 """All that a running job is asked, and answers."""
 
-OF_THE_DOCTOR = [Leave, *typing.get_args(Question), *typing.get_args(NodeAnswer)]
+OF_THE_DOCTOR = [Exit, *typing.get_args(Question), *typing.get_args(NodeAnswer)]
 
-IN_THE_HISTORY = [RunRecord, *RECORDS.values()]
+IN_THE_HISTORY = [RunRecord, *EVENT_TYPES.values()]
 """All that is read of a run that is over."""
 
 
 def classes(kind: type) -> Iterator[type]:
     """A class, and those of its fields."""
     yield kind
-    for hint in fields(kind).values():
+    for hint in field_types(kind).values():
         yield from _within(hint)
 
 
@@ -66,18 +66,38 @@ def test_every_field_has_its_bounds():
         f"{each.__name__}.{name}": hint
         for kind in [*KINDS, *AT_THE_DOOR, *IN_THE_HISTORY, *OF_THE_DOCTOR]
         for each in classes(kind)
-        for name, hint in fields(each).items()
+        for name, hint in field_types(each).items()
     }
     assert len(found) > 200
     assert [name for name, hint in found.items() if unbounded(hint)] == []
 
 
-NUMBERS = [0, 1, 2, 3, 9, 15, 40, 64, 65, 255, 256, -1, 4096, MANY, MANY + 1, 1 << 31, 1 << 63, 1 << 64, 10**30]
+NUMBERS = [
+    0,
+    1,
+    2,
+    3,
+    9,
+    15,
+    40,
+    64,
+    65,
+    255,
+    256,
+    -1,
+    4096,
+    MAX_COUNT,
+    MAX_COUNT + 1,
+    1 << 31,
+    1 << 63,
+    1 << 64,
+    10**30,
+]
 REALS = [0.0, 0.5, 1.0, 15.0, 1e9, 1e308, -1.0, 604800.0, 604801.0]
 TEXTS = [
     "", "x", "n1", "2", "..", "../../etc", "a/b", "\0", "\x1b[31mred\x1b[0m", "\x1b]0;t\x07", "a\rb", "a\r\nb",
     "\x9b2J",
-    "\u202eevil", "one\ntwo\nddplaunch: three", "x" * 300, "y" * (MAX_TEXT + 9), "l\n" * 70_000, "é\u3000ж", "\u2028",
+    "\u202eevil", "one\ntwo\nddplaunch: three", "x" * 300, "y" * (MAX_TEXT_CHARS + 9), "l\n" * 70_000, "é\u3000ж", "\u2028",
 ]  # fmt: skip
 
 
@@ -91,7 +111,7 @@ class Maker:
         """Something of this type, as JSON has it."""
         pick = self.random.choice
         if dataclasses.is_dataclass(hint):
-            return {name: self.value(inner) for name, inner in fields(hint).items()}
+            return {name: self.value(inner) for name, inner in field_types(hint).items()}
         if typing.get_origin(hint) is typing.Annotated:
             return self.value(typing.get_args(hint)[0])
         if typing.get_origin(hint) in (types.UnionType, typing.Union):
@@ -141,15 +161,15 @@ def test_a_message_is_understood_or_none(kind):
             break
         try:
             message = decode(maker.body(kind), [kind])
-        except Garbled:
+        except ProtocolError:
             continue
         understood += 1
         assert type(message) is kind
         assert decode(encode(message)[4:], [kind]) == message, "a message that was understood stays as it is"
         for leaf in leaves(message):
             if isinstance(leaf, str):
-                assert harmless(leaf) == leaf
-                assert len(leaf) <= MAX_TEXT
+                assert escape_control_chars(leaf) == leaf
+                assert len(leaf) <= MAX_TEXT_CHARS
             elif isinstance(leaf, int | float) and not isinstance(leaf, bool):
                 assert math.isfinite(leaf)
                 assert -64 <= leaf <= 1e11
@@ -160,9 +180,9 @@ def test_a_message_is_understood_or_none(kind):
 def act_on(message: messages.Message) -> None:
     """What this machine does with it, as far as that is only words."""
     if isinstance(message, messages.JoinStatus):
-        assert harmless(describe(message)) == describe(message)
-    verdict: Verdict | None = None
-    if isinstance(message, messages.End):
+        assert escape_control_chars(format_join_status(message)) == format_join_status(message)
+    verdict: FailureReport | None = None
+    if isinstance(message, messages.EndJob):
         verdict = message.outcome.verdict
     if isinstance(message, messages.Restarting):
         verdict = message.verdict
@@ -176,20 +196,20 @@ def test_a_coordinator_hears_anything():
     """It acts, or says that this cannot be; then the node is lost, as for node 0. There is always an end."""
     maker = Maker(0)
     for _ in range(200):
-        job = Job(min_nodes=2, grace=1.0, max_restarts=2)
+        job = Job(min_nodes=2, grace_s=1.0, max_restarts=2)
         job.join(1)
         for _ in range(20):
             kind = maker.random.choice(typing.get_args(messages.FromNode))
             try:
                 job.say(1, decode(maker.body(kind), [kind]))
-            except Garbled:
+            except ProtocolError:
                 if maker.random.random() < 0.2:
-                    job.coordinator.lost(1, "it sent that")
+                    job.coordinator.on_node_lost(1, "it sent that")
             job.wait(maker.random.random())
-        job.say(0, messages.Interrupted(2))
-        job.drain(0, attempt=max(each.attempt for each in job.take(messages.Start, 0)))
+        job.say(0, messages.StopRequested(2))
+        job.drain(0, attempt=max(each.attempt for each in job.take(messages.StartAttempt, 0)))
         job.wait(200)
-        assert job.take(messages.End, 0)
+        assert job.take(messages.EndJob, 0)
 
 
 @pytest.mark.parametrize(
@@ -205,14 +225,14 @@ def test_a_coordinator_hears_anything():
     ],
 )
 def test_harmless(text, plain):
-    assert harmless(text) == plain
-    assert harmless(plain) == plain
+    assert escape_control_chars(text) == plain
+    assert escape_control_chars(plain) == plain
 
 
 def test_shown_is_one_line():
-    assert shown("a\nb") == "a\\nb"
-    assert shown("x" * 500, limit=10) == "x" * 9 + "…"
-    assert shown("Connection closed by peer", limit=16) == "Connection…"
-    assert shown("Connection closed by peer", limit=18) == "Connection closed…"
-    assert shown("a verylongword", limit=8) == "a veryl…"
-    assert readable("x" * (2 * MAX_TEXT)).count("\n") == 2
+    assert sanitize_line("a\nb") == "a\\nb"
+    assert sanitize_line("x" * 500, limit=10) == "x" * 9 + "…"
+    assert sanitize_line("Connection closed by peer", limit=16) == "Connection…"
+    assert sanitize_line("Connection closed by peer", limit=18) == "Connection closed…"
+    assert sanitize_line("a verylongword", limit=8) == "a veryl…"
+    assert sanitize_text("x" * (2 * MAX_TEXT_CHARS)).count("\n") == 2

@@ -13,16 +13,16 @@ from functools import partial
 import pytest
 
 from ddplaunch.control import messages
-from ddplaunch.control.failure import Failure
-from ddplaunch.control.messages import Beat, Failed, Interrupted, Start, Versions
-from ddplaunch.loop import Loop
-from ddplaunch.plan.share import Share
-from ddplaunch.wire.connection import Connection, literal
-from ddplaunch.wire.frames import Garbled
+from ddplaunch.control.failure import RankFailure
+from ddplaunch.control.messages import FailureReported, HeartbeatMessage, StartAttempt, StopRequested, Versions
+from ddplaunch.loop import EventLoop
+from ddplaunch.plan.share import NodeSpec
+from ddplaunch.wire.connection import Connection, format_address
+from ddplaunch.wire.frames import ProtocolError
 from ddplaunch.wire.typed import decode, encode
 
-FAILURE = Failure(3, 1, "n1", 77, 0, None, 9, None, "Traceback\n  é", 1.5, None, ("no", None), ("a", "b"))
-SHARE = Share(1, "n1", ("cuda:0", "cuda:1"), "4")
+FAILURE = RankFailure(3, 1, "n1", 77, 0, None, 9, None, "Traceback\n  é", 1.5, None, ("no", None), ("a", "b"))
+SHARE = NodeSpec(1, "n1", ("cuda:0", "cuda:1"), "4")
 
 
 @pytest.mark.parametrize(
@@ -34,54 +34,56 @@ SHARE = Share(1, "n1", ("cuda:0", "cuda:1"), "4")
         b"[1]",
         b"\xff\xfe",
         b"[" * 100_000,
-        b'{"op": "Beat", "body": []}',
+        b'{"op": "HeartbeatMessage", "body": []}',
         b'{"op": [], "body": {}}',
         b'{"op": "Failed", "body": {"attempt": "1"}}',
-        b'{"op": "Interrupted", "body": {"signal": 99}}',
+        b'{"op": "StopRequested", "body": {"signal": 99}}',
         b'{"op": "Start", "body": {"attempt": 0, "run_id": "", "place": {"node_rank": 0}}}',
         b'{"op": "End", "body": {"outcome": {"code": 0}}}',  # known, but not accepted here
         b'{"op": "os.system", "body": "true"}',
     ],
 )
 def test_anything_else_is_garbled(body):
-    with pytest.raises(Garbled):
-        decode(body, [Beat, Failed, Interrupted, Start])
+    with pytest.raises(ProtocolError):
+        decode(body, [HeartbeatMessage, FailureReported, StopRequested, StartAttempt])
 
 
 @pytest.mark.parametrize("field", ["n1", "cuda:1", "2:4", "mine", "train.py", "abc", "2.13", "H100"])
 def test_a_stranger_cannot_write_to_our_terminal(field):
-    hello = messages.Hello(SHARE, "2:4", "mine", "train.py", "abc", 0, Versions("3.11", "2.13"), ("H100",))
+    hello = messages.NodeHello(SHARE, "2:4", "mine", "train.py", "abc", 0, Versions("3.11", "2.13"), ("H100",))
     body = encode(hello)[4:]
-    assert decode(body, [messages.Hello]) == hello
-    with pytest.raises(Garbled):
-        decode(body.replace(b'"%s"' % field.encode(), b'"%s\\u001b[2J"' % field.encode()), [messages.Hello])
+    assert decode(body, [messages.NodeHello]) == hello
+    with pytest.raises(ProtocolError):
+        decode(body.replace(b'"%s"' % field.encode(), b'"%s\\u001b[2J"' % field.encode()), [messages.NodeHello])
 
 
 class Pair:
     """A connection of ours, and the other end as a bare socket."""
 
     def __init__(self, most: int = 1 << 20) -> None:
-        self.loop = Loop()
+        self.loop = EventLoop()
         with socket.create_server(("127.0.0.1", 0)) as server:
             self.other = socket.create_connection(server.getsockname())
             ours, _ = server.accept()
         self.heard: list[object] = []
         self.lost: list[str] = []
-        self.connection = Connection(self.loop, ours, [Beat, Failed], self.heard.append, self.lost.append, most)
+        self.connection = Connection(
+            self.loop, ours, [HeartbeatMessage, FailureReported], self.heard.append, self.lost.append, most
+        )
 
     def step_until(self, condition):
         while not condition():
-            self.loop.step()
+            self.loop.run_once()
 
 
 def test_frames_in_pieces_and_many_at_once():
     pair = Pair()
-    frame = encode(Failed(0, FAILURE, 1.0))
+    frame = encode(FailureReported(0, FAILURE, 1.0))
     for i in range(len(frame)):
         pair.other.send(frame[i : i + 1])
-    pair.other.send(encode(Beat(1e9)) * 500)
+    pair.other.send(encode(HeartbeatMessage(1e9)) * 500)
     pair.step_until(lambda: len(pair.heard) == 501)
-    assert pair.heard[0] == Failed(0, FAILURE, 1.0)
+    assert pair.heard[0] == FailureReported(0, FAILURE, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -100,12 +102,12 @@ def test_who_speaks_otherwise_is_dropped(sent, why):
     pair.other.shutdown(socket.SHUT_WR)
     pair.step_until(lambda: pair.lost)
     assert pair.lost == [why]
-    assert not pair.connection.open
+    assert not pair.connection.is_open
 
 
 def test_a_peer_that_reads_nothing_is_lost_in_the_end():
     pair = Pair()
-    message = messages.Note("x" * (1 << 20))
+    message = messages.NoteMessage("x" * (1 << 20))
     for _ in range(200):
         pair.connection.send(message)
     assert not pair.lost, "not from within our own call"
@@ -115,14 +117,14 @@ def test_a_peer_that_reads_nothing_is_lost_in_the_end():
 
 def test_last_words_arrive_before_the_end():
     pair = Pair()
-    message = messages.Note("x" * (8 << 20))
+    message = messages.NoteMessage("x" * (8 << 20))
     pair.connection.send(message)
-    pair.connection.finish()
+    pair.connection.shutdown_write()
     received = bytearray()
     pair.other.setblocking(False)
     while True:
-        pair.loop.after(0, lambda: None)
-        pair.loop.step()
+        pair.loop.call_later(0, lambda: None)
+        pair.loop.run_once()
         try:
             data = pair.other.recv(1 << 20)
         except BlockingIOError:
@@ -143,21 +145,21 @@ def test_last_words_arrive_before_the_end():
     ],
 )
 def test_literals(name, shown):
-    assert literal(name) == shown
+    assert format_address(name) == shown
 
 
 AT_ONCE = """
 import sys, threading, time
-from ddplaunch.control.messages import Inspected
+from ddplaunch.control.messages import InspectReply
 from ddplaunch.diagnosis.inspection import Inspection
 from ddplaunch.wire import frames, typed
 
-frame = typed.encode(Inspected(1, Inspection(time.time(), (), 2, ())))[frames.LENGTH.size :]
+frame = typed.encode(InspectReply(1, Inspection(time.time(), (), 2, ())))[frames.LENGTH.size :]
 together = threading.Barrier(8)
 
 def decode():
     together.wait()
-    assert typed.decode(frame, [Inspected]).serial == 1
+    assert typed.decode(frame, [InspectReply]).serial == 1
 
 sys.setswitchinterval(1e-6)
 threads = [threading.Thread(target=decode) for _ in range(8)]
@@ -178,9 +180,11 @@ def test_threads_that_read_their_first_message_at_once():
 
 def test_a_connection_that_is_closed_is_forgotten():
     """Whoever it calls mostly holds it: without the garbage collector nothing of it stays."""
-    loop = Loop()
+    loop = EventLoop()
     ours, theirs = socket.socketpair()
-    connection: Connection[Beat] = Connection(loop, ours, [Beat], hear=print, lost=print)
+    connection: Connection[HeartbeatMessage] = Connection(
+        loop, ours, [HeartbeatMessage], on_message=print, on_lost=print
+    )
     connection.hear = partial(print, connection)
     connection.lost = partial(print, connection)
     seen = weakref.ref(connection)

@@ -10,19 +10,25 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NoReturn
 
-from ddplaunch.cli.command_line import Translation, is_option, name_of
+from ddplaunch.cli.command_line import TranslatedArgv, is_option, option_name
 from ddplaunch.cli.torchrun import nodes, output
-from ddplaunch.cli.torchrun.options import OurOption, TorchrunOptions, TorchrunValue, split, variables
+from ddplaunch.cli.torchrun.options import (
+    TorchrunOptions,
+    TorchrunValue,
+    TranslatedOption,
+    read_pet_variables,
+    split_torchrun,
+)
 from ddplaunch.cli.values import MAX_NAME
 from ddplaunch.errors import UsageError
 
-_CAUGHT = {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"}
-_WARNINGS = {"SIGUSR1", "SIGUSR2", "SIGXCPU"}
+_STOP_SIGNALS = {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"}
+_PREEMPT_SIGNALS = {"SIGUSR1", "SIGUSR2", "SIGXCPU"}
 
-_KEPT = "--log-dir DIR keeps all that each rank printed: grep -h WORD DIR/*/rank-*.log"
-_INSTEAD = {
-    "--duplicate-stdout-filters": _KEPT,
-    "--duplicate-stderr-filters": _KEPT,
+_LOG_DIR_HINT = "--log-dir DIR keeps all that each rank printed: grep -h WORD DIR/*/rank-*.log"
+_REPLACEMENTS = {
+    "--duplicate-stdout-filters": _LOG_DIR_HINT,
+    "--duplicate-stderr-filters": _LOG_DIR_HINT,
     "--logs-specs": "--log-dir DIR says where, --show RANKS what is shown",
 }
 
@@ -34,7 +40,7 @@ def translate(
     *,
     refused: Mapping[str, str] = {},
     skipped: Collection[str] = (),
-) -> Translation:
+) -> TranslatedArgv:
     """Replace torchrun's options before the target by ours; what follows it stays as it is.
 
     Args:
@@ -46,16 +52,16 @@ def translate(
     Raises:
         UsageError: an option has no equivalent, or no such value; two contradict each other.
     """
-    typed, ours, rest = split(words, options, set(skipped))
+    typed, ours, rest = split_torchrun(words, options, set(skipped))
     if "--print-completion" in typed:
         _print_completion(typed["--print-completion"])
     for name in typed:
         if name in refused:
             raise UsageError(f"{typed[name].source} does not work for a submitted job", refused[name])
-    our_names = {name_of(word) for word in ours if is_option(word)}
-    by_variable = variables(environ, typed, our_names)
+    our_names = {option_name(word) for word in ours if is_option(word)}
+    by_variable = read_pet_variables(environ, typed, our_names)
     torchrun = TorchrunOptions({**by_variable, **typed})
-    made = list(_translated(torchrun))
+    made = list(_translate_options(torchrun))
     for name, source in {name: source for name, _, source in made}.items():
         if name in our_names and source in {each.source for each in typed.values()}:
             raise UsageError(f"{source} and {name} contradict each other", f"{source} is {name}: leave one of them out")
@@ -67,54 +73,54 @@ def translate(
     notes: list[str] = []
     if by_variable:
         notes.append(f"read as options of torchrun: {', '.join(sorted(sources))}")
-    if torchrun.idle:
-        idle = ", ".join(f"{each.source} {each.value}" for each in torchrun.idle)
+    if torchrun.without_effect:
+        idle = ", ".join(f"{each.source} {each.value}" for each in torchrun.without_effect)
         notes.append(f"no effect in ddplaunch: {idle} (docs/torchrun.md)")
-    notes += torchrun.said
-    return Translation([*flat, *ours, *rest], tuple(notes), of_torchrun, unsaid)
+    notes += torchrun.notes
+    return TranslatedArgv([*flat, *ours, *rest], tuple(notes), of_torchrun, unsaid)
 
 
-def _translated(torchrun: TorchrunOptions) -> Iterator[OurOption]:
-    _refuse(torchrun)
-    yield from torchrun.renamed("--nproc-per-node", "--nproc", {"xpu": "gpu"})
-    yield from nodes.translated(torchrun)
-    yield from nodes.local_address(torchrun)
+def _translate_options(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
+    _refuse_unsupported(torchrun)
+    yield from torchrun.as_own_option("--nproc-per-node", "--nproc", {"xpu": "gpu"})
+    yield from nodes.translate_rendezvous(torchrun)
+    yield from nodes.translate_local_addr(torchrun)
     yield from _run_id(torchrun)
-    yield from torchrun.renamed("--max-restarts")
-    yield from torchrun.renamed("--role")
-    yield from torchrun.renamed("--shutdown-timeout", "--grace")
-    yield from torchrun.renamed("--numa-binding", "--bind", {"node": "numa"})
-    yield from output.translated(torchrun)
+    yield from torchrun.as_own_option("--max-restarts")
+    yield from torchrun.as_own_option("--role")
+    yield from torchrun.as_own_option("--shutdown-timeout", "--grace")
+    yield from torchrun.as_own_option("--numa-binding", "--bind", {"node": "numa"})
+    yield from output.translate_output(torchrun)
     for flag in ("--virtual-local-rank", "--module", "--no-python"):
         if flag in torchrun and (flag != "--no-python" or "--run-path" not in torchrun):
             yield flag, "", torchrun.source(flag)
-    torchrun.ignore("--monitor-interval", default="0.1")
-    torchrun.ignore("--start-method", default="spawn")
+    torchrun.ignore_options("--monitor-interval", default="0.1")
+    torchrun.ignore_options("--start-method", default="spawn")
     yield from _signals(torchrun)
 
 
-def _run_id(torchrun: TorchrunOptions) -> Iterator[OurOption]:
+def _run_id(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
     """--rdzv-id as a name that can be one of a folder too: what cannot becomes a dash."""
     typed = torchrun.value("--rdzv-id")
     if typed and typed != "none":
         name = re.sub(r"[^A-Za-z0-9_.-]+", "-", typed)[:MAX_NAME].lstrip("_.-") or "job"
         if name != typed:
-            torchrun.said.append(f"{torchrun.source('--rdzv-id')} {typed}: the run is called {name}")
+            torchrun.notes.append(f"{torchrun.source('--rdzv-id')} {typed}: the run is called {name}")
         yield "--run-id", name, torchrun.source("--rdzv-id")
 
 
-def _signals(torchrun: TorchrunOptions) -> Iterator[OurOption]:
+def _signals(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
     """A further signal, which torchrun hands on to the ranks: the scheduler's warning, in our words."""
     signals = {name.strip().upper() for name in torchrun.value("--signals-to-handle").split(",") if name.strip()}
-    if not signals or signals == _CAUGHT:
+    if not signals or signals == _STOP_SIGNALS:
         return
     source = torchrun.source("--signals-to-handle")
-    further = sorted(signals - _CAUGHT)
-    if len(further) > 1 or not _WARNINGS.issuperset(further):
-        other = further[1] if _WARNINGS.issuperset(further[:1]) else further[0]
+    further = sorted(signals - _STOP_SIGNALS)
+    if len(further) > 1 or not _PREEMPT_SIGNALS.issuperset(further):
+        other = further[1] if _PREEMPT_SIGNALS.issuperset(further[:1]) else further[0]
         raise UsageError(
-            f"{source}: ddplaunch handles one signal beside {', '.join(sorted(_CAUGHT))}; {other} is too many"
-            if other in _WARNINGS
+            f"{source}: ddplaunch handles one signal beside {', '.join(sorted(_STOP_SIGNALS))}; {other} is too many"
+            if other in _PREEMPT_SIGNALS
             else f"{source}: ddplaunch does not handle {other}",
             "--preempt-signal USR1 --preempt-forward USR1",
         )
@@ -122,14 +128,14 @@ def _signals(torchrun: TorchrunOptions) -> Iterator[OurOption]:
         name = further[0].removeprefix("SIG")
         yield "--preempt-signal", name, source
         yield "--preempt-forward", name, source
-        yield from torchrun.renamed("--shutdown-timeout", "--preempt-grace")
+        yield from torchrun.as_own_option("--shutdown-timeout", "--preempt-grace")
     else:
-        torchrun.ignore("--signals-to-handle")
+        torchrun.ignore_options("--signals-to-handle")
 
 
-def _refuse(torchrun: TorchrunOptions) -> None:
+def _refuse_unsupported(torchrun: TorchrunOptions) -> None:
     """Refuse what ddplaunch cannot do, and name what it can."""
-    for name, hint in _INSTEAD.items():
+    for name, hint in _REPLACEMENTS.items():
         if torchrun.value(name, "default") != "default":
             raise UsageError(f"{torchrun.source(name)} does not work in ddplaunch", hint)
     if (handler := torchrun.value("--event-log-handler", "null")) != "null":

@@ -5,32 +5,32 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ddplaunch.cli.torchrun.options import OurOption, TorchrunOptions, TorchrunValue
+from ddplaunch.cli.torchrun.options import TorchrunOptions, TorchrunValue, TranslatedOption
 from ddplaunch.errors import UsageError
-from ddplaunch.plan.numbers import decimal
+from ddplaunch.plan.numbers import parse_float
 
 C10D_PORT = "29400"  # torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py, DEFAULT_PORT
 
 _ENDPOINT = r"(?P<host>\[[^\]]*\]|[^:]*)(:(?P<port>\d+))?"  # 10.0.0.1:29500, n0, [fd00::1]:29500
 
-_TIMES = {"join_timeout": "--join-timeout", "last_call_timeout": "--join-window", "timeout": "--join-timeout"}
-_KEEP_ALIVE = {"keep_alive_interval": 5.0, "keep_alive_max_attempt": 3.0}
+_TIMEOUT_OPTIONS = {"join_timeout": "--join-timeout", "last_call_timeout": "--join-window", "timeout": "--join-timeout"}
+_KEEP_ALIVE_DEFAULTS = {"keep_alive_interval": 5.0, "keep_alive_max_attempt": 3.0}
 """A node that misses this many heartbeats is lost; the defaults are torch's (dynamic_rendezvous.py)."""
 _STATIC = {"timeout"}
-_C10D = {"join_timeout", "last_call_timeout", "is_host", *_KEEP_ALIVE}
-_TRUE = ("1", "true", "t", "yes", "y")  # torch/distributed/elastic/rendezvous/api.py, get_as_bool
+_C10D = {"join_timeout", "last_call_timeout", "is_host", *_KEEP_ALIVE_DEFAULTS}
+_TRUE_WORDS = ("1", "true", "t", "yes", "y")  # torch/distributed/elastic/rendezvous/api.py, get_as_bool
 
 
-def translated(torchrun: TorchrunOptions) -> Iterator[OurOption]:
+def translate_rendezvous(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
     """Translate it; refuse a backend that ddplaunch does not have, and an endpoint or setting that makes no sense."""
     if "--standalone" in torchrun:
         if torchrun.max_nodes > 1:
             nnodes = f"{torchrun.source('--nnodes')} {torchrun.value('--nnodes')}"
             raise UsageError(f"--standalone does not work with {nnodes}", "leave one of them out")
         yield "--nnodes", "1", torchrun.source("--standalone")
-        yield from torchrun.renamed("--master-port")
+        yield from torchrun.as_own_option("--master-port")
         return
-    yield from torchrun.renamed("--nnodes")
+    yield from torchrun.as_own_option("--nnodes")
     backend = torchrun.value("--rdzv-backend", "static")
     if backend == "static":
         yield from _static(torchrun)
@@ -41,31 +41,31 @@ def translated(torchrun: TorchrunOptions) -> Iterator[OurOption]:
         raise UsageError(what, "--rdzv-backend c10d --rdzv-endpoint HOST:PORT, HOST being one of the nodes")
 
 
-def _static(torchrun: TorchrunOptions) -> Iterator[OurOption]:
-    yield from torchrun.renamed("--node-rank")
+def _static(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
+    yield from torchrun.as_own_option("--node-rank")
     if torchrun.value("--rdzv-endpoint"):
         yield from _endpoint(torchrun, "")
-        torchrun.ignore("--master-addr", "--master-port")
+        torchrun.ignore_options("--master-addr", "--master-port")
     else:
-        yield from torchrun.renamed("--master-addr")
-        yield from torchrun.renamed("--master-port")
-    yield from _settings(torchrun, _STATIC)
+        yield from torchrun.as_own_option("--master-addr")
+        yield from torchrun.as_own_option("--master-port")
+    yield from _rdzv_conf_settings(torchrun, _STATIC)
 
 
-def _c10d(torchrun: TorchrunOptions) -> Iterator[OurOption]:
+def _c10d(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
     if torchrun.max_nodes > 1:
         if not torchrun.value("--rdzv-endpoint"):
             source = torchrun.source("--rdzv-backend")
             what = f"{source} c10d on {torchrun.max_nodes} nodes needs --rdzv-endpoint HOST:PORT"
             raise UsageError(what, "HOST is an address of one of the nodes, the same on each")
         yield from _endpoint(torchrun, C10D_PORT)
-        is_host = _rendezvous_settings(torchrun).get("is_host", "").lower() in _TRUE
+        is_host = _rendezvous_settings(torchrun).get("is_host", "").lower() in _TRUE_WORDS
         yield "--node-rank", "0" if is_host else "auto", torchrun.source("--rdzv-backend")
-    torchrun.ignore("--node-rank", "--master-addr", "--master-port")
-    yield from _settings(torchrun, _C10D)
+    torchrun.ignore_options("--node-rank", "--master-addr", "--master-port")
+    yield from _rdzv_conf_settings(torchrun, _C10D)
 
 
-def _endpoint(torchrun: TorchrunOptions, default_port: str) -> Iterator[OurOption]:
+def _endpoint(torchrun: TorchrunOptions, default_port: str) -> Iterator[TranslatedOption]:
     text, source = torchrun.value("--rdzv-endpoint").strip(), torchrun.source("--rdzv-endpoint")
     match = re.fullmatch(_ENDPOINT, text)
     if not match or not match["host"]:
@@ -88,38 +88,38 @@ def _rendezvous_settings(torchrun: TorchrunOptions) -> dict[str, str]:
     return given
 
 
-def _settings(torchrun: TorchrunOptions, known: set[str]) -> Iterator[OurOption]:
+def _rdzv_conf_settings(torchrun: TorchrunOptions, known: set[str]) -> Iterator[TranslatedOption]:
     """The settings of --rdzv-conf that this backend knows; torchrun ignores all others too."""
     if not (given := _rendezvous_settings(torchrun)):
         return
     source = torchrun.source("--rdzv-conf")
     if idle := [f"{key}={value}" for key, value in given.items() if key not in known]:
-        torchrun.idle.append(TorchrunValue(",".join(idle), source))
-    for key, ours in _TIMES.items():
+        torchrun.without_effect.append(TorchrunValue(",".join(idle), source))
+    for key, ours in _TIMEOUT_OPTIONS.items():
         if key in given and key in known:
             yield ours, given[key], source
-    if known & given.keys() & _KEEP_ALIVE.keys():
+    if known & given.keys() & _KEEP_ALIVE_DEFAULTS.keys():
         silence = 1.0
-        for key, default in _KEEP_ALIVE.items():
-            number = decimal(given[key]) if key in given else default
+        for key, default in _KEEP_ALIVE_DEFAULTS.items():
+            number = parse_float(given[key]) if key in given else default
             if number is None:
                 raise UsageError(f"{source} {key}={given[key]}: expected a number", f"{key}={default:g}")
             silence *= number
         yield "--heartbeat-timeout", f"{silence:g}", source
 
 
-def local_address(torchrun: TorchrunOptions) -> Iterator[OurOption]:
+def translate_local_addr(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
     """--local-addr as the interface that has this address; refuse one that none has."""
     address = torchrun.value("--local-addr")
     if not address or ("--nnodes" in torchrun and torchrun.max_nodes == 1):
-        return torchrun.ignore("--local-addr")
-    from ddplaunch.control.route import interface_of, resolve
+        return torchrun.ignore_options("--local-addr")
+    from ddplaunch.control.route import find_interface, resolve
 
     try:
         literals = {str(where[0]) for _, where in resolve(address)}
     except OSError:
         literals = set()
-    interface = next((name for each in literals if (name := interface_of(each))), None)
+    interface = next((name for each in literals if (name := find_interface(each))), None)
     if interface is None:
         source = torchrun.source("--local-addr")
         raise UsageError(f"{source} {address} is not an address of this machine", "leave it out, or --interface NAME")

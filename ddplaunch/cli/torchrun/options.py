@@ -9,10 +9,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ddplaunch.cli.command_line import end_of_ours, hyphened, is_option, name_of
+from ddplaunch.cli.command_line import end_of_options, is_option, option_name, with_dashes
 from ddplaunch.errors import UsageError
-from ddplaunch.plan.numbers import whole
-from ddplaunch.words import nearest
+from ddplaunch.plan.numbers import parse_int
+from ddplaunch.words import closest_match
 
 # fmt: off
 FLAGS = frozenset({"--standalone", "--module", "--no-python", "--run-path", "--virtual-local-rank", "--use-env"})
@@ -26,7 +26,7 @@ VALUES = frozenset({
 # fmt: on
 """All that there are, with dashes; torchrun takes each with underscores too."""
 
-_SHORT = {"-m": "--module", "-r": "--redirects", "-t": "--tee"}
+_SHORT_OPTIONS = {"-m": "--module", "-r": "--redirects", "-t": "--tee"}
 _WITHOUT_VARIABLE = {"--logs-specs", "--numa-binding", "--print-completion", "--use-env"}
 
 _VARIABLE = "PET_{}"  # PET_LOG_DIR is --log-dir where that is not typed: torch/distributed/argparse_util.py
@@ -35,16 +35,16 @@ _OTHER_VARIABLES = {
     "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "--log-line-prefix-template",
 }
 
-_INSIDE = ("DDPLAUNCH_DEVICE", "TORCHELASTIC_RUN_ID")
+_IN_RANK_VARIABLES = ("DDPLAUNCH_DEVICE", "TORCHELASTIC_RUN_ID")
 """A rank has these; the variables were meant for the launcher that has started it."""
 
-_KUBEFLOW = {"--nnodes", "--nproc-per-node", "--node-rank", "--master-addr", "--master-port", "--rdzv-id"}
+_KUBEFLOW_OPTIONS = {"--nnodes", "--nproc-per-node", "--node-rank", "--master-addr", "--master-port", "--rdzv-id"}
 """What ``clusters/kubeflow.py`` reads, which knows more names for the node's rank and address than torchrun does."""
 
 _RENDEZVOUS = {"--rdzv-backend", "--rdzv-endpoint", "--rdzv-conf"}
-_OF_NODES = {"--nnodes", "--node-rank", "--standalone", *_RENDEZVOUS}
+_NODE_OPTIONS = {"--nnodes", "--node-rank", "--standalone", *_RENDEZVOUS}
 
-OurOption = tuple[str, str, str]  # its name, its value ("" for a flag), and what it comes from
+TranslatedOption = tuple[str, str, str]  # its name, its value ("" for a flag), and what it comes from
 
 
 class TorchrunValue(NamedTuple):
@@ -53,12 +53,12 @@ class TorchrunValue(NamedTuple):
 
 
 class TorchrunOptions:
-    """All that have a value; those without effect are collected in ``idle``, other notes in ``said``."""
+    """All that have a value; those without effect are collected in ``without_effect``, other notes in ``notes``."""
 
     def __init__(self, given: Mapping[str, TorchrunValue]) -> None:
         self._given = {name: each for name, each in given.items() if each.value}
-        self.idle: list[TorchrunValue] = []
-        self.said: list[str] = []
+        self.without_effect: list[TorchrunValue] = []
+        self.notes: list[str] = []
 
     def __contains__(self, name: str) -> bool:
         return name in self._given
@@ -69,23 +69,23 @@ class TorchrunOptions:
     def source(self, name: str) -> str:
         return self._given[name].source
 
-    def renamed(self, name: str, ours: str = "", values: Mapping[str, str] = {}) -> Iterator[OurOption]:
+    def as_own_option(self, name: str, ours: str = "", values: Mapping[str, str] = {}) -> Iterator[TranslatedOption]:
         """The option as ours, of the same name by default; some ``values`` differ, and "" is our default."""
         value = self.value(name)
         if value := values.get(value, value):
             yield ours or name, value, self.source(name)
 
-    def ignore(self, *names: str, default: str = "") -> None:
+    def ignore_options(self, *names: str, default: str = "") -> None:
         """Accept options that have no effect here; those with the default value are not worth a note."""
-        self.idle += [self._given[name] for name in names if self.value(name, default) != default]
+        self.without_effect += [self._given[name] for name in names if self.value(name, default) != default]
 
     @property
     def max_nodes(self) -> int:
         """The maximum number of nodes; 1 where ``--nnodes`` makes no sense."""
-        return whole(self.value("--nnodes", "1").rpartition(":")[2]) or 1
+        return parse_int(self.value("--nnodes", "1").rpartition(":")[2]) or 1
 
 
-def split(
+def split_torchrun(
     words: Sequence[str], options: Mapping[str, bool], skipped: set[str]
 ) -> tuple[dict[str, TorchrunValue], list[str], list[str]]:
     """Separate torchrun's options, those that are ours alone, and what follows."""
@@ -96,12 +96,12 @@ def split(
     while rest:
         if short := re.fullmatch(r"(-[rt])(\d.*)", rest[0]):
             rest[:1] = short.groups()
-        word = name_of(rest[0])
-        name = _SHORT.get(word) or (word if word in options else _whole(word, theirs))
+        word = option_name(rest[0])
+        name = _SHORT_OPTIONS.get(word) or (word if word in options else _expand_prefix(word, theirs))
         if word in skipped or (name not in theirs and word not in options):
             break
         takes = theirs[name] if name in theirs else options[word]
-        end = end_of_ours(rest[: 1 + takes], {word: takes})
+        end = end_of_options(rest[: 1 + takes], {word: takes})
         if name not in theirs:
             ours += rest[:end]
         elif "=" in rest[0] and word.startswith("--"):
@@ -110,29 +110,29 @@ def split(
             typed[name] = TorchrunValue(rest[1] if takes else "1", word)
         del rest[:end]
     if rest and is_option(rest[0]) and rest[0] not in skipped:
-        _check_near_miss(name_of(rest[0]), theirs, options)
+        _check_near_miss(option_name(rest[0]), theirs, options)
     return typed, ours, rest
 
 
-def _whole(typed: str, theirs: Collection[str]) -> str:
+def _expand_prefix(typed: str, theirs: Collection[str]) -> str:
     """The option of torchrun that was typed in full, or as a prefix of one option only, which argparse allows."""
-    if not typed.startswith("--") or hyphened(typed) in theirs:
-        return hyphened(typed)
-    meant = [name for name in theirs if name.startswith(hyphened(typed))]
-    return meant[0] if len(meant) == 1 else hyphened(typed)
+    if not typed.startswith("--") or with_dashes(typed) in theirs:
+        return with_dashes(typed)
+    meant = [name for name in theirs if name.startswith(with_dashes(typed))]
+    return meant[0] if len(meant) == 1 else with_dashes(typed)
 
 
 def _check_near_miss(name: str, theirs: Collection[str], options: Collection[str]) -> None:
-    near = nearest(hyphened(name), {*options, *theirs})
+    near = closest_match(with_dashes(name), {*options, *theirs})
     if near in theirs and near not in options:
         raise UsageError(f"no such option: {name}", f"did you mean torchrun's {near}?")
 
 
-def variables(
+def read_pet_variables(
     environ: Mapping[str, str], typed: Mapping[str, TorchrunValue], our_names: set[str]
 ) -> dict[str, TorchrunValue]:
     """Return the options that PET_* set and that were not typed; ``our_names`` are our options that were typed."""
-    if any(environ.get(name) for name in _INSIDE):
+    if any(environ.get(name) for name in _IN_RANK_VARIABLES):
         return {}
     found = {
         name: TorchrunValue(value, variable)
@@ -148,15 +148,19 @@ def variables(
             raise UsageError(f"{variable}={value}: expected 0 or 1", f"unset {variable}")
         if value == "0":
             del found[name]
-    left = _KUBEFLOW | _OF_NODES if our_names & {"--hosts", "--hostfile"} or "--standalone" in typed else set[str]()
-    if not left and _is_a_pod(found, typed):
-        left = _KUBEFLOW
+    left = (
+        _KUBEFLOW_OPTIONS | _NODE_OPTIONS
+        if our_names & {"--hosts", "--hostfile"} or "--standalone" in typed
+        else set[str]()
+    )
+    if not left and _is_kubeflow_pod(found, typed):
+        left = _KUBEFLOW_OPTIONS
     return {name: each for name, each in found.items() if name not in left}
 
 
-def _is_a_pod(found: Mapping[str, TorchrunValue], typed: Mapping[str, TorchrunValue]) -> bool:
+def _is_kubeflow_pod(found: Mapping[str, TorchrunValue], typed: Mapping[str, TorchrunValue]) -> bool:
     """Whether the variables may be Kubeflow's, of a job of many pods: then they are left to the surroundings."""
     nnodes = found["--nnodes"].value if "--nnodes" in found else "1"
     backend = found["--rdzv-backend"].value if "--rdzv-backend" in found else "static"
-    elsewhere = _OF_NODES & typed.keys() or {"--rdzv-endpoint", "--standalone"} & found.keys()
+    elsewhere = _NODE_OPTIONS & typed.keys() or {"--rdzv-endpoint", "--standalone"} & found.keys()
     return nnodes not in ("1", "1:1") and ":" not in nnodes and backend == "static" and not elsewhere

@@ -10,26 +10,26 @@ import os
 import re
 from collections.abc import Iterator
 
-from ddplaunch.cli.torchrun.options import OurOption, TorchrunOptions
+from ddplaunch.cli.torchrun.options import TorchrunOptions, TranslatedOption
 from ddplaunch.errors import UsageError
 
-_BOTH = 3
-_SHOWN = {0: "/none", 1: "/out", 2: "/err", _BOTH: ""}
+_BOTH_STREAMS = 3
+_SHOW_SUFFIX = {0: "/none", 1: "/out", 2: "/err", _BOTH_STREAMS: ""}
 """torchrun's numbers for no stream, stdout, stderr and both, as ``--show`` has them."""
 
-_PREFIX = {"role_name": "{role}", "hostname": "{host}", "rank": "{rank}", "local_rank": "{local_rank}"}
+_PREFIX_FIELDS = {"role_name": "{role}", "hostname": "{host}", "rank": "{rank}", "local_rank": "{local_rank}"}
 """torchrun's macros of a prefix, of torch 2.14, as ``--prefix`` has them."""
 
 _RANK = "[0-9]{1,9}"
 Streams = dict[int | None, int]  # the streams of each local rank; None is all others
 
 
-def translated(torchrun: TorchrunOptions) -> Iterator[OurOption]:
+def translate_output(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
     """Translate it; refuse an option that does not name streams, or ranks."""
     redirected, teed = _streams(torchrun, "--redirects"), _streams(torchrun, "--tee")
     only = _filter(torchrun)
     used = [name for name, streams in (("--redirects", redirected), ("--tee", teed)) if any(streams.values())]
-    yield from torchrun.renamed("--log-dir")
+    yield from torchrun.as_own_option("--log-dir")
     if used and "--log-dir" not in torchrun:
         import tempfile
 
@@ -47,25 +47,25 @@ def _prefix(torchrun: TorchrunOptions) -> str:
 
     def ours(found: re.Match[str]) -> str:
         macro = found[1] or found[2]
-        if macro is not None and macro not in _PREFIX:
+        if macro is not None and macro not in _PREFIX_FIELDS:
             source = torchrun.source("--log-line-prefix-template")
             raise UsageError(f"{source} {text}: unknown macro ${{{macro}}}", f"known: {known}")
-        return _PREFIX[macro] if macro else "$"
+        return _PREFIX_FIELDS[macro] if macro else "$"
 
     text = torchrun.value("--log-line-prefix-template")
-    known = ", ".join(f"${{{macro}}}" for macro in _PREFIX)
+    known = ", ".join(f"${{{macro}}}" for macro in _PREFIX_FIELDS)
     return re.sub(r"\$(?:\$|([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", ours, text)
 
 
 def _show(redirected: Streams, teed: Streams, only: set[int]) -> str:
     def shown(rank: int | None) -> int:
-        return _BOTH & ~(redirected.get(rank, redirected[None]) & ~teed.get(rank, teed[None]))
+        return _BOTH_STREAMS & ~(redirected.get(rank, redirected[None]) & ~teed.get(rank, teed[None]))
 
     if only:
-        return "local:" + ",".join(f"{rank}{_SHOWN[shown(rank)]}" for rank in sorted(only))
-    common = {0: "none", _BOTH: "all"}.get(shown(None), f"all{_SHOWN[shown(None)]}")
+        return "local:" + ",".join(f"{rank}{_SHOW_SUFFIX[shown(rank)]}" for rank in sorted(only))
+    common = {0: "none", _BOTH_STREAMS: "all"}.get(shown(None), f"all{_SHOW_SUFFIX[shown(None)]}")
     named = sorted(rank for rank in {*redirected, *teed} if rank is not None)
-    different = [f"{rank}{_SHOWN[shown(rank)]}" for rank in named if shown(rank) != shown(None)]
+    different = [f"{rank}{_SHOW_SUFFIX[shown(rank)]}" for rank in named if shown(rank) != shown(None)]
     return f"{common},local:{','.join(different)}" if different else common
 
 

@@ -10,36 +10,36 @@ import re
 from collections.abc import Iterator
 
 from ddplaunch.clusters import pmi, pmix
-from ddplaunch.clusters.finding import Finding, RankPlace, Turn, system
-from ddplaunch.clusters.reading import counts_nodes, nodes_among, started
-from ddplaunch.clusters.variables import Variables, check_below, contradiction
+from ddplaunch.clusters.finding import ClusterEnv, DetectionPriority, RankAssignment, register_system
+from ddplaunch.clusters.reading import count_nodes, env_for_started_ranks, env_from_node_variables
+from ddplaunch.clusters.variables import EnvVariables, check_below, contradiction_error
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError
 
-UNNAMED = "none"  # torchrun's run id where it was given no --rdzv-id
+DEFAULT_RUN_ID = "none"  # torchrun's run id where it was given no --rdzv-id
 
 
-@system("torchelastic", "TORCHELASTIC_RUN_ID", turn=Turn.RANK, one_log=True)
-def torchelastic(environ: Variables) -> Finding | None:
+@register_system("torchelastic", "TORCHELASTIC_RUN_ID", priority=DetectionPriority.RANK, one_log=True)
+def torchelastic(environ: EnvVariables) -> ClusterEnv | None:
     """torchrun, or another launcher that keeps torch's elastic contract, as ddplaunch does: torch's variables and a
     run id. ``torch.distributed.is_torchelastic_launched()`` goes by the same variable.
     """
     run_id = "TORCHELASTIC_RUN_ID"  # my-job
-    if not (finding := torch.find(environ)):
+    if not (finding := torch.detect(environ)):
         return None
-    name = None if environ[run_id] == UNNAMED else environ[run_id]
+    name = None if environ[run_id] == DEFAULT_RUN_ID else environ[run_id]
     return replace(finding, cluster="torchelastic", variables=(run_id, *finding.variables), run_id=name)
 
 
-@system("azureml", "AZUREML_EXPERIMENT_ID", turn=Turn.RANK)
-def azureml(environ: Variables) -> Finding | None:
+@register_system("azureml", "AZUREML_EXPERIMENT_ID", priority=DetectionPriority.RANK)
+def azureml(environ: EnvVariables) -> ClusterEnv | None:
     """Azure Machine Learning: a job with its MPI distribution, or with its PyTorch distribution of one process a node.
 
     With several processes a node its PyTorch distribution sets all of torch's variables, and those are read as such.
     With one it sets the same, and means a node: the documented way is to start torchrun there with NODE_RANK.
     """
     run_id = environ.get("AZUREML_RUN_ID") or None  # loving_drum_4kwx1yvh2m
-    if finding := openmpi.find(environ):
+    if finding := openmpi.detect(environ):
         mpi_addresses = ("AZ_BATCH_MASTER_NODE", "AZ_BATCHAI_MPI_MASTER_NODE")  # 10.0.0.4:6000; alone without a port
         name = next((name for name in mpi_addresses if environ.is_set(name)), None)
         return replace(
@@ -51,13 +51,13 @@ def azureml(environ: Variables) -> Finding | None:
         )
     nnodes, size = "AZUREML_NODE_COUNT", "WORLD_SIZE"  # the latter counts nodes, or processes with several a node
     needed = ("NODE_RANK", size, "MASTER_ADDR")
-    if not environ.is_set(*needed) or environ.number(size) != environ.number_if_set(nnodes):
+    if not environ.is_set(*needed) or environ.number(size) != environ.optional_number(nnodes):
         return None
-    return counts_nodes("azureml", environ, nnodes, "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", run_id=run_id)
+    return env_from_node_variables("azureml", environ, nnodes, "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", run_id=run_id)
 
 
-@system("torch", "LOCAL_RANK", turn=Turn.RANK)
-def torch(environ: Variables) -> Finding | None:
+@register_system("torch", "LOCAL_RANK", priority=DetectionPriority.RANK)
+def torch(environ: EnvVariables) -> ClusterEnv | None:
     """torch's own variables, complete: another launcher has started every process, and this is one of them.
 
     torchrun and ddplaunch set LOCAL_WORLD_SIZE, Azure ML does not. GROUP_RANK is torchrun's name, NODE_RANK
@@ -67,21 +67,23 @@ def torch(environ: Variables) -> Finding | None:
     if not environ.is_set(*needed):
         return None
     rank, world_size, local_rank = environ.numbers("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    local_size = environ.number_if_set("LOCAL_WORLD_SIZE")
+    local_size = environ.optional_number("LOCAL_WORLD_SIZE")
     check_below(rank, world_size, "RANK", "WORLD_SIZE")
     if local_size is not None:
         check_below(local_rank, local_size, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         if local_size > world_size:
-            raise contradiction(f"LOCAL_WORLD_SIZE={local_size}", f"WORLD_SIZE={world_size}")
-    nnodes = environ.number_if_set("GROUP_WORLD_SIZE")
+            raise contradiction_error(f"LOCAL_WORLD_SIZE={local_size}", f"WORLD_SIZE={world_size}")
+    nnodes = environ.optional_number("GROUP_WORLD_SIZE")
     node_rank = next((environ.number(name) for name in ("GROUP_RANK", "NODE_RANK") if environ.is_set(name)), None)
     if local_size == world_size:
         nnodes, node_rank = 1, 0
-    place, port = RankPlace(rank, world_size, local_rank, local_size), environ.number("MASTER_PORT")
-    return Finding("torch", needed, nnodes, node_rank, address=environ["MASTER_ADDR"], port=port, place=place)
+    place, port = RankAssignment(rank, world_size, local_rank, local_size), environ.number("MASTER_PORT")
+    return ClusterEnv(
+        "torch", needed, nnodes, node_rank, address=environ["MASTER_ADDR"], port=port, rank_assignment=place
+    )
 
 
-def check_unclear(environ: Variables) -> None:
+def check_ambiguous_rank(environ: EnvVariables) -> None:
     """Refuse to guess what RANK and WORLD_SIZE mean alone: some systems count nodes with them, others processes.
 
     A guess would start every machine's job alone, or a rank too many on each. Raises UsageError if they are set, and
@@ -98,8 +100,8 @@ def check_unclear(environ: Variables) -> None:
     )
 
 
-@system("submitit", "SUBMITIT_EXECUTOR", turn=Turn.RANK)
-def submitit(environ: Variables) -> Finding | None:
+@register_system("submitit", "SUBMITIT_EXECUTOR", priority=DetectionPriority.RANK)
+def submitit(environ: EnvVariables) -> ClusterEnv | None:
     """submitit's local executor, which starts the tasks of one machine; those that it has Slurm start are a Slurm
     step's. ``submitit/local/local.py`` sets SUBMITIT_LOCAL_*.
     """
@@ -109,14 +111,16 @@ def submitit(environ: Variables) -> Finding | None:
         return None
     nnodes, job = environ.numbers("SUBMITIT_LOCAL_JOB_NUM_NODES", "SUBMITIT_LOCAL_JOB_ID")  # a process's number
     names = (executor, rank, size, local_rank)
-    return started("submitit", names, RankPlace(*environ.numbers(*names[1:])), nnodes=nnodes, job=job)
+    return env_for_started_ranks(
+        "submitit", names, RankAssignment(*environ.numbers(*names[1:])), nnodes=nnodes, job=job
+    )
 
 
-OWN_HOST = "PMIX_HOSTNAME"  # n1
+OWN_HOST_VARIABLE = "PMIX_HOSTNAME"  # n1
 
 
-@system("openmpi", "OMPI_COMM_WORLD_RANK", turn=Turn.RANK, one_log=True)
-def openmpi(environ: Variables) -> Finding | None:
+@register_system("openmpi", "OMPI_COMM_WORLD_RANK", priority=DetectionPriority.RANK, one_log=True)
+def openmpi(environ: EnvVariables) -> ClusterEnv | None:
     """Open MPI 4 and 5: each process has its rank in OMPI_COMM_WORLD_*, and no variable says which node it is on.
 
     OMPI_COMM_WORLD_NODE_RANK is the rank *on* its node over all of the job's applications, and no index of nodes; nor
@@ -133,31 +137,34 @@ def openmpi(environ: Variables) -> Finding | None:
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     )
     rank, size, local_rank, local_size = environ.numbers(*names)
-    most_nodes = environ.number_if_set("OMPI_MCA_orte_num_nodes")  # 2, those given, used or not; version 4 only
+    most_nodes = environ.optional_number("OMPI_MCA_orte_num_nodes")  # 2, those given, used or not; version 4 only
     address = _first_host(environ, rank, size, local_rank, most_nodes) if local_size < size else None
     hosts: tuple[str, ...] = ()
     if local_size < size and most_nodes is None:
-        hosts = pmix.ask(environ, size) or ()
+        hosts = pmix.query_hosts(environ, size) or ()
         address = hosts[0] if hosts else None
-    place, used = RankPlace(rank, size, local_rank, local_size), (*names, OWN_HOST) if address else names
-    known = nodes_among(hosts, place)
+    place, used = RankAssignment(rank, size, local_rank, local_size), (*names, OWN_HOST_VARIABLE) if address else names
+    known = count_nodes(hosts, place)
     job = environ.get("PMIX_NAMESPACE")  # 435355649 (version 4), prterun-n1-4711@1 (version 5)
-    return started("openmpi", used, place, **known, most_nodes=most_nodes, address=address, job=job)
+    return env_for_started_ranks("openmpi", used, place, **known, max_nodes=most_nodes, address=address, job=job)
 
 
-def _first_host(environ: Variables, rank: int, size: int, local_rank: int, used: int | None) -> str | None:
+def _first_host(environ: EnvVariables, rank: int, size: int, local_rank: int, used: int | None) -> str | None:
     """Return rank 0's host, as far as it follows: hosts are filled in their order, mpirun's own first if it is one.
 
     Open MPI names all daemons, mpirun's own first, though not on its host: n[1:0-1],[2:10].77.0.12@0(3). A daemon's URI
     begins with its index in that list: 726007808.2;tcp://10.77.0.12:46173. Where one host is idle, and others have
     several ranks, it is taken to be mpirun's own.
     """
-    own, daemon = environ.get(OWN_HOST), re.match(r"\d+\.(\d+);", environ.get("OMPI_MCA_orte_local_daemon_uri", ""))
+    own, daemon = (
+        environ.get(OWN_HOST_VARIABLE),
+        re.match(r"\d+\.(\d+);", environ.get("OMPI_MCA_orte_local_daemon_uri", "")),
+    )
     if own is None or daemon is None or used is None:
         return None
     if rank == local_rank:  # all lower ranks are here
         return own
-    names, here = list(_daemons(environ.get("OMPI_MCA_orte_node_regex", ""))), int(daemon[1])
+    names, here = list(_expand_daemons(environ.get("OMPI_MCA_orte_node_regex", ""))), int(daemon[1])
     if not 0 < here < len(names):
         return None
     if used == len(names):
@@ -167,7 +174,7 @@ def _first_host(environ: Variables, rank: int, size: int, local_rank: int, used:
     return names[1] if used == len(names) - 1 and here > 1 else None
 
 
-def _daemons(listed: str) -> Iterator[str]:
+def _expand_daemons(listed: str) -> Iterator[str]:
     """Read a list of hosts: ``prefix[digits:ranges]suffix`` or a plain name, separated by commas."""
     for prefix, digits, ranges, suffix in re.findall(
         r"([^\[\],@]*)(?:\[(\d+):([\d,-]+)\]([^\[\],@]*))?(?:,|$)", listed.partition("@")[0]
@@ -181,8 +188,8 @@ def _daemons(listed: str) -> Iterator[str]:
                 yield f"{prefix}{value:0{digits}}{suffix}"
 
 
-@system("pals", "PALS_LOCAL_RANKID", turn=Turn.RANK, one_log=True)
-def pals(environ: Variables) -> Finding | None:
+@register_system("pals", "PALS_LOCAL_RANKID", priority=DetectionPriority.RANK, one_log=True)
+def pals(environ: EnvVariables) -> ClusterEnv | None:
     """HPE's PALS, the ``mpiexec`` of Cray systems under PBS. It sets PMI's variables beside its own.
 
     ``srun --mpi=cray_shasta`` sets PALS's too; there Slurm's tell more.
@@ -193,14 +200,14 @@ def pals(environ: Variables) -> Finding | None:
     size, local_rank, local_size, index = "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_NODEID"
     names = tuple(name for name in (*ranks, size, local_rank, local_size, index) if environ.is_set(name))
     count, own = environ.numbers(size, local_rank)
-    place = RankPlace(environ.agreed(*ranks), count, own, environ.number_if_set(local_size))
-    node_rank = environ.number_if_set(index)
+    place = RankAssignment(environ.consistent_number(*ranks), count, own, environ.optional_number(local_size))
+    node_rank = environ.optional_number(index)
     job = environ.get("PALS_APID")  # 6f1c1a3e-2f6b-4a7e-9d5f-0d9d3a0c8f51
-    return started("pals", names, place, node_rank=node_rank, job=job)
+    return env_for_started_ranks("pals", names, place, node_rank=node_rank, job=job)
 
 
-@system("mpich", "MPI_LOCALRANKID", turn=Turn.RANK, one_log=True)
-def mpich(environ: Variables) -> Finding | None:
+@register_system("mpich", "MPI_LOCALRANKID", priority=DetectionPriority.RANK, one_log=True)
+def mpich(environ: EnvVariables) -> ClusterEnv | None:
     """MPICH and Intel MPI, whose launcher is Hydra.
 
     PMI_RANK alone does not show it: ``srun --mpi=pmi2``, Flux and PALS set that too. Hydra's own are MPI_LOCALRANKID
@@ -211,30 +218,30 @@ def mpich(environ: Variables) -> Finding | None:
         return None
     # PMIx may be used beside it. Where Slurm starts Hydra's daemons as a step with PMIx, all of a node have their
     # daemon's PMIX_RANK.
-    rank = environ.agreed(*(("PMI_RANK",) if environ.is_set("SLURM_STEP_ID") else ("PMI_RANK", "PMIX_RANK")))
+    rank = environ.consistent_number(*(("PMI_RANK",) if environ.is_set("SLURM_STEP_ID") else ("PMI_RANK", "PMIX_RANK")))
     size, local_rank, local_size = environ.numbers(*names[1:])
     job = environ.get("I_MPI_HYDRA_UUID")  # 06000000-8ac7-aeff-ce60-0600efd0d56e, alike on all hosts; Intel's only
     hosts: tuple[int, ...] = ()
     address = None
-    if local_size < size and (said := pmi.ask(environ, rank, size)):
+    if local_size < size and (said := pmi.query_hydra(environ, rank, size)):
         hosts, address, job = said.hosts, said.first, job or said.name
-    place = RankPlace(rank, size, local_rank, local_size)
-    return started("mpich", names, place, **nodes_among(hosts, place), address=address, job=job)
+    place = RankAssignment(rank, size, local_rank, local_size)
+    return env_for_started_ranks("mpich", names, place, **count_nodes(hosts, place), address=address, job=job)
 
 
-@system("mvapich", "MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK", turn=Turn.RANK, one_log=True)
-def mvapich(environ: Variables) -> Finding | None:
+@register_system("mvapich", "MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK", priority=DetectionPriority.RANK, one_log=True)
+def mvapich(environ: EnvVariables) -> ClusterEnv | None:
     """MVAPICH: ``mpirun_rsh`` sets MV2_COMM_WORLD_* (version 2) or MVP_COMM_WORLD_* (version 3 and later)."""
     versions = (
         ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
         ("MVP_COMM_WORLD_RANK", "MVP_COMM_WORLD_SIZE", "MVP_COMM_WORLD_LOCAL_RANK", "MVP_COMM_WORLD_LOCAL_SIZE"),
     )
     names = next(each for each in versions if environ.is_set(each[0]))
-    return started("mvapich", names, RankPlace(*environ.numbers(*names)))
+    return env_for_started_ranks("mvapich", names, RankAssignment(*environ.numbers(*names)))
 
 
-@system("flux", "FLUX_TASK_RANK", turn=Turn.RANK, one_log=True)
-def flux(environ: Variables) -> Finding | None:
+@register_system("flux", "FLUX_TASK_RANK", priority=DetectionPriority.RANK, one_log=True)
+def flux(environ: EnvVariables) -> ClusterEnv | None:
     """Flux: a task of ``flux run`` or ``flux submit``. Names are those of ``man flux-environment``.
 
     The script of ``flux batch`` and the shell of ``flux alloc`` have none of these variables: the broker clears them.
@@ -242,4 +249,4 @@ def flux(environ: Variables) -> Finding | None:
     names = ("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_NNODES")
     rank, size, local_rank, nnodes = environ.numbers(*names)  # each node has one task or more
     job = environ.text("FLUX_JOB_ID")  # ƒ2WzFTu3ry1 or f2WzFTu3ry1
-    return started("flux", names, RankPlace(rank, size, local_rank), nnodes=nnodes, job=job)
+    return env_for_started_ranks("flux", names, RankAssignment(rank, size, local_rank), nnodes=nnodes, job=job)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ddplaunch.clusters.finding import Allocation, Finding, RankPlace, Turn, system
+from ddplaunch.clusters.finding import Allocation, ClusterEnv, DetectionPriority, RankAssignment, register_system
 from ddplaunch.clusters.nodelist import expand_counts, expand_hosts
-from ddplaunch.clusters.reading import batch_script, job_port, started
-from ddplaunch.clusters.variables import Variables, check_below, contradiction
+from ddplaunch.clusters.reading import env_for_batch_script, env_for_started_ranks, port_for_job
+from ddplaunch.clusters.variables import EnvVariables, check_below, contradiction_error
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import host_name
 
@@ -33,62 +33,64 @@ NODEID = "SLURM_NODEID"  # 1, within the step
 DISTRIBUTION = "SLURM_DISTRIBUTION"  # block, cyclic:block, plane=2, arbitrary
 PTY_PORT = "SLURM_PTY_PORT"  # 41293, from srun --pty
 
-SPECIAL_STEPS = 0xFFFFFFF0
+FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Ids from here up mean something else (slurm.h): 4294967290 is salloc's shell on a node, …291 the batch script."""
 
-STEPS_A_JOB = 8  # each of this many steps of a job, and of the thousand jobs around it, has a port of its own
+PORTS_PER_JOB = 8  # each of this many steps of a job, and of the thousand jobs around it, has a port of its own
 
 
 def allocation(environ: Mapping[str, str]) -> Allocation | None:
     """Return the whole job's nodes, in whose order mpirun fills them."""
-    variables = Variables(environ)
+    variables = EnvVariables(environ)
     if not variables.is_set(JOB_ID):
         return None
     hosts = expand_hosts(environ[JOB_NODELIST], JOB_NODELIST) if variables.is_set(JOB_NODELIST) else ()
     return Allocation(environ[JOB_ID], hosts, JOB_NODELIST)
 
 
-@system("slurm", JOB_ID, turn=Turn.STEP, allocation=allocation, one_log=True)
-def slurm(environ: Variables) -> Finding | None:
+@register_system("slurm", JOB_ID, priority=DetectionPriority.STEP, allocation=allocation, one_log=True)
+def slurm(environ: EnvVariables) -> ClusterEnv | None:
     """Recognise a task of a step, or a process of a job that no step has started."""
-    if environ.is_set(STEP_ID) and environ.number(STEP_ID) < SPECIAL_STEPS:
-        return _step(environ)
-    return _no_step(environ)
+    if environ.is_set(STEP_ID) and environ.number(STEP_ID) < FIRST_SPECIAL_STEP:
+        return _env_for_step(environ)
+    return _env_outside_step(environ)
 
 
-def _step(environ: Variables) -> Finding:
+def _env_for_step(environ: EnvVariables) -> ClusterEnv:
     job, step, rank, local_rank, node_rank = environ.numbers(JOB_ID, STEP_ID, PROCID, LOCALID, NODEID)
     hosts = expand_hosts(environ.text(STEP_NODELIST), STEP_NODELIST)
     tasks = expand_counts(environ.text(STEP_TASKS_PER_NODE), STEP_TASKS_PER_NODE)
     size, nnodes = environ.numbers(STEP_NUM_TASKS, STEP_NUM_NODES)
     if sum(tasks) != size:
         counted = f"{STEP_TASKS_PER_NODE}={environ[STEP_TASKS_PER_NODE]} (tasks: {sum(tasks)})"
-        raise contradiction(f"{STEP_NUM_TASKS}={size}", counted)
+        raise contradiction_error(f"{STEP_NUM_TASKS}={size}", counted)
     _check_ntasks(environ, size)
     for count, name in (len(hosts), STEP_NODELIST), (len(tasks), STEP_TASKS_PER_NODE):
         if count != nnodes:
-            raise contradiction(f"{STEP_NUM_NODES}={nnodes}", f"{name}={environ[name]} (nodes: {count})")
+            raise contradiction_error(f"{STEP_NUM_NODES}={nnodes}", f"{name}={environ[name]} (nodes: {count})")
     check_below(rank, size, PROCID, STEP_NUM_TASKS)
     check_below(node_rank, nnodes, NODEID, STEP_NUM_NODES)
     check_below(local_rank, tasks[node_rank], LOCALID, STEP_TASKS_PER_NODE)
     names = (STEP_ID, PROCID, NODEID, STEP_TASKS_PER_NODE, STEP_NODELIST)
-    place = RankPlace(rank, size, local_rank, tasks[node_rank])
-    finding = started("slurm", names, place, nnodes=nnodes, node_rank=node_rank, address=hosts[0])
-    port = job_port(job * STEPS_A_JOB + step % STEPS_A_JOB)
-    return replace(finding, port=port, run_id=f"{job}.{step}", notes=tuple(_notes(environ, finding)))
+    place = RankAssignment(rank, size, local_rank, tasks[node_rank])
+    finding = env_for_started_ranks("slurm", names, place, nnodes=nnodes, node_rank=node_rank, address=hosts[0])
+    port = port_for_job(job * PORTS_PER_JOB + step % PORTS_PER_JOB)
+    return replace(finding, port=port, run_id=f"{job}.{step}", notes=tuple(_make_notes(environ, finding)))
 
 
-def _check_ntasks(environ: Variables, size: int) -> None:
+def _check_ntasks(environ: EnvVariables, size: int) -> None:
     """Refuse a SLURM_NTASKS that is neither the step's nor the job's: a user has set it for a reason."""
     if environ.is_set(NTASKS, TASKS_PER_NODE) and (ntasks := environ.number(NTASKS)) != size:
         tasks = sum(expand_counts(environ[TASKS_PER_NODE], TASKS_PER_NODE))
         if ntasks != tasks:
-            raise contradiction(f"{NTASKS}={ntasks}", f"{TASKS_PER_NODE}={environ[TASKS_PER_NODE]} (tasks: {tasks})")
+            raise contradiction_error(
+                f"{NTASKS}={ntasks}", f"{TASKS_PER_NODE}={environ[TASKS_PER_NODE]} (tasks: {tasks})"
+            )
 
 
-def _notes(environ: Variables, finding: Finding) -> list[str]:
+def _make_notes(environ: EnvVariables, finding: ClusterEnv) -> list[str]:
     notes = []
-    if finding.place:
+    if finding.rank_assignment:
         each = environ[STEP_TASKS_PER_NODE]
         notes.append(
             f"Slurm started {each} tasks per node, and each is one rank; for one ddplaunch per node: "
@@ -102,15 +104,15 @@ def _notes(environ: Variables, finding: Finding) -> list[str]:
     return notes
 
 
-def _no_step(environ: Variables) -> Finding:
+def _env_outside_step(environ: EnvVariables) -> ClusterEnv:
     """Recognise the batch script, or a shell in the allocation; its PROCID has no meaning."""
     given = allocation(environ)
     assert given
     count = len(given.hosts)
     starter = f"srun --nodes={count} --ntasks={count} --ntasks-per-node=1 ddplaunch run …"
-    finding = batch_script("slurm", (JOB_ID,), given, starter, on=environ.get(HOST) or host_name())
+    finding = env_for_batch_script("slurm", (JOB_ID,), given, starter, on=environ.get(HOST) or host_name())
     if not environ.is_set(HOST) and count:
-        where = f"Slurm job {given.job} ({environ[JOB_NODELIST]})"
+        where = f"Slurm job {given.job_id} ({environ[JOB_NODELIST]})"
         note = f"this shell is not on a node of {where}; to start there: {starter}"
         return replace(finding, notes=(note,))
     return finding

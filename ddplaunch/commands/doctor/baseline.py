@@ -11,28 +11,28 @@ import msgspec
 
 from ddplaunch import __version__
 from ddplaunch.commands.doctor.benchmark import SIZES
-from ddplaunch.commands.doctor.checks import Found, Severity, Symptom
-from ddplaunch.commands.doctor.checks.kernel import held_back
-from ddplaunch.commands.doctor.comparison import in_flops, names
-from ddplaunch.commands.doctor.examination import Examination, bandwidth
+from ddplaunch.commands.doctor.checks import Finding, Findings, Severity
+from ddplaunch.commands.doctor.checks.kernel import is_cpu_throttled
+from ddplaunch.commands.doctor.comparison import format_flops, join_node_names
+from ddplaunch.commands.doctor.examination import Examination, largest_bus_bandwidth
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import LaunchError, UsageError
-from ddplaunch.files import create, read_named
-from ddplaunch.wire.bounds import Line, Name
-from ddplaunch.wire.frames import Garbled
+from ddplaunch.files import open_for_writing, read_user_file
+from ddplaunch.wire.bounds import Name, TextLine
+from ddplaunch.wire.frames import ProtocolError
 from ddplaunch.wire.typed import convert
-from ddplaunch.words import named, size
+from ddplaunch.words import format_size, join_names
 
 MAX_BYTES = 16 << 20
-TOLERANCE = {"FLOP/s": 1.3, "B/s": 1.3, "s": 3.0}
+TOLERANCE_FACTORS = {"FLOP/s": 1.3, "B/s": 1.3, "s": 3.0}
 """By how much a figure may be worse than the saved one; runs on sound machines differ by half of that."""
 
-OF_CPUS = 2.5
+CPU_TOLERANCE_FACTOR = 2.5
 """What a bandwidth of gloo may lose: whatever else runs on the CPUs takes its part."""
 
 Key = tuple[str, tuple[str, ...]]
 
-_MOST = 5  # findings that are told one by one
+_MAX_FINDINGS = 5  # findings that are told one by one
 
 
 def _positive(value: float) -> float:
@@ -42,43 +42,43 @@ def _positive(value: float) -> float:
 
 
 @dataclass(frozen=True)
-class Figure:
+class Measurement:
     """One thing that was measured."""
 
-    what: Line  # "all_reduce (nccl)"
+    what: TextLine  # "all_reduce (nccl)"
     hosts: tuple[Name, ...]
     unit: Literal["FLOP/s", "B/s", "s"]
     value: Annotated[float, _positive]
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         match self.unit:
             case "s":
                 return f"{self.value * 1e6:.0f} us"
             case "B/s":
-                return f"{size(round(self.value))}/s"
-        return in_flops(self.value)
+                return f"{format_size(round(self.value))}/s"
+        return format_flops(self.value)
 
 
 @dataclass(frozen=True)
 class Baseline:
     """The file."""
 
-    ddplaunch: Line
-    date: Line  # "2026-11-24 01:10"
+    ddplaunch: TextLine
+    date: TextLine  # "2026-11-24 01:10"
     hosts: tuple[Name, ...]
-    figures: tuple[Figure, ...]
+    figures: tuple[Measurement, ...]
 
 
-def read(path: str) -> Baseline:
+def read_baseline(path: str) -> Baseline:
     """Raises UsageError where there is no such file."""
     try:
-        found = convert(msgspec.json.decode(read_named(path, MAX_BYTES)), Baseline)
+        found = convert(msgspec.json.decode(read_user_file(path, MAX_BYTES)), Baseline)
         assert isinstance(found, Baseline)
         return found
     except OSError as error:
         raise UsageError(f"--compare {path}: {error.strerror}", "ddplaunch doctor --save FILE writes one") from None
-    except (Garbled, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except (ProtocolError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         what = f"--compare {path}: not a file that ddplaunch doctor --save has written"
         raise UsageError(what, "write it anew, with --save") from None
 
@@ -86,49 +86,49 @@ def read(path: str) -> Baseline:
 def check_writable(path: str) -> None:
     """Raises UsageError where nothing can be saved there."""
     try:
-        os.close(create(path, 0))
+        os.close(open_for_writing(path, 0))
     except OSError as error:
         raise UsageError(f"--save {path}: {error.strerror}", "name a file that can be written") from None
 
 
-def save(found: Examination, path: str) -> None:
+def save_baseline(found: Examination, path: str) -> None:
     """Write what was measured. Raises LaunchError."""
     date = time.strftime("%Y-%m-%d %H:%M")
-    baseline = Baseline(__version__, date, tuple(node.name for node in found.nodes), tuple(figures(found)))
+    baseline = Baseline(__version__, date, tuple(node.name for node in found.nodes), tuple(list_measurements(found)))
     try:
-        with open(create(path, os.O_TRUNC), "wb") as file:
+        with open(open_for_writing(path, os.O_TRUNC), "wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(baseline)) + b"\n")
     except OSError as error:
         raise LaunchError(f"--save {path}: {error.strerror}") from None
 
 
-def figures(found: Examination) -> Iterator[Figure]:
+def list_measurements(found: Examination) -> Iterator[Measurement]:
     """All that was measured."""
     for power in found.powers:
-        yield Figure(f"matrices on {power.device}", (found.name(power.node),), "FLOP/s", power.flops)
+        yield Measurement(f"matrices on {power.device}", (found.name(power.node),), "FLOP/s", power.flops)
     for speed in (*found.speeds, *found.together):
         if len(speed.seconds) > 1 and not speed.error:
             hosts = tuple(map(found.name, speed.nodes))
             large = "large " if len(speed.seconds) > len(SIZES) else ""
-            yield Figure(f"{large}{speed.name} ({speed.backend})", hosts, "B/s", bandwidth(speed))
-            yield Figure(f"{speed.name} of 4 B ({speed.backend})", hosts, "s", speed.seconds[0])
+            yield Measurement(f"{large}{speed.name} ({speed.backend})", hosts, "B/s", largest_bus_bandwidth(speed))
+            yield Measurement(f"{speed.name} of 4 B ({speed.backend})", hosts, "s", speed.seconds[0])
 
 
-def slower(found: Examination, saved: Baseline) -> Found:
+def find_slower(found: Examination, saved: Baseline) -> Findings:
     """What is slower than it was; not on machines that something else keeps busy."""
-    busy = [node.name for node in found.nodes if node.facts and held_back(node.facts)]
-    best = _best(figures(found))
+    busy = [node.name for node in found.nodes if node.facts and is_cpu_throttled(node.facts)]
+    best = _best(list_measurements(found))
     before = {key: old for key, old in _best(saved.figures).items() if key in best and best[key].unit == old.unit}
     if not before:
-        text = f"nothing was measured that was measured on {saved.date} too, on {named(saved.hosts)}"
-        yield Symptom(Severity.NOTE, "--compare", text, "save an examination of these hosts: --save FILE")
+        text = f"nothing was measured that was measured on {saved.date} too, on {join_names(saved.hosts)}"
+        yield Finding(Severity.NOTE, "--compare", text, "save an examination of these hosts: --save FILE")
     elif busy:
         text = f"not compared with what it was on {saved.date}, as its CPUs have too little time"
-        yield Symptom(Severity.NOTE, names(busy), text, "compare again when nothing else runs there")
+        yield Finding(Severity.NOTE, join_node_names(busy), text, "compare again when nothing else runs there")
     worse = {
         key: factor
         for key, old in before.items()
-        if (factor := _factor(best[key], old)) > _tolerance(old) and set(busy).isdisjoint(key[1])
+        if (factor := _slowdown(best[key], old)) > _tolerance(old) and set(busy).isdisjoint(key[1])
     }
     told = set[Key]()
     for what in dict.fromkeys(what for what, _ in worse):
@@ -137,38 +137,38 @@ def slower(found: Examination, saved: Baseline) -> Found:
             if len(own) > 1 and all(key in worse for key in own) and not told >= set(own):
                 told.update(own)
                 least = min(own, key=worse.__getitem__)
-                yield _symptom(f"{what} with any other node", host, best[least], before[least], saved.date)
+                yield _make_finding(f"{what} with any other node", host, best[least], before[least], saved.date)
     rest = [key for key in sorted(worse, key=worse.__getitem__, reverse=True) if key not in told]
-    for key in rest[:_MOST]:
-        yield _symptom(key[0], names(key[1]), best[key], before[key], saved.date)
-    if len(rest) > _MOST:
-        text = f"{len(rest) - _MOST} more figures are worse than on {saved.date}"
-        yield Symptom(Severity.WARNING, "--compare", text, "--json shows what was measured")
+    for key in rest[:_MAX_FINDINGS]:
+        yield _make_finding(key[0], join_node_names(key[1]), best[key], before[key], saved.date)
+    if len(rest) > _MAX_FINDINGS:
+        text = f"{len(rest) - _MAX_FINDINGS} more figures are worse than on {saved.date}"
+        yield Finding(Severity.WARNING, "--compare", text, "--json shows what was measured")
 
 
-def _symptom(what: str, subject: str, now: Figure, then: Figure, date: str) -> Symptom:
-    text = f"{what}: {now.told}, and {then.told} on {date}"
-    return Symptom(Severity.WARNING, subject, text, "see what has changed: drivers, clocks, cables, and what else runs")
+def _make_finding(what: str, subject: str, now: Measurement, then: Measurement, date: str) -> Finding:
+    text = f"{what}: {now.text}, and {then.text} on {date}"
+    return Finding(Severity.WARNING, subject, text, "see what has changed: drivers, clocks, cables, and what else runs")
 
 
-def _best(measured: Iterable[Figure]) -> dict[Key, Figure]:
+def _best(measured: Iterable[Measurement]) -> dict[Key, Measurement]:
     """By what and hosts; of the CPUs of one node the fastest, as its processes disturb one another."""
-    found: dict[Key, Figure] = {}
+    found: dict[Key, Measurement] = {}
     for figure in measured:
         key = (figure.what, tuple(sorted(figure.hosts)))
-        found[key] = max(figure, found.get(key, figure), key=_goodness)
+        found[key] = max(figure, found.get(key, figure), key=_higher_is_better)
     return found
 
 
-def _goodness(figure: Figure) -> float:
+def _higher_is_better(figure: Measurement) -> float:
     return -figure.value if figure.unit == "s" else figure.value
 
 
-def _factor(now: Figure, then: Figure) -> float:
+def _slowdown(now: Measurement, then: Measurement) -> float:
     """How many times worse it is."""
     return now.value / then.value if now.unit == "s" else then.value / now.value
 
 
-def _tolerance(figure: Figure) -> float:
+def _tolerance(figure: Measurement) -> float:
     of_cpus = figure.unit == "B/s" and "gloo" in figure.what
-    return OF_CPUS if of_cpus else TOLERANCE[figure.unit]
+    return CPU_TOLERANCE_FACTOR if of_cpus else TOLERANCE_FACTORS[figure.unit]

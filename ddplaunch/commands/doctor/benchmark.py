@@ -15,25 +15,25 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ddplaunch.commands.doctor.checks.torch import find
-from ddplaunch.commands.doctor.probe import begun
+from ddplaunch.commands.doctor.checks.torch import read_torch
+from ddplaunch.commands.doctor.probe import start_output
 from ddplaunch.dataclass import dataclass
-from ddplaunch.errors import shown
-from ddplaunch.wire.bounds import Amount, Count, Line, Name, Size
+from ddplaunch.errors import sanitize_line
+from ddplaunch.wire.bounds import Count, Name, NonNegativeFloat, Size, TextLine
 
 SIZES = (4, 1 << 20, 16 << 20)  # bytes: the first shows the latency
-LARGER = (64 << 20, 256 << 20, 1 << 30, 4 << 30)  # with --thorough, as far as memory and time allow
-ALL_SIZES = SIZES + LARGER
-REPEATS = (30, 5, 3, 2, 2, 2, 2)
+LARGE_SIZES = (64 << 20, 256 << 20, 1 << 30, 4 << 30)  # with --thorough, as far as memory and time allow
+ALL_SIZES = SIZES + LARGE_SIZES
+REPEATS_PER_SIZE = (30, 5, 3, 2, 2, 2, 2)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-TOO_LONG = 1.5  # seconds: a larger size that would take longer than this each time is left out
-DEADLINE = 30.0  # seconds for all of one task, after which its caller ends this process
-_SIDE = {"cpu": 512, "cuda": 4096}  # of the matrices
-_PATIENCE = 0.5  # seconds of products: on a busy machine the best of a few would say little
+MAX_REPEAT_S = 1.5  # seconds: a larger size that would take longer than this each time is left out
+TASK_TIMEOUT_S = 30.0  # seconds for all of one task, after which its caller ends this process
+_MATRIX_SIZE = {"cpu": 512, "cuda": 4096}  # of the matrices
+_MATMUL_TIME_S = 0.5  # seconds of products: on a busy machine the best of a few would say little
 
 
 @dataclass(frozen=True)
-class Prepare:
+class PrepareDevices:
     """Stop listening, and start what measures, a process for each device. Answered with messages.Prepared.
 
     Each process gets this with its own device alone.
@@ -41,11 +41,11 @@ class Prepare:
 
     devices: tuple[Name, ...]  # "cuda:0", "cpu"
     interface: Name  # for gloo; "" for its own choice
-    forced: bool = False  # whatever GLOO_SOCKET_IFNAME is
+    force_interface: bool = False  # whatever GLOO_SOCKET_IFNAME is
 
 
 @dataclass(frozen=True)
-class Measure:
+class MeasureCollective:
     """Measure a collective with your first ``count`` devices. Answered with Measured.
 
     Each process gets this with its own rank as ``first``.
@@ -57,58 +57,58 @@ class Measure:
     count: Count
     world_size: Count
     name: Name = "all_reduce"  # of COLLECTIVES
-    room: Size = SIZES[-1]  # bytes that a tensor may have; on a GPU its memory counts too
+    max_tensor_bytes: Size = SIZES[-1]  # bytes that a tensor may have; on a GPU its memory counts too
 
 
 @dataclass(frozen=True)
-class DevicePower:
+class DeviceThroughput:
     """The first line: what this process measures with, and its products of matrices."""
 
     device: Name  # "cuda:0", "cpu"
-    flops: Amount  # a second, the best of a few
+    flops: NonNegativeFloat  # a second, the best of a few
 
 
-def _times(seconds: tuple[float, ...]) -> tuple[float, ...]:
-    if len(seconds) > len(ALL_SIZES) or not all(1e-9 <= each <= DEADLINE for each in seconds):
+def _positive_times(seconds: tuple[float, ...]) -> tuple[float, ...]:
+    if len(seconds) > len(ALL_SIZES) or not all(1e-9 <= each <= TASK_TIMEOUT_S for each in seconds):
         raise ValueError("times out of range")
     return seconds
 
 
 @dataclass(frozen=True)
-class Measured:
+class CollectiveTimes:
     """The shortest time in seconds of each size in turn, as far as it went; or why it failed."""
 
-    seconds: Annotated[tuple[float, ...], _times] = ()
-    error: Line | None = None
+    seconds: Annotated[tuple[float, ...], _positive_times] = ()
+    error: TextLine | None = None
 
 
 def main() -> None:
     """Measure until stdin ends."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    say = begun()
-    say(find())
-    given = msgspec.json.decode(sys.stdin.readline(), type=Prepare)
+    say = start_output()
+    say(read_torch())
+    given = msgspec.json.decode(sys.stdin.readline(), type=PrepareDevices)
     (device,) = given.devices
-    if given.interface and (given.forced or "GLOO_SOCKET_IFNAME" not in os.environ):
+    if given.interface and (given.force_interface or "GLOO_SOCKET_IFNAME" not in os.environ):
         os.environ["GLOO_SOCKET_IFNAME"] = given.interface
-    say(DevicePower(device, _multiply(device)))
+    say(DeviceThroughput(device, _measure_matmul(device)))
     for line in sys.stdin:
-        task = msgspec.json.decode(line, type=Measure)
+        task = msgspec.json.decode(line, type=MeasureCollective)
         try:
-            say(Measured(tuple(_collective(device, task))))
+            say(CollectiveTimes(tuple(_measure_collective(device, task))))
         except Exception as error:
-            say(Measured(error=shown(str(error).partition("\n")[0], 200)))
+            say(CollectiveTimes(error=sanitize_line(str(error).partition("\n")[0], 200)))
     os._exit(0)
 
 
-def _multiply(device: str) -> float:
+def _measure_matmul(device: str) -> float:
     import torch
 
     torch.set_num_threads(1)
     kind = device.partition(":")[0]
-    side = _SIDE[kind]
+    side = _MATRIX_SIZE[kind]
     matrix: Any = torch.ones(side, side, device=device, dtype=torch.bfloat16 if kind == "cuda" else torch.float32)
-    best, end = float("inf"), time.perf_counter() + _PATIENCE
+    best, end = float("inf"), time.perf_counter() + _MATMUL_TIME_S
     while time.perf_counter() < end:
         _wait_for(device)
         began = time.perf_counter()
@@ -125,7 +125,7 @@ def _wait_for(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def _collective(device: str, task: Measure) -> list[float]:
+def _measure_collective(device: str, task: MeasureCollective) -> list[float]:
     """The shortest time of each size; all ranks of the task measure the same ones."""
     import torch
     import torch.distributed as dist
@@ -139,7 +139,7 @@ def _collective(device: str, task: Measure) -> list[float]:
         init_method=f"tcp://{address}:{task.port}",
         rank=task.first,
         world_size=task.world_size,
-        timeout=timedelta(seconds=DEADLINE / 2),
+        timeout=timedelta(seconds=TASK_TIMEOUT_S / 2),
     )
 
     def agree(value: float, how: Any) -> float:
@@ -148,10 +148,13 @@ def _collective(device: str, task: Measure) -> list[float]:
         return float(agreed.item())
 
     try:
-        room = agree(min(task.room, torch.cuda.mem_get_info(device)[0] // 4 if cuda else task.room), dist.ReduceOp.MIN)
+        room = agree(
+            min(task.max_tensor_bytes, torch.cuda.mem_get_info(device)[0] // 4 if cuda else task.max_tensor_bytes),
+            dist.ReduceOp.MIN,
+        )
         found: list[float] = []
-        for size, repeats in zip(ALL_SIZES, REPEATS, strict=True):
-            if size > room or (found and found[-1] * size / max(ALL_SIZES[len(found) - 1], 1 << 16) > TOO_LONG):
+        for size, repeats in zip(ALL_SIZES, REPEATS_PER_SIZE, strict=True):
+            if size > room or (found and found[-1] * size / max(ALL_SIZES[len(found) - 1], 1 << 16) > MAX_REPEAT_S):
                 break
             operate = _operation(task.name, size, task.world_size, device)
             operate()  # the first one connects

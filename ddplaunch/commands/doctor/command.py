@@ -12,32 +12,32 @@ from contextlib import contextmanager
 import click
 from click.core import ParameterSource
 
-from ddplaunch.cli.over_ssh import carried
-from ddplaunch.cli.say import say_note
-from ddplaunch.cli.values import WEEK, as_seconds
+from ddplaunch.cli.over_ssh import forwarded_environment
+from ddplaunch.cli.say import print_note
+from ddplaunch.cli.values import WEEK_S, parse_seconds
 from ddplaunch.clusters.systems import slurm
 from ddplaunch.commands.doctor import baseline, by_hand
 from ddplaunch.commands.doctor.baseline import Baseline
 from ddplaunch.commands.doctor.bisect import bisect
 from ddplaunch.commands.doctor.checks import Severity
-from ddplaunch.commands.doctor.comparison import findings
+from ddplaunch.commands.doctor.comparison import find_all
 from ddplaunch.commands.doctor.examination import Examiner
-from ddplaunch.commands.doctor.node import NODE
-from ddplaunch.commands.doctor.peers import END_PATIENCE, CommandPeer, Peer
-from ddplaunch.commands.doctor.report import page, to_json
+from ddplaunch.commands.doctor.node import NODE_STATEMENT
+from ddplaunch.commands.doctor.peers import EXIT_TIMEOUT_S, CommandPeer, DoctorPeer
+from ddplaunch.commands.doctor.report import format_report, to_json
 from ddplaunch.commands.doctor.thorough import ThoroughExaminer
-from ddplaunch.control.route import check_is_ours
+from ddplaunch.control.route import check_local_address
 from ddplaunch.dataclass import dataclass
-from ddplaunch.errors import UsageError, harmless, host_name
-from ddplaunch.loop import Loop
+from ddplaunch.errors import UsageError, escape_control_chars, host_name
+from ddplaunch.loop import EventLoop
 from ddplaunch.plan.command import python_command
-from ddplaunch.plan.rendezvous import locate
-from ddplaunch.ssh.client import command, look_up
-from ddplaunch.ssh.fleet import make_room
-from ddplaunch.ssh.hosts import Host, read
-from ddplaunch.words import named
+from ddplaunch.plan.rendezvous import locate_store
+from ddplaunch.ssh.client import resolve_ssh_config, ssh_command
+from ddplaunch.ssh.fleet import raise_fd_limit
+from ddplaunch.ssh.hosts import Host, read_host_options
+from ddplaunch.words import join_names
 
-HEARTBEAT = 60.0  # seconds of silence after which ssh gives a host up
+SSH_HEARTBEAT_TIMEOUT_S = 60.0  # seconds of silence after which ssh gives a host up
 
 
 @click.group(invoke_without_command=True, subcommand_metavar="[bisect]")
@@ -98,28 +98,28 @@ def doctor(
         _check_before_bisect(ctx)
         return 0
     given = "--hosts" if hosts is not None else "--hostfile" if hostfile is not None else None
-    place = _place(nnodes, node_rank, master_addr, given)
+    place = _parse_manual_nodes(nnodes, node_rank, master_addr, given)
     if place and place[1]:  # node 0 prints the page
         save = compare = None
     if save is not None:
         baseline.check_writable(save)
-    wanted = Wanted(thorough, as_json, save, baseline.read(compare) if compare is not None else None)
-    environ = carried((), os.environ)
-    loop = Loop()
+    wanted = DoctorOptions(thorough, as_json, save, baseline.read_baseline(compare) if compare is not None else None)
+    environ = forwarded_environment((), os.environ)
+    loop = EventLoop()
     if hosts is None and hostfile is None:
         for name, value in (("include", include), ("exclude", exclude), ("remote-python", remote_python)):
             if value is not None:
                 raise UsageError(f"--{name} works only with --hosts or --hostfile", "--hosts n1,n2")
         if place:
-            return _by_hand(loop, *place, master_port, join_timeout, wanted)
-        address, ways = _here() if nnodes else _in_slurm() or _here()
+            return _run_manual(loop, *place, master_port, join_timeout, wanted)
+        address, ways = _local_command() if nnodes else _slurm_commands() or _local_command()
     else:
-        all_hosts = read(hosts, hostfile, include, exclude)
-        address, ways = _over_ssh(all_hosts, remote_python or sys.executable, environ)
+        all_hosts = read_host_options(hosts, hostfile, include, exclude)
+        address, ways = _ssh_commands(all_hosts, remote_python or sys.executable, environ)
     if master_addr is not None and len(ways) < 2:
         raise UsageError("--master-addr works only with several nodes", "--hosts n1,n2")
-    make_room(len(ways))
-    with _closing() as peers:
+    raise_fd_limit(len(ways))
+    with _closing_peers() as peers:
         peers += [CommandPeer(loop, *way) for way in ways]
         return _examine(loop, peers, master_addr or address, master_port, environ, wanted)
 
@@ -135,7 +135,7 @@ def _check_before_bisect(ctx: click.Context) -> None:
             raise UsageError(f"{option.opts[0]} before bisect: its options come behind it", hint)
 
 
-def _place(
+def _parse_manual_nodes(
     nnodes: int | None, node_rank: int | None, master_addr: str | None, hosts: str | None
 ) -> tuple[int, int, str] | None:
     """The number of nodes, which of them this is and where node 0 is; None unless there are several, started by hand.
@@ -159,32 +159,32 @@ def _place(
         raise UsageError(f"--node-rank {node_rank} is out of range: {numbered}", hint)
     if nnodes == 1 or node_rank is None:
         return None
-    return nnodes, node_rank, locate(master_addr, None, None, nnodes=nnodes, here=None, environ={})[0].value
+    return nnodes, node_rank, locate_store(master_addr, None, None, nnodes=nnodes, here=None, environ={})[0].value
 
 
 def _seconds(text: str) -> float:
-    seconds = as_seconds(text)
-    if seconds is None or not 0 <= seconds <= WEEK:
+    seconds = parse_seconds(text)
+    if seconds is None or not 0 <= seconds <= WEEK_S:
         raise UsageError(f"--join-timeout {text}: expected a time from 0 up to a week, like 90 (seconds) or 10m")
     return seconds
 
 
 @contextmanager
-def _closing() -> Iterator[list[Peer]]:
+def _closing_peers() -> Iterator[list[DoctorPeer]]:
     """A list of nodes, all of whose processes have ended when this does."""
-    peers: list[Peer] = []
+    peers: list[DoctorPeer] = []
     try:
         yield peers
     finally:
         for peer in peers:
             peer.close()
-        until = time.monotonic() + END_PATIENCE
+        until = time.monotonic() + EXIT_TIMEOUT_S
         for peer in peers:
-            peer.wait(until)
+            peer.wait_for_exit(until)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DoctorOptions:
     """What becomes of an examination."""
 
     thorough: bool
@@ -194,82 +194,87 @@ class Wanted:
 
 
 def _examine(
-    loop: Loop, peers: Sequence[Peer], address: str, port: int, environ: dict[str, str], wanted: Wanted
+    loop: EventLoop,
+    peers: Sequence[DoctorPeer],
+    address: str,
+    port: int,
+    environ: dict[str, str],
+    wanted: DoctorOptions,
 ) -> int:
     """Look at these nodes, print the page and return the exit code; ``address`` and ``port`` are node 0's."""
     began = time.monotonic()
     several = len(peers) > 1
     ports = (port, port + 1) if several else ()
     examiner = ThoroughExaminer if wanted.thorough else Examiner
-    found = examiner(loop, peers, address if several else "", ports, environ, say_note).examine()
-    wrong = findings(found, baseline.slower(found, wanted.before) if wanted.before else ())
+    found = examiner(loop, peers, address if several else "", ports, environ, print_note).examine()
+    wrong = find_all(found, baseline.find_slower(found, wanted.before) if wanted.before else ())
     if wanted.save is not None:
-        baseline.save(found, wanted.save)
+        baseline.save_baseline(found, wanted.save)
     if wanted.as_json:
         click.echo(json.dumps(to_json(found, wrong), indent=2))
     else:
-        click.echo(harmless(page(found, wrong, time.monotonic() - began)), nl=False)
+        click.echo(escape_control_chars(format_report(found, wrong, time.monotonic() - began)), nl=False)
     code = int(any(each.severity is Severity.ERROR for each in wrong))
     for peer in peers:
-        peer.leave(code)
+        peer.send_exit(code)
     return code
 
 
-def _by_hand(
-    loop: Loop, nnodes: int, node_rank: int, address: str, port: int, join_timeout: float, wanted: Wanted
+def _run_manual(
+    loop: EventLoop, nnodes: int, node_rank: int, address: str, port: int, join_timeout: float, wanted: DoctorOptions
 ) -> int:
     """One of the nodes at which this is typed: node 0 looks at all of them, the others answer it."""
     token = os.environ.get("DDPLAUNCH_TOKEN")
     if node_rank:
-        return by_hand.join(address, port + 1, node_rank, nnodes, token, join_timeout, say_note)
-    check_is_ours(address)
-    make_room(nnodes)
+        return by_hand.join(address, port + 1, node_rank, nnodes, token, join_timeout, print_note)
+    check_local_address(address)
+    raise_fd_limit(nnodes)
     typed = f"--master-addr {address} --master-port {port}"
-    with _closing() as peers:
-        peers += [CommandPeer(loop, *way) for way in _here()[1]]
-        gathering = by_hand.Gathering(loop, port + 1, nnodes, token)
-        missing = named(map(str, gathering.missing))
-        say_note(f"waiting for node {missing} at port {port + 1} ({join_timeout:g} s at most)")
-        peers += gathering.wait(
+    with _closing_peers() as peers:
+        peers += [CommandPeer(loop, *way) for way in _local_command()[1]]
+        gathering = by_hand.ManualRendezvous(loop, port + 1, nnodes, token)
+        missing = join_names(map(str, gathering.missing_nodes))
+        print_note(f"waiting for node {missing} at port {port + 1} ({join_timeout:g} s at most)")
+        peers += gathering.wait_for_nodes(
             join_timeout, lambda rank: f"ddplaunch doctor --nnodes {nnodes} --node-rank {rank} {typed}"
         )
         return _examine(loop, peers, address, port, {}, wanted)
 
 
-Ways = list[tuple[str, Sequence[str], str]]
+NodeCommands = list[tuple[str, Sequence[str], str]]
 """Of each node its name, the command that is or reaches its process, and what people may type to try that."""
 
 
-def _here() -> tuple[str, Ways]:
-    return "", [(host_name(), python_command(sys.executable, NODE), "")]
+def _local_command() -> tuple[str, NodeCommands]:
+    return "", [(host_name(), python_command(sys.executable, NODE_STATEMENT), "")]
 
 
-def _over_ssh(hosts: Sequence[Host], python: str, environ: Mapping[str, str]) -> tuple[str, Ways]:
+def _ssh_commands(hosts: Sequence[Host], python: str, environ: Mapping[str, str]) -> tuple[str, NodeCommands]:
     """The address of the first host, and how all are reached."""
-    ways = [look_up(host.destination) for host in hosts]
+    ways = [resolve_ssh_config(host.destination) for host in hosts]
     return ways[0].address, [
         (
             host.name,
-            command(host.destination, way, python, environ, HEARTBEAT, NODE),
+            ssh_command(host.destination, way, python, environ, SSH_HEARTBEAT_TIMEOUT_S, NODE_STATEMENT),
             f"ssh {host.destination} true",
         )
         for host, way in zip(hosts, ways, strict=True)
     ]
 
 
-def _in_slurm() -> tuple[str, Ways] | None:
+def _slurm_commands() -> tuple[str, NodeCommands] | None:
     """The nodes of the Slurm job that we are in, each reached by a step of its own; None outside of one."""
     allocation = slurm.allocation(os.environ)
     if allocation is None or len(allocation.hosts) < 2:
         return None
     step = os.environ.get(slurm.STEP_ID, "")
-    if step.isdigit() and int(step) < slurm.SPECIAL_STEPS:
+    if step.isdigit() and int(step) < slurm.FIRST_SPECIAL_STEP:
         raise UsageError(
             "ddplaunch doctor starts a step on each node itself, and this is one already (srun)",
             "type it without srun, in the batch script or in the shell that salloc opens",
         )
     words = ("srun", "--nodes=1", "--ntasks=1", "--overlap", "--quiet")
-    python = python_command(sys.executable, NODE)
+    python = python_command(sys.executable, NODE_STATEMENT)
     return allocation.hosts[0], [
         (host, (*words, f"--nodelist={host}", *python), f"srun --overlap --nodelist={host} true")
         for host in allocation.hosts

@@ -4,59 +4,67 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from ddplaunch.commands.doctor.checks import Found, Severity, Symptom
-from ddplaunch.commands.doctor.checks.fabric import grown, slower_ports
-from ddplaunch.commands.doctor.checks.kernel import held_back
-from ddplaunch.commands.doctor.checks.network import Link
-from ddplaunch.commands.doctor.examination import SLOW, Examination, NodeFound, Speed, Way, bandwidth, slow_pairs
+from ddplaunch.commands.doctor.checks import Finding, Findings, Severity
+from ddplaunch.commands.doctor.checks.fabric import new_errors, slower_ports
+from ddplaunch.commands.doctor.checks.kernel import is_cpu_throttled
+from ddplaunch.commands.doctor.checks.network import RouteToNodeZero
+from ddplaunch.commands.doctor.examination import (
+    SLOW_FRACTION,
+    CollectiveResult,
+    Examination,
+    NodeResult,
+    PathResult,
+    largest_bus_bandwidth,
+    slow_pairs,
+)
 from ddplaunch.commands.doctor.facts import NodeFacts, machine_findings
-from ddplaunch.commands.doctor.flows import flow_findings, losing
+from ddplaunch.commands.doctor.flows import flow_findings, lossy_pairs
 from ddplaunch.commands.doctor.ways import Outcome
-from ddplaunch.words import size
+from ddplaunch.words import format_size
 
-CLOCKS_DIFFER = 1.0  # seconds
-UNSUPPORTED = "not support"
+MAX_CLOCK_DIFFERENCE_S = 1.0  # seconds
+UNSUPPORTED_TEXT = "not support"
 """In the message of a collective that a backend of this torch does not have."""
-_MORE_LOG = "TORCH_CPP_LOG_LEVEL=INFO and NCCL_DEBUG=INFO before a job's command show more"
-SLOW_AND_BUSY = 0.15  # of the best pair, where all nodes are busy: they disturb one another
-_MOST = 3  # findings of one kind that are told one by one
+_MORE_LOG_HINT = "TORCH_CPP_LOG_LEVEL=INFO and NCCL_DEBUG=INFO before a job's command show more"
+SLOW_FRACTION_WHEN_BUSY = 0.15  # of the best pair, where all nodes are busy: they disturb one another
+_MAX_FINDINGS = 3  # findings of one kind that are told one by one
 
 
-def findings(found: Examination, more: Iterable[Symptom] = ()) -> list[Symptom]:
+def find_all(found: Examination, more: Iterable[Finding] = ()) -> list[Finding]:
     """All that is wrong, and ``more``, the worst first; the order is else that of the nodes."""
     same: dict[tuple[Severity, str, str], list[str]] = {}
-    for each in _each(found):
+    for each in _per_node(found):
         same.setdefault((each.severity, each.text, each.hint), []).append(each.subject)
-    together = [Symptom(severity, names(who), text, hint) for (severity, text, hint), who in same.items()]
-    return sorted([*together, *_several(found), *more], key=lambda each: list(Severity).index(each.severity))
+    together = [Finding(severity, join_node_names(who), text, hint) for (severity, text, hint), who in same.items()]
+    return sorted([*together, *_across_nodes(found), *more], key=lambda each: list(Severity).index(each.severity))
 
 
-def _each(found: Examination) -> Found:
+def _per_node(found: Examination) -> Findings:
     for node in found.nodes:
         if node.trouble:
             what = "it did not take part" if node.facts is None else "it stopped answering"
-            yield Symptom(Severity.ERROR, node.name, f"{what}: {node.trouble}", f"see whether this works: {node.check}")
+            yield Finding(Severity.ERROR, node.name, f"{what}: {node.trouble}", f"see whether this works: {node.check}")
         if node.facts:
             yield from machine_findings(node.name, node.facts)
     for speed in found.speeds:
         if speed.error and len(speed.nodes) == 1:
             text = f"all_reduce of its {speed.ranks} devices failed ({speed.backend}): {speed.error}"
-            yield Symptom(
+            yield Finding(
                 Severity.ERROR, found.name(speed.nodes[0]), text, "run the job with NCCL_DEBUG=INFO to see more"
             )
     yield from _slow_devices(found)
     yield from slower_ports({node.name: node.facts.fabric for node in found.nodes if node.facts and node.facts.fabric})
     for node in found.nodes:
         if node.facts and node.facts.fabric and node.fabric_after:
-            yield from grown(node.name, node.facts.fabric, node.fabric_after)
-    yield from _together(found)
+            yield from new_errors(node.name, node.facts.fabric, node.fabric_after)
+    yield from _slow_together(found)
 
 
-def _several(found: Examination) -> Found:
+def _across_nodes(found: Examination) -> Findings:
     if len(found.nodes) < 2:
         return
     yield from flow_findings(found.flows, found.name)
-    for rule in (_differences, _machines, _clocks, _links, _ports, _ways, _pairs, _rails):
+    for rule in (_differences, _machines, _clocks, _links, _ports, _broken_paths, _pairs, _broken_rails):
         yield from rule(found)
 
 
@@ -67,7 +75,7 @@ def _version(facts: NodeFacts) -> str:
     return ".".join(facts.python.split(".")[:2])
 
 
-COMPARED: tuple[tuple[str, Severity, Callable[[NodeFacts], str | None]], ...] = (
+COMPARED_FACTS: tuple[tuple[str, Severity, Callable[[NodeFacts], str | None]], ...] = (
     ("Python", Severity.ERROR, _version),
     ("torch", Severity.ERROR, lambda facts: facts.torch.version if facts.torch else None),
     ("torch's CUDA", Severity.ERROR, lambda facts: (facts.torch.cuda or "none") if facts.torch else None),
@@ -82,20 +90,20 @@ COMPARED: tuple[tuple[str, Severity, Callable[[NodeFacts], str | None]], ...] = 
 )
 
 
-def _differences(found: Examination) -> Found:
-    for what, severity, read in COMPARED:
-        values = grouped(found.nodes, read)
+def _differences(found: Examination) -> Findings:
+    for what, severity, read in COMPARED_FACTS:
+        values = nodes_by_value(found.nodes, read)
         if len(values) < 2:
             continue
         usual = max(values.items(), key=lambda each: len(each[1]))  # of several the first node's
         others = [each for each in values.items() if each != usual]
-        told = "; ".join(f"{value} on {names(who)}" for value, who in (usual, *others))
-        subject = names([name for _, who in others for name in who])
+        told = "; ".join(f"{value} on {join_node_names(who)}" for value, who in (usual, *others))
+        subject = join_node_names([name for _, who in others for name in who])
         hint = "install the same on all nodes" if severity is Severity.ERROR else "the slowest sets the pace"
-        yield Symptom(severity, subject, f"{what} differs: {told}", hint)
+        yield Finding(severity, subject, f"{what} differs: {told}", hint)
 
 
-def grouped(nodes: Iterable[NodeFound], read: Callable[[NodeFacts], str | None]) -> dict[str, list[str]]:
+def nodes_by_value(nodes: Iterable[NodeResult], read: Callable[[NodeFacts], str | None]) -> dict[str, list[str]]:
     """The nodes that have each value, in the order of the nodes; None means no value."""
     values: dict[str, list[str]] = {}
     for node in nodes:
@@ -105,62 +113,62 @@ def grouped(nodes: Iterable[NodeFound], read: Callable[[NodeFacts], str | None])
     return values
 
 
-def names(who: Sequence[str], most: int = 5) -> str:
+def join_node_names(who: Sequence[str], most: int = 5) -> str:
     """ "n0, n1 and n2"; the first of many."""
     if len(who) > most:
         return f"{', '.join(who[:most])} and {len(who) - most} more"
     return who[0] if len(who) == 1 else f"{', '.join(who[:-1])} and {who[-1]}"
 
 
-def _clocks(found: Examination) -> Found:
+def _clocks(found: Examination) -> Findings:
     for node in found.nodes:
-        if node.clock is not None and abs(node.clock) > CLOCKS_DIFFER:
+        if node.clock is not None and abs(node.clock) > MAX_CLOCK_DIFFERENCE_S:
             way = "ahead of" if node.clock > 0 else "behind"
             text = f"its clock is {abs(node.clock):.1f} s {way} that of {found.nodes[0].name}"
-            yield Symptom(Severity.WARNING, node.name, text, "let a time server keep it: timedatectl set-ntp true")
+            yield Finding(Severity.WARNING, node.name, text, "let a time server keep it: timedatectl set-ntp true")
 
 
 # ------------------------------------------------------------------------------------------------- who reaches whom
 
 
-def _links(found: Examination) -> Found:
+def _links(found: Examination) -> Findings:
     for node in found.nodes:
         facts = node.facts
         if facts and facts.link_error:
             hint = "name node 0 so that all nodes find it: --master-addr 10.0.0.1"
-            yield Symptom(Severity.ERROR, node.name, facts.link_error, hint)
+            yield Finding(Severity.ERROR, node.name, facts.link_error, hint)
         elif node is not found.nodes[0] and facts and facts.link and facts.link.loopback:
             text = f"node 0's address leads to this machine itself ({facts.link.address})"
-            yield Symptom(Severity.ERROR, node.name, text, "--master-addr with an address that others reach")
-    mtus = grouped(found.nodes, lambda facts: _mtu(facts.link))
+            yield Finding(Severity.ERROR, node.name, text, "--master-addr with an address that others reach")
+    mtus = nodes_by_value(found.nodes, lambda facts: _mtu(facts.link))
     if len(mtus) > 1:
-        told = "; ".join(f"{mtu} on {names(who)}" for mtu, who in mtus.items())
+        told = "; ".join(f"{mtu} on {join_node_names(who)}" for mtu, who in mtus.items())
         text = f"the largest packet (MTU) of the interfaces differs: {told}"
-        yield Symptom(Severity.WARNING, "network", text, "set the same MTU on all nodes and switches")
+        yield Finding(Severity.WARNING, "network", text, "set the same MTU on all nodes and switches")
 
 
-def _is_led_astray(node: NodeFound) -> bool:
+def _is_led_astray(node: NodeResult) -> bool:
     """Whether the name of node 0 leads it elsewhere, which is a finding of its own."""
     facts = node.facts
     return bool(facts and (facts.link_error or (facts.link and facts.link.loopback)))
 
 
-def _mtu(link: Link | None) -> str | None:
+def _mtu(link: RouteToNodeZero | None) -> str | None:
     return str(link.mtu) if link and link.mtu and not link.loopback else None
 
 
 def _named_twice(found: Examination) -> dict[str, str]:
     """The nodes that are one machine with an earlier one, and the name of that."""
-    alike = grouped(found.nodes, lambda facts: facts.machine or None).values()
+    alike = nodes_by_value(found.nodes, lambda facts: facts.machine or None).values()
     return {name: first for first, *others in alike for name in others}
 
 
-def _machines(found: Examination) -> Found:
+def _machines(found: Examination) -> Findings:
     for name, first in _named_twice(found).items():
-        yield Symptom(Severity.ERROR, name, f"it is the same machine as {first}", "name each machine once")
+        yield Finding(Severity.ERROR, name, f"it is the same machine as {first}", "name each machine once")
 
 
-def _ports(found: Examination) -> Found:
+def _ports(found: Examination) -> Findings:
     again = _named_twice(found)
     for node in found.nodes:
         if node.name in again:
@@ -168,10 +176,10 @@ def _ports(found: Examination) -> Found:
         for port, why in node.taken.items():
             hint = f"`ss -ltnp 'sport = :{port}'` shows who; or another port: --master-port"
             severity = Severity.ERROR if node is found.nodes[0] else Severity.NOTE
-            yield Symptom(severity, node.name, f"it cannot listen at port {port}: {why}", hint)
+            yield Finding(severity, node.name, f"it cannot listen at port {port}: {why}", hint)
 
 
-_BROKEN: dict[Outcome, tuple[str, str]] = {
+_OUTCOME_TEXTS: dict[Outcome, tuple[str, str]] = {
     "refused": ("is refused", "let the firewall pass TCP between the nodes"),
     "silent": ("gets no answer", "let the firewall pass TCP between the nodes, at all ports from 1024 up"),
     "unreachable": ("finds no route", "look at routes and netmasks; --master-addr may be of another network"),
@@ -183,12 +191,12 @@ _BROKEN: dict[Outcome, tuple[str, str]] = {
 """What people read of a connection, and what to do."""
 
 
-def _ways(found: Examination) -> Found:
+def _broken_paths(found: Examination) -> Findings:
     """Broken ways, told by the node where all to or from it are broken, else one by one."""
     broken: dict[tuple[Outcome, tuple[int, ...]], set[tuple[int, int]]] = {}
-    by_pair: dict[tuple[int, int], list[Way]] = {}
+    by_pair: dict[tuple[int, int], list[PathResult]] = {}
     unclear = set[tuple[int, int]]()
-    lossy, losers = losing(found.flows)
+    lossy, losers = lossy_pairs(found.flows)
     for way in found.ways:
         by_pair.setdefault((way.source, way.target), []).append(way)
     for (source, target), ways in by_pair.items():
@@ -204,26 +212,28 @@ def _ways(found: Examination) -> Found:
     for (outcome, ports), pairs in broken.items():
         all_ports = len(ports) == len({way.port for way in found.ways})
         at = "" if all_ports and outcome != "refused" else f" at {_at(ports)}"
-        said, hint = _BROKEN[outcome]
+        said, hint = _OUTCOME_TEXTS[outcome]
         clear = set(by_pair) - unclear
         both_ways, left = _both_ways(pairs, clear)
         for nodes in both_ways:
             what = f"{at.removeprefix(' at ')} is blocked" if at and outcome == "silent" else f"a connection{at} {said}"
-            yield Symptom(Severity.ERROR, names(list(map(found.name, nodes))), f"{what} in both directions", hint)
-        yield from _broken(found, Severity.ERROR, outcome, at, _told(left, clear))
+            yield Finding(
+                Severity.ERROR, join_node_names(list(map(found.name, nodes))), f"{what} in both directions", hint
+            )
+        yield from _path_finding(found, Severity.ERROR, outcome, at, _group_pairs(left, clear))
 
 
-def _broken(
+def _path_finding(
     found: Examination, severity: Severity, outcome: Outcome, at: str, told: Iterable[tuple[list[int], list[int]]]
-) -> Found:
-    said, hint = _BROKEN[outcome]
+) -> Findings:
+    said, hint = _OUTCOME_TEXTS[outcome]
     told = list(told)
-    for sources, targets in told[:_MOST]:
-        subject = " to ".join(names(list(map(found.name, nodes))) for nodes in (sources, targets))
-        yield Symptom(severity, subject, f"a connection{at} {said}", hint)
-    if len(told) > _MOST:
-        text = f"{len(told) - _MOST} more ways where a connection{at} {said}"
-        yield Symptom(severity, "network", text, "--json lists all")
+    for sources, targets in told[:_MAX_FINDINGS]:
+        subject = " to ".join(join_node_names(list(map(found.name, nodes))) for nodes in (sources, targets))
+        yield Finding(severity, subject, f"a connection{at} {said}", hint)
+    if len(told) > _MAX_FINDINGS:
+        text = f"{len(told) - _MAX_FINDINGS} more ways where a connection{at} {said}"
+        yield Finding(severity, "network", text, "--json lists all")
 
 
 def _at(ports: tuple[int, ...]) -> str:
@@ -245,7 +255,7 @@ def _both_ways(
     return found, left
 
 
-def _told(pairs: set[tuple[int, int]], all_pairs: set[tuple[int, int]]) -> Iterator[tuple[list[int], list[int]]]:
+def _group_pairs(pairs: set[tuple[int, int]], all_pairs: set[tuple[int, int]]) -> Iterator[tuple[list[int], list[int]]]:
     """Put broken ways together: all to a node, all from a node, then each by itself."""
     left = set(pairs)
     nodes = sorted({node for pair in pairs for node in pair})
@@ -265,39 +275,39 @@ def _told(pairs: set[tuple[int, int]], all_pairs: set[tuple[int, int]]) -> Itera
 # --------------------------------------------------------------------------------------------------------- who is slow
 
 
-def _slow_devices(found: Examination) -> Found:
+def _slow_devices(found: Examination) -> Findings:
     for kind in ("cpu", "cuda"):
         powers = [each for each in found.powers if each.device.startswith(kind)]
         best = max((each.flops for each in powers), default=0.0)
         slow: dict[str, float] = {}
         for power in powers:
-            if power.flops < SLOW * best and not (kind == "cpu" and _held_back(found, power.node)):
+            if power.flops < SLOW_FRACTION * best and not (kind == "cpu" and _held_back(found, power.node)):
                 name = found.name(power.node)
                 subject = name if kind == "cpu" else f"{name} {power.device}"
                 slow[subject] = min(power.flops, slow.get(subject, power.flops))
         for subject, flops in slow.items():
-            text = f"it multiplies matrices at {in_flops(flops)}, the best at {in_flops(best)}"
-            yield Symptom(Severity.WARNING, subject, text, "see with `top` or `nvidia-smi` what else runs there")
+            text = f"it multiplies matrices at {format_flops(flops)}, the best at {format_flops(best)}"
+            yield Finding(Severity.WARNING, subject, text, "see with `top` or `nvidia-smi` what else runs there")
 
 
 def _held_back(found: Examination, node: int) -> bool:
     facts = found.nodes[node].facts
-    return facts is not None and held_back(facts)
+    return facts is not None and is_cpu_throttled(facts)
 
 
-def in_flops(flops: float) -> str:
+def format_flops(flops: float) -> str:
     return f"{flops / 1e12:.3g} TFLOP/s" if flops >= 1e12 else f"{flops / 1e9:.3g} GFLOP/s"
 
 
-def _pairs(found: Examination) -> Found:
+def _pairs(found: Examination) -> Findings:
     """Name the node all of whose exchanges are slow or fail, or else the link."""
     pairs = {speed.nodes: speed for speed in found.speeds if len(speed.nodes) == 2}
     held = {nodes for nodes in pairs if any(_held_back(found, node) for node in nodes)}
-    share = SLOW_AND_BUSY
+    share = SLOW_FRACTION_WHEN_BUSY
     if len(held) < len(pairs):  # of nodes that are all busy one may still be slow for another reason
-        share = SLOW
+        share = SLOW_FRACTION
         pairs = {nodes: speed for nodes, speed in pairs.items() if nodes not in held or speed.error}
-    best = max((bandwidth(speed) for speed in pairs.values()), default=0.0)
+    best = max((largest_bus_bandwidth(speed) for speed in pairs.values()), default=0.0)
     slow = {
         speed.nodes: speed for speed in (*slow_pairs(list(pairs.values()), share), *filter(_failed, pairs.values()))
     }
@@ -305,18 +315,18 @@ def _pairs(found: Examination) -> Found:
     for node in range(len(found.nodes)):
         own = [speed for nodes, speed in pairs.items() if node in nodes]
         if len(own) > 1 and all(speed.nodes in slow for speed in own) and best:
-            fastest = max(own, key=bandwidth)
-            yield _slow_pair(
+            fastest = max(own, key=largest_bus_bandwidth)
+            yield _slow_pair_finding(
                 found.name(node), "all_reduce with any other node", fastest, best, "its network card, cable"
             )
             told |= {speed.nodes for speed in own}
     for nodes, speed in slow.items():
         if nodes not in told:
             subject = " and ".join(map(found.name, nodes))
-            yield _slow_pair(subject, "all_reduce between them", speed, best, "the cables")
+            yield _slow_pair_finding(subject, "all_reduce between them", speed, best, "the cables")
 
 
-def _rails(found: Examination) -> Found:
+def _broken_rails(found: Examination) -> Findings:
     """Ways that are broken over one of several networks."""
     for rail in found.rails:
         over = f" over {rail.network} ({', '.join(dict.fromkeys(rail.interfaces.values()))})"
@@ -326,34 +336,34 @@ def _rails(found: Examination) -> Found:
         everyone = {(source, target) for source, target, _ in rail.outcomes}
         pairs.pop("ok", None)
         for outcome, broken in pairs.items():
-            yield from _broken(found, Severity.WARNING, outcome, over, _told(broken, everyone))
+            yield from _path_finding(found, Severity.WARNING, outcome, over, _group_pairs(broken, everyone))
 
 
-def _together(found: Examination) -> Found:
+def _slow_together(found: Examination) -> Findings:
     """What fails or is slow only on all nodes at once."""
-    pairs = [bandwidth(speed) for speed in found.speeds if len(speed.nodes) == 2 and not speed.error]
+    pairs = [largest_bus_bandwidth(speed) for speed in found.speeds if len(speed.nodes) == 2 and not speed.error]
     for speed in found.together:
         who = "all nodes at once" if len(speed.nodes) > 1 else found.name(speed.nodes[0])
-        if speed.error and UNSUPPORTED not in speed.error:
-            yield Symptom(Severity.ERROR, who, f"{speed.name} failed ({speed.backend}): {speed.error}", _MORE_LOG)
+        if speed.error and UNSUPPORTED_TEXT not in speed.error:
+            yield Finding(Severity.ERROR, who, f"{speed.name} failed ({speed.backend}): {speed.error}", _MORE_LOG_HINT)
         held = any(_held_back(found, node) for node in speed.nodes)
-        slow = speed.name == "all_reduce" and 0 < bandwidth(speed) < SLOW * min(pairs, default=0.0)
+        slow = speed.name == "all_reduce" and 0 < largest_bus_bandwidth(speed) < SLOW_FRACTION * min(pairs, default=0.0)
         if len(speed.nodes) > 2 and slow and not held:
-            text = f"all_reduce runs at {_per_second(bandwidth(speed))}, the slowest pair at {_per_second(min(pairs))}"
+            text = f"all_reduce runs at {_per_second(largest_bus_bandwidth(speed))}, the slowest pair at {_per_second(min(pairs))}"
             hint = "pairs do not load what is between the switches: look there, and at routing"
-            yield Symptom(Severity.WARNING, who, text, hint)
+            yield Finding(Severity.WARNING, who, text, hint)
 
 
-def _failed(speed: Speed) -> bool:
+def _failed(speed: CollectiveResult) -> bool:
     return speed.error is not None
 
 
-def _slow_pair(subject: str, what: str, speed: Speed, best: float, where: str) -> Symptom:
+def _slow_pair_finding(subject: str, what: str, speed: CollectiveResult, best: float, where: str) -> Finding:
     if speed.error:
-        return Symptom(Severity.ERROR, subject, f"{what} failed ({speed.backend}): {speed.error}", _MORE_LOG)
-    text = f"{what} runs at {_per_second(bandwidth(speed))}, the best pair at {_per_second(best)}"
-    return Symptom(Severity.WARNING, subject, text, f"look at {where} and switch port, and at what else runs there")
+        return Finding(Severity.ERROR, subject, f"{what} failed ({speed.backend}): {speed.error}", _MORE_LOG_HINT)
+    text = f"{what} runs at {_per_second(largest_bus_bandwidth(speed))}, the best pair at {_per_second(best)}"
+    return Finding(Severity.WARNING, subject, text, f"look at {where} and switch port, and at what else runs there")
 
 
 def _per_second(value: float) -> str:
-    return f"{size(round(value))}/s"
+    return f"{format_size(round(value))}/s"

@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Literal
 
-from ddplaunch.commands.doctor.checks import Found, Severity, Symptom
-from ddplaunch.commands.doctor.ways import MANY_LOST
+from ddplaunch.commands.doctor.checks import Finding, Findings, Severity
+from ddplaunch.commands.doctor.ways import MAX_LOST
 from ddplaunch.dataclass import dataclass
 
-LOSSY = 0.01  # of the packets; TCP's own tries to go faster lose none of these
-FAR = 0.005  # seconds there and back; in a room of machines it is a tenth of a millisecond
-SLOW = 100e6 / 8  # bytes a second; the slowest links in such a room have ten times as much
-OF_CLAIM = 0.1  # of what the interfaces say
-_ONE_STREAM = 10_000  # megabits a second: more does not go through one connection everywhere
-_MOST = 3  # findings of one kind that are told one by one
+MAX_LOSS_FRACTION = 0.01  # of the packets; TCP's own tries to go faster lose none of these
+MAX_ROUND_TRIP_S = 0.005  # seconds there and back; in a room of machines it is a tenth of a millisecond
+MIN_RATE = 100e6 / 8  # bytes a second; the slowest links in such a room have ten times as much
+MIN_CLAIMED_FRACTION = 0.1  # of what the interfaces say
+_MAX_STREAM_MBITS = 10_000  # megabits a second: more does not go through one connection everywhere
+_MAX_FINDINGS = 3  # findings of one kind that are told one by one
 
-Fault = Literal["lossy", "large", "far", "slow", "slower"]
+FlowFault = Literal["lossy", "large", "far", "slow", "slower"]
 Pair = tuple[int, int]
 
 
@@ -43,22 +43,22 @@ class Flow:
         return self.source, self.target
 
     @property
-    def faults(self) -> tuple[Fault, ...]:
+    def faults(self) -> tuple[FlowFault, ...]:
         """What is wrong with it: one, or both of "far" and "slow"."""
-        if self.lost >= MANY_LOST and self.lost >= LOSSY * self.sent:
+        if self.lost >= MAX_LOST and self.lost >= MAX_LOSS_FRACTION * self.sent:
             return ("lossy",)
         if not self.large:
             return ("large",)
-        far: tuple[Fault, ...] = ("far",) if self.seconds is not None and self.seconds > FAR else ()
+        far: tuple[FlowFault, ...] = ("far",) if self.seconds is not None and self.seconds > MAX_ROUND_TRIP_S else ()
         if self.rate is None:
             return far
-        if self.rate < SLOW:
+        if self.rate < MIN_RATE:
             return (*far, "slow")
-        claim = min(self.claimed or 0, _ONE_STREAM) * 1e6 / 8
-        return ("slower",) if not far and self.rate < OF_CLAIM * claim else far
+        claim = min(self.claimed or 0, _MAX_STREAM_MBITS) * 1e6 / 8
+        return ("slower",) if not far and self.rate < MIN_CLAIMED_FRACTION * claim else far
 
 
-def given_up(flows: Sequence[Flow]) -> set[int]:
+def nodes_to_skip(flows: Sequence[Flow]) -> set[int]:
     """The nodes that need not be tried with more: all their ways were faulty so far, though others have sound ones.
 
     Each way costs its deadlines, and two or three say as much as thirty.
@@ -76,27 +76,27 @@ def given_up(flows: Sequence[Flow]) -> set[int]:
     }
 
 
-def losing(flows: Sequence[Flow]) -> tuple[set[frozenset[int]], set[int]]:
+def lossy_pairs(flows: Sequence[Flow]) -> tuple[set[frozenset[int]], set[int]]:
     """The pairs of nodes between which packets are lost, and the nodes of which no more ways were tried for that."""
     pairs = {frozenset(flow.pair) for flow in flows if "lossy" in flow.faults}
-    return pairs, {node for node in given_up(flows) if any(node in pair for pair in pairs)}
+    return pairs, {node for node in nodes_to_skip(flows) if any(node in pair for pair in pairs)}
 
 
-def flow_findings(flows: Sequence[Flow], name: Callable[[int], str]) -> Found:
+def flow_findings(flows: Sequence[Flow], name: Callable[[int], str]) -> Findings:
     """What is wrong, told by the node where all its ways have it."""
-    for fault in _TOLD:
+    for fault in _FAULT_ORDER:
         faulty = {flow.pair: flow for flow in flows if fault in flow.faults}
-        told = list(_told(faulty, {flow.pair for flow in flows}, name))
-        for subject, pairs in told[:_MOST]:
-            yield _symptom(fault, subject, max((faulty[pair] for pair in pairs), key=_BADNESS[fault]))
-        if len(told) > _MOST:
-            subject = f"{len(told) - _MOST} more ways"
-            rest = [faulty[pair] for _, pairs in told[_MOST:] for pair in pairs]
-            yield _symptom(fault, subject, max(rest, key=_BADNESS[fault]))
+        told = list(_group_by_node(faulty, {flow.pair for flow in flows}, name))
+        for subject, pairs in told[:_MAX_FINDINGS]:
+            yield _make_finding(fault, subject, max((faulty[pair] for pair in pairs), key=_FAULT_SEVERITY[fault]))
+        if len(told) > _MAX_FINDINGS:
+            subject = f"{len(told) - _MAX_FINDINGS} more ways"
+            rest = [faulty[pair] for _, pairs in told[_MAX_FINDINGS:] for pair in pairs]
+            yield _make_finding(fault, subject, max(rest, key=_FAULT_SEVERITY[fault]))
 
 
-_TOLD: tuple[Fault, ...] = ("lossy", "large", "far", "slow", "slower")
-_BADNESS: Mapping[Fault, Callable[[Flow], float]] = {
+_FAULT_ORDER: tuple[FlowFault, ...] = ("lossy", "large", "far", "slow", "slower")
+_FAULT_SEVERITY: Mapping[FlowFault, Callable[[Flow], float]] = {
     "lossy": lambda flow: flow.lost / flow.sent,
     "large": lambda flow: 0.0,
     "far": lambda flow: flow.seconds or 0.0,
@@ -105,7 +105,7 @@ _BADNESS: Mapping[Fault, Callable[[Flow], float]] = {
 }
 
 
-def _told(
+def _group_by_node(
     faulty: Collection[Pair], measured: Collection[Pair], name: Callable[[int], str]
 ) -> Iterator[tuple[str, list[Pair]]]:
     """The subject of each finding, and the ways that it stands for: all, those of a node, or those of two nodes."""
@@ -129,7 +129,7 @@ def _told(
             yield f"{name(source)} and {name(target)}", [(source, target), back]
 
 
-def _symptom(fault: Fault, subject: str, flow: Flow) -> Symptom:
+def _make_finding(fault: FlowFault, subject: str, flow: Flow) -> Finding:
     match fault:
         case "lossy":
             share = 100 * flow.lost / flow.sent
@@ -148,12 +148,12 @@ def _symptom(fault: Fault, subject: str, flow: Flow) -> Symptom:
                 if flow.claimed
                 else "a machine room has 1000 Mbit/s or more"
             )
-            text = f"data flows at {in_megabits(flow.rate or 0)}, and {claim}"
+            text = f"data flows at {format_megabits(flow.rate or 0)}, and {claim}"
             hint = "look at the cables and switch ports (ethtool), at limits (tc qdisc), and at what else runs there"
     severity = Severity.WARNING if fault == "slower" else Severity.ERROR
-    return Symptom(severity, subject, text, hint)
+    return Finding(severity, subject, text, hint)
 
 
-def in_megabits(rate: float) -> str:
+def format_megabits(rate: float) -> str:
     """A rate in bytes a second, as interfaces have theirs."""
     return f"{rate * 8 / 1e6:.3g} Mbit/s" if rate < 125e6 else f"{rate * 8 / 1e6:.0f} Mbit/s"

@@ -13,14 +13,14 @@ from typing import TypeVar
 
 from ddplaunch.dataclass import dataclass, replace
 
-TIMES = 3  # what failed so often, and never passed, is bad
-GIVE_UP = 3  # faults, after which a command that has never passed is not tried on more hosts
+FAILURES_TO_BLAME = 3  # what failed so often, and never passed, is bad
+MAX_FAULTS = 3  # faults, after which a command that has never passed is not tried on more hosts
 
 T = TypeVar("T")
 Hosts = tuple[str, ...]
 
 
-class Trial(Enum):
+class TrialResult(Enum):
     """What a run of the command gave."""
 
     PASSED = "passed"
@@ -28,12 +28,12 @@ class Trial(Enum):
     SKIPPED = "skipped"
 
 
-Trials = Generator[Hosts, Trial, T]
+Trials = Generator[Hosts, TrialResult, T]
 """Yields the hosts to run on next, and gets what that gave."""
 
 
 @dataclass(frozen=True)
-class Fault:
+class HostFault:
     """Hosts that fail together, and none less."""
 
     hosts: Hosts
@@ -41,98 +41,100 @@ class Fault:
     with_others: bool = False  # those fail with any other host, too, and pass alone
 
 
-class Search:
+class FaultSearch:
     """What is known so far; ``run`` finds out more, and ends whatever it is told."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self.hosts = tuple(hosts)
-        self.faults: list[Fault] = []
-        self.doubtful: list[Hosts] = []  # what failed, and passed or was skipped when it was tried again
-        self.sound: Hosts | None = None  # the others, once they have passed together
-        self.everywhere = False  # given up: it never passed
+        self.faults: list[HostFault] = []
+        self.flaky: list[Hosts] = []  # what failed, and passed or was skipped when it was tried again
+        self.good_hosts: Hosts | None = None  # the others, once they have passed together
+        self.fails_everywhere = False  # given up: it never passed
         self._place = {host: place for place, host in enumerate(self.hosts)}
-        self._known: dict[frozenset[str], Trial] = {}
+        self._known: dict[frozenset[str], TrialResult] = {}
         self._failures = Counter[frozenset[str]]()
 
     @property
-    def left_out(self) -> Hosts:
+    def excluded_hosts(self) -> Hosts:
         """The hosts that a job should do without."""
-        found = () if self.everywhere else self.faults
+        found = () if self.fails_everywhere else self.faults
         return self._sorted(host for fault in found for host in fault.left_out or fault.hosts)
 
     def run(self) -> Trials[None]:
         """Take out one fault after the other until the rest passes."""
         rest = self.hosts
         while rest:
-            outcome = yield from self._outcome(rest)
-            if outcome is not Trial.FAILED:
-                self.sound = rest if outcome is Trial.PASSED else None
+            outcome = yield from self._result_for(rest)
+            if outcome is not TrialResult.FAILED:
+                self.good_hosts = rest if outcome is TrialResult.PASSED else None
                 break
             if self._is_hopeless():
-                self.everywhere = True
+                self.fails_everywhere = True
                 return
-            found = self._sorted((yield from self._narrow(rest, ())))
+            found = self._sorted((yield from self._minimize(rest, ())))
             if (yield from self._fails_always(found)):
-                self.faults.append(Fault(found))
+                self.faults.append(HostFault(found))
             else:
-                self.doubtful.append(found)
+                self.flaky.append(found)
             rest = tuple(host for host in rest if host not in found)
-        self.everywhere = bool(self.faults) and Trial.PASSED not in self._known.values()
-        yield from self._take_back()
+        self.fails_everywhere = bool(self.faults) and TrialResult.PASSED not in self._known.values()
+        yield from self._readmit()
 
-    def _narrow(self, hosts: Hosts, beside: Hosts) -> Trials[Hosts]:
+    def _minimize(self, hosts: Hosts, beside: Hosts) -> Trials[Hosts]:
         """The fewest of these hosts that fail with those beside them, as all of them do."""
         if len(hosts) == 1:
             return hosts
         halves = hosts[: len(hosts) // 2], hosts[len(hosts) // 2 :]
         for half in halves:
-            if (yield from self._outcome(half + beside)) is Trial.FAILED:
-                return (yield from self._narrow(half, beside))
-        some = yield from self._narrow(halves[0], halves[1] + beside)
-        return some + (yield from self._narrow(halves[1], some + beside))
+            if (yield from self._result_for(half + beside)) is TrialResult.FAILED:
+                return (yield from self._minimize(half, beside))
+        some = yield from self._minimize(halves[0], halves[1] + beside)
+        return some + (yield from self._minimize(halves[1], some + beside))
 
     def _fails_always(self, hosts: Hosts) -> Trials[bool]:
-        while self._failures[frozenset(hosts)] < TIMES:
-            if (yield from self._try(hosts)) is not Trial.FAILED:
+        while self._failures[frozenset(hosts)] < FAILURES_TO_BLAME:
+            if (yield from self._run_trial(hosts)) is not TrialResult.FAILED:
                 return False
         return True
 
     def _is_hopeless(self) -> bool:
         """Whether no run passed that had as many hosts as any fault."""
-        passed = max((len(hosts) for hosts, trial in self._known.items() if trial is Trial.PASSED), default=0)
+        passed = max((len(hosts) for hosts, trial in self._known.items() if trial is TrialResult.PASSED), default=0)
         found = [len(fault.hosts) for fault in self.faults]
-        return len(found) >= GIVE_UP and passed < min(found)
+        return len(found) >= MAX_FAULTS and passed < min(found)
 
-    def _take_back(self) -> Trials[None]:
+    def _readmit(self) -> Trials[None]:
         """Of hosts that fail together, take back those that pass with the sound ones."""
         for place, fault in enumerate(self.faults):
-            sound, out = self.sound or (), fault.hosts
+            sound, out = self.good_hosts or (), fault.hosts
             if len(fault.hosts) > 1:
                 tried = []
                 for host in fault.hosts:
-                    tried.append((yield from self._outcome((*sound, host))))
-                failed = tuple(host for host, trial in zip(fault.hosts, tried, strict=True) if trial is Trial.FAILED)
+                    tried.append((yield from self._result_for((*sound, host))))
+                failed = tuple(
+                    host for host, trial in zip(fault.hosts, tried, strict=True) if trial is TrialResult.FAILED
+                )
                 out = failed or fault.hosts[-1:]  # without any one of them they pass
                 kept = tuple(host for host in fault.hosts if host not in out)
-                if len(kept) > 1 and (yield from self._outcome(sound + kept)) is not Trial.PASSED:
+                if len(kept) > 1 and (yield from self._result_for(sound + kept)) is not TrialResult.PASSED:
                     kept, out = kept[:1], self._sorted({*out, *kept[1:]})
-                self.sound = self._sorted(sound + kept)
+                self.good_hosts = self._sorted(sound + kept)
                 fault = replace(fault, with_others=bool(failed))
             self.faults[place] = replace(fault, left_out=out)
 
-    def _outcome(self, hosts: Hosts) -> Trials[Trial]:
+    def _result_for(self, hosts: Hosts) -> Trials[TrialResult]:
         """What these hosts give, from what is known where that tells: some of those that pass together pass."""
         asked = frozenset(hosts)
         if asked in self._known:
             return self._known[asked]
-        if any(trial is Trial.PASSED and asked <= known for known, trial in self._known.items()):
-            return Trial.PASSED
-        return (yield from self._try(hosts))
+        if any(trial is TrialResult.PASSED and asked <= known for known, trial in self._known.items()):
+            return TrialResult.PASSED
+        return (yield from self._run_trial(hosts))
 
-    def _try(self, hosts: Hosts) -> Trials[Trial]:
+    def _run_trial(self, hosts: Hosts) -> Trials[TrialResult]:
         trial = yield self._sorted(hosts)
         self._known[frozenset(hosts)] = trial
-        self._failures[frozenset(hosts)] += trial is Trial.FAILED
+        self._failures[frozenset(hosts)] += trial is TrialResult.FAILED
         return trial
 
     def _sorted(self, hosts: Iterable[str]) -> Hosts:

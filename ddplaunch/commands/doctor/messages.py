@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from ddplaunch.commands.doctor.benchmark import DevicePower, Measure, Measured, Prepare
+from ddplaunch.commands.doctor.benchmark import CollectiveTimes, DeviceThroughput, MeasureCollective, PrepareDevices
 from ddplaunch.commands.doctor.checks.fabric import Fabric
-from ddplaunch.commands.doctor.checks.network import Link
+from ddplaunch.commands.doctor.checks.network import RouteToNodeZero
 from ddplaunch.commands.doctor.facts import NodeFacts
-from ddplaunch.commands.doctor.ways import Listening, Pinged, Streamed, Tried
+from ddplaunch.commands.doctor.ways import ConnectResult, ListenReply, PingResult, StreamResult
 from ddplaunch.dataclass import dataclass
-from ddplaunch.wire.bounds import Count, ExitCode, Line, Moment, Name
+from ddplaunch.wire.bounds import Count, ExitCode, Name, TextLine, Timestamp
 
-MARK = b"\x1eddplaunch doctor\x1e"
+START_MARK = b"\x1eddplaunch doctor\x1e"
 """Comes before the first frame on stdout, where a login shell may have printed something."""
 
 
 @dataclass(frozen=True)
-class Present:
+class Ready:
     """The first message of a node's process, which nothing asks for."""
 
-    version: Line
+    version: TextLine
 
 
 @dataclass(frozen=True)
-class Describe:
+class DescribeNode:
     """What is this machine like? Answered with facts.NodeFacts."""
 
     cwd: bytes
@@ -33,33 +33,33 @@ class Describe:
 
 
 @dataclass(frozen=True)
-class Route:
+class FindRoute:
     """How do you reach this address? Answered with Routed."""
 
     toward: Name
 
 
 @dataclass(frozen=True)
-class Tell:
+class GetTime:
     """What is the time? Answered with Time."""
 
 
 @dataclass(frozen=True)
-class Listen:
+class ListenOnPorts:
     """Listen at these ports and another one. Answered with ways.Listening."""
 
     ports: tuple[Count, ...]
 
 
 @dataclass(frozen=True)
-class Connect:
+class ConnectTo:
     """Connect to these addresses and ports. Answered with Connected."""
 
     places: tuple[tuple[Name, Count], ...]
 
 
 @dataclass(frozen=True)
-class Ping:
+class PingNode:
     """Exchange small packets with who listens there. Answered with ways.Pinged."""
 
     address: Name
@@ -75,49 +75,70 @@ class SendStream:
 
 
 @dataclass(frozen=True)
-class Recount:
+class CountErrors:
     """How many errors are there by now? Answered with Recounted."""
 
 
 @dataclass(frozen=True)
-class Leave:
+class Exit:
     """That was all: end with the exit code of node 0. Not answered."""
 
     code: ExitCode
 
 
 @dataclass(frozen=True)
-class Time:
-    now: Moment
+class TimeReply:
+    now: Timestamp
 
 
 @dataclass(frozen=True)
-class Routed:
-    link: Link | None
+class RouteReply:
+    link: RouteToNodeZero | None
 
 
 @dataclass(frozen=True)
-class Recounted:
+class ErrorCounts:
     fabric: Fabric | None
 
 
 @dataclass(frozen=True)
-class Connected:
-    tried: tuple[Tried, ...]
+class ConnectReply:
+    tried: tuple[ConnectResult, ...]
 
 
 @dataclass(frozen=True)
-class Flowed:
-    stream: Streamed | None  # None where no connection came about
+class StreamReply:
+    stream: StreamResult | None  # None where no connection came about
 
 
 @dataclass(frozen=True)
-class Prepared:
-    powers: tuple[DevicePower, ...]
-    error: Line | None = None
+class PrepareReply:
+    powers: tuple[DeviceThroughput, ...]
+    error: TextLine | None = None
 
 
-Question = Describe | Route | Tell | Listen | Connect | Ping | SendStream | Prepare | Measure | Recount
+Question = (
+    DescribeNode
+    | FindRoute
+    | GetTime
+    | ListenOnPorts
+    | ConnectTo
+    | PingNode
+    | SendStream
+    | PrepareDevices
+    | MeasureCollective
+    | CountErrors
+)
 NodeAnswer = (
-    Present | NodeFacts | Routed | Time | Listening | Connected | Pinged | Flowed | Prepared | Measured | Recounted
+    Ready
+    | NodeFacts
+    | RouteReply
+    | TimeReply
+    | ListenReply
+    | ConnectReply
+    | PingResult
+    | StreamReply
+    | PrepareReply
+    | CollectiveTimes
+    | ErrorCounts
 )

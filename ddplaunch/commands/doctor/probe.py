@@ -11,23 +11,23 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from ddplaunch.loop import Loop
-from ddplaunch.plan.command import START_DEADLINE, python_command
+from ddplaunch.loop import EventLoop
+from ddplaunch.plan.command import START_TIMEOUT_S, python_command
 from ddplaunch.rank.processes import die_with_parent
-from ddplaunch.wire.child import AskedChild
-from ddplaunch.wire.frames import Garbled
+from ddplaunch.wire.child import HelperProcess
+from ddplaunch.wire.frames import ProtocolError
 from ddplaunch.wire.typed import convert
 
-DEADLINE = 5.0  # seconds for an answer
-TORCH_DEADLINE = 90.0  # seconds for torch to be imported
+REPLY_TIMEOUT_S = 5.0  # seconds for an answer
+TORCH_IMPORT_TIMEOUT_S = 90.0  # seconds for torch to be imported
 
 
-_CALL = "from ddplaunch.commands.doctor.probe import call; call()"
+_CALL = "from ddplaunch.commands.doctor.probe import run_named_function; run_named_function()"
 
 T = TypeVar("T")
 
 
-def begun() -> Callable[[object], object]:
+def start_output() -> Callable[[object], object]:
     """In a child: say that it has begun, and return what prints a line of JSON."""
     out = os.dup(1)
     os.dup2(2, 1)  # for all else that prints
@@ -35,69 +35,69 @@ def begun() -> Callable[[object], object]:
     return lambda answer: os.write(out, msgspec.json.encode(answer) + b"\n")
 
 
-def call() -> None:
+def run_named_function() -> None:
     """In the child: call the function that our arguments name, and print what it returns."""
-    say = begun()
+    say = start_output()
     module, name, *words = sys.argv[1:]
     say(getattr(importlib.import_module(module), name)(*words))
     os._exit(0)  # torch would take its time to end
 
 
-class Probe:
+class HelperProbe:
     """One child, begun as it is made: lines go in, lines come out."""
 
     def __init__(self, statement: str, *words: str, environ: Mapping[str, str] | None = None) -> None:
         """``statement`` is of Python, and ``words`` its arguments."""
-        self.late = False  # whether its last answer did not come in time
+        self.timed_out = False  # whether its last answer did not come in time
         self._text = b""
         self._ended = False
-        self._loop = Loop()
-        self._child = AskedChild(
+        self._loop = EventLoop()
+        self._child = HelperProcess(
             self._loop,
             [*python_command(sys.executable, statement), *words],
-            self._heard,
-            self._overdue,
+            self._on_output,
+            self._on_timeout,
             deadline=None,
-            asks=True,
+            pipe_stdin=True,
             environ=environ,
-            begun=die_with_parent,
+            preexec_fn=die_with_parent,
         )
 
     @classmethod
-    def of(cls, function: Callable[..., object], *words: str) -> Probe:
+    def of(cls, function: Callable[..., object], *words: str) -> HelperProbe:
         """One that calls a function of ours with these words."""
         return cls(_CALL, function.__module__, function.__name__, *words)
 
-    def ask(self, task: object) -> None:
-        self._child.ask(msgspec.json.encode(task) + b"\n")
+    def write_task(self, task: object) -> None:
+        self._child.write(msgspec.json.encode(task) + b"\n")
 
     def read(self, kind: type[T], seconds: float) -> T | None:
-        """Its next line as a ``kind``; None if none comes within so many seconds (``late``), or another one."""
-        self.late = False
-        self._child.wait(seconds)
-        while b"\n" not in self._text and not self.late and not self._ended:
-            self._loop.step()
+        """Its next line as a ``kind``; None if none comes within so many seconds (``timed_out``), or another one."""
+        self.timed_out = False
+        self._child.set_deadline(seconds)
+        while b"\n" not in self._text and not self.timed_out and not self._ended:
+            self._loop.run_once()
         line, end, self._text = self._text.partition(b"\n")
-        with suppress(msgspec.MsgspecError, Garbled):
+        with suppress(msgspec.MsgspecError, ProtocolError):
             return cast(T, convert(msgspec.json.decode(line), kind)) if end else None
         return None
 
-    def answer(self, kind: type[T], seconds: float) -> T | None:
+    def read_result(self, kind: type[T], seconds: float) -> T | None:
         """What the function returns within so many seconds of its start; as ``read``."""
-        answer = self.begin(kind, seconds)
+        answer = self.read_first_line(kind, seconds)
         self._child.close()
         return answer
 
-    def begin(self, kind: type[T], seconds: float) -> T | None:
+    def read_first_line(self, kind: type[T], seconds: float) -> T | None:
         """Its first line, as ``read``, within so many seconds of its start: then it goes on."""
-        return self.read(kind, seconds) if self.read(str, START_DEADLINE) else None
+        return self.read(kind, seconds) if self.read(str, START_TIMEOUT_S) else None
 
-    def end(self) -> None:
+    def close(self) -> None:
         self._child.close()
 
-    def _heard(self, data: bytes) -> None:
+    def _on_output(self, data: bytes) -> None:
         self._text += data
         self._ended = not data
 
-    def _overdue(self) -> None:
-        self.late = True
+    def _on_timeout(self) -> None:
+        self.timed_out = True

@@ -9,18 +9,24 @@ from typing import Any
 
 from ddplaunch import __version__
 from ddplaunch.commands.doctor.benchmark import ALL_SIZES, SIZES
-from ddplaunch.commands.doctor.checks import Severity, Symptom
-from ddplaunch.commands.doctor.comparison import UNSUPPORTED, grouped, names
-from ddplaunch.commands.doctor.examination import Examination, NodeFound, Speed, bandwidth, rate
+from ddplaunch.commands.doctor.checks import Finding, Severity
+from ddplaunch.commands.doctor.comparison import UNSUPPORTED_TEXT, join_node_names, nodes_by_value
+from ddplaunch.commands.doctor.examination import (
+    CollectiveResult,
+    Examination,
+    NodeResult,
+    bus_bandwidth,
+    largest_bus_bandwidth,
+)
 from ddplaunch.commands.doctor.facts import CHECKS, NodeFacts
-from ddplaunch.commands.doctor.flows import in_megabits
-from ddplaunch.words import size
+from ddplaunch.commands.doctor.flows import format_megabits
+from ddplaunch.words import format_size
 
 WIDTH = 80
-MAX_IN_MATRIX = 8  # nodes; the ways between more are counted
-MAX_SPEEDS = 12  # rows; of more the slowest are shown
+MAX_MATRIX_NODES = 8  # nodes; the ways between more are counted
+MAX_COLLECTIVE_ROWS = 12  # rows; of more the slowest are shown
 _LABEL = 16
-_WORDS = {
+_OUTCOME_LABELS = {
     "ok": "ok",
     "refused": "refused",
     "silent": "silent",
@@ -34,10 +40,10 @@ _WORDS = {
 }
 
 
-def page(found: Examination, findings: Sequence[Symptom], seconds: float) -> str:
+def format_report(found: Examination, findings: Sequence[Finding], seconds: float) -> str:
     """The whole page."""
     parts = [
-        [f"ddplaunch doctor {__version__}: {names([node.name for node in found.nodes])}, in {seconds:.0f} s"],
+        [f"ddplaunch doctor {__version__}: {join_node_names([node.name for node in found.nodes])}, in {seconds:.0f} s"],
         list(_findings(findings)),
         list(_machines(found)),
         [*_matrix(found), *_flows(found)],
@@ -47,14 +53,14 @@ def page(found: Examination, findings: Sequence[Symptom], seconds: float) -> str
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
-def to_json(found: Examination, findings: Sequence[Symptom]) -> dict[str, Any]:
+def to_json(found: Examination, findings: Sequence[Finding]) -> dict[str, Any]:
     """All that was found as JSON types: sizes are bytes, times seconds, null is unknown, nodes numbers."""
     said = [{**asdict(each), "severity": each.severity.value} for each in findings]
     sizes = list(ALL_SIZES)
     return {"ddplaunch": __version__, "findings": said, **asdict(found), "sizes": sizes}
 
 
-def _findings(findings: Sequence[Symptom]) -> Iterator[str]:
+def _findings(findings: Sequence[Finding]) -> Iterator[str]:
     if not findings:
         yield "Nothing was found that would break a job or slow it."
     for each in findings:
@@ -82,11 +88,11 @@ def _wrapped(first: str, text: str) -> list[str]:
 
 def _machines(found: Examination) -> Iterator[str]:
     for check in reversed(CHECKS):
-        for label, amount in check.amounts.items():
+        for label, amount in check.size_rows.items():
             yield from _row(label, _least_and_most(found.nodes, amount))
     for check in CHECKS:
-        for label, read in check.texts.items():
-            yield from _row(label, grouped(found.nodes, read))
+        for label, read in check.text_rows.items():
+            yield from _row(label, nodes_by_value(found.nodes, read))
     clocks = [f"{node.name} {node.clock:+.3f} s" for node in found.nodes[1:] if node.clock is not None]
     if clocks:
         yield from _wrapped(f"{'':{_LABEL}}", f"compared with {found.nodes[0].name}: {', '.join(clocks)}")
@@ -95,16 +101,18 @@ def _machines(found: Examination) -> Iterator[str]:
 def _row(label: str, values: dict[str, list[str]]) -> Iterator[str]:
     """A value that all have, or each with those who have it."""
     if values:
-        told = list(values) if len(values) == 1 else [f"{value} ({names(who)})" for value, who in values.items()]
+        told = (
+            list(values) if len(values) == 1 else [f"{value} ({join_node_names(who)})" for value, who in values.items()]
+        )
         yield from _wrapped(f"{label:{_LABEL}}", "; ".join(told))
 
 
-def _least_and_most(nodes: Sequence[NodeFound], read: Callable[[NodeFacts], int | None]) -> dict[str, list[str]]:
+def _least_and_most(nodes: Sequence[NodeResult], read: Callable[[NodeFacts], int | None]) -> dict[str, list[str]]:
     amounts = {node.name: amount for node in nodes if node.facts and (amount := read(node.facts)) is not None}
     ends = [which(amounts, key=amounts.__getitem__, default="") for which in (min, max)]
     found: dict[str, list[str]] = {}
     for name in filter(None, ends):
-        found.setdefault(size(amounts[name]), []).append(name)
+        found.setdefault(format_size(amounts[name]), []).append(name)
     return found
 
 
@@ -120,7 +128,7 @@ def _matrix(found: Examination) -> Iterator[str]:
         pair = (way.source, way.target)
         if worst.get(pair, "ok") == "ok":
             worst[pair] = way.outcome
-    if len(found.nodes) > MAX_IN_MATRIX:
+    if len(found.nodes) > MAX_MATRIX_NODES:
         good = sum(outcome == "ok" for outcome in worst.values())
         yield f"ways between nodes: {good} of {len(worst)} are open at {ports}"
         return
@@ -131,7 +139,7 @@ def _matrix(found: Examination) -> Iterator[str]:
         cells = []
         for target in range(len(found.nodes)):
             outcome = worst.get((source, target))
-            cells.append("-" if source == target else _WORDS[outcome] if outcome else "?")
+            cells.append("-" if source == target else _OUTCOME_LABELS[outcome] if outcome else "?")
         yield f"  {node.name}".ljust(_LABEL) + "".join(cell.rjust(wide) for cell in cells)
 
 
@@ -142,7 +150,7 @@ def _flows(found: Examination) -> Iterator[str]:
         ends = dict.fromkeys(f"{1e3 * each:.3g} ms" for each in (trips[0], trips[-1]))
         yield f"  a packet there and back: {' to '.join(ends)}"
     if rates:
-        ends = dict.fromkeys(map(in_megabits, (rates[0], rates[-1])))
+        ends = dict.fromkeys(map(format_megabits, (rates[0], rates[-1])))
         yield f"  a stream: {' to '.join(ends)}"
 
 
@@ -155,11 +163,13 @@ def _speeds(found: Examination) -> Iterator[str]:
         return
     labels = {speed: _label(found, speed) for speed in speeds}
     wide = max(map(len, labels.values()))
-    if len(speeds) > MAX_SPEEDS:
-        speeds = sorted(speeds, key=bandwidth)[:MAX_SPEEDS]
-    more = f"; the {MAX_SPEEDS} slowest of {len(found.speeds)}" if len(found.speeds) > MAX_SPEEDS else ""
+    if len(speeds) > MAX_COLLECTIVE_ROWS:
+        speeds = sorted(speeds, key=largest_bus_bandwidth)[:MAX_COLLECTIVE_ROWS]
+    more = (
+        f"; the {MAX_COLLECTIVE_ROWS} slowest of {len(found.speeds)}" if len(found.speeds) > MAX_COLLECTIVE_ROWS else ""
+    )
     yield f"all_reduce, bus bandwidth{more}"
-    heads = ["4 B takes", *(size(each) for each in SIZES[1:])]
+    heads = ["4 B takes", *(format_size(each) for each in SIZES[1:])]
     yield f"  {'':{wide}}" + "".join(head.rjust(13) for head in heads)
     for speed in speeds:
         if speed.error:
@@ -167,8 +177,8 @@ def _speeds(found: Examination) -> Iterator[str]:
             continue
         cells = [f"{speed.seconds[0] * 1e6:.0f} us" if speed.seconds else "-"]
         for place in range(1, len(SIZES)):
-            value = rate(speed, place)
-            cells.append("too slow" if value is None else f"{size(round(value))}/s")
+            value = bus_bandwidth(speed, place)
+            cells.append("too slow" if value is None else f"{format_size(round(value))}/s")
         yield f"  {labels[speed]:{wide}}" + "".join(cell.rjust(13) for cell in cells)
 
 
@@ -182,21 +192,29 @@ def _together(found: Examination) -> Iterator[str]:
     for speed in found.together:
         label = f"  {_group(found, speed):{wide}}"
         if speed.error:
-            why = f"not with {speed.backend} of this torch" if UNSUPPORTED in speed.error else f"failed: {speed.error}"
+            why = (
+                f"not with {speed.backend} of this torch"
+                if UNSUPPORTED_TEXT in speed.error
+                else f"failed: {speed.error}"
+            )
             yield from _wrapped(f"{label}   ", why)
             continue
         if not speed.seconds:
             continue
         last = len(speed.seconds) - 1
-        told = f"{size(round(rate(speed, last) or 0))}/s at {size(ALL_SIZES[last])}" if last else "too slow"
+        told = (
+            f"{format_size(round(bus_bandwidth(speed, last) or 0))}/s at {format_size(ALL_SIZES[last])}"
+            if last
+            else "too slow"
+        )
         yield from _wrapped(f"{label}{speed.seconds[0] * 1e6:>10.0f} us   ", told)
 
 
-def _group(found: Examination, speed: Speed) -> str:
+def _group(found: Examination, speed: CollectiveResult) -> str:
     alone = f"{found.name(speed.nodes[0])}, " if len(speed.nodes) == 1 < len(found.nodes) else ""
     return f"{alone}{speed.name} ({speed.backend})"
 
 
-def _label(found: Examination, speed: Speed) -> str:
+def _label(found: Examination, speed: CollectiveResult) -> str:
     who = " and ".join(map(found.name, speed.nodes))
     return f"{who} ({speed.backend})" if len(speed.nodes) > 1 else f"{who} alone, {speed.ranks} ranks ({speed.backend})"

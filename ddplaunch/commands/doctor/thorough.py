@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from ddplaunch.commands.doctor import benchmark, messages
-from ddplaunch.commands.doctor.benchmark import Prepare
-from ddplaunch.commands.doctor.examination import MAX_GPUS, Examination, Examiner, Rail, Speed
-from ddplaunch.commands.doctor.probe import DEADLINE, TORCH_DEADLINE
-from ddplaunch.commands.doctor.ways import Listening
+from ddplaunch.commands.doctor.benchmark import PrepareDevices
+from ddplaunch.commands.doctor.examination import MAX_GPUS, CollectiveResult, Examination, Examiner, Rail
+from ddplaunch.commands.doctor.probe import REPLY_TIMEOUT_S, TORCH_IMPORT_TIMEOUT_S
+from ddplaunch.commands.doctor.ways import ListenReply
 from ddplaunch.dataclass import replace
 
-_SHARE = 16  # of the memory that is available, for one tensor of one process: some are copied
+_MEMORY_DIVISOR = 16  # of the memory that is available, for one tensor of one process: some are copied
 
 
 class ThoroughExaminer(Examiner):
@@ -21,18 +21,20 @@ class ThoroughExaminer(Examiner):
 
     def examine(self) -> Examination:
         found = super().examine()
-        together = list(self._together(found))
+        together = list(self._measure_all_nodes(found))
         self._count_errors()
-        rails = self._try_rails(list(self._rails()))
-        together += self._over_rails(rails)
+        rails = self._try_rails(list(self._find_rails()))
+        together += self._measure_rails(rails)
         return replace(found, nodes=tuple(self._found), together=tuple(together), rails=tuple(rails))
 
     def _count_errors(self) -> None:
-        answers = self._ask(dict.fromkeys(self._live(), messages.Recount()), messages.Recounted, 2 * DEADLINE)
+        answers = self._query(
+            dict.fromkeys(self._live(), messages.CountErrors()), messages.ErrorCounts, 2 * REPLY_TIMEOUT_S
+        )
         for node, answer in answers.items():
             self._found[node] = replace(self._found[node], fabric_after=answer.fabric)
 
-    def _together(self, found: Examination) -> Iterator[Speed]:
+    def _measure_all_nodes(self, found: Examination) -> Iterator[CollectiveResult]:
         """Each collective on all nodes at once; with GPUs, on each alone too."""
         failed = {node for speed in found.speeds if speed.error for node in speed.nodes}
         failed |= {node for way in found.ways if way.outcome != "ok" for node in (way.source, way.target)}
@@ -45,18 +47,18 @@ class ThoroughExaminer(Examiner):
         for name in benchmark.COLLECTIVES if groups else ():
             self._say(f"measuring {name} {'of all nodes at once' if len(nodes) > 1 else 'of larger tensors'}")
             for group in groups:
-                yield from self._at_once(group, name)
+                yield from self._measure_collective(group, name)
 
-    def _at_once(self, nodes: Sequence[int], name: str) -> Iterable[Speed]:
+    def _measure_collective(self, nodes: Sequence[int], name: str) -> Iterable[CollectiveResult]:
         """One collective on these nodes: of CPUs one process a node, so that it is the network that is measured."""
         most = 1 if len(nodes) > 1 and self._backend(nodes[0]) == "gloo" else MAX_GPUS
         facts = (self._found[node].facts for node in nodes)
         free = min((each.memory_available or 0 for each in facts if each), default=0)
         processes = max(min(most, len(self._devices(node))) for node in nodes)
-        room = max(benchmark.SIZES[-1], free // (_SHARE * processes))
+        room = max(benchmark.SIZES[-1], free // (_MEMORY_DIVISOR * processes))
         return self._collective([tuple(nodes)], name, most=most, room=room).values()
 
-    def _rails(self) -> Iterator[Rail]:
+    def _find_rails(self) -> Iterator[Rail]:
         """The networks that nodes share, but those of the interface to node 0."""
         shared: dict[str, dict[int, tuple[str, str]]] = {}
         for node in self._any_port:
@@ -73,7 +75,7 @@ class ThoroughExaminer(Examiner):
     def _try_rails(self, rails: Sequence[Rail]) -> list[Rail]:
         """Try the ways of each node to each other over these networks."""
         nodes = {node for rail in rails for node in rail.addresses if node in self._live()}
-        heard = self._ask(dict.fromkeys(nodes, messages.Listen(())), Listening, DEADLINE)
+        heard = self._query(dict.fromkeys(nodes, messages.ListenOnPorts(())), ListenReply, REPLY_TIMEOUT_S)
         self._any_port |= {node: listening.any_port for node, listening in heard.items()}
         tried = []
         for rail in rails:
@@ -86,14 +88,14 @@ class ThoroughExaminer(Examiner):
             tried.append(replace(rail, outcomes=outcomes))
         return tried
 
-    def _over_rails(self, rails: Sequence[Rail]) -> Iterator[Speed]:
+    def _measure_rails(self, rails: Sequence[Rail]) -> Iterator[CollectiveResult]:
         """An all_reduce of CPUs over each network whose ways are open."""
         for rail in rails:
             nodes = [node for node in rail.addresses if node in self._live()]
             if len(nodes) < 2 or any(outcome != "ok" for _, _, outcome in rail.outcomes):
                 continue
             self._say(f"measuring all_reduce over {rail.network}")
-            questions = {node: Prepare(("cpu",), rail.interfaces[node], forced=True) for node in nodes}
-            ready = self._ask(questions, messages.Prepared, TORCH_DEADLINE)
+            questions = {node: PrepareDevices(("cpu",), rail.interfaces[node], force_interface=True) for node in nodes}
+            ready = self._query(questions, messages.PrepareReply, TORCH_IMPORT_TIMEOUT_S)
             if all(node in ready and not ready[node].error for node in nodes):
                 yield from self._collective([tuple(nodes)], most=1, rail=rail).values()

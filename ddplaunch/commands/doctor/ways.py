@@ -19,47 +19,47 @@ from contextlib import suppress
 from math import log2
 from typing import Literal, NamedTuple
 
-from ddplaunch.control.port import listen_everywhere
+from ddplaunch.control.port import listen_on_all_interfaces
 from ddplaunch.dataclass import dataclass
-from ddplaunch.wire.bounds import Amount, Count, Line, Seconds, Size
-from ddplaunch.wire.frames import read
+from ddplaunch.wire.bounds import Count, NonNegativeFloat, Seconds, Size, TextLine
+from ddplaunch.wire.frames import read_exactly
 
-CONNECT_DEADLINE = 3.5  # seconds, in which the kernel sends three SYNs or more
-SMALL_DEADLINE = 3.0
-LARGE_DEADLINE = 3.0
-TRIES = 2  # of what gets no answer: where packets are lost, another connection may come through
-NONCE = 16  # bytes that a node expects, and no other program knows
+CONNECT_TIMEOUT_S = 3.5  # seconds, in which the kernel sends three SYNs or more
+SMALL_REPLY_TIMEOUT_S = 3.0
+LARGE_REPLY_TIMEOUT_S = 3.0
+MAX_ATTEMPTS = 2  # of what gets no answer: where packets are lost, another connection may come through
+NONCE_BYTES = 16  # bytes that a node expects, and no other program knows
 _SYNS = 3  # lost packets of a connection that gets no answer
-_AT_ONCE = 128
+_MAX_CONCURRENT = 128
 
 _MESSAGE = 32  # bytes: each goes as a packet of its own
 _WINDOW = 8  # of them on the way: fewer than TCP's first window, and too few to fill any queue
-_FEW, _MANY = 300, 1000  # messages; the many where one of the few was lost
-MANY_LOST = 3  # packets
-_EXCHANGE_PATIENCE, _LOSSY_PATIENCE = 2.0, 5.0  # seconds for the messages, and where too few were sent to tell
+_MIN_MESSAGES, _MAX_MESSAGES = 300, 1000  # messages; the many where one of the few was lost
+MAX_LOST = 3  # packets
+_EXCHANGE_TIMEOUT_S, _LOSSY_TIMEOUT_S = 2.0, 5.0  # seconds for the messages, and where too few were sent to tell
 
 _STREAM = 8 << 20  # bytes
-_STREAM_PATIENCE = 0.3, 2.5  # seconds, the more the longer a packet takes: TCP begins slowly
+_STREAM_TIMES_S = 0.3, 2.5  # seconds, the more the longer a packet takes: TCP begins slowly
 _FIRST_WINDOW = 14_000  # bytes that TCP sends before it hears from the other end; then it doubles
 _FIRST = 1 << 16
 _TICK = 0.004  # seconds: the kernel counts in steps like this
 
-_REACH, _ECHO, _SINK = b"r", b"e", b"s"
+_REACH_BYTE, _ECHO_BYTE, _SINK_BYTE = b"r", b"e", b"s"
 
 Outcome = Literal["ok", "refused", "silent", "unreachable", "stranger"]
 """How a try ended: "stranger" is another program that listens there."""
 
 
 @dataclass(frozen=True)
-class Listening:
+class ListenReply:
     """Where a node listens."""
 
     any_port: Count  # one that the kernel chose, as gloo and NCCL take them
-    taken: tuple[tuple[Count, Line], ...]  # ports where it cannot, and why
+    taken: tuple[tuple[Count, TextLine], ...]  # ports where it cannot, and why
 
 
 @dataclass(frozen=True)
-class Tried:
+class ConnectResult:
     """How it went."""
 
     outcome: Outcome
@@ -67,7 +67,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Pinged:
+class PingResult:
     """What became of small packets, as far as the kernel tells."""
 
     seconds: Seconds | None  # the shortest time there and back
@@ -80,14 +80,14 @@ class Pinged:
 
 
 @dataclass(frozen=True)
-class Streamed:
+class StreamResult:
     """What became of a stream."""
 
     large: bool  # whether packets of full size arrive
-    rate: Amount | None  # bytes a second
+    rate: NonNegativeFloat | None  # bytes a second
 
 
-class Responder:
+class TestListener:
     """Listens at all addresses of this machine until it is closed."""
 
     def __init__(self, ports: Sequence[int], nonce: str) -> None:
@@ -97,14 +97,14 @@ class Responder:
         any_port = 0
         for port in (*ports, 0):
             try:
-                listening = listen_everywhere(port)
+                listening = listen_on_all_interfaces(port)
             except OSError as error:
                 taken[port] = os.strerror(error.errno or 0)
                 continue
             self._sockets.append(listening)
             any_port = listening.getsockname()[1]
             threading.Thread(target=self._accept, args=(listening,), daemon=True).start()
-        self.listening = Listening(any_port, tuple(taken.items()))
+        self.listening = ListenReply(any_port, tuple(taken.items()))
 
     def close(self) -> None:
         """Listen no more."""
@@ -122,15 +122,15 @@ class Responder:
     def _answer(self, connection: socket.socket) -> None:
         with connection, suppress(OSError, EOFError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            asked = _receive(connection, NONCE + 1, SMALL_DEADLINE)
-            if asked[:NONCE] != self._nonce:
+            asked = _receive(connection, NONCE_BYTES + 1, SMALL_REPLY_TIMEOUT_S)
+            if asked[:NONCE_BYTES] != self._nonce:
                 return
             connection.sendall(self._nonce)
-            connection.settimeout(_LOSSY_PATIENCE)
-            if asked[NONCE:] == _ECHO:
+            connection.settimeout(_LOSSY_TIMEOUT_S)
+            if asked[NONCE_BYTES:] == _ECHO_BYTE:
                 _echo(connection)
-            elif asked[NONCE:] == _SINK:
-                _take_in(connection)
+            elif asked[NONCE_BYTES:] == _SINK_BYTE:
+                _receive_stream(connection)
 
 
 def _echo(connection: socket.socket) -> None:
@@ -142,7 +142,7 @@ def _echo(connection: socket.socket) -> None:
             left = left[_MESSAGE:]
 
 
-def _take_in(connection: socket.socket) -> None:
+def _receive_stream(connection: socket.socket) -> None:
     """Say when the first bytes have come, and when all have."""
     room = bytearray(1 << 20)
     if connection.recv_into(room):
@@ -153,68 +153,70 @@ def _take_in(connection: socket.socket) -> None:
 
 
 def new_nonce() -> str:
-    return secrets.token_hex(NONCE // 2)
+    return secrets.token_hex(NONCE_BYTES // 2)
 
 
-def patience(count: int) -> float:
+def max_duration(count: int) -> float:
     """How many seconds so many tries take at most."""
-    return (1 + count // _AT_ONCE) * TRIES * (CONNECT_DEADLINE + SMALL_DEADLINE)
+    return (1 + count // _MAX_CONCURRENT) * MAX_ATTEMPTS * (CONNECT_TIMEOUT_S + SMALL_REPLY_TIMEOUT_S)
 
 
-PING_DEADLINE = TRIES * (CONNECT_DEADLINE + SMALL_DEADLINE) + _LOSSY_PATIENCE
-STREAM_DEADLINE = TRIES * (CONNECT_DEADLINE + SMALL_DEADLINE) + LARGE_DEADLINE + max(_STREAM_PATIENCE)
+PING_TIMEOUT_S = MAX_ATTEMPTS * (CONNECT_TIMEOUT_S + SMALL_REPLY_TIMEOUT_S) + _LOSSY_TIMEOUT_S
+STREAM_TIMEOUT_S = (
+    MAX_ATTEMPTS * (CONNECT_TIMEOUT_S + SMALL_REPLY_TIMEOUT_S) + LARGE_REPLY_TIMEOUT_S + max(_STREAM_TIMES_S)
+)
 
 
-def try_ways(places: Sequence[tuple[str, int]], nonce: str) -> tuple[Tried, ...]:
+def test_paths(addresses: Sequence[tuple[str, int]], nonce: str) -> tuple[ConnectResult, ...]:
     """Try these ways, many at once."""
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return tuple(pool.map(lambda place: _try(place, nonce.encode()), places))
+    with ThreadPoolExecutor(_MAX_CONCURRENT) as pool:
+        return tuple(pool.map(lambda place: _test_path(place, nonce.encode()), addresses))
 
 
-def _try(place: tuple[str, int], nonce: bytes) -> Tried:
-    reached = _connect(place, nonce + _REACH)
+def _test_path(place: tuple[str, int], nonce: bytes) -> ConnectResult:
+    reached = _connect(place, nonce + _REACH_BYTE)
     if reached.connection:
         reached.connection.close()
     return reached.tried
 
 
-class _Reached(NamedTuple):
-    tried: Tried
+class _ConnectAttempt(NamedTuple):
+    tried: ConnectResult
     connection: socket.socket | None
     lost: int  # packets of tries without an answer
 
 
-def _connect(place: tuple[str, int], words: bytes) -> _Reached:
+def _connect(place: tuple[str, int], words: bytes) -> _ConnectAttempt:
     """Connect and say these words, again where nobody answers."""
     lost = 0
-    for _ in range(TRIES):
+    for _ in range(MAX_ATTEMPTS):
         try:
-            connection = socket.create_connection(place, CONNECT_DEADLINE)
+            connection = socket.create_connection(place, CONNECT_TIMEOUT_S)
         except ConnectionRefusedError:
-            return _Reached(Tried("refused"), None, lost)
+            return _ConnectAttempt(ConnectResult("refused"), None, lost)
         except TimeoutError:
-            tried, lost = Tried("silent"), lost + _SYNS
+            tried, lost = ConnectResult("silent"), lost + _SYNS
             continue
         except (OSError, ValueError):  # what a node says is its address may be none
-            tried = Tried("unreachable")
+            tried = ConnectResult("unreachable")
             continue
         began = time.monotonic()
         with suppress(OSError, EOFError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.sendall(words)
-            if _receive(connection, NONCE, SMALL_DEADLINE) == words[:NONCE]:
-                return _Reached(Tried("ok", time.monotonic() - began), connection, lost)
-        tried = Tried("stranger")
+            if _receive(connection, NONCE_BYTES, SMALL_REPLY_TIMEOUT_S) == words[:NONCE_BYTES]:
+                return _ConnectAttempt(ConnectResult("ok", time.monotonic() - began), connection, lost)
+        tried = ConnectResult("stranger")
         with connection:
-            counts = _count(connection)
+            counts = _read_tcp_counters(connection)
         lost += counts.lost if counts else 0  # the node may have no time to answer
-    return _Reached(tried, None, lost)
+    return _ConnectAttempt(tried, None, lost)
 
 
 # ---------------------------------------------------------------------------------------------------- what it carries
 
 
-class _Counts(NamedTuple):
+class _TcpCounters(NamedTuple):
     """Of a connection, from the fields of struct tcp_info (linux/tcp.h) that have been there since Linux 4.19."""
 
     resent: int
@@ -232,55 +234,55 @@ class _Counts(NamedTuple):
 _COUNTS = struct.Struct("=100xI16xQ20xI4xI8xQ40xI")
 
 
-def _count(connection: socket.socket) -> _Counts | None:
+def _read_tcp_counters(connection: socket.socket) -> _TcpCounters | None:
     """None where the kernel does not tell."""
     with suppress(OSError, AttributeError):
         told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTS.size)
         if len(told) == _COUNTS.size:
-            return _Counts(*_COUNTS.unpack(told))
+            return _TcpCounters(*_COUNTS.unpack(told))
     return None
 
 
-def ping(place: tuple[str, int], nonce: str) -> Pinged:
+def measure_ping(place: tuple[str, int], nonce: str) -> PingResult:
     """Exchange small packets with a node, a few at a time."""
-    tried, connection, unheard = _connect(place, nonce.encode() + _ECHO)
+    tried, connection, unheard = _connect(place, nonce.encode() + _ECHO_BYTE)
     if connection is None:
-        return Pinged(None, unheard, unheard)
+        return PingResult(None, unheard, unheard)
     with connection:
-        sent = _exchange(connection)
-        counts = _count(connection)
+        sent = _exchange_messages(connection)
+        counts = _read_tcp_counters(connection)
     if counts is None:
-        return Pinged(tried.seconds, sent, unheard)
+        return PingResult(tried.seconds, sent, unheard)
     sent = max(counts.packets, counts.lost)  # a lost SYN is no packet with data
-    return Pinged(counts.round_trip / 1e6, sent + unheard, counts.lost + unheard)
+    return PingResult(counts.round_trip / 1e6, sent + unheard, counts.lost + unheard)
 
 
-def _exchange(connection: socket.socket) -> int:
+def _exchange_messages(connection: socket.socket) -> int:
     """Return how many were sent: more where one was lost, and fewer where many are."""
-    wanted, sent, came = _FEW, 0, 0
+    wanted, sent, came = _MIN_MESSAGES, 0, 0
     began = time.monotonic()
     with suppress(OSError):
         while came < wanted * _MESSAGE:
-            passed, counts = time.monotonic() - began, _count(connection)
-            few_lost = counts is not None and 0 < counts.lost < MANY_LOST
-            if passed > (_LOSSY_PATIENCE if few_lost else _EXCHANGE_PATIENCE):
+            passed, counts = time.monotonic() - began, _read_tcp_counters(connection)
+            few_lost = counts is not None and 0 < counts.lost < MAX_LOST
+            if passed > (_LOSSY_TIMEOUT_S if few_lost else _EXCHANGE_TIMEOUT_S):
                 break
             while sent < wanted and sent * _MESSAGE - came < _WINDOW * _MESSAGE:
                 connection.send(bytes(_MESSAGE))
                 sent += 1
-            connection.settimeout(_EXCHANGE_PATIENCE / 4)
+            connection.settimeout(_EXCHANGE_TIMEOUT_S / 4)
             with suppress(TimeoutError):
                 if not (data := connection.recv(4096)):
                     break
                 came += len(data)
             if counts is not None and counts.lost:
-                wanted = _MANY
+                wanted = _MAX_MESSAGES
     return sent
 
 
-def stream(place: tuple[str, int], nonce: str) -> Streamed | None:
+def measure_stream(place: tuple[str, int], nonce: str) -> StreamResult | None:
     """Send much at once, and no longer than a moment. None where no connection comes about."""
-    connection = _connect(place, nonce.encode() + _SINK).connection
+    connection = _connect(place, nonce.encode() + _SINK_BYTE).connection
     if connection is None:
         return None
     with connection:
@@ -288,24 +290,24 @@ def stream(place: tuple[str, int], nonce: str) -> Streamed | None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         began = time.monotonic()
         try:
-            connection.settimeout(LARGE_DEADLINE)
+            connection.settimeout(LARGE_REPLY_TIMEOUT_S)
             connection.sendall(bytes(_FIRST))
-            _receive(connection, 1, LARGE_DEADLINE)
+            _receive(connection, 1, LARGE_REPLY_TIMEOUT_S)
         except (OSError, EOFError):
-            return Streamed(False, None)
-        whole = _pour(connection)
+            return StreamResult(False, None)
+        whole = _send_until_timeout(connection)
         seconds = time.monotonic() - began
-        if (counts := _count(connection)) is None:
-            return Streamed(True, _STREAM / seconds if whole else None)
+        if (counts := _read_tcp_counters(connection)) is None:
+            return StreamResult(True, _STREAM / seconds if whole else None)
         round_trip = counts.round_trip / 1e6
         slow_start = round_trip * log2(1 + counts.arrived / _FIRST_WINDOW)
-        return Streamed(True, counts.arrived / max(_TICK, counts.busy / 1e6 - slow_start))
+        return StreamResult(True, counts.arrived / max(_TICK, counts.busy / 1e6 - slow_start))
 
 
-def _pour(connection: socket.socket) -> bool:
+def _send_until_timeout(connection: socket.socket) -> bool:
     """Whether all has arrived in time."""
-    counts = _count(connection)
-    least, most = _STREAM_PATIENCE
+    counts = _read_tcp_counters(connection)
+    least, most = _STREAM_TIMES_S
     until = time.monotonic() + min(most, max(least, 20e-6 * counts.round_trip if counts else 0.0))
     chunk, left = bytes(1 << 18), _STREAM - _FIRST
     try:
@@ -322,4 +324,4 @@ def _pour(connection: socket.socket) -> bool:
 
 def _receive(connection: socket.socket, count: int, seconds: float) -> bytes:
     """Receive so many bytes in that time. Raises OSError or EOFError."""
-    return read(connection, count, time.monotonic() + seconds)
+    return read_exactly(connection, count, time.monotonic() + seconds)

@@ -11,17 +11,17 @@ from typing import Any
 import click
 
 from ddplaunch.cli import batch_command
-from ddplaunch.cli.batch_command import JOB_NAME, BatchCommand, wrong
+from ddplaunch.cli.batch_command import JOB_NAME, BatchCommand, invalid_value
 from ddplaunch.cli.batch_options import HEADINGS as OF_SUBMIT
 from ddplaunch.cli.target_command import SETTINGS
 from ddplaunch.commands.manifest import kubernetes, values
 from ddplaunch.commands.manifest.options import HEADINGS, REFUSED
-from ddplaunch.commands.manifest.pod import pins
+from ddplaunch.commands.manifest.pod import needs_locked_memory
 from ddplaunch.commands.manifest.pod_job import NAME, TRAINJOB, PodJob, longest_name, name_from
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.rendezvous import DEFAULT_PORT
 
-_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # as Kubernetes has in its own names: no vowels, so no words
+_NAME_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # as Kubernetes has in its own names: no vowels, so no words
 
 COMMON = (
     "--container-image", "--nodes", "--gpus-per-node", "--cpus-per-task", "--mem", "--time", "--nproc",
@@ -35,10 +35,12 @@ _WINE = "ddplaunch manifest --container-image wine:1"
 
 
 class _ManifestCommand(BatchCommand):
-    own = HEADINGS
-    elsewhere = dict.fromkeys((each.opts[-1] for each in batch_command.options_of(OF_SUBMIT)), "ddplaunch submit")
-    refused = REFUSED
-    sections = batch_command.headings(HEADINGS, REFUSED)
+    own_options = HEADINGS
+    foreign_options = dict.fromkeys(
+        (each.opts[-1] for each in batch_command.flatten_options(OF_SUBMIT)), "ddplaunch submit"
+    )
+    refused_options = REFUSED
+    sections = batch_command.option_sections(HEADINGS, REFUSED)
     common = COMMON
     examples = (
         (
@@ -51,7 +53,7 @@ class _ManifestCommand(BatchCommand):
     )
 
 
-_PARAMS = batch_command.params(HEADINGS, REFUSED)
+_PARAMS = batch_command.all_params(HEADINGS, REFUSED)
 
 
 @click.command(cls=_ManifestCommand, options_metavar="[OPTIONS]", context_settings=SETTINGS, params=_PARAMS)
@@ -64,14 +66,14 @@ def manifest(ctx: click.Context, /, target: str, dry_run: bool, **_: object) -> 
 
     Defaults: [tool.ddplaunch.manifest] in pyproject.toml, [manifest] in ~/.config/ddplaunch.toml.
     """
-    job = _pod_job(ctx, target)
-    click.echo(kubernetes.manifest(job).encode(), nl=False)  # kubectl reads UTF-8, whatever the terminal does
+    job = _read_pod_job(ctx, target)
+    click.echo(kubernetes.render_manifest(job).encode(), nl=False)  # kubectl reads UTF-8, whatever the terminal does
     given = {**ctx.params, "job_name": job.name}
-    batch_command.report(ctx, given, {"job-name": "the target", "nodes": "default"}, dry_run=dry_run)
+    batch_command.print_sources(ctx, given, {"job-name": "the target", "nodes": "default"}, dry_run=dry_run)
     return 0
 
 
-def _pod_job(ctx: click.Context, target: str) -> PodJob:
+def _read_pod_job(ctx: click.Context, target: str) -> PodJob:
     """Read the options into a job; refuse one without an image, or whose values contradict each other."""
     given = ctx.params
     if given["image"] is None:
@@ -83,29 +85,31 @@ def _pod_job(ctx: click.Context, target: str) -> PodJob:
     most = nodes + given["spares"]
     as_typed: dict[str, Any] = {name: given[name] for name in PodJob.__match_args__ if name in given}
     ours: dict[str, Any] = {
-        "command": batch_command.words_of_run(ctx),
-        "name": _name(ctx, target, most),
+        "command": batch_command.run_argv(ctx),
+        "name": _job_name(ctx, target, most),
         "nodes": most,
         "min_nodes": lowest if lowest != most else None,
         "resources": _quantities(given["resources"]),
         "requests": _quantities(given["requests"]),
-        "seconds": batch_command.seconds(given["time"] or "UNLIMITED"),
+        "seconds": batch_command.parse_time_s(given["time"] or "UNLIMITED"),
         "preempt_grace": given["preempt_grace"] if given["preempt_signal"] == signal.SIGTERM else 0.0,
-        "kept": batch_command.seconds(given["ttl"]) if given["ttl"] else None,
-        "labels": values.texts_of(given["labels"]),
-        "annotations": values.texts_of(given["annotations"]),
+        "ttl_s": batch_command.parse_time_s(given["ttl"]) if given["ttl"] else None,
+        "labels": values.parse_key_values(given["labels"]),
+        "annotations": values.parse_key_values(given["annotations"]),
         "host_ports": _ports(ctx) if given["host_network"] and nodes > 1 else (),
-        "variables": values.texts_of([text if "=" in text else f"{text}={os.environ[text]}" for text in given["env"]]),
+        "variables": values.parse_key_values(
+            [text if "=" in text else f"{text}={os.environ[text]}" for text in given["env"]]
+        ),
     }
     job = PodJob(**{**as_typed, **ours})
-    _compare(job)
+    _check_consistency(job)
     return job
 
 
 def _quantities(texts: Sequence[str]) -> dict[str, str | int]:
     """NAME=N as Kubernetes takes it; what is neither a number nor one of CPUs is a size."""
     found: dict[str, str | int] = {}
-    for name, value in values.texts_of(texts).items():
+    for name, value in values.parse_key_values(texts).items():
         if name == "cpu" or "/" in name:
             found[name] = int(value) if value.isdigit() else value
         else:
@@ -113,7 +117,7 @@ def _quantities(texts: Sequence[str]) -> dict[str, str | int]:
     return found
 
 
-def _compare(job: PodJob) -> None:
+def _check_consistency(job: PodJob) -> None:
     """Refuse values that contradict each other, which Kubernetes would refuse later."""
     for each in job.secrets:
         name = each.partition("=")[0]
@@ -122,28 +126,28 @@ def _compare(job: PodJob) -> None:
     limits: dict[str, str | int | None] = {"cpu": job.cpus_per_task, "memory": job.memory, **job.resources}
     for name, asked in job.requests.items():
         limit = limits.get(name)
-        if limit is not None and values.amount(str(asked)) > values.amount(str(limit)):
+        if limit is not None and values.parse_quantity(str(asked)) > values.parse_quantity(str(limit)):
             option = values.OWN_OPTIONS.get(name, f"--resource {name}=")
             raise UsageError(f"--request {name}={asked} is more than the limit of {limit}", f"raise {option}")
-    if job.shm and job.memory and values.amount(job.shm) > values.amount(job.memory):
+    if job.shm and job.memory and values.parse_quantity(job.shm) > values.parse_quantity(job.memory):
         raise UsageError(
             f"--shm-size {job.shm} is more than --mem {job.memory}, and /dev/shm counts as memory", "raise --mem"
         )
     if job.runtime and job.kind != TRAINJOB:
         raise UsageError(f"--runtime {job.runtime} is for a TrainJob", "--kind trainjob")
-    if job.restricted and (broken := _beyond_restricted(job)):
+    if job.restricted and (broken := _find_restricted_violation(job)):
         raise UsageError(f"--restricted: that level does not allow {broken}", "leave out one of the two")
     if any(name.startswith("hugepages-") for name in job.resources) and not (job.memory or job.cpus_per_task):
         raise UsageError("Kubernetes takes huge pages only with a limit of memory or CPUs", "--mem SIZE")
 
 
-def _beyond_restricted(job: PodJob) -> str | None:
+def _find_restricted_violation(job: PodJob) -> str | None:
     """What a job asks for that the Pod Security Standard "restricted" does not allow (Pod Security Standards)."""
     if job.host_network:
         return "the nodes' own network (--host-network)"
     if job.user and job.user[0] == 0:
         return "root (--run-as 0)"
-    if pins(job):
+    if needs_locked_memory(job):
         return f"locked memory, which RDMA needs (--resource {next(iter(job.resources))})"
     folder = next((mount.source for mount in job.mounts if mount.source.startswith("/")), None)
     return f"folders of the nodes (--container-mounts {folder})" if folder else None
@@ -155,14 +159,14 @@ def _ports(ctx: click.Context) -> tuple[int, ...]:
     return (store, ctx.params["control_port"] or store + 1)
 
 
-def _name(ctx: click.Context, target: str, nodes: int) -> str:
+def _job_name(ctx: click.Context, target: str, nodes: int) -> str:
     given = ctx.params
     asked, unique = given["job_name"], given["unique_name"]
-    suffix = f"-{''.join(random.choices(_LETTERS, k=5))}" if unique else ""
+    suffix = f"-{''.join(random.choices(_NAME_LETTERS, k=5))}" if unique else ""
     longest = longest_name(nodes, given["kind"]) - len(suffix)
     if asked is None:
         return name_from(target, longest) + suffix
     if not NAME.fullmatch(asked) or len(asked) > longest:
         rule = f"expected small letters, digits and dashes, a letter first, at most {longest}"
-        raise wrong(ctx, JOB_NAME, asked, rule, f"--job-name {name_from(asked, longest)}")
+        raise invalid_value(ctx, JOB_NAME, asked, rule, f"--job-name {name_from(asked, longest)}")
     return f"{asked}{suffix}"

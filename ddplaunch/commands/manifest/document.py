@@ -19,7 +19,7 @@ WIDTH = 110  # columns for a list of scalars in one line
 _PLAIN = re.compile(r"-{0,2}[A-Za-z/][\w./+=@-]*(:[\w./+=@-]+)*", re.ASCII)
 """Strings that get no quotes. All others do, though some would not need them."""
 
-_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
+_RESERVED_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 """Words that YAML 1.1 reads as something else, in any case (yaml.org/type/bool.html)."""
 
 
@@ -27,19 +27,19 @@ class _Key(str):
     comment: str
 
 
-def commented(key: str, comment: str) -> str:
+def with_comment(key: str, comment: str) -> str:
     """A key of a mapping with the comment that stands above it, or above the list's entry where it is its first."""
     made = _Key(key)
     made.comment = comment
     return made
 
 
-def present(fields: Mapping[str, Any]) -> dict[str, Any]:
+def drop_empty(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that are asked for: neither None nor empty."""
     return {name: value for name, value in fields.items() if value is not None and value not in ({}, [], ())}
 
 
-def document(mapping: Mapping[str, Any]) -> str:
+def write_yaml(mapping: Mapping[str, Any]) -> str:
     """Write mappings, sequences, strings, numbers and truth values.
 
     Raises UsageError if a string has a character that YAML cannot hold.
@@ -80,7 +80,7 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
 def _string(dumper: _Dumper, text: str) -> Any:
     if odd := re.search("[\0\ud800-\udfff]", text):  # surrogates: bytes of a command line that are not UTF-8
         raise UsageError(f"a manifest cannot hold {odd[0]!r}", "use text in UTF-8")
-    style = None if _PLAIN.fullmatch(text) and text.lower() not in _WORDS else '"'
+    style = None if _PLAIN.fullmatch(text) and text.lower() not in _RESERVED_WORDS else '"'
     if "\n" in text and all(line.isprintable() for line in text.split("\n")):
         style = "|"
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)

@@ -12,21 +12,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ddplaunch.commands.manifest.document import commented, document, present
-from ddplaunch.commands.manifest.patch import patched
+from ddplaunch.commands.manifest.document import drop_empty, with_comment, write_yaml
+from ddplaunch.commands.manifest.patch import apply_patches
 from ddplaunch.commands.manifest.pod import CONTAINER, pod_spec
 from ddplaunch.commands.manifest.pod_job import COSCHEDULING, JOB, JOBSET, NODE, PYTORCHJOB, TRAINJOB, VOLCANO, PodJob
 from ddplaunch.commands.manifest.pytorch_job import pytorch_job
 from ddplaunch.commands.manifest.train_job import train_job
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE
 
-AGAIN = (EXIT_UNAVAILABLE, EXIT_PREEMPTED, EXIT_SIGNAL + 15)
+RETRY_EXIT_CODES = (EXIT_UNAVAILABLE, EXIT_PREEMPTED, EXIT_SIGNAL + 15)
 """The exit codes of launchers that ended because a pod, theirs or another's, was taken away."""
 
 _POD_GROUP = "scheduling.x-k8s.io/pod-group"  # a label of pods (scheduler-plugins, apis/scheduling/v1alpha1)
 _MIN_MEMBER = "scheduling.volcano.sh/group-min-member"  # an annotation of the Job (Volcano, pkg/controllers/podgroup)
 
-_NEEDS = {
+_REQUIREMENTS = {
     JOBSET: "JobSet",
     TRAINJOB: "Kubeflow Trainer 2.3 or newer",  # whose PodSpecPatch first has terminationGracePeriodSeconds
     PYTORCHJOB: "Kubeflow's Training Operator",
@@ -35,7 +35,7 @@ _NEEDS = {
 }
 
 
-def manifest(job: PodJob) -> str:
+def render_manifest(job: PodJob) -> str:
     """Write the job as YAML for ``kubectl apply``.
 
     Raises UsageError if a string cannot stand in YAML, or a patch does not fit.
@@ -43,28 +43,28 @@ def manifest(job: PodJob) -> str:
     version = "1.31" if job.min_nodes else "1.29"  # which first had successPolicy; which had backoffLimitPerIndex
     newer = "" if job.kind in (TRAINJOB, PYTORCHJOB) else f", for Kubernetes {version} or newer"
     head = f"# Written by ddplaunch manifest{newer}. To submit it: kubectl apply -f THIS_FILE\n"
-    if needs := [_NEEDS[each] for each in (job.kind, job.gang) if each in _NEEDS]:
+    if needs := [_REQUIREMENTS[each] for each in (job.kind, job.gang) if each in _REQUIREMENTS]:
         head += f"# The cluster must have {' and '.join(needs)}.\n"
-    return head + "---\n".join(document(each) for each in patched(list(objects(job)), job.patches))
+    return head + "---\n".join(write_yaml(each) for each in apply_patches(list(build_objects(job)), job.patches))
 
 
-def objects(job: PodJob) -> Iterator[dict[str, Any]]:
+def build_objects(job: PodJob) -> Iterator[dict[str, Any]]:
     """What the job is made of, the Job or JobSet last; with comments."""
-    metadata = present({"name": job.name, "namespace": job.namespace, "labels": _labels(job)})
+    metadata = drop_empty({"name": job.name, "namespace": job.namespace, "labels": _labels(job)})
     if job.gang == COSCHEDULING:
-        group = {commented("minMember", _together(job)): job.together}
+        group = {with_comment("minMember", _min_member(job)): job.required_nodes}
         yield {"apiVersion": "scheduling.x-k8s.io/v1alpha1", "kind": "PodGroup", "metadata": metadata, "spec": group}
     if job.kind == JOB and job.nodes > 1:
         yield {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": _service(job)}
-    annotations = {**job.annotations, **(_of_gang(job) if job.kind == JOB else {})}
+    annotations = {**job.annotations, **(_gang_annotations(job) if job.kind == JOB else {})}
     version, kind, spec_of = _KINDS[job.kind]
     spec = spec_of(job)
-    if job.kept is not None and job.kind != PYTORCHJOB:
+    if job.ttl_s is not None and job.kind != PYTORCHJOB:
         spec = {
-            commented("ttlSecondsAfterFinished", "Then it is deleted, with its pods and their logs."): job.kept,
+            with_comment("ttlSecondsAfterFinished", "Then it is deleted, with its pods and their logs."): job.ttl_s,
             **spec,
         }
-    annotated = metadata | present({"annotations": annotations})
+    annotated = metadata | drop_empty({"annotations": annotations})
     yield {"apiVersion": version, "kind": kind, "metadata": annotated, "spec": spec}
 
 
@@ -72,44 +72,48 @@ def _labels(job: PodJob) -> dict[str, str]:
     return {"app.kubernetes.io/managed-by": "ddplaunch", **job.labels}
 
 
-def _of_gang(job: PodJob) -> dict[str, Any]:
+def _gang_annotations(job: PodJob) -> dict[str, Any]:
     """The annotation from which Volcano makes the PodGroup; that belongs to the Job, and is deleted with it."""
-    return {commented(_MIN_MEMBER, _together(job)): str(job.together)} if job.gang == VOLCANO else {}
+    return {with_comment(_MIN_MEMBER, _min_member(job)): str(job.required_nodes)} if job.gang == VOLCANO else {}
 
 
-def _together(job: PodJob) -> str:
-    return "All pods start together, or none." if job.together == job.nodes else "So many pods start together, or none."
+def _min_member(job: PodJob) -> str:
+    return (
+        "All pods start together, or none."
+        if job.required_nodes == job.nodes
+        else "So many pods start together, or none."
+    )
 
 
 def _service(job: PodJob) -> dict[str, Any]:
-    stays = f"\nIt stays when the Job is deleted: kubectl delete service {job.name}" if job.kept is not None else ""
+    stays = f"\nIt stays when the Job is deleted: kubectl delete service {job.name}" if job.ttl_s is not None else ""
     return {
-        commented("clusterIP", f"Headless: it only gives the pods names. Node 0 is {job.node_zero}.{stays}"): "None",
-        commented("publishNotReadyAddresses", "The nodes look for node 0 before it is ready."): True,
+        with_comment("clusterIP", f"Headless: it only gives the pods names. Node 0 is {job.node_zero}.{stays}"): "None",
+        with_comment("publishNotReadyAddresses", "The nodes look for node 0 before it is ready."): True,
         "selector": job.own_pods,
     }
 
 
 def _jobset(job: PodJob) -> dict[str, Any]:
     network = f"The JobSet makes a Service, which gives the pods names. Node 0 is {job.node_zero}."
-    template = present({"metadata": present({"annotations": _of_gang(job)}), "spec": _job(job)})
+    template = drop_empty({"metadata": drop_empty({"annotations": _gang_annotations(job)}), "spec": _job(job)})
     return {
-        commented("network", network): {"enableDNSHostnames": True},
+        with_comment("network", network): {"enableDNSHostnames": True},
         "replicatedJobs": [{"name": NODE, "replicas": 1, "template": template}],
     }
 
 
 def _job(job: PodJob) -> dict[str, Any]:
     spec: dict[str, Any] = {
-        commented("completionMode", "A pod is a node: one ddplaunch, which starts the ranks there."): "Indexed",
+        with_comment("completionMode", "A pod is a node: one ddplaunch, which starts the ranks there."): "Indexed",
         "completions": job.nodes,
         "parallelism": job.nodes,
     }
     if job.seconds is not None:
-        spec[commented("activeDeadlineSeconds", "From now on: time in which pods wait counts too.")] = job.seconds
+        spec[with_comment("activeDeadlineSeconds", "From now on: time in which pods wait counts too.")] = job.seconds
     if job.min_nodes:
         done = "Node 0 is done when all are; a pod that never came is not waited for."
-        spec[commented("successPolicy", done)] = {"rules": [{"succeededIndexes": "0"}]}
+        spec[with_comment("successPolicy", done)] = {"rules": [{"succeededIndexes": "0"}]}
     labels = {**_labels(job), **({_POD_GROUP: job.name} if job.gang == COSCHEDULING else {})}
     ends = "All pods end together. Where one was taken away all are started again,"
     if job.min_nodes:
@@ -120,32 +124,34 @@ def _job(job: PodJob) -> dict[str, Any]:
         retries = "A pod that could not even begin is tried again, three times."
     return {
         **spec,
-        commented("podFailurePolicy", ends): {"rules": _rules("Ignore" if job.retries is None else "Count")},
+        with_comment("podFailurePolicy", ends): {
+            "rules": _pod_failure_rules("Ignore" if job.retries is None else "Count")
+        },
         # By index, since retries of the whole are delayed for 10 s times 2 to the number of failed pods. The counts are
         # for pods without an exit code, say those that a machine refused: one that is given up has to end the others.
-        commented("backoffLimitPerIndex", retries): 3 if job.retries is None else job.retries,
-        "maxFailedIndexes": job.nodes - job.together,
+        with_comment("backoffLimitPerIndex", retries): 3 if job.retries is None else job.retries,
+        "maxFailedIndexes": job.nodes - job.required_nodes,
         "template": {
-            "metadata": present({"labels": labels, "annotations": job.annotations}),
+            "metadata": drop_empty({"labels": labels, "annotations": job.annotations}),
             "spec": pod_spec(job),
         },
     }
 
 
-def _rules(action: str) -> list[Any]:
+def _pod_failure_rules(action: str) -> list[Any]:
     """The first rule that fits a failed pod decides.
 
     A pod that was taken away may have an exit code too, so its condition comes first. It is the same for preemption,
     eviction and lost machines. Where restarts are limited, both are counted: of the pods that end together when one is
     evicted, that one alone has the condition.
     """
-    codes = {"containerName": CONTAINER, "values": list(AGAIN)}
+    codes = {"containerName": CONTAINER, "values": list(RETRY_EXIT_CODES)}
     lost = (
         f"{EXIT_UNAVAILABLE}: a node was lost or never came. {EXIT_PREEMPTED}: preempted. {EXIT_SIGNAL + 15}: SIGTERM."
     )
     return [
         {"action": action, "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        {commented("action", lost): action, "onExitCodes": {"operator": "In", **codes}},
+        {with_comment("action", lost): action, "onExitCodes": {"operator": "In", **codes}},
         {"action": "FailJob", "onExitCodes": {"operator": "NotIn", **codes}},
     ]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import click
 
 from ddplaunch.cli import batch_command
-from ddplaunch.cli.batch_command import CONFIG, CPUS, JOB_NAME, TIME_HELP, like, option
+from ddplaunch.cli.batch_command import CONFIG, CPUS, JOB_NAME, TIME_HELP, option, pattern_reader
 from ddplaunch.commands.manifest import values as read
-from ddplaunch.commands.manifest.pod_job import JOB, JOBSET, PULLS, PYTORCHJOB, SCHEDULERS, TRAINJOB
+from ddplaunch.commands.manifest.pod_job import JOB, JOBSET, PULL_POLICIES, PYTORCHJOB, SCHEDULERS, TRAINJOB
 from ddplaunch.commands.manifest.train_job import RUNTIME
 
 ELASTIC = ("--spares", "--join-window", "--max-membership-changes", "--grow")
 """Options of ``run`` that are for jobs that go on without a node."""
 
 REFUSED = {
-    **{name: hint for name, hint in batch_command.REFUSED.items() if name not in ("--env", *ELASTIC)},
+    **{name: hint for name, hint in batch_command.REFUSED_RUN_OPTIONS.items() if name not in ("--env", *ELASTIC)},
     **dict.fromkeys(("--nnodes", "--standalone"), "--nodes N says how many, or --nodes 2:4"),
     "--exclude": "--constraint kubernetes.io/hostname!=NODE, one node or several with | between them",
     "--token": "--env-secret DDPLAUNCH_TOKEN=SECRET:KEY, a secret of the namespace",
@@ -29,8 +29,8 @@ HEADINGS = {
         option("--gpus-per-node", "N", "GPUs on each node. Each gets a rank, unless --nproc says otherwise.",
                read.gpus),
         CPUS,
-        option("--mem memory", "SIZE", "Memory on each node, like 200G; 0 sets no limit.", read.a_size),
-        option("--shm-size shm", "SIZE", "Size of /dev/shm, like 64G.  [default: all memory of the pod]", read.a_size),
+        option("--mem memory", "SIZE", "Memory on each node, like 200G; 0 sets no limit.", read.size_option),
+        option("--shm-size shm", "SIZE", "Size of /dev/shm, like 64G.  [default: all memory of the pod]", read.size_option),
         option("--resource resources", "NAME=N", "Another resource of each node, like rdma/hca=8", read.resources,
                multiple=True),
         option("--request requests", "NAME=N", "Request less than the limit: cpu=32, memory=500G", read.requests,
@@ -44,25 +44,25 @@ HEADINGS = {
                "Use nodes with this taint too: KEY[=VALUE][:EFFECT], like nvidia.com/gpu", read.tolerations,
                multiple=True),
         option("--spread", "KEY",
-               "Spread the pods evenly over the values of this label, like topology.kubernetes.io/zone", read.keys,
+               "Spread the pods evenly over the values of this label, like topology.kubernetes.io/zone", read.label_keys,
                multiple=True),
         option("--anti-affinity apart", "KEY", "No two pods where this label is alike, like kubernetes.io/hostname",
-               read.keys, multiple=True),
+               read.label_keys, multiple=True),
         click.Option(["--host-network"], is_flag=True, help="Use the nodes' own network, as some RDMA networks need."),
         option("--priority-class", "NAME", "Priority class of the pods.", read.names("a priority class")),
         option("--gang", "NAME", "Start all pods or none, by volcano or coscheduling; with Kueue, use --label.",
-               like("|".join(SCHEDULERS), " or ".join(SCHEDULERS), str.lower)),
+               pattern_reader("|".join(SCHEDULERS), " or ".join(SCHEDULERS), str.lower)),
         option("--scheduler-name scheduler", "NAME", "Scheduler of the pods.  [default: --gang's]",
                read.names("a scheduler")),
     ),
     "For Kubernetes": (
         option("--namespace", "NAME", "Namespace of the job.  [default: kubectl's]",
-               like(r"(?-i:[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)", "small letters, digits and dashes")),
+               pattern_reader(r"(?-i:[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)", "small letters, digits and dashes")),
         JOB_NAME,
         click.Option(["--unique-name"], is_flag=True, help="Append five random characters to the name."),
         click.Option(["--kind"], metavar="KIND", default=JOB, show_default=True,
                      help="job, jobset, or for Kubeflow trainjob (Trainer) or pytorchjob (Training Operator).",
-                     callback=like(f"{JOB}|{JOBSET}|{TRAINJOB}|{PYTORCHJOB}", "job, jobset, trainjob or pytorchjob",
+                     callback=pattern_reader(f"{JOB}|{JOBSET}|{TRAINJOB}|{PYTORCHJOB}", "job, jobset, trainjob or pytorchjob",
                                    str.lower)),
         option("--runtime", "NAME", f"ClusterTrainingRuntime of a TrainJob.  [default: {RUNTIME}]",
                read.names("a runtime")),
@@ -74,8 +74,8 @@ HEADINGS = {
                read.object_annotations, multiple=True),
         option("--backoff-limit retries", "N",
                "How often all pods may be started again.  [default: as often as nodes are lost or preempted]",
-               like(r"\d{1,6}", "a number, like 3", int)),
-        option("--ttl", "TIME", "Delete the job this long after its end: minutes, 4:00:00, or 1-0.", read.time_kept),
+               pattern_reader(r"\d{1,6}", "a number, like 3", int)),
+        option("--ttl", "TIME", "Delete the job this long after its end: minutes, 4:00:00, or 1-0.", read.ttl_time),
         option("--service-account", "NAME", "Service account of the pods.", read.names("a service account")),
         click.Option(["--restricted"], is_flag=True, help="Meet the Pod Security Standard of that name: "
                      "no root, no capabilities; /tmp is an empty folder."),
@@ -86,10 +86,10 @@ HEADINGS = {
     ),
     "Environment of the job": (
         option("--container-image image", "IMAGE", "Image of the pods; it must have ddplaunch and the target.",
-               like(r"[a-z0-9][\w./:@-]*", "an image like nvcr.io/nvidia/pytorch:25.01-py3")),
+               pattern_reader(r"[a-z0-9][\w./:@-]*", "an image like nvcr.io/nvidia/pytorch:25.01-py3")),
         option("--image-pull-policy pull", "WHEN",
                "When the image is pulled: Always, IfNotPresent or Never.  [default: Kubernetes']",
-               like("|".join(PULLS), "Always, IfNotPresent or Never", lambda text: PULLS[text.lower()])),
+               pattern_reader("|".join(PULL_POLICIES), "Always, IfNotPresent or Never", lambda text: PULL_POLICIES[text.lower()])),
         option("--image-pull-secret pull_secrets", "NAME", "Secret with which the image is pulled",
                read.names("a secret"), multiple=True),
         option("--container-mounts mounts", "LIST",

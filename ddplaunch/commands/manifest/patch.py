@@ -15,10 +15,10 @@ import yaml
 
 from ddplaunch.commands.manifest.pod_job import NODE, ManifestPatch
 from ddplaunch.errors import UsageError
-from ddplaunch.files import read_named
-from ddplaunch.words import named
+from ddplaunch.files import read_user_file
+from ddplaunch.words import join_names
 
-KEYS = {
+MERGE_KEYS = {
     "containers": "name",
     "initContainers": "name",
     "env": "name",
@@ -35,7 +35,7 @@ KEYS = {
 }
 """The lists whose entries are merged, and the field that tells which belong together."""
 
-APPENDED = ("tolerations", "envFrom")
+APPENDED_LISTS = ("tolerations", "envFrom")
 """The lists that only grow."""
 
 MAX_BYTES = 1 << 20
@@ -43,13 +43,13 @@ _DIRECTIVE = "$patch"
 _TOP = ("apiVersion", "kind", "metadata", "spec")
 
 
-def read(path: str) -> list[ManifestPatch]:
+def read_patches(path: str) -> list[ManifestPatch]:
     """Read the patches of a file, one a document.
 
     Raises UsageError if it cannot be read, is not YAML (with the line), or is not a patch of a manifest.
     """
     try:
-        documents = list(yaml.safe_load_all(read_named(path, MAX_BYTES).decode()))
+        documents = list(yaml.safe_load_all(read_user_file(path, MAX_BYTES).decode()))
         # What Kubernetes gets: keys are strings, and so is a date.
         documents = json.loads(json.dumps(documents, allow_nan=False, default=str))
     except OSError as error:
@@ -71,7 +71,7 @@ def _check(patch: ManifestPatch) -> None:
     if not isinstance(patch.content, dict):
         raise UsageError(f"--patch {patch.file}: expected fields, like spec:", "leave out the - before them")
     if unknown := patch.content.keys() - set(_TOP):
-        what = f"--patch {patch.file}: {min(unknown)}: a {patch.kind} has {named(_TOP)}"
+        what = f"--patch {patch.file}: {min(unknown)}: a {patch.kind} has {join_names(_TOP)}"
         raise UsageError(what, "a field of the pods stands below spec: template: spec:")
     metadata = patch.content.get("metadata") or {}
     for name, option in (("name", "--job-name"), ("namespace", "--namespace")):
@@ -80,7 +80,7 @@ def _check(patch: ManifestPatch) -> None:
             raise UsageError(what, f"{option} {metadata[name]}")
 
 
-def patched(objects: Sequence[Mapping[str, Any]], patches: Iterable[ManifestPatch]) -> list[Mapping[str, Any]]:
+def apply_patches(objects: Sequence[Mapping[str, Any]], patches: Iterable[ManifestPatch]) -> list[Mapping[str, Any]]:
     """Merge patches into the objects of their kinds, one after the other.
 
     Raises UsageError if no object has the kind, or what a patch has does not fit.
@@ -92,13 +92,13 @@ def patched(objects: Sequence[Mapping[str, Any]], patches: Iterable[ManifestPatc
         if kind == "Job" and "JobSet" in found:
             kind, content = "JobSet", {"spec": {"replicatedJobs": [{"name": NODE, "template": content}]}}
         if kind not in found:
-            what = f"--patch {patch.file}: kind {kind}: the manifest has {named(found)}"
+            what = f"--patch {patch.file}: kind {kind}: the manifest has {join_names(found)}"
             raise UsageError(what, "leave kind out for a patch of the Job")
-        found[kind] = _merged(found[kind], content, f"--patch {patch.file}: ", "")
+        found[kind] = _merge_field(found[kind], content, f"--patch {patch.file}: ", "")
     return list(found.values())
 
 
-def _merged(old: Any, new: Any, path: str, name: str) -> Any:
+def _merge_field(old: Any, new: Any, path: str, name: str) -> Any:
     """A field after the patch; ``path`` leads to it, and begins what errors say."""
     if isinstance(old, list) and isinstance(new, dict):
         raise UsageError(f"{path}: expected a list", "- before the first field makes one")
@@ -124,14 +124,14 @@ def _mapping(old: dict[str, Any], new: dict[str, Any], path: str) -> dict[str, A
         if value is None:
             merged.pop(name, None)
         else:
-            merged[name] = _merged(merged.get(name), value, inner, name)
+            merged[name] = _merge_field(merged.get(name), value, inner, name)
     return merged
 
 
 def _list(old: list[Any], new: list[Any], path: str, name: str) -> list[Any]:
-    key = KEYS.get(name)
+    key = MERGE_KEYS.get(name)
     if key is None:
-        return [*(old if name in APPENDED else ()), *(_merged(None, each, path, "") for each in new)]
+        return [*(old if name in APPENDED_LISTS else ()), *(_merge_field(None, each, path, "") for each in new)]
     merged = list(old)
     for number, each in enumerate(new):
         if not isinstance(each, dict) or key not in each:
@@ -139,5 +139,5 @@ def _list(old: list[Any], new: list[Any], path: str, name: str) -> list[Any]:
         index = next((i for i, at in enumerate(merged) if at.get(key) == each[key]), len(merged))
         before = next(iter(merged[index : index + 1]), None)
         gone = each.get(_DIRECTIVE) == "delete"
-        merged[index : index + 1] = [] if gone else [_merged(before, each, f"{path}[{number}]", "")]
+        merged[index : index + 1] = [] if gone else [_merge_field(before, each, f"{path}[{number}]", "")]
     return merged

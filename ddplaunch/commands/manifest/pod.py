@@ -10,21 +10,21 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ddplaunch.clusters.systems.indexed import ADDRESS, INDEX, NNODES, PORT
-from ddplaunch.commands.manifest.document import commented, present
+from ddplaunch.clusters.systems.indexed import ADDRESS_VARIABLE, INDEX_VARIABLE, NNODES_VARIABLE, PORT_VARIABLE
+from ddplaunch.commands.manifest.document import drop_empty, with_comment
 from ddplaunch.commands.manifest.pod_job import JOB, PYTORCHJOB, TRAINJOB, Mount, PodJob
 from ddplaunch.plan.command import python_command
 from ddplaunch.plan.rendezvous import DEFAULT_PORT
 
 CONTAINER = "ddplaunch"
-AFTERWARDS = 10  # seconds after the grace in which a launcher ends what is left and prints its report
+EXIT_MARGIN_S = 10  # seconds after the grace in which a launcher ends what is left and prints its report
 NVIDIA = "nvidia.com/gpu"
-REQUESTED = "As much is requested, where nothing else is."
+REQUESTS_COMMENT = "As much is requested, where nothing else is."
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 _KUBEFLOW = (TRAINJOB, PYTORCHJOB)  # whose controllers set the variables of a node's place
 
-_PINS = re.compile(r"(^|[/._-])(rdma|hca|infiniband|roce|efa|mlnx)", re.IGNORECASE)
+_RDMA_PATTERN = re.compile(r"(^|[/._-])(rdma|hca|infiniband|roce|efa|mlnx)", re.IGNORECASE)
 """Resources that are network cards which pages of memory are pinned for: rdma/hca_shared_devices_a, …/efa, …"""
 
 
@@ -32,13 +32,14 @@ def pod_spec(job: PodJob) -> dict[str, Any]:
     """The pods' spec, with comments."""
     checkpoint = f"Ranks have {job.preempt_grace:g} s for a checkpoint. " if job.preempt_grace else ""
     grace = f"{checkpoint}The grace of ranks is {job.grace:g} s; the rest is for ending what they leave."
-    token = commented("automountServiceAccountToken", "Nothing in the pods speaks to Kubernetes.")
-    return present(
+    token = with_comment("automountServiceAccountToken", "Nothing in the pods speaks to Kubernetes.")
+    return drop_empty(
         {
             "restartPolicy": "Never",
             "subdomain": job.name if job.nodes > 1 and job.kind == JOB else None,  # a JobSet sets it itself
-            commented("terminationGracePeriodSeconds", grace): math.ceil(job.preempt_grace + job.grace) + AFTERWARDS,
-            **_place(job),
+            with_comment("terminationGracePeriodSeconds", grace): math.ceil(job.preempt_grace + job.grace)
+            + EXIT_MARGIN_S,
+            **_placement(job),
             "serviceAccountName": job.service_account,
             token: None if job.service_account else False,
             "securityContext": _identity(job),
@@ -49,7 +50,7 @@ def pod_spec(job: PodJob) -> dict[str, Any]:
     )
 
 
-def _place(job: PodJob) -> dict[str, Any]:
+def _placement(job: PodJob) -> dict[str, Any]:
     """Where the pods may run, and who decides."""
     ours = {"matchLabels": job.own_pods}
     labels: dict[str, str] = {}
@@ -63,14 +64,14 @@ def _place(job: PodJob) -> dict[str, Any]:
         else:
             labels[key] = value
     here = {_REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": rules}]}} if rules else None
-    apart = [{"labelSelector": ours, "topologyKey": key} for key in job.apart]
+    apart = [{"labelSelector": ours, "topologyKey": key} for key in job.anti_affinity_labels]
     evenly = {"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": ours}
-    dns = commented("dnsPolicy", "Otherwise the name of node 0 would not be known there.")
+    dns = with_comment("dnsPolicy", "Otherwise the name of node 0 would not be known there.")
     return {
         "schedulerName": job.scheduler_name,
         "priorityClassName": job.priority_class,
         "nodeSelector": labels,
-        "affinity": present({"nodeAffinity": here, "podAntiAffinity": {_REQUIRED: apart} if apart else None}),
+        "affinity": drop_empty({"nodeAffinity": here, "podAntiAffinity": {_REQUIRED: apart} if apart else None}),
         "topologySpreadConstraints": [{"topologyKey": key, **evenly} for key in job.spread],
         "tolerations": [_toleration(each) for each in job.tolerations],
         "hostNetwork": job.host_network or None,
@@ -81,7 +82,7 @@ def _place(job: PodJob) -> dict[str, Any]:
 def _identity(job: PodJob) -> dict[str, Any]:
     """Whose the processes are, and what the kernel lets them do."""
     user, group = job.user or (None, None)
-    return present(
+    return drop_empty(
         {
             "runAsNonRoot": job.restricted or None,
             "seccompProfile": {"type": "RuntimeDefault"} if job.restricted else None,
@@ -96,30 +97,30 @@ def _toleration(text: str) -> dict[str, str]:
     taint, _, effect = text.partition(":")
     key, equals, value = taint.partition("=")
     how = "Equal" if equals else "Exists"
-    return present({"key": key, "operator": how, "value": value or None, "effect": effect or None})
+    return drop_empty({"key": key, "operator": how, "value": value or None, "effect": effect or None})
 
 
 def _container(job: PodJob) -> dict[str, Any]:
-    env, cluster = commented("env", f"Kubernetes adds {INDEX}, the node rank."), "kubernetes"
+    env, cluster = with_comment("env", f"Kubernetes adds {INDEX_VARIABLE}, the node rank."), "kubernetes"
     if job.kind in _KUBEFLOW:
         env, cluster = "env", "kubeflow"
-    ports = commented("ports", "Node 0 listens there, so no machine gets two pods with these ports.")
-    message = commented("terminationMessagePolicy", "kubectl describe pod shows the report of a failure.")
+    ports = with_comment("ports", "Node 0 listens there, so no machine gets two pods with these ports.")
+    message = with_comment("terminationMessagePolicy", "kubectl describe pod shows the report of a failure.")
     mounts = [
         {"name": "shm", "mountPath": "/dev/shm"},
         *([{"name": "tmp", "mountPath": "/tmp"}] if _has_tmp(job) else []),
         *(
-            present({"name": name, "mountPath": mount.path, "readOnly": mount.read_only or None})
-            for name, mount in _named(job)
+            drop_empty({"name": name, "mountPath": mount.path, "readOnly": mount.read_only or None})
+            for name, mount in _named_mounts(job)
         ),
     ]
-    return present(
+    return drop_empty(
         {
             "name": CONTAINER,
             "image": job.image,
             "imagePullPolicy": job.pull,
             "command": [*python_command("python"), "run", "--cluster", cluster],
-            "args": [_unexpanded(word) for word in job.command],
+            "args": [_escape_expansion(word) for word in job.command],
             env: _variables(job),
             "envFrom": [{"secretRef": {"name": name}} for name in job.whole_secrets],
             ports: [{"containerPort": port, "hostPort": port} for port in job.host_ports],
@@ -131,22 +132,22 @@ def _container(job: PodJob) -> dict[str, Any]:
 
 
 def _resources(job: PodJob) -> dict[str, Any]:
-    limits = present(
+    limits = drop_empty(
         {"cpu": job.cpus_per_task, "memory": job.memory, NVIDIA: job.gpus_per_node or None, **job.resources}
     )
-    resources = commented("resources", REQUESTED) if limits else "resources"
-    fields = {resources: present({"limits": limits, "requests": dict(job.requests)})}
+    resources = with_comment("resources", REQUESTS_COMMENT) if limits else "resources"
+    fields = {resources: drop_empty({"limits": limits, "requests": dict(job.requests)})}
     if job.restricted:
         fields["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    elif pins(job):
-        context = commented("securityContext", "RDMA needs memory that is never swapped: locked memory.")
+    elif needs_locked_memory(job):
+        context = with_comment("securityContext", "RDMA needs memory that is never swapped: locked memory.")
         fields[context] = {"capabilities": {"add": ["IPC_LOCK"]}}
     return fields
 
 
-def pins(job: PodJob) -> bool:
+def needs_locked_memory(job: PodJob) -> bool:
     """Whether the container needs locked memory, for RDMA."""
-    return any(map(_PINS.search, job.resources))
+    return any(map(_RDMA_PATTERN.search, job.resources))
 
 
 def _has_tmp(job: PodJob) -> bool:
@@ -156,19 +157,19 @@ def _has_tmp(job: PodJob) -> bool:
 def _variables(job: PodJob) -> list[dict[str, Any]]:
     place: dict[str, str] = {}
     if job.kind not in _KUBEFLOW:
-        place[NNODES] = f"{job.min_nodes}:{job.nodes}" if job.min_nodes else str(job.nodes)
+        place[NNODES_VARIABLE] = f"{job.min_nodes}:{job.nodes}" if job.min_nodes else str(job.nodes)
         if job.nodes > 1:
-            place |= {ADDRESS: job.node_zero, PORT: str(DEFAULT_PORT)}
+            place |= {ADDRESS_VARIABLE: job.node_zero, PORT_VARIABLE: str(DEFAULT_PORT)}
     secret = [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
         for name, secret, key in (re.split("[=:]", each) for each in job.secrets if "=" in each)
     ]
     home = {"HOME": "/tmp"} if job.user else {}  # a user that the image does not know has none
     plain = {**home, **job.variables, **place}
-    return [*secret, *({"name": name, "value": _unexpanded(value)} for name, value in plain.items())]
+    return [*secret, *({"name": name, "value": _escape_expansion(value)} for name, value in plain.items())]
 
 
-def _unexpanded(text: str) -> str:
+def _escape_expansion(text: str) -> str:
     """Write a word so that Kubernetes leaves it alone: it would replace ``$(NAME)``, and reads ``$$`` as ``$``."""
     return text.replace("$", "$$") if "$(" in text or "$$" in text else text
 
@@ -176,10 +177,10 @@ def _unexpanded(text: str) -> str:
 def _volumes(job: PodJob) -> Iterator[Any]:
     size = {"sizeLimit": job.shm} if job.shm else {}
     why = "DataLoader workers hand their batches over there, and a container has 64 MB. It counts as memory."
-    yield {commented("name", why): "shm", "emptyDir": {"medium": "Memory", **size}}
+    yield {with_comment("name", why): "shm", "emptyDir": {"medium": "Memory", **size}}
     if _has_tmp(job):
         yield {"name": "tmp", "emptyDir": {}}
-    for name, mount in _named(job):
+    for name, mount in _named_mounts(job):
         yield {"name": name, **_source(mount)}
 
 
@@ -194,5 +195,5 @@ def _source(mount: Mount) -> dict[str, Any]:
     return {"persistentVolumeClaim": {"claimName": mount.source}}
 
 
-def _named(job: PodJob) -> Iterator[tuple[str, Mount]]:
+def _named_mounts(job: PodJob) -> Iterator[tuple[str, Mount]]:
     return ((f"mount-{number}", mount) for number, mount in enumerate(job.mounts, 1))

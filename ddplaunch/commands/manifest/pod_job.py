@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddplaunch.clusters.systems.indexed import ADDRESS, INDEX, NNODES, PORT
+from ddplaunch.clusters.systems.indexed import ADDRESS_VARIABLE, INDEX_VARIABLE, NNODES_VARIABLE, PORT_VARIABLE
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import UsageError
 
-OWN_VARIABLES = (INDEX, NNODES, ADDRESS, PORT)
+OWN_VARIABLES = (INDEX_VARIABLE, NNODES_VARIABLE, ADDRESS_VARIABLE, PORT_VARIABLE)
 """The variables that tell a pod its node rank and node 0; Kubernetes sets the index, we set the others."""
 
 JOB, JOBSET, TRAINJOB, PYTORCHJOB = "job", "jobset", "trainjob", "pytorchjob"
@@ -21,10 +21,10 @@ VOLCANO, COSCHEDULING = "volcano", "coscheduling"
 SCHEDULERS = {VOLCANO: "volcano", COSCHEDULING: "scheduler-plugins-scheduler"}
 """What starts all pods of a job or none, and the name that its chart gives the scheduler."""
 
-PULLS = {each.lower(): each for each in ("Always", "IfNotPresent", "Never")}
+PULL_POLICIES = {each.lower(): each for each in ("Always", "IfNotPresent", "Never")}
 """When an image is pulled, as Kubernetes writes it."""
 
-LABEL = 63  # characters in a DNS label (RFC 1035); the name of every pod is one
+MAX_DNS_LABEL = 63  # characters in a DNS label (RFC 1035); the name of every pod is one
 NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 """The names that a Service may have; a Job's may also begin with a digit."""
 
@@ -79,7 +79,7 @@ class PodJob:
     grace: float  # seconds that ranks have between SIGTERM and SIGKILL
     preempt_grace: float  # seconds before that for a checkpoint, if SIGTERM is the preemption signal
     retries: int | None  # how often all pods may be started again; None is as often as needed
-    kept: int | None  # seconds that the job stays after its end
+    ttl_s: int | None  # seconds that the job stays after its end
     kind: str  # JOB, JOBSET, TRAINJOB or PYTORCHJOB
     runtime: str | None  # of a TrainJob: the name of its ClusterTrainingRuntime; None is Kubeflow's own
     namespace: str | None
@@ -88,7 +88,7 @@ class PodJob:
     constraint: Sequence[str]  # labels of nodes: KEY=VALUE, KEY=A|B or KEY!=A|B
     tolerations: Sequence[str]  # KEY[=VALUE][:EFFECT]
     spread: Sequence[str]  # labels of nodes over whose values the pods are spread
-    apart: Sequence[str]  # labels of nodes; no two pods have the same value of one
+    anti_affinity_labels: Sequence[str]  # labels of nodes; no two pods have the same value of one
     priority_class: str | None
     gang: str | None  # VOLCANO or COSCHEDULING
     scheduler: str | None  # the name of another scheduler than Kubernetes' or the gang's own
@@ -97,7 +97,7 @@ class PodJob:
     service_account: str | None
     restricted: bool  # whether the pods meet the Pod Security Standard "restricted"
     user: tuple[int, int] | None  # the numbers of the pods' user and group; None for the image's
-    pull: str | None  # of ``PULLS``
+    pull: str | None  # of ``PULL_POLICIES``
     pull_secrets: Sequence[str]
     variables: Mapping[str, str]  # of the container, beside `OWN_VARIABLES`
     secrets: Sequence[str]  # NAME=SECRET:KEY, a variable; or SECRET, each key of which is one
@@ -116,7 +116,7 @@ class PodJob:
         return {labels.get(self.kind, "jobset.sigs.k8s.io/jobset-name"): self.name}
 
     @property
-    def together(self) -> int:
+    def required_nodes(self) -> int:
         """The nodes without which the job does not run."""
         return self.min_nodes or self.nodes
 
@@ -142,8 +142,8 @@ def _pod_prefix(name: str, kind: str) -> str:
 
 
 def longest_name(nodes: int, kind: str = JOB) -> int:
-    """Characters that the name of a job may have, by the name of its last pod: NAME-INDEX, or NAME-node-0-INDEX."""
-    return LABEL - len(f"{_pod_prefix('', kind)}{nodes - 1}")
+    """Characters that the name of a job may have, by the name of its last pod: NAME-INDEX_VARIABLE, or NAME-node-0-INDEX_VARIABLE."""
+    return MAX_DNS_LABEL - len(f"{_pod_prefix('', kind)}{nodes - 1}")
 
 
 def name_from(text: str, longest: int) -> str:

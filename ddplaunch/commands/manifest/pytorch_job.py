@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddplaunch.commands.manifest.document import commented, present
+from ddplaunch.commands.manifest.document import drop_empty, with_comment
 from ddplaunch.commands.manifest.pod import pod_spec
 from ddplaunch.commands.manifest.pod_job import PodJob, refuse_options
 
@@ -23,26 +23,26 @@ def pytorch_job(job: PodJob) -> dict[str, Any]:
     refuse_options(job, _OF_OPERATOR, "the operator decides that", "leave it out, or use --kind jobset")
     pod = {name: each for name, each in pod_spec(job).items() if name != "restartPolicy"}  # the replicas have it
     (container,) = pod["containers"]
-    metadata = present({"labels": dict(job.labels), "annotations": dict(job.annotations)})
+    metadata = drop_empty({"labels": dict(job.labels), "annotations": dict(job.annotations)})
     container = {**container, "name": _CONTAINER}
     if job.host_ports:
         store, *others = container["ports"]
         container["ports"] = [{"name": _PORT, **store}, *others]
-    template = present({"metadata": metadata, "spec": {**pod, "containers": [container]}})
+    template = drop_empty({"metadata": metadata, "spec": {**pod, "containers": [container]}})
     why = "To the operator a node that was lost is a program that failed; with --backoff-limit it restarts both."
-    restart = commented("restartPolicy", why)
+    restart = with_comment("restartPolicy", why)
     policy = "OnFailure" if job.retries else "Never"
-    deleted = commented("ttlSecondsAfterFinished", "Then it is deleted, with its pods and their logs.")
-    limit = commented("backoffLimit", f"All pods together: {job.retries} restarts of each.")
-    run_policy = present(
+    deleted = with_comment("ttlSecondsAfterFinished", "Then it is deleted, with its pods and their logs.")
+    limit = with_comment("backoffLimit", f"All pods together: {job.retries} restarts of each.")
+    run_policy = drop_empty(
         {
-            deleted: job.kept,
+            deleted: job.ttl_s,
             "activeDeadlineSeconds": job.seconds,
             limit: job.retries * job.nodes + 1 if job.retries else None,  # it fails when the number is reached
         }
     )
-    master = commented("Master", "Node 0. A pod is a node: one ddplaunch, which starts the ranks there.")
+    master = with_comment("Master", "Node 0. A pod is a node: one ddplaunch, which starts the ranks there.")
     specs = {master: {"replicas": 1, restart: policy, "template": template}}
     if job.nodes > 1:
         specs["Worker"] = {"replicas": job.nodes - 1, "restartPolicy": policy, "template": template}
-    return present({"runPolicy": run_policy, "pytorchReplicaSpecs": specs})
+    return drop_empty({"runPolicy": run_policy, "pytorchReplicaSpecs": specs})

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddplaunch.commands.manifest.document import commented, present
-from ddplaunch.commands.manifest.pod import REQUESTED, pod_spec
+from ddplaunch.commands.manifest.document import drop_empty, with_comment
+from ddplaunch.commands.manifest.pod import REQUESTS_COMMENT, pod_spec
 from ddplaunch.commands.manifest.pod_job import NODE, PodJob, refuse_options
 
 RUNTIME = "torch-distributed"  # the ClusterTrainingRuntime that comes with Kubeflow Trainer
@@ -43,8 +43,8 @@ def train_job(job: PodJob) -> dict[str, Any]:
     pod = pod_spec(job)
     (container,) = pod["containers"]
     asked, resources = container.get("resources", {}), "resourcesPerNode"
-    resources = commented(resources, REQUESTED) if "limits" in asked else resources
-    trainer = present(
+    resources = with_comment(resources, REQUESTS_COMMENT) if "limits" in asked else resources
+    trainer = drop_empty(
         {
             "image": job.image,
             "command": container["command"],
@@ -56,12 +56,12 @@ def train_job(job: PodJob) -> dict[str, Any]:
     )
     own = {name: each for name, each in container.items() if name in ("securityContext", "volumeMounts")}
     patch = {name: each for name, each in pod.items() if name in _PATCHED} | {"containers": [{"name": NODE, **own}]}
-    metadata = present({"labels": dict(job.labels), "annotations": dict(job.annotations)})
-    template = present({"metadata": metadata, "spec": patch})
+    metadata = drop_empty({"labels": dict(job.labels), "annotations": dict(job.annotations)})
+    template = drop_empty({"metadata": metadata, "spec": patch})
     nodes = {"name": NODE, "template": {"spec": {"template": template}}}
     return {
         "runtimeRef": {"name": job.runtime or RUNTIME},
-        **present({"activeDeadlineSeconds": job.seconds}),
+        **drop_empty({"activeDeadlineSeconds": job.seconds}),
         "trainer": trainer,
         "runtimePatches": [
             {"manager": _MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [nodes]}}}}

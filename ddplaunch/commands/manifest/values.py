@@ -9,8 +9,15 @@ from collections.abc import Sequence
 import click
 
 from ddplaunch.cli import batch_command
-from ddplaunch.cli.batch_command import Reader, a_time, check_once, like, seconds, wrong
-from ddplaunch.cli.surroundings import TOKEN, check_token
+from ddplaunch.cli.batch_command import (
+    OptionReader,
+    check_unique_names,
+    invalid_value,
+    parse_time_s,
+    pattern_reader,
+    time_reader,
+)
+from ddplaunch.cli.surroundings import TOKEN_VARIABLE, check_token
 from ddplaunch.commands.manifest import patch
 from ddplaunch.commands.manifest.pod import NVIDIA
 from ddplaunch.commands.manifest.pod_job import OWN_VARIABLES, ManifestPatch, Mount
@@ -41,7 +48,7 @@ def size(text: str) -> str | None:
     return f"{int(number)}{(unit or 'M').upper()}i" if int(number) else None
 
 
-def amount(text: str) -> float:
+def parse_quantity(text: str) -> float:
     """What a quantity of CPUs, or a size as ``size`` writes it, is as a number."""
     if text.endswith("m"):
         return int(text[:-1]) / 1000
@@ -56,49 +63,49 @@ def nodes(text: str) -> tuple[int, int]:
 
 def node_range(ctx: click.Context, param: click.Parameter, text: str) -> str:
     if not re.fullmatch(r"[1-9]\d{0,5}(:[1-9]\d{0,5})?", text, re.ASCII):
-        raise wrong(ctx, param, text, "expected a number of nodes, 1 or more, or a range like 2:4")
+        raise invalid_value(ctx, param, text, "expected a number of nodes, 1 or more, or a range like 2:4")
     lowest, highest = nodes(text)
     if lowest > highest:
-        raise wrong(ctx, param, text, "the range is the wrong way round", f"--nodes {highest}:{lowest}")
+        raise invalid_value(ctx, param, text, "the range is the wrong way round", f"--nodes {highest}:{lowest}")
     return text
 
 
 def gpus(ctx: click.Context, param: click.Parameter, text: str | None) -> int:
     kind, _, number = (text or "0").rpartition(":")
     if not re.fullmatch(r"[0-9]{1,9}", number):
-        raise wrong(ctx, param, text or "", "expected a number of GPUs, like 8")
+        raise invalid_value(ctx, param, text or "", "expected a number of GPUs, like 8")
     if kind:
         hint = f"--gpus-per-node {number} --constraint nvidia.com/gpu.product=NAME, a label of the nodes with such GPUs"
-        raise wrong(ctx, param, text or "", "Kubernetes counts GPUs of all types alike", hint)
+        raise invalid_value(ctx, param, text or "", "Kubernetes counts GPUs of all types alike", hint)
     return int(number)
 
 
 def resources(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
     """Check NAME=N, or NAME=SIZE for what is memory or a disk."""
-    check_once(ctx, param, texts)
+    check_unique_names(ctx, param, texts)
     for text in texts:
         name, _, value = text.partition("=")
         if name in OWN_OPTIONS:
-            raise wrong(ctx, param, text, f"{name} has its own option", f"{OWN_OPTIONS[name]} {value or 'N'}")
+            raise invalid_value(ctx, param, text, f"{name} has its own option", f"{OWN_OPTIONS[name]} {value or 'N'}")
         if name == "ephemeral-storage" or name.startswith("hugepages-"):
             if not _SIZE.fullmatch(value) or size(value) is None:
-                raise wrong(ctx, param, text, "expected a size, like ephemeral-storage=500G")
+                raise invalid_value(ctx, param, text, "expected a size, like ephemeral-storage=500G")
         elif not _DEVICE.fullmatch(name) or not re.fullmatch(r"[1-9]\d{0,8}", value, re.ASCII):
             hint = "kubectl describe node shows the names, under Allocatable"
-            raise wrong(ctx, param, text, "expected NAME=N, like rdma/hca=8", hint)
+            raise invalid_value(ctx, param, text, "expected NAME=N, like rdma/hca=8", hint)
     return texts
 
 
 def requests(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
-    check_once(ctx, param, texts)
+    check_unique_names(ctx, param, texts)
     for text in texts:
         name, _, value = text.partition("=")
         if name not in ("cpu", "memory", "ephemeral-storage"):
             what = "expected cpu=N, memory=SIZE or ephemeral-storage=SIZE"
-            raise wrong(ctx, param, text, what, "of everything else a pod requests as much as its limit")
+            raise invalid_value(ctx, param, text, what, "of everything else a pod requests as much as its limit")
         if not (_CPUS if name == "cpu" else _SIZE).fullmatch(value):
             example = "cpu=32 or cpu=500m" if name == "cpu" else f"{name}=500G"
-            raise wrong(ctx, param, text, f"expected {example}")
+            raise invalid_value(ctx, param, text, f"expected {example}")
     return texts
 
 
@@ -108,39 +115,41 @@ def user(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[
         return None
     user, _, group = text.partition(":")
     if not re.fullmatch(r"\d{1,9}(:\d{1,9})?", text, re.ASCII):
-        raise wrong(ctx, param, text, "expected a number, or two with : between them, like 1000:1000", "id shows yours")
+        raise invalid_value(
+            ctx, param, text, "expected a number, or two with : between them, like 1000:1000", "id shows yours"
+        )
     return int(user), int(group or user)
 
 
-def names(expected: str) -> Reader:
+def names(expected: str) -> OptionReader:
     """Read the name of an object, or of several; ``expected`` says in an error of what."""
-    return like(f"(?-i:{_OBJECT})", f"the name of {expected}: small letters, digits, dashes and dots")
+    return pattern_reader(f"(?-i:{_OBJECT})", f"the name of {expected}: small letters, digits, dashes and dots")
 
 
-a_size = like(_SIZE.pattern, "a size like 200G, or 0 for no limit", size)
-labels = like(f"(?-i:{_KEY}={_VALUE})", "KEY=VALUE, like team=vision")
-object_annotations = like(f"(?-i:{_KEY}=(?s:.*))", "KEY=VALUE, like k8s.v1.cni.cncf.io/networks=ib0,ib1")
-keys = like(
+size_option = pattern_reader(_SIZE.pattern, "a size like 200G, or 0 for no limit", size)
+labels = pattern_reader(f"(?-i:{_KEY}={_VALUE})", "KEY=VALUE, like team=vision")
+object_annotations = pattern_reader(f"(?-i:{_KEY}=(?s:.*))", "KEY=VALUE, like k8s.v1.cni.cncf.io/networks=ib0,ib1")
+label_keys = pattern_reader(
     f"(?-i:{_KEY})",
     "the key of a label, like kubernetes.io/hostname",
     hint="kubectl get nodes --show-labels",
-    once=True,
+    unique_names=True,
 )
-tolerations = like(
+tolerations = pattern_reader(
     f"(?-i:{_KEY}(?:={_SHORT})?(?::(?:NoSchedule|PreferNoSchedule|NoExecute))?)",
     "KEY[=VALUE][:EFFECT], like nvidia.com/gpu or team=vision:NoSchedule",
     hint="kubectl describe node shows the Taints; an effect is NoSchedule, …",
 )
-_constraint = like(
+_constraint = pattern_reader(
     rf"(?-i:{_KEY}!?={_VALUE}(?:\|{_VALUE})*)",
     "KEY=VALUE, like nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3",
     hint="or KEY=A|B, or KEY!=VALUE; kubectl get nodes --show-labels",
 )
-_secret = like(
+_secret = pattern_reader(
     rf"(?-i:{_OBJECT}|{_VARIABLE}={_OBJECT}:[\w.-]+)",
     "SECRET for all of its keys, or NAME=SECRET:KEY for one",
     hint="--env-secret HF_TOKEN=hugging-face:token, for example",
-    once=True,
+    unique_names=True,
 )
 
 
@@ -153,13 +162,13 @@ def variables(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
     for text in texts:
         name, equals, value = text.partition("=")
         if not re.fullmatch(_VARIABLE, name, re.ASCII):
-            raise wrong(ctx, param, text, "expected NAME=VALUE, or NAME for its value in this shell")
+            raise invalid_value(ctx, param, text, "expected NAME=VALUE, or NAME for its value in this shell")
         if name in OWN_VARIABLES:
-            raise wrong(ctx, param, text, f"ddplaunch sets {name} in each pod", "leave it out")
+            raise invalid_value(ctx, param, text, f"ddplaunch sets {name} in each pod", "leave it out")
         if not equals and name not in os.environ:
-            raise wrong(ctx, param, text, f"{name} is not set here", f"--env {name}=VALUE")
-        if name == TOKEN:
-            check_token(value if equals else os.environ[name], f"--env {TOKEN}")
+            raise invalid_value(ctx, param, text, f"{name} is not set here", f"--env {name}=VALUE")
+        if name == TOKEN_VARIABLE:
+            check_token(value if equals else os.environ[name], f"--env {TOKEN_VARIABLE}")
     return texts
 
 
@@ -167,7 +176,7 @@ def secrets(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) 
     _secret(ctx, param, texts)
     for text in texts:
         if (name := text.partition("=")[0]) in OWN_VARIABLES:
-            raise wrong(ctx, param, text, f"ddplaunch sets {name} in each pod", "leave it out")
+            raise invalid_value(ctx, param, text, f"ddplaunch sets {name} in each pod", "leave it out")
     return texts
 
 
@@ -177,13 +186,13 @@ def mounts(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -
     for text in (each for value in texts for each in value.split(",") if each):
         source, path, flags, *rest = (*text.split(":"), "", "")
         if any(rest) or flags not in ("", "ro", "rw") or not path.startswith("/"):
-            raise wrong(ctx, param, text, "expected SRC:DST, like my-claim:/data or /data:/data:ro")
+            raise invalid_value(ctx, param, text, "expected SRC:DST, like my-claim:/data or /data:/data:ro")
         if not _SOURCE.fullmatch(source):
             what = f"{source or 'nothing'} is neither an absolute path on the nodes nor the name of a claim"
             hint = "kubectl get pvc shows the claims; others are configmap/NAME, secret/NAME, emptydir, emptydir/100G"
-            raise wrong(ctx, param, text, what, hint)
+            raise invalid_value(ctx, param, text, what, hint)
         if path in used:
-            raise wrong(ctx, param, text, f"{used[path]} at {path} already", "choose another DST")
+            raise invalid_value(ctx, param, text, f"{used[path]} at {path} already", "choose another DST")
         used[path] = f"{source} is mounted"
         kind, _, limit = source.partition("/")
         if kind == "emptydir" and limit:
@@ -192,29 +201,29 @@ def mounts(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -
     return tuple(mounts)
 
 
-def above_0(example: str, hint: str, *, unlimited: bool) -> Reader:
+def positive_time_reader(example: str, hint: str, *, unlimited: bool) -> OptionReader:
     """Read a time above 0; ``hint`` says how to have no limit, which "unlimited" may say too."""
-    form = a_time(example)
+    form = time_reader(example)
 
     def read(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
         text = form(ctx, param, text)
-        if text and seconds(text) is None and (text[0].isdigit() or not unlimited):
-            raise wrong(ctx, param, text, f"expected a time above 0, like {example}", hint)
+        if text and parse_time_s(text) is None and (text[0].isdigit() or not unlimited):
+            raise invalid_value(ctx, param, text, f"expected a time above 0, like {example}", hint)
         return text
 
     return read
 
 
-time_limit = above_0("4:00:00", "leave it out for a job without a limit", unlimited=True)
-time_kept = above_0("1-0 for a day", "leave it out to keep the job", unlimited=False)
+time_limit = positive_time_reader("4:00:00", "leave it out for a job without a limit", unlimited=True)
+ttl_time = positive_time_reader("1-0 for a day", "leave it out to keep the job", unlimited=False)
 
 
 def patches(ctx: click.Context, param: click.Parameter, paths: tuple[str, ...]) -> tuple[ManifestPatch, ...]:
     """Read the files; a path in a file of defaults is relative to that file."""
-    folder = os.path.dirname(batch_command.file_of(ctx, param) or "")
-    return tuple(each for path in paths for each in patch.read(os.path.join(folder, path)))
+    folder = os.path.dirname(batch_command.default_file_of(ctx, param) or "")
+    return tuple(each for path in paths for each in patch.read_patches(os.path.join(folder, path)))
 
 
-def texts_of(values: Sequence[str]) -> dict[str, str]:
+def parse_key_values(values: Sequence[str]) -> dict[str, str]:
     """Read KEY=VALUE, several times."""
     return dict(text.split("=", 1) for text in values)

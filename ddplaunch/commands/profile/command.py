@@ -12,38 +12,41 @@ import click
 
 from ddplaunch.cli.on_host import HostCommand
 from ddplaunch.cli.run_command import RunName
-from ddplaunch.commands.profile.files import speedscope, trace
-from ddplaunch.commands.profile.hot import Spot, paced, spots, unlike
+from ddplaunch.commands.profile.files import perfetto_trace, speedscope_file
+from ddplaunch.commands.profile.hot import HotSpot, find_hot_spots, find_outliers, late_ranks
 from ddplaunch.commands.profile.torch_trace import Event
-from ddplaunch.console import colour_wanted, py_spy
-from ddplaunch.console.table import table
-from ddplaunch.diagnosis.profile import LONGEST, STARTING, RankProfile
-from ddplaunch.diagnosis.standing import text
-from ddplaunch.errors import LaunchError, UsageError, host_name, shown
-from ddplaunch.files import create
+from ddplaunch.console import is_colour_allowed, py_spy
+from ddplaunch.console.table import format_table
+from ddplaunch.diagnosis.profile import MAX_PROFILE_S, STARTING, RankProfile
+from ddplaunch.diagnosis.standing import format_location
+from ddplaunch.errors import LaunchError, UsageError, host_name, sanitize_line
+from ddplaunch.files import open_for_writing
 from ddplaunch.job import client
-from ddplaunch.job.requests.profile import ProfileJob
-from ddplaunch.job.requests.status import AskStatus
-from ddplaunch.job.runs import running
+from ddplaunch.job.requests.profile import ProfileJobRequest
+from ddplaunch.job.requests.status import StatusQuery
+from ddplaunch.job.runs import find_running
 from ddplaunch.job.status import RankState
-from ddplaunch.output.run_log import numbered
+from ddplaunch.output.run_log import run_names
 from ddplaunch.plan.numbers import parse_cpulist
-from ddplaunch.queue.meant import job_meant, one_of, run_of
-from ddplaunch.queue.meant import running as runs_there
-from ddplaunch.queue.step import relay
-from ddplaunch.words import counted, ranks
+from ddplaunch.queue.meant import require_running as runs_there
+from ddplaunch.queue.meant import resolve_job, resolve_job_id, run_name
+from ddplaunch.queue.step import run_on_nodes
+from ddplaunch.words import format_count, format_ranks
 
-LINES = 10
-TORCH = 5  # seconds, of its profiler, which writes some megabytes in each
-LEAST = 0.005  # share of all time from which on a line is shown
+MAX_LINES = 10
+TORCH_PROFILE_S = 5  # seconds, of its profiler, which writes some megabytes in each
+MIN_SHARE = 0.005  # share of all time from which on a line is shown
 OVER = "the job ended meanwhile"
-PATIENCE = 20.0  # seconds, beyond those of the profile, for the job to answer
+REPLY_MARGIN_S = 20.0  # seconds, beyond those of the profile, for the job to answer
 
 
 @click.command(cls=HostCommand)
 @click.argument("run", metavar="[RUN]", required=False, type=RunName(running=True))
 @click.option(
-    "--seconds", type=float, metavar="N", help=f"How long: 10, up to {LONGEST}; with --torch 2, up to {TORCH}."
+    "--seconds",
+    type=float,
+    metavar="N",
+    help=f"How long: 10, up to {MAX_PROFILE_S}; with --torch 2, up to {TORCH_PROFILE_S}.",
 )
 @click.option("--torch", is_flag=True, help="Have torch's own profiler run too, in the trace and in a file a rank.")
 @click.option("--py-spy", "spied", metavar="RANKS", help="Have py-spy record these ranks too, C and C++ as well: 0,3.")
@@ -56,49 +59,59 @@ def profile(run: str | None, seconds: float | None, torch: bool, spied: str | No
     50 times a second each rank of all nodes notes the line that its main thread is at; time in native code counts for
     the line that called it. The job goes on meanwhile, and computes the same.
     """
-    seconds, longest = (2.0 if torch else 10.0) if seconds is None else seconds, TORCH if torch else LONGEST
+    seconds, longest = (
+        (2.0 if torch else 10.0) if seconds is None else seconds,
+        TORCH_PROFILE_S if torch else MAX_PROFILE_S,
+    )
     if not 0.1 <= seconds <= longest:
         raise UsageError(f"--seconds {seconds:g}: expected 0.1 to {longest}{' with --torch' if torch else ''}")
     if not os.access(output, os.W_OK):
-        what = f"--output {shown(output)}: there is no such folder, or it cannot be written to"
+        what = f"--output {sanitize_line(output)}: there is no such folder, or it cannot be written to"
         raise UsageError(what, "name another, or leave it out")
-    if queued := job_meant(run):
-        seen = runs_there(queued, one_of(queued, run or "", "profile"))
-        words = ["profile", run_of(queued, seen), "--seconds", f"{seconds:g}", "--output", os.path.abspath(output)]
+    if queued := resolve_job(run):
+        seen = runs_there(queued, resolve_job_id(queued, run or "", "profile"))
+        words = ["profile", run_name(queued, seen), "--seconds", f"{seconds:g}", "--output", os.path.abspath(output)]
         words += [*(["--torch"] if torch else []), *(["--py-spy", spied] if spied else [])]
-        return relay(queued, seen, words)
-    tool = py_spy.find("--py-spy") if spied else ""
-    job = running(run)
+        return run_on_nodes(queued, seen, words)
+    tool = py_spy.find_py_spy("--py-spy") if spied else ""
+    job = find_running(run)
     pids = _pids(job.path, spied) if spied else {}
-    names = numbered(f"profile-{job.run_id}-{time.strftime('%H%M%S')}")
+    names = run_names(f"profile-{job.run_id}-{time.strftime('%H%M%S')}")
     title = next(each for each in names if not os.path.exists(os.path.join(output, f"{each}.trace.json")))
-    click.echo(f"taking a profile of {shown(job.run_id)} for {seconds:g} s …", err=True)
-    recording = py_spy.Recording(tool, pids, seconds, os.path.join(output, title))
+    click.echo(f"taking a profile of {sanitize_line(job.run_id)} for {seconds:g} s …", err=True)
+    recording = py_spy.PySpyRecording(tool, pids, seconds, os.path.join(output, title))
     try:
-        profiles, notes = _taken(job.path, seconds, torch)
+        profiles, notes = _collect_profiles(job.path, seconds, torch)
         of_py_spy, more = recording.wait()
     finally:
-        recording.end()
-    if all(each.why_not == STARTING for each in profiles) and OVER not in notes:
+        recording.stop()
+    if all(each.missing_reason == STARTING for each in profiles) and OVER not in notes:
         raise LaunchError("the ranks are still starting", "type it again once they run; `ddplaunch top` shows that")
-    known = [each for each in profiles if not each.why_not]
+    known = [each for each in profiles if not each.missing_reason]
     if not known:
         raise LaunchError("no rank could be profiled", "\n".join(notes[:2]) or None)
     notes += [*more, *(_without_torch(known) if torch else [])]
-    of_torch = {each.rank: _moved(each, os.path.join(output, title)) for each in known if each.torch and _is_here(each)}
+    of_torch = {
+        each.rank: _move_torch_trace(each, os.path.join(output, title))
+        for each in known
+        if each.torch and _is_local(each)
+    }
     paths = [
-        _write(os.path.join(output, f"{title}.trace.json"), _as_array(trace(known, of_torch))),
-        _write(os.path.join(output, f"{title}.speedscope.json"), [json.dumps(speedscope(known, title))]),
+        _write(os.path.join(output, f"{title}.trace.json"), _as_array(perfetto_trace(known, of_torch))),
+        _write(os.path.join(output, f"{title}.speedscope.json"), [json.dumps(speedscope_file(known, title))]),
     ]
-    found = spots(known)
-    sentences, late = paced(known)
+    found = find_hot_spots(known)
+    sentences, late = late_ranks(known)
     differ = [
-        f"rank {each.rank} differs: {_share(each.share)} of its time is in {text(each.line)},"
+        f"rank {each.rank} differs: {_share(each.share)} of its time is in {format_location(each.line)},"
         f" of the others' {_share(each.others)}"
-        for each in unlike(found, late)
+        for each in find_outliers(found, late)
     ]
-    colour = None if colour_wanted() else False
-    for line in (*(click.style(shown(each, 2000), bold=True) for each in (*differ, *sentences)), *_page(found, notes)):
+    colour = None if is_colour_allowed() else False
+    for line in (
+        *(click.style(sanitize_line(each, 2000), bold=True) for each in (*differ, *sentences)),
+        *_format_page(found, notes),
+    ):
         click.echo(line, color=colour)
     click.echo(f"\nPerfetto or chrome://tracing: {paths[0]}\nspeedscope: {paths[1]}")
     if of_torch:
@@ -106,39 +119,47 @@ def profile(run: str | None, seconds: float | None, torch: bool, spied: str | No
     for path in of_py_spy:
         click.echo(f"py-spy, for speedscope: {path}")
     for each in known:
-        if each.torch and not _is_here(each):
-            click.echo(f"torch's profiler: {shown(each.torch)} on {shown(each.host)}, until the job ends")
+        if each.torch and not _is_local(each):
+            click.echo(
+                f"torch's profiler: {sanitize_line(each.torch)} on {sanitize_line(each.host)}, until the job ends"
+            )
     return 0
 
 
 def _pids(path: str, typed: str) -> dict[int, int]:
     """The processes of these ranks; UsageError where one of them does not run here."""
-    here = {each.rank: each.pid for each in client.ask(path, AskStatus()).ranks if each.state is RankState.RUNNING}
+    here = {
+        each.rank: each.pid
+        for each in client.send_request(path, StatusQuery()).ranks
+        if each.state is RankState.RUNNING
+    }
     try:
         asked = parse_cpulist(typed)
     except ValueError:
-        raise UsageError(f"--py-spy {shown(typed, 60)}: expected ranks", "--py-spy 0,3 or --py-spy 0-3") from None
+        raise UsageError(
+            f"--py-spy {sanitize_line(typed, 60)}: expected ranks", "--py-spy 0,3 or --py-spy 0-3"
+        ) from None
     if missing := [each for each in asked if each not in here]:
-        what = f"--py-spy {shown(typed, 60)}: not on this machine: {ranks(missing)}"
-        raise UsageError(what, f"here: {ranks(here)}" if here else None)
+        what = f"--py-spy {sanitize_line(typed, 60)}: not on this machine: {format_ranks(missing)}"
+        raise UsageError(what, f"here: {format_ranks(here)}" if here else None)
     return {each: here[each] for each in asked}
 
 
-def _taken(path: str, seconds: float, torch: bool) -> tuple[list[RankProfile], list[str]]:
+def _collect_profiles(path: str, seconds: float, torch: bool) -> tuple[list[RankProfile], list[str]]:
     """The profiles of all ranks, in order, and what is to be said of those that are not known."""
     profiles: list[RankProfile] = []
     notes: list[str] = []
     over = False
-    for message in client.stream(path, ProfileJob(seconds, torch), seconds + PATIENCE):
-        if message.refused:
-            raise LaunchError(message.refused, "try again in a minute")
+    for message in client.stream_replies(path, ProfileJobRequest(seconds, torch), seconds + REPLY_MARGIN_S):
+        if message.refusal:
+            raise LaunchError(message.refusal, "try again in a minute")
         profiles += filter(None, [message.profile])
-        notes += [f"{shown(node)} did not answer" for node in message.silent]
-        over |= message.over
+        notes += [f"{sanitize_line(node)} did not answer" for node in message.silent_nodes]
+        over |= message.is_last
     reasons: dict[str, list[int]] = {}
     for each in profiles:
-        reasons.setdefault(each.why_not, []).append(each.rank)
-    notes += [f"no profile of {ranks(numbers)}: {shown(why)}" for why, numbers in reasons.items() if why]
+        reasons.setdefault(each.missing_reason, []).append(each.rank)
+    notes += [f"no profile of {format_ranks(numbers)}: {sanitize_line(why)}" for why, numbers in reasons.items() if why]
     if not over:
         notes.append(OVER)
     return sorted(profiles, key=lambda each: each.rank), notes
@@ -147,35 +168,37 @@ def _taken(path: str, seconds: float, torch: bool) -> tuple[list[RankProfile], l
 def _without_torch(profiles: Iterable[RankProfile]) -> list[str]:
     without = [each.rank for each in profiles if not each.torch]
     why = "no torch there, a profiler of the program's own, or too long a call"
-    return [f"no profile by torch of {ranks(without)}: {why}"] if without else []
+    return [f"no profile by torch of {format_ranks(without)}: {why}"] if without else []
 
 
-def _is_here(profile: RankProfile) -> bool:
+def _is_local(profile: RankProfile) -> bool:
     return profile.host in ("", host_name())
 
 
-def _moved(profile: RankProfile, title: str) -> str:
+def _move_torch_trace(profile: RankProfile, title: str) -> str:
     """Where the file of torch's profiler is now."""
     path = f"{title}.rank-{profile.rank}.torch.json"
     try:
         shutil.move(profile.torch, path)
     except OSError as error:
-        raise LaunchError(f"{shown(path)}: {(error.strerror or '').lower()}") from None
+        raise LaunchError(f"{sanitize_line(path)}: {(error.strerror or '').lower()}") from None
     return path
 
 
-def _page(found: Sequence[Spot], notes: Iterable[str]) -> Iterator[str]:
+def _format_page(found: Sequence[HotSpot], notes: Iterable[str]) -> Iterator[str]:
     yield from (click.style(f"note: {note}", fg="yellow") for note in notes)
-    told = [each for each in found if each.mean >= LEAST][:LINES]
+    told = [each for each in found if each.mean >= MIN_SHARE][:MAX_LINES]
     rows = []
     for each in told:
         low, high = min(each.shares.values()), max(each.shares.values())
         spread = f"{100 * low:.0f} to {_share(high)}" if len(each.shares) > 1 else ""
-        rows.append((_share(each.mean), spread, shown(text(each.line), 200), shown(each.calls, 80)))
+        rows.append(
+            (_share(each.mean), spread, sanitize_line(format_location(each.line), 200), sanitize_line(each.calls, 80))
+        )
     yield ""
-    yield from table(("TIME", "OF RANKS", "WHERE", "CALLS"), rows)
-    if (rest := found[len(told) :]) and sum(each.mean for each in rest) >= LEAST:
-        yield f"{_share(sum(each.mean for each in rest))} in {counted(len(rest), 'line')} more"
+    yield from format_table(("TIME", "OF RANKS", "WHERE", "CALLS"), rows)
+    if (rest := found[len(told) :]) and sum(each.mean for each in rest) >= MIN_SHARE:
+        yield f"{_share(sum(each.mean for each in rest))} in {format_count(len(rest), 'line')} more"
 
 
 def _share(share: float) -> str:
@@ -192,8 +215,8 @@ def _as_array(events: Iterable[Event]) -> Iterator[str]:
 
 def _write(path: str, parts: Iterable[str]) -> str:
     try:
-        with open(create(path, os.O_EXCL), "w", encoding="utf-8") as file:
+        with open(open_for_writing(path, os.O_EXCL), "w", encoding="utf-8") as file:
             file.writelines(parts)
     except OSError as error:
-        raise LaunchError(f"{shown(path)}: {(error.strerror or '').lower()}") from None
+        raise LaunchError(f"{sanitize_line(path)}: {(error.strerror or '').lower()}") from None
     return path

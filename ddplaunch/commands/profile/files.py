@@ -8,21 +8,21 @@ from typing import Any
 from ddplaunch import __version__
 from ddplaunch.commands.profile.torch_trace import Event, torch_events
 from ddplaunch.diagnosis.inspection import Frame
-from ddplaunch.diagnosis.profile import PERIOD, RankProfile
-from ddplaunch.diagnosis.standing import PACKAGES
+from ddplaunch.diagnosis.profile import TICK_INTERVAL_S, RankProfile
+from ddplaunch.diagnosis.standing import PACKAGE_PATH
 
 _STACKS, _COLLECTIVES = 1, 1000  # the threads of a rank in a trace; from the second on a lane each
-_EARLIER = 0.2  # seconds by which torch's profiler may begin before our ticks: no time is to be negative
+_TORCH_LEAD_S = 0.2  # seconds by which torch's profiler may begin before our ticks: no time is to be negative
 _SPEEDSCOPE = "https://www.speedscope.app/file-format-schema.json"
 
 
-def trace(profiles: Sequence[RankProfile], of_torch: Mapping[int, str]) -> Iterator[Event]:
+def perfetto_trace(profiles: Sequence[RankProfile], of_torch: Mapping[int, str]) -> Iterator[Event]:
     """The trace event format: a process for each rank, its calls, and its collectives in lanes of their own.
 
     ``of_torch`` are files of torch's own profiler on this machine, by rank: what they hold follows. One at a time, as
     such a file has tens of megabytes.
     """
-    zero = min((each.began for each in profiles), default=0.0) - (_EARLIER if of_torch else 0.0)
+    zero = min((each.began for each in profiles), default=0.0) - (_TORCH_LEAD_S if of_torch else 0.0)
     last: dict[tuple[str, int], float] = {}  # when the last rank came to a collective
     for each in profiles:
         for kind, number, begin, _ in each.collectives():
@@ -31,25 +31,25 @@ def trace(profiles: Sequence[RankProfile], of_torch: Mapping[int, str]) -> Itera
         yield from _calls(each, zero)
         yield from _collectives(each, zero, last)
         if path := of_torch.get(each.rank):
-            yield from torch_events(path, each.rank, zero + each.ahead)
+            yield from torch_events(path, each.rank, zero + each.clock_offset_s)
 
 
 def _calls(profile: RankProfile, zero: float) -> Iterator[Event]:
     host = f" ({profile.host})" if profile.host else ""
-    yield _named(profile.rank, 0, "process_name", f"rank {profile.rank}{host}")
+    yield _name_event(profile.rank, 0, "process_name", f"rank {profile.rank}{host}")
     yield {"ph": "M", "pid": profile.rank, "name": "process_sort_index", "args": {"sort_index": profile.rank}}
-    yield _named(profile.rank, _STACKS, "thread_name", "main thread")
+    yield _name_event(profile.rank, _STACKS, "thread_name", "main thread")
     began = (profile.began - zero) * 1e6
     open_calls: list[tuple[str, Frame, int]] = []  # the outermost first: name, frame, tick of its begin
     now = 0
-    for place, ticks in [*profile.runs(), (0, 0)]:
+    for place, ticks in [*profile.tick_runs(), (0, 0)]:
         stack = [(_name(frame), frame) for frame in reversed(profile.stack(place))]
         same = 0
         while same < min(len(stack), len(open_calls)) and stack[same][0] == open_calls[same][0]:
             same += 1
         for name, frame, begin in open_calls[same:]:
             where = {"file": frame.file, "line": frame.line}
-            times = (began + begin * PERIOD * 1e6, (now - begin) * PERIOD * 1e6)
+            times = (began + begin * TICK_INTERVAL_S * 1e6, (now - begin) * TICK_INTERVAL_S * 1e6)
             yield _slice(profile.rank, _STACKS, name, "stack", *times, where)
         open_calls[same:] = [(name, frame, now) for name, frame in stack[same:]]
         now += ticks
@@ -60,7 +60,7 @@ def _name(frame: Frame) -> str:
     return (
         f"{frame.function} {frame.file}:{frame.line}"
         if frame.own
-        else f"{frame.function} {PACKAGES.sub('', frame.file)}"
+        else f"{frame.function} {PACKAGE_PATH.sub('', frame.file)}"
     )
 
 
@@ -72,7 +72,7 @@ def _collectives(profile: RankProfile, zero: float, last: dict[tuple[str, int], 
         lane = next((index for index, until in enumerate(lanes) if until <= begin), len(lanes))
         if lane == len(lanes):
             lanes.append(end)
-            yield _named(profile.rank, _COLLECTIVES + lane, "thread_name", "collectives")
+            yield _name_event(profile.rank, _COLLECTIVES + lane, "thread_name", "collectives")
         lanes[lane] = end
         told: dict[str, Any] = {"number": number, "group": kind.description or kind.group, "tensors": kind.tensors}
         told["ends"] = "when it completed" if ended else "when the last rank came: its own end is not recorded"
@@ -88,21 +88,21 @@ def _slice(rank: int, thread: int, name: str, kind: str, begin: float, length: f
     return {"ph": "X", "pid": rank, "tid": thread, "name": name, "cat": kind, **times, "args": told}
 
 
-def _named(rank: int, thread: int, what: str, name: str) -> Event:
+def _name_event(rank: int, thread: int, what: str, name: str) -> Event:
     return {"ph": "M", "pid": rank, "tid": thread, "name": what, "args": {"name": name}}
 
 
-def speedscope(profiles: Iterable[RankProfile], title: str) -> dict[str, Any]:
+def speedscope_file(profiles: Iterable[RankProfile], title: str) -> dict[str, Any]:
     """The file format of speedscope: a sampled profile for each rank."""
     frames: dict[Frame, int] = {}
     of_ranks = []
     for profile in profiles:
         samples = [
             [frames.setdefault(frame, len(frames)) for frame in reversed(profile.stack(place))]
-            for place, _ in profile.runs()
+            for place, _ in profile.tick_runs()
         ]
-        weights = [ticks * PERIOD for _, ticks in profile.runs()]
-        end = profile.count * PERIOD
+        weights = [ticks * TICK_INTERVAL_S for _, ticks in profile.tick_runs()]
+        end = profile.tick_count * TICK_INTERVAL_S
         times = {"unit": "seconds", "startValue": 0, "endValue": end, "samples": samples, "weights": weights}
         of_ranks.append({"type": "sampled", "name": f"rank {profile.rank}", **times})
     known = [{"name": frame.function, "file": frame.file, "line": frame.line} for frame in frames]

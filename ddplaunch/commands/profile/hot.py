@@ -7,20 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median_high
 from typing import NamedTuple
 
-from ddplaunch.diagnosis.inspection import Arrivals, Frame
-from ddplaunch.diagnosis.pace import RankClock, compare, sentences
+from ddplaunch.diagnosis.inspection import CollectiveArrivals, Frame
+from ddplaunch.diagnosis.pace import RankClock, describe_slow_ranks, measure_lateness
 from ddplaunch.diagnosis.profile import RankProfile
-from ddplaunch.diagnosis.standing import place
+from ddplaunch.diagnosis.standing import user_frame
 
-UNLIKE = 0.05  # share of a rank's time that it spends elsewhere than the others, from which on it is named
-UNUSUAL = 3.0  # times as much as any other rank
+MIN_DIFFERENCE = 0.05  # share of a rank's time that it spends elsewhere than the others, from which on it is named
+OUTLIER_FACTOR = 3.0  # times as much as any other rank
 
 _DECORATOR = "torch/distributed/c10d_logger.py"  # its frames are between the user's line and a collective's
 
-NOWHERE = Frame("native code", "", 0, own=False)
+NATIVE_FRAME = Frame("native code", "", 0, own=False)
 
 
-class Spot(NamedTuple):
+class HotSpot(NamedTuple):
     """A line of the user's, and what all ranks spend there, also in what it calls."""
 
     line: Frame
@@ -32,7 +32,7 @@ class Spot(NamedTuple):
         return fmean(self.shares.values())
 
 
-class Unlike(NamedTuple):
+class RankOutlier(NamedTuple):
     """A rank that differs from the others, and the line at which it does most."""
 
     rank: int
@@ -41,18 +41,18 @@ class Unlike(NamedTuple):
     others: float  # the median of theirs
 
 
-def spots(profiles: Sequence[RankProfile]) -> list[Spot]:
+def find_hot_spots(profiles: Sequence[RankProfile]) -> list[HotSpot]:
     """The lines where ranks were found, the most time first."""
     shares: dict[Frame, dict[int, float]] = {}
     calls: dict[Frame, Counter[str]] = {}
     for profile in profiles:
-        for at, ticks in profile.runs():
+        for at, ticks in profile.tick_runs():
             stack = profile.stack(at)
-            line = place(stack) or (stack or (NOWHERE,))[-1]
+            line = user_frame(stack) or (stack or (NATIVE_FRAME,))[-1]
             of_ranks = shares.setdefault(line, {each.rank: 0.0 for each in profiles})
-            of_ranks[profile.rank] += ticks / profile.count
+            of_ranks[profile.rank] += ticks / profile.tick_count
             calls.setdefault(line, Counter())[_callee(stack, line)] += ticks
-    found = [Spot(line, of_ranks, calls[line].most_common(1)[0][0]) for line, of_ranks in shares.items()]
+    found = [HotSpot(line, of_ranks, calls[line].most_common(1)[0][0]) for line, of_ranks in shares.items()]
     return sorted(found, key=lambda each: -each.mean)
 
 
@@ -63,9 +63,9 @@ def _callee(stack: Sequence[Frame], line: Frame) -> str:
     return next((name for name in reversed(inner) if name[0] not in "_<"), inner[0] if inner else "")
 
 
-def paced(profiles: Iterable[RankProfile]) -> tuple[tuple[str, ...], list[int]]:
+def late_ranks(profiles: Iterable[RankProfile]) -> tuple[tuple[str, ...], list[int]]:
     """Who came late to collectives, in sentences, and these ranks."""
-    arrivals: list[Arrivals] = []
+    arrivals: list[CollectiveArrivals] = []
     hosts: dict[str, int] = {}
     clocks: dict[int, RankClock] = {}
     for each in profiles:
@@ -75,12 +75,12 @@ def paced(profiles: Iterable[RankProfile]) -> tuple[tuple[str, ...], list[int]]:
         for kind, number, begin, _ in each.collectives():
             if (kind.group, number) not in seen:  # several operations made one collective
                 seen.add((kind.group, number))
-                arrivals.append(Arrivals(each.rank, kind.group, kind.description, number, begin, ()))
-    groups = compare(arrivals, clocks)
-    return sentences(groups), [pace.rank for group in groups for pace in group.slow]
+                arrivals.append(CollectiveArrivals(each.rank, kind.group, kind.description, number, begin, ()))
+    groups = measure_lateness(arrivals, clocks)
+    return describe_slow_ranks(groups), [pace.rank for group in groups for pace in group.slow_ranks]
 
 
-def unlike(found: Sequence[Spot], late: Iterable[int]) -> list[Unlike]:
+def find_outliers(found: Sequence[HotSpot], late: Iterable[int]) -> list[RankOutlier]:
     """The ranks that differ: those that came late to collectives, else one that stands out by its lines."""
     ranks = list(found[0].shares) if found else []
     if len(ranks) < 2:
@@ -91,10 +91,10 @@ def unlike(found: Sequence[Spot], late: Iterable[int]) -> list[Unlike]:
     named = [most[rank] for rank in dict.fromkeys(late) if rank in most]
     if not named:
         first, second = sorted(most.values(), key=lambda each: each.others - each.share)[:2]
-        named = [first] if first.share - first.others > UNUSUAL * max(second.share - second.others, 0.0) else []
-    return [each for each in named if each.share - each.others >= UNLIKE]
+        named = [first] if first.share - first.others > OUTLIER_FACTOR * max(second.share - second.others, 0.0) else []
+    return [each for each in named if each.share - each.others >= MIN_DIFFERENCE]
 
 
-def _excess(spot: Spot, rank: int) -> Unlike:
+def _excess(spot: HotSpot, rank: int) -> RankOutlier:
     others = median_high(share for number, share in spot.shares.items() if number != rank)
-    return Unlike(rank, spot.line, spot.shares[rank], others)
+    return RankOutlier(rank, spot.line, spot.shares[rank], others)

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ddplaunch.files import read_regular
+from ddplaunch.files import read_regular_file
 
 Event = dict[str, Any]
 
@@ -27,11 +27,13 @@ def torch_events(path: str, rank: int, zero: float) -> Iterator[Event]:
     A file that makes no sense has none: the program can write there.
     """
     try:
-        told = msgspec.json.decode(read_regular(path, _MAX, links=False))
+        told = msgspec.json.decode(read_regular_file(path, _MAX, follow_symlinks=False))
         began = told["baseTimeNanoseconds"] / 1e3 - zero * 1e6
         events = [each for each in told["traceEvents"] if isinstance(each.get("pid"), int)]
         labels = {each["pid"]: each["args"]["labels"] for each in events if each["name"] == "process_labels"}
-        yield from (_ours(each, rank, labels.get(each["pid"], ""), began) for each in events if _is_track(each))
+        yield from (
+            _translate_event(each, rank, labels.get(each["pid"], ""), began) for each in events if _is_track(each)
+        )
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return
 
@@ -41,7 +43,7 @@ def _is_track(event: Event) -> bool:
     return isinstance(event["tid"], int) and (event["ph"] != "M" or event["name"] == "thread_name")
 
 
-def _ours(event: Event, rank: int, process: str, began: float) -> Event:
+def _translate_event(event: Event, rank: int, process: str, began: float) -> Event:
     found = {**event, "pid": rank, "tid": _THREADS + event["tid"]}
     if process.startswith("GPU"):
         found["tid"] += _THREADS * (1 + event["pid"])

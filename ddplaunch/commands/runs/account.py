@@ -10,47 +10,47 @@ from typing import NamedTuple
 import click
 
 from ddplaunch.console.failure import render_verdict
-from ddplaunch.console.table import table
-from ddplaunch.errors import shown
-from ddplaunch.job.effective import Spent, percent, told
-from ddplaunch.job.record import Attempt, Fate, RankRecord, RunRecord
-from ddplaunch.words import counted, signal_name, size, span
+from ddplaunch.console.table import format_table
+from ddplaunch.errors import sanitize_line
+from ddplaunch.job.effective import TimeBreakdown, format_goodput, format_percent
+from ddplaunch.job.record import AttemptRecord, RankRecord, RunRecord, RunState
+from ddplaunch.words import format_count, format_elapsed, format_size, signal_name
 
 MAX_ATTEMPTS = 10  # the last ones, that are shown
 MAX_RANKS = 32  # that are shown; --json has all
 MAX_COMMAND = 400  # characters
 
 
-class Whole(NamedTuple):
+class TimeOfRuns(NamedTuple):
     """The time of a run, or of all runs of a scheduler's job."""
 
     runs: Sequence[RunRecord]  # the last is the one that the report is of
-    spent: Spent
+    spent: TimeBreakdown
 
     @property
     def line(self) -> str:
         """The effective time."""
-        fate, known = self.runs[-1].fate, told(self.spent)
-        if fate is Fate.LOST:
+        fate, known = self.runs[-1].fate, format_goodput(self.spent)
+        if fate is RunState.LOST:
             return f"{known} (until it was last seen)" if self.spent.steady else "effective time unknown: it was lost"
         return known or "effective time not known yet"
 
 
-def render(shares: Sequence[RunRecord], whole: Whole, output: str | None) -> Iterator[str]:
+def render_report(shares: Sequence[RunRecord], whole: TimeOfRuns, output: str | None) -> Iterator[str]:
     """The lines of the report, with ANSI styles; ``shares`` has node 0's first, ``output`` says where output is."""
     record = shares[0]
     nodes = f" on {record.nnodes} nodes" if record.nnodes > 1 else ""
-    lasted = "" if record.ended is None else f", lasted {span(record.ended - record.began)}"
+    lasted = "" if record.ended is None else f", lasted {format_elapsed(record.ended - record.began)}"
     yield whole.line
     if len(whole.runs) > 1:
         rows = [_run_row(each) for each in whole.runs]
-        yield from (*table(("RUN", "BEGAN", "LASTED", "EFFECTIVE", "ENDED"), rows), "")
-    yield click.style(f"{record.run}: {_fate(record)}", bold=True)
-    yield f"  {shown(shlex.join(record.argv), MAX_COMMAND)}"
-    yield f"  in {record.cwd} on {record.host}, {counted(record.world_size, 'rank')}{nodes}"
+        yield from (*format_table(("RUN", "BEGAN", "LASTED", "EFFECTIVE", "ENDED"), rows), "")
+    yield click.style(f"{record.run}: {_format_state(record)}", bold=True)
+    yield f"  {sanitize_line(shlex.join(record.argv), MAX_COMMAND)}"
+    yield f"  in {record.cwd} on {record.host}, {format_count(record.world_size, 'rank')}{nodes}"
     yield f"  began {_day(record.began)}{lasted}"
     for share in shares[1:]:
-        yield f"  node {share.node_rank} ({share.host}): {_fate(share)}"
+        yield f"  node {share.node_rank} ({share.host}): {_format_state(share)}"
     if record.verdict:
         yield ""
         yield render_verdict(record.verdict, record.nnodes).rstrip("\n")
@@ -58,7 +58,7 @@ def render(shares: Sequence[RunRecord], whole: Whole, output: str | None) -> Ite
         yield from ("", record.remark)
     yield from _attempts(record)
     latest = max(_number(share) for share in shares)  # nodes that were lost had no part in it
-    yield from _ranks([rank for share in shares if _number(share) == latest for rank in _last(share)])
+    yield from _ranks([rank for share in shares if _number(share) == latest for rank in _last_ranks(share)])
     if record.notes:
         yield from ("", *(f"note: {note}" for note in record.notes))
     if output:
@@ -66,21 +66,21 @@ def render(shares: Sequence[RunRecord], whole: Whole, output: str | None) -> Ite
 
 
 def _run_row(record: RunRecord) -> tuple[str, ...]:
-    lasted, effective = span(record.spent.wall), percent(record.spent.share)
-    return record.run, _day(record.began), lasted, effective, _fate(record)
+    lasted, effective = format_elapsed(record.spent.wall_s), format_percent(record.spent.goodput)
+    return record.run, _day(record.began), lasted, effective, _format_state(record)
 
 
-def _fate(record: RunRecord) -> str:
+def _format_state(record: RunRecord) -> str:
     match record.fate:
-        case Fate.RUNNING:
+        case RunState.RUNNING:
             return "running"
-        case Fate.DONE:
+        case RunState.DONE:
             return "ended well"
-        case Fate.LOST:
+        case RunState.LOST:
             return "lost: its launcher was killed, or the machine went down"
-        case Fate.STOPPED:
+        case RunState.STOPPED:
             return f"stopped by {signal_name(record.signal or 0)}, exit code {record.code}"
-        case Fate.PREEMPTED:
+        case RunState.PREEMPTED:
             return f"preempted, exit code {record.code}"
     return f"failed with exit code {record.code}"
 
@@ -90,14 +90,14 @@ def _attempts(record: RunRecord) -> Iterator[str]:
         return
     yield ""
     rows = [_attempt_row(each) for each in record.attempts[-MAX_ATTEMPTS:]]
-    yield from table(("ATTEMPT", "BEGAN", "LASTED", "ENDED"), rows)
+    yield from format_table(("ATTEMPT", "BEGAN", "LASTED", "ENDED"), rows)
     more = len(record.attempts) - len(rows) + record.left_out
     if more:
         yield f"  and {more} before"
 
 
-def _attempt_row(attempt: Attempt) -> tuple[str, ...]:
-    lasted = "-" if attempt.ended is None else span(attempt.ended - attempt.began)
+def _attempt_row(attempt: AttemptRecord) -> tuple[str, ...]:
+    lasted = "-" if attempt.ended is None else format_elapsed(attempt.ended - attempt.began)
     return str(attempt.number), _day(attempt.began), lasted, attempt.why or "-"
 
 
@@ -105,7 +105,7 @@ def _number(record: RunRecord) -> int:
     return record.attempts[-1].number if record.attempts else -1
 
 
-def _last(record: RunRecord) -> Sequence[RankRecord]:
+def _last_ranks(record: RunRecord) -> Sequence[RankRecord]:
     return record.attempts[-1].ranks if record.attempts else ()
 
 
@@ -115,16 +115,16 @@ def _ranks(ranks: Sequence[RankRecord]) -> Iterator[str]:
     hosts = len({rank.host for rank in ranks}) > 1
     heads = ("RANK", *(["HOST"] if hosts else []), "LASTED", "PEAK MEMORY", "CPU", "ENDED WITH")
     yield ""
-    yield from table(heads, [_rank_row(rank, hosts) for rank in ranks[:MAX_RANKS]])
+    yield from format_table(heads, [_rank_row(rank, hosts) for rank in ranks[:MAX_RANKS]])
     if len(ranks) > MAX_RANKS:
         yield f"  and {len(ranks) - MAX_RANKS} more ranks; --json has all"
 
 
 def _rank_row(rank: RankRecord, host: bool) -> tuple[str, ...]:
     known = rank.started is not None and rank.ended is not None
-    lasted = span((rank.ended or 0) - (rank.started or 0)) if known else "-"
-    memory = size(rank.peak_memory) if rank.peak_memory else "-"
-    cpu = span(rank.cpu) if rank.peak_memory else "-"
+    lasted = format_elapsed((rank.ended or 0) - (rank.started or 0)) if known else "-"
+    memory = format_size(rank.peak_memory) if rank.peak_memory else "-"
+    cpu = format_elapsed(rank.cpu) if rank.peak_memory else "-"
     return str(rank.rank), *([rank.host] if host else []), lasted, memory, cpu, _code(rank.code)
 
 

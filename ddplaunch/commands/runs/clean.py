@@ -9,10 +9,10 @@ import time
 import click
 
 from ddplaunch.cli.run_command import RunName
-from ddplaunch.cli.values import as_seconds
-from ddplaunch.errors import LaunchError, UsageError, shown
+from ddplaunch.cli.values import parse_seconds
+from ddplaunch.errors import LaunchError, UsageError, sanitize_line
 from ddplaunch.job import over_ssh, past, runs
-from ddplaunch.words import counted, size
+from ddplaunch.words import format_count, format_size
 
 
 @click.command()
@@ -26,8 +26,8 @@ def clean(run: str | None, older_than: str | None, yes: bool, dry_run: bool) -> 
     Of all runs it asks first, unless --older-than or --yes is given. Log folders of --log-dir stay.
     """
     if run is not None and older_than is not None:
-        raise UsageError(f"--older-than is for all runs, not for {shown(run, 60)}", "leave one of them out")
-    names = past.names() if run is None else [_one(run)]
+        raise UsageError(f"--older-than is for all runs, not for {sanitize_line(run, 60)}", "leave one of them out")
+    names = past.list_runs() if run is None else [_one(run)]
     if older_than is not None:
         oldest = _before(older_than)
         names = [name for name in names if past.last_seen(name) < oldest]
@@ -35,43 +35,43 @@ def clean(run: str | None, older_than: str | None, yes: bool, dry_run: bool) -> 
     names = [name for name in names if name not in running]
     if dry_run:
         for name in names:
-            click.echo(f"{name}  {size(past.size_of(name))}")
+            click.echo(f"{name}  {format_size(past.run_size(name))}")
         return
     if run is None and older_than is None and not yes and names:
         _ask(names)
     removed, freed = 0, 0
     for name in names:
-        bytes_of = past.size_of(name)
-        if past.remove(name):
+        bytes_of = past.run_size(name)
+        if past.remove_run(name):
             removed, freed = removed + 1, freed + bytes_of
     if run is not None and not removed:
-        raise LaunchError(f"{run} cannot be removed: {past.folder(names[0])}")
+        raise LaunchError(f"{run} cannot be removed: {past.run_dir(names[0])}")
     if run is None and older_than is None:
         over_ssh.remove_ended()
     still = f"; {len(running)} still running" if running else ""
-    click.echo(f"removed {counted(removed, 'run')}, {size(freed)}{still}", err=True)
+    click.echo(f"removed {format_count(removed, 'run')}, {format_size(freed)}{still}", err=True)
 
 
 def _one(run: str) -> str:
     """The name of one run that has ended."""
-    if run not in past.names() or past.record(run):  # else it cannot be read
-        run = runs.find(run).run
-    if runs.known().get(run):
+    if run not in past.list_runs() or past.read_run_record(run):  # else it cannot be read
+        run = runs.find_run(run).run
+    if runs.list_known().get(run):
         raise UsageError(f"{run} is still running", f"ddplaunch stop {run}")
     return run
 
 
 def _before(text: str) -> float:
     """The moment that is this time ago."""
-    seconds = as_seconds(text)
+    seconds = parse_seconds(text)
     if seconds is None or seconds < 0:
-        raise UsageError(f"--older-than {shown(text, 60)}: expected a time, like 12h or 7d", "--older-than 7d")
+        raise UsageError(f"--older-than {sanitize_line(text, 60)}: expected a time, like 12h or 7d", "--older-than 7d")
     return time.time() - seconds
 
 
 def _ask(names: list[str]) -> None:
     """Ask whether all are to be removed; end the command where the answer is no."""
-    what = f"the records of {counted(len(names), 'run')}, {size(sum(map(past.size_of, names)))}"
+    what = f"the records of {format_count(len(names), 'run')}, {format_size(sum(map(past.run_size, names)))}"
     if not (sys.stdin.isatty() and os.isatty(2)):
         raise UsageError(f"clean removes {what}", "add --yes, or --older-than 7d, or name one run")
     if not click.confirm(f"Remove {what}?", err=True):

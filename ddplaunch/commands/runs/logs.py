@@ -19,27 +19,35 @@ import click
 
 from ddplaunch.cli.on_host import HostCommand
 from ddplaunch.cli.run_command import RunName
-from ddplaunch.cli.values import as_seconds
-from ddplaunch.commands.runs.newest import newest_here
-from ddplaunch.errors import LaunchError, UsageError, shown
+from ddplaunch.cli.values import parse_seconds
+from ddplaunch.commands.runs.newest import default_run
+from ddplaunch.errors import LaunchError, UsageError, sanitize_line
 from ddplaunch.job import logs as kept
 from ddplaunch.job import runs
 from ddplaunch.job.logs import Part
-from ddplaunch.job.record import Fate
-from ddplaunch.job.runs import Found
-from ddplaunch.output.equal_lines import EqualLines, Given
-from ddplaunch.output.prefix import DEFAULT, of_ranks, prefixed
-from ddplaunch.output.terminal import watched
-from ddplaunch.plan.numbers import whole
-from ddplaunch.queue.follower import LogFollower, say
-from ddplaunch.queue.meant import job_meant, keep_end, kept_run, one_of, run_of, running, standing
-from ddplaunch.queue.step import relay
-from ddplaunch.queue.submitted import Submitted
+from ddplaunch.job.record import RunState
+from ddplaunch.job.runs import FoundRun
+from ddplaunch.output.equal_lines import LineMerger, MergedLines
+from ddplaunch.output.prefix import DEFAULT_PREFIX, add_prefix, format_for_ranks
+from ddplaunch.output.terminal import is_interactive
+from ddplaunch.plan.numbers import parse_int
+from ddplaunch.queue.follower import LogFollower, print_line
+from ddplaunch.queue.meant import (
+    find_kept_run,
+    job_state,
+    require_running,
+    resolve_job,
+    resolve_job_id,
+    run_name,
+    store_end,
+)
+from ddplaunch.queue.step import run_on_nodes
+from ddplaunch.queue.submitted import SubmittedJob
 from ddplaunch.queue.table import scheduler_of
 from ddplaunch.words import all_ranks
 
 MAX_LINE = 1 << 20  # bytes; a longer line is cut into two
-AHEAD = 1000  # lines of each rank among which those that are equal to another rank's next one are sought
+LOOKAHEAD_LINES = 1000  # lines of each rank among which those that are equal to another rank's next one are sought
 
 
 @click.command(cls=HostCommand)
@@ -78,21 +86,21 @@ def logs(
     part = Part(tail or 0, None if since is None else moment(since, time.time()))
     if tail and since is not None:
         raise UsageError("--tail and --since contradict each other", "leave one of them out")
-    if (queued := job_meant(run)) and run:
+    if (queued := resolve_job(run)) and run:
         options = [*(["--rank", typed] if typed is not None else []), *(["--failed"] if failed else [])]
         options += [*(["--since", since] if since is not None else []), *(["--json"] if as_json else [])]
         options += [] if merge is None else ["--merge" if merge else "--no-merge"]
-        told = _of_job(queued, run, options, follow, tail or 0)
+        told = _logs_of_job(queued, run, options, follow, tail or 0)
         if isinstance(told, int):
             return told
         run = told
-    found = runs.find(newest_here(follow=follow) if run is None else run)
-    ranks = _chosen(found, typed, failed)
-    pieces = _pieces(found, ranks, follow, part)
-    if as_json or len(ranks) == 1 or not (watched(1) if merge is None else merge):
-        said = streamed(chain.from_iterable(pieces), prefix=len(ranks) != 1, as_json=as_json)
+    found = runs.find_run(default_run(follow=follow) if run is None else run)
+    ranks = _chosen_ranks(found, typed, failed)
+    pieces = _output_chunks(found, ranks, follow, part)
+    if as_json or len(ranks) == 1 or not (is_interactive(1) if merge is None else merge):
+        said = format_stream(chain.from_iterable(pieces), prefix=len(ranks) != 1, as_json=as_json)
     else:
-        said = marked(merged(chain.from_iterable(pieces)) if follow else aligned(pieces))
+        said = add_rank_prefix(merge_live(chain.from_iterable(pieces)) if follow else align_equal_lines(pieces))
     out, some = sys.stdout.buffer, False
     for text in said:
         out.write(text)
@@ -103,35 +111,35 @@ def logs(
     return 0
 
 
-def _of_job(job: Submitted, word: str, options: Sequence[str], follow: bool, tail: int) -> str | int:
+def _logs_of_job(job: SubmittedJob, word: str, options: Sequence[str], follow: bool, tail: int) -> str | int:
     """Print what a submitted job prints, and return an exit code; or the name of its run, where that is kept here."""
-    which = one_of(job, word, "logs")
+    which = resolve_job_id(job, word, "logs")
     if options:
-        seen = standing(job, which)
+        seen = job_state(job, which)
         if seen.code is None:
-            there = running(job, which)
-            words = ["logs", run_of(job, there), *options, *(["--follow"] if follow else [])]
+            there = require_running(job, which)
+            words = ["logs", run_name(job, there), *options, *(["--follow"] if follow else [])]
             words += ["--tail", str(tail)] if tail else []
-            return relay(job, there, words, everywhere=True)
-        if name := kept_run(job, seen):
+            return run_on_nodes(job, there, words, everywhere=True)
+        if name := find_kept_run(job, seen):
             return name
-        what = f"job {which.typed} has ended, and what each of its ranks printed is not kept on this machine"
-        raise LaunchError(what, f"ddplaunch logs {which.typed} prints its log")
-    files = job.files(which.index)
+        what = f"job {which.text} has ended, and what each of its ranks printed is not kept on this machine"
+        raise LaunchError(what, f"ddplaunch logs {which.text} prints its log")
+    files = job.log_paths(which.index)
     if not (files[0] and os.path.exists(files[0])):  # else the scheduler need not be asked
-        seen = standing(job, which)
-        files = seen.log, seen.errors
-        if seen.waits and not follow:
-            say(f"job {which.typed} {seen.words}")
+        seen = job_state(job, which)
+        files = seen.log_path, seen.stderr_path
+        if seen.is_pending and not follow:
+            print_line(f"job {which.text} {seen.description}")
     follower = LogFollower(which, scheduler_of(job), files, _bytes_of(files[0], tail) if tail else None)
     ended = job.end_of(which.index) is not None
-    if follow and ended and scheduler_of(job).revives:
-        ended = standing(job, which).code is not None
+    if follow and ended and scheduler_of(job).can_requeue:
+        ended = job_state(job, which).code is not None
     if follow and not ended:
         follower.run()
-        keep_end(job, which, follower.last_seen)
+        store_end(job, which, follower.last_seen)
     else:
-        follower.show()
+        follower.copy_logs()
     return 0
 
 
@@ -144,49 +152,53 @@ def _bytes_of(path: str | None, lines: int) -> int:
         return 0
 
 
-def _chosen(found: Found, typed: str | None, failed: bool) -> list[int]:
+def _chosen_ranks(found: FoundRun, typed: str | None, failed: bool) -> list[int]:
     """The ranks that are meant, none for all."""
     if failed and typed is not None:
         raise UsageError("--rank and --failed contradict each other", "leave one of them out")
     if failed:
-        ranks = kept.failed(found.record) if found.record else []
+        ranks = kept.failed_ranks(found.record) if found.record else []
         if not ranks:
             raise UsageError(f"no rank of {found.run} has failed", f"ddplaunch logs {found.run}")
         return ranks
     if typed is None:
         return []
-    numbers = [whole(word) for word in typed.split(",")]
+    numbers = [parse_int(word) for word in typed.split(",")]
     chosen = [number for number in numbers if number is not None]
     if len(chosen) != len(numbers):
-        raise UsageError(f"--rank {shown(typed, 60)}: expected ranks like 3 or 0,3", "without it, all ranks are shown")
+        raise UsageError(
+            f"--rank {sanitize_line(typed, 60)}: expected ranks like 3 or 0,3", "without it, all ranks are shown"
+        )
     size = found.record.world_size if found.record else None
     if size is not None and (beyond := [number for number in chosen if not 0 <= number < size]):
         raise UsageError(f"--rank {beyond[0]}: {found.run} has {all_ranks(size)}", f"--rank {size - 1}")
     return chosen
 
 
-def _pieces(found: Found, ranks: Sequence[int], follow: bool, part: Part) -> list[Iterator[tuple[int, bytes]]]:
+def _output_chunks(
+    found: FoundRun, ranks: Sequence[int], follow: bool, part: Part
+) -> list[Iterator[tuple[int, bytes]]]:
     """A part of the output, that of each rank alone where it does not ``follow``."""
     job, record = found.running, found.record
     in_files = bool(record and record.log_dir)
     if job and not in_files:
-        pieces = kept.live(job.path, ranks, part, follow=follow)
-        pieces = _or_nothing(found, pieces) if part.since is None else pieces
+        pieces = kept.read_live(job.path, ranks, part, follow=follow)
+        pieces = _or_explain(found, pieces) if part.since is None else pieces
         return [pieces] if follow else [iter([piece]) for piece in pieces]
     if job and follow:
-        return [kept.followed(found.run, job.path, ranks, part)]
-    files = kept.files(found.run)
+        return [kept.follow_files(found.run, job.path, ranks, part)]
+    files = kept.rank_log_files(found.run)
     here = [rank for rank in ranks or files if rank in files]
-    if not here and record and record.fate is Fate.DONE and record.world_size > 1 and not record.log_dir:
+    if not here and record and record.fate is RunState.DONE and record.world_size > 1 and not record.log_dir:
         click.echo(f"the ranks of {found.run} that are meant have printed nothing on this machine", err=True)
     elif not here:
-        raise LaunchError(*_nothing(found))
-    return [kept.stored(files, [rank], part) for rank in here]
+        raise LaunchError(*_why_no_output(found))
+    return [kept.read_stored(files, [rank], part) for rank in here]
 
 
 def moment(text: str, now: float) -> float:
     """Read a time in the past: "10m" before now, "14:30" in the last 24 hours, "2026-11-26 14:30"; or UsageError."""
-    ago = as_seconds(text)
+    ago = parse_seconds(text)
     if ago is not None and ago >= 0:
         return now - ago
     with suppress(ValueError):
@@ -196,11 +208,11 @@ def moment(text: str, now: float) -> float:
     with suppress(ValueError, OverflowError):
         if (found := datetime.fromisoformat(text)).timestamp() <= now:
             return max(0.0, found.timestamp())
-    what = f"--since {shown(text, 60)}: expected a time in the past, like 10m, 14:30 or 2026-11-26 14:30"
+    what = f"--since {sanitize_line(text, 60)}: expected a time in the past, like 10m, 14:30 or 2026-11-26 14:30"
     raise UsageError(what, "ddplaunch logs --since 10m")
 
 
-def _or_nothing(found: Found, pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+def _or_explain(found: FoundRun, pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
     """The same pieces; where there are none, a word why."""
     some = False
     for piece in pieces:
@@ -213,19 +225,19 @@ def _or_nothing(found: Found, pieces: Iterator[tuple[int, bytes]]) -> Iterator[t
             click.echo(f"the ranks of {found.run} on this machine have printed nothing", err=True)
 
 
-def _nothing(found: Found) -> tuple[str, str]:
+def _why_no_output(found: FoundRun) -> tuple[str, str]:
     """Why there is nothing to be shown, and what to do."""
     record, hint = found.record, "ddplaunch run --log-dir DIR keeps all that ranks print"
     if record and record.log_dir:
-        return f"{shown(record.log_dir)} has no output of such a rank", "the folder may have been removed"
+        return f"{sanitize_line(record.log_dir)} has no output of such a rank", "the folder may have been removed"
     if record and record.world_size == 1:
         return f"the only rank of {found.run} printed straight to its terminal", hint
-    if record and record.fate is Fate.LOST:
+    if record and record.fate is RunState.LOST:
         return f"the launcher of {found.run} was killed, and the output in its memory is lost", hint
     return f"no output of {found.run} is kept here", hint
 
 
-def streamed(pieces: Iterable[tuple[int, bytes]], *, prefix: bool, as_json: bool) -> Iterator[bytes]:
+def format_stream(pieces: Iterable[tuple[int, bytes]], *, prefix: bool, as_json: bool) -> Iterator[bytes]:
     """Make output of pieces of ranks' output, whole lines at a time where there is a ``prefix`` or JSON."""
     if not prefix and not as_json:
         yield from (data for _, data in pieces)
@@ -235,7 +247,7 @@ def streamed(pieces: Iterable[tuple[int, bytes]], *, prefix: bool, as_json: bool
             objects = ({"rank": rank, "line": line.decode(errors="replace")} for line in lines[:-1].split(b"\n"))
             yield b"".join(json.dumps(each).encode() + b"\n" for each in objects)
         else:
-            yield prefixed(b"[%d] " % rank, lines)
+            yield add_prefix(b"[%d] " % rank, lines)
 
 
 def whole_lines(pieces: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
@@ -253,9 +265,9 @@ def whole_lines(pieces: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, byte
         yield rank, rest + b"\n"
 
 
-def aligned(sources: Iterable[Iterator[tuple[int, bytes]]]) -> Iterator[Given]:
+def align_equal_lines(sources: Iterable[Iterator[tuple[int, bytes]]]) -> Iterator[MergedLines]:
     """Put what each rank has printed together: rank after rank, each with the lines that are equal to its next ones."""
-    equal = EqualLines(math.inf, others=True)
+    equal = LineMerger(math.inf, ranks_unknown=True)
     reading: dict[int, Iterator[tuple[int, bytes]]] = {}
     for lines in map(whole_lines, sources):
         if first := next(lines, None):
@@ -263,21 +275,21 @@ def aligned(sources: Iterable[Iterator[tuple[int, bytes]]]) -> Iterator[Given]:
     for rank in [*reading]:
         while True:
             for each, lines in [*reading.items()]:
-                while equal.held(each) < AHEAD:
+                while equal.held_count(each) < LOOKAHEAD_LINES:
                     if (piece := next(lines, None)) is None:
                         del reading[each]
                         break
                     equal.add(each, 1, piece[1], 0.0)
-            if not equal.held(rank):
+            if not equal.held_count(rank):
                 break
-            for _ in range(min(equal.held(rank), AHEAD // 2)):
-                equal.give(rank)
-            yield from equal.taken()
+            for _ in range(min(equal.held_count(rank), LOOKAHEAD_LINES // 2)):
+                equal.emit_first(rank)
+            yield from equal.take_output()
 
 
-def merged(pieces: Iterable[tuple[int, bytes]]) -> Iterator[Given]:
+def merge_live(pieces: Iterable[tuple[int, bytes]]) -> Iterator[MergedLines]:
     """Put what ranks print at the same time together, as it comes."""
-    equal, arrived = EqualLines(others=True), SimpleQueue[tuple[int, int, bytes] | BaseException | None]()
+    equal, arrived = LineMerger(ranks_unknown=True), SimpleQueue[tuple[int, int, bytes] | BaseException | None]()
 
     def read() -> None:
         try:
@@ -290,7 +302,9 @@ def merged(pieces: Iterable[tuple[int, bytes]]) -> Iterator[Given]:
     Thread(target=read, daemon=True).start()
     while True:
         try:
-            found = arrived.get(timeout=None if equal.due is None else max(0.0, equal.due - time.monotonic()))
+            found = arrived.get(
+                timeout=None if equal.next_flush_time is None else max(0.0, equal.next_flush_time - time.monotonic())
+            )
         except Empty:
             found = 0, 1, b""  # the oldest line has waited for long enough
         if isinstance(found, BaseException):
@@ -298,15 +312,15 @@ def merged(pieces: Iterable[tuple[int, bytes]]) -> Iterator[Given]:
         if found is None:
             break
         equal.add(*found, time.monotonic())
-        yield from equal.taken()
-    equal.let_go(math.inf)
-    yield from equal.taken()
+        yield from equal.take_output()
+    equal.flush_until(math.inf)
+    yield from equal.take_output()
 
 
-def marked(found: Iterable[Given]) -> Iterator[bytes]:
+def add_rank_prefix(found: Iterable[MergedLines]) -> Iterator[bytes]:
     """Put before each line the ranks that have printed it."""
     width = 0
     for ranks, _, lines in found:
-        prefix = of_ranks(DEFAULT, ranks)
+        prefix = format_for_ranks(DEFAULT_PREFIX, ranks)
         width = max(width, len(prefix) if len(prefix) < 10 else 0)
-        yield prefixed(f"{prefix:<{width}} ".encode(), lines)
+        yield add_prefix(f"{prefix:<{width}} ".encode(), lines)

@@ -10,28 +10,28 @@ from ddplaunch.cli.on_host import OnHost
 from ddplaunch.cli.typed import current_directory
 from ddplaunch.errors import UsageError
 from ddplaunch.job import over_ssh, past, runs
-from ddplaunch.words import named
+from ddplaunch.words import join_names
 
 
-def newest_here(*, follow: bool = False) -> str:
+def default_run(*, follow: bool = False) -> str:
     """Return the name of the run that began last; to ``follow``, of one that still runs, if one does.
 
     Raises:
         OnHost: it was started over SSH, and is on its hosts.
         UsageError: there is none; the hint names others.
     """
-    folder, known = current_directory(), runs.known()
+    folder, known = current_directory(), runs.list_known()
     far = {job.run_id: job for job in reversed(over_ssh.elsewhere()) if job.cwd == folder}
     began: dict[str, float] = {}
     for name, job in known.items():
-        if record := past.record(name):
+        if record := past.read_run_record(name):
             if record.cwd == folder:
                 began[name] = record.began
         elif job and _folder_of(job.pid) == folder:  # with --no-history
             began[name] = os.stat(job.path).st_mtime
     began |= {name: job.began for name, job in far.items()}
     if not began:
-        hint = f"name one: {named(known)}" if known else "ddplaunch run train.py"
+        hint = f"name one: {join_names(known)}" if known else "ddplaunch run train.py"
         raise UsageError(f"no run that was started in {folder} is kept or running", hint)
     running = [name for name in began if known.get(name) or (name in far and far[name].runs)]
     run = max(running if follow and running else began, key=began.__getitem__)

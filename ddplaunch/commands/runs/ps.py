@@ -13,27 +13,27 @@ from typing import NamedTuple
 
 import click
 
-from ddplaunch.commands.runs.jobs import LATELY, RECENT, QueuedJob, standings
-from ddplaunch.console import colour_wanted
-from ddplaunch.console.table import fitting, table
+from ddplaunch.commands.runs.jobs import MAX_RECENT, RECENT_S, QueuedJob, list_queued_jobs
+from ddplaunch.console import is_colour_allowed
+from ddplaunch.console.table import fitting, format_table
 from ddplaunch.job import client, over_ssh, past
-from ddplaunch.job.client import NoAnswer, advice_to_continue
-from ddplaunch.job.effective import percent
+from ddplaunch.job.client import JobNotResponding, advice_to_continue
+from ddplaunch.job.effective import format_percent
 from ddplaunch.job.over_ssh import SshJob
-from ddplaunch.job.record import Fate, RunRecord
-from ddplaunch.job.requests.inspection import InspectJob, JobInspected
-from ddplaunch.job.runs import RunningJob, known
+from ddplaunch.job.record import RunRecord, RunState
+from ddplaunch.job.requests.inspection import InspectJobRequest, JobInspection
+from ddplaunch.job.runs import RunningJob, list_known
 from ddplaunch.job.status import Status, short_target
-from ddplaunch.output.terminal import window
+from ddplaunch.output.terminal import window_size
 from ddplaunch.rank.processes import is_suspended
-from ddplaunch.words import counted, named, span
+from ddplaunch.words import format_count, format_elapsed, join_names
 
-BETWEEN = 0.5  # seconds between the two inspections that show how fast a job is
-PATIENCE = 2.0  # seconds in which a launcher must answer: it may be suspended
+RATE_INTERVAL_S = 0.5  # seconds between the two inspections that show how fast a job is
+REPLY_TIMEOUT_S = 2.0  # seconds in which a launcher must answer: it may be suspended
 DEFAULT_GROUP = "0"
 MAX_TARGET = 60  # columns
 
-_COLOURS = {Fate.DONE: "green", Fate.FAILED: "red", Fate.LOST: "red"}
+_COLOURS = {RunState.DONE: "green", RunState.FAILED: "red", RunState.LOST: "red"}
 
 
 @click.command()
@@ -45,30 +45,35 @@ def ps(show_all: bool, as_json: bool) -> None:
     COLLECTIVES/S is how fast a job moves: what its lowest rank here completed in its default process group within half
     a second. Runs that have ended are kept in your home; `run --no-history` keeps none.
     """
-    runs = known()
+    runs = list_known()
     seen = inspect_all({run: job for run, job in runs.items() if job})
     now = time.time()
     unreadable = list[str]()
     kept = _records((run for run, job in runs.items() if not job), unreadable)
-    over = (each for each in kept if each.fate is not Fate.RUNNING)
-    lately = (each for each in over if show_all or now - (each.ended or each.began) < LATELY)
-    ended = list(itertools.islice(lately, None if show_all else RECENT))
-    jobs = standings(now, everything=show_all)
-    far = [job for job in over_ssh.elsewhere() if show_all or job.runs or now - (job.ended or job.began) < LATELY]
+    over = (each for each in kept if each.fate is not RunState.RUNNING)
+    lately = (each for each in over if show_all or now - (each.ended or each.began) < RECENT_S)
+    ended = list(itertools.islice(lately, None if show_all else MAX_RECENT))
+    jobs = list_queued_jobs(now, everything=show_all)
+    far = [job for job in over_ssh.elsewhere() if show_all or job.runs or now - (job.ended or job.began) < RECENT_S]
     running = seen()
     if unreadable and show_all:
-        which = f"{counted(len(unreadable), 'record')} cannot be read: {named(unreadable)}"
+        which = f"{format_count(len(unreadable), 'record')} cannot be read: {join_names(unreadable)}"
         click.echo(f"{which}; ddplaunch clean {unreadable[0]} removes one", err=True)
     if as_json:
-        found = [*map(running_json, running), *map(ssh_json, far), *map(submitted_json, jobs), *map(ended_json, ended)]
+        found = [
+            *map(running_to_json, running),
+            *map(ssh_json, far),
+            *map(submitted_to_json, jobs),
+            *map(ended_to_json, ended),
+        ]
         click.echo(json.dumps(found, indent=2))
         return
     if not running and not ended and not jobs and not far:
         hint = "" if show_all or not runs else "; --all shows those that have ended"
         click.echo(f"no job of yours is running here{hint}", err=True)
-    across = window(1)[0] if os.isatty(1) else None
-    for line in render(running, far, jobs, ended, now, across):
-        click.echo(line, color=None if colour_wanted() else False)
+    across = window_size(1)[0] if os.isatty(1) else None
+    for line in render_table(running, far, jobs, ended, now, across):
+        click.echo(line, color=None if is_colour_allowed() else False)
     for each in running:
         if each.suspended:
             click.echo(f"{each.run} is suspended: {advice_to_continue(each.job.pid)}", err=True)
@@ -77,7 +82,7 @@ def ps(show_all: bool, as_json: bool) -> None:
 def _records(runs: Iterable[str], unreadable: list[str]) -> Iterator[RunRecord]:
     """The records of these runs; the names of those that cannot be read are added to ``unreadable``."""
     for run in runs:
-        if record := past.record(run):
+        if record := past.read_run_record(run):
             yield record
         else:
             unreadable.append(run)
@@ -102,12 +107,12 @@ def inspect_all(jobs: Mapping[str, RunningJob]) -> Callable[[], list[SeenJob]]:
 
     The caller has something else to do meanwhile.
     """
-    found: dict[str, dict[int, JobInspected]] = {run: {} for run in jobs}
+    found: dict[str, dict[int, JobInspection]] = {run: {} for run in jobs}
 
     def inspect(run: str, job: RunningJob, number: int) -> None:
-        with suppress(NoAnswer):
-            time.sleep(BETWEEN * number)
-            found[run][number] = client.ask(job.path, InspectJob(), PATIENCE)
+        with suppress(JobNotResponding):
+            time.sleep(RATE_INTERVAL_S * number)
+            found[run][number] = client.send_request(job.path, InspectJobRequest(), REPLY_TIMEOUT_S)
 
     threads = [
         threading.Thread(target=inspect, args=(run, job, number), daemon=True)
@@ -125,23 +130,23 @@ def inspect_all(jobs: Mapping[str, RunningJob]) -> Callable[[], list[SeenJob]]:
     return answers
 
 
-def _seen(run: str, job: RunningJob, first: JobInspected | None, second: JobInspected | None) -> SeenJob:
+def _seen(run: str, job: RunningJob, first: JobInspection | None, second: JobInspection | None) -> SeenJob:
     last = second or first
-    now = rate(first, second) if first and second else None
+    now = collectives_per_second(first, second) if first and second else None
     return SeenJob(run, job, last.status if last else None, now, suspended=not last and is_suspended(job.pid))
 
 
-def rate(first: JobInspected, second: JobInspected) -> float | None:
+def collectives_per_second(first: JobInspection, second: JobInspection) -> float | None:
     """Collectives a second in the default process group, of the lowest rank that both know."""
     seconds = second.inspection.moment - first.inspection.moment
-    before, after = _entered(first), _entered(second)
+    before, after = _operations_entered(first), _operations_entered(second)
     both = sorted(before.keys() & after.keys())
     if first.status.attempt != second.status.attempt or not both or seconds <= 0:
         return None
     return max(0.0, (after[both[0]] - before[both[0]]) / seconds)
 
 
-def _entered(looked: JobInspected) -> dict[int, int]:
+def _operations_entered(looked: JobInspection) -> dict[int, int]:
     return {
         rank.rank: group.enqueued  # what gloo counts as completed comes late and out of order
         for rank in looked.inspection.ranks
@@ -150,7 +155,7 @@ def _entered(looked: JobInspected) -> dict[int, int]:
     }
 
 
-def render(
+def render_table(
     running: Sequence[SeenJob],
     far: Sequence[SshJob],
     jobs: Sequence[QueuedJob],
@@ -162,33 +167,33 @@ def render(
     if running:
         heads = ("RUN", "STATE", "AGE", "RANKS", "COLLECTIVES/S", "PID", "TARGET")
         rows = [_running_row(each, now) for each in running]
-        yield from table(heads, rows, across=across, optional=("PID", "COLLECTIVES/S"))
+        yield from format_table(heads, rows, max_width=across, optional=("PID", "COLLECTIVES/S"))
     if running and (far or jobs or ended):
         yield ""
     if far:
-        yield from table(
-            ("RUN", "STATE", "BEGAN", "HOSTS", "TARGET"), [_ssh_row(each, now) for each in far], across=across
+        yield from format_table(
+            ("RUN", "STATE", "BEGAN", "HOSTS", "TARGET"), [_ssh_row(each, now) for each in far], max_width=across
         )
     if far and (jobs or ended):
         yield ""
     if jobs:
         heads = ("JOB", "SUBMITTED", "NODES", "RANKS", "COLLECTIVES/S", "TARGET", "STATE")
         rows = [_job_row(each, now) for each in jobs]
-        yield from table(heads, rows, across=across, optional=("COLLECTIVES/S", "SUBMITTED"))
+        yield from format_table(heads, rows, max_width=across, optional=("COLLECTIVES/S", "SUBMITTED"))
     if jobs and ended:
         yield ""
     if ended:
         rows = [_ended_row(each, now) for each in ended]
         colours = [_COLOURS.get(each.fate) for each in ended]
         heads = ("RUN", "STATE", "ENDED", "LASTED", "EFFECTIVE", "RANKS", "TARGET")
-        yield from table(heads, rows, colours, across, optional=("EFFECTIVE", "LASTED"))
+        yield from format_table(heads, rows, colours, across, optional=("EFFECTIVE", "LASTED"))
 
 
 def _running_row(seen: SeenJob, now: float) -> tuple[str, ...]:
-    known = seen.status or past.record(seen.run)
+    known = seen.status or past.read_run_record(seen.run)
     if known is None:
         return seen.run, seen.state, "-", "-", "-", str(seen.job.pid), "its launcher does not answer"
-    age, ranks = span(now - known.began), str(known.world_size)
+    age, ranks = format_elapsed(now - known.began), str(known.world_size)
     return seen.run, seen.state, age, ranks, _rate(seen.rate), str(seen.job.pid), _target(known.target)
 
 
@@ -203,25 +208,25 @@ def _rate(rate: float | None) -> str:
 def _job_row(each: QueuedJob, now: float) -> tuple[str, ...]:
     job = each.job
     ranks = "-" if each.world_size is None else str(each.world_size)
-    since, words = f"{span(now - job.moment)} ago", each.words.removeprefix("is ")
+    since, words = f"{format_elapsed(now - job.moment)} ago", each.description.removeprefix("is ")
     return job.number, since, str(job.nodes), ranks, _rate(each.rate), _target(job.target), words
 
 
 def _ssh_row(job: SshJob, now: float) -> tuple[str, ...]:
     state = f"{job.state} ({job.code})" if job.code else job.state
-    return job.run_id, state, f"{span(now - job.began)} ago", named(job.hosts), _target(job.target)
+    return job.run_id, state, f"{format_elapsed(now - job.began)} ago", join_names(job.hosts), _target(job.target)
 
 
 def _ended_row(record: RunRecord, now: float) -> tuple[str, ...]:
-    lasted = "-" if record.ended is None else span(record.ended - record.began)
-    since = "-" if record.ended is None else f"{span(now - record.ended)} ago"
-    effective = percent(record.spent.share if record.ended else None)
-    return record.run, state(record), since, lasted, effective, str(record.world_size), _target(record.target)
+    lasted = "-" if record.ended is None else format_elapsed(record.ended - record.began)
+    since = "-" if record.ended is None else f"{format_elapsed(now - record.ended)} ago"
+    effective = format_percent(record.spent.goodput if record.ended else None)
+    return record.run, format_state(record), since, lasted, effective, str(record.world_size), _target(record.target)
 
 
-def state(record: RunRecord) -> str:
+def format_state(record: RunRecord) -> str:
     """What has become of a run, in a word or two: "done", "failed (1)"."""
-    return f"{record.fate.value} ({record.code})" if record.fate is Fate.FAILED else record.fate.value
+    return f"{record.fate.value} ({record.code})" if record.fate is RunState.FAILED else record.fate.value
 
 
 _FIELDS: dict[str, object] = dict.fromkeys([
@@ -231,11 +236,11 @@ _FIELDS: dict[str, object] = dict.fromkeys([
 """What ``ps --json`` says of each, null where it is not known."""
 
 
-def running_json(seen: SeenJob) -> dict[str, object]:
+def running_to_json(seen: SeenJob) -> dict[str, object]:
     """A running job as ``ps --json`` has it."""
     told = {**_FIELDS, "run": seen.run, "pid": seen.job.pid, "ranks": [], "collectives_per_second": seen.rate}
     told |= {"state": seen.state if seen.suspended else None}
-    if not seen.status and (record := past.record(seen.run)):
+    if not seen.status and (record := past.read_run_record(seen.run)):
         told |= {"node_rank": record.node_rank, "world_size": record.world_size}
         told |= {"began": record.began, "target": record.target}
     if status := seen.status:
@@ -251,19 +256,19 @@ def ssh_json(job: SshJob) -> dict[str, object]:
     return {**fields, "began": job.began, "ended": job.ended, "code": job.code, "target": job.target}
 
 
-def submitted_json(each: QueuedJob) -> dict[str, object]:
+def submitted_to_json(each: QueuedJob) -> dict[str, object]:
     """A submitted job as ``ps --json`` has it."""
-    told = {**_FIELDS, "run": each.job.number, "state": each.words, "world_size": each.world_size, "ranks": []}
+    told = {**_FIELDS, "run": each.job.number, "state": each.description, "world_size": each.world_size, "ranks": []}
     told |= {"began": each.job.moment, "code": each.code, "collectives_per_second": each.rate}
     return {**told, "target": each.job.target}
 
 
-def ended_json(record: RunRecord) -> dict[str, object]:
+def ended_to_json(record: RunRecord) -> dict[str, object]:
     """A run that has ended as ``ps --json`` has it."""
     last = record.attempts[-1] if record.attempts else None
     told = {**_FIELDS, "run": record.run, "state": record.fate.value, "pid": record.pid}
     told |= {"node_rank": record.node_rank, "world_size": record.world_size}
     told |= {"ranks": [each.rank for each in last.ranks] if last else [], "attempt": last.number if last else -1}
     told |= {"restarts": last.number if last else 0, "began": record.began, "ended": record.ended}
-    told |= {"effective": record.spent.share if record.ended else None}
+    told |= {"effective": record.spent.goodput if record.ended else None}
     return {**told, "code": record.code, "target": record.target}

@@ -15,30 +15,30 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import click
 
-from ddplaunch.commands.runs.account import Whole
-from ddplaunch.commands.runs.page import page, policy
-from ddplaunch.commands.runs.page.kept import as_it_runs, beside
+from ddplaunch.commands.runs.account import TimeOfRuns
+from ddplaunch.commands.runs.page import content_security_policy, render_page
+from ddplaunch.commands.runs.page.kept import collect_inputs, with_live_state
 from ddplaunch.dataclass import replace
-from ddplaunch.errors import LaunchError, UsageError, shown
+from ddplaunch.errors import LaunchError, UsageError, sanitize_line
 from ddplaunch.job import past, runs
 from ddplaunch.queue.meant import without_end
-from ddplaunch.queue.scheduler import JobState
+from ddplaunch.queue.scheduler import BatchJobState
 
 LOOPBACK = "127.0.0.1"
-NAMES = {LOOPBACK, "localhost"}
-FRESH = 4.0  # seconds for which a page is good: however many ask, the job is asked no more often
-PATIENCE = 10.0  # seconds for a request to come
+ALLOWED_HOSTS = {LOOPBACK, "localhost"}
+CACHE_S = 4.0  # seconds for which a page is good: however many ask, the job is asked no more often
+REQUEST_TIMEOUT_S = 10.0  # seconds for a request to come
 
 
-def serve(run: str, port: str, job: JobState | None) -> None:
+def serve(run: str, port: str, job: BatchJobState | None) -> None:
     """Serve the page of a run until Ctrl-C; ``port`` is 0 for any, ``job`` what its scheduler says of its job.
 
     Raises:
         UsageError: it is no port, or is taken.
     """
     if not (port.isascii() and port.isdecimal() and int(port) < 65536):
-        raise UsageError(f"--serve {shown(port, 60)}: expected a port", "ddplaunch report RUN --serve 8000")
-    pages = LivePages(run, job)
+        raise UsageError(f"--serve {sanitize_line(port, 60)}: expected a port", "ddplaunch report RUN --serve 8000")
+    pages = LivePage(run, job)
     try:
         server = LiveServer((LOOPBACK, int(port)), LiveHandler)
     except OSError as error:
@@ -50,36 +50,36 @@ def serve(run: str, port: str, job: JobState | None) -> None:
             server.serve_forever()
 
 
-class LivePages:
+class LivePage:
     """The page of a run as it stands; from several threads."""
 
-    def __init__(self, run: str, job: JobState | None) -> None:
+    def __init__(self, run: str, job: BatchJobState | None) -> None:
         self._run, self._job, self._lock = run, job, threading.Lock()
         self._made, self._text = 0.0, b""
 
-    def now(self) -> bytes:
+    def get_page(self) -> bytes:
         with self._lock:
-            if time.monotonic() - self._made > FRESH:
+            if time.monotonic() - self._made > CACHE_S:
                 self._text = self._page().encode()
                 self._made = time.monotonic()
             return self._text
 
     def _page(self) -> str:
-        found = runs.find(self._run)
-        shares = without_end(past.shares(found.run), self._job)
+        found = runs.find_run(self._run)
+        shares = without_end(past.read_node_records(found.run), self._job)
         if not shares:  # it was removed in this moment
             raise LaunchError(f"{found.run} is not kept any more", "ddplaunch ps --all shows which runs are")
-        known = beside(found, shares, live=found.running is not None)
-        standing = as_it_runs(found, shares, known)
-        effective = Whole(standing[:1], standing[0].spent).line
-        return page(standing, replace(known, effective=effective))
+        known = collect_inputs(found, shares, live=found.running is not None)
+        standing = with_live_state(found, shares, known)
+        effective = TimeOfRuns(standing[:1], standing[0].spent).line
+        return render_page(standing, replace(known, effective=effective))
 
 
 class LiveServer(ThreadingHTTPServer):
     """On loopback; requests that hang end with us."""
 
     daemon_threads = True
-    pages: LivePages
+    pages: LivePage
 
     def __init__(self, *words: object) -> None:
         super().__init__(*words)  # type: ignore[arg-type]
@@ -93,23 +93,23 @@ class LiveHandler(BaseHTTPRequestHandler):
     """One request; whatever is not a GET of the page is refused."""
 
     server: LiveServer
-    timeout = PATIENCE
+    timeout = REQUEST_TIMEOUT_S
     server_version, sys_version = "ddplaunch", ""
 
     def do_GET(self) -> None:
-        if self.headers.get("Host", "").partition(":")[0] not in NAMES:
+        if self.headers.get("Host", "").partition(":")[0] not in ALLOWED_HOSTS:
             return self.send_error(HTTPStatus.FORBIDDEN, "Not for this host")
         if not secrets.compare_digest(self.path.encode(), self.server.path.encode()):
             return self.send_error(HTTPStatus.NOT_FOUND)
         try:
-            text = self.server.pages.now()
+            text = self.server.pages.get_page()
         except LaunchError as error:
-            return self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, shown(error.message, 100))
+            return self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, sanitize_line(error.message, 100))
         self.send_response(HTTPStatus.OK)
         for name, value in {
             "Content-Type": "text/html; charset=utf-8",
             "Content-Length": str(len(text)),
-            "Content-Security-Policy": f"{policy(live=True)}; frame-ancestors 'none'",
+            "Content-Security-Policy": f"{content_security_policy(live=True)}; frame-ancestors 'none'",
             "Cross-Origin-Resource-Policy": "same-origin",
             "Cache-Control": "no-store",
             "Referrer-Policy": "no-referrer",

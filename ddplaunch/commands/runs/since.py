@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from ddplaunch.cli.values import as_seconds
-from ddplaunch.console.table import table
-from ddplaunch.errors import UsageError, shown
+from ddplaunch.cli.values import parse_seconds
+from ddplaunch.console.table import format_table
+from ddplaunch.errors import UsageError, sanitize_line
 from ddplaunch.job import past
-from ddplaunch.job.effective import Spent, percent, told, total
-from ddplaunch.job.ledger import Blamed, blamed
-from ddplaunch.job.record import Fate, RunRecord
-from ddplaunch.words import counted, duration
+from ddplaunch.job.effective import TimeBreakdown, format_goodput, format_percent, sum_breakdowns
+from ddplaunch.job.ledger import BlamedHost, find_blamed_hosts
+from ddplaunch.job.record import RunRecord, RunState
+from ddplaunch.words import format_count, format_duration
 
 MAX_HOSTS = 10  # that are shown; --json has all
 MAX_WHY = 70  # characters
@@ -23,37 +23,45 @@ MAX_WHY = 70  # characters
 
 def report_since(text: str, *, as_json: bool) -> Iterator[str]:
     """The lines for the runs that began in this time before now, as "7d"; UsageError if it is not a time."""
-    seconds = as_seconds(text)
+    seconds = parse_seconds(text)
     if not seconds or seconds < 0:
-        raise UsageError(f"--since {shown(text, 60)}: expected a time, like 12h or 7d", "ddplaunch report --since 7d")
+        raise UsageError(
+            f"--since {sanitize_line(text, 60)}: expected a time, like 12h or 7d", "ddplaunch report --since 7d"
+        )
     first = time.time() - seconds
-    runs = [each for each in past.records() if each.began >= first and each.fate is not Fate.RUNNING]
-    spent, hosts = total(each.spent for each in runs), blamed(runs)
+    runs = [each for each in past.read_all_records() if each.began >= first and each.fate is not RunState.RUNNING]
+    spent, hosts = sum_breakdowns(each.spent for each in runs), find_blamed_hosts(runs)
     return iter([_as_json(runs, spent, hosts)]) if as_json else _lines(runs, spent, hosts, seconds)
 
 
-def _as_json(runs: Sequence[RunRecord], spent: Spent, hosts: Sequence[Blamed]) -> str:
-    fields = {"runs": [each.run for each in runs], "effective": spent.share, "spent": vars(spent)}
+def _as_json(runs: Sequence[RunRecord], spent: TimeBreakdown, hosts: Sequence[BlamedHost]) -> str:
+    fields = {"runs": [each.run for each in runs], "effective": spent.goodput, "spent": vars(spent)}
     return json.dumps({**fields, "hosts": [each._asdict() for each in hosts]}, indent=2)
 
 
-def _lines(runs: Sequence[RunRecord], spent: Spent, hosts: Sequence[Blamed], seconds: float) -> Iterator[str]:
-    lately = f"began in the last {duration(seconds)} and ended"
-    yield click.style(told(spent) or f"no run that is kept {lately}", bold=True)
+def _lines(
+    runs: Sequence[RunRecord], spent: TimeBreakdown, hosts: Sequence[BlamedHost], seconds: float
+) -> Iterator[str]:
+    lately = f"began in the last {format_duration(seconds)} and ended"
+    yield click.style(format_goodput(spent) or f"no run that is kept {lately}", bold=True)
     if not runs:
         return
-    lost_ones = sum(each.fate is Fate.LOST for each in runs)
-    unknown = f"; the time of {counted(lost_ones, 'lost run')} is known only in part" if lost_ones else ""
-    yield f"  {counted(len(runs), 'run')} {lately}{unknown}"
-    if lost := spent.lost:
+    lost_ones = sum(each.fate is RunState.LOST for each in runs)
+    unknown = f"; the time of {format_count(lost_ones, 'lost run')} is known only in part" if lost_ones else ""
+    yield f"  {format_count(len(runs), 'run')} {lately}{unknown}"
+    if lost := spent.lost_times:
         yield ""
-        yield from table(
-            ("LOST", "SHARE", ""), [(duration(each), percent(each / spent.wall), why) for each, why in lost]
+        yield from format_table(
+            ("LOST", "SHARE", ""),
+            [(format_duration(each), format_percent(each / spent.wall_s), why) for each, why in lost],
         )
     if hosts:
         yield ""
-        rows = [(each.host, str(each.times), _day(each.last), shown(each.why, MAX_WHY)) for each in hosts[:MAX_HOSTS]]
-        yield from table(("HOST", "BLAMED", "LAST", "FOR"), rows)
+        rows = [
+            (each.host, str(each.times), _day(each.last), sanitize_line(each.why, MAX_WHY))
+            for each in hosts[:MAX_HOSTS]
+        ]
+        yield from format_table(("HOST", "BLAMED", "LAST", "FOR"), rows)
 
 
 def _day(moment: float) -> str:

@@ -11,21 +11,21 @@ import click
 
 from ddplaunch.cli.on_host import CommandOnHost, HostCommand
 from ddplaunch.cli.run_command import RunName
-from ddplaunch.commands.runs.newest import newest_here
-from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError, UsageError, host_name, shown
+from ddplaunch.commands.runs.newest import default_run
+from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError, UsageError, host_name, sanitize_line
 from ddplaunch.job import client, over_ssh, past, runs
-from ddplaunch.job.client import NoAnswer
-from ddplaunch.job.requests.status import AskStatus, StopJob, WaitForEnd
+from ddplaunch.job.client import JobNotResponding
+from ddplaunch.job.requests.status import StatusQuery, StopJobRequest, WaitRequest
 from ddplaunch.job.runs import RunningJob
 from ddplaunch.job.status import RankState
-from ddplaunch.queue.meant import asked, forgotten, index_of, job_meant, standing
-from ddplaunch.queue.scheduler import JobId, SilentScheduler
-from ddplaunch.queue.submitted import Submitted
+from ddplaunch.queue.meant import array_index, check_scheduler, job_state, mark_forgotten, resolve_job
+from ddplaunch.queue.scheduler import JobId, SchedulerNotResponding
+from ddplaunch.queue.submitted import SubmittedJob
 from ddplaunch.queue.table import scheduler_of
 from ddplaunch.rank.processes import is_suspended, start_ticks, wait_for_end
-from ddplaunch.words import counted
+from ddplaunch.words import format_count
 
-LOOK_EVERY = 1.0  # seconds
+POLL_INTERVAL_S = 1.0  # seconds
 CONTINUE_TIMEOUT = 2.0  # seconds for the kernel to continue a suspended launcher
 
 
@@ -44,18 +44,18 @@ def stop(run: str | None, every: bool, now: bool) -> int:
     A submitted job is meant by its number, and cancelled: its ranks have the time that the site gives.
     """
     if every and run:
-        raise UsageError(f"--all is for all jobs, not for {shown(run, 60)}", "leave one of them out")
-    if queued := job_meant(run):
+        raise UsageError(f"--all is for all jobs, not for {sanitize_line(run, 60)}", "leave one of them out")
+    if queued := resolve_job(run):
         _cancel(queued, run or "", now)
         return 0
-    jobs = runs.all_running() if every else [runs.running(run)]
+    jobs = runs.list_running() if every else [runs.find_running(run)]
     far = [job for job in over_ssh.elsewhere() if job.runs and job.host == host_name()] if every else []
     if not jobs and not far:
         click.echo("no job of yours is running here", err=True)
     ending = [(job, _begin_to_stop(job, now)) for job in jobs]
     on_hosts = [CommandOnHost(job, ["stop", job.run_id, *(["--now"] if now else [])], stdin=False) for job in far]
     for job, run_id in ending:
-        _await(job)
+        _wait_for_end(job)
         click.echo(f"{run_id} has ended", err=True)
     return _end_of_all(on_hosts)
 
@@ -79,9 +79,9 @@ def _begin_to_stop(job: RunningJob, now: bool) -> str:
         os.kill(job.pid, signal.SIGCONT)
         click.echo(f"{job.run_id} was suspended; it is continued, so that it can stop", err=True)
         _until_it_runs(job.pid)
-    status = client.ask(job.path, AskStatus())
-    client.ask(job.path, StopJob(now))
-    click.echo(f"stopping {status.run_id}: {counted(len(status.ranks), 'rank')}", err=True)
+    status = client.send_request(job.path, StatusQuery())
+    client.send_request(job.path, StopJobRequest(now))
+    click.echo(f"stopping {status.run_id}: {format_count(len(status.ranks), 'rank')}", err=True)
     return status.run_id
 
 
@@ -92,45 +92,48 @@ def _until_it_runs(pid: int) -> None:
         time.sleep(0.01)
 
 
-def _cancel(job: Submitted, word: str, now: bool) -> None:
+def _cancel(job: SubmittedJob, word: str, now: bool) -> None:
     """Cancel a submitted job, or all of an array, and wait until it has ended."""
-    which = JobId(job.number, job.cluster, index_of(job, word))
+    which = JobId(job.number, job.cluster, array_index(job, word))
     scheduler = scheduler_of(job)
-    if now and not scheduler.kills:
-        what = f"--now does not work on job {which.typed}: {scheduler.system} decides when to kill the ranks"
-        raise UsageError(what, f"ddplaunch stop {which.typed}")
+    if now and not scheduler.can_kill:
+        what = f"--now does not work on job {which.text}: {scheduler.title} decides when to kill the ranks"
+        raise UsageError(what, f"ddplaunch stop {which.text}")
     if which.index == "":
-        asked(scheduler, which.cluster)
-    elif (seen := standing(job, which, scheduler)).code is not None:
-        raise UsageError(f"job {which.typed} {seen.words}", f"ddplaunch report {which.typed}")
+        check_scheduler(scheduler, which.cluster)
+    elif (seen := job_state(job, which, scheduler)).code is not None:
+        raise UsageError(f"job {which.text} {seen.description}", f"ddplaunch report {which.text}")
     if now:
         scheduler.kill(which)
     else:
         scheduler.cancel(which)
     if which.index == "":
         return click.echo(f"stopping all of array {job.number}; ddplaunch ps shows what is left", err=True)
-    click.echo(f"stopping job {which.typed}", err=True)
+    click.echo(f"stopping job {which.text}", err=True)
     try:
-        while (seen := standing(job, which, scheduler)).code is None:
-            time.sleep(LOOK_EVERY)
-        words = seen.words
+        while (seen := job_state(job, which, scheduler)).code is None:
+            time.sleep(POLL_INTERVAL_S)
+        words = seen.description
     except LaunchError as error:
-        if isinstance(error, SilentScheduler):
+        if isinstance(error, SchedulerNotResponding):
             raise
-        words = forgotten(job, which.index)  # as PBS does at once, by default
-    click.echo(f"job {which.typed} {words}", err=True)
+        words = mark_forgotten(job, which.index)  # as PBS does at once, by default
+    click.echo(f"job {which.text} {words}", err=True)
 
 
-def _await(job: RunningJob) -> None:
+def _wait_for_end(job: RunningJob) -> None:
     """Wait for the end of its launcher, and say how many ranks are left as that changes."""
     said = -1
-    while not wait_for_end(job.pid, LOOK_EVERY):
+    while not wait_for_end(job.pid, POLL_INTERVAL_S):
         try:
-            left = sum(each.state is RankState.RUNNING for each in client.ask(job.path, AskStatus(), LOOK_EVERY).ranks)
-        except NoAnswer:
+            left = sum(
+                each.state is RankState.RUNNING
+                for each in client.send_request(job.path, StatusQuery(), POLL_INTERVAL_S).ranks
+            )
+        except JobNotResponding:
             continue
         if left and left != said:
-            click.echo(f"waiting for {counted(left, 'rank')}; --now kills what is left", err=True)
+            click.echo(f"waiting for {format_count(left, 'rank')}; --now kills what is left", err=True)
             said = left
 
 
@@ -142,21 +145,21 @@ def wait(run: str | None) -> int:
     RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the newest run of this folder. For
     a run that has ended, its exit code is returned at once.
     """
-    name, job, record = runs.find(newest_here(follow=True) if run is None else run)
+    name, job, record = runs.find_run(default_run(follow=True) if run is None else run)
     code = record.code if record else None
     if job:
         try:
-            over = next(client.stream(job.path, WaitForEnd()), None)
+            over = next(client.stream_replies(job.path, WaitRequest()), None)
             code = over.code if over else None
-        except NoAnswer:
+        except JobNotResponding:
             if os.path.exists(job.path):  # else it is about to end, and has closed its door
                 raise
         wait_for_end(job.pid, None)
-        record = runs.record_of(job)
+        record = runs.read_record_of(job)
     elif record and code is None:
         if record.host == host_name() and start_ticks(record.pid) == record.born:
             wait_for_end(record.pid, None)
-        record = past.record(name)
+        record = past.read_run_record(name)
     if code is None and record:  # by now it has said how it ended
         code = record.code
     if code is None:

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import click
 
-from ddplaunch.cli.batch_command import BatchCommand, headings, params, remarks, renamed
-from ddplaunch.cli.batch_options import COMMON, HEADINGS, OF_SCHEDULERS, REFUSED, passed_on
-from ddplaunch.cli.command_line import CommandLine, Translation, end_of_ours, name_of
+from ddplaunch.cli.batch_command import BatchCommand, all_params, option_sections, parse_notes, with_command_name
+from ddplaunch.cli.batch_options import COMMON_OPTIONS, HEADINGS, REFUSED_OPTIONS, SCHEDULER_OPTIONS, pass_through_words
+from ddplaunch.cli.command_line import SplitArgv, TranslatedArgv, end_of_options, option_name
 from ddplaunch.cli.sidecars import check_tensorboard
 from ddplaunch.cli.surroundings import check_token
 from ddplaunch.cli.target_command import SETTINGS
-from ddplaunch.cli.typed import TargetOptions, find_target
-from ddplaunch.commands.submit.base import BatchScheduler, submit_to
+from ddplaunch.cli.typed import TargetOptions, resolve_target
+from ddplaunch.commands.submit.base import BatchScheduler, submit_job
 from ddplaunch.errors import UsageError
 from ddplaunch.queue import table
 
 
 class _SubmitCommand(BatchCommand):
-    own = HEADINGS
-    refused = REFUSED
-    elsewhere = dict.fromkeys(("--namespace", "--label"), "ddplaunch manifest")
-    sections = headings(HEADINGS, REFUSED)
-    common = COMMON
+    own_options = HEADINGS
+    refused_options = REFUSED_OPTIONS
+    foreign_options = dict.fromkeys(("--namespace", "--label"), "ddplaunch manifest")
+    sections = option_sections(HEADINGS, REFUSED_OPTIONS)
+    common = COMMON_OPTIONS
     examples = (
         ("2 nodes with 8 GPUs each", "ddplaunch submit --nodes 2 --gpus-per-node 8 --time 4:00:00 train.py --lr 0.1"),
         ("print the script; submit nothing", "ddplaunch submit --dry-run --nodes 2 train.py"),
@@ -30,20 +30,23 @@ class _SubmitCommand(BatchCommand):
         ("go on after a preemption or the time limit", "ddplaunch submit --requeue 3 --time 1-00 train.py"),
     )
 
-    def split(self, ctx: click.Context, typed: Translation) -> CommandLine:
-        known, words = self.spellings(ctx), typed.words
-        end = end_of_ours(words, known)
-        if end < len(words) and (instead := passed_on(words[end:])):
-            what = f"{name_of(words[end])} is an option of sbatch, which ddplaunch does not have"
+    def split_argv(self, ctx: click.Context, typed: TranslatedArgv) -> SplitArgv:
+        known, words = self.spellings(ctx), typed.argv
+        end = end_of_options(words, known)
+        if end < len(words) and (instead := pass_through_words(words[end:])):
+            what = f"{option_name(words[end])} is an option of sbatch, which ddplaunch does not have"
             raise UsageError(what, f"pass it on: {instead}")
         for word in words[:end]:
             if word.startswith("--exclusive="):
                 raise UsageError("--exclusive takes no value here", f"pass it on: --sbatch-arg={word}")
-        return super().split(ctx, typed)
+        return super().split_argv(ctx, typed)
 
 
 @click.command(
-    cls=_SubmitCommand, options_metavar="[OPTIONS]", context_settings=SETTINGS, params=params(HEADINGS, REFUSED)
+    cls=_SubmitCommand,
+    options_metavar="[OPTIONS]",
+    context_settings=SETTINGS,
+    params=all_params(HEADINGS, REFUSED_OPTIONS),
 )
 @click.pass_context
 def submit(ctx: click.Context, /, target: str, **_: object) -> int:
@@ -56,21 +59,21 @@ def submit(ctx: click.Context, /, target: str, **_: object) -> int:
     """
     name = ctx.params["scheduler"]
     _check_scheduler(ctx, name)
-    scheduler = table.scheduler(name)
+    scheduler = table.make_scheduler(name)
     assert isinstance(scheduler, BatchScheduler)
-    job = scheduler.job(ctx, target)
+    job = scheduler.read_job(ctx, target)
     if job.array and ctx.params["follow"]:
         what = f"--follow does not work with --array {job.array}: each job has its own log"
         raise UsageError(what, "leave one out")
     if job.container_image is None:  # else the target may be in the image only
         _check_target(ctx)
     check_token(None)
-    return submit_to(scheduler, ctx, target, job)
+    return submit_job(scheduler, ctx, target, job)
 
 
 def _check_scheduler(ctx: click.Context, scheduler: str) -> None:
     """Refuse options of another scheduler that nothing else would."""
-    for name, of in OF_SCHEDULERS.items():
+    for name, of in SCHEDULER_OPTIONS.items():
         value = ctx.params[name]
         if value and scheduler not in of:
             option = next(param.opts[-1] for param in ctx.command.params if param.name == name)
@@ -84,8 +87,8 @@ def _check_target(ctx: click.Context) -> None:
     values = ctx.params
     try:
         typed = TargetOptions(**{name: values[name] for name in TargetOptions.__match_args__})
-        find_target(typed, remarks().alike)
+        resolve_target(typed, parse_notes().lookalike_note)
     except UsageError as error:
-        raise renamed(ctx.command, error) from None
+        raise with_command_name(ctx.command, error) from None
     if values["tensorboard"] is not None:
         check_tensorboard(values["tensorboard"])

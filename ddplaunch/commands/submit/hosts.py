@@ -12,19 +12,19 @@ from collections.abc import Collection, Iterable, Iterator
 
 import click
 
-from ddplaunch.cli.surroundings import TOKEN
-from ddplaunch.clusters.systems.hosts import HOSTS, NODE_RANK
+from ddplaunch.cli.surroundings import TOKEN_VARIABLE
+from ddplaunch.clusters.systems.hosts import SUBMIT_HOSTS_VARIABLE, SUBMIT_NODE_RANK_VARIABLE
 from ddplaunch.commands.submit.base import BatchScheduler
 from ddplaunch.commands.submit.job import BatchJob
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.command import python_command
 
-_END = "END-OF-LAUNCH"
+_HEREDOC_END = "END-OF-LAUNCH"
 
-AGAIN = 99
+REQUEUE_EXIT_CODE = 99
 """The exit code by which a script is requeued: Grid Engine's own, and what ``bsub -Q`` has of us."""
 
-LEFT = 30
+LOST_HOST_GRACE_S = 30
 """Seconds after the end of node 0 in which those on hosts that were not lost have ended."""
 
 
@@ -32,40 +32,58 @@ class HostsScheduler(BatchScheduler):
     """A scheduler whose jobs are scripts that start a launcher on each host."""
 
     directive: str  # how the lines begin that the program reads
-    name: str  # how its jobs and hosts are called in ``clusters``
-    submits_again: str  # the words before a script's name, by hand
-    shows: str  # who sees the variables of a job, and how
+    cluster_name: str  # how its jobs and hosts are called in ``clusters``
+    resubmit_command: str  # the words before a script's name, by hand
+    token_warning: str  # who sees the variables of a job, and how
     hosts_file: str  # the variable that names the file of hosts
     hosts_hint: str  # what shows the hosts that a job was given
-    hosts_given = "the job has"
+    hosts_given_text = "the job has"
     job_id: str  # the variables that have a job's number, and its index in an array
     index: str
-    starts_by: str  # how the script starts a launcher on another host, of ``$rank``
-    starts_here: str  # and on this one
-    starts_note: str  # what a reader of the script should know of that
-    as_input = True  # bash reads what it does there from its input, as quotation marks are not kept on the way
-    hands_on = True  # the script must hand on job_id and index
-    unfit, quoted = "\n\r\0\\", " \t'[]$<>&;|"  # letters that fit in no line, and those that need quotation marks
+    remote_start_command: str  # how the script starts a launcher on another host, of ``$rank``
+    local_start: str  # and on this one
+    start_comment: str  # what a reader of the script should know of that
+    reads_stdin = True  # bash reads what it does there from its input, as quotation marks are not kept on the way
+    forwards_job_id = True  # the script must hand on job_id and index
+    forbidden_chars, quoted_chars = (
+        "\n\r\0\\",
+        " \t'[]$<>&;|",
+    )  # letters that fit in no line, and those that need quotation marks
 
-    def notes(self, job: BatchJob) -> Iterator[str]:
-        yield from super().notes(job)
-        if TOKEN in os.environ:
-            yield f"{TOKEN} is not secret in this job: {self.shows}"
+    def job_notes(self, job: BatchJob) -> Iterator[str]:
+        yield from super().job_notes(job)
+        if TOKEN_VARIABLE in os.environ:
+            yield f"{TOKEN_VARIABLE} is not secret in this job: {self.token_warning}"
 
-    def output(self, job: BatchJob) -> str:
-        return job.output or os.path.basename(self.log(job, "NUMBER")).replace("%a", "INDEX")
+    def log_name(self, job: BatchJob) -> str:
+        return job.output or os.path.basename(self.log_path(job, "NUMBER")).replace("%a", "INDEX")
 
-    def script(self, job: BatchJob) -> str:
-        head = ("#!/bin/bash", f"# Written by ddplaunch submit. To submit it again: {self.submits_again} THIS_FILE")
-        start = (self._mark(job), self._launch(job), self.traps(job), self._start(job), self.after(job))
-        parts = (head, self.head(job), [""], self.before(job), self._hosts(job), [""], *start, _finish(job))
+    def render_script(self, job: BatchJob) -> str:
+        head = ("#!/bin/bash", f"# Written by ddplaunch submit. To submit it again: {self.resubmit_command} THIS_FILE")
+        start = (
+            self._requeue_file_lines(job),
+            self._launch(job),
+            self.trap_lines(job),
+            self._start(job),
+            self.exit_code_lines(job),
+        )
+        parts = (
+            head,
+            self.directive_lines(job),
+            [""],
+            self.preamble_lines(job),
+            self._hosts(job),
+            [""],
+            *start,
+            _finish(job),
+        )
         return "\n".join(line for part in parts for line in part) + "\n"
 
-    def head(self, job: BatchJob) -> Iterator[str]:
+    def directive_lines(self, job: BatchJob) -> Iterator[str]:
         """The lines that the scheduler reads."""
         raise NotImplementedError
 
-    def before(self, job: BatchJob) -> Iterator[str]:
+    def preamble_lines(self, job: BatchJob) -> Iterator[str]:
         """What the script does first."""
         yield from ()
 
@@ -74,35 +92,35 @@ class HostsScheduler(BatchScheduler):
         for each in job.setup:
             yield f"{each.line} || exit"
 
-    def traps(self, job: BatchJob) -> Iterator[str]:
+    def trap_lines(self, job: BatchJob) -> Iterator[str]:
         """What keeps signals of the scheduler from the script, which waits for its launchers."""
         yield from ()
 
-    def here(self, job: BatchJob) -> str:
+    def local_start_command(self, job: BatchJob) -> str:
         """How the script starts the launcher of node 0."""
-        return self.starts_here
+        return self.local_start
 
-    def after(self, job: BatchJob) -> Iterator[str]:
+    def exit_code_lines(self, job: BatchJob) -> Iterator[str]:
         """What makes another exit code of ``$code``."""
         yield from ()
 
-    def passed_on(self, job: BatchJob) -> Iterator[str]:
+    def pass_through_lines(self, job: BatchJob) -> Iterator[str]:
         """The lines of the options that were passed on."""
-        for text in job.more:
-            yield f"{self.directive} {' '.join(map(self.word, shlex.split(text)))}"
+        for text in job.extra_options:
+            yield f"{self.directive} {' '.join(map(self.quote_word, shlex.split(text)))}"
 
-    def word(self, text: str) -> str:
+    def quote_word(self, text: str) -> str:
         """Quote a word of a directive: the programs split it as a shell would, without its variables.
 
         Raises UsageError if it fits in no line.
         """
-        if any(each in text for each in self.unfit) or {'"', "'"} <= set(text):
-            backslashes = ", backslashes" * ("\\" in self.unfit)
+        if any(each in text for each in self.forbidden_chars) or {'"', "'"} <= set(text):
+            backslashes = ", backslashes" * ("\\" in self.forbidden_chars)
             what = f"{text!r} does not fit in one line of a batch script"
             raise UsageError(what, f"leave line breaks{backslashes} and quotes out")
         if '"' in text:
             return f"'{text}'"
-        return f'"{text}"' if not text or set(text) & set(self.quoted) else text
+        return f'"{text}"' if not text or set(text) & set(self.quoted_chars) else text
 
     def _hosts(self, job: BatchJob) -> Iterator[str]:
         """Read the file of hosts, each once; end the job if they are not as many as nodes."""
@@ -110,12 +128,12 @@ class HostsScheduler(BatchScheduler):
         yield "# Its hosts, in the scheduler's order; this script runs on the first."
         yield f"hosts=($(awk '!seen[$1]++ {{ print $1 }}' \"${self.hosts_file}\"))"
         yield f"if [ ${{#hosts[@]}} -ne {job.nodes} ]; then"
-        yield f'  echo "ddplaunch: {asked} needs {job.nodes} hosts, but {self.hosts_given}: ${{hosts[*]}}" >&2'
+        yield f'  echo "ddplaunch: {asked} needs {job.nodes} hosts, but {self.hosts_given_text}: ${{hosts[*]}}" >&2'
         yield f'  echo "  {self.hosts_hint}" >&2'
         yield "  exit 2"
         yield "fi"
 
-    def _mark(self, job: BatchJob) -> Iterator[str]:
+    def _requeue_file_lines(self, job: BatchJob) -> Iterator[str]:
         """Where ddplaunch leaves word that the job made room."""
         if job.requeue:
             name = f"${self.job_id}.${self.index}" if job.array else f"${self.job_id}"
@@ -124,48 +142,51 @@ class HostsScheduler(BatchScheduler):
             yield f'requeued="$PWD/.ddplaunch-requeued-{name}"'
             yield 'rm -f "$DDPLAUNCH_REQUEUE_FILE"'
 
-    def _handed_on(self, job: BatchJob) -> list[str]:
+    def _forwarded_variables(self, job: BatchJob) -> list[str]:
         """The variables that a launcher on another host would not have."""
-        return [] if not self.hands_on else [self.job_id, self.index] if job.array else [self.job_id]
+        return [] if not self.forwards_job_id else [self.job_id, self.index] if job.array else [self.job_id]
 
     def _launch(self, job: BatchJob) -> Iterator[str]:
         """Put into a variable what bash does on each node: its words are node rank, hosts, and what is handed on.
 
         Where bash gets it as input, it must have read all of it before a set-up can.
         """
-        names = [NODE_RANK, HOSTS, *self._handed_on(job)]
-        yield f"# One launcher on each host. {self.starts_note}"
-        yield f"read -r -d '' launch <<'{_END}'"
-        if self.as_input:
+        names = [SUBMIT_NODE_RANK_VARIABLE, SUBMIT_HOSTS_VARIABLE, *self._forwarded_variables(job)]
+        yield f"# One launcher on each host. {self.start_comment}"
+        yield f"read -r -d '' launch <<'{_HEREDOC_END}'"
+        if self.reads_stdin:
             yield "{"
         yield f"export {' '.join(f'{name}=${number}' for number, name in enumerate(names, 1))}"
         yield f"cd {shlex.quote(job.chdir)} || exit"
         yield from self.node_lines(job)
         yield f"exec {shlex.join(python_command(job.interpreter))} \\"
-        yield f"  {shlex.join(['run', '--cluster', self.name, *job.command])} </dev/null"
-        if self.as_input:
+        yield f"  {shlex.join(['run', '--cluster', self.cluster_name, *job.command])} </dev/null"
+        if self.reads_stdin:
             yield "}"
-        yield _END
+        yield _HEREDOC_END
 
     def _start(self, job: BatchJob) -> Iterator[str]:
         """Start a launcher on each host, and wait for them."""
-        words = " ".join(['"$all"', *(f'"${name}"' for name in self._handed_on(job))]) + ' <<<"$launch"' * self.as_input
+        words = (
+            " ".join(['"$all"', *(f'"${name}"' for name in self._forwarded_variables(job))])
+            + ' <<<"$launch"' * self.reads_stdin
+        )
         yield 'all=$(IFS=,; echo "${hosts[*]}")'
         yield "# A scheduler that warns may signal each process here: these two are for the launchers."
         yield "trap : USR1 USR2"
         if job.spares:
             yield "others=()"
         yield "for ((rank = 1; rank < ${#hosts[@]}; rank++)); do"
-        yield f'  (trap "" USR1 USR2; exec {self.starts_by} "$rank" {words}) &'
+        yield f'  (trap "" USR1 USR2; exec {self.remote_start_command} "$rank" {words}) &'
         if job.spares:
             yield "  others+=($!)"
         yield "done"
-        yield f"{self.here(job)} 0 {words}"
+        yield f"{self.local_start_command(job)} 0 {words}"
         yield "# They end together with one exit code, which becomes the job's."
         yield "code=$?"
         if job.spares:
             yield "# What waits for a host that was lost would never end."
-            yield f"for ((left = {LEFT}; left > 0; left--)); do"
+            yield f"for ((left = {LOST_HOST_GRACE_S}; left > 0; left--)); do"
             yield '  kill -0 "${others[@]}" 2>/dev/null || break'
             yield "  sleep 1"
             yield "done"
@@ -184,7 +205,7 @@ def _finish(job: BatchJob) -> Iterator[str]:
         yield f'  if [ "$times" -lt {limit} ]; then'
         yield '    echo $((times + 1)) >"$requeued"'
         yield f'    echo "ddplaunch: requeueing, $((times + 1)) of {limit}"'
-        yield f"    exit {AGAIN}"
+        yield f"    exit {REQUEUE_EXIT_CODE}"
         yield "  fi"
         yield f'  echo "ddplaunch: not requeued again: --requeue {limit}"'
         yield "fi"
@@ -192,7 +213,7 @@ def _finish(job: BatchJob) -> Iterator[str]:
     yield "exit $code"
 
 
-def only_slurm(program: str) -> dict[str, str]:
+def slurm_only_options(program: str) -> dict[str, str]:
     """What no scheduler but Slurm has, where ``program`` submits: click's names, and what to type instead."""
     return {
         "error": "stderr is in the log",
@@ -202,7 +223,7 @@ def only_slurm(program: str) -> dict[str, str]:
     }
 
 
-def check_passed_on(option: str, texts: Iterable[str], example: str, ours_alone: Collection[str], hint: str) -> None:
+def check_pass_through(option: str, texts: Iterable[str], example: str, ours_alone: Collection[str], hint: str) -> None:
     """Check what --qsub-arg or --bsub-arg passes on. Raises UsageError for what is not an option, or set by us."""
     for text in texts:
         try:

@@ -12,17 +12,17 @@ from collections.abc import Iterator, Sequence
 import click
 
 from ddplaunch.cli import batch_command
-from ddplaunch.cli.batch_command import given as typed_on
-from ddplaunch.cli.batch_command import words_of_run
-from ddplaunch.cli.options import Source
-from ddplaunch.cli.run_command import source_of
+from ddplaunch.cli.batch_command import parsed_line as typed_on
+from ddplaunch.cli.batch_command import run_argv
+from ddplaunch.cli.options import OptionSource
+from ddplaunch.cli.run_command import value_source
 from ddplaunch.cli.typed import current_directory
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Setup:
+class SetupCommand:
     """One ``--setup`` or ``--teardown``: a file that the job's shell sources, or a command that it runs."""
 
     text: str
@@ -38,26 +38,26 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Requeue:
+class RequeueOptions:
     """``--requeue``: how often, and a warning early enough for a checkpoint."""
 
     max_times: int
     warning: str  # the signal's name, without SIG
     grace: float  # seconds for a checkpoint
-    stopping: float  # seconds to stop the ranks
+    stop_s: float  # seconds to stop the ranks
 
     @property
-    def before_the_end(self) -> int:
+    def warning_lead_s(self) -> int:
         """Seconds between the warning and the end."""
-        return math.ceil(self.grace + self.stopping)
+        return math.ceil(self.grace + self.stop_s)
 
     @property
-    def times(self) -> str:
+    def describe_times(self) -> str:
         """What there is time for after the warning."""
-        return f"{self.grace:g} s for a checkpoint, then {self.stopping:g} s for ranks to stop"
+        return f"{self.grace:g} s for a checkpoint, then {self.stop_s:g} s for ranks to stop"
 
     def __str__(self) -> str:
-        return f"{self.max_times}, warned by {self.warning} {self.before_the_end} s before the end"
+        return f"{self.max_times}, warned by {self.warning} {self.warning_lead_s} s before the end"
 
 
 @dataclass(frozen=True)
@@ -94,31 +94,31 @@ class BatchJob:
     comment: str | None = None
     array: str | None = None  # indices like 0-3 or 1,5%2; every one is a job of `nodes` nodes
     pe: str | None = None  # the parallel environment of Grid Engine: on each host the same number of slots
-    more: Sequence[str] = ()  # further options of the program that submits, as typed there
+    extra_options: Sequence[str] = ()  # further options of the program that submits, as typed there
     srun_args: Sequence[str] = ()  # further options of srun, as typed there
-    setup: Sequence[Setup] = ()
-    teardown: Sequence[Setup] = ()  # runs at the end, whatever the exit code
+    setup: Sequence[SetupCommand] = ()
+    teardown: Sequence[SetupCommand] = ()  # runs at the end, whatever the exit code
     container_image: str | None = None  # srun's option of the pyxis plugin (github.com/NVIDIA/pyxis)
     container_mounts: Sequence[str] = ()  # SRC:DST pairs beside `chdir`, which is always mounted
-    requeue: Requeue | None = None  # None leaves preempted jobs to the scheduler's own rules
+    requeue: RequeueOptions | None = None  # None leaves preempted jobs to the scheduler's own rules
 
     @property
     def seconds(self) -> int | None:
         """The limit; None for none."""
-        return batch_command.seconds(self.time) if self.time else None
+        return batch_command.parse_time_s(self.time) if self.time else None
 
 
-def read(ctx: click.Context, job_name: str, more: Sequence[str]) -> BatchJob:
+def read_batch_job(ctx: click.Context, job_name: str, more: Sequence[str]) -> BatchJob:
     """Read the options into a job; refuse a file of --setup that is missing, and a --requeue that cannot work."""
     values = ctx.params
     as_typed = {name: values[name] for name in BatchJob.__annotations__ if name in values}
     ours = {
-        "command": words_of_run(ctx),
+        "command": run_argv(ctx),
         "interpreter": "python" if values["container_image"] else sys.executable,
         "chdir": current_directory(),
         "job_name": job_name,
         "nodes": values["nodes"] + values["spares"],
-        "more": more,
+        "extra_options": more,
         "setup": tuple(_setups(ctx, "setup")),
         "teardown": tuple(_setups(ctx, "teardown")),
         "requeue": _requeue(ctx) if values["requeue"] else None,
@@ -126,7 +126,7 @@ def read(ctx: click.Context, job_name: str, more: Sequence[str]) -> BatchJob:
     return BatchJob(**{**as_typed, **ours})
 
 
-def _requeue(ctx: click.Context) -> Requeue:
+def _requeue(ctx: click.Context) -> RequeueOptions:
     """What --requeue means in seconds and signals."""
     max_times: int = ctx.params["requeue"]
     warning: int | None = ctx.params["preempt_signal"]
@@ -134,28 +134,28 @@ def _requeue(ctx: click.Context) -> Requeue:
     if warning is None or warning in (signal.SIGTERM, signal.SIGHUP):
         hint = "leave --preempt-signal out: scancel sends SIGTERM too, and a cancelled job must not come back"
         raise UsageError(f"--requeue {max_times} does not work with --preempt-signal {name}", hint)
-    requeue = Requeue(max_times, name, ctx.params["preempt_grace"], ctx.params["grace"])
+    requeue = RequeueOptions(max_times, name, ctx.params["preempt_grace"], ctx.params["grace"])
     time: str = ctx.params["time"] or "UNLIMITED"
-    limit = batch_command.seconds(time)
-    if limit is not None and limit <= requeue.before_the_end:
+    limit = batch_command.parse_time_s(time)
+    if limit is not None and limit <= requeue.warning_lead_s:
         raise UsageError(
-            f"--time {time} is {limit} s, and the warning comes {requeue.before_the_end} s before its end"
-            f" (--preempt-grace {requeue.grace:g} and --grace {requeue.stopping:g})",
+            f"--time {time} is {limit} s, and the warning comes {requeue.warning_lead_s} s before its end"
+            f" (--preempt-grace {requeue.grace:g} and --grace {requeue.stop_s:g})",
             "give it more time, or a shorter --preempt-grace",
         )
     return requeue
 
 
-def _setups(ctx: click.Context, name: str) -> Iterator[Setup]:
+def _setups(ctx: click.Context, name: str) -> Iterator[SetupCommand]:
     """Tell files from commands. A file that a file of defaults names is looked for beside that one."""
     folder = current_directory()
-    if source_of(ctx, name) is Source.FILE:
+    if value_source(ctx, name) is OptionSource.FILE:
         folder = os.path.dirname(typed_on(ctx).defaults.values[name].file)
     for text in ctx.params[name]:
         path = os.path.join(folder, os.path.expanduser(text))
         if os.path.isfile(path):
-            yield Setup(path, is_file=True)
+            yield SetupCommand(path, is_file=True)
         elif len(text.split()) == 1 and (text.endswith(".sh") or "/" in text):
             raise UsageError(f"--{name} {text}: no such file in {folder}", "a command has more than one word")
         elif text.strip():
-            yield Setup(text)
+            yield SetupCommand(text)

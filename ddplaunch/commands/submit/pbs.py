@@ -13,22 +13,22 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
-from ddplaunch.commands.submit.hosts import HostsScheduler, check_array, check_passed_on, only_slurm
+from ddplaunch.commands.submit.hosts import HostsScheduler, check_array, check_pass_through, slurm_only_options
 from ddplaunch.commands.submit.job import BatchJob
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_SIGNAL, UsageError
-from ddplaunch.queue.scheduler import Deadline, JobId, JobState, ended
+from ddplaunch.queue.scheduler import BatchJobState, Deadline, JobId, ended_state
 
-EACH = "^array_index^"  # what qsub calls the index in the name of a file
+ARRAY_INDEX_PATTERN = "^array_index^"  # what qsub calls the index in the name of a file
 
-_BY_HAND = "type it as for qsub: --qsub-arg="
-_OURS_ALONE = {"-S", "-j", "-k", "-o", "-e", "-V", "-N", "-q", "-J", "-A", "-I", "-X", "-z"}
+_PASS_THROUGH_HINT = "type it as for qsub: --qsub-arg="
+_RESERVED_OPTIONS = {"-S", "-j", "-k", "-o", "-e", "-V", "-N", "-q", "-J", "-A", "-I", "-X", "-z"}
 _OF_THE_LIST = re.compile(r"-l(?:.*[\s,])?(select|place|walltime|nodes|ncpus|ngpus)=")
 
 _SIGNALS = 256
 """Where a signal ended the script, Exit_status is 256 and the signal's number."""
 
-_KILLED = {
+_TERMINATION_CODES = {
     -24: ("used more CPUs than it had", EXIT_SIGNAL + 15),
     -25: ("used more CPUs than it had", EXIT_SIGNAL + 15),
     -26: ("used more virtual memory than it had", EXIT_SIGNAL + 9),
@@ -56,17 +56,17 @@ _REFUSED = {
     "gpus_per_task": "--gpus-per-node 8 says how many",
     "gres": "--gpus-per-node 8 says how many GPUs",
     **dict.fromkeys(("mem_per_gpu", "mem_per_cpu"), "--mem 200G is that of a node"),
-    "qos": f"{_BY_HAND}'-p -100', a priority",
+    "qos": f"{_PASS_THROUGH_HINT}'-p -100', a priority",
     **dict.fromkeys(
         ("constraint", "nodelist", "exclude"), "PBS has no such option; a queue may have the nodes: --partition NAME"
     ),
     "reservation": "a reservation of PBS is a queue: --partition R123",
-    "dependency": f"{_BY_HAND}'-W depend=afterok:4711'",
-    "mail_type": f"{_BY_HAND}'-m ae'",
-    "mail_user": f"{_BY_HAND}'-M ADDRESS'",
+    "dependency": f"{_PASS_THROUGH_HINT}'-W depend=afterok:4711'",
+    "mail_type": f"{_PASS_THROUGH_HINT}'-m ae'",
+    "mail_user": f"{_PASS_THROUGH_HINT}'-M ADDRESS'",
     "comment": "--job-name NAME is shown",
     "requeue": "PBS itself starts a preempted job again; at a time limit only its operators may (qrerun)",
-    **only_slurm("qsub"),
+    **slurm_only_options("qsub"),
 }
 """Options that a job of PBS does not have, by click's names, and what to type instead."""
 
@@ -74,22 +74,22 @@ _REFUSED = {
 class Pbs(HostsScheduler):
     """PBS, by qstat, which has jobs that have ended too where the site keeps them."""
 
-    system, name, submits, asks, cancels = "PBS", "pbs", "qsub", "qstat", "qdel"
-    keeps = "PBS keeps jobs that have ended if the site sets job_history_enable"
-    lists, passes, directive, submits_again = "qstat", "qsub_args", "#PBS", "qsub"
-    shows = "qstat -f shows the variables of a job to you, and at some sites to everyone"
-    refused = _REFUSED
+    title, cluster_name, submit_program, query_program, cancel_program = "PBS", "pbs", "qsub", "qstat", "qdel"
+    history_hint = "PBS keeps jobs that have ended if the site sets job_history_enable"
+    list_command, pass_through_option, directive, resubmit_command = "qstat", "qsub_args", "#PBS", "qsub"
+    token_warning = "qstat -f shows the variables of a job to you, and at some sites to everyone"
+    unsupported_options = _REFUSED
     job_id, index, hosts_file = "PBS_JOBID", "PBS_ARRAY_INDEX", "PBS_NODEFILE"
     hosts_hint = "qstat -f $PBS_JOBID shows what the job was given (exec_host)"
-    starts_here = '/bin/bash -c "$launch" node'
-    starts_by = f'pbsdsh -n "$rank" -- {starts_here}'
-    starts_note = "pbsdsh starts it in the home folder, with the variables of qsub alone."
-    as_input = False
+    local_start = '/bin/bash -c "$launch" node'
+    remote_start_command = f'pbsdsh -n "$rank" -- {local_start}'
+    start_comment = "pbsdsh starts it in the home folder, with the variables of qsub alone."
+    reads_stdin = False
 
-    def check(self, ctx: click.Context) -> None:
+    def check_options(self, ctx: click.Context) -> None:
         values = ctx.params
         hint = "options of ddplaunch submit: --partition, --account, --job-name, --output"
-        check_passed_on("--qsub-arg", values["qsub_args"], "-P PROJECT", _OURS_ALONE, hint)
+        check_pass_through("--qsub-arg", values["qsub_args"], "-P PROJECT", _RESERVED_OPTIONS, hint)
         for text in values["qsub_args"]:
             if found := _OF_THE_LIST.match(text):
                 hint = "options of ddplaunch submit: --nodes, --cpus-per-task, --gpus-per-node, --exclusive, --time"
@@ -104,23 +104,25 @@ class Pbs(HostsScheduler):
         if output and (odd := re.search("[:$%]", output)):
             what = f"--output {output}: PBS has no patterns, and reads a colon as a host's name"
             raise UsageError(what, f"leave {odd[0]} out; without --output the log is NAME.oNUMBER")
-        if output and values["array"] and EACH not in output:
+        if output and values["array"] and ARRAY_INDEX_PATTERN not in output:
             what = f"--output {output}: each job of an array needs a log of its own"
-            raise UsageError(what, f"--output DIR/{EACH}.out")
+            raise UsageError(what, f"--output DIR/{ARRAY_INDEX_PATTERN}.out")
 
     def job_name(self, text: str) -> str:
         """Letters, digits and +-_. of at most 230, with a letter or digit first."""
         name = re.sub(r"[^A-Za-z0-9+_.-]", "_", text)[:230]
         return name if name[:1].isalnum() else f"j{name}"
 
-    def log(self, job: BatchJob, number: str) -> str:
+    def log_path(self, job: BatchJob, number: str) -> str:
         """1234.pbs01 has the sequence number 1234."""
-        name = job.output or f"{job.job_name}.o{number.partition('.')[0]}{f'.{EACH}' if job.array else ''}"
-        return os.path.join(job.chdir, name.replace(EACH, "%a"))
+        name = (
+            job.output or f"{job.job_name}.o{number.partition('.')[0]}{f'.{ARRAY_INDEX_PATTERN}' if job.array else ''}"
+        )
+        return os.path.join(job.chdir, name.replace(ARRAY_INDEX_PATTERN, "%a"))
 
-    def head(self, job: BatchJob) -> Iterator[str]:
+    def directive_lines(self, job: BatchJob) -> Iterator[str]:
         yield "#PBS -S /bin/bash"
-        yield f"#PBS -N {self.word(job.job_name)}"
+        yield f"#PBS -N {self.quote_word(job.job_name)}"
         yield f"#PBS -l select={_select(job)}"
         yield f"#PBS -l place=scatter{':exclhost' if job.exclusive else ''}"
         if job.array:
@@ -131,44 +133,44 @@ class Pbs(HostsScheduler):
         if job.seconds is not None:
             yield f"#PBS -l walltime={job.seconds // 3600}:{job.seconds // 60 % 60:02}:{job.seconds % 60:02}"
         if job.partition is not None:
-            yield f"#PBS -q {self.word(job.partition)}"
+            yield f"#PBS -q {self.quote_word(job.partition)}"
         if job.account is not None:
-            yield f"#PBS -A {self.word(job.account)}"
-        yield from self.passed_on(job)
+            yield f"#PBS -A {self.quote_word(job.account)}"
+        yield from self.pass_through_lines(job)
         yield "# Both streams go into one log as they come; the job has the variables of the shell that submits it."
         yield "#PBS -j oe"
         yield "#PBS -k doe"
         if job.output:
-            yield f"#PBS -o {self.word(os.path.join(job.chdir, job.output))}"
+            yield f"#PBS -o {self.quote_word(os.path.join(job.chdir, job.output))}"
         yield "#PBS -V"
 
     def node_lines(self, job: BatchJob) -> Iterator[str]:
         yield "unset OMP_NUM_THREADS  # PBS has set it to the CPUs of the whole node"
         yield from super().node_lines(job)
 
-    def traps(self, job: BatchJob) -> Iterator[str]:
+    def trap_lines(self, job: BatchJob) -> Iterator[str]:
         yield "# At the time limit and for qdel PBS sends SIGTERM. It is for the launchers: this script waits for them."
         yield "trap : TERM"
 
-    def advice(self, said: str) -> str:
+    def rejection_hint(self, said: str) -> str:
         return "qstat -Q lists the queues, pbsnodes -a the hosts with what they have"
 
-    def given(self, job: BatchJob, answer: str) -> JobId | None:
+    def parse_job_id(self, job: BatchJob, answer: str) -> JobId | None:
         found = re.fullmatch(r"(\d+)(\[\])?(\.\S+)?", answer)
         return JobId(found[1] + (found[3] or ""), index="" if found[2] else None) if found else None
 
-    def words(self, job: JobId) -> tuple[str, ...]:
+    def job_arguments(self, job: JobId) -> tuple[str, ...]:
         """4711.pbs01, 4711[2].pbs01, or 4711[].pbs01 for all of an array."""
         number, dot, server = job.number.partition(".")
         return (job.number if job.index is None else f"{number}[{job.index}]{dot}{server}",)
 
-    def records(self, jobs: Sequence[JobId], deadline: Deadline) -> list[JobState] | None:
+    def query_records(self, jobs: Sequence[JobId], deadline: Deadline) -> list[BatchJobState] | None:
         each = ["-t"] if any(job.index == "" for job in jobs) else []  # the jobs of an array, not it alone
-        words = ["-f", *each, *(word for job in jobs for word in self.words(job))]
-        shown = deadline.call("qstat", "-x", *words)
+        words = ["-f", *each, *(word for job in jobs for word in self.job_arguments(job))]
+        shown = deadline.run("qstat", "-x", *words)
         if shown.returncode and "job_history_enable" in shown.stderr:
-            shown = deadline.call("qstat", *words)
-        found = list(listed(shown.stdout))
+            shown = deadline.run("qstat", *words)
+        found = list(parse_qstat(shown.stdout))
         if shown.returncode and not found and "Unknown Job Id" not in shown.stderr:
             return None
         return found
@@ -190,7 +192,7 @@ def _size(text: str) -> str:
     return f"{number}{(unit or 'M').lower()}b"
 
 
-def listed(shown: str) -> Iterator[JobState]:
+def parse_qstat(shown: str) -> Iterator[BatchJobState]:
     """What ``qstat -f`` prints of jobs, each below its id."""
     for text in re.split(r"(?m)^(?=Job Id: )", shown):
         found = re.match(r"Job Id: (\d+)(?:\[(\d*)\])?(\.\S+)?", text)
@@ -198,16 +200,16 @@ def listed(shown: str) -> Iterator[JobState]:
         fields = dict(re.findall(r"(?m)^ {4}(\S+) = (.*)$", text.replace("\n\t", "")))
         if found and "job_state" in fields:
             job = JobId(found[1] + (found[3] or ""), index=found[2])
-            yield replace(_state(fields), job=job, number=job.typed)
+            yield replace(_state(fields), job=job, number=job.text)
 
 
-def _state(fields: Mapping[str, str]) -> JobState:
+def _state(fields: Mapping[str, str]) -> BatchJobState:
     state = fields["job_state"]
     if state in "FX":
-        return ended(*_end(fields.get("Exit_status")))
+        return ended_state(*_end(fields.get("Exit_status")))
     words, waits = _STATES.get(state, f"is in state {state}"), state in "QWHT"
     why = fields.get("comment") if waits else None
-    return JobState(f"{words}: {why}" if why else words, None, waits, state == "R")
+    return BatchJobState(f"{words}: {why}" if why else words, None, waits, state == "R")
 
 
 def _end(status: str | None) -> tuple[int, str]:
@@ -218,6 +220,6 @@ def _end(status: str | None) -> tuple[int, str]:
     if code >= _SIGNALS:
         return EXIT_SIGNAL + code % _SIGNALS, f"was killed by signal {code % _SIGNALS}"
     if code < 0:
-        how, ours = _KILLED.get(code, (f"was not run by PBS (Exit_status {code})", 1))
+        how, ours = _TERMINATION_CODES.get(code, (f"was not run by PBS (Exit_status {code})", 1))
         return ours, how
     return code, "failed" if code else "completed"

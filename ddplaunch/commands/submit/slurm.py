@@ -17,23 +17,31 @@ from contextlib import suppress
 import click
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.cli.options import Source
-from ddplaunch.cli.run_command import source_of
+from ddplaunch.cli.options import OptionSource
+from ddplaunch.cli.run_command import value_source
 from ddplaunch.clusters.nodelist import expand_hosts
 from ddplaunch.commands.submit import slurm_says
 from ddplaunch.commands.submit.base import BatchScheduler
-from ddplaunch.commands.submit.job import BatchJob, Requeue
+from ddplaunch.commands.submit.job import BatchJob, RequeueOptions
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_PREEMPTED, LaunchError, UsageError
-from ddplaunch.job.ledger import proposed
+from ddplaunch.job.ledger import suggest_excludes
 from ddplaunch.plan.command import python_command
-from ddplaunch.queue.scheduler import PATIENCE, SOON, Deadline, JobId, JobState, call, sorted_by
-from ddplaunch.words import named
+from ddplaunch.queue.scheduler import (
+    QUERY_TIMEOUT_S,
+    QUICK_TIMEOUT_S,
+    BatchJobState,
+    Deadline,
+    JobId,
+    group_by_job,
+    run_program,
+)
+from ddplaunch.words import join_names
 
 if TYPE_CHECKING:
-    from ddplaunch.queue.submitted import Submitted
+    from ddplaunch.queue.submitted import SubmittedJob
 
-OVERRIDES = {
+OVERRIDE_VARIABLES = {
     name: "_".join(("SBATCH", *name.upper().split("-")))
     for name in (
         "account", "constraint", "error", "exclusive", "gpus-per-node", "gpus-per-task", "gres", "job-name",
@@ -42,12 +50,12 @@ OVERRIDES = {
 } | {"array": "SBATCH_ARRAY_INX", "mem": "SBATCH_MEM_PER_NODE", "time": "SBATCH_TIMELIMIT"}  # fmt: skip
 """The variables that overrule the lines of a script (sbatch(1), INPUT ENVIRONMENT VARIABLES)."""
 
-MEMORY = ("mem", "mem-per-gpu", "mem-per-cpu")
+MEMORY_OPTIONS = ("mem", "mem-per-gpu", "mem-per-cpu")
 """The options of memory; sbatch takes only one of them."""
 
-_KEPT_OF_AN_OUTER_JOB = {"SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"}
+_OUTER_JOB_VARIABLES = {"SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"}
 
-_ADVICE = (  # the first that fits; for a wrong account Slurm names the partition too
+_REJECTION_HINTS = (  # the first that fits; for a wrong account Slurm names the partition too
     ("account", "sacctmgr show associations user=$USER lists the accounts"),
     ("qos", "sacctmgr show qos format=name lists them"),
     ("partition", "sinfo -s lists the partitions"),
@@ -61,7 +69,7 @@ _ADVICE = (  # the first that fits; for a wrong account Slurm names the partitio
     ("", "--dry-run shows the script"),
 )
 
-LINES = (
+DIRECTIVE_OPTIONS = (
     "job-name", "nodes", "gpus-per-node", "gpus-per-task", "gres", "cpus-per-task", "mem", "mem-per-gpu", "mem-per-cpu",
     "time", "partition", "account", "qos", "constraint", "nodelist", "exclude", "exclusive", "reservation",
     "dependency", "mail-type", "mail-user", "comment", "array", "output", "error", "chdir",
@@ -72,46 +80,48 @@ LINES = (
 class Slurm(BatchScheduler):
     """Slurm, by squeue for many jobs at once, and by scontrol, which knows more, for one."""
 
-    system, submits, asks, cancels = "Slurm", "sbatch", "scontrol", "scancel"
-    keeps = "sacct shows it, if the site keeps accounts"
-    kills = revives = overlaps = True
-    pings = "scontrol ping"
-    speaks = ("srun: ", "slurmstepd")
-    refuses = "the site or its Slurm (before 20.11) may not allow srun --overlap; on the node itself ddplaunch works"
-    submit_words, lists, passes = ("--parsable",), "squeue --me", "sbatch_args"
-    variables = OVERRIDES
+    title, submit_program, query_program, cancel_program = "Slurm", "sbatch", "scontrol", "scancel"
+    history_hint = "sacct shows it, if the site keeps accounts"
+    can_kill = can_requeue = allows_overlapping_steps = True
+    ping_command = "scontrol ping"
+    stderr_prefixes = ("srun: ", "slurmstepd")
+    step_failure_hint = (
+        "the site or its Slurm (before 20.11) may not allow srun --overlap; on the node itself ddplaunch works"
+    )
+    submit_options, list_command, pass_through_option = ("--parsable",), "squeue --me", "sbatch_args"
+    override_variables = OVERRIDE_VARIABLES
 
     def __init__(self) -> None:
         self._answers = False  # the last time
 
-    def job(self, ctx: click.Context, target: str) -> BatchJob:
+    def read_job(self, ctx: click.Context, target: str) -> BatchJob:
         mem, per_gpu, per_cpu = _memory(ctx)
-        job = replace(super().job(ctx, target), mem=mem, mem_per_gpu=per_gpu, mem_per_cpu=per_cpu)
+        job = replace(super().read_job(ctx, target), mem=mem, mem_per_gpu=per_gpu, mem_per_cpu=per_cpu)
         _check(job)
         return job
 
-    def check(self, ctx: click.Context) -> None:
+    def check_options(self, ctx: click.Context) -> None:
         for words in ctx.params["sbatch_args"] if ctx.params["requeue"] else ():
             if words.startswith(("--signal", "--no-requeue")):
                 hint = "--preempt-grace says how long before the end the warning comes"
                 raise UsageError(f"--sbatch-arg {words} does not work with --requeue {ctx.params['requeue']}", hint)
 
-    def script(self, job: BatchJob) -> str:
+    def render_script(self, job: BatchJob) -> str:
         parts = (_head(job), [""], _traps(job), _teardown(job), _setup(job), _step(job), _tail(job))
         return "\n".join(line for part in parts for line in part) + "\n"
 
-    def output(self, job: BatchJob) -> str:
+    def log_name(self, job: BatchJob) -> str:
         return _output(job)
 
-    def log(self, job: BatchJob, number: str) -> str:
-        return _filled(job, number, _output(job))
+    def log_path(self, job: BatchJob, number: str) -> str:
+        return _expand_pattern(job, number, _output(job))
 
-    def errors(self, job: BatchJob, number: str) -> str | None:
-        return _filled(job, number, job.error) if job.error else None
+    def stderr_path(self, job: BatchJob, number: str) -> str | None:
+        return _expand_pattern(job, number, job.error) if job.error else None
 
-    def notes(self, job: BatchJob) -> Iterator[str]:
-        yield from super().notes(job)
-        passed = any("cpus-per" in arg or "exclusive" in arg for arg in job.more)
+    def job_notes(self, job: BatchJob) -> Iterator[str]:
+        yield from super().job_notes(job)
+        passed = any("cpus-per" in arg or "exclusive" in arg for arg in job.extra_options)
         if job.cpus_per_task is None and not job.exclusive and not passed:
             yield "without --cpus-per-task all ranks of a node share one CPU, unless the site's Slurm gives more"
         if job.container_image:
@@ -119,77 +129,79 @@ class Slurm(BatchScheduler):
             if not _has_containers():
                 yield "srun has no --container-image here: the job fails, unless the nodes have pyxis"
         left_out = expand_hosts(job.exclude, "--exclude") if job.exclude and "/" not in job.exclude else ()
-        if bad := [each for each in proposed(time.time()) if each.host not in left_out]:
-            failed = named(f"{each.host} ({each.times} times)" for each in bad)
+        if bad := [each for each in suggest_excludes(time.time()) if each.host not in left_out]:
+            failed = join_names(f"{each.host} ({each.times} times)" for each in bad)
             hosts = ",".join([*([job.exclude] if job.exclude else []), *(each.host for each in bad)])
             yield f"failed in your jobs of the last 7 days: {failed}; to leave out: --exclude {hosts}"
 
     def environment(self, script: str) -> Mapping[str, str]:
         """Without those that overrule lines of the script, and those of a job that this shell is part of."""
         kept = dict(os.environ)
-        for option, variable in OVERRIDES.items():
+        for option, variable in OVERRIDE_VARIABLES.items():
             if re.search(rf"^#SBATCH --{option}(=|$)", script, re.MULTILINE):
                 kept.pop(variable, None)
         if re.search(r"^#SBATCH --mem(-per-[cg]pu)?=", script, re.MULTILINE):  # they exclude each other
-            for option in MEMORY:
-                kept.pop(OVERRIDES[option], None)
+            for option in MEMORY_OPTIONS:
+                kept.pop(OVERRIDE_VARIABLES[option], None)
         if "SLURM_JOB_ID" in kept:
             for name in list(kept):
-                if name.startswith(("SLURM_", "SRUN_")) and name not in _KEPT_OF_AN_OUTER_JOB:
+                if name.startswith(("SLURM_", "SRUN_")) and name not in _OUTER_JOB_VARIABLES:
                     del kept[name]
         return kept
 
-    def advice(self, said: str) -> str:
-        return next(advice for words, advice in _ADVICE if words in said.lower())
+    def rejection_hint(self, said: str) -> str:
+        return next(advice for words, advice in _REJECTION_HINTS if words in said.lower())
 
-    def given(self, job: BatchJob, answer: str) -> JobId | None:
+    def parse_job_id(self, job: BatchJob, answer: str) -> JobId | None:
         number, _, cluster = answer.partition(";")  # sbatch(1): "job id;cluster name"
         return JobId(number, cluster or None) if number.isdecimal() else None
 
-    def words(self, job: JobId) -> tuple[str, ...]:
+    def job_arguments(self, job: JobId) -> tuple[str, ...]:
         """Its number, behind the option for its cluster."""
-        return ("-M", job.cluster, job.typed) if job.cluster else (job.typed,)
+        return ("-M", job.cluster, job.text) if job.cluster else (job.text,)
 
-    def records(self, jobs: Sequence[JobId], deadline: Deadline) -> list[JobState] | None:
-        found = list[JobState]()
+    def query_records(self, jobs: Sequence[JobId], deadline: Deadline) -> list[BatchJobState] | None:
+        found = list[BatchJobState]()
         for cluster in dict.fromkeys(job.cluster for job in jobs):
             of = [job for job in jobs if job.cluster == cluster]
             where = ["-M", cluster] if cluster else []
-            numbers = ",".join(job.typed for job in of)
+            numbers = ",".join(job.text for job in of)
             words = ("--noheader", "--array", "--states=all", f"--Format={slurm_says.FIELDS}", f"--jobs={numbers}")
-            done = deadline.call("squeue", *where, *words)
+            done = deadline.run("squeue", *where, *words)
             if done.returncode and "Invalid job id" not in done.stderr:
                 return None
-            found += slurm_says.listed(done.stdout, cluster)
-            told = sorted_by(of, found)
+            found += slurm_says.parse_squeue(done.stdout, cluster)
+            told = group_by_job(of, found)
             if lost := [job for job in of if job not in told]:
-                found += _accounted(lost, deadline)
+                found += _query_sacct(lost, deadline)
         return found
 
-    def look(self, job: JobId, seconds: float = PATIENCE) -> JobState | None:
+    def query_one(self, job: JobId, seconds: float = QUERY_TIMEOUT_S) -> BatchJobState | None:
         """Ask scontrol, and sacct about a job that it has forgotten, after MinJobAge of slurm.conf (300 s)."""
-        deadline, words = Deadline(seconds), self.words(job)
-        if self.down(job.cluster):  # the question would take long
+        deadline, words = Deadline(seconds), self.job_arguments(job)
+        if self.why_unavailable(job.cluster):  # the question would take long
             return None
         self._answers = False
         try:
-            done = deadline.call("scontrol", "--oneliner", *words[:-1], "show", "job", job.typed)
+            done = deadline.run("scontrol", "--oneliner", *words[:-1], "show", "job", job.text)
         except (OSError, subprocess.TimeoutExpired):
             return None
         self._answers = not done.returncode or "Invalid job id" in done.stderr
         if "Invalid job id" not in done.stderr:
-            return None if done.returncode else slurm_says.parse(done.stdout)
-        kept = sorted_by([job], _accounted([job], deadline)).get(job)
+            return None if done.returncode else slurm_says.parse_scontrol(done.stdout)
+        kept = group_by_job([job], _query_sacct([job], deadline)).get(job)
         if kept is None:
-            raise self.forgotten(job)
+            raise self.forgotten_error(job)
         return kept[0]
 
-    def down(self, cluster: str | None = None) -> str | None:
+    def why_unavailable(self, cluster: str | None = None) -> str | None:
         """What scontrol says at once of a controller that is down; other questions would take long."""
         if self._answers:
             return None
         try:
-            said = call("scontrol", *(["-M", cluster] if cluster else []), "ping", seconds=SOON / 2).stdout
+            said = run_program(
+                "scontrol", *(["-M", cluster] if cluster else []), "ping", seconds=QUICK_TIMEOUT_S / 2
+            ).stdout
         except subprocess.TimeoutExpired:
             return "Slurm's controller does not answer"
         except OSError:
@@ -200,8 +212,8 @@ class Slurm(BatchScheduler):
 
     def kill(self, job: JobId) -> None:
         """Cancel a job without SIGTERM and the time after it: scancel sends SIGKILL only after the site's KillWait."""
-        words = self.words(job)
-        shown = call("squeue", "--steps", "--noheader", "--format=%i", *words[:-1], f"--jobs={job.typed}").stdout
+        words = self.job_arguments(job)
+        shown = run_program("squeue", "--steps", "--noheader", "--format=%i", *words[:-1], f"--jobs={job.text}").stdout
         steps = re.findall(r"^\S+\.\d+$", shown, re.MULTILINE)
         for step in steps:
             subprocess.run(["scancel", "--signal=KILL", *words[:-1], step], stdin=subprocess.DEVNULL, check=False)
@@ -211,8 +223,8 @@ class Slurm(BatchScheduler):
             if not steps:  # else it may have ended already
                 raise
 
-    def enter(
-        self, job: Submitted, seen: JobState, words: Sequence[str], *, everywhere: bool
+    def step_command(
+        self, job: SubmittedJob, seen: BatchJobState, words: Sequence[str], *, everywhere: bool
     ) -> tuple[list[str], Mapping[str, str]]:
         """As a step: with ``--overlap`` (srun(1), since Slurm 20.11) it shares the job's CPUs, and waits for none."""
         if job.image:
@@ -226,34 +238,34 @@ class Slurm(BatchScheduler):
         return ["srun", *cluster, *options, *python_command(job.python), *words], self.environment("")
 
 
-def _accounted(jobs: Sequence[JobId], deadline: Deadline) -> Iterator[JobState]:
+def _query_sacct(jobs: Sequence[JobId], deadline: Deadline) -> Iterator[BatchJobState]:
     """How jobs of one cluster ended, from the site's accounts; nothing where it keeps none."""
     where = ["-M", jobs[0].cluster] if jobs[0].cluster else []
-    numbers = ",".join(job.typed for job in jobs)
+    numbers = ",".join(job.text for job in jobs)
     try:
-        text = deadline.call("sacct", *where, "-X", "-n", "-P", "-o", "JobID,State,ExitCode", "-j", numbers).stdout
+        text = deadline.run("sacct", *where, "-X", "-n", "-P", "-o", "JobID,State,ExitCode", "-j", numbers).stdout
     except (OSError, subprocess.TimeoutExpired):
         return iter(())
-    return slurm_says.accounted(text, jobs[0].cluster)
+    return slurm_says.parse_sacct(text, jobs[0].cluster)
 
 
 def _has_containers() -> bool:
     """Whether srun here has the options of pyxis; its help lists them. True if it does not answer."""
     try:
-        done = call("srun", "--help")
+        done = run_program("srun", "--help")
     except (OSError, subprocess.TimeoutExpired):
         return True
     return bool(done.returncode) or "--container-image" in done.stdout
 
 
 def _memory(ctx: click.Context) -> list[str | None]:
-    """The value of each option of ``MEMORY``; one that is typed overrules the others of files.
+    """The value of each option of ``MEMORY_OPTIONS``; one that is typed overrules the others of files.
 
     Raises:
         UsageError: there are several.
     """
-    values = {name: ctx.params[name.replace("-", "_")] for name in MEMORY}
-    typed = [name for name in MEMORY if source_of(ctx, name.replace("-", "_")) is Source.TYPED]
+    values = {name: ctx.params[name.replace("-", "_")] for name in MEMORY_OPTIONS}
+    typed = [name for name in MEMORY_OPTIONS if value_source(ctx, name.replace("-", "_")) is OptionSource.TYPED]
     given = typed or [name for name, value in values.items() if value is not None]
     if len(given) > 1:
         words = " and ".join(f"--{name} {values[name]}" for name in given)
@@ -277,16 +289,16 @@ def _check(job: BatchJob) -> None:
             f"--gpus-per-task {job.gpus_per_task} and --{other} {value} differ, but each node has one task, ddplaunch"
         )
         raise UsageError(what, f"--{other} {value} alone; ddplaunch starts a rank for each GPU")
-    asked = counts or any("gpu" in words for words in job.more)
+    asked = counts or any("gpu" in words for words in job.extra_options)
     of_gpus = ("gpus-per-node", "gpus-per-task", "gres")
-    if job.mem_per_gpu and not asked and not any(os.environ.get(OVERRIDES[each]) for each in of_gpus):
+    if job.mem_per_gpu and not asked and not any(os.environ.get(OVERRIDE_VARIABLES[each]) for each in of_gpus):
         raise UsageError(f"--mem-per-gpu {job.mem_per_gpu}: the job asks for no GPU", "add --gpus-per-node 8")
     if job.nodelist and job.exclude:
         both = set[str]()
         with suppress(UsageError):  # a form that we do not know is sbatch's to read
             both = set(expand_hosts(job.nodelist, "--nodelist")) & set(expand_hosts(job.exclude, "--exclude"))
         if both:
-            what = f"--nodelist {job.nodelist} and --exclude {job.exclude} both have {named(sorted(both))}"
+            what = f"--nodelist {job.nodelist} and --exclude {job.exclude} both have {join_names(sorted(both))}"
             raise UsageError(what, "leave these nodes out of one of them")
 
 
@@ -294,7 +306,7 @@ def _output(job: BatchJob) -> str:
     return job.output or ("slurm-%A_%a.out" if job.array else "slurm-%j.out")
 
 
-def _filled(job: BatchJob, number: str, pattern: str) -> str:
+def _expand_pattern(job: BatchJob, number: str, pattern: str) -> str:
     """The file that a pattern names for job ``number``. What is not known yet stays: %N, and %a of an array."""
     known = {"A": number, "x": job.job_name, "%": "%"} | ({} if job.array else {"j": number})
 
@@ -308,16 +320,16 @@ def _head(job: BatchJob) -> Iterator[str]:
     yield "#!/bin/bash"
     yield "# Written by ddplaunch submit. To submit it again: sbatch THIS_FILE"
     folder = job.chdir.replace("%", "%%") + "/" if "%" in job.chdir else ""  # else a pattern of sbatch's begins there
-    for name in LINES:
+    for name in DIRECTIVE_OPTIONS:
         value = _output(job) if name == "output" else getattr(job, name.replace("-", "_"))
         if value and name in ("output", "error"):
             value = os.path.join(folder, value)
         if value is True:
             yield f"#SBATCH --{name}"
         elif value not in (None, False):
-            yield f"#SBATCH --{name}={_word(str(value))}"
-    for words in job.more:
-        yield f"#SBATCH {' '.join(map(_word, shlex.split(words)))}"
+            yield f"#SBATCH --{name}={_quote_directive(str(value))}"
+    for words in job.extra_options:
+        yield f"#SBATCH {' '.join(map(_quote_directive, shlex.split(words)))}"
     yield "# One task a node: ddplaunch, which starts the ranks of its node."
     yield "#SBATCH --ntasks-per-node=1"
     yield "# A job that Slurm starts again (preempted, or its node was lost) goes on in the same log."
@@ -328,8 +340,8 @@ def _head(job: BatchJob) -> Iterator[str]:
     if job.requeue:
         again = job.requeue
         yield f"# The warning comes before a preemption or the time limit: {again.grace:g} s for a checkpoint, then"
-        yield f"# {again.stopping:g} s for ranks to stop. Slurm may send it up to a minute early."
-        yield f"#SBATCH --signal={again.warning}@{again.before_the_end}"
+        yield f"# {again.stop_s:g} s for ranks to stop. Slurm may send it up to a minute early."
+        yield f"#SBATCH --signal={again.warning}@{again.warning_lead_s}"
         yield "#SBATCH --requeue"
 
 
@@ -337,7 +349,7 @@ LEFT_TO_SRUN = 60.0
 """Seconds from the job's exit code to the end of srun: the other launchers end within the grace, or are lost."""
 
 
-def _word(text: str) -> str:
+def _quote_directive(text: str) -> str:
     r"""Quote a word of an ``#SBATCH`` line.
 
     Not by shlex: sbatch reads ``\`` as an escape within quotes of both kinds, and a bare ``#`` begins a comment
@@ -432,11 +444,11 @@ def _tail(job: BatchJob) -> Iterator[str]:
     yield '[ -s "$exit_file" ] && read -r code <"$exit_file"'
     yield 'rm -f "$exit_file"'
     if job.requeue:
-        yield from _again(job.requeue)
+        yield from _requeue_lines(job.requeue)
     yield "exit $code"
 
 
-def _again(requeue: Requeue) -> Iterator[str]:
+def _requeue_lines(requeue: RequeueOptions) -> Iterator[str]:
     yield "preempted() {  # without a warning, as on sites that have not set preempt_send_user_signal"
     yield '  [ $code -ne 0 ] && scontrol show job "$SLURM_JOB_ID" | grep -q " PreemptTime=[0-9]"'
     yield "}"

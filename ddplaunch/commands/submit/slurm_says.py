@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
-from ddplaunch.queue.scheduler import JobId, JobState, ended
+from ddplaunch.queue.scheduler import BatchJobState, JobId, ended_state
 
-_FINAL: dict[str, tuple[str, int | None]] = {
+_FINAL_STATES: dict[str, tuple[str, int | None]] = {
     "COMPLETED": ("completed", None),
     "FAILED": ("failed", None),
     "CANCELLED": ("was cancelled", EXIT_SIGNAL + 15),
@@ -26,8 +26,8 @@ None is the batch script's own exit code. Where Slurm ended the job that says no
 """
 
 
-_LOG_SIGNAL = 53  # the signal that scontrol shows for a job whose log slurmd could not open
-_NEVER = {
+_LOG_OPEN_SIGNAL = 53  # the signal that scontrol shows for a job whose log slurmd could not open
+_BLOCKING_REASONS = {
     "PartitionNodeLimit": "the job asks for more nodes than the partition allows or has up",
     "PartitionTimeLimit": "the job asks for more time than the partition allows",
     "PartitionConfig": "no node of the partition has what the job asks for, such as its CPUs or memory",
@@ -46,10 +46,10 @@ _PER_JOB = re.compile(r"(Assoc|QOS)Max\w+PerJob(Limit)?|QOSMin\w+")
 """Limits of an account or a QOS that this job alone exceeds, like QOSMaxNodePerJobLimit."""
 
 
-def parse(text: str) -> JobState | None:
+def parse_scontrol(text: str) -> BatchJobState | None:
     """Read what ``scontrol --oneliner show job`` prints; None if it is something else.
 
-    ``JobId=7 JobName=x UserId=… JobState=FAILED Reason=None … Restarts=0 … ExitCode=3:0 … PreemptTime=None …
+    ``JobId=7 JobName=x UserId=… BatchJobState=FAILED Reason=None … Restarts=0 … ExitCode=3:0 … PreemptTime=None …
     StdOut=/a/slurm-7.out Power=`` where ExitCode is the batch script's own, and the signal that ended it. PreemptTime
     is None again after a requeue.
     """
@@ -66,11 +66,11 @@ def parse(text: str) -> JobState | None:
     restarts = int(found(r" Requeue=\d Restarts=(\d+)") or 0)
     preempted = found(r" PreemptTime=(\d)") is not None
     return replace(
-        _record(state, found(r" Reason=(\S+)") or "", int(own), int(signal), restarts, preempted, log),
+        _make_state(state, found(r" Reason=(\S+)") or "", int(own), int(signal), restarts, preempted, log),
         number=found(r"^JobId=(\d+)") or "",
         host=found(r" BatchHost=(\S+)"),
-        log=log,
-        errors=errors if log and errors != log else None,
+        log_path=log,
+        stderr_path=errors if log and errors != log else None,
     )
 
 
@@ -83,7 +83,7 @@ _FIELDS = {
 FIELDS = ",".join(f"{name}:{width}" for name, width in _FIELDS.items())
 
 
-def listed(text: str, cluster: str | None = None) -> Iterator[JobState]:
+def parse_squeue(text: str, cluster: str | None = None) -> Iterator[BatchJobState]:
     """Read what squeue prints when it is asked for ``FIELDS`` of jobs of a cluster."""
     for line in text.splitlines():
         row, begin = [], 0
@@ -96,15 +96,15 @@ def listed(text: str, cluster: str | None = None) -> Iterator[JobState]:
         signal = int(code) & 0x7F  # it is the status of wait(2)
         own = 0 if signal else int(code) >> 8
         again = int(restarts) if restarts.isdecimal() else 0
-        record = _record(state, reason, own, signal, again, preempted[:1].isdecimal())
+        record = _make_state(state, reason, own, signal, again, preempted[:1].isdecimal())
         yield replace(record, job=_id(typed, cluster), number=number, host=host)
 
 
-def accounted(text: str, cluster: str | None = None) -> Iterator[JobState]:
+def parse_sacct(text: str, cluster: str | None = None) -> Iterator[BatchJobState]:
     """Read what sacct prints of JobID, State and ExitCode with ``-P``, of jobs of a cluster that have ended."""
     for typed, state, own, signal in re.findall(r"(?m)^(\w+)\|(\w+)[^|]*\|(\d+):(\d+)", text):
-        if state in _FINAL:
-            yield replace(_record(state, "None", int(own), int(signal)), job=_id(typed, cluster), number=typed)
+        if state in _FINAL_STATES:
+            yield replace(_make_state(state, "None", int(own), int(signal)), job=_id(typed, cluster), number=typed)
 
 
 def _id(typed: str, cluster: str | None) -> JobId:
@@ -112,30 +112,30 @@ def _id(typed: str, cluster: str | None) -> JobId:
     return JobId(number, cluster, index or None)
 
 
-def _record(
+def _make_state(
     state: str, reason: str, own: int, signal: int, restarts: int = 0, preempted: bool = False, log: str | None = None
-) -> JobState:
+) -> BatchJobState:
     """What Slurm says of a job, by its state, and its batch script's own exit code and the signal that ended that."""
-    if state in _FINAL:
+    if state in _FINAL_STATES:
         return _end(state, own, signal, preempted, log)
     word = state.lower().replace("_", " ")
     if state != "PENDING":
         again = f" again (restart {restarts})" if restarts and state == "RUNNING" else ""
-        return JobState(f"is {word}{again}", runs=state == "RUNNING", state=word)
+        return BatchJobState(f"is {word}{again}", is_running=state == "RUNNING", state=word)
     words = "was requeued and waits" if restarts else "waits"
-    if never := _NEVER.get(reason) or ("more than one job may have" if _PER_JOB.fullmatch(reason) else ""):
+    if never := _BLOCKING_REASONS.get(reason) or ("more than one job may have" if _PER_JOB.fullmatch(reason) else ""):
         words += f", and will never start: {reason} ({never})"
     elif reason != "None":
         words += f": {reason}"
-    return JobState(words, waits=True, state=word)
+    return BatchJobState(words, is_pending=True, state=word)
 
 
-def _end(state: str, own: int, signal: int, preempted: bool, log: str | None) -> JobState:
-    if state == "FAILED" and (own, signal) == (0, _LOG_SIGNAL):
-        return ended(EXIT_USAGE, f"failed: Slurm could not open its log {log or ''} on the node")
+def _end(state: str, own: int, signal: int, preempted: bool, log: str | None) -> BatchJobState:
+    if state == "FAILED" and (own, signal) == (0, _LOG_OPEN_SIGNAL):
+        return ended_state(EXIT_USAGE, f"failed: Slurm could not open its log {log or ''} on the node")
     if state == "FAILED" and own == EXIT_SIGNAL + 15 and preempted:
         state = "PREEMPTED"  # it ended within its grace, so Slurm sees only a script that failed
-    how, code = _FINAL[state]
+    how, code = _FINAL_STATES[state]
     if code is None:
         code = own or (EXIT_SIGNAL + signal if signal else int(state == "FAILED"))
-    return ended(code, how)
+    return ended_state(code, how)

@@ -11,7 +11,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from ddplaunch.job.door import Asker
+    from ddplaunch.job.door import RequestContext
 
 A = TypeVar("A", covariant=True)  # the answer, or the last kind of them
 
@@ -22,11 +22,11 @@ class Request(Generic[A]):
     answers = tuple[type, ...]()  # without an annotation: it is no field
 
     @property
-    def lasts(self) -> bool:
+    def is_streaming(self) -> bool:
         """Whether it is answered as long as the job runs; few clients at a time may make such a one."""
         return False
 
-    def serve(self, asker: Asker) -> None:
+    def handle(self, context: RequestContext) -> None:
         """Answer it, now or later."""
         raise NotImplementedError
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from ddplaunch.agent.debugger_messages import FROM_PERSON, MAX_FRAME, TO_PERSON, Remark, StopRank, ToPerson
+from ddplaunch.agent.debugger_messages import FROM_USER, MAX_FRAME_BYTES, TO_USER, DebugNotice, PauseRank, ToUser
 from ddplaunch.dataclass import dataclass
-from ddplaunch.job.door import Asker
+from ddplaunch.job.door import RequestContext
 from ddplaunch.job.requests import Request
 from ddplaunch.wire.bounds import Count
 
-UNPREPARED = "its ranks were not started for debugging: that takes a terminal, or run --debug"
+NOT_PREPARED_ERROR = "its ranks were not started for debugging: that takes a terminal, or run --debug"
 
 
 @dataclass(frozen=True)
-class DebugRanks(Request[ToPerson]):
+class DebugRanks(Request[ToUser]):
     """Debug ranks, those at a breakpoint and those that come to one; first stop one that runs, if it is named.
 
     After the request the client says what the person types.
@@ -20,21 +20,21 @@ class DebugRanks(Request[ToPerson]):
 
     stop: Count | None = None
 
-    answers = TO_PERSON
+    answers = TO_USER
 
     @property
-    def lasts(self) -> bool:
+    def is_streaming(self) -> bool:
         return True
 
-    def serve(self, asker: Asker) -> None:
-        debugging = asker.job.debugging()
+    def handle(self, asker: RequestContext) -> None:
+        debugging = asker.job.debug_server()
         if debugging is None:
-            asker.send(Remark(UNPREPARED, refuses=True))
+            asker.send(DebugNotice(NOT_PREPARED_ERROR, is_refusal=True))
             asker.finish()
             return
         person = asker.guard(asker.send)
-        asker.hear(FROM_PERSON, debugging.take, MAX_FRAME)
-        asker.at_end(lambda code: debugging.leave(person))
-        debugging.attach(person)
+        asker.expect(FROM_USER, debugging.on_user_message, MAX_FRAME_BYTES)
+        asker.on_job_end(lambda code: debugging.detach_user(person))
+        debugging.attach_user(person)
         if self.stop is not None:
-            debugging.take(StopRank(self.stop))
+            debugging.on_user_message(PauseRank(self.stop))

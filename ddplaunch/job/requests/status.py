@@ -3,64 +3,64 @@
 from __future__ import annotations
 
 from ddplaunch.dataclass import dataclass
-from ddplaunch.job.door import Asker
+from ddplaunch.job.door import RequestContext
 from ddplaunch.job.requests import Request
 from ddplaunch.job.status import Status
 from ddplaunch.wire.bounds import ExitCode, Name
 
 
 @dataclass(frozen=True)
-class AskStatus(Request[Status]):
+class StatusQuery(Request[Status]):
     """Answer with the status."""
 
     answers = (Status,)
 
-    def serve(self, asker: Asker) -> None:
+    def handle(self, asker: RequestContext) -> None:
         asker.send(asker.job.status())
         asker.finish()
 
 
 @dataclass(frozen=True)
-class Stopping:
+class StopReply:
     """The job is being stopped."""
 
 
 @dataclass(frozen=True)
-class StopJob(Request[Stopping]):
+class StopJobRequest(Request[StopReply]):
     """End the job; ``now``: without the grace, and what has not ended then is killed."""
 
     now: bool = False
     command: Name = "ddplaunch stop"  # which requests it
 
-    answers = (Stopping,)
+    answers = (StopReply,)
 
-    def serve(self, asker: Asker) -> None:
-        asker.send(Stopping())
+    def handle(self, asker: RequestContext) -> None:
+        asker.send(StopReply())
         asker.finish()
-        asker.soon(lambda: asker.job.stop(self.now, self.command))
+        asker.call_soon(lambda: asker.job.stop(self.now, self.command))
 
 
 @dataclass(frozen=True)
-class Over:
+class JobEndReply:
     """The job has ended with this exit code."""
 
     code: ExitCode
 
 
 @dataclass(frozen=True)
-class WaitForEnd(Request[Over]):
+class WaitRequest(Request[JobEndReply]):
     """Answer with the status, then when the job has ended."""
 
-    answers = (Status, Over)
+    answers = (Status, JobEndReply)
 
     @property
-    def lasts(self) -> bool:
+    def is_streaming(self) -> bool:
         return True
 
-    def serve(self, asker: Asker) -> None:
+    def handle(self, asker: RequestContext) -> None:
         def ended(code: int | None) -> None:
             if code is not None:
-                asker.send(Over(code))
+                asker.send(JobEndReply(code))
 
         asker.send(asker.job.status())
-        asker.at_end(ended)
+        asker.on_job_end(ended)

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.commands.doctor.baseline import Baseline, figures, slower
-from ddplaunch.commands.doctor.examination import Examination, NodeFound, Power, Speed
+from ddplaunch.commands.doctor.baseline import Baseline, find_slower, list_measurements
+from ddplaunch.commands.doctor.examination import CollectiveResult, DeviceResult, Examination, NodeResult
 from tests.commands.doctor.facts import FACTS
 
 HOSTS = [f"n{node}" for node in range(4)]
@@ -19,19 +19,19 @@ def examined(*, backend="nccl", factor=lambda what, nodes: 1.0):
     """Four nodes, each figure of which is that many times worse."""
     pairs = list(itertools.combinations(range(4), 2))
     return Examination(
-        tuple(NodeFound(name) for name in HOSTS),
+        tuple(NodeResult(name) for name in HOSTS),
         (29500, 29501),
-        powers=tuple(Power(node, "cuda:0", 5e14 / factor("power", (node,))) for node in range(4)),
+        powers=tuple(DeviceResult(node, "cuda:0", 5e14 / factor("power", (node,))) for node in range(4)),
         speeds=tuple(
-            Speed(pair, 2, backend, (2e-5 * factor("latency", pair), 1e-3, 1e-2 * factor("bandwidth", pair)))
+            CollectiveResult(pair, 2, backend, (2e-5 * factor("latency", pair), 1e-3, 1e-2 * factor("bandwidth", pair)))
             for pair in pairs
         ),
     )
 
 
 def told(now, then):
-    saved = Baseline("0.1.0", "2026-11-17 10:00", tuple(HOSTS), tuple(figures(then)))
-    return [f"{each.severity.value} {each.subject}: {each.text}" for each in slower(now, saved)]
+    saved = Baseline("0.1.0", "2026-11-17 10:00", tuple(HOSTS), tuple(list_measurements(then)))
+    return [f"{each.severity.value} {each.subject}: {each.text}" for each in find_slower(now, saved)]
 
 
 @pytest.mark.parametrize(("backend", "noise"), [("nccl", 1.1), ("gloo", 1.5)])
@@ -65,14 +65,14 @@ def test_a_link_and_a_gpu_that_are_slower_than_they_were():
 
 def test_a_busy_node_is_not_compared():
     now = examined(factor=lambda what, nodes: 9.0 if 2 in nodes else 1.0)
-    nodes = (*now.nodes[:2], NodeFound("n2", replace(FACTS, load=25.0)), now.nodes[3])
+    nodes = (*now.nodes[:2], NodeResult("n2", replace(FACTS, load=25.0)), now.nodes[3])
     assert told(replace(now, nodes=nodes), examined()) == [
         "note n2: not compared with what it was on 2026-11-17 10:00, as its CPUs have too little time"
     ]
 
 
 def test_a_file_of_other_hosts():
-    other = Examination((NodeFound("m0"),), (), powers=(Power(0, "cpu", 1e9),))
+    other = Examination((NodeResult("m0"),), (), powers=(DeviceResult(0, "cpu", 1e9),))
     assert told(other, examined()) == [
         "note --compare: nothing was measured that was measured on 2026-11-17 10:00 too, on n0, n1, n2, n3"
     ]
@@ -91,19 +91,19 @@ def test_a_file_of_other_hosts():
         "[" * 100_000,
     ],
 )
-def test_a_garbled_file_is_refused(answer, tmp_path, text):
+def test_a_garbled_file_is_refused(run_in_fork, tmp_path, text):
     (tmp_path / "saved").write_text(text, encoding="latin-1")
-    done = answer("doctor", "--compare", "saved")
+    done = run_in_fork("doctor", "--compare", "saved")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "Error: --compare saved: not a file that ddplaunch doctor --save has written\n  write it anew, with --save\n"
     )
 
 
-def test_files_that_cannot_be_read_or_written(answer, tmp_path):
-    done = answer("doctor", "--compare", "nowhere")
+def test_files_that_cannot_be_read_or_written(run_in_fork, tmp_path):
+    done = run_in_fork("doctor", "--compare", "nowhere")
     assert done.stderr.startswith("Error: --compare nowhere: No such file or directory\n")
-    done = answer("doctor", "--save", "nowhere/saved")
+    done = run_in_fork("doctor", "--save", "nowhere/saved")
     assert done.stderr.startswith("Error: --save nowhere/saved: No such file or directory\n")
     (tmp_path / "link").symlink_to("saved")
-    assert answer("doctor", "--save", "link").returncode == 2
+    assert run_in_fork("doctor", "--save", "link").returncode == 2

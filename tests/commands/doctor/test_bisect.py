@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.conftest import wait_until, write
+from tests.conftest import wait_until, write_program
 
 CHECK = """
 echo "on $DDPLAUNCH_HOSTS, of $1: $2 hosts, $DDPLAUNCH_NNODES"
@@ -16,9 +16,9 @@ case "$1" in *n1:4*n6:4*) kill -9 $$;; esac
 """
 
 
-def test_a_bad_host_and_two_that_fail_together(launch, tmp_path):
-    check = write(tmp_path, "check.sh", CHECK)
-    done = launch(
+def test_a_bad_host_and_two_that_fail_together(run_ddplaunch, tmp_path):
+    check = write_program(tmp_path, "check.sh", CHECK)
+    done = run_ddplaunch(
         "doctor", "bisect", "--hosts", "n[0-7]:4", "--", "sh", check, "{hosts}", "{nnodes}", env={"TMPDIR": tmp_path}
     )
     assert (done.returncode, done.stdout) == (1, "--exclude=n3,n6\n")
@@ -43,17 +43,19 @@ def test_a_bad_host_and_two_that_fail_together(launch, tmp_path):
     assert log.read_text() == "on n0:4,n1:4, of n0:4,n1:4: 2 hosts, 2\n"
 
 
-def test_the_hosts_of_a_slurm_job_and_a_script_that_reads_them(launch, tmp_path):
+def test_the_hosts_of_a_slurm_job_and_a_script_that_reads_them(run_ddplaunch, tmp_path):
     env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "gpu[08-11]", "TMPDIR": tmp_path}
-    done = launch("doctor", "bisect", "--", "sh", "-c", "case $DDPLAUNCH_HOSTS in *gpu10*) exit 1;; esac", env=env)
+    done = run_ddplaunch(
+        "doctor", "bisect", "--", "sh", "-c", "case $DDPLAUNCH_HOSTS in *gpu10*) exit 1;; esac", env=env
+    )
     assert (done.returncode, done.stdout) == (1, "--exclude=gpu10\n")
     assert "ddplaunch: {hosts} is not in the command, which must read DDPLAUNCH_HOSTS\n" in done.stderr
     assert "run 1: 4 hosts, gpu[08-11]: failed" in done.stderr
 
 
-def test_what_passes_is_skipped_or_fails_everywhere(launch, tmp_path):
+def test_what_passes_is_skipped_or_fails_everywhere(run_ddplaunch, tmp_path):
     def bisect(program):
-        done = launch("doctor", "bisect", "--hosts", "a,b", "--", *program, "{hosts}", env={"TMPDIR": tmp_path})
+        done = run_ddplaunch("doctor", "bisect", "--hosts", "a,b", "--", *program, "{hosts}", env={"TMPDIR": tmp_path})
         return done.returncode, done.stdout, done.stderr.splitlines()[-2]
 
     assert bisect(["true"]) == (0, "", "ddplaunch: all 2 hosts pass together")
@@ -75,9 +77,9 @@ sleep 600
 """
 
 
-def test_ctrl_c_tells_what_is_known_and_leaves_nothing(start, tmp_path):
-    check = write(tmp_path, "check.sh", SPREADS)
-    job = start("doctor", "bisect", "--hosts", "n[0-3]", "--", "sh", check, "{hosts}")
+def test_ctrl_c_tells_what_is_known_and_leaves_nothing(start_ddplaunch, tmp_path):
+    check = write_program(tmp_path, "check.sh", SPREADS)
+    job = start_ddplaunch("doctor", "bisect", "--hosts", "n[0-3]", "--", "sh", check, "{hosts}")
     wait_until((tmp_path / "began").exists, "the run that does not end")
     wait_until(lambda: len(job.find("sleep 600")) >= 3, "what it starts")
     job.signal(signal.SIGINT)
@@ -90,8 +92,8 @@ def test_ctrl_c_tells_what_is_known_and_leaves_nothing(start, tmp_path):
     assert "ddplaunch: stopped: it is not known whether the other hosts pass together\n" in job.stderr()
 
 
-def test_a_run_takes_too_long(start):
-    job = start(
+def test_a_run_takes_too_long(start_ddplaunch):
+    job = start_ddplaunch(
         "doctor", "bisect", "--hosts", "a", "--timeout", "0.2", "--", "sh", "-c", "setsid sleep 600 & sleep 600"
     )
     assert job.wait() == 1
@@ -99,8 +101,10 @@ def test_a_run_takes_too_long(start):
     assert len(re.findall(r": failed, no end in 0\.2s \(", job.stderr())) == 3
 
 
-def test_killed_it_leaves_nothing(start, tmp_path):
-    job = start("doctor", "bisect", "--hosts", "a", "--", "sh", "-c", "touch began; setsid sleep 600 & sleep 600")
+def test_killed_it_leaves_nothing(start_ddplaunch, tmp_path):
+    job = start_ddplaunch(
+        "doctor", "bisect", "--hosts", "a", "--", "sh", "-c", "touch began; setsid sleep 600 & sleep 600"
+    )
     wait_until((tmp_path / "began").exists, "the run")
     job.signal(signal.SIGKILL)
     job.wait()
@@ -126,7 +130,7 @@ def test_killed_it_leaves_nothing(start, tmp_path):
         (("bisct",), "Error: No such command 'bisct'"),
     ],
 )
-def test_refusals(answer, words, refusal):
-    done = answer("doctor", *words)
+def test_refusals(run_in_fork, words, refusal):
+    done = run_in_fork("doctor", *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(refusal)

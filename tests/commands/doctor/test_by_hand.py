@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from tests.commands.doctor.typed import Typed
-from tests.conftest import write
-from tests.patience import patience
+from tests.conftest import write_program
+from tests.patience import scaled_timeout
 from tests.skewed_clock import skewed
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
@@ -70,10 +70,10 @@ def test_a_closed_port_and_ctrl_c_while_node_0_waits(doctor, hosts):
 
 STRANGERS = """
 import socket, sys
-from ddplaunch.control.messages import Hello, Joined, Versions, Welcome
+from ddplaunch.control.messages import NodeHello, JoinAccepted, Versions, Welcome
 from ddplaunch.wire.typed import encode
-from ddplaunch.commands.doctor.messages import Describe, Present
-from ddplaunch.plan.share import Share
+from ddplaunch.commands.doctor.messages import DescribeNode, Ready
+from ddplaunch.plan.share import NodeSpec
 
 def read(sock):
     return sock.recv(int.from_bytes(sock.recv(4, socket.MSG_WAITALL), "big"), socket.MSG_WAITALL)
@@ -85,11 +85,11 @@ try:
 except OSError:
     pass
 guest = socket.create_connection(("n0", 29501))
-hello = Hello(Share(2, "n2", ("cpu",)), "4", "ddplaunch doctor", "", None, 0, Versions(""), ())
+hello = NodeHello(NodeSpec(2, "n2", ("cpu",)), "4", "ddplaunch doctor", "", None, 0, Versions(""), ())
 print(read(guest), flush=True)
 guest.sendall(encode(hello))
 print(read(guest), flush=True)
-guest.sendall(encode(Present(sys.argv[1])))
+guest.sendall(encode(Ready(sys.argv[1])))
 print(read(guest), flush=True)
 answer = b'{"op":"NodeFacts","body":{"cpus":' + b"9" * 400 + b"}}"
 guest.sendall(len(answer).to_bytes(4, "big") + answer)
@@ -102,7 +102,7 @@ def test_a_stranger_and_a_node_that_does_not_come(doctor, hosts, tmp_path):
 
     first = doctor(0, "--join-timeout", "8", nnodes=4)
     first.says("waiting for node 1, 2, 3 at port 29501 (8 s at most)")
-    program = write(tmp_path, "strangers.py", STRANGERS)
+    program = write_program(tmp_path, "strangers.py", STRANGERS)
     stranger = hosts[2].start([sys.executable, program, __version__])
     other = doctor(1, nnodes=4)
     code, found, said = first.found()
@@ -115,7 +115,7 @@ def test_a_stranger_and_a_node_that_does_not_come(doctor, hosts, tmp_path):
     assert absent["hint"].endswith("ddplaunch doctor --nnodes 4 --node-rank 3 --master-addr n0 --master-port 29500")
     assert {tuple(each["nodes"]) for each in found["speeds"]} == {(0,), (1,), (0, 1)}
     assert other.end()[0] == 1
-    assert stranger.wait(patience(10)) == 0
+    assert stranger.wait(scaled_timeout(10)) == 0
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -13,19 +13,19 @@ from ddplaunch.commands.doctor.flows import Flow
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 
 LISTENS = """
-from ddplaunch.commands.doctor.ways import Responder
-print(Responder((), "0" * 16).listening.any_port, flush=True)
+from ddplaunch.commands.doctor.ways import TestListener
+print(TestListener((), "0" * 16).listening.any_port, flush=True)
 input()
 """
 MEASURES = """
 import json, sys
 from dataclasses import asdict
-from ddplaunch.commands.doctor.ways import ping, stream
+from ddplaunch.commands.doctor.ways import measure_ping, measure_stream
 place = sys.argv[1], int(sys.argv[2])
-pinged = ping(place, "0" * 16)
+pinged = measure_ping(place, "0" * 16)
 found = [asdict(pinged), None]
 if pinged.lost < 3:
-    found[1] = asdict(max((stream(place, "0" * 16) for _ in range(3)), key=lambda each: each.rate or 0))
+    found[1] = asdict(max((measure_stream(place, "0" * 16) for _ in range(3)), key=lambda each: each.rate or 0))
 print(json.dumps(found))
 """
 

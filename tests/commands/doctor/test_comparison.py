@@ -6,9 +6,15 @@ import itertools
 
 import pytest
 
-from ddplaunch.commands.doctor.checks.network import Link
-from ddplaunch.commands.doctor.comparison import findings
-from ddplaunch.commands.doctor.examination import Examination, NodeFound, Speed, Way, rounds
+from ddplaunch.commands.doctor.checks.network import RouteToNodeZero
+from ddplaunch.commands.doctor.comparison import find_all
+from ddplaunch.commands.doctor.examination import (
+    CollectiveResult,
+    Examination,
+    NodeResult,
+    PathResult,
+    round_robin_pairs,
+)
 from ddplaunch.commands.doctor.flows import Flow
 from ddplaunch.dataclass import replace
 from tests.commands.doctor.facts import FACTS
@@ -19,14 +25,14 @@ FAST, SLOW = (1e-4, 1e-3, 1e-2), (1e-4, 1e-2, 1e-1)
 def examined(count, *, slow=(), broken=()):
     pairs = list(itertools.combinations(range(count), 2))
     return Examination(
-        tuple(NodeFound(f"n{node}") for node in range(count)),
+        tuple(NodeResult(f"n{node}") for node in range(count)),
         (29500, 29501),
         ways=tuple(
-            Way(a, b, port, "silent" if (a, b) in broken else "ok", None)
+            PathResult(a, b, port, "silent" if (a, b) in broken else "ok", None)
             for a, b in itertools.permutations(range(count), 2)
             for port in (29500, 29501, 0)
         ),
-        speeds=tuple(Speed(pair, 2, "gloo", SLOW if pair in slow else FAST) for pair in pairs),
+        speeds=tuple(CollectiveResult(pair, 2, "gloo", SLOW if pair in slow else FAST) for pair in pairs),
     )
 
 
@@ -40,10 +46,10 @@ def examined(count, *, slow=(), broken=()):
     ],
 )
 def test_a_slow_node_is_named_rather_than_its_links(slow, named):
-    assert [each.subject for each in findings(examined(4, slow=slow))] == named
+    assert [each.subject for each in find_all(examined(4, slow=slow))] == named
 
 
-def blocked(way: Way) -> Way:
+def blocked(way: PathResult) -> PathResult:
     return replace(way, outcome="silent") if 2 in (way.source, way.target) and way.port == 29500 else way
 
 
@@ -51,7 +57,7 @@ def test_a_blocked_port_is_one_finding_beside_lost_packets():
     """The ways of the node that loses packets are not clear, and do not take the other finding apart."""
     found = examined(4)
     lossy = tuple(Flow(1, other, 10_000, seconds=1e-4, sent=301, lost=30, rate=8e8) for other in (0, 2, 3))
-    told = findings(replace(found, ways=tuple(map(blocked, found.ways)), flows=lossy))
+    told = find_all(replace(found, ways=tuple(map(blocked, found.ways)), flows=lossy))
     assert [(each.subject, each.text) for each in told if "packets" not in each.text] == [
         ("n2", "port 29500 is blocked in both directions"),
     ]
@@ -60,8 +66,8 @@ def test_a_blocked_port_is_one_finding_beside_lost_packets():
 @pytest.mark.parametrize("broken", [[(1, 0)], [(0, 1), (2, 1)]])
 def test_a_wrong_address_of_node_0_brings_no_second_finding_about_a_firewall(broken):
     found = examined(3, broken=broken)
-    astray = NodeFound("n1", replace(FACTS, host="n1", link=Link("127.0.0.1", "lo", 65536)))
-    told = findings(replace(found, nodes=(found.nodes[0], astray, found.nodes[2])))
+    astray = NodeResult("n1", replace(FACTS, host="n1", link=RouteToNodeZero("127.0.0.1", "lo", 65536)))
+    told = find_all(replace(found, nodes=(found.nodes[0], astray, found.nodes[2])))
     assert [each.subject for each in told if "firewall" in (each.hint or "")] == []
     assert "node 0's address leads to this machine itself (127.0.0.1)" in [each.text for each in told]
 
@@ -76,13 +82,13 @@ def test_a_wrong_address_of_node_0_brings_no_second_finding_about_a_firewall(bro
     ],
 )
 def test_broken_ways_are_put_together(broken, named):
-    found = findings(examined(4, broken=broken))
+    found = find_all(examined(4, broken=broken))
     assert [each.subject for each in found] == named
     assert all(each.text.startswith("a connection gets no answer") for each in found)
 
 
 @pytest.mark.parametrize("count", range(2, 9))
 def test_all_of_few_nodes_meet_each_in_one_pair_at_a_time(count):
-    found = rounds(range(count), 7)
+    found = round_robin_pairs(range(count), 7)
     assert sorted(pair for each in found for pair in each) == list(itertools.combinations(range(count), 2))
     assert all(len({node for pair in each for node in pair}) == 2 * len(each) for each in found)

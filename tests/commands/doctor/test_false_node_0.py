@@ -10,11 +10,11 @@ import subprocess
 import pytest
 
 from ddplaunch.commands.doctor.by_hand import RUN_ID
-from ddplaunch.commands.doctor.messages import Describe, Leave, Tell
-from ddplaunch.control.messages import PROTOCOL, Joined, Welcome
+from ddplaunch.commands.doctor.messages import DescribeNode, Exit, GetTime
+from ddplaunch.control.messages import PROTOCOL_VERSION, JoinAccepted, Welcome
 from ddplaunch.wire.typed import encode
-from tests.conftest import clean_environment, command, write
-from tests.patience import patience
+from tests.conftest import clean_environment, ddplaunch_command, write_program
+from tests.patience import scaled_timeout
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ def false_node_0(tmp_path):
         port = listening.getsockname()[1] - 1
         place = ("--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", str(port))
         process = subprocess.Popen(
-            command("doctor", *place),
+            ddplaunch_command("doctor", *place),
             cwd=tmp_path,
             env=clean_environment(),
             stdin=subprocess.DEVNULL,
@@ -34,10 +34,10 @@ def false_node_0(tmp_path):
             stderr=subprocess.PIPE,
             text=True,
         )
-        listening.settimeout(patience(20))
+        listening.settimeout(scaled_timeout(20))
         connection, _ = listening.accept()
         with connection, connection.makefile("rb") as stream:
-            connection.settimeout(patience(60))
+            connection.settimeout(scaled_timeout(60))
 
             def say(message):
                 connection.sendall(encode(message))
@@ -46,33 +46,33 @@ def false_node_0(tmp_path):
                 said = json.loads(stream.read(int.from_bytes(stream.read(4), "big")))
                 return said["op"], said["body"]
 
-            say(Welcome(PROTOCOL, "1"))
+            say(Welcome(PROTOCOL_VERSION, "1"))
             name, hello = hear()
-            assert (name, hello["share"]["node_rank"]) == ("Hello", 1)
-            say(Joined(RUN_ID, 15.0))
+            assert (name, hello["share"]["node_rank"]) == ("NodeHello", 1)
+            say(JoinAccepted(RUN_ID, 15.0))
             assert hear()[0] == "Present"
             yield process, say, hear
-        process.communicate(timeout=patience(20))
+        process.communicate(timeout=scaled_timeout(20))
 
 
 def test_it_has_nothing_run_here(false_node_0, tmp_path):
     process, say, hear = false_node_0
-    write(tmp_path, "torch.py", "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n")
-    say(Describe(b"/proc/nowhere", "127.0.0.1", (b"PYTHONPATH=" + os.fsencode(tmp_path),), ""))
+    write_program(tmp_path, "torch.py", "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n")
+    say(DescribeNode(b"/proc/nowhere", "127.0.0.1", (b"PYTHONPATH=" + os.fsencode(tmp_path),), ""))
     name, facts = hear()
     here = [each for each in facts["folders"] if each["what"] == "the current folder"]
     assert (name, [each["error"] for each in here]) == ("NodeFacts", [None])
     assert facts["torch"]
     assert "ran" not in os.listdir(tmp_path)
-    say(Tell())
+    say(GetTime())
     assert hear()[0] == "Time", "it does not end by itself"
-    say(Leave(1))
-    assert process.wait(patience(10)) == 1
+    say(Exit(1))
+    assert process.wait(scaled_timeout(10)) == 1
 
 
 def test_it_asks_nonsense(false_node_0):
     process, say, _ = false_node_0
-    say(Welcome(PROTOCOL, "1"))
-    _, err = process.communicate(timeout=patience(20))
+    say(Welcome(PROTOCOL_VERSION, "1"))
+    _, err = process.communicate(timeout=scaled_timeout(20))
     assert process.returncode == 1
     assert "asks what ddplaunch cannot read\n  use the same version on all nodes\n" in err

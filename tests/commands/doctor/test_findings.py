@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.commands.doctor.checks.network import Link
-from ddplaunch.commands.doctor.checks.torch import Torch
-from ddplaunch.commands.doctor.comparison import findings
-from ddplaunch.commands.doctor.examination import Examination, NodeFound, Power, Speed
+from ddplaunch.commands.doctor.checks.network import RouteToNodeZero
+from ddplaunch.commands.doctor.checks.torch import TorchInfo
+from ddplaunch.commands.doctor.comparison import find_all
+from ddplaunch.commands.doctor.examination import CollectiveResult, DeviceResult, Examination, NodeResult
 from ddplaunch.devices.gpu_health import GpuHealth
 from ddplaunch.plan.hardware import LostGpu
 from tests.commands.doctor.facts import FACTS
 
-TORCH = Torch("2.13.0", cuda="13.0", nccl="2.28", cuda_works=True, devices=4)
+TORCH = TorchInfo("2.13.0", cuda="13.0", nccl="2.28", cuda_works=True, devices=4)
 
 
 def gpus(*indices):
@@ -23,19 +23,19 @@ def gpus(*indices):
 
 
 def told(*facts, powers=(), speeds=()):
-    nodes = tuple(NodeFound(f"n{node}", each) for node, each in enumerate(facts))
+    nodes = tuple(NodeResult(f"n{node}", each) for node, each in enumerate(facts))
     found = Examination(nodes, (), powers=powers, speeds=speeds)
-    return [f"{each.severity.value} {each.subject}: {each.text}" for each in findings(found)]
+    return [f"{each.severity.value} {each.subject}: {each.text}" for each in find_all(found)]
 
 
 def measured(slow, count=3):
     """Each node's CPU and each pair, where those with a node of ``slow`` are slow."""
-    powers = tuple(Power(node, "cpu", 8e9 if node in slow else 95e9) for node in range(count))
+    powers = tuple(DeviceResult(node, "cpu", 8e9 if node in slow else 95e9) for node in range(count))
     pairs = itertools.combinations(range(count), 2)
     times = {True: (1e-4, 1e-2, 1e-1), False: (1e-4, 1e-3, 1e-2)}
     return {
         "powers": powers,
-        "speeds": tuple(Speed(pair, 2, "gloo", times[not slow.isdisjoint(pair)]) for pair in pairs),
+        "speeds": tuple(CollectiveResult(pair, 2, "gloo", times[not slow.isdisjoint(pair)]) for pair in pairs),
     }
 
 
@@ -46,9 +46,9 @@ def test_a_sound_machine():
 def test_one_machine_under_two_names():
     """Whose port is the doctor's own, as the other node."""
     machine = replace(FACTS, machine="boot net pid")
-    taken = NodeFound("10.0.0.1", machine, taken={29500: "Address already in use"})
-    found = Examination((NodeFound("n0", FACTS), NodeFound("n1", machine), taken), ())
-    assert [(each.subject, each.text) for each in findings(found)] == [("10.0.0.1", "it is the same machine as n1")]
+    taken = NodeResult("10.0.0.1", machine, taken={29500: "Address already in use"})
+    found = Examination((NodeResult("n0", FACTS), NodeResult("n1", machine), taken), ())
+    assert [(each.subject, each.text) for each in find_all(found)] == [("10.0.0.1", "it is the same machine as n1")]
 
 
 def test_a_lost_gpu_is_the_one_finding():
@@ -82,13 +82,13 @@ def test_of_nodes_that_are_all_busy_one_may_be_slow_for_another_reason():
 
 def test_a_busy_machine_alone():
     busy = replace(FACTS, load=25.0)
-    powers = (Power(0, "cpu", 8e9), Power(0, "cpu", 95e9))
+    powers = (DeviceResult(0, "cpu", 8e9), DeviceResult(0, "cpu", 95e9))
     assert told(busy, powers=powers) == ["warning n0: 25 processes want to run, and there are 2 CPUs for them"]
 
 
 def test_node_zero_may_know_itself_by_its_loopback():
     """Debian's 127.0.1.1; for another node the same is an error."""
-    itself = replace(FACTS, link=Link("127.0.0.1", "lo", 65536, there="127.0.1.1"))
+    itself = replace(FACTS, link=RouteToNodeZero("127.0.0.1", "lo", 65536, there="127.0.1.1"))
     assert told(itself, FACTS) == []
     assert told(FACTS, itself) == ["error n1: node 0's address leads to this machine itself (127.0.0.1)"]
 

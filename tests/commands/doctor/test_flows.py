@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.commands.doctor.comparison import findings
-from ddplaunch.commands.doctor.examination import Examination, NodeFound, Way
-from ddplaunch.commands.doctor.flows import Flow, given_up
+from ddplaunch.commands.doctor.comparison import find_all
+from ddplaunch.commands.doctor.examination import Examination, NodeResult, PathResult
+from ddplaunch.commands.doctor.flows import Flow, nodes_to_skip
 
 SOUND = Flow(0, 1, 10_000, seconds=1e-4, sent=301, lost=0, rate=8e8)
 LOSSY = replace(SOUND, sent=1020, lost=31, rate=None)
@@ -18,8 +18,8 @@ SLOW = replace(SOUND, rate=1.2e6)
 
 
 def told(flows, count=4, ways=()):
-    found = Examination(tuple(NodeFound(f"n{node}") for node in range(count)), (29500, 29501), ways=ways, flows=flows)
-    return [f"{each.severity.value} {each.subject}: {each.text}" for each in findings(found)]
+    found = Examination(tuple(NodeResult(f"n{node}") for node in range(count)), (29500, 29501), ways=ways, flows=flows)
+    return [f"{each.severity.value} {each.subject}: {each.text}" for each in find_all(found)]
 
 
 def flows(count, faulty):
@@ -105,12 +105,12 @@ def test_of_many_ways_a_few_are_named():
 
 
 def test_what_loss_brings_about_is_not_told():
-    ways = (Way(0, 1, 29500, "silent", None), Way(1, 0, 29501, "stranger", None))
+    ways = (PathResult(0, 1, 29500, "silent", None), PathResult(1, 0, 29501, "stranger", None))
     assert told((LOSSY,), 2, ways) == ["error n0 to n1: packets are lost on the way: 3.0 % (31 of 1020)"]
 
 
 def test_a_faulty_node_is_given_up_and_one_that_met_it_is_not():
-    assert given_up(flows(2, {(0, 1): LOSSY})) == set()
+    assert nodes_to_skip(flows(2, {(0, 1): LOSSY})) == set()
     met = [each for each in flows(5, {(0, 4): LOSSY, (4, 1): SLOW}) if set(each.pair) != {2, 4} != set(each.pair)]
-    assert given_up([each for each in met if each.pair not in ((3, 4), (4, 3))]) == {4}
-    assert given_up(flows(4, dict.fromkeys(itertools.permutations(range(4), 2), FAR))) == {0, 1, 2, 3}
+    assert nodes_to_skip([each for each in met if each.pair not in ((3, 4), (4, 3))]) == {4}
+    assert nodes_to_skip(flows(4, dict.fromkeys(itertools.permutations(range(4), 2), FAR))) == {0, 1, 2, 3}

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import ddplaunch
-from ddplaunch.commands.doctor.comparison import SLOW_AND_BUSY
+from ddplaunch.commands.doctor.comparison import SLOW_FRACTION_WHEN_BUSY
 from tests.commands.doctor.typed import Typed
-from tests.conftest import wait_until, write
+from tests.conftest import wait_until, write_program
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 
@@ -51,7 +51,7 @@ def test_faults_of_six_hosts_are_all_named(doctor, tmp_path):
     """Ports, /dev/shm, a firewall on a loopback, another torch, lost packets; no ddplaunch, and no power."""
     import torch
 
-    version = write(tmp_path, "version.py", '__version__ = "1.0.0"\ncuda = hip = xpu = git_version = None\n')
+    version = write_program(tmp_path, "version.py", '__version__ = "1.0.0"\ncuda = hip = xpu = git_version = None\n')
 
     def spoil(hosts):
         hosts[0].start([sys.executable, "-c", TAKES])
@@ -90,7 +90,7 @@ def test_each_of_three_causes_is_one_finding(doctor, tmp_path):
 
     def spoil(hosts):
         names = hosts[2].run("cat", "/etc/hosts").replace("10.77.0.10 n0", "127.0.0.1 n0").replace("fd77::10 n0", "")
-        hosts[2].run("mount", "--bind", write(tmp_path, "hosts", names), "/etc/hosts")
+        hosts[2].run("mount", "--bind", write_program(tmp_path, "hosts", names), "/etc/hosts")
         hosts[1].loss(10)
         hosts[3].drop_port(29500)
 
@@ -141,13 +141,15 @@ def test_a_slow_host(doctor):
     links = [each["subject"] for each in found["findings"] if "between them runs at" in each["text"]]
     assert not [link for link in links if "n2" in link], "the node is named, not each of its links"
     seconds = {tuple(each["nodes"]): each["seconds"][-1] for each in found["speeds"]}
-    if seconds[0, 1] < SLOW_AND_BUSY * min(seconds[0, 2], seconds[1, 2]):  # else this machine is too busy to tell
+    if seconds[0, 1] < SLOW_FRACTION_WHEN_BUSY * min(
+        seconds[0, 2], seconds[1, 2]
+    ):  # else this machine is too busy to tell
         (slow,) = said
         assert slow.startswith("n2: all_reduce with any other node runs at ")
 
 
 def test_two_more_networks_of_which_one_is_cut_at_one_host(doctor, tmp_path):
-    little = write(tmp_path, "meminfo", "MemTotal: 8000000 kB\nMemAvailable: 1200000 kB\n")
+    little = write_program(tmp_path, "meminfo", "MemTotal: 8000000 kB\nMemAvailable: 1200000 kB\n")
 
     def spoil(hosts):
         hosts[0].run("mount", "--bind", little, "/proc/meminfo")  # so that no tensor is large

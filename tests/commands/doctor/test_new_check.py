@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import ddplaunch
-from tests.conftest import clean_environment, write
+from tests.conftest import clean_environment, write_program
 
 TOY = """
-from ddplaunch.commands.doctor.checks import HealthCheck, Severity, Symptom
+from ddplaunch.commands.doctor.checks import HealthCheck, Severity, Finding
 
 
 def _read(where):
@@ -20,7 +20,7 @@ def _read(where):
 
 def _rule(name, facts):
     if facts.toys > 2:
-        yield Symptom(Severity.NOTE, name, f"{facts.toys} toys lie on the floor", "tidy up")
+        yield Finding(Severity.NOTE, name, f"{facts.toys} toys lie on the floor", "tidy up")
 
 
 CHECK = HealthCheck(_read, _rule, {"toys": lambda facts: f"{facts.toys}, of wood"})
@@ -32,7 +32,7 @@ def test_a_check_is_a_file_and_its_lines_in_facts(tmp_path):
         Path(ddplaunch.__file__).parent, tmp_path / "ddplaunch", ignore=shutil.ignore_patterns("__pycache__")
     )
     doctor = copy / "commands" / "doctor"
-    write(doctor / "checks", "toys.py", TOY)
+    write_program(doctor / "checks", "toys.py", TOY)
     facts = (doctor / "facts.py").read_text()
     for before, after in (
         ("    torch,\n)", "    torch,\n    toys,\n)"),
@@ -42,7 +42,7 @@ def test_a_check_is_a_file_and_its_lines_in_facts(tmp_path):
         assert facts.count(before) == 1
         facts = facts.replace(before, after)
     (doctor / "facts.py").write_text(facts)
-    write(tmp_path, "torch.py", "raise ImportError('not today')\n")  # nothing is measured
+    write_program(tmp_path, "torch.py", "raise ImportError('not today')\n")  # nothing is measured
     page = subprocess.run(
         [sys.executable, "-m", "ddplaunch", "doctor"],
         cwd="/",

@@ -11,8 +11,8 @@ import sys
 import psutil
 import pytest
 
-from tests.conftest import clean_environment, write
-from tests.patience import patience
+from tests.conftest import clean_environment, write_program
+from tests.patience import scaled_timeout
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ def look(folder, *words, env=None):
         env=clean_environment(env or os.environ),
         capture_output=True,
         text=True,
-        timeout=patience(60),
+        timeout=scaled_timeout(60),
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -90,7 +90,7 @@ def test_a_tmpdir_where_nothing_can_be_written_and_a_driver_that_does_not_answer
     """Python takes the next folder in silence; /proc stands for one that is full, for root too."""
     wedged = tmp_path / "wedged"
     wedged.touch()
-    write(tmp_path, "torch.py", "raise ImportError('not today')\n")  # nothing is measured
+    write_program(tmp_path, "torch.py", "raise ImportError('not today')\n")  # nothing is measured
     env = {**fake_nvml.environ(1), "FAKE_NVML_WEDGED": str(wedged), "TMPDIR": "/proc", "PYTHONPATH": str(tmp_path)}
     code, out, _ = look("/", "--json", env={**os.environ, **env})
     found = json.loads(out)
@@ -133,6 +133,6 @@ def test_a_tmpdir_where_nothing_can_be_written_and_a_driver_that_does_not_answer
         ),
     ],
 )
-def test_refusals(answer, words, refusal):
-    done = answer("doctor", *words)
+def test_refusals(run_in_fork, words, refusal):
+    done = run_in_fork("doctor", *words)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", refusal)

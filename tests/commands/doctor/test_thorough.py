@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from ddplaunch.commands.doctor.checks.fabric import ErrorCount, Fabric, IbPort, look
-from ddplaunch.commands.doctor.comparison import findings
-from ddplaunch.commands.doctor.examination import Examination, NodeFound, Rail, Speed
-from ddplaunch.commands.doctor.report import page
+from ddplaunch.commands.doctor.checks.fabric import ErrorCount, Fabric, IbPort, read_fabric
+from ddplaunch.commands.doctor.comparison import find_all
+from ddplaunch.commands.doctor.examination import CollectiveResult, Examination, NodeResult, Rail
+from ddplaunch.commands.doctor.report import format_report
 from tests.commands.doctor.facts import FACTS
-from tests.conftest import write
+from tests.conftest import write_program
 
 LOG = """\
 6,339,5140900,-;NET: Registered PF_INET6 protocol family
@@ -26,14 +26,14 @@ NVRM: Xid (PCI:0000:18:00): 79
 def port(folder, device, state="4: ACTIVE", physical="5: LinkUp", rate="400 Gb/sec (4X NDR)", **counters):
     place = folder / "class" / "infiniband" / device / "ports" / "1"
     for name, value in {"state": state, "phys_state": physical, "rate": rate}.items():
-        write(place, name, f"{value}\n")
+        write_program(place, name, f"{value}\n")
     for name in ("symbol_error", "link_downed", "port_rcv_errors"):
-        write(place / "counters", name, f"{counters.get(name, 0)}\n")
+        write_program(place / "counters", name, f"{counters.get(name, 0)}\n")
 
 
 def told(*nodes, **more):
-    found = Examination(tuple(NodeFound(f"n{number}", *node) for number, node in enumerate(nodes)), (), **more)
-    return [f"{each.severity.value} {each.subject}: {each.text}" for each in findings(found)]
+    found = Examination(tuple(NodeResult(f"n{number}", *node) for number, node in enumerate(nodes)), (), **more)
+    return [f"{each.severity.value} {each.subject}: {each.text}" for each in find_all(found)]
 
 
 def test_ports_and_xids(tmp_path):
@@ -41,8 +41,8 @@ def test_ports_and_xids(tmp_path):
     port(tmp_path, "mlx5_1", state="2: INIT", rate="10 Gb/sec (4X SDR)")
     port(tmp_path, "mlx5_2", state="1: DOWN", physical="2: Polling")
     (tmp_path / "class" / "infiniband" / "mlx5_3").mkdir()
-    log = write(tmp_path, "kmsg", LOG)
-    fabric = look(str(tmp_path), str(log))
+    log = write_program(tmp_path, "kmsg", LOG)
+    fabric = read_fabric(str(tmp_path), str(log))
     said = told([replace(FACTS, fabric=fabric)])
     assert [re.sub(r"\S+ ago", "T ago", each) for each in said] == [
         "warning n0: mlx5_1 port 1 waits for a subnet manager (INIT)",
@@ -51,7 +51,7 @@ def test_ports_and_xids(tmp_path):
         "note n0 mlx5_0 port 1: 7 symbol errors, 2 times that the link went down since its counters were cleared",
         "note n0 GPU at 0000:10:00: Xid 31 (a program used an invalid address) once T ago, says the kernel's log",
     ]
-    assert look(str(tmp_path / "none"), str(tmp_path / "none")) == replace(fabric, ports=(), errors=(), xids=())
+    assert read_fabric(str(tmp_path / "none"), str(tmp_path / "none")) == replace(fabric, ports=(), errors=(), xids=())
 
 
 def test_errors_that_came_meanwhile_and_a_port_that_is_slower_than_its_like():
@@ -72,12 +72,14 @@ def test_errors_that_came_meanwhile_and_a_port_that_is_slower_than_its_like():
 
 def test_what_is_slow_or_fails_only_on_all_nodes_at_once():
     fast, slow = (1e-4, 1e-3, 1e-2), (1e-4, 1e-2, 1e-1, 0.4)
-    pairs = tuple(Speed(nodes, 2, "gloo", fast) for nodes in ((0, 1), (0, 2), (1, 2)))
+    pairs = tuple(CollectiveResult(nodes, 2, "gloo", fast) for nodes in ((0, 1), (0, 2), (1, 2)))
     all_of_them = (0, 1, 2)
     together = (
-        Speed(all_of_them, 3, "gloo", slow),
-        Speed(all_of_them, 3, "gloo", (), "gloo timed out", "all_gather"),
-        Speed(all_of_them, 3, "gloo", (), "ProcessGroupGloo does not support reduce_scatter", "reduce_scatter"),
+        CollectiveResult(all_of_them, 3, "gloo", slow),
+        CollectiveResult(all_of_them, 3, "gloo", (), "gloo timed out", "all_gather"),
+        CollectiveResult(
+            all_of_them, 3, "gloo", (), "ProcessGroupGloo does not support reduce_scatter", "reduce_scatter"
+        ),
     )
     rail = Rail("10.8.0.0/24", {0: "eth1", 1: "eth1"}, {}, ((0, 1, "ok"), (1, 0, "silent")))
     assert told([FACTS], [FACTS], [FACTS], speeds=pairs, together=together, rails=(rail,)) == [
@@ -85,7 +87,9 @@ def test_what_is_slow_or_fails_only_on_all_nodes_at_once():
         "warning all nodes at once: all_reduce runs at 213 MiB/s, the slowest pair at 1.6 GiB/s",
         "warning n1 to n0: a connection over 10.8.0.0/24 (eth1) gets no answer",
     ]
-    shown = page(Examination(tuple(NodeFound(f"n{each}") for each in range(3)), (), together=together), [], 1.0)
+    shown = format_report(
+        Examination(tuple(NodeResult(f"n{each}") for each in range(3)), (), together=together), [], 1.0
+    )
     assert shown.endswith("""
 all nodes at once, 3 ranks
                            4 B takes   bus bandwidth

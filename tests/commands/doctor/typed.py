@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import clean_environment, command, wait_until
+from tests.conftest import clean_environment, ddplaunch_command, wait_until
 from tests.hosts.host import Host
-from tests.patience import patience
+from tests.patience import scaled_timeout
 
 OF_LOAD = ("processes want to run", "multiplies matrices", "of memory are available", "between them runs at", "TMPDIR")
 """What a busy machine that plays several hosts brings about by itself, and a /dev/shm that is TMPDIR too."""
@@ -23,7 +23,7 @@ class Typed:
     ) -> None:
         """``far``: hosts on which it starts something, too."""
         self._hosts = [host, *far]
-        self.process = host.type(command("doctor", *words, "--json"), folder, clean_environment(env))
+        self.process = host.type(ddplaunch_command("doctor", *words, "--json"), folder, clean_environment(env))
 
     def says(self, text: str) -> None:
         """Wait for a line of stderr with this text."""
@@ -35,7 +35,7 @@ class Typed:
 
     def end(self) -> tuple[int, str, str]:
         """The exit code, and what came on stdout and, unread so far, on stderr; nothing else of it is left."""
-        out, err = self.process.communicate(timeout=patience(100))
+        out, err = self.process.communicate(timeout=scaled_timeout(100))
         left = [host for host in self._hosts if host.alive]
         wait_until(
             lambda: not any(host.find("ddplaunch doctor|commands.doctor") for host in left),

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 import ddplaunch
-from tests.conftest import clean_environment, write
-from tests.patience import patience
+from tests.conftest import clean_environment, write_program
+from tests.patience import scaled_timeout
 
 TOY = '''
 """Toy: a scheduler with one queue and one host."""
 
 from ddplaunch.commands.submit.base import BatchScheduler
-from ddplaunch.queue.scheduler import JobId, JobState, ended
+from ddplaunch.queue.scheduler import JobId, BatchJobState, ended_state
 
 
 class Toy(BatchScheduler):
@@ -47,8 +47,8 @@ class Toy(BatchScheduler):
         found = []
         for line in deadline.call("toyq").stdout.splitlines():
             number, state = line.split()
-            record = JobState("is running", runs=True) if state == "running" else ended(143, "was killed")
-            found.append(JobState(**{**vars(record), "job": JobId(number), "number": number}))
+            record = BatchJobState("is running", runs=True) if state == "running" else ended_state(143, "was killed")
+            found.append(BatchJobState(**{**vars(record), "job": JobId(number), "number": number}))
         return found
 '''
 
@@ -69,16 +69,16 @@ def toy(tmp_path: Path):
     (package / "commands" / "submit" / "toy.py").write_text(TOY)
     table = package / "queue" / "table.py"
     table.write_text(table.read_text().replace('    "lsf":', f'{LINE}    "lsf":'))
-    write(tmp_path, "train.py", "")
+    write_program(tmp_path, "train.py", "")
     for name, line in PROGRAMS.items():
-        write(tmp_path, f"bin/{name}", f"#!/bin/sh\n{line}\n").chmod(0o755)
+        write_program(tmp_path, f"bin/{name}", f"#!/bin/sh\n{line}\n").chmod(0o755)
     path = f"{tmp_path}/bin:{os.environ['PATH']}"
     env = clean_environment({"PYTHONPATH": str(package.parent), "PATH": path, "XDG_STATE_HOME": f"{tmp_path}/state"})
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         code = "import sys; sys.argv[0] = 'ddplaunch'; from ddplaunch.__main__ import main; sys.exit(main())"
         typed = [sys.executable, "-c", code, *words]
-        return subprocess.run(typed, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=patience(60))
+        return subprocess.run(typed, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=scaled_timeout(60))
 
     return run
 

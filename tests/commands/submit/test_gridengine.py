@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.commands.submit.gridengine import GridEngine, ends_of, listed, words_of
+from ddplaunch.commands.submit.gridengine import GridEngine, describe_state, parse_qacct, parse_qstat
 from ddplaunch.commands.submit.job import BatchJob
 from ddplaunch.queue.scheduler import JobId
 from tests.commands.submit.test_hosts import JOBS
-from tests.conftest import write
+from tests.conftest import write_program
 
-script = GridEngine().script
+script = GridEngine().render_script
 
 
 @pytest.fixture
@@ -39,11 +39,11 @@ def run(tmp_path):
         shift 3
         exec /bin/sh -c "$*"
         """
-    write(tmp_path, "bin/python", python).chmod(0o755)
-    write(tmp_path, "bin/qrsh", qrsh).chmod(0o755)
+    write_program(tmp_path, "bin/python", python).chmod(0o755)
+    write_program(tmp_path, "bin/qrsh", qrsh).chmod(0o755)
 
     def begin(job: BatchJob, hosts: str) -> tuple[subprocess.CompletedProcess[str], list[list[object]]]:
-        write(tmp_path, "hostfile", hosts)
+        write_program(tmp_path, "hostfile", hosts)
         told = {"PE_HOSTFILE": f"{tmp_path}/hostfile", "PE": "mpi", "NSLOTS": "2"}
         done = subprocess.run(
             ["bash"],
@@ -108,10 +108,15 @@ LISTED = """<?xml version='1.0'?>
 
 def test_how_jobs_stand():
     """By one qstat for all; of an array, each index that waits or runs."""
-    running, second, broken, *others = listed(LISTED)
-    assert (running.job, running.runs, running.host, running.words) == (JobId("7"), True, "n1", "is running")
-    assert (broken.waits, broken.runs) == (True, False)
-    array = [(each.number, each.waits) for each in (second, *others)]
+    running, second, broken, *others = parse_qstat(LISTED)
+    assert (running.job, running.is_running, running.host, running.description) == (
+        JobId("7"),
+        True,
+        "n1",
+        "is running",
+    )
+    assert (broken.is_pending, broken.is_running) == (True, False)
+    array = [(each.number, each.is_pending) for each in (second, *others)]
     assert array == [("18_2", False), ("18_3", True), ("18_5", True), ("18_9", True)]
 
 
@@ -124,7 +129,7 @@ def test_how_jobs_stand():
     ],
 )  # fmt: skip
 def test_what_is_said_of_a_state(state, said):
-    assert words_of(state) == said
+    assert describe_state(state) == said
 
 
 ACCOUNTED = """==============================================================
@@ -154,39 +159,39 @@ ru_wallclock 1s
     ],
 )
 def test_how_a_job_ended(failed, code, ended):
-    (record,) = ends_of(ACCOUNTED.format(task="1", failed=failed, code=code), "7")
-    assert (record.code, record.words) == (ended[0], f"{ended[1]} (exit code {ended[0]})")
+    (record,) = parse_qacct(ACCOUNTED.format(task="1", failed=failed, code=code), "7")
+    assert (record.code, record.description) == (ended[0], f"{ended[1]} (exit code {ended[0]})")
 
 
 def test_how_an_array_ended():
     """As qacct of 8.1.9 had it: index 1 was started again, and 2 is to be."""
     again = "taskid       {}\nfailed       25  : rescheduling\nexit_status  99                  \n"
     ended = "taskid       1\nfailed       0    \nexit_status  4                   \n"
-    records = ends_of(f"{'=' * 60}\n".join(["", again.format(1), again.format(2), ended]), "3")
+    records = parse_qacct(f"{'=' * 60}\n".join(["", again.format(1), again.format(2), ended]), "3")
     assert [(each.number, each.code) for each in records] == [("3_1", 4)]
 
 
 def test_a_job_that_qacct_does_not_show(tmp_path, monkeypatch):
-    assert ends_of("no jobs running since startup\n", "7") == []
+    assert parse_qacct("no jobs running since startup\n", "7") == []
     for program in ("qstat", "qacct"):
-        write(tmp_path, program, "#!/bin/sh\nexit 0\n").chmod(0o755)
+        write_program(tmp_path, program, "#!/bin/sh\nexit 0\n").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    seen = GridEngine().look(JobId("7"))
+    seen = GridEngine().query_one(JobId("7"))
     assert seen is not None
-    assert (seen.words, seen.gone, seen.code) == ("has ended; qacct does not show it yet", True, None)
+    assert (seen.description, seen.ended_unknown, seen.code) == ("has ended; qacct does not show it yet", True, None)
 
 
-def test_a_token_that_everyone_can_read(answer, tmp_path):
-    write(tmp_path, "train.py", "")
+def test_a_token_that_everyone_can_read(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
     words = ("submit", "--scheduler", "sge", "--pe", "mpi", "--dry-run", "train.py")
-    done = answer(*words, env={"DDPLAUNCH_TOKEN": "s3cret"})
+    done = run_in_fork(*words, env={"DDPLAUNCH_TOKEN": "s3cret"})
     assert "note: DDPLAUNCH_TOKEN is not secret in this job: qstat -j shows" in done.stderr
     assert "s3cret" not in done.stdout + done.stderr
 
 
-def test_the_site_may_choose_it_in_a_file(answer, tmp_path):
-    write(tmp_path, "train.py", "")
-    write(tmp_path, "pyproject.toml", '[tool.ddplaunch.submit]\nscheduler = "sge"\npe = "mpi"\n')
-    done = answer("submit", "--dry-run", "--nodes", "2", "--time", "1:30:00", "train.py")
+def test_the_site_may_choose_it_in_a_file(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
+    write_program(tmp_path, "pyproject.toml", '[tool.ddplaunch.submit]\nscheduler = "sge"\npe = "mpi"\n')
+    done = run_in_fork("submit", "--dry-run", "--nodes", "2", "--time", "1:30:00", "train.py")
     assert done.returncode == 0, done.stderr
     assert "#$ -pe mpi 2\n#$ -l h_rt=5400\n" in done.stdout

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.commands.submit.job import BatchJob, Requeue, Setup
+from ddplaunch.commands.submit.job import BatchJob, RequeueOptions, SetupCommand
 from ddplaunch.errors import UsageError
-from ddplaunch.queue.table import scheduler
+from ddplaunch.queue.table import make_scheduler
 from tests.commands.submit.queue_programs import PROGRAMS_OF, Job, install
-from tests.conftest import refused, write
+from tests.conftest import assert_refused, write_program
 from tests.starts import LIGHT
 
 GOLDEN = Path(__file__).parent / "golden_hosts"
@@ -33,13 +33,13 @@ EVERYTHING = replace(
     cpus_per_task=64,
     time="1-02:03:04",
     partition="gpu",
-    setup=[Setup("/data/my wine/env.sh", is_file=True), Setup("module load cuda/12")],
+    setup=[SetupCommand("/data/my wine/env.sh", is_file=True), SetupCommand("module load cuda/12")],
 )
 NODES = replace(EVERYTHING, gpus_per_node="8", account="wine-2026", exclusive=True)
 
-AGAIN = Requeue(3, "USR1", 90, 30)
+AGAIN = RequeueOptions(3, "USR1", 90, 30)
 
-WRITERS = {name: scheduler(name) for name in ("sge", "pbs", "lsf")}
+WRITERS = {name: make_scheduler(name) for name in ("sge", "pbs", "lsf")}
 
 JOBS = {
     "sge": replace(SMALLEST, pe="mpi"),
@@ -47,17 +47,17 @@ JOBS = {
     "lsf": SMALLEST,
     "sge_everything": replace(
         EVERYTHING, output="logs/$JOB_ID.out", cpus_per_task=4, time="4:00:00", partition="gpu.q", pe="mpi",
-        more=["-l gpu=8", "-P 'my project'"],
+        extra_options=["-l gpu=8", "-P 'my project'"],
     ),
     "pbs_everything": replace(
-        NODES, output="logs/wine.out", mem="200G", more=["-P 'my project'", "-W depend=afterok:4711"]
+        NODES, output="logs/wine.out", mem="200G", extra_options=["-P 'my project'", "-W depend=afterok:4711"]
     ),
     "lsf_everything": replace(
-        NODES, output="logs/%J.out", more=["-R 'rusage[mem=200G]'", "-w 'done(4711) && done(4712)'"]
+        NODES, output="logs/%J.out", extra_options=["-R 'rusage[mem=200G]'", "-w 'done(4711) && done(4712)'"]
     ),
     "sge_again": replace(SMALLEST, pe="mpi", nodes=3, spares=1, array="1-9:2%2", time="4:00:00", requeue=AGAIN),
     "pbs_again": replace(SMALLEST, nodes=3, spares=1, array="0-7%2"),
-    "lsf_again": replace(SMALLEST, nodes=3, spares=1, array="1,5%2", time="4:00:00", requeue=AGAIN, more=["-app ours"]),
+    "lsf_again": replace(SMALLEST, nodes=3, spares=1, array="1,5%2", time="4:00:00", requeue=AGAIN, extra_options=["-app ours"]),
 }  # fmt: skip
 
 
@@ -94,9 +94,9 @@ def test_where_the_log_is(name, number, log):
 
 
 @pytest.mark.parametrize("scheduler", WRITERS)
-def test_what_fits_in_no_line(scheduler):
+def test_what_fits_in_no_line(make_scheduler):
     with pytest.raises(UsageError, match="does not fit in one line"):
-        WRITERS[scheduler].script(replace(JOBS[scheduler], partition="a\nb"))
+        WRITERS[make_scheduler].script(replace(JOBS[make_scheduler], partition="a\nb"))
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,9 @@ def test_what_fits_in_no_line(scheduler):
         ("lsf", "--output logs/%a.out", "--output logs/%a.out: % is not a pattern here"),
     ],
 )  # fmt: skip
-def test_what_is_refused(answer, tmp_path, scheduler, words, said):
-    write(tmp_path, "train.py", "")
-    done = answer("submit", "--scheduler", scheduler, "--dry-run", *words.split(), "train.py")
+def test_what_is_refused(run_in_fork, tmp_path, make_scheduler, words, said):
+    write_program(tmp_path, "train.py", "")
+    done = run_in_fork("submit", "--scheduler", make_scheduler, "--dry-run", *words.split(), "train.py")
     assert done.returncode == 2
     assert done.stderr.splitlines()[0] == f"Error: {said}"
     assert 1 < len(done.stderr.splitlines()) <= 3
@@ -153,10 +153,10 @@ def test_what_is_refused(answer, tmp_path, scheduler, words, said):
     ("words", "program", "system"),
     [("sge --pe mpi", "qsub", "Grid Engine"), ("pbs", "qsub", "PBS"), ("lsf", "bsub", "LSF")],
 )
-def test_a_machine_without_it(answer, tmp_path, words, program, system):
-    write(tmp_path, "train.py", "")
-    done = answer("submit", "--scheduler", *words.split(), "train.py", env={"PATH": str(tmp_path)})
-    refused(done, f"{program} is not on PATH: this machine has no commands of {system}")
+def test_a_machine_without_it(run_in_fork, tmp_path, words, program, system):
+    write_program(tmp_path, "train.py", "")
+    done = run_in_fork("submit", "--scheduler", *words.split(), "train.py", env={"PATH": str(tmp_path)})
+    assert_refused(done, f"{program} is not on PATH: this machine has no commands of {system}")
 
 
 @pytest.mark.parametrize(
@@ -167,9 +167,9 @@ def test_a_machine_without_it(answer, tmp_path, words, program, system):
         ("lsf --bsub-arg=-N --bsub-arg=-B", "bsub-arg: -N, -B (--bsub-arg)"),
     ],
 )
-def test_a_dry_run_shows_what_is_passed_on(answer, tmp_path, words, said):
-    write(tmp_path, "train.py", "")
-    done = answer("submit", "--dry-run", "--scheduler", *words.split(), "train.py")
+def test_a_dry_run_shows_what_is_passed_on(run_in_fork, tmp_path, words, said):
+    write_program(tmp_path, "train.py", "")
+    done = run_in_fork("submit", "--dry-run", "--scheduler", *words.split(), "train.py")
     assert said in done.stderr.splitlines()
 
 
@@ -186,8 +186,8 @@ if "wait" in sys.argv:
 @pytest.fixture
 def here(tmp_path):
     """Give the variables of a shell that has a scheduler; the job's folder is the test's."""
-    write(tmp_path, "train.py", PROGRAM)
-    write(tmp_path, "env.sh", 'export SET=$((40 + 2))\nread -r word; [ -z "$word" ]')
+    write_program(tmp_path, "train.py", PROGRAM)
+    write_program(tmp_path, "env.sh", 'export SET=$((40 + 2))\nread -r word; [ -z "$word" ]')
     return lambda scheduler: install(tmp_path / scheduler, *PROGRAMS_OF[scheduler])
 
 
@@ -201,8 +201,10 @@ def followed(scheduler: str, *words: str) -> tuple[str, ...]:
     ("scheduler", "number", "log", "variable"),
     [("pbs", "{}.pbs01", "train.py.o{}", "PBS_JOBID"), ("lsf", "{}", "lsf-{}.out", "LSB_JOBID")],
 )
-def test_a_job_on_two_nodes_is_followed_to_its_end(launch, tmp_path, here, scheduler, number, log, variable):
-    done = launch(*followed(scheduler, "--", "fail", 'it\'s "one"', "$HOME"), env=here(scheduler))
+def test_a_job_on_two_nodes_is_followed_to_its_end(
+    run_ddplaunch, tmp_path, here, make_scheduler, number, log, variable
+):
+    done = run_ddplaunch(*followed(make_scheduler, "--", "fail", 'it\'s "one"', "$HOME"), env=here(make_scheduler))
     assert done.returncode == 7, done.stdout + done.stderr
     digits = re.findall(r"job (\d+)", done.stderr)[0]
     number = number.format(digits)
@@ -210,27 +212,27 @@ def test_a_job_on_two_nodes_is_followed_to_its_end(launch, tmp_path, here, sched
     assert f"ddplaunch: cancel: ddplaunch stop {number}\n" in done.stderr
     ranks = [f'[{rank}] rank {rank} of 4 42 fail it\'s "one" $HOME' for rank in range(4)]
     assert sorted(line for line in done.stdout.splitlines() if "] rank" in line) == ranks, done.stdout
-    node = f"{scheduler}: this is node 0 of 2, at 127.0.0.1 ({variable}, DDPLAUNCH_HOSTS, DDPLAUNCH_NODE_RANK;"
+    node = f"{make_scheduler}: this is node 0 of 2, at 127.0.0.1 ({variable}, DDPLAUNCH_HOSTS, DDPLAUNCH_NODE_RANK;"
     assert node in done.stdout
     assert done.stdout.count("rank 3 exited with code 7") == 1, "one report for all nodes"
     assert f"job {number} failed (exit code 7)" in done.stderr
 
 
 @pytest.mark.slow
-def test_a_job_of_lsf_is_requeued(start, tmp_path, here):
+def test_a_job_of_lsf_is_requeued(start_ddplaunch, tmp_path, here):
     """LSF warns all processes of the script, and starts it again after exit code 99 (bsub(1), -wa and -Q)."""
     program = PROGRAM.replace(
         "    time.sleep(600)", "    from ddplaunch import runtime\n    while not runtime.preempted(): time.sleep(0.02)"
     )
-    write(tmp_path, "train.py", program)
+    write_program(tmp_path, "train.py", program)
     words = followed("lsf", "wait")
-    job = start(*words[:1], "--requeue", "1", "--time", "1:00:00", *words[1:], env=here("lsf"))
+    job = start_ddplaunch(*words[:1], "--requeue", "1", "--time", "1:00:00", *words[1:], env=here("lsf"))
     submitted = job.stderr
     for times in (1, 2):
-        job.wait_for("] rank", times=4 * times)
+        job.wait_for("] rank", describe_times=4 * times)
         number = submitted().partition("cancel: ddplaunch stop ")[2].split()[0]
         Job(tmp_path / "lsf", number).signal(signal.SIGUSR2)
-        job.wait_for("the job must make room", times=times)
+        job.wait_for("the job must make room", describe_times=times)
     assert job.wait() == 75, job.stdout() + job.stderr()
     assert "ddplaunch: requeueing, 1 of 1\n" in job.stdout()
     assert "ddplaunch: not requeued again: --requeue 1\n" in job.stdout()
@@ -245,9 +247,11 @@ def test_a_job_of_lsf_is_requeued(start, tmp_path, here):
          "bsub refused the job (exit code 255)\n  bsub says why above; bqueues lists"),
     ],
 )  # fmt: skip
-def test_a_job_that_its_scheduler_refuses(answer, here, scheduler, theirs, ours):
-    done = answer("submit", "--scheduler", scheduler, "--partition", "nowhere", "train.py", env=here(scheduler))
-    refused(done, theirs, f"Error: {ours}")
+def test_a_job_that_its_scheduler_refuses(run_in_fork, here, make_scheduler, theirs, ours):
+    done = run_in_fork(
+        "submit", "--scheduler", make_scheduler, "--partition", "nowhere", "train.py", env=here(make_scheduler)
+    )
+    assert_refused(done, theirs, f"Error: {ours}")
 
 
 if __name__ == "__main__":

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.queue.scheduler import ACCOUNTED_AFTER
-from ddplaunch.queue.table import SCHEDULERS
+from ddplaunch.queue.scheduler import ACCOUNTING_DELAY_S
+from ddplaunch.queue.table import SCHEDULER_TITLES
 from tests.commands.submit.queue_programs import PROGRAMS_OF, Job, install
-from tests.conftest import clean_environment, command, refused, wait_until, write
-from tests.patience import patience
+from tests.conftest import assert_refused, clean_environment, ddplaunch_command, wait_until, write_program
+from tests.patience import scaled_timeout
 from tests.starts import LIGHT
 
 TRAIN = """
@@ -48,7 +48,7 @@ class Login:
             "XDG_STATE_HOME": str(folder / "state"),
             "XDG_RUNTIME_DIR": str(folder / "login"),
         }
-        write(folder, "bin/srun", f"#!/bin/sh\ntouch {folder}/slurm\n").chmod(0o755)
+        write_program(folder, "bin/srun", f"#!/bin/sh\ntouch {folder}/slurm\n").chmod(0o755)
         for name in ("scontrol", "squeue", "scancel", "sacct"):
             (folder / "bin" / name).symlink_to("srun")
         self.env["PATH"] += f":{folder}/bin"
@@ -81,12 +81,12 @@ class Login:
 
 
 @pytest.fixture(params=PROGRAMS_OF)
-def login(request, tmp_path, answer):
+def login(request, tmp_path, run_in_fork):
     """A login host; at the end no program of Slurm's has been called."""
-    write(tmp_path, "train.py", TRAIN)
+    write_program(tmp_path, "train.py", TRAIN)
     with tempfile.TemporaryDirectory() as doors:  # a socket's path is short
-        yield Login(request.param, tmp_path, doors, answer)
-        write(tmp_path, "go", "")
+        yield Login(request.param, tmp_path, doors, run_in_fork)
+        write_program(tmp_path, "go", "")
         jobs = [Job(tmp_path / "site", path.name) for path in (tmp_path / "site" / "jobs").iterdir()]
         wait_until(lambda: all(job.waits or job.status is not None for job in jobs), "the end of all jobs")
     assert not (tmp_path / "slurm").exists()
@@ -103,14 +103,14 @@ def test_a_job_is_followed_again(login, tmp_path):
     assert login.state(number) == "running"
     assert login.type("logs", short).stdout == log
     for words in (("stacks",), ("logs", "--rank", "1")):
-        system = SCHEDULERS[login.scheduler]
+        system = SCHEDULER_TITLES[login.scheduler]
         said = f"{words[0]} cannot ask the nodes of job {number}: {system} starts nothing in it from outside"
         hint = f"log in to one of them by SSH and type it there: ddplaunch {words[0]}\n"
-        refused(login.type(words[0], number, *words[1:]), said, hint)
+        assert_refused(login.type(words[0], number, *words[1:]), said, hint)
     assert "running" in login.type("report", number).stdout, "its home is this one's"
 
     attached = subprocess.Popen(
-        command("attach", short),
+        ddplaunch_command("attach", short),
         cwd=tmp_path,
         env=clean_environment(login.env),
         stdin=subprocess.DEVNULL,
@@ -121,8 +121,8 @@ def test_a_job_is_followed_again(login, tmp_path):
     assert attached.stdout is not None
     while "] rank" not in attached.stdout.readline():
         pass
-    write(tmp_path, "go", "")
-    out, err = attached.communicate(timeout=patience(60))
+    write_program(tmp_path, "go", "")
+    out, err = attached.communicate(timeout=scaled_timeout(60))
     assert attached.returncode == 3, err
     assert "ddplaunch: rank 1 exited with code 3" in out
     assert err.splitlines()[-1] == f"ddplaunch: job {number} failed (exit code 3)"
@@ -142,7 +142,7 @@ def test_a_job_is_stopped(login):
     """By the scheduler, whose folder of history the nodes share; --now is not its."""
     number = login.submit()
     login.begun()
-    refused(login.type("stop", number, "--now"), f"--now does not work on job {number}: ")
+    assert_refused(login.type("stop", number, "--now"), f"--now does not work on job {number}: ")
     stopped = login.type("stop", number)
     assert stopped.returncode == 0, stopped.stderr
     assert stopped.stderr.endswith(f"stopping job {number}\njob {number} {STOPPED[login.scheduler]}\n")
@@ -153,7 +153,7 @@ def test_a_job_is_stopped(login):
 def test_an_array(login, tmp_path):
     """Each is a job of two nodes with its own index, log, port and end; the scheduler is asked once about all."""
     variable = {"pbs": "PBS_ARRAY_INDEX", "lsf": "LSB_JOBINDEX"}[login.scheduler]
-    write(tmp_path, "train.py", TRAIN.replace('"rank",', f'"index", os.environ["{variable}"], "rank",'))
+    write_program(tmp_path, "train.py", TRAIN.replace('"rank",', f'"index", os.environ["{variable}"], "rank",'))
     number = login.submit("--array", "1-2", "--time", "1:00:00")
     short, dot, server = number.partition(".")
     assert login.said[-2:] == [
@@ -174,7 +174,7 @@ def test_an_array(login, tmp_path):
     stopped = login.type("stop", f"{short}_2")
     assert (stopped.returncode, STOPPED[login.scheduler] in stopped.stderr) == (0, True), stopped.stderr
     assert login.state(number) == "1 failed, 1 running"
-    write(tmp_path, "go", "")
+    write_program(tmp_path, "go", "")
     assert login.type("attach", f"{short}_1").returncode == 3
     told = login.type("report", number)
     assert told.stdout.splitlines()[0] == f"job {number}, array 1-2: 2 failed", told.stderr
@@ -196,8 +196,8 @@ def test_a_job_that_waits(login):
 
 def test_a_job_that_its_scheduler_has_forgotten(login, tmp_path):
     number = login.submit("--partition", "full")
-    system = SCHEDULERS[login.scheduler]
-    write(tmp_path, "site/bin/bhist", "#!/bin/sh\necho 'No matching job found' >&2\n").chmod(0o755)
+    system = SCHEDULER_TITLES[login.scheduler]
+    write_program(tmp_path, "site/bin/bhist", "#!/bin/sh\necho 'No matching job found' >&2\n").chmod(0o755)
     shutil.rmtree(tmp_path / "site" / "jobs" / number)
     attached = login.type("attach", number)
     assert attached.returncode == 1
@@ -209,12 +209,12 @@ def test_a_job_that_its_scheduler_has_forgotten(login, tmp_path):
 def test_a_stopped_job_may_be_forgotten_at_once(login, tmp_path):
     """As by PBS where the site keeps no history."""
     number = login.submit("--partition", "full")
-    write(tmp_path, "site/bin/bhist", "#!/bin/sh\n").chmod(0o755)
+    write_program(tmp_path, "site/bin/bhist", "#!/bin/sh\n").chmod(0o755)
     cancels = tmp_path / "site" / "bin" / PROGRAMS_OF[login.scheduler][2]
     cancels.write_text(f"#!/bin/sh\nrm -r {tmp_path}/site/jobs/$1\n")
     stopped = login.type("stop", number)
     assert stopped.returncode == 0, stopped.stderr
-    assert f"job {number} ended; {SCHEDULERS[login.scheduler]} no longer knows how\n" in stopped.stderr
+    assert f"job {number} ended; {SCHEDULER_TITLES[login.scheduler]} no longer knows how\n" in stopped.stderr
 
 
 def test_a_machine_without_the_scheduler(login, tmp_path):
@@ -228,18 +228,18 @@ def test_a_machine_without_the_scheduler(login, tmp_path):
     assert f"{asked} does not answer" in login.type("ps", PATH=path).stdout
 
 
-def test_a_job_of_grid_engine_that_qacct_never_shows(answer, tmp_path):
+def test_a_job_of_grid_engine_that_qacct_never_shows(run_in_fork, tmp_path):
     """As one deleted by qdel while it waited: it is not asked about for ever."""
     for name, lines in {"qsub": "echo 4711", "qstat": "echo '<job_info/>'", "qacct": "exit 1"}.items():
-        write(tmp_path, f"bin/{name}", f"#!/bin/sh\n{lines}\n").chmod(0o755)
-    write(tmp_path, "train.py", "")
+        write_program(tmp_path, f"bin/{name}", f"#!/bin/sh\n{lines}\n").chmod(0o755)
+    write_program(tmp_path, "train.py", "")
     env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "XDG_STATE_HOME": str(tmp_path)}
-    assert answer("submit", "--scheduler", "sge", "--pe", "mpi", "train.py", env=env).returncode == 0
-    assert "has ended; qacct does not show it yet" in answer("ps", env=env).stdout
+    assert run_in_fork("submit", "--scheduler", "sge", "--pe", "mpi", "train.py", env=env).returncode == 0
+    assert "has ended; qacct does not show it yet" in run_in_fork("ps", env=env).stdout
     kept = tmp_path / "ddplaunch" / "submitted" / "sge.4711.json"
     job = json.loads(kept.read_text())
-    kept.write_text(json.dumps({**job, "gone": job["gone"] - ACCOUNTED_AFTER}))
-    assert "ended; Grid Engine no longer knows how" in answer("ps", env=env).stdout
+    kept.write_text(json.dumps({**job, "gone": job["gone"] - ACCOUNTING_DELAY_S}))
+    assert "ended; Grid Engine no longer knows how" in run_in_fork("ps", env=env).stdout
     assert json.loads(kept.read_text())["code"] == 1
 
 

@@ -15,8 +15,8 @@ import yaml
 
 from tests.commands.submit.test_kubernetes import JOBS, golden
 from tests.commands.submit.test_kubernetes import manifest as manifest
-from tests.conftest import clean_environment, write
-from tests.patience import patience
+from tests.conftest import clean_environment, write_program
+from tests.patience import scaled_timeout
 
 PATCH = """
 metadata: {annotations: {x: "1"}, labels: {team: null}}
@@ -53,7 +53,7 @@ def kubectl(tmp_path_factory):
     def run(*words: str) -> str:
         environment = clean_environment({"HOME": str(home), "KUBECONFIG": str(home / "none")})
         done = subprocess.run(
-            ["kubectl", *words], env=environment, capture_output=True, text=True, timeout=patience(60)
+            ["kubectl", *words], env=environment, capture_output=True, text=True, timeout=scaled_timeout(60)
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -66,7 +66,7 @@ def kubectl(tmp_path_factory):
         pytest.skip(f"NO KUBECTL HERE: {version} is too old")
 
     def local(job: dict[str, Any], *words: str) -> dict[str, Any]:
-        file = write(home, "job.json", json.dumps(job))
+        file = write_program(home, "job.json", json.dumps(job))
         return dict(yaml.safe_load(run(*words, "--local", "-f", str(file), "-o", "yaml")))
 
     return local
@@ -106,7 +106,7 @@ def test_kubectl_loses_no_field(kubectl, name):
 
 
 def test_kubectl_patches_alike(kubectl, manifest, tmp_path: Path):
-    file = str(write(tmp_path, "patch.yaml", PATCH))
+    file = str(write_program(tmp_path, "patch.yaml", PATCH))
     job = the_job(golden("everything"))
     theirs = kubectl(job, "patch", "--type", "strategic", "--patch-file", file)
     ours = the_job(manifest(f"--patch {file} {JOBS['everything']}"))

@@ -24,7 +24,7 @@ from ddplaunch.commands.manifest.pod_job import longest_name, name_from
 from ddplaunch.plan.command import python_command
 from tests.commands.submit.pods import expanded, pods
 from tests.commands.submit.test_yaml import NASTY
-from tests.conftest import command, ran
+from tests.conftest import ddplaunch_command, run_command
 
 GOLDEN = Path(__file__).parent / "manifests"
 
@@ -77,11 +77,13 @@ EACH = pytest.mark.parametrize("name", JOBS)
 
 
 @pytest.fixture
-def manifest(answer):
+def manifest(run_in_fork):
     """What ``ddplaunch manifest WORDS`` prints, of words or of a line."""
 
     def print_it(*words: str) -> str:
-        done = answer("manifest", *(shlex.split(words[0]) if len(words) == 1 else words), env={"HERE": "of this shell"})
+        done = run_in_fork(
+            "manifest", *(shlex.split(words[0]) if len(words) == 1 else words), env={"HERE": "of this shell"}
+        )
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
 
@@ -325,5 +327,5 @@ def test_the_last_pod_has_a_name_too(manifest, kind):
 
 if __name__ == "__main__":
     for each, line in JOBS.items():
-        done = ran(command("manifest", *shlex.split(line)), env={"HERE": "of this shell"}, check=True)
+        done = run_command(ddplaunch_command("manifest", *shlex.split(line)), env={"HERE": "of this shell"}, check=True)
         (GOLDEN / f"{each}.yaml").write_text(done.stdout)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.commands.submit.lsf import ends_of, listed
+from ddplaunch.commands.submit.lsf import parse_bhist, parse_bjobs
 from ddplaunch.queue.scheduler import JobId
 
 
@@ -27,15 +27,15 @@ from ddplaunch.queue.scheduler import JobId
     ],
 )  # fmt: skip
 def test_what_is_said_of_a_job(shown, said):
-    (record,) = listed(f"4711|0|{shown}\n")
-    assert record.words == said
+    (record,) = parse_bjobs(f"4711|0|{shown}\n")
+    assert record.description == said
     assert (record.code is not None) == ("exit code" in said)
 
 
 def test_how_jobs_stand():
     """By one bjobs for all; sites may have it show the index behind the number too (LSB_BJOBS_DISPLAY_ENH)."""
     shown = "4711|0|RUN|-|-\n4712|1|DONE|-|-\n4712[2]|2|EXIT|7|-\n"
-    assert [(each.job, each.number, each.code, each.runs) for each in listed(shown)] == [
+    assert [(each.job, each.number, each.code, each.is_running) for each in parse_bjobs(shown)] == [
         (JobId("4711"), "4711", None, True),
         (JobId("4712", index="1"), "4712_1", 0, False),
         (JobId("4712", index="2"), "4712_2", 7, False),
@@ -43,7 +43,7 @@ def test_how_jobs_stand():
 
 
 def test_an_answer_of_something_else():
-    assert not list(listed("LSF is down. Please wait ...\n"))
+    assert not list(parse_bjobs("LSF is down. Please wait ...\n"))
 
 
 HISTORY = """
@@ -70,11 +70,11 @@ Mon Nov 23 10:00:00: Submitted from host <login1>, to Queue <normal>, CWD </data
     ],
 )  # fmt: skip
 def test_what_bhist_knows_of_a_job(end, found):
-    assert [each.words for each in ends_of(HISTORY.format(end=end))] == ([found] if found else [])
+    assert [each.description for each in parse_bhist(HISTORY.format(end=end))] == ([found] if found else [])
 
 
 def test_what_bhist_knows_of_several():
     done = HISTORY.format(end="Mon Nov 23 10:05:00: Done successfully. The CPU time used is 1.2 seconds;")
     runs = HISTORY.format(end="Mon Nov 23 10:05:00: Starting (Pid 31390);").replace("<4711>", "<4712>")
-    found = ends_of(f"{done}{'-' * 78}\n{runs}{done.replace('<4711>', '<4713[2]>')}")
+    found = parse_bhist(f"{done}{'-' * 78}\n{runs}{done.replace('<4711>', '<4713[2]>')}")
     assert [(each.number, each.code) for each in found] == [("4711", 0), ("4713_2", 0)]

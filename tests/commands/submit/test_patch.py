@@ -8,10 +8,10 @@ import json
 import pytest
 import yaml as pyyaml
 
-from ddplaunch.commands.manifest.patch import KEYS
+from ddplaunch.commands.manifest.patch import MERGE_KEYS
 from tests.commands.submit.test_kubernetes import JOBS, check, golden
 from tests.commands.submit.test_kubernetes import manifest as manifest
-from tests.conftest import refused, write
+from tests.conftest import assert_refused, write_program
 
 IMAGE = "registry.example/wine:1"
 
@@ -21,7 +21,7 @@ def merged(manifest, tmp_path):
     """The objects of a job's manifest after patches, by their kinds; the Job's spec of pods is ``pod``."""
 
     def make(*texts: str, job="smallest"):
-        files = [write(tmp_path, f"{number}.yaml", text) for number, text in enumerate(texts)]
+        files = [write_program(tmp_path, f"{number}.yaml", text) for number, text in enumerate(texts)]
         text = manifest(" ".join([*(f"--patch {file}" for file in files), JOBS[job]]))
         objects = {each["kind"]: each for each in pyyaml.safe_load_all(text)}
         if "Job" in objects:
@@ -52,7 +52,7 @@ def test_the_keys_of_lists_are_those_of_kubernetes():
                     left.append(target)
     others = {"conditions", "ownerReferences", "ephemeralContainers", "evictionResponders"}
     """Of a status, of the cluster alone, and too new for 1.36."""
-    known = {name: {key} for name, key in KEYS.items() if name != "replicatedJobs"}
+    known = {name: {key} for name, key in MERGE_KEYS.items() if name != "replicatedJobs"}
     assert {name: keys for name, keys in found.items() if name not in others} == known
 
 
@@ -117,7 +117,7 @@ def test_a_patch_of_the_job_is_for_the_job_in_a_jobset(merged):
 
 
 def test_comments_stay_where_values_stay(manifest, tmp_path):
-    file = write(tmp_path, "patch.yaml", "spec:\n  backoffLimitPerIndex: 9\n  podFailurePolicy: {rules: []}\n")
+    file = write_program(tmp_path, "patch.yaml", "spec:\n  backoffLimitPerIndex: 9\n  podFailurePolicy: {rules: []}\n")
     before, after = (text.splitlines() for text in (golden("smallest"), manifest(f"--patch {file} {JOBS['smallest']}")))
     assert "  # A pod that could not even begin is tried again, three times." in set(before) - set(after)
     assert "  # A pod is a node: one ddplaunch, which starts the ranks there." in after
@@ -163,12 +163,12 @@ def test_json_is_yaml(merged):
         ("spec: {x: .inf}\n", "FILE: not YAML: Out of range float values"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_merged(answer, tmp_path, text, said):
+def test_what_cannot_be_merged(run_in_fork, tmp_path, text, said):
     (tmp_path / "patch.yaml").write_text(text)
-    done = answer("manifest", "--container-image", "img:1", "--patch", "patch.yaml", "train.py")
-    refused(done, said.replace("FILE", "--patch patch.yaml"))
+    done = run_in_fork("manifest", "--container-image", "img:1", "--patch", "patch.yaml", "train.py")
+    assert_refused(done, said.replace("FILE", "--patch patch.yaml"))
 
 
-def test_a_file_that_is_not_there(answer):
-    done = answer("manifest", "--container-image", "img:1", "--patch", "patch.yaml", "train.py")
-    refused(done, "--patch patch.yaml: cannot read it: No such file or directory")
+def test_a_file_that_is_not_there(run_in_fork):
+    done = run_in_fork("manifest", "--container-image", "img:1", "--patch", "patch.yaml", "train.py")
+    assert_refused(done, "--patch patch.yaml: cannot read it: No such file or directory")

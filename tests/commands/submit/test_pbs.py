@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.commands.submit.pbs import Pbs, listed
+from ddplaunch.commands.submit.pbs import Pbs, parse_qstat
 from ddplaunch.queue.scheduler import JobId
 from tests.commands.submit.test_hosts import SMALLEST
-from tests.conftest import write
+from tests.conftest import write_program
 
 
 @pytest.mark.parametrize(("typed", "written"), [("200G", "200gb"), ("200GB", "200gb"), ("64000", "64000mb")])
 def test_memory_in_the_units_of_pbs(typed, written):
-    assert f":mem={written}\n" in Pbs().script(replace(SMALLEST, mem=typed))
+    assert f":mem={written}\n" in Pbs().render_script(replace(SMALLEST, mem=typed))
 
 
 SHOWN = """Job Id: 4711.pbs01
@@ -46,8 +46,8 @@ SHOWN = """Job Id: 4711.pbs01
     ],
 )  # fmt: skip
 def test_what_is_said_of_a_job(state, more, said):
-    (record,) = listed(SHOWN.format(state=state, more=more))
-    assert record.words == said
+    (record,) = parse_qstat(SHOWN.format(state=state, more=more))
+    assert record.description == said
     assert (record.code is not None) == ("exit code" in said)
 
 
@@ -62,7 +62,7 @@ def test_how_jobs_stand():
             ("4712[1].pbs01", "Q", ""),
         )
     )
-    found = [(each.job, each.number, each.code, each.runs) for each in listed(shown)]
+    found = [(each.job, each.number, each.code, each.is_running) for each in parse_qstat(shown)]
     assert found == [
         (JobId("4711.pbs01"), "4711.pbs01", None, True),
         (JobId("4712.pbs01", index=""), "4712.pbs01", None, False),
@@ -72,11 +72,11 @@ def test_how_jobs_stand():
 
 
 def test_an_answer_of_something_else():
-    assert not list(listed("Hello\n"))
-    assert [each.words for each in listed(SHOWN.format(state="Z", more=""))] == ["is in state Z"]
+    assert not list(parse_qstat("Hello\n"))
+    assert [each.description for each in parse_qstat(SHOWN.format(state="Z", more=""))] == ["is in state Z"]
 
 
-def test_a_name_that_pbs_takes(answer, tmp_path):
-    write(tmp_path, "my train.py", "")
-    done = answer("submit", "--scheduler", "pbs", "--dry-run", "my train.py")
+def test_a_name_that_pbs_takes(run_in_fork, tmp_path):
+    write_program(tmp_path, "my train.py", "")
+    done = run_in_fork("submit", "--scheduler", "pbs", "--dry-run", "my train.py")
     assert "#PBS -N my_train.py\n" in done.stdout

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.commands.submit.pods import Pod, pods
-from tests.conftest import Launch, wait_until, write
+from tests.conftest import Launch, wait_until, write_program
 from tests.hosts.network import Network
-from tests.patience import patience
+from tests.patience import scaled_timeout
 
 REDUCES = """
 import os
@@ -30,13 +30,13 @@ dist.destroy_process_group()
 
 
 @pytest.fixture
-def job(answer: Launch, tmp_path: Path) -> Callable[..., list[Pod]]:
+def job(run_in_fork: Launch, tmp_path: Path) -> Callable[..., list[Pod]]:
     """The pods of ``ddplaunch manifest WORDS``, with an image that has our Python."""
-    write(tmp_path, "train.py", REDUCES)
+    write_program(tmp_path, "train.py", REDUCES)
     words = ("--container-image", "registry.example/wine:1", "--env", "PRICE=$(cat x) $5")
 
     def print_it(*options: str) -> list[Pod]:
-        done = answer("manifest", *words, *options, "train.py")
+        done = run_in_fork("manifest", *words, *options, "train.py")
         assert done.returncode == 0, done.stderr
         return pods(done.stdout)
 
@@ -54,7 +54,7 @@ def environ_of(pod: Pod) -> dict[str, str]:
 def run(pod: Pod, words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a command with what the pod has, to its end."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.run(words, cwd=folder, env=environ_of(pod), timeout=patience(90), **pipes)
+    return subprocess.run(words, cwd=folder, env=environ_of(pod), timeout=scaled_timeout(90), **pipes)
 
 
 def dry_run(pod: Pod, folder: Path) -> dict:
@@ -115,7 +115,7 @@ class Cluster:
 
     def start_all(self, program: str) -> list[subprocess.Popen[str]]:
         """Start all pods with this program, where names are known to all."""
-        write(self.folder, "train.py", program)
+        write_program(self.folder, "train.py", program)
         for index in range(len(self.network.hosts)):
             self.name("10.77.0.10", on=index)
         return [self.start(index) for index in range(len(self.network.hosts))]
@@ -154,7 +154,7 @@ def test_two_pods_meet_though_the_name_comes_late(cluster):
     wait_until(lambda: "train-0.train does not resolve yet" in two.said(1).read_text(), "what node 1 waits for")
     wait_until(lambda: "waiting for" in two.said(0).read_text(), "node 0 to wait")
     two.name("10.77.0.10", on=1)
-    out = [process.communicate(timeout=patience(90))[0] for process in (zero, other)]
+    out = [process.communicate(timeout=scaled_timeout(90))[0] for process in (zero, other)]
     said = [two.said(index).read_text() for index in range(2)]
     assert (zero.returncode, other.returncode) == (0, 0), said
     assert [text.split("] ", 1)[-1] for text in out] == [f"rank {rank} sum 3.0 $(cat x) $5\n" for rank in range(2)]
@@ -167,7 +167,7 @@ def test_a_node_0_that_never_has_a_name_is_a_lost_node(cluster):
     """69 is an exit code after which the Job starts the pod again."""
     two = cluster("--join-timeout", "2")
     other = two.start(1)
-    other.communicate(timeout=patience(60))
+    other.communicate(timeout=scaled_timeout(60))
     assert other.returncode == 69
     said = two.said(1).read_text()
     assert "node 0 was not reached in 2 s (--join-timeout): train-0.train does not resolve yet" in said
@@ -184,7 +184,7 @@ def test_a_pod_that_is_deleted_ends_an_elastic_job_with_143(cluster):
         assert "sum 3.0" in process.stdout.readline()
     started[1].terminate()
     for process in started:
-        process.communicate(timeout=patience(90))
+        process.communicate(timeout=scaled_timeout(90))
     assert [process.returncode for process in started] == [143, 143]
 
 
@@ -205,7 +205,7 @@ def test_a_spare_pod_takes_the_place_of_one_whose_machine_is_lost(cluster):
         assert process.stdout is not None
         assert "up" in process.stdout.readline()
     pods.network.hosts[1].power_off()
-    out = [started[index].communicate(timeout=patience(90))[0] for index in (0, 2)]
+    out = [started[index].communicate(timeout=scaled_timeout(90))[0] for index in (0, 2)]
     assert [started[index].returncode for index in (0, 2)] == [0, 0], pods.said(0).read_text()
     assert ["again 0 of 2" in out[0], "again 1 of 2" in out[1]] == [True, True]
     assert "takes the place of node 1" in pods.said(0).read_text()

@@ -14,14 +14,14 @@ from ddplaunch.plan.command import python_command
 from tests.commands.submit.pods import pods
 from tests.commands.submit.test_kubernetes import golden
 from tests.commands.submit.test_slurm import SMALLEST as IN_SLURM
-from tests.conftest import command, ran, write
+from tests.conftest import ddplaunch_command, run_command, write_program
 
 OTHERS = ("ddplaunch.py", "json.py", "select.py", "click.py")
 TRAIN = "import os; print('trained', os.environ['RANK'], os.environ.get('PYTHONPATH'))"
 
 
 def run(folder: Path, words: list[str], **variables: str) -> str:
-    done = ran(words, folder, variables)
+    done = run_command(words, folder, variables)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -30,8 +30,8 @@ def run(folder: Path, words: list[str], **variables: str) -> str:
 def folder(tmp_path: Path) -> Path:
     """A job's folder whose files have names of ours, of Python's and of a package that we use."""
     for name in OTHERS:
-        write(tmp_path, name, f"print('{name} was run'); raise SystemExit(0)")
-    write(tmp_path, "train.py", TRAIN)
+        write_program(tmp_path, name, f"print('{name} was run'); raise SystemExit(0)")
+    write_program(tmp_path, "train.py", TRAIN)
     return tmp_path
 
 
@@ -48,13 +48,13 @@ def test_a_ddplaunch_of_the_jobs_folder_is_not_run(folder: Path, path: str) -> N
 
 def test_a_job_of_slurm_runs_ours(folder: Path) -> None:
     """With an srun that starts one task, here."""
-    write(
+    write_program(
         folder,
         "bin/srun",
         '#!/bin/sh\nwhile [ "$1" != "$PYTHON" ]; do shift; done; exec "$@" --cluster none train.py\n',
     )
     (folder / "bin/srun").chmod(0o755)
-    batch = Slurm().script(replace(IN_SLURM, interpreter=sys.executable, chdir=str(folder), command=[]))
+    batch = Slurm().render_script(replace(IN_SLURM, interpreter=sys.executable, chdir=str(folder), command=[]))
     path = f"{folder}/bin:{os.environ['PATH']}"
     assert run(folder, ["bash", "-c", batch], PATH=path, PYTHON=sys.executable) == "trained 0 None\n"
 
@@ -67,7 +67,7 @@ def test_a_pod_runs_ours(folder: Path) -> None:
 def test_python_m_takes_only_its_own_name_from_there(folder: Path) -> None:
     """Which module ``-m`` finds is Python's to say; everything behind it is ours."""
     (folder / "ddplaunch.py").unlink()
-    assert run(folder, command("run", "train.py")) == "trained 0 None\n"
+    assert run(folder, ddplaunch_command("run", "train.py")) == "trained 0 None\n"
     (folder / "json.py").unlink()
     (folder / "select.py").unlink()
-    assert run(folder, command("run", "train.py"), PYTHONPATH=".") == "trained 0 .\n"
+    assert run(folder, ddplaunch_command("run", "train.py"), PYTHONPATH=".") == "trained 0 .\n"

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.commands.submit import slurm
-from ddplaunch.commands.submit.job import BatchJob, Requeue, Setup
+from ddplaunch.commands.submit.job import BatchJob, RequeueOptions, SetupCommand
 from ddplaunch.commands.submit.slurm import Slurm
-from ddplaunch.commands.submit.slurm_says import listed, parse
+from ddplaunch.commands.submit.slurm_says import parse_scontrol, parse_squeue
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.command import python_command
-from tests.conftest import write
+from tests.conftest import write_program
 
-script = Slurm().script
+script = Slurm().render_script
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -40,18 +40,18 @@ JOBS = {
         SMALLEST, command=["--nproc", "4", "-m", "wine.train"], chdir="/data/my wine", job_name='a "job"',
         output="logs/%A_%a.out", nodes=16, gpus_per_node="a100:8", cpus_per_task=64, mem="200G", time="1-12",
         partition="big,small", account="vision", qos="high", constraint="[rack1|rack2]", nodelist="gpu[01-16]",
-        array="0-7%2", more=["--hint=nomultithread", "--prefer='back \\ slash # 2'"],
-        setup=[Setup("/data/my wine/env.sh", is_file=True), Setup("export A=1; module load cuda/12")],
+        array="0-7%2", extra_options=["--hint=nomultithread", "--prefer='back \\ slash # 2'"],
+        setup=[SetupCommand("/data/my wine/env.sh", is_file=True), SetupCommand("export A=1; module load cuda/12")],
     ),
     "as_sbatch": replace(
         SMALLEST, nodes=2, error="logs/%j.err", gpus_per_task="h100:8", gres="gpu:h100:8,nvme:1", mem_per_gpu="50G",
         exclude="gpu[07-08]", exclusive=True, reservation="week 3", dependency="afterok:4711?afterany:4712_3",
         mail_type="END,FAIL", mail_user="me@example.org", comment="wine # 2",
         srun_args=["--cpu-bind=none", "--export 'A=1 2'"],
-        setup=[Setup("export SCRATCH=/scratch/$SLURM_JOB_ID; mkdir $SCRATCH")],
-        teardown=[Setup('rm -rf "$SCRATCH"; '), Setup("/data/my wine/done.sh", is_file=True)],
+        setup=[SetupCommand("export SCRATCH=/scratch/$SLURM_JOB_ID; mkdir $SCRATCH")],
+        teardown=[SetupCommand('rm -rf "$SCRATCH"; '), SetupCommand("/data/my wine/done.sh", is_file=True)],
     ),
-    "requeue": replace(SMALLEST, nodes=2, requeue=Requeue(3, "USR2", 90, 30)),
+    "requeue": replace(SMALLEST, nodes=2, requeue=RequeueOptions(3, "USR2", 90, 30)),
     "spares": replace(SMALLEST, nodes=3, spares=1),
     "container": replace(
         SMALLEST, interpreter="python", container_image="nvcr.io#nvidia/pytorch:25.01-py3",
@@ -93,7 +93,7 @@ def run(tmp_path):
             signal.pause()
         sys.exit(int(os.environ["SRUN"]))
         """
-    write(tmp_path, "bin/srun", program).chmod(0o755)
+    write_program(tmp_path, "bin/srun", program).chmod(0o755)
 
     def begin(job: BatchJob, srun: int | str = 7, left: str = ""):
         environment = {
@@ -130,7 +130,7 @@ def test_what_srun_gets(run, name):
     [
         (137, "0\n", SMALLEST, 0, ""),  # a task was killed, and the job went on with a spare
         (137, "", SMALLEST, 137, ""),  # node 0 was
-        (137, "7\n", replace(SMALLEST, teardown=[Setup("echo torn")]), 7, "torn\n"),
+        (137, "7\n", replace(SMALLEST, teardown=[SetupCommand("echo torn")]), 7, "torn\n"),
         (137, "75\n", JOBS["requeue"], 0, "ddplaunch: requeueing, 1 of 3\nrequeue 12\n"),
         (75, "", JOBS["requeue"], 0, "ddplaunch: requeueing, 1 of 3\nrequeue 12\n"),
         (137, "0\n", JOBS["requeue"], 0, ""),
@@ -144,8 +144,8 @@ def test_what_srun_gets(run, name):
 )
 def test_the_exit_code_is_node_0s(run, tmp_path, monkeypatch, srun, left, job, code, said):
     monkeypatch.setattr(slurm, "LEFT_TO_SRUN", 0.1)
-    write(tmp_path, "bin/scontrol", "#!/bin/sh\necho $*\n").chmod(0o755)
-    write(tmp_path, ".ddplaunch-exit-12", "1\n")  # an earlier run's
+    write_program(tmp_path, "bin/scontrol", "#!/bin/sh\necho $*\n").chmod(0o755)
+    write_program(tmp_path, ".ddplaunch-exit-12", "1\n")  # an earlier run's
     begun, words, _ = run(job, srun=srun, left=left)
     assert (begun.returncode, begun.stdout) == (code, said), begun.stderr
     if srun == "waits":
@@ -155,20 +155,22 @@ def test_the_exit_code_is_node_0s(run, tmp_path, monkeypatch, srun, left, job, c
 
 
 def test_setup_reaches_the_ranks(run, tmp_path):
-    file = write(tmp_path, "my env.sh", "export FROM_FILE=1\n")
-    done, _, variables = run(replace(SMALLEST, setup=[Setup(str(file), True), Setup("export FROM_LINE='2 3'")]))
+    file = write_program(tmp_path, "my env.sh", "export FROM_FILE=1\n")
+    done, _, variables = run(
+        replace(SMALLEST, setup=[SetupCommand(str(file), True), SetupCommand("export FROM_LINE='2 3'")])
+    )
     assert done.returncode == 7
     assert (variables["FROM_FILE"], variables["FROM_LINE"]) == ("1", "2 3")
 
 
 def test_a_setup_that_fails_ends_the_job(run):
-    done, words, _ = run(replace(SMALLEST, setup=[Setup("no_such_command_here"), Setup("echo on")]))
+    done, words, _ = run(replace(SMALLEST, setup=[SetupCommand("no_such_command_here"), SetupCommand("echo on")]))
     assert done.returncode == 127
     assert "no_such_command_here" in done.stderr
     assert (words, done.stdout) == (None, "")
 
 
-TORN = Setup("echo torn $FROM_SETUP; exit 4")
+TORN = SetupCommand("echo torn $FROM_SETUP; exit 4")
 
 
 @pytest.mark.parametrize(
@@ -176,7 +178,7 @@ TORN = Setup("echo torn $FROM_SETUP; exit 4")
 )
 def test_a_teardown_keeps_the_exit_code(run, setup, code, said):
     """Also where the set-up ends the job, and where it leaves by ``exit`` itself."""
-    done, _, _ = run(replace(SMALLEST, setup=[Setup(setup)], teardown=[TORN, Setup("no_such_command")]))
+    done, _, _ = run(replace(SMALLEST, setup=[SetupCommand(setup)], teardown=[TORN, SetupCommand("no_such_command")]))
     assert (done.returncode, done.stdout) == (code, said)
     assert "no_such_command" in done.stderr
 
@@ -207,7 +209,7 @@ def test_quoting_is_what_sbatch_reads():
     ],
 )
 def test_log_path(output, array, path):
-    assert Slurm().log(replace(SMALLEST, output=output, array=array), "12") == path
+    assert Slurm().log_path(replace(SMALLEST, output=output, array=array), "12") == path
 
 
 RECORD = (
@@ -232,11 +234,11 @@ RECORD = (
     ],
 )  # fmt: skip
 def test_what_slurm_says_of_a_job(state, code, ended, said):
-    job = parse(RECORD.format(state=state, reason="None", code=code, preempted="None"))
+    job = parse_scontrol(RECORD.format(state=state, reason="None", code=code, preempted="None"))
     assert job is not None
-    assert (job.code, job.log, job.number) == (ended, "/data/my wine/slurm-7.out", "7")
-    assert (job.waits, job.runs) == (state == "PENDING", state == "RUNNING")
-    assert job.words == (said if ended is None else f"{said} (exit code {ended})")
+    assert (job.code, job.log_path, job.number) == (ended, "/data/my wine/slurm-7.out", "7")
+    assert (job.is_pending, job.is_running) == (state == "PENDING", state == "RUNNING")
+    assert job.description == (said if ended is None else f"{said} (exit code {ended})")
 
 
 AT_NOON = "2026-01-31T12:00:00"
@@ -263,16 +265,18 @@ NEVER = "waits, and will never start:"
     ],
 )  # fmt: skip
 def test_what_is_said_of_a_job(state, reason, code, preempted, ended, said):
-    job = parse(RECORD.format(state=state, reason=reason, code=code, preempted=preempted))
+    job = parse_scontrol(RECORD.format(state=state, reason=reason, code=code, preempted=preempted))
     assert job is not None
     assert job.code == ended
-    assert job.words.startswith(said)
+    assert job.description.startswith(said)
 
 
 def test_a_job_that_was_requeued():
-    job = parse(RECORD.format(state="RUNNING", reason="None", code="0:0", preempted="None").replace("arts=0", "arts=2"))
+    job = parse_scontrol(
+        RECORD.format(state="RUNNING", reason="None", code="0:0", preempted="None").replace("arts=0", "arts=2")
+    )
     assert job is not None
-    assert job.words == "is running again (restart 2)"
+    assert job.description == "is running again (restart 2)"
 
 
 def test_what_squeue_says_of_several():
@@ -283,11 +287,11 @@ def test_what_squeue_says_of_several():
         ("8_1", "10", "FAILED", "JobLaunchFailure", "4021", "0", "n1", "N/A"),
         ("8_2", "11", "FAILED", "NonZeroExitCode", "36608", "0", "n1", "2026-01-31T12:00:00"),
     )
-    found = list(listed("".join("".join(map(str.ljust, row, WIDTHS)) + "\n" for row in rows)))
-    assert [each.job.typed for each in found] == ["7", "8_0", "8_1", "8_2"]
+    found = list(parse_squeue("".join("".join(map(str.ljust, row, WIDTHS)) + "\n" for row in rows)))
+    assert [each.job.text for each in found] == ["7", "8_0", "8_1", "8_2"]
     assert [each.code for each in found] == [None, None, 2, 75]
-    assert found[0].words == "was requeued and waits: ReqNodeNotAvail, UnavailableNodes:n[1-2]"
-    assert (found[1].runs, found[1].number, found[1].host) == (True, "9", "n1")
+    assert found[0].description == "was requeued and waits: ReqNodeNotAvail, UnavailableNodes:n[1-2]"
+    assert (found[1].is_running, found[1].number, found[1].host) == (True, "9", "n1")
 
 
 WIDTHS = (64, 16, 32, 96, 16, 12, 256, 24)
@@ -301,11 +305,11 @@ def test_a_folder_with_a_percent_sign(output):
     assert "#SBATCH --chdir=/data/50%j\n" in text
     assert f"#SBATCH --output={'/data/50%%j/' if output[0] != '/' else ''}{output}\n" in text
     assert "#SBATCH --error=/data/50%%j/%x.err\n" in text
-    assert Slurm().log(replace(job, output="/data/50%%j/%j.out"), "12") == "/data/50%j/12.out"
+    assert Slurm().log_path(replace(job, output="/data/50%%j/%j.out"), "12") == "/data/50%j/12.out"
 
 
 def test_no_record():
-    assert parse("slurm_load_jobs error: Unable to contact slurm controller\n") is None
+    assert parse_scontrol("slurm_load_jobs error: Unable to contact slurm controller\n") is None
 
 
 if __name__ == "__main__":

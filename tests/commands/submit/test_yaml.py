@@ -9,7 +9,7 @@ import pytest
 import yaml as pyyaml
 from ruamel.yaml import YAML
 
-from ddplaunch.commands.manifest.document import commented, document
+from ddplaunch.commands.manifest.document import with_comment, write_yaml
 from ddplaunch.errors import UsageError
 
 WORDS = """
@@ -45,28 +45,28 @@ READERS = pytest.mark.parametrize("read", [old, new])
 def test_a_string_is_that_string(read, text):
     """As a value, as a key, in a list on one line and on many, as a mapping's only word."""
     meant = {"a": text, text or "k": "a", "b": [text, "x"], "c": [{"d": text}], "e": [text] * 60, "f": {text: text}}
-    assert read(document(meant)) == meant
+    assert read(write_yaml(meant)) == meant
 
 
 @READERS
 def test_neighbours_do_not_matter(read):
     for one, other in itertools.pairwise([*NASTY, *reversed(NASTY)]):
         meant = {"line": [one, other], "lines": [one, other, "x" * 120], "pair": {"a": one, "b": other}}
-        assert read(document(meant)) == meant
+        assert read(write_yaml(meant)) == meant
 
 
 @READERS
 def test_numbers_and_truth(read):
     meant = {"a": 0, "b": -3, "c": True, "d": False, "e": [1, True, "1", "true"], "f": [{"g": 1, "h": [{"i": "1"}]}]}
-    assert read(document(meant)) == meant
+    assert read(write_yaml(meant)) == meant
 
 
 def test_comments_are_only_comments():
     meant = {
-        commented("a", "of a: 1\nsecond line"): {commented("b", "of b"): [1, 2]},
-        "c": [{commented("d", "of the first"): 1, commented("x", "inside"): "z"}, {"e": 2}, "f"],
+        with_comment("a", "of a: 1\nsecond line"): {with_comment("b", "of b"): [1, 2]},
+        "c": [{with_comment("d", "of the first"): 1, with_comment("x", "inside"): "z"}, {"e": 2}, "f"],
     }
-    text = document(meant)
+    text = write_yaml(meant)
     assert old(text) == new(text) == meant
     assert text.splitlines() == [
         "# of a: 1",
@@ -86,11 +86,11 @@ def test_comments_are_only_comments():
 
 def test_nothing_is_quoted_that_people_need_not_see_quoted():
     words = ["python", "--lr", "--lr=0.1", "-m", "nvcr.io/nvidia/pytorch:25.01-py3", "/dev/shm", "wine-0.wine", "_a"]
-    lines = document({"a": [*words[:-1], "x" * 120]}).splitlines()[1:-1]
+    lines = write_yaml({"a": [*words[:-1], "x" * 120]}).splitlines()[1:-1]
     assert [line.strip() for line in lines] == [f"- {word}" for word in words[:-1]]
 
 
 @pytest.mark.parametrize("text", ["\udcff", "a\0b"])
 def test_what_yaml_cannot_hold(text):
     with pytest.raises(UsageError, match="a manifest cannot hold"):
-        document({"a": [text]})
+        write_yaml({"a": [text]})

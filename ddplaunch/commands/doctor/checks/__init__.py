@@ -14,7 +14,7 @@ from ddplaunch.dataclass import dataclass, field
 
 if TYPE_CHECKING:
     from ddplaunch.commands.doctor.facts import NodeFacts
-    from ddplaunch.commands.doctor.probe import Probe
+    from ddplaunch.commands.doctor.probe import HelperProbe
 
 
 class Severity(Enum):
@@ -26,7 +26,7 @@ class Severity(Enum):
 
 
 @dataclass(frozen=True)
-class Symptom:
+class Finding:
     """One thing that is wrong."""
 
     severity: Severity
@@ -35,8 +35,8 @@ class Symptom:
     hint: str  # what to do
 
 
-Found = Iterator[Symptom]
-Reading = Callable[[], dict[str, object]]
+Findings = Iterator[Finding]
+FactReader = Callable[[], dict[str, object]]
 """Something that was begun: call it to wait for its end, and get fields of NodeFacts."""
 
 
@@ -51,13 +51,15 @@ KernelNumber = Annotated[int, _possible]
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class CheckContext:
     """What a reading may depend on."""
 
     cwd: str
-    toward: str  # node 0's address; "" where there is one node
+    node_zero_address: str  # node 0's address; "" where there is one node
     environ: Mapping[str, str]
-    meter: Probe  # a process of ``benchmark``, whose first line is a TorchFound: torch is imported once
+    benchmark_process: (
+        HelperProbe  # a process of ``benchmark``, whose first line is a TorchFound: torch is imported once
+    )
     thorough: bool = False
 
 
@@ -65,11 +67,11 @@ class Surroundings:
 class HealthCheck:
     """One subject."""
 
-    read: Callable[[Surroundings], Reading]
+    read: Callable[[CheckContext], FactReader]
     """Begins to look at this machine; what may take its time, or never answer, is left to a Probe."""
-    findings: Callable[[str, NodeFacts], Found]
+    findings: Callable[[str, NodeFacts], Findings]
     """What is wrong with the machine of this name, whatever the others are."""
-    texts: Mapping[str, Callable[[NodeFacts], str | None]] = field(default_factory=dict)
+    text_rows: Mapping[str, Callable[[NodeFacts], str | None]] = field(default_factory=dict)
     """Rows of the page, by their labels."""
-    amounts: Mapping[str, Callable[[NodeFacts], int | None]] = field(default_factory=dict)
+    size_rows: Mapping[str, Callable[[NodeFacts], int | None]] = field(default_factory=dict)
     """Rows in bytes, which show the smallest and the largest value."""

@@ -8,21 +8,21 @@ import time
 from collections.abc import Iterator, Mapping
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.commands.doctor.checks import Found, HealthCheck, Reading, Severity, Surroundings, Symptom
-from ddplaunch.commands.doctor.checks.kernel import listed
-from ddplaunch.commands.doctor.probe import DEADLINE, Probe
-from ddplaunch.control.route import networks
+from ddplaunch.commands.doctor.checks import CheckContext, FactReader, Finding, Findings, HealthCheck, Severity
+from ddplaunch.commands.doctor.checks.kernel import list_dir
+from ddplaunch.commands.doctor.probe import REPLY_TIMEOUT_S, HelperProbe
+from ddplaunch.control.route import list_networks
 from ddplaunch.dataclass import dataclass
 from ddplaunch.devices import read_hardware
 from ddplaunch.devices.gpu_health import NvLinks, read_nvlinks
 from ddplaunch.devices.sysfs import read_int, read_text
-from ddplaunch.wire.bounds import Amount, Count, Line, Name, Size
-from ddplaunch.words import counted, span
+from ddplaunch.wire.bounds import Count, Name, NonNegativeFloat, Size, TextLine
+from ddplaunch.words import format_count, format_elapsed
 
 if TYPE_CHECKING:
     from ddplaunch.commands.doctor.facts import NodeFacts
 
-_COUNTERS = {
+_ERROR_COUNTERS = {
     "symbol_error": "symbol errors",
     "link_error_recovery": "recoveries of the link",
     "link_downed": "times that the link went down",
@@ -34,8 +34,8 @@ _COUNTERS = {
 _XID = re.compile(r"\d+,\d+,(\d{1,18}),[^;]*;.*NVRM: Xid \(PCI:([0-9A-Fa-f:.]{4,20})\): (\d{1,5})")
 """In a record of the log, behind microseconds since boot (Documentation/ABI/testing/dev-kmsg)."""
 
-_OF_PROGRAMS = (13, 31, 43, 45)  # Xids that a program brings about
-_MEANINGS = {
+_PROGRAM_XIDS = (13, 31, 43, 45)  # Xids that a program brings about
+_XID_MEANINGS = {
     13: "a program's exception",
     31: "a program used an invalid address",
     43: "a program's fault",
@@ -58,18 +58,18 @@ _MEANINGS = {
 class IbPort:
     """A port of an InfiniBand or RoCE adapter."""
 
-    name: Line  # "mlx5_0 port 1"
-    state: Line  # "ACTIVE"
-    physical: Line  # "LinkUp"
-    rate: Line  # "400 Gb/sec (4X NDR)"
+    name: TextLine  # "mlx5_0 port 1"
+    state: TextLine  # "ACTIVE"
+    physical: TextLine  # "LinkUp"
+    rate: TextLine  # "400 Gb/sec (4X NDR)"
 
 
 @dataclass(frozen=True)
 class ErrorCount:
     """Errors since a counter was cleared."""
 
-    where: Line  # "mlx5_0 port 1", "GPU 2"
-    what: Line
+    where: TextLine  # "mlx5_0 port 1", "GPU 2"
+    what: TextLine
     count: Size
 
 
@@ -77,14 +77,14 @@ class ErrorCount:
 class Xid:
     """An error that the driver has written into the kernel's log."""
 
-    pci: Line
+    pci: TextLine
     number: Count
     count: Count
-    ago: Amount  # seconds since the last one
+    ago: NonNegativeFloat  # seconds since the last one
 
 
 @dataclass(frozen=True)
-class Attachment:
+class NetworkAddress:
     """An address of this machine in a network."""
 
     interface: Name
@@ -96,7 +96,7 @@ class Attachment:
 class Fabric:
     """All of it."""
 
-    attachments: tuple[Attachment, ...]
+    attachments: tuple[NetworkAddress, ...]
 
     ports: tuple[IbPort, ...]
     nvlinks: tuple[NvLinks, ...]
@@ -104,17 +104,17 @@ class Fabric:
     xids: tuple[Xid, ...]
 
 
-def _read(where: Surroundings) -> Reading:
-    probe = Probe.of(look) if where.thorough else None
-    return lambda: {"fabric": probe and probe.answer(Fabric, DEADLINE)}
+def _read(where: CheckContext) -> FactReader:
+    probe = HelperProbe.of(read_fabric) if where.thorough else None
+    return lambda: {"fabric": probe and probe.read_result(Fabric, REPLY_TIMEOUT_S)}
 
 
-def ask() -> Fabric | None:
+def read_in_child() -> Fabric | None:
     """What a process of its own reads; None where a driver does not answer it."""
-    return Probe.of(look).answer(Fabric, DEADLINE)
+    return HelperProbe.of(read_fabric).read_result(Fabric, REPLY_TIMEOUT_S)
 
 
-def look(sysfs: str = "/sys", kernel_log: str = "/dev/kmsg") -> Fabric:
+def read_fabric(sysfs: str = "/sys", kernel_log: str = "/dev/kmsg") -> Fabric:
     """Read all of it."""
     nvlinks = read_nvlinks(read_hardware().gpus)
     ports, errors = (
@@ -124,16 +124,16 @@ def look(sysfs: str = "/sys", kernel_log: str = "/dev/kmsg") -> Fabric:
     for name, folder in _port_folders(f"{sysfs}/class/infiniband"):
         state, physical, rate = (read_text(f"{folder}/{each}") or "" for each in ("state", "phys_state", "rate"))
         ports.append(IbPort(name, state.rpartition(": ")[2], physical.rpartition(": ")[2], rate))
-        for file, what in _COUNTERS.items():
+        for file, what in _ERROR_COUNTERS.items():
             if count := read_int(f"{folder}/counters/{file}"):
                 errors.append(ErrorCount(name, what, count))
-    attachments = tuple(Attachment(*each) for each in networks())
+    attachments = tuple(NetworkAddress(*each) for each in list_networks())
     return Fabric(attachments, tuple(ports), nvlinks, tuple(errors), tuple(_xids(kernel_log)))
 
 
 def _port_folders(folder: str) -> Iterator[tuple[str, str]]:
-    for device in listed(folder):
-        for port in listed(f"{folder}/{device}/ports"):
+    for device in list_dir(folder):
+        for port in list_dir(f"{folder}/{device}/ports"):
             yield f"{device} port {port}", f"{folder}/{device}/ports/{port}"
 
 
@@ -168,48 +168,48 @@ def _records(path: str) -> Iterator[str]:
         os.close(log)
 
 
-def _rule(name: str, facts: NodeFacts) -> Found:
+def _find_problems(name: str, facts: NodeFacts) -> Findings:
     if facts.fabric is None:
         return
     for port in facts.fabric.ports:
         if port.state == "INIT":
             text = f"{port.name} waits for a subnet manager (INIT)"
-            yield Symptom(Severity.WARNING, name, text, "start opensm, or the subnet manager of the switch")
+            yield Finding(Severity.WARNING, name, text, "start opensm, or the subnet manager of the switch")
         elif port.state != "ACTIVE":
             text = f"{port.name} is not active: {port.state or 'unknown'} ({port.physical or 'unknown'})"
-            yield Symptom(Severity.NOTE, name, text, "if it is to be used, look at its cable and switch port")
+            yield Finding(Severity.NOTE, name, text, "if it is to be used, look at its cable and switch port")
     for links in facts.fabric.nvlinks:
         if links.active and links.down:
             text = f"{links.down} of {links.active + links.down} NVLinks are down"
             hint = "see `nvidia-smi nvlink -s`, and reset the GPU; if they stay down, have it replaced"
-            yield Symptom(Severity.WARNING, f"{name} GPU {links.gpu}", text, hint)
+            yield Finding(Severity.WARNING, f"{name} GPU {links.gpu}", text, hint)
     by_place: dict[str, list[str]] = {}
     for error in facts.fabric.errors:
         by_place.setdefault(error.where, []).append(f"{error.count} {error.what}")
     for where, told in by_place.items():
         text = f"{', '.join(told)} since its counters were cleared"
-        yield Symptom(Severity.NOTE, f"{name} {where}", text, "examine it again later: do they grow?")
+        yield Finding(Severity.NOTE, f"{name} {where}", text, "examine it again later: do they grow?")
     for xid in facts.fabric.xids:
         times = "once" if xid.count == 1 else f"{xid.count} times, last"
-        meaning = f" ({_MEANINGS[xid.number]})" if xid.number in _MEANINGS else ""
-        severity = Severity.NOTE if xid.number in _OF_PROGRAMS else Severity.WARNING
-        text = f"Xid {xid.number}{meaning} {times} {span(xid.ago)} ago, says the kernel's log"
-        yield Symptom(severity, f"{name} GPU at {xid.pci}", text, "see NVIDIA's page on Xid errors for what to do")
+        meaning = f" ({_XID_MEANINGS[xid.number]})" if xid.number in _XID_MEANINGS else ""
+        severity = Severity.NOTE if xid.number in _PROGRAM_XIDS else Severity.WARNING
+        text = f"Xid {xid.number}{meaning} {times} {format_elapsed(xid.ago)} ago, says the kernel's log"
+        yield Finding(severity, f"{name} GPU at {xid.pci}", text, "see NVIDIA's page on Xid errors for what to do")
 
 
-def grown(name: str, before: Fabric, after: Fabric) -> Found:
+def new_errors(name: str, before: Fabric, after: Fabric) -> Findings:
     """The errors that came between two looks."""
     known = {(error.where, error.what): error.count for error in before.errors}
     for error in after.errors:
         new = error.count - known.get((error.where, error.what), 0)
         if new > 0:
             text = f"{new} {error.what} while all_reduce ran"
-            yield Symptom(
+            yield Finding(
                 Severity.WARNING, f"{name} {error.where}", text, "clean or replace the cable; then the adapter"
             )
 
 
-def slower_ports(fabrics: Mapping[str, Fabric]) -> Found:
+def slower_ports(fabrics: Mapping[str, Fabric]) -> Findings:
     """Ports that run at a lower rate than those of the same name on other nodes."""
     rates: dict[str, dict[str, float]] = {}
     for name, fabric in fabrics.items():
@@ -221,15 +221,15 @@ def slower_ports(fabrics: Mapping[str, Fabric]) -> Found:
         for name, value in by_node.items():
             if value < best:
                 text = f"{port_name} runs at {value:g} Gb/s, on other nodes at {best:g}"
-                yield Symptom(Severity.WARNING, name, text, "look at its cable, and at the settings of the switch port")
+                yield Finding(Severity.WARNING, name, text, "look at its cable, and at the settings of the switch port")
 
 
 def _row(facts: NodeFacts) -> str | None:
     if facts.fabric is None or not facts.fabric.ports:
         return None
     rates = [port.rate for port in facts.fabric.ports if port.state == "ACTIVE"]
-    told = [f"{counted(rates.count(rate), 'port')} at {rate}" for rate in dict.fromkeys(rates)]
+    told = [f"{format_count(rates.count(rate), 'port')} at {rate}" for rate in dict.fromkeys(rates)]
     return ", ".join(told) or "no port is active"
 
 
-CHECK = HealthCheck(_read, _rule, {"ports": _row})
+CHECK = HealthCheck(_read, _find_problems, {"ports": _row})

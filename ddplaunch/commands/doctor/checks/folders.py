@@ -8,50 +8,58 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.agent.check import DISK_NEEDED, SHM_NEEDED
-from ddplaunch.commands.doctor.checks import Found, HealthCheck, KernelNumber, Reading, Severity, Surroundings, Symptom
-from ddplaunch.commands.doctor.probe import DEADLINE, Probe
+from ddplaunch.agent.check import MIN_DISK_BYTES, MIN_SHM_BYTES
+from ddplaunch.commands.doctor.checks import (
+    CheckContext,
+    FactReader,
+    Finding,
+    Findings,
+    HealthCheck,
+    KernelNumber,
+    Severity,
+)
+from ddplaunch.commands.doctor.probe import REPLY_TIMEOUT_S, HelperProbe
 from ddplaunch.dataclass import dataclass
-from ddplaunch.wire.bounds import Line
-from ddplaunch.words import size
+from ddplaunch.wire.bounds import TextLine
+from ddplaunch.words import format_size
 
 if TYPE_CHECKING:
     from ddplaunch.commands.doctor.facts import NodeFacts
 
 GIB = 1 << 30
-LOADERS_NEED = GIB  # bytes of /dev/shm that the loaders of a few ranks fill at once
-LITTLE_DISK = GIB
+DATALOADER_SHM_BYTES = GIB  # bytes of /dev/shm that the loaders of a few ranks fill at once
+LOW_DISK_BYTES = GIB
 
-_CACHE = "the cache folder"
+_CACHE_DIR_TEXT = "the cache folder"
 
 
 @dataclass(frozen=True)
 class JobFolder:
     """A folder that a job writes to."""
 
-    what: Line  # "the current folder": its path may tell more than a bug report should
+    what: TextLine  # "the current folder": its path may tell more than a bug report should
     total: KernelNumber | None = None
     free: KernelNumber | None = None
-    error: Line | None = None  # why nothing can be written there
+    error: TextLine | None = None  # why nothing can be written there
     silent: bool = False  # its file system did not answer
 
 
-def _read(where: Surroundings) -> Reading:
+def _read(where: CheckContext) -> FactReader:
     places = {
         "the current folder": where.cwd,
         "TMPDIR": where.environ.get("TMPDIR") or "/tmp",
-        _CACHE: where.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
+        _CACHE_DIR_TEXT: where.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
         "/dev/shm": "/dev/shm",
     }
-    probe = Probe.of(find, *(word for place in places.items() for word in place))
-    return lambda: {"folders": probe.answer(tuple[JobFolder, ...], 2 * DEADLINE) or ()}
+    probe = HelperProbe.of(check_folders, *(word for place in places.items() for word in place))
+    return lambda: {"folders": probe.read_result(tuple[JobFolder, ...], 2 * REPLY_TIMEOUT_S) or ()}
 
 
-def find(*words: str) -> tuple[JobFolder, ...]:
+def check_folders(*words: str) -> tuple[JobFolder, ...]:
     """The folders of these names and paths in turn, each in a thread of its own: a file server may be dead."""
     pool = ThreadPoolExecutor()
-    looks = {what: pool.submit(_look, what, path) for what, path in zip(words[::2], words[1::2], strict=True)}
-    wait(looks.values(), DEADLINE)
+    looks = {what: pool.submit(_check_folder, what, path) for what, path in zip(words[::2], words[1::2], strict=True)}
+    wait(looks.values(), REPLY_TIMEOUT_S)
     return tuple(_seen(what, look) for what, look in looks.items())
 
 
@@ -61,10 +69,10 @@ def _seen(what: str, look: Future[JobFolder]) -> JobFolder:
     return JobFolder(what, error="unknown") if look.exception() else look.result()
 
 
-def _look(what: str, path: str) -> JobFolder:
+def _check_folder(what: str, path: str) -> JobFolder:
     """Whether a folder can be written to, and how much."""
     place = path
-    while what == _CACHE and not os.path.exists(place) and place != os.path.dirname(place):  # it will be made
+    while what == _CACHE_DIR_TEXT and not os.path.exists(place) and place != os.path.dirname(place):  # it will be made
         place = os.path.dirname(place)
     try:
         room = os.statvfs(place)
@@ -79,42 +87,42 @@ def _look(what: str, path: str) -> JobFolder:
     return JobFolder(what, total, free)
 
 
-def _shared_memory(name: str, facts: NodeFacts) -> Found:
+def _shared_memory(name: str, facts: NodeFacts) -> Findings:
     shm = next((folder for folder in facts.folders if folder.what == "/dev/shm"), None)
     if shm is None or shm.free is None or shm.error or shm.silent:
         return
-    if shm.free < LOADERS_NEED:
-        severity = Severity.ERROR if shm.free <= SHM_NEEDED else Severity.WARNING
+    if shm.free < DATALOADER_SHM_BYTES:
+        severity = Severity.ERROR if shm.free <= MIN_SHM_BYTES else Severity.WARNING
         text = (
-            f"/dev/shm has {size(shm.free)} free of {size(shm.total or 0)}; DataLoader workers and NCCL "
+            f"/dev/shm has {format_size(shm.free)} free of {format_size(shm.total or 0)}; DataLoader workers and NCCL "
             "need more, often over 1 GiB"
         )
-        yield Symptom(
+        yield Finding(
             severity, name, text, "docker run --shm-size 16g (or --ipc host); else mount -o remount,size=16g /dev/shm"
         )
 
 
-def _rule(name: str, facts: NodeFacts) -> Found:
+def _find_problems(name: str, facts: NodeFacts) -> Findings:
     yield from _shared_memory(name, facts)
     for folder in facts.folders:
         yield from _folder(name, folder)
 
 
-def _folder(name: str, folder: JobFolder) -> Found:
+def _folder(name: str, folder: JobFolder) -> Findings:
     vital = folder.what in ("TMPDIR", "/dev/shm")
     if folder.silent:
-        text = f"the file system of {folder.what} did not answer in {DEADLINE:g} s"
-        yield Symptom(Severity.ERROR, name, text, "look at the file server and the mount (`mount`, dmesg)")
+        text = f"the file system of {folder.what} did not answer in {REPLY_TIMEOUT_S:g} s"
+        yield Finding(Severity.ERROR, name, text, "look at the file server and the mount (`mount`, dmesg)")
     elif folder.error:
         severity = Severity.ERROR if vital else Severity.WARNING
-        yield Symptom(severity, name, f"nothing can be written to {folder.what}: {folder.error}", _elsewhere(folder))
-    elif folder.what != "/dev/shm" and folder.free is not None and folder.free < LITTLE_DISK:
-        severity = Severity.ERROR if folder.free < DISK_NEEDED else Severity.WARNING
-        text = f"{folder.what} has {size(folder.free)} free of {size(folder.total or 0)}"
-        yield Symptom(severity, name, text, f"free some space, or {_elsewhere(folder)}")
+        yield Finding(severity, name, f"nothing can be written to {folder.what}: {folder.error}", _how_to_move(folder))
+    elif folder.what != "/dev/shm" and folder.free is not None and folder.free < LOW_DISK_BYTES:
+        severity = Severity.ERROR if folder.free < MIN_DISK_BYTES else Severity.WARNING
+        text = f"{folder.what} has {format_size(folder.free)} free of {format_size(folder.total or 0)}"
+        yield Finding(severity, name, text, f"free some space, or {_how_to_move(folder)}")
 
 
-def _elsewhere(folder: JobFolder) -> str:
+def _how_to_move(folder: JobFolder) -> str:
     return "choose another: export TMPDIR=FOLDER" if folder.what == "TMPDIR" else "choose another folder"
 
 
@@ -124,11 +132,11 @@ def _free(what: str) -> Callable[[NodeFacts], int | None]:
 
 CHECK = HealthCheck(
     _read,
-    _rule,
-    amounts={
+    _find_problems,
+    size_rows={
         "free: /dev/shm": _free("/dev/shm"),
         "  this folder": _free("the current folder"),
         "  TMPDIR": _free("TMPDIR"),
-        "  cache": _free(_CACHE),
+        "  cache": _free(_CACHE_DIR_TEXT),
     },
 )

@@ -3,75 +3,75 @@
 from __future__ import annotations
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.agent.check import GPU_BUSY
-from ddplaunch.commands.doctor.checks import Found, HealthCheck, Reading, Severity, Surroundings, Symptom
-from ddplaunch.commands.doctor.probe import DEADLINE, Probe
+from ddplaunch.agent.check import GPU_BUSY_BYTES
+from ddplaunch.commands.doctor.checks import CheckContext, FactReader, Finding, Findings, HealthCheck, Severity
+from ddplaunch.commands.doctor.probe import REPLY_TIMEOUT_S, HelperProbe
 from ddplaunch.dataclass import dataclass
 from ddplaunch.devices import read_hardware
 from ddplaunch.devices.gpu_health import GpuHealth, read_health
 from ddplaunch.plan.hardware import LostGpu
-from ddplaunch.wire.bounds import Line
-from ddplaunch.words import size
+from ddplaunch.wire.bounds import TextLine
+from ddplaunch.words import format_size
 
 if TYPE_CHECKING:
     from ddplaunch.commands.doctor.facts import NodeFacts
 
 
 @dataclass(frozen=True)
-class GpusFound:
+class GpuFacts:
     """Fields of ``NodeFacts``."""
 
     gpus: tuple[GpuHealth, ...]
-    gpus_error: Line | None
+    gpus_error: TextLine | None
     lost_gpus: tuple[LostGpu, ...]
 
 
-def _read(_: Surroundings) -> Reading:
-    probe = Probe.of(find)
-    silent = GpusFound((), f"the GPU driver did not answer in {DEADLINE:g} s", ())
-    return lambda: vars(probe.answer(GpusFound, DEADLINE) or silent)
+def _read(_: CheckContext) -> FactReader:
+    probe = HelperProbe.of(read_gpus)
+    silent = GpuFacts((), f"the GPU driver did not answer in {REPLY_TIMEOUT_S:g} s", ())
+    return lambda: vars(probe.read_result(GpuFacts, REPLY_TIMEOUT_S) or silent)
 
 
-def find() -> GpusFound:
+def read_gpus() -> GpuFacts:
     """The GPUs and how they are."""
     hardware = read_hardware(processes=True)
-    told = [each.note for each in hardware.lost]
+    told = [each.note for each in hardware.lost_gpus]
     notes = [note for note in hardware.notes if note not in told]
-    return GpusFound(read_health(hardware.gpus), " ".join(notes) or None, hardware.lost)
+    return GpuFacts(read_health(hardware.gpus), " ".join(notes) or None, hardware.lost_gpus)
 
 
-def _rule(name: str, facts: NodeFacts) -> Found:
+def _find_problems(name: str, facts: NodeFacts) -> Findings:
     if facts.gpus_error:
         severity = Severity.WARNING if facts.gpus else Severity.ERROR
-        yield Symptom(severity, name, facts.gpus_error, "see what `nvidia-smi` and the kernel's log (dmesg) say")
+        yield Finding(severity, name, facts.gpus_error, "see what `nvidia-smi` and the kernel's log (dmesg) say")
     for lost in facts.lost_gpus:
         hint = "look for Xid in the kernel's log (dmesg), and reboot; if it is lost again, have it replaced"
-        yield Symptom(Severity.ERROR, f"{name} GPU {lost.index}", f"the driver cannot reach it: {lost.why}", hint)
+        yield Finding(Severity.ERROR, f"{name} GPU {lost.index}", f"the driver cannot reach it: {lost.why}", hint)
     for gpu in facts.gpus:
         yield from _gpu(f"{name} GPU {gpu.index}", gpu)
 
 
-def _gpu(subject: str, gpu: GpuHealth) -> Found:
-    if gpu.memory_used is not None and gpu.memory_total and (gpu.processes or gpu.memory_used > GPU_BUSY):
+def _gpu(subject: str, gpu: GpuHealth) -> Findings:
+    if gpu.memory_used is not None and gpu.memory_total and (gpu.processes or gpu.memory_used > GPU_BUSY_BYTES):
         users = ", ".join(each.described for each in gpu.processes)
-        used = f"{size(gpu.memory_used)} of {size(gpu.memory_total)} are in use"
+        used = f"{format_size(gpu.memory_used)} of {format_size(gpu.memory_total)} are in use"
         text = f"{used}, by {users}" if users else f"{used}, by processes that this user cannot see"
-        yield Symptom(Severity.WARNING, subject, text, "end what uses it, or leave the GPU out: --gpus")
+        yield Finding(Severity.WARNING, subject, text, "end what uses it, or leave the GPU out: --gpus")
     if gpu.worn_out:
         text = "rows of its memory are broken, and no spare ones are left"
-        yield Symptom(Severity.ERROR, subject, text, "leave the GPU out (--gpus), and have it replaced")
+        yield Finding(Severity.ERROR, subject, text, "leave the GPU out (--gpus), and have it replaced")
     elif gpu.needs_reset:
         text = "rows or pages of its memory will be replaced at the next reset"
-        yield Symptom(
+        yield Finding(
             Severity.WARNING, subject, text, "reset it while nobody uses it: nvidia-smi --gpu-reset, or reboot"
         )
     if gpu.memory_errors:
         text = f"{gpu.memory_errors} memory errors that ECC could not correct since the driver was loaded"
-        yield Symptom(Severity.WARNING, subject, text, "reset the GPU; if they come again, have it replaced")
+        yield Finding(Severity.WARNING, subject, text, "reset the GPU; if they come again, have it replaced")
     if gpu.slowed_by:
         heat = "" if gpu.temperature is None else f" at {gpu.temperature} °C"
         text = f"its clock is held down by {' and '.join(gpu.slowed_by)}{heat}"
-        yield Symptom(Severity.WARNING, subject, text, "look at the cooling and the power supply of the machine")
+        yield Finding(Severity.WARNING, subject, text, "look at the cooling and the power supply of the machine")
 
 
 def _row(facts: NodeFacts) -> str:
@@ -87,4 +87,4 @@ def _temperatures(facts: NodeFacts) -> str | None:
     return ", ".join(f"{gpu.temperature}" for gpu in facts.gpus if gpu.temperature is not None) or None
 
 
-CHECK = HealthCheck(_read, _rule, {"GPUs": _row, "degrees C": _temperatures})
+CHECK = HealthCheck(_read, _find_problems, {"GPUs": _row, "degrees C": _temperatures})

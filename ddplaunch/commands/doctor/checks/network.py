@@ -6,22 +6,22 @@ import ctypes
 import socket
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.commands.doctor.checks import Found, HealthCheck, Reading, Severity, Surroundings, Symptom
-from ddplaunch.commands.doctor.probe import DEADLINE, Probe
-from ddplaunch.control.route import Lookup, interface_of
+from ddplaunch.commands.doctor.checks import CheckContext, FactReader, Finding, Findings, HealthCheck, Severity
+from ddplaunch.commands.doctor.probe import REPLY_TIMEOUT_S, HelperProbe
+from ddplaunch.control.route import NameLookup, find_interface
 from ddplaunch.dataclass import dataclass
 from ddplaunch.devices.sysfs import read_int
-from ddplaunch.wire.bounds import Count, Line, Name
+from ddplaunch.wire.bounds import Count, Name, TextLine
 
 if TYPE_CHECKING:
     from ddplaunch.commands.doctor.facts import NodeFacts
 
-LOOPBACK_DEADLINE = 2.0  # seconds for a connection that leaves no machine
+LOOPBACK_TIMEOUT_S = 2.0  # seconds for a connection that leaves no machine
 _UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 
 
 @dataclass(frozen=True)
-class Link:
+class RouteToNodeZero:
     """How this machine would reach node 0, or be reached as node 0."""
 
     address: Name
@@ -37,38 +37,38 @@ class Link:
 
 
 @dataclass(frozen=True)
-class NetworkFound:
+class NetworkFacts:
     """Fields of ``NodeFacts``."""
 
-    link: Link | None = None
-    link_error: Line | None = None
-    loopback: Line | None = None
+    link: RouteToNodeZero | None = None
+    link_error: TextLine | None = None
+    loopback: TextLine | None = None
     clock_synchronised: bool | None = None
 
 
-def _read(where: Surroundings) -> Reading:
-    probe = Probe.of(find, where.toward)
-    silent = NetworkFound(link_error="the network could not be looked at")
-    return lambda: vars(probe.answer(NetworkFound, 3 * DEADLINE) or silent)
+def _read(where: CheckContext) -> FactReader:
+    probe = HelperProbe.of(read_network, where.node_zero_address)
+    silent = NetworkFacts(link_error="the network could not be looked at")
+    return lambda: vars(probe.read_result(NetworkFacts, 3 * REPLY_TIMEOUT_S) or silent)
 
 
-def find(toward: str) -> NetworkFound:
+def read_network(toward: str) -> NetworkFacts:
     """The way to node 0, if there are others, and to this machine itself."""
     link, error = _route(toward) if toward else (None, None)
-    return NetworkFound(link, error, _try_loopback(), _clock_synchronised())
+    return NetworkFacts(link, error, _try_loopback(), _clock_synchronised())
 
 
-def route(toward: str) -> Link | None:
+def find_route(toward: str) -> RouteToNodeZero | None:
     """The interface that leads to an address."""
-    found = Probe.of(find, toward).answer(NetworkFound, 3 * DEADLINE)
+    found = HelperProbe.of(read_network, toward).read_result(NetworkFacts, 3 * REPLY_TIMEOUT_S)
     return found.link if found else None
 
 
-def _route(toward: str) -> tuple[Link | None, str | None]:
+def _route(toward: str) -> tuple[RouteToNodeZero | None, str | None]:
     """The interface that leads to an address, or why none does."""
-    lookup = Lookup(toward)
-    if not lookup.wait(DEADLINE):
-        return None, f"no name server has said in {DEADLINE:g} s what address {toward} has"
+    lookup = NameLookup(toward)
+    if not lookup.wait(REPLY_TIMEOUT_S):
+        return None, f"no name server has said in {REPLY_TIMEOUT_S:g} s what address {toward} has"
     if lookup.error or not lookup.addresses:
         return None, f"the name {toward} does not resolve"
     error: OSError | None = None
@@ -80,11 +80,11 @@ def _route(toward: str) -> tuple[Link | None, str | None]:
         except OSError as refused:
             error = refused
             continue
-        name = interface_of(address)
+        name = find_interface(address)
         folder = f"/sys/class/net/{name}"
         speed = read_int(f"{folder}/speed") if name else None
         mtu = read_int(f"{folder}/mtu") if name else None
-        return Link(address, name, mtu, speed if speed and speed > 0 else None, there), None
+        return RouteToNodeZero(address, name, mtu, speed if speed and speed > 0 else None, there), None
     return None, f"{toward}: {error.strerror if error else 'no address'}"
 
 
@@ -92,7 +92,7 @@ def _try_loopback() -> str | None:
     """Why this machine cannot connect to itself, as ranks on it do; None where it can."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as listening:
-            socket.create_connection(listening.getsockname(), LOOPBACK_DEADLINE).close()
+            socket.create_connection(listening.getsockname(), LOOPBACK_TIMEOUT_S).close()
     except TimeoutError:
         return "gets no answer"
     except ConnectionRefusedError:
@@ -112,11 +112,11 @@ def _clock_synchronised() -> bool | None:
     return None if state < 0 else state != _UNSYNCHRONISED
 
 
-def _rule(name: str, facts: NodeFacts) -> Found:
+def _find_problems(name: str, facts: NodeFacts) -> Findings:
     if facts.loopback:
         text = f"a connection to itself (127.0.0.1) {facts.loopback}, so nothing was measured there"
         hint = "let the firewall pass the interface lo: iptables -I INPUT -i lo -j ACCEPT"
-        yield Symptom(Severity.ERROR, name, text, hint)
+        yield Finding(Severity.ERROR, name, text, hint)
 
 
 def _link(facts: NodeFacts) -> str | None:
@@ -134,6 +134,6 @@ def _clock_row(facts: NodeFacts) -> str | None:
 
 CHECK = HealthCheck(
     _read,
-    _rule,
+    _find_problems,
     {"address": lambda facts: facts.link.address if facts.link else None, "interface": _link, "clock": _clock_row},
 )

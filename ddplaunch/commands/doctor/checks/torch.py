@@ -8,54 +8,56 @@ from contextlib import suppress
 from typing import Any
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.commands.doctor.checks import Found, HealthCheck, Reading, Severity, Surroundings, Symptom
-from ddplaunch.commands.doctor.probe import TORCH_DEADLINE, Probe
+from ddplaunch.commands.doctor.checks import CheckContext, FactReader, Finding, Findings, HealthCheck, Severity
+from ddplaunch.commands.doctor.probe import TORCH_IMPORT_TIMEOUT_S, HelperProbe
 from ddplaunch.dataclass import dataclass
-from ddplaunch.errors import shown
-from ddplaunch.wire.bounds import Count, Line
+from ddplaunch.errors import sanitize_line
+from ddplaunch.wire.bounds import Count, TextLine
 
 if TYPE_CHECKING:
     from ddplaunch.commands.doctor.facts import NodeFacts
 
 
 @dataclass(frozen=True)
-class Torch:
+class TorchInfo:
     """What torch says of itself, once imported."""
 
-    version: Line
-    cuda: Line | None  # that it was built for
-    nccl: Line | None
+    version: TextLine
+    cuda: TextLine | None  # that it was built for
+    nccl: TextLine | None
     cuda_works: bool
     devices: Count  # GPUs that it can use
-    architectures: tuple[Line, ...] = ()  # "sm_90", that its kernels were compiled for
-    capabilities: tuple[Line, ...] = ()  # "sm_90", of each GPU
-    why_not: Line | None = None  # why CUDA does not work
+    architectures: tuple[TextLine, ...] = ()  # "sm_90", that its kernels were compiled for
+    capabilities: tuple[TextLine, ...] = ()  # "sm_90", of each GPU
+    why_not: TextLine | None = None  # why CUDA does not work
 
 
 @dataclass(frozen=True)
-class TorchFound:
+class TorchFacts:
     """Fields of ``NodeFacts``."""
 
-    torch: Torch | None
-    torch_error: Line | None
+    torch: TorchInfo | None
+    torch_error: TextLine | None
 
 
-def _read(where: Surroundings) -> Reading:
-    return lambda: vars(_found(where.meter)) | {"python": "{}.{}.{}".format(*sys.version_info[:3])}
+def _read(where: CheckContext) -> FactReader:
+    return lambda: (
+        vars(_facts_from_benchmark(where.benchmark_process)) | {"python": "{}.{}.{}".format(*sys.version_info[:3])}
+    )
 
 
-def _found(meter: Probe) -> TorchFound:
-    late = f"torch could not be imported in {TORCH_DEADLINE:g} s"
-    found = meter.begin(TorchFound, TORCH_DEADLINE)
-    return found or TorchFound(None, late if meter.late else "import torch ended Python")
+def _facts_from_benchmark(meter: HelperProbe) -> TorchFacts:
+    late = f"torch could not be imported in {TORCH_IMPORT_TIMEOUT_S:g} s"
+    found = meter.read_first_line(TorchFacts, TORCH_IMPORT_TIMEOUT_S)
+    return found or TorchFacts(None, late if meter.timed_out else "import torch ended Python")
 
 
-def find() -> TorchFound:
+def read_torch() -> TorchFacts:
     """What torch says of itself."""
     try:
         module: Any = importlib.import_module("torch")
     except BaseException as error:  # a broken library may do anything
-        return TorchFound(None, shown(f"{type(error).__name__}: {error}", 300))
+        return TorchFacts(None, sanitize_line(f"{type(error).__name__}: {error}", 300))
     cuda, why_not, capabilities, architectures = module.version.cuda or module.version.hip, None, [], []
     works = False
     if cuda:
@@ -66,40 +68,40 @@ def find() -> TorchFound:
                 capabilities.append("sm_{}{}".format(*module.cuda.get_device_capability(device)))
             architectures = module.cuda.get_arch_list()
         except Exception as error:
-            why_not = shown(str(error).partition("\n")[0], 300)
+            why_not = sanitize_line(str(error).partition("\n")[0], 300)
     nccl = None
     with suppress(Exception):
         nccl = ".".join(map(str, module.cuda.nccl.version()))
     count = module.cuda.device_count() if works else 0
-    about = Torch(
+    about = TorchInfo(
         str(module.__version__), cuda, nccl, works, count, tuple(architectures), tuple(capabilities), why_not=why_not
     )
-    return TorchFound(about, None)
+    return TorchFacts(about, None)
 
 
-def _rule(name: str, facts: NodeFacts) -> Found:
+def _find_problems(name: str, facts: NodeFacts) -> Findings:
     if facts.torch is None:
-        yield Symptom(
+        yield Finding(
             Severity.ERROR, name, facts.torch_error or "no torch", "install torch for this Python: pip install torch"
         )
         return
     if facts.gpus and not facts.torch.cuda and any(gpu.driver for gpu in facts.gpus):
         gpus = f"{len(facts.gpus)} GPU{'s' * (len(facts.gpus) > 1)}"
         text = f"torch {facts.torch.version} was built without CUDA, and this machine has {gpus}"
-        yield Symptom(Severity.ERROR, name, text, "install a build with CUDA: https://pytorch.org/get-started")
+        yield Finding(Severity.ERROR, name, text, "install a build with CUDA: https://pytorch.org/get-started")
     if facts.torch.why_not and facts.gpus and not facts.lost_gpus:  # one that is lost keeps CUDA from the others
         driver = next((gpu.driver for gpu in facts.gpus if gpu.driver), "unknown")
         text = f"torch cannot use CUDA {facts.torch.cuda} with driver {driver}: {facts.torch.why_not}"
-        yield Symptom(Severity.ERROR, name, text, "update the driver, or install torch for an older CUDA")
+        yield Finding(Severity.ERROR, name, text, "update the driver, or install torch for an older CUDA")
     if facts.torch.architectures:
         for index, capability in enumerate(facts.torch.capabilities):
-            if not _runs(capability, facts.torch.architectures):
+            if not _is_compatible(capability, facts.torch.architectures):
                 built = ", ".join(facts.torch.architectures)
                 text = f"it is {capability}, and torch {facts.torch.version} was built for {built}"
-                yield Symptom(Severity.ERROR, f"{name} cuda:{index}", text, "install another build of torch")
+                yield Finding(Severity.ERROR, f"{name} cuda:{index}", text, "install another build of torch")
 
 
-def _runs(capability: str, architectures: tuple[str, ...]) -> bool:
+def _is_compatible(capability: str, architectures: tuple[str, ...]) -> bool:
     """Whether kernels for one of these run on such a GPU: of the same major version, or PTX for an older one."""
     major, minor = divmod(int(capability.removeprefix("sm_")), 10)
     for each in architectures:
@@ -123,4 +125,4 @@ def _row(facts: NodeFacts) -> str | None:
     return ", ".join([facts.torch.version, *more])
 
 
-CHECK = HealthCheck(_read, _rule, {"Python": lambda facts: facts.python, "torch": _row})
+CHECK = HealthCheck(_read, _find_problems, {"Python": lambda facts: facts.python, "torch": _row})

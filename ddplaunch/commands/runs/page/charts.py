@@ -7,19 +7,19 @@ from itertools import groupby, pairwise
 from statistics import median
 from typing import NamedTuple
 
-from ddplaunch.commands.runs.page.markup import Markup, headed, tag
+from ddplaunch.commands.runs.page.markup import Markup, element, section_with_heading
 from ddplaunch.commands.runs.page.run import PageRun
 from ddplaunch.commands.runs.page.timeline import LABELS, axis, mark
-from ddplaunch.diagnosis.readings import GpuReading, RankReading
-from ddplaunch.words import size, span
+from ddplaunch.diagnosis.readings import GpuSample, RankSample
+from ddplaunch.words import format_elapsed, format_size
 
-BINS = 200  # steps of a chart
-_HOVERS = 50  # places of a chart at which its figures can be read
-_SMALL = 40  # steps of a small chart
+CHART_STEPS = 200  # steps of a chart
+_HOVER_STRIPES = 50  # places of a chart at which its figures can be read
+_SPARKLINE_STEPS = 40  # steps of a small chart
 _HEIGHT, _TITLE, _GAP = 52, 18, 10  # pixels of a panel, of its title, between two
 
 
-class Measured(NamedTuple):
+class ChartMetric(NamedTuple):
     """One figure that a panel shows, of each rank or each GPU."""
 
     title: str
@@ -37,19 +37,19 @@ def _percent(value: float) -> str:
 
 
 def _bytes(value: float) -> str:
-    return size(int(value))
+    return format_size(int(value))
 
 
 _PANELS = (
-    Measured("collectives a second", "collectives", _number),
-    Measured("CPUs of a rank", "cpus", _number),
-    Measured("memory of a rank", "memory", _bytes),
-    Measured("read a second", "read", _bytes),
-    Measured("written a second", "written", _bytes),
-    Measured("GPU busy", "busy", _percent, True),
-    Measured("GPU memory", "memory", _bytes, True),
-    Measured("GPU power", "power", lambda value: f"{value:.0f} W", True),
-    Measured("GPU slowed by heat or power", "slowed", lambda value: _percent(100 * value), True),
+    ChartMetric("collectives a second", "collectives", _number),
+    ChartMetric("CPUs of a rank", "cpus", _number),
+    ChartMetric("memory of a rank", "memory", _bytes),
+    ChartMetric("read a second", "read", _bytes),
+    ChartMetric("written a second", "written", _bytes),
+    ChartMetric("GPU busy", "busy", _percent, True),
+    ChartMetric("GPU memory", "memory", _bytes, True),
+    ChartMetric("GPU power", "power", lambda value: f"{value:.0f} W", True),
+    ChartMetric("GPU slowed by heat or power", "slowed", lambda value: _percent(100 * value), True),
 )
 
 Values = list[float | None]
@@ -58,7 +58,7 @@ Values = list[float | None]
 def over_time(run: PageRun, field: str, steps: int, *, of_gpus: bool = False) -> dict[int, Values]:
     """A figure of each rank (or GPU, all nodes' in a row) in each step of the run's time."""
     found: dict[int, Values] = {}
-    at = (RankReading._fields if not of_gpus else GpuReading._fields).index(field)
+    at = (RankSample._fields if not of_gpus else GpuSample._fields).index(field)
     scale = steps / run.total
     for node, readings in enumerate(run.beside.readings):
         for each in readings:
@@ -74,7 +74,7 @@ def over_time(run: PageRun, field: str, steps: int, *, of_gpus: bool = False) ->
 
 
 class _Panel(NamedTuple):
-    measured: Measured
+    measured: ChartMetric
     low: Values
     middle: Values
     high: Values
@@ -95,14 +95,14 @@ class _Panel(NamedTuple):
 
 def _panels(run: PageRun) -> Iterator[_Panel]:
     for each in _PANELS:
-        columns = zip(*over_time(run, each.field, BINS, of_gpus=each.of_gpus).values(), strict=True)
+        columns = zip(*over_time(run, each.field, CHART_STEPS, of_gpus=each.of_gpus).values(), strict=True)
         known = [sorted(value for value in column if value is not None) for column in columns]
         if any(values and values[-1] > 0 for values in known):
             low, high = ([values[place] if values else None for values in known] for place in (0, -1))
             yield _Panel(each, low, [median(values) if values else None for values in known], high)
 
 
-def section(run: PageRun) -> Markup | None:
+def charts_section(run: PageRun) -> Markup | None:
     """The charts, one below the other on one axis; None without readings."""
     panels = [*_panels(run)]
     if not panels:
@@ -114,65 +114,69 @@ def section(run: PageRun) -> Markup | None:
     for place, panel in enumerate(panels):
         drawn += _drawn(panel, step * place)
         for text, y in (panel.measured.says(panel.top), 10), ("0", _HEIGHT):
-            labels.append(tag("text", text, x="100%", y=step * place + _TITLE + y, text_anchor="end"))
-    restarts = [each for each in run.tries if each.number]
+            labels.append(element("text", text, x="100%", y=step * place + _TITLE + y, text_anchor="end"))
+    restarts = [each for each in run.attempts if each.number]
     drawn += [mark(run.at(each.began), f"attempt {each.number} began", height) for each in restarts]
     drawn += _hovers(panels, run.total, height)
     whole = {"width": "100%", "height": height + 22, "role": "img", "aria_label": "What the ranks used over time"}
-    chart = tag("svg", *drawn, *axis(run.total, height), **whole)
-    names = tag("svg", *labels, width=LABELS, height=height + 22, class_="labels", aria_hidden="true")
+    chart = element("svg", *drawn, *axis(run.total, height), **whole)
+    names = element("svg", *labels, width=LABELS, height=height + 22, class_="labels", aria_hidden="true")
     said = ["The line is the median of the ranks, the band goes from the lowest to the highest."]
     said += ["A dashed line is a restart."] * bool(restarts) + ["Grey: the ranks got nowhere."] * bool(run.first.stalls)
-    about = tag("p", " ".join(said), class_="dim")
-    return headed("Over time", about, tag("div", names, chart, class_="chart"), id="charts")
+    about = element("p", " ".join(said), class_="dim")
+    return section_with_heading("Over time", about, element("div", names, chart, class_="chart"), id="charts")
 
 
 def _drawn(panel: _Panel, y: int) -> Iterator[Markup]:
     say = panel.measured.says
     known = [each for each in panel.middle if each is not None]
     title = f"{panel.measured.title}: {say(median(known))}, at most {say(panel.top)}"
-    yield tag("text", title, x=0, y=y + 12, class_="title")
+    yield element("text", title, x=0, y=y + 12, class_="title")
     parts = (
-        tag("path", d=_band(panel.low, panel.high, panel.top), class_="band"),
-        tag("path", d=_line(panel.middle, panel.top), class_="line"),
+        element("path", d=_band(panel.low, panel.high, panel.top), class_="band"),
+        element("path", d=_line(panel.middle, panel.top), class_="line"),
     )
-    yield _stretched(BINS, *parts, y=y + _TITLE, height=_HEIGHT, width="100%")
-    yield tag("line", x1=0, x2="100%", y1=y + _TITLE + _HEIGHT, y2=y + _TITLE + _HEIGHT, class_="base")
+    yield _stretched(CHART_STEPS, *parts, y=y + _TITLE, height=_HEIGHT, width="100%")
+    yield element("line", x1=0, x2="100%", y1=y + _TITLE + _HEIGHT, y2=y + _TITLE + _HEIGHT, class_="base")
 
 
 def _stretched(steps: int, *content: Markup, **attributes: object) -> Markup:
     """A drawing ``steps`` wide and 100 high, which fills its place."""
     box = {"viewBox": f"0 0 {steps} 100", "preserveAspectRatio": "none"}
-    return tag("svg", *content, **box, **attributes)
+    return element("svg", *content, **box, **attributes)
 
 
 def _shade(left: float, right: float, seconds: float, height: int) -> Markup:
-    rect = tag("rect", x=f"{left:.2f}%", width=f"{max(right - left, 0.2):.2f}%", y=0, height=height, class_="still")
-    return tag("g", rect, tag("title", f"stalled for {span(seconds)}"))
+    rect = element("rect", x=f"{left:.2f}%", width=f"{max(right - left, 0.2):.2f}%", y=0, height=height, class_="still")
+    return element("g", rect, element("title", f"stalled for {format_elapsed(seconds)}"))
 
 
 def _hovers(panels: Sequence[_Panel], total: float, height: int) -> Iterator[Markup]:
     """Stripes that tell the figures at their middles."""
-    for place in range(_HOVERS):
-        step = BINS * (2 * place + 1) // (2 * _HOVERS)
+    for place in range(_HOVER_STRIPES):
+        step = CHART_STEPS * (2 * place + 1) // (2 * _HOVER_STRIPES)
         said = [text for panel in panels if (text := panel.says(step))]
         if said:
-            width = 100 / _HOVERS
-            rect = tag("rect", x=f"{place * width:.2f}%", width=f"{width:.2f}%", y=0, height=height, class_="hover")
-            yield tag("g", rect, tag("title", "\n".join([f"after {span(total * (step + 0.5) / BINS)}", *said])))
+            width = 100 / _HOVER_STRIPES
+            rect = element("rect", x=f"{place * width:.2f}%", width=f"{width:.2f}%", y=0, height=height, class_="hover")
+            yield element(
+                "g",
+                rect,
+                element("title", "\n".join([f"after {format_elapsed(total * (step + 0.5) / CHART_STEPS)}", *said])),
+            )
 
 
-def small(values: Sequence[float | None], top: float) -> Markup:
+def sparkline(values: Sequence[float | None], top: float) -> Markup:
     """A chart for a cell of a table."""
-    path = tag("path", d=_line([*values], top), class_="line")
+    path = element("path", d=_line([*values], top), class_="line")
     return _stretched(len(values), path, class_="small", aria_hidden="true")
 
 
-def smalls(run: PageRun, field: str) -> Mapping[int, Markup]:
+def sparklines(run: PageRun, field: str) -> Mapping[int, Markup]:
     """A small chart of a figure for each rank that has one, all on one scale."""
-    found = over_time(run, field, _SMALL)
+    found = over_time(run, field, _SPARKLINE_STEPS)
     top = max((each for values in found.values() for each in values if each is not None), default=0.0)
-    return {rank: small(values, top) for rank, values in found.items() if top}
+    return {rank: sparkline(values, top) for rank, values in found.items() if top}
 
 
 def _line(values: Values, top: float) -> str:

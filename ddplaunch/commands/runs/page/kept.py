@@ -7,45 +7,47 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from ddplaunch.commands.runs.page.output import MOST
-from ddplaunch.commands.runs.page.run import Beside
+from ddplaunch.commands.runs.page.output import MAX_BYTES_PER_RANK
+from ddplaunch.commands.runs.page.run import PageInputs
 from ddplaunch.dataclass import replace
 from ddplaunch.diagnosis.inspection import Detail
-from ddplaunch.diagnosis.readings import whole
+from ddplaunch.diagnosis.readings import average
 from ddplaunch.errors import LaunchError
 from ddplaunch.job import client, logs, past, readings
 from ddplaunch.job.record import RankRecord, RunRecord
-from ddplaunch.job.requests.inspection import InspectJob, JobInspected
-from ddplaunch.job.runs import Found
+from ddplaunch.job.requests.inspection import InspectJobRequest, JobInspection
+from ddplaunch.job.runs import FoundRun
 from ddplaunch.job.status import RankState, RankStatus
 
-PATIENCE = 5.0  # seconds in which the job must answer: its launcher may be suspended
+REPLY_TIMEOUT_S = 5.0  # seconds in which the job must answer: its launcher may be suspended
 
 
-def beside(found: Found, shares: Sequence[RunRecord], *, live: bool = False, effective: str = "") -> Beside:
+def collect_inputs(
+    found: FoundRun, shares: Sequence[RunRecord], *, live: bool = False, effective: str = ""
+) -> PageInputs:
     """Gather it, from the history, the log folder and, while the run goes on, its launcher.
 
     ``effective`` says how much of the time it trained.
     """
-    folder = past.folder(found.run)
-    of_nodes = [os.path.join(folder, readings.file_of(each.node_rank)) for each in shares]
-    plan = readings.read_plan(os.path.join(folder, readings.plan_of(shares[0].node_rank)))
-    known = tuple(tuple(readings.read(path)) for path in of_nodes)
-    failed = logs.failed(shares[0]) if shares[0].code else []
-    printed, attempt = _printed(found)
-    return Beside(known, printed, failed, plan, live, effective, attempt)
+    folder = past.run_dir(found.run)
+    of_nodes = [os.path.join(folder, readings.sample_file_name(each.node_rank)) for each in shares]
+    plan = readings.read_plan(os.path.join(folder, readings.plan_file_name(shares[0].node_rank)))
+    known = tuple(tuple(readings.read_samples(path)) for path in of_nodes)
+    failed = logs.failed_ranks(shares[0]) if shares[0].code else []
+    printed, attempt = _last_output(found)
+    return PageInputs(known, printed, failed, plan, live, effective, attempt)
 
 
-def _printed(found: Found) -> tuple[dict[int, bytes], int | None]:
+def _last_output(found: FoundRun) -> tuple[dict[int, bytes], int | None]:
     """The last that each rank has printed, and in which attempt; of one that ended well nothing may be kept."""
     if found.running:
         said: dict[int, bytes] = {}
         with suppress(LaunchError):
-            for rank, data in logs.live(found.running.path, (), logs.Part(), follow=False):
-                said[rank] = (said.get(rank, b"") + data)[-MOST:]
+            for rank, data in logs.read_live(found.running.path, (), logs.Part(), follow=False):
+                said[rank] = (said.get(rank, b"") + data)[-MAX_BYTES_PER_RANK:]
         if said:
             return said, None
-    kept = {rank: paths[-1] for rank, paths in logs.files(found.run).items()}
+    kept = {rank: paths[-1] for rank, paths in logs.rank_log_files(found.run).items()}
     last = max(map(logs.attempt_of, kept.values()), default=None)
     return {rank: tail for rank, path in kept.items() if (tail := _tail(path))}, last
 
@@ -53,13 +55,13 @@ def _printed(found: Found) -> tuple[dict[int, bytes], int | None]:
 def _tail(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - MOST))
-            return file.read(MOST)
+            file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_BYTES_PER_RANK))
+            return file.read(MAX_BYTES_PER_RANK)
     except OSError:
         return b""
 
 
-def as_it_runs(found: Found, shares: Sequence[RunRecord], known: Beside) -> list[RunRecord]:
+def with_live_state(found: FoundRun, shares: Sequence[RunRecord], known: PageInputs) -> list[RunRecord]:
     """The records, with what the ranks of this machine do and have used so far, where the run goes on.
 
     The history is written as each attempt ends.
@@ -67,28 +69,28 @@ def as_it_runs(found: Found, shares: Sequence[RunRecord], known: Beside) -> list
     if found.running is None:
         return [*shares]
     try:
-        seen = client.ask(found.running.path, InspectJob(Detail.WAITS), PATIENCE)
+        seen = client.send_request(found.running.path, InspectJobRequest(Detail.WAITS), REPLY_TIMEOUT_S)
     except LaunchError:  # it has ended in this moment, or is suspended
         return [*shares]
-    return [_as_seen(each, seen, known) if each.pid == seen.status.pid else each for each in shares]
+    return [_record_from_live(each, seen, known) if each.pid == seen.status.pid else each for each in shares]
 
 
-def _as_seen(record: RunRecord, seen: JobInspected, known: Beside) -> RunRecord:
+def _record_from_live(record: RunRecord, seen: JobInspection, known: PageInputs) -> RunRecord:
     attempts, number = record.attempts, seen.status.attempt
     if attempts and attempts[-1].number == number:
         stand = {each.rank: each for each in seen.status.ranks}
         used: dict[int, tuple[int, float]] = {}
         for node in known.readings:
-            if all_ := whole(each for each in node if each.attempt == number):
+            if all_ := average(each for each in node if each.attempt == number):
                 used |= {row.rank: (int(row.memory or 0), all_.seconds * (row.cpus or 0)) for row in all_.ranks}
         last = attempts[-1]
-        ranks = (_rank_as_seen(each, stand.get(each.rank), *used.get(each.rank, (0, 0.0))) for each in last.ranks)
+        ranks = (_rank_from_live(each, stand.get(each.rank), *used.get(each.rank, (0, 0.0))) for each in last.ranks)
         attempts = (*attempts[:-1], replace(last, ranks=tuple(ranks)))
     seen_now = (*record.inspections, seen.inspection)
     return replace(record, attempts=attempts, inspections=seen_now, spent=seen.status.spent)
 
 
-def _rank_as_seen(rank: RankRecord, stands: RankStatus | None, memory: int, cpu: float) -> RankRecord:
+def _rank_from_live(rank: RankRecord, stands: RankStatus | None, memory: int, cpu: float) -> RankRecord:
     if stands is None or not stands.pid:
         return rank
     over = time.time() if stands.state is RankState.EXITED else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable
 
-from ddplaunch.errors import harmless
+from ddplaunch.errors import escape_control_chars
 
 _EMPTY = {"line", "meta", "rect"}  # HTML wants no slash in a meta and does not mind, SVG needs it
 
@@ -14,42 +14,42 @@ class Markup(str):
     """Text that is HTML, and goes into other HTML as it is."""
 
 
-def tag(name: str, /, *content: str, **attributes: object) -> Markup:
+def element(name: str, /, *content: str, **attributes: object) -> Markup:
     """An element; ``class_`` and the like lose their underscore, others become dashes. None leaves an attribute out."""
     words = [name]
     for key, value in attributes.items():
         if value is not None:
-            text = html.escape(harmless(str(value)), quote=True)
+            text = html.escape(escape_control_chars(str(value)), quote=True)
             words.append(f'{key.rstrip("_").replace("_", "-")}="{text}"')
-    inside = "".join(map(escaped, content))
+    inside = "".join(map(escape, content))
     return Markup(f"<{' '.join(words)}/>" if name in _EMPTY else f"<{' '.join(words)}>{inside}</{name}>")
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """The text as it stands in HTML; control characters are shown as their escapes."""
-    return text if isinstance(text, Markup) else html.escape(harmless(text))
+    return text if isinstance(text, Markup) else html.escape(escape_control_chars(text))
 
 
-def joined(*parts: str) -> Markup:
+def concat(*parts: str) -> Markup:
     """Text and markup in a row."""
-    return Markup("".join(map(escaped, parts)))
+    return Markup("".join(map(escape, parts)))
 
 
 def table(heads: list[str], rows: list[list[str]], **attributes: object) -> Markup:
     """A table that scrolls by itself where it is too wide."""
-    head = tag("thead", tag("tr", *(tag("th", each, scope="col") for each in heads)))
-    body = tag("tbody", *(tag("tr", *(tag("td", each) for each in row)) for row in rows))
-    return tag("div", tag("table", head, body), class_="scrolls", **attributes)
+    head = element("thead", element("tr", *(element("th", each, scope="col") for each in heads)))
+    body = element("tbody", *(element("tr", *(element("td", each) for each in row)) for row in rows))
+    return element("div", element("table", head, body), class_="scrolls", **attributes)
 
 
-def headed(title: str, *content: str, id: str) -> Markup:
+def section_with_heading(title: str, *content: str, id: str) -> Markup:
     """A section of the page, below its heading."""
-    return tag("section", tag("h2", title), *content, id=id)
+    return element("section", element("h2", title), *content, id=id)
 
 
-def pairs(rows: Iterable[tuple[str, str]]) -> Markup:
+def definition_list(rows: Iterable[tuple[str, str]]) -> Markup:
     """Names, each with what it is."""
-    return tag("dl", *(part for name, value in rows for part in (tag("dt", name), tag("dd", value))))
+    return element("dl", *(part for name, value in rows for part in (element("dt", name), element("dd", value))))
 
 
 STYLE = """

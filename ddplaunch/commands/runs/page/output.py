@@ -2,51 +2,51 @@
 
 from __future__ import annotations
 
-from ddplaunch.commands.runs.page.markup import Markup, escaped, headed, joined, tag
+from ddplaunch.commands.runs.page.markup import Markup, concat, element, escape, section_with_heading
 from ddplaunch.commands.runs.page.run import PageRun
-from ddplaunch.errors import cut, harmless
-from ddplaunch.words import counted
+from ddplaunch.errors import escape_control_chars, truncate_line
+from ddplaunch.words import format_count
 
 MAX_BYTES = 400 << 10  # of all ranks together
-MOST, _LEAST = 48 << 10, 512  # bytes of a rank; of as many ranks as there is room for
+MAX_BYTES_PER_RANK, _LEAST = 48 << 10, 512  # bytes of a rank; of as many ranks as there is room for
 _LINE = 2000  # characters
 _MANY, _FIRST = 16, 8  # ranks, above which the first alone are seen at once
 _OPEN = 1  # ranks whose lines are unfolded from the start
 
 
-def section(run: PageRun) -> Markup | None:
+def output_section(run: PageRun) -> Markup | None:
     """The last lines of each rank; None where none is kept."""
     printed = run.beside.printed
     if not printed:
         return None
     order = sorted(printed, key=lambda rank: (_place(run, rank), rank))
     shown = order[: MAX_BYTES // _LEAST]
-    room = min(MOST, MAX_BYTES // len(shown))
+    room = min(MAX_BYTES_PER_RANK, MAX_BYTES // len(shown))
     blocks = [_block(rank, printed[rank], room, run, unfolded=place < _OPEN) for place, rank in enumerate(shown)]
     if len(blocks) > _MANY:
-        others = tag("summary", counted(len(blocks) - _FIRST, "other rank"))
-        blocks = [*blocks[:_FIRST], tag("details", others, *blocks[_FIRST:], id="others")]
-    left = f"and {counted(len(order) - len(shown), 'rank')} more: ddplaunch logs"
-    more = [tag("p", left, class_="dim")] if len(order) > len(shown) else []
+        others = element("summary", format_count(len(blocks) - _FIRST, "other rank"))
+        blocks = [*blocks[:_FIRST], element("details", others, *blocks[_FIRST:], id="others")]
+    left = f"and {format_count(len(order) - len(shown), 'rank')} more: ddplaunch logs"
+    more = [element("p", left, class_="dim")] if len(order) > len(shown) else []
     words = {"type": "search", "placeholder": "search the lines of all ranks", "aria_label": "Search"}
-    field = tag("input", id="search", hidden="", autocomplete="off", **words)
-    before = run.beside.printed_in is not None and run.tries and run.beside.printed_in < run.tries[-1].number
-    when = [tag("span", f", in attempt {run.beside.printed_in}", class_="dim")] if before else []
-    return headed(joined("Last lines of the ranks", *when), field, *blocks, *more, id="output")
+    field = element("input", id="search", hidden="", autocomplete="off", **words)
+    before = run.beside.printed_in is not None and run.attempts and run.beside.printed_in < run.attempts[-1].number
+    when = [element("span", f", in attempt {run.beside.printed_in}", class_="dim")] if before else []
+    return section_with_heading(concat("Last lines of the ranks", *when), field, *blocks, *more, id="output")
 
 
 def _place(run: PageRun, rank: int) -> int:
-    first = run.beside.first
+    first = run.beside.failed_first
     return first.index(rank) if rank in first else len(first)
 
 
 def _block(rank: int, data: bytes, room: int, run: PageRun, *, unfolded: bool) -> Markup:
     lines = _lines(data, room)
     host = run.hosts.get(rank, "")
-    failed = " failed" if rank in run.beside.first else ""
-    about = f"{f' on {host}' if host else ''}{failed}, {counted(len(lines), 'line')}"
-    head = tag("summary", tag("b", f"rank {rank}"), about, tag("i"))
-    return tag("details", head, tag("pre", "\n".join(lines)), open="" if unfolded else None)
+    failed = " failed" if rank in run.beside.failed_first else ""
+    about = f"{f' on {host}' if host else ''}{failed}, {format_count(len(lines), 'line')}"
+    head = element("summary", element("b", f"rank {rank}"), about, element("i"))
+    return element("details", head, element("pre", "\n".join(lines)), open="" if unfolded else None)
 
 
 def _lines(data: bytes, room: int) -> list[str]:
@@ -54,8 +54,8 @@ def _lines(data: bytes, room: int) -> list[str]:
     found: list[str] = []
     longest = min(_LINE, room // 8)  # a character may be as long as "&quot;" there
     for line in reversed(data[-room:].decode(errors="replace").rstrip("\n").split("\n")):
-        text = cut(harmless(line.rstrip("\r").rpartition("\r")[2]), longest)
-        room -= len(escaped(text)) + 1
+        text = truncate_line(escape_control_chars(line.rstrip("\r").rpartition("\r")[2]), longest)
+        room -= len(escape(text)) + 1
         if room < 0:
             break
         found.append(text)

@@ -7,21 +7,21 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import Enum
 
-from ddplaunch.control.failure import Verdict, describe_end
+from ddplaunch.control.failure import FailureReport, describe_exit
 from ddplaunch.dataclass import dataclass, field
-from ddplaunch.diagnosis.readings import RankReading, Reading, whole
+from ddplaunch.diagnosis.readings import NodeSample, RankSample, average
 from ddplaunch.errors import EXIT_TIMEOUT
-from ddplaunch.job.readings import KeptPlan
+from ddplaunch.job.readings import SavedPlan
 from ddplaunch.job.record import RankRecord, RunRecord
 from ddplaunch.words import signal_name
 
 
-class RankEnd(Enum):
+class RankOutcome(Enum):
     """How a rank has ended, as people ask for it; the value is its class in the style sheet."""
 
     WELL = "well"
     FAILED = "failed"  # first, or in the same way
-    FELL = "fell"  # after that, or because it had waited for another
+    SECONDARY = "fell"  # after that, or because it had waited for another
     STOPPED = "stopped"  # by us, or from outside
     RUNNING = "running"
     UNKNOWN = "unknown"
@@ -33,17 +33,17 @@ class RankRow:
 
     attempt: int
     rank: RankRecord
-    end: RankEnd
-    told: bool = False  # whether we have ended it by a signal, though it counts as one that failed
+    end: RankOutcome
+    stopped_by_us: bool = False  # whether we have ended it by a signal, though it counts as one that failed
 
     @property
     def words(self) -> str:
         """How it ended: "exited with code 1"."""
-        if self.end is RankEnd.RUNNING:
+        if self.end is RankOutcome.RUNNING:
             return "was running"
-        if (self.told or self.end is RankEnd.STOPPED) and (self.rank.code or 0) < 0:
+        if (self.stopped_by_us or self.end is RankOutcome.STOPPED) and (self.rank.code or 0) < 0:
             return f"was stopped ({signal_name(-(self.rank.code or 0))})"
-        return "ended" if self.rank.code is None else describe_end(self.rank.code)
+        return "ended" if self.rank.code is None else describe_exit(self.rank.code)
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,17 @@ class PageAttempt:
     ended: float
     rows: tuple[RankRow, ...]  # by rank
     why: str
-    verdict: Verdict | None
+    verdict: FailureReport | None
 
 
 @dataclass(frozen=True)
-class Beside:
+class PageInputs:
     """What is known of a run beside its records."""
 
-    readings: tuple[Sequence[Reading], ...] = ()  # those of each node
+    readings: tuple[Sequence[NodeSample], ...] = ()  # those of each node
     printed: Mapping[int, bytes] = field(default_factory=dict)  # what ranks printed last
-    first: Sequence[int] = ()  # the ranks that matter most: those that failed, the first cause first
-    plan: KeptPlan | None = None
+    failed_first: Sequence[int] = ()  # the ranks that matter most: those that failed, the first cause first
+    plan: SavedPlan | None = None
     live: bool = False  # whether the page is served while the job runs
     effective: str = ""  # how much of the time it trained, in a line
     printed_in: int | None = None  # the attempt in which ranks printed that, where it is known
@@ -77,19 +77,19 @@ class PageRun:
 
     first: RunRecord  # node 0's, or that of the lowest node whose record is here
     shares: tuple[RunRecord, ...]
-    tries: tuple[PageAttempt, ...]
+    attempts: tuple[PageAttempt, ...]
     began: float
     ended: float  # the last moment that is known, where it has not ended
-    verdict: Verdict | None
-    beside: Beside
+    verdict: FailureReport | None
+    beside: PageInputs
 
     @classmethod
-    def of(cls, shares: Sequence[RunRecord], beside: Beside) -> PageRun:
+    def of(cls, shares: Sequence[RunRecord], beside: PageInputs) -> PageRun:
         """Put the records of a run's nodes together; there is at least one."""
         began = min(each.began for each in shares)
         ended = max((each.ended for each in shares if each.ended), default=0.0) or max(map(_last_moment, shares))
         numbers = sorted({attempt.number for each in shares for attempt in each.attempts})
-        tries = tuple(_try(shares, number, ended) for number in numbers)
+        tries = tuple(_build_attempt(shares, number, ended) for number in numbers)
         verdict = next((each.verdict for each in shares if each.verdict), None)
         return cls(shares[0], tuple(shares), tries, began, max(ended, began), verdict, beside)
 
@@ -107,23 +107,28 @@ class PageRun:
         return 100 * min(1.0, max(0.0, (moment - self.began) / self.total))
 
     @property
-    def used(self) -> dict[int, RankReading]:
+    def used(self) -> dict[int, RankSample]:
         """What each rank did and used on average, as far as there are readings."""
-        nodes = filter(None, map(whole, self.beside.readings))
+        nodes = filter(None, map(average, self.beside.readings))
         return {row.rank: row for node in nodes for row in node.ranks}
 
     @property
     def hosts(self) -> dict[int, str]:
         """Where each rank was last."""
-        return {row.rank.rank: row.rank.host for each in self.tries for row in each.rows}
+        return {row.rank.rank: row.rank.host for each in self.attempts for row in each.rows}
 
 
-def _try(shares: Sequence[RunRecord], number: int, ended: float) -> PageAttempt:
+def _build_attempt(shares: Sequence[RunRecord], number: int, ended: float) -> PageAttempt:
     parts = [each for share in shares for each in share.attempts if each.number == number]
     verdict = next((each.verdict for each in parts if each.verdict), None)
     failures = {each.rank: each for each in (verdict.first, *verdict.others)} if verdict else {}
     rows = [
-        RankRow(number, rank, _end(rank, verdict), told=rank.rank in failures and failures[rank.rank].signal is None)
+        RankRow(
+            number,
+            rank,
+            _rank_outcome(rank, verdict),
+            stopped_by_us=rank.rank in failures and failures[rank.rank].signal is None,
+        )
         for part in parts
         for rank in part.ranks
     ]
@@ -138,17 +143,17 @@ def _try(shares: Sequence[RunRecord], number: int, ended: float) -> PageAttempt:
     )
 
 
-def _end(rank: RankRecord, verdict: Verdict | None) -> RankEnd:
+def _rank_outcome(rank: RankRecord, verdict: FailureReport | None) -> RankOutcome:
     if rank.ended is None:
-        return RankEnd.RUNNING if rank.started else RankEnd.UNKNOWN
+        return RankOutcome.RUNNING if rank.started else RankOutcome.UNKNOWN
     if verdict and rank.rank in (verdict.first.rank, *verdict.alike):
         by_a_limit = verdict.first.exit_code == EXIT_TIMEOUT != rank.code  # the others had waited for this one
-        return RankEnd.FELL if verdict.blame and not by_a_limit else RankEnd.FAILED
+        return RankOutcome.SECONDARY if verdict.blame and not by_a_limit else RankOutcome.FAILED
     if verdict and any(rank.rank == other.rank for other in verdict.others):
-        return RankEnd.FELL
+        return RankOutcome.SECONDARY
     if rank.code is None:
-        return RankEnd.UNKNOWN
-    return RankEnd.WELL if rank.code == 0 else RankEnd.STOPPED
+        return RankOutcome.UNKNOWN
+    return RankOutcome.WELL if rank.code == 0 else RankOutcome.STOPPED
 
 
 def _last_moment(record: RunRecord) -> float:
@@ -158,7 +163,7 @@ def _last_moment(record: RunRecord) -> float:
     ranks = [rank for attempt in record.attempts for rank in attempt.ranks]
     moments = [moment for rank in ranks for moment in (rank.started, rank.ended) if moment]
     seen = [each.moment for each in record.inspections]
-    return max([record.began + record.spent.wall, *(each.began for each in record.attempts), *moments, *seen])
+    return max([record.began + record.spent.wall_s, *(each.began for each in record.attempts), *moments, *seen])
 
 
 def time_of_day(seconds: float) -> str:

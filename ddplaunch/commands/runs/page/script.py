@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 
-RENEWED = 5  # seconds after which a page that is served is renewed
+REFRESH_S = 5  # seconds after which a page that is served is renewed
 
 SCRIPT = """
 let blocks = [];

@@ -10,22 +10,22 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 
 from ddplaunch import __version__
-from ddplaunch.commands.runs.page.charts import smalls
-from ddplaunch.commands.runs.page.markup import Markup, headed, joined, pairs, table, tag
+from ddplaunch.commands.runs.page.charts import sparklines
+from ddplaunch.commands.runs.page.markup import Markup, concat, definition_list, element, section_with_heading, table
 from ddplaunch.commands.runs.page.run import PageRun, RankRow, time_of_day
-from ddplaunch.commands.runs.page.script import RENEWED
+from ddplaunch.commands.runs.page.script import REFRESH_S
 from ddplaunch.console.failure import render_verdict
-from ddplaunch.console.stacks import notes as notes_on
+from ddplaunch.console.stacks import inspection_notes as notes_on
 from ddplaunch.dataclass import dataclass
-from ddplaunch.diagnosis.grouping import Alike, grouped
-from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
-from ddplaunch.diagnosis.sentences import sentences
-from ddplaunch.diagnosis.standing import at_work, worker_name
-from ddplaunch.diagnosis.waits import waits
-from ddplaunch.errors import shown
-from ddplaunch.words import counted, named, ranks, signal_name, size, span
+from ddplaunch.diagnosis.grouping import StackGroup, group_ranks
+from ddplaunch.diagnosis.inspection import Frame, Inspection, ProcessCondition, RankInspection
+from ddplaunch.diagnosis.sentences import describe_waits
+from ddplaunch.diagnosis.standing import busy_workers, worker_name
+from ddplaunch.diagnosis.waits import find_waits
+from ddplaunch.errors import sanitize_line
+from ddplaunch.words import format_count, format_elapsed, format_ranks, format_size, join_names, signal_name
 
-_FATES = {"done": "well", "running": "running", "failed": "failed"}
+_STATE_CLASSES = {"done": "well", "running": "running", "failed": "failed"}
 _MAX_NOTES = 200
 _OPEN = 3  # groups of ranks whose stacks are unfolded from the start
 _LOOKS, _LATE, _NAMED = 10, 0.1, 8  # readings, and share of the time behind, from which on ranks are slow; named ones
@@ -38,16 +38,16 @@ _STYLES = re.compile(r"\x1b\[[0-9;]*m")
 def header(run: PageRun) -> Markup:
     """The run's name, what became of it, what it ran, and its effective time."""
     record = run.first
-    fate = tag("span", record.fate.value, class_=f"fate {_FATES.get(record.fate.value, 'stopped')}")
+    fate = element("span", record.fate.value, class_=f"fate {_STATE_CLASSES.get(record.fate.value, 'stopped')}")
     code = f"exit code {record.code}, " if record.code is not None else ""
     nodes = f" on {record.nnodes} nodes" if record.nnodes > 1 else ""
-    line = f"{code}{span(run.ended - run.began)}, {counted(record.world_size, 'rank')}{nodes}, {time_of_day(run.began)}"
-    return tag(
+    line = f"{code}{format_elapsed(run.ended - run.began)}, {format_count(record.world_size, 'rank')}{nodes}, {time_of_day(run.began)}"
+    return element(
         "header",
-        tag("h1", run.name, " ", fate),
-        tag("p", tag("code", record.target)),
-        tag("p", line),
-        *([tag("p", run.beside.effective)] if run.beside.effective else []),
+        element("h1", run.name, " ", fate),
+        element("p", element("code", record.target)),
+        element("p", line),
+        *([element("p", run.beside.effective)] if run.beside.effective else []),
     )
 
 
@@ -56,22 +56,24 @@ def notes(run: PageRun) -> Markup | None:
     found = list(dict.fromkeys(note for share in run.shares for note in share.notes))
     if not found:
         return None
-    more = [tag("li", f"and {len(found) - _MAX_NOTES} more")] if len(found) > _MAX_NOTES else []
-    return headed("Notes", tag("ul", *(tag("li", note) for note in found[:_MAX_NOTES]), *more), id="notes")
+    more = [element("li", f"and {len(found) - _MAX_NOTES} more")] if len(found) > _MAX_NOTES else []
+    return section_with_heading(
+        "Notes", element("ul", *(element("li", note) for note in found[:_MAX_NOTES]), *more), id="notes"
+    )
 
 
 def facts(run: PageRun) -> Markup:
     """The facts."""
-    return headed("Run", pairs(_facts(run)), id="run")
+    return section_with_heading("Run", definition_list(_facts(run)), id="run")
 
 
 def _facts(run: PageRun) -> Iterator[tuple[str, str]]:
     record = run.first
     yield "run id", record.run_id
-    yield "command", tag("code", shlex.join(record.argv))
+    yield "command", element("code", shlex.join(record.argv))
     yield "folder", record.cwd
-    hosts = dict.fromkeys(rank.rank.host for each in run.tries for rank in each.rows if rank.rank.host)
-    yield "hosts", named(hosts) or record.host
+    hosts = dict.fromkeys(rank.rank.host for each in run.attempts for rank in each.rows if rank.rank.host)
+    yield "hosts", join_names(hosts) or record.host
     yield "launcher", f"process {record.pid} on {record.host}, node {record.node_rank} of {record.nnodes}"
     yield "began", time_of_day(run.began)
     if record.ended is not None:
@@ -79,7 +81,7 @@ def _facts(run: PageRun) -> Iterator[tuple[str, str]]:
     if record.signal is not None:
         yield "signal", signal_name(record.signal)
     if record.log_dir:
-        yield "log folder", shown(record.log_dir)
+        yield "log folder", sanitize_line(record.log_dir)
     if len(run.shares) < record.nnodes:
         yield "records", f"of {len(run.shares)} of {record.nnodes} nodes: the others keep their own"
 
@@ -98,7 +100,9 @@ def slow(run: PageRun) -> Markup | None:
         "Behind: the share of looks at which the rank had entered fewer collectives than others."
         f" Half of all ranks: {100 * middle:.0f} % or less."
     )
-    return headed("Who was slow", table(["rank", "host", "behind"], rows), tag("p", said, class_="dim"), id="slow")
+    return section_with_heading(
+        "Who was slow", table(["rank", "host", "behind"], rows), element("p", said, class_="dim"), id="slow"
+    )
 
 
 def hosts(run: PageRun) -> Markup | None:
@@ -108,16 +112,16 @@ def hosts(run: PageRun) -> Markup | None:
         ranks_of.setdefault(host or "–", []).append(rank)
     if len(ranks_of) < 2:
         return None
-    failures = Counter(each.verdict.first.host for each in run.tries if each.verdict)
+    failures = Counter(each.verdict.first.host for each in run.attempts if each.verdict)
     used = run.used
     rows = []
     for host, its in ranks_of.items():
         known = [used[rank] for rank in its if rank in used]
         cpus = f"{sum(each.cpus or 0.0 for each in known) / len(known):.1f}" if known else "–"
-        memory = size(int(max(each.memory or 0.0 for each in known))) if known else "–"
-        rows.append([host, ranks(its).partition(" ")[2], str(failures[host] or "–"), cpus, memory])
+        memory = format_size(int(max(each.memory or 0.0 for each in known))) if known else "–"
+        rows.append([host, format_ranks(its).partition(" ")[2], str(failures[host] or "–"), cpus, memory])
     heads = ["host", "ranks", "failed first", "CPUs of a rank", "memory of a rank"]
-    return headed("Hosts", table(heads, rows), id="hosts")
+    return section_with_heading("Hosts", table(heads, rows), id="hosts")
 
 
 def plan(run: PageRun) -> Markup | None:
@@ -125,22 +129,22 @@ def plan(run: PageRun) -> Markup | None:
     kept = run.beside.plan
     if kept is None:
         return None
-    said = ((name, joined(value, " ", tag("span", source, class_="dim"))) for name, value, source in kept.facts)
+    said = ((name, concat(value, " ", element("span", source, class_="dim"))) for name, value, source in kept.facts)
     devices = [[str(rank), device, cpus or "–"] for rank, device, cpus in kept.ranks[:_MAX_DEVICES]]
     variables = [[name, value] for name, value in kept.variables]
-    more = tag(
+    more = element(
         "details",
-        tag("summary", "Devices and variables"),
+        element("summary", "Devices and variables"),
         table(["rank", "device", "CPUs"], devices),
         table(["variable", "value"], variables),
     )
-    return headed("Plan", pairs(said), more, id="plan")
+    return section_with_heading("Plan", definition_list(said), more, id="plan")
 
 
 def footer(run: PageRun) -> Markup:
     """When and by what the page was written."""
-    live = f"; renewed every {RENEWED} s while the job runs" if run.beside.live else ""
-    return tag("footer", f"Written by ddplaunch {__version__}, {time_of_day(time.time())}{live}")
+    live = f"; renewed every {REFRESH_S} s while the job runs" if run.beside.live else ""
+    return element("footer", f"Written by ddplaunch {__version__}, {time_of_day(time.time())}{live}")
 
 
 def failure(run: PageRun) -> Markup | None:
@@ -149,36 +153,40 @@ def failure(run: PageRun) -> Markup | None:
         return None
     headline, *lines = _STYLES.sub("", render_verdict(run.verdict, run.first.nnodes)).splitlines()
     report = "\n".join(line.removeprefix("  ") for line in lines)
-    told = tag("p", headline.removeprefix("ddplaunch: "), class_="headline")
-    return headed("Failure", told, *([tag("pre", report)] if report else []), id="failure")
+    told = element("p", headline.removeprefix("ddplaunch: "), class_="headline")
+    return section_with_heading("Failure", told, *([element("pre", report)] if report else []), id="failure")
 
 
 def inspections(run: PageRun) -> Iterator[Markup]:
     """What the ranks were doing, each time that they were asked."""
     found = sorted((each for share in run.shares for each in share.inspections), key=lambda each: each.moment)
     for number, each in enumerate(found):
-        when = f"after {span(each.moment - run.began)}"
-        waited = waits(each) or run.verdict is None  # else the ranks that waited may have ended: the headline tells why
-        said = [tag("ul", *(tag("li", text) for text in sentences(each)), class_="waits")] if waited else []
-        title = joined("What the ranks were doing, ", tag("span", when, class_="dim"))
-        told = (tag("p", note, class_="dim") for note in notes_on(each))
-        groups = (_group(alike, each, place < _OPEN) for place, alike in enumerate(grouped(each)))
-        yield headed(title, *said, *told, *groups, id=f"stacks-{number}")
+        when = f"after {format_elapsed(each.moment - run.began)}"
+        waited = (
+            find_waits(each) or run.verdict is None
+        )  # else the ranks that waited may have ended: the headline tells why
+        said = (
+            [element("ul", *(element("li", text) for text in describe_waits(each)), class_="waits")] if waited else []
+        )
+        title = concat("What the ranks were doing, ", element("span", when, class_="dim"))
+        told = (element("p", note, class_="dim") for note in notes_on(each))
+        groups = (_group(alike, each, place < _OPEN) for place, alike in enumerate(group_ranks(each)))
+        yield section_with_heading(title, *said, *told, *groups, id=f"stacks-{number}")
 
 
-def _group(alike: Alike, inspection: Inspection, unfolded: bool) -> Markup:
+def _group(alike: StackGroup, inspection: Inspection, unfolded: bool) -> Markup:
     """The ranks that did the same, and the stacks of the first of them."""
     members = set(alike.ranks)
     hosts = dict.fromkeys(each.host for each in inspection.ranks if each.rank in members and each.host)
-    where = tag("span", f" on {named(hosts)}", class_="dim") if hosts else ""
+    where = element("span", f" on {join_names(hosts)}", class_="dim") if hosts else ""
     state = alike.state if len(members) == 1 else re.sub("^waits", "wait", alike.state)
-    waited = f" for {span(alike.waited)}" if alike.waited is not None else ""
-    head = joined(tag("b", ranks(alike.ranks)), where, f": {state}{waited}")
+    waited = f" for {format_elapsed(alike.waited_s)}" if alike.waited_s is not None else ""
+    head = concat(element("b", format_ranks(alike.ranks)), where, f": {state}{waited}")
     if threads := [*_threads(alike.example)]:
-        return tag("details", tag("summary", head), *threads, open="" if unfolded else None)
-    ended = alike.example.condition is Condition.EXITED
+        return element("details", element("summary", head), *threads, open="" if unfolded else None)
+    ended = alike.example.condition is ProcessCondition.EXITED
     why = f"; no stack: {alike.example.no_stack}" if alike.example.no_stack and not ended else ""
-    return tag("p", joined(head, why), class_="stackless")
+    return element("p", concat(head, why), class_="stackless")
 
 
 def _threads(rank: RankInspection) -> Iterator[Markup]:
@@ -187,16 +195,16 @@ def _threads(rank: RankInspection) -> Iterator[Markup]:
         if len(threads) > 1:
             title = thread.title if thread.name else f"thread {number}"
             name = "main thread" if thread is rank.threads[0] else title
-            yield tag("p", name, class_="dim")
-        yield tag("ol", *map(_frame, thread.frames), class_="stack")
-    for worker in at_work(rank):
-        yield tag("p", f"its {worker_name(rank)} (pid {worker.pid})", class_="dim")
-        yield tag("ol", *map(_frame, worker.frames), class_="stack")
+            yield element("p", name, class_="dim")
+        yield element("ol", *map(_frame, thread.frames), class_="stack")
+    for worker in busy_workers(rank):
+        yield element("p", f"its {worker_name(rank)} (pid {worker.pid})", class_="dim")
+        yield element("ol", *map(_frame, worker.frames), class_="stack")
 
 
 def _frame(frame: Frame) -> Markup:
-    place = tag("span", f"{frame.file}:{frame.line}", class_="place")
-    return tag("li", tag("code", frame.function), " ", place, class_="own" if frame.own else None)
+    place = element("span", f"{frame.file}:{frame.line}", class_="place")
+    return element("li", element("code", frame.function), " ", place, class_="own" if frame.own else None)
 
 
 @dataclass(frozen=True)
@@ -214,16 +222,16 @@ def resources(run: PageRun) -> Markup | None:
     used = [each for each in _usages(run) if each.peak or each.cpu]
     if not used:
         return None
-    over_time = [smalls(run, field) for field in ("memory", "cpus")] if len(used) <= _DRAWN else [{}, {}]
+    over_time = [sparklines(run, field) for field in ("memory", "cpus")] if len(used) <= _DRAWN else [{}, {}]
     heads = ["rank", "host", "peak memory", "over time", "CPU time", "over time", "CPUs", "end"]
     rows = table(heads, _used_rows(used, *over_time))
-    folded = tag("details", tag("summary", f"All {len(used)} ranks"), rows) if len(used) > _FOLDED else rows
-    return headed("Resources", tag("ul", *_summary(used)), folded, id="resources")
+    folded = element("details", element("summary", f"All {len(used)} ranks"), rows) if len(used) > _FOLDED else rows
+    return section_with_heading("Resources", element("ul", *_summary(used)), folded, id="resources")
 
 
 def _usages(run: PageRun) -> list[RankUsage]:
     rows: dict[int, list[RankRow]] = {}
-    for row in (row for each in run.tries for row in each.rows):
+    for row in (row for each in run.attempts for row in each.rows):
         rows.setdefault(row.rank.rank, []).append(row)
     found = []
     for number in sorted(rows):
@@ -241,10 +249,14 @@ def _summary(used: list[RankUsage]) -> list[Markup]:
     lines = []
     if most.peak:
         middle = int(median(each.peak for each in used))
-        lines.append(f"Peak memory: {size(most.peak)} (rank {most.last.rank.rank}), {size(middle)} in the median")
+        lines.append(
+            f"Peak memory: {format_size(most.peak)} (rank {most.last.rank.rank}), {format_size(middle)} in the median"
+        )
     if busiest.cpu:
-        lines.append(f"CPU time: {span(cpu)} in all, {span(busiest.cpu)} at most (rank {busiest.last.rank.rank})")
-    return [tag("li", line) for line in lines]
+        lines.append(
+            f"CPU time: {format_elapsed(cpu)} in all, {format_elapsed(busiest.cpu)} at most (rank {busiest.last.rank.rank})"
+        )
+    return [element("li", line) for line in lines]
 
 
 def _used_rows(
@@ -255,9 +267,9 @@ def _used_rows(
         [
             str(each.last.rank.rank),
             each.last.rank.host or "–",
-            _bar(size(each.peak) if each.peak else "–", each.peak / memory if memory else 0),
+            _bar(format_size(each.peak) if each.peak else "–", each.peak / memory if memory else 0),
             memory_over_time.get(each.last.rank.rank, ""),
-            _bar(span(each.cpu), each.cpu / cpu if cpu else 0),
+            _bar(format_elapsed(each.cpu), each.cpu / cpu if cpu else 0),
             cpus_over_time.get(each.last.rank.rank, ""),
             f"{each.cpu / each.lived:.1f}" if each.lived else "–",
             each.last.words,
@@ -268,5 +280,5 @@ def _used_rows(
 
 def _bar(text: str, share: float) -> Markup:
     """A number with a bar that compares it to the largest."""
-    bar = tag("span", tag("i", style=f"width:{100 * min(1.0, max(0.0, share)):.1f}%"), class_="meter")
-    return joined(bar, text)
+    bar = element("span", element("i", style=f"width:{100 * min(1.0, max(0.0, share)):.1f}%"), class_="meter")
+    return concat(bar, text)

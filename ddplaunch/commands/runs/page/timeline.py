@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ddplaunch.commands.runs.page.markup import Markup, headed, table, tag
-from ddplaunch.commands.runs.page.run import PageAttempt, PageRun, RankEnd, RankRow
-from ddplaunch.words import ranks, span
+from ddplaunch.commands.runs.page.markup import Markup, element, section_with_heading, table
+from ddplaunch.commands.runs.page.run import PageAttempt, PageRun, RankOutcome, RankRow
+from ddplaunch.words import format_elapsed, format_ranks
 
 _HEIGHTS = ((32, 16), (128, 8), (256, 4))  # up to so many ranks, so many pixels for each
 _LEAST = 2
@@ -21,12 +21,12 @@ _NARROWEST = 0.15  # per cent of the width: a bar that can be seen
 _ALIKE = 0.01  # of the whole time: by so much ranks may differ that share a row
 
 _LEGEND = {
-    RankEnd.WELL: "ended with 0",
-    RankEnd.FAILED: "failed first",
-    RankEnd.FELL: "failed because of another",
-    RankEnd.STOPPED: "was stopped",
-    RankEnd.RUNNING: "was running",
-    RankEnd.UNKNOWN: "unknown end",
+    RankOutcome.WELL: "ended with 0",
+    RankOutcome.FAILED: "failed first",
+    RankOutcome.SECONDARY: "failed because of another",
+    RankOutcome.STOPPED: "was stopped",
+    RankOutcome.RUNNING: "was running",
+    RankOutcome.UNKNOWN: "unknown end",
 }
 
 
@@ -49,7 +49,7 @@ class Lane(NamedTuple):
         first, last = self.numbers[0], self.numbers[-1]
         return str(first) if first == last else f"{first}–{last}"
 
-    def resembles(self, other: Lane, close: float) -> bool:
+    def can_merge_with(self, other: Lane, close: float) -> bool:
         """Whether the ranks began and ended within ``close`` seconds of the others, and ended in the same way."""
         return len(self.bars) == len(other.bars) and all(
             (mine.row.attempt, mine.row.end, mine.row.rank.code) == (its.row.attempt, its.row.end, its.row.rank.code)
@@ -58,18 +58,18 @@ class Lane(NamedTuple):
         )
 
 
-def section(run: PageRun) -> Markup | None:
+def timeline_section(run: PageRun) -> Markup | None:
     """The timeline and the attempts; None where no rank was planned."""
-    rows = [row for each in run.tries for row in each.rows]
+    rows = [row for each in run.attempts for row in each.rows]
     if not rows:
         return None
-    return headed("Timeline", _legend(rows), _chart(run, rows), *_attempts(run), id="timeline")
+    return section_with_heading("Timeline", _legend(rows), _chart(run, rows), *_attempts(run), id="timeline")
 
 
 def _legend(rows: list[RankRow]) -> Markup:
     seen = {row.end for row in rows if row.rank.started}
-    items = (tag("li", tag("i", class_=end.value), text) for end, text in _LEGEND.items() if end in seen)
-    return tag("ul", *items, class_="legend")
+    items = (element("li", element("i", class_=end.value), text) for end, text in _LEGEND.items() if end in seen)
+    return element("ul", *items, class_="legend")
 
 
 def _chart(run: PageRun, rows: list[RankRow]) -> Markup:
@@ -77,20 +77,20 @@ def _chart(run: PageRun, rows: list[RankRow]) -> Markup:
     lane_height = next((height for most, height in _HEIGHTS if len(lanes) <= most), _LEAST)
     height = lane_height * len(lanes)
     gap = 2 if lane_height > 8 else 1 if lane_height > 2 else 0
-    drawn = [_band(run, each, height) for each in run.tries]
+    drawn = [_band(run, each, height) for each in run.attempts]
     for place, lane in enumerate(lanes):
         for bar in lane.bars:
             left, right = min(run.at(bar.began), 100 - _NARROWEST), run.at(bar.ended)
             where = {"x": f"{left:.3f}%", "width": f"{max(right - left, _NARROWEST):.3f}%"}
-            rect = tag("rect", **where, y=place * lane_height, height=lane_height - gap, class_=bar.row.end.value)
-            drawn.append(tag("g", rect, tag("title", _title(lane, bar, run))))
+            rect = element("rect", **where, y=place * lane_height, height=lane_height - gap, class_=bar.row.end.value)
+            drawn.append(element("g", rect, element("title", _title(lane, bar, run))))
     for each in (each for share in run.shares for each in share.inspections):
-        said = f"{span(each.moment - run.began)}: stacks of the ranks were taken"
+        said = f"{format_elapsed(each.moment - run.began)}: stacks of the ranks were taken"
         drawn.append(mark(run.at(each.moment), said, height))
-    label = f"{len({row.rank.rank for row in rows})} ranks over {span(run.total)}"
+    label = f"{len({row.rank.rank for row in rows})} ranks over {format_elapsed(run.total)}"
     size = {"width": "100%", "height": height + _AXIS}
-    chart = tag("svg", *drawn, *axis(run.total, height), **size, role="img", aria_label=label)
-    return tag("div", _labels(lanes, lane_height, height), chart, class_="chart")
+    chart = element("svg", *drawn, *axis(run.total, height), **size, role="img", aria_label=label)
+    return element("div", _labels(lanes, lane_height, height), chart, class_="chart")
 
 
 def _lanes(run: PageRun, rows: list[RankRow]) -> list[Lane]:
@@ -107,7 +107,7 @@ def _lanes(run: PageRun, rows: list[RankRow]) -> list[Lane]:
     close = _ALIKE * (run.ended - run.began)
     together = lanes[:1]
     for lane in lanes[1:]:
-        if lane.resembles(together[-1], close):
+        if lane.can_merge_with(together[-1], close):
             together[-1] = together[-1]._replace(numbers=(*together[-1].numbers, *lane.numbers))
         else:
             together.append(lane)
@@ -120,24 +120,24 @@ def _labels(lanes: list[Lane], lane_height: int, height: int) -> Markup:
         step *= 2
     shown = [(place, lane.name) for place, lane in enumerate(lanes) if place % step == 0]
     texts = (
-        tag("text", name, x="100%", y=max(11, place * lane_height + lane_height / 2 + 4), text_anchor="end")
+        element("text", name, x="100%", y=max(11, place * lane_height + lane_height / 2 + 4), text_anchor="end")
         for place, name in shown
     )
     width = max(LABELS, 8 * max(len(name) for _, name in shown))
-    return tag("svg", *texts, width=width, height=height + _AXIS, class_="labels", aria_hidden="true")
+    return element("svg", *texts, width=width, height=height + _AXIS, class_="labels", aria_hidden="true")
 
 
 def _band(run: PageRun, each: PageAttempt, height: int) -> Markup:
     left, right = run.at(each.began), run.at(each.ended)
-    title = tag("title", f"attempt {each.number}")
+    title = element("title", f"attempt {each.number}")
     width = f"{max(right - left, _NARROWEST):.3f}%"
-    return tag("g", tag("rect", x=f"{left:.3f}%", y=0, width=width, height=height, class_="attempt"), title)
+    return element("g", element("rect", x=f"{left:.3f}%", y=0, width=width, height=height, class_="attempt"), title)
 
 
 def mark(x: float, text: str, height: int) -> Markup:
     """A moment, at ``x`` per cent of the width."""
-    line = tag("line", x1=f"{x:.3f}%", x2=f"{x:.3f}%", y1=0, y2=height)
-    return tag("g", line, tag("title", text), class_="mark")
+    line = element("line", x1=f"{x:.3f}%", x2=f"{x:.3f}%", y1=0, y2=height)
+    return element("g", line, element("title", text), class_="mark")
 
 
 def axis(total: float, height: int) -> Iterator[Markup]:
@@ -151,36 +151,36 @@ def axis(total: float, height: int) -> Iterator[Markup]:
     while tick <= total:
         x = 100 * tick / total
         anchor = "start" if x < 3 else "end" if x > 93 else "middle"
-        yield tag("line", x1=f"{x:.3f}%", x2=f"{x:.3f}%", y1=height, y2=height + 5, class_="tick")
-        yield tag("text", _tick(tick), x=f"{x:.3f}%", y=height + 18, text_anchor=anchor)
+        yield element("line", x1=f"{x:.3f}%", x2=f"{x:.3f}%", y1=height, y2=height + 5, class_="tick")
+        yield element("text", _tick(tick), x=f"{x:.3f}%", y=height + 18, text_anchor=anchor)
         tick += step
 
 
 def _tick(seconds: float) -> str:
-    return f"{seconds:g} s" if seconds < 60 else span(seconds)
+    return f"{seconds:g} s" if seconds < 60 else format_elapsed(seconds)
 
 
 def _title(lane: Lane, bar: Bar, run: PageRun) -> str:
     where = f" on {bar.row.rank.host}" if bar.row.rank.host and len(lane.numbers) == 1 else ""
-    attempt = f", attempt {bar.row.attempt}" if len(run.tries) > 1 else ""
-    times = f"started at {span(bar.began - run.began)}, lasted {span(bar.ended - bar.began)}"
-    return f"{ranks(lane.numbers)}{where}{attempt}: {bar.row.words}; {times}"
+    attempt = f", attempt {bar.row.attempt}" if len(run.attempts) > 1 else ""
+    times = f"started at {format_elapsed(bar.began - run.began)}, lasted {format_elapsed(bar.ended - bar.began)}"
+    return f"{format_ranks(lane.numbers)}{where}{attempt}: {bar.row.words}; {times}"
 
 
 def _attempts(run: PageRun) -> Iterator[Markup]:
     """What each attempt was, where there are several or one says why it ended."""
-    if len(run.tries) < 2 and not any(each.why for each in run.tries):
+    if len(run.attempts) < 2 and not any(each.why for each in run.attempts):
         return
     rows = [
         [
             str(each.number),
-            span(each.began - run.began),
-            span(each.ended - each.began),
+            format_elapsed(each.began - run.began),
+            format_elapsed(each.ended - each.began),
             str(len(each.rows)),
             each.why or "–",
         ]
-        for each in run.tries
+        for each in run.attempts
     ]
     yield table(["attempt", "began after", "lasted", "ranks", "ended because"], rows)
     if run.first.left_out:
-        yield tag("p", f"{run.first.left_out} attempts before the last were not kept.", class_="dim")
+        yield element("p", f"{run.first.left_out} attempts before the last were not kept.", class_="dim")
