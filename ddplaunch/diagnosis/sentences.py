@@ -97,7 +97,7 @@ def _describe_missing(wait: Wait, inspection: Inspection) -> list[str]:
             else _describe_complete_wait(wait, inspection)
         ]
     by_number = inspection.by_number
-    apart = library_calls(inspection.ranks, [by_number[each.rank] for each in wait.missing if not each.is_waiting])
+    apart = library_calls(inspection.ranks, [by_number[each.rank] for each in wait.missing if not each.waits])
     words: dict[str, list[int]] = {}
     for each in wait.missing:
         words.setdefault(_why_missing(wait, each, by_number[each.rank], apart.get(each.rank)), []).append(each.rank)
@@ -128,11 +128,9 @@ def _why_missing(wait: Wait, missing: MissingRank, rank: RankInspection, apart: 
     """Why a rank is missing, beginning with a verb; ``apart`` as for ``describe_call``."""
     if state := describe_halt(rank).now:
         return state
-    if missing.is_waiting:
-        line = collective_entry_line(rank, missing.waiting_in.partition(" ")[0])
-        return f"{_format_absence(wait)}: it waits in {missing.waiting_in}" + (
-            f", {format_location(line)}" if line else ""
-        )
+    if missing.waits:
+        line = collective_entry_line(rank, missing.calls.partition(" ")[0])
+        return f"{_format_absence(wait)}: it waits in {missing.calls}" + (f", {format_location(line)}" if line else "")
     what = describe_call(rank, apart)
     if rank.condition is ProcessCondition.BLOCKED:
         what = f"it is {BLOCKED_TEXT}" + (f", {what}" if what else "")

@@ -45,8 +45,8 @@ class MissingRank:
     """A rank that others wait for."""
 
     rank: int
-    is_waiting: bool  # whether it waits itself, in another wait
-    waiting_in: str = ""  # in what: "all_reduce #1 of tail", "recv"
+    waits: bool  # whether it waits itself, in another wait
+    calls: str = ""  # in what: "all_reduce #1 of tail", "recv"
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Wait:
     @property
     def roots(self) -> tuple[int, ...]:
         """The ranks that are missing and wait for no other."""
-        return tuple(each.rank for each in self.missing if not each.is_waiting)
+        return tuple(each.rank for each in self.missing if not each.waits)
 
 
 def find_waits(inspection: Inspection) -> tuple[Wait, ...]:
@@ -376,7 +376,7 @@ def _with_other_waits(wait: Wait, waits: Sequence[Wait]) -> Wait:
         rank: f"#{number} of {other.group}" for other in waits if other is not wait for rank, number in other.ahead
     }
     missing = [MissingRank(each.rank, each.rank in inside, inside.get(each.rank, "")) for each in wait.missing]
-    return replace(wait, missing=tuple(sorted(missing, key=lambda each: (each.is_waiting, each.rank))))
+    return replace(wait, missing=tuple(sorted(missing, key=lambda each: (each.waits, each.rank))))
 
 
 def wait_title(wait: Wait) -> str:
@@ -399,7 +399,7 @@ def format_partner(wait: Wait, rank: int) -> str:
 
 def _order_by_cause(waits: Sequence[Wait]) -> Iterator[Wait]:
     """Put first the waits for a rank that waits for no other, then those that wait for these."""
-    left = sorted(waits, key=lambda wait: (any(each.is_waiting for each in wait.missing), -len(wait.waiting)))
+    left = sorted(waits, key=lambda wait: (any(each.waits for each in wait.missing), -len(wait.waiting)))
     reached: set[int] = set()
     while left:
         ready = [each for each in left if each.roots or not each.missing or _missing_ranks(each.missing) & reached]
