@@ -600,7 +600,7 @@ def test_stderr_that_is_apart(submit, cluster, tmp_path):
     ("last", "code", "said"),
     [
         ("say TIMEOUT TimeLimit 0:15", 143, "job 77 reached its time limit (exit code 143)"),
-        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", 1, "Slurm has forgotten job 77"),
+        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", 1, "Slurm no longer knows job 77"),
     ],
 )
 def test_ends(submit, cluster, last, code, said):

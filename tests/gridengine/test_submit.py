@@ -149,7 +149,7 @@ def test_jobs_are_seen_by_a_shell_that_did_not_submit_them(at, tmp_path):
     assert states() == ["waits, and is on hold", "running"]
     assert at.type("logs", number)[1] == log.read_text()
     refused = at.type("stacks", number)[2]
-    assert f"Grid Engine started nothing in job {number}: executing task of job {number} failed" in refused
+    assert f"Grid Engine did not start a step in job {number}: executing task of job {number} failed" in refused
     assert "each host needs a free slot for it: submit with --cpus-per-task 2 or more" in refused
 
     attached = at.start("attach", number)

@@ -46,7 +46,7 @@ HEADINGS = {
         option("--spread", "KEY",
                "Spread the pods evenly over the values of this label, like topology.kubernetes.io/zone", read.label_keys,
                multiple=True),
-        option("--anti-affinity apart", "KEY", "No two pods where this label is alike, like kubernetes.io/hostname",
+        option("--anti-affinity anti_affinity_labels", "KEY", "No two pods where this label is alike, like kubernetes.io/hostname",
                read.label_keys, multiple=True),
         click.Option(["--host-network"], is_flag=True, help="Use the nodes' own network, as some RDMA networks need."),
         option("--priority-class", "NAME", "Priority class of the pods.", read.names("a priority class")),

@@ -142,7 +142,7 @@ def _pod_prefix(name: str, kind: str) -> str:
 
 
 def longest_name(nodes: int, kind: str = JOB) -> int:
-    """Characters that the name of a job may have, by the name of its last pod: NAME-INDEX_VARIABLE, or NAME-node-0-INDEX_VARIABLE."""
+    """Characters that the name of a job may have, by the name of its last pod: NAME-INDEX, or NAME-node-0-INDEX."""
     return MAX_DNS_LABEL - len(f"{_pod_prefix('', kind)}{nodes - 1}")
 
 

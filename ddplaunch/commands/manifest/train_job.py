@@ -24,7 +24,7 @@ _PATCHED = (
 _OF_RUNTIME = {
     "min_nodes": "--nodes as a range",
     "retries": "--backoff-limit",
-    "kept": "--ttl",
+    "ttl_s": "--ttl",
     "gang": "--gang",
     "scheduler": "--scheduler-name",
     "priority_class": "--priority-class",

@@ -57,12 +57,13 @@ JOBS = {
     ),
     "sge_again": replace(SMALLEST, pe="mpi", nodes=3, spares=1, array="1-9:2%2", time="4:00:00", requeue=AGAIN),
     "pbs_again": replace(SMALLEST, nodes=3, spares=1, array="0-7%2"),
-    "lsf_again": replace(SMALLEST, nodes=3, spares=1, array="1,5%2", time="4:00:00", requeue=AGAIN, extra_options=["-app ours"]),
+    "lsf_again": replace(SMALLEST, nodes=3, spares=1, array="1,5%2", time="4:00:00", requeue=AGAIN,
+                         extra_options=["-app ours"]),
 }  # fmt: skip
 
 
 def script(name: str) -> str:
-    return WRITERS[name[:3]].script(JOBS[name])
+    return WRITERS[name[:3]].render_script(JOBS[name])
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -90,13 +91,13 @@ def test_no_golden_file_is_left_over():
     ],
 )
 def test_where_the_log_is(name, number, log):
-    assert WRITERS[name[:3]].log(JOBS[name], number) == log
+    assert WRITERS[name[:3]].log_path(JOBS[name], number) == log
 
 
 @pytest.mark.parametrize("scheduler", WRITERS)
-def test_what_fits_in_no_line(make_scheduler):
+def test_what_fits_in_no_line(scheduler):
     with pytest.raises(UsageError, match="does not fit in one line"):
-        WRITERS[make_scheduler].script(replace(JOBS[make_scheduler], partition="a\nb"))
+        WRITERS[scheduler].render_script(replace(JOBS[scheduler], partition="a\nb"))
 
 
 @pytest.mark.parametrize(
@@ -141,9 +142,9 @@ def test_what_fits_in_no_line(make_scheduler):
         ("lsf", "--output logs/%a.out", "--output logs/%a.out: % is not a pattern here"),
     ],
 )  # fmt: skip
-def test_what_is_refused(run_in_fork, tmp_path, make_scheduler, words, said):
+def test_what_is_refused(run_in_fork, tmp_path, scheduler, words, said):
     write_program(tmp_path, "train.py", "")
-    done = run_in_fork("submit", "--scheduler", make_scheduler, "--dry-run", *words.split(), "train.py")
+    done = run_in_fork("submit", "--scheduler", scheduler, "--dry-run", *words.split(), "train.py")
     assert done.returncode == 2
     assert done.stderr.splitlines()[0] == f"Error: {said}"
     assert 1 < len(done.stderr.splitlines()) <= 3
@@ -202,9 +203,9 @@ def followed(scheduler: str, *words: str) -> tuple[str, ...]:
     [("pbs", "{}.pbs01", "train.py.o{}", "PBS_JOBID"), ("lsf", "{}", "lsf-{}.out", "LSB_JOBID")],
 )
 def test_a_job_on_two_nodes_is_followed_to_its_end(
-    run_ddplaunch, tmp_path, here, make_scheduler, number, log, variable
+    run_ddplaunch, tmp_path, here, scheduler, number, log, variable
 ):
-    done = run_ddplaunch(*followed(make_scheduler, "--", "fail", 'it\'s "one"', "$HOME"), env=here(make_scheduler))
+    done = run_ddplaunch(*followed(scheduler, "--", "fail", 'it\'s "one"', "$HOME"), env=here(scheduler))
     assert done.returncode == 7, done.stdout + done.stderr
     digits = re.findall(r"job (\d+)", done.stderr)[0]
     number = number.format(digits)
@@ -212,7 +213,7 @@ def test_a_job_on_two_nodes_is_followed_to_its_end(
     assert f"ddplaunch: cancel: ddplaunch stop {number}\n" in done.stderr
     ranks = [f'[{rank}] rank {rank} of 4 42 fail it\'s "one" $HOME' for rank in range(4)]
     assert sorted(line for line in done.stdout.splitlines() if "] rank" in line) == ranks, done.stdout
-    node = f"{make_scheduler}: this is node 0 of 2, at 127.0.0.1 ({variable}, DDPLAUNCH_HOSTS, DDPLAUNCH_NODE_RANK;"
+    node = f"{scheduler}: this is node 0 of 2, at 127.0.0.1 ({variable}, DDPLAUNCH_HOSTS, DDPLAUNCH_NODE_RANK;"
     assert node in done.stdout
     assert done.stdout.count("rank 3 exited with code 7") == 1, "one report for all nodes"
     assert f"job {number} failed (exit code 7)" in done.stderr
@@ -247,9 +248,9 @@ def test_a_job_of_lsf_is_requeued(start_ddplaunch, tmp_path, here):
          "bsub refused the job (exit code 255)\n  bsub says why above; bqueues lists"),
     ],
 )  # fmt: skip
-def test_a_job_that_its_scheduler_refuses(run_in_fork, here, make_scheduler, theirs, ours):
+def test_a_job_that_its_scheduler_refuses(run_in_fork, here, scheduler, theirs, ours):
     done = run_in_fork(
-        "submit", "--scheduler", make_scheduler, "--partition", "nowhere", "train.py", env=here(make_scheduler)
+        "submit", "--scheduler", scheduler, "--partition", "nowhere", "train.py", env=here(scheduler)
     )
     assert_refused(done, theirs, f"Error: {ours}")
 
