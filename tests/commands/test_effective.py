@@ -135,9 +135,9 @@ def test_submit_names_hosts_that_failed_again_and_again(run_in_fork, tmp_path, m
     monkeypatch.delenv("SLURM_JOB_ID")
     fail("n4", "here")
     done = run_in_fork("submit", "--dry-run", "train.py")
-    hint = "failed in your jobs of the last 7 days: n5 (2 times), n3 (2 times); to leave out: --exclude n5,n3"
+    hint = "failed in your jobs of the last 7 days: n5 (2 times), n3 (2 times); to exclude them: --exclude n5,n3"
     assert hint in done.stderr
     assert "exclude" not in done.stdout
     done = run_in_fork("submit", "--dry-run", "--exclude", "n[1-3]", "train.py")
-    assert "of the last 7 days: n5 (2 times); to leave out: --exclude n[1-3],n5" in done.stderr
+    assert "of the last 7 days: n5 (2 times); to exclude them: --exclude n[1-3],n5" in done.stderr
     assert "7 days" not in run_in_fork("submit", "--dry-run", "--exclude", "n[3-5]", "train.py").stderr

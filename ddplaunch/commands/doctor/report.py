@@ -1,4 +1,4 @@
-"""What the doctor found, on one page of plain text for 80 columns, or as one JSON object."""
+"""Formats the doctor's results: a report in plain text for 80 columns, or one JSON object."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from ddplaunch.commands.doctor.flows import format_megabits
 from ddplaunch.words import format_size
 
 WIDTH = 80
-MAX_MATRIX_NODES = 8  # nodes; the ways between more are counted
-MAX_COLLECTIVE_ROWS = 12  # rows; of more the slowest are shown
+MAX_MATRIX_NODES = 8  # of more nodes only the number of working paths is printed
+MAX_COLLECTIVE_ROWS = 12  # of more only the slowest are printed
 _LABEL = 16
 _OUTCOME_LABELS = {
     "ok": "ok",
     "refused": "refused",
     "silent": "silent",
-    "unreachable": "no way",
-    "stranger": "cut",
+    "unreachable": "unreachable",
+    "stranger": "reset",
     "lossy": "lossy",
-    "large": "no large",
-    "far": "far",
+    "large": "MTU",
+    "far": "high latency",
     "slow": "slow",
     "slower": "slow",
 }
 
 
 def format_report(found: Examination, findings: Sequence[Finding], seconds: float) -> str:
-    """The whole page."""
+    """Return the whole report."""
     parts = [
         [f"ddplaunch doctor {__version__}: {join_node_names([node.name for node in found.nodes])}, in {seconds:.0f} s"],
         list(_findings(findings)),
@@ -54,22 +54,22 @@ def format_report(found: Examination, findings: Sequence[Finding], seconds: floa
 
 
 def to_json(found: Examination, findings: Sequence[Finding]) -> dict[str, Any]:
-    """All that was found as JSON types: sizes are bytes, times seconds, null is unknown, nodes numbers."""
-    said = [{**asdict(each), "severity": each.severity.value} for each in findings]
+    """Return all results as JSON types: sizes are bytes, times seconds, null is unknown, nodes are indices."""
+    listed = [{**asdict(each), "severity": each.severity.value} for each in findings]
     sizes = list(ALL_SIZES)
-    return {"ddplaunch": __version__, "findings": said, **asdict(found), "sizes": sizes}
+    return {"ddplaunch": __version__, "findings": listed, **asdict(found), "sizes": sizes}
 
 
 def _findings(findings: Sequence[Finding]) -> Iterator[str]:
     if not findings:
-        yield "Nothing was found that would break a job or slow it."
+        yield "No problems found."
     for each in findings:
         yield from _wrapped(f"{each.severity.value:9}", f"{each.subject}: {each.text}")
         yield from _wrapped(" " * 9 + "-> ", each.hint)
     if findings:
         counts = [(each, sum(one.severity is each for one in findings)) for each in Severity]
-        told = [f"{count} {each.value}{'s' * (count > 1)}" for each, count in counts if count]
-        yield f"{', '.join(told)}."
+        summary = [f"{count} {each.value}{'s' * (count > 1)}" for each, count in counts if count]
+        yield f"{', '.join(summary)}."
 
 
 def _wrapped(first: str, text: str) -> list[str]:
@@ -99,12 +99,12 @@ def _machines(found: Examination) -> Iterator[str]:
 
 
 def _row(label: str, values: dict[str, list[str]]) -> Iterator[str]:
-    """A value that all have, or each with those who have it."""
+    """A row of the table: one value for all nodes, or each value with its nodes."""
     if values:
-        told = (
+        cells = (
             list(values) if len(values) == 1 else [f"{value} ({join_node_names(who)})" for value, who in values.items()]
         )
-        yield from _wrapped(f"{label:{_LABEL}}", "; ".join(told))
+        yield from _wrapped(f"{label:{_LABEL}}", "; ".join(cells))
 
 
 def _least_and_most(nodes: Sequence[NodeResult], read: Callable[[NodeFacts], int | None]) -> dict[str, list[str]]:
@@ -116,13 +116,13 @@ def _least_and_most(nodes: Sequence[NodeResult], read: Callable[[NodeFacts], int
     return found
 
 
-# -------------------------------------------------------------------------------------------------------------- ways
+# ------------------------------------------------------------------------------------------------------ connectivity
 
 
 def _matrix(found: Examination) -> Iterator[str]:
     if not found.ways:
         return
-    ports = f"ports {', '.join(map(str, found.ports))} and one that the kernel chose"
+    ports = f"ports {', '.join(map(str, found.ports))} and a random one"
     worst: dict[tuple[int, int], str] = {flow.pair: flow.faults[0] for flow in found.flows if flow.faults}
     for way in found.ways:
         pair = (way.source, way.target)
@@ -130,10 +130,11 @@ def _matrix(found: Examination) -> Iterator[str]:
             worst[pair] = way.outcome
     if len(found.nodes) > MAX_MATRIX_NODES:
         good = sum(outcome == "ok" for outcome in worst.values())
-        yield f"ways between nodes: {good} of {len(worst)} are open at {ports}"
+        yield f"connectivity: {good} of {len(worst)} connections succeed on {ports}"
         return
-    yield f"who reaches whom, at {ports}"
-    wide = max(8, *(len(node.name) for node in found.nodes)) + 2
+    yield f"connectivity matrix, {ports}"
+    labels = {_OUTCOME_LABELS[outcome] for outcome in worst.values()}
+    wide = max(8, *(len(node.name) for node in found.nodes), *map(len, labels)) + 2
     yield "  from".ljust(_LABEL) + "".join(node.name.rjust(wide) for node in found.nodes)
     for source, node in enumerate(found.nodes):
         cells = []
@@ -148,10 +149,10 @@ def _flows(found: Examination) -> Iterator[str]:
     rates = sorted(flow.rate for flow in found.flows if flow.rate is not None)
     if trips:
         ends = dict.fromkeys(f"{1e3 * each:.3g} ms" for each in (trips[0], trips[-1]))
-        yield f"  a packet there and back: {' to '.join(ends)}"
+        yield f"  round-trip time: {' to '.join(ends)}"
     if rates:
         ends = dict.fromkeys(map(format_megabits, (rates[0], rates[-1])))
-        yield f"  a stream: {' to '.join(ends)}"
+        yield f"  throughput: {' to '.join(ends)}"
 
 
 # ------------------------------------------------------------------------------------------------------------ speeds
@@ -202,12 +203,12 @@ def _together(found: Examination) -> Iterator[str]:
         if not speed.seconds:
             continue
         last = len(speed.seconds) - 1
-        told = (
+        bandwidth = (
             f"{format_size(round(bus_bandwidth(speed, last) or 0))}/s at {format_size(ALL_SIZES[last])}"
             if last
             else "too slow"
         )
-        yield from _wrapped(f"{label}{speed.seconds[0] * 1e6:>10.0f} us   ", told)
+        yield from _wrapped(f"{label}{speed.seconds[0] * 1e6:>10.0f} us   ", bandwidth)
 
 
 def _group(found: Examination, speed: CollectiveResult) -> str:

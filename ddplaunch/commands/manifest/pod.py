@@ -1,4 +1,4 @@
-"""The pod of a job: one container that runs ``ddplaunch run``, with all that the job asks for.
+"""Builds the pod spec of a job: one container that runs ``ddplaunch run``.
 
 The fields are those of kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1.
 """
@@ -17,15 +17,15 @@ from ddplaunch.plan.command import python_command
 from ddplaunch.plan.rendezvous import DEFAULT_PORT
 
 CONTAINER = "ddplaunch"
-EXIT_MARGIN_S = 10  # seconds after the grace in which a launcher ends what is left and prints its report
+EXIT_MARGIN_S = 10  # after the grace, for the launcher to end leftover processes and print its report
 NVIDIA = "nvidia.com/gpu"
 REQUESTS_COMMENT = "As much is requested, where nothing else is."
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
-_KUBEFLOW = (TRAINJOB, PYTORCHJOB)  # whose controllers set the variables of a node's place
+_KUBEFLOW = (TRAINJOB, PYTORCHJOB)  # their controllers set the variables for node rank and number of nodes
 
 _RDMA_PATTERN = re.compile(r"(^|[/._-])(rdma|hca|infiniband|roce|efa|mlnx)", re.IGNORECASE)
-"""Resources that are network cards which pages of memory are pinned for: rdma/hca_shared_devices_a, …/efa, …"""
+"""Names of RDMA network cards, which need locked memory: rdma/hca_shared_devices_a, …/efa, …"""
 
 
 def pod_spec(job: PodJob) -> dict[str, Any]:
@@ -51,8 +51,8 @@ def pod_spec(job: PodJob) -> dict[str, Any]:
 
 
 def _placement(job: PodJob) -> dict[str, Any]:
-    """Where the pods may run, and who decides."""
-    ours = {"matchLabels": job.own_pods}
+    """The fields that decide where pods run."""
+    selector = {"matchLabels": job.own_pods}
     labels: dict[str, str] = {}
     rules: list[dict[str, Any]] = []
     for text in job.constraint:
@@ -63,15 +63,17 @@ def _placement(job: PodJob) -> dict[str, Any]:
             rules.append({"key": key, "operator": "In", "values": value.split("|")})
         else:
             labels[key] = value
-    here = {_REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": rules}]}} if rules else None
-    apart = [{"labelSelector": ours, "topologyKey": key} for key in job.anti_affinity_labels]
-    evenly = {"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": ours}
+    node_affinity = {_REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": rules}]}} if rules else None
+    anti_affinity = [{"labelSelector": selector, "topologyKey": key} for key in job.anti_affinity_labels]
+    evenly = {"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": selector}
     dns = with_comment("dnsPolicy", "Otherwise the name of node 0 would not be known there.")
     return {
         "schedulerName": job.scheduler_name,
         "priorityClassName": job.priority_class,
         "nodeSelector": labels,
-        "affinity": drop_empty({"nodeAffinity": here, "podAntiAffinity": {_REQUIRED: apart} if apart else None}),
+        "affinity": drop_empty(
+            {"nodeAffinity": node_affinity, "podAntiAffinity": {_REQUIRED: anti_affinity} if anti_affinity else None}
+        ),
         "topologySpreadConstraints": [{"topologyKey": key, **evenly} for key in job.spread],
         "tolerations": [_toleration(each) for each in job.tolerations],
         "hostNetwork": job.host_network or None,
@@ -80,7 +82,7 @@ def _placement(job: PodJob) -> dict[str, Any]:
 
 
 def _identity(job: PodJob) -> dict[str, Any]:
-    """Whose the processes are, and what the kernel lets them do."""
+    """The security context: user, group, seccomp profile."""
     user, group = job.user or (None, None)
     return drop_empty(
         {
@@ -164,13 +166,13 @@ def _variables(job: PodJob) -> list[dict[str, Any]]:
         {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
         for name, secret, key in (re.split("[=:]", each) for each in job.secrets if "=" in each)
     ]
-    home = {"HOME": "/tmp"} if job.user else {}  # a user that the image does not know has none
+    home = {"HOME": "/tmp"} if job.user else {}  # a user that the image does not know has no home
     plain = {**home, **job.variables, **place}
     return [*secret, *({"name": name, "value": _escape_expansion(value)} for name, value in plain.items())]
 
 
 def _escape_expansion(text: str) -> str:
-    """Write a word so that Kubernetes leaves it alone: it would replace ``$(NAME)``, and reads ``$$`` as ``$``."""
+    """Escape a word for Kubernetes, which expands ``$(NAME)`` and reads ``$$`` as ``$``."""
     return text.replace("$", "$$") if "$(" in text or "$$" in text else text
 
 

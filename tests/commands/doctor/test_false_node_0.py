@@ -75,4 +75,4 @@ def test_it_asks_nonsense(false_node_0):
     say(Welcome(PROTOCOL_VERSION, "1"))
     _, err = process.communicate(timeout=scaled_timeout(20))
     assert process.returncode == 1
-    assert "asks what ddplaunch cannot read\n  use the same version on all nodes\n" in err
+    assert "sent a request that this version cannot read\n  use the same version on all nodes\n" in err

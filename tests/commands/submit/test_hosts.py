@@ -105,8 +105,8 @@ def test_what_fits_in_no_line(scheduler):
     [
         ("sge", "", "--scheduler sge needs --pe NAME, a parallel environment"),
         ("sge", "--pe mpi --gpus-per-node 8", "--gpus-per-node does not work with --scheduler sge"),
-        ("sge", "--pe mpi --array 0-3", "--array 0-3: indices begin with 1 here"),
-        ("sge", "--pe mpi --array 1,5", "--array 1,5: --scheduler sge takes one range"),
+        ("sge", "--pe mpi --array 0-3", "--array 0-3: indices start at 1 here"),
+        ("sge", "--pe mpi --array 1,5", "--array 1,5: --scheduler sge accepts one range only"),
         ("sge", "--pe mpi --array 1-4 --follow", "--follow does not work with --array 1-4: each job has its own log"),
         ("sge", "--pe mpi --requeue 3", "--requeue 3 needs --time with --scheduler sge"),
         ("sge", "--pe mpi --exclusive", "--exclusive does not work with --scheduler sge"),
@@ -118,7 +118,7 @@ def test_what_fits_in_no_line(scheduler):
         ("pbs", "--gres gpu:8", "--gres does not work with --scheduler pbs"),
         ("pbs", "--gpus-per-node a100:8", "--gpus-per-node a100:8: PBS does not distinguish types of GPUs"),
         ("pbs", "--mem 0", "--mem 0 does not work with --scheduler pbs"),
-        ("pbs", "--array 1,5", "--array 1,5: --scheduler pbs takes one range"),
+        ("pbs", "--array 1,5", "--array 1,5: --scheduler pbs accepts one range only"),
         ("pbs", "--array 3", "--array 3: expected a range of two or more"),
         ("pbs", "--array 0-3 --output wine.out", "--output wine.out: each job of an array needs a log of its own"),
         ("pbs", "--requeue 3", "--requeue does not work with --scheduler pbs"),
@@ -132,7 +132,7 @@ def test_what_fits_in_no_line(scheduler):
          "--output logs/%j.out: PBS has no patterns, and reads a colon as a host's name"),
         ("lsf", "--mem 200G", "--mem does not work with --scheduler lsf"),
         ("lsf", "--gpus-per-node a100:8", "--gpus-per-node a100:8: here it is a number"),
-        ("lsf", "--array 0-3", "--array 0-3: indices begin with 1 here"),
+        ("lsf", "--array 0-3", "--array 0-3: indices start at 1 here"),
         ("lsf", "--spares 1",
          "--spares needs an application profile of the site, with DJOB_COMMFAIL_ACTION=IGNORE_COMMFAIL"),
         ("lsf", "--qsub-arg=-V", "--qsub-arg -V needs --scheduler sge or pbs"),
@@ -202,9 +202,7 @@ def followed(scheduler: str, *words: str) -> tuple[str, ...]:
     ("scheduler", "number", "log", "variable"),
     [("pbs", "{}.pbs01", "train.py.o{}", "PBS_JOBID"), ("lsf", "{}", "lsf-{}.out", "LSB_JOBID")],
 )
-def test_a_job_on_two_nodes_is_followed_to_its_end(
-    run_ddplaunch, tmp_path, here, scheduler, number, log, variable
-):
+def test_a_job_on_two_nodes_is_followed_to_its_end(run_ddplaunch, tmp_path, here, scheduler, number, log, variable):
     done = run_ddplaunch(*followed(scheduler, "--", "fail", 'it\'s "one"', "$HOME"), env=here(scheduler))
     assert done.returncode == 7, done.stdout + done.stderr
     digits = re.findall(r"job (\d+)", done.stderr)[0]
@@ -243,15 +241,14 @@ def test_a_job_of_lsf_is_requeued(start_ddplaunch, tmp_path, here):
 @pytest.mark.parametrize(
     ("scheduler", "theirs", "ours"),
     [
-        ("pbs", "qsub: Unknown queue\n", "qsub refused the job (exit code 170)\n  qsub says why above; qstat -Q lists"),
+        ("pbs", "qsub: Unknown queue\n",
+         "qsub rejected the job (exit code 170)\n  see its message above; qstat -Q lists"),
         ("lsf", "nowhere: No such queue. Job not submitted.\n",
-         "bsub refused the job (exit code 255)\n  bsub says why above; bqueues lists"),
+         "bsub rejected the job (exit code 255)\n  see its message above; bqueues lists"),
     ],
 )  # fmt: skip
 def test_a_job_that_its_scheduler_refuses(run_in_fork, here, scheduler, theirs, ours):
-    done = run_in_fork(
-        "submit", "--scheduler", scheduler, "--partition", "nowhere", "train.py", env=here(scheduler)
-    )
+    done = run_in_fork("submit", "--scheduler", scheduler, "--partition", "nowhere", "train.py", env=here(scheduler))
     assert_refused(done, theirs, f"Error: {ours}")
 
 

@@ -105,7 +105,7 @@ def test_a_job_is_followed_again(login, tmp_path):
     for words in (("stacks",), ("logs", "--rank", "1")):
         system = SCHEDULER_TITLES[login.scheduler]
         said = f"{words[0]} cannot reach the nodes of job {number}: {system} cannot start a step in a running job"
-        hint = f"log in to one of them by SSH and type it there: ddplaunch {words[0]}\n"
+        hint = f"log in to one of them with SSH and run there: ddplaunch {words[0]}\n"
         assert_refused(login.type(words[0], number, *words[1:]), said, hint)
     assert "running" in login.type("report", number).stdout, "its home is this one's"
 
