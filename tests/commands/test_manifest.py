@@ -176,7 +176,7 @@ TRAINJOBS = {
         (f"{ASKED} --label team train.py", ("--label team: expected KEY=VALUE, like team=vision",)),
         (f"{ASKED} --label 'a=b c' train.py", ("--label a=b c: expected KEY=VALUE",)),
         (f"{ASKED} --constraint a100 train.py", ("--constraint a100: expected KEY=VALUE, like nvidia.com/gpu.prod",)),
-        (f"{ASKED} --gpus-per-node a100:8 train.py", ("does not distinguish types of GPUs", "--gpus-per-node 8 --constraint")),
+        (f"{ASKED} --gpus-per-node a100:8 train.py", ("does not distinguish types", "--gpus-per-node 8 --constraint")),
         (f"{ASKED} --gpus-per-node x train.py", ("--gpus-per-node x: expected a number of GPUs, like 8",)),
         ("--container-image a#b train.py", ("--container-image a#b: expected an image like nvcr.io",)),
         (f"{ASKED} --env DDPLAUNCH_TOKEN= train.py", ("--env DDPLAUNCH_TOKEN is empty",)),

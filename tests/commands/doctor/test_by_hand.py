@@ -62,7 +62,7 @@ def test_a_closed_port_and_ctrl_c_while_node_0_waits(doctor, hosts):
     assert (code, out) == (1, "")
     assert "ddplaunch: waiting for node 0 (up to 6 s): n0:29501: no answer\n" in err
     assert "Error: cannot reach node 0 within 6 s (--join-timeout): n0:29501: no answer\n" in err
-    other.says("answers node 0")
+    other.says("has joined node 0")
     first.process.send_signal(signal.SIGINT)
     assert first.end()[0] == 130
     assert other.end()[0] == 1
