@@ -81,7 +81,7 @@ def _min_member(job: PodJob) -> str:
     return (
         "All pods start together, or none."
         if job.required_nodes == job.nodes
-        else "So many pods start together, or none."
+        else "This many pods start together, or none."
     )
 
 
@@ -110,18 +110,20 @@ def _job(job: PodJob) -> dict[str, Any]:
         "parallelism": job.nodes,
     }
     if job.seconds is not None:
-        spec[with_comment("activeDeadlineSeconds", "From now on: time in which pods wait counts too.")] = job.seconds
+        spec[with_comment("activeDeadlineSeconds", "From its creation: includes time in which pods wait.")] = (
+            job.seconds
+        )
     if job.min_nodes:
-        done = "Node 0 is done when all are; a pod that never came is not waited for."
+        done = "Node 0 ends when all have; a pod that never joined is not waited for."
         spec[with_comment("successPolicy", done)] = {"rules": [{"succeededIndexes": "0"}]}
     labels = {**_labels(job), **({_POD_GROUP: job.name} if job.gang == COSCHEDULING else {})}
-    ends = "All pods end together. Where one was taken away all are started again,"
+    ends = "All pods end together. If one was evicted or lost, all restart,"
     if job.min_nodes:
-        ends = "A pod that is lost or taken away is started again, and joins; where that is pod 0, all are,"
-    ends += " after 10 s, then 20 s, …;\nwhere the program failed the job has failed."
-    retries = "How often a pod is started again, whatever the cause."
+        ends = "A pod that is lost or evicted restarts and joins; if that is pod 0, all restart,"
+    ends += " after 10 s, then 20 s, …;\nif the program failed, the job fails."
+    retries = "How often a pod restarts, for any cause."
     if job.retries is None:
-        retries = "A pod that could not even begin is tried again, three times."
+        retries = "A pod that could not start is retried three times."
     return {
         **spec,
         with_comment("podFailurePolicy", ends): {
@@ -146,12 +148,11 @@ def _pod_failure_rules(action: str) -> list[Any]:
     that one has the condition.
     """
     codes = {"containerName": CONTAINER, "values": list(RETRY_EXIT_CODES)}
-    lost = (
-        f"{EXIT_UNAVAILABLE}: a node was lost or never came. {EXIT_PREEMPTED}: preempted. {EXIT_SIGNAL + 15}: SIGTERM."
-    )
+    unavailable = f"{EXIT_UNAVAILABLE}: a node was lost or never joined."
+    meanings = f"{unavailable} {EXIT_PREEMPTED}: preempted. {EXIT_SIGNAL + 15}: SIGTERM."
     return [
         {"action": action, "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        {with_comment("action", lost): action, "onExitCodes": {"operator": "In", **codes}},
+        {with_comment("action", meanings): action, "onExitCodes": {"operator": "In", **codes}},
         {"action": "FailJob", "onExitCodes": {"operator": "NotIn", **codes}},
     ]
 

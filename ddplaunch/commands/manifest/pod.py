@@ -19,7 +19,7 @@ from ddplaunch.plan.rendezvous import DEFAULT_PORT
 CONTAINER = "ddplaunch"
 EXIT_MARGIN_S = 10  # after the grace, for the launcher to end leftover processes and print its report
 NVIDIA = "nvidia.com/gpu"
-REQUESTS_COMMENT = "As much is requested, where nothing else is."
+REQUESTS_COMMENT = "The requests equal the limits, unless set."
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 _KUBEFLOW = (TRAINJOB, PYTORCHJOB)  # their controllers set the variables for node rank and number of nodes
@@ -31,8 +31,8 @@ _RDMA_PATTERN = re.compile(r"(^|[/._-])(rdma|hca|infiniband|roce|efa|mlnx)", re.
 def pod_spec(job: PodJob) -> dict[str, Any]:
     """The pods' spec, with comments."""
     checkpoint = f"Ranks have {job.preempt_grace:g} s for a checkpoint. " if job.preempt_grace else ""
-    grace = f"{checkpoint}The grace of ranks is {job.grace:g} s; the rest is for ending what they leave."
-    token = with_comment("automountServiceAccountToken", "Nothing in the pods speaks to Kubernetes.")
+    grace = f"{checkpoint}The grace of ranks is {job.grace:g} s; the rest is for cleaning up."
+    token = with_comment("automountServiceAccountToken", "The pods do not use the Kubernetes API.")
     return drop_empty(
         {
             "restartPolicy": "Never",
@@ -178,7 +178,7 @@ def _escape_expansion(text: str) -> str:
 
 def _volumes(job: PodJob) -> Iterator[Any]:
     size = {"sizeLimit": job.shm} if job.shm else {}
-    why = "DataLoader workers hand their batches over there, and a container has 64 MB. It counts as memory."
+    why = "DataLoader workers pass batches through it; the default is 64 MB. It counts as memory."
     yield {with_comment("name", why): "shm", "emptyDir": {"medium": "Memory", **size}}
     if _has_tmp(job):
         yield {"name": "tmp", "emptyDir": {}}

@@ -144,7 +144,7 @@ class GridEngine(HostsScheduler):
 
     def preamble_lines(self, job: BatchJob) -> Iterator[str]:
         if job.setup:
-            yield "# On the first node; qrsh -V hands the variables on to all. A set-up that fails ends the job."
+            yield "# On the first node; qrsh -V passes the variables to all. A failed set-up ends the job."
             yield from super().node_lines(job)
             yield ""
 

@@ -135,7 +135,7 @@ class HostsScheduler(BatchScheduler):
         """Yield the variables for the file that marks a preempted job."""
         if job.requeue:
             name = f"${self.job_id}.${self.index}" if job.array else f"${self.job_id}"
-            yield "# ddplaunch leaves this file where the job made room; the other counts how often it was requeued."
+            yield "# ddplaunch creates this file when the job is preempted; the other one counts the requeues."
             yield f'export DDPLAUNCH_REQUEUE_FILE="$PWD/.ddplaunch-requeue-{name}"'
             yield f'requeued="$PWD/.ddplaunch-requeued-{name}"'
             yield 'rm -f "$DDPLAUNCH_REQUEUE_FILE"'
@@ -170,7 +170,7 @@ class HostsScheduler(BatchScheduler):
             + ' <<<"$launch"' * self.reads_stdin
         )
         yield 'all=$(IFS=,; echo "${hosts[*]}")'
-        yield "# A scheduler that warns may signal each process here: these two are for the launchers."
+        yield "# The scheduler may send its warning to each process here: these signals are for the launchers."
         yield "trap : USR1 USR2"
         if job.spares:
             yield "others=()"
@@ -183,7 +183,7 @@ class HostsScheduler(BatchScheduler):
         yield "# They end together with one exit code, which becomes the job's."
         yield "code=$?"
         if job.spares:
-            yield "# What waits for a host that was lost would never end."
+            yield "# A launcher that waits for a lost host would never end."
             yield f"for ((left = {LOST_HOST_GRACE_S}; left > 0; left--)); do"
             yield '  kill -0 "${others[@]}" 2>/dev/null || break'
             yield "  sleep 1"

@@ -128,7 +128,7 @@ class Pbs(HostsScheduler):
         if job.array:
             yield f"#PBS -J {job.array}"
         if job.spares:
-            yield "# When a node is lost, a spare takes its place: PBS is not to end the job."
+            yield "# When a node is lost, a spare takes its place: PBS must not end the job."
             yield "#PBS -W tolerate_node_failures=all"
         if job.seconds is not None:
             yield f"#PBS -l walltime={job.seconds // 3600}:{job.seconds // 60 % 60:02}:{job.seconds % 60:02}"

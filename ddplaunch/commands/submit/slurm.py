@@ -335,11 +335,11 @@ def _head(job: BatchJob) -> Iterator[str]:
     yield "# A job that Slurm starts again (preempted, or its node was lost) goes on in the same log."
     yield "#SBATCH --open-mode=append"
     if job.spares:
-        yield "# When a node is lost, a spare takes its place: Slurm is not to end the job."
+        yield "# When a node is lost, a spare takes its place: Slurm must not end the job."
         yield "#SBATCH --no-kill"
     if job.requeue:
         again = job.requeue
-        yield f"# The warning comes before a preemption or the time limit: {again.grace:g} s for a checkpoint, then"
+        yield f"# The signal comes before a preemption or the time limit: {again.grace:g} s for a checkpoint, then"
         yield f"# {again.stop_s:g} s for ranks to stop. Slurm may send it up to a minute early."
         yield f"#SBATCH --signal={again.warning}@{again.warning_lead_s}"
         yield "#SBATCH --requeue"
@@ -377,7 +377,7 @@ def _teardown(job: BatchJob) -> Iterator[str]:
 def _setup(job: BatchJob) -> Iterator[str]:
     if not job.setup:
         return
-    yield "# On the first node; srun hands the variables on to all. A set-up that fails ends the job."
+    yield "# On the first node; srun passes the variables to all. A failed set-up ends the job."
     for each in job.setup:
         yield f"{each.line} || exit"
     yield ""
@@ -388,17 +388,17 @@ def _traps(job: BatchJob) -> Iterator[str]:
     yield f"trap {'ended=1' if job.requeue else ':'} TERM"
     yield "trap : USR1 USR2"
     if job.requeue:
-        yield "# scancel --batch warns this shell alone."
+        yield "# scancel --batch signals only this shell."
         yield f"trap 'kill -{job.requeue.warning} \"$srun\" 2>/dev/null' {job.requeue.warning}"
     yield ""
 
 
 def _step(job: BatchJob) -> Iterator[str]:
-    yield "# Node 0 leaves the job's exit code here. srun's is a killed task's, even where the job went on without it."
+    yield "# Node 0 writes the job's exit code here. srun returns that of a killed task, even if the job survived it."
     yield 'exit_file="$PWD/.ddplaunch-exit-$SLURM_JOB_ID"'
     yield 'rm -f "$exit_file"'
     yield "# All three counts, so that no variable changes them: one launcher on each node. They end together;"
-    yield "# srun is not to kill one because another has ended."
+    yield "# srun must not kill one because another has ended."
     counts = '--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1'
     yield f'DDPLAUNCH_EXIT_FILE="$exit_file" srun {counts} \\'
     yield f"  --kill-on-bad-exit=0 --wait=0{' --no-kill' if job.spares else ''} \\"
@@ -450,7 +450,7 @@ def _tail(job: BatchJob) -> Iterator[str]:
 
 
 def _requeue_lines(requeue: RequeueOptions) -> Iterator[str]:
-    yield "preempted() {  # without a warning, as on sites that have not set preempt_send_user_signal"
+    yield "preempted() {  # without a signal, as on sites that have not set preempt_send_user_signal"
     yield '  [ $code -ne 0 ] && scontrol show job "$SLURM_JOB_ID" | grep -q " PreemptTime=[0-9]"'
     yield "}"
     yield f'if [ -z "$ended" ] && {{ [ $code -eq {EXIT_PREEMPTED} ] || preempted; }}; then'

@@ -119,7 +119,7 @@ def test_a_patch_of_the_job_is_for_the_job_in_a_jobset(merged):
 def test_comments_stay_where_values_stay(manifest, tmp_path):
     file = write_program(tmp_path, "patch.yaml", "spec:\n  backoffLimitPerIndex: 9\n  podFailurePolicy: {rules: []}\n")
     before, after = (text.splitlines() for text in (golden("smallest"), manifest(f"--patch {file} {JOBS['smallest']}")))
-    assert "  # A pod that could not even begin is tried again, three times." in set(before) - set(after)
+    assert "  # A pod that could not start is retried three times." in set(before) - set(after)
     assert "  # A pod is a node: one ddplaunch, which starts the ranks there." in after
     assert "  backoffLimitPerIndex: 9" in after
     assert "    rules: []" in after
