@@ -107,16 +107,16 @@ class LogFollower:
             now = time.monotonic()
             if now >= query_at:
                 before = self._reported_state
-                seen = self.scheduler.query_one(self.job)
-                if seen is not None:
-                    self.last_seen = seen
-                    if not seen.is_pending:  # until then the path for an index of an array is not known
-                        self._set_paths(seen)
-                    if seen.code is not None:
+                state = self.scheduler.query_one(self.job)
+                if state is not None:
+                    self.last_seen = state
+                    if not state.is_pending:  # until then the path for an index of an array is not known
+                        self._set_paths(state)
+                    if state.code is not None:
                         self.copy_logs()  # the rest of the log, before the line on its end
-                self._report_state(seen)
-                if seen is not None and seen.code is not None:
-                    return seen.code
+                self._report_state(state)
+                if state is not None and state.code is not None:
+                    return state.code
                 interval = (
                     MIN_QUERY_INTERVAL_S
                     if self._reported_state != before
@@ -126,37 +126,37 @@ class LogFollower:
             self.copy_logs()
             time.sleep(LOG_POLL_INTERVAL_S)
 
-    def finish(self, seen: BatchJobState) -> int:
+    def finish(self, state: BatchJobState) -> int:
         """Print the log of a job that has ended, and its final state; return its exit code."""
-        self._set_paths(seen)
+        self._set_paths(state)
         self.copy_logs()
-        self._report_state(seen)
-        return seen.code or 0
+        self._report_state(state)
+        return state.code or 0
 
-    def _set_paths(self, seen: BatchJobState) -> None:
-        self._log.set_path(seen.log_path)
-        self._errors.set_path(seen.stderr_path)
+    def _set_paths(self, state: BatchJobState) -> None:
+        self._log.set_path(state.log_path)
+        self._errors.set_path(state.stderr_path)
 
     def copy_logs(self) -> None:
         """Copy what is new in the log and in the stderr file."""
         self._log.copy_new()
         self._errors.copy_new()
 
-    def _report_state(self, seen: BatchJobState | None) -> None:
+    def _report_state(self, state: BatchJobState | None) -> None:
         now = time.monotonic()
         number = self.job.text
-        if seen is None:
+        if state is None:
             if now - self._answered_at >= REMINDER_INTERVAL_S:
                 waited = f"{self.scheduler.query_program} has not answered for {now - self._answered_at:.0f} s"
                 print_line(f"{waited}; job {number} is not affected")
                 self._answered_at = now
             return
         self._answered_at = now
-        reminder_due = seen.is_pending and now - self._reported_at >= REMINDER_INTERVAL_S
-        if seen.description == self._reported_state and not reminder_due:
+        reminder_due = state.is_pending and now - self._reported_at >= REMINDER_INTERVAL_S
+        if state.description == self._reported_state and not reminder_due:
             return
-        self._reported_state, self._reported_at = seen.description, now
-        print_line(f"job {number} {seen.description}")
+        self._reported_state, self._reported_at = state.description, now
+        print_line(f"job {number} {state.description}")
 
 
 def follow_job(follower: LogFollower, log: str, saved: SubmittedJob | None = None) -> int:

@@ -45,18 +45,18 @@ def _find_slurm_job(word: str) -> SubmittedJob | None:
     if any(word == str(run.pid) for run in runs.list_running()) or slurm.why_unavailable():
         return None
     try:
-        seen = slurm.query_one(JobId(number, index=index or None), QUICK_TIMEOUT_S)
+        state = slurm.query_one(JobId(number, index=index or None), QUICK_TIMEOUT_S)
     except LaunchError:
         return None
-    if seen is None or not (seen.is_running or seen.is_pending):
+    if state is None or not (state.is_running or state.is_pending):
         return None
     unknown = SubmittedJob(
-        number=seen.number, cluster=None, name=word, target="", nodes=1, array=None, cwd="", log="", run_id=None,
+        number=state.number, cluster=None, name=word, target="", nodes=1, array=None, cwd="", log="", run_id=None,
         python=sys.executable, image=None, moment=0.0,
     )  # fmt: skip
-    found = next((job for job in of_scripts() if job.number == seen.number), unknown)
+    found = next((job for job in of_scripts() if job.number == state.number), unknown)
     return replace(
-        found, name=word, log=seen.log_path or "", errors=seen.stderr_path, moment=0.0
+        found, name=word, log=state.log_path or "", errors=state.stderr_path, moment=0.0
     )  # it has earlier runs too
 
 
@@ -107,13 +107,13 @@ def query_state(which: JobId, scheduler: Scheduler) -> BatchJobState:
         SchedulerNotResponding: no answer in time.
         JobForgotten: it no longer knows the job.
     """
-    seen = check_scheduler(scheduler, which.cluster).query_one(which, QUICK_TIMEOUT_S)
-    if seen is None:
+    state = check_scheduler(scheduler, which.cluster).query_one(which, QUICK_TIMEOUT_S)
+    if state is None:
         what = f"{scheduler.query_program} does not answer: the state of job {which.text} is unknown"
         raise SchedulerNotResponding(
             what, f"{scheduler.ping_command or scheduler.query_program} shows whether {scheduler.title} is up"
         )
-    return seen
+    return state
 
 
 def job_state(job: SubmittedJob, which: JobId, scheduler: Scheduler | None = None) -> BatchJobState:
@@ -135,15 +135,15 @@ def job_state(job: SubmittedJob, which: JobId, scheduler: Scheduler | None = Non
     if stored and not scheduler.can_requeue:
         return stored
     try:
-        seen = query_state(which, scheduler)
+        state = query_state(which, scheduler)
     except JobForgotten:
         if stored is None:
             raise
         return stored
-    store_end(job, which, seen)
+    store_end(job, which, state)
     if log is None or "%" not in log:  # with a % in it, the path that Slurm reports is wrong
-        log, errors = seen.log_path or log, seen.stderr_path or errors
-    return replace(seen, log_path=log, stderr_path=errors)
+        log, errors = state.log_path or log, state.stderr_path or errors
+    return replace(state, log_path=log, stderr_path=errors)
 
 
 def end_elsewhere(shares: Sequence[RunRecord]) -> BatchJobState | None:
@@ -159,26 +159,26 @@ def end_elsewhere(shares: Sequence[RunRecord]) -> BatchJobState | None:
     if job and job.moment <= shares[0].began:
         which = JobId(job.number, job.cluster, array_index(job, word))
         try:
-            seen = job_state(job, which)
+            state = job_state(job, which)
         except JobForgotten:
-            seen = BatchJobState(mark_forgotten(job, which.index), 1)
+            state = BatchJobState(mark_forgotten(job, which.index), 1)
     else:  # a script of the user's own
         number, _, index = word.partition("_")
         slurm = make_scheduler("slurm")
         if not number.isdecimal() or shutil.which(slurm.query_program) is None:
             return None
         try:
-            seen = query_state(JobId(number, index=index or None), slurm)
+            state = query_state(JobId(number, index=index or None), slurm)
         except JobForgotten:  # it may belong to another cluster
             return None
-        if (seen.host or "").partition(".")[0] not in {each.host.partition(".")[0] for each in shares}:
+        if (state.host or "").partition(".")[0] not in {each.host.partition(".")[0] for each in shares}:
             return None
-    return seen if seen.code is not None or seen.is_pending else None
+    return state if state.code is not None or state.is_pending else None
 
 
-def without_end(shares: Sequence[RunRecord], seen: BatchJobState | None) -> list[RunRecord]:
-    """Return the records of a run, those without an end as LOST if ``seen`` shows that its job is over."""
-    over = seen is not None and (seen.code is not None or seen.is_pending)
+def without_end(shares: Sequence[RunRecord], state: BatchJobState | None) -> list[RunRecord]:
+    """Return the records of a run, those without an end as LOST if ``state`` shows that its job is over."""
+    over = state is not None and (state.code is not None or state.is_pending)
     return [replace(each, fate=RunState.LOST) if over and _runs_elsewhere(each) else each for each in shares]
 
 
@@ -186,10 +186,10 @@ def _runs_elsewhere(share: RunRecord) -> bool:
     return share.fate is RunState.RUNNING and share.host != host_name()
 
 
-def store_end(job: SubmittedJob, which: JobId, seen: BatchJobState | None) -> None:
-    """Store how the job ended, if ``seen`` says that it has."""
-    if seen and seen.code is not None:
-        submitted.save_end(job, which.index, seen.description, seen.code)
+def store_end(job: SubmittedJob, which: JobId, state: BatchJobState | None) -> None:
+    """Store how the job ended, if ``state`` says that it has."""
+    if state and state.code is not None:
+        submitted.save_end(job, which.index, state.description, state.code)
 
 
 def mark_forgotten(job: SubmittedJob, index: str | None = None) -> str:
@@ -201,33 +201,33 @@ def mark_forgotten(job: SubmittedJob, index: str | None = None) -> str:
 
 def require_running(job: SubmittedJob, which: JobId) -> BatchJobState:
     """Return the state of a running job. Raises UsageError if it is pending or has ended."""
-    seen = job_state(job, which)
-    if seen.code is not None:
-        raise UsageError(f"job {which.text} {seen.description}", f"ddplaunch report {which.text}")
-    if not seen.is_running:
-        raise UsageError(f"job {which.text} {seen.description}: no rank runs", f"ddplaunch attach {which.text} waits")
-    return seen
+    state = job_state(job, which)
+    if state.code is not None:
+        raise UsageError(f"job {which.text} {state.description}", f"ddplaunch report {which.text}")
+    if not state.is_running:
+        raise UsageError(f"job {which.text} {state.description}: no rank runs", f"ddplaunch attach {which.text} waits")
+    return state
 
 
-def run_name(job: SubmittedJob, seen: BatchJobState) -> str:
+def run_name(job: SubmittedJob, state: BatchJobState) -> str:
     """Return the name of the latest run of a job, or the prefix of that name if the history is not on this machine."""
-    return find_kept_run(job, seen) or job.run_id or f"{seen.number}."
+    return find_kept_run(job, state) or job.run_id or f"{state.number}."
 
 
-def find_kept_run(job: SubmittedJob, seen: BatchJobState) -> str | None:
+def find_kept_run(job: SubmittedJob, state: BatchJobState) -> str | None:
     """Return the name of the latest run of a job in the history of this machine (nodes may share a home)."""
-    return next((name for name in past.list_runs() if _has_prefix(job.run_id or f"{seen.number}.", name)), None)
+    return next((name for name in past.list_runs() if _has_prefix(job.run_id or f"{state.number}.", name)), None)
 
 
-def find_kept_runs(job: SubmittedJob, seen: BatchJobState) -> list[RunRecord]:
+def find_kept_runs(job: SubmittedJob, state: BatchJobState) -> list[RunRecord]:
     """Return all runs of a job in that history, oldest first; not those of other jobs with the same run id."""
-    again = [each.moment for each in submitted.list_jobs() if job.run_id == each.run_id and each.moment > job.moment]
-    until = min(again, default=inf) if job.run_id else inf
-    begins, number = job.run_id or f"{seen.number}.", seen.number.partition(".")[0]
+    later = [each.moment for each in submitted.list_jobs() if job.run_id == each.run_id and each.moment > job.moment]
+    end = min(later, default=inf) if job.run_id else inf
+    prefix, number = job.run_id or f"{state.number}.", state.number.partition(".")[0]
     found = [
         each
         for each in past.read_all_records()
-        if (each.job == number if each.job else _has_prefix(begins, each.run) and job.moment <= each.began < until)
+        if (each.job == number if each.job else _has_prefix(prefix, each.run) and job.moment <= each.began < end)
     ]
     return sorted(found, key=lambda each: each.began)
 

@@ -139,15 +139,14 @@ class Scheduler:
         raise NotImplementedError
 
     def step_command(
-        self, job: SubmittedJob, seen: BatchJobState, words: Sequence[str], *, everywhere: bool
+        self, job: SubmittedJob, state: BatchJobState, words: Sequence[str], *, everywhere: bool
     ) -> tuple[list[str], Mapping[str, str]]:
         """Return the arguments and variables that run a command on node 0 of a job, or on all nodes.
 
         Raises UsageError if the scheduler cannot start anything in a running job.
         """
-        what = (
-            f"{words[0]} cannot reach the nodes of job {seen.number}: {self.title} cannot start a step in a running job"
-        )
+        why = f"{self.title} cannot start a step in a running job"
+        what = f"{words[0]} cannot reach the nodes of job {state.number}: {why}"
         raise UsageError(what, f"log in to one of them with SSH and run there: ddplaunch {words[0]}")
 
 

@@ -30,9 +30,9 @@ class StepNotStarted(LaunchError):
     exit_code = EXIT_UNAVAILABLE
 
 
-def query_node_zero(job: SubmittedJob, seen: BatchJobState, words: Sequence[str], seconds: float) -> str | None:
+def query_node_zero(job: SubmittedJob, state: BatchJobState, words: Sequence[str], seconds: float) -> str | None:
     """Run ``ddplaunch WORDS`` on node 0 and return its output; None if it fails or takes too long."""
-    argv, env = scheduler_of(job).step_command(job, seen, words, everywhere=False)
+    argv, env = scheduler_of(job).step_command(job, state, words, everywhere=False)
     try:
         done = run_program(*argv, seconds=seconds, env=env)
     except (OSError, subprocess.TimeoutExpired):
@@ -40,7 +40,7 @@ def query_node_zero(job: SubmittedJob, seen: BatchJobState, words: Sequence[str]
     return None if done.returncode else done.stdout
 
 
-def run_on_nodes(job: SubmittedJob, seen: BatchJobState, words: Sequence[str], *, everywhere: bool = False) -> int:
+def run_on_nodes(job: SubmittedJob, state: BatchJobState, words: Sequence[str], *, everywhere: bool = False) -> int:
     """Run ``ddplaunch WORDS`` on node 0, or on all nodes, and pass on its output. Return its exit code.
 
     Of all nodes, errors of some are dropped if another has printed something.
@@ -50,7 +50,7 @@ def run_on_nodes(job: SubmittedJob, seen: BatchJobState, words: Sequence[str], *
         UsageError: the scheduler cannot start steps in a running job.
     """
     scheduler = scheduler_of(job)
-    argv, env = scheduler.step_command(job, seen, words, everywhere=everywhere)
+    argv, env = scheduler.step_command(job, state, words, everywhere=everywhere)
     try:
         process = subprocess.Popen(
             argv,
@@ -86,7 +86,7 @@ def run_on_nodes(job: SubmittedJob, seen: BatchJobState, words: Sequence[str], *
     if code and not command_lines and scheduler_lines:
         reason = re.sub("^(srun: )?error: ", "", scheduler_lines[0])
         raise StepNotStarted(
-            f"{scheduler.title} did not start a step in job {seen.number}: {reason}", scheduler.step_failure_hint
+            f"{scheduler.title} did not start a step in job {state.number}: {reason}", scheduler.step_failure_hint
         )
     sys.stderr.buffer.write(b"".join(dict.fromkeys(command_lines)))
     return code

@@ -91,10 +91,12 @@ def check_writable(path: str) -> None:
         raise UsageError(f"--save {path}: {error.strerror}", "choose a writable file") from None
 
 
-def save_baseline(found: Examination, path: str) -> None:
+def save_baseline(examination: Examination, path: str) -> None:
     """Write the measurements of an examination. Raises LaunchError if that fails."""
     date = time.strftime("%Y-%m-%d %H:%M")
-    baseline = Baseline(__version__, date, tuple(node.name for node in found.nodes), tuple(list_measurements(found)))
+    baseline = Baseline(
+        __version__, date, tuple(node.name for node in examination.nodes), tuple(list_measurements(examination))
+    )
     try:
         with open(open_for_writing(path, os.O_TRUNC), "wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(baseline)) + b"\n")
@@ -102,22 +104,22 @@ def save_baseline(found: Examination, path: str) -> None:
         raise LaunchError(f"--save {path}: {error.strerror}") from None
 
 
-def list_measurements(found: Examination) -> Iterator[Measurement]:
+def list_measurements(examination: Examination) -> Iterator[Measurement]:
     """Yield all measurements of an examination."""
-    for power in found.powers:
-        yield Measurement(f"matrices on {power.device}", (found.name(power.node),), "FLOP/s", power.flops)
-    for speed in (*found.speeds, *found.together):
+    for power in examination.powers:
+        yield Measurement(f"matrices on {power.device}", (examination.name(power.node),), "FLOP/s", power.flops)
+    for speed in (*examination.speeds, *examination.together):
         if len(speed.seconds) > 1 and not speed.error:
-            hosts = tuple(map(found.name, speed.nodes))
+            hosts = tuple(map(examination.name, speed.nodes))
             large = "large " if len(speed.seconds) > len(SIZES) else ""
             yield Measurement(f"{large}{speed.name} ({speed.backend})", hosts, "B/s", largest_bus_bandwidth(speed))
             yield Measurement(f"{speed.name} of 4 B ({speed.backend})", hosts, "s", speed.seconds[0])
 
 
-def find_slower(found: Examination, saved: Baseline) -> Findings:
+def find_slower(examination: Examination, saved: Baseline) -> Findings:
     """Report what is slower than in the baseline, except on machines that are busy."""
-    busy = [node.name for node in found.nodes if node.facts and is_cpu_throttled(node.facts)]
-    best = _best(list_measurements(found))
+    busy = [node.name for node in examination.nodes if node.facts and is_cpu_throttled(node.facts)]
+    best = _best(list_measurements(examination))
     before = {key: old for key, old in _best(saved.figures).items() if key in best and best[key].unit == old.unit}
     if not before:
         text = f"no measurement in common with {saved.date}, on {join_names(saved.hosts)}"

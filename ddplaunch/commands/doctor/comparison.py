@@ -30,17 +30,17 @@ SLOW_FRACTION_WHEN_BUSY = 0.15  # of the best pair, if all nodes are busy: proce
 _MAX_FINDINGS = 3  # of one kind that are listed; the others are counted
 
 
-def find_all(found: Examination, more: Iterable[Finding] = ()) -> list[Finding]:
+def find_all(examination: Examination, more: Iterable[Finding] = ()) -> list[Finding]:
     """Return all findings, and ``more``, by severity, then in the order of the nodes."""
     same: dict[tuple[Severity, str, str], list[str]] = {}
-    for each in _per_node(found):
+    for each in _per_node(examination):
         same.setdefault((each.severity, each.text, each.hint), []).append(each.subject)
     together = [Finding(severity, join_node_names(who), text, hint) for (severity, text, hint), who in same.items()]
-    return sorted([*together, *_across_nodes(found), *more], key=lambda each: list(Severity).index(each.severity))
+    return sorted([*together, *_across_nodes(examination), *more], key=lambda each: list(Severity).index(each.severity))
 
 
-def _per_node(found: Examination) -> Findings:
-    for node in found.nodes:
+def _per_node(examination: Examination) -> Findings:
+    for node in examination.nodes:
         if node.trouble:
             what = "did not respond" if node.facts is None else "stopped responding"
             yield Finding(
@@ -48,26 +48,28 @@ def _per_node(found: Examination) -> Findings:
             )
         if node.facts:
             yield from machine_findings(node.name, node.facts)
-    for speed in found.speeds:
+    for speed in examination.speeds:
         if speed.error and len(speed.nodes) == 1:
             text = f"all_reduce of its {speed.ranks} devices failed ({speed.backend}): {speed.error}"
             yield Finding(
-                Severity.ERROR, found.name(speed.nodes[0]), text, "for details run the job with NCCL_DEBUG=INFO"
+                Severity.ERROR, examination.name(speed.nodes[0]), text, "for details run the job with NCCL_DEBUG=INFO"
             )
-    yield from _slow_devices(found)
-    yield from slower_ports({node.name: node.facts.fabric for node in found.nodes if node.facts and node.facts.fabric})
-    for node in found.nodes:
+    yield from _slow_devices(examination)
+    yield from slower_ports(
+        {node.name: node.facts.fabric for node in examination.nodes if node.facts and node.facts.fabric}
+    )
+    for node in examination.nodes:
         if node.facts and node.facts.fabric and node.fabric_after:
             yield from new_errors(node.name, node.facts.fabric, node.fabric_after)
-    yield from _slow_together(found)
+    yield from _slow_together(examination)
 
 
-def _across_nodes(found: Examination) -> Findings:
-    if len(found.nodes) < 2:
+def _across_nodes(examination: Examination) -> Findings:
+    if len(examination.nodes) < 2:
         return
-    yield from flow_findings(found.flows, found.name)
+    yield from flow_findings(examination.flows, examination.name)
     for rule in (_differences, _machines, _clocks, _links, _ports, _broken_paths, _pairs, _broken_rails):
-        yield from rule(found)
+        yield from rule(examination)
 
 
 # ------------------------------------------------------------------------------------------------------ what differs
@@ -92,9 +94,9 @@ COMPARED_FACTS: tuple[tuple[str, Severity, Callable[[NodeFacts], str | None]], .
 )
 
 
-def _differences(found: Examination) -> Findings:
+def _differences(examination: Examination) -> Findings:
     for what, severity, read in COMPARED_FACTS:
-        values = nodes_by_value(found.nodes, read)
+        values = nodes_by_value(examination.nodes, read)
         if len(values) < 2:
             continue
         usual = max(values.items(), key=lambda each: len(each[1]))  # of several the first node's
@@ -126,11 +128,11 @@ def join_node_names(who: Sequence[str], most: int = 5) -> str:
     return who[0] if len(who) == 1 else f"{', '.join(who[:-1])} and {who[-1]}"
 
 
-def _clocks(found: Examination) -> Findings:
-    for node in found.nodes:
+def _clocks(examination: Examination) -> Findings:
+    for node in examination.nodes:
         if node.clock is not None and abs(node.clock) > MAX_CLOCK_DIFFERENCE_S:
             way = "ahead of" if node.clock > 0 else "behind"
-            text = f"its clock is {abs(node.clock):.1f} s {way} that of {found.nodes[0].name}"
+            text = f"its clock is {abs(node.clock):.1f} s {way} that of {examination.nodes[0].name}"
             yield Finding(
                 Severity.WARNING, node.name, text, "synchronise it with a time server: timedatectl set-ntp true"
             )
@@ -139,16 +141,16 @@ def _clocks(found: Examination) -> Findings:
 # ------------------------------------------------------------------------------------------------- connectivity
 
 
-def _links(found: Examination) -> Findings:
-    for node in found.nodes:
+def _links(examination: Examination) -> Findings:
+    for node in examination.nodes:
         facts = node.facts
         if facts and facts.link_error:
             hint = "give an address of node 0 that all nodes can use: --master-addr 10.0.0.1"
             yield Finding(Severity.ERROR, node.name, facts.link_error, hint)
-        elif node is not found.nodes[0] and facts and facts.link and facts.link.loopback:
+        elif node is not examination.nodes[0] and facts and facts.link and facts.link.loopback:
             text = f"node 0's address is this machine itself ({facts.link.address})"
             yield Finding(Severity.ERROR, node.name, text, "--master-addr with an address that the other nodes reach")
-    mtus = nodes_by_value(found.nodes, lambda facts: _mtu(facts.link))
+    mtus = nodes_by_value(examination.nodes, lambda facts: _mtu(facts.link))
     if len(mtus) > 1:
         by_mtu = "; ".join(f"{mtu} on {join_node_names(who)}" for mtu, who in mtus.items())
         text = f"the MTU of the interfaces differs: {by_mtu}"
@@ -165,25 +167,25 @@ def _mtu(link: RouteToNodeZero | None) -> str | None:
     return str(link.mtu) if link and link.mtu and not link.loopback else None
 
 
-def _duplicate_machines(found: Examination) -> dict[str, str]:
+def _duplicate_machines(examination: Examination) -> dict[str, str]:
     """Map each node that is the same machine as an earlier one to the name of that one."""
-    groups = nodes_by_value(found.nodes, lambda facts: facts.machine or None).values()
+    groups = nodes_by_value(examination.nodes, lambda facts: facts.machine or None).values()
     return {name: first for first, *others in groups for name in others}
 
 
-def _machines(found: Examination) -> Findings:
-    for name, first in _duplicate_machines(found).items():
+def _machines(examination: Examination) -> Findings:
+    for name, first in _duplicate_machines(examination).items():
         yield Finding(Severity.ERROR, name, f"same machine as {first}", "list each machine once")
 
 
-def _ports(found: Examination) -> Findings:
-    duplicates = _duplicate_machines(found)
-    for node in found.nodes:
+def _ports(examination: Examination) -> Findings:
+    duplicates = _duplicate_machines(examination)
+    for node in examination.nodes:
         if node.name in duplicates:
             continue  # the doctor's process for the other name has the port
         for port, why in node.taken.items():
             hint = f"`ss -ltnp 'sport = :{port}'` shows the process; or choose another port: --master-port"
-            severity = Severity.ERROR if node is found.nodes[0] else Severity.NOTE
+            severity = Severity.ERROR if node is examination.nodes[0] else Severity.NOTE
             yield Finding(severity, node.name, f"cannot listen on port {port}: {why}", hint)
 
 
@@ -199,17 +201,17 @@ _OUTCOME_TEXTS: dict[Outcome, tuple[str, str]] = {
 """For each outcome of a connection: the finding, and the hint."""
 
 
-def _broken_paths(found: Examination) -> Findings:
+def _broken_paths(examination: Examination) -> Findings:
     """Report failed connections: by node if all to or from it fail, else one by one."""
     broken: dict[tuple[Outcome, tuple[int, ...]], set[tuple[int, int]]] = {}
     by_pair: dict[tuple[int, int], list[PathResult]] = {}
     unclear = set[tuple[int, int]]()
-    lossy, losers = lossy_pairs(found.flows)
-    for way in found.ways:
+    lossy, losers = lossy_pairs(examination.flows)
+    for way in examination.ways:
         by_pair.setdefault((way.source, way.target), []).append(way)
     for (source, target), ways in by_pair.items():
         # Such a node was tested at the address of node 0, as its own address is unknown.
-        wrong_address = _resolves_node_zero_wrongly(found.nodes[target or source])
+        wrong_address = _resolves_node_zero_wrongly(examination.nodes[target or source])
         if wrong_address or {source, target} in lossy or not losers.isdisjoint((source, target)):
             unclear.add((source, target))  # lost packets alone may be why a connection gets no answer
             continue
@@ -218,7 +220,7 @@ def _broken_paths(found: Examination) -> Findings:
             ports = tuple(way.port for way in ways if way.outcome == outcome)
             broken.setdefault((outcome, ports), set()).add((source, target))
     for (outcome, ports), pairs in broken.items():
-        all_ports = len(ports) == len({way.port for way in found.ways})
+        all_ports = len(ports) == len({way.port for way in examination.ways})
         at = "" if all_ports and outcome != "refused" else f" on {_describe_ports(ports)}"
         what_happened, hint = _OUTCOME_TEXTS[outcome]
         clear = set(by_pair) - unclear
@@ -230,18 +232,22 @@ def _broken_paths(found: Examination) -> Findings:
                 else f"a connection{at} {what_happened}"
             )
             yield Finding(
-                Severity.ERROR, join_node_names(list(map(found.name, nodes))), f"{what} in both directions", hint
+                Severity.ERROR, join_node_names(list(map(examination.name, nodes))), f"{what} in both directions", hint
             )
-        yield from _path_finding(found, Severity.ERROR, outcome, at, _group_pairs(left, clear))
+        yield from _path_finding(examination, Severity.ERROR, outcome, at, _group_pairs(left, clear))
 
 
 def _path_finding(
-    found: Examination, severity: Severity, outcome: Outcome, at: str, groups: Iterable[tuple[list[int], list[int]]]
+    examination: Examination,
+    severity: Severity,
+    outcome: Outcome,
+    at: str,
+    groups: Iterable[tuple[list[int], list[int]]],
 ) -> Findings:
     what_happened, hint = _OUTCOME_TEXTS[outcome]
     groups = list(groups)
     for sources, targets in groups[:_MAX_FINDINGS]:
-        subject = " to ".join(join_node_names(list(map(found.name, nodes))) for nodes in (sources, targets))
+        subject = " to ".join(join_node_names(list(map(examination.name, nodes))) for nodes in (sources, targets))
         yield Finding(severity, subject, f"a connection{at} {what_happened}", hint)
     if len(groups) > _MAX_FINDINGS:
         text = f"{len(groups) - _MAX_FINDINGS} more paths where a connection{at} {what_happened}"
@@ -287,14 +293,14 @@ def _group_pairs(pairs: set[tuple[int, int]], all_pairs: set[tuple[int, int]]) -
 # --------------------------------------------------------------------------------------------- slow devices and links
 
 
-def _slow_devices(found: Examination) -> Findings:
+def _slow_devices(examination: Examination) -> Findings:
     for kind in ("cpu", "cuda"):
-        powers = [each for each in found.powers if each.device.startswith(kind)]
+        powers = [each for each in examination.powers if each.device.startswith(kind)]
         best = max((each.flops for each in powers), default=0.0)
         slow: dict[str, float] = {}
         for power in powers:
-            if power.flops < SLOW_FRACTION * best and not (kind == "cpu" and _is_throttled(found, power.node)):
-                name = found.name(power.node)
+            if power.flops < SLOW_FRACTION * best and not (kind == "cpu" and _is_throttled(examination, power.node)):
+                name = examination.name(power.node)
                 subject = name if kind == "cpu" else f"{name} {power.device}"
                 slow[subject] = min(power.flops, slow.get(subject, power.flops))
         for subject, flops in slow.items():
@@ -302,8 +308,8 @@ def _slow_devices(found: Examination) -> Findings:
             yield Finding(Severity.WARNING, subject, text, "check with `top` or `nvidia-smi` what else runs there")
 
 
-def _is_throttled(found: Examination, node: int) -> bool:
-    facts = found.nodes[node].facts
+def _is_throttled(examination: Examination, node: int) -> bool:
+    facts = examination.nodes[node].facts
     return facts is not None and is_cpu_throttled(facts)
 
 
@@ -311,10 +317,10 @@ def format_flops(flops: float) -> str:
     return f"{flops / 1e12:.3g} TFLOP/s" if flops >= 1e12 else f"{flops / 1e9:.3g} GFLOP/s"
 
 
-def _pairs(found: Examination) -> Findings:
+def _pairs(examination: Examination) -> Findings:
     """Report a node if all its pairs are slow or fail, else the single link."""
-    pairs = {speed.nodes: speed for speed in found.speeds if len(speed.nodes) == 2}
-    throttled = {nodes for nodes in pairs if any(_is_throttled(found, node) for node in nodes)}
+    pairs = {speed.nodes: speed for speed in examination.speeds if len(speed.nodes) == 2}
+    throttled = {nodes for nodes in pairs if any(_is_throttled(examination, node) for node in nodes)}
     share = SLOW_FRACTION_WHEN_BUSY
     if len(throttled) < len(pairs):  # if all nodes are busy, one may still be slow for another reason
         share = SLOW_FRACTION
@@ -324,23 +330,23 @@ def _pairs(found: Examination) -> Findings:
         speed.nodes: speed for speed in (*slow_pairs(list(pairs.values()), share), *filter(_failed, pairs.values()))
     }
     reported: set[tuple[int, ...]] = set()
-    for node in range(len(found.nodes)):
+    for node in range(len(examination.nodes)):
         own = [speed for nodes, speed in pairs.items() if node in nodes]
         if len(own) > 1 and all(speed.nodes in slow for speed in own) and best:
             fastest = max(own, key=largest_bus_bandwidth)
             yield _slow_pair_finding(
-                found.name(node), "all_reduce with any other node", fastest, best, "its network card, cable"
+                examination.name(node), "all_reduce with any other node", fastest, best, "its network card, cable"
             )
             reported |= {speed.nodes for speed in own}
     for nodes, speed in slow.items():
         if nodes not in reported:
-            subject = " and ".join(map(found.name, nodes))
+            subject = " and ".join(map(examination.name, nodes))
             yield _slow_pair_finding(subject, "all_reduce between them", speed, best, "the cables")
 
 
-def _broken_rails(found: Examination) -> Findings:
+def _broken_rails(examination: Examination) -> Findings:
     """Report connections that fail over one of several networks."""
-    for rail in found.rails:
+    for rail in examination.rails:
         over = f" over {rail.network} ({', '.join(dict.fromkeys(rail.interfaces.values()))})"
         pairs: dict[Outcome, set[tuple[int, int]]] = {}
         for source, target, outcome in rail.outcomes:
@@ -348,17 +354,17 @@ def _broken_rails(found: Examination) -> Findings:
         all_pairs = {(source, target) for source, target, _ in rail.outcomes}
         pairs.pop("ok", None)
         for outcome, broken in pairs.items():
-            yield from _path_finding(found, Severity.WARNING, outcome, over, _group_pairs(broken, all_pairs))
+            yield from _path_finding(examination, Severity.WARNING, outcome, over, _group_pairs(broken, all_pairs))
 
 
-def _slow_together(found: Examination) -> Findings:
+def _slow_together(examination: Examination) -> Findings:
     """Report collectives that fail, or are slow, only with all nodes at once."""
-    pairs = [largest_bus_bandwidth(speed) for speed in found.speeds if len(speed.nodes) == 2 and not speed.error]
-    for speed in found.together:
-        who = "all nodes at once" if len(speed.nodes) > 1 else found.name(speed.nodes[0])
+    pairs = [largest_bus_bandwidth(speed) for speed in examination.speeds if len(speed.nodes) == 2 and not speed.error]
+    for speed in examination.together:
+        who = "all nodes at once" if len(speed.nodes) > 1 else examination.name(speed.nodes[0])
         if speed.error and UNSUPPORTED_TEXT not in speed.error:
             yield Finding(Severity.ERROR, who, f"{speed.name} failed ({speed.backend}): {speed.error}", _MORE_LOG_HINT)
-        throttled = any(_is_throttled(found, node) for node in speed.nodes)
+        throttled = any(_is_throttled(examination, node) for node in speed.nodes)
         slow = speed.name == "all_reduce" and 0 < largest_bus_bandwidth(speed) < SLOW_FRACTION * min(pairs, default=0.0)
         if len(speed.nodes) > 2 and slow and not throttled:
             rate = _per_second(largest_bus_bandwidth(speed))

@@ -40,24 +40,25 @@ _OUTCOME_LABELS = {
 }
 
 
-def format_report(found: Examination, findings: Sequence[Finding], seconds: float) -> str:
+def format_report(examination: Examination, findings: Sequence[Finding], seconds: float) -> str:
     """Return the whole report."""
+    names = [node.name for node in examination.nodes]
     parts = [
-        [f"ddplaunch doctor {__version__}: {join_node_names([node.name for node in found.nodes])}, in {seconds:.0f} s"],
+        [f"ddplaunch doctor {__version__}: {join_node_names(names)}, in {seconds:.0f} s"],
         list(_findings(findings)),
-        list(_machines(found)),
-        [*_matrix(found), *_flows(found)],
-        list(_speeds(found)),
-        list(_together(found)),
+        list(_machines(examination)),
+        [*_matrix(examination), *_flows(examination)],
+        list(_speeds(examination)),
+        list(_together(examination)),
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
-def to_json(found: Examination, findings: Sequence[Finding]) -> dict[str, Any]:
+def to_json(examination: Examination, findings: Sequence[Finding]) -> dict[str, Any]:
     """Return all results as JSON types: sizes are bytes, times seconds, null is unknown, nodes are indices."""
     listed = [{**asdict(each), "severity": each.severity.value} for each in findings]
     sizes = list(ALL_SIZES)
-    return {"ddplaunch": __version__, "findings": listed, **asdict(found), "sizes": sizes}
+    return {"ddplaunch": __version__, "findings": listed, **asdict(examination), "sizes": sizes}
 
 
 def _findings(findings: Sequence[Finding]) -> Iterator[str]:
@@ -86,16 +87,16 @@ def _wrapped(first: str, text: str) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------ machines
 
 
-def _machines(found: Examination) -> Iterator[str]:
+def _machines(examination: Examination) -> Iterator[str]:
     for check in reversed(CHECKS):
         for label, amount in check.size_rows.items():
-            yield from _row(label, _least_and_most(found.nodes, amount))
+            yield from _row(label, _least_and_most(examination.nodes, amount))
     for check in CHECKS:
         for label, read in check.text_rows.items():
-            yield from _row(label, nodes_by_value(found.nodes, read))
-    clocks = [f"{node.name} {node.clock:+.3f} s" for node in found.nodes[1:] if node.clock is not None]
+            yield from _row(label, nodes_by_value(examination.nodes, read))
+    clocks = [f"{node.name} {node.clock:+.3f} s" for node in examination.nodes[1:] if node.clock is not None]
     if clocks:
-        yield from _wrapped(f"{'':{_LABEL}}", f"compared with {found.nodes[0].name}: {', '.join(clocks)}")
+        yield from _wrapped(f"{'':{_LABEL}}", f"compared with {examination.nodes[0].name}: {', '.join(clocks)}")
 
 
 def _row(label: str, values: dict[str, list[str]]) -> Iterator[str]:
@@ -119,34 +120,34 @@ def _least_and_most(nodes: Sequence[NodeResult], read: Callable[[NodeFacts], int
 # ------------------------------------------------------------------------------------------------------ connectivity
 
 
-def _matrix(found: Examination) -> Iterator[str]:
-    if not found.ways:
+def _matrix(examination: Examination) -> Iterator[str]:
+    if not examination.ways:
         return
-    ports = f"ports {', '.join(map(str, found.ports))} and a random one"
-    worst: dict[tuple[int, int], str] = {flow.pair: flow.faults[0] for flow in found.flows if flow.faults}
-    for way in found.ways:
+    ports = f"ports {', '.join(map(str, examination.ports))} and a random one"
+    worst: dict[tuple[int, int], str] = {flow.pair: flow.faults[0] for flow in examination.flows if flow.faults}
+    for way in examination.ways:
         pair = (way.source, way.target)
         if worst.get(pair, "ok") == "ok":
             worst[pair] = way.outcome
-    if len(found.nodes) > MAX_MATRIX_NODES:
+    if len(examination.nodes) > MAX_MATRIX_NODES:
         good = sum(outcome == "ok" for outcome in worst.values())
         yield f"connectivity: {good} of {len(worst)} connections succeed on {ports}"
         return
     yield f"connectivity matrix, {ports}"
     labels = {_OUTCOME_LABELS[outcome] for outcome in worst.values()}
-    wide = max(8, *(len(node.name) for node in found.nodes), *map(len, labels)) + 2
-    yield "  from".ljust(_LABEL) + "".join(node.name.rjust(wide) for node in found.nodes)
-    for source, node in enumerate(found.nodes):
+    wide = max(8, *(len(node.name) for node in examination.nodes), *map(len, labels)) + 2
+    yield "  from".ljust(_LABEL) + "".join(node.name.rjust(wide) for node in examination.nodes)
+    for source, node in enumerate(examination.nodes):
         cells = []
-        for target in range(len(found.nodes)):
+        for target in range(len(examination.nodes)):
             outcome = worst.get((source, target))
             cells.append("-" if source == target else _OUTCOME_LABELS[outcome] if outcome else "?")
         yield f"  {node.name}".ljust(_LABEL) + "".join(cell.rjust(wide) for cell in cells)
 
 
-def _flows(found: Examination) -> Iterator[str]:
-    trips = sorted(flow.seconds for flow in found.flows if flow.seconds is not None)
-    rates = sorted(flow.rate for flow in found.flows if flow.rate is not None)
+def _flows(examination: Examination) -> Iterator[str]:
+    trips = sorted(flow.seconds for flow in examination.flows if flow.seconds is not None)
+    rates = sorted(flow.rate for flow in examination.flows if flow.rate is not None)
     if trips:
         ends = dict.fromkeys(f"{1e3 * each:.3g} ms" for each in (trips[0], trips[-1]))
         yield f"  round-trip time: {' to '.join(ends)}"
@@ -158,16 +159,18 @@ def _flows(found: Examination) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------------------------ speeds
 
 
-def _speeds(found: Examination) -> Iterator[str]:
-    speeds = sorted(found.speeds, key=lambda each: len(each.nodes))
+def _speeds(examination: Examination) -> Iterator[str]:
+    speeds = sorted(examination.speeds, key=lambda each: len(each.nodes))
     if not speeds:
         return
-    labels = {speed: _label(found, speed) for speed in speeds}
+    labels = {speed: _label(examination, speed) for speed in speeds}
     wide = max(map(len, labels.values()))
     if len(speeds) > MAX_COLLECTIVE_ROWS:
         speeds = sorted(speeds, key=largest_bus_bandwidth)[:MAX_COLLECTIVE_ROWS]
     more = (
-        f"; the {MAX_COLLECTIVE_ROWS} slowest of {len(found.speeds)}" if len(found.speeds) > MAX_COLLECTIVE_ROWS else ""
+        f"; the {MAX_COLLECTIVE_ROWS} slowest of {len(examination.speeds)}"
+        if len(examination.speeds) > MAX_COLLECTIVE_ROWS
+        else ""
     )
     yield f"all_reduce, bus bandwidth{more}"
     heads = ["4 B takes", *(format_size(each) for each in SIZES[1:])]
@@ -183,15 +186,15 @@ def _speeds(found: Examination) -> Iterator[str]:
         yield f"  {labels[speed]:{wide}}" + "".join(cell.rjust(13) for cell in cells)
 
 
-def _together(found: Examination) -> Iterator[str]:
-    if not found.together:
+def _together(examination: Examination) -> Iterator[str]:
+    if not examination.together:
         return
-    wide = max(len(_group(found, speed)) for speed in found.together)
-    what = "all nodes at once" if len(found.nodes) > 1 else "larger tensors"
-    yield f"{what}, {found.together[0].ranks} ranks"
+    wide = max(len(_group(examination, speed)) for speed in examination.together)
+    what = "all nodes at once" if len(examination.nodes) > 1 else "larger tensors"
+    yield f"{what}, {examination.together[0].ranks} ranks"
     yield f"  {'':{wide}}{'4 B takes':>13}   bus bandwidth"
-    for speed in found.together:
-        label = f"  {_group(found, speed):{wide}}"
+    for speed in examination.together:
+        label = f"  {_group(examination, speed):{wide}}"
         if speed.error:
             why = (
                 f"not with {speed.backend} of this torch"
@@ -211,11 +214,11 @@ def _together(found: Examination) -> Iterator[str]:
         yield from _wrapped(f"{label}{speed.seconds[0] * 1e6:>10.0f} us   ", bandwidth)
 
 
-def _group(found: Examination, speed: CollectiveResult) -> str:
-    alone = f"{found.name(speed.nodes[0])}, " if len(speed.nodes) == 1 < len(found.nodes) else ""
+def _group(examination: Examination, speed: CollectiveResult) -> str:
+    alone = f"{examination.name(speed.nodes[0])}, " if len(speed.nodes) == 1 < len(examination.nodes) else ""
     return f"{alone}{speed.name} ({speed.backend})"
 
 
-def _label(found: Examination, speed: CollectiveResult) -> str:
-    who = " and ".join(map(found.name, speed.nodes))
+def _label(examination: Examination, speed: CollectiveResult) -> str:
+    who = " and ".join(map(examination.name, speed.nodes))
     return f"{who} ({speed.backend})" if len(speed.nodes) > 1 else f"{who} alone, {speed.ranks} ranks ({speed.backend})"

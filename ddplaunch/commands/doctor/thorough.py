@@ -34,11 +34,11 @@ class ThoroughExaminer(Examiner):
         for node, answer in answers.items():
             self._found[node] = replace(self._found[node], fabric_after=answer.fabric)
 
-    def _measure_all_nodes(self, found: Examination) -> Iterator[CollectiveResult]:
+    def _measure_all_nodes(self, examination: Examination) -> Iterator[CollectiveResult]:
         """Measure each collective on all nodes at once; with GPUs, also on each node alone."""
-        failed = {node for speed in found.speeds if speed.error for node in speed.nodes}
-        failed |= {node for way in found.ways if way.outcome != "ok" for node in (way.source, way.target)}
-        able = {node for speed in found.speeds for node in speed.nodes}
+        failed = {node for speed in examination.speeds if speed.error for node in speed.nodes}
+        failed |= {node for way in examination.ways if way.outcome != "ok" for node in (way.source, way.target)}
+        able = {node for speed in examination.speeds for node in speed.nodes}
         nodes = [node for node in self._live() if node in able - failed]
         nodes = [node for node in nodes if self._backend(node) == self._backend(nodes[0])]
         groups = [nodes] if nodes else []

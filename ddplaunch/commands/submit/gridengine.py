@@ -182,12 +182,12 @@ class GridEngine(HostsScheduler):
         found = list(parse_qstat(done.stdout))
         listed = group_by_job(jobs, found)
         for job in jobs:
-            seen = [each.job for each in listed.get(job, ())]
-            if seen:
+            listed_jobs = [each.job for each in listed.get(job, ())]
+            if listed_jobs:
                 self._gone_since.pop(job, None)
                 self._waited[job] = any(each.is_pending for each in listed[job])
-            if not seen or job.index == "":
-                found += [each for each in self._ended(job, deadline) if each.job not in seen]
+            if not listed_jobs or job.index == "":
+                found += [each for each in self._ended(job, deadline) if each.job not in listed_jobs]
         return found
 
     def _ended(self, job: JobId, deadline: Deadline) -> list[BatchJobState]:
@@ -214,19 +214,19 @@ class GridEngine(HostsScheduler):
         self._deleted.add(job)
 
     def step_command(
-        self, job: SubmittedJob, seen: BatchJobState, words: Sequence[str], *, everywhere: bool
+        self, job: SubmittedJob, state: BatchJobState, words: Sequence[str], *, everywhere: bool
     ) -> tuple[list[str], Mapping[str, str]]:
         """A command by ``qrsh -inherit``, as in the script: the job's owner may do that if the host has a free slot."""
-        assert seen.job
-        hosts = [seen.host or ""]
+        assert state.job
+        hosts = [state.host or ""]
         if everywhere:
             spread = run_program("qstat", "-g", "t", "-xml", seconds=QUICK_TIMEOUT_S).stdout
-            of_job = group_by_job([seen.job], parse_qstat(spread)).get(seen.job, ())
+            of_job = group_by_job([state.job], parse_qstat(spread)).get(state.job, ())
             hosts = list(dict.fromkeys(each.host for each in of_job if each.host))
         command = f"cd {shlex.quote(job.cwd)} && exec {shlex.join([*python_command(job.python), *words])}"
         remote_command = shlex.join(["/bin/sh", "-c", shlex.quote(command)])
         each = f"for host in {shlex.join(hosts)}; do qrsh -inherit -V -nostdin $host {remote_command} & done; "
-        env = {**os.environ, "JOB_ID": seen.job.number, "SGE_TASK_ID": seen.job.index or "undefined"}
+        env = {**os.environ, "JOB_ID": state.job.number, "SGE_TASK_ID": state.job.index or "undefined"}
         ends = "code=0; for one in $(jobs -p); do wait $one || code=$?; done; exit $code"
         return ["/bin/bash", "-c", each + ends], env
 

@@ -224,17 +224,17 @@ class Slurm(BatchScheduler):
                 raise
 
     def step_command(
-        self, job: SubmittedJob, seen: BatchJobState, words: Sequence[str], *, everywhere: bool
+        self, job: SubmittedJob, state: BatchJobState, words: Sequence[str], *, everywhere: bool
     ) -> tuple[list[str], Mapping[str, str]]:
         """A step by srun: with ``--overlap`` (since Slurm 20.11) it shares the job's CPUs and does not wait for any."""
         if job.image:
-            what = f"job {seen.number} runs in a container, which srun --overlap cannot enter"
-            raise UsageError(what, f"ddplaunch attach {seen.number} shows its log")
+            what = f"job {state.number} runs in a container, which srun --overlap cannot enter"
+            raise UsageError(what, f"ddplaunch attach {state.number} shows its log")
         count = job.nodes if everywhere else 1
-        where = [] if everywhere or not seen.host else [f"--nodelist={seen.host}"]
+        where = [] if everywhere or not state.host else [f"--nodelist={state.host}"]
         cluster = ["-M", job.cluster] if job.cluster else []
         counts = [f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
-        options = ["--overlap", f"--jobid={seen.number}", *counts, *where, f"--chdir={job.cwd}", "--input=none"]
+        options = ["--overlap", f"--jobid={state.number}", *counts, *where, f"--chdir={job.cwd}", "--input=none"]
         return ["srun", *cluster, *options, *python_command(job.python), *words], self.environment("")
 
 
