@@ -87,10 +87,10 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     reply = start_output()
     reply(read_torch())
-    given = msgspec.json.decode(sys.stdin.readline(), type=PrepareDevices)
-    (device,) = given.devices
-    if given.interface and (given.force_interface or "GLOO_SOCKET_IFNAME" not in os.environ):
-        os.environ["GLOO_SOCKET_IFNAME"] = given.interface
+    request = msgspec.json.decode(sys.stdin.readline(), type=PrepareDevices)
+    (device,) = request.devices
+    if request.interface and (request.force_interface or "GLOO_SOCKET_IFNAME" not in os.environ):
+        os.environ["GLOO_SOCKET_IFNAME"] = request.interface
     reply(DeviceThroughput(device, _measure_matmul(device)))
     for line in sys.stdin:
         task = msgspec.json.decode(line, type=MeasureCollective)
@@ -182,13 +182,13 @@ def _operation(name: str, size: int, world_size: int, device: str) -> Callable[[
     gather = names.get("all_gather_single") or dist.all_gather_into_tensor
     scatter = names.get("reduce_scatter_single") or dist.reduce_scatter_tensor
     part: Any = torch.ones(max(1, size // 4 // world_size), device=device)
-    whole: Any = part.repeat(world_size) if name != "all_reduce" else torch.ones(size // 4, device=device)
+    full: Any = part.repeat(world_size) if name != "all_reduce" else torch.ones(size // 4, device=device)
     match name:
         case "all_gather":
-            return lambda: gather(whole, part)
+            return lambda: gather(full, part)
         case "reduce_scatter":
-            return lambda: scatter(part, whole)
+            return lambda: scatter(part, full)
         case "all_to_all":
-            other: Any = torch.empty_like(whole)
-            return lambda: dist.all_to_all_single(other, whole)
-    return lambda: dist.all_reduce(whole)
+            other: Any = torch.empty_like(full)
+            return lambda: dist.all_to_all_single(other, full)
+    return lambda: dist.all_reduce(full)

@@ -97,8 +97,8 @@ def doctor(
     if ctx.invoked_subcommand is not None:
         _check_before_bisect(ctx)
         return 0
-    given = "--hosts" if hosts is not None else "--hostfile" if hostfile is not None else None
-    manual = _parse_manual_nodes(nnodes, node_rank, master_addr, given)
+    hosts_option = "--hosts" if hosts is not None else "--hostfile" if hostfile is not None else None
+    manual = _parse_manual_nodes(nnodes, node_rank, master_addr, hosts_option)
     if manual and manual[1]:  # only node 0 prints the report
         save = compare = None
     if save is not None:
@@ -231,14 +231,14 @@ def _run_manual(
         return by_hand.join(address, port + 1, node_rank, nnodes, token, join_timeout, print_note)
     check_local_address(address)
     raise_fd_limit(nnodes)
-    typed = f"--master-addr {address} --master-port {port}"
+    shared_options = f"--master-addr {address} --master-port {port}"
     with _closing_peers() as peers:
         peers += [CommandPeer(loop, *way) for way in _local_command()[1]]
         gathering = by_hand.ManualRendezvous(loop, port + 1, nnodes, token)
         missing = join_names(map(str, gathering.missing_nodes))
         print_note(f"waiting for node {missing} on port {port + 1} (up to {join_timeout:g} s)")
         peers += gathering.wait_for_nodes(
-            join_timeout, lambda rank: f"ddplaunch doctor --nnodes {nnodes} --node-rank {rank} {typed}"
+            join_timeout, lambda rank: f"ddplaunch doctor --nnodes {nnodes} --node-rank {rank} {shared_options}"
         )
         return _examine(loop, peers, address, port, {}, options)
 

@@ -131,8 +131,8 @@ def join_node_names(who: Sequence[str], most: int = 5) -> str:
 def _clocks(examination: Examination) -> Findings:
     for node in examination.nodes:
         if node.clock is not None and abs(node.clock) > MAX_CLOCK_DIFFERENCE_S:
-            way = "ahead of" if node.clock > 0 else "behind"
-            text = f"its clock is {abs(node.clock):.1f} s {way} that of {examination.nodes[0].name}"
+            direction = "ahead of" if node.clock > 0 else "behind"
+            text = f"its clock is {abs(node.clock):.1f} s {direction} that of {examination.nodes[0].name}"
             yield Finding(
                 Severity.WARNING, node.name, text, "synchronise it with a time server: timedatectl set-ntp true"
             )
@@ -207,24 +207,24 @@ def _broken_paths(examination: Examination) -> Findings:
     by_pair: dict[tuple[int, int], list[PathResult]] = {}
     unclear = set[tuple[int, int]]()
     lossy, losers = lossy_pairs(examination.flows)
-    for way in examination.ways:
-        by_pair.setdefault((way.source, way.target), []).append(way)
-    for (source, target), ways in by_pair.items():
+    for path in examination.ways:
+        by_pair.setdefault((path.source, path.target), []).append(path)
+    for (source, target), paths in by_pair.items():
         # Such a node was tested at the address of node 0, as its own address is unknown.
         wrong_address = _resolves_node_zero_wrongly(examination.nodes[target or source])
         if wrong_address or {source, target} in lossy or not losers.isdisjoint((source, target)):
             unclear.add((source, target))  # lost packets alone may be why a connection gets no answer
             continue
-        outcomes: dict[Outcome, None] = dict.fromkeys(way.outcome for way in ways if way.outcome != "ok")
+        outcomes: dict[Outcome, None] = dict.fromkeys(path.outcome for path in paths if path.outcome != "ok")
         for outcome in outcomes:
-            ports = tuple(way.port for way in ways if way.outcome == outcome)
+            ports = tuple(path.port for path in paths if path.outcome == outcome)
             broken.setdefault((outcome, ports), set()).add((source, target))
     for (outcome, ports), pairs in broken.items():
-        all_ports = len(ports) == len({way.port for way in examination.ways})
+        all_ports = len(ports) == len({path.port for path in examination.ways})
         at = "" if all_ports and outcome != "refused" else f" on {_describe_ports(ports)}"
         what_happened, hint = _OUTCOME_TEXTS[outcome]
         clear = set(by_pair) - unclear
-        both_ways, left = _both_ways(pairs, clear)
+        both_ways, remaining = _both_ways(pairs, clear)
         for nodes in both_ways:
             what = (
                 f"{at.removeprefix(' on ')} is blocked"
@@ -234,7 +234,7 @@ def _broken_paths(examination: Examination) -> Findings:
             yield Finding(
                 Severity.ERROR, join_node_names(list(map(examination.name, nodes))), f"{what} in both directions", hint
             )
-        yield from _path_finding(examination, Severity.ERROR, outcome, at, _group_pairs(left, clear))
+        yield from _path_finding(examination, Severity.ERROR, outcome, at, _group_pairs(remaining, clear))
 
 
 def _path_finding(
@@ -264,30 +264,30 @@ def _both_ways(
     pairs: set[tuple[int, int]], all_pairs: set[tuple[int, int]]
 ) -> tuple[list[list[int]], set[tuple[int, int]]]:
     """Split failed paths into nodes with all paths failed, in both directions, and the other failed paths."""
-    found, left = list[list[int]](), set(pairs)
+    found, remaining = list[list[int]](), set(pairs)
     for node in sorted({node for pair in pairs for node in pair}):
-        its = {pair for pair in all_pairs if node in pair}
-        if len(its) > 2 and its <= pairs and its & left:
+        node_pairs = {pair for pair in all_pairs if node in pair}
+        if len(node_pairs) > 2 and node_pairs <= pairs and node_pairs & remaining:
             found.append([node])
-            left -= its
-    return found, left
+            remaining -= node_pairs
+    return found, remaining
 
 
 def _group_pairs(pairs: set[tuple[int, int]], all_pairs: set[tuple[int, int]]) -> Iterator[tuple[list[int], list[int]]]:
     """Group failed paths: all to one node, all from one node, then each by itself."""
-    left = set(pairs)
+    remaining = set(pairs)
     nodes = sorted({node for pair in pairs for node in pair})
     for node in nodes:
         into = {pair for pair in all_pairs if pair[1] == node}
         if len(into) > 1 and into <= pairs:
             yield sorted(source for source, _ in into), [node]
-            left -= into
+            remaining -= into
     for node in nodes:
         out = {pair for pair in all_pairs if pair[0] == node}
-        if len(out) > 1 and out <= pairs and out & left:
+        if len(out) > 1 and out <= pairs and out & remaining:
             yield [node], sorted(target for _, target in out)
-            left -= out
-    yield from (([source], [target]) for source, target in sorted(left))
+            remaining -= out
+    yield from (([source], [target]) for source, target in sorted(remaining))
 
 
 # --------------------------------------------------------------------------------------------- slow devices and links
@@ -335,7 +335,11 @@ def _pairs(examination: Examination) -> Findings:
         if len(own) > 1 and all(speed.nodes in slow for speed in own) and best:
             fastest = max(own, key=largest_bus_bandwidth)
             yield _slow_pair_finding(
-                examination.name(node), "all_reduce with any other node", fastest, best, "its network card, cable"
+                examination.name(node),
+                "all_reduce with any other node",
+                fastest,
+                best,
+                "its network card, cable",
             )
             reported |= {speed.nodes for speed in own}
     for nodes, speed in slow.items():

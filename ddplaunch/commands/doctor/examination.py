@@ -144,10 +144,10 @@ class Examiner:
     def examine(self) -> Examination:
         """Run all tests. Every wait has a deadline; nodes that do not answer are excluded from later tests."""
         self._collect_facts()
-        ways = self._test_paths() if len(self._live()) > 1 else ()
-        flows = self._measure_flows(ways)
-        powers, speeds = self._measure(ways, flows)
-        return Examination(tuple(self._found), self._ports, ways, flows, powers, speeds)
+        paths = self._test_paths() if len(self._live()) > 1 else ()
+        flows = self._measure_flows(paths)
+        powers, speeds = self._measure(paths, flows)
+        return Examination(tuple(self._found), self._ports, paths, flows, powers, speeds)
 
     def _live(self) -> list[int]:
         return [node for node, found in enumerate(self._found) if found.facts and not found.trouble]
@@ -222,7 +222,7 @@ class Examiner:
         for node, listening in listening_nodes.items():
             self._found[node] = replace(self._found[node], taken=dict(listening.taken))
             self._any_port[node] = listening.any_port
-        places = {
+        targets = {
             source: [
                 (target, self._address_of(target), port or listening.any_port)
                 for target, listening in listening_nodes.items()
@@ -234,31 +234,31 @@ class Examiner:
         }
         return tuple(
             PathResult(source, target, port if port in self._ports else 0, tried.outcome, tried.seconds)
-            for source, target, port, tried in self._connect(places)
+            for source, target, port, tried in self._connect(targets)
         )
 
     def _connect(
-        self, places: Mapping[int, Sequence[tuple[int, str, int]]]
+        self, targets: Mapping[int, Sequence[tuple[int, str, int]]]
     ) -> Iterator[tuple[int, int, int, ConnectResult]]:
         """Let nodes connect to others; yield source, target, port and result of each attempt."""
         questions = {
             source: messages.ConnectTo(tuple((address, port) for _, address, port in each))
-            for source, each in places.items()
+            for source, each in targets.items()
         }
-        seconds = max_duration(max(map(len, places.values()), default=0))
+        seconds = max_duration(max(map(len, targets.values()), default=0))
         for source, answer in self._query(questions, messages.ConnectReply, seconds).items():
-            if len(answer.tried) != len(places[source]):
+            if len(answer.tried) != len(targets[source]):
                 self._exclude(source, UNREADABLE_REPLY_ERROR)
                 continue
-            for (target, _, port), tried in zip(places[source], answer.tried, strict=True):
+            for (target, _, port), tried in zip(targets[source], answer.tried, strict=True):
                 yield source, target, port, tried
 
-    def _measure_flows(self, ways: Sequence[PathResult]) -> tuple[Flow, ...]:
+    def _measure_flows(self, paths: Sequence[PathResult]) -> tuple[Flow, ...]:
         """Measure round-trip time, loss and throughput of working paths: many pairs at once, each node in one."""
         ports: dict[Pair, int] = {}
-        for way in ways:
-            if way.outcome == "ok":
-                ports[way.source, way.target] = way.port or self._any_port[way.target]
+        for path in paths:
+            if path.outcome == "ok":
+                ports[path.source, path.target] = path.port or self._any_port[path.target]
         flows: dict[Pair, Flow] = {}
         for pairing in round_robin_pairs(self._live(), MAX_FLOW_ROUNDS):
             taking = set(self._live()) - nodes_to_skip(list(flows.values()))
@@ -290,10 +290,10 @@ class Examiner:
         """Measure streams and add them to the flows; of several the fastest counts."""
         questions = {a: messages.SendStream(self._address_of(b), port) for (a, b), port in ports.items()}
         for a, answer in self._query(questions, messages.StreamReply, STREAM_TIMEOUT_S).items():
-            (way,) = (each for each in ports if each[0] == a)
-            if (stream := answer.stream) and way in flows:
-                rates = [rate for rate in (stream.rate, flows[way].rate) if rate is not None]
-                flows[way] = replace(flows[way], large=stream.large, rate=max(rates, default=None))
+            (path,) = (each for each in ports if each[0] == a)
+            if (stream := answer.stream) and path in flows:
+                rates = [rate for rate in (stream.rate, flows[path].rate) if rate is not None]
+                flows[path] = replace(flows[path], large=stream.large, rate=max(rates, default=None))
 
     def _claimed_speed(self, *nodes: int) -> int | None:
         """The lowest link speed that their interfaces report, in Mbit/s."""
@@ -307,7 +307,7 @@ class Examiner:
         return self._address if node == 0 or link is None or link.loopback else link.address
 
     def _measure(
-        self, ways: Sequence[PathResult], flows: Sequence[Flow]
+        self, paths: Sequence[PathResult], flows: Sequence[Flow]
     ) -> tuple[tuple[DeviceResult, ...], tuple[CollectiveResult, ...]]:
         facts = {node: self._found[node].facts for node in self._live()}
         able = [node for node, each in facts.items() if each and each.torch and not each.loopback]
@@ -325,7 +325,7 @@ class Examiner:
         ]
         well = [node for node, done in ready.items() if not done.error]
         alone = self._collective([(node,) for node in well])
-        closed = {frozenset((way.source, way.target)) for way in ways if way.port == 0 and way.outcome != "ok"}
+        closed = {frozenset((path.source, path.target)) for path in paths if path.port == 0 and path.outcome != "ok"}
         closed |= {frozenset(flow.pair) for flow in flows if flow.faults}
         well = [node for node in well if node not in nodes_to_skip(flows)]
         pairs = dict[tuple[int, ...], CollectiveResult]()
@@ -406,7 +406,7 @@ def _failing_nodes(speeds: Collection[CollectiveResult]) -> set[int]:
 
 
 def _is_lossy(flows: Mapping[Pair, Flow], pair: Pair) -> bool:
-    return any(way in flows and "lossy" in flows[way].faults for way in (pair, pair[::-1]))
+    return any(path in flows and "lossy" in flows[path].faults for path in (pair, pair[::-1]))
 
 
 def _is_plausible(facts: NodeFacts) -> bool:

@@ -108,21 +108,21 @@ def _group_by_node(
     faulty: Collection[Pair], measured: Collection[Pair], name: Callable[[int], str]
 ) -> Iterator[tuple[str, list[Pair]]]:
     """Yield the subject of each finding and its paths: all paths, those of one node, or those of two nodes."""
-    left = sorted(faulty)
+    remaining = sorted(faulty)
     pairs = {frozenset(pair) for pair in measured}
     bad = {frozenset(pair) for pair in faulty}
     if len(pairs) > 2 and bad == pairs:
-        yield "any two nodes", left
+        yield "any two nodes", remaining
         return
     own = {node: {pair for pair in pairs if node in pair} for pair in bad for node in pair}
     for node in sorted(own, key=lambda each: (-len(own[each]), each)):
-        mine = [pair for pair in left if node in pair]
-        if mine and len(own[node]) > 1 and own[node] <= bad:
-            yield name(node), mine
-            left = [pair for pair in left if pair not in mine]
-    for source, target in left:
+        own_pairs = [pair for pair in remaining if node in pair]
+        if own_pairs and len(own[node]) > 1 and own[node] <= bad:
+            yield name(node), own_pairs
+            remaining = [pair for pair in remaining if pair not in own_pairs]
+    for source, target in remaining:
         back = (target, source)
-        if back not in left:
+        if back not in remaining:
             yield f"{name(source)} to {name(target)}", [(source, target)]
         elif source < target:
             yield f"{name(source)} and {name(target)}", [(source, target), back]

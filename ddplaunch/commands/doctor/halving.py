@@ -50,7 +50,7 @@ class FaultSearch:
         self.flaky: list[Hosts] = []  # failed once, and passed or was skipped when run again
         self.good_hosts: Hosts | None = None  # the remaining hosts, once they have passed together
         self.fails_everywhere = False  # the search gave up: the command never passed
-        self._place = {host: place for place, host in enumerate(self.hosts)}
+        self._index = {host: index for index, host in enumerate(self.hosts)}
         self._known: dict[frozenset[str], TrialResult] = {}
         self._failures = Counter[frozenset[str]]()
 
@@ -105,7 +105,7 @@ class FaultSearch:
 
     def _readmit(self) -> Trials[None]:
         """Of hosts that fail together, readmit those that pass with the good ones."""
-        for place, fault in enumerate(self.faults):
+        for index, fault in enumerate(self.faults):
             good, out = self.good_hosts or (), fault.hosts
             if len(fault.hosts) > 1:
                 tried = []
@@ -120,7 +120,7 @@ class FaultSearch:
                     readmitted, out = readmitted[:1], self._sorted({*out, *readmitted[1:]})
                 self.good_hosts = self._sorted(good + readmitted)
                 fault = replace(fault, with_others=bool(failed))
-            self.faults[place] = replace(fault, left_out=out)
+            self.faults[index] = replace(fault, left_out=out)
 
     def _result_for(self, hosts: Hosts) -> Trials[TrialResult]:
         """Return the result for these hosts, without a run if it is known: subsets of passing sets pass."""
@@ -138,4 +138,4 @@ class FaultSearch:
         return trial
 
     def _sorted(self, hosts: Iterable[str]) -> Hosts:
-        return tuple(sorted(hosts, key=self._place.__getitem__))
+        return tuple(sorted(hosts, key=self._index.__getitem__))

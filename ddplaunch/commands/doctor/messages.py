@@ -55,7 +55,7 @@ class ListenOnPorts:
 class ConnectTo:
     """Connect to these addresses and ports. Reply: ConnectReply."""
 
-    places: tuple[tuple[Name, Count], ...]
+    addresses: tuple[tuple[Name, Count], ...]
 
 
 @dataclass(frozen=True)

@@ -106,8 +106,8 @@ class RequestHandler:
             case messages.ListenOnPorts(ports):
                 self._listener = TestListener(ports, self._nonce)
                 return self._listener.listening
-            case messages.ConnectTo(places):
-                return messages.ConnectReply(test_paths(places, self._nonce))
+            case messages.ConnectTo(addresses):
+                return messages.ConnectReply(test_paths(addresses, self._nonce))
             case messages.PingNode(address, port):
                 return measure_ping((address, port), self._nonce)
             case messages.SendStream(address, port):
@@ -148,8 +148,8 @@ class RequestHandler:
             return CollectiveTimes(error="the benchmark processes could not be restarted")
         task = replace(question, address=question.address or "127.0.0.1", port=question.port or free_port())
         taking = self._benchmarks[: question.count]
-        for place, benchmark_process in enumerate(taking):
-            benchmark_process.write_task(replace(task, first=question.first + place))
+        for offset, benchmark_process in enumerate(taking):
+            benchmark_process.write_task(replace(task, first=question.first + offset))
         deadline = time.monotonic() + benchmark.TASK_TIMEOUT_S
         answers = []
         for benchmark_process in taking:

@@ -116,20 +116,20 @@ class CommandPeer(DoctorPeer):
         super().__init__(loop, name)
         self.check_command = check
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
-        self._socket, theirs = socket.socketpair()
-        with theirs:  # a session of its own: at Ctrl-C the doctor closes its stdin, and it exits
-            end = theirs.fileno()
+        self._socket, child_socket = socket.socketpair()
+        with child_socket:  # a session of its own: at Ctrl-C the doctor closes its stdin, and it exits
+            end = child_socket.fileno()
             self._process = subprocess.Popen(words, stdin=end, stdout=end, stderr=self._stderr, start_new_session=True)
-        self._seen = b""
+        self._tail = b""
         loop.watch_fd(self._socket.fileno(), self._find_mark)
 
     def _find_mark(self) -> None:
         """Skip the output of a login shell up to the mark, and no byte of the first frame."""
         data = self._socket.recv(1 << 16, socket.MSG_PEEK)
-        seen = self._seen + data
-        at = seen.find(START_MARK)
-        self._socket.recv(len(data) if at < 0 else at + len(START_MARK) - len(self._seen))
-        self._seen = seen[-len(START_MARK) :]
+        received = self._tail + data
+        at = received.find(START_MARK)
+        self._socket.recv(len(data) if at < 0 else at + len(START_MARK) - len(self._tail))
+        self._tail = received[-len(START_MARK) :]
         if at >= 0:
             self.connect(Connection(self._loop, self._socket, (), self._on_message, self._on_disconnect))
         elif not data:

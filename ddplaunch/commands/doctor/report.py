@@ -125,10 +125,10 @@ def _matrix(examination: Examination) -> Iterator[str]:
         return
     ports = f"ports {', '.join(map(str, examination.ports))} and a random one"
     worst: dict[tuple[int, int], str] = {flow.pair: flow.faults[0] for flow in examination.flows if flow.faults}
-    for way in examination.ways:
-        pair = (way.source, way.target)
+    for path in examination.ways:
+        pair = (path.source, path.target)
         if worst.get(pair, "ok") == "ok":
-            worst[pair] = way.outcome
+            worst[pair] = path.outcome
     if len(examination.nodes) > MAX_MATRIX_NODES:
         good = sum(outcome == "ok" for outcome in worst.values())
         yield f"connectivity: {good} of {len(worst)} connections succeed on {ports}"

@@ -37,7 +37,7 @@ class ThoroughExaminer(Examiner):
     def _measure_all_nodes(self, examination: Examination) -> Iterator[CollectiveResult]:
         """Measure each collective on all nodes at once; with GPUs, also on each node alone."""
         failed = {node for speed in examination.speeds if speed.error for node in speed.nodes}
-        failed |= {node for way in examination.ways if way.outcome != "ok" for node in (way.source, way.target)}
+        failed |= {node for path in examination.ways if path.outcome != "ok" for node in (path.source, path.target)}
         able = {node for speed in examination.speeds for node in speed.nodes}
         nodes = [node for node in self._live() if node in able - failed]
         nodes = [node for node in nodes if self._backend(node) == self._backend(nodes[0])]

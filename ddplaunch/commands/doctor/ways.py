@@ -259,15 +259,15 @@ def measure_ping(address: tuple[str, int], nonce: str) -> PingResult:
 
 def _exchange_messages(connection: socket.socket) -> int:
     """Return how many were sent: more if one was lost, fewer if many are."""
-    wanted, sent, came = _MIN_MESSAGES, 0, 0
+    target_count, sent, came = _MIN_MESSAGES, 0, 0
     began = time.monotonic()
     with suppress(OSError):
-        while came < wanted * _MESSAGE:
+        while came < target_count * _MESSAGE:
             passed, counts = time.monotonic() - began, _read_tcp_counters(connection)
             few_lost = counts is not None and 0 < counts.lost < MAX_LOST
             if passed > (_LOSSY_TIMEOUT_S if few_lost else _EXCHANGE_TIMEOUT_S):
                 break
-            while sent < wanted and sent * _MESSAGE - came < _WINDOW * _MESSAGE:
+            while sent < target_count and sent * _MESSAGE - came < _WINDOW * _MESSAGE:
                 connection.send(bytes(_MESSAGE))
                 sent += 1
             connection.settimeout(_EXCHANGE_TIMEOUT_S / 4)
@@ -276,7 +276,7 @@ def _exchange_messages(connection: socket.socket) -> int:
                     break
                 came += len(data)
             if counts is not None and counts.lost:
-                wanted = _MAX_MESSAGES
+                target_count = _MAX_MESSAGES
     return sent
 
 
@@ -309,11 +309,11 @@ def _send_deadline_timeout(connection: socket.socket) -> bool:
     counts = _read_tcp_counters(connection)
     least, most = _STREAM_TIMES_S
     deadline = time.monotonic() + min(most, max(least, 20e-6 * counts.round_trip if counts else 0.0))
-    chunk, left = bytes(1 << 18), _STREAM - _FIRST
+    chunk, remaining = bytes(1 << 18), _STREAM - _FIRST
     try:
-        while left > 0:
+        while remaining > 0:
             connection.settimeout(max(1e-3, deadline - time.monotonic()))
-            left -= connection.send(chunk)
+            remaining -= connection.send(chunk)
             if time.monotonic() > deadline:
                 return False
         connection.shutdown(socket.SHUT_WR)

@@ -68,37 +68,37 @@ def manifest(ctx: click.Context, /, target: str, dry_run: bool, **_: object) -> 
     """
     job = _read_pod_job(ctx, target)
     click.echo(kubernetes.render_manifest(job).encode(), nl=False)  # kubectl reads UTF-8, whatever the terminal does
-    given = {**ctx.params, "job_name": job.name}
-    batch_command.print_sources(ctx, given, {"job-name": "the target", "nodes": "default"}, dry_run=dry_run)
+    params = {**ctx.params, "job_name": job.name}
+    batch_command.print_sources(ctx, params, {"job-name": "the target", "nodes": "default"}, dry_run=dry_run)
     return 0
 
 
 def _read_pod_job(ctx: click.Context, target: str) -> PodJob:
     """Read the options into a job. Raises UsageError if the image is missing or values contradict each other."""
-    given = ctx.params
-    if given["image"] is None:
+    params = ctx.params
+    if params["image"] is None:
         hint = "--container-image REGISTRY/NAME:TAG, an image with ddplaunch and the target"
         raise UsageError("--container-image is missing: a pod runs in an image", hint)
-    lowest, nodes = values.nodes(given["nodes"])
-    if given["grow"] and lowest == nodes:
+    lowest, nodes = values.nodes(params["nodes"])
+    if params["grow"] and lowest == nodes:
         raise UsageError(f"--grow does not work with --nodes {nodes}", f"--nodes {nodes}:{nodes + 1}")
-    most = nodes + given["spares"]
-    from_options: dict[str, Any] = {name: given[name] for name in PodJob.__match_args__ if name in given}
+    most = nodes + params["spares"]
+    from_options: dict[str, Any] = {name: params[name] for name in PodJob.__match_args__ if name in params}
     derived: dict[str, Any] = {
         "command": batch_command.run_argv(ctx),
         "name": _job_name(ctx, target, most),
         "nodes": most,
         "min_nodes": lowest if lowest != most else None,
-        "resources": _quantities(given["resources"]),
-        "requests": _quantities(given["requests"]),
-        "seconds": batch_command.parse_time_s(given["time"] or "UNLIMITED"),
-        "preempt_grace": given["preempt_grace"] if given["preempt_signal"] == signal.SIGTERM else 0.0,
-        "ttl_s": batch_command.parse_time_s(given["ttl"]) if given["ttl"] else None,
-        "labels": values.parse_key_values(given["labels"]),
-        "annotations": values.parse_key_values(given["annotations"]),
-        "host_ports": _ports(ctx) if given["host_network"] and nodes > 1 else (),
+        "resources": _quantities(params["resources"]),
+        "requests": _quantities(params["requests"]),
+        "seconds": batch_command.parse_time_s(params["time"] or "UNLIMITED"),
+        "preempt_grace": params["preempt_grace"] if params["preempt_signal"] == signal.SIGTERM else 0.0,
+        "ttl_s": batch_command.parse_time_s(params["ttl"]) if params["ttl"] else None,
+        "labels": values.parse_key_values(params["labels"]),
+        "annotations": values.parse_key_values(params["annotations"]),
+        "host_ports": _ports(ctx) if params["host_network"] and nodes > 1 else (),
         "variables": values.parse_key_values(
-            [text if "=" in text else f"{text}={os.environ[text]}" for text in given["env"]]
+            [text if "=" in text else f"{text}={os.environ[text]}" for text in params["env"]]
         ),
     }
     job = PodJob(**{**from_options, **derived})
@@ -160,10 +160,10 @@ def _ports(ctx: click.Context) -> tuple[int, ...]:
 
 
 def _job_name(ctx: click.Context, target: str, nodes: int) -> str:
-    given = ctx.params
-    name, unique = given["job_name"], given["unique_name"]
+    params = ctx.params
+    name, unique = params["job_name"], params["unique_name"]
     suffix = f"-{''.join(random.choices(_NAME_LETTERS, k=5))}" if unique else ""
-    longest = longest_name(nodes, given["kind"]) - len(suffix)
+    longest = longest_name(nodes, params["kind"]) - len(suffix)
     if name is None:
         return name_from(target, longest) + suffix
     if not NAME.fullmatch(name) or len(name) > longest:

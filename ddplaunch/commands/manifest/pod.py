@@ -157,17 +157,17 @@ def _has_tmp(job: PodJob) -> bool:
 
 
 def _variables(job: PodJob) -> list[dict[str, Any]]:
-    place: dict[str, str] = {}
+    rank_variables: dict[str, str] = {}
     if job.kind not in _KUBEFLOW:
-        place[NNODES_VARIABLE] = f"{job.min_nodes}:{job.nodes}" if job.min_nodes else str(job.nodes)
+        rank_variables[NNODES_VARIABLE] = f"{job.min_nodes}:{job.nodes}" if job.min_nodes else str(job.nodes)
         if job.nodes > 1:
-            place |= {ADDRESS_VARIABLE: job.node_zero, PORT_VARIABLE: str(DEFAULT_PORT)}
+            rank_variables |= {ADDRESS_VARIABLE: job.node_zero, PORT_VARIABLE: str(DEFAULT_PORT)}
     secret = [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
         for name, secret, key in (re.split("[=:]", each) for each in job.secrets if "=" in each)
     ]
     home = {"HOME": "/tmp"} if job.user else {}  # a user that the image does not know has no home
-    plain = {**home, **job.variables, **place}
+    plain = {**home, **job.variables, **rank_variables}
     return [*secret, *({"name": name, "value": _escape_expansion(value)} for name, value in plain.items())]
 
 

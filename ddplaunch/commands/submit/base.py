@@ -130,35 +130,35 @@ def submit_job(scheduler: BatchScheduler, ctx: click.Context, target: str, job: 
     return _follow(scheduler, ctx, target, job, scheduler.submit_script(job, script))
 
 
-def _follow(scheduler: BatchScheduler, ctx: click.Context, target: str, job: BatchJob, given: JobId) -> int:
+def _follow(scheduler: BatchScheduler, ctx: click.Context, target: str, job: BatchJob, job_id: JobId) -> int:
     """Store the job, and print how to follow and cancel it; with --follow follow it, and return its exit code."""
-    files = scheduler.log_path(job, given.number), scheduler.stderr_path(job, given.number)
-    lines = [f"job {given.number}: {target} on {job.nodes} node{'s' * (job.nodes > 1)}", f"log: {files[0]}"]
+    files = scheduler.log_path(job, job_id.number), scheduler.stderr_path(job, job_id.number)
+    lines = [f"job {job_id.number}: {target} on {job.nodes} node{'s' * (job.nodes > 1)}", f"log: {files[0]}"]
     lines += [f"errors: {files[1]}"] if files[1] else []
-    saved = None if ctx.params["no_history"] else _save_job(ctx, job, given, target, files)
+    saved = None if ctx.params["no_history"] else _save_job(ctx, job, job_id, target, files)
     stop = (
-        f"ddplaunch stop {given.number}"
+        f"ddplaunch stop {job_id.number}"
         if saved
-        else shlex.join([scheduler.cancel_program, *scheduler.job_arguments(given)])
+        else shlex.join([scheduler.cancel_program, *scheduler.job_arguments(job_id)])
     )
     if not ctx.params["follow"]:
-        one = replace(given, index="INDEX") if job.array else given
+        one = replace(job_id, index="INDEX") if job.array else job_id
         attach = f"ddplaunch attach {one.text}" if saved or ctx.params["scheduler"] == "slurm" else None
         follow = attach or f"tail -n +1 -F {shlex.quote(files[0])}"
         click.echo(os.fsencode("\n".join([*lines, f"follow: {follow}", f"cancel: {stop}"])))
         return 0
     for line in (*lines, f"cancel: {stop}"):
         print_line(line)
-    return follow_job(LogFollower(given, scheduler, files), files[0], saved)
+    return follow_job(LogFollower(job_id, scheduler, files), files[0], saved)
 
 
 def _save_job(
-    ctx: click.Context, job: BatchJob, given: JobId, target: str, files: tuple[str, str | None]
+    ctx: click.Context, job: BatchJob, job_id: JobId, target: str, files: tuple[str, str | None]
 ) -> SubmittedJob:
     """Store the job for ``ddplaunch ps`` and other commands."""
     saved = SubmittedJob(
-        number=given.number,
-        cluster=given.cluster,
+        number=job_id.number,
+        cluster=job_id.cluster,
         name=job.job_name,
         target=" ".join([target, *parsed_line(ctx).line.program_args]),
         nodes=job.nodes,

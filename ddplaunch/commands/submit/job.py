@@ -110,8 +110,8 @@ class BatchJob:
 def read_batch_job(ctx: click.Context, job_name: str, more: Sequence[str]) -> BatchJob:
     """Read the options into a job. Raises UsageError if a --setup file is missing or --requeue cannot work."""
     values = ctx.params
-    as_typed = {name: values[name] for name in BatchJob.__annotations__ if name in values}
-    ours = {
+    from_options = {name: values[name] for name in BatchJob.__annotations__ if name in values}
+    derived = {
         "command": run_argv(ctx),
         "interpreter": "python" if values["container_image"] else sys.executable,
         "chdir": current_directory(),
@@ -122,7 +122,7 @@ def read_batch_job(ctx: click.Context, job_name: str, more: Sequence[str]) -> Ba
         "teardown": tuple(_setups(ctx, "teardown")),
         "requeue": _requeue(ctx) if values["requeue"] else None,
     }
-    return BatchJob(**{**as_typed, **ours})
+    return BatchJob(**{**from_options, **derived})
 
 
 def _requeue(ctx: click.Context) -> RequeueOptions:

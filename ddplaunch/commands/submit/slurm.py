@@ -265,12 +265,12 @@ def _memory(ctx: click.Context) -> list[str | None]:
         UsageError: several are given.
     """
     values = {name: ctx.params[name.replace("-", "_")] for name in MEMORY_OPTIONS}
-    typed = [name for name in MEMORY_OPTIONS if value_source(ctx, name.replace("-", "_")) is OptionSource.TYPED]
-    given = typed or [name for name, value in values.items() if value is not None]
-    if len(given) > 1:
-        words = " and ".join(f"--{name} {values[name]}" for name in given)
-        raise UsageError(f"{words} exclude each other", f"leave one out: --{given[0]} {values[given[0]]}")
-    return [value if name in given else None for name, value in values.items()]
+    explicit = [name for name in MEMORY_OPTIONS if value_source(ctx, name.replace("-", "_")) is OptionSource.TYPED]
+    chosen = explicit or [name for name, value in values.items() if value is not None]
+    if len(chosen) > 1:
+        words = " and ".join(f"--{name} {values[name]}" for name in chosen)
+        raise UsageError(f"{words} exclude each other", f"leave one out: --{chosen[0]} {values[chosen[0]]}")
+    return [value if name in chosen else None for name, value in values.items()]
 
 
 def _check(job: BatchJob) -> None:
