@@ -228,10 +228,10 @@ def test_a_job_of_lsf_is_requeued(start_ddplaunch, tmp_path, here):
     job = start_ddplaunch(*words[:1], "--requeue", "1", "--time", "1:00:00", *words[1:], env=here("lsf"))
     submitted = job.stderr
     for times in (1, 2):
-        job.wait_for("] rank", describe_times=4 * times)
+        job.wait_for("] rank", times=4 * times)
         number = submitted().partition("cancel: ddplaunch stop ")[2].split()[0]
         Job(tmp_path / "lsf", number).signal(signal.SIGUSR2)
-        job.wait_for("the job must make room", describe_times=times)
+        job.wait_for("the job must make room", times=times)
     assert job.wait() == 75, job.stdout() + job.stderr()
     assert "ddplaunch: requeueing, 1 of 1\n" in job.stdout()
     assert "ddplaunch: not requeued again: --requeue 1\n" in job.stdout()
