@@ -47,7 +47,9 @@ class Toy(BatchScheduler):
         found = []
         for line in deadline.run("toyq").stdout.splitlines():
             number, state = line.split()
-            record = BatchJobState("is running", is_running=True) if state == "running" else ended_state(143, "was killed")
+            record = ended_state(143, "was killed")
+            if state == "running":
+                record = BatchJobState("is running", is_running=True)
             found.append(BatchJobState(**{**vars(record), "job": JobId(number), "number": number}))
         return found
 '''
