@@ -95,9 +95,9 @@ def test_a_long_row_given_out_keeps_the_order_of_a_cut_movement(monkeypatch):
 
 
 @pytest.mark.parametrize("start", [b"", b"\r 1%\r 2%"], ids=["plain", "a bar"])
-def test_a_stream_without_newlines_takes_a_mebibyte_at_most(start_ddplaunch):
+def test_a_stream_without_newlines_takes_a_mebibyte_at_most(start):
     assembler = LineAssembler()
-    out, piece = assembler.feed(start_ddplaunch), b"x" * (1 << 16)
+    out, piece = assembler.feed(start), b"x" * (1 << 16)
     for _ in range(100):
         out += assembler.feed(piece)
         assert len(assembler._partial) + sum(map(len, assembler._rows)) <= (1 << 20) + len(piece)

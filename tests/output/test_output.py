@@ -333,7 +333,7 @@ def test_a_stuck_reader_does_not_hang_the_job(tmp_path, printer):
     reader, writer = os.pipe()
     process = subprocess.Popen(
         ddplaunch_command("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", script),
-        executable=launcher_with_constant(tmp_path, "output.sink.PATIENCE", 1.0),
+        executable=launcher_with_constant(tmp_path, "output.sink.READER_TIMEOUT_S", 1.0),
         cwd=tmp_path,
         env=clean_environment(),
         stdout=writer,
@@ -539,9 +539,14 @@ def test_the_terminal_is_given_back_as_it_was(tmp_path):
 def test_stdin_reaches_a_single_rank(tmp_path):
     script = write_program(tmp_path, "reader.py", "import sys; print(sys.stdin.read().upper())")
     done = subprocess.run(
-        ddplaunch_command("run", script), cwd=tmp_path, env=clean_environment(), input="typed", capture_output=True, text=True,
+        ddplaunch_command("run", script),
+        cwd=tmp_path,
+        env=clean_environment(),
+        input="typed",
+        capture_output=True,
+        text=True,
         timeout=scaled_timeout(90),
-    )  # fmt: skip
+    )
     assert done.stdout == "TYPED\n"
 
 
