@@ -20,7 +20,7 @@ _FIELD = r"\{([^{}]*)\}"
 
 
 def check_template(template: str) -> None:
-    """Check a template: raises UsageError for an unknown field, an a brace has no partner or a control character."""
+    """Check a template: raises UsageError for an unknown field, an unbalanced brace or a control character."""
     known = ", ".join(f"{{{name}}}" for name in FIELDS)
     shown = escape_control_chars(template)
     for name in re.findall(_FIELD, template):
@@ -31,11 +31,11 @@ def check_template(template: str) -> None:
                 f"--prefix {shown}: {{{name}}} has a $ before it", f"--prefix '{shown.replace('${', '{')}'"
             )
     if re.search(r"[{}]", re.sub(_FIELD, "", template)):
-        raise UsageError(f"--prefix {shown}: a brace has no partner", f"known: {known}")
+        raise UsageError(f"--prefix {shown}: unbalanced brace", f"known: {known}")
     if shown != template or "\n" in template or "\t" in template:
-        raise UsageError(f"--prefix {shown}: control characters do not work here", "use letters, digits and signs")
+        raise UsageError(f"--prefix {shown}: control characters are not allowed", "use letters, digits and punctuation")
     if not template.strip():
-        raise UsageError("--prefix is blank", f"--prefix {NO_PREFIX} leaves it out")
+        raise UsageError("--prefix is blank", f"--prefix {NO_PREFIX} omits the prefix")
 
 
 def uses_rank_only(template: str) -> bool:

@@ -52,7 +52,7 @@ class RunLog:
         except OSError as error:
             self.failed = True
             message = f"--log-dir {self._parent}: {error.strerror}"
-            raise UsageError(message, "name a folder that you may write to") from None
+            raise UsageError(message, "use a folder with write permission") from None
         self.path = path
 
     def file(self, name: str) -> str | None:

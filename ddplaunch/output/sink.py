@@ -29,7 +29,7 @@ class Sink:
         self._ending = False
         self.is_closed = self.stuck = False
         self._dropped_lines = 0
-        self.error = "nobody read them"  # why lines are missing
+        self.error = "not read"  # why lines are missing
         self.on_drained: Callback = lambda: None  # called whenever there may be room again
         self.is_terminal = is_interactive(fd)
         self._is_file = not (os.isatty(fd) or _is_pipe(self._fd))

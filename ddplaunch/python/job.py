@@ -328,7 +328,7 @@ class LaunchedJob:
         """The error of a call in which the ``raised`` ranks raised, and still run; ``stopped`` ranks were stopped."""
         exceptions = {rank: each for rank in raised if (each := self._rank_exception(call, rank))}
         if not exceptions:
-            raise LaunchError(f"rank {min(raised)} raised, and its exception could not be read")
+            raise LaunchError(f"rank {min(raised)} raised an exception that could not be read")
         failures = [each.to_failure(rank) for rank, each in exceptions.items()]
         verdict = find_first_cause(failures, stopped, 2)  # for one rank the report would omit what it printed itself
         return _failed_rank(verdict, exceptions[verdict.first.rank], alive=True)
@@ -416,7 +416,7 @@ def _needs_dynamo(function: Callable[..., object]) -> bool:
         return False
 
 
-_IGNORED_NOTE_STARTS = ("stopping ", "looking at ", "kept in ")
+_IGNORED_NOTE_STARTS = ("stopping ", "looking at ", "inspecting ", "kept in ")
 """The start of notes that do not explain how the job ended."""
 
 

@@ -69,13 +69,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def _why_unsupported(item: pytest.Item, marker: pytest.Mark) -> str | None:
     if not isinstance(item, pytest.Function) or (item.cls and issubclass(item.cls, unittest.TestCase)):
-        return "@pytest.mark.ranks does not work with unittest's classes: write a class of pytest's, or a function"
+        return "@pytest.mark.ranks does not work with unittest.TestCase: use a plain class or a function"
     if len(marker.args) != 1 or "nproc" in marker.kwargs:
-        return "@pytest.mark.ranks takes one number of ranks, and keywords: @pytest.mark.ranks(4)"
+        return "@pytest.mark.ranks takes the number of ranks and keywords: @pytest.mark.ranks(4)"
     if inspect.iscoroutinefunction(item.obj):
         return "@pytest.mark.ranks does not await tests: call asyncio.run in the test"
     if unsupported := sorted(_NOT_IN_RANKS & set(item._fixtureinfo.argnames)):
-        return f"the fixture {unsupported[0]} works on the process of pytest, which no rank is"
+        return f"the fixture {unsupported[0]} does not work in a ranks test: it acts on pytest's own process"
     return None
 
 

@@ -90,7 +90,7 @@ class Session:
         with self._lock:
             if self._ended:
                 raise LaunchError(
-                    "the session has ended: make a new one", "Session(restart=True) starts new ranks after a failure"
+                    "the session has ended: create a new one", "Session(restart=True) starts new ranks after a failure"
                 )
             if self._ranks is None:
                 self._ranks = _SessionRanks(function, self._keywords, self._output, self.on_note)
@@ -106,7 +106,7 @@ class Session:
                     self._ended = not self._restart
                     if self.request == CALL and current.started:
                         then = "; the next call starts new ones" if self._restart else ""
-                        current.print(f"the ranks have ended; their names are gone{then}")
+                        current.print(f"the ranks have ended; their variables are lost{then}")
                 raise
 
     def close(self) -> None:
@@ -173,7 +173,7 @@ class _SessionRanks:
         raised, waiting = self._wait_for_done(deadline, raised_timeout_s)
         if waiting and request != CALL_QUIETLY:
             waits = self._job.describe_waits()
-            text = f"{format_ranks(waiting)} did not return within {raised_timeout_s:g} s after rank {raised[0]} had raised"
+            text = f"{format_ranks(waiting)} did not return within {raised_timeout_s:g} s after rank {raised[0]} raised"
             self.print(f"{text}: {waits}" if waits else text)
         if waiting:
             raise self._job.raised(number, raised, len(waiting))
@@ -228,7 +228,7 @@ class _SessionRanks:
                 return raised, sorted(waiting.values())
             if not ready:
                 waits = self._job.describe_waits()
-                raise LaunchError("the call took too long" + (f": {waits}" if waits else ""))
+                raise LaunchError("the call timed out" + (f": {waits}" if waits else ""))
             for connection in ready:
                 reply = _receive(connection)
                 if not reply:  # the rank has ended, and the launcher knows why

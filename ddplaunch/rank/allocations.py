@@ -42,7 +42,7 @@ class OomReporter:
             attach(self._on_oom)
         except Exception as error:
             text = f"{type(error).__name__}: {error}".splitlines()[0]
-            os.write(2, f"ddplaunch: --oom-report cannot work on rank {self._rank}: {text}\n".encode())
+            os.write(2, f"ddplaunch: --oom-report does not work on rank {self._rank}: {text}\n".encode())
 
     def _on_oom(self, device: int, wanted: int, total: int, free: int) -> None:
         """Called in the allocator, before torch raises: an exception here would replace the OutOfMemoryError."""
@@ -94,7 +94,7 @@ class OomReporter:
     def _save_snapshot(self, snapshot: object) -> str:
         self._count += 1
         if self._count > MAX_SNAPSHOTS:
-            return f"snapshot of an earlier time: {self._snapshot}"
+            return f"snapshot of an earlier failure: {self._snapshot}"
         draft = f"{self._snapshot}.{self._pid}"
         try:
             fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -106,7 +106,7 @@ class OomReporter:
                 os.unlink(draft)
             except OSError:
                 pass
-            return f"the snapshot could not be written to {self._snapshot}: {error.strerror}"
+            return f"cannot write the snapshot to {self._snapshot}: {error.strerror}"
         return f"snapshot, for https://pytorch.org/memory_viz: {self._snapshot}"
 
 

@@ -187,11 +187,11 @@ def write_error_file(job: PythonJob, error: BaseException, text: str) -> None:
         if name == "BdbQuit" and "Caught BdbQuit in DataLoader worker" in message:  # torch/_utils.py, ExceptionWrapper
             info["hint"] = "a DataLoader worker cannot be stopped in a debugger: use num_workers=0"
         elif name == "BdbQuit" and job["facts"]["world_size"] > 1 and not os.isatty(0):
-            other = f"pdb, ipdb, pudb and IPython wait for a person; --stdin {job['rank']} gives others the terminal"
+            other = f"pdb, ipdb, pudb and IPython wait for you; for other debuggers use --stdin {job['rank']}"
             waits = "with --debug the rank waits at its breakpoint for `ddplaunch debug`"
             info["hint"] = other if job["debugger"] else waits
         elif name == "EOFError" and job["facts"]["world_size"] > 1:
-            info["hint"] = f"stdin is empty in this rank; with --stdin {job['rank']} it reads yours"
+            info["hint"] = f"stdin of this rank is empty; with --stdin {job['rank']} it reads the launcher's stdin"
         elif name == "ModuleNotFoundError" and (hint := _other_environment()):
             info["hint"] = hint
         elif isinstance(error, KeyboardInterrupt):
@@ -215,7 +215,7 @@ def _other_environment() -> str:
             return ""
         python = os.path.join(folder, "bin", "python")
         if os.path.exists(python):
-            return f"ranks run on {sys.executable}, and ${variable} has another Python: {python} -m ddplaunch run …"
+            return f"the ranks use {sys.executable}; ${variable} has another Python: {python} -m ddplaunch run …"
     return ""
 
 

@@ -137,7 +137,7 @@ class ImportAuditor:
             top = inside.partition(os.sep)[0].partition(".")[0] or name.partition(".")[0]
             is_stdlib = not inside and (os.sep not in origin or origin.startswith(os.path.dirname(os.__file__)))
             if not (is_stdlib or top in known or top.endswith("__mypyc")):
-                return f"{top} was imported, which is not known"
+                return f"{top} was imported, which is not a known package"
         return None
 
     def _find_generator(self) -> str | None:

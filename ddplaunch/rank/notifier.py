@@ -69,7 +69,7 @@ class Notifier:
             pid = self._spawn(path, words, event, write)
         except OSError as error:
             os.close(read)
-            return 126, error.strerror or "it cannot be started"
+            return 126, error.strerror or "cannot be started"
         finally:
             os.close(write)
         os.set_blocking(read, False)
@@ -112,7 +112,7 @@ class Notifier:
         os.set_blocking(stdin_writer, False)
         try:
             if os.write(stdin_writer, event + b"\n") <= len(event):
-                raise OSError(0, "there is no room for the event in a pipe")
+                raise OSError(0, "the event is too large for a pipe")
             os.close(stdin_writer)
             stdin_writer = -1
             return os.posix_spawn(

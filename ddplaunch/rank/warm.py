@@ -232,7 +232,7 @@ class WarmZygoteServer:
             now = {"folder": error.strerror or ""}
         differs = sorted(name for name, value in now.items() if self.fingerprint.get(f"inherited {name}") != value)
         what = ", ".join(differs) or self.origins.find_changed()
-        why = f"what the warm zygote was made from has changed: {what}" if what else None
+        why = f"changed since the warm zygote started: {what}" if what else None
         if why is None and _is_memory_low():
             why = "memory is short"
         if why:

@@ -330,8 +330,8 @@ def _import_function(job: PythonJob) -> Callable[..., Any]:
         try:
             found = getattr(found, part)
         except AttributeError:
-            text = f"{job['module']} has no function {job['function']}, now that it has been imported"
-            raise ending.TargetError(text) from None
+            file = os.path.basename(job["path"])
+            raise ending.TargetError(f"{file or job['module']} has no function {job['function']}") from None
     if not callable(found) or isinstance(found, type):
         raise ending.TargetError(f"{job['typed']} is not a function: it is {found!r:.80}")
     if getattr(getattr(found, "__code__", None), "co_flags", 0) & 0x80:  # CO_COROUTINE
@@ -398,11 +398,11 @@ def _init_process_group(job: PythonJob) -> None:
     import torch.distributed as dist
 
     if not dist.is_available():
-        raise ending.TargetError("this torch was built without torch.distributed", "leave --backend and --init-method out")
+        raise ending.TargetError("this torch was built without torch.distributed", "omit --backend and --init-method")
     known = [name for name in dist.Backend.backend_list if name != "undefined" and dist.is_backend_available(name)]
     for name in [part.rpartition(":")[2] for part in backend.split(",")]:
         if name not in known:
-            text = f"--backend {name}: this torch ({torch.__version__}) has only {', '.join(known)}"
+            text = f"--backend {name} is not available: this torch ({torch.__version__}) has {', '.join(known)}"
             raise ending.TargetError(text, f"--backend {known[0]}")
     options: dict[str, object] = {}
     device = torch.device(job["facts"]["device"])

@@ -281,7 +281,7 @@ class Zygote:
                     os.close(fd)
                 store.serve(listening)
         except BaseException as error:
-            os.write(2, f"ddplaunch: the store could not start: {error}\n".encode())
+            os.write(2, f"ddplaunch: cannot start the store: {error}\n".encode())
         os._exit(1)
 
     def is_store(self, pid: int) -> bool:
@@ -348,7 +348,7 @@ class Zygote:
             titles.Titles(job["title"], processes.set_process_title).install()
             gc.enable()
         except BaseException as error:
-            os.write(2, f"ddplaunch: rank {job['rank']} could not start: {error}\n".encode())
+            os.write(2, f"ddplaunch: cannot start rank {job['rank']}: {error}\n".encode())
             os._exit(1)
         return job, fds
 

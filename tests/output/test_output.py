@@ -456,7 +456,7 @@ def test_ranks_that_fell_with_another_are_a_line_each(run_ddplaunch, tmp_path):
     terminal = Terminal([*words, "train.py"], tmp_path, env={"NO_COLOR": "1"}, executable=later)
     assert terminal.end() == 1
     shown = terminal.shown.replace("\r\n", "\n")
-    assert "[0] ConnectionError: … Connection closed by peer [127.0.0.1]:1 (--show all for all of it)\n" in shown
+    assert "[0] ConnectionError: … Connection closed by peer [127.0.0.1]:1 (full traceback: --show all)\n" in shown
     assert "[0] Traceback" not in shown
     assert shown.count('raise ValueError("the cause")') == 1
     assert '\n  Traceback (most recent call last):\n    File "' in shown

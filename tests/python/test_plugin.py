@@ -196,14 +196,14 @@ def test_what_fails_and_what_is_refused(tmp_path: Path):
     assert "+  where 3 = sum([2, 1])" in shown
     assert 'test_it.py", line 9, in test_sum' in shown
     for each in [
-        "the fixture monkeypatch works on the process of pytest",
+        "the fixture monkeypatch does not work in a ranks test",
         "lock cannot be sent to the ranks: cannot pickle '_thread.lock' object",
         "--nproc many: expected a number",
         "launch() got an unexpected keyword argument 'nprocs'",
-        "@pytest.mark.ranks takes one number of ranks, and keywords: @pytest.mark.ranks(4)",
+        "@pytest.mark.ranks takes the number of ranks and keywords: @pytest.mark.ranks(4)",
         "@pytest.mark.ranks does not await tests: call asyncio.run in the test",
-        "@pytest.mark.ranks does not work with unittest's classes",
-        "the call took too long",
+        "@pytest.mark.ranks does not work with unittest.TestCase",
+        "the call timed out",
         "the fixture rank is for tests with @pytest.mark.ranks(N)",
     ]:
         assert f"\n{each}" in told, each
