@@ -105,12 +105,20 @@ def main() -> tuple[PythonJob, dict[str, int]]:
             began = time.monotonic()
     if unsafe:
         _exec_fresh(control, config, unsafe, cleanup)
+    _send_ready(control, config, time.monotonic() - began)
+    if not config["guarded"]:
+        processes.die_with_parent(0)
+    return Zygote(control, config, cleanup).run()
+
+
+def _send_ready(control: socket.socket, config: ZygoteConfig, seconds: float) -> None:
+    """Report that ranks can be started; ``seconds``: duration of the imports. Exits if the supervisor has ended."""
     ready: ReadyMessage = {
         "op": "ready",
         "forks": config["forks"],
         "failed": config["failed"],
         "unsafe": config["unsafe"],
-        "seconds": time.monotonic() - began,
+        "seconds": seconds,
         "stores": config["forks"] and store.available(),
         "pid": os.getpid(),
     }
@@ -121,9 +129,6 @@ def main() -> tuple[PythonJob, dict[str, int]]:
         os._exit(1)
     if pidfd is not None:
         os.close(pidfd)
-    if not config["guarded"]:
-        processes.die_with_parent(0)
-    return Zygote(control, config, cleanup).run()
 
 
 def _exec_fresh(

@@ -1,4 +1,4 @@
-"""``--prefix``: what stands before each line of a rank."""
+"""``--prefix``: the prefix of each line of a rank."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_shorter_ones_are_padded(run_ddplaunch, script):
     assert sorted(done.stdout.splitlines()) == ["rank 10 hello", "rank 9  hello"]
 
 
-def test_a_variable_does_it_too(run_ddplaunch, script):
+def test_the_prefix_variable(run_ddplaunch, script):
     done = run_ddplaunch("run", *LIGHT, "--nproc", "2", script, env={"DDPLAUNCH_PREFIX": "<{rank}>"})
     assert sorted(done.stdout.splitlines()) == ["<0> hello", "<1> hello"]
 
@@ -71,7 +71,7 @@ def test_torchrun_s_option_and_variable(run_ddplaunch, script):
         ),
     ],
 )
-def test_what_is_refused(words, message, hint, run_in_fork, script):
+def test_invalid_templates_are_refused(words, message, hint, run_in_fork, script):
     done = run_in_fork("run", "--nproc", "2", *words, script)
     assert done.returncode == 2
     first, *rest = done.stderr.splitlines()

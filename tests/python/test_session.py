@@ -201,7 +201,7 @@ if __name__ == "__main__":
     assert second == "[0, 1]"
 
 
-def test_a_session_that_nobody_closes(python: Python):
+def test_a_session_that_is_never_closed(python: Python):
     assert python("session = Session(nproc=2, preload='threading')\nprint(session.run(rank))\n") == "[0, 1]\n"
     assert "ZeroDivisionError" in python(
         "session = Session(nproc=2, preload='threading')\nsession.run(rank)\n1 / 0\n", fails=True

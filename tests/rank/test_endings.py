@@ -412,7 +412,7 @@ def test_a_module_ends_as_under_python(ending: str, start: tuple[str, ...], fold
 
 @forked_and_exec
 @pytest.mark.parametrize("fault", BY_FAULT)
-def test_a_fault_is_told_as_by_faulthandler(fault: str, start: tuple[str, ...], folder: Path) -> None:
+def test_a_fault_is_reported_as_by_faulthandler(fault: str, start: tuple[str, ...], folder: Path) -> None:
     """Which is what differs from a plain program: faulthandler is enabled, and the last frame that it shows is ours."""
     write_program(folder, "train.py", BY_FAULT[fault])
     rank, program = ours(folder, *start, "train.py"), plain(folder, "-X", "faulthandler", "train.py")
@@ -437,7 +437,7 @@ def test_a_full_disk_is_reported(start: tuple[str, ...], folder: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["print('lost')", "import sys; print('lost'); sys.exit(3)", "while True: print('more')"]
 )
-def test_output_that_nobody_reads(text: str, start: tuple[str, ...], folder: Path) -> None:
+def test_output_without_a_reader(text: str, start: tuple[str, ...], folder: Path) -> None:
     write_program(folder, "train.py", BY_LINES + text)
     read, pipe = os.pipe()
     os.close(read)
@@ -486,7 +486,7 @@ def test_tracebacks_of_a_functions_module_begin_with_it(start: tuple[str, ...], 
 
 
 @forked_and_exec
-def test_a_name_that_turns_out_to_be_no_function(start: tuple[str, ...], folder: Path) -> None:
+def test_a_target_that_is_not_a_function(start: tuple[str, ...], folder: Path) -> None:
     write_program(folder, "train.py", "main = print and 3\n")
     done = ours(folder, *start, "train.py:main")
     assert (done.returncode, done.stdout) == (2, "")
@@ -534,7 +534,7 @@ def test_a_failure_after_rank_0_has_ended_is_the_jobs(start: tuple[str, ...], fo
 
 
 @forked_and_exec
-def test_what_ranks_say_at_their_end_arrives(start: tuple[str, ...], folder: Path) -> None:
+def test_output_at_exit_is_shown(start: tuple[str, ...], folder: Path) -> None:
     write_program(
         folder,
         "train.py",
@@ -556,7 +556,7 @@ def test_what_ranks_say_at_their_end_arrives(start: tuple[str, ...], folder: Pat
 
 
 @forked_and_exec
-def test_what_multiprocessing_leaves_for_a_moment_is_no_remark(start: tuple[str, ...], folder: Path) -> None:
+def test_short_lived_multiprocessing_helpers_are_not_reported(start: tuple[str, ...], folder: Path) -> None:
     """A forkserver and a resource tracker notice for themselves that the program has gone."""
     write_program(
         folder,
