@@ -75,10 +75,10 @@ def _generator_resetters() -> list[tuple[Callable[[Any], object], Any]]:
 def _capture_state() -> dict[str, object]:
     """The state that tests share in a process, by the message about a change."""
     torch = sys.modules.get("torch")
-    state: dict[str, object] = {f"leaves the variable {name} changed": value for name, value in os.environ.items()}
-    state["leaves another working folder"] = os.getcwd()
+    state: dict[str, object] = {f"changed the variable {name}": value for name, value in os.environ.items()}
+    state["changed the working folder"] = os.getcwd()
     if torch is not None:
-        state["leaves another default dtype"] = str(torch.get_default_dtype())
+        state["changed the default dtype"] = str(torch.get_default_dtype())
         with suppress(AttributeError):
-            state["leaves a process group open, or closed one that it had"] = torch.distributed.is_initialized()
+            state["left a process group open, or closed an existing one"] = torch.distributed.is_initialized()
     return state

@@ -48,10 +48,10 @@ _LAUNCHER = "from ddplaunch.python.launcher import main; main()"
 """It ends with the thread that started it, and so with this process, even by ``kill -9``."""
 
 _UNSUPPORTED_KEYWORDS = {
-    **dict.fromkeys(("module", "no_python", "pass_local_rank"), "it is for a target that is typed"),
+    **dict.fromkeys(("module", "no_python", "pass_local_rank"), "it applies to targets on the command line"),
     **dict.fromkeys(("dry_run", "as_json"), "ddplaunch run --dry-run shows a plan"),
     **dict.fromkeys(("stdin", "ui"), "it needs a terminal"),
-    "log_json": "output= takes what is printed",
+    "log_json": "use output= to capture the output",
 }
 _NODE_KEYWORDS = ("hosts", "hostfile", "nnodes", "node_rank", "cluster", "spares")
 """With one of these the job may use other machines."""

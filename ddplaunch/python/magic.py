@@ -26,10 +26,10 @@ class CellRanks:
         """Run the cell in every rank: %%ddplaunch --nproc 4; without --nproc in the ranks of the last cell."""
         words = line.replace("=", " ").split()
         if words and (len(words) != 2 or words[0] != "--nproc"):
-            raise UsageError(f"%%ddplaunch takes --nproc N alone, not {line.strip()}", "use Session() for more")
+            raise UsageError(f"%%ddplaunch takes only --nproc N, not {line.strip()}", "use Session() for more")
         nproc = words[1] if words else self._nproc
         if not nproc:
-            raise UsageError("no ranks are there yet", "type: %%ddplaunch --nproc 2")
+            raise UsageError("no ranks have been started yet", "type: %%ddplaunch --nproc 2")
         parse_nproc(nproc, 1, gpus=1, physical_cpus=1)  # an invalid value must not end the current ranks
         self._cells += 1
         path = Path(self._folder.name, f"{self._cells}.py")

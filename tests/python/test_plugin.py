@@ -110,7 +110,7 @@ def test_a_group_that_is_there(rank, number):
 """
     output = run(tmp_path, body)
     assert ended(output) == "7 passed, 1 warning"
-    assert "leaves a process group open, or closed one that it had; the next test gets new ranks" in output
+    assert "left a process group open, or closed an existing one; the next test gets new ranks" in output
 
 
 @pytest.mark.ci
@@ -140,8 +140,8 @@ def test_next():
 """
     output = run(tmp_path, body)
     assert ended(output) == "4 passed, 2 warnings"
-    assert "rank 1 leaves the variable LEFT changed; the next test gets new ranks" in output
-    assert "rank 1 leaves another default dtype; the next test gets new ranks" in output
+    assert "rank 1 changed the variable LEFT; the next test gets new ranks" in output
+    assert "rank 1 changed the default dtype; the next test gets new ranks" in output
 
 
 FAILS = """
