@@ -12,8 +12,8 @@ import pytest
 
 from ddplaunch.plan.command import python_command
 
-ATTACH_TEXT = " attaches"
-"""The end of the launcher's note that a rank has stopped and no user is attached."""
+ATTACH_TEXT = "`ddplaunch debug "
+"""In the launcher's note that a rank has stopped and no user is attached."""
 
 
 class ExaminedInDebugger(pytest.fail.Exception, bdb.BdbQuit):  # type: ignore[misc, name-defined]
@@ -60,7 +60,7 @@ class PytestDebugger:
     def on_note(self, pid: int, text: str) -> bool:
         """Called with each note of the launcher, in its reader thread; returns whether the debugger shows it."""
         with self._lock:
-            if not (self._test_runs and text.endswith(ATTACH_TEXT)):
+            if not (self._test_runs and ATTACH_TEXT in text):
                 return False
             if self._client is None:
                 self._suspend()
