@@ -19,7 +19,7 @@ CHANGED = {
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()",
         "2 threads run after importing",
     ),
-    "stranger": ("import stranger", "stranger was imported, which is not known"),
+    "stranger": ("import stranger", "stranger was imported, which is not a known package"),
     "random": ("import random\nR = random.Random()", "an import keeps a random generator, a Random"),
     "hidden": (
         "import random\nclass A:\n  def __init__(self): self.r = [random.Random(1)]\nX = {'a': A()}",
