@@ -119,7 +119,7 @@ def test_device_files_of_a_driver_that_does_not_answer(
 
 
 def test_gpus_that_are_all_lost(fake_nvml: FakeNvml) -> None:
-    assert fake_nvml.read(1, lost_gpus=0).gpu_evidence == "The NVIDIA driver lists GPUs"
+    assert fake_nvml.read(1, lost=0).gpu_evidence == "The NVIDIA driver lists GPUs"
 
 
 def test_device_files_without_the_library_are_no_sign(tmp_path: Path) -> None:

@@ -121,17 +121,17 @@ def test_which_statements_count(tmp_path):
     """
     found = program(tmp_path, source)
     assert [(each.module, each.names, each.certainty.name) for each in statements(found)] == [
-        ("a.b", ("C", "d"), "SURE"),
-        ("everything", (), "SURE"),
-        ("quick", (), "TRIED"),
-        ("slow", (), "TRIED"),
-        ("sometimes", (), "MAYBE"),
-        ("in_class", (), "SURE"),
-        ("in_function", (), "LATER"),
-        ("seldom", (), "SELDOM"),
-        ("wandb", (), "SURE"),
-        ("by_call", (), "SURE"),
-        ("torch", (), "SURE"),
+        ("a.b", ("C", "d"), "CERTAIN"),
+        ("everything", (), "CERTAIN"),
+        ("quick", (), "IN_BLOCK"),
+        ("slow", (), "IN_BLOCK"),
+        ("sometimes", (), "CONDITIONAL"),
+        ("in_class", (), "CERTAIN"),
+        ("in_function", (), "DEFERRED"),
+        ("seldom", (), "DEFERRED_CONDITIONAL"),
+        ("wandb", (), "CERTAIN"),
+        ("by_call", (), "CERTAIN"),
+        ("torch", (), "CERTAIN"),
     ]
     assert found.imports_torch
 
@@ -361,4 +361,7 @@ def test_a_program_too_large_to_be_read(tmp_path):
 def test_a_file_read_for_a_function_is_read_again_for_an_import(tmp_path):
     write_program(tmp_path, "model.py", "import torch\n")
     found = program(tmp_path, "def f():\n  import model\nimport model\n")
-    assert [(each.module, each.certainty.name) for each in statements(found)] == [("torch", "LATER"), ("torch", "SURE")]
+    assert [(each.module, each.certainty.name) for each in statements(found)] == [
+        ("torch", "DEFERRED"),
+        ("torch", "CERTAIN"),
+    ]
