@@ -80,7 +80,7 @@ def read_nvidia(trees: KernelTrees) -> ReadResult:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         why = str(error).rstrip(".")
-        notes = [f"The NVIDIA driver could not be asked for its GPUs: {why}; {_error_hint(nvml, error)}."]
+        notes = [f"The NVIDIA driver did not list its GPUs: {why}; {_error_hint(nvml, error)}."]
         if error.value != nvml.NVML_ERROR_NO_PERMISSION:  # else they belong to another job: Slurm hides them so
             _check_device_files(trees.dev, notes)
         return [], notes
@@ -107,7 +107,7 @@ def _explain_missing_library(sysfs: Folder, why: str) -> tuple[list[str], bool]:
         return [f"NVIDIA GPUs could not be read: {why}; {remedy}."], True
     if os.path.exists(os.path.join(sysfs, "module/nvidia")):
         remedy = "in a container, start it with access to the GPUs (docker run --gpus all)"
-        return [f"The NVIDIA driver is loaded, but its library {NVML_LIBRARY} is out of reach; {remedy}."], False
+        return [f"The NVIDIA driver is loaded, but its library {NVML_LIBRARY} cannot be loaded; {remedy}."], False
     return [], False
 
 

@@ -227,7 +227,7 @@ def _make_culprit(
     waited = f"{waiters} rank{'s' * (waiters != 1)} waited"
     text = f"{format_ranks(numbers)} " + (f"{state} and " if state else "")
     if not name:
-        text += f"did not come to where {waited}{until}"
+        text += f"did not reach the point where {waited}{until}"
     elif set(name.split(" and ")) <= POINT_TO_POINT_FUNCTIONS:
         text += f"did not communicate, while {waited} in {name}{until}"
     elif name == STORE_WAIT:

@@ -73,7 +73,7 @@ def explain_oom(
 def _describe_limit(shortage: OutOfMemory) -> str:
     limit = shortage.limit
     if not shortage.certain:
-        return f"{OOM_KILLER_TEXT} ran meanwhile on this machine: probably out of memory ({format_size(limit.size)})"
+        return f"{OOM_KILLER_TEXT} was active on this machine: probably out of memory ({format_size(limit.size)})"
     counted_by = f"oom_kill rose from {shortage.before} to {shortage.after}"
     ended = f"{OOM_KILLER_TEXT} ended {shortage.victim or 'it'}"
     if limit.group:
@@ -102,7 +102,7 @@ def describe_growth(rank: int, points: Sequence[MemoryPoint]) -> str:
     when = f"in the last {format_elapsed(max(0.1, points[-1].moment - _first_point(points).moment))}"
     total = sum(after - before for _, before, after in grown)
     if not _is_growth(points):
-        return f"{when} nothing grew by much"
+        return f"{when} no memory use grew by much"
     names = {"own": f"rank {rank}", "children": "its child processes", "shared": "shared memory", "cache": "page cache"}
     words = [
         f"{names[part]} grew from {format_size(before)} to {format_size(after)}"
@@ -143,7 +143,7 @@ def _advice(shortage: OutOfMemory, points: Sequence[MemoryPoint]) -> str:
 
 
 _ADVICE = {
-    "own": "keep less on the host from step to step (losses by .item(), no growing lists), use smaller batches",
+    "own": "reduce host memory: log loss.item(), avoid growing lists, use smaller batches",
     "children": "use fewer DataLoader workers, and arrays or tensors in the Dataset: each worker copies Python objects",
     "shared": "use fewer DataLoader workers, a smaller prefetch_factor or smaller batches: they are in shared memory",
     "cache": "",  # the kernel drops it first

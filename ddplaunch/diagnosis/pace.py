@@ -232,16 +232,16 @@ def describe_slow_ranks(groups: Iterable[GroupLateness]) -> tuple[str, ...]:
 
 
 def _sentence(slow: list[RankLateness], group: GroupLateness) -> str:
-    """ "rank 5 arrived last in 92 % of the last 2,000 collectives, 38 ms late in the median: 11 % of …"."""
+    """Describe slow ranks: "rank 5 was last in 92 % of the last 2,000 collectives (median delay 38 ms); …"."""
     last, waited = sum(each.times_last for each in slow), sum(each.waited_fraction for each in slow)
     lateness = sum(each.lateness * each.times_last for each in slow) / last
     share = last / group.collectives
     often = f"{100 * share:.0f} %" if share >= 0.01 else f"{last}"
     which = "" if group.description == "default_pg" else f" of {_group_name(group)}"
     return (
-        f"{_ranks(slow)} arrived last in {often} of the last {group.collectives:,} collectives{which},"
-        f" {_span(lateness)} late in the median: {100 * waited:.0f} % of that time waited for"
-        f" {'it' if len(slow) == 1 else 'them'}"
+        f"{_ranks(slow)} {'was' if len(slow) == 1 else 'were'} last in {often} of the last {group.collectives:,}"
+        f" collectives{which} (median delay {_span(lateness)}); the others spent {100 * waited:.0f} % of the time"
+        f" waiting for {'it' if len(slow) == 1 else 'them'}"
     )
 
 
@@ -261,7 +261,7 @@ def _group_name(group: GroupLateness) -> str:
 
 def _describe_uncertainty(group: GroupLateness) -> str:
     known = "have not been compared yet" if group.error == math.inf else f"are known to {_span(group.error)} only"
-    return f"which node is slow cannot be told: their clocks {known}"
+    return f"cannot determine which node is slow: their clocks {known}"
 
 
 def _span(seconds: float) -> str:

@@ -29,7 +29,7 @@ from ddplaunch.words import format_ranks, join_names
 _PLURAL = {"has": "have", "is": "are", "does": "do", "holds": "hold"}
 _MAX_PAIRS = 4
 
-SILENT_TEXT = "does not answer, as native code holds the GIL"
+SILENT_TEXT = "does not respond (native code holds the GIL)"
 BLOCKED_TEXT = "blocked in the kernel, by a disk or a driver"
 _HALT_TEXTS = {
     ProcessCondition.STOPPED: ("is", "was", "stopped (SIGSTOP)"),
@@ -109,7 +109,7 @@ def _describe_missing(wait: Wait, inspection: Inspection) -> list[str]:
 
 def _describe_complete_wait(wait: Wait, inspection: Inspection) -> str:
     if wait.has_unreachable_members:
-        return "not all of its ranks could be asked" if wait.number else "not all ranks could be asked"
+        return "not all of its ranks could be inspected" if wait.number else "not all ranks could be inspected"
     if wait.number:
         return "all its ranks have entered it: the data is on its way"
     if wait.partners_match:
@@ -118,7 +118,7 @@ def _describe_complete_wait(wait: Wait, inspection: Inspection) -> str:
         it = "it" if len(wait.waiting) == 1 else "them"
         return f"{format_ranks(others)} {_verb(does, others)} {it}: the data is on its way, or the tags differ"
     if wait.operation == INIT_FUNCTION:
-        return "all ranks have called it: they do not reach each other"
+        return "all ranks have called it: they cannot reach each other"
     if len(wait.waiting) == inspection.world_size:
         return "all ranks are in it: the data is on its way, or their groups differ"
     return "all other ranks wait too"
@@ -185,16 +185,16 @@ def describe_mismatch(wait: Wait, inspection: Inspection) -> str:
 def _describe_no_wait(inspection: Inspection) -> str:
     alive = [rank for rank in inspection.ranks if not has_ended(rank)]
     if not alive and (inspection.silent or len(inspection.ranks) < inspection.world_size):
-        return "what the ranks are doing is not known"
+        return "the state of the ranks is unknown"
     if not alive:
         return "all ranks have ended"
     moved = sum(rank.moved for rank in alive)
     if moved:
         return f"no rank waits for another rank: {moved} of {len(alive)} have completed collectives in the last 0.1 s"
     if few := describe_uneven_counts(alive):
-        return f"no rank is seen to wait, but {few}"
+        return f"no rank is known to wait, but {few}"
     if any(rank.groups for rank in alive) and not any(rank.answers for rank in alive):
-        return "no rank is seen to wait: this torch does not record collectives"
+        return "no rank is known to wait: this torch does not record collectives"
     return "no rank waits for another rank"
 
 

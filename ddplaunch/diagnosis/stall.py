@@ -18,7 +18,7 @@ from ddplaunch.diagnosis.standing import (
     thread_in,
     waiting_call_of,
 )
-from ddplaunch.diagnosis.waits import find_waits
+from ddplaunch.diagnosis.waits import Wait, find_waits
 from ddplaunch.words import format_ranks
 
 MIN_BUSY_CPUS = 0.02
@@ -96,6 +96,14 @@ def check_stall(inspection: Inspection, timeout: float, *, strict: bool, noisy: 
         return StallCheck(retry_after_s=noisy - lasted) if waiting and lasted >= noisy / 2 else StallCheck()
     if (short := timeout - min(lasted, silence)) > 0:
         return StallCheck(retry_after_s=short)
+    return StallCheck(_describe_stall(inspection, waiting, inside, awaited, lasted))
+
+
+def _describe_stall(
+    inspection: Inspection, waiting: Sequence[Wait], inside: Collection[int], awaited: Collection[int], lasted: float
+) -> Stall:
+    """Describe a stall: ranks ``inside`` waits have waited ``lasted`` seconds for the ``awaited`` ranks."""
+    found, by_number = inspection.ranks, inspection.by_number
     # If ranks have entered different collectives, the smallest group is at fault.
     entered, odd = waiting[0].mismatched[-1] if waiting and waiting[0].mismatched else (None, ())
     if waiting and waiting[0].operation == NEW_GROUP and waiting[0].missing:
@@ -105,13 +113,13 @@ def check_stall(inspection: Inspection, timeout: float, *, strict: bool, noisy: 
         text = describe_wait(waiting[0], inspection)
     elif few := find_uneven_counts(found):
         first = next(iter(few.values()))[0]
-        text = f"no rank does anything, and {describe_uneven_counts(found)}"
+        text = f"all ranks are idle, and {describe_uneven_counts(found)}"
     else:
-        text = f"no rank does anything: {describe_activity(inspection)}"
+        text = f"all ranks are idle: {describe_activity(inspection)}"
     killable = not any(by_number[rank].condition is ProcessCondition.BLOCKED for rank in awaited)
     progress_key = tuple((rank.rank, rank.groups) for rank in found)
     idle = bool(awaited) and first.condition is ProcessCondition.ALIVE and waiting_call_of(first) is None
-    stall = Stall(
+    return Stall(
         first.rank,
         text,
         format_trace(first, entered.operation if entered else ""),
@@ -122,7 +130,6 @@ def check_stall(inspection: Inspection, timeout: float, *, strict: bool, noisy: 
         progress_key=progress_key,
         location=describe_locations([first]),
     )
-    return StallCheck(stall)
 
 
 def is_working(rank: RankInspection) -> bool:

@@ -46,8 +46,8 @@ _LOADER = "torch/utils/data/dataloader.py"
 _FETCH = "torch/utils/data/_utils/fetch.py"  # a busy worker is in it
 _MAX_WORKERS = 3
 _RPC = "torch/distributed/rpc/"
-_CHILD = "waits for a process that it has started"
-_MESSAGE = "waits for a message of another process"
+_CHILD = "waits for a child process"
+_MESSAGE = "waits for a message from another process"
 _FUTURE = "waits for a result of its executor"
 _POOL = "waits for its process pool"
 _EXIT, _EXIT_QUEUE = "waits at its exit for a child process to end", "waits at its exit until its queue is read"
@@ -67,7 +67,7 @@ _WAIT_TEXTS = {
     ("filelock/_api.py", "acquire"): _LOCK_FILE,  # this and the next one poll, so the kernel shows no wait
     ("torch/utils/file_baton.py", "wait"): _LOCK_FILE,
     ("queue.py", "get"): "waits for a queue to fill",
-    ("queue.py", "put"): "waits for room in a queue",
+    ("queue.py", "put"): "waits for space in a queue",
     ("subprocess.py", "wait"): "waits for a command to end",
     ("subprocess.py", "communicate"): "waits for a command to end",
     ("threading.py", "join"): "waits for a thread to end",

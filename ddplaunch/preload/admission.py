@@ -213,7 +213,7 @@ class ImportSelector:
         if path := shadowed.find_shadow(tops, set(), plugins=False):
             self.torch_barrier = f"{os.path.relpath(path)}, which may have modules that torch imports"
         if step := self._find_setting({TORCH, *tops}, lambda name: not name or TORCH_READS.fullmatch(name)):
-            suffix = " to what its source does not show" if isinstance(step, Assignment) else ""
+            suffix = " to a value that its source does not show" if isinstance(step, Assignment) else ""
             self.barrier = self.barrier or f"{step.where}, which {step.reason}{suffix}"
         self.torch_barrier = self.torch_barrier or self.barrier
 

@@ -99,7 +99,7 @@ def make_preload_plan(
     if target.kind is TargetKind.PROGRAM:
         return PreloadPlan()
     if mentioned := interpreter.find_rank_reader(rank_variables):
-        return PreloadPlan(unsafe=f"{mentioned}, which a zygote has not when Python starts")
+        return PreloadPlan(unsafe=f"{mentioned}, which is not set when the zygote starts Python")
     if preload == NO_PRELOAD:
         return PreloadPlan(forks=True)
     source = program.read_program(target)
@@ -118,14 +118,11 @@ def make_preload_plan(
     for each in before_torch if preload == TORCH else ():
         is_value_known = each.before_imports and each.value is not None
         if each.name and not is_value_known:
-            unshown = f"sets {each.name}, which torch reads at its import, to what its source does not show"
+            unshown = f"sets {each.name}, which torch reads at its import, to a value that its source does not show"
             return PreloadPlan(unsafe=f"{each.where} {unshown}")
     if target.sys_path_0 and (file := ShadowedPackages([target.sys_path_0, *source.folders]).find_stdlib_shadow()):
-        return (
-            PreloadPlan()
-            if is_single_process
-            else PreloadPlan(unsafe=f"{file} has the name of a module that torch imports")
-        )
+        unsafe = f"{file} has the name of a module that torch imports"
+        return PreloadPlan() if is_single_process else PreloadPlan(unsafe=unsafe)
     if preload == AUTO_PRELOAD and (
         backend := interpreter.find_backend(target.sys_path_0, {**environ, **dict(settings)})
     ):
@@ -138,9 +135,14 @@ def make_preload_plan(
     selector = ImportSelector(
         source, PackageTable(), target.sys_path_0, variables, include_deferred=not is_single_process
     )
-    doubt = before_torch or any(isinstance(each, Barrier) for each in source.steps)
-    if is_single_process and (doubt or selector.torch_barrier or not source.imports_torch):
+    has_doubt = before_torch or any(isinstance(each, Barrier) for each in source.steps)
+    if is_single_process and (has_doubt or selector.torch_barrier or not source.imports_torch):
         return PreloadPlan()
+    return _add_selected(plan, selector)
+
+
+def _add_selected(plan: PreloadPlan, selector: ImportSelector) -> PreloadPlan:
+    """Add the selected imports to a plan for torch alone, which becomes the fallback."""
     excluded = tuple(selector.excluded.items())
     if selector.torch_barrier:
         return PreloadPlan(reason=selector.torch_barrier, excluded=excluded)
@@ -149,8 +151,8 @@ def make_preload_plan(
         return plan
     return replace(
         plan,
-        modules=(TORCH, *selector.modules, *(name for name in usual if name != TORCH)),
-        fallback=usual,
+        modules=(TORCH, *selector.modules, *(name for name in plan.modules if name != TORCH)),
+        fallback=plan.modules,
         allowed=selector.allowed_state,
         environment_reads=tuple(sorted({name for each in selector.packages.values() for name in each.variables})),
     )

@@ -93,7 +93,7 @@ class _ProgramReader:
         try:
             size = 0 if is_program else os.path.getsize(file)
             if len(self._statements) >= _MAX_FILES or self._parsed_bytes + size > _MAX_PARSED_BYTES:
-                return (Barrier(f"{name}:1", Certainty.CERTAIN, "is more source than is read at once"),)
+                return (Barrier(f"{name}:1", Certainty.CERTAIN, "is too large to be scanned"),)
             self._parsed_bytes += size
             text = read_regular_file(file, source.MAX_SOURCE).decode(errors="replace")
             statements = scan_source(source.parse_file(file), file, name, shared=not is_program)

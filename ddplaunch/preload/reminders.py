@@ -46,12 +46,14 @@ def note_slow_start(
     """Print why the zygote did not preload, or not fork; the arguments are those of the event ``ready``."""
     slow = None
     if failed and forks:
-        slow = f"only {join_names(modules)} could be imported for all ranks: {failed}; --preload torch starts at once"
+        slow = (
+            f"preloading failed, only {join_names(modules)} was preloaded: {failed}; --preload torch avoids the attempt"
+        )
     elif because and not (forks or unsafe):
         named_variable = "which sets " in because and "sets variables" not in because  # --preload torch minds it too
         avoid = "set it in the shell" if named_variable else "--preload torch, or `import torch` above that"
-        slow = f"each rank imports torch itself, after {because}; faster: {avoid}"
+        slow = f"each rank imports torch itself because of {because}; faster: {avoid}"
     if slow and is_new(source, slow):
         note(slow)
     if unsafe:
-        note(f"ranks start one by one instead of being forked: {unsafe}")
+        note(f"ranks are not forked but started as new interpreters: {unsafe}")

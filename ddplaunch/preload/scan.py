@@ -50,7 +50,7 @@ _REASONS = {
     **{name: f"calls {name}" for name in ("addsitedir", "exec", "eval", "compile")},
     "run_path": "runs another file",
     "run_module": "runs another module",
-    **dict.fromkeys(("import_module", "__import__"), "imports what its source does not show"),
+    **dict.fromkeys(("import_module", "__import__"), "imports a module that its source does not show"),
     "path": "changes sys.path",
 }
 
@@ -180,7 +180,7 @@ class _Scanner:
             last = name.rpartition(".")[2]
             is_hidden = SENSITIVE.get(last) or alias.asname not in (None, last)
             if is_hidden and (last in MODULES or sensitive_word(name)):
-                yield Barrier(self._at(node), certainty, f"gives {name} another name")
+                yield Barrier(self._at(node), certainty, f"renames {name}")
 
     def _clause(self, node: Any, certainty: Certainty) -> Iterator[Statement]:
         """Scan a statement without its blocks."""
@@ -282,7 +282,7 @@ class _Scanner:
                 if path := self._paths.evaluate(each):
                     yield PathEntry(where, certainty, path)
                 else:
-                    yield Barrier(where, certainty, "adds to sys.path what its source does not show")
+                    yield Barrier(where, certainty, "adds a folder to sys.path that its source does not show")
         elif word == "__dict__" and source:
             yield Use(where, certainty, facts.CHANGES, name, source)
         elif form == "()" and word in ("import_module", "__import__") and text and not text.startswith("."):
@@ -301,7 +301,7 @@ class _Scanner:
             if origin is not None:
                 yield Use(where, certainty, facts.CHANGES, target, origin)
         elif source and re.match(r"(unittest\.)?mock\b.*\.patch\b", name):
-            yield Barrier(where, certainty, "changes what mock.patch names")
+            yield Barrier(where, certainty, "calls mock.patch")
         elif last == "getLogger" and node.args:
             variable = getattr(node.args[0], "id", "")
             if text := as_text(node.args[0]) or as_text(self._paths.named.get(variable)):
@@ -317,7 +317,7 @@ class _Scanner:
         elif last in ("simplefilter", "filterwarnings"):
             action = [*node.args[:1], *(each.value for each in node.keywords if each.arg == "action")]
             if as_text(*action) in (None, "error"):
-                yield Barrier(where, certainty, "makes errors of warnings")
+                yield Barrier(where, certainty, "turns warnings into errors")
         if source and not is_stdlib:
             if (source.top_level_name, certainty) not in self._called:
                 self._called.add((source.top_level_name, certainty))

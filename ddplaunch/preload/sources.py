@@ -50,7 +50,7 @@ class Sources:
             try:
                 sizes[is_source] += os.path.getsize(file)
                 if len(seen) > _MAX_FILES or sizes[True] > _MAX_SOURCE_BYTES or sizes[False] > _MAX_NATIVE_BYTES:
-                    return f"{name} is more than is read at once"
+                    return f"{name} is too large to be scanned"
                 if not is_source:
                     if match := _NATIVE_PATTERN.search(read_regular_file(file, _MAX_NATIVE_BYTES)):
                         return f"{name} uses {match[0].decode().strip(chr(0))}"

@@ -185,7 +185,7 @@ def test_table_without_gpus_and_with_a_note(fake_nvml: FakeNvml, tmp_path: Path)
     environ = fake_nvml.environ(1, init_error=DRIVER_NOT_LOADED)
     text = COLOUR.sub("", run_in_terminal(ddplaunch_command("devices"), tmp_path, environ))
     assert "No GPU found: a job runs on the CPUs." in text
-    assert "\n! The NVIDIA driver could not be asked for its GPUs: Driver Not Loaded;" in text
+    assert "\n! The NVIDIA driver did not list its GPUs: Driver Not Loaded;" in text
 
 
 def test_a_pipe_never_imports_rich_nor_torch(say: Answer, fake_nvml: FakeNvml, tmp_path: Path) -> None:

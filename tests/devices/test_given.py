@@ -76,7 +76,7 @@ def test_what_the_driver_says_stands_beside_what_was_asked_for(
     write_program(tmp_path, "train.py", "")
     done = run_in_fork("run", *options.split(), "train.py", env=fake_nvml.environ(4, init_error=DRIVER_NOT_LOADED))
     assert done.returncode == 2
-    assert done.stderr.startswith(f"Error: {said}, but no GPU of this machine works\n  The NVIDIA driver could not")
+    assert done.stderr.startswith(f"Error: {said}, but no GPU of this machine works\n  The NVIDIA driver did not")
 
 
 def test_a_mask_left_over_on_a_machine_without_a_driver_is_a_note(run_ddplaunch, tmp_path) -> None:

@@ -195,7 +195,7 @@ def test_a_machine_without_nvidia_pays_for_no_bindings(tmp_path: Path, monkeypat
 def test_a_loaded_driver_whose_library_is_out_of_reach_is_noted(make_tree: MakeTree) -> None:
     gpus, (note,) = read_nvidia(KernelTrees(make_tree({"module/nvidia/version": "570.86.15\n"})))
     assert gpus == []
-    assert "libnvidia-ml.so.1 is out of reach" in note
+    assert "libnvidia-ml.so.1 cannot be loaded" in note
     assert "--gpus all" in note
 
 

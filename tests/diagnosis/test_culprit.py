@@ -114,7 +114,7 @@ def test_all_that_waited_have_failed_in_backward():
 def test_all_that_waited_for_what_only_their_own_lines_tell_have_failed():
     text = TIMED_OUT.split('  File "/venv')[0] + TIMED_OUT.splitlines()[-1]
     found = find_culprit(ended(full_inspection("absent"), 0, 1), [(0, text), (1, text)], timed_out=True, folder="/job")
-    assert found.text == (f"rank 2 did not come to where 2 ranks waited until the timeout (600 s): {LOADING}")
+    assert found.text == (f"rank 2 did not reach the point where 2 ranks waited until the timeout (600 s): {LOADING}")
 
 
 def test_all_that_waited_in_init_process_group_have_failed():

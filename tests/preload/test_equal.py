@@ -87,7 +87,7 @@ def test_a_slow_start_is_explained_once(run_ddplaunch, run_in_fork, tmp_path, wo
     write_program(tmp_path, "train.py", "import sys\nsys.meta_path.append(None)\nsys.meta_path.pop()\nimport torch\n")
     state = {"XDG_STATE_HOME": str(tmp_path / "state")}
     first, second = (run_ddplaunch("run", *words, "train.py", env=state) for _ in range(2))
-    note = "each rank imports torch itself, after train.py:2, which uses sys.meta_path; faster: --preload torch"
+    note = "each rank imports torch itself because of train.py:2, which uses sys.meta_path; faster: --preload torch"
     assert first.stderr.count(note) == (1 if len(words) == 2 else 0)
     assert "imports torch itself" not in second.stderr
     shown = run_in_fork("run", "--dry-run", *words, "train.py").stdout
