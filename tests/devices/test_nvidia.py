@@ -170,10 +170,10 @@ try:
 except pynvml.NVMLError_Uninitialized:
     print("shut down")
 """
-    said = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], env=fake_nvml.environ(), cwd=ROOT, capture_output=True, text=True, timeout=60
     )
-    assert said.stdout == "shut down\n", said.stderr
+    assert result.stdout == "shut down\n", result.stderr
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ LOADING = "load_batch at data.py:9"
 
 
 def entered(what, line, why=LOADING):
-    """What is said where rank 2 alone is missing in a collective."""
+    """The sentence if only rank 2 is missing in a collective."""
     return [f"ranks 0, 1 wait in {what}, entered at train.py:{line}; rank 2 has not entered it: {why}"]
 
 
@@ -49,7 +49,7 @@ def called(what, line, why=LOADING):
     return [f"ranks 0, 1 wait in {what}, called at train.py:{line}; rank 2 has not called it: {why}"]
 
 
-TOLD = {
+EXPECTED = {
     "absent": entered("all_reduce #5 of default_pg (float32[6])", 16),
     "asynchronous": entered("all_reduce #6 of default_pg (float32[5])", 97),
     "broadcast": [
@@ -125,8 +125,8 @@ WITHOUT_RECORDER = {
         "ranks 0, 1 wait in all_reduce, called at train.py:16; all other ranks wait too",
         "rank 2 waits in all_gather, called at train.py:45; all other ranks wait too",
     ],
-    "monitored_barrier": TOLD["monitored_barrier"],
-    "no_init": TOLD["no_init"],
+    "monitored_barrier": EXPECTED["monitored_barrier"],
+    "no_init": EXPECTED["no_init"],
     "objects": called("all_gather_object", 129),
     "point_to_point": [
         f"rank 0 waits in all_reduce, called at train.py:16; rank 2 has not called it: {LOADING}",
@@ -145,15 +145,15 @@ WITHOUT_RECORDER = {
 
 @pytest.mark.parametrize(
     ("kind", "version"),
-    [(kind, version) for version in VERSIONS for kind in TOLD if (SAMPLES / version / f"{kind}.json").exists()],
+    [(kind, version) for version in VERSIONS for kind in EXPECTED if (SAMPLES / version / f"{kind}.json").exists()],
 )
 def test_a_real_hang(kind, version):
-    told = TOLD if version in RECORDING else WITHOUT_RECORDER
-    assert list(describe_waits(full_inspection(kind, version))) == told[kind]
+    expected = EXPECTED if version in RECORDING else WITHOUT_RECORDER
+    assert list(describe_waits(full_inspection(kind, version))) == expected[kind]
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "text"),
     [
         ({"condition": ProcessCondition.STOPPED, "answers": None}, "rank 2 is stopped (SIGSTOP)"),
         ({"condition": ProcessCondition.EXITED, "code": 0}, "rank 2 has ended (exit code 0)"),
@@ -165,9 +165,9 @@ def test_a_real_hang(kind, version):
         ({"answers": False}, "rank 2 does not respond (native code holds the GIL)"),
     ],
 )
-def test_a_rank_without_a_stack(fields, told):
+def test_a_rank_without_a_stack(fields, text):
     gone = with_rank_changed(cheap_inspection("absent"), 2, **{"threads": (), "groups": (), "answers": None, **fields})
-    assert describe_waits(with_collectives(gone, "absent")) == (f"ranks 0, 1 wait in {STEP}; {told}",)
+    assert describe_waits(with_collectives(gone, "absent")) == (f"ranks 0, 1 wait in {STEP}; {text}",)
 
 
 def test_a_rank_in_the_kernel():
@@ -229,9 +229,9 @@ def test_many_ranks_fit_in_a_line():
 def test_many_reasons_are_bounded():
     ranks = [rank(0, 8, 7, *WAITING), rank(1, 8, 7, *WAITING)]
     ranks += [rank(n, 7, 7, f"load at data.py:{n}") for n in range(2, 30)]
-    (told,) = describe_waits(together(*ranks))
-    assert told.count("load at") == 3
-    assert told.endswith("; ranks 5 to 29 too")
+    (text,) = describe_waits(together(*ranks))
+    assert text.count("load at") == 3
+    assert text.endswith("; ranks 5 to 29 too")
 
 
 def test_nobody_waits():
@@ -429,9 +429,9 @@ def test_who_waits_for_a_cycle_is_not_in_it():
 @pytest.mark.parametrize("size", [3, 64])
 def test_a_ring_of_sends(size):
     ring = together(*(calls(number, "send", (number + 1) % size) for number in range(size)))
-    (told,) = describe_waits(ring)
+    (text,) = describe_waits(ring)
     arrows = "0 → 1 → 2 → 0" if size == 3 else "0 → 1 → 2 → 3 → 4 → 5 → 6 → … → 63 → 0"
-    assert told.endswith(f"; they wait for each other: {arrows}")
+    assert text.endswith(f"; they wait for each other: {arrows}")
     assert (
         find_culprit(ring).text
         == f"ranks 0 to {size - 1} waited for each other, {arrows}: ranks 0 to {size - 1} in send"
@@ -613,8 +613,8 @@ def test_a_rank_that_sleeps_is_not_running(fields, state):
 def test_a_stopped_worker_is_named():
     loading = rank(1, 4, 4, "load at train.py:9", workers=(Worker(4711, stopped=True),))
     loading = replace(loading, threads=(Thread((Frame("_next_data", LOADER, 1, False), *loading.threads[0].frames)),))
-    said = describe_waits(together(rank(0, 5, 4, *WAITING), loading))[0]
-    assert said.endswith("it waits for its DataLoader, load at train.py:9 (worker pid 4711 is stopped (SIGSTOP))")
+    text = describe_waits(together(rank(0, 5, 4, *WAITING), loading))[0]
+    assert text.endswith("it waits for its DataLoader, load at train.py:9 (worker pid 4711 is stopped (SIGSTOP))")
 
 
 def test_whatever_was_found_is_put_into_words():
