@@ -187,7 +187,7 @@ def test_a_pth_file_that_is_installed_ends_it(shell: Shell, tmp_path):
 @pytest.mark.slow
 def test_a_file_of_the_users_own_that_hides_a_module_starts_cold(shell: Shell):
     first = shell.run()
-    write_program(shell.folder, "fractions.py", "")  # nothing that is loaded
+    write_program(shell.folder, "turtle.py", "")  # torch does not import it
     assert shell.run().made == first.made
     write_program(shell.folder, "json.py", "")
     beside = shell.run()
