@@ -78,7 +78,7 @@ HANG = """
 WAIT = "ranks 0, 1 wait in all_reduce #4 of default_pg (float32[6]), entered at {reduce}"
 SENTENCES = {
     "sleep": f"{WAIT}; rank 2 has not entered it: step at {{sleep}}",
-    "gil": f"{WAIT}; rank 2 does not answer, as native code holds the GIL: step at {{gil}}",
+    "gil": f"{WAIT}; rank 2 does not respond (native code holds the GIL): step at {{gil}}",
     "stopped": f"{WAIT}; rank 2 is stopped (SIGSTOP)",
     "exec": f"{WAIT}; rank 2 has become another program",
     "ending": f"{WAIT}; rank 2 is ending",

@@ -100,7 +100,7 @@ def test_it_counts_only_twice_in_a_row():
         {"message": None, "traceback": None, "exit_code": None, "signal": 11},
         failure("Connection closed by peer [10.0.0.2]:4000"),
         failure("the collective timed out after 600 s"),
-        failure(hint="the kernel's out-of-memory killer ran meanwhile: probably out of memory"),
+        failure(hint="the kernel's out-of-memory killer was active: probably out of memory"),
     ],
 )
 def test_only_an_exception_of_the_programs_own_counts(fields):
@@ -153,7 +153,7 @@ def test_what_does_not_pass_ends_the_job(fields, why):
         {"message": "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.2]:4000"},
         {"message": "RuntimeError: [2] is setting up NCCL: ncclRemoteError: a call failed"},
         {"message": "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. "},
-        failure(hint="the kernel's out-of-memory killer ran meanwhile: probably out of memory"),
+        failure(hint="the kernel's out-of-memory killer was active: probably out of memory"),
     ],
 )
 def test_what_passes_is_restarted(fields):

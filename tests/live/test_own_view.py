@@ -306,7 +306,7 @@ def test_who_is_slow(person, tmp_path):
         """,
     )
     each = person("--start", "auto", "--nproc", "3", "slow.py")
-    each.until("rank 1 arrived last in", 60)
+    each.until("rank 1 was last in", 60)
     first = re.compile(r"running \d\d:\d\d \| \d+(\.\d)? collectives/s")
     assert any(map(first.match, each.rows)), "below what torch may say of a slow start"
     each.type("\x03\x03")
