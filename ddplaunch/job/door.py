@@ -97,7 +97,7 @@ class RequestContext:
         """From now on call ``on_message`` with what the client says, in frames of so many bytes at most."""
         connection: Connection[M] = self._connection  # type: ignore[assignment]
         connection.set_accepted_types(kinds, max_bytes)
-        connection.hear = self.guard(on_message)
+        connection.on_message = self.guard(on_message)
 
     def on_job_end(self, leave: Callable[[int | None], None]) -> None:
         self._door.keep_open(self._connection, leave)

@@ -114,7 +114,7 @@ class FakeNodeZero:
     def meet(self, **joined: Any) -> FakePeer:
         """Answer the next node with what a Joined has, changed."""
         peer = self.greet()
-        peer.say("JoinAccepted", {"run_id": "theirs", "heartbeat_timeout": 15.0, **joined})
+        peer.say("JoinAccepted", {"run_id": "theirs", "heartbeat_timeout_s": 15.0, **joined})
         return peer
 
     def close(self) -> None:

@@ -50,8 +50,9 @@ class Job:
     def hello(self, number: int, **changed: object) -> NodeHello:
         share = NodeSpec(number, f"n{number}", ("cpu", "cpu"))
         fields = {
-            "node_spec": share, "nnodes": self.rules.nnodes_text, "run_id": None, "target": "train.py", "fingerprint": "abc",
-            "max_restarts": self.rules.max_restarts, "versions": Versions("3.11", "2.13"), "gpus": (),
+            "node_spec": share, "nnodes": self.rules.nnodes_text, "run_id": None, "target": "train.py",
+            "fingerprint": "abc", "max_restarts": self.rules.max_restarts,
+            "versions": Versions("3.11", "2.13"), "gpus": (),
         }  # fmt: skip
         return NodeHello(**{**fields, **changed})  # type: ignore[arg-type]
 

@@ -30,8 +30,9 @@ def run(network, tmp_path):
         shared = ("--nnodes", "2", "--nproc", "1", "--master-addr", "10.77.0.10", "--heartbeat-timeout", "2")
         processes = [
             host.start(
-                ddplaunch_command("run", *shared, "--node-rank", str(number), "program.py", *words), executable=executable,
-                cwd=tmp_path, env=environ if number else clean_environment(), stdin=subprocess.DEVNULL,
+                ddplaunch_command("run", *shared, "--node-rank", str(number), "program.py", *words),
+                executable=executable, cwd=tmp_path, env=environ if number else clean_environment(),
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             )
             for number, host in enumerate(hosts)

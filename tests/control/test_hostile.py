@@ -101,7 +101,7 @@ def test_what_a_node_cannot_mean_makes_it_a_lost_one(started, op, body):
         ("FailureReported", {"failure": make_failure(exit_code=None)}),
         ("FailureReported", {"failure": make_failure(signal=9)}),
         ("FailureReported", {"failure": make_failure(2, host=HOST)}),
-        ("FailureReported", {"failure": make_failure(time=1e308)}),
+        ("FailureReported", {"failure": make_failure(moment=1e308)}),
         ("AttemptReport", {"failures": [make_failure(2, host="n1"), make_failure(2, host="n1")], "stopped": 0}),
         ("AttemptReport", {"failures": [], "stopped": 3}),
         ("ArrivalsReported", {"arrivals": [make_arrivals(gaps=[1 << 60])]}),
@@ -151,7 +151,7 @@ def test_a_node_that_beats_and_never_ends_is_waited_for_no_longer_than_somebody_
         launcher.signal(signal.SIGINT)
         order = peer.hear("StopAttempt")
         assert order
-        assert order["grace"] == (60 if times == 1 else 0)
+        assert order["grace_s"] == (60 if times == 1 else 0)
         peer.say("HeartbeatMessage", clock=1e9)
     launcher.signal(signal.SIGINT)
     assert launcher.wait(10) == 130
@@ -197,7 +197,7 @@ def test_a_run_id_stays_inside_the_log_folder(node_zero, tmp_path):
 
 def test_a_node_zero_that_cannot_be(node_zero):
     false, launcher = node_zero()
-    for changed in ({"heartbeat_timeout": 1e308}, {"heartbeat_timeout": 0.01}, {"node_rank": 1}):
+    for changed in ({"heartbeat_timeout_s": 1e308}, {"heartbeat_timeout_s": 0.01}, {"node_rank": 1}):
         assert false.meet(**changed).ended()
     wait_until(lambda: "does not answer as node 0: another program listens there" in launcher.stderr(), "the account")
     for order in (
@@ -221,7 +221,7 @@ def test_a_node_zero_that_cannot_be(node_zero):
     [
         ("StartAttempt", {"attempt": 1, "run_id": "theirs", "assignment": make_assignment(1)}),
         ("JoinStatus", {"joined": 1, "min_nodes": 2, "max_nodes": 2, "missing": [1]}),
-        ("StopAttempt", {"attempt": 0, "signal": 19, "grace": 1.0}),
+        ("StopAttempt", {"attempt": 0, "signal": 19, "grace_s": 1.0}),
     ],
 )
 def test_what_node_zero_cannot_mean_makes_it_a_lost_one(node_zero, op, body):
@@ -240,10 +240,10 @@ def test_what_node_zero_cannot_mean_makes_it_a_lost_one(node_zero, op, body):
 @pytest.mark.parametrize(
     ("op", "body"),
     [
-        ("JoinAccepted", {"run_id": "x", "heartbeat_timeout": 2.0, "node_rank": 1}),
-        ("StopAttempt", {"attempt": 0, "signal": 15, "grace": 1e308}),
+        ("JoinAccepted", {"run_id": "x", "heartbeat_timeout_s": 2.0, "node_rank": 1}),
+        ("StopAttempt", {"attempt": 0, "signal": 15, "grace_s": 1e308}),
         ("EndJob", {"outcome": {"code": 256}}),
-        ("EndJob", {"outcome": {"code": 0, "refused": ["no", None]}}),
+        ("EndJob", {"outcome": {"code": 0, "usage_error": ["no", None]}}),
     ],
 )
 def test_what_node_zero_cannot_mean_is_garbled(op, body):

@@ -107,7 +107,7 @@ def test_an_attempt_that_ends_meanwhile_waits_for_it(job):
 def test_a_node_that_is_lost_meanwhile_is_not_waited_for(job):
     job.fail(0, 0)
     job.say(0, found(asked(job)[0][1].serial, 0, 1))
-    job.coordinator.lost(1, "its connection closed")
+    job.coordinator.on_node_lost(1, "its connection closed")
     job.wait(0)
     assert stops(job) == [0]
 
@@ -117,7 +117,7 @@ def test_the_loss_that_ends_the_look_is_judged_with_it(job):
     failure = job.fail(0, 0, message="RuntimeError: Connection closed by peer", clock=time.time() + 1)
     job.say(0, found(asked(job)[0][1].serial, 0, 1))
     job.say(0, messages.AttemptReport(0, (failure,), 1, 0.0))
-    job.coordinator.lost(1, "its connection closed")
+    job.coordinator.on_node_lost(1, "its connection closed")
     job.wait(1)
     (outcome,) = [message.outcome for _, message in job.told if isinstance(message, messages.EndJob)]
     assert outcome.code == 69

@@ -57,7 +57,7 @@ def test_a_node_that_is_late_is_named_and_one_that_is_lost_is_not_waited_for(job
     job.told.clear()
     job.say(0, ProfileRequest(8, 2.0))
     job.say(0, ProfileReply(serial(job), is_last=True))
-    job.coordinator.lost(1, "its connection closed")
+    job.coordinator.on_node_lost(1, "its connection closed")
     job.wait(0)
     assert answers(job, 0)[-1] == ProfileReply(8, is_last=True)
 

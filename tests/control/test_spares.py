@@ -169,7 +169,7 @@ def test_a_lost_spare_changes_nothing():
 
 
 def test_with_checks_a_spare_comes_for_a_node_that_is_left_out():
-    job = Job(min_nodes=2, max_nodes=3, spares=1, checks=True)
+    job = Job(min_nodes=2, max_nodes=3, spares=1, checks_nodes=True)
     job.join(1, 2)
     job.say(0, messages.CheckPassed(0))
     job.say(1, messages.NodeStartError("/dev/shm is full", "empty it"))

@@ -185,8 +185,8 @@ def test_a_connection_that_is_closed_is_forgotten():
     connection: Connection[HeartbeatMessage] = Connection(
         loop, ours, [HeartbeatMessage], on_message=print, on_lost=print
     )
-    connection.hear = partial(print, connection)
-    connection.lost = partial(print, connection)
+    connection.on_message = partial(print, connection)
+    connection.on_lost = partial(print, connection)
     seen = weakref.ref(connection)
     gc.disable()
     try:

@@ -55,7 +55,7 @@ class DoctorPeer:
     def connect(self, connection: Connection[Any]) -> None:
         """Use this connection to the process, whose first message is Ready."""
         self._connection = connection
-        connection.hear, connection.lost = self._on_message, self._on_disconnect
+        connection.on_message, connection.on_lost = self._on_message, self._on_disconnect
         connection.set_accepted_types((Ready,))
 
     def send_request(self, question: Question, kind: type[object]) -> None:
