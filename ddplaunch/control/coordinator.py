@@ -78,9 +78,7 @@ class Coordinator:
         timers = Timers(call_later)
         self._call_later, self._cancel_timers = timers.call_later, timers.cancel_all
         kind = hello.node_spec.kind
-        self._slow_node_notices = SlowNodeNotices(
-            nodes, kind, self._call_later, lambda: self._phase is JobPhase.RUNNING
-        )
+        self._wait_notices = SlowNodeNotices(nodes, kind, self._call_later, lambda: self._phase is JobPhase.RUNNING)
         if config.checks_nodes:
             from ddplaunch.control.checks import NodeChecks
 
@@ -106,10 +104,7 @@ class Coordinator:
         return refusal or hello
 
     def on_declined(self, declined: messages.JoinDeclined) -> messages.JoinRefused:
-        """Called when a node reports that it cannot join: end the job before the first attempt, else go on without it.
-
-        Return the reply to that node.
-        """
+        """Called when a node cannot join: end the job before the first attempt, else go on. Return the reply."""
         if declined.run_id != self._own_hello.run_id:
             return messages.JoinRefused("this is another job", "give every node of a job the same --run-id")
         refusal = messages.JoinRefused(declined.text, declined.hint)
@@ -149,6 +144,7 @@ class Coordinator:
     # --------------------------------------------------------------------------------------------------- an attempt
 
     def _start_attempt(self) -> None:
+        """Begin the next attempt: first the node checks (--check), if any."""
         self._cancel_timers()
         if not self._config.checks_nodes:
             return self._launch_attempt()
@@ -162,32 +158,28 @@ class Coordinator:
             self._stop_to_grow(node.name)
 
     def _launch_attempt(self) -> None:
+        """Assign the ranks to the nodes of the attempt, and send each node its StartAttempt."""
         self._set_phase(JobPhase.RUNNING)
         self._cancel_timers()
         active = self._membership.commit_nodes()
         specs = self._nodes.assign_ranks(active)
         numbers = {node.node_rank for node in active}
-        self._attempt = JobAttempt(
-            self._attempt.number + 1, active[-1].ranks.stop, self._clock(), numbers, set(numbers)
-        )
-        self._limits.begin(self._attempt.number)
+        attempt = self._attempt.number + 1
+        self._attempt = JobAttempt(attempt, active[-1].ranks.stop, self._clock(), numbers, set(numbers))
+        self._limits.begin(attempt)
         for node, assignment in zip(active, share.assign_nodes(specs), strict=True):
             # Node 0 comes first: it removes an old FileStore before another node can open it.
             node_specs = () if node.node_rank else specs
-            start = messages.StartAttempt(self._attempt.number, self._run_id, assignment, node_specs=node_specs)
+            start = messages.StartAttempt(attempt, self._run_id, assignment, node_specs=node_specs)
             self._nodes.send(node.node_rank, start)
 
-    def on_message(self, number: int, message: messages.FromNode) -> None:
-        """Handle a message of a node.
-
-        Raises:
-            ProtocolError: the node cannot have sent this now; nothing has been changed.
-        """
-        node = self._nodes.get(number)
+    def on_message(self, node_rank: int, message: messages.FromNode) -> None:
+        """Handle a message of a node; ProtocolError, before any change, if the node cannot have sent it now."""
+        node = self._nodes.get(node_rank)
         if node is None or self._phase is JobPhase.ENDED:
             return
         if isinstance(message, messages.StopRequested):
-            return self._on_interrupt(number, message)
+            return self._on_stop_requested(node_rank, message)
         if isinstance(message, messages.PreemptionNotice):
             return self._on_preemption_notice(node, message.signal)
         if isinstance(message, messages.NodeStartError):
@@ -195,16 +187,15 @@ class Coordinator:
         if isinstance(message, messages.CheckPassed):
             return self._on_check_passed(node, message.attempt)
         if isinstance(message, messages.InspectRequest | messages.InspectReply):
-            return self._inspections.on_message(number, message)
+            return self._inspections.on_message(node_rank, message)
         if isinstance(message, messages.ProfileRequest | messages.ProfileReply):
-            return self._profiles.on_message(number, message)
-        if (
-            isinstance(message, HeartbeatMessage | ArrivalsReported | ForwardSignal)
-            or message.attempt != self._attempt.number
-        ):
+            return self._profiles.on_message(node_rank, message)
+        if isinstance(message, HeartbeatMessage | ArrivalsReported | ForwardSignal):
+            return  # handled by ``node_zero``
+        if message.attempt != self._attempt.number:
             return
         about_ranks = messages.FailureReported | messages.RanksFinished | messages.AttemptReport
-        if number and isinstance(message, about_ranks):  # node 0 is this process and needs no check
+        if node_rank and isinstance(message, about_ranks):  # node 0 is this process and needs no check
             node.validate_message(message, {each.rank for each in self._attempt.failures})
         match message:
             case messages.FailureReported(failure=failure, clock=clock):
@@ -214,7 +205,7 @@ class Coordinator:
             case messages.AttemptReport():
                 self._on_attempt_report(node, message)
             case _:
-                self._limits.on_message(number, message)
+                self._limits.on_message(node_rank, message)
 
     def _on_start_error(self, node: JoinedNode, message: messages.NodeStartError) -> None:
         if self._phase is JobPhase.CHECKING or (self._config.checks_nodes and self._phase is JobPhase.PAUSING):
@@ -256,7 +247,7 @@ class Coordinator:
             self._wait_for_reports(self._config.grace)
         else:
             self._limits.on_ranks_finished()
-            self._slow_node_notices.on_node_finished(self._attempt.number)
+            self._wait_notices.on_node_finished(self._attempt.number)
 
     def _on_attempt_report(self, node: JoinedNode, message: messages.AttemptReport) -> None:
         node.set_phase(NodePhase.DRAINED)
@@ -269,20 +260,20 @@ class Coordinator:
             self._stop_ranks(signal.SIGTERM)
         self._check_reports()
 
-    def on_node_lost(self, number: int, why: str, silence: float = 0.0) -> None:
+    def on_node_lost(self, node_rank: int, why: str, silence: float = 0.0) -> None:
         """Called when a node's connection is lost, or its heartbeats stopped ``silence`` seconds ago."""
-        if number not in self._nodes or self._phase is JobPhase.ENDED:
+        if node_rank not in self._nodes or self._phase is JobPhase.ENDED:
             return
-        node = self._nodes.pop(number)
-        self._attempt.remove_node(number)
-        self._limits.on_debugger_active(number, busy=False)
-        self._inspections.on_node_lost(number)
-        self._profiles.on_node_lost(number)
+        node = self._nodes.pop(node_rank)
+        self._attempt.remove_node(node_rank)
+        self._limits.on_debugger_active(node_rank, busy=False)
+        self._inspections.on_node_lost(node_rank)
+        self._profiles.on_node_lost(node_rank)
         if self._phase is JobPhase.JOINING:
             self._nodes.broadcast_note(f"{node.name} has left: {why}")
             return self._joining.check()
         if node.leaving:
-            return self._checks.on_node_gone(number) if self._phase is JobPhase.CHECKING else self._check_reports()
+            return self._checks.on_node_gone(node_rank) if self._phase is JobPhase.CHECKING else self._check_reports()
         if node.phase is NodePhase.DRAINED and not self._attempt.failures and self._phase is JobPhase.RUNNING:
             return self._check_reports()  # its ranks had ended with 0
         text = f"{node.name} was lost: {why}"
@@ -291,29 +282,29 @@ class Coordinator:
                 return self._end_unavailable(text)
             self._membership.changes += 1
             self._nodes.broadcast_note(text)
-            return self._checks.on_node_gone(number) if self._phase is JobPhase.CHECKING else None
+            return self._checks.on_node_gone(node_rank) if self._phase is JobPhase.CHECKING else None
         if node.phase is NodePhase.IDLE:
             return self._nodes.broadcast_note(text) if self._config.spares else None  # it had no ranks
-        self._attempt.lost_nodes.append(NodeFailure(time.time() - silence, number, node.host, text))
+        self._attempt.lost_nodes.append(NodeFailure(time.time() - silence, node_rank, node.host, text))
         self._nodes.send(0, messages.NodeLost(node.host))
         self._membership.on_node_failed(node)
         self._nodes.broadcast_note(f"{text}; stopping the others" if self._phase is JobPhase.RUNNING else text)
         self._stop_ranks(signal.SIGTERM)
         self._check_reports()
 
-    def _on_interrupt(self, number: int, message: messages.StopRequested) -> None:
-        node = self._nodes[number]
-        for_job = (
-            message.signal != signal.SIGTERM or message.reason or self._stop_signal is not None or self._preempted_by
-        )
-        if not for_job and self._membership.can_leave(node, self._phase):
+    def _on_stop_requested(self, node_rank: int, message: messages.StopRequested) -> None:
+        """Called when a launcher got a signal to end the job: stop all ranks, the second time without grace."""
+        node = self._nodes[node_rank]
+        is_stopping = self._stop_signal is not None or self._preempted_by
+        may_be_for_node = message.signal == signal.SIGTERM and not message.reason and not is_stopping
+        if may_be_for_node and self._membership.can_leave(node, self._phase):
             return None if node.leaving else self._continue_without(node)
         # Slurm and Kubernetes signal all nodes at once: only a second signal on the same node shortens the grace.
         if first := self._stop_signal is None:
             self._stop_signal = message.signal
             self._stop_reason = f"stopped because {message.reason}" if message.reason else None
             name = "Ctrl-C" if message.signal == signal.SIGINT else signal_name(message.signal)
-            self._nodes.broadcast_note(f"{message.reason or name} on {node.name}", but=number)
+            self._nodes.broadcast_note(f"{message.reason or name} on {node.name}", but=node_rank)
         again = message.again and not first  # an earlier SIGTERM may only have removed that node
         # After a third signal no node is waited for: EndJob makes them kill what is left.
         if self._phase in PHASES_WITHOUT_RANKS or (self._stop_repeated and again):
@@ -327,9 +318,8 @@ class Coordinator:
         node.leaving = True
         if node.phase is NodePhase.RUNNING:
             self._attempt.add_leaving_node(node)
-            self._nodes.broadcast_note(
-                f"SIGTERM on {node.name}: it leaves the job; stopping the ranks, to go on without it"
-            )
+            text = f"SIGTERM on {node.name}: it leaves the job; stopping the ranks, to go on without it"
+            self._nodes.broadcast_note(text)
             self._stop_ranks(signal.SIGTERM)
         elif not node.has_ranks:  # its launcher ends by itself
             if self._phase is not JobPhase.JOINING:
@@ -337,18 +327,17 @@ class Coordinator:
             self._disconnect(node.node_rank)
             self.on_node_lost(node.node_rank, "SIGTERM")
 
-    def _on_preemption_notice(self, node: JoinedNode, number: int) -> None:
+    def _on_preemption_notice(self, node: JoinedNode, signal_number: int) -> None:
         """Called on the scheduler's notice: let all ranks save a checkpoint, stop them after --preempt-grace.
 
         From now on no rank is stopped because another one fails.
         """
         if self._preempted_by is not None:
             return
-        self._preempted_by = signal_name(number) + (f" on {node.name}" if self._config.is_multi_node else "")
+        self._preempted_by = signal_name(signal_number) + (f" on {node.name}" if self._config.is_multi_node else "")
         if self._phase in PHASES_WITHOUT_RANKS:
-            return self._end(
-                JobResult(EXIT_PREEMPTED, remark=f"preempted by {self._preempted_by}: no rank was running")
-            )
+            remark = f"preempted by {self._preempted_by}: no rank was running"
+            return self._end(JobResult(EXIT_PREEMPTED, remark=remark))
         seconds = f"{self._config.preempt_grace:g} s (--preempt-grace)"
         self._nodes.broadcast_note(
             f"{self._preempted_by}: the job must make room; its ranks have {seconds} for a checkpoint"
@@ -402,7 +391,7 @@ class Coordinator:
             self.on_node_lost(number, f"it has not said in {limit:g} s that its ranks have ended")
 
     def _on_time_limit(self, expired: TimeLimitExpired) -> None:
-        """Called when --timeout, --stall-timeout or --straggler-timeout has expired."""
+        """Called when --timeout, --stall-timeout or --straggler-timeout has expired: stop the ranks, or end."""
         if self._phase in PHASES_WITHOUT_RANKS:
             self._end(JobResult(EXIT_TIMEOUT, remark=expired.reason))
         elif self._phase is JobPhase.RUNNING and not (self._preempted_by or self._attempt.is_inspecting):
@@ -432,9 +421,8 @@ class Coordinator:
             why = "; ".join(filter(None, (self._stop_reason, attempt.wait_summary)))
             self._end(JobResult(EXIT_SIGNAL + self._stop_signal, remark=why or None))
         elif self._preempted_by and not (succeeded and not self._preemption_seen):
-            remark = (
-                f"preempted by {self._preempted_by}: the same command may be run again (exit code {EXIT_PREEMPTED})"
-            )
+            advice = f"the same command may be run again (exit code {EXIT_PREEMPTED})"
+            remark = f"preempted by {self._preempted_by}: {advice}"
             self._end(JobResult(EXIT_PREEMPTED, report, remark=remark))
         elif launcher_failure := attempt.first_launcher_failure:
             self._restart_or_end(None, launcher_failure)
