@@ -17,7 +17,9 @@ def join_refusal(ours: NodeHello, theirs: NodeHello, nodes: NodeTable, phase: Jo
         counts = _format_difference(
             "the number of ranks", ours, _format_rank_count(ours), theirs, _format_rank_count(theirs)
         )
-        refusal = JoinRefused(f"{counts}: a spare must fit in any place", "give every node the same --nproc")
+        refusal = JoinRefused(
+            f"{counts}: a spare must have as many ranks as every other node", "give every node the same --nproc"
+        )
     open_to_all = config.is_elastic or phase is JobPhase.JOINING
     if refusal is None and (phase is JobPhase.ENDED or not open_to_all):
         over = "is over" if phase is JobPhase.ENDED else "is running already"

@@ -83,7 +83,7 @@ class NodeChecks:
         elif first:
             self._end(JobResult(EXIT_USAGE, usage_error=(text, error.hint)))
         else:
-            self._end(JobResult(EXIT_UNAVAILABLE, remark=f"not started again: {text}"))
+            self._end(JobResult(EXIT_UNAVAILABLE, remark=f"no restart: {text}"))
 
     def _name_slow_nodes(self) -> None:
         awaited = [self._nodes[number].name for number in sorted(self._unanswered & set(self._nodes))]

@@ -339,17 +339,14 @@ class Coordinator:
             remark = f"preempted by {self._preempted_by}: no rank was running"
             return self._end(JobResult(EXIT_PREEMPTED, remark=remark))
         seconds = f"{self._config.preempt_grace:g} s (--preempt-grace)"
-        self._nodes.broadcast_note(
-            f"{self._preempted_by}: the job must make room; its ranks have {seconds} for a checkpoint"
-        )
+        self._nodes.broadcast_note(f"preempted by {self._preempted_by}: ranks have {seconds} to save a checkpoint")
         self._nodes.broadcast(messages.PreemptRanks(self._attempt.number))
         self._call_later(self._config.preempt_grace, self._on_preempt_grace_expired)
 
     def _on_preempt_grace_expired(self) -> None:
         if self._phase is JobPhase.RUNNING:
-            self._nodes.broadcast_note(
-                f"{self._config.preempt_grace:g} s have passed (--preempt-grace): stopping the ranks"
-            )
+            text = f"--preempt-grace ({self._config.preempt_grace:g} s) expired: stopping the ranks"
+            self._nodes.broadcast_note(text)
             self._stop_ranks(signal.SIGTERM)
 
     def _stop_ranks(self, signal_number: int, grace: float | None = None) -> None:
@@ -388,7 +385,7 @@ class Coordinator:
             return self._call_later(step, partial(self._wait_for_reports, grace, waited + step))
         for number in sorted(self._attempt.unreported_nodes - {0}):
             self._disconnect(number)
-            self.on_node_lost(number, f"it has not said in {limit:g} s that its ranks have ended")
+            self.on_node_lost(number, f"it did not report the end of its ranks within {limit:g} s")
 
     def _on_time_limit(self, expired: TimeLimitExpired) -> None:
         """Called when --timeout, --stall-timeout or --straggler-timeout has expired: stop the ranks, or end."""
@@ -462,7 +459,7 @@ class Coordinator:
     def _restart_without_lost_nodes(self, why: str) -> None:
         """Start again with the nodes that are left; counts for --max-membership-changes, not --max-restarts."""
         if self._limits.over:
-            return self._end(JobResult(EXIT_TIMEOUT, remark=f"{why}; the time of the job is over (--timeout)"))
+            return self._end(JobResult(EXIT_TIMEOUT, remark=f"{why}; --timeout has expired"))
         if over := self._membership.count_change(why):
             return self._end_unavailable(over)
         self._nodes.broadcast_note(self._membership.describe_next_attempt)

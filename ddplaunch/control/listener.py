@@ -82,18 +82,20 @@ class Listener:
             if self._refused:
                 self._refused.pop(0).close()
             else:
-                self._reject(next(iter(self._unauthenticated)), "said nothing")
+                self._reject(next(iter(self._unauthenticated)), "sent nothing")
         nonce = proof.new_nonce()
         connection: Connection[Message] = Connection(
             self._loop,
             sock,
             (NodeHello, JoinDeclined),
             on_message=lambda message: self._on_first_message(connection, message, nonce),
-            on_lost=lambda why: self._reject(connection, "spoke something else" if "speaks" in why else "went away"),
+            on_lost=lambda why: self._reject(
+                connection, "spoke another protocol" if "protocol" in why else "disconnected"
+            ),
             max_bytes=MAX_UNAUTHENTICATED_FRAME,
         )
         self._unauthenticated[connection] = self._loop.call_later(
-            HELLO_TIMEOUT_S, lambda: self._reject(connection, "said nothing")
+            HELLO_TIMEOUT_S, lambda: self._reject(connection, "sent nothing")
         )
         connection.send(messages.Welcome(PROTOCOL_VERSION, nonce))
 

@@ -289,7 +289,7 @@ class CoordinatorClient:
         connection.set_accepted_types((messages.JoinAccepted, messages.JoinRefused), MAX_UNAUTHENTICATED_FRAME)
         connection.on_message = self._on_join_reply
         connection.send(replace(self._hello, nonce=ours, proof=proven))
-        self._retry_after(WELCOME_TIMEOUT_S, "node 0 at {where} does not answer a hello")
+        self._retry_after(WELCOME_TIMEOUT_S, "node 0 at {where} did not complete the handshake")
 
     def _on_join_reply(self, message: Message) -> None:
         assert self._connection is not None
@@ -368,7 +368,7 @@ class CoordinatorClient:
     def _on_silent_peer(self, peer: int, seconds: float) -> None:
         if self._connection is not None:
             self._connection.close()
-        self._on_disconnect(f"nothing was heard of it for {seconds:.1f} s")
+        self._on_disconnect(f"no heartbeat for {seconds:.1f} s")
 
     def _on_disconnect(self, why: str) -> None:
         """Called when node 0 is lost: before the first attempt connect again, else stop the ranks and end."""

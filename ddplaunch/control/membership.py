@@ -54,7 +54,7 @@ class Membership:
     def describe_late_join(self, node: JoinedNode) -> str:
         """The note on a node that joins while ranks run."""
         if not self.is_usable(node):
-            return f"{node.name} has joined, but gets no ranks: it has failed {self._failures[node.host]} times"
+            return f"{node.name} has joined but is excluded: it failed {self._failures[node.host]} times"
         if not self.has_room:
             return f"{node.name} has joined as a spare"
         return f"{node.name} has joined; it takes part when the ranks start next"
@@ -79,7 +79,7 @@ class Membership:
         self._failures[node.host] += 1
         if not self.is_usable(node):
             self._nodes.broadcast_note(
-                f"{node.name} has failed {self._failures[node.host]} times: it gets no ranks any more"
+                f"{node.name} failed {self._failures[node.host]} times and is excluded from now on"
             )
 
     def record_failure(self, report: FailureReport | None, launcher_failure: NodeFailure | None) -> str | None:
@@ -102,7 +102,7 @@ class Membership:
         if few := self.shortage:
             return f"{why}; {few}" if self._config.is_elastic else why
         if self.changes >= self._config.max_membership_changes:
-            return f"{why}; all {self._config.max_membership_changes} --max-membership-changes were used"
+            return f"{why}; limit reached (--max-membership-changes {self._config.max_membership_changes})"
         self.changes += 1
         return None
 

@@ -178,7 +178,7 @@ class CoordinatorServer:
 
     def _on_silent_peer(self, number: int, seconds: float) -> None:
         self._peers[number].close()
-        self._on_disconnect(number, f"nothing was heard of it for {seconds:.1f} s", seconds)
+        self._on_disconnect(number, f"no heartbeat for {seconds:.1f} s", seconds)
 
     def _send_heartbeats(self) -> None:
         for number in list(self._peers):

@@ -56,13 +56,13 @@ class RestartPolicy:
         """Decide after a failed attempt of ``uptime`` seconds; ``deadline_passed``: --timeout has expired."""
         config = self._config
         if deadline_passed:
-            return RestartDecision(None, "no restart: the time of the job is over (--timeout)")
+            return RestartDecision(None, "no restart: --timeout has expired")
         self._short_attempts = self._short_attempts + 1 if uptime < config.min_uptime else 0
         if self.used >= config.max_restarts:
-            used = f"no restart is left: all {config.max_restarts} were used"
+            used = f"no restarts left (--max-restarts {config.max_restarts})"
             return RestartDecision(None, used if config.max_restarts else None)
         if (pointless := self._why_pointless(attempt, uptime)) is not None:
-            return RestartDecision(None, f"{pointless}: not restarted")
+            return RestartDecision(None, f"not restarting: {pointless}")
         if self._short_attempts >= MAX_SHORT_ATTEMPTS:
             short = f"{MAX_SHORT_ATTEMPTS} attempts in a row lasted less than {config.min_uptime:g} s (--min-uptime)"
             return RestartDecision(None, f"giving up: {short}")
@@ -87,7 +87,7 @@ class RestartPolicy:
                 return f"rank {first.rank} {how}, which is not transient (--restart-on transient)"
         before, self._signature = self._signature, failure_signature(attempt, uptime)
         if self._config.restart_on != "always" and self._signature is not None and self._signature.is_repeat_of(before):
-            return f"rank {self._signature.rank} failed at {self._signature.location} twice in the same way"
+            return f"rank {self._signature.rank} failed at {self._signature.location} in two attempts in a row"
         return None
 
 

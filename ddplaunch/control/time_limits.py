@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 STALL_CHECK_INTERVAL_S = 2.0  # the longest, between two inspections of a job that may have stalled
 _UNUSUAL_WAIT_FACTOR = 10.0  # a wait is reported early if longer than this times the typical gap between collectives
 _REPEAT_WAIT_FACTOR = 3.0  # the next wait at the same place is reported if longer than this times the reported one
-FALSE_STALL_HINT = "if that was work, use a larger --stall-timeout, or call ddplaunch.runtime.working() meanwhile"
+FALSE_STALL_HINT = "if the ranks were busy, raise --stall-timeout or call ddplaunch.runtime.working()"
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class TimeLimits:
 
     def _on_job_timeout(self) -> None:
         self.over = True
-        self._on_expired(TimeLimitExpired(f"{format_elapsed(self._config.timeout or 0)} have passed (--timeout)", None))
+        self._on_expired(TimeLimitExpired(f"--timeout ({format_elapsed(self._config.timeout or 0)}) expired", None))
 
     def _set_timer(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
         """Set a timer of the attempt; it replaces the one of the same name."""
@@ -278,9 +278,9 @@ class TimeLimits:
         if not left or (recent & ours) - {rank.rank for rank in left}:
             return  # some ranks there ended recently: wait for that node's StragglersFound
         trace, place = diagnosis.stall.format_trace(left[0]), diagnosis.stall.describe_locations(left)
-        failure = self._make_failure(inspection, left[0].rank, "it ran on after the others had ended", trace)
+        failure = self._make_failure(inspection, left[0].rank, "still running after the other ranks had ended", trace)
         seconds = format_elapsed(self._config.straggler_timeout or 0)
-        text = f"{format_ranks(rank.rank for rank in left)} ran on for {seconds} after the others had ended"
+        text = f"{format_ranks(rank.rank for rank in left)} still running {seconds} after the others had ended"
         text += " (--straggler-timeout)" + (f": {place}" if place else "") + self._format_host(failure)
         self._on_expired(TimeLimitExpired(text, failure, rank_was_alive=True, inspection=inspection))
 

@@ -87,7 +87,7 @@ class Connection(Generic[M]):
             self._clear_send_buffer()
             self._closing = True
             # not from within this call: the owner is not prepared
-            return self._loop.call_soon(lambda: self._fail("it reads nothing"))
+            return self._loop.call_soon(lambda: self._fail("it does not read"))
         self._on_writable()
 
     def shutdown_write(self) -> None:
@@ -132,7 +132,7 @@ class Connection(Generic[M]):
         while len(self._receive_buffer) >= LENGTH.size and self.is_open:
             (length,) = LENGTH.unpack_from(self._receive_buffer)
             if length > self._max_bytes:
-                return self._fail("it speaks something else")
+                return self._fail("it speaks another protocol")
             end = LENGTH.size + length
             if len(self._receive_buffer) < end:
                 return

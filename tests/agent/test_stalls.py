@@ -64,7 +64,7 @@ def test_a_rank_that_others_wait_for_is_named(run_ddplaunch, tmp_path, elsewhere
     assert re.fullmatch(rf"ddplaunch: no progress for \d\.\ds \(--stall-timeout\): {blame}", ours), done.stderr
     assert "2 other ranks were stopped" in done.stderr
     assert "Traceback" not in done.stderr
-    hint = "  if that was work, use a larger --stall-timeout, or call ddplaunch.runtime.working() meanwhile\n"
+    hint = "  if the ranks were busy, raise --stall-timeout or call ddplaunch.runtime.working()\n"
     assert (hint in done.stderr) == (what != "stop")
     if what == "sleep":
         assert 'stalls.py", line' in done.stderr

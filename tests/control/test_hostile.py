@@ -124,7 +124,7 @@ def test_a_warning_by_a_signal_without_a_name(started):
     assert peer.hear("PreemptRanks")
     peer.say("AttemptReport", attempt=0, failures=[], stopped=1, clock=1e9)
     assert launcher.wait(20) == 75
-    assert "signal 40 on node 1 (evil): the job must make room" in launcher.stderr()
+    assert "preempted by signal 40 on node 1 (evil): ranks have" in launcher.stderr()
 
 
 @pytest.mark.slow

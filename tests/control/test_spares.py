@@ -88,10 +88,10 @@ def test_a_spare_takes_the_place_of_a_lost_node_and_the_others_keep_theirs():
 
 def test_two_nodes_lost_at_once_are_two_lines():
     job = spared(3, 2)
-    job.coordinator.on_node_lost(2, "nothing was heard of it for 15.0 s", 15.0)
+    job.coordinator.on_node_lost(2, "no heartbeat for 15.0 s", 15.0)
     lose(job, 1, 0)
     assert notes(job)[:2] == [
-        "node 2 (n2) was lost: nothing was heard of it for 15.0 s; stopping the others",
+        "node 2 (n2) was lost: no heartbeat for 15.0 s; stopping the others",
         "node 1 (n1) was lost: its connection closed",
     ]
     assert started(job) == [0, 3, 4]
@@ -124,7 +124,7 @@ def test_a_node_that_failed_twice_is_not_taken_again():
     assert started(job) == [0, 1]
     job.take(messages.NoteMessage)
     fail(job, 1, 2, 0, attempt=2)
-    assert notes(job)[0] == "node 1 (n1) has failed 2 times: it gets no ranks any more"
+    assert notes(job)[0] == "node 1 (n1) failed 2 times and is excluded from now on"
     assert started(job) == [0, 2]
     fail(job, 2, 2, 0, attempt=3)
     outcome = job.outcome(0).outcome
@@ -142,7 +142,7 @@ def test_a_machine_that_was_lost_twice_gets_no_ranks_when_it_joins_again():
     lose(job, 1, 0, attempt=2)
     assert started(job) == [0, 3]
     job.join(1)
-    assert notes(job)[-1] == "node 1 (n1) has joined, but gets no ranks: it has failed 2 times"
+    assert notes(job)[-1] == "node 1 (n1) has joined but is excluded: it failed 2 times"
 
 
 def test_a_failure_on_node_0_replaces_nobody():
@@ -212,7 +212,8 @@ def test_every_node_must_fit_in_any_place():
     wide = job.hello(1, node_spec=type(hello.node_spec)(1, "n1", ("cpu",) * 4))
     refused = job.refusal(wide)
     assert refused.message == (
-        "the number of ranks differs: node 0 (n0) has 2, node 1 (n1) has 4: a spare must fit in any place"
+        "the number of ranks differs: node 0 (n0) has 2, node 1 (n1) has 4: "
+        "a spare must have as many ranks as every other node"
     )
     other = Job(min_nodes=2, max_nodes=3, spares=1).refusal(job.hello(1, nnodes="2"))
     assert other.message == "--nnodes differs: node 0 (n0) has 2 --spares 1, node 1 (n1) has 2"

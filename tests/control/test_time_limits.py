@@ -20,10 +20,10 @@ def test_the_time_of_a_job_is_over():
     job.wait(59)
     assert not job.take(messages.StopAttempt)
     job.wait(1)
-    assert job.take(messages.NoteMessage) == [messages.NoteMessage("1m00s have passed (--timeout): stopping the ranks")]
+    assert job.take(messages.NoteMessage) == [messages.NoteMessage("--timeout (1m00s) expired: stopping the ranks")]
     assert job.take(messages.StopAttempt) == [messages.StopAttempt(0, signal.SIGTERM, 30.0)]
     job.drain(0, stopped=2)
-    assert job.outcome(0).outcome == JobResult(124, remark="1m00s have passed (--timeout)")
+    assert job.outcome(0).outcome == JobResult(124, remark="--timeout (1m00s) expired")
 
 
 def test_it_counts_from_the_start_of_the_first_rank():
@@ -79,7 +79,7 @@ def test_it_ends_while_a_restart_waits():
     job.wait(30)
     job.drain(0, job.fail(0, 1))
     job.wait(30)
-    assert job.outcome(0).outcome == JobResult(124, remark="1m00s have passed (--timeout)")
+    assert job.outcome(0).outcome == JobResult(124, remark="--timeout (1m00s) expired")
 
 
 def test_no_restart_follows_it():
@@ -90,7 +90,7 @@ def test_no_restart_follows_it():
     job.wait(10)
     job.drain(0, failure, stopped=1)
     outcome = job.outcome(0).outcome
-    assert (outcome.code, outcome.remark) == (3, "no restart: the time of the job is over (--timeout)")
+    assert (outcome.code, outcome.remark) == (3, "no restart: --timeout has expired")
 
 
 def test_a_job_that_ends_in_time():

@@ -231,7 +231,7 @@ def test_a_job_of_lsf_is_requeued(start_ddplaunch, tmp_path, here):
         job.wait_for("] rank", times=4 * times)
         number = submitted().partition("cancel: ddplaunch stop ")[2].split()[0]
         Job(tmp_path / "lsf", number).signal(signal.SIGUSR2)
-        job.wait_for("the job must make room", times=times)
+        job.wait_for("to save a checkpoint", times=times)
     assert job.wait() == 75, job.stdout() + job.stderr()
     assert "ddplaunch: requeueing, 1 of 1\n" in job.stdout()
     assert "ddplaunch: not requeued again: --requeue 1\n" in job.stdout()
