@@ -11,13 +11,13 @@ from tests.control.test_coordinator import Job
 
 
 def started(job: Job) -> list[int]:
-    """The nodes that have just been told to start, in the order of their ranks; their places are checked."""
-    told = [(number, message) for number, message in job.told if isinstance(message, messages.StartAttempt)]
+    """The nodes that have just been sent StartAttempt, in the order of their ranks; their places are checked."""
+    starts = [(number, message) for number, message in job.sent if isinstance(message, messages.StartAttempt)]
     job.take(messages.StartAttempt)
-    places = [message.assignment for _, message in told if message.assignment]
-    assert [place.node_rank for place in places] == list(range(len(told)))
-    assert all(place.world_size == 2 * len(told) for place in places)
-    return [number for number, _ in told]
+    places = [message.assignment for _, message in starts if message.assignment]
+    assert [place.node_rank for place in places] == list(range(len(starts)))
+    assert all(place.world_size == 2 * len(starts) for place in places)
+    return [number for number, _ in starts]
 
 
 def notes(job: Job) -> list[str]:
@@ -171,9 +171,9 @@ def test_a_lost_spare_changes_nothing():
 def test_with_checks_a_spare_comes_for_a_node_that_is_left_out():
     job = Job(min_nodes=2, max_nodes=3, spares=1, checks_nodes=True)
     job.join(1, 2)
-    job.say(0, messages.CheckPassed(0))
-    job.say(1, messages.NodeStartError("/dev/shm is full", "empty it"))
-    job.say(2, messages.CheckPassed(0))
+    job.send(0, messages.CheckPassed(0))
+    job.send(1, messages.NodeStartError("/dev/shm is full", "empty it"))
+    job.send(2, messages.CheckPassed(0))
     assert started(job) == [0, 2]
     assert notes(job) == ["node 1 (n1) is left out: /dev/shm is full"]
 
@@ -235,10 +235,10 @@ def test_no_node_is_compared_with_all_the_others(monkeypatch):
 
 def test_sigterm_on_a_spare_and_on_a_node_with_one():
     job = spared(2, 2)
-    job.say(3, messages.StopRequested(signal.SIGTERM))
+    job.send(3, messages.StopRequested(signal.SIGTERM))
     assert notes(job) == ["node 3 (n3) has left: SIGTERM"]
     assert not job.take(messages.StopAttempt)
-    job.say(1, messages.StopRequested(signal.SIGTERM))
+    job.send(1, messages.StopRequested(signal.SIGTERM))
     job.drain(1)
     lose(job, 1, 0)
     assert notes(job) == [

@@ -202,12 +202,12 @@ def test_a_coordinator_hears_anything():
         for _ in range(20):
             kind = maker.random.choice(typing.get_args(messages.FromNode))
             try:
-                job.say(1, decode(maker.body(kind), [kind]))
+                job.send(1, decode(maker.body(kind), [kind]))
             except ProtocolError:
                 if maker.random.random() < 0.2:
                     job.coordinator.on_node_lost(1, "it sent that")
             job.wait(maker.random.random())
-        job.say(0, messages.StopRequested(2))
+        job.send(0, messages.StopRequested(2))
         job.drain(0, attempt=max(each.attempt for each in job.take(messages.StartAttempt, 0)))
         job.wait(200)
         assert job.take(messages.EndJob, 0)
