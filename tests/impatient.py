@@ -1,4 +1,4 @@
-"""A launcher that waits less long than ours, for tests of what it does when it has waited long enough."""
+"""Launchers with shorter timeouts, for tests of what happens when a timeout has expired."""
 
 import sys
 from pathlib import Path
@@ -7,9 +7,9 @@ from tests.conftest import write_program
 
 
 def launcher_with_constant(folder: Path, constant: str, seconds: float, *others: str) -> Path:
-    """Write the launcher with ``constant``, say "agent.stragglers.STRAGGLING", of so many seconds.
+    """Write a launcher in which ``constant``, as "control.member.CONNECT_TIMEOUT_S", is set to ``seconds``.
 
-    So are ``others`` of its file.
+    ``others``: more constants of that module, which get the same value.
 
     The program is for ``subprocess.Popen(command(…), executable=…)``, and so for ``start(…, executable=…)``.
     """
