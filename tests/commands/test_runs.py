@@ -460,7 +460,7 @@ def test_stop_all(running, monkeypatch):
     wait_until(lambda: is_suspended(jobs[0].process.pid), "the launcher to stop")
     pids = [job.process.pid for job in jobs]
     mine = [each for each in runs.list_running() if each.pid in pids]
-    monkeypatch.setattr("ddplaunch.commands.runs.stop.runs.all_running", lambda: mine)
+    monkeypatch.setattr("ddplaunch.commands.runs.stop.runs.list_running", lambda: mine)
     done = CliRunner().invoke(stop, ["--all"])
     assert "was suspended; it is continued" in done.stderr
     assert done.stderr.count(" has ended\n") == 2

@@ -207,7 +207,7 @@ def test_who_asks_often_leaves_nothing_behind():
         kept.on_event(event, moment)
     spent = [kept.breakdown(float(now)) for now in range(1, 1000)]
     assert spent[-1] == TimeBreakdown(imports=1.0, steady=998.0)
-    assert len(kept._stretches) == 2
+    assert len(kept._periods) == 2
 
 
 def test_the_line_has_what_counts():

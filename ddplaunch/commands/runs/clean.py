@@ -30,8 +30,8 @@ def clean(run: str | None, older_than: str | None, yes: bool, dry_run: bool) -> 
     names = past.list_runs() if run is None else [_one(run)]
     if older_than is not None:
         oldest = _before(older_than)
-        names = [name for name in names if past.last_seen(name) < oldest]
-    running = [name for name in names if past.may_run(name)] if run is None else []
+        names = [name for name in names if past.ended_or_began(name) < oldest]
+    running = [name for name in names if past.may_be_running(name)] if run is None else []
     names = [name for name in names if name not in running]
     if dry_run:
         for name in names:
@@ -47,7 +47,7 @@ def clean(run: str | None, older_than: str | None, yes: bool, dry_run: bool) -> 
     if run is not None and not removed:
         raise LaunchError(f"{run} cannot be removed: {past.run_dir(names[0])}")
     if run is None and older_than is None:
-        over_ssh.remove_ended()
+        over_ssh.remove_ended_jobs()
     still = f"; {len(running)} still running" if running else ""
     click.echo(f"removed {format_count(removed, 'run')}, {format_size(freed)}{still}", err=True)
 

@@ -21,7 +21,7 @@ def default_run(*, follow: bool = False) -> str:
         UsageError: there is none; the hint names others.
     """
     folder, known = current_directory(), runs.list_known()
-    far = {job.run_id: job for job in reversed(over_ssh.elsewhere()) if job.cwd == folder}
+    far = {job.run_id: job for job in reversed(over_ssh.read_remote_jobs()) if job.cwd == folder}
     began: dict[str, float] = {}
     for name, job in known.items():
         if record := past.read_run_record(name):

@@ -54,7 +54,7 @@ def ps(show_all: bool, as_json: bool) -> None:
     lately = (each for each in over if show_all or now - (each.ended or each.began) < RECENT_S)
     ended = list(itertools.islice(lately, None if show_all else MAX_RECENT))
     jobs = list_queued_jobs(now, everything=show_all)
-    far = [job for job in over_ssh.elsewhere() if show_all or job.runs or now - (job.ended or job.began) < RECENT_S]
+    far = [job for job in over_ssh.read_remote_jobs() if show_all or job.runs or now - (job.ended or job.began) < RECENT_S]
     running = seen()
     if unreadable and show_all:
         which = f"{format_count(len(unreadable), 'record')} cannot be read: {join_names(unreadable)}"

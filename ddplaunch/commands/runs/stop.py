@@ -49,7 +49,7 @@ def stop(run: str | None, every: bool, now: bool) -> int:
         _cancel(queued, run or "", now)
         return 0
     jobs = runs.list_running() if every else [runs.find_running(run)]
-    far = [job for job in over_ssh.elsewhere() if job.runs and job.host == host_name()] if every else []
+    far = [job for job in over_ssh.read_remote_jobs() if job.runs and job.host == host_name()] if every else []
     if not jobs and not far:
         click.echo("no job of yours is running here", err=True)
     ending = [(job, _begin_to_stop(job, now)) for job in jobs]
