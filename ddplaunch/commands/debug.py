@@ -277,5 +277,5 @@ class PipeFrontend:
     def show_input(self, editor: LineEditor, prompt: str, *, expected_soon: bool) -> None:
         pass
 
-    def lend_terminal(self, typed: Callable[[bytes], None], sized: Callable[[int, int], None]) -> None:
+    def lend_terminal(self, on_input: Callable[[bytes], None], on_resize: Callable[[int, int], None]) -> None:
         pass
