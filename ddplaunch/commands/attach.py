@@ -30,7 +30,7 @@ def attach(job: str | None) -> int:
     known = submitted.find_job(job) if job is not None else next(iter(submitted.list_jobs()), None)
     if known is None:
         if job is None:
-            what = "there is no record of a job that you submitted"
+            what = "no submitted job is on record"
             raise UsageError(what, "ddplaunch attach NUMBER takes any job of Slurm")
         return _attach_to_slurm_job(job)
     which = resolve_job_id(known, job or known.number, "attach")
@@ -46,7 +46,7 @@ def attach(job: str | None) -> int:
 def _attach_to_slurm_job(word: str) -> int:
     """Follow a job that was submitted by something else."""
     if not re.fullmatch(r"\d+(_\d+)?", word):
-        raise UsageError(f"no job called {sanitize_line(word, 60)} was submitted", "ddplaunch ps shows those that were")
+        raise UsageError(f"no submitted job is called {sanitize_line(word, 60)}", "ddplaunch ps shows those that were")
     slurm = make_scheduler("slurm")
     if shutil.which(slurm.query_program) is None:
         what = f"job {word} was not submitted here, and {slurm.query_program} is not on PATH to ask Slurm about it"

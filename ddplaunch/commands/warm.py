@@ -27,16 +27,16 @@ def warm(stop: bool) -> None:
     found = query_all(stop=stop)
     kept = [each for each in found if not isinstance(each, str)]
     if not found:
-        click.echo("nothing is kept", err=True)
+        click.echo("no warm zygotes", err=True)
     elif stop:
         _wait_for_exit([each["pid"] for each in kept if not each["running"]])
         for each in kept:
-            click.echo(f"{each['pid']} {'ends with its run' if each['running'] else 'has ended'}", err=True)
+            click.echo(f"{each['pid']} {'stops when its run ends' if each['running'] else 'stopped'}", err=True)
     elif kept:
         _show(kept)
     for path in found:
         if isinstance(path, str):
-            click.echo(f"{path} does not answer: it is still importing, or busy", err=True)
+            click.echo(f"{path} does not answer: still importing, or busy", err=True)
 
 
 def _show(kept: list[WarmStatus]) -> None:

@@ -60,7 +60,7 @@ def inspection_notes(inspection: Inspection) -> tuple[str, ...]:
         if (call := distributed_call_of(rank)) and call.function not in UNRECORDED_FUNCTIONS
     ]
     if calls and not any(rank.answers and rank.groups for rank in inspection.ranks):
-        notes.append("no rank has told which collective it is in: only stacks are known")
+        notes.append("no rank has reported its collectives: only stacks are known")
     return tuple(notes)
 
 

@@ -36,14 +36,12 @@ def check_suspended(path: str) -> None:
     """Raise JobNotResponding if the launcher of this socket is suspended: a request would wait for its timeout."""
     run_id, _, pid = os.path.basename(path).rpartition(".")
     if pid.isdecimal() and is_suspended(int(pid)):
-        raise JobNotResponding(
-            f"{run_id} is suspended: its launcher was stopped, as Ctrl-Z does", advice_to_continue(int(pid))
-        )
+        raise JobNotResponding(f"run {run_id} is suspended (PID {pid})", advice_to_continue(int(pid)))
 
 
 def advice_to_continue(pid: int) -> str:
     """Return the hint how to continue a suspended launcher."""
-    return f"fg in its terminal, or kill -CONT {pid}, continues it"
+    return f"continue it with fg in its terminal, or kill -CONT {pid}"
 
 
 def send_request(path: str, request: Request[A], timeout: float = REPLY_TIMEOUT_S) -> A:
@@ -75,7 +73,7 @@ def _check_accepted(sock: socket.socket, timeout: float) -> None:
     try:
         _read_reply(sock, StatusQuery(), time.monotonic() + timeout)
     except EOFError:
-        what = f"{MAX_STREAMING_CLIENTS} others follow this job already, or it runs another version of ddplaunch"
+        what = f"{MAX_STREAMING_CLIENTS} clients already follow this job, or it runs another version of ddplaunch"
         raise JobNotResponding(what) from None
 
 
@@ -92,11 +90,11 @@ def _open_request(path: str, request: Request[object], timeout: float) -> Iterat
             sock.sendall(encode(request))
             yield sock
         except TimeoutError:
-            what = f"{path} does not answer within {timeout:g} s"
+            what = f"{path} did not reply within {timeout:g} s"
             check_suspended(path)
-            raise JobNotResponding(what, "its launcher is busy, or many others ask it: try again") from None
+            raise JobNotResponding(what, "the launcher may be suspended or busy; try again") from None
         except (ProtocolError, EOFError):
-            raise JobNotResponding(f"{path} gives no answer that this version of ddplaunch can read") from None
+            raise JobNotResponding(f"{path}: invalid reply; the job may run another version of ddplaunch") from None
         except OSError as error:
             raise JobNotResponding(
                 f"{path}: {os.strerror(error.errno or 0).lower()}", "the job may have ended"

@@ -98,7 +98,7 @@ def format_goodput(spent: TimeBreakdown) -> str | None:
     ]
     lost = f"; lost: {', '.join(shown)}" if shown else ""
     steady, wall = format_duration(spent.steady), format_duration(spent.wall_s)
-    return f"effective {format_percent(spent.goodput)}: {steady} of {wall}{lost}"
+    return f"goodput {format_percent(spent.goodput)}: {steady} of {wall}{lost}"
 
 
 def format_percent(share: float | None) -> str:

@@ -265,7 +265,7 @@ class HistoryRecorder:
 
     def _finish(self) -> None:
         if self._error and self._error.errno not in _NO_HOME_ERRORS:
-            self._notify(f"the history has no full record of this run: {self._error.strerror}")
+            self._notify(f"the record of this run in the history is incomplete: {self._error.strerror}")
         if self._folder is None:
             return
         os.close(self._folder)

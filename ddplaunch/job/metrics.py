@@ -74,7 +74,7 @@ class PrometheusFile:
         except OSError as error:
             if not self._has_failed:
                 self._has_failed = True
-                self._notify(f"--metrics {self._path} cannot be written: {error.strerror}; the job goes on")
+                self._notify(f"cannot write --metrics {self._path}: {error.strerror}; the job continues")
 
     def _render(self, status: Status) -> Iterator[str]:
         """Yield the file: each metric with its type, its help text and its series."""
@@ -96,7 +96,7 @@ class PrometheusFile:
         yield from metric("world_size", "gauge", "Ranks on all nodes.", status.world_size)
         yield from metric("ranks_running", "gauge", "Ranks of this node that run.", running)
         yield from metric("restarts_total", "counter", "Restarts of all ranks.", status.restarts)
-        yield from metric("stalls_total", "counter", "How often the job was said to get nowhere.", self._stalls)
+        yield from metric("stalls_total", "counter", "Stalls reported.", self._stalls)
         if over or self._snapshot is None:
             return
 

@@ -141,7 +141,7 @@ def _with_run_id(word: str, runs: Mapping[str, RunningJob | None]) -> list[str]:
 
 def _the_only(jobs: Mapping[str, object]) -> str:
     if not jobs:
-        raise UsageError("no job of yours is running here", "ddplaunch ps --all shows those that have ended")
+        raise UsageError("you have no running jobs on this machine", "ddplaunch ps --all shows those that have ended")
     if len(jobs) > 1:
         raise UsageError(f"{len(jobs)} jobs are running: name one", join_names(jobs))
     return next(iter(jobs))
@@ -165,7 +165,8 @@ def _resolve_name(word: str, runs: Mapping[str, RunningJob | None]) -> str | Non
             return same[0]
         if len(matches) > 1:
             raise UsageError(
-                f"{sanitize_line(word, 60)} may mean {len(matches)} runs", f"type more of it: {join_names(matches)}"
+                f'"{sanitize_line(word, 60)}" matches {len(matches)} runs: {join_names(matches)}',
+                "type more of the name",
             )
         if matches:
             return matches[0]

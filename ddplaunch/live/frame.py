@@ -219,7 +219,7 @@ def _legend(ranks: Mapping[int, RankActivity]) -> list[Row]:
         most = what not in _HIGHLIGHTED and len(members) == max(map(len, members_of.values())) and len(members) > 1
         named = f"{len(members)} ranks" if most else format_ranks(members)
         parts.append((StyledText(what.sign, what.style), StyledText(f" {what.word}: {named}")))
-    return parts or [(StyledText("no rank of this kind"),)]
+    return parts or [(StyledText("no rank matches the filter"),)]
 
 
 def _sort_key(what: RankActivity, count: int) -> tuple[bool, int, int]:

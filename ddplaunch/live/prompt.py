@@ -143,7 +143,7 @@ class DebuggerPrompt:
                 self._ranks.clear()
                 self._current, self._replies, self._awaited, self._delayed_keys = None, None, set(), None
                 self._draw()
-                self._frontend.show("ddplaunch: another terminal has the debugger now\n")
+                self._frontend.show("ddplaunch: another terminal has taken over the debugger\n")
         self._draw()
 
     def on_key(self, key: str) -> None:
@@ -202,7 +202,7 @@ class DebuggerPrompt:
             elif len(chosen) == 1:
                 self._select_rank(chosen[0])
             else:
-                self._frontend.show("ddplaunch: @all takes what to ask: @all p loss\n")
+                self._frontend.show("ddplaunch: @all needs a statement, such as @all p loss\n")
 
     def _parse_ranks(self, words: str) -> list[int] | None:
         """Parse "all" or "0,2-3"; show an error and return None if one of these ranks is not at its prompt."""

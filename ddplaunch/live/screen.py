@@ -97,7 +97,7 @@ class LiveScreen(TerminalScreen):
             held, self._held_lines = self._held_lines or bytearray(), None
             if self._dropped:
                 self._pending += (
-                    f"[ddplaunch] {self._dropped} lines are missing here: too many for the memory\n".encode()
+                    f"[ddplaunch] {self._dropped} lines dropped here: over 4 MiB came during the full screen\n".encode()
                 )
                 self._dropped = 0
             self._pending += held

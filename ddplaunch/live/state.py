@@ -21,14 +21,14 @@ _OWN_STOP_CODES = {-signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL}
 class RankActivity(Enum):
     """The activity of a rank, with word, sign, style and meaning; the most important first."""
 
-    FAILED = "failed", "X", "1;31", "it has failed"
-    STOPPED = "stopped", "T", "1;35", "stopped by SIGSTOP, Ctrl-Z or a debugger"
-    SILENT = "silent", "?", "1;33", "it does not answer: it holds Python's lock (GIL)"
-    BLOCKED = "blocked", "D", "1;33", "it waits for a disk or a driver, in the kernel"
-    PENDING = "starting", "-", "2", "it has no process yet"
-    RUNNING = "running", ".", "32", "it runs, and waits for no other rank"
-    WAITING = "waiting", "w", "33", "it waits for other ranks, in a collective, a send or the like"
-    ENDED = "ended", "e", "2", "it has ended"
+    FAILED = "failed", "X", "1;31", ""
+    STOPPED = "stopped", "T", "1;35", "by SIGSTOP, Ctrl-Z or a debugger"
+    SILENT = "silent", "?", "1;33", "does not answer: it holds Python's lock (GIL)"
+    BLOCKED = "blocked", "D", "1;33", "waits for a disk or a driver, in the kernel"
+    PENDING = "starting", "-", "2", "has no process yet"
+    RUNNING = "running", ".", "32", "does not wait for another rank"
+    WAITING = "waiting", "w", "33", "waits for other ranks, in a collective, a send or the like"
+    ENDED = "ended", "e", "2", ""
 
     def __init__(self, word: str, sign: str, style: str, meaning: str) -> None:
         self.word, self.sign, self.style, self.meaning = word, sign, style, meaning

@@ -435,14 +435,14 @@ def help_text() -> str:
         ("f", "failures so far (ddplaunch report)"),
         ("/", "filter: 0,3-5, or a word like waiting (ddplaunch top --ranks)"),
         ("z", "full screen and back; Esc goes back too"),
-        ("Up, Down", "choose a rank; Enter: its stack, l Enter: its log"),
+        ("Up, Down", "choose a rank. Enter: its stack. l Enter: its log."),
         ("p", "profile: where the ranks spend the next 5 seconds (ddplaunch profile)"),
-        ("d", "debugger of the chosen rank (ddplaunch debug); not with --ui, nor p"),
+        ("d", "debugger of the chosen rank (ddplaunch debug). d and p do not work with --ui."),
         ("o", f"order of the ranks: {', '.join(SORT_KEYS)}"),
         ("x", "stop the job (ddplaunch stop)"),
         ("q", "leave the view; the job runs on"),
     )
-    marks = ((what.sign, f"{what.word}: {what.meaning}") for what in RankActivity)
+    marks = ((what.sign, f"{what.word}: {what.meaning}" if what.meaning else what.word) for what in RankActivity)
     return "".join(f"  {mark}  {text}\n" for mark, text in (*keys, *marks))
 
 
@@ -461,7 +461,7 @@ def format_last_lines(rank: int, data: bytes) -> str:
     """Format the last output lines of a rank, as ``ddplaunch logs`` shows them."""
     lines = data.decode(errors="replace").rstrip("\n").split("\n")[-LOG_LINES:]
     if not data:
-        return f"ddplaunch: rank {rank} has printed nothing that is in memory here\n"
+        return f"ddplaunch: rank {rank} has no output in memory on this node\n"
     shown = (
         escape_control_chars(line.rstrip("\r").rpartition("\r")[2]) for line in lines
     )  # a progress bar's last state

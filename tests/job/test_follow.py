@@ -59,7 +59,7 @@ def test_only_so_many_may_follow(job, tmp_path):
     followers = [client.stream_replies(path, TailOutputRequest(follow=True)) for _ in range(MAX_STREAMING_CLIENTS)]
     for each in followers:
         next(each)
-    with pytest.raises(JobNotResponding, match="others follow this job already"):
+    with pytest.raises(JobNotResponding, match="clients already follow this job"):
         next(client.stream_replies(path, TailOutputRequest(follow=True)))
     assert client.send_request(path, StatusQuery()).world_size == 2, "others are still answered"
     followers.pop().close()

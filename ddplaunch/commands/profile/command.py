@@ -86,7 +86,7 @@ def profile(run: str | None, seconds: float | None, torch: bool, spied: str | No
     finally:
         recording.stop()
     if all(each.missing_reason == STARTING for each in profiles) and OVER not in notes:
-        raise LaunchError("the ranks are still starting", "type it again once they run; `ddplaunch top` shows that")
+        raise LaunchError("the ranks have not started yet", "try again in a few seconds")
     known = [each for each in profiles if not each.missing_reason]
     if not known:
         raise LaunchError("no rank could be profiled", "\n".join(notes[:2]) or None)

@@ -32,8 +32,8 @@ class TimeOfRuns(NamedTuple):
         """The effective time."""
         fate, known = self.runs[-1].fate, format_goodput(self.spent)
         if fate is RunState.LOST:
-            return f"{known} (until it was last seen)" if self.spent.steady else "effective time unknown: it was lost"
-        return known or "effective time not known yet"
+            return f"{known} (until it was last seen)" if self.spent.steady else "goodput unknown: the run was lost"
+        return known or "goodput not known yet"
 
 
 def render_report(shares: Sequence[RunRecord], whole: TimeOfRuns, output: str | None) -> Iterator[str]:
@@ -44,7 +44,7 @@ def render_report(shares: Sequence[RunRecord], whole: TimeOfRuns, output: str | 
     yield whole.line
     if len(whole.runs) > 1:
         rows = [_run_row(each) for each in whole.runs]
-        yield from (*format_table(("RUN", "BEGAN", "LASTED", "EFFECTIVE", "ENDED"), rows), "")
+        yield from (*format_table(("RUN", "BEGAN", "LASTED", "GOODPUT", "ENDED"), rows), "")
     yield click.style(f"{record.run}: {_format_state(record)}", bold=True)
     yield f"  {sanitize_line(shlex.join(record.argv), MAX_COMMAND)}"
     yield f"  in {record.cwd} on {record.host}, {format_count(record.world_size, 'rank')}{nodes}"
@@ -75,7 +75,7 @@ def _format_state(record: RunRecord) -> str:
         case RunState.RUNNING:
             return "running"
         case RunState.DONE:
-            return "ended well"
+            return "succeeded"
         case RunState.LOST:
             return "lost: its launcher was killed, or the machine went down"
         case RunState.STOPPED:

@@ -35,9 +35,9 @@ def summarize_array(
     """
     told = {each.job.index: each for each in records if each.job and each.job.index}
     found = dict[str, BatchJobState]()
-    missing = BatchJobState("has ended; nobody says how yet", ended_unknown=True, state="ended")
+    missing = BatchJobState("has ended; exit status not known yet", ended_unknown=True, state="ended")
     if job.gone is not None and time.time() - job.gone > ACCOUNTING_DELAY_S:
-        missing = BatchJobState("ended; nobody knows how", 1)
+        missing = BatchJobState("ended; exit status unknown", 1)
     for index in array_indices(job.array or ""):
         end = job.ends.get(index)
         kept = BatchJobState(end.words, end.code) if end else None

@@ -123,7 +123,7 @@ def _logs_of_job(job: SubmittedJob, word: str, options: Sequence[str], follow: b
             return run_on_nodes(job, there, words, everywhere=True)
         if name := find_kept_run(job, seen):
             return name
-        what = f"job {which.text} has ended, and what each of its ranks printed is not kept on this machine"
+        what = f"job {which.text} has ended, and the output of its ranks is not on this machine"
         raise LaunchError(what, f"ddplaunch logs {which.text} prints its log")
     files = job.log_paths(which.index)
     if not (files[0] and os.path.exists(files[0])):  # else the scheduler need not be asked
@@ -190,7 +190,7 @@ def _output_chunks(
     files = kept.rank_log_files(found.run)
     here = [rank for rank in ranks or files if rank in files]
     if not here and record and record.fate is RunState.DONE and record.world_size > 1 and not record.log_dir:
-        click.echo(f"the ranks of {found.run} that are meant have printed nothing on this machine", err=True)
+        click.echo(f"these ranks of {found.run} have printed nothing on this machine", err=True)
     elif not here:
         raise LaunchError(*_why_no_output(found))
     return [kept.read_stored(files, [rank], part) for rank in here]

@@ -32,7 +32,7 @@ def default_run(*, follow: bool = False) -> str:
     began |= {name: job.began for name, job in far.items()}
     if not began:
         hint = f"name one: {join_names(known)}" if known else "ddplaunch run train.py"
-        raise UsageError(f"no run that was started in {folder} is kept or running", hint)
+        raise UsageError(f"no running or recorded run was started in {folder}", hint)
     running = [name for name in began if known.get(name) or (name in far and far[name].runs)]
     run = max(running if follow and running else began, key=began.__getitem__)
     click.echo(f"the newest run of this folder: {run}", err=True)

@@ -54,7 +54,9 @@ def ps(show_all: bool, as_json: bool) -> None:
     lately = (each for each in over if show_all or now - (each.ended or each.began) < RECENT_S)
     ended = list(itertools.islice(lately, None if show_all else MAX_RECENT))
     jobs = list_queued_jobs(now, everything=show_all)
-    far = [job for job in over_ssh.read_remote_jobs() if show_all or job.runs or now - (job.ended or job.began) < RECENT_S]
+    remote = [
+        job for job in over_ssh.read_remote_jobs() if show_all or job.runs or now - (job.ended or job.began) < RECENT_S
+    ]
     running = seen()
     if unreadable and show_all:
         which = f"{format_count(len(unreadable), 'record')} cannot be read: {join_names(unreadable)}"
@@ -62,21 +64,23 @@ def ps(show_all: bool, as_json: bool) -> None:
     if as_json:
         found = [
             *map(running_to_json, running),
-            *map(ssh_json, far),
+            *map(ssh_json, remote),
             *map(submitted_to_json, jobs),
             *map(ended_to_json, ended),
         ]
         click.echo(json.dumps(found, indent=2))
         return
-    if not running and not ended and not jobs and not far:
+    if not running and not ended and not jobs and not remote:
         hint = "" if show_all or not runs else "; --all shows those that have ended"
-        click.echo(f"no job of yours is running here{hint}", err=True)
+        click.echo(f"you have no running jobs on this machine{hint}", err=True)
     across = window_size(1)[0] if os.isatty(1) else None
-    for line in render_table(running, far, jobs, ended, now, across):
+    for line in render_table(running, remote, jobs, ended, now, across):
         click.echo(line, color=None if is_colour_allowed() else False)
     for each in running:
         if each.suspended:
-            click.echo(f"{each.run} is suspended: {advice_to_continue(each.job.pid)}", err=True)
+            click.echo(
+                f"run {each.run} is suspended (PID {each.job.pid}): {advice_to_continue(each.job.pid)}", err=True
+            )
 
 
 def _records(runs: Iterable[str], unreadable: list[str]) -> Iterator[RunRecord]:
@@ -157,7 +161,7 @@ def _operations_entered(looked: JobInspection) -> dict[int, int]:
 
 def render_table(
     running: Sequence[SeenJob],
-    far: Sequence[SshJob],
+    remote: Sequence[SshJob],
     jobs: Sequence[QueuedJob],
     ended: Sequence[RunRecord],
     now: float,
@@ -168,13 +172,13 @@ def render_table(
         heads = ("RUN", "STATE", "AGE", "RANKS", "COLLECTIVES/S", "PID", "TARGET")
         rows = [_running_row(each, now) for each in running]
         yield from format_table(heads, rows, max_width=across, optional=("PID", "COLLECTIVES/S"))
-    if running and (far or jobs or ended):
+    if running and (remote or jobs or ended):
         yield ""
-    if far:
+    if remote:
         yield from format_table(
-            ("RUN", "STATE", "BEGAN", "HOSTS", "TARGET"), [_ssh_row(each, now) for each in far], max_width=across
+            ("RUN", "STATE", "BEGAN", "HOSTS", "TARGET"), [_ssh_row(each, now) for each in remote], max_width=across
         )
-    if far and (jobs or ended):
+    if remote and (jobs or ended):
         yield ""
     if jobs:
         heads = ("JOB", "SUBMITTED", "NODES", "RANKS", "COLLECTIVES/S", "TARGET", "STATE")
@@ -185,8 +189,8 @@ def render_table(
     if ended:
         rows = [_ended_row(each, now) for each in ended]
         colours = [_COLOURS.get(each.fate) for each in ended]
-        heads = ("RUN", "STATE", "ENDED", "LASTED", "EFFECTIVE", "RANKS", "TARGET")
-        yield from format_table(heads, rows, colours, across, optional=("EFFECTIVE", "LASTED"))
+        heads = ("RUN", "STATE", "ENDED", "LASTED", "GOODPUT", "RANKS", "TARGET")
+        yield from format_table(heads, rows, colours, across, optional=("GOODPUT", "LASTED"))
 
 
 def _running_row(seen: SeenJob, now: float) -> tuple[str, ...]:

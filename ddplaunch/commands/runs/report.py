@@ -162,7 +162,7 @@ def _report_of_job(
         its = find_kept_runs(job, seen)
         return (its[-1].run if its else name), its, seen
     if seen.code is not None:
-        what = f"job {which.text} {seen.description}; its record is not kept on this machine"
+        what = f"job {which.text} {seen.description}; its record is not on this machine"
         raise LaunchError(what, f"its report is at the end of {seen.log_path}")
     there = require_running(job, which)
     if page:

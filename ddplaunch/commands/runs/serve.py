@@ -68,7 +68,7 @@ class LivePage:
         found = runs.find_run(self._run)
         shares = without_end(past.read_node_records(found.run), self._job)
         if not shares:  # it was removed in this moment
-            raise LaunchError(f"{found.run} is not kept any more", "ddplaunch ps --all shows which runs are")
+            raise LaunchError(f"{found.run} has no record any more", "ddplaunch ps --all shows which runs are")
         known = collect_inputs(found, shares, live=found.running is not None)
         standing = with_live_state(found, shares, known)
         effective = TimeOfRuns(standing[:1], standing[0].spent).line

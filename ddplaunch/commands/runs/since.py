@@ -43,7 +43,7 @@ def _lines(
     runs: Sequence[RunRecord], spent: TimeBreakdown, hosts: Sequence[BlamedHost], seconds: float
 ) -> Iterator[str]:
     lately = f"began in the last {format_duration(seconds)} and ended"
-    yield click.style(format_goodput(spent) or f"no run that is kept {lately}", bold=True)
+    yield click.style(format_goodput(spent) or f"no recorded run {lately}", bold=True)
     if not runs:
         return
     lost_ones = sum(each.fate is RunState.LOST for each in runs)
@@ -61,7 +61,7 @@ def _lines(
             (each.host, str(each.times), _day(each.last), sanitize_line(each.why, MAX_WHY))
             for each in hosts[:MAX_HOSTS]
         ]
-        yield from format_table(("HOST", "BLAMED", "LAST", "FOR"), rows)
+        yield from format_table(("HOST", "FAILURES", "LAST", "REASON"), rows)
 
 
 def _day(moment: float) -> str:

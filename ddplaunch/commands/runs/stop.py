@@ -51,7 +51,7 @@ def stop(run: str | None, every: bool, now: bool) -> int:
     jobs = runs.list_running() if every else [runs.find_running(run)]
     far = [job for job in over_ssh.read_remote_jobs() if job.runs and job.host == host_name()] if every else []
     if not jobs and not far:
-        click.echo("no job of yours is running here", err=True)
+        click.echo("you have no running jobs on this machine", err=True)
     ending = [(job, _begin_to_stop(job, now)) for job in jobs]
     on_hosts = [CommandOnHost(job, ["stop", job.run_id, *(["--now"] if now else [])], stdin=False) for job in far]
     for job, run_id in ending:

@@ -122,7 +122,7 @@ def charts_section(run: PageRun) -> Markup | None:
     chart = element("svg", *drawn, *axis(run.total, height), **whole)
     names = element("svg", *labels, width=LABELS, height=height + 22, class_="labels", aria_hidden="true")
     said = ["The line is the median of the ranks, the band goes from the lowest to the highest."]
-    said += ["A dashed line is a restart."] * bool(restarts) + ["Grey: the ranks got nowhere."] * bool(run.first.stalls)
+    said += ["A dashed line is a restart."] * bool(restarts) + ["Grey: stalled."] * bool(run.first.stalls)
     about = element("p", " ".join(said), class_="dim")
     return section_with_heading("Over time", about, element("div", names, chart, class_="chart"), id="charts")
 

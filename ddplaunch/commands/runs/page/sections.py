@@ -41,7 +41,8 @@ def header(run: PageRun) -> Markup:
     fate = element("span", record.fate.value, class_=f"fate {_STATE_CLASSES.get(record.fate.value, 'stopped')}")
     code = f"exit code {record.code}, " if record.code is not None else ""
     nodes = f" on {record.nnodes} nodes" if record.nnodes > 1 else ""
-    line = f"{code}{format_elapsed(run.ended - run.began)}, {format_count(record.world_size, 'rank')}{nodes}, {time_of_day(run.began)}"
+    ranks = f"{format_count(record.world_size, 'rank')}{nodes}"
+    line = f"{code}{format_elapsed(run.ended - run.began)}, {ranks}, {time_of_day(run.began)}"
     return element(
         "header",
         element("h1", run.name, " ", fate),
@@ -83,7 +84,7 @@ def _facts(run: PageRun) -> Iterator[tuple[str, str]]:
     if record.log_dir:
         yield "log folder", sanitize_line(record.log_dir)
     if len(run.shares) < record.nnodes:
-        yield "records", f"of {len(run.shares)} of {record.nnodes} nodes: the others keep their own"
+        yield "records", f"of {len(run.shares)} of {record.nnodes} nodes; the other records are on their hosts"
 
 
 def slow(run: PageRun) -> Markup | None:
@@ -97,7 +98,7 @@ def slow(run: PageRun) -> Markup | None:
         return None
     rows = [[str(rank), run.hosts.get(rank) or "–", f"{100 * shares[rank]:.0f} %"] for rank in out[:_NAMED]]
     said = (
-        "Behind: the share of looks at which the rank had entered fewer collectives than others."
+        "Behind: the share of samples in which the rank had entered fewer collectives than others."
         f" Half of all ranks: {100 * middle:.0f} % or less."
     )
     return section_with_heading(
@@ -254,7 +255,8 @@ def _summary(used: list[RankUsage]) -> list[Markup]:
         )
     if busiest.cpu:
         lines.append(
-            f"CPU time: {format_elapsed(cpu)} in all, {format_elapsed(busiest.cpu)} at most (rank {busiest.last.rank.rank})"
+            f"CPU time: {format_elapsed(cpu)} in all, {format_elapsed(busiest.cpu)} at most"
+            f" (rank {busiest.last.rank.rank})"
         )
     return [element("li", line) for line in lines]
 

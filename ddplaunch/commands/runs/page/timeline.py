@@ -183,4 +183,4 @@ def _attempts(run: PageRun) -> Iterator[Markup]:
     ]
     yield table(["attempt", "began after", "lasted", "ranks", "ended because"], rows)
     if run.first.left_out:
-        yield element("p", f"{run.first.left_out} attempts before the last were not kept.", class_="dim")
+        yield element("p", f"{run.first.left_out} earlier attempts were not recorded.", class_="dim")
