@@ -1,4 +1,4 @@
-"""``ddplaunch clean``: remove what is kept of runs."""
+"""``ddplaunch clean``: deletes the records of runs."""
 
 from __future__ import annotations
 
@@ -53,8 +53,10 @@ def clean(run: str | None, older_than: str | None, yes: bool, dry_run: bool) -> 
 
 
 def _one(run: str) -> str:
-    """The name of one run that has ended."""
-    if run not in past.list_runs() or past.read_run_record(run):  # else it cannot be read
+    """Return the name of the run that ``run`` names; raise UsageError if it still runs."""
+    if run not in past.list_runs() or past.read_run_record(
+        run
+    ):  # unreadable records are found by their exact name only
         run = runs.find_run(run).run
     if runs.list_known().get(run):
         raise UsageError(f"{run} is still running", f"ddplaunch stop {run}")
@@ -62,7 +64,7 @@ def _one(run: str) -> str:
 
 
 def _before(text: str) -> float:
-    """The moment that is this time ago."""
+    """Parse a duration; return the moment that long ago."""
     seconds = parse_seconds(text)
     if seconds is None or seconds < 0:
         raise UsageError(f"--older-than {sanitize_line(text, 60)}: expected a time, like 12h or 7d", "--older-than 7d")
@@ -70,7 +72,7 @@ def _before(text: str) -> float:
 
 
 def _ask(names: list[str]) -> None:
-    """Ask whether all are to be removed; end the command where the answer is no."""
+    """Ask for confirmation to remove all; exit if the user refuses."""
     what = f"the records of {format_count(len(names), 'run')}, {format_size(sum(map(past.run_size, names)))}"
     if not (sys.stdin.isatty() and os.isatty(2)):
         raise UsageError(f"clean removes {what}", "add --yes, or --older-than 7d, or name one run")
