@@ -83,17 +83,10 @@ def profile(run: str | None, seconds: float | None, torch: bool, spied: str | No
         of_py_spy, more = recording.wait()
     finally:
         recording.stop()
-    if all(each.missing_reason == STARTING for each in profiles) and JOB_ENDED_NOTE not in notes:
-        raise LaunchError("the ranks have not started yet", "try again in a few seconds")
-    known = [each for each in profiles if not each.missing_reason]
-    if not known:
-        raise LaunchError("no rank could be profiled", "\n".join(notes[:2]) or None)
+    known = _known_profiles(profiles, notes)
     notes += [*more, *(_without_torch(known) if torch else [])]
-    of_torch = {
-        each.rank: _move_torch_trace(each, os.path.join(output, title))
-        for each in known
-        if each.torch and _is_local(each)
-    }
+    local = [each for each in known if each.torch and _is_local(each)]
+    of_torch = {each.rank: _move_torch_trace(each, os.path.join(output, title)) for each in local}
     paths = [
         _write(os.path.join(output, f"{title}.trace.json"), _as_array(perfetto_trace(known, of_torch))),
         _write(os.path.join(output, f"{title}.speedscope.json"), [json.dumps(speedscope_file(known, title))]),
@@ -116,11 +109,26 @@ def profile(run: str | None, seconds: float | None, torch: bool, spied: str | No
         click.echo(f"torch's profiler: in it, and in {os.path.join(output, title)}.rank-*.torch.json")
     for path in of_py_spy:
         click.echo(f"py-spy, for speedscope: {path}")
-    for each in known:
+    _print_remote_traces(known)
+    return 0
+
+
+def _known_profiles(profiles: Sequence[RankProfile], notes: Sequence[str]) -> list[RankProfile]:
+    """Return the profiles without the missing ones; raise LaunchError if none is left."""
+    if all(each.missing_reason == STARTING for each in profiles) and JOB_ENDED_NOTE not in notes:
+        raise LaunchError("the ranks have not started yet", "try again in a few seconds")
+    known = [each for each in profiles if not each.missing_reason]
+    if not known:
+        raise LaunchError("no rank could be profiled", "\n".join(notes[:2]) or None)
+    return known
+
+
+def _print_remote_traces(profiles: Iterable[RankProfile]) -> None:
+    """Print where the files of torch's profiler on other hosts are."""
+    for each in profiles:
         if each.torch and not _is_local(each):
             where = f"{sanitize_line(each.torch)} on {sanitize_line(each.host)}"
             click.echo(f"torch's profiler: {where}, until the job ends")
-    return 0
 
 
 def _pids(path: str, text: str) -> dict[int, int]:
