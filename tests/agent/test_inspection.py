@@ -159,7 +159,7 @@ def test_without_torchs_recorder_stacks_alone_tell(start_ddplaunch, tmp_path, fo
     )
     told = sentence("sleep").replace(" #4 of default_pg (float32[6]), entered", ", called").replace("entered", "called")
     said = found(job, told)
-    assert said["notes"] == ["no rank has told which collective it is in: only stacks are known"]
+    assert said["notes"] == ["no rank has reported its collectives: only stacks are known"]
     job.process.kill()
     job.wait()
     job.assert_nothing_left()

@@ -128,8 +128,8 @@ def test_what_the_accounts_say(answers, cluster, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("attach",), ("there is no record of a job that you submitted", "ddplaunch attach NUMBER")),
-        (("attach", "wine"), ("no job called wine was submitted", "ddplaunch ps")),
+        (("attach",), ("no submitted job is on record", "ddplaunch attach NUMBER")),
+        (("attach", "wine"), ("no submitted job is called wine", "ddplaunch ps")),
         (("stop", "77"), ("no run is called 77",)),
         (("stacks", "77"), ("no run is called 77",)),
     ],

@@ -173,7 +173,7 @@ def test_ranks_that_are_starting(start_ddplaunch, run_in_fork, tmp_path):
     done = run_in_fork("profile", "starting")
     write_program(tmp_path, "go", "")
     assert done.returncode == 1
-    assert "\nError: the ranks are still starting\n  type it again once they run; " in done.stderr
+    assert "\nError: the ranks have not started yet\n  try again in a few seconds" in done.stderr
     assert "no process" not in done.stderr
     assert begun.wait() == 0
 

@@ -443,8 +443,8 @@ def test_a_node_that_comes_again_is_in_the_same_record(nodes, tmp_path, run_in_f
     report = run_in_fork("report", "again").stdout.splitlines()
     assert [line.partition(")")[2] for line in report if line.startswith("  node 1 (")] == [
         ": lost: its launcher was killed, or the machine went down",
-        ": ended well",
+        ": succeeded",
     ]
-    assert "again: ended well" in report
+    assert "again: succeeded" in report
     assert len([line for line in report if line.startswith("1 ") and "exit code 0" in line]) == 1
     assert [row.split()[0] for row in run_in_fork("ps", "--all").stdout.splitlines() if "again" in row] == ["again"]

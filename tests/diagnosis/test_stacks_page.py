@@ -140,7 +140,7 @@ def test_notes_on_what_was_not_inspected(fields, note):
 
 def test_a_torch_without_collective_states_is_noted():
     old = together(*(replace(each, answers=None, groups=(), last=()) for each in full_inspection("absent").ranks))
-    assert "note: no rank has told which collective it is in: only stacks are known" in page(old).splitlines()
+    assert "note: no rank has reported its collectives: only stacks are known" in page(old).splitlines()
     assert "note:" not in page(full_inspection("no_init"))
 
 

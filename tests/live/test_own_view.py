@@ -144,7 +144,7 @@ def test_keys(person):
     each.type("l1\r")
     each.until(lambda each: sum(row.startswith("[1] rank 1 has said all") for row in each.history) == 2)
     each.type("l7\r")
-    each.until("ddplaunch: rank 7 has printed nothing that is in memory here")
+    each.until("ddplaunch: rank 7 has no output in memory on this node")
     each.type("/")
     each.until("filter: 0,3-5, or a word like waiting: _")
     each.type("12\x7f\r")

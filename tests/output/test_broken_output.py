@@ -83,7 +83,7 @@ def test_a_command_says_that_the_disk_is_full(tmp_path, words):
             text=True,
         )
     error = "Error: cannot write the output: No space left on device\n  free some space, or write elsewhere\n"
-    assert (done.returncode, done.stderr.replace("no job of yours is running here\n", "")) == (74, error)
+    assert (done.returncode, done.stderr.replace("you have no running jobs on this machine\n", "")) == (74, error)
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def test_it_ends_on_a_signal_and_its_folder_with_the_last_one(shell: Shell):
     assert shell.kept() == [third]
     os.kill(third, signal.SIGKILL)
     gone(third)
-    assert shell.warm().stderr == "nothing is kept\n"
+    assert shell.warm().stderr == "no warm zygotes\n"
     assert not (shell.runtime / "ddplaunch-warm").exists()
 
 
@@ -134,7 +134,7 @@ def test_stop_ends_it_after_its_run(shell: Shell):
     launcher, out = shell.begin("exec " + shell.launch("waits.py"))
     made = int(printed(out, "made", 2).split()[2])
     lines = shell.warm("--stop").stderr.splitlines()
-    assert sorted(lines) == sorted([f"{idle} has ended", f"{made} ends with its run"])
+    assert sorted(lines) == sorted([f"{idle} stopped", f"{made} stops when its run ends"])
     assert not is_alive(idle)
     assert is_alive(launcher)
     (shell.folder / "go").touch()

@@ -179,7 +179,7 @@ def test_an_array(login, tmp_path):
     told = login.type("report", number)
     assert told.stdout.splitlines()[0] == f"job {number}, array 1-2: 2 failed", told.stderr
     effective, fate, *_ = login.type("report", f"{short}_1").stdout.splitlines()
-    assert effective.startswith("effective ")
+    assert effective.startswith("goodput ")
     assert fate == f"{short}_1{dot}{server}: failed with exit code 3"
 
 
