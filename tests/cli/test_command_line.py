@@ -306,8 +306,8 @@ def test_no_target(line):
         ("--dry-run train.py", None),
     ],
 )
-def test_how_a_dry_run_is_passed_on(line, ddplaunch_command):
-    assert command_with_dry_run_for_program(split(line)) == (ddplaunch_command and f"ddplaunch run {ddplaunch_command}")
+def test_how_a_dry_run_is_passed_on(line, command):
+    assert command_with_dry_run_for_program(split(line)) == (command and f"ddplaunch run {command}")
 
 
 def test_what_a_refusal_suggests_makes_sense():

@@ -127,12 +127,12 @@ def test_the_more_specific_goes_first(name: str, environ: Mapping[str, str]) -> 
     assert finding.cluster == name
 
 
-@pytest.mark.parametrize("refused", [CONDOR, {**VOLCANO, "VC_MASTER_HOSTS": "job-master-0.job"}])
-def test_what_a_script_has_set_is_heard_before_a_system_refuses(assert_refused: Mapping[str, str]) -> None:
+@pytest.mark.parametrize("environ_of_refused", [CONDOR, {**VOLCANO, "VC_MASTER_HOSTS": "job-master-0.job"}])
+def test_what_a_script_has_set_goes_before_a_refusal(environ_of_refused: Mapping[str, str]) -> None:
     with pytest.raises(UsageError):
-        detect(assert_refused)
+        detect(environ_of_refused)
     for name, environ in ("nodes", NNODES), ("openmpi", openmpi(3, 4, 1, 2)):
-        finding = require_detected(detect({**assert_refused, **environ}))
+        finding = require_detected(detect({**environ_of_refused, **environ}))
         assert finding.cluster == name
 
 
@@ -186,7 +186,7 @@ TOY = """
 from ddplaunch.clusters.finding import ClusterEnv, DetectionPriority, register_system
 
 
-@register_system("toy", "TOY_NODES", turn=DetectionPriority.NODE)
+@register_system("toy", "TOY_NODES", priority=DetectionPriority.NODE)
 def toy(environ):
     return ClusterEnv("toy", ("TOY_NODES",), int(environ["TOY_NODES"]), int(environ["TOY_NODE"]), address="n1")
 """
