@@ -63,7 +63,7 @@ def test_help_of_a_command_and_pages(run_in_fork):
         (("frobnicate",), "commands: run, "),
         (("--versoin",), "did you mean --version?"),
         (("run", "--version"), "ddplaunch --version shows it"),
-        (("run", "--versoin", "x.py"), "ddplaunch run --help-all shows all options"),
+        (("run", "--versoin", "x.py"), "ddplaunch run --help-all lists all options"),
         (("run", "--verbose", "x.py"), "--dry-run shows the plan"),
         (("run", "--log", "x.py"), "did you mean --log-dir?"),
         (("logs", "--tial", "3"), "did you mean --tail?"),
