@@ -23,25 +23,25 @@ from ddplaunch.errors import UsageError, sanitize_line
 from ddplaunch.words import choice, closest_match
 
 COMMANDS = {
-    "run": ("cli.run_command", "Start a training job on this machine, or this machine's share of one."),
+    "run": ("cli.run_command", "Run a training job, or this machine's part of a multi-node job."),
     "stop": ("commands.runs.stop", "Stop a running job."),
-    "wait": ("commands.runs.stop", "Wait for the end of a job, and return its exit code."),
-    "ps": ("commands.runs.ps", "Show your jobs: on this machine, submitted, and ended."),
-    "top": ("commands.top", "Show what a running job does, and where each rank stands."),
-    "logs": ("commands.runs.logs", "Print what the ranks of a run print, or printed last."),
-    "report": ("commands.runs.report", "Tell how a run ended, and what each rank used."),
-    "stacks": ("commands.stacks", "Show who waits for whom in a running job, and where each rank is."),
-    "debug": ("commands.debug", "Type to the debugger of ranks that are at a breakpoint, or stop one."),
-    "profile": ("commands.profile.command", "Show where the ranks of a running job spend their time."),
-    "doctor": ("commands.doctor.command", "Look for what would break or slow a job, on this machine or many."),
+    "wait": ("commands.runs.stop", "Wait for a job to end and return its exit code."),
+    "ps": ("commands.runs.ps", "List your jobs: running here, submitted and recently ended."),
+    "top": ("commands.top", "Show the live status of a running job and its ranks."),
+    "logs": ("commands.runs.logs", "Show the output of a run."),
+    "report": ("commands.runs.report", "Summarize a run: result, failure, goodput, memory."),
+    "stacks": ("commands.stacks", "Show the stacks of all ranks and which ranks wait for which."),
+    "debug": ("commands.debug", "Attach to the debugger of the ranks, or pause a rank."),
+    "profile": ("commands.profile.command", "Profile the ranks of a running job."),
+    "doctor": ("commands.doctor.command", "Check one or many machines for problems that break or slow jobs."),
     "submit": ("commands.submit.command", "Submit a training job to Slurm, Grid Engine, PBS or LSF."),
-    "attach": ("commands.attach", "Follow a job that was submitted, to its end."),
-    "manifest": ("commands.manifest.command", "Print a training job for Kubernetes as YAML."),
-    "devices": ("commands.devices", "Show the GPUs, processors and NUMA nodes of this machine."),
-    "warm": ("commands.warm", "Show, or end, what is kept to start the next runs sooner."),
-    "clean": ("commands.runs.clean", "Remove what is kept of runs that have ended."),
-    "completion": ("cli.commands", "Print the script that completes commands in a shell."),
-    "help": ("cli.commands", "Show the help of a command, or a page of the documentation."),
+    "attach": ("commands.attach", "Follow the log of a submitted job."),
+    "manifest": ("commands.manifest.command", "Print a training job as YAML for Kubernetes."),
+    "devices": ("commands.devices", "List the GPUs and CPUs of this machine."),
+    "warm": ("commands.warm", "List or stop warm zygotes, which make later runs start faster."),
+    "clean": ("commands.runs.clean", "Delete the records of finished runs."),
+    "completion": ("cli.commands", "Print the completion script for a shell."),
+    "help": ("cli.commands", "Show the help of a command or a page of the documentation."),
 }
 """The module of each, imported only when it is needed, and what it is for. Its function has the command's name."""
 
@@ -124,9 +124,9 @@ def _suggest_run(words: list[str]) -> str:
 @click.version_option(__version__, "-V", "--version", prog_name="ddplaunch", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """Start PyTorch distributed training: ddplaunch run train.py --nproc 4
+    """Launch PyTorch distributed training: ddplaunch run train.py --nproc 4
 
-    `ddplaunch help COMMAND` shows the options of a command, `ddplaunch help start` the first page of the documentation.
+    `ddplaunch help COMMAND` shows the options of a command, `ddplaunch help start` the introduction.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
@@ -197,7 +197,7 @@ def completion_script(shell: str) -> str | None:
 @click.command()
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def completion(shell: str) -> None:
-    """Print the script that completes commands, options, files, functions and runs in a shell.
+    """Print the shell script that completes commands, options, files, functions and runs.
 
     \b
       bash: eval "$(ddplaunch completion bash)" in ~/.bashrc
@@ -211,9 +211,9 @@ def completion(shell: str) -> None:
 @click.argument("topic", required=False)
 @click.pass_context
 def help(ctx: click.Context, topic: str | None) -> None:
-    """Show the help of a command, or a page of the documentation.
+    """Show the help of a command or a page of the documentation.
 
-    TOPIC is a command, like run, or a page, like start, torchrun or hangs; without it, all are listed.
+    TOPIC is a command, like run, or a page, like start, torchrun or hangs. Without it, all are listed.
     """
     assert ctx.parent is not None
     if topic in COMMANDS:

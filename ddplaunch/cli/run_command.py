@@ -95,19 +95,19 @@ class _RunCommand(TargetCommand):
     common = COMMON_OPTIONS
     examples = (
         ("4 ranks on this machine", "ddplaunch run --nproc 4 train.py --lr 0.1"),
-        ("a function, called in each rank; one rank for each GPU", "ddplaunch run train.py:main --lr 0.1"),
+        ("a function, called in each rank; one rank per GPU", "ddplaunch run train.py:main --lr 0.1"),
         (
-            "2 machines; type the same on the other one, with --node-rank 1",
+            "2 machines; run the same on the other one, with --node-rank 1",
             "ddplaunch run --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 train.py",
         ),
-        ("2 hosts by SSH, 4 ranks on each", "ddplaunch run --hosts n1:4,n2:4 train.py"),
-        ("print what would run where; start nothing", "ddplaunch run --dry-run --nproc 4 train.py"),
+        ("2 hosts over SSH, 4 ranks on each", "ddplaunch run --hosts n1:4,n2:4 train.py"),
+        ("print the plan without starting anything", "ddplaunch run --dry-run --nproc 4 train.py"),
     )
 
 
 @click.command(cls=_RunCommand, options_metavar="[OPTIONS]", context_settings=SETTINGS, params=PARAMS)
 def run(**_: object) -> None:
-    """Start a training job on this machine, or this machine's share of one.
+    """Run a training job on this machine, or this machine's part of a multi-node job.
 
     \b
     TARGET is one of
@@ -120,6 +120,6 @@ def run(**_: object) -> None:
     Options come before TARGET, and arguments of the target after it. Directly after TARGET, --nproc, --nnodes,
     --node-rank, --master-addr, --master-port and --dry-run are still options of ddplaunch.
 
-    A function gets rank, local_rank, world_size, device and the like by the names of its parameters, the others
-    from its arguments: --lr 0.1. Options of torchrun work too: `ddplaunch help torchrun`.
+    A function receives rank, local_rank, world_size, device and others by parameter name, and its other parameters
+    from the arguments: --lr 0.1. Options of torchrun work too: `ddplaunch help torchrun`.
     """

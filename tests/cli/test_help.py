@@ -25,9 +25,9 @@ def test_bare_is_help(run_in_fork, words):
     done = run_in_fork(*words)
     assert done.returncode == 0
     assert done.stdout.startswith("Usage: ddplaunch [OPTIONS] ")
-    assert re.search(r"^  run +Start a training job", done.stdout, re.MULTILINE)
+    assert re.search(r"^  run +Run a training job", done.stdout, re.MULTILINE)
     assert re.search(r"^  submit +Submit a training job to Slurm", done.stdout, re.MULTILINE)
-    assert re.search(r"^  devices +Show", done.stdout, re.MULTILINE)
+    assert re.search(r"^  devices +List", done.stdout, re.MULTILINE)
     assert re.findall(r"(?m)^(\w+):$", done.stdout) == [
         *("Options", "Run", "Watch", "Diagnose", "Clusters", "Housekeeping"),
     ]
