@@ -1,4 +1,4 @@
-"""The options of ``ddplaunch submit`` beside those of ``run``: what each is, how it is read, its heading."""
+"""The options of ``ddplaunch submit`` in addition to those of ``run``, by heading, with their parsers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from ddplaunch.words import join_names
 
 REFUSED_OPTIONS = {
     **{name: hint for name, hint in batch_command.REFUSED_RUN_OPTIONS.items() if name != "--exclude"},
-    "--env": "export it: a job of Slurm has the variables of this shell",
-    "--token": "set DDPLAUNCH_TOKEN: Slurm hands it on, and no script has it",
+    "--env": "export it: a Slurm job inherits the variables of this shell",
+    "--token": "set DDPLAUNCH_TOKEN: Slurm passes it on, and it is not written to the script",
     "--json": "--dry-run prints the script",
 }
-"""Options that a job of Slurm cannot have, and what to type instead."""
+"""Options that a Slurm job cannot have, and what to do instead."""
 
 SCHEDULER_OPTIONS = {"pe": ("sge",), "qsub_args": ("sge", "pbs"), "bsub_args": ("lsf",)}
-"""Options that only some schedulers have, by click's names."""
+"""Options that only some schedulers have, by their Python names."""
 
 _RESERVED_SBATCH_OPTIONS = {
     "--ntasks",
@@ -46,11 +46,11 @@ _RESERVED_SBATCH_OPTIONS = {
 
 
 def _split(ctx: click.Context, param: click.Parameter, text: str, program: str, example: str) -> list[str]:
-    """The words of an option that is passed on to a program."""
+    """Split the value of an option that is passed to a program."""
     try:
         words = shlex.split(text)
     except ValueError:
-        raise invalid_value(ctx, param, text, "a quotation mark is missing") from None
+        raise invalid_value(ctx, param, text, "unclosed quotation mark") from None
     if not words or not words[0].startswith("-"):
         hint = f"--{program}-arg=--{text if words else example}"
         raise invalid_value(ctx, param, text, f"expected an option of {program}", hint)
@@ -63,10 +63,10 @@ def _sbatch_args(ctx: click.Context, param: click.Parameter, values: tuple[str, 
         words = _split(ctx, param, text, "sbatch", "hint=nomultithread")
         name = words[0].partition("=")[0]
         if name in _RESERVED_SBATCH_OPTIONS:
-            hint = "ddplaunch asks for one task a node, in this folder, and starts the ranks itself: --nproc"
+            hint = "ddplaunch requests one task per node, in this folder, and starts the ranks itself: --nproc"
             raise invalid_value(ctx, param, text, f"ddplaunch sets {name} itself", hint)
         if name == "--exclusive" and "=" in words[0]:
-            continue  # ours is without a value
+            continue  # ddplaunch's has no value
         if ours := own.get(name) or SBATCH_ALIASES.get(name):
             raise invalid_value(ctx, param, text, f"ddplaunch has {ours} itself", f"use {ours}")
     return values
@@ -76,7 +76,7 @@ _RESERVED_SRUN_OPTIONS = {
     "--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node", "--kill-on-bad-exit", "-K", "--cpus-per-task", "-c",
     "--container-image", "--container-mounts", "--container-workdir",
 }  # fmt: skip
-"""Options of srun that the script sets."""
+"""Options of srun that the batch script sets."""
 
 
 def _srun_args(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
@@ -192,13 +192,13 @@ HEADINGS = {
                      help="Print the batch script and the source of each value, and exit."),
     ),
 }  # fmt: skip
-"""The options under their headings in the help."""
+"""The options by heading in the help."""
 
 COMMON_OPTIONS = (
     "--nodes", "--gpus-per-node", "--cpus-per-task", "--mem", "--time", "--partition", "--account", "--nproc",
     "--array", "--output", "--requeue", "--follow", "--dry-run", "--help", "--help-all",
 )  # fmt: skip
-"""The options that most people need."""
+"""The options in ``--help``."""
 
 _SBATCH_OPTIONS = (
     "acctg-freq", "batch", "bb", "bbf", "begin", "cluster-constraint", "clusters", "container", "core-spec",
@@ -217,11 +217,11 @@ _SBATCH_LETTERS = {
     "-b": "begin", "-B": "extra-node-info", "-F": "nodefile", "-H": "hold", "-i": "input", "-k": "no-kill",
     "-L": "licenses", "-M": "clusters", "-O": "overcommit", "-s": "oversubscribe", "-S": "core-spec", "-W": "wait",
 }  # fmt: skip
-"""The options that sbatch(1) has and we have not: with a value, without one or with one behind "=", as letters."""
+"""Options of sbatch(1) that ddplaunch lacks: with a value; without, or with one after "="; single letters."""
 
 
 def pass_through_words(words: list[str]) -> str | None:
-    """The words that pass an option of sbatch on, where ``words`` begin with one that ddplaunch does not have."""
+    """Return the --sbatch-arg for an option of sbatch, that ddplaunch lacks, at the start of ``words``; else None."""
     typed, equals, value = words[0].partition("=")
     name = _SBATCH_LETTERS.get(typed, typed.removeprefix("--").replace("_", "-"))
     if typed not in _SBATCH_LETTERS and not typed.startswith("--"):

@@ -1,4 +1,4 @@
-"""The command and its subcommands as click has them; each is in a file of its own."""
+"""The ``ddplaunch`` command group of click, shell completion, and the commands ``completion`` and ``help``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ COMMANDS = {
     "completion": ("cli.commands", "Print the completion script for a shell."),
     "help": ("cli.commands", "Show the help of a command or a page of the documentation."),
 }
-"""The module of each, imported only when it is needed, and what it is for. Its function has the command's name."""
+"""The module of each command, imported on use, and its summary. Its function has the command's name."""
 
 GROUPS = {
     "Run": ("run", "stop", "wait"),
@@ -54,7 +54,7 @@ GROUPS = {
 }
 """The headings of the help, and the commands under each. A command without a group is listed last, under "Other"."""
 
-_MEANT = {
+_FOREIGN_COMMANDS = {
     **dict.fromkeys(("status", "list", "ls", "jobs", "queue"), "ps"),
     **dict.fromkeys(("kill", "cancel", "end", "terminate"), "stop"),
     **dict.fromkeys(("rm", "remove", "delete", "prune", "purge"), "clean"),
@@ -65,7 +65,7 @@ _MEANT = {
     **dict.fromkeys(("sbatch", "qsub", "bsub"), "submit"),
     **{"watch": "top", "monitor": "top", "check": "doctor", "version": "--version", "pdb": "debug"},
 }
-"""What other programs call a command of ours."""
+"""Names of commands in other programs, and the command that an error suggests."""
 
 
 class _Commands(click.Group):
@@ -110,7 +110,7 @@ class _Commands(click.Group):
         if ".py" in word or ":" in word or os.path.exists(word):
             hint = _suggest_run(args)
         else:
-            near = _MEANT.get(word) or closest_match(word, COMMANDS)
+            near = _FOREIGN_COMMANDS.get(word) or closest_match(word, COMMANDS)
             near = near and f"ddplaunch {near}"
             hint = f"did you mean {near}?" if near else f"commands: {', '.join(COMMANDS)}"
         raise UsageError(f"{word} is not a command of ddplaunch", hint)
@@ -133,10 +133,10 @@ def cli(ctx: click.Context) -> None:
 
 
 def run_with_click(words: list[str]) -> object:
-    """Run the words as click reads them; return what the command does.
+    """Run a command line with click; return what the command returns.
 
     Raises:
-        LaunchError: the words make no sense, or the command says so.
+        LaunchError: the command line is invalid, or the command fails.
     """
     try:
         return cli.main(words, prog_name="ddplaunch", complete_var=COMPLETION_VARIABLE, standalone_mode=False)
@@ -154,7 +154,7 @@ def run_with_click(words: list[str]) -> object:
 
 
 def _bad_value(error: click.BadParameter) -> str:
-    """What is wrong with a value, where it is one of a few in the words of ``run``."""
+    """Return the message about an invalid value; for a choice in the same form as for ``run``."""
     found = re.fullmatch(r"'(.*)' is not one of .*", error.message)
     if not (found and error.param and error.ctx and isinstance(error.param.type, click.Choice)):
         return error.format_message().rstrip(".")
@@ -164,7 +164,7 @@ def _bad_value(error: click.BadParameter) -> str:
 
 
 class _Bash(BashComplete):
-    """Completes file.py:function too, which bash takes for three words."""
+    """Completes file.py:function too, which bash splits into three words."""
 
     _typed = ""
 
@@ -189,7 +189,7 @@ add_completion_class(_Bash)
 
 
 def completion_script(shell: str) -> str | None:
-    """The script that completes ``ddplaunch`` in a shell; None where click does not support that shell."""
+    """Return the completion script for a shell, None if click does not support it."""
     found = get_completion_class(shell)
     return found(cli, {}, "ddplaunch", COMPLETION_VARIABLE).source() if found else None
 
@@ -237,7 +237,7 @@ def help(ctx: click.Context, topic: str | None) -> None:
 
 
 def _pages() -> dict[str, str]:
-    """The pages of the documentation: in the package, or beside it in a checkout."""
+    """Return the pages of the documentation: in the package, or next to it in a checkout."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for folder in (os.path.join(package, "docs"), os.path.join(os.path.dirname(package), "docs")):
         if os.path.isfile(os.path.join(folder, "start.md")):

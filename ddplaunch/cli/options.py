@@ -1,4 +1,4 @@
-"""The options of ``ddplaunch run``: each declared once, with its type, spelling and help; and their values."""
+"""The options of ``ddplaunch run``: their declarations, with spelling, type and help, and their values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any, TypedDict
 
     class Inferred(TypedDict, total=False):
-        """What hosts and surroundings can say where the user does not."""
+        """Values that hosts or the cluster environment can supply."""
 
         cluster: str
         nnodes: tuple[int, int]
@@ -85,7 +85,7 @@ WARM_VARIABLE = "DDPLAUNCH_WARM"
 
 
 def _option(spelling: str, help: str, read: Any = None, **how: Any) -> Any:
-    """An option with a value: a name and what the help calls its value, or the only values, as in "tcp|none"."""
+    """Declare an option with a value; ``spelling`` is its name and a metavar, or its valid values, like "tcp|none"."""
     name, _, metavar = spelling.partition(" ")
     if "|" in metavar:
         how["choices"] = metavar.split("|")
@@ -112,13 +112,13 @@ _heartbeat_timeout = number_reader(
     parse_seconds,
     MIN_HEARTBEAT_TIMEOUT_S,
     WEEK_S,
-    f"{MIN_HEARTBEAT_TIMEOUT_S:g} or more seconds: with fewer, a busy node counts as lost",
+    f"{MIN_HEARTBEAT_TIMEOUT_S:g} seconds or more: with less, a busy node counts as lost",
 )
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The values of all options and arguments. What a field's default is declares the option."""
+    """The values of all options and arguments. The default of each field declares its option."""
 
     module: bool = _flag("-m --module", "Run TARGET as a module, like `python -m`.")
     no_python: bool = _flag("--no-python", "Run TARGET as a program that is not Python.")
@@ -398,50 +398,52 @@ class RunOptions:
     as_json: bool = _flag("--json as_json", "With --dry-run: print the plan as JSON.")
     target: str = _argument("target")
     args: tuple[str, ...] = _argument("args", rest=True)
-    sources: Mapping[str, OptionSource] = field(default_factory=dict)  # of each value, by the option's name
+    sources: Mapping[str, OptionSource] = field(default_factory=dict)  # of each value, by the name of the option
 
     def is_set(self, name: str) -> bool:
-        """Whether the user has set it, by an option or a variable."""
+        """Whether the user has set an option, on the command line or by a variable."""
         return self.sources[name] in (OptionSource.TYPED, OptionSource.VARIABLE)
 
     @property
     def has_side_programs(self) -> bool:
-        """Whether node 0 runs other programs of the user's than the ranks."""
+        """Whether node 0 runs sidecars or --notify commands."""
         return bool(self.sidecar or self.notify) or self.tensorboard is not None
 
     @property
     def inferred_names(self) -> tuple[str, ...]:
-        """The options that have their values from the surroundings."""
+        """The options whose values come from the cluster environment."""
         return tuple(name for name, source in self.sources.items() if source is OptionSource.CLUSTER)
 
     def with_values(self, source: OptionSource, changes: Inferred) -> RunOptions:
-        """Return a copy with these values, which come from ``source``."""
+        """Return a copy with these values from ``source``."""
         return replace(self, **changes, sources={**self.sources, **dict.fromkeys(changes, source)})
 
     def with_defaults(self, source: OptionSource, defaults: Inferred) -> RunOptions:
         """Return a copy with those of these values that the user has not set; None is skipped.
 
-        A project's defaults go before what was detected, and behind hosts that were typed.
+        A project's defaults have precedence over the cluster environment, but not over --hosts.
         """
-        before = (
+        preceding = (
             OptionSource.TYPED,
             OptionSource.VARIABLE,
             *([OptionSource.FILE] if source is OptionSource.CLUSTER else []),
         )
-        unset: Any = {n: value for n, value in defaults.items() if value is not None and self.sources[n] not in before}
+        unset: Any = {
+            n: value for n, value in defaults.items() if value is not None and self.sources[n] not in preceding
+        }
         return self.with_values(source, unset)
 
     def subset_for(self, kind: type[Any]) -> dict[str, Any]:
-        """The values of the options that a class has as fields, by the same names."""
+        """Return the values of the options that are fields of a dataclass, by their common names."""
         return {name: getattr(self, name) for name in RunOptions.__match_args__ if name in kind.__match_args__}
 
     def to_argv(self, excluded: Collection[str]) -> Iterator[str]:
-        """The options that the user or the project has set, as they are typed, but for those in ``excluded``."""
+        """Return the command line of the options that the user or the project has set, except those in ``excluded``."""
         for option in OPTIONS:
-            chosen = not option.is_argument and (
+            is_chosen = not option.is_argument and (
                 self.is_set(option.name) or self.sources[option.name] is OptionSource.FILE
             )
-            if chosen and option.name not in excluded:
+            if is_chosen and option.name not in excluded:
                 yield from to_argv(option, getattr(self, option.name))
 
 

@@ -1,6 +1,6 @@
-"""``ddplaunch run`` as click has it, for its help and for completion; ``reader`` reads it.
+"""``ddplaunch run`` as a click command, for its help and shell completion only; ``reader`` parses its command line.
 
-Its options as click's own are what other commands that start a target take too.
+``PARAMS``, its options as click options, are also those of ``submit`` and ``manifest``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SOURCE_BY_CLICK = {
 
 
 class PathType(click.Path):
-    """Words that may be anything here, and are completed as the names of files or folders."""
+    """Accepts any text; a shell completes it as a path, or as a function in a file."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return value
@@ -38,7 +38,7 @@ class PathType(click.Path):
 
 
 def _functions(path: str) -> list[str]:
-    """The functions of a file that may be targets."""
+    """List the public functions of a Python file, without running it."""
     try:
         with open(path, "rb") as file:
             body = ast.parse(file.read()).body
@@ -48,10 +48,10 @@ def _functions(path: str) -> list[str]:
 
 
 class RunName(click.types.StringParamType):
-    """The name of a run, or the number of a submitted job, which a shell completes."""
+    """The name of a run or the number of a submitted job, with shell completion."""
 
     def __init__(self, *, running: bool = False) -> None:
-        """``running``: of jobs that go on alone."""
+        """``running``: complete only jobs that are running."""
         self.running = running
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -85,7 +85,7 @@ PARAMS = [_make_click_param(option) for option in OPTIONS]
 
 
 def value_source(context: click.Context, name: str) -> OptionSource:
-    """Where click has the value of an option from."""
+    """Return where click found the value of an option."""
     source = context.get_parameter_source(name)
     return _SOURCE_BY_CLICK.get(source.name, OptionSource.DEFAULT) if source else OptionSource.DEFAULT
 

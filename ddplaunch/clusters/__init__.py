@@ -2,7 +2,7 @@
 
 Variables in, facts out: no scheduler is asked. Some systems give a file of hosts, which is read; some launchers of MPI
 are asked about hosts, on the way that they give their processes.
-The caller decides what to do with a finding, and which options override it.
+The caller decides what to do with a cluster_env, and which options override it.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def detect(environ: Mapping[str, str], only: str | None = None) -> ClusterEnv | 
         raise UsageError(f"unknown --cluster {only}; known: {', '.join((*SYSTEMS, NO_CLUSTER))}")
     script: ClusterEnv | None = None
     for each in SYSTEMS.values() if only is None else (SYSTEMS[only],):
-        finding = each.detect(environ)
-        if finding and not finding.is_batch_script:
-            return _with_allocation(finding, environ)
-        script = script or finding
+        cluster_env = each.detect(environ)
+        if cluster_env and not cluster_env.is_batch_script:
+            return _with_allocation(cluster_env, environ)
+        script = script or cluster_env
     if only is None:
         check_ambiguous_rank(EnvVariables(environ))
     if script:
@@ -68,22 +68,22 @@ def find_marker(environ: Mapping[str, str]) -> str | None:
     return next((name for each in SYSTEMS.values() for name in each.marker_variables if environ.get(name)), None)
 
 
-def _with_allocation(finding: ClusterEnv, environ: Mapping[str, str]) -> ClusterEnv:
+def _with_allocation(cluster_env: ClusterEnv, environ: Mapping[str, str]) -> ClusterEnv:
     """Add what the batch system knows and the launcher inside it does not: where node 0 is, and a port for the job.
 
     MPI's launchers number processes and say nothing about hosts; by default they fill those of the allocation in its
     order, so that rank 0 is on the first.
     """
-    if finding.nnodes == 1 and not finding.rank_assignment:
-        return finding
+    if cluster_env.nnodes == 1 and not cluster_env.rank_assignment:
+        return cluster_env
     given = next((found for each in SYSTEMS.values() if (found := each.read_allocation(environ))), None)
     if given is None:
-        return finding
-    if finding.port is None:
-        finding = replace(finding, port=port_for_job(given.job_id))
-    if finding.address is None and given.hosts:
+        return cluster_env
+    if cluster_env.port is None:
+        cluster_env = replace(cluster_env, port=port_for_job(given.job_id))
+    if cluster_env.address is None and given.hosts:
         first = given.hosts[0]
         note = f"rank 0 is expected on {first}, the first of {given.variable}; --master-addr says otherwise"
-        variables = (*finding.variables, given.variable)
-        finding = replace(finding, address=first, variables=variables, notes=(*finding.notes, note))
-    return finding
+        variables = (*cluster_env.variables, given.variable)
+        cluster_env = replace(cluster_env, address=first, variables=variables, notes=(*cluster_env.notes, note))
+    return cluster_env

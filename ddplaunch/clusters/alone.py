@@ -24,12 +24,12 @@ WORLD_SIZE_VARIABLE = "WORLD_SIZE"
 
 
 def check_single_node(
-    environ: Mapping[str, str], ranks: int, finding: ClusterEnv | None, is_here: Callable[[str], bool | None]
+    environ: Mapping[str, str], ranks: int, cluster_env: ClusterEnv | None, is_here: Callable[[str], bool | None]
 ) -> str | None:
     """Return what people should know of a job with this number of ``ranks`` on this machine alone.
 
     Args:
-        finding: what a system says that leaves this open: of a script, or of one copy of many.
+        cluster_env: what a system says that leaves this open: of a script, or of one copy of many.
         is_here: whether an address is this machine's, None if it cannot be resolved; asked only where nothing else is.
 
     Raises UsageError if the variables speak of several nodes.
@@ -44,7 +44,7 @@ def check_single_node(
     where = environ.get(address or "", "")
 
     def doubt() -> UsageError:
-        numbered = index or (finding.variables[0] if finding and finding.may_be_single else None)
+        numbered = index or (cluster_env.variables[0] if cluster_env and cluster_env.may_be_single else None)
         found = (numbered, count, WORLD_SIZE_VARIABLE if more else None, address)
         nodes = size // ranks if size and size % ranks == 0 else None
         said = [f"{name}={sanitize_line(environ[name])}" for name in found if name]
@@ -52,9 +52,9 @@ def check_single_node(
 
     if (count and nnodes != 1) or (index and node_rank != 0):
         raise doubt()
-    if count or size == 1 or _is_loopback(where) or (finding and finding.is_batch_script):
+    if count or size == 1 or _is_loopback(where) or (cluster_env and cluster_env.is_batch_script):
         return None
-    if more or (index and size != ranks) or (address and finding):
+    if more or (index and size != ranks) or (address and cluster_env):
         raise doubt()
     if not address or index:
         return None

@@ -1,4 +1,4 @@
-"""What a system's variables say, and a system as we know it; the caller decides what to do with a finding."""
+"""What a system's variables say, and a system as we know it; the caller decides what to do with a cluster_env."""
 
 from __future__ import annotations
 

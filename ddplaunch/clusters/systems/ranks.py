@@ -25,10 +25,10 @@ def torchelastic(environ: EnvVariables) -> ClusterEnv | None:
     run id. ``torch.distributed.is_torchelastic_launched()`` goes by the same variable.
     """
     run_id = "TORCHELASTIC_RUN_ID"  # my-job
-    if not (finding := torch.detect(environ)):
+    if not (cluster_env := torch.detect(environ)):
         return None
     name = None if environ[run_id] == DEFAULT_RUN_ID else environ[run_id]
-    return replace(finding, cluster="torchelastic", variables=(run_id, *finding.variables), run_id=name)
+    return replace(cluster_env, cluster="torchelastic", variables=(run_id, *cluster_env.variables), run_id=name)
 
 
 @register_system("azureml", "AZUREML_EXPERIMENT_ID", priority=DetectionPriority.RANK)
@@ -39,15 +39,15 @@ def azureml(environ: EnvVariables) -> ClusterEnv | None:
     With one it sets the same, and means a node: the documented way is to start torchrun there with NODE_RANK.
     """
     run_id = environ.get("AZUREML_RUN_ID") or None  # loving_drum_4kwx1yvh2m
-    if finding := openmpi.detect(environ):
+    if cluster_env := openmpi.detect(environ):
         mpi_addresses = ("AZ_BATCH_MASTER_NODE", "AZ_BATCHAI_MPI_MASTER_NODE")  # 10.0.0.4:6000; alone without a port
         name = next((name for name in mpi_addresses if environ.is_set(name)), None)
         return replace(
-            finding,
+            cluster_env,
             cluster="azureml",
-            variables=(*finding.variables, *([name] if name else [])),
-            address=environ[name].partition(":")[0] if name else finding.address,
-            run_id=run_id or finding.run_id,
+            variables=(*cluster_env.variables, *([name] if name else [])),
+            address=environ[name].partition(":")[0] if name else cluster_env.address,
+            run_id=run_id or cluster_env.run_id,
         )
     nnodes, size = "AZUREML_NODE_COUNT", "WORLD_SIZE"  # the latter counts nodes, or processes with several a node
     needed = ("NODE_RANK", size, "MASTER_ADDR")
