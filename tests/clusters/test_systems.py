@@ -649,7 +649,7 @@ def test_a_list_of_hosts_that_cannot_be_one(tmp_path: Path, hosts: Path) -> None
         ("/dev/zero", "not a regular file"),
         (hosts, "more than 16777216 bytes"),
     ):
-        with pytest.raises(UsageError, match=f"{odd} cannot be read as a file of hosts: {why}"):
+        with pytest.raises(UsageError, match=f"{odd} cannot be read as a host file: {why}"):
             seen("pbs", {"PBS_JOBID": "1234.server", "PBS_NODEFILE": str(odd)})
 
 

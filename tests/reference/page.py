@@ -245,8 +245,8 @@ def all_caps(path: Path) -> list[str]:
 def _exit_codes() -> Iterator[str]:
     yield "## Exit codes\n"
     yield (
-        "The exit code is that of the first rank that [failed](failures.md), or one of the launcher's own, which have a "
-        "name in `ddplaunch.errors`. All nodes of a job return the same.\n"
+        "The exit code is that of the first rank that [failed](failures.md), or one of the launcher's own, which have "
+        "names in `ddplaunch.errors`. All nodes of a job return the same.\n"
     )
     ours = {number: (name, text) for name, number, text in records.error_codes()}
     rows = []

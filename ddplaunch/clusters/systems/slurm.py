@@ -48,7 +48,7 @@ def allocation(environ: Mapping[str, str]) -> Allocation | None:
     return Allocation(environ[JOB_ID], hosts, JOB_NODELIST)
 
 
-@register_system("slurm", JOB_ID, priority=DetectionPriority.STEP, allocation=allocation, one_log=True)
+@register_system("slurm", JOB_ID, priority=DetectionPriority.STEP, allocation=allocation, has_shared_log=True)
 def slurm(environ: EnvVariables) -> ClusterEnv | None:
     """Recognise a task of a step, or a process of a job that no step has started."""
     if environ.is_set(STEP_ID) and environ.number(STEP_ID) < FIRST_SPECIAL_STEP:
