@@ -1,4 +1,7 @@
-"""What people type, parsed and wired: a file for each command; this one runs it, and says how it went wrong."""
+"""The command line: ``main`` runs the command of ``sys.argv``, prints its error and returns its exit code.
+
+Each command, and each part of ``ddplaunch run``, has a file of its own.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,21 @@ from ddplaunch.errors import EXIT_OS, EXIT_OUTPUT, EXIT_SIGNAL, EXIT_SOFTWARE, E
 from ddplaunch.inherited import AT_START
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-COMPLETION_VARIABLE = "_DDPLAUNCH_COMPLETE"  # the variable by which a shell asks click for completions (README)
+COMPLETION_VARIABLE = "_DDPLAUNCH_COMPLETE"  # set by a shell's completion script (README)
 
 
 def main() -> None:
-    """Run the command line, and end with its exit code."""
+    """Run the command line and exit with its exit code."""
     exit_fast(run_command_line())
 
 
 def run_command_line() -> int:
-    """Run the command line; every way out of here is an exit code, and no traceback of ours reaches a user."""
+    """Run the command line and return its exit code; users never see a traceback of ddplaunch itself."""
     if sys.platform == "win32":
         print("ddplaunch does not support Windows; it runs in WSL 2.", file=sys.stderr)
         sys.exit(EXIT_USAGE)
     AT_START.take()
-    gc.set_threshold(100_000)  # objects: to look for garbage among what is imported takes 5 % of a start
+    gc.set_threshold(100_000)  # objects: collections during the imports take 5 % of a start
     _open_standard_streams()
     try:
         code = _dispatch(sys.argv[1:])
@@ -46,7 +49,7 @@ def run_command_line() -> int:
 
 
 def _flush() -> None:
-    """Write what stdout still holds. Raises OSError where the disk is full, and for nothing else."""
+    """Flush stdout. Raises OSError only if the disk is full."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -55,18 +58,18 @@ def _flush() -> None:
 
 
 def _dispatch(words: list[str]) -> object:
-    """Run the command; click, which took a third of a start to load, is for all but ``ddplaunch run``, and its help."""
+    """Run the command. Only ``ddplaunch run`` works without click, whose import took a third of a start."""
     if words[:1] == ["run"] and COMPLETION_VARIABLE not in os.environ:
         from ddplaunch.cli.command_line import HELP
         from ddplaunch.cli.run import run
 
-        try:  # it ends as click ends a command
+        try:  # the same endings as those of a click command
             if (code := run(words[1:])) is not None:
                 return code
         except BrokenPipeError:  # `| head` has read enough
             return 1
         except KeyboardInterrupt:
-            write_text("\n", err=True)  # behind the terminal's ^C
+            write_text("\n", err=True)  # after the terminal's ^C
             raise
         words = ["run", next(word for word in words if word in HELP)]
     from ddplaunch.cli.commands import run_with_click
@@ -75,37 +78,37 @@ def _dispatch(words: list[str]) -> object:
 
 
 def _out_of_memory_hint() -> str:
-    import resource  # which Windows has not, and it is to be told so
+    import resource  # missing on Windows, whose users get an error above
 
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
-        return "end what uses it"
+        return "stop other processes that use memory"
     return f"the limit on the memory of a process is {limit >> 10} KiB (ulimit -v): raise it"
 
 
 def _report_internal_error(error: Exception) -> int:
-    """Say that it is our fault, and keep the traceback for a report; return the exit code."""
+    """Report a bug of ddplaunch and save the traceback to a file; return the exit code."""
     import tempfile
 
-    said = f"{type(error).__name__}: {error}"
-    if isinstance(error, OSError) and error.errno in _FULL:  # what stdout is sent to
+    summary = f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError) and error.errno in _FULL:  # stdout's file
         what = f"cannot write {error.filename or 'the output'}: {error.strerror}"
         print_error(what, "free some space, or write elsewhere", EXIT_OUTPUT)
         return EXIT_OUTPUT
     try:
-        # the words typed stay out: one may be a token
+        # without the command line, which may contain a token
         details = f"ddplaunch {__version__}, Python {sys.version}\n{format_trace(error)}"
         with tempfile.NamedTemporaryFile(prefix="ddplaunch-bug-", suffix=".txt", delete=False) as file:
             file.write(details.encode(errors="backslashreplace"))
-        kept = f"the details are in {file.name}"
+        hint = f"the details are in {file.name}"
     except OSError:
-        kept = "no file could be made for the details"
-    print_error(f"bug in ddplaunch: {said}", f"please report it; {kept}", EXIT_SOFTWARE)
+        hint = "the details could not be written to a file"
+    print_error(f"bug in ddplaunch: {summary}", f"please report it; {hint}", EXIT_SOFTWARE)
     return EXIT_SOFTWARE
 
 
 def _open_standard_streams() -> None:
-    """Keep descriptors 0 to 2 from becoming anything else of ours where we were started without them."""
+    """Open missing descriptors 0 to 2 on /dev/null, so that no other file of ddplaunch gets these numbers."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
@@ -116,11 +119,11 @@ def _open_standard_streams() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may be any bytes
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be any bytes
 
 
 def exit_fast(code: int) -> None:
-    """End without taking the interpreter apart: nothing of ours is left that would need it."""
+    """Flush the output and exit without finalizing the interpreter, which would only cost time."""
     if pmi := sys.modules.get("ddplaunch.clusters.pmi"):
         pmi.finalize()
     for stream in (sys.stdout, sys.stderr):

@@ -1,7 +1,7 @@
-"""Commands that write a job for a scheduler: ``submit`` and ``manifest``.
+"""Base of ``submit`` and ``manifest``, the commands that write a job for a scheduler.
 
-Their own options are for the scheduler; the options of ``run`` are for the job and travel with it. A value comes from
-the command line, else from a file (``defaults``), else the scheduler chooses.
+Their own options are for the scheduler; options of ``run`` are passed to ``ddplaunch run`` in the job. Values come from
+the command line, then from a file (``defaults``), else the scheduler decides.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from ddplaunch.cli.values import UNITS, parse_seconds
 from ddplaunch.errors import UsageError, sanitize_line
 
 REFUSED_RUN_OPTIONS = {
-    **dict.fromkeys(("--nnodes", "--standalone"), "--nodes N says how many"),
+    **dict.fromkeys(("--nnodes", "--standalone"), "use --nodes N"),
     "--node-rank": "leave it out: the scheduler numbers the nodes",
     **dict.fromkeys(
         ("--master-addr", "--rdzv-backend", "--rdzv-endpoint", "--local-addr"),
-        "leave it out: node 0 is the first of the nodes that the scheduler gives",
+        "leave it out: node 0 is the first node of the allocation",
     ),
     **dict.fromkeys(
         ("--join-window", "--max-membership-changes", "--grow"),
-        "leave it out: the job has the nodes that the scheduler gives it",
+        "leave it out: the job runs on all nodes of its allocation",
     ),
     **dict.fromkeys(
         ("--hosts", "--hostfile", "--include", "--exclude", "--env", "--remote-python"),
@@ -60,50 +60,51 @@ REFUSED_RUN_OPTIONS = {
     "--stdin": "leave it out: a batch job has no terminal",
     "--ui": "leave it out: a batch job has no terminal",
 }
-"""Options of ``run`` and of torchrun that such a job cannot have, and what to type instead."""
+"""Options of ``run`` and of torchrun that a batch job cannot have, and what to do instead."""
 
 SBATCH_ALIASES = {
     "-a": "--array", "-C": "--constraint", "--num-nodes": "--nodes", "-o": "--output", "-q": "--qos",
     "-d": "--dependency", "-e": "--error",
     "-w": "--nodelist", "-x": "--exclude", "-n": "--nproc", "--ntasks": "--nproc", "--ntasks-per-node": "--nproc",
 }  # fmt: skip
-"""What sbatch and other programs call an option of ours."""
+"""Options of sbatch and other programs, and ddplaunch's option for each."""
 
 
 TRAILING_BATCH_OPTIONS = TRAILING_OPTIONS - {DRY_RUN, JSON} | {"--nodes", "--gpus-per-node"}
-"""The options that are ours right behind the target too."""
+"""The options that are ddplaunch's directly after the target too."""
 
 
 class ParsedBatchLine(NamedTuple):
-    """What the command has read, and click's context keeps."""
+    """The parsed command line, stored in click's context."""
 
     line: SplitArgv
-    defaults: Defaults  # for what the line does not say
+    defaults: Defaults  # for options not in the line
 
 
 _META_KEY = "ddplaunch.line"
 
 
 class BatchCommand(TargetCommand):
-    """Takes the options of ``run`` as ``run`` does, before, between and behind its own.
+    """A command that accepts the options of ``run`` among its own.
 
-    It never guesses that a word is the program's if it could be ours: what goes to a scheduler is paid for.
+    A word after the target that could be an option is always an error, never passed to the program with a note: the
+    job's node hours are paid for.
     """
 
-    own_options: Mapping[str, Sequence[click.Option]]  # the options for the scheduler, under their headings in the help
-    foreign_options: Mapping[str, str] = {}  # options of other commands, and which have them
-    refused_options: Mapping[str, str]  # options of run and torchrun that make no sense here, and what to do instead
+    own_options: Mapping[str, Sequence[click.Option]]  # the options for the scheduler, by heading in the help
+    foreign_options: Mapping[str, str] = {}  # options of other commands, and these commands
+    refused_options: Mapping[str, str]  # options of run and torchrun, and what to do instead
 
     def spellings(self, ctx: click.Context) -> dict[str, bool]:
-        """Every spelling of every option of ours and of ``run``, and whether it takes a value."""
+        """Return every spelling of every own option and of those of ``run``, and whether it takes a value."""
         return {**spellings(PARAMS), **spellings(self.get_params(ctx))}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Have click read our words alone, which it would look for in front of the first other word only."""
-        if ctx.resilient_parsing:  # shell completion looks at half a line
+        """Split the line, then let click parse the options; alone, click stops at the first argument."""
+        if ctx.resilient_parsing:  # shell completion of an unfinished line
             return super().parse_args(ctx, args)
         known = self.spellings(ctx)
-        # Variables count where the job runs.
+        # Without the environment: torchrun's variables are read where the job runs.
         translation = translate_torchrun(args, known, {}, refused=self.refused_options, skipped=SBATCH_ALIASES.keys())
         line = self.split_argv(ctx, translation)
         if HELP.isdisjoint(line.options):
@@ -113,7 +114,7 @@ class BatchCommand(TargetCommand):
         return super().parse_args(ctx, [*line.options, "--", *target, *line.program_args])
 
     def split_argv(self, ctx: click.Context, typed: TranslatedArgv) -> SplitArgv:
-        """Split the words typed; a command may look at them before."""
+        """Split the command line and read the defaults; a command may override it to check the words first."""
         known = self.spellings(ctx)
         of_sbatch = {of: name for of, name in SBATCH_ALIASES.items() if name in known}
         elsewhere = {**FOREIGN_OPTION_NAMES, **self.foreign_options, **of_sbatch}
@@ -137,26 +138,26 @@ class BatchCommand(TargetCommand):
 
 
 def _check_gpus(typed: Mapping[str, str], defaults: Defaults) -> None:
-    """Refuse a number of GPUs in ``--gpus``, as sbatch has it: here it is the index of one."""
+    """Check that ``--gpus`` is not used like sbatch's, for a number of GPUs: here it is a list of indices."""
     text = typed.get("--gpus", "")
     if not re.fullmatch(r"([a-zA-Z][\w.-]*:)?\d+", text):
         return
-    asked = {name: default.value for name, default in defaults.values.items()}
-    asked |= {name[2:].replace("-", "_"): value for name, value in typed.items()}
-    count = str(asked.get("gpus_per_node") or asked.get("gpus_per_task") or "").rpartition(":")[2]
-    if text.isdecimal() and (asked.get("gres") or (count.isdecimal() and int(text) < int(count))):
+    values = {name: default.value for name, default in defaults.values.items()}
+    values |= {name[2:].replace("-", "_"): value for name, value in typed.items()}
+    count = str(values.get("gpus_per_node") or values.get("gpus_per_task") or "").rpartition(":")[2]
+    if text.isdecimal() and (values.get("gres") or (count.isdecimal() and int(text) < int(count))):
         return
-    what = f"--gpus {text} does not ask for GPUs: it chooses those with these indices on each node"
-    raise UsageError(what, f"--gpus-per-node {text} asks for {text.rpartition(':')[2]} on each node")
+    what = f"--gpus {text} does not request GPUs: it selects GPUs of each node by index"
+    raise UsageError(what, f"--gpus-per-node {text} requests {text.rpartition(':')[2]} on each node")
 
 
 def parse_notes() -> ParseNotes:
-    """Return the remarks on the command line that is being run."""
+    """Return the notes on the current command line."""
     return click.get_current_context().find_object(ParseNotes) or ParseNotes()
 
 
 def with_command_name(command: click.Command, error: UsageError) -> UsageError:
-    """The error of what we share with ``run``, with this command in its hint."""
+    """Return an error of code shared with ``run`` with this command's name in its hint."""
     hint = error.hint and re.sub(r"(?m)^(.*?)ddplaunch run\b", rf"\1ddplaunch {command.name}", error.hint)
     return UsageError(error.message, hint)
 
@@ -172,14 +173,14 @@ def flatten_options(own: Mapping[str, Sequence[click.Option]]) -> list[click.Opt
 
 
 def all_params(own: Mapping[str, Sequence[click.Option]], refused: Mapping[str, str]) -> list[click.Parameter]:
-    """The parameters of a command: its own, then those of ``run`` that travel with the job."""
+    """Return the parameters of a command: its own, then those of ``run`` that it passes on."""
     options = flatten_options(own)
     taken = {*refused, *(option.opts[-1] for option in options)}
     return [*options, *(param for param in PARAMS if param.opts[-1] not in taken)]
 
 
 def option_sections(own: Mapping[str, Sequence[click.Option]], refused: Mapping[str, str]) -> dict[str, Sequence[str]]:
-    """The headings of its help, likewise."""
+    """Return the headings of its help, likewise."""
     taken = {*refused, *(option.opts[-1] for option in flatten_options(own))}
     ours = {heading: [option.opts[-1] for option in options] for heading, options in own.items()}
     theirs = {heading: [name for name in names if name not in taken] for heading, names in SECTIONS.items()}
@@ -197,9 +198,10 @@ def pattern_reader(
     *,
     unique_names: bool = False,
 ) -> OptionReader:
-    """Read a value of this pattern, or several; errors say what was ``expected``.
+    """Return a parser of values that match a pattern; errors say that ``expected`` was expected.
 
-    ``convert`` converts a single one. With ``unique_names`` no two may have the same name before a "=".
+    ``convert`` converts the value of an option that cannot be repeated. With ``unique_names``, names before "=" must
+    differ.
     """
 
     def read(ctx: click.Context, param: click.Parameter, value: str | tuple[str, ...] | None) -> object:
@@ -215,23 +217,23 @@ def pattern_reader(
 
 
 def check_unique_names(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -> None:
-    """Refuse two values for one name."""
+    """Check that no name has two values."""
     names = [text.partition("=")[0] for text in texts]
     for name, text in zip(names, texts, strict=True):
         if names.count(name) > 1:
-            raise invalid_value(ctx, param, text, f"{name} is there twice", "leave one out")
+            raise invalid_value(ctx, param, text, f"duplicate {name}", "leave one out")
 
 
 def invalid_value(
     ctx: click.Context, param: click.Parameter, text: str, what: str, hint: str | None = None
 ) -> UsageError:
-    """The error of a value, with the file that it comes from."""
+    """Build the error of an invalid value, with the file that it comes from."""
     file = default_file_of(ctx, param)
     return UsageError(f"{param.opts[-1]} {text}: {what}{f' ({file})' if file else ''}", hint)
 
 
 def parse_time_s(time: str) -> int | None:
-    """What a value of --time is in seconds; None for no limit, which 0 is too (sbatch(1))."""
+    """Convert a value of --time to seconds; None for no limit, also for 0 (sbatch(1))."""
     if not time[0].isdigit():
         return None
     days, dash, rest = time.rpartition("-")
@@ -248,9 +250,9 @@ TIME_PATTERN = r"\d{1,9}(:\d\d?){0,2}|\d{1,9}-\d\d?(:\d\d?){0,2}|UNLIMITED|INFIN
 
 
 def time_reader(example: str) -> OptionReader:
-    """Read a time in one of these forms, or with a unit as the times of ``run``; return it as sbatch takes it.
+    """Return a parser of times, in sbatch's forms or with a unit as for ``run``; its result is in sbatch's form.
 
-    A number alone is minutes for sbatch and seconds for ``run``, so it is refused.
+    A plain number is an error: it would be minutes for sbatch and seconds for ``run``.
     """
     form = pattern_reader(
         TIME_PATTERN, f"a time with a unit like 4h or 90m, or days-hours:minutes:seconds, like {example}"
@@ -282,37 +284,37 @@ def option(
     multiple: bool = False,
     path: bool = False,
 ) -> click.Option:
-    """An option with a value; ``names`` are its own and, after a space, the one that Python has for it."""
+    """Create an option with a value; ``names``: its spellings and, after a space, its Python name."""
     kind = PathType(dir_okay=False) if path else None
     help += "; may be repeated." if multiple else ""
     return click.Option(names.split(), metavar=metavar, help=help, callback=callback, multiple=multiple, type=kind)
 
 
 CONFIG = option(
-    "--config", "FILE", "Read defaults from this file, not the nearest pyproject.toml; none reads no file.", path=True
+    "--config", "FILE", "Read defaults from this file instead of the nearest pyproject.toml, or from none.", path=True
 )
 _NODES = pattern_reader(r"[1-9]\d{0,5}", "a number of nodes, 1 or more", int)
 NODES = click.Option(
     ["-N", "--nodes"], metavar="N", help="Number of nodes.", callback=_NODES, default="1", show_default=True
 )
 _CPUS = pattern_reader(r"[1-9]\d{0,8}", "a number of CPUs for all ranks of a node, like 64", int)
-CPUS = option("-c --cpus-per-task", "N", "CPUs on each node, for all its ranks.", _CPUS)
-TIME_HELP = "Time limit: 4h, 90m, 4:00:00, or 1-12 for a day and a half."
+CPUS = option("-c --cpus-per-task", "N", "Number of CPUs on each node, for all its ranks.", _CPUS)
+TIME_HELP = "Time limit: 4h, 90m, 4:00:00, or 1-12 for one day and 12 hours."
 TIME = option("-t --time", "TIME", TIME_HELP, time_reader("4:00:00"))
 MEMORY = pattern_reader(r"\d{1,15}[KMGT]?B?", "a size like 200G, or 0 for all memory of the node")
 JOB_NAME = option("-J --job-name", "NAME", "Name of the job.  [default: from the target]")
 
 
 def run_argv(ctx: click.Context) -> tuple[str, ...]:
-    """The words for ``ddplaunch run`` on the nodes: as typed, without those for the scheduler."""
+    """Return the arguments of ``ddplaunch run`` on the nodes: the command line without the scheduler's options."""
     line = parsed_line(ctx).line
     assert line.target is not None
     takes, own = spellings(ctx.command.params), spellings(flatten_options(_own_options(ctx)))
     words: list[str] = []
-    typed = iter(line.options)
-    for word in typed:
+    rest = iter(line.options)
+    for word in rest:
         name, equals, _ = word.partition("=")
-        value = [next(typed)] if takes[name] and not equals else []
+        value = [next(rest)] if takes[name] and not equals else []
         if name not in own:
             words += [word, *value]
     if line.target.startswith("-"):
@@ -330,14 +332,14 @@ def print_sources(
     *,
     dry_run: bool,
 ) -> None:
-    """Print on stderr where values come from, and notes: in a dry run of all values, else of those from files.
+    """Print the sources of values to stderr, then notes: of all values in a dry run, else of those from files.
 
     Args:
-        values: by click's names of the options.
+        values: by the Python names of the options.
         otherwise: the source of a value that was not given, by the option's name without dashes.
-        notes: those on the job; what people should know of the words typed and of files not read stands before them.
-        overrides: the variables that sbatch reads, by the option's name.
-        more: lines on other values.
+        notes: on the job; printed after those on the command line and on files that were not read.
+        overrides: the environment variables that sbatch reads, by the option's name.
+        more: more lines for a dry run.
     """
     lines = []
     for option in flatten_options(_own_options(ctx)):
@@ -353,8 +355,13 @@ def print_sources(
             lines.append(f"{key}: {', '.join(map(str, value)) if isinstance(value, tuple) else value} ({source})")
     for line in (*lines, *(more if dry_run else ())):
         click.echo(line if dry_run else f"ddplaunch: {line}", err=True)
-    said = parse_notes()
-    for note in (*said.torchrun_notes, *filter(None, [said.lookalike_note]), *parsed_line(ctx).defaults.notes, *notes):
+    parsed = parse_notes()
+    for note in (
+        *parsed.torchrun_notes,
+        *filter(None, [parsed.lookalike_note]),
+        *parsed_line(ctx).defaults.notes,
+        *notes,
+    ):
         click.echo(f"{'note' if dry_run else 'ddplaunch'}: {note}", err=True)
 
 
@@ -364,6 +371,6 @@ def _own_options(ctx: click.Context) -> Mapping[str, Sequence[click.Option]]:
 
 
 def default_file_of(ctx: click.Context, param: click.Parameter) -> str | None:
-    """The file of defaults that a value comes from; None if it does not."""
+    """Return the configuration file that a value comes from, None if it comes from elsewhere."""
     name = param.name or ""
     return parsed_line(ctx).defaults.values[name].file if value_source(ctx, name) is OptionSource.FILE else None

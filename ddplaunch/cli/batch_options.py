@@ -1,4 +1,4 @@
-"""The options of ``ddplaunch submit`` beside those of ``run``: what each is, how it is read, its heading."""
+"""The options of ``ddplaunch submit`` in addition to those of ``run``, by heading, with their parsers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from ddplaunch.words import join_names
 
 REFUSED_OPTIONS = {
     **{name: hint for name, hint in batch_command.REFUSED_RUN_OPTIONS.items() if name != "--exclude"},
-    "--env": "export it: a job of Slurm has the variables of this shell",
-    "--token": "set DDPLAUNCH_TOKEN: Slurm hands it on, and no script has it",
+    "--env": "export it: a Slurm job inherits the variables of this shell",
+    "--token": "set DDPLAUNCH_TOKEN: Slurm passes it on, and it is not written to the script",
     "--json": "--dry-run prints the script",
 }
-"""Options that a job of Slurm cannot have, and what to type instead."""
+"""Options that a Slurm job cannot have, and what to do instead."""
 
 SCHEDULER_OPTIONS = {"pe": ("sge",), "qsub_args": ("sge", "pbs"), "bsub_args": ("lsf",)}
-"""Options that only some schedulers have, by click's names."""
+"""Options that only some schedulers have, by their Python names."""
 
 _RESERVED_SBATCH_OPTIONS = {
     "--ntasks",
@@ -46,11 +46,11 @@ _RESERVED_SBATCH_OPTIONS = {
 
 
 def _split(ctx: click.Context, param: click.Parameter, text: str, program: str, example: str) -> list[str]:
-    """The words of an option that is passed on to a program."""
+    """Split the value of an option that is passed to a program."""
     try:
         words = shlex.split(text)
     except ValueError:
-        raise invalid_value(ctx, param, text, "a quotation mark is missing") from None
+        raise invalid_value(ctx, param, text, "unclosed quotation mark") from None
     if not words or not words[0].startswith("-"):
         hint = f"--{program}-arg=--{text if words else example}"
         raise invalid_value(ctx, param, text, f"expected an option of {program}", hint)
@@ -63,10 +63,10 @@ def _sbatch_args(ctx: click.Context, param: click.Parameter, values: tuple[str, 
         words = _split(ctx, param, text, "sbatch", "hint=nomultithread")
         name = words[0].partition("=")[0]
         if name in _RESERVED_SBATCH_OPTIONS:
-            hint = "ddplaunch asks for one task a node, in this folder, and starts the ranks itself: --nproc"
+            hint = "ddplaunch requests one task per node, in this folder, and starts the ranks itself: --nproc"
             raise invalid_value(ctx, param, text, f"ddplaunch sets {name} itself", hint)
         if name == "--exclusive" and "=" in words[0]:
-            continue  # ours is without a value
+            continue  # ddplaunch's has no value
         if ours := own.get(name) or SBATCH_ALIASES.get(name):
             raise invalid_value(ctx, param, text, f"ddplaunch has {ours} itself", f"use {ours}")
     return values
@@ -76,7 +76,7 @@ _RESERVED_SRUN_OPTIONS = {
     "--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node", "--kill-on-bad-exit", "-K", "--cpus-per-task", "-c",
     "--container-image", "--container-mounts", "--container-workdir",
 }  # fmt: skip
-"""Options of srun that the script sets."""
+"""Options of srun that the batch script sets."""
 
 
 def _srun_args(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
@@ -121,80 +121,84 @@ HEADINGS = {
     "Resources": (
         NODES,
         option("--gpus-per-node", "N",
-               "GPUs on each node, like 8 or a100:8. Each gets a rank, unless --nproc says otherwise.", _GPUS),
-        option("--gpus-per-task", "N", "The same as --gpus-per-node: a node has one task, ddplaunch.", _GPUS),
+               "Number of GPUs on each node, like 8 or a100:8. --nproc defaults to it.", _GPUS),
+        option("--gpus-per-task", "N", "The same as --gpus-per-node: each node has one task, ddplaunch.", _GPUS),
         option("--gres", "LIST", "Generic resources on each node, like gpu:a100:8 or gpu:8,nvme:1."),
         CPUS,
-        option("--mem", "SIZE", "Memory on each node, like 200G; 0 is all.", MEMORY),
+        option("--mem", "SIZE", "Memory on each node, like 200G; 0 for all.", MEMORY),
         option("--mem-per-gpu", "SIZE", "Memory for each GPU, instead of --mem.", _MEMORY_OF_ONE),
         option("--mem-per-cpu", "SIZE", "Memory for each CPU, instead of --mem.", _MEMORY_OF_ONE),
         TIME,
     ),
     "For Slurm": (
-        option("-p --partition", "NAME", "Partition to queue in; a list like a,b for either."),
+        option("-p --partition", "NAME", "Partition, or a list like a,b for any of them."),
         option("-A --account", "NAME", "Account to charge."),
         option("--qos", "NAME", "Quality of service."),
-        option("--constraint", "LIST", "Features that the nodes must have."),
-        option("--nodelist", "LIST", "Nodes that the job must include, like gpu[1-4]."),
-        option("--exclude", "LIST", "Nodes that the job must not use, like gpu[1-4]."),
-        click.Option(["--exclusive"], is_flag=True, help="Take whole nodes: no other job runs there."),
-        option("--reservation", "NAME", "Use nodes of this reservation."),
-        option("--dependency", "LIST", "Begin when other jobs allow it: afterok:4711, afterany:4711:4712, singleton.",
+        option("--constraint", "LIST", "Required features of the nodes."),
+        option("--nodelist", "LIST", "Nodes to include, like gpu[1-4]."),
+        option("--exclude", "LIST", "Nodes to exclude, like gpu[1-4]."),
+        click.Option(["--exclusive"], is_flag=True, help="Allocate whole nodes, not shared with other jobs."),
+        option("--reservation", "NAME", "Reservation to use."),
+        option("--dependency", "LIST", "Start after other jobs: afterok:4711, afterany:4711:4712, singleton.",
                pattern_reader(rf"({_DEPENDENCY_PATTERN})([,?]({_DEPENDENCY_PATTERN}))*",
                     "conditions like afterok:4711, afterany:4711:4712 or singleton")),
-        option("--mail-type", "LIST", "Send mail on these: BEGIN, END, FAIL, TIME_LIMIT_90, ALL, …", _parse_mail_types),
-        option("--mail-user", "ADDRESS", "Who gets that mail.  [default: you]"),
-        option("--comment", "TEXT", "A comment, which squeue and sacct can show."),
+        option("--mail-type", "LIST", "Send mail on these events: BEGIN, END, FAIL, TIME_LIMIT_90, ALL, …",
+               _parse_mail_types),
+        option("--mail-user", "ADDRESS", "Recipient of the mail.  [default: you]"),
+        option("--comment", "TEXT", "Comment, shown by squeue and sacct."),
         option("--array", "LIST",
-               "Submit a job for each index, like 0-3. The program reads SLURM_ARRAY_TASK_ID, or the like.",
+               "Submit a job for each index, like 0-3, which the program finds in SLURM_ARRAY_TASK_ID or the like.",
                pattern_reader(r"[\d,-]+(:\d+)?(%\d+)?", "a list of indices like 0-3 or 1,5%2")),
         JOB_NAME,
         option("--output", "FILE",
-               "Log file, with sbatch's patterns.  [default: slurm-%j.out; with --array, slurm-%A_%a.out]",
+               "Log file; may contain sbatch's patterns.  [default: slurm-%j.out; with --array, slurm-%A_%a.out]",
                path=True),
-        option("--error", "FILE", "File for stderr, with the same patterns.  [default: the log file]", path=True),
+        option("--error", "FILE",
+               "File for stderr; may contain the same patterns.  [default: the log file]", path=True),
         option("--sbatch-arg sbatch_args", "OPTION",
-               "Any other option of sbatch, like --sbatch-arg=--hint=nomultithread", _sbatch_args, multiple=True),
+               "Another option for sbatch, like --sbatch-arg=--hint=nomultithread", _sbatch_args, multiple=True),
         option("--srun-arg srun_args", "OPTION",
-               "An option of srun, which starts ddplaunch on each node, like --srun-arg=--cpu-bind=none", _srun_args,
+               "Option for srun, which starts ddplaunch on each node, like --srun-arg=--cpu-bind=none", _srun_args,
                multiple=True),
         CONFIG,
     ),
     "For Grid Engine, PBS and LSF": (
         click.Option(["--scheduler"], metavar="NAME", default="slurm", show_default=True, callback=_scheduler,
-                     help="slurm; sge for Grid Engine, pbs or lsf, where --partition names a queue."),
+                     help="Scheduler: slurm, sge (Grid Engine), pbs or lsf. Except for slurm, --partition is a queue."),
         option("--pe", "NAME",
-               "Parallel environment of Grid Engine, which must give each host the same number of slots."),
-        option("--qsub-arg qsub_args", "OPTION", "Any other option of qsub, like --qsub-arg='-l h_vmem=4G'",
+               "Parallel environment of Grid Engine. It must allocate the same number of slots on each host."),
+        option("--qsub-arg qsub_args", "OPTION", "Another option for qsub, like --qsub-arg='-l h_vmem=4G'",
                multiple=True),
-        option("--bsub-arg bsub_args", "OPTION", "Any other option of bsub, like --bsub-arg='-M 200G'", multiple=True),
+        option("--bsub-arg bsub_args", "OPTION", "Another option for bsub, like --bsub-arg='-M 200G'", multiple=True),
     ),
     "Environment of the job": (
-        option("--setup", "FILE|CMD", "A file to source, or a command to run, before the job starts", multiple=True),
-        option("--teardown", "FILE|CMD", "The same at the end, whatever the exit code, which stays the job's",
+        option("--setup", "FILE|CMD", "File to source, or command to run, before the job starts", multiple=True),
+        option("--teardown", "FILE|CMD",
+               "File to source, or command to run, after the job, without effect on its exit code",
                multiple=True),
-        option("--container-image", "IMAGE", "Run in this container image; needs pyxis on the nodes."),
+        option("--container-image", "IMAGE", "Container image to run in. Requires pyxis on the nodes."),
         option("--container-mounts", "LIST",
-               "Folders to mount in the container, SRC:DST,…, besides the current folder", multiple=True),
+               "Folders to mount in the container besides the current one: SRC:DST,…", multiple=True),
     ),
     "After the start": (
         option("--requeue", "N",
-               "When the job is preempted or its time is up: warn it, and start it again, at most N times.",
+               "Requeue the job when it is preempted or reaches its time limit, at most N times. Ranks get a signal.",
                pattern_reader(r"\d{1,4}", "a number of times, like 3", int)),
         click.Option(["--follow/--no-follow"], default=False,
-                     help="Show the log as it grows, and end with the job's exit code."),
+                     help="Follow the log, and exit with the job's exit code."),
     ),
     "Dry run and help": (
-        click.Option(["--dry-run"], is_flag=True, help="Print the script and the source of each value."),
+        click.Option(["--dry-run"], is_flag=True,
+                     help="Print the batch script and the source of each value, and exit."),
     ),
 }  # fmt: skip
-"""The options under their headings in the help."""
+"""The options by heading in the help."""
 
 COMMON_OPTIONS = (
     "--nodes", "--gpus-per-node", "--cpus-per-task", "--mem", "--time", "--partition", "--account", "--nproc",
     "--array", "--output", "--requeue", "--follow", "--dry-run", "--help", "--help-all",
 )  # fmt: skip
-"""The options that most people need."""
+"""The options in ``--help``."""
 
 _SBATCH_OPTIONS = (
     "acctg-freq", "batch", "bb", "bbf", "begin", "cluster-constraint", "clusters", "container", "core-spec",
@@ -213,11 +217,11 @@ _SBATCH_LETTERS = {
     "-b": "begin", "-B": "extra-node-info", "-F": "nodefile", "-H": "hold", "-i": "input", "-k": "no-kill",
     "-L": "licenses", "-M": "clusters", "-O": "overcommit", "-s": "oversubscribe", "-S": "core-spec", "-W": "wait",
 }  # fmt: skip
-"""The options that sbatch(1) has and we have not: with a value, without one or with one behind "=", as letters."""
+"""Options of sbatch(1) that ddplaunch lacks: with a value; without, or with one after "="; single letters."""
 
 
 def pass_through_words(words: list[str]) -> str | None:
-    """The words that pass an option of sbatch on, where ``words`` begin with one that ddplaunch does not have."""
+    """Return the --sbatch-arg for an option of sbatch, that ddplaunch lacks, at the start of ``words``; else None."""
     typed, equals, value = words[0].partition("=")
     name = _SBATCH_LETTERS.get(typed, typed.removeprefix("--").replace("_", "-"))
     if typed not in _SBATCH_LETTERS and not typed.startswith("--"):

@@ -1,4 +1,4 @@
-"""The command and its subcommands as click has them; each is in a file of its own."""
+"""The ``ddplaunch`` command group of click, shell completion, and the commands ``completion`` and ``help``."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from ddplaunch.errors import UsageError, sanitize_line
 from ddplaunch.words import choice, closest_match
 
 COMMANDS = {
-    "run": ("cli.run_command", "Start a training job on this machine, or this machine's share of one."),
+    "run": ("cli.run_command", "Run a training job, or this machine's part of a multi-node job."),
     "stop": ("commands.runs.stop", "Stop a running job."),
-    "wait": ("commands.runs.stop", "Wait for the end of a job, and return its exit code."),
-    "ps": ("commands.runs.ps", "Show your jobs: on this machine, submitted, and ended."),
-    "top": ("commands.top", "Show what a running job does, and where each rank stands."),
-    "logs": ("commands.runs.logs", "Print what the ranks of a run print, or printed last."),
-    "report": ("commands.runs.report", "Tell how a run ended, and what each rank used."),
-    "stacks": ("commands.stacks", "Show who waits for whom in a running job, and where each rank is."),
-    "debug": ("commands.debug", "Type to the debugger of ranks that are at a breakpoint, or stop one."),
-    "profile": ("commands.profile.command", "Show where the ranks of a running job spend their time."),
-    "doctor": ("commands.doctor.command", "Look for what would break or slow a job, on this machine or many."),
+    "wait": ("commands.runs.stop", "Wait for a job to end and return its exit code."),
+    "ps": ("commands.runs.ps", "List your jobs: running here, submitted and recently ended."),
+    "top": ("commands.top", "Show the live status of a running job and its ranks."),
+    "logs": ("commands.runs.logs", "Show the output of a run."),
+    "report": ("commands.runs.report", "Summarize a run: result, failure, goodput, memory."),
+    "stacks": ("commands.stacks", "Show the stacks of all ranks and which ranks wait for which."),
+    "debug": ("commands.debug", "Attach to the debugger of the ranks, or pause a rank."),
+    "profile": ("commands.profile.command", "Profile the ranks of a running job."),
+    "doctor": ("commands.doctor.command", "Check one or many machines for problems that break or slow jobs."),
     "submit": ("commands.submit.command", "Submit a training job to Slurm, Grid Engine, PBS or LSF."),
-    "attach": ("commands.attach", "Follow a job that was submitted, to its end."),
-    "manifest": ("commands.manifest.command", "Print a training job for Kubernetes as YAML."),
-    "devices": ("commands.devices", "Show the GPUs, processors and NUMA nodes of this machine."),
-    "warm": ("commands.warm", "Show, or end, what is kept to start the next runs sooner."),
-    "clean": ("commands.runs.clean", "Remove what is kept of runs that have ended."),
-    "completion": ("cli.commands", "Print the script that completes commands in a shell."),
-    "help": ("cli.commands", "Show the help of a command, or a page of the documentation."),
+    "attach": ("commands.attach", "Follow the log of a submitted job."),
+    "manifest": ("commands.manifest.command", "Print a training job as YAML for Kubernetes."),
+    "devices": ("commands.devices", "List the GPUs and CPUs of this machine."),
+    "warm": ("commands.warm", "List or stop warm zygotes, which make later runs start faster."),
+    "clean": ("commands.runs.clean", "Delete the records of finished runs."),
+    "completion": ("cli.commands", "Print the completion script for a shell."),
+    "help": ("cli.commands", "Show the help of a command or a page of the documentation."),
 }
-"""The module of each, imported only when it is needed, and what it is for. Its function has the command's name."""
+"""The module of each command, imported on use, and its summary. Its function has the command's name."""
 
 GROUPS = {
     "Run": ("run", "stop", "wait"),
@@ -54,7 +54,7 @@ GROUPS = {
 }
 """The headings of the help, and the commands under each. A command without a group is listed last, under "Other"."""
 
-_MEANT = {
+_FOREIGN_COMMANDS = {
     **dict.fromkeys(("status", "list", "ls", "jobs", "queue"), "ps"),
     **dict.fromkeys(("kill", "cancel", "end", "terminate"), "stop"),
     **dict.fromkeys(("rm", "remove", "delete", "prune", "purge"), "clean"),
@@ -65,7 +65,7 @@ _MEANT = {
     **dict.fromkeys(("sbatch", "qsub", "bsub"), "submit"),
     **{"watch": "top", "monitor": "top", "check": "doctor", "version": "--version", "pdb": "debug"},
 }
-"""What other programs call a command of ours."""
+"""Names of commands in other programs, and the command that an error suggests."""
 
 
 class _Commands(click.Group):
@@ -110,7 +110,7 @@ class _Commands(click.Group):
         if ".py" in word or ":" in word or os.path.exists(word):
             hint = _suggest_run(args)
         else:
-            near = _MEANT.get(word) or closest_match(word, COMMANDS)
+            near = _FOREIGN_COMMANDS.get(word) or closest_match(word, COMMANDS)
             near = near and f"ddplaunch {near}"
             hint = f"did you mean {near}?" if near else f"commands: {', '.join(COMMANDS)}"
         raise UsageError(f"{word} is not a command of ddplaunch", hint)
@@ -124,19 +124,19 @@ def _suggest_run(words: list[str]) -> str:
 @click.version_option(__version__, "-V", "--version", prog_name="ddplaunch", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """Start PyTorch distributed training: ddplaunch run train.py --nproc 4
+    """Launch PyTorch distributed training: ddplaunch run train.py --nproc 4
 
-    `ddplaunch help COMMAND` shows the options of a command, `ddplaunch help start` the first page of the documentation.
+    `ddplaunch help COMMAND` shows the options of a command, `ddplaunch help start` the introduction.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
 
 def run_with_click(words: list[str]) -> object:
-    """Run the words as click reads them; return what the command does.
+    """Run a command line with click; return what the command returns.
 
     Raises:
-        LaunchError: the words make no sense, or the command says so.
+        LaunchError: the command line is invalid, or the command fails.
     """
     try:
         return cli.main(words, prog_name="ddplaunch", complete_var=COMPLETION_VARIABLE, standalone_mode=False)
@@ -154,7 +154,7 @@ def run_with_click(words: list[str]) -> object:
 
 
 def _bad_value(error: click.BadParameter) -> str:
-    """What is wrong with a value, where it is one of a few in the words of ``run``."""
+    """Return the message about an invalid value; for a choice in the same form as for ``run``."""
     found = re.fullmatch(r"'(.*)' is not one of .*", error.message)
     if not (found and error.param and error.ctx and isinstance(error.param.type, click.Choice)):
         return error.format_message().rstrip(".")
@@ -164,7 +164,7 @@ def _bad_value(error: click.BadParameter) -> str:
 
 
 class _Bash(BashComplete):
-    """Completes file.py:function too, which bash takes for three words."""
+    """Completes file.py:function too, which bash splits into three words."""
 
     _typed = ""
 
@@ -189,7 +189,7 @@ add_completion_class(_Bash)
 
 
 def completion_script(shell: str) -> str | None:
-    """The script that completes ``ddplaunch`` in a shell; None where click does not support that shell."""
+    """Return the completion script for a shell, None if click does not support it."""
     found = get_completion_class(shell)
     return found(cli, {}, "ddplaunch", COMPLETION_VARIABLE).source() if found else None
 
@@ -197,7 +197,7 @@ def completion_script(shell: str) -> str | None:
 @click.command()
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def completion(shell: str) -> None:
-    """Print the script that completes commands, options, files, functions and runs in a shell.
+    """Print the shell script that completes commands, options, files, functions and runs.
 
     \b
       bash: eval "$(ddplaunch completion bash)" in ~/.bashrc
@@ -211,9 +211,9 @@ def completion(shell: str) -> None:
 @click.argument("topic", required=False)
 @click.pass_context
 def help(ctx: click.Context, topic: str | None) -> None:
-    """Show the help of a command, or a page of the documentation.
+    """Show the help of a command or a page of the documentation.
 
-    TOPIC is a command, like run, or a page, like start, torchrun or hangs; without it, all are listed.
+    TOPIC is a command, like run, or a page, like start, torchrun or hangs. Without it, all are listed.
     """
     assert ctx.parent is not None
     if topic in COMMANDS:
@@ -237,7 +237,7 @@ def help(ctx: click.Context, topic: str | None) -> None:
 
 
 def _pages() -> dict[str, str]:
-    """The pages of the documentation: in the package, or beside it in a checkout."""
+    """Return the pages of the documentation: in the package, or next to it in a checkout."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for folder in (os.path.join(package, "docs"), os.path.join(os.path.dirname(package), "docs")):
         if os.path.isfile(os.path.join(folder, "start.md")):

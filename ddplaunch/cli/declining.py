@@ -1,4 +1,4 @@
-"""A command that is refused on one node of several which were started together: the others are to hear of it."""
+"""Reports a usage error on one node to the other nodes of the job, which then end with it too."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from ddplaunch.errors import UsageError, host_name
 from ddplaunch.plan.rendezvous import SOURCE_MISSING, locate_store
 
 
-def notify_other_nodes(error: UsageError, options: RunOptions, listening: socket.socket | None) -> None:
-    """Let the other nodes end with this error too, unless a person is here to type the command again.
+def notify_other_nodes(error: UsageError, options: RunOptions, listener_socket: socket.socket | None) -> None:
+    """Make the other nodes end with this error too, unless stdin is a terminal where the command can be repeated.
 
-    Over SSH the hosts' own connections do so, and a person who started each node will start this one once more; but
-    where node 0's port is taken, all must be started again with another one.
-    ``listening`` is on the control port, if this node came so far.
+    Over SSH the connections of the hosts do that. Nodes that were started one by one are not notified either, since
+    this one can be started again; unless node 0's port is taken: then all need another port.
+    ``listener_socket`` is on the control port, if this node has opened it.
     """
     if options.dry_run or options.hosts or options.hostfile or os.isatty(0):  # as in a shell of srun --pty
         return
     try:
-        options, finding = detect_cluster(options)
-        if not isinstance(options.node_rank, int) or (finding is None and not isinstance(error, PortTaken)):
+        options, cluster_env = detect_cluster(options)
+        if not isinstance(options.node_rank, int) or (cluster_env is None and not isinstance(error, PortTaken)):
             return
-        asked = (options.master_addr, options.master_port, options.init_method)
-        address, port = locate_store(*asked, nnodes=options.nnodes[1], here=None, environ=os.environ)
-        rules = read_job_config(options, address.value, int(port.value), finding)
-        if rules.port is not None and address.source != SOURCE_MISSING:
-            decline_to_join(rules, options.node_rank, host_name(), error, listening)
+        given = (options.master_addr, options.master_port, options.init_method)
+        address, port = locate_store(*given, nnodes=options.nnodes[1], here=None, environ=os.environ)
+        job_config = read_job_config(options, address.value, int(port.value), cluster_env)
+        if job_config.port is not None and address.source != SOURCE_MISSING:
+            decline_to_join(job_config, options.node_rank, host_name(), error, listener_socket)
     except UsageError:
-        pass  # the first error is the one to mend
+        pass  # the first error has been printed

@@ -1,15 +1,15 @@
-"""Defaults of ``run``, ``submit`` and ``manifest`` in files, each command's in the table of its name.
+"""Reads the configuration files: default values of options of ``run``, ``submit`` and ``manifest``.
 
-A project's are in ``[tool.ddplaunch.submit]`` of the nearest pyproject.toml, in the current folder or above; a user's
-in ``[submit]`` of ``ddplaunch.toml`` in XDG_CONFIG_HOME (XDG Base Directory Specification). Keys are the names of the
-options without dashes.
+A project's file is the nearest pyproject.toml, in the current folder or above, with ``[tool.ddplaunch.submit]``. A
+user's file is ``ddplaunch.toml`` in XDG_CONFIG_HOME (XDG Base Directory Specification), with ``[submit]``. Keys are the
+names of options without the leading dashes.
 
-Those of ``run`` are a project's alone, of options that say how ranks of this machine run, stop and are shown: none that
-runs a command, reaches a host or names a run. They go before what is detected, and behind what is typed and what
-variables say. The user's own ``[run]`` has what ``cli/zygote.py`` reads.
+For ``run`` only the project's file is read, and only ``ALLOWED_RUN_KEYS``: how ranks on this machine run, stop and are
+shown, but nothing that runs a command, connects to a host or names a run. Precedence: command line, environment
+variables, file, cluster detection. The user's own ``[run]`` is read by ``cli/zygote.py``.
 
-What these files say runs as the user (``setup``). So we read only files of the user and of root, as git does with its
-``safe.directory`` (CVE-2022-24765), and none far above. ``--config FILE`` reads a file of any owner.
+Values of these files run commands as the user (``setup``). So only files owned by the user or root are read, as git
+does with ``safe.directory`` (CVE-2022-24765), and none far above. ``--config FILE`` reads a file of any owner.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ COMMAND_LINE_ONLY = ("--config", "--dry-run")  # options that have no default in
 RUN = "run"
 COMMAND_TABLES = (RUN, "submit", "manifest")  # the commands that have a table
 USER_TABLE = RUN  # the table of the user's own file that ``ddplaunch run`` reads for itself
-MAX_FILE_BYTES = 1 << 20  # of a file; a larger one was not written for us
+MAX_FILE_BYTES = 1 << 20  # a larger file is not read
 
 
 # fmt: off
@@ -54,12 +54,12 @@ ALLOWED_RUN_KEYS = frozenset({
     "no-history", "no-inspect",
 })
 # fmt: on
-"""The options that a project may set."""
+"""The options of ``run`` that a project's file may set."""
 
 
 @dataclass(frozen=True)
 class FileDefault:
-    """A value in a file, as the option's own reader takes it."""
+    """A value from a file, in the form in which the option's ``read`` takes it."""
 
     value: str | bool | tuple[str, ...]
     file: str
@@ -67,70 +67,70 @@ class FileDefault:
 
 @dataclass(frozen=True)
 class Defaults:
-    """What the files say."""
+    """The defaults from all files."""
 
-    values: Mapping[str, FileDefault]  # by click's names of the options
+    values: Mapping[str, FileDefault]  # by the Python names of the options
     notes: tuple[str, ...] = ()  # one for each file that was not read because of its owner
 
 
 def read_defaults(
     command: str, options: Sequence[click.Option], cwd: str, environ: Mapping[str, str], named: str | None = None
 ) -> Defaults:
-    """Read the defaults of a command's options; the project's, whose file may be ``named``, overrule the user's.
+    """Read the defaults of a command's options; the project's override the user's. ``named`` is the file of --config.
 
     Raises:
-        UsageError: a file is not TOML, is too large, has an unknown key or a value of the wrong type; or the file that
-            is named cannot be read.
+        UsageError: a file is not TOML, is too large, has an unknown key or a value of the wrong type; or the file of
+            --config cannot be read.
     """
     if named == NO_FILE:
         return Defaults({})
-    strangers: list[_UntrustedFile] = []
+    untrusted: list[_UntrustedFile] = []
     values: dict[str, FileDefault] = {}
     files = [
-        _find_project_file(cwd, environ, strangers) if named is None else _read_config_file(os.path.join(cwd, named)),
-        _find_user_file(environ, strangers),
+        _find_project_file(cwd, environ, untrusted) if named is None else _read_config_file(os.path.join(cwd, named)),
+        _find_user_file(environ, untrusted),
     ]
     known = {
         option.opts[-1].removeprefix("--"): option for option in options if option.opts[-1] not in COMMAND_LINE_ONLY
     }
     for file in filter(None, files):
-        mine = _command_tables(file).get(command, {})
-        values = {**dict(_option_values(file, command, mine, known, _find_owning_command(command, file))), **values}
-    notes = tuple(f"{each.note}; to read it: --config {shell_quote([each.path])}" for each in strangers)
+        table = _command_tables(file).get(command, {})
+        values = {**dict(_option_values(file, command, table, known, _find_owning_command(command, file))), **values}
+    notes = tuple(f"{each.note}; to read it: --config {shell_quote([each.path])}" for each in untrusted)
     return Defaults(values, notes)
 
 
 def _read_run(
     known: Mapping[str, Option], all_options: Collection[str], cwd: str, environ: Mapping[str, str]
 ) -> Defaults:
-    """Read a project's defaults of ``run``, of the options that are ``known`` by their keys.
+    """Read the project's defaults of ``run`` for the options in ``known``, by their keys.
 
     Raises:
-        UsageError: as ``read_defaults`` does.
+        UsageError: as for ``read_defaults``.
     """
-    strangers: list[_UntrustedFile] = []
-    file = _find_project_file(cwd, environ, strangers)
-    notes = tuple(each.note for each in strangers)
+    untrusted: list[_UntrustedFile] = []
+    file = _find_project_file(cwd, environ, untrusted)
+    notes = tuple(each.note for each in untrusted)
     if file is None or b"ddplaunch" not in file.text:
         return Defaults({}, notes)
 
-    def instead(key: str) -> str | None:
+    def hint_for(key: str) -> str | None:
         if key == "warm":
             return f"[{USER_TABLE}] warm goes into your own ddplaunch.toml, in $XDG_CONFIG_HOME or ~/.config"
         if key in all_options:
-            return f"a project does not set it: type --{key}"
+            return f"a project's file cannot set it: use --{key}"
         return _find_owning_command(RUN, file)(key)
 
-    return Defaults(dict(_option_values(file, RUN, _command_tables(file).get(RUN, {}), known, instead)), notes)
+    return Defaults(dict(_option_values(file, RUN, _command_tables(file).get(RUN, {}), known, hint_for)), notes)
 
 
 def with_project_defaults(
     options: RunOptions, cwd: str, environ: Mapping[str, str]
 ) -> tuple[RunOptions, tuple[str, ...]]:
-    """Fill in what the user has not set; return it with notes on the files.
+    """Fill in options that the user has not set from the project's file; return them with notes on the file.
 
     Raises:
-        UsageError: the file is not TOML, or has an unknown key or a value that the option does not take.
+        UsageError: the file is not TOML, or has an unknown key or an invalid value.
     """
     if options.no_config:
         return options, ()
@@ -142,15 +142,15 @@ def with_project_defaults(
         if options.sources[name] is OptionSource.DEFAULT:
             option = next(each for each in OPTIONS if each.name == name)
             new[name] = _option_value(option, default.value, default.file)
-            if name == "log_dir" and os.path.dirname(default.file) != cwd:  # beside the file that names it
+            if name == "log_dir" and os.path.dirname(default.file) != cwd:  # relative to the file
                 new[name] = os.path.join(os.path.dirname(default.file), new[name])
             used += to_argv(option, new[name])
     if not new:
         return options, found.notes
     sources = {**options.sources, **dict.fromkeys(new, OptionSource.FILE)}
     file = next(iter(found.values.values())).file
-    said = (f"defaults of {file}: {' '.join(used)}",) if used else ()
-    return replace(options, **new, sources=sources), (*found.notes, *said)
+    note = (f"defaults of {file}: {' '.join(used)}",) if used else ()
+    return replace(options, **new, sources=sources), (*found.notes, *note)
 
 
 def _option_value(option: Option, value: str | bool | tuple[str, ...], file: str) -> Any:
@@ -165,10 +165,10 @@ def _option_value(option: Option, value: str | bool | tuple[str, ...], file: str
 
 
 def read_user_table(path: str, name: str) -> dict[str, Any]:
-    """One table of the user's own file, where that is there and has it.
+    """Return one table of the user's own file, {} if there is none.
 
     Raises:
-        UsageError: the file is not TOML, or has something else of that name.
+        UsageError: the file is not TOML, or the name is not that of a table.
     """
     file = _read_if_trusted(path, [])
     if file is None or name.encode() not in file.text:
@@ -187,12 +187,12 @@ class _ConfigFile:
 
     @property
     def untrusted_owner(self) -> int | None:
-        """An owner who is neither the user nor root."""
+        """The owner, if that is neither the user nor root."""
         return next(iter(self.owners - {os.geteuid(), 0}), None)
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The tables that lead to ours."""
+        """The names of the tables around ddplaunch's."""
         return ("tool", "ddplaunch") if os.path.basename(self.path) == PROJECT_FILE else ()
 
     def heading(self, command: str) -> str:
@@ -207,13 +207,13 @@ class _UntrustedFile:
     note: str
 
 
-def _find_project_file(cwd: str, environ: Mapping[str, str], strangers: list[_UntrustedFile]) -> _ConfigFile | None:
-    """The nearest file that we may read, no higher than the home folder, a repository, or this file system."""
+def _find_project_file(cwd: str, environ: Mapping[str, str], untrusted: list[_UntrustedFile]) -> _ConfigFile | None:
+    """Return the nearest trusted file, searching up to the home folder, the repository or the file system's root."""
     home = os.path.realpath(environ["HOME"]) if environ.get("HOME") else None
     device = _filesystem_of(cwd)
     folder = cwd
     while True:
-        found = _read_if_trusted(os.path.join(folder, PROJECT_FILE), strangers)
+        found = _read_if_trusted(os.path.join(folder, PROJECT_FILE), untrusted)
         above = os.path.dirname(folder)
         top = folder == above or os.path.realpath(folder) == home or os.path.lexists(os.path.join(folder, ".git"))
         if found or top or _filesystem_of(above) != device:
@@ -222,20 +222,20 @@ def _find_project_file(cwd: str, environ: Mapping[str, str], strangers: list[_Un
 
 
 def _filesystem_of(folder: str) -> int | None:
-    """The file system of a folder; None where we may not look."""
+    """Return the device number of a folder, None if it cannot be accessed."""
     try:
         return os.stat(folder).st_dev
     except OSError:
         return None
 
 
-def _find_user_file(environ: Mapping[str, str], strangers: list[_UntrustedFile]) -> _ConfigFile | None:
+def _find_user_file(environ: Mapping[str, str], untrusted: list[_UntrustedFile]) -> _ConfigFile | None:
     path = user_config_path(environ)
-    return _read_if_trusted(path, strangers) if path else None
+    return _read_if_trusted(path, untrusted) if path else None
 
 
-def _read_if_trusted(path: str, strangers: list[_UntrustedFile]) -> _ConfigFile | None:
-    """Read a file of the user or root; one of another owner that mentions us is added to ``strangers``."""
+def _read_if_trusted(path: str, untrusted: list[_UntrustedFile]) -> _ConfigFile | None:
+    """Read a file of the user or root; one of another owner that mentions ddplaunch is added to ``untrusted``."""
     if not os.path.isfile(path):
         return None
     try:
@@ -248,7 +248,7 @@ def _read_if_trusted(path: str, strangers: list[_UntrustedFile]) -> _ConfigFile 
         return file
     if b"ddplaunch" in file.text:
         whose = f"it belongs to {_user_name(file.untrusted_owner)}, not to you"
-        strangers.append(_UntrustedFile(path, f"{path} was not read: {whose}"))
+        untrusted.append(_UntrustedFile(path, f"{path} was not read: {whose}"))
     return None
 
 
@@ -260,7 +260,7 @@ def _user_name(uid: int) -> str:
 
 
 def _read_config_file(path: str) -> _ConfigFile:
-    """Read a file of any owner; refuse one that cannot be read, is not a regular file, or is too large."""
+    """Read a file of any owner. Raises UsageError if it cannot be read, is not a regular file, or is too large."""
     try:
         link = os.lstat(path).st_uid
         text, owner = read_file_and_owner(path, MAX_FILE_BYTES)
@@ -275,7 +275,7 @@ def _read_config_file(path: str) -> _ConfigFile:
 
 
 def _command_tables(file: _ConfigFile) -> dict[str, dict[str, Any]]:
-    """The tables of ours in a file, by their commands."""
+    """Return ddplaunch's tables in a file, by command."""
     tables: Any = _parse(file)
     for name in file.tables:
         tables = tables.get(name, {})
@@ -295,13 +295,13 @@ def _option_values(
     command: str,
     table: Mapping[str, Any],
     known: Mapping[str, click.Option] | Mapping[str, Option],
-    instead: Callable[[str], str | None],
+    hint_for: Callable[[str], str | None],
 ) -> Iterator[tuple[str, FileDefault]]:
     heading = file.heading(command)
     for key, value in table.items():
         if key not in known:
             near = closest_match(key.replace("_", "-"), known)
-            hint = instead(key) or (f"did you mean {near}?" if near else f"known: {', '.join(sorted(known))}")
+            hint = hint_for(key) or (f"did you mean {near}?" if near else f"known: {', '.join(sorted(known))}")
             raise UsageError(f"{file.path}: unknown key {key} in {heading}", hint)
         option = known[key]
         yield option.name or "", FileDefault(_to_option_text(value, option, f"{file.path}: {heading} {key}"), file.path)
@@ -315,16 +315,16 @@ def _parse(file: _ConfigFile) -> dict[str, Any]:
     try:
         table: dict[str, Any] = tomllib.loads(file.text.decode())
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{file.path} is not TOML: {error}") from None
+        raise UsageError(f"{file.path}: TOML syntax error: {error}") from None
     except UnicodeDecodeError:
-        raise UsageError(f"{file.path} is not TOML: it is not UTF-8") from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in brackets
+        raise UsageError(f"{file.path} is not UTF-8") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, deeply nested brackets
         raise UsageError(f"{file.path} cannot be read: {error}", "--config none reads no file") from None
     return table
 
 
 def _to_option_text(value: object, option: click.Option | Option, place: str) -> str | bool | tuple[str, ...]:
-    """Turn a value into what the option would have on a command line."""
+    """Convert a value to its form on a command line."""
     if option.is_flag:
         if isinstance(value, bool):
             return value
@@ -341,17 +341,17 @@ def _to_option_text(value: object, option: click.Option | Option, place: str) ->
 
 
 def _find_owning_command(command: str, file: _ConfigFile) -> Callable[[str], str | None]:
-    """Whose table a key belongs in, if it is another command's of those that submit."""
+    """Return a function that names the table of the other command that a key belongs to, or None."""
 
-    def where(key: str) -> str | None:
+    def find_table(key: str) -> str | None:
         from ddplaunch.cli.commands import COMMANDS
 
         for other in COMMAND_TABLES:
             if other in (command, RUN):
                 continue
-            theirs = import_module(f"ddplaunch.{COMMANDS[other][0]}").HEADINGS
-            if any(f"--{key}" in option.opts for options in theirs.values() for option in options):
+            headings = import_module(f"ddplaunch.{COMMANDS[other][0]}").HEADINGS
+            if any(f"--{key}" in option.opts for options in headings.values() for option in options):
                 return f"it belongs in {file.heading(other)}, the defaults of ddplaunch {other}"
         return None
 
-    return where
+    return find_table

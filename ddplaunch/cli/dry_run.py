@@ -1,4 +1,4 @@
-"""``ddplaunch run --dry-run``: the plan is printed, with the command for each other node."""
+"""``ddplaunch run --dry-run``: prints the plan, with the command for each other node."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from ddplaunch.target.target import TargetKind
 from ddplaunch.words import join_names
 
 MAX_EXCLUDED = 5
-"""Modules that the text names as imported in each rank, at most; JSON has them all."""
+"""At most this many modules that each rank imports itself are listed in the text; JSON has all."""
 
 _EXPLICIT_OPTIONS = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "module", "no_python"}
-"""What each node's command has in any case."""
+"""Options that the command of each node has anyway."""
 
 _LOCAL_OPTIONS = {"stdin", "ui", "dry_run", "as_json", "token", *SSH_OPTIONS}
 
 
 def print_plan(plan: Plan, options: RunOptions, alternative_command: str | None, *, is_remote: bool) -> None:
-    """Print the plan, and ``alternative_command``: the command that gives ``--dry-run`` to the target, if it may be meant so."""
+    """Print the plan; then ``alternative_command``, which passes ``--dry-run`` to the target."""
     notes = list(plan.notes)
     if plan.node_rank == 0 and options.has_side_programs:
         from ddplaunch.cli import sidecars
 
         notes += [
-            f"beside rank 0: {each.command_text}" for each in sidecars.read_sidecars(options, is_remote=is_remote)
+            f"sidecar on node 0: {each.command_text}" for each in sidecars.read_sidecars(options, is_remote=is_remote)
         ]
         notes += [
-            f"told what happens: {each.command_text}"
+            f"notified of events: {each.command_text}"
             for each in sidecars.read_notify_commands(options, remote=is_remote)
         ]
     if options.no_inspect:
-        notes.append("--no-inspect: `ddplaunch stacks` cannot ask the ranks what they are doing")
+        notes.append("--no-inspect: `ddplaunch stacks` will not work")
     if plan.nnodes > 1 and not plan.started_rank and not is_remote:
         notes.append(f"nodes other than {plan.node_rank} are unknown and assumed to be like this one")
         if options.token:
@@ -53,11 +53,14 @@ def print_plan(plan: Plan, options: RunOptions, alternative_command: str | None,
     else:
         print_layout(plan, None if is_remote else list(options.to_argv(excluded=_EXPLICIT_OPTIONS | _LOCAL_OPTIONS)))
     if alternative_command:
-        write_text(f"--dry-run was read as ddplaunch's; to pass it on: {alternative_command}\n", err=options.as_json)
+        write_text(
+            f"--dry-run was read as ddplaunch's; to pass it to the program: {alternative_command}\n",
+            err=options.as_json,
+        )
 
 
 def _preload_fact(choice: PreloadPlan) -> Fact:
-    """What is imported once for all ranks, and why no more than that."""
+    """Return the line of the plan on preloaded modules."""
     if not choice.forks:
         return Fact("preloaded", "nothing", choice.unsafe or "each rank is a new interpreter")
     source = "--preload" if choice.user_modules or not choice.modules else "imported once for all ranks"

@@ -1,6 +1,6 @@
-"""A job that is planned, run from here to its end: what watches it, how its end is told, the exit code.
+"""Runs a planned job on this node: builds the supervisor and its observers, prints the result, returns the exit code.
 
-Loaded where a job starts here: with all that it needs.
+Imported only when a job starts on this machine.
 """
 
 from __future__ import annotations
@@ -52,139 +52,130 @@ if TYPE_CHECKING:
     from ddplaunch.live.prompt import TerminalFrontend
     from ddplaunch.live.view import EmbeddedView
 
-EXIT_DELAY_S = (
-    0.5  # seconds by which the others end after node 0, which tells why: mpirun kills all when the first one fails
-)
+EXIT_DELAY_S = 0.5  # other nodes exit after node 0, which prints why: mpirun kills all when the first process fails
 
 
 def bind_control_port(planning: PlanInputs) -> tuple[JobConfig, socket.socket | None]:
-    """Return the job's rules, and node 0's listening socket where this is the first to have its control port.
+    """Return the job config, and on node 0 the socket that listens on the control port.
 
     Raises:
-        UsageError: this node cannot start its share, or the port is taken.
+        UsageError: this node cannot run its ranks, or the port is taken.
         NameTimeout: this is node 0, and its own name does not resolve in time.
     """
     check_proc()
     plan = planning.plan
-    rules = read_job_config(planning.options, plan.master_addr, plan.master_port, planning.cluster_env)
-    check_link(plan, rules, print_notes)
-    return rules, listen_on_node_zero(plan, rules) if plan.nnodes > 1 else None
+    job_config = read_job_config(planning.options, plan.master_addr, plan.master_port, planning.cluster_env)
+    check_link(plan, job_config, print_notes)
+    return job_config, listen_on_node_zero(plan, job_config) if plan.nnodes > 1 else None
 
 
 def build_node_job(
-    planning: PlanInputs, shown: ShowRules, rules: JobConfig, listener_socket: socket.socket | None
+    planning: PlanInputs, show_rules: ShowRules, job_config: JobConfig, listener_socket: socket.socket | None
 ) -> NodeJob:
-    """Say what people should know, and return this node's share, ready to run.
+    """Print the notes on the plan, and return this node's part of the job, ready to run.
 
     Raises:
-        UsageError: a port is taken, there is no such interface, or a folder cannot be made.
+        UsageError: a port is taken, an interface does not exist, or a folder cannot be created.
     """
     plan, options = planning.plan, planning.options
-    absent = missing_local_ranks(shown, plan)
+    show_note = missing_local_ranks(show_rules, plan)
     if listener_socket is None and not plan.has_node_rank:
-        plan = planning.plan_for_node_rank(1)  # any other node, until node 0 gives it a rank
+        plan = planning.plan_for_node_rank(1)  # any node but 0, until node 0 assigns its rank
     check_store_file(plan.init_method, plan.run_id)
-    notes = [*plan.notes, absent, why_no_live_view(options)]
-    if plan.nnodes > 1 and rules.port is None and not plan.started_rank:
+    notes = [*plan.notes, show_note, why_no_live_view(options)]
+    if plan.nnodes > 1 and job_config.port is None and not plan.started_rank:
         notes.append("--control none: nodes do not notice failures of other nodes")
     if plan.master_addr == LOOPBACK:
         notes.append(check_loopback())
     print_notes(*filter(None, notes))
-    return NodeJob(plan, read_node_config(options, plan, shown, planning.cluster_env), rules, listener_socket)
+    return NodeJob(plan, read_node_config(options, plan, show_rules, planning.cluster_env), job_config, listener_socket)
 
 
 class NodeJob:
-    """This node's share, ready to run."""
+    """This node's part of a job: the supervisor, and what observes it; also the target of control socket requests."""
 
-    def __init__(self, plan: Plan, policy: NodeConfig, rules: JobConfig, listening: socket.socket | None) -> None:
-        """Bind the ports and open the log folder; ``listener_socket`` is on the control port, if that was claimed before.
+    def __init__(
+        self, plan: Plan, node_config: NodeConfig, job_config: JobConfig, listener_socket: socket.socket | None
+    ) -> None:
+        """Bind the ports and open the log folder; ``listener_socket`` is that of ``bind_control_port``.
 
         Raises:
-            UsageError: a port is taken, there is no such interface, or the folder cannot be made.
+            UsageError: a port is taken, an interface does not exist, or the folder cannot be created.
         """
-        self._plan, self._policy = plan, policy
+        self._plan, self._config = plan, node_config
         self._loop = loop = EventLoop()
-        alone = rules.port is None
-        speaks = alone or not (rules.shared_log and plan.node_rank)
+        alone = job_config.port is None
+        speaks = alone or not (job_config.shared_log and plan.node_rank)
         FORMATTER.set_origin(plan, numbered=plan.has_node_rank)
         self._view: EmbeddedView | None = None
-        how = ScreenOptions(policy.output_timeout_s, policy.quiet_s, policy.prefix, policy.show.merge)
-        if policy.has_live_view:
+        screen_options = ScreenOptions(
+            node_config.output_timeout_s, node_config.quiet_s, node_config.prefix, node_config.show.merge
+        )
+        if node_config.has_live_view:
             from ddplaunch.live.screen import LiveScreen
             from ddplaunch.live.view import EmbeddedView
 
-            self._screen: Screen = (live := LiveScreen(loop, how, speaks=speaks, colour=policy.colour))
+            self._screen: Screen = (live := LiveScreen(loop, screen_options, speaks=speaks, colour=node_config.colour))
             self._view = EmbeddedView(self._isolated("the live view"), live, self)
         else:
-            self._screen = make_screen(loop, how, speaks=speaks, colour=policy.colour)
-        self._log = RunLog(policy.log_dir, self._screen.show_note, is_single_node=alone)
-        self._watch = StatusTracker(plan)
-        starting = StartupNotice(loop, self._screen, policy.preload.modules)
-        observers = Observers(self._screen, self._log, self._watch, starting, report=self._screen.show_note)
-        hearers: list[Hear] = []
-        if policy.history:
-            history = HistoryRecorder(
-                plan, self.output_tail, lambda: self._log.path, self._screen.show_note, self._times
-            )
-            observers.add(history)
-            hearers.append(self._isolated("readings.jsonl").guard(SampleFile(history).on_sample))
+            self._screen = make_screen(loop, screen_options, speaks=speaks, colour=node_config.colour)
+        self._log = RunLog(node_config.log_dir, self._screen.show_note, is_single_node=alone)
+        self._status_tracker = StatusTracker(plan)
+        starting = StartupNotice(loop, self._screen, node_config.preload.modules)
+        observers = Observers(self._screen, self._log, self._status_tracker, starting, report=self._screen.show_note)
+        on_sample_callbacks: list[Hear] = []
+        if node_config.history:
+            record_sources = (plan, self.output_tail, lambda: self._log.path, self._screen.show_note, self._times)
+            observers.add(history := HistoryRecorder(*record_sources))
+            on_sample_callbacks.append(self._isolated("readings.jsonl").guard(SampleFile(history).on_sample))
         if self._view is not None:
             observers.add(self._view)
-        if policy.metrics:
+        if node_config.metrics:
             from ddplaunch.job.metrics import PrometheusFile
 
-            metrics = PrometheusFile(policy.metrics, self._watch.status, self._screen.show_note)
+            metrics = PrometheusFile(node_config.metrics, self._status_tracker.status, self._screen.show_note)
             observers.add(metrics)
-            hearers.append(self._isolated("--metrics").guard(metrics.on_sample))
-        if hearers:
-            hearers.append(lambda look, reading: self._supervisor.note_state())
-            inspect = self._inspect_local if policy.inspect else None
-            later = SAMPLE_INTERVAL_S if policy.metrics else LATER
+            on_sample_callbacks.append(self._isolated("--metrics").guard(metrics.on_sample))
+        if on_sample_callbacks:
+            on_sample_callbacks.append(lambda look, reading: self._supervisor.note_state())
+            inspect = self._inspect_local if node_config.inspect else None
+            later = SAMPLE_INTERVAL_S if node_config.metrics else LATER
             isolated = self._isolated("the readings")
-            observers.add(SampleCollector(isolated, inspect, observers.emit, hearers, late_interval_s=later))
+            observers.add(
+                SampleCollector(isolated, inspect, observers.emit, on_sample_callbacks, late_interval_s=later)
+            )
         self._notify: NotifyObserver | None = None
-        if policy.notify:
+        if node_config.notify:
             from ddplaunch.agent.notify import NotifyObserver
 
-            self._notify = NotifyObserver(self._isolated("--notify"), plan, policy.notify, self._screen)
+            self._notify = NotifyObserver(self._isolated("--notify"), plan, node_config.notify, self._screen)
             observers.add(self._notify)
-        self._supervisor = Supervisor(
-            plan,
-            policy,
-            rules,
-            os.environ,
-            loop,
-            self._screen,
-            self._log,
-            observers,
-            self._show_stacks,
-            self._attach_terminal,
-            listening,
-        )
-        self._door = ControlSocket(loop, plan.run_id, self, self._screen.show_note)
-        self._face: TerminalFrontend | None = None
+        parts = (os.environ, loop, self._screen, self._log, observers, self._show_stacks, self._attach_terminal)
+        self._supervisor = Supervisor(plan, node_config, job_config, *parts, listener_socket)
+        self._control_socket = ControlSocket(loop, plan.run_id, self, self._screen.show_note)
+        self._frontend: TerminalFrontend | None = None
 
     def _isolated(self, feature: str, *, ended: bool = False) -> IsolatedLoop:
-        """Return a loop for what the job can do without; ``ended``: the job has ended, so that no screen is drawn."""
+        """Return a loop whose errors only disable ``feature``. ``ended``: the job has ended, so notes go to stderr."""
         return IsolatedLoop(self._loop, feature, print_note if ended else self._screen.show_note)
 
     def run(self) -> int:
-        """Run it to its end; return the exit code. UsageError: the nodes disagree on what was typed."""
+        """Run the job to its end and return the exit code. Raises UsageError if the options of the nodes differ."""
         code = None
         try:
-            outcome = self._supervisor.run()
-            code = outcome.code or (EXIT_OUTPUT if self._screen.lost else 0)
+            result = self._supervisor.run()
+            code = result.code or (EXIT_OUTPUT if self._screen.lost else 0)
             if self._plan.node_rank == 0:
                 _write_exit_file(code)
         finally:
-            if self._face is not None:
-                self._face.close()
-            self._door.close(code)
+            if self._frontend is not None:
+                self._frontend.close()
+            self._control_socket.close(code)
             if self._view is not None:
                 self._view.close()
         try:
-            self._print_result(outcome)
-        finally:  # they may take some seconds
+            self._print_result(result)
+        finally:  # these may take some seconds
             if self._supervisor.sidecars:
                 self._isolated("the end of the sidecars", ended=True).guard(self._supervisor.sidecars.stop)()
             if self._notify:
@@ -199,19 +190,19 @@ class NodeJob:
             print_message(LogMessage(MessageKind.END, f"ended with exit code {code}", {"code": code}, human_text=""))
         return code
 
-    def _attach_terminal(self, debugging: DebugServer) -> None:
-        """Have the person at our terminal, if there is one, type to the ranks that stop."""
-        if not (self._policy.has_debug_prompt and isinstance(self._screen, TerminalScreen)):
+    def _attach_terminal(self, debug_server: DebugServer) -> None:
+        """Connect the terminal, if there is one, to the debugger of ranks that stop."""
+        if not (self._config.has_debug_prompt and isinstance(self._screen, TerminalScreen)):
             return
         from ddplaunch.live.prompt import DebuggerPrompt, TerminalFrontend
 
-        self._face = TerminalFrontend(self._loop, self._screen)
-        prompt = DebuggerPrompt(self._face, debugging.on_user_message)
-        self._face.on_key = prompt.on_key
-        debugging.attach_user(prompt.on_message)
+        self._frontend = TerminalFrontend(self._loop, self._screen)
+        prompt = DebuggerPrompt(self._frontend, debug_server.on_user_message)
+        self._frontend.on_key = prompt.on_key
+        debug_server.attach_user(prompt.on_message)
 
     def status(self) -> Status:
-        return self._watch.status()
+        return self._status_tracker.status()
 
     def inspect_job(self, detail: Detail, answer: Callable[[Inspection], None]) -> None:
         self._supervisor.inspect_job(detail, answer)
@@ -222,13 +213,13 @@ class NodeJob:
     def debug_server(self) -> DebugServer | None:
         return self._supervisor.debugging
 
-    def profile_job(self, seconds: float, torch: bool, hear: Callable[[ProfileReply], None]) -> None:
-        self._supervisor.profiles.profile_job(seconds, torch, hear)
+    def profile_job(self, seconds: float, torch: bool, on_reply: Callable[[ProfileReply], None]) -> None:
+        self._supervisor.profiles.profile_job(seconds, torch, on_reply)
 
     def _show_stacks(self) -> None:
         from ddplaunch.diagnosis.inspection import Detail
 
-        self._screen.show_note("looking at the ranks; Ctrl-\\ again stops them")
+        self._screen.show_note("inspecting the ranks; press Ctrl-\\ again to stop the job")
         self._supervisor.inspect_job(Detail.WAITS, self._print_stacks)
 
     def _print_stacks(self, inspection: Inspection) -> None:
@@ -238,7 +229,7 @@ class NodeJob:
         from ddplaunch.diagnosis.sentences import describe_waits
 
         page = render_stacks(inspection)
-        lines = page if self._policy.colour else click.unstyle(page)
+        lines = page if self._config.colour else click.unstyle(page)
         self._screen.show_message(
             LogMessage(
                 MessageKind.STACKS, "\n".join(describe_waits(inspection)), {"stacks": stacks_to_json(inspection)}, lines
@@ -261,40 +252,40 @@ class NodeJob:
     def flush_output(self, mark: bytes) -> None:
         self._supervisor.streams.flush(mark)
 
-    def subscribe_output(self, hear: Callable[[int, bytes], None]) -> None:
-        self._supervisor.streams.subscribe(hear)
+    def subscribe_output(self, on_output: Callable[[int, bytes], None]) -> None:
+        self._supervisor.streams.subscribe(on_output)
 
-    def unsubscribe_output(self, hear: Callable[[int, bytes], None]) -> None:
-        self._supervisor.streams.unsubscribe(hear)
+    def unsubscribe_output(self, on_output: Callable[[int, bytes], None]) -> None:
+        self._supervisor.streams.unsubscribe(on_output)
 
-    def _print_result(self, outcome: JobResult) -> None:
-        """Say how the job has ended."""
+    def _print_result(self, result: JobResult) -> None:
+        """Print how the job has ended."""
         if not self._screen.speaks:
-            time.sleep(EXIT_DELAY_S if outcome.code else 0)
+            time.sleep(EXIT_DELAY_S if result.code else 0)
             return
-        if outcome.usage_error:
-            raise UsageError(*outcome.usage_error)
-        self._isolated("the report", ended=True).guard(self._report)(outcome)
-        if outcome.remark:
-            print_note(outcome.remark)
+        if result.usage_error:
+            raise UsageError(*result.usage_error)
+        self._isolated("the report", ended=True).guard(self._report)(result)
+        if result.remark:
+            print_note(result.remark)
 
-    def _report(self, outcome: JobResult) -> None:
-        if outcome.verdict:
+    def _report(self, result: JobResult) -> None:
+        if result.verdict:
             from ddplaunch.console.failure import render_verdict
 
-            report = render_verdict(outcome.verdict, self._plan.nnodes)
-            text = outcome.verdict.blame or outcome.verdict.first.headline
-            print_message(LogMessage(MessageKind.FAILURE, text, {"verdict": outcome.verdict}, human_text=report))
+            report = render_verdict(result.verdict, self._plan.nnodes)
+            text = result.verdict.blame or result.verdict.first.headline
+            print_message(LogMessage(MessageKind.FAILURE, text, {"verdict": result.verdict}, human_text=report))
 
 
 def _write_exit_file(code: int) -> None:
-    """Leave the exit code for the batch script, which cannot go by srun's: that may be a killed task's."""
-    path, mark = os.environ.get("DDPLAUNCH_EXIT_FILE"), os.environ.get("DDPLAUNCH_REQUEUE_FILE")
+    """Write the exit code for the batch script; srun's own may be that of a killed task."""
+    path, requeue_path = os.environ.get("DDPLAUNCH_EXIT_FILE"), os.environ.get("DDPLAUNCH_REQUEUE_FILE")
     try:
         if path:
             with open(open_for_writing(path, os.O_TRUNC, 0o600), "w") as file:
                 file.write(f"{code}\n")
-        if mark and code == EXIT_PREEMPTED:  # of the scripts for other schedulers than Slurm
-            os.close(open_for_writing(mark, 0, 0o600))
+        if requeue_path and code == EXIT_PREEMPTED:  # only scripts for schedulers other than Slurm set it
+            os.close(open_for_writing(requeue_path, 0, 0o600))
     except OSError as error:
-        print_note(f"the batch script does not learn the exit code {code}: {error.filename}: {error.strerror}")
+        print_note(f"cannot write the exit code {code} for the batch script: {error.filename}: {error.strerror}")

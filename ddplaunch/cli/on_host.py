@@ -1,4 +1,4 @@
-"""A command about a run, which is run on the first host of a job that was started from here over SSH."""
+"""Runs a command like ``logs`` or ``stop`` on the first host of a job that was started from here over SSH."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ddplaunch.words import join_names, shell_quote
 
 _WORDS = "ddplaunch.on_host"
 _LOCAL = {"hosts", "since", "every"}
-"""Parameters with which the command is not about one job, or goes elsewhere by itself."""
+"""Parameters with which a command does not concern one job, or reaches other hosts by itself."""
 
 _WRITING = {"html": "--html", "serve": "--serve", "output": "--output"}
-"""Parameters that name a file, or a port, of this machine."""
+"""Parameters that name a file or port of this machine."""
 
 _SSH_FAILED = 255  # ssh's own exit code
 
 
 class OnHost(Exception):
-    """The job that is meant, where none was named, has its launcher and its record on the first of its hosts."""
+    """Raised by a command without RUN if the job is one over SSH, whose launcher and record are on its first host."""
 
     def __init__(self, job: SshJob) -> None:
         super().__init__(job)
@@ -34,14 +34,14 @@ class OnHost(Exception):
 
 
 class HostCommand(click.Command):
-    """A command whose argument RUN may mean a job over SSH; that has its launcher and its record on the first host."""
+    """A command whose argument RUN may name a job over SSH, whose launcher and record are on its first host."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_WORDS] = list(args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command here, or there."""
+        """Run the command here, or on the job's first host."""
         run: str | None = ctx.params["run"]
         about_one = run is not None or getattr(self.params[0].type, "running", False)
         if about_one and not any(ctx.params.get(name) for name in _LOCAL) and (job := over_ssh.find_remote_job(run)):
@@ -53,11 +53,11 @@ class HostCommand(click.Command):
 
 
 def _on_first_host(job: SshJob, ctx: click.Context, run: str | None) -> int:
-    """Run the command that was typed on the first host; return its exit code.
+    """Run the command on the job's first host; return its exit code.
 
     Raises:
-        UsageError: it writes a file, which would be on that host.
-        LaunchError: ssh does not reach the host.
+        UsageError: the command writes a file, which would be on that host.
+        LaunchError: ssh cannot connect to the host.
     """
     words = [str(ctx.info_name), *(job.run_id if word == run else word for word in ctx.meta[_WORDS])]
     if run is None:
@@ -65,36 +65,36 @@ def _on_first_host(job: SshJob, ctx: click.Context, run: str | None) -> int:
     for name, option in _WRITING.items():
         source = ctx.get_parameter_source(name) if name in ctx.params else None
         if source is not None and source.name == "COMMANDLINE":
-            what = f"{job.run_id} runs on {join_names(job.hosts)}: {option} must be typed there"
-            raise UsageError(what, _by_hand(job, words))
+            what = f"{job.run_id} runs on {join_names(job.hosts)}: run the command with {option} there"
+            raise UsageError(what, _ssh_hint(job, words))
     return CommandOnHost(job, words).wait()
 
 
-def _by_hand(job: SshJob, words: list[str]) -> str:
+def _ssh_hint(job: SshJob, words: list[str]) -> str:
     return f"ssh {job.hosts[0]} {shell_quote(['ddplaunch', *words])}"
 
 
 class CommandOnHost:
-    """A command of ours that runs on the first host of a job."""
+    """A ddplaunch command that runs on the first host of a job."""
 
     def __init__(self, job: SshJob, words: list[str], *, stdin: bool = True) -> None:
-        """``stdin``: it reads ours, as one command at a time can."""
+        """``stdin``: the command reads this process's stdin, which only one command at a time can."""
         host, self._job, self._words = job.hosts[0], job, words
-        click.echo(f"ddplaunch: {job.run_id} runs on {join_names(job.hosts)}; by SSH to {host}", err=True)
+        click.echo(f"ddplaunch: {job.run_id} runs on {join_names(job.hosts)}; connecting to {host} over SSH", err=True)
         terminal = stdin and os.isatty(0) and is_interactive(1)
-        typed = interactive_ssh_command(host, [*python_command(job.python), *words], os.environ, terminal=terminal)
-        self._process = subprocess.Popen(typed, stdin=None if stdin else subprocess.DEVNULL)
+        argv = interactive_ssh_command(host, [*python_command(job.python), *words], os.environ, terminal=terminal)
+        self._process = subprocess.Popen(argv, stdin=None if stdin else subprocess.DEVNULL)
 
     def wait(self) -> int:
-        """Wait for its end and return its exit code. Raises LaunchError if ssh does not reach the host."""
+        """Wait for its end and return its exit code. Raises LaunchError if ssh cannot connect to the host."""
         try:
             code = self._process.wait()
         except BaseException:
             self._process.kill()
             raise
         if code == _SSH_FAILED:
-            hint = f"log in there, and type: {_by_hand(self._job, self._words)}"
-            error = LaunchError(f"ssh does not reach {self._job.hosts[0]}", hint)
+            hint = f"log in there and run: {_ssh_hint(self._job, self._words)}"
+            error = LaunchError(f"ssh cannot connect to {self._job.hosts[0]}", hint)
             error.exit_code = EXIT_UNAVAILABLE
             raise error
         return code

@@ -1,4 +1,4 @@
-"""An option as it is declared: plain data, which ``reader`` reads by, and ``run_command`` makes click's own of."""
+"""The declaration of an option: plain data, used by ``reader`` and, to build click's options, by ``run_command``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     Read = Callable[["Option", Any], Any]
-    """Reads the text of a value, or of all values of an option that may be repeated; None where there is no text."""
+    """Converts the text of a value, or the texts of a repeatable option; gets None where there is none."""
 
 
 class Option:
-    """An option, or, without a dash, an argument."""
+    """An option, or an argument, which begins without a dash."""
 
     def __init__(
         self,
@@ -35,11 +35,11 @@ class Option:
         """Declare it.
 
         Args:
-            spellings: the longest last; behind it, without a dash, Python's name where that is another one.
-            metavar: what the help calls its value; choices: the only values that it may have.
-            negative_spelling: the spelling that says no, of a flag that is neither yes nor no by default.
-            takes_rest: whether it is the argument that takes all words that are left.
-            completion: what a shell completes its value as: "file", "folder" or "any" path.
+            spellings: the longest last; after it, without a dash, the Python name if that differs.
+            metavar: the name of its value in the help. choices: the only valid values.
+            negative_spelling: the spelling for "no" of a flag with three states: yes, no, unset.
+            takes_rest: whether it is the argument that takes all remaining words.
+            completion: how a shell completes its value: as "file", "folder" or "any" path.
         """
         self.opts = [each for each in spellings if each.startswith("-")] or list(spellings)
         self.name = spellings[-1].lstrip("-").replace("-", "_")
@@ -59,5 +59,5 @@ class Option:
 
 
 def option_spellings(options: Iterable[Option]) -> dict[str, bool]:
-    """Every spelling of every option, and whether it takes a value."""
+    """Return every spelling of every option, and whether it takes a value."""
     return {name: not option.is_flag for option in options if not option.is_argument for name in option.all_spellings}

@@ -1,4 +1,4 @@
-"""The options of ``ddplaunch run``: each declared once, with its type, spelling and help; and their values."""
+"""The options of ``ddplaunch run``: their declarations, with spelling, type and help, and their values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any, TypedDict
 
     class Inferred(TypedDict, total=False):
-        """What hosts and surroundings can say where the user does not."""
+        """Values that hosts or the cluster environment can supply."""
 
         cluster: str
         nnodes: tuple[int, int]
@@ -45,22 +45,24 @@ SECTIONS = {
         "Stopping and restarting": "--grace --max-restarts --restart-on --restart-backoff --min-uptime --checkpoint",
         "Time limits": "--timeout --stall-timeout --on-stall --straggler-timeout",
         "Preemption": "--preempt-signal --preempt-grace --preempt-forward",
-        "Sidecar programs and who is told": "--tensorboard --sidecar --notify --metrics",
+        "Sidecars, notifications and metrics": "--tensorboard --sidecar --notify --metrics",
         "Debugging": "--debug --debug-timeout --post-mortem --debugpy --oom-report",
         "Output": "--show --prefix --merge --stdin --ui --log-dir --log-json --no-history --no-inspect",
         "Dry run and help": "--no-config --dry-run --json --help --help-all",
     }.items()
 }
-"""The headings of ``--help-all``, and the options under each."""
+"""The headings of ``--help-all`` and the options under each."""
 
 SSH_OPTIONS = tuple(name[2:].replace("-", "_") for name in SECTIONS["Several nodes by SSH"])
-"""Options by which one machine starts the others."""
+"""Options for starting the nodes over SSH."""
 
 # fmt: off
-COMMON_OPTIONS = ("--module", "--nproc", "--gpus", "--nnodes", "--node-rank", "--master-addr", "--hosts", "--max-restarts",
-          "--log-dir", "--dry-run", "--help", "--help-all")
+COMMON_OPTIONS = (
+    "--module", "--nproc", "--gpus", "--nnodes", "--node-rank", "--master-addr", "--hosts", "--max-restarts",
+    "--log-dir", "--dry-run", "--help", "--help-all",
+)
 # fmt: on
-"""The options that most people need."""
+"""The options in ``--help``."""
 
 
 class OptionSource(Enum):
@@ -83,7 +85,7 @@ WARM_VARIABLE = "DDPLAUNCH_WARM"
 
 
 def _option(spelling: str, help: str, read: Any = None, **how: Any) -> Any:
-    """An option with a value: a name and what the help calls its value, or the only values, as in "tcp|none"."""
+    """Declare an option with a value; ``spelling`` is its name and a metavar, or its valid values, like "tcp|none"."""
     name, _, metavar = spelling.partition(" ")
     if "|" in metavar:
         how["choices"] = metavar.split("|")
@@ -110,143 +112,148 @@ _heartbeat_timeout = number_reader(
     parse_seconds,
     MIN_HEARTBEAT_TIMEOUT_S,
     WEEK_S,
-    f"{MIN_HEARTBEAT_TIMEOUT_S:g} or more seconds: with fewer, a busy node counts as lost",
+    f"{MIN_HEARTBEAT_TIMEOUT_S:g} seconds or more: with less, a busy node counts as lost",
 )
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The values of all options and arguments. What a field's default is declares the option."""
+    """The values of all options and arguments. The default of each field declares its option."""
 
-    module: bool = _flag("-m --module", "TARGET is a module, as for `python -m`.")
-    no_python: bool = _flag("--no-python", "TARGET is a program, not Python.")
+    module: bool = _flag("-m --module", "Run TARGET as a module, like `python -m`.")
+    no_python: bool = _flag("--no-python", "Run TARGET as a program that is not Python.")
     pass_local_rank: bool = _flag(
         "--pass-local-rank",
-        "Add --local-rank=N as the first argument, or --local_rank=N where the script has only that.",
+        "Pass --local-rank=N to the script, or --local_rank=N if it has only that.",
     )
     nproc: str | None = _option(
         "--nproc N",
-        "Ranks on each node: a number, a list like 8,8,4, or auto, gpu, cpu.  "
-        "[default: auto, the number of visible GPUs, or 1]",
+        "Number of ranks on each node: a number, a list like 8,8,4, auto, gpu or cpu.  "
+        "[default: auto: the number of visible GPUs, or 1]",
     )
     gpus: str | None = _option(
-        "--gpus LIST", "Use these GPUs, in this order: indices from `ddplaunch devices`, or UUIDs. none uses CPUs."
+        "--gpus LIST", "GPUs to use, in this order: indices from `ddplaunch devices`, UUIDs, or none for CPUs only."
     )
-    oversubscribe: bool = _flag("--oversubscribe", "Let several ranks share a GPU.")
+    oversubscribe: bool = _flag("--oversubscribe", "Allow several ranks per GPU.")
     virtual_local_rank: bool = _flag(
-        "--virtual-local-rank", "Give each rank LOCAL_RANK 0 and show it only its own GPU."
+        "--virtual-local-rank", "Set LOCAL_RANK=0 in every rank and make only its own GPU visible."
     )
-    bind: str | None = _option("--bind", "Pin each rank to the CPUs beside its GPU.", choices=["numa"])
+    bind: str | None = _option("--bind", "Pin each rank to the CPUs near its GPU.", choices=["numa"])
     cluster: str | None = _option(
         "--cluster NAME",
-        "Read the nodes from the variables of this system: slurm, openmpi, …; none reads no variables.  "
-        "[default: the system that started this process]",
+        "Cluster system whose environment variables describe the nodes: slurm, openmpi, …; none ignores them.  "
+        "[default: detected]",
     )
     nnodes: tuple[int, int] = _option(
         "--nnodes N",
-        "Number of nodes. 2:4 is any number from 2 to 4, and it may change while the job runs.",
+        "Number of nodes. 2:4 makes the job elastic, with 2 to 4 nodes.",
         values.parse_nnodes,
         default="1",
     )
     node_rank: int | str | None = _option(
         "--node-rank I",
-        "Rank of this node, from 0. With auto, node 0 is the one at --master-addr and numbers the others as they join.",
+        "Rank of this node, from 0. With auto, the node at --master-addr is node 0 and numbers the others.",
         values.parse_node_rank,
     )
     master_addr: str | None = _option("--master-addr HOST", "Address of node 0.  [default: 127.0.0.1 on one node]")
     master_port: int | None = _option(
         "--master-port PORT",
-        "Port of torch's store, on node 0.  [default: 29500; on one node any free port]",
+        "Port of torch's store on node 0.  [default: 29500; on one node any free port]",
         _any_port,
     )
     interface: str | None = _option(
-        "--interface NAME", "Network interface to use, like ib0.  [default: the one to node 0]"
+        "--interface NAME", "Network interface for the ranks, like ib0.  [default: the one that routes to node 0]"
     )
     run_id: str | None = _option(
-        "--run-id NAME", "Name of the job: only nodes with the same name join.", values.parse_name
+        "--run-id NAME", "Name of the run. Only nodes with the same name can join.", values.parse_name
     )
     token: str | None = _option(
         "--token SECRET",
-        "Secret that a node needs to join; DDPLAUNCH_TOKEN keeps it out of `ps`.",
+        "Secret that nodes need to join. DDPLAUNCH_TOKEN keeps it out of the process list.",
         envvar="DDPLAUNCH_TOKEN",
     )
-    hosts: str | None = _option("--hosts A:4,B:4", "Start the job on these hosts by SSH, with this many ranks on each.")
+    hosts: str | None = _option(
+        "--hosts A:4,B:4", "Start the job on these hosts over SSH, with this many ranks on each."
+    )
     hostfile: str | None = _option(
         "--hostfile FILE", "Read the hosts from FILE, one per line: n1 slots=4", completion="file"
     )
-    include: str | None = _option("--include A@B:0,2", "Use only these hosts, or these slots of them.")
-    exclude: str | None = _option("--exclude A@B:0,2", "Leave out these hosts, or these slots of them.")
+    include: str | None = _option("--include A@B:0,2", "Use only these hosts, or these slots of a host.")
+    exclude: str | None = _option("--exclude A@B:0,2", "Skip these hosts, or these slots of a host.")
     env: tuple[str, ...] = _option(
         "--env NAME[=VALUE]",
-        "Set a variable on the hosts, in addition to LD_LIBRARY_PATH, PYTHONPATH, NCCL_* and others; may be repeated.",
+        "Pass a variable to the hosts, besides LD_LIBRARY_PATH, PYTHONPATH, NCCL_* and some others; may be repeated.",
         multiple=True,
     )
     remote_python: str | None = _option(
-        "--remote-python PATH", "Python on the hosts.  [default: the path of this Python]"
+        "--remote-python PATH", "Path of Python on the hosts.  [default: the path of this Python]"
     )
     control: str = _option(
-        "--control tcp|none", "How the nodes stay in contact. With none, each node runs its share alone.", default="tcp"
+        "--control tcp|none",
+        "Protocol between the nodes. With none, nodes do not communicate or notice failures of others.",
+        default="tcp",
     )
     control_port: int | None = _option(
-        "--control-port PORT", "Port where node 0 listens for the other nodes.  [default: master port + 1]", _port
+        "--control-port PORT", "Port on which node 0 listens for the other nodes.  [default: master port + 1]", _port
     )
-    join_timeout: float = _seconds("--join-timeout", JobConfig.join_timeout, "Wait this long for all nodes.")
+    join_timeout: float = _seconds("--join-timeout", JobConfig.join_timeout, "How long to wait for all nodes.")
     heartbeat_timeout: float = _seconds(
         "--heartbeat-timeout",
         JobConfig.heartbeat_timeout,
-        "A node that is silent for this long is lost. The value of node 0 counts.",
+        "Treat a node as lost after this long without a heartbeat. Node 0's value applies.",
         _heartbeat_timeout,
     )
-    allow_mismatch: bool = _flag("--allow-mismatch", "Continue when versions differ between nodes, with a note.")
+    allow_mismatch: bool = _flag("--allow-mismatch", "Only warn if versions differ between nodes.")
     spares: int = _option(
         "--spares N",
-        "Take N nodes more than --nnodes. They wait, and one takes the place of each node that is lost or fails.",
+        "Start N standby nodes in addition to --nnodes. One replaces each node that is lost or fails.",
         _count,
         default="0",
     )
     join_window: float = _seconds(
-        "--join-window", JobConfig.join_window, "Once enough nodes have joined, wait this long for more."
+        "--join-window", JobConfig.join_window, "How long to wait for more nodes once enough have joined."
     )
     max_membership_changes: int = _option(
         "--max-membership-changes N",
-        "Continue at most N times with nodes lost or added.",
+        "Continue at most N times after nodes were lost or added.",
         _count,
         default=str(JobConfig.max_membership_changes),
     )
-    grow: bool = _flag("--grow", "Restart at once when another node joins.")
+    grow: bool = _flag("--grow", "Restart immediately when another node joins.")
     backend: str | None = _option(
-        "--backend NAME", "Initialise the process group before the target runs: nccl, gloo, auto, …"
+        "--backend NAME", "Initialize the process group before the target runs: nccl, gloo, auto, …"
     )
     init_method: str | None = _option(
-        "--init-method URL", "Where ranks find each other: env://, tcp://host:port or file:///path.  [default: env://]"
+        "--init-method URL", "Rendezvous of torch: env://, tcp://host:port or file:///path.  [default: env://]"
     )
     start: str = _option(
         "--start auto|zygote|exec",
-        "zygote forks ranks from one process that has imported torch; exec starts a new Python for each.",
+        "How to start ranks: zygote forks them from a process that has imported torch; exec starts a Python for each.",
         default="auto",
     )
     preload: str | None = _option(
         "--preload A,B",
-        "Import these modules before forking; or auto: torch and what is known; torch; none.  [default: auto]",
+        "Modules to import before forking: a list, auto (torch and packages known to be safe), torch or none.  "
+        "[default: auto]",
     )
     warm: bool | None = _flag(
         "--warm",
-        "Keep what the zygote has imported for the next runs: 10 minutes, or [run] warm in your own ddplaunch.toml.",
+        "Keep a zygote with its imports alive for later runs: 10 minutes, or [run] warm in your own ddplaunch.toml.",
         negative_spelling="--no-warm",
         envvar=WARM_VARIABLE,
     )
     check: bool = _flag(
         "--check",
-        "Before each attempt, every node checks its disks, its memory and its GPUs; an elastic job leaves out a node "
-        "that fails.",
+        "Check disks, memory and GPUs of every node before each attempt. An elastic job excludes nodes that fail.",
     )
     gpu_memory_timeout: float | None = _seconds(
         "--gpu-memory-timeout",
         None,
-        f"With --check: wait this long for GPU memory that is still in use.  [default: {DEFAULT_GPU_MEMORY_TIMEOUT_S:g}]",
+        "With --check: how long to wait for GPU memory that is still in use.  "
+        f"[default: {DEFAULT_GPU_MEMORY_TIMEOUT_S:g}]",
     )
-    role: str = _option("--role NAME", "ROLE_NAME of the ranks.", default=DEFAULT_ROLE)
-    grace: float = _seconds("--grace", JobConfig.grace, "Time for ranks to stop, between SIGTERM and SIGKILL.")
+    role: str = _option("--role NAME", "Value of ROLE_NAME in the ranks.", default=DEFAULT_ROLE)
+    grace: float = _seconds("--grace", JobConfig.grace, "Time between SIGTERM and SIGKILL when ranks are stopped.")
     max_restarts: int = _option(
         "--max-restarts N",
         "Restart all ranks after a failure, at most N times.",
@@ -255,188 +262,188 @@ class RunOptions:
     )
     restart_on: str = _option(
         "--restart-on any|transient|always",
-        "any: stop restarting when a rank fails twice in the same way; transient: restart only after a signal, a "
-        "lost connection, or when the host ran out of memory; always: restart after every failure.",
+        "Failures to restart after. any: all, until a rank fails twice in the same way; transient: a signal, a lost "
+        "connection or host memory exhaustion; always: all.",
         default=JobConfig.restart_on,
     )
     restart_backoff: float = _seconds(
         "--restart-backoff",
         JobConfig.restart_backoff,
-        "Wait this long before a restart; twice as long after each early failure.",
+        "Delay before a restart; doubled after each early failure.",
     )
     min_uptime: float = _seconds(
-        "--min-uptime", JobConfig.min_uptime, "Give up after three attempts in a row that lasted less than this."
+        "--min-uptime", JobConfig.min_uptime, "Give up after three attempts in a row shorter than this."
     )
     checkpoint: str | None = _option(
         "--checkpoint PATTERN",
-        "The program's checkpoints, like 'ckpt/*': `ddplaunch report` counts what a failed attempt did after its last "
-        "one as lost.",
+        "Checkpoint files of the program, like 'ckpt/*'. `ddplaunch report` counts work after the last one as lost "
+        "when an attempt fails.",
         completion="any",
     )
     timeout: float | None = _seconds(
-        "--timeout", None, "Stop the job after this time, like 90 (seconds), 10m or 2h.", values.time_limit
+        "--timeout", None, "Stop the job after this time: 90 (seconds), 10m, 2h.", values.time_limit
     )
     stall_timeout: float | None = _seconds(
         "--stall-timeout",
         None,
-        "Stop the job when nothing gets on for this long: no output, no collective, and the ranks that others wait for "
-        "are idle.  [default: a note, after 24 s at the soonest]",
+        "Stop the job after this long without progress: no output, no collective, and the ranks that others wait for "
+        "are idle.  [default: only report it, after 24 s at the earliest]",
         values.time_limit,
     )
     on_stall: str | None = _option(
         "--on-stall stop|restart|report",
-        "After --stall-timeout: stop the job, restart all ranks (--max-restarts), or only say who waits for whom.  "
-        "[default: stop]",
+        "Action after --stall-timeout: stop the job, restart all ranks (--max-restarts), or only report which ranks "
+        "wait for which.  [default: stop]",
     )
     straggler_timeout: float | None = _seconds(
         "--straggler-timeout",
         None,
-        "End ranks that still run this long after the last of the others has ended.",
+        "Stop ranks that still run this long after the last other rank has ended.",
         values.time_limit,
     )
     preempt_signal: int | None = _option(
         "--preempt-signal SIGNAL",
-        "Signal by which the scheduler warns, or none. Ranks ask ddplaunch.runtime.preempted().",
+        "Preemption signal of the scheduler, or none. Ranks can call ddplaunch.runtime.preempted().",
         values.parse_signal,
         default="USR2",
     )
     preempt_grace: float = _seconds(
         "--preempt-grace",
         JobConfig.preempt_grace,
-        "Time for ranks to save their work, between the warning and SIGTERM.",
+        "Time for ranks to save a checkpoint, between the preemption signal and SIGTERM.",
     )
     preempt_forward: int | None = _option(
-        "--preempt-forward SIGNAL", "Send each rank this signal when the warning comes.", values.parse_signal
+        "--preempt-forward SIGNAL", "Send this signal to each rank on preemption.", values.parse_signal
     )
     tensorboard: str | None = _option(
         "--tensorboard DIR",
-        "Run TensorBoard on DIR while the job runs, for this machine only, and print its address.",
+        "Run TensorBoard on DIR while the job runs, reachable from this machine only, and print its URL.",
         completion="folder",
     )
     sidecar: tuple[str, ...] = _option(
         "--sidecar COMMAND",
-        "Run a program beside rank 0 while the job runs; may be repeated.",
+        "Run a program on node 0 while the job runs; may be repeated.",
         values.check_commands,
         multiple=True,
     )
     notify: tuple[str, ...] = _option(
         "--notify COMMAND",
-        "Run this on node 0 when the job starts, fails, restarts, stalls, is preempted or ends, with the event as JSON "
-        "on its input; may be repeated.",
+        "Run a program on node 0 when the job starts, fails, restarts, stalls, is preempted or ends, with the event as "
+        "JSON on stdin; may be repeated.",
         values.check_commands,
         multiple=True,
     )
     metrics: str | None = _option(
         "--metrics FILE.prom",
-        "Write figures of the job into this file on each node, every 15 seconds, for Prometheus' textfile collector.",
+        "Write metrics of the job to this file on each node, every 15 seconds, for Prometheus' textfile collector.",
         values.check_prom_path,
         completion="file",
     )
     show: str = _option(
         "--show RANKS",
-        "Show the output of these ranks: all, none, 0,3, or local:0 on every node. 0/err is only its stderr.",
+        "Ranks whose output is shown: all, none, 0,3, or local:0 for each node. 0/err is only stderr of rank 0.",
         default="all",
     )
     prefix: str = _option(
         "--prefix TEMPLATE",
-        "Begin each line of a rank with this: text with {rank}, {local_rank}, {node_rank}, {host} or {role}; none "
-        "leaves it out.",
+        "Prefix of each output line: text with {rank}, {local_rank}, {node_rank}, {host} or {role}, or none.",
         values.parse_prefix,
         default=DEFAULT_PREFIX,
         envvar="DDPLAUNCH_PREFIX",
     )
     merge: bool | None = _flag(
         "--merge",
-        "Show a line that several ranks print within 0.2 seconds once, as [0-7] LINE.  [default: in a terminal only]",
+        "Merge equal lines that several ranks print within 0.2 seconds, as [0-7] LINE.  [default: in a terminal only]",
         negative_spelling="--no-merge",
     )
     stdin: int | None = _option(
-        "--stdin RANK", "Connect the terminal to this rank, for pdb. A single rank always has it.", values.integer
+        "--stdin RANK", "Connect stdin to this rank, for pdb. A single rank always has it.", values.integer
     )
     debug: bool = _flag(
         "--debug",
-        "Let ranks wait at a breakpoint for `ddplaunch debug`, also without a terminal here; process groups made "
-        "without a timeout get a day.",
+        "Stop ranks at breakpoints until `ddplaunch debug` attaches, also without a terminal; process groups without "
+        "a timeout get 24 hours.",
     )
     debug_timeout: float = _seconds(
         "--debug-timeout",
         3600.0,
-        "Let a rank in its debugger run on when nobody types for this long.",
+        "Resume a rank in the debugger after this long without input.",
         values.time_limit,
     )
-    post_mortem: bool = _flag("--post-mortem", "Keep the first rank that fails, at its exception, for the debugger.")
+    post_mortem: bool = _flag("--post-mortem", "Enter the debugger at the exception of the first rank that fails.")
     debugpy: str | None = _option(
         "--debugpy RANKS",
-        "Let an editor attach to these ranks by debugpy, from this machine alone: 0,3. Their entries for launch.json "
-        "are printed.",
+        "Ranks to which an editor on this machine can attach with debugpy, like 0,3. Prints entries for launch.json.",
     )
     oom_report: bool = _flag(
         "--oom-report",
-        "When CUDA runs out of memory, say by which lines of the program the largest blocks were made, and keep a "
-        "snapshot. Each allocation takes some microseconds more.",
+        "When CUDA runs out of memory, show which lines of the program allocated the largest blocks, and save a "
+        "snapshot. Each allocation takes a few microseconds longer.",
     )
-    ui: bool = _flag("--ui", "Show below the output what each rank does. `ddplaunch top` shows it in another terminal.")
+    ui: bool = _flag(
+        "--ui", "Show the live state of the ranks below the output, as `ddplaunch top` does in another terminal."
+    )
     log_dir: str | None = _option(
         "--log-dir DIR",
-        "Write a log folder into DIR: plan, events, the output of each rank, failures.",
+        "Write a log folder to DIR: plan, events, output of each rank, failures.",
         completion="folder",
     )
     log_json: bool = _flag(
-        "--log-json", "Write what ddplaunch itself says as JSON, an object a line, on stderr.", envvar=LOG_JSON_VARIABLE
+        "--log-json", "Write ddplaunch's own messages to stderr as JSON, one object per line.", envvar=LOG_JSON_VARIABLE
     )
-    no_history: bool = _flag("--no-history", "Keep no record of this run for `ddplaunch ps`, `logs` and `report`.")
-    no_inspect: bool = _flag(
-        "--no-inspect", "Prepare no rank for `ddplaunch stacks`, and take no stacks after a failure."
-    )
-    no_config: bool = _flag("--no-config", "Read no defaults from pyproject.toml.")
-    dry_run: bool = _flag("--dry-run", "Print the plan and start nothing.")
+    no_history: bool = _flag("--no-history", "Do not record this run for `ddplaunch ps`, `logs` and `report`.")
+    no_inspect: bool = _flag("--no-inspect", "Disable inspection: no `ddplaunch stacks`, no stacks in failure reports.")
+    no_config: bool = _flag("--no-config", "Do not read defaults from pyproject.toml.")
+    dry_run: bool = _flag("--dry-run", "Print the plan and exit.")
     as_json: bool = _flag("--json as_json", "With --dry-run: print the plan as JSON.")
     target: str = _argument("target")
     args: tuple[str, ...] = _argument("args", rest=True)
-    sources: Mapping[str, OptionSource] = field(default_factory=dict)  # of each value, by the option's name
+    sources: Mapping[str, OptionSource] = field(default_factory=dict)  # of each value, by the name of the option
 
     def is_set(self, name: str) -> bool:
-        """Whether the user has set it, by an option or a variable."""
+        """Whether the user has set an option, on the command line or by a variable."""
         return self.sources[name] in (OptionSource.TYPED, OptionSource.VARIABLE)
 
     @property
     def has_side_programs(self) -> bool:
-        """Whether node 0 runs other programs of the user's than the ranks."""
+        """Whether node 0 runs sidecars or --notify commands."""
         return bool(self.sidecar or self.notify) or self.tensorboard is not None
 
     @property
     def inferred_names(self) -> tuple[str, ...]:
-        """The options that have their values from the surroundings."""
+        """The options whose values come from the cluster environment."""
         return tuple(name for name, source in self.sources.items() if source is OptionSource.CLUSTER)
 
     def with_values(self, source: OptionSource, changes: Inferred) -> RunOptions:
-        """Return a copy with these values, which come from ``source``."""
+        """Return a copy with these values from ``source``."""
         return replace(self, **changes, sources={**self.sources, **dict.fromkeys(changes, source)})
 
     def with_defaults(self, source: OptionSource, defaults: Inferred) -> RunOptions:
         """Return a copy with those of these values that the user has not set; None is skipped.
 
-        A project's defaults go before what was detected, and behind hosts that were typed.
+        A project's defaults have precedence over the cluster environment, but not over --hosts.
         """
-        before = (
+        preceding = (
             OptionSource.TYPED,
             OptionSource.VARIABLE,
             *([OptionSource.FILE] if source is OptionSource.CLUSTER else []),
         )
-        unset: Any = {n: value for n, value in defaults.items() if value is not None and self.sources[n] not in before}
+        unset: Any = {
+            n: value for n, value in defaults.items() if value is not None and self.sources[n] not in preceding
+        }
         return self.with_values(source, unset)
 
     def subset_for(self, kind: type[Any]) -> dict[str, Any]:
-        """The values of the options that a class has as fields, by the same names."""
+        """Return the values of the options that are fields of a dataclass, by their common names."""
         return {name: getattr(self, name) for name in RunOptions.__match_args__ if name in kind.__match_args__}
 
     def to_argv(self, excluded: Collection[str]) -> Iterator[str]:
-        """The options that the user or the project has set, as they are typed, but for those in ``excluded``."""
+        """Return the command line of the options that the user or the project has set, except those in ``excluded``."""
         for option in OPTIONS:
-            chosen = not option.is_argument and (
+            is_chosen = not option.is_argument and (
                 self.is_set(option.name) or self.sources[option.name] is OptionSource.FILE
             )
-            if chosen and option.name not in excluded:
+            if is_chosen and option.name not in excluded:
                 yield from to_argv(option, getattr(self, option.name))
 
 

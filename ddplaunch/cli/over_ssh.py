@@ -1,4 +1,4 @@
-"""``ddplaunch run --hosts``: from what was typed to one command for each host."""
+"""``ddplaunch run --hosts``: starts a job over SSH, with one command for each host."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 FORWARDED_VARIABLES = ("LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS")
 FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_")
-"""The variables that go along unasked."""
+"""The variables that are passed to the hosts by default."""
 
 _PER_NODE_OPTIONS = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "gpus", "run_id", "token", "dry_run"}
 _NODE_0_OPTIONS = {"tensorboard", "sidecar", "notify"}
@@ -43,7 +43,7 @@ _OMITTED_OPTIONS = {*SSH_OPTIONS, *_PER_NODE_OPTIONS, "no_config", "as_json"}
 
 
 def read_ssh_hosts(options: RunOptions) -> tuple[Host, ...]:
-    """Return the hosts that the user has named; refuse those that make no sense, or contradict other options."""
+    """Return the hosts of --hosts or --hostfile. Raises UsageError if they are invalid or contradict other options."""
     hosts = read_hosts(options.hosts, options.hostfile, options.include, options.exclude)
     for name, why in (
         ("nnodes", "each host is a node"),
@@ -59,14 +59,14 @@ def read_ssh_hosts(options: RunOptions) -> tuple[Host, ...]:
     if options.spares and len(hosts) - options.spares < 2:
         left = max(0, len(hosts) - options.spares)
         what = f"--spares {options.spares} of {len(hosts)} hosts leaves {left} for the ranks"
-        raise UsageError(what, "name two hosts more than spares: node 0 keeps its place")
+        raise UsageError(what, "name at least two hosts more than spares: a spare cannot replace node 0")
     if options.is_set("nproc") and any(host.slots for host in hosts):
         raise UsageError(f"--nproc {options.nproc} and the slots of the hosts contradict each other", "give one")
     if options.is_set("gpus") and any(host.gpus for host in hosts):
         raise UsageError(f"--gpus {options.gpus} and the slots chosen contradict each other", "give one of them")
     if len(hosts) > 1 and hosts[0].name in ("localhost", "127.0.0.1", "::1") and options.master_addr is None:
         what = f"{hosts[0].name} is another machine on each of the hosts"
-        raise UsageError(what, "name it as the others reach it, or add --master-addr")
+        raise UsageError(what, "use the name by which the other hosts reach it, or add --master-addr")
     return hosts
 
 
@@ -74,8 +74,8 @@ def run_on_hosts(hosts: tuple[Host, ...], options: RunOptions, target: Target, r
     """Run the job on the hosts; return its exit code."""
     raise_fd_limit(len(hosts))
     environ = forwarded_environment(options.env, os.environ)
-    ways = [resolve_ssh_config(host.destination) for host in hosts]
-    address = (options.master_addr or ways[0].address) if len(hosts) > 1 else ""
+    ssh_configs = [resolve_ssh_config(host.destination) for host in hosts]
+    address = (options.master_addr or ssh_configs[0].address) if len(hosts) > 1 else ""
     port = options.master_port or DEFAULT_PORT
     control = options.control_port or port + 1
     if len(hosts) > 1:
@@ -83,17 +83,17 @@ def run_on_hosts(hosts: tuple[Host, ...], options: RunOptions, target: Target, r
     token = options.token or os.urandom(16).hex()
     nonce = os.urandom(16).hex()
     python = options.remote_python or sys.executable
-    heartbeat, warning = options.heartbeat_timeout, options.preempt_signal
-    looked_at = is_interactive(1) and is_interactive(2) and options.merge is None
-    merge = ("--merge",) if looked_at and read_merge(options) is None else ()  # the hosts have no terminal
+    heartbeat, preempt_signal = options.heartbeat_timeout, options.preempt_signal
+    may_merge = is_interactive(1) and is_interactive(2) and options.merge is None
+    merge = ("--merge",) if may_merge and read_merge(options) is None else ()  # the hosts have no terminal
     fleet = Fleet(
-        heartbeat, options.grace, options.spares, allow_mismatch=options.allow_mismatch, preempt_signal=warning
+        heartbeat, options.grace, options.spares, allow_mismatch=options.allow_mismatch, preempt_signal=preempt_signal
     )
 
     def connect(node: int, host: Host) -> Callable[..., SshSession]:
         nnodes = len(hosts) - options.spares
         own = (*_node_argv(node, nnodes, address, options.master_port), *_nproc_argv(host, options))
-        alike = options.to_argv(excluded=_OMITTED_OPTIONS | (_NODE_0_OPTIONS if node else set()))
+        common = options.to_argv(excluded=_OMITTED_OPTIONS | (_NODE_0_OPTIONS if node else set()))
         job = HostJob(
             nonce=nonce,
             environ={**environ, "DDPLAUNCH_TOKEN": token, OVER_SSH_VARIABLE: "1"},
@@ -104,23 +104,23 @@ def run_on_hosts(hosts: tuple[Host, ...], options: RunOptions, target: Target, r
             log_dir=options.log_dir,
             address=address,
             ports=(port, control) if node == 0 and len(hosts) > 1 else (),
-            argv=("run", *own, "--no-config", "--run-id", run_id, *alike, *merge, "--", target.text, *target.args),
-            preempt_signal=warning,
+            argv=("run", *own, "--no-config", "--run-id", run_id, *common, *merge, "--", target.text, *target.args),
+            preempt_signal=preempt_signal,
             heartbeat=heartbeat,
             grace=options.grace,
         )
-        reach = ssh_command(host.destination, ways[node], python, environ, heartbeat)
-        return lambda loop: SshSession(loop, host.name, ways[node].first_hop, reach, job)
+        command = ssh_command(host.destination, ssh_configs[node], python, environ, heartbeat)
+        return lambda loop: SshSession(loop, host.name, ssh_configs[node].first_hop, command, job)
 
-    me = os.getpid()
+    pid = os.getpid()
     job = SshJob(
         run_id=run_id,
         hosts=tuple(host.destination for host in hosts),
         python=python,
         target=shell_quote([target.text, *target.args]),
         cwd=os.getcwd(),
-        pid=me,
-        ticks=start_ticks(me),
+        pid=pid,
+        ticks=start_ticks(pid),
         host=host_name(),
         began=time.time(),
     )
@@ -135,7 +135,7 @@ def run_on_hosts(hosts: tuple[Host, ...], options: RunOptions, target: Target, r
 def _print_problems(problems: list[HostProblem], hosts: int, code: int) -> None:
     bad = len({problem.host for problem in problems})
     width = max(len(problem.host) for problem in problems)
-    text = f"{bad} of {hosts} hosts cannot take part, and nothing was started"
+    text = f"{bad} of {hosts} hosts cannot run the job; nothing was started"
     lines = [f"ddplaunch: {text}", *(f"  {problem.host.ljust(width)}  {problem.text}" for problem in problems)]
     found = [{"host": problem.host, "text": problem.text} for problem in problems]
     print_message(
@@ -144,7 +144,7 @@ def _print_problems(problems: list[HostProblem], hosts: int, code: int) -> None:
 
 
 def options_for_dry_run(hosts: tuple[Host, ...], options: RunOptions) -> tuple[RunOptions, str]:
-    """Return the options of a dry run for these hosts, and a note on which node is which."""
+    """Return the options of a dry run for these hosts, and a note on the node of each host."""
     forwarded_environment(options.env, os.environ)
     new: Inferred = {"cluster": "none", "nnodes": (len(hosts), len(hosts))}
     if len(hosts) > 1:
@@ -153,12 +153,12 @@ def options_for_dry_run(hosts: tuple[Host, ...], options: RunOptions) -> tuple[R
     if any(host.slots for host in hosts):
         counts = [str(host.slots or 1) for host in with_ranks]
         new["nproc"] = counts[0] if len(set(counts)) == 1 else ",".join(counts)
-    which = f"over SSH: {', '.join(f'node {node} is {host.name}' for node, host in enumerate(hosts))}"
-    return options.with_defaults(OptionSource.HOSTS, new), f"{which}; each is assumed to be like this machine"
+    note = f"over SSH: {', '.join(f'node {node} is {host.name}' for node, host in enumerate(hosts))}"
+    return options.with_defaults(OptionSource.HOSTS, new), f"{note}; each is assumed to be like this machine"
 
 
 def on_hosts(plan: Plan, hosts: tuple[Host, ...], options: RunOptions) -> Plan:
-    """The plan of a dry run with the names of these hosts, and with what is known of them and what is assumed."""
+    """Return the plan of a dry run with the names of these hosts, marking what is only assumed about them."""
     nodes = tuple(replace(node, host=host.name) for node, host in zip(plan.nodes, hosts, strict=False))
     ranks = tuple(replace(rank, host=nodes[rank.node_rank].host) for rank in plan.ranks)
     listed = "--hosts" if options.hosts else "--hostfile"
@@ -173,18 +173,18 @@ def on_hosts(plan: Plan, hosts: tuple[Host, ...], options: RunOptions) -> Plan:
     )
     notes = plan.notes
     if unknown and not (options.is_set("nproc") or options.is_set("gpus")):
-        notes = (*notes, f"{join_names(unknown)}: one rank for each GPU; how many there are is not known here")
+        notes = (*notes, f"{join_names(unknown)}: one rank per GPU; their number is not known here")
     return replace(plan, nodes=nodes, ranks=ranks, facts=facts, notes=notes)
 
 
-def forwarded_environment(asked: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that go along: some unasked, and what ``--env`` names; refuse names that are none, or not set."""
+def forwarded_environment(env_options: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables for the hosts, with those of ``--env``. Raises UsageError if one is invalid or not set."""
     variables = {
         name: value
         for name, value in environ.items()
         if name in FORWARDED_VARIABLES or name.startswith(FORWARDED_PREFIXES)
     }
-    for text in asked:
+    for text in env_options:
         name, equals, value = text.partition("=")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise UsageError(f"--env {name[:60]!r} is not the name of a variable", "--env NAME, or --env NAME=VALUE")
@@ -203,7 +203,7 @@ def _node_argv(node: int, nnodes: int, address: str, port: int | None) -> Iterat
 
 
 def _nproc_argv(host: Host, options: RunOptions) -> Iterator[str]:
-    """A host's ranks: its slots, or what the user has set for all."""
+    """Options for a host's ranks: its slots, or what the user has set for all hosts."""
     if host.gpus is not None:
         yield from ("--gpus", ",".join(map(str, host.gpus)))
     elif options.gpus is not None:

@@ -1,4 +1,4 @@
-"""From the options to the plan: what hosts or surroundings say, what this machine has, and what follows."""
+"""Makes the plan of a job from the options, the cluster's environment variables and the devices of this machine."""
 
 from __future__ import annotations
 
@@ -30,46 +30,44 @@ class PlanInputs:
     """A plan and what it was made from."""
 
     plan: Plan
-    options: RunOptions  # as hosts or surroundings have completed them
-    cluster_env: ClusterEnv | None  # what was used of what the surroundings say
-    plan_for_node_rank: Callable[
-        [int], Plan
-    ]  # plans again, as this node rank, where node 0 is to give each node its own
+    options: RunOptions  # with the values that hosts or the cluster environment supply
+    cluster_env: ClusterEnv | None  # the cluster environment, if any was used
+    plan_for_node_rank: Callable[[int], Plan]  # with --node-rank auto: the plan of another node rank
 
 
 def prepare_plan(options: RunOptions, target: Target, notes: Iterable[str], *, remote: bool) -> PlanInputs:
-    """Plan the job; ``remote``: other hosts would run it, in a dry run.
+    """Plan the job. ``remote``: a dry run of a job over SSH, so this machine is only assumed to be like the hosts.
 
     Raises:
-        UsageError: the options contradict each other, the surroundings, or this machine.
+        UsageError: the options contradict each other, the cluster environment, or this machine.
     """
-    said = list(notes)
+    all_notes = list(notes)
     if ignored := ignored_rank_variables(options):
-        said.append(ignored)
-    options, finding = detect_cluster(options)
-    if options.spares and (remote or finding) and not options.is_set("nnodes"):
+        all_notes.append(ignored)
+    options, cluster_env = detect_cluster(options)
+    if options.spares and (remote or cluster_env) and not options.is_set("nnodes"):
         options = subtract_spares(options)
     check_node_options(options)
     check_inspect_options(options)
     check_time_limits(options)
-    if finding:
-        said[:0] = cluster_notes(finding)
-    spec = _build_plan_spec(options, finding)
-    machine, of_machine = read_machine(os.environ, spec, runs_here=not remote)
-    said += of_machine
+    if cluster_env:
+        all_notes[:0] = cluster_notes(cluster_env)
+    spec = _build_plan_spec(options, cluster_env)
+    machine, machine_notes = read_machine(os.environ, spec, runs_here=not remote)
+    all_notes += machine_notes
     run_id = options.run_id or new_run_id()
     if options.spares and options.dry_run:
-        said.append(_describe_spares(options))
+        all_notes.append(_describe_spares(options))
 
     def plan_as(node_rank: int) -> Plan:
         here = spec if spec.has_node_rank else replace(spec, node_rank=node_rank)
-        return make_plan(here, target, machine, os.environ, run_id, said)
+        return make_plan(here, target, machine, os.environ, run_id, all_notes)
 
     plan = plan_as(0)
-    if not remote and (remark := check_lone_node(options, finding, plan)):
-        said.append(remark)
+    if not remote and (note := check_lone_node(options, cluster_env, plan)):
+        all_notes.append(note)
         plan = plan_as(0)
-    return PlanInputs(plan, options, finding, plan_as)
+    return PlanInputs(plan, options, cluster_env, plan_as)
 
 
 def _describe_spares(options: RunOptions) -> str:
@@ -81,7 +79,7 @@ def _describe_spares(options: RunOptions) -> str:
 
 
 def subtract_spares(options: RunOptions) -> RunOptions:
-    """Have --nnodes without the spares, where it is the number of all hosts, of an allocation or of all pods."""
+    """Subtract the spares from --nnodes, where that counts all hosts, pods, or nodes of an allocation."""
     lowest, highest = options.nnodes
     run = highest - options.spares
     if run < 1:
@@ -90,25 +88,25 @@ def subtract_spares(options: RunOptions) -> RunOptions:
     return options.with_values(options.sources["nnodes"], {"nnodes": (min(lowest, run), run)})
 
 
-def _build_plan_spec(options: RunOptions, finding: ClusterEnv | None) -> PlanSpec:
-    """Return what the plan needs; without a node rank where node 0 is to give one."""
+def _build_plan_spec(options: RunOptions, cluster_env: ClusterEnv | None) -> PlanSpec:
+    """Return the input of the planner; without a node rank if node 0 assigns it."""
     spares, highest = options.spares, options.nnodes[1]
     if spares and options.dry_run:
         if isinstance(options.node_rank, int) and options.node_rank >= highest:
-            what = f"--node-rank {options.node_rank} is a spare at first: it has no ranks to show"
-            raise UsageError(what, f"--dry-run with --node-rank 0 to {highest - 1} shows what the others start")
+            what = f"--node-rank {options.node_rank} is a spare at first: it has no ranks yet"
+            raise UsageError(what, f"--dry-run with --node-rank 0 to {highest - 1} shows the ranks of the other nodes")
         spares = 0
     derived = {
         "nnodes": highest + spares,
         "min_nodes": options.nnodes[0],
         "node_rank": options.node_rank if isinstance(options.node_rank, int) else None,
-        "started_rank": to_started_rank(finding),
-        "sources": dict.fromkeys(options.inferred_names, finding.cluster) if finding else {},
+        "started_rank": to_started_rank(cluster_env),
+        "sources": dict.fromkeys(options.inferred_names, cluster_env.cluster) if cluster_env else {},
         "has_node_rank": options.node_rank != AUTO,
     }
     return PlanSpec(**options.subset_for(PlanSpec) | derived)
 
 
 def new_run_id() -> str:
-    """Name a job that the user has not named."""
+    """Return the run id of a job without --run-id: the time and random digits."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"

@@ -1,4 +1,4 @@
-"""The policy of this node alone, from the options: how its ranks start, what is shown, what runs beside them."""
+"""Builds the node config from the options: how this node starts its ranks, what it shows, which sidecars it runs."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from ddplaunch.agent.policy import NotifyCommand, Sidecar
 
 OUTPUT_TIMEOUT_OVER_SSH_S = 1e6
-"""Seconds, longer than any wait: SSH reads a launcher's output, slowly on purpose, and it notices when we are gone."""
+"""Practically infinite: ssh always reads the launcher's output, sometimes slowly, and notices if the launcher ends."""
 
 QUIET_WAIT_S = 5.0
-"""Seconds that nodes which are started together have to find each other before we say that we wait."""
+"""Nodes that are started together report only after this time that they wait for others."""
 
 
-def read_node_config(options: RunOptions, plan: Plan, show: ShowRules, finding: ClusterEnv | None) -> NodeConfig:
-    """Return the policy; ``finding`` is what a system says that starts all nodes at once."""
+def read_node_config(options: RunOptions, plan: Plan, show: ShowRules, cluster_env: ClusterEnv | None) -> NodeConfig:
+    """Return the node config; ``cluster_env`` is that of a system which starts all nodes at once."""
     by_ssh = OVER_SSH_VARIABLE in os.environ
-    warm, cold = read_warm_timeout(options)
-    sidecars, told = _read_side_programs(options, plan)
+    warm_timeout, why_not_warm = read_warm_timeout(options)
+    sidecars, notify_commands = _read_side_programs(options, plan)
     derived = {
         "preload": choose_preload(options, plan),
         "show": show,
@@ -44,21 +44,21 @@ def read_node_config(options: RunOptions, plan: Plan, show: ShowRules, finding: 
         "inspect": not options.no_inspect and plan.target.kind is not TargetKind.PROGRAM,
         "history": not options.no_history,
         "output_timeout_s": OUTPUT_TIMEOUT_OVER_SSH_S if by_ssh else READER_TIMEOUT_S,
-        "quiet_s": QUIET_WAIT_S if by_ssh or finding is not None else 0.0,
+        "quiet_s": QUIET_WAIT_S if by_ssh or cluster_env is not None else 0.0,
         "colour": is_colour_allowed(),
         "sidecars": sidecars,
         "metrics": _check_metrics_path(options.metrics),
-        "notify": told,
-        "warm_idle_timeout_s": warm,
-        "warm_unavailable_reason": cold,
-        "in_slurm_step": in_step(options, finding, plan.node_rank),
+        "notify": notify_commands,
+        "warm_idle_timeout_s": warm_timeout,
+        "warm_unavailable_reason": why_not_warm,
+        "in_slurm_step": in_step(options, cluster_env, plan.node_rank),
         "has_live_view": options.ui and not why_no_live_view(options),
     }
     return NodeConfig(**options.subset_for(NodeConfig) | derived)
 
 
 def _parse_debugpy_ranks(typed: str | None) -> frozenset[int]:
-    """The ranks of ``--debugpy``."""
+    """Parse the ranks of ``--debugpy``."""
     if typed is None:
         return frozenset()
     if not all(part.strip().isdecimal() for part in typed.split(",")):
@@ -71,23 +71,23 @@ def _parse_debugpy_ranks(typed: str | None) -> frozenset[int]:
 
 
 def _wants_oom_report(options: RunOptions, plan: Plan) -> bool:
-    """Whether ranks report CUDA's memory; where the program is to find no torch yet, it may still."""
+    """Whether ranks report CUDA's memory. Raises UsageError if the torch that is found cannot use CUDA or ROCm."""
     if options.oom_report and plan.target.kind is TargetKind.PROGRAM:
         raise UsageError("--oom-report works only with Python", "leave --oom-report out, or name a Python program")
     if options.oom_report and (built := cpu_only_torch()):
         raise UsageError(
-            f"--oom-report needs a torch for CUDA or ROCm; this is {built}, for CPUs alone", "leave --oom-report out"
+            f"--oom-report needs a torch for CUDA or ROCm; this is {built}, for CPUs only", "leave --oom-report out"
         )
     return options.oom_report
 
 
 def _has_interactive_terminal() -> bool:
-    """Whether somebody at our terminal can type to a rank in its debugger."""
+    """Whether a user at this terminal can type commands to a rank's debugger."""
     return in_foreground(0) and (is_interactive(1) or is_interactive(2)) and can_move_cursor() and not FORMATTER.as_json
 
 
 def _read_side_programs(options: RunOptions, plan: Plan) -> tuple[tuple[Sidecar, ...], tuple[NotifyCommand, ...]]:
-    """The programs that run beside rank 0, and those that are told what happens."""
+    """Return the sidecars and the commands of --notify; node 0 only."""
     if plan.node_rank or not options.has_side_programs:
         return (), ()
     from ddplaunch.cli import sidecars
@@ -96,7 +96,7 @@ def _read_side_programs(options: RunOptions, plan: Plan) -> tuple[tuple[Sidecar,
 
 
 def _check_metrics_path(path: str | None) -> str | None:
-    """The file of ``--metrics``, which need not be there; its folder must be, and be ours to write into."""
+    """Return the absolute path of ``--metrics``. The file need not exist; its folder must exist and be writable."""
     if path is None:
         return None
     folder = os.path.dirname(path) or "."
@@ -108,18 +108,18 @@ def _check_metrics_path(path: str | None) -> str | None:
         raise UsageError(f"--metrics {sanitize_line(path, 60)} is a folder, not a file", f"--metrics {path}/job.prom")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(
-            f"--metrics {sanitize_line(path, 60)}: you may not write into {sanitize_line(folder, 60)}",
+            f"--metrics {sanitize_line(path, 60)}: no permission to write to {sanitize_line(folder, 60)}",
             "name another folder",
         )
     return os.path.abspath(path)
 
 
 def why_no_live_view(options: RunOptions) -> str | None:
-    """Why ``--ui`` shows nothing here, where it does not."""
+    """Return why ``--ui`` cannot work here, None if it can."""
     if not options.ui:
         return None
     if not (is_interactive(1) or is_interactive(2)):
-        return "--ui shows nothing here: this is not a terminal"
+        return "--ui has no effect: the output is not a terminal"
     if not can_move_cursor():
-        return f"--ui shows nothing here: TERM={os.environ.get('TERM', '')} cannot move the cursor"
+        return f"--ui has no effect: TERM={os.environ.get('TERM', '')} cannot move the cursor"
     return None

@@ -1,4 +1,4 @@
-"""Reads the words behind ``ddplaunch run``; click, which takes longer to load than a plan to make, shows the help."""
+"""Parses the command line of ``ddplaunch run`` without click, whose import takes longer than making a plan."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 TRUE_WORDS, FALSE_WORDS = ("1", "on", "t", "true", "y", "yes"), ("0", "f", "false", "n", "no", "off")
-"""The values of a flag's variable, in small or capital letters."""
+"""The values of a flag's environment variable, in any case."""
 
 _HELP_HINT = "ddplaunch run --help shows more"
 
 
 def read_options(words: list[str]) -> tuple[RunOptions, ParseNotes] | None:
-    """Return what was typed behind ``ddplaunch run``; None where it asks for help.
+    """Parse the words after ``ddplaunch run``; return None if they ask for help.
 
     Raises:
-        UsageError: the words make no sense.
+        UsageError: an option or value is invalid.
     """
-    # An error in these words is to be said in the form that they ask for; what they mean is known only afterwards.
+    # Before parsing, so that errors of parsing are written in the requested form too.
     typed_json = "--log-json" in takewhile(lambda word: word != "--", words)
     FORMATTER.as_json = typed_json or os.environ.get(LOG_JSON_VARIABLE, "0") not in ("", "0")
     known = {**option_spellings(OPTIONS), **dict.fromkeys(HELP, False)}
@@ -39,26 +39,26 @@ def read_options(words: list[str]) -> tuple[RunOptions, ParseNotes] | None:
     if not HELP.isdisjoint(line.options):
         return None
     check_target(line, known, "run")
-    remarks = parse_notes_for(line, translation)
+    notes = parse_notes_for(line, translation)
     typed = _collect_values(line.options)
     values: dict[str, Any] = {"target": line.target, "args": line.program_args}
     sources = {"target": OptionSource.TYPED, "args": OptionSource.TYPED if line.program_args else OptionSource.DEFAULT}
     by_name = {option.name: option for option in OPTIONS if not option.is_argument}
-    for name in dict.fromkeys([*typed, *by_name]):  # click too looks at what was typed first, first
+    for name in dict.fromkeys([*typed, *by_name]):  # in click's order: what was typed first is checked first
         values[name], sources[name] = _option_value(by_name[name], typed.get(name), os.environ)
-        if not remarks.from_variables.isdisjoint(by_name[name].opts):
+        if not notes.from_variables.isdisjoint(by_name[name].opts):
             sources[name] = OptionSource.VARIABLE
-    return RunOptions(**values, sources={option.name: sources[option.name] for option in OPTIONS}), remarks
+    return RunOptions(**values, sources={option.name: sources[option.name] for option in OPTIONS}), notes
 
 
 def _collect_values(words: tuple[str, ...]) -> dict[str, list[str]]:
-    """The values typed of each option; of a flag, its spellings."""
+    """Return the texts of each option's values; for a flag, its spellings."""
     by_spelling = {name: option for option in OPTIONS for name in option.all_spellings}
     typed: dict[str, list[str]] = {}
     rest = iter(words)
     for word in rest:
         name, equals, text = word.partition("=") if word.startswith("--") else (word, "", "")
-        option = by_spelling.get(name)  # None for --help, which only a value brings here
+        option = by_spelling.get(name)  # None for --help=VALUE
         if (option is None or option.is_flag) and equals:
             raise UsageError(f"Option '{name}' does not take a value")
         assert option is not None
@@ -67,7 +67,7 @@ def _collect_values(words: tuple[str, ...]) -> dict[str, list[str]]:
 
 
 def _option_value(option: Option, typed: list[str] | None, environ: Mapping[str, str]) -> tuple[Any, OptionSource]:
-    """The value of an option, and where it comes from."""
+    """Return the value of an option and where it comes from."""
     variable = environ.get(option.envvar) if option.envvar else None
     source = OptionSource.TYPED if typed else OptionSource.VARIABLE if variable else OptionSource.DEFAULT
     if option.is_flag:
@@ -83,6 +83,6 @@ def _option_value(option: Option, typed: list[str] | None, environ: Mapping[str,
 
 
 def _parse_bool(option: Option, text: str) -> bool:
-    if (said := text.strip().lower()) in (*TRUE_WORDS, *FALSE_WORDS):
-        return said in TRUE_WORDS
+    if (word := text.strip().lower()) in (*TRUE_WORDS, *FALSE_WORDS):
+        return word in TRUE_WORDS
     raise UsageError(f"{option.envvar}={sanitize_line(text, 60)}: expected 1 or 0", _HELP_HINT)

@@ -1,4 +1,4 @@
-"""The rules of the job as a whole, from the options: how its nodes join, stay in contact, restart and stop."""
+"""Builds the job config from the options: how nodes join, communicate, restart and stop; equal on all nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def uses_ssh(options: RunOptions) -> bool:
-    """Whether hosts are named, for SSH; refuse the other options of SSH where none are."""
+    """Whether --hosts or --hostfile is given. Raises UsageError for other SSH options without them."""
     if options.is_set("hosts") or options.is_set("hostfile"):
         return True
     for name in SSH_OPTIONS:
@@ -25,33 +25,35 @@ def uses_ssh(options: RunOptions) -> bool:
 
 
 def check_node_options(options: RunOptions) -> None:
-    """Refuse options that contradict each other on the nodes."""
+    """Check that the options about nodes do not contradict each other."""
     lowest, highest = options.nnodes
     if options.grow and lowest == highest:
         raise UsageError(f"--grow does not work with --nnodes {highest}", f"--nnodes {highest}:{highest + 1}")
     if options.control == "none" and lowest != highest:
         raise UsageError(f"--nnodes {lowest}:{highest} does not work with --control none", "leave --control none out")
     if options.spares and options.control == "none":
-        what = f"--spares {options.spares} does not work with --control none: nodes do not hear who is lost"
+        what = f"--spares {options.spares} does not work with --control none: nodes do not notice lost nodes"
         raise UsageError(what, "leave one of them out")
     if options.spares and highest == 1:
-        what = f"--spares {options.spares} works only with several nodes: node 0 keeps its place"
-        raise UsageError(what, "--nnodes 2 or more; with --max-restarts a single node starts its ranks again")
+        what = f"--spares {options.spares} works only with several nodes: a spare cannot replace node 0"
+        raise UsageError(what, "--nnodes 2 or more; --max-restarts restarts the ranks of a single node")
     if options.spares and options.nproc and "," in options.nproc:
-        what = f"--nproc {options.nproc} does not work with --spares: a spare must fit in any place"
+        what = (
+            f"--nproc {options.nproc} does not work with --spares: a spare must have as many ranks as every other node"
+        )
         raise UsageError(what, "give one number for all nodes")
     if options.control == "none" and options.node_rank == AUTO:
         raise UsageError("--node-rank auto does not work with --control none", "leave --control none out")
 
 
 def check_inspect_options(options: RunOptions) -> None:
-    """Refuse what has nothing to work on."""
+    """Check that options about inspection have what they need."""
     if options.gpu_memory_timeout is not None and not options.check:
         raise UsageError(f"--gpu-memory-timeout {options.gpu_memory_timeout:g} works only with --check", "add --check")
 
 
 def check_time_limits(options: RunOptions) -> None:
-    """Refuse time limits that cannot work."""
+    """Check the time limits."""
     stall, on_stall = options.stall_timeout, options.on_stall
     if on_stall and stall is None:
         raise UsageError(f"--on-stall {on_stall} works only with --stall-timeout", "add --stall-timeout 10m")
@@ -60,24 +62,24 @@ def check_time_limits(options: RunOptions) -> None:
     if stall is None:
         return
     for given, name, why in (
-        (options.no_inspect, "--no-inspect", "ranks must be asked how far they are"),
-        (options.no_python, "--no-python", "only Python programs can be asked how far they are"),
-        (options.control == "none" and options.nnodes[1] > 1, "--control none", "a node sees its own ranks alone"),
+        (options.no_inspect, "--no-inspect", "it inspects the progress of the ranks"),
+        (options.no_python, "--no-python", "only Python programs can be inspected"),
+        (options.control == "none" and options.nnodes[1] > 1, "--control none", "each node sees only its own ranks"),
     ):
         if given:
             raise UsageError(f"--stall-timeout does not work with {name}: {why}", "leave one of them out")
 
 
 def check_control_port(port: int, master_port: int) -> None:
-    """Refuse a control port above 65535; without an option it is the one behind the master port."""
+    """Check that the control port, by default the one after the master port, is at most 65535."""
     if port > 65535:
         raise UsageError(
-            f"--master-port {master_port} leaves no next port, for --control-port", "add --control-port PORT"
+            f"--master-port {master_port} leaves no port after it for --control-port", "add --control-port PORT"
         )
 
 
-def read_job_config(options: RunOptions, address: str, master_port: int, finding: ClusterEnv | None) -> JobConfig:
-    """Return the rules of a job whose node 0 is at this address; refuse one without a control port."""
+def read_job_config(options: RunOptions, address: str, master_port: int, cluster_env: ClusterEnv | None) -> JobConfig:
+    """Return the config of a job whose node 0 is at this address. Raises UsageError if it has no valid control port."""
     lowest, highest = options.nnodes
     port = None
     if highest == 1 or options.control == "none":
@@ -92,8 +94,8 @@ def read_job_config(options: RunOptions, address: str, master_port: int, finding
         "min_nodes": lowest,
         "max_nodes": highest + options.spares,
         "address": address,
-        # a typed address is known, or wrong
-        "address_may_be_unknown": bool(finding and finding.address_may_be_unknown)
+        # of --master-addr the name is known, or wrong
+        "address_may_be_unknown": bool(cluster_env and cluster_env.address_may_be_unknown)
         and not options.is_set("master_addr"),
         "port": port,
         "checks_nodes": options.check,
@@ -104,6 +106,6 @@ def read_job_config(options: RunOptions, address: str, master_port: int, finding
         "stall_timeout": options.stall_timeout or DEFAULT_STALL_TIMEOUT_S,
         "stall_strict": strict,
         "on_stall": options.on_stall or ("stop" if strict else "report"),
-        "shared_log": has_shared_log(finding),
+        "shared_log": has_shared_log(cluster_env),
     }
     return JobConfig(**options.subset_for(JobConfig) | derived)

@@ -1,6 +1,6 @@
-"""``ddplaunch run``: from what was typed to a plan, and from the plan to a dry run or a job.
+"""``ddplaunch run``: parses the options, makes the plan, and prints it or runs the job.
 
-What only a dry run, only a job, or only one over SSH needs is loaded when it is known to be that.
+Modules that only a dry run, a job on this machine, or a job over SSH needs are imported when that is known.
 """
 
 from __future__ import annotations
@@ -28,47 +28,47 @@ if TYPE_CHECKING:
 
 
 def run(words: list[str]) -> int | None:
-    """Plan the job, and print the plan or run it; return the exit code, None where the words ask for help.
+    """Plan the job, and print the plan or run it; return the exit code, or None if the words ask for help.
 
     Raises:
-        UsageError: the words make no sense.
+        UsageError: an option or value is invalid.
     """
-    if (typed := read_options(words)) is None:
+    if (parsed := read_options(words)) is None:
         return None
-    options, said = typed
+    options, parse_notes = parsed
     FORMATTER.as_json = options.log_json
-    listening: socket.socket | None = None
-    of_project: tuple[str, ...] = ()
+    listener_socket: socket.socket | None = None
+    file_notes: tuple[str, ...] = ()
     try:
-        options, of_project = with_project_defaults(options, current_directory(), os.environ)
-        planned = _make_plan(options, said, of_project)
+        options, file_notes = with_project_defaults(options, current_directory(), os.environ)
+        planned = _make_plan(options, parse_notes, file_notes)
         if isinstance(planned, int):
             return planned
         from ddplaunch.cli import launch
 
-        rules, listening = launch.bind_control_port(planned[0])
-        job = launch.build_node_job(*planned, rules, listening)
+        job_config, listener_socket = launch.bind_control_port(planned[0])
+        job = launch.build_node_job(*planned, job_config, listener_socket)
     except UsageError as error:
         from ddplaunch.cli import declining
 
-        # At once, for the others may take their time to hear of it.
-        hints = [*filter(None, (error.hint or "").splitlines()), *of_project]
+        # Before notifying the other nodes, which may take a while.
+        hints = [*filter(None, (error.hint or "").splitlines()), *file_notes]
         print_error(error.message, "\n".join(hints) or None, error.exit_code)
-        declining.notify_other_nodes(error, options, listening)
+        declining.notify_other_nodes(error, options, listener_socket)
         return error.exit_code
     return job.run()
 
 
 def _make_plan(
-    options: RunOptions, said: ParseNotes, of_project: tuple[str, ...]
+    options: RunOptions, parse_notes: ParseNotes, file_notes: tuple[str, ...]
 ) -> tuple[PlanInputs, ShowRules] | int:
-    """Return the plan and whose output is shown; or the exit code of what was no job of this machine."""
+    """Return the plan and the ranks whose output is shown; after a dry run or a job over SSH, the exit code."""
     if options.as_json and not options.dry_run:
         raise UsageError("--json works only with --dry-run", "add --dry-run")
-    target = resolve_target(TargetOptions(**options.subset_for(TargetOptions)), said.lookalike_note)
+    target = resolve_target(TargetOptions(**options.subset_for(TargetOptions)), parse_notes.lookalike_note)
     check_token(options.token)
-    notes = [*said.torchrun_notes, *of_project]
-    alike = [f"note: {said.lookalike_note}"] if said.lookalike_note else []
+    notes = [*parse_notes.torchrun_notes, *file_notes]
+    lookalikes = [f"note: {parse_notes.lookalike_note}"] if parse_notes.lookalike_note else []
     if remote := uses_ssh(options):
         from ddplaunch.cli import over_ssh
 
@@ -77,21 +77,21 @@ def _make_plan(
             check_inspect_options(options)
             check_time_limits(options)
             FORMATTER.run_id = options.run_id or new_run_id()
-            print_notes(*notes, *alike)
+            print_notes(*notes, *lookalikes)
             return over_ssh.run_on_hosts(hosts, options, target, FORMATTER.run_id)
-        options, which = over_ssh.options_for_dry_run(hosts, options)
-        notes.insert(0, which)
+        options, host_note = over_ssh.options_for_dry_run(hosts, options)
+        notes.insert(0, host_note)
     planning = prepare_plan(options, target, notes, remote=remote)
     plan = planning.plan
     if remote:
         plan = over_ssh.on_hosts(plan, hosts, planning.options)
     FORMATTER.set_origin(plan, numbered=plan.has_node_rank)
-    shown = read_show_rules(planning.options, plan)
+    show_rules = read_show_rules(planning.options, plan)
     if plan.node_rank == 0 or not has_shared_log(planning.cluster_env):
-        print_notes(*alike)
+        print_notes(*lookalikes)
     if options.dry_run:
         from ddplaunch.cli.dry_run import print_plan
 
-        print_plan(plan, planning.options, said.alternative_command, is_remote=remote)
+        print_plan(plan, planning.options, parse_notes.alternative_command, is_remote=remote)
         return 0
-    return planning, shown
+    return planning, show_rules

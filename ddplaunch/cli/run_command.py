@@ -1,6 +1,6 @@
-"""``ddplaunch run`` as click has it, for its help and for completion; ``reader`` reads it.
+"""``ddplaunch run`` as a click command, for its help and shell completion only; ``reader`` parses its command line.
 
-Its options as click's own are what other commands that start a target take too.
+``PARAMS``, its options as click options, are also those of ``submit`` and ``manifest``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SOURCE_BY_CLICK = {
 
 
 class PathType(click.Path):
-    """Words that may be anything here, and are completed as the names of files or folders."""
+    """Accepts any text; a shell completes it as a path, or as a function in a file."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return value
@@ -38,7 +38,7 @@ class PathType(click.Path):
 
 
 def _functions(path: str) -> list[str]:
-    """The functions of a file that may be targets."""
+    """List the public functions of a Python file, without running it."""
     try:
         with open(path, "rb") as file:
             body = ast.parse(file.read()).body
@@ -48,10 +48,10 @@ def _functions(path: str) -> list[str]:
 
 
 class RunName(click.types.StringParamType):
-    """The name of a run, or the number of a submitted job, which a shell completes."""
+    """The name of a run or the number of a submitted job, with shell completion."""
 
     def __init__(self, *, running: bool = False) -> None:
-        """``running``: of jobs that go on alone."""
+        """``running``: complete only jobs that are running."""
         self.running = running
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -85,7 +85,7 @@ PARAMS = [_make_click_param(option) for option in OPTIONS]
 
 
 def value_source(context: click.Context, name: str) -> OptionSource:
-    """Where click has the value of an option from."""
+    """Return where click found the value of an option."""
     source = context.get_parameter_source(name)
     return _SOURCE_BY_CLICK.get(source.name, OptionSource.DEFAULT) if source else OptionSource.DEFAULT
 
@@ -95,19 +95,19 @@ class _RunCommand(TargetCommand):
     common = COMMON_OPTIONS
     examples = (
         ("4 ranks on this machine", "ddplaunch run --nproc 4 train.py --lr 0.1"),
-        ("a function, called in each rank; one rank for each GPU", "ddplaunch run train.py:main --lr 0.1"),
+        ("a function, called in each rank; one rank per GPU", "ddplaunch run train.py:main --lr 0.1"),
         (
-            "2 machines; type the same on the other one, with --node-rank 1",
+            "2 machines; run the same on the other one, with --node-rank 1",
             "ddplaunch run --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 train.py",
         ),
-        ("2 hosts by SSH, 4 ranks on each", "ddplaunch run --hosts n1:4,n2:4 train.py"),
-        ("print what would run where; start nothing", "ddplaunch run --dry-run --nproc 4 train.py"),
+        ("2 hosts over SSH, 4 ranks on each", "ddplaunch run --hosts n1:4,n2:4 train.py"),
+        ("print the plan without starting anything", "ddplaunch run --dry-run --nproc 4 train.py"),
     )
 
 
 @click.command(cls=_RunCommand, options_metavar="[OPTIONS]", context_settings=SETTINGS, params=PARAMS)
 def run(**_: object) -> None:
-    """Start a training job on this machine, or this machine's share of one.
+    """Run a training job on this machine, or this machine's part of a multi-node job.
 
     \b
     TARGET is one of
@@ -120,6 +120,6 @@ def run(**_: object) -> None:
     Options come before TARGET, and arguments of the target after it. Directly after TARGET, --nproc, --nnodes,
     --node-rank, --master-addr, --master-port and --dry-run are still options of ddplaunch.
 
-    A function gets rank, local_rank, world_size, device and the like by the names of its parameters, the others
-    from its arguments: --lr 0.1. Options of torchrun work too: `ddplaunch help torchrun`.
+    A function receives rank, local_rank, world_size, device and others by parameter name, and its other parameters
+    from the arguments: --lr 0.1. Options of torchrun work too: `ddplaunch help torchrun`.
     """

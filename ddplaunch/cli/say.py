@@ -1,4 +1,4 @@
-"""Writes what ddplaunch itself says before and after a job, and plain results; while a job runs, the screen does."""
+"""Prints ddplaunch's own messages before and after a job, and results; while a job runs, the screen prints them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ddplaunch.output.voice import FORMATTER, LogMessage, MessageKind
 
 MAX_MESSAGE_CHARS = 500
 MAX_HINT_CHARS = 4000  # it may be a command to copy
-_LONG_WORD = r"(\S{100})\S{99,}?(:?)(?!\S)"  # too long to be read to its end, and a colon behind it
+_LONG_WORD = r"(\S{100})\S{99,}?(:?)(?!\S)"  # a word of 200 characters or more, with its colon
 
 
-def print_message(said: LogMessage) -> None:
-    """Write it to stderr; colours only where it is a terminal that may have them."""
-    write_text(FORMATTER.format(said), err=True)
+def print_message(message: LogMessage) -> None:
+    """Write a message to stderr, with colours only if that is a terminal with colours."""
+    write_text(FORMATTER.format(message), err=True)
 
 
 def print_note(text: str, **fields: object) -> None:
-    """Say something that people should know."""
+    """Print a note for the user."""
     print_message(LogMessage(MessageKind.NOTE, text, fields))
 
 
@@ -31,20 +31,20 @@ def print_notes(*texts: str) -> None:
 
 
 def print_error(message: str, hint: str | None, code: int = EXIT_USAGE) -> None:
-    """Print what is wrong: a line, and at most two of what to do; what was typed may be of any length, or harmful.
+    """Print an error in one line, and a hint in at most two; quoted input is shortened and its control codes removed.
 
     ``code`` is the exit code that follows.
     """
-    said = sanitize_line(re.sub(_LONG_WORD, r"\1…\2", message), MAX_MESSAGE_CHARS)
+    text = sanitize_line(re.sub(_LONG_WORD, r"\1…\2", message), MAX_MESSAGE_CHARS)
     hints = [sanitize_line(line, MAX_HINT_CHARS) for line in (hint or "").splitlines()[:2]]
-    lines = f"\x1b[31m\x1b[1mError:\x1b[0m {wrap_to_terminal(said, len('Error: '))}\n" + "".join(
+    lines = f"\x1b[31m\x1b[1mError:\x1b[0m {wrap_to_terminal(text, len('Error: '))}\n" + "".join(
         f"  {line}\n" for line in hints
     )
-    print_message(LogMessage(MessageKind.ERROR, said, {"hint": "\n".join(hints) or None, "code": code}, lines))
+    print_message(LogMessage(MessageKind.ERROR, text, {"hint": "\n".join(hints) or None, "code": code}, lines))
 
 
 def wrap_to_terminal(line: str, used_columns: int) -> str:
-    """Break a line between words where it goes to a terminal, which would break it anywhere; ``used_columns`` columns are."""
+    """Break a line between words if stderr is a terminal; its first ``used_columns`` columns are taken."""
     try:
         columns = os.get_terminal_size(2).columns if sys.stderr.isatty() else 0
     except OSError:
@@ -59,9 +59,9 @@ def wrap_to_terminal(line: str, used_columns: int) -> str:
 
 
 def write_text(text: str, *, err: bool = False) -> None:
-    """Write a text to stdout or stderr, with its colours only where they may be; click does what is not plain.
+    """Write a text to stdout or stderr; click removes colours and converts encodings where necessary.
 
-    A message that stderr does not take is lost: the exit code is not for that to decide.
+    A failure to write to stderr is ignored: it must not change the exit code.
     """
     stream = sys.stderr if err else sys.stdout
     try:
@@ -72,6 +72,6 @@ def write_text(text: str, *, err: bool = False) -> None:
         else:
             stream.write(text)
             stream.flush()
-    except OSError:  # no reader is left, the terminal has gone, the disk is full
+    except OSError:  # closed pipe or terminal, full disk
         if not err:
             raise

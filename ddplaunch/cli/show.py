@@ -1,4 +1,4 @@
-"""``--show``: from "0,3" or "all,local:0/err" to whose output is shown."""
+"""Parses ``--show``, like "0,3" or "all,local:0/err": the ranks whose output is shown; and ``--merge``."""
 
 from __future__ import annotations
 
@@ -10,39 +10,41 @@ from ddplaunch.output.prefix import uses_rank_only
 from ddplaunch.output.terminal import is_interactive
 from ddplaunch.plan.numbers import parse_int
 from ddplaunch.plan.plan import Plan
-from ddplaunch.words import format_ranks as named
+from ddplaunch.words import format_ranks
 
 _STREAMS = {"": frozenset({1, 2}), "out": frozenset({1}), "err": frozenset({2}), "none": frozenset[int]()}
 _LOCAL = "local:"  # numbers behind it are local ranks
 
 
 def read_show_rules(options: RunOptions, plan: Plan) -> ShowRules:
-    """Return whose output is shown; refuse ranks of ``--show`` and ``--stdin`` that this node knows are not there."""
-    whole = options.sources["show"] is not OptionSource.DEFAULT or plan.world_size == 1 or not is_interactive(2)
-    shown = replace(_parse_show(options.show, plan), full_tracebacks=whole, merge=read_merge(options))
+    """Return whose output is shown. Raises UsageError if a rank of ``--show`` or ``--stdin`` does not exist."""
+    full_tracebacks = (
+        options.sources["show"] is not OptionSource.DEFAULT or plan.world_size == 1 or not is_interactive(2)
+    )
+    shown = replace(_parse_show(options.show, plan), full_tracebacks=full_tracebacks, merge=read_merge(options))
     here = [rank.rank for rank in plan.local_ranks]
     if options.stdin is not None and plan.nnodes == 1 and options.stdin not in here:
         what = f"--stdin {options.stdin}: this node has {format_rank_range(here[0], here[-1])}"
         raise UsageError(what, f"--stdin {here[0]}")
     if options.stdin is not None and options.ui:
-        what = f"--ui does not work with --stdin {options.stdin}: both read the keys typed here"
-        raise UsageError(what, "leave --ui out, and type ddplaunch top in another terminal")
+        what = f"--ui does not work with --stdin {options.stdin}: both read the keyboard"
+        raise UsageError(what, "leave --ui out, and run ddplaunch top in another terminal")
     return shown
 
 
 def read_merge(options: RunOptions) -> bool | None:
-    """Return whether equal lines of several ranks are shown once; None: where a person looks."""
-    able = uses_rank_only(options.prefix)
-    if options.merge and not able:
-        what = f"--merge does not work with --prefix {options.prefix}: a prefix names several ranks by {{rank}} alone"
+    """Return whether equal lines of several ranks are merged; None: only in a terminal."""
+    is_possible = uses_rank_only(options.prefix)
+    if options.merge and not is_possible:
+        what = f"--merge does not work with --prefix {options.prefix}: only {{rank}} can name several ranks"
         raise UsageError(what, "--prefix '[{rank}]'")
-    return options.merge if able and (options.merge or options.stdin is None) else False
+    return options.merge if is_possible and (options.merge or options.stdin is None) else False
 
 
 def _parse_show(text: str, plan: Plan) -> ShowRules:
-    """Read it; refuse what is not a list of ranks, and ranks that this node knows are missing.
+    """Parse --show. Raises UsageError if it is not a list of ranks, or a rank of a single-node job does not exist.
 
-    Local ranks may be missing: nodes differ in how many they have, and torchrun's options name any.
+    Local ranks may be missing: their number differs between nodes, and torchrun's options accept any.
     """
     rules: list[ShowRule] = []
     local = False
@@ -64,14 +66,14 @@ def _parse_show(text: str, plan: Plan) -> ShowRules:
 
 
 def missing_local_ranks(shown: ShowRules, plan: Plan) -> str | None:
-    """Name the local ranks whose output was asked for, or not wanted, and that node 0 does not have."""
+    """Return a note on local ranks in --show that node 0 does not have, None if there are none."""
     count = len(plan.local_ranks)
-    absent = {rule.rank for rule in shown.rules if rule.is_local_rank and rule.rank is not None and rule.rank >= count}
-    if not absent or plan.node_rank or plan.started_rank:
+    missing = {rule.rank for rule in shown.rules if rule.is_local_rank and rule.rank is not None and rule.rank >= count}
+    if not missing or plan.node_rank or plan.started_rank:
         return None
-    return f"nothing is shown of local {named(absent)}: this node has local {format_rank_range(0, count - 1)}"
+    return f"--show: node 0 has no local {format_ranks(missing)}, only local {format_rank_range(0, count - 1)}"
 
 
 def format_rank_range(first: int, last: int) -> str:
-    """Name them, for an error."""
+    """Format a range of ranks for an error."""
     return f"ranks {first} to {last}" if last > first else f"rank {first} only"

@@ -1,4 +1,4 @@
-"""``--sidecar``, ``--tensorboard`` and ``--notify``: from what was typed to programs that are there."""
+"""Parses ``--sidecar``, ``--tensorboard`` and ``--notify`` and checks that their programs exist."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ANNOUNCEMENT = re.compile(rb"^TensorBoard \S+ at (?P<url>http://\S+)", re.MULTI
 
 
 def split_command(text: str, option: str) -> list[str]:
-    """Split a command line as a shell would; refuse one that is empty, or whose quotes are not in pairs."""
+    """Split a command line like a shell. Raises UsageError if it is empty or a quote is not closed."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -30,10 +30,10 @@ def split_command(text: str, option: str) -> list[str]:
 
 
 def read_sidecars(options: RunOptions, *, is_remote: bool = False) -> tuple[Sidecar, ...]:
-    """Return what is to run beside rank 0; ``is_remote``: on another machine, so that nothing can be checked here.
+    """Return the sidecars; ``is_remote``: they run on another machine, so nothing can be checked here.
 
     Raises:
-        UsageError: a program or TensorBoard is not there, or its folder is a file.
+        UsageError: a program or TensorBoard is not installed, or the folder is a file.
     """
     found: list[Sidecar] = []
     if options.tensorboard is not None:
@@ -46,10 +46,10 @@ def read_sidecars(options: RunOptions, *, is_remote: bool = False) -> tuple[Side
 
 
 def read_notify_commands(options: RunOptions, *, remote: bool = False) -> tuple[NotifyCommand, ...]:
-    """Return the commands that are told what happens; ``is_remote`` as above.
+    """Return the commands of --notify; ``remote`` like ``is_remote`` above.
 
     Raises:
-        UsageError: a program is not there.
+        UsageError: a program does not exist.
     """
     return tuple(NotifyCommand(*_find_program(text, "--notify", remote=remote)) for text in options.notify)
 
@@ -64,7 +64,7 @@ def _find_program(text: str, option: str, *, remote: bool) -> tuple[tuple[str, .
 
 
 def check_tensorboard(logdir: str, *, remote: bool = False) -> None:
-    """Refuse a folder that is a file; it need not be there yet. Refuse any where TensorBoard is not installed."""
+    """Check that TensorBoard is installed and that the folder, which need not exist yet, is not a file."""
     if not logdir:
         raise UsageError("--tensorboard '': expected a folder", "--tensorboard runs")
     if remote:
@@ -73,28 +73,28 @@ def check_tensorboard(logdir: str, *, remote: bool = False) -> None:
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise UsageError(f"--tensorboard {logdir} is a file, not a folder", "name its folder")
     spec = find_spec("tensorboard")
-    if spec is None or spec.origin is None:  # a folder of that name does not count
+    if spec is None or spec.origin is None:  # a folder of that name is no package
         what = f"--tensorboard {logdir}: the package tensorboard is not installed for {sys.executable}"
         raise UsageError(what, "pip install tensorboard")
 
 
 def _tensorboard_sidecar(logdir: str) -> Sidecar:
-    """TensorBoard of this interpreter, for this machine alone.
+    """Return TensorBoard as a sidecar, with this interpreter, reachable from this machine only.
 
-    Its port is the first free one from 6006 on, as it is where nobody says which (tensorboard/program.py).
+    Its port is the first free one from 6006 on, TensorBoard's default (tensorboard/program.py).
     """
     return Sidecar(
         name="tensorboard",
         argv=(sys.executable, "-m", "tensorboard.main", "--logdir", logdir, "--host", "127.0.0.1"),
         path=sys.executable,
-        # With TensorFlow beside it, it would take memory of the ranks' GPUs; and a user's queue.py is not its own.
+        # If TensorFlow is installed, it would take GPU memory of the ranks; and it must not import a user's queue.py.
         variables={"CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1"},
         url_pattern=("TensorBoard", _ANNOUNCEMENT),
     )
 
 
 def _unique_name(program: str, others: Sequence[Sidecar]) -> str:
-    """What its lines are marked by: the program's name, numbered from the second on."""
+    """Return the prefix of its lines: the program's name, numbered from the second one on."""
     base = os.path.basename(program)
     taken = {other.name for other in others}
     names = (base if count == 1 else f"{base}-{count}" for count in range(1, len(taken) + 2))

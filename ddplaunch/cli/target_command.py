@@ -1,4 +1,4 @@
-"""The help of commands that start a target: a few options and examples, or all options by headings."""
+"""Help of the commands that take a TARGET: ``--help`` with common options and examples, ``--help-all`` with all."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import click
 from ddplaunch.cli.command_line import HELP_ALL
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "allow_interspersed_args": False, "max_content_width": 110}
-"""The context settings of such a command."""
+"""The click context settings of these commands."""
 
 
 class TargetCommand(click.Command):
-    """Has two kinds of help."""
+    """A click command with ``--help`` and ``--help-all``."""
 
     sections: Mapping[str, Sequence[str]]  # the headings of --help-all, and the options under each
-    common: Sequence[str]  # the options that most people need, which --help shows
-    examples: Sequence[tuple[str, str]]  # what each command line of --help is for, and the line
+    common: Sequence[str]  # the options in --help
+    examples: Sequence[tuple[str, str]]  # of --help: description and command line
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         return [*super().get_params(ctx), _HELP_ALL]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Show the options that most people need."""
+        """Write the examples and the common options."""
         with formatter.section("Examples"):
             for what, line in self.examples:
                 formatter.write(f"  # {what}\n  {line}\n")
@@ -40,7 +40,7 @@ class TargetCommand(click.Command):
 
 
 def _print_full_help(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    """Print what ``--help-all`` shows, and end."""
+    """Print the help with all options, and exit."""
     command = ctx.command
     if not value or ctx.resilient_parsing or not isinstance(command, TargetCommand):
         return
@@ -63,7 +63,7 @@ _HELP_ALL = click.Option(
 
 
 def spellings(params: Sequence[click.Parameter]) -> dict[str, bool]:
-    """Every spelling of every option among ``params``, and whether it takes a value."""
+    """Return every spelling of every option among ``params``, and whether it takes a value."""
     return {
         name: isinstance(param, click.Option) and not param.is_flag
         for param in params

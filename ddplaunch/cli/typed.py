@@ -1,6 +1,6 @@
-"""What was typed for a command that starts a target: what there is to remark, and the target, found and checked.
+"""Finds and checks the target of a command line, and collects notes on how the line was read.
 
-click has no part in it: loading that costs more than all that is here.
+Independent of click, whose import takes longer than all of this.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ddplaunch.errors import UsageError
 from ddplaunch.target.target import Target, TargetKind, find_target
 
 TORCHRUN_VARIABLE_PREFIXES = ("PET_", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
-"""How the variables begin that stand for torchrun's options."""
+"""Prefixes of the variables that set torchrun's options."""
 
 
 @dataclass(frozen=True)
 class ParseNotes:
-    """What reading the command line has shown beside the values."""
+    """Notes on how a command line was read."""
 
-    torchrun_notes: tuple[str, ...] = ()  # what people should know of torchrun's options
-    lookalike_note: str | None = None  # a note on options that went to the program and are spelled like ours
-    alternative_command: str | None = None  # the command that gives the target the --dry-run behind it
-    from_variables: frozenset[str] = frozenset()  # the options that torchrun's variables have set
+    torchrun_notes: tuple[str, ...] = ()  # on the translation of torchrun's options
+    lookalike_note: str | None = None  # options of ddplaunch's that went to the program
+    alternative_command: str | None = None  # the command that passes a trailing --dry-run to the program
+    from_variables: frozenset[str] = frozenset()  # options set by torchrun's variables
 
 
 def translate_torchrun(
@@ -42,7 +42,7 @@ def translate_torchrun(
     refused: Mapping[str, str] = {},
     skipped: Collection[str] = (),
 ) -> TranslatedArgv:
-    """The words typed, with torchrun's options as ours; if there are none, nothing of it is imported."""
+    """Translate torchrun's options, in words and variables; ``cli.torchrun`` is imported only if there are any."""
     if not (has_unknown_option(words, known) or any(name.startswith(TORCHRUN_VARIABLE_PREFIXES) for name in environ)):
         return TranslatedArgv(words)
     from ddplaunch.cli.torchrun.dialect import translate
@@ -51,7 +51,7 @@ def translate_torchrun(
 
 
 def check_target(line: SplitArgv, known: Mapping[str, bool], command: str) -> None:
-    """Refuse a line without a target."""
+    """Check that a command line has a target. Raises UsageError if not."""
     if line.target is None:
         values = [pair for pair in zip(line.options, line.options[1:], strict=False) if known.get(pair[0])]
         taken = f"; {values[-1][1]} was taken for the value of {values[-1][0]}" if values else ""
@@ -60,33 +60,31 @@ def check_target(line: SplitArgv, known: Mapping[str, bool], command: str) -> No
 
 
 def parse_notes_for(line: SplitArgv, translation: TranslatedArgv) -> ParseNotes:
-    """What there is to say of the words typed, which were read as this line."""
-    alike = None
+    """Return the notes on a command line."""
+    lookalikes = None
     if line.lookalikes:
         *first, last = line.lookalikes
         named = f"{', '.join(first)} and {last} go" if first else f"{last} goes"
-        alike = f"{named} to {line.target}; options of ddplaunch come before it"
-    unsaid = translation.env_only_options - set(map(option_name, line.trailing_options))
-    return ParseNotes(translation.notes, alike, command_with_dry_run_for_program(line), unsaid)
+        lookalikes = f"{named} to {line.target}; options of ddplaunch come before it"
+    from_variables = translation.env_only_options - set(map(option_name, line.trailing_options))
+    return ParseNotes(translation.notes, lookalikes, command_with_dry_run_for_program(line), from_variables)
 
 
 def make_option_lookup() -> Callable[[SplitArgv, str], bool]:
-    """Whether the target's own file names an option; the file is read when the first one is asked for."""
+    """Return a function: does the target's source file name an option? The file is read at the first call."""
 
     @cache
-    def found(target: str, as_module: bool, as_program: bool) -> Target | None:
+    def find(target: str, as_module: bool, as_program: bool) -> Target | None:
         try:
             return find_target(target, (), as_module=as_module, as_program=as_program, cwd=current_directory())
-        except UsageError:  # said later, in its place
+        except UsageError:  # reported later by ``resolve_target``
             return None
 
-    def names(line: SplitArgv, option: str) -> bool:
-        target = found(
-            line.target or "", not {"-m", "--module"}.isdisjoint(line.options), "--no-python" in line.options
-        )
+    def has_option(line: SplitArgv, option: str) -> bool:
+        target = find(line.target or "", not {"-m", "--module"}.isdisjoint(line.options), "--no-python" in line.options)
         return target is not None and target.has_option(option)
 
-    return names
+    return has_option
 
 
 def current_directory() -> str:
@@ -98,7 +96,7 @@ def current_directory() -> str:
 
 @dataclass(frozen=True)
 class TargetOptions:
-    """The options that say what to run, and how it is started."""
+    """The options about the target and how it is started."""
 
     target: str
     args: tuple[str, ...]
@@ -109,13 +107,13 @@ class TargetOptions:
     preload: str | None
 
 
-def resolve_target(typed: TargetOptions, alike: str | None) -> Target:
-    """Find the target and check it against its arguments and the options, without running any of it.
+def resolve_target(typed: TargetOptions, lookalike_note: str | None) -> Target:
+    """Find the target and check its arguments and options, without running any of its code.
 
-    ``lookalike_note`` is the remark on arguments that are spelled like options of ours.
+    ``lookalike_note`` is added to errors about the arguments.
 
     Raises:
-        UsageError: it is not there, cannot be run, lacks an argument, or an option contradicts what it is.
+        UsageError: the target does not exist, cannot be run, lacks an argument, or contradicts an option.
     """
     where, preload = current_directory(), typed.preload
     target = find_target(typed.target, typed.args, as_module=typed.module, as_program=typed.no_python, cwd=where)
@@ -128,7 +126,7 @@ def resolve_target(typed: TargetOptions, alike: str | None) -> Target:
         try:
             check_arguments(target.signature, target.args)
         except UsageError as error:
-            raise UsageError(error.message, "\n".join(filter(None, (error.hint, alike)))) from None
+            raise UsageError(error.message, "\n".join(filter(None, (error.hint, lookalike_note)))) from None
     if typed.pass_local_rank and target.signature is not None and not target.signature.reads_argv:
         what = f"--pass-local-rank does not work with {typed.target}, which is called with its parameters"
         raise UsageError(what, "a parameter named local_rank gets it")

@@ -1,4 +1,4 @@
-"""How the value of an option is read from its text, and written again as it would be typed."""
+"""Parsers of option values, and the inverse: values back to a command line."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from ddplaunch.cli.option import Option, Read
 
 AUTO = "auto"
-"""The node rank of a node that node 0 is to number."""
+"""The value of --node-rank by which node 0 assigns the node rank."""
 
 PREEMPT_SIGNALS = ("USR1", "USR2", "TERM", "HUP", "XCPU")
-"""The signals that schedulers warn by: Slurm's and LSF's choice is free, SGE has USR1 and USR2, pods get TERM."""
+"""Possible preemption signals: configurable in Slurm and LSF, USR1 and USR2 in SGE, TERM in Kubernetes."""
 
-MAX_NAME = 100  # characters of what becomes the name of a folder too
+MAX_NAME = 100  # characters; names of folders are made of it
 UNBOUNDED = float("inf")
 WEEK_S = 7 * 24 * 3600.0
 
 
 def number_reader(parse: Callable[[str], float | None], lowest: float, highest: float, expected: str) -> Read:
-    """Read an option's value as a number from ``lowest`` to ``highest``, which ``expected`` describes."""
+    """Return a parser of numbers from ``lowest`` to ``highest``; errors say that ``expected`` was expected."""
 
     def read(option: Option, text: str | None) -> Any:
         if text is None:
@@ -46,7 +46,7 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
 
 
 def parse_seconds(text: str) -> float | None:
-    """Read a time, "90", "2.5", or with a unit "90s", "10m", "2h", "1d"; None where it is not one."""
+    """Parse a time, "90", "2.5", or with a unit "90s", "10m", "2h", "1d"; None if it is not one."""
     value = parse_float(text[:-1] if text[-1:] in UNITS else text)
     return None if value is None else value * UNITS.get(text[-1:], 1)
 
@@ -58,7 +58,7 @@ time_limit = number_reader(
 
 
 def parse_nnodes(option: Option, text: str) -> tuple[int, int]:
-    """Read --nnodes: "4", or "2:4" for any number from 2 to 4."""
+    """Parse --nnodes: "4", or "2:4" for any number from 2 to 4."""
     lowest, colon, highest = text.partition(":")
     first, last = parse_int(lowest), parse_int(highest if colon else lowest)
     if first is None or last is None:
@@ -71,26 +71,26 @@ def parse_nnodes(option: Option, text: str) -> tuple[int, int]:
 
 
 def parse_node_rank(option: Option, text: str | None) -> int | str | None:
-    """Read --node-rank: a number, or "auto"."""
+    """Parse --node-rank: a number, or "auto"."""
     return AUTO if text == AUTO else integer(option, text)
 
 
 def parse_name(option: Option, text: str | None) -> str | None:
-    """Read a name that becomes one of a folder too."""
+    """Check a name, of which names of folders are made."""
     if text is not None and (len(text) > MAX_NAME or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", text)):
         raise UsageError(f"{option.opts[-1]} {text}: expected letters, digits, dots, dashes and underscores")
     return text
 
 
 def parse_prefix(option: Option, text: str) -> str:
-    """Read a template of what stands before the lines of ranks."""
+    """Check the template of --prefix."""
     if text != option.default:
         check_prefix(text)
     return text
 
 
 def parse_signal(option: Option, text: str | None) -> int | None:
-    """Read the name of a signal that can be a warning."""
+    """Parse the name of a preemption signal."""
     if text is None or (text == "none" and option.name == "preempt_signal"):
         return None
     name = text.upper().removeprefix("SIG")
@@ -100,7 +100,7 @@ def parse_signal(option: Option, text: str | None) -> int | None:
 
 
 def check_commands(option: Option, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Check command lines, which only node 0 then uses."""
+    """Check command lines; only node 0 uses them, but every node reports errors."""
     if texts:
         from ddplaunch.cli import sidecars
 
@@ -110,7 +110,7 @@ def check_commands(option: Option, texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_prom_path(option: Option, text: str | None) -> str | None:
-    """Check the name of a file for Prometheus' textfile collector, which passes over all others."""
+    """Check the name of a file for Prometheus' textfile collector, which ignores other extensions."""
     if text is not None and not text.endswith(".prom"):
         raise UsageError(
             f"--metrics {sanitize_line(text, 60)}: expected a file that ends in .prom", "--metrics job.prom"
@@ -119,12 +119,12 @@ def check_prom_path(option: Option, text: str | None) -> str | None:
 
 
 def to_argv(option: Option, value: Any) -> Iterator[str]:
-    """The words of an option that was typed, from the value that was read."""
+    """Return the words of an option for a command line, from its parsed value."""
     if option.off:
         yield option.opts[-1] if value else option.off
         return
     if option.is_flag:
-        yield from [option.opts[-1]] * value  # a variable can say that it is not wanted
+        yield from [option.opts[-1]] * value  # False where a variable has switched it off
         return
     for each in value if option.multiple else (value,):
         yield option.opts[-1]

@@ -1,7 +1,7 @@
-"""What the zygote imports for all ranks, and for how long it stays for the next runs.
+"""Options of the zygote: what it preloads, and how long a warm zygote is kept for later runs.
 
-The latter says ``--warm``, or ``[run] warm`` of the user's own file. That file alone counts: what stays on a machine is
-its user's choice, not a project's.
+The latter is ``--warm``, or ``[run] warm`` of the user's own file. A project's file cannot set it: which processes stay
+on a machine is the user's choice.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
     from typing import Any
 
 DEFAULT_WARM_TIMEOUT_S = 600.0
-"""Seconds for which ``--warm`` keeps a zygote, where the file does not say."""
+"""How long ``--warm`` keeps an idle zygote by default."""
 
 
 def choose_preload(options: RunOptions, plan: Plan) -> PreloadPlan:
-    """Choose what the zygote imports; a node with one rank and no restarts has one only where that alone is quicker."""
+    """Choose what the zygote imports; with one rank and no restarts there is a zygote only if that is faster."""
     if options.start == "exec" or (options.start == "auto" and sys.platform != "linux"):
         return PreloadPlan()
     preload = options.preload or AUTO_PRELOAD
-    unasked = options.start == "auto" and preload == AUTO_PRELOAD
-    lone = unasked and len(plan.local_ranks) == 1 and not options.max_restarts
+    by_default = options.start == "auto" and preload == AUTO_PRELOAD
+    is_single = by_default and len(plan.local_ranks) == 1 and not options.max_restarts
     own = plan.environment(plan.local_ranks[0])
     return make_preload_plan(
-        plan.target, preload, {**os.environ, **plan.shared_environment}, own, is_single_process=lone
+        plan.target, preload, {**os.environ, **plan.shared_environment}, own, is_single_process=is_single
     )
 
 
 def read_warm_timeout(options: RunOptions) -> tuple[float | None, str | None]:
-    """Return for how many seconds an idle zygote is kept, None for not at all, and why not where that was asked for.
+    """Return how long an idle zygote is kept, None for not at all; and why not, if it was requested.
 
     Raises:
-        UsageError: the file says something else than a time.
+        UsageError: the value in the file is not a time.
     """
     if options.warm is False:
         return None, None
@@ -63,7 +63,7 @@ def _why_not_warm(*, typed: bool) -> str | None:
     if os.getpid() == 1:
         return "the launcher has pid 1"
     if os.geteuid() == 0 and not typed:
-        return "root keeps none without --warm"
+        return "as root only --warm keeps a zygote"
     return None
 
 
@@ -79,7 +79,7 @@ def _read_warm_from_file() -> float | None:
 
 
 def _parse_warm_time(path: str, value: Any) -> float:
-    """Read a time; 0 keeps nothing."""
+    """Parse a time; 0 disables warm zygotes."""
     seconds = parse_seconds(str(value)) if isinstance(value, (str, int, float)) else None
     if seconds is None or not 0 <= seconds <= WEEK_S:
         shown = f'"{value}"' if isinstance(value, str) else value

@@ -1,8 +1,8 @@
-"""What the surroundings say about this process: a function or a row per system in ``systems/``, and ``detect`` over all.
+"""Detects the cluster system that started this process, from its environment variables.
 
-Variables in, facts out: no scheduler is asked. Some systems give a file of hosts, which is read; some launchers of MPI
-are asked about hosts, on the way that they give their processes.
-The caller decides what to do with a finding, and which options override it.
+Each system has a function or a table row in ``systems/``; ``detect`` tries all. No scheduler is queried, but host files
+are read, and some MPI launchers are asked for the hosts over the socket or library that they provide.
+The caller decides which options override the result.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ddplaunch.clusters.variables import EnvVariables
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError
 
-NO_CLUSTER = "none"  # what `--cluster` calls looking at nothing
+NO_CLUSTER = "none"  # the value of --cluster that disables detection
 
 
 def _load_systems() -> dict[str, ClusterSystem]:
-    """Load every file of ``systems/``: a new one needs no other change."""
+    """Import every file of ``systems/``: a new system needs no other change."""
     for file in sorted(os.listdir(systems.__path__[0])):
         if file.endswith(".py") and not file.startswith("_"):
             import_module(f"{systems.__name__}.{file[:-3]}")
@@ -31,17 +31,17 @@ def _load_systems() -> dict[str, ClusterSystem]:
 
 
 SYSTEMS = _load_systems()
-"""All systems by their names, in the order in which they are asked."""
+"""All systems by name, in the order of detection."""
 
 
 def detect(environ: Mapping[str, str], only: str | None = None) -> ClusterEnv | None:
-    """Return what the first system that knows this process says about it, None if no system does.
+    """Return the cluster environment of the first system that detects this process, None if no system does.
 
-    A batch system that only recognises a job's script comes last: variables set in that script say more.
-    ``only`` is the one system to ask, or "none".
+    A system that only detects a job's batch script comes last: variables set in that script say more.
+    ``only``: the only system to try, or "none".
 
-    Raises UsageError if ``only`` is unknown or does not run here; a variable is not a number or contradicts another;
-    torch's variables are set, and nothing says whether they count nodes or processes.
+    Raises UsageError if ``only`` is unknown or not detected; a variable is not a number or contradicts another; or it
+    is unclear whether torch's variables count nodes or processes.
     """
     if only == NO_CLUSTER:
         return None
@@ -49,10 +49,10 @@ def detect(environ: Mapping[str, str], only: str | None = None) -> ClusterEnv | 
         raise UsageError(f"unknown --cluster {only}; known: {', '.join((*SYSTEMS, NO_CLUSTER))}")
     script: ClusterEnv | None = None
     for each in SYSTEMS.values() if only is None else (SYSTEMS[only],):
-        finding = each.detect(environ)
-        if finding and not finding.is_batch_script:
-            return _with_allocation(finding, environ)
-        script = script or finding
+        cluster_env = each.detect(environ)
+        if cluster_env and not cluster_env.is_batch_script:
+            return _with_allocation(cluster_env, environ)
+        script = script or cluster_env
     if only is None:
         check_ambiguous_rank(EnvVariables(environ))
     if script:
@@ -64,26 +64,25 @@ def detect(environ: Mapping[str, str], only: str | None = None) -> ClusterEnv | 
 
 
 def find_marker(environ: Mapping[str, str]) -> str | None:
-    """Name a variable that shows that a system started this process, or one above it; in doubt it did."""
+    """Return a variable which shows that a system started this process or an ancestor, None if there is none."""
     return next((name for each in SYSTEMS.values() for name in each.marker_variables if environ.get(name)), None)
 
 
-def _with_allocation(finding: ClusterEnv, environ: Mapping[str, str]) -> ClusterEnv:
-    """Add what the batch system knows and the launcher inside it does not: where node 0 is, and a port for the job.
+def _with_allocation(cluster_env: ClusterEnv, environ: Mapping[str, str]) -> ClusterEnv:
+    """Add node 0's address and a port from the batch system's allocation, which an MPI launcher in it does not supply.
 
-    MPI's launchers number processes and say nothing about hosts; by default they fill those of the allocation in its
-    order, so that rank 0 is on the first.
+    MPI launchers fill the hosts of the allocation in its order by default, so rank 0 is on the first.
     """
-    if finding.nnodes == 1 and not finding.rank_assignment:
-        return finding
-    given = next((found for each in SYSTEMS.values() if (found := each.read_allocation(environ))), None)
-    if given is None:
-        return finding
-    if finding.port is None:
-        finding = replace(finding, port=port_for_job(given.job_id))
-    if finding.address is None and given.hosts:
-        first = given.hosts[0]
-        note = f"rank 0 is expected on {first}, the first of {given.variable}; --master-addr says otherwise"
-        variables = (*finding.variables, given.variable)
-        finding = replace(finding, address=first, variables=variables, notes=(*finding.notes, note))
-    return finding
+    if cluster_env.nnodes == 1 and not cluster_env.rank_assignment:
+        return cluster_env
+    allocation = next((found for each in SYSTEMS.values() if (found := each.read_allocation(environ))), None)
+    if allocation is None:
+        return cluster_env
+    if cluster_env.port is None:
+        cluster_env = replace(cluster_env, port=port_for_job(allocation.job_id))
+    if cluster_env.address is None and allocation.hosts:
+        first = allocation.hosts[0]
+        note = f"rank 0 is expected on {first}, the first of {allocation.variable}; --master-addr says otherwise"
+        variables = (*cluster_env.variables, allocation.variable)
+        cluster_env = replace(cluster_env, address=first, variables=variables, notes=(*cluster_env.notes, note))
+    return cluster_env

@@ -1,4 +1,4 @@
-"""What a system's variables say, and a system as we know it; the caller decides what to do with a finding."""
+"""The cluster environment of a process, a cluster system, and the registry of systems."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ddplaunch.clusters.variables import EnvVariables
 from ddplaunch.dataclass import dataclass
 
 if TYPE_CHECKING:
-    Ask = Callable[[EnvVariables], "ClusterEnv | None"]
-    Allocate = Callable[[EnvVariables], "Allocation | None"]
+    Detector = Callable[[EnvVariables], "ClusterEnv | None"]
+    AllocationReader = Callable[[EnvVariables], "Allocation | None"]
 
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """Where one process stands if the system has started all of them; None is a local size that it does not say."""
+    """Rank of this process if the system has started all ranks; None: the system does not supply the local size."""
 
     rank: int
     world_size: int
@@ -26,33 +26,31 @@ class RankAssignment:
 
 @dataclass(frozen=True)
 class ClusterEnv:
-    """Where this process stands in a job, as the system around it tells.
+    """The place of this process in a job, according to the environment variables of its cluster system.
 
-    Without a ``rank_assignment`` it is one node of the job and starts the node's processes; with one, the system has started
-    every process already and this is one of them.
+    Without a ``rank_assignment`` this process is one node of the job and starts the node's ranks. With one, the system
+    has started all ranks, and this process is one of them.
 
-    ``nnodes`` and ``node_rank`` are None only beside a place, where the system does not say them: MPI's launchers
-    number processes, not nodes, and dividing a rank by a local size is wrong wherever nodes differ or take turns.
+    ``nnodes`` and ``node_rank`` may be None only with a ``rank_assignment``: MPI launchers number processes, not nodes,
+    and dividing a rank by the local size is wrong if nodes differ or ranks are dealt in turns.
     """
 
-    cluster: str  # the system's name, for `--cluster` and for people
-    variables: tuple[str, ...]  # what it was read from
+    cluster: str  # the system's name, as in `--cluster`
+    variables: tuple[str, ...]  # the variables it was read from
     nnodes: int | None
     node_rank: int | None
-    min_nodes: int | None = None  # of an elastic job; None if it always has all
-    address: str | None = None  # node 0's; None if the system does not say
+    min_nodes: int | None = None  # of an elastic job, else None
+    address: str | None = None  # node 0's; None if the system does not supply it
     address_may_be_unknown: bool = False
-    """Whether the address is a name that comes with node 0's own start: not known yet, or still an earlier node 0's."""
+    """Whether the address is a name that resolves only after node 0's start, or before to an earlier node 0."""
     port: int | None = None
-    """The system's own, or derived from the job's id; the next one is as free. None if there is neither."""
+    """The system's, or derived from the job id, else None; the next port is free too."""
     run_id: str | None = None
-    nproc: str | None = None  # processes a node as `--nproc` has it: "8", "auto"
+    nproc: str | None = None  # processes per node, in the form of `--nproc`: "8", "auto"
     rank_assignment: RankAssignment | None = None
-    is_batch_script: bool = False  # whether it is a batch job's own script: the system only says where it runs
-    may_be_single: bool = (
-        False  # whether it is one of many that the system numbers, and a job of its own as far as it says
-    )
-    notes: tuple[str, ...] = ()  # what people should know about it
+    is_batch_script: bool = False  # whether this is the batch script of a job: not a node of a ddplaunch job
+    may_be_single: bool = False  # whether it is one of many numbered tasks that may each be a job of their own
+    notes: tuple[str, ...] = ()  # for the user
 
     def __post_init__(self) -> None:
         assert self.rank_assignment or (self.nnodes is not None and self.node_rank is not None), self
@@ -60,53 +58,51 @@ class ClusterEnv:
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a batch system has given a job; it does not describe this process, which may be a script on the first host.
+    """The hosts that a batch system has allocated to a job; says nothing about this process.
 
-    ``job_id`` is the job's id; ``hosts`` in the system's order, each once, empty where they cannot be read here.
+    ``hosts``: in the system's order, each once; empty if they cannot be read here.
     """
 
     job_id: str
     hosts: tuple[str, ...]
-    variable: str  # what the hosts were read from
+    variable: str  # the variable with the hosts
 
 
 class DetectionPriority(IntEnum):
-    """When a system is asked: the more specific first."""
+    """The order of detection: the most specific first."""
 
-    RANK = 1  # it has numbered this very process
-    STEP = 2  # so has Slurm; but mpirun inside an allocation starts one daemon a node as a step, and all processes of a
-    # node have the daemon's SLURM_PROCID
-    NODE = 3  # it has numbered the nodes, in variables of its own
-    COMMON = 4  # it has numbered the nodes, in variables that people set too
-    INDEX = 5  # it may refuse to tell how many there are; what a script has set then says more
-    HOSTS = 6  # it has given the hosts
+    RANK = 1  # the system numbers this very process
+    STEP = 2  # so does Slurm; but mpirun in an allocation starts one daemon per node as a step, and all processes of a
+    # node inherit the daemon's SLURM_PROCID
+    NODE = 3  # it numbers the nodes, in variables of its own
+    COMMON = 4  # it numbers the nodes, in variables that users set too
+    INDEX = 5  # it numbers tasks, perhaps without their count; variables set by a script say more
+    HOSTS = 6  # it supplies only the hosts
 
 
 @dataclass(frozen=True)
 class ClusterSystem:
-    """One system that starts processes; it always sets one of the variables ``marker_variables``."""
+    """A system that starts processes. It always sets one of the ``marker_variables``."""
 
     name: str
     marker_variables: tuple[str, ...]
     priority: DetectionPriority
-    detector: Ask
-    allocation_reader: Allocate | None = None
-    has_shared_log: bool = (
-        False  # whether one program (srun, mpirun, …) shows what all of its processes print, by default
-    )
+    detector: Detector
+    allocation_reader: AllocationReader | None = None
+    has_shared_log: bool = False  # whether one program (srun, mpirun, …) prints the output of all processes by default
 
     def is_present(self, environ: Mapping[str, str]) -> bool:
         return any(environ.get(sign) for sign in self.marker_variables)
 
     def detect(self, environ: Mapping[str, str]) -> ClusterEnv | None:
-        """Return what the system says about this process; None if it does not run it.
+        """Return the cluster environment of this process; None if the system has not started it.
 
         Raises UsageError if a variable is missing, is not a number, or contradicts another.
         """
         return self.detector(EnvVariables(environ)) if self.is_present(environ) else None
 
     def read_allocation(self, environ: Mapping[str, str]) -> Allocation | None:
-        """Return what a batch system has given this job; None if it has given nothing."""
+        """Return the allocation of a batch system, None if there is none."""
         return (
             self.allocation_reader(EnvVariables(environ))
             if self.allocation_reader and self.is_present(environ)
@@ -115,16 +111,20 @@ class ClusterSystem:
 
 
 REGISTERED_SYSTEMS: list[ClusterSystem] = []
-"""All systems whose files are loaded; those of one turn in the order in which they are asked."""
+"""All systems whose files are imported; those of equal priority in the order of detection."""
 
 
 def register_system(
-    name: str, *signs: str, priority: DetectionPriority, allocation: Allocate | None = None, one_log: bool = False
-) -> Callable[[Ask], ClusterSystem]:
-    """Make a function that reads a system's variables that system."""
+    name: str,
+    *marker_variables: str,
+    priority: DetectionPriority,
+    allocation: AllocationReader | None = None,
+    has_shared_log: bool = False,
+) -> Callable[[Detector], ClusterSystem]:
+    """Decorator: register a function that reads a system's variables as the detector of that system."""
 
-    def made(ask: Ask) -> ClusterSystem:
-        REGISTERED_SYSTEMS.append(ClusterSystem(name, signs, priority, ask, allocation, one_log))
+    def register(detector: Detector) -> ClusterSystem:
+        REGISTERED_SYSTEMS.append(ClusterSystem(name, marker_variables, priority, detector, allocation, has_shared_log))
         return REGISTERED_SYSTEMS[-1]
 
-    return made
+    return register

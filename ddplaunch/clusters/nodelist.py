@@ -1,4 +1,4 @@
-"""Slurm's lists of nodes and of counts, expanded without ``scontrol``, which is missing in many containers."""
+"""Expands Slurm's node lists and task counts without ``scontrol``, which many containers lack."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 # SLURM_JOB_NODELIST=tux[1-2]rack[3-4],gpu[07-09],login
 # SLURM_STEP_TASKS_PER_NODE=2(x3),1
 
-MAX_BYTES = 65536  # more hosts than that is a slip, not a cluster (MAX_RANGE of Slurm's hostlist.c)
+MAX_BYTES = 65536  # maximum number of hosts (MAX_RANGE of Slurm's hostlist.c); more is a typing error
 _NAME = r"[A-Za-z0-9_.-]+"
 _RANGE = r"([0-9]{1,18})(?:-([0-9]{1,18}))?"
 _COUNT = r"([0-9]{1,18})(?:\(x([0-9]{1,18})\))?"
@@ -22,10 +22,10 @@ _COUNT = r"([0-9]{1,18})(?:\(x([0-9]{1,18})\))?"
 def expand_hosts(text: str, source: str) -> tuple[str, ...]:
     """Return the hosts of a list as ``scontrol show hostnames`` would, in its order.
 
-    A range keeps the leading zeros of its first number. Of two brackets in a name the second runs fastest; of three or
-    more the last does here, while scontrol mixes them. A name may go on behind a bracket, which scontrol refuses.
+    A range keeps the leading zeros of its first number. Of two brackets in a name the second varies fastest; of three
+    or more the last does, while scontrol mixes them. Text after a bracket is allowed, unlike in scontrol.
 
-    ``source`` is what people know the list by: a variable, an option. Raises UsageError if it does not parse.
+    ``source`` is the name of the list in errors: a variable or an option. Raises UsageError if it does not parse.
     """
     hosts: list[str] = []
     position = -1
@@ -39,7 +39,7 @@ def expand_hosts(text: str, source: str) -> tuple[str, ...]:
 
 
 def _expand_host(text: str, position: int, source: str) -> tuple[list[str], int]:
-    """Expand one name with its brackets; return its hosts and where it ends."""
+    """Expand one name with its brackets; return its hosts and the position after it."""
     names, start = [""], position
     while position < len(text):
         if name := _match(_NAME, text, position):
@@ -56,7 +56,7 @@ def _expand_host(text: str, position: int, source: str) -> tuple[list[str], int]
 
 
 def _expand_bracket(text: str, position: int, source: str, times: int) -> tuple[list[str], int]:
-    """Expand "1-2,07]"; return the numbers as written and the place behind the bracket."""
+    """Expand "1-2,07]"; return the numbers as written and the position after the bracket."""
     numbers: list[str] = []
     while True:
         found = _match(_RANGE, text, position)
@@ -93,7 +93,7 @@ def expand_counts(text: str, source: str) -> tuple[int, ...]:
 
 
 def _match(pattern: str, text: str, position: int) -> re.Match[str] | None:
-    return re.compile(pattern).match(text, position)  # when there is a list: to compile takes as long as to load a file
+    return re.compile(pattern).match(text, position)  # only on use: compiling takes as long as importing a file
 
 
 def _check_count(count: int, text: str, source: str) -> None:

@@ -1,7 +1,7 @@
-"""PMIx, asked by a process of its own on which hosts the ranks are: Open MPI 5 says it in no variable.
+"""Queries PMIx for the host of each rank, which Open MPI 5 sets in no variable.
 
-The library is the one that mpirun's own daemon has loaded; it starts threads, which a launcher must not have. Names and
-types are those of the PMIx standard, version 4: PMIx_Init, PMIx_Get, PMIX_HOSTNAME.
+A child process does it, because the library starts threads, which a launcher must not have. The library is that of
+mpirun's daemon. Names and types are those of the PMIx standard, version 4: PMIx_Init, PMIx_Get, PMIX_HOSTNAME.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from contextlib import suppress
 
 NAMESPACE_VARIABLE = "PMIX_NAMESPACE"  # prterun-n1-4711@1
 
-QUERY_TIMEOUT_S = 60.0  # seconds; it takes a tenth of one
-MAX_ANCESTORS = 8  # between this process and the daemon: shells, mostly
+QUERY_TIMEOUT_S = 60.0  # a query takes 0.1 s
+MAX_ANCESTORS = 8  # between this process and the daemon; mostly shells
 
 _QUERY_SCRIPT = """
 import ctypes, sys
@@ -40,10 +40,10 @@ if pmix.PMIx_Init(ctypes.byref(own), None, none) == 0:
 
 
 def query_hosts(environ: Mapping[str, str], size: int) -> tuple[str, ...] | None:
-    """Return the host of each rank; None where there is no PMIx to ask."""
+    """Return the host of each rank; None without PMIx."""
     if not environ.get(NAMESPACE_VARIABLE) or environ[NAMESPACE_VARIABLE] != os.environ.get(
         NAMESPACE_VARIABLE
-    ):  # another process's
+    ):  # of another process
         return None
     library = _find_library()
     if library is None:
@@ -51,15 +51,15 @@ def query_hosts(environ: Mapping[str, str], size: int) -> tuple[str, ...] | None
     import subprocess
 
     with suppress(OSError, subprocess.SubprocessError):
-        asking = [sys.executable, "-I", "-S", "-c", _QUERY_SCRIPT, library, str(size)]
-        done = subprocess.run(asking, capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=True)
+        command = [sys.executable, "-I", "-S", "-c", _QUERY_SCRIPT, library, str(size)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=True)
         hosts = tuple(done.stdout.split())
         return hosts if len(hosts) == size else None
     return None
 
 
 def _find_library() -> str | None:
-    """The PMIx library of the nearest process above this one that has loaded one."""
+    """Return the PMIx library that the nearest ancestor process has loaded, None if there is none."""
     pid = os.getppid()
     for _ in range(MAX_ANCESTORS):
         try:

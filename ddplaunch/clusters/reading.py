@@ -1,4 +1,4 @@
-"""Reading variables: numbers, pairs that must agree, and the findings that several systems come to in the same way."""
+"""Helpers for systems: build a cluster environment for a node, a batch script or a started rank; read host files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ddplaunch.plan.rendezvous import LOOPBACK
 if TYPE_CHECKING:
     from typing import Any
 
-NPROC_KEYWORDS = ("auto", "gpu", "cpu")  # what a number of processes may be instead of a number, as for `--nproc`
-ROUTE_PROBE_ADDRESS = ("192.0.2.1", 9)  # of a network that is for documentation (RFC 5737)
+NPROC_KEYWORDS = ("auto", "gpu", "cpu")  # values of `--nproc` other than a number
+ROUTE_PROBE_ADDRESS = ("192.0.2.1", 9)  # in a network for documentation (RFC 5737)
 FIRST_PORT, PORT_PAIR_COUNT = 15000, 8000
-"""Ports of jobs: 15000 to 30999, below Linux's ephemeral ports (32768 and up); in pairs, the second for the control."""
+"""Ports of jobs: 15000 to 30999, below Linux's ephemeral ports (32768 and up), in pairs: store and control port."""
 
 
 def missing_address_error(environ: EnvVariables, nnodes: str, node_rank: str) -> UsageError:
-    """Say that variables number nodes and leave open where the first is; these are their names."""
+    """Build the error for variables (the arguments are their names) that number nodes without node 0's address."""
     return UsageError(
         f"{node_rank}={environ[node_rank]} of {nnodes}={environ[nnodes]} nodes, but nothing says where node 0 is",
         f'ddplaunch run --nnodes "${nnodes}" --node-rank "${node_rank}" --master-addr … on every node\n'
@@ -34,21 +34,21 @@ def missing_address_error(environ: EnvVariables, nnodes: str, node_rank: str) ->
 
 
 def port_for_job(job: int | str) -> int:
-    """Choose a job's port: jobs whose numbers are less than 8000 apart never meet; other ids seldom do."""
+    """Choose a job's port: never equal for job numbers less than 8000 apart, rarely for other ids."""
     index = job if isinstance(job, int) else zlib.crc32(job.encode())
     return FIRST_PORT + 2 * (index % PORT_PAIR_COUNT)
 
 
 def read_host_file(path: str) -> tuple[str, ...]:
-    """Return the first word of each line, each once; nothing if there is no such file on this host.
+    """Return the first word of each line of a host file, each once; () if the file is not on this host.
 
-    Raises UsageError if it is not a file of hosts.
+    Raises UsageError if it is not a regular file, or too large.
     """
     try:
         text = read_regular_file(path, MAX_HOSTFILE_BYTES).decode(errors="replace")
-    except OSError as error:  # the file is often on the job's first host only
+    except OSError as error:  # often the file is only on the job's first host
         if error.errno in (errno.EINVAL, errno.EFBIG):
-            raise UsageError(f"{path} cannot be read as a file of hosts: {error.strerror}", IGNORE_HINT) from None
+            raise UsageError(f"{path} cannot be read as a host file: {error.strerror}", IGNORE_HINT) from None
         return ()
     return tuple(dict.fromkeys(line.split()[0] for line in text.splitlines() if line.strip()))
 
@@ -64,13 +64,13 @@ def env_for_started_ranks(
     address: str | None = None,
     job: int | str | None = None,
 ) -> ClusterEnv:
-    """Recognise a process that a launcher has started: a node where it is alone on each node, else one rank of many.
+    """Build the environment of a process that a launcher has started: a node if each node has one process, else a rank.
 
-    If the launcher does not say which node it is or how many there are, only what follows for certain is filled in.
+    Node rank and number of nodes are filled in only if they follow with certainty.
 
     Args:
-        nnodes: how many nodes have a process. max_nodes: how many may have one.
-        job: the launcher's id for the job, from which port and run id follow; None or "" if it has none.
+        nnodes: number of nodes with processes. max_nodes: number of nodes that may have some.
+        job: the launcher's id of the job, for port and run id; None or "" if it has none.
 
     Raises UsageError if the numbers contradict each other.
     """
@@ -104,18 +104,18 @@ def env_for_started_ranks(
 
 
 def count_nodes(hosts: Sequence[int | str], place: RankAssignment) -> dict[str, int]:
-    """How many nodes there are and which this one is, by the hosts of all ranks; nothing where these are not known."""
+    """Return ``nnodes`` and ``node_rank`` from the hosts of all ranks; {} if these are unknown."""
     rank = place.rank
     if rank >= place.world_size or place.world_size != len(hosts):
         return {}
-    if hosts.count(hosts[rank]) != place.local_world_size:  # they are another job's
+    if hosts.count(hosts[rank]) != place.local_world_size:  # the hosts of another job
         return {}
     nodes = list(dict.fromkeys(hosts))
     return {"nnodes": len(nodes), "node_rank": nodes.index(hosts[rank])}
 
 
 def parse_json(written: str) -> Any:
-    """Read JSON; None if it is something else."""
+    """Parse JSON; None if it is invalid."""
     try:
         return json.loads(written)
     except ValueError:
@@ -123,12 +123,12 @@ def parse_json(written: str) -> Any:
 
 
 def outgoing_address() -> str | None:
-    """Return the address that this machine sends from; None where it has no network."""
+    """Return the source address of this machine's default route; None without a network."""
     import socket
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
-            sock.connect(ROUTE_PROBE_ADDRESS)  # which sends nothing: the kernel only chooses the way
+            sock.connect(ROUTE_PROBE_ADDRESS)  # UDP: sends nothing, the kernel only chooses the route
         except OSError:
             return None
         address: str = sock.getsockname()[0]
@@ -136,26 +136,26 @@ def outgoing_address() -> str | None:
 
 
 def own_host_index(hosts: Sequence[str]) -> int | None:
-    """Return which of the hosts this machine is."""
+    """Return the index of this machine among the hosts, None if it is not there."""
     own = _label(host_name())
     return next((place for place, host in enumerate(hosts) if _label(host) == own), None)
 
 
 def _label(host: str) -> str:
-    """A host's name without its domain, as only some names have one."""
+    """Return a host's name without its domain, which only some names have."""
     return host.partition(".")[0]
 
 
 def env_for_batch_script(
     cluster: str, variables: tuple[str, ...], allocation: Allocation, starter: str, on: str | None = None
 ) -> ClusterEnv:
-    """Recognise a job's own script on one of its hosts.
+    """Build the environment of a job's batch script, which runs on one of the job's hosts.
 
     Args:
-        starter: the command that starts a process on each.
+        starter: the command that starts a process on each host.
         on: the host where the script runs, by default the first.
 
-    Raises UsageError if this is another one of the hosts: this process may be one of several.
+    Raises UsageError on another host of the job: this process may be one of several nodes.
     """
     hosts, count = allocation.hosts, len(allocation.hosts)
     place = own_host_index(hosts)
@@ -172,7 +172,12 @@ def env_for_batch_script(
 
 
 def env_for_array_task(cluster: str, environ: EnvVariables, index: str, missing_variable: str, what: str) -> ClusterEnv:
-    """Recognise one of many that ``index`` numbers, a ``what``, where ``missing_variable`` would show that they are one job."""
+    """Build the environment of one of many numbered tasks, each a job of its own as far as variables show.
+
+    Args:
+        index: the variable with its number. what: its name in messages: pod, task, replica.
+        missing_variable: the variable that would show that the tasks are one job.
+    """
     note = f"{index}={environ[index]} without {missing_variable}: this {what} is treated as a job of its own"
     return ClusterEnv(cluster, (index,), nnodes=1, node_rank=0, may_be_single=True, notes=(note,))
 
@@ -188,7 +193,7 @@ def env_for_node(
     gpus: int | None = None,
     address_may_be_unknown: bool = False,
 ) -> ClusterEnv:
-    """Recognise a node; ``job`` gives its port and run id, ``gpus`` the processes of each node, where there are any.
+    """Build the environment of a node; ``job`` determines port and run id, ``gpus`` the processes per node.
 
     ``address_may_be_unknown``: the address is a name that comes with node 0's own start.
     """
@@ -208,14 +213,14 @@ def env_from_node_variables(
     count: int | None = None,
     nproc: str | None = None,
     run_id: str | None = None,
-    comes_late: bool = False,
+    address_may_be_unknown: bool = False,
 ) -> ClusterEnv:
-    """Recognise a node where variables number nodes; these are their names.
+    """Build the environment of a node from variables that number nodes; the arguments are the names of the variables.
 
     Args:
-        port: None where no variable has one; it follows from ``run_id`` then.
-        count: how many there are, where ``nnodes`` says it in another form than a number.
-        nproc: the name of that which counts processes a node, or is one of ``NPROC_KEYWORDS``; 0 says nothing.
+        port: None if there is no such variable; then it is derived from ``run_id``.
+        count: the number of nodes, if ``nnodes`` is not a plain number.
+        nproc: the variable with the processes per node, or one of ``NPROC_KEYWORDS``; 0 means unset.
         address_may_be_unknown: whether the address is a name that comes with node 0's own start.
 
     Raises UsageError if a variable is missing, is not a number, or contradicts another.
@@ -232,7 +237,7 @@ def env_from_node_variables(
         count,
         index,
         address=environ.text(address) if count > 1 else environ.get(address) or None,
-        address_may_be_unknown=comes_late,
+        address_may_be_unknown=address_may_be_unknown,
         port=environ.optional_number(port) if port else port_for_job(run_id) if run_id else None,
         run_id=run_id,
         nproc=None if each == "0" else each,

@@ -1,4 +1,4 @@
-"""The variables of a process, which say what is wrong with their values: numbers, and pairs that must agree."""
+"""Environment variables with checks: numbers, and variables that must agree. Errors are UsageErrors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_DIGITS = 19  # of a number in 64 bits
 
 
 class EnvVariables(dict[str, str]):
-    """The environment. What must be there, and be a number, raises UsageError where it is not."""
+    """The environment; methods for required variables and numbers raise UsageError."""
 
     def is_set(self, *names: str) -> bool:
         """Whether all of them have a value; an empty one counts as unset, as in a shell's ``${NAME:-}``."""
@@ -31,7 +31,7 @@ class EnvVariables(dict[str, str]):
         return self.number(name) if self.is_set(name) else None
 
     def consistent_number(self, *names: str) -> int:
-        """The number of those of them that are set. Raises UsageError if none is set, or they differ."""
+        """Return the number that these variables have. Raises UsageError if none is set, or set ones differ."""
         present = [name for name in names if self.is_set(name)]
         if not present:
             raise UsageError(
@@ -45,18 +45,18 @@ class EnvVariables(dict[str, str]):
 
 
 def parse_number(value: str, name: str) -> int:
-    """Read a number of 0 or more. Raises UsageError if it is not one."""
+    """Parse a number from 0 up. Raises UsageError if it is not one."""
     if not (value.isascii() and value.isdecimal() and len(value) <= MAX_DIGITS):
         raise UsageError(f"{name}={value} is not a number", IGNORE_HINT)
     return int(value)
 
 
 def contradiction_error(one: str, other: str) -> UsageError:
-    """Say which two statements cannot both be true."""
+    """Build the error for two values that contradict each other."""
     return UsageError(f"{one} and {other} contradict each other", IGNORE_HINT)
 
 
 def check_below(index: int, count: int, index_name: str, count_name: str) -> None:
-    """Check that an index counts from 0 and stops short of its count. Raises UsageError if it does not."""
+    """Check that an index is below its count. Raises UsageError if not."""
     if index >= count:
         raise contradiction_error(f"{index_name}={index}", f"{count_name}={count}")

@@ -21,11 +21,11 @@ INITIAL_LOG_BYTES = 64 << 10  # of the end of the log, shown first
 @click.command()
 @click.argument("job", required=False, metavar="[JOB]", type=RunName())
 def attach(job: str | None) -> int:
-    """Follow a job that was submitted, to its end, and return its exit code.
+    """Follow the log of a submitted job to its end and return its exit code.
 
-    JOB is its number, NUMBER_INDEX in an array, or its name; without it, the job submitted last. It may be any job of
-    Slurm of yours. The last 64 KiB of its log are shown, then what is added. Ctrl-C asks whether to cancel the job or
-    detach; without a terminal it detaches.
+    JOB is its number, NUMBER_INDEX in an array, or its name. Default: the job submitted last. Any of your Slurm jobs
+    works. Shows the last 64 KiB of the log, then new output. Ctrl-C asks whether to cancel the job or detach; without
+    a terminal it detaches.
     """
     known = submitted.find_job(job) if job is not None else next(iter(submitted.list_jobs()), None)
     if known is None:

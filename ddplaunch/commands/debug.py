@@ -49,20 +49,23 @@ STOPPED_RANKS_TIMEOUT_S = 0.3  # for the job to report the ranks that are in the
 
 @click.command(cls=HostCommand)
 @click.argument("run", metavar="[RUN]", required=False, type=RunName(running=True))
+@click.option("--rank", type=click.IntRange(0), metavar="N", help="Pause this rank at its next line of Python.")
 @click.option(
-    "--rank", type=click.IntRange(0), metavar="N", help="Stop this rank at its next line of Python, if it runs."
-)
-@click.option(
-    "--hosts", metavar="HOSTS", help="Go by SSH to this host, or to the one of several that has the rank: n1, n[1-4]."
+    "--hosts",
+    metavar="HOSTS",
+    help="Connect over SSH to this host, or to the one of several that runs the rank: n1, n[1-4].",
 )
 def debug(run: str | None, rank: int | None, hosts: str | None) -> int:
-    """Type to the debugger of the ranks of a running job.
+    """Attach to the debugger of the ranks of a running job.
 
-    RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the only job that runs. Ranks wait
-    at `breakpoint()` where `ddplaunch run` was typed at a terminal, or with --debug. What is typed is pdb's; @3 goes
-    to rank 3, `@all p loss` asks all that have stopped. `detach`, Ctrl-D or Ctrl-C lets the ranks run, `q` ends the
-    job. Of a job submitted to Slurm, its number: its nodes are reached by `srun --overlap`. To a rank of another
-    node it goes by SSH, where the job runs over SSH or --hosts is given, and by srun within a job of Slurm.
+    RUN is the name in `ddplaunch ps`, a part of it, or the PID of the launcher. Default: the only running job.
+
+    Ranks stop at `breakpoint()` if `ddplaunch run` was started in a terminal, or with --debug. Type pdb commands; @3
+    selects rank 3, `@all p loss` asks all stopped ranks. `detach`, Ctrl-D or Ctrl-C resume the ranks, `q` ends the
+    job.
+
+    With the number of a job submitted to Slurm, its nodes are reached by `srun --overlap`. Ranks of other nodes are
+    reached over SSH if the job runs over SSH or --hosts is given, otherwise by srun within a Slurm job.
     """
     more = [] if rank is None else ["--rank", str(rank)]
     if hosts is not None:

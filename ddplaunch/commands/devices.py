@@ -73,11 +73,10 @@ OPTIONAL_COLUMNS = ("cpus", "pci", "uuid")
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with stable field names.")
 def devices(as_json: bool) -> None:
-    """Show the GPUs and CPUs of this machine.
+    """List the GPUs and CPUs of this machine.
 
-    Lists every GPU with its torch name, memory, NUMA node and users, and says which of them a job would see
-    (CUDA_VISIBLE_DEVICES and the like are respected). The index, the UUID or the beginning of a UUID is what
-    `run --gpus` takes.
+    Shows the torch name, memory, NUMA node and users of every GPU, and which GPUs a job would see (respects
+    CUDA_VISIBLE_DEVICES and the like). `run --gpus` takes the index, the UUID or the beginning of a UUID.
     """
     hardware = read_hardware(processes=True)
     visible = visible_gpus(hardware, None, os.environ)

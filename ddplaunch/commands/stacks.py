@@ -24,15 +24,15 @@ from ddplaunch.queue.step import run_on_nodes
 
 @click.command(cls=HostCommand)
 @click.argument("run", required=False, type=RunName(running=True))
-@click.option("--native", is_flag=True, help="Add a stack with the frames of C and C++, by py-spy, for each group.")
-@click.option("--locals", "with_locals", is_flag=True, help="Add a stack with local variables, by py-spy.")
+@click.option("--native", is_flag=True, help="Add C and C++ frames for each group, with py-spy.")
+@click.option("--locals", "with_locals", is_flag=True, help="Add local variables for each group, with py-spy.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with stable field names.")
 def stacks(run: str | None, native: bool, with_locals: bool, as_json: bool) -> int:
-    """Show who waits for whom in a running job, and where in its code each rank is.
+    """Show the stacks of all ranks of a running job and which ranks wait for which.
 
-    RUN is the name of the run, the beginning of it, or the pid of its launcher; it may be left out where one job runs.
-    The job goes on undisturbed. Ranks with equal stacks are shown as one. Of a submitted job, its number; node 0 is
-    asked through Slurm (`srun --overlap`) or Grid Engine.
+    RUN is the name of the run, the beginning of it, or the PID of its launcher. It may be omitted if only one job
+    runs. The job is not disturbed. Ranks with equal stacks are grouped. With the number of a submitted job, node 0 is
+    queried through Slurm (`srun --overlap`) or Grid Engine.
     """
     more = [word for word, wanted in (("--native", native), ("--locals", with_locals)) if wanted]
     if queued := resolve_job(run):

@@ -55,15 +55,15 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 @click.command(cls=HostCommand)
 @click.argument("run", metavar="[RUN]", required=False, type=RunName(running=True))
-@click.option("--ranks", metavar="LIST", help="Show only these ranks: 0,3-5, or a word like waiting.")
-@click.option("--json", "as_json", is_flag=True, help="Print one look as a JSON object.")
+@click.option("--ranks", metavar="LIST", help="Show only these ranks: 0,3-5, or a state like waiting.")
+@click.option("--json", "as_json", is_flag=True, help="Print the current state as a JSON object.")
 def top(run: str | None, ranks: str | None, as_json: bool) -> int:
-    """Show what a running job does, and where each rank stands.
+    """Show the live status of a running job and its ranks.
 
-    RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the only job that runs, or in a
-    terminal one that you choose. Of a job submitted to Slurm or Grid Engine, its number: it is printed once. For a job
-    of this machine in a terminal the view fills the screen and is drawn again once a second, until q; elsewhere
-    it is printed once.
+    RUN is the name in `ddplaunch ps`, a part of it, or the PID of the launcher. Default: the only running job, or in a
+    terminal one that you choose. With the number of a job submitted to Slurm or Grid Engine, the status is printed
+    once. For a job of this machine, the view fills the terminal and refreshes every second; press q to quit. Without
+    a terminal it is printed once.
     """
     if queued := resolve_job(run):
         seen = require_running(queued, resolve_job_id(queued, run or "", "top"))

@@ -21,9 +21,9 @@ _MAX_MODULES = 3  # in a row of the table
 
 
 @click.command()
-@click.option("--stop", is_flag=True, help="End them; one that a run still needs ends after that run.")
+@click.option("--stop", is_flag=True, help="Stop them. One in use stops when its run ends.")
 def warm(stop: bool) -> None:
-    """Show what `ddplaunch run --warm` keeps for the next runs: processes that have imported torch."""
+    """List the warm zygotes of `ddplaunch run --warm`: idle processes with torch imported, for later runs."""
     replies = query_all(stop=stop)
     zygotes = [each for each in replies if not isinstance(each, str)]
     if not replies:

@@ -1,4 +1,4 @@
-"""The commands that start ddplaunch on other machines: typed by people, or run by SSH, Slurm and Kubernetes."""
+"""Commands that start ddplaunch on other machines: for users to run, or for SSH, Slurm and Kubernetes."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ LAUNCHER_STATEMENT = "from ddplaunch.cli import main; main()"
 REMOTE_STATEMENT = "from ddplaunch.ssh.remote import main; sys.exit(main())"
 
 START_TIMEOUT_S = 60.0
-"""Seconds for one of them to connect and start Python, which may be on a slow file server."""
+"""For a command to connect and to start Python, possibly from a slow file server."""
 
 
 def python_command(python: str, statement: str = LAUNCHER_STATEMENT) -> list[str]:
-    """The words that start ddplaunch with a Python (3.10 or newer) in any current folder; its own words follow them."""
+    """Return the words that start ddplaunch with a Python (3.10 or newer) in any folder, without its arguments."""
     return [python, "-c", f"{_CWD_LAST}; {statement}"]
 
 
 def node_command(plan: Plan, node_rank: int, options: Iterable[str]) -> str:
-    """The command that a person types to start the share of ``node_rank``; it spells out what all nodes must agree on.
+    """Return the command that a user runs to start ``node_rank``, with all that the nodes must agree on.
 
     ``options`` are the others typed here, not those about nodes, addresses and counts.
     """

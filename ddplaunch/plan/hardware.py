@@ -1,4 +1,4 @@
-"""What one machine has, as data: filled in by the readers in ``devices/``, consumed by the plan.
+"""The hardware of one machine, as data: read by ``devices/``, used by the plan.
 
 Holds no reader and no decision; every field is what the driver or the kernel said, None where neither did.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """A process that holds memory on a GPU; ``name`` and ``user`` are None where the kernel would not tell."""
+    """A process that holds memory on a GPU; ``name`` and ``user`` are None if the kernel does not disclose them."""
 
     pid: Pid
     name: TextLine | None
@@ -25,7 +25,7 @@ class GpuProcess:
 
     @property
     def described(self) -> str:
-        """For people: "python 4711 of ann"."""
+        """Describe it for users: "python 4711 of ann"."""
         return f"{self.name or 'process'} {self.pid}" + (f" of {self.user}" if self.user else "")
 
 
@@ -36,7 +36,7 @@ class MigInstance:
     uuid: str
     name: str
     memory_total: int | None  # bytes
-    gpu_instance: int | None = None  # the memory slice that it lives in; CUDA shows one compute instance of each
+    gpu_instance: int | None = None  # its memory slice; CUDA shows one compute instance of each
     compute_instance: int | None = None
 
 
@@ -52,8 +52,8 @@ class Gpu:
     memory_total: int | None = None  # bytes
     memory_used: int | None = None  # bytes
     numa_node: int | None = None
-    cpus: tuple[int, ...] = ()  # the CPUs beside it; empty where unknown
-    mig_mode: bool = False  # whether it is to be divided into MIG instances: CUDA has no device for the whole then
+    cpus: tuple[int, ...] = ()  # the CPUs of its NUMA node; empty if unknown
+    mig_mode: bool = False  # whether it is divided into MIG instances: CUDA then has no device for the GPU itself
     mig: tuple[MigInstance, ...] = ()
     processes: tuple[GpuProcess, ...] = ()
     driver: str | None = None  # "570.86.15"
@@ -61,7 +61,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class LostGpu:
-    """A GPU that its driver counts and cannot reach: off its bus, or in need of a reset; ``why`` is the driver's."""
+    """A GPU that its driver lists but cannot access: off its bus, or in need of a reset; ``why`` is its text."""
 
     index: Count
     why: TextLine
@@ -98,16 +98,16 @@ class Cpu:
 
     @property
     def usable(self) -> int:
-        """How many CPUs a job can keep busy, at least 1."""
+        """The number of CPUs that a job can use, at least 1."""
         return len(self.allowed) if self.quota is None else max(1, min(len(self.allowed), int(self.quota)))
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """One machine: its processors, its accelerators, and what could not be read and why (one sentence each).
+    """One machine: its processors and accelerators, with a note on what could not be read.
 
-    ``gpu_evidence`` says what shows that it has GPUs, where a driver that should work gives none of them. ``lost_gpus`` are GPUs
-    that could not be read; a note tells of each.
+    ``gpu_evidence``: why it should have GPUs, if its driver lists none. ``lost_gpus``: GPUs that could not be
+    read; each has a note.
     """
 
     cpu: Cpu

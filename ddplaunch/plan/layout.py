@@ -1,4 +1,4 @@
-"""Which ranks a job has and where each runs: counts per node in, nodes and ranks out."""
+"""The layout of a job: assigns ranks to nodes, devices and CPUs, from the counts per node."""
 
 from __future__ import annotations
 
@@ -13,26 +13,24 @@ if TYPE_CHECKING:
     from ddplaunch.wire.bounds import Count
 
 Cpus = tuple[int, ...]  # CPUs by number, ascending
-MAX_RANKS_PER_NODE = (
-    4096  # ranks that a node may have: far beyond any machine, so that nothing garbled can ask for a billion
-)
-MAX_NODES = 65536  # what a job may have: beyond any cluster, and still planned in seconds
+MAX_RANKS_PER_NODE = 4096  # far beyond any machine; a malformed message cannot request a billion
+MAX_NODES = 65536  # of a job; beyond any cluster, and still planned in seconds
 MAX_RANKS_TOTAL = 262144  # likewise
 
 
 @dataclass(frozen=True)
 class DeviceSlot:
-    """What one local rank may run on: its device as torch names it ("cuda:0") and by its maker, the CPUs beside it."""
+    """A device for one local rank: torch's name ("cuda:0"), the vendor's name, and the CPUs near it."""
 
     device: str
     name: str = ""
     cpus: Cpus = ()
-    backend: str = "gloo"  # torch's for it, without --backend
+    backend: str = "gloo"  # torch's default backend for it
 
 
 @dataclass(frozen=True)
 class Node:
-    """One machine of the job; ``source`` says where its count comes from, "assumed" if that machine was not asked.
+    """One machine of the job; ``source`` is where its number of ranks comes from, "assumed" for another machine.
 
     ``threads`` is OMP_NUM_THREADS of its ranks.
     """
@@ -46,7 +44,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Rank:
-    """One process of the job; ``cpus`` is None where it may use all that its node allows."""
+    """One process of the job; ``cpus`` is None if it may use all CPUs of its node."""
 
     rank: int
     local_rank: int
@@ -58,20 +56,20 @@ class Rank:
 
 @dataclass(frozen=True)
 class NodeAssignment:
-    """Where a node stands in one attempt of a job of several nodes."""
+    """Node rank, first rank and world size that a node gets for one attempt of a multi-node job."""
 
-    node_rank: Count  # differs from the typed one where an elastic job runs without some of its nodes
+    node_rank: Count  # differs from --node-rank if an elastic job runs without some nodes
     nnodes: Count
     first_rank: Count  # the global rank of its local rank 0
     world_size: Count
-    host_index: Count = 0  # its host's number among the job's hosts, from 0: a task shares it with others
-    host_count: Count = 1  # how many hosts the job has
-    nodes_on_host: Count = 1  # how many of the job's nodes, or tasks, are on its host
+    host_index: Count = 0  # index of its host among the job's hosts, from 0; tasks may share a host
+    host_count: Count = 1  # number of hosts of the job
+    nodes_on_host: Count = 1  # number of the job's nodes, or tasks, on its host
 
 
 @dataclass(frozen=True)
 class ExternalRank:
-    """Where one rank stands among the ranks that another launcher, like mpirun, has started; None is unknown.
+    """Place of one rank among those that another launcher, like mpirun, has started; None is unknown.
 
     ``kept_variables`` are variables of that launcher which stay as they are: torchrun's, which holds the store itself.
     """
@@ -83,11 +81,11 @@ class ExternalRank:
     kept_variables: tuple[tuple[str, str], ...] = ()
 
     def slot(self, slots: Sequence[DeviceSlot]) -> DeviceSlot:
-        """What it runs on: its own of several devices, or the only one that it sees."""
+        """Return its device: its own of several, or the only visible one."""
         return slots[self.local_rank % len(slots)]
 
     def variables(self, slots: Sequence[DeviceSlot]) -> dict[str, str | None]:
-        """The variables that say so; None for those that must not be set.
+        """Return its environment variables; None for those that must not be set.
 
         A rank that sees only its own GPU (srun --gpus-per-task=1) has LOCAL_RANK 0: programs choose their device by it.
         """
@@ -107,7 +105,7 @@ class ExternalRank:
 
 
 def parse_nproc(text: str, nnodes: int, *, gpus: int, physical_cpus: int) -> tuple[tuple[int, ...], str]:
-    """Read ``--nproc``; return the count of every node and where it comes from, as a person would say it.
+    """Parse ``--nproc``; return the count of every node and its source, in the words of the plan.
 
     ``auto`` is the number of visible GPUs, or 1 where there is none; ``gpu`` and ``cpu`` count those. Other nodes are
     assumed to be like this one. Raises UsageError if it is not a count, or counts a different number of nodes.
@@ -142,7 +140,7 @@ def _count(part: str, text: str) -> int:
 
 
 def format_counts(counts: tuple[int, ...]) -> str:
-    """Counts of nodes as ``--nproc`` has them."""
+    """Format counts of nodes in the form of ``--nproc``."""
     return str(counts[0]) if len(set(counts)) == 1 else ",".join(map(str, counts))
 
 
@@ -171,7 +169,7 @@ def assign_ranks(
 def bind_to_numa(
     slots: Sequence[DeviceSlot], local_world_size: int, numa: Sequence[Cpus], allowed: Collection[int]
 ) -> tuple[Cpus, ...]:
-    """Choose each local rank's CPUs: those beside its GPU, or, without one, its share of the NUMA nodes in turn.
+    """Choose each local rank's CPUs: those near its GPU, or without GPUs a share of the NUMA nodes in turn.
 
     Only CPUs in ``allowed`` are given; a rank whose node has none of these keeps all of ``allowed``.
     """
@@ -192,7 +190,7 @@ def _intersection(some: Collection[int], others: Collection[int]) -> Cpus:
 
 
 def threads_per_rank(local_world_size: int, allowed: int, bound: Sequence[Cpus] = ()) -> int:
-    """OMP_NUM_THREADS if it is not set: the CPUs a rank may use, over the ranks that share them, at least 1."""
+    """Return the default of OMP_NUM_THREADS: the CPUs of a rank over the ranks that share them, at least 1."""
     if not bound:
         return max(1, allowed // local_world_size)
     return max(1, min(len(cpus) // list(bound).count(cpus) for cpus in bound))

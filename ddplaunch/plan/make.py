@@ -1,4 +1,4 @@
-"""Makes the plan: a pure function of what was typed and what the machine said."""
+"""The planner: ``make_plan`` is a pure function of the options, the environment and the machine."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ddplaunch.words import format_count
 
 @dataclass(frozen=True)
 class PlanSpec:
-    """What the options say of a job; None where they do not. ``--nnodes 2:4`` is ``min_nodes`` 2 and ``nnodes`` 4.
+    """The input of the planner from the options; None if not given. ``--nnodes 2:4`` is ``min_nodes`` 2, ``nnodes`` 4.
 
-    ``started_rank`` is set if this process is one rank of those that another launcher started; each is a node here.
-    ``sources`` says where the values of some fields come from that look typed: the system whose variables say them.
+    ``started_rank`` is set if this process is one of the ranks that another launcher started; each is a node here.
+    ``sources`` names the cluster system that supplied a field; all others come from the command line.
     """
 
     nproc: str | None = None
@@ -37,24 +37,24 @@ class PlanSpec:
     max_restarts: int = 0
     started_rank: layout.ExternalRank | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
-    has_node_rank: bool = True  # whether the node rank is this node's; else the nodes get theirs as they join
+    has_node_rank: bool = True  # False with --node-rank auto: nodes get their rank when they join
     role: str = DEFAULT_ROLE
     pass_local_rank: bool = False
     virtual_local_rank: bool = False
 
     def with_true_source(self, name: str, sourced: SourcedValue) -> SourcedValue:
-        """Correct the source of a value that looks typed."""
+        """Replace the source of a value that a cluster system supplied."""
         return SourcedValue(sourced.value, self.sources.get(name, sourced.source))
 
 
 @dataclass(frozen=True)
 class MachineInfo:
-    """What this machine said: its name, the CPUs allowed to us, its cores, its NUMA nodes, and the devices we may use.
+    """This machine: its name, allowed CPUs, cores, NUMA nodes, and the devices that the job may use.
 
-    ``usable_cpus`` are fewer than those allowed where a container has only a part of their time; None is all of them.
-
-    ``is_cpu_bound`` is whether this process was given fewer CPUs than the machine has, ``slots_source`` says how the
-    devices were found; ``variables`` are what must be set for ranks to see just these, ``device_masks`` for one to see one.
+    ``usable_cpus``: fewer than ``allowed_cpus`` if a container has a CPU quota; None is all of them.
+    ``is_cpu_bound``: whether this process may use only some of the machine's CPUs.
+    ``slots_source``: how the devices were found.
+    ``variables`` make exactly these devices visible to ranks, each of ``device_masks`` only one of them.
     """
 
     host: str
@@ -80,23 +80,23 @@ def make_plan(
     """Plan a job.
 
     Args:
-        environ: the launcher's own variables; MASTER_ADDR, MASTER_PORT and NODE_RANK count where several nodes are
-            planned and no flag says otherwise, OMP_NUM_THREADS and TORCH_NCCL_ASYNC_ERROR_HANDLING always.
-        notes: what else people should know, said before the plan's own.
+        environ: the launcher's own variables. OMP_NUM_THREADS and TORCH_NCCL_ASYNC_ERROR_HANDLING are read; with
+            several nodes also MASTER_ADDR, MASTER_PORT and NODE_RANK, unless options are given.
+        notes: more notes for the user, before the plan's own.
 
-    Raises UsageError if the flags contradict each other, or the machine.
+    Raises UsageError if the options contradict each other, or the machine.
     """
     nnodes = spec.nnodes
     _check_nodes(nnodes)
     node_rank = spec.with_true_source("node_rank", _node_rank(spec, environ))
     here = int(node_rank.value)
     counts, counts_source = _rank_counts(spec, machine)
-    slots, placed = _device_slots(spec, machine)
+    slots, started_rank = _device_slots(spec, machine)
     backend = rendezvous.choose_backend(spec.backend, spec.init_method, slots[0].backend)
     if backend and target.kind is TargetKind.PROGRAM:
         what = "--backend and --init-method need a Python target, and --no-python runs a program"
         raise UsageError(what, "leave them out")
-    noted = [*notes, *_device_notes(spec, backend, counts[here], len(machine.slots))]
+    all_notes = [*notes, *_device_notes(spec, backend, counts[here], len(machine.slots))]
     rendezvous.check_init_method(spec.init_method)
     address, port = _locate_store(spec, machine.host if here == 0 else None, environ)
     bound: dict[int, tuple[Cpus, ...]] = {}
@@ -123,9 +123,9 @@ def make_plan(
             _fact("master port", port if port.value != "0" else SourcedValue("any free port", "one node")),
             _fact("threads per rank", threads[counts[here]]),
         ),
-        notes=tuple(noted),
+        notes=tuple(all_notes),
         min_nodes=spec.min_nodes if spec.min_nodes != nnodes else None,
-        started_rank=placed,
+        started_rank=started_rank,
         gpus=tuple(dict.fromkeys(slot.name for slot in machine.slots)),
         missing_options=_missing_options(spec, sources, counts_source) if nnodes > 1 else (),
         has_node_rank=spec.has_node_rank or nnodes == 1,
@@ -136,9 +136,9 @@ def make_plan(
 
 
 def _locate_store(spec: PlanSpec, here: str | None, environ: Mapping[str, str]) -> tuple[SourcedValue, SourcedValue]:
-    """Say where the store is; ``here`` is this machine's name, if it is node 0."""
-    typed = (spec.master_addr, spec.master_port, spec.init_method)
-    address, port = rendezvous.locate_store(*typed, nnodes=spec.nnodes, here=here, environ=environ)
+    """Return address and port of the store; ``here`` is this machine's name, if it is node 0."""
+    given = (spec.master_addr, spec.master_port, spec.init_method)
+    address, port = rendezvous.locate_store(*given, nnodes=spec.nnodes, here=here, environ=environ)
     return spec.with_true_source("master_addr", address), spec.with_true_source("master_port", port)
 
 
@@ -150,13 +150,13 @@ def _check_nodes(nnodes: int) -> None:
 
 
 def _device_slots(spec: PlanSpec, machine: MachineInfo) -> tuple[tuple[DeviceSlot, ...], Mapping[str, str | None]]:
-    """Return what this node's ranks run on; and, of a rank that another launcher has started, its own variables."""
+    """Return the devices of this node's ranks, and the variables of a rank that another launcher has started."""
     slots = machine.slots or (DeviceSlot("cpu"),)
     started = spec.started_rank
     if started is None:
         return slots, {}
     if spec.virtual_local_rank:
-        raise UsageError("--virtual-local-rank: the launcher that started this rank gives it its GPU", "leave it out")
+        raise UsageError("--virtual-local-rank: the launcher that started this rank chooses its GPU", "leave it out")
     return (started.slot(slots),), started.variables(slots)
 
 
@@ -171,7 +171,7 @@ def _variables(spec: PlanSpec, machine: MachineInfo, environ: Mapping[str, str])
 def _facts(
     spec: PlanSpec, counts: tuple[int, ...], counts_source: str, node_rank: SourcedValue, devices: SourcedValue
 ) -> Iterator[Fact]:
-    """Say how many ranks, nodes and devices there are, and which node this is."""
+    """Return the facts on ranks, nodes and devices, and on this node's rank."""
     if spec.started_rank:
         yield Fact("this rank", f"{node_rank.value} of {spec.nnodes}", counts_source)
         yield _fact("devices", devices)
@@ -186,7 +186,7 @@ def _facts(
 
 
 def _missing_options(spec: PlanSpec, sources: Mapping[str, SourcedValue], counts_source: str) -> tuple[str, ...]:
-    """Name the options without which this node cannot start its share of several on its own."""
+    """Return the options that this node needs to start its ranks in a job of several."""
     missing = [flag for flag, sourced in sources.items() if sourced.source in (SOURCE_ASSUMED, SOURCE_MISSING)]
     if "nproc" not in spec.sources and counts_source not in ("--nproc", "--gpus"):
         missing.append("--nproc as a number")
@@ -198,43 +198,43 @@ def _fact(name: str, sourced: SourcedValue) -> Fact:
 
 
 def _node_rank(spec: PlanSpec, environ: Mapping[str, str]) -> SourcedValue:
-    nnodes, typed = spec.nnodes, environ.get("NODE_RANK")
+    nnodes, variable = spec.nnodes, environ.get("NODE_RANK")
     if spec.node_rank is not None:
         node_rank, source = spec.node_rank, "--node-rank"
-    elif nnodes > 1 and typed is not None:
+    elif nnodes > 1 and variable is not None:
         source = "NODE_RANK"
-        number = parse_int(typed)
+        number = parse_int(variable)
         if number is None:
-            raise UsageError(f"NODE_RANK={typed} is not a number", "unset it, or give --node-rank")
+            raise UsageError(f"NODE_RANK={variable} is not a number", "unset it, or give --node-rank")
         node_rank = number
     else:
         node_rank, source = 0, SOURCE_ASSUMED
     if not 0 <= node_rank < nnodes:
-        numbered = "the one node is 0" if nnodes == 1 else f"{nnodes} nodes are numbered 0 to {nnodes - 1}"
+        valid = "the only node is 0" if nnodes == 1 else f"{nnodes} nodes are numbered 0 to {nnodes - 1}"
         hint = f"--nnodes {node_rank + 1} or more" if node_rank > 0 else "--node-rank 0"
-        raise UsageError(f"{source} {node_rank} is out of range: {numbered}", f"{hint}, if that is what was meant")
+        raise UsageError(f"{source} {node_rank} is out of range: {valid}", f"{hint}, if that was intended")
     return SourcedValue(str(node_rank), source)
 
 
 def _rank_counts(spec: PlanSpec, machine: MachineInfo) -> tuple[tuple[int, ...], str]:
-    """Return the ranks of each node, and where that comes from; refuse more than a job may have."""
+    """Return the number of ranks of each node, and its source. Raises UsageError if there are too many."""
     gpus = len(machine.slots)
     if spec.nproc is None and spec.gpus is not None:
         counts, source = (gpus or 1,) * spec.nnodes, "--gpus"
     else:
-        asked = "auto" if spec.nproc is None else spec.nproc
-        counts, source = layout.parse_nproc(asked, spec.nnodes, gpus=gpus, physical_cpus=machine.physical_cpus)
+        nproc = "auto" if spec.nproc is None else spec.nproc
+        counts, source = layout.parse_nproc(nproc, spec.nnodes, gpus=gpus, physical_cpus=machine.physical_cpus)
     if (world_size := sum(counts)) > layout.MAX_RANKS_TOTAL:
-        asked = f"--nnodes {spec.nnodes} and --nproc {layout.format_counts(counts)}"
-        raise UsageError(f"{asked}: a job has at most {layout.MAX_RANKS_TOTAL:,} ranks, not {world_size:,}")
+        what = f"--nnodes {spec.nnodes} and --nproc {layout.format_counts(counts)}"
+        raise UsageError(f"{what}: a job has at most {layout.MAX_RANKS_TOTAL:,} ranks, not {world_size:,}")
     if not spec.has_node_rank and len(set(counts)) > 1:
-        what = f"--nproc {spec.nproc} counts by node rank, and --node-rank auto gives none beforehand"
-        raise UsageError(what, f"give each node its own: --nproc {counts[0]}")
+        what = f"--nproc {spec.nproc} lists ranks by node rank, which is unknown with --node-rank auto"
+        raise UsageError(what, f"give each node its own number: --nproc {counts[0]}")
     return counts, spec.sources.get("nproc", source)
 
 
 def _device_notes(spec: PlanSpec, backend: str | None, ranks: int, gpus: int) -> list[str]:
-    """Compare this node's ranks with its GPUs: what people should know, or why it cannot be."""
+    """Compare this node's ranks with its GPUs; return notes. Raises UsageError if the ranks cannot run on them."""
     nccl = rendezvous.uses_nccl(backend)
     if nccl and not gpus:
         what = f"--backend {spec.backend} needs GPUs, and this machine has no visible GPU"
@@ -248,15 +248,15 @@ def _device_notes(spec: PlanSpec, backend: str | None, ranks: int, gpus: int) ->
         what = f"--nproc {spec.nproc} and --gpus {spec.gpus} contradict each other: {ranks} ranks, {found}"
         raise UsageError(what, f"--nproc {gpus}, or --oversubscribe to share them")
     if nccl:
-        what = f"{ranks} ranks on {format_count(gpus, 'visible GPU')}: NCCL takes one rank a GPU"
+        what = f"{ranks} ranks on {format_count(gpus, 'visible GPU')}: NCCL allows one rank per GPU"
         raise UsageError(what, f"--nproc {gpus}, or --backend gloo, or --oversubscribe")
-    return [f"more ranks than GPUs: {ranks} ranks on {found}; ranks from {gpus} on have none of their own"]
+    return [f"more ranks than GPUs: {ranks} ranks on {found}; ranks from {gpus} on have no GPU of their own"]
 
 
 def _threads(
     ranks: int, spec: PlanSpec, machine: MachineInfo, bound: tuple[Cpus, ...], environ: Mapping[str, str]
 ) -> SourcedValue:
-    """OMP_NUM_THREADS of a node with these ``ranks``; those that another launcher started, unbound, share its CPUs."""
+    """Return OMP_NUM_THREADS of a node with ``ranks``; unbound ranks of another launcher share its CPUs."""
     started = spec.started_rank
     count = ranks * (started.local_world_size or 1) if started and not machine.is_cpu_bound else ranks
     if environ.get("OMP_NUM_THREADS"):
@@ -276,7 +276,7 @@ def _nodes(
     machine: MachineInfo,
     address: SourcedValue,
 ) -> tuple[Node, ...]:
-    """Other nodes' names are not known; node 0 is called by the address it was given."""
+    """Return the nodes. Names of other nodes are unknown; for node 0 its address is used."""
 
     def node(index: int, count: int) -> Node:
         if index == here:
@@ -288,7 +288,7 @@ def _nodes(
 
 
 def _devices(machine: MachineInfo) -> SourcedValue:
-    """Say what there is: "4 × NVIDIA H100 80GB HBM3 (cuda:0 to cuda:3)"."""
+    """Describe the devices: "4 × NVIDIA H100 80GB HBM3 (cuda:0 to cuda:3)"."""
     slots = machine.slots
     if not slots:
         return SourcedValue("cpu", machine.slots_source or "no GPU found")

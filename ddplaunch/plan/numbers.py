@@ -1,4 +1,4 @@
-"""Numbers and lists of CPUs as they are written.
+"""Parsers and formatters of numbers and of the kernel's CPU lists.
 
 Numbers are those that people type: ASCII digits, and not what Python's ``int`` takes besides ("1_0", "٣", " 1", "+1").
 Lists of CPUs ("0-3,8") are the kernel's: the form of sysfs, ``taskset`` and the dry run.
@@ -16,12 +16,12 @@ _DECIMAL = r"-?([0-9]{1,18}(\.[0-9]{0,18})?|\.[0-9]{1,18})(e-?[0-9]{1,2})?"
 
 
 def parse_int(text: str) -> int | None:
-    """Read a whole number of at most 18 digits; None if it is not one."""
+    """Parse an integer of at most 18 digits; None if it is not one."""
     return int(text) if re.fullmatch(_WHOLE, text) else None
 
 
 def parse_float(text: str) -> float | None:
-    """Read a number like 2, 2.5 or 1e3; None if it is not one."""
+    """Parse a number like 2, 2.5 or 1e3; None if it is not one."""
     return float(text) if re.fullmatch(_DECIMAL, text, re.IGNORECASE) else None
 
 

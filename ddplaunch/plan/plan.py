@@ -1,4 +1,4 @@
-"""The Plan: all that can be known before a process starts, and where each fact comes from.
+"""The Plan of a job: everything known before a process starts, with the source of each fact.
 
 ``make.py`` makes it. The dry run prints it, ``run`` carries it out.
 """
@@ -17,12 +17,12 @@ from ddplaunch.target.target import Target
 if TYPE_CHECKING:
     from typing import Any
 
-DEFAULT_ROLE = "default"  # what `--role` may name otherwise. It is a name only: ranks are not numbered by roles.
+DEFAULT_ROLE = "default"  # without --role; only a name: ranks are not numbered by role
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One value of the plan with the place it comes from ("--nproc", "MASTER_ADDR", "assumed", …)."""
+    """One value of the plan with its source ("--nproc", "MASTER_ADDR", "assumed", …)."""
 
     name: str
     value: str
@@ -41,26 +41,26 @@ class Plan:
     target: Target
     node_rank: int  # this machine's
     master_addr: str
-    master_port: int  # of the store; 0 is chosen when the job starts
+    master_port: int  # of the store; 0: chosen when the job starts
     nodes: tuple[Node, ...]
     ranks: tuple[Rank, ...]
-    variables: Mapping[str, str]  # what all ranks get beside the variables of their place (`environment` has them all)
+    variables: Mapping[str, str]  # of all ranks, in addition to those per rank (`environment` has all)
     max_restarts: int
     backend: str | None
     init_method: str | None
     facts: tuple[Fact, ...]
     notes: tuple[str, ...]
-    min_nodes: int | None = None  # the fewest nodes that an elastic job runs with; it is planned for the most
-    gpus: tuple[str, ...] = ()  # the models of this machine's devices that ranks use
+    min_nodes: int | None = None  # minimum of an elastic job, which is planned for the maximum
+    gpus: tuple[str, ...] = ()  # models of the devices that ranks of this machine use
     started_rank: Mapping[str, str | None] = field(default_factory=dict)
-    missing_options: tuple[str, ...] = ()  # the options without which this node cannot start its share on its own
-    has_node_rank: bool = True  # whether `node_rank` is known; else it is provisional until this node has joined
-    local_rank_option: str | None = None  # what every rank gets as its first argument, with its local rank as the value
+    missing_options: tuple[str, ...] = ()  # options that this node needs to start its ranks
+    has_node_rank: bool = True  # whether `node_rank` is final, or provisional until this node has joined
+    local_rank_option: str | None = None  # first argument of every rank, with its local rank as the value
     device_masks: tuple[Mapping[str, str], ...] = ()
-    agent_store: bool = False  # whether a process of ours holds the store, so that rank 0 does not open it
-    virtual_local_rank: bool = False  # whether every rank is local rank 0, and its device the first that it sees
+    agent_store: bool = False  # whether a process of ddplaunch holds the store, so that rank 0 does not open it
+    virtual_local_rank: bool = False  # whether every rank has LOCAL_RANK 0 and sees only its own device
     assignment: NodeAssignment | None = (
-        None  # this machine's, where `nodes` and `ranks` are its own alone; None where they are all
+        None  # of this machine, if `nodes` and `ranks` are only its own; None if they are all
     )
 
     @property
@@ -91,11 +91,11 @@ class Plan:
 
     @property
     def shown_ranks(self) -> tuple[Rank, ...]:
-        """The ranks that people see: all, or only this one if another launcher has started them."""
+        """The ranks that are shown: all, or only this one if another launcher has started them."""
         return self.local_ranks if self.started_rank else self.ranks
 
     def node_and_local_rank(self, rank: Rank) -> tuple[int | None, int]:
-        """Its node rank and local rank as people count, the former None where its launcher does not say."""
+        """Return its node rank and local rank; the former is None if the other launcher does not supply it."""
         if not self.started_rank:
             return rank.node_rank, rank.local_rank
         node_rank, local_rank = self.started_rank["NODE_RANK"], self.started_rank["LOCAL_RANK"]
@@ -103,16 +103,16 @@ class Plan:
 
     @cached_property
     def nproc_text(self) -> str:
-        """The ranks of each node, as ``--nproc`` has them."""
+        """The number of ranks of each node, in the form of ``--nproc``."""
         return layout.format_counts(tuple(node.local_world_size for node in self.nodes))
 
     @property
     def hosts_store(self) -> bool:
-        """Whether the job's store is on this machine, as rank 0 is, and not torchrun's."""
+        """Whether the job's store is on this machine, with rank 0, and not torchrun's."""
         return self.node_rank == 0 and self.started_rank.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
     def with_store(self, *, torch: bool) -> Plan:
-        """The plan where a process has imported ``torch`` before the ranks start, or where none has.
+        """Return the plan for a job whose zygote has imported torch, or has not.
 
         A fork of that process holds the store. With one rank no other needs it, and that rank opens its own; but not
         in an elastic job, where a store of the attempt before may still have the port.
@@ -121,7 +121,7 @@ class Plan:
 
     @property
     def shared_environment(self) -> dict[str, str]:
-        """The variables that are alike on all ranks of this machine."""
+        """Return the variables that are equal for all ranks of this machine."""
         return {"OMP_NUM_THREADS": self.local_node.threads, **self.variables}
 
     def environment(self, rank: Rank, attempt: int = 0) -> dict[str, str]:
@@ -164,7 +164,7 @@ class Plan:
         return variables
 
     def arguments(self, rank: Rank) -> tuple[str, ...]:
-        """What one rank's program is given."""
+        """Return the arguments of one rank's program."""
         if self.local_rank_option is None:
             return self.target.args
         return (f"{self.local_rank_option}={self.environment(rank)['LOCAL_RANK']}", *self.target.args)

@@ -1,4 +1,4 @@
-"""Where the ranks find each other: the address and port of rank 0's store, the init method, the backend."""
+"""Rendezvous of the ranks: address and port of the store, init method, backend."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ddplaunch.errors import UsageError
 from ddplaunch.plan.numbers import parse_int
 
 LOOPBACK = "127.0.0.1"
-DEFAULT_PORT = 29500  # torchrun's port, if several nodes must agree on one and none was given
-ADDRESS_PLACEHOLDER = "NODE0"  # what a dry run prints for node 0's address if none was given
+DEFAULT_PORT = 29500  # torchrun's; for several nodes without --master-port
+ADDRESS_PLACEHOLDER = "NODE0"  # printed by a dry run without node 0's address
 SOURCE_ASSUMED, SOURCE_MISSING = "assumed", "missing"
-"""Sources of what was not given: enough for a dry run, not for starting one node of several."""
+"""Sources of values that were not given: enough for a dry run, but not to start one node of several."""
 
 _PORTS = range(1, 65536)
 _TCP = r"tcp://(?P<host>[^/:\[\]]+|\[[0-9a-fA-F:.]+\]):(?P<port>[0-9]{1,9})"
@@ -24,7 +24,7 @@ _MAX_LABEL = 63  # letters between two dots (RFC 1035): a longer name never reso
 
 @dataclass(frozen=True)
 class SourcedValue:
-    """A value and where it comes from, as a person would say it ("--master-addr", "MASTER_ADDR", "assumed")."""
+    """A value and its source ("--master-addr", "MASTER_ADDR", "assumed")."""
 
     value: str
     source: str
@@ -39,20 +39,20 @@ def locate_store(
     here: str | None,
     environ: Mapping[str, str],
 ) -> tuple[SourcedValue, SourcedValue]:
-    """Say where the store is. One node needs neither flag nor variable: it is on loopback, on any free port (0).
+    """Return address and port of the store. On one node it is on loopback, on any free port (0).
 
     Args:
-        address, port, init_method: the flags; MASTER_ADDR and MASTER_PORT count where several nodes are planned.
+        address, port, init_method: the options; with several nodes, MASTER_ADDR and MASTER_PORT are read too.
         here: this machine's name, if it is node 0.
 
     Raises UsageError if an address or port is invalid, or they contradict each other.
     """
     if init_method and (method := re.fullmatch(_TCP, init_method)):
         method_address, method_port = method["host"].strip("[]"), method["port"]
-        typed = [f"--master-addr {address}"] if address not in (None, method_address) else []
-        typed += [f"--master-port {port}"] if port not in (None, int(method_port)) else []
-        if typed:
-            message = f"--init-method {init_method} and {' '.join(typed)} contradict each other"
+        contradicting = [f"--master-addr {address}"] if address not in (None, method_address) else []
+        contradicting += [f"--master-port {port}"] if port not in (None, int(method_port)) else []
+        if contradicting:
+            message = f"--init-method {init_method} and {' '.join(contradicting)} contradict each other"
             raise UsageError(message, "give the address once")
         return _checked_address(method_address, "--init-method"), _checked_port(method_port, "--init-method")
     several = nnodes > 1
@@ -81,7 +81,7 @@ def _checked_port(text: str, source: str) -> SourcedValue:
 
 
 def _checked_address(text: str, source: str) -> SourcedValue:
-    text = text[1:-1] if text.startswith("[") and text.endswith("]") else text  # as torchrun wants IPv6 written
+    text = text[1:-1] if text.startswith("[") and text.endswith("]") else text  # torchrun's form of IPv6 addresses
     is_name = re.fullmatch(_HOST, text) and all(len(label) <= _MAX_LABEL for label in text.split("."))
     if not is_name or re.fullmatch(r"[\d.]+", text):
         import ipaddress
@@ -94,10 +94,7 @@ def _checked_address(text: str, source: str) -> SourcedValue:
 
 
 def check_init_method(method: str | None) -> None:
-    """Check the form of ``--init-method``, and that a file can be made where it says.
-
-    Raises UsageError if it is of another kind, or its file cannot be written.
-    """
+    """Check the form of ``--init-method``, and that its file can be created. Raises UsageError."""
     if method is None or method == "env://" or re.fullmatch(_TCP, method):
         return
     if not method.startswith("file://"):
@@ -116,7 +113,7 @@ def check_init_method(method: str | None) -> None:
 
 
 def check_store_file(method: str | None, run_id: str) -> None:
-    """Try to write where ``--init-method file://`` says, as permissions mean nothing to root. Raises UsageError."""
+    """Create a file next to that of ``--init-method``; root passes checks of permissions. Raises UsageError."""
     if method is None or not method.startswith("file://"):
         return
     probe = os.path.join(os.path.dirname(method.removeprefix("file://")), f".{run_id}.{os.getpid()}")
@@ -129,10 +126,10 @@ def check_store_file(method: str | None, run_id: str) -> None:
 
 
 def choose_backend(requested: str | None, init_method: str | None, device_backend: str) -> str | None:
-    """Name the backend of the process group that ddplaunch initialises; None where it is left to the program.
+    """Return the backend of the process group that ddplaunch initializes; None if the program does that.
 
-    ``requested`` is ``--backend``; "auto", or None with an init method, is ``device_backend``, that of rank 0's.
-    Raises UsageError if it names none, or several and not one for each device (torch's BackendConfig).
+    ``requested`` is ``--backend``; "auto", or None with an init method, is ``device_backend``, that of rank 0's device.
+    Raises UsageError if a backend is missing, or there are several without a device for each (torch's BackendConfig).
     """
     if requested is None and init_method is None:
         return None
@@ -150,5 +147,5 @@ def choose_backend(requested: str | None, init_method: str | None, device_backen
 
 
 def uses_nccl(backend: str | None) -> bool:
-    """Whether NCCL is (part of) the backend, as in "cpu:gloo,cuda:nccl"."""
+    """Whether NCCL is the backend or a part of it, as in "cpu:gloo,cuda:nccl"."""
     return "nccl" in [part.rpartition(":")[2] for part in (backend or "").split(",")]

@@ -1,7 +1,7 @@
-"""A function target's arguments: ``--name value`` words into its parameters.
+"""Arguments of a function target: converts ``--name value`` words to the function's parameters.
 
-The same code checks them before anything starts, against the signature read from the source, and converts them in the
-rank, against the function itself.
+The same code checks them in the launcher, against the signature read from the source, and converts them in the rank,
+against the function itself.
 """
 
 from __future__ import annotations
@@ -15,22 +15,26 @@ from ddplaunch.target.signature import INJECTED_PARAMETERS, Parameter, Signature
 
 
 def check_arguments(signature: Signature, words: Sequence[str]) -> None:
-    """Check ``words`` against a signature that was read from source.
+    """Check arguments against a signature that was read from source.
 
-    Raises UsageError if one is missing, unknown or of the wrong kind; the hint is the signature.
+    Raises UsageError if one is missing, unknown or of the wrong type; the hint is the signature.
     """
     if not signature.reads_argv:
         _parse_by_signature(signature, words, live=False)
 
 
 def is_help_request(signature: Signature, words: Sequence[str]) -> bool:
-    """Whether ``words`` ask for help with the function's own options."""
-    asked = {"--help", "-h"} & {*takewhile(lambda word: word != "--", words)}
-    return bool(asked) and not signature.reads_argv and all(each.name not in ("help", "h") for each in signature.typed)
+    """Whether the arguments contain --help or -h, and the function has no such parameter."""
+    help_options = {"--help", "-h"} & {*takewhile(lambda word: word != "--", words)}
+    return (
+        bool(help_options)
+        and not signature.reads_argv
+        and all(each.name not in ("help", "h") for each in signature.typed)
+    )
 
 
 def function_help(signature: Signature) -> str:
-    """The function's docstring and its options with their types and defaults, as ``--help`` shows them."""
+    """Return the help of a function: its docstring, and its options with types and defaults."""
     from ddplaunch.target import parsing
 
     return parsing.function_help(signature)
@@ -43,14 +47,14 @@ def bind_arguments(
     facts: Mapping[str, Any],
     make_device: Callable[[str], object],
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return the positional and the named arguments to call ``function`` with. Raises UsageError as ``check_arguments`` does.
+    """Return the positional and keyword arguments for ``function``. Raises UsageError like ``check_arguments``.
 
-    ``facts`` are the values behind the well-known names; "device" as torch names it, and ``make_device`` makes one.
+    ``facts`` are the values of the injected parameters; "device" is torch's name, for ``make_device``.
     """
     try:
         signature = from_function(name, function)
     except (TypeError, ValueError):
-        return [], {}  # made in C, without a signature: it gets nothing and may read sys.argv
+        return [], {}  # written in C, without a signature: called without arguments, may read sys.argv
     if signature.reads_argv:
         return [], {}
     given = _parse_by_signature(signature, words, live=True)
@@ -72,7 +76,7 @@ def _parse_by_signature(signature: Signature, words: Sequence[str], *, live: boo
 
 
 def injected_value(parameter: Parameter, facts: Mapping[str, Any], make_device: Callable[[str], object]) -> Any:
-    """The value that ddplaunch gives to one of the well-known parameters; "device" also as a name or a local rank."""
+    """Return the value of an injected parameter; a "device" of type str or int gets the name or the local rank."""
     fact = INJECTED_PARAMETERS[parameter.name]
     if fact != "device":
         return facts[fact]

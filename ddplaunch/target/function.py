@@ -1,4 +1,4 @@
-"""Finding a function in a module's source: what its name is bound to there, as far as that can be seen."""
+"""Finds a function in the source of a module, without running it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ddplaunch.words import closest_match
 
 
 def find_function(typed: str, where: str, function: str, module: ast.Module) -> Signature | None:
-    """Read the signature of ``function`` in ``module``; None where only running the module can tell.
+    """Return the signature of ``function`` in ``module``; None if only running the module can show it.
 
-    ``where`` is how the user called the module, in front of the colon of ``typed``.
-    Raises UsageError if the source shows that there is no such function, or that the name is something else.
+    ``where`` is the part of ``typed`` before the colon: the module as the user wrote it.
+    Raises UsageError if the source shows that the function does not exist or is something else.
     """
     names = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
     if not all(part.isidentifier() for part in function.split(".")):
@@ -50,7 +50,7 @@ def _suggest_functions(where: str, function: str, names: list[str]) -> str | Non
 
 
 def _non_function_statement(node: ast.Import | ast.Assign | ast.AnnAssign) -> str | None:
-    """The statement, if it binds its name to what is surely no function: a module, or a plain value."""
+    """Return the source of a statement that certainly binds no function but a module or a plain value; else None."""
     plain = (ast.Constant, ast.List, ast.Dict, ast.Tuple, ast.Set, ast.JoinedStr)
     if isinstance(node, ast.Import) or (isinstance(node.value, plain) and len(_bound_names(node)) == 1):
         return ast.unparse(node)
@@ -58,7 +58,7 @@ def _non_function_statement(node: ast.Import | ast.Assign | ast.AnnAssign) -> st
 
 
 def _top_level(module: ast.Module) -> Iterator[ast.AST]:
-    """All statements that run in the module's own namespace, those in its if, try, with and for blocks included."""
+    """Iterate over all statements in the module's namespace, including those in its if, try, with and for blocks."""
     todo: list[ast.AST] = list(module.body)
     while todo:
         node = todo.pop(0)
@@ -69,7 +69,7 @@ def _top_level(module: ast.Module) -> Iterator[ast.AST]:
 
 
 def _bound_names(node: ast.AST) -> set[str]:
-    """The names that a statement binds itself, not in its blocks; "*" for a star import."""
+    """Return the names that a statement binds, without those in its blocks; "*" for a star import."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return {node.name}
     if isinstance(node, (ast.Import, ast.ImportFrom)):

@@ -1,4 +1,4 @@
-"""Reads ``--name value`` words for the parameters of a function, with click; and shows its help."""
+"""Parses a function target's arguments with click, converts their values, and renders its help."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddplaunch.target.signature import INJECTED_PARAMETERS, Parameter, Signature
 
 
 def function_help(signature: Signature) -> str:
-    """The function's docstring and its options with their types and defaults, as ``--help`` shows them."""
+    """Return the help of a function: its docstring, and its options with types and defaults."""
     parameters = {parameter.name: parameter for parameter in signature.typed}
     rows = []
     for parameter in signature.typed:
@@ -42,9 +42,9 @@ def function_help(signature: Signature) -> str:
 
 
 def parse_arguments(signature: Signature, words: Sequence[str], *, live: bool) -> dict[str, Any]:
-    """Convert ``words``; only what was given is in the result, so that the function's own defaults serve for the rest.
+    """Convert the arguments to values by parameter; omitted parameters are missing, for the function's own defaults.
 
-    In a ``live`` signature, which is the function's own, a type that is still not known is an error.
+    With ``live``, the signature is that of the function object, and a type that is still unknown is an error.
     """
     parameters = {parameter.name: parameter for parameter in signature.typed if parameter.stars != "**"}
     catch_all = next((parameter for parameter in signature.typed if parameter.stars == "**"), None)
@@ -56,7 +56,7 @@ def parse_arguments(signature: Signature, words: Sequence[str], *, live: bool) -
         missing = []
         given: dict[str, Any] = {}
         for parameter in parameters.values():
-            key = parameter.name.lower() if parameter.stars else parameter.name  # click's way with arguments
+            key = parameter.name.lower() if parameter.stars else parameter.name  # click lowers the case of arguments
             if _was_given(context, key):
                 given[parameter.name] = _convert(parameter, parameter.name, context.params[key], live)
             elif parameter.required:
@@ -73,7 +73,7 @@ def parse_arguments(signature: Signature, words: Sequence[str], *, live: bool) -
 
 
 class _ArgumentError(Exception):
-    """What is wrong with the arguments, as the rest of a sentence that begins with the function's name."""
+    """Its text continues a sentence that begins with the function's name."""
 
 
 def _was_given(context: click.Context, name: str) -> bool:
@@ -101,7 +101,7 @@ def _option(parameter: Parameter, parameters: Mapping[str, Parameter]) -> click.
 
 
 def _kwargs_options(words: Sequence[str], parameters: Mapping[str, Parameter]) -> dict[str, str]:
-    """The options that only ``**kwargs`` can take: their names and how they are spelled."""
+    """Return the options that only ``**kwargs`` accepts: their names and spellings."""
     others = {}
     for word in words:
         spelling = word.partition("=")[0]
@@ -115,7 +115,7 @@ def _kwargs_options(words: Sequence[str], parameters: Mapping[str, Parameter]) -
 
 
 def _convert(parameter: Parameter, name: str, given: Any, live: bool) -> Any:
-    """Convert the text of one option, or the texts of a repeated one. Raises _ArgumentError if it is of the wrong kind."""
+    """Convert the text of an option, or the texts of a repeated one. Raises _ArgumentError if the type is wrong."""
     value = parameter.value
     try:
         if parameter.stars == "*":
@@ -130,7 +130,7 @@ def _convert(parameter: Parameter, name: str, given: Any, live: bool) -> Any:
 
 
 def _convert_one(value: Value, text: Any, live: bool) -> Any:
-    """Convert one text. Raises click.BadParameter if it is of the wrong kind; the message says what would be right."""
+    """Convert one text. Raises click.BadParameter, with the expected type, if it cannot be converted."""
     match value.kind:
         case "int":
             return click.INT.convert(text, None, None)
@@ -158,4 +158,4 @@ def _convert_one(value: Value, text: Any, live: bool) -> Any:
 
 _MAX_DIGITS = 1000
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-"""What looks like a number where no type is said: not "nan", "inf" or "1_000"."""
+"""A number for a parameter without a type: not "nan", "inf" or "1_000"."""

@@ -1,4 +1,4 @@
-"""What a function target takes, read from its source or, in a rank, from the function itself.
+"""The signature of a function target, read from its source or, in a rank, from the function object.
 
 Holds the well-known parameter names and what a value may look like; turning arguments into values is left to
 ``target/arguments.py``.
@@ -30,7 +30,7 @@ INJECTED_PARAMETERS = {
     "nnodes": "nnodes",
     "device": "device",
 }
-"""Parameter names that ddplaunch fills in, and which fact each receives."""
+"""Injected parameters: names that ddplaunch fills in, and the fact that each receives."""
 
 ValueKind = Literal["int", "float", "bool", "str", "path", "choice", "number", "union", "any"]
 Stars = Literal["", "*", "**"]
@@ -39,7 +39,7 @@ Container = Callable[[list[Any]], Any]
 
 @dataclass(frozen=True)
 class Value:
-    """What one parameter accepts on the command line.
+    """The values that a parameter accepts on the command line.
 
     A "union" is the first of ``sides`` that fits; "any" cannot be known (from source), or be typed there (in a rank).
     """
@@ -47,18 +47,18 @@ class Value:
     kind: ValueKind
     choices: tuple[str, ...] = ()
     sides: tuple[Value, ...] = ()
-    container: Container | None = None  # what the values of a repeated option are collected in; None for a single value
-    length: int | None = None  # how many values the container has, where that is fixed, as for `tuple[int, int]`
-    convert: Callable[[str], Any] | None = None  # in a rank only, makes the value from its text (a choice, a path)
+    container: Container | None = None  # collects the values of a repeated option; None for a single value
+    length: int | None = None  # number of values, if fixed, as for `tuple[int, int]`
+    convert: Callable[[str], Any] | None = None  # in a rank only: makes the value from its text (a choice, a path)
 
 
 NUMBER_OR_TEXT = Value("union", sides=(Value("number"), Value("str")))
-"""For a parameter that says nothing of its type: a number where it looks like one."""
+"""For a parameter without a type: a number if it looks like one, else text."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter; ``text`` is how the signature writes it ("lr: float = 0.1")."""
+    """One parameter; ``text`` is its source in the signature ("lr: float = 0.1")."""
 
     name: str
     text: str
@@ -84,12 +84,12 @@ class Signature:
 
     @property
     def typed(self) -> tuple[Parameter, ...]:
-        """The parameters that the command line fills, in order."""
+        """The parameters that get their values from the command line, in order."""
         return tuple(parameter for parameter in self.parameters if not parameter.injected)
 
     @property
     def reads_argv(self) -> bool:
-        """Whether the function is called with nothing and reads ``sys.argv``: it names no parameter.
+        """Whether the function is called without arguments and reads ``sys.argv``: it has no parameters.
 
         One of just ``*args, **kwargs`` names none either: so look click's commands and careless decorators. Nor does
         what a decorator calls with arguments of its own making.
@@ -101,7 +101,7 @@ class Signature:
 
 
 def from_source(name: str, function: ast.FunctionDef, module: ast.Module) -> Signature:
-    """Read the signature of ``function`` in ``module``; what a name there means is guessed from its spelling."""
+    """Read the signature of ``function`` in ``module``; types are guessed from the spelling of their names."""
     arguments = function.args
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults)) + [*arguments.defaults]
@@ -181,7 +181,7 @@ def _value_from_annotation(node: ast.expr, module: ast.Module | None) -> Value:
 
 
 def _union(sides: list[Value]) -> Value:
-    """One value of several kinds, tried from the narrowest; a flag or a list among others has no form of its own."""
+    """Return the value of a union, whose types are tried from the narrowest on; without flags and lists."""
     if len(sides) == 1:
         return sides[0]
     flat = [each for side in sides for each in (side.sides or (side,))]
@@ -226,7 +226,7 @@ def _assigned_names(node: ast.ClassDef) -> Iterator[str]:
 
 
 def _value_from_default_source(default: ast.expr, module: ast.Module) -> Value:
-    """What a parameter without an annotation accepts, by the source of its default."""
+    """Return the value of a parameter without an annotation, from the source of its default."""
     if isinstance(default, ast.UnaryOp):
         default = default.operand
     if isinstance(default, ast.Constant):
@@ -243,7 +243,7 @@ def _value_from_default_source(default: ast.expr, module: ast.Module) -> Value:
 
 
 def from_function(name: str, function: Callable[..., Any]) -> Signature:
-    """Read the signature of a live function, decorators that keep ``__wrapped__`` seen through.
+    """Read the signature of a function object, looking through decorators that set ``__wrapped__``.
 
     Raises TypeError or ValueError if it is not callable, or has no signature that Python can tell.
     """
@@ -251,14 +251,14 @@ def from_function(name: str, function: Callable[..., Any]) -> Signature:
         return Signature(name, ())
     try:
         hints = typing.get_type_hints(inspect.unwrap(function))
-    except Exception:  # one annotation that does not evaluate spoils all: they are then read as they are spelled
+    except Exception:  # if one annotation cannot be evaluated, all are read by their spelling
         hints = {}
     parameters = inspect.signature(function).parameters.values()
     return Signature(name, tuple(_read_live_parameter(each, hints.get(each.name)) for each in parameters))
 
 
 def _supplies_own_arguments(function: Callable[..., Any]) -> bool:
-    """Whether a decorator finds the arguments elsewhere, as ``hydra.main`` does: it passes none on and needs none."""
+    """Whether a decorator reads the arguments itself, like ``hydra.main``, and needs none in the call."""
     wrapped = getattr(function, "__wrapped__", None)
     if wrapped is None:
         return False
@@ -317,7 +317,7 @@ _LIVE_CONTAINERS: dict[type, Container] = {
 
 
 def _value_from_default(default: object) -> Value:
-    """What a parameter without an annotation accepts, by its default."""
+    """Return the value of a parameter without an annotation, from its default."""
     if isinstance(default, enum.Enum):
         return _value_from_live_annotation(type(default))
     for kind in (bool, int, float, str):  # a bool is an int as well

@@ -1,4 +1,4 @@
-"""Reading Python source without running it: parsing a file, finding a module, following local imports.
+"""Reads Python source without running it: parses files, finds modules, follows local imports.
 
 Python's own import system runs the parents of a dotted name to find it; these functions ask the finders instead.
 """
@@ -34,7 +34,7 @@ def parse_file(path: str, name: str | None = None) -> ast.Module:
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror}") from None
     if b"\0" in source:
-        raise UsageError(f"{name} is not Python source: there is a null byte in it", _not_python(path, name))
+        raise UsageError(f"{name} is not Python source: it contains a null byte", _not_python(path, name))
     try:
         return _tree(source, path)
     except SyntaxError as error:
@@ -46,7 +46,7 @@ def parse_file(path: str, name: str | None = None) -> ast.Module:
 
 
 def check_compiled(path: str, name: str) -> None:
-    """Refuse compiled code that cannot be read, or that another Python has compiled."""
+    """Check that compiled code can be read and is of this Python version. Raises UsageError."""
     from importlib.util import MAGIC_NUMBER
 
     try:
@@ -61,7 +61,7 @@ def check_compiled(path: str, name: str) -> None:
 
 @lru_cache(maxsize=1)
 def _tree(source: bytes | str, path: str) -> ast.Module:
-    with warnings.catch_warnings():  # the ranks give them where they belong
+    with warnings.catch_warnings():  # shown by the ranks
         warnings.simplefilter("ignore")
         # As ast.parse does; to load ast takes longer than to parse most programs.
         tree: ast.Module = compile(source, path, "exec", _ONLY_TREE, dont_inherit=True)
@@ -72,16 +72,16 @@ def _not_python(path: str, name: str) -> str | None:
     if path.endswith(".py") or not os.access(path, os.X_OK):
         return None
     program = name if os.sep in name else os.path.join(".", name)
-    return f"a program that is not Python: ddplaunch run --no-python {program}"
+    return f"for a program that is not Python: ddplaunch run --no-python {program}"
 
 
 def find_module(name: str, first: str) -> ModuleSpec | None:
-    """Find the dotted module ``name`` as ``import`` would with ``first`` before ``sys.path``; None if there is none.
+    """Find a dotted module like ``import`` with ``first`` before ``sys.path``; None if there is none.
 
     Only finders are asked: neither the module nor its parent packages run. What ``sys.modules`` holds is the
     launcher's own and is not looked at.
     """
-    folders: Sequence[str | None] = (first, None)  # None is sys.path, and what is built into Python
+    folders: Sequence[str | None] = (first, None)  # None is sys.path and the built-in modules
     spec: ModuleSpec | None = None
     parts = name.split(".")
     for depth in range(len(parts)):
@@ -103,7 +103,7 @@ def _ask_finders(name: str, folder: str | None) -> ModuleSpec | None:
     for finder in sys.meta_path:
         try:
             spec = finder.find_spec(name, None if folder is None else [folder])
-        except Exception:  # another package's finder that does not support this call
+        except Exception:  # a finder of another package that does not support this call
             continue
         if spec is None or spec.origin is None or (folder is not None and spec.origin in ("built-in", "frozen")):
             continue
@@ -112,7 +112,7 @@ def _ask_finders(name: str, folder: str | None) -> ModuleSpec | None:
 
 
 def _find_namespace(name: str, folders: Sequence[str]) -> ModuleSpec | None:
-    """A package without ``__init__.py`` is all folders of its name; Python's own finder would import its parent."""
+    """Find a namespace package: all folders of its name. Python's own finder would import its parent."""
     found = [folder for folder in folders if os.path.isdir(folder)]
     if not found:
         return None
@@ -143,7 +143,7 @@ def local_sources(path: str, first: str) -> Iterator[str]:
 
 
 MAX_SOURCE = 64 << 20  # bytes of a source file, at most: generated ones have some megabytes
-_MAX_FILES = 200  # past this many files the answer will not change any more, and a launcher should be quick
+_MAX_FILES = 200  # more files rarely change the result, and the launcher must start quickly
 _COMMENT = r"#[^\n]*"
 _IMPORT = (
     r"(?m)(?:^|[:;])[ \t]*(?:from[ \t]*(?P<dots>\.*)(?P<base>[\w.]*)[ \t]*)?"
@@ -152,7 +152,7 @@ _IMPORT = (
 
 
 def _imported_names(text: str, file: str, first: str) -> Iterator[str]:
-    """Name what a file imports, seen from the folder ``first``: a relative import depends on where the file stands."""
+    """Return the modules that a file imports; relative imports are resolved against the folder ``first``."""
     package = os.path.relpath(os.path.dirname(file), first).split(os.sep)
     for found in re.finditer(_IMPORT, re.sub(_COMMENT, "", text).replace("\\\n", " ")):
         dots = found["dots"]
@@ -166,7 +166,7 @@ def _imported_names(text: str, file: str, first: str) -> Iterator[str]:
 
 
 def import_files(name: str, first: str) -> Iterator[str]:
-    """The files that importing ``name`` runs: its own, and the ``__init__.py`` of every package that it is in."""
+    """Return the files that importing ``name`` runs: its own and the ``__init__.py`` of each parent package."""
     folder = first
     for part in name.split("."):
         folder = os.path.join(folder, part)
@@ -176,7 +176,7 @@ def import_files(name: str, first: str) -> Iterator[str]:
 
 
 def quoted_option_names(tree: ast.Module) -> frozenset[str]:
-    """The options that a program's file names, with dashes: those in quotes, as every parser made by hand needs them;
+    """Return the options, with dashes, that a program's file names: those in quotes, which hand-written parsers need;
     annotated fields and parameters, which dataclass parsers, fire, typer and the like make options of.
     """
     import ast

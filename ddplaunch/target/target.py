@@ -1,4 +1,4 @@
-"""What a job runs: a script, a module, a function or a program, found and checked without running any of it."""
+"""Finds the target of a job (script, module, function or program) and checks it without running it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TargetKind(Enum):
-    """How a target is run."""
+    """The kind of a target, which decides how it is run."""
 
     SCRIPT = "script"  # train.py, or train.pyc, as `python train.py`
     MAIN = "main"  # a folder or a zip archive with a __main__.py, as `python folder`
@@ -35,14 +35,14 @@ class Target:
     """One target with its arguments."""
 
     kind: TargetKind
-    text: str  # the target as the user wrote it
+    text: str  # as given by the user
     args: tuple[str, ...] = ()
-    path: str | None = None  # a script's, folder's or archive's as typed; the absolute one of a function's file
+    path: str | None = None  # of a script, folder or archive as given; the absolute path of a function's file
     module: str | None = None  # the module to run or to import the function from
-    function: str | None = None  # its name, dotted where it is an attribute of an attribute
-    sys_path_0: str | None = None  # the folder that Python puts in front of `sys.path`
-    source: str | None = None  # the absolute path of the Python source, where it was found
-    signature: Signature | None = None  # a function's parameters; None where only running the module can tell
+    function: str | None = None  # its name, dotted if it is an attribute of a class or object
+    sys_path_0: str | None = None  # the first entry of `sys.path`
+    source: str | None = None  # the absolute path of the Python source, if found
+    signature: Signature | None = None  # a function's parameters; None if only running the module can show them
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ class Target:
 
     @property
     def local_rank_option(self) -> str:
-        """What ``--pass-local-rank`` adds: torch's form since 2.0, or the older one where the source has only that."""
+        """The option of ``--pass-local-rank``: torch's since 2.0, or the older one if the source has only that."""
         if self.source is None or self.sys_path_0 is None:
             return "--local-rank"
         texts = list(source.local_sources(self.source, self.sys_path_0))
@@ -65,7 +65,7 @@ class Target:
         return "--local_rank" if older and not newer else "--local-rank"
 
     def has_option(self, option: str) -> bool:
-        """Whether the program itself has an option of this name ("--log-dir"), as far as its own file shows."""
+        """Whether the program has an option of this name ("--log-dir"), according to its source file."""
         if self.signature is not None and not self.signature.reads_argv:
             return option.lstrip("-").replace("-", "_") in {parameter.name for parameter in self.signature.typed}
         return option in self._options
@@ -81,9 +81,9 @@ _FUNCTION_IN_MODULE = rf"(?P<module>{_DOTTED}):(?P<function>[^:/]*)"
 
 
 def find_target(typed: str, args: tuple[str, ...], *, as_module: bool, as_program: bool, cwd: str) -> Target:
-    """Say what ``text`` means and check all that can be checked without running it.
+    """Find the target that the user named ``typed``, and check it as far as possible without running it.
 
-    Raises UsageError if there is no such file, module, program or function, or it cannot be run.
+    Raises UsageError if the file, module, program or function does not exist or cannot be run.
     """
     if as_module and as_program:
         raise UsageError("-m and --no-python contradict each other", "give one of them")
@@ -117,7 +117,7 @@ def _script(typed: str, args: tuple[str, ...], cwd: str) -> Target:
 
 
 def _check_file(path: str, name: str) -> str | None:
-    """Return the path of Python source that can be run; None of compiled code, which shows nothing."""
+    """Check that a Python file can be run; return its path, or None for compiled code, which cannot be searched."""
     if path.endswith(".pyc"):
         source.check_compiled(path, name)
         return None
@@ -126,14 +126,14 @@ def _check_file(path: str, name: str) -> str | None:
 
 
 def _is_archive(path: str, name: str) -> bool:
-    """Whether it is a zip archive, whatever its name, as Python finds out; refuse one without a ``__main__``."""
+    """Whether Python treats a file as a zip archive. Raises UsageError if it is one without a ``__main__``."""
     try:
         archive = zipimport.zipimporter(path)
     except zipimport.ZipImportError:
         return False
     try:
         found = archive.find_spec("__main__") is not None
-    except Exception:  # it is there, and damaged: Python says how when it runs it
+    except Exception:  # damaged: Python reports the error when it runs it
         found = True
     if not found:
         raise UsageError(f"{name} is an archive without a __main__.py", "python -m zipapp makes one that can be run")
@@ -189,7 +189,7 @@ def _function_in_module(typed: str, module: str, function: str, args: tuple[str,
     )
 
 
-# ------------------------------------------------------------------------------- what is there, and what is near it
+# --------------------------------------------------------------------------------- existing files and suggestions
 
 
 def _existing_file(typed: str, cwd: str) -> str:
@@ -202,7 +202,7 @@ def _existing_file(typed: str, cwd: str) -> str:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         if os.path.islink(path):
-            raise UsageError(f"{typed} is a link to {os.readlink(path)}, which is not there") from None
+            raise UsageError(f"{typed} is a link to {os.readlink(path)}, which does not exist") from None
         raise UsageError(f"no such script: {typed}", _similar_file(typed, cwd)) from None
     except OSError as error:
         raise UsageError(f"cannot read {typed}: {error.strerror}") from None
@@ -219,7 +219,7 @@ def _similar_file(typed: str, cwd: str) -> str | None:
         other = near and os.path.join(parent, near, name)
         if other and os.path.isfile(os.path.join(cwd, other)):
             return _did_you_mean(other)
-        return f"there is no directory {folder} either"
+        return f"the directory {folder} does not exist"
     names = _list_names(os.path.join(cwd, folder))
     near = (
         name + ".py" if name + ".py" in names else closest_match(name, [each for each in names if each.endswith(".py")])
@@ -232,7 +232,7 @@ def _similar_file(typed: str, cwd: str) -> str | None:
 
 
 def _module_source(name: str, cwd: str, *, main: bool = False) -> str | None:
-    """Find the source of module ``name`` (of its ``__main__`` where a package is to be run); None if it has none."""
+    """Find the source of a module, with ``main`` that of a package's ``__main__``; None if it has none."""
     if name.endswith(".py") and os.path.isfile(os.path.join(cwd, name)):
         raise UsageError(f"-m takes a module, and {name} is a file", f"leave -m out: ddplaunch run {name}")
     if not re.fullmatch(_DOTTED, name):
@@ -258,7 +258,7 @@ def _similar_module(name: str, cwd: str) -> str | None:
     if parent:
         spec = source.find_module(parent, cwd)
         if spec is None:
-            return f"there is no {parent} either"
+            return f"there is no module {parent}"
         folders = list(spec.submodule_search_locations or ())
     names = set[str]()
     for folder in folders:

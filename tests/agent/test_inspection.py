@@ -589,7 +589,7 @@ def test_ctrl_backslash_shows_stacks_and_twice_stops(tmp_path):
         read_until(ours, "[1] there")
         os.write(ours, b"\x1c")
         page = read_until(ours, "load_batch at train.py:5")
-        assert "looking at the ranks; Ctrl-\\ again stops them" in page
+        assert "inspecting the ranks; press Ctrl-\\ again to stop the job" in page
         assert "ranks 0, 1" in page
         assert process.poll() is None
         os.write(ours, b"\x1c")

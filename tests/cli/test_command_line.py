@@ -265,9 +265,9 @@ def test_without_its_value_it_can_only_be_the_programs(line, message, program):
         ("--nproc-per-node 4 train.py", "no such option: --nproc-per-node", "did you mean --nproc?"),
         ("--nproc_per_node=4 train.py", "no such option: --nproc_per_node", "did you mean --nproc?"),
         ("--node_rank 1 train.py", "no such option: --node_rank", "did you mean --node-rank?"),
-        ("--multi_gpu train.py", "no such option: --multi_gpu", "one rank for each visible GPU"),
+        ("--multi_gpu train.py", "no such option: --multi_gpu", "one rank per visible GPU"),
         ("--config_file=x train.py", "no such option: --config_file", "accelerate's file is not read"),
-        ("--deepspeed ds.json train.py", "no such option: --deepspeed", "behind the script's name"),
+        ("--deepspeed ds.json train.py", "no such option: --deepspeed", "after the script's name"),
         ("--devices 4 train.py", "no such option: --devices", "did you mean --nproc?"),
         ("--mixed_precision bf16 train.py", "no such option: --mixed_precision", "ACCELERATE_MIXED_PRECISION"),
         ("-n 4 train.py", "no such option: -n", "did you mean --nproc?"),
@@ -306,8 +306,8 @@ def test_no_target(line):
         ("--dry-run train.py", None),
     ],
 )
-def test_how_a_dry_run_is_passed_on(line, ddplaunch_command):
-    assert command_with_dry_run_for_program(split(line)) == (ddplaunch_command and f"ddplaunch run {ddplaunch_command}")
+def test_how_a_dry_run_is_passed_on(line, command):
+    assert command_with_dry_run_for_program(split(line)) == (command and f"ddplaunch run {command}")
 
 
 def test_what_a_refusal_suggests_makes_sense():

@@ -180,15 +180,15 @@ def test_the_other_nodes_get_the_words_that_were_typed(run_in_fork, tmp_path):
     assert run_in_fork("run", "--dry-run", *other.split()).returncode == 0
 
 
-def test_what_runs_beside_rank_0(plan, run_in_fork):
-    """It is a note on node 0, and part of every node's command: whoever is not node 0 does without."""
+def test_sidecars_are_shown_on_node_0(plan, run_in_fork):
+    """A note on node 0, and part of every node's command; the other nodes do not run it."""
     line = ("--nnodes", "2", "--nproc", "1", "--master-addr", "127.0.0.1", "--sidecar", "sh -c 'a b; c'")
     twice = (*line, "--sidecar", "sleep 9", "train.py")
-    beside = ["beside rank 0: sh -c 'a b; c'", "beside rank 0: sleep 9"]
+    sidecars = ["sidecar on node 0: sh -c 'a b; c'", "sidecar on node 0: sleep 9"]
     notes = plan(shlex.join(["--node-rank", "0", *twice]))["notes"]
-    assert [note for note in notes if "beside" in note] == beside
-    assert not any("beside" in note for note in plan(shlex.join(["--node-rank", "1", *twice]))["notes"])
+    assert [note for note in notes if "sidecar" in note] == sidecars
+    assert not any("sidecar" in note for note in plan(shlex.join(["--node-rank", "1", *twice]))["notes"])
     done = run_in_fork("run", "--dry-run", "--node-rank", "1", *twice)
     (other,) = (line.partition(": ")[2] for line in done.stdout.splitlines() if line.startswith("node 0: "))
     again = plan(shlex.join(shlex.split(other)[2:]))["notes"]
-    assert [note for note in again if "beside" in note] == beside
+    assert [note for note in again if "sidecar" in note] == sidecars

@@ -25,9 +25,9 @@ def test_bare_is_help(run_in_fork, words):
     done = run_in_fork(*words)
     assert done.returncode == 0
     assert done.stdout.startswith("Usage: ddplaunch [OPTIONS] ")
-    assert re.search(r"^  run +Start a training job", done.stdout, re.MULTILINE)
+    assert re.search(r"^  run +Run a training job", done.stdout, re.MULTILINE)
     assert re.search(r"^  submit +Submit a training job to Slurm", done.stdout, re.MULTILINE)
-    assert re.search(r"^  devices +Show", done.stdout, re.MULTILINE)
+    assert re.search(r"^  devices +List", done.stdout, re.MULTILINE)
     assert re.findall(r"(?m)^(\w+):$", done.stdout) == [
         *("Options", "Run", "Watch", "Diagnose", "Clusters", "Housekeeping"),
     ]
@@ -63,7 +63,7 @@ def test_help_of_a_command_and_pages(run_in_fork):
         (("frobnicate",), "commands: run, "),
         (("--versoin",), "did you mean --version?"),
         (("run", "--version"), "ddplaunch --version shows it"),
-        (("run", "--versoin", "x.py"), "ddplaunch run --help-all shows all options"),
+        (("run", "--versoin", "x.py"), "ddplaunch run --help-all lists all options"),
         (("run", "--verbose", "x.py"), "--dry-run shows the plan"),
         (("run", "--log", "x.py"), "did you mean --log-dir?"),
         (("logs", "--tial", "3"), "did you mean --tail?"),
@@ -92,13 +92,13 @@ def test_installed_command_is_the_module():
 
 @pytest.mark.parametrize("columns", ["60", "80", "200"])
 @pytest.mark.parametrize("command", [run, submit, manifest])
-def test_every_option_stands_under_a_heading(run_in_fork, ddplaunch_command, columns):
-    done = run_in_fork(ddplaunch_command.name, "--help-all", env={"COLUMNS": columns})
+def test_every_option_stands_under_a_heading(run_in_fork, command, columns):
+    done = run_in_fork(command.name, "--help-all", env={"COLUMNS": columns})
     assert done.returncode == 0
     headings = re.findall(r"^(\w.*):$", done.stdout, re.MULTILINE)
     options = done.stdout.partition(f"\n{headings[0]}:\n")[2]
-    assert headings == [heading for heading, names in ddplaunch_command.sections.items() if names]
-    for param in ddplaunch_command.params:
+    assert headings == [heading for heading, names in command.sections.items() if names]
+    for param in command.params:
         if param.name not in ("target", "args") and not getattr(param, "hidden", False):
             assert len(re.findall(rf"^  (?:-\w, )?{param.opts[-1]}(?![\w-])", options, re.MULTILINE)) == 1, param.name
     assert max(map(len, done.stdout.splitlines())) <= 110
@@ -106,20 +106,20 @@ def test_every_option_stands_under_a_heading(run_in_fork, ddplaunch_command, col
 
 @pytest.mark.parametrize("columns", ["60", "80", "200"])
 @pytest.mark.parametrize("command", [run, submit, manifest])
-def test_help_shows_what_most_people_need(run_in_fork, ddplaunch_command, columns):
-    lines = run_in_fork(ddplaunch_command.name, "--help", env={"COLUMNS": columns}).stdout.splitlines()
+def test_help_shows_what_most_people_need(run_in_fork, command, columns):
+    lines = run_in_fork(command.name, "--help", env={"COLUMNS": columns}).stdout.splitlines()
     options = lines[lines.index("Options:") :]
     shown = [match[1] for line in options if (match := re.match(r"  (?:-\w, )?(--[\w-]+)", line))]
-    assert shown == [*ddplaunch_command.common]
+    assert shown == [*command.common]
     assert len(lines) <= (70 if columns == "60" else 60)
     assert max(map(len, lines)) <= max(min(int(columns), 110), 105)
 
 
 @pytest.mark.parametrize("command", [run, submit, manifest])
-def test_examples_of_the_help_are_right(run_in_fork, ddplaunch_command, tmp_path):
+def test_examples_of_the_help_are_right(run_in_fork, command, tmp_path):
     write_program(tmp_path, "train.py", "def main(lr: float): print('--lr')\n")
-    text = run_in_fork(ddplaunch_command.name, "--help").stdout
-    for what, line in ddplaunch_command.examples:
+    text = run_in_fork(command.name, "--help").stdout
+    for what, line in command.examples:
         assert f"  # {what}\n  {line}\n" in text
         words = [word for word in shlex.split(line.partition(" | ")[0])[1:] if word not in ("--dry-run", "--follow")]
         done = run_in_fork(words[0], "--dry-run", *words[1:])
@@ -136,11 +136,11 @@ def test_help_behind_a_target_is_the_targets(run_in_fork, tmp_path, name):
 
 
 @pytest.mark.parametrize("command", [submit, manifest])
-def test_the_options_of_run_travel_or_are_refused(ddplaunch_command):
+def test_the_options_of_run_travel_or_are_refused(command):
     of_run = {param.opts[-1] for param in run.params}
-    own = {param.opts[-1] for param in ddplaunch_command.params}
-    assert of_run <= own | set(ddplaunch_command.refused)
-    assert not set(ddplaunch_command.refused) & own
+    own = {param.opts[-1] for param in command.params}
+    assert of_run <= own | set(command.refused_options)
+    assert not set(command.refused_options) & own
 
 
 def complete(words: str, folder, shell: str = "bash") -> list[str]:

@@ -30,7 +30,11 @@ REFUSED = [
     ("--hosts a,b --control none", "--control none does not work with --hosts", WITHOUT),
     ("--hosts a,b --stdin 0", "--stdin does not work with --hosts", WITHOUT),
     ("--hosts a,b --cluster slurm", "--cluster does not work with --hosts", WITHOUT),
-    ("--hosts a,b --spares 1", "--spares 1 of 2 hosts leaves 1 for the ranks", "name two hosts more than spares"),
+    (
+        "--hosts a,b --spares 1",
+        "--spares 1 of 2 hosts leaves 1 for the ranks",
+        "name at least two hosts more than spares",
+    ),
     ("--hosts a:2,b --nproc 2", "--nproc 2 and the slots of the hosts contradict each other", "give one"),
     ("--hosts a:4,b --include a:0 --gpus 1", "--gpus 1 and the slots chosen contradict each other", "give one of them"),
     ("--hosts localhost,b", "localhost is another machine on each", "--master-addr"),
@@ -104,7 +108,7 @@ def test_a_dry_run_shows_the_hosts_and_no_command_for_other_nodes(run_in_fork, t
     assert "ddplaunch run" not in shown, "SSH starts the nodes"
     unknown = json.loads(run_in_fork("run", "--hosts", "n1:2,n2", "--dry-run", "--json", "train.py").stdout)
     assert [rank["host"] for rank in unknown["ranks"]] == ["n1", "n1", "n2"]
-    assert "n2: one rank for each GPU; how many there are is not known here" in unknown["notes"]
+    assert "n2: one rank per GPU; their number is not known here" in unknown["notes"]
     spare = json.loads(
         run_in_fork("run", "--hosts", "n[1-3]:2", "--spares", "1", "--dry-run", "--json", "train.py").stdout
     )

@@ -54,7 +54,7 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
         ("submit --mem=3 train.py 'ddplaunch run' --mem 4", ("submit --mem=3 --mem 4 train.py 'ddplaunch run'",)),
         (
             "run --hosts a,b --master-port 65535 train.py",
-            ("--master-port 65535 leaves no next port, for --control-port",),
+            ("--master-port 65535 leaves no port after it for --control-port",),
         ),
         ("run --nproc 0 train.py", ("--nproc 0: a node runs at least one process", "--nproc 1")),
         ("run --nproc '' train.py", ("--nproc has an empty value", "leave it out")),
@@ -87,7 +87,7 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
         ("run /usr/bin/python3.11 train.py --nproc 2", ("/usr/bin/python3.11 is not a script", "… train.py --nproc 2")),
         ("run fn.py:mian", ("fn.py has no function mian", "did you mean fn.py:main?")),
         ("run --token '' train.py", ("--token has an empty value",)),
-        ("run --token ' ' train.py", ("--token is empty, so it would protect nothing", "give a secret")),
+        ("run --token ' ' train.py", ("--token is empty", "give a secret")),
         ("run --gpus 0 train.py", ("--gpus 0: no GPU was found on this machine",)),
         (
             "run --backend nccl train.py",
@@ -142,14 +142,17 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
             for nodes in ("--nnodes 2 --node-rank 0", "--nnodes 2 --node-rank 1", "--nnodes 2 --node-rank auto", "")
         ),
         (f"run --local-addr {'a' * 64} --nnodes 2 train.py", ("is not an address of this machine",)),
-        ("run --spares 1 train.py", ("--spares 1 works only with several nodes: node 0 keeps its place",)),
+        ("run --spares 1 train.py", ("--spares 1 works only with several nodes: a spare cannot replace node 0",)),
         (
             "run --nnodes 2 --spares 1 --control none --node-rank 0 train.py",
-            ("--spares 1 does not work with --control none: nodes do not hear who is lost", "leave one of them out"),
+            ("--spares 1 does not work with --control none: nodes do not notice lost nodes", "leave one of them out"),
         ),
         (
             "run --nnodes 2 --spares 1 --node-rank 0 --nproc 8,4 train.py",
-            ("--nproc 8,4 does not work with --spares: a spare must fit in any place", "one number for all nodes"),
+            (
+                "--nproc 8,4 does not work with --spares: a spare must have as many ranks as every other node",
+                "one number for all nodes",
+            ),
         ),
         (
             "run --nnodes 2 --spares 1 --node-rank 3 train.py",
@@ -157,7 +160,7 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
         ),
         (
             "run --dry-run --nnodes 2 --spares 1 --node-rank 2 train.py",
-            ("--node-rank 2 is a spare at first: it has no ranks to show", "--node-rank 0 to 1"),
+            ("--node-rank 2 is a spare at first: it has no ranks yet", "--node-rank 0 to 1"),
         ),
         ("run --nnodes 4:2 train.py", ("--nnodes 4:2: 4 is more than 2", "--nnodes 2:4")),
         ("run --nnodes 0:4 train.py", ("--nnodes 0:4: a job has at least one node", "--nnodes 1:4")),
@@ -165,14 +168,14 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
         ("run --nnodes 2 --grow train.py", ("--grow does not work with --nnodes 2", "--nnodes 2:3")),
         ("run --grow train.py", ("--grow does not work with --nnodes 1", "--nnodes 1:2")),
         ("run --nnodes 2:4 --control none train.py", ("--nnodes 2:4 does not work with --control none",)),
-        ("run --heartbeat-timeout 0 train.py", ("--heartbeat-timeout 0: expected 2 or more seconds",)),
-        ("run --heartbeat-timeout 1.9 train.py", ("--heartbeat-timeout 1.9: expected 2 or more seconds",)),
+        ("run --heartbeat-timeout 0 train.py", ("--heartbeat-timeout 0: expected 2 seconds or more",)),
+        ("run --heartbeat-timeout 1.9 train.py", ("--heartbeat-timeout 1.9: expected 2 seconds or more",)),
         ("run --join-timeout -1 train.py", ("--join-timeout -1: expected a time",)),
         ("run --control-port 0 train.py", ("--control-port 0: expected a port from 1 to 65535",)),
         ("run --run-id a/b train.py", ("--run-id a/b: expected letters, digits, dots, dashes and underscores",)),
         (
             "run --nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --master-port 65535 train.py",
-            ("--master-port 65535 leaves no next port", "--control-port"),
+            ("--master-port 65535 leaves no port after it", "--control-port"),
         ),
         (
             "run --nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --master-port 29500 --control-port 29500 train.py",

@@ -163,7 +163,7 @@ def test_exports_of_a_run_without_a_launcher_do_not_count(planned, run_in_fork, 
     exported = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
     plan = planned(exported, "--nproc", "2")
     assert (plan["nnodes"], plan["world_size"]) == (1, 2)
-    said = "RANK=0, WORLD_SIZE=1, LOCAL_RANK=0 in the environment do not count: --nproc 2 starts ranks of its own"
+    said = "ignoring RANK=0, WORLD_SIZE=1, LOCAL_RANK=0 from the environment: --nproc 2 starts its own ranks"
     assert plan["notes"][0] == said
     in_slurm = planned({**SLURM_STEP, **exported}, "--nproc", "2")
     assert (in_slurm["nnodes"], in_slurm["world_size"]) == (2, 4), "the rest of the surroundings still counts"
@@ -323,16 +323,16 @@ def test_a_projects_defaults_are_said_once_a_run(run_ddplaunch, tmp_path):
     ("text", "said"),
     [
         ("npro = 2", ("unknown key npro in [tool.ddplaunch.run]", "did you mean nproc?")),
-        ("hosts = 'n1'", ("unknown key hosts in [tool.ddplaunch.run]", "a project does not set it: type --hosts")),
-        ("sidecar = 'x'", ("unknown key sidecar", "type --sidecar")),
-        ("preload = 'x'", ("unknown key preload", "type --preload")),
+        ("hosts = 'n1'", ("unknown key hosts in [tool.ddplaunch.run]", "a project's file cannot set it: use --hosts")),
+        ("sidecar = 'x'", ("unknown key sidecar", "use --sidecar")),
+        ("preload = 'x'", ("unknown key preload", "use --preload")),
         ("partition = 'x'", ("unknown key partition", "it belongs in [tool.ddplaunch.submit]")),
         ("grace = 'x'", ('[tool.ddplaunch.run] grace = "x": expected a time',)),
         ("start = 'x'", ('[tool.ddplaunch.run] start = "x": expected auto or zygote or exec',)),
         ("check = 1", ("[tool.ddplaunch.run] check = 1: expected true or false",)),
         ("nproc = 'x'", ("--nproc x: expected a number", "defaults of {file}: --nproc x")),
         ("[tool.ddplaunch.rum]", ("unknown table [tool.ddplaunch.rum]", "reads [tool.ddplaunch.run], ")),
-        ("nproc =", ("is not TOML",)),
+        ("nproc =", ("TOML syntax error",)),
     ],
 )
 def test_what_a_project_cannot_set(text, said, run_in_fork, tmp_path):

@@ -283,7 +283,7 @@ def test_a_programs_own_option_is_never_swallowed(run_ddplaunch, tmp_path, how):
 
 def test_a_dry_run_behind_a_target_says_how_to_pass_it_on(run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", "")
-    line = "--dry-run was read as ddplaunch's; to pass it on: ddplaunch run --nproc 2 train.py -- --dry-run"
+    line = "--dry-run was read as ddplaunch's; to pass it to the program: ddplaunch run --nproc 2 train.py -- --dry-run"
     done = run_in_fork("run", "train.py", "--nproc", "2", "--dry-run")
     assert (done.stdout.splitlines()[-1], done.stderr) == (line, "")
     done = run_in_fork("run", "--nproc", "2", "train.py", "--dry-run", "--json")

@@ -245,10 +245,10 @@ def test_completion_for_a_shell(shell, run_in_fork):
     assert ("known: bash, zsh, fish" in done.stderr) is not known
 
 
-def test_nobody_loads_it_who_does_not_use_it(tmp_path):
+def test_it_is_loaded_only_where_it_is_used(tmp_path):
     write_program(tmp_path, "train.py", "")
     look = "import sys; from ddplaunch.cli import commands; import atexit, os; import ddplaunch.cli as c; "
-    look += "c.leave = lambda code: print([m for m in sys.modules if 'torchrun' in m]); c.main()"
+    look += "c.exit_fast = lambda code: print([m for m in sys.modules if 'torchrun' in m]); c.main()"
     for option, loaded in (("--nproc", False), ("--nproc-per-node", True)):
         done = run_command(
             [sys.executable, "-c", look, "run", option, "2", "--dry-run", "train.py"], tmp_path, check=True
@@ -437,12 +437,10 @@ print("local rank", typed.local_rank, os.environ["LOCAL_RANK"], typed.lr)
     ("names", "start"),
     [('"--local_rank"', FORKED), ('"--local-rank"', EXEC), ('"--local-rank", "--local_rank"', FORKED)],
 )
-def test_scripts_that_want_the_local_rank(names, start_ddplaunch, run_ddplaunch, tmp_path):
+def test_scripts_that_want_the_local_rank(names, start, run_ddplaunch, tmp_path):
     """In the form that they declare; with torch.distributed.launch only those with a dash work."""
     write_program(tmp_path, "train.py", PARSES.format(names))
-    done = run_ddplaunch(
-        "run", "--nproc_per_node", "2", "--pass-local-rank", *start_ddplaunch, "train.py", "--lr", "0.5"
-    )
+    done = run_ddplaunch("run", "--nproc_per_node", "2", "--pass-local-rank", *start, "train.py", "--lr", "0.5")
     assert sorted(done.stdout.splitlines()) == ["[0] local rank 0 0 0.5", "[1] local rank 1 1 0.5"], done.stderr
 
 
@@ -488,10 +486,10 @@ def test_submit_reads_the_same_words(run_in_fork, tmp_path):
 @pytest.mark.parametrize(
     ("option", "hint"),
     [
-        ("--rdzv_endpoint n0:29500", "node 0 is the first of the nodes that the scheduler gives"),
-        ("--nnodes 2", "--nodes N says how many"),
+        ("--rdzv_endpoint n0:29500", "node 0 is the first node of the allocation"),
+        ("--nnodes 2", "use --nodes N"),
         ("--node_rank 1", "the scheduler numbers the nodes"),
-        ("--standalone", "--nodes N says how many"),
+        ("--standalone", "use --nodes N"),
         ("-w n1", "did you mean --nodelist?"),
     ],
 )

@@ -7,10 +7,10 @@ import json
 from ddplaunch.clusters.finding import ClusterEnv
 
 
-def require_detected(finding: ClusterEnv | None) -> ClusterEnv:
-    """The finding, where something was found."""
-    assert finding
-    return finding
+def require_detected(cluster_env: ClusterEnv | None) -> ClusterEnv:
+    """The cluster_env, where something was found."""
+    assert cluster_env
+    return cluster_env
 
 
 def _variables(text: str) -> dict[str, str]:

@@ -18,9 +18,9 @@ HERE = {OWN: True, OTHER: False, UNKNOWN: None}
 
 def check(environ: Mapping[str, str], ranks: int = 8) -> str | None:
     """Ask the net, after all systems."""
-    finding = detect(environ)
-    assert finding is None or finding.is_batch_script or finding.may_be_single, "a system has decided"
-    return check_single_node(environ, ranks, finding, HERE.__getitem__)
+    cluster_env = detect(environ)
+    assert cluster_env is None or cluster_env.is_batch_script or cluster_env.may_be_single, "a system has decided"
+    return check_single_node(environ, ranks, cluster_env, HERE.__getitem__)
 
 
 REFUSED = [

@@ -49,9 +49,9 @@ FOUND: list[tuple[Mapping[str, str], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("environ", "expected"), FOUND)
 def test_what_is_found(environ: Mapping[str, str], expected: Mapping[str, Any]) -> None:
-    finding = system.detect(environ)
-    assert finding
-    assert {field: getattr(finding, field) for field in expected} == expected
+    cluster_env = system.detect(environ)
+    assert cluster_env
+    assert {field: getattr(cluster_env, field) for field in expected} == expected
 
 
 def test_all_processes_of_a_job_have_one_port_and_other_jobs_another() -> None:
@@ -81,10 +81,10 @@ def test_what_pmix_says_of_hosts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pmix, "query_hosts", lambda environ, size: hosts)
-    finding = system.detect(openmpi(*numbers))
-    assert finding
-    assert (finding.nnodes, finding.node_rank, finding.rank_assignment is not None) == expected
-    assert finding.address == (hosts[0] if hosts else None)
+    cluster_env = system.detect(openmpi(*numbers))
+    assert cluster_env
+    assert (cluster_env.nnodes, cluster_env.node_rank, cluster_env.rank_assignment is not None) == expected
+    assert cluster_env.address == (hosts[0] if hosts else None)
 
 
 def test_pmix_is_asked_only_below_its_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,9 +127,9 @@ def test_where_rank_0_is(where: tuple[str, int, str, int], numbers: tuple[int, i
         "OMPI_MCA_orte_node_regex": listed,
         "OMPI_MCA_orte_num_nodes": str(used),
     }
-    finding = system.detect({**openmpi(*numbers), **more})
-    assert finding
-    assert finding.address == first
+    cluster_env = system.detect({**openmpi(*numbers), **more})
+    assert cluster_env
+    assert cluster_env.address == first
 
 
 def test_jsrun_is_left_to_lsf() -> None:

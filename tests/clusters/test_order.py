@@ -115,45 +115,45 @@ def _rendezvous_of_determined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_each_alone(name: str) -> None:
-    finding = require_detected(detect(ALONE[name]))
-    assert finding.cluster == name
-    assert finding.variables
-    assert all(variable in ALONE[name] for variable in finding.variables if variable != nodes.RENDEZVOUS)
+    cluster_env = require_detected(detect(ALONE[name]))
+    assert cluster_env.cluster == name
+    assert cluster_env.variables
+    assert all(variable in ALONE[name] for variable in cluster_env.variables if variable != nodes.RENDEZVOUS)
 
 
 @pytest.mark.parametrize(("name", "environ"), TOGETHER)
 def test_the_more_specific_goes_first(name: str, environ: Mapping[str, str]) -> None:
-    finding = require_detected(detect(environ))
-    assert finding.cluster == name
+    cluster_env = require_detected(detect(environ))
+    assert cluster_env.cluster == name
 
 
-@pytest.mark.parametrize("refused", [CONDOR, {**VOLCANO, "VC_MASTER_HOSTS": "job-master-0.job"}])
-def test_what_a_script_has_set_is_heard_before_a_system_refuses(assert_refused: Mapping[str, str]) -> None:
+@pytest.mark.parametrize("environ_of_refused", [CONDOR, {**VOLCANO, "VC_MASTER_HOSTS": "job-master-0.job"}])
+def test_what_a_script_has_set_goes_before_a_refusal(environ_of_refused: Mapping[str, str]) -> None:
     with pytest.raises(UsageError):
-        detect(assert_refused)
+        detect(environ_of_refused)
     for name, environ in ("nodes", NNODES), ("openmpi", openmpi(3, 4, 1, 2)):
-        finding = require_detected(detect({**assert_refused, **environ}))
-        assert finding.cluster == name
+        cluster_env = require_detected(detect({**environ_of_refused, **environ}))
+        assert cluster_env.cluster == name
 
 
 def test_under_mpirun_every_rank_of_a_node_has_the_same_procid() -> None:
     """Four ranks on two nodes of an allocation, told by Open MPI 4.1.4 on Slurm 22.05; rank 0 is on the first node."""
     for rank, local, node in (0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1):
         daemon = slurm_step("1(x2)", "n[1-2]", 2, 2, node, 0, node)
-        finding = require_detected(detect({**daemon, **openmpi(rank, 4, local, 2)}))
-        assert finding.rank_assignment == RankAssignment(rank, 4, local, 2)
-        assert finding.address == "n1"
-        assert "SLURM_JOB_NODELIST" in finding.variables
-        assert "--master-addr" in finding.notes[-1]
+        cluster_env = require_detected(detect({**daemon, **openmpi(rank, 4, local, 2)}))
+        assert cluster_env.rank_assignment == RankAssignment(rank, 4, local, 2)
+        assert cluster_env.address == "n1"
+        assert "SLURM_JOB_NODELIST" in cluster_env.variables
+        assert "--master-addr" in cluster_env.notes[-1]
 
 
 def test_mpirun_takes_address_and_port_from_the_allocation(tmp_path: Path) -> None:
     nodefile = tmp_path / "nodes"
     nodefile.write_text("n1\nn1\nn2\nn2\n")
-    finding = require_detected(detect({**PBS, "PBS_NODEFILE": str(nodefile), **HYDRA}))
-    assert (finding.cluster, finding.address) == ("mpich", "n1")
-    assert finding.port
-    assert finding.variables[-1] == "PBS_NODEFILE"
+    cluster_env = require_detected(detect({**PBS, "PBS_NODEFILE": str(nodefile), **HYDRA}))
+    assert (cluster_env.cluster, cluster_env.address) == ("mpich", "n1")
+    assert cluster_env.port
+    assert cluster_env.variables[-1] == "PBS_NODEFILE"
 
 
 def test_nothing_here() -> None:
@@ -166,8 +166,13 @@ def test_cluster_none_looks_at_nothing() -> None:
 
 
 def test_cluster_names_the_one_to_ask() -> None:
-    finding = require_detected(detect({**DAEMON, **openmpi(3, 4, 1, 2)}, "slurm"))
-    assert (finding.cluster, finding.nnodes, finding.node_rank, finding.rank_assignment) == ("slurm", 2, 1, None)
+    cluster_env = require_detected(detect({**DAEMON, **openmpi(3, 4, 1, 2)}, "slurm"))
+    assert (cluster_env.cluster, cluster_env.nnodes, cluster_env.node_rank, cluster_env.rank_assignment) == (
+        "slurm",
+        2,
+        1,
+        None,
+    )
 
 
 def test_a_cluster_that_is_not_here_names_its_sign() -> None:
@@ -186,7 +191,7 @@ TOY = """
 from ddplaunch.clusters.finding import ClusterEnv, DetectionPriority, register_system
 
 
-@register_system("toy", "TOY_NODES", turn=DetectionPriority.NODE)
+@register_system("toy", "TOY_NODES", priority=DetectionPriority.NODE)
 def toy(environ):
     return ClusterEnv("toy", ("TOY_NODES",), int(environ["TOY_NODES"]), int(environ["TOY_NODE"]), address="n1")
 """

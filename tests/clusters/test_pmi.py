@@ -90,11 +90,15 @@ def task(rank: int, local_rank: int, local_size: int) -> dict[str, str]:
 
 
 def test_one_alone_on_its_host_is_a_rank_where_others_share_theirs(hydra: Hydra) -> None:
-    finding = require_detected(mpich.detect(task(2, 0, 1)))
-    assert (finding.rank_assignment, finding.nnodes, finding.node_rank) == (RankAssignment(2, 3, 0, 1), 2, 1)
-    assert (finding.address, finding.run_id) == ("n1", "kvs_6_0_470486301_n0")
-    assert finding.port
-    assert mpich.detect(task(2, 0, 1)) == finding, "asked once: the barrier is the job's"
+    cluster_env = require_detected(mpich.detect(task(2, 0, 1)))
+    assert (cluster_env.rank_assignment, cluster_env.nnodes, cluster_env.node_rank) == (
+        RankAssignment(2, 3, 0, 1),
+        2,
+        1,
+    )
+    assert (cluster_env.address, cluster_env.run_id) == ("n1", "kvs_6_0_470486301_n0")
+    assert cluster_env.port
+    assert mpich.detect(task(2, 0, 1)) == cluster_env, "asked once: the barrier is the job's"
     assert hydra.heard == ["get_my_kvsname", "get", "barrier_in", "get"], "no init, which is the program's"
     pmi.finalize()
     assert hydra.heard[4:] == ["finalize"]
@@ -102,28 +106,38 @@ def test_one_alone_on_its_host_is_a_rank_where_others_share_theirs(hydra: Hydra)
 
 @pytest.mark.parametrize(("typed", "told"), [("first.example", "first.example"), ("localhost", os.uname().nodename)])
 def test_rank_0_tells_its_host_by_the_name_that_was_typed(hydra: Hydra, typed: str, told: str) -> None:
-    finding = require_detected(mpich.detect({**task(0, 0, 2), "PMI_HOSTNAME": typed}))
-    assert (finding.rank_assignment, finding.nnodes, finding.node_rank) == (RankAssignment(0, 3, 0, 2), 2, 0)
-    assert finding.address == told
+    cluster_env = require_detected(mpich.detect({**task(0, 0, 2), "PMI_HOSTNAME": typed}))
+    assert (cluster_env.rank_assignment, cluster_env.nnodes, cluster_env.node_rank) == (
+        RankAssignment(0, 3, 0, 2),
+        2,
+        0,
+    )
+    assert cluster_env.address == told
 
 
 def test_a_mapping_that_is_too_long_leaves_the_address(hydra: Hydra) -> None:
     hydra.mapping = ""
-    finding = require_detected(mpich.detect(task(1, 1, 2)))
-    assert (finding.rank_assignment, finding.nnodes, finding.address) == (RankAssignment(1, 3, 1, 2), None, "n1")
+    cluster_env = require_detected(mpich.detect(task(1, 1, 2)))
+    assert (cluster_env.rank_assignment, cluster_env.nnodes, cluster_env.address) == (
+        RankAssignment(1, 3, 1, 2),
+        None,
+        "n1",
+    )
 
 
 def test_on_one_host_nobody_is_asked(hydra: Hydra) -> None:
-    finding = require_detected(mpich.detect({**TASK, "PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": os.environ["PMI_FD"]}))
-    assert finding.address == "127.0.0.1"
+    cluster_env = require_detected(
+        mpich.detect({**TASK, "PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": os.environ["PMI_FD"]})
+    )
+    assert cluster_env.address == "127.0.0.1"
     pmi.finalize()
     assert hydra.heard == []
 
 
 def test_hydra_that_hangs_up_is_as_if_nobody_could_be_asked(hydra: Hydra) -> None:
     hydra.close()
-    finding = require_detected(mpich.detect(task(2, 0, 1)))
-    assert (finding.nnodes, finding.address) == (3, None)
+    cluster_env = require_detected(mpich.detect(task(2, 0, 1)))
+    assert (cluster_env.nnodes, cluster_env.address) == (3, None)
 
 
 @pytest.mark.parametrize("fd", ["9999", "x", ""])

@@ -97,12 +97,12 @@ FOUND: list[tuple[Mapping[str, str], dict[str, Any], list[str]]] = [
 
 @pytest.mark.parametrize(("environ", "expected", "notes"), FOUND)
 def test_what_is_found(environ: Mapping[str, str], expected: Mapping[str, Any], notes: list[str]) -> None:
-    finding = system.detect(environ)
-    assert finding
-    assert {field: getattr(finding, field) for field in expected} == expected
-    assert len(finding.notes) == len(notes)
-    assert all(part in note for part, note in zip(notes, finding.notes, strict=True))
-    assert ("SLURM_STEP_ID" in finding.variables) is not finding.is_batch_script
+    cluster_env = system.detect(environ)
+    assert cluster_env
+    assert {field: getattr(cluster_env, field) for field in expected} == expected
+    assert len(cluster_env.notes) == len(notes)
+    assert all(part in note for part, note in zip(notes, cluster_env.notes, strict=True))
+    assert ("SLURM_STEP_ID" in cluster_env.variables) is not cluster_env.is_batch_script
 
 
 def test_a_batch_shell_runs_where_slurm_says() -> None:
@@ -112,10 +112,10 @@ def test_a_batch_shell_runs_where_slurm_says() -> None:
 
 
 def port(job: int, step: int) -> int:
-    finding = system.detect({**SLURM_TASK, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)})
-    assert finding
-    assert finding.port is not None
-    return finding.port
+    cluster_env = system.detect({**SLURM_TASK, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)})
+    assert cluster_env
+    assert cluster_env.port is not None
+    return cluster_env.port
 
 
 def test_jobs_and_steps_near_each_other_never_share_a_port_nor_the_one_behind_it() -> None:

@@ -287,8 +287,8 @@ FOUND: list[tuple[str, Mapping[str, str], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "environ", "expected"), FOUND)
 def test_what_is_found(name: str, environ: Mapping[str, str], expected: Mapping[str, Any]) -> None:
-    finding = require_detected(seen(name, environ))
-    assert (finding.cluster, {field: getattr(finding, field) for field in expected}) == (name, expected)
+    cluster_env = require_detected(seen(name, environ))
+    assert (cluster_env.cluster, {field: getattr(cluster_env, field) for field in expected}) == (name, expected)
 
 
 LEFT_TO_OTHERS: list[tuple[str, Mapping[str, str]]] = [
@@ -458,10 +458,15 @@ ROWS = {row.cluster: row for row in nodes.NODE_VARIABLE_SYSTEMS}
 @pytest.mark.parametrize("name", ROWS)
 def test_numbered_nodes(name: str) -> None:
     row, environ = ROWS[name], NUMBERED[name]
-    finding = require_detected(detect(environ))
-    assert (finding.cluster, finding.nnodes, finding.node_rank, finding.address) == (name, 2, 1, "10.0.0.4")
-    assert finding.nproc == ("8" if row.nproc else None)
-    assert (finding.rank_assignment, finding.may_be_single) == (None, False)
+    cluster_env = require_detected(detect(environ))
+    assert (cluster_env.cluster, cluster_env.nnodes, cluster_env.node_rank, cluster_env.address) == (
+        name,
+        2,
+        1,
+        "10.0.0.4",
+    )
+    assert cluster_env.nproc == ("8" if row.nproc else None)
+    assert (cluster_env.rank_assignment, cluster_env.may_be_single) == (None, False)
     alone = require_detected(detect({**environ, row.nnodes: "1", row.node_rank: "0", row.address: ""}, name))
     assert (alone.nnodes, alone.node_rank, alone.address) == (1, 0, None)
     with pytest.raises(UsageError, match=f"{row.node_rank}=2 and {row.nnodes}=2 contradict"):
@@ -507,8 +512,8 @@ def test_a_trial_of_determined(text: str | None, hosts: Path, monkeypatch: pytes
         return
     hosts.write_text(text)
     if "10.0.0.4" in text:
-        finding = require_detected(seen("determined", environ))
-        found = (finding.nnodes, finding.node_rank, finding.address, finding.run_id)
+        cluster_env = require_detected(seen("determined", environ))
+        found = (cluster_env.nnodes, cluster_env.node_rank, cluster_env.address, cluster_env.run_id)
         assert found == (2, 1, "10.0.0.4", "1.6f1c1a3e.1")
     else:
         said = r"does not say which container this is|container_rank=1 and container_addrs=1"
@@ -519,8 +524,10 @@ def test_a_trial_of_determined(text: str | None, hosts: Path, monkeypatch: pytes
 def test_hosts_of_google_are_numbered_by_their_place_in_the_file(hosts: Path) -> None:
     own = os.uname().nodename
     hosts.write_text(f"other-0.c.project.internal\n{own}\n")
-    finding = require_detected(seen("gcpbatch", {**GCP_BATCH, "BATCH_TASK_INDEX": "0", "BATCH_HOSTS_FILE": str(hosts)}))
-    assert (finding.nnodes, finding.node_rank, finding.address) == (2, 1, "other-0.c.project.internal")
+    cluster_env = require_detected(
+        seen("gcpbatch", {**GCP_BATCH, "BATCH_TASK_INDEX": "0", "BATCH_HOSTS_FILE": str(hosts)})
+    )
+    assert (cluster_env.nnodes, cluster_env.node_rank, cluster_env.address) == (2, 1, "other-0.c.project.internal")
     hosts.write_text("a\nb\n")
     with pytest.raises(UsageError, match=f"does not have this machine, {own}"):
         seen("gcpbatch", {**GCP_BATCH, "BATCH_HOSTS_FILE": str(hosts)})
@@ -543,9 +550,14 @@ def test_a_script_is_told_of_its_hosts(name: str, hosts: Path) -> None:
     job_id, file = HOSTFILES[name]
     job = {job_id: "4711", file: str(hosts)}
     hosts.write_text("n1 4 all.q@n1 UNDEFINED\nn1\nn2\nn2\n")
-    finding = require_detected(detect(job))
-    assert (finding.cluster, finding.nnodes, finding.node_rank, finding.is_batch_script) == (name, 1, 0, True)
-    assert f"the script of {name} job 4711 runs on one of its 2 hosts; to use all: " in finding.notes[0]
+    cluster_env = require_detected(detect(job))
+    assert (cluster_env.cluster, cluster_env.nnodes, cluster_env.node_rank, cluster_env.is_batch_script) == (
+        name,
+        1,
+        0,
+        True,
+    )
+    assert f"the script of {name} job 4711 runs on one of its 2 hosts; to use all: " in cluster_env.notes[0]
     rank = require_detected(detect({**job, **openmpi(3, 4, 1, 2)}))
     assert (rank.cluster, rank.address) == ("openmpi", "n1")
     assert rank.port
@@ -577,8 +589,8 @@ def test_the_job_of_a_launch_node(hosts: Path) -> None:
     def found(rank: int, size: int, local_rank: int, **others: str) -> ClusterEnv:
         numbers = {"RANK": rank, "SIZE": size, "LOCAL_RANK": local_rank}
         task = {f"JSM_NAMESPACE_{name}": str(value) for name, value in numbers.items()}
-        finding = require_detected(seen("lsf", {**job, **task, **others}))
-        return finding
+        cluster_env = require_detected(seen("lsf", {**job, **task, **others}))
+        return cluster_env
 
     several = found(4, 6, 1)
     assert (several.address, several.rank_assignment, several.run_id) == (
@@ -606,9 +618,9 @@ def test_what_blaunch_has_started_is_a_node(hosts: Path) -> None:
     own = os.uname().nodename
     hosts.write_text(f"h1\nh1\n{own}\n{own}\n")
     job = {"LSB_JOBID": "4711", "LSB_DJOB_RANKFILE": str(hosts), "LSF_PM_TASKID": "3"}
-    finding = require_detected(seen("lsf", job))
-    assert (finding.nnodes, finding.node_rank, finding.address, finding.run_id) == (2, 1, "h1", "4711")
-    assert finding.port
+    cluster_env = require_detected(seen("lsf", job))
+    assert (cluster_env.nnodes, cluster_env.node_rank, cluster_env.address, cluster_env.run_id) == (2, 1, "h1", "4711")
+    assert cluster_env.port
     hosts.write_text("h1\nh2\n")
     elsewhere = require_detected(seen("lsf", job))
     assert elsewhere.is_batch_script
@@ -620,9 +632,9 @@ def test_what_pbsdsh_started_is_a_node(hosts: Path) -> None:
     script = require_detected(seen("pbs", job))
     assert (script.nnodes, script.node_rank, script.address, script.is_batch_script) == (1, 0, None, True)
     for node, task in ("0", "2"), ("1", "1"):
-        finding = require_detected(seen("pbs", {**job, "PBS_NODENUM": node, "PBS_TASKNUM": task}))
-        assert (finding.nnodes, finding.node_rank, finding.address) == (2, int(node), "n1.example.org")
-        assert finding.port
+        cluster_env = require_detected(seen("pbs", {**job, "PBS_NODENUM": node, "PBS_TASKNUM": task}))
+        assert (cluster_env.nnodes, cluster_env.node_rank, cluster_env.address) == (2, int(node), "n1.example.org")
+        assert cluster_env.port
     with pytest.raises(UsageError, match="PBS_NODENUM=2 and hosts in PBS_NODEFILE=2 contradict"):
         seen("pbs", {**job, "PBS_NODENUM": "2"})
 
@@ -637,7 +649,7 @@ def test_a_list_of_hosts_that_cannot_be_one(tmp_path: Path, hosts: Path) -> None
         ("/dev/zero", "not a regular file"),
         (hosts, "more than 16777216 bytes"),
     ):
-        with pytest.raises(UsageError, match=f"{odd} cannot be read as a file of hosts: {why}"):
+        with pytest.raises(UsageError, match=f"{odd} cannot be read as a host file: {why}"):
             seen("pbs", {"PBS_JOBID": "1234.server", "PBS_NODEFILE": str(odd)})
 
 

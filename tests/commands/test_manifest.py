@@ -205,7 +205,7 @@ TRAINJOBS = {
         (f"{ASKED} --resource rdma=8 train.py", ("--resource rdma=8: expected NAME=N, like rdma/hca=8", "kubectl")),
         (f"{ASKED} --resource a/b=0 train.py", ("--resource a/b=0: expected NAME=N",)),
         (f"{ASKED} --resource ephemeral-storage=x train.py", ("expected a size, like ephemeral-storage=500G",)),
-        (f"{ASKED} --resource a/b=1 --resource a/b=2 train.py", ("a/b is there twice", "leave one out")),
+        (f"{ASKED} --resource a/b=1 --resource a/b=2 train.py", ("duplicate a/b", "leave one out")),
         (f"{ASKED} --resource hugepages-2Mi=1G train.py", ("only with a limit on memory or CPUs", "--mem SIZE")),
         (f"{ASKED} --request rdma/hca=1 train.py", ("--request rdma/hca=1: expected cpu=N", "equals the limit")),
         (f"{ASKED} --request cpu=x train.py", ("--request cpu=x: expected cpu=32 or cpu=500m",)),

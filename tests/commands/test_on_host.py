@@ -82,15 +82,18 @@ def test_commands_go_to_the_first_host(place, environment):
             done = ask("stacks", word)
             assert done.returncode == 0, done.stderr
             assert "train.py:4" in done.stdout
-            assert done.stderr == "ddplaunch: calm runs on n1; by SSH to n1\n"
+            assert done.stderr == "ddplaunch: calm runs on n1; connecting to n1 over SSH\n"
         assert "running: 2 ranks" in ask("top", "cal").stdout
         assert "[1] ready" in ask("logs", "calm").stdout
         newest = ask("logs", "--rank", "1")
         assert newest.stdout == "ready\n"
-        assert newest.stderr == "the newest run of this folder: calm\nddplaunch: calm runs on n1; by SSH to n1\n"
+        assert (
+            newest.stderr
+            == "the newest run of this folder: calm\nddplaunch: calm runs on n1; connecting to n1 over SSH\n"
+        )
         refused = ask("report", "calm", "--html", "page.html")
         assert refused.returncode == 2
-        assert "calm runs on n1: --html must be typed there" in refused.stderr
+        assert "calm runs on n1: run the command with --html there" in refused.stderr
         assert "ssh n1 ddplaunch report calm --html page.html" in refused.stderr
         (place / "over").touch()
         assert job.wait(scaled_timeout(30)) == 3, (place / "out").read_text()
@@ -162,5 +165,5 @@ def test_a_host_that_ssh_does_not_reach_is_named_with_what_to_type(place, enviro
         check=False,
     )
     assert done.returncode == 69
-    assert "distant runs on down, n2; by SSH to down" in done.stderr
-    assert "log in there, and type: ssh down ddplaunch stacks distant --json" in done.stderr
+    assert "distant runs on down, n2; connecting to down over SSH" in done.stderr
+    assert "log in there and run: ssh down ddplaunch stacks distant --json" in done.stderr

@@ -135,7 +135,7 @@ def test_nobody_is_node_0_where_the_address_is_elsewhere(start_ddplaunch, tmp_pa
             "--control none --nproc 1 --master-addr n0 --master-port 4000",
             "--node-rank auto does not work with --control none",
         ),
-        ("--nproc 2,1 --master-addr 127.0.0.1", "--nproc 2,1 counts by node rank, and --node-rank auto gives none"),
+        ("--nproc 2,1 --master-addr 127.0.0.1", "--nproc 2,1 lists ranks by node rank, which is unknown"),
         ("", "--master-addr is missing"),
     ],
 )

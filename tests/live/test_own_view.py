@@ -95,7 +95,7 @@ def test_ctrl_backslash_shows_stacks_below_which_the_view_goes_on(person):
     each.type("z")
     each.until("s stacks  l log")
     each.type("\x1c")
-    each.until("looking at the ranks")
+    each.until("inspecting the ranks")
     each.until(lambda each: any("chats.py:7 (" in row for row in each.history) and each.framed)
     assert each.process.poll() is None
     each.process.kill()  # it takes the job along, as the end of the tests makes sure
@@ -192,14 +192,14 @@ def test_a_dumb_terminal(person):
 
     each = person("--nproc", "2", "chats.py", "1", "ends", env={"TERM": "dumb", "NO_COLOR": "1"})
     assert each.end() == 0
-    assert "ddplaunch: --ui shows nothing here: TERM=dumb cannot move the cursor" in each.rows
+    assert "ddplaunch: --ui has no effect: TERM=dumb cannot move the cursor" in each.rows
     assert b"\x1b" not in each.raw
 
 
 def test_no_terminal(run_ddplaunch, tmp_path):
     write_program(tmp_path, "chats.py", CHATS)
     done = run_ddplaunch("run", "--ui", *LIGHT, "--nproc", "2", "chats.py", "1", "ends")
-    assert done.stderr == "ddplaunch: --ui shows nothing here: this is not a terminal\n"
+    assert done.stderr == "ddplaunch: --ui has no effect: the output is not a terminal\n"
     assert sorted(done.stdout.splitlines())[0] == "[0] line 0 of rank 0 "
 
 

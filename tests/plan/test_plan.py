@@ -169,7 +169,7 @@ def test_what_is_missing_to_start_one_node_of_several(typed, environ, missing):
     [
         (CPU, {"nnodes": 0}, "--nnodes 0", "leave it out"),
         (CPU, {"nnodes": -2}, "--nnodes -2", "leave it out"),
-        (CPU, {"node_rank": 1}, "--node-rank 1 is out of range: the one node is 0", "--nnodes 2"),
+        (CPU, {"node_rank": 1}, "--node-rank 1 is out of range: the only node is 0", "--nnodes 2"),
         (
             CPU,
             {"nnodes": 2, "node_rank": 2},

@@ -122,7 +122,7 @@ def test_a_torch_without_an_observer_is_named_as_cuda_starts(cuda, tmp_path):
 def test_where_it_cannot_work_it_says_so_at_the_start(run_in_fork, tmp_path):
     program = write_program(tmp_path, "train.py", "")
     done = run_in_fork("run", "--oom-report", program)
-    assert_refused(done, "--oom-report needs a torch for CUDA or ROCm; this is torch 2", "for CPUs alone")
+    assert_refused(done, "--oom-report needs a torch for CUDA or ROCm; this is torch 2", "for CPUs only")
     assert_refused(run_in_fork("run", "--oom-report", "--no-python", "true"), "--oom-report works only with Python")
 
 

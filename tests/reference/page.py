@@ -24,7 +24,7 @@ PAGE = PACKAGE.parent / "docs" / "reference.md"
 
 HEAD = """# Reference
 
-Written from the source by `python -m tests.reference`; a test holds it up to date.
+Generated from the source code by `python -m tests.reference`.
 """
 
 
@@ -84,16 +84,16 @@ def _commands() -> Iterator[str]:
                 as_for.append(f"As for `ddplaunch {other}`: {', '.join(_row(each)[0] for each in alike)}.\n")
             yield from _sections(name, sections, own)
             yield from as_for
-            yield "The job gets the options of `ddplaunch run`, but for these:\n"
+            yield "The job gets the options of `ddplaunch run`, except these:\n"
             yield _refused(command, before)
             before[name] = command
         elif options:
-            yield table(("option", "is"), [_row(each) for each in options.values()])
+            yield table(("option", "meaning"), [_row(each) for each in options.values()])
         for word, below in command.commands.items() if isinstance(command, click.Group) else ():
             yield f"### ddplaunch {name} {word}\n"
             yield inspect.cleandoc(below.help or "").partition("\n")[0] + "\n"
-            yield table(("option", "is"), [_row(each) for each in _options(below).values()])
-    yield "`--help` tells the same of each command, `ddplaunch --version` the version.\n"
+            yield table(("option", "meaning"), [_row(each) for each in _options(below).values()])
+    yield "`--help` shows the same for each command, `ddplaunch --version` the version.\n"
 
 
 def _options(command: click.Command) -> dict[str, click.Option]:
@@ -120,7 +120,7 @@ def _sections(
     for heading, names in sections.items():
         if rows := [_row(options[name]) for name in _shown(names, options)]:
             yield f"### {command}: {heading[0].lower()}{heading[1:]}\n"
-            yield table(("option", "is"), rows)
+            yield table(("option", "meaning"), rows)
 
 
 def _shown(names: Iterable[str], options: Mapping[str, click.Option]) -> list[str]:
@@ -165,7 +165,7 @@ def _variables() -> Iterator[str]:
     yield "### ddplaunch's own\n"
     yield _of(variables.OF_DDPLAUNCH)
     yield "### What every rank gets\n"
-    yield "Beside what it inherits, `DDPLAUNCH_DEVICE` and `DDPLAUNCH_PREEMPTED_FILE`.\n"
+    yield "In addition to the inherited ones, `DDPLAUNCH_DEVICE` and `DDPLAUNCH_PREEMPTED_FILE`.\n"
     yield _of(variables.OF_RANKS)
     yield "### What ranks get in some jobs\n"
     yield _of(variables.SOMETIMES)
@@ -182,7 +182,11 @@ def _variables() -> Iterator[str]:
 
 
 def _of(texts: Mapping[str, str]) -> str:
-    return table(("variable", "is"), described(texts, texts))
+    return table(("variable", "meaning"), described(texts, texts))
+
+
+ROW_NAMES = {"generic_nodes": "nodes", "ddplaunch_submit": "submitted"}
+"""Functions that have not the name of their row."""
 
 
 def clusters() -> Iterator[tuple[str, list[str]]]:
@@ -194,9 +198,9 @@ def clusters() -> Iterator[tuple[str, list[str]]]:
     listed |= {name: sorted(names) for name, names in HOSTFILES.items()}
     for path in sorted((PACKAGE / "clusters").rglob("*.py")):
         top = _defined(ast.parse(path.read_text(encoding="utf-8")))
-        rows = [name for name in top if name in SYSTEMS or name == "submitted"]
-        for name in rows:
-            listed[name] = sorted(_variables_of(top[name], {each: top[each] for each in top.keys() - rows}))
+        rows = {name: ROW_NAMES.get(name, name) for name in top if name in SYSTEMS or name in ROW_NAMES}
+        for name, row in rows.items():
+            listed[row] = sorted(_variables_of(top[name], {each: top[each] for each in top.keys() - rows.keys()}))
         names = [name for name in all_caps(path) if name not in variables.NO_VARIABLES]
         if not rows and names:
             listed["none of these: refused" if path.stem == "alone" else path.stem] = names
@@ -241,8 +245,8 @@ def all_caps(path: Path) -> list[str]:
 def _exit_codes() -> Iterator[str]:
     yield "## Exit codes\n"
     yield (
-        "Of the first rank that [failed](failures.md), or the launcher's own, which have a name in `ddplaunch.errors`. "
-        "All nodes of a job end with the same.\n"
+        "The exit code is that of the first rank that [failed](failures.md), or one of the launcher's own, which have "
+        "names in `ddplaunch.errors`. All nodes of a job return the same.\n"
     )
     ours = {number: (name, text) for name, number, text in records.error_codes()}
     rows = []
@@ -252,33 +256,33 @@ def _exit_codes() -> Iterator[str]:
         shown = f"{code} + N" if name == "EXIT_SIGNAL" else "1 to 125" if code == 1 else str(code)
         means = ": ".join(filter(None, [(means or text).rstrip("."), after]))
         rows.append((shown, f"{means} (`{name}`)" if name else means))
-    yield table(("code", "means"), rows)
+    yield table(("code", "meaning"), rows)
 
 
 def _files() -> Iterator[str]:
     yield "## The dry run as JSON\n"
     yield "`ddplaunch run --dry-run --json`, and `plan.json` of the log folder. Fields may be added; these stay."
     yield "On several nodes only node 0's `plan.json` has all nodes and ranks; another node's has its own.\n"
-    yield table(("field", "is"), described(records.plan_fields(), records.PLAN))
+    yield table(("field", "meaning"), described(records.plan_fields(), records.PLAN))
     yield "## The devices as JSON\n"
     yield "`ddplaunch devices --json`. Sizes are in bytes; `null` is unknown. Fields may be added.\n"
-    yield table(("field", "is"), described(records.devices_fields(), records.DEVICES))
+    yield table(("field", "meaning"), described(records.devices_fields(), records.DEVICES))
     yield "## The runs as JSON\n"
     yield "`ddplaunch ps --json`: a list of these. Fields may be added.\n"
-    yield table(("field", "is"), described(records.runs_fields(), records.RUNS))
+    yield table(("field", "meaning"), described(records.runs_fields(), records.RUNS))
     yield "## A run as JSON\n"
     yield "`ddplaunch report --json`, of [a run](runs.md). `null` is unknown, or not yet. Fields may be added.\n"
-    yield table(("field", "is"), described(records.record_fields(), records.RECORD))
+    yield table(("field", "meaning"), described(records.record_fields(), records.RECORD))
     yield "## The stacks as JSON\n"
     yield (
         "`stacks.json` of the [log folder](logs.md#the-log-folder), written before the ranks of an attempt are "
         "stopped. Fields may be added.\n"
     )
-    yield table(("field", "is"), described(records.inspection_fields(), records.INSPECTION))
-    yield "`ddplaunch stacks --json` prints these beside:\n"
-    yield table(("field", "is"), described(records.stacks_fields(), records.STACKS))
+    yield table(("field", "meaning"), described(records.inspection_fields(), records.INSPECTION))
+    yield "`ddplaunch stacks --json` adds these:\n"
+    yield table(("field", "meaning"), described(records.stacks_fields(), records.STACKS))
     yield "`ddplaunch top --json`:\n"
-    yield table(("field", "is"), described(list(records.TOP), records.TOP))
+    yield table(("field", "meaning"), described(list(records.TOP), records.TOP))
     yield "## events.jsonl\n"
     yield (
         "One object a line, in the [log folder](logs.md#the-log-folder): `time` since the epoch and `elapsed` since "
@@ -294,19 +298,19 @@ def _files() -> Iterator[str]:
         "One object a line, on stderr, for all that [ddplaunch itself says](logs.md#for-machines). "
         "Fields may be added.\n"
     )
-    yield table(("field", "is"), described(records.SAID, records.SAID))
+    yield table(("field", "meaning"), described(records.SAID, records.SAID))
     yield "A kind may have more:\n"
     yield table(("kind", "own fields", "means"), [(f"`{kind}`", *row) for kind, row in records.SAID_KINDS.items()])
     yield "## What --notify tells\n"
     yield "One object on the standard input of [the command](notify.md). Fields may be added.\n"
-    yield table(("field", "is"), described(records.TOLD, records.TOLD))
+    yield table(("field", "meaning"), described(records.TOLD, records.TOLD))
     yield "An event may have more:\n"
     yield table(("event", "own fields", "means"), [(f"`{name}`", *row) for name, row in records.TOLD_EVENTS.items()])
     verdict, failure = records.failure_fields()
     yield "## failure.json\n"
-    yield table(("field", "is"), described(verdict, records.VERDICT))
+    yield table(("field", "meaning"), described(verdict, records.VERDICT))
     yield "Of each failure:\n"
-    yield table(("field", "is"), described(failure, records.FAILURE))
+    yield table(("field", "meaning"), described(failure, records.FAILURE))
 
 
 def _runtime() -> Iterator[str]:

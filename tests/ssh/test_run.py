@@ -344,7 +344,7 @@ def test_every_problem_is_told_before_anything_starts(sshd, job, tmp_path):
     run = Job(servers, tmp_path / "there/here", "--hosts", "n[0-9]:1", "train.py")
     assert run.wait() == 69
     first, *rows = run.stderr().splitlines()
-    assert first == "ddplaunch: 9 of 10 hosts cannot take part, and nothing was started"
+    assert first == "ddplaunch: 9 of 10 hosts cannot run the job; nothing was started"
     for row, text in zip(
         rows,
         [
@@ -391,7 +391,7 @@ def test_torch_is_missing_on_the_first_host(sshd, job, tmp_path, program):
     else:
         assert run.wait() == 2
         first, row = run.stderr().splitlines()
-        assert first == "ddplaunch: 1 of 2 hosts cannot take part, and nothing was started"
+        assert first == "ddplaunch: 1 of 2 hosts cannot run the job; nothing was started"
         assert re.fullmatch("  n0  torch is missing there, 2.* on n1", row)
 
 

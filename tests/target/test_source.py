@@ -20,7 +20,7 @@ BOOM = "raise SystemExit('this must not run')\n"
     [
         (b"x = (\n", "syntax error in s.py, line 1: '(' was never closed", "x = ("),
         (b"x = 1\nif x\n    y\n", "syntax error in s.py, line 2: expected ':'", "if x"),
-        (b"x = 1\0\n", "s.py is not Python source: there is a null byte in it", None),
+        (b"x = 1\0\n", "s.py is not Python source: it contains a null byte", None),
         (b"x = '\xff'\n", "syntax error in s.py, line 1: (unicode error) 'utf-8' codec", None),
         (b"# coding: no-such\n", "syntax error in s.py: ", None),
         (b"(" * 500 + b")" * 500, "s", None),
@@ -56,7 +56,7 @@ def test_a_program_is_told_from_a_script(tmp_path: Path):
     program.chmod(0o755)
     with pytest.raises(UsageError) as refusal:
         parse_file(str(program), "prog")
-    assert refusal.value.hint == "a program that is not Python: ddplaunch run --no-python ./prog"
+    assert refusal.value.hint == "for a program that is not Python: ddplaunch run --no-python ./prog"
 
 
 def test_find_module_runs_nothing(tmp_path: Path):

@@ -34,7 +34,7 @@ def test_the_file_asks_for_it_and_no_warm_overrules(shell: Shell):
     shell.run(plain)
     if ROOT:
         assert shell.kept() == []
-        assert shell.reasons("log") == ["root keeps none without --warm"]
+        assert shell.reasons("log") == ["as root only --warm keeps a zygote"]
     shell.run(plain.replace(" run ", " run --no-warm "))
     shell.run(f"DDPLAUNCH_WARM=0 {plain}")
     assert len(shell.kept()) == (not ROOT)

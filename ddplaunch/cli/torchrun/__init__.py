@@ -1,1 +1,1 @@
-"""The words of torchrun and their meaning here."""
+"""Translates torchrun's command line and variables to ddplaunch's options."""

@@ -1,7 +1,7 @@
-"""torchrun's command line, read as ours: its options and those of torch.distributed.launch, and their PET_* variables.
+"""Translates torchrun's options, those of torch.distributed.launch, and PET_* variables to ddplaunch's options.
 
-Imported only where one of these names is seen. What each becomes is in docs/torchrun.md; where ddplaunch has no such
-option, an error says what it has.
+Imported only if one of them occurs. docs/torchrun.md lists the translations. An option without an equivalent is an
+error, whose hint names the closest feature.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ddplaunch.errors import UsageError
 _STOP_SIGNALS = {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"}
 _PREEMPT_SIGNALS = {"SIGUSR1", "SIGUSR2", "SIGXCPU"}
 
-_LOG_DIR_HINT = "--log-dir DIR keeps all that each rank printed: grep -h WORD DIR/*/rank-*.log"
+_LOG_DIR_HINT = "--log-dir DIR keeps the whole output of each rank: grep -h WORD DIR/*/rank-*.log"
 _REPLACEMENTS = {
     "--duplicate-stdout-filters": _LOG_DIR_HINT,
     "--duplicate-stderr-filters": _LOG_DIR_HINT,
-    "--logs-specs": "--log-dir DIR says where, --show RANKS what is shown",
+    "--logs-specs": "use --log-dir DIR and --show RANKS",
 }
 
 
@@ -41,47 +41,47 @@ def translate(
     refused: Mapping[str, str] = {},
     skipped: Collection[str] = (),
 ) -> TranslatedArgv:
-    """Replace torchrun's options before the target by ours; what follows it stays as it is.
+    """Replace torchrun's options before the target by ddplaunch's; the words from the target on are unchanged.
 
     Args:
         options: every spelling of every option of the command, and whether it takes a value.
-        environ: where PET_* are read; empty for a command that only hands on.
-        refused: options that make no sense there, and what to do instead.
-        skipped: what means something else there.
+        environ: the source of PET_* variables; {} for a command that passes options on.
+        refused: options that the command rejects, and hints.
+        skipped: options that have another meaning in the command.
 
     Raises:
-        UsageError: an option has no equivalent, or no such value; two contradict each other.
+        UsageError: an option or value has no equivalent, or two options contradict each other.
     """
-    typed, ours, rest = split_torchrun(words, options, set(skipped))
+    typed, own, rest = split_torchrun(words, options, set(skipped))
     if "--print-completion" in typed:
         _print_completion(typed["--print-completion"])
     for name in typed:
         if name in refused:
             raise UsageError(f"{typed[name].source} does not work for a submitted job", refused[name])
-    our_names = {option_name(word) for word in ours if is_option(word)}
-    by_variable = read_pet_variables(environ, typed, our_names)
+    own_names = {option_name(word) for word in own if is_option(word)}
+    by_variable = read_pet_variables(environ, typed, own_names)
     torchrun = TorchrunOptions({**by_variable, **typed})
-    made = list(_translate_options(torchrun))
-    for name, source in {name: source for name, _, source in made}.items():
-        if name in our_names and source in {each.source for each in typed.values()}:
+    translated = list(_translate_options(torchrun))
+    for name, source in {name: source for name, _, source in translated}.items():
+        if name in own_names and source in {each.source for each in typed.values()}:
             raise UsageError(f"{source} and {name} contradict each other", f"{source} is {name}: leave one of them out")
-    new = [(name, value, source) for name, value, source in made if name not in our_names]
-    of_torchrun = any(each.source not in options for each in typed.values())
+    new = [(name, value, source) for name, value, source in translated if name not in own_names]
+    is_torchrun = any(each.source not in options for each in typed.values())
     sources = {each.source for each in by_variable.values()}
-    unsaid = frozenset(name for name, _, source in new if source in sources)
+    env_only = frozenset(name for name, _, source in new if source in sources)
     flat = [word for name, value, _ in new for word in (name, value) if word]
     notes: list[str] = []
     if by_variable:
         notes.append(f"read as options of torchrun: {', '.join(sorted(sources))}")
     if torchrun.without_effect:
-        idle = ", ".join(f"{each.source} {each.value}" for each in torchrun.without_effect)
-        notes.append(f"no effect in ddplaunch: {idle} (docs/torchrun.md)")
+        ignored = ", ".join(f"{each.source} {each.value}" for each in torchrun.without_effect)
+        notes.append(f"no effect in ddplaunch: {ignored} (docs/torchrun.md)")
     notes += torchrun.notes
-    return TranslatedArgv([*flat, *ours, *rest], tuple(notes), of_torchrun, unsaid)
+    return TranslatedArgv([*flat, *own, *rest], tuple(notes), is_torchrun, env_only)
 
 
 def _translate_options(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
-    _refuse_unsupported(torchrun)
+    _check_supported(torchrun)
     yield from torchrun.as_own_option("--nproc-per-node", "--nproc", {"xpu": "gpu"})
     yield from nodes.translate_rendezvous(torchrun)
     yield from nodes.translate_local_addr(torchrun)
@@ -100,7 +100,7 @@ def _translate_options(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
 
 
 def _run_id(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
-    """--rdzv-id as a name that can be one of a folder too: what cannot becomes a dash."""
+    """Translate --rdzv-id to a run id, replacing characters that are invalid in a folder's name by dashes."""
     typed = torchrun.value("--rdzv-id")
     if typed and typed != "none":
         name = re.sub(r"[^A-Za-z0-9_.-]+", "-", typed)[:MAX_NAME].lstrip("_.-") or "job"
@@ -110,7 +110,7 @@ def _run_id(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
 
 
 def _signals(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
-    """A further signal, which torchrun hands on to the ranks: the scheduler's warning, in our words."""
+    """Translate an additional signal, which torchrun forwards to the ranks, to ddplaunch's preemption signal."""
     signals = {name.strip().upper() for name in torchrun.value("--signals-to-handle").split(",") if name.strip()}
     if not signals or signals == _STOP_SIGNALS:
         return
@@ -119,7 +119,7 @@ def _signals(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
     if len(further) > 1 or not _PREEMPT_SIGNALS.issuperset(further):
         other = further[1] if _PREEMPT_SIGNALS.issuperset(further[:1]) else further[0]
         raise UsageError(
-            f"{source}: ddplaunch handles one signal beside {', '.join(sorted(_STOP_SIGNALS))}; {other} is too many"
+            f"{source}: ddplaunch handles one signal besides {', '.join(sorted(_STOP_SIGNALS))}; {other} is too many"
             if other in _PREEMPT_SIGNALS
             else f"{source}: ddplaunch does not handle {other}",
             "--preempt-signal USR1 --preempt-forward USR1",
@@ -133,8 +133,8 @@ def _signals(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
         torchrun.ignore_options("--signals-to-handle")
 
 
-def _refuse_unsupported(torchrun: TorchrunOptions) -> None:
-    """Refuse what ddplaunch cannot do, and name what it can."""
+def _check_supported(torchrun: TorchrunOptions) -> None:
+    """Raise UsageError for options and values without an equivalent, with a hint at the closest feature."""
     for name, hint in _REPLACEMENTS.items():
         if torchrun.value(name, "default") != "default":
             raise UsageError(f"{torchrun.source(name)} does not work in ddplaunch", hint)
@@ -147,7 +147,7 @@ def _refuse_unsupported(torchrun: TorchrunOptions) -> None:
 
 
 def _print_completion(shell: TorchrunValue) -> NoReturn:
-    """Print the script that completes ``ddplaunch`` in a shell, as torchrun does for itself, and end."""
+    """Print the completion script of ``ddplaunch`` for a shell, like torchrun's option, and exit."""
     from ddplaunch.cli.commands import completion_script
 
     script = completion_script(shell.value)

@@ -1,4 +1,4 @@
-"""torchrun's rendezvous as our options: where node 0 is, which node this is, how long to wait."""
+"""Translates torchrun's rendezvous options: node 0's address, the node rank, timeouts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _ENDPOINT = r"(?P<host>\[[^\]]*\]|[^:]*)(:(?P<port>\d+))?"  # 10.0.0.1:29500, n0
 
 _TIMEOUT_OPTIONS = {"join_timeout": "--join-timeout", "last_call_timeout": "--join-window", "timeout": "--join-timeout"}
 _KEEP_ALIVE_DEFAULTS = {"keep_alive_interval": 5.0, "keep_alive_max_attempt": 3.0}
-"""A node that misses this many heartbeats is lost; the defaults are torch's (dynamic_rendezvous.py)."""
+"""Their product is the heartbeat timeout; the defaults are torch's (dynamic_rendezvous.py)."""
 _STATIC = {"timeout"}
 _C10D = {"join_timeout", "last_call_timeout", "is_host", *_KEEP_ALIVE_DEFAULTS}
 _TRUE_WORDS = ("1", "true", "t", "yes", "y")  # torch/distributed/elastic/rendezvous/api.py, get_as_bool
 
 
 def translate_rendezvous(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
-    """Translate it; refuse a backend that ddplaunch does not have, and an endpoint or setting that makes no sense."""
+    """Translate the rendezvous. Raises UsageError for an unsupported backend, or an invalid endpoint or setting."""
     if "--standalone" in torchrun:
         if torchrun.max_nodes > 1:
             nnodes = f"{torchrun.source('--nnodes')} {torchrun.value('--nnodes')}"
@@ -38,7 +38,7 @@ def translate_rendezvous(torchrun: TorchrunOptions) -> Iterator[TranslatedOption
         yield from _c10d(torchrun)
     else:
         what = f"{torchrun.source('--rdzv-backend')} {backend}: ddplaunch does not use a rendezvous server"
-        raise UsageError(what, "--rdzv-backend c10d --rdzv-endpoint HOST:PORT, HOST being one of the nodes")
+        raise UsageError(what, "--rdzv-backend c10d --rdzv-endpoint HOST:PORT, where HOST is one of the nodes")
 
 
 def _static(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
@@ -76,7 +76,7 @@ def _endpoint(torchrun: TorchrunOptions, default_port: str) -> Iterator[Translat
 
 
 def _rendezvous_settings(torchrun: TorchrunOptions) -> dict[str, str]:
-    """--rdzv-conf: "join_timeout=600,last_call_timeout=60"."""
+    """Parse --rdzv-conf: "join_timeout=600,last_call_timeout=60"."""
     text = torchrun.value("--rdzv-conf").strip()
     given: dict[str, str] = {}
     for part in text.split(",") if text else ():
@@ -89,27 +89,27 @@ def _rendezvous_settings(torchrun: TorchrunOptions) -> dict[str, str]:
 
 
 def _rdzv_conf_settings(torchrun: TorchrunOptions, known: set[str]) -> Iterator[TranslatedOption]:
-    """The settings of --rdzv-conf that this backend knows; torchrun ignores all others too."""
+    """Translate the settings of --rdzv-conf that this backend has; torchrun too ignores all others."""
     if not (given := _rendezvous_settings(torchrun)):
         return
     source = torchrun.source("--rdzv-conf")
-    if idle := [f"{key}={value}" for key, value in given.items() if key not in known]:
-        torchrun.without_effect.append(TorchrunValue(",".join(idle), source))
-    for key, ours in _TIMEOUT_OPTIONS.items():
+    if ignored := [f"{key}={value}" for key, value in given.items() if key not in known]:
+        torchrun.without_effect.append(TorchrunValue(",".join(ignored), source))
+    for key, option in _TIMEOUT_OPTIONS.items():
         if key in given and key in known:
-            yield ours, given[key], source
+            yield option, given[key], source
     if known & given.keys() & _KEEP_ALIVE_DEFAULTS.keys():
-        silence = 1.0
+        timeout_s = 1.0
         for key, default in _KEEP_ALIVE_DEFAULTS.items():
             number = parse_float(given[key]) if key in given else default
             if number is None:
                 raise UsageError(f"{source} {key}={given[key]}: expected a number", f"{key}={default:g}")
-            silence *= number
-        yield "--heartbeat-timeout", f"{silence:g}", source
+            timeout_s *= number
+        yield "--heartbeat-timeout", f"{timeout_s:g}", source
 
 
 def translate_local_addr(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
-    """--local-addr as the interface that has this address; refuse one that none has."""
+    """Translate --local-addr to the interface with this address. Raises UsageError if there is none."""
     address = torchrun.value("--local-addr")
     if not address or ("--nnodes" in torchrun and torchrun.max_nodes == 1):
         return torchrun.ignore_options("--local-addr")

@@ -1,4 +1,4 @@
-"""torchrun's options: their names, and the values that were typed or stand in PET_* variables.
+"""torchrun's options: their names, and their values from the command line and PET_* variables.
 
 The names are those of torch/distributed/run.py, get_args_parser, in torch 2.4 to 2.14.
 """
@@ -24,27 +24,27 @@ VALUES = frozenset({
     "--print-completion", "--signals-to-handle", "--shutdown-timeout",
 })
 # fmt: on
-"""All that there are, with dashes; torchrun takes each with underscores too."""
+"""All options of torchrun, with dashes; torchrun accepts underscores too."""
 
 _SHORT_OPTIONS = {"-m": "--module", "-r": "--redirects", "-t": "--tee"}
 _WITHOUT_VARIABLE = {"--logs-specs", "--numa-binding", "--print-completion", "--use-env"}
 
-_VARIABLE = "PET_{}"  # PET_LOG_DIR is --log-dir where that is not typed: torch/distributed/argparse_util.py
+_VARIABLE = "PET_{}"  # PET_LOG_DIR is the default of --log-dir: torch/distributed/argparse_util.py
 _OTHER_VARIABLES = {
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "--shutdown-timeout",
     "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "--log-line-prefix-template",
 }
 
 _IN_RANK_VARIABLES = ("DDPLAUNCH_DEVICE", "TORCHELASTIC_RUN_ID")
-"""A rank has these; the variables were meant for the launcher that has started it."""
+"""Variables of a rank: there, PET_* variables were meant for the launcher of the rank."""
 
 _KUBEFLOW_OPTIONS = {"--nnodes", "--nproc-per-node", "--node-rank", "--master-addr", "--master-port", "--rdzv-id"}
-"""What ``clusters/kubeflow.py`` reads, which knows more names for the node's rank and address than torchrun does."""
+"""Options whose variables ``clusters`` reads in Kubeflow pods, with more names for node rank and address."""
 
 _RENDEZVOUS = {"--rdzv-backend", "--rdzv-endpoint", "--rdzv-conf"}
 _NODE_OPTIONS = {"--nnodes", "--node-rank", "--standalone", *_RENDEZVOUS}
 
-TranslatedOption = tuple[str, str, str]  # its name, its value ("" for a flag), and what it comes from
+TranslatedOption = tuple[str, str, str]  # name, value ("" for a flag), and source
 
 
 class TorchrunValue(NamedTuple):
@@ -53,7 +53,7 @@ class TorchrunValue(NamedTuple):
 
 
 class TorchrunOptions:
-    """All that have a value; those without effect are collected in ``without_effect``, other notes in ``notes``."""
+    """The options that have a value; collects those without effect in ``without_effect``, other notes in ``notes``."""
 
     def __init__(self, given: Mapping[str, TorchrunValue]) -> None:
         self._given = {name: each for name, each in given.items() if each.value}
@@ -69,69 +69,71 @@ class TorchrunOptions:
     def source(self, name: str) -> str:
         return self._given[name].source
 
-    def as_own_option(self, name: str, ours: str = "", values: Mapping[str, str] = {}) -> Iterator[TranslatedOption]:
-        """The option as ours, of the same name by default; some ``values`` differ, and "" is our default."""
+    def as_own_option(
+        self, name: str, own_name: str = "", values: Mapping[str, str] = {}
+    ) -> Iterator[TranslatedOption]:
+        """Translate to an option of ddplaunch, by default the same one; ``values`` maps values, "" is the default."""
         value = self.value(name)
         if value := values.get(value, value):
-            yield ours or name, value, self.source(name)
+            yield own_name or name, value, self.source(name)
 
     def ignore_options(self, *names: str, default: str = "") -> None:
-        """Accept options that have no effect here; those with the default value are not worth a note."""
+        """Accept options that have no effect here; those with the default value need no note."""
         self.without_effect += [self._given[name] for name in names if self.value(name, default) != default]
 
     @property
     def max_nodes(self) -> int:
-        """The maximum number of nodes; 1 where ``--nnodes`` makes no sense."""
+        """The maximum number of nodes; 1 if ``--nnodes`` is invalid."""
         return parse_int(self.value("--nnodes", "1").rpartition(":")[2]) or 1
 
 
 def split_torchrun(
     words: Sequence[str], options: Mapping[str, bool], skipped: set[str]
 ) -> tuple[dict[str, TorchrunValue], list[str], list[str]]:
-    """Separate torchrun's options, those that are ours alone, and what follows."""
-    theirs = {**dict.fromkeys(FLAGS, False), **dict.fromkeys(VALUES, True)}
+    """Split the words into torchrun's options, options that only ddplaunch has, and the rest from the target on."""
+    torchrun_options = {**dict.fromkeys(FLAGS, False), **dict.fromkeys(VALUES, True)}
     typed: dict[str, TorchrunValue] = {}
-    ours: list[str] = []
+    own: list[str] = []
     rest = list(words)
     while rest:
         if short := re.fullmatch(r"(-[rt])(\d.*)", rest[0]):
             rest[:1] = short.groups()
         word = option_name(rest[0])
-        name = _SHORT_OPTIONS.get(word) or (word if word in options else _expand_prefix(word, theirs))
-        if word in skipped or (name not in theirs and word not in options):
+        name = _SHORT_OPTIONS.get(word) or (word if word in options else _expand_prefix(word, torchrun_options))
+        if word in skipped or (name not in torchrun_options and word not in options):
             break
-        takes = theirs[name] if name in theirs else options[word]
+        takes = torchrun_options[name] if name in torchrun_options else options[word]
         end = end_of_options(rest[: 1 + takes], {word: takes})
-        if name not in theirs:
-            ours += rest[:end]
+        if name not in torchrun_options:
+            own += rest[:end]
         elif "=" in rest[0] and word.startswith("--"):
             typed[name] = TorchrunValue(rest[0].partition("=")[2], word)
         else:
             typed[name] = TorchrunValue(rest[1] if takes else "1", word)
         del rest[:end]
     if rest and is_option(rest[0]) and rest[0] not in skipped:
-        _check_near_miss(option_name(rest[0]), theirs, options)
-    return typed, ours, rest
+        _check_near_miss(option_name(rest[0]), torchrun_options, options)
+    return typed, own, rest
 
 
-def _expand_prefix(typed: str, theirs: Collection[str]) -> str:
-    """The option of torchrun that was typed in full, or as a prefix of one option only, which argparse allows."""
-    if not typed.startswith("--") or with_dashes(typed) in theirs:
+def _expand_prefix(typed: str, torchrun_options: Collection[str]) -> str:
+    """Return the full name of an option of torchrun; argparse accepts unique prefixes."""
+    if not typed.startswith("--") or with_dashes(typed) in torchrun_options:
         return with_dashes(typed)
-    meant = [name for name in theirs if name.startswith(with_dashes(typed))]
-    return meant[0] if len(meant) == 1 else with_dashes(typed)
+    matching = [name for name in torchrun_options if name.startswith(with_dashes(typed))]
+    return matching[0] if len(matching) == 1 else with_dashes(typed)
 
 
-def _check_near_miss(name: str, theirs: Collection[str], options: Collection[str]) -> None:
-    near = closest_match(with_dashes(name), {*options, *theirs})
-    if near in theirs and near not in options:
+def _check_near_miss(name: str, torchrun_options: Collection[str], options: Collection[str]) -> None:
+    near = closest_match(with_dashes(name), {*options, *torchrun_options})
+    if near in torchrun_options and near not in options:
         raise UsageError(f"no such option: {name}", f"did you mean torchrun's {near}?")
 
 
 def read_pet_variables(
-    environ: Mapping[str, str], typed: Mapping[str, TorchrunValue], our_names: set[str]
+    environ: Mapping[str, str], typed: Mapping[str, TorchrunValue], own_names: set[str]
 ) -> dict[str, TorchrunValue]:
-    """Return the options that PET_* set and that were not typed; ``our_names`` are our options that were typed."""
+    """Return the options set by PET_* variables, except ``typed`` ones; ``own_names``: ddplaunch's that are typed."""
     if any(environ.get(name) for name in _IN_RANK_VARIABLES):
         return {}
     found = {
@@ -148,18 +150,18 @@ def read_pet_variables(
             raise UsageError(f"{variable}={value}: expected 0 or 1", f"unset {variable}")
         if value == "0":
             del found[name]
-    left = (
+    excluded = (
         _KUBEFLOW_OPTIONS | _NODE_OPTIONS
-        if our_names & {"--hosts", "--hostfile"} or "--standalone" in typed
+        if own_names & {"--hosts", "--hostfile"} or "--standalone" in typed
         else set[str]()
     )
-    if not left and _is_kubeflow_pod(found, typed):
-        left = _KUBEFLOW_OPTIONS
-    return {name: each for name, each in found.items() if name not in left}
+    if not excluded and _is_kubeflow_pod(found, typed):
+        excluded = _KUBEFLOW_OPTIONS
+    return {name: each for name, each in found.items() if name not in excluded}
 
 
 def _is_kubeflow_pod(found: Mapping[str, TorchrunValue], typed: Mapping[str, TorchrunValue]) -> bool:
-    """Whether the variables may be Kubeflow's, of a job of many pods: then they are left to the surroundings."""
+    """Whether the variables may be those of a multi-pod Kubeflow job, which ``clusters`` reads then."""
     nnodes = found["--nnodes"].value if "--nnodes" in found else "1"
     backend = found["--rdzv-backend"].value if "--rdzv-backend" in found else "static"
     elsewhere = _NODE_OPTIONS & typed.keys() or {"--rdzv-endpoint", "--standalone"} & found.keys()

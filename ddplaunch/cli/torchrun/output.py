@@ -1,7 +1,7 @@
-"""torchrun's redirects, tees, filter and prefix as what we show and keep.
+"""Translates torchrun's --redirects, --tee, --local-ranks-filter and prefix to --show, --log-dir and --prefix.
 
-What ``--redirects`` sends to files is not shown, what ``--tee`` does is shown too, and ``--local-ranks-filter`` leaves
-ranks out of what is shown. With ``--log-dir`` we keep all that each rank prints in any case.
+Output that ``--redirects`` sends to files is not shown, that of ``--tee`` is shown too, and ``--local-ranks-filter``
+hides ranks. ``--log-dir`` always writes the whole output of each rank.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from ddplaunch.errors import UsageError
 
 _BOTH_STREAMS = 3
 _SHOW_SUFFIX = {0: "/none", 1: "/out", 2: "/err", _BOTH_STREAMS: ""}
-"""torchrun's numbers for no stream, stdout, stderr and both, as ``--show`` has them."""
+"""torchrun's numbers for no stream, stdout, stderr and both, in the form of ``--show``."""
 
 _PREFIX_FIELDS = {"role_name": "{role}", "hostname": "{host}", "rank": "{rank}", "local_rank": "{local_rank}"}
-"""torchrun's macros of a prefix, of torch 2.14, as ``--prefix`` has them."""
+"""torchrun's macros of a prefix (torch 2.14), in the form of ``--prefix``."""
 
 _RANK = "[0-9]{1,9}"
-Streams = dict[int | None, int]  # the streams of each local rank; None is all others
+Streams = dict[int | None, int]  # by local rank; None: all others
 
 
 def translate_output(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
-    """Translate it; refuse an option that does not name streams, or ranks."""
+    """Translate the output options. Raises UsageError for invalid streams or ranks."""
     redirected, teed = _streams(torchrun, "--redirects"), _streams(torchrun, "--tee")
     only = _filter(torchrun)
     used = [name for name, streams in (("--redirects", redirected), ("--tee", teed)) if any(streams.values())]
@@ -33,7 +33,7 @@ def translate_output(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
     if used and "--log-dir" not in torchrun:
         import tempfile
 
-        name = f"ddplaunch-logs-{os.getuid()}-{os.urandom(8).hex()}"  # that others cannot make first
+        name = f"ddplaunch-logs-{os.getuid()}-{os.urandom(8).hex()}"  # unpredictable for other users
         yield "--log-dir", os.path.join(tempfile.gettempdir(), name), torchrun.source(used[0])
     shown = _show(redirected, teed, only)
     if "--log-line-prefix-template" in torchrun:
@@ -43,9 +43,9 @@ def translate_output(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
 
 
 def _prefix(torchrun: TorchrunOptions) -> str:
-    """Read "${hostname}:${rank}: " as Python's ``string.Template`` does."""
+    """Translate "${hostname}:${rank}: ", parsed like Python's ``string.Template``."""
 
-    def ours(found: re.Match[str]) -> str:
+    def replace_macro(found: re.Match[str]) -> str:
         macro = found[1] or found[2]
         if macro is not None and macro not in _PREFIX_FIELDS:
             source = torchrun.source("--log-line-prefix-template")
@@ -54,7 +54,7 @@ def _prefix(torchrun: TorchrunOptions) -> str:
 
     text = torchrun.value("--log-line-prefix-template")
     known = ", ".join(f"${{{macro}}}" for macro in _PREFIX_FIELDS)
-    return re.sub(r"\$(?:\$|([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", ours, text)
+    return re.sub(r"\$(?:\$|([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", replace_macro, text)
 
 
 def _show(redirected: Streams, teed: Streams, only: set[int]) -> str:
@@ -70,7 +70,7 @@ def _show(redirected: Streams, teed: Streams, only: set[int]) -> str:
 
 
 def _streams(torchrun: TorchrunOptions, name: str) -> Streams:
-    """Read "3", or "0:1,1:2"."""
+    """Parse "3", or "0:1,1:2"."""
     text = torchrun.value(name, "0")
     if re.fullmatch(r"[0-3]", text):
         return {None: int(text)}

@@ -1,4 +1,4 @@
-"""Variables that number nodes and that many set: operators of Kubernetes, platforms, people for their own scripts."""
+"""Variables that number nodes and have several sources: Kubernetes operators, platforms, users' own scripts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def kubeflow(environ: EnvVariables) -> ClusterEnv | None:
         count=count,
         nproc="PET_NPROC_PER_NODE",
         run_id=environ.get("PET_RDZV_ID") or None,
-        comes_late=True,
+        address_may_be_unknown=True,
     )
 
 
@@ -57,7 +57,9 @@ def pai(environ: EnvVariables) -> ClusterEnv | None:
     names = ("WORLD_SIZE", "RANK", "MASTER_ADDR")
     if not environ.is_set(*names) or environ.is_set("LOCAL_RANK"):
         return None
-    return env_from_node_variables("pai", environ, *names, "MASTER_PORT", nproc="NPROC_PER_NODE", comes_late=True)
+    return env_from_node_variables(
+        "pai", environ, *names, "MASTER_PORT", nproc="NPROC_PER_NODE", address_may_be_unknown=True
+    )
 
 
 @register_system("nodes", "NNODES", "NUM_NODES", "NODE_COUNT", priority=DetectionPriority.COMMON)

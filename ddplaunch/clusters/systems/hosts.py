@@ -1,7 +1,4 @@
-"""Batch systems that give a job hosts and number little or nothing: a job's script, and what it starts elsewhere.
-
-jsrun is among them, which Open MPI and others leave to LSF.
-"""
+"""Batch systems that supply the hosts of a job, but hardly number its processes; with jsrun, which belongs to LSF."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from ddplaunch.clusters.variables import EnvVariables, check_below, parse_number
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
-    from ddplaunch.clusters.finding import Allocate
+    from ddplaunch.clusters.finding import AllocationReader
 
 START_HINT = "mpirun with one process per host"
 
@@ -29,7 +26,7 @@ SUBMIT_NODE_RANK_VARIABLE = "DDPLAUNCH_NODE_RANK"  # 1
 
 
 def ddplaunch_submit(cluster: str, environ: EnvVariables, job_id: str, index: str) -> ClusterEnv | None:
-    """A job of ``ddplaunch submit``, whose script numbers its hosts; ``job_id`` and ``index``, in an array, name it.
+    """Detect a job of ``ddplaunch submit``, whose script numbers the hosts; ``job_id`` and ``index`` name it.
 
     Raises UsageError if the node rank is not a number, or more than there are hosts.
     """
@@ -58,7 +55,9 @@ def _lsf_allocation(environ: EnvVariables) -> Allocation | None:
     return Allocation(environ[LSF_JOB], hosts[1:] if has_launch_node else hosts, RANKFILE)
 
 
-@register_system("lsf", LSF_JOB, JSRUN_RANK, priority=DetectionPriority.HOSTS, allocation=_lsf_allocation, one_log=True)
+@register_system(
+    "lsf", LSF_JOB, JSRUN_RANK, priority=DetectionPriority.HOSTS, allocation=_lsf_allocation, has_shared_log=True
+)
 def lsf(environ: EnvVariables) -> ClusterEnv | None:
     """LSF: ``jsrun``, which sets JSM_NAMESPACE_*, ``blaunch``, a node of a job of ``ddplaunch submit``, or a script.
 
@@ -85,8 +84,8 @@ def lsf(environ: EnvVariables) -> ClusterEnv | None:
     return env_for_batch_script("lsf", (LSF_JOB, RANKFILE), given, "jsrun or blaunch") if given else None
 
 
-def _host_file_reader(job_id: str, file: str) -> Allocate:
-    """The hosts of a job in a file, as far as that is on this one: a line a slot, or a host."""
+def _host_file_reader(job_id: str, file: str) -> AllocationReader:
+    """Return a reader of an allocation's host file, if it is on this host: one line per slot or host."""
 
     def allocation(environ: EnvVariables) -> Allocation | None:
         return (
@@ -99,11 +98,11 @@ def _host_file_reader(job_id: str, file: str) -> Allocate:
 _of_pbs = _host_file_reader("PBS_JOBID", "PBS_NODEFILE")
 
 
-@register_system("pbs", "PBS_JOBID", priority=DetectionPriority.HOSTS, allocation=_of_pbs, one_log=True)
+@register_system("pbs", "PBS_JOBID", priority=DetectionPriority.HOSTS, allocation=_of_pbs, has_shared_log=True)
 def pbs(environ: EnvVariables) -> ClusterEnv | None:
     """PBS (OpenPBS, PBS Professional, Torque): a job's script on its first host, or what ``pbsdsh`` started on a host.
 
-    Neither numbers processes; what PBS tells of others is the list of hosts in PBS_NODEFILE. PBS_NODENUM is which of
+    Neither numbers processes; the hosts are listed in PBS_NODEFILE. PBS_NODENUM is which of
     them this is, PBS_TASKNUM 1 the job's script, PBS_JOBID 1234.server, or 1234[7].server for one of an array. Its own
     ``mpiexec`` sets the variables of its MPI, which are read before.
     Raises UsageError if PBS_NODENUM is not a number, or more than there are hosts.
@@ -124,7 +123,9 @@ def pbs(environ: EnvVariables) -> ClusterEnv | None:
 _of_sge = _host_file_reader("JOB_ID", "PE_HOSTFILE")  # "n1 4 all.q@n1 UNDEFINED": host, slots, queue and processors
 
 
-@register_system("sge", "PE_HOSTFILE", "JOB_SCRIPT", priority=DetectionPriority.HOSTS, allocation=_of_sge, one_log=True)
+@register_system(
+    "sge", "PE_HOSTFILE", "JOB_SCRIPT", priority=DetectionPriority.HOSTS, allocation=_of_sge, has_shared_log=True
+)
 def sge(environ: EnvVariables) -> ClusterEnv | None:
     """Grid Engine (SGE, UGE, Altair): a job's script on its first host, and the hosts of its parallel environment.
 

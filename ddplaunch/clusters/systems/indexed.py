@@ -1,4 +1,4 @@
-"""Systems that give a pod, a task or an allocation its index, and not always say of how many, or where the first is."""
+"""Systems that number pods or tasks, not always with their count or the address of the first."""
 
 from __future__ import annotations
 
@@ -105,9 +105,8 @@ PORT_VARIABLE = "MASTER_PORT"  # 29500
 def kubernetes(environ: EnvVariables) -> ClusterEnv | None:
     """Kubernetes without an operator: a pod of an indexed Job, alone or in a JobSet.
 
-    Kubernetes tells a pod its index and no more; how many there are and where the first is stand in variables that the
-    Job's template sets: JOB_COMPLETION_INDEX, DDPLAUNCH_NNODES, MASTER_ADDR and MASTER_PORT. Where its size is not told
-    it is one of many jobs, as is usual without us.
+    Kubernetes sets only JOB_COMPLETION_INDEX; the Job's template sets DDPLAUNCH_NNODES, MASTER_ADDR and MASTER_PORT.
+    Without the number of nodes the pod is a job of its own, as usual in an indexed Job.
     """
     if not environ.is_set(NNODES_VARIABLE):
         return env_for_array_task("kubernetes", environ, INDEX_VARIABLE, NNODES_VARIABLE, "pod")

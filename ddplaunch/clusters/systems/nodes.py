@@ -64,7 +64,7 @@ def vertexai(environ: EnvVariables) -> ClusterEnv | None:
     if not environ.is_set(*names) or environ.is_set("LOCAL_RANK"):
         return None
     job = environ["CLOUD_ML_JOB_ID"]
-    return env_from_node_variables("vertexai", environ, *names, "MASTER_PORT", run_id=job, comes_late=True)
+    return env_from_node_variables("vertexai", environ, *names, "MASTER_PORT", run_id=job, address_may_be_unknown=True)
 
 
 @register_system("awsbatch", "AWS_BATCH_JOB_NUM_NODES", priority=DetectionPriority.NODE)
@@ -72,17 +72,17 @@ def awsbatch(environ: EnvVariables) -> ClusterEnv | None:
     """AWS Batch: a node of a multi-node parallel job.
 
     The variables are those of docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html. Any node may be the main
-    one, which ends the job when it ends, so ranks are counted from it. It is not told its own address.
+    one, which ends the job when it ends, so ranks are counted from it. Its own address is in no variable there.
     """
     names = ("AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_MAIN_NODE_INDEX")
     address = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"  # not set on the main node
     nnodes, index, main = environ.numbers(*names)
     check_below(index, nnodes, names[1], names[0])
     check_below(main, nnodes, names[2], names[0])
-    told = index != main
+    is_worker = index != main
     job = environ.get("AWS_BATCH_JOB_ID", "").partition("#")[0]  # 1c2f5a5e-…#1: the node's index after the job's own id
-    where = environ.text(address) if told else outgoing_address()
-    used = (*names, *([address] if told else []))
+    where = environ.text(address) if is_worker else outgoing_address()
+    used = (*names, *([address] if is_worker else []))
     return env_for_node("awsbatch", used, nnodes, (index - main) % nnodes, where, job=job)
 
 
@@ -116,13 +116,13 @@ def lepton(environ: EnvVariables) -> ClusterEnv | None:
     prefix, subdomain = "LEPTON_JOB_SERVICE_PREFIX", "LEPTON_SUBDOMAIN"
     nnodes, node_rank = environ.numbers(count, index)
     check_below(node_rank, nnodes, index, count)
-    told = environ.is_set(prefix, subdomain)
-    if nnodes > 1 and not told:
+    has_address = environ.is_set(prefix, subdomain)
+    if nnodes > 1 and not has_address:
         raise missing_address_error(environ, count, index)
     gpus = environ.optional_number("LEPTON_RESOURCE_ACCELERATOR_NUM")
     job = environ.get("LEPTON_JOB_NAME") or None
-    address = f"{environ[prefix]}-0.{environ[subdomain]}" if told else None
-    used = (count, index, *([prefix, subdomain] if told else []))
+    address = f"{environ[prefix]}-0.{environ[subdomain]}" if has_address else None
+    used = (count, index, *([prefix, subdomain] if has_address else []))
     return env_for_node("lepton", used, nnodes, node_rank, address, job=job, gpus=gpus, address_may_be_unknown=True)
 
 
@@ -156,7 +156,7 @@ MAX_BYTES = 1 << 20
 
 @register_system("determined", "DET_ALLOCATION_ID", priority=DetectionPriority.NODE)
 def determined(environ: EnvVariables) -> ClusterEnv | None:
-    """Determined: a container of a trial, told by a file that is there before the trial's own program starts.
+    """Determined: a container of a trial, described by a file that exists before the trial's own program starts.
 
     The file is that of ``harness/determined/_info.py``, whose ``get_cluster_info()`` has its fields; notebooks and
     commands have none. Raises UsageError if it is not as it should be.
@@ -210,7 +210,7 @@ class NodeVariables:
             self.port,
             nproc=self.nproc,
             run_id=environ.get(self.run_id or "") or None,
-            comes_late=self.address_may_be_unknown,
+            address_may_be_unknown=self.address_may_be_unknown,
         )
 
 

@@ -1,7 +1,7 @@
-"""Launchers that have numbered this very process: torchrun, mpirun and the like.
+"""Launchers that number processes: torchrun, mpirun and the like.
 
-torch's variables come last in a chain of launchers, so they are read first; Azure's of one process a node look like
-them and mean a node.
+torch's variables are set last in a chain of launchers, so they are read first. Azure sets the same with one process per
+node, meaning a node.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ddplaunch.errors import UsageError
 DEFAULT_RUN_ID = "none"  # torchrun's run id where it was given no --rdzv-id
 
 
-@register_system("torchelastic", "TORCHELASTIC_RUN_ID", priority=DetectionPriority.RANK, one_log=True)
+@register_system("torchelastic", "TORCHELASTIC_RUN_ID", priority=DetectionPriority.RANK, has_shared_log=True)
 def torchelastic(environ: EnvVariables) -> ClusterEnv | None:
     """torchrun, or another launcher that keeps torch's elastic contract, as ddplaunch does: torch's variables and a
     run id. ``torch.distributed.is_torchelastic_launched()`` goes by the same variable.
     """
     run_id = "TORCHELASTIC_RUN_ID"  # my-job
-    if not (finding := torch.detect(environ)):
+    if not (cluster_env := torch.detect(environ)):
         return None
     name = None if environ[run_id] == DEFAULT_RUN_ID else environ[run_id]
-    return replace(finding, cluster="torchelastic", variables=(run_id, *finding.variables), run_id=name)
+    return replace(cluster_env, cluster="torchelastic", variables=(run_id, *cluster_env.variables), run_id=name)
 
 
 @register_system("azureml", "AZUREML_EXPERIMENT_ID", priority=DetectionPriority.RANK)
@@ -39,15 +39,15 @@ def azureml(environ: EnvVariables) -> ClusterEnv | None:
     With one it sets the same, and means a node: the documented way is to start torchrun there with NODE_RANK.
     """
     run_id = environ.get("AZUREML_RUN_ID") or None  # loving_drum_4kwx1yvh2m
-    if finding := openmpi.detect(environ):
+    if cluster_env := openmpi.detect(environ):
         mpi_addresses = ("AZ_BATCH_MASTER_NODE", "AZ_BATCHAI_MPI_MASTER_NODE")  # 10.0.0.4:6000; alone without a port
         name = next((name for name in mpi_addresses if environ.is_set(name)), None)
         return replace(
-            finding,
+            cluster_env,
             cluster="azureml",
-            variables=(*finding.variables, *([name] if name else [])),
-            address=environ[name].partition(":")[0] if name else finding.address,
-            run_id=run_id or finding.run_id,
+            variables=(*cluster_env.variables, *([name] if name else [])),
+            address=environ[name].partition(":")[0] if name else cluster_env.address,
+            run_id=run_id or cluster_env.run_id,
         )
     nnodes, size = "AZUREML_NODE_COUNT", "WORLD_SIZE"  # the latter counts nodes, or processes with several a node
     needed = ("NODE_RANK", size, "MASTER_ADDR")
@@ -84,9 +84,9 @@ def torch(environ: EnvVariables) -> ClusterEnv | None:
 
 
 def check_ambiguous_rank(environ: EnvVariables) -> None:
-    """Refuse to guess what RANK and WORLD_SIZE mean alone: some systems count nodes with them, others processes.
+    """Check that RANK and WORLD_SIZE are not set alone: some systems count nodes with them, others processes.
 
-    A guess would start every machine's job alone, or a rank too many on each. Raises UsageError if they are set, and
+    A wrong guess would start a separate job on every machine, or too many ranks. Raises UsageError if they are set and
     count more than one.
     """
     size = environ.get("WORLD_SIZE", "").strip()
@@ -119,7 +119,7 @@ def submitit(environ: EnvVariables) -> ClusterEnv | None:
 OWN_HOST_VARIABLE = "PMIX_HOSTNAME"  # n1
 
 
-@register_system("openmpi", "OMPI_COMM_WORLD_RANK", priority=DetectionPriority.RANK, one_log=True)
+@register_system("openmpi", "OMPI_COMM_WORLD_RANK", priority=DetectionPriority.RANK, has_shared_log=True)
 def openmpi(environ: EnvVariables) -> ClusterEnv | None:
     """Open MPI 4 and 5: each process has its rank in OMPI_COMM_WORLD_*, and no variable says which node it is on.
 
@@ -188,7 +188,7 @@ def _expand_daemons(listed: str) -> Iterator[str]:
                 yield f"{prefix}{value:0{digits}}{suffix}"
 
 
-@register_system("pals", "PALS_LOCAL_RANKID", priority=DetectionPriority.RANK, one_log=True)
+@register_system("pals", "PALS_LOCAL_RANKID", priority=DetectionPriority.RANK, has_shared_log=True)
 def pals(environ: EnvVariables) -> ClusterEnv | None:
     """HPE's PALS, the ``mpiexec`` of Cray systems under PBS. It sets PMI's variables beside its own.
 
@@ -206,12 +206,12 @@ def pals(environ: EnvVariables) -> ClusterEnv | None:
     return env_for_started_ranks("pals", names, place, node_rank=node_rank, job=job)
 
 
-@register_system("mpich", "MPI_LOCALRANKID", priority=DetectionPriority.RANK, one_log=True)
+@register_system("mpich", "MPI_LOCALRANKID", priority=DetectionPriority.RANK, has_shared_log=True)
 def mpich(environ: EnvVariables) -> ClusterEnv | None:
     """MPICH and Intel MPI, whose launcher is Hydra.
 
     PMI_RANK alone does not show it: ``srun --mpi=pmi2``, Flux and PALS set that too. Hydra's own are MPI_LOCALRANKID
-    and MPI_LOCALNRANKS (``src/pm/hydra/proxy`` of MPICH). No variable tells of other hosts, so Hydra is asked.
+    and MPI_LOCALNRANKS (``src/pm/hydra/proxy`` of MPICH). No variable names other hosts, so Hydra is queried.
     """
     names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
     if not environ.is_set("PMI_RANK"):
@@ -223,13 +223,15 @@ def mpich(environ: EnvVariables) -> ClusterEnv | None:
     job = environ.get("I_MPI_HYDRA_UUID")  # 06000000-8ac7-aeff-ce60-0600efd0d56e, alike on all hosts; Intel's only
     hosts: tuple[int, ...] = ()
     address = None
-    if local_size < size and (said := pmi.query_hydra(environ, rank, size)):
-        hosts, address, job = said.hosts, said.first, job or said.name
+    if local_size < size and (hydra_job := pmi.query_hydra(environ, rank, size)):
+        hosts, address, job = hydra_job.hosts, hydra_job.first, job or hydra_job.name
     place = RankAssignment(rank, size, local_rank, local_size)
     return env_for_started_ranks("mpich", names, place, **count_nodes(hosts, place), address=address, job=job)
 
 
-@register_system("mvapich", "MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK", priority=DetectionPriority.RANK, one_log=True)
+@register_system(
+    "mvapich", "MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK", priority=DetectionPriority.RANK, has_shared_log=True
+)
 def mvapich(environ: EnvVariables) -> ClusterEnv | None:
     """MVAPICH: ``mpirun_rsh`` sets MV2_COMM_WORLD_* (version 2) or MVP_COMM_WORLD_* (version 3 and later)."""
     versions = (
@@ -240,7 +242,7 @@ def mvapich(environ: EnvVariables) -> ClusterEnv | None:
     return env_for_started_ranks("mvapich", names, RankAssignment(*environ.numbers(*names)))
 
 
-@register_system("flux", "FLUX_TASK_RANK", priority=DetectionPriority.RANK, one_log=True)
+@register_system("flux", "FLUX_TASK_RANK", priority=DetectionPriority.RANK, has_shared_log=True)
 def flux(environ: EnvVariables) -> ClusterEnv | None:
     """Flux: a task of ``flux run`` or ``flux submit``. Names are those of ``man flux-environment``.
 

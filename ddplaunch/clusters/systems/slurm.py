@@ -48,7 +48,7 @@ def allocation(environ: Mapping[str, str]) -> Allocation | None:
     return Allocation(environ[JOB_ID], hosts, JOB_NODELIST)
 
 
-@register_system("slurm", JOB_ID, priority=DetectionPriority.STEP, allocation=allocation, one_log=True)
+@register_system("slurm", JOB_ID, priority=DetectionPriority.STEP, allocation=allocation, has_shared_log=True)
 def slurm(environ: EnvVariables) -> ClusterEnv | None:
     """Recognise a task of a step, or a process of a job that no step has started."""
     if environ.is_set(STEP_ID) and environ.number(STEP_ID) < FIRST_SPECIAL_STEP:
@@ -73,9 +73,9 @@ def _env_for_step(environ: EnvVariables) -> ClusterEnv:
     check_below(local_rank, tasks[node_rank], LOCALID, STEP_TASKS_PER_NODE)
     names = (STEP_ID, PROCID, NODEID, STEP_TASKS_PER_NODE, STEP_NODELIST)
     place = RankAssignment(rank, size, local_rank, tasks[node_rank])
-    finding = env_for_started_ranks("slurm", names, place, nnodes=nnodes, node_rank=node_rank, address=hosts[0])
+    cluster_env = env_for_started_ranks("slurm", names, place, nnodes=nnodes, node_rank=node_rank, address=hosts[0])
     port = port_for_job(job * PORTS_PER_JOB + step % PORTS_PER_JOB)
-    return replace(finding, port=port, run_id=f"{job}.{step}", notes=tuple(_make_notes(environ, finding)))
+    return replace(cluster_env, port=port, run_id=f"{job}.{step}", notes=tuple(_make_notes(environ, cluster_env)))
 
 
 def _check_ntasks(environ: EnvVariables, size: int) -> None:
@@ -88,19 +88,21 @@ def _check_ntasks(environ: EnvVariables, size: int) -> None:
             )
 
 
-def _make_notes(environ: EnvVariables, finding: ClusterEnv) -> list[str]:
+def _make_notes(environ: EnvVariables, cluster_env: ClusterEnv) -> list[str]:
     notes = []
-    if finding.rank_assignment:
+    if cluster_env.rank_assignment:
         each = environ[STEP_TASKS_PER_NODE]
         notes.append(
             f"Slurm started {each} tasks per node, and each is one rank; for one ddplaunch per node: "
-            f"srun --nodes={finding.nnodes} --ntasks={finding.nnodes} --ntasks-per-node=1"
+            f"srun --nodes={cluster_env.nnodes} --ntasks={cluster_env.nnodes} --ntasks-per-node=1"
         )
         over_nodes = environ.get(DISTRIBUTION, "block").partition(":")[0].partition(",")[0]
-        if over_nodes != "block" and finding.nnodes != 1:
+        if over_nodes != "block" and cluster_env.nnodes != 1:
             notes.append(f"{DISTRIBUTION}={environ[DISTRIBUTION]}: the ranks of a node are not consecutive")
-    elif environ.is_set(PTY_PORT) and finding.nnodes != 1:
-        notes.append(f"if this is a shell from srun --pty, it has one of {finding.nnodes} nodes: use --cluster none")
+    elif environ.is_set(PTY_PORT) and cluster_env.nnodes != 1:
+        notes.append(
+            f"if this is a shell from srun --pty, it has one of {cluster_env.nnodes} nodes: use --cluster none"
+        )
     return notes
 
 
@@ -110,9 +112,9 @@ def _env_outside_step(environ: EnvVariables) -> ClusterEnv:
     assert given
     count = len(given.hosts)
     starter = f"srun --nodes={count} --ntasks={count} --ntasks-per-node=1 ddplaunch run …"
-    finding = env_for_batch_script("slurm", (JOB_ID,), given, starter, on=environ.get(HOST) or host_name())
+    cluster_env = env_for_batch_script("slurm", (JOB_ID,), given, starter, on=environ.get(HOST) or host_name())
     if not environ.is_set(HOST) and count:
         where = f"Slurm job {given.job_id} ({environ[JOB_NODELIST]})"
         note = f"this shell is not on a node of {where}; to start there: {starter}"
-        return replace(finding, notes=(note,))
-    return finding
+        return replace(cluster_env, notes=(note,))
+    return cluster_env

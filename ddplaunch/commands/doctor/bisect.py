@@ -36,23 +36,24 @@ _EXAMPLE = "ddplaunch doctor bisect --hosts n[0-7] -- ddplaunch run --hosts {hos
 @click.command(
     context_settings={"allow_interspersed_args": False}, short_help="Find the hosts that a command fails on."
 )
-@click.option("--hosts", metavar="HOSTS", help="The hosts to search: n1,n2 or n[1-4].")
-@click.option("--hostfile", metavar="FILE", help="The hosts to search are in this file, one a line.")
+@click.option("--hosts", metavar="HOSTS", help="Hosts to search: n1,n2 or n[1-4].")
+@click.option("--hostfile", metavar="FILE", help="File with the hosts to search, one per line.")
 @click.option(
     "--timeout",
     metavar="TIME",
     default="10m",
     show_default=True,
     callback=lambda ctx, param, text: _seconds(text),
-    help="A run that takes longer is stopped, and has failed.",
+    help="Stop a run that takes longer, and count it as failed.",
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def bisect(hosts: str | None, hostfile: str | None, timeout: float, command: Hosts) -> int:
-    """Run COMMAND on all hosts, then on halves of them, until the bad ones are left.
+    """Run COMMAND on all hosts, then on halves of them, to find the bad hosts.
 
-    In COMMAND, {hosts} becomes the hosts of a run, as n1,n2, and {nnodes} their number; DDPLAUNCH_HOSTS and
-    DDPLAUNCH_NNODES say the same. Exit code 0 is good, 125 tells nothing, any other is bad. Hosts are bad that fail
-    three times. The last line is for the next submit: --exclude=n1,n2. The exit code is 1 where hosts are bad.
+    In COMMAND, {hosts} is replaced by the hosts of a run, like n1,n2, and {nnodes} by their number; they are also in
+    DDPLAUNCH_HOSTS and DDPLAUNCH_NNODES. Exit code 0 means good, 125 unknown, any other bad. Hosts are reported as
+    bad after three failures. The last line can be passed to the next submit: --exclude=n1,n2. The exit code is 1 if
+    hosts are bad.
     """
     if not command:
         raise UsageError("missing COMMAND", _EXAMPLE)

@@ -41,21 +41,23 @@ SSH_HEARTBEAT_TIMEOUT_S = 60.0  # without data for this long ssh gives up a host
 
 
 @click.group(invoke_without_command=True, subcommand_metavar="[bisect]")
-@click.option("--hosts", metavar="HOSTS", help="Look at these hosts, over SSH: n1,n2 or n[1-4].")
-@click.option("--hostfile", metavar="FILE", help="Look at the hosts in this file, one a line.")
-@click.option("--include", metavar="HOSTS", help="Look only at these of the hosts.")
-@click.option("--exclude", metavar="HOSTS", help="Leave out these hosts.")
-@click.option("--remote-python", metavar="PATH", help="The Python on the hosts.  [default: the path of this one]")
-@click.option("--nnodes", type=click.IntRange(1), metavar="N", help="Type this on each of N nodes, as for a job.")
-@click.option("--node-rank", type=click.IntRange(0), metavar="I", help="Rank of this node; node 0 prints the page.")
-@click.option("--master-addr", metavar="ADDRESS", help="The address of node 0, as the others reach it.")
+@click.option("--hosts", metavar="HOSTS", help="Check these hosts over SSH: n1,n2 or n[1-4].")
+@click.option("--hostfile", metavar="FILE", help="Check the hosts in this file, one per line.")
+@click.option("--include", metavar="HOSTS", help="Check only these of the hosts.")
+@click.option("--exclude", metavar="HOSTS", help="Skip these hosts.")
+@click.option(
+    "--remote-python", metavar="PATH", help="Path of Python on the hosts.  [default: the path of this Python]"
+)
+@click.option("--nnodes", type=click.IntRange(1), metavar="N", help="Number of nodes. Run the same command on each.")
+@click.option("--node-rank", type=click.IntRange(0), metavar="I", help="Rank of this node. Node 0 prints the report.")
+@click.option("--master-addr", metavar="ADDRESS", help="Address of node 0.")
 @click.option(
     "--master-port",
     type=click.IntRange(1, 65534),
     default=29500,
     show_default=True,
     metavar="PORT",
-    help="Try this port, the next one, and one that the kernel chooses.",
+    help="Test this port, the next one and a random one.",
 )
 @click.option(
     "--join-timeout",
@@ -63,13 +65,13 @@ SSH_HEARTBEAT_TIMEOUT_S = 60.0  # without data for this long ssh gives up a host
     default="60",
     show_default=True,
     callback=lambda ctx, param, text: _seconds(text),
-    help="With --nnodes: wait this long for the other nodes.",
+    help="With --nnodes: how long to wait for the other nodes.",
 )
 @click.option(
-    "--thorough", is_flag=True, help="Measure all nodes at once, more collectives and sizes; look for errors."
+    "--thorough", is_flag=True, help="Measure more collectives and sizes, and all nodes at once; check for data errors."
 )
-@click.option("--save", metavar="FILE", help="Keep what was measured in this file.")
-@click.option("--compare", metavar="FILE", help="Name what is slower than in a file that --save has written.")
+@click.option("--save", metavar="FILE", help="Save the measurements to this file.")
+@click.option("--compare", metavar="FILE", help="List what is slower than in a file from --save.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with stable field names.")
 @click.pass_context
 def doctor(
@@ -89,10 +91,10 @@ def doctor(
     compare: str | None,
     as_json: bool,
 ) -> int:
-    """Look for what would break or slow a job: on this machine, or on many: hosts, nodes, a Slurm job.
+    """Check one or many machines for problems that break or slow jobs: hosts, nodes, or a Slurm job.
 
-    Looks at versions, GPUs, shared memory, disks, limits and clocks; tries the ways between nodes; and measures a small
-    all_reduce. It changes nothing, and takes half a minute. The exit code is 1 where something would break a job.
+    Checks versions, GPUs, shared memory, disks, limits, clocks and the connectivity between nodes, and measures a
+    small all_reduce. Changes nothing and takes half a minute. The exit code is 1 if a job would fail.
     """
     if ctx.invoked_subcommand is not None:
         _check_before_bisect(ctx)

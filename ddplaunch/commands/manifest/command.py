@@ -59,10 +59,10 @@ _PARAMS = batch_command.all_params(HEADINGS, REFUSED)
 @click.command(cls=_ManifestCommand, options_metavar="[OPTIONS]", context_settings=SETTINGS, params=_PARAMS)
 @click.pass_context
 def manifest(ctx: click.Context, /, target: str, dry_run: bool, **_: object) -> int:
-    """Print a training job for Kubernetes as YAML.
+    """Print a training job as YAML for Kubernetes.
 
-    Prints an indexed Job, whose pods are the nodes, and the Service that lets them find each other; or a JobSet. Each
-    pod runs `ddplaunch run`; the options of that command travel with the job. The image must have ddplaunch and TARGET.
+    Prints an indexed Job, whose pods are the nodes, with a Service for their names; or a JobSet. Each pod executes
+    `ddplaunch run` with the options of that command given here. The image must contain ddplaunch and TARGET.
 
     Defaults: [tool.ddplaunch.manifest] in pyproject.toml, [manifest] in ~/.config/ddplaunch.toml.
     """

@@ -46,18 +46,20 @@ REPLY_MARGIN_S = 20.0  # for the job's replies, beyond the time of the profile
     "--seconds",
     type=float,
     metavar="N",
-    help=f"How long: 10, up to {MAX_PROFILE_S}; with --torch 2, up to {TORCH_PROFILE_S}.",
+    help=f"Duration in seconds, up to {MAX_PROFILE_S}, with --torch {TORCH_PROFILE_S}.  [default: 10; with --torch 2]",
 )
-@click.option("--torch", is_flag=True, help="Have torch's own profiler run too, in the trace and in a file a rank.")
-@click.option("--py-spy", "spied", metavar="RANKS", help="Have py-spy record these ranks too, C and C++ as well: 0,3.")
-@click.option("--output", metavar="FOLDER", default=".", help="Where to write the files, instead of here.")
+@click.option("--torch", is_flag=True, help="Also run torch.profiler: in the trace, and one file per rank.")
+@click.option(
+    "--py-spy", "spied", metavar="RANKS", help="Also record these ranks with py-spy (C and C++ frames), like 0,3."
+)
+@click.option("--output", metavar="FOLDER", default=".", help="Folder for the files.  [default: the current folder]")
 def profile(run: str | None, seconds: float | None, torch: bool, spied: str | None, output: str) -> int:
-    """Show where the ranks of a running job spend their time, and write files for Perfetto and speedscope.
+    """Profile the ranks of a running job and write files for Perfetto and speedscope.
 
-    RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the only job that runs.
+    RUN is the name in `ddplaunch ps`, a part of it, or the PID of the launcher. Default: the only running job.
 
-    50 times a second each rank of all nodes notes the line that its main thread is at; time in native code counts for
-    the line that called it. The job goes on meanwhile, and computes the same.
+    Samples the current line of each rank's main thread 50 times a second, on all nodes. Time in native code counts
+    for the Python line that called it. The job continues, with unchanged results.
     """
     seconds = (2.0 if torch else 10.0) if seconds is None else seconds
     longest = TORCH_PROFILE_S if torch else MAX_PROFILE_S

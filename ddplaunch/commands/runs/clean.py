@@ -17,13 +17,13 @@ from ddplaunch.words import format_count, format_size
 
 @click.command()
 @click.argument("run", required=False, metavar="[RUN]", type=RunName())
-@click.option("--older-than", metavar="TIME", help="Only runs that ended longer ago than this, like 7d or 12h.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
+@click.option("--older-than", metavar="TIME", help="Delete only runs that ended longer ago than this, like 7d or 12h.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--dry-run", is_flag=True, help="Print what would be deleted, and exit.")
 def clean(run: str | None, older_than: str | None, yes: bool, dry_run: bool) -> None:
-    """Remove what is kept of all runs that have ended, or of RUN.
+    """Delete the records of all finished runs, or of RUN.
 
-    Of all runs it asks first, unless --older-than or --yes is given. Log folders of --log-dir stay.
+    Without RUN, asks for confirmation unless --older-than or --yes is given. Log folders of --log-dir are kept.
     """
     if run is not None and older_than is not None:
         raise UsageError(f"--older-than is for all runs, not for {sanitize_line(run, 60)}", "leave one of them out")

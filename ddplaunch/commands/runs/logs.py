@@ -52,17 +52,17 @@ LOOKAHEAD_LINES = 1000  # of each rank, searched for lines that are equal to ano
 
 @click.command(cls=HostCommand)
 @click.argument("run", required=False, metavar="[RUN]", type=RunName())
-@click.option("--rank", "typed", metavar="LIST", help="Only of these ranks: 3, or 0,3.")
-@click.option("--tail", metavar="N", type=click.IntRange(1), help="Only the last N lines of each rank.")
-@click.option("--since", metavar="TIME", help="Only what came since 10m ago, 14:30, or 2026-11-26 14:30.")
-@click.option("--failed", is_flag=True, help="Only of the ranks that failed.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what they print, until the job ends.")
+@click.option("--rank", "typed", metavar="LIST", help="Show only these ranks: 3, or 0,3.")
+@click.option("--tail", metavar="N", type=click.IntRange(1), help="Show only the last N lines of each rank.")
+@click.option("--since", metavar="TIME", help="Show only output since 10m (ago), 14:30, or 2026-11-26 14:30.")
+@click.option("--failed", is_flag=True, help="Show only ranks that failed.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the output until the job ends.")
 @click.option(
     "--merge/--no-merge",
     default=None,
-    help="Print a line that several ranks have printed once, as [0-7] LINE.  [default: in a terminal only]",
+    help="Merge equal lines of several ranks, as [0-7] LINE.  [default: in a terminal only]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line: the rank and its line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, with rank and line.")
 def logs(
     run: str | None,
     typed: str | None,
@@ -73,14 +73,15 @@ def logs(
     merge: bool | None,
     as_json: bool,
 ) -> int:
-    """Print what the ranks of a run print, or printed last.
+    """Show the output of a run.
 
-    RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the newest run of this folder.
+    RUN is the name in `ddplaunch ps`, a part of it, or the PID of the launcher. Default: the newest run of this
+    folder.
 
-    With --log-dir that is all that they printed in the last attempt; without it, the last 256 KiB of each rank. Each
-    line follows its rank, except where only one is asked for. With --since it is of all attempts, to the second.
+    With --log-dir this is the whole output of the last attempt, otherwise the last 256 KiB of each rank. Each line
+    begins with its rank, unless you select one rank. --since covers all attempts, with a resolution of one second.
 
-    Of a submitted job, meant by its number, it is the log; of some ranks, its nodes are asked through Slurm
+    With the number of a submitted job, show the job's log. With --rank, the nodes are queried through Slurm
     (`srun --overlap`) or Grid Engine.
     """
     part = Part(tail or 0, None if since is None else moment(since, time.time()))

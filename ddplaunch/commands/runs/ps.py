@@ -37,13 +37,13 @@ _COLOURS = {RunState.DONE: "green", RunState.FAILED: "red", RunState.LOST: "red"
 
 
 @click.command()
-@click.option("--all", "show_all", is_flag=True, help="Show all runs that are kept, not only the latest.")
+@click.option("--all", "show_all", is_flag=True, help="Show all recorded runs, not only the latest.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array with stable field names.")
 def ps(show_all: bool, as_json: bool) -> None:
-    """Show your jobs: those that run on this machine, those that you have submitted, and those that ended lately.
+    """List your jobs: running on this machine, submitted, and recently ended.
 
-    COLLECTIVES/S is how fast a job moves: what its lowest rank here completed in its default process group within half
-    a second. Runs that have ended are kept in your home; `run --no-history` keeps none.
+    COLLECTIVES/S is the progress of a job: collectives per second of the lowest local rank in its default process
+    group, measured over half a second. Ended runs are recorded in your home, except with `run --no-history`.
     """
     runs = list_known()
     seen = inspect_all({run: job for run, job in runs.items() if job})

@@ -49,21 +49,22 @@ REPLY_TIMEOUT_S = 2.0  # for the launcher of a run: it may be suspended
     "--html",
     metavar="FILE",
     type=PathType(dir_okay=False),
-    help="Write a page for a browser, which needs nothing else.",
+    help="Write a self-contained HTML page.",
 )
 @click.option(
     "--serve",
     metavar="[PORT]",
     is_flag=False,
     flag_value="0",
-    help="Show that page in a browser on this machine, renewed while the job runs; until Ctrl-C.",
+    help="Serve that page on this machine until Ctrl-C, updated while the job runs.",
 )
-@click.option("--since", metavar="TIME", help="Tell of all runs that began in this time, like 7d or 12h.")
+@click.option("--since", metavar="TIME", help="Summarize all runs started in the last 7d, 12h, …")
 def report(run: str | None, as_json: bool, html: str | None, serve: str | None, since: str | None) -> int | None:
-    """Tell how a run ended: its effective time, the failure again, its attempts, memory and CPU time of each rank.
+    """Summarize a run: result, failure, attempts, goodput (effective time), memory and CPU time.
 
-    RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the newest run of this folder. Of a
-    job of a scheduler, its number: the time is that of all its runs; of an array, all in short.
+    RUN is the name in `ddplaunch ps`, a part of it, or the PID of the launcher. Default: the newest run of this
+    folder. With the number of a scheduler's job, the time covers all its runs; with that of an array, all tasks are
+    summarized.
     """
     page = "--html" if html is not None else "--serve" if serve is not None else ""
     if since is not None:

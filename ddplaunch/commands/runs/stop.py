@@ -32,16 +32,16 @@ CONTINUE_TIMEOUT_S = 2.0  # for the kernel to continue a suspended launcher
 @click.command(cls=HostCommand)
 @click.argument("run", required=False, metavar="[RUN]", type=RunName(running=True))
 @click.option(
-    "--all", "every", is_flag=True, help="Stop all your jobs that run on this machine, or were started on it by SSH."
+    "--all", "every", is_flag=True, help="Stop all your jobs on this machine, and those started from it over SSH."
 )
-@click.option("--now", is_flag=True, help="Kill the ranks at once, without the time that --grace gives them.")
+@click.option("--now", is_flag=True, help="Kill the ranks immediately, without --grace.")
 def stop(run: str | None, every: bool, now: bool) -> int:
-    """Stop a running job, as Ctrl-C in its terminal does, and wait until it has ended.
+    """Stop a running job, like Ctrl-C in its terminal, and wait for its end.
 
-    RUN is its name in `ddplaunch ps`, a part of that name, or its PID. It may be left out where one job runs. On any
-    node of a job with several, all nodes stop. Ctrl-C ends the waiting, and the job still stops.
+    RUN is the name in `ddplaunch ps`, a part of it, or the PID of the launcher. It may be omitted if only one job runs.
+    On any node of a multi-node job, all nodes stop. Ctrl-C ends the wait; the job still stops.
 
-    A submitted job is meant by its number, and cancelled: its ranks have the time that the site gives.
+    With the number of a submitted job, cancel that job. Its ranks get the site's kill time.
     """
     if every and run:
         raise UsageError(f"--all is for all jobs, not for {sanitize_line(run, 60)}", "leave one of them out")
@@ -140,10 +140,10 @@ def _wait_for_end(job: RunningJob) -> None:
 @click.command(cls=HostCommand)
 @click.argument("run", required=False, metavar="[RUN]", type=RunName())
 def wait(run: str | None) -> int:
-    """Wait for the end of a job, and return its exit code.
+    """Wait for a job to end and return its exit code.
 
-    RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the newest run of this folder. For
-    a run that has ended, its exit code is returned at once.
+    RUN is the name in `ddplaunch ps`, a part of it, or the PID of the launcher. Default: the newest run of this
+    folder. If the run has ended, its exit code is returned immediately.
     """
     name, job, record = runs.find_run(default_run(follow=True) if run is None else run)
     code = record.code if record else None

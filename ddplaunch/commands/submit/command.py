@@ -24,10 +24,10 @@ class _SubmitCommand(BatchCommand):
     common = COMMON_OPTIONS
     examples = (
         ("2 nodes with 8 GPUs each", "ddplaunch submit --nodes 2 --gpus-per-node 8 --time 4:00:00 train.py --lr 0.1"),
-        ("print the script; submit nothing", "ddplaunch submit --dry-run --nodes 2 train.py"),
-        ("show the log as it grows", "ddplaunch submit --follow --partition a100 train.py"),
+        ("print the script without submitting it", "ddplaunch submit --dry-run --nodes 2 train.py"),
+        ("follow the log", "ddplaunch submit --follow --partition a100 train.py"),
         ("4 jobs, with SLURM_ARRAY_TASK_ID 0 to 3", "ddplaunch submit --array 0-3 train.py"),
-        ("go on after a preemption or the time limit", "ddplaunch submit --requeue 3 --time 1-00 train.py"),
+        ("requeue after a preemption or the time limit", "ddplaunch submit --requeue 3 --time 1-00 train.py"),
     )
 
     def split_argv(self, ctx: click.Context, typed: TranslatedArgv) -> SplitArgv:
@@ -52,8 +52,8 @@ class _SubmitCommand(BatchCommand):
 def submit(ctx: click.Context, /, target: str, **_: object) -> int:
     """Submit a training job to Slurm, Grid Engine, PBS or LSF.
 
-    Writes a batch script that runs `ddplaunch run` on each node, and hands it to sbatch, qsub or bsub. The options of
-    `ddplaunch run` travel with the job.
+    Writes a batch script that executes `ddplaunch run` on each node, with the options of that command given here, and
+    submits it with sbatch, qsub or bsub.
 
     Defaults: [tool.ddplaunch.submit] in pyproject.toml, [submit] in ~/.config/ddplaunch.toml.
     """
