@@ -25,7 +25,7 @@ else:
 
 ZYGOTE_SCRIPT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "zygote.py")
 
-_EXIT_TIMEOUT_S = 6.0  # seconds that a zygote has to end what is below it before it is killed (over KILL_PATIENCE)
+_EXIT_TIMEOUT_S = 6.0  # seconds that a zygote has to end what is below it before it is killed (over KILL_TIMEOUT_S)
 
 
 class ZygoteProcess(Protocol):

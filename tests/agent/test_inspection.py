@@ -138,7 +138,7 @@ def test_the_rank_that_the_others_wait_for(start_ddplaunch, tmp_path, found, wha
 def test_a_hang_that_is_stopped_is_told(start_ddplaunch, run_in_fork, tmp_path, found, what):
     """Also one of which torch keeps no record: in init_process_group. What ranks did is kept."""
     script = write_program(tmp_path, "train.py", HANG)
-    sooner = launcher_with_constant(tmp_path, "control.attempt.HANGS", 0.1)
+    sooner = launcher_with_constant(tmp_path, "control.attempt.LONG_WAIT_S", 0.1)
     words = ("--nproc", "3", "--run-id", f"hang-{what}", "--log-dir", "logs", script, what)
     job = start_ddplaunch("run", *words, executable=sooner)
     found(job, sentence(what))
@@ -435,7 +435,7 @@ TAKES_ALL = """
 def test_a_program_that_takes_all_signals_later_gets_ours_once_at_most(start_ddplaunch, run_in_fork, tmp_path, what):
     """With torch a thread of ours tells. What the program prints of our signals would look like progress."""
     patient = launcher_with_constant(
-        tmp_path, "agent.inspector.SURE", 20.0, "PATIENCE"
+        tmp_path, "agent.inspector.SIGNAL_CHECK_TIMEOUT_S", 20.0, "READ_TIMEOUT_S"
     )  # the thread may have to wait for a core
     words = (*(LIGHT if what == "plain" else ()), "--nproc", "2", write_program(tmp_path, "train.py", TAKES_ALL), what)
     job = start_ddplaunch("run", *words, executable=patient)
@@ -487,7 +487,7 @@ def test_how_a_rank_ended_is_awaited(start_ddplaunch, tmp_path):
         print("there", os.getpid(), flush=True)
         signal.sigwait({signal.SIGUSR1})
     """
-    later = launcher_with_constant(tmp_path, "agent.inspector.LAST_WORD", 2.5)
+    later = launcher_with_constant(tmp_path, "agent.inspector.EXIT_STATUS_TIMEOUT_S", 2.5)
     job = start_ddplaunch("run", *FORKED, "--nproc", "2", write_program(tmp_path, "train.py", text), executable=later)
     job.wait_for("there", 2)
     leaving = int(job.stdout().partition("[1] there ")[2].split()[0])

@@ -18,7 +18,7 @@ from tests.skewed_clock import skewed
 
 pytestmark = pytest.mark.slow
 
-LONG = "agent.job.LONG"
+LONG = "agent.job.LONG_ATTEMPT_S"
 
 PROGRAM = """
 import os, sys, time

@@ -31,13 +31,13 @@ class Node:
         self.told: list[tuple[float, object]] = []
         clock = SimpleNamespace(time=lambda: self.now + 1e9, monotonic=lambda: self.now)
         monkeypatch.setattr(stall_clock, "time", clock)
-        line = SimpleNamespace(answers=True, taken=0, catch_up=lambda: None)
+        channel = SimpleNamespace(has_thread=True, bytes_received=0, read_pending=lambda: None)
         self.ranks = SimpleNamespace(
             number=0,
             phase=AttemptPhase.RUNNING,
             plan=SimpleNamespace(local_ranks=[SimpleNamespace(rank=0), SimpleNamespace(rank=1)], master_port=29500),
-            worked=lambda rank: self.worked,
-            lines={0: line, 1: line},
+            last_keep_alive=lambda rank: self.worked,
+            channels={0: channel, 1: channel},
             processes={number: SimpleNamespace(pid=100 + number) for number in (0, 1)},
         )
         monkeypatch.setattr(
@@ -51,7 +51,7 @@ class Node:
     def tell(self, message: object) -> None:
         self.told.append((self.now, message))
 
-    def after(self, seconds: float, callback: Callable[[], object]) -> Timer:
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Timer:
         self.timers.append(Timer(callback, self.now + seconds))
         return self.timers[-1]
 
@@ -172,8 +172,8 @@ def test_a_look_that_was_held_up_counts_for_nothing(node):
 
 
 def test_before_init_process_group_nobody_is_asked(node):
-    for line in node.ranks.channels.values():
-        line.answers = False
+    for channel in node.ranks.channels.values():
+        channel.has_thread = False
     node.wait(3600)
     assert not node.looks
 
@@ -213,7 +213,7 @@ def test_what_goes_on_after_a_stall_is_told_once(node, how):
     assert told == ([1050] if how == "prints" else [1090])
 
 
-@pytest.mark.parametrize("broken", ["_silence", "_found"])
+@pytest.mark.parametrize("broken", ["_silence_s", "_completed"])
 def test_a_clock_that_raises_is_reported_once_and_stops(node, monkeypatch, broken):
     def fail(*arguments):
         raise RuntimeError("the stall clock")
@@ -230,7 +230,7 @@ def test_an_exception_in_it_does_not_reach_its_callers(node, monkeypatch, called
     def fail(*arguments):
         raise RuntimeError("the stall clock")
 
-    for name in ("_heard", "_standstill"):
+    for name in ("_on_rank_activity", "_time_since_progress"):
         monkeypatch.setattr(StallDetector, name, fail)
     looks: list[Inspection] = []
     node.look(node.ranks, looks.append)

@@ -229,7 +229,7 @@ def test_stopped_ranks_end(start_ddplaunch):
 def test_a_stopped_zygote_is_named_and_does_not_hold_up_the_end(start_ddplaunch, tmp_path):
     """Also where no readings are taken."""
     assert KILL_TIMEOUT_S == 5
-    sooner = launcher_with_constant(tmp_path, "rank.processes.KILL_PATIENCE", scaled_timeout(0.5))
+    sooner = launcher_with_constant(tmp_path, "rank.processes.KILL_TIMEOUT_S", scaled_timeout(0.5))
     job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--no-history", "--grace", "0", SLEEPER, executable=sooner)
     job.wait_for("ready", 2)
     os.kill(zygote := job.zygote(), signal.SIGSTOP)

@@ -15,7 +15,7 @@ from tests.starts import EXEC, FORKED, LIGHT
 
 pytestmark = pytest.mark.slow
 
-STRAGGLING = "agent.stragglers.STRAGGLING"
+STRAGGLING = "agent.stragglers.NAME_DELAY_S"
 
 ENDS_WHEN_TOLD = """
     import os

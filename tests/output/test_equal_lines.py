@@ -155,7 +155,7 @@ while not all(os.path.exists(f"said-{each}") for each in range(int(os.environ["W
 def patient(tmp_path) -> list[str]:
     """A launcher that holds lines for a minute, however slow this machine is."""
     write_program(tmp_path, "train.py", SPEAKS)
-    return [str(launcher_with_constant(tmp_path, "output.equal_lines.HOLD", 60.0)), "-m", "ddplaunch", "run", *LIGHT]
+    return [str(launcher_with_constant(tmp_path, "output.equal_lines.HOLD_S", 60.0)), "-m", "ddplaunch", "run", *LIGHT]
 
 
 @pytest.mark.parametrize(

@@ -333,7 +333,7 @@ def test_a_stuck_reader_does_not_hang_the_job(tmp_path, printer):
     reader, writer = os.pipe()
     process = subprocess.Popen(
         ddplaunch_command("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", script),
-        executable=launcher_with_constant(tmp_path, "output.sink.PATIENCE", 1.0),
+        executable=launcher_with_constant(tmp_path, "output.sink.READER_TIMEOUT_S", 1.0),
         cwd=tmp_path,
         env=clean_environment(),
         stdout=writer,
