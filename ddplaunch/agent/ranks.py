@@ -58,16 +58,16 @@ ATTEMPT_PHASE_TRANSITIONS = {
 
 @dataclass
 class RankProcess:
-    """One rank's process; ``told_to_stop``: we have sent it a signal to end."""
+    """One rank's process; ``stop_requested``: we have sent it a signal to end."""
 
     rank: Rank
     pid: int
     pidfd: int | None
-    told_to_stop: bool = False
+    stop_requested: bool = False
 
     def stop(self, number: int) -> None:
         """Tell it to end; one that is stopped handles nothing."""
-        self.told_to_stop = True
+        self.stop_requested = True
         self.send(number)
         self.send(signal.SIGCONT)
 
@@ -169,7 +169,7 @@ class NodeRanks:
     def to_failure(self, process: RankProcess, code: int, peak: int = 0) -> RankFailure | None:
         """Tell a failure from the end that we asked for; ``code`` is -N for signal N, ``peak`` the memory it had."""
         recorded = remains.read_error_file(self.rank_file_path(process.rank.rank, "json"))
-        if process.told_to_stop:
+        if process.stop_requested:
             if recorded.message is None:  # killed in a finally that took longer than the grace
                 recorded = self.in_flight(process.rank.rank) or recorded
             if recorded.message is None or recorded.interrupt:
@@ -269,16 +269,16 @@ class NodeRanks:
     def mark_stopped(self) -> None:
         """Whatever ends from now on was told to."""
         for process in self.processes.values():
-            process.told_to_stop = True
+            process.stop_requested = True
 
-    def broke(self, how: str) -> None:
+    def set_launcher_failure(self, how: str) -> None:
         """A process of the launcher's, without which they cannot go on, has ended."""
         self._launcher_failure = self._launcher_failure or LauncherFailure(how, time.time())
 
     def on_zygote_lost(self, how: str | None) -> None:
         """They ended with their zygote, as ``Tree.close`` says; those that had recorded an exception have failed."""
         if how:
-            self.broke(how)
+            self.set_launcher_failure(how)
         self.mark_stopped()
         for process in self.processes.values():
             self.to_failure(process, -signal.SIGKILL)

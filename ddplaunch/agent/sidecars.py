@@ -115,7 +115,7 @@ class SidecarRunner:
 
     def on_zygote_signalled(self, number: int, rank: int | None) -> None: ...  # which is not for them
 
-    def store_exited(self, pid: int, code: int) -> None: ...  # they have none
+    def on_store_exited(self, pid: int, code: int) -> None: ...  # they have none
 
     def on_spawned(self, rank: int, pid: int, pidfd: int | None) -> None:
         if pidfd is not None:
@@ -128,7 +128,7 @@ class SidecarRunner:
 
     def on_swept(self, found: list[str], stuck: list[str]) -> None:
         if stuck:
-            self._say(f"these processes cannot be killed, and nothing waits for them: {', '.join(stuck)}")
+            self._say(f"not waiting for processes that cannot be killed: {', '.join(stuck)}")
         self._over()
 
     def on_exited(self, rank: int, pid: int, code: int, usage: Usage) -> None:

@@ -64,7 +64,7 @@ class StragglerMonitor:
         ranks = self._ranks
         if ranks.phase is not AttemptPhase.RUNNING or ranks.failures:
             return []
-        return [each for each in ranks.processes.values() if not each.told_to_stop]
+        return [each for each in ranks.processes.values() if not each.stop_requested]
 
     def _on_timeout(self) -> None:
         if self._ranks.has_debugged_rank:

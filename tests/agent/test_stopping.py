@@ -297,7 +297,7 @@ def test_what_successful_ranks_leave_behind_is_ended_and_named(start_ddplaunch):
     assert LEFTOVER_GRACE_S == 5  # at most, or as long as the ranks have
     job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--grace", "0.5", SLEEPER, "children", "return")
     assert job.wait() == 0
-    assert "ended processes that the ranks left behind" in job.stderr()
+    assert "killed leftover processes of the ranks" in job.stderr()
     assert "sleep" in job.stderr()
     job.assert_nothing_left()
 
@@ -352,7 +352,7 @@ def test_a_rank_that_cannot_die_is_reported_and_not_waited_for(start_ddplaunch):
         (group / "freezer.state").write_text("FROZEN")
         job.signal(signal.SIGTERM)
         assert job.wait() == 143
-        assert "these processes cannot be killed, and nothing waits for them" in job.stderr()
+        assert "not waiting for processes that cannot be killed" in job.stderr()
         assert f"pid {frozen}" in job.stderr()
         assert is_alive(frozen)
     finally:
