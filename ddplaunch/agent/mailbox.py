@@ -51,7 +51,7 @@ class ZygoteSocket:
         on_message: Callable[[FromZygote, list[int]], None],
         on_closed: Callback,
     ) -> None:
-        """``on_message`` gets each message and its descriptors; ``on_closed`` is called once, when the peer has closed."""
+        """``on_message`` gets each message and its descriptors; ``on_closed`` is called once, after end of file."""
         self._loop, self._socket, self._on_message, self._on_closed = loop, sock, on_message, on_closed
         self._queue: deque[_OutgoingMessage] = deque()
         self._incoming = _IncomingMessage()

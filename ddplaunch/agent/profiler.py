@@ -1,7 +1,7 @@
 """Profiles this node's ranks: sends each a signal (a tick) at intervals, then reads the profile that it has written.
 
-A rank starts to handle the signal when a profile is requested (``rank/sampler.py``). The signal is sent only to a process
-that handles it according to /proc, checked right before: an exec clears handlers, and the signal would then kill.
+A rank starts to handle the signal when a profile is requested (``rank/sampler.py``). Right before each signal, /proc
+shows whether the process handles it: an exec clears handlers, and the signal would then kill.
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ class RankProfiler:
         on_done: Callable[[], None],
     ) -> None:
         """``on_profile`` gets the profile of each rank."""
-        self._loop, self._ranks, self._request, self._on_profile, self._on_done = loop, ranks, request, on_profile, on_done
+        self._loop, self._ranks, self._request, self._on_profile, self._on_done = (
+            loop,
+            ranks,
+            request,
+            on_profile,
+            on_done,
+        )
         self._ticks = max(1, round(request.seconds / TICK_INTERVAL_S))
         self._pending: dict[int, _ProfiledRank] = {}  # the ranks without a result yet
 
@@ -57,7 +63,10 @@ class RankProfiler:
             return STARTING if self._ranks.not_spawned else "it has ended"
         if why_not := self._ranks.why_not_inspectable(number):
             return STARTING if why_not == NOT_BEGUN else why_not
-        channel, path = self._ranks.channels[number], self._ranks.rank_file_path(number, f"profile-{self._request.serial}")
+        channel, path = (
+            self._ranks.channels[number],
+            self._ranks.rank_file_path(number, f"profile-{self._request.serial}"),
+        )
         if not (channel.profile_signal and channel.stack_signals[0]):
             return NO_SIGNAL_ERROR
         if path is None:

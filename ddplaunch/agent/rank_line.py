@@ -99,7 +99,7 @@ class RankChannel:
         self.write_line(b"%s%d" % (b"e" if details else b"s", self._serial))
 
     def request_exception(self) -> None:
-        """Make it record the exception that it is handling at the next stack dump; its thread, if any, does so anyway."""
+        """Make it record the exception that it is handling at the next stack dump; with a thread it does so anyway."""
         if not self.has_thread:
             self.write_line(b"n")
 
