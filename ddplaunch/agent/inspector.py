@@ -101,7 +101,7 @@ class RankInspector:
             found = self._found[rank]
             self._found[rank] = replace(found, awaits=sleep.awaits, asleep=sleep.words, lock_holder=sleep.holder)
 
-    # ------------------------------------------------------------------------------------------------------ stacks
+    # ----------------------------------------------------------------------------------------------------------- stacks
 
     def _start_dumps(self) -> None:
         for number, found in self._found.items():
@@ -127,7 +127,7 @@ class RankInspector:
                 process, channel.stack_signals, channel.stacks_fd, self._found[number].condition
             )
 
-    # ------------------------------------------------------------------------------------------------- collectives
+    # ------------------------------------------------------------------------------------------------------ collectives
 
     def _read_collectives(self, then: Callable[[], None], only: tuple[int, ...] | None = None) -> None:
         """Request the state of all ranks, or details of ``only`` some; call ``then`` after all replies or a timeout."""

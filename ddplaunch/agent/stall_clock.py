@@ -204,7 +204,7 @@ class StallDetector:
         begins = rank.answers is None and rank.rank in ranks.channels and ranks.channels[rank.rank].has_thread
         return begins or diagnosis.standing.may_wait(rank)
 
-    # --------------------------------------------------------------------------------------- what only this node knows
+    # ---------------------------------------------------------------------------------------- what only this node knows
 
     def noting(self, ranks: NodeRanks | None, done: Callable[[Inspection], None]) -> Callable[[Inspection], None]:
         """Wrap the callback of an inspection for another purpose: note since when collectives are unchanged."""

@@ -172,7 +172,7 @@ class Supervisor:
             self._loop.run_once()
         return outcome
 
-    # ------------------------------------------------------------------------------------- control messages
+    # ------------------------------------------------------------------------------------------------- control messages
 
     def _on_message(self, message: Message) -> None:
         match message:
@@ -351,7 +351,7 @@ class Supervisor:
             case AttemptPhase.RUNNING | AttemptPhase.STOPPING:
                 self._teardown.sweep(0)
 
-    # ---------------------------------------------------------------------------------- zygote messages
+    # -------------------------------------------------------------------------------------------------- zygote messages
 
     def on_zygote_ready(self, forks: bool, failed: str | None, unsafe: str | None, seconds: float) -> None:
         if self._tree.zygote:
@@ -418,7 +418,7 @@ class Supervisor:
     def on_zygote_lost(self) -> None:
         self._teardown.on_zygote_lost()
 
-    # ----------------------------------------------------------------------------------------- signals and the end
+    # ---------------------------------------------------------------------------------------------- signals and the end
 
     def _on_signal(self, number: int, reason: str = "") -> None:
         if number == signal.SIGTSTP:

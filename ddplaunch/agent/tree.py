@@ -60,7 +60,7 @@ class ProcessTree:
         """Return the zygote, started if there is none; it removes ``store_file`` if the launcher is killed.
 
         Raises:
-            CannotStart: a limit on processes or memory.
+            ResourceLimitError: a limit on processes or memory is reached.
         """
         self.zygote = self.zygote or ZygoteClient(
             self._loop,

@@ -69,11 +69,7 @@ class ZygoteClient:
         blocked: Iterable[int] = (),  # signals that a rank inherits as blocked
         warm: WarmZygoteStarter | None = None,  # provides a zygote that has imported already
     ) -> None:
-        """Start the zygote.
-
-        Raises:
-            CannotStart: a limit on processes or memory.
-        """
+        """Start the zygote; ResourceLimitError: a limit on processes or memory is reached."""
         self._loop, self._listener = loop, listener
         preload = preload or PreloadPlan()
         self.ready = self.killed = self.stores = False  # ``stores``: a fork of it can serve the store
