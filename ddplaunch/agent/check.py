@@ -83,7 +83,7 @@ class NodeCheck:
 
     def _on_output(self, data: bytes) -> None:
         if not data:
-            return self._finish(NodeStartError(f"the check of this machine broke off at {self._step}"))
+            return self._finish(NodeStartError(f"the check of this machine ended unexpectedly at {self._step}"))
         *lines, self._text = (self._text + data).split(b"\n")
         for line in lines:
             kind, text, hint = json.loads(line)
@@ -133,7 +133,7 @@ def run_check(timeout: float, devices: Sequence[str], folders: dict[str, str]) -
     _, available = available_memory(cpu.memory_total, cpu.memory_available)
     if available is not None and available < MIN_MEMORY_BYTES:
         wrong = f"{format_size(available)} of memory are available ({format_size(MIN_MEMORY_BYTES)} needed)"
-        yield "unfit", wrong, "end what uses it, or ask for more memory"
+        yield "unfit", wrong, "stop processes that use much, or request more memory"
     if devices:
         yield from _wait_for_gpu_memory(timeout, devices)
     yield "fit", "", None
@@ -160,7 +160,7 @@ def _check_writable(what: str, path: str) -> str | None:
     except OSError as error:
         if what.startswith(CURRENT_DIR_TEXT) and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             return None
-        return f"nothing can be written to {what}: {error.strerror}"
+        return f"cannot write to {what}: {error.strerror}"
     return _check_free_space(what, path, MIN_DISK_BYTES)
 
 
@@ -174,14 +174,18 @@ def _wait_for_gpu_memory(timeout: float, devices: Sequence[str]) -> Iterator[Ste
         found = dict(zip(visible.devices, visible.gpus, strict=True))
         if missing := [device for device in devices if device not in found]:
             why = f": {hardware.notes[0].rstrip('.')}" if hardware.notes else ""
-            yield "unfit", f"{join_names(missing)} cannot be found any more{why}", "`nvidia-smi` and dmesg may tell why"
+            yield "unfit", f"{join_names(missing)} cannot be found any more{why}", "`nvidia-smi` and dmesg may show why"
             return
         gpus = {each.gpu.index: each.gpu for each in (found[device] for device in devices) if each.mig is None}
         busy = [gpu for gpu in gpus.values() if (gpu.memory_used or 0) > GPU_BUSY_BYTES]
         if not busy:
             return
         if time.monotonic() >= until:
-            yield "unfit", _describe_gpu_users(busy[0], timeout), "end what uses it, or leave the GPU out: --gpus"
+            yield (
+                "unfit",
+                _describe_gpu_users(busy[0], timeout),
+                "stop the processes that use it, or exclude the GPU: --gpus",
+            )
             return
         used = (f"GPU {gpu.index}: {format_size(gpu.memory_used or 0)}" for gpu in busy)
         yield "waiting", f"{join_names(used)} are still in use", None

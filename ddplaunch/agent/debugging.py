@@ -127,7 +127,7 @@ class DebugServer:
                 self._socket = _listen_unix(self._folder.path, path)
                 self._loop.watch_fd(self._socket.fileno(), self._accept_rank)
             except OSError as error:
-                self._notify(f"no rank can be debugged: {path}: {error.strerror or error}")
+                self._notify(f"ranks cannot be debugged: {path}: {error.strerror or error}")
         return path if self._socket is not None else ""
 
     @property
@@ -240,7 +240,7 @@ class DebugServer:
             )
             return each.terminal.path
         except OSError as error:
-            self._notify(f"rank {rank}: its debugger has no terminal: {error.strerror}; PYTHONBREAKPOINT= takes pdb")
+            self._notify(f"rank {rank}: no terminal for its debugger: {error.strerror}; PYTHONBREAKPOINT= selects pdb")
             return ""
 
     def _resume_rank(self, rank: int, each: Debuggee) -> None:
@@ -260,9 +260,10 @@ class DebugServer:
             process.send(channel.debug_signal)
 
     def _announce_stop(self, stopped: RankStopped) -> None:
-        rank, attach = stopped.rank, "" if self._users else f"; {self.attach_command()} attaches"
+        rank, attach = stopped.rank, "" if self._users else f"; attach with {self.attach_command()}"
         if stopped.error:
-            text = f"rank {rank} has failed at {stopped.location}: {stopped.error}; it stays until q{attach}"
+            where = f"{stopped.location}: {stopped.error}"
+            text = f"rank {rank} has failed at {where}; it waits in the debugger until q{attach}"
         elif rank in self._pausing:
             text = f"rank {rank} has stopped: {stopped.location}{attach}"
         else:
@@ -287,7 +288,7 @@ class DebugServer:
     def _on_idle_timeout(self, rank: int, each: Debuggee) -> None:
         if each.stopped:
             idle = format_elapsed(self._idle_timeout_s)
-            self._notify(f"rank {rank} goes on: nobody typed anything for {idle} (--debug-timeout)")
+            self._notify(f"rank {rank} resumes: no input for {idle} (--debug-timeout)")
             self._resume_rank(rank, each)
 
     def _on_rank_disconnect(self, rank: int, each: Debuggee) -> None:
@@ -320,8 +321,8 @@ class DebugServer:
         left, operation = min(waits, default=(0.0, ""))
         if not 0 < left < IGNORED_TIMEOUT_S or not any(each.stopped is stopped for each in self._known.values()):
             return
-        advice = "" if left < TIMEOUT_WARNING_S else "; with run --debug it is a day"
-        self._notify(f"{operation} of the other ranks fails in {format_elapsed(left)}, by torch's own timeout{advice}")
+        advice = "" if left < TIMEOUT_WARNING_S else "; run --debug sets 24 hours"
+        self._notify(f"{operation} of the other ranks times out in {format_elapsed(left)} (torch's timeout){advice}")
         if left > 2 * TIMEOUT_WARNING_S:
             self._loop.call_later(left - TIMEOUT_WARNING_S, partial(self._inspect_timeouts, stopped))
 
@@ -394,7 +395,7 @@ class DebugServer:
             return self._resume_rank(rank, each)
         if line in ("q", "quit", "exit"):
             return self._on_quit(rank)
-        text = f"rank {rank} is in {each.stopped.tool}, which needs a terminal; here: detach, q, @RANK\n"
+        text = f"rank {rank} is in {each.stopped.tool}, which needs a terminal; commands here: detach, q, @RANK\n"
         self._send_to_user(DebuggerOutput(rank, f"ddplaunch: {text}".encode(), each.prompt))
 
     def _send_to_user(self, message: ToUser | QuitRequested) -> None:
@@ -418,9 +419,11 @@ class DebugServer:
         if all(rank != local.rank for local in ranks.plan.local_ranks):
             return self._inspect(diagnosis.inspection.Detail.WAITS, partial(self._report_busy_rank, rank))
         if process is None:
-            return self._send_refusal(f"rank {rank} does not run")
+            return self._send_refusal(f"rank {rank} is not running")
         if channel is None or not channel.debug_signal or not is_caught(process.pid, channel.debug_signal):
-            return self._send_refusal(f"rank {rank} cannot be stopped: its program has not begun, or takes that signal")
+            return self._send_refusal(
+                f"rank {rank} cannot be stopped: its program has not started, or handles that signal"
+            )
         self._pausing.add(rank)
         if each:
             each.detached = False
@@ -433,7 +436,7 @@ class DebugServer:
         found = inspection.by_number.get(rank)
         where = f"on {found.host}" if found and found.host else "on its own node"
         command = f"`ddplaunch debug {self._ranks.plan.run_id} --rank {rank}`"
-        self._send_refusal(f"rank {rank} is on another node: type {command} {where}")
+        self._send_refusal(f"rank {rank} is on another node: run {command} {where}")
 
     def _explain_delay(self, rank: int) -> None:
         if rank in self._pausing:
@@ -443,7 +446,7 @@ class DebugServer:
         found = inspection.by_number.get(rank)
         if rank in self._pausing and found is not None:
             place = diagnosis.stall.describe_locations([found]) or "in native code"
-            text = f"rank {rank} has not come to another line yet: {place}; it stops when that returns, Ctrl-C leaves"
+            text = f"rank {rank} has not reached another line yet: {place}; it stops when that returns, Ctrl-C leaves"
             self._send_to_user(DebugNotice(text))
 
 

@@ -79,9 +79,9 @@ def check_proc() -> None:
         return
     remedy = "mount -t proc proc /proc"
     if not os.path.exists("/proc/self/stat"):
-        raise ResourceLimitError("/proc is not mounted: the processes of a job are found there", remedy)
+        raise ResourceLimitError("/proc is not mounted; it is needed to find the processes of a job", remedy)
     if (there := os.readlink("/proc/self")) != str(os.getpid()):
-        what = f"/proc is of another PID namespace: this process is {os.getpid()}, and {there} there"
+        what = f"/proc belongs to another PID namespace: this process is {os.getpid()}, but {there} there"
         raise ResourceLimitError(what, f"{remedy}, or unshare --mount-proc")
     calls: tuple[tuple[str, Callable[[], object]], ...] = (
         ("prctl", processes.check_prctl),
@@ -92,7 +92,7 @@ def check_proc() -> None:
             call()
         except OSError as error:
             if error.errno in (errno.EPERM, errno.ENOSYS, errno.EACCES):
-                what = f"the system call {name} fails, which starting ranks needs: {error.strerror}"
+                what = f"the system call {name} is needed to start ranks and fails: {error.strerror}"
                 raise ResourceLimitError(what, "allow it in the container's seccomp profile") from None
 
 
@@ -102,7 +102,7 @@ def describe_spawn_error(number: int | None) -> str:
     if number == errno.EMFILE:
         return f"too many open files: the limit is {soft} (ulimit -n)"
     if number == errno.ETOOMANYREFS:
-        return f"too many descriptors of this user are on their way between processes: the limit is {soft} (ulimit -n)"
+        return f"too many descriptors of this user are in flight between processes: the limit is {soft} (ulimit -n)"
     if number == errno.EAGAIN:
         return f"too many processes: {_describe_process_limit()}"
     return os.strerror(number or 0)

@@ -70,7 +70,7 @@ class NotifyObserver:
             case events.JobStalled(since=since, text=text) if text:
                 self._enqueue("stalls", text, {"since": since})
             case events.JobPreempted():
-                self._enqueue("preempted", "is asked to make room")
+                self._enqueue("preempted", "is being preempted")
             case events.Restarting(attempt=attempt, wait=wait, text=text, verdict=verdict):
                 if verdict:
                     self._on_failure(verdict)
@@ -97,7 +97,9 @@ class NotifyObserver:
     def _enqueue(self, name: str, text: str, own: Mapping[str, object] | None = None, *, last: bool = False) -> None:
         if self._count >= MAX_EVENTS and not last:
             if self._count == MAX_EVENTS:
-                self._show_note(f"--notify: {MAX_EVENTS} events were told; of the others only the end will be")
+                self._show_note(
+                    f"--notify: limit of {MAX_EVENTS} events reached; only the end of the job will be reported"
+                )
             self._count = MAX_EVENTS + 1
             return
         self._count += 1
@@ -160,7 +162,7 @@ class NotifyObserver:
         for number, code, words in failed:
             if number not in self._reported:
                 self._reported.add(number)
-                how = f"took more than {COMMAND_TIMEOUT_S:g} s and was ended" if code is None else describe_exit(code)
+                how = f"took more than {COMMAND_TIMEOUT_S:g} s and was killed" if code is None else describe_exit(code)
                 last = f": {sanitize_line(words, 200)}" if words else ""
                 self._show_note(f"--notify {self._commands[number].command_text} {how}{last}; the job goes on")
         self._send_next()
@@ -168,7 +170,7 @@ class NotifyObserver:
     def _on_notifier_lost(self, why: str) -> None:
         self._lost = True
         self._queue.clear()
-        self._show_note(f"--notify: nobody is told any more: {why}; the job goes on")
+        self._show_note(f"--notify disabled: {why}; the job continues")
         self._close()
 
     def _close(self) -> None:
@@ -189,7 +191,9 @@ class NotifyObserver:
             self._loop.run_once()
         timer.cancel()
         if self._busy:
-            self._show_note(f"--notify was not done {FINAL_TIMEOUT_S:g} s after the job's end, and was ended")
+            self._show_note(
+                f"--notify: commands still ran {FINAL_TIMEOUT_S:g} s after the end of the job and were killed"
+            )
         self._close()
         if self._lost and not self._unrelated_pids:
             children.kill_descendants(lambda pid: False)  # processes of the notifier, which the launcher has adopted

@@ -122,7 +122,7 @@ class RankProfiler:
             if last:
                 del self._pending[number]
                 channel = self._ranks.channels.get(number)
-                silent = "it did not answer" if channel and channel.stack_signals[0] else NO_SIGNAL_ERROR
+                silent = "it did not respond" if channel and channel.stack_signals[0] else NO_SIGNAL_ERROR
                 self._report_missing(number, silent if late else "it has ended")
                 profiled.remove_file()
             elif self._request.torch:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.memory import RankMemory
     from ddplaunch.diagnosis.inspection import CollectiveArrivals
 
-NOT_BEGUN = "its program has not begun yet"
+NOT_BEGUN = "its program has not started yet"
 SIGINT_TIMEOUT_S = 3.0  # seconds between SIGINT and SIGTERM: a wait inside torch does not react to SIGINT
 
 
@@ -126,7 +126,7 @@ class NodeRanks:
         channel = self.channels.get(rank)
         if channel is None:
             program = self.plan.target.kind is TargetKind.PROGRAM
-            return "it is not a Python program" if program else "ddplaunch runs with --no-inspect"
+            return "it is not a Python program" if program else "inspection is disabled (--no-inspect)"
         channel.read_pending()
         return "" if channel.is_ready else NOT_BEGUN
 

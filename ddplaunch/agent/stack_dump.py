@@ -18,9 +18,9 @@ from ddplaunch.agent.ranks import RankProcess
 from ddplaunch.agent.signals import contains_signal, is_caught, read_signal_sets
 from ddplaunch.diagnosis.inspection import ProcessCondition
 
-REPLACED_ERROR = "it has become another program"
-NO_SIGNAL_ERROR = "no signal is free for it"
-ENDING_ERROR = "its program is over, and Python takes down what it left"
+REPLACED_ERROR = "it has been replaced by another program (exec)"
+NO_SIGNAL_ERROR = "no free signal for it"
+ENDING_ERROR = "its program has ended, and Python is shutting down"
 _DELIMITER = b"\0"  # before and after a dump on the first signal
 _MEMFD_NAME = "/memfd:ddplaunch-stacks (deleted)"
 _MAX_DUMP_BYTES = 4 << 20
@@ -56,18 +56,18 @@ class RankStackDump:
                 left = os.readlink(f"{self._proc}/fd/{fd}") == _MEMFD_NAME  # an exec would have closed it
                 return ENDING_ERROR if left else REPLACED_ERROR
             if os.readlink(f"{self._proc}/fd/{fd}") != _MEMFD_NAME:
-                return "the program has closed the file for it"
+                return "the program has closed the file for stacks"
             self._file = os.open(f"{self._proc}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
             os.ftruncate(self._file, 0)
         except FileNotFoundError:
             if not os.path.exists(self._proc):
                 return "it has ended"
             if caught:
-                return "the program has closed the file for it"
+                return "the program has closed the file for stacks"
             # At the end of a process the kernel closes all descriptors; an exec closes only that of the dumps.
             return REPLACED_ERROR if self._has_descriptors() else ENDING_ERROR
         except (OSError, ValueError) as error:
-            return f"the system does not allow it: {error}"
+            return f"not permitted: {error}"
         return ""
 
     def _has_descriptors(self) -> bool:
@@ -118,7 +118,7 @@ class RankStackDump:
         if self.poll():
             text = os.pread(self._file, _MAX_DUMP_BYTES, 0)
             text = text.replace(_DELIMITER, b"")
-            self._finish("" if text else "it did not answer", text or None)
+            self._finish("" if text else "it did not respond", text or None)
 
     def _finish(self, why_not: str = "", text: bytes | None = None) -> None:
         self.why_not, self.text = why_not, text

@@ -53,7 +53,7 @@ class StallDetector:
         note: Callable[[str], None],
     ) -> None:
         """``inspect`` finds the state of this node's ranks; ``send`` sends to node 0; ``note`` shows a message."""
-        self._loop, self._inspect, self._send = IsolatedLoop(loop, "the stall clock", note), inspect, send
+        self._loop, self._inspect, self._send = IsolatedLoop(loop, "stall detection", note), inspect, send
         self._timeout, self._strict = config.stall_timeout, config.stall_strict
         doubled = [EARLY_STALL_CHECK_S * 2**times for times in range(10)]
         last = config.stall_timeout - config.stall_check_interval_s

@@ -107,10 +107,10 @@ class StragglerMonitor:
             found = inspection.by_number.get(rank)
             place = (diagnosis.stall.describe_locations([found]) or found.no_stack) if found else ""
             self._notify(
-                f"rank {rank}{on} (pid {each.pid}) has {how}, and still runs" + (f": {place}" if place else "")
+                f"rank {rank}{on} (pid {each.pid}) has {how}, but is still running" + (f": {place}" if place else "")
             )
         if (more := len(stragglers) - MAX_LISTED_NAMES) > 0:
-            self._notify(f"{format_count(more, 'more rank')} failed and still run")
+            self._notify(f"{format_count(more, 'more rank')} failed and are still running")
 
     def _format_note(self, stragglers: Sequence[RankProcess], inspection: Inspection) -> str:
         places = {rank.rank: diagnosis.stall.describe_locations([rank]) for rank in inspection.ranks}

@@ -167,4 +167,4 @@ def _announce(request: StopRequested, ranks: str) -> str:
     """Describe a stop request; the reason or signal is named unless it was Ctrl-C."""
     if request.reason or request.signal != signal.SIGINT:
         return f"{request.reason or signal_name(request.signal)}: stopping {ranks}"
-    return f"stopping {ranks}; Ctrl-C again ends them at once"
+    return f"stopping {ranks}; Ctrl-C again kills them now"

@@ -74,9 +74,9 @@ class WarmZygoteStarter:
                     guardian_socket, self._start_warm_zygote(path, config, order, environment, theirs, its)
                 )
             else:
-                self.unavailable_reason = "the warm zygote has gone"
+                self.unavailable_reason = "the warm zygote has ended"
         except (OSError, KeyError) as error:
-            self.unavailable_reason = f"no warm zygote can be asked: {error}"
+            self.unavailable_reason = f"cannot connect to a warm zygote: {error}"
         finally:
             theirs.close()
             its.close()
@@ -150,9 +150,9 @@ class WarmZygoteStarter:
 def _why_not_warm(config: ZygoteConfig) -> str | None:
     """Why this run cannot use a warm zygote; None if it can."""
     if not config["modules"]:
-        return "nothing is imported for all ranks" if config["forks"] else "each rank is a new interpreter"
+        return "nothing is preloaded" if config["forks"] else "each rank is a new interpreter"
     if config["asked"]:
-        return f"what --preload names is not kept: {','.join(config['asked'])}"
+        return f"modules named with --preload are not kept warm: {','.join(config['asked'])}"
     if not hasattr(os, "memfd_create"):
         return "this Python or this system has no memfd_create"
     inherited = asking.inherited_fds()

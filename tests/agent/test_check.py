@@ -103,7 +103,7 @@ def test_ctrl_c_ends_the_wait(start_ddplaunch, tmp_path, gpu):
     ("number", "said"),
     [
         (signal.SIGSTOP, "the GPU driver did not answer in 5 s"),
-        (signal.SIGKILL, "the check of this machine broke off at the GPU driver"),
+        (signal.SIGKILL, "the check of this machine ended unexpectedly at the GPU driver"),
     ],
 )
 def test_a_look_that_comes_to_no_end(start_ddplaunch, tmp_path, gpu, number, said):

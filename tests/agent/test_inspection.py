@@ -390,7 +390,7 @@ def test_no_inspect_prepares_nothing(start_ddplaunch, run_in_fork, tmp_path):
         job = start_ddplaunch("run", *LIGHT, *option, "--nproc", "2", script)
         job.wait_for(line, 2)
         why = {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]}
-        assert why == ({"ddplaunch runs with --no-inspect"} if option else {""})
+        assert why == ({"inspection is disabled (--no-inspect)"} if option else {""})
         job.signal(signal.SIGINT)
         assert job.wait() == 130
 
@@ -441,7 +441,7 @@ def test_a_program_that_takes_all_signals_later_gets_ours_once_at_most(start_ddp
     job = start_ddplaunch("run", *words, executable=patient)
     job.wait_for("there", 2)
     for _ in range(3):
-        assert {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]} == {"no signal is free for it"}
+        assert {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]} == {"no free signal for it"}
     job.signal(signal.SIGINT)
     assert job.wait() == 130
     assert job.stdout().count("caught") == (4 if what == "plain" else 0)  # each of two
@@ -471,7 +471,7 @@ def test_a_program_that_closes_its_descriptors(start_ddplaunch, run_in_fork, tmp
     job = start_ddplaunch("run", *LIGHT, "--nproc", "2", write_program(tmp_path, "train.py", text))
     job.wait_for("there", 2)
     why = {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]}
-    assert why == {"the program has closed the file for it"}
+    assert why == {"the program has closed the file for stacks"}
     assert (tmp_path / "victim").read_text() == ""
     job.signal(signal.SIGINT)
     job.wait()

@@ -72,7 +72,7 @@ def test_a_feature_that_raises_is_reported_once_and_left_out(start_ddplaunch, tm
         ("the answer to TailRanks failed", 2),  # each request is one of its own
         ("the answer to InspectJob failed", 1),
         ("the inspection of ranks failed", 1),
-        ("the stall clock failed", 1),
+        ("stall detection failed", 1),
         ("the sidecars failed", 1),
     ):
         assert said.count(f"bug in ddplaunch: {what} and is left out, the job goes on; please report it") == times

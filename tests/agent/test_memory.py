@@ -163,8 +163,8 @@ def test_torchs_own_words_about_a_killed_worker_are_understood(group, start_ddpl
         for _ in DataLoader(Growing(), batch_size=None, num_workers=1):
             pass
         """
-    job = start_ddplaunch("run", "--preload", "torch", "--nproc", "1", "--show", "all", write_program(tmp_path, "t.py", program),
-                preexec_fn=joining(group(700)))  # fmt: skip
+    words = ("--preload", "torch", "--nproc", "1", "--show", "all", write_program(tmp_path, "t.py", program))
+    job = start_ddplaunch("run", *words, preexec_fn=joining(group(700)))
     assert job.wait() == 1
     _, what, who, *_ = report(job)
     assert re.search(r"out-of-memory killer ended (its process \d+, which had \d+ MiB|one of its processes): ", what)

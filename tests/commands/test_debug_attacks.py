@@ -350,7 +350,7 @@ def test_a_rank_of_another_node_is_named_with_the_node(start_ddplaunch, tmp_path
     for node, rank, theirs in ((1, 0, 0), (1, 1, 0), (0, 2, 1)):
         done = pipe_to_debugger(tmp_path, "", str(jobs[node].process.pid), "--rank", str(rank))
         assert done.returncode == 2, done.stdout + done.stderr
-        assert f"rank {rank} is on another node: type `ddplaunch debug calm --rank {rank}` on " in done.stdout, theirs
+        assert f"rank {rank} is on another node: run `ddplaunch debug calm --rank {rank}` on " in done.stdout, theirs
     for rank in ("3", "9"):
         refused = pipe_to_debugger(tmp_path, "", str(jobs[1].process.pid), "--rank", rank)
         assert (refused.returncode, f"there is no rank {rank}: this job has ranks 0 to 2" in refused.stdout) == (
