@@ -74,8 +74,8 @@ UNSHARE = shutil.which("unshare")
 @pytest.mark.parametrize(
     ("made", "code", "message"),
     [
-        ("umount -l /sys; umount -l /proc", 71, "Error: /proc is not mounted: "),
-        ("mount -t tmpfs none /proc; mount -t tmpfs none /sys", 71, "Error: /proc is not mounted: "),
+        ("umount -l /sys; umount -l /proc", 71, "Error: /proc is not mounted; "),
+        ("mount -t tmpfs none /proc; mount -t tmpfs none /sys", 71, "Error: /proc is not mounted; "),
         ("mount -t tmpfs none /dev; mknod /dev/null c 1 3; mknod /dev/urandom c 1 9", 0, ""),
     ],
     ids=["neither", "empty", "no /dev/fd"],
