@@ -1,4 +1,4 @@
-"""A launcher that waits less long than ours, for tests of what it does when it has waited long enough."""
+"""A launcher with another value of a duration constant, for tests of timeouts and delays."""
 
 import sys
 from pathlib import Path
@@ -7,11 +7,10 @@ from tests.conftest import write_program
 
 
 def launcher_with_constant(folder: Path, constant: str, seconds: float, *others: str) -> Path:
-    """Write the launcher with ``constant``, say "agent.stragglers.STRAGGLING", of so many seconds.
+    """Write a launcher in which ``constant``, for example "agent.stragglers.NAME_DELAY_S", is ``seconds``.
 
-    So are ``others`` of its file.
-
-    The program is for ``subprocess.Popen(command(…), executable=…)``, and so for ``start(…, executable=…)``.
+    So are ``others`` of its module. The program is for ``subprocess.Popen(ddplaunch_command(…), executable=…)``, and so
+    for ``start_ddplaunch(…, executable=…)``.
     """
     module, _, name = constant.rpartition(".")
     program = write_program(

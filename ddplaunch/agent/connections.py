@@ -32,12 +32,15 @@ class TcpConnection(NamedTuple):
 def list_connections(port: int = 0) -> list[TcpConnection]:
     """List all connections, or those to ``port``; at most ``_MAX_CONNECTIONS``, none without support of the kernel."""
     found: list[TcpConnection] = []
-    with suppress(OSError), socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as ours:
+    with (
+        suppress(OSError),
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as netlink_socket,
+    ):
         for family in (socket.AF_INET, socket.AF_INET6):
             head = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), _ESTABLISHED)
             wanted = head + struct.pack(">HH44x", 0, port)
-            ours.send(struct.pack("=IHHII", 16 + len(wanted), _BY_FAMILY, _REQUEST | _DUMP, 1, 0) + wanted)
-            for message in _read_netlink(ours):
+            netlink_socket.send(struct.pack("=IHHII", 16 + len(wanted), _BY_FAMILY, _REQUEST | _DUMP, 1, 0) + wanted)
+            for message in _read_netlink(netlink_socket):
                 found.append(_parse_connection(message))
                 if len(found) >= _MAX_CONNECTIONS:
                     return found
@@ -54,9 +57,9 @@ def socket_inodes_of(pid: int) -> Iterator[int]:
                     yield int(number[:-1])
 
 
-def _read_netlink(ours: socket.socket) -> Iterator[bytes]:
+def _read_netlink(netlink_socket: socket.socket) -> Iterator[bytes]:
     while True:
-        data = ours.recv(1 << 17)
+        data = netlink_socket.recv(1 << 17)
         while len(data) >= 16:
             length, kind = struct.unpack_from("=IH", data)
             if kind in (_DONE, _ERROR) or length < 16:

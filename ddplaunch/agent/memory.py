@@ -99,7 +99,7 @@ class RankMemory:
         """Explain why one of ``pids`` was killed, the rank ``pid`` or its workers; None if memory was not short."""
         now, ended = control_groups.read_cgroups(self._root), self._log.read_kills()
         before, after = (each[0].oom_kills if each else None for each in (self._before, now))
-        ours = before is not None and after is not None
+        is_certain = before is not None and after is not None
         if before is None or after is None:
             before, after = self._machine, self._read_oom_kill_count()
         victim = next((each for each in pids if each in ended), None)
@@ -126,7 +126,7 @@ class RankMemory:
             self._find_exhausted_limit(now, record),
             before,
             after,
-            ours or record is not None,
+            is_certain or record is not None,
             who,
             len(others),
             held,

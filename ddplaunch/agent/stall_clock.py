@@ -257,11 +257,11 @@ class StallDetector:
             if rank in ranks.channels
         }
         found = read_tree_usage([process.pid for process in ranks.processes.values()], ranks.plan.master_port)
-        ours = {
+        usage = {
             pid: used._replace(bytes_transferred=used.bytes_transferred - taken.get(pid, 0))
             for pid, used in found.items()
         }
-        return _UsageSnapshot(time.monotonic(), ours)
+        return _UsageSnapshot(time.monotonic(), usage)
 
     def _time_since_progress(self, rank: RankInspection, now: float) -> float:
         """Seconds since a rank's collectives last changed: since that was seen, or since it entered the last one."""

@@ -77,11 +77,11 @@ def _of_idle_loops(pid: int) -> float:
 
 def _external_connections(held: Collection[int], store: int) -> list[TcpConnection]:
     """The connections of the ranks, except those between them on this node and those to the store."""
-    ours = {each.endpoints: each for each in list_connections() if each.inode in held} if held else {}
+    connections = {each.endpoints: each for each in list_connections() if each.inode in held} if held else {}
     return [
         each
-        for each in ours.values()
-        if (each.endpoints[1], each.endpoints[0]) not in ours
+        for each in connections.values()
+        if (each.endpoints[1], each.endpoints[0]) not in connections
         and store not in (each.endpoints[0][1], each.endpoints[1][1])
     ]
 

@@ -32,7 +32,7 @@ def python(tmp_path, text):
 
 
 @pytest.mark.smoke
-def test_each_event_is_told_once(run_ddplaunch, tmp_path):
+def test_each_event_runs_the_command_once(run_ddplaunch, tmp_path):
     write_program(tmp_path, "t.py", FAILS)
     job = run_ddplaunch("run", "--nproc", "2", *LIGHT, "--max-restarts", "1", "--notify", TO_FILE, "t.py")
     assert job.returncode == 1
@@ -46,7 +46,7 @@ def test_each_event_is_told_once(run_ddplaunch, tmp_path):
     assert (end["code"], end["world_size"]) == (1, 2)
 
 
-def test_a_command_that_fails_is_said_once(run_ddplaunch, tmp_path):
+def test_a_command_that_fails_is_reported_once(run_ddplaunch, tmp_path):
     write_program(tmp_path, "t.py", "")
     job = run_ddplaunch("run", "--notify", "sh -c 'yes | head -c 9000000; echo; echo no mail here; exit 3'", "t.py")
     assert (job.returncode, job.stderr.count("--notify")) == (0, 1)

@@ -34,7 +34,7 @@ def limited(number: int, soft: int, hard: int):
     return lambda: resource.setrlimit(number, (soft, hard))
 
 
-def test_a_start_that_takes_long_says_what_it_waits_for(start_ddplaunch, tmp_path):
+def test_a_start_that_takes_long_shows_what_it_waits_for(start_ddplaunch, tmp_path):
     write_program(tmp_path, "slow.py", "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)")
     script = write_program(tmp_path, "train.py", "")
     sooner = launcher_with_constant(tmp_path, "output.waiting.STARTUP_NOTICE_DELAY_S", 0.2)
