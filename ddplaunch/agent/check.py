@@ -60,7 +60,7 @@ class NodeCheck:
         """``environ``: that of the ranks, with the GPUs that they see; ``log_dir``: the folder of the log."""
         self._loop, self._request, self._on_progress, self._on_result = loop, request, on_progress, on_result
         folders = {CURRENT_DIR_TEXT: os.getcwd(), "TMPDIR": environ.get("TMPDIR") or "/tmp", "--log-dir": log_dir}
-        asked = (
+        arguments = (
             request.gpu_memory_timeout,
             sorted({rank.device for rank in plan.local_ranks} - {"cpu"}),
             {f"{what} ({path})": path for what, path in folders.items() if path},
@@ -69,7 +69,7 @@ class NodeCheck:
         self._step = "the check"
         self._child = HelperProcess(
             loop,
-            [*python_command(sys.executable, CHECK_STATEMENT), json.dumps(asked)],
+            [*python_command(sys.executable, CHECK_STATEMENT), json.dumps(arguments)],
             self._on_output,
             self._on_timeout,
             deadline=START_TIMEOUT_S,

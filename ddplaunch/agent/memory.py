@@ -52,11 +52,11 @@ class RankMemory:
         self._before = control_groups.read_cgroups(root)
         self._machine = self._read_oom_kill_count()
         self._log = KernelLog(root)
-        self._points: PointsByRank = {}  # when memory was short: proportional sizes, forks share pages
-        self._wholes: PointsByRank = {}  # at any time: resident sizes
+        self._pss_points: PointsByRank = {}  # when memory was short: proportional sizes, forks share pages
+        self._rss_points: PointsByRank = {}  # at any time: resident sizes
         self._explained: set[int] = set()  # pids whose kill was reported
         self._alarm: MemoryAlarm | None = None
-        self._reading = _thread.allocate_lock()  # held by the thread that reads proportional sizes
+        self._pss_lock = _thread.allocate_lock()  # held by the thread that reads proportional sizes
 
     def start_alarm(self) -> None:
         """From now on, sample the ranks whenever memory gets short."""
@@ -75,7 +75,7 @@ class RankMemory:
         ``peak``: most memory that the process or one of its children used, in bytes.
         """
         if number == signal.SIGBUS or "Bus error" in text:
-            points = [*self._wholes.get(rank, ()), self._sample_ranks({rank: pid}, parts=False)[rank]]
+            points = [*self._rss_points.get(rank, ()), self._sample_ranks({rank: pid}, proportional=False)[rank]]
             grew = diagnosis.memory.describe_growth(rank, points)
             return "\n".join(filter(None, (_shared_memory(), grew)))
         if number == signal.SIGKILL:
@@ -115,11 +115,13 @@ class RankMemory:
             who = "" if itself else "one of its processes"
         ranks = {**self._ranks(), rank: pid}
         others = ranks.keys() - {rank}
-        whole, part = self._sample_ranks(ranks, parts=False), self._sample_ranks(ranks)
-        for each in whole:
-            part.setdefault(each, self._points[each][-1] if each in self._points else whole[each])
+        resident, proportional = self._sample_ranks(ranks, proportional=False), self._sample_ranks(ranks)
+        for each in resident:
+            proportional.setdefault(each, self._pss_points[each][-1] if each in self._pss_points else resident[each])
         held = sum(
-            self._recent_peak(self._points, other, part[other], of) for other in others for of in ("own", "children")
+            self._recent_peak(self._pss_points, other, proportional[other], of)
+            for other in others
+            for of in ("own", "children")
         )
         shortage = diagnosis.memory.OutOfMemory(
             rank,
@@ -133,7 +135,7 @@ class RankMemory:
         )
         both = [
             [*noted.get(rank, ()), self._last_point(noted, rank, seen[rank], record, peak, itself=itself)]
-            for noted, seen in ((self._points, part), (self._wholes, whole))
+            for noted, seen in ((self._pss_points, proportional), (self._rss_points, resident))
         ]
         return "\n".join(diagnosis.memory.explain_oom(shortage, *both))
 
@@ -177,21 +179,21 @@ class RankMemory:
 
     def sample(self) -> None:
         """Store the resident sizes of the ranks; fast, and takes no locks of their memory."""
-        self._store_points(self._wholes, self._sample_ranks(self._ranks(), parts=False))
+        self._store_points(self._rss_points, self._sample_ranks(self._ranks(), proportional=False))
 
     def _on_alarm(self) -> None:
         self.sample()
-        self._store_points(self._points, self._sample_ranks(self._ranks()))
+        self._store_points(self._pss_points, self._sample_ranks(self._ranks()))
 
     def _store_points(self, noted: PointsByRank, seen: Mapping[int, MemoryPoint]) -> None:
         for rank, point in seen.items():
             if point.own:  # else it has just ended, or no descriptor is left for reading
                 noted.setdefault(rank, deque(maxlen=_MAX_POINTS)).append(point)
 
-    def _sample_ranks(self, ranks: Mapping[int, int], *, parts: bool = True) -> dict[int, MemoryPoint]:
+    def _sample_ranks(self, ranks: Mapping[int, int], *, proportional: bool = True) -> dict[int, MemoryPoint]:
         """Read the memory of ranks, by their pids; of a rank that has ended, that of its children.
 
-        ``parts``: proportional sizes, where forks share pages; empty if that takes too long. Else resident sizes.
+        ``proportional``: proportional sizes (forks share pages), empty if that takes too long; else resident sizes.
         """
         if self._before:
             shared, cache = control_groups.read_shared_and_cache(self._before[0])
@@ -204,7 +206,11 @@ class RankMemory:
                     leaders[int(name)] = os.getsid(int(name))  # each rank leads a session, which its workers are in
         own, below = dict.fromkeys(ranks.values(), 0), dict.fromkeys(ranks.values(), 0)
         pids = [pid for pid, leader in leaders.items() if leader in own]
-        held = self._proportional_sizes(pids) if parts else {pid: _anonymous(pid, "status", "RssAnon") for pid in pids}
+        held = (
+            self._proportional_sizes(pids)
+            if proportional
+            else {pid: _anonymous(pid, "status", "RssAnon") for pid in pids}
+        )
         if len(held) < len(pids):
             return {}
         for pid, count in held.items():
@@ -221,18 +227,18 @@ class RankMemory:
                 for pid in pids:
                     found[pid] = _anonymous(pid, "smaps_rollup", "Pss_Anon")
             finally:
-                self._reading.release()
+                self._pss_lock.release()
 
         # The reader waits for a process that is changing its memory map: only one thread at a time, not the loop.
         much = sum(_anonymous(pid, "status", "VmRSS") for pid in pids) > _PSS_TIMEOUT_BYTES
-        if much or not self._reading.acquire(blocking=False):
+        if much or not self._pss_lock.acquire(blocking=False):
             return {}
         try:
             _thread.start_new_thread(read, ())
         except RuntimeError:  # too many processes
-            self._reading.release()
-        if self._reading.acquire(timeout=_PSS_TIMEOUT_S):
-            self._reading.release()
+            self._pss_lock.release()
+        if self._pss_lock.acquire(timeout=_PSS_TIMEOUT_S):
+            self._pss_lock.release()
         return dict(found) if any(found.values()) else {}  # kernels before 5.4 have no Pss_Anon
 
 
@@ -245,9 +251,9 @@ def _shared_memory() -> str:
         found = os.statvfs("/dev/shm")
     except OSError:
         return "DataLoader workers need /dev/shm, which does not exist here"
-    whole, free = (blocks * found.f_frsize >> 20 for blocks in (found.f_blocks, found.f_bavail))
+    total, free = (blocks * found.f_frsize >> 20 for blocks in (found.f_blocks, found.f_bavail))
     return (
-        f"/dev/shm, which DataLoader workers need, has {free} of {whole} MiB free now: "
+        f"/dev/shm, which DataLoader workers need, has {free} of {total} MiB free now: "
         "make it larger (docker run --shm-size=8g), or use num_workers=0"
     )
 

@@ -155,8 +155,10 @@ class SampleCollector:
 
         pids = dict(self._pids)
         used = {rank: found for rank, pid in pids.items() if (found := read_tree_usage(pid))}
-        asked = [each for each in inspection.ranks if each.rank in used] if inspection else []
-        groups = {each.rank: {group.group: group.completed for group in each.groups} for each in asked if each.groups}
+        inspected = [each for each in inspection.ranks if each.rank in used] if inspection else []
+        groups = {
+            each.rank: {group.group: group.completed for group in each.groups} for each in inspected if each.groups
+        }
         late = diagnosis.readings.ranks_behind(inspection) if inspection else frozenset[int]()
         gpus = used_by_ranks(self._gpus.usage, pids.values()) if self._gpus else ()
         now = CounterSnapshot(self._plan, time.time(), time.monotonic(), pids, used, groups, late, gpus or ())

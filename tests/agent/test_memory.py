@@ -391,7 +391,7 @@ def test_proportional_sizes_are_read_by_one_thread_at_a_time_and_not_for_much_me
     looking._on_alarm()
     assert len(asked) == 1
     answer.set()
-    wait_until(lambda: not looking._reading.locked(), "the reader")
+    wait_until(lambda: not looking._pss_lock.locked(), "the reader")
     asked.clear()
     held[0] = 64 << 30
     looking._on_alarm()
