@@ -72,7 +72,7 @@ class SidecarRunner:
         name, log = sidecar.name, self._log.file(f"sidecar-{sidecar.name}.log")
         show, heard = sidecar.url_pattern is None, self._loop.guard(partial(self._on_output, sidecar))
         self._streams.open_sidecar(fds, name, show=show, log=log, heard=heard)
-        variables = {"PYTHONUNBUFFERED": "1", **sidecar.variables}  # its output goes to a pipe, and is shown at once
+        variables = {"PYTHONUNBUFFERED": "1", **sidecar.variables}  # what it prints goes to a pipe, and is to come now
         if sidecar.url_pattern and self._temp_dir.path:
             variables["TMPDIR"] = self._temp_dir.path
         command, *args = sidecar.argv

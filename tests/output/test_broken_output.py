@@ -26,7 +26,7 @@ sys.exit(7 if os.environ["RANK"] == "1" else 0)
 def test_the_exit_code_is_the_jobs_whatever_becomes_of_the_output(tmp_path, output):
     write_program(tmp_path, "seven.py", SEVEN)
     words = ddplaunch_command("run", "--nproc", "2", *LIGHT, "seven.py")
-    short = launcher_with_constant(tmp_path, "output.sink.READER_TIMEOUT_S", 0.1)
+    short = launcher_with_constant(tmp_path, "output.sink.PATIENCE", 0.1)
     script = f'{{ "$@"; echo $? >code; }} {output}'
     words = [str(short), *words[1:]]
     done = run_command(["sh", "-c", script, "sh", *words], tmp_path, {"TMPDIR": str(tmp_path)})
@@ -58,7 +58,7 @@ def test_output_that_a_full_disk_has_not_taken_is_counted(tmp_path):
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             words,
-            executable=launcher_with_constant(tmp_path, "output.sink.READER_TIMEOUT_S", 0.1),
+            executable=launcher_with_constant(tmp_path, "output.sink.PATIENCE", 0.1),
             cwd=tmp_path, env=clean_environment(), stdout=full, stderr=subprocess.PIPE, timeout=scaled_timeout(60), text=True,
         )  # fmt: skip
     assert done.stderr == "ddplaunch: stdout could not be written: 2 lines lost (No space left on device)\n"
