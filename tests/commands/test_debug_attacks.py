@@ -193,15 +193,15 @@ if os.environ["RANK"] == "1":
     talk = socket.socket(socket.AF_UNIX)
     os.chdir(os.path.dirname(sys.breakpointhook.__self__._path))  # the path may be too long
     talk.connect("debugger")
-    say("Stopped", file="train.py", line=1, function="")
-    while hear()["op"] != "Leave":
+    say("RankStopped", file="train.py", line=1, function="")
+    while hear()["op"] != "DetachUser":
         pass
-    say("GoesOn", steps=True)
-    say("Terminal")
+    say("RankResumed", is_stepping=True)
+    say("TerminalRequest")
     path = hear()["body"]["path"]
-    say("Stopped", file="train.py", line=2, function="", tool="pudb")
+    say("RankStopped", file="train.py", line=2, function="", tool="pudb")
     print(hear()["op"], "of", os.path.basename(os.path.dirname(path)), flush=True)
-    say("GoesOn")
+    say("RankResumed")
 """
 
 
@@ -212,7 +212,7 @@ def test_a_rank_that_stops_as_its_person_goes_is_told_again(debug_job):
     with attached():
         pass
     assert job.wait() == 0
-    assert "Leave of pts" in job.stdout()
+    assert "DetachUser of pts" in job.stdout()
 
 
 def test_a_rank_whose_person_goes_as_it_asks_for_a_terminal_does_not_stop(tmp_path):
