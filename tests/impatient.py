@@ -1,4 +1,4 @@
-"""A launcher with another value of a duration constant, for tests of timeouts and delays."""
+"""Launchers with shorter timeouts, for tests of what happens when a timeout has expired."""
 
 import sys
 from pathlib import Path
@@ -7,10 +7,11 @@ from tests.conftest import write_program
 
 
 def launcher_with_constant(folder: Path, constant: str, seconds: float, *others: str) -> Path:
-    """Write a launcher in which ``constant``, for example "agent.stragglers.NAME_DELAY_S", is ``seconds``.
+    """Write a launcher in which ``constant``, as "control.member.CONNECT_TIMEOUT_S", is set to ``seconds``.
 
-    So are ``others`` of its module. The program is for ``subprocess.Popen(ddplaunch_command(…), executable=…)``, and so
-    for ``start_ddplaunch(…, executable=…)``.
+    ``others``: more constants of that module, which get the same value.
+
+    The program is for ``subprocess.Popen(command(…), executable=…)``, and so for ``start(…, executable=…)``.
     """
     module, _, name = constant.rpartition(".")
     program = write_program(
