@@ -25,7 +25,7 @@ __all__ = ["LaunchError", "RankFailed", "Session", "launch", "launch_async"]
 
 
 def __getattr__(name: str) -> object:
-    """Load what programs use when they ask for it; the command and its ranks do not."""
+    """Import the public API lazily (PEP 562): the command and its ranks do not need it."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -1,11 +1,12 @@
-"""``ddplaunch``, and ``python -m ddplaunch``: the current folder's ``json.py`` is the program's, not ours."""
+"""Entry point, also of ``python -m ddplaunch``; a ``json.py`` in the current folder must not shadow Python's."""
 
 import os
 import sys
 
 try:
-    sys.path.sort(key=lambda path: os.path.realpath(path) == os.getcwd())  # behind all others; PYTHONPATH may name it
-except OSError:  # it is gone, which is said later
+    # moved to the end, as PYTHONPATH may contain it
+    sys.path.sort(key=lambda path: os.path.realpath(path) == os.getcwd())
+except OSError:  # the current folder was deleted, which is reported later
     pass
 
 from ddplaunch.cli import main

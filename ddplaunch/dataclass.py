@@ -1,7 +1,7 @@
-"""Dataclasses that are made in no time: those of the standard library load ``inspect`` and compile code for each class.
+"""Fast replacement for ``dataclasses``, without importing ``inspect`` and compiling code for each class.
 
-They are declared in the same way and behave alike, and whatever asks for their fields finds them (``asdict``, msgspec).
-Of the options there are ``frozen`` and ``default_factory``; a class inherits no fields.
+Classes are declared in the same way, and ``asdict``, ``fields`` and msgspec work. Only ``frozen`` and
+``default_factory`` are supported, and fields are not inherited.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 else:
 
     class field:
-        """A default that is made anew for each object."""
+        """A default value that is created for each object."""
 
         def __init__(self, *, default_factory):
             self.make = default_factory
 
     def dataclass(cls=None, *, frozen=False):
-        """Make a class as ``dataclasses.dataclass`` does."""
+        """Class decorator, as ``dataclasses.dataclass``."""
         if cls is None:
             return lambda cls: dataclass(cls, frozen=frozen)
         own = vars(cls)
@@ -64,7 +64,7 @@ else:
         return __init__
 
     class _Fields:
-        """Stands for ``__dataclass_fields__`` until somebody asks; the standard library makes those of a twin class."""
+        """Lazy ``__dataclass_fields__``: on first access the standard library builds them for a twin class."""
 
         def __init__(self, cls, defaults):
             self._cls, self._defaults = cls, defaults

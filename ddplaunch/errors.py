@@ -1,6 +1,6 @@
-"""Every error that a user can meet, with its exit code and its hint; the CLI prints them and nothing else does.
+"""Exceptions with exit code and hint that only the CLI prints, the launcher's exit codes, and sanitizing of texts.
 
-The exit codes are those that the launcher itself chooses; docs/reference.md quotes the text below each.
+docs/reference.md quotes the text below each exit code.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 EXIT_USAGE = 2
-"""A command that makes no sense, refused before anything starts (the shells' and click's convention)."""
+"""Usage error; nothing was started (the convention of shells and click)."""
 
 EXIT_UNAVAILABLE = 69
 """A node could not be reached, never joined or was lost (EX_UNAVAILABLE of sysexits.h)."""
@@ -20,22 +20,22 @@ EXIT_OS = 71
 """The system refused to start a rank: a limit on processes, open files or memory (EX_OSERR of sysexits.h)."""
 
 EXIT_OUTPUT = 74
-"""All ranks have ended with 0, but what they, or a command, printed could not be written (EX_IOERR of sysexits.h)."""
+"""All ranks ended with 0, but their output, or a command's, could not be written (EX_IOERR of sysexits.h)."""
 
 EXIT_PREEMPTED = 75
-"""The job had to make room for another; the same may be tried again (EX_TEMPFAIL of sysexits.h)."""
+"""The job was preempted; the same command may be run again (EX_TEMPFAIL of sysexits.h)."""
 
 EXIT_TIMEOUT = 124
-"""A time limit was over: --timeout, --stall-timeout or --straggler-timeout (the exit code of timeout(1))."""
+"""A time limit expired: --timeout, --stall-timeout or --straggler-timeout (the exit code of timeout(1))."""
 
 EXIT_SIGNAL = 128
 """Added to the number of the signal that ended the job, as shells do: 130 is Ctrl-C, 143 SIGTERM, 137 SIGKILL."""
 
 
 class LaunchError(Exception):
-    """Something a user can mend: what was wrong, with the values compared, and what to type instead.
+    """An error that a user can fix: what is wrong, with the values compared, and as hint what to do.
 
-    Printed as at most three lines, never with a traceback of ours.
+    Printed in at most three lines, without a traceback of ddplaunch.
     """
 
     exit_code = 1
@@ -47,26 +47,26 @@ class LaunchError(Exception):
 
 
 class UsageError(LaunchError):
-    """The command makes no sense as typed, on this machine; refused before anything starts."""
+    """A usage error: the command is invalid on this machine; raised before anything starts."""
 
     exit_code = EXIT_USAGE
 
 
-MAX_TEXT_CHARS = 64 << 10  # characters of a message or traceback that are kept
-MAX_LINE_CHARS = 1000  # characters of a line: a hint, or one of the last that a rank printed
-MAX_TAIL_LINES = 12  # lines that are kept of the last that a rank printed
+MAX_TEXT_CHARS = 64 << 10  # of a message or traceback; the middle of a longer one is left out
+MAX_LINE_CHARS = 1000  # of a line: a hint, or one of a rank's last lines
+MAX_TAIL_LINES = 12  # of a rank's output, in its failure
 
-_SGR_SEQUENCES = r"\x1b\[[0-9;:]*m"  # what sets colours and weights in a terminal (SGR of ECMA-48), and nothing else
+_SGR_SEQUENCES = r"\x1b\[[0-9;:]*m"  # colours and weights in a terminal (SGR of ECMA-48)
 _CONTROL_CHARS = (
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and line feed, DEL, C1
-    "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # directions of writing, ends of lines
-    "\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"  # what nobody sees, or UTF-8 cannot say
+    "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # writing directions, line ends
+    "\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"  # invisible, or not in UTF-8
 )
-"""Characters that do something to a terminal, or let a text pass for another."""
+"""Characters that control a terminal, or disguise a text."""
 
 
 def escape_control_chars(text: str) -> str:
-    """Make a text that is not ours fit to be printed: without colours, other control characters as their escapes.
+    """Make an untrusted text safe to print: remove colours, escape other control characters.
 
     Its lines then end in ``\\n`` alone, for ``str.splitlines`` and terminals alike.
     """
@@ -77,24 +77,22 @@ def escape_control_chars(text: str) -> str:
 
 
 def sanitize_text(text: str) -> str:
-    """What a rank said, fit to be printed on any node: harmless, and the middle of a huge text left out."""
+    """Make an untrusted text of many lines safe to print, and leave out the middle of a huge one."""
     text = escape_control_chars(text)
     if len(text) <= MAX_TEXT_CHARS:
         return text
-    half = (MAX_TEXT_CHARS - 100) // 2  # so that what comes out, with its remark, is not huge for the next node
+    half = (MAX_TEXT_CHARS - 100) // 2  # so that the result, with its remark, is short enough for the next node
     return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
 
 
 def sanitize_line(text: str, limit: int = 200) -> str:
-    """Make a value that is not ours fit for a line of ours: as :func:`harmless`, on one line, ``limit`` characters."""
-    line = (
-        escape_control_chars(text[: 8 * limit]).strip("\n").replace("\n", "\\n")
-    )  # no more of a huge one need be looked at
+    """Make an untrusted value safe to print within a line: escaped, on one line, at most ``limit`` characters."""
+    line = escape_control_chars(text[: 8 * limit]).strip("\n").replace("\n", "\\n")  # no more of a huge text is needed
     return truncate_line(line, limit)
 
 
 def truncate_line(line: str, limit: int) -> str:
-    """Shorten a line to ``limit`` characters, between two words; within one only where it fills half of the line."""
+    """Shorten a line to ``limit`` characters, at a space if there is one in its second half."""
     if len(line) <= limit:
         return line
     kept = line[: limit - 1]
@@ -104,7 +102,7 @@ def truncate_line(line: str, limit: int) -> str:
 
 
 def host_name() -> str:
-    """The name of this machine, fit to be printed and recorded: root may set it to any bytes."""
+    """The name of this machine, safe to print and record: root may set it to any bytes."""
     name = os.uname().nodename
     return name if name.isprintable() else sanitize_line(name)
 

@@ -1,4 +1,4 @@
-"""The signals as this process inherited them: reset where it relies on them itself, kept for its ranks."""
+"""The inherited signal state of this process: SIGCHLD is reset for the launcher; ranks get the rest."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import signal
 
 
 class SignalState:
-    """What is ignored and blocked in a process when it begins."""
+    """Which signals were ignored and blocked when the process started."""
 
     def __init__(self) -> None:
         self.ignores_children = False  # SIGCHLD: the kernel then reaps children, and no exit status is left
         self.blocked: frozenset[int] = frozenset()
 
     def take(self) -> None:
-        """Note the state of this process, and have children reported to it.
+        """Save the state, and reset SIGCHLD so that exit statuses are available.
 
-        The event loop unblocks each signal once it has a handler: until then a warning may wait.
+        The event loop unblocks each signal once it has a handler: until then a preemption signal stays pending.
         """
         self.ignores_children = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -23,4 +23,4 @@ class SignalState:
 
 
 AT_START = SignalState()
-"""Of this process; ``take`` is called before it starts any other."""
+"""Of this process; ``take`` is called before it starts another one."""

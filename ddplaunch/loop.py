@@ -1,4 +1,4 @@
-"""The one event loop: descriptors, timers and signals; it sleeps in the kernel until one of them has news."""
+"""The launcher's event loop: file descriptors (epoll), timers and signals, single-threaded."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from selectors import EVENT_READ, EVENT_WRITE
 
 Callback = Callable[[], object]
 
-_MAX_CANCELLED_TIMERS = 256  # timers, cancelled ones included, that are kept without a look
+_MAX_CANCELLED_TIMERS = 256  # with more timers, remove cancelled ones
 
 
 class Timer:
-    """One call in the future, unless cancelled."""
+    """A scheduled call, unless cancelled."""
 
     def __init__(self, callback: Callback, when: float) -> None:
         self.callback: Callback | None = callback
-        self.when = when  # by the monotonic clock; a later moment may be put here, which costs nothing and wakes nobody
+        self.when = when  # on the monotonic clock; may be set later, at no cost and without waking the loop
 
     def cancel(self) -> None:
         self.callback = None
 
 
 class Timers:
-    """Timers that are cancelled together."""
+    """A group of timers that are cancelled together."""
 
-    def __init__(self, after: Callable[[float, Callback], Timer]) -> None:
+    def __init__(self, call_later: Callable[[float, Callback], Timer]) -> None:
         """``call_later`` is the loop's."""
-        self._after = after
+        self._call_later = call_later
         self._all: list[Timer] = []
 
     def call_later(self, seconds: float, callback: Callback) -> None:
-        self._all.append(self._after(seconds, callback))
+        self._all.append(self._call_later(seconds, callback))
 
     def cancel_all(self) -> None:
         for timer in self._all:
@@ -46,19 +46,19 @@ class Timers:
 
 
 class EventLoop:
-    """Calls back when a descriptor is ready, a time has come or a signal has arrived; all in the calling thread."""
+    """Runs callbacks when a file descriptor is ready, a timer is due or a signal has come, in the calling thread."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, int, Timer]] = []
-        self._room = _MAX_CANCELLED_TIMERS
+        self._cleanup_size = _MAX_CANCELLED_TIMERS
         self._order = itertools.count()
         self._signals: list[int] = []
         self._handlers: dict[int, list[Callable[[int], object]]] = {}
-        self._posted: deque[Callback] = deque()
+        self._soon: deque[Callback] = deque()
 
     def watch_fd(self, fd: int, callback: Callback, *, write: bool = False) -> None:
-        """Call ``callback`` whenever ``fd`` is readable (or writable); a second call replaces the first."""
+        """Call ``callback`` whenever ``fd`` is readable (or writable); a second call replaces the callback."""
         event = EVENT_WRITE if write else EVENT_READ
         known = self._selector.get_map().get(fd)
         callbacks = {**(known.data if known else {}), event: callback}
@@ -66,7 +66,7 @@ class EventLoop:
         put(fd, sum(callbacks), callbacks)
 
     def unwatch_fd(self, fd: int, *, write: bool | None = None) -> None:
-        """Stop watching ``fd``, or only one direction of it; does nothing where it was not watched."""
+        """Stop watching ``fd``, or only one direction; does nothing if it is not watched."""
         known = self._selector.get_map().get(fd)
         if known is None:
             return
@@ -78,35 +78,35 @@ class EventLoop:
 
     def call_later(self, seconds: float, callback: Callback) -> Timer:
         timer = Timer(callback, time.monotonic() + seconds)
-        if len(self._timers) >= self._room:  # most are cancelled long before their time, at a door that is much asked
+        if len(self._timers) >= self._cleanup_size:  # most are cancelled long before they are due
             self._timers = [each for each in self._timers if each[2].callback is not None]
             heapq.heapify(self._timers)
-            self._room = max(_MAX_CANCELLED_TIMERS, 2 * len(self._timers))
+            self._cleanup_size = max(_MAX_CANCELLED_TIMERS, 2 * len(self._timers))
         heapq.heappush(self._timers, (timer.when, next(self._order), timer))
         return timer
 
     def call_soon(self, callback: Callback) -> None:
-        """Call ``callback`` when this round is done: an answer that does not call back into its asker."""
-        self._posted.append(callback)
+        """Call ``callback`` at the end of this round, so that a reply never runs inside the call that requested it."""
+        self._soon.append(callback)
 
     @property
     def is_idle(self) -> bool:
-        return not self._posted
+        return not self._soon
 
     def add_signal_handlers(
         self, numbers: Iterable[int], callback: Callable[[int], None], *, even_if_ignored: Iterable[int] = ()
     ) -> None:
-        """Call ``callback`` with each of these signals, after those that were to be called before.
+        """Call ``callback`` with each of these signals, after the callbacks that were added before.
 
-        One that we inherited as ignored (nohup) stays ignored, unless it is among ``even_if_ignored``. They may come blocked, so
-        that none was lost, or deadly, while we started.
+        A signal that was inherited as ignored (nohup) stays ignored, unless it is in ``even_if_ignored``. The signals
+        are unblocked here: until now they may have been blocked, so that none was lost or killed the launcher.
         """
         if not self._handlers:
-            woken, wake = os.pipe()
-            os.set_blocking(woken, False)
-            os.set_blocking(wake, False)
-            signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-            self.watch_fd(woken, lambda: os.read(woken, 4096))
+            read_end, write_end = os.pipe()
+            os.set_blocking(read_end, False)
+            os.set_blocking(write_end, False)
+            signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+            self.watch_fd(read_end, lambda: os.read(read_end, 4096))
         wanted = {*numbers, *even_if_ignored}
         for number in wanted:
             self._handlers.setdefault(number, []).append(callback)
@@ -115,13 +115,13 @@ class EventLoop:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, wanted)
 
     def run_once(self) -> None:
-        """Wait for the next thing to happen, handle all that has happened by then: descriptors, timers, what is posted.
+        """Wait for the next event; handle all that are ready: descriptors, then timers, then ``call_soon`` callbacks.
 
-        A signal is next in any case: of descriptors there may be thousands.
+        Signals are handled after each descriptor callback, as there may be thousands of descriptors.
         """
         self._pop_cancelled_timers()
         timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
-        for key, mask in self._selector.select(0 if self._posted else timeout):
+        for key, mask in self._selector.select(0 if self._soon else timeout):
             for event in (EVENT_READ, EVENT_WRITE):
                 # An earlier callback of this round may have closed this descriptor, or given it another callback.
                 known = self._selector.get_map().get(key.fd)
@@ -134,11 +134,11 @@ class EventLoop:
             timer = heapq.heappop(self._timers)[2]
             if timer.callback is not None:
                 timer.callback()
-        while self._posted:
-            self._posted.popleft()()
+        while self._soon:
+            self._soon.popleft()()
 
     def _pop_cancelled_timers(self) -> bool:
-        """Put the next timer first, without those that were cancelled; return whether there is one."""
+        """Remove cancelled timers from the front, reorder postponed ones; return whether a timer is left."""
         while self._timers:
             when, _, timer = self._timers[0]
             if timer.callback is None:

@@ -1,7 +1,7 @@
-"""What a training program may ask about where it runs.
+"""Runtime API for training programs: rank, device, preemption, progress.
 
-It works without ddplaunch too: under torchrun, or whatever else sets torch's variables (RANK, LOCAL_RANK, WORLD_SIZE),
-and as a world of one where nothing is set. Nothing is imported until it is needed, and nothing is initialised here.
+It also works without ddplaunch: under torchrun, or another launcher that sets torch's variables (RANK, LOCAL_RANK,
+WORLD_SIZE), and as a world of one rank if none is set. Imports only what is needed, and initialises nothing.
 
     from ddplaunch import runtime
 
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
 
 
 def rank() -> int:
-    """This process among all of the job, from 0."""
+    """The number of this process in the job, from 0."""
     return int(os.environ.get("RANK", "0"))
 
 
 def local_rank() -> int:
-    """This process among those of its node, from 0."""
+    """The number of this process on its node, from 0."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def world_size() -> int:
-    """How many processes the job has."""
+    """The number of processes of the job."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def is_main() -> bool:
-    """Whether this is rank 0: the one that prints, and writes what is to be written once."""
+    """Whether this is rank 0: the one that prints, and writes checkpoints."""
     return rank() == 0
 
 
 def device() -> torch.device:
-    """What this process is to compute on: the device that ddplaunch gave it, else its GPU by local rank, else the CPU.
+    """The device of this process: the one that ddplaunch assigned, else the GPU of its local rank, else the CPU.
 
-    It is not made the current one: ``torch.cuda.set_device(runtime.device())`` does that.
+    It is not set as the current device: ``torch.cuda.set_device(runtime.device())`` does that.
     """
     import torch
 
@@ -59,16 +59,16 @@ def device() -> torch.device:
 
 
 def preempted() -> bool:
-    """Whether the scheduler wants the machines back soon, so that it is time for a checkpoint and the end.
+    """Whether the job is being preempted: save a checkpoint and end.
 
-    It costs a system call. Ranks may see it at different moments, so they agree before they act on it, as
-    docs/preemption.md shows. A job of which any rank was told True ends with exit code 75, "the same may be tried
-    again"; one whose ranks finish their work without asking has just finished. Without ddplaunch: always False.
+    Costs a system call. Ranks may see it at different moments, so they must agree before they act on it, as
+    docs/preemption.md shows. If this returned True in any rank, the job ends with exit code 75 ("try again"); if the
+    ranks finish without calling it, the job has succeeded. Without ddplaunch: always False.
     """
     path = os.environ.get("DDPLAUNCH_PREEMPTED_FILE")
     if not path or not os.path.exists(path):
         return False
-    try:  # for the launcher, which tells a job that made room from one that was done
+    try:  # for the launcher: the job ends as preempted, not as finished
         os.close(os.open(f"{path}.seen", os.O_CREAT | os.O_WRONLY, 0o600))
     except OSError:
         pass
@@ -76,10 +76,10 @@ def preempted() -> bool:
 
 
 def working() -> None:
-    """Tell ddplaunch that this rank is at work though nothing shows it: it waits for a reply, say, or polls.
+    """Report that this rank is working although it looks idle: it waits for a reply, or polls.
 
-    The clock of ``--stall-timeout`` begins anew, as if the rank had printed a line. It costs a system call or two, so
-    call it in the loop that waits. Without ddplaunch: nothing happens.
+    Restarts the clock of ``--stall-timeout``, as if the rank had printed a line. Costs a system call or two: call it
+    in the loop that waits. Without ddplaunch: does nothing.
     """
     path = os.environ.get("DDPLAUNCH_PREEMPTED_FILE")
     if not path:
@@ -88,15 +88,15 @@ def working() -> None:
     try:
         if not os.path.exists(file):
             os.close(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-        os.utime(file, ns=(now, now))  # of the launcher's clock too, and nobody sets it
+        os.utime(file, ns=(now, now))  # monotonic: the launcher has the same clock, and it is never set
     except OSError:
         pass
 
 
 def progress(steps: Iterable[Step], what: str = "steps") -> Iterator[Step]:
-    """Go through ``steps``, while rank 0 shows on stderr how far it is; other ranks are silent.
+    """Progress bar: iterate over ``steps``; rank 0 prints the progress on stderr, other ranks print nothing.
 
-    In a terminal, through ddplaunch too, that is one line that changes twice a second; in a log a line a minute.
+    In a terminal (also through ddplaunch) one line that is updated twice a second; in a log one line a minute.
     """
     if not is_main():
         yield from steps
@@ -119,7 +119,7 @@ def progress(steps: Iterable[Step], what: str = "steps") -> Iterator[Step]:
             sys.stderr.flush()
             width = len(line)
     finally:
-        if live and width:  # the line makes way for what is printed next
+        if live and width:  # clear the line for the next output
             sys.stderr.write(f"\r{'':{width}}\r")
             sys.stderr.flush()
 

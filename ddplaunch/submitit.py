@@ -1,4 +1,4 @@
-"""A job for submitit: one task a node, each a launcher with its ranks.
+"""submitit integration: a ``Task`` that runs one launcher with its ranks on each node.
 
     import submitit
     from ddplaunch.submitit import Task
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
 
 REQUEUE_TIMEOUT_S = 60.0
-"""Seconds that a task waits after a preemption for the requeue to end it; the first task does not wait."""
+"""After a preemption a task waits this long for the requeue to end it; the first task does not wait."""
 
 
 class _FinishedError(Exception):
-    """The ranks have finished in spite of the warning: there is nothing to requeue."""
+    """The ranks have finished in spite of the preemption signal: there is nothing to requeue."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Task:
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __call__(self) -> None:
-        """Run this node's ranks to their end.
+        """Run this node's ranks until they end.
 
         Raises:
             LaunchError: the job failed; the report is in the log.
@@ -67,7 +67,7 @@ class Task:
         words += [] if self.nproc is None else ["--nproc", str(self.nproc)]
         words += ["--preempt-signal", _preempt_signal_name(), "--preempt-grace", f"{self.grace:g}"]
         words += [*self.options, self.target, *(("--", *self.args) if self.args else ())]
-        # It must not outlive us: to cancel a job submitit kills only us.
+        # The launcher must not outlive this process: to cancel a job submitit kills only this one.
         self._process = subprocess.Popen(words, preexec_fn=lambda: die_with_parent(signal.SIGTERM))
         try:
             code = self._wait_for_launcher()
@@ -79,19 +79,18 @@ class Task:
             raise LaunchError(f"ddplaunch run {self.target} ended with exit code {code}", "its report is in the log")
 
     def checkpoint(self) -> DelayedSubmission:
-        """Preempt the ranks, and say how to go on; runs on the first node, in submitit's signal handler."""
+        """Preempt the ranks, and return the resubmission; runs on the first node, in submitit's signal handler."""
         from submitit.helpers import DelayedSubmission
 
         if self._process is not None:
-            self._process.send_signal(
-                getattr(signal, f"SIG{_preempt_signal_name()}")
-            )  # on some sites Slurm signals only us
+            # on some sites Slurm signals only this process
+            self._process.send_signal(getattr(signal, f"SIG{_preempt_signal_name()}"))
             if self._wait_for_launcher() == 0:
                 raise _FinishedError  # ends the wait of ``__call__``, which this handler has interrupted
         return DelayedSubmission(replace(self))
 
     def _wait_for_launcher(self) -> int:
-        """Wait for the launcher; return its exit code. Inside Popen.wait() a signal handler could not call it again."""
+        """Wait for the launcher; return its exit code. (In Popen.wait() a signal handler could not call it again.)"""
         assert self._process is not None
         if self._process.returncode is None:
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)

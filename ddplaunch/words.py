@@ -1,4 +1,4 @@
-"""Small words: lists of names, near misses, signals, times, sizes."""
+"""Text formatting: lists of names, ranks, signals, durations, sizes; spelling suggestions."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def join_names(names: Iterable[str]) -> str:
 
 
 def choice(names: Sequence[str]) -> str:
-    """A choice of names: "a, b or c"."""
+    """Join names as alternatives: "a, b or c"."""
     *first, last = names
     return f"{', '.join(first)} or {last}" if first else last
 
 
 def format_count(count: int, noun: str) -> str:
-    """Name a number of things: "1 rank", "2 ranks"."""
+    """Format a number of things: "1 rank", "2 ranks"."""
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def closest_match(word: str, candidates: Iterable[str]) -> str | None:
-    """Find the known word that ``word`` may be a typing error or the beginning of; None rather than a wrong one."""
+    """Find the known word of which ``word`` may be a misspelling or the beginning; None if unsure."""
     names = sorted(candidates)
     letters = len(word.strip("-"))
     close = [(distance, name) for name in names if (distance := edits(word, name)) <= max(1, letters // 3)]
@@ -38,7 +38,7 @@ def closest_match(word: str, candidates: Iterable[str]) -> str | None:
 
 
 def edits(word: str, other: str) -> int:
-    """How many letters to replace, remove, insert or swap with the next one until the words are equal."""
+    """Edit distance (Damerau-Levenshtein): letters to replace, remove, insert or swap."""
     rows = [list(range(len(other) + 1))]
     for done, letter in enumerate(word, 1):
         before, row = rows[-1], [done]
@@ -52,7 +52,7 @@ def edits(word: str, other: str) -> int:
 
 
 def columns(text: str) -> int:
-    """How many columns of a terminal a text without control characters takes."""
+    """Terminal columns that a text without control characters takes."""
     if text.isascii():
         return len(text)
     from unicodedata import combining, east_asian_width
@@ -61,7 +61,7 @@ def columns(text: str) -> int:
 
 
 def shell_quote(words: Iterable[str]) -> str:
-    """Write words as a shell reads them."""
+    """Quote words for a shell."""
     import shlex
 
     return shlex.join(words)
@@ -81,7 +81,7 @@ def format_clock(seconds: float) -> str:
 
 
 def group_consecutive(numbers: Iterable[int]) -> list[list[int]]:
-    """Numbers that follow one another, together: 0, 1, 2 and 8."""
+    """Group consecutive numbers: [[0, 1, 2], [8]]."""
     found: list[list[int]] = []
     for number in sorted(numbers):
         if found and number == found[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""What all tests share: running the real command, and making sure that nothing of it is left."""
+"""Shared fixtures and helpers: run the real command, and check that no process or file of it is left."""
 
 import fcntl
 import itertools
@@ -54,7 +54,7 @@ _INHERITED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", 
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Our own environment without what would change a plan, with ``extra`` on top."""
+    """The environment without variables that would change a plan, with ``extra`` added."""
     environment = {name: value for name, value in os.environ.items() if name not in _INHERITED}
     environment.pop("PYTHONUNBUFFERED", None)
     return {**environment, **(extra or {})}
@@ -79,7 +79,7 @@ def run_command(
     timeout: float = 60,
     **more: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """Run any command to its end and return it with its output as text; ``env`` is on top of a clean environment."""
+    """Run any command until it ends, return it with its output as text; ``env`` is added to a clean environment."""
     stdin = {} if "input" in more else {"stdin": subprocess.DEVNULL}
     options = {"cwd": folder, "env": clean_environment(env), "capture_output": True, "text": True, **stdin, **more}
     return subprocess.run(words, timeout=scaled_timeout(timeout), **options)
@@ -88,7 +88,7 @@ def run_command(
 def run_in_terminal(
     words: Sequence[str], folder: Path, env: Mapping[str, str] | None = None, columns: int = 80, typed: str = ""
 ) -> str:
-    """Run any command to its end in a terminal of so many columns; return all that it wrote there, and the echo."""
+    """Run any command until it ends in a terminal of ``columns``; return its output, and the echo."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     environment = clean_environment({"TERM": "xterm-256color", "NO_COLOR": "", **(env or {})})
@@ -136,7 +136,7 @@ def _commands() -> Iterator[ForkServerPool]:
 
 @pytest.fixture
 def run_in_fork(_commands: ForkServerPool, tmp_path: Path) -> Launch:
-    """As ``run_ddplaunch``, but quick: for a command that starts nothing, which a fork then answers as well."""
+    """As ``run_ddplaunch``, but fast, in a fork: for commands that start no ranks."""
 
     def run(
         *words: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float = 60
@@ -147,7 +147,7 @@ def run_in_fork(_commands: ForkServerPool, tmp_path: Path) -> Launch:
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], *said: str) -> str:
-    """What a command has said that was refused: with all of these words, and as every refusal of ours is."""
+    """Assert that a command has ended with a usage error whose message has all these words; return its stderr."""
     assert (done.returncode, done.stdout) == (2, ""), done
     refusal = done.stderr[done.stderr.index("Error: ") :]
     assert len(refusal.splitlines()) <= 3, refusal
@@ -190,7 +190,7 @@ def list_marked_pids(mark: str, variable: str = "DDPLAUNCH_TEST_MARK") -> Sequen
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout: float = 60) -> None:
-    """Wait for a condition that nothing announces; fail with ``what`` was awaited."""
+    """Poll until a condition is true; fail with ``what`` was awaited."""
     began = time.monotonic()
     while not condition():
         if time.monotonic() > began + scaled_timeout(timeout):
@@ -203,7 +203,7 @@ _marks: deque[socket.socket] = deque(maxlen=32)  # of the ports given last: test
 
 
 def free_port() -> int:
-    """A port whose successor is free too, outside the range from which the kernel gives ports by itself."""
+    """Return a free port whose successor is free too, outside the kernel's ephemeral range."""
     for port in _ports:
         mark = socket.socket(socket.AF_UNIX)
         try:
@@ -236,7 +236,7 @@ class BackgroundCommand:
         return self.out.read_text(errors="surrogateescape")
 
     def stderr(self) -> str:
-        """What it has said, as ``run_ddplaunch`` has it."""
+        """What it has written to stderr so far."""
         return SLOW_START.sub("", self.err.read_text(errors="surrogateescape"))
 
     def wait_for(self, text: str, times: int = 1, timeout: float = 60) -> None:
@@ -259,7 +259,7 @@ class BackgroundCommand:
 
 
 class BackgroundJob(BackgroundCommand):
-    """A launcher that runs in the background; everything of it is found again by a mark."""
+    """A launcher in the background; its processes are found by a variable in their environment."""
 
     def __init__(
         self, folder: Path, words: Sequence[str | Path], env: Mapping[str, str] | None, **options: Any
@@ -301,7 +301,7 @@ class BackgroundJob(BackgroundCommand):
         return find_marked_processes(self.mark, text)
 
     def assert_nothing_left(self, timeout: float = 10) -> None:
-        """Nothing of it lives, and no temporary file remains."""
+        """Assert that no process and no temporary file of it is left."""
         wait_until(lambda: not self.left(), f"the end of {[_cmdline(pid) for pid in self.left()]}", timeout)
         wait_until(lambda: not list(self.tmp.iterdir()), f"the removal of {list(self.tmp.iterdir())}", timeout)
 

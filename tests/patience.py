@@ -1,23 +1,23 @@
-"""How long to wait on this machine, at this minute: deadlines of tests are those of a quiet one, times its slowness."""
+"""Timeouts of tests, scaled by the current speed and load of the machine."""
 
 import os
 import time
 
 _WORK = 2_000_000
 QUIET = 0.065
-"""Seconds of CPU time that the work of a probe takes on a core of 2024."""
+"""CPU seconds of a probe on a core of 2024."""
 
 _FRESH = 60.0
-"""Seconds for which a probe counts."""
+"""Seconds after which the speed is measured again."""
 
 _probed_at, _slowness = float("-inf"), 1.0
 
 
 def machine_slowness() -> float:
-    """How much longer this machine takes now than a quiet one: at least 1, found out anew every minute."""
+    """How many times slower this machine is now than an idle one of 2024: at least 1; measured every minute."""
     global _probed_at, _slowness
     if time.monotonic() - _probed_at > _FRESH:
-        began = time.thread_time()  # others that run meanwhile are counted by ``processes_per_core``
+        began = time.thread_time()  # CPU time: ``processes_per_core`` accounts for other processes
         for _ in range(_WORK):
             pass
         _slowness = max(1.0, (time.thread_time() - began) / QUIET)
@@ -26,10 +26,10 @@ def machine_slowness() -> float:
 
 
 def processes_per_core() -> float:
-    """How many share a core, at least 1."""
+    """Load per core, at least 1."""
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def scaled_timeout(seconds: float) -> float:
-    """So many seconds of a quiet machine."""
+    """Scale a timeout by the slowness and the load of this machine."""
     return seconds * machine_slowness() * processes_per_core()

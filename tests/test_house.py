@@ -1,4 +1,4 @@
-"""The house stays small: limits on the package that every change keeps."""
+"""Size limits of the package: lengths of files and functions, imports inside functions."""
 
 import ast
 from collections import defaultdict

@@ -29,8 +29,8 @@ TWO = ["(0, 0, 2, True, False) device(type='cpu')", "(1, 1, 2, False, False) dev
 
 @pytest.mark.parametrize("start", ["zygote", "exec"])
 @pytest.mark.smoke
-def test_under_ddplaunch(run_ddplaunch, tmp_path, start_ddplaunch):
-    done = run_ddplaunch("run", "--nproc", "2", "--start", start_ddplaunch, write_program(tmp_path, "t.py", SHOWS))
+def test_under_ddplaunch(run_ddplaunch, tmp_path, start):
+    done = run_ddplaunch("run", "--nproc", "2", "--start", start, write_program(tmp_path, "t.py", SHOWS))
     assert lines(done.stdout) == TWO, done.stderr
 
 

@@ -51,7 +51,7 @@ def test_orders_to_start_are_short():
     for number in range(1, 1000):
         hello = job.hello(number)
         job.coordinator.add_node(replace(hello, node_spec=replace(hello.node_spec, devices=("cuda:0",) * 8)))
-    starts = [message for number, message in job.told if isinstance(message, StartAttempt) and number]
+    starts = [message for number, message in job.sent if isinstance(message, StartAttempt) and number]
     assert len(starts) == 999
     assert [start.assignment.first_rank for start in starts] == [2 + 8 * number for number in range(999)]
     assert max(len(encode(start)) for start in starts) < 200

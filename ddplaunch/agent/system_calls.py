@@ -17,7 +17,7 @@ from ddplaunch.agent.connections import list_connections, peer_address
 STORE = "store"
 ASLEEP, FILE_LOCK = "asleep", "waits for a file lock"
 _INPUT, _FIFO = "waits for input", "waits for the other end of a fifo"
-_CHILD = "waits for a process that it has started"
+_CHILD = "waits for a child process"
 
 _POLLS, _READS, _FCNTL, _LOCKS, _WORDS = {  # syscalls(2); asm/unistd_64.h, asm-generic/unistd.h
     "x86_64": (

@@ -44,7 +44,7 @@ class HostCommand(click.Command):
         """Run the command here, or there."""
         run: str | None = ctx.params["run"]
         about_one = run is not None or getattr(self.params[0].type, "running", False)
-        if about_one and not any(ctx.params.get(name) for name in _LOCAL) and (job := over_ssh.find(run)):
+        if about_one and not any(ctx.params.get(name) for name in _LOCAL) and (job := over_ssh.find_remote_job(run)):
             return _on_first_host(job, ctx, run)
         try:
             return super().invoke(ctx)

@@ -16,7 +16,7 @@ from ddplaunch.cli.show import read_merge
 from ddplaunch.cli.surroundings import OVER_SSH_VARIABLE
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError, host_name
-from ddplaunch.job.over_ssh import SshJob, kept
+from ddplaunch.job.over_ssh import SshJob, record_job
 from ddplaunch.output.terminal import is_interactive
 from ddplaunch.output.voice import LogMessage, MessageKind
 from ddplaunch.plan.plan import Plan
@@ -124,7 +124,7 @@ def run_on_hosts(hosts: tuple[Host, ...], options: RunOptions, target: Target, r
         host=host_name(),
         began=time.time(),
     )
-    with kept(job, history=not options.no_history) as end:
+    with record_job(job, history=not options.no_history) as end:
         code = fleet.run([connect(node, host) for node, host in enumerate(hosts)])
         end.code = None if fleet.problems else code
     if fleet.problems:

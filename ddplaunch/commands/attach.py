@@ -1,4 +1,4 @@
-"""``ddplaunch attach``: follow a job that was submitted, from any shell."""
+"""``ddplaunch attach``: follows a submitted batch job to its end, from any shell."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddplaunch.queue.meant import job_state, query_state, resolve_job_id
 from ddplaunch.queue.scheduler import JobForgotten, JobId, SchedulerNotResponding
 from ddplaunch.queue.table import make_scheduler, scheduler_of
 
-INITIAL_LOG_BYTES = 64 << 10  # bytes of the log that are shown at first
+INITIAL_LOG_BYTES = 64 << 10  # of the end of the log, shown first
 
 
 @click.command()
@@ -30,23 +30,23 @@ def attach(job: str | None) -> int:
     known = submitted.find_job(job) if job is not None else next(iter(submitted.list_jobs()), None)
     if known is None:
         if job is None:
-            what = "there is no record of a job that you submitted"
+            what = "no submitted job is on record"
             raise UsageError(what, "ddplaunch attach NUMBER takes any job of Slurm")
         return _attach_to_slurm_job(job)
     which = resolve_job_id(known, job or known.number, "attach")
-    its = scheduler_of(known)
-    seen = job_state(known, which, its)
+    scheduler = scheduler_of(known)
+    seen = job_state(known, which, scheduler)
     files = (seen.log_path, seen.stderr_path)
-    follower = LogFollower(which, its, files, INITIAL_LOG_BYTES)
+    follower = LogFollower(which, scheduler, files, INITIAL_LOG_BYTES)
     if seen.code is not None:
         return follower.finish(seen)
     return follow_job(follower, seen.log_path or known.log, known)
 
 
 def _attach_to_slurm_job(word: str) -> int:
-    """Follow a job that was submitted by something else."""
+    """Follow a job of Slurm that was not submitted by ddplaunch."""
     if not re.fullmatch(r"\d+(_\d+)?", word):
-        raise UsageError(f"no job called {sanitize_line(word, 60)} was submitted", "ddplaunch ps shows those that were")
+        raise UsageError(f"no submitted job is called {sanitize_line(word, 60)}", "ddplaunch ps shows those that were")
     slurm = make_scheduler("slurm")
     if shutil.which(slurm.query_program) is None:
         what = f"job {word} was not submitted here, and {slurm.query_program} is not on PATH to ask Slurm about it"
@@ -56,7 +56,7 @@ def _attach_to_slurm_job(word: str) -> int:
     number, _, index = word.partition("_")
     job = JobId(number, index=index or None)
     try:
-        query_state(job, slurm)  # one that does not answer at all is not waited for
+        query_state(job, slurm)  # raises at once if Slurm does not respond
     except JobForgotten:
         hint = "squeue --me lists your jobs; of those that ended long ago only sacct may know"
         raise UsageError(f"Slurm does not know job {word}, and none was submitted from here", hint) from None

@@ -1,4 +1,4 @@
-"""``ddplaunch debug``: a person types to the debugger of the ranks of a running job."""
+"""``ddplaunch debug``: attaches the terminal to the debuggers of a running job's ranks."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ from ddplaunch.ssh.hosts import read_hosts
 from ddplaunch.wire.connection import MAX_FRAME_BYTES, Connection
 from ddplaunch.wire.sockets import peer_uid
 
-HOST_QUERY_TIMEOUT_S = 30.0  # seconds in which a host says where a rank is
-STOPPED_RANKS_TIMEOUT_S = 0.3  # seconds in which a job says which of its ranks are in their debugger
+HOST_QUERY_TIMEOUT_S = 30.0  # for `stacks --json` on a host of --hosts
+STOPPED_RANKS_TIMEOUT_S = 0.3  # for the job to report the ranks that are in their debugger
 
 
 @click.command(cls=HostCommand)
@@ -71,8 +71,8 @@ def debug(run: str | None, rank: int | None, hosts: str | None) -> int:
         seen = require_running(queued, resolve_job_id(queued, run or "", "debug"))
         name = run_name(queued, seen)
         if rank is not None:
-            told = query_node_zero(queued, seen, ["stacks", name, "--json"], REPLY_TIMEOUT_S)
-            seen = replace(seen, host=_host_from_stacks(told, rank) or seen.host)
+            output = query_node_zero(queued, seen, ["stacks", name, "--json"], REPLY_TIMEOUT_S)
+            seen = replace(seen, host=_host_from_stacks(output, rank) or seen.host)
         return _run_in_job_step(queued, seen, ["debug", name, *more])
     job = runs.find_running(run)
     client.check_suspended(job.path)
@@ -88,7 +88,7 @@ def debug(run: str | None, rank: int | None, hosts: str | None) -> int:
 
 
 def _host_of_rank(path: str, rank: int) -> str:
-    """The host of a rank that is not of this node; "" where it is, or nobody knows."""
+    """Return the host of a rank of another node; "" if the rank is on this node, or its host is unknown."""
     status = client.send_request(path, StatusQuery())
     if rank in {each.rank for each in status.ranks} or rank >= status.world_size:
         return ""
@@ -97,7 +97,7 @@ def _host_of_rank(path: str, rank: int) -> str:
 
 
 def _launcher_environment(pid: int) -> dict[str, str]:
-    """The variables of a launcher of ours."""
+    """Read the environment of a launcher of this user."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             pairs = (os.fsdecode(each).partition("=") for each in file.read().split(b"\0"))
@@ -106,33 +106,33 @@ def _launcher_environment(pid: int) -> dict[str, str]:
         return {}
 
 
-def _choose_host(typed: str, run: str | None, rank: int | None) -> str:
-    """Which of the hosts of ``--hosts`` to go to."""
-    hosts = [each.destination for each in read_hosts(typed)]
+def _choose_host(text: str, run: str | None, rank: int | None) -> str:
+    """Choose the host of ``--hosts`` to connect to: the one that runs the rank."""
+    hosts = [each.destination for each in read_hosts(text)]
     if len(hosts) == 1:
         return hosts[0]
     if rank is None:
-        what = f"--hosts {sanitize_line(typed, 60)} has {len(hosts)} hosts"
+        what = f"--hosts {sanitize_line(text, 60)} has {len(hosts)} hosts"
         raise UsageError(what, "name one of them, or a rank with --rank")
     words = [*python_command(sys.executable), "stacks", *([run] if run else []), "--json"]
     for host in hosts:
-        far = interactive_ssh_command(host, words, os.environ, terminal=False)
+        command = interactive_ssh_command(host, words, os.environ, terminal=False)
         try:
-            told = run_program(*far, seconds=HOST_QUERY_TIMEOUT_S).stdout
+            output = run_program(*command, seconds=HOST_QUERY_TIMEOUT_S).stdout
         except (OSError, subprocess.TimeoutExpired):
             continue
-        if name := _host_from_stacks(told, rank):
-            alike = (each for each in hosts if each.rpartition("@")[2].partition(".")[0] == name.partition(".")[0])
-            return next(alike, name)
-    what = f"no host of --hosts {sanitize_line(typed, 60)} says where rank {rank} is"
+        if name := _host_from_stacks(output, rank):
+            same = (each for each in hosts if each.rpartition("@")[2].partition(".")[0] == name.partition(".")[0])
+            return next(same, name)
+    what = f"rank {rank} was not found on the hosts of --hosts {sanitize_line(text, 60)}"
     raise JobNotResponding(what, "ddplaunch ps on a host shows what runs there")
 
 
-def _host_from_stacks(told: str | None, rank: int) -> str:
-    """The host of a rank by ``stacks --json``; "" where that does not say."""
+def _host_from_stacks(output: str | None, rank: int) -> str:
+    """Return the host of a rank from the output of ``stacks --json``; "" if unknown."""
     try:
-        found = {each["rank"]: each["host"] for each in json.loads(told or "{}").get("ranks", ())}
-        return str(found.get(rank, ""))
+        hosts = {each["rank"]: each["host"] for each in json.loads(output or "{}").get("ranks", ())}
+        return str(hosts.get(rank, ""))
     except (ValueError, KeyError, TypeError, AttributeError):
         return ""
 
@@ -144,42 +144,42 @@ def _run_over_ssh(host: str, words: list[str]) -> int:
 
 
 def _run_in_job_step(job: SubmittedJob, seen: BatchJobState, words: list[str]) -> int:
-    typed, env = scheduler_of(job).step_command(job, seen, words, everywhere=False)
-    if typed[0] != "srun":
-        what = f"{scheduler_of(job).title} gives no terminal on the nodes of job {seen.number}"
+    command, env = scheduler_of(job).step_command(job, seen, words, everywhere=False)
+    if command[0] != "srun":
+        what = f"{scheduler_of(job).title} cannot give a terminal on the nodes of job {seen.number}"
         raise UsageError(what, f"log in to {seen.host or 'its first node'} and type: ddplaunch debug")
-    return _exec_command(typed, env)
+    return _exec_command(command, env)
 
 
-def _exec_command(typed: list[str], env: Mapping[str, str] = os.environ) -> int:
-    """Become the same command on another node, with our terminal: the lines go by SSH or Slurm alone."""
-    how = "--pty" if os.isatty(0) else "--input=all"
+def _exec_command(command: list[str], env: Mapping[str, str] = os.environ) -> int:
+    """Replace this process by a command on another node that uses this terminal; input goes through SSH or Slurm."""
+    option = "--pty" if os.isatty(0) else "--input=all"
     try:
-        os.execvpe(typed[0], [how if word == "--input=none" else word for word in typed], env)
+        os.execvpe(command[0], [option if word == "--input=none" else word for word in command], env)
     except OSError as error:
-        raise StepNotStarted(f"cannot run {typed[0]}: {error.strerror}", "it must be on PATH") from None
+        raise StepNotStarted(f"cannot run {command[0]}: {error.strerror}", "it must be on PATH") from None
 
 
 class DebugClient:
-    """One person at the door of a job."""
+    """Connects one user's terminal or pipe to the debug server of a job."""
 
     def __init__(self, path: str, rank: int | None) -> None:
-        """Raises JobNotResponding: nobody answers there."""
+        """Connect to the control socket at ``path``; raise JobNotResponding if that fails."""
         self._loop, self._path = EventLoop(), path
         self._code: int | None = None
-        self._ended = False  # what is typed
+        self._input_ended = False
         self._rank = rank
-        self._awaits = rank is not None  # that this rank stops
+        self._waits_for_rank = rank is not None  # until it stops
         at_terminal = os.isatty(0) and is_interactive(1) and can_move_cursor()
         self._screen: TerminalScreen | None = None
         if at_terminal:
             self._screen = TerminalScreen(
                 self._loop, ScreenOptions(READER_TIMEOUT_S, 0.0, "", False), speaks=True, colour=is_colour_allowed()
             )
-        self._face = TerminalFrontend(self._loop, self._screen) if self._screen else PipeFrontend()
+        self._frontend = TerminalFrontend(self._loop, self._screen) if self._screen else PipeFrontend()
         self._connection = self._connect()
-        self._prompt = DebuggerPrompt(self._face, self._connection.send)
-        self._coming = b""
+        self._prompt = DebuggerPrompt(self._frontend, self._connection.send)
+        self._partial_line = b""
 
     def _connect(self) -> Connection[ToUser]:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -198,13 +198,13 @@ class DebugClient:
         return connection
 
     def run(self) -> int:
-        """Pass on what is typed until the person leaves, or the job ends; return the exit code."""
+        """Send the user's input until the user leaves or the job ends; return the exit code."""
         with restore_terminal():
             self._loop.add_signal_handlers(
                 [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT], self._on_signal
             )
-            if isinstance(self._face, TerminalFrontend):
-                self._face.on_key = self._prompt.on_key
+            if isinstance(self._frontend, TerminalFrontend):
+                self._frontend.on_key = self._prompt.on_key
                 self._loop.add_signal_handlers([signal.SIGTSTP], lambda number: os.kill(os.getpid(), signal.SIGSTOP))
                 if self._rank is None:
                     self._loop.call_later(STOPPED_RANKS_TIMEOUT_S, self._print_waiting)
@@ -212,13 +212,13 @@ class DebugClient:
                 self._loop.call_soon(self._on_stdin)
             while self._code is None or not (self._loop.is_idle and (self._screen is None or self._screen.is_drained)):
                 self._loop.run_once()
-            if isinstance(self._face, TerminalFrontend):
-                self._face.close()
+            if isinstance(self._frontend, TerminalFrontend):
+                self._frontend.close()
         return self._code
 
     def _print_waiting(self) -> None:
         if not self._prompt.ranks and self._code is None:
-            self._face.show(
+            self._frontend.show(
                 "ddplaunch: no rank is at a breakpoint; waiting for one. Ctrl-C leaves, --rank 0 stops rank 0\n"
             )
 
@@ -226,49 +226,49 @@ class DebugClient:
         if isinstance(message, RankStopped) and message.rank not in self._prompt.ranks:
             failed = f": {message.error}" if message.error else ""
             what = "has failed at" if failed else "is at"
-            self._face.show(f"ddplaunch: rank {message.rank} {what} {message.location}{failed}\n")
+            self._frontend.show(f"ddplaunch: rank {message.rank} {what} {message.location}{failed}\n")
         self._prompt.on_message(message)
         if isinstance(message, DebugNotice) and message.is_refusal:
             self._code = EXIT_USAGE
         if isinstance(message, RankStopped):
-            self._awaits = False
+            self._waits_for_rank = False
         self._exit_if_done()
 
     def _on_lost(self, why: str) -> None:
         if self._code is None:
-            self._face.show("ddplaunch: the job has ended\n")
+            self._frontend.show("ddplaunch: the job has ended\n")
             self._code = 0
 
     def _on_signal(self, number: int) -> None:
         self._code = EXIT_SIGNAL + number
 
     def _on_stdin(self) -> None:
-        """Take in lines from a pipe or file."""
+        """Read lines from a pipe or file."""
         try:
             self._loop.watch_fd(0, self._readable)
-        except PermissionError:  # a file, which is there at once
-            while not self._ended:
+        except PermissionError:  # a regular file, which epoll refuses: it can be read at once
+            while not self._input_ended:
                 self._readable()
 
     def _readable(self) -> None:
         data = os.read(0, 1 << 16)
-        *lines, self._coming = (self._coming + data).split(b"\n")
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         if not data:
             self._loop.unwatch_fd(0)
-            self._ended = True
-            lines = [self._coming] if self._coming else []
+            self._input_ended = True
+            lines = [self._partial_line] if self._partial_line else []
         for line in lines:
             self._prompt.on_line(line.decode(errors="replace"))
         self._exit_if_done()
 
     def _exit_if_done(self) -> None:
-        """Nothing more is typed, and all has been answered."""
-        if self._ended and not self._awaits and self._prompt.is_idle and self._code is None:
+        """Exit when the input has ended and all of it has been answered."""
+        if self._input_ended and not self._waits_for_rank and self._prompt.is_idle and self._code is None:
             self._code = 0
 
 
 class PipeFrontend:
-    """The face of who types into a pipe, or reads from one."""
+    """Frontend without a terminal: input or output is a pipe or file."""
 
     def show(self, text: str) -> None:
         sys.stdout.write(text)
@@ -277,5 +277,5 @@ class PipeFrontend:
     def show_input(self, editor: LineEditor, prompt: str, *, expected_soon: bool) -> None:
         pass
 
-    def lend_terminal(self, typed: Callable[[bytes], None], sized: Callable[[int, int], None]) -> None:
+    def lend_terminal(self, on_input: Callable[[bytes], None], on_resize: Callable[[int, int], None]) -> None:
         pass

@@ -1,6 +1,6 @@
-"""``ddplaunch devices``: what this machine has, who uses it, and what a job would see of it.
+"""``ddplaunch devices``: lists the CPUs and GPUs of this machine, their users, and which GPUs a job would see.
 
-A table in a terminal, plain lines in a pipe and one JSON object say the same.
+As a table in a terminal, as plain lines in a pipe, or as one JSON object.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MIN_UUID_CHARS = 12
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """One GPU, or one MIG instance below it, in words; "" where there is nothing to say."""
+    """The cells of one GPU or MIG instance; "" where there is no value."""
 
     gpu: str  # "0"; "0:1" for the second MIG instance of GPU 0
     torch: str  # "cuda:0"; "hidden" where a job does not see it
@@ -47,7 +47,7 @@ class DeviceRow:
     cpus: str = ""
     pci: str = ""
     uuid: str = ""
-    used_by: str = ""  # a process a line
+    used_by: str = ""  # one line for each process
 
 
 COLUMNS = {
@@ -67,7 +67,7 @@ USED_BY_WIDTH = 18
 """Characters to which a narrow terminal folds that column."""
 
 OPTIONAL_COLUMNS = ("cpus", "pci", "uuid")
-"""Columns that a narrow terminal does without."""
+"""Left out in a narrow terminal."""
 
 
 @click.command()
@@ -112,15 +112,15 @@ def devices_json(hardware: Hardware, visible: VisibleGpus) -> dict[str, Any]:
 
 def _cpu_json(cpu: Cpu) -> dict[str, Any]:
     first = ("name", "logical", "physical", "allowed", "quota", "memory_total", "memory_available")
-    told = {**dict.fromkeys(first), **asdict(cpu), "allowed": format_cpulist(cpu.allowed)}
-    return {**told, "numa": [{**asdict(node), "cpus": format_cpulist(node.cpus)} for node in cpu.numa]}
+    fields = {**dict.fromkeys(first), **asdict(cpu), "allowed": format_cpulist(cpu.allowed)}
+    return {**fields, "numa": [{**asdict(node), "cpus": format_cpulist(node.cpus)} for node in cpu.numa]}
 
 
 def _gpu_json(gpu: Gpu, names: dict[tuple[Gpu, MigInstance | None], str]) -> dict[str, Any]:
-    told = {**dict.fromkeys(("vendor", "index", "device", "name", "uuid", "pci", "driver")), **asdict(gpu)}
-    told |= {"device": names.get((gpu, None)), "cpus": format_cpulist(gpu.cpus) or None}
+    fields = {**dict.fromkeys(("vendor", "index", "device", "name", "uuid", "pci", "driver")), **asdict(gpu)}
+    fields |= {"device": names.get((gpu, None)), "cpus": format_cpulist(gpu.cpus) or None}
     mig = [{"uuid": mig.uuid, "device": names.get((gpu, mig)), **asdict(mig)} for mig in gpu.mig]
-    return {**told, "mig": mig, "processes": [asdict(process) for process in gpu.processes]}
+    return {**fields, "mig": mig, "processes": [asdict(process) for process in gpu.processes]}
 
 
 def _torch_names(visible: VisibleGpus) -> dict[tuple[Gpu, MigInstance | None], str]:
@@ -233,7 +233,7 @@ def _write_table(hardware: Hardware, visible: VisibleGpus) -> None:
 
 
 def _table(rows: list[DeviceRow], *, narrow: bool) -> Table:
-    """The table of all columns that have something to say; ``narrow``: of those that one cannot do without."""
+    """Build the table of all columns that have values; ``narrow``: without OPTIONAL_COLUMNS."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""``ddplaunch stacks``: who waits for whom in a running job, and where in its code each rank is."""
+"""``ddplaunch stacks``: prints which ranks of a running job wait for which, and the stack of each."""
 
 from __future__ import annotations
 
@@ -40,21 +40,24 @@ def stacks(run: str | None, native: bool, with_locals: bool, as_json: bool) -> i
         return run_on_nodes(queued, seen, ["stacks", run_name(queued, seen), *more, *(["--json"] if as_json else [])])
     tool = py_spy.find_py_spy(more[0]) if more else ""
     inspection = client.send_request(find_running(run).path, InspectJobRequest(Detail.WAITS)).inspection
-    told = {rank.rank: py_spy.dump_stacks(tool, rank.pid, more) for rank in _local_examples(inspection)} if more else {}
+    ranks = [*_local_examples(inspection)] if more else []
+    dumps = {rank.rank: py_spy.dump_stacks(tool, rank.pid, more) for rank in ranks}
     if as_json:
-        found = stacks_to_json(inspection)
-        click.echo(json.dumps({**found, "py_spy": {str(rank): text for rank, text in told.items()}} if more else found))
+        fields = stacks_to_json(inspection)
+        if more:
+            fields["py_spy"] = {str(rank): text for rank, text in dumps.items()}
+        click.echo(json.dumps(fields))
         return 0
     colour = None if is_colour_allowed() else False
     click.echo(render_stacks(inspection), nl=False, color=colour)
-    for rank, text in told.items():
+    for rank, text in dumps.items():
         click.echo(f"\n{click.style(f'rank {rank}, by py-spy:', bold=True)}\n{text}", nl=False, color=colour)
     return 0
 
 
 def _local_examples(inspection: Inspection) -> Iterator[RankInspection]:
-    """A rank of each group with equal stacks that runs on this machine."""
+    """Yield one rank of each stack group that runs on this machine."""
     by_number = inspection.by_number
-    for alike in group_ranks(inspection):
-        here = (by_number[number] for number in alike.ranks if by_number[number].host in ("", host_name()))
+    for group in group_ranks(inspection):
+        here = (by_number[number] for number in group.ranks if by_number[number].host in ("", host_name()))
         yield from [rank for rank in here if rank.pid][:1]

@@ -1,4 +1,4 @@
-"""``ddplaunch top``: what a running job does, drawn once a second; it asks the job's door and disturbs nothing."""
+"""``ddplaunch top``: live view of a running job, redrawn once a second through requests to its control socket."""
 
 from __future__ import annotations
 
@@ -46,12 +46,10 @@ from ddplaunch.wire.connection import Connection
 from ddplaunch.wire.sockets import peer_uid
 from ddplaunch.words import format_elapsed
 
-SAMPLE_INTERVAL_S = 0.5  # seconds between two inspections
-REFRESH_INTERVAL_S, REPLY_TIMEOUT_S = (
-    2.0,
-    0.5,
-)  # seconds between two looks at all jobs, and those in which each must answer
-COLUMNS, ROWS = 80, 24  # of a frame that is printed elsewhere than in a terminal
+SAMPLE_INTERVAL_S = 0.5  # between the two inspections of a printed frame, and before a request is sent again
+REFRESH_INTERVAL_S = 2.0  # between two updates of the list of jobs
+REPLY_TIMEOUT_S = 0.5  # for each job in that list
+COLUMNS, ROWS = 80, 24  # of a frame that is not printed to a terminal
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -104,7 +102,7 @@ def _as_json(seen: ViewState) -> dict[str, object]:
 
 
 def _snapshot(path: str, chosen: str) -> ViewState:
-    """Inspect it twice, for what happens in a second; the second time closely."""
+    """Inspect the job twice, to compute rates; the second time with stacks."""
     before = to_job_snapshot(client.send_request(path, InspectJobRequest()))
     time.sleep(SAMPLE_INTERVAL_S)
     now = to_job_snapshot(client.send_request(path, InspectJobRequest(Detail.WAITS)))
@@ -113,78 +111,79 @@ def _snapshot(path: str, chosen: str) -> ViewState:
 
 
 class SocketJobSource:
-    """A job as its door shows it."""
+    """A job in another process, reached through its control socket."""
 
-    def __init__(self, loop: EventLoop, path: str, lost: Callable[[], None]) -> None:
-        """``lost`` is called when the job no longer answers."""
-        self._loop, self._path, self._lost = loop, path, lost
+    def __init__(self, loop: EventLoop, path: str, on_lost: Callable[[], None]) -> None:
+        """``on_lost`` is called when the job no longer replies."""
+        self._loop, self._path, self._on_lost = loop, path, on_lost
         self._pid = runs.job_at(path).pid
         self.status: Status | None = None
 
-    def inspect(self, detail: Detail, answer: Callable[[JobInspection], None], *, lines: bool = False) -> None:
-        def hear(found: object) -> None:
-            if isinstance(found, JobInspection):
-                self.status = found.status
-                answer(found)
+    def inspect(self, detail: Detail, on_reply: Callable[[JobInspection], None], *, lines: bool = False) -> None:
+        def on_message(message: object) -> None:
+            if isinstance(message, JobInspection):
+                self.status = message.status
+                on_reply(message)
 
-        self._send_request(InspectJobRequest(detail, lines), hear)
+        self._send_request(InspectJobRequest(detail, lines), on_message)
 
     def stop(self) -> None:
-        self._send_request(StopJobRequest(command="ddplaunch top"), lambda answer: None)
+        self._send_request(StopJobRequest(command="ddplaunch top"), lambda message: None)
 
-    def log(self, rank: int, answer: Callable[[str], None]) -> None:
-        said = bytearray()
+    def log(self, rank: int, on_reply: Callable[[str], None]) -> None:
+        output = bytearray()
 
-        def hear(piece: object) -> None:
-            if isinstance(piece, OutputChunk):
-                said.extend(piece.data)
+        def on_message(message: object) -> None:
+            if isinstance(message, OutputChunk):
+                output.extend(message.data)
 
-        self._send_request(TailOutputRequest((rank,)), hear, lambda: answer(format_last_lines(rank, bytes(said))))
+        request = TailOutputRequest((rank,))
+        self._send_request(request, on_message, lambda: on_reply(format_last_lines(rank, bytes(output))))
 
-    def failures(self, answer: Callable[[str], None]) -> None:
-        answer(format_failures(self.status) if self.status else "")
+    def failures(self, on_reply: Callable[[str], None]) -> None:
+        on_reply(format_failures(self.status) if self.status else "")
 
     def advice_to_continue(self) -> str:
         return client.advice_to_continue(self._pid) if is_suspended(self._pid) else ""
 
     def _send_request(
-        self, request: Request[object], hear: Callable[[object], None], done: Callable[[], None] = lambda: None
+        self, request: Request[object], on_message: Callable[[object], None], on_done: Callable[[], None] = lambda: None
     ) -> None:
-        """Ask; ``done`` is called after the last answer.
+        """Send a request; ``on_done`` is called after the last reply.
 
-        Where there is none, the job has ended, or was suspended for longer than its door keeps a client: it is asked
-        again.
+        Without any reply, the job has ended, or was suspended for longer than the timeout of a connection; then the
+        request is sent again.
         """
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             sock.connect(self._path)
             if peer_uid(sock) != os.geteuid():
                 raise PermissionError
-        except BlockingIOError:  # many ask
+        except BlockingIOError:  # the backlog is full
             sock.close()
-            self._loop.call_later(0.1, partial(self._send_request, request, hear, done))
+            self._loop.call_later(0.1, partial(self._send_request, request, on_message, on_done))
             return
         except OSError:
             sock.close()
-            self._loop.call_soon(self._lost)
+            self._loop.call_soon(self._on_lost)
             return
-        answered = False
+        has_reply = False
 
-        def first_or_next(answer: object) -> None:
-            nonlocal answered
-            answered = True
-            hear(answer)
+        def on_any_message(message: object) -> None:
+            nonlocal has_reply
+            has_reply = True
+            on_message(message)
 
-        def lost(why: str) -> None:
-            if answered:
-                done()
+        def on_closed(why: str) -> None:
+            if has_reply:
+                on_done()
             elif os.path.exists(self._path) and start_ticks(self._pid) >= 0:
-                self._loop.call_later(SAMPLE_INTERVAL_S, partial(self._send_request, request, hear, done))
+                self._loop.call_later(SAMPLE_INTERVAL_S, partial(self._send_request, request, on_message, on_done))
             else:
-                self._lost()
+                self._on_lost()
 
         connection = Connection[object](
-            self._loop, sock, request.answers, first_or_next, lost, max_bytes=MAX_REPLY_BYTES
+            self._loop, sock, request.answers, on_any_message, on_closed, max_bytes=MAX_REPLY_BYTES
         )
         connection.send(request)
 
@@ -194,22 +193,22 @@ def _screen(loop: EventLoop) -> LiveScreen:
 
 
 class JobChooser:
-    """The jobs that run on this machine, of which a person chooses one."""
+    """A full-screen list of the jobs that run on this machine, from which the user chooses one."""
 
     def __init__(self) -> None:
         self._loop = EventLoop()
         self._screen = _screen(self._loop)
-        self._jobs: list[tuple[str, str, tuple[str, ...]]] = []  # name, door, what is told
-        self._at = 0
+        self._jobs: list[tuple[str, str, tuple[str, ...]]] = []  # name, control socket, columns
+        self._cursor = 0
         self._chosen: str | int | None = None
 
     def run(self) -> str | int:
-        """Return the door of the one that was chosen, or an exit code."""
+        """Return the control socket of the chosen job, or an exit code."""
         try:
             with restore_terminal():
                 self._loop.add_signal_handlers(END_SIGNALS, lambda number: self._end(EXIT_SIGNAL + number))
                 self._refresh()
-                self._screen.begin(self._picture, self._typed)
+                self._screen.begin(self._render, self._on_key)
                 self._screen.set_full_screen(True)
                 while self._chosen is None or not (self._loop.is_idle and self._screen.is_drained):
                     self._loop.run_once()
@@ -220,16 +219,16 @@ class JobChooser:
     def _refresh(self) -> None:
         self._loop.call_later(REFRESH_INTERVAL_S, self._refresh)
         self._jobs = [(name, job.path, _job_columns(job.path)) for name, job in runs.list_known().items() if job]
-        self._at = max(0, min(self._at, len(self._jobs) - 1))
+        self._cursor = max(0, min(self._cursor, len(self._jobs) - 1))
         self._screen.refresh()
 
-    def _typed(self, key: str) -> None:
+    def _on_key(self, key: str) -> None:
         if key == "q":
             self._end(0)
         elif key == ENTER and self._jobs:
-            self._end(self._jobs[self._at][1])
+            self._end(self._jobs[self._cursor][1])
         elif key in UP or key in DOWN:
-            self._at = max(0, min(self._at + (1 if key in DOWN else -1), len(self._jobs) - 1))
+            self._cursor = max(0, min(self._cursor + (1 if key in DOWN else -1), len(self._jobs) - 1))
             self._screen.refresh()
 
     def _end(self, chosen: str | int) -> None:
@@ -237,24 +236,24 @@ class JobChooser:
             self._chosen = chosen
             self._screen.end()
 
-    def _picture(self, columns: int, rows: int, full: bool) -> list[Row]:
+    def _render(self, columns: int, rows: int, full: bool) -> list[Row]:
         if self._chosen is not None or not full:
             return []
         table = [
             ("RUN", "STATE", "AGE", "RANKS", "TARGET"),
-            *((sanitize_line(name, 40), *told) for name, _, told in self._jobs),
+            *((sanitize_line(name, 40), *cells) for name, _, cells in self._jobs),
         ]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = ["  ".join(map(str.ljust, each, widths)).rstrip() for each in table]
-        first = max(0, self._at - (rows - 4))
-        found = [(StyledText(line, "7" if at == self._at else ""),) for at, line in enumerate(lines[1:])]
-        body = [(StyledText(lines[0], "2"),), *found[first : first + rows - 2]]
+        first = max(0, self._cursor - (rows - 4))
+        styled = [(StyledText(line, "7" if at == self._cursor else ""),) for at, line in enumerate(lines[1:])]
+        body = [(StyledText(lines[0], "2"),), *styled[first : first + rows - 2]]
         hint = (StyledText("Up, Down: another job  Enter: show it  q leave", "2"),)
         return [truncate_row(row, columns - 1) for row in [*body, *[()] * (rows - 1 - len(body)), hint]]
 
 
 def _job_columns(path: str) -> tuple[str, ...]:
-    """State, age, ranks and target of a job."""
+    """Return the state, age, ranks and target of a job."""
     try:
         status = client.send_request(path, StatusQuery(), REPLY_TIMEOUT_S)
     except LaunchError:
@@ -276,14 +275,19 @@ def _age(began: float) -> str:
 
 
 class TopViewer:
-    """The live view in a terminal of its own."""
+    """Shows the live view of a job in this terminal."""
 
     def __init__(self, path: str, chosen: str) -> None:
         self._loop, self._path = EventLoop(), path
         self._screen = _screen(self._loop)
-        self._door = SocketJobSource(self._loop, path, self._on_job_lost)
+        self._source = SocketJobSource(self._loop, path, self._on_job_lost)
         self._view = LiveView(
-            self._loop, self._screen, self._door, filter_text=chosen, on_quit=self._exit, run_command=self._run_command
+            self._loop,
+            self._screen,
+            self._source,
+            filter_text=chosen,
+            on_quit=self._exit,
+            run_command=self._run_command,
         )
         if record := runs.read_record_of(runs.job_at(path)):
             self._view.seed_trends(
@@ -292,10 +296,10 @@ class TopViewer:
                 )
             )
         self._code: int | None = None
-        self._said = ""
+        self._end_message = ""
 
     def run(self) -> int:
-        """Show it until the user leaves, or the job ends; return the exit code."""
+        """Show the view until the user leaves or the job ends; return the exit code."""
         try:
             with restore_terminal():
                 self._loop.add_signal_handlers(END_SIGNALS, self._on_signal)
@@ -307,18 +311,18 @@ class TopViewer:
         finally:
             self._view.close()
             self._screen.close()
-        if self._said:
-            click.echo(self._said, err=True)
+        if self._end_message:
+            click.echo(self._end_message, err=True)
         return self._code
 
     def _run_command(self, command: str, *words: str) -> None:
-        """Give the terminal to another command about this job, and show the ranks again after Enter."""
-        typed = [*python_command(sys.executable), command, str(runs.job_at(self._path).pid), *words]
+        """Run another command on this job in the terminal, and show the view again after Enter."""
+        argv = [*python_command(sys.executable), command, str(runs.job_at(self._path).pid), *words]
 
         def run() -> None:
-            before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # that is for the command
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command
             try:
-                subprocess.run(typed, check=False, preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL))
+                subprocess.run(argv, check=False, preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL))
                 with suppress(EOFError):
                     input("ddplaunch: Enter shows the ranks again ")
             finally:
@@ -336,14 +340,14 @@ class TopViewer:
         self._exit(EXIT_SIGNAL + number)
 
     def _on_job_lost(self) -> None:
-        """The job no longer answers: it has ended."""
+        """Called when the job no longer replies: it has ended."""
         if self._code is None:
             record = runs.read_record_of(runs.job_at(self._path))
             code = record.code if record else None
-            if self._door.status:
-                self._view.update(replace(self._door.status, state=JobState.ENDED, code=code))
+            if self._source.status:
+                self._view.update(replace(self._source.status, state=JobState.ENDED, code=code))
             name = record.run_id if record and code is not None else "the job"
-            self._said = f"ddplaunch: {name} has ended" + ("" if code is None else f", exit code {code}")
+            self._end_message = f"ddplaunch: {name} has ended" + ("" if code is None else f", exit code {code}")
         self._exit()
 
 

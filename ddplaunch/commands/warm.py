@@ -1,4 +1,4 @@
-"""``ddplaunch warm``: what is kept for the next runs, what that costs, and the end of it."""
+"""``ddplaunch warm``: lists the warm zygotes with their memory, or stops them."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from ddplaunch.words import format_elapsed, format_size
 if TYPE_CHECKING:
     from ddplaunch.rank.messages import WarmStatus
 
-_END_PATIENCE = 10.0  # seconds
-_MAX_MODULES = 3  # that are named
+_EXIT_TIMEOUT_S = 10.0
+_MAX_MODULES = 3  # in a row of the table
 
 
 @click.command()
 @click.option("--stop", is_flag=True, help="End them; one that a run still needs ends after that run.")
 def warm(stop: bool) -> None:
     """Show what `ddplaunch run --warm` keeps for the next runs: processes that have imported torch."""
-    found = query_all(stop=stop)
-    kept = [each for each in found if not isinstance(each, str)]
-    if not found:
-        click.echo("nothing is kept", err=True)
+    replies = query_all(stop=stop)
+    zygotes = [each for each in replies if not isinstance(each, str)]
+    if not replies:
+        click.echo("no warm zygotes", err=True)
     elif stop:
-        _wait_for_exit([each["pid"] for each in kept if not each["running"]])
-        for each in kept:
-            click.echo(f"{each['pid']} {'ends with its run' if each['running'] else 'has ended'}", err=True)
-    elif kept:
-        _show(kept)
-    for path in found:
+        _wait_for_exit([each["pid"] for each in zygotes if not each["running"]])
+        for each in zygotes:
+            click.echo(f"{each['pid']} {'stops when its run ends' if each['running'] else 'stopped'}", err=True)
+    elif zygotes:
+        _print_table(zygotes)
+    for path in replies:
         if isinstance(path, str):
-            click.echo(f"{path} does not answer: it is still importing, or busy", err=True)
+            click.echo(f"{path} does not answer: still importing, or busy", err=True)
 
 
-def _show(kept: list[WarmStatus]) -> None:
+def _print_table(zygotes: list[WarmStatus]) -> None:
     rows = []
-    for each in kept:
+    for each in zygotes:
         pss = _memory(each["pid"])
         left = "in use" if each["left"] is None else format_elapsed(each["left"])
         age, memory = format_elapsed(time.time() - each["began"]), "-" if pss is None else format_size(pss)
@@ -57,7 +57,7 @@ def _format_modules(modules: list[str]) -> str:
 
 
 def _memory(pid: int) -> int | None:
-    """Its share of memory, in bytes (PSS): of pages that several processes have, a part."""
+    """Return the proportional set size (PSS) of a process in bytes: of shared pages, it counts a share."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
             return next(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
@@ -67,5 +67,5 @@ def _memory(pid: int) -> int | None:
 
 def _wait_for_exit(pids: list[int]) -> None:
     for pid in pids:
-        if not wait_for_end(pid, _END_PATIENCE):
-            raise LaunchError(f"{pid} has not ended after {_END_PATIENCE:.0f} s", f"kill -9 {pid}")
+        if not wait_for_end(pid, _EXIT_TIMEOUT_S):
+            raise LaunchError(f"{pid} has not ended after {_EXIT_TIMEOUT_S:.0f} s", f"kill -9 {pid}")

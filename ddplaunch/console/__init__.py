@@ -1,4 +1,4 @@
-"""What people see: the layout, stacks, the failure report, tables of text. Facts come in as data, text goes out."""
+"""Renders data as text for the terminal: dry run, stacks, failure report, tables."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import os
 
 
 def is_colour_allowed() -> bool:
-    """Whether the user lets a terminal have colour at all (no-color.org)."""
+    """Whether the environment allows colour on a terminal (no-color.org)."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -1,4 +1,4 @@
-"""The failure report: one block names the rank that failed first; ranks that failed because of it are counted."""
+"""Renders the failure report: the first failure in full; secondary failures are grouped and counted."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ddplaunch.control.failure import FailureReport, RankFailure, first_line
 from ddplaunch.words import format_count, format_ranks
 
 _MAX_OTHERS = 3
-_ADDRESS = r"\[[0-9a-fA-F.:%]+\]:\d+"  # of a peer, in which alone messages of gloo may differ
+_ADDRESS = r"\[[0-9a-fA-F.:%]+\]:\d+"  # of a peer: messages of gloo that differ only in it are equal
 _MAX_LINE = 400  # characters: five lines of a terminal
 
 
 def render_verdict(verdict: FailureReport, nnodes: int) -> str:
-    """Return the report as lines of text with ANSI styles (click.echo removes them where they are not wanted)."""
+    """Render the report as text with ANSI styles (click.echo removes them if they are not wanted)."""
     first = verdict.first
     where = f" (on {first.host})" if nnodes > 1 and first.host else ""
     lines = [click.style(f"ddplaunch: {verdict.blame or first.headline + where}", fg="red", bold=True)]
@@ -23,7 +23,7 @@ def render_verdict(verdict: FailureReport, nnodes: int) -> str:
         lines.append(f"  then {first.headline}{where}")
     lines += [f"  {line}" for line in (first.hint or "").splitlines()]
     if verdict.world_size == 1:
-        pass  # it has just printed all this itself, straight to the terminal
+        pass  # the rank has just printed all this itself, straight to the terminal
     elif first.traceback:
         lines += [f"  {_truncate(line)}" for line in first.traceback.rstrip("\n").split("\n")]
     elif first.message and first.pid and not verdict.blame:
@@ -33,10 +33,10 @@ def render_verdict(verdict: FailureReport, nnodes: int) -> str:
         lines += [f"  | {line}" for line in first.tail]
     if verdict.alike:
         lines.append(f"  {format_ranks(verdict.alike)} failed in the same way")
-    alike: dict[str, list[RankFailure]] = {}
+    equal: dict[str, list[RankFailure]] = {}
     for other in verdict.others:
-        alike.setdefault(re.sub(_ADDRESS, "", _one_line_failure(other)), []).append(other)
-    groups = [*alike.values()]
+        equal.setdefault(re.sub(_ADDRESS, "", _one_line_failure(other)), []).append(other)
+    groups = [*equal.values()]
     for group in groups[:_MAX_OTHERS]:
         lines.append(f"  then {format_ranks(each.rank for each in group)} {_one_line_failure(group[0])}")
     if more := sum(map(len, groups[_MAX_OTHERS:])):
@@ -47,7 +47,7 @@ def render_verdict(verdict: FailureReport, nnodes: int) -> str:
 
 
 def _truncate(line: str) -> str:
-    """A line of a report, which must not hide the rest of it; failure.json has it whole."""
+    """Truncate a line, which must not hide the rest of the report; failure.json has it in full."""
     return line if len(line) <= _MAX_LINE else f"{line[:_MAX_LINE]}… ({len(line) - _MAX_LINE} characters more)"
 
 

@@ -1,4 +1,4 @@
-"""The dry run: which rank runs where, on what, with which variables, and how sure that is."""
+"""Prints a plan for --dry-run: host, device, CPUs and environment of each rank, and the source of each fact."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _PER_RANK_VARIABLES = (
     "ROLE_RANK",
     "DDPLAUNCH_DEVICE",
 )
-"""Variables that differ between ranks; the table shows what they are made of."""
+"""Environment variables that differ between ranks; the table has their parts."""
 
 MAX_ROWS, MAX_COMMANDS = 64, 8
-"""What fits on a screen or two; where the plan is piped, or with ``--json``, nothing is left out."""
+"""On a terminal; piped, or with ``--json``, everything is printed."""
 
 
 def print_layout(plan: Plan, options: Sequence[str] | None) -> None:
-    """Print the plan; another node's command must repeat these options. None: no command is typed there."""
+    """Print the plan; ``options``: to repeat in the other nodes' commands; None: no command is needed there."""
     if sys.stdout.isatty():
         from rich.console import Console
 
@@ -44,7 +44,7 @@ def print_layout(plan: Plan, options: Sequence[str] | None) -> None:
 
 
 def _plain_lines(plan: Plan, options: Sequence[str] | None) -> Iterator[str]:
-    """The plan as lines without colour or boxes, one rank a line."""
+    """Render the plan as lines without colour or boxes, one line for each rank."""
     yield _headline(plan)
     for fact in _facts(plan):
         yield f"{fact.name}: {fact.value} ({fact.source})"
@@ -81,7 +81,7 @@ def _facts(plan: Plan) -> list[Fact]:
 
 
 def _variables(plan: Plan) -> tuple[str, str]:
-    """The variables that are alike on all ranks, with their values, and the names of the others."""
+    """Return the variables that are equal on all ranks, with their values, and the names of the others."""
     masked = [name for name in plan.device_masks[0] if name not in _PER_RANK_VARIABLES] if plan.device_masks else []
     own = [*_PER_RANK_VARIABLES, *masked, *["OMP_NUM_THREADS"] * (len({node.threads for node in plan.nodes}) > 1)]
     common = {name: value for name, value in plan.environment(plan.shown_ranks[0]).items() if name not in own}
@@ -89,14 +89,14 @@ def _variables(plan: Plan) -> tuple[str, str]:
 
 
 def _row(plan: Plan, rank: Rank) -> tuple[str, ...]:
-    """A rank's number, node, local rank, host, device and CPUs."""
+    """Return a rank's number, node, local rank, host, device and CPUs."""
     node, local = plan.node_and_local_rank(rank)
     cpus = format_cpulist(rank.cpus) if rank.cpus else "any"
     return str(rank.rank), "?" if node is None else str(node), str(local), rank.host or "?", rank.device, cpus
 
 
 def _commands(plan: Plan, options: Sequence[str] | None) -> Iterator[tuple[int, str]]:
-    """The command for each other node."""
+    """Yield the node rank and command of each other node."""
     for node in () if plan.started_rank or options is None else plan.nodes:
         if options is not None and node.node_rank != plan.node_rank:
             yield node.node_rank, node_command(plan, node.node_rank, options)

@@ -1,4 +1,4 @@
-"""py-spy, where it is installed: it sees frames of C and C++, which Python's own stacks do not have."""
+"""Runs py-spy, if it is installed: its stacks have C and C++ frames, which Python's own stacks do not have."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ DUMP_TIMEOUT_S = 30.0  # seconds
 
 
 def find_py_spy(option: str) -> str:
-    """Where it is; a UsageError where it is not installed."""
-    found = shutil.which("py-spy", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
-    if found is None:
+    """Find the program; raise UsageError if it is not installed."""
+    tool = shutil.which("py-spy", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
+    if tool is None:
         raise UsageError(f"{option} needs py-spy, which is not installed", "pip install py-spy")
-    return found
+    return tool
 
 
 def dump_stacks(tool: str, pid: int, more: list[str]) -> str:
-    """The stacks of a process, or why there are none."""
+    """Return the stacks of a process as text, or why there are none."""
     try:
         done = subprocess.run(
             [tool, "dump", "--pid", str(pid), *more],
@@ -37,11 +37,11 @@ def dump_stacks(tool: str, pid: int, more: list[str]) -> str:
 
 
 class PySpyRecording:
-    """A file for speedscope of each of some ranks, written by py-spy while it is waited for."""
+    """Recordings of some ranks by py-spy, one file for speedscope each; they run in the background until ``wait``."""
 
     def __init__(self, tool: str, pids: Mapping[int, int], seconds: float, title: str) -> None:
-        """``pids`` of the ranks; ``title`` is what the files' names begin with."""
-        self._seconds = max(1, round(seconds))  # it takes whole ones
+        """``pids``: by rank; ``title``: the beginning of the files' names."""
+        self._seconds = max(1, round(seconds))  # py-spy takes whole seconds
         self._files = {rank: f"{title}.rank-{rank}.py-spy.json" for rank in pids}
         words = [tool, "record", "--native", "--format", "speedscope", "--duration", str(self._seconds)]
         self._children = {
@@ -55,24 +55,24 @@ class PySpyRecording:
         }
 
     def wait(self) -> tuple[list[str], list[str]]:
-        """The files, and what is to be said of ranks without one."""
+        """Wait for the recordings; return the files, and a note for each rank without one."""
         files, notes = [], []
         for rank, child in self._children.items():
             try:
-                _, said = child.communicate(timeout=self._seconds + DUMP_TIMEOUT_S)
+                _, stderr = child.communicate(timeout=self._seconds + DUMP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 child.kill()
-                _, said = child.communicate()
+                _, stderr = child.communicate()
             if child.returncode == 0 and os.path.exists(self._files[rank]):
                 files.append(self._files[rank])
             else:
-                why = said.decode(errors="replace").strip().rpartition("\n")[2]
+                why = stderr.decode(errors="replace").strip().rpartition("\n")[2]
                 notes.append(
                     f"no profile by py-spy of rank {rank}: {sanitize_line(why, 200) or 'it did not end in time'}"
                 )
         return files, notes
 
     def stop(self) -> None:
-        """End those that are at work: whoever asked for them has gone."""
+        """Kill the recordings that still run."""
         for child in self._children.values():
             child.kill()

@@ -1,4 +1,4 @@
-"""The page of ``ddplaunch stacks``: who waits for whom, then each group of ranks with its place in the program."""
+"""Renders ``ddplaunch stacks``: which ranks wait for which, then the stack of each group of equal ranks."""
 
 from __future__ import annotations
 
@@ -29,39 +29,39 @@ from ddplaunch.errors import sanitize_line
 from ddplaunch.words import format_ranks
 
 MAX_LIBRARY_FRAMES = 44
-"""Characters of a file that is not the user's."""
+"""Characters of the path of a library's file."""
 
 MAX_USER_FRAMES = 30
-"""Calls of the user's own code that are shown of a stack: recursion can be deep."""
+"""Shown frames of the user's own code in a stack: recursion can be deep."""
 
 _MAX_THREADS = 8
 
 
 def render_stacks(inspection: Inspection) -> str:
-    """Return the page as text with ANSI styles (click.echo removes them where they are not wanted)."""
+    """Render an inspection as text with ANSI styles (click.echo removes them if they are not wanted)."""
     lines = [click.style(sanitize_line(each, 2000), bold=True) for each in describe_waits(inspection)]
     lines += [click.style(f"note: {note}", fg="yellow") for note in inspection_notes(inspection)]
-    several = len({rank.host for rank in inspection.ranks}) > 1
+    has_many_hosts = len({rank.host for rank in inspection.ranks}) > 1
     groups = group_ranks(inspection)
-    apart = library_calls(inspection.ranks, [alike.example for alike in groups])
-    for alike in groups:
-        lines += ["", *_group(alike, inspection, several, apart.get(alike.example.rank))]
+    calls = library_calls(inspection.ranks, [group.example for group in groups])
+    for group in groups:
+        lines += ["", *_render_group(group, inspection, has_many_hosts, calls.get(group.example.rank))]
     return "\n".join(lines) + "\n"
 
 
 def inspection_notes(inspection: Inspection) -> tuple[str, ...]:
-    """What was not asked, or did not answer."""
-    told = [f"{sanitize_line(node)} did not answer" for node in inspection.silent]
+    """List the nodes that were not inspected or did not answer, and what else the inspection lacks."""
+    notes = [f"{sanitize_line(node)} did not answer" for node in inspection.silent]
     if inspection.node_only:
-        told.append("the ranks of other nodes were not asked: --control none")
+        notes.append("the ranks of other nodes were not asked: --control none")
     calls = [
         call
         for rank in inspection.ranks
         if (call := distributed_call_of(rank)) and call.function not in UNRECORDED_FUNCTIONS
     ]
     if calls and not any(rank.answers and rank.groups for rank in inspection.ranks):
-        told.append("no rank has told which collective it is in: only stacks are known")
-    return tuple(told)
+        notes.append("no rank has reported its collectives: only stacks are known")
+    return tuple(notes)
 
 
 def stacks_to_json(inspection: Inspection) -> dict[str, object]:
@@ -88,25 +88,27 @@ def stacks_to_json(inspection: Inspection) -> dict[str, object]:
             for wait in find_waits(inspection)
         ],
         "groups": [
-            {"ranks": list(alike.ranks), "state": alike.state, "waited": alike.waited_s}
-            for alike in group_ranks(inspection)
+            {"ranks": list(group.ranks), "state": group.state, "waited": group.waited_s}
+            for group in group_ranks(inspection)
         ],
     }
 
 
-def _group(alike: StackGroup, inspection: Inspection, several: bool, apart: Frame | None) -> Iterator[str]:
-    """The lines of one group: its ranks and their state, the user's line, the stack."""
+def _render_group(
+    group: StackGroup, inspection: Inspection, has_many_hosts: bool, library_call: Frame | None
+) -> Iterator[str]:
+    """Yield the lines of one group: its ranks and their state, the user's line, the stack."""
     by_number = inspection.by_number
-    hosts = {by_number[number].host for number in alike.ranks}
-    where = f" (on {', '.join(sorted(map(sanitize_line, hosts)))})" if several and len(hosts) <= 2 else ""
-    rank = alike.example
+    hosts = {by_number[number].host for number in group.ranks}
+    where = f" (on {', '.join(sorted(map(sanitize_line, hosts)))})" if has_many_hosts and len(hosts) <= 2 else ""
+    rank = group.example
     line = user_line_of(rank)
-    state = alike.state if len(alike.ranks) == 1 else re.sub("^waits", "wait", alike.state)
-    if alike.waited_s is not None:
-        state += f" for {_seconds(alike.waited_s)}"
-    place = describe_call(rank, apart) if alike.state == RUNNING else format_location(line) if line else ""
-    said = f"{place} ({state})" if place else state
-    yield click.style(f"{format_ranks(alike.ranks)}{where}: {sanitize_line(said, 300)}", fg="cyan", bold=True)
+    state = group.state if len(group.ranks) == 1 else re.sub("^waits", "wait", group.state)
+    if group.waited_s is not None:
+        state += f" for {_seconds(group.waited_s)}"
+    place = describe_call(rank, library_call) if group.state == RUNNING else format_location(line) if line else ""
+    heading = f"{place} ({state})" if place else state
+    yield click.style(f"{format_ranks(group.ranks)}{where}: {sanitize_line(heading, 300)}", fg="cyan", bold=True)
     if rank.no_stack:
         yield f"  no stack: {sanitize_line(rank.no_stack)}"
     for number, thread in enumerate(_informative_threads(rank)):
@@ -119,17 +121,17 @@ def _group(alike: StackGroup, inspection: Inspection, several: bool, apart: Fram
 
 
 def _informative_threads(rank: RankInspection) -> list[Thread]:
-    """The threads that tell something: the main one, and others that are in the user's code."""
+    """Select the threads to show: the main thread, and others that are in the user's code."""
     others = [each for each in rank.threads[1:] if any(frame.own for frame in each.frames)]
     return [*rank.threads[:1], *others[:_MAX_THREADS]]
 
 
 def _stack(thread: Thread) -> Iterator[str]:
-    """A stack, the innermost call first; of what libraries do in it only the innermost call."""
+    """Yield the lines of a stack, the innermost call first; of consecutive library frames only the innermost one."""
     own = 0
-    for mine, run in groupby(thread.frames, key=lambda frame: frame.own):
+    for is_own, run in groupby(thread.frames, key=lambda frame: frame.own):
         frames = list(run)
-        if not mine:
+        if not is_own:
             innermost = frames[0] is thread.frames[0]
             yield from (_format_library_frames(frames) if innermost else [_format_skipped(frames)])
             continue

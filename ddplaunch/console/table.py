@@ -1,4 +1,4 @@
-"""A table as lines of text, for any command that prints one."""
+"""Formats tables as lines of text, for the commands that print one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ddplaunch.errors import truncate_line
 from ddplaunch.words import columns
 
 MIN_COLUMN_WIDTH = 10
-"""Columns of the terminal for the last column of a table, however narrow it is."""
+"""Of the last column of a table, however narrow the terminal is."""
 
-ROOM = 24
-"""Those for which an optional column is left out."""
+MIN_LAST_COLUMN_WIDTH = 24
+"""Optional columns are left out to give the last column this width."""
 
 
 def fitting(line: str, limit: int) -> str:
@@ -31,14 +31,14 @@ def format_table(
     max_width: int | None = None,
     optional: Sequence[str] = (),
 ) -> Iterator[str]:
-    """Columns, each as wide as it must be, the last one cut where a line would be longer than ``max_width``.
+    """Yield the lines of a table: columns as wide as their cells, the last one cut to keep lines within ``max_width``.
 
-    ``colours`` are those of the second one in each row; of the columns ``optional``, in this order, those are left out
-    that leave the last column too little room.
+    ``colours``: of the second column, for each row. ``optional``: columns to leave out, in this order, while the last
+    column has less than ``MIN_LAST_COLUMN_WIDTH``.
     """
     widths = [max(map(columns, column)) for column in zip(heads, *rows, strict=True)]
     left = None if max_width is None else max_width - sum(width + 2 for width in widths[:-1])
-    if left is not None and left < min(ROOM, widths[-1]) and optional:
+    if left is not None and left < min(MIN_LAST_COLUMN_WIDTH, widths[-1]) and optional:
         at = [*heads].index(optional[0])
         rest = [[*row[:at], *row[at + 1 :]] for row in [heads, *rows]]
         yield from format_table(rest[0], rest[1:], colours, max_width, optional[1:])

@@ -1,3 +1,3 @@
-"""The nodes of one job, joined: who is there, whether they agree, what they do next together."""
+"""Coordination of the nodes of a job: joining, the coordinator on node 0, control messages, restarts, time limits."""
 
-MIN_HEARTBEAT_TIMEOUT_S = 2.0  # seconds below which a busy machine would be taken for a dead one
+MIN_HEARTBEAT_TIMEOUT_S = 2.0  # with less, a busy machine would count as lost

@@ -1,6 +1,9 @@
-"""What the nodes of a job do next, decided in one place, on node 0; a job of one node is decided here too.
+"""The coordinator: the state machine of the whole job, which runs in node 0's launcher (also in a job of one node).
 
-Decisions only: messages come in, messages go out. ``node_zero`` brings them from and to other machines.
+It has no sockets. ``node_zero`` calls it with what nodes send (``on_message``, ``on_node_lost``) and passes on what it
+sends. The usual course: nodes join (``check_hello``, ``add_node``); ``_launch_attempt`` assigns the ranks and sends
+StartAttempt; a failure, a lost node, a signal or a time limit calls ``_stop_ranks``; each node answers with an
+AttemptReport once its ranks have ended; after the last report ``_decide_next`` starts another attempt or ends the job.
 """
 
 from __future__ import annotations
@@ -34,14 +37,15 @@ from ddplaunch.loop import Callback, Timer, Timers
 from ddplaunch.plan import share
 from ddplaunch.words import signal_name
 
-EARLY_REPORT_DELAY_S = 0.6  # seconds after a failure when people read of it, if its report cannot be given by then
-DRAIN_TIMEOUT_S = (
-    30.0  # seconds beyond the grace for a node to end its ranks: twice what those that cannot be killed take
-)
+EARLY_REPORT_DELAY_S = 0.6  # after a failure: print its headline then if the full report is not ready
+DRAIN_TIMEOUT_S = 30.0  # beyond the grace, for a node's AttemptReport: twice what unkillable processes take
 
 
 class Coordinator:
-    """The job's course. Nodes are known by the node ranks that were typed on them."""
+    """The job's state machine. A node is identified by its node rank as given on its command line (--node-rank).
+
+    That number stays. The node rank that its processes get may change from attempt to attempt (``NodeAssignment``).
+    """
 
     def __init__(
         self,
@@ -55,165 +59,169 @@ class Coordinator:
     ) -> None:
         """``hello`` is node 0's own; ``call_later`` and ``clock`` are the loop's.
 
-        ``send`` sends to a node; ``disconnect`` disconnects one that is lost to the job though it is still connected.
+        ``send`` sends to a node; ``disconnect`` closes the connection of a node that the job goes on without.
         """
-        self._rules, self._run_id, self._own = config, run_id, hello
-        self._drop, self._clock = disconnect, clock
-        self._seats = seats = NodeTable(config, send)
-        self._inspections = JobInspections(seats, call_later)
-        self._profiles = JobProfiles(seats, call_later)
-        self._stage, self._attempt = JobPhase.JOINING, JobAttempt()
-        self._membership = Membership(seats)
+        self._config, self._run_id, self._own_hello = config, run_id, hello
+        self._disconnect, self._clock = disconnect, clock
+        self._nodes = nodes = NodeTable(config, send)
+        self._inspections = JobInspections(nodes, call_later)
+        self._profiles = JobProfiles(nodes, call_later)
+        self._phase, self._attempt = JobPhase.JOINING, JobAttempt()
+        self._membership = Membership(nodes)
         self._restarts = RestartPolicy(config)
-        self._limits = TimeLimits(run_id, seats, self._inspections, call_later, self._on_time_limit, clock)
-        self._interrupted: int | None = None
-        self._reason: str | None = None  # why, where a rank wants it
-        self._hurried = self._preemption_seen = False  # whether it was again; whether a rank asked for a preemption
-        self._preempted: str | None = None  # by what: "SIGUSR2 on node 1"
+        self._limits = TimeLimits(run_id, nodes, self._inspections, call_later, self._on_time_limit, clock)
+        self._stop_signal: int | None = None
+        self._stop_reason: str | None = None  # why, where a rank requested the stop
+        self._stop_repeated = False  # whether the stop was requested a second time, so without grace
+        self._preempted_by: str | None = None  # the notice: "SIGUSR2 on node 1"
+        self._preemption_seen = False  # whether a rank has called runtime.preempted() and got True
         timers = Timers(call_later)
         self._call_later, self._cancel_timers = timers.call_later, timers.cancel_all
         kind = hello.node_spec.kind
-        self._late = SlowNodeNotices(seats, kind, self._call_later, lambda: self._stage is JobPhase.RUNNING)
+        self._wait_notices = SlowNodeNotices(nodes, kind, self._call_later, lambda: self._phase is JobPhase.RUNNING)
         if config.checks_nodes:
             from ddplaunch.control.checks import NodeChecks
 
-            self._checks = NodeChecks(seats, self._membership, self._call_later, self._launch_attempt, self._end)
-        self._before: FailureReport | None = None  # of the attempt before, where it failed
-        self._joining = Joining(seats, kind, self._call_later, clock, self._start_attempt, self._end_unavailable)
+            self._checks = NodeChecks(nodes, self._membership, self._call_later, self._launch_attempt, self._end)
+        self._previous_failure: FailureReport | None = None  # of the previous attempt, if a rank failed
+        self._joining = Joining(nodes, kind, self._call_later, clock, self._start_attempt, self._end_unavailable)
 
     # ---------------------------------------------------------------------------------------------------- joining
 
     def start(self) -> None:
-        self._seats[0] = JoinedNode(0, self._own)  # whichever rank this node has in a job whose nodes do not join
+        self._nodes[0] = JoinedNode(0, self._own_hello)  # also where --control none gives this node another node rank
         self._joining.start()
 
     def check_hello(self, hello: NodeHello) -> NodeHello | messages.JoinRefused:
-        """Return the hello of a node that may ``add_node``, with a node rank where it asked for one, or why it may not.
+        """Return the hello for ``add_node``, with a node rank assigned if it has none, or why the node may not join.
 
-        A refusal before the start ends the job.
+        A refusal before the first attempt ends the job.
         """
-        hello = self._seats.assign_node_rank(hello)
-        refused = agreement.join_refusal(self._own, hello, self._seats, self._stage)
-        if refused and self._stage is JobPhase.JOINING:
-            self._end_with_usage_error(refused.message, refused.hint)
-        return refused or hello
+        hello = self._nodes.assign_node_rank(hello)
+        refusal = agreement.join_refusal(self._own_hello, hello, self._nodes, self._phase)
+        if refusal and self._phase is JobPhase.JOINING:
+            self._end_with_usage_error(refusal.message, refusal.hint)
+        return refusal or hello
 
     def on_declined(self, declined: messages.JoinDeclined) -> messages.JoinRefused:
-        """Do without a node that cannot take part, or before the start end the job; return the answer to it."""
-        if declined.run_id != self._own.run_id:
+        """Called when a node cannot join: end the job before the first attempt, else go on. Return the reply."""
+        if declined.run_id != self._own_hello.run_id:
             return messages.JoinRefused("this is another job", "give every node of a job the same --run-id")
-        refused = messages.JoinRefused(declined.text, declined.hint)
-        if self._stage is JobPhase.JOINING:
-            self._end_with_usage_error(refused.message, refused.hint)
-        elif self._stage is not JobPhase.ENDED:
-            self._seats.broadcast_note(f"{declined.text}; it does not take part")
-        return refused
+        refusal = messages.JoinRefused(declined.text, declined.hint)
+        if self._phase is JobPhase.JOINING:
+            self._end_with_usage_error(refusal.message, refusal.hint)
+        elif self._phase is not JobPhase.ENDED:
+            self._nodes.broadcast_note(f"{declined.text}; it does not take part")
+        return refusal
 
     def add_node(self, hello: NodeHello) -> None:
-        self._seats.add(hello)
-        for warning in agreement.compatibility_warnings(self._own, hello):
-            self._seats.broadcast_note(warning)
-        if self._stage is JobPhase.JOINING:
+        """Add a node that ``check_hello`` has accepted: it starts, or waits for the next attempt."""
+        self._nodes.add(hello)
+        for warning in agreement.compatibility_warnings(self._own_hello, hello):
+            self._nodes.broadcast_note(warning)
+        if self._phase is JobPhase.JOINING:
             self._joining.check()
-        elif self._stage is JobPhase.CHECKING or (self._rules.checks_nodes and self._may_grow):
+        elif self._phase is JobPhase.CHECKING or (self._config.checks_nodes and self._may_grow):
             self._checks.send_check(hello.node_spec.node_rank)
         elif self._may_grow:
             self._stop_to_grow(hello.node_spec.name)
-        elif self._stage is JobPhase.RUNNING and not self._seats.are_all_running():
-            self._seats.broadcast_note(f"{hello.node_spec.name} has joined, but the job is about to end")
+        elif self._phase is JobPhase.RUNNING and not self._nodes.are_all_running():
+            self._nodes.broadcast_note(f"{hello.node_spec.name} has joined, but the job is about to end")
         else:
-            self._seats.broadcast_note(self._membership.describe_late_join(self._seats[hello.node_spec.node_rank]))
+            self._nodes.broadcast_note(self._membership.describe_late_join(self._nodes[hello.node_spec.node_rank]))
 
     @property
     def _may_grow(self) -> bool:
-        """Whether a node that joins now interrupts the attempt."""
-        wanted = self._rules.grow and self._membership.has_room
-        return wanted and self._stage is JobPhase.RUNNING and self._seats.are_all_running()
+        """Whether a node that joins now interrupts the attempt (--grow)."""
+        wanted = self._config.grow and self._membership.has_room
+        return wanted and self._phase is JobPhase.RUNNING and self._nodes.are_all_running()
 
     def _stop_to_grow(self, name: str) -> None:
         self._attempt.stopping_to_grow = True
-        self._seats.broadcast_note(f"{name} has joined: stopping the ranks, to start again with it")
+        self._nodes.broadcast_note(f"{name} has joined: stopping the ranks, to start again with it")
         self._stop_ranks(signal.SIGTERM)
 
     # --------------------------------------------------------------------------------------------------- an attempt
 
     def _start_attempt(self) -> None:
+        """Begin the next attempt: first the node checks (--check), if any."""
         self._cancel_timers()
-        if not self._rules.checks_nodes:
+        if not self._config.checks_nodes:
             return self._launch_attempt()
         self._set_phase(JobPhase.CHECKING)
         self._checks.begin(self._attempt.number + 1)
 
-    def _on_check_passed(self, seat: JoinedNode, attempt: int) -> None:
-        if self._stage is JobPhase.CHECKING:
-            self._checks.on_check_passed(seat.node_rank, attempt)
-        elif self._may_grow and seat.phase is NodePhase.IDLE:
-            self._stop_to_grow(seat.name)
+    def _on_check_passed(self, node: JoinedNode, attempt: int) -> None:
+        if self._phase is JobPhase.CHECKING:
+            self._checks.on_check_passed(node.node_rank, attempt)
+        elif self._may_grow and node.phase is NodePhase.IDLE:
+            self._stop_to_grow(node.name)
 
     def _launch_attempt(self) -> None:
+        """Assign the ranks to the nodes of the attempt, and send each node its StartAttempt."""
         self._set_phase(JobPhase.RUNNING)
         self._cancel_timers()
-        line = self._membership.commit_nodes()
-        shares = self._seats.assign_ranks(line)
-        nodes = {seat.node_rank for seat in line}
-        self._attempt = JobAttempt(self._attempt.number + 1, line[-1].ranks.stop, self._clock(), nodes, set(nodes))
-        self._limits.begin(self._attempt.number)
-        number, places = self._attempt.number, share.assign_nodes(shares)
-        for seat, place in zip(line, places, strict=True):
-            # Node 0 comes first: it removes a store in a file before anybody can open it.
-            order = messages.StartAttempt(number, self._run_id, place, node_specs=() if seat.node_rank else shares)
-            self._seats.tell(seat.node_rank, order)
+        active = self._membership.commit_nodes()
+        specs = self._nodes.assign_ranks(active)
+        numbers = {node.node_rank for node in active}
+        attempt = self._attempt.number + 1
+        self._attempt = JobAttempt(attempt, active[-1].ranks.stop, self._clock(), numbers, set(numbers))
+        self._limits.begin(attempt)
+        for node, assignment in zip(active, share.assign_nodes(specs), strict=True):
+            # Node 0 comes first: it removes an old FileStore before another node can open it.
+            node_specs = () if node.node_rank else specs
+            start = messages.StartAttempt(attempt, self._run_id, assignment, node_specs=node_specs)
+            self._nodes.send(node.node_rank, start)
 
-    def on_message(self, number: int, message: messages.FromNode) -> None:
-        """Take in what a node says; raises Garbled, before anything is done, where it cannot be so."""
-        seat = self._seats.get(number)
-        if seat is None or self._stage is JobPhase.ENDED:
+    def on_message(self, node_rank: int, message: messages.FromNode) -> None:
+        """Handle a message of a node; ProtocolError, before any change, if the node cannot have sent it now."""
+        node = self._nodes.get(node_rank)
+        if node is None or self._phase is JobPhase.ENDED:
             return
         if isinstance(message, messages.StopRequested):
-            return self._on_interrupt(number, message)
+            return self._on_stop_requested(node_rank, message)
         if isinstance(message, messages.PreemptionNotice):
-            return self._on_preemption_notice(seat, message.signal)
+            return self._on_preemption_notice(node, message.signal)
         if isinstance(message, messages.NodeStartError):
-            return self._on_start_error(seat, message)
+            return self._on_start_error(node, message)
         if isinstance(message, messages.CheckPassed):
-            return self._on_check_passed(seat, message.attempt)
+            return self._on_check_passed(node, message.attempt)
         if isinstance(message, messages.InspectRequest | messages.InspectReply):
-            return self._inspections.on_message(number, message)
+            return self._inspections.on_message(node_rank, message)
         if isinstance(message, messages.ProfileRequest | messages.ProfileReply):
-            return self._profiles.on_message(number, message)
-        if (
-            isinstance(message, HeartbeatMessage | ArrivalsReported | ForwardSignal)
-            or message.attempt != self._attempt.number
-        ):
+            return self._profiles.on_message(node_rank, message)
+        if isinstance(message, HeartbeatMessage | ArrivalsReported | ForwardSignal):
+            return  # handled by ``node_zero``
+        if message.attempt != self._attempt.number:
             return
-        if number and isinstance(
-            message, messages.FailureReported | messages.RanksFinished | messages.AttemptReport
-        ):  # our own we know
-            seat.validate_message(message, {each.rank for each in self._attempt.failures})
+        about_ranks = messages.FailureReported | messages.RanksFinished | messages.AttemptReport
+        if node_rank and isinstance(message, about_ranks):  # node 0 is this process and needs no check
+            node.validate_message(message, {each.rank for each in self._attempt.failures})
         match message:
             case messages.FailureReported(failure=failure, clock=clock):
                 self._on_rank_failure(failure, clock)
             case messages.RanksFinished():
-                self._on_ranks_finished(seat)
+                self._on_ranks_finished(node)
             case messages.AttemptReport():
-                self._on_attempt_report(seat, message)
+                self._on_attempt_report(node, message)
             case _:
-                self._limits.take(number, message)
+                self._limits.on_message(node_rank, message)
 
-    def _on_start_error(self, seat: JoinedNode, message: messages.NodeStartError) -> None:
-        if self._stage is JobPhase.CHECKING or (self._rules.checks_nodes and self._stage is JobPhase.PAUSING):
-            return self._checks.on_check_failed(seat, message, self._before, first=self._attempt.number < 0)
-        text = f"{seat.name}: {message.message}" if self._rules.is_multi_node else message.message
-        if seat.phase is not NodePhase.IDLE or self._stage not in (JobPhase.RUNNING, JobPhase.STOPPING):
+    def _on_start_error(self, node: JoinedNode, message: messages.NodeStartError) -> None:
+        if self._phase is JobPhase.CHECKING or (self._config.checks_nodes and self._phase is JobPhase.PAUSING):
+            return self._checks.on_check_failed(node, message, self._previous_failure, first=self._attempt.number < 0)
+        text = f"{node.name}: {message.message}" if self._config.is_multi_node else message.message
+        if node.phase is not NodePhase.IDLE or self._phase not in (JobPhase.RUNNING, JobPhase.STOPPING):
             return self._end_with_usage_error(text, message.hint)
-        del self._seats[seat.node_rank]  # it has come late
-        self._seats.broadcast_note(f"{text}; it does not take part")
-        self._seats.tell(seat.node_rank, messages.EndJob(JobResult(EXIT_USAGE, usage_error=(text, message.hint))))
+        del self._nodes[node.node_rank]  # it has joined during the attempt, which goes on without it
+        self._nodes.broadcast_note(f"{text}; it does not take part")
+        self._nodes.send(node.node_rank, messages.EndJob(JobResult(EXIT_USAGE, usage_error=(text, message.hint))))
 
     def _on_rank_failure(self, failure: RankFailure, clock: float) -> None:
         self._attempt.add_failure(failure, clock)
-        if self._stage is not JobPhase.RUNNING or self._preempted:  # others may be writing a checkpoint
+        if self._phase is not JobPhase.RUNNING or self._preempted_by:  # others may be writing a checkpoint
             return
+        # A rank that only lost its connection is not the cause: wait for the failure of the rank that is.
         if not failure.is_secondary:
             self._call_later(EARLY_REPORT_DELAY_S, self._report_failure_early)
             self._stop_ranks(signal.SIGTERM)
@@ -222,231 +230,245 @@ class Coordinator:
             self._call_later(SECONDARY_FAILURE_DELAY_S, lambda: self._stop_ranks(signal.SIGTERM))
 
     def _report_failure_early(self) -> None:
-        """Ranks take their time to stop: say by now why they must."""
-        verdict = self._attempt.failure_report
-        other_cause = self._interrupted is not None or self._attempt.cause
-        if self._stage in (JobPhase.RUNNING, JobPhase.STOPPING) and verdict and not other_cause:
-            busy = [seat.name for seat in self._seats.values() if seat.phase is not NodePhase.DRAINED]
-            nodes = busy if self._rules.is_multi_node else ()
-            headline = verdict.headline(several=self._rules.is_multi_node)
-            self._seats.broadcast_note(format_early_report(headline, self._rules.grace, nodes))
+        """Print the cause of the stop before all ranks have ended, which may take up to the grace."""
+        report = self._attempt.failure_report
+        other_cause = self._stop_signal is not None or self._attempt.cause
+        if self._phase in (JobPhase.RUNNING, JobPhase.STOPPING) and report and not other_cause:
+            busy = [node.name for node in self._nodes.values() if node.phase is not NodePhase.DRAINED]
+            nodes = busy if self._config.is_multi_node else ()
+            headline = report.headline(several=self._config.is_multi_node)
+            self._nodes.broadcast_note(format_early_report(headline, self._config.grace, nodes))
 
-    def _on_ranks_finished(self, seat: JoinedNode) -> None:
-        if seat.phase is NodePhase.RUNNING:
-            seat.set_phase(NodePhase.FINISHED)
-        self._attempt.running_nodes.discard(seat.node_rank)
+    def _on_ranks_finished(self, node: JoinedNode) -> None:
+        if node.phase is NodePhase.RUNNING:
+            node.set_phase(NodePhase.FINISHED)
+        self._attempt.running_nodes.discard(node.node_rank)
         if not self._attempt.running_nodes:
-            self._wait_for_reports(self._rules.grace)
+            self._wait_for_reports(self._config.grace)
         else:
             self._limits.on_ranks_finished()
-            self._late.on_node_finished(self._attempt.number)
+            self._wait_notices.on_node_finished(self._attempt.number)
 
-    def _on_attempt_report(self, seat: JoinedNode, message: messages.AttemptReport) -> None:
-        seat.set_phase(NodePhase.DRAINED)
-        self._attempt.add_report(seat.node_rank, message)
+    def _on_attempt_report(self, node: JoinedNode, message: messages.AttemptReport) -> None:
+        node.set_phase(NodePhase.DRAINED)
+        self._attempt.add_report(node.node_rank, message)
         self._preemption_seen |= message.preemption_seen
-        if seat.leaving:
-            self._seats.let_go(seat)
+        if node.leaving:
+            self._nodes.end_leaving_node(node)
         elif message.broken:
-            self._attempt.set_launcher_failure(message, seat, f" (on {seat.host})" if len(self._seats) > 1 else "")
+            self._attempt.set_launcher_failure(message, node, f" (on {node.host})" if len(self._nodes) > 1 else "")
             self._stop_ranks(signal.SIGTERM)
         self._check_reports()
 
-    def on_node_lost(self, number: int, why: str, silence: float = 0.0) -> None:
-        """A node has gone, or nothing was heard of it for ``silence`` seconds."""
-        if number not in self._seats or self._stage is JobPhase.ENDED:
+    def on_node_lost(self, node_rank: int, why: str, silence: float = 0.0) -> None:
+        """Called when a node's connection is lost, or its heartbeats stopped ``silence`` seconds ago."""
+        if node_rank not in self._nodes or self._phase is JobPhase.ENDED:
             return
-        seat = self._seats.pop(number)
-        self._attempt.remove_node(number)
-        self._limits.on_debugger_active(number, busy=False)
-        self._inspections.on_node_lost(number)
-        self._profiles.on_node_lost(number)
-        if self._stage is JobPhase.JOINING:
-            self._seats.broadcast_note(f"{seat.name} has left: {why}")
+        node = self._nodes.pop(node_rank)
+        self._attempt.remove_node(node_rank)
+        self._limits.on_debugger_active(node_rank, busy=False)
+        self._inspections.on_node_lost(node_rank)
+        self._profiles.on_node_lost(node_rank)
+        if self._phase is JobPhase.JOINING:
+            self._nodes.broadcast_note(f"{node.name} has left: {why}")
             return self._joining.check()
-        if seat.leaving:
-            return self._checks.on_node_gone(number) if self._stage is JobPhase.CHECKING else self._check_reports()
-        if seat.phase is NodePhase.DRAINED and not self._attempt.failures and self._stage is JobPhase.RUNNING:
-            return self._check_reports()  # it had done its work
-        text = f"{seat.name} was lost: {why}"
-        if self._stage in PHASES_WITHOUT_RANKS:
+        if node.leaving:
+            return self._checks.on_node_gone(node_rank) if self._phase is JobPhase.CHECKING else self._check_reports()
+        if node.phase is NodePhase.DRAINED and not self._attempt.failures and self._phase is JobPhase.RUNNING:
+            return self._check_reports()  # its ranks had ended with 0
+        text = f"{node.name} was lost: {why}"
+        if self._phase in PHASES_WITHOUT_RANKS:
             if self._membership.shortage:
                 return self._end_unavailable(text)
             self._membership.changes += 1
-            self._seats.broadcast_note(text)
-            return self._checks.on_node_gone(number) if self._stage is JobPhase.CHECKING else None
-        if seat.phase is NodePhase.IDLE:
-            return self._seats.broadcast_note(text) if self._rules.spares else None  # it took no part yet
-        self._attempt.lost_nodes.append(NodeFailure(time.time() - silence, number, seat.host, text))
-        self._seats.tell(0, messages.NodeLost(seat.host))
-        self._membership.on_node_failed(seat)
-        self._seats.broadcast_note(f"{text}; stopping the others" if self._stage is JobPhase.RUNNING else text)
+            self._nodes.broadcast_note(text)
+            return self._checks.on_node_gone(node_rank) if self._phase is JobPhase.CHECKING else None
+        if node.phase is NodePhase.IDLE:
+            return self._nodes.broadcast_note(text) if self._config.spares else None  # it had no ranks
+        self._attempt.lost_nodes.append(NodeFailure(time.time() - silence, node_rank, node.host, text))
+        self._nodes.send(0, messages.NodeLost(node.host))
+        self._membership.on_node_failed(node)
+        self._nodes.broadcast_note(f"{text}; stopping the others" if self._phase is JobPhase.RUNNING else text)
         self._stop_ranks(signal.SIGTERM)
         self._check_reports()
 
-    def _on_interrupt(self, number: int, message: messages.StopRequested) -> None:
-        seat = self._seats[number]
-        for_job = message.signal != signal.SIGTERM or message.reason or self._interrupted is not None or self._preempted
-        if not for_job and self._membership.can_leave(seat, self._stage):
-            return None if seat.leaving else self._leave(seat)
-        # Slurm and Kubernetes signal every node at once: only the second signal on one node means "now".
-        if first := self._interrupted is None:
-            self._interrupted = message.signal
-            self._reason = f"stopped because {message.reason}" if message.reason else None
+    def _on_stop_requested(self, node_rank: int, message: messages.StopRequested) -> None:
+        """Called when a launcher got a signal to end the job: stop all ranks, the second time without grace."""
+        node = self._nodes[node_rank]
+        is_stopping = self._stop_signal is not None or self._preempted_by
+        may_be_for_node = message.signal == signal.SIGTERM and not message.reason and not is_stopping
+        if may_be_for_node and self._membership.can_leave(node, self._phase):
+            return None if node.leaving else self._continue_without(node)
+        # Slurm and Kubernetes signal all nodes at once: only a second signal on the same node shortens the grace.
+        if first := self._stop_signal is None:
+            self._stop_signal = message.signal
+            self._stop_reason = f"stopped because {message.reason}" if message.reason else None
             name = "Ctrl-C" if message.signal == signal.SIGINT else signal_name(message.signal)
-            self._seats.broadcast_note(f"{message.reason or name} on {seat.name}", but=number)
-        again = message.again and not first  # what came before may only have taken that node away
-        # When hurried again, others are not waited for any longer: End ends what they still have.
-        if self._stage in PHASES_WITHOUT_RANKS or (self._hurried and again):
-            return self._end(JobResult(EXIT_SIGNAL + self._interrupted))
-        self._hurried |= again
+            self._nodes.broadcast_note(f"{message.reason or name} on {node.name}", but=node_rank)
+        again = message.again and not first  # an earlier SIGTERM may only have removed that node
+        # After a third signal no node is waited for: EndJob makes them kill what is left.
+        if self._phase in PHASES_WITHOUT_RANKS or (self._stop_repeated and again):
+            return self._end(JobResult(EXIT_SIGNAL + self._stop_signal))
+        self._stop_repeated |= again
         if first or again:
-            self._stop_ranks(self._interrupted, 0.0 if again else self._rules.grace)
+            self._stop_ranks(self._stop_signal, 0.0 if again else self._config.grace)
 
-    def _leave(self, seat: JoinedNode) -> None:
-        """Have the job go on without a node that was sent a SIGTERM."""
-        seat.leaving = True
-        if seat.phase is NodePhase.RUNNING:
-            self._attempt.leaves(seat)
-            self._seats.broadcast_note(
-                f"SIGTERM on {seat.name}: it leaves the job; stopping the ranks, to go on without it"
-            )
+    def _continue_without(self, node: JoinedNode) -> None:
+        """Remove a node that got a SIGTERM (eviction, scale-down); the job goes on without it."""
+        node.leaving = True
+        if node.phase is NodePhase.RUNNING:
+            self._attempt.add_leaving_node(node)
+            text = f"SIGTERM on {node.name}: it leaves the job; stopping the ranks, to go on without it"
+            self._nodes.broadcast_note(text)
             self._stop_ranks(signal.SIGTERM)
-        elif not seat.has_ranks:  # its launcher ends without waiting for us
-            if self._stage is not JobPhase.JOINING:
-                self._seats.broadcast_note(seat.has_left)
-            self._drop(seat.node_rank)
-            self.on_node_lost(seat.node_rank, "SIGTERM")
+        elif not node.has_ranks:  # its launcher ends by itself
+            if self._phase is not JobPhase.JOINING:
+                self._nodes.broadcast_note(node.leave_note)
+            self._disconnect(node.node_rank)
+            self.on_node_lost(node.node_rank, "SIGTERM")
 
-    def _on_preemption_notice(self, seat: JoinedNode, number: int) -> None:
-        """The job must make room. Ranks may save what they have; from now on none is stopped for another's failure."""
-        if self._preempted is not None:
+    def _on_preemption_notice(self, node: JoinedNode, signal_number: int) -> None:
+        """Called on the scheduler's notice: let all ranks save a checkpoint, stop them after --preempt-grace.
+
+        From now on no rank is stopped because another one fails.
+        """
+        if self._preempted_by is not None:
             return
-        self._preempted = signal_name(number) + (f" on {seat.name}" if self._rules.is_multi_node else "")
-        if self._stage in PHASES_WITHOUT_RANKS:
-            return self._end(JobResult(EXIT_PREEMPTED, remark=f"preempted by {self._preempted}: no rank was running"))
-        seconds = f"{self._rules.preempt_grace:g} s (--preempt-grace)"
-        self._seats.broadcast_note(
-            f"{self._preempted}: the job must make room; its ranks have {seconds} for a checkpoint"
-        )
-        self._seats.broadcast(messages.PreemptRanks(self._attempt.number))
-        self._call_later(self._rules.preempt_grace, self._on_preempt_grace_expired)
+        self._preempted_by = signal_name(signal_number) + (f" on {node.name}" if self._config.is_multi_node else "")
+        if self._phase in PHASES_WITHOUT_RANKS:
+            remark = f"preempted by {self._preempted_by}: no rank was running"
+            return self._end(JobResult(EXIT_PREEMPTED, remark=remark))
+        seconds = f"{self._config.preempt_grace:g} s (--preempt-grace)"
+        self._nodes.broadcast_note(f"preempted by {self._preempted_by}: ranks have {seconds} to save a checkpoint")
+        self._nodes.broadcast(messages.PreemptRanks(self._attempt.number))
+        self._call_later(self._config.preempt_grace, self._on_preempt_grace_expired)
 
     def _on_preempt_grace_expired(self) -> None:
-        if self._stage is JobPhase.RUNNING:
-            self._seats.broadcast_note(
-                f"{self._rules.preempt_grace:g} s have passed (--preempt-grace): stopping the ranks"
-            )
+        if self._phase is JobPhase.RUNNING:
+            text = f"--preempt-grace ({self._config.preempt_grace:g} s) expired: stopping the ranks"
+            self._nodes.broadcast_note(text)
             self._stop_ranks(signal.SIGTERM)
 
-    def _stop_ranks(self, number: int, grace: float | None = None) -> None:
-        later = partial(self._stop_after_inspection, self._attempt, number, grace)
-        in_time = self._stage is JobPhase.RUNNING and grace != 0 and not self._preempted
+    def _stop_ranks(self, signal_number: int, grace: float | None = None) -> None:
+        """Send all ranks a signal, SIGKILL after ``grace`` seconds (None: --grace); inspect them before if possible.
+
+        While they are being stopped already, only a call with ``grace`` has an effect: it replaces the earlier grace.
+        """
+        later = partial(self._stop_after_inspection, self._attempt, signal_number, grace)
+        in_time = self._phase is JobPhase.RUNNING and grace != 0 and not self._preempted_by
         if in_time and self._inspections.inspect_before_stop(self._attempt, later):
             return
-        if self._stage is JobPhase.RUNNING:
+        if self._phase is JobPhase.RUNNING:
             self._set_phase(JobPhase.STOPPING)
-        elif self._stage is not JobPhase.STOPPING or grace is None:
+        elif self._phase is not JobPhase.STOPPING or grace is None:
             return
-        order = messages.StopAttempt(self._attempt.number, number, self._rules.grace if grace is None else grace)
-        for node, seat in list(self._seats.items()):
-            if seat.has_ranks:
-                self._seats.tell(node, order)
-        self._wait_for_reports(order.grace_s)
+        grace = self._config.grace if grace is None else grace
+        stop = messages.StopAttempt(self._attempt.number, signal_number, grace)
+        for node in list(self._nodes.values()):
+            if node.has_ranks:
+                self._nodes.send(node.node_rank, stop)
+        self._wait_for_reports(grace)
 
-    def _stop_after_inspection(self, attempt: JobAttempt, number: int, grace: float | None) -> None:
-        """The ranks have been inspected."""
+    def _stop_after_inspection(self, attempt: JobAttempt, signal_number: int, grace: float | None) -> None:
+        """Called when the inspection that ``_stop_ranks`` has started is done."""
         if attempt is self._attempt:
-            self._stop_ranks(number, grace)
+            self._stop_ranks(signal_number, grace)
             self._check_reports()
 
     def _wait_for_reports(self, grace: float, waited: float = 0.0) -> None:
-        """Give up what has not ended its ranks when they should all have; a node that beats may yet be broken."""
-        if waited < (
-            limit := grace + DRAIN_TIMEOUT_S
-        ):  # in steps: of a time in which we were stopped ourselves one counts
+        """Treat nodes without an AttemptReport as lost after grace and DRAIN_TIMEOUT_S, despite their heartbeats.
+
+        Waits in steps of at most 5 s, so that a suspension of this process adds no more than one step.
+        """
+        if waited < (limit := grace + DRAIN_TIMEOUT_S):
             step = min(5.0, limit - waited)
             return self._call_later(step, partial(self._wait_for_reports, grace, waited + step))
         for number in sorted(self._attempt.unreported_nodes - {0}):
-            self._drop(number)
-            self.on_node_lost(number, f"it has not said in {limit:g} s that its ranks have ended")
+            self._disconnect(number)
+            self.on_node_lost(number, f"it did not report the end of its ranks within {limit:g} s")
 
-    def _on_time_limit(self, cut: TimeLimitExpired) -> None:
-        """A time limit is over."""
-        if self._stage in PHASES_WITHOUT_RANKS:
-            self._end(JobResult(EXIT_TIMEOUT, remark=cut.reason))
-        elif self._stage is JobPhase.RUNNING and not (self._preempted or self._attempt.is_inspecting):
-            self._attempt.time_limit = cut
-            if cut.inspection is not None:
-                self._inspections.store(self._attempt, cut.inspection)
-            if cut.failure is None:
-                self._seats.broadcast_note(f"{cut.reason}: stopping the ranks")
+    def _on_time_limit(self, expired: TimeLimitExpired) -> None:
+        """Called when --timeout, --stall-timeout or --straggler-timeout has expired: stop the ranks, or end."""
+        if self._phase in PHASES_WITHOUT_RANKS:
+            self._end(JobResult(EXIT_TIMEOUT, remark=expired.reason))
+        elif self._phase is JobPhase.RUNNING and not (self._preempted_by or self._attempt.is_inspecting):
+            self._attempt.time_limit = expired
+            if expired.inspection is not None:
+                self._inspections.store(self._attempt, expired.inspection)
+            if expired.failure is None:
+                self._nodes.broadcast_note(f"{expired.reason}: stopping the ranks")
             self._call_later(EARLY_REPORT_DELAY_S, self._report_failure_early)
             self._stop_ranks(signal.SIGTERM)
 
-    # -------------------------------------------------------------------------------------------------- what follows
+    # ------------------------------------------------------------------------------------------------ after an attempt
 
     def _check_reports(self) -> None:
+        """Decide what comes next once every node has sent its AttemptReport, and the inspection is done."""
         if self._attempt.is_inspecting:
             return
-        if self._stage in (JobPhase.RUNNING, JobPhase.STOPPING) and not self._attempt.unreported_nodes:
+        if self._phase in (JobPhase.RUNNING, JobPhase.STOPPING) and not self._attempt.unreported_nodes:
             self._cancel_timers()
             self._decide_next()
 
     def _decide_next(self) -> None:
-        """Nothing of the attempt is left anywhere."""
-        attempt, verdict = self._attempt, self._attempt.failure_report
-        whole = self._stage is JobPhase.RUNNING and attempt.is_clean
-        if self._interrupted is not None:
-            why = "; ".join(filter(None, (self._reason, attempt.wait_summary)))
-            self._end(JobResult(EXIT_SIGNAL + self._interrupted, remark=why or None))
-        elif self._preempted and not (whole and not self._preemption_seen):
-            remark = f"preempted by {self._preempted}: the same command may be run again (exit code {EXIT_PREEMPTED})"
-            self._end(JobResult(EXIT_PREEMPTED, verdict, remark=remark))
-        elif broken := attempt.first_launcher_failure:
-            self._restart_or_end(None, broken)
+        """Called when no rank of the attempt is left on any node: restart, or end the job. The first cause counts."""
+        attempt, report = self._attempt, self._attempt.failure_report
+        succeeded = self._phase is JobPhase.RUNNING and attempt.is_clean
+        if self._stop_signal is not None:
+            why = "; ".join(filter(None, (self._stop_reason, attempt.wait_summary)))
+            self._end(JobResult(EXIT_SIGNAL + self._stop_signal, remark=why or None))
+        elif self._preempted_by and not (succeeded and not self._preemption_seen):
+            advice = f"the same command may be run again (exit code {EXIT_PREEMPTED})"
+            remark = f"preempted by {self._preempted_by}: {advice}"
+            self._end(JobResult(EXIT_PREEMPTED, report, remark=remark))
+        elif launcher_failure := attempt.first_launcher_failure:
+            self._restart_or_end(None, launcher_failure)
         elif cause := attempt.cause:
             self._restart_without_lost_nodes(cause.reason)
         elif attempt.time_limit and not attempt.time_limit.may_restart:
             self._end(attempt.time_limit_result)
-        elif verdict is None and attempt.stopping_to_grow:
+        elif report is None and attempt.stopping_to_grow:
             self._restart_without_lost_nodes("")
-        elif verdict is None:
+        elif report is None:
             self._end(JobResult(0))
-        elif verdict.first.refused:
-            self._end(JobResult(EXIT_USAGE, usage_error=verdict.first.refused))
+        elif report.first.refused:
+            self._end(JobResult(EXIT_USAGE, usage_error=report.first.refused))
         else:
-            self._restart_or_end(verdict, None)
+            self._restart_or_end(report, None)
 
-    def _restart_or_end(self, verdict: FailureReport | None, broken: NodeFailure | None) -> None:
-        """A rank failed, or else a launcher's own processes were lost: start all ranks again, or end."""
+    def _restart_or_end(self, report: FailureReport | None, launcher_failure: NodeFailure | None) -> None:
+        """Called when a rank failed or a launcher process was lost: restart all ranks if allowed, else end."""
         decision = self._restarts.decide(
             self._attempt, self._clock() - self._attempt.started_at, deadline_passed=self._limits.over
         )
         wait, why_not = decision.delay_s, decision.remark
-        if wait is not None and (few := self._membership.record_failure(verdict, broken)):
-            wait, why_not = None, f"{few} to start again"
-        what = verdict.headline(several=self._rules.is_multi_node) if verdict else broken.reason if broken else ""
+        if wait is not None and (shortage := self._membership.record_failure(report, launcher_failure)):
+            wait, why_not = None, f"{shortage} to start again"
+        if report:
+            what = report.headline(several=self._config.is_multi_node)
+        else:
+            what = launcher_failure.reason if launcher_failure else ""
         if wait is None:
-            code = verdict.first.shell_exit_code if verdict else EXIT_SIGNAL + signal.SIGKILL
-            remark = why_not if verdict else "; ".join(filter(None, (what, why_not)))
-            return self._end(JobResult(code, verdict, remark=remark))
+            code = report.first.shell_exit_code if report else EXIT_SIGNAL + signal.SIGKILL
+            remark = why_not if report else "; ".join(filter(None, (what, why_not)))
+            return self._end(JobResult(code, report, remark=remark))
         text = f"{what}\n{self._restarts.describe_restart(wait)}"
-        self._seats.broadcast(messages.Restarting(self._attempt.number + 1, wait, text, verdict))
-        self._wait_before_restart(wait, verdict)
+        self._nodes.broadcast(messages.Restarting(self._attempt.number + 1, wait, text, report))
+        self._wait_before_restart(wait, report)
 
     def _restart_without_lost_nodes(self, why: str) -> None:
+        """Start again with the nodes that are left; counts for --max-membership-changes, not --max-restarts."""
         if self._limits.over:
-            return self._end(JobResult(EXIT_TIMEOUT, remark=f"{why}; the time of the job is over (--timeout)"))
+            return self._end(JobResult(EXIT_TIMEOUT, remark=f"{why}; --timeout has expired"))
         if over := self._membership.count_change(why):
             return self._end_unavailable(over)
-        self._seats.broadcast_note(self._membership.describe_next_attempt)
+        self._nodes.broadcast_note(self._membership.describe_next_attempt)
         self._wait_before_restart(0, None)
 
-    def _wait_before_restart(self, seconds: float, before: FailureReport | None) -> None:
+    def _wait_before_restart(self, seconds: float, previous_failure: FailureReport | None) -> None:
         self._set_phase(JobPhase.PAUSING)
-        self._before = before
-        self._seats.clear_assignments()
+        self._previous_failure = previous_failure
+        self._nodes.clear_assignments()
         self._attempt = JobAttempt(self._attempt.number)
         self._call_later(seconds, self._start_attempt)
 
@@ -460,8 +482,8 @@ class Coordinator:
         self._set_phase(JobPhase.ENDED)
         self._cancel_timers()
         self._limits.end()
-        self._seats.broadcast(messages.EndJob(outcome))
+        self._nodes.broadcast(messages.EndJob(outcome))
 
-    def _set_phase(self, stage: JobPhase) -> None:
-        assert stage in JOB_PHASE_TRANSITIONS[self._stage], f"{self._stage} to {stage}"
-        self._stage = stage
+    def _set_phase(self, phase: JobPhase) -> None:
+        assert phase in JOB_PHASE_TRANSITIONS[self._phase], f"{self._phase} to {phase}"
+        self._phase = phase

@@ -1,4 +1,4 @@
-"""A node that cannot take part tells the others, which would wait for it otherwise."""
+"""Lets a node that cannot join notify the others, which would wait for it otherwise."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ddplaunch.errors import UsageError
 from ddplaunch.loop import EventLoop
 from ddplaunch.wire.connection import Connection
 
-DECLINE_TIMEOUT_S = 10.0  # seconds in which the others must be reached: when all nodes start at once, some are up later
-LINGER_S = 1.0  # seconds in which our last message must have been read
+DECLINE_TIMEOUT_S = 10.0  # to reach the others: when all nodes start at once, some are later
+LINGER_S = 1.0  # for the last message to be delivered
 
 
 def decline_to_join(
     config: JobConfig, node_rank: int, host: str, error: UsageError, listener_socket: socket.socket | None = None
 ) -> None:
-    """Tell the job why this node takes no part; returns when it knows, or after DECLINE_TIMEOUT_S.
+    """Notify the job why this node cannot join; return when it knows, or after DECLINE_TIMEOUT_S.
 
-    ``listener_socket`` is on the control port already, if this is node 0 and got that far.
+    ``listener_socket`` listens on the control port, if this is node 0 and has opened it.
     """
     declined = JoinDeclined(node_rank, host, error.message, error.hint, config.run_id)
     if node_rank:
@@ -35,46 +35,46 @@ def decline_to_join(
         _notify_other_nodes(config, declined, listener_socket)
 
 
-def _notify_node_zero(rules: JobConfig, declined: JoinDeclined) -> None:
+def _notify_node_zero(config: JobConfig, declined: JoinDeclined) -> None:
     loop = EventLoop()
-    over: list[Message] = []
+    replies: list[Message] = []
 
-    def hear(message: Message) -> None:
+    def on_message(message: Message) -> None:
         if isinstance(message, messages.EndJob):
-            over.append(message)
+            replies.append(message)
 
-    member = CoordinatorClient(loop, replace(rules, join_timeout=DECLINE_TIMEOUT_S), declined, hear)
-    member.start()
-    _run_until(loop, DECLINE_TIMEOUT_S + 1, lambda: bool(over))
-    member.close()
-    _run_until(loop, LINGER_S, lambda: member.is_closed)
+    client = CoordinatorClient(loop, replace(config, join_timeout=DECLINE_TIMEOUT_S), declined, on_message)
+    client.start()
+    _run_until(loop, DECLINE_TIMEOUT_S + 1, lambda: bool(replies))
+    client.close()
+    _run_until(loop, LINGER_S, lambda: client.is_closed)
 
 
-def _notify_other_nodes(rules: JobConfig, declined: JoinDeclined, listening: socket.socket | None) -> None:
-    assert rules.port is not None
+def _notify_other_nodes(config: JobConfig, declined: JoinDeclined, listener_socket: socket.socket | None) -> None:
+    assert config.port is not None
     try:
-        listening = listening or try_listen(rules.port)
+        listener_socket = listener_socket or try_listen(config.port)
     except UsageError:
         return
-    if listening is None:
+    if listener_socket is None:
         return  # another process listens there, which may be node 0
     loop = EventLoop()
     refused = JoinRefused(declined.text, declined.hint)
     informed: list[Connection[Message]] = []
 
-    def meet(connection: Connection[Message], hello: NodeHello | JoinDeclined, proof: str | None) -> None:
+    def on_peer(connection: Connection[Message], hello: NodeHello | JoinDeclined, proof: str | None) -> None:
         informed.append(connection)
         listener.refuse(connection, refused)
 
-    listener = Listener(loop, listening, rules, 1, meet)
-    _run_until(loop, DECLINE_TIMEOUT_S, lambda: len(informed) >= rules.max_nodes - 1)
+    listener = Listener(loop, listener_socket, config, 1, on_peer)
+    _run_until(loop, DECLINE_TIMEOUT_S, lambda: len(informed) >= config.max_nodes - 1)
     _run_until(loop, LINGER_S, lambda: not any(connection.is_open for connection in informed))
     for connection in listener.close():
         connection.close()
 
 
 def _run_until(loop: EventLoop, seconds: float, done: Callable[[], bool]) -> None:
-    until = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     loop.call_later(seconds, lambda: None)
-    while not done() and time.monotonic() < until:
+    while not done() and time.monotonic() < deadline:
         loop.run_once()

@@ -1,4 +1,4 @@
-"""Why ranks ended, in words, and which of them was the first cause."""
+"""Rank failures: their description, which of them was the first cause, the failure report and the job result."""
 
 from __future__ import annotations
 
@@ -29,10 +29,8 @@ if TYPE_CHECKING:
         Timestamp,
     )
 
-MAX_HEADLINE_CHARS = 300  # characters of a message that is named in a sentence
-MAX_REPORT_CHARS = (
-    1 << 20
-)  # characters of all failures of a node together, and of a report: one frame (``wire``) holds more
+MAX_HEADLINE_CHARS = 300  # of an exception's message in the headline
+MAX_REPORT_CHARS = 1 << 20  # in all failures of a node, or of a report: both must fit in one frame (``wire``)
 
 _SIGNAL_MEANINGS = {
     "SIGABRT": "aborted: a check in native code failed, or the allocator found its heap broken",
@@ -45,10 +43,10 @@ _SIGNAL_MEANINGS = {
 }
 
 OUT_OF_MEMORY = "out-of-memory killer"
-"""The kernel's; where a failure's hint names it, memory was short."""
+"""In a failure's hint: the kernel killed the process for lack of memory."""
 
 PROBABLY_OUT_OF_MEMORY = "probably out of memory"
-"""Where it may have ended another program's process, and somebody else ours."""
+"""In a failure's hint: the out-of-memory killer was active, but may have killed another process."""
 
 _SECONDARY_ERROR = (
     r"(?i)connection (closed|reset|refused)|broken pipe|connectFullMesh|socket.*(closed|reset)|DistBackendError"
@@ -56,31 +54,31 @@ _SECONDARY_ERROR = (
     r"|Timed out (waiting|after) \d+|wait timeout after \d+|collective operation timeout|\[monitoredBarrier\]"
     r"|RuntimeError: (wait timeout|operation timed out!)|application timeout caused pair closure|DistStoreError"
 )
-"""What torch.distributed says in a rank whose peer has died, or has not come."""
+"""Messages of torch.distributed in a rank whose peer has ended, or has not arrived."""
 
-_TORCH_SOURCE_PREFIX = r"\[/\S+:\d+\] "  # in torch's own source, which its messages begin with
+_TORCH_SOURCE_PREFIX = r"\[/\S+:\d+\] "  # the place in torch's source with which its messages begin
 
 _TIMED_OUT = r"(?i)timed out|timeout"
 
 
 @dataclass(frozen=True)
 class RankFailure:
-    """One rank that ended other than with 0, on its own."""
+    """A rank that ended unexpectedly: with an exit code but 0, or by a signal that ddplaunch did not send."""
 
     rank: Count
     local_rank: Count
     host: Name
-    pid: Pid  # 0 where no process could be made
+    pid: Pid  # 0 if it could not be started
     attempt: Count
     exit_code: ExitCode | None  # either this or ``signal`` is set (128+N of the shell is ``shell_exit_code``)
     signal: Signal | None
-    message: Text | None  # the exception's last line; None where none was recorded
-    traceback: Text | None  # as Python printed it, the user's frames only
-    moment: Timestamp  # seconds since the epoch: the exception was caught, or else the process was seen to be gone
-    hint: ShortText | None  # what the kernel adds, or what to type: four lines at most
-    refused: ErrorText | None = None  # the launcher's own complaint, found inside the rank, and its hint
-    tail: TailLines = ()  # the last lines that it printed
-    collectives: Size | None = None  # how many it had entered; None where it is not known, or none
+    message: Text | None  # the exception's last line; None without a recorded exception
+    traceback: Text | None  # as printed by Python, without torch's frames
+    moment: Timestamp  # when the exception was caught, else when the launcher noticed the end
+    hint: ShortText | None  # a cause from the kernel, or what to do: four lines at most
+    refused: ErrorText | None = None  # ddplaunch's own error, found inside the rank: message and hint
+    tail: TailLines = ()  # the last lines of its output
+    collectives: Size | None = None  # how many it had entered; None: unknown, or none
 
     def __post_init__(self) -> None:
         if (self.exit_code is None) is (self.signal is None) or self.exit_code == 0:
@@ -88,7 +86,7 @@ class RankFailure:
 
     @property
     def shell_exit_code(self) -> int:
-        """The exit code that stands for this end: its own, or 128 + the signal's number."""
+        """The exit code as in a shell: its own, or 128 + the signal's number."""
         return self.exit_code if self.exit_code is not None else EXIT_SIGNAL + (self.signal or 0)
 
     @property
@@ -96,18 +94,19 @@ class RankFailure:
         """How it ended, in words."""
         hint = self.hint or ""
         if self.signal == signal.SIGKILL and OUT_OF_MEMORY in hint:
-            return f"was ended by SIGKILL ({PROBABLY_OUT_OF_MEMORY if PROBABLY_OUT_OF_MEMORY in hint else 'out of memory'})"
+            cause = PROBABLY_OUT_OF_MEMORY if PROBABLY_OUT_OF_MEMORY in hint else "out of memory"
+            return f"was ended by SIGKILL ({cause})"
         return describe_exit(-self.signal if self.signal else self.exit_code or 0)
 
     @property
     def exception_type(self) -> str | None:
-        """The type of its exception: "ValueError"; None where none was recorded."""
+        """The type of its exception: "ValueError"; None without a recorded exception."""
         name = (self.message or "").partition("\n")[0].partition(":")[0].rpartition(".")[2].strip()
         return name if self.traceback and name.isidentifier() else None
 
     @property
     def headline(self) -> str:
-        """Who failed and why, in one line."""
+        """Which rank failed and why, in one line."""
         if not self.pid and self.message:
             return f"{self.message} (exit code {self.exit_code})"
         if (
@@ -121,17 +120,17 @@ class RankFailure:
 
     @property
     def is_secondary(self) -> bool:
-        """Whether it only says that a peer has gone."""
+        """Whether it failed only because a peer was gone."""
         return bool(self.message) and is_secondary_error(self.message or "")
 
     @property
     def is_timeout(self) -> bool:
-        """Whether it only says that it had waited too long for others."""
+        """Whether it failed because it waited too long for other ranks."""
         return bool(self.message and re.search(_TIMED_OUT, self.message))
 
     @property
     def text_length(self) -> int:
-        """Characters of its texts."""
+        """Number of characters of its texts."""
         return sum(map(len, (self.message or "", self.traceback or "", *self.tail)))
 
     @property
@@ -148,21 +147,21 @@ class RankFailure:
 
 @dataclass(frozen=True)
 class FailureReport:
-    """All that a report tells."""
+    """The failure report of an attempt: the first cause, and all other failures."""
 
     first: RankFailure  # the first cause
-    alike: tuple[Count, ...]  # the ranks that failed in the same way
+    alike: tuple[Count, ...]  # ranks that failed in the same way
     others: tuple[RankFailure, ...]
-    stopped: Count  # how many ranks were stopped with them
+    stopped: Count  # number of ranks that were stopped
     world_size: Count
-    blame: TextLine | None = None  # the rank that those who failed had waited for, and its line
+    blame: TextLine | None = None  # the culprit: which rank the failed ones had waited for, and where it was
 
     def headline(self, *, several: bool) -> str:
         """Why the job ends, in one line; with ``several`` nodes, on which host."""
         return self.blame or self.first.headline + (f" (on {self.first.host})" if several else "")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object that failure.json holds."""
+        """Return the content of failure.json."""
         from dataclasses import asdict
 
         others = [failure.to_json() for failure in self.others]
@@ -171,12 +170,12 @@ class FailureReport:
 
 @dataclass(frozen=True)
 class JobResult:
-    """The launcher's exit code, and why if it is not the user's own doing."""
+    """The result of the job: the launcher's exit code, and why if it is not 0."""
 
     code: ExitCode
     verdict: FailureReport | None = None
-    usage_error: ErrorText | None = None  # the launcher's own complaint about what was typed, and its hint
-    remark: TextLine | None = None  # one line more
+    usage_error: ErrorText | None = None  # message and hint of ddplaunch's own error
+    remark: TextLine | None = None  # one more line for the user
 
     def __post_init__(self) -> None:
         if self.code == 0 and (self.verdict or self.usage_error):
@@ -184,7 +183,7 @@ class JobResult:
 
 
 def describe_exit(code: int) -> str:
-    """Put the end of a process into words; ``shell_exit_code`` as os.waitstatus_to_exitcode gives it, so -N for signal N."""
+    """Describe the end of a process; ``code`` as from os.waitstatus_to_exitcode: -N for signal N."""
     if code >= 0:
         return f"exited with code {code}"
     name = signal_name(-code)
@@ -193,7 +192,7 @@ def describe_exit(code: int) -> str:
 
 
 def is_secondary_error(message: str) -> bool:
-    """Whether an exception only says that a peer has gone."""
+    """Whether an exception's message only says that a peer is gone."""
     return bool(re.search(_SECONDARY_ERROR, message))
 
 
@@ -204,7 +203,7 @@ def first_line(message: str, limit: int = 100) -> str:
 
 
 def limit_text(failures: Iterable[RankFailure], limit: int) -> Iterator[RankFailure]:
-    """Give failures out whole while their texts have no more than ``limit`` characters, then with one line each."""
+    """Yield failures with their full texts, up to ``limit`` characters in all; later ones with one line each."""
     for failure in failures:
         limit -= failure.text_length
         if limit < 0:
@@ -216,9 +215,9 @@ def limit_text(failures: Iterable[RankFailure], limit: int) -> Iterator[RankFail
 
 
 def find_first_cause(failures: Sequence[RankFailure], stopped: int, world_size: int) -> FailureReport:
-    """Find the first cause: the earliest failure that is more than a peer's complaint of a lost connection.
+    """Find the first cause: the earliest failure that is not a secondary one.
 
-    Where all only complain, one that had waited too long comes before those whose connection it has closed by failing.
+    If all are secondary, a timeout comes before lost connections: that rank closed them by failing.
     """
 
     def order(failure: RankFailure) -> tuple[bool, bool, float]:
@@ -233,8 +232,8 @@ def find_first_cause(failures: Sequence[RankFailure], stopped: int, world_size: 
 
 
 def format_early_report(headline: str, grace: float, nodes: Sequence[str]) -> str:
-    """What people read of a failure while ranks take their time to stop: what failed, and which ``nodes``, none where
-    there is one, have up to ``grace`` seconds for it. The rank has printed its traceback, and the report has it too.
+    """Format the note on a failure while other ranks still stop: the headline, and which ``nodes`` (empty: the only
+    one) have up to ``grace`` seconds. No traceback: the rank has printed it, and the report has it too.
     """
     wait = f"waiting up to {grace:g} s (--grace) for the other ranks" + (f" on {join_names(nodes)}" if nodes else "")
     return f"{headline}\n{wait}"

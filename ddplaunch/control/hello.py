@@ -1,4 +1,4 @@
-"""What this node says of itself when it joins; read from files, without importing torch."""
+"""Builds this node's hello: node spec, versions, GPUs, hash of the target. Reads files; does not import torch."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ddplaunch.plan.share import make_node_spec
 from ddplaunch.target.target import Target, TargetKind
 
 MAX_HASHED_BYTES = 64 << 20
-"""Bytes of a target that are compared; a program larger than this is compared by what comes first."""
+"""Of a target file, for the comparison between nodes; the rest of a larger one is not compared."""
 
 _NCCL = re.compile(r"nvidia_nccl_cu\d+-([\d.]+)\.dist-info")
 
 
-def build_hello(plan: Plan, rules: JobConfig) -> NodeHello:
-    """Describe this node."""
+def build_hello(plan: Plan, config: JobConfig) -> NodeHello:
+    """Build the hello of this node."""
     return NodeHello(
         node_spec=make_node_spec(plan),
-        nnodes=rules.nnodes_text,
-        run_id=rules.run_id,
+        nnodes=config.nnodes_text,
+        run_id=config.run_id,
         target=_sanitize(plan.target.text),
         fingerprint=_fingerprint(plan.target),
-        max_restarts=rules.max_restarts,
+        max_restarts=config.max_restarts,
         versions=read_versions(torch=plan.target.kind is not TargetKind.PROGRAM),
         gpus=tuple(dict.fromkeys(map(_sanitize, plan.gpus))),
         has_node_rank=plan.has_node_rank,
@@ -34,7 +34,7 @@ def build_hello(plan: Plan, rules: JobConfig) -> NodeHello:
 
 
 def _sanitize(text: str) -> str:
-    """As it may be sent, and printed elsewhere."""
+    """Replace characters that may not be sent or printed by "?"."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
@@ -52,9 +52,9 @@ def _fingerprint(target: Target) -> str | None:
 
 
 def read_versions(*, torch: bool) -> Versions:
-    """Read torch/version.py, which holds assignments only, and the name of NCCL's own distribution beside it.
+    """Read torch/version.py, which holds assignments only, and the name of the NCCL distribution beside it.
 
-    Without ``torch``: a program's version does not matter.
+    ``torch=False`` for a program, which need not be Python.
     """
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     if not torch or not (found := _read_torch_version()):
@@ -66,7 +66,7 @@ def read_versions(*, torch: bool) -> Versions:
 
 
 def cpu_only_torch() -> str | None:
-    """The torch that is here, where it is for CPUs alone: "torch 2.13.0+cpu"."""
+    """The installed torch if it is a CPU-only build: "torch 2.13.0+cpu"."""
     text, _ = _read_torch_version() or ("", [])
     return (
         f"torch {_read_assignment(text, '__version__')}"
@@ -76,7 +76,7 @@ def cpu_only_torch() -> str | None:
 
 
 def _read_torch_version() -> tuple[str, list[str]] | None:
-    """What torch/version.py says, and what stands beside torch."""
+    """Return the text of torch/version.py, and the names in the folder of the torch package."""
     from importlib.machinery import PathFinder
 
     found = PathFinder.find_spec("torch")

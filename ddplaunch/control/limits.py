@@ -1,4 +1,4 @@
-"""The limits of node 0's kernel that a job of many nodes can meet: what of them we may raise, and which are too low."""
+"""Kernel limits on node 0 in a job of many nodes: raises RLIMIT_NOFILE, reports sysctls that are too low."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import suppress
 
 from ddplaunch import rlimits
 
-LARGE_JOB_NODES = 1000  # nodes from which on these limits matter
-_SPARE_DESCRIPTORS = 128  # descriptors, neighbours and connections beside those of the nodes
+LARGE_JOB_NODES = 1000  # with fewer nodes these limits do not matter
+_SPARE_DESCRIPTORS = 128  # for other descriptors, neighbours and connections than those of the nodes
 _SYSCTLS = "/proc/sys/net"
 
 
 def raise_fd_limit() -> int:
-    """Raise our limit of open files as far as we may, and return it; the ranks have been given theirs before."""
+    """Raise the soft limit of open files to the hard one, and return it; ranks get the original limit."""
     soft, hard = rlimits.read(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):
@@ -24,9 +24,9 @@ def raise_fd_limit() -> int:
 
 
 def find_low_limits(nodes: int, sysctls: str = _SYSCTLS) -> str | None:
-    """Say which limits to raise on node 0 of a job of so many nodes; None where none is too low, or nodes are few.
+    """Describe which limits to raise on node 0 of a job of ``nodes``; None if none is too low, or nodes are few.
 
-    ``sysctls`` is the kernel's folder net/ of settings (proc(5)); a setting that cannot be read is left out.
+    ``sysctls``: /proc/sys/net (proc(5)); a setting that cannot be read is skipped.
     """
     found = list(_low_sysctls(nodes + _SPARE_DESCRIPTORS, sysctls)) if nodes >= LARGE_JOB_NODES else []
     if not found:
@@ -41,9 +41,8 @@ def _low_sysctls(need: int, sysctls: str) -> Iterator[str]:
     if hard != resource.RLIM_INFINITY and hard < need:
         yield f"open files (ulimit -Hn): {hard}, at least {need}; beyond that no node can join"
     names = {"core/somaxconn": "nodes that call at once try again"}
-    if (
-        _read_sysctl(sysctls, "ipv4/tcp_syncookies") == 0
-    ):  # with cookies the kernel does without this queue (tcp_input.c)
+    # with cookies the kernel does without this queue (tcp_input.c)
+    if _read_sysctl(sysctls, "ipv4/tcp_syncookies") == 0:
         names["ipv4/tcp_max_syn_backlog"] = "the same, as net.ipv4.tcp_syncookies is 0"
     names["ipv4/neigh/default/gc_thresh3"] = "needed if all nodes are in one network: beyond it packets are dropped"
     for name, why in names.items():

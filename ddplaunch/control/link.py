@@ -1,4 +1,4 @@
-"""This node's way to the other nodes of its job, whichever node it is, and its plan once it is one of them."""
+"""The control link: this node's connection to the coordinator (in-process on node 0), and its plan for an attempt."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ddplaunch.plan.share import make_node_spec, with_all_nodes, with_assignment
 if TYPE_CHECKING:
     from ddplaunch.control.member import CoordinatorClient
 
-_NAME_RETRY_S = 1.0  # seconds between two look-ups of node 0's own name
+_NAME_RETRY_S = 1.0  # between two look-ups of node 0's own name
 
 
 def make_link(
@@ -38,93 +38,95 @@ def make_link(
     on_message: Callable[[Message], None],
     listener_socket: socket.socket | None = None,
 ) -> CoordinatorServer | CoordinatorClient:
-    """Choose and prepare the link, which takes what this node says and hears the job's orders for it.
+    """Create the link: the coordinator server on node 0, the client elsewhere.
 
-    ``on_message`` is called by the loop with each message to this node, never from within a call of the link; ``listener_socket``
-    is on the control port, where that was claimed before.
+    ``on_message`` is called by the loop with each message to this node, never from within a call of the link.
+    ``listener_socket`` listens on the control port, if that was opened before.
 
     Raises:
         UsageError: the control port is taken.
     """
 
-    def post(message: Message) -> None:
+    def post_message(message: Message) -> None:
         loop.call_soon(partial(on_message, message))
 
     if config.port is None:
-        alone = NodeHello(
+        hello = NodeHello(
             make_node_spec(plan), config.nnodes_text, None, "", None, config.max_restarts, Versions(""), ()
         )
-        return CoordinatorServer(loop, config, alone, plan.run_id, post)
+        return CoordinatorServer(loop, config, hello, plan.run_id, post_message)
     hello = build_hello(plan, config)
     if plan.node_rank:
         from ddplaunch.control.member import CoordinatorClient
 
-        return CoordinatorClient(loop, config, hello, post)
-    return CoordinatorServer(loop, config, hello, plan.run_id, post, listener_socket or _listen_on_control_port(config))
+        return CoordinatorClient(loop, config, hello, post_message)
+    return CoordinatorServer(
+        loop, config, hello, plan.run_id, post_message, listener_socket or _listen_on_control_port(config)
+    )
 
 
-def _listen_on_control_port(rules: JobConfig) -> socket.socket:
-    assert rules.port is not None
-    port = ReservedPort(rules.address, rules.port, nnodes=rules.max_nodes, option="--control-port")
-    listening = port.listen().dup()
+def _listen_on_control_port(config: JobConfig) -> socket.socket:
+    assert config.port is not None
+    port = ReservedPort(config.address, config.port, nnodes=config.max_nodes, option="--control-port")
+    listener_socket = port.listen().dup()
     port.close()
-    return listening
+    return listener_socket
 
 
-def listen_on_node_zero(plan: Plan, rules: JobConfig) -> socket.socket | None:
-    """Listen on the control port, as the first thing that the job does; None if there is none, or this is not node 0.
+def listen_on_node_zero(plan: Plan, config: JobConfig) -> socket.socket | None:
+    """Listen on the control port before anything else; None if there is none, or this is not node 0.
 
-    Where the nodes have no ranks yet, node 0 is the first on the machine that has its address.
+    With --node-rank auto, node 0 is the first launcher on the machine that has node 0's address.
 
     Raises:
         UsageError: the master port or the control port is taken.
     """
-    if rules.port is None or (plan.has_node_rank and plan.node_rank):
+    if config.port is None or (plan.has_node_rank and plan.node_rank):
         return None
     if not plan.has_node_rank:
         try:
-            ours = rules.address == host_name() or is_local_address(rules.address)
-        except UsageError:  # the name may come later, and is waited for
-            ours = False
-        return try_listen(rules.port) if ours else None
-    if plan.hosts_store:  # where both are taken, the master port is the one to name
+            is_local = config.address == host_name() or is_local_address(config.address)
+        except UsageError:  # the name may resolve later, and is waited for
+            is_local = False
+        return try_listen(config.port) if is_local else None
+    if plan.hosts_store:  # if both are taken, report the master port
         ReservedPort(plan.master_addr, plan.master_port, nnodes=plan.nnodes).close()
-    return _listen_on_control_port(rules)
+    return _listen_on_control_port(config)
 
 
 def make_attempt_plan(
-    plan: Plan, start: StartAttempt, rules: JobConfig, environ: Mapping[str, str], extra: Mapping[str, str]
+    plan: Plan, start: StartAttempt, config: JobConfig, environ: Mapping[str, str], extra: Mapping[str, str]
 ) -> Plan:
-    """Return ``plan``, made when this node knew only itself, as the ordered attempt has it; node 0's has all nodes.
+    """Return ``plan`` with this attempt's node assignment; on node 0 also with all other nodes.
 
-    GLOO_SOCKET_IFNAME is set, unless it is in ``environ``, to the interface that leads to node 0: gloo else takes the
-    address of the host's own name, which Debian's installer puts at 127.0.1.1. NCCL chooses well by itself.
-    ``extra`` are further variables that give way to ``environ``.
+    GLOO_SOCKET_IFNAME is set, unless it is in ``environ``, to the interface of the route to node 0: gloo otherwise uses
+    the address of the host's own name, which Debian's installer sets to 127.0.1.1. NCCL chooses well by itself.
+    ``extra``: more variables; those in ``environ`` win.
     """
     if start.assignment is None:
         return plan
     variables = dict(extra)
     if start.interface:
         variables["GLOO_SOCKET_IFNAME"] = start.interface
-    if rules.interface:
-        variables["NCCL_SOCKET_IFNAME"] = rules.interface
-    unset = {name: value for name, value in variables.items() if not environ.get(name)}
-    placed = with_assignment(plan, start.assignment, start.run_id, start.address or plan.master_addr, unset)
-    return with_all_nodes(placed, start.node_specs) if start.node_specs else placed
+    if config.interface:
+        variables["NCCL_SOCKET_IFNAME"] = config.interface
+    defaults = {name: value for name, value in variables.items() if not environ.get(name)}
+    assigned = with_assignment(plan, start.assignment, start.run_id, start.address or plan.master_addr, defaults)
+    return with_all_nodes(assigned, start.node_specs) if start.node_specs else assigned
 
 
-def check_link(plan: Plan, rules: JobConfig, note: Callable[[str], object]) -> None:
-    """Raise a UsageError where this node lacks what it needs for its share, or the rules contradict the plan.
+def check_link(plan: Plan, config: JobConfig, note: Callable[[str], object]) -> None:
+    """Raise UsageError if an option for the nodes is missing, or contradicts the plan or this machine.
 
-    On node 0 that includes its own name, which may come late: ``note`` is called once where it is waited for.
+    On node 0 its own name must resolve, which may take a while: ``note`` is called once while waiting for it.
     """
-    if rules.interface:
-        check_interface(rules.interface)
+    if config.interface:
+        check_interface(config.interface)
     if plan.nnodes > 1:
-        if rules.port is None:
+        if config.port is None:
             _check_single_node(plan)
         else:
-            _check_joining(rules, plan, note)
+            _check_joining(config, plan, note)
 
 
 def _check_single_node(plan: Plan) -> None:
@@ -142,7 +144,7 @@ def _check_single_node(plan: Plan) -> None:
         )
 
 
-def _check_joining(rules: JobConfig, plan: Plan, note: Callable[[str], object]) -> None:
+def _check_joining(config: JobConfig, plan: Plan, note: Callable[[str], object]) -> None:
     others = f"1 to {plan.nnodes - 1}" if plan.nnodes > 2 else "1"
     if "--node-rank" in plan.missing_options:
         rest = f"{others} on the other{'s' * (plan.nnodes > 2)}"
@@ -162,12 +164,12 @@ def _check_joining(rules: JobConfig, plan: Plan, note: Callable[[str], object]) 
             "--master-addr is missing: where do the other nodes reach this one?",
             f"--master-addr {example} on every node; it is an address of this machine",
         )
-    if plan.node_rank == 0 and plan.has_node_rank and not rules.address_may_be_unknown:
-        _wait_for_name(plan.master_addr, rules.join_timeout, note)
+    if plan.node_rank == 0 and plan.has_node_rank and not config.address_may_be_unknown:
+        _wait_for_name(plan.master_addr, config.join_timeout, note)
 
 
 def _wait_for_name(address: str, timeout_s: float, note: Callable[[str], object]) -> None:
-    """Check that ``address`` is one of this machine, once it resolves: in Docker compose it may come after us.
+    """Check that ``address`` is one of this machine, once it resolves: Docker compose may add it later.
 
     Raises:
         NameTimeout: it does not resolve in ``timeout_s`` seconds.
@@ -188,4 +190,6 @@ def _wait_for_name(address: str, timeout_s: float, note: Callable[[str], object]
 
 
 class NameTimeout(LaunchError):
+    """Node 0's own name did not resolve within --join-timeout."""
+
     exit_code = EXIT_UNAVAILABLE

@@ -1,6 +1,6 @@
-"""Which of the nodes that have joined get ranks, and how often that may change.
+"""Selects which joined nodes get ranks, in which order, and counts how often that has changed.
 
-All do; with spares as many as the job needs, and these keep their places from attempt to attempt.
+Without spares all of them. With spares as many as the job needs; a node keeps its position from attempt to attempt.
 """
 
 from __future__ import annotations
@@ -12,126 +12,130 @@ from ddplaunch.control.failure import FailureReport
 from ddplaunch.control.seat import JoinedNode, NodeTable
 from ddplaunch.words import join_names
 
-MAX_HOST_FAILURES = 2  # failures of a host after which it gets no ranks any more
+MAX_HOST_FAILURES = 2  # after which a host gets no ranks
 
 
 class Membership:
-    """Those that have ranks in one attempt after the other."""
+    """The nodes with ranks, from attempt to attempt."""
 
-    def __init__(self, seats: NodeTable) -> None:
-        self._rules, self._seats = seats.rules, seats
-        self.changes = 0  # of those that ``--max-membership-changes`` allows
-        self._places: list[JoinedNode] = []  # the nodes of the latest attempt, in order
-        self._resting: set[int] = set()  # those that are to give their place to others, if there are any
-        self._failures = Counter[str]()  # of each host
+    def __init__(self, nodes: NodeTable) -> None:
+        self._config, self._nodes = nodes.config, nodes
+        self.changes = 0  # counted for --max-membership-changes
+        self._active: list[JoinedNode] = []  # the nodes of the latest attempt, in order
+        self._to_replace: set[int] = set()  # node ranks of nodes that failed: spares replace them, if any
+        self._failures = Counter[str]()  # by host
 
-    def is_usable(self, seat: JoinedNode) -> bool:
+    def is_usable(self, node: JoinedNode) -> bool:
         """Whether a node may have ranks."""
-        return not seat.node_rank or (self._failures[seat.host] < MAX_HOST_FAILURES and not seat.leaving)
+        return not node.node_rank or (self._failures[node.host] < MAX_HOST_FAILURES and not node.leaving)
 
     @property
     def usable_count(self) -> int:
         """How many nodes may have ranks."""
-        return sum(map(self.is_usable, self._seats.values()))
+        return sum(map(self.is_usable, self._nodes.values()))
 
     @property
     def shortage(self) -> str | None:
-        """What people read where these are not enough for the job; None where they are."""
-        able, least = self.usable_count, self._rules.min_nodes
-        return f"{able} of at least {least} nodes are left" if able < least else None
+        """Why there are too few usable nodes for the job; None if there are enough."""
+        usable, least = self.usable_count, self._config.min_nodes
+        return f"{usable} of at least {least} nodes are left" if usable < least else None
 
     @property
     def has_room(self) -> bool:
         """Whether one more node could have had ranks in this attempt."""
-        return len(self._places) < self._rules.max_active_nodes
+        return len(self._active) < self._config.max_active_nodes
 
     @property
     def describe_next_attempt(self) -> str:
-        """Whom the next attempt starts with."""
-        line = self.select_nodes()
-        return f"going on with {len(line)} node{'s' * (len(line) > 1)}: {join_names(seat.name for seat in line)}"
+        """The note on which nodes the next attempt has."""
+        nodes = self.select_nodes()
+        return f"going on with {len(nodes)} node{'s' * (len(nodes) > 1)}: {join_names(node.name for node in nodes)}"
 
-    def describe_late_join(self, seat: JoinedNode) -> str:
-        """What people read of a node that joins while others run."""
-        if not self.is_usable(seat):
-            return f"{seat.name} has joined, but gets no ranks: it has failed {self._failures[seat.host]} times"
+    def describe_late_join(self, node: JoinedNode) -> str:
+        """The note on a node that joins while ranks run."""
+        if not self.is_usable(node):
+            return f"{node.name} has joined but is excluded: it failed {self._failures[node.host]} times"
         if not self.has_room:
-            return f"{seat.name} has joined as a spare"
-        return f"{seat.name} has joined; it takes part when the ranks start next"
+            return f"{node.name} has joined as a spare"
+        return f"{node.name} has joined; it takes part when the ranks start next"
 
-    def can_spare(self, seat: JoinedNode) -> bool:
+    def can_spare(self, node: JoinedNode) -> bool:
         """Whether the job can go on without a node."""
-        return bool(seat.node_rank) and self.usable_count - self.is_usable(seat) >= self._rules.min_nodes
+        return bool(node.node_rank) and self.usable_count - self.is_usable(node) >= self._config.min_nodes
 
-    def can_leave(self, seat: JoinedNode, stage: JobPhase) -> bool:
-        """Whether a SIGTERM there, as eviction and scale-down begin, takes away that node and does not end the job."""
-        elastic = self._rules.is_elastic and bool(seat.node_rank)
-        return elastic and (stage is JobPhase.JOINING or self.can_spare(seat))
+    def can_leave(self, node: JoinedNode, phase: JobPhase) -> bool:
+        """Whether a SIGTERM there (eviction, scale-down) removes only that node and does not end the job."""
+        elastic = self._config.is_elastic and bool(node.node_rank)
+        return elastic and (phase is JobPhase.JOINING or self.can_spare(node))
 
-    def on_node_failed(self, seat: JoinedNode) -> None:
-        """A node was lost, or an attempt began to fail there: where there are spares, one takes its place.
+    def on_node_failed(self, node: JoinedNode) -> None:
+        """Called when a node was lost, or the first cause of a failure was there: a spare, if any, replaces it.
 
-        Node 0 keeps its place: all the others are connected to it.
+        Node 0 is never replaced: all others are connected to it.
         """
-        if not self._rules.spares or not seat.node_rank:
+        if not self._config.spares or not node.node_rank:
             return
-        self._resting.add(seat.node_rank)
-        self._failures[seat.host] += 1
-        if not self.is_usable(seat):
-            self._seats.broadcast_note(
-                f"{seat.name} has failed {self._failures[seat.host]} times: it gets no ranks any more"
+        self._to_replace.add(node.node_rank)
+        self._failures[node.host] += 1
+        if not self.is_usable(node):
+            self._nodes.broadcast_note(
+                f"{node.name} failed {self._failures[node.host]} times and is excluded from now on"
             )
 
-    def record_failure(self, report: FailureReport | None, broken: NodeFailure | None) -> str | None:
-        """An attempt has failed: its node is known, unless ranks only saw what had happened to others.
+    def record_failure(self, report: FailureReport | None, launcher_failure: NodeFailure | None) -> str | None:
+        """Find the node on which an attempt failed, and count that; unknown if the first failure is a secondary one.
 
-        Return what ``shortage`` says then.
+        Return ``shortage``.
         """
-        for seat in () if report and report.first.is_secondary else self._places:
-            here = report.first.rank in seat.ranks if report else broken and broken.node == seat.node_rank
-            if here and seat.node_rank in self._seats:
-                self.on_node_failed(seat)
+        for node in () if report and report.first.is_secondary else self._active:
+            here = (
+                report.first.rank in node.ranks
+                if report
+                else launcher_failure and launcher_failure.node == node.node_rank
+            )
+            if here and node.node_rank in self._nodes:
+                self.on_node_failed(node)
         return self.shortage
 
     def count_change(self, why: str) -> str | None:
-        """Count one more; return None, or why the job cannot go on where it cannot: ``why``, and what is used up."""
+        """Count a membership change; return why the job cannot go on (``why`` and the limit), None if it can."""
         if few := self.shortage:
-            return f"{why}; {few}" if self._rules.is_elastic else why
-        if self.changes >= self._rules.max_membership_changes:
-            return f"{why}; all {self._rules.max_membership_changes} --max-membership-changes were used"
+            return f"{why}; {few}" if self._config.is_elastic else why
+        if self.changes >= self._config.max_membership_changes:
+            return f"{why}; limit reached (--max-membership-changes {self._config.max_membership_changes})"
         self.changes += 1
         return None
 
     def select_nodes(self) -> list[JoinedNode]:
-        """The nodes that are to have ranks in the next attempt, in order."""
-        able = {seat.node_rank: seat for seat in self._seats.sorted_nodes if self.is_usable(seat)}
-        if not self._rules.spares:
-            return [*able.values()]
-        stay = {seat.node_rank for seat in self._places if seat.node_rank in able} - self._resting
-        # Those that have failed just now come last.
-        others = sorted((number for number in able if number not in stay), key=self._resting.__contains__)
-        line = []
-        for seat in self._places:
-            if seat.node_rank in stay:
-                line.append(seat.node_rank)
+        """Return the nodes that get ranks in the next attempt, in the order of their ranks."""
+        usable = {node.node_rank: node for node in self._nodes.sorted_nodes if self.is_usable(node)}
+        if not self._config.spares:
+            return [*usable.values()]
+        stay = {node.node_rank for node in self._active if node.node_rank in usable} - self._to_replace
+        # Nodes that have just failed come last.
+        others = sorted((number for number in usable if number not in stay), key=self._to_replace.__contains__)
+        order = []
+        for node in self._active:
+            if node.node_rank in stay:
+                order.append(node.node_rank)
             elif others:
-                line.append(others.pop(0))
-        return [able[number] for number in [*line, *others][: self._rules.max_active_nodes]]
+                order.append(others.pop(0))
+        return [usable[number] for number in [*order, *others][: self._config.max_active_nodes]]
 
     def commit_nodes(self) -> list[JoinedNode]:
-        """The nodes that have ranks from now on; people hear what is new in that."""
-        before, self._places = self._places, self.select_nodes()
-        self._resting.clear()
-        if self._rules.spares:
-            self._report_changes([seat.name for seat in before], [seat.name for seat in self._places])
-        return self._places
+        """Select the nodes of the attempt that starts now, and print which spares replaced which nodes."""
+        before, self._active = self._active, self.select_nodes()
+        self._to_replace.clear()
+        if self._config.spares:
+            self._report_changes([node.name for node in before], [node.name for node in self._active])
+        return self._active
 
     def _report_changes(self, before: list[str], names: list[str]) -> None:
-        """Say who has come for whom, and at the first start who waits."""
+        """Print which node replaces which, and at the first start which are spares."""
         former, running = set(before), set(names)
         for new, old in zip(names, before, strict=False):
             if new not in former:
-                self._seats.broadcast_note(f"{new} takes the place of {old}")
-        waiting = [seat.name for seat in self._seats.sorted_nodes if seat.name not in running]
+                self._nodes.broadcast_note(f"{new} takes the place of {old}")
+        waiting = [node.name for node in self._nodes.sorted_nodes if node.name not in running]
         if waiting and not before:
-            self._seats.broadcast_note(f"waiting as spare{'s' * (len(waiting) > 1)}: {join_names(waiting)}")
+            self._nodes.broadcast_note(f"waiting as spare{'s' * (len(waiting) > 1)}: {join_names(waiting)}")

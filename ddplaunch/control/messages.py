@@ -1,6 +1,6 @@
-"""What nodes say to each other, and a job of one node to itself: plain data.
+"""Control messages: what launchers send over the control port, or within the process on node 0. Plain data.
 
-Each field's type says what it may hold when it comes from another process (``wire.bounds``).
+Each field's type has the bounds that are checked on arrival (``wire.bounds``).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
         Timestamp,
     )
 
-PROTOCOL_VERSION = 17  # raised whenever a message changes, so that launchers of different versions tell each other so
+PROTOCOL_VERSION = 17  # raised whenever a message changes, so that launchers of different versions detect it
 
 
 @dataclass(frozen=True)
 class Versions:
-    """What must be the same for ranks to work together; None if it is unknown or not installed."""
+    """Versions that must be equal for ranks to work together; None: unknown or not installed."""
 
     python: Name  # "3.11", and torch "2.13": patch levels may differ
     torch: Name | None = None
@@ -49,19 +49,19 @@ class Versions:
 
 @dataclass(frozen=True)
 class NodeHello:
-    """A node that wants to take part: its share, and what must agree."""
+    """Handshake: a node that wants to join; its node spec, and what must be equal on all nodes."""
 
     node_spec: NodeSpec
     nnodes: Name
     run_id: RunId | None
-    target: CommandText  # as typed
-    fingerprint: Name | None  # of its file's content; None if there is no file to compare
+    target: CommandText  # as given on the command line
+    fingerprint: Name | None  # of the target file's content; None without a file
     max_restarts: Restarts
     versions: Versions
-    gpus: tuple[Name, ...]  # the models
-    nonce: Name = ""  # for node 0 to prove itself with
-    proof: Name | None = None  # that this node knows the token (``proof`` has the form)
-    has_node_rank: bool = True  # whether the node rank of the share is known; else it is the one that this node prefers
+    gpus: tuple[Name, ...]  # models
+    nonce: Name = ""  # for node 0's proof
+    proof: Name | None = None  # that this node knows the token (``wire.proof``)
+    has_node_rank: bool = True  # False: the spec's node rank is only preferred
 
     @property
     def name(self) -> str:
@@ -70,7 +70,7 @@ class NodeHello:
 
 @dataclass(frozen=True)
 class JoinDeclined:
-    """Said by a node of this job that cannot take part, instead of a hello: why, as an error has it."""
+    """Sent instead of a hello by a node that cannot join: its error message and hint."""
 
     node_rank: Count
     host: Name
@@ -91,7 +91,7 @@ class JoinDeclined:
 
 @dataclass(frozen=True)
 class FailureReported:
-    """A rank failed; ``clock`` is this node's time when it says so, as moments are on its clock."""
+    """A rank failed; ``clock``: this node's time when sending, to convert its timestamps."""
 
     attempt: Count
     failure: RankFailure
@@ -100,7 +100,7 @@ class FailureReported:
 
 @dataclass(frozen=True)
 class RanksFinished:
-    """All ranks of this node have done their work."""
+    """All ranks of this node have ended with 0."""
 
     attempt: Count
 
@@ -115,19 +115,19 @@ class LauncherFailure:
 
 @dataclass(frozen=True)
 class AttemptReport:
-    """Nothing of the attempt is left on this node."""
+    """A node's final message of an attempt: no process of it is left there."""
 
     attempt: Count
-    failures: tuple[RankFailure, ...]  # all of them, with the last lines that each rank printed
-    stopped: Count  # how many ranks ended because they were stopped
+    failures: tuple[RankFailure, ...]  # all, with the last lines of each rank's output
+    stopped: Count  # number of ranks that were stopped
     clock: Timestamp  # as in ``FailureReported``
     broken: LauncherFailure | None = None
-    preemption_seen: bool = False  # whether a rank asked if the job is preempted, and the answer was yes
+    preemption_seen: bool = False  # whether runtime.preempted() returned True in a rank
 
 
 @dataclass(frozen=True)
 class ArrivalsReported:
-    """When ranks of this node that have done their work had arrived at their last collectives; before ``AttemptReport``."""
+    """When finished ranks of this node entered their last collectives; sent before ``AttemptReport``."""
 
     attempt: Count
     arrivals: tuple[diagnosis.inspection.CollectiveArrivals, ...]
@@ -135,7 +135,7 @@ class ArrivalsReported:
 
 @dataclass(frozen=True)
 class NodeStartError:
-    """This node cannot start its ranks, for a reason that a user can fix."""
+    """This node cannot start its ranks, or its check failed: a problem that a user can fix."""
 
     message: TextLine
     hint: Hint | None = None
@@ -143,37 +143,37 @@ class NodeStartError:
 
 @dataclass(frozen=True)
 class CheckPassed:
-    """This machine has what its ranks need in the attempt."""
+    """This node's check for the attempt succeeded."""
 
     attempt: Count
 
 
 @dataclass(frozen=True)
 class StopRequested:
-    """A signal to end the job has come here, for the first time or ``again``."""
+    """This launcher got a signal to end the job, for the first time or ``again``."""
 
     signal: StopSignal
     again: bool = False
-    reason: TextLine = ""  # that a rank has sent it
+    reason: TextLine = ""  # where a rank requested it
 
 
 @dataclass(frozen=True)
 class StallSuspected:
-    """The ranks here have been silent for the stall timeout, and none of them gets on: has the job stalled?"""
+    """The ranks of this node have printed nothing for the stall timeout and make no progress: check the job."""
 
     attempt: Count
 
 
 @dataclass(frozen=True)
 class RanksStarted:
-    """The first rank here has its process."""
+    """The first rank of this node has started."""
 
     attempt: Count
 
 
 @dataclass(frozen=True)
 class DebuggerActive:
-    """Whether a rank here is in a debugger: a person takes the time that the job loses."""
+    """Whether a rank of this node is in a debugger; time limits are paused meanwhile."""
 
     attempt: Count
     is_active: bool
@@ -181,14 +181,14 @@ class DebuggerActive:
 
 @dataclass(frozen=True)
 class StragglersFound:
-    """Ranks here still run, though the last of the others ended as long ago as ``--straggler-timeout`` allows."""
+    """Ranks of this node still run ``--straggler-timeout`` after the last of its other ranks has ended."""
 
     attempt: Count
 
 
 @dataclass(frozen=True)
 class PreemptionNotice:
-    """The scheduler's warning has come here, by this signal: it soon needs the machines back."""
+    """This launcher got the scheduler's preemption signal."""
 
     signal: Signal
 
@@ -206,7 +206,7 @@ class Welcome:
 
 @dataclass(frozen=True)
 class JoinRefused:
-    """You cannot take part, and why, as in an error."""
+    """The node cannot join: error message and hint."""
 
     message: TextLine
     hint: Hint | None = None
@@ -214,10 +214,7 @@ class JoinRefused:
 
 @dataclass(frozen=True)
 class JoinAccepted:
-    """You take part, from the next start on; ``node_rank`` is yours if you asked for one.
-
-    ``late``: the ranks of other nodes have started before.
-    """
+    """The node has joined; ``node_rank`` is set if the hello had none. ``late``: ranks have started before."""
 
     run_id: RunId
     heartbeat_timeout_s: Seconds
@@ -232,42 +229,39 @@ class JoinAccepted:
 
 @dataclass(frozen=True)
 class JoinStatus:
-    """Which nodes have joined, while the job waits for more."""
+    """Which nodes have joined; sent while the job waits for more."""
 
     joined: Count
     min_nodes: Count
     max_nodes: Count
-    missing: tuple[Count, ...]  # the lowest node ranks that have not joined
-    window_s: Seconds | None = (
-        None  # seconds until the job starts with those that have joined; None if they are too few
-    )
-    kind: Literal["node", "task"] = "node"  # what people call them
+    missing: tuple[Count, ...]  # the lowest missing node ranks
+    window_s: Seconds | None = None  # until the job starts with those that have joined; None if they are too few
+    kind: Literal["node", "task"] = "node"  # the word in messages
 
 
 @dataclass(frozen=True)
 class CheckNode:
-    """Look whether your machine has what its ranks need in this attempt; the answer is ``CheckPassed`` or ``NodeStartError``."""
+    """Check your machine before this attempt; the reply is ``CheckPassed`` or ``NodeStartError``."""
 
     attempt: Count
-    gpu_memory_timeout: Seconds  # seconds to wait for memory of GPUs that is in use
+    gpu_memory_timeout: Seconds  # how long to wait for GPU memory in use
 
 
 @dataclass(frozen=True)
 class StartAttempt:
-    """Start your ranks."""
+    """Start your ranks; the receiver adds the fields after ``assignment``."""
 
     attempt: Count  # 0 is the first
     run_id: RunId
-    assignment: NodeAssignment | None = None  # the receiver's; None if it has the whole plan already
-    # The rest is not sent: the receiver adds it.
+    assignment: NodeAssignment | None = None  # the receiver's; None if its plan is complete (one node)
     address: Name | None = None  # node 0's, as the receiver reaches it
-    interface: Name | None = None  # the one that leads there
-    node_specs: tuple[NodeSpec, ...] = ()  # of all nodes that take part, in order: only node 0 has them
+    interface: Name | None = None  # of the route to node 0
+    node_specs: tuple[NodeSpec, ...] = ()  # of all nodes with ranks, in order; on node 0 only
 
 
 @dataclass(frozen=True)
 class StopAttempt:
-    """Stop your ranks: this signal to their leaders, SIGKILL after ``grace_s`` seconds."""
+    """Stop your ranks: send them this signal, SIGKILL after ``grace_s`` seconds."""
 
     attempt: Count
     signal: StopSignal
@@ -276,45 +270,45 @@ class StopAttempt:
 
 @dataclass(frozen=True)
 class PreemptRanks:
-    """The job is preempted: let your ranks know. They end by themselves, or are stopped later."""
+    """The job is preempted: notify your ranks. They end by themselves, or are stopped later."""
 
     attempt: Count
 
 
 @dataclass(frozen=True)
 class ConnectingToNodeZero:
-    """From a node to itself: node 0 is not reached yet, and why."""
+    """Within a process: node 0 is not reached yet, and why."""
 
     reason: TextLine
 
 
 @dataclass(frozen=True)
 class CoordinatorLost:
-    """Said by a node to itself: node 0 does not speak for it any more, and what follows is its own."""
+    """Within a process: the connection to node 0 is lost; later messages are this node's own."""
 
 
 @dataclass(frozen=True)
 class Restarting:
-    """The attempt failed; number ``attempt`` begins after ``wait`` seconds. ``text`` says it to people."""
+    """The attempt failed; number ``attempt`` begins after ``wait`` seconds. ``text`` is the note to print."""
 
     attempt: Count
     wait: Seconds
     text: Text
-    verdict: FailureReport | None  # None where no rank failed, but a launcher's own processes were lost
+    verdict: FailureReport | None  # None if a launcher failed, and no rank
 
 
 @dataclass(frozen=True)
 class NoteMessage:
-    """A line for people."""
+    """A note to print."""
 
     text: Text
 
 
 @dataclass(frozen=True)
 class JobStalled:
-    """The ranks get nowhere, since ``since``; ``text`` says it to people, and is "" where it is not for them.
+    """The job makes no progress since ``since``; ``text`` is the note to print, or "".
 
-    They hear why the attempt is stopped, or have heard of this stall: a rank has only printed something meanwhile.
+    "" where the attempt is stopped for that, or this stall was printed before (a rank only printed something since).
     """
 
     since: Timestamp
@@ -323,14 +317,14 @@ class JobStalled:
 
 @dataclass(frozen=True)
 class NodeLost:
-    """Said by node 0 to itself: a node that took part was lost; its host."""
+    """Within node 0's process: the host of a node with ranks that was lost."""
 
     host: Name
 
 
 @dataclass(frozen=True)
 class EndJob:
-    """The job is over."""
+    """The job has ended, with this result."""
 
     outcome: JobResult
 
@@ -340,23 +334,23 @@ class EndJob:
 
 @dataclass(frozen=True)
 class ProgressResumed:
-    """From a node: its ranks work again, after it was ``JobStalled``. From node 0: so does the job."""
+    """From a node: its ranks make progress again after ``JobStalled``. From node 0: so does the job."""
 
     attempt: Count
 
 
 @dataclass(frozen=True)
 class InspectRequest:
-    """From node 0: what are your ranks doing? To node 0: what are all ranks doing? ``serial`` comes back with it."""
+    """From node 0: inspect your ranks. To node 0: inspect all ranks. The reply has the same ``serial``."""
 
     serial: Count
     detail: diagnosis.inspection.Detail
-    timeout_s: Seconds  # seconds until the answer is too late
+    timeout_s: Seconds  # for the reply
 
 
 @dataclass(frozen=True)
 class InspectReply:
-    """What ranks were found doing: the answer, or with serial 0 what is to be kept of an attempt that is stopped."""
+    """What the ranks are doing; serial 0, within node 0's process: before the stop of an attempt, for its report."""
 
     serial: Count
     inspection: diagnosis.inspection.Inspection
@@ -364,7 +358,7 @@ class InspectReply:
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """From node 0: take a profile of your ranks. To node 0: of all ranks. ``serial`` comes back with each answer."""
+    """From node 0: profile your ranks. To node 0: profile all ranks. Each reply has the same ``serial``."""
 
     serial: Count
     seconds: Seconds
@@ -373,21 +367,21 @@ class ProfileRequest:
 
 @dataclass(frozen=True)
 class ProfileReply:
-    """The profile of one rank, or that there will be no more."""
+    """The profile of one rank, or the end of the replies."""
 
     serial: Count
     profile: diagnosis.profile.RankProfile | None = None
     is_last: bool = False
-    silent_nodes: tuple[TextLine, ...] = ()  # the nodes that did not answer: "node 2 (n2)"
+    silent_nodes: tuple[TextLine, ...] = ()  # without a reply: "node 2 (n2)"
     refusal: TextLine = ""  # why no profile is taken
 
 
 @dataclass(frozen=True)
 class ForwardSignal:
-    """A signal for the ranks has come to this node; from node 0: pass it on to those that catch it."""
+    """From a node: its launcher got a signal for the ranks. From node 0: forward it to ranks with a handler."""
 
     number: Signal
-    sent_to_group: bool = False  # it came to the ranks there too, so it is to be expected everywhere
+    sent_to_group: bool = False  # the ranks there got it too, so expect that on each node
 
     def __post_init__(self) -> None:
         if self.number not in FORWARDED_SIGNALS:
@@ -396,11 +390,11 @@ class ForwardSignal:
 
 @dataclass(frozen=True)
 class HeartbeatMessage:
-    """Still here; and what both need to compare their clocks (``clock_offset``)."""
+    """A heartbeat, with the times from which both sides compute their clock offset (``clock_offset``)."""
 
     clock: Timestamp  # seconds since the epoch, by the sender's clock
-    last_received: Timestamp | None = None  # the receiver's in the last beat that the sender heard from it
-    held_s: Seconds = 0.0  # seconds since then
+    last_received: Timestamp | None = None  # ``clock`` of the last heartbeat that the sender received from this peer
+    held_s: Seconds = 0.0  # since it was received
 
 
 FromNode = (

@@ -1,4 +1,6 @@
-"""Node 0's side of a job: the coordinator, the node in our own process, and the connections of all others."""
+"""The coordinator server, in node 0's launcher: connects the coordinator with the node in this process and, through the
+control port, with all other nodes.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,11 @@ from ddplaunch.words import join_names
 if TYPE_CHECKING:
     from ddplaunch.wire.connection import Connection
 
-LINGER_S = 1.0  # seconds in which the others must have read that the job is over
+LINGER_S = 1.0  # for EndJob to be delivered to the other nodes
 
 
 class CoordinatorServer:
-    """Coordinates the job from node 0; a job of one node needs no socket for it."""
+    """Owns the coordinator and all connections to other nodes; without sockets in a job of one node."""
 
     def __init__(
         self,
@@ -48,37 +50,38 @@ class CoordinatorServer:
         on_message: Callable[[Message], None],
         listener_socket: socket.socket | None = None,
     ) -> None:
-        """``on_message`` is the node in this process; ``listener_socket`` is bound to the control port, where there is one."""
+        """``on_message`` gets messages to node 0 itself; ``listener_socket`` listens on the control port, if any."""
         self._loop = loop
-        self._rules = config
+        self._config = config
         self._run_id = run_id
-        self._hear = on_message
-        self._listening = listener_socket
+        self._on_message = on_message
+        self._listener_socket = listener_socket
         self._peers: dict[int, Connection[Message]] = {}
         self._clocks: dict[int, PeerClock] = {}
-        self._leaving: list[Connection[Message]] = []
-        self._ranks = len(hello.node_spec.devices)
+        self._closing: list[Connection[Message]] = []
+        self._local_ranks = len(hello.node_spec.devices)
         self._coordinator = Coordinator(config, hello, run_id, self._send, self._disconnect, loop.call_later)
-        self._relay = SignalDeduplicator()
-        self._counted = 0
-        self._start: StartAttempt | None = None  # the latest
-        self._pacing: SlowRankDetector | None = None
-        self._frame: tuple[Message | None, bytes] = (None, b"")  # of the message that was last sent to a node
+        self._signal_deduplicator = SignalDeduplicator()
+        self._reported = 0
+        self._latest_start: StartAttempt | None = None  # of the latest attempt
+        self._slow_ranks: SlowRankDetector | None = None
+        self._frame: tuple[Message | None, bytes] = (None, b"")  # the last message to another node, encoded
 
     def start(self) -> None:
-        """Wait for the others, or start at once where there are none."""
-        if self._listening is not None:
+        """Accept connections, and start the job when enough nodes have joined: at once if there is one."""
+        if self._listener_socket is not None:
             from ddplaunch.control.listener import Listener
 
-            self._listener = Listener(self._loop, self._listening, self._rules, self._ranks, self._on_peer)
+            self._listener = Listener(self._loop, self._listener_socket, self._config, self._local_ranks, self._on_peer)
             self._heartbeat = HeartbeatMonitor(
-                self._loop, self._rules.heartbeat_timeout, self._send_heartbeats, self._on_silent_peer
+                self._loop, self._config.heartbeat_timeout, self._send_heartbeats, self._on_silent_peer
             )
-            if text := limits.find_low_limits(self._rules.max_nodes):
-                self._hear(messages.NoteMessage(text))
+            if text := limits.find_low_limits(self._config.max_nodes):
+                self._on_message(messages.NoteMessage(text))
         self._coordinator.start()
 
     def send(self, message: FromNode) -> None:
+        """Pass a message of node 0's own launcher to the coordinator."""
         if isinstance(message, messages.ArrivalsReported):
             return self._record_arrivals(0, message)
         if isinstance(message, ForwardSignal):
@@ -86,37 +89,37 @@ class CoordinatorServer:
         self._coordinator.on_message(0, message)
 
     def close(self) -> None:
-        """Part from the others, once they have read how the job ended or had the time to."""
-        if self._listening is None:
+        """Stop listening; close the connections once EndJob is delivered, or after LINGER_S."""
+        if self._listener_socket is None:
             return
         self._heartbeat.close()
-        self._leaving = [*self._listener.close(), *self._peers.values()]
+        self._closing = [*self._listener.close(), *self._peers.values()]
         for connection in self._peers.values():
             connection.close_gracefully(LINGER_S)
         self._peers.clear()
 
     @property
     def is_closed(self) -> bool:
-        return not any(connection.is_open for connection in self._leaving)
+        return not any(connection.is_open for connection in self._closing)
 
     def _on_peer(self, connection: Connection[Message], hello: NodeHello | JoinDeclined, proof: str | None) -> None:
         if isinstance(hello, JoinDeclined):
             return self._listener.refuse(connection, self._coordinator.on_declined(hello))
-        admitted = self._coordinator.check_hello(hello)
-        if isinstance(admitted, JoinRefused):
-            return self._listener.refuse(connection, admitted)
-        number = admitted.node_spec.node_rank
+        accepted = self._coordinator.check_hello(hello)
+        if isinstance(accepted, JoinRefused):
+            return self._listener.refuse(connection, accepted)
+        number = accepted.node_spec.node_rank
         self._peers[number] = connection
         self._clocks[number] = PeerClock()
         connection.set_accepted_types(messages.FROM_NODE)
-        connection.hear = partial(self._on_message, number)
-        connection.lost = partial(self._on_disconnect, number)
-        given, late = None if hello.has_node_rank else number, self._start is not None
-        connection.send(messages.JoinAccepted(self._run_id, self._rules.heartbeat_timeout, proof, given, late))
+        connection.on_message = partial(self._on_peer_message, number)
+        connection.on_lost = partial(self._on_disconnect, number)
+        assigned, late = None if hello.has_node_rank else number, self._latest_start is not None
+        connection.send(messages.JoinAccepted(self._run_id, self._config.heartbeat_timeout, proof, assigned, late))
         self._heartbeat.record(number)
-        self._coordinator.add_node(admitted)
+        self._coordinator.add_node(accepted)
 
-    def _on_message(self, number: int, message: Message) -> None:
+    def _on_peer_message(self, number: int, message: Message) -> None:
         self._heartbeat.record(number)
         if isinstance(message, messages.HeartbeatMessage):
             return self._clocks[number].on_heartbeat(message)
@@ -129,27 +132,27 @@ class CoordinatorServer:
         self._coordinator.on_message(number, message)  # type: ignore[arg-type]  # the connection accepts nothing else
 
     def _forward_signal(self, number: int, message: ForwardSignal) -> None:
-        """Have the ranks of all nodes get a signal that has come to one."""
-        if self._relay.should_forward(number, message.number):
+        """Forward a signal that one launcher got to the ranks of all nodes."""
+        if self._signal_deduplicator.should_forward(number, message.number):
             for node in (0, *self._peers):
                 self._send(node, message)
 
     def _record_arrivals(self, number: int, message: messages.ArrivalsReported) -> None:
-        """Keep when ranks arrived at collectives, with what is known now of their clock."""
-        if (pacing := self._slow_rank_detector()) is None:
+        """Store when ranks arrived at collectives, with the current clock offset of their node."""
+        if (detector := self._slow_rank_detector()) is None:
             raise ProtocolError("collectives before the start")
-        pacing.add_arrivals(number, message, self._clock_offset(number))
+        detector.add_arrivals(number, message, self._clock_offset(number))
 
     def _slow_rank_detector(self) -> SlowRankDetector | None:
-        """Those of the latest attempt."""
-        if self._pacing is None and self._start is not None:
-            self._pacing = SlowRankDetector(self._start)
-        return self._pacing
+        """The detector of the latest attempt; None before the first."""
+        if self._slow_ranks is None and self._latest_start is not None:
+            self._slow_ranks = SlowRankDetector(self._latest_start)
+        return self._slow_ranks
 
     def _with_slow_ranks(self, message: messages.InspectReply) -> messages.InspectReply:
-        """With who is slow in place of when the ranks arrived."""
-        if any(rank.arrivals for rank in message.inspection.ranks) and (pacing := self._slow_rank_detector()):
-            return replace(message, inspection=pacing.add_slow_ranks(message.inspection, self._clock_offset))
+        """Replace the arrival times in an inspection by which ranks are slow."""
+        if any(rank.arrivals for rank in message.inspection.ranks) and (detector := self._slow_rank_detector()):
+            return replace(message, inspection=detector.add_slow_ranks(message.inspection, self._clock_offset))
         return message
 
     def _clock_offset(self, number: int) -> ClockOffset:
@@ -175,7 +178,7 @@ class CoordinatorServer:
 
     def _on_silent_peer(self, number: int, seconds: float) -> None:
         self._peers[number].close()
-        self._on_disconnect(number, f"nothing was heard of it for {seconds:.1f} s", seconds)
+        self._on_disconnect(number, f"no heartbeat for {seconds:.1f} s", seconds)
 
     def _send_heartbeats(self) -> None:
         for number in list(self._peers):
@@ -191,14 +194,14 @@ class CoordinatorServer:
         if isinstance(message, StartAttempt | EndJob):
             self._report_rejected_connections()
         if isinstance(message, StartAttempt):
-            self._start, self._pacing = message, None
+            self._latest_start, self._slow_ranks = message, None
             message = self._with_node_zero_address(message)
         if isinstance(message, EndJob) and message.outcome.code == 0:
             self._report_slow_ranks()
-        self._hear(message)
+        self._on_message(message)
 
     def _encode_once(self, message: Message) -> bytes:
-        """The frame of a message, which often goes to all nodes and is encoded once."""
+        """Return the frame of a message; one that goes to all nodes is encoded once."""
         if self._frame[0] is not message:
             from ddplaunch.wire.typed import encode
 
@@ -206,23 +209,23 @@ class CoordinatorServer:
         return self._frame[1]
 
     def _with_node_zero_address(self, start: StartAttempt) -> StartAttempt:
-        """Add what node 0's own ranks need: the address under which the others reached us."""
+        """Add what node 0's own ranks need: the address that the other nodes connected to."""
         if not self._peers:
-            return start if self._listening is not None else replace(start, assignment=None, node_specs=())
+            return start if self._listener_socket is not None else replace(start, assignment=None, node_specs=())
         address = self._peers[min(self._peers)].here
-        return replace(start, address=address, interface=self._rules.interface or find_interface(address))
+        return replace(start, address=address, interface=self._config.interface or find_interface(address))
 
     def _report_slow_ranks(self) -> None:
-        for sentence in self._pacing.describe() if self._pacing else ():
-            self._hear(messages.NoteMessage(sentence))
+        for sentence in self._slow_ranks.describe() if self._slow_ranks else ():
+            self._on_message(messages.NoteMessage(sentence))
 
     def _report_rejected_connections(self) -> None:
-        if self._listening is None:
+        if self._listener_socket is None:
             return
-        strangers = self._listener.strangers
-        if strangers.total() > self._counted:
-            self._counted = strangers.total()
-            reasons = join_names(f"{count} {why}" for why, count in strangers.most_common())
-            plural = "s" if self._counted > 1 else ""
-            text = f"{self._counted} connection{plural} to the control port did not belong to this job: {reasons}"
-            self._hear(messages.NoteMessage(text))
+        rejected = self._listener.rejected
+        if rejected.total() > self._reported:
+            self._reported = rejected.total()
+            reasons = join_names(f"{count} {why}" for why, count in rejected.most_common())
+            plural = "s" if self._reported > 1 else ""
+            text = f"{self._reported} connection{plural} to the control port did not belong to this job: {reasons}"
+            self._on_message(messages.NoteMessage(text))

@@ -1,4 +1,4 @@
-"""Who is slow, or was in the attempt that ended, by the last collectives of all nodes' ranks; on node 0."""
+"""Slow-rank detection on node 0: which ranks enter collectives last, from the arrival times of all nodes' ranks."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ if TYPE_CHECKING:
     from ddplaunch.diagnosis.inspection import CollectiveArrivals, Inspection
     from ddplaunch.diagnosis.pace import RankClock
 
-MAX_ARRIVALS = 1_000_000  # arrivals that are kept of all nodes together: several times what they send
+MAX_ARRIVALS = 1_000_000  # stored of all nodes together: several times what they send
 
 
 class SlowRankDetector:
-    """Who is slow in the latest attempt."""
+    """Collects the arrivals of one attempt and finds its slow ranks."""
 
     def __init__(self, start: StartAttempt) -> None:
         self._attempt = start.attempt
         self._ranks: dict[int, range] = {}  # by node
         first = 0
-        for share in start.node_specs:
-            self._ranks[share.node_rank] = range(first, first := first + len(share.devices))
+        for spec in start.node_specs:
+            self._ranks[spec.node_rank] = range(first, first := first + len(spec.devices))
         self._arrivals: list[CollectiveArrivals] = []
         self._clocks: dict[int, RankClock] = {}
-        self._room = MAX_ARRIVALS
+        self._room_left = MAX_ARRIVALS
 
     def add_arrivals(self, node: int, message: ArrivalsReported, offset: ClockOffset) -> None:
-        """Take in what a node says, whose clock is off by ``offset``; Garbled if it speaks of another node's ranks."""
+        """Add a node's arrivals and clock ``offset``; ProtocolError if they are of another node's ranks."""
         if message.attempt != self._attempt:
             return
         ranks = {each.rank for each in message.arrivals}
         if not ranks <= set(self._ranks[node]) or ranks & self._clocks.keys():
             raise ProtocolError("collectives of ranks that are not its own, or again")
-        self._room -= sum(len(each.gaps) + 1 for each in message.arrivals)
-        if self._room >= 0:
+        self._room_left -= sum(len(each.gaps) + 1 for each in message.arrivals)
+        if self._room_left >= 0:
             self._arrivals += message.arrivals
             self._clocks |= dict.fromkeys(ranks, diagnosis.pace.RankClock(node, offset.offset_s, offset.error_s))
 
     def add_slow_ranks(self, inspection: Inspection, offset: Callable[[int], ClockOffset]) -> Inspection:
-        """Say who is slow in place of the times at which the ranks of an inspection arrived; ``offset`` of a node."""
+        """Replace the arrival times in an inspection by which ranks are slow; ``offset``: of a node's clock."""
         clocks: dict[int, RankClock] = {}
         for node, ranks in self._ranks.items():
             found = offset(node)
@@ -55,7 +55,7 @@ class SlowRankDetector:
         return replace(inspection, ranks=others, pace=diagnosis.pace.describe_slow_ranks(groups))
 
     def describe(self) -> tuple[str, ...]:
-        """Who was slow; nothing where the ranks were alike, or the run was short."""
+        """Describe the slow ranks, a sentence each; none if all are alike or the run was short."""
         if not self._arrivals:
             return ()
         return diagnosis.pace.describe_slow_ranks(diagnosis.pace.measure_lateness(self._arrivals, self._clocks))

@@ -1,4 +1,4 @@
-"""A port of this node, for the job's store or its control: bound before any process learns its number."""
+"""Reserves a TCP port of this node, for the store or the control port, before any process learns its number."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ddplaunch.control.route import parse_address, resolve
 from ddplaunch.errors import UsageError, sanitize_line, truncate_line
 from ddplaunch.plan.rendezvous import LOOPBACK
 
-LISTEN_BACKLOG = 65535  # as many as the kernel allows (net.core.somaxconn): all nodes of a job may call at once
+LISTEN_BACKLOG = 65535  # the kernel limits it (net.core.somaxconn): all nodes may connect at once
 
 
 class ReservedPort:
-    """A port that is ours for the job's life.
+    """A port reserved for the lifetime of the job.
 
-    We listen there from the start, so that no other program can bind it; what connects waits in the queue. To let rank
-    0 listen instead we stop. A second socket, bound with SO_REUSEADDR, does not listen: it keeps everyone else's
-    automatic ports off this one, and lets a socket of the same kind listen there (Linux, tcp(7)).
+    A socket listens there from the start, so that no other program can bind it; connections wait in its queue. It is
+    closed so that rank 0 can listen instead. A second socket, bound with SO_REUSEADDR, does not listen: it keeps the
+    kernel from choosing this port for other programs, and allows another SO_REUSEADDR socket to listen (Linux, tcp(7)).
     """
 
     def __init__(self, address: str, number: int, *, nnodes: int, option: str = "--master-port") -> None:
@@ -39,10 +39,10 @@ class ReservedPort:
             raise
 
     def listen(self) -> socket.socket:
-        """Return our listening socket, a new one after ``cede``.
+        """Return the listening socket, a new one after ``cede``.
 
         Raises:
-            UsageError: another program listens there by now.
+            UsageError: another program listens there now.
         """
         if self._listening is None:
             listening = self._bind(self.number)
@@ -55,7 +55,7 @@ class ReservedPort:
         return self._listening
 
     def cede(self) -> None:
-        """Let another process listen there: rank 0."""
+        """Close the listening socket so that another process (rank 0) can listen on the port."""
         if self._listening is not None:
             self._listening.close()
             self._listening = None
@@ -98,9 +98,9 @@ def listen_on_all_interfaces(number: int) -> socket.socket:
 
 
 def check_loopback() -> str | None:
-    """What people read where ranks cannot reach each other at 127.0.0.1, as in a new network namespace.
+    """Return an error text if 127.0.0.1 is unreachable, as in a new network namespace, else None.
 
-    torch would try again for two minutes. A UDP socket that is connected sends nothing.
+    torch would retry for two minutes. A UDP socket that is connected sends nothing.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
@@ -143,7 +143,7 @@ def _is_local(family: socket.AddressFamily, address: str) -> bool:
 
 
 class PortTaken(UsageError):
-    """Another program listens at a port of node 0's."""
+    """Another program listens on a port that node 0 needs."""
 
 
 def _port_in_use_error(flag: str, number: int, error: OSError) -> UsageError:
@@ -158,7 +158,7 @@ def _port_in_use_error(flag: str, number: int, error: OSError) -> UsageError:
 
 
 def _describe_listener(number: int) -> str:
-    """The process that listens on the port; the kernel may not say which (another user's, for example)."""
+    """Describe the process that listens on the port, if the kernel shows it (not if another user's)."""
     with suppress(Exception):
         import psutil
 

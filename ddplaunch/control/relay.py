@@ -1,7 +1,7 @@
-"""Signals that are for the ranks: which these are, and how one that came to several nodes is passed on once.
+"""Signal forwarding: which signals launchers pass on to the ranks, and how one sent to several nodes is passed on once.
 
-A scheduler sends a signal to the launchers of all nodes, a person to one of them. Ranks lead sessions of their own, so
-that it reaches none of them by itself, and each of all nodes gets it from its launcher.
+A scheduler signals the launchers of all nodes, a user one of them. Ranks are in sessions of their own, so none of them
+gets it directly: the launcher of every node forwards it.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ FORWARDED_SIGNALS = frozenset(
         *(range(signal.SIGRTMIN, signal.SIGRTMAX + 1) if hasattr(signal, "SIGRTMIN") else ()),
     }
 )
-"""Those with which a program may agree on anything. The others end it, or tell of a fault of its own."""
+"""Signals whose meaning a program may define. The others end it, or report an error of its own."""
 
-DUPLICATE_WINDOW_S = 2.0  # seconds within which a scheduler has told all nodes
+DUPLICATE_WINDOW_S = 2.0  # a scheduler has signalled all nodes within this time
 
 
 @dataclass
 class _ForwardedSignal:
     number: int
     moment: float
-    nodes: set[int] = field(default_factory=set)  # where it has come to
+    nodes: set[int] = field(default_factory=set)  # whose launchers got it
 
 
 class SignalDeduplicator:
-    """What has come to the nodes of a job lately."""
+    """Remembers which signals were forwarded recently, and which nodes got them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._passed: list[_ForwardedSignal] = []
+        self._forwarded: list[_ForwardedSignal] = []
 
     def should_forward(self, node: int, number: int) -> bool:
-        """Take in that a signal has come to a node; return whether the ranks have yet to get it."""
+        """Record that a node's launcher got a signal; return False if it was forwarded already for another node."""
         now = self._clock()
-        self._passed = [each for each in self._passed if now - each.moment < DUPLICATE_WINDOW_S]
-        for each in self._passed:
+        self._forwarded = [each for each in self._forwarded if now - each.moment < DUPLICATE_WINDOW_S]
+        for each in self._forwarded:
             if each.number == number and node not in each.nodes:
                 each.nodes.add(node)
                 return False
-        self._passed.append(_ForwardedSignal(number, now, {node}))
+        self._forwarded.append(_ForwardedSignal(number, now, {node}))
         return True

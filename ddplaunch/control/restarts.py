@@ -1,6 +1,4 @@
-"""Whether and when a job starts again after a failure: that may pass by itself, or has come twice in the same way, as a
-third would.
-"""
+"""Restart policy: whether and when a job starts again after a failure, and which failures would only repeat."""
 
 from __future__ import annotations
 
@@ -16,10 +14,10 @@ from ddplaunch.dataclass import dataclass
 if TYPE_CHECKING:
     from ddplaunch.diagnosis.inspection import Frame
 
-MAX_SHORT_ATTEMPTS = 3  # give up after so many attempts in a row that were shorter than ``min_uptime``
-MAX_BACKOFF_S = 60.0  # seconds beyond which the wait before a restart does not double any more
-PROGRESS_RATIO = 1.2  # times as long, and
-PROGRESS_MARGIN_S = 1.0  # seconds more: an attempt that lasted longer than both together has got further
+MAX_SHORT_ATTEMPTS = 3  # in a row, shorter than --min-uptime: give up after these
+MAX_BACKOFF_S = 60.0  # the wait before a restart doubles up to this
+PROGRESS_RATIO = 1.2  # an attempt has made progress if it lasted longer than this times the previous one,
+PROGRESS_MARGIN_S = 1.0  # plus this
 
 _VARIABLE_PARTS = re.compile(r"0x[0-9a-fA-F]+|\d+")  # addresses, sizes, process ids, ports
 
@@ -28,74 +26,74 @@ _NETWORK_ERROR = (
     r"|Connection (?:reset|closed) by peer|ncclRemoteError|ncclSystemError|unhandled system error"
     r"|remote process exited or there was a network error"
 )
-"""Exceptions of torch.distributed and Python, and words of gloo and NCCL.
+"""Exceptions of torch.distributed and Python, and messages of gloo and NCCL.
 
 Source: torch/csrc/distributed/c10d/NCCLUtils.cpp (getNcclErrorDetailStr), ncclGetErrorString, gloo/transport/tcp.
 """
 
 _OOM_KILLED = rf"(?i)\) is killed by signal: |{OUT_OF_MEMORY}"
-"""A worker of a DataLoader (torch/utils/data/_utils/signal_handling.py), and what the kernel adds."""
+"""A killed DataLoader worker (torch/utils/data/_utils/signal_handling.py), or the hint on the OOM killer."""
 
 
 @dataclass(frozen=True)
 class RestartDecision:
-    """Start again after ``delay_s`` seconds or, where that is None, do not; ``remark`` says why if it needs saying."""
+    """Restart after ``delay_s`` seconds; None: no restart. ``remark``: why not, for the user."""
 
     delay_s: float | None
     remark: str | None = None
 
 
 class RestartPolicy:
-    """Counts what has been used up."""
+    """Decides on restarts by --max-restarts, --restart-on, --restart-backoff and --min-uptime; counts them."""
 
-    def __init__(self, rules: JobConfig) -> None:
-        self._rules = rules
+    def __init__(self, config: JobConfig) -> None:
+        self._config = config
         self.used = 0
-        self._quick = 0  # attempts in a row that were shorter than ``min_uptime``
-        self._mode: FailureSignature | None = None  # in which the latest attempt failed
+        self._short_attempts = 0  # attempts in a row shorter than --min-uptime
+        self._signature: FailureSignature | None = None  # of the latest attempt
 
     def decide(self, attempt: JobAttempt, uptime: float, *, deadline_passed: bool = False) -> RestartDecision:
-        """Decide after an attempt that failed when its ranks had lived for ``uptime_s`` seconds; ``deadline_passed`` is too late."""
-        rules = self._rules
+        """Decide after a failed attempt of ``uptime`` seconds; ``deadline_passed``: --timeout has expired."""
+        config = self._config
         if deadline_passed:
-            return RestartDecision(None, "no restart: the time of the job is over (--timeout)")
-        self._quick = self._quick + 1 if uptime < rules.min_uptime else 0
-        if self.used >= rules.max_restarts:
-            used = f"no restart is left: all {rules.max_restarts} were used"
-            return RestartDecision(None, used if rules.max_restarts else None)
-        if (futile := self._why_pointless(attempt, uptime)) is not None:
-            return RestartDecision(None, f"{futile}: not restarted")
-        if self._quick >= MAX_SHORT_ATTEMPTS:
-            short = f"{MAX_SHORT_ATTEMPTS} attempts in a row lasted less than {rules.min_uptime:g} s (--min-uptime)"
+            return RestartDecision(None, "no restart: --timeout has expired")
+        self._short_attempts = self._short_attempts + 1 if uptime < config.min_uptime else 0
+        if self.used >= config.max_restarts:
+            used = f"no restarts left (--max-restarts {config.max_restarts})"
+            return RestartDecision(None, used if config.max_restarts else None)
+        if (pointless := self._why_pointless(attempt, uptime)) is not None:
+            return RestartDecision(None, f"not restarting: {pointless}")
+        if self._short_attempts >= MAX_SHORT_ATTEMPTS:
+            short = f"{MAX_SHORT_ATTEMPTS} attempts in a row lasted less than {config.min_uptime:g} s (--min-uptime)"
             return RestartDecision(None, f"giving up: {short}")
         self.used += 1
-        doubled = rules.restart_backoff * 2 ** max(0, self._quick - 1)
-        return RestartDecision(min(doubled, max(MAX_BACKOFF_S, rules.restart_backoff)))
+        doubled = config.restart_backoff * 2 ** max(0, self._short_attempts - 1)
+        return RestartDecision(min(doubled, max(MAX_BACKOFF_S, config.restart_backoff)))
 
     def describe_restart(self, wait: float) -> str:
-        """What people read of the restart that was decided: "restart 1 of 3 in 2 s"."""
-        return f"restart {self.used} of {self._rules.max_restarts}" + (f" in {wait:g} s" if wait else "")
+        """The note on the restart that was decided: "restart 1 of 3 in 2 s"."""
+        return f"restart {self.used} of {self._config.max_restarts}" + (f" in {wait:g} s" if wait else "")
 
     def _why_pointless(self, attempt: JobAttempt, uptime: float) -> str | None:
-        """Why another attempt would be in vain, by ``--restart-on``."""
+        """Return why another attempt would be pointless by ``--restart-on``, or None."""
         if attempt.first_launcher_failure:  # from outside, as a rank that is killed
-            self._mode = None
+            self._signature = None
             return None
-        if self._rules.restart_on == "transient" and attempt.time_limit is None:
+        if self._config.restart_on == "transient" and attempt.time_limit is None:
             assert attempt.failure_report is not None
             first = attempt.failure_report.first
             if not is_transient(first):
                 how = f"failed with {kind}" if (kind := first.exception_type) else first.reason
                 return f"rank {first.rank} {how}, which is not transient (--restart-on transient)"
-        before, self._mode = self._mode, failure_signature(attempt, uptime)
-        if self._rules.restart_on != "always" and self._mode is not None and self._mode.is_repeat_of(before):
-            return f"rank {self._mode.rank} failed at {self._mode.location} twice in the same way"
+        before, self._signature = self._signature, failure_signature(attempt, uptime)
+        if self._config.restart_on != "always" and self._signature is not None and self._signature.is_repeat_of(before):
+            return f"rank {self._signature.rank} failed at {self._signature.location} in two attempts in a row"
         return None
 
 
 @dataclass(frozen=True)
 class FailureSignature:
-    """How an attempt failed, as far as the next is compared with it."""
+    """What must be equal in two attempts for "the same failure again"."""
 
     attempt: int
     world_size: int
@@ -103,7 +101,7 @@ class FailureSignature:
     error: str  # type and message, without numbers
     frames: tuple[Frame, ...]  # of the exception, the innermost first
     uptime_s: float  # seconds
-    collectives: int | None  # that the rank had entered; None where it is not known, or none
+    collectives: int | None  # how many the rank had entered; None: unknown, or none
 
     @property
     def location(self) -> str:
@@ -112,7 +110,7 @@ class FailureSignature:
         return f"{frame.file}:{frame.line}"
 
     def is_repeat_of(self, before: FailureSignature | None) -> bool:
-        """Whether it is the same failure as in the attempt before, and nothing more was done until it came."""
+        """Whether the previous attempt failed in the same way, and this one made no more progress before it."""
         if before is None or self._key != before._key or self.attempt != before.attempt + 1:
             return False
         if self.collectives is not None and before.collectives is not None:
@@ -125,15 +123,15 @@ class FailureSignature:
 
 
 def failure_signature(attempt: JobAttempt, uptime: float) -> FailureSignature | None:
-    """How an attempt failed that lived for ``uptime_s`` seconds.
+    """Return the signature of an attempt that failed after ``uptime`` seconds.
 
-    None where its end says nothing about the next: it was no exception of Python's with a traceback, it may pass by
-    itself, or it only tells of a peer, or of a time limit.
+    None if the failure predicts nothing: no Python exception with a traceback, a transient or secondary failure, a
+    timeout or a time limit.
     """
-    verdict = attempt.failure_report
-    if verdict is None or attempt.time_limit is not None:
+    report = attempt.failure_report
+    if report is None or attempt.time_limit is not None:
         return None
-    first = verdict.first
+    first = report.first
     if not (first.message and first.traceback) or first.is_secondary or first.is_timeout or is_transient(first):
         return None
     frames = diagnosis.stack_dump.parse_traceback(first.traceback, os.getcwd())
@@ -144,8 +142,8 @@ def failure_signature(attempt: JobAttempt, uptime: float) -> FailureSignature | 
 
 
 def is_transient(failure: RankFailure) -> bool:
-    """Whether a rank ended by a signal, by the host's want of memory, or by an error of the network."""
+    """Whether a rank failed by a signal, for lack of host memory, or by a network error."""
     if failure.signal is not None:
         return True
-    said = f"{failure.message or ''}\n{failure.hint or ''}"
-    return bool(re.search(_NETWORK_ERROR, said) or re.search(_OOM_KILLED, said))
+    text = f"{failure.message or ''}\n{failure.hint or ''}"
+    return bool(re.search(_NETWORK_ERROR, text) or re.search(_OOM_KILLED, text))

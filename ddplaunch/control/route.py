@@ -1,4 +1,4 @@
-"""Addresses and interfaces of this machine; nothing here looks up a name in reverse."""
+"""Network addresses, interfaces and name look-ups of this machine, without reverse look-ups except one check."""
 
 from __future__ import annotations
 
@@ -15,18 +15,14 @@ if TYPE_CHECKING:
     import ipaddress
     from threading import Thread
 
-RESOLVE_TIMEOUT_S = 5.0  # seconds to wait for a name server before node 0 goes on without having checked its own name
-REVERSE_LOOKUP_TIMEOUT_S = (
-    0.5  # seconds that a name server may take to answer; if it takes longer, ranks wait only shortly
-)
+RESOLVE_TIMEOUT_S = 5.0  # for the check of node 0's own name; without an answer it is skipped
+REVERSE_LOOKUP_TIMEOUT_S = 0.5  # a slower name server makes ranks use RESOLVER_OPTIONS
 
 RESOLVER_OPTIONS = "timeout:1 attempts:1"
 """RES_OPTIONS (resolv.conf(5)) of ranks whose name server does not answer: 1 s a look-up, the least there is."""
 
 SocketAddresses = list[tuple[socket.AddressFamily, tuple[str, int]]]  # the addresses of a name, as sockets take them
-InterfaceAddresses = dict[
-    str, list[str]
-]  # the literals of each interface; link-local IPv6 with its zone: "fe80::1%eth0"
+InterfaceAddresses = dict[str, list[str]]  # by interface; link-local IPv6 with its zone: "fe80::1%eth0"
 
 
 def list_interface_addresses() -> InterfaceAddresses:
@@ -41,7 +37,7 @@ def list_interface_addresses() -> InterfaceAddresses:
 
 
 def list_networks() -> Iterator[tuple[str, str, str]]:
-    """The networks beyond this machine that it has an address in: interface, address and network, "10.0.0.0/24"."""
+    """List the networks of this machine, without loopback: interface, address and network, "10.0.0.0/24"."""
     import ipaddress
 
     import psutil
@@ -58,7 +54,7 @@ def list_networks() -> Iterator[tuple[str, str, str]]:
 
 
 def machine_id() -> str:
-    """Identify this machine, and a container apart from others on its machine."""
+    """Return an id of this machine, or of this container (its network and PID namespaces)."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
@@ -122,19 +118,19 @@ def is_local_address(address: str, timeout_s: float = RESOLVE_TIMEOUT_S) -> bool
         Unresolvable: no name server knows it.
     """
     lookup = NameLookup(address)
-    answered = lookup.wait(timeout_s)
+    is_done = lookup.wait(timeout_s)
     lookup.close()
-    if not answered or (lookup.error and lookup.error.errno == socket.EAI_AGAIN):
+    if not is_done or (lookup.error and lookup.error.errno == socket.EAI_AGAIN):
         return None
     if lookup.error:
         raise unresolvable_error(address)
-    ours = {parse_address(each) for addresses in list_interface_addresses().values() for each in addresses}
+    local = {parse_address(each) for addresses in list_interface_addresses().values() for each in addresses}
     found = {parse_address(str(where[0])) for _, where in lookup.addresses}
-    return any(each in ours or each.is_loopback for each in found)
+    return any(each in local or each.is_loopback for each in found)
 
 
 class Unresolvable(UsageError):
-    """A name that no name server knows, perhaps not yet."""
+    """A name that no name server knows (yet)."""
 
 
 def unresolvable_error(address: str) -> Unresolvable:
@@ -157,7 +153,7 @@ def resolve(address: str, port: int | None = None) -> SocketAddresses:
 
 
 def _started(target: Callable[[], None]) -> Thread:
-    """A thread that runs ``target``, and keeps no process from its end."""
+    """Start a daemon thread that runs ``target``."""
     import threading
 
     thread = threading.Thread(target=target, daemon=True)
@@ -196,16 +192,16 @@ class NameLookup:
 
 
 class ReverseLookupCheck:
-    """Whether reverse look-ups are answered, asked in a thread from construction on.
+    """Checks in a thread whether the name server answers reverse look-ups.
 
     torch's TCPStore makes one for every connection (c10d/socket.cpp, to log it); a name server that does not answer
     costs 10 s each (resolv.conf(5): 5 s, 2 attempts).
     """
 
     def __init__(self, notify: Callable[[str], None]) -> None:
-        """``notify`` tells people, once, that ranks will have to wait."""
-        self._say: Callable[[str], None] | None = notify
-        self._began = time.monotonic()
+        """``notify`` prints, once, that ranks will have to wait."""
+        self._notify: Callable[[str], None] | None = notify
+        self._started_at = time.monotonic()
         self._thread = _started(self._query)
 
     @staticmethod
@@ -216,14 +212,14 @@ class ReverseLookupCheck:
             socket.getnameinfo((mapped, 0, 0, 0), 0)
 
     def rank_environment(self) -> dict[str, str]:
-        """What ranks get if the name server does not answer; known after REVERSE_LOOKUP_TIMEOUT_S at most."""
-        self._thread.join(max(0.0, self._began + REVERSE_LOOKUP_TIMEOUT_S - time.monotonic()))
+        """Return variables for ranks if the name server does not answer within REVERSE_LOOKUP_TIMEOUT_S."""
+        self._thread.join(max(0.0, self._started_at + REVERSE_LOOKUP_TIMEOUT_S - time.monotonic()))
         if not self._thread.is_alive():
             return {}
-        if self._say:
+        if self._notify:
             waits = "ranks wait 1 s each, not 10"
-            self._say(f"the name server does not answer, and torch asks it about every peer: {waits}")
-            self._say = None
+            self._notify(f"the name server does not answer, and torch asks it about every peer: {waits}")
+            self._notify = None
         return {"RES_OPTIONS": RESOLVER_OPTIONS}
 
 

@@ -1,4 +1,4 @@
-"""The nodes that have joined a job, and where each stands in the attempt, as the coordinator has them."""
+"""The coordinator's table of joined nodes: each one's hello, ranks and phase in the attempt."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from ddplaunch.wire.frames import ProtocolError
 
 
 class NodePhase(Enum):
-    """Where a node stands in the attempt."""
+    """The phase of a node in the attempt."""
 
-    IDLE = "not in it"
+    IDLE = "has no ranks"
     RUNNING = "its ranks run"
-    FINISHED = "they have done their work"
-    DRAINED = "nothing of the attempt is left there"
+    FINISHED = "its ranks have ended with 0"
+    DRAINED = "has sent its AttemptReport"
 
 
 NODE_PHASE_TRANSITIONS = {
@@ -48,9 +48,9 @@ class JoinedNode:
     node_rank: int
     hello: NodeHello
     phase: NodePhase = NodePhase.IDLE
-    ranks: range = range(0)  # those that it has in the attempt
-    last_wait_note: str = ""  # the note that it got last, on whom it waits for
-    leaving: bool = False  # whether a signal there takes it out of the job
+    ranks: range = range(0)  # in the attempt
+    last_wait_note: str = ""  # the last "waiting for …" that was sent to it
+    leaving: bool = False  # a SIGTERM there removes it from the job
 
     @property
     def name(self) -> str:
@@ -61,25 +61,25 @@ class JoinedNode:
         return self.hello.node_spec.host
 
     @property
-    def has_left(self) -> str:
-        """What people read of a node that a signal has taken away."""
+    def leave_note(self) -> str:
+        """The note that a SIGTERM has removed this node."""
         return f"{self.name} has left: SIGTERM"
 
     @property
     def has_ranks(self) -> bool:
-        """Whether something of the attempt is left there."""
+        """Whether ranks of the attempt may still run there."""
         return self.phase in (NodePhase.RUNNING, NodePhase.FINISHED)
 
-    def set_phase(self, part: NodePhase) -> None:
-        assert part in NODE_PHASE_TRANSITIONS[self.phase], f"{self.phase} to {part}"
-        self.phase = part
+    def set_phase(self, phase: NodePhase) -> None:
+        assert phase in NODE_PHASE_TRANSITIONS[self.phase], f"{self.phase} to {phase}"
+        self.phase = phase
 
     def validate_message(
         self, message: FailureReported | RanksFinished | AttemptReport, failed: Collection[int]
     ) -> None:
-        """Raise Garbled where it may not say this of its ranks now; ``failed`` are all that have failed so far."""
+        """Raise ProtocolError if this node cannot send this now; ``failed``: all ranks that have failed so far."""
         if not self.has_ranks:
-            raise ProtocolError("word of ranks that it does not run")
+            raise ProtocolError("a message about ranks that it does not run")
         failures = message.failures if isinstance(message, AttemptReport) else ()
         if isinstance(message, FailureReported):
             failures = (message.failure,)
@@ -95,29 +95,30 @@ class JoinedNode:
 
 
 class NodeTable(dict[int, JoinedNode]):
-    """The nodes that have joined, by node rank, and what they are told."""
+    """The joined nodes by node rank; sends messages to one (``send``) or all of them."""
 
     def __init__(self, config: JobConfig, send: Callable[[int, Message], None]) -> None:
-        """``send`` sends to a node."""
+        """``send(node_rank, message)``."""
         super().__init__()
-        self.rules, self.tell = config, send
+        self.config, self.send = config, send
         self._max = config.max_nodes
 
     def broadcast(self, message: Message) -> None:
+        """Send a message to all nodes."""
         for number in list(self):
-            self.tell(number, message)
+            self.send(number, message)
 
     def broadcast_note(self, text: str, *, but: int | None = None) -> None:
-        """Print a line on every node, ``but`` on one."""
+        """Print a note on every node except ``but``."""
         note = NoteMessage(text)
         for number in list(self):
             if number != but:
-                self.tell(number, note)
+                self.send(number, note)
 
-    def let_go(self, seat: JoinedNode) -> None:
-        """Send a node that leaves its last message."""
+    def end_leaving_node(self, node: JoinedNode) -> None:
+        """Send EndJob to a node that leaves."""
         remark = "SIGTERM: this node has left the job, which goes on without it"
-        self.tell(seat.node_rank, EndJob(JobResult(EXIT_SIGNAL + signal.SIGTERM, remark=remark)))
+        self.send(node.node_rank, EndJob(JobResult(EXIT_SIGNAL + signal.SIGTERM, remark=remark)))
 
     @property
     def sorted_nodes(self) -> list[JoinedNode]:
@@ -128,7 +129,7 @@ class NodeTable(dict[int, JoinedNode]):
         self[number] = JoinedNode(number, hello)
 
     def assign_node_rank(self, hello: NodeHello) -> NodeHello:
-        """The hello with a node rank, where it asked for one."""
+        """Return the hello, with a free node rank if it has none."""
         if hello.has_node_rank:
             return hello
         return replace(
@@ -136,13 +137,13 @@ class NodeTable(dict[int, JoinedNode]):
         )
 
     def free_node_rank(self, preferred: int) -> int:
-        """A node rank that is free: ``preferred``, or the lowest; the number of nodes where none is."""
+        """Return a free node rank: ``preferred``, else the lowest; ``max_nodes`` if none is free."""
         if preferred < self._max and preferred not in self:
             return preferred
         return next((number for number in range(self._max) if number not in self), self._max)
 
     def rank_refusal(self, hello: NodeHello) -> JoinRefused | None:
-        """Why the node rank of this hello cannot be given; None where it can."""
+        """Return why this hello's node rank is not available; None if it is."""
         number = hello.node_spec.node_rank
         if number >= self._max and hello.has_node_rank:
             return JoinRefused(f"node rank {number} is out of range: 0 to {self._max - 1}")
@@ -156,21 +157,21 @@ class NodeTable(dict[int, JoinedNode]):
         return None
 
     def assign_ranks(self, nodes: Sequence[JoinedNode]) -> tuple[NodeSpec, ...]:
-        """Give these nodes, and no others, their ranks in a new attempt; return their shares, in order."""
+        """Assign the ranks of a new attempt to these nodes only; return their node specs, in order."""
         first = 0
-        for seat in self.values():
-            seat.ranks = range(0)
-        for seat in nodes:
-            seat.set_phase(NodePhase.RUNNING)
-            seat.last_wait_note, seat.ranks = "", range(first, first + len(seat.hello.node_spec.devices))
-            first = seat.ranks.stop
-        return tuple(seat.hello.node_spec for seat in nodes)
+        for node in self.values():
+            node.ranks = range(0)
+        for node in nodes:
+            node.set_phase(NodePhase.RUNNING)
+            node.last_wait_note, node.ranks = "", range(first, first + len(node.hello.node_spec.devices))
+            first = node.ranks.stop
+        return tuple(node.hello.node_spec for node in nodes)
 
     def clear_assignments(self) -> None:
-        for seat in self.values():
-            if seat.phase is not NodePhase.IDLE:
-                seat.set_phase(NodePhase.IDLE)
+        for node in self.values():
+            if node.phase is not NodePhase.IDLE:
+                node.set_phase(NodePhase.IDLE)
 
     def are_all_running(self) -> bool:
         """Whether no node of the attempt has finished."""
-        return all(seat.phase in (NodePhase.RUNNING, NodePhase.IDLE) for seat in self.values())
+        return all(node.phase in (NodePhase.RUNNING, NodePhase.IDLE) for node in self.values())

@@ -1,6 +1,6 @@
-"""What this machine has: a file a vendor, none of which needs torch, and ``read_hardware`` over all of them.
+"""Reads this machine's CPUs, memory and GPUs (``read_hardware``); one file for each GPU vendor, none needs torch.
 
-Which of the GPUs a job may use, and in which order, is for ``visible.py``.
+``visible.py`` decides which of the GPUs a job may use, and in which order.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ VENDORS = (NVIDIA, AMD, INTEL, APPLE)
 
 
 def read_hardware(*, processes: bool = False, sysfs: Folder = "/sys", dev: Folder = "/dev") -> Hardware:
-    """Read this machine's processors and accelerators; whatever fails is a note, never an exception.
+    """Read this machine's processors and accelerators; errors become notes, never exceptions.
 
-    ``processes`` also lists who uses each GPU; ``sysfs`` and ``dev`` are the kernel's trees, or those that tests make.
+    ``processes`` also lists the processes on each GPU; ``sysfs`` and ``dev`` are the kernel's, or a test's.
     """
     gpus: list[Gpu] = []
-    said: list[str | LostGpu] = []
+    notes_or_lost: list[str | LostGpu] = []
     failed: str | None = None
     for vendor in VENDORS:
         try:
-            found, told = vendor.read(KernelTrees(sysfs, dev, processes))
+            vendor_gpus, vendor_notes = vendor.read(KernelTrees(sysfs, dev, processes))
         except GpusFailed as error:
-            said += error.notes
+            notes_or_lost += error.notes
             failed = error.shown_by
-        except Exception as error:  # a driver's surprise must not keep a job from starting that may not even need it
-            said.append(f"{vendor.title} GPUs could not be read: {type(error).__name__}: {error}.")
+        except Exception as error:  # an unexpected driver error must not stop a job that may not even use the GPUs
+            notes_or_lost.append(f"{vendor.title} GPUs could not be read: {type(error).__name__}: {error}.")
         else:
-            gpus += found
-            said += told
-    notes = tuple(each.note if isinstance(each, LostGpu) else each for each in said)
-    lost = tuple(each for each in said if isinstance(each, LostGpu))
+            gpus += vendor_gpus
+            notes_or_lost += vendor_notes
+    notes = tuple(each.note if isinstance(each, LostGpu) else each for each in notes_or_lost)
+    lost = tuple(each for each in notes_or_lost if isinstance(each, LostGpu))
     return Hardware(read_cpu(sysfs), tuple(gpus), notes, failed, lost)

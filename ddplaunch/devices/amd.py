@@ -1,6 +1,6 @@
 """AMD's GPUs, from the files of the kernel's compute driver (KFD), which is also where ROCm finds them.
 
-A GPU that our container or job may not use cannot be read there, and does not count, just as for ROCm.
+A GPU that this container or job may not use cannot be read there and is skipped, just as by ROCm.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def read_amd(trees: KernelTrees) -> ReadResult:
     for node, _ in sorted(folders, key=lambda folder: int(folder[1])):
         properties = _read_properties(f"{node}/properties")
         if not properties.get("simd_count"):
-            continue  # a CPU, or a GPU that is not ours to use
+            continue  # a CPU, or a GPU that this process may not use
         pci = _address(properties)
         device = os.path.join(sysfs, f"class/drm/renderD{properties.get('drm_render_minor', 0)}/device")
         numa_node, cpus = read_pci_locality(sysfs, pci)
@@ -70,7 +70,7 @@ def read_amd(trees: KernelTrees) -> ReadResult:
 
 
 def _read_properties(path: str) -> dict[str, int]:
-    """Read a KFD table, one "name number" a line; empty where it may not be read."""
+    """Parse a KFD file of "name number" lines; empty if it cannot be read."""
     pairs = (line.split() for line in (read_text(path) or "").splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
@@ -82,7 +82,7 @@ def _address(properties: dict[str, int]) -> str:
 
 
 def _architecture(properties: dict[str, int]) -> str:
-    """Name the instruction set as ROCm does: 90010 is "gfx90a", 110000 is "gfx1100"."""
+    """Return ROCm's name of the instruction set: "gfx90a" for 90010, "gfx1100" for 110000."""
     version = properties.get("gfx_target_version", 0)
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 
@@ -93,7 +93,7 @@ def _read_bank_memory(node: str) -> int | None:
 
 
 def _read_processes(sysfs: Folder, gpu_id: int | None) -> tuple[GpuProcess, ...]:
-    """List who holds memory on the GPU: KFD has a folder a process, in it one file of bytes a GPU (vram_<gpu_id>)."""
+    """List the processes with memory on the GPU: KFD has a folder for each, with the bytes in vram_<gpu_id>."""
     found = []
     for folder, pid in list_numbered(os.path.join(sysfs, KFD, "proc"), ""):
         memory = read_int(f"{folder}/vram_{gpu_id}")
@@ -102,36 +102,36 @@ def _read_processes(sysfs: Folder, gpu_id: int | None) -> tuple[GpuProcess, ...]
     return tuple(sorted(found, key=lambda process: process.pid))
 
 
-# What the environment says.
+# ROCm's environment variables.
 
 
 def _apply_rocm_masks(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> VisibleGpus:
-    """Read ROCR_VISIBLE_DEVICES, then HIP_VISIBLE_DEVICES, else CUDA_VISIBLE_DEVICES, which count within the former.
+    """Apply ROCR_VISIBLE_DEVICES, then HIP_VISIBLE_DEVICES or else CUDA_VISIBLE_DEVICES, which index into the former.
 
-    Source: ROCm, "GPU isolation techniques"; on doubled entries ROCR-Runtime's ``amd_filter_device.h`` (ends the list)
-    and clr's ``rocdevice.cpp`` (counts once). HIP itself ignores an empty variable of its own, torch counts none.
+    Source: ROCm, "GPU isolation techniques"; on duplicates ROCR-Runtime's ``amd_filter_device.h`` (ends the list)
+    and clr's ``rocdevice.cpp`` (counts once). HIP itself ignores an empty variable of its own; torch counts no GPUs.
     """
     visible = [as_whole_gpu(gpu) for gpu in gpus]
-    could_be = format_available(gpus)
+    available = format_available(gpus)
     sources: list[str] = []
     notes: list[str] = []
     if ROCR in environ:
         find = partial(_resolve_entry, visible, strip=True)
-        visible, notes = resolve_mask(ROCR, environ[ROCR], could_be, find, on_duplicate="ends the list")
-        could_be = f"{ROCR}={environ[ROCR]} leaves {format_indices(range(len(visible)))} to it"
+        visible, notes = resolve_mask(ROCR, environ[ROCR], available, find, on_duplicate="ends the list")
+        available = f"{ROCR}={environ[ROCR]} leaves {format_indices(range(len(visible)))} to it"
         sources.append(ROCR)
     inner = next((name for name in (HIP, CUDA) if name in environ), None)
     if inner:
-        visible, said = resolve_mask(
-            inner, environ[inner], could_be, partial(_resolve_entry, visible), on_duplicate="counts once"
+        visible, inner_notes = resolve_mask(
+            inner, environ[inner], available, partial(_resolve_entry, visible), on_duplicate="counts once"
         )
         sources.append(inner)
-        notes += said
+        notes += inner_notes
     return VisibleGpus(tuple(visible), SOURCE_SEPARATOR.join(sources) or "KFD", notes=tuple(notes))
 
 
 def _resolve_entry(devices: Sequence[VisibleGpu], entry: str, *, strip: bool = False) -> list[VisibleGpu]:
-    """Resolve an index into this list, or the prefix of one UUID of it; ROCr allows blanks around it, HIP does not."""
+    """Resolve an index into ``devices``, or the prefix of one UUID; ROCr allows blanks around it, HIP does not."""
     entry = entry.strip() if strip else entry
     if (index := parse_int(entry)) is not None and index >= 0:
         return list(devices[index : index + 1])
@@ -142,7 +142,7 @@ def _resolve_entry(devices: Sequence[VisibleGpu], entry: str, *, strip: bool = F
 def _select(chosen: Sequence[VisibleGpu], notes: list[str], environ: Mapping[str, str]) -> VisibleGpus:
     indices = [str(device.gpu.index) for device in chosen]
     variables: dict[str, str] = {}
-    if ROCR in environ:  # HIP's numbers would count within the inherited ones
+    if ROCR in environ:  # HIP's indices would index into the inherited ones
         variables[ROCR] = ",".join(indices)
         indices = [str(index) for index in range(len(indices))]
     variables[HIP] = ",".join(indices)

@@ -1,4 +1,4 @@
-"""The GPU of an Apple silicon Mac, which torch knows as "mps". Its memory is the machine's own."""
+"""The GPU of an Apple silicon Mac, torch's device "mps". It uses the machine's memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddplaunch.plan.hardware import Gpu
 
 
 def read_apple(trees: KernelTrees) -> ReadResult:
-    """Return the one GPU of an Apple silicon Mac, named after its chip, and no notes; nothing anywhere else."""
+    """Return the one GPU of an Apple silicon Mac, named after its chip, and no notes; no GPU on other machines."""
     if sys.platform != "darwin" or os.uname().machine != "arm64":
         return [], []
     return [Gpu("apple", 0, _read_chip_name())], []
@@ -22,10 +22,10 @@ def _read_chip_name() -> str:
 
     try:
         words = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
-        said = subprocess.run(words, capture_output=True, text=True, timeout=5, check=True)
+        result = subprocess.run(words, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return "Apple GPU"
-    return said.stdout.strip() or "Apple GPU"  # "Apple M3 Max"
+    return result.stdout.strip() or "Apple GPU"  # "Apple M3 Max"
 
 
 def _visible_metal(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> VisibleGpus:

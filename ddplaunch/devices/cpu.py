@@ -1,4 +1,4 @@
-"""The processors: name and number, the ones this process may use and how much, their NUMA nodes and memory."""
+"""Reads the CPUs: name, count, affinity, cgroup quota, NUMA nodes, and the machine's memory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 FIRST_PROCESSOR = 4096
-"""Bytes of /proc/cpuinfo that hold the first processor; some kernels take 10 ms to write all of a big machine's."""
+"""Bytes of /proc/cpuinfo that contain the first processor; some kernels take 10 ms to write all of a big machine's."""
 
 MODEL_NAME = re.compile(r"^model name\s*:\s*(.+)$", re.MULTILINE)
 """In /proc/cpuinfo of x86: "model name	: AMD EPYC 9654 96-Core Processor"; Arm's has none."""
 
 
 def read_cpu(sysfs: Folder, proc: Folder = "/proc") -> Cpu:
-    """Return this machine's processors; ``physical`` counts the cores behind the CPUs that this process may run on."""
+    """Read this machine's processors; ``physical`` is the number of cores of the CPUs that this process may run on."""
     listed = read_text(os.path.join(sysfs, "devices/system/cpu/online"))
     online = parse_cpulist(listed or "") or tuple(range(os.cpu_count() or 1))
     try:
@@ -53,7 +53,7 @@ def _read_name(proc: Folder) -> str | None:
 
 
 def _count_cores(sysfs: Folder, allowed: tuple[int, ...]) -> int:
-    """Count the cores of the allowed CPUs: each CPU names its hardware threads, itself included."""
+    """Count the cores of the allowed CPUs: sysfs lists the hardware threads of each CPU's core, itself included."""
     cores = 0
     counted: set[int] = set()
     for cpu in allowed:
@@ -85,22 +85,22 @@ def _read_memory(proc: Folder) -> tuple[int | None, int | None]:
 
 
 def _virtual_memory() -> Any:
-    # 17 ms, so only where the kernel has no files to read (macOS).
+    # Imported late: it takes 17 ms, and is needed only where the kernel has no such files (macOS).
     return importlib.import_module("psutil")
 
 
 def _read_quota(sysfs: Folder, proc: Folder) -> float | None:
-    """Return how many CPUs' time all processes of our control group may use together; None if there is no limit.
+    """Return the CPU quota of this process's control group, in CPUs; None if there is no limit.
 
     ``docker run --cpus 4`` sets it (cpu.max in Documentation/admin-guide/cgroup-v2.rst of the kernel, cpu.cfs_quota_us
-    in scheduler/sched-bwc.rst). The narrowest group counts, ours or one around it; a container does not see outer ones.
+    in scheduler/sched-bwc.rst). The smallest quota counts, of this group or a parent; a container sees no outer ones.
     """
     shares = map(_read_group_quota, _cgroup_dirs(os.path.join(sysfs, "fs/cgroup"), proc))
     return min((share for share in shares if share is not None), default=None)
 
 
 def _cgroup_dirs(root: str, proc: Folder) -> Iterator[str]:
-    """Our groups of version 2 and of version 1's cpu controller, each with those around it."""
+    """This process's control groups, of version 2 and of version 1's cpu controller, each with its parents."""
     for line in (read_text(os.path.join(proc, "self/cgroup")) or "").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):

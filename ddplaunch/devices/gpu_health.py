@@ -1,6 +1,6 @@
-"""What ails NVIDIA's GPUs: errors of memory, clocks held down, heat; and who uses them. Asked of NVML.
+"""Reads the health of NVIDIA's GPUs through NVML: memory errors, throttling, temperature, NVLinks, processes.
 
-A wedged driver hangs who asks it, so this is for a process that may be left behind.
+Calls into a wedged driver never return, so this runs in a process that may be abandoned.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NVLINK_ERRORS = {"replays": 0, "recoveries": 1, "CRC errors of flits": 2, "CRC e
 
 @dataclass(frozen=True)
 class GpuHealth:
-    """One GPU; None is not known."""
+    """The health of one GPU; None is unknown."""
 
     index: Count
     name: TextLine
@@ -42,26 +42,26 @@ class GpuHealth:
     processes: tuple[GpuProcess, ...]
     temperature: Number | None = None  # degrees Celsius
     slowed_by: tuple[TextLine, ...] = ()
-    memory_errors: Size | None = None  # that ECC could not correct, since the driver was loaded
-    needs_reset: bool = False  # rows or pages of memory wait to be replaced
-    worn_out: bool = False  # rows of memory could not be replaced
+    memory_errors: Size | None = None  # uncorrectable by ECC, since the driver was loaded
+    needs_reset: bool = False  # memory rows or pages are waiting to be remapped
+    worn_out: bool = False  # memory rows could not be remapped
 
 
 @dataclass(frozen=True)
 class NvLinks:
-    """Those of one GPU."""
+    """The NVLinks of one GPU: how many are active and down, and their errors."""
 
     gpu: Count
     active: Count
     down: Count
-    errors: tuple[tuple[TextLine, Size], ...]  # what, and how many since the driver was loaded
+    errors: tuple[tuple[TextLine, Size], ...]  # kind, and count since the driver was loaded
 
 
 def read_nvlinks(gpus: Sequence[Gpu]) -> tuple[NvLinks, ...]:
-    """Ask for the NVLinks of these GPUs; of one without any nothing is told."""
+    """Read the NVLinks of these GPUs; a GPU without any is left out."""
     nvml = open_nvml() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
-    asked = (_nvlinks(nvml, gpu) for gpu in gpus if nvml and gpu.vendor == "nvidia")
-    return tuple(links for links in asked if links)
+    found = (_nvlinks(nvml, gpu) for gpu in gpus if nvml and gpu.vendor == "nvidia")
+    return tuple(links for links in found if links)
 
 
 def _nvlinks(nvml: Any, gpu: Gpu) -> NvLinks | None:
@@ -84,7 +84,7 @@ def _nvlinks(nvml: Any, gpu: Gpu) -> NvLinks | None:
 
 
 def read_health(gpus: Sequence[Gpu]) -> tuple[GpuHealth, ...]:
-    """Ask how these GPUs are; of those that are not NVIDIA's only what is known already is told."""
+    """Read the health of these GPUs; those of other vendors have only the fields that ``gpus`` has."""
     nvml = open_nvml() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
     return tuple(_health(nvml if gpu.vendor == "nvidia" else None, gpu) for gpu in gpus)
 
@@ -98,20 +98,20 @@ def _health(nvml: Any, gpu: Gpu) -> GpuHealth:
     except nvml.NVMLError:
         return GpuHealth(*known)
 
-    def ask(question: str, *words: Any) -> Any:
+    def query(function: str, *arguments: Any) -> Any:
         try:
-            return getattr(nvml, question)(handle, *words)
-        except nvml.NVMLError:  # this GPU, this driver or our permissions have no answer
+            return getattr(nvml, function)(handle, *arguments)
+        except nvml.NVMLError:  # not supported by this GPU or driver, or not permitted
             return None
 
-    reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
-    remapped = ask("nvmlDeviceGetRemappedRows") or (0, 0, 0, 0)  # corrected, uncorrected, pending, failed
-    retired = ask("nvmlDeviceGetRetiredPagesPendingStatus") or 0
+    reasons = query("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+    remapped = query("nvmlDeviceGetRemappedRows") or (0, 0, 0, 0)  # corrected, uncorrected, pending, failed
+    retired = query("nvmlDeviceGetRetiredPagesPendingStatus") or 0
     return GpuHealth(
         *known,
-        temperature=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+        temperature=query("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
         slowed_by=tuple(text for bit, text in THROTTLE_REASONS.items() if reasons & bit),
-        memory_errors=ask(
+        memory_errors=query(
             "nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
         ),
         needs_reset=bool(remapped[2] or retired),

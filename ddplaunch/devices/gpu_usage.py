@@ -1,7 +1,7 @@
-"""How busy NVIDIA's GPUs are, asked of their driver in a child with a deadline: a wedged driver hangs who asks it.
+"""Queries the usage of NVIDIA's GPUs in a helper process with a timeout: calls into a wedged driver never return.
 
-The child answers each byte on its stdin with one line of JSON, and ends with its stdin. Where there are no GPUs it ends
-at once, and is not asked again.
+The helper answers each byte on its stdin with one line of JSON, and exits when its stdin closes. Without GPUs it exits
+at once, and is not started again.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from ddplaunch.devices.nvidia import open_nvml
 from ddplaunch.loop import EventLoop
 from ddplaunch.wire.child import HelperProcess
 
-QUERY_TIMEOUT_S = 2.0  # seconds in which the driver must answer; the first time it may have to be woken
-_FIRST_QUERY_TIMEOUT_S = 10.0
+QUERY_TIMEOUT_S = 2.0
+_FIRST_QUERY_TIMEOUT_S = 10.0  # the driver may have to wake up the GPUs
 _MAX_ANSWER = 1 << 16
 _SERVE_STATEMENT = (
     "import sys; sys.path[:] = [each for each in sys.path if each] + sys.argv[1:]\n"
     "from ddplaunch.devices.gpu_usage import serve; serve()"
 )
-_THROTTLE_MASK = sum(THROTTLE_REASONS)  # of the reasons, those that mean trouble
+_THROTTLE_MASK = sum(THROTTLE_REASONS)  # the reasons that mean trouble
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 class GpuUsage(NamedTuple):
-    """One GPU; None is not known."""
+    """The usage of one GPU; None is unknown."""
 
     gpu: int  # its index
-    busy: int | None  # percent of the last second or so in which something ran
+    busy: int | None  # percent of about the last second in which a kernel ran
     memory_used: int | None  # bytes
     memory_total: int | None
-    pids: tuple[int, ...] = ()  # who uses it, as the driver numbers processes
+    pids: tuple[int, ...] = ()  # the processes on it, as the driver numbers them
     power: float | None = None  # watts
     slowed: bool | None = None  # whether heat or the power supply holds its clocks down
 
 
 def used_by_ranks(gpus: tuple[GpuUsage, ...] | None, pids: Collection[int]) -> tuple[GpuUsage, ...] | None:
-    """The GPUs that processes use; all where the driver numbers processes otherwise, as in a container."""
+    """Return the GPUs that ``pids`` use; all of them if the driver's PIDs differ from these, as in a container."""
     return tuple(gpu for gpu in gpus or () if not {*gpu.pids}.isdisjoint(pids)) or gpus
 
 
 class GpuUsageQuery:
-    """Asks whenever it is told to; ``usage`` is the last answer: none for no GPUs, None for no answer."""
+    """Queries GPU usage in a helper process; ``usage``: the last result, () without GPUs, None if the query failed."""
 
     def __init__(self, loop: EventLoop, on_usage: Callable[[], None] = lambda: None) -> None:
-        """Starts nothing yet; ``on_usage`` is called when ``usage`` may have changed."""
-        self._loop, self._heard = loop, on_usage
+        """Start nothing yet; ``on_usage`` is called when ``usage`` may have changed."""
+        self._loop, self._on_usage = loop, on_usage
         self._child: HelperProcess | None = None
         self._answer = b""
         self._answers = 0
@@ -58,7 +58,7 @@ class GpuUsageQuery:
         self.usage: tuple[GpuUsage, ...] | None = ()
 
     def query(self) -> bool:
-        """Ask how busy they are, unless the last question is still open; return whether ``on_usage`` will be called."""
+        """Start a query, unless one is in progress; return whether ``on_usage`` will be called."""
         if self._over:
             return False
         if self._child and self._child.has_deadline:
@@ -83,7 +83,7 @@ class GpuUsageQuery:
         return True
 
     def close(self) -> None:
-        """End the child; one that the driver holds ends when the driver lets it."""
+        """Kill the helper; one that hangs in the driver ends when the driver returns."""
         self._over = True
         if self._child:
             self._child.close()
@@ -100,12 +100,12 @@ class GpuUsageQuery:
         self._child.set_deadline(None)
         self._answers += 1
         self.usage = _parse_reply(answer)
-        self._heard()
+        self._on_usage()
 
     def _on_failed(self, usage: tuple[GpuUsage, ...] | None = None) -> None:
         self.usage = usage
         self.close()
-        self._heard()
+        self._on_usage()
 
 
 def _parse_reply(answer: bytes) -> tuple[GpuUsage, ...] | None:
@@ -119,16 +119,16 @@ def _parse_reply(answer: bytes) -> tuple[GpuUsage, ...] | None:
 
 
 def serve() -> None:
-    """Be the child."""
+    """Run the helper process: answer queries on stdin until it closes."""
     nvml = open_nvml()
     while nvml and os.read(0, 1):
         os.write(1, json.dumps([_usage(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]).encode() + b"\n")
 
 
 def _usage(nvml: Any, index: int) -> GpuUsage:
-    def ask(question: Any) -> Any:
+    def query(function: Any) -> Any:
         try:
-            return question(handle)
+            return function(handle)
         except nvml.NVMLError:
             return None
 
@@ -136,9 +136,9 @@ def _usage(nvml: Any, index: int) -> GpuUsage:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError:  # it has fallen off its bus
         return GpuUsage(index, None, None, None)
-    rates, memory = ask(nvml.nvmlDeviceGetUtilizationRates), ask(nvml.nvmlDeviceGetMemoryInfo)
-    processes = ask(nvml.nvmlDeviceGetComputeRunningProcesses) or ()
-    power, reasons = ask(nvml.nvmlDeviceGetPowerUsage), ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+    rates, memory = query(nvml.nvmlDeviceGetUtilizationRates), query(nvml.nvmlDeviceGetMemoryInfo)
+    processes = query(nvml.nvmlDeviceGetComputeRunningProcesses) or ()
+    power, reasons = query(nvml.nvmlDeviceGetPowerUsage), query(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
     return GpuUsage(
         index,
         rates.gpu if rates else None,

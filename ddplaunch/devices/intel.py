@@ -32,7 +32,7 @@ VENDOR_ID = "0x8086"
 def read_intel(trees: KernelTrees) -> ReadResult:
     """Return the discrete Intel GPUs by PCI address, the order of ZE_ENABLE_PCI_ID_DEVICE_ORDER=1, and no notes.
 
-    A card of several tiles is that many GPUs, as it is for Level Zero, and so for torch, unless told otherwise.
+    A card with several tiles counts as several GPUs, as in Level Zero and so in torch, by default.
     """
     cards = sorted(
         (os.path.basename(os.path.realpath(f"{card}/device")), card)
@@ -51,7 +51,7 @@ def read_intel(trees: KernelTrees) -> ReadResult:
 
 
 def _read_tiles(card: str, pci: str) -> list[int | None]:
-    """Return the memory of each tile in bytes, None where the driver does not say; no tile where it is integrated.
+    """Return the memory of each tile in bytes, None if the driver does not report it; no tile for integrated graphics.
 
     xe gives it tile by tile, on discrete GPUs only (``drivers/gpu/drm/xe/xe_tile_sysfs.c`` of Linux). Intel's
     out-of-tree i915 gives the card's in one file, Linux's own i915 none; there, integrated graphics show by sitting on
@@ -71,11 +71,11 @@ def _read_tiles(card: str, pci: str) -> list[int | None]:
     return []
 
 
-# What the environment says.
+# Intel's environment variables.
 
 
 def _apply_affinity_mask(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> VisibleGpus:
-    """Read ZE_AFFINITY_MASK: numbers of devices to keep; it orders nothing, and numbers without a device go by.
+    """Apply ZE_AFFINITY_MASK: indices of devices to keep, in any order; indices without a device are ignored.
 
     Source: Level Zero specification, "Affinity Mask"; ``parseAffinityMask`` of Intel's compute-runtime.
     """
@@ -87,11 +87,13 @@ def _apply_affinity_mask(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Vis
     mask = environ.get(ZE_MASK)
     if mask is None or mask in ("", "default"):
         return VisibleGpus(tuple(map(as_whole_gpu, gpus)), "sysfs", notes=tuple(notes))
-    kept = {entry.strip() for entry in mask.split(",")}
-    strangers = sorted(kept - {str(gpu.index) for gpu in gpus} - {""})
-    if strangers:
-        notes.append(f"{ZE_MASK}={mask} names {', '.join(strangers)}, but {format_available(gpus)}.")
-    return VisibleGpus(tuple(as_whole_gpu(gpu) for gpu in gpus if str(gpu.index) in kept), ZE_MASK, notes=tuple(notes))
+    wanted = {entry.strip() for entry in mask.split(",")}
+    unknown = sorted(wanted - {str(gpu.index) for gpu in gpus} - {""})
+    if unknown:
+        notes.append(f"{ZE_MASK}={mask} names {', '.join(unknown)}, but {format_available(gpus)}.")
+    return VisibleGpus(
+        tuple(as_whole_gpu(gpu) for gpu in gpus if str(gpu.index) in wanted), ZE_MASK, notes=tuple(notes)
+    )
 
 
 def _select(chosen: Sequence[VisibleGpu], notes: list[str], environ: Mapping[str, str]) -> VisibleGpus:
@@ -103,4 +105,4 @@ def _select(chosen: Sequence[VisibleGpu], notes: list[str], environ: Mapping[str
 
 
 INTEL = Vendor("intel", "Intel", "xpu", read_intel, _apply_affinity_mask, _select, backend="xccl", masks=(ZE_MASK,))
-"""It has no variable that hides them all."""
+"""There is no variable that hides all GPUs."""

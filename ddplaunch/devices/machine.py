@@ -1,7 +1,7 @@
-"""This machine as the plan needs it: its devices that a job may use, and the CPUs beside them.
+"""Describes this machine for the planner: the devices that the job may use, and the CPUs near them.
 
-And whether GPUs that this job was given, or asked for, are there: a job that loses them must not train on CPUs unasked.
-``--gpus none`` and ``--nproc cpu`` are how people ask for CPUs.
+Also checks that GPUs which were allocated or requested work: without them a job must not silently train on CPUs.
+``--gpus none`` and ``--nproc cpu`` request CPUs.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from ddplaunch.plan.numbers import parse_int
 from ddplaunch.plan.rendezvous import uses_nccl
 
 GPU_COUNT_VARIABLES = ("SLURM_GPUS_ON_NODE", "SM_NUM_GPUS", "SKYPILOT_NUM_GPUS_PER_NODE", "MLP_WORKER_GPU")
-"""The variables in which a scheduler says how many GPUs it has given this node: Slurm's, SageMaker's, SkyPilot's,
-Volcengine's. dstack, DGX Cloud Lepton and ModelArts count accelerators of any kind, which say nothing of GPUs.
+"""Variables with the number of GPUs that a scheduler allocated on this node: Slurm, SageMaker, SkyPilot, Volcengine.
+Those of dstack, DGX Cloud Lepton and ModelArts count accelerators of any kind, so they do not prove GPUs.
 """
 
 CONTAINER_GPUS_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
-"""What a container was started with. Kubernetes names the GPUs of a pod by UUID; "all" is any CUDA image's default."""
+"""Set in containers. Kubernetes lists the GPUs of a pod by UUID; "all" proves nothing: CUDA images set it."""
 
 NAMED_GPU_PATTERN = r"(?i)(GPU-|MIG-|\d)"
 
 
 def read_machine(environ: Mapping[str, str], spec: PlanSpec, *, runs_here: bool) -> tuple[MachineInfo, tuple[str, ...]]:
-    """Ask the machine what it has and which of it is the job's; the notes are for people.
+    """Read this machine's hardware and select what the job may use; also returns notes for the user.
 
-    ``runs_here``: whether the job runs on this machine; else this machine is an example for another one.
+    ``runs_here``: whether the job runs on this machine; otherwise it is an example of the machines that it will run on.
 
-    Raises UsageError if there are no such GPUs, or GPUs were given or asked for and none works.
+    Raises UsageError if a GPU of ``--gpus`` does not exist, or GPUs were allocated or requested and none works.
     """
     hardware = read_hardware()
     visible = visible_gpus(hardware, spec.gpus, environ)
     if runs_here:
         check_expected_gpus(hardware, visible, environ, spec)
-    named = zip(visible.devices, visible.gpus, strict=True)
-    slots = tuple(DeviceSlot(device, each.gpu.name, each.gpu.cpus, visible.backend) for device, each in named)
+    devices = zip(visible.devices, visible.gpus, strict=True)
+    slots = tuple(DeviceSlot(device, each.gpu.name, each.gpu.cpus, visible.backend) for device, each in devices)
     machine = MachineInfo(
         host=host_name(),
         allowed_cpus=hardware.cpu.allowed,
@@ -60,22 +60,22 @@ def read_machine(environ: Mapping[str, str], spec: PlanSpec, *, runs_here: bool)
 
 
 def check_expected_gpus(hardware: Hardware, visible: VisibleGpus, environ: Mapping[str, str], spec: PlanSpec) -> None:
-    """Refuse to run on CPUs where GPUs were given or asked for and none works.
+    """Raise UsageError if GPUs were allocated or requested but none works, unless the user requested CPUs.
 
-    The UsageError says what shows that there are GPUs, what the driver says, and what runs the job on CPUs.
+    Its message has the evidence for the GPUs, the driver's error, and the option that runs the job on CPUs.
     """
-    meant = spec.gpus == NO_GPUS or spec.nproc == "cpu"
-    if not meant and (said := gpu_evidence(hardware, visible, environ, spec)) is not None:
+    wants_cpus = spec.gpus == NO_GPUS or spec.nproc == "cpu"
+    if not wants_cpus and (evidence := gpu_evidence(hardware, visible, environ, spec)) is not None:
         why = next(iter(hardware.notes), "`ddplaunch devices` shows what this machine has")
         instead = "--gpus none, without --backend nccl," if uses_nccl(spec.backend) else "--gpus none"
-        raise UsageError(f"{said}, but no GPU of this machine works", f"{why}\n{instead} runs the job on CPUs")
+        raise UsageError(f"{evidence}, but no GPU of this machine works", f"{why}\n{instead} runs the job on CPUs")
 
 
 def gpu_evidence(hardware: Hardware, visible: VisibleGpus, environ: Mapping[str, str], spec: PlanSpec) -> str | None:
-    """Say what shows that there are GPUs where none works; None where one works, or nothing shows any."""
+    """Return the evidence that this machine should have GPUs though none works; None if one works, or without any."""
     if visible.gpus:
         return None
-    if hardware.notes and uses_nccl(spec.backend):  # else there is no driver either: that is for the plan to say
+    if hardware.notes and uses_nccl(spec.backend):  # without notes there is no driver either, which the planner reports
         return f"--backend {spec.backend} needs GPUs"
     if hardware.notes and spec.nproc == "gpu":
         return "--nproc gpu counts GPUs"

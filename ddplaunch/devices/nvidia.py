@@ -1,6 +1,6 @@
-"""NVIDIA's GPUs, asked of their driver through NVML (nvidia-ml-py), and of sysfs where each sits.
+"""Reads NVIDIA's GPUs through NVML (nvidia-ml-py) and sysfs, and applies CUDA_VISIBLE_DEVICES to them.
 
-Neither makes a VISIBLE_DEVICES_VARIABLE context, so looking costs no GPU memory. And which of them VISIBLE_DEVICES_VARIABLE's variables leave to a job.
+Neither creates a CUDA context, so reading costs no GPU memory.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ DEVICE_ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
 INDEX_PATTERN = r"\s*\+?([0-9]{1,9})"
 
 MIN_DRIVER_FOR_ALL_MIG = 570
-"""The NVIDIA driver since which a process sees several MIG instances (MIG User Guide, "VISIBLE_DEVICES_VARIABLE Device Enumeration")."""
+"""First NVIDIA driver that shows a process several MIG instances (MIG User Guide, "CUDA Device Enumeration")."""
 
-NVML_LIBRARY = "libnvidia-ml.so.1"  # comes with the driver, never with VISIBLE_DEVICES_VARIABLE or torch
+NVML_LIBRARY = "libnvidia-ml.so.1"  # comes with the driver, never with CUDA or torch
 BITS_PER_WORD = 64
 """Bits in one word of NVML's masks of CPUs and NUMA nodes (unsigned long on the 64-bit systems that it supports)."""
 
@@ -47,7 +47,7 @@ MAX_CPUS = 1 << 13  # and CONFIG_NR_CPUS
 
 
 def open_nvml() -> Any:
-    """NVML, once its driver has answered; None where there is no library, or the driver does not."""
+    """Load and initialize NVML; None if there is no library, or the driver does not answer."""
     try:
         ctypes.CDLL(NVML_LIBRARY)
     except OSError:
@@ -61,11 +61,11 @@ def open_nvml() -> Any:
 
 
 def read_nvidia(trees: KernelTrees) -> ReadResult:
-    """Return the NVIDIA GPUs in NVML's order and a note for whatever could not be read.
+    """Return the NVIDIA GPUs in NVML's order, and a note for each problem.
 
-    A GPU that fails on the way (off its bus, in need of a reset) is left out and reported; others keep their numbers.
-    Raises GpusFailed if the library is there, and the driver's device files or the driver itself show GPUs, but none
-    can be read. Device files without a library are those of a container that was not given the GPUs.
+    A GPU that fails (off its bus, in need of a reset) is left out and reported; the others keep their indices.
+    Raises GpusFailed if the library is installed, and the driver's device files or the driver itself show GPUs, but
+    none can be read. Device files without a library are those of a container that was not given the GPUs.
     """
     try:
         ctypes.CDLL(NVML_LIBRARY)
@@ -74,40 +74,40 @@ def read_nvidia(trees: KernelTrees) -> ReadResult:
         if broken:
             _check_device_files(trees.dev, notes)
         return [], notes
-    # Only now: the bindings take 20 ms to import, which a machine without GPUs need not pay.
+    # Imported late: the bindings take 20 ms, which a machine without GPUs saves.
     nvml: Any = importlib.import_module("pynvml")
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         why = str(error).rstrip(".")
-        notes = [f"The NVIDIA driver could not be asked for its GPUs: {why}; {_error_hint(nvml, error)}."]
+        notes = [f"The NVIDIA driver did not list its GPUs: {why}; {_error_hint(nvml, error)}."]
         if error.value != nvml.NVML_ERROR_NO_PERMISSION:  # else they belong to another job: Slurm hides them so
             _check_device_files(trees.dev, notes)
         return [], notes
     try:
-        gpus, told = _read_gpus(nvml, trees)
-        if told and not gpus:
-            raise GpusFailed("The NVIDIA driver lists GPUs", told)
-        return gpus, told
+        gpus, notes_or_lost = _read_gpus(nvml, trees)
+        if notes_or_lost and not gpus:
+            raise GpusFailed("The NVIDIA driver lists GPUs", notes_or_lost)
+        return gpus, notes_or_lost
     finally:
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
 
 
 def _check_device_files(dev: Folder, notes: list[str]) -> None:
-    """Raise GpusFailed where the driver has made a file for a GPU: /dev/nvidia0, not /dev/nvidiactl."""
+    """Raise GpusFailed if there is a device file of a GPU: /dev/nvidia0, not /dev/nvidiactl."""
     if found := sorted(list_numbered(os.fspath(dev), "nvidia")):
         raise GpusFailed(f"{found[0][0]} is there", notes)
 
 
 def _explain_missing_library(sysfs: Folder, why: str) -> tuple[list[str], bool]:
-    """Say what that means, and whether the library is there but broken, such as a container's empty placeholder."""
+    """Return notes, and whether the library is installed but broken, such as a container's empty placeholder."""
     if "No such file" not in why:
         remedy = "install the driver's libraries, or mount them into the container"
         return [f"NVIDIA GPUs could not be read: {why}; {remedy}."], True
     if os.path.exists(os.path.join(sysfs, "module/nvidia")):
         remedy = "in a container, start it with access to the GPUs (docker run --gpus all)"
-        return [f"The NVIDIA driver is loaded, but its library {NVML_LIBRARY} is out of reach; {remedy}."], False
+        return [f"The NVIDIA driver is loaded, but its library {NVML_LIBRARY} cannot be loaded; {remedy}."], False
     return [], False
 
 
@@ -138,26 +138,26 @@ def _read_gpus(nvml: Any, trees: KernelTrees) -> ReadResult:
 def _read_gpu(nvml: Any, index: int, trees: KernelTrees, driver: str | None) -> Gpu:
     """Read one GPU.
 
-    Raises NVMLError if it is lost or otherwise unwell. What it merely does not support is left None.
+    Raises NVMLError if it is lost or otherwise fails. Fields that it does not support are None.
     """
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    ask = functools.partial(_query, nvml)
+    query = functools.partial(_query, nvml)
     name = nvml.nvmlDeviceGetName(handle)
-    memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)
-    pci = _sysfs_address(ask(nvml.nvmlDeviceGetPciInfo, handle))
+    memory = query(nvml.nvmlDeviceGetMemoryInfo, handle)
+    pci = _sysfs_address(query(nvml.nvmlDeviceGetPciInfo, handle))
     numa_node, cpus = read_pci_locality(trees.sysfs, pci)
-    mig_mode = ask(nvml.nvmlDeviceGetMigMode, handle) or (nvml.NVML_DEVICE_MIG_DISABLE, None)
+    mig_mode = query(nvml.nvmlDeviceGetMigMode, handle) or (nvml.NVML_DEVICE_MIG_DISABLE, None)
     in_mig_mode = mig_mode[0] == nvml.NVML_DEVICE_MIG_ENABLE
     gpu = Gpu(
         vendor="nvidia",
         index=index,
         name=name,
-        uuid=ask(nvml.nvmlDeviceGetUUID, handle),
+        uuid=query(nvml.nvmlDeviceGetUUID, handle),
         pci=pci,
         memory_total=memory.total if memory else None,
         memory_used=memory.used if memory else None,
         numa_node=_affine_node(nvml, handle) if numa_node is None else numa_node,
-        cpus=cpus or _set_bits(ask(nvml.nvmlDeviceGetCpuAffinity, handle, MAX_CPUS // BITS_PER_WORD)),
+        cpus=cpus or _set_bits(query(nvml.nvmlDeviceGetCpuAffinity, handle, MAX_CPUS // BITS_PER_WORD)),
         mig_mode=in_mig_mode,
         mig=_read_mig(nvml, handle, name) if in_mig_mode else (),
         processes=_read_processes(nvml, handle) if trees.processes else (),
@@ -166,16 +166,16 @@ def _read_gpu(nvml: Any, index: int, trees: KernelTrees, driver: str | None) -> 
     return gpu
 
 
-def _query(nvml: Any, question: Any, *arguments: Any) -> Any:
-    """Put one question; None where this GPU, this driver or our permissions have no answer to it."""
+def _query(nvml: Any, function: Any, *arguments: Any) -> Any:
+    """Call an NVML function; None if this GPU or driver does not support it, or it is not permitted."""
     try:
-        return question(*arguments)
+        return function(*arguments)
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NoPermission):
         return None
 
 
 def _sysfs_address(info: Any) -> str | None:
-    """Return "0000:17:00.0", as in /sys/bus/pci/devices, where NVML writes "00000000:17:00.0" and capital digits."""
+    """Return the PCI address as in /sys/bus/pci/devices, "0000:17:00.0"; NVML writes "00000000:17:00.0", upper case."""
     if info is None:
         return None
     domain, _, rest = info.busId.lower().partition(":")
@@ -183,9 +183,9 @@ def _sysfs_address(info: Any) -> str | None:
 
 
 def _affine_node(nvml: Any, handle: Any) -> int | None:
-    """Return the NUMA node beside the GPU, for kernels that know none.
+    """Return the NUMA node of the CPUs near the GPU, for kernels whose sysfs has none.
 
-    Not nvmlDeviceGetNumaNodeId: that is the node that a GPU's own memory forms, on platforms where it forms one.
+    Not nvmlDeviceGetNumaNodeId: on some platforms a GPU's own memory is a NUMA node, and this is its number.
     """
     words = _query(
         nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, MAX_NODES // BITS_PER_WORD, nvml.NVML_AFFINITY_SCOPE_NODE
@@ -195,21 +195,22 @@ def _affine_node(nvml: Any, handle: Any) -> int | None:
 
 
 def _set_bits(words: Any) -> tuple[int, ...]:
-    marked = [(place, word) for place, word in enumerate(words or ()) if word]
+    """The numbers of the bits that are set in a mask, given as words of 64 bits."""
+    nonzero = [(index, word) for index, word in enumerate(words or ()) if word]
     return tuple(
-        BITS_PER_WORD * place + bit for place, word in marked for bit in range(BITS_PER_WORD) if word >> bit & 1
+        BITS_PER_WORD * index + bit for index, word in nonzero for bit in range(BITS_PER_WORD) if word >> bit & 1
     )
 
 
 def _read_mig(nvml: Any, parent: Any, parent_name: str) -> tuple[MigInstance, ...]:
     instances = []
-    for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(parent)):
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(parent)):
         try:
-            handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, place)
+            handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, index)
         except nvml.NVMLError_NotFound:
-            continue  # the place is free; later ones need not be
+            continue  # indices may have gaps
         memory = _query(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
-        # NVML's name is the GPU's with the profile behind it: "NVIDIA H100 80GB HBM3 MIG 1g.10gb".
+        # NVML's name is that of the GPU, followed by the profile: "NVIDIA H100 80GB HBM3 MIG 1g.10gb".
         name = nvml.nvmlDeviceGetName(handle).removeprefix(parent_name).strip()
         instances.append(
             MigInstance(
@@ -228,14 +229,14 @@ def _read_processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
     return tuple(describe_process(process.pid, process.usedGpuMemory) for process in running)
 
 
-# What the environment says.
+# CUDA's environment variables.
 
 
 def _apply_visible_devices(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> VisibleGpus:
-    """Read CUDA_VISIBLE_DEVICES as VISIBLE_DEVICES_VARIABLE does (VISIBLE_DEVICES_VARIABLE Programming Guide, "VISIBLE_DEVICES_VARIABLE Environment Variables").
+    """Apply CUDA_VISIBLE_DEVICES as CUDA does (CUDA Programming Guide, "CUDA Environment Variables").
 
-    An invalid entry ends the list. A doubled one hides every GPU, and an index may have letters behind it: neither is
-    documented, torch counts so too (``torch.cuda._parse_visible_devices``).
+    An invalid entry ends the list. A duplicate hides every GPU, and letters after an index are ignored: neither is
+    documented; torch does the same (``torch.cuda._parse_visible_devices``).
     """
     mask = environ.get(VISIBLE_DEVICES_VARIABLE)
     if mask is None:
@@ -256,7 +257,7 @@ def _apply_visible_devices(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> V
 
 
 def _resolve_entry(gpus: Sequence[Gpu], entry: str) -> list[VisibleGpu]:
-    """Resolve an index, a "GPU-" UUID or its beginning, a "MIG-" UUID or the older "MIG-GPU-<uuid>/<gi>/<ci>"."""
+    """Resolve an index, a "GPU-" UUID or a prefix of it, a "MIG-" UUID or the older "MIG-GPU-<uuid>/<gi>/<ci>"."""
     number = re.match(INDEX_PATTERN, entry)
     if number:
         return next((_devices_of(gpu) for gpu in gpus if gpu.index == int(number[1])), [])
@@ -267,32 +268,30 @@ def _resolve_entry(gpus: Sequence[Gpu], entry: str) -> list[VisibleGpu]:
 def _select(chosen: Sequence[VisibleGpu], notes: list[str], environ: Mapping[str, str]) -> VisibleGpus:
     variables = {VISIBLE_DEVICES_VARIABLE: ",".join(device.token for device in chosen)}
     if any(device.token.isdecimal() for device in chosen):
-        variables[DEVICE_ORDER_VARIABLE] = (
-            "PCI_BUS_ID"  # NVML's order, so that an index means the same; a UUID needs none
-        )
+        variables[DEVICE_ORDER_VARIABLE] = "PCI_BUS_ID"  # NVML's order, so that indices are the same
     return VisibleGpus(tuple(chosen), "--gpus", variables, tuple(notes))
 
 
 def _devices_of(gpu: Gpu) -> list[VisibleGpu]:
-    """Return the GPU, or, in MIG mode, every instance of it: VISIBLE_DEVICES_VARIABLE has no device for the whole then."""
+    """Return the GPU or, in MIG mode, each of its instances: CUDA has no device for the whole GPU then."""
     if gpu.mig:
         return [VisibleGpu(gpu, mig, mig.uuid) for mig in gpu.mig]
     return [VisibleGpu(gpu, None, gpu.uuid or str(gpu.index))]
 
 
 def _indices_hold(gpus: Sequence[Gpu]) -> bool:
-    """Whether VISIBLE_DEVICES_VARIABLE, counting by the PCI bus, counts as NVML does.
+    """Whether CUDA's indices, in PCI bus order, equal NVML's.
 
-    It skips GPUs that are lost, or in MIG mode without instances, and the instances of one in MIG mode may count each.
+    CUDA skips GPUs that are lost, or in MIG mode without instances, and may count each instance of one in MIG mode.
     """
     return [gpu.index for gpu in gpus] == [*range(len(gpus))] and not any(gpu.mig_mode or gpu.mig for gpu in gpus)
 
 
 def drop_hidden_mig(named: Sequence[VisibleGpu]) -> tuple[list[VisibleGpu], list[str]]:
-    """Leave out what one process cannot see beside a MIG instance, and say so.
+    """Remove the devices that one process cannot see together with a MIG instance; return the others, and notes.
 
-    From driver 570 on that is a second compute instance of the same GPU instance; before, it is everything but the
-    first MIG instance (MIG User Guide, "VISIBLE_DEVICES_VARIABLE Device Enumeration").
+    From driver 570 on, that is a second compute instance of the same GPU instance; before, everything but the first
+    MIG instance (MIG User Guide, "CUDA Device Enumeration").
     """
     first_mig = next((device for device in named if device.mig), None)
     if first_mig is None:
@@ -312,11 +311,12 @@ def drop_hidden_mig(named: Sequence[VisibleGpu]) -> tuple[list[VisibleGpu], list
 
 
 def _order_notes(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[str]:
-    """Warn where numbers may differ: VISIBLE_DEVICES_VARIABLE counts from the fastest GPU unless told not to, NVML by the PCI bus."""
+    """Warn if indices may differ: by default CUDA numbers from the fastest GPU, NVML in PCI bus order."""
     if len({gpu.name for gpu in gpus}) < 2 or environ.get(DEVICE_ORDER_VARIABLE) == "PCI_BUS_ID":
         return []
     return [
-        f"The GPUs differ, and CUDA may number them in another order than shown; set {DEVICE_ORDER_VARIABLE}=PCI_BUS_ID."
+        "The GPUs differ, and CUDA may number them in another order than shown;"
+        f" set {DEVICE_ORDER_VARIABLE}=PCI_BUS_ID."
     ]
 
 

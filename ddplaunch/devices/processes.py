@@ -1,4 +1,4 @@
-"""A process by its number: its name and user, for the readers of GPUs, and what it uses now, from /proc."""
+"""Reads processes by PID: name and user, for GPU processes; and CPU, memory and I/O of a process tree, from /proc."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ddplaunch.plan.hardware import GpuProcess
 if TYPE_CHECKING:
     from typing import Any
 
-MAX_PROCESSES = 256  # of one tree that are looked at
+MAX_PROCESSES = 256  # read at most, of one tree
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def describe_process(pid: int, memory: int | None) -> GpuProcess:
-    """Return the process with its name and user, None where it is gone or hidden (another container's, ``hidepid``)."""
+    """Return the process with its name and user, None if it is gone or hidden (by a container, ``hidepid``)."""
     psutil: Any = importlib.import_module("psutil")
     name = user = None
     try:
@@ -32,11 +32,11 @@ def describe_process(pid: int, memory: int | None) -> GpuProcess:
 
 @dataclass(frozen=True)
 class ProcessUsage:
-    """What processes use."""
+    """What one or several processes use."""
 
-    cpu: float = 0.0  # seconds, of those that have ended below it too
-    memory: int = 0  # bytes that are in no file: what the kernel would have to swap
-    read: int = 0  # bytes, from files, pipes and disks; ``recv`` is not in it. Of those that have ended too
+    cpu: float = 0.0  # seconds, including children that have ended
+    memory: int = 0  # bytes not backed by files: what the kernel would have to swap
+    read: int = 0  # bytes from files, pipes and disks, without ``recv``; including children that have ended
     written: int = 0
 
     def add(self, other: ProcessUsage) -> ProcessUsage:
@@ -49,7 +49,7 @@ class ProcessUsage:
 
 
 def read_tree_usage(pid: int) -> ProcessUsage | None:
-    """What a process and the living ones below it use; None where it has gone.
+    """Return what a process and its living descendants use; None if it has ended.
 
     Only the children of main threads are followed, which costs 50 µs a process: others start none in practice.
     """

@@ -1,4 +1,4 @@
-"""What the kernel's files say: one value, the NUMA nodes, and which node and CPUs a PCI device sits beside."""
+"""Reads the kernel's files: single values, NUMA nodes, and the NUMA node and CPUs near a PCI device."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ NODE_MEMORY = re.compile(r"MemTotal:\s+(\d+) kB")  # in node*/meminfo: "Node 0 M
 
 
 Folder = str | os.PathLike[str]
-"""One of the kernel's trees, or one that a test has made."""
+"""A kernel file system such as /sys, or a test's copy."""
 
 
 def list_numbered(folder: str, name: str) -> list[tuple[str, str]]:
-    """The entries of a folder that are called ``name`` and then begin with a digit: their paths, and what follows."""
+    """List the entries of a folder that are ``name`` and a number: paths, and what follows ``name``."""
     try:
         entries = os.listdir(folder)
     except OSError:
@@ -26,9 +26,9 @@ def list_numbered(folder: str, name: str) -> list[tuple[str, str]]:
 
 
 def read_text(path: str) -> str | None:
-    """Return what the file says, stripped; None where it is absent or may not be read.
+    """Return the stripped text of a file; None if it does not exist or cannot be read.
 
-    A driver may also fail the read itself, for a GPU off its bus or outside of our cgroup; that is an OSError too.
+    A driver may fail the read itself, for a GPU off its bus or outside of this cgroup; that is an OSError too.
     """
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -38,7 +38,7 @@ def read_text(path: str) -> str | None:
 
 
 def read_int(path: str) -> int | None:
-    """Return the number in the file, decimal or 0x…; None where there is none."""
+    """Return the number in a file, decimal or 0x…; None if there is none."""
     try:
         return int(read_text(path) or "", base=0)
     except ValueError:
@@ -46,7 +46,7 @@ def read_int(path: str) -> int | None:
 
 
 def read_numa(sysfs: Folder, online: tuple[int, ...]) -> tuple[NumaNode, ...]:
-    """Return the NUMA nodes that have CPUs; one node 0 of all ``online`` CPUs where the kernel names none.
+    """Return the NUMA nodes that have CPUs; one node 0 with all ``online`` CPUs if the kernel lists none.
 
     A node of memory alone (HBM, CXL, the memory of a Grace Hopper GPU) is left out: no process can run on it.
     """
@@ -60,7 +60,7 @@ def read_numa(sysfs: Folder, online: tuple[int, ...]) -> tuple[NumaNode, ...]:
 
 
 def read_pci_locality(sysfs: Folder, pci: str | None) -> tuple[int | None, tuple[int, ...]]:
-    """Return the NUMA node and the CPUs beside the device at this PCI address; None and () if unknown.
+    """Return the NUMA node and the CPUs near the device at this PCI address; None and () if unknown.
 
     The kernel writes node -1 for "not known" (``Documentation/ABI/testing/sysfs-bus-pci``).
     """

@@ -1,4 +1,4 @@
-"""What the readers of all vendors share: a GPU as torch will number it, a vendor, and the masks in its variables."""
+"""Common to all GPU vendors: the ``Vendor`` interface, devices as torch numbers them, ``*_VISIBLE_DEVICES`` masks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ddplaunch.devices.sysfs import Folder
 
 HIDE_ALL_VALUES = ("", "-1", "NoDevFiles")
-"""Values that hide every GPU and are meant to; "NoDevFiles" is Slurm's for a job that asked for none."""
+"""Mask values that hide every GPU on purpose; Slurm sets "NoDevFiles" for a job that requested no GPU."""
 
 UUID_KINDS = ("gpu-", "mig-")
 SOURCE_SEPARATOR = " and "  # between the variables that a source names
@@ -22,9 +22,9 @@ SOURCE_SEPARATOR = " and "  # between the variables that a source names
 
 @dataclass(frozen=True)
 class VisibleGpu:
-    """One device as torch will number it: a whole GPU, or one MIG instance of it.
+    """One device as torch numbers it: a whole GPU, or one MIG instance.
 
-    ``token`` names this device alone in its vendor's variable: a UUID where it has one, else an index.
+    ``token`` identifies the device in its vendor's mask variable: a UUID if it has one, else an index.
     """
 
     gpu: Gpu
@@ -36,8 +36,8 @@ class VisibleGpu:
 class VisibleGpus:
     """The devices that ranks will see, in torch's order.
 
-    ``source`` says who chose them ("--gpus", "CUDA_VISIBLE_DEVICES", "NVML"); ``environ`` is what to set in the ranks
-    so that they see just these, empty where what they inherit says so already.
+    ``source``: what selected them ("--gpus", "CUDA_VISIBLE_DEVICES", "NVML"). ``environ``: variables to set in the
+    ranks so that they see exactly these; empty if the inherited variables already do that.
     """
 
     gpus: tuple[VisibleGpu, ...]
@@ -45,22 +45,22 @@ class VisibleGpus:
     environ: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    devices: tuple[str, ...] = ()  # torch's names of ``gpus``, one each: ("cuda:0", "cuda:1"), ("mps",)
+    devices: tuple[str, ...] = ()  # torch's names of ``gpus``: ("cuda:0", "cuda:1"), ("mps",)
     backend: str = "gloo"  # of the process group, without --backend
-    by_index: bool = False  # whether a variable is to name them by index: programs read integers there, vLLM for one
+    by_index: bool = False  # list indices in the mask variable instead of UUIDs: programs like vLLM parse integers
 
 
 @dataclass(frozen=True)
 class KernelTrees:
-    """Where a reader looks, and for what: the kernel's trees, or those that tests make."""
+    """The folders that a vendor's reader reads, the kernel's or a test's, and what it reads."""
 
     sysfs: Folder = "/sys"
     dev: Folder = "/dev"
-    processes: bool = False  # whether to list who uses each GPU
+    processes: bool = False  # whether to list the processes on each GPU
 
 
 ReadResult = tuple[list[Gpu], Sequence[str | LostGpu]]
-"""The GPUs in the driver's order, and what people should know: of those that cannot be read, too."""
+"""The GPUs in the driver's order, and notes for the user, including GPUs that cannot be read."""
 
 
 def _one_each(gpu: Gpu) -> list[VisibleGpu]:
@@ -69,35 +69,36 @@ def _one_each(gpu: Gpu) -> list[VisibleGpu]:
 
 @dataclass(frozen=True)
 class Vendor:
-    """One maker of GPUs: how they are found, and what its variables say of them. A new one is a file with one of these,
-    and its place among ``VENDORS``.
+    """A GPU vendor: how its GPUs are found, and how its environment variables mask them.
+
+    To add a vendor, write a file with an instance and add that to ``VENDORS``.
     """
 
     name: str  # "nvidia", as in JSON
-    title: str  # "NVIDIA", for people
-    torch: str  # the device type under which torch knows them: "cuda:0", or "mps" where there is only one
+    title: str  # "NVIDIA", in messages
+    torch: str  # torch's device type: "cuda"
     read: Callable[[KernelTrees], ReadResult]
-    apply_masks: Callable[
-        [Sequence[Gpu], Mapping[str, str]], VisibleGpus
-    ]  # what the variables that are set leave of them
-    select: Callable[[Sequence[VisibleGpu], list[str], Mapping[str, str]], VisibleGpus]  # says a choice in variables
-    backend: str = "gloo"  # torch's for them
-    masks: tuple[str, ...] = ()  # the variables that hide some
-    hide_all_variables: Mapping[str, str] = field(default_factory=dict)  # variables with which a rank sees none
-    has_indices: bool = True  # whether torch numbers them
-    devices_of_gpu: Callable[[Gpu], list[VisibleGpu]] = _one_each  # the devices that one GPU is
-    indices_hold: Callable[[Sequence[Gpu]], bool] = bool  # whether the vendor's variable counts as we do
+    # (GPUs, environment): the devices that the mask variables leave visible
+    apply_masks: Callable[[Sequence[Gpu], Mapping[str, str]], VisibleGpus]
+    # (devices, notes, environment): the same devices with the mask variables that select them
+    select: Callable[[Sequence[VisibleGpu], list[str], Mapping[str, str]], VisibleGpus]
+    backend: str = "gloo"  # torch's backend for these devices
+    masks: tuple[str, ...] = ()  # names of the mask variables
+    hide_all_variables: Mapping[str, str] = field(default_factory=dict)  # variables that hide all GPUs from a rank
+    has_indices: bool = True  # "cuda:0", not "mps"
+    devices_of_gpu: Callable[[Gpu], list[VisibleGpu]] = _one_each  # several for a GPU in MIG mode
+    indices_hold: Callable[[Sequence[Gpu]], bool] = bool  # whether indices in the mask variable equal ``Gpu.index``
 
     def chosen(
         self, devices: Sequence[VisibleGpu], notes: list[str], environ: Mapping[str, str], by_index: bool
     ) -> VisibleGpus:
-        """Say a choice in variables: by index, or by ``token``, which a MIG instance always is."""
+        """Select ``devices`` by mask variables: by index, or by ``token``, which is always used for MIG instances."""
         if by_index and not any(device.mig for device in devices):
             devices = [replace(device, token=str(device.gpu.index)) for device in devices]
         return self.select(devices, notes, environ)
 
     def with_device_names(self, visible: VisibleGpus) -> VisibleGpus:
-        """Add torch's names of the devices, and the backend."""
+        """Add torch's device names and backend."""
         devices = tuple(
             f"{self.torch}:{index}" if self.has_indices else self.torch for index in range(len(visible.gpus))
         )
@@ -105,20 +106,22 @@ class Vendor:
 
 
 def as_whole_gpu(gpu: Gpu) -> VisibleGpu:
-    # Level Zero has no UUIDs, and HIP has them only lately.
+    # By index: Level Zero has no UUIDs, and only recent versions of HIP do.
     return VisibleGpu(gpu, None, str(gpu.index))
 
 
-def match_uuid(gpus: Iterable[Gpu], prefix: str, whole: Callable[[Gpu], list[VisibleGpu]]) -> list[list[VisibleGpu]]:
-    """Return what each UUID that begins so names, "GPU-" or "MIG-" at least; capital letters do not matter.
+def match_uuid(
+    gpus: Iterable[Gpu], prefix: str, devices_of_gpu: Callable[[Gpu], list[VisibleGpu]]
+) -> list[list[VisibleGpu]]:
+    """Return the devices of each GPU or MIG instance whose UUID begins with ``prefix``; case is ignored.
 
-    ``devices_of_gpu`` says what a GPU is as a whole.
+    ``prefix`` is at least "GPU-" or "MIG-".
     """
     prefix = prefix.lower()
     matches = []
     for gpu in gpus if prefix.startswith(UUID_KINDS) else ():
         if (gpu.uuid or "").lower().startswith(prefix):
-            matches.append(whole(gpu))
+            matches.append(devices_of_gpu(gpu))
         for mig in gpu.mig:
             older = f"MIG-{gpu.uuid}/{mig.gpu_instance}/{mig.compute_instance}"
             if mig.uuid.lower().startswith(prefix) or older.lower() == prefix:
@@ -134,9 +137,9 @@ def resolve_mask(
     *,
     on_duplicate: Literal["hides all", "ends the list", "counts once"],
 ) -> tuple[list[VisibleGpu], list[str]]:
-    """Resolve the entries of a mask from left to right, up to the first that names no one device.
+    """Resolve the entries of a mask from left to right, up to the first that does not identify one device.
 
-    Returns them and a note where the mask cannot have meant that; ``format_available`` says in words what could be named.
+    Returns the devices, and notes on likely mistakes; ``available`` describes the possible entries, for a note.
     """
     visible: list[VisibleGpu] = []
     if mask in HIDE_ALL_VALUES:
@@ -144,8 +147,8 @@ def resolve_mask(
     for entry in mask.rstrip(", ").split(","):
         found = find(entry)
         if not found:
-            meant = entry.strip() == "-1"
-            return visible, [] if meant else [f"{variable}={mask} ends before {entry!r}: {available}."]
+            is_intended = entry.strip() == "-1"
+            return visible, [] if is_intended else [f"{variable}={mask} ends before {entry!r}: {available}."]
         if any(device in visible for device in found):
             if on_duplicate == "hides all":
                 return [], [f"{variable}={mask} names {entry.strip()} twice, so CUDA hides every GPU."]
@@ -161,7 +164,7 @@ def format_available(gpus: Sequence[Gpu]) -> str:
 
 
 def format_indices(indices: Sequence[int]) -> str:
-    """Say which indices there are: "4 GPUs, 0 to 3"."""
+    """Describe indices: "4 GPUs, 0 to 3"."""
     count = f"{len(indices)} GPU{'' if len(indices) == 1 else 's'}"
     if len(indices) > 2 and list(indices) == list(range(len(indices))):
         return f"{count}, 0 to {indices[-1]}"

@@ -1,8 +1,8 @@
-"""Which GPUs a job may use and in which order torch will number them: ``--gpus``, else the vendor's variable, else all.
+"""Selects the GPUs that a job may use, in torch's order: by ``--gpus``, else the vendor's mask variables, else all.
 
-Pure: the hardware and the environment come in as data. Says nothing of how many ranks share them.
+Pure: the hardware and the environment come in as data. How many ranks share a GPU is decided elsewhere.
 
-A torch build drives the GPUs of one vendor. On a machine with several, that of ``VENDORS`` that comes first is taken.
+A torch build supports the GPUs of one vendor. On a machine with several, the first of ``VENDORS`` is used.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from ddplaunch.errors import UsageError
 from ddplaunch.plan.hardware import Gpu, Hardware
 from ddplaunch.plan.numbers import parse_int
 
-NO_GPUS = "none"  # what `--gpus` calls running on the CPUs on purpose
+NO_GPUS = "none"  # value of --gpus: run on the CPUs
 LIST_HINT = "`ddplaunch devices` lists them"
 
 
 def visible_gpus(hardware: Hardware, wanted: str | None, environ: Mapping[str, str]) -> VisibleGpus:
-    """Return the devices a job may use; ``wanted`` is the text of ``--gpus``, None where it was not given.
+    """Return the devices that a job may use; ``wanted`` is the value of ``--gpus``, None without it.
 
     ``--gpus none`` hides them from torch's builds for NVIDIA and AMD; Intel's and Apple's have no variable for that.
-    Raises UsageError if ``wanted`` names a GPU that is not there, names one twice, or names none.
+    Raises UsageError if ``wanted`` has a GPU that does not exist, has one twice, or is empty.
     """
     vendor = next((each for each in VENDORS if any(gpu.vendor == each.name for gpu in hardware.gpus)), None)
     if wanted == NO_GPUS:
@@ -50,8 +50,8 @@ def visible_gpus(hardware: Hardware, wanted: str | None, environ: Mapping[str, s
     gpus = [gpu for gpu in hardware.gpus if gpu.vendor == vendor.name]
     inherited = vendor.apply_masks(gpus, environ)
     text = wanted or ",".join(environ.get(name, "") for name in vendor.masks)
-    typed_uuid = any(entry.strip().lower().startswith(UUID_KINDS) for entry in text.split(","))
-    by_index = vendor.indices_hold(gpus) and not typed_uuid
+    has_uuid = any(entry.strip().lower().startswith(UUID_KINDS) for entry in text.split(","))
+    by_index = vendor.indices_hold(gpus) and not has_uuid
     if wanted is None:
         return replace(vendor.with_device_names(inherited), by_index=by_index)
     chosen, notes = _select_wanted(vendor, gpus, wanted)
@@ -62,14 +62,14 @@ def visible_gpus(hardware: Hardware, wanted: str | None, environ: Mapping[str, s
 
 
 def single_device_environments(visible: VisibleGpus, environ: Mapping[str, str]) -> tuple[Mapping[str, str], ...]:
-    """For each device the variables with which a rank sees it and no other."""
+    """Return for each device the variables with which a rank sees it alone."""
     by_name = {vendor.name: vendor for vendor in VENDORS}
     by_index = visible.by_index
     return tuple(by_name[each.gpu.vendor].chosen([each], [], environ, by_index).environ for each in visible.gpus)
 
 
 def are_all_hidden(environ: Mapping[str, str]) -> bool:
-    """Whether a variable hides all GPUs, and is meant to."""
+    """Whether a mask variable hides all GPUs on purpose."""
     names = {name for vendor in VENDORS if vendor.hide_all_variables for name in vendor.masks}
     return any(environ.get(name) in HIDE_ALL_VALUES for name in names)
 

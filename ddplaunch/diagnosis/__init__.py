@@ -1,6 +1,6 @@
-"""What ranks were found doing, and what it means: who waits for whom, who is slow. Pure, standard library only.
+"""Diagnosis of inspected ranks: who waits for whom, stalls, slow ranks, out of memory. Pure, standard library only.
 
-Its modules are loaded when they are first used, as ``diagnosis.stall``: a run that ends well needs none of them.
+The modules are loaded at their first use, as ``diagnosis.stall``: a run without problems needs none of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""When a rank arrived at its last collectives: read from the trace that torch keeps of them, in a form that travels.
+"""Parses when a rank arrived at its last collectives, from torch's flight recorder, into a compact form.
 
-torch keeps the last 2,000 operations of each rank, on every backend, and ``_dump_fr_trace_json(True, False)`` gives
-them; the time is that of the call, by the clock of the rank's host.
+torch records the last 2,000 operations of each rank, on every backend; ``_dump_fr_trace_json(True, False)`` returns
+them. The time is that of the call, by the clock of the rank's host.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from ddplaunch.diagnosis.inspection import CollectiveArrivals
 from ddplaunch.errors import sanitize_line
 
 MAX_RECORDED_OPERATIONS = 2000
-"""Operations that torch keeps of a rank (TORCH_FR_BUFFER_SIZE)."""
+"""Operations that torch records of a rank (TORCH_FR_BUFFER_SIZE)."""
 
-_MAX_ARRIVALS, _MIN_ARRIVALS_PER_RANK = 200_000, 50  # arrivals of all ranks together, and of one
-_MAX_SEQUENCES = 64  # of consecutive numbers
-_MAX_TIME_NS = 10**20  # of the time of an arrival: 1e11 seconds
+_MAX_ARRIVALS, _MIN_ARRIVALS_PER_RANK = 200_000, 50  # of all ranks together at most; of one at least
+_MAX_SEQUENCES = 64  # runs of consecutive collectives
+_MAX_TIME_NS = 10**20  # of an arrival: 1e11 seconds
 _MAX_NUMBER = 1 << 62  # of the number of a collective
 
 
 def operations_per_rank(world_size: int) -> int:
-    """Return how many of its last operations a rank reports, so that those of all can be compared in one place."""
+    """Return how many of its last operations a rank reports, so that node 0 can compare those of all ranks."""
     return max(_MIN_ARRIVALS_PER_RANK, min(MAX_RECORDED_OPERATIONS, _MAX_ARRIVALS // world_size))
 
 
 def parse_arrivals(rank: int, trace: bytes, most: int = MAX_RECORDED_OPERATIONS) -> tuple[CollectiveArrivals, ...]:
-    """Read the arrivals in a rank's trace, of its last ``most`` operations; several where a number was left out.
+    """Parse the arrivals in a trace, of the last ``most`` operations; several of a group if its numbers have a gap.
 
     Raises:
-        ValueError: it is not such a trace.
+        ValueError: it is no such trace.
     """
     try:
         entries = json.loads(trace)["entries"][-most:]
@@ -60,7 +60,7 @@ def parse_arrivals(rank: int, trace: bytes, most: int = MAX_RECORDED_OPERATIONS)
 
 
 def _parse_entry(entry: dict[str, object]) -> tuple[tuple[str, str], int, int]:
-    """The group, the number and the microseconds since the epoch of an entry."""
+    """Return the group, number and microseconds since the epoch of an entry."""
     group, number, created = entry["process_group"], entry["collective_seq_id"], entry["time_created_ns"]
     if not isinstance(group, list) or len(group) != 2 or not all(isinstance(each, str) for each in group):
         raise ValueError("a process group without a name")

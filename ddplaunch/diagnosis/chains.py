@@ -1,4 +1,4 @@
-"""Chains of ranks that each wait for the next: where they end, and in which cycles."""
+"""Wait chains: ranks that each wait for the next one; where a chain ends, and its cycles."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ _MAX_ARROWS = 10
 
 
 class ChainEnd(NamedTuple):
-    """Where a chain ends, of ranks in one function that each send to the next or receive from it."""
+    """The end of a chain of ranks in one function that each send to the next, or receive from it."""
 
-    rank: int | None = None  # the first that is not in that function; None where it is not known
-    cycle: tuple[int, ...] = ()  # where it comes back to one of its own
-    has_matching_partner: bool = False  # whether the partner is there, in the call that goes with theirs
+    rank: int | None = None  # the first rank that is not in that function; None if unknown
+    cycle: tuple[int, ...] = ()  # the ranks of the cycle that the chain ends in; () without one
+    has_matching_partner: bool = False  # the last rank's partner is in the matching call
 
 
 def group_by_chain_end(partners: Mapping[int, int | None], matched: Collection[int]) -> dict[ChainEnd, list[int]]:
-    """Group the ranks of one function that wait for the same one in the end.
+    """Group the ranks in one function by the end of their chain.
 
-    ``partners`` says of each whom it sends to or receives from, ``met`` which of them have their partner.
+    ``partners``: by rank, the one that it sends to or receives from; ``matched``: the ranks whose partner is in the
+    matching call.
     """
     found: dict[int, ChainEnd] = dict.fromkeys(matched, ChainEnd(has_matching_partner=True))
     for first in sorted(partners):
@@ -44,7 +45,7 @@ def group_by_chain_end(partners: Mapping[int, int | None], matched: Collection[i
 
 
 def find_cycle(nexts: Mapping[int, int]) -> tuple[int, ...]:
-    """The cycle that the lowest rank comes to; ``nexts`` says of each for which of them it waits."""
+    """Return the cycle that the lowest rank's chain ends in; ``nexts``: by rank, the rank that it waits for."""
     chain: list[int] = []
     passed: set[int] = set()
     rank = min(nexts)
@@ -56,7 +57,7 @@ def find_cycle(nexts: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def format_cycle(cycle: Sequence[int]) -> str:
-    """Name a cycle: "0 → 1 → 3 → 2 → 0"; of a long one its beginning and its end."""
+    """Format a cycle as "0 → 1 → 3 → 2 → 0"; a long one is shortened in the middle."""
     around = [*map(str, cycle), str(cycle[0])]
     if len(around) > _MAX_ARROWS:
         around = [*around[: _MAX_ARROWS - 3], "…", *around[-2:]]

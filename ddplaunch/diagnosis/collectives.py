@@ -1,4 +1,4 @@
-"""What torch's flight recorder says, as data: how far a rank is in each process group, and what it entered last."""
+"""Parses dumps of torch's flight recorder: how far a rank is in each process group, and its last collectives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddplaunch.diagnosis.inspection import ActiveCall, Collective, Group, GroupS
 from ddplaunch.errors import sanitize_line
 
 MAX_GROUPS = 1024
-"""Process groups of a rank that are looked at."""
+"""Process groups of a rank that are read at most."""
 
 _MAX_ENTRIES = 1 << 16
 _MAX_NUMBER = (1 << 63) - 1
@@ -31,13 +31,13 @@ _DTYPES = {
     "ComplexFloat": "complex64",
     "ComplexDouble": "complex128",
 }
-"""torch's inner names of types, where they are more than the usual ones in another spelling ("BFloat16")."""
+"""torch's internal type names that are not just another spelling of the usual name (like "BFloat16")."""
 
 T = TypeVar("T")
 
 
 def parse_states(dump: bytes) -> tuple[GroupState, ...]:
-    """Read how far a rank is in each process group that it has used; ValueError for anything else than such a dump."""
+    """Parse how far a rank is in each process group that it has used; ValueError if it is no such dump."""
     return tuple(
         GroupState(
             sanitize_line(name),
@@ -48,25 +48,25 @@ def parse_states(dump: bytes) -> tuple[GroupState, ...]:
     )
 
 
-def parse_group_counts(said: bytes) -> dict[Group, int]:
-    """Read the groups of a rank, in the order in which it made them, and the operations in each so far.
+def parse_group_counts(reply: bytes) -> dict[Group, int]:
+    """Parse a rank's process groups, in the order of their creation, and the number of operations in each so far.
 
-    It is what ``rank/answers.py`` writes; -1 is a number that is not known. ValueError for anything else.
+    ``reply`` is written by ``rank/answers.py``; -1 is an unknown number. ValueError for anything else.
     """
     found: dict[Group, int] = {}
     try:
-        for name, description, ranks, count in islice(json.loads(said), MAX_GROUPS):
+        for name, description, ranks, count in islice(json.loads(reply), MAX_GROUPS):
             found[Group(sanitize_line(str(name)), sanitize_line(str(description)), tuple(map(int, ranks)))] = int(count)
     except (TypeError, RecursionError) as error:
         raise ValueError("no groups") from error
     return found
 
 
-def parse_call(said: bytes) -> ActiveCall | None:
-    """Read the function that a rank is in, as ``rank/answers.py`` writes it; ValueError for anything else."""
-    if not said:
+def parse_call(reply: bytes) -> ActiveCall | None:
+    """Parse the function that a rank is in, as ``rank/answers.py`` writes it; ValueError for anything else."""
+    if not reply:
         return None
-    function, operation, number, *members = said.decode("ascii").split(" ")
+    function, operation, number, *members = reply.decode("ascii").split(" ")
     ranks = tuple(map(int, members[0].split(","))) if members else ()
     return ActiveCall(
         sanitize_line(function), sanitize_line(operation), int(number) if int(number) >= 0 else None, ranks
@@ -74,10 +74,10 @@ def parse_call(said: bytes) -> ActiveCall | None:
 
 
 def name_groups(states: Sequence[GroupState], known: Mapping[Group, int]) -> tuple[GroupState, ...]:
-    """Give states the names of their groups, which torch numbers in each process as it makes them.
+    """Replace the group numbers in ``states`` by names; torch numbers groups in each process as it creates them.
 
-    Once groups were destroyed the numbers no longer fit, and what is ``known`` says so. Then it is not known what
-    has completed: all but the last operation counts as completed, so that a rank that seems to wait is asked for more.
+    Once groups were destroyed the numbers no longer fit, which the counts in ``known`` reveal. Then the completed
+    operations are unknown: all but the last one count as completed, so that a rank that may wait is queried again.
     """
     groups = list(known)
     if all(
@@ -91,15 +91,15 @@ def name_groups(states: Sequence[GroupState], known: Mapping[Group, int]) -> tup
 
 
 def states_without_recorder(known: Mapping[Group, int]) -> tuple[GroupState, ...]:
-    """The states of groups in a rank without a flight recorder: what it has entered counts as completed."""
+    """Return the group states of a rank without a flight recorder: what it has entered counts as completed."""
     return tuple(GroupState(group.group, count, count) for group, count in known.items() if count > 0)
 
 
 def parse_last_collectives(dump: bytes) -> tuple[Collective, ...]:
-    """Read from a dump with entries what a rank entered last in each group; before it the oldest that is not complete.
+    """Parse the collectives of a dump with entries: in each group the oldest incomplete one, and the last.
 
     Raises:
-        ValueError: it is anything else than such a dump.
+        ValueError: it is no such dump.
     """
     found: list[Collective] = []
     for entries in _by_group(_load(dump)).values():
@@ -111,15 +111,15 @@ def parse_last_collectives(dump: bytes) -> tuple[Collective, ...]:
 
 
 class RecordedCall(NamedTuple):
-    """A collective that the recorder has, with what it tells besides."""
+    """A collective in the flight recorder, with its group's description and its end."""
 
     collective: Collective
     description: str  # of its group: "default_pg"
-    ended: float  # seconds since the epoch; 0 where it is not known, as on gloo
+    ended: float  # seconds since the epoch; 0 if unknown, as on gloo
 
 
 def collectives_between(dump: bytes, since: float, until: float) -> Iterator[RecordedCall]:
-    """Read the collectives that were entered between these moments; ValueError for anything else than a dump."""
+    """Yield the collectives that were entered between two moments; ValueError if it is no dump."""
     for entry in _entries(_load(dump)):
         if since <= _parse_seconds(entry.get("time_created_ns", 0), 1e9) <= until and entry.get("is_p2p") is not True:
             ended = _parse_seconds(entry.get("time_discovered_completed_ns") or 0, 1e9)
@@ -154,7 +154,7 @@ def _collective(entry: Mapping[str, object]) -> Collective:
 
 
 def _tensors(types: Sequence[object], sizes: Sequence[object]) -> str:
-    """Write tensors as "float32[2, 3], int64[1]", the first of many."""
+    """Format tensors as "float32[2, 3], int64[1]"; of many only the first."""
     if len(types) != len(sizes):
         raise ValueError("types and sizes do not go together")
     named = [_tensor(*each) for each in zip(types[:_NAMED_TENSORS], sizes[:_NAMED_TENSORS], strict=True)]
@@ -170,7 +170,7 @@ def _tensor(kind: object, sizes: object) -> str:
 
 
 def _group_names(entry: Mapping[str, object]) -> tuple[str, str]:
-    """A group's name and what the program called it."""
+    """Return torch's name of the group, and its description."""
     names = [
         sanitize_line(_checked_cast(str, each)) for each in _checked_cast(list, _get_field(entry, "process_group"))
     ]
@@ -204,7 +204,7 @@ def _get_field(value: object, name: str, default: object = None) -> object:
 
 
 def _parse_int(value: object) -> int:
-    """A whole number; torch writes some of them as texts."""
+    """Parse an integer; torch writes some of them as strings."""
     if isinstance(value, str) and len(value) <= 20:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > _MAX_NUMBER:

@@ -1,4 +1,4 @@
-"""Which rank a failed job had waited for: what the failure report says first where all others only waited."""
+"""Finds the culprit of a failed job: the rank that the others waited for. The failure report begins with it."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ from ddplaunch.words import format_ranks
 
 _TIMEOUT = re.compile(r"(?:Timed out waiting |wait timeout after |Timeout\(ms\)=)(\d{1,12})")  # milliseconds
 _STORE_LOST = "DistNetworkError"
-"""What a rank raises whose connection to the job's store has closed; torch has no other such connections."""
+"""The error of a rank whose connection to the job's store was closed; torch raises it for no other connection."""
 
-_SEEN_LATE = 1.0  # seconds from the moment when a rank closes its connections until its end is seen
+_EXIT_DELAY_S = 1.0  # from the moment when a rank closes its connections until its end is noticed
 _MAX_NAMED = 3
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """The ranks that a job had waited for, or that did not do what the others did."""
+    """The ranks that the others waited for, or that did something else than the others."""
 
     ranks: tuple[int, ...]
-    collective: str  # what they did not enter: "all_reduce #4121", "init_process_group"; "" where it is not known
+    collective: str  # what they did not enter: "all_reduce #4121", "init_process_group"; "" if unknown
     waiters: int  # how many ranks waited for them
-    frame: Frame | None  # the user's line at which the first of them was
-    text: str  # a sentence
+    frame: Frame | None  # the user's line of the first of them
+    text: str  # the sentence of the report
 
 
 @dataclass(frozen=True)
 class _TimedOutRank:
-    """A rank whose own failure only says that it had waited."""
+    """A rank that failed only because it had waited for others."""
 
     rank: int
-    function: str  # of torch.distributed, in which it failed; "" where its traceback does not tell
-    place: Frame | None
-    directly: bool  # whether the user's own line called what failed: the wait() of a send, or of a collective
+    function: str  # of torch.distributed, in which it failed; "" if its traceback does not show it
+    place: Frame | None  # the user's line
+    directly: bool  # the user's line itself called what failed: the wait() of a send, or of a collective
 
 
 def find_culprit(
@@ -67,14 +67,17 @@ def find_culprit(
     timed_out: bool = False,
     folder: str = "",
 ) -> Culprit | None:
-    """Find the rank that the others waited for; None where what was found does not tell.
+    """Find the rank that the others waited for; None if the inspection does not show it.
 
-    ``inspection`` was taken before any rank was stopped. ``failed`` are the ranks that had failed by then because they
-    waited (torch's own timeout, a lost connection), with the tracebacks that they left; ``folder`` is the job's, to
-    which files are relative. ``timed_out``: whether they waited until torch's timeout.
+    Args:
+        inspection: taken before any rank was stopped.
+        failed: the ranks that had failed by then because they waited (torch's timeout, a lost connection), with their
+            tracebacks.
+        timed_out: they waited until torch's timeout.
+        folder: the job's; files are named relative to it.
     """
     gone = [_parse_failure(rank, traceback, folder) for rank, traceback in failed]
-    if found := _of_store(inspection, failed, gone):
+    if found := _culprit_from_store(inspection, failed, gone):
         return found
     until = _format_timeout(inspection, failed) if timed_out else ""
     all_waits = find_waits(inspection)
@@ -90,12 +93,12 @@ def find_culprit(
 
 
 def ended_before(inspection: Inspection, moment: float) -> str:
-    """Which ranks had ended with exit code 0 when another lost its connection, and how long before that; "" for none.
+    """Describe which ranks had ended with exit code 0 when another lost its connection, and how long before; or "".
 
-    An end is seen a little later than its connections close.
+    The end of a rank is noticed a little later than its connections close.
     """
     ago = {rank.rank: moment - rank.ended for rank in inspection.ranks if rank.code == 0 and rank.ended is not None}
-    ago = {rank: seconds for rank, seconds in ago.items() if seconds > -_SEEN_LATE}
+    ago = {rank: seconds for rank, seconds in ago.items() if seconds > -_EXIT_DELAY_S}
     if not ago:
         return ""
     last = min(ago.values())
@@ -112,7 +115,7 @@ def _parse_failure(rank: int, traceback: str, folder: str) -> _TimedOutRank:
 
 
 def _format_timeout(inspection: Inspection, failed: Sequence[tuple[int, str]]) -> str:
-    """How long ranks have waited: " until the timeout (600 s)"."""
+    """Format how long ranks have waited: " until the timeout (600 s)"."""
     for _, traceback in failed:
         if found := _TIMEOUT.search(traceback):
             return f" until the timeout ({int(found[1]) / 1000:g} s)"
@@ -120,35 +123,35 @@ def _format_timeout(inspection: Inspection, failed: Sequence[tuple[int, str]]) -
     return " until the timeout" + (f" ({seconds.pop():g} s)" if len(seconds) == 1 else "")
 
 
-def _of_store(
+def _culprit_from_store(
     inspection: Inspection, failed: Sequence[tuple[int, str]], gone: Sequence[_TimedOutRank]
 ) -> Culprit | None:
-    """Rank 0, where it held the store and has ended: whether it was to call what the others called is not known."""
+    """Rank 0, if it served the store and has ended; whether it should have called what the others called is unknown."""
     first = inspection.by_number.get(0)
     if first is None or not _ended_well(first) or not failed or not all(_STORE_LOST in each for _, each in failed):
         return None
     needed = " and ".join(sorted({each.function for each in gone if each.function}))
-    sentence = f"rank 0 {describe_halt(first).before}, and with it the store, which {format_ranks(each.rank for each in gone)} still needed"
-    return Culprit((0,), "", len(gone), None, sentence + (f" in {needed}" if needed else ""))
+    ranks = format_ranks(each.rank for each in gone)
+    text = f"rank 0 {describe_halt(first).before}, and with it the store, which {ranks} still needed"
+    return Culprit((0,), "", len(gone), None, text + (f" in {needed}" if needed else ""))
 
 
 def _culprit_from_wait(
     wait: Wait, inspection: Inspection, failed: Sequence[_TimedOutRank], until: str
 ) -> Culprit | None:
-    """The ranks that a wait lacks, those left out that had waited with the others and failed of it."""
+    """The missing ranks of a wait, without those that had waited with the others and failed because of it."""
     if wait.mismatched:
         entered, odd = wait.mismatched[-1]
         others = len(wait.waiting) - len(odd)
-        said = f"ranks entered different collectives: {describe_mismatch(wait, inspection)}"
-        return Culprit(
-            odd, wait_title(wait), others, collective_entry_line(inspection.by_number[odd[0]], entered.operation), said
-        )
+        text = f"ranks entered different collectives: {describe_mismatch(wait, inspection)}"
+        line = collective_entry_line(inspection.by_number[odd[0]], entered.operation)
+        return Culprit(odd, wait_title(wait), others, line, text)
     lost = {each.rank for each in failed}
     roots = {*wait.roots} - lost
     missing = [rank for rank in inspection.ranks if rank.rank in roots]
     waiters = len({*wait.waiting, *dict(wait.ahead), *(lost & set(wait.members) if wait.members else lost)})
     if not missing or (wait.operation in (*POINT_TO_POINT_FUNCTIONS, STORE_WAIT) and len(missing) > 1):
-        return None  # it is one that they wait for, and nothing tells which
+        return None  # they wait for one of them, and nothing shows which
     if waiters < len(missing) and all(map(_ended_well, missing)):
         alone = inspection.by_number[wait.waiting[0]]
         return _culprit_still_running(short_wait_title(wait), wait.waiting, collective_entry_line(alone), missing)
@@ -156,9 +159,9 @@ def _culprit_from_wait(
 
 
 def _culprit_from_failures(inspection: Inspection, failed: Sequence[_TimedOutRank], until: str) -> Culprit | None:
-    """The ranks that remain where all that had waited have failed of it."""
+    """The ranks that are left if all ranks that had waited have failed because of it."""
     lost = {each.rank for each in failed}
-    left = [rank for rank in inspection.ranks if rank.rank not in lost and _waits_for_nobody(rank)]
+    left = [rank for rank in inspection.ranks if rank.rank not in lost and _is_not_waiting(rank)]
     functions = {each.function for each in failed if each.function}
     if not failed or not left:
         return _culprit_from_mismatch(inspection, failed)
@@ -178,7 +181,7 @@ def _culprit_from_failures(inspection: Inspection, failed: Sequence[_TimedOutRan
 
 
 def _culprit_from_mismatch(inspection: Inspection, failed: Sequence[_TimedOutRank]) -> Culprit | None:
-    """The ranks that had waited in another function than most, where all had waited."""
+    """The ranks that had waited in another function than most, if all had waited."""
     lost = {each.rank for each in failed}
     calls = [(each.function, each.rank, each.place) for each in failed]
     for rank in inspection.ranks:
@@ -190,19 +193,19 @@ def _culprit_from_mismatch(inspection: Inspection, failed: Sequence[_TimedOutRan
         return None
     by_function = [[call for call in sorted(calls, key=lambda call: call[1]) if call[0] == each] for each in functions]
     by_function.sort(key=lambda calls: (-len(calls), calls[0][1]))
-    told = []
+    parts = []
     for each in by_function:
         function, _, line = each[0]
-        told.append(
+        parts.append(
             f"{function} on {format_ranks(rank for _, rank, _ in each)}" + (f" ({format_line(line)})" if line else "")
         )
     odd = by_function[-1]
-    said = f"all ranks waited, but not in the same function: {', '.join(told[:-1])} and {told[-1]}"
-    return Culprit(tuple(rank for _, rank, _ in odd), odd[0][0], len(calls) - len(odd), odd[0][2], said)
+    text = f"all ranks waited, but not in the same function: {', '.join(parts[:-1])} and {parts[-1]}"
+    return Culprit(tuple(rank for _, rank, _ in odd), odd[0][0], len(calls) - len(odd), odd[0][2], text)
 
 
 def _next_collective(left: Sequence[RankInspection], function: str) -> tuple[str, list[RankInspection]]:
-    """The collective that others had entered and that these had not: the one after their last; and who is behind."""
+    """Return the collective that ranks had not entered, the one after their last, and the ranks that are behind."""
     entered = {
         rank.rank: rank.last[-1].number if rank.last else rank.groups[0].enqueued
         for rank in left
@@ -217,33 +220,33 @@ def _next_collective(left: Sequence[RankInspection], function: str) -> tuple[str
 def _make_culprit(
     name: str, missing: Sequence[RankInspection], inspection: Inspection, waiters: int, until: str, *, counted: bool
 ) -> Culprit | None:
-    """Say that ranks have not come to where others waited for them."""
+    """Describe that ranks did not reach the point where others waited for them."""
     numbers = tuple(rank.rank for rank in missing)
     states = {describe_halt(rank).before for rank in missing}
     state = states.pop() if len(states) == 1 else None
     waited = f"{waiters} rank{'s' * (waiters != 1)} waited"
-    said = f"{format_ranks(numbers)} " + (f"{state} and " if state else "")
+    text = f"{format_ranks(numbers)} " + (f"{state} and " if state else "")
     if not name:
-        said += f"did not come to where {waited}{until}"
+        text += f"did not reach the point where {waited}{until}"
     elif set(name.split(" and ")) <= POINT_TO_POINT_FUNCTIONS:
-        said += f"did not communicate, while {waited} in {name}{until}"
+        text += f"did not communicate, while {waited} in {name}{until}"
     elif name == STORE_WAIT:
-        said += f"did not set the key that {waited} for in {STORE_WAIT}"
+        text += f"did not set the key that {waited} for in {STORE_WAIT}"
     elif name == FILE_LOCK:
-        said += f"held the lock that {waited} for in {FILE_LOCK}"
+        text += f"held the lock that {waited} for in {FILE_LOCK}"
     else:
-        said += f"did not {'enter' if counted else 'call'} {name}, which {waited} for{until}"
+        text += f"did not {'enter' if counted else 'call'} {name}, which {waited} for{until}"
     apart = library_calls(inspection.ranks, missing)
     reasons: dict[str, list[int]] = {}
     for rank in missing:
         reason = (describe_halt(rank).before if state is None else "") or _describe_activity(rank, apart.get(rank.rank))
         reasons.setdefault(reason, []).append(rank.rank)
     if len(reasons) == 1:
-        said += "".join(f": {what}" for what in reasons if what)
+        text += "".join(f": {what}" for what in reasons if what)
     else:
-        told = [f"{format_ranks(each)} {what}" for what, each in reasons.items() if what]
-        said += ": " + ", ".join(told[:_MAX_NAMED]) + " and others" * (len(told) > _MAX_NAMED)
-    return Culprit(numbers, name, waiters, user_line_of(missing[0]), said)
+        parts = [f"{format_ranks(each)} {what}" for what, each in reasons.items() if what]
+        text += ": " + ", ".join(parts[:_MAX_NAMED]) + " and others" * (len(parts) > _MAX_NAMED)
+    return Culprit(numbers, name, waiters, user_line_of(missing[0]), text)
 
 
 def _describe_activity(rank: RankInspection, apart: Frame | None) -> str:
@@ -255,8 +258,8 @@ def _ended_well(rank: RankInspection) -> bool:
     return has_ended(rank) and (rank.code == 0 or rank.condition is ProcessCondition.ALIVE)
 
 
-def _waits_for_nobody(rank: RankInspection) -> bool:
-    """Whether a rank is known to wait for no other."""
+def _is_not_waiting(rank: RankInspection) -> bool:
+    """Whether a rank is known not to wait for others."""
     groups = {state.group for state in rank.groups}
     if (
         rank.moved
@@ -271,22 +274,22 @@ def _waits_for_nobody(rank: RankInspection) -> bool:
 def _culprit_still_running(
     name: str, alone: Sequence[int], line: Frame | None, ended: Sequence[RankInspection]
 ) -> Culprit:
-    """Say that a rank went on after all others had run to their ends."""
-    said = f"{format_ranks(alone)} entered {name or 'a collective'}, which no other rank entered: "
-    said += f"{format_ranks(rank.rank for rank in ended)} had {describe_halt(ended[0]).state}"
-    said += f"; {format_location(line)}" if line else ""
-    return Culprit(tuple(alone), name, len(alone), line, said)
+    """Describe that ranks entered a collective after all others had ended."""
+    text = f"{format_ranks(alone)} entered {name or 'a collective'}, which no other rank entered: "
+    text += f"{format_ranks(rank.rank for rank in ended)} had {describe_halt(ended[0]).state}"
+    text += f"; {format_location(line)}" if line else ""
+    return Culprit(tuple(alone), name, len(alone), line, text)
 
 
 def _culprit_from_cycle(wait: Wait, waits: Sequence[Wait], inspection: Inspection) -> Culprit:
-    """Say that ranks have waited for each other, and each of them in what."""
-    told: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    """Describe that ranks waited for each other in a cycle, and in what each of them waited."""
+    by_call: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for rank in wait.cycle:
         inside = next((each for each in waits if rank in each.waiting or rank in dict(each.ahead)), wait)
         what = wait_title(inside) if rank in inside.waiting else f"#{dict(inside.ahead)[rank]} of {inside.group}"
-        told.setdefault((what, inside.waiting), []).append(rank)
-    said = f"{format_ranks(wait.cycle)} waited for each other, {format_cycle(wait.cycle)}: "
-    said += ", ".join(f"{format_ranks(each)} in {what}" for (what, _), each in told.items())
+        by_call.setdefault((what, inside.waiting), []).append(rank)
+    text = f"{format_ranks(wait.cycle)} waited for each other, {format_cycle(wait.cycle)}: "
+    text += ", ".join(f"{format_ranks(each)} in {what}" for (what, _), each in by_call.items())
     first = inspection.by_number[wait.cycle[0]]
     waiters = len({rank for each in waits for rank in each.waiting})
-    return Culprit(tuple(sorted(wait.cycle)), wait_title(wait), waiters, collective_entry_line(first), said)
+    return Culprit(tuple(sorted(wait.cycle)), wait_title(wait), waiters, collective_entry_line(first), text)

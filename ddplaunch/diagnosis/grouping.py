@@ -1,4 +1,4 @@
-"""Ranks that do the same, together: in one state, with equal stacks."""
+"""Groups the ranks of an inspection by state and stack."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ RUNNING = "running"
 
 @dataclass(frozen=True)
 class StackGroup:
-    """Ranks in one state whose main threads have equal stacks."""
+    """Ranks in the same state whose main threads have equal stacks."""
 
     ranks: tuple[int, ...]
     state: str  # "running", "waits in all_reduce #5", "stopped (SIGSTOP)", "ended (exit code 0)"
-    waited_s: float | None  # seconds since the first of them came to where they wait; None where it is not known
-    example: RankInspection  # the first of them
+    waited_s: float | None  # seconds since the first of them began to wait; None if unknown
+    example: RankInspection  # the lowest rank
 
 
 def group_ranks(inspection: Inspection) -> tuple[StackGroup, ...]:
-    """Group the ranks; the odd ones first, so smaller groups before larger, then by rank."""
+    """Group the ranks; small groups first, as they are the unusual ones, then by rank."""
     states = rank_states(inspection)
     found: dict[object, list[RankInspection]] = {}
     for rank in inspection.ranks:
@@ -39,7 +39,7 @@ def group_ranks(inspection: Inspection) -> tuple[StackGroup, ...]:
 
 
 def rank_states(inspection: Inspection) -> dict[int, str]:
-    """What each rank does, in few words (``StackGroup.state``)."""
+    """Return the state of each rank in a few words (``StackGroup.state``)."""
     numbers = {}
     for wait in find_waits(inspection):
         numbers.update({rank: (wait, wait.number) for rank in wait.waiting})
@@ -51,7 +51,7 @@ def rank_states(inspection: Inspection) -> dict[int, str]:
 
 
 def _format_wait(rank: RankInspection, wait: Wait, number: int) -> str:
-    """What a rank waits in: its own operation, which may be another than that of the others."""
+    """Format what a rank waits in: its own operation, which may differ from that of the others."""
     exact = next((each.operation for each in rank.last if each.number == number and not each.completed), "")
     call = distributed_call_of(rank)
     same = wait.operation if number == wait.number and not wait.mismatched else ""

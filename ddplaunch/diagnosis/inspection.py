@@ -1,4 +1,4 @@
-"""What was found when ranks were asked where they stand: their processes, stacks and collectives. Plain data."""
+"""The result of inspecting ranks, as plain data: their processes, stacks and collectives at one moment."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ if TYPE_CHECKING:
 
 
 class Detail(Enum):
-    """How closely ranks are looked at; each but the last has what those before it have."""
+    """How detailed an inspection is; each level but the last includes those before it."""
 
-    STATE = "state"  # the kernel's word and the collectives: a millisecond for a rank
+    STATE = "state"  # the process state and the collectives: a millisecond for a rank
     STACKS = "stacks"
-    WAITS = "waits"  # the collectives twice, a tenth of a second apart, and the last ones of those who wait
-    LATENESS = "pace"  # who is slow, by when each arrived at its last collectives: up to 0.4 s of each rank
+    WAITS = "waits"  # the collectives twice, 0.1 s apart, and the last collectives of the ranks that wait
+    LATENESS = "pace"  # the arrivals at the last collectives, to find slow ranks: up to 0.4 s of each rank
 
 
 class ProcessCondition(Enum):
-    """What the kernel says of a rank's process."""
+    """The state of a rank's process, from the kernel."""
 
     ALIVE = "alive"
     STOPPED = "stopped"  # by SIGSTOP, Ctrl-Z or a debugger
-    BLOCKED = "blocked"  # in uninterruptible sleep: it waits for a disk or a driver
-    ENDING = "ending"  # its program is over, and Python takes down what it left
+    BLOCKED = "blocked"  # in uninterruptible sleep (state D): waits for a disk or a driver
+    ENDING = "ending"  # its program has ended, the interpreter is shutting down
     EXITED = "exited"
-    REPLACED = "replaced"  # by another program, which the rank has executed
-    PENDING = "pending"  # it has no process yet
+    REPLACED = "replaced"  # the rank has executed another program (execve)
+    PENDING = "pending"  # no process yet
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One call of a stack."""
+    """One call in a stack."""
 
     function: TextLine
-    file: TextLine  # relative to the job's folder where it is below it
+    file: TextLine  # relative to the job's folder if it is below
     line: Number
-    own: bool  # whether it is the user's code, and neither Python's own nor an installed package's
+    own: bool  # user code, not from the standard library or an installed package
 
 
 @dataclass(frozen=True)
@@ -62,27 +62,27 @@ class Thread:
     """One thread of a rank, or a task of asyncio that waits."""
 
     frames: tuple[Frame, ...]  # the innermost first
-    name: TextLine = ""  # where Python tells it (3.14); "task Task-2" of a task
+    name: TextLine = ""  # from Python 3.14 on; "task Task-2" of a task
 
     @property
     def title(self) -> str:
-        """Say for people what it is: "thread feeder", "task Task-2"."""
+        """A title for users: "thread feeder", "task Task-2"."""
         return self.name if self.name.startswith("task ") else f"thread {self.name}".rstrip()
 
 
 @dataclass(frozen=True)
 class Worker:
-    """A child process that a rank waits for: a worker of its DataLoader, or one that multiprocessing has started."""
+    """A child process that a rank waits for: a DataLoader worker, or one started by multiprocessing."""
 
     pid: Pid
     frames: tuple[Frame, ...] = ()  # of its main thread, from the function that runs it on; the innermost first
-    code: ExitStatus | None = None  # how it ended: -N for signal N
+    code: ExitStatus | None = None  # exit code, -N for signal N; None while it runs
     stopped: bool = False  # by SIGSTOP or a debugger; then it has no frames
 
 
 @dataclass(frozen=True)
 class GroupState:
-    """How far a rank is in a process group, in torch's own count, which on gloo has send and recv in it."""
+    """How far a rank is in a process group, in torch's own count, which on gloo includes send and recv."""
 
     group: TextLine  # torch's name of the group: "0" is the default one
     enqueued: Number  # the operation that it entered last, from 1
@@ -91,11 +91,11 @@ class GroupState:
 
 @dataclass(frozen=True)
 class Group:
-    """A process group as one of its members knows it."""
+    """A process group, as reported by one of its members."""
 
     group: TextLine
-    description: TextLine  # "default_pg", or what the program called it
-    ranks: tuple[Count, ...]  # its members; none where it is not known
+    description: TextLine  # "default_pg", or the name that the program gave it
+    ranks: tuple[Count, ...]  # its members; () if unknown
 
 
 @dataclass(frozen=True)
@@ -105,21 +105,21 @@ class Collective:
     group: TextLine
     number: Number  # from 1, in its group
     operation: TextLine  # "all_reduce"
-    tensors: TextLine  # what goes in: "float32[6]", "float32[2, 3], int64[1]"; "" for none
+    tensors: TextLine  # the inputs: "float32[6]", "float32[2, 3], int64[1]"; "" for none
     timeout: NonNegativeFloat  # seconds
     entered: Timestamp  # seconds since the epoch, by the clock of the rank's host
     completed: bool
-    alone: bool  # whether no send or recv was counted with it: then ``GroupState`` has the same numbers
+    alone: bool  # no send or recv is counted in ``number``: then ``GroupState`` has the same numbers
 
 
 @dataclass(frozen=True)
 class ActiveCall:
-    """A function of torch.distributed that a rank is in, as it says itself."""
+    """A function of torch.distributed that a rank is in, as reported by the rank."""
 
     function: TextLine  # the one that the user or a library called: "broadcast_object_list"
-    operation: TextLine  # what that has called in turn: "broadcast"
-    names: Count | None  # the rank that the operation names: whom it sends to or receives from, or the root
-    members: tuple[Count, ...] = ()  # of the group that it makes, or in which it waits; none for all ranks
+    operation: TextLine  # what that function calls: "broadcast"
+    names: Count | None  # the rank in its arguments: the peer of a send or recv, or the root
+    members: tuple[Count, ...] = ()  # of the group that it creates or waits in; () for all ranks
 
 
 @dataclass(frozen=True)
@@ -134,59 +134,54 @@ class CollectiveArrivals:
     gaps: MicrosecondGaps  # microseconds from each arrival to the next
 
     def __iter__(self) -> Iterator[tuple[int, float]]:
-        """The numbers of the collectives, and seconds since the epoch."""
+        """Yield the number of each collective and its arrival in seconds since the epoch."""
         for number, elapsed in enumerate(accumulate(self.gaps, initial=0), self.number):
             yield number, self.began + elapsed / 1e6
 
 
 @dataclass(frozen=True)
 class RankInspection:
-    """What one rank was found doing."""
+    """One rank at the moment of an inspection."""
 
     rank: Count
     host: Name
     pid: Pid
     condition: ProcessCondition
-    code: ExitStatus | None = None  # how it ended: -N for signal N
-    ended: Timestamp | None = None  # when it was seen to be gone; seconds since the epoch
-    threads: tuple[Thread, ...] = ()  # the main one first; none where ``no_stack`` says why, or not asked for
+    code: ExitStatus | None = None  # exit code, -N for signal N; None while it runs
+    ended: Timestamp | None = None  # when its end was noticed; seconds since the epoch
+    threads: tuple[Thread, ...] = ()  # the main one first; () if not requested, or ``no_stack`` has the reason
     no_stack: TextLine = ""  # "it is not a Python program"
-    workers: tuple[Worker, ...] = ()  # where it waits for its DataLoader
-    answers: bool | None = None  # whether it said how far it is, None where it has no process group or was not asked
+    workers: tuple[Worker, ...] = ()  # if it waits for child processes
+    answers: bool | None = None  # it reported its collectives; None without process group, or not requested
     groups: tuple[GroupState, ...] = ()
     moved: bool = False  # whether ``groups`` changed within a tenth of a second
-    last: tuple[Collective, ...] = ()  # in each group the last, before it the oldest not complete; only where asked for
-    known: tuple[Group, ...] = ()  # the groups that it is in; of the same ranks
-    inside: ActiveCall | None = None  # where it is in such a function, and said so
-    cpu: NonNegativeFloat = 0.0  # seconds of CPU time that it and its children have used
-    arrivals: tuple[CollectiveArrivals, ...] = ()  # on the way to node 0
-    quiet: NonNegativeFloat | None = (
-        None  # seconds since it printed something; as the next four, None where it is not known
-    )
-    standstill: NonNegativeFloat | None = None  # seconds for which it has entered and completed no collective
-    busy: NonNegativeFloat | None = None  # CPUs that it and its descendants have used of late: 0.5 is half of one
-    traffic: NonNegativeFloat | None = (
-        None  # bytes a second that they have read and written of late, in files and pipes
-    )
-    network: NonNegativeFloat | None = None  # the same on connections that lead out of the job
-    late: NonNegativeFloat | None = (
-        None  # seconds by which it arrived last at collectives, in the mean; where that was asked
-    )
-    awaits: TextLine = ""  # what its main thread waits for on a connection: "store" is the job's, or "10.0.0.7:443"
-    asleep: TextLine = ""  # the kernel's word for what its main thread sleeps in: "waits for a file lock", or "asleep"
-    lock_holder: Count | None = None  # the rank that holds that lock
+    last: tuple[Collective, ...] = ()  # in each group the oldest incomplete and the last one; if requested
+    known: tuple[Group, ...] = ()  # the groups that it is in; if requested
+    inside: ActiveCall | None = None  # the function of torch.distributed that it reports to be in
+    cpu: NonNegativeFloat = 0.0  # CPU seconds of it and its children
+    arrivals: tuple[CollectiveArrivals, ...] = ()  # only in messages to node 0
+    # Recent activity of the rank and its descendants; None is unknown.
+    quiet: NonNegativeFloat | None = None  # seconds since its last output
+    standstill: NonNegativeFloat | None = None  # seconds since it entered or completed a collective
+    busy: NonNegativeFloat | None = None  # CPUs: 0.5 is half of one
+    traffic: NonNegativeFloat | None = None  # bytes a second, read and written in files and pipes
+    network: NonNegativeFloat | None = None  # bytes a second on connections to hosts outside the job
+    late: NonNegativeFloat | None = None  # mean seconds by which it arrived last at collectives; if requested
+    awaits: TextLine = ""  # the peer that its main thread waits for: "store" (the job's), "10.0.0.7:443"
+    asleep: TextLine = ""  # what its main thread sleeps in, from the kernel: "waits for a file lock", or "asleep"
+    lock_holder: Count | None = None  # the rank that holds this file lock
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What all ranks were found doing at one moment."""
+    """All ranks at one moment."""
 
     moment: Timestamp  # seconds since the epoch
     ranks: tuple[RankInspection, ...]  # in order
     world_size: Count
-    silent: tuple[TextLine, ...] = ()  # the nodes that did not answer: "node 2 (n2)"
-    node_only: bool = False  # whether other nodes were not asked (--control none)
-    pace: tuple[TextLine, ...] = ()  # who is slow, in sentences, where that was asked; none where no rank is
+    silent: tuple[TextLine, ...] = ()  # the nodes that did not reply: "node 2 (n2)"
+    node_only: bool = False  # only this node's ranks (--control none)
+    pace: tuple[TextLine, ...] = ()  # sentences on slow ranks, if requested; () if no rank is slow
 
     @property
     def by_number(self) -> dict[int, RankInspection]:

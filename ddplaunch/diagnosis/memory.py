@@ -1,6 +1,6 @@
-"""Why the kernel ended a rank for want of memory, in four lines: what ran out, who had it, who grew, what to do.
+"""Explains an out-of-memory kill of a rank in four lines: the limit, who used it, what grew, what to do.
 
-Pure: ``agent/memory.py`` finds out what it is made of.
+Pure: ``agent/memory.py`` collects the data.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from ddplaunch.words import format_count, format_elapsed, format_size
 
 OOM_KILLER_TEXT = "the kernel's out-of-memory killer"
 
-_HISTORY_S = 600.0  # seconds before the end of which points count
-_MIN_GAP_S = 30.0  # seconds by which points from longer ago must go back to be better
-_MIN_GROWTH_FRACTION = 0.05  # of all that was held, from which on growth is more than chance
-_MIN_PART_FRACTION = 0.1  # of all growth, from which on a part of it is named
+_HISTORY_S = 600.0  # before the end; older points do not count
+_MIN_GAP_S = 30.0  # the coarse points are used if they begin earlier by this
+_MIN_GROWTH_FRACTION = 0.05  # of the memory held; less growth may be chance
+_MIN_PART_FRACTION = 0.1  # of all growth; smaller parts are not listed
 
 
 @dataclass(frozen=True)
 class MemoryPoint:
-    """What a rank held at a moment, in bytes; what is shared or cached is the whole control group's."""
+    """The memory of a rank at one moment, in bytes; ``shared`` and ``cache`` are of its whole control group."""
 
     moment: float  # seconds since the epoch
-    own: int  # its own process, without what is in files or shared
-    children: int  # likewise, its DataLoaders' workers and all else below it together
-    shared: int  # shared memory, /dev/shm's too
-    cache: int | None = None  # pages of files; None where nobody tells
+    own: int  # its process, without file-backed and shared pages
+    children: int  # the same of all its descendants, like DataLoader workers
+    shared: int  # shared memory, including /dev/shm
+    cache: int | None = None  # page cache; None if unknown
 
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """How much memory there was, and who says so."""
+    """The memory limit that was reached, and where it is set."""
 
     size: int  # bytes
     group: str = ""  # the control group, as /proc/self/cgroup names it; "" for the machine
@@ -40,24 +40,24 @@ class MemoryLimit:
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """The end of a process for want of memory."""
+    """A process that the kernel killed because memory ran out."""
 
     rank: int
     limit: MemoryLimit
-    before: int  # oom_kill of the control group when the ranks began
-    after: int  # and now
-    certain: bool = True  # whether it was one of ours; otherwise one of any program on this machine
-    victim: str = ""  # what was ended, if not the rank itself: "its process 4711, which had 3.1 GiB"
-    others: int = 0  # other ranks that are still here
-    held: int = 0  # bytes that they and their children hold
+    before: int  # the control group's oom_kill counter when the ranks started
+    after: int  # the same counter now
+    certain: bool = True  # whether a process of the job was killed; else perhaps another on this machine
+    victim: str = ""  # the killed process, if not the rank itself: "its process 4711, which had 3.1 GiB"
+    others: int = 0  # other ranks that are still running
+    held: int = 0  # bytes of memory of those and their children
 
 
 def explain_oom(
     shortage: OutOfMemory, points: Sequence[MemoryPoint], longer: Sequence[MemoryPoint] = ()
 ) -> tuple[str, ...]:
-    """At most four lines; ``points`` are of the rank, the last one of its end.
+    """Return at most four lines; ``points``: the rank's memory over time, up to its end.
 
-    ``longer`` are, too, from longer ago; in these, forks of one process each count what they have in common.
+    ``longer``: the same from longer ago, but coarser: in these, memory that forked processes share counts in each.
     """
     goes_back = len(longer) > 1 and (len(points) < 2 or points[0].moment - longer[0].moment > _MIN_GAP_S)
     grew = longer if goes_back and _is_growth(longer) else points
@@ -73,7 +73,7 @@ def explain_oom(
 def _describe_limit(shortage: OutOfMemory) -> str:
     limit = shortage.limit
     if not shortage.certain:
-        return f"{OOM_KILLER_TEXT} ran meanwhile on this machine: probably out of memory ({format_size(limit.size)})"
+        return f"{OOM_KILLER_TEXT} was active on this machine: probably out of memory ({format_size(limit.size)})"
     counted_by = f"oom_kill rose from {shortage.before} to {shortage.after}"
     ended = f"{OOM_KILLER_TEXT} ended {shortage.victim or 'it'}"
     if limit.group:
@@ -86,7 +86,7 @@ def _describe_owner(shortage: OutOfMemory, last: MemoryPoint) -> str:
     held = [f"rank {shortage.rank} had {format_size(last.own)}", f"its child processes {format_size(last.children)}"]
     if not last.children:
         held.pop()
-    elif not last.own:  # it has ended, and was not looked at before
+    elif not last.own:  # it has ended and was not measured before
         held = [f"the child processes of rank {shortage.rank} had {format_size(last.children)}"]
     parts = [("shared memory", last.shared), ("page cache", last.cache)]
     held += [f"{name} {format_size(count)}" for name, count in parts if count]
@@ -96,13 +96,13 @@ def _describe_owner(shortage: OutOfMemory, last: MemoryPoint) -> str:
 
 
 def describe_growth(rank: int, points: Sequence[MemoryPoint]) -> str:
-    """Who grew before the end: "in the last 4 min rank 1 grew from 2.1 GiB to 12.4 GiB"; "" where nobody can tell."""
+    """Describe what grew: "in the last 4 min rank 1 grew from 2.1 GiB to 12.4 GiB"; "" if unknown."""
     if not (grown := _growing_fields(points)):
         return ""
     when = f"in the last {format_elapsed(max(0.1, points[-1].moment - _first_point(points).moment))}"
     total = sum(after - before for _, before, after in grown)
     if not _is_growth(points):
-        return f"{when} nothing grew by much"
+        return f"{when} no memory use grew by much"
     names = {"own": f"rank {rank}", "children": "its child processes", "shared": "shared memory", "cache": "page cache"}
     words = [
         f"{names[part]} grew from {format_size(before)} to {format_size(after)}"
@@ -113,7 +113,7 @@ def describe_growth(rank: int, points: Sequence[MemoryPoint]) -> str:
 
 
 def _is_growth(points: Sequence[MemoryPoint]) -> bool:
-    """Whether that was more than chance."""
+    """Whether the growth is too large to be chance."""
     held = points[-1].own + points[-1].children + points[-1].shared
     return sum(after - before for _, before, after in _growing_fields(points)) >= _MIN_GROWTH_FRACTION * held
 
@@ -123,7 +123,7 @@ def _first_point(points: Sequence[MemoryPoint]) -> MemoryPoint:
 
 
 def _growing_fields(points: Sequence[MemoryPoint]) -> list[tuple[str, int, int]]:
-    """What grew, most first: a field of ``MemoryPoint``, its bytes before and after."""
+    """Return the fields of ``MemoryPoint`` that grew, with bytes before and after; the largest growth first."""
     if len(points) < 2 or (first := _first_point(points)) is points[-1]:
         return []
     last = points[-1]
@@ -132,7 +132,7 @@ def _growing_fields(points: Sequence[MemoryPoint]) -> list[tuple[str, int, int]]
 
 
 def _advice(shortage: OutOfMemory, points: Sequence[MemoryPoint]) -> str:
-    """What to do about the part that grew most or, where that is not known, the largest."""
+    """Advise on the part that grew most or, if unknown, the largest."""
     parts = [part for part, *_ in _growing_fields(points) if part != "cache"] if points and _is_growth(points) else []
     if not parts and points:
         parts = sorted(("own", "children", "shared"), key=lambda part: -getattr(points[-1], part))
@@ -143,10 +143,10 @@ def _advice(shortage: OutOfMemory, points: Sequence[MemoryPoint]) -> str:
 
 
 _ADVICE = {
-    "own": "keep less on the host from step to step (losses by .item(), no growing lists), use smaller batches",
+    "own": "reduce host memory: log loss.item(), avoid growing lists, use smaller batches",
     "children": "use fewer DataLoader workers, and arrays or tensors in the Dataset: each worker copies Python objects",
     "shared": "use fewer DataLoader workers, a smaller prefetch_factor or smaller batches: they are in shared memory",
-    "cache": "",  # which the kernel drops first
+    "cache": "",  # the kernel drops it first
 }
 _LIMIT_HINTS = (
     ("slurm", "ask for more memory (sbatch --mem)"),
@@ -154,4 +154,4 @@ _LIMIT_HINTS = (
     ("docker", "give the container more (docker run --memory)"),
     ("libpod", "give the container more (podman run --memory)"),
 )
-"""Who made a control group, by its name, and how it is given more."""
+"""How to raise the limit of a control group, by a part of its name."""

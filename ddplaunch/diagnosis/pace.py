@@ -1,8 +1,8 @@
-"""Who is slow: which rank arrives last at collectives, how often, by how much, and what the others' wait for it costs.
+"""Finds slow ranks: which ranks arrive last at collectives, how often, how late, and what waiting for them costs.
 
-A rank is late by the time for which at least half of the others had been there, less what it waited itself in other
-process groups meanwhile. It is slow where the others wait for it much longer than for the next, again and again.
-Times of different hosts are compared as well as their clocks are known, and no better.
+The lateness of a rank is the time since at least half of the others had arrived, less the time that it waited itself
+in other process groups meanwhile. A rank is slow if the others repeatedly wait much longer for it than for the next
+one. Times of different hosts are compared only as precisely as their clock offset is known.
 """
 
 from __future__ import annotations
@@ -18,54 +18,52 @@ from ddplaunch import words
 from ddplaunch.dataclass import dataclass
 from ddplaunch.diagnosis.inspection import CollectiveArrivals
 
-MIN_COLLECTIVES = 10  # collectives that say nothing yet
-MIN_LATENESS_S = 1e-4  # seconds by which ranks of one host differ without any reason
-MIN_COST_FRACTION = 0.02  # share of the time that is worth a word
-OUTLIER_FACTOR = 3.0  # times what the next rank costs
-COMPARABLE_COST_RATIO = 0.2  # of what the slowest rank costs: what one costs that is slow, too
-MIN_TIMES_LAST = 5  # times that a rank was last, to be a slow one
-IGNORED_OUTLIERS = 2  # its longest waits, which do not make it one
+MIN_COLLECTIVES = 10  # fewer are not evaluated
+MIN_LATENESS_S = 1e-4  # ranks of one host differ by so much at random
+MIN_COST_FRACTION = 0.02  # of the time; less is not reported
+OUTLIER_FACTOR = 3.0  # a slow rank costs more than so many times the next one
+COMPARABLE_COST_RATIO = 0.2  # of the slowest rank's cost: what another slow rank costs at least
+MIN_TIMES_LAST = 5  # a slow rank was last at least so often
+IGNORED_OUTLIERS = 2  # longest waits for a rank that do not count
 MAX_SENTENCES = 3
 
 
 class RankClock(NamedTuple):
-    """What is known of the clock by which a rank's arrivals are told."""
+    """The clock of a rank's arrivals: its offset from the reference clock, as far as it is known."""
 
     node: int
-    offset_s: float = 0.0  # seconds, of the clock that others are compared with
-    error_s: float = 0.0  # seconds by which ``offset_s`` may be wrong either way; infinite where nothing is known
+    offset_s: float = 0.0
+    error_s: float = 0.0  # maximum error of ``offset_s``, either way; infinite if it was not measured
 
 
 @dataclass(frozen=True)
 class RankLateness:
-    """How one rank kept up with the others of a process group."""
+    """How late one rank arrived at the collectives of a process group."""
 
     rank: int
-    times_last: int  # how many times it arrived last, and was late
-    lateness: float  # seconds, the median of those times
-    waited_fraction: float  # share of the whole time in which the others waited for it
+    times_last: int  # how often it arrived last, and late
+    lateness: float  # median of those times, in seconds
+    waited_fraction: float  # share of the total time in which the others waited for it
     usual_fraction: float  # the same without the longest waits
-    excused_fraction: float  # share of the whole time by which it was late because it waited in another group
+    excused_fraction: float  # share of the total time by which it was late because it waited in another group
 
     @property
     def blamed_fraction(self) -> float:
-        """What it may be blamed for: its habit, where that is more than what others brought about."""
+        """The share of the time that this rank is responsible for; 0 if waits in other groups explain more."""
         return self.usual_fraction if self.usual_fraction > self.excused_fraction else 0.0
 
 
 @dataclass(frozen=True)
 class GroupLateness:
-    """How the ranks of one process group kept up with each other."""
+    """How late the ranks of one process group arrived at its collectives."""
 
     group: str
     description: str
-    collectives: int  # that were compared
+    collectives: int  # how many were compared
     seconds: float  # from the first to the last of them
     ranks: tuple[RankLateness, ...]  # in order
-    unclear_fraction: (
-        float  # share of the time lost to a rank that the clocks cannot tell; infinite where none was compared
-    )
-    error: float  # seconds by which the clocks may be wrong, where that made it unclear
+    unclear_fraction: float  # time lost to a rank that the clocks do not identify; infinite if none was measured
+    error: float  # seconds of clock error that made it unclear
 
     @property
     def slow_ranks(self) -> tuple[RankLateness, ...]:
@@ -87,25 +85,26 @@ class GroupLateness:
 def measure_lateness(
     arrivals: Iterable[CollectiveArrivals], clocks: Mapping[int, RankClock] | None = None
 ) -> tuple[GroupLateness, ...]:
-    """Compare the ranks in each process group that two of them are in; ``clocks`` by rank, one clock where not given.
+    """Compare the arrivals of the ranks in each process group; ``clocks`` by rank, without them all share one clock.
 
-    Only collectives count at which more than half of a group's ranks were seen. A group with few of them is left out.
+    Only collectives count for which the arrivals of more than half of the group's ranks are known. A group with fewer
+    than ``MIN_COLLECTIVES`` of these is left out.
     """
-    known = _ClockTable(clocks or {})
+    table = _ClockTable(clocks or {})
     groups: dict[str, _GroupArrivals] = {}
     for each in arrivals:
         group = groups.setdefault(each.group, _GroupArrivals(each.description))
         group.ranks.add(each.rank)
-        ahead = known[each.rank].offset_s
+        offset = table[each.rank].offset_s
         for number, seconds in each:
-            group.arrived[number].append((seconds - ahead, each.rank))
-    counted = {name: group for name, group in groups.items() if group.keep_comparable()}
-    excuses = _WaitsElsewhere(counted)
-    return tuple(_group_lateness(name, group, known, excuses) for name, group in counted.items())
+            group.arrived[number].append((seconds - offset, each.rank))
+    comparable = {name: group for name, group in groups.items() if group.keep_comparable()}
+    excuses = _WaitsElsewhere(comparable)
+    return tuple(_group_lateness(name, group, table, excuses) for name, group in comparable.items())
 
 
 def mean_lateness(groups: Iterable[GroupLateness]) -> dict[int, float]:
-    """By how many seconds each rank comes after the others, in the mean of the collectives that were compared."""
+    """Return by rank the mean lateness in seconds over all compared collectives."""
     found: dict[int, float] = {}
     for group in groups:
         for each in group.ranks:
@@ -119,28 +118,30 @@ class _ClockTable(dict[int, RankClock]):
         return RankClock(0)
 
     def error(self, rank: int, other: int) -> float:
-        """By how many seconds the time between arrivals of two ranks may be wrong."""
+        """Return the maximum error of the time between arrivals of two ranks, in seconds."""
         one, two = self[rank], self[other]
         return 0.0 if one.node == two.node else one.error_s + two.error_s
 
 
 class _GroupArrivals:
-    """The arrivals at a group's collectives."""
+    """The arrivals at the collectives of one group."""
 
     def __init__(self, description: str) -> None:
         self.description = description
         self.ranks: set[int] = set()
-        self.arrived: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)  # by number; then in time
+        self.arrived: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)  # by number: time and rank, sorted
 
     def keep_comparable(self) -> bool:
-        """Keep the collectives that count; return whether they are enough."""
-        least = max(2, len(self.ranks) // 2 + 1)
-        self.arrived = defaultdict(list, {n: sorted(found) for n, found in self.arrived.items() if len(found) >= least})
+        """Drop collectives that cannot be compared; return whether enough are left."""
+        min_ranks = max(2, len(self.ranks) // 2 + 1)
+        self.arrived = defaultdict(
+            list, {n: sorted(found) for n, found in self.arrived.items() if len(found) >= min_ranks}
+        )
         return len(self.arrived) >= MIN_COLLECTIVES
 
 
 class _WaitsElsewhere:
-    """How long each rank waited in other groups between two collectives of one."""
+    """How long each rank waited in other groups between two collectives of one group."""
 
     def __init__(self, groups: Mapping[str, _GroupArrivals]) -> None:
         self._seconds: dict[tuple[str, int, int], float] = {}
@@ -151,16 +152,16 @@ class _WaitsElsewhere:
             for number, found in group.arrived.items():
                 for seconds, rank in found:
                     steps[rank].append((seconds, name, number, found[-1][0] - seconds))
-        for rank, taken in steps.items():
+        for rank, rank_steps in steps.items():
             waited = 0.0
             before: dict[str, float] = {}
-            for _, name, number, wait in sorted(taken):
+            for _, name, number, wait in sorted(rank_steps):
                 self._seconds[name, number, rank] = waited - before.get(name, 0.0)
                 waited += wait
                 before[name] = waited
 
     def seconds_waited_elsewhere(self, group: str, number: int, rank: int, other: int) -> float:
-        """Seconds by which ``rank`` had waited elsewhere longer than ``other``."""
+        """Return how much longer ``rank`` had waited in other groups than ``other``."""
         excuse = self._seconds.get((group, number, rank), 0.0) - self._seconds.get((group, number, other), 0.0)
         return max(0.0, excuse)
 
@@ -175,72 +176,72 @@ def _group_lateness(name: str, group: _GroupArrivals, clocks: _ClockTable, excus
         excuse = min(seconds - middle, excuses.seconds_waited_elsewhere(name, number, rank, other))
         lateness, error = seconds - middle - excuse, clocks.error(rank, other)
         excused[rank] += excuse
-        # The last rank has the result later, by the way to the others (half a round trip), and so is last once more.
+        # The last rank gets the result later, by half a round trip to the others, and so is last again.
         if lateness > noise + 2 * error:
             late[rank].append(lateness)
         elif lateness > noise or error == math.inf:
             unclear += lateness if error < math.inf else error
             errors.append(error)
     first = min(found[0][0] for found in group.arrived.values())
-    whole = max(found[-1][0] for found in group.arrived.values()) - first or 1.0
+    total = max(found[-1][0] for found in group.arrived.values()) - first or 1.0
     ranks = []
     for rank in sorted(group.ranks):
         waits = sorted(late[rank])
-        shares = sum(waits) / whole, sum(waits[:-IGNORED_OUTLIERS]) / whole, excused[rank] / whole
+        shares = sum(waits) / total, sum(waits[:-IGNORED_OUTLIERS]) / total, excused[rank] / total
         ranks.append(RankLateness(rank, len(waits), median(waits or [0.0]), *shares))
     error = median(errors or [0.0])
-    return GroupLateness(name, group.description, len(group.arrived), whole, tuple(ranks), unclear / whole, error)
+    return GroupLateness(name, group.description, len(group.arrived), total, tuple(ranks), unclear / total, error)
 
 
 def _median_arrival(found: list[tuple[float, int]]) -> tuple[float, int]:
-    """The arrival by which at least half of those before the last were there."""
+    """Return the arrival at which at least half of the ranks before the last had arrived."""
     return found[(len(found) - 2) // 2]
 
 
 def typical_gap(arrivals: Iterable[CollectiveArrivals]) -> float:
-    """Seconds of the gap between two collectives in which, with longer ones, half of the time has passed.
+    """Return the time-weighted median of the gaps between collectives, in seconds; 0 with too few of them.
 
-    That is the gap between two steps, however many collectives a step has; 0 where there are too few of them.
+    That is about the time of a training step, however many collectives a step has.
     """
     gaps = sorted((gap for each in arrivals if len(each.gaps) >= MIN_COLLECTIVES for gap in each.gaps), reverse=True)
     half = sum(gaps) / 2
     return next((gap / 1e6 for gap, passed in zip(gaps, accumulate(gaps), strict=True) if passed >= half), 0.0)
 
 
-# ------------------------------------------------------------------------------------------------------- for people
+# -------------------------------------------------------------------------------------------------------- sentences
 
 
 def describe_slow_ranks(groups: Iterable[GroupLateness]) -> tuple[str, ...]:
-    """Say who is slow, the most costly first; nothing where the ranks are alike, or too little is known of them."""
-    said: set[int] = set()
-    found: list[str] = []
+    """Describe the slow ranks, the most costly first; () if there are none, or too little is known."""
+    described: set[int] = set()
+    sentences: list[str] = []
     groups = list(groups)
     for group in sorted(groups, key=lambda each: -sum(rank.waited_fraction for rank in each.slow_ranks)):
-        slow = [each for each in group.slow_ranks if each.rank not in said]
-        said.update(each.rank for each in slow)
+        slow = [each for each in group.slow_ranks if each.rank not in described]
+        described.update(each.rank for each in slow)
         parts = [[each] for each in slow] if len(slow) <= 2 else [slow]
-        found += [_sentence(part, group) for part in parts if part]
+        sentences += [_sentence(part, group) for part in parts if part]
         if not group.slow_ranks and group.unclear_fraction >= MIN_COST_FRACTION:
-            found.append(_describe_uncertainty(group))
-    found += [
+            sentences.append(_describe_uncertainty(group))
+    sentences += [
         _describe_other_causes(group)
         for group in groups
         if any(each.excused_fraction >= MIN_COST_FRACTION for each in group.ranks)
     ]
-    return tuple(dict.fromkeys(found))[:MAX_SENTENCES]
+    return tuple(dict.fromkeys(sentences))[:MAX_SENTENCES]
 
 
 def _sentence(slow: list[RankLateness], group: GroupLateness) -> str:
-    """ "rank 5 arrived last in 92 % of the last 2,000 collectives, 38 ms late in the median: 11 % of …"."""
+    """Describe slow ranks: "rank 5 was last in 92 % of the last 2,000 collectives (median delay 38 ms); …"."""
     last, waited = sum(each.times_last for each in slow), sum(each.waited_fraction for each in slow)
     lateness = sum(each.lateness * each.times_last for each in slow) / last
     share = last / group.collectives
     often = f"{100 * share:.0f} %" if share >= 0.01 else f"{last}"
     which = "" if group.description == "default_pg" else f" of {_group_name(group)}"
     return (
-        f"{_ranks(slow)} arrived last in {often} of the last {group.collectives:,} collectives{which},"
-        f" {_span(lateness)} late in the median: {100 * waited:.0f} % of that time waited for"
-        f" {'it' if len(slow) == 1 else 'them'}"
+        f"{_ranks(slow)} {'was' if len(slow) == 1 else 'were'} last in {often} of the last {group.collectives:,}"
+        f" collectives{which} (median delay {_span(lateness)}); the others spent {100 * waited:.0f} % of the time"
+        f" waiting for {'it' if len(slow) == 1 else 'them'}"
     )
 
 
@@ -260,7 +261,7 @@ def _group_name(group: GroupLateness) -> str:
 
 def _describe_uncertainty(group: GroupLateness) -> str:
     known = "have not been compared yet" if group.error == math.inf else f"are known to {_span(group.error)} only"
-    return f"which node is slow cannot be told: their clocks {known}"
+    return f"cannot determine which node is slow: their clocks {known}"
 
 
 def _span(seconds: float) -> str:

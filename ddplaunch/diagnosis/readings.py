@@ -1,4 +1,4 @@
-"""What ranks and GPUs of a node did and used, from look to look: rates, who is behind, and thinning. Pure."""
+"""Samples of a node: usage and progress of its ranks and GPUs over an interval; merging and downsampling. Pure."""
 
 from __future__ import annotations
 
@@ -10,33 +10,31 @@ from typing import Any, NamedTuple
 from ddplaunch.dataclass import dataclass
 from ddplaunch.diagnosis.inspection import Inspection
 
-SAMPLE_SPAN_S = 15.0  # seconds that a reading covers, as a rule; at first
-MAX_COMPARABLE_RATE = (
-    100.0  # collectives a second, above which the ranks' answers are too far apart to tell who is behind
-)
+SAMPLE_SPAN_S = 15.0  # seconds that a sample covers normally, in the first hour
+MAX_COMPARABLE_RATE = 100.0  # collectives a second; above, ranks reply too far apart in time to compare them
 
 
 class RankSample(NamedTuple):
-    """One rank with all that it has started, on average; None is not known."""
+    """Averages of one rank with its descendants; None is unknown."""
 
     rank: int
-    cpus: float | None  # that were busy
-    memory: float | None  # bytes at most, without what is in files
+    cpus: float | None  # busy CPUs
+    memory: float | None  # bytes, the maximum, without file-backed pages
     read: float | None  # bytes a second, from files and pipes
     written: float | None
     collectives: float | None  # a second
-    behind: float | None  # share of the looks at which it had entered fewer collectives than others of its group
+    behind: float | None  # share of the measurements at which another rank of its group had entered more collectives
 
 
 class GpuSample(NamedTuple):
-    """One GPU; None is not known."""
+    """Averages of one GPU; None is unknown."""
 
     gpu: int  # its index
-    rank: int  # that uses it, -1 where that is not known
+    rank: int  # the rank that uses it, -1 if unknown
     busy: float | None  # percent
-    memory: float | None  # bytes at most
+    memory: float | None  # bytes, the maximum
     power: float | None  # watts
-    slowed: float | None  # share of the looks at which its clocks were held down by heat or its power supply
+    slowed: float | None  # share of the measurements at which heat or the power supply throttled it
 
 
 _Row = tuple[float | None, ...]
@@ -44,7 +42,7 @@ _Row = tuple[float | None, ...]
 
 @dataclass(frozen=True)
 class NodeSample:
-    """What a node's ranks and GPUs did in ``seconds`` up to ``time``, seconds since the epoch."""
+    """Usage of a node's ranks and GPUs in the ``seconds`` before ``time`` (seconds since the epoch)."""
 
     time: float
     seconds: float
@@ -53,7 +51,7 @@ class NodeSample:
     gpus: tuple[GpuSample, ...] = ()
 
     def to_json(self) -> str:
-        """One line of a file of readings."""
+        """Return the line for the file of samples."""
         ranks, gpus = (",".join(map(_row, rows)) for rows in (self.ranks, self.gpus))
         head = f'"time":{self.time:.2f},"seconds":{self.seconds:.2f},"attempt":{self.attempt}'
         return f'{{{head},"ranks":[{ranks}],"gpus":[{gpus}]}}\n'
@@ -65,9 +63,9 @@ def _row(row: Iterable[float | None]) -> str:
 
 
 def downsample(readings: Iterable[NodeSample], most: int) -> list[NodeSample]:
-    """Put neighbours of an attempt together until there are ``most`` at most, each covering about the same time.
+    """Merge neighbouring samples of an attempt until at most ``most`` are left, each covering about the same time.
 
-    Of very many short attempts the last ones are left. What is kept is the mean by time, of memory the most.
+    Of very many short attempts only the last are kept. Merged values are time-weighted means; of memory, the maximum.
     """
     found = list(readings)
     grain, longest = 2 * SAMPLE_SPAN_S, sum(each.seconds for each in found)
@@ -80,7 +78,7 @@ def downsample(readings: Iterable[NodeSample], most: int) -> list[NodeSample]:
 
 
 def average(readings: Iterable[NodeSample]) -> NodeSample | None:
-    """All of them as one, over attempts too; None of none."""
+    """Merge all samples into one, also over attempts; None without samples."""
     found = [*readings]
     return reduce(_merge_two, found) if found else None
 
@@ -110,7 +108,7 @@ def _merge_two(first: NodeSample, last: NodeSample) -> NodeSample:
 def _merge_rows(
     first: Iterable[_Row], last: Iterable[_Row], share: float, names: int, memory: int
 ) -> Iterator[list[Any]]:
-    """The rows of both: their ``names`` are the first of their fields, number ``memory`` is the most of two."""
+    """Merge rows by their first field; the first ``names`` fields are kept, field ``memory`` is the maximum."""
     before: dict[Any, _Row] = {row[0]: row for row in first}
     after: dict[Any, _Row] = {row[0]: row for row in last}
     for key in sorted(before | after):
@@ -119,8 +117,8 @@ def _merge_rows(
             yield [*(one or other or ())]
             continue
         yield [
-            new if place < names or old is None else old if new is None else _mean(old, new, share, place == memory)
-            for place, (old, new) in enumerate(zip(one, other, strict=True))
+            new if index < names or old is None else old if new is None else _mean(old, new, share, index == memory)
+            for index, (old, new) in enumerate(zip(one, other, strict=True))
         ]
 
 
@@ -129,7 +127,7 @@ def _mean(old: float, new: float, share: float, most: bool) -> float:
 
 
 def ranks_behind(inspection: Inspection) -> frozenset[int]:
-    """The ranks that had entered fewer collectives than another rank in one of their groups."""
+    """Return the ranks that had entered fewer collectives than another rank in one of their groups."""
     of_group: dict[str, dict[int, int]] = defaultdict(dict)
     for rank in inspection.ranks:
         for each in rank.groups:

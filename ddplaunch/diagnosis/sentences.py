@@ -1,4 +1,4 @@
-"""Sentences of who waits for whom, as a user reads them."""
+"""Formats waits as sentences for users: who waits for whom, and why the missing ranks are missing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ddplaunch.words import format_ranks, join_names
 _PLURAL = {"has": "have", "is": "are", "does": "do", "holds": "hold"}
 _MAX_PAIRS = 4
 
-SILENT_TEXT = "does not answer, as native code holds the GIL"
+SILENT_TEXT = "does not respond (native code holds the GIL)"
 BLOCKED_TEXT = "blocked in the kernel, by a disk or a driver"
 _HALT_TEXTS = {
     ProcessCondition.STOPPED: ("is", "was", "stopped (SIGSTOP)"),
@@ -40,7 +40,7 @@ _HALT_TEXTS = {
 
 
 class HaltText(NamedTuple):
-    """Why a rank does not run, in words."""
+    """Why a rank does not run, in words; all "" if it runs."""
 
     state: str  # "stopped (SIGSTOP)"
     now: str  # "is stopped (SIGSTOP)"
@@ -48,7 +48,7 @@ class HaltText(NamedTuple):
 
 
 def describe_waits(inspection: Inspection) -> tuple[str, ...]:
-    """Say who waits for whom, first the wait that the others wait for; or that no rank waits."""
+    """Describe all waits, the causes first; or that no rank waits."""
     found = find_waits(inspection)
     if found:
         return tuple(describe_wait(wait, inspection) for wait in found)
@@ -56,22 +56,22 @@ def describe_waits(inspection: Inspection) -> tuple[str, ...]:
 
 
 def describe_wait(wait: Wait, inspection: Inspection) -> str:
-    """Say of one wait who waits for whom."""
+    """Describe one wait: who waits for whom."""
     if wait.mismatched:
-        told = f"{describe_mismatch(wait, inspection)}: they wait for each other"
-        return "; ".join([told, *(_describe_missing(wait, inspection) if wait.missing else [])])
-    told = f"{format_ranks(wait.waiting)} {_verb('waits', wait.waiting)} in {_full_title(wait)}"
+        mismatch = f"{describe_mismatch(wait, inspection)}: they wait for each other"
+        return "; ".join([mismatch, *(_describe_missing(wait, inspection) if wait.missing else [])])
+    text = f"{format_ranks(wait.waiting)} {_verb('waits', wait.waiting)} in {_full_title(wait)}"
     if wait.entry_lines:
-        told += f", {'entered' if wait.number else 'called'} at {_lines(wait.entry_lines)}"
+        text += f", {'entered' if wait.number else 'called'} at {_lines(wait.entry_lines)}"
     for number in sorted({number for _, number in wait.ahead}):
-        told += f", {format_ranks(rank for rank, each in wait.ahead if each == number)} in #{number}"
+        text += f", {format_ranks(rank for rank, each in wait.ahead if each == number)} in #{number}"
     if len(wait.waiting) == 1 and not wait.has_unreachable_members and 1 < len(wait.roots) == len(inspection.ranks) - 1:
-        told += ", which no other rank has entered" if wait.number else ", which no other rank has called"
-    return "; ".join([told, *_describe_missing(wait, inspection)])
+        text += ", which no other rank has entered" if wait.number else ", which no other rank has called"
+    return "; ".join([text, *_describe_missing(wait, inspection)])
 
 
 def _full_title(wait: Wait) -> str:
-    """The title of a wait with its group's members and its tensors, as far as they are known."""
+    """Return the title of a wait with its group's members and its tensors, as far as known."""
     tensors = wait.collective.tensors if wait.collective else ""
     details = [format_ranks(wait.members) if wait.members else "", tensors]
     shown = "; ".join(filter(None, details))
@@ -79,14 +79,14 @@ def _full_title(wait: Wait) -> str:
 
 
 def _format_partners(wait: Wait) -> str:
-    """The partners that ranks send to or receive from: " from rank 2", " (1 from 2, 2 from 3)"; some of many."""
+    """Format the partners of ranks in send or recv: " from rank 2", " (1 from 2, 2 from 3)"; of many only some."""
     if len(wait.waiting) == 1:
         return format_partner(wait, wait.waiting[0])
     if wait.operation == FILE_LOCK:
         return ""
-    way = "to" if wait.operation in SEND_FUNCTIONS else "from"
-    told = [f"{rank} {way} {other}" for rank, other in wait.partners]
-    return f" ({', '.join(told[:_MAX_PAIRS])}{', …' * (len(told) > _MAX_PAIRS)})" if told else ""
+    preposition = "to" if wait.operation in SEND_FUNCTIONS else "from"
+    pairs = [f"{rank} {preposition} {other}" for rank, other in wait.partners]
+    return f" ({', '.join(pairs[:_MAX_PAIRS])}{', …' * (len(pairs) > _MAX_PAIRS)})" if pairs else ""
 
 
 def _describe_missing(wait: Wait, inspection: Inspection) -> list[str]:
@@ -98,18 +98,18 @@ def _describe_missing(wait: Wait, inspection: Inspection) -> list[str]:
         ]
     by_number = inspection.by_number
     apart = library_calls(inspection.ranks, [by_number[each.rank] for each in wait.missing if not each.waits])
-    words: dict[str, list[int]] = {}
+    reasons: dict[str, list[int]] = {}
     for each in wait.missing:
-        words.setdefault(_why_missing(wait, each, by_number[each.rank], apart.get(each.rank)), []).append(each.rank)
-    told = [f"{format_ranks(numbers)} {_pluralize(why, numbers)}" for why, numbers in words.items()]
-    if len(told) > 4:
-        told = [*told[:3], f"{format_ranks(n for each in list(words.values())[3:] for n in each)} too"]
-    return [*told, f"they wait for each other: {format_cycle(wait.cycle)}"] if wait.cycle else told
+        reasons.setdefault(_why_missing(wait, each, by_number[each.rank], apart.get(each.rank)), []).append(each.rank)
+    parts = [f"{format_ranks(numbers)} {_pluralize(why, numbers)}" for why, numbers in reasons.items()]
+    if len(parts) > 4:
+        parts = [*parts[:3], f"{format_ranks(n for each in list(reasons.values())[3:] for n in each)} too"]
+    return [*parts, f"they wait for each other: {format_cycle(wait.cycle)}"] if wait.cycle else parts
 
 
 def _describe_complete_wait(wait: Wait, inspection: Inspection) -> str:
     if wait.has_unreachable_members:
-        return "not all of its ranks could be asked" if wait.number else "not all ranks could be asked"
+        return "not all of its ranks could be inspected" if wait.number else "not all ranks could be inspected"
     if wait.number:
         return "all its ranks have entered it: the data is on its way"
     if wait.partners_match:
@@ -118,14 +118,14 @@ def _describe_complete_wait(wait: Wait, inspection: Inspection) -> str:
         it = "it" if len(wait.waiting) == 1 else "them"
         return f"{format_ranks(others)} {_verb(does, others)} {it}: the data is on its way, or the tags differ"
     if wait.operation == INIT_FUNCTION:
-        return "all ranks have called it: they do not reach each other"
+        return "all ranks have called it: they cannot reach each other"
     if len(wait.waiting) == inspection.world_size:
         return "all ranks are in it: the data is on its way, or their groups differ"
     return "all other ranks wait too"
 
 
 def _why_missing(wait: Wait, missing: MissingRank, rank: RankInspection, apart: Frame | None) -> str:
-    """Why a rank is missing, beginning with a verb; ``apart`` as for ``describe_call``."""
+    """Describe why a rank is missing, beginning with a verb; ``apart`` as for ``describe_call``."""
     if state := describe_halt(rank).now:
         return state
     if missing.waits:
@@ -154,69 +154,69 @@ def _format_absence(wait: Wait) -> str:
 
 
 def describe_halt(rank: RankInspection) -> HaltText:
-    """Say why a rank does not run; empty words where it runs."""
+    """Describe why a rank does not run; empty texts if it runs."""
     if words := _HALT_TEXTS.get(rank.condition):
         is_, was, state = words
         return HaltText(state, f"{is_} {state}", f"{was} {state}")
     if not has_ended(rank):
         return HaltText("", "", "")
-    # The process of one that is not EXITED would be gone if its program had failed.
+    # If it is not EXITED its program has succeeded: after a failure the process would be gone.
     code = rank.code if rank.condition is ProcessCondition.EXITED else 0
     state = "ended" if code is None else f"ended ({format_exit(code)})"
     return HaltText(state, f"has {state}", state)
 
 
 def describe_mismatch(wait: Wait, inspection: Inspection) -> str:
-    """Say which ranks have entered what at one number of a group."""
+    """Describe which ranks have entered which collective at one number of a group."""
     by_number = inspection.by_number
     roots = [root_of(by_number[numbers[0]], each) for each, numbers in wait.mismatched]
     rooted = None not in roots and len(set(roots)) > 1
     kinds = {(each.operation, root if rooted else None) for (each, _), root in zip(wait.mismatched, roots, strict=True)}
     tensors = len(kinds) < len(wait.mismatched)
-    told = []
+    parts = []
     for (each, numbers), root in zip(wait.mismatched, roots, strict=True):
         line = collective_entry_line(by_number[numbers[0]], each.operation)
         what = each.operation + (f" of {each.tensors or 'nothing'}" if tensors else "")
         what += f" {ROOTED_FUNCTIONS[each.operation]} rank {root}" if rooted else ""
-        told.append(f"{what} on {format_ranks(numbers)}" + (f" ({format_line(line)})" if line else ""))
-    return f"#{wait.number} of {wait.group} is {', '.join(told[:-1])} and {told[-1]}"
+        parts.append(f"{what} on {format_ranks(numbers)}" + (f" ({format_line(line)})" if line else ""))
+    return f"#{wait.number} of {wait.group} is {', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def _describe_no_wait(inspection: Inspection) -> str:
     alive = [rank for rank in inspection.ranks if not has_ended(rank)]
     if not alive and (inspection.silent or len(inspection.ranks) < inspection.world_size):
-        return "what the ranks are doing is not known"
+        return "the state of the ranks is unknown"
     if not alive:
         return "all ranks have ended"
     moved = sum(rank.moved for rank in alive)
     if moved:
         return f"no rank waits for another rank: {moved} of {len(alive)} have completed collectives in the last 0.1 s"
     if few := describe_uneven_counts(alive):
-        return f"no rank is seen to wait, but {few}"
+        return f"no rank is known to wait, but {few}"
     if any(rank.groups for rank in alive) and not any(rank.answers for rank in alive):
-        return "no rank is seen to wait: this torch does not record collectives"
+        return "no rank is known to wait: this torch does not record collectives"
     return "no rank waits for another rank"
 
 
 def describe_uneven_counts(found: Sequence[RankInspection]) -> str:
-    """Say which ranks have begun fewer operations of a group than others; "" where all are alike.
+    """Describe which ranks have begun fewer operations of a group than others; "" if all have begun as many.
 
-    Sends count too, so that it proves nothing; but it is all that is known where no recorder tells more.
+    Sends count too, so this proves nothing; but without a flight recorder nothing else is known.
     """
-    said = []
+    parts: list[str] = []
     for count, some in find_uneven_counts(found).items():
         verb = "has" if len(some) == 1 else "have"
-        said.append(f"{format_ranks(each.rank for each in some)} {verb} begun {count}")
-        if len(said) == 1:
+        parts.append(f"{format_ranks(each.rank for each in some)} {verb} begun {count}")
+        if len(parts) == 1:
             what = describe_call(some[0])
-            said[0] += f" operations of one group{f' ({what})' if what else ''}"
-    return ", ".join(said[:_MAX_PAIRS])
+            parts[0] += f" operations of one group{f' ({what})' if what else ''}"
+    return ", ".join(parts[:_MAX_PAIRS])
 
 
 def find_uneven_counts(found: Sequence[RankInspection]) -> dict[int, list[RankInspection]]:
-    """The ranks by how many operations of a group they have begun, fewest first, of the first group where that differs.
+    """Return the ranks by how many operations they have begun, fewest first, of the first group where that differs.
 
-    Ranks that have ended are left out. None where a recorder has answered: that tells who waits, and numbers do not.
+    Ranks that have ended are left out. Empty if a flight recorder has replied: that shows who waits, numbers do not.
     """
     if any(rank.answers for rank in found):
         return {}
@@ -238,7 +238,7 @@ def _verb(verb: str, numbers: Sequence[int]) -> str:
 
 
 def _pluralize(why: str, numbers: Sequence[int]) -> str:
-    """Turn what is said of one rank into what is said of several."""
+    """Turn a sentence about one rank into one about several."""
     if len(numbers) == 1:
         return why
     verb, space, rest = why.partition(" ")

@@ -1,4 +1,4 @@
-"""The text in which Python tells where threads are, as data: faulthandler's dumps, and the tracebacks of exceptions."""
+"""Parses stacks that Python has written as text: faulthandler dumps and tracebacks of exceptions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddplaunch.diagnosis.inspection import Frame, Thread
 from ddplaunch.errors import sanitize_line
 
 MAX_THREADS, MAX_FRAMES = 64, 100
-_DEEP = 98  # frames of a stack that faulthandler has cut, at least: without those of ours
+_MIN_CUT_FRAMES = 98  # frames of a stack that faulthandler has cut, without those of ddplaunch
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _THREAD = re.compile(
@@ -21,66 +21,68 @@ _OUTER = b"Outer frames (most recent call first):"
 _FRAME = re.compile(r'  File (?:"(.*)"|\?\?\?), line (\d{1,9}|\?\?\?),? in (.*)$')
 _ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3\.\d+t?/|^<|^\?\?\?$")
-"""Files that are not the user's: packages', the standard library's, and code without a file ("<frozen runpy>")."""
+"""Files that are not the user's: of packages, the standard library, and code without a file ("<frozen runpy>")."""
 
 _MODULE_START = re.compile(r"^<frozen (?:runpy|importlib)|/lib(?:64)?/python3\.\d+t?/(?:runpy|importlib/__init__)\.py$")
-"""What calls a program that is started by its module's name."""
+"""Files whose frames call a program that was started by its module name (runpy)."""
 
 
 def parse_dump(dump: bytes, folder: str, package: str = _PACKAGE, *, outer: bytes = b"") -> tuple[Thread, ...]:
-    """Read what ``faulthandler`` wrote for all threads, the main one first; at most 64 threads of 100 frames.
+    """Parse faulthandler's dump of all threads, the main thread first; at most 64 threads of 100 frames.
 
-    The outer frames of the main thread, which faulthandler leaves out of a deep stack, may follow in a section of their
-    own, or are given as ``outer``. Of these the user's are kept: without them no line of the program is known.
+    The outer frames of the main thread, which faulthandler omits from a deep stack, may follow in a section of their
+    own, or are given as ``outer``. Only the user's frames of these are used: without them no user line is known.
 
-    After them there may be tasks of asyncio (``rank/answers.py``). What the main task is in comes before the calls of
-    its loop, as if these had called it; any other task is a thread.
+    After them there may be asyncio tasks (``rank/answers.py``). The frames of the main task are put before those of
+    its event loop, as if the loop had called it; any other task counts as a thread.
 
-    ``folder`` is where the job runs: files below it are named relative to it. ``package`` is where ddplaunch is
-    installed: what of it runs inside ranks is left out. A line that has another form is skipped.
+    ``folder`` is the job's: files below it are named relative to it. ``package`` is ddplaunch's: frames of its parts
+    that run inside ranks are removed. Lines of any other form are skipped.
     """
     threads: list[tuple[bool, str, list[Frame]]] = []
     tasks: list[tuple[bool, str, list[Frame]]] = []
-    beyond: list[Frame] = []
-    of = threads
-    whole = True
+    outer_frames: list[Frame] = []
+    section = threads
+    has_all_threads = True
     if outer and _OUTER not in dump:
         dump += outer
     for line in dump.decode(errors="replace").split("\n"):
         if line == _OUTER.decode():
-            of = [(False, "", beyond)]
+            section = [(False, "", outer_frames)]
         elif head := _THREAD.match(line):
-            of = tasks if head[2] else threads
+            section = tasks if head[2] else threads
             name = f"task {_unescape(head[3] or '')}" if head[2] else sanitize_line(head[3] or "")
-            of.append(((head[1] or head[2]) != "T", name, []))
-        elif of and (len(of[-1][2]) < MAX_FRAMES or of[-1][2] is beyond) and (found := _FRAME.match(line)):
-            of[-1][2].append(_parse_frame(found, folder, package))
+            section.append(((head[1] or head[2]) != "T", name, []))
+        elif section and (frame := _FRAME.match(line)):
+            frames = section[-1][2]
+            if len(frames) < MAX_FRAMES or frames is outer_frames:
+                frames.append(_parse_frame(frame, folder, package))
         elif line == "...":  # more threads than faulthandler shows
-            whole = False
+            has_all_threads = False
     if not threads:
         return ()
-    # The newest comes first, so the main thread is the last; the current one is that which took the signal.
-    main = -1 if whole else next((number for number, each in enumerate(threads) if each[0]), -1)
+    # Newest first, so the main thread is the last; else it is the current one, which took the signal.
+    main = -1 if has_all_threads else next((number for number, each in enumerate(threads) if each[0]), -1)
     first = threads.pop(main)
-    if len(first[2]) >= _DEEP:
-        first[2].extend([frame for frame in beyond if frame.own][-MAX_FRAMES:])
-    mine = internal_prefixes(package)
-    theirs = [each for each in threads if each[2] and not each[2][-1].file.startswith(mine)]
+    if len(first[2]) >= _MIN_CUT_FRAMES:
+        first[2].extend([frame for frame in outer_frames if frame.own][-MAX_FRAMES:])
+    internal = internal_prefixes(package)
+    others = [each for each in threads if each[2] and not each[2][-1].file.startswith(internal)]
     for is_main, name, frames in tasks:
         if is_main:
             first = first[0], first[1], [*frames, *first[2]]
         elif frames:
-            theirs.append((False, name, frames))
-    cut = (Thread(_strip_internal(frames, mine), name) for _, name, frames in chain([first], theirs))
-    return tuple(islice(cut, MAX_THREADS))
+            others.append((False, name, frames))
+    parsed = (Thread(_strip_internal(frames, internal), name) for _, name, frames in chain([first], others))
+    return tuple(islice(parsed, MAX_THREADS))
 
 
 def parse_traceback(traceback: str, folder: str, package: str = _PACKAGE) -> tuple[Frame, ...]:
-    """Read the frames of the last traceback in what Python printed for an exception, the innermost first."""
+    """Parse the frames of the last traceback that Python printed for an exception, the innermost first."""
     frames: list[Frame] = []
     for line in traceback.split("\n"):
         if line.startswith("Traceback (most recent call last):"):
-            frames = []  # that of the exception's cause came before
+            frames = []  # before it came the traceback of the exception's cause
         elif found := _FRAME.match(line):
             frames.append(_parse_frame(found, folder, package))
     return _strip_internal(frames[::-1][:MAX_FRAMES], internal_prefixes(package))
@@ -92,35 +94,35 @@ def _parse_frame(found: re.Match[str], folder: str, package: str) -> Frame:
 
 
 def make_frame(function: str, path: str, line: int, folder: str, package: str = _PACKAGE) -> Frame:
-    """Return a call with its file named, and told to be the user's, as ``parse_dump`` has it."""
-    ours = path.startswith(os.path.join(package, ""))
-    own = not ours and not _INSTALLED.search(path)
+    """Return a frame as ``parse_dump`` does: with the path relative to ``folder``, and whether it is user code."""
+    is_internal = path.startswith(os.path.join(package, ""))
+    own = not is_internal and not _INSTALLED.search(path)
     below = os.path.join(folder, "")
-    if not ours and below != "/" and path.startswith(below):
+    if not is_internal and below != "/" and path.startswith(below):
         path = path[len(below) :]
     return Frame(function, path, line, own)
 
 
 def internal_prefixes(package: str = _PACKAGE) -> tuple[str, str]:
-    """How the paths of our files begin that call the user's code."""
+    """The path prefixes of ddplaunch's files that call the user's code."""
     return os.path.join(package, "rank", ""), os.path.join(package, "python", "")
 
 
-def _strip_internal(frames: Iterable[Frame], mine: tuple[str, str]) -> tuple[Frame, ...]:
-    """Leave out frames of ours, and what stands between them and the user's first."""
-    kept = [frame for frame in frames if not frame.file.startswith(mine)]
-    while kept and is_module_start(kept[-1]):
-        kept.pop()
-    return tuple(kept)
+def _strip_internal(frames: Iterable[Frame], internal: tuple[str, str]) -> tuple[Frame, ...]:
+    """Remove ddplaunch's frames, and the outermost ones of runpy."""
+    stripped = [frame for frame in frames if not frame.file.startswith(internal)]
+    while stripped and is_module_start(stripped[-1]):
+        stripped.pop()
+    return tuple(stripped)
 
 
 def is_module_start(frame: Frame) -> bool:
-    """Whether this is what calls a program that is started by its module's name."""
+    """Whether this frame calls a program that was started by its module name (runpy)."""
     return not frame.own and bool(_MODULE_START.search(frame.file))
 
 
 def _unescape(text: str) -> str:
-    """Undo faulthandler's escapes; what would harm a terminal gets others."""
+    """Undo faulthandler's escapes; control characters are escaped for terminals instead."""
 
     def character(found: re.Match[str]) -> str:
         number = int(next(filter(None, found.groups())), 16)

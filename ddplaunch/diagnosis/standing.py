@@ -1,4 +1,4 @@
-"""Where one rank stands: its line of the user's code, the torch function it is in, how far it is in a process group."""
+"""The position of one rank: its line of user code, the torch function it is in, its progress in process groups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RECEIVE_FUNCTIONS = {"irecv", "recv", "recv_object_list"}
 WORK_WAIT = "the wait() of isend or irecv"
 POINT_TO_POINT_FUNCTIONS = {"batch_isend_irecv", WORK_WAIT, *SEND_FUNCTIONS, *RECEIVE_FUNCTIONS}
 ROOTED_FUNCTIONS = {"broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to"}
-"""Collectives with a root, which all ranks must name alike, and how it is said of them."""
+"""Collectives with a root, which must be equal on all ranks; with the preposition for it."""
 
 STORE_WAIT = "store.wait"
 FILE_LOCK = "flock"
@@ -32,22 +32,22 @@ UNRECORDED_FUNCTIONS = POINT_TO_POINT_FUNCTIONS | {
     "new_subgroups_by_enumeration",
     "split_group",
 }
-"""Functions of torch.distributed that wait for other ranks and that the flight recorder of gloo has not."""
+"""Functions that wait for other ranks but are not in gloo's flight recorder."""
 
 PACKAGE_PATH = re.compile(r".*/(?:(?:site|dist)-packages|python3\.\d+t?)/")
-"""What stands before a library's own name in the name of a file."""
+"""The part of a path before the name of an installed or standard module."""
 
 _C10D = "torch/distributed/distributed_c10d.py"
 _PACKING = {"_object_to_tensor", "_tensor_to_object"}
-"""What turns objects into tensors and back, by the program's own ``__reduce__``: no other rank is waited for there."""
+"""They pickle and unpickle objects, by the program's own ``__reduce__``; they do not wait for other ranks."""
 
 DATALOADER_WAIT_TEXT = "waits for its DataLoader"
 _LOADER = "torch/utils/data/dataloader.py"
-_FETCH = "torch/utils/data/_utils/fetch.py"  # in which a worker is that has something to do
+_FETCH = "torch/utils/data/_utils/fetch.py"  # a busy worker is in it
 _MAX_WORKERS = 3
 _RPC = "torch/distributed/rpc/"
-_CHILD = "waits for a process that it has started"
-_MESSAGE = "waits for a message of another process"
+_CHILD = "waits for a child process"
+_MESSAGE = "waits for a message from another process"
 _FUTURE = "waits for a result of its executor"
 _POOL = "waits for its process pool"
 _EXIT, _EXIT_QUEUE = "waits at its exit for a child process to end", "waits at its exit until its queue is read"
@@ -64,76 +64,77 @@ _WAIT_TEXTS = {
     ("concurrent/futures/_base.py", "result"): _FUTURE,
     ("concurrent/futures/_base.py", "wait"): _FUTURE,
     ("concurrent/futures/process.py", "shutdown"): _FUTURE,
-    ("filelock/_api.py", "acquire"): _LOCK_FILE,  # this and the next poll, so the kernel shows no wait
+    ("filelock/_api.py", "acquire"): _LOCK_FILE,  # this and the next one poll, so the kernel shows no wait
     ("torch/utils/file_baton.py", "wait"): _LOCK_FILE,
     ("queue.py", "get"): "waits for a queue to fill",
-    ("queue.py", "put"): "waits for room in a queue",
+    ("queue.py", "put"): "waits for space in a queue",
     ("subprocess.py", "wait"): "waits for a command to end",
     ("subprocess.py", "communicate"): "waits for a command to end",
     ("threading.py", "join"): "waits for a thread to end",
     ("threading.py", "_shutdown"): "waits for its threads to end",
     ("threading.py", "wait"): "waits for another thread",
 }
-"""What a rank does whose user code has called these of the standard library, or of another; the first counts."""
+"""What a rank waits for whose user code has called one of these functions (file, name); the first match counts."""
 
 WAITS_FOR_CHILDREN = {DATALOADER_WAIT_TEXT, _CHILD, _MESSAGE, _FUTURE, _POOL, _EXIT, _EXIT_QUEUE}
-"""Waits that processes of the rank's own may end: of these it is asked where they are."""
+"""Waits for the rank's own child processes: these are inspected too."""
 
 
 class DistributedCall(NamedTuple):
     """A function of torch.distributed that a thread is in."""
 
-    function: str  # the one that the user or a library called: "all_gather_object", and not what that calls
+    function: str  # called by the user or a library: "all_gather_object", not the functions that it calls
     place: Frame | None  # the user's line
 
 
 class GroupProgress(NamedTuple):
-    """How far a rank is in a process group, in numbers that can be compared between ranks."""
+    """The progress of a rank in a process group, in numbers that can be compared between ranks."""
 
     entered: int  # the last collective that it entered, from 1
     first_incomplete: int  # the first that it entered and has not completed; 0 for none
-    collective: Collective | None  # that one or, where it has none, the last; where the rank was asked
-    is_certain: bool  # whether it was asked: else sends may be in the numbers, and ``first_incomplete`` is the last that it entered
+    collective: Collective | None  # that one or, if there is none, the last; None if the rank was not queried
+    # Whether the rank was queried. If not, sends may be counted, and ``first_incomplete`` is the last that it entered.
+    is_certain: bool
 
 
 def format_line(frame: Frame) -> str:
-    """Name a line: "train.py:88"."""
+    """Format a line as "train.py:88"."""
     return f"{frame.file}:{frame.line}"
 
 
 def format_location(frame: Frame) -> str:
-    """Name a line with its function, where it is in one: "load_batch at data.py:31"."""
+    """Format a line with its function, if it is in one: "load_batch at data.py:31"."""
     return format_line(frame) if frame.function == "<module>" else f"{frame.function} at {format_line(frame)}"
 
 
 def user_frame(frames: tuple[Frame, ...]) -> Frame | None:
-    """The user's innermost line in a stack."""
+    """Return the innermost frame of user code in a stack."""
     return next((frame for frame in frames if frame.own), None)
 
 
 def user_line_of(rank: RankInspection) -> Frame | None:
-    """The user's line that a rank is at: of its main thread, else of the first thread that has one."""
+    """Return the user's line that a rank is at: of its main thread, else of the first thread that has one."""
     return next((frame for thread in rank.threads if (frame := user_frame(thread.frames))), None)
 
 
 def library_calls(ranks: Iterable[RankInspection], of: Iterable[RankInspection]) -> dict[int, Frame]:
-    """The calls of libraries by which ranks differ from others at the same line of the user's: for some of ``ranks``.
+    """Return the library calls in which ranks at the same user line differ, for the ranks in ``of``.
 
-    It is the first that is not the same in all of them, seen from that line. A rank whose line no other shares, or
-    which does the same there as all others, has none.
+    That is the first call from that line which is not the same in all ranks there. A rank that is alone at its line,
+    or does the same as all others there, has none.
     """
     wanted = {each.rank: inner for each in of if (inner := _frames_from_user_line(each)) and inner[1:]}
     lines = {inner[0] for inner in wanted.values()}
-    alike: dict[Frame, set[tuple[Frame, ...]]] = {line: set() for line in lines}
+    stacks: dict[Frame, set[tuple[Frame, ...]]] = {line: set() for line in lines}
     for each in ranks if lines else ():
         if (inner := _frames_from_user_line(each)) and inner[0] in lines:
-            alike[inner[0]].add(inner)
-    depths = {line: _common_depth(list(found)) for line, found in alike.items() if len(found) > 1}
+            stacks[inner[0]].add(inner)
+    depths = {line: _common_depth(list(found)) for line, found in stacks.items() if len(found) > 1}
     return {rank: inner[min(depths[inner[0]], len(inner) - 1)] for rank, inner in wanted.items() if inner[0] in depths}
 
 
 def _frames_from_user_line(rank: RankInspection) -> tuple[Frame, ...]:
-    """The user's line that a rank is at, and the calls of libraries from there on."""
+    """Return the user's line that a rank is at, and the library calls from there inwards."""
     for thread in rank.threads:
         for number, frame in enumerate(thread.frames):
             if frame.own:
@@ -142,7 +143,7 @@ def _frames_from_user_line(rank: RankInspection) -> tuple[Frame, ...]:
 
 
 def _common_depth(stacks: list[tuple[Frame, ...]]) -> int:
-    """How many calls stacks have in common; where all their functions are the same, how many lines."""
+    """Return how many calls stacks have in common; if all their functions are equal, how many lines."""
     functions = [[(frame.function, frame.file) for frame in stack] for stack in stacks]
     differ = any(each != functions[0] for each in functions)
     columns = zip(*(functions if differ else [[frame.line for frame in stack] for stack in stacks]), strict=False)
@@ -150,7 +151,7 @@ def _common_depth(stacks: list[tuple[Frame, ...]]) -> int:
 
 
 def distributed_call_in(frames: tuple[Frame, ...]) -> DistributedCall | None:
-    """The function of torch.distributed that a stack is in."""
+    """Return the function of torch.distributed that a stack is in, or None."""
     inside = [frame.function for frame in frames if frame.file.endswith(_C10D)]
     if not inside or not _PACKING.isdisjoint(inside):
         return None
@@ -159,12 +160,12 @@ def distributed_call_in(frames: tuple[Frame, ...]) -> DistributedCall | None:
 
 
 def distributed_call_of(rank: RankInspection) -> DistributedCall | None:
-    """The function of torch.distributed that a rank is in, in any of its threads."""
+    """Return the function of torch.distributed that a rank is in, in any of its threads, or None."""
     return next((call for thread in rank.threads if (call := distributed_call_in(thread.frames))), None)
 
 
 def peer_of(rank: RankInspection) -> int | None:
-    """The rank to which a rank sends, from which it receives, or whose lock it wants; None where that is not known."""
+    """Return the rank that a rank sends to, receives from, or whose file lock it waits for; None if unknown."""
     call, inside = waiting_call_of(rank), rank.inside
     if call and call.function == FILE_LOCK:
         return rank.lock_holder
@@ -173,13 +174,13 @@ def peer_of(rank: RankInspection) -> int | None:
 
 
 def members_of(rank: RankInspection) -> tuple[int, ...]:
-    """The ranks that a rank waits for in a call that makes a group, or that is of one; () where that is not known."""
+    """Return the group members of a call that creates or uses a group; () if unknown."""
     call, inside = distributed_call_of(rank), rank.inside
     return inside.members if call and inside and inside.function == call.function else ()
 
 
 def root_of(rank: RankInspection, collective: Collective) -> int | None:
-    """The root of a collective that a rank waits in; None where it has none, or that is not known."""
+    """Return the root of a collective that a rank waits in; None if it has none, or unknown."""
     known = (
         rank.inside and rank.inside.operation == collective.operation in ROOTED_FUNCTIONS and not collective.completed
     )
@@ -187,21 +188,21 @@ def root_of(rank: RankInspection, collective: Collective) -> int | None:
 
 
 def waiting_call_of(rank: RankInspection) -> DistributedCall | None:
-    """What a rank waits for others in: a function of torch.distributed, a store, a Work's ``wait()``, a file's lock."""
+    """Return the call in which a rank waits for others: torch.distributed, store, Work.wait(), file lock; or None."""
     if call := distributed_call_of(rank):
         return call
     if rank.awaits == "store":
         return DistributedCall(STORE_WAIT, user_line_of(rank))
     if rank.lock_holder is not None:
         return DistributedCall(FILE_LOCK, user_line_of(rank))
-    # That of a collective is in the flight recorder; without one nothing shows which it is.
+    # The wait() of a collective is in the flight recorder; without a recorder nothing shows which one it is.
     if rank.inside and rank.inside.function == "wait" and rank.answers and rank.asleep in ("", "asleep"):
         return DistributedCall(WORK_WAIT if rank.inside.names is None else rank.inside.operation, user_line_of(rank))
     return None
 
 
 def may_wait(rank: RankInspection) -> bool:
-    """Whether a rank may wait for others, by its own word and the kernel's, without a stack."""
+    """Whether a rank may wait for others, by what it and the kernel report, without a stack."""
     if any(each.enqueued > each.completed for each in rank.groups):
         return True
     inside = rank.inside.function if rank.inside else ""
@@ -209,7 +210,7 @@ def may_wait(rank: RankInspection) -> bool:
 
 
 def thread_in(rank: RankInspection, operation: str = "") -> Thread | None:
-    """The thread that runs a collective: the first that is in that function, else in any, else the main one."""
+    """Return the thread that runs a collective: the first in that function, else in any, else the main thread."""
     inside = [(call, thread) for thread in rank.threads if (call := distributed_call_in(thread.frames))]
     exact = (
         thread
@@ -220,13 +221,13 @@ def thread_in(rank: RankInspection, operation: str = "") -> Thread | None:
 
 
 def collective_entry_line(rank: RankInspection, operation: str = "") -> Frame | None:
-    """The user's line from which a rank that waits in a collective has entered it."""
+    """Return the user's line from which a rank has entered the collective that it waits in."""
     thread = thread_in(rank, operation)
     return (user_frame(thread.frames) if thread else None) or user_line_of(rank)
 
 
 def describe_other_wait(rank: RankInspection) -> str:
-    """What a rank waits for outside torch.distributed: "waits for its DataLoader"; "" where nothing tells."""
+    """Describe what a rank waits for outside torch.distributed: "waits for its DataLoader"; "" if unknown."""
     frames = rank.threads[0].frames if rank.threads else ()
     called = list(takewhile(lambda frame: not frame.own, frames))
     if any(frame.file.endswith(_LOADER) for frame in called):
@@ -241,18 +242,19 @@ def describe_other_wait(rank: RankInspection) -> str:
 
 
 def describe_call(rank: RankInspection, apart: Frame | None = None) -> str:
-    """What a rank that does not wait for others does: "load_batch at data.py:31"; "" if unknown.
+    """Describe what a rank does that does not wait for other ranks: "load_batch at data.py:31"; "" if unknown.
 
-    ``apart`` is the library's call by which it differs from others at that line: "…, in download at hub/files.py:90".
+    ``apart``: the library call in which it differs from others at that line (``library_calls``), to be added:
+    "…, in download at hub/files.py:90".
     """
     line = user_line_of(rank)
-    told = format_location(line) if line else ""
+    location = format_location(line) if line else ""
     if words := describe_other_wait(rank):
         workers = describe_workers(rank)
         more = f" and {len(workers) - _MAX_WORKERS} more" if len(workers) > _MAX_WORKERS else ""
         inside = f" ({'; '.join(workers[:_MAX_WORKERS])}{more})" if workers else ""
-        return f"it {words}" + (f", {told}" if told else "") + inside
-    return f"{told}, in {apart.function} at {_format_library_line(apart)}" if apart else told
+        return f"it {words}" + (f", {location}" if location else "") + inside
+    return f"{location}, in {apart.function} at {_format_library_line(apart)}" if apart else location
 
 
 def describe_workers(rank: RankInspection) -> list[str]:
@@ -267,12 +269,12 @@ def describe_workers(rank: RankInspection) -> list[str]:
 
 
 def worker_name(rank: RankInspection) -> str:
-    """Name the child processes that a rank waits for: "worker" of its DataLoader, else "child process"."""
+    """Return the noun for the child processes that a rank waits for: "worker" (DataLoader) or "child process"."""
     return "worker" if describe_other_wait(rank) == DATALOADER_WAIT_TEXT else "child process"
 
 
 def busy_workers(rank: RankInspection) -> list[Worker]:
-    """Those of its child processes that are not idle."""
+    """Return the child processes of a rank that are not idle."""
     return [each for each in rank.workers if any(frame.own or frame.file.endswith(_FETCH) for frame in each.frames)]
 
 
@@ -286,12 +288,12 @@ def _format_library_line(frame: Frame) -> str:
 
 
 def format_exit(code: int) -> str:
-    """Say how a process ended: "exit code 0", "SIGKILL"."""
+    """Describe how a process ended: "exit code 0", "SIGKILL"."""
     return f"exit code {code}" if code >= 0 else signal_name(-code)
 
 
 def has_ended(rank: RankInspection) -> bool:
-    """Whether its program is over, also where its process has yet to end (it has no frames but ours)."""
+    """Whether a rank's program has ended, even if its process has not yet (it has only ddplaunch's frames)."""
     if rank.condition in (ProcessCondition.EXITED, ProcessCondition.REPLACED):
         return True
     return (
@@ -302,10 +304,10 @@ def has_ended(rank: RankInspection) -> bool:
 
 
 def group_progress(rank: RankInspection) -> dict[str, GroupProgress]:
-    """How far a rank is in each process group that it has used, by its name.
+    """Return the progress of a rank in each process group that it has used, by torch's name of the group.
 
-    What torch counts as completed is a hint only: gloo's threads write it in any order, so an older collective can be
-    there for ever. The entries of the flight recorder are right.
+    torch's counter of completed operations is only a hint: gloo's threads write it in any order, so it can stay at an
+    older collective for ever. The entries of the flight recorder are exact.
     """
     found: dict[str, GroupProgress] = {}
     for state in reversed(rank.groups):

@@ -1,4 +1,4 @@
-"""Who waits for whom: for each wait the collective, the ranks that are in it, and those that are missing."""
+"""Finds who waits for whom: for each wait the collective, the ranks that are in it, and the ranks that are missing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ddplaunch.diagnosis.standing import (
 
 DEFAULT_GROUP = "default_pg"
 MAX_DETAILED_RANKS = 4
-"""Ranks that are asked for their last collectives where some would do."""
+"""Ranks that are queried for their last collectives at most, if a few are enough."""
 
 _COMPARED_OPERATIONS = {
     "all_reduce",
@@ -37,7 +37,7 @@ _COMPARED_OPERATIONS = {
     "_reduce_scatter_base",
     "_all_gather_base",
 }
-"""Operations that need tensors of the same sizes on all ranks."""
+"""Operations that require tensors of equal sizes on all ranks."""
 
 
 @dataclass(frozen=True)
@@ -46,57 +46,57 @@ class MissingRank:
 
     rank: int
     waits: bool  # whether it waits itself, in another wait
-    calls: str = ""  # in what: "all_reduce #1 of tail", "recv"
+    calls: str = ""  # what it waits in: "all_reduce #1 of tail", "recv"
 
 
 @dataclass(frozen=True)
 class Wait:
     """Ranks that wait for others in one collective, or in one function of torch.distributed."""
 
-    operation: str  # "all_reduce", "init_process_group"; "" where it is not known
-    group: str  # its description, "default_pg"; "" for what no group counts: send, recv, init_process_group
-    number: int  # of the collective in its group, from 1; 0 for what no group counts
-    members: tuple[int, ...]  # of a group other than the default one, where they are known
-    collective: Collective | None  # all that is known of it, where a rank was asked
+    operation: str  # "all_reduce", "init_process_group"; "" if unknown
+    group: str  # its description, "default_pg"; "" for what has no number: send, recv, init_process_group
+    number: int  # of the collective in its group, from 1; 0 for what has no number
+    members: tuple[int, ...]  # of a group other than the default one, if known
+    collective: Collective | None  # its details, if a rank reported them
     waiting: tuple[int, ...]  # the ranks that are in it
-    ahead: tuple[tuple[int, int], ...]  # ranks that have left it and wait in a later one: rank, its number
-    entry_lines: tuple[Frame, ...]  # the user's lines from which the waiting ranks came
-    missing: tuple[MissingRank, ...]  # the ranks that have not entered it, those first that do not wait themselves
-    mismatched: tuple[tuple[Collective, tuple[int, ...]], ...] = ()  # what ranks entered instead at this number
-    has_unreachable_members: bool = False  # whether it has members that could not be asked
+    ahead: tuple[tuple[int, int], ...]  # ranks that have completed it and wait in a later one: rank, number
+    entry_lines: tuple[Frame, ...]  # the user's lines from which the waiting ranks entered it
+    missing: tuple[MissingRank, ...]  # the ranks that have not entered it; those that do not wait themselves first
+    mismatched: tuple[tuple[Collective, tuple[int, ...]], ...] = ()  # different collectives entered at this number
+    has_unreachable_members: bool = False  # some members could not be inspected
     partners: tuple[
         tuple[int, int], ...
     ] = ()  # in send and recv: a rank, and the one that it sends to or receives from
-    partners_match: bool = False  # whether each of those partners is in the call that goes with it
-    cycle: tuple[int, ...] = ()  # ranks that wait, each for the next and the last for the first; in the first such wait
+    partners_match: bool = False  # each of those partners is in the matching call
+    cycle: tuple[int, ...] = ()  # ranks that wait in a cycle, each for the next; set in the first wait of the cycle
 
     @property
     def roots(self) -> tuple[int, ...]:
-        """The ranks that are missing and wait for no other."""
+        """The missing ranks that do not wait themselves: the cause of the wait."""
         return tuple(each.rank for each in self.missing if not each.waits)
 
 
 def find_waits(inspection: Inspection) -> tuple[Wait, ...]:
-    """Find who waits for whom; first what the other waits wait for."""
+    """Find all waits; the causes first, then the waits that depend on them."""
     view = _InspectionView(inspection)
     found = [wait for group in view.groups if (wait := view.find_wait(group))]
-    taken = {rank for wait in found for rank in _ranks_in(wait)}
-    found += view.waits_from_stacks(taken)
+    assigned = {rank for wait in found for rank in _ranks_in(wait)}
+    found += view.waits_from_stacks(assigned)
     return tuple(_order_by_cause([_with_other_waits(wait, found) for wait in found]))
 
 
 def ranks_to_query(inspection: Inspection) -> tuple[int, ...]:
-    """The ranks whose last collectives must be fetched for a verdict: at first one for each stack of those that wait.
+    """Return the ranks whose last collectives must be fetched for a diagnosis: first one for each stack that waits.
 
-    Ask again once they are there: all ranks of a group are needed where none is missing though some wait, or where
-    sends are in the numbers, which do not compare then. No rank is named twice.
+    Call it again with the results: all ranks of a group are needed if none is missing though some wait, or if sends
+    are counted in the numbers, which then cannot be compared. No rank is returned twice.
     """
     view = _InspectionView(inspection)
     needed: set[int] = set()
     for group in view.groups:
         waiting = view.maybe_waiting(group)
-        asked = [number for number in waiting if view.ranks[number].last]
-        if not asked:
+        queried = [number for number in waiting if view.ranks[number].last]
+        if not queried:
             seen: dict[object, int] = {}
             for number in waiting:
                 seen.setdefault(main_stack(view.ranks[number]), number)
@@ -109,12 +109,12 @@ def ranks_to_query(inspection: Inspection) -> tuple[int, ...]:
 
 
 def main_stack(rank: RankInspection) -> tuple[Frame, ...]:
-    """The stack of a rank's main thread: ranks with equal ones are at the same place."""
+    """The stack of a rank's main thread; ranks with equal stacks are at the same position."""
     return rank.threads[0].frames if rank.threads else ()
 
 
 class _InspectionView:
-    """An inspection, looked at group by group."""
+    """An inspection, indexed by process group."""
 
     def __init__(self, inspection: Inspection) -> None:
         self.inspection = inspection
@@ -126,31 +126,31 @@ class _InspectionView:
         self.groups = sorted(names, key=lambda name: (len(name), name))
         known = {each.group: each for rank in inspection.ranks for each in rank.known}
         self.recorded = any(rank.answers and rank.groups for rank in inspection.ranks)
-        self.called = {name: each.description for name, each in known.items()}
+        self.descriptions = {name: each.description for name, each in known.items()}
         self.members = {name: each.ranks for name, each in known.items() if each.ranks}
 
     def description(self, group: str) -> str:
-        called = self.called.get(group, "")
-        if group == "0" and not called:
+        name = self.descriptions.get(group, "")
+        if group == "0" and not name:
             return DEFAULT_GROUP
-        return called if called not in ("", "undefined") else f"group {group}"
+        return name if name not in ("", "undefined") else f"group {group}"
 
     def has_unknown_members(self, group: str) -> bool:
-        """Whether the members of a group are not known: torch counts a group only in ranks that have used it."""
+        """Whether the members of a group are unknown: torch reports a group only in ranks that have used it."""
         return group not in self.members and self.description(group) != DEFAULT_GROUP
 
     def counts_point_to_point(self, group: str) -> bool:
-        """Whether send and recv are known to be in a group's numbers."""
+        """Whether send and recv are known to be counted in a group's numbers."""
         return group in self.mixed
 
     def comparable_progress(self, group: str) -> dict[int, GroupProgress]:
-        """How far each rank is, where that compares."""
+        """Return the progress of the ranks in a group, as far as it can be compared."""
         certain = self.counts_point_to_point(group)
         found = ((number, of_rank.get(group)) for number, of_rank in self.each.items())
         return {number: each for number, each in found if each and (each.is_certain or not certain)}
 
     def maybe_waiting(self, group: str) -> dict[int, GroupProgress]:
-        """The ranks that wait in a group, for all that torch counts; and all that were asked and did."""
+        """Return the ranks that may wait in a group by torch's counters, and all that reported their collectives."""
         return {
             number: each
             for number, each in self.comparable_progress(group).items()
@@ -160,7 +160,7 @@ class _InspectionView:
         }
 
     def waiting(self, group: str) -> dict[int, GroupProgress]:
-        """The ranks that wait in a group, without those that seem to, only because torch is late to count."""
+        """Return the ranks that wait in a group, without those whose counters only lag behind."""
         found = self.maybe_waiting(group)
         furthest = max((each.entered for each in found.values()), default=0)
         past = {
@@ -179,18 +179,18 @@ class _InspectionView:
         return {number: each for number, each in found.items() if waits(number, each)}
 
     def find_wait(self, group: str) -> Wait | None:
-        """The wait of a group, at the first number that a rank is missing from."""
+        """Find the wait of a group, at the first number that a rank has not entered."""
         stuck = self.waiting(group)
         if not stuck:
             return None
         vague = self.has_unknown_members(group)
         members = self.members.get(group, tuple(self.ranks if vague else range(self.inspection.world_size)))
         number, missing = self._first_missing(group, stuck, members)
-        told = {*self.comparable_progress(group), *missing}
-        unseen = vague or any(rank not in told for rank in members)
+        known = {*self.comparable_progress(group), *missing}
+        unseen = vague or any(rank not in known for rank in members)
         certain = {rank: each for rank, each in stuck.items() if each.is_certain}
         if not (missing or unseen or certain):
-            return None  # all have entered it, and no rank was asked whether it has completed
+            return None  # all have entered it, and no rank reported whether it has completed
         here = {
             r: e for r, e in stuck.items() if (e.first_incomplete == number if e.is_certain else e.entered >= number)
         }
@@ -219,7 +219,7 @@ class _InspectionView:
     def _first_missing(
         self, group: str, stuck: dict[int, GroupProgress], members: Iterable[int]
     ) -> tuple[int, list[int]]:
-        """The first collective that ranks wait in and that members have not entered, and those members."""
+        """Return the first collective that ranks wait in and that members have not entered, with those members."""
         others = [rank for rank in members if rank not in stuck]
         exact = {each.first_incomplete for each in stuck.values() if each.is_certain}
         numbers = sorted({each.first_incomplete for each in stuck.values()})
@@ -227,14 +227,14 @@ class _InspectionView:
             missing = self._not_entered(group, number, others)
             if not missing:
                 continue
-            if number not in exact:  # some entered several at once, and wait in the first that these have not
+            if number not in exact:  # ranks entered several at once, and wait in the first that the others have not
                 standings = self.comparable_progress(group)
                 number = min((standings[rank].entered + 1 for rank in missing if rank in standings), default=number)
             return number, self._not_entered(group, number, others)
         return numbers[0], []
 
     def _not_entered(self, group: str, number: int, members: Iterable[int]) -> list[int]:
-        """The members of a group that have not entered its collective ``number``, as far as is known."""
+        """Return the members of a group that are known not to have entered its collective ``number``."""
         standings = self.comparable_progress(group)
         vague = self.has_unknown_members(group)
         return [
@@ -250,10 +250,10 @@ class _InspectionView:
         ]
 
     def _has_absent_rank(self, group: str, number: int) -> bool:
-        """Whether a rank that does not tell how far it is in a group is not in it."""
+        """Whether a rank without reported progress in a group has not entered its collectives."""
         rank = self.ranks[number]
         if group in self.each[number]:
-            return False  # in numbers that do not compare
+            return False  # it has progress, in numbers that cannot be compared
         if has_ended(rank) or rank.condition in (
             ProcessCondition.STOPPED,
             ProcessCondition.PENDING,
@@ -267,7 +267,7 @@ class _InspectionView:
     def _mismatched(
         self, here: dict[int, GroupProgress], number: int
     ) -> tuple[tuple[Collective, tuple[int, ...]], ...]:
-        """What ranks that wait at one number are in, where that is not the same."""
+        """Return the collectives that ranks wait in at one number, if they differ; () otherwise."""
         kinds: dict[tuple[object, ...], list[int]] = {}
         examples: dict[tuple[object, ...], Collective] = {}
         stacks: dict[object, tuple[object, ...]] = {}
@@ -282,18 +282,21 @@ class _InspectionView:
             stacks.setdefault(main_stack(self.ranks[rank]), kind)
         if len(kinds) < 2:
             return ()
-        for rank, each in here.items():  # a rank that was not asked is where those with an equal stack are
+        for rank, each in here.items():  # a rank that was not queried is in the same one as ranks with an equal stack
             if not each.is_certain and (known := stacks.get(main_stack(self.ranks[rank]))):
                 kinds[known].append(rank)
         ordered = sorted(kinds, key=lambda kind: (-len(kinds[kind]), kinds[kind]))
         return tuple((examples[kind], tuple(sorted(kinds[kind]))) for kind in ordered)
 
-    def waits_from_stacks(self, taken: set[int]) -> Iterator[Wait]:
-        """The waits that only stacks tell: in init_process_group, send and recv, and all that no recorder has."""
+    def waits_from_stacks(self, assigned: set[int]) -> Iterator[Wait]:
+        """Find the waits that the flight recorder does not have, by stacks: init_process_group, send, recv and others.
+
+        Ranks that are ``assigned`` to a wait already are left out.
+        """
         found: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for number, rank in self.ranks.items():
             call = waiting_call_of(rank)
-            if not call or number in taken or rank.moved or rank.answers is False:
+            if not call or number in assigned or rank.moved or rank.answers is False:
                 continue
             if call.function in UNRECORDED_FUNCTIONS or not (self.recorded and rank.answers):
                 found.setdefault((call.function, members_of(rank)), []).append(number)
@@ -305,7 +308,7 @@ class _InspectionView:
             )
             for end, waiting in together.items():
                 known = end.has_matching_partner or end.cycle
-                missing = [] if known else self._not_called(function, end.rank, inside | taken, members, calls)
+                missing = [] if known else self._not_called(function, end.rank, inside | assigned, members, calls)
                 all_known = end.rank is None and len(self.ranks) == self.inspection.world_size
                 yield Wait(
                     function,
@@ -328,7 +331,7 @@ class _InspectionView:
     def _not_called(
         self, function: str, partner: int | None, inside: set[int], members: tuple[int, ...], calls: Collection[int]
     ) -> list[int]:
-        """The ranks that have not called a function that others are in: their partner, or those of the group."""
+        """Return the ranks that have not called a function that others are in: their partner, or group members."""
         if partner is not None:
             others = [partner]
         elif members:
@@ -339,7 +342,7 @@ class _InspectionView:
         return [rank for rank in found if self._lacks_recorder(function, self.ranks[rank])]
 
     def _matched_ranks(self, function: str, partners: Mapping[int, int | None]) -> set[int]:
-        """The ranks in a send whose partner is in the recv that goes with it, and the other way round."""
+        """Return the ranks in a send whose partner is in the matching recv, and vice versa."""
         other = (
             RECEIVE_FUNCTIONS
             if function in SEND_FUNCTIONS
@@ -365,7 +368,7 @@ def _entry_lines(ranks: Iterable[RankInspection], operation: str) -> tuple[Frame
 
 
 def _with_other_waits(wait: Wait, waits: Sequence[Wait]) -> Wait:
-    """Tell of those that are missing in a wait in which others they wait themselves."""
+    """Set for each missing rank of a wait whether it waits itself, and in what."""
     inside = {
         rank: wait_title(other) + format_partner(other, rank)
         for other in waits
@@ -380,25 +383,25 @@ def _with_other_waits(wait: Wait, waits: Sequence[Wait]) -> Wait:
 
 
 def wait_title(wait: Wait) -> str:
-    """Name what ranks wait in: "all_reduce #5 of default_pg", "init_process_group"."""
+    """Return what ranks wait in: "all_reduce #5 of default_pg", "init_process_group"."""
     if not wait.number:
         return wait.operation
     return f"{wait.operation or 'collective'} #{wait.number} of {wait.group}"
 
 
 def short_wait_title(wait: Wait) -> str:
-    """Name it without the group where that is the default one: "all_reduce #5"."""
+    """Like ``wait_title``, without the name of the default group: "all_reduce #5"."""
     return wait_title(wait).removesuffix(f" of {DEFAULT_GROUP}")
 
 
 def format_partner(wait: Wait, rank: int) -> str:
-    """Say whom a rank sends to or receives from: " from rank 2"; "" where that is not known."""
+    """Format the partner of a rank in send or recv: " from rank 2"; "" if unknown."""
     other = dict(wait.partners).get(rank) if wait.operation != FILE_LOCK else None
     return "" if other is None else f" {'to' if wait.operation in SEND_FUNCTIONS else 'from'} rank {other}"
 
 
 def _order_by_cause(waits: Sequence[Wait]) -> Iterator[Wait]:
-    """Put first the waits for a rank that waits for no other, then those that wait for these."""
+    """Order waits: first those for a rank that does not wait itself, then those that depend on them."""
     left = sorted(waits, key=lambda wait: (any(each.waits for each in wait.missing), -len(wait.waiting)))
     reached: set[int] = set()
     while left:
@@ -407,7 +410,7 @@ def _order_by_cause(waits: Sequence[Wait]) -> Iterator[Wait]:
         if not ready:
             found = _find_cycle(left)
             roots = [each for each in left if not _ranks_in(each).isdisjoint(found)]
-            roots.sort(key=lambda each: each.operation != NEW_GROUP)  # that one of its members has left out
+            roots.sort(key=lambda each: each.operation != NEW_GROUP)  # one of its members skipped new_group
             ready = [replace(roots[0], cycle=found), *roots[1:]]
         else:
             ready = roots
@@ -417,7 +420,7 @@ def _order_by_cause(waits: Sequence[Wait]) -> Iterator[Wait]:
 
 
 def _find_cycle(waits: Sequence[Wait]) -> tuple[int, ...]:
-    """Ranks that each wait for the next, and the last for the first, where every wait waits for another."""
+    """Return a cycle of ranks that each wait for the next, where every wait depends on another."""
     nexts: dict[int, int] = {}
     for wait in waits:
         partners = dict(wait.partners)

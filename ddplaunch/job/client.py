@@ -1,4 +1,4 @@
-"""Asks the door of a running job, from another process of the same user on the same machine."""
+"""Client of a running job's control socket, for other processes of the same user on the same machine."""
 
 from __future__ import annotations
 
@@ -19,48 +19,46 @@ from ddplaunch.wire.frames import ProtocolError, read_frame
 from ddplaunch.wire.sockets import peer_uid
 from ddplaunch.wire.typed import decode, encode
 
-REPLY_TIMEOUT_S = 10.0  # seconds in which a job must answer: its launcher may be suspended
+REPLY_TIMEOUT_S = 10.0  # for a reply: the launcher may be suspended
 
-CONNECT_RETRY_S = 0.05  # seconds between two tries to connect where too many ask
+CONNECT_RETRY_S = 0.05  # between two tries to connect while the socket's backlog is full
 
 A = TypeVar("A")
 
 
 class JobNotResponding(LaunchError):
-    """A job has not answered."""
+    """A running job did not reply."""
 
     exit_code = EXIT_UNAVAILABLE
 
 
 def check_suspended(path: str) -> None:
-    """Raise JobNotResponding where the launcher with this socket is suspended: a question would wait for its timeout."""
+    """Raise JobNotResponding if the launcher of this socket is suspended: a request would wait for its timeout."""
     run_id, _, pid = os.path.basename(path).rpartition(".")
     if pid.isdecimal() and is_suspended(int(pid)):
-        raise JobNotResponding(
-            f"{run_id} is suspended: its launcher was stopped, as Ctrl-Z does", advice_to_continue(int(pid))
-        )
+        raise JobNotResponding(f"run {run_id} is suspended (PID {pid})", advice_to_continue(int(pid)))
 
 
 def advice_to_continue(pid: int) -> str:
-    """How a person lets a suspended launcher go on."""
-    return f"fg in its terminal, or kill -CONT {pid}, continues it"
+    """Return the hint how to continue a suspended launcher."""
+    return f"continue it with fg in its terminal, or kill -CONT {pid}"
 
 
 def send_request(path: str, request: Request[A], timeout: float = REPLY_TIMEOUT_S) -> A:
-    """Ask the job whose door is at ``path``, and return its answer.
+    """Send a request to the control socket at ``path``, and return the job's reply.
 
     Raises:
-        JobNotResponding: it gives none in ``timeout`` seconds.
+        JobNotResponding: no reply in ``timeout`` seconds.
     """
     with _open_request(path, request, timeout) as sock:
         return _read_reply(sock, request, time.monotonic() + timeout)
 
 
 def stream_replies(path: str, request: Request[A], timeout: float = REPLY_TIMEOUT_S) -> Iterator[A]:
-    """Ask what is answered with the status, then with any number of answers, to the job's end if the request lasts.
+    """Send a request and yield its replies, after the status that comes first; to the job's end if it is streaming.
 
     Raises:
-        JobNotResponding: it does not begin in ``timeout`` seconds, or too many follow it already.
+        JobNotResponding: no status in ``timeout`` seconds, or the job has too many streaming clients.
     """
     with _open_request(path, request, timeout) as sock:
         _check_accepted(sock, timeout)
@@ -75,13 +73,13 @@ def _check_accepted(sock: socket.socket, timeout: float) -> None:
     try:
         _read_reply(sock, StatusQuery(), time.monotonic() + timeout)
     except EOFError:
-        what = f"{MAX_STREAMING_CLIENTS} others follow this job already, or it runs another version of ddplaunch"
+        what = f"{MAX_STREAMING_CLIENTS} clients already follow this job, or it runs another version of ddplaunch"
         raise JobNotResponding(what) from None
 
 
 @contextmanager
 def _open_request(path: str, request: Request[object], timeout: float) -> Iterator[socket.socket]:
-    """A connection on which ``request`` has been sent, and what goes wrong on it as JobNotResponding."""
+    """Yield a connection on which ``request`` has been sent; errors on it are raised as JobNotResponding."""
     check_suspended(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(timeout)
@@ -92,29 +90,29 @@ def _open_request(path: str, request: Request[object], timeout: float) -> Iterat
             sock.sendall(encode(request))
             yield sock
         except TimeoutError:
-            what = f"{path} does not answer within {timeout:g} s"
+            what = f"{path} did not reply within {timeout:g} s"
             check_suspended(path)
-            raise JobNotResponding(what, "its launcher is busy, or many others ask it: try again") from None
+            raise JobNotResponding(what, "the launcher may be suspended or busy; try again") from None
         except (ProtocolError, EOFError):
-            raise JobNotResponding(f"{path} gives no answer that this version of ddplaunch can read") from None
+            raise JobNotResponding(f"{path}: invalid reply; the job may run another version of ddplaunch") from None
         except OSError as error:
             raise JobNotResponding(
                 f"{path}: {os.strerror(error.errno or 0).lower()}", "the job may have ended"
             ) from None
 
 
-def _connect(sock: socket.socket, path: str, until: float) -> None:
+def _connect(sock: socket.socket, path: str, deadline: float) -> None:
     while True:
         try:
             return sock.connect(path)
-        except BlockingIOError:  # so many ask that the kernel has no room for one more
-            if time.monotonic() > until:
+        except BlockingIOError:  # the backlog is full
+            if time.monotonic() > deadline:
                 raise TimeoutError from None
             time.sleep(CONNECT_RETRY_S)
 
 
-def _read_reply(sock: socket.socket, request: Request[A], until: float) -> A:
-    if until == math.inf:
+def _read_reply(sock: socket.socket, request: Request[A], deadline: float) -> A:
+    if deadline == math.inf:
         sock.settimeout(None)
     kind: type[A] = request.answers[-1]
-    return decode(read_frame(sock, MAX_REPLY_BYTES, until), [kind])
+    return decode(read_frame(sock, MAX_REPLY_BYTES, deadline), [kind])

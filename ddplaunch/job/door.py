@@ -1,8 +1,8 @@
-"""The door of a running job: a Unix socket on which a client of the same user asks it something.
+"""The control socket of a running job: a Unix socket on which clients of the same user send requests.
 
-It waits in the launcher's own loop, and costs nothing until a client asks. A connection is for one request and its
-answers; how many there are, how long each lasts and what it may hold are bounded, so that no client disturbs the job.
-What may be asked is in ``requests``.
+It is served by the launcher's own event loop, and costs nothing while there is no client. A connection is for one
+request and its replies; the number of clients, their time and their buffers are bounded, so that no client disturbs
+the job. The requests are in ``requests``.
 """
 
 from __future__ import annotations
@@ -34,56 +34,56 @@ else:
     Protocol = object
 
 MAX_CLIENTS = 16  # connections at a time; further ones wait in the kernel
-CONNECTION_TIMEOUT_S = 5.0  # seconds from a connection to its end
-MAX_REQUEST_BYTES = 4 << 10  # bytes of a request
-MAX_REPLY_BYTES = 64 << 20  # bytes of an answer: the status of 16,000 ranks fits, and the stacks of 1,000
-MAX_STREAMING_CLIENTS = 8  # of these that last as long as the job does
-DRAIN_TIMEOUT_S = 0.5  # seconds in which followers may read the end of what the ranks printed
-ACCEPT_PAUSE_S = 0.5  # seconds without accepting where the system has no descriptor left
+CONNECTION_TIMEOUT_S = 5.0  # from accept to close, but for streaming requests
+MAX_REQUEST_BYTES = 4 << 10
+MAX_REPLY_BYTES = 64 << 20  # the status of 16,000 ranks fits, and the stacks of 1,000
+MAX_STREAMING_CLIENTS = 8  # at a time; their requests last until the job ends
+DRAIN_TIMEOUT_S = 0.5  # at the end of the job, for streaming clients to read the last output
+ACCEPT_PAUSE_S = 0.5  # without accepting, after the system ran out of descriptors
 
 
 class ServedJob(Protocol):
-    """What a door serves."""
+    """What requests on the control socket can read and do: this node's launcher."""
 
     def status(self) -> Status:
-        """How this node's share stands."""
+        """Return the status of this node's part of the job."""
 
     def inspect_job(self, detail: Detail, on_done: Callable[[Inspection], None]) -> None:
-        """Find out what all ranks of the job are doing; ``on_done`` is called with it, some seconds later at most."""
+        """Inspect all ranks of the job; ``on_done`` is called with the result, some seconds later at most."""
 
-    def profile_job(self, seconds: float, torch: bool, hear: Callable[[ProfileReply], None]) -> None:
-        """Find out where all ranks of the job spend their time; ``hear`` gets the profile of each, and the end."""
+    def profile_job(self, seconds: float, torch: bool, on_reply: Callable[[ProfileReply], None]) -> None:
+        """Profile all ranks of the job; ``on_reply`` is called with the profile of each rank, and with the end."""
 
     def stop(self, now: bool, command: str = "") -> None:
-        """End the job, as Ctrl-C does; ``now`` as a second one does. ``command``: which requests it."""
+        """Stop the job, as Ctrl-C does; ``now``: as a second Ctrl-C does. ``command``: the command that requests it."""
 
     def ranks_with_output(self) -> list[int]:
-        """The ranks of this node whose output is in memory."""
+        """List the ranks of this node whose output is in memory."""
 
     def output_tail(self, rank: int, since: float | None = None) -> bytes:
-        """The last that such a rank printed in its attempt, or since a moment in any attempt."""
+        """Return the last output of such a rank: of its attempt, or of all attempts since a moment."""
 
     def debug_server(self) -> DebugServer | None:
-        """Its ranks that are in a debugger; None where ranks never wait for one."""
+        """Return the debug server of this node; None in a job without debugger."""
 
     def flush_output(self, mark: bytes) -> None:
-        """Show all that ranks have printed by now, and then ``mark`` on stdout and stderr."""
+        """Show all output that ranks have printed by now, then write ``mark`` to stdout and stderr."""
 
     def subscribe_output(self, on_output: Callable[[int, bytes], None]) -> None:
-        """From now on call ``hear`` with each piece that a rank prints."""
+        """Call ``on_output`` with each chunk that a rank prints from now on."""
 
-    def unsubscribe_output(self, hear: Callable[[int, bytes], None]) -> None:
-        """No longer."""
+    def unsubscribe_output(self, on_output: Callable[[int, bytes], None]) -> None:
+        """End a subscription of ``subscribe_output``."""
 
 
 class RequestContext:
-    """A client that has asked something."""
+    """One client request being handled; passed to ``Request.handle``."""
 
     def __init__(
-        self, door: ControlSocket, connection: Connection[Request[object]], job: ServedJob, isolated: IsolatedLoop
+        self, server: ControlSocket, connection: Connection[Request[object]], job: ServedJob, isolated: IsolatedLoop
     ) -> None:
-        """``isolated`` calls what the request has the job call: an exception costs the client its answer."""
-        self._door, self._connection, self.job = door, connection, job
+        """``isolated`` runs the request's callbacks: an exception in one costs the client its reply, nothing more."""
+        self._server, self._connection, self.job = server, connection, job
         self.send, self.finish, self.guard = connection.send, connection.shutdown_write, isolated.guard
 
     @property
@@ -91,36 +91,37 @@ class RequestContext:
         return self._connection.unsent_bytes
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        self._door.call_soon(self.guard(callback))
+        self._server.call_soon(self.guard(callback))
 
     def expect(self, kinds: Iterable[type[M]], on_message: Callable[[M], None], max_bytes: int) -> None:
-        """From now on call ``on_message`` with what the client says, in frames of so many bytes at most."""
+        """Call ``on_message`` with each further message of the client, in frames of at most ``max_bytes``."""
         connection: Connection[M] = self._connection  # type: ignore[assignment]
         connection.set_accepted_types(kinds, max_bytes)
-        connection.hear = self.guard(on_message)
+        connection.on_message = self.guard(on_message)
 
-    def on_job_end(self, leave: Callable[[int | None], None]) -> None:
-        self._door.keep_open(self._connection, leave)
+    def on_job_end(self, on_end: Callable[[int | None], None]) -> None:
+        """Keep the connection open; call ``on_end`` at the end of the job, or without a code when the client leaves."""
+        self._server.keep_open(self._connection, on_end)
 
 
 class ControlSocket:
-    """Serves one job until it is closed."""
+    """The server of the control socket of one job, from the launcher's start until ``close``."""
 
     def __init__(self, loop: EventLoop, run_id: str, job: ServedJob, report: Callable[[str], object]) -> None:
-        """``run_id`` is a part of the socket's name, for people; ``report`` gets a message of a request that raises."""
+        """``run_id`` is a part of the socket's name; ``report`` is called with a message when a request raises."""
         self._loop, self._report = loop, report
         self._job = job
         self._clients: dict[Connection[Request[object]], Timer] = {}
-        self._on_job_end: dict[Connection[Request[object]], Callable[[int | None], None]] = {}  # of those who stay
+        self._on_job_end: dict[Connection[Request[object]], Callable[[int | None], None]] = {}  # of streaming clients
         self._socket: socket.socket | None
-        self.path: str | None  # both None where there is no folder for it: the job runs without a door
+        self.path: str | None  # both None where there is no folder for it: the job runs without a control socket
         self._socket, self.path = listen_in_dir(run_id)
         self._resume_accepting()
 
     def close(self, code: int | None = None) -> None:
-        """Remove it; a client that is being answered has what the kernel took of that, one that stays a moment more.
+        """Remove the socket and close all connections, those of streaming clients once they have read the last output.
 
-        ``code`` is the job's exit code, None where it has none.
+        What the kernel has of other replies is still delivered. ``code`` is the job's exit code, None without one.
         """
         if self._socket is None or self.path is None:
             return
@@ -128,24 +129,24 @@ class ControlSocket:
         self._loop.unwatch_fd(self._socket.fileno())
         self._socket.close()
         self._socket = None
-        leaving, self._on_job_end = self._on_job_end, {}  # each leaves once
-        for client, leave in leaving.items():
-            leave(code)
+        streaming, self._on_job_end = self._on_job_end, {}  # each callback is called once
+        for client, on_end in streaming.items():
+            on_end(code)
             client.shutdown_write()
-        over = time.monotonic() + DRAIN_TIMEOUT_S
+        deadline = time.monotonic() + DRAIN_TIMEOUT_S
         self._loop.call_later(DRAIN_TIMEOUT_S, lambda: None)
-        while any(client.unsent_bytes for client in leaving if client in self._clients) and time.monotonic() < over:
+        while any(each.unsent_bytes for each in streaming if each in self._clients) and time.monotonic() < deadline:
             self._loop.run_once()
         for client in list(self._clients):
             self._close_client(client)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Call it in the next step of the loop, if the door is still open then."""
+        """Call it in the next step of the event loop, if the control socket is still open then."""
         self._loop.call_soon(lambda: callback() if self._socket is not None else None)
 
-    def keep_open(self, client: Connection[Request[object]], leave: Callable[[int | None], None]) -> None:
-        """Keep a client until the job has ended, or it goes; then call ``leave``."""
-        self._on_job_end[client] = IsolatedLoop(self._loop, "the end of a request", self._report).guard(leave)
+    def keep_open(self, client: Connection[Request[object]], on_end: Callable[[int | None], None]) -> None:
+        """Keep a client's connection until the job ends or the client disconnects; then call ``on_end``."""
+        self._on_job_end[client] = IsolatedLoop(self._loop, "the end of a request", self._report).guard(on_end)
         self._clients[client].cancel()
 
     def _accept(self) -> None:
@@ -195,7 +196,7 @@ class ControlSocket:
 
     def _close_client(self, client: Connection[Request[object]]) -> None:
         self._clients.pop(client).cancel()
-        if leave := self._on_job_end.pop(client, None):
-            leave(None)
+        if on_end := self._on_job_end.pop(client, None):
+            on_end(None)
         client.close()
         self._resume_accepting()

@@ -1,4 +1,4 @@
-"""The folder of a user's doors: where it is, who may enter it, and what killed launchers have left there."""
+"""The folder of a user's control sockets: its path and permissions, and the removal of killed launchers' sockets."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ MAX_NAME_BYTES = 40  # bytes of the run id in a socket's name
 
 
 def candidate_dirs() -> list[str]:
-    """Where the folder may be, the best place first; a client, whose variables may be others, looks in all."""
+    """Return the possible paths of the folder, the best first; a client, whose environment may differ, tries all."""
     return socket_dir_candidates("ddplaunch")
 
 
 def listen_in_dir(run_id: str) -> tuple[socket.socket, str] | tuple[None, None]:
-    """Listen on a socket of our own; return it and its path, or twice None if there is no folder for it."""
+    """Listen on a new control socket; return it and its path, or twice None if there is no folder for it."""
     name = f"{os.fsencode(run_id)[:MAX_NAME_BYTES].decode(errors='ignore')}.{os.getpid()}"
     for folder in candidate_dirs():
         path = os.path.join(folder, name)
         if len(os.fsencode(path)) > MAX_SOCKET_PATH:
             continue
-        for _ in range(2):  # another launcher's last act may be to remove the folder that we have just made
-            with suppress(OSError):  # it is there, or cannot be made
+        for _ in range(2):  # another launcher that ends may remove the folder that was just made
+            with suppress(OSError):  # it exists, or cannot be made
                 os.mkdir(folder, 0o700)
             if not is_private_dir(folder):
                 break
@@ -39,19 +39,19 @@ def listen_in_dir(run_id: str) -> tuple[socket.socket, str] | tuple[None, None]:
 
 
 def remove_socket(path: str) -> None:
-    """Remove a socket, and its folder after the last one."""
-    with suppress(OSError):  # others are there, or it has gone already
+    """Remove a socket, and the folder if it was the last one."""
+    with suppress(OSError):  # others are in the folder, or it is gone already
         os.unlink(path)
         os.rmdir(os.path.dirname(path))
 
 
 def list_sockets() -> list[str]:
-    """The paths of all doors of this user on this machine."""
+    """List the paths of all control sockets of this user on this machine."""
     return [path for folder in filter(is_private_dir, candidate_dirs()) for path in _live_sockets(folder)]
 
 
 def _live_sockets(folder: str) -> list[str]:
-    """Its sockets, but those of launchers that were killed, which are removed."""
+    """List the sockets in a folder; those of killed launchers are removed."""
     try:
         names = sorted(os.listdir(folder))
     except OSError:
@@ -70,7 +70,7 @@ def _live_sockets(folder: str) -> list[str]:
 
 
 def _is_launcher(pid: str) -> bool:
-    """Whether it is a process like us; to look is cheaper than to connect, which would wake it."""
+    """Whether this process is a launcher; reading /proc is cheaper than connecting, which would wake it."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return b"ddplaunch" in file.read()

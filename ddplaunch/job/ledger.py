@@ -1,4 +1,4 @@
-"""What several runs cost together: all those of a scheduler's job, or of a user; and which hosts were to blame."""
+"""The time of several runs together, all of a batch job or of a user; and the hosts on which runs failed."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ddplaunch.job import past
 from ddplaunch.job.effective import TimeBreakdown, sum_breakdowns
 from ddplaunch.job.record import RunRecord
 
-MIN_BLAMES = 2  # times that a host was to blame lately, from which on ``submit`` names it
-READ_TIMEOUT_S = 1.0  # seconds for reading the history at each ``submit``
-RECENT_S = 7 * 86400.0  # seconds
+MIN_BLAMES = 2  # failures on a host in RECENT_S, from which on ``submit`` suggests --exclude
+READ_TIMEOUT_S = 1.0  # for reading the history at each ``submit``
+RECENT_S = 7 * 86400.0
 
 
 class BlamedHost(NamedTuple):
-    """A host that was to blame."""
+    """A host on which runs failed by no fault of the program."""
 
     host: str
     times: int
-    last: float  # when it was so last, in seconds since the epoch
-    why: str  # then
+    last: float  # the last failure, in seconds since the epoch
+    why: str  # of the last failure
 
 
 def total_time(runs: Sequence[RunRecord], submitted: float | None = None) -> TimeBreakdown:
-    """The time of all runs of one job, the first one's first; between them, and since it was ``submitted``, it waited.
+    """Sum up the time of all runs of one batch job, in order.
 
-    Time in which the job had no run counts as queued.
+    The time between two runs, and from ``submitted`` to the first, counts as queued.
     """
     spent, over = sum_breakdowns(each.spent for each in runs), submitted
     queued = 0.0
@@ -43,7 +43,7 @@ def total_time(runs: Sequence[RunRecord], submitted: float | None = None) -> Tim
 
 
 def find_blamed_hosts(records: Iterable[RunRecord]) -> list[BlamedHost]:
-    """The hosts that were lost, or on which ranks failed by no fault of the program's, the most blamed first."""
+    """Find the hosts that were lost or on which ranks failed by no fault of the program, the most frequent first."""
     found: dict[str, list[tuple[float, str]]] = {}
     for record in records:
         for host, moment, why in _blames_in(record):
@@ -53,11 +53,11 @@ def find_blamed_hosts(records: Iterable[RunRecord]) -> list[BlamedHost]:
 
 
 def suggest_excludes(now: float) -> list[BlamedHost]:
-    """The hosts of scheduler's jobs that were to blame again and again lately, as far as READ_TIMEOUT_S seconds tell."""
-    until = time.monotonic() + READ_TIMEOUT_S
-    seen = itertools.takewhile(lambda each: time.monotonic() < until, past.read_all_records())  # the latest first
-    lately = (each for each in seen if each.job and each.began > now - RECENT_S)
-    return [each for each in find_blamed_hosts(lately) if each.times >= MIN_BLAMES]
+    """Find the hosts on which batch jobs failed repeatedly in RECENT_S; reads the runs that READ_TIMEOUT_S allows."""
+    deadline = time.monotonic() + READ_TIMEOUT_S
+    records = itertools.takewhile(lambda each: time.monotonic() < deadline, past.read_all_records())  # the latest first
+    recent = (each for each in records if each.job and each.began > now - RECENT_S)
+    return [each for each in find_blamed_hosts(recent) if each.times >= MIN_BLAMES]
 
 
 def _blames_in(record: RunRecord) -> Iterator[tuple[str, float, str]]:

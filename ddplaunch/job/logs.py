@@ -1,4 +1,4 @@
-"""What the ranks of a run have printed: from its log folder, from what was kept of a failure, or from its launcher."""
+"""Reads the output of a run's ranks: from its --log-dir, from the history, or from the running launcher."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _NAME = re.compile(r"rank-(\d+)(?:\.attempt-(\d+))?\.log")
 
 
 def rank_log_files(run: str) -> dict[int, list[str]]:
-    """The files of each rank's output, those of the first attempt first; none where nothing is on disk here."""
+    """List the output files of each rank, the first attempt's first; none if there is none on this machine."""
     return _files(_log_dirs(run))
 
 
 def attempt_of(path: str) -> int:
-    """The attempt in which a rank printed what is in one of these files."""
+    """Return the attempt of one of these files."""
     found = _NAME.fullmatch(os.path.basename(path))
     return int(found[2] or 0) if found else 0
 
@@ -45,14 +45,14 @@ def _files(folders: Sequence[str]) -> dict[int, list[str]]:
 
 
 class Part(NamedTuple):
-    """The part of what ranks have printed that is to be shown: that of the last attempt, where neither is given."""
+    """The part of the output to show: with neither field given, all output of the last attempt."""
 
     lines: int = 0  # the last lines of the last attempt
-    since: float | None = None  # what came since a moment, in all attempts
+    since: float | None = None  # output since a moment, in all attempts
 
 
 def _start_since(path: str, moment: float) -> int:
-    """The offset in a log file of what came since a moment; LaunchError where its times are not known."""
+    """Return the offset in a log file of the output since a moment; raise LaunchError if its times are unknown."""
     size = os.path.getsize(path)
     try:
         with open(times_file(path), "rb") as file:
@@ -66,7 +66,7 @@ def _start_since(path: str, moment: float) -> int:
 
 
 def failed_ranks(record: RunRecord) -> list[int]:
-    """The ranks that failed in the last attempt that did, the first cause first."""
+    """List the failed ranks of the last attempt with failures, the first cause first."""
     verdicts = [each.verdict for each in record.attempts if each.verdict] + [record.verdict]
     verdict = next(filter(None, reversed(verdicts)), None)
     if verdict is None:
@@ -75,14 +75,14 @@ def failed_ranks(record: RunRecord) -> list[int]:
 
 
 def read_stored(paths: Mapping[int, Sequence[str]], ranks: Sequence[int], part: Part) -> Iterator[tuple[int, bytes]]:
-    """Give out a part of the output of these ranks, one rank after the other."""
+    """Yield a part of the output of these ranks, one rank after the other."""
     for rank in ranks:
-        with closing(_TailedFile()) as growing:
-            yield from ((rank, data) for data in growing.read(paths[rank], part))
+        with closing(_TailedFile()) as tail:
+            yield from ((rank, data) for data in tail.read(paths[rank], part))
 
 
 def end_of(file: BinaryIO, lines: int) -> bytes:
-    """Read the last lines of a file, which may be large, up to its end."""
+    """Read the last ``lines`` lines of a file, which may be large."""
     size, span = os.fstat(file.fileno()).st_size, CHUNK
     while True:
         file.seek(max(0, size - span))
@@ -93,7 +93,7 @@ def end_of(file: BinaryIO, lines: int) -> bytes:
 
 
 def read_live(path: str, ranks: Sequence[int], part: Part, *, follow: bool) -> Iterator[tuple[int, bytes]]:
-    """Give out what a launcher has in memory of these ranks' output; ``follow``: and what they print, to the end."""
+    """Yield the output of these ranks from the launcher's memory; ``follow``: and further output, to the job's end."""
     for piece in client.stream_replies(path, TailOutputRequest(tuple(ranks), follow, part.lines, part.since)):
         if piece.missed:
             yield piece.rank, f"\n… {piece.missed} bytes left out: they came faster than they were read …\n".encode()
@@ -101,37 +101,37 @@ def read_live(path: str, ranks: Sequence[int], part: Part, *, follow: bool) -> I
 
 
 def follow_files(run: str, path: str, ranks: Sequence[int], part: Part) -> Iterator[tuple[int, bytes]]:
-    """Give out a part of the log files of these ranks, and what comes into them until the job ends.
+    """Yield a part of the log files of these ranks, and what is appended to them until the job ends.
 
-    The launcher says when there is more, so the files are not polled.
+    The launcher announces new output, so the files are not polled.
     """
     folders = _log_dirs(run)
     known = _files(folders)
     with ExitStack() as stack:
-        reading = {rank: stack.enter_context(closing(_TailedFile())) for rank in ranks or known}
-        for rank, growing in reading.items():
-            yield from ((rank, data) for data in growing.read(known.get(rank, []), part))
+        tails = {rank: stack.enter_context(closing(_TailedFile())) for rank in ranks or known}
+        for rank, tail in tails.items():
+            yield from ((rank, data) for data in tail.read(known.get(rank, []), part))
         for piece in client.stream_replies(path, TailOutputRequest(tuple(ranks), follow=True)):
-            if piece.rank not in reading:
-                reading[piece.rank] = stack.enter_context(closing(_TailedFile()))
+            if piece.rank not in tails:
+                tails[piece.rank] = stack.enter_context(closing(_TailedFile()))
             now = _files(folders).get(piece.rank, [])
-            yield from ((piece.rank, data) for data in reading[piece.rank].read(now))
+            yield from ((piece.rank, data) for data in tails[piece.rank].read(now))
         known = _files(folders)
-        for rank, growing in reading.items():
-            yield from ((rank, data) for data in growing.read(known.get(rank, [])))
+        for rank, tail in tails.items():
+            yield from ((rank, data) for data in tail.read(known.get(rank, [])))
 
 
 class _TailedFile:
-    """A rank's files, one an attempt, as they grow."""
+    """Reads a rank's files, one for each attempt, as they grow."""
 
     def __init__(self) -> None:
         self._path: str | None = None
         self._file: BinaryIO | None = None
 
     def read(self, paths: Sequence[str], part: Part | None = None) -> Iterator[bytes]:
-        """Give out what is new in the file that is being read, then in those after it; at first only a ``part``.
+        """Yield new data of the current file, then the later files; the first time only a ``part``.
 
-        Raises LaunchError: when a file was written is not known.
+        Raises LaunchError: the times of a file are unknown.
         """
         yield from self._read_new()
         later = paths[paths.index(self._path) + 1 :] if self._path in paths else paths

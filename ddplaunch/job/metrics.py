@@ -1,7 +1,7 @@
-"""The file of ``--metrics``: this node's share of a job, as Prometheus' textfile collector reads it.
+"""The file of ``--metrics``: metrics of this node's ranks and GPUs for Prometheus' textfile collector.
 
-It is written with each look at the ranks, and replaced as a whole, so that no reader sees half of it. At the end the
-figures of ranks go, and the exit code stays: what ended is not to look as if it ran.
+It is written with each sample, and replaced atomically. At the end of the job the metrics of ranks are removed and the
+exit code is added: a job that has ended must not look as if it ran.
 """
 
 from __future__ import annotations
@@ -34,29 +34,31 @@ GPU_METRICS = (
     ("power", "gpu_power_watts", "gauge", "Power that a GPU draws."),
     ("slowed", "gpu_slowed", "gauge", "1 while heat or the power supply holds the clocks of a GPU down."),
 )
-"""Fields of what is known of a rank and of a GPU_METRICS: the name of the metric, its type, and what it is."""
+"""Field of a rank's or a GPU's usage, name of its metric, type, and help text."""
 
-STALL_MERGE_S = 1.0  # seconds by which one stall may be told with two beginnings
+STALL_MERGE_S = 1.0  # two reports of one stall may differ in its beginning by this
 
 
 class PrometheusFile:
-    def __init__(self, path: str, status: Callable[[], Status], notify: Callable[[str], None]) -> None:
-        self._path, self._status, self._note = path, status, notify
-        self._troubled = False
-        self._stalls, self._stalled = 0, 0.0  # how many there were, and since when the last one was
-        self._code: int | None = None
-        self._look: CounterSnapshot | None = None
+    """The observer and subscriber of samples that writes the file."""
 
-    def on_sample(self, look: CounterSnapshot, reading: NodeSample | None) -> None:
-        """Write what was found at a look."""
-        self._look = look
+    def __init__(self, path: str, status: Callable[[], Status], notify: Callable[[str], None]) -> None:
+        self._path, self._status, self._notify = path, status, notify
+        self._has_failed = False
+        self._stalls, self._last_stall_at = 0, 0.0
+        self._code: int | None = None
+        self._snapshot: CounterSnapshot | None = None
+
+    def on_sample(self, snapshot: CounterSnapshot, sample: NodeSample | None) -> None:
+        """Write the file."""
+        self._snapshot = snapshot
         self._write()
 
     def observe(self, event: Event) -> None:
-        """``status`` has heard of it."""
+        """Count stalls, and write the file at the end of the job. ``status`` must observe the event first."""
         match event:
-            case events.JobStalled(since=since) if since > self._stalled + STALL_MERGE_S:
-                self._stalls, self._stalled = self._stalls + 1, since
+            case events.JobStalled(since=since) if since > self._last_stall_at + STALL_MERGE_S:
+                self._stalls, self._last_stall_at = self._stalls + 1, since
             case events.JobEnded(code=code):
                 self._code = code
                 self._write()
@@ -70,18 +72,18 @@ class PrometheusFile:
                 file.write(text)
             os.replace(draft, self._path)
         except OSError as error:
-            if not self._troubled:
-                self._troubled = True
-                self._note(f"--metrics {self._path} cannot be written: {error.strerror}; the job goes on")
+            if not self._has_failed:
+                self._has_failed = True
+                self._notify(f"cannot write --metrics {self._path}: {error.strerror}; the job continues")
 
     def _render(self, status: Status) -> Iterator[str]:
-        """The whole file: each metric with its type, what it is, and its series."""
+        """Yield the file: each metric with its type, its help text and its series."""
         labels = f'run_id="{_escaped(status.run_id)}",node_rank="{status.node_rank}"'
 
         def metric(name: str, kind: str, text: str, series: float | Mapping[str, float | None] | None) -> Iterator[str]:
-            """``series``: its only value, or one for each rank or GPU_METRICS; None is not known."""
-            found = series if isinstance(series, Mapping) else {"": series}
-            if known := {more: value for more, value in found.items() if value is not None}:
+            """``series``: its only value, or one for each rank or GPU; None where it is unknown."""
+            values = series if isinstance(series, Mapping) else {"": series}
+            if known := {more: value for more, value in values.items() if value is not None}:
                 yield f"# HELP ddplaunch_{name} {text}\n# TYPE ddplaunch_{name} {kind}\n"
                 yield from (f"ddplaunch_{name}{{{labels}{more}}} {value:.15g}\n" for more, value in known.items())
 
@@ -94,18 +96,18 @@ class PrometheusFile:
         yield from metric("world_size", "gauge", "Ranks on all nodes.", status.world_size)
         yield from metric("ranks_running", "gauge", "Ranks of this node that run.", running)
         yield from metric("restarts_total", "counter", "Restarts of all ranks.", status.restarts)
-        yield from metric("stalls_total", "counter", "How often the job was said to get nowhere.", self._stalls)
-        if over or self._look is None:
+        yield from metric("stalls_total", "counter", "Stalls reported.", self._stalls)
+        if over or self._snapshot is None:
             return
 
-        ranks = {f',rank="{rank}"': used for rank, used in self._look.usage.items()}
+        ranks = {f',rank="{rank}"': used for rank, used in self._snapshot.usage.items()}
         for field, name, kind, text in RANK_METRICS:
             yield from metric(name, kind, text, {rank: getattr(used, field) for rank, used in ranks.items()})
-        completed = {f',rank="{rank}"': sum(groups.values()) for rank, groups in self._look.groups.items()}
+        completed = {f',rank="{rank}"': sum(groups.values()) for rank, groups in self._snapshot.groups.items()}
         text = "Collectives that a rank has completed; new process groups begin anew."
         yield from metric("rank_collectives_total", "counter", text, completed)
 
-        gpus = {f',gpu="{each.gpu}"': each for each in self._look.gpus}
+        gpus = {f',gpu="{each.gpu}"': each for each in self._snapshot.gpus}
         busy = {gpu: None if each.busy is None else each.busy / 100 for gpu, each in gpus.items()}
         text = "Share of the last second or so in which something ran on a GPU."
         yield from metric("gpu_busy_ratio", "gauge", text, busy)

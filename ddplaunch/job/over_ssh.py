@@ -1,7 +1,7 @@
-"""The jobs that were started from this machine over SSH: a small file for each, beside the history of runs.
+"""Records of jobs that were started from this machine over SSH: a small file for each, next to the history of runs.
 
-Their launchers, and what they keep, are on the hosts. This file says which hosts these are, so that a command typed
-here can run there. It stays after the end of the job, unless the job keeps no history.
+Their launchers, and their histories, are on the hosts. The file names these hosts, so that a command of the user on
+this machine can run there. It stays after the end of the job, unless the job has no history.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from ddplaunch.job.history import MAX_TARGET_CHARS, history_dir, json_files, ope
 from ddplaunch.rank.processes import start_ticks
 from ddplaunch.wire.typed import parse
 
-MAX_JOBS = 100  # that are kept
+MAX_JOBS = 100  # on record
 MAX_BYTES = 1 << 20  # of a file
 
 
 @dataclass(frozen=True)
 class SshJob:
-    """A job as it was started over SSH."""
+    """A job that was started over SSH, as recorded on the machine it was started from."""
 
     run_id: str
     hosts: tuple[str, ...]  # as ssh names them; the first is node 0
     python: str  # that runs ddplaunch on the hosts
     target: str
-    cwd: str  # where it was typed
-    pid: int  # of the command that started it
+    cwd: str  # of the command that started it
+    pid: int  # of that command
     ticks: int | None  # when that process started, see `start_ticks`
     host: str  # of that process
     began: float  # in seconds since the epoch
@@ -44,21 +44,21 @@ class SshJob:
 
     @property
     def runs(self) -> bool:
-        """Whether the command that started it still runs, as far as this machine can know."""
-        elsewhere = self.host != host_name()
-        return self.ended is None and (elsewhere or start_ticks(self.pid) == self.ticks)
+        """Whether the command that started it still runs, as far as this machine can tell."""
+        is_remote = self.host != host_name()
+        return self.ended is None and (is_remote or start_ticks(self.pid) == self.ticks)
 
     @property
     def state(self) -> str:
-        """What it does, or how it ended, in a word."""
+        """Its state in a word: running, lost, failed or done."""
         if self.ended is None:
             return "running" if self.runs else "lost"
         return "failed" if self.code else "done"
 
 
 @contextmanager
-def kept(job: SshJob, *, history: bool) -> Iterator[SshEnd]:
-    """Keep a job while it runs, and how it ended; without ``history`` nothing stays of it."""
+def record_job(job: SshJob, *, history: bool) -> Iterator[SshEnd]:
+    """Record a job while it runs, and its end; without ``history`` the record is removed at the end."""
     end = SshEnd()
     _write(job)
     try:
@@ -71,30 +71,30 @@ def kept(job: SshJob, *, history: bool) -> Iterator[SshEnd]:
 
 
 class SshEnd:
-    """How a job ended; with None as its exit code it never started."""
+    """The end of a job; None as exit code: it never started."""
 
     code: int | None = None
 
 
-def every() -> list[SshJob]:
-    """All that are kept, the latest first."""
-    return sorted(filter(None, map(_read, json_files(_place()))), key=lambda job: job.began, reverse=True)
+def read_jobs() -> list[SshJob]:
+    """Read all records of jobs over SSH, the latest first."""
+    return sorted(filter(None, map(_read, json_files(_folder()))), key=lambda job: job.began, reverse=True)
 
 
-def elsewhere() -> list[SshJob]:
-    """Those of which this machine has neither a launcher nor, when they have ended, a record: the latest first."""
-    jobs = every()
+def read_remote_jobs() -> list[SshJob]:
+    """Read the jobs without a launcher on this machine nor, when they have ended, a run record here; latest first."""
+    jobs = read_jobs()
     known = runs.list_known() if jobs else {}
     here = {job.run_id for job in known.values() if job}
     return [job for job in jobs if job.run_id[:40] not in here and (job.runs or job.run_id not in known)]
 
 
-def find(word: str | None) -> SshJob | None:
-    """The job elsewhere that a word means, as its name, the beginning of that, or its PID; None is the only one.
+def find_remote_job(word: str | None) -> SshJob | None:
+    """Find the job on other hosts with this name, beginning of a name, or PID; ``word`` None: the only one.
 
-    None where it means none of them, or may mean several, or a run of this machine.
+    None if none or several match, or a run of this machine.
     """
-    jobs = elsewhere()
+    jobs = read_remote_jobs()
     if word is None:
         jobs = [] if runs.list_running() else [job for job in jobs if job.runs]
         return jobs[0] if len(jobs) == 1 else None
@@ -102,27 +102,27 @@ def find(word: str | None) -> SshJob | None:
     if exact or not word or word.isdecimal():
         return next(iter(exact), None)
     names = {*(job.run_id for job in jobs), *runs.list_known()}
-    begun = [job for job in jobs if job.run_id.startswith(word)]
-    return begun[0] if len([name for name in names if name.startswith(word)]) == 1 and begun else None
+    matches = [job for job in jobs if job.run_id.startswith(word)]
+    return matches[0] if len([name for name in names if name.startswith(word)]) == 1 and matches else None
 
 
-def remove_ended() -> None:
-    """Remove what is kept of those that have ended."""
-    for job in every():
+def remove_ended_jobs() -> None:
+    """Delete the records of jobs that have ended."""
+    for job in read_jobs():
         if not job.runs:
             _remove(job)
 
 
 def _write(job: SshJob) -> None:
     with suppress(OSError):
-        folder = open_history_dir(_place(), create=True)
+        folder = open_history_dir(_folder(), create=True)
         try:
             data = json.dumps({**vars(job), "target": sanitize_line(job.target, MAX_TARGET_CHARS)}).encode()
             new = f".{_name(job)}.new"
             with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=folder), "wb") as file:
                 file.write(data)
             os.replace(new, _name(job), src_dir_fd=folder, dst_dir_fd=folder)
-            for old in every()[MAX_JOBS:]:
+            for old in read_jobs()[MAX_JOBS:]:
                 os.unlink(_name(old), dir_fd=folder)
         finally:
             os.close(folder)
@@ -130,10 +130,10 @@ def _write(job: SshJob) -> None:
 
 def _remove(job: SshJob) -> None:
     with suppress(OSError):
-        os.unlink(os.path.join(_place(), _name(job)))
+        os.unlink(os.path.join(_folder(), _name(job)))
 
 
-def _place() -> str:
+def _folder() -> str:
     return os.path.join(os.path.dirname(history_dir() or "/nowhere/runs"), "over-ssh")
 
 

@@ -1,4 +1,4 @@
-"""The runs that the history keeps: which there are, their files, and how they are removed, the oldest by themselves."""
+"""The history store: lists recorded runs, reads their records, and prunes the oldest."""
 
 from __future__ import annotations
 
@@ -14,22 +14,20 @@ from ddplaunch.job.history import MAX_RUNS, history_dir, open_history_dir
 from ddplaunch.job.record import RunRecord, RunState, read_record
 from ddplaunch.output.run_log import run_names
 
-MAX_BYTES = 256 << 20  # of all that is kept
-REMOTE_RUN_TIMEOUT_S = (
-    30 * 86400.0
-)  # seconds after which a run on another machine, of which nothing more came, has ended
-CLEANUP_TIMEOUT_S = 0.5  # seconds for removing runs at the end of one
-ENDING = 30.0  # seconds after node 0's end in which every node of a run has written how it ended
-CLEANUP_INTERVAL_RUNS = 10  # runs that may come until some are removed again
+MAX_BYTES = 256 << 20  # of the whole history
+REMOTE_RUN_TIMEOUT_S = 30 * 86400.0  # a run on another machine without a recorded end counts as ended after this
+CLEANUP_TIMEOUT_S = 0.5  # for removing old runs at the end of a run
+END_RECORD_TIMEOUT_S = 30.0  # after node 0's end, for every node of a run to have written its own
+CLEANUP_INTERVAL_RUNS = 10  # new runs between two prunings
 
 
-FIRST_RUN_SUFFIX = ".1"  # behind the name of the first run of a reused run id, which alone names the newest
+FIRST_RUN_SUFFIX = ".1"  # of the first run of a reused run id; the id itself names the newest
 
 
 def list_runs() -> list[str]:
-    """The names of all runs that are kept, the latest first; none where the history is not this user's own.
+    """List the names of all recorded runs, the latest first; none where the history belongs to another user.
 
-    No two runs have the same: of those with one run id the first is RUN_ID.1, once there is a second, RUN_ID.2.
+    Names are unique: of several runs with one run id the first is RUN_ID.1, once there is a second, RUN_ID.2.
     """
     path = history_dir()
     if path is None:
@@ -37,15 +35,15 @@ def list_runs() -> list[str]:
     try:
         os.close(open_history_dir(path, create=False))
         with os.scandir(path) as entries:
-            found = [(each.stat(follow_symlinks=False).st_mtime_ns, each.name) for each in entries if _is_run(each)]
+            runs = [(each.stat(follow_symlinks=False).st_mtime_ns, each.name) for each in entries if _is_run(each)]
     except OSError:
         return []
-    taken = {name for _, name in found}
-    return [name + FIRST_RUN_SUFFIX if _is_reused(name, taken) else name for _, name in sorted(found, reverse=True)]
+    taken = {name for _, name in runs}
+    return [name + FIRST_RUN_SUFFIX if _is_reused(name, taken) else name for _, name in sorted(runs, reverse=True)]
 
 
 def _is_reused(name: str, taken: set[str]) -> bool:
-    """Whether the run in this folder was the first of several with its run id, and can be called so."""
+    """Whether the run in this folder was the first of several with its run id, and the name for that is free."""
     if f"{name}.2" not in taken or name + FIRST_RUN_SUFFIX in taken:
         return False
     second = read_run_record(f"{name}.2")
@@ -53,105 +51,106 @@ def _is_reused(name: str, taken: set[str]) -> bool:
 
 
 def has_run(word: str) -> bool:
-    """Whether this is the name of a run that is kept, or the run id of several."""
+    """Whether this is the name of a recorded run, or the run id of several."""
     return not {word, word + FIRST_RUN_SUFFIX}.isdisjoint(list_runs())
 
 
 def _is_run(entry: os.DirEntry[str]) -> bool:
-    ours = entry.stat(follow_symlinks=False).st_uid == os.geteuid()  # it may have been for others to write in before
-    return ours and entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+    own = entry.stat(follow_symlinks=False).st_uid == os.geteuid()  # others may have been able to write here before
+    return own and entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
 
 
 def run_dir(name: str) -> str:
-    """Where the files of a run are."""
+    """Return the folder of a run's files."""
     path = os.path.join(history_dir() or "", name)
     return path if os.path.isdir(path) else path.removesuffix(FIRST_RUN_SUFFIX)
 
 
 def read_node_records(name: str) -> list[RunRecord]:
-    """The records of a run, one for each node that kept its own here, node 0 first."""
+    """Read the records of a run, one for each node with a record in this history, node 0's first."""
     with suppress(OSError):
         files = [each for each in os.listdir(run_dir(name)) if each.startswith("node-") and each.endswith(".jsonl")]
-        found = [read_record(os.path.join(run_dir(name), file), name) for file in files]
-        return settled(sorted(filter(None, found), key=lambda each: (each.node_rank, each.began)))
+        records = [read_record(os.path.join(run_dir(name), file), name) for file in files]
+        return mark_lost(sorted(filter(None, records), key=lambda each: (each.node_rank, each.began)))
     return []
 
 
-def settled(shares: Sequence[RunRecord]) -> list[RunRecord]:
-    """The records of a run, node 0's first, those as LOST that others show to be; another machine's shows no more.
+def mark_lost(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the records of a run, node 0's first, with state LOST where the other records show that a node was lost.
 
-    A node that was lost has no part in node 0's later attempts. All end with node 0, at once or with 69 without it.
+    The record of another machine alone does not show it: its launcher cannot be looked up here. A lost node has no part
+    in node 0's later attempts. All nodes end with node 0: at once, or with exit code 69 when node 0 is lost.
     """
-    if not shares or shares[0].node_rank:
-        return [*shares]
-    first, *others = shares
-    before = time.time() - ENDING
+    if not records or records[0].node_rank:
+        return [*records]
+    first, *others = records
+    before = time.time() - END_RECORD_TIMEOUT_S
     if first.fate is RunState.RUNNING and any(
         each.code == EXIT_UNAVAILABLE and (each.ended or before) < before for each in others
     ):
         first = replace(first, fate=RunState.LOST)
     over = first.fate is RunState.LOST or (first.ended is not None and first.ended < before)
 
-    def gone(share: RunRecord) -> bool:
-        later = bool(first.attempts) and (not share.attempts or share.attempts[-1].number < first.attempts[-1].number)
-        return share.fate is RunState.RUNNING and (over or (later and share.host in first.lost))
+    def is_lost(node: RunRecord) -> bool:
+        later = bool(first.attempts) and (not node.attempts or node.attempts[-1].number < first.attempts[-1].number)
+        return node.fate is RunState.RUNNING and (over or (later and node.host in first.lost))
 
-    return [first, *(replace(each, fate=RunState.LOST) if gone(each) else each for each in others)]
+    return [first, *(replace(each, fate=RunState.LOST) if is_lost(each) else each for each in others)]
 
 
-def newest_of(run_id: str, since: float) -> str | None:
-    """The folder of the newest run with this id, where that went on at ``since``; None where none did."""
+def find_newest_run(run_id: str, since: float) -> str | None:
+    """Find the folder of the newest run with this id, if it was still running at ``since``; else None."""
     path, newest = history_dir() or "", None
     for name in run_names(run_id):
         if not os.path.isdir(os.path.join(path, name)):
             break
         newest = name
-    found = read_node_records(newest) if newest else []
-    if not found or found[0].node_rank:  # node 0 keeps its record elsewhere
-        return newest if any(each.fate in (RunState.LOST, RunState.STOPPED) for each in found) else None
-    ended = found[0].ended or since + 1
-    return newest if found[0].fate is not RunState.LOST and ended > since else None
+    records = read_node_records(newest) if newest else []
+    if not records or records[0].node_rank:  # node 0's record is elsewhere
+        return newest if any(each.fate in (RunState.LOST, RunState.STOPPED) for each in records) else None
+    ended = records[0].ended or since + 1
+    return newest if records[0].fate is not RunState.LOST and ended > since else None
 
 
 def read_run_record(name: str) -> RunRecord | None:
-    """The record of a run: of node 0 where that is here."""
+    """Read the record of a run: node 0's, if it is here."""
     return next(iter(read_node_records(name)), None)
 
 
 def read_all_records() -> Iterator[RunRecord]:
-    """All runs that are kept, the latest first."""
+    """Read the records of all runs, the latest first."""
     yield from filter(None, map(read_run_record, list_runs()))
 
 
-def may_run(name: str) -> bool:
-    """Whether it goes on, here or on another machine, as far as its record shows."""
-    return any(map(_may_be_running, read_node_records(name)))
+def may_be_running(name: str) -> bool:
+    """Whether a run still runs, here or on another machine, as far as its records show."""
+    return any(map(_node_may_be_running, read_node_records(name)))
 
 
-def last_seen(name: str) -> float:
-    """When a run ended, or began where that is not known, in seconds since the epoch; 0 where it cannot be read."""
+def ended_or_began(name: str) -> float:
+    """Return when a run ended, or began if the end is unknown, in seconds since the epoch; 0 without a record."""
     return max((each.ended or each.began for each in read_node_records(name)), default=0.0)
 
 
 def remove_run(name: str) -> bool:
-    """Remove a run that has ended; return whether nothing of it is left."""
-    if may_run(name):
+    """Delete a run that has ended; return whether nothing of it is left."""
+    if may_be_running(name):
         return False
     shutil.rmtree(run_dir(name), ignore_errors=True)
     return not os.path.lexists(run_dir(name))
 
 
-def _may_be_running(share: RunRecord) -> bool:
-    here = share.host == host_name()
-    return share.fate is RunState.RUNNING and (here or time.time() - share.began < REMOTE_RUN_TIMEOUT_S)
+def _node_may_be_running(record: RunRecord) -> bool:
+    here = record.host == host_name()
+    return record.fate is RunState.RUNNING and (here or time.time() - record.began < REMOTE_RUN_TIMEOUT_S)
 
 
 def prune() -> None:
-    """Remove the oldest runs, where there are too many or they take too many bytes.
+    """Delete the oldest runs, if there are too many or they take too many bytes.
 
-    A run that ends waits for that: what takes longer than CLEANUP_TIMEOUT_S is left to the next.
+    The end of a run waits for that: after CLEANUP_TIMEOUT_S the rest is left to the next run.
     """
-    until = time.monotonic() + CLEANUP_TIMEOUT_S
+    deadline = time.monotonic() + CLEANUP_TIMEOUT_S
     size = 0
     known = list_runs()
     most = MAX_RUNS if len(known) <= MAX_RUNS else MAX_RUNS - CLEANUP_INTERVAL_RUNS
@@ -162,13 +161,13 @@ def prune() -> None:
             excess = known[count:]
             break
     for name in reversed(excess):
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             return
         remove_run(name)
 
 
 def run_size(name: str) -> int:
-    """Bytes of all files of a run."""
+    """Return the bytes of all files of a run."""
     try:
         with os.scandir(run_dir(name)) as entries:
             return sum(each.stat(follow_symlinks=False).st_size for each in entries)

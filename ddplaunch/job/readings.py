@@ -1,4 +1,4 @@
-"""The readings of a run in its history: a file for each node, appended to as they come, thinned when it is full."""
+"""The samples of a run in its history: one file for each node, appended to; when it is full, it is downsampled."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     from ddplaunch.wire.bounds import Count, TextLine
 
 MAX_BYTES = 3 << 19  # of a file, however long the run: 1.5 MiB
-_MAX_TIME = 1e11  # seconds since the epoch: beyond all calendars
+_MAX_TIME = 1e11  # seconds since the epoch: later is invalid
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def sample_file_name(node_rank: int) -> str:
-    """What the file of a node is called."""
+    """Return the name of a node's sample file."""
     return f"readings-{node_rank}.jsonl"
 
 
 def plan_file_name(node_rank: int) -> str:
-    """What the file of its plan is called."""
+    """Return the name of the file with a node's plan."""
     return f"plan-{node_rank}.json"
 
 
 @dataclass(frozen=True)
 class SavedPlan:
-    """What is kept of a node's plan, that of its last attempt."""
+    """The recorded part of a node's plan, from its last attempt."""
 
-    facts: tuple[tuple[TextLine, TextLine, TextLine], ...]  # each with its value, and where that is from
-    ranks: tuple[tuple[Count, TextLine, TextLine], ...]  # of this node: the device, and the CPUs where these are chosen
-    variables: tuple[tuple[TextLine, TextLine], ...]  # alike on all ranks of this node
+    facts: tuple[tuple[TextLine, TextLine, TextLine], ...]  # name, value, source
+    ranks: tuple[tuple[Count, TextLine, TextLine], ...]  # of this node: rank, device, CPUs ("" where not pinned)
+    variables: tuple[tuple[TextLine, TextLine], ...]  # the environment, as far as it is equal on all ranks of this node
 
     @classmethod
     def of(cls, plan: Plan) -> SavedPlan:
@@ -49,42 +49,42 @@ class SavedPlan:
 
 
 class SampleFile:
-    """Keeps the readings of one node, where the run has a history.
+    """Writes the samples of one node to the history, if the run has one.
 
-    A thread writes them, one at a time: where a disk hangs, as a home on the network may, the launcher goes on.
+    A thread writes them, one at a time: the launcher goes on if the disk hangs, as a home on the network may.
     """
 
     def __init__(self, history: HistoryRecorder) -> None:
         self._history = history
         self._size = 0
-        self._planned = -1  # the attempt whose plan is kept
-        self._troubled = False
+        self._plan_attempt = -1  # whose plan was written last
+        self._has_failed = False
         self._writer: Thread | None = None
 
-    def on_sample(self, look: CounterSnapshot, reading: NodeSample | None) -> None:
-        """Keep a reading, unless the one before is still being written."""
+    def on_sample(self, snapshot: CounterSnapshot, sample: NodeSample | None) -> None:
+        """Write a sample, unless the one before is still being written."""
         folder = self._history.folder
-        if reading is None or not reading.ranks or folder is None or self._troubled:
+        if sample is None or not sample.ranks or folder is None or self._has_failed:
             return
         if self._writer is None or not self._writer.is_alive():
             from threading import Thread
 
-            self._writer = Thread(target=self._write_sample, args=(os.dup(folder), look.plan, reading), daemon=True)
+            self._writer = Thread(target=self._write_sample, args=(os.dup(folder), snapshot.plan, sample), daemon=True)
             self._writer.start()
 
-    def _write_sample(self, folder: int, plan: Plan, reading: NodeSample) -> None:
-        """Write it, in a thread, and close ``folder``; a full disk ends that, and harms nobody."""
-        line, name = reading.to_json().encode(), sample_file_name(plan.node_rank)
+    def _write_sample(self, folder: int, plan: Plan, sample: NodeSample) -> None:
+        """Write a sample, in a thread, and close ``folder``; after an error no further sample is written."""
+        line, name = sample.to_json().encode(), sample_file_name(plan.node_rank)
         try:
             if self._size + len(line) > MAX_BYTES:
                 self._compact(folder, name)
             with os.fdopen(os.open(name, _FLAGS | os.O_APPEND, 0o600, dir_fd=folder), "wb", 0) as file:
                 self._size += file.write(line)
-            if self._planned != reading.attempt:
-                self._planned = reading.attempt
+            if self._plan_attempt != sample.attempt:
+                self._plan_attempt = sample.attempt
                 self._write_plan(folder, plan)
         except OSError:
-            self._troubled = True
+            self._has_failed = True
         finally:
             os.close(folder)
 
@@ -94,12 +94,12 @@ class SampleFile:
             json.dump(vars(SavedPlan.of(plan)), file)
 
     def _compact(self, folder: int, name: str) -> None:
-        """Write the file anew with half of its readings, and put it in the place of the old one."""
+        """Replace the file by one with half of its samples."""
         from ddplaunch.diagnosis.readings import downsample
 
         with os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder), "rb") as file:
-            found = parse_samples(file.read(2 * MAX_BYTES))
-        lines = [each.to_json() for each in downsample(found, len(found) // 2)]
+            samples = parse_samples(file.read(2 * MAX_BYTES))
+        lines = [each.to_json() for each in downsample(samples, len(samples) // 2)]
         draft = f".{name}"
         try:
             with os.fdopen(os.open(draft, _FLAGS | os.O_TRUNC, 0o600, dir_fd=folder), "wb") as file:
@@ -111,23 +111,23 @@ class SampleFile:
 
 
 def parse_samples(data: bytes) -> list[NodeSample]:
-    """The readings in a file, without the lines that make no sense: it may be torn."""
+    """Parse the samples in a file, without invalid lines: it may be torn."""
     import msgspec
 
     from ddplaunch.diagnosis.readings import NodeSample
     from ddplaunch.wire import typed
 
-    found = []
+    samples = []
     for line in data.splitlines():
         try:
-            found.append(typed.parse(line, NodeSample))
+            samples.append(typed.parse(line, NodeSample))
         except (msgspec.MsgspecError, RecursionError):
             continue
-    return [each for each in found if 0 <= each.seconds <= each.time <= _MAX_TIME]
+    return [each for each in samples if 0 <= each.seconds <= each.time <= _MAX_TIME]
 
 
 def read_samples(path: str) -> list[NodeSample]:
-    """The readings in this file of this user's own history; none where there is no such file."""
+    """Read the samples in a file of the history; none if it is missing or belongs to another user."""
     try:
         data, owner = read_file_and_owner(path, 2 * MAX_BYTES, follow_symlinks=False)
     except OSError:
@@ -136,7 +136,7 @@ def read_samples(path: str) -> list[NodeSample]:
 
 
 def read_plan(path: str) -> SavedPlan | None:
-    """The plan in this file of this user's own history; None where there is none."""
+    """Read the plan in a file of the history; None if it is missing, invalid or another user's."""
     from ddplaunch.wire.frames import ProtocolError
     from ddplaunch.wire.typed import convert
 

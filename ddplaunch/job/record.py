@@ -1,7 +1,7 @@
-"""What is kept of a run: one frozen record, folded from the events that ``history`` wrote; nothing else writes it.
+"""Run records: one frozen record for each node of a run, built from the events that ``history`` wrote.
 
-A file of the history is made of lines of JSON: what was started, then what happened. It may be torn or hostile, so each
-line is checked as a node's message is; a line that makes no sense is passed over.
+A file of the history consists of lines of JSON: a header, then the events. It may be torn or hostile, so each line is
+validated as a node's message is; an invalid line is skipped.
 """
 
 from __future__ import annotations
@@ -45,29 +45,23 @@ from ddplaunch.wire.typed import convert
 from ddplaunch.words import signal_name
 
 MAX_BYTES = 64 << 20  # of a file of the history
-_DECODE_ERRORS = (
-    ProtocolError,
-    KeyError,
-    TypeError,
-    ValueError,
-    RecursionError,
-)  # what a torn or hostile line leads to
+_DECODE_ERRORS = (ProtocolError, KeyError, TypeError, ValueError, RecursionError)  # from a torn or hostile line
 
 
 class RunState(Enum):
-    """How a run stands, or how it ended."""
+    """Whether a run still runs, or how it ended."""
 
     RUNNING = "running"
     DONE = "done"  # with exit code 0
     FAILED = "failed"
     STOPPED = "stopped"  # by Ctrl-C, a signal or ``ddplaunch stop``
-    PREEMPTED = "preempted"  # it made room for another job
+    PREEMPTED = "preempted"  # by the scheduler
     LOST = "lost"  # its launcher was killed, or the machine went down
 
 
 @dataclass(frozen=True)
 class RankRecord:
-    """One rank of one attempt; times in seconds since the epoch, None where they are not known."""
+    """One rank of one attempt; times in seconds since the epoch, None where unknown."""
 
     rank: Count
     host: Name
@@ -75,32 +69,32 @@ class RankRecord:
     started: Timestamp | None = None
     ended: Timestamp | None = None
     code: ExitStatus | None = None  # -N for signal N
-    peak_memory: Size = 0  # bytes that the largest of it and its children had at most; 0 where it is not known
+    peak_memory: Size = 0  # bytes, the largest of it and its children; 0 where unknown
     cpu: NonNegativeFloat = 0.0  # seconds of CPU time of it and its children
 
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """One attempt, as this node saw it."""
+    """One attempt, as recorded on this node."""
 
     number: Count  # 0 is the first
     began: Timestamp
     ended: Timestamp | None = None
     ranks: tuple[RankRecord, ...] = ()  # those of this node, in order
-    why: TextLine = ""  # why it ended, in one line; "" where all went well or it runs
+    why: TextLine = ""  # why it ended, in one line; "" after success or while it runs
     verdict: FailureReport | None = None  # the failure that ended it, without the ``others`` where a restart followed
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """This node's share of a run; times in seconds since the epoch."""
+    """One node's record of a run; times in seconds since the epoch."""
 
     run: TextLine  # its name in the history: the run id, or RUN_ID.2 where an earlier run had that one
     run_id: RunId
-    target: TextLine  # what was typed, on one line
+    target: TextLine  # the script or program and its arguments, on one line
     argv: tuple[TextLine, ...]  # the whole command, without its token
     host: Name  # the launcher's
-    cwd: TextLine  # where the command was typed
+    cwd: TextLine  # of the command
     pid: Pid  # the launcher's
     began: Timestamp  # when the launcher did
     born: Size = 0  # when the kernel made the launcher's process, in ticks since its own start
@@ -113,19 +107,19 @@ class RunRecord:
     fate: RunState = RunState.RUNNING
     signal: Signal | None = None  # the first that came to the launcher
     attempts: tuple[AttemptRecord, ...] = ()
-    left_out: Count = 0  # attempts that were not kept, as there were too many
+    left_out: Count = 0  # attempts that were not recorded, as there were too many
     verdict: FailureReport | None = None  # the failure that decided it
-    remark: TextLine | None = None  # the last word on its end: "when it was stopped: …"
+    remark: TextLine | None = None  # on its end: where ranks were when it was stopped
     inspections: tuple[Inspection, ...] = ()  # what the ranks were doing when they were about to be stopped
     notes: tuple[TextLine, ...] = ()
     lost: tuple[Name, ...] = ()  # the hosts of nodes that were lost; node 0's record alone has them
-    job: Name | None = None  # the scheduler's number of the job that it ran in: 4711, 4711_3
-    spent: TimeBreakdown = TimeBreakdown()  # where its time went, as far as it is written
-    stalls: tuple[tuple[Timestamp, Timestamp], ...] = ()  # when its ranks got nowhere, likewise
+    job: Name | None = None  # id of the batch job that it ran in: 4711, 4711_3
+    spent: TimeBreakdown = TimeBreakdown()  # up to the last event that was written
+    stalls: tuple[tuple[Timestamp, Timestamp], ...] = ()  # when its ranks were stalled, likewise
 
 
 class RecordBuilder:
-    """A record while its lines are read: it grows, where a frozen one would be copied for each of them."""
+    """Builds a record while its lines are read; mutable, as a frozen one would be copied for each line."""
 
     def __init__(self, head: RunRecord) -> None:
         self._head = head
@@ -147,7 +141,7 @@ class RecordBuilder:
         )
 
     def add_event(self, event: Event | events.AttemptStarted | events.AttemptsOmitted, moment: float) -> None:
-        """``event`` has happened at ``moment``."""
+        """Apply ``event``, which happened at ``moment``."""
         match event:
             case events.AttemptStarted():
                 self._attempts.append(AttemptRecord(event.attempt, moment))
@@ -215,12 +209,12 @@ class RecordBuilder:
 
 
 def read_record(path: str, run: str) -> RunRecord | None:
-    """Return the record in a file of the history, of the run named ``run``; None where there is none of this user.
+    """Read the record in a file of the history, of the run named ``run``; None if there is none of this user.
 
-    A run whose launcher is gone without a word is LOST.
+    A run whose launcher is gone without a recorded end is LOST.
     """
     record = None
-    for _ in range(2):  # where the launcher was gone by the time that we looked, it may have said its last word before
+    for _ in range(2):  # LOST: the launcher may have written its end and exited since the first read, so read again
         try:
             data, owner = read_file_and_owner(path, MAX_BYTES, follow_symlinks=False)
         except OSError:
@@ -232,32 +226,32 @@ def read_record(path: str, run: str) -> RunRecord | None:
 
 
 def parse_record(data: bytes, run: str, folder: str = "") -> RunRecord | None:
-    """Return the record that the lines ``data`` make; None where not even the first is whole.
+    """Parse the lines of a record; None if the first is invalid.
 
-    The readings in ``folder`` tell until when a run went on that has not ended as far as it is written.
+    Where the end of the run was not recorded, the last sample in ``folder`` shows until when it ran.
     """
     first, *lines = data.split(b"\n")
     try:
         head: RunRecord = convert({**_decode_line(first), "run": run}, RunRecord)
     except _DECODE_ERRORS:
         return None
-    folding, kept = RecordBuilder(replace(head, fate=RunState.RUNNING)), TimeAccounting(head.began, head.nnodes)
+    builder, accounting = RecordBuilder(replace(head, fate=RunState.RUNNING)), TimeAccounting(head.began, head.nnodes)
     for line in filter(None, lines):
         try:
-            found = _decode_line(line)
-            event = convert(found, events.EVENT_TYPES[found["event"]])
-            moment = convert(found["time"], Timestamp)
-            folding.add_event(event, moment)
-            kept.on_event(event, moment)
+            fields = _decode_line(line)
+            event = convert(fields, events.EVENT_TYPES[fields["event"]])
+            moment = convert(fields["time"], Timestamp)
+            builder.add_event(event, moment)
+            accounting.on_event(event, moment)
         except _DECODE_ERRORS:
             continue
-    record = folding.build()
-    seen = None
+    record = builder.build()
+    last_seen_at = None
     if record.ended is None and (
-        found := readings.read_samples(os.path.join(folder, readings.sample_file_name(record.node_rank)))
+        samples := readings.read_samples(os.path.join(folder, readings.sample_file_name(record.node_rank)))
     ):
-        seen = min(found[-1].time, time.time())
-    record = replace(record, spent=kept.breakdown(seen), stalls=kept.stall_periods)
+        last_seen_at = min(samples[-1].time, time.time())
+    record = replace(record, spent=accounting.breakdown(last_seen_at), stalls=accounting.stall_periods)
     return (
         replace(record, fate=RunState.LOST)
         if record.fate is RunState.RUNNING and not is_launcher_alive(record)
@@ -266,7 +260,7 @@ def parse_record(data: bytes, run: str, folder: str = "") -> RunRecord | None:
 
 
 def _decode_line(line: bytes) -> Any:
-    """A line as plain data; bytes of arguments and paths that are not UTF-8 stand in it as Python has them."""
+    """Decode a line of JSON; bytes of arguments and paths that are not UTF-8 are Python's lone surrogates in it."""
     try:
         return msgspec.json.decode(line)
     except msgspec.DecodeError:
@@ -274,13 +268,13 @@ def _decode_line(line: bytes) -> Any:
 
 
 def is_launcher_alive(record: RunRecord) -> bool:
-    """Whether the launcher of a run that has not ended is still there; True where it is on another machine."""
+    """Whether the launcher of a run without recorded end is still alive; True where it is on another machine."""
     return record.host != host_name() or max(0, start_ticks(record.pid)) == record.born
 
 
 def record_to_json(record: RunRecord, runs: Sequence[RunRecord], spent: TimeBreakdown) -> str:
-    """A record as ``ddplaunch report --json`` prints it; ``runs`` are all of its job, ``spent`` the time of these."""
+    """Format a record for ``ddplaunch report --json``; ``runs``: all runs of its batch job, ``spent``: their time."""
     log_dir = sanitize_line(record.log_dir, MAX_PATH) if record.log_dir else None
     fields: dict[str, object] = {name: getattr(record, name) for name in RunRecord.__match_args__}
-    said = {**fields, "log_dir": log_dir, "spent": spent, "runs": [each.run for each in runs]}
-    return msgspec.json.format(msgspec.json.encode(said), indent=2).decode()
+    content = {**fields, "log_dir": log_dir, "spent": spent, "runs": [each.run for each in runs]}
+    return msgspec.json.format(msgspec.json.encode(content), indent=2).decode()

@@ -1,4 +1,4 @@
-"""The status of a job as one node has it: one frozen snapshot, folded from the events; nothing else writes it."""
+"""The status of a job as known on one node: a frozen snapshot, built from the events only."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from ddplaunch.plan.plan import Plan
 if TYPE_CHECKING:
     from ddplaunch.wire.bounds import AttemptNumber, Count, ExitCode, ExitStatus, Pid, RunId, TextLine, Timestamp
 
-MAX_TARGET_CHARS = 1000  # characters of the target that are shown
+MAX_TARGET_CHARS = 1000  # of the target in a status
 
 _CALLED = re.compile(r"python \S*\bddplaunch-[^/]+/launch\.py:(\w+)( .*)?")
 
 
 def short_target(target: str) -> str:
-    """A target for a table: without "python", and of a call from Python the function's name."""
+    """Shorten a target for a table: without "python"; for a call from Python, only the function's name."""
     if called := _CALLED.fullmatch(target):
         return f"{called[1]}()"
     return target.removeprefix("python ")
 
 
 class JobState(Enum):
-    """Where this node's share of the job stands."""
+    """The state of this node's part of the job."""
 
-    JOINING = "joining"  # nothing has started: other nodes are awaited
+    JOINING = "joining"  # nothing has started: waiting for other nodes
     STARTING = "starting"  # some ranks have no process yet
     RUNNING = "running"  # every rank has been started
-    PREEMPTED = "preempted"  # the scheduler wants the machines back, and the ranks know
+    PREEMPTED = "preempted"  # the scheduler takes the machines back, and the ranks were notified
     STOPPING = "stopping"  # after a signal, or after the failure of a rank here
-    SWEPT = "swept"  # nothing of the attempt is left here
+    SWEPT = "swept"  # no process of the attempt is left here
     RESTARTING = "restarting"  # the next attempt has been announced
     ENDED = "ended"
 
@@ -45,7 +45,7 @@ JOB_STATE_TRANSITIONS = {
     JobState.JOINING: {JobState.STARTING, JobState.STOPPING, JobState.ENDED},
     JobState.STARTING: {JobState.RUNNING, JobState.PREEMPTED, JobState.STOPPING, JobState.SWEPT, JobState.ENDED},
     JobState.RUNNING: {JobState.PREEMPTED, JobState.STOPPING, JobState.SWEPT, JobState.ENDED},
-    # A signal may be the scheduler's warning, and come while node 0's order to start is on its way.
+    # A signal may be the preemption notice, and come while node 0's order to start is on its way.
     JobState.PREEMPTED: {JobState.STOPPING, JobState.STARTING, JobState.SWEPT, JobState.ENDED},
     JobState.STOPPING: {JobState.PREEMPTED, JobState.STARTING, JobState.SWEPT, JobState.RESTARTING, JobState.ENDED},
     JobState.SWEPT: {JobState.STARTING, JobState.STOPPING, JobState.RESTARTING, JobState.ENDED},
@@ -55,10 +55,10 @@ JOB_STATE_TRANSITIONS = {
 
 
 class RankState(Enum):
-    """Where one rank stands."""
+    """The state of one rank."""
 
     PENDING = "pending"  # it has no process yet
-    UNABLE = "unable"  # the system refused it a process
+    UNABLE = "unable"  # the system could not start its process
     RUNNING = "running"
     EXITED = "exited"
 
@@ -78,10 +78,10 @@ class RankStatus:
     rank: Count
     pid: Pid = 0  # before it has a process
     state: RankState = RankState.PENDING
-    code: ExitStatus | None = None  # -N for signal N; None where it is not known
+    code: ExitStatus | None = None  # -N for signal N; None where unknown
 
     def with_state(self, state: RankState, *, pid: int = 0, code: int | None = None) -> RankStatus:
-        """The same rank in its next state; unchanged where that cannot follow."""
+        """Return the rank in its next state; unchanged if that transition is not allowed."""
         if state not in RANK_STATE_TRANSITIONS[self.state]:
             return self
         return replace(self, state=state, pid=pid or self.pid, code=code)
@@ -89,30 +89,30 @@ class RankStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """This node's share of a job; times in seconds since the epoch."""
+    """The status of this node's part of a job; times in seconds since the epoch."""
 
     run_id: RunId
-    target: TextLine  # what was typed, on one line
+    target: TextLine  # the script or program and its arguments, on one line
     pid: Pid  # the launcher's
     node_rank: Count
     world_size: Count
-    began: Timestamp  # when the launcher did
-    since: Timestamp  # when ``state`` did
+    began: Timestamp  # when the launcher started
+    since: Timestamp  # when ``state`` began
     attempt: AttemptNumber = -1  # 0 is the first, -1 none yet
     state: JobState = JobState.JOINING
     ranks: tuple[RankStatus, ...] = ()  # those of this node, in order
-    restarts: Count = 0  # how many were announced
+    restarts: Count = 0  # announced so far
     code: ExitCode | None = None  # the exit code, once it is known
     spent: TimeBreakdown = TimeBreakdown()  # where the time went until now
 
     @classmethod
     def of(cls, plan: Plan, pid: int, began: float) -> Status:
-        """The status before anything has happened; ``plan`` is this node's, before it has joined the others."""
+        """Return the status before any event; ``plan`` is this node's, before it has joined the others."""
         target = sanitize_line(" ".join(plan.target.argv), MAX_TARGET_CHARS)
         return cls(plan.run_id, target, pid, plan.node_rank, plan.world_size, began=began, since=began)
 
     def apply(self, event: Event, now: float) -> Status:
-        """The status once ``event`` has happened at ``now``, seconds since the epoch."""
+        """Return the status after ``event``, which happened at ``now`` in seconds since the epoch."""
         if self.state is JobState.ENDED:
             return self
         match event:
@@ -127,10 +127,10 @@ class Status:
                 )
             case events.RankStarted(rank=rank, pid=pid):
                 started = self._with_rank(rank, RankState.RUNNING, pid=pid)
-                all_have = all(each.state is not RankState.PENDING for each in reversed(started.ranks))
+                all_started = all(each.state is not RankState.PENDING for each in reversed(started.ranks))
                 return (
                     started._with_state(JobState.RUNNING, now)
-                    if all_have and self.state is JobState.STARTING
+                    if all_started and self.state is JobState.STARTING
                     else started
                 )
             case events.RankStartFailed(rank=rank):
@@ -144,9 +144,8 @@ class Status:
                 return self._with_state(JobState.STOPPING, now)
             case events.JobPreempted() if JobState.PREEMPTED in JOB_STATE_TRANSITIONS[self.state]:
                 return self._with_state(JobState.PREEMPTED, now)
-            case events.AttemptSwept() if (
-                JobState.SWEPT in JOB_STATE_TRANSITIONS[self.state]
-            ):  # where the zygote was lost, nobody saw their end
+            case events.AttemptSwept() if JobState.SWEPT in JOB_STATE_TRANSITIONS[self.state]:
+                # After the loss of the zygote the end of ranks was not seen.
                 ranks = tuple(each.with_state(RankState.EXITED, code=each.code) for each in self.ranks)
                 return replace(self._with_state(JobState.SWEPT, now), ranks=ranks)
             case events.Restarting() if JobState.RESTARTING in JOB_STATE_TRANSITIONS[self.state]:
@@ -156,7 +155,7 @@ class Status:
         return self
 
     def _to_stopping(self, now: float) -> Status:
-        """A rank has failed: the others are stopped, if none was told to make room."""
+        """A rank has failed, so the others are being stopped; a preempted job stays PREEMPTED."""
         return self._with_state(JobState.STOPPING, now) if self.state in (JobState.STARTING, JobState.RUNNING) else self
 
     def _with_state(self, state: JobState, now: float) -> Status:
@@ -173,6 +172,6 @@ class Status:
         return replace(self, ranks=(*self.ranks[:index], moved, *self.ranks[index + 1 :]))
 
     def _rank_index(self, number: int) -> int | None:
-        """Where that rank is; the ranks of a node follow one another."""
+        """Return the rank's index in ``ranks``; the ranks of a node follow one another."""
         index = number - self.ranks[0].rank if self.ranks else -1
         return index if 0 <= index < len(self.ranks) else None

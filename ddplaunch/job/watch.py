@@ -1,4 +1,4 @@
-"""The observer that keeps the status: it only notes the events, and folds them when it is asked."""
+"""The observer that tracks the job's status: it buffers events, and applies them when the status is read."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
     from ddplaunch.job.effective import TimeAccounting
     from ddplaunch.job.status import Status
 
-MAX_PENDING_EVENTS = 4096  # events that are kept unfolded
+MAX_PENDING_EVENTS = 4096  # buffered before they are applied
 
 
 class StatusTracker:
-    """What has happened to this node's share of a job."""
+    """Tracks the status and the time breakdown of this node's part of a job."""
 
     def __init__(self, plan: Plan) -> None:
         """``plan`` is this node's, before it has joined the others."""
         self._plan = plan
         self._began = time.time()
         self._status: Status | None = None
-        self._account: TimeAccounting | None = None
-        self._news: list[tuple[Event, float]] = []
+        self._accounting: TimeAccounting | None = None
+        self._pending: list[tuple[Event, float]] = []
 
     def observe(self, event: Event) -> None:
-        self._news.append((event, time.time()))
-        if len(self._news) > MAX_PENDING_EVENTS:
+        self._pending.append((event, time.time()))
+        if len(self._pending) > MAX_PENDING_EVENTS:
             self.status()
 
     def status(self) -> Status:
@@ -38,10 +38,10 @@ class StatusTracker:
         from ddplaunch.job.status import Status
 
         status = self._status or Status.of(self._plan, os.getpid(), self._began)
-        account = self._account = self._account or TimeAccounting(self._began, self._plan.nnodes)
-        for event, moment in self._news:
+        accounting = self._accounting = self._accounting or TimeAccounting(self._began, self._plan.nnodes)
+        for event, moment in self._pending:
             status = status.apply(event, moment)
-            account.on_event(event, moment)
-        self._news.clear()
-        self._status = replace(status, spent=account.breakdown(time.time()))
+            accounting.on_event(event, moment)
+        self._pending.clear()
+        self._status = replace(status, spent=accounting.breakdown(time.time()))
         return self._status

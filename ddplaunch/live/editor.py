@@ -1,4 +1,4 @@
-"""The line that a person types: a pure fold of keys, with a history. Where it is drawn others know."""
+"""Line editor with history: takes keys, and renders the line. Pure; it does no input or output."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ _DELETE, _TO_END, _TO_BEGIN, _WORD = ("\x1b[3~",), ("\x0b",), ("\x15",), ("\x17"
 
 
 class LineEditor:
-    """One line, and those before it."""
+    """The line being edited, and the history of earlier lines."""
 
     def __init__(self) -> None:
         self.text = ""
         self.cursor = 0
         self._history: list[str] = []
-        self._at = 0  # which line of the history is shown; behind its last one the new line
-        self._new = ""
+        self._index = 0  # of the history line that is shown; its length: the new line
+        self._new_line = ""
 
     def take_line(self) -> str:
-        """Return the line, and begin another."""
+        """Return the line, and start a new one."""
         text = self.text
         if text.strip() and self._history[-1:] != [text]:
             self._history.append(text)
         self._set_line("")
-        self._at, self._new = len(self._history), ""
+        self._index, self._new_line = len(self._history), ""
         return text
 
     def handle_key(self, key: str) -> None:
-        """Take in a key; one that means nothing does nothing."""
+        """Apply a key; unknown keys do nothing."""
         before, after = self.text[: self.cursor], self.text[self.cursor :]
         match key:
             case _ if key in _LEFT:
@@ -43,9 +43,9 @@ class LineEditor:
             case _ if key in _END:
                 self.cursor = len(self.text)
             case _ if key in _UP:
-                self._show_history(self._at - 1)
+                self._show_history(self._index - 1)
             case _ if key in _DOWN:
-                self._show_history(self._at + 1)
+                self._show_history(self._index + 1)
             case _ if key == BACKSPACE:
                 self._set_line(before[:-1], after)
             case _ if key in _DELETE:
@@ -55,15 +55,15 @@ class LineEditor:
             case _ if key in _TO_BEGIN:
                 self._set_line("", after)
             case _ if key in _WORD:
-                kept = before.rstrip()
-                self._set_line(kept[: kept.rfind(" ") + 1], after)
+                stripped = before.rstrip()
+                self._set_line(stripped[: stripped.rfind(" ") + 1], after)
             case "\t":
                 self._set_line(before + "    ", after)
             case _ if len(key) == 1 and key.isprintable():
                 self._set_line(before + key, after)
 
     def complete(self, begin: int, words: list[str]) -> list[str]:
-        """Type as much as all of these words share from ``begin`` on; return them if there are several."""
+        """Insert the common prefix of these words at ``begin``; return the words if that adds nothing."""
         if not words or begin > self.cursor:
             return []
         shared = words[0]
@@ -76,13 +76,13 @@ class LineEditor:
         return words if len(words) > 1 else []
 
     def render(self, prompt: str, across: int) -> str:
-        """The line behind its prompt, cut to so many columns; at its end the cursor goes to its place."""
-        room = max(8, across - columns(prompt) - 1)
-        first = max(0, self.cursor - room + 1)
-        while columns(self.text[first : self.cursor]) >= room:
+        """Render prompt and line in ``across`` columns, with the escape sequence that places the cursor at the end."""
+        width = max(8, across - columns(prompt) - 1)
+        first = max(0, self.cursor - width + 1)
+        while columns(self.text[first : self.cursor]) >= width:
             first += 1
         shown = self.text[first:]
-        while columns(shown) > room:
+        while columns(shown) > width:
             shown = shown[:-1]
         back = columns(shown) - columns(self.text[first : self.cursor])
         return prompt + shown + (f"\x1b[{back}D" if back > 0 else "")
@@ -93,7 +93,7 @@ class LineEditor:
     def _show_history(self, at: int) -> None:
         if not 0 <= at <= len(self._history):
             return
-        if self._at == len(self._history):
-            self._new = self.text
-        self._at = at
-        self._set_line(self._history[at] if at < len(self._history) else self._new)
+        if self._index == len(self._history):
+            self._new_line = self.text
+        self._index = at
+        self._set_line(self._history[at] if at < len(self._history) else self._new_line)

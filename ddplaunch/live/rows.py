@@ -1,4 +1,4 @@
-"""Rows of text that are drawn over and over: pieces with a style, cut and flowed to a width in columns."""
+"""Rows of styled text for the live view: truncated, wrapped and rendered to a width in terminal columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GAP = " | "
 
 
 class StyledText(NamedTuple):
-    """A piece of a row."""
+    """A part of a row with one style."""
 
     text: str
     style: str = ""  # the parameters of SGR: "1;31"
@@ -27,7 +27,7 @@ def row_width(row: Row) -> int:
 
 
 def truncate_row(row: Row, limit: int) -> Row:
-    """The row, its end left out where it takes more than ``limit`` columns."""
+    """Cut a row to ``limit`` columns."""
     if row_width(row) <= limit:
         return row
     if limit < 1:
@@ -46,7 +46,7 @@ def truncate_row(row: Row, limit: int) -> Row:
 
 
 def flow_parts(parts: Iterable[Row], limit: int, gap: str = GAP) -> list[Row]:
-    """Put the parts behind each other, with a gap between two, into as many rows of ``limit`` columns as they need."""
+    """Put the parts one after the other, with a gap between two, into as many rows of ``limit`` columns as needed."""
     rows: list[Row] = []
     for part in parts:
         joined = (*rows[-1], StyledText(gap, "2"), *part) if rows else ()
@@ -58,7 +58,7 @@ def flow_parts(parts: Iterable[Row], limit: int, gap: str = GAP) -> list[Row]:
 
 
 def wrap_text(text: str, limit: int, most: int) -> list[Row]:
-    """Break a text between words into at most this many rows; the last one is cut where there is more."""
+    """Wrap a text into at most ``most`` rows; the last one is cut if there is more."""
     lines = textwrap.wrap(text, max(1, limit), subsequent_indent="  " if limit > 20 else "")
     if len(lines) > most:
         lines[most - 1 :] = [lines[most - 1] + " …"]
@@ -66,19 +66,19 @@ def wrap_text(text: str, limit: int, most: int) -> list[Row]:
 
 
 def render_row(row: Row, colour: bool) -> str:
-    """The row as a terminal takes it."""
+    """Render a row as text, with ANSI styles if ``colour``."""
     if not colour:
         return "".join(span.text for span in row)
     return "".join(f"\x1b[{span.style}m{span.text}\x1b[0m" if span.style else span.text for span in row)
 
 
 def wrap_styled(line: str, limit: int) -> list[Row]:
-    """A line with one style at most, from its beginning on, broken between words."""
+    """Wrap a line that has at most one style, from its beginning on."""
     style, text = re.match(r"\x1b\[([\d;]*)m", line), re.sub(r"\x1b\[[\d;]*m", "", line)
     parts = textwrap.wrap(text, max(1, limit), subsequent_indent="    " if limit > 20 else "") or [""]
     return [truncate_row((StyledText(part, style[1] if style else ""),), limit) for part in parts]
 
 
 def strip_styles(rows: Sequence[Row]) -> str:
-    """Rows as lines without styles."""
+    """Render rows as lines of text without styles."""
     return "".join(render_row(row, False).rstrip() + "\n" for row in rows)

@@ -1,7 +1,7 @@
-"""A terminal with a live view: rows below the scrolling log that are drawn again and again, or a full screen.
+"""A terminal screen with a live view: rows below the scrolling log that are redrawn, or a full screen.
 
-What the rows say is a picture's business, which is called whenever they may have changed. All that comes within a
-thirtieth of a second is one write, so that nothing flickers.
+The rows come from a callback, which is called whenever they may have changed. All changes within a thirtieth of a
+second are one write, so that nothing flickers.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ddplaunch.output.terminal import Keyboard, in_foreground, window_size
 from ddplaunch.output.voice import LogMessage, MessageKind
 from ddplaunch.words import columns
 
-FRAME_INTERVAL_S = 1 / 30  # seconds from one drawing to the next, at least
-MAX_HELD_BYTES = 4 << 20  # bytes of lines that wait while the full screen is shown
+FRAME_INTERVAL_S = 1 / 30  # between two drawings, at least
+MAX_HELD_BYTES = 4 << 20  # of log lines that are held while the full screen is shown
 
 RenderRows = Callable[[int, int, bool], Sequence[Row]]
-"""Makes the rows for a terminal of these columns and rows; the flag is whether it is the full screen."""
+"""Renders the rows for a terminal of these columns and rows; the flag: for the full screen."""
 
 _ENTER_FULL = b"\x1b[?1049h\x1b[?25l"
 _LEAVE_FULL = b"\x1b[?25h\x1b[?1049l"
@@ -34,28 +34,28 @@ _STYLE = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 class LiveScreen(TerminalScreen):
-    """As ``TerminalScreen``, with the rows of a picture below all lines."""
+    """A ``TerminalScreen`` with the rows of a live view below all lines."""
 
     def __init__(self, loop: EventLoop, how: ScreenOptions, *, speaks: bool, colour: bool) -> None:
         super().__init__(loop, how, speaks=speaks, colour=colour)
         self._fd = 2 if self._stderr.is_terminal else 1
-        self._picture: RenderRows | None = None
+        self._render_rows: RenderRows | None = None
         self._rows: tuple[Row, ...] = ()
-        self._made_for: tuple[int, int, bool] | None = None  # None: the rows are to be made again
-        self._widths: list[int] = []  # of what is drawn below the lines
+        self._rendered_for: tuple[int, int, bool] | None = None  # columns, rows, full; None: render again
+        self._widths: list[int] = []  # of the rows below the lines
         self._pending = bytearray()
         self._due = False
         self._last = 0.0
-        self._kept: bytearray | None = None  # lines that came during the full screen, None without it
-        self._missed = 0
+        self._held_lines: bytearray | None = None  # that came during the full screen, None without it
+        self._dropped = 0  # of them
         self._keyboard: Keyboard | None = None
 
     # ------------------------------------------------------------------------------------------------ what is drawn
 
     def begin(self, render: RenderRows, on_key: Callable[[str], object] | None) -> None:
-        """Draw this from now on; ``on_key`` gets the keys, None where they are a rank's."""
-        self._picture = render
-        self._widths = [1] * self._drawn  # what Terminal has drawn
+        """Start drawing; ``on_key`` is called with keys, None if standard input belongs to a rank."""
+        self._render_rows = render
+        self._widths = [1] * self._drawn  # drawn by TerminalScreen
         if on_key is not None:
             self._keyboard = Keyboard(self._loop, on_key)
             self._keyboard.start()
@@ -63,63 +63,63 @@ class LiveScreen(TerminalScreen):
         self.refresh()
 
     def refresh(self) -> None:
-        """The picture has changed; a reader that is behind misses some."""
+        """Draw again, as the rows may have changed; frames are skipped while the terminal is behind."""
         if self._keyboard is not None:
             self._keyboard.start()  # it may have been lost, by Ctrl-Z and fg
-        self._made_for = None
-        if self._picture is not None and (self._home.is_drained or self._pending):
+        self._rendered_for = None
+        if self._render_rows is not None and (self._home.is_drained or self._pending):
             self._schedule_draw()
 
     def print_text(self, text: str) -> None:
-        """Print a text that the user asked for, where it can be scrolled back to."""
+        """Print a text that the user requested to the log, where it can be scrolled back to."""
         self.set_full_screen(False)
         self._write(self._home, (text if self._colour else _STYLE.sub("", text)).encode(errors="replace"))
 
-    def show_message(self, said: LogMessage, *, of_job: bool = False) -> None:
-        if said.kind is MessageKind.STACKS:  # the user has typed Ctrl-\ to see them
+    def show_message(self, message: LogMessage, *, of_job: bool = False) -> None:
+        if message.kind is MessageKind.STACKS:  # the user has typed Ctrl-\ to see them
             self.set_full_screen(False)
-        super().show_message(said, of_job=of_job)
+        super().show_message(message, of_job=of_job)
 
     @property
     def is_full_screen(self) -> bool:
-        return self._kept is not None
+        return self._held_lines is not None
 
     def set_full_screen(self, on: bool) -> None:
-        """Show the picture alone, or go back to the log and what has come meanwhile."""
-        if on == self.is_full_screen or self._picture is None:
+        """Switch to the full screen, or back to the log and the lines held meanwhile."""
+        if on == self.is_full_screen or self._render_rows is None:
             return
         if on:
             self._draw()
             self._home.write(self._erase() + _ENTER_FULL)
-            self._kept = bytearray()
+            self._held_lines = bytearray()
         else:
             self._home.write(_LEAVE_FULL)
-            kept, self._kept = self._kept or bytearray(), None
-            if self._missed:
+            held, self._held_lines = self._held_lines or bytearray(), None
+            if self._dropped:
                 self._pending += (
-                    f"[ddplaunch] {self._missed} lines are missing here: too many for the memory\n".encode()
+                    f"[ddplaunch] {self._dropped} lines dropped here: over 4 MiB came during the full screen\n".encode()
                 )
-                self._missed = 0
-            self._pending += kept
+                self._dropped = 0
+            self._pending += held
         self.refresh()
 
     def end(self) -> None:
-        """Draw the picture for the last time, as text that stays; give the terminal back."""
-        if self._picture is None:
+        """Draw the rows for the last time, as text that stays, and release the terminal."""
+        if self._render_rows is None:
             return
         self.set_full_screen(False)
-        self._made_for = None
+        self._rendered_for = None
         self._draw()
-        self._picture = None
+        self._render_rows = None
         if self._widths:
             self._widths = []
             self._home.write(b"\n")
         self._release_terminal()
 
     def close(self) -> None:
-        """Give the terminal back at once, whatever happened."""
+        """Release the terminal at once, also after an error."""
         if self.is_full_screen:
-            self._kept = None
+            self._held_lines = None
             try:
                 os.write(self._fd, _LEAVE_FULL)
             except OSError:
@@ -132,7 +132,7 @@ class LiveScreen(TerminalScreen):
             self._keyboard = None
 
     def suspend(self, stop: Callback) -> None:
-        if self._picture is None:
+        if self._render_rows is None:
             stop()
             return
         full = self.is_full_screen
@@ -149,7 +149,7 @@ class LiveScreen(TerminalScreen):
     def observe(self, event: Event) -> None:
         super().observe(event)
         if isinstance(event, JobEnded):
-            self._loop.call_soon(self.end)  # when all other observers know of it
+            self._loop.call_soon(self.end)  # after all other observers
 
     # -------------------------------------------------------------------------------------------------------- how
 
@@ -162,7 +162,7 @@ class LiveScreen(TerminalScreen):
         return super().is_drained and not self._pending
 
     def _write(self, sink: Sink, lines: bytes) -> None:
-        if self._picture is None:
+        if self._render_rows is None:
             return super()._write(sink, lines)
         if sink is not self._home:
             return sink.write(lines)
@@ -186,15 +186,15 @@ class LiveScreen(TerminalScreen):
     def _draw(self) -> None:
         self._last = time.monotonic()
         lines, self._pending = bytes(self._pending), bytearray()
-        if self._kept is not None:
+        if self._held_lines is not None:
             self._hold_lines(lines)
             return self._draw_full()
         self._home.write(self._erase() + lines + self._frame())
 
     def _erase(self) -> bytes:
-        """Go to the first of the rows that are drawn, and clear from there on.
+        """Move the cursor to the first drawn row, and clear from there on.
 
-        Where the terminal was made narrower it has wrapped them, as most do.
+        If the terminal was made narrower, it has wrapped the rows, as most terminals do.
         """
         if not self._widths:
             return b""
@@ -204,8 +204,8 @@ class LiveScreen(TerminalScreen):
         return b"\r" + (f"\x1b[{up}A".encode() if up else b"") + b"\x1b[J"
 
     def _frame(self) -> bytes:
-        """The rows below the lines; none while another program has the terminal, such as the shell (``&``)."""
-        if self._picture is None or not in_foreground(self._fd):
+        """Render the rows below the lines; none while the launcher is in the background (``&``)."""
+        if self._render_rows is None or not in_foreground(self._fd):
             return b""
         bar = self._bottom_row(self._home).decode(errors="replace")
         rows = [render_row(row, self._colour) for row in self._render(False)]
@@ -218,14 +218,14 @@ class LiveScreen(TerminalScreen):
 
     def _render(self, full: bool) -> tuple[Row, ...]:
         wanted = (*window_size(self._fd), full)
-        if self._picture is not None and wanted != self._made_for:
-            self._rows, self._made_for = tuple(self._picture(*wanted)), wanted
+        if self._render_rows is not None and wanted != self._rendered_for:
+            self._rows, self._rendered_for = tuple(self._render_rows(*wanted)), wanted
         return self._rows
 
     def _hold_lines(self, lines: bytes) -> None:
-        assert self._kept is not None
-        self._kept += lines
-        if len(self._kept) > MAX_HELD_BYTES:
-            end = self._kept.find(b"\n", len(self._kept) - MAX_HELD_BYTES) + 1
-            self._missed += self._kept.count(b"\n", 0, end)
-            del self._kept[:end]
+        assert self._held_lines is not None
+        self._held_lines += lines
+        if len(self._held_lines) > MAX_HELD_BYTES:
+            end = self._held_lines.find(b"\n", len(self._held_lines) - MAX_HELD_BYTES) + 1
+            self._dropped += self._held_lines.count(b"\n", 0, end)
+            del self._held_lines[:end]

@@ -1,4 +1,4 @@
-"""What the live view shows, as data: the job at one moment, what each rank does, how fast the job moves. Pure."""
+"""State of the live view: snapshots of the job, the activity of each rank, rates and trends. Pure."""
 
 from __future__ import annotations
 
@@ -19,59 +19,59 @@ _OWN_STOP_CODES = {-signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL}
 
 
 class RankActivity(Enum):
-    """What a rank does, with the sign and the style in which it is drawn; the first ones matter most."""
+    """The activity of a rank, with word, sign, style and meaning; the most important first."""
 
-    FAILED = "failed", "X", "1;31", "it has failed"
-    STOPPED = "stopped", "T", "1;35", "stopped by SIGSTOP, Ctrl-Z or a debugger"
-    SILENT = "silent", "?", "1;33", "it does not answer: it holds Python's lock (GIL)"
-    BLOCKED = "blocked", "D", "1;33", "it waits for a disk or a driver, in the kernel"
-    PENDING = "starting", "-", "2", "it has no process yet"
-    RUNNING = "running", ".", "32", "it runs, and waits for no other rank"
-    WAITING = "waiting", "w", "33", "it waits for other ranks, in a collective, a send or the like"
-    ENDED = "ended", "e", "2", "it has ended"
+    FAILED = "failed", "X", "1;31", ""
+    STOPPED = "stopped", "T", "1;35", "by SIGSTOP, Ctrl-Z or a debugger"
+    SILENT = "silent", "?", "1;33", "does not answer: it holds Python's lock (GIL)"
+    BLOCKED = "blocked", "D", "1;33", "waits for a disk or a driver, in the kernel"
+    PENDING = "starting", "-", "2", "has no process yet"
+    RUNNING = "running", ".", "32", "does not wait for another rank"
+    WAITING = "waiting", "w", "33", "waits for other ranks, in a collective, a send or the like"
+    ENDED = "ended", "e", "2", ""
 
     def __init__(self, word: str, sign: str, style: str, meaning: str) -> None:
         self.word, self.sign, self.style, self.meaning = word, sign, style, meaning
 
 
 class WaitPoint(NamedTuple):
-    """Where a rank waits."""
+    """The collective, or the function of torch.distributed, in which a rank waits."""
 
     group: str
     number: int
-    function: str = ""  # of torch.distributed, where it is one that has neither
+    function: str = ""  # of torch.distributed, for calls without group and number
 
 
 @dataclass(frozen=True)
 class JobSnapshot:
-    """A job at one moment."""
+    """Status, inspection and usage of a job at one moment."""
 
     status: Status
     inspection: Inspection
     usage: Mapping[int, ProcessUsage] = field(default_factory=dict)  # by rank: those on this machine
-    last_lines: Mapping[int, str] = field(default_factory=dict)  # by rank: its last line of output
+    last_lines: Mapping[int, str] = field(default_factory=dict)  # of output, by rank
 
 
 @dataclass(frozen=True)
 class ViewState:
-    """All that a frame is drawn from."""
+    """The input for rendering a frame."""
 
     current: JobSnapshot
-    previous: JobSnapshot | None = None  # for what happens in a second
+    previous: JobSnapshot | None = None  # for rates
     gpus: tuple[GpuUsage, ...] | None = ()  # those that the job uses; None where the driver does not answer
     sentences: tuple[str, ...] = ()  # who waits for whom, or who is slow
     filter_text: str = ""  # the filter: "0,3-5", or a word of a rank's line
-    hint: str = ""  # what to type
-    locations: Mapping[int, str] = field(default_factory=dict)  # by rank: the user's line at the last close look
-    lateness_s: Mapping[int, float] = field(default_factory=dict)  # by rank: seconds by which it comes after the others
-    trends: Mapping[str, TrendLine] = field(default_factory=dict)  # by what is measured
-    sort_by: str = ""  # of the ranks in the table; "" for that of their numbers, or where they are many of their state
+    hint: str = ""  # the keys
+    locations: Mapping[int, str] = field(default_factory=dict)  # by rank: the user's line at the last stack inspection
+    lateness_s: Mapping[int, float] = field(default_factory=dict)  # by rank: how much later it enters collectives
+    trends: Mapping[str, TrendLine] = field(default_factory=dict)  # by metric
+    sort_by: str = ""  # of the table; "" is by rank, or by state with many ranks
     cursor: int | None = None  # the chosen rank
     suspended: bool = False  # whether a signal has stopped the job's launcher
 
 
 class TrendLine:
-    """What was measured once a second, the older the coarser."""
+    """A metric measured once a second; its resolution halves whenever ``MAX_POINTS`` is reached."""
 
     MAX_POINTS = 400
 
@@ -81,7 +81,7 @@ class TrendLine:
         self._each = 1
 
     def seed(self, before: Iterable[tuple[float, float]]) -> None:
-        """Start with what was before the first ``add``: for how many seconds, and what."""
+        """Prepend earlier measurements: (seconds, value)."""
         known = [*before]
         while sum(seconds for seconds, _ in known) >= self._each * self.MAX_POINTS / 2:
             self._each *= 2
@@ -102,7 +102,7 @@ class TrendLine:
             self._each *= 2
 
     def render(self, width: int, top: float = 0.0) -> str:
-        """All of it in this many columns; ``top`` is the highest mark at least."""
+        """Render all points as bars in ``width`` columns; ``top``: the value of the highest bar, at least."""
         together = -(-len(self.means) // max(1, width)) or 1
         parts = [self.means[at : at + together] for at in range(0, len(self.means), together)]
         means = [sum(part) / len(part) for part in parts]
@@ -116,7 +116,7 @@ _BAR_CHARS = "▁▂▃▄▅▆▇█"
 def rank_activity(
     rank: RankInspection, status: RankStatus | None = None, state: JobState = JobState.RUNNING
 ) -> RankActivity:
-    """What a rank does, by all that is known of it."""
+    """Determine the activity of a rank from its inspection, its status and the job's state."""
     code = status.code if rank.code is None and status else rank.code
     if state is JobState.JOINING or (status and status.state is RankState.PENDING):
         return RankActivity.PENDING
@@ -127,8 +127,8 @@ def rank_activity(
         or rank.condition is ProcessCondition.EXITED
         or (status and status.state is RankState.EXITED)
     ):
-        ours = state not in (JobState.STARTING, JobState.RUNNING) and code in _OWN_STOP_CODES
-        return RankActivity.FAILED if code and not ours else RankActivity.ENDED
+        was_stopped = state not in (JobState.STARTING, JobState.RUNNING) and code in _OWN_STOP_CODES
+        return RankActivity.FAILED if code and not was_stopped else RankActivity.ENDED
     match rank.condition:
         case ProcessCondition.PENDING:
             return RankActivity.PENDING
@@ -142,7 +142,7 @@ def rank_activity(
 
 
 def wait_point(rank: RankInspection) -> WaitPoint | None:
-    """The oldest collective that a rank has entered and not left, or its send or the like, where it has not moved."""
+    """Return the oldest collective, or send or the like, that a rank has entered and not left; None if it moves."""
     if rank.moved or rank.condition is not ProcessCondition.ALIVE:
         return None
     if rank.inside and (rank.inside.function in UNRECORDED_FUNCTIONS or not rank.groups):
@@ -155,7 +155,7 @@ def wait_point(rank: RankInspection) -> WaitPoint | None:
 
 
 def location_of(rank: RankInspection) -> str:
-    """Where a rank is in the program: "all_reduce train.py:88", "load_batch data.py:31"; "" where no stack tells."""
+    """Describe where a rank is in the program: "all_reduce train.py:88", "load_batch data.py:31"; "" without stack."""
     if (call := distributed_call_of(rank)) and call.place:
         return sanitize_line(f"{call.function} {format_line(call.place)}", 80)
     line = user_line_of(rank)
@@ -167,7 +167,7 @@ def location_of(rank: RankInspection) -> str:
 
 
 def mark_moved(now: Inspection, before: Inspection | None) -> Inspection:
-    """Say which ranks have moved since the inspection before, where they were asked only once."""
+    """Set ``moved`` by comparison with the inspection before, if the ranks were inspected only once."""
     if any(rank.moved or rank.threads for rank in now.ranks):
         return now
     earlier = {(rank.rank, rank.pid): rank.groups for rank in before.ranks} if before else {}
@@ -176,19 +176,19 @@ def mark_moved(now: Inspection, before: Inspection | None) -> Inspection:
 
 
 def waiting_ranks(inspection: Inspection) -> frozenset[tuple[int, WaitPoint]]:
-    """Each rank that waits for others, and where."""
+    """Return each rank that waits for others, and where."""
     return frozenset((rank.rank, where) for rank in inspection.ranks if (where := wait_point(rank)))
 
 
-def rank_activities(seen: ViewState) -> dict[int, RankActivity]:
-    """What each rank does, by its number; of the ranks that the filter has chosen."""
-    status, ranks = seen.current.status, seen.current.inspection.ranks
+def rank_activities(view: ViewState) -> dict[int, RankActivity]:
+    """Return the activity of each rank that passes the filter, by rank."""
+    status, ranks = view.current.status, view.current.inspection.ranks
     known = {rank.rank: rank for rank in status.ranks}
     found = {each.rank: rank_activity(each, known.get(each.rank), status.state) for each in ranks}
-    if not seen.filter_text:
+    if not view.filter_text:
         return found
     about = {rank.rank: f"{found[rank.rank].word} {rank.host}" for rank in ranks}
-    return {rank: what for rank, what in found.items() if _matches_filter(seen.filter_text, rank, about[rank])}
+    return {rank: what for rank, what in found.items() if _matches_filter(view.filter_text, rank, about[rank])}
 
 
 def _matches_filter(filter: str, rank: int, about: str) -> bool:
@@ -202,43 +202,43 @@ def _matches_filter(filter: str, rank: int, about: str) -> bool:
     return False
 
 
-def _elapsed(seen: ViewState) -> float:
-    """The time between the two moments; 0 where there is one only."""
-    return max(0.0, seen.current.inspection.moment - seen.previous.inspection.moment) if seen.previous else 0.0
+def _elapsed(view: ViewState) -> float:
+    """Return the seconds between the two snapshots; 0 with one only."""
+    return max(0.0, view.current.inspection.moment - view.previous.inspection.moment) if view.previous else 0.0
 
 
-def collectives_per_second(seen: ViewState) -> float | None:
-    """Collectives a second, of the rank that completed most; None where none is known."""
-    return max(collectives_per_second_by_rank(seen).values(), default=None)
+def collectives_per_second(view: ViewState) -> float | None:
+    """Return the collectives per second of the fastest rank; None if unknown."""
+    return max(collectives_per_second_by_rank(view).values(), default=None)
 
 
-def collectives_per_second_by_rank(seen: ViewState) -> dict[int, float]:
-    """Collectives that each rank completed in a second; of none where that is not known."""
-    seconds = _elapsed(seen)
-    if seen.previous is None or not seconds:
+def collectives_per_second_by_rank(view: ViewState) -> dict[int, float]:
+    """Return the collectives per second of each rank for which it is known."""
+    seconds = _elapsed(view)
+    if view.previous is None or not seconds:
         return {}
     earlier = {
         (rank.rank, rank.pid, each.group): each.completed
-        for rank in seen.previous.inspection.ranks
+        for rank in view.previous.inspection.ranks
         for each in rank.groups
     }
     found: dict[int, float] = {}
-    for rank in seen.current.inspection.ranks:
+    for rank in view.current.inspection.ranks:
         keys = [(each.completed, earlier.get((rank.rank, rank.pid, each.group))) for each in rank.groups]
         if known := [completed - was for completed, was in keys if was is not None]:
             found[rank.rank] = max(0, sum(known)) / seconds
     return found
 
 
-def busy_cpus_by_rank(seen: ViewState) -> dict[int, float]:
-    """How many CPUs each rank kept busy between the two moments; of none where that is not known."""
-    seconds = _elapsed(seen)
-    if seen.previous is None or not seconds:
+def busy_cpus_by_rank(view: ViewState) -> dict[int, float]:
+    """Return the number of CPUs that each rank kept busy between the two snapshots, for ranks where it is known."""
+    seconds = _elapsed(view)
+    if view.previous is None or not seconds:
         return {}
-    earlier = {(rank.rank, rank.pid): rank.cpu for rank in seen.previous.inspection.ranks}
+    earlier = {(rank.rank, rank.pid): rank.cpu for rank in view.previous.inspection.ranks}
     found: dict[int, float] = {}
-    for rank in seen.current.inspection.ranks:
-        used, was = seen.current.usage.get(rank.rank), seen.previous.usage.get(rank.rank)
+    for rank in view.current.inspection.ranks:
+        used, was = view.current.usage.get(rank.rank), view.previous.usage.get(rank.rank)
         if used and was:
             found[rank.rank] = max(0.0, used.cpu - was.cpu) / seconds
         elif (rank.rank, rank.pid) in earlier:

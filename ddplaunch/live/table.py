@@ -1,4 +1,4 @@
-"""The table of ranks, a row for each: which columns fit, in which order the ranks stand, and drawn by rich."""
+"""The table of ranks in the live view: chooses the columns that fit, sorts the ranks, and renders it with rich."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from ddplaunch.errors import sanitize_line
 from ddplaunch.live.rows import Row, StyledText
 from ddplaunch.live.state import RankActivity
 
-WIDE_COLUMNS = 100  # columns of a terminal from which there are two blanks between two columns of the table
-_TEXTS = 20  # columns that the line and the output together must have
-_WORDS = 40  # columns that they must have for what a rank does to be a word
+WIDE_COLUMNS = 100  # of a terminal, from which on the gap between two columns of the table is two blanks
+_MIN_TEXT_COLUMNS = 20  # for location and last output line together
+_MIN_WORD_MODE_COLUMNS = 40  # the same, for the activity of a rank to be a word instead of a sign
 
 
 class TableRow(NamedTuple):
-    """What the table says of a rank; None where it is not known."""
+    """The data of one rank; None where unknown."""
 
     rank: RankInspection
     activity: RankActivity
-    location: str  # what it does: the user's line, or what it waits in
+    location: str  # the user's line, or what it waits in
     last_line: str  # its last line of output
     busy: float | None  # CPUs
     usage: ProcessUsage | None
@@ -40,7 +40,7 @@ class TableRow(NamedTuple):
 
 
 class TableColumn(NamedTuple):
-    """A column of figures: its width, what it says, and by what ranks are put in order, the largest first."""
+    """A column of numbers: its width, its text, and the key by which ranks are sorted, the largest first."""
 
     width: int
     text: Callable[[TableRow], str]
@@ -48,7 +48,7 @@ class TableColumn(NamedTuple):
 
 
 def format_size_short(count: float | None) -> str:
-    """Bytes in five characters at most: "592M", "1.4G"."""
+    """Format bytes in five characters at most: "592M", "1.4G"."""
     if count is None:
         return ""
     amount, unit = count / (1 << 20), "M"
@@ -96,40 +96,46 @@ COLUMNS: Mapping[str, TableColumn] = {
     "GPUmem": TableColumn(6, lambda one: format_size_short(_gpu_memory(one)), _gpu_memory),
     "pid": TableColumn(7, lambda one: str(one.rank.pid or "")),
 }
-"""The columns of figures, the ones first that are left out last; one that is empty is left out."""
+"""The columns of numbers, by priority: the last ones are left out first, and empty ones always."""
 
 SORT_KEYS = ("rank", "state", *(name for name in COLUMNS if name != "pid"))
-"""What the ranks can be in order of."""
+"""By which the ranks can be sorted."""
 
 
 def sort_rows(
     lines: Iterable[TableRow], by: str, weight: Callable[[TableRow], tuple[bool, int, int]]
 ) -> list[TableRow]:
-    """Put the ranks in order: of their numbers, of what matters most (``weight``), or the largest figure first."""
+    """Sort the ranks by number, by importance of their activity (``weight``), or by a column, the largest first."""
     if by == "rank":
         return sorted(lines, key=lambda one: one.rank.rank)
     if by == "state":
         return sorted(lines, key=lambda one: (weight(one), one.rank.rank))
-    figure = COLUMNS[by].sort_key
-    return sorted(lines, key=lambda one: (-(figure(one) or 0.0), one.rank.rank))
+    sort_key = COLUMNS[by].sort_key
+    return sorted(lines, key=lambda one: (-(sort_key(one) or 0.0), one.rank.rank))
 
 
 def render_table(lines: Sequence[TableRow], limit: int, *, cursor: int | None = None) -> list[Row]:
-    """The head and these ranks, in ``limit`` columns."""
+    """Render the header and these ranks, in ``limit`` columns."""
     gap = "  " if limit >= WIDE_COLUMNS else " "
     number = max(len("rank"), *(len(str(one.rank.rank)) for one in lines)) if lines else 4
     hosts = {one.rank.host for one in lines}
     left = limit - number - len(gap) - 2
-    figures: list[str] = []
+    chosen: list[str] = []
     for name, column in COLUMNS.items():
-        takes = max(column.width, len(name)) + len(gap)
-        filled = any(column.text(one) for one in lines)
-        least = _WORDS + 10 if name == "pid" else _TEXTS if name in ("CPU%", "late") else _WORDS - 4
-        if filled and left - takes >= least - len(gap):
-            figures.append(name)
-            left -= takes
-    in_words = left - len("starting") + 1 >= _WORDS - 4
-    host = min(20, max(map(len, hosts))) if len(hosts) > 1 and left >= 2 * _WORDS else 0
+        width = max(column.width, len(name)) + len(gap)
+        has_values = any(column.text(one) for one in lines)
+        least = (
+            _MIN_WORD_MODE_COLUMNS + 10
+            if name == "pid"
+            else _MIN_TEXT_COLUMNS
+            if name in ("CPU%", "late")
+            else _MIN_WORD_MODE_COLUMNS - 4
+        )
+        if has_values and left - width >= least - len(gap):
+            chosen.append(name)
+            left -= width
+    in_words = left - len("starting") + 1 >= _MIN_WORD_MODE_COLUMNS - 4
+    host = min(20, max(map(len, hosts))) if len(hosts) > 1 and left >= 2 * _MIN_WORD_MODE_COLUMNS else 0
 
     def fixed(rank: str, what: str, host_name: str, cells: Iterable[str]) -> str:
         parts = [rank.rjust(number), what, *([sanitize_line(host_name, host).ljust(host)] if host else []), *cells]
@@ -137,33 +143,33 @@ def render_table(lines: Sequence[TableRow], limit: int, *, cursor: int | None = 
 
     wide = len("starting") if in_words else 1
     table = Table(box=None, padding=(0, len(gap), 0, 0), pad_edge=False, expand=True, width=limit, header_style="dim")
-    widths = [max(COLUMNS[name].width, len(name)) for name in figures]
-    heads = [name.rjust(width) for name, width in zip(figures, widths, strict=True)]
+    widths = [max(COLUMNS[name].width, len(name)) for name in chosen]
+    heads = [name.rjust(width) for name, width in zip(chosen, widths, strict=True)]
     table.add_column(fixed("rank", "is".ljust(wide) if in_words else " ", "host", heads), no_wrap=True)
     table.add_column("does", ratio=1, no_wrap=True)
-    if outputs := any(one.last_line for one in lines) and left >= _WORDS - 8:
+    if outputs := any(one.last_line for one in lines) and left >= _MIN_WORD_MODE_COLUMNS - 8:
         table.add_column("last line", ratio=1, no_wrap=True)
     for one in lines:
-        cells = [COLUMNS[name].text(one).rjust(width) for name, width in zip(figures, widths, strict=True)]
+        cells = [COLUMNS[name].text(one).rjust(width) for name, width in zip(chosen, widths, strict=True)]
         what = (one.activity.word if in_words else one.activity.sign).ljust(wide)
         first = Text(fixed(str(one.rank.rank), what, one.rank.host, cells))
         first.stylize(_to_rich_style(one.activity.style), number + len(gap), number + len(gap) + wide)
         texts = [first, Text(one.location), *([Text(one.last_line)] if outputs else [])]
         table.add_row(*texts, style="reverse" if one.rank.rank == cursor else "")
     console = Console(file=StringIO(), width=limit, force_terminal=True, color_system="standard", legacy_windows=False)
-    found = console.render_lines(table, console.options.update(width=limit), pad=False)
-    return [tuple(StyledText(segment.text, _from_rich_style(segment.style)) for segment in line) for line in found]
+    rendered = console.render_lines(table, console.options.update(width=limit), pad=False)
+    return [tuple(StyledText(segment.text, _from_rich_style(segment.style)) for segment in line) for line in rendered]
 
 
 @cache
 def _to_rich_style(sgr: str) -> Style:
-    """A style of ours as rich has it."""
+    """Convert the parameters of SGR to a style of rich."""
     spans = Text.from_ansi(f"\x1b[{sgr}mx\x1b[0m").spans
     return Style.parse(str(spans[0].style)) if spans else Style.null()
 
 
 @cache
 def _from_rich_style(style: Style | None) -> str:
-    """A style of rich as the parameters of SGR."""
-    said = style.render("x", color_system=ColorSystem.STANDARD) if style else "x"
-    return said.partition("m")[0].removeprefix("\x1b[") if said.startswith("\x1b") else ""
+    """Convert a style of rich to the parameters of SGR."""
+    text = style.render("x", color_system=ColorSystem.STANDARD) if style else "x"
+    return text.partition("m")[0].removeprefix("\x1b[") if text.startswith("\x1b") else ""

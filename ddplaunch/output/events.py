@@ -1,7 +1,7 @@
-"""What happens to one node's share of a job: each thing is frozen, and emitted once.
+"""The events of a job on one node, as frozen dataclasses; the ``Observers`` that receive them; their JSON form.
 
-Each of the ``Observers`` that the supervisor is given hears of each; none knows anything of another. Of what node 0
-tells all nodes some are events as they come.
+Each event is emitted once, to every observer; observers do not know each other. Some control messages of node 0 are
+events themselves.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ else:
 
 @dataclass(frozen=True)
 class AttemptPlanned:
-    """The ranks of an attempt are known: plan.json is the plan."""
+    """The ranks of an attempt are known; ``plan`` becomes plan.json."""
 
     plan: Plan
     attempt: Count
@@ -50,7 +50,7 @@ class AttemptPlanned:
 
 @dataclass(frozen=True)
 class AttemptStarted:
-    """What is kept of ``AttemptPlanned``; of each rank of this node its number and host."""
+    """The stored form of ``AttemptPlanned``; ``ranks``: rank and host of each rank of this node."""
 
     attempt: Count
     node_rank: Count
@@ -67,22 +67,22 @@ class AttemptStarted:
 
 @dataclass(frozen=True)
 class AttemptsOmitted:
-    """So many attempts, the last before this line, are not in the file."""
+    """This number of attempts, which came just before this line, is not in the file."""
 
     attempts: Count
 
 
 @dataclass(frozen=True)
 class ZygoteReady:
-    """The zygote can start ranks; ``unsafe`` says why it does not fork, ``seconds`` how long its imports took."""
+    """The zygote can start ranks."""
 
     forks: bool
-    unsafe: TextLine | None
-    seconds: NonNegativeFloat
-    modules: tuple[TextLine, ...] = ()  # what it has imported for all ranks
-    because: TextLine | None = None  # why nothing else could be
-    excluded: tuple[tuple[TextLine, TextLine], ...] = ()  # what each rank imports itself, and why
-    cold: TextLine | None = None  # why it did not come of a warm one, where that was asked for
+    unsafe: TextLine | None  # why it does not fork
+    seconds: NonNegativeFloat  # duration of its imports
+    modules: tuple[TextLine, ...] = ()  # preloaded for all ranks
+    because: TextLine | None = None  # why no others could be preloaded
+    excluded: tuple[tuple[TextLine, TextLine], ...] = ()  # modules that each rank imports itself, and why
+    cold: TextLine | None = None  # why no warm zygote was used, if one was requested
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class RankStarted:
 @dataclass(frozen=True)
 class RankStartFailed:
     rank: Count
-    errno: Count  # why it got no process
+    errno: Count  # of the failed fork
     attempt: Count
 
 
@@ -105,24 +105,24 @@ class RankExited:
     pid: Pid
     code: ExitStatus  # -N for signal N
     attempt: Count
-    peak_memory: Size = 0  # bytes, of the largest of it and its children; 0 where the zygote was lost
+    peak_memory: Size = 0  # bytes, the maximum of it and its children; 0 if the zygote was lost
     user_cpu: NonNegativeFloat = 0.0  # seconds, of it and its children
     system_cpu: NonNegativeFloat = 0.0
 
 
 @dataclass(frozen=True)
 class SignalReceived:
-    number: Signal  # of the signal that has come to the launcher
+    number: Signal  # received by the launcher
 
 
 @dataclass(frozen=True)
 class JobPreempted:
-    """The scheduler wants the machines back, and the ranks are told."""
+    """The scheduler preempts the job; the ranks are notified."""
 
 
 @dataclass(frozen=True)
 class AttemptSwept:
-    """Nothing of the attempt is left: ``found`` was ended, ``stuck`` cannot be killed."""
+    """The attempt's leftover processes were killed (``found``), except those that cannot be (``stuck``)."""
 
     found: tuple[TextLine, ...]
     stuck: tuple[TextLine, ...]
@@ -130,33 +130,33 @@ class AttemptSwept:
 
 @dataclass(frozen=True)
 class RanksInspected:
-    """What all ranks of the job were doing when the attempt was to be stopped; node 0 alone hears it."""
+    """The inspection of all ranks of the job just before an attempt was stopped; emitted on node 0 only."""
 
     inspection: diagnosis.inspection.Inspection
 
 
 @dataclass(frozen=True)
 class NoteAdded:
-    """Something that people should know of the job."""
+    """A note for the user about the job."""
 
     text: TextLine
 
 
 @dataclass(frozen=True)
 class FirstCollective:
-    """Every rank here has entered a collective of this attempt; ``moment``: when the last of them did."""
+    """Every rank of this node has entered its first collective of this attempt; ``moment``: when the last one did."""
 
     moment: Timestamp
 
 
 @dataclass(frozen=True)
 class StallEnded:
-    """The ranks that had stalled work again."""
+    """The stalled ranks make progress again."""
 
 
 @dataclass(frozen=True)
 class CheckpointFound:
-    """What ``--checkpoint`` found as the attempt ended: the newest whole one, and since when it is; None for none."""
+    """The newest complete checkpoint that ``--checkpoint`` found at the attempt's end, and its time; None for none."""
 
     path: Path | None
     moment: Timestamp | None
@@ -164,7 +164,7 @@ class CheckpointFound:
 
 @dataclass(frozen=True)
 class JobEnded:
-    """The job is over; ``code`` is the exit code, ``verdict`` the failure that decided it, ``remark`` a last word."""
+    """The job has ended: its exit code, the failure that decided it, and an additional remark."""
 
     code: ExitCode
     verdict: FailureReport | None
@@ -180,7 +180,7 @@ class SidecarStarted:
 @dataclass(frozen=True)
 class SidecarListening:
     sidecar: TextLine
-    url: TextLine  # where it has said that it answers
+    url: TextLine  # that it has printed
 
 
 @dataclass(frozen=True)
@@ -235,22 +235,22 @@ EVENT_TYPES: Mapping[str, type[Any]] = {
     "sidecar_exited": SidecarExited,
     "left_out": AttemptsOmitted,
 }
-"""What events.jsonl and the history hold, by their names there: each with all its fields."""
+"""The events stored in events.jsonl and the history, by their names there; each with all its fields."""
 
 _EVENT_NAMES = {kind: name for name, kind in EVENT_TYPES.items()}
 
 
 class Observer(Protocol):
-    """Gets every event, in order, in the launcher's own thread; it may take no time."""
+    """Receives every event, in order, in the launcher's own thread; must not block."""
 
     def observe(self, event: Event) -> None: ...
 
 
 class Observers:
-    """All observers of a job; one that is added later gets what follows, one that raises gets no more."""
+    """All observers of a job; one added later gets the events that follow, one that raises is removed."""
 
     def __init__(self, *first: Observer, report: Callable[[str], object]) -> None:
-        """``report`` gets a message, with the traceback, of each observer that has raised."""
+        """``report`` gets a message with the traceback for each observer that raises."""
         self._all, self._report = [*first], report
 
     def add(self, observer: Observer) -> None:
@@ -267,17 +267,17 @@ class Observers:
 
 
 def event_to_json(event: Event | AttemptsOmitted, moment: float, **more: float) -> bytes:
-    """An event as a line of JSON, with ``moment``, in seconds since the epoch, and ``more``; tuples are lists there."""
-    kept: Any = AttemptStarted.of(event) if isinstance(event, AttemptPlanned) else event
-    if isinstance(kept, Restarting) and kept.verdict:
-        kept = replace(kept, verdict=replace(kept.verdict, others=()))
-    fields = {name: getattr(kept, name) for name in kept.__match_args__}
-    said = {"time": moment, **more, "event": _EVENT_NAMES[type(kept)], **fields}
-    return json.dumps(said, default=lambda each: each.to_json()).encode() + b"\n"
+    """Format an event as a line of JSON, with its time ``moment`` (seconds since the epoch) and ``more`` fields."""
+    stored: Any = AttemptStarted.of(event) if isinstance(event, AttemptPlanned) else event
+    if isinstance(stored, Restarting) and stored.verdict:
+        stored = replace(stored, verdict=replace(stored.verdict, others=()))
+    fields = {name: getattr(stored, name) for name in stored.__match_args__}
+    record = {"time": moment, **more, "event": _EVENT_NAMES[type(stored)], **fields}
+    return json.dumps(record, default=lambda each: each.to_json()).encode() + b"\n"
 
 
 def event_from_message(message: messages.Message) -> Event | None:
-    """What node 0 tells this node, as an event; None where it is an order."""
+    """The event that a control message of node 0 stands for; None if it is a command."""
     match message:
         case Restarting() | JobStalled() | NodeLost():
             return message

@@ -1,4 +1,4 @@
-"""Keeps an exception in a feature that the job can do without, say the history or --notify, from ending the job."""
+"""Isolates optional features, such as the history or --notify: an exception in one disables it, and the job goes on."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ddplaunch.loop import Callback, EventLoop, Timer
 
 
 class IsolatedLoop(EventLoop):
-    """The loop as a feature sees it that the job can do without.
+    """An event loop for one optional feature.
 
-    The first exception of one of its callbacks is reported with its traceback; from then on none of them is called.
+    The first exception in one of its callbacks is reported with its traceback; after that none of them is called.
     """
 
     def __init__(
@@ -22,7 +22,7 @@ class IsolatedLoop(EventLoop):
         report: Callable[[str], object],
         on_error: Callback | None = None,
     ) -> None:
-        """``report`` gets the message, and then ``on_error`` is called, to remove what is left of the feature."""
+        """``report`` gets the message; then ``on_error`` is called, to clean up after the feature."""
         self._loop, self._feature, self._report, self._on_error = loop, feature, report, on_error
         self.failed = False
 
@@ -67,6 +67,6 @@ class IsolatedLoop(EventLoop):
 
 
 def describe_bug(feature: str, error: Exception) -> str:
-    """The message of a feature that has raised an exception while the job goes on, with the traceback."""
+    """Describe the exception that disabled a feature, with its traceback and a request to report it."""
     what = f"bug in ddplaunch: {feature} failed and is left out, the job goes on; please report it"
     return f"{what}:\n{escape_control_chars(format_trace(error))}"

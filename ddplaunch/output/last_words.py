@@ -1,6 +1,6 @@
-"""The last words of a rank that failed because of another: in a terminal one line in place of a traceback.
+"""Shortens the traceback of a secondary failure: the terminal shows one line for it.
 
-Pure: what a stream prints goes in, what is to be shown comes out. Files and memory keep all of it.
+Pure: the lines of a stream go in, the lines to show come out. Log files and memory keep the full traceback.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ import re
 
 from ddplaunch.control.failure import first_line, is_secondary_error
 
-EXIT_TIMEOUT_S = 2.0  # seconds that a rank has to end after its traceback; then it was not its last words
-_MAX_HELD_BYTES = 1 << 18  # bytes that are held back at most
+EXIT_TIMEOUT_S = 2.0  # a rank still running this long after a traceback has handled the exception: it is shown
+_MAX_HELD_BYTES = 1 << 18
 _TRACEBACK_START = re.compile(rb"(?m)^(\[rank\d+\]: )?Traceback \(most recent call last\):$")
 _CONTINUATION = re.compile(rb"\s|$|\[rank\d+\]:|The above exception|During handling|Exception raised from|frame #\d")
-"""Lines of a traceback but its exception: torch's own all have its prefix; behind C++'s message come its frames."""
+"""Lines of a traceback other than the exception: torch's lines have its prefix; C++ frames follow the C++ message."""
 
-_PREFIX = re.compile(r"(?m)^\[rank\d+\]: ?")  # torch.distributed's own
+_PREFIX = re.compile(r"(?m)^\[rank\d+\]: ?")  # added by torch.distributed
 
 
 class TracebackFilter:
-    """Holds back what a rank prints from a traceback on, until the stream ends or something shows that it goes on."""
+    """Holds back a rank's output from a traceback on, until the stream ends or more output follows."""
 
     def __init__(self) -> None:
         self._held = b""
@@ -29,7 +29,7 @@ class TracebackFilter:
         return bool(self._held)
 
     def feed(self, lines: bytes) -> bytes:
-        """Take whole lines; return those to show now."""
+        """Add complete lines; return those to show now."""
         if self._held:
             self._held += lines
             return self.release() if len(self._held) > _MAX_HELD_BYTES or self._has_more_output() else b""
@@ -40,24 +40,24 @@ class TracebackFilter:
         return lines
 
     def _has_more_output(self) -> bool:
-        """Whether something else follows behind the exception."""
-        told = False
+        """Whether other output follows the exception."""
+        seen_exception = False
         for line in self._held.splitlines():
             if line.startswith(b"Traceback"):
-                told = False
+                seen_exception = False
             elif not _CONTINUATION.match(line):
-                if told:
+                if seen_exception:
                     return True
-                told = True
+                seen_exception = True
         return False
 
     def release(self) -> bytes:
-        """Return what was held back: the rank goes on."""
+        """Return the held lines: the rank continues."""
         held, self._held = self._held, b""
         return held
 
     def close(self) -> bytes:
-        """Return what to show of it where the stream has ended."""
+        """Return what to show of the held lines at the stream's end: one line for a secondary failure, else all."""
         text = _PREFIX.sub("", self._held.decode(errors="replace"))
         *_, frames = text.rpartition("Traceback (most recent call last):\n")
         found = re.search(r"(?m)^\S", frames)
@@ -65,4 +65,4 @@ class TracebackFilter:
         if not is_secondary_error(message):
             return self.release()
         self._held = b""
-        return f"{first_line(message, 60)} (--show all for all of it)\n".encode()
+        return f"{first_line(message, 60)} (full traceback: --show all)\n".encode()

@@ -1,21 +1,21 @@
-"""Bytes of one stream into whole lines: what a terminal would still show, and nothing that was overwritten."""
+"""Assembles a stream's bytes into lines, and applies \\r and cursor-up: overwritten progress bars are dropped."""
 
 from __future__ import annotations
 
 import re
 
-MAX_LINE_BYTES = 1 << 20  # bytes without a newline up to which a line is kept whole; a longer one passes in pieces
-_RETURN = re.compile(rb"\r(?!\n)")  # what begins to draw; \r\n only ends a line
+MAX_LINE_BYTES = 1 << 20  # a longer line is split
+_RETURN = re.compile(rb"\r(?!\n)")  # starts a progress bar; \r\n only ends a line
 _TOKENS = re.compile(rb"\r|\n|\x1b\[A|[^\r\n\x1b]+|\x1b")
-_MAX_ROWS = 8  # rows of a stack of bars that may still be redrawn (tqdm nests by moving the cursor down and up)
-_MAX_BAR = 4096  # bytes of a row that ``progress_bar`` has: more than a terminal is wide
+_MAX_ROWS = 8  # nested bars that may still be redrawn (tqdm moves the cursor down and up)
+_MAX_BAR_BYTES = 4096  # of ``progress_bar``: more than a terminal is wide
 
 
 class LineAssembler:
-    """Assembles one stream; pure, no descriptor. The time is proportional to the bytes, however they come.
+    """Assembles one stream; pure, no descriptor. The time is linear in the bytes, however they are split.
 
-    A carriage return makes what stood on the row provisional: it is given out only once something follows below it,
-    so a progress bar is one line at its end, however often it was drawn. ``progress_bar`` is the row last drawn meanwhile.
+    A carriage return makes the row provisional: it is returned only once something follows below it, so a progress bar
+    becomes one line at its end, however often it was drawn. Meanwhile ``progress_bar`` is the row drawn last.
     """
 
     def __init__(self) -> None:
@@ -26,15 +26,15 @@ class LineAssembler:
         self._returned = False  # a carriage return came, so the next text overwrites the row
         self._redrawn = False  # the row was overwritten since the cursor last moved
         self._fresh = False  # the cursor came to the row by a newline
-        self._held = b""  # the beginning of a cursor movement at the end of what was read so far
-        self._undecided = False  # a first carriage return was read last: a newline may follow and only end the line
+        self._held = b""  # an incomplete cursor movement at the end of the data
+        self._undecided = False  # the data ended with a first carriage return: \r\n is still possible
 
     @property
     def progress_bar(self) -> bytes:
-        return bytes(self._drawn[:_MAX_BAR])
+        return bytes(self._drawn[:_MAX_BAR_BYTES])
 
     def feed(self, data: bytes) -> bytes:
-        """Take what was read; return the lines that are complete, each with its newline."""
+        """Add data; return the lines that are complete, each with its newline."""
         data, self._held = self._held + data, b""
         done: list[bytes | bytearray] = []
         position = 0
@@ -50,7 +50,7 @@ class LineAssembler:
         return b"".join(done)
 
     def close(self) -> bytes:
-        """Return what is left at the end of the stream, with a newline if it had none."""
+        """Return the rest at the end of the stream, with a newline added if it has none."""
         if self._rows:
             self._rows[self._row] += self._held
         left = b"".join(row + b"\n" for row in (*self._rows, self._partial) if row)
@@ -59,7 +59,7 @@ class LineAssembler:
         return left
 
     def _pass(self, data: bytes, start: int, done: list[bytes | bytearray]) -> int:
-        """Give out whole lines up to the row on which a bar begins; return where it begins, or the end."""
+        """Pass complete lines on, up to the row where a bar starts; return the offset of that, or of the end."""
         found = _RETURN.search(data, start)
         end = max(start, data.rfind(b"\n", start, found.start() if found else len(data)) + 1)
         if end > start:
@@ -77,7 +77,7 @@ class LineAssembler:
         return found.start()
 
     def _apply_cursor(self, data: bytes, start: int, done: list[bytes | bytearray]) -> int:
-        """Follow the cursor over the few rows that a program still redraws; return where ordinary lines go on."""
+        """Apply cursor movements to the provisional rows; return the offset where ordinary lines continue."""
         end = len(data)
         if data.endswith((b"\x1b", b"\x1b[")):
             end = data.rindex(b"\x1b")
@@ -97,7 +97,7 @@ class LineAssembler:
                 self._redrawn = self._fresh = False
             else:
                 if self._returned:
-                    if self._redrawn:  # drawn again without moving: a bar of its own, so what stands above is final
+                    if self._redrawn:  # redrawn without moving: a separate bar, so the rows above are final
                         self._finish(self._row, done)
                     self._rows[self._row] = bytearray(token)
                     self._returned, self._redrawn, self._fresh = False, True, False
@@ -116,7 +116,7 @@ class LineAssembler:
         return len(data)
 
     def _finish(self, count: int, done: list[bytes | bytearray]) -> None:
-        """Give out the upper rows: nothing will be drawn over them."""
+        """Emit the upper rows: they will not be redrawn."""
         for row in self._rows[: max(0, count)]:
             row += b"\n"
             done.append(row)

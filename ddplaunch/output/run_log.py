@@ -1,4 +1,4 @@
-"""The run log, which ``--log-dir`` keeps: plan.json, events.jsonl, failure.json, stacks.json, and a file a rank."""
+"""The log folder of a run (``--log-dir``): plan.json, events.jsonl, failure.json, stacks.json, one file per rank."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from ddplaunch.output.events import AttemptPlanned, Event, JobEnded, RanksInspec
 
 
 class RunLog:
-    """The folder DIR/RUN_ID, or DIR/RUN_ID/node-N of several nodes, who may share a file system.
+    """The folder DIR/RUN_ID, or DIR/RUN_ID/node-N with several nodes, which may share a file system.
 
-    A failure to write does not end the job: the end says what is missing. ``path`` is None until the folder is
-    made, and where none is wanted.
+    A write error does not end the job; it is reported at the end. ``path`` is None until the folder exists, and
+    without ``--log-dir``.
     """
 
     def __init__(self, parent: str | None, notify: Callable[[str], None], *, is_single_node: bool) -> None:
-        """``parent`` is the folder of ``--log-dir``; ``is_single_node``: on one node."""
-        self._parent, self._note, self._alone = parent, notify, is_single_node
-        self._began = time.monotonic()
-        self._events = -1
+        """``parent`` is the folder of ``--log-dir``."""
+        self._parent, self._notify, self._is_single_node = parent, notify, is_single_node
+        self._started = time.monotonic()
+        self._events_fd = -1
         self._attempt = 0
-        self._trouble: str | None = None
+        self._write_error: str | None = None  # the last one
         self.path: str | None = None
-        self.failed = False  # whether it cannot be made
+        self.failed = False  # the folder cannot be created
 
     def open(self, run_id: str, node_rank: int, *, late: bool = False) -> None:
-        """Make the folder, if one is wanted and not there yet; RUN_ID.2 and so on where RUN_ID is an earlier job's.
+        """Create the folder, if requested and not created yet; RUN_ID.2 and so on if an earlier job has RUN_ID.
 
-        ``late``: the job runs already, so that RUN_ID is its own, and node-N may be of the node that this one replaces.
+        ``late``: the job is running already, so RUN_ID is its own, and node-N may belong to the replaced node.
 
         Raises:
-            UsageError: it cannot be made.
+            UsageError: the folder cannot be created.
         """
         if self._parent is None or self.path is not None:
             return
@@ -47,12 +47,12 @@ class RunLog:
                 found = [*itertools.takewhile(os.path.isdir, runs)] or [os.path.join(self._parent, run_id)]
                 path = _make_dir(os.path.join(found[-1], name) for name in run_names(node))
             else:
-                path = _make_dir(runs if self._alone else (os.path.join(run, node) for run in runs))
-            self._events = open_for_writing(os.path.join(path, "events.jsonl"), os.O_APPEND)
+                path = _make_dir(runs if self._is_single_node else (os.path.join(run, node) for run in runs))
+            self._events_fd = open_for_writing(os.path.join(path, "events.jsonl"), os.O_APPEND)
         except OSError as error:
             self.failed = True
             message = f"--log-dir {self._parent}: {error.strerror}"
-            raise UsageError(message, "name a folder that you may write to") from None
+            raise UsageError(message, "use a folder with write permission") from None
         self.path = path
 
     def file(self, name: str) -> str | None:
@@ -73,15 +73,15 @@ class RunLog:
             self._append(event)
         if isinstance(event, Restarting | JobEnded) and event.verdict:
             self._write("failure.json", event.verdict.to_json())
-        if isinstance(event, JobEnded) and self._trouble:
-            self._note(f"the log folder is incomplete: {self._trouble}")
+        if isinstance(event, JobEnded) and self._write_error:
+            self._notify(f"the log folder is incomplete: {self._write_error}")
 
     def _append(self, event: Event) -> None:
-        elapsed = round(time.monotonic() - self._began, 6)
+        elapsed = round(time.monotonic() - self._started, 6)
         try:
-            os.write(self._events, event_to_json(event, time.time(), elapsed=elapsed))
+            os.write(self._events_fd, event_to_json(event, time.time(), elapsed=elapsed))
         except OSError as error:
-            self._trouble = f"events.jsonl: {error.strerror}"
+            self._write_error = f"events.jsonl: {error.strerror}"
 
     def _write(self, name: str, content: Mapping[str, object]) -> None:
         try:
@@ -89,16 +89,16 @@ class RunLog:
                 json.dump(content, file, indent=2)
                 file.write("\n")
         except OSError as error:
-            self._trouble = f"{name}: {error.strerror}"
+            self._write_error = f"{name}: {error.strerror}"
 
 
 def rank_file(rank: int, attempt: int) -> str:
-    """What the file of a rank's output is called."""
+    """The name of a rank's log file."""
     return f"rank-{rank}{_attempt_suffix(attempt)}.log"
 
 
 def snapshot_file(rank: int, attempt: int) -> str:
-    """What the file of a rank's CUDA memory is called."""
+    """The name of a rank's CUDA memory snapshot (``--oom-report``)."""
     return f"rank-{rank}{_attempt_suffix(attempt)}.oom.pickle"
 
 
@@ -107,7 +107,7 @@ def _attempt_suffix(attempt: int) -> str:
 
 
 def _make_dir(paths: Iterator[str]) -> str:
-    """Make the first of these folders that is not there; return its path."""
+    """Create the first of these folders that does not exist yet; return its path."""
     for path in paths:
         try:
             os.makedirs(path)
@@ -119,5 +119,5 @@ def _make_dir(paths: Iterator[str]) -> str:
 
 
 def run_names(name: str) -> Iterator[str]:
-    """The names that a run or a file of it may have: its own, or NAME.2 and so on where earlier ones had that."""
+    """The candidate names of a run or of one of its files: NAME, NAME.2, NAME.3, …"""
     return itertools.chain([name], (f"{name}.{count}" for count in itertools.count(2)))

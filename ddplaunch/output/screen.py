@@ -1,6 +1,6 @@
-"""Where people read what ranks print, and what we say ourselves: one ``Screen`` draws all of it.
+"""The screen of a run: shows the ranks' output and ddplaunch's own messages on stdout and stderr.
 
-It alone knows of terminals, colours and widths, and whether this node speaks where many print into one log.
+Terminals, colours, widths, and whether this node reports what concerns the job, are known here only.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from ddplaunch.output.waiting import WaitFooter
 from ddplaunch.words import format_count
 
 Source = int | str
-"""Whose output it is: a rank's number, or the name of a sidecar."""
+"""The origin of output: a rank, or the name of a sidecar."""
 
-_COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")  # ANSI's, by rank; red is left to errors
-_FAINT = "2"  # of a sidecar
-_BOLD = "1"  # of several ranks
+_COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")  # ANSI codes, by rank; red is for errors
+_FAINT = "2"  # for sidecars
+_BOLD = "1"  # for merged lines
 _CLEAR = b"\r\x1b[K"
 
 
 _TRACEBACK = "Traceback (most recent call last)"
-TRACEBACK_S = 2.0  # seconds for the report to come; if others take longer to stop, the rank's own traceback is shown
+TRACEBACK_S = 2.0  # a traceback is held for the failure report; if other ranks stop later than this, it is shown
 
 
 @dataclass(frozen=True)
 class ScreenOptions:
-    """How a screen shows what ranks print: as in the policy."""
+    """How a screen shows the ranks' output; fields as in ``NodeConfig``."""
 
     output_timeout_s: float
     quiet_s: float
@@ -45,21 +45,18 @@ class ScreenOptions:
     merge: bool | None
 
 
-def make_screen(loop: EventLoop, how: ScreenOptions, *, speaks: bool, colour: bool) -> Screen:
-    """Make the screen for where our stdout and stderr lead."""
+def make_screen(loop: EventLoop, options: ScreenOptions, *, speaks: bool, colour: bool) -> Screen:
+    """Make the screen for the launcher's stdout and stderr: a ``TerminalScreen`` if one is a terminal."""
     if is_interactive(1) or is_interactive(2):
-        return TerminalScreen(loop, how, speaks=speaks, colour=colour)
-    return Screen(loop, how, reports_job=speaks)
+        return TerminalScreen(loop, options, speaks=speaks, colour=colour)
+    return Screen(loop, options, reports_job=speaks)
 
 
 class Screen:
-    """Shows things to people: whole lines, each with its rank before it, for files, pipes and logs.
-
-    It is an observer, too, of the notes in the events.
-    """
+    """Writes complete lines with their rank's prefix, to files, pipes and logs; as an observer it shows notes."""
 
     def __init__(self, loop: EventLoop, options: ScreenOptions, *, reports_job: bool) -> None:
-        """``reports_job``: it says what concerns the job; where all nodes print into one log, node 0 alone does."""
+        """``reports_job``: show messages about the whole job; only node 0 does if all nodes print into one log."""
         self._loop, self.speaks = loop, reports_job
         self._stdout = Sink(loop, 1, options.output_timeout_s)
         self._stderr = self._stdout if _same_file(1, 2) else Sink(loop, 2, options.output_timeout_s)
@@ -67,64 +64,64 @@ class Screen:
         self._template = options.prefix
         self._prefixes: dict[int, str] = {}
         self._width = 0
-        self._merges = {n for n in (1, 2) if (self._sink(n).is_terminal if options.merge is None else options.merge)}
-        self._equal = LineMerger()
-        self._ticks = False
-        self._tracebacks: dict[Source, bytes] = {}  # the last that these printed
-        counts = self._stderr.is_terminal and not FORMATTER.as_json
-        self._waiting = WaitFooter(loop, self._write_footer, options.quiet_s, shows_seconds=counts)
+        self._merged = {n for n in (1, 2) if (self._sink(n).is_terminal if options.merge is None else options.merge)}
+        self._merger = LineMerger()
+        self._flush_scheduled = False
+        self._tracebacks: dict[Source, bytes] = {}  # held for the failure report
+        shows_seconds = self._stderr.is_terminal and not FORMATTER.as_json
+        self._footer = WaitFooter(loop, self._write_footer, options.quiet_s, shows_seconds=shows_seconds)
 
     @property
     def is_full(self) -> bool:
-        """Whether people are so far behind that the ranks should wait."""
+        """Whether so much output is unread that the ranks should wait."""
         return self._stdout.is_full or self._stderr.is_full
 
     @property
     def is_drained(self) -> bool:
-        """Whether all that was shown is written."""
+        """Whether all output is written."""
         return self._stdout.is_drained and self._stderr.is_drained
 
     @property
     def lost(self) -> str:
-        """How much of the output on stdout a file has not taken, for people; "" where it has all."""
+        """A message about lines that could not be written to a file on stdout; "" if none are missing."""
         lost = format_count(self._stdout.lost, "line") if self._stdout.lost else ""
         return f"stdout could not be written: {lost} lost ({self._stdout.error})" if lost else ""
 
     def end(self) -> None:
-        """The job has ended: from now on wait for a bounded time for what is not written yet."""
+        """Called when the job has ended: from now on, output that cannot be written is dropped after a timeout."""
         for sink in {self._stdout, self._stderr}:
             sink.end()
 
     def set_drain_callback(self, callback: Callback) -> None:
-        """Call it whenever there may be room again."""
+        """Set the callback for when there may be room again."""
         self._stdout.on_drained = self._stderr.on_drained = callback
 
     def show_lines(self, source: Source, number: int, lines: bytes, bar: bytes = b"", *, last: bool = False) -> None:
-        """Show whole lines that came from descriptor ``number`` (1 or 2), and the progress bar that is drawn there.
+        """Show complete lines from descriptor ``number`` (1 or 2), and the progress bar that is drawn there.
 
-        The first call, with lines or without, is made before the source prints there; ``last``: it prints no more.
-        It is one replace for however many lines: no Python runs per line but where equal ones are sought.
+        The first call, possibly without lines, is made before the source prints there; ``last``: its stream has ended.
+        All lines are prefixed by a single replace: no Python code runs per line, except for merging.
         """
         sink = self._sink(number)
         if number == 2 and b"[rank" in lines and self._prefix_text(source):
             lines = self._strip_torch_prefix(source, lines)
-        if isinstance(source, str) or number not in self._merges:
+        if isinstance(source, str) or number not in self._merged:
             return self._write(sink, add_prefix(self._prefix_bytes(source, sink), lines) if lines else b"")
-        self._equal.add(source, number, lines, time.monotonic())
+        self._merger.add(source, number, lines, time.monotonic())
         if bar:
-            self._equal.flush_rank(source)
+            self._merger.flush_rank(source)
         if last:
-            self._equal.close_stream(source, number)
+            self._merger.close_stream(source, number)
         self._show_merged()
         self._write(sink, b"")  # the bar
 
     def hold_traceback(self, source: Source, text: bytes) -> None:
-        """Show this traceback, with which ``source`` has ended, unless the report of the job soon has it."""
+        """Show this traceback, with which ``source`` has ended, unless the failure report soon contains it."""
         self._tracebacks[source] = text
         self._loop.call_later(TRACEBACK_S, self._show_tracebacks)
 
     def _show_tracebacks(self, verdict: FailureReport | None = None) -> None:
-        """Show those that are not in the report of ``verdict``."""
+        """Show the held tracebacks, except those in the failure report."""
         held, self._tracebacks = self._tracebacks, {}
         first = verdict.first if verdict and self.speaks else None
         reported = {first.rank, *verdict.alike} if verdict and first else set()
@@ -135,52 +132,52 @@ class Screen:
                 self._show_merged(math.inf)
 
     def _show_merged(self, until: float = 0.0) -> None:
-        """Show what needs to wait for its equals no longer, and what came before ``until``."""
-        self._equal.flush_until(until)
+        """Show the lines that need not be held any longer, and those that arrived before ``until``."""
+        self._merger.flush_until(until)
         shown: dict[Sink, bytearray] = {}
-        for ranks, number, lines in self._equal.take_output():
+        for ranks, number, lines in self._merger.take_output():
             sink = self._sink(number)
             prefix = self._prefix_bytes(ranks[0] if len(ranks) == 1 else ranks, sink)
             shown.setdefault(sink, bytearray()).extend(add_prefix(prefix, lines))
         for sink, text in shown.items():
             self._write(sink, bytes(text))
-        if not self._ticks and (due := self._equal.next_flush_time) is not None:
-            self._ticks = True
+        if not self._flush_scheduled and (due := self._merger.next_flush_time) is not None:
+            self._flush_scheduled = True
             self._loop.call_later(max(0.0, due - time.monotonic()), self._on_flush_timer)
 
     def _on_flush_timer(self) -> None:
-        self._ticks = False
+        self._flush_scheduled = False
         self._show_merged(time.monotonic() - HOLD_S)
 
     def _strip_torch_prefix(self, source: Source, lines: bytes) -> bytes:
-        """Without the prefix that torch.distributed puts before a traceback, where ours says the same."""
-        theirs = f"[rank{source}]: ".encode()
+        """Remove torch.distributed's "[rank0]: " from tracebacks if ddplaunch's prefix has the rank, too."""
+        torch_prefix = f"[rank{source}]: ".encode()
         if str(source) not in self._prefix_text(source):
             return lines
-        return lines.removeprefix(theirs).replace(b"\n" + theirs, b"\n")
+        return lines.removeprefix(torch_prefix).replace(b"\n" + torch_prefix, b"\n")
 
     def write_marker(self, line: bytes) -> None:
-        """Show this line on stdout and on stderr, behind all that was shown there."""
+        """Write this line to stdout and to stderr, after all earlier output."""
         self._show_merged(math.inf)
         for sink in {self._stdout, self._stderr}:
             self._write(sink, line)
 
     def show_note(self, text: str, *, of_job: bool = False) -> None:
-        """Say something ourselves, between whole lines of the ranks; ``of_job``: it concerns more than this node."""
+        """Show a note of ddplaunch between the ranks' lines; ``of_job``: it concerns more than this node."""
         self.show_message(LogMessage(MessageKind.NOTE, text), of_job=of_job)
 
     def show_message(self, message: LogMessage, *, of_job: bool = False) -> None:
-        """Say something of another kind, likewise."""
+        """Show a message of any kind; ``of_job``: it concerns more than this node."""
         if self.speaks or not of_job:
             self._show_merged(math.inf)
             self._write(self._stderr, FORMATTER.format(message).encode(errors="replace"))
 
     def show_footer(self, text: str, *, of_job: bool = False, waited: float = 0.0) -> None:
-        """Show what we wait for, and for how long, ``waited`` included, until the ranks start or the job ends."""
-        self._waiting.set_text(text if self.speaks or not of_job else "", waited)
+        """Show a wait and its duration (``waited`` seconds already), until the ranks start or the job ends."""
+        self._footer.set_text(text if self.speaks or not of_job else "", waited)
 
     def suspend(self, stop: Callback) -> None:
-        """Call ``stop``, which returns when we may go on (Ctrl-Z); meanwhile the terminal is another program's."""
+        """Call ``stop``, which suspends the launcher (Ctrl-Z) and returns when it is resumed."""
         self._show_merged(math.inf)
         stop()
 
@@ -215,7 +212,7 @@ class Screen:
         if isinstance(source, int):
             return self._prefixes.get(source, "").ljust(self._width)
         marker, widest = format_for_ranks(self._template, source), format_for_ranks(self._template, [*self._prefixes])
-        self._width = max(self._width, min(len(marker), len(widest)))  # from now on other lines are aligned with these
+        self._width = max(self._width, min(len(marker), len(widest)))  # later lines are aligned with these
         return marker.ljust(self._width)
 
     def _prefix_bytes(self, source: Source | Sequence[int], sink: Sink) -> bytes:
@@ -224,40 +221,40 @@ class Screen:
 
 
 class TerminalScreen(Screen):
-    """As ``Screen``; below all lines stays the progress bar of the lowest rank that draws one, or the footer."""
+    """A screen on a terminal: the bottom row is the progress bar of the lowest rank that draws one, or the footer."""
 
-    def __init__(self, loop: EventLoop, how: ScreenOptions, *, speaks: bool, colour: bool) -> None:
-        super().__init__(loop, how, reports_job=speaks)
+    def __init__(self, loop: EventLoop, options: ScreenOptions, *, speaks: bool, colour: bool) -> None:
+        super().__init__(loop, options, reports_job=speaks)
         self._home = self._stderr if self._stderr.is_terminal else self._stdout
         self._colour = colour
         self._bars: dict[tuple[bool, Source, int], bytes] = {}
-        self._below = b""
-        self._drawn = False
-        self._typed = b""  # the row in which a person types, the cursor in its place
-        self._held: bytearray | None = None  # what waits while another program has the terminal
+        self._footer_row = b""
+        self._drawn = False  # a bottom row
+        self._input_row = b""  # of the user's input, with the cursor in its place
+        self._held: bytearray | None = None  # output while another program has the terminal
 
     @property
     def is_full(self) -> bool:
         return super().is_full or len(self._held or b"") > HIGH_WATER_BYTES
 
     def set_held(self, on: bool) -> None:
-        """Show nothing, as another program draws on the terminal; or all that came meanwhile."""
+        """Hold all output while another program draws on the terminal; ``on=False`` shows it."""
         held, self._held = self._held, bytearray() if on else None
         if held:
             self._write(self._home, bytes(held))
             self._stdout.on_drained()
 
     def write_raw(self, data: bytes) -> None:
-        """Write what that program draws."""
+        """Write the output of the program that draws on the terminal."""
         self._home.write(data)
 
     def show_input_row(self, row: bytes) -> None:
-        """Show a row in which a person types below all else; b"" shows none any more."""
-        self._typed = row
+        """Show the user's input as the bottom row; b"" removes it."""
+        self._input_row = row
         self._write(self._home, b"")
 
     def print_text(self, text: str) -> None:
-        """Print what the person has asked for."""
+        """Print text that the user has requested."""
         self._show_merged(math.inf)
         self._write(self._home, text.encode(errors="replace"))
 
@@ -272,7 +269,7 @@ class TerminalScreen(Screen):
     def _write_footer(self, text: str) -> None:
         if not self._stderr.is_terminal or FORMATTER.as_json:
             return super()._write_footer(text)
-        self._below = f"ddplaunch: {text}".encode(errors="replace") if text else b""
+        self._footer_row = f"ddplaunch: {text}".encode(errors="replace") if text else b""
         self._write(self._stderr, b"")
 
     def _write(self, sink: Sink, lines: bytes) -> None:
@@ -281,31 +278,31 @@ class TerminalScreen(Screen):
         if self._held is not None:
             self._held += lines
             return
-        below = self._bottom_row(sink)
-        if lines or below or self._drawn:
-            sink.write((_CLEAR if self._drawn else b"") + lines + below)
-        self._drawn = bool(below)
+        bottom = self._bottom_row(sink)
+        if lines or bottom or self._drawn:
+            sink.write((_CLEAR if self._drawn else b"") + lines + bottom)
+        self._drawn = bool(bottom)
 
     def _bottom_row(self, sink: Sink) -> bytes:
-        """The row below all lines: what is typed, the progress bar of the lowest rank, or the footer."""
-        if self._typed:
-            return self._typed if sink is self._home else b""
+        """The bottom row: the user's input, the progress bar of the lowest rank, or the footer."""
+        if self._input_row:
+            return self._input_row if sink is self._home else b""
         here = [key for key in self._bars if self._sink(key[2]) is sink]
         if not here:
-            return _truncate_row(self._below, 0) if sink is self._stderr else b""
+            return _truncate_row(self._footer_row, 0) if sink is self._stderr else b""
         _, source, _ = lowest = min(here)
         return self._prefix_bytes(source, sink) + _truncate_row(self._bars[lowest], len(self._prefix_text(source)) + 1)
 
     def _prefix_bytes(self, source: Source | Sequence[int], sink: Sink) -> bytes:
         if not (self._colour and sink.is_terminal and self._prefix_text(source)):
             return super()._prefix_bytes(source, sink)
-        several = _FAINT if isinstance(source, str) else _BOLD
-        colour = _COLOURS[source % len(_COLOURS)] if isinstance(source, int) else several
+        style = _FAINT if isinstance(source, str) else _BOLD
+        colour = _COLOURS[source % len(_COLOURS)] if isinstance(source, int) else style
         return f"\x1b[{colour}m{self._prefix_text(source)}\x1b[0m ".encode()
 
 
 def _truncate_row(row: bytes, used: int) -> bytes:
-    """Cut a row to the terminal's width: one that wraps cannot be drawn over."""
+    """Cut a row to the terminal's width: a wrapped row cannot be redrawn."""
     columns, _ = window_size(1 if os.isatty(1) else 2)
     return row.decode(errors="replace")[: max(1, columns - used - 1)].encode()
 

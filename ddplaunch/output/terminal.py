@@ -1,5 +1,6 @@
-"""The terminal: whether a person is there, its settings, which a program killed at a prompt leaves changed, and single
-keys from it. Ctrl-C, Ctrl-Z and Ctrl-\\ stay signals.
+"""The user's terminal: detection, size, restoring its settings after a program was killed at a prompt, single keys.
+
+Ctrl-C, Ctrl-Z and Ctrl-\\ stay signals.
 """
 
 from __future__ import annotations
@@ -24,32 +25,32 @@ ESCAPE = "\x1b"
 ENTER = "\r"
 BACKSPACE = "\x7f"
 _KEYS = re.compile(r"\x1b[\[O][0-?]*[ -/]*[@-~]|\x1b[^\x1b\[O]|.", re.DOTALL)
-"""An arrow is one key, and so is Alt with a letter."""
+"""One match is one key: an escape sequence (arrows, Alt with a letter) or a character."""
 
 
 def is_interactive(fd: int) -> bool:
-    """Whether a descriptor is a terminal that a person looks at.
+    """Whether a descriptor is the user's terminal.
 
-    It is if our session is led from it, or if another of our standard streams is on it too. ``srun -u`` and Open MPI's
-    ``mpirun`` make one for stdout alone, so that programs print by lines, and read it themselves.
+    It is if it is our session's controlling terminal, or if another standard stream is on it too. ``srun -u`` and Open
+    MPI's ``mpirun`` create a pty for stdout alone, so that programs are line-buffered, and read it themselves.
     """
     if not os.isatty(fd):
         return False
     try:
         os.tcgetpgrp(fd)
-    except OSError:  # ENOTTY: another session has it, or none
+    except OSError:  # ENOTTY: it is the controlling terminal of another session, or of none
         here = os.fstat(fd).st_rdev
         return any(os.isatty(other) and os.fstat(other).st_rdev == here for other in {0, 1, 2} - {fd})
     return True
 
 
 def can_move_cursor() -> bool:
-    """Whether the terminal moves its cursor on demand."""
+    """Whether the terminal supports cursor movement, by TERM."""
     return os.environ.get("TERM", "dumb") not in ("dumb", "")
 
 
 def window_size(fd: int) -> tuple[int, int]:
-    """The columns and rows of a terminal; 80 and 24 where it does not say."""
+    """The columns and rows of a terminal; 80 and 24 if unknown."""
     try:
         columns, rows = os.get_terminal_size(fd)
     except OSError:
@@ -59,7 +60,7 @@ def window_size(fd: int) -> tuple[int, int]:
 
 @contextmanager
 def restore_terminal() -> Iterator[None]:
-    """Give the terminal on standard input back as it was; does nothing where there is none."""
+    """Context manager that restores the settings of the terminal on stdin; does nothing without one."""
     if not os.isatty(0):
         yield
         return
@@ -76,40 +77,40 @@ def restore_terminal() -> Iterator[None]:
 
 
 class Keyboard:
-    """Hears keys while we are in the foreground; the terminal is as it was before ``start`` whenever we are not."""
+    """Reads single keys while the launcher is in the foreground; otherwise the terminal has its former settings."""
 
     def __init__(self, loop: EventLoop, on_key: Callable[[str], object]) -> None:
-        self._loop, self._heard = loop, on_key
-        self._before: list[Any] | None = None  # its settings; None while it is not ours
-        self._ours: list[Any] = []
-        self._raw: Callable[[bytes], object] | None = None  # who gets all that is typed, Ctrl-C too
+        self._loop, self._on_key = loop, on_key
+        self._before: list[Any] | None = None  # former settings; None while stopped
+        self._own_settings: list[Any] = []
+        self._on_raw_input: Callable[[bytes], object] | None = None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end within a character
 
     def start(self, on_raw_input: Callable[[bytes], object] | None = None) -> None:
-        """Take the terminal, or take it back; does nothing where there is none, or another program has it.
+        """Start reading, also after a stop; does nothing without a terminal, or while another program has it.
 
-        ``on_raw_input`` gets all that is typed as it is, and no key is a signal then.
+        ``on_raw_input`` gets all input unchanged, in raw mode: no key is a signal then.
         """
         if not in_foreground(0):
             return self._unwatch()
         try:
             now = termios.tcgetattr(0)
-            if self._before is not None and now == self._ours and on_raw_input == self._raw:
+            if self._before is not None and now == self._own_settings and on_raw_input == self._on_raw_input:
                 return
             if self._before is None:
                 self._before = now
-            self._raw = on_raw_input
+            self._on_raw_input = on_raw_input
             if on_raw_input is None:
                 tty.setcbreak(0, termios.TCSANOW)
             else:
                 tty.setraw(0, termios.TCSANOW)
-            self._ours = termios.tcgetattr(0)
-        except termios.error:  # it has gone
+            self._own_settings = termios.tcgetattr(0)
+        except termios.error:  # the terminal is gone
             return self._unwatch()
         self._loop.watch_fd(0, self._on_readable)
 
     def stop(self) -> None:
-        """Give it back as it was."""
+        """Stop reading and restore the terminal's settings."""
         before = self._before
         self._unwatch()
         if before is None:
@@ -126,7 +127,7 @@ class Keyboard:
         self._before = None
 
     def _on_readable(self) -> None:
-        if not in_foreground(0):  # to read would stop us (SIGTTIN)
+        if not in_foreground(0):  # reading would stop this process (SIGTTIN)
             return self._unwatch()
         try:
             data = os.read(0, 1024)
@@ -136,15 +137,15 @@ class Keyboard:
             data = b""
         if not data:
             return self._loop.unwatch_fd(0)
-        if self._raw is not None:
-            self._raw(data)
+        if self._on_raw_input is not None:
+            self._on_raw_input(data)
             return
         for key in _KEYS.findall(self._decoder.decode(data)):
-            self._heard({"\n": ENTER, "\b": BACKSPACE}.get(key, key))
+            self._on_key({"\n": ENTER, "\b": BACKSPACE}.get(key, key))
 
 
 def in_foreground(fd: int) -> bool:
-    """Whether a descriptor is a terminal, and we are the program that it is in front of."""
+    """Whether a descriptor is a terminal and this process group its foreground process group."""
     try:
         return os.isatty(fd) and os.tcgetpgrp(fd) == os.getpgrp()
     except OSError:
@@ -153,7 +154,7 @@ def in_foreground(fd: int) -> bool:
 
 @contextmanager
 def _ignore_sigttou() -> Iterator[None]:
-    """A job in the background would be stopped for changing a terminal (SIGTTOU)."""
+    """Context manager: ignore SIGTTOU, which stops a background process that changes terminal settings."""
     before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     try:
         yield

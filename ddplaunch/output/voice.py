@@ -1,6 +1,6 @@
-"""What ddplaunch itself says, in one of two forms: lines for people, or an object of JSON a line (``--log-json``).
+"""ddplaunch's own log messages and their formatter: plain text, or one JSON object per line (``--log-json``).
 
-Here it is only put into a form. The screen writes it while a job runs, ``cli/say.py`` before and after.
+They are only formatted here. The screen writes them while a job runs, ``cli/say.py`` before and after.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class MessageKind(Enum):
-    """What is said, and how grave it is."""
+    """The kind of a log message and its level."""
 
     NOTE = "note", "info"
     WAITING = "waiting", "info"  # for other nodes
     RESTART = "restart", "warning"
-    STACKS = "stacks", "info"  # what the ranks do, as the user has asked
-    FAILURE = "failure", "error"  # the report
-    ERROR = "error", "error"  # what keeps the job from starting
+    STACKS = "stacks", "info"  # an inspection that the user has requested
+    FAILURE = "failure", "error"  # the failure report
+    ERROR = "error", "error"  # the job cannot start
     END = "end", "info"
 
     @property
@@ -35,44 +35,44 @@ class MessageKind(Enum):
 
 @dataclass(frozen=True)
 class LogMessage:
-    """One thing that is said; ``fields`` are its own in JSON, as ``tests/reference/records.py`` has them."""
+    """A message of ddplaunch itself; ``fields``: additional JSON fields, listed in ``tests/reference/records.py``."""
 
     kind: MessageKind
     text: str
-    fields: Mapping[str, object] = {}  # a verdict in it may be an object with ``to_json``
-    human_text: str | None = None  # what people read; None for the text, each line with our name before it
+    fields: Mapping[str, object] = {}  # values may be objects with ``to_json``
+    human_text: str | None = None  # the text form; None: the lines of ``text``, each with the prefix "ddplaunch: "
 
 
 JSON_LINE_START = '{"source": "ddplaunch", '
-"""How each object begins, so that it can be told from a line of a rank."""
+"""The start of each JSON object, which distinguishes it from a line of a rank."""
 
 
 class MessageFormatter:
-    """The form of all that this process says: there is one, as there is one stderr."""
+    """Formats all messages of this process; there is one instance, as there is one stderr."""
 
     def __init__(self) -> None:
         self.as_json = False
         self.run_id: str | None = None
-        self.node_rank: int | None = None  # None until this node has one
+        self.node_rank: int | None = None  # None until assigned
 
     def set_origin(self, plan: Plan, *, numbered: bool = True) -> None:
-        """Say from now on which job and node speaks; ``numbered``: the node's rank in the plan is final."""
+        """Set the run id and node rank of all later messages; ``numbered``: the plan's node rank is final."""
         self.run_id = plan.run_id
         self.node_rank = plan.node_and_local_rank(plan.local_ranks[0])[0] if numbered else None
 
-    def format(self, said: LogMessage) -> str:
-        """The lines to write, with their newlines; "" where there is nothing to say."""
+    def format(self, message: LogMessage) -> str:
+        """Format a message as lines with newlines; "" for an empty message."""
         if self.as_json:
-            return self._to_json(said) if said.text else ""
-        if said.human_text is not None:
-            return said.human_text
-        return "".join(f"ddplaunch: {line}\n" for line in said.text.splitlines())
+            return self._to_json(message) if message.text else ""
+        if message.human_text is not None:
+            return message.human_text
+        return "".join(f"ddplaunch: {line}\n" for line in message.text.splitlines())
 
-    def _to_json(self, said: LogMessage) -> str:
-        name, level = said.kind.value
+    def _to_json(self, message: LogMessage) -> str:
+        name, level = message.kind.value
         head = {"source": "ddplaunch", "kind": name, "level": level, "time": time.time()}
-        place = {"run_id": self.run_id, "node_rank": self.node_rank, "text": said.text}
-        return json.dumps({**head, **place, **said.fields}, default=_to_plain_data) + "\n"
+        origin = {"run_id": self.run_id, "node_rank": self.node_rank, "text": message.text}
+        return json.dumps({**head, **origin, **message.fields}, default=_to_plain_data) + "\n"
 
 
 FORMATTER = MessageFormatter()
@@ -83,9 +83,9 @@ def _to_plain_data(value: object) -> object:
 
 
 def without_node_fields(line: bytes) -> bytes:
-    """An object of ours without what differs between nodes that say the same."""
+    """Remove time and node rank from a JSON message, so that equal messages of several nodes become identical."""
     try:
-        said = json.loads(line)
-    except ValueError:  # cut, or not ours
+        message = json.loads(line)
+    except ValueError:  # truncated, or not a message of ddplaunch
         return line
-    return json.dumps({name: value for name, value in said.items() if name not in ("time", "node_rank")}).encode()
+    return json.dumps({name: value for name, value in message.items() if name not in ("time", "node_rank")}).encode()

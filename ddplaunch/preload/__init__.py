@@ -1,1 +1,1 @@
-"""What one process can import for all ranks: what is known to be safe before the ranks are forked."""
+"""Preloading: which modules the zygote imports once, before it forks the ranks."""

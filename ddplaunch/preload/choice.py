@@ -1,4 +1,4 @@
-"""What one process imports for all ranks of a run: as was typed, as the table of known packages allows, or torch."""
+"""Makes the preload plan of a run: whether the zygote forks, and which modules it imports first (``--preload``)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddplaunch.rank import messages
 
 AUTO_PRELOAD, NO_PRELOAD = "auto", "none"
-"""Words of ``--preload`` beside ``torch`` and names of modules."""
+"""Values of ``--preload``; others are ``torch`` and a list of modules."""
 
 DYNAMO = "torch._dynamo"
 """``DistributedDataParallel`` and the first optimizer import it, over a second in every rank: it pays to import it once
@@ -29,26 +29,26 @@ _DYNAMO_READS = re.compile(
     r"HOME|TMPDIR|TEMP|TMP|USER|LOGNAME|LNAME|USERNAME|(TORCHDYNAMO|TORCHINDUCTOR|TORCH_(DYNAMO|COMPILE|LOGS|TRACE|FAKE)"
     r"|AOT|INDUCTOR|PARTITIONER|SYMPY|TRITON|CUTLASS)[A-Z0-9_]*"
 )
-"""Those that torch._dynamo reads, or makes the name of a folder of, which it leaves in the environment."""
+"""Variables that the import of torch._dynamo reads; some for a cache folder, whose name it puts in the environment."""
 
 _NOTHING: messages.AllowedState = {"tops": [], "sets": [], "generators": []}
 
 
 @dataclass(frozen=True)
 class PreloadPlan:
-    """What the zygote is to do before it forks.
+    """What the zygote does before it forks the ranks.
 
     Attributes:
         forks: whether it forks at all; otherwise every rank is a new interpreter.
-        modules: what it imports, in this order.
-        user_modules: those that the user named, which must not fail.
-        fallback: what it imports instead where ``modules`` fail, or leave anything that is not ``allowed``.
-        settings: variables that the program has set by the time that it imports torch.
-        unsafe: why it does not fork where it otherwise would.
-        reason: why not all imports of the program could be made once.
-        excluded: what each rank imports itself, and why: modules, and "not in the table".
-        allowed: what the imports may leave in the process, where there is a fallback.
-        import_dirs: those of the program's own that come before installed packages.
+        modules: the modules that it imports, in this order.
+        user_modules: those of them that the user listed; if one fails, the run fails.
+        fallback: what it imports instead if ``modules`` fail, or change what ``allowed`` does not list.
+        settings: variables, with values, that the program sets before it imports torch.
+        unsafe: why forking is not safe; None if it is, or was not considered.
+        reason: why some imports of the program are not preloaded: the barrier.
+        excluded: the modules that each rank imports itself, each with the reason, like "not in the table".
+        allowed: what the imports may change in the process; used with a fallback.
+        import_dirs: the program's own folders that come before site-packages on ``sys.path``.
         environment_reads: variables that the imports read.
     """
 
@@ -66,16 +66,16 @@ class PreloadPlan:
 
     @property
     def imports_torch(self) -> bool:
-        """Whether torch is among ``modules``; another one may import it too."""
+        """Whether torch is among ``modules``; another module may import it too."""
         return self.forks and any(each.partition(".")[0] == TORCH for each in self.modules)
 
     def to_json(self) -> dict[str, object]:
-        """What a dry run says of it, as the event ``ready`` does once it is done."""
+        """Return the part of the plan that ``--dry-run`` and the event ``ready`` show."""
         because, excluded = self.explain(None)
         return {"modules": list(self.modules), "because": because, "excluded": [list(each) for each in excluded]}
 
     def explain(self, failed: str | None) -> tuple[str | None, tuple[tuple[str, str], ...]]:
-        """Why there is not more in ``modules``, and ``excluded``; ``failed``: why the fallback was imported."""
+        """Return why ``modules`` has not all imports, and ``excluded``; ``failed``: why the fallback was imported."""
         return failed or self.unsafe or self.reason, () if failed else self.excluded
 
 
@@ -87,70 +87,72 @@ def make_preload_plan(
     *,
     is_single_process: bool,
 ) -> PreloadPlan:
-    """Choose for ranks that are to be forked.
+    """Decide what to preload for ranks that are to be forked.
 
     Args:
-        preload: of ``--preload``.
-        environ: the zygote's.
+        target: what the ranks run.
+        preload: the value of ``--preload``.
+        environ: the environment of the zygote.
         rank_variables: the names of variables that each rank gets.
-        is_single_process: there will be one process only, so that a fork must be worth it by itself.
+        is_single_process: the run has one rank: preloading saves nothing by itself, and a doubt ends in no fork.
     """
     if target.kind is TargetKind.PROGRAM:
         return PreloadPlan()
     if mentioned := interpreter.find_rank_reader(rank_variables):
-        return PreloadPlan(unsafe=f"{mentioned}, which a zygote has not when Python starts")
+        return PreloadPlan(unsafe=f"{mentioned}, which is not set when the zygote starts Python")
     if preload == NO_PRELOAD:
         return PreloadPlan(forks=True)
-    found = program.read_program(target)
+    source = program.read_program(target)
     variables = {*environ, *rank_variables}
-    assigned = (each for each in found.steps if isinstance(each, Assignment))
-    here = [each for each in assigned if not (each.default and each.name in variables)]
+    assigned = (each for each in source.steps if isinstance(each, Assignment))
+    effective = [each for each in assigned if not (each.default and each.name in variables)]
     settings = tuple(
-        (each.name, each.value) for each in here if each.before_imports and each.name and each.value is not None
+        (each.name, each.value) for each in effective if each.before_imports and each.name and each.value is not None
     )
     if preload not in (AUTO_PRELOAD, TORCH):
         modules = tuple(preload.split(","))
         return PreloadPlan(forks=True, modules=modules, user_modules=modules, settings=settings)
     before_torch = [
-        each for each in here if not each.after_torch and (not each.name or TORCH_READS.fullmatch(each.name))
+        each for each in effective if not each.after_torch and (not each.name or TORCH_READS.fullmatch(each.name))
     ]
     for each in before_torch if preload == TORCH else ():
-        if each.name and not (
-            each.before_imports and each.value is not None
-        ):  # only running shows what torch will read
-            unshown = f"sets {each.name}, which torch reads at its import, to what its source does not show"
+        is_value_known = each.before_imports and each.value is not None
+        if each.name and not is_value_known:
+            unshown = f"sets {each.name}, which torch reads at its import, to a value that its source does not show"
             return PreloadPlan(unsafe=f"{each.where} {unshown}")
-    if target.sys_path_0 and (file := ShadowedPackages([target.sys_path_0, *found.folders]).hides_python()):
-        return (
-            PreloadPlan()
-            if is_single_process
-            else PreloadPlan(unsafe=f"{file} has the name of a module that torch imports")
-        )
+    if target.sys_path_0 and (file := ShadowedPackages([target.sys_path_0, *source.folders]).find_stdlib_shadow()):
+        unsafe = f"{file} has the name of a module that torch imports"
+        return PreloadPlan() if is_single_process else PreloadPlan(unsafe=unsafe)
     if preload == AUTO_PRELOAD and (
         backend := interpreter.find_backend(target.sys_path_0, {**environ, **dict(settings)})
     ):
         return PreloadPlan(unsafe=f"{backend} adds to torch.backends, which torch loads at its import")
-    late = any(each.name and _DYNAMO_READS.fullmatch(each.name) for each in here)
-    usual = (TORCH, DYNAMO) if found.dynamo and not is_single_process and not late else (TORCH,)
-    choice = PreloadPlan(forks=True, modules=usual, settings=settings, import_dirs=found.folders)
+    late = any(each.name and _DYNAMO_READS.fullmatch(each.name) for each in effective)
+    usual = (TORCH, DYNAMO) if source.dynamo and not is_single_process and not late else (TORCH,)
+    plan = PreloadPlan(forks=True, modules=usual, settings=settings, import_dirs=source.folders)
     if preload == TORCH or not target.sys_path_0:
-        return choice
-    admission = ImportSelector(
-        found, PackageTable(), target.sys_path_0, variables, include_deferred=not is_single_process
+        return plan
+    selector = ImportSelector(
+        source, PackageTable(), target.sys_path_0, variables, include_deferred=not is_single_process
     )
-    doubt = before_torch or any(isinstance(each, Barrier) for each in found.steps)
-    if is_single_process and (doubt or admission.torch_barrier or not found.imports_torch):
+    has_doubt = before_torch or any(isinstance(each, Barrier) for each in source.steps)
+    if is_single_process and (has_doubt or selector.torch_barrier or not source.imports_torch):
         return PreloadPlan()
-    excluded = tuple(admission.excluded.items())
-    if admission.torch_barrier:
-        return PreloadPlan(reason=admission.torch_barrier, excluded=excluded)
-    choice = replace(choice, excluded=excluded, reason=admission.barrier)
-    if not admission.packages:
-        return choice
+    return _add_selected(plan, selector)
+
+
+def _add_selected(plan: PreloadPlan, selector: ImportSelector) -> PreloadPlan:
+    """Add the selected imports to a plan for torch alone, which becomes the fallback."""
+    excluded = tuple(selector.excluded.items())
+    if selector.torch_barrier:
+        return PreloadPlan(reason=selector.torch_barrier, excluded=excluded)
+    plan = replace(plan, excluded=excluded, reason=selector.barrier)
+    if not selector.packages:
+        return plan
     return replace(
-        choice,
-        modules=(TORCH, *admission.modules, *(name for name in usual if name != TORCH)),
-        fallback=usual,
-        allowed=admission.allowed_state,
-        environment_reads=tuple(sorted({name for each in admission.packages.values() for name in each.variables})),
+        plan,
+        modules=(TORCH, *selector.modules, *(name for name in plan.modules if name != TORCH)),
+        fallback=plan.modules,
+        allowed=selector.allowed_state,
+        environment_reads=tuple(sorted({name for each in selector.packages.values() for name in each.variables})),
     )

@@ -1,4 +1,4 @@
-"""What a file of Python source says that matters to its imports; ``where`` is in words, "train.py:3"."""
+"""The statements of a source file that matter to preloading, as data; ``where`` is file and line: "train.py:3"."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ddplaunch.dataclass import dataclass
 
 
 class Certainty(IntEnum):
-    """How certainly, and when, a statement runs when its file does."""
+    """How certainly, and when, a statement runs if its file is executed."""
 
     DEFERRED_CONDITIONAL = 0  # in a function, under a condition
     DEFERRED = 1  # in a function
@@ -20,13 +20,13 @@ class Certainty(IntEnum):
         return Certainty.DEFERRED_CONDITIONAL if self <= Certainty.DEFERRED else Certainty.CONDITIONAL
 
     def nested_in(self, outer: Certainty) -> Certainty:
-        """Of a statement in a file that is itself read with ``outer``."""
+        """Return the certainty of a statement in a file whose own import has the certainty ``outer``."""
         return outer.as_conditional() if self is Certainty.CONDITIONAL else min(self, outer)
 
 
 @dataclass(frozen=True)
 class Import:
-    """``import module``, or ``from module import names``; ``level`` counts the dots of a relative one."""
+    """``import module``, or ``from module import names``; ``level``: the number of dots of a relative import."""
 
     where: str
     certainty: Certainty
@@ -39,7 +39,7 @@ class Import:
         return self.module.partition(".")[0]
 
     def modules(self, package: str) -> list[str]:
-        """All that it may import, by their full names; ``package``: the one that its file is in."""
+        """The full names of all modules that it may import; ``package``: the package of its file."""
         above = package.split(".")[: package.count(".") + 2 - self.level] if self.level else []
         base = ".".join(filter(None, [*above, self.module]))
         return [base, *(f"{base}.{each}".strip(".") for each in self.names if each != "*")]
@@ -47,15 +47,15 @@ class Import:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A variable of the environment is set.
+    """Sets an environment variable.
 
     Attributes:
-        name: None where the source does not show it.
-        value: as the name; None also where the variable is removed, or set only sometimes.
-        default: only where it is not set already.
-        source: the import of what may set it when it is called with this name.
-        after_torch: certainly after torch was imported, and so too late for what torch read then.
-        before_imports: certainly before anything was imported that is not Python's own.
+        name: None if the source does not show it.
+        value: None if the source does not show it, or if the variable is removed, or set only sometimes.
+        default: sets it only if it is not set already (``setdefault``).
+        source: of a call with this name as an argument, which may set it: the import of the function.
+        after_torch: runs certainly after torch was imported: too late for what torch reads at its import.
+        before_imports: runs certainly before any import from outside the standard library.
     """
 
     where: str
@@ -74,7 +74,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class SideEffect:
-    """A statement that may do anything: no import, no function, no constant."""
+    """A statement that may have any effect: no import, no definition of a function, no constant."""
 
     where: str
     certainty: Certainty
@@ -85,12 +85,12 @@ CALLS, CHANGES, PASSES, CONFIGURES = "calls", "changes", "passes on", "may confi
 
 @dataclass(frozen=True)
 class Use:
-    """What others have made is called, changed, or given to others, whatever they do with it.
+    """Uses an imported object in a way that may change it: calls it, assigns to it, or passes it on.
 
     Attributes:
-        verb: which of these.
-        target: what, by the names that lead there: "os.cpu_count".
-        source: the import that brought it; of a logger: that of the module with its name.
+        verb: how it is used.
+        target: the qualified name of the object: "os.cpu_count".
+        source: the import that it came from; of a logger: an import of the module with its name.
     """
 
     where: str
@@ -106,7 +106,7 @@ class Use:
 
 @dataclass(frozen=True)
 class PathEntry:
-    """``sys.path`` gets another folder."""
+    """Adds a folder to ``sys.path``."""
 
     where: str
     certainty: Certainty
@@ -115,7 +115,7 @@ class PathEntry:
 
 @dataclass(frozen=True)
 class Barrier:
-    """From here on something decides that the source does not show; a ``hook`` changes how modules are found."""
+    """May change later imports in a way that the source does not show; ``hook``: changes how modules are found."""
 
     where: str
     certainty: Certainty

@@ -1,7 +1,7 @@
-"""What runs before a program's first line, or in ``import torch``, without being named there, and may look at a rank.
+"""Finds start-up hooks that may depend on the rank: sitecustomize, ``.pth`` files, and torch's backend plugins.
 
 Python imports ``sitecustomize`` and ``usercustomize``, and executes the lines of ``.pth`` files that begin with
-"import" (https://docs.python.org/3/library/site.html). A zygote runs them before there is a rank.
+"import" (https://docs.python.org/3/library/site.html). A zygote runs them before a rank, and its variables, exist.
 """
 
 from __future__ import annotations
@@ -15,21 +15,25 @@ from ddplaunch.files import read_regular_file
 from ddplaunch.preload.table import entry_points, is_site_dir, list_dir
 from ddplaunch.target import source
 
-_MAX = 1 << 20  # bytes of a file
+_MAX_FILE_BYTES = 1 << 20
 _IMPORTED = re.compile(r"\b(?:import|from)\s+([\w.]+)")
 
 
-def find_rank_reader(own: Collection[str]) -> str | None:
-    """Name a file that mentions one of these variables, and the variable: "…/sitecustomize.py mentions RANK"."""
-    wanted = re.compile(r"\b(" + "|".join(map(re.escape, sorted(own))) + r")\b")
-    return next((f"{path} mentions {found[1]}" for path, text in _site_files() if (found := wanted.search(text))), None)
+def find_rank_reader(rank_variables: Collection[str]) -> str | None:
+    """Find a start-up hook that mentions one of these variables: "…/sitecustomize.py mentions RANK"."""
+    pattern = re.compile(r"\b(" + "|".join(map(re.escape, sorted(rank_variables))) + r")\b")
+    hooks = _site_files()
+    return next((f"{path} mentions {match[1]}" for path, text in hooks if (match := pattern.search(text))), None)
 
 
-def find_backend(first: str | None, environ: Mapping[str, str]) -> str | None:
-    """Name a distribution with a backend that ``import torch`` loads, unless a variable of ``environ`` forbids that."""
+def find_backend(sys_path_0: str | None, environ: Mapping[str, str]) -> str | None:
+    """Return the metadata folder of a distribution whose backend plugin ``import torch`` loads.
+
+    None without one, or if ``TORCH_DEVICE_BACKEND_AUTOLOAD`` in ``environ`` disables them.
+    """
     if environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
         return None
-    folders = filter(None, [first, *environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path])
+    folders = filter(None, [sys_path_0, *environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path])
     for path in [os.path.join(folder, entry) for folder in dict.fromkeys(folders) for entry in list_dir(folder)]:
         if path.endswith((".dist-info", ".egg-info")) and "torch.backends" in entry_points(path):
             return path
@@ -37,19 +41,20 @@ def find_backend(first: str | None, environ: Mapping[str, str]) -> str | None:
 
 
 def _site_files() -> Iterator[tuple[str, str]]:
+    """The start-up hooks of this interpreter, path and text: of ``.pth`` files the executed lines and their imports."""
     for name in ("sitecustomize", "usercustomize"):
         if path := getattr(sys.modules.get(name), "__file__", None):
-            yield path, _text(path)
+            yield path, _read_text(path)
     for folder in filter(is_site_dir, sys.path):
         for path in [os.path.join(folder, each) for each in list_dir(folder) if each.endswith(".pth")]:
-            lines = [line for line in _text(path).splitlines() if line.startswith(("import ", "import\t"))]
+            lines = [line for line in _read_text(path).splitlines() if line.startswith(("import ", "import\t"))]
             yield path, "\n".join(lines)
             for module in _IMPORTED.findall("\n".join(lines)):
-                yield from ((file, _text(file)) for file in source.import_files(module, folder))
+                yield from ((file, _read_text(file)) for file in source.import_files(module, folder))
 
 
-def _text(path: str) -> str:
+def _read_text(path: str) -> str:
     try:
-        return read_regular_file(path, _MAX).decode(errors="replace")
+        return read_regular_file(path, _MAX_FILE_BYTES).decode(errors="replace")
     except OSError:
         return ""

@@ -1,4 +1,4 @@
-"""Folders that a program's source shows without being run: constants, and what is built from ``__file__``."""
+"""Evaluates path expressions in source without running it: constants, and what is built from ``__file__``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 
 _IDENTITY_CALLS = frozenset({"str", "fspath", "Path", "PurePath", "PosixPath", "absolute", "as_posix", "join"})
 _SINGLE_PATH_CALLS = frozenset({"dirname", "abspath", "realpath", "normpath", "expanduser"})
-_MAX_DEPTH = 12  # expressions in expressions
+_MAX_DEPTH = 12  # of nested expressions
 
 
 class PathExpressions:
-    """Those in one file; ``named``: the names that are given once, at its top, and None for those given twice."""
+    """The path expressions of one file; ``named``: the values of its module-level names, None if assigned twice."""
 
     def __init__(self, file: str, body: list[ast.stmt]) -> None:
         self._file = file
@@ -22,9 +22,9 @@ class PathExpressions:
                     self.named[name] = None if name in self.named else value
 
     def evaluate(self, node: ast.AST | None) -> str | None:
-        """The path that an expression gives, made absolute; None where the source does not show it."""
-        found = self._value(node, 0)
-        return None if found is None else os.path.abspath(found)
+        """Return the absolute path that an expression evaluates to; None if the source does not show it."""
+        path = self._value(node, 0)
+        return None if path is None else os.path.abspath(path)
 
     def _value(self, node: ast.AST | None, deep: int) -> str | None:
         if deep > _MAX_DEPTH:

@@ -1,7 +1,7 @@
-"""What a program's own files say of its imports and all that matters to them, in the order in which it would run.
+"""Reads a program's source: its imports, and the statements that affect them, in the order in which they would run.
 
-Nothing of it runs. ``scan_source`` reads one file; here those of the program's own are put one into another, as its imports
-lead to them. Its own is what is neither Python's nor installed.
+Nothing is executed. ``scan_source`` reads one file; here the program's own files are inlined where they are imported.
+Its own files are those that are neither in the standard library nor in site-packages.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ NEEDS_DYNAMO = re.compile(
     r"DistributedDataParallel|\boptim\b|\bfully_shard\b|FullyShardedDataParallel|torch\.compile|\.compile\("
     r"|\blightning\b|\bpytorch_lightning\b|\baccelerate\b|\btransformers\b|\bTrainer\b|ZeroRedundancyOptimizer"
 )
-"""What in source seems to use what imports ``torch._dynamo`` (and sympy with it, a second in every rank)."""
+"""Source text that suggests a use of ``torch._dynamo`` (which imports sympy too: a second in every rank)."""
 
-_MAX_FILES = 200  # as ``source.local_sources``
+_MAX_FILES = 200  # the same as in ``source.local_sources``
 _ARCHIVES = (".zip", ".whl", ".egg", ".pyz")
-_MAX_PARSED = 512 << 10  # bytes of the program's modules: they take some 100 ms
+_MAX_PARSED_BYTES = 512 << 10  # of the program's modules: parsing them takes about 100 ms
 
 
 @dataclass(frozen=True)
 class ProgramSource:
-    """All of it.
+    """The source of a program, as far as it matters to preloading.
 
     Attributes:
-        steps: what it does, in order.
+        steps: its imports and the statements that affect imports, in order.
         folders: what it adds to ``sys.path``.
         words: all words in its files, names and those in strings.
-        imports_torch: torch is certainly imported before anything else is done.
-        dynamo: it seems to use what ``NEEDS_DYNAMO`` names.
+        imports_torch: it certainly imports torch.
+        dynamo: it matches ``NEEDS_DYNAMO``.
     """
 
     steps: tuple[Step, ...] = ()
@@ -52,116 +52,121 @@ class ProgramSource:
 
 
 def read_program(target: Target) -> ProgramSource:
-    """Read the source of ``target``; a program whose source is not there says nothing."""
+    """Read the source of ``target``; an empty ``ProgramSource`` if there is none, as for a compiled module."""
     if target.source is None or target.sys_path_0 is None:
         return ProgramSource()
     return _ProgramReader(target.sys_path_0).program(os.path.abspath(target.source), target.module or "")
 
 
 class _ProgramReader:
-    def __init__(self, first: str) -> None:
-        self._first = first
-        self._found: dict[str, tuple[Statement, ...]] = {}
-        self._seen: dict[str, Certainty] = {}
-        self._parsed = 0
-        self._roots: dict[str, str] = {}  # the folder in front of each file's package
-        self._known: dict[str, tuple[str, ...]] = {}  # files by the name of a module
+    def __init__(self, sys_path_0: str) -> None:
+        self._sys_path_0 = sys_path_0
+        self._statements: dict[str, tuple[Statement, ...]] = {}  # by file
+        self._inlined: dict[str, Certainty] = {}  # the files that were gone through, and with what certainty
+        self._parsed_bytes = 0
+        self._roots: dict[str, str] = {}  # by file: the ``sys.path`` folder of its package
+        self._module_files: dict[str, tuple[str, ...]] = {}  # by module
         self._steps: list[Step] = []
         self._folders: list[str] = []
         self._words: set[str] = set()
-        self._torch = self._others = self._dynamo = False
+        self._imports_torch = self._imports_installed = self._uses_dynamo = False
 
     def program(self, path: str, module: str) -> ProgramSource:
         for file in self._files(module):
             self._read(file, Certainty.CERTAIN)
         self._read(path, Certainty.CERTAIN, is_program=True)
         steps, folders, words = tuple(self._steps), tuple(self._folders), frozenset(self._words)
-        return ProgramSource(steps, folders, words, self._torch, self._dynamo)
+        return ProgramSource(steps, folders, words, self._imports_torch, self._uses_dynamo)
 
-    def _read(self, file: str, reach: Certainty, *, is_program: bool = False) -> None:
-        """Go through a file, unless that was done for an import that is as certain."""
-        if self._seen.get(file, -1) >= reach:
+    def _read(self, file: str, certainty: Certainty, *, is_program: bool = False) -> None:
+        """Go through a file, unless that was done for an import that is at least as certain."""
+        if self._inlined.get(file, -1) >= certainty:
             return
-        self._seen[file] = reach
-        if file not in self._found:
-            self._found[file] = self._scan(file, is_program)
-        for found in self._found[file]:
-            self._note(replace(found, certainty=found.certainty.nested_in(reach)), file)
+        self._inlined[file] = certainty
+        if file not in self._statements:
+            self._statements[file] = self._scan(file, is_program)
+        for statement in self._statements[file]:
+            self._add(replace(statement, certainty=statement.certainty.nested_in(certainty)), file)
 
     def _scan(self, file: str, is_program: bool) -> tuple[Statement, ...]:
-        name = os.path.relpath(file, self._first)
+        name = os.path.relpath(file, self._sys_path_0)
         try:
             size = 0 if is_program else os.path.getsize(file)
-            if len(self._found) >= _MAX_FILES or self._parsed + size > _MAX_PARSED:
-                return (Barrier(f"{name}:1", Certainty.CERTAIN, "is more source than is read at once"),)
-            self._parsed += size
+            if len(self._statements) >= _MAX_FILES or self._parsed_bytes + size > _MAX_PARSED_BYTES:
+                return (Barrier(f"{name}:1", Certainty.CERTAIN, "is too large to be scanned"),)
+            self._parsed_bytes += size
             text = read_regular_file(file, source.MAX_SOURCE).decode(errors="replace")
-            found = scan_source(source.parse_file(file), file, name, shared=not is_program)
-        except (OSError, UsageError, RecursionError):  # what imports it shows why
+            statements = scan_source(source.parse_file(file), file, name, shared=not is_program)
+        except (OSError, UsageError, RecursionError):  # the rank that imports it shows the error
             return (Barrier(f"{name}:1", Certainty.CERTAIN, "cannot be read"),)
-        self._dynamo = self._dynamo or bool(NEEDS_DYNAMO.search(text))
+        self._uses_dynamo = self._uses_dynamo or bool(NEEDS_DYNAMO.search(text))
         self._words.update(re.findall(r"[^\W\d]\w*", text))
-        return found
+        return statements
 
-    def _note(self, found: Statement, file: str) -> None:
-        if isinstance(found, Assignment | Use) and found.source and self._is_own(found.source, file):
+    def _add(self, statement: Statement, file: str) -> None:
+        """Add a statement of a file to the steps; one that imports a file of the program's own is replaced by that."""
+        if isinstance(statement, Assignment | Use) and statement.source and self._is_own(statement.source, file):
             return
-        if isinstance(found, Import):
-            self._import(found, file)
-        elif isinstance(found, PathEntry):
-            self._folders.append(found.path)
-            if os.path.isfile(found.path) or found.path.endswith(_ARCHIVES):
-                self._steps.append(Barrier(found.where, found.certainty, "adds an archive to sys.path"))
-        elif isinstance(found, Assignment):
-            sure = found.certainty is Certainty.CERTAIN
-            value = found.value if sure else None
-            self._steps.append(
-                replace(found, value=value, after_torch=self._torch, before_imports=sure and not self._others)
+        if isinstance(statement, Import):
+            self._add_import(statement, file)
+        elif isinstance(statement, PathEntry):
+            self._folders.append(statement.path)
+            if os.path.isfile(statement.path) or statement.path.endswith(_ARCHIVES):
+                self._steps.append(Barrier(statement.where, statement.certainty, "adds an archive to sys.path"))
+        elif isinstance(statement, Assignment):
+            is_certain = statement.certainty is Certainty.CERTAIN
+            assignment = replace(
+                statement,
+                value=statement.value if is_certain else None,
+                after_torch=self._imports_torch,
+                before_imports=is_certain and not self._imports_installed,
             )
+            self._steps.append(assignment)
         else:
-            self._steps.append(found)
+            self._steps.append(statement)
 
-    def _import(self, found: Import, file: str) -> None:
-        top = found.top_level_name
-        if not found.level and (top in sys.stdlib_module_names or top == "ddplaunch"):
+    def _add_import(self, step: Import, file: str) -> None:
+        top = step.top_level_name
+        if not step.level and (top in sys.stdlib_module_names or top == "ddplaunch"):
             return
-        own = found.level or top != TORCH or self._root(top) == self._first  # torch is imported first, wherever it is
-        if local := self._local(found, file) if own else []:
-            for each in local:
-                self._read(each, found.certainty)
-        elif not found.level:
-            names = tuple(name for name in found.names if name != "*")
-            self._steps.append(replace(found, names=names))
-            if found.certainty > Certainty.DEFERRED:
-                self._others = True
-            if found.certainty is Certainty.CERTAIN and top == TORCH:
-                self._torch = True
+        # torch is never inlined, wherever it is installed, unless the program's folder has a module of that name.
+        may_be_own = step.level or top != TORCH or self._find_own_root(top) == self._sys_path_0
+        if own_files := self._own_files(step, file) if may_be_own else []:
+            for each in own_files:
+                self._read(each, step.certainty)
+        elif not step.level:
+            names = tuple(name for name in step.names if name != "*")
+            self._steps.append(replace(step, names=names))
+            if step.certainty > Certainty.DEFERRED:
+                self._imports_installed = True
+            if step.certainty is Certainty.CERTAIN and top == TORCH:
+                self._imports_torch = True
 
-    def _is_own(self, found: Import, file: str) -> bool:
-        """Whether a statement imports what is the program's own, or ours."""
-        return bool(found.level or found.module == "ddplaunch" or self._local(found, file))
+    def _is_own(self, step: Import, file: str) -> bool:
+        """Whether a statement imports a module of the program's own, or ddplaunch."""
+        return bool(step.level or step.module == "ddplaunch" or self._own_files(step, file))
 
-    def _local(self, found: Import, file: str) -> list[str]:
-        """The files of the program's own that the statement runs."""
-        root = self._roots.get(file, self._first) if found.level else None
+    def _own_files(self, step: Import, file: str) -> list[str]:
+        """The program's own files that an import statement in ``file`` runs."""
+        root = self._roots.get(file, self._sys_path_0) if step.level else None
         package = os.path.relpath(os.path.dirname(file), root).replace(os.sep, ".").strip(".") if root else ""
-        return [each for name in found.modules(package) for each in self._files(name, root)]
+        return [each for name in step.modules(package) for each in self._files(name, root)]
 
     def _files(self, name: str, root: str | None = None) -> tuple[str, ...]:
-        """The files of the program's own that importing ``name`` runs; ``root``: the folder where it is, if known."""
-        if name not in self._known:
+        """The program's own files that importing ``name`` runs; ``root``: its ``sys.path`` folder, if known."""
+        if name not in self._module_files:
             top = name.partition(".")[0]
-            root = root or self._root(top) or ""
-            self._known[name] = tuple(source.import_files(name, root)) if root and name else ()
-            self._roots = {**dict.fromkeys(self._known[name], root), **self._roots}
-        return self._known[name]
+            root = root or self._find_own_root(top) or ""
+            self._module_files[name] = tuple(source.import_files(name, root)) if root and name else ()
+            self._roots = {**dict.fromkeys(self._module_files[name], root), **self._roots}
+        return self._module_files[name]
 
-    def _root(self, top: str) -> str | None:
-        """The folder in which the program's own module of this name stands; None where it has none."""
-        for folder in (self._first, *self._folders):
+    def _find_own_root(self, top: str) -> str | None:
+        """Return the folder that has the program's own module of this name; None if it has none."""
+        for folder in (self._sys_path_0, *self._folders):
             if next(source.import_files(top, folder), None):
                 return folder
-        root = find_root(top, self._first) if top and top not in sys.stdlib_module_names else None
+        root = find_root(top, self._sys_path_0) if top and top not in sys.stdlib_module_names else None
         if root is None or not SITE_DIR_NAMES.isdisjoint(root.split(os.sep)):
             return None
         return None if root.startswith(os.path.dirname(os.__file__)) else root

@@ -1,7 +1,7 @@
-"""What one file of Python source says that matters to whoever imports for it, in the order in which it stands there.
+"""Scans one file of Python source for the statements that matter to preloading (``facts``), in source order.
 
-Every reference to what decides about later imports (``syntax.SENSITIVE``) counts by what stands directly around it. In
-the few forms that are listed it is read, or changed in a way that the source shows; all others are unknown.
+Every use of a sensitive name (``syntax.SENSITIVE``: it decides about later imports) is judged by the expression
+directly around it. A few listed forms only read it, or change it in a way that the source shows; others are barriers.
 """
 
 from __future__ import annotations
@@ -31,32 +31,38 @@ from ddplaunch.preload.syntax import (
 if TYPE_CHECKING:
     from typing import Any
 
-_READ_METHODS = frozenset({"get", "copy", "items", "keys", "values", "index", "count", "__contains__", "__getitem__"})
-_CHANGES = frozenset({"append", "extend", "insert", "add", "update", "setdefault", "pop", "remove", "clear"})
-_COPIES = frozenset({"dict", "list", "tuple", "set", "sorted", "len", "print", "repr", "str", "copy", "deepcopy"})
-_LOOKS = frozenset({"hasattr", "dir", "print", "type", "isinstance", "id", "repr"})
+_READING_METHODS = frozenset(
+    {"get", "copy", "items", "keys", "values", "index", "count", "__contains__", "__getitem__"}
+)
+_CHANGING_METHODS = frozenset({"append", "extend", "insert", "add", "update", "setdefault", "pop", "remove", "clear"})
+_COPYING_CALLS = frozenset(
+    {"dict", "list", "tuple", "set", "sorted", "len", "print", "repr", "str", "copy", "deepcopy"}
+)
+_INSPECTING_CALLS = frozenset({"hasattr", "dir", "print", "type", "isinstance", "id", "repr"})
 
 _MAPPINGS = frozenset({"environ", "environb"})
-_OF_VARIABLES = _MAPPINGS | {"putenv", "unsetenv"}
+_ENVIRONMENT = _MAPPINGS | {"putenv", "unsetenv"}
 _READABLE = _MAPPINGS | {"path", "modules", "__dict__"}
 _HOOKS = frozenset({"meta_path", "path_hooks", "modules", "__import__", "setdlopenflags", "setLoggerClass"})
 _SETS_VARIABLES = re.compile(r"dotenv|(?:set|read|load|patch|update|export|del|put)_?env", re.IGNORECASE)
-_VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|HOME|LOGNAME|TE?MP|TMPDIR|USER")
-_WORDS = {
+_VARIABLE_NAME = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|HOME|LOGNAME|TE?MP|TMPDIR|USER")
+_REASONS = {
     **{name: f"calls {name}" for name in ("addsitedir", "exec", "eval", "compile")},
     "run_path": "runs another file",
     "run_module": "runs another module",
-    **dict.fromkeys(("import_module", "__import__"), "imports what its source does not show"),
+    **dict.fromkeys(("import_module", "__import__"), "imports a module that its source does not show"),
     "path": "changes sys.path",
 }
 
 
 def scan_source(tree: ast.Module, file: str, name: str, *, shared: bool = False) -> tuple[Statement, ...]:
-    """Return what the file of this syntax tree and path says, in order.
+    """Return the statements of a file that matter to preloading, in order.
 
     Args:
-        name: what to call the file.
-        shared: other files of the program can import from it.
+        tree: its syntax tree.
+        file: its path.
+        name: its name in messages.
+        shared: whether other files of the program can import from it.
     """
     return tuple(_Scanner(file, name, shared, tree.body).block(tree.body, Certainty.CERTAIN))
 
@@ -64,15 +70,15 @@ def scan_source(tree: ast.Module, file: str, name: str, *, shared: bool = False)
 class _Scanner:
     def __init__(self, file: str, name: str, shared: bool, body: list[ast.stmt]) -> None:
         self._file, self._shared = name, shared
-        self._imported: dict[str, tuple[str, Import]] = {}  # what names stand for that others may have made
-        self._modules = set[str]()  # those of them that are modules
+        self._imported: dict[str, tuple[str, Import]] = {}  # by local name: the qualified name, and its import
+        self._modules = set[str]()  # the names in ``_imported`` that are modules
         self._defined = set[str]()  # functions and classes of the file
-        self._called = set[tuple[str, Certainty]]()
+        self._called = set[tuple[str, Certainty]]()  # packages whose functions are called, noted once
         self._paths = PathExpressions(file, body)
-        self._name(body)
+        self._collect_names(body)
 
-    def _name(self, body: Sequence[ast.AST], *, in_class: bool = False) -> None:
-        """Note which names stand for what was imported, wherever that is done, and what is assigned from those."""
+    def _collect_names(self, body: Sequence[ast.AST], *, in_class: bool = False) -> None:
+        """Collect the names that are imported anywhere in the file, and the names that these are assigned to."""
         for node in body:
             if isinstance(node, ast.Import):
                 for alias in node.names:
@@ -92,10 +98,10 @@ class _Scanner:
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not in_class:
                     self._defined.add(node.name)
                 for block in BLOCKS:
-                    self._name(getattr(node, block, []), in_class=isinstance(node, ast.ClassDef))
+                    self._collect_names(getattr(node, block, []), in_class=isinstance(node, ast.ClassDef))
 
     def _resolve(self, node: ast.AST) -> tuple[str, Import | None]:
-        """The names that lead to what an expression is, and the import of where they begin, if it is another's."""
+        """Return the qualified name of an expression, and the import that its first name comes from, if any."""
         match node:
             case ast.Name(id=name):
                 builtin = name in ("exec", "eval", "compile") and name not in self._defined
@@ -124,7 +130,7 @@ class _Scanner:
         return "?", None
 
     def _sensitive(self, node: ast.AST) -> str | None:
-        """The word of ``SENSITIVE`` that an expression is."""
+        """Return the word of ``SENSITIVE`` that an expression refers to, or None."""
         if not isinstance(node, ast.Name | ast.Attribute | ast.Call) or getattr(node, "id", None) in self._defined:
             return None
         name, source = self._resolve(node)
@@ -135,99 +141,102 @@ class _Scanner:
     def _at(self, node: Any) -> str:
         return f"{self._file}:{node.lineno}"
 
-    def block(self, body: Sequence[ast.AST], reach: Certainty) -> Iterator[Statement]:
+    def block(self, body: Sequence[ast.AST], certainty: Certainty) -> Iterator[Statement]:
         for node in body:
-            yield from self._statement(node, reach)
+            yield from self._statement(node, certainty)
 
-    def _statement(self, node: Any, reach: Certainty) -> Iterator[Statement]:
-        """Of a statement, or one of the clauses that it has."""
+    def _statement(self, node: Any, certainty: Certainty) -> Iterator[Statement]:
+        """Scan a statement, or a clause of one, with its blocks."""
         match node:
             case ast.Import():
-                yield from (Import(self._at(node), reach, alias.name) for alias in node.names)
-                yield from self._renamed(node, reach)
+                yield from (Import(self._at(node), certainty, alias.name) for alias in node.names)
+                yield from self._renamed(node, certainty)
             case ast.ImportFrom():
                 names = tuple(alias.name for alias in node.names)
-                yield Import(self._at(node), reach, node.module or "", names, node.level)
-                yield from self._renamed(node, reach)
+                yield Import(self._at(node), certainty, node.module or "", names, node.level)
+                yield from self._renamed(node, certainty)
             case ast.If(test=ast.Name("TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
-                yield from self.block(node.orelse, reach)
+                yield from self.block(node.orelse, certainty)
             case ast.If(test=ast.Compare(ast.Name("__name__"), [ast.Eq()], [ast.Constant("__main__")])):
-                yield from self.block(node.body, reach)
+                yield from self.block(node.body, certainty)
             case _:
                 if type(node).__name__ in ("Try", "TryStar", "With", "AsyncWith"):
-                    reach = min(reach, Certainty.IN_BLOCK)
-                yield from self._clause(node, reach)
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and reach > Certainty.DEFERRED_CONDITIONAL:
-                    reach = Certainty.DEFERRED
+                    certainty = min(certainty, Certainty.IN_BLOCK)
+                yield from self._clause(node, certainty)
+                if (
+                    isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                    and certainty > Certainty.DEFERRED_CONDITIONAL
+                ):
+                    certainty = Certainty.DEFERRED
                 elif isinstance(node, ast.If | ast.For | ast.AsyncFor | ast.While | ast.Match):
-                    reach = reach.as_conditional()
+                    certainty = certainty.as_conditional()
                 for block in BLOCKS:
-                    yield from self.block(getattr(node, block, []), reach)
+                    yield from self.block(getattr(node, block, []), certainty)
 
-    def _renamed(self, node: Any, reach: Certainty) -> Iterator[Statement]:
-        """Of an import that gives what is sensitive to other files by a name that shows nothing of it."""
-        for alias in node.names if self._shared and reach > Certainty.DEFERRED else ():
+    def _renamed(self, node: Any, certainty: Certainty) -> Iterator[Statement]:
+        """Scan an import that renames something sensitive: other files can then import it by an unsuspicious name."""
+        for alias in node.names if self._shared and certainty > Certainty.DEFERRED else ():
             name = f"{getattr(node, 'module', None) or ''}.{alias.name}".strip(".")
             last = name.rpartition(".")[2]
-            other = SENSITIVE.get(last) or alias.asname not in (None, last)
-            if other and (last in MODULES or sensitive_word(name)):
-                yield Barrier(self._at(node), reach, f"gives {name} another name")
+            is_hidden = SENSITIVE.get(last) or alias.asname not in (None, last)
+            if is_hidden and (last in MODULES or sensitive_word(name)):
+                yield Barrier(self._at(node), certainty, f"renames {name}")
 
-    def _clause(self, node: Any, reach: Certainty) -> Iterator[Statement]:
-        """Of a statement without the blocks in it."""
-        found = [each for below in children(node) for each in self._expression(below, node, node, reach)]
-        # A constant for a variable holds for what is imported before the fork too (Choice.settings).
-        shown = [isinstance(each, Assignment) and each.name is not None and each.value is not None for each in found]
-        if reach > Certainty.DEFERRED and not (shown and all(shown)) and (effect := find_effect(node)):
-            yield SideEffect(self._at(effect), reach)
+    def _clause(self, node: Any, certainty: Certainty) -> Iterator[Statement]:
+        """Scan a statement without its blocks."""
+        found = [each for below in children(node) for each in self._expression(below, node, node, certainty)]
+        # Variables with known values are no side effect: the zygote sets them before it imports (PreloadPlan.settings).
+        known = [isinstance(each, Assignment) and each.name is not None and each.value is not None for each in found]
+        if certainty > Certainty.DEFERRED and not (known and all(known)) and (effect := find_effect(node)):
+            yield SideEffect(self._at(effect), certainty)
         yield from found
 
-    def _expression(self, node: Any, parent: Any, outer: Any, reach: Certainty) -> Iterator[Statement]:
-        """Of an expression in another, or in a statement; ``outer``: what ``parent`` is in."""
+    def _expression(self, node: Any, parent: Any, outer: Any, certainty: Certainty) -> Iterator[Statement]:
+        """Scan an expression; ``parent``: the expression or statement that it is in; ``outer``: the parent of that."""
         stored = isinstance(getattr(node, "ctx", None), ast.Store | ast.Del)
         if stored and isinstance(node, ast.Name) and not isinstance(parent, ast.AugAssign):
-            return  # a name of the file is given anew
+            return  # assigns to a name of this file
         if word := self._sensitive(node):
-            form, given = self._form(node, parent, outer)
-            if not (word in _READABLE and _is_read(word, form, given)):
-                yield from self._reference(word, node, form, given, reach)
+            form, operands = self._form(node, parent, outer)
+            if not (word in _READABLE and _is_read_only(word, form, operands)):
+                yield from self._reference(word, node, form, operands, certainty)
             if not isinstance(node, ast.Call):
                 return
         match node:
             case ast.Name(id=name) if name in self._modules:
-                yield from self._module(node, parent, reach)
+                yield from self._module(node, parent, certainty)
                 return
             case ast.Attribute() | ast.Subscript() if stored and not self._sensitive(node.value):
                 name, origin = self._resolve(node if isinstance(node, ast.Attribute) else node.value)
                 if origin is not None:
-                    yield Use(self._at(node), reach, facts.CHANGES, name, origin)
+                    yield Use(self._at(node), certainty, facts.CHANGES, name, origin)
             case ast.Constant(value=str(text)) if SENSITIVE.get(text) == ANY:
-                asks = isinstance(parent, ast.Call) and not self._resolve(parent.func)[0].endswith("hasattr")
-                if asks or isinstance(parent, ast.Subscript):
-                    yield Barrier(self._at(node), reach, f"looks for {text}")
+                is_argument = isinstance(parent, ast.Call) and not self._resolve(parent.func)[0].endswith("hasattr")
+                if is_argument or isinstance(parent, ast.Subscript):
+                    yield Barrier(self._at(node), certainty, f"looks for {text}")
             case ast.Call(func=function):
                 if not self._sensitive(function) and not self._sensitive(getattr(function, "value", node)):
-                    yield from self._call(node, reach)
+                    yield from self._call(node, certainty)
         for below in children(node):
-            yield from self._expression(below, node, parent, reach)
+            yield from self._expression(below, node, parent, certainty)
 
-    def _module(self, node: ast.Name, parent: Any, reach: Certainty) -> Iterator[Statement]:
-        """Of a module: others may do anything with it, unless something in it is looked up, or it gets another name."""
+    def _module(self, node: ast.Name, parent: Any, certainty: Certainty) -> Iterator[Statement]:
+        """Scan a use of a module: anything may be done with it, unless an attribute is read, or it is only renamed."""
         name, source = self._imported[node.id]
-        looked_at = isinstance(parent, ast.Attribute) or (isinstance(parent, ast.Assign) and name not in MODULES)
+        is_harmless = isinstance(parent, ast.Attribute) or (isinstance(parent, ast.Assign) and name not in MODULES)
         if isinstance(parent, ast.Call):
             called = self._resolve(parent.func)[0]
             shown = called == "getattr" and (name not in MODULES or as_text(*parent.args[1:2]) is not None)
-            looked_at = shown or called in _LOOKS or called.startswith("inspect.")
-        if looked_at:
+            is_harmless = shown or called in _INSPECTING_CALLS or called.startswith("inspect.")
+        if is_harmless:
             return
         if name in MODULES:
-            yield Barrier(self._at(node), reach, f"passes on {name}")
+            yield Barrier(self._at(node), certainty, f"passes on {name}")
         else:
-            yield Use(self._at(node), reach, facts.PASSES, name, source)
+            yield Use(self._at(node), certainty, facts.PASSES, name, source)
 
     def _form(self, node: ast.expr, parent: Any, outer: Any) -> tuple[str, Sequence[Any]]:
-        """How an expression is used by what stands around it, and the expressions that go with that use."""
+        """Return how an expression is used, as "[]=", ".update" or "()", and the operands of that use."""
         match parent:
             case ast.Subscript(value=value, slice=key) if value is node:
                 if isinstance(parent.ctx, ast.Load):
@@ -254,84 +263,86 @@ class _Scanner:
         return "", []
 
     def _reference(
-        self, word: str, node: ast.expr, form: str, given: Sequence[Any], reach: Certainty
+        self, word: str, node: ast.expr, form: str, operands: Sequence[Any], certainty: Certainty
     ) -> Iterator[Statement]:
-        """What it means that something sensitive is used, and not just read."""
+        """Scan a use of something sensitive that is more than reading it."""
         where, (name, source) = self._at(node), self._resolve(node)
-        text = as_text(*given[:1])
-        if word in _OF_VARIABLES:
-            if form in (".update", "+=") and all(isinstance(each, ast.Dict | ast.keyword) for each in given):
-                pairs = [pair for each in given for pair in _environ_pairs(each)]
+        text = as_text(*operands[:1])
+        if word in _ENVIRONMENT:
+            if form in (".update", "+=") and all(isinstance(each, ast.Dict | ast.keyword) for each in operands):
+                pairs = [pair for each in operands for pair in _environ_pairs(each)]
             elif form == "[]=" or (form == ".setdefault" and text):
-                pairs = [(text, as_text(*given[1:]))]
+                pairs = [(text, as_text(*operands[1:]))]
             else:
                 pairs = [(text if form in (".pop", "()") else None, None)]
             for variable, value in pairs:
-                yield Assignment(where, reach, variable, value, default=form == ".setdefault")
+                yield Assignment(where, certainty, variable, value, default=form == ".setdefault")
         elif word == "path" and form in (".append", ".insert", "+="):
-            for each in getattr(given[-1], "elts", [None]) if form == "+=" else given[-1:]:
+            for each in getattr(operands[-1], "elts", [None]) if form == "+=" else operands[-1:]:
                 if path := self._paths.evaluate(each):
-                    yield PathEntry(where, reach, path)
+                    yield PathEntry(where, certainty, path)
                 else:
-                    yield Barrier(where, reach, "adds to sys.path what its source does not show")
+                    yield Barrier(where, certainty, "adds a folder to sys.path that its source does not show")
         elif word == "__dict__" and source:
-            yield Use(where, reach, facts.CHANGES, name, source)
+            yield Use(where, certainty, facts.CHANGES, name, source)
         elif form == "()" and word in ("import_module", "__import__") and text and not text.startswith("."):
-            yield Import(where, reach, text)
+            yield Import(where, certainty, text)
         elif form != "()" or word != "find_spec" or not text or "." in text:
             hook = word in _HOOKS and (word, form) not in (("modules", "[]"), ("modules", ".get"), ("__import__", "()"))
-            yield Barrier(where, reach, _WORDS.get(word) or f"uses {name.removeprefix('builtins.')}", hook=hook)
+            yield Barrier(where, certainty, _REASONS.get(word) or f"uses {name.removeprefix('builtins.')}", hook=hook)
 
-    def _call(self, node: ast.Call, reach: Certainty) -> Iterator[Statement]:
-        """Of a call whose function is not sensitive itself."""
+    def _call(self, node: ast.Call, certainty: Certainty) -> Iterator[Statement]:
+        """Scan a call of a function that is not sensitive itself."""
         where, (name, source) = self._at(node), self._resolve(node.func)
         owner, _, last = name.rpartition(".")
-        of_python = source is not None and not source.level and source.top_level_name in sys.stdlib_module_names
+        is_stdlib = source is not None and not source.level and source.top_level_name in sys.stdlib_module_names
         if last in ("setattr", "delattr", "__setattr__", "__delattr__") and node.args:
             target, origin = self._resolve(node.args[0])
             if origin is not None:
-                yield Use(where, reach, facts.CHANGES, target, origin)
+                yield Use(where, certainty, facts.CHANGES, target, origin)
         elif source and re.match(r"(unittest\.)?mock\b.*\.patch\b", name):
-            yield Barrier(where, reach, "changes what mock.patch names")
+            yield Barrier(where, certainty, "calls mock.patch")
         elif last == "getLogger" and node.args:
-            given = getattr(node.args[0], "id", "")
-            if text := as_text(node.args[0]) or as_text(self._paths.named.get(given)):
-                yield Use(where, reach, facts.CONFIGURES, text, Import(where, reach, text))
+            variable = getattr(node.args[0], "id", "")
+            if text := as_text(node.args[0]) or as_text(self._paths.named.get(variable)):
+                yield Use(where, certainty, facts.CONFIGURES, text, Import(where, certainty, text))
             elif (
-                given and reach > Certainty.DEFERRED and given not in (*self._paths.named, *self._imported, "__name__")
+                variable
+                and certainty > Certainty.DEFERRED
+                and variable not in (*self._paths.named, *self._imported, "__name__")
             ):
-                yield Barrier(where, reach, "may configure any logger")  # of a loop
-        elif source and of_python and last in _CHANGES and "." in owner and owner != "sys.argv":
-            yield Use(where, reach, facts.CHANGES, owner, source)
+                yield Barrier(where, certainty, "may configure any logger")  # as in a loop over names
+        elif source and is_stdlib and last in _CHANGING_METHODS and "." in owner and owner != "sys.argv":
+            yield Use(where, certainty, facts.CHANGES, owner, source)
         elif last in ("simplefilter", "filterwarnings"):
             action = [*node.args[:1], *(each.value for each in node.keywords if each.arg == "action")]
             if as_text(*action) in (None, "error"):
-                yield Barrier(where, reach, "makes errors of warnings")
-        if source and not of_python:
-            if (source.top_level_name, reach) not in self._called:
-                self._called.add((source.top_level_name, reach))
-                yield Use(where, reach, facts.CALLS, source.top_level_name, source)
+                yield Barrier(where, certainty, "turns warnings into errors")
+        if source and not is_stdlib:
+            if (source.top_level_name, certainty) not in self._called:
+                self._called.add((source.top_level_name, certainty))
+                yield Use(where, certainty, facts.CALLS, source.top_level_name, source)
             words = {getattr(each, "arg", None) or as_text(each) or "" for each in walk(node)}
-            for word in sorted(filter(_VARIABLE.fullmatch, words)):
-                yield Assignment(where, reach, word, source=source)
-        if _SETS_VARIABLES.search(last) and not of_python and last not in self._defined:
-            yield Assignment(where, reach, source=source)
+            for word in sorted(filter(_VARIABLE_NAME.fullmatch, words)):
+                yield Assignment(where, certainty, word, source=source)
+        if _SETS_VARIABLES.search(last) and not is_stdlib and last not in self._defined:
+            yield Assignment(where, certainty, source=source)
 
 
-def _is_read(word: str, form: str, given: Sequence[Any]) -> bool:
-    """Whether a use of something sensitive is one that only reads it."""
+def _is_read_only(word: str, form: str, operands: Sequence[Any]) -> bool:
+    """Whether a use of something sensitive only reads it."""
     if word == "modules" and form in ("[]", "[]=", ".get"):
-        return is_own_name(*given[:1], read=form != "[]=")
+        return is_own_name(*operands[:1], read=form != "[]=")
     if form.startswith("."):
-        return form[1:] in _READ_METHODS
-    passes = form.rpartition(".")[2] in _COPIES or form.startswith(("os.exec", "os.spawn", "os.posix_spawn"))
+        return form[1:] in _READING_METHODS
+    copies = form.rpartition(".")[2] in _COPYING_CALLS or form.startswith(("os.exec", "os.spawn", "os.posix_spawn"))
     return (
-        passes or form in ("[]", "in") or (word in _MAPPINGS and form == "**") or form.startswith("env of subprocess.")
+        copies or form in ("[]", "in") or (word in _MAPPINGS and form == "**") or form.startswith("env of subprocess.")
     )
 
 
 def _environ_pairs(node: Any) -> list[tuple[str | None, str | None]]:
-    """The variables and values in a dictionary, or a keyword."""
+    """The variables and values in a dictionary display, or of a keyword argument."""
     if isinstance(node, ast.keyword):
         return [(node.arg, as_text(node.value))]
     return [(as_text(key), as_text(value)) for key, value in zip(node.keys, node.values, strict=True)]

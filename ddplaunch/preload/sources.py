@@ -1,4 +1,4 @@
-"""What importing an installed package that is not in the table may do to later imports, by the package's sources."""
+"""Reads the sources of installed packages that are not in the table: whether importing one may affect later imports."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from ddplaunch.preload.scan import scan_source
 from ddplaunch.preload.table import list_dir
 from ddplaunch.target import source
 
-_MAX_FILES, _MAX_PARSED, _MAX_BINARY = 500, 4 << 20, 32 << 20  # of one import; they take up to half a second
-_IN_BINARY = re.compile(rb"\0(?:setenv|putenv)\0|meta_path|path_hooks|setdlopenflags|setLoggerClass")
+_MAX_FILES, _MAX_SOURCE_BYTES, _MAX_NATIVE_BYTES = 500, 4 << 20, 32 << 20  # of one import: up to half a second
+_NATIVE_PATTERN = re.compile(rb"\0(?:setenv|putenv)\0|meta_path|path_hooks|setdlopenflags|setLoggerClass")
 
 
 class Sources:
-    """The sources of the packages that are installed."""
+    """The sources of installed packages."""
 
-    def __init__(self, is_known: Callable[[str], bool], reads: Callable[[str], bool]) -> None:
-        """``is_known``: a module is audited, and need not be read; ``reads``: an audited import reads a variable."""
-        self._is_known, self._reads = is_known, reads
+    def __init__(self, is_known: Callable[[str], bool], is_variable_read: Callable[[str], bool]) -> None:
+        """``is_known``: a module need not be read; ``is_variable_read``: a known import reads a variable."""
+        self._is_known, self._is_variable_read = is_known, is_variable_read
         self._root = lru_cache(maxsize=None)(find_root)
 
     def find_interference(self, module: str, names: tuple[str, ...]) -> str | None:
-        """Say how importing a module may change what is imported later; None where it cannot."""
+        """Return how importing a module may affect later imports, as "lib.py:3 changes sys.path"; None if it cannot."""
         todo = list(self._files(Import("", Certainty.CERTAIN, module, names), ""))
-        seen, sizes = set[str](), {True: 0, False: 0}
-        for file, root in todo:  # which grows
+        seen, sizes = set[str](), {True: 0, False: 0}  # bytes by ``is_source``
+        for file, root in todo:  # grows in the loop
             if file in seen:
                 continue
             seen.add(file)
@@ -49,39 +49,45 @@ class Sources:
             package = os.path.dirname(name).replace(os.sep, ".")
             try:
                 sizes[is_source] += os.path.getsize(file)
-                if len(seen) > _MAX_FILES or sizes[True] > _MAX_PARSED or sizes[False] > _MAX_BINARY:
-                    return f"{name} is more than is read at once"
+                if len(seen) > _MAX_FILES or sizes[True] > _MAX_SOURCE_BYTES or sizes[False] > _MAX_NATIVE_BYTES:
+                    return f"{name} is too large to be scanned"
                 if not is_source:
-                    if found := _IN_BINARY.search(read_regular_file(file, _MAX_BINARY)):
-                        return f"{name} uses {found[0].decode().strip(chr(0))}"
+                    if match := _NATIVE_PATTERN.search(read_regular_file(file, _MAX_NATIVE_BYTES)):
+                        return f"{name} uses {match[0].decode().strip(chr(0))}"
                     continue
-                findings = scan_source(source.parse_file(file), file, name)
+                statements = scan_source(source.parse_file(file), file, name)
             except (OSError, UsageError, RecursionError):
                 return f"{name} cannot be read"
-            for each in findings:
+            for each in statements:
                 if isinstance(each, Import):
                     todo += self._files(each, package)
-                elif why := self._why(each, name.partition(os.sep)[0]):
+                elif why := self._why_interferes(each, name.partition(os.sep)[0]):
                     return f"{each.where} {why}"
         return None
 
-    def _why(self, found: Statement, top: str) -> str | None:
-        """Why a finding in a package's file matters to others; what is in functions runs only where it is called."""
-        runs = found.certainty > Certainty.DEFERRED
-        if isinstance(found, Barrier):
-            return found.reason if runs or found.hook else None
-        if isinstance(found, Use) and runs and not (found.source.level or found.source.top_level_name == top):
-            configures = found.verb == CONFIGURES and self._is_known(found.source.module)
-            return found.reason if configures or found.verb == CHANGES else None
-        if isinstance(found, Assignment) and found.source is None:
-            return found.reason if (runs if found.name is None else self._reads(found.name)) else None
-        if isinstance(found, PathEntry):
+    def _why_interferes(self, statement: Statement, top: str) -> str | None:
+        """Return why a statement of package ``top`` may affect imports of others; None if it does not.
+
+        A statement in a function runs only if the function is called.
+        """
+        runs = statement.certainty > Certainty.DEFERRED
+        if isinstance(statement, Barrier):
+            return statement.reason if runs or statement.hook else None
+        if isinstance(statement, Use) and runs:
+            if statement.source.level or statement.source.top_level_name == top:
+                return None  # the package uses its own modules
+            configures = statement.verb == CONFIGURES and self._is_known(statement.source.module)
+            return statement.reason if configures or statement.verb == CHANGES else None
+        if isinstance(statement, Assignment) and statement.source is None:
+            matters = runs if statement.name is None else self._is_variable_read(statement.name)
+            return statement.reason if matters else None
+        if isinstance(statement, PathEntry):
             return "changes sys.path" if runs else None
         return None
 
-    def _files(self, found: Import, package: str) -> Iterator[tuple[str, str]]:
-        """The files that an import in a package runs, source and native code, each with where it is installed."""
-        for module in found.modules(package) if found.certainty > Certainty.DEFERRED else ():
+    def _files(self, step: Import, package: str) -> Iterator[tuple[str, str]]:
+        """The source and native files that an import in ``package`` runs, each with its ``sys.path`` folder."""
+        for module in step.modules(package) if step.certainty > Certainty.DEFERRED else ():
             top = module.partition(".")[0]
             if not (top in sys.stdlib_module_names or self._is_known(module)) and (root := self._root(top)):
                 folder, stem = os.path.split(os.path.join(root, *module.split(".")))
@@ -90,8 +96,8 @@ class Sources:
                 yield from ((os.path.join(folder, file), root) for file in native)
 
 
-def find_root(top: str, first: str = "") -> str | None:
-    """The folder in which a top-level module stands, in ``first`` or on ``sys.path``; None where it is not."""
-    found = source.find_module(top, first)
-    place = found and [*(found.submodule_search_locations or ()), found.origin or ""][0]
-    return os.path.dirname(place) if place and os.path.isabs(place) else None  # not one that is built in
+def find_root(top: str, sys_path_0: str = "") -> str | None:
+    """Return the folder that has a top-level module, ``sys_path_0`` or one of ``sys.path``; None if there is none."""
+    spec = source.find_module(top, sys_path_0)
+    path = spec and [*(spec.submodule_search_locations or ()), spec.origin or ""][0]
+    return os.path.dirname(path) if path and os.path.isabs(path) else None  # not absolute: built in

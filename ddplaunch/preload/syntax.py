@@ -1,4 +1,4 @@
-"""Syntax trees: what is below a node, and which names in it lead to what decides about later imports."""
+"""Helpers for syntax trees: child nodes, side effects, and the sensitive names, which decide about later imports."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError"})
 
 
 def children(node: ast.AST) -> Iterator[ast.AST]:
-    """What is directly below a node, without the blocks of a statement."""
+    """The direct children of a node, without the statements in its blocks."""
     for name in node._fields:
         value = getattr(node, name, None)
         for each in value if isinstance(value, list) else [value]:
             if isinstance(each, ast.AST) and each._fields and not isinstance(each, _IN_BLOCKS):
-                yield each  # and no ``Load()`` or ``Add()``
+                yield each  # ``Load()``, ``Add()`` and the like have no fields
 
 
 def walk(root: ast.AST) -> Iterator[ast.AST]:
-    """The node and all expressions below it; ``ast.walk`` would do, but takes longer to load than this to run."""
+    """The node and all expressions below it; like ``ast.walk``, but importing ``ast`` takes longer than this runs."""
     yield root
     for each in children(root):
         yield from walk(each)
 
 
 def find_effect(node: Any) -> Any:
-    """Where a statement does more than import, define a function, or name constants, if it does."""
+    """Return the node of a side effect: a statement that does more than import, define or name constants; or None."""
     match node:
         case ast.Pass() | ast.Global() | ast.Nonlocal() | ast.Expr(value=ast.Constant()):
             return None
@@ -61,7 +61,7 @@ def as_text(node: ast.AST | None = None, *_: object) -> str | None:
 
 
 MODULES = frozenset({"os", "sys", "builtins", "importlib", "logging", "posix", "site"})
-"""Those by which a program can change what later imports do; nothing shows what becomes of one that is passed on."""
+"""Modules by which a program can change later imports; if one is passed on, nothing shows what is done with it."""
 
 ANY = frozenset[str]()
 SENSITIVE: dict[str, frozenset[str]] = {
@@ -80,11 +80,11 @@ SENSITIVE: dict[str, frozenset[str]] = {
     "main": frozenset({"site"}),
     **dict.fromkeys(("load", "loads", "Unpickler"), frozenset({"pickle"})),
 }
-"""Names that lead to what decides about later imports, and of which modules they must be; of none: of whatever."""
+"""Sensitive names: they decide about later imports. Each with the modules that it counts in; empty: in any."""
 
 
 def sensitive_word(name: str) -> str | None:
-    """The word of ``SENSITIVE`` that a qualified name ends in, if it is of such a module."""
+    """Return the word of ``SENSITIVE`` that a qualified name ends in, if its module is one of those listed; or None."""
     head, _, last = name.rpartition(".")
     if head.endswith("logging.config"):
         return "dictConfig"
@@ -93,7 +93,7 @@ def sensitive_word(name: str) -> str | None:
 
 
 def is_own_name(node: ast.AST | None = None, *, read: bool) -> bool:
-    """Whether a key of ``sys.modules`` is the file's own module, or to be read one that is not sensitive."""
+    """Whether a key of ``sys.modules`` is the file's own ``__name__``; with ``read``, also any not in ``MODULES``."""
     if read and (text := as_text(node)):
         return text.partition(".")[0] not in MODULES
     match node:

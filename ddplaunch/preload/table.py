@@ -1,7 +1,7 @@
-"""The packages that are known: which of their modules one process may import for all ranks, as an audit has found.
+"""The table of known packages, known.json: which of their modules may be preloaded; and the installed versions.
 
-The table is data, known.json, made by ``python -m tests.preloads``; nothing is imported to read it. docs/performance.md
-says what an audit looks at.
+The table is written by an audit, ``python -m tests.preloads``; nothing is imported to read it. docs/performance.md
+explains what an audit checks.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ class KnownPackage:
 
     Attributes:
         top: its top-level modules.
-        versions: those that were audited; later ones of the same major version count as well.
-        modules: what may be imported before the fork, with the words of a program's source that lead there. Not every
+        versions: the audited versions; later ones of the same major version are accepted too.
+        modules: the modules that may be preloaded, each with the words in a program's source that use it. Not every
             version has all of them.
-        order: "free" where it gives the same wherever its import stands in a program; "bound" where it does so only
-            before all that has an effect.
-        minds: what a free one minds all the same, of ``admission.WORDS``.
-        variables: those that its import reads, with all that this pulls in.
-        sets: those that its import sets.
+        order: "free" if its import has the same result at any position in a program; "bound" if it must come before
+            the first side effect.
+        minds: global settings that a "free" package depends on (keys of ``admission.GLOBAL_SETTINGS_WORDS``).
+        variables: environment variables that its import reads, also in the modules that it loads.
+        sets: environment variables that its import sets.
         loads: the other distributions that its import loads, by name.
-        companions: those with which it was found to do something else.
-        generators: its random generators, which a fork makes anew (rank/repairs.py).
-        settings: what a program may assign to: no import looks at it.
-        tries: the modules that its import loads as well, where they are installed.
-        seeks: those that its import only looks for.
-        refused: why it is imported in each rank, all the same.
+        companions: distributions that change what its import does; with one of them installed it is not preloaded.
+        generators: its random generators, which are seeded again after a fork (rank/repairs.py).
+        settings: its attributes that a program may assign to, because no import reads them.
+        tries: optional modules, which its import loads if they are installed.
+        seeks: modules that its import only searches for, without loading them.
+        refused: why it must be imported in each rank; None if it may be preloaded.
     """
 
     name: str
@@ -66,25 +66,25 @@ class KnownPackage:
 
     @property
     def top_level_names(self) -> set[str]:
-        """What its top-level modules begin with."""
+        """The first components of ``top``, which may have dotted names."""
         return {top.partition(".")[0] for top in self.top}
 
     def reads_variable(self, variable: str) -> bool:
-        """Whether its import reads a variable; one that ends in an asterisk stands for all that begin so."""
+        """Whether its import reads a variable; ``NAME_*`` in the table matches by prefix."""
         return any(variable == each or (each[-1] == "*" and variable.startswith(each[:-1])) for each in self.variables)
 
 
 class PackageTable:
-    """All of it; ``packages`` by name."""
+    """The contents of known.json; ``packages``: those that were audited, by name."""
 
     def __init__(self) -> None:
         with open(TABLE_FILE, encoding="utf-8") as file:
-            found: dict[str, dict[str, dict[str, Any]]] = json.load(file)
+            content: dict[str, dict[str, dict[str, Any]]] = json.load(file)
         fields = frozenset(KnownPackage.__match_args__)
         self.packages, harmless = (
             {
                 name: KnownPackage(name, **{key: each[key] for key in fields & each.keys()})
-                for name, each in found[kind].items()
+                for name, each in content[kind].items()
             }
             for kind in ("packages", "harmless")
         )
@@ -92,36 +92,37 @@ class PackageTable:
         self._harmless_by_top = {top: each for each in harmless.values() for top in each.top}
 
     def find_package(self, module: str) -> KnownPackage | None:
-        """The distribution that a module belongs to, if it is in the table."""
+        """Return the audited distribution that a module belongs to, or None."""
         return _closest_parent(module, self._by_top)
 
-    def harmless(self, module: str) -> KnownPackage | None:
-        """The distribution of a module, if it was found that its import changes nothing but variables that it sets."""
+    def find_harmless(self, module: str) -> KnownPackage | None:
+        """Return the distribution of a module whose import only sets the variables in ``sets``; it is not preloaded."""
         return _closest_parent(module, self._harmless_by_top)
 
 
 class InstalledPackages:
-    """What is installed for this interpreter, by the names of folders alone."""
+    """The distributions in this interpreter's site-packages folders, by file names alone: no metadata is read."""
 
     def __init__(self) -> None:
-        self._found: dict[str, tuple[str, str]] = {}  # version and folder, by name
-        self._names: dict[str, frozenset[str]] = {}
+        self._distributions: dict[str, tuple[str, str]] = {}  # version and folder, by name
+        self._entries: dict[str, frozenset[str]] = {}  # the entries of each folder, up to the first dot
         for folder in dict.fromkeys(filter(is_site_dir, sys.path)):
-            there = list_dir(folder)
-            self._names[folder] = frozenset(each.partition(".")[0] for each in there)
-            for found in filter(None, map(_DIST_INFO.fullmatch, there)):
-                name = normalize_name(found[1])
-                twice = name in self._found and self._found[name][1] == folder
-                self._found[name] = ("?", folder) if twice else self._found.get(name, (found[2], folder))
+            entries = list_dir(folder)
+            self._entries[folder] = frozenset(each.partition(".")[0] for each in entries)
+            for match in filter(None, map(_DIST_INFO.fullmatch, entries)):
+                name = normalize_name(match[1])
+                twice = name in self._distributions and self._distributions[name][1] == folder
+                installed = ("?", folder) if twice else self._distributions.get(name, (match[2], folder))
+                self._distributions[name] = installed
 
     def version(self, name: str) -> str | None:
-        """The version of a distribution; None where it is not installed, "?" where that cannot be told."""
-        return self._found[name][0] if name in self._found else None
+        """Return the version of a distribution: None if it is not installed, "?" if one folder has several versions."""
+        return self._distributions[name][0] if name in self._distributions else None
 
-    def holds(self, module: str) -> bool:
-        """Whether any distribution has a module, by its file; a folder without ``__init__`` is none."""
+    def has_module(self, module: str) -> bool:
+        """Whether the file of a module is installed; a folder without ``__init__.py`` does not count."""
         *parents, name = module.split(".")
-        for folder in [each for each, names in self._names.items() if (parents or [name])[0] in names]:
+        for folder in [each for each, entries in self._entries.items() if (parents or [name])[0] in entries]:
             inside = os.path.join(folder, *parents)
             files = [each for each in list_dir(inside) if each.startswith(f"{name}.") and each.endswith((".py", ".so"))]
             if files or os.path.isfile(os.path.join(inside, name, "__init__.py")):
@@ -129,22 +130,22 @@ class InstalledPackages:
         return False
 
     def why_not_audited(self, package: KnownPackage) -> str | None:
-        """Say why what is installed is not what was audited."""
+        """Return why the installed package is not one that was audited; None if it is."""
         version = self.version(package.name)
         if version is None:
             return "not installed as audited"
-        if not counts(version, package.versions):
+        if not is_audited_version(version, package.versions):
             return f"{version} has not been audited"
-        folder = self._found[package.name][1]
-        for stem in package.top_level_names:
-            first = next((each for each, names in self._names.items() if stem in names), None)
-            if first != folder and (first is not None or stem == next(iter(package.top))):
+        folder = self._distributions[package.name][1]
+        for name in package.top_level_names:
+            first = next((each for each, entries in self._entries.items() if name in entries), None)
+            if first != folder and (first is not None or name == next(iter(package.top))):
                 return "not installed as audited"
         return None
 
 
 def list_dir(folder: str) -> list[str]:
-    """What is in a folder, in order; nothing where it cannot be read."""
+    """Return the sorted entries of a folder; none if it cannot be read."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
@@ -152,7 +153,7 @@ def list_dir(folder: str) -> list[str]:
 
 
 def entry_points(info: str) -> frozenset[str]:
-    """The groups of entry points that a distribution has, by its folder of metadata."""
+    """Return the entry point groups of the distribution whose ``.dist-info`` or ``.egg-info`` folder is ``info``."""
     try:
         with open(os.path.join(info, "entry_points.txt"), encoding="utf-8", errors="replace") as file:
             return frozenset(line.strip(" []\n") for line in file if line.lstrip().startswith("["))
@@ -161,31 +162,31 @@ def entry_points(info: str) -> frozenset[str]:
 
 
 def is_site_dir(folder: str) -> bool:
-    """Whether a folder is one that packages are installed in."""
+    """Whether a folder is a site-packages folder, by its name."""
     return os.path.basename(folder) in SITE_DIR_NAMES
 
 
 def normalize_name(name: str) -> str:
-    """The name of a distribution as the table has it."""
+    """Return the normalized name of a distribution (PEP 503), as in the table."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def counts(version: str | None, audited: Collection[str]) -> bool:
-    """Whether a version is one that was audited, or a later one of the same major version."""
-    here = _release_numbers(version or "")
+def is_audited_version(version: str | None, audited: Collection[str]) -> bool:
+    """Whether a version was audited, or is later than an audited one of the same major version."""
+    release = _release_numbers(version or "")
     return version in audited or any(
-        here[:1] == each[:1] and here >= each for each in map(_release_numbers, audited) if each
+        release[:1] == each[:1] and release >= each for each in map(_release_numbers, audited) if each
     )
 
 
 def _release_numbers(version: str) -> list[int]:
-    """Those of a release; none of what is before one."""
-    found = _VERSION.fullmatch(version)
-    return [int(part) for part in found[1].split(".")] if found else []
+    """Return the numbers of a release; none for a pre-release."""
+    match = _VERSION.fullmatch(version)
+    return [int(part) for part in match[1].split(".")] if match else []
 
 
 def _closest_parent(module: str, packages: Mapping[str, KnownPackage]) -> KnownPackage | None:
-    """What a module, or the nearest package around it, is listed under."""
+    """Look up a module, or else the closest parent package that is in ``packages``."""
     while module and module not in packages:
         module = module.rpartition(".")[0]
     return packages.get(module)

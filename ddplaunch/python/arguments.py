@@ -1,7 +1,7 @@
-"""The arguments of a function that a program calls in its ranks: those of the call, and the facts that it names.
+"""Checks and binds the arguments of a function that ``launch`` or ``Session.run`` calls in the ranks.
 
-The rule is that of ``ddplaunch run file.py:function``: ddplaunch fills in ``rank``, ``world_size``, ``device`` and the
-other names of ``INJECTED``; positional arguments fill the remaining parameters, in order.
+As in ``ddplaunch run file.py:function``, ddplaunch fills in ``rank``, ``world_size``, ``device`` and the other names of
+``INJECTED``; positional arguments fill the remaining parameters, in order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def check_call(function: object, args: tuple[object, ...]) -> None:
     try:
         filled = _injected(function)
         _bind(function, args, filled)
-    except ValueError:  # made in C, without a signature
+    except ValueError:  # a C function without a signature
         return
     except TypeError as error:
         if _is_wrapped(function):  # the decorator may add arguments
@@ -47,7 +47,7 @@ def bind_call(
     facts: Mapping[str, Any],
     make_device: Callable[[str], object],
 ) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Return the positional and the named arguments for ``function``: ``args``, and of ``facts`` what it names."""
+    """Return positional and keyword arguments for ``function``: ``args``, and the ``facts`` its parameters name."""
     try:
         filled = _injected(function)
         if not filled:
@@ -63,17 +63,17 @@ def bind_call(
 
 def _injected(function: Callable[..., object]) -> dict[str, Parameter]:
     """The parameters that ddplaunch fills in, by name, without those that a ``functools.partial`` has set."""
-    given: set[str] = set()
+    preset: set[str] = set()
     inner: object = function
     while isinstance(inner, functools.partial):
-        given |= inner.keywords.keys()
+        preset |= inner.keywords.keys()
         inner = inner.func
-    found = signature.from_function("", function).parameters
-    return {each.name: each for each in found if each.injected and each.name not in given}
+    parameters = signature.from_function("", function).parameters
+    return {each.name: each for each in parameters if each.injected and each.name not in preset}
 
 
 def _bind(function: Callable[..., object], args: tuple[object, ...], filled: Mapping[str, Parameter]) -> Any:
-    """Bind ``args`` to the parameters that are not in ``filled``; TypeError where they do not fit."""
+    """Bind ``args`` to the parameters that are not in ``filled``; raises TypeError if they do not fit."""
     own = _signature(function)
     rest = own.replace(parameters=[each for each in own.parameters.values() if each.name not in filled])
     bound = own.bind_partial()
@@ -82,7 +82,7 @@ def _bind(function: Callable[..., object], args: tuple[object, ...], filled: Map
 
 
 def _signature(function: Callable[..., object]) -> inspect.Signature:
-    """The signature, without the return annotation, which is not of interest to who calls it."""
+    """The signature without the return annotation, which is irrelevant in an error message."""
     return inspect.signature(function).replace(return_annotation=inspect.Signature.empty)
 
 

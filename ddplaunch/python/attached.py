@@ -1,4 +1,4 @@
-"""``ddplaunch debug`` at pytest's terminal, while ranks of a test are in their debugger."""
+"""Runs ``ddplaunch debug`` at pytest's terminal while ranks of a test are in the debugger."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ import pytest
 
 from ddplaunch.plan.command import python_command
 
-ATTACH_TEXT = " attaches"
-"""How the launcher's note ends that a rank has stopped, and nobody is there."""
+ATTACH_TEXT = "`ddplaunch debug "
+"""In the launcher's note that a rank has stopped and no user is attached."""
 
 
 class ExaminedInDebugger(pytest.fail.Exception, bdb.BdbQuit):  # type: ignore[misc, name-defined]
-    """A failure for which pytest's own debugger is not to come: the frames are in the rank."""
+    """A failure for which pytest must not start its own debugger: the frames are in the rank."""
 
-    __module__ = "builtins"  # as that of pytest.fail, by which it is shown
+    __module__ = "builtins"  # like that of pytest.fail, so that it is shown in the same way
 
 
 ExaminedInDebugger.__name__ = ExaminedInDebugger.__qualname__ = pytest.fail.Exception.__name__
 
 
 class PytestDebugger:
-    """Gives the terminal to ``ddplaunch debug`` when a rank stops, and takes it back when the test is over."""
+    """Starts ``ddplaunch debug`` on the terminal when a rank stops, and ends it after the test."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._capture = config.pluginmanager.getplugin("capturemanager")
         self._lock = threading.Lock()
         self._client: subprocess.Popen[bytes] | None = None
-        self._open = False
+        self._test_runs = False
         self.post_mortem = bool(config.getoption("usepdb", False))
-        self.is_available = self.post_mortem or (not hasattr(config, "workerinput") and self._at_terminal())
+        self.is_available = self.post_mortem or (not hasattr(config, "workerinput") and self._has_terminal())
 
-    def _at_terminal(self) -> bool:
-        """Whether somebody can type: below pytest's capture stdin is /dev/null."""
+    def _has_terminal(self) -> bool:
+        """Whether stdin and stdout are a terminal without pytest's capture, which sets stdin to /dev/null."""
         self._suspend()
         try:
             return os.isatty(0) and os.isatty(1)
@@ -54,13 +54,13 @@ class PytestDebugger:
             self._capture.resume()
 
     def start_test(self) -> None:
-        """A test's body starts."""
-        self._open = True
+        """Called before a test's body runs."""
+        self._test_runs = True
 
     def on_note(self, pid: int, text: str) -> bool:
-        """Take in what the launcher says, in the thread that reads it; whether a person sees it now."""
+        """Called with each note of the launcher, in its reader thread; returns whether the debugger shows it."""
         with self._lock:
-            if not (self._open and text.endswith(ATTACH_TEXT)):
+            if not (self._test_runs and ATTACH_TEXT in text):
                 return False
             if self._client is None:
                 self._suspend()
@@ -72,12 +72,12 @@ class PytestDebugger:
             return True
 
     def finish_test(self) -> None:
-        """The test's body is over."""
+        """Called after a test's body has run: end the debug client, and resume capturing."""
         with self._lock:
-            self._open = False
+            self._test_runs = False
             client, self._client = self._client, None
         if client is not None:
-            client.terminate()  # it sets the terminal back
+            client.terminate()  # it restores the terminal settings
             client.wait()
             self._config.get_terminal_writer().sep(">", "ddplaunch debug ends (capture resumed)")
             self._resume()

@@ -1,4 +1,4 @@
-"""The body of a test in a rank."""
+"""Runs the body of a pytest test in a rank, and reports global state that the test has changed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _tests = itertools.count(1)
 
 
 Result = tuple[tuple[str, str] | None, list[str]]
-"""The outcome ("skip" or "xfail", and why) unless the test passed, and what it left that the next test would find."""
+"""The outcome ("skip" or "xfail", and why; None if the test passed), and its changes to state that tests share."""
 
 
 def run_body(function: Callable[..., object], given: dict[str, object]) -> Result:
-    """Run the body in this rank."""
+    """Run the test's body in this rank; ``given``: its fixtures' values, by name."""
     _isolate_store_keys(next(_tests))
     own = {"rank": runtime.rank, "world_size": runtime.world_size, "device": runtime.device}
     arguments = {name: own[value.name]() if isinstance(value, RankValue) else value for name, value in given.items()}
@@ -36,13 +36,13 @@ def run_body(function: Callable[..., object], given: dict[str, object]) -> Resul
         outcome = ("skip" if isinstance(error, pytest.skip.Exception) else "xfail", str(error.msg))
     for restore, state in generators:
         restore(state)
-    sys.excepthook = hook  # each process group puts one of torch's before it
+    sys.excepthook = hook  # torch wraps it at each creation of a process group
     after = _capture_state()
-    return outcome, [words for words in {**before, **after} if before.get(words) != after.get(words)]
+    return outcome, [change for change in {**before, **after} if before.get(change) != after.get(change)]
 
 
 def _isolate_store_keys(test: int) -> None:
-    """Give each process group of this test keys of its own in the job's store, which keeps those of others."""
+    """Prefix the store keys of each process group of this test: the job's store still has those of earlier tests."""
     import torch.distributed as dist
 
     handlers = getattr(sys.modules.get("torch.distributed.rendezvous"), "_rendezvous_handlers", {})
@@ -60,25 +60,25 @@ def _isolate_store_keys(test: int) -> None:
 
 
 def _generator_resetters() -> list[tuple[Callable[[Any], object], Any]]:
-    """How to set the generators of random numbers back to what they are now: a test may seed them."""
-    found: list[tuple[Callable[[Any], object], Any]] = [(random.setstate, random.getstate())]
+    """Functions that restore the random generators, with their current states: a test may seed them."""
+    resetters: list[tuple[Callable[[Any], object], Any]] = [(random.setstate, random.getstate())]
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
-        found.append((numpy.random.set_state, numpy.random.get_state()))
+        resetters.append((numpy.random.set_state, numpy.random.get_state()))
     if torch is not None:
-        found.append((torch.set_rng_state, torch.get_rng_state()))
+        resetters.append((torch.set_rng_state, torch.get_rng_state()))
         if torch.cuda.is_initialized():
-            found.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
-    return found
+            resetters.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    return resetters
 
 
 def _capture_state() -> dict[str, object]:
-    """What tests share in a process, by what is to be said of a change."""
+    """The state that tests share in a process, by the message about a change."""
     torch = sys.modules.get("torch")
-    found: dict[str, object] = {f"leaves the variable {name} changed": value for name, value in os.environ.items()}
-    found["leaves another working folder"] = os.getcwd()
+    state: dict[str, object] = {f"changed the variable {name}": value for name, value in os.environ.items()}
+    state["changed the working folder"] = os.getcwd()
     if torch is not None:
-        found["leaves another default dtype"] = str(torch.get_default_dtype())
+        state["changed the default dtype"] = str(torch.get_default_dtype())
         with suppress(AttributeError):
-            found["leaves a process group open, or closed one that it had"] = torch.distributed.is_initialized()
-    return found
+            state["left a process group open, or closed an existing one"] = torch.distributed.is_initialized()
+    return state

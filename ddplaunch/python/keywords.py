@@ -1,6 +1,7 @@
-"""The keywords of ``launch`` and ``Session``, for type checkers: the options of ``ddplaunch run``, as a test holds.
+"""The keyword arguments of ``launch`` and ``Session``, for type checkers: the options of ``ddplaunch run``.
 
-Values are what is typed: ``timeout="10m"`` or 600, ``nproc=4`` or "auto".
+A test keeps them equal to the options. Values are as on the command line: ``timeout="10m"`` or 600, ``nproc=4`` or
+"auto".
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ Texts = str | Sequence[str]
 
 
 class Keywords(TypedDict, total=False):
-    """What ``ddplaunch run`` takes, but for what needs a terminal or a target."""
+    """The options of ``ddplaunch run``, except those about a terminal or the target."""
 
     nproc: str | int | None
     gpus: Text | None

@@ -1,4 +1,4 @@
-"""``launch``: a function called in every rank of a job, and what each returned."""
+"""``launch`` and ``launch_async``: call a function in every rank of a job and return the results."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def launch(
     output: IO[str] | None = None,
     **keywords: Unpack[Keywords],
 ) -> list[T]:
-    """Call a function in every rank of a job, and return what each rank returned, in order of ranks.
+    """Call a function in every rank of a job, and return the results in order of ranks.
 
     Args:
-        function: any that cloudpickle takes: a script's, a notebook's, a closure; ``functools.partial`` for keywords.
-            Parameters called ``rank``, ``world_size``, ``device``, … get the rank's own values, as with ``run``.
+        function: any function that cloudpickle supports: of a script or a notebook, a closure; for keyword arguments
+            use ``functools.partial``. Parameters named ``rank``, ``world_size``, ``device``, … get the rank's values.
         args: for the other parameters, in order.
-        output: a text stream that gets what ranks print; by default this process's stdout and stderr do.
+        output: a text stream for the ranks' output; default: this process's stdout and stderr.
         keywords: the options of ``ddplaunch run``, by name: ``nproc=4``, ``max_restarts=2``, ``timeout="10m"``.
 
     Raises:
-        RankFailed: a rank failed; what it raised is the ``__cause__``.
+        RankFailed: a rank failed; the exception that it raised is the ``__cause__``.
         UsageError: the function does not take these arguments, or an option is wrong.
         LaunchError: the function or an argument cannot be pickled; or the job did not start, or was stopped.
         TypeError: a keyword is unknown.
@@ -58,20 +58,20 @@ async def launch_async(
     output: IO[str] | None = None,
     **keywords: Unpack[Keywords],
 ) -> list[T]:
-    """As ``launch``, beside what else the event loop does. Cancelling it stops the job."""
+    """Like ``launch``, without blocking the event loop. Cancelling it stops the job."""
     __tracebackhide__ = True
     job = _prepare(function, args, output, keywords)
-    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
-    def watch() -> None:
+    def wait_for_end() -> None:
         job.wait()
-        loop.call_soon_threadsafe(over.set)
+        loop.call_soon_threadsafe(ended.set)
 
     try:
         job.start()
-        threading.Thread(target=watch, name="ddplaunch-end", daemon=True).start()
+        threading.Thread(target=wait_for_end, name="ddplaunch-end", daemon=True).start()
         try:
-            await over.wait()
+            await ended.wait()
         except BaseException:
             await loop.run_in_executor(None, job.stop)
             raise

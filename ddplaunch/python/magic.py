@@ -1,4 +1,4 @@
-"""``%%ddplaunch --nproc 4``: a notebook's cell in every rank of a session that lives from cell to cell."""
+"""The notebook magic ``%%ddplaunch --nproc 4``: runs a cell in every rank of a session that persists between cells."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddplaunch.python.session import Session
 
 
 class CellRanks:
-    """The ranks of a notebook's cells."""
+    """The session whose ranks run a notebook's cells."""
 
     def __init__(self) -> None:
         self._session: Session | None = None
@@ -23,14 +23,14 @@ class CellRanks:
         self._folder = tempfile.TemporaryDirectory(prefix="ddplaunch-cells-")  # tracebacks show lines of files
 
     def run(self, line: str, cell: str) -> None:
-        """Run the cell in every rank. %%ddplaunch --nproc 4; without --nproc in the ranks that are there."""
+        """Run the cell in every rank: %%ddplaunch --nproc 4; without --nproc in the ranks of the last cell."""
         words = line.replace("=", " ").split()
         if words and (len(words) != 2 or words[0] != "--nproc"):
-            raise UsageError(f"%%ddplaunch takes --nproc N alone, not {line.strip()}", "use Session() for more")
+            raise UsageError(f"%%ddplaunch takes only --nproc N, not {line.strip()}", "use Session() for more")
         nproc = words[1] if words else self._nproc
         if not nproc:
-            raise UsageError("no ranks are there yet", "type: %%ddplaunch --nproc 2")
-        parse_nproc(nproc, 1, gpus=1, physical_cpus=1)  # what is wrong must not end the ranks that are there
+            raise UsageError("no ranks have been started yet", "type: %%ddplaunch --nproc 2")
+        parse_nproc(nproc, 1, gpus=1, physical_cpus=1)  # an invalid value must not end the current ranks
         self._cells += 1
         path = Path(self._folder.name, f"{self._cells}.py")
         path.write_text(cell, encoding="utf-8")
@@ -43,7 +43,7 @@ class CellRanks:
 
 
 def run_cell(source: str, name: str) -> None:
-    """Run a cell in this rank, whose ``__main__`` keeps its names; print what its last line is, as a notebook does."""
+    """Run a cell in this rank's ``__main__``, and print the value of its last expression, as a notebook does."""
     tree = ast.parse(source, name)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     names: dict[str, Any] = sys.modules["__main__"].__dict__

@@ -1,8 +1,8 @@
-"""Objects on their way between a caller and its ranks: pickles in a folder of the user's own.
+"""Serializes objects between a caller and its ranks: pickles in a private folder.
 
-Functions and classes that cannot be imported (a notebook's, a script's, lambdas, closures) travel by value, as
-cloudpickle has it. The memory of big tensors and arrays (the out-of-band buffers of PEP 574) is a file beside the
-pickle, which the reader maps. The source of a notebook's cell is a file too, so that tracebacks can show its lines.
+Functions and classes that cannot be imported (of a notebook or a script, lambdas, closures) are pickled by value, by
+cloudpickle. The memory of large tensors and arrays (out-of-band buffers of PEP 574) is in files next to the pickle,
+which the reader maps. The source of a notebook's cell is a file, too, so that tracebacks show its lines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import cloudpickle
 
 from ddplaunch.errors import LaunchError, sanitize_line
 
-_MIN_MAPPED_BYTES = 1 << 20  # bytes of a tensor's or an array's memory, from which on a file of its own pays
+_MIN_MAPPED_BYTES = 1 << 20  # a tensor or array of at least this size gets its own file
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -30,38 +30,38 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(file, protocol=5, buffer_callback=self._keep_in_band)
         self._path = path
         self.files: list[str] = []
-        """All files beside the pickle."""
+        """All additional files."""
         self.buffers: list[str] = []
-        """Those that hold out-of-band buffers, in order."""
+        """Those with out-of-band buffers, in order."""
 
-    def _write_beside(self, memory: Any) -> str:
+    def _write_file(self, memory: Any) -> str:
         self.files.append(f"{self._path}-{len(self.files) + 1}")
         _write_atomic(self.files[-1], memory)
         return self.files[-1]
 
     def _keep_in_band(self, buffer: pickle.PickleBuffer) -> bool:
-        """Write a large buffer to a file of its own; a small one stays in the pickle."""
+        """The buffer callback: write a large buffer to its own file and return False; a small one stays in-band."""
         memory = buffer.raw()
         if memory.nbytes < _MIN_MAPPED_BYTES:
             return True
-        self.buffers.append(self._write_beside(memory))
+        self.buffers.append(self._write_file(memory))
         return False
 
     def reducer_override(self, value: Any) -> Any:
-        if type(value) is CodeType and (path := self._source(value.co_filename)):
+        if type(value) is CodeType and (path := self._write_source(value.co_filename)):
             return _same, (value.replace(co_filename=path),)
         torch = sys.modules.get("torch")
         if torch is not None and type(value) is torch.storage.TypedStorage:
-            untyped = value._untyped_storage.cpu()  # the caller need not have the rank's GPU
+            untyped = value._untyped_storage.cpu()  # the caller may have no such GPU
             if untyped.nbytes() >= _MIN_MAPPED_BYTES:
-                path = self._write_beside((ctypes.c_char * untyped.nbytes()).from_address(untyped.data_ptr()))
+                path = self._write_file((ctypes.c_char * untyped.nbytes()).from_address(untyped.data_ptr()))
                 return _map_storage, (path, untyped.nbytes(), value.dtype)
             if value._untyped_storage.device.type != "cpu":
                 return _on_cpu, (bytes(untyped), value.dtype)
         return super().reducer_override(value)
 
-    def _source(self, name: str) -> str | None:
-        """Write the source that is known only to this process to a file; None where there is a file already."""
+    def _write_source(self, name: str) -> str | None:
+        """Write source that exists only in this process (linecache) to a file; None if it is in a file already."""
         if os.path.exists(name) or not (lines := linecache.getlines(name)):
             return None
         path = os.path.join(os.path.dirname(self._path), os.path.basename(name))
@@ -80,7 +80,7 @@ def _write_atomic(path: str, data: Any) -> None:
 
 
 def _map_storage(path: str, size: int, dtype: Any) -> Any:
-    """The memory of a tensor, mapped: what is written to it stays in this process."""
+    """Map a tensor's memory from a file; writes stay private to this process."""
     import torch
 
     untyped = torch.UntypedStorage.from_file(path, shared=False, nbytes=size)
@@ -96,11 +96,11 @@ def _on_cpu(data: bytes, dtype: Any) -> Any:
 
 
 def dump(value: object, path: str) -> None:
-    """Write an object to a file that appears complete.
+    """Write an object to a file, atomically.
 
     Raises:
-        pickle.PicklingError, TypeError, AttributeError and others: it cannot be pickled.
-        OSError: it cannot be written.
+        pickle.PicklingError, TypeError, AttributeError and others: the object cannot be pickled.
+        OSError: the file cannot be written.
     """
     pickled = io.BytesIO()
     pickler = _Pickler(pickled, path)
@@ -116,7 +116,7 @@ def dump(value: object, path: str) -> None:
 
 
 def dump_call(function: Callable[..., object], args: tuple[object, ...], path: str) -> None:
-    """Write a function and its arguments to a file; LaunchError names what cannot be pickled."""
+    """Write a function and its arguments to a file; raises UnpicklableError, which names the culprit."""
     try:
         dump((function, args), path)
     except OSError:
@@ -132,7 +132,7 @@ class UnpicklableError(LaunchError):
 
 
 def unpicklable(values: dict[str, object], error: Exception) -> UnpicklableError:
-    """The error for the first of ``values`` that cannot be pickled, by its name."""
+    """The error that names the first of ``values`` that cannot be pickled."""
     for name, value in values.items():
         try:
             cloudpickle.dumps(value)
@@ -142,13 +142,13 @@ def unpicklable(values: dict[str, object], error: Exception) -> UnpicklableError
 
 
 def load(path: str) -> Any:
-    """Read an object that ``dump`` has written."""
+    """Read an object written by ``dump``."""
     with open(path, "rb") as file:
         buffers = [_map(each) for each in pickle.load(file)]
         return pickle.load(file, buffers=buffers)
 
 
 def _map(path: str) -> mmap.mmap:
-    """A file's content as private memory: what is written to it stays in this process."""
+    """Map a file copy-on-write: writes stay private to this process."""
     with open(path, "rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

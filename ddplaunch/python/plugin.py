@@ -1,6 +1,6 @@
 """The pytest plugin: ``@pytest.mark.ranks(4)`` runs a test's body in four ranks.
 
-Nothing but pytest is imported until such a test runs.
+Until such a test runs, only pytest is imported.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _RANKS: pytest.StashKey[PytestRanks] = pytest.StashKey()
 _NOT_IN_RANKS = frozenset(
     {"monkeypatch", "capsys", "capfd", "capsysbinary", "capfdbinary", "capteesys", "caplog", "recwarn", "request"}
 )
-"""Fixtures that change or watch the process of pytest, which no rank is."""
+"""Fixtures that change or capture pytest's own process; ranks are other processes."""
 
 
 class RankValue:
-    """Stands for a value that each rank has of its own."""
+    """Placeholder of a fixture whose value differs in each rank."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -37,31 +37,31 @@ def _rank_value(request: pytest.FixtureRequest, name: str) -> RankValue:
 
 @pytest.fixture
 def rank(request: pytest.FixtureRequest) -> object:
-    """The rank that runs this, from 0."""
+    """The number of the rank that runs the test, from 0."""
     return _rank_value(request, "rank")
 
 
 @pytest.fixture
 def world_size(request: pytest.FixtureRequest) -> object:
-    """How many ranks run this."""
+    """The number of ranks that run the test."""
     return _rank_value(request, "world_size")
 
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> object:
-    """The ``torch.device`` of the rank that runs this."""
+    """The ``torch.device`` of the rank that runs the test."""
     return _rank_value(request, "device")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Describe the marker."""
+    """Register the marker."""
     what = "run the test in n ranks; keywords are those of ddplaunch.launch, and fresh=True, timeout=SECONDS"
     config.addinivalue_line("markers", f"ranks(n, **keywords): {what}")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Refuse a marked test whose body would not run in ranks."""
+    """Fail a marked test whose body cannot run in ranks."""
     marker = item.get_closest_marker("ranks")
     if marker is not None and (why := _why_unsupported(item, marker)):
         pytest.fail(why, pytrace=False)
@@ -69,13 +69,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def _why_unsupported(item: pytest.Item, marker: pytest.Mark) -> str | None:
     if not isinstance(item, pytest.Function) or (item.cls and issubclass(item.cls, unittest.TestCase)):
-        return "@pytest.mark.ranks does not work with unittest's classes: write a class of pytest's, or a function"
+        return "@pytest.mark.ranks does not work with unittest.TestCase: use a plain class or a function"
     if len(marker.args) != 1 or "nproc" in marker.kwargs:
-        return "@pytest.mark.ranks takes one number of ranks, and keywords: @pytest.mark.ranks(4)"
+        return "@pytest.mark.ranks takes the number of ranks and keywords: @pytest.mark.ranks(4)"
     if inspect.iscoroutinefunction(item.obj):
         return "@pytest.mark.ranks does not await tests: call asyncio.run in the test"
-    if unfit := sorted(_NOT_IN_RANKS & set(item._fixtureinfo.argnames)):
-        return f"the fixture {unfit[0]} works on the process of pytest, which no rank is"
+    if unsupported := sorted(_NOT_IN_RANKS & set(item._fixtureinfo.argnames)):
+        return f"the fixture {unsupported[0]} does not work in a ranks test: it acts on pytest's own process"
     return None
 
 
@@ -99,6 +99,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the ranks."""
+    """End the ranks at the end of the test session."""
     if ranks := config.stash.get(_RANKS, None):
         ranks.close()

@@ -1,4 +1,4 @@
-"""What ranks print, on its way to the streams of the program that launched them."""
+"""Relays the launcher's output to the streams of the calling program, and collects ddplaunch's own messages."""
 
 from __future__ import annotations
 
@@ -19,65 +19,65 @@ _CHUNK = 1 << 16
 
 
 class OutputPrinter:
-    """Prints what comes from a launcher, each stream in a thread; what ddplaunch itself says is kept."""
+    """Prints the output of a launcher, one thread per stream, and collects its messages (--log-json)."""
 
     def __init__(self, output: IO[str] | None, mark: str) -> None:
-        """``output``: for both streams; by default ours. ``mark``: how lines begin that ``wait_for_mark`` waits for."""
+        """``output``: stream for both; default: sys.stdout and sys.stderr. ``mark``: start of a line with a mark."""
         self._output, self._mark = output, re.compile(re.escape(mark) + r"(\d+)\n")
-        self._news = threading.Condition()
-        self._seen: dict[str, float] = {"stdout": 0, "stderr": 0}
+        self._marks_changed = threading.Condition()
+        self._last_marks: dict[str, float] = {"stdout": 0, "stderr": 0}
         self.context = contextvars.copy_context()
-        """Of who waits for it: in a notebook this tells to which cell a line belongs."""
+        """Context of the waiting caller: in a notebook it decides to which cell output belongs."""
         self.on_note: Callable[[str], bool] = lambda text: False
-        """Is told each note of ddplaunch, in the thread that reads it; whether it need not be printed."""
+        """Called with each note, in the reader thread; the note is not printed if it returns True."""
         self.stop: Callable[[], None] = lambda: None
-        """Is called once the stream has raised something."""
+        """Called once after the stream ``output`` has raised."""
         self.error: BaseException | None = None
-        """What the stream has raised, which is the caller's; nothing more is written to it."""
+        """The exception of the stream ``output``, for the caller; it is not written to any more."""
         self.messages: list[dict[str, Any]] = []
-        """The records of ddplaunch itself (--log-json)."""
+        """The messages of ddplaunch, parsed."""
 
     def print_stream(self, pipe: IO[bytes], name: str) -> None:
-        """Print what comes on stdout or stderr, to its end."""
+        """Print the data of the launcher's stdout or stderr until its end."""
         rest = b""
         while data := os.read(pipe.fileno(), _CHUNK):
             lines, end, rest = (rest + data).rpartition(b"\n")
-            self._take((lines + end).decode(errors="replace"), name)
-        self._take(rest.decode(errors="replace"), name)
+            self._print_lines((lines + end).decode(errors="replace"), name)
+        self._print_lines(rest.decode(errors="replace"), name)
         self._on_mark(name, math.inf)
 
     def wait_for_mark(self, number: int, seconds: float) -> bool:
-        """Wait until the mark with this number has come on both streams, or they have ended."""
-        with self._news:
-            return self._news.wait_for(lambda: min(self._seen.values()) >= number, seconds)
+        """Wait until the mark with this number has arrived on both streams, or they have ended."""
+        with self._marks_changed:
+            return self._marks_changed.wait_for(lambda: min(self._last_marks.values()) >= number, seconds)
 
-    def _take(self, text: str, name: str) -> None:
-        """Print what ranks have printed, and notes of ddplaunch as lines."""
-        printed: list[str] = []
-        reached = 0
-        for line in io.StringIO(text, newline="\n"):  # a rank may print what else ends lines
+    def _print_lines(self, text: str, name: str) -> None:
+        """Print the ranks' lines, and ddplaunch's notes as text."""
+        lines: list[str] = []
+        last_mark = 0
+        for line in io.StringIO(text, newline="\n"):  # splits at \n only: ranks may print other line separators
             if name == "stderr" and line.startswith(JSON_LINE_START):
                 line = self._collect_message(line)
             elif mark := self._mark.search(line):
-                line, reached = line[: mark.start()], int(mark[1])
-            printed.append(line)
-        if whole := "".join(printed):
-            self.print(whole, name)
-        self._on_mark(name, reached)
+                line, last_mark = line[: mark.start()], int(mark[1])
+            lines.append(line)
+        if joined := "".join(lines):
+            self.print(joined, name)
+        self._on_mark(name, last_mark)
 
     def _collect_message(self, line: str) -> str:
-        """Keep what ddplaunch says; return what people should read of it now."""
+        """Store a message of ddplaunch; return the text to print for it now, or ""."""
         try:
-            said = json.loads(line)
-        except ValueError:  # cut
+            message = json.loads(line)
+        except ValueError:  # truncated
             return ""
-        self.messages.append(said)
-        if said["kind"] == "note" and self.on_note(said["text"]):
+        self.messages.append(message)
+        if message["kind"] == "note" and self.on_note(message["text"]):
             return ""
-        return f"ddplaunch: {said['text']}\n" if said["kind"] in ("note", "waiting", "restart") else ""
+        return f"ddplaunch: {message['text']}\n" if message["kind"] in ("note", "waiting", "restart") else ""
 
     def print(self, text: str, name: str) -> None:
-        """Print a text on ``output``, or on stdout or stderr of the caller."""
+        """Print text to ``output``, or to the caller's stdout or stderr."""
         self.context.copy().run(self._print, text, name)
 
     def _print(self, text: str, name: str) -> None:
@@ -97,6 +97,6 @@ class OutputPrinter:
             self.stop()
 
     def _on_mark(self, name: str, number: float) -> None:
-        with self._news:
-            self._seen[name] = max(self._seen[name], number)
-            self._news.notify_all()
+        with self._marks_changed:
+            self._last_marks[name] = max(self._last_marks[name], number)
+            self._marks_changed.notify_all()

@@ -1,4 +1,4 @@
-"""What runs in a rank that a program has launched: it calls the functions that it is sent, one after the other."""
+"""The program of the ranks of ``launch`` and ``Session``: calls the functions that the caller sends."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from ddplaunch.control.failure import RankFailure
 
 CALL_SOCKET = "calls"
-"""The socket in a session's folder at which its ranks wait; without it there is one call."""
+"""The socket in a session's folder to which its ranks connect; without it there is a single call."""
 
 RETURNED, RAISED = b"d", b"e"
 """Replies to a call. After either the rank waits for the next one."""
 
 CALL, CALL_QUIETLY, CALL_OR_END = b"c", b"q", b"r"
-"""Requests for a call. A function that raises: its traceback is printed; it is not printed; the rank fails with it."""
+"""Requests for a call. If the function raises: print its traceback; print nothing; fail with the exception."""
 
-_ENDS = (SystemExit, KeyboardInterrupt)
+_EXIT_EXCEPTIONS = (SystemExit, KeyboardInterrupt)
 """Exceptions that end a rank."""
 
-_OURS = os.path.dirname(__file__) + os.sep
+_OWN_DIR = os.path.dirname(__file__) + os.sep
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class RaisedException:
     pid: int
     moment: float  # seconds since the epoch
     message: str  # "ValueError: no luck"
-    traceback: str  # as Python prints it, the caller's frames only
-    error: BaseException | None  # None where it cannot be pickled
+    traceback: str  # as Python prints it, without ddplaunch's frames
+    error: BaseException | None  # None if it cannot be pickled
 
     def to_failure(self, rank: int) -> RankFailure:
-        """The same as the failure of a rank on this machine, with exit code 1."""
-        from ddplaunch.control.failure import RankFailure  # only the caller needs it
+        """Convert to the failure of a rank on this machine, with exit code 1."""
+        from ddplaunch.control.failure import RankFailure  # needed in the caller only
 
         return RankFailure(
             rank=rank,
@@ -72,7 +72,7 @@ def run_calls(
     nnodes: int,
     device: str,
 ) -> None:
-    """Do the calls of one launch, or of a session, whose files are in ``folder``."""
+    """Run the call of a ``launch``, or the calls of a session; ``folder`` has their files."""
     facts = {
         "rank": rank,
         "local_rank": local_rank,
@@ -94,7 +94,7 @@ def run_calls(
             reply = RETURNED
             try:
                 _call(folder, number, facts)
-            except _ENDS:
+            except _EXIT_EXCEPTIONS:
                 raise
             except BaseException as error:
                 if request == CALL_OR_END:
@@ -110,12 +110,12 @@ def run_calls(
 
 
 def _call(folder: str, number: int, facts: dict[str, Any]) -> None:
-    """Call one function, and write down what it returned, or its exception."""
+    """Call one function, and write its result or exception to a file."""
     path = os.path.join(folder, f"{number}.{facts['rank']}")
     try:
         function, args = parcel.load(os.path.join(folder, f"call.{number}"))
         value = _run(function, args, facts)
-    except _ENDS:
+    except _EXIT_EXCEPTIONS:
         raise
     except BaseException as error:
         _write_raised(error, f"{path}.raised")
@@ -132,11 +132,11 @@ def _call(folder: str, number: int, facts: dict[str, Any]) -> None:
 
 
 def _run(function: Callable[..., object], args: tuple[object, ...], facts: dict[str, Any]) -> object:
-    given, named = bind_call(function, args, facts, _device)
-    return function(*given, **named)
+    positional, named = bind_call(function, args, facts, _make_device)
+    return function(*positional, **named)
 
 
-def _device(name: str) -> object:
+def _make_device(name: str) -> object:
     import torch
 
     return torch.device(name)
@@ -144,31 +144,31 @@ def _device(name: str) -> object:
 
 def _print(error: BaseException) -> None:
     """Print a traceback as the interpreter would at the end of a program."""
-    _trim(error)
+    _strip_own_frames(error)
     try:
         sys.excepthook(type(error), error, error.__traceback__)
     except Exception:
         traceback.print_exception(type(error), error, error.__traceback__)
 
 
-def _trim(error: BaseException) -> None:
-    """Take the frames of this file off the beginning of a traceback."""
+def _strip_own_frames(error: BaseException) -> None:
+    """Remove ddplaunch's frames from the beginning of a traceback."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN_DIR):
         trace = trace.tb_next
     error.__traceback__ = trace
 
 
 def _write_raised(error: BaseException, path: str) -> None:
-    """Write an exception for the caller; where it cannot be pickled, only its text."""
-    own = error.__traceback__
-    _trim(error)
+    """Write an exception for the caller; only its text if it cannot be pickled."""
+    full_traceback = error.__traceback__
+    _strip_own_frames(error)
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    error.__traceback__ = own
+    error.__traceback__ = full_traceback
     raised = RaisedException(os.getpid(), time.time(), _message(error), text, error)
     try:
         parcel.dump(raised, path)
-        parcel.load(path)  # some pickle and do not unpickle
+        parcel.load(path)  # some exceptions can be pickled but not unpickled
     except Exception:
         with suppress(OSError):
             os.unlink(path)

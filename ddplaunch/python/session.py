@@ -1,4 +1,4 @@
-"""``Session``: ranks that stay, and are called again and again."""
+"""``Session``: ranks that keep their state between calls of functions."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ if TYPE_CHECKING:
     from ddplaunch.python.keywords import Keywords
 
 RAISED_TIMEOUT_S = 3.0
-"""After one rank has raised, the time for the others to return or raise; then they are taken to wait for it."""
+"""After one rank has raised, the others must return or raise within this time; else they are assumed to wait for it."""
 
 _QUIET_TIMEOUT_S = 1.0
-"""The same for a test, whose ranks are made anew anyway."""
+"""The same for a pytest test, after which new ranks are started anyway."""
 
 T = TypeVar("T")
 
 
 class Session:
-    """Ranks that keep their process group and state between calls, on this machine.
+    """Ranks on this machine that keep their process group and state between calls.
 
         with Session(nproc=4) as session:
             session.run(setup)
             for lr in (0.1, 0.01):
                 print(session.run(train, lr))
 
-    A function that raises does not end the ranks, if all of them return or raise. All other failures do;
-    ``restart=True`` starts new ranks for the next call. Threads that share a session take turns.
+    A function that raises does not end the ranks, if all ranks return or raise. Any other failure does;
+    ``restart=True`` then starts new ranks for the next call. Calls from several threads run one after another.
     """
 
     def __init__(self, *, restart: bool = False, output: IO[str] | None = None, **keywords: Unpack[Keywords]) -> None:
-        """Take the options of ``ddplaunch run`` as keywords; ranks start with the first call.
+        """Keywords are the options of ``ddplaunch run``; the ranks start with the first call.
 
         Raises:
-            UsageError: the job would have other machines than this one.
+            UsageError: a keyword that involves other machines.
         """
         for name in ("hosts", "hostfile", "nnodes", "node_rank", "spares"):
             if keywords.get(name):
@@ -59,8 +59,8 @@ class Session:
         self._restart, self._output = restart, output
         self._lock = threading.Lock()
         self.request = CALL_OR_END if keywords.get("post_mortem") else CALL
-        """What ranks do with a function that raises; the debugger waits in a rank that fails."""
-        self.on_note: Callable[[int, str], bool] | None = None  # see LaunchedJob.listen
+        """What ranks do when a function raises; with ``post_mortem`` a rank must fail, to enter the debugger."""
+        self.on_note: Callable[[int, str], bool] | None = None  # see LaunchedJob.set_note_handler
         self._ranks: _SessionRanks | None = None
         self._ended = False
 
@@ -73,15 +73,15 @@ class Session:
         self.close()
 
     def run(self, function: Callable[..., T], *args: object, timeout: float | None = None) -> list[T]:
-        """Call a function in every rank, and return what each returned, in order of ranks.
+        """Call a function in every rank, and return the results in order of ranks.
 
         Args:
-            function: as for ``launch``; parameters called ``rank``, ``world_size``, … get the rank's own values.
-            timeout: seconds from the moment when all ranks are ready; ranks that take longer are stopped.
+            function: as for ``launch``; parameters named ``rank``, ``world_size``, … get the rank's values.
+            timeout: seconds from when all ranks are ready; after it the ranks are stopped.
 
         Raises:
             UsageError: the function does not take these arguments.
-            RankFailed: a rank failed; what it raised is the ``__cause__``.
+            RankFailed: a rank failed; the exception that it raised is the ``__cause__``.
             LaunchError: the function or an argument cannot be pickled; the ranks did not start, were stopped, or took
                 too long; or the session has ended.
         """
@@ -90,11 +90,11 @@ class Session:
         with self._lock:
             if self._ended:
                 raise LaunchError(
-                    "the session has ended: make a new one", "Session(restart=True) starts new ranks after a failure"
+                    "the session has ended: create a new one", "Session(restart=True) starts new ranks after a failure"
                 )
             if self._ranks is None:
                 self._ranks = _SessionRanks(function, self._keywords, self._output, self.on_note)
-                weakref.finalize(self, self._ranks.close)  # at the end of the interpreter, at the latest
+                weakref.finalize(self, self._ranks.close)  # at the latest at the interpreter's exit
             current = self._ranks
             current.prepare(function, args)
             try:
@@ -106,11 +106,11 @@ class Session:
                     self._ended = not self._restart
                     if self.request == CALL and current.started:
                         then = "; the next call starts new ones" if self._restart else ""
-                        current.print(f"the ranks have ended; their names are gone{then}")
+                        current.print(f"the ranks have ended; their variables are lost{then}")
                 raise
 
     def close(self) -> None:
-        """End the ranks, and wait until nothing is left of them."""
+        """End the ranks, and wait until all their processes have ended."""
         ranks, self._ranks = self._ranks, None
         self._ended = True
         if ranks is not None:
@@ -118,27 +118,27 @@ class Session:
 
 
 class _SessionRanks:
-    """The ranks of a session, from one start to one end."""
+    """The ranks of a session, from one start to their end."""
 
     def __init__(
         self,
         function: Callable[..., object],
         keywords: Any,
         output: IO[str] | None,
-        heard: Callable[[int, str], bool] | None,
+        on_note: Callable[[int, str], bool] | None,
     ) -> None:
         self._pid = os.getpid()
         self._job = LaunchedJob(function, keywords, output)
-        if heard is not None:
-            self._job.set_note_handler(heard)
-        self._listening = socket.socket(socket.AF_UNIX)
+        if on_note is not None:
+            self._job.set_note_handler(on_note)
+        self._listener = socket.socket(socket.AF_UNIX)
         self._connections: dict[int, socket.socket] = {}
         self._calls = 0
         self.ready = False
         """Whether all ranks wait for the next call."""
         try:
-            self._listening.bind(self._job.path(CALL_SOCKET))
-            self._listening.listen(4096)
+            self._listener.bind(self._job.path(CALL_SOCKET))
+            self._listener.listen(4096)
         except BaseException:
             self.close()
             raise
@@ -149,12 +149,12 @@ class _SessionRanks:
         return bool(self._connections)
 
     def prepare(self, function: Callable[..., object], args: tuple[object, ...]) -> None:
-        """Write the next call to a file. LaunchError names what cannot be pickled; no rank knows of the call then."""
+        """Write the next call to a file. Raises LaunchError if it cannot be pickled; the ranks are unaffected then."""
         __tracebackhide__ = True
         parcel.dump_call(function, args, self._job.path(f"call.{self._calls}"))
 
     def run_call(self, timeout_s: float | None, request: bytes) -> list[Any]:
-        """Do the call that has been prepared; ``request`` is one of ``format_ranks.CALL`` and the like."""
+        """Run the prepared call; ``request``: CALL, CALL_QUIETLY or CALL_OR_END of python/ranks.py."""
         __tracebackhide__ = True
         number = self._calls
         self._job.capture_context()
@@ -164,17 +164,17 @@ class _SessionRanks:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._calls += 1
         self.ready = False
-        for line in self._connections.values():
+        for connection in self._connections.values():
             try:
-                line.sendall(request)
-            except OSError:  # its end is noticed below
+                connection.sendall(request)
+            except OSError:  # the rank's end is noticed below
                 pass
         raised_timeout_s = _QUIET_TIMEOUT_S if request == CALL_QUIETLY else RAISED_TIMEOUT_S
         raised, waiting = self._wait_for_done(deadline, raised_timeout_s)
         if waiting and request != CALL_QUIETLY:
-            why = self._job.describe_waits()
-            late = f"{format_ranks(waiting)} did not return within {raised_timeout_s:g} s after rank {raised[0]} had raised"
-            self.print(f"{late}: {why}" if why else late)
+            waits = self._job.describe_waits()
+            text = f"{format_ranks(waiting)} did not return within {raised_timeout_s:g} s after rank {raised[0]} raised"
+            self.print(f"{text}: {waits}" if waits else text)
         if waiting:
             raise self._job.raised(number, raised, len(waiting))
         self._job.flush()
@@ -188,80 +188,80 @@ class _SessionRanks:
         return results
 
     def print(self, text: str) -> None:
-        """Print a line of ddplaunch's own where the ranks' output goes."""
+        """Print a message of ddplaunch to where the ranks' stderr goes."""
         self._job.print(f"ddplaunch: {text}\n")
 
     def _accept_ranks(self) -> None:
-        """Wait until all ranks have connected; the first one's message has the world size."""
+        """Accept the connections of all ranks; each sends its rank and the world size."""
         __tracebackhide__ = True
         size = 1
         while len(self._connections) < size:
-            self._wait([self._listening], None)
-            line, _ = self._listening.accept()
-            rank, size = (int.from_bytes(line.recv(4, socket.MSG_WAITALL), "big") for _ in range(2))
-            self._connections[rank] = line
+            self._wait([self._listener], None)
+            connection, _ = self._listener.accept()
+            rank, size = (int.from_bytes(connection.recv(4, socket.MSG_WAITALL), "big") for _ in range(2))
+            self._connections[rank] = connection
 
-    def _wait(self, lines: Collection[socket.socket], deadline: float | None) -> list[socket.socket]:
-        """Wait until one of these can be read: none where the time is over. Raises where the job has ended."""
+    def _wait(self, sockets: Collection[socket.socket], deadline: float | None) -> list[socket.socket]:
+        """Wait until a socket is readable, and return those that are; none at the deadline. Raises if the job ends."""
         __tracebackhide__ = True
         with selectors.DefaultSelector() as selector:
-            for each in (*lines, self._job.bell):
+            for each in (*sockets, self._job.end_socket):
                 selector.register(each, selectors.EVENT_READ)
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready = [key.fileobj for key, _ in selector.select(left)]
-        if self._job.bell in ready:
+            timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ready = [key.fileobj for key, _ in selector.select(timeout_s)]
+        if self._job.end_socket in ready:
             self._raise_end()
-        return [each for each in lines if each in ready]
+        return [each for each in sockets if each in ready]
 
     def _wait_for_done(self, deadline: float | None, raised_timeout_s: float) -> tuple[list[int], list[int]]:
-        """Wait until all ranks have done their call; return those that raised, and those that still run after that.
+        """Wait until all ranks have finished the call; return those that raised, and those that then did not finish.
 
         Raises LaunchError at the deadline.
         """
         __tracebackhide__ = True
-        waiting = {line: rank for rank, line in self._connections.items()}
+        waiting = {connection: rank for rank, connection in self._connections.items()}
         raised: list[int] = []
-        until = deadline
+        end = deadline
         while waiting:
-            ready = self._wait(waiting, until)
+            ready = self._wait(waiting, end)
             if not ready and raised:
                 return raised, sorted(waiting.values())
             if not ready:
-                why = self._job.describe_waits()
-                raise LaunchError("the call took too long" + (f": {why}" if why else ""))
-            for line in ready:
-                reply = _receive(line)
-                if not reply:  # the launcher knows why
+                waits = self._job.describe_waits()
+                raise LaunchError("the call timed out" + (f": {waits}" if waits else ""))
+            for connection in ready:
+                reply = _receive(connection)
+                if not reply:  # the rank has ended, and the launcher knows why
                     self._raise_end()
-                rank = waiting.pop(line)
+                rank = waiting.pop(connection)
                 if reply == RAISED:
                     raised.append(rank)
-                    later = time.monotonic() + raised_timeout_s
-                    until = until if len(raised) > 1 else later if deadline is None else min(deadline, later)
+                    raised_end = time.monotonic() + raised_timeout_s
+                    end = end if len(raised) > 1 else raised_end if deadline is None else min(deadline, raised_end)
         return raised, []
 
     def _raise_end(self) -> NoReturn:
-        """Raise why the job has ended."""
+        """Raise the error with which the job has ended."""
         __tracebackhide__ = True
         self._job.raise_end(max(0, self._calls - 1))
         raise LaunchError("the ranks have ended")
 
     def stop(self) -> None:
-        """End them in the middle of a call, where they still run."""
+        """Stop ranks that are still in a call."""
         self._job.stop(signal.SIGINT)
 
     def close(self) -> None:
-        if os.getpid() != self._pid:  # a fork of the caller ends; the ranks are not its own
+        if os.getpid() != self._pid:  # a fork of the caller, which does not own the ranks
             return
-        for line in (*self._connections.values(), self._listening):
-            line.close()
+        for each in (*self._connections.values(), self._listener):
+            each.close()
         if self._job.has_started and not self._job.wait(5.0):
             self._job.stop()
         self._job.remove_dir()
 
 
-def _receive(line: socket.socket) -> bytes:
+def _receive(connection: socket.socket) -> bytes:
     try:
-        return line.recv(1)
+        return connection.recv(1)
     except OSError:
         return b""

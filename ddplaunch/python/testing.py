@@ -1,4 +1,4 @@
-"""The ranks that pytest keeps for its tests."""
+"""The ranks of a pytest session: starts them for marked tests, and runs the tests' bodies in them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ddplaunch.python.session import Session
 
 
 class PytestRanks:
-    """The ranks of a test session: those of one kind stay until a test of another kind comes, or one fails."""
+    """The ranks of a test session, reused by following tests with equal arguments of the marker until one fails."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._attached = PytestDebugger(config)
-        self._kind: object = None
+        self._debugger = PytestDebugger(config)
+        self._kind: object = None  # number of ranks and keywords of the current session
         self._session: Session | None = None
 
     def run_test(
@@ -39,58 +39,58 @@ class PytestRanks:
     ) -> None:
         """Run a test's body in ``n`` ranks.
 
-        ``fails``: it is expected to.
+        ``fails``: the test is expected to fail.
 
-        Raises what pytest reports as failed or skipped, with the traceback of the rank that failed first.
+        Raises pytest's exceptions for a failed or skipped test, with the traceback of the rank that failed first.
         """
-        if self._attached.is_available:
-            keywords = {"debug": True, "post_mortem": self._attached.post_mortem and not fails, **keywords}
-        if self._attached.post_mortem:
-            timeout = None  # a person takes the time
+        if self._debugger.is_available:
+            keywords = {"debug": True, "post_mortem": self._debugger.post_mortem and not fails, **keywords}
+        if self._debugger.post_mortem:
+            timeout = None  # the user is debugging
         kind = (n, sorted(keywords.items()))
         if fresh or kind != self._kind or self._session is None:
             self.close()
             self._kind, self._session = kind, Session(nproc=n, **keywords)
-            self._session.on_note = self._attached.on_note
-            self._session.request = CALL_OR_END if self._attached.post_mortem else CALL_QUIETLY
+            self._session.on_note = self._debugger.on_note
+            self._session.request = CALL_OR_END if self._debugger.post_mortem else CALL_QUIETLY
         try:
-            found = self._run(function, given, timeout)
+            results = self._run(function, given, timeout)
         except RankFailed as error:
             self.close()
-            failure: Any = ExaminedInDebugger if self._attached.post_mortem else pytest.fail.Exception
+            failure: Any = ExaminedInDebugger if self._debugger.post_mortem else pytest.fail.Exception
             raise failure(_text(error), pytrace=False) from None
-        except (LaunchError, TypeError) as error:  # TypeError: a keyword of the marker is no option
+        except (LaunchError, TypeError) as error:  # TypeError: a keyword of the marker is not an option
             self.close()
             raise pytest.fail.Exception("\n  ".join(map(str, error.args)), pytrace=False) from None
-        except pytest.fail.Exception as error:  # of pytest-timeout: where this process waits is of no interest
+        except pytest.fail.Exception as error:  # of pytest-timeout: the stack of this process is of no interest
             self.close()
             raise pytest.fail.Exception(error.msg, pytrace=False) from None
         except BaseException:
             self.close()
             raise
-        leaks = {leak: rank for rank, (_, left) in enumerate(found) for leak in left}
+        leaks = {leak: rank for rank, (_, changes) in enumerate(results) for leak in changes}
         if leaks or fresh:
             self.close()
         for leak, rank in leaks.items():
             warnings.warn(pytest.PytestWarning(f"rank {rank} {leak}; the next test gets new ranks"), stacklevel=1)
-        for outcome, reason in (each for each, _ in found if each is not None):
+        for outcome, reason in (each for each, _ in results if each is not None):
             (pytest.skip if outcome == "skip" else pytest.xfail)(reason)
 
     def _run(
         self, function: Callable[..., object], given: dict[str, object], timeout: float | None
     ) -> list[body.Result]:
-        """Run the body in the ranks; LaunchError names what of it cannot be sent there."""
+        """Run the body in the ranks; raises LaunchError, with the name, for a fixture that cannot be pickled."""
         assert self._session is not None
         module = inspect.getmodule(function)
         if module is not None:
-            cloudpickle.register_pickle_by_value(module)  # with its assertions as pytest has rewritten them
+            cloudpickle.register_pickle_by_value(module)  # keeps the assertions rewritten by pytest
         try:
-            self._attached.start_test()
+            self._debugger.start_test()
             return self._session.run(body.run_body, function, given, timeout=timeout)
         except parcel.UnpicklableError as error:
             raise parcel.unpicklable({**given, function.__name__: function}, error) from None
         finally:
-            self._attached.finish_test()
+            self._debugger.finish_test()
             if module is not None:
                 cloudpickle.unregister_pickle_by_value(module)
 
@@ -102,7 +102,7 @@ class PytestRanks:
 
 
 def _text(error: RankFailed) -> str:
-    """The report of a failure, beginning with what the rank raised, for pytest's one-line summary."""
+    """The failure report, starting with the rank's exception, for pytest's one-line summary."""
     first, newline, rest = error.report.removeprefix("ddplaunch: ").partition("\n")
     raised = first.removeprefix(f"rank {error.rank} failed with ")
     return f"{raised} (rank {error.rank}){newline}{rest}" if raised != first else error.report

@@ -1,1 +1,1 @@
-"""A job in a scheduler's queue, seen from outside: which it is, how it stands, its log, a step on its nodes."""
+"""Batch jobs as their scheduler shows them: finding one by its number, state, log, and job steps on its nodes."""

@@ -1,8 +1,8 @@
-"""A submitted job followed to its end: its log as it grows, and its state; Ctrl-C asks what to do with the job.
+"""Follows a submitted job to its end: copies its log as it grows and reports its state; Ctrl-C asks what to do with it.
 
-We open the log again for each look: over NFS only that is sure to show what another machine has written (close-to-open
-consistency, nfs(5)). Slurm's controller serves the whole cluster, so we ask it at most once a second, and less often
-while nothing changes.
+The log is opened anew for each poll: over NFS only that is sure to show what another machine has written (close-to-open
+consistency, nfs(5)). Slurm's controller serves the whole cluster, so it is queried at most once a second, and less
+often while nothing changes.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ LOG_POLL_INTERVAL_S = 0.5
 MIN_QUERY_INTERVAL_S = 1.0
 MAX_QUERY_INTERVAL_S = 5.0
 REMINDER_INTERVAL_S = 60.0
-"""Seconds between looks at the log, questions to the scheduler (least and most), and reminders of a wait."""
+"""Seconds between polls of the log, between queries of the scheduler (bounds), and between reminders while it waits."""
 
 
 class _FollowedFile:
-    """A file that grows on another machine, and where what is new in it goes."""
+    """A file that another machine appends to; new bytes are copied to ``out``."""
 
     def __init__(self, out: BinaryIO, path: str | None = None, last: int | None = None) -> None:
-        """``last``: begin with the last bytes of what is there, as many as this, at the beginning of a line."""
+        """``last``: skip all but this many bytes of what the file has already, up to the start of a line."""
         self.path = path  # None before it is known, and after it could not be read
-        self.read = 0  # bytes
+        self.read = 0  # bytes copied
         self._out, self._last = out, last
 
     def set_path(self, path: str | None) -> None:
-        """Take its path from the scheduler, if nothing was read yet; Slurm names a wrong one where ours has a %."""
+        """Use the scheduler's path, if nothing was read yet; Slurm reports a wrong one where the given path has a %."""
         if path and not self.read and "%" not in (self.path or ""):
             self.path = path
 
     def copy_new(self) -> None:
-        """Write what is new in it."""
+        """Copy the bytes that were appended since the last call."""
         if self.path is None:
             return
         try:
@@ -70,13 +70,13 @@ class _FollowedFile:
         file.seek(before)
         file.readline()
         self.read = file.tell()
-        print_line(f"the first {format_size(self.read)} of {self.path} are left out")
+        print_line(f"skipped the first {format_size(self.read)} of {self.path}")
 
 
 class LogFollower:
-    """Follows one job: its log goes to our stdout byte for byte, its stderr, where that has a file of its own, to ours.
+    """Follows one job: copies its log to stdout byte for byte, and its stderr file, if it has one, to stderr.
 
-    A line of ours is said for each change.
+    Each change of its state is printed as a line on stderr.
     """
 
     def __init__(
@@ -86,85 +86,90 @@ class LogFollower:
         files: tuple[str | None, str | None] = (None, None),
         last: int | None = None,
     ) -> None:
-        """``files``: log and stderr, where they are known; ``last``: begin with as many bytes from their ends."""
+        """``files``: paths of log and stderr, None if unknown; ``last``: skip all but their last ``last`` bytes."""
         self.job, self.scheduler = job, scheduler
         self.last_seen: BatchJobState | None = None
         self._log, self._errors = (
             _FollowedFile(sys.stdout.buffer, files[0], last),
             _FollowedFile(sys.stderr.buffer, files[1], last),
         )
-        self._said: str | None = None
-        self._said_at = 0.0
+        self._reported_state: str | None = None
+        self._reported_at = 0.0
         self._answered_at = time.monotonic()
 
     def run(self) -> int:
-        """Follow the job to its end; return its exit code. Raises LaunchError if its scheduler has forgotten it.
+        """Follow the job to its end; return its exit code. Raises LaunchError if its scheduler no longer knows it.
 
-        It may be left by KeyboardInterrupt and called again.
+        After a KeyboardInterrupt it may be called again.
         """
-        pause, ask_at = MIN_QUERY_INTERVAL_S, 0.0
+        interval, query_at = MIN_QUERY_INTERVAL_S, 0.0
         while True:
             now = time.monotonic()
-            if now >= ask_at:
-                before = self._said
-                seen = self.scheduler.query_one(self.job)
-                if seen is not None:
-                    self.last_seen = seen
-                    if not seen.is_pending:  # before, that of an array's index is not known
-                        self._set_paths(seen)
-                    if seen.code is not None:
-                        self.copy_logs()  # all of it, before we say how it ended
-                self._report_state(seen)
-                if seen is not None and seen.code is not None:
-                    return seen.code
-                pause = MIN_QUERY_INTERVAL_S if self._said != before else min(pause * 1.25, MAX_QUERY_INTERVAL_S)
-                ask_at = time.monotonic() + pause
+            if now >= query_at:
+                before = self._reported_state
+                state = self.scheduler.query_one(self.job)
+                if state is not None:
+                    self.last_seen = state
+                    if not state.is_pending:  # until then the path for an index of an array is not known
+                        self._set_paths(state)
+                    if state.code is not None:
+                        self.copy_logs()  # the rest of the log, before the line on its end
+                self._report_state(state)
+                if state is not None and state.code is not None:
+                    return state.code
+                interval = (
+                    MIN_QUERY_INTERVAL_S
+                    if self._reported_state != before
+                    else min(interval * 1.25, MAX_QUERY_INTERVAL_S)
+                )
+                query_at = time.monotonic() + interval
             self.copy_logs()
             time.sleep(LOG_POLL_INTERVAL_S)
 
-    def finish(self, seen: BatchJobState) -> int:
-        """Show the log of a job that has ended, and how; return its exit code."""
-        self._set_paths(seen)
+    def finish(self, state: BatchJobState) -> int:
+        """Print the log of a job that has ended, and its final state; return its exit code."""
+        self._set_paths(state)
         self.copy_logs()
-        self._report_state(seen)
-        return seen.code or 0
+        self._report_state(state)
+        return state.code or 0
 
-    def _set_paths(self, seen: BatchJobState) -> None:
-        self._log.set_path(seen.log_path)
-        self._errors.set_path(seen.stderr_path)
+    def _set_paths(self, state: BatchJobState) -> None:
+        self._log.set_path(state.log_path)
+        self._errors.set_path(state.stderr_path)
 
     def copy_logs(self) -> None:
-        """Show what is in the log."""
+        """Copy what is new in the log and in the stderr file."""
         self._log.copy_new()
         self._errors.copy_new()
 
-    def _report_state(self, seen: BatchJobState | None) -> None:
+    def _report_state(self, state: BatchJobState | None) -> None:
         now = time.monotonic()
         number = self.job.text
-        if seen is None:
+        if state is None:
             if now - self._answered_at >= REMINDER_INTERVAL_S:
                 waited = f"{self.scheduler.query_program} has not answered for {now - self._answered_at:.0f} s"
                 print_line(f"{waited}; job {number} is not affected")
                 self._answered_at = now
             return
         self._answered_at = now
-        if seen.description == self._said and (not seen.is_pending or now - self._said_at < REMINDER_INTERVAL_S):
+        reminder_due = state.is_pending and now - self._reported_at >= REMINDER_INTERVAL_S
+        if state.description == self._reported_state and not reminder_due:
             return
-        self._said, self._said_at = seen.description, now
-        print_line(f"job {number} {seen.description}")
+        self._reported_state, self._reported_at = state.description, now
+        print_line(f"job {number} {state.description}")
 
 
-def follow_job(follower: LogFollower, log: str, kept: SubmittedJob | None = None) -> int:
+def follow_job(follower: LogFollower, log: str, saved: SubmittedJob | None = None) -> int:
     """Follow a job to its end and return its exit code; 130 where Ctrl-C leaves it running.
 
-    Its end goes into the record that is ``kept`` of it.
+    Its end is stored in the ``saved`` record, if there is one.
     """
     job = follower.job
     while True:
         try:
             code = follower.run()
-            if kept:
-                store_end(kept, job, follower.last_seen)
+            if saved:
+                store_end(saved, job, follower.last_seen)
             return code
         except KeyboardInterrupt:
             answer = _ask_user(job)
@@ -180,7 +185,7 @@ def follow_job(follower: LogFollower, log: str, kept: SubmittedJob | None = None
 
 
 def print_line(line: str) -> None:
-    """Print a line of ours on stderr."""
+    """Print a message of ddplaunch on stderr."""
     click.echo(f"ddplaunch: {line}", err=True)
 
 

@@ -1,4 +1,4 @@
-"""The submitted job that a word means, and how it stands: for the commands that work on runs here and on jobs there."""
+"""Finds the batch job that a command-line word names, and queries its state: for commands that take runs and jobs."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from ddplaunch.queue.table import SCHEDULER_TITLES, make_scheduler, scheduler_of
 
 
 def resolve_job(word: str | None) -> SubmittedJob | None:
-    """The submitted job that ``word`` means; None where it means a run on this machine, or nothing that is known."""
+    """Return the batch job that ``word`` names; None if it names a run on this machine, or nothing known."""
     if word is None:
         return None
-    job = submitted.find_job(word) or _of_slurm(word)
-    if job is None or (past.has_run(word) and not _is_of(job.run_prefix, word)):
+    job = submitted.find_job(word) or _find_slurm_job(word)
+    if job is None or (past.has_run(word) and not _has_prefix(job.run_prefix, word)):
         return None
-    if any(word == str(run.pid) or _is_of(job.run_prefix, run.run_id) for run in runs.list_running()):
-        return None  # as on its node
+    if any(word == str(run.pid) or _has_prefix(job.run_prefix, run.run_id) for run in runs.list_running()):
+        return None  # this is a node of the job: use the local run
     return job
 
 
-def _of_slurm(word: str) -> SubmittedJob | None:
-    """A job of Slurm that runs or waits, and that something else has submitted: a script of the user's own."""
+def _find_slurm_job(word: str) -> SubmittedJob | None:
+    """Return a running or pending Slurm job that the user submitted without ``ddplaunch submit``."""
     number, _, index = word.partition("_")
     slurm = make_scheduler("slurm")
     if not (number.isdecimal() and index.isdecimal() >= bool(index)) or shutil.which(slurm.query_program) is None:
@@ -45,23 +45,23 @@ def _of_slurm(word: str) -> SubmittedJob | None:
     if any(word == str(run.pid) for run in runs.list_running()) or slurm.why_unavailable():
         return None
     try:
-        seen = slurm.query_one(JobId(number, index=index or None), QUICK_TIMEOUT_S)
+        state = slurm.query_one(JobId(number, index=index or None), QUICK_TIMEOUT_S)
     except LaunchError:
         return None
-    if seen is None or not (seen.is_running or seen.is_pending):
+    if state is None or not (state.is_running or state.is_pending):
         return None
     unknown = SubmittedJob(
-        number=seen.number, cluster=None, name=word, target="", nodes=1, array=None, cwd="", log="", run_id=None,
+        number=state.number, cluster=None, name=word, target="", nodes=1, array=None, cwd="", log="", run_id=None,
         python=sys.executable, image=None, moment=0.0,
     )  # fmt: skip
-    found = next((job for job in of_scripts() if job.number == seen.number), unknown)
+    found = next((job for job in of_scripts() if job.number == state.number), unknown)
     return replace(
-        found, name=word, log=seen.log_path or "", errors=seen.stderr_path, moment=0.0
+        found, name=word, log=state.log_path or "", errors=state.stderr_path, moment=0.0
     )  # it has earlier runs too
 
 
 def of_scripts() -> list[SubmittedJob]:
-    """The jobs of Slurm that something else has submitted, as far as the history has runs of theirs that go on."""
+    """List Slurm jobs submitted without ``ddplaunch submit`` that, by the history, still run on other machines."""
     if shutil.which(make_scheduler("slurm").query_program) is None:
         return []
     known, found = {job.number for job in submitted.list_jobs()}, dict[str, SubmittedJob]()
@@ -75,14 +75,14 @@ def of_scripts() -> list[SubmittedJob]:
 
 
 def array_index(job: SubmittedJob, word: str) -> str | None:
-    """Which of an array a word means: its index, "" for all; None of a job that is not one."""
+    """Return the array index that ``word`` names, "" for the whole array; None if the job is not an array."""
     if job.array is None:
         return None
     return "" if word == job.name else word.partition("_")[2].partition(".")[0]
 
 
 def resolve_job_id(job: SubmittedJob, word: str, command: str) -> JobId:
-    """The job as its scheduler names it. Raises UsageError for an array without an index."""
+    """Return the scheduler's id of the job. Raises UsageError for an array without an index."""
     index = array_index(job, word)
     if index == "":
         what = f"job {job.number} is an array of --array {job.array}"
@@ -91,145 +91,147 @@ def resolve_job_id(job: SubmittedJob, word: str, command: str) -> JobId:
 
 
 def check_scheduler(scheduler: Scheduler, cluster: str | None) -> Scheduler:
-    """The scheduler, if it may answer. Raises SchedulerNotResponding where it cannot, at once."""
+    """Return the scheduler. Raises SchedulerNotResponding at once if it has no commands here or is down."""
     if shutil.which(scheduler.query_program) is None:
         what = f"{scheduler.query_program} is not on PATH: this machine has no commands of {scheduler.title}"
-        raise SchedulerNotResponding(what, "type it on a login node")
+        raise SchedulerNotResponding(what, "run it on a login node")
     if why := scheduler.why_unavailable(cluster):
         raise SchedulerNotResponding(why, "no job is affected; try again when it is back")
     return scheduler
 
 
 def query_state(which: JobId, scheduler: Scheduler) -> BatchJobState:
-    """How its scheduler says that a job stands.
+    """Query the scheduler for the state of a job.
 
     Raises:
-        SchedulerNotResponding: it says nothing.
-        Forgotten: it does not know the job any more.
+        SchedulerNotResponding: no answer in time.
+        JobForgotten: it no longer knows the job.
     """
-    seen = check_scheduler(scheduler, which.cluster).query_one(which, QUICK_TIMEOUT_S)
-    if seen is None:
-        what = f"{scheduler.query_program} does not answer: the state of job {which.text} is not known"
+    state = check_scheduler(scheduler, which.cluster).query_one(which, QUICK_TIMEOUT_S)
+    if state is None:
+        what = f"{scheduler.query_program} does not answer: the state of job {which.text} is unknown"
         raise SchedulerNotResponding(
-            what, f"{scheduler.ping_command or scheduler.query_program} says whether {scheduler.title} is there"
+            what, f"{scheduler.ping_command or scheduler.query_program} shows whether {scheduler.title} is up"
         )
-    return seen
+    return state
 
 
 def job_state(job: SubmittedJob, which: JobId, scheduler: Scheduler | None = None) -> BatchJobState:
-    """How it stands; how it ended is kept. ``make_scheduler`` is the one to ask, for those who ask more than once.
+    """Return the state of a job: the stored one if it has ended for good, else the scheduler's; store how it ended.
+
+    ``scheduler`` saves making one for each of several queries.
 
     Raises:
-        LaunchError: the scheduler does not answer, or neither it nor we know the job any more.
+        LaunchError: the scheduler does not answer, or neither it nor the record knows how the job ended.
     """
     scheduler = scheduler or scheduler_of(job)
     end = job.end_of(which.index)
     log, errors = job.log_paths(which.index)
-    kept = (
+    stored = (
         BatchJobState(end.words, end.code, job=which, number=which.text, log_path=log, stderr_path=errors)
         if end
         else None
     )
-    if kept and not scheduler.can_requeue:
-        return kept
+    if stored and not scheduler.can_requeue:
+        return stored
     try:
-        seen = query_state(which, scheduler)
+        state = query_state(which, scheduler)
     except JobForgotten:
-        if kept is None:
+        if stored is None:
             raise
-        return kept
-    store_end(job, which, seen)
-    if log is None or "%" not in log:  # else Slurm says it wrongly
-        log, errors = seen.log_path or log, seen.stderr_path or errors
-    return replace(seen, log_path=log, stderr_path=errors)
+        return stored
+    store_end(job, which, state)
+    if log is None or "%" not in log:  # with a % in it, the path that Slurm reports is wrong
+        log, errors = state.log_path or log, state.stderr_path or errors
+    return replace(state, log_path=log, stderr_path=errors)
 
 
 def end_elsewhere(shares: Sequence[RunRecord]) -> BatchJobState | None:
-    """How the scheduler says that the job of a run has ended which, by its records, goes on on other machines.
+    """Return the end of a run's job, by its scheduler, if the run's records say that it still runs on other machines.
 
-    None where the job goes on, or where no scheduler is known to have it. A job that waits to start again has ended,
-    too. Raises SchedulerNotResponding where its scheduler does not answer.
+    None if the job still runs, or no scheduler is known to have it. A job that waits to start again has ended too.
+    Raises SchedulerNotResponding if its scheduler does not answer.
     """
     word = shares[0].job
-    if not word or not any(map(_goes_on_elsewhere, shares)):
+    if not word or not any(map(_runs_elsewhere, shares)):
         return None
     job = submitted.find_job(word)
     if job and job.moment <= shares[0].began:
         which = JobId(job.number, job.cluster, array_index(job, word))
         try:
-            seen = job_state(job, which)
+            state = job_state(job, which)
         except JobForgotten:
-            seen = BatchJobState(mark_forgotten(job, which.index), 1)
+            state = BatchJobState(mark_forgotten(job, which.index), 1)
     else:  # a script of the user's own
         number, _, index = word.partition("_")
         slurm = make_scheduler("slurm")
         if not number.isdecimal() or shutil.which(slurm.query_program) is None:
             return None
         try:
-            seen = query_state(JobId(number, index=index or None), slurm)
-        except JobForgotten:  # it may be another cluster's
+            state = query_state(JobId(number, index=index or None), slurm)
+        except JobForgotten:  # it may belong to another cluster
             return None
-        if (seen.host or "").partition(".")[0] not in {each.host.partition(".")[0] for each in shares}:
+        if (state.host or "").partition(".")[0] not in {each.host.partition(".")[0] for each in shares}:
             return None
-    return seen if seen.code is not None or seen.is_pending else None
+    return state if state.code is not None or state.is_pending else None
 
 
-def without_end(shares: Sequence[RunRecord], seen: BatchJobState | None) -> list[RunRecord]:
-    """The records of a run whose job ``seen`` shows to be over: those that have no end are LOST."""
-    over = seen is not None and (seen.code is not None or seen.is_pending)
-    return [replace(each, fate=RunState.LOST) if over and _goes_on_elsewhere(each) else each for each in shares]
+def without_end(shares: Sequence[RunRecord], state: BatchJobState | None) -> list[RunRecord]:
+    """Return the records of a run, those without an end as LOST if ``state`` shows that its job is over."""
+    over = state is not None and (state.code is not None or state.is_pending)
+    return [replace(each, fate=RunState.LOST) if over and _runs_elsewhere(each) else each for each in shares]
 
 
-def _goes_on_elsewhere(share: RunRecord) -> bool:
+def _runs_elsewhere(share: RunRecord) -> bool:
     return share.fate is RunState.RUNNING and share.host != host_name()
 
 
-def store_end(job: SubmittedJob, which: JobId, seen: BatchJobState | None) -> None:
-    """Keep how it ended, where it has."""
-    if seen and seen.code is not None:
-        submitted.save_end(job, which.index, seen.description, seen.code)
+def store_end(job: SubmittedJob, which: JobId, state: BatchJobState | None) -> None:
+    """Store how the job ended, if ``state`` says that it has."""
+    if state and state.code is not None:
+        submitted.save_end(job, which.index, state.description, state.code)
 
 
 def mark_forgotten(job: SubmittedJob, index: str | None = None) -> str:
-    """Keep that it has ended, in a way that is not known; return what to say about it, after "job 7"."""
+    """Store that the job has ended with unknown result; return the description, to follow "job 7"."""
     words = f"ended; {SCHEDULER_TITLES[job.scheduler]} no longer knows how"
     submitted.save_end(job, index, words, 1)
     return words
 
 
 def require_running(job: SubmittedJob, which: JobId) -> BatchJobState:
-    """How it stands, where it runs. Raises UsageError if it waits or has ended."""
-    seen = job_state(job, which)
-    if seen.code is not None:
-        raise UsageError(f"job {which.text} {seen.description}", f"ddplaunch report {which.text}")
-    if not seen.is_running:
-        raise UsageError(f"job {which.text} {seen.description}: no rank runs", f"ddplaunch attach {which.text} waits")
-    return seen
+    """Return the state of a running job. Raises UsageError if it is pending or has ended."""
+    state = job_state(job, which)
+    if state.code is not None:
+        raise UsageError(f"job {which.text} {state.description}", f"ddplaunch report {which.text}")
+    if not state.is_running:
+        raise UsageError(f"job {which.text} {state.description}: no rank runs", f"ddplaunch attach {which.text} waits")
+    return state
 
 
-def run_name(job: SubmittedJob, seen: BatchJobState) -> str:
-    """The name of its latest run, or how that begins, where the nodes keep the history elsewhere."""
-    return find_kept_run(job, seen) or job.run_id or f"{seen.number}."
+def run_name(job: SubmittedJob, state: BatchJobState) -> str:
+    """Return the name of the latest run of a job, or the prefix of that name if the history is not on this machine."""
+    return find_kept_run(job, state) or job.run_id or f"{state.number}."
 
 
-def find_kept_run(job: SubmittedJob, seen: BatchJobState) -> str | None:
-    """The name of its latest run in the history that this machine has, as where nodes share a home."""
-    return next((name for name in past.list_runs() if _is_of(job.run_id or f"{seen.number}.", name)), None)
+def find_kept_run(job: SubmittedJob, state: BatchJobState) -> str | None:
+    """Return the name of the latest run of a job in the history of this machine (nodes may share a home)."""
+    return next((name for name in past.list_runs() if _has_prefix(job.run_id or f"{state.number}.", name)), None)
 
 
-def find_kept_runs(job: SubmittedJob, seen: BatchJobState) -> list[RunRecord]:
-    """All its runs there, the first one first; not those of others that merely have the same run id."""
-    again = [each.moment for each in submitted.list_jobs() if job.run_id == each.run_id and each.moment > job.moment]
-    until = min(again, default=inf) if job.run_id else inf
-    begins, number = job.run_id or f"{seen.number}.", seen.number.partition(".")[0]
+def find_kept_runs(job: SubmittedJob, state: BatchJobState) -> list[RunRecord]:
+    """Return all runs of a job in that history, oldest first; not those of other jobs with the same run id."""
+    later = [each.moment for each in submitted.list_jobs() if job.run_id == each.run_id and each.moment > job.moment]
+    end = min(later, default=inf) if job.run_id else inf
+    prefix, number = job.run_id or f"{state.number}.", state.number.partition(".")[0]
     found = [
         each
         for each in past.read_all_records()
-        if (each.job == number if each.job else _is_of(begins, each.run) and job.moment <= each.began < until)
+        if (each.job == number if each.job else _has_prefix(prefix, each.run) and job.moment <= each.began < end)
     ]
     return sorted(found, key=lambda each: each.began)
 
 
-def _is_of(begins: str, run: str) -> bool:
-    """Whether the name of a run begins so: 77.0 and 77.1 are runs of a job of Slurm, 77 and 77.2 of others."""
-    return f"{run}.".startswith(begins)
+def _has_prefix(prefix: str, run: str) -> bool:
+    """Whether the name of a run, followed by a dot, begins with ``prefix``: "77." is that of job 77 of Slurm."""
+    return f"{run}.".startswith(prefix)

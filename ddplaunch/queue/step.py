@@ -1,4 +1,4 @@
-"""A command of ours on the nodes of a running job: its scheduler starts it there, and no port is opened."""
+"""Runs a ddplaunch command on the nodes of a running batch job, as a job step of its scheduler; no port is opened."""
 
 from __future__ import annotations
 
@@ -21,51 +21,53 @@ _COMMAND_EXIT_WORDS = (
     "forcing job termination",
     "got SIG",
 )
-"""What srun says where the command itself has ended with an error, or we have ended it."""
+"""srun's messages where the command itself failed or was terminated: these are not shown."""
 
 
 class StepNotStarted(LaunchError):
-    """The scheduler does not start it."""
+    """The scheduler did not start the step."""
 
     exit_code = EXIT_UNAVAILABLE
 
 
-def query_node_zero(job: SubmittedJob, seen: BatchJobState, words: Sequence[str], seconds: float) -> str | None:
-    """Run ``ddplaunch WORDS`` on node 0 and return what it prints; None where it fails or takes too long."""
-    typed, env = scheduler_of(job).step_command(job, seen, words, everywhere=False)
+def query_node_zero(job: SubmittedJob, state: BatchJobState, words: Sequence[str], seconds: float) -> str | None:
+    """Run ``ddplaunch WORDS`` on node 0 and return its output; None if it fails or takes too long."""
+    argv, env = scheduler_of(job).step_command(job, state, words, everywhere=False)
     try:
-        done = run_program(*typed, seconds=seconds, env=env)
+        done = run_program(*argv, seconds=seconds, env=env)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return None if done.returncode else done.stdout
 
 
-def run_on_nodes(job: SubmittedJob, seen: BatchJobState, words: Sequence[str], *, everywhere: bool = False) -> int:
-    """Run ``ddplaunch WORDS`` on node 0, or on all nodes; what it prints is ours. Return its exit code.
+def run_on_nodes(job: SubmittedJob, state: BatchJobState, words: Sequence[str], *, everywhere: bool = False) -> int:
+    """Run ``ddplaunch WORDS`` on node 0, or on all nodes, and pass on its output. Return its exit code.
 
-    Of all nodes, those that have nothing to show are silent where another has.
+    Of all nodes, errors of some are dropped if another has printed something.
 
     Raises:
-        StepNotStarted: the scheduler does not start it.
-        UsageError: it never does.
+        StepNotStarted: the scheduler did not start it.
+        UsageError: the scheduler cannot start steps in a running job.
     """
     scheduler = scheduler_of(job)
-    typed, env = scheduler.step_command(job, seen, words, everywhere=everywhere)
+    argv, env = scheduler.step_command(job, state, words, everywhere=everywhere)
     try:
         process = subprocess.Popen(
-            typed,
+            argv,
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is ours
+            start_new_session=True,  # so that Ctrl-C reaches ddplaunch alone
         )
     except OSError as error:
-        raise StepNotStarted(f"cannot run {typed[0]}: {error.strerror}", "it must be on PATH") from None
-    ours: list[bytes] = []
-    theirs: list[str] = []
-    reading = threading.Thread(target=_split_stderr, args=(process, scheduler, ours, theirs), daemon=True)
-    reading.start()
+        raise StepNotStarted(f"cannot run {argv[0]}: {error.strerror}", "it must be on PATH") from None
+    command_lines: list[bytes] = []
+    scheduler_lines: list[str] = []
+    stderr_reader = threading.Thread(
+        target=_split_stderr, args=(process, scheduler, command_lines, scheduler_lines), daemon=True
+    )
+    stderr_reader.start()
     printed = False
     try:
         assert process.stdout is not None
@@ -74,30 +76,32 @@ def run_on_nodes(job: SubmittedJob, seen: BatchJobState, words: Sequence[str], *
             sys.stdout.buffer.write(piece)
             sys.stdout.buffer.flush()
         code = process.wait()
-        reading.join()
+        stderr_reader.join()
     except BaseException:
         process.terminate()  # which ends the step
         process.wait()
         raise
     if everywhere and printed:
         return 0
-    if code and not ours and theirs:
-        said = re.sub("^(srun: )?error: ", "", theirs[0])
+    if code and not command_lines and scheduler_lines:
+        reason = re.sub("^(srun: )?error: ", "", scheduler_lines[0])
         raise StepNotStarted(
-            f"{scheduler.title} started nothing in job {seen.number}: {said}", scheduler.step_failure_hint
+            f"{scheduler.title} did not start a step in job {state.number}: {reason}", scheduler.step_failure_hint
         )
-    sys.stderr.buffer.write(b"".join(dict.fromkeys(ours)))
+    sys.stderr.buffer.write(b"".join(dict.fromkeys(command_lines)))
     return code
 
 
-def _split_stderr(process: subprocess.Popen[bytes], scheduler: Scheduler, ours: list[bytes], theirs: list[str]) -> None:
-    """Read stderr to its end: what the scheduler says, and what the command says."""
+def _split_stderr(
+    process: subprocess.Popen[bytes], scheduler: Scheduler, command_lines: list[bytes], scheduler_lines: list[str]
+) -> None:
+    """Read stderr to its end; sort its lines into those of the command and those of the scheduler."""
     assert process.stderr is not None
     for line in process.stderr:
         text = line.decode(errors="replace").rstrip()
         if not text.startswith(scheduler.stderr_prefixes):
-            ours.append(line)
-        elif "retrying" in text:  # it would wait in silence
+            command_lines.append(line)
+        elif "retrying" in text:  # else the user would see nothing while srun retries
             print(f"ddplaunch: {text}", file=sys.stderr)
         elif not any(words in text for words in _COMMAND_EXIT_WORDS):
-            theirs.append(text)
+            scheduler_lines.append(text)

@@ -1,7 +1,7 @@
-"""The jobs that this user has handed to a scheduler: a small file for each, beside the history of runs.
+"""Records of the jobs that this user has submitted: one small JSON file each, next to the history of runs.
 
-The scheduler says how a job stands. How it ended is added here as soon as a command has asked, since the scheduler soon
-forgets it. Without a home, nothing is kept.
+The state of a job comes from its scheduler. How it ended is added here as soon as a command has queried it, since the
+scheduler soon forgets it. Without a home directory, nothing is stored.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ddplaunch.job.history import MAX_TARGET_CHARS, history_dir, json_files, ope
 from ddplaunch.queue.table import SCHEDULER_TITLES
 from ddplaunch.wire.typed import parse
 
-MAX_JOBS = 100  # that are kept
-MAX_BYTES = 1 << 20  # of a file: an array has up to some thousand ends
+MAX_JOBS = 100  # records; saving another one deletes the oldest
+MAX_BYTES = 1 << 20  # of a record: an array may have some thousand ends
 
 
 @dataclass(frozen=True)
 class JobEnd:
-    """How a job ended: in words, and its exit code."""
+    """How a job ended: a description, and its exit code."""
 
     words: str
     code: int
@@ -35,41 +35,41 @@ class JobEnd:
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """A job as it was submitted."""
+    """The record of a submitted job."""
 
     number: str  # the scheduler's, like 4711, or 4711.pbs01
-    cluster: str | None  # where there are several
+    cluster: str | None  # Slurm's name of the cluster, if there are several
     name: str
     target: str
     nodes: int
-    array: str | None  # its indices
+    array: str | None  # the indices of an array
     cwd: str
-    log: str  # with %a in that of an array
+    log: str  # path; of an array with %a for the index
     run_id: str | None  # --run-id, as typed
-    python: str  # that runs ddplaunch on the nodes
-    image: str | None  # of its container
-    moment: float  # of its submission, in seconds since the epoch
-    ended: str | None = None  # how, in words
+    python: str  # the interpreter that runs ddplaunch on the nodes
+    image: str | None  # of its container, if it has one
+    moment: float  # of the submission, in seconds since the epoch
+    ended: str | None = None  # description of how it ended
     code: int | None = None  # its exit code
     scheduler: str = "slurm"  # its name in ``queue/table.py``
-    gone: float | None = None  # the moment since which it has ended, while its scheduler does not say how
+    gone: float | None = None  # when it was first seen to have ended, while its exit status is unknown
     ends: Mapping[str, JobEnd] = field(default_factory=dict)  # of an array, by index
-    errors: str | None = None  # the file of its stderr, where that is another
+    errors: str | None = None  # the file of its stderr, if it is not the log
 
     @property
     def run_prefix(self) -> str:
-        """How the names of its runs begin, up to a dot; in an array of Slurm each has a number of its own."""
+        """The prefix of the names of its runs; in an array of Slurm each index has a job number of its own."""
         array = self.array and self.scheduler != "slurm"
         return self.run_id or (f"{self.number.partition('.')[0]}_" if array else f"{self.number}.")
 
     def end_of(self, index: str | None) -> JobEnd | None:
-        """How it ended, or that of its array; None where that is not known."""
+        """How the job, or this index of its array, ended; None if that is not known."""
         if index:
             return self.ends.get(index)
         return None if self.code is None else JobEnd(self.ended or "", self.code)
 
     def log_paths(self, index: str | None) -> tuple[str | None, str | None]:
-        """Those of its output and stderr; None where only its scheduler knows them, or there is none."""
+        """Paths of its log and stderr; None if only the scheduler knows the path, or there is no such file."""
         return self._file(self.log, index), self._file(self.errors, index)
 
     @staticmethod
@@ -79,7 +79,7 @@ class SubmittedJob:
 
 
 def save_job(job: SubmittedJob) -> None:
-    """Keep the job, in place of what was kept of it, and remove the oldest where there are too many."""
+    """Write the record of a job, replacing an earlier one; delete the oldest records beyond ``MAX_JOBS``."""
     with suppress(OSError):
         folder = open_history_dir(_jobs_dir(), create=True)
         try:
@@ -97,32 +97,32 @@ def save_job(job: SubmittedJob) -> None:
 
 
 def save_end(job: SubmittedJob, index: str | None, words: str, code: int) -> None:
-    """Keep how it ended, or that of an array."""
-    job = _read_job(os.path.join(_jobs_dir(), _name(job))) or job  # others of the array may have ended since
+    """Store how the job, or an index of its array, ended."""
+    job = _read_job(os.path.join(_jobs_dir(), _name(job))) or job  # other indices may have ended since
     if job.end_of(index) == (end := JobEnd(words, code)):
         return
     save_job(replace(job, ends={**job.ends, index: end}) if index else replace(job, ended=words, code=code))
 
 
 def list_jobs() -> list[SubmittedJob]:
-    """All that are kept, the latest first."""
+    """All records, newest first."""
     return sorted(filter(None, map(_read_job, json_files(_jobs_dir()))), key=lambda job: job.moment, reverse=True)
 
 
 def find_job(word: str) -> SubmittedJob | None:
-    """The job with this number, or with this array's number before an underscore, else the latest of this name.
+    """Find a job by its number, or by NUMBER_INDEX for an array; else the newest job with this name.
 
-    The server's name behind a number of PBS may be left out.
+    The server's name after a PBS number may be left out.
     """
     jobs = list_jobs()
     number, _, index = word.partition("_")
     array = number if index.partition(".")[0].isdecimal() else None
 
-    def is_meant(job: SubmittedJob) -> bool:
+    def has_number(job: SubmittedJob) -> bool:
         short = job.number.partition(".")[0]
         return word in (job.number, short) or (job.array is not None and short == array)
 
-    numbered = filter(is_meant, jobs)
+    numbered = filter(has_number, jobs)
     return next(numbered, None) or next((job for job in jobs if job.name == word), None)
 
 

@@ -1,4 +1,4 @@
-"""The schedulers by the names that ``--scheduler`` has: what each is called, and the class that speaks to it."""
+"""Registry of the batch schedulers: the values of ``--scheduler``, their titles and classes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _REGISTRY = {
     "pbs": ("PBS", "commands.submit.pbs", "Pbs"),
     "lsf": ("LSF", "commands.submit.lsf", "Lsf"),
 }
-"""What people call each, its module and its class, which is found by name: no room below knows a command."""
+"""Title, module and class of each. Modules are given by name: this package may not import ``commands``."""
 
 SCHEDULER_TITLES = {name: system for name, (system, _, _) in _REGISTRY.items()}
 
 
 def make_scheduler(name: str) -> Scheduler:
-    """The one of that name."""
+    """Create the scheduler with this ``--scheduler`` name."""
     _, module, kind = _REGISTRY[name]
     found: Scheduler = getattr(import_module(f"ddplaunch.{module}"), kind)()
     return found
 
 
 def scheduler_of(job: SubmittedJob) -> Scheduler:
-    """The scheduler that answers for a job, and cancels it."""
+    """Create the scheduler that has this job."""
     return make_scheduler(job.scheduler)

@@ -1,1 +1,1 @@
-"""What runs inside the user's processes: standard library only, for user code must not trip over anything else."""
+"""Code that is loaded in the ranks and in the zygote: standard library only, so that user code meets nothing else."""

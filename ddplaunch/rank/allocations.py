@@ -1,7 +1,7 @@
-"""What a rank's program had on its GPU when CUDA ran out of memory: the largest blocks by its lines, and a snapshot.
+"""CUDA out-of-memory reports (``--oom-report``): the largest allocations by source line, and a memory snapshot.
 
-For ``--oom-report``, which has torch keep the stack of each allocation. torch.cuda is not started for it: what is to be
-done waits in torch's own queue until the program starts it. Part of the worker, and bound by its rules.
+torch records the stack of each allocation for it. It does not initialise torch.cuda: the setup is queued in torch's own
+``_lazy_call`` queue. Part of the worker (``rank/worker.py``) and bound by its rules.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-MAX_HISTORY_EVENTS = 100_000  # of the history that is kept for the snapshot: a few hundred bytes each
-MAX_SNAPSHOTS = 10  # of programs that go on with smaller batches
-_MAX_LINES = 3  # lines of the program
+MAX_HISTORY_EVENTS = 100_000  # in the snapshot's history: a few hundred bytes each
+MAX_SNAPSHOTS = 10  # a program may catch the error and retry with smaller batches
+_MAX_LINES = 3  # source lines in the report
 
 
 class OomReporter:
-    """One a process, from ``Life.begin`` on."""
+    """Observes torch's CUDA allocator and writes the report; one per process, from ``RankRunner.setup`` on."""
 
     def __init__(self, rank: int, snapshot: str, summary: str, is_user_file: Callable[[str], bool]) -> None:
-        """``snapshot`` and ``summary`` are the files to write; ``is_user_file`` tells a file of the program's own."""
-        self._rank, self._snapshot, self._summary, self._is_users = rank, snapshot, summary, is_user_file
+        """``snapshot`` and ``summary`` are the files to write; ``is_user_file``: whether a file is the user's code."""
+        self._rank, self._snapshot, self._summary, self._is_user_file = rank, snapshot, summary, is_user_file
         self._pid, self._count = os.getpid(), 0
 
     def install(self, cuda: ModuleType) -> None:
-        """Begin when the program starts CUDA, as torch.cuda has been imported."""
+        """Queue the setup for when the program initialises CUDA; called once torch.cuda is imported."""
         cuda._lazy_call(self._start)
 
     def _start(self) -> None:
@@ -42,19 +42,19 @@ class OomReporter:
             attach(self._on_oom)
         except Exception as error:
             text = f"{type(error).__name__}: {error}".splitlines()[0]
-            os.write(2, f"ddplaunch: --oom-report cannot work on rank {self._rank}: {text}\n".encode())
+            os.write(2, f"ddplaunch: --oom-report does not work on rank {self._rank}: {text}\n".encode())
 
     def _on_oom(self, device: int, wanted: int, total: int, free: int) -> None:
-        """In the allocator, before the exception: an error of ours would take its place."""
+        """Called in the allocator, before torch raises: an exception here would replace the OutOfMemoryError."""
         try:
             if os.getpid() != self._pid:
                 return
             snapshot = sys.modules["torch"].cuda.memory._snapshot()
             blocks = list(_active_blocks(snapshot, device))
-            held = sum(size for size, _ in blocks)
+            used = sum(size for size, _ in blocks)
             lines = [
-                f"rank {self._rank} asked for {_format_size(wanted)} on cuda:{device}, where {_format_size(free)} of {_format_size(total)} "
-                f"was free; its tensors have {_format_size(held)}{self._current_line()}",
+                f"rank {self._rank} asked for {_format_size(wanted)} on cuda:{device}, where {_format_size(free)} "
+                f"of {_format_size(total)} was free; its tensors have {_format_size(used)}{self._current_line()}",
                 f"largest by line: {self._largest_blocks(blocks)}" if blocks else "",
                 self._save_snapshot(snapshot),
             ]
@@ -65,55 +65,53 @@ class OomReporter:
             pass
 
     def _current_line(self) -> str:
-        """The line of the program that asked."""
+        """The innermost line of the user's code at the allocation."""
         main = sys._current_frames().get(sys.modules["threading"].main_thread().ident)
-        for frame in (sys._getframe(), main):  # in backward another thread asks, and that one waits for it
+        for frame in (sys._getframe(), main):  # in backward an autograd thread allocates, and the main thread waits
             while frame is not None:
-                if self._is_users(frame.f_code.co_filename):
+                if self._is_user_file(frame.f_code.co_filename):
                     return f"; at {_format_line(frame.f_code.co_filename, frame.f_lineno)}"
                 frame = frame.f_back
         return ""
 
     def _largest_blocks(self, blocks: list[tuple[int, Any]]) -> str:
-        """The lines of the program whose blocks together are the largest, with their size and number."""
+        """The lines of the user's code with the largest total of blocks, with size and count."""
         found: dict[str, tuple[int, int]] = {}
         for size, frames in blocks:
-            place = "backward or library code"  # autograd's own threads have no line of the program's
+            place = "backward or library code"  # autograd's threads have no frame of the user's code
             for frame in frames:  # the innermost comes first
-                if self._is_users(frame["filename"]):
+                if self._is_user_file(frame["filename"]):
                     place = f"{_format_line(frame['filename'], frame['line'])} ({frame['name']})"
                     break
-            so_far, count = found.get(place, (0, 0))
-            found[place] = so_far + size, count + 1
-        most = sorted(found.items(), key=lambda item: -item[1][0])
-        words = [f"{_format_size(size)} in {count} by {place}" for place, (size, count) in most[:_MAX_LINES]]
-        if len(most) > _MAX_LINES:
-            words.append(
-                f"{_format_size(sum(size for _, (size, _) in most[_MAX_LINES:]))} by {len(most) - _MAX_LINES} other lines"
-            )
-        return ", ".join(words)
+            previous, count = found.get(place, (0, 0))
+            found[place] = previous + size, count + 1
+        largest = sorted(found.items(), key=lambda item: -item[1][0])
+        parts = [f"{_format_size(size)} in {count} by {place}" for place, (size, count) in largest[:_MAX_LINES]]
+        if rest := largest[_MAX_LINES:]:
+            parts.append(f"{_format_size(sum(size for _, (size, _) in rest))} by {len(rest)} other lines")
+        return ", ".join(parts)
 
     def _save_snapshot(self, snapshot: object) -> str:
         self._count += 1
         if self._count > MAX_SNAPSHOTS:
-            return f"snapshot of an earlier time: {self._snapshot}"
+            return f"snapshot of an earlier failure: {self._snapshot}"
         draft = f"{self._snapshot}.{self._pid}"
         try:
             fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with os.fdopen(fd, "wb") as file:
-                sys.modules["pickle"].dump(snapshot, file)  # which torch has imported
+                sys.modules["pickle"].dump(snapshot, file)  # imported by torch
             os.replace(draft, self._snapshot)
         except OSError as error:
             try:
                 os.unlink(draft)
             except OSError:
                 pass
-            return f"the snapshot could not be written to {self._snapshot}: {error.strerror}"
+            return f"cannot write the snapshot to {self._snapshot}: {error.strerror}"
         return f"snapshot, for https://pytorch.org/memory_viz: {self._snapshot}"
 
 
 def _active_blocks(snapshot: Any, device: int) -> Any:
-    """The size and the frames of each block of a device that is in use."""
+    """Yield size and stack frames of each block in use on a device."""
     for segment in snapshot["segments"]:
         if segment.get("device", device) == device:
             for block in segment["blocks"]:

@@ -1,19 +1,19 @@
-"""What a rank answers when it is asked where it stands, whatever its program is doing meanwhile.
+"""The inspection endpoint of a rank: stacks and collective progress on request, whatever the program is doing.
 
-Stacks come by one of two signals, on which ``faulthandler`` writes those of all threads to a memfd. On the first,
-Python calls us between two instructions. On the second faulthandler writes at once, also while a thread holds the GIL:
-that is for a main thread in native code, as one in the midst of a call would be read halfway, and Python 3.11 and 3.12
-can crash of that. Only the first stands between two zero bytes. How far the rank is in its collectives tells a parked
-thread, from the first ``init_process_group`` on: torch's flight recorder has it, on every backend
-(torch._C._distributed_c10d). Nothing here may disturb the program or raise anything in it; what a torch does not have
-is left out. Part of the worker, and bound by its rules.
+Stacks are requested by one of two signals, on which ``faulthandler`` writes those of all threads to a memfd. On the
+first, a Python handler runs between two instructions. On the second faulthandler writes at once, even while a thread
+holds the GIL: it is for a main thread in native code only, because a frame in the midst of a call would be read
+halfway, which can crash Python 3.11 and 3.12. Only the output of the first is enclosed in two zero bytes. The progress
+in collectives is reported by a waiting thread, from the first ``init_process_group`` on: torch's flight recorder has
+it, on every backend (torch._C._distributed_c10d). Nothing here may disturb the program or raise in it; what this torch
+lacks is left out. Part of the worker (``rank/worker.py``) and bound by its rules.
 
-On the socket there are lines. From the rank: ``h FIRST SECOND FD THIRD`` at its start, ``t`` when the thread is there,
-``l`` when it has left, ``x LEFT`` where the program has taken one of the signals or both, and answers, ``s7 …`` with
-tabs between their parts; ``b SIGNAL`` on which it stops for a debugger; ``f WHAT`` when the program has failed, by an
-exception or ``sys.exit``. To the rank: ``s7`` (how far are you?) and ``e7`` (and what are the last collectives?), by
-the asker's number; ``p …`` and ``q`` begin and end a profile, by ticks of the third signal (``sampler``); ``n``: note
-the exception that you handle (``in_flight``). These three a rank without a thread reads when the first signal comes.
+The protocol on the rank channel is lines. From the rank: ``h FIRST SECOND FD THIRD`` at its start, ``t`` when the
+thread runs, ``l`` when it has ended, ``x LEFT`` if the program has taken one of the signals or both, replies ``s7 …``
+with tab-separated parts, ``b SIGNAL`` on which it stops for a debugger, ``f WHAT`` when the program has failed, by an
+exception or ``sys.exit``. To the rank: ``s7`` (progress) and ``e7`` (also the last collectives), with the request's
+number; ``p …`` and ``q`` start and end a profile, by ticks of the third signal (``sampler``); ``n``: record the
+exception being handled (``in_flight``). A rank without the thread reads the last three when the first signal comes.
 """
 
 from __future__ import annotations
@@ -32,49 +32,49 @@ if TYPE_CHECKING:
     from types import CellType, FrameType, ModuleType
     from typing import Any
 
-_MAX_FD = 1024  # descriptors: a table of more would cost memory, and select(2) takes no more
-_THREAD_EXIT_TIMEOUT_S = 0.1  # seconds that the thread has to be gone
+_MAX_FD = 1024  # a larger descriptor table would cost memory, and select(2) supports no more
+_THREAD_EXIT_TIMEOUT_S = 0.1
 _MAX_TASKS, _MAX_CALLS = 32, 100
-_FAULTHANDLER_FRAMES = 100  # MAX_FRAME_DEPTH in Python/traceback.c: what it writes of a stack, the innermost
+_FAULTHANDLER_FRAMES = 100  # MAX_FRAME_DEPTH in Python/traceback.c: it writes the innermost frames only
 _MAX_OUTER_FRAMES = 500
 _C10D = "torch.distributed.distributed_c10d"
 
 
 class InspectionEndpoint:
-    """The end of the rank; one a process, from ``Life.begin`` on."""
+    """The rank's end of the rank channel; one per process, from ``RankRunner.setup`` on."""
 
     def __init__(self, fd: int, load_module: Callable[[str], Any], *, long_group_timeout: bool = False) -> None:
-        """``fd`` is our end of the socket, which becomes ours; ``load_module`` loads a file that stands beside this one;
-        ``long_group_timeout``: process groups get a day by default.
+        """``fd``: the rank's end of the socket, owned from now on. ``load_module`` loads a file of this folder.
+        ``long_group_timeout``: process groups get a default timeout of one day.
         """
         global _endpoint
         _endpoint = self
         self._pid, self._main = os.getpid(), _thread.get_ident()
         self._fd = _move_fd_high(fd)
         self._inode = os.fstat(self._fd).st_ino
-        self._thread = 0  # the kernel's id of it
-        self._stacks: tuple[int, int, int, int] | None = None  # two signals, a descriptor, the third signal
-        self._patient, self._sibling = long_group_timeout, load_module
-        self.on_question: Callable[[], object] = lambda: None  # called in the thread
-        self._sampler: Any = None  # of the profile that is being taken
-        self._state: Any = None  # the module that reads torch's state, once there is a process group
-        self._since = 0.0  # when there was a process group first, on the monotonic clock
+        self._thread = 0  # native thread id
+        self._stacks: tuple[int, int, int, int] | None = None  # first and second signal, descriptor, third signal
+        self._long_group_timeout, self._load_module = long_group_timeout, load_module
+        self.on_request: Callable[[], object] = lambda: None  # called in the thread
+        self._sampler: Any = None  # of the current profile
+        self._state: Any = None  # the module torch_state, once there is a process group
+        self._group_created = 0.0  # monotonic time of the first process group
         try:
             self._stacks = _register_stacks()
             self._write_line(b"h %d %d %d %d" % (self._stacks or (0, 0, 0, 0)))
             self._hook_torch()
         except Exception:
-            pass  # whoever asks is told that there is no answer
+            pass  # the launcher reports that the rank gives no reply
 
     def set_debug_signal(self, number: int) -> None:
-        """Say on which signal the rank stops for a debugger."""
+        """Report the signal on which the rank stops for a debugger."""
         try:
             self._write_line(b"b %d" % number)
         except OSError:
             pass
 
     def report_failure(self, what: str) -> None:
-        """Report the exception, or exit code, with which the program has failed: its process may stay for long."""
+        """Report the exception or exit code with which the program has failed: its process may live on for long."""
         try:
             if os.getpid() == self._pid and os.fstat(self._fd).st_ino == self._inode:
                 self._write_line(b"f " + what.replace("\n", " ").encode("ascii", "backslashreplace"))
@@ -82,10 +82,10 @@ class InspectionEndpoint:
             pass  # the program has closed it
 
     def stop(self) -> None:
-        """Answer no more: have the thread end, and wait until the kernel no longer counts it."""
+        """Stop replying: end the thread, and wait until the kernel no longer lists it."""
         if self._stacks and _signal.getsignal(self._stacks[0]) is _write_stacks:
-            _signal.signal(self._stacks[0], _signal.SIG_IGN)  # the interpreter's end would let it kill
-        if self._sampler and self._stacks and _signal.getsignal(self._stacks[3]) == self._sampler.tick:
+            _signal.signal(self._stacks[0], _signal.SIG_IGN)  # its default, restored at the interpreter's end, kills
+        if self._sampler and self._stacks and _signal.getsignal(self._stacks[3]) == self._sampler.on_tick:
             _signal.signal(self._stacks[3], _signal.SIG_IGN)
         if not self._thread:
             return
@@ -104,12 +104,12 @@ class InspectionEndpoint:
             time.sleep(0.0005)
 
     def write_trace(self, path: str, after: float) -> None:
-        """Write what torch has kept of the last collectives, where the first group is ``after`` seconds old or more.
+        """Write torch's record of the last collectives, if the first group is at least ``after`` seconds old.
 
-        That takes up to 0.4 s, which only a long run may cost; a disk that is full costs the trace.
+        It takes up to 0.4 s, which is acceptable in a long run only. Write errors are ignored.
         """
         try:
-            if self._since and time.monotonic() - self._since >= after and os.getpid() == self._pid:
+            if self._group_created and time.monotonic() - self._group_created >= after and os.getpid() == self._pid:
                 fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
                 with os.fdopen(fd, "wb") as file:
                     file.write(b"\n".join(self._state.traces(details=True)))
@@ -124,7 +124,7 @@ class InspectionEndpoint:
     # ------------------------------------------------------------------------------------------- the one-shot hook
 
     def _hook_torch(self) -> None:
-        """Hook into torch.distributed now or, where the program is still to import it, right after that."""
+        """Hook into torch.distributed now or, if the program has not imported it yet, right after the import."""
         module = sys.modules.get(_C10D)
         if module is None:
             sys.meta_path.insert(0, PostImportHook(_C10D, "init_process_group", self._wrap_init_process_group))
@@ -132,8 +132,8 @@ class InspectionEndpoint:
             self._wrap_init_process_group(module)
 
     def _wrap_init_process_group(self, module: ModuleType) -> None:
-        """Wait in the cell of the decorator around ``init_process_group``: no attribute is another one then."""
-        for name in ("default_pg_timeout", "default_pg_nccl_timeout") if self._patient else ():
+        """Replace ``init_process_group`` in the closure cell of its decorator, so that no attribute changes."""
+        for name in ("default_pg_timeout", "default_pg_nccl_timeout") if self._long_group_timeout else ():
             if getattr(module, name, None) is not None:
                 setattr(module, name, module.timedelta(days=1))
         for cell in getattr(module.init_process_group, "__closure__", None) or ():
@@ -144,10 +144,10 @@ class InspectionEndpoint:
     def _start_thread(self, module: ModuleType) -> None:
         if os.getpid() != self._pid:
             return
-        self._since = time.monotonic()
-        self._state = self._sibling("torch_state")
+        self._group_created = time.monotonic()
+        self._state = self._load_module("torch_state")
 
-        # No signal is for this thread: one that it took would not interrupt what the program waits in.
+        # This thread blocks all signals: one delivered to it would not interrupt the call that the program waits in.
         before = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
         try:
             _thread.start_new_thread(self._run_thread, (module,))
@@ -156,7 +156,7 @@ class InspectionEndpoint:
         os.register_at_fork(before=lambda: self._stop_thread_before_fork(module))
 
     def _stop_thread_before_fork(self, module: ModuleType) -> None:
-        """Leave before a fork that no thread of torch's would be warned of: we alone would be (Python 3.12)."""
+        """End the thread before a fork if torch has none, so that Python 3.12 does not warn because of it alone."""
         try:
             if os.getpid() == self._pid and not module.is_initialized():
                 self.stop()
@@ -166,26 +166,26 @@ class InspectionEndpoint:
     # ------------------------------------------------------------------------------------------------- the thread
 
     def _run_thread(self, module: ModuleType) -> None:
-        self._thread, asked = _thread.get_native_id(), b""
+        self._thread, pending = _thread.get_native_id(), b""
         try:
             self._write_line(b"t")
             while os.fstat(self._fd).st_ino == self._inode and (data := os.read(self._fd, 4096)):
-                *lines, asked = (asked + data).split(b"\n")
+                *lines, pending = (pending + data).split(b"\n")
                 for line in lines:
                     if self._stacks and (left := _signals_left(*self._stacks[:2])) < 2:
                         self._write_line(b"x %d" % left)
                     if line[:1] in (b"p", b"q"):
                         self._handle_profile(line)
                         continue
-                    self.on_question()
+                    self.on_request()
                     if line == b"n":
                         continue
-                    self._write_line(line + b" " + self._answer(module, details=line.startswith(b"e")))
+                    self._write_line(line + b" " + self._build_reply(module, details=line.startswith(b"e")))
         except BaseException:
-            pass  # the program has closed the socket, or torch is another one
+            pass  # the program has closed the socket, or this torch differs
 
-    def _answer(self, module: ModuleType, *, details: bool) -> bytes:
-        """The parts of ``torch_state``; the call has with it the outer frames of a deep stack."""
+    def _build_reply(self, module: ModuleType, *, details: bool) -> bytes:
+        """The parts of ``torch_state``; the current call is followed by the outer frames of a deep stack."""
         initialised, groups, call, *traces = self._state.describe(module, details=details)
         outer = _outer_frames(sys._current_frames().get(self._main), _FAULTHANDLER_FRAMES)
         call += outer and b"|" + outer.replace(b"\t", b" ").replace(b"\n", b"\r")
@@ -194,65 +194,66 @@ class InspectionEndpoint:
     # --------------------------------------------------------------------------------------------------- a profile
 
     def on_signal(self, frame: FrameType | None) -> None:
-        """In the main thread, which the first signal has interrupted at this frame: do what is asked of it."""
+        """Called in the main thread at the first signal, with the interrupted frame: handle pending requests."""
         if os.getpid() != self._pid:
-            return  # a child of the program's
+            return  # a process that the program has forked
         if not self._thread:
             from _socket import MSG_DONTWAIT, socket
 
             end = socket(fileno=os.dup(self._fd))
             try:
                 for line in end.recv(4096, MSG_DONTWAIT).splitlines():
-                    self.on_question() if line == b"n" else self._handle_profile(line, frame)
+                    self.on_request() if line == b"n" else self._handle_profile(line, frame)
             except OSError:
-                pass  # nothing was asked but stacks
+                pass  # no request: only the stacks
             finally:
                 end.close()
         if self._sampler:
-            self._sampler.begin(frame)
+            self._sampler.start(frame)
 
     def _handle_profile(self, line: bytes, frame: FrameType | None = None) -> None:
-        """Begin or end a profile; without a frame in the thread, and the main one has to register its signal."""
+        """Start or end a profile. Without a frame it is called in the thread; the main thread registers the signal."""
         try:
             if not (self._stacks and _signals_left(*self._stacks[:2])):
                 return
             if line[:1] == b"p":
-                self._sampler = self._sampler or self._sibling("sampler").Sampler()
+                self._sampler = self._sampler or self._load_module("sampler").ProfileSampler()
                 self._sampler.prepare(line)
                 if not frame:
                     _signal.pthread_kill(self._main, self._stacks[0])
             elif self._sampler:
                 traces = [] if frame else self._state.traces(details=True)
-                self._sampler.finish(frame or sys._current_frames().get(self._main), traces)
+                self._sampler.write_result(frame or sys._current_frames().get(self._main), traces)
         except Exception:
             pass  # the disk is full
 
 
 class _CallOnce:
-    """Stands for ``init_process_group`` until it is called first, without a frame of its own on that call's stack.
+    """Replaces ``init_process_group`` up to its first call, without a frame of its own on that call's stack.
 
-    Whoever calls it looks ``__call__`` up first, which is where we act (slot_tp_call in Objects/typeobject.c).
+    The interpreter looks ``__call__`` up before a call, and the property acts then (slot_tp_call in
+    Objects/typeobject.c).
     """
 
-    def __init__(self, cell: CellType, found: Callable[..., Any], callback: Callable[[], None]) -> None:
-        self._cell, self._found, self._then = cell, found, callback
-        self.__name__ = found.__name__
+    def __init__(self, cell: CellType, function: Callable[..., Any], callback: Callable[[], None]) -> None:
+        self._cell, self._function, self._callback = cell, function, callback
+        self.__name__ = function.__name__
 
     @property
     def __call__(self) -> Callable[..., Any]:
-        self._cell.cell_contents = self._found
+        self._cell.cell_contents = self._function
         try:
-            self._then()
+            self._callback()
         except Exception:
-            pass  # no thread can be started: then there are stacks alone
-        return self._found
+            pass  # no thread can be started: only stacks are available then
+        return self._function
 
 
 class PostImportHook:
-    """Sees the first import after that of a module, once that has this attribute, and goes."""
+    """Import finder that calls back at the first import after a module has got an attribute, then removes itself."""
 
     def __init__(self, module: str, attribute: str, callback: Callable[[ModuleType], None]) -> None:
-        self._module, self._attribute, self._then = module, attribute, callback
+        self._module, self._attribute, self._callback = module, attribute, callback
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         module = sys.modules.get(self._module)
@@ -260,10 +261,10 @@ class PostImportHook:
             return None
         sys.meta_path.remove(self)
         try:
-            self._then(module)
+            self._callback(module)
         except Exception:
             pass
-        return _find_spec(name, path, target)  # the list has lost an element under its reader
+        return _find_spec(name, path, target)  # sys.meta_path has shrunk while it was being iterated
 
 
 _stacks_fd = -1
@@ -271,9 +272,9 @@ _endpoint: InspectionEndpoint | None = None
 
 
 def _register_stacks() -> tuple[int, int, int, int] | None:
-    """Choose two signals and a file for the stacks, and a third signal, which does nothing yet (0 where none is free).
+    """Choose two signals and a memfd for the stacks, and a third signal, without a handler yet (0 if none is free).
 
-    None where the system has not what it takes.
+    Returns None if the system lacks real-time signals or memfds.
     """
     global _stacks_fd
     if not (hasattr(_signal, "SIGRTMIN") and hasattr(os, "memfd_create")):
@@ -284,24 +285,24 @@ def _register_stacks() -> tuple[int, int, int, int] | None:
     if len(free) < 2:
         return None
     first, second = free[:2]
-    third = free[-1] if len(free) > 2 else 0  # the last: the debugger takes the next
-    made = os.memfd_create("ddplaunch-stacks")
+    third = free[-1] if len(free) > 2 else 0  # the last one: the debugger uses the next free one
+    memfd = os.memfd_create("ddplaunch-stacks")
     try:
-        _stacks_fd = fd = _move_fd_high(os.open(f"/proc/self/fd/{made}", os.O_WRONLY | os.O_APPEND))
+        _stacks_fd = fd = _move_fd_high(os.open(f"/proc/self/fd/{memfd}", os.O_WRONLY | os.O_APPEND))
     finally:
-        os.close(made)
+        os.close(memfd)
     _signal.signal(first, _write_stacks)
-    _signal.siginterrupt(first, False)  # no call of the program's is to fail
-    # What faulthandler puts back at the interpreter's end is this: a signal that comes late must not kill.
+    _signal.siginterrupt(first, False)  # system calls of the program must not fail with EINTR
+    # faulthandler restores this handler at the interpreter's end: a late signal must not kill the process.
     _signal.signal(second, _signal.SIG_IGN)
     faulthandler.register(second, file=fd, all_threads=True, chain=False)
     return first, second, fd, third
 
 
 def _signals_left(first: int, second: int) -> int:
-    """How many of the signals the program has left us; the kernel does not tell whose handler it is that catches them.
+    """The number of the two signals that still have our handler; the kernel shows only that some handler is set.
 
-    The second alone is none, as it is safe only where Python did not come to the first.
+    0 if only the second has: it is safe only when Python did not react to the first.
     """
     if _signal.getsignal(first) is not _write_stacks:
         return 0
@@ -312,18 +313,18 @@ def _write_stacks(number: int, frame: FrameType | None) -> None:
     try:
         if _endpoint:
             _endpoint.on_signal(frame)
-        os.write(_stacks_fd, b"\0")  # as faulthandler writes none: whatever functions, files and threads are called
+        os.write(_stacks_fd, b"\0")  # a safe delimiter: faulthandler writes none, whatever names it prints
         faulthandler.dump_traceback(_stacks_fd, all_threads=True)
-        outer = _outer_frames(frame, _FAULTHANDLER_FRAMES - 1)  # it has this function, too
+        outer = _outer_frames(frame, _FAULTHANDLER_FRAMES - 1)  # one less: the dump includes this function
         os.write(_stacks_fd, outer + _format_waiting_tasks(frame) + b"\0")
     except Exception:
         pass  # the program has closed it
 
 
 def _outer_frames(frame: FrameType | None, skipped: int) -> bytes:
-    """The frames of the main thread that ``faulthandler`` leaves out, in its form: those after the innermost ones.
+    """Format the outer frames of the main thread that ``faulthandler`` omits, in its format.
 
-    Without them a stack that is deep in a library has no line of the program.
+    Without them a stack that is deep in a library shows no line of the user's code.
     """
     frames: list[FrameType] = []
     while frame is not None:
@@ -335,10 +336,10 @@ def _outer_frames(frame: FrameType | None, skipped: int) -> bytes:
 
 
 def _format_waiting_tasks(frame: FrameType | None) -> bytes:
-    """Where the tasks of asyncio wait, as faulthandler has it of threads: on the thread's stack is the loop alone.
+    """Format the stacks of waiting asyncio tasks like thread stacks: the thread's own stack shows only the loop.
 
-    The first is that which the loop runs for, with what it awaits in turn. Nothing where a task is at work: it is on
-    the stack.
+    The first is the task that the loop runs until complete, with the chain that it awaits. Empty while a task is
+    running: it is on the thread's stack.
     """
     asyncio = sys.modules.get("asyncio")
     try:
@@ -349,14 +350,14 @@ def _format_waiting_tasks(frame: FrameType | None) -> bytes:
         main = _awaited_task(asyncio, frame) or (pending[0] if len(pending) == 1 else None)
         chain = _await_chain(main)
         others = [task for task in pending if task not in chain][:_MAX_TASKS]
-        told = [("Main task", chain)] * bool(chain) + [("Task", [task]) for task in others]
-        return b"".join(_format_task(f"{head} [{tasks[-1].get_name()}]", tasks) for head, tasks in told)
+        sections = [("Main task", chain)] * bool(chain) + [("Task", [task]) for task in others]
+        return b"".join(_format_task(f"{head} [{tasks[-1].get_name()}]", tasks) for head, tasks in sections)
     except Exception:
-        return b""  # a loop of another make
+        return b""  # another event loop implementation
 
 
 def _awaited_task(asyncio: ModuleType, frame: FrameType | None) -> Any:
-    """The task that ``asyncio.run`` or ``run_until_complete`` waits for, also where the loop is written in C."""
+    """Find the task that ``asyncio.run`` or ``run_until_complete`` waits for, also with a loop written in C."""
     folder = os.path.dirname(asyncio.__file__ or "")
     while frame is not None:
         name = {"run_until_complete": "future", "run": "task"}.get(frame.f_code.co_name)
@@ -369,7 +370,7 @@ def _awaited_task(asyncio: ModuleType, frame: FrameType | None) -> Any:
 
 
 def _await_chain(task: Any) -> list[Any]:
-    """A task, before it the one that it awaits, and so on; of several that it has gathered the only one left."""
+    """The chain of awaited tasks, innermost first, ending with ``task``; of gathered ones, the only unfinished one."""
     chain: list[Any] = []
     while hasattr(task, "get_coro") and task not in chain:
         chain.insert(0, task)

@@ -1,7 +1,7 @@
-"""What makes a rank stop where its program says so, or where somebody asks it to: hooks, and one signal.
+"""Breakpoint hooks of a rank (``--debug``): for breakpoint(), pdb.set_trace() and similar, and a signal to pause it.
 
-Here is only what stands ready in every rank that may be debugged; the debugger itself is ``debugger``, which is loaded
-once it is needed, and pdb with it. Part of the worker, and bound by its rules.
+Only the hooks are installed in every rank that may be debugged; the debugger itself (``debugger``, and pdb with it) is
+loaded at the first stop. Part of the worker (``rank/worker.py``) and bound by its rules.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.rank.debugger import Debugger
 
-_STOP_FUNCTIONS = {  # the functions by which programs stop, and those who need a terminal
+_STOP_FUNCTIONS = {  # by module: the function that stops the program, and the debugger's name if it needs a terminal
     "pdb": ("set_trace", ""),
     "ipdb": ("set_trace", "ipdb"),
     "pudb": ("set_trace", "pudb"),
@@ -32,7 +32,7 @@ _OWN_DIR = os.path.dirname(__file__) + os.sep
 
 
 def start_debugpy(rank: int) -> None:
-    """Let an editor attach by debugpy, which then has ``breakpoint()``; say what it needs for that."""
+    """Let an editor attach by debugpy, which handles ``breakpoint()`` then; print the launch.json entry for it."""
     import debugpy  # type: ignore[import-not-found, unused-ignore]
 
     host, port = debugpy.listen(("127.0.0.1", 0))
@@ -42,21 +42,21 @@ def start_debugpy(rank: int) -> None:
 
 
 class BreakpointHooks:
-    """The hooks of one rank, from ``Life.begin`` on."""
+    """The breakpoint hooks of one rank, from ``RankRunner.setup`` on."""
 
     def __init__(self, socket_path: str, rank: int, load_module: Callable[[str], Any]) -> None:
-        """``socket_path`` is the launcher's socket; ``load_module`` loads a file that stands beside this one."""
-        self._path, self._rank, self._sibling = socket_path, rank, load_module
+        """``socket_path``: the debug server's socket. ``load_module`` loads a file of this folder."""
+        self._path, self._rank, self._load_module = socket_path, rank, load_module
         self._pid = os.getpid()
         self._debugger: Debugger | None = None
-        self._making = RLock()  # a signal may come in the midst
-        self._patched: list[tuple[ModuleType, str, Any]] = []  # module, name of the function, as it was
-        self.signal = 0  # on which the main thread stops at its next line; 0 where all are taken
+        self._load_lock = RLock()  # reentrant: the signal may arrive while it is held
+        self._patched: list[tuple[ModuleType, str, Any]] = []  # module, function name, original function
+        self.signal = 0  # stops the main thread at its next line; 0 if no signal is free
         sys.breakpointhook = self._on_breakpoint
         for name in _STOP_FUNCTIONS.keys() & sys.modules.keys():
             self._patch_module(sys.modules[name])
-        if awaited := {*_STOP_FUNCTIONS} - sys.modules.keys():
-            sys.meta_path.insert(0, _ImportWatcher(awaited, self._patch_module))
+        if missing := {*_STOP_FUNCTIONS} - sys.modules.keys():
+            sys.meta_path.insert(0, _ImportWatcher(missing, self._patch_module))
         os.register_at_fork(after_in_child=self._restore)
         self._register()
 
@@ -67,12 +67,12 @@ class BreakpointHooks:
         for number in range(_signal.SIGRTMIN, _signal.SIGRTMAX + 1):
             if number not in blocked and _signal.getsignal(number) == _signal.SIG_DFL:
                 _signal.signal(number, self._on_signal)
-                _signal.siginterrupt(number, False)  # no call of the program's is to fail
+                _signal.siginterrupt(number, False)  # system calls of the program must not fail with EINTR
                 self.signal = number
                 return
 
     def _restore(self) -> None:
-        """Give a process that the program forks Python's own debuggers, without frames of this file."""
+        """In a process that the program forks: restore Python's own debuggers, without frames of this file."""
         if sys.breakpointhook == self._on_breakpoint:
             sys.breakpointhook = sys.__breakpointhook__
         for module, name, before in self._patched:
@@ -80,32 +80,32 @@ class BreakpointHooks:
         sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, _ImportWatcher)]
 
     def uninstall(self) -> None:
-        """Stop no more: the interpreter's end would let a signal that comes late kill."""
+        """Remove the hooks, and ignore the signal: its default action would kill the process if it arrives late."""
         sys.breakpointhook = sys.__breakpointhook__
         if self.signal and _signal.getsignal(self.signal) == self._on_signal:
             _signal.signal(self.signal, _signal.SIG_IGN)
 
     def post_mortem(self, error: BaseException) -> None:
-        """Let somebody look at the frames that an exception has left."""
+        """Enter the debugger at the frames of an exception that has ended the program."""
         if self._is_rank_process and error.__traceback__ is not None:
             self._load_debugger().post_mortem(error, error.__traceback__)
 
     @property
     def _is_rank_process(self) -> bool:
-        """Whether this is the rank itself, and not a process that it has forked."""
+        """Whether this process is the rank itself, not one that it has forked."""
         return os.getpid() == self._pid
 
     def _load_debugger(self) -> Debugger:
-        with self._making:
+        with self._load_lock:
             if self._debugger is None:
-                self._debugger = self._sibling("debugger").Debugger(self._path, self._rank)
+                self._debugger = self._load_module("debugger").Debugger(self._path, self._rank)
         return self._debugger
 
     def _on_breakpoint(self, *args: Any, **named: Any) -> Any:
-        """What ``breakpoint()`` calls."""
-        wanted = "" if sys.flags.ignore_environment else os.environ.get("PYTHONBREAKPOINT", "")
-        if not self._is_rank_process or wanted not in ("", "pdb.set_trace"):
-            return sys.__breakpointhook__(*args, **named)  # which may come to a function below
+        """The ``sys.breakpointhook``, called by ``breakpoint()``."""
+        hook_name = "" if sys.flags.ignore_environment else os.environ.get("PYTHONBREAKPOINT", "")
+        if not self._is_rank_process or hook_name not in ("", "pdb.set_trace"):
+            return sys.__breakpointhook__(*args, **named)  # which may call a patched function below
         return self._load_debugger().stop(sys._getframe(1), *args, **named)
 
     def _patch_module(self, module: ModuleType) -> None:
@@ -128,7 +128,7 @@ class BreakpointHooks:
     def _stop_at_terminal(self, tool: str, function: Any, frame: FrameType, *args: Any, **named: Any) -> None:
         debugger = self._load_debugger()
         if debugger.terminal is None:
-            debugger.terminal = self._sibling("terminal").Terminal(debugger)
+            debugger.terminal = self._load_module("terminal").DebuggerTerminal(debugger)
         debugger.terminal.stop(tool, function, frame, *args, **named)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -136,49 +136,49 @@ class BreakpointHooks:
             try:
                 self._load_debugger().interrupt(_user_frame(frame))
             except Exception:
-                pass  # the person hears that it has not stopped
+                pass  # the debug client reports that the rank has not stopped
 
 
 def _user_frame(frame: FrameType) -> FrameType:
-    """The frame, or that of the program by which it was called."""
+    """The innermost frame outside ddplaunch/rank, from ``frame`` outwards."""
     while frame.f_code.co_filename.startswith(_OWN_DIR) and frame.f_back is not None:
         frame = frame.f_back
     return frame
 
 
 class _ImportWatcher:
-    """Awaits the import of some modules, and goes when all have come."""
+    """Import finder that calls back after the import of some modules, and removes itself after the last."""
 
-    def __init__(self, awaited: set[str], then: Callable[[ModuleType], None]) -> None:
-        self._awaited, self._then = awaited, then
-        self._asking: set[str] = set()  # what the others look for, who ask us again
+    def __init__(self, modules: set[str], callback: Callable[[ModuleType], None]) -> None:
+        self._missing, self._callback = modules, callback
+        self._searching: set[str] = set()  # names for which ``_find_spec`` below will call this finder again
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Also for those who only ask whether there is such a module, and import it later or never."""
-        if name not in self._awaited or name in self._asking:
+        """Wrap the loader; it may be called without an import, only to check whether the module exists."""
+        if name not in self._missing or name in self._searching:
             return None
-        self._asking.add(name)
+        self._searching.add(name)
         try:
             spec: Any = _find_spec(name, path, target)
         finally:
-            self._asking.discard(name)
+            self._searching.discard(name)
         if hasattr(spec and spec.loader, "exec_module"):
             spec.loader = _NotifyingLoader(spec, self._on_import)
         return spec
 
     def _on_import(self, module: ModuleType) -> None:
-        self._awaited.discard(module.__name__)
-        if not self._awaited and self in sys.meta_path:
+        self._missing.discard(module.__name__)
+        if not self._missing and self in sys.meta_path:
             sys.meta_path.remove(self)
         if hasattr(module, _STOP_FUNCTIONS[module.__name__][0]):
-            self._then(module)
+            self._callback(module)
 
 
 class _NotifyingLoader:
-    """Loads a module as its own loader does, which then stands in its place again."""
+    """Wraps a module's loader; restores it before loading, and calls back afterwards."""
 
-    def __init__(self, spec: Any, then: Callable[[ModuleType], None]) -> None:
-        self._spec, self._loader, self._then = spec, spec.loader, then
+    def __init__(self, spec: Any, callback: Callable[[ModuleType], None]) -> None:
+        self._spec, self._loader, self._callback = spec, spec.loader, callback
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -186,4 +186,4 @@ class _NotifyingLoader:
     def exec_module(self, module: Any) -> None:
         self._spec.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        self._then(module)
+        self._callback(module)

@@ -1,6 +1,6 @@
-"""Messages between the supervisor and its zygote: JSON objects on a stream socket, descriptors travelling along.
+"""Blocking messages on the zygote socket: length-prefixed JSON objects on a stream socket, with attached descriptors.
 
-What waits here is the zygote; the supervisor has a ``Mailbox``.
+For the zygote's side; the supervisor's side is non-blocking (``agent/mailbox.py``).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def send_message(sock: socket.socket, message: FromZygote | ToWarm | FromWarm, f
     """Send one message; the receiver gets duplicates of ``fds``, in order."""
     data = encode_message(message)
     sent = socket.send_fds(sock, [data], list(fds)) if fds else 0
-    if sent < len(data):  # to send nothing fails, too, where the other end has read all and closed
+    if sent < len(data):  # even an empty send fails if the peer has read everything and closed
         sock.sendall(data[sent:])
 
 
 def receive_message(sock: socket.socket) -> tuple[ToZygote, list[int]]:
-    """Wait for one whole message and its descriptors, fewer than were sent where our limit of open files cut in.
+    """Wait for one message and its descriptors; fewer than were sent if RLIMIT_NOFILE was reached.
 
     Raises:
-        EOFError: the other end has closed.
+        EOFError: the peer has closed.
     """
     header, fds, _, _ = socket.recv_fds(sock, HEADER.size, MAX_DESCRIPTORS)
     if not header:

@@ -1,7 +1,7 @@
-"""The debugger of a rank: pdb, whose lines come from a person at the launcher's terminal or at another one.
+"""The debugger of a rank: pdb, with input from the user at the launcher's terminal or in ``ddplaunch debug``.
 
-Loaded at the first breakpoint. On the socket to the launcher there are frames as between nodes (``wire.frames``), with
-the messages of ``agent.debugger_messages``. Where nobody answers any more, the rank goes on.
+Loaded at the first breakpoint. The socket to the launcher carries frames as between nodes (``wire.frames``), with the
+messages of ``agent.debugger_messages``. When the launcher or the user is gone, the rank continues.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ if TYPE_CHECKING:
     from ddplaunch.rank.terminal import DebuggerTerminal
 
 _LENGTH = struct.Struct("!I")
-_DELIMITERS = " \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?"  # between the words that are completed, as pdb has them
+_DELIMITERS = " \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?"  # between words in completion, as in pdb
 _MAX_WORDS = 200
-_MAX_PROMPT = 200  # characters; what is longer was printed by the program
-_MAX_PATH = 107  # bytes of a socket's path (unix(7))
-_CHUNK = 1 << 18  # characters of one message
+_MAX_PROMPT_CHARS = 200  # longer text is output of the program, not a prompt
+_MAX_PATH_BYTES = 107  # of a socket's path (unix(7))
+_CHUNK = 1 << 18  # characters per message
 _OWN_DIR = os.path.dirname(__file__) + os.sep
 _INTERNAL_DIRS = (_OWN_DIR, os.path.join(os.path.dirname(os.path.dirname(__file__)), "python") + os.sep)
 
 
 class Debugger:
-    """All that is debugged in this process, one thread at a time."""
+    """The debugger of this process; one thread at a time is in it."""
 
     def __init__(self, path: str, rank: int) -> None:
         self.connection = DebugConnection(path, rank)
         self.rank, self.pid = rank, os.getpid()
         self.lock = _thread.allocate_lock()
-        self.holder = 0  # the thread whose debugger has the lock
-        self._sessions: dict[int, RankPdb] = {}  # by thread
-        self.terminal: DebuggerTerminal | None = None  # of debuggers that need one
+        self.holder = 0  # id of the thread that holds the lock
+        self._sessions: dict[int, RankPdb] = {}  # by thread id
+        self.terminal: DebuggerTerminal | None = None  # for debuggers that need one
         self.is_ours = _is_ours
 
     def stop(self, frame: FrameType, *args: Any, header: str | None = None, **named: Any) -> None:
         """Stop the calling thread at the next line of ``frame``."""
         nested = self.holder == _thread.get_ident()
         if nested:
-            reached = _is_traced()
+            can_stop = _is_traced()
         else:
             with self.lock:
-                reached = self.connection.connect()
-        if reached:
+                can_stop = self.connection.connect()
+        if can_stop:
             session = RankPdb(self) if nested else self._get_session()
             if nested:
                 session.prompt = f"({session.prompt.strip()}) "
@@ -61,7 +61,7 @@ class Debugger:
             session.set_trace(frame, *args, **named)
 
     def interrupt(self, frame: FrameType) -> None:
-        """Somebody asks the main thread to stop; where a thread has stopped already, that is enough."""
+        """Called when the user pauses this rank: stop the main thread, unless a thread has stopped already."""
         if self.terminal is not None:
             self.terminal.interrupt_if_detached()
         if not self.lock.locked():
@@ -78,11 +78,11 @@ class Debugger:
     def stop_location(
         self, frame: FrameType | None, trace: TracebackType | None = None, failed: BaseException | None = None
     ) -> dict[str, object]:
-        """The innermost frame, or of an exception the last of the user's own."""
+        """Describe where the rank stops: the innermost frame, or of an exception the innermost of the user's code."""
         line = frame.f_lineno if frame is not None else 0
         while trace is not None:
-            inside = trace.tb_frame.f_code.co_filename
-            if frame is None or ("-packages" + os.sep not in inside and not inside.startswith(_LIBRARY_PREFIXES)):
+            path = trace.tb_frame.f_code.co_filename
+            if frame is None or ("-packages" + os.sep not in path and not path.startswith(_LIBRARY_PREFIXES)):
                 frame, line = trace.tb_frame, trace.tb_lineno
             trace = trace.tb_next
         code = frame.f_code  # type: ignore[union-attr]
@@ -102,7 +102,7 @@ class Debugger:
 
 
 class DebugConnection:
-    """The connection to the launcher, as the file that pdb writes to and reads from."""
+    """The connection to the debug server; also the file object that pdb reads from and writes to."""
 
     encoding, errors = "utf-8", "backslashreplace"
 
@@ -111,11 +111,11 @@ class DebugConnection:
         self._socket: Any = None
         self._text: list[str] = []
         self._size = 0
-        self.is_detached = False  # nobody wants this rank to stop any more
+        self.is_detached = False  # the rank does not stop any more
         self.completer: RankPdb | None = None
 
     def connect(self, error: BaseException | None = None) -> bool:
-        """Whether somebody may be asked to look at this rank."""
+        """Connect if not connected; return whether the rank may stop, which a detached one does for errors only."""
         if self._socket is None and not self._connect():
             return False
         while self._has_pending():
@@ -124,27 +124,27 @@ class DebugConnection:
         return self._socket is not None and (error is not None or not self.is_detached)
 
     def _connect(self) -> bool:
-        made = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-        made.settimeout(None)
+        connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        connection.settimeout(None)
         folder = -1
         try:
             path = self._path
-            if len(os.fsencode(path)) > _MAX_PATH:
+            if len(os.fsencode(path)) > _MAX_PATH_BYTES:
                 folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
                 path = f"/proc/self/fd/{folder}/{os.path.basename(path)}"
-            made.connect(path)
+            connection.connect(path)
         except OSError as error:
             print(f"ddplaunch: rank {self._rank} does not stop: {self._path}: {error}", file=sys.stderr)
-            made.close()
+            connection.close()
             return False
         finally:
             if folder >= 0:
                 os.close(folder)
-        self._socket = made
+        self._socket = connection
         return True
 
     def _has_pending(self) -> bool:
-        """Whether the launcher has said something."""
+        """Whether a message of the launcher can be read."""
         try:
             return self._socket is not None and bool(
                 self._socket.recv(1, _socket.MSG_PEEK | _socket.MSG_DONTWAIT) or self._on_closed()
@@ -155,7 +155,7 @@ class DebugConnection:
             return self._on_closed()
 
     def _on_closed(self) -> bool:
-        """The launcher has gone."""
+        """Called when the launcher has closed the connection."""
         if self._socket is not None:
             self._socket.close()
         self._socket, self.is_detached = None, True
@@ -163,7 +163,7 @@ class DebugConnection:
 
     def send(self, kind: str, **fields: object) -> None:
         message = {"op": kind, "body": {"rank": self._rank, **fields}}
-        body = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace")  # names of files may be any bytes
+        body = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace")  # file names may be any bytes
         try:
             if self._socket is not None:
                 self._socket.sendall(_LENGTH.pack(len(body)) + body)
@@ -171,15 +171,15 @@ class DebugConnection:
             self._on_closed()
 
     def _receive(self) -> tuple[str, dict[str, Any]]:
-        """Wait for the next message; "Leave" where there is none any more."""
+        """Wait for the next message; ``DetachUser`` if the connection is closed."""
         try:
-            message = json.loads(self._exactly(_LENGTH.unpack(self._exactly(_LENGTH.size))[0]))
+            message = json.loads(self._receive_exactly(_LENGTH.unpack(self._receive_exactly(_LENGTH.size))[0]))
         except (OSError, EOFError):
             self._on_closed()
             return "DetachUser", {}
         return message["op"], message["body"]
 
-    def _exactly(self, size: int) -> bytes:
+    def _receive_exactly(self, size: int) -> bytes:
         data = bytearray()
         while len(data) < size:
             piece = self._socket.recv(size - len(data)) if self._socket is not None else b""
@@ -204,7 +204,7 @@ class DebugConnection:
         return False
 
     def _flush_output(self, prompt: str = "") -> None:
-        """Show what was written; with a prompt, a line is awaited."""
+        """Send the output; a prompt asks the user for a line."""
         text, self._text, self._size = "".join(self._text), [], 0
         data = text.removesuffix(prompt).encode("utf-8", "backslashreplace")
         if not data and not prompt:
@@ -215,11 +215,11 @@ class DebugConnection:
             self.send("DebuggerOutput", data=encoded, prompt=prompt if begin == last else "")
 
     def readline(self, size: int = -1) -> str:
-        """Show what was written, the last of it as a prompt, and wait for a line; "" where nobody is there."""
+        """Show the output, its last line as the prompt, and wait for a line of input; "" if detached."""
         if self.is_detached:
             return ""
         last = "".join(self._text).rpartition("\n")[2]
-        self._flush_output(last if last.strip() and last.isprintable() and len(last) <= _MAX_PROMPT else " ")
+        self._flush_output(last if last.strip() and last.isprintable() and len(last) <= _MAX_PROMPT_CHARS else " ")
         while True:
             kind, body = self._receive()
             if kind == "LineInput":
@@ -232,7 +232,7 @@ class DebugConnection:
                 self.send("Completions", begin=begin, words=words)
 
     def request_terminal(self) -> str:
-        """The path of the terminal that the launcher makes for this rank; "" where it cannot or nobody is there."""
+        """Return the path of a pty that the launcher opens for this rank; "" if it cannot, or no user is attached."""
         self.send("TerminalRequest")
         while self._socket is not None:
             kind, body = self._receive()
@@ -242,12 +242,12 @@ class DebugConnection:
         return ""
 
     def send_resumed(self, *, steps: bool) -> None:
-        """The thread runs on; ``steps``: to stop again soon."""
+        """Report that the thread continues; ``steps``: it will stop again soon."""
         self._flush_output()
         self.send("RankResumed", is_stepping=steps)
 
     def wait_for_release(self) -> None:
-        """Wait until the launcher lets us go."""
+        """Wait until the launcher resumes this rank."""
         while self._receive()[0] != "DetachUser":
             pass
 
@@ -257,56 +257,56 @@ class RankPdb(pdb.Pdb):
 
     def __init__(self, debugger: Debugger) -> None:
         self._debugger = debugger
-        talk: Any = debugger.connection
-        self._talk = talk
-        super().__init__(stdin=talk, stdout=talk, nosigint=True)
+        connection: Any = debugger.connection
+        self._connection = connection
+        super().__init__(stdin=connection, stdout=connection, nosigint=True)
         self.prompt = f"(rank {debugger.rank}) "
-        self.failed: BaseException | None = None  # whose frames are looked at, where the program has ended by it
+        self.failed: BaseException | None = None  # the exception that has ended the program, in a post-mortem
 
     def interaction(self, frame: Any, trace: Any = None) -> None:
         """Stop here; one thread of the rank at a time, and no process that it has forked."""
-        talk = self._debugger.connection
+        connection = self._debugger.connection
         if os.getpid() != self._debugger.pid:
             return self.set_continue()
         if self._debugger.holder == _thread.get_ident():
             return self._interact_nested(frame, trace)
         with self._debugger.lock:
-            if not talk.connect(self.failed):
+            if not connection.connect(self.failed):
                 return self.set_continue()
-            talk.is_detached = False
-            talk.completer = self
+            connection.is_detached = False
+            connection.completer = self
             self._debugger.holder = _thread.get_ident()
-            talk.send("RankStopped", **self._debugger.stop_location(frame, trace, self.failed))
+            connection.send("RankStopped", **self._debugger.stop_location(frame, trace, self.failed))
             try:
                 super().interaction(frame, trace)
             finally:
                 self._debugger.holder = 0
-                talk.send_resumed(steps=self.stoplineno != -1 and self.failed is None)
+                connection.send_resumed(steps=self.stoplineno != -1 and self.failed is None)
 
     def _interact_nested(self, frame: Any, trace: Any) -> None:
-        """Stop in what the debugger of this thread was asked to run, until that goes on."""
-        talk = self._debugger.connection
-        outer, talk.completer = talk.completer, self
+        """Stop in code that the user runs in this thread's debugger, until it continues."""
+        connection = self._debugger.connection
+        outer, connection.completer = connection.completer, self
         try:
             super().interaction(frame, trace)
         finally:
-            talk.completer = outer
+            connection.completer = outer
 
     def _cmdloop(self) -> None:
-        """As pdb's own, but Ctrl-C is for the program."""
+        """As in pdb, but without its Ctrl-C handling: Ctrl-C is for the program."""
         self.cmdloop()
 
     def get_stack(self, f: Any, t: Any) -> Any:
-        """Without our frames, which are the outermost."""
+        """As in pdb, without ddplaunch's frames, which are the outermost."""
         stack, index = super().get_stack(f, t)
-        ours = next((n for n, (each, _) in enumerate(stack) if not _is_ours(each)), 0)
-        return stack[ours:], max(0, index - ours)
+        skipped = next((n for n, (each, _) in enumerate(stack) if not _is_ours(each)), 0)
+        return stack[skipped:], max(0, index - skipped)
 
     def stop_here(self, frame: FrameType) -> bool:
         return not _is_ours(frame) and super().stop_here(frame)
 
     def complete_line(self, line: str) -> tuple[int, list[str]]:
-        """Complete the last word of a line: where it begins, and what it may be."""
+        """Complete the last word of a line: return where it begins, and the candidates."""
         begin = max(map(line.rfind, _DELIMITERS)) + 1
         before = line[:begin].strip()
         command = self.parseline(line)[0] if before else None
@@ -323,7 +323,7 @@ class RankPdb(pdb.Pdb):
 
     def do_detach(self, arg: str) -> bool:
         """detach
-        Let this rank run, and stop at no breakpoint until somebody types `ddplaunch debug`.
+        Continue this rank, without stops at breakpoints until the next `ddplaunch debug`.
         """
         self.clear_all_breaks()
         self._debugger.connection.is_detached = True
@@ -332,7 +332,7 @@ class RankPdb(pdb.Pdb):
 
     def do_EOF(self, arg: str) -> bool:
         """EOF
-        As detach: nobody types any more.
+        End of input: the same as detach.
         """
         return self.do_detach(arg)
 
@@ -349,15 +349,15 @@ class RankPdb(pdb.Pdb):
 
     def do_run(self, arg: str) -> None:
         """run
-        Not here: the ranks of a job start together.
+        Not available: the ranks of a job start together.
         """
-        self.error("a rank cannot start again by itself")
+        self.error("a rank cannot be restarted alone")
 
     do_restart = do_run
 
     def do_interact(self, arg: str) -> Any:
         streams = sys.stdin, sys.stdout, sys.stderr
-        sys.stdin = sys.stdout = sys.stderr = self._talk
+        sys.stdin = sys.stdout = sys.stderr = self._connection
         try:
             return super().do_interact(arg)
         except SystemExit:
@@ -369,7 +369,7 @@ class RankPdb(pdb.Pdb):
 
 
 def _is_traced() -> bool:
-    """Whether this thread can be stopped: not where its debugger evaluates, but for pdb's `debug`."""
+    """Whether this thread is traced: not while its debugger evaluates an expression, except in pdb's `debug`."""
     seen: list[str] = []
     before = sys.gettrace()
     sys.settrace(lambda frame, event, value: seen.append(event))

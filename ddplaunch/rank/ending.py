@@ -1,7 +1,7 @@
-"""How a rank ends: an exception shown and recorded, threads joined, the user's objects dropped, the output flushed.
+"""The end of a rank: show and record an exception, join threads, drop the user's objects, flush the output.
 
-Part of the worker (``rank/worker.py``) and bound by its rules: no import that a file of the user's could stand in for,
-no name left behind. What is shown and in which order is the interpreter's own (Python/pythonrun.c, pylifecycle.c).
+Part of the worker (``rank/worker.py``) and bound by its rules: no import that a user's file could shadow, no name left
+behind. Output and order are those of the interpreter (Python/pythonrun.c, pylifecycle.c).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from ddplaunch.rank.messages import PythonJob
 
-EXIT_FLUSH_FAILED = 120  # the interpreter's own where the output cannot be flushed (Python/pythonrun.c, Py_Exit)
-_MAX_TEXT_CHARS = 1 << 19  # characters of a message or traceback that are recorded
+EXIT_FLUSH_FAILED = 120  # as Python exits if it cannot flush the output (Python/pythonrun.c, Py_Exit)
+_MAX_TEXT_CHARS = 1 << 19  # of a recorded message or traceback
 _OWN_FILE_NAMES = (
     "allocations.py",
     "answers.py",
@@ -46,7 +46,7 @@ _Module = type(sys)
 
 
 class TargetError(Exception):
-    """What the user asked for cannot be; found only now that their code or torch could be asked."""
+    """A usage error that shows only in the rank, after the user's code or torch was imported."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -54,7 +54,7 @@ class TargetError(Exception):
 
 
 def exit_code(code: object) -> int:
-    """What ``sys.exit(code)`` means to Python: None is 0, a number itself, anything else is printed and 1."""
+    """The exit code of ``sys.exit(code)``, as in Python: 0 for None, a number itself; anything else is printed, 1."""
     if code is None:
         return 0
     if isinstance(code, int):
@@ -63,26 +63,24 @@ def exit_code(code: object) -> int:
         try:
             print(text, end="", file=sys.stderr)
         except Exception:
-            pass  # as Python does, with a __str__ that fails or a closed stderr
+            pass  # as Python does if __str__ raises or stderr is closed
     return 1
 
 
 def to_exit_status(code: int) -> int:
-    """The part of an exit code that a parent sees; one that does not fit a C long counts as -1 (Python/pythonrun.c)."""
+    """The low 8 bits, which a parent sees; a code that does not fit a C long counts as -1 (Python/pythonrun.c)."""
     return (code if -(1 << 63) <= code < 1 << 63 else -1) & 0xFF
 
 
 def report_exception(job: PythonJob, error: BaseException) -> None:
-    """Show an uncaught exception as Python would, without our frames, and record it for the launcher's report."""
+    """Print an uncaught exception as Python would, without ddplaunch's frames, and record it for the failure report."""
     _strip_internal_frames(error)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     if sys.version_info >= (3, 12):
         sys.last_exc = error
     write_error_file(job, error, _format_exception(error))
     if isinstance(error, KeyboardInterrupt) and job["facts"]["world_size"] > 1 and _is_default_hook(sys.excepthook):
-        return _print_interrupt_location(
-            error
-        )  # Ctrl-C interrupts all ranks: a traceback of each would hide what is said of them
+        return _print_interrupt_location(error)  # Ctrl-C interrupts all ranks: their tracebacks would hide the report
     try:
         sys.excepthook(type(error), error, error.__traceback__)
     except SystemExit:
@@ -95,16 +93,16 @@ def report_exception(job: PythonJob, error: BaseException) -> None:
 
 
 def _is_default_hook(hook: Any) -> bool:
-    """Whether it is Python's, or torch's around that: ``init_process_group`` sets one, for a prefix."""
-    torchs = getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d"
-    inner = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()] if torchs else [hook]
-    return any(each is sys.__excepthook__ for each in inner)
+    """Whether an excepthook is Python's, or torch's wrapper of it: ``init_process_group`` sets one, for a prefix."""
+    is_torchs = getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d"
+    wrapped = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()] if is_torchs else [hook]
+    return any(each is sys.__excepthook__ for each in wrapped)
 
 
 def _print_interrupt_location(error: BaseException) -> None:
-    """Say in one line at which of the user's lines it came: "KeyboardInterrupt: step at train.py:31"."""
+    """Print one line with the innermost line of the user's code: "KeyboardInterrupt: step at train.py:31"."""
     where, here = "", os.getcwd() + os.sep
-    for each in (error.__context__, error):  # it may come when the program has just ended of another
+    for each in (error.__context__, error):  # it may arrive just after another exception has ended the program
         trace = each.__traceback__ if each is not None else None
         while trace is not None:
             code = trace.tb_frame.f_code
@@ -123,10 +121,10 @@ def _print_exception(error: BaseException) -> None:
 
 
 def _strip_internal_frames(error: BaseException) -> BaseException:
-    """Take off a traceback what stands before the user's frames: ours, and importlib's where we loaded their module.
+    """Remove the frames before the user's from a traceback: ddplaunch's, and importlib's from loading their module.
 
-    Where there are no others they stay: without them nothing would show where the exception came from, unless it is of
-    a kind, or from a place, whose message says so.
+    If there are no other frames, they stay, because nothing else would show where the exception was raised, except for
+    types of exceptions, and an origin (python/ranks.py), whose message is enough.
     """
     trace, name = error.__traceback__, ""
     while trace is not None:
@@ -141,16 +139,16 @@ def _strip_internal_frames(error: BaseException) -> BaseException:
 
 
 class _StderrTee:
-    """Stands in for ``sys.stderr``: keeps what this thread writes, passes on what others write meanwhile."""
+    """Replaces ``sys.stderr``: collects what this thread writes, passes on the output of other threads."""
 
     def __init__(self, stream: Any) -> None:
 
         self._stream, self._ident, self._thread = stream, get_ident, get_ident()
-        self.heard: list[str] = []
+        self.collected: list[str] = []
 
     def write(self, text: str) -> None:
         if self._ident() == self._thread:
-            self.heard.append(text)
+            self.collected.append(text)
         elif self._stream is not None:
             self._stream.write(text)
 
@@ -159,18 +157,18 @@ class _StderrTee:
 
 
 def _format_exception(error: BaseException) -> str:
-    """Return an exception's traceback in Python's own words; the traceback module would import a dozen others."""
+    """Format an exception with the interpreter's own printer; the traceback module would import a dozen others."""
     stderr = sys.stderr
-    sys.stderr = listener = _StderrTee(stderr)
+    sys.stderr = tee = _StderrTee(stderr)
     try:
         _print_exception(error)
     finally:
         sys.stderr = stderr
-    return "".join(listener.heard)
+    return "".join(tee.collected)
 
 
 def write_error_file(job: PythonJob, error: BaseException, text: str) -> None:
-    """Write the error file unless ``@record`` has: torchelastic's format, {"message": {"message", "extraInfo"}}."""
+    """Write the error file, unless ``@record`` has, in torchelastic's format: {"message": {"message", "extraInfo"}}."""
     path = job["error_file"]
     if not path or os.path.lexists(path):
         return
@@ -189,26 +187,26 @@ def write_error_file(job: PythonJob, error: BaseException, text: str) -> None:
         if name == "BdbQuit" and "Caught BdbQuit in DataLoader worker" in message:  # torch/_utils.py, ExceptionWrapper
             info["hint"] = "a DataLoader worker cannot be stopped in a debugger: use num_workers=0"
         elif name == "BdbQuit" and job["facts"]["world_size"] > 1 and not os.isatty(0):
-            other = f"pdb, ipdb, pudb and IPython wait for a person; --stdin {job['rank']} gives others the terminal"
+            other = f"pdb, ipdb, pudb and IPython wait for you; for other debuggers use --stdin {job['rank']}"
             waits = "with --debug the rank waits at its breakpoint for `ddplaunch debug`"
             info["hint"] = other if job["debugger"] else waits
         elif name == "EOFError" and job["facts"]["world_size"] > 1:
-            info["hint"] = f"stdin is empty in this rank; with --stdin {job['rank']} it reads yours"
+            info["hint"] = f"stdin of this rank is empty; with --stdin {job['rank']} it reads the launcher's stdin"
         elif name == "ModuleNotFoundError" and (hint := _other_environment()):
             info["hint"] = hint
         elif isinstance(error, KeyboardInterrupt):
             info["interrupt"] = 1
         info["collectives"] = _count_collectives()
     try:
-        made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)  # follows no link
-        with open(made, "w", encoding="ascii") as file:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)  # follows no link
+        with open(fd, "w", encoding="ascii") as file:
             file.write(_to_json({"message": {"message": message, "extraInfo": info}}))
     except OSError:
-        pass  # a full disk: the report falls back on what the rank printed
+        pass  # a full disk: the failure report uses the rank's output instead
 
 
 def _other_environment() -> str:
-    """Which Python another environment has that is active in the shell; "" where ranks run in that."""
+    """A hint if another Python environment is active in the shell than the ranks run in; otherwise ""."""
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         folder = os.environ.get(variable)
         if not folder:
@@ -217,12 +215,12 @@ def _other_environment() -> str:
             return ""
         python = os.path.join(folder, "bin", "python")
         if os.path.exists(python):
-            return f"ranks run on {sys.executable}, and ${variable} has another Python: {python} -m ddplaunch run …"
+            return f"the ranks use {sys.executable}; ${variable} has another Python: {python} -m ddplaunch run …"
     return ""
 
 
 def _count_collectives() -> int | None:
-    """How many collectives this rank has entered in all its process groups; None where that is not known."""
+    """The number of collectives that this rank has entered, in all its process groups; None if unknown."""
     try:
         module = sys.modules["torch.distributed.distributed_c10d"]
         return sum([int(group._get_sequence_number_for_group()) for group in module._world.pg_names]) or None
@@ -231,14 +229,14 @@ def _count_collectives() -> int | None:
 
 
 def _truncate(text: str) -> str:
-    """The launcher keeps less than this, and would not read a file without end."""
+    """Cut the middle out of a long text: the launcher keeps less than this, and reads no file of unlimited size."""
     return (
         text if len(text) <= _MAX_TEXT_CHARS else text[: _MAX_TEXT_CHARS // 2] + "\n…\n" + text[-_MAX_TEXT_CHARS // 2 :]
     )
 
 
 def _to_json(value: object) -> str:
-    """A value as JSON, all of it ASCII; a json.py may be the user's."""
+    """Format a value as ASCII JSON; the json module is not used, as a user's json.py would shadow it."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_to_json(key)}: {_to_json(inner)}" for key, inner in value.items()) + "}"
     if not isinstance(value, str):
@@ -258,10 +256,10 @@ def join_threads() -> None:
 
 
 def finalize_user_modules(initial_modules: frozenset[str]) -> bool:
-    """Drop what the program made, so that ``__del__`` runs and files are flushed; return whether the output could be.
+    """Drop the user's modules, so that ``__del__`` runs and files are flushed; return whether stdout was flushed.
 
-    In the interpreter's own order (Python/pylifecycle.c: Py_FinalizeEx, finalize_modules): first everything that only
-    the user's modules hold, so that ``__del__`` sees its globals whole, then the globals of those that live on.
+    In the interpreter's order (Python/pylifecycle.c: Py_FinalizeEx, finalize_modules): first the objects that only the
+    user's modules reference, so that ``__del__`` still sees all globals, then the globals of modules that live on.
     """
     import gc
 
@@ -278,7 +276,7 @@ def finalize_user_modules(initial_modules: frozenset[str]) -> bool:
     sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
     sys.excepthook, sys.unraisablehook = sys.__excepthook__, sys.__unraisablehook__
     left = []
-    users = [  # all are found before the first goes: a package in a namespace package asks that for its path
+    users = [  # all are listed before the first is dropped: a namespace package's child asks it for its path
         (name, module)
         for name, module in list(sys.modules.items())
         if isinstance(module, _Module)
@@ -286,7 +284,7 @@ def finalize_user_modules(initial_modules: frozenset[str]) -> bool:
     ]
     while users:
         name, module = users.pop(0)
-        # A module may go and its globals stay, held by a function somewhere: the mark in them tells.
+        # A module may be freed while a function still references its globals: the mark in them shows that.
         mark = module.__dict__["__end__"] = _Module(name)
         left.append((ref(module), ref(mark)))
         sys.modules[name] = None  # type: ignore[assignment]
@@ -309,18 +307,19 @@ def finalize_user_modules(initial_modules: frozenset[str]) -> bool:
 
 
 def _is_user_module(module: ModuleType) -> bool:
-    """Whether a module is the user's own code, and not Python's or installed: that has nothing to say at the end."""
+    """Whether a module is the user's code, and not Python's or installed: those have nothing to finalize."""
     try:
-        place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
-    except Exception:  # a path that is computed, by a parent that the program has deleted or by code of anybody's
+        path = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    except Exception:  # a path that is computed, by a parent that the program has deleted or by other code
         return False
-    return isinstance(place, str) and is_user_file(place)
+    return isinstance(path, str) and is_user_file(path)
 
 
-def is_user_file(place: str) -> bool:
+def is_user_file(path: str) -> bool:
+    """Whether a source file is the user's code: not Python's, not an installed package's, not ddplaunch's."""
     return (
-        not place.startswith((os.path.dirname(os.__file__) + os.sep, "<frozen ", *_INTERNAL_FILES))
-        and f"-packages{os.sep}" not in place
+        not path.startswith((os.path.dirname(os.__file__) + os.sep, "<frozen ", *_INTERNAL_FILES))
+        and f"-packages{os.sep}" not in path
     )
 
 
@@ -333,7 +332,7 @@ def _clear_globals(names: dict[str, object]) -> None:
 
 
 def flush_stream(stream: Any) -> BaseException | None:
-    """Flush a stream unless it is closed; return what prevented that."""
+    """Flush a stream unless it is closed; return the exception if that fails."""
     try:
         if stream is not None and not getattr(stream, "closed", False):
             stream.flush()
@@ -343,28 +342,28 @@ def flush_stream(stream: Any) -> BaseException | None:
 
 
 def report_unraisable(error: BaseException, occasion: str, source: object) -> None:
-    """Tell of an exception that nobody can handle any more, in the interpreter's words."""
+    """Print an exception that cannot be handled any more, with the interpreter's "Exception ignored"."""
     try:
         where = f"{occasion}:" if sys.version_info >= (3, 13) else f"in: {source!r}"
         print("Exception ignored", where, file=sys.stderr)
         _print_exception(_strip_internal_frames(error))
     except Exception:
-        pass  # a stderr that is broken too
+        pass  # stderr is broken, too
 
 
 def exit_by_sigint_later() -> NoReturn:
-    """Have the interpreter end, and then by SIGINT, as for any KeyboardInterrupt; we have shown it already."""
+    """Let the interpreter exit by SIGINT, as after any KeyboardInterrupt; it is printed already."""
     hook = sys.excepthook
 
-    def pass_over(*ignored: object) -> None:
+    def print_nothing(*ignored: object) -> None:
         sys.excepthook = hook
 
-    sys.excepthook = pass_over
+    sys.excepthook = print_nothing
     raise KeyboardInterrupt
 
 
 def die_by_sigint() -> NoReturn:
-    """End by SIGINT itself, as Python does, so that our parent can tell."""
+    """Exit by SIGINT, as Python does after a KeyboardInterrupt, so that the parent can see it."""
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     os.kill(os.getpid(), _signal.SIGINT)
     os._exit(130)

@@ -1,7 +1,7 @@
-"""What the imports before the fork have done to the zygote, beyond what the table of known packages allows.
+"""The import auditor: checks that preloading a package changes the zygote only as its table entry allows.
 
-The table knows versions that somebody audited. A newer one, or a patched copy, may do more; so after each import that
-is watched the zygote looks at itself, and at the end for random generators, of which all ranks would have the same.
+The table of known packages describes audited versions. A newer or patched one may do more. So after each audited import
+the zygote compares its own state, and at the end it looks for random generators, which all ranks would share.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 _SIGNALS = [number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)]
 _STREAMS = (1, 2)
 _VARIABLES, _FOLDER, _UMASK, _HANDLERS = "the variable ", "the working folder", "the umask", "the handlers of signals"
-_MAX_OBJECTS = 50_000  # objects that are looked into
+_MAX_OBJECTS = 50_000  # checked at a time
 
 
 class ImportAuditor:
-    """Watches imports, from its making on; ``violation`` says what one of them did that was not expected.
+    """Audits imports from its construction on; ``violation`` describes the first unexpected change, or is None.
 
-    What is printed meanwhile goes nowhere, and nothing can be read: what is typed is for a rank.
+    Meanwhile output is captured, and stdin is /dev/null: the user's input is for a rank.
     """
 
     def __init__(
@@ -38,25 +38,25 @@ class ImportAuditor:
         repairs: ModuleType,
         children: Callable[[], list[int]],
     ) -> None:
-        """``initial_modules``: the modules that any interpreter has at its start; the others are of files beside this."""
+        """``initial_modules``: those of a fresh interpreter. ``repairs``: the loaded rank/repairs.py."""
         self._repairs, self._children = repairs, children
         self._allowed, self._baseline = config["allowed"], initial_modules
         self._folders = [config["first"], *config["folders"]]
-        self._missing = set[str]()  # what was looked for in vain
+        self._missing = set[str]()  # top-level modules that no finder has found
         self.violation: str | None = None
         self._loaded = frozenset(sys.modules)
         self._captured_output = [os.memfd_create("caught", os.MFD_CLOEXEC) for _ in _STREAMS]
         self._flush()
-        self._kept = [os.dup(number) for number in (0, *_STREAMS)]
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for number, fd in enumerate((nothing, *self._captured_output)):
+        self._saved_streams = [os.dup(number) for number in (0, *_STREAMS)]
+        devnull = os.open(os.devnull, os.O_RDONLY)
+        for number, fd in enumerate((devnull, *self._captured_output)):
             os.dup2(fd, number)
-        os.close(nothing)
+        os.close(devnull)
         self._before = self._capture_state()
         sys.meta_path.append(self)
 
     def check_import(self, name: str) -> None:
-        """Look what the import of a module has changed."""
+        """Compare the state after the import of a module with that before; called right after it."""
         self._flush()
         now = self._capture_state()
         for what, value in now.items():
@@ -67,21 +67,21 @@ class ImportAuditor:
             self.violation = f"importing {name} prints"
 
     def restore(self, environ: dict[str, str]) -> None:
-        """Give back what an interpreter that takes this one's place would inherit; ``environ``: the former one."""
+        """Restore what an exec'ed interpreter inherits; ``environ``: the former environment."""
         os.environ.clear()
         os.environ.update(environ)
         os.chdir(self._before[_FOLDER])
         os.umask(self._before[_UMASK])
         signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in zip(_SIGNALS, self._before[_HANDLERS], strict=False):  # and the timer
+        for number, handler in zip(_SIGNALS, self._before[_HANDLERS], strict=False):  # its last element is the timer
             if handler is not None and signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
 
     def finish(self) -> None:
-        """Print again, and look at all that is loaded."""
+        """Restore the streams, and check all loaded modules."""
         self._flush()
         sys.meta_path.remove(self)
-        for number, fd in enumerate(self._kept):
+        for number, fd in enumerate(self._saved_streams):
             os.dup2(fd, number)
             os.close(fd)
         for fd in self._captured_output:
@@ -91,12 +91,12 @@ class ImportAuditor:
         )
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> None:
-        """Note what no finder has found, as one of them."""
+        """Import finder: as the last one it is asked for modules that no other finder has found."""
         if path is None:
             self._missing.add(name)
 
     def _find_shadowed(self) -> str | None:
-        """Name what a rank would have found beside the program, where we have not looked."""
+        """Find a file of the user's that a rank would have imported, but the zygote has not searched."""
         for folder in filter(os.path.isdir, self._folders):
             for entry in sorted(os.listdir(folder)):
                 path = os.path.join(folder, entry)
@@ -109,13 +109,13 @@ class ImportAuditor:
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except Exception:  # whatever an import has put there; the descriptors count
+            except Exception:  # an import may have replaced it; the descriptors are what counts
                 pass
 
     def _capture_state(self) -> dict[str, Any]:
         sets = self._allowed["sets"]
         os.umask(umask := os.umask(0o77))
-        look: dict[str, Any] = {
+        state: dict[str, Any] = {
             _VARIABLES: {name: value for name, value in os.environ.items() if name not in sets},
             _FOLDER: os.getcwd(),
             _HANDLERS: [*map(signal.getsignal, _SIGNALS), signal.getitimer(signal.ITIMER_REAL)],
@@ -125,30 +125,30 @@ class ImportAuditor:
         }
         torch = sys.modules.get("torch")
         if hasattr(torch, "get_default_dtype"):
-            look["torch's default dtype"] = torch.get_default_dtype()  # type: ignore[union-attr]
-        return look
+            state["torch's default dtype"] = torch.get_default_dtype()  # type: ignore[union-attr]
+        return state
 
     def _find_unknown_module(self) -> str | None:
-        """Name a module that no known package has, by the folder or file that it came from."""
+        """Find a module that belongs to no known package, by the folder or file it came from."""
         known = {*self._allowed["tops"], *sys.stdlib_module_names}
         for name in [each for each in sys.modules if each not in self._loaded and each not in self._baseline]:
             origin = str(getattr(getattr(sys.modules[name], "__spec__", None), "origin", None) or "")
             inside = origin.partition("-packages" + os.sep)[2]
             top = inside.partition(os.sep)[0].partition(".")[0] or name.partition(".")[0]
-            of_python = not inside and (os.sep not in origin or origin.startswith(os.path.dirname(os.__file__)))
-            if not (of_python or top in known or top.endswith("__mypyc")):
-                return f"{top} was imported, which is not known"
+            is_stdlib = not inside and (os.sep not in origin or origin.startswith(os.path.dirname(os.__file__)))
+            if not (is_stdlib or top in known or top.endswith("__mypyc")):
+                return f"{top} was imported, which is not a known package"
         return None
 
     def _find_generator(self) -> str | None:
-        """Name a random generator that a fork does not make anew."""
+        """Find a random generator that is not reseeded in each fork."""
         names = (*_REPAIRED_GENERATORS, *self._repairs.GENERATORS, *self._allowed["generators"])
-        allowed = {id(self._repairs.named(name)) for name in names}
+        allowed = {id(self._repairs.resolve_name(name)) for name in names}
         kinds = _generator_types()
         objects = gc.get_objects()
         for start in range(0, len(objects), _MAX_OBJECTS):
             referents = gc.get_referents(*objects[start : start + _MAX_OBJECTS])
-            if kinds.isdisjoint(map(type, referents)):  # without a line of Python for each
+            if kinds.isdisjoint(map(type, referents)):  # runs no Python code per object
                 continue
             for each in referents:
                 if type(each) in kinds and id(each) not in allowed:
@@ -160,7 +160,7 @@ _REPAIRED_GENERATORS = (
     *("random._inst", "numpy.random.mtrand._rand", "numpy.random.mtrand._rand._bit_generator"),
     *("torch.default_generator", "torch.random.default_generator"),
 )
-"""Those of Python, numpy and torch: worker.py seeds them in each rank, and random itself."""
+"""The generators of Python, numpy and torch: reseeded in each rank by worker.py, or by the random module itself."""
 
 
 def _generator_types() -> frozenset[type]:
@@ -174,6 +174,6 @@ def _generator_types() -> frozenset[type]:
 
 
 def _open_fds() -> set[str]:
-    """What is open, but for the streams; the folder that lists them has the same name each time."""
+    """All open descriptors with their paths, except stdout and stderr."""
     numbers = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
     return {f"{fd} {os.path.realpath('/proc/self/fd/' + fd)}" for fd in numbers if int(fd) not in _STREAMS}

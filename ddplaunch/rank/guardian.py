@@ -1,7 +1,7 @@
-"""The process between a warm zygote and one run's zygote: it sees to it that nothing of the run outlives the launcher.
+"""The guardian: the process between a warm zygote and a run's zygote, which kills what would outlive the launcher.
 
-It is a fork of the warm zygote, waits for the launcher and the run's zygote, whichever goes first, and does nothing
-else. If it is killed the kernel ends that zygote, and the warm one sweeps.
+A fork of the warm zygote that only waits for the end of the launcher or of the run's zygote. If it is killed itself,
+the kernel kills that zygote (parent-death signal), and the warm zygote sweeps.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import NoReturn
 
-CLEANUP_TIMEOUT_S = 6.0  # seconds that the run's zygote has to clean up after its launcher (over KILL_PATIENCE)
+CLEANUP_TIMEOUT_S = 6.0  # for the run's zygote to clean up after its launcher's end; more than KILL_TIMEOUT_S
 
 
 def run_guardian(
     launcher_socket: socket.socket, zygote_pid: int, channel: ModuleType, processes: ModuleType
 ) -> NoReturn:
-    """Wait for the end of the run's ``zygote_pid``, end all that it leaves, and tell the launcher."""
+    """Wait for the end of the run's zygote, kill what it leaves, and notify the launcher."""
     poll, woken = select.poll(), _wake_on_child()
     poll.register(woken, select.POLLIN)
-    poll.register(launcher_socket, select.POLLIN)  # nothing ever comes there but its end
+    poll.register(launcher_socket, select.POLLIN)  # no data ever arrives there, only the end of file
     if not _wait_for_end(zygote_pid, poll, woken, None):
         poll.unregister(launcher_socket)
         if not _wait_for_end(zygote_pid, poll, woken, CLEANUP_TIMEOUT_S):
             os.kill(zygote_pid, signal.SIGKILL)
-            _wait_for_end(zygote_pid, poll, woken, processes.KILL_PATIENCE)
+            _wait_for_end(zygote_pid, poll, woken, processes.KILL_TIMEOUT_S)
     status = os.waitpid(zygote_pid, os.WNOHANG)[1]
-    stuck, _ = processes.kill_all_below(os.getpid())
+    stuck, _ = processes.kill_descendants(os.getpid())
     try:
-        channel.send(launcher_socket, {"op": "ended", "status": status, "stuck": stuck})
-    except OSError:  # the launcher has gone
+        channel.send_message(launcher_socket, {"op": "ended", "status": status, "stuck": stuck})
+    except OSError:  # the launcher has ended
         pass
     os._exit(0)
 
@@ -52,9 +52,9 @@ def _wake_on_child() -> int:
 
 
 def _wait_for_end(child: int, poll: select.poll, woken: int, timeout_s: float | None) -> bool:
-    """Wait until ``child`` has ended; return False after ``timeout_s`` seconds, or when there is news of another kind.
+    """Wait until ``child`` has ended; return False after ``timeout_s``, or when another descriptor is ready.
 
-    It is not reaped here, so its pid remains its own.
+    The child is not reaped here (WNOWAIT), so that its pid is not reused.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:

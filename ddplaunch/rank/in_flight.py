@@ -14,12 +14,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MAX_EXCEPTIONS = 8  # of a chain: one that is handled while another is
+MAX_EXCEPTIONS = 8  # of a chain of exceptions, each raised while the next one was handled
 _MAX_FRAMES = 100
 
 
 class InFlight:
-    """Keeps a file up to date: there is one while the main thread handles an exception."""
+    """Keeps a file up to date that exists while the main thread handles an exception."""
 
     def __init__(self, path: str, to_json: Callable[[object], str]) -> None:
         self._path, self._to_json = path, to_json
@@ -31,7 +31,7 @@ class InFlight:
         try:
             found = sys._current_exceptions().get(self._main)  # type: ignore[attr-defined, unused-ignore]
             error = found[1] if isinstance(found, tuple) else found
-            described = _described(error if isinstance(error, BaseException) else None, get_ident() == self._main)
+            described = _describe_chain(error if isinstance(error, BaseException) else None, get_ident() == self._main)
             text = "\n".join(map(self._to_json, described))
             if text == self._text or os.getpid() != self._pid:
                 return
@@ -46,29 +46,29 @@ class InFlight:
             pass  # the disk is full, or a __str__ fails
 
 
-def _described(error: BaseException | None, in_main: bool) -> list[dict[str, object]]:
-    """What there is to know of an exception, and of those during whose handling it came.
+def _describe_chain(error: BaseException | None, in_main: bool) -> list[dict[str, object]]:
+    """Describe an exception and its ``__context__`` chain.
 
-    ``in_main``: the main thread stands still meanwhile, so no code of the program's may run, as it may want a lock.
+    ``in_main``: called in the main thread, where the user's code (``__str__``) must not run: it may need a held lock.
     """
     found: list[dict[str, object]] = []
     while error is not None and len(found) < MAX_EXCEPTIONS:
         trace, frames = error.__traceback__, ["Traceback (most recent call last):"]
         if isinstance(error, Exception) and trace is not None:
             handler = trace.tb_frame
-            place = {"file": handler.f_code.co_filename, "line": handler.f_lineno or 0}
+            location = {"file": handler.f_code.co_filename, "line": handler.f_lineno or 0}
             while trace is not None and len(frames) < _MAX_FRAMES:
                 code = trace.tb_frame.f_code
                 frames.append(f'  File "{code.co_filename}", line {trace.tb_lineno}, in {code.co_name}')
                 trace = trace.tb_next
             name, message = type(error).__name__, "" if in_main and not _is_plain(error) else str(error)
             message = f"{name}: {message}" if message else name
-            found.append({**place, "message": message, "traceback": "\n".join([*frames, message])})
+            found.append({**location, "message": message, "traceback": "\n".join([*frames, message])})
         error = error.__context__
     return found
 
 
 def _is_plain(error: Exception) -> bool:
-    """Whether ``str`` of it calls no code of the program's."""
+    """Whether ``str`` of the exception runs no code of the program."""
     plain = (bool, bytes, float, int, str, type(None))
     return type(type(error).__str__) is type(object.__str__) and all(type(each) in plain for each in error.args)

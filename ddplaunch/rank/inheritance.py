@@ -1,7 +1,7 @@
-"""What a process hands on to its forks beside memory and variables: rights, limits, scheduling, namespaces, folders.
+"""The state a process passes on to its forks: credentials, limits, scheduling, namespaces, folders.
 
-A launcher and a warm zygote both describe themselves, and only where the two agree does the one fork for the other.
-Landlock's rules are missing: the kernel shows them to nobody.
+The launcher and the warm zygote each describe themselves; the zygote serves a run only if both descriptions are equal.
+Landlock rules are missing: the kernel does not expose them.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ _STATUS_FIELDS = frozenset((
     "Mems_allowed", "THP_enabled",
 ))
 # fmt: on
-"""What counts of /proc/self/status (proc_pid_status(5))."""
+"""The inherited fields of /proc/self/status (proc_pid_status(5))."""
 
 _PROC_FILES = (
     *("cgroup", "limits", "attr/current", "oom_score_adj", "timerslack_ns", "personality", "coredump_filter"),
     *("loginuid", "sessionid"),
 )
 
-_LIBC_SIGNALS = 3 << 31  # SIGCANCEL and SIGSETXID, which posix_spawn leaves ignored and nobody else can use
+_LIBC_SIGNALS = 3 << 31  # SIGCANCEL and SIGSETXID, which posix_spawn leaves ignored and programs cannot use
 
 _SYSCALLS = {"x86_64": (252, 250, 239), "aarch64": (31, 219, 236)}  # ioprio_get, keyctl, get_mempolicy
 _SECUREBITS, _MDWE = 27, 66  # PR_GET_…, prctl(2)
-_MAX_NODES = 1024  # NUMA nodes, bits of the mask that get_mempolicy(2) fills
+_MAX_NODES = 1024  # NUMA nodes: bits of the mask of get_mempolicy(2)
 
 
 def read_inherited_state() -> dict[str, str]:
-    """Describe this process, by name; the words mean nothing beyond being equal.
+    """Describe this process as names and opaque values, which are only compared for equality.
 
     Raises:
-        OSError: it cannot be told (no /proc, a folder that is gone).
-        KeyError: not on this kind of machine.
+        OSError: the state cannot be read (no /proc, a deleted working folder).
+        KeyError: unsupported CPU architecture.
     """
     found = {f"file {name}": _read_proc(name) for name in _PROC_FILES}
     with open("/proc/self/status", encoding="utf-8", errors="surrogateescape") as file:
@@ -60,7 +60,7 @@ def _read_proc(name: str) -> str:
     try:
         with open(f"/proc/self/{name}", encoding="utf-8", errors="surrogateescape") as file:
             return file.read()
-    except OSError as error:  # not every kernel has all of them
+    except OSError as error:  # some kernels lack some of these files
         return f"error {error.errno}"
 
 
@@ -72,8 +72,8 @@ def _read_syscalls() -> dict[str, str]:
     zero, mode, nodes = ctypes.c_ulong(0), ctypes.c_int(), (ctypes.c_ulong * (_MAX_NODES // 64))()
     policy = libc.syscall(mempolicy, ctypes.byref(mode), nodes, ctypes.c_ulong(_MAX_NODES), zero, zero)
     return {
-        "ioprio": str(libc.syscall(ioprio, 1, 0)),  # IOPRIO_WHO_PROCESS, ourselves
-        "keyring": str(libc.syscall(keyctl, 0, -3, 0)),  # KEYCTL_GET_KEYRING_ID of the session's
+        "ioprio": str(libc.syscall(ioprio, 1, 0)),  # IOPRIO_WHO_PROCESS, this process
+        "keyring": str(libc.syscall(keyctl, 0, -3, 0)),  # KEYCTL_GET_KEYRING_ID of the session keyring
         "memory policy": f"{policy} {mode.value} {list(nodes)}",
         "securebits": str(libc.prctl(_SECUREBITS, zero, zero, zero, zero)),
         "write or execute": str(libc.prctl(_MDWE, zero, zero, zero, zero)),

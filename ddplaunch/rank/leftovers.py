@@ -1,8 +1,8 @@
-"""What imported modules register for the end of their process, where one process imports for many.
+"""Exit handlers (atexit, weakref.finalize) that preloaded modules register: which run in each rank, which once.
 
-A function that flushes, closes or joins is about a process's own state, so each rank needs it (logging.shutdown,
-multiprocessing's _exit_function). One that removes files is about something that all ranks share, and the first rank
-that ends would take it from the others (wandb's and matplotlib's temporary folders): it runs once, in the zygote.
+A handler that flushes, closes or joins concerns a process's own state, so each rank runs it (logging.shutdown,
+multiprocessing's _exit_function). One that removes files concerns files that all ranks share, and the first rank to end
+would remove them for the others (temporary folders of wandb and matplotlib): it runs once, in the zygote.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _REMOVE_FUNCTIONS = frozenset({"rmtree", "_rmtree", "unlink", "rmdir", "removedi
 """Names in the code of a function that removes files, as tempfile.TemporaryDirectory's does."""
 
 _TORCH_REMOVE_FUNCTION = "_del_library"
-"""Takes torch's operators apart, one by one: 25 ms in each rank, which leaves without taking torch apart."""
+"""Unregisters torch's operators one by one: 25 ms in each rank, which exits without tearing torch down."""
 
-_CLEANUP_TIMEOUT_S = 3  # seconds that removing may take: the supervisor may have gone, and nobody else would end us
+_CLEANUP_TIMEOUT_S = 3  # limit for removing files: with the supervisor gone, no other process would end this one
 
 
 class AtexitCleanup:
-    """Notes, while it is entered, what is registered to remove files."""
+    """Context manager that records the exit handlers registered inside that remove files."""
 
     def __init__(self) -> None:
-        self.is_shared = False  # whether other runs share what is here: then the warm zygote removes it, at its end
+        self.is_shared = False  # whether other runs share the files: then the warm zygote removes them at its end
         self._register = atexit.register
         self._functions: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, object]]] = []
         self._finalizers: list[Any] = []
@@ -57,17 +57,17 @@ class AtexitCleanup:
                 finalizer.atexit = False
 
     def disable_in_rank(self) -> None:
-        """In a rank: leave what is shared alone."""
+        """In a rank: disable the recorded handlers."""
         for function, _, _ in self._functions:
             atexit.unregister(function)
         for finalizer in self._finalizers:
             finalizer.detach()
 
     def run(self) -> None:
-        """In the zygote, when no rank is left."""
+        """In the zygote, when no rank is left: run the recorded handlers."""
         if self.is_shared or not (self._functions or self._finalizers):
             return
-        pid = os.fork()  # one that takes too long ends alone
+        pid = os.fork()  # so that the alarm kills only the handlers
         if pid:
             os.waitpid(pid, 0)
             return
@@ -78,12 +78,12 @@ class AtexitCleanup:
             try:
                 function(*args, **kwargs)
             except BaseException:
-                pass  # what can it matter to a job that is over
+                pass  # the job has ended
         os._exit(0)
 
 
 def _removes_files(function: Any) -> bool:
-    """Whether a function removes files, going by its name and by those that its code uses."""
+    """Whether a function removes files, judged by its name and the names in its code."""
     function = getattr(function, "func", function)  # of functools.partial
     function = getattr(function, "__func__", function)
     names = getattr(getattr(function, "__code__", None), "co_names", ())

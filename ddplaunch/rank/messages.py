@@ -1,6 +1,6 @@
-"""What the supervisor and its zygote say to each other, and what they tell a rank: the types of JSON, nothing more.
+"""Types of the JSON messages between supervisor, zygote, warm zygote and guardian, and of a rank's job.
 
-Imported for type checking alone, as neither the zygote nor a rank may load ``typing``.
+Imported for type checking only: neither the zygote nor a rank may load ``typing``.
 """
 
 from __future__ import annotations
@@ -8,56 +8,56 @@ from __future__ import annotations
 from typing import Literal, TypedDict
 
 Usage = tuple[int, float, float]
-"""What the kernel says of a process that has ended and of those that it waited for (getrusage(2)): bytes of memory that
-the largest of them had at most, seconds of CPU time in their own code, and in the kernel."""
+"""Resource usage of an ended process and the children it waited for (getrusage(2)): peak memory in bytes (the maximum
+of them), user and system CPU time in seconds."""
 
 
 class WarmEndpoint(TypedDict):
-    """Where a warm zygote is kept; the descriptors are of its own."""
+    """Socket, lifetime and inherited descriptors of a warm zygote."""
 
-    listening: int  # where launchers ask it for runs
+    listening: int  # listening socket for launchers
     path: str  # of that socket
-    reserved: list[int]  # what stands open at numbers that the first run's descriptors are to have
-    leader: tuple[int, int]  # the session's leader, with which it ends: pid and start (``processes.start_ticks``)
-    leader_pidfd: int | None  # None where the kernel gives none
-    seconds: float  # for which it stays when no run needs it
+    reserved: list[int]  # placeholders at the descriptor numbers that the first run will use
+    leader: tuple[int, int]  # session leader, with which it ends: pid and start time (``processes.start_ticks``)
+    leader_pidfd: int | None  # None if the kernel has no pidfds
+    seconds: float  # lifetime without a run
 
 
 class AllowedState(TypedDict):
-    """What the import of known packages leaves in a process."""
+    """What the import of known packages may change in a process."""
 
-    tops: list[str]
-    sets: list[str]
-    generators: list[str]
+    tops: list[str]  # top-level modules
+    sets: list[str]  # environment variables
+    generators: list[str]  # random generators
 
 
 class ZygoteConfig(TypedDict):
-    """What a zygote is started with, as ``ZygoteClient`` has it."""
+    """Start configuration of a zygote, made by ``ZygoteClient``."""
 
-    supervisor: int
-    forks: bool  # otherwise it imports nothing, and every rank is a new interpreter
-    modules: list[str]
-    asked: list[str]
-    fallback: list[str]  # to import instead where ``modules`` cannot be forked with; empty for nothing
-    allowed: AllowedState  # what these leave in the process, with a fallback
-    reads: list[str]  # variables that they read
-    settings: dict[str, str]  # variables while it imports
-    first: str
-    folders: list[str]  # of the program's own, which it puts before those of installed packages
-    remove: list[str]
-    shielded: list[int]
-    blocked: list[int]  # the signals that ranks begin with blocked
-    ignores_children: bool  # whether ranks begin with SIGCHLD ignored
-    failed: str | None  # why it has started over with its fallback
-    unsafe: str | None  # why it has started over without forking, or is not to fork
-    warm: WarmEndpoint | None  # of one that stays for other runs
-    guarded: bool  # whether a guardian stands between it and the launcher, and it shares its modules with other runs
+    supervisor: int  # pid
+    forks: bool  # False: it imports nothing, and every rank is a new interpreter
+    modules: list[str]  # to preload
+    asked: list[str]  # those of ``modules`` that the user has named
+    fallback: list[str]  # modules to preload if ``modules`` are not fork-safe; empty for none
+    allowed: AllowedState  # permitted changes by ``modules``, if there is a fallback
+    reads: list[str]  # environment variables that ``modules`` read
+    settings: dict[str, str]  # environment variables during the imports
+    first: str  # first entry of sys.path in the ranks
+    folders: list[str]  # user folders that the program puts before installed packages in sys.path
+    remove: list[str]  # temporary paths to delete at the end
+    shielded: list[int]  # signals to ignore
+    blocked: list[int]  # signal mask of new ranks
+    ignores_children: bool  # whether new ranks ignore SIGCHLD
+    failed: str | None  # why it has restarted with its fallback
+    unsafe: str | None  # why it does not fork
+    warm: WarmEndpoint | None  # of a zygote that outlives the run
+    guarded: bool  # whether a guardian is its parent, and other runs share its modules
 
 
 class _Rank(TypedDict):
     rank: int
-    typed: str
-    path: str  # of its file, if it has one
+    typed: str  # the target as the user typed it
+    path: str  # of the target's file; "" without one
     args: list[str]
     env: dict[str, str]
     cpus: list[int] | None
@@ -68,7 +68,7 @@ class ProgramJob(_Rank):
 
 
 class RankFacts(TypedDict):
-    """What a function's parameters of these names are given."""
+    """Values for a target function's parameters of these names."""
 
     rank: int
     local_rank: int
@@ -80,79 +80,91 @@ class RankFacts(TypedDict):
 
 
 class PythonJob(_Rank):
-    """The user's Python code; of ``path``, ``module`` and ``function`` those that its kind has not are ""."""
+    """The user's Python code; ``path``, ``module`` and ``function`` are "" where the kind has none."""
 
     kind: Literal["script", "main", "module", "function"]
     module: str
     function: str
-    first: str  # comes first in sys.path
+    first: str  # first entry of sys.path
     facts: RankFacts
-    first_here: bool  # whether this is local rank 0
+    first_here: bool  # local rank 0
     backend: str | None
     init_method: str | None
-    error_file: str | None  # where an exception is recorded
-    trace_file: str | None  # where the rank tells of its last collectives
-    trace_after: float  # seconds since its first process group
-    oom_snapshot: str  # where the state of CUDA's allocator is kept when it runs out of memory; "" where it is not
-    oom_summary: str  # and what there is to say about it
-    debugger: str  # the socket at which a person debugs; "" where none can
-    debugpy: bool  # whether an editor may attach
-    post_mortem: bool  # whether the rank stays at the exception that ends it
-    patient: bool  # whether process groups made without a timeout get a day
-    title: str  # what ps shows
+    error_file: str | None  # for the exception that ends the rank
+    trace_file: str | None  # for the last collectives
+    trace_after: float  # minimum age of the first process group, in seconds
+    oom_snapshot: str  # file for the CUDA allocator's state when out of memory; "" for none
+    oom_summary: str  # file for its summary
+    debugger: str  # path of the debug server's socket; "" without --debug
+    debugpy: bool  # listen for an editor
+    post_mortem: bool  # enter the debugger at the exception that ends the rank
+    patient: bool  # process groups without a timeout get one of a day
+    title: str  # process title in ps
 
 
 RankJob = ProgramJob | PythonJob
 
 
 class SpawnRequest(TypedDict):
-    """Start a rank: forked or, where that is not safe or not wanted, a fresh interpreter."""
+    """Start a rank: by fork or, if that is unsafe or disabled, as a fresh interpreter."""
 
     op: Literal["spawn"]
     rank: int
     job: RankJob
-    fds: list[str]  # the purposes of the descriptors that come along
+    fds: list[str]  # purposes of the attached descriptors
 
 
 class ServeStore(TypedDict):
-    """Have a new store, in a process of its own, on the listening socket that comes along; end the one before."""
+    """Start a store process on the attached listening socket; end the previous one."""
 
     op: Literal["store"]
 
 
 class SweepRequest(TypedDict):
+    """Kill all leftover processes: after ``patience`` SIGTERM, after ``grace`` SIGKILL, in seconds."""
+
     op: Literal["sweep"]
     grace: float
     patience: float
 
 
 class RemoveRequest(TypedDict):
+    """Delete a temporary path at the end, too."""
+
     op: Literal["remove"]
     path: str
 
 
 class ReadyMessage(TypedDict):
+    """The zygote can start ranks; a pidfd is attached if it is not the launcher's child."""
+
     op: Literal["ready"]
     forks: bool
     failed: str | None
     unsafe: str | None
-    seconds: float
-    stores: bool  # whether the job's store can be in a fork of it
-    pid: int  # with a pidfd, where it is not the launcher's child and the kernel gives one
+    seconds: float  # duration of the imports
+    stores: bool  # whether a fork of it can hold the job's store
+    pid: int
 
 
 class ImportFailedMessage(TypedDict):
+    """A module that the user named in ``--preload`` cannot be imported."""
+
     op: Literal["refused"]
     message: str
 
 
-class SpawnedMessage(TypedDict):  # with a pidfd, where the kernel gives one
+class SpawnedMessage(TypedDict):
+    """A rank has a process; its pidfd is attached if the kernel has pidfds."""
+
     op: Literal["spawned"]
     rank: int
     pid: int
 
 
 class SpawnFailedMessage(TypedDict):
+    """A rank got no process."""
+
     op: Literal["unborn"]
     rank: int
     errno: int
@@ -167,7 +179,7 @@ class ExitedMessage(TypedDict):
 
 
 class StoreExited(TypedDict):
-    """The process of the store has ended, though nothing has asked it to."""
+    """The store process has ended unexpectedly."""
 
     op: Literal["store exited"]
     pid: int
@@ -181,7 +193,7 @@ class SweptMessage(TypedDict):
 
 
 class SignalledMessage(TypedDict):
-    """A signal has come to the zygote: from a rank or one of its children, or by the same way to the ranks."""
+    """The zygote has received a signal: from a rank or one of its children, or sent to the whole process tree."""
 
     op: Literal["signalled"]
     number: int
@@ -189,67 +201,71 @@ class SignalledMessage(TypedDict):
 
 
 class WarmOrder(TypedDict):
-    """The run that a launcher wants a zygote for: in a file in memory, as variables may be long."""
+    """The run that a launcher requests a zygote for; sent in a memfd, because the environment may be long."""
 
     config: ZygoteConfig
     environment: dict[str, str]
     fingerprint: dict[str, str]
-    descriptors: list[int]  # the numbers that those of the launcher are to have: 0, 1, 2, and what else it hands on
+    descriptors: list[int]  # target numbers of the launcher's descriptors: 0, 1, 2 and other inherited ones
 
 
 class RunRequest(TypedDict):
-    """Fork a zygote; with the order, its control socket, and one to tell the end by."""
+    """Fork a zygote; attached: the order, the zygote's control socket, the guardian's socket to the launcher."""
 
     op: Literal["run"]
 
 
 class ZygoteOffer(TypedDict):
-    """A run's zygote is there, and waits on its control socket for ``FdHandover``; with its pidfd, as ``SpawnedMessage``."""
+    """A run's zygote waits for ``FdHandover`` on its control socket; its pidfd is attached as in ``SpawnedMessage``."""
 
     op: Literal["take"]
     pid: int
 
 
 class FdHandover(TypedDict):
-    """The launcher's ``descriptors`` come along."""
+    """The launcher's ``descriptors`` are attached."""
 
     op: Literal["given"]
 
 
 class StatusRequest(TypedDict):
+    """Ask a warm zygote for its status."""
+
     op: Literal["look"]
 
 
 class StopRequest(TypedDict):
-    """Leave; after the runs that there are."""
+    """Exit, after the current runs; the reply is a ``WarmStatus``."""
 
     op: Literal["stop"]
 
 
 class WarmStatus(TypedDict):
+    """Status of a warm zygote."""
+
     op: Literal["looked"]
     pid: int
     began: float  # seconds since the epoch
-    left: float | None  # seconds until it leaves; None while a run needs it
-    running: int
-    served: int  # runs, those that have ended too
+    left: float | None  # seconds until it exits; None while a run uses it
+    running: int  # current runs
+    served: int  # all runs so far
     modules: list[str]
-    folder: str  # where it was started, and its runs are
+    folder: str  # working folder of it and its runs
     ending: bool
 
 
 class RunDeclined(TypedDict):
-    """A warm zygote does not fork a zygote for this run."""
+    """A warm zygote cannot serve this run."""
 
     op: Literal["declined"]
     reason: str
 
 
 class GuardianExited(TypedDict):
-    """A guardian has nothing left of its run."""
+    """No process of a guardian's run is left, but those that are ``stuck``."""
 
     op: Literal["ended"]
-    status: int  # how the run's zygote ended, as wait(2) has it
+    status: int  # wait status of the run's zygote
     stuck: list[str]
 
 

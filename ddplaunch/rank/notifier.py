@@ -1,8 +1,8 @@
-"""The process that runs the commands of ``--notify``, one at a time, and ends whatever each leaves.
+"""The process that runs the ``--notify`` commands, one at a time, and kills the processes that each leaves behind.
 
-Run from its path, as ``python notifier.py FD COMMANDS PATIENCE``. Each line that comes on the socket FD is an event: it
-is the standard input of every command, and a line goes back when all are done: ``[[number, code, last line], …]`` of
-those that failed. When the launcher's end of the socket closes, however it died, everything below is killed.
+Run by path, as ``python notifier.py FD COMMANDS TIMEOUT``. Each line received on the socket FD is an event: it is the
+stdin of every command, and when all are done one line is sent back: ``[[number, code, last line], …]`` of those that
+failed. When the launcher's end of the socket closes, however it died, all descendants are killed.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ else:
     processes = module_from_spec(spec)
     spec.loader.exec_module(processes)
 
-GRACE_S = 1.0  # seconds between SIGTERM and SIGKILL, of a command that takes too long
-MAX_OUTPUT_BYTES = 2000  # bytes of what a command printed last
+GRACE_S = 1.0  # between SIGTERM and SIGKILL, for a command that takes too long
+MAX_OUTPUT_BYTES = 2000  # of a command's last output
 IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""What a whole tree of processes may be sent; the launcher says when this is over."""
+"""Signals that may be sent to the whole process tree; this process ends when the launcher closes the socket."""
 
 
 class Notifier:
+    """Runs the commands for each event that arrives on the socket."""
+
     def __init__(self, launcher_socket: socket.socket, commands: list[list[str]], timeout_s: float) -> None:
-        """``commands``: the path and the words of each; ``timeout_s``: seconds that it has."""
-        self._line, self._commands, self._patience = launcher_socket, commands, timeout_s
-        self._woken, wake = os.pipe()  # of SIGCHLD
-        os.set_blocking(self._woken, False)
+        """``commands``: path and arguments of each; ``timeout_s``: for one command."""
+        self._socket, self._commands, self._timeout_s = launcher_socket, commands, timeout_s
+        self._wakeup_fd, wake = os.pipe()  # of SIGCHLD
+        os.set_blocking(self._wakeup_fd, False)
         os.set_blocking(wake, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -52,33 +54,33 @@ class Notifier:
                 failed = [
                     [number, *end] for number in range(len(self._commands)) if (end := self._run_command(number, event))
                 ]
-                self._line.sendall(json.dumps(failed).encode() + b"\n")
+                self._socket.sendall(json.dumps(failed).encode() + b"\n")
                 continue
             pending = event
-            if not (data := self._line.recv(1 << 16)):
+            if not (data := self._socket.recv(1 << 16)):
                 exit_cleanly()
             pending += data
 
     def _run_command(self, number: int, event: bytes) -> tuple[int | None, str] | None:
-        """Run a command to its end; return how it failed: its exit code (None: it took too long), its last line."""
+        """Run a command; if it failed, return its exit code (None: timeout) and its last line of output."""
         path, *words = self._commands[number]
         read, write = os.pipe()
         try:
             pid = self._spawn(path, words, event, write)
         except OSError as error:
             os.close(read)
-            return 126, error.strerror or "it cannot be started"
+            return 126, error.strerror or "cannot be started"
         finally:
             os.close(write)
         os.set_blocking(read, False)
-        tail, limits = b"", [time.monotonic() + self._patience, time.monotonic() + self._patience + GRACE_S]
-        late, watched = False, [self._line.fileno(), self._woken, read]
+        tail, limits = b"", [time.monotonic() + self._timeout_s, time.monotonic() + self._timeout_s + GRACE_S]
+        late, watched = False, [self._socket.fileno(), self._wakeup_fd, read]
         while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0:
             ready, _, _ = select.select(watched, (), (), max(0.0, limits[0] - time.monotonic()))
-            if self._line.fileno() in ready:  # which says nothing while we are at work
+            if self._socket.fileno() in ready:  # only the end of file arrives while a command runs
                 exit_cleanly()
-            if self._woken in ready:
-                os.read(self._woken, 4096)
+            if self._wakeup_fd in ready:
+                os.read(self._wakeup_fd, 4096)
             if read in ready:
                 if data := os.read(read, 1 << 16):
                     tail = (tail + data)[-MAX_OUTPUT_BYTES:]
@@ -97,7 +99,7 @@ class Notifier:
         try:
             while data := os.read(read, 1 << 16):
                 tail = (tail + data)[-MAX_OUTPUT_BYTES:]
-        except BlockingIOError:  # a process that cannot be killed has it
+        except BlockingIOError:  # a process that cannot be killed holds the pipe
             pass
         os.close(read)
         code = os.waitstatus_to_exitcode(ended[1])
@@ -105,19 +107,20 @@ class Notifier:
         return (None if late else code, lines[-1].strip() if lines else "") if late or code else None
 
     def _spawn(self, path: str, words: list[str], event: bytes, output: int) -> int:
-        given, give = os.pipe()
-        os.set_blocking(give, False)
+        """Start a command with the event on its stdin; raises OSError if it cannot be started."""
+        stdin, stdin_writer = os.pipe()
+        os.set_blocking(stdin_writer, False)
         try:
-            if os.write(give, event + b"\n") <= len(event):
-                raise OSError(0, "there is no room for the event in a pipe")
-            os.close(give)
-            give = -1
+            if os.write(stdin_writer, event + b"\n") <= len(event):
+                raise OSError(0, "the event is too large for a pipe")
+            os.close(stdin_writer)
+            stdin_writer = -1
             return os.posix_spawn(
                 path,
                 words,
                 os.environ,
                 file_actions=[
-                    (os.POSIX_SPAWN_DUP2, given, 0),
+                    (os.POSIX_SPAWN_DUP2, stdin, 0),
                     (os.POSIX_SPAWN_DUP2, output, 1),
                     (os.POSIX_SPAWN_DUP2, output, 2),
                 ],
@@ -126,9 +129,9 @@ class Notifier:
                 setsigdef=[*IGNORED_SIGNALS, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD],
             )
         finally:
-            os.close(given)
-            if give >= 0:
-                os.close(give)
+            os.close(stdin)
+            if stdin_writer >= 0:
+                os.close(stdin_writer)
 
 
 def exit_cleanly() -> NoReturn:
@@ -140,9 +143,9 @@ if __name__ == "__main__":
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     processes.adopt_orphans()
-    line = socket.socket(fileno=int(sys.argv[1]))
-    line.set_inheritable(False)
+    launcher = socket.socket(fileno=int(sys.argv[1]))
+    launcher.set_inheritable(False)
     try:
-        Notifier(line, json.loads(sys.argv[2]), float(sys.argv[3])).run()
-    except OSError:  # the launcher has gone
+        Notifier(launcher, json.loads(sys.argv[2]), float(sys.argv[3])).run()
+    except OSError:  # the launcher has ended
         exit_cleanly()

@@ -1,7 +1,7 @@
-"""The files that a warm zygote was made from, and whether one of them has changed since: stats only, no reading.
+"""Detects changes of the files that a warm zygote was loaded from, by stat(2) only.
 
-Folders of the user's own, by PYTHONPATH or an editable install, change with every edit. Of these, a new file counts
-only where it takes the place of a module that we have loaded, or of one that we looked for in vain.
+The user's own folders (PYTHONPATH, editable installs) change with every edit. In these a new file counts only if it
+shadows a loaded module, or has the name of a module that was not found.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-    Found = tuple[int, int, int, int] | None
+    FileState = tuple[int, int, int, int] | None
 
 _SYSTEM_FILES = (
     *("/etc/ld.so.cache", "/etc/ld.so.preload", "/etc/localtime", "/usr/lib/locale/locale-archive"),
@@ -27,19 +27,19 @@ _CONFIG_FILES = (
     *("$FSSPEC_CONFIG_DIR", "~/.config/fsspec", "$HF_HOME/accelerate", "$XDG_CACHE_HOME/huggingface/accelerate"),
     "~/.cache/huggingface/accelerate",
 )
-"""Of the user's settings, those that known packages read as they are imported; of a folder, the files in it."""
-_CLOCK_SLACK_NS = 20_000_000  # nanoseconds by which a file's time may be behind the clock
+"""User settings that known packages read during their import; of a folder, the files in it."""
+_CLOCK_SLACK_NS = 20_000_000  # file times may be this far behind the clock
 
 
 class FileDependencies:
-    """Notes, while it is entered, which modules are looked for in vain; ``record`` notes all files afterwards."""
+    """Context manager around the imports that records which modules are not found; ``record`` then stats all files."""
 
     def __init__(self, worker: Any) -> None:
-        self._worker = worker  # the file beside this one, as the zygote has loaded it
-        self._began = time.time_ns() - _CLOCK_SLACK_NS
+        self._worker = worker  # the module rank/worker.py, as loaded by the zygote
+        self._start_ns = time.time_ns() - _CLOCK_SLACK_NS
         self._missing = set[str]()
-        self._found: dict[str, Found] = {}
-        self._own: list[str] = []  # folders of the user's
+        self._states: dict[str, FileState] = {}
+        self._user_folders: list[str] = []
 
     def __enter__(self) -> None:
         sys.meta_path.append(self)
@@ -52,12 +52,12 @@ class FileDependencies:
             self._missing.add(name)
 
     def record(self, own_dir: str) -> str | None:
-        """Note what is there; return what changed while it was read. ``own_dir`` is the folder of our own files."""
+        """Record the state of all files; return one that changed during the imports. ``own_dir``: ddplaunch/rank."""
         homes = [os.path.realpath(each) for each in (sys.prefix, sys.base_prefix, sys.exec_prefix)]
         homes += [sys.modules["site"].USER_SITE] if getattr(sys.modules.get("site"), "USER_SITE", None) else []
         folders = [path for path in sys.path if os.path.isdir(path)]
         installed = [path for path in folders if any(_is_inside(os.path.realpath(path), home) for home in homes)]
-        self._own = [path for path in folders if path not in installed]
+        self._user_folders = [path for path in folders if path not in installed]
         paths = {
             *_SYSTEM_FILES,
             *_mapped_files(),
@@ -71,8 +71,8 @@ class FileDependencies:
             paths |= {path, *_list_files(path, ("",))}
         for path in folders:
             paths.update(_list_files(path, (".pth", ".dist-info", ".egg-info", ".egg-link")))
-        self._found = {path: _stat(path) for path in paths if path not in self._own}
-        for path in self._found:
+        self._states = {path: _stat(path) for path in paths if path not in self._user_folders}
+        for path in self._states:
             if self._is_newer(path):
                 return path
         return None
@@ -82,24 +82,24 @@ class FileDependencies:
             found = os.stat(path)
         except OSError:
             return False
-        return not os.path.isdir(path) and found.st_ctime_ns >= self._began
+        return not os.path.isdir(path) and found.st_ctime_ns >= self._start_ns
 
     def find_changed(self) -> str | None:
-        """Name a file that is not what it was, or that an import would find now."""
-        for path, found in self._found.items():
+        """Find a file that has changed, or a new one that an import would find now."""
+        for path, found in self._states.items():
             if _stat(path) != found:
                 return path
-        for folder in self._own:
-            for name in self._worker.importable(folder):
+        for folder in self._user_folders:
+            for name in self._worker.list_importable(folder):
                 loaded = sys.modules.get(name)
                 if name in self._missing or (loaded is not None and self._shadows(folder, loaded)):
                     return os.path.join(folder, name)
         return None
 
     def _shadows(self, folder: str, module: Any) -> bool:
-        """Whether ``folder`` comes before the one that a module of this name was loaded from."""
+        """Whether ``folder`` comes before the module's own folder in sys.path."""
         for each in sys.path:
-            if self._worker.is_from(module, each):
+            if self._worker.is_loaded_from(module, each):
                 return False
             if each == folder:
                 return True
@@ -110,7 +110,7 @@ def _is_inside(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
-def _stat(path: str) -> Found:
+def _stat(path: str) -> FileState:
     try:
         found = os.stat(path)
     except OSError:
@@ -138,7 +138,7 @@ def _module_files() -> Iterator[str]:
 
 
 def _mapped_files() -> Iterator[str]:
-    """The files that are mapped into our memory, shared objects mostly; a deleted one is not a file any more."""
+    """The files mapped into this process's memory, mostly shared objects."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             path = line.rstrip("\n").split(maxsplit=5)[5:]

@@ -1,4 +1,4 @@
-"""What the zygote imports for all ranks, and whether it can still be forked afterwards."""
+"""Preloads modules in the zygote for all ranks, and checks that it can still be forked safely afterwards."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from ddplaunch.rank.messages import ZygoteConfig
 
 _DISABLE_THREADS_ENV = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
-"""What keeps libraries from starting threads as they are loaded (pyarrow's jemalloc, and pandas with it)."""
+"""Keeps libraries from starting threads at import (pyarrow's jemalloc, and so pandas)."""
 
 
 def run_preload(config: ZygoteConfig, make_auditor: Callable[[], ImportAuditor]) -> tuple[str | None, str | None]:
-    """Import what the ranks share; return what is wrong with ``--preload``, and why it is not fit for a fork.
+    """Import the preload modules; return an error in the user's ``--preload``, and why the process is not fork-safe.
 
-    ``make_auditor`` makes a guard for what is imported beside torch, if the user has not named it. Variables are meanwhile as
-    the program will have set them by then; ranks see nothing of that before.
+    ``make_auditor`` makes the auditor for modules other than torch that the user has not named. During the imports the
+    environment has the variables that the program itself sets before its imports; ranks do not inherit them.
     """
     unset = {name: value for name, value in _DISABLE_THREADS_ENV.items() if name not in os.environ}
     before = {name: os.environ.get(name) for name in (*unset, *config["settings"])}
@@ -35,24 +35,24 @@ def run_preload(config: ZygoteConfig, make_auditor: Callable[[], ImportAuditor])
                 os.environ.pop(name, None)
 
 
-def _import(config: ZygoteConfig, watch: Callable[[], ImportAuditor]) -> tuple[str | None, str | None]:
+def _import(config: ZygoteConfig, make_auditor: Callable[[], ImportAuditor]) -> tuple[str | None, str | None]:
     modules = config["modules"]
     if config["fallback"]:
         __import__("torch")  # known packages import it too
-        guard = watch()
+        auditor = make_auditor()
         try:
             for name in [each for each in modules if each not in config["fallback"]]:
                 try:
                     __import__(name)
                 except BaseException as error:
-                    guard.violation = f"importing {name} failed: {type(error).__name__}"
-                guard.check_import(name)
-                if guard.violation:
+                    auditor.violation = f"importing {name} failed: {type(error).__name__}"
+                auditor.check_import(name)
+                if auditor.violation:
                     break
         finally:
-            guard.finish()
-        if guard.violation:
-            return None, guard.violation
+            auditor.finish()
+        if auditor.violation:
+            return None, auditor.violation
         modules = config["fallback"]
     for name in modules:
         asked = name in config["asked"]
@@ -73,7 +73,7 @@ def _import(config: ZygoteConfig, watch: Callable[[], ImportAuditor]) -> tuple[s
 
 
 def why_not_forkable(config: ZygoteConfig, failed: str | None, shadow: str | None) -> str | None:
-    """Say why this process cannot be forked as a rank; ``shadow`` names a file whose module it has another of."""
+    """Return why this process must not be forked as a rank; ``shadow``: a user file named like a loaded module."""
     if not config["forks"]:
         return None
     if failed:
@@ -81,11 +81,11 @@ def why_not_forkable(config: ZygoteConfig, failed: str | None, shadow: str | Non
     if shadow:
         return f"{shadow} has the name of a module that is imported already"
     try:
-        probe = os.fork()  # OpenBLAS stops its threads before a fork and starts them again when it computes
+        probe = os.fork()  # OpenBLAS stops its threads before a fork and restarts them when it computes
         if probe == 0:
             os._exit(0)
         os.waitpid(probe, 0)
-    except OSError:  # no rank gets a process either, which is reported then
+    except OSError:  # no rank will get a process either, and that is reported
         pass
     try:
         threads, opened = os.listdir("/proc/self/task"), os.listdir("/proc/self/fd")

@@ -1,4 +1,4 @@
-"""What the kernel offers for keeping hold of processes: parent-death signal, subreaper, pidfds, the process tree."""
+"""Linux process control: parent-death signal, subreaper, pidfds, signalfd, the process tree, killing descendants."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # PR_SET_…, prctl(2)
 _GET_PDEATHSIG = 2
 _PTRACE_CONT = 7  # ptrace(2)
-KILL_TIMEOUT_S = 5.0  # seconds after SIGKILL until what is still there (state D, mostly) is reported, not waited for
+KILL_TIMEOUT_S = 5.0  # after SIGKILL, processes that remain (mostly in state D) are reported and no longer waited for
 
 
 def _ctypes() -> Any:
-    import ctypes  # not where a start can do without
+    import ctypes  # here, because a start may not need it
 
     return ctypes
 
@@ -48,10 +48,11 @@ def check_prctl() -> None:
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Have the kernel send us ``number`` when the thread that forked us ends; 0 takes that back. Only on Linux.
+    """Set this process's parent-death signal (PR_SET_PDEATHSIG); 0 clears it. Only on Linux.
 
-    It survives exec and is not inherited by children (prctl(2)). A parent that is already dead is not noticed: compare
-    ``os.getppid()`` afterwards. Has no effect where the call is forbidden: no rank starts there (``check_prctl``).
+    The kernel sends it when the thread that forked this process ends. It survives exec and is not inherited by children
+    (prctl(2)). A parent that is already dead is not noticed: compare ``os.getppid()`` afterwards. Has no effect where
+    the call is forbidden: no rank starts there (``check_prctl``).
     """
     if sys.platform == "linux":
         with suppress(OSError):
@@ -65,10 +66,10 @@ def adopt_orphans() -> None:
 
 
 def set_process_title(title: str) -> None:
-    """Have ``ps`` show the user's command: written over our own argument area, as setproctitle does (proc(5), cmdline).
+    """Set the command line that ``ps`` shows by overwriting the argument area, as setproctitle does (proc(5), cmdline).
 
-    The launcher padded our command line so that there is room. Where the last byte is no NUL the kernel takes the
-    text up to the first one.
+    The launcher has padded this process's command line to make room. If the last byte is not NUL, the kernel shows the
+    text up to the first NUL.
     """
     try:
         with open("/proc/self/stat", "rb") as file:
@@ -80,11 +81,11 @@ def set_process_title(title: str) -> None:
 
         ctypes.memmove(start, text + b"\0" * (end - start - 1 - len(text)) + b" ", end - start)
     except Exception:
-        pass  # the name in ps is a courtesy
+        pass  # the title is optional
 
 
 def list_children() -> list[int]:
-    """Return the pids of our own children; empty where the system does not tell."""
+    """Return the pids of this process's children; empty if the system does not provide them."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
             return [int(pid) for pid in file.read().split()]
@@ -93,15 +94,15 @@ def list_children() -> list[int]:
 
 
 def list_descendants(root: int, *, is_excluded: Callable[[int], bool] | None = None) -> list[int]:
-    """Return the pids of all processes below ``root``, parents before children, without zombies.
+    """Return the pids of all descendants of ``root``, parents before children, without zombies.
 
-    Those of its children that ``is_excluded`` holds for are not among them, nor what is below these. A process that a
-    subreaper adopted counts as its child. Empty where the system tells nothing.
+    Children for which ``is_excluded`` is true are omitted, with their descendants. A process adopted by a subreaper is
+    its child. Empty if the system does not provide the process tree.
     """
     try:
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
-        try:  # where no system has what ``is_excluded`` is for
+        try:  # not Linux: there are no processes to exclude
             import psutil
 
             return [child.pid for child in psutil.Process(root).children(recursive=True)]
@@ -124,12 +125,12 @@ def list_descendants(root: int, *, is_excluded: Callable[[int], bool] | None = N
 
 
 def read_state(pid: int) -> tuple[str, int]:
-    """State and parent of a process; ("X", 0) when it is gone."""
+    """State and parent of a process; ("X", 0) if it is gone."""
     return _stat(pid)[:2]
 
 
 def start_ticks(pid: int) -> int:
-    """When the kernel made this process, in ticks since its own start; -1 where it has ended, reaped or not."""
+    """Start time of a process, in clock ticks since boot; -1 if it has ended, reaped or not."""
     state, _, ticks = _stat(pid)
     return -1 if state in "ZX" else ticks
 
@@ -140,10 +141,10 @@ def is_suspended(pid: int) -> bool:
 
 
 def _stat(pid: int) -> tuple[str, int, int]:
-    """State, parent and start of a process (proc(5), the fields behind the name); ("X", 0, -1) when it is gone.
+    """State, parent and start time of a process (proc(5), the fields after the name); ("X", 0, -1) if it is gone.
 
-    One whose main thread has ended counts as running while it has others: the kernel shows it as a zombie, but neither
-    is it dead nor can it be waited for.
+    A process whose main thread has ended counts as running while it has other threads: the kernel shows it as a zombie,
+    but it is not dead and cannot be reaped.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -155,10 +156,9 @@ def _stat(pid: int) -> tuple[str, int, int]:
 
 
 def open_pidfd(pid: int) -> int | None:
-    """Return a pidfd of a process, None where it is gone or the system gives none.
+    """Return a pidfd of a process; None if it is gone or pidfds are unavailable.
 
-    Linux has pidfds since 5.3, and a Python only where it was built with such headers. Old container runtimes forbid
-    them, with EPERM.
+    Linux has pidfds since 5.3, Python only if built with such headers. Old container runtimes forbid them (EPERM).
     """
     try:
         return os.pidfd_open(pid)
@@ -167,7 +167,7 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def wait_for_end(pid: int, timeout_s: float | None) -> bool:
-    """Wait for the end of a process, at most ``timeout_s`` seconds, None for ever; return whether it has ended."""
+    """Wait for the end of a process, at most ``timeout_s`` (None: no limit); return whether it has ended."""
     if (pidfd := open_pidfd(pid)) is not None:
         try:
             poll = select.poll()
@@ -175,18 +175,18 @@ def wait_for_end(pid: int, timeout_s: float | None) -> bool:
             return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
         finally:
             os.close(pidfd)
-    ticks, pause_s = start_ticks(pid), 0.001
+    ticks, delay_s = start_ticks(pid), 0.001
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while ticks >= 0 and start_ticks(pid) == ticks:
         if deadline is not None and time.monotonic() >= deadline:
             return False
-        time.sleep(pause_s)
-        pause_s = min(pause_s * 2, 0.05)
+        time.sleep(delay_s)
+        delay_s = min(delay_s * 2, 0.05)
     return True
 
 
 def describe_process(pid: int) -> str:
-    """Name a process for a person: "tensorboard (pid 4711)", with its wait channel where it is in state D."""
+    """Describe a process for the user: "tensorboard (pid 4711)", with its wait channel if it is in state D."""
     try:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
             name = file.read().strip()
@@ -203,7 +203,7 @@ def describe_process(pid: int) -> str:
 
 
 def is_multiprocessing_helper(pid: int) -> bool:
-    """Whether it is a forkserver or a resource tracker of multiprocessing, going by its command line, or is gone."""
+    """Whether a process is multiprocessing's forkserver or resource tracker (by its command line), or is gone."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read()
@@ -217,7 +217,7 @@ _SIGNALFD_SIGINFO = struct.Struct("IiiI112x")  # signalfd(2): number, errno, cod
 
 
 def open_signalfd(numbers: Iterable[int]) -> int | None:
-    """Return a descriptor from which these signals are read while they are blocked; None where the system has none."""
+    """Return a signalfd for these signals, which must be blocked; None if the system has no signalfd."""
     ctypes = _ctypes()
     mask = (ctypes.c_uint64 * 16)()  # sigset_t
     for number in numbers:
@@ -230,7 +230,7 @@ def open_signalfd(numbers: Iterable[int]) -> int | None:
 
 
 def read_signalfd(fd: int) -> list[tuple[int, int]]:
-    """Return the signals that have come, each with the pid of the process that sent it, 0 where none did."""
+    """Return the pending signals, each with the pid of its sender, 0 if the kernel sent it."""
     try:
         data = os.read(fd, 64 * _SIGNALFD_SIGINFO.size)
     except BlockingIOError:
@@ -239,9 +239,9 @@ def read_signalfd(fd: int) -> list[tuple[int, int]]:
 
 
 def send_signal(pid: int, number: int, pidfd: int | None = None) -> None:
-    """Send a signal; a process that is gone, or not ours to signal, is passed over.
+    """Send a signal; a process that is gone, or that may not be signalled, is ignored.
 
-    With its ``pidfd`` no other process is meant that may have the pid by now.
+    With ``pidfd`` the signal cannot reach another process that has got the pid meanwhile.
     """
     try:
         if pidfd is not None:
@@ -249,7 +249,7 @@ def send_signal(pid: int, number: int, pidfd: int | None = None) -> None:
                 return signal.pidfd_send_signal(pidfd, number)
             except ProcessLookupError:
                 return
-            except (AttributeError, OSError):  # as in ``open_pidfd``: one of the two may be there alone
+            except (AttributeError, OSError):  # as in ``open_pidfd``: a system may have one call without the other
                 pass
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -257,12 +257,12 @@ def send_signal(pid: int, number: int, pidfd: int | None = None) -> None:
 
 
 def reap_children() -> list[tuple[int, int, Usage]]:
-    """Collect every child that has ended, adopted ones included: pid, wait status and usage each, in no order."""
-    ctypes = _ctypes()  # os.wait4 would import ``resource``, and find what the user has of that name
-    libc, status, found = ctypes.CDLL(None), ctypes.c_int(), (ctypes.c_long * 64)()  # struct rusage, and room
+    """Reap every child that has ended, adopted ones included: pid, wait status and usage of each, in no order."""
+    ctypes = _ctypes()  # os.wait4 would import ``resource``, and could find a user's module of that name
+    libc, status, found = ctypes.CDLL(None), ctypes.c_int(), (ctypes.c_long * 64)()  # struct rusage, with spare room
     ended: list[tuple[int, int, Usage]] = []
     while (pid := libc.wait4(-1, ctypes.byref(status), os.WNOHANG, found)) > 0:
-        if os.WIFSTOPPED(status.value):  # it has called PTRACE_TRACEME, and waits with a signal for its parent
+        if os.WIFSTOPPED(status.value):  # it has called PTRACE_TRACEME, and stops at each signal for its parent
             number = os.WSTOPSIG(status.value)
             libc.ptrace(_PTRACE_CONT, pid, None, ctypes.c_ulong(0 if number == signal.SIGTRAP else number))
             continue
@@ -274,14 +274,14 @@ def reap_children() -> list[tuple[int, int, Usage]]:
 def kill_descendants(
     root: int, *, is_excluded: Callable[[int], bool] | None = None
 ) -> tuple[list[str], list[tuple[int, int, Usage]]]:
-    """SIGKILL everything below ``root`` until nothing is left, whatever forks meanwhile; ``root`` is the caller.
+    """Send SIGKILL to all descendants of ``root``, the caller, until none is left, even if they fork meanwhile.
 
-    Waits at most KILL_TIMEOUT_S. Returns descriptions of what would not die, and what was reaped. Children that
-    ``is_excluded`` holds for are left alone, with what is below them.
+    Waits at most KILL_TIMEOUT_S. Returns descriptions of the processes that remain, and the reaped children. Children
+    for which ``is_excluded`` is true are left alone, with their descendants.
     """
     deadline = time.monotonic() + KILL_TIMEOUT_S
     ended: list[tuple[int, int, Usage]] = []
-    pause = 0.001
+    delay_s = 0.001
     while True:
         left = list_descendants(root, is_excluded=is_excluded)
         for pid in left:
@@ -291,5 +291,5 @@ def kill_descendants(
             return [], ended
         if time.monotonic() > deadline:
             return [describe_process(pid) for pid in left], ended
-        time.sleep(pause)  # a killed process needs a moment to go; there is no event for one that is not our child
-        pause = min(pause * 2, 0.05)
+        time.sleep(delay_s)  # a killed process needs a moment to end; for one that is not our child there is no event
+        delay_s = min(delay_s * 2, 0.05)

@@ -1,7 +1,7 @@
-"""What some libraries keep of their process from their import on, set right where they were imported before a fork.
+"""Repairs per-process state that libraries read at import, after a fork of the process that imported them.
 
-Lightning and torchmetrics read RANK and LOCAL_RANK as they are imported, and keep the number for what only rank 0 is to
-do. That this is all that they keep was audited: tests/preloads compares forks so repaired with plain Python.
+Lightning and torchmetrics read RANK and LOCAL_RANK at import and store the number, to do some things on rank 0 only.
+An audit shows that this is all they store: tests/preloads compares repaired forks with plain Python.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RANK_READERS = frozenset(
         "torchmetrics.utilities.prints",
     }
 )
-"""The modules whose reading of a rank's variables is repaired."""
+"""The modules that read a rank's variables at import and are repaired."""
 
 
 GENERATORS = frozenset(
@@ -35,20 +35,28 @@ GENERATORS = frozenset(
         "sympy.core.symbol.Dummy._prng",
     }
 )
-"""Random generators that libraries keep, seeded from the system at their import; each fork has them seeded anew."""
+"""Random generators that libraries seed from the system at import; reseeded in each fork."""
 
 
 def apply_fixups() -> None:
-    """Set what loaded modules keep of their process right for this one; a module that differs is left alone."""
-    for repair in (_fix_rank_variables, _reseed_generators, _reset_session_id, _reset_cpu_times, _stores, _logging):
+    """Repair the loaded modules for this process; a module of another, unknown layout is left alone."""
+    repairs = (
+        _fix_rank_variables,
+        _reseed_generators,
+        _reset_session_id,
+        _reset_cpu_times,
+        _patch_store_creation,
+        _reset_logging_start,
+    )
+    for repair in repairs:
         try:
             repair()
-        except Exception:  # of a version that nobody has tried
+        except Exception:  # of an untested version
             pass
 
 
 def resolve_name(path: str) -> Any:
-    """What a dotted name stands for, by the modules that are loaded; None where they have no such thing."""
+    """Find the object of a dotted name in the loaded modules; None if there is none."""
     parts = path.split(".")
     for count in range(len(parts), 0, -1):
         if (found := sys.modules.get(".".join(parts[:count]))) is not None:
@@ -59,7 +67,7 @@ def resolve_name(path: str) -> Any:
 
 
 def _fix_rank_variables() -> None:
-    """Compute what the modules themselves would: Lightning has a function for it, torchmetrics a line."""
+    """Set the rank as the modules themselves would: Lightning has a function for it, torchmetrics a statement."""
     for name in sorted(RANK_READERS & sys.modules.keys()):
         module = sys.modules[name]
         compute = getattr(module, "_get_rank", None)
@@ -75,7 +83,7 @@ def _reseed_generators() -> None:
 
 
 def _reset_session_id() -> None:
-    """Give the rank an id of its own, which Hugging Face's libraries tell a server (HTTP's User-Agent)."""
+    """Give the rank its own session id, which Hugging Face's libraries send in HTTP's User-Agent."""
     for name in ("transformers.utils.hub", "diffusers.utils.hub_utils"):
         module: Any = sys.modules.get(name)
         if module is not None and len(module.SESSION_ID) == 32:
@@ -83,7 +91,7 @@ def _reset_session_id() -> None:
 
 
 def _reset_cpu_times() -> None:
-    """psutil tells how busy the CPUs were since its import."""
+    """Restart psutil's CPU statistics, which count from its import."""
     module = sys.modules.get("psutil")
     if module is None:
         return
@@ -94,30 +102,30 @@ def _reset_cpu_times() -> None:
             setattr(module, f"{name}_2", dict(getattr(module, name)))
 
 
-def _stores() -> None:
-    """Let a program open a store of its own at another port than the job's: ``init_method="tcp://…"``, MASTER_PORT.
+def _patch_store_creation() -> None:
+    """Let a program create its own store at another port than the job's: ``init_method="tcp://…"``, MASTER_PORT.
 
-    TORCHELASTIC_USE_AGENT_STORE makes every rank a client, whatever the port, and torch's C++ ignores with it that a
-    port is taken: all would wait for a server.
+    With TORCHELASTIC_USE_AGENT_STORE every rank is a client, whatever the port, and torch's C++ code ignores that a
+    port is in use: all ranks would wait for a server.
     """
     module: Any = sys.modules.get("torch.distributed.rendezvous")
     if module is None or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return
-    create, of_job = module._create_c10d_store, int(os.environ["MASTER_PORT"])
+    create, job_port = module._create_c10d_store, int(os.environ["MASTER_PORT"])
 
     def _create_c10d_store(hostname: str, port: int, *args: Any, **named: Any) -> Any:
-        kept = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None) if port != of_job else None
+        former = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None) if port != job_port else None
         try:
             return create(hostname, port, *args, **named)
         finally:
-            if kept is not None:
-                os.environ["TORCHELASTIC_USE_AGENT_STORE"] = kept
+            if former is not None:
+                os.environ["TORCHELASTIC_USE_AGENT_STORE"] = former
 
     module._create_c10d_store = _create_c10d_store
 
 
-def _logging() -> None:
-    """Count ``relativeCreated`` of records from the rank's start."""
+def _reset_logging_start() -> None:
+    """Make ``relativeCreated`` of log records count from the rank's start."""
     module: Any = sys.modules.get("logging")
     if module is not None:  # nanoseconds since Python 3.13
         module._startTime = time.time_ns() if isinstance(module._startTime, int) else time.time()

@@ -1,10 +1,10 @@
-"""Counts where the main thread of a rank is, on ticks at which the launcher signals it, while a profile is taken.
+"""The sampling profiler of a rank: records the main thread's stack at each tick, a signal from the launcher.
 
-Loaded by ``answers`` when a profile is asked for, and bound by its rules. A thread would get the GIL where the program
-lets it go, and so find native code six times too often (measured); a signal is handled where the program is. One that
-comes while the main thread is in native code is handled when that returns, so that all ticks since the last one were
-spent there. No frame of the program's is held, and its code only until the profile is written. torch's own profiler
-runs meanwhile where that is asked for.
+Loaded by ``answers`` when a profile is requested, and bound by its rules. A sampling thread would get the GIL where the
+program releases it, and so find native code six times too often (measured); a signal is handled where the program is.
+If it arrives in native code, it is handled when that returns, so all ticks since the last one were spent there. Frames
+of the program are never kept, and its code objects only until the profile is written. torch's own profiler runs in
+addition if requested.
 """
 
 from __future__ import annotations
@@ -22,61 +22,61 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
     from typing import Any
 
-_MAX_DEPTH = 200  # calls of a stack, the innermost
+_MAX_DEPTH = 200  # innermost calls of a stack
 
 
 class ProfileSampler:
-    """The profile of this rank; one a process, for one profile after the other."""
+    """Samples the main thread; one per process, for one profile after another."""
 
     def __init__(self) -> None:
-        self._signal = self._began = self._period = self._ticks = self._most = 0
+        self._signal = self._start_ns = self._period_ns = self._ticks = self._max_nodes = 0
         self._path = b""
         self._torch: TorchTrace | None = None
-        self._taken = 0  # ticks of which it is known where they were spent
+        self._recorded_ticks = 0
         self._clear()
 
     def _clear(self) -> None:
         self._codes: dict[int, CodeType] = {}
         self._stacks: dict[tuple[int, ...], int] = {}
-        self._runs: list[list[int]] = []  # of ticks spent at one stack: which, how many
+        self._runs: list[list[int]] = []  # consecutive ticks at one stack: its number, count
 
     def prepare(self, line: bytes) -> None:
-        """``line``: ``p SIGNAL BEGAN PERIOD TICKS PLACES TORCH PATH``, times on the monotonic clock, in nanoseconds.
+        """Parse ``p SIGNAL START PERIOD TICKS NODES TORCH PATH``; times on the monotonic clock, in nanoseconds.
 
-        PLACES is how many places in the tree of calls are told at most; TORCH is 1 where torch's profiler is to run
-        too; PATH is the file that tells the result.
+        NODES is the maximum number of nodes of the call tree in the result; TORCH is 1 to run torch's profiler, too;
+        PATH is the result file.
         """
         numbers = line.split(b" ", 7)
-        self._signal, self._began, self._period, self._ticks, self._most, torch = map(int, numbers[1:7])
-        self._path, self._taken = numbers[7], 0
+        self._signal, self._start_ns, self._period_ns, self._ticks, self._max_nodes, torch = map(int, numbers[1:7])
+        self._path, self._recorded_ticks = numbers[7], 0
         if not (self._torch and self._torch.is_running):
-            ends = self._began + self._ticks * self._period
-            self._torch = TorchTrace(os.fsdecode(self._path), ends) if torch else None
+            end_ns = self._start_ns + self._ticks * self._period_ns
+            self._torch = TorchTrace(os.fsdecode(self._path), end_ns) if torch else None
         self._clear()
 
     def start(self, frame: FrameType | None) -> None:
-        """Heed the ticks, unless the program has taken their signal; in the main thread, which is at this frame."""
+        """Start handling ticks, unless the program uses their signal; called in the main thread, at this frame."""
         if _signal.getsignal(self._signal) == _signal.SIG_DFL:
             _signal.signal(self._signal, self.on_tick)
             _signal.siginterrupt(self._signal, False)
-        self.on_tick(self._signal, frame)  # it may have been in native code since the first
+        self.on_tick(self._signal, frame)  # the thread may have been in native code since the first tick
         if self._torch:
             self._torch.start()
 
     def on_tick(self, number: int, frame: FrameType | None) -> None:
         try:
-            self._record(frame, (time.monotonic_ns() - self._began) // self._period + 1)
+            self._record(frame, (time.monotonic_ns() - self._start_ns) // self._period_ns + 1)
         except Exception:
-            pass  # no memory, or the program's recursion is as deep as may be
+            pass  # out of memory, or at the recursion limit
         if self._torch:
             self._torch.stop_if_due()
 
     def _record(self, frame: FrameType | None, due: int) -> None:
-        """The ticks that were ``due`` by now, and have not been taken yet, were spent at this frame."""
-        count = min(due, self._ticks) - self._taken
+        """Attribute the ticks that are ``due`` by now, and not recorded yet, to this frame."""
+        count = min(due, self._ticks) - self._recorded_ticks
         if count <= 0:
             return
-        self._taken += count
+        self._recorded_ticks += count
         stack: list[int] = []
         while frame is not None and len(stack) < 2 * _MAX_DEPTH:
             code = frame.f_code
@@ -90,7 +90,7 @@ class ProfileSampler:
             self._runs.append([which, count])
 
     def write_result(self, frame: FrameType | None, traces: Iterable[bytes]) -> None:
-        """Write what was found, where the main thread is at this frame; ``traces`` are the flight recorders'."""
+        """Write the profile; the main thread is at this frame; ``traces`` are those of the flight recorders."""
         self._record(frame, self._ticks)
         fd = os.open(self._path + b".part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "wb") as file:
@@ -100,64 +100,66 @@ class ProfileSampler:
         self._clear()
 
     def _format_result(self) -> Iterable[bytes]:
-        """``c FUNCTION<tab>FILE`` of each code, ``n PARENT CODE LINE`` of each place, ``r PLACE TICKS …`` in time."""
+        """Yield ``c FUNCTION<tab>FILE`` for each code object, ``n PARENT CODE LINE`` for each node of the call tree,
+        and ``r NODE TICKS …`` in order of time.
+        """
         codes = {key: number for number, key in enumerate(self._codes)}
         for code in self._codes.values():
             words = [word.replace("\n", " ").replace("\t", " ") for word in (code.co_name, code.co_filename)]
             yield b"c " + "\t".join(words).encode("utf-8", "backslashreplace")
-        places: dict[tuple[int, int, int], int] = {}
+        nodes: dict[tuple[int, int, int], int] = {}
         lines: dict[tuple[int, int], int] = {}
-        ends = []
+        leaves = []
         for stack in self._stacks:
-            at = 0  # the root; places count from 1
-            for which, last in zip(stack[-2::-2], stack[-1::-2]):  # noqa: B905  # both are as long
-                line = lines.get((which, last))
+            parent = 0  # the root; nodes count from 1
+            for key, offset in zip(stack[-2::-2], stack[-1::-2]):  # noqa: B905  # of equal length
+                line = lines.get((key, offset))
                 if line is None:
-                    line = lines[which, last] = _line_at(self._codes[which], last)
-                place = at, codes[which], line
-                if place not in places:
-                    if len(places) >= self._most:
-                        break  # what it calls counts as its own
-                    places[place] = len(places) + 1
-                at = places[place]
-            ends.append(at)
-        for parent, code_number, line in places:
+                    line = lines[key, offset] = _line_at(self._codes[key], offset)
+                node = parent, codes[key], line
+                if node not in nodes:
+                    if len(nodes) >= self._max_nodes:
+                        break  # the ticks of deeper calls count for the parent
+                    nodes[node] = len(nodes) + 1
+                parent = nodes[node]
+            leaves.append(parent)
+        for parent, code_number, line in nodes:
             yield b"n %d %d %d" % (parent, code_number, line)
-        yield b"r " + b" ".join(b"%d %d" % (ends[which], count) for which, count in self._runs)
+        yield b"r " + b" ".join(b"%d %d" % (leaves[which], count) for which, count in self._runs)
 
 
-def _line_at(code: CodeType, last: int) -> int:
+def _line_at(code: CodeType, offset: int) -> int:
     for start, end, line in code.co_lines():
-        if start <= last < end:
+        if start <= offset < end:
             return line or code.co_firstlineno
     return code.co_firstlineno
 
 
 class TorchTrace:
-    """torch's own profiler in the main thread, until the profile's end, or until the program starts one itself.
+    """Runs torch.profiler in the main thread until the profile's end, or until the program starts one itself.
 
-    It begins and ends in handlers of signals: where the program is, not beside it. One that ends in the midst of its
-    begin ends the process (torch 2.13), so the ticks that come meanwhile pass by.
+    It starts and stops in signal handlers, in the main thread. Stopping it while it is being started kills the process
+    (torch 2.13), so ticks are ignored during the start.
     """
 
-    def __init__(self, path: str, ends: int) -> None:
-        """``path``: what ``.torch`` is added to; ``ends``: when, on the monotonic clock, in nanoseconds."""
-        self._path, self._ends = path, ends
+    def __init__(self, path: str, end_ns: int) -> None:
+        """``path``: result file, without the suffix ``.torch``; ``end_ns``: on the monotonic clock."""
+        self._path, self._end_ns = path, end_ns
         self._pid = os.getpid()
-        self._begun = self._busy = False
+        self._was_started = self._busy = False
         self._profiler: Any = None
         self._module: Any = None
-        self._taken: dict[str, Any] = {}  # the functions of torch by which a program starts one, by name
+        self._original_starts: dict[str, Any] = {}  # torch's functions that start a profiler, by name
 
     @property
     def is_running(self) -> bool:
         return self._profiler is not None
 
     def start(self) -> None:
-        """Begin, once, where torch is there and the program has no profiler of its own."""
-        if self._begun or self._busy:
+        """Start, once, if torch is loaded and the program has no profiler of its own."""
+        if self._was_started or self._busy:
             return
-        self._begun = self._busy = True
+        self._was_started = self._busy = True
         try:
             torch, self._module = sys.modules["torch"], sys.modules["torch.autograd.profiler"]
             starts = {name: getattr(self._module, name) for name in ("_prepare_profiler", "_enable_profiler")}
@@ -167,11 +169,11 @@ class TorchTrace:
             activities = [kinds.CPU, *([kinds.CUDA] if torch.cuda.is_initialized() else [])]
             profiler = torch.profiler.profile(activities=activities)
             profiler.start()
-            self._profiler, self._taken = profiler, starts
+            self._profiler, self._original_starts = profiler, starts
             for name, start in starts.items():
                 setattr(self._module, name, self._wrap_start(start))
         except Exception:
-            pass  # it is not there yet, or another one
+            pass  # torch is not loaded yet, or of another version
         finally:
             self._busy = False
 
@@ -184,17 +186,17 @@ class TorchTrace:
         return start
 
     def stop_if_due(self) -> None:
-        """End when it is time."""
-        if time.monotonic_ns() >= self._ends:
+        """Stop if the profile's end has come."""
+        if time.monotonic_ns() >= self._end_ns:
             self.stop()
 
     def stop(self) -> None:
-        """End, and write the trace: the program stands still meanwhile."""
+        """Stop, and write the trace; the program is blocked meanwhile."""
         if not self._profiler or self._busy:
             return
         self._busy = True
         try:
-            for name, start in self._taken.items():
+            for name, start in self._original_starts.items():
                 setattr(self._module, name, start)
             profiler, self._profiler = self._profiler, None
             profiler.stop()
@@ -208,5 +210,5 @@ class TorchTrace:
 
 
 def _has_active_profiler(kind: type) -> bool:
-    """Whether the program has a profiler without results: one that is only prepared (``schedule``) would lose them."""
+    """Whether the program has a profiler without results yet: one in its warmup (``schedule``) would lose them."""
     return any(type(each) is kind and getattr(each, "kineto_results", None) is None for each in gc.get_objects())

@@ -1,4 +1,4 @@
-"""The process that holds the job's store, torch's TCPStore, for one attempt: a fork of the zygote, which has torch."""
+"""The process that serves the job's store (torch's TCPStore) for one attempt: a fork of the zygote, which has torch."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ if TYPE_CHECKING:
 
 
 def available() -> bool:
-    """Whether a fork of this process can hold a store."""
+    """Whether a fork of this process can serve a store."""
     dist = sys.modules.get("torch.distributed")
     return dist is not None and bool(dist.is_available())
 
 
 def serve(listening: int) -> NoReturn:
-    """Serve a new store on a socket that listens already, until we are killed."""
-    with socket.socket(fileno=listening) as ours:
-        address, port = ours.getsockname()[:2]
-        ours.detach()
+    """Serve a new store on a listening socket until this process is killed."""
+    with socket.socket(fileno=listening) as listener:
+        address, port = listener.getsockname()[:2]
+        listener.detach()
     version = tuple(int(part) for part in sys.modules["torch"].__version__.split(".")[:2])
-    _held = sys.modules["torch.distributed"].TCPStore(
-        address if address == "::1" else "127.0.0.1",  # for its own client: a name may lead elsewhere here
+    _store = sys.modules["torch.distributed"].TCPStore(
+        address if address == "::1" else "127.0.0.1",  # for its own client: a host name may resolve differently here
         port,
         None,
         True,
         wait_for_workers=False,
         master_listen_fd=listening,
-        use_libuv=version >= (2, 8),  # since when that server, too, takes a socket that listens already
+        use_libuv=version >= (2, 8),  # from 2.8 on, the libuv server accepts a listening socket, too
     )
     while True:
         signal.pause()

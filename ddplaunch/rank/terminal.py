@@ -1,7 +1,7 @@
-"""Debuggers that need a terminal (ipdb, pudb, IPython): in a rank they have one of their own while they ask.
+"""A pseudo-terminal for debuggers that need one (ipdb, pudb, IPython), during each of their stops.
 
-The launcher makes it, and passes on to a person what is drawn there. It is the rank's stdin, stdout and stderr from a
-stop to the next line, and what the program prints in between goes where it always goes.
+The launcher opens it, and relays its output to the user. It replaces the rank's stdin, stdout and stderr from a stop
+until the rank continues; output of the program in between goes to the rank's own streams.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
 
 
 class TerminalDetached(BaseException):
-    """Nobody is at the terminal any more."""
+    """Raised in the main thread when the user has detached from the terminal."""
 
 
 class DebuggerTerminal:
-    """The terminal of one rank."""
+    """The debugger terminal of one rank."""
 
     def __init__(self, debugger: Debugger) -> None:
-        self._debugger, self._talk = debugger, debugger.connection
-        self._streams: list[int] = []  # the rank's own, while the terminal stands in their place
+        self._debugger, self._connection = debugger, debugger.connection
+        self._streams: list[int] = []  # the rank's own stdin, stdout and stderr, while they are redirected
         self._term: str | None = None
 
     def stop(self, name: str, function: Callable[..., Any], frame: FrameType, *args: Any, **named: Any) -> None:
-        """Call what a program calls to be stopped at ``frame``; ``name`` is that of the debugger."""
+        """Call a debugger's stop function, such as ``set_trace``, for ``frame``; ``name``: of the debugger."""
         debugger = self._debugger
         if debugger.holder == _thread.get_ident():
             return _call_in_frame(name, function, frame, args, named) if self._streams else None
         with debugger.lock:
-            if not self._talk.connect() or not self._redirect_streams():
+            if not self._connection.connect() or not self._redirect_streams():
                 return None
             try:
-                if name == "IPython":  # no tracer, but a call that returns when the rank goes on
+                if name == "IPython":  # has no tracer, but a call that returns when the rank continues
                     return self._run_debugger(lambda: _call_in_frame(name, function, frame, args, named), name, frame)
                 _call_in_frame(name, function, frame, args, named)
             finally:
@@ -55,12 +55,12 @@ class DebuggerTerminal:
         return None
 
     def interrupt_if_detached(self) -> None:
-        """Raise Left in the main thread if nobody is there any more, and a debugger still asks."""
-        if self._streams and not self._talk.connect():
+        """Raise TerminalDetached in the main thread if the user has detached while a debugger waits for input."""
+        if self._streams and not self._connection.connect():
             raise TerminalDetached
 
     def _prepare(self, name: str, tracer: Any) -> None:
-        """Have a debugger ask on our terminal whenever it stops, and never in our own code."""
+        """Make a debugger use the terminal at each later stop, and never stop in ddplaunch's code."""
         interact, stop_here = tracer.interaction, tracer.stop_here
 
         def interaction(frame: Any, *args: Any, **named: Any) -> None:
@@ -70,7 +70,7 @@ class DebuggerTerminal:
             if os.getpid() != debugger.pid:
                 return tracer.set_continue()  # type: ignore[no-any-return]
             with debugger.lock:
-                if self._talk.connect() and self._redirect_streams():
+                if self._connection.connect() and self._redirect_streams():
                     self._run_debugger(lambda: interact(frame, *args, **named), name, frame, tracer)
                 else:
                     tracer.set_continue()
@@ -78,30 +78,31 @@ class DebuggerTerminal:
         tracer.interaction = interaction
         tracer.stop_here = lambda frame: not self._debugger.is_ours(frame) and stop_here(frame)
 
-    def _run_debugger(self, asks: Callable[[], object], name: str, frame: FrameType, tracer: Any = None) -> None:
-        debugger, talk = self._debugger, self._talk
+    def _run_debugger(self, interact: Callable[[], object], name: str, frame: FrameType, tracer: Any = None) -> None:
+        """Run the debugger's dialog for one stop, and report the stop and its end to the launcher."""
+        debugger, connection = self._debugger, self._connection
         debugger.holder = _thread.get_ident()
-        talk.send("RankStopped", tool=name, **debugger.stop_location(frame))
+        connection.send("RankStopped", tool=name, **debugger.stop_location(frame))
         try:
-            asks()
+            interact()
         except BaseException:
-            if talk.connect():
+            if connection.connect():
                 raise
         finally:
             self._restore_streams()
             debugger.holder = 0
-            if tracer is not None and not talk.connect():
+            if tracer is not None and not connection.connect():
                 tracer.quitting = False
                 tracer.set_continue()
             elif tracer is not None and tracer.quitting:
-                talk.send("QuitRequested")
-                talk.wait_for_release()
-            talk.send_resumed(steps=tracer is not None and tracer.stoplineno != -1)
+                connection.send("QuitRequested")
+                connection.wait_for_release()
+            connection.send_resumed(steps=tracer is not None and tracer.stoplineno != -1)
 
     def _redirect_streams(self) -> bool:
-        """Put the terminal in the place of our streams; where there is none, that fails."""
+        """Redirect stdin, stdout and stderr to the terminal; return False if there is none."""
         try:
-            fd = os.open(self._talk.request_terminal(), os.O_RDWR | os.O_NOCTTY)
+            fd = os.open(self._connection.request_terminal(), os.O_RDWR | os.O_NOCTTY)
         except OSError:
             return False
         _flush_streams()
@@ -115,14 +116,14 @@ class DebuggerTerminal:
         return True
 
     def _restore_streams(self) -> None:
-        """Give the rank its own streams back."""
+        """Restore the rank's own streams."""
         if not self._streams:
             return
-        if not _flush_streams():  # it has gone: what is left is for nobody
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, 1)
-            os.dup2(nowhere, 2)
-            os.close(nowhere)
+        if not _flush_streams():  # the terminal is gone: discard the rest
+            devnull = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(devnull, 1)
+            os.dup2(devnull, 2)
+            os.close(devnull)
             _flush_streams()
         for number, own in enumerate(self._streams):
             os.dup2(own, number)
@@ -134,7 +135,7 @@ class DebuggerTerminal:
 
 
 def _call_in_frame(name: str, function: Callable[..., Any], frame: FrameType, args: Any, named: Any) -> None:
-    """Call it as if the frame had: pudb and IPython look for the frame that they are called from."""
+    """Call the stop function as if from ``frame``: pudb and IPython use their caller's frame."""
     if name == "pudb":
         sys.modules["pudb"]._get_debugger().set_trace(frame, **named)
     elif name == "IPython":
@@ -144,10 +145,11 @@ def _call_in_frame(name: str, function: Callable[..., Any], frame: FrameType, ar
 
 
 def _flush_streams() -> bool:
-    done = True
+    """Flush stdout and stderr; return whether both could be."""
+    flushed = True
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except Exception:  # it is closed, or its terminal has gone
-            done = False
-    return done
+        except Exception:  # the stream is closed, or its terminal is gone
+            flushed = False
+    return flushed

@@ -1,8 +1,8 @@
-"""Has the package setproctitle change the title of a forked rank.
+"""Makes the package setproctitle work in forked ranks.
 
-It writes over the arguments of the process, and looks for them by those that Python began with: in a fork these are the
-zygote's, and a title of ours stands in their place. So its functions are replaced in the module, right after its
-import, by ones that write where ``processes.retitle`` does. Part of the zygote, and bound by its rules.
+It overwrites the arguments of the process, and searches for those that Python was started with. In a fork those are the
+zygote's, already overwritten by ddplaunch's title. So right after the import its functions are replaced by ones that
+write as ``processes.set_process_title`` does. Part of the zygote, and bound by its rules.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ if TYPE_CHECKING:
     from typing import Any
 
 _NAME = "setproctitle"
-_MAX_NAME = 15  # bytes, PR_SET_NAME of prctl(2)
+_MAX_NAME_BYTES = 15  # PR_SET_NAME of prctl(2)
 
 
 class Titles:
-    """Replaces the functions of ``setproctitle``, once that is imported."""
+    """Replaces the functions of ``setproctitle`` once it is imported."""
 
     def __init__(self, title: str, write: Callable[[str], None]) -> None:
-        """``title`` is the one that there is; ``write`` writes another one."""
+        """``title`` is the current title; ``write`` sets another one."""
         self._title, self._write = title, write
 
     def install(self) -> None:
-        """Replace the functions now, or once they are imported, where the package is installed."""
+        """Replace the functions now or, if the package is installed, once it is imported."""
         if (module := sys.modules.get(_NAME)) is not None:
             self._replace(module)
         elif any(os.path.isdir(os.path.join(folder, _NAME)) for folder in sys.path):
-            self._await()
+            self._wrap_path_finder()
 
-    def _await(self) -> None:
-        """Wrap what finds modules in folders until it finds this one; ``sys.meta_path`` would show a finder more."""
+    def _wrap_path_finder(self) -> None:
+        """Wrap ``PathFinder.find_spec`` until it finds the package: a finder in ``sys.meta_path`` would be visible."""
         finder: Any = sys.modules["_frozen_importlib_external"].PathFinder
-        kept = vars(finder)["find_spec"]
+        former = vars(finder)["find_spec"]
 
         def find_spec(cls: object, name: str, path: Any = None, target: Any = None) -> Any:
-            spec = kept.__func__(cls, name, path, target)
+            spec = former.__func__(cls, name, path, target)
             if name == _NAME and spec is not None and spec.loader is not None:
-                finder.find_spec = kept
+                finder.find_spec = former
                 self._replace_after(spec.loader)
             return spec
 
@@ -67,7 +67,7 @@ class Titles:
             self._write(title)
             try:
                 with open("/proc/thread-self/comm", "wb") as file:
-                    file.write(title.encode(errors="replace")[:_MAX_NAME])  # the name of the thread too
+                    file.write(title.encode(errors="replace")[:_MAX_NAME_BYTES])  # the thread's name, too
             except OSError:
                 pass
 

@@ -1,6 +1,7 @@
-"""What torch.distributed knows of this rank: its groups, the call that it is in, and what the flight recorder has.
+"""Reads torch.distributed's state in this rank: process groups, the current call, the flight recorder's entries.
 
-Read by the thread of ``answers``; what a torch does not have is left out. Part of the worker, and bound by its rules.
+Called in the thread of ``answers``; what this version of torch lacks is left out. Part of the worker
+(``rank/worker.py``) and bound by its rules.
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ if TYPE_CHECKING:
     from typing import Any
 
 _MAX_GROUPS, _MAX_MEMBERS = 1024, 4096
-_PACKING = {"_object_to_tensor", "_tensor_to_object"}  # they run the program's __reduce__, before or after the exchange
+_PACKING = {"_object_to_tensor", "_tensor_to_object"}  # run the program's __reduce__, outside the communication
 _SENDS_AND_RECEIVES = {12: "isend", 13: "irecv", 14: "irecv"}  # OpType in torch/csrc/distributed/c10d/Work.hpp
 _MAX_OPS = 256
 _NAMES = {
     **dict.fromkeys(("send", "isend", "reduce", "gather"), "dst"),
     **dict.fromkeys(("recv", "irecv", "broadcast", "scatter"), "src"),
 }
-"""Functions of torch.distributed that name a rank, and by which argument; with "group_" before it, one of the group."""
+"""Functions of torch.distributed with an argument that names a rank; with the prefix "group_", a rank of the group."""
 
 
 def describe(module: ModuleType, *, details: bool) -> list[bytes]:
-    """``1`` or ``0``, whether there is a process group; all groups; the call it is in; what each recorder says."""
+    """Return ``1`` or ``0`` (whether there is a process group), all groups, the current call, each recorder's dump."""
     parts = [b"%d" % module.is_initialized(), _groups(module, members=details), _call(module)]
     return [*parts, *traces(details=details)]
 
 
 def traces(*, details: bool) -> list[bytes]:
-    """What each recorder says, in a line without tabs."""
+    """Dump each flight recorder as JSON, in one line without tabs."""
     torch = getattr(sys.modules["torch"]._C, "_distributed_c10d", None)
     names = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
     found = [getattr(torch, name)(details, False) for name in names if hasattr(torch, name)]
@@ -38,7 +39,7 @@ def traces(*, details: bool) -> list[bytes]:
 
 
 def _groups(module: ModuleType, *, members: bool) -> bytes:
-    """The groups that this rank is in, in the order in which they were made: JSON, as ``_group`` writes each."""
+    """List the process groups of this rank, in order of creation, as JSON; see ``_group``."""
     try:
         world = module._world
         found = list(world.pg_names.items())[:_MAX_GROUPS]
@@ -49,7 +50,7 @@ def _groups(module: ModuleType, *, members: bool) -> bytes:
 
 
 def _group(name: object, group: Any, members: dict[int, int]) -> bytes:
-    """Its name, description, members and operations so far (-1 where that is unknown), a JSON array."""
+    """Format a group as a JSON array: name, description, members, number of operations so far (-1 if unknown)."""
     try:
         count = int(group._get_sequence_number_for_group())
     except Exception:
@@ -61,10 +62,10 @@ def _group(name: object, group: Any, members: dict[int, int]) -> bytes:
 
 
 def _call(module: ModuleType) -> bytes:
-    """The function of torch.distributed that the program is in, what that calls in turn, and the rank that this names.
+    """Find the torch.distributed function that the program is in, the one that it calls, and the rank that this names.
 
-    "broadcast_object_list broadcast 0", -1 where it names none; nothing where no thread is in one. The members of a
-    group may follow, "1,3". Of its variables only numbers, groups, and what ``_work_wait`` needs are read.
+    "broadcast_object_list broadcast 0"; -1 if it names no rank; "" if no thread is in one. The members of a group may
+    follow: "1,3". Of the frames' variables only numbers, groups and what ``_work_wait`` needs are read.
     """
     try:
         main = sys.modules["threading"].main_thread().ident
@@ -89,23 +90,23 @@ def _call(module: ModuleType) -> bytes:
 
 
 def _members(module: ModuleType, inside: list[FrameType]) -> str:
-    """The ranks of the group that a call makes, or that ``monitored_barrier`` names: "1,3"; "" for all ranks."""
+    """The ranks of the group that a call creates, or that ``monitored_barrier`` gets: "1,3"; "" for all ranks."""
     ranks: Any = ()
     for frame in inside:
         if frame.f_code.co_name == "_new_process_group_helper":
             ranks = frame.f_locals.get("global_ranks_in_group") or ()
         elif frame.f_code.co_name == "_new_group_with_tag" and frame.f_locals.get("use_local_synchronization"):
-            ranks = frame.f_locals.get("ranks") or ()  # at its end its members alone may meet in a barrier
+            ranks = frame.f_locals.get("ranks") or ()  # its final barrier may be among its members only
         elif frame.f_code.co_name == "monitored_barrier" and (group := frame.f_locals.get("group")) is not None:
             ranks = module.get_process_group_ranks(group)
     return ",".join(str(int(rank)) for rank in sorted(ranks)[:_MAX_MEMBERS])
 
 
 def _work_wait(module: ModuleType, frame: FrameType) -> str:
-    """Describe the ``wait()`` of a torch.distributed Work that a frame is in: "wait irecv 2"; "" for anything else.
+    """Describe the ``Work.wait()`` of torch.distributed that a frame calls: "wait irecv 2"; "" for anything else.
 
-    Neither a frame nor the flight recorder of gloo shows it. The operation is that of a Work among the frame's
-    variables, and the rank that of a P2POp in the frame or its callers; "wait wait -1" where these are not known.
+    It has no frame of its own, and gloo's flight recorder does not show it. The operation is that of a Work among the
+    frame's variables, the rank that of a P2POp in the frame or its callers; "wait wait -1" if these are unknown.
     """
     if _called_method(frame) != "wait":
         return ""
@@ -123,19 +124,19 @@ def _work_wait(module: ModuleType, frame: FrameType) -> str:
 
 
 def _called_method(frame: FrameType) -> str:
-    """The name of the method that a frame's current instruction calls, going by the last attribute loaded before it."""
+    """The name of the method that a frame currently calls: the last attribute loaded before its current instruction."""
     codes, at, code = sys.modules["opcode"].opmap, frame.f_lasti, frame.f_code
     attribute, *methods = (codes[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if name in codes)
     raw = code.co_code
     while at > 0 and raw[at] not in (attribute, *methods):
         at -= 2
-    shifted = sys.version_info >= (3, 12) and raw[at] == attribute  # its lowest bit says "of a method" there
+    shifted = sys.version_info >= (3, 12) and raw[at] == attribute  # its lowest bit marks a method call there
     number = raw[at + 1] >> shifted if at > 0 else len(code.co_names)
     return code.co_names[number] if number < len(code.co_names) else ""
 
 
 def _named_rank(module: ModuleType, frame: FrameType) -> int:
-    """The rank, counted in the job, that a call of one of ``_NAMES`` names; -1 where it is another call."""
+    """The global rank that a call of one of ``_NAMES`` names; -1 for another call."""
     argument = _NAMES.get(frame.f_code.co_name)
     if argument is None:
         return -1

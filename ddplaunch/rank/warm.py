@@ -1,8 +1,8 @@
-"""A warm zygote: it has imported what several runs need, stays between them, and forks a zygote for each.
+"""The warm zygote: keeps preloaded modules for later runs, and forks a zygote for each run.
 
-It has no parent that waits for it and holds nothing of a launcher's. It leaves by itself: when its time is over, at the
-end of the session that it was started from, when memory gets short, and when anything that it was made from has
-changed. Each run gets a guardian, forked from here, and that forks the run's zygote, which serves as any other does.
+It has no parent that waits for it, and holds no resource of a launcher. It exits by itself: after its lifetime without
+a run, at the end of the login session that started it, when memory gets short, and when a file it was loaded from has
+changed. For each run it forks a guardian, which forks the run's zygote.
 """
 
 from __future__ import annotations
@@ -24,23 +24,21 @@ if TYPE_CHECKING:
     from ddplaunch.rank import channel, guardian, inheritance, leftovers, origins, processes
     from ddplaunch.rank.messages import ToWarm, WarmEndpoint, WarmOrder, WarmStatus, ZygoteConfig
 
-    Born = tuple[socket.socket, ZygoteConfig]
-    """What a run's zygote is to serve."""
+    RunZygote = tuple[socket.socket, ZygoteConfig]
+    """Control socket and configuration of a run's zygote."""
 
-_REQUEST_TIMEOUT_S = 1.0  # seconds for whoever has connected to say what they want
-_MAX_REQUEST, _MAX_ORDER = 1 << 12, 1 << 26  # bytes
-_LEADER_INTERVAL_MS = 1000.0  # between two looks at the session's leader where the kernel has no pidfds
-_MIN_FREE_MEMORY = 0.1  # of all memory: with less of it available nothing is kept
-_PRESSURE_TRIGGER = (
-    b"some 150000 2000000\0"  # 0.15 of 2 s lost for want of memory: a trigger that any user may have (psi.rst)
-)
-_END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # what logging out sends
+_REQUEST_TIMEOUT_S = 1.0  # for the request on a new connection
+_MAX_REQUEST_BYTES, _MAX_ORDER_BYTES = 1 << 12, 1 << 26
+_LEADER_INTERVAL_MS = 1000.0  # between two checks of the session leader, if the kernel has no pidfds
+_MIN_FREE_MEMORY = 0.1  # fraction of all memory: with less available the warm zygote exits
+_PRESSURE_TRIGGER = b"some 150000 2000000\0"  # tasks stalled for 0.15 of 2 s: allowed for any user (psi.rst)
+_END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # sent at logout
 _UCRED = struct.Struct("iII")  # of SO_PEERCRED: pid, uid, gid
-_F_GETFL, _F_SETFL, _F_DUPFD_CLOEXEC = 3, 4, 1030  # fcntl(2); the module of that name might be the user's
+_F_GETFL, _F_SETFL, _F_DUPFD_CLOEXEC = 3, 4, 1030  # fcntl(2); a user's file could shadow the module fcntl
 
 
 def load_modules(load_module: Callable[[str], Any]) -> None:
-    """Load the files beside this one that it needs, as ``worker.sibling`` does."""
+    """Load the files of this folder that this one needs; ``load_module``: ``worker.load_private_module``."""
     for name in ("channel", "guardian", "inheritance", "origins", "processes"):
         globals()[name] = load_module(name)
 
@@ -56,13 +54,13 @@ class WarmZygoteServer:
         ignored_signals: Sequence[int],
         worker: Any,
     ) -> None:
-        """``first`` is where the first run waits; ``ignored_signals`` are the signals that are for launchers to hear."""
+        """``first``: connection of the first run; ``ignored_signals``: those that only launchers handle."""
         self.path, self.seconds, self.modules = endpoint["path"], endpoint["seconds"], config["modules"]
-        self.first, self.deaf = first, ignored_signals
+        self.first, self.ignored_signals = first, ignored_signals
         self.inherited = inheritance.read_inherited_state()
-        ours = sum(1 << (number - 1) for number in config["shielded"])  # as we ignore them already
-        self.inherited["SigIgn"] = f"{int(self.inherited['SigIgn'], 16) & ~ours:016x}"
-        self.before = dict(os.environ)
+        shielded = sum(1 << (number - 1) for number in config["shielded"])  # ignored by this process already
+        self.inherited["SigIgn"] = f"{int(self.inherited['SigIgn'], 16) & ~shielded:016x}"
+        self.initial_environment = dict(os.environ)
         self.listening = socket.socket(fileno=endpoint["listening"])
         self.listening.setblocking(False)
         self.leader, self.leader_pidfd, self.reserved = (
@@ -75,29 +73,31 @@ class WarmZygoteServer:
                 os.set_inheritable(fd, False)
         self.socket_file = _file_identity(self.path)
         self.origins = origins.FileDependencies(worker)
-        self.guardians: dict[int, socket.socket] = {}  # pid to what tells the launcher that all of a run is gone
+        self.guardians: dict[int, socket.socket] = {}  # by pid: the socket that reports the run's end to the launcher
         self.fingerprint: dict[str, str] | None = None  # of the first run
         self.captured_output = {1: b"", 2: b""}
         self.is_ending = False
         self.runs_served = 0
         self.began = time.time()
 
-    def serve(self, fit: bool, shadowed: Callable[..., str | None], left: leftovers.AtexitCleanup) -> Born:
-        """Serve runs until the end; return only in forks, each of which is to be a run's zygote.
+    def serve(self, fit: bool, find_shadowed: Callable[..., str | None], cleanup: leftovers.AtexitCleanup) -> RunZygote:
+        """Serve runs until the end; return only in forks, each of which becomes a run's zygote.
 
-        ``fit``: other runs than the first can use this process too. ``shadowed`` names a file in a run's folder that
-        has the name of a module which is loaded.
+        ``fit``: later runs can use this process, too. ``find_shadowed`` finds a file in a run's folders with the name
+        of a loaded module.
         """
-        self.shadowed, self.left = shadowed, left
-        after = dict(os.environ)
-        self.written = {name: value for name, value in after.items() if self.before.get(name) != value}
-        self.unset = [name for name in self.before if name not in after]
+        self.find_shadowed, self.cleanup = find_shadowed, cleanup
+        after, before = dict(os.environ), self.initial_environment
+        self.changed_variables = {name: value for name, value in after.items() if before.get(name) != value}
+        self.unset_variables = [name for name in before if name not in after]
         changed = self.origins.record(os.path.dirname(os.path.abspath(__file__)))
         self.woken, self.wake = os.pipe()
         os.set_blocking(self.woken, False)
         os.set_blocking(self.wake, False)
         signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
-        self.handlers = {number: signal.signal(number, _on_signal_noop) for number in (signal.SIGCHLD, *self.deaf)}
+        self.handlers = {
+            number: signal.signal(number, _on_signal_noop) for number in (signal.SIGCHLD, *self.ignored_signals)
+        }
         self.pressure = _watch_pressure()
         self.poll = select.poll()
         self.poll.register(self.woken, select.POLLIN)
@@ -110,10 +110,10 @@ class WarmZygoteServer:
         _clear_death_signal(self.first)
         if not fit or changed or self.capture_output():
             self.stop_accepting()
-        born = self.handle_request(self.first)
-        if born is None and not self.runs_served:  # whom it was made for has gone
+        run = self.handle_request(self.first)
+        if run is None and not self.runs_served:  # the first run's launcher has ended
             self.stop_accepting()
-        while born is None:
+        while run is None:
             if not self.guardians and (self.is_ending or self.seconds_left() <= 0):
                 self.exit()
             wait = None if self.guardians else self.seconds_left() * 1000 + 1
@@ -127,8 +127,8 @@ class WarmZygoteServer:
             if not ready.isdisjoint((self.leader_pidfd, self.pressure)):
                 self.stop_accepting()
             if not self.is_ending and self.listening.fileno() in ready:
-                born = self.accept()
-        return born
+                run = self.accept()
+        return run
 
     def seconds_left(self) -> float:
         return self.seconds - (time.monotonic() - self.idle_since)
@@ -142,37 +142,38 @@ class WarmZygoteServer:
         ended = processes.reap_children()
         while ended:
             pid, status, _ = ended.pop()
-            if line := self.guardians.pop(pid, None):
-                if status:  # it was killed, and what it guarded is ours now
+            if connection := self.guardians.pop(pid, None):
+                if status:  # it was killed, and its descendants were reparented to this process
                     ended += processes.kill_descendants(os.getpid(), is_excluded=self.guardians.__contains__)[1]
-                line.close()
+                connection.close()
                 self.idle_since = time.monotonic()
 
-    def accept(self) -> Born | None:
+    def accept(self) -> RunZygote | None:
         try:
             return self.handle_request(self.listening.accept()[0])
-        except OSError:  # whoever it was has gone
+        except OSError:  # the client has closed already
             return None
 
-    def handle_request(self, asking: socket.socket) -> Born | None:
-        """Do what somebody asks for; where that is a run, return in its zygote what this is to serve."""
-        asking.settimeout(_REQUEST_TIMEOUT_S)
-        self.asking = asking
+    def handle_request(self, client: socket.socket) -> RunZygote | None:
+        """Handle one request; in a run's zygote, return what it has to serve."""
+        client.settimeout(_REQUEST_TIMEOUT_S)
+        self.client = client
         fds: list[int] = []
         try:
-            if _UCRED.unpack(asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1] != os.geteuid():
+            credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+            if _UCRED.unpack(credentials)[1] != os.geteuid():
                 return None
-            data, fds, _, _ = socket.recv_fds(asking, _MAX_REQUEST, channel.MAX_DESCRIPTORS)  # it comes in one piece
+            data, fds, _, _ = socket.recv_fds(client, _MAX_REQUEST_BYTES, channel.MAX_DESCRIPTORS)  # it is one packet
             request: ToWarm = json.loads(data[channel.HEADER.size :])
             if request["op"] == "run":
                 return self.fork_run(fds)
             if request["op"] == "stop":
                 self.stop_accepting()
-            channel.send_message(asking, self.build_status())
-        except Exception:  # it has gone, or makes no sense
+            channel.send_message(client, self.build_status())
+        except Exception:  # the client has closed, or the request is malformed
             pass
         finally:
-            asking.close()
+            client.close()
             for fd in fds:
                 os.close(fd)
         return None
@@ -190,40 +191,40 @@ class WarmZygoteServer:
             "ending": self.is_ending,
         }
 
-    def fork_run(self, fds: list[int]) -> Born | None:
-        """Fork the guardian of a run, from that its zygote, and return in the zygote."""
-        body, _, telling = fds
-        order: WarmOrder = json.loads(os.pread(body, _MAX_ORDER, 0))  # which no pipe or terminal can make us wait for
+    def fork_run(self, fds: list[int]) -> RunZygote | None:
+        """Fork the guardian of a run, which forks the run's zygote; return in the zygote only."""
+        order_fd, _, launcher_fd = fds
+        order: WarmOrder = json.loads(os.pread(order_fd, _MAX_ORDER_BYTES, 0))  # never blocks, even on a pipe
         first = self.fingerprint is None
         self.fingerprint = self.fingerprint or order["fingerprint"]
         why = self.why_not_usable(order)
-        line = socket.socket(fileno=telling)
-        fds.remove(telling)
-        line.settimeout(_REQUEST_TIMEOUT_S)
+        launcher = socket.socket(fileno=launcher_fd)
+        fds.remove(launcher_fd)
+        launcher.settimeout(_REQUEST_TIMEOUT_S)
         if why and not first:
-            channel.send_message(line, {"op": "declined", "reason": why})
-            line.close()
+            channel.send_message(launcher, {"op": "declined", "reason": why})
+            launcher.close()
             return None
         if why:
             self.stop_accepting()
-        signal.pthread_sigmask(signal.SIG_BLOCK, self.deaf)
+        signal.pthread_sigmask(signal.SIG_BLOCK, self.ignored_signals)
         try:
             pid = os.fork()
         except OSError:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, self.deaf)
-            raise  # as if we had not answered
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self.ignored_signals)
+            raise  # the client gets no reply
         if pid == 0:
-            return self.run_guardian(order, line, fds)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.deaf)
-        self.guardians[pid] = line
+            return self.run_guardian(order, launcher, fds)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.ignored_signals)
+        self.guardians[pid] = launcher
         self.runs_served += 1
         return None
 
     def why_not_usable(self, order: WarmOrder) -> str | None:
-        """Say why a run cannot be forked from here; where that is not the run's doing, keep nothing any longer."""
+        """Return why a run cannot use this zygote; unless the run is the reason, also accept no more runs."""
         if order["fingerprint"] != self.fingerprint:
             return "another run's warm zygote answered"
-        if shadow := self.shadowed(order["config"]["first"], *order["config"]["folders"]):
+        if shadow := self.find_shadowed(order["config"]["first"], *order["config"]["folders"]):
             return f"{shadow} has the name of a module that is imported already"
         try:
             now = {**inheritance.read_inherited_state(), "SigIgn": self.inherited["SigIgn"]}
@@ -231,15 +232,15 @@ class WarmZygoteServer:
             now = {"folder": error.strerror or ""}
         differs = sorted(name for name, value in now.items() if self.fingerprint.get(f"inherited {name}") != value)
         what = ", ".join(differs) or self.origins.find_changed()
-        why = f"what the warm zygote was made from has changed: {what}" if what else None
+        why = f"changed since the warm zygote started: {what}" if what else None
         if why is None and _is_memory_low():
             why = "memory is short"
         if why:
             self.stop_accepting()
         return why
 
-    def run_guardian(self, order: WarmOrder, line: socket.socket, fds: list[int]) -> Born:
-        """In the fork: be the guardian, and return in the zygote that it forks."""
+    def run_guardian(self, order: WarmOrder, launcher: socket.socket, fds: list[int]) -> RunZygote:
+        """In the fork: fork the run's zygote and be its guardian; return in the zygote only."""
         try:
             signal.set_wakeup_fd(-1)
             for each in (self.listening, *self.guardians.values()):
@@ -249,24 +250,24 @@ class WarmZygoteServer:
                     os.close(fd)
             os.setsid()
             processes.adopt_orphans()
-            guarding = os.getpid()
+            guardian_pid = os.getpid()
             processes.set_process_title("ddplaunch: guardian of a run")
             zygote = os.fork()
             if zygote:
-                self.asking.close()
+                self.client.close()
                 for fd in fds:
                     os.close(fd)
                 for number in (1, 2):
                     os.dup2(0, number)
-                guardian.run_guardian(line, zygote, channel, processes)
-            line.close()
+                guardian.run_guardian(launcher, zygote, channel, processes)
+            launcher.close()
             os.setsid()
             processes.set_process_title(f"{sys.executable} {os.path.join(os.path.dirname(__file__), 'zygote.py')}")
             processes.die_with_parent(signal.SIGKILL)
-            if os.getppid() != guarding:
+            if os.getppid() != guardian_pid:
                 os._exit(1)
             processes.adopt_orphans()
-            self.asking.close()
+            self.client.close()
             for number, handler in self.handlers.items():
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
             control = self.adopt_fds(socket.socket(fileno=fds.pop()), order["descriptors"])
@@ -275,35 +276,35 @@ class WarmZygoteServer:
                 _write_all(number, text)
             os.environ.clear()
             os.environ.update(order["environment"])
-            os.environ.update(self.written)
-            for name in self.unset:
+            os.environ.update(self.changed_variables)
+            for name in self.unset_variables:
                 os.environ.pop(name, None)
-            return control, {**order["config"], "supervisor": guarding, "guarded": True}
+            return control, {**order["config"], "supervisor": guardian_pid, "guarded": True}
         except BaseException:
             os._exit(1)
 
     def adopt_fds(self, control: socket.socket, numbers: list[int]) -> socket.socket:
-        """In a run's zygote: have the launcher's descriptors at their ``numbers``; return the control socket anew."""
-        if self.runs_served:  # the first launcher's are there: we could not have outlived it
+        """In a run's zygote: move the launcher's descriptors to their ``numbers``; return the moved control socket."""
+        if self.runs_served:  # the first launcher has sent its descriptors already, or this process would have ended
             pidfd = processes.open_pidfd(os.getpid())
             channel.send_message(control, {"op": "take", "pid": os.getpid()}, [] if pidfd is None else [pidfd])
             if pidfd is not None:
                 os.close(pidfd)
         fds = [os.dup(control.fileno()), *channel.receive_message(control)[1]]
         control.close()
-        high = max(numbers) + 1  # out of the way of them all
-        moved, *given = (_duplicate_fd(fd, high) for fd in fds)
+        free = max(numbers) + 1  # above all of them
+        moved, *inherited = (_duplicate_fd(fd, free) for fd in fds)
         for fd in (*fds, *self.reserved):
             os.close(fd)
-        if any(map(_is_open, numbers[3:])):  # a module that we have imported keeps a file open there
+        if any(map(_is_open, numbers[3:])):  # a preloaded module has a file open there
             os._exit(1)
-        for fd, number in zip(given, numbers, strict=True):
+        for fd, number in zip(inherited, numbers, strict=True):
             os.dup2(fd, number)
             os.close(fd)
         return socket.socket(fileno=moved)
 
     def capture_output(self) -> bool:
-        """Whether the imports have printed something, which is to come once, and kept for the first run to show."""
+        """Read what the imports have printed, for the first run to show; return whether there was output."""
         import ctypes
 
         for stream in (sys.stdout, sys.stderr):
@@ -314,7 +315,7 @@ class WarmZygoteServer:
         return any(self.captured_output.values())
 
     def stop_accepting(self) -> None:
-        """Take no more runs, and leave after those that there are."""
+        """Accept no more runs, and exit after the current ones."""
         if self.is_ending:
             return
         self.is_ending = True
@@ -326,21 +327,21 @@ class WarmZygoteServer:
             os.unlink(self.path)
             try:
                 os.rmdir(os.path.dirname(self.path))
-            except OSError:  # others are there
+            except OSError:  # other files are in the folder
                 pass
 
     def exit(self) -> NoReturn:
         self.stop_accepting()
-        self.left.run()
+        self.cleanup.run()
         os._exit(0)
 
 
 def _on_signal_noop(number: int, frame: object) -> None:
-    """Hear a signal, for the pipe that wakes us."""
+    """A signal handler that does nothing: the wakeup descriptor gets the signal."""
 
 
 def _clear_death_signal(peer: socket.socket) -> None:
-    """Until now the kernel would have killed us when the other end of ``peer`` closed: nobody listens at an import."""
+    """Clear O_ASYNC: during the imports it let the kernel kill this process when ``peer``'s other end closed."""
     import ctypes
 
     libc = ctypes.CDLL(None)
@@ -373,7 +374,7 @@ def _file_identity(path: str) -> tuple[int, int] | None:
 
 
 def _watch_pressure() -> int | None:
-    """A descriptor that is ready when memory gets short; None where the kernel gives none."""
+    """Return a descriptor that is ready under memory pressure; None if the kernel has no PSI triggers."""
     try:
         fd = os.open("/proc/pressure/memory", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -1,9 +1,9 @@
-"""Turns a process into the user's program: what runs inside each rank, forked from the zygote or freshly started.
+"""The worker: runs the user's program in a rank, forked from the zygote or started as a fresh interpreter.
 
-The program must not be able to tell that it was not started as ``python train.py`` (docs/fidelity.md lists what
-differs). So this file imports nothing but what Python has loaded already or has built in, as a file of the user's may
-bear any other name; it leaves no name of ours behind, being run or loaded from its path and in nobody's
-``sys.modules``; and below the program's stack there are two frames of ours, ``run_program`` and that of what called it.
+The program must not notice that it was not started as ``python train.py`` (docs/fidelity.md lists the differences). So
+this file imports only modules that Python has loaded already or built in, because a user's file may have any other
+name; it leaves no name behind, being run or loaded by path and never in ``sys.modules``; and below the program's stack
+are only two frames of ddplaunch, ``run_program`` and its caller.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 
 EXIT_USAGE = 2
 
-_STACK_CHUNK_SLOTS = 1 << 17  # of the interpreter's stack, in pointers: 1,000 calls take about a third
+_STACK_CHUNK_SLOTS = 1 << 17  # of the interpreter's stack, in pointers: 1,000 calls use about a third
 
 _Module = type(sys)
 
 
 def load_private_module(name: str) -> Any:
-    """Load a file that stands beside this one, without leaving its name in ``sys.modules``."""
+    """Load a file of this folder, without adding its name to ``sys.modules``."""
     return _load(name, os.path.join(os.path.dirname(__file__), name + ".py"), {})
 
 
 def _load(name: str, path: str, modules: dict[str, ModuleType]) -> ModuleType:
-    """Load a file as module ``name``, one of ``modules`` from its first line on; importlib.util is not imported."""
+    """Load a file as module ``name``, added to ``modules`` before it runs; importlib.util is not imported."""
     spec: Any = spec_from_file_location(name, path)
     module = module_from_spec(spec)
     modules.setdefault(name, module)
@@ -56,23 +56,23 @@ else:
 
 
 class RankRunner:
-    """One rank from its start to its end; ``program`` is what to call, once ``setup`` has found it."""
+    """One rank from its start to its end; ``program`` is the callable to run, set by ``setup``."""
 
     def __init__(self, job: PythonJob, fds: dict[str, int], *, forked: bool) -> None:
-        """``fds`` are by purpose: "answers" (the launcher's questions come there).
+        """``fds``: descriptors by purpose; "answers" is the rank channel.
 
-        ``forked``: this is a fork of the zygote, which has modules that need no taking apart at the end.
+        ``forked``: this is a fork of the zygote, whose modules need no teardown at the end.
         """
         self._job, self._fds, self._forked = job, fds, forked
-        self._at_start = frozenset(sys.modules)
-        self._answers: answers.InspectionEndpoint | None = None
+        self._initial_modules = frozenset(sys.modules)
+        self._endpoint: answers.InspectionEndpoint | None = None
         self._breakpoints: BreakpointHooks | None = None
         self._error: BaseException | None = None
         self._code = 0
         self._interrupted = False
-        self._nothing()
+        self._clear_program()
 
-    def _nothing(self) -> None:
+    def _clear_program(self) -> None:
         self.program: Callable[..., Any] = type(None)
         self.positional: tuple[Any, ...] = ()
         self.named: dict[str, object] = {}
@@ -81,22 +81,22 @@ class RankRunner:
         if not faulthandler.is_enabled():
             faulthandler.enable(2)
         if "answers" in self._fds:
-            self._answers = answers.InspectionEndpoint(
+            self._endpoint = answers.InspectionEndpoint(
                 self._fds["answers"], load_private_module, long_group_timeout=self._job["patient"]
             )
             if self._job["error_file"]:
                 path = f"{self._job['error_file']}.in-flight"
-                self._answers.on_question = load_private_module("in_flight").InFlight(path, ending._to_json).note
+                self._endpoint.on_request = load_private_module("in_flight").InFlight(path, ending._to_json).note
         if self._job["oom_snapshot"]:
             self._install_oom_reporter()
         if self._job["debugpy"]:
-            load_private_module("breakpoints").listen(self._job["rank"])
+            load_private_module("breakpoints").start_debugpy(self._job["rank"])
         elif self._job["debugger"]:
-            self._breakpoints = load_private_module("breakpoints").Breakpoints(
+            self._breakpoints = load_private_module("breakpoints").BreakpointHooks(
                 self._job["debugger"], self._job["rank"], load_private_module
             )
-            if self._answers is not None and self._breakpoints is not None:
-                self._answers.set_debug_signal(self._breakpoints.signal)
+            if self._endpoint is not None and self._breakpoints is not None:
+                self._endpoint.set_debug_signal(self._breakpoints.signal)
         _set_buffering()
         if self._forked:
             _reseed()
@@ -107,20 +107,20 @@ class RankRunner:
 
     def _install_oom_reporter(self) -> None:
         files = self._job["oom_snapshot"], self._job["oom_summary"]
-        kept = load_private_module("allocations").Allocations(self._job["rank"], *files, ending.is_user_file)
+        reporter = load_private_module("allocations").OomReporter(self._job["rank"], *files, ending.is_user_file)
         if (cuda := sys.modules.get("torch.cuda")) is not None:
-            kept.hook(cuda)
+            reporter.install(cuda)
         else:
-            sys.meta_path.insert(0, answers.PostImportHook("torch.cuda", "_lazy_call", kept.hook))
+            sys.meta_path.insert(0, answers.PostImportHook("torch.cuda", "_lazy_call", reporter.install))
 
     def destroy_process_group(self) -> None:
-        """Do what is left for us where the program returned: destroy the process group that we initialised."""
+        """Destroy the process group that ``setup`` initialised (--backend), after the program has returned."""
         if self._job["backend"] is None:
             return
         import torch.distributed as dist
 
         if dist.is_initialized():
-            # gloo's teardown can deadlock while the last work is still being dropped (torch 2.13): all meet, then wait.
+            # gloo's teardown can deadlock while the last work is being freed (torch 2.13): synchronise, then wait.
             dist.barrier()
             time.sleep(0.02)
             dist.destroy_process_group()
@@ -130,7 +130,7 @@ class RankRunner:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         self._error = error
-        self._nothing()
+        self._clear_program()
         return True
 
     def _determine_exit_code(self) -> None:
@@ -152,11 +152,11 @@ class RankRunner:
                 self._post_mortem(error)
 
     def _report_failure(self, what: str) -> None:
-        if self._answers is not None:
-            self._answers.report_failure(what)
+        if self._endpoint is not None:
+            self._endpoint.report_failure(what)
 
     def _post_mortem(self, error: BaseException) -> None:
-        """Let somebody look at what an exception has left."""
+        """Enter the debugger at the exception."""
         if self._breakpoints is not None:
             self._breakpoints.post_mortem(error)
         elif os.isatty(0):
@@ -165,12 +165,11 @@ class RankRunner:
             pdb.post_mortem(error.__traceback__)
 
     def exit(self) -> NoReturn:
-        """End as the interpreter would: show an exception, join threads, run atexit, drop the user's objects, flush.
+        """Exit as the interpreter would: print an exception, join threads, run atexit, drop the user's objects, flush.
 
-        Threads and atexit come while the rank can still be asked where it is. A fork also does the rest by itself, and
-        skips what only costs time: taking apart what the zygote imported (0.5 s of torch,
-        and it would touch every page that the ranks share). Where threads still run, which are daemons then, only the
-        interpreter itself can end without them seeing it.
+        While threads and atexit run, the rank can still be inspected. A fork of the zygote also does the rest itself,
+        and skips the teardown of preloaded modules (0.5 s for torch, and it would touch every page that the ranks
+        share). If daemon threads still run, only the interpreter itself can end without them noticing.
         """
         for stream in (sys.stderr, sys.stdout):
             ending.flush_stream(stream)
@@ -179,21 +178,21 @@ class RankRunner:
         except SystemExit as exit:  # from the user's own sys.excepthook
             self._code = ending.exit_code(exit.code)
         self._error = None
-        if self._answers is not None and self._code == 0 and self._job["trace_file"]:
-            self._answers.write_trace(self._job["trace_file"], self._job["trace_after"])
+        if self._endpoint is not None and self._code == 0 and self._job["trace_file"]:
+            self._endpoint.write_trace(self._job["trace_file"], self._job["trace_after"])
         import atexit
 
         ending.join_threads()
         atexit._run_exitfuncs()
         if self._breakpoints is not None:
             self._breakpoints.uninstall()
-        if self._answers is not None:
-            self._answers.stop()
+        if self._endpoint is not None:
+            self._endpoint.stop()
         if not self._forked or len(sys._current_frames()) > 1:
             if self._interrupted:
                 ending.exit_by_sigint_later()
             sys.exit(self._code)
-        flushed = ending.finalize_user_modules(self._at_start)
+        flushed = ending.finalize_user_modules(self._initial_modules)
         import ctypes
 
         ctypes.CDLL(None).fflush(None)
@@ -202,22 +201,22 @@ class RankRunner:
         os._exit(ending.to_exit_status(self._code) if flushed else ending.EXIT_FLUSH_FAILED)
 
 
-def run_program(life: RankRunner) -> None:
-    """Run the program; what it raises is kept in ``life``."""
+def run_program(runner: RankRunner) -> None:
+    """Run the program; its exception is stored in ``runner``."""
     try:
-        with life:
-            life.setup()
-            life.program(*life.positional, **life.named)
-            life.destroy_process_group()
-    except KeyboardInterrupt as error:  # it came when the program was just over
-        life.__exit__(None, error, None)
+        with runner:
+            runner.setup()
+            runner.program(*runner.positional, **runner.named)
+            runner.destroy_process_group()
+    except KeyboardInterrupt as error:  # it arrived just after the program's end
+        runner.__exit__(None, error, None)
 
 
 def preallocate_stack_chunk(function: Any) -> Any:
-    """Return a Python function as one below which all calls fit into one piece of the interpreter's stack.
+    """Return a copy of a Python function that reserves one large chunk of the interpreter's stack for its callees.
 
-    Since Python 3.11 that stack is made of pieces of 16 KiB, mapped and unmapped as calls cross their ends
-    (``_PyThreadState_PopFrame``): 26,000 times while Lightning is imported, which is 5 % of its time.
+    Since Python 3.11 the stack consists of chunks of 16 KiB, mapped and unmapped as calls cross their ends
+    (``_PyThreadState_PopFrame``): 26,000 times during Lightning's import, which is 5 % of its time.
     """
     if sys.version_info < (3, 11):
         return function
@@ -225,7 +224,7 @@ def preallocate_stack_chunk(function: Any) -> Any:
 
 
 def list_importable(folder: str) -> set[str]:
-    """Return the names that ``import`` finds in a folder, packages without an ``__init__`` left out."""
+    """Return the names that ``import`` finds in a folder, except packages without ``__init__``."""
     try:
         entries = os.listdir(folder)
     except OSError:
@@ -240,15 +239,15 @@ def list_importable(folder: str) -> set[str]:
 
 
 def is_loaded_from(module: ModuleType | None, folder: str) -> bool:
-    """Whether a top-level module was imported from a file, or a package, right in ``folder``."""
+    """Whether a top-level module was imported from a file or package directly in ``folder``."""
     path = os.path.abspath(getattr(module, "__file__", None) or "/")
     return folder in (os.path.dirname(path), os.path.dirname(os.path.dirname(path)))
 
 
 def _set_buffering() -> None:
-    """Have stdout and stderr flush at each newline, wherever they go: a rank that is killed has shown its last lines.
+    """Make stdout and stderr line-buffered, so that the last lines of a killed rank are not lost.
 
-    Python would only on a terminal. Bytes that the program writes to ``sys.stdout.buffer`` stay in its buffer.
+    Python does that on a terminal only. Bytes written to ``sys.stdout.buffer`` stay in its buffer.
     """
     if os.environ.get("PYTHONUNBUFFERED"):
         return
@@ -259,7 +258,7 @@ def _set_buffering() -> None:
 
 
 def _reseed() -> None:
-    """Seed the generators that numpy and torch seeded at their import, once for all ranks; random reseeds itself."""
+    """Reseed the generators that numpy and torch seeded at import in the zygote; the random module reseeds itself."""
     numpy_random, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
     if numpy_random is not None:
         numpy_random.seed()
@@ -273,15 +272,15 @@ def _reset_main_module() -> None:
         main.__annotations__ = {}
     main.__dict__["__builtins__"] = sys.modules["builtins"]
     sys.modules["__main__"] = main
-    if "__mp_main__" in sys.modules:  # as multiprocessing calls it, and spawned children their classes
+    if "__mp_main__" in sys.modules:  # multiprocessing's alias, used by classes in spawned children
         sys.modules["__mp_main__"] = main
-    for name in ("dill._dill", "dill.session"):  # which tell a program's own functions by it
+    for name in ("dill._dill", "dill.session"):  # dill recognises the program's own functions by it
         if name in sys.modules:
             sys.modules[name].__dict__["_main_module"] = main
 
 
 def _find_script(job: PythonJob) -> Call:
-    path = os.path.join(os.getcwd(), job["path"])  # what __file__ of __main__ is since 3.9; argv[0] stays as typed
+    path = os.path.join(os.getcwd(), job["path"])  # __file__ of __main__ is absolute since 3.9; argv[0] is unchanged
     _set_argv_and_path(job, job["path"], job["path"])
     loader: Any = SourceFileLoader
     namespace = sys.modules["__main__"].__dict__
@@ -289,7 +288,7 @@ def _find_script(job: PythonJob) -> Call:
         source = file.read()
     if path.endswith(".pyc"):
         loader = SourcelessFileLoader
-        code = marshal.loads(source[16:])  # behind its header: PEP 552
+        code = marshal.loads(source[16:])  # after the header (PEP 552)
     else:
         code = compile(source, path, "exec", dont_inherit=True)
     namespace.update(__file__=path, __cached__=None, __loader__=loader("__main__", path))
@@ -331,8 +330,8 @@ def _import_function(job: PythonJob) -> Callable[..., Any]:
         try:
             found = getattr(found, part)
         except AttributeError:
-            text = f"{job['module']} has no function {job['function']}, now that it has been imported"
-            raise ending.TargetError(text) from None
+            file = os.path.basename(job["path"])
+            raise ending.TargetError(f"{file or job['module']} has no function {job['function']}") from None
     if not callable(found) or isinstance(found, type):
         raise ending.TargetError(f"{job['typed']} is not a function: it is {found!r:.80}")
     if getattr(getattr(found, "__code__", None), "co_flags", 0) & 0x80:  # CO_COROUTINE
@@ -343,7 +342,7 @@ def _import_function(job: PythonJob) -> Callable[..., Any]:
 
 
 def _import_module(name: str, path: str) -> ModuleType:
-    """Import a module by its name or, where that is known, from its file, whatever else bears its name."""
+    """Import a module by name or, if ``path`` is known, from that file, even if other modules have its name."""
     loaded = sys.modules.get(name)
     if not path:
         __import__(name)
@@ -356,8 +355,8 @@ def _import_module(name: str, path: str) -> ModuleType:
 def _bind_arguments(job: PythonJob, function: Callable[..., Any]) -> tuple[tuple[Any, ...], dict[str, object]]:
     """Return the arguments to call ``function`` with.
 
-    Modules of ours and click are imported as if the user's own did not exist, and then forgotten where a file of
-    theirs bears the name.
+    ddplaunch's modules and click are imported as if the user's files did not exist, and removed from ``sys.modules``
+    again if a user's file has the same name.
     """
     names = list_importable(job["first"])
     before, path = dict(sys.modules), list(sys.path)
@@ -399,13 +398,11 @@ def _init_process_group(job: PythonJob) -> None:
     import torch.distributed as dist
 
     if not dist.is_available():
-        raise ending.TargetError(
-            "this torch was built without torch.distributed", "leave --backend and --init-method out"
-        )
+        raise ending.TargetError("this torch was built without torch.distributed", "omit --backend and --init-method")
     known = [name for name in dist.Backend.backend_list if name != "undefined" and dist.is_backend_available(name)]
     for name in [part.rpartition(":")[2] for part in backend.split(",")]:
         if name not in known:
-            text = f"--backend {name}: this torch ({torch.__version__}) has only {', '.join(known)}"
+            text = f"--backend {name} is not available: this torch ({torch.__version__}) has {', '.join(known)}"
             raise ending.TargetError(text, f"--backend {known[0]}")
     options: dict[str, object] = {}
     device = torch.device(job["facts"]["device"])
@@ -418,9 +415,9 @@ def _init_process_group(job: PythonJob) -> None:
 
 
 def _read_job() -> tuple[PythonJob, dict[str, int]]:
-    """Read job and descriptors, marshalled, from the descriptor that is our first argument."""
+    """Read the marshalled job and descriptors from the descriptor given as first argument."""
     if not getattr(sys.flags, "safe_path", False):
-        sys.path.pop(0)  # this file's folder, which no import of the user's may see
+        sys.path.pop(0)  # this file's folder: imports of the user must not find its files
     with os.fdopen(int(sys.argv[1]), "rb") as file:
         job, fds = marshal.loads(file.read())
     for fd in fds.values():
@@ -429,6 +426,6 @@ def _read_job() -> tuple[PythonJob, dict[str, int]]:
 
 
 if __name__ == "__main__":
-    life = RankRunner(*_read_job(), forked=False)
-    preallocate_stack_chunk(run_program)(life)
-    life.exit()
+    runner = RankRunner(*_read_job(), forked=False)
+    preallocate_stack_chunk(run_program)(runner)
+    runner.exit()

@@ -1,25 +1,25 @@
-"""The process between the supervisor and the ranks: imports torch once, forks every rank, outlives a dead supervisor.
+"""The zygote: a process between supervisor and ranks that imports torch once, forks every rank, and cleans up.
 
-Run from its path, as ``python zygote.py FD CONFIG``; ``rank/messages.py`` has what is said on the socket FD. When
-the supervisor's end of it closes, however it died, everything below is killed and every temporary path removed.
+Run by path, as ``python zygote.py FD CONFIG``; the messages on the socket FD are in ``rank/messages.py``. When the
+supervisor's end of the socket closes, however it died, all descendants are killed and all temporary paths removed.
 
 It must stay single-threaded, compute nothing (libgomp hangs in a fork of a process that has used it) and never touch a
-GPU. It adopts orphans, so whatever a rank leaves behind stays within reach.
+GPU. It is a subreaper, so it can find and kill the processes that a rank leaves behind.
 """
 
 from __future__ import annotations
 
 import sys
 
-INITIAL_MODULES = frozenset(sys.modules)  # what any interpreter has at its start
+INITIAL_MODULES = frozenset(sys.modules)  # those of a fresh interpreter
 if not getattr(sys.flags, "safe_path", False):
-    sys.path.pop(0)  # this file's folder, which no import of the user's may see
+    sys.path.pop(0)  # this file's folder: imports of the user must not find its files
 
 import errno  # noqa: E402
 import gc  # noqa: E402
 import os  # noqa: E402
 
-gc.disable()  # no collection while a million long-lived objects are made; and their pages stay shared
+gc.disable()  # no collection while the imports create a million long-lived objects; and their pages stay shared
 
 import json  # noqa: E402
 import marshal  # noqa: E402
@@ -34,12 +34,12 @@ FORWARDED_SIGNALS = frozenset(
         *(range(signal.SIGRTMIN, signal.SIGRTMAX + 1) if hasattr(signal, "SIGRTMIN") else ()),
     }
 )
-"""As ``control.relay`` has them."""
+"""The same as in ``control.relay``."""
 
 STOPPING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 IGNORED_SIGNALS = (*STOPPING, *FORWARDED_SIGNALS)
-"""What is for the supervisor to hear, not for us, where somebody tells a whole tree of processes (systemd, Slurm with
-proctrack/linuxproc): the ranks would die with us, in the midst of their grace. It learns of each, as ranks have it."""
+"""Signals that the supervisor handles. systemd, or Slurm with proctrack/linuxproc, may send them to the whole process
+tree: the zygote survives them, or the ranks would die with it in the midst of their grace, and reports them."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,95 +60,101 @@ else:
     channel, leftovers, preloading = map(worker.load_private_module, ("channel", "leftovers", "preloading"))
     processes, repairs, store, titles = map(worker.load_private_module, ("processes", "repairs", "store", "titles"))
 
-_HELPER_TIMEOUT_S = 3.0  # seconds more that multiprocessing's own helpers have for their end
+_HELPER_TIMEOUT_S = 3.0  # additional time for multiprocessing's helper processes to end by themselves
 
 
 def main() -> tuple[PythonJob, dict[str, int]]:
-    """Serve until the supervisor goes; return only in a fork, which is to be a rank, with its job and descriptors."""
+    """Serve until the supervisor closes; return only in a fork that becomes a rank, with its job and descriptors."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     config: ZygoteConfig = json.loads(sys.argv[2])
-    for number in config["shielded"]:  # Slurm sends its warning to every process of a step (docs/preemption.md)
+    for number in config["shielded"]:  # Slurm sends its warning signal to all processes of a step (docs/preemption.md)
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, config["shielded"])
-    kept = _become_warm(config, control) if config["warm"] else None
-    if kept is None:
-        # While torch loads nobody listens to the socket, so the kernel watches the supervisor; later we clean up.
+    server = _become_warm(config, control) if config["warm"] else None
+    if server is None:
+        # During the imports the socket is not read, so the kernel watches the supervisor; later the zygote cleans up.
         processes.die_with_parent(signal.SIGKILL)
         if os.getppid() != config["supervisor"]:
             os._exit(1)
     processes.adopt_orphans()
     began = time.monotonic()
-    left = leftovers.AtexitCleanup()
-    environ, guards = dict(os.environ), list["ImportAuditor"]()
+    cleanup = leftovers.AtexitCleanup()
+    environ, auditors = dict(os.environ), list["ImportAuditor"]()
 
-    def watch() -> ImportAuditor:
-        guards.append(
-            worker.load_private_module("guard").Guard(config, INITIAL_MODULES, repairs, processes.list_children)
-        )
-        return guards[0]
+    def make_auditor() -> ImportAuditor:
+        auditor_type = worker.load_private_module("guard").ImportAuditor
+        auditors.append(auditor_type(config, INITIAL_MODULES, repairs, processes.list_children))
+        return auditors[0]
 
-    with kept.origins if kept else left, left:
-        refused, failed = preloading.run_preload(config, watch)
-    if refused:
-        left.run()
-        channel.send_message(control, {"op": "refused", "message": refused})
+    with server.origins if server else cleanup, cleanup:
+        user_error, failed = preloading.run_preload(config, make_auditor)
+    if user_error:
+        cleanup.run()
+        channel.send_message(control, {"op": "refused", "message": user_error})
         os._exit(0)
     unsafe = preloading.why_not_forkable(config, failed, _find_shadowed(config["first"], *config["folders"]))
     if unsafe:
-        for guard in guards:
-            guard.restore(environ)
+        for auditor in auditors:
+            auditor.restore(environ)
     gc.freeze()
-    if kept:
-        control, config = kept.serve(not unsafe, _find_shadowed, left)  # a fork returns, for each run
-        left.is_shared = True
-        if kept.runs_served:
+    if server:
+        control, config = server.serve(not unsafe, _find_shadowed, cleanup)  # returns in a fork for each run
+        cleanup.is_shared = True
+        if server.runs_served:
             began = time.monotonic()
     if unsafe:
-        _exec_fresh(control, config, unsafe, left)
+        _exec_fresh(control, config, unsafe, cleanup)
+    _send_ready(control, config, time.monotonic() - began)
+    if not config["guarded"]:
+        processes.die_with_parent(0)
+    return Zygote(control, config, cleanup).run()
+
+
+def _send_ready(control: socket.socket, config: ZygoteConfig, seconds: float) -> None:
+    """Report that ranks can be started; ``seconds``: duration of the imports. Exits if the supervisor has ended."""
     ready: ReadyMessage = {
         "op": "ready",
         "forks": config["forks"],
         "failed": config["failed"],
         "unsafe": config["unsafe"],
-        "seconds": time.monotonic() - began,
+        "seconds": seconds,
         "stores": config["forks"] and store.available(),
         "pid": os.getpid(),
     }
     pidfd = processes.open_pidfd(os.getpid()) if config["guarded"] else None
     try:
         channel.send_message(control, ready, [] if pidfd is None else [pidfd])
-    except OSError:  # nobody is there to hear it
+    except OSError:  # the supervisor has ended
         os._exit(1)
     if pidfd is not None:
         os.close(pidfd)
-    if not config["guarded"]:
-        processes.die_with_parent(0)
-    return Zygote(control, config, left).run()
 
 
-def _exec_fresh(control: socket.socket, config: ZygoteConfig, unsafe: str, left: leftovers.AtexitCleanup) -> NoReturn:
-    """Become an empty interpreter, which imports less or execs every rank: the same process, the same socket."""
+def _exec_fresh(
+    control: socket.socket, config: ZygoteConfig, unsafe: str, cleanup: leftovers.AtexitCleanup
+) -> NoReturn:
+    """Exec a fresh zygote in this process, with the same socket, that imports less or execs every rank."""
     fresh: ZygoteConfig = {**config, "modules": config["fallback"], "fallback": [], "failed": unsafe}
     if not config["fallback"]:
         fresh = {**fresh, "forks": False, "failed": config["failed"], "unsafe": unsafe}
     control.set_inheritable(True)
-    left.run()
+    cleanup.run()
     words = [sys.executable, __file__, str(control.fileno()), json.dumps(fresh), *sys.argv[3:]]
     os.execv(sys.executable, words)
 
 
 def _become_warm(config: ZygoteConfig, first: socket.socket) -> warm.WarmZygoteServer:
-    """Become one that stays for other runs; the first one's order is in ``first``."""
+    """Make this process a warm zygote; ``first``: connection of the first run."""
     module = worker.load_private_module("warm")
-    module.use(worker.load_private_module)
+    module.load_modules(worker.load_private_module)
     processes.set_process_title("ddplaunch: warm zygote")
-    kept: warm.WarmZygoteServer = module.Warm(config, config["warm"], first, IGNORED_SIGNALS, worker)
-    return kept
+    server: warm.WarmZygoteServer = module.WarmZygoteServer(config, config["warm"], first, IGNORED_SIGNALS, worker)
+    return server
 
 
 def _find_shadowed(*folders: str) -> str | None:
-    """Name what ``import`` would have found in the user's folders, had we not loaded another module of that name."""
+    """Find a user's file that ``import`` would not find, because another module of that name is loaded already."""
     for folder in folders:
         for name in sorted(worker.list_importable(folder)):
             loaded = sys.modules.get(name)
@@ -158,11 +164,13 @@ def _find_shadowed(*folders: str) -> str | None:
 
 
 class Zygote:
-    def __init__(self, control: socket.socket, config: ZygoteConfig, left: leftovers.AtexitCleanup) -> None:
-        self.control, self.config, self.left = control, config, left
-        self.ranks: dict[int, int] = {}  # pid to rank, of those that run
-        self.store: int | None = None  # the pid of the process that holds the job's store
-        self.lacking = 0  # why there is none, where one was wanted: an errno
+    """The zygote's event loop: forks ranks and the store on request, reports signals and exits, sweeps."""
+
+    def __init__(self, control: socket.socket, config: ZygoteConfig, cleanup: leftovers.AtexitCleanup) -> None:
+        self.control, self.config, self.cleanup = control, config, cleanup
+        self.ranks: dict[int, int] = {}  # rank by pid, of those that run
+        self.store: int | None = None  # pid of the store process
+        self.store_errno = 0  # why there is no store, if one was requested
         self.woken, self.wake = os.pipe()
         os.set_blocking(self.woken, False)
         os.set_blocking(self.wake, False)
@@ -170,23 +178,23 @@ class Zygote:
         self.poll = select.poll()
         self.poll.register(self.control, select.POLLIN)
         self.poll.register(self.woken, select.POLLIN)
-        self.inherited = {
-            number: signal.signal(number, signal.SIG_IGN) for number in IGNORED_SIGNALS
-        }  # forgets what came by now
+        # SIG_IGN first: it discards pending signals.
+        self.inherited = {number: signal.signal(number, signal.SIG_IGN) for number in IGNORED_SIGNALS}
         ignored = config["ignores_children"]
         self.inherited[signal.SIGCHLD] = signal.SIG_IGN if ignored else signal.getsignal(signal.SIGCHLD)
         for number in self.inherited:
             signal.signal(number, _on_signal_noop)
-        # Read together with their senders: a rank that sends one to its parent wants the job to end.
+        # signalfd gives the sender, too: a rank that sends one of these to its parent wants the job to end.
         self.stopping = processes.open_signalfd(STOPPING)
         if self.stopping is not None:
             self.poll.register(self.stopping, select.POLLIN)
         read = () if self.stopping is None else STOPPING
         signal.pthread_sigmask(signal.SIG_BLOCK, read)
-        unblocked = {*IGNORED_SIGNALS}.difference(read)  # a warm zygote forks us with all blocked
+        unblocked = {*IGNORED_SIGNALS}.difference(read)  # a warm zygote forks this process with all of them blocked
         signal.pthread_sigmask(signal.SIG_UNBLOCK, unblocked)
 
     def run(self) -> tuple[PythonJob, dict[str, int]]:
+        """Serve requests; returns only in the fork of a rank."""
         if os.getppid() != self.config["supervisor"]:
             self.exit()
         while True:
@@ -199,8 +207,8 @@ class Zygote:
                 except (EOFError, OSError):
                     self.exit()
                 if request["op"] == "spawn":
-                    if born := self.fork_rank(request, fds):
-                        return born
+                    if rank := self.fork_rank(request, fds):
+                        return rank
                 elif request["op"] == "store":
                     self.serve_store(fds)
                 elif request["op"] == "sweep":
@@ -214,20 +222,20 @@ class Zygote:
         except OSError as error:
             if not fds or error.errno in (errno.EPIPE, errno.ECONNRESET):
                 self.exit()
-            self.send(message)  # the kernel takes no more descriptors, and the supervisor can do without this one
+            self.send(message)  # too many descriptors in flight; the supervisor can do without this one
 
     def reap(self) -> None:
         try:
-            came = os.read(self.woken, 4096)
+            received = os.read(self.woken, 4096)
         except BlockingIOError:
-            came = b""
-        sent = [(number, 0) for number in came if number in IGNORED_SIGNALS]
-        for number, sender in sent + (processes.read_signalfd(self.stopping) if self.stopping is not None else []):
+            received = b""
+        signals = [(number, 0) for number in received if number in IGNORED_SIGNALS]
+        for number, sender in signals + (processes.read_signalfd(self.stopping) if self.stopping is not None else []):
             self.send({"op": "signalled", "number": number, "rank": self.rank_of(sender)})
         self.send_exits(processes.reap_children())
 
     def rank_of(self, pid: int) -> int | None:
-        """The rank that a process is, or that leads its session; None for others."""
+        """The rank of a process: it is the rank, or in its session; None for other processes."""
         try:
             return self.ranks.get(pid, self.ranks.get(os.getsid(pid))) if pid else None
         except OSError:
@@ -243,20 +251,20 @@ class Zygote:
                 self.send({"op": "store exited", "pid": pid, "status": status})
 
     def serve_store(self, fds: list[int]) -> None:
-        """Fork the process that holds the store of an attempt; the one before ends, with all that it had.
+        """Fork the store process of an attempt; the previous one is killed, with its contents.
 
-        Ranks may connect before it serves: they wait in the queue of the socket.
+        Ranks may connect before it serves: they wait in the socket's backlog.
         """
         if self.store is not None:
             os.kill(self.store, signal.SIGKILL)
             os.waitpid(self.store, 0)
-        parent, self.store, self.lacking = os.getpid(), None, errno.EMFILE
+        parent, self.store, self.store_errno = os.getpid(), None, errno.EMFILE
         if fds:
             before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
             try:
-                self.store, self.lacking = os.fork(), 0
+                self.store, self.store_errno = os.fork(), 0
             except OSError as error:
-                self.lacking = error.errno or errno.EAGAIN
+                self.store_errno = error.errno or errno.EAGAIN
             if self.store == 0:
                 self.become_store(fds[0], parent)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -264,7 +272,7 @@ class Zygote:
             os.close(fd)
 
     def become_store(self, listening: int, parent: int) -> NoReturn:
-        """In the fork: hold the store until we are killed, whatever signal comes to all processes of the job."""
+        """In the fork: serve the store until this process is killed, ignoring signals to all processes of the job."""
         try:
             processes.set_process_title("ddplaunch: store of a run")
             signal.set_wakeup_fd(-1)
@@ -278,20 +286,20 @@ class Zygote:
                     os.close(fd)
                 store.serve(listening)
         except BaseException as error:
-            os.write(2, f"ddplaunch: the store could not start: {error}\n".encode())
+            os.write(2, f"ddplaunch: cannot start the store: {error}\n".encode())
         os._exit(1)
 
     def is_store(self, pid: int) -> bool:
-        """Whether it is the process of the store, which ranks of other nodes may need when all here have ended."""
+        """Whether a process is the store, which ranks of other nodes may need after all ranks here have ended."""
         return pid == self.store
 
     def fork_rank(self, request: SpawnRequest, fds: list[int]) -> tuple[PythonJob, dict[str, int]] | None:
-        """Fork a rank; returns None here, and in the fork, if it is to go on as the user's program, what it needs."""
+        """Fork a rank. Returns None in the zygote; in a fork that runs Python code, its job and descriptors."""
         parent = os.getpid()
         pid: int | None = None
-        number = self.lacking or errno.EMFILE  # which some descriptors did not survive, if some are missing
-        if len(fds) == len(request["fds"]) and not self.lacking:
-            # What is sent to the fork waits until that has its handlers.
+        number = self.store_errno or errno.EMFILE  # missing descriptors were lost to RLIMIT_NOFILE
+        if len(fds) == len(request["fds"]) and not self.store_errno:
+            # Signals sent to the fork are pending until it has set its handlers.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
             try:
                 pid = os.fork()
@@ -313,12 +321,12 @@ class Zygote:
         return None
 
     def setup_child(self, job: RankJob, fds: dict[str, int], parent: int) -> tuple[PythonJob, dict[str, int]]:
-        """In the fork: leave nothing of the zygote but its modules."""
+        """In the fork: undo all that the zygote has set up, except for its imported modules."""
         try:
             signal.set_wakeup_fd(-1)
             for inherited, handler in self.inherited.items():
                 if inherited in FORWARDED_SIGNALS:
-                    signal.signal(inherited, signal.SIG_IGN)  # forgets one that came by now: it was for a handler
+                    signal.signal(inherited, signal.SIG_IGN)  # discards a pending one: it was meant for a handler
                 signal.signal(inherited, handler or signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, self.config["blocked"])
             os.setsid()
@@ -338,32 +346,32 @@ class Zygote:
                 os.sched_setaffinity(0, job["cpus"])
             if job["kind"] == "program" or not self.config["forks"]:
                 self.exec_child(job, fds)
-            self.left.disable_in_rank()
+            self.cleanup.disable_in_rank()
             os.environ.update(job["env"])
             repairs.apply_fixups()
             processes.set_process_title(job["title"])
             titles.Titles(job["title"], processes.set_process_title).install()
             gc.enable()
         except BaseException as error:
-            os.write(2, f"ddplaunch: rank {job['rank']} could not start: {error}\n".encode())
+            os.write(2, f"ddplaunch: cannot start rank {job['rank']}: {error}\n".encode())
             os._exit(1)
         return job, fds
 
     def exec_child(self, job: RankJob, fds: dict[str, int]) -> NoReturn:
-        """In the fork: become a fresh interpreter, or the program of ``--no-python``."""
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and exec would hand on
+        """In the fork: exec a fresh interpreter, or the program of ``--no-python``."""
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python, and exec would keep that
             signal.signal(number, signal.SIG_DFL)
         if job["kind"] == "program":
-            # As a shell would, which is what $0 of a script shows.
+            # As a shell does: $0 of a script is this path.
             path = job["typed"] if os.sep in job["typed"] else job["path"]
             words = [job["typed"], *job["args"]]
         else:
-            handed = os.memfd_create("job", 0) if hasattr(os, "memfd_create") else _make_memfd()
-            os.write(handed, marshal.dumps((job, fds)))  # type: ignore[arg-type]  # a TypedDict is a dict
-            os.lseek(handed, 0, os.SEEK_SET)
-            for fd in (handed, *fds.values()):
+            job_fd = os.memfd_create("job", 0) if hasattr(os, "memfd_create") else _make_temporary_file()
+            os.write(job_fd, marshal.dumps((job, fds)))  # type: ignore[arg-type]  # a TypedDict is a dict
+            os.lseek(job_fd, 0, os.SEEK_SET)
+            for fd in (job_fd, *fds.values()):
                 os.set_inheritable(fd, True)
-            path, words = sys.executable, [sys.executable, worker.__file__, str(handed), job["typed"], *job["args"]]
+            path, words = sys.executable, [sys.executable, worker.__file__, str(job_fd), job["typed"], *job["args"]]
         try:
             os.execve(path, words, {**os.environ, **job["env"]})
         except OSError as error:
@@ -372,11 +380,11 @@ class Zygote:
             os._exit(126)
 
     def sweep(self, grace: float, helper_timeout_s: float) -> None:
-        """End all that is left below: SIGTERM, then SIGKILL after ``grace`` seconds or as soon as we hear anything.
+        """Kill all leftover descendants: SIGTERM, then SIGKILL after ``grace`` seconds or at the next message.
 
-        What multiprocessing keeps beside a program (forkserver, resource tracker) leaves by itself, and is let to:
-        so many seconds of ``helper_timeout_s`` come first, and _HELPER_TIMEOUT_S where only they are left, late as they may be
-        on a busy machine.
+        Helper processes of multiprocessing (forkserver, resource tracker) end by themselves: before SIGTERM there are
+        ``helper_timeout_s`` seconds for it, and _HELPER_TIMEOUT_S more if only they are left, which may be slow on a
+        busy machine.
         """
         if min(grace, helper_timeout_s) > 0:
             self.wait(min(grace, helper_timeout_s))
@@ -397,7 +405,7 @@ class Zygote:
         return processes.list_descendants(os.getpid(), is_excluded=self.is_store)
 
     def wait(self, seconds: float) -> None:
-        """Wait until nothing is left below or the supervisor has something to say, at most ``seconds``."""
+        """Wait until no descendant is left or a message of the supervisor arrives, at most ``seconds``."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0 and self.below():
             if self.control.fileno() in {fd for fd, _ in self.poll.poll(left * 1000)}:
@@ -405,19 +413,19 @@ class Zygote:
             self.reap()
 
     def exit(self) -> NoReturn:
-        """The supervisor is gone: so is everything that it started, and every file that only this job needed."""
+        """Called when the supervisor has ended: kill all descendants, remove the job's temporary files, exit."""
         processes.kill_descendants(os.getpid())
         for path in self.config["remove"]:
             _remove(path)
-        self.left.run()
+        self.cleanup.run()
         os._exit(0)
 
 
 def _on_signal_noop(number: int, frame: object) -> None:
-    """Hear a signal, for the pipe that wakes us."""
+    """A signal handler that does nothing: the wakeup descriptor gets the signal."""
 
 
-def _make_memfd() -> int:
+def _make_temporary_file() -> int:
     import tempfile
 
     with tempfile.TemporaryFile() as file:
@@ -434,6 +442,6 @@ def _remove(path: str) -> None:
 
 
 if __name__ == "__main__":
-    life = worker.RankRunner(*worker.preallocate_stack_chunk(main)(), forked=True)
-    worker.preallocate_stack_chunk(worker.run_program)(life)
-    life.exit()
+    runner = worker.RankRunner(*worker.preallocate_stack_chunk(main)(), forked=True)
+    worker.preallocate_stack_chunk(worker.run_program)(runner)
+    runner.exit()

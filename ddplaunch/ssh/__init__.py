@@ -1,1 +1,1 @@
-"""Reaching many machines over SSH: which hosts, a session for each, all of them, and what runs on a host."""
+"""Jobs over SSH: reading host lists, one SSH session for each host, the fleet of all sessions, and the host side."""

@@ -1,4 +1,4 @@
-"""All hosts of a job over SSH: the job starts when all are ready, and has one output and one exit code."""
+"""Runs a job on many hosts over SSH: starts it when all hosts are ready; merges their output and exit codes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from ddplaunch.ssh.client import MAX_QUOTED_CHARS, SshSession
 from ddplaunch.ssh.remote import GO_BYTE, HEARTBEAT_BYTE, INSPECT_BYTE, KILL_DELAY_S, SIGNAL_BYTES
 from ddplaunch.ssh.turns import RETRY_DELAY_S, ConnectionLimiter
 
-HOST_TIMEOUT_S = 60.0  # seconds that a host has to connect and answer
-SLOW_HOST_NOTICE_S = 5.0  # seconds after which the hosts that have not answered are named
-MAX_PROBLEMS = 20  # lines for one host in the list of problems
-OUTPUT_DRAIN_S = 5.0  # seconds between the end of the first host and SIGTERM for those that still run
-_OTHER_FILES = 40  # descriptors beside those of the hosts: the event loop, outputs, an ssh that starts
+HOST_TIMEOUT_S = 60.0  # for a host to connect and reply
+SLOW_HOST_NOTICE_S = 5.0  # then hosts that have not replied are listed
+MAX_PROBLEMS = 20  # listed for one host
+OUTPUT_DRAIN_S = 5.0  # between the end of the first host and SIGTERM for those that still run
+_OTHER_FILES = 40  # descriptors besides the hosts' pipes: the event loop, outputs, an ssh that starts
 _COMPARED_VERSIONS = {"python": "Python", "torch": "torch", "cuda": "torch's CUDA", "nccl": "NCCL"}
 _JSON_START = JSON_LINE_START.encode()
-_OWN_LINE_STARTS = (b"ddplaunch: ", b"Error: ", _JSON_START)  # of what a launcher says
+_OWN_LINE_STARTS = (b"ddplaunch: ", b"Error: ", _JSON_START)  # of a launcher's own messages
 _SIGNAL_LETTERS = {number: letter for letter, number in SIGNAL_BYTES.items()}
 
 
@@ -48,7 +48,7 @@ def raise_fd_limit(hosts: int) -> None:
 
 
 class FleetState(Enum):
-    """What the hosts are doing."""
+    """Phase of the job on the hosts."""
 
     CHECKING = "checking"
     RUNNING = "running"
@@ -57,7 +57,7 @@ class FleetState(Enum):
 
 @dataclass(frozen=True)
 class HostProblem:
-    """Why a host cannot take part."""
+    """Why the job cannot run on a host."""
 
     host: str
     text: str
@@ -65,41 +65,41 @@ class HostProblem:
 
 
 class Fleet:
-    """The hosts of one job, in the order of their node ranks; times in seconds."""
+    """All hosts of one job, in the order of their node ranks; times in seconds."""
 
     def __init__(
         self, heartbeat: float, grace: float, spares: int = 0, *, allow_mismatch: bool, preempt_signal: int | None
     ) -> None:
-        """``preempt_signal``: the preemption signal; None for none. With ``spares`` the job goes on without a host."""
+        """``preempt_signal``: None for none. With ``spares`` the job survives the loss of a host."""
         self._heartbeat, self._grace, self._allow_mismatch = heartbeat, grace, allow_mismatch
-        self._warning, self._spares = preempt_signal, spares
+        self._preempt_signal, self._spares = preempt_signal, spares
         self.loop = EventLoop()
         self.problems: list[HostProblem] = []
         self._hosts: list[SshSession] = []
-        self._turns = ConnectionLimiter(())
-        self._late: list[SshSession] = []
-        self._stage = FleetState.CHECKING
-        self._first: int | None = None
-        self._asked: int | None = None
-        self._question = InspectKey()
+        self._limiter = ConnectionLimiter(())
+        self._slow_hosts: list[SshSession] = []
+        self._state = FleetState.CHECKING
+        self._exit_code: int | None = None
+        self._stop_code: int | None = None
+        self._inspect_key = InspectKey()
         self._sinks = {1: Sink(self.loop, 1), 2: Sink(self.loop, 2)}
         for sink in self._sinks.values():
             sink.on_drained = self._resume_reading
         self._paused = False
-        self._said: Counter[bytes] = Counter()
-        self._said_by: dict[SshSession, Counter[bytes]] = {}
-        self._reporting: set[SshSession] = set()  # those whose last line was their launcher's
+        self._launcher_lines: Counter[bytes] = Counter()  # those printed, with their number
+        self._launcher_lines_by_host: dict[SshSession, Counter[bytes]] = {}
+        self._reporting: set[SshSession] = set()  # hosts whose last line was printed by the launcher
 
     def run(self, begin: Sequence[Callable[[EventLoop], SshSession]]) -> int:
-        """Connect to all hosts, run the job, and return its exit code when no host is left; see ``problems``."""
+        """Connect to all hosts, run the job, and return its exit code when all hosts have ended; sets ``problems``."""
         caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGCHLD)
         self.loop.add_signal_handlers(
-            caught, self._on_signal, even_if_ignored=() if self._warning is None else (self._warning,)
+            caught, self._on_signal, even_if_ignored=() if self._preempt_signal is None else (self._preempt_signal,)
         )
-        self.loop.add_signal_handlers(FORWARDED_SIGNALS - {self._warning}, self._forward_signal)
+        self.loop.add_signal_handlers(FORWARDED_SIGNALS - {self._preempt_signal}, self._forward_signal)
         try:
             self._hosts = [start(self.loop) for start in begin]
-            self._turns = ConnectionLimiter([host.way for host in self._hosts])
+            self._limiter = ConnectionLimiter([host.gateway for host in self._hosts])
             for host in self._hosts:
                 host.on_hello, host.on_facts, host.on_line = self._on_hello, self._start_if_ready, self._on_line
             self._start_connections()
@@ -111,8 +111,8 @@ class Fleet:
         finally:
             for host in self._live_sessions():
                 host.close_stdin()
-        assert self._first is not None
-        return self._first
+        assert self._exit_code is not None
+        return self._exit_code
 
     def _live_sessions(self) -> list[SshSession]:
         return [host for host in self._hosts if not host.over]
@@ -122,59 +122,61 @@ class Fleet:
             host.send(HEARTBEAT_BYTE)
         self.loop.call_later(self._heartbeat / 3, self._send_heartbeats)
 
-    # ---------------------------------------------------------------------------------------------------- before
+    # ---------------------------------------------------------------------------------------------------- connect
 
     def _start_connections(self) -> None:
-        """Connect to the hosts whose turn it is."""
-        for node in self._turns.next_hosts():
+        """Connect to as many hosts as the limiter allows now."""
+        for node in self._limiter.next_hosts():
             self._hosts[node].start()
 
     def _on_hello(self, host: SshSession) -> None:
-        self._turns.release(self._hosts.index(host))
+        self._limiter.release(self._hosts.index(host))
         self._start_connections()
 
     def _maybe_retry(self, host: SshSession) -> bool:
-        """Try a host again if it, or a machine on the way, refused the connection; return whether we do."""
+        """Retry a host if it, or a jump host, refused the connection; return whether it will be tried again."""
         node = self._hosts.index(host)
         if not host.was_refused:
-            self._turns.release(node)
+            self._limiter.release(node)
             return False
-        if not self._turns.on_refused(node):
+        if not self._limiter.on_refused(node):
             return False
         host.reset()
         self.loop.call_later(RETRY_DELAY_S, partial(self._retry, node))
         return True
 
     def _retry(self, node: int) -> None:
-        if self._stage is FleetState.CHECKING:
-            self._turns.requeue(node)
+        if self._state is FleetState.CHECKING:
+            self._limiter.requeue(node)
             self._start_connections()
 
     def _warn_about_slow_hosts(self) -> None:
-        """Name the hosts whose answer is late, and give up those that are too late."""
-        if self._stage is not FleetState.CHECKING:
+        """Print which hosts have not replied yet; give up those past ``HOST_TIMEOUT_S``."""
+        if self._state is not FleetState.CHECKING:
             return
         self.loop.call_later(SLOW_HOST_NOTICE_S, self._warn_about_slow_hosts)
         now = time.monotonic()
-        late = [host for host in self._live_sessions() if host.facts is None and now - host.began >= SLOW_HOST_NOTICE_S]
-        for host in late:
+        slow = [host for host in self._live_sessions() if host.facts is None and now - host.began >= SLOW_HOST_NOTICE_S]
+        for host in slow:
             if now - host.began >= HOST_TIMEOUT_S:
-                host.give_up(f"no answer in {HOST_TIMEOUT_S:g} s{_hint_for(host)}")
-        if late and late != self._late:
-            more = f" and {len(late) - 5} more" if len(late) > 5 else ""
-            self._print(f"waiting for {', '.join(host.name for host in late[:5])}{more}{_hint_for(late[0])}")
-        self._late = late
+                host.give_up(f"no reply within {HOST_TIMEOUT_S:g} s{_hint_for(host)}")
+        if slow and slow != self._slow_hosts:
+            more = f" and {len(slow) - 5} more" if len(slow) > 5 else ""
+            self._print(f"waiting for {', '.join(host.name for host in slow[:5])}{more}{_hint_for(slow[0])}")
+        self._slow_hosts = slow
 
     def _start_if_ready(self) -> None:
-        """When all hosts have answered or ended: start the job, or end it."""
-        if self._stage is not FleetState.CHECKING or any(host.facts is None and not host.over for host in self._hosts):
+        """Once all hosts have replied or ended: start the job, or end it if there are problems."""
+        if self._state is not FleetState.CHECKING or any(host.facts is None and not host.over for host in self._hosts):
             return
-        self.problems = [problem for host in self._hosts for problem in self._problems_of(host)] + self._named_twice()
+        self.problems = [
+            problem for host in self._hosts for problem in self._problems_of(host)
+        ] + self._duplicate_hosts()
         if self.problems:
             unreached = any(problem.unreached for problem in self.problems)
             self._end(EXIT_UNAVAILABLE if unreached else EXIT_USAGE)
             return
-        self._stage = FleetState.RUNNING
+        self._state = FleetState.RUNNING
         for host in self._hosts:
             host.send(GO_BYTE)
 
@@ -196,8 +198,8 @@ class Fleet:
                     break  # what comes with torch is missing too
         return found
 
-    def _named_twice(self) -> list[HostProblem]:
-        """The hosts that are one machine with an earlier one: there two ranks would use each GPU."""
+    def _duplicate_hosts(self) -> list[HostProblem]:
+        """Find hosts that are the same machine as an earlier one: two ranks would use each of its GPUs."""
         found, names = list[HostProblem](), dict[str, str]()
         for host in self._hosts:
             machine = host.facts.machine if host.facts and not host.over else ""
@@ -205,19 +207,19 @@ class Fleet:
                 found.append(HostProblem(host.name, f"it is the same machine as {first}: name it once"))
         return found
 
-    # ---------------------------------------------------------------------------------------------------- meanwhile
+    # ---------------------------------------------------------------------------------------------------- run
 
     def _on_line(self, host: SshSession, number: int, line: bytes) -> None:
-        """Pass on what ranks print; a line that several launchers print, a report say, only once."""
-        if self._stage is FleetState.CHECKING or self.problems:
-            return  # a greeting, or what the problems say
+        """Print a line of a host; a line that several launchers print, such as a report, only once."""
+        if self._state is FleetState.CHECKING or self.problems:
+            return  # a login banner, or a text that the problems contain
         if number == 2 and len(self._hosts) > 1 and self._is_launcher_line(host, line):
             words = without_node_fields(line) if line.startswith(_JSON_START) else line
-            said = self._said_by.setdefault(host, Counter())
-            said[words] += 1
-            if said[words] <= self._said[words]:
+            lines = self._launcher_lines_by_host.setdefault(host, Counter())
+            lines[words] += 1
+            if lines[words] <= self._launcher_lines[words]:
                 return
-            self._said[words] += 1
+            self._launcher_lines[words] += 1
         self._sinks[number].write(line)
         if self._sinks[number].is_full and not self._paused:
             self._paused = True
@@ -225,11 +227,11 @@ class Fleet:
                 each.pause_reading()
 
     def _is_launcher_line(self, host: SshSession, line: bytes) -> bool:
-        """Whether a launcher says it, and no rank: its first words tell, or it belongs to such a line above it."""
-        begins = line.startswith(_OWN_LINE_STARTS)
-        below = line.startswith(b"  ") and host in self._reporting
-        (self._reporting.add if begins or below else self._reporting.discard)(host)
-        return begins or below
+        """Whether a launcher printed it, not a rank: it has a launcher's prefix, or is indented below such a line."""
+        has_prefix = line.startswith(_OWN_LINE_STARTS)
+        continues = line.startswith(b"  ") and host in self._reporting
+        (self._reporting.add if has_prefix or continues else self._reporting.discard)(host)
+        return has_prefix or continues
 
     def _resume_reading(self) -> None:
         if self._paused and not any(sink.is_full for sink in self._sinks.values()):
@@ -244,51 +246,51 @@ class Fleet:
         if number == signal.SIGCHLD:
             self._check_exits()
         elif number == signal.SIGTSTP:
-            self._print("a job over SSH cannot be suspended: its hosts would end it")
-        elif self._stage is not FleetState.CHECKING and self._question.is_inspect_request(number):
-            self._print("looking at the ranks; Ctrl-\\ again stops them")
+            self._print("cannot suspend a job over SSH: the hosts would treat it as lost")
+        elif self._state is not FleetState.CHECKING and self._inspect_key.is_inspect_request(number):
+            self._print("inspecting the ranks; press Ctrl-\\ again to stop the job")
             self._hosts[0].send(INSPECT_BYTE)
-        elif not self._live_sessions():  # all that is left is output that nobody reads
-            os._exit(self._first if self._first is not None else EXIT_SIGNAL + number)
+        elif not self._live_sessions():  # only unread output is left
+            os._exit(self._exit_code if self._exit_code is not None else EXIT_SIGNAL + number)
         else:
-            self._asked = EXIT_PREEMPTED if number == self._warning else EXIT_SIGNAL + number
-            if self._stage is FleetState.CHECKING:
-                self._end(self._asked)
+            self._stop_code = EXIT_PREEMPTED if number == self._preempt_signal else EXIT_SIGNAL + number
+            if self._state is FleetState.CHECKING:
+                self._end(self._stop_code)
                 for host in self._live_sessions():
-                    if not host.there:  # nothing of ours runs there
+                    if not host.there:  # ssh.remote has not started there
                         host.kill()
             for host in self._live_sessions():
                 host.send(_SIGNAL_LETTERS[number])
 
     def _forward_signal(self, number: int) -> None:
-        """Give a signal for the ranks to the first launcher, which tells the others."""
-        if self._stage is FleetState.RUNNING:
+        """Send a signal for the ranks to the launcher of node 0, which forwards it to the others."""
+        if self._state is FleetState.RUNNING:
             for host in self._live_sessions()[:1]:
                 host.send(_SIGNAL_LETTERS[number])
 
-    # ---------------------------------------------------------------------------------------------------- the end
+    # ---------------------------------------------------------------------------------------------------- end
 
     def _check_exits(self) -> None:
         for host in self._hosts:
             if not host.poll_exit():
                 continue
-            if self._stage is FleetState.CHECKING:
+            if self._state is FleetState.CHECKING:
                 if not self._maybe_retry(host):
                     self._start_connections()
                     self._start_if_ready()
             elif self._spares and host is not self._hosts[0] and not self._hosts[0].over:
-                # Node 0 decides whether the job goes on without it; what fails before the start is named as a problem.
-                if host.code is None and self._stage is FleetState.RUNNING:
+                # Node 0 decides whether the job survives that; before the start it is a problem.
+                if host.code is None and self._state is FleetState.RUNNING:
                     self._report_lost(host)
             elif host.code is None:
                 self._on_host_lost(host)
-            elif self._first is None:
-                self._first = host.code
+            elif self._exit_code is None:
+                self._exit_code = host.code
                 self._wait_for_others(host)
 
     def _on_host_lost(self, host: SshSession) -> None:
-        if self._first is None:
-            self._first = self._asked or EXIT_UNAVAILABLE
+        if self._exit_code is None:
+            self._exit_code = self._stop_code or EXIT_UNAVAILABLE
             self._report_lost(host)
             self._wait_for_others(host)
 
@@ -296,31 +298,31 @@ class Fleet:
         self._print(f"{host.name} was lost: {host.last_error_line or 'ssh ended without a message'}")
 
     def _wait_for_others(self, first: SshSession) -> None:
-        """The others end by themselves: by control, or because all is done. Their last output may take some time."""
-        control = math.inf if first.code == 0 else self._heartbeat + self._grace
-        self.loop.call_later(OUTPUT_DRAIN_S, partial(self._stop_others, first, time.monotonic() + control))
+        """Wait for the others, which end by themselves: node 0 stops them, or they are done. Output may be late."""
+        limit_s = math.inf if first.code == 0 else self._heartbeat + self._grace
+        self.loop.call_later(OUTPUT_DRAIN_S, partial(self._stop_others, first, time.monotonic() + limit_s))
 
-    def _stop_others(self, first: SshSession, patient: float) -> None:
-        """Stop the hosts that still run, but until ``patient`` none that still prints or waits for us."""
+    def _stop_others(self, first: SshSession, deadline: float) -> None:
+        """Stop the hosts that still run; before ``deadline`` only once none of them prints anything."""
         if not self._live_sessions():
             return
         now = time.monotonic()
-        if now < patient and (
+        if now < deadline and (
             self._paused or any(now - host.last_output_at < OUTPUT_DRAIN_S for host in self._live_sessions())
         ):
-            self.loop.call_later(OUTPUT_DRAIN_S, partial(self._stop_others, first, patient))
+            self.loop.call_later(OUTPUT_DRAIN_S, partial(self._stop_others, first, deadline))
             return
         if first.code:
             self._print(f"{first.name} has ended with exit code {first.code}; stopping the others")
         for host in self._live_sessions():
             host.send(_SIGNAL_LETTERS[signal.SIGTERM])
-        self.loop.call_later(self._grace + KILL_DELAY_S, lambda: self._end(self._first or 0))
+        self.loop.call_later(self._grace + KILL_DELAY_S, lambda: self._end(self._exit_code or 0))
 
     def _end(self, code: int) -> None:
-        """Close all sessions; ``code`` is the exit code if no host has given one."""
-        self._stage = FleetState.ENDING
-        self._turns.clear()
-        self._first = code if self._first is None else self._first
+        """Close all sessions; ``code`` is the exit code if no host has sent one."""
+        self._state = FleetState.ENDING
+        self._limiter.clear()
+        self._exit_code = code if self._exit_code is None else self._exit_code
         for host in self._live_sessions():
             host.close_stdin()
         self.loop.call_later(OUTPUT_DRAIN_S, self._kill)
@@ -331,4 +333,4 @@ class Fleet:
 
 
 def _hint_for(host: SshSession) -> str:
-    return "" if host.there else f"; does `ssh {host.name} true` end at once and ask nothing?"
+    return "" if host.there else f"; does `ssh {host.name} true` work without a prompt?"

@@ -1,4 +1,4 @@
-"""The hosts of a job as people write them: ``--hosts``, ``--hostfile``, ``--include`` and ``--exclude``."""
+"""Parses host lists: ``--hosts``, ``--hostfile``, ``--include`` and ``--exclude``."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ddplaunch.files import MAX_HOSTFILE_BYTES, read_user_file
 # worker-3 slots=4 max_slots=8      # Open MPI's
 # worker-2:4                        # MPICH's
 # n[01-16] slots=8
-# login                             # as many as it has; PBS's and LSF's name each host once for each slot
+# login                             # all slots of the host; PBS and LSF list each host once per slot
 # worker-4 4 all.q@worker-4 UNDEFINED   # SGE's
 #
 # --include worker-1@worker-2:0,2
 
-MAX_SLOTS = 4096  # more ranks than this on one host are a typing error
+MAX_SLOTS = 4096  # more ranks on one host are taken for a typing error
 _ENTRY = re.compile(
     r"(?:(?P<user>[^\s:,@\[\]]*)@)?"
     r"(?:\[(?P<address>[^\s\[\]]*:[^\s\[\]]*)\]|(?P<name>(?:[^\s:,@\[\]]|\[[^\s:\[\]]*\])+))"
@@ -43,20 +43,20 @@ class Host:
     """A machine of the job."""
 
     name: str  # a name, an address (IPv6 without brackets), or an alias in the user's ssh configuration
-    slots: int | None = None  # number of ranks; None leaves it to the host
-    gpus: tuple[int, ...] | None = None  # the slots that `--include` or `--exclude` has chosen; None for all
-    user: str | None = None  # who logs in; None leaves it to the ssh configuration
+    slots: int | None = None  # number of ranks; None: the host's own default
+    gpus: tuple[int, ...] | None = None  # the slots that `--include` or `--exclude` leaves; None for all
+    user: str | None = None  # login name; None: by the ssh configuration
 
     @property
     def destination(self) -> str:
-        """The host as ssh gets it."""
+        """The host as an argument of ssh."""
         return f"{self.user}@{self.name}" if self.user else self.name
 
 
 def read_host_options(
     hosts: str | None, hostfile: str | None, include: str | None = None, exclude: str | None = None
 ) -> tuple[Host, ...]:
-    """Read the values of the four options, of which one of the first two is given. Raises UsageError, as the others."""
+    """Read the four options; one of the first two is given. Raises UsageError, as the others."""
     if hosts is not None and hostfile is not None:
         both = f"--hosts {sanitize_line(hosts, 100)} and --hostfile {sanitize_line(hostfile, 100)}"
         raise _error(f"{both} contradict each other", "leave one of them out")
@@ -64,7 +64,7 @@ def read_host_options(
 
 
 def read_hosts(text: str) -> tuple[Host, ...]:
-    """Read the value of ``--hosts``. Raises UsageError, which says where, if it does not parse."""
+    """Read the value of ``--hosts``. Raises UsageError with the offending part."""
     hint = "--hosts n1:4,n2:4, or --hosts n[1-4]:8"
     if not text.strip():
         raise _error("--hosts is empty", hint)
@@ -88,7 +88,7 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
 
 @dataclass(frozen=True)
 class _HostfileEntry:
-    """A host in a line of a file. One that ``adds_slots`` adds its slots to those of other lines for that host."""
+    """A host on a line of a hostfile. ``adds_slots``: its slots are added to those of other lines of the host."""
 
     source: str
     host: Host
@@ -207,14 +207,14 @@ def _slots(text: str, host: str, source: str, hint: str) -> int:
 
 def _deduplicate(hosts: Iterable[tuple[str, Host]]) -> tuple[Host, ...]:
     first: dict[str, str] = {}
-    kept = []
+    selected = []
     for source, host in hosts:
         if host.name in first:
             before = f", and before at {first[host.name]}" if first[host.name] != source else ""
             raise _error(f"{source}: {host.name} is named twice{before}", "name each host once, with all its slots")
         first[host.name] = source
-        kept.append(host)
-    return tuple(kept)
+        selected.append(host)
+    return tuple(selected)
 
 
 # --------------------------------------------------------------------------------------------------- include, exclude
@@ -233,26 +233,26 @@ def filter_hosts(hosts: tuple[Host, ...], include: str | None, exclude: str | No
     if text is None:
         return hosts
     named = _filter(text, option, {host.name: host for host in hosts})
-    kept = []
+    selected = []
     for host in hosts:
         if host.name not in named:
             if option == "--exclude":
-                kept.append(host)
+                selected.append(host)
             continue
         slots = named[host.name]
         if option == "--exclude":
             slots = () if slots is None else tuple(slot for slot in range(host.slots or 0) if slot not in slots)
         if slots is None:
-            kept.append(host)
+            selected.append(host)
         elif slots:
-            kept.append(replace(host, slots=len(slots), gpus=slots))
-    if not kept:
+            selected.append(replace(host, slots=len(slots), gpus=slots))
+    if not selected:
         raise _error(f"{option} {text} leaves no host", "leave at least one")
-    return tuple(kept)
+    return tuple(selected)
 
 
 def _filter(text: str, option: str, hosts: dict[str, Host]) -> dict[str, tuple[int, ...] | None]:
-    """Read what a filter names: for each host its slots, or None for all of them."""
+    """Parse a filter: the slots of each named host, None for all of them."""
     named: dict[str, tuple[int, ...] | None] = {}
     for part in text.split("@"):
         found = _CHOICE.fullmatch(part.strip())

@@ -1,7 +1,7 @@
-"""What ssh starts on each host: it checks that the job can run there, then starts the launcher and guards it.
+"""The program that ssh runs on each host: checks that the job can run there, then starts and supervises the launcher.
 
-It says that it is there, then reads its stdin: one line of JSON, a ``HostJob``, and after that single bytes. When stdin
-ends, or nothing has come for the heartbeat timeout, it stops the launcher, whose ranks have the grace. Nothing else
+It prints ``HELLO``, then reads stdin: one line of JSON, a ``HostJob``, and after that single bytes. At the end of
+stdin, or after the heartbeat timeout without a byte, it stops the launcher, whose ranks have the grace. Nothing else
 would: without a terminal sshd kills nothing when a connection closes, and it does not notice a silent network
 (ClientAliveInterval of sshd_config(5) is 0 by default).
 """
@@ -40,11 +40,11 @@ from ddplaunch.wire.typed import convert
 _OUTPUT_MARK = b"\x1eddplaunch "
 
 HELLO = _OUTPUT_MARK + b"here "
-"""Begins our first line. Nothing is sent to us before it: a login shell might read that instead."""
+"""Prefix of the first line. The peer sends nothing before it: a login shell might read that instead."""
 
 
 def output_mark(nonce: str) -> bytes:
-    """What begins our lines among those of ranks; without the job's nonce a rank cannot forge one."""
+    """Return the prefix of this program's lines among those of ranks; a rank cannot forge it without the nonce."""
     return _OUTPUT_MARK + nonce.encode() + b" "
 
 
@@ -55,11 +55,11 @@ _Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 class HostJob:
     """What one host checks and runs; times in seconds."""
 
-    nonce: str  # a secret of this job, see `mark`
-    environ: Mapping[str, str]  # variables for the launcher, beside those of the login
+    nonce: str  # a secret of this job, see `output_mark`
+    environ: Mapping[str, str]  # variables for the launcher, besides those of the login
     cwd: str
-    target: str  # as typed
-    module: bool  # how to read the target, as no_python
+    target: str  # as the user typed it
+    module: bool  # how to read the target; so does no_python
     no_python: bool
     log_dir: str | None
     address: str  # node 0's, which must resolve here; "" where the job has one node
@@ -70,26 +70,26 @@ class HostJob:
     grace: Annotated[float, msgspec.Meta(ge=0)]
 
     def line(self) -> bytes:
-        """Write it as one line of JSON; bytes of a path that are not UTF-8 stay what they are."""
+        """Encode as one line of JSON; bytes of paths that are not UTF-8 are preserved."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
     def read(cls, line: bytes) -> HostJob:
-        """Read what ``line`` has written. Raises ValueError if it is not JSON, or a field is missing or wrong."""
+        """Decode the output of ``line``. Raises ValueError if it is not JSON, or a field is missing or wrong."""
         return msgspec.convert(json.loads(line), cls)
 
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What a host says of itself before the job starts."""
+    """A host's report before the job starts."""
 
     problems: tuple[str, ...]
     versions: Versions
-    machine: str = ""  # equal for two names of one machine; "" where that is not known
+    machine: str = ""  # equal for two names of one machine; "" if unknown
 
     @classmethod
     def read(cls, text: bytes) -> HostFacts:
-        """Read what a host has written. Raises ValueError if it is not JSON, or a field is missing or wrong."""
+        """Decode the report of a host. Raises ValueError if it is not JSON, or a field is missing or wrong."""
         try:
             found: HostFacts = convert(msgspec.json.decode(text), cls)
         except (msgspec.MsgspecError, RecursionError, ProtocolError) as error:
@@ -105,18 +105,18 @@ SIGNAL_BYTES: Mapping[bytes, int] = {
     b"Q": signal.SIGQUIT,
     **{bytes([0x80 + number]): number for number in FORWARDED_SIGNALS},
 }
-"""The bytes that follow the line: start; a heartbeat; print what the ranks do; and signals for the launcher."""
+"""The bytes after the line: start; heartbeat; inspect the ranks; and signals for the launcher."""
 
-START_TIMEOUT_S = 120.0  # seconds to wait for the line, and then for GO_BYTE, which comes when all hosts have answered
-KILL_DELAY_S = 5.0  # seconds beyond the grace that the launcher has to end itself
-ZYGOTE_EXIT_TIMEOUT_S = 1.0  # seconds that the zygote of a killed launcher has to end its ranks and remove their files
+START_TIMEOUT_S = 120.0  # for the line, and then for GO_BYTE, which comes when all hosts have replied
+KILL_DELAY_S = 5.0  # after the grace, for the launcher to exit
+ZYGOTE_EXIT_TIMEOUT_S = 1.0  # for the zygote of a killed launcher to end its ranks and remove their files
 
 
 def main() -> int:
     """Serve one job; return the launcher's exit code."""
     try:
         return _run_job()
-    except Exception as error:  # the machine that started us shows this line
+    except Exception as error:  # the machine at the other end of ssh shows this line
         os.write(2, f"a bug in ddplaunch on this host: {type(error).__name__}: {error}\n".encode(errors="replace"))
         return EXIT_SOFTWARE
 
@@ -124,15 +124,15 @@ def main() -> int:
 def _run_job() -> int:
     AT_START.take()
     processes.die_with_parent(signal.SIGTERM)
-    # On a line of its own, whatever a login shell has printed before, a progress bar say.
+    # On a line of its own, whatever the login shell printed before, such as a progress bar.
     os.write(1, b"\n" + HELLO + __version__.encode() + b"\n")
     line = _read_line()
-    while line is not None and not line.startswith(b"{"):  # our command, for a shell in place of the login shell
+    while line is not None and not line.startswith(b"{"):  # the command, for a shell that replaced the login shell
         line = _read_line()
     if line is None:
         return EXIT_UNAVAILABLE
     job = HostJob.read(line)
-    os.environ.pop("PYTHONSAFEPATH", None)  # ours, so that Python took no module from the home folder
+    os.environ.pop("PYTHONSAFEPATH", None)  # set by ssh_command, so that Python took no module from the home folder
     os.environ.update(job.environ)
     facts = HostFacts(
         tuple(map(escape_control_chars, _find_problems(job))), read_versions(torch=not job.no_python), machine_id()
@@ -147,7 +147,7 @@ def _run_job() -> int:
 
 
 def _read_byte() -> bytes:
-    """Read a byte; b"" at the end, or after too long a silence."""
+    """Read a byte; b"" at the end of stdin, or after START_TIMEOUT_S."""
     return os.read(0, 1) if select.select([0], [], [], START_TIMEOUT_S)[0] else b""
 
 
@@ -162,14 +162,14 @@ def _read_line() -> bytes | None:
 
 
 def _find_problems(job: HostJob) -> Iterator[str]:
-    """What keeps the job from running here."""
+    """Yield why the job cannot run on this host."""
     try:
         os.chdir(job.cwd)
     except OSError as error:
         yield f"{job.cwd}: {error.strerror}"
     else:
         if job.log_dir is not None:
-            yield from _unwritable(job.log_dir)
+            yield from _log_dir_problems(job.log_dir)
         try:
             find_target(job.target, (), as_module=job.module, as_program=job.no_python, cwd=job.cwd)
         except UsageError as error:
@@ -188,8 +188,8 @@ def _find_problems(job: HostJob) -> Iterator[str]:
                 yield f"port {port}: {error.strerror}"
 
 
-def _unwritable(log_dir: str) -> Iterator[str]:
-    """Why no folder can be made for the logs of this host's ranks."""
+def _log_dir_problems(log_dir: str) -> Iterator[str]:
+    """Yield why the log folder of this host's ranks cannot be created."""
     there = os.path.abspath(log_dir)
     while not os.path.lexists(there):
         there = os.path.dirname(there)
@@ -200,53 +200,53 @@ def _unwritable(log_dir: str) -> Iterator[str]:
 
 
 class HostGuard:
-    """Runs one launcher, and stops it when the machine that wanted it is gone."""
+    """Runs one launcher, and stops it when the connection to the machine that started it is lost."""
 
     def __init__(self, job: HostJob) -> None:
         self._job = job
         self._loop = EventLoop()
-        self._alone = self._killed = False
+        self._disconnected = self._killed = False
 
     def run(self) -> int:
         """Run the launcher to its end, send its exit code, and return it."""
         processes.adopt_orphans()
         caught = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
         self._loop.add_signal_handlers(caught, self._on_signal)
-        self._loop.add_signal_handlers(FORWARDED_SIGNALS, lambda number: None)  # the launcher hears them
-        us = os.getpid()
+        self._loop.add_signal_handlers(FORWARDED_SIGNALS, lambda number: None)  # sent to the launcher, ignored here
+        guard_pid = os.getpid()
 
-        def begin() -> None:
+        def before_exec() -> None:
             processes.die_with_parent(signal.SIGTERM)
-            if os.getppid() != us:
+            if os.getppid() != guard_pid:
                 os._exit(EXIT_UNAVAILABLE)
-            if self._job.preempt_signal is not None:  # until the launcher listens
+            if self._job.preempt_signal is not None:  # until the launcher has its handler
                 signal.pthread_sigmask(signal.SIG_BLOCK, [self._job.preempt_signal])
 
         self._launcher = subprocess.Popen(
             [*python_command(sys.executable), *self._job.argv],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=begin,
+            preexec_fn=before_exec,
         )
-        self._silence = self._loop.call_later(self._job.heartbeat, self._on_disconnect)
+        self._heartbeat_timer = self._loop.call_later(self._job.heartbeat, self._on_disconnect)
         self._loop.watch_fd(0, self._on_stdin)
         while self._launcher.poll() is None and not self._killed:
             self._loop.run_once()
         code = self._launcher.returncode
         self._kill_remaining()
         code = EXIT_UNAVAILABLE if code is None else EXIT_SIGNAL - code if code < 0 else code
-        if not self._alone:
+        if not self._disconnected:
             os.write(2, output_mark(self._job.nonce) + str(code).encode() + b"\n")
         return code
 
     def _kill_remaining(self) -> None:
-        """Leave no process. What a killed launcher leaves, files too, its zygote removes within a moment."""
+        """Kill all descendants; first give the zygote of a killed launcher a moment to end ranks and remove files."""
         self._loop.unwatch_fd(0)
         if self._launcher.returncode is None:
             self._launcher.kill()
-        over = time.monotonic() + ZYGOTE_EXIT_TIMEOUT_S
+        deadline = time.monotonic() + ZYGOTE_EXIT_TIMEOUT_S
         self._loop.call_later(ZYGOTE_EXIT_TIMEOUT_S, lambda: None)
-        while processes.list_descendants(os.getpid()) and time.monotonic() < over:
+        while processes.list_descendants(os.getpid()) and time.monotonic() < deadline:
             self._loop.run_once()
         processes.kill_descendants(os.getpid())
 
@@ -255,8 +255,8 @@ class HostGuard:
         if not data:
             self._on_disconnect()
             return
-        self._silence.cancel()
-        self._silence = self._loop.call_later(self._job.heartbeat, self._on_disconnect)
+        self._heartbeat_timer.cancel()
+        self._heartbeat_timer = self._loop.call_later(self._job.heartbeat, self._on_disconnect)
         if INSPECT_BYTE in data:
             words = [*python_command(sys.executable), "stacks", str(self._launcher.pid)]
             subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
@@ -270,12 +270,12 @@ class HostGuard:
             self._on_disconnect()
 
     def _on_disconnect(self) -> None:
-        """The machine that started us is gone: stop the launcher."""
-        if self._alone:
+        """Called when the connection is lost: stop the launcher."""
+        if self._disconnected:
             return
-        self._alone = True
+        self._disconnected = True
         self._loop.unwatch_fd(0)
-        self._silence.cancel()
+        self._heartbeat_timer.cancel()
         processes.send_signal(self._launcher.pid, signal.SIGTERM)
         self._loop.call_later(self._job.grace + KILL_DELAY_S, self._kill)
 

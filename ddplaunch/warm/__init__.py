@@ -1,1 +1,1 @@
-"""Zygotes that stay between runs, seen from a launcher: what they must agree in, where they are, asking one."""
+"""Warm zygotes, which outlive a run and serve later ones: the launcher's side (fingerprint, sockets, requests)."""

@@ -1,4 +1,4 @@
-"""What a launcher, or a person, asks a warm zygote for; none has more than a moment for its answer."""
+"""Client of warm zygotes: orders a run, hands over file descriptors, queries and stops them; with short timeouts."""
 
 from __future__ import annotations
 
@@ -19,66 +19,73 @@ if TYPE_CHECKING:
 
     from ddplaunch.rank.messages import WarmOrder, WarmStatus
 
-REPLY_TIMEOUT_S = 0.2  # seconds for each of its two answers, until a run starts without it
+REPLY_TIMEOUT_S = 0.2  # for each of its two replies; then the run starts without it
 
 
-def send_order(sock: socket.socket, order: WarmOrder, control: socket.socket, line: socket.socket) -> None:
-    """Order a run at ``sock``.
+def send_order(sock: socket.socket, order: WarmOrder, control: socket.socket, guardian_socket: socket.socket) -> None:
+    """Send the order of a run to the warm zygote at ``sock``.
+
+    ``control`` and ``guardian_socket`` are the ends that the run's zygote and its guardian get.
 
     Raises:
-        OSError: it cannot be sent, or not at once.
+        OSError: it cannot be sent without blocking.
     """
     body = os.memfd_create("order", os.MFD_CLOEXEC)
     try:
         with os.fdopen(os.dup(body), "wb") as file:
             file.write(json.dumps(order).encode())
         sock.setblocking(False)
-        channel.send_message(sock, {"op": "run"}, [body, control.fileno(), line.fileno()])
+        channel.send_message(sock, {"op": "run"}, [body, control.fileno(), guardian_socket.fileno()])
     finally:
         os.close(body)
 
 
 def hand_over_fds(
-    control: socket.socket, theirs: socket.socket, line: socket.socket, descriptors: Sequence[int]
+    control: socket.socket, zygote_end: socket.socket, guardian_socket: socket.socket, descriptors: Sequence[int]
 ) -> bool:
-    """Give our descriptors to the run's zygote that says on ``control`` that it is there, and await its first word.
+    """Send this process's descriptors to the run's zygote after its first message, and wait for its confirmation.
 
-    Where it has none for us nobody keeps them: it is killed, as it may be stopped, and what it has not taken is taken
-    back at ``theirs``, our copy of its end. No word comes on ``control`` once something does on ``line``.
+    Without a confirmation the zygote is killed, as it may be suspended, and descriptors that it has not received are
+    received back from ``zygote_end``, a copy of its end of ``control``, so that no process keeps them. After a message
+    on ``guardian_socket`` none comes on ``control``.
+
+    Returns:
+        Whether the zygote has confirmed.
 
     Raises:
         OSError: they cannot be sent.
     """
     fds: list[int] = []
     try:
-        if not _wait_for_zygote(control, line):
+        if not _wait_for_zygote(control, guardian_socket):
             return False
-        taken: Any
-        taken, fds = channel.receive_message(control)
+        hello: Any
+        hello, fds = channel.receive_message(control)
         channel.send_message(control, {"op": "given"}, descriptors)
-        if _wait_for_zygote(control, line):
+        if _wait_for_zygote(control, guardian_socket):
             return True
-        processes.send_signal(taken["pid"], signal.SIGKILL, fds[0] if fds else None)
+        processes.send_signal(hello["pid"], signal.SIGKILL, fds[0] if fds else None)
         with suppress(BlockingIOError):
-            theirs.setblocking(False)  # the flags of recv_fds go nowhere
-            fds += socket.recv_fds(theirs, 1, channel.MAX_DESCRIPTORS)[1]
+            zygote_end.setblocking(False)  # recv_fds ignores its flags
+            fds += socket.recv_fds(zygote_end, 1, channel.MAX_DESCRIPTORS)[1]
         return False
     finally:
         for fd in fds:
             os.close(fd)
 
 
-def _wait_for_zygote(control: socket.socket, line: socket.socket) -> bool:
+def _wait_for_zygote(control: socket.socket, guardian_socket: socket.socket) -> bool:
+    """Wait for a message; return whether it came on ``control`` in time."""
     poll = select.poll()
-    for each in (control, line):
+    for each in (control, guardian_socket):
         poll.register(each, select.POLLIN)
     return control.fileno() in dict(poll.poll(REPLY_TIMEOUT_S * 1000))
 
 
 def query_all(*, stop: bool = False) -> list[WarmStatus | str]:
-    """What each warm zygote of this user says of itself, or the socket of one that does not answer; ``stop`` ends all.
+    """Return the status of each warm zygote of this user, or its socket if it does not reply; ``stop`` stops all.
 
-    What killed ones have left is removed.
+    Sockets of zygotes that were killed are removed.
     """
     from ddplaunch.rank.messages import WarmStatus
 
@@ -90,7 +97,7 @@ def query_all(*, stop: bool = False) -> list[WarmStatus | str]:
             found.append(path)
             continue
         if sock is None:
-            with suppress(OSError):  # somebody claims it at this moment
+            with suppress(OSError):  # another launcher is just about to listen there
                 place.remove_stale(path)
             continue
         with sock:
@@ -107,23 +114,23 @@ def query_all(*, stop: bool = False) -> list[WarmStatus | str]:
     return found
 
 
-def receive_reply(line: socket.socket, seconds: float) -> Any:
-    """The one message of a guardian or a warm zygote, a ``FromWarm``; None where it does not come."""
+def receive_reply(guardian_socket: socket.socket, seconds: float) -> Any:
+    """Receive the one message of a guardian or a warm zygote, a ``FromWarm``; None if it does not come in time."""
     poll = select.poll()
-    poll.register(line, select.POLLIN)
+    poll.register(guardian_socket, select.POLLIN)
     if not poll.poll(seconds * 1000):
         return None
     try:
-        return channel.receive_message(line)[0]
+        return channel.receive_message(guardian_socket)[0]
     except (OSError, EOFError, ValueError):
         return None
 
 
 def inherited_fds() -> list[int]:
-    """The descriptors that a child of ours would have: 0, 1, 2, and what somebody left open for us."""
+    """Return the descriptors that a child process would inherit: 0, 1, 2, and those inherited by this process."""
     found = [0, 1, 2]
     for fd in sorted(map(int, os.listdir("/proc/self/fd"))):
-        with suppress(OSError):  # the one of the folder itself
+        with suppress(OSError):  # that of /proc/self/fd itself is closed by now
             if fd > 2 and os.get_inheritable(fd):
                 found.append(fd)
     return found

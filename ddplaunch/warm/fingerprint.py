@@ -1,7 +1,7 @@
-"""What a run and a warm zygote must have in common: all that a fork inherits, and all that the imports have read.
+"""The fingerprint of a zygote: a run may use a warm zygote only if both have the same.
 
-Files are not among it: the warm zygote looks at those that it was made from itself. Nor are the user's own, which no
-warm zygote has read.
+It has all that a fork inherits and all that the imports have read, except files: the warm zygote itself watches those
+that it has imported, and it has not read the user's.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 _IGNORED_VARIABLES = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES"})
 _IGNORED_PREFIXES = ("TERM", "SSH_", "TMUX", "DDPLAUNCH_")
-"""Variables of a terminal or a moment: they count only where an import that is shared reads them."""
+"""Variables of a terminal or a shell: they count only if a preloaded import reads them."""
 
 Fingerprint = Mapping[str, str]
 
 
 def compute_fingerprint(program: str, config: ZygoteConfig, environ: Mapping[str, str]) -> Fingerprint:
-    """Describe a zygote that would run ``program`` with ``environ`` and ``config``; in words to be compared.
+    """Return the fingerprint of a zygote that would run ``program`` with ``environ`` and ``config``.
 
     Raises:
-        OSError: this process cannot be described.
-        KeyError: not on this kind of machine.
+        OSError: the state of this process cannot be read.
+        KeyError: the same, on this kind of machine.
     """
     reads = frozenset(config.get("reads", ()))
     variables = {
@@ -51,6 +51,6 @@ def compute_fingerprint(program: str, config: ZygoteConfig, environ: Mapping[str
 
 
 def fingerprint_id(found: Fingerprint) -> str:
-    """A name for it, which another one hardly has."""
+    """Return a short hash of a fingerprint, for a file name; collisions are unlikely."""
     text = "\0".join(f"{name}={value}" for name, value in found.items())
     return f"{zlib.crc32(text.encode(errors='surrogateescape')):08x}"

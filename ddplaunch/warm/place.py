@@ -1,4 +1,4 @@
-"""Where a user's warm zygotes listen: a socket each, in a folder that nobody else can enter."""
+"""The sockets of a user's warm zygotes: one each, in a private folder; connecting, listening, cleaning up."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ddplaunch.wire.sockets import MAX_SOCKET_PATH, is_private_dir, listen_unix,
 
 
 def warm_socket_dir() -> str:
-    """The folder for new ones, made if need be.
+    """Return the folder for new sockets; create it if necessary.
 
     Raises:
-        OSError: there is no place for one that is private.
+        OSError: no private folder can be created.
     """
     for path in socket_dir_candidates("ddplaunch-warm"):
         with suppress(OSError):
@@ -28,14 +28,16 @@ def warm_socket_dir() -> str:
 
 def _make_dir(path: str) -> None:
     while not is_private_dir(path):
-        os.mkdir(path, 0o700)  # fails where something else is there; it may go again, with the last one in it
+        os.mkdir(
+            path, 0o700
+        )  # fails if something else is there; another process may remove it again, with the last socket
 
 
 def connect(path: str) -> socket.socket | None:
-    """Connect to the warm zygote there; None where there is none.
+    """Connect to the warm zygote at ``path``; None if there is none.
 
     Raises:
-        OSError: it is busy (EAGAIN), or it is another user's (EPERM).
+        OSError: it is busy (EAGAIN), or another user's (EPERM).
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
@@ -52,22 +54,25 @@ def connect(path: str) -> socket.socket | None:
 
 
 def listen_at(path: str) -> socket.socket:
-    """Listen there, for a new warm zygote, in the place of one that was killed.
+    """Listen at ``path`` for a new warm zygote; replaces the socket of one that was killed.
 
     Raises:
-        OSError: another launcher does so at this moment (EAGAIN), or it cannot be done.
+        OSError: another launcher is doing so (EAGAIN), or another error.
     """
     while True:
         _make_dir(os.path.dirname(path))
-        with suppress(FileNotFoundError), _locked_path(path) as own:  # else the folder's last one has just removed it
+        with (
+            suppress(FileNotFoundError),
+            _locked_path(path) as own,
+        ):  # not found: a process has just removed the empty folder
             return listen_unix(own)
 
 
 def remove_stale(path: str) -> None:
-    """Remove what a killed one has left there, and its folder if that is empty then.
+    """Remove the socket of a killed warm zygote, and its folder if that is empty then.
 
     Raises:
-        OSError: somebody listens there, or is about to.
+        OSError: a zygote listens at ``path``, or another launcher is about to.
     """
     with _locked_path(path):
         pass
@@ -76,17 +81,18 @@ def remove_stale(path: str) -> None:
 
 @contextmanager
 def _locked_path(path: str) -> Iterator[str]:
-    """Have nobody listen there, and nobody else begin to; yield its name within the very folder that is locked.
+    """Lock the folder of ``path`` and remove a stale socket; yield the path of the socket in the locked folder.
 
-    Another may be where that was, as the last to end removes it without asking: then the file is missing.
+    The path is relative to the open folder (/proc/self/fd): the last zygote to end removes the folder without a lock,
+    and another may have its path now. In a removed folder, creating the socket fails with FileNotFoundError.
     """
     fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         own = f"/proc/self/fd/{fd}/{os.path.basename(path)}"
-        there = connect(own)
-        if there is not None:
-            there.close()
+        listener = connect(own)
+        if listener is not None:
+            listener.close()
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         with suppress(FileNotFoundError):
             os.unlink(own)
@@ -96,14 +102,14 @@ def _locked_path(path: str) -> Iterator[str]:
 
 
 def remove_empty_dirs() -> None:
-    """Remove the folders, where they are empty."""
+    """Remove the folders that are empty."""
     for path in filter(is_private_dir, socket_dir_candidates("ddplaunch-warm")):
         with suppress(OSError):
             os.rmdir(path)
 
 
 def all_sockets() -> list[str]:
-    """The paths of all sockets, also of those that were killed."""
+    """Return the paths of all sockets, also of zygotes that were killed."""
     found = []
     for path in filter(is_private_dir, socket_dir_candidates("ddplaunch-warm")):
         with suppress(OSError):

@@ -1,1 +1,1 @@
-"""How our processes speak: frames on a socket, messages whose fields are checked, the proof of a token."""
+"""Communication between ddplaunch's processes: frames, validated messages, token proofs, helper processes."""

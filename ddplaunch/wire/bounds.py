@@ -1,10 +1,10 @@
-"""What a field of a message may hold, as its type: numbers in their ranges, harmless texts of bounded length.
+"""Annotated types for the fields of messages: numbers with ranges, sanitized texts of bounded length.
 
 All that comes from another process, which may be broken or hostile, is checked by these on arrival (``typed``). A text
-for people is mended; any other field that makes no sense makes the message invalid. What several fields must be
-together says the class, in ``__post_init__``; what only the state of the job can tell is checked where that state is.
+to print is sanitized; any other invalid field makes the message invalid. Constraints between fields are checked in the
+``__post_init__`` of the class, those that depend on the state of the job by the code that has that state.
 
-Imported for type checking alone: who takes in a message finds these types by their names (``typed``).
+Other modules import this for type checking only: ``typed`` finds these types by their names.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ddplaunch.errors import MAX_LINE_CHARS, MAX_TAIL_LINES, sanitize_line, sani
 
 MAX_COUNT = 10_000_000  # more ranks, nodes, attempts or restarts than any job has
 MAX_PATH = 4096  # characters
-WEEK_S = 7 * 86400.0  # seconds: the longest time that an option takes
+WEEK_S = 7 * 86400.0  # the longest duration that an option accepts
 _WEEK_US = int(WEEK_S) * 1_000_000
 _MAX_INT = 1 << 62
 
-Validator = Callable[[Any], Any]  # returns the value as it may be used; raises ValueError if it makes no sense
+Validator = Callable[[Any], Any]  # returns the value, sanitized if need be; raises ValueError if it is invalid
 
 
 def _int_or_float_in_range(lowest: float, highest: float) -> Validator:
     def check(value: float) -> float:
-        if not lowest <= value <= highest:  # nor is NaN
+        if not lowest <= value <= highest:  # also true for NaN
             raise ValueError("a number out of range")
         return value
 
@@ -34,7 +34,7 @@ def _int_or_float_in_range(lowest: float, highest: float) -> Validator:
 
 
 def _all_in_range(lowest: int, highest: int) -> Validator:
-    """As ``_int_or_float_in_range``, for thousands of them."""
+    """As ``_int_or_float_in_range``, for a tuple of thousands."""
 
     def check(values: tuple[int, ...]) -> tuple[int, ...]:
         if values and not lowest <= min(values) <= max(values) <= highest:
@@ -45,17 +45,17 @@ def _all_in_range(lowest: int, highest: int) -> Validator:
 
 
 def _stop_signal(number: int) -> int:
-    if number not in (1, 2, 3, 15):  # SIGHUP, SIGINT, SIGQUIT, SIGTERM: what people and schedulers end a job with
+    if number not in (1, 2, 3, 15):  # SIGHUP, SIGINT, SIGQUIT, SIGTERM: what users and schedulers send
         raise ValueError("a signal that ends no job")
     return number
 
 
 def _exact_name(limit: int, *, in_path: bool = False) -> Validator:
-    """A name, which must arrive unchanged: it is compared, or is part of a path or of a variable."""
+    """A name: not sanitized but rejected, as it is compared, or becomes part of a path or a variable."""
 
     def check(text: str) -> str:
-        leads_elsewhere = in_path and (text.startswith(".") or "/" in text)
-        if len(text) > limit or not text.isprintable() or leads_elsewhere:
+        leaves_folder = in_path and (text.startswith(".") or "/" in text)
+        if len(text) > limit or not text.isprintable() or leaves_folder:
             raise ValueError("an invalid name")
         return text
 
@@ -86,7 +86,7 @@ Count = Annotated[int, _int_or_float_in_range(0, MAX_COUNT)]
 AttemptNumber = Annotated[int, _int_or_float_in_range(-1, MAX_COUNT)]  # of an attempt: -1 before the first
 Restarts = Annotated[int, _int_or_float_in_range(0, 1 << 64)]
 Pid = Annotated[int, _int_or_float_in_range(0, 1 << 31)]
-Size = Annotated[int, _int_or_float_in_range(0, _MAX_INT)]  # bytes, ticks, what a run counts
+Size = Annotated[int, _int_or_float_in_range(0, _MAX_INT)]  # bytes, ticks, counters of a run
 Number = Annotated[int, _int_or_float_in_range(-1, _MAX_INT)]  # of a collective in its group, or of a line of a file
 ExitCode = Annotated[int, _int_or_float_in_range(0, 255)]
 ExitStatus = Annotated[int, _int_or_float_in_range(-64, 255)]  # of a process: -N for signal N
@@ -101,12 +101,12 @@ IntTable = Annotated[tuple[int, ...], _all_in_range(0, _MAX_INT)]  # numbers, ro
 
 Name = Annotated[str, _exact_name(255)]
 RunId = Annotated[str, _exact_name(255, in_path=True)]
-CommandText = Annotated[str, _exact_name(8192)]  # what was typed, which nodes compare
-Path = Annotated[str, _file_path]  # is opened, and shown to people only as ``errors.shown`` has it
+CommandText = Annotated[str, _exact_name(8192)]  # a command line, which nodes compare
+Path = Annotated[str, _file_path]  # is opened; printed only through ``errors.sanitize_line``
 
 TextLine = Annotated[str, _one_line]
 Hint = Annotated[str, _few_lines(2)]
 ShortText = Annotated[str, _few_lines(4)]
-Text = Annotated[str, _long_text]  # many
-ErrorText = tuple[TextLine, Hint | None]  # an error as users meet it: message and hint
+Text = Annotated[str, _long_text]  # many lines
+ErrorText = tuple[TextLine, Hint | None]  # of a LaunchError: message and hint
 TailLines = Annotated[tuple[TextLine, ...], lambda lines: lines[-MAX_TAIL_LINES:]]

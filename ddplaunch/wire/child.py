@@ -1,4 +1,4 @@
-"""A child that is asked something which may hang: it answers on its stdout, and the loop goes on meanwhile."""
+"""Helper processes: make calls that may hang, and reply on stdout while the event loop goes on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddplaunch.loop import Callback, EventLoop, Timer
 
 
 class HelperProcess:
-    """One child, from its start until it is closed."""
+    """One helper process, from its start until ``close``; with a timeout."""
 
     def __init__(
         self,
@@ -25,15 +25,15 @@ class HelperProcess:
         environ: Mapping[str, str] | None = None,
         preexec_fn: Callback | None = None,
     ) -> None:
-        """``on_output`` gets what it prints as it comes, b"" at its end; ``on_timeout`` is called when a deadline has passed.
+        """``on_output`` gets stdout as it comes, b"" at its end; ``on_timeout`` is called after ``deadline`` seconds.
 
-        ``pipe_stdin``: it reads questions on its stdin. ``merge_stderr``: what it says on stderr is heard too. ``preexec_fn`` is called
-        in the child.
+        ``pipe_stdin``: it reads requests from stdin (``write``). ``merge_stderr``: ``on_output`` gets its stderr too.
+        ``preexec_fn`` is called in the child.
 
         Raises:
             OSError: it cannot be started.
         """
-        self._loop, self._heard, self._late = loop, on_output, on_timeout
+        self._loop, self._on_output, self._on_timeout = loop, on_output, on_timeout
         self._child = subprocess.Popen(
             command,
             stdin=subprocess.PIPE if pipe_stdin else subprocess.DEVNULL,
@@ -42,7 +42,7 @@ class HelperProcess:
             bufsize=0,
             env=environ,
             preexec_fn=preexec_fn,
-            start_new_session=True,  # Ctrl-C in the terminal is not for it
+            start_new_session=True,  # so that Ctrl-C in the terminal does not reach it
         )
         assert self._child.stdout
         self._pipe = self._child.stdout
@@ -56,24 +56,24 @@ class HelperProcess:
 
     @property
     def has_deadline(self) -> bool:
-        """Whether a deadline runs."""
+        """Whether a timeout is set."""
         return self._timer is not None
 
     def write(self, data: bytes) -> None:
         assert self._child.stdin
         try:
             self._child.stdin.write(data)
-        except OSError:  # it has ended, as is read in a moment
+        except OSError:  # it has ended: the loop reads that next
             pass
 
     def set_deadline(self, deadline: float | None) -> None:
-        """Set a new deadline, in seconds from now; None for none."""
+        """Set a new timeout in seconds; None for none."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if deadline is None else self._loop.call_later(deadline, self._late)
+        self._timer = None if deadline is None else self._loop.call_later(deadline, self._on_timeout)
 
     def close(self) -> None:
-        """End it; one that the kernel holds is left: nothing could end it."""
+        """Kill the process and close its pipes; give up on one in uninterruptible sleep (state D)."""
         if self._pipe.closed:
             return
         self.set_deadline(None)
@@ -87,4 +87,4 @@ class HelperProcess:
             pass
 
     def _on_readable(self) -> None:
-        self._heard(os.read(self._pipe.fileno(), 1 << 16))
+        self._on_output(os.read(self._pipe.fileno(), 1 << 16))

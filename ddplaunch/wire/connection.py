@@ -1,4 +1,4 @@
-"""A connection to one peer in the loop: messages come in and go out, and what the peer does not take at once waits."""
+"""A message connection to one peer in the event loop, with a send buffer for what the peer has not read yet."""
 
 from __future__ import annotations
 
@@ -13,22 +13,20 @@ from ddplaunch.loop import EventLoop
 from ddplaunch.wire.frames import LENGTH, ProtocolError
 from ddplaunch.wire.typed import decode, encode
 
-MAX_UNAUTHENTICATED_FRAME = (
-    64 << 10
-)  # bytes of a frame from an unknown peer; "GET " read as a length is 1.2 thousand million
+MAX_UNAUTHENTICATED_FRAME = 64 << 10  # bytes of a frame from an unknown peer; "GET " as a length is 1.2e9
 MAX_FRAME_BYTES = 8 << 20  # bytes of a frame from a node of the job
-MAX_SEND_BUFFER = 64 << 20  # bytes that a node may leave unread before it counts as lost
+MAX_SEND_BUFFER = 64 << 20  # unsent bytes after which the peer counts as lost
 
 _CHUNK = 1 << 18
-_MAX_IOVECS = 64  # frames that one call of the kernel takes
+_MAX_IOVECS = 64  # frames in one sendmsg call
 
-M = TypeVar("M")  # the messages that a connection may carry, or one of them
+M = TypeVar("M")  # the types of messages of a connection
 
 
 class Connection(Generic[M]):
-    """One peer. ``on_message`` gets each message, ``on_lost`` once why there will be no more.
+    """A connection to one peer. ``on_message`` gets each message; ``on_lost`` is called once, with the reason.
 
-    Where ``on_message`` raises Garbled, before it has acted, the peer counts as lost.
+    If ``on_message`` raises ProtocolError (before it changes anything), the peer counts as lost.
     """
 
     def __init__(
@@ -41,26 +39,26 @@ class Connection(Generic[M]):
         max_bytes: int = MAX_FRAME_BYTES,
         max_send_buffer: int = MAX_SEND_BUFFER,
     ) -> None:
-        """``sock`` becomes ours; ``max_bytes`` of a frame that comes, ``max_send_buffer`` of what the peer left unread."""
+        """Takes over ``sock``. ``max_bytes``: of a received frame; ``max_send_buffer``: of unsent bytes."""
         sock.setblocking(False)
         self.here = self.there = ""
-        """Our address on this connection and the peer's, as literals; a socket that was reset has none any more."""
+        """The local and the peer's address of this connection, as literals; "" for a socket that was reset."""
         if sock.family != socket.AF_UNIX:
-            with suppress(OSError):  # reset already, as the first look at it will show
+            with suppress(OSError):  # reset already, which the first recv will report
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self.here, self.there = format_address(sock.getsockname()), format_address(sock.getpeername())
         self._loop = loop
         self._socket = sock
         self._accepted = tuple(accepted_types)
         self._max_bytes = max_bytes
-        self._max_waiting = max_send_buffer
-        self.hear = on_message
-        self.lost = on_lost
-        self._coming = bytearray()
-        self._going: deque[bytes] = deque()  # frames, which go to many peers without a copy for each
-        self._begun = 0  # bytes of the first of them that the peer has taken
-        self._waiting = 0  # bytes of all of them that it has not
-        self._ending = False
+        self._max_send_buffer = max_send_buffer
+        self.on_message = on_message
+        self.on_lost = on_lost
+        self._receive_buffer = bytearray()
+        self._send_queue: deque[bytes] = deque()  # frames: shared by all peers that get the same one
+        self._first_sent = 0  # bytes of the first frame that were sent
+        self._unsent = 0  # bytes of all frames that were not sent
+        self._closing = False
         loop.watch_fd(sock.fileno(), self._on_readable)
 
     @property
@@ -69,56 +67,57 @@ class Connection(Generic[M]):
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that the peer has not taken yet."""
-        return self._waiting if self.is_open else 0
+        """Size of the send buffer."""
+        return self._unsent if self.is_open else 0
 
     def set_accepted_types(self, accepted_types: Iterable[type[M]], max_bytes: int = MAX_FRAME_BYTES) -> None:
-        """From now on accept other messages."""
+        """Change the message types that are accepted from now on."""
         self._accepted, self._max_bytes = tuple(accepted_types), max_bytes
 
     def send(self, message: object) -> None:
         self.send_frame(encode(message))
 
     def send_frame(self, frame: bytes) -> None:
-        """Send what ``encode`` made; what the peer does not take at once waits."""
-        if not self.is_open or self._ending:
+        """Send a frame made by ``encode``, or put it in the send buffer."""
+        if not self.is_open or self._closing:
             return
-        self._going.append(frame)
-        self._waiting += len(frame)
-        if self._waiting > self._max_waiting:
+        self._send_queue.append(frame)
+        self._unsent += len(frame)
+        if self._unsent > self._max_send_buffer:
             self._clear_send_buffer()
-            self._ending = True
-            return self._loop.call_soon(lambda: self._fail("it reads nothing"))  # not from within the owner's own call
+            self._closing = True
+            # not from within this call: the owner is not prepared
+            return self._loop.call_soon(lambda: self._fail("it does not read"))
         self._on_writable()
 
     def shutdown_write(self) -> None:
-        """Send what is waiting, then say that this was all; the peer's own end is still awaited."""
-        self._ending = True
-        if self.is_open and not self._going:
+        """Close the sending side once the send buffer is empty; still receive until the peer closes."""
+        self._closing = True
+        if self.is_open and not self._send_queue:
             self._close_socket()
 
     def close_gracefully(self, timeout_s: float) -> None:
-        """Hear nothing more; close when the peer has read what is waiting, or after ``timeout_s``."""
+        """Stop receiving; close once the send buffer is empty and the peer has closed, or after ``timeout_s``."""
         self._drop_callbacks()
         self.shutdown_write()
         self._loop.call_later(timeout_s, self.close)
 
     def close(self) -> None:
-        """Drop the connection; ``on_lost`` is not called."""
+        """Close at once; ``on_lost`` is not called."""
         if self.is_open:
             self._loop.unwatch_fd(self._socket.fileno())
             self._socket.close()
             self._drop_callbacks()
 
     def _drop_callbacks(self) -> None:
-        """Call nobody any more; who is called mostly holds us, and only the garbage collector would see that."""
-        self.hear, self.lost = lambda message: None, lambda why: None
+        """Drop the callbacks: their owner often references this object, a cycle that only the collector frees."""
+        self.on_message, self.on_lost = lambda message: None, lambda why: None
 
     def _fail(self, why: str) -> None:
         if self.is_open:
-            lost = self.lost
+            on_lost = self.on_lost
             self.close()
-            lost(why)
+            on_lost(why)
 
     def _on_readable(self) -> None:
         try:
@@ -129,52 +128,52 @@ class Connection(Generic[M]):
             return self._fail(f"its connection broke: {error.strerror}")
         if not data:
             return self._fail("its connection closed")
-        self._coming += data
-        while len(self._coming) >= LENGTH.size and self.is_open:
-            (length,) = LENGTH.unpack_from(self._coming)
+        self._receive_buffer += data
+        while len(self._receive_buffer) >= LENGTH.size and self.is_open:
+            (length,) = LENGTH.unpack_from(self._receive_buffer)
             if length > self._max_bytes:
-                return self._fail("it speaks something else")
+                return self._fail("it speaks another protocol")
             end = LENGTH.size + length
-            if len(self._coming) < end:
+            if len(self._receive_buffer) < end:
                 return
-            body = bytes(self._coming[LENGTH.size : end])
-            del self._coming[:end]
+            body = bytes(self._receive_buffer[LENGTH.size : end])
+            del self._receive_buffer[:end]
             try:
-                self.hear(decode(body, self._accepted))
+                self.on_message(decode(body, self._accepted))
             except ProtocolError as error:
                 return self._fail(f"it sent {error}")
 
     def _on_writable(self) -> None:
         try:
-            while self._going:
+            while self._send_queue:
                 self._on_sent(self._socket.sendmsg(self._next_buffers()))
         except BlockingIOError:
             pass
-        except OSError:  # what the peer still said is read first; then its end, or the error, is seen there
+        except OSError:  # read what the peer has sent first: then recv reports the end or the error
             self._clear_send_buffer()
             self._loop.unwatch_fd(self._socket.fileno(), write=True)
             return
-        if self._going:
+        if self._send_queue:
             self._loop.watch_fd(self._socket.fileno(), self._on_writable, write=True)
         else:
             self._loop.unwatch_fd(self._socket.fileno(), write=True)
-            if self._ending:
+            if self._closing:
                 self._close_socket()
 
     def _next_buffers(self) -> list[bytes | memoryview]:
-        """The next of what waits, without a copy."""
-        first, *others = islice(self._going, _MAX_IOVECS)
-        return [memoryview(first)[self._begun :], *others]
+        """The next frames of the send buffer, without copying them."""
+        first, *others = islice(self._send_queue, _MAX_IOVECS)
+        return [memoryview(first)[self._first_sent :], *others]
 
     def _on_sent(self, sent: int) -> None:
-        self._waiting -= sent
-        self._begun += sent
-        while self._going and self._begun >= len(self._going[0]):
-            self._begun -= len(self._going.popleft())
+        self._unsent -= sent
+        self._first_sent += sent
+        while self._send_queue and self._first_sent >= len(self._send_queue[0]):
+            self._first_sent -= len(self._send_queue.popleft())
 
     def _clear_send_buffer(self) -> None:
-        self._going.clear()
-        self._begun = self._waiting = 0
+        self._send_queue.clear()
+        self._first_sent = self._unsent = 0
 
     def _close_socket(self) -> None:
         with suppress(OSError):
@@ -182,7 +181,7 @@ class Connection(Generic[M]):
 
 
 def format_address(name: tuple[str, int] | tuple[str, int, int, int]) -> str:
-    """A socket's address as a literal: one that IPv6 maps is IPv4's own, a link-local one has its interface."""
+    """Format a socket's address: IPv4-mapped IPv6 as IPv4, link-local IPv6 with its interface."""
     address = str(name[0]).removeprefix("::ffff:") if "." in str(name[0]) else str(name[0])
     if len(name) == 4 and name[3] and "%" not in address:
         address += f"%{socket.if_indextoname(name[3])}"

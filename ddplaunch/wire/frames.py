@@ -1,4 +1,4 @@
-"""Frames on a stream socket: four bytes of length, then so many bytes (in a rank's process: ``rank.channel``)."""
+"""Length-prefixed frames on a stream socket: four bytes of length, then the body (in a rank: ``rank.channel``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CHUNK = 1 << 18
 
 
 class ProtocolError(Exception):
-    """A message that makes no sense, or must not come now."""
+    """A message that is malformed, or comes at the wrong time."""
 
 
 def encode_frame(body: bytes) -> bytes:
@@ -21,11 +21,11 @@ def encode_frame(body: bytes) -> bytes:
 
 
 def read_frame(sock: socket.socket, max_bytes: int, deadline: float = math.inf) -> bytes:
-    """Wait for one frame, until this moment of the monotonic clock, and return what is in it.
+    """Wait for one frame, until ``deadline`` on the monotonic clock, and return its body.
 
     Raises:
-        EOFError: the other end has closed.
-        Garbled: it is longer than ``max_bytes``.
+        EOFError: the peer has closed the connection.
+        ProtocolError: it is longer than ``max_bytes``.
         TimeoutError: it did not come in time.
     """
     (length,) = LENGTH.unpack(read_exactly(sock, LENGTH.size, deadline))
@@ -35,7 +35,7 @@ def read_frame(sock: socket.socket, max_bytes: int, deadline: float = math.inf) 
 
 
 def read_exactly(sock: socket.socket, count: int, deadline: float = math.inf) -> bytes:
-    """Wait for so many bytes, as ``read_frame`` does; without ``deadline`` as the socket waits."""
+    """Read ``count`` bytes, as ``read_frame`` does; without ``deadline`` with the socket's own timeout."""
     data = bytearray()
     while len(data) < count:
         if deadline < math.inf:

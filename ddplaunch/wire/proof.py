@@ -1,6 +1,6 @@
-"""That a peer knows the job's token, without the token ever being sent: HMAC-SHA256 over both sides' nonces.
+"""Token proofs (challenge-response): HMAC-SHA256 over both sides' nonces proves that a peer knows the job's token.
 
-It keeps out peers that do not know the token; later messages are neither encrypted nor signed.
+The token itself is never sent. Later messages are neither encrypted nor signed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import os
 
-# Who proves: one side's proof is not good for the other's.
+# The role is part of the proof, so that a peer cannot send the other side's proof back.
 ROLE_MEMBER = "member"
 ROLE_NODE_ZERO = "node zero"
 
@@ -20,11 +20,11 @@ def new_nonce() -> str:
 
 
 def compute_proof(token: str, role: str, nonces: tuple[str, str]) -> str:
-    """Return the proof of ``role``; ``nonces`` are node 0's and the other's."""
-    key, said = token.encode(errors="surrogateescape"), "\n".join((role, *nonces)).encode()
-    return hmac.new(key, said, hashlib.sha256).hexdigest()
+    """Return the proof of ``role``; ``nonces``: node 0's, then the other node's."""
+    key, text = token.encode(errors="surrogateescape"), "\n".join((role, *nonces)).encode()
+    return hmac.new(key, text, hashlib.sha256).hexdigest()
 
 
 def verify_proof(proof: str | None, token: str, role: str, nonces: tuple[str, str]) -> bool:
-    """Whether ``proof`` is that of ``role``; takes equally long whatever is wrong with it."""
+    """Whether ``proof`` is that of ``role``; compares in constant time."""
     return hmac.compare_digest((proof or "").encode(), compute_proof(token, role, nonces).encode())

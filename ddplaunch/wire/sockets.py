@@ -1,4 +1,4 @@
-"""Sockets for processes of this user alone: the folders where they are, and who is at the other end."""
+"""Unix sockets for processes of the same user: their private folders, and the user of the peer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _UCRED = struct.Struct("iII")  # of SO_PEERCRED: pid, uid, gid
 
 
 def socket_dir_candidates(name: str) -> list[str]:
-    """Where a folder of this name may be, the best place first; who has other variables looks in all."""
+    """Possible paths of a private folder, the best first; a client with other variables searches all."""
     user = os.geteuid()
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     parents = [each for each in (runtime, f"/run/user/{user}") if os.path.isabs(each)]
@@ -20,7 +20,7 @@ def socket_dir_candidates(name: str) -> list[str]:
 
 
 def is_private_dir(folder: str) -> bool:
-    """Whether only this user can enter it or put another in its place; not where it is a link."""
+    """Whether only this user can enter or replace this folder; False for a symbolic link."""
     try:
         found, parent = os.lstat(folder), os.stat(os.path.dirname(folder))
     except OSError:
@@ -32,10 +32,10 @@ def is_private_dir(folder: str) -> bool:
 
 
 def listen_unix(path: str) -> socket.socket:
-    """Listen on a new socket there, which does not block.
+    """Return a non-blocking socket that listens at ``path``.
 
     Raises:
-        OSError: something is there (EADDRINUSE), or there is no such folder.
+        OSError: the path exists (EADDRINUSE), or there is no such folder.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
@@ -49,12 +49,12 @@ def listen_unix(path: str) -> socket.socket:
 
 
 def peer_uid(sock: socket.socket) -> int:
-    """The user of the process at the other end, as it was when it connected or began to listen."""
+    """The uid of the peer process, at the time when it connected or began to listen."""
     uid: int = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1]
     return uid
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
+    """Return a loopback port on which no process listens now."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])

@@ -1,8 +1,8 @@
-"""Plain data as typed values, and messages as JSON objects ``{"op": …, "body": {…}}``.
+"""Encodes and decodes messages: dataclasses as JSON objects ``{"op": …, "body": {…}}``, validated on decoding.
 
-JSON is data and never code. Every field is checked against its annotation, which carries its bounds (``bounds``),
-before anything acts on it. Who declares a message need not load the types of its fields: they are looked for when the
-first such message comes, in the module of the class, then in ``bounds``.
+JSON is data and never code. Every field is checked against its annotation, which has its bounds (``bounds``), before
+anything uses it. A module that declares messages need not import the types of its fields: they are looked up when the
+first such message arrives, in that module, then in ``bounds``.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from ddplaunch.wire.frames import ProtocolError, encode_frame
 T = TypeVar("T")
 
 _LOCK = allocate_lock()
-"""msgspec builds what it has to know of a class at its first use, and crashes if two threads do so at once (0.22)."""
+"""msgspec analyses a class at its first use, and crashes if two threads do so at once (0.22)."""
 
 _DECODE_ERRORS = (msgspec.MsgspecError, KeyError, TypeError, ValueError, OverflowError, RecursionError)
 
 
 def parse(data: bytes, kind: type[T]) -> T:
-    """Return JSON as a ``kind``. Raises MsgspecError if it is none, RecursionError if it is nested too deeply."""
+    """Parse JSON as a ``kind``. Raises MsgspecError if it is invalid, RecursionError if nested too deeply."""
     with _LOCK:
         return msgspec.json.decode(data, type=kind)
 
 
 def encode(message: object) -> bytes:
-    """Return the frame of a message, without the fields that have their defaults."""
+    """Return the frame of a message; fields with their default values are left out."""
     kind: Any = type(message)
     defaults = vars(kind)
-    said = {
+    fields = {
         name: value for name in kind.__match_args__ if (value := getattr(message, name)) != defaults.get(name, Ellipsis)
     }
-    return encode_frame(msgspec.json.encode({"op": kind.__name__, "body": said}))
+    return encode_frame(msgspec.json.encode({"op": kind.__name__, "body": fields}))
 
 
 def decode(body: bytes, accepted_types: Iterable[type[T]]) -> T:
-    """Return the message in ``body``; Garbled if it is not an ``accepted_types`` one, or a field makes no sense."""
+    """Return the message in ``body``; ProtocolError if it is not of ``accepted_types``, or a field is invalid."""
     kinds: dict[str, Any] = {kind.__name__: kind for kind in accepted_types}
     try:
         envelope = msgspec.json.decode(body)
@@ -59,11 +59,11 @@ def decode(body: bytes, accepted_types: Iterable[type[T]]) -> T:
 
 
 def convert(value: Any, kind: Any) -> Any:
-    """Return lists, dictionaries, texts and numbers as a ``kind``; Garbled if they are none."""
+    """Convert lists, dictionaries, strings and numbers to a ``kind``; ProtocolError if they are invalid."""
     try:
         return _validator_for(kind)(value)
     except _DECODE_ERRORS as error:
-        raise ProtocolError(f"a value that is none ({type(error).__name__})") from None
+        raise ProtocolError(f"an invalid value ({type(error).__name__})") from None
 
 
 def field_types(kind: Any) -> Mapping[str, Any]:
@@ -73,7 +73,7 @@ def field_types(kind: Any) -> Mapping[str, Any]:
 
 
 class _AnnotationNamespace(dict[str, Any]):
-    """What the names in a module's annotations stand for."""
+    """Resolves the names in a module's annotations."""
 
     def __init__(self, module: Any) -> None:
         super().__init__()
@@ -85,27 +85,27 @@ class _AnnotationNamespace(dict[str, Any]):
         except AttributeError:
             if name in vars(bounds):
                 return vars(bounds)[name]
-            raise KeyError(name) from None  # one of Python's own
+            raise KeyError(name) from None  # a builtin
 
 
 @cache
 def _validator_for(hint: Any) -> Validator:
-    """What returns plain data as a value of this type, and raises an exception of ``_DECODE_ERRORS`` where it is none."""
-    inner = get_args(hint)
+    """Return a function that converts plain data to this type, or raises one of ``_DECODE_ERRORS``."""
+    args = get_args(hint)
     match get_origin(hint):
         case origin if origin is Annotated:
-            return _check_bound(_validator_for(inner[0]), inner[1])
+            return _check_bound(_validator_for(args[0]), args[1])
         case origin if origin in (Union, UnionType):
-            (kind,) = (each for each in inner if each is not NoneType)
+            (kind,) = (each for each in args if each is not NoneType)
             return _check_optional(_validator_for(kind))
         case origin if origin is tuple:
             return (
-                _check_sequence(_validator_for(inner[0]))
-                if inner[1:] == (...,)
-                else _check_tuple([*map(_validator_for, inner)])
+                _check_sequence(_validator_for(args[0]))
+                if args[1:] == (...,)
+                else _check_tuple([*map(_validator_for, args)])
             )
         case origin if origin is Literal:
-            return {each: each for each in inner}.__getitem__
+            return {each: each for each in args}.__getitem__
     if is_dataclass(hint):
         return _construct({name: _validator_for(each) for name, each in field_types(hint).items()}, hint)
     if issubclass(hint, Enum):
@@ -116,10 +116,10 @@ def _validator_for(hint: Any) -> Validator:
 
 
 def _check_type(kind: type) -> Validator:
-    taken = (int, float) if kind is float else (kind,)
+    accepted = (int, float) if kind is float else (kind,)
 
     def check(value: Any) -> Any:
-        if type(value) not in taken:
+        if type(value) not in accepted:
             raise TypeError(f"no {kind.__name__}")
         return kind(value)
 

@@ -78,7 +78,7 @@ HANG = """
 WAIT = "ranks 0, 1 wait in all_reduce #4 of default_pg (float32[6]), entered at {reduce}"
 SENTENCES = {
     "sleep": f"{WAIT}; rank 2 has not entered it: step at {{sleep}}",
-    "gil": f"{WAIT}; rank 2 does not answer, as native code holds the GIL: step at {{gil}}",
+    "gil": f"{WAIT}; rank 2 does not respond (native code holds the GIL): step at {{gil}}",
     "stopped": f"{WAIT}; rank 2 is stopped (SIGSTOP)",
     "exec": f"{WAIT}; rank 2 has become another program",
     "ending": f"{WAIT}; rank 2 is ending",
@@ -159,7 +159,7 @@ def test_without_torchs_recorder_the_report_has_stacks_only(start_ddplaunch, tmp
     )
     told = sentence("sleep").replace(" #4 of default_pg (float32[6]), entered", ", called").replace("entered", "called")
     said = found(job, told)
-    assert said["notes"] == ["no rank has told which collective it is in: only stacks are known"]
+    assert said["notes"] == ["no rank has reported its collectives: only stacks are known"]
     job.process.kill()
     job.wait()
     job.assert_nothing_left()

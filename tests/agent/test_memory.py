@@ -272,7 +272,7 @@ def test_of_version_2_the_limit_of_a_group_above_counts(tmp_path):
         "the kernel's out-of-memory killer ended it: control group /slurm/job_42 had used its 64.0 GiB (memory.max); "
         "oom_kill rose from 1 to 2",
         "rank 1 had 60.0 GiB, shared memory 4 MiB, page cache 1 MiB",
-        "keep less on the host from step to step (losses by .item(), no growing lists), use smaller batches; "
+        "reduce host memory: log loss.item(), avoid growing lists, use smaller batches; "
         "or ask for more memory (sbatch --mem)",
     ]
     assert memory.explain_kill(signal.SIGTERM, "", 1, NOBODY, 0) is None
@@ -367,7 +367,7 @@ def test_the_machines_count_is_for_where_no_group_counts(tmp_path):
     assert memory.explain_kill(signal.SIGKILL, "", 0, NOBODY, 1) is None
     events(tmp_path, "proc/vmstat", oom_kill=4)
     said = memory.explain_kill(signal.SIGKILL, "", 0, NOBODY, 5 << 30) or ""
-    assert said.startswith("the kernel's out-of-memory killer ran meanwhile on this machine: probably out of memory")
+    assert said.startswith("the kernel's out-of-memory killer was active on this machine: probably out of memory")
     assert "start fewer ranks on it" in said
     assert is_transient(RankFailure(0, 0, "h", 1, 0, 1, None, "EOFError", None, 1.0, said))
     killed = RankFailure(0, 0, "h", 1, 0, None, signal.SIGKILL, None, None, 1.0, said)
@@ -423,13 +423,13 @@ def point(moment, own, children=0, shared=0, cache=0):
     [
         ([point(0, 1, 2), point(600, 1, 30)], "its child processes grew from 2.0 GiB to 30.0 GiB", "fewer DataLoader"),
         ([point(0, 1, 2, 1), point(60, 1, 2, 9)], "shared memory grew from 1.0 GiB to 9.0 GiB", "prefetch_factor"),
-        ([point(0, 1), point(60, 9, 0, 0, 8)], "rank 3 grew from 1.0 GiB to 9.0 GiB, page cache grew", "keep less"),
-        ([point(0, 40, 2), point(30, 40, 2)], None, "keep less"),
-        ([point(0, 40, 2, 1, 1), point(30, 41, 2, 1, 1)], "nothing grew by much", "keep less"),
-        ([point(0, 2, 60), point(30, 3, 60)], "nothing grew by much", "fewer DataLoader"),
+        ([point(0, 1), point(60, 9, 0, 0, 8)], "rank 3 grew from 1.0 GiB to 9.0 GiB, page cache grew", "reduce host"),
+        ([point(0, 40, 2), point(30, 40, 2)], None, "reduce host"),
+        ([point(0, 40, 2, 1, 1), point(30, 41, 2, 1, 1)], "no memory use grew by much", "reduce host"),
+        ([point(0, 2, 60), point(30, 3, 60)], "no memory use grew by much", "fewer DataLoader"),
         ([point(0, 90), point(700, 1, 1), point(900, 1, 5)], "in the last 3m20s its child", "fewer DataLoader"),
         ([point(0, 2, 40)], None, "fewer DataLoader"),
-        ([], None, "keep less"),
+        ([], None, "reduce host"),
     ],
 )
 def test_who_grew_and_what_helps(points, grew, advice):

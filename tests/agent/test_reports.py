@@ -107,14 +107,14 @@ def test_a_keyboard_interrupt_of_one_rank_has_its_traceback(run_ddplaunch, tmp_p
 def test_a_hint_names_what_the_program_lacks(run_ddplaunch, tmp_path):
     """The terminal, which --stdin gives, and the environment that is active in the shell."""
     script = write_program(tmp_path, "reads.py", "import os\nif os.environ['RANK'] == '1':\n    input()\n")
-    assert "  stdin is empty in this rank; with --stdin 1 it reads yours\n" in run_ddplaunch(
+    assert "  stdin of this rank is empty; with --stdin 1 it reads the launcher's stdin\n" in run_ddplaunch(
         "run", "--nproc", "2", *LIGHT, script
     ).stderr  # fmt: skip
     python = write_program(tmp_path, "other/bin/python", "")
     script = write_program(tmp_path, "imports.py", "import nothing_of_this_name\n")
     env = {"VIRTUAL_ENV": str(tmp_path / "other")}
     words = ("run", "--nproc", "2", *LIGHT, script)
-    hint = f"  ranks run on {sys.executable}, and $VIRTUAL_ENV has another Python: {python} -m ddplaunch run …\n"
+    hint = f"  the ranks use {sys.executable}; $VIRTUAL_ENV has another Python: {python} -m ddplaunch run …\n"
     assert hint in run_ddplaunch(*words, env=env).stderr
     assert "$VIRTUAL_ENV" not in run_ddplaunch(*words, env={"VIRTUAL_ENV": sys.prefix}).stderr
 

@@ -47,7 +47,7 @@ def test_restarts_are_counted_and_end(run_ddplaunch):
     assert done.returncode == 7
     assert [f"restart {i} of 2" in done.stderr for i in (1, 2, 3)] == [True, True, False]
     assert {attempt for attempt in re.findall(r"attempt (\d)", done.stdout)} == {"0", "1", "2"}
-    assert "no restart is left" in done.stderr
+    assert "no restarts left" in done.stderr
 
 
 def test_a_crash_loop_is_broken(run_ddplaunch):

@@ -237,7 +237,7 @@ def test_the_result_of_the_job_is_shown_before_sidecars_end(start_ddplaunch, tmp
     sidecar(job)
     job.wait_for("ready", 2)
     job.signal(signal.SIGUSR2)
-    wait_until(lambda: "must make room" in job.stderr(), "the warning")
+    wait_until(lambda: "to save a checkpoint" in job.stderr(), "the warning")
     (tmp_path / "go").touch()
     assert job.wait() == 75
     said = job.stderr().splitlines()

@@ -37,8 +37,8 @@ dist.destroy_process_group()
 """
 
 SENTENCE = re.compile(
-    r"ddplaunch: rank (\d+) arrived last in (\d+) % of the last (\d+) collectives, "
-    r"(\d+) ms late in the median: (\d+) % of that time waited for it\n"
+    r"ddplaunch: rank (\d+) was last in (\d+) % of the last (\d+) collectives "
+    r"\(median delay (\d+) ms\); the others spent (\d+) % of the time waiting for it\n"
 )
 
 PACE = InspectJobRequest(Detail.LATENESS)
@@ -146,7 +146,7 @@ def test_clocks_of_two_nodes_that_are_apart(start_ddplaunch, tmp_path, ahead):
 def test_clocks_of_two_nodes_that_were_not_compared(start_ddplaunch, tmp_path):
     """The run is over before two heartbeats."""
     first, _ = nodes(start_ddplaunch, tmp_path, "3", "0.05", "14", heartbeat="600", **skewed(tmp_path, 100))
-    assert "which node is slow cannot be told: their clocks have not been compared yet" in first
+    assert "cannot determine which node is slow: their clocks have not been compared yet" in first
 
 
 FOREVER = """
@@ -180,7 +180,7 @@ def test_a_running_job_names_its_slow_rank(start_ddplaunch, tmp_path, short):
         folder = short / number / "ddplaunch"
         wait_until(lambda folder=folder: [*folder.glob("*")], "a door")
         (door,) = map(str, folder.iterdir())
-        wait_until(lambda door=door: "rank 1 arrived last in" in "".join(pace(door)), "it")
+        wait_until(lambda door=door: "rank 1 was last in" in "".join(pace(door)), "it")
         found = send_request(door, InspectJobRequest()).inspection
         assert found.pace == ()
         assert len(found.ranks) == 2

@@ -53,7 +53,7 @@ def elsewhere():
         ("stop", r"rank 2 was stopped \(SIGSTOP\) and did not enter all_reduce #2, which 2 ranks waited for"),
         ("absent", r"rank 2 did not call init_process_group, which 2 ranks waited for: sleep at .*stalls.py:\d+"),
         ("old", r"rank 2 did not call all_reduce, which 2 ranks waited for: sleep at .*stalls.py:\d+"),
-        ("idle", r"no rank does anything: ranks 0 to 2: sleep at .*stalls.py:\d+"),
+        ("idle", r"all ranks are idle: ranks 0 to 2: sleep at .*stalls.py:\d+"),
         ("reply", r"rank 2 .* 2 ranks waited for: it waits for a reply from 127.0.0.1:\d+, reply at .*stalls.py:\d+"),
     ],
 )
@@ -64,7 +64,7 @@ def test_a_rank_that_others_wait_for_is_named(run_ddplaunch, tmp_path, elsewhere
     assert re.fullmatch(rf"ddplaunch: no progress for \d\.\ds \(--stall-timeout\): {blame}", ours), done.stderr
     assert "2 other ranks were stopped" in done.stderr
     assert "Traceback" not in done.stderr
-    hint = "  if that was work, use a larger --stall-timeout, or call ddplaunch.runtime.working() meanwhile\n"
+    hint = "  if the ranks were busy, raise --stall-timeout or call ddplaunch.runtime.working()\n"
     assert (hint in done.stderr) == (what != "stop")
     if what == "sleep":
         assert 'stalls.py", line' in done.stderr

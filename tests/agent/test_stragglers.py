@@ -88,7 +88,8 @@ def test_they_can_be_ended(run_ddplaunch, tmp_path):
     assert done.returncode == 124
     told, *trace = done.stderr.splitlines()
     assert (
-        told == "ddplaunch: rank 2 ran on for 2.0s after the others had ended (--straggler-timeout): save at train.py:5"
+        told
+        == "ddplaunch: rank 2 still running 2.0s after the others had ended (--straggler-timeout): save at train.py:5"
     )
     assert trace == ["  it was at", '    File "train.py", line 8, in <module>', '    File "train.py", line 5, in save']
 
@@ -101,7 +102,7 @@ def test_they_can_be_ended_on_another_node(start_ddplaunch, tmp_path, nproc):
     node_0 = start_ddplaunch(*words, "--nproc", "2", "--node-rank", "0", script)
     node_1 = start_ddplaunch(*words, "--nproc", nproc, "--node-rank", "1", script)
     assert [node.wait() for node in (node_0, node_1)] == [124, 124]
-    told = "rank 2 ran on for 2.0s after the others had ended (--straggler-timeout): save at train.py:5"
+    told = "rank 2 still running 2.0s after the others had ended (--straggler-timeout): save at train.py:5"
     assert f"{told} (on {socket.gethostname()})" in node_0.stderr()
     for node in (node_0, node_1):
         node.assert_nothing_left()

@@ -112,7 +112,7 @@ def test_what_the_kernel_knows_of_a_sleeping_process(tmp_path):
         1: ("import fcntl; fcntl.flock(open('lock'), fcntl.LOCK_EX)", Sleep("waits for a file lock", holder=0)),
         2: ("input()", Sleep("waits for input")),
         3: ("open('fifo').read()", Sleep("waits for the other end of a fifo")),
-        4: ("import os; os.system('exec sleep 60')", Sleep("waits for a process that it has started")),
+        4: ("import os; os.system('exec sleep 60')", Sleep("waits for a child process")),
         5: ("import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()", Sleep("asleep")),
     }
     started = {
@@ -192,10 +192,10 @@ def test_a_wait_for_a_child_process_or_a_polled_lock_is_named(start_ddplaunch, r
     job = start_ddplaunch("run", "--nproc", "6", *LIGHT, write_program(tmp_path, "train.py", CHILDREN))
     states = {
         "rank 0: waits at its exit for a child process to end",
-        "waits for a process that it has started",
+        "waits for a child process",
         "rank 2: waits at its exit until its queue is read",
         "waits for its process pool",
-        "waits for a message of another process",
+        "waits for a message from another process",
         "waits for a file lock",
     }
 

@@ -215,7 +215,7 @@ def test_what_the_source_does_not_show_is_called_as_well(run_ddplaunch, out_of_s
         (EXEC, "fn.py:decorated", "fn.py:decorated needs --steps"),
         (FORKED, "fn.py:renamed --steps x", "fn.py:renamed cannot take --steps: 'x' is not a valid integer"),
         (FORKED, "fn.py:made --stepps 3", "fn.py:made: no such option"),
-        (FORKED, "fn.py:nowhere", "fn has no function nowhere"),
+        (FORKED, "fn.py:nowhere", "fn.py has no function nowhere"),
         (EXEC, "fn.py:value", "fn.py:value is not a function: it is 2"),
     ],
 )

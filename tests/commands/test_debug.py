@@ -318,7 +318,7 @@ def test_a_client_takes_over_from_the_terminal(debug_terminal, tmp_path):
     done = pipe_to_debugger(tmp_path, "p loss\n", "calm")
     assert "(rank 1) p loss\n0\n" in done.stdout
     assert each.end() == 0
-    assert "ddplaunch: another terminal has the debugger now" in each.history
+    assert "ddplaunch: another terminal has taken over the debugger" in each.history
     assert each.given_back
 
 

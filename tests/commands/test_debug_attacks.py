@@ -114,7 +114,7 @@ def test_time_limits_run_again_when_a_client_is_killed_while_a_rank_steps(debug_
         each.until(lambda each: each.rows[-1:] != ["(rank 1)"])
     each.process.kill()
     assert job.wait() == 124
-    assert "have passed (--timeout)" in job.stderr()
+    assert "expired" in job.stderr()
 
 
 def test_time_limits_run_again_when_a_client_goes_in_the_moment_in_which_a_rank_steps(debug_job):
@@ -124,7 +124,7 @@ def test_time_limits_run_again_when_a_client_goes_in_the_moment_in_which_a_rank_
     with attached(b"(rank 1)") as client:
         client.sendall(frame({"op": "LineInput", "body": {"rank": 1, "line": "n"}}))
     assert job.wait() == 124
-    assert "have passed (--timeout)" in job.stderr()
+    assert "expired" in job.stderr()
 
 
 def test_a_step_that_outlasts_its_client_stops_nowhere(debug_job, tmp_path):
@@ -152,7 +152,7 @@ def test_a_long_line_works_and_a_too_long_one_is_refused(debug_job, debug_termin
     assert "\n4200\n" in said
     assert "ddplaunch: not sent: this line has 70,004 characters, of 65,536\n" in said
     assert "(rank 1) p 6 * 7\n42\n" in said
-    each.until("another terminal has the debugger now")
+    each.until("another terminal has taken over the debugger")
     each.type("\x03")
     assert job.wait() == 0
 
@@ -270,7 +270,7 @@ def test_two_clients_at_once(debug_job, debug_terminal):
     first.until(lambda each: each.rows[-1:] == ["(rank 1)"])
     second = debug_terminal("debug", "calm")
     second.until(lambda each: each.rows[-1:] == ["(rank 1)"])
-    first.until("another terminal has the debugger now")
+    first.until("another terminal has taken over the debugger")
     first.type("p 1\r")
     second.type("p 2 + 3\r")
     second.until("5")

@@ -119,7 +119,7 @@ def test_pudb_draws_on_the_whole_terminal_and_follows_its_size(debug_job, debug_
     first.until(lambda each: any("loss: 7" in row for row in each.rows) and len(each.rows) <= 20)
     second = debug_terminal("debug", "calm", columns=90)
     second.until(lambda each: any("loss: 7" in row for row in each.rows))
-    first.until("another terminal has the debugger now")
+    first.until("another terminal has taken over the debugger")
     second.type("n")
     second.until(lambda each: any("loss: 8" in row for row in each.rows))
     second.process.kill()

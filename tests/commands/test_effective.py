@@ -47,8 +47,8 @@ def submit(run_id: str | None, ago: float) -> None:
 def test_a_report_begins_with_the_effective_time(run_in_fork, tmp_path):
     keep(run_id=MINE)
     out = run_in_fork("report", MINE).stdout.splitlines()
-    assert re.match(r"effective \d+ %: \S+ s of \S+ s", out[0])
-    assert out[1] == f"{MINE}: ended well"
+    assert re.match(r"goodput \d+ %: \S+ s of \S+ s", out[0])
+    assert out[1] == f"{MINE}: succeeded"
     told = json.loads(run_in_fork("report", MINE, "--json").stdout)
     assert told["runs"] == [MINE]
     assert sum(value for name, value in told["spent"].items() if name != "restarts") == pytest.approx(
@@ -56,7 +56,7 @@ def test_a_report_begins_with_the_effective_time(run_in_fork, tmp_path):
     )
     run_in_fork("report", MINE, "--html", "page.html")
     assert f"<p>{out[0]}" in (tmp_path / "page.html").read_text()
-    assert "EFFECTIVE" in run_in_fork("ps", "--all").stdout
+    assert "GOODPUT" in run_in_fork("ps", "--all").stdout
     (row,) = (each for each in json.loads(run_in_fork("ps", "--json").stdout) if each["run"] == MINE)
     assert 0 <= row["effective"] <= 1
 
@@ -98,12 +98,12 @@ def fail(host: str, run_id: str) -> None:
 
 
 def test_all_runs_lately(run_in_fork):
-    assert run_in_fork("report", "--since", "7d").stdout == "no run that is kept began in the last 7 d and ended\n"
+    assert run_in_fork("report", "--since", "7d").stdout == "no recorded run began in the last 7 d and ended\n"
     keep(run_id="well")
     for number, host in enumerate(("n3", "n4", "n3")):
         fail(host, f"f{number}")
     out = run_in_fork("report", "--since", "7d").stdout
-    assert re.match(r"effective \d+ %: .*\n  4 runs began in the last 7 d and ended\n", out)
+    assert re.match(r"goodput \d+ %: .*\n  4 runs began in the last 7 d and ended\n", out)
     assert re.search(r"^LOST +SHARE\n", out, re.MULTILINE)
     hosts = out.partition("HOST")[2].splitlines()[1:]
     assert [line.split()[:2] for line in hosts] == [["n3", "2"], ["n4", "1"]]
@@ -135,9 +135,9 @@ def test_submit_names_hosts_that_failed_again_and_again(run_in_fork, tmp_path, m
     monkeypatch.delenv("SLURM_JOB_ID")
     fail("n4", "here")
     done = run_in_fork("submit", "--dry-run", "train.py")
-    hint = "failed in your jobs of the last 7 days: n5 (2 times), n3 (2 times); to leave out: --exclude n5,n3"
+    hint = "failed in your jobs of the last 7 days: n5 (2 times), n3 (2 times); to exclude them: --exclude n5,n3"
     assert hint in done.stderr
     assert "exclude" not in done.stdout
     done = run_in_fork("submit", "--dry-run", "--exclude", "n[1-3]", "train.py")
-    assert "of the last 7 days: n5 (2 times); to leave out: --exclude n[1-3],n5" in done.stderr
+    assert "of the last 7 days: n5 (2 times); to exclude them: --exclude n[1-3],n5" in done.stderr
     assert "7 days" not in run_in_fork("submit", "--dry-run", "--exclude", "n[3-5]", "train.py").stderr

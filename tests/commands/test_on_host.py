@@ -138,7 +138,7 @@ def test_stop_ends_the_jobs_from_where_they_were_started(place, environment):
         for name in ("one", "two", "here"):
             assert f"{name} has ended" in done.stderr
             assert jobs[name].wait(scaled_timeout(30)) == 128 + signal.SIGINT, (place / name).read_text()
-        assert "no job of yours is running here" in stop("--all").stderr
+        assert "you have no running jobs on this machine" in stop("--all").stderr
         assert not list((place / "state" / "ddplaunch" / "over-ssh").iterdir())  # --no-history
     finally:
         for job in jobs.values():

@@ -142,7 +142,7 @@ def test_it_has_all_of_a_run():
         "entered it: load_batch at data.py:31",
         "rank 2 on n0, attempt 1: exited with code 1; started at 1m03s, lasted 57s",
         "Peak memory: 1.7 GiB (rank 3)",
-        "no restart is left: all 2 were used",
+        "no restarts left (--max-restarts 2)",
         "ddplaunch run --nproc 4 train.py --lr 0.1",
         "/home/ada/nets",
     ):

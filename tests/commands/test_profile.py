@@ -173,7 +173,7 @@ def test_ranks_that_are_starting(start_ddplaunch, run_in_fork, tmp_path):
     done = run_in_fork("profile", "starting")
     write_program(tmp_path, "go", "")
     assert done.returncode == 1
-    assert "\nError: the ranks are still starting\n  type it again once they run; " in done.stderr
+    assert "\nError: the ranks have not started yet\n  try again in a few seconds" in done.stderr
     assert "no process" not in done.stderr
     assert begun.wait() == 0
 
@@ -286,7 +286,7 @@ def test_a_late_rank_and_equal_results_over_two_nodes(start_ddplaunch, run_in_fo
     assert re.search(rf"rank 1 differs: \d+ % of its time is in load at {late}, of the others' 0 %", done.stdout), (
         done.stdout
     )
-    assert "rank 1 arrived last in" in done.stdout
+    assert "rank 1 was last in" in done.stdout
     found = rows(done.stdout)
     assert found[late][2] > 50 > found[late][1]
     assert found[line(TRAIN, "wait")][2] > 50

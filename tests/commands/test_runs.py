@@ -84,13 +84,13 @@ def test_ps_and_a_suspended_launcher(running, run_in_fork):
         assert row(done.stdout, NAME)[1:2] + row(done.stdout, NAME)[3:] == [
             *("suspended", "2", "-", str(job.process.pid), "waits.py"),
         ]
-        advice = f"fg in its terminal, or kill -CONT {job.process.pid}, continues it\n"
-        assert done.stderr.endswith(f"{NAME} is suspended: {advice}")
+        advice = f"continue it with fg in its terminal, or kill -CONT {job.process.pid}\n"
+        assert done.stderr.endswith(f"run {NAME} is suspended (PID {job.process.pid}): {advice}")
         assert {each["run"]: each for each in json.loads(run_in_fork("ps", "--json").stdout)}[NAME]["world_size"] == 2
         for words in (("logs", NAME), ("stacks", NAME), ("top", NAME), ("debug", NAME)):
             done = run_in_fork(*words)
             assert (done.returncode, done.stdout) == (69, "")
-            assert done.stderr.startswith(f"Error: {NAME} is suspended")
+            assert done.stderr.startswith(f"Error: run {NAME} is suspended (PID {job.process.pid})\n")
             assert done.stderr.endswith(advice)
         report = run_in_fork("report", NAME)
         assert f"{NAME}: running" in report.stdout
@@ -189,7 +189,7 @@ def test_logs_and_report_of_a_failure(run_ddplaunch, run_in_fork, tmp_path):
 
     out = run_in_fork("report", MINE).stdout
     first, _, rest = out.partition("\n")
-    assert first.startswith("effective ")
+    assert first.startswith("goodput ")
     assert rest.startswith(f"{MINE}: failed with exit code 1\n  ddplaunch run --nproc 2 ")
     assert said[said.rindex("ddplaunch: rank 1 failed with") :].partition("ddplaunch: no restart")[0] in out
     assert [line.split()[0] for line in out.partition("ATTEMPT")[2].splitlines()[1:3]] == ["0", "1"]
@@ -213,7 +213,7 @@ def test_without_a_name_it_is_the_newest_run_of_this_folder(run_ddplaunch, runni
     assert json.loads(run_in_fork("report", "--json").stdout)["run"] == f"{MINE}-b"
     (empty := tmp_path / "empty").mkdir()
     refused = run_in_fork("report", cwd=empty)
-    assert refused.stderr.startswith(f"Error: no run that was started in {empty} is kept or running\n  name one: ")
+    assert refused.stderr.startswith(f"Error: no running or recorded run was started in {empty}\n  name one: ")
     job = running("--no-history")
     run_ddplaunch("run", "--nproc", "2", "--run-id", f"{MINE}-d", *LIGHT, "ends.py")
     waiting = subprocess.Popen(
@@ -460,7 +460,7 @@ def test_stop_all(running, monkeypatch):
     wait_until(lambda: is_suspended(jobs[0].process.pid), "the launcher to stop")
     pids = [job.process.pid for job in jobs]
     mine = [each for each in runs.list_running() if each.pid in pids]
-    monkeypatch.setattr("ddplaunch.commands.runs.stop.runs.all_running", lambda: mine)
+    monkeypatch.setattr("ddplaunch.commands.runs.stop.runs.list_running", lambda: mine)
     done = CliRunner().invoke(stop, ["--all"])
     assert "was suspended; it is continued" in done.stderr
     assert done.stderr.count(" has ended\n") == 2

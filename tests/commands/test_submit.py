@@ -180,7 +180,7 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
         ("--mem lots train.py", ("--mem lots: expected a size", "200G")),
         ("--gpus-per-node eight train.py", ("--gpus-per-node eight: expected a number of GPUs",)),
         ("--array a train.py", ("--array a: expected a list",)),
-        ("--array 0-3 --follow train.py", ("--follow does not work with --array 0-3", "leave one out")),
+        ("--array 0-3 --follow train.py", ("--follow does not work with --array 0-3", "leave one of them out")),
         ("--sbatch-arg contiguous train.py", ("contiguous: expected an option of sbatch", "--sbatch-arg=--contiguous")),
         ("--sbatch-arg=--time=5 train.py", ("ddplaunch has --time itself", "use --time")),
         ("--sbatch-arg=--gres=gpu:1 train.py", ("ddplaunch has --gres itself", "use --gres")),
@@ -206,9 +206,9 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
         ("--error train.py/%j.err train.py", ("cannot write the log: ", "--error DIR/%j.err")),
         ("--requeue often train.py", ("--requeue often: expected a number of times, like 3",)),
         ("--requeue 2 --time 2:0 train.py",
-         ("--time 2:0 is 120 s", "the warning comes 120 s before its end", "more time")),
+         ("--time 2:0 is 120 s", "the signal comes 120 s before the end", "longer --time")),
         ("--requeue 2 --preempt-grace 60 --grace 5 --time 0:1:5 train.py",
-         ("65 s before its end (--preempt-grace 60 and",)),
+         ("65 s before the end (--preempt-grace 60 and",)),
         ("--requeue 2 --preempt-signal none train.py", ("--requeue 2 does not work with --preempt-signal none",)),
         ("--requeue 2 --preempt-signal TERM train.py", ("--preempt-signal TERM", "a cancelled job must not come back")),
         ("--requeue 2 --sbatch-arg=--signal=USR1@9 train.py",
@@ -543,14 +543,14 @@ def test_sbatch_refuses(submit, refusal, hint):
     done = submit("--partition x --follow train.py", env={"REFUSAL": refusal})
     assert done.returncode == 2
     lines = done.stderr.splitlines()[-3:]
-    assert lines[:2] == [refusal, "Error: sbatch refused the job (exit code 1)"]
+    assert lines[:2] == [refusal, "Error: sbatch rejected the job (exit code 1)"]
     assert hint in lines[2]
 
 
 def test_an_answer_that_is_no_job_id(submit):
     done = submit("train.py", env={"ANSWER": "see you"})
     assert done.returncode == 1
-    assert "its answer is not a job id: 'see you'" in done.stderr
+    assert "its output has no job id: 'see you'" in done.stderr
 
 
 # --------------------------------------------------------------------------------------------------------- following
@@ -600,7 +600,7 @@ def test_stderr_that_is_apart(submit, cluster, tmp_path):
     ("last", "code", "said"),
     [
         ("say TIMEOUT TimeLimit 0:15", 143, "job 77 reached its time limit (exit code 143)"),
-        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", 1, "Slurm has forgotten job 77"),
+        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", 1, "Slurm no longer knows job 77"),
     ],
 )
 def test_ends(submit, cluster, last, code, said):

@@ -135,7 +135,7 @@ def test_keys(job, top):
         each.until(opened)
 
     press("l1\r", "[1] up")
-    press("l7\r", "ddplaunch: rank 7 has printed nothing that is in memory here")
+    press("l7\r", "ddplaunch: rank 7 has no output in memory on this node")
     press("f", "ddplaunch: no rank has failed")
     press("s", "no rank waits for another rank")
     press("?", "leave the view")
@@ -167,7 +167,7 @@ def test_who_is_stopped(job, top):
     each.until("| filter: stopped")
     assert "T stopped: rank 1   ? help" in each.rows
     os.kill(mine.ranks()[1], signal.SIGCONT)
-    each.until("no rank of this kind")
+    each.until("no rank matches the filter")
 
 
 def test_a_launcher_that_is_suspended_and_ends(job, top):
@@ -178,7 +178,7 @@ def test_a_launcher_that_is_suspended_and_ends(job, top):
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
-        each.until(f"suspended: fg in its terminal, or kill -CONT {mine.process.pid}, continues it")
+        each.until(f"suspended: continue it with fg in its terminal, or kill -CONT {mine.process.pid}")
         assert re.match(r"suspended \d\d:\d\d", each.rows[1]), each.rows
         each.until(lambda each: sum(bool(re.match(r" +[01] stopped ", row)) for row in each.rows) == 2)
         each.type("?")

@@ -90,5 +90,5 @@ def record(
         attempts=tuple(tries),
         verdict=tries[-1].verdict if tries else None,
         inspections=(inspection(ranks, 2, ended - 1),),
-        notes=("no restart is left: all 2 were used",),
+        notes=("no restarts left (--max-restarts 2)",),
     )

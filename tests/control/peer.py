@@ -14,18 +14,18 @@ from tests.patience import scaled_timeout
 
 
 class FakePeer:
-    """A connection, spoken in plain JSON."""
+    """A control connection that sends any JSON as a message."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
         sock.settimeout(scaled_timeout(30))
 
-    def say(self, op: str, body: dict[str, Any] | None = None, **fields: Any) -> None:
+    def send(self, op: str, body: dict[str, Any] | None = None, **fields: Any) -> None:
         text = json.dumps({"op": op, "body": {**(body or {}), **fields}}).encode()
         self.socket.sendall(struct.pack("!I", len(text)) + text)
 
-    def hear(self, *wanted: str) -> dict[str, Any] | None:
-        """The next message that is one of these; None where the other side has ended."""
+    def receive(self, *wanted: str) -> dict[str, Any] | None:
+        """Return the body of the next message of these kinds; None if the peer has closed."""
         while True:
             try:
                 text = self._read(struct.unpack("!I", self._read(4))[0])
@@ -36,11 +36,11 @@ class FakePeer:
                 return dict(message["body"])
 
     def ended(self) -> bool:
-        """Wait until the other side has closed."""
-        return self.hear() is None
+        """Wait until the peer has closed."""
+        return self.receive() is None
 
     def reset(self) -> None:
-        """Go without a word, and have the other's kernel told so."""
+        """Close with a TCP reset."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
 
@@ -90,31 +90,31 @@ def make_arrivals(rank: int = 1, **changed: Any) -> dict[str, Any]:
 def join_as_node_1(job: Any, **changed: Any) -> FakePeer:
     """Join the launcher of node 0 of ``job`` (test_joining's Nodes) as its node 1."""
     peer = FakePeer(job.call())
-    assert peer.hear("Welcome")
-    peer.say("NodeHello", make_hello(**changed))
+    assert peer.receive("Welcome")
+    peer.send("NodeHello", make_hello(**changed))
     return peer
 
 
 class FakeNodeZero:
-    """Takes in the launcher of node 1 of ``job``."""
+    """Plays node 0 for the launcher of node 1 of ``job``."""
 
     def __init__(self, job: Any) -> None:
         self._server = socket.create_server(("127.0.0.1", job.port + 1))
 
     def greet(self) -> FakePeer:
-        """Welcome the next node, and take its hello."""
+        """Accept the next node, send Welcome and read its hello."""
         sock, _ = self._server.accept()
         peer = FakePeer(sock)
-        peer.say("Welcome", ddplaunch=PROTOCOL_VERSION, nonce="0")
-        said = peer.hear("NodeHello")
-        assert said
-        self.share = said["node_spec"]
+        peer.send("Welcome", ddplaunch=PROTOCOL_VERSION, nonce="0")
+        hello = peer.receive("NodeHello")
+        assert hello
+        self.share = hello["node_spec"]
         return peer
 
     def meet(self, **joined: Any) -> FakePeer:
-        """Answer the next node with what a Joined has, changed."""
+        """Accept the next node and send JoinAccepted, with these changes."""
         peer = self.greet()
-        peer.say("JoinAccepted", {"run_id": "theirs", "heartbeat_timeout": 15.0, **joined})
+        peer.send("JoinAccepted", {"run_id": "theirs", "heartbeat_timeout_s": 15.0, **joined})
         return peer
 
     def close(self) -> None:

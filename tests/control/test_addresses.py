@@ -51,8 +51,8 @@ class Hosts:
     def run(self, address: str, *options: str, **how) -> tuple[list[int], list[str], list[str]]:
         """Codes, what was printed, and what was said, by host."""
         processes = [self.start(number, address, *options, **how) for number in range(len(self.network.hosts))]
-        told = [process.communicate(timeout=scaled_timeout(100)) for process in processes]
-        return [process.returncode for process in processes], [out for out, _ in told], [err for _, err in told]
+        results = [process.communicate(timeout=scaled_timeout(100)) for process in processes]
+        return [process.returncode for process in processes], [out for out, _ in results], [err for _, err in results]
 
     def reduce(self, address: str, *options: str, **how) -> list[list[str]]:
         """The words that each rank printed."""

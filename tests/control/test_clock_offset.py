@@ -118,7 +118,8 @@ def test_a_machine_whose_clocks_stood_still(which, seconds):
 
 
 @pytest.mark.parametrize("beat", [
-    HeartbeatMessage(0.0), HeartbeatMessage(1e11, 1e11, 604800.0), HeartbeatMessage(5.0, 1.79e9, 0.0), HeartbeatMessage(5.0, 0.0, 1e-9), HeartbeatMessage(5.0, None, 3.0),
+    HeartbeatMessage(0.0), HeartbeatMessage(1e11, 1e11, 604800.0), HeartbeatMessage(5.0, 1.79e9, 0.0),
+    HeartbeatMessage(5.0, 0.0, 1e-9), HeartbeatMessage(5.0, None, 3.0),
 ])  # fmt: skip
 def test_what_answers_nothing_tells_nothing(beat):
     peer = PeerClock()

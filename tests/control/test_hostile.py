@@ -42,7 +42,7 @@ def started(nodes):
     def begin(*options, **changed):
         job = nodes(*options)
         launcher, peer = job.start(0, target="waits.py"), join_as_node_1(job, **changed)
-        assert peer.hear("StartAttempt")
+        assert peer.receive("StartAttempt")
         launcher.wait_for("up")
         return launcher, peer
 
@@ -84,7 +84,7 @@ def as_said(op: str, body: dict, accepted) -> object:
 )
 def test_what_a_node_cannot_mean_makes_it_a_lost_one(started, op, body):
     launcher, peer = started()
-    peer.say(op, {"attempt": 0, "clock": 1e9, **body})
+    peer.send(op, {"attempt": 0, "clock": 1e9, **body})
     assert peer.ended()
     assert launcher.wait(20) == 69
     assert "node 1 (evil) was lost: it sent " in launcher.stderr()
@@ -101,7 +101,7 @@ def test_what_a_node_cannot_mean_makes_it_a_lost_one(started, op, body):
         ("FailureReported", {"failure": make_failure(exit_code=None)}),
         ("FailureReported", {"failure": make_failure(signal=9)}),
         ("FailureReported", {"failure": make_failure(2, host=HOST)}),
-        ("FailureReported", {"failure": make_failure(time=1e308)}),
+        ("FailureReported", {"failure": make_failure(moment=1e308)}),
         ("AttemptReport", {"failures": [make_failure(2, host="n1"), make_failure(2, host="n1")], "stopped": 0}),
         ("AttemptReport", {"failures": [], "stopped": 3}),
         ("ArrivalsReported", {"arrivals": [make_arrivals(gaps=[1 << 60])]}),
@@ -115,16 +115,16 @@ def test_what_a_node_cannot_mean_is_garbled(op, body):
     """On arrival, or where it is compared with how the job stands."""
     job = joined(1)
     with pytest.raises(ProtocolError):
-        job.say(1, as_said(op, {"attempt": 0, "clock": 1e9, **body} if op != "StopRequested" else body, FROM_NODE))
+        job.send(1, as_said(op, {"attempt": 0, "clock": 1e9, **body} if op != "StopRequested" else body, FROM_NODE))
 
 
 def test_a_warning_by_a_signal_without_a_name(started):
     launcher, peer = started("--preempt-grace", "0")
-    peer.say("PreemptionNotice", signal=40)
-    assert peer.hear("PreemptRanks")
-    peer.say("AttemptReport", attempt=0, failures=[], stopped=1, clock=1e9)
+    peer.send("PreemptionNotice", signal=40)
+    assert peer.receive("PreemptRanks")
+    peer.send("AttemptReport", attempt=0, failures=[], stopped=1, clock=1e9)
     assert launcher.wait(20) == 75
-    assert "signal 40 on node 1 (evil): the job must make room" in launcher.stderr()
+    assert "preempted by signal 40 on node 1 (evil): ranks have" in launcher.stderr()
 
 
 @pytest.mark.slow
@@ -133,10 +133,10 @@ def test_so_many_and_so_long_texts_are_not_kept(started):
     launcher, peer = started(share=make_node_spec(1, ranks=25))
     for rank in range(1, 26):
         text = "x" * (4 << 20)
-        peer.say(
+        peer.send(
             "FailureReported", attempt=0, failure=make_failure(rank, message=f"E: {rank}", traceback=text), clock=1e9
         )
-    peer.say("StopRequested", signal=2)
+    peer.send("StopRequested", signal=2)
     wait_until(lambda: "Ctrl-C on node 1" in launcher.stderr(), "that all was heard")
     import psutil
 
@@ -149,13 +149,13 @@ def test_a_node_that_beats_and_never_ends_is_waited_for_no_longer_than_somebody_
     launcher, peer = started("--grace", "60")
     for times in (1, 2):
         launcher.signal(signal.SIGINT)
-        order = peer.hear("StopAttempt")
+        order = peer.receive("StopAttempt")
         assert order
-        assert order["grace"] == (60 if times == 1 else 0)
-        peer.say("HeartbeatMessage", clock=1e9)
+        assert order["grace_s"] == (60 if times == 1 else 0)
+        peer.send("HeartbeatMessage", clock=1e9)
     launcher.signal(signal.SIGINT)
     assert launcher.wait(10) == 130
-    assert peer.hear("EndJob")
+    assert peer.receive("EndJob")
     launcher.assert_nothing_left()
 
 
@@ -165,9 +165,9 @@ EVIL = "\x1b[2J\x1b]0;mine\x07\r\u202e\x85ddplaunch: all is well\nddplaunch: ran
 def test_what_is_printed_of_a_rank_elsewhere_is_harmless(started):
     launcher, peer = started()
     said = make_failure(message=f"E{EVIL}", traceback=f"T{EVIL}", hint=f"H{EVIL}", tail=[EVIL])
-    peer.say("FailureReported", attempt=0, failure=said, clock=1e9)
-    assert peer.hear("StopAttempt")
-    peer.say("AttemptReport", attempt=0, failures=[said], stopped=0, clock=1e9)
+    peer.send("FailureReported", attempt=0, failure=said, clock=1e9)
+    assert peer.receive("StopAttempt")
+    peer.send("AttemptReport", attempt=0, failures=[said], stopped=0, clock=1e9)
     assert launcher.wait(20) == 3
     shown = launcher.stderr()
     assert_clean(shown)
@@ -178,7 +178,7 @@ def test_what_is_printed_of_a_rank_elsewhere_is_harmless(started):
 
 def test_what_is_printed_of_a_node_is_harmless(started):
     launcher, peer = started()
-    peer.say("NodeStartError", message=f"U{EVIL}", hint=f"H{EVIL}\nmore\nand more")
+    peer.send("NodeStartError", message=f"U{EVIL}", hint=f"H{EVIL}\nmore\nand more")
     assert launcher.wait(20) == 2
     assert_clean(launcher.stderr())
     assert not re.search("^ddplaunch: (all|rank 0)", launcher.stderr(), re.MULTILINE)
@@ -197,7 +197,7 @@ def test_a_run_id_stays_inside_the_log_folder(node_zero, tmp_path):
 
 def test_a_node_zero_that_cannot_be(node_zero):
     false, launcher = node_zero()
-    for changed in ({"heartbeat_timeout": 1e308}, {"heartbeat_timeout": 0.01}, {"node_rank": 1}):
+    for changed in ({"heartbeat_timeout_s": 1e308}, {"heartbeat_timeout_s": 0.01}, {"node_rank": 1}):
         assert false.meet(**changed).ended()
     wait_until(lambda: "does not answer as node 0: another program listens there" in launcher.stderr(), "the account")
     for order in (
@@ -209,7 +209,7 @@ def test_a_node_zero_that_cannot_be(node_zero):
         {"assignment": make_assignment(1), "node_specs": [make_node_spec(0), make_node_spec(1)]},
     ):
         peer = false.meet()
-        peer.say("StartAttempt", attempt=0, run_id="theirs", **order)
+        peer.send("StartAttempt", attempt=0, run_id="theirs", **order)
         assert peer.ended(), "a start without us"
     launcher.signal(signal.SIGTERM)
     assert launcher.wait(20) == 143
@@ -221,15 +221,15 @@ def test_a_node_zero_that_cannot_be(node_zero):
     [
         ("StartAttempt", {"attempt": 1, "run_id": "theirs", "assignment": make_assignment(1)}),
         ("JoinStatus", {"joined": 1, "min_nodes": 2, "max_nodes": 2, "missing": [1]}),
-        ("StopAttempt", {"attempt": 0, "signal": 19, "grace": 1.0}),
+        ("StopAttempt", {"attempt": 0, "signal": 19, "grace_s": 1.0}),
     ],
 )
 def test_what_node_zero_cannot_mean_makes_it_a_lost_one(node_zero, op, body):
     false, launcher = node_zero()
     peer = false.meet()
-    peer.say("StartAttempt", attempt=0, run_id="theirs", assignment=make_assignment(1))
+    peer.send("StartAttempt", attempt=0, run_id="theirs", assignment=make_assignment(1))
     launcher.wait_for("up")
-    peer.say(op, body)
+    peer.send(op, body)
     assert peer.ended()
     assert launcher.wait(20) == 69
     assert "node 0 (127.0.0.1) was lost: it sent " in launcher.stderr()
@@ -240,10 +240,10 @@ def test_what_node_zero_cannot_mean_makes_it_a_lost_one(node_zero, op, body):
 @pytest.mark.parametrize(
     ("op", "body"),
     [
-        ("JoinAccepted", {"run_id": "x", "heartbeat_timeout": 2.0, "node_rank": 1}),
-        ("StopAttempt", {"attempt": 0, "signal": 15, "grace": 1e308}),
+        ("JoinAccepted", {"run_id": "x", "heartbeat_timeout_s": 2.0, "node_rank": 1}),
+        ("StopAttempt", {"attempt": 0, "signal": 15, "grace_s": 1e308}),
         ("EndJob", {"outcome": {"code": 256}}),
-        ("EndJob", {"outcome": {"code": 0, "refused": ["no", None]}}),
+        ("EndJob", {"outcome": {"code": 0, "usage_error": ["no", None]}}),
     ],
 )
 def test_what_node_zero_cannot_mean_is_garbled(op, body):
@@ -255,15 +255,15 @@ def test_how_the_job_ended_is_for_node_zero_to_say(node_zero):
     """Also where it asks something of a node that was interrupted and has drained."""
     false, launcher = node_zero()
     peer = false.meet()
-    peer.say("StartAttempt", attempt=0, run_id="theirs", assignment=make_assignment(1))
+    peer.send("StartAttempt", attempt=0, run_id="theirs", assignment=make_assignment(1))
     launcher.wait_for("up")
     launcher.signal(signal.SIGINT)
-    assert peer.hear("StopRequested")
-    peer.say("StopAttempt", attempt=0, signal=15, grace_s=0.0)
-    assert peer.hear("AttemptReport")
-    peer.say("InspectRequest", serial=1, detail="state", timeout_s=5.0)
-    assert peer.hear("InspectReply")
-    peer.say("EndJob", {"outcome": {"code": 143}})
+    assert peer.receive("StopRequested")
+    peer.send("StopAttempt", attempt=0, signal=15, grace_s=0.0)
+    assert peer.receive("AttemptReport")
+    peer.send("InspectRequest", serial=1, detail="state", timeout_s=5.0)
+    assert peer.receive("InspectReply")
+    peer.send("EndJob", {"outcome": {"code": 143}})
     assert launcher.wait(20) == 143
 
 
@@ -272,7 +272,7 @@ def test_a_node_that_leaves_before_it_has_joined_says_why(node_zero):
     false, launcher = node_zero()
     peer = false.greet()
     launcher.signal(signal.SIGTERM)
-    assert peer.hear("StopRequested") == {"signal": signal.SIGTERM}
+    assert peer.receive("StopRequested") == {"signal": signal.SIGTERM}
     assert launcher.wait() == 143
 
 
@@ -280,7 +280,7 @@ def test_a_connection_that_is_reset_right_after_the_start(node_zero):
     """The order may be read, or be gone with the connection: that is the kernel's affair."""
     false, launcher = node_zero("--join-timeout", "1")
     peer = false.meet()
-    peer.say("StartAttempt", attempt=0, run_id="theirs", assignment=make_assignment(1))
+    peer.send("StartAttempt", attempt=0, run_id="theirs", assignment=make_assignment(1))
     peer.reset()
     false.close()
     assert launcher.wait(20) == 69, launcher.stderr()

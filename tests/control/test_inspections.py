@@ -20,17 +20,17 @@ def job():
     """Two nodes with two ranks each, at work."""
     made = Job(min_nodes=2, inspect=True)
     made.join(1)
-    made.told.clear()
+    made.sent.clear()
     return made
 
 
 def asked(job):
     """The questions to nodes: who, and what."""
-    return [(number, message) for number, message in job.told if isinstance(message, InspectRequest)]
+    return [(number, message) for number, message in job.sent if isinstance(message, InspectRequest)]
 
 
 def stops(job):
-    return [number for number, message in job.told if isinstance(message, messages.StopAttempt)]
+    return [number for number, message in job.sent if isinstance(message, messages.StopAttempt)]
 
 
 def found(serial, *ranks):
@@ -43,11 +43,11 @@ def test_no_rank_is_stopped_before_all_were_looked_at(job):
     assert [number for number, _ in asked(job)] == [0, 1]
     assert stops(job) == []
     serial = asked(job)[0][1].serial
-    job.say(1, found(serial, 2, 3))
+    job.send(1, found(serial, 2, 3))
     assert stops(job) == []
-    job.say(0, found(serial, 0, 1))
+    job.send(0, found(serial, 0, 1))
     assert stops(job) == [0, 1]
-    kept = [message for number, message in job.told if isinstance(message, InspectReply)]
+    kept = [message for number, message in job.sent if isinstance(message, InspectReply)]
     assert [(each.serial, [rank.rank for rank in each.inspection.ranks]) for each in kept] == [(0, [0, 1, 2, 3])]
 
 
@@ -57,20 +57,20 @@ def test_a_node_that_does_not_answer_is_not_waited_for(job):
     assert stops(job) == []
     job.wait(0.02)
     assert stops(job) == [0, 1]
-    (kept,) = [message for _, message in job.told if isinstance(message, InspectReply)]
+    (kept,) = [message for _, message in job.sent if isinstance(message, InspectReply)]
     assert kept.inspection.silent == ("node 0 (n0)", "node 1 (n1)")
 
 
 def test_a_second_ctrl_c_skips_it(job):
-    job.say(1, messages.StopRequested(signal.SIGINT))
+    job.send(1, messages.StopRequested(signal.SIGINT))
     assert asked(job)
     assert stops(job) == []
-    job.say(1, messages.StopRequested(signal.SIGINT, again=True))
-    assert [message.grace_s for _, message in job.told if isinstance(message, messages.StopAttempt)] == [0.0, 0.0]
+    job.send(1, messages.StopRequested(signal.SIGINT, again=True))
+    assert [message.grace_s for _, message in job.sent if isinstance(message, messages.StopAttempt)] == [0.0, 0.0]
 
 
 def test_ranks_that_make_room_are_not_looked_at(job):
-    job.say(0, messages.PreemptionNotice(signal.SIGUSR2))
+    job.send(0, messages.PreemptionNotice(signal.SIGUSR2))
     job.wait(100)
     assert stops(job)
     assert not asked(job)
@@ -96,18 +96,18 @@ def test_an_attempt_that_ends_meanwhile_waits_for_it(job):
     """Its verdict is to name whom the others waited for."""
     failures = [job.fail(number, 2 * number, message="RuntimeError: Connection closed by peer") for number in (0, 1)]
     for number, failure in enumerate(failures):
-        job.say(number, messages.AttemptReport(0, (failure,), 1, 0.0))
-    ends = [message for _, message in job.told if isinstance(message, messages.EndJob)]
+        job.send(number, messages.AttemptReport(0, (failure,), 1, 0.0))
+    ends = [message for _, message in job.sent if isinstance(message, messages.EndJob)]
     assert not ends
     for number in (0, 1):
-        job.say(number, found(asked(job)[0][1].serial, 2 * number, 2 * number + 1))
-    assert [message.outcome.code for _, message in job.told if isinstance(message, messages.EndJob)] == [3, 3]
+        job.send(number, found(asked(job)[0][1].serial, 2 * number, 2 * number + 1))
+    assert [message.outcome.code for _, message in job.sent if isinstance(message, messages.EndJob)] == [3, 3]
 
 
 def test_a_node_that_is_lost_meanwhile_is_not_waited_for(job):
     job.fail(0, 0)
-    job.say(0, found(asked(job)[0][1].serial, 0, 1))
-    job.coordinator.lost(1, "its connection closed")
+    job.send(0, found(asked(job)[0][1].serial, 0, 1))
+    job.coordinator.on_node_lost(1, "its connection closed")
     job.wait(0)
     assert stops(job) == [0]
 
@@ -115,21 +115,21 @@ def test_a_node_that_is_lost_meanwhile_is_not_waited_for(job):
 def test_the_loss_that_ends_the_look_is_judged_with_it(job):
     """A rank's complaint that its connection closed is no match for the node that went."""
     failure = job.fail(0, 0, message="RuntimeError: Connection closed by peer", clock=time.time() + 1)
-    job.say(0, found(asked(job)[0][1].serial, 0, 1))
-    job.say(0, messages.AttemptReport(0, (failure,), 1, 0.0))
-    job.coordinator.lost(1, "its connection closed")
+    job.send(0, found(asked(job)[0][1].serial, 0, 1))
+    job.send(0, messages.AttemptReport(0, (failure,), 1, 0.0))
+    job.coordinator.on_node_lost(1, "its connection closed")
     job.wait(1)
-    (outcome,) = [message.outcome for _, message in job.told if isinstance(message, messages.EndJob)]
+    (outcome,) = [message.outcome for _, message in job.sent if isinstance(message, messages.EndJob)]
     assert outcome.code == 69
     assert "node 1 (n1) was lost" in outcome.remark
 
 
 def test_whoever_asks_is_answered(job):
-    job.say(1, InspectRequest(7, Detail.STATE, 3.0))
+    job.send(1, InspectRequest(7, Detail.STATE, 3.0))
     serial = asked(job)[0][1].serial
     for number in (0, 1):
-        job.say(number, found(serial, 2 * number))
-    number, answer = job.told[-1]
+        job.send(number, found(serial, 2 * number))
+    number, answer = job.sent[-1]
     assert (number, answer.serial) == (1, 7)
     assert [rank.rank for rank in answer.inspection.ranks] == [0, 2]
 
@@ -137,4 +137,4 @@ def test_whoever_asks_is_answered(job):
 def test_what_a_node_says_of_ranks_of_another_is_garbled(job):
     job.fail(0, 0)
     with pytest.raises(ProtocolError):
-        job.say(1, found(asked(job)[0][1].serial, 0))
+        job.send(1, found(asked(job)[0][1].serial, 0))

@@ -219,7 +219,7 @@ def test_who_does_not_know_the_token_stays_outside(nodes):
         assert "DDPLAUNCH_TOKEN" in wrong.stderr()
     second = job.start(1, "--token", "s3cret")
     assert (first.wait(20), second.wait(20)) == (0, 0), first.stderr() + second.stderr()
-    assert "did not belong to this job: 1 went away, 1 its token differs, 1 it has no token" in first.stderr()
+    assert "did not belong to this job: 1 disconnected, 1 its token differs, 1 it has no token" in first.stderr()
     assert b"s3cret" not in seen
     assert "token None" in first.stdout()
 
@@ -260,7 +260,7 @@ def test_strangers_do_no_harm(nodes, tmp_path):
     second = job.start(1)
     assert (first.wait(30), second.wait(30)) == (0, 0), first.stderr() + second.stderr()
     assert "connections to the control port did not belong to this job" in first.stderr()
-    assert "spoke something else" in first.stderr()
+    assert "spoke another protocol" in first.stderr()
     for sock in (browser, huge, liar, half, *idle):
         sock.close()
     first.assert_nothing_left()
@@ -443,8 +443,8 @@ def test_a_node_that_comes_again_is_in_the_same_record(nodes, tmp_path, run_in_f
     report = run_in_fork("report", "again").stdout.splitlines()
     assert [line.partition(")")[2] for line in report if line.startswith("  node 1 (")] == [
         ": lost: its launcher was killed, or the machine went down",
-        ": ended well",
+        ": succeeded",
     ]
-    assert "again: ended well" in report
+    assert "again: succeeded" in report
     assert len([line for line in report if line.startswith("1 ") and "exit code 0" in line]) == 1
     assert [row.split()[0] for row in run_in_fork("ps", "--all").stdout.splitlines() if "again" in row] == ["again"]

@@ -19,7 +19,7 @@ TRACEBACK = """Traceback (most recent call last):
     return torch._C._nn.linear(input, weight, bias)
 RuntimeError: {text}
 """
-ENDED = "rank 2 failed at /job/train.py:41 twice in the same way: not restarted"
+ENDED = "not restarting: rank 2 failed at /job/train.py:41 in two attempts in a row"
 
 
 def failure(text="label 7 at 0x7f10", line=41, collectives: int | None = 100, **changed):
@@ -100,7 +100,7 @@ def test_it_counts_only_twice_in_a_row():
         {"message": None, "traceback": None, "exit_code": None, "signal": 11},
         failure("Connection closed by peer [10.0.0.2]:4000"),
         failure("the collective timed out after 600 s"),
-        failure(hint="the kernel's out-of-memory killer ran meanwhile: probably out of memory"),
+        failure(hint="the kernel's out-of-memory killer was active: probably out of memory"),
     ],
 )
 def test_only_an_exception_of_the_programs_own_counts(fields):
@@ -138,7 +138,7 @@ def test_always_restarts_always():
     ],
 )
 def test_what_does_not_pass_ends_the_job(fields, why):
-    said = f"{why}, which is not transient (--restart-on transient): not restarted"
+    said = f"not restarting: {why}, which is not transient (--restart-on transient)"
     assert attempts(fields, restart_on="transient") == said
 
 
@@ -153,7 +153,7 @@ def test_what_does_not_pass_ends_the_job(fields, why):
         {"message": "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.2]:4000"},
         {"message": "RuntimeError: [2] is setting up NCCL: ncclRemoteError: a call failed"},
         {"message": "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. "},
-        failure(hint="the kernel's out-of-memory killer ran meanwhile: probably out of memory"),
+        failure(hint="the kernel's out-of-memory killer was active: probably out of memory"),
     ],
 )
 def test_what_passes_is_restarted(fields):
@@ -192,7 +192,7 @@ def test_no_rank_fails_twice_in_the_same_way(run_ddplaunch, tmp_path):
     write_program(tmp_path, "train.py", GETS_FURTHER)
     done = run_ddplaunch("run", *FORKED, "--nproc", "2", "--max-restarts", "9", "--min-uptime", "0", "train.py")
     assert done.returncode == 1
-    assert done.stderr.rstrip().endswith("rank 1 failed at train.py:9 twice in the same way: not restarted")
+    assert done.stderr.rstrip().endswith("not restarting: rank 1 failed at train.py:9 in two attempts in a row")
     assert ("restart 2 of 9" in done.stderr, "restart 3 of 9" in done.stderr) == (True, False)
 
 
@@ -205,7 +205,7 @@ def test_node_0_decides_for_all(start_ddplaunch, tmp_path):
     jobs = [start_ddplaunch("run", *LIGHT, "--node-rank", str(number), *words, *more) for number in (0, 1)]
     for job in jobs:
         assert job.wait() == 1, job.stderr()
-        assert "rank 1 failed at train.py:3 twice in the same way: not restarted" in job.stderr()
+        assert "not restarting: rank 1 failed at train.py:3 in two attempts in a row" in job.stderr()
         job.assert_nothing_left()
 
 
@@ -213,7 +213,7 @@ def test_a_choice_of_failures(run_ddplaunch, tmp_path):
     write_program(tmp_path, "train.py", "raise KeyError('label')\n")
     words = ("--max-restarts", "1", "--show", "none", "train.py")
     done = run_ddplaunch("run", *LIGHT, "--restart-on", "transient", *words)
-    assert "failed with KeyError, which is not transient (--restart-on transient): not restarted" in done.stderr
+    assert "failed with KeyError, which is not transient (--restart-on transient)" in done.stderr
     assert "restart 1 of 1" not in done.stderr
 
 

@@ -11,13 +11,13 @@ from tests.control.test_coordinator import Job
 
 
 def started(job: Job) -> list[int]:
-    """The nodes that have just been told to start, in the order of their ranks; their places are checked."""
-    told = [(number, message) for number, message in job.told if isinstance(message, messages.StartAttempt)]
+    """The nodes that have just been sent StartAttempt, in the order of their ranks; their places are checked."""
+    starts = [(number, message) for number, message in job.sent if isinstance(message, messages.StartAttempt)]
     job.take(messages.StartAttempt)
-    places = [message.assignment for _, message in told if message.assignment]
-    assert [place.node_rank for place in places] == list(range(len(told)))
-    assert all(place.world_size == 2 * len(told) for place in places)
-    return [number for number, _ in told]
+    places = [message.assignment for _, message in starts if message.assignment]
+    assert [place.node_rank for place in places] == list(range(len(starts)))
+    assert all(place.world_size == 2 * len(starts) for place in places)
+    return [number for number, _ in starts]
 
 
 def notes(job: Job) -> list[str]:
@@ -88,10 +88,10 @@ def test_a_spare_takes_the_place_of_a_lost_node_and_the_others_keep_theirs():
 
 def test_two_nodes_lost_at_once_are_two_lines():
     job = spared(3, 2)
-    job.coordinator.on_node_lost(2, "nothing was heard of it for 15.0 s", 15.0)
+    job.coordinator.on_node_lost(2, "no heartbeat for 15.0 s", 15.0)
     lose(job, 1, 0)
     assert notes(job)[:2] == [
-        "node 2 (n2) was lost: nothing was heard of it for 15.0 s; stopping the others",
+        "node 2 (n2) was lost: no heartbeat for 15.0 s; stopping the others",
         "node 1 (n1) was lost: its connection closed",
     ]
     assert started(job) == [0, 3, 4]
@@ -124,7 +124,7 @@ def test_a_node_that_failed_twice_is_not_taken_again():
     assert started(job) == [0, 1]
     job.take(messages.NoteMessage)
     fail(job, 1, 2, 0, attempt=2)
-    assert notes(job)[0] == "node 1 (n1) has failed 2 times: it gets no ranks any more"
+    assert notes(job)[0] == "node 1 (n1) failed 2 times and is excluded from now on"
     assert started(job) == [0, 2]
     fail(job, 2, 2, 0, attempt=3)
     outcome = job.outcome(0).outcome
@@ -142,7 +142,7 @@ def test_a_machine_that_was_lost_twice_gets_no_ranks_when_it_joins_again():
     lose(job, 1, 0, attempt=2)
     assert started(job) == [0, 3]
     job.join(1)
-    assert notes(job)[-1] == "node 1 (n1) has joined, but gets no ranks: it has failed 2 times"
+    assert notes(job)[-1] == "node 1 (n1) has joined but is excluded: it failed 2 times"
 
 
 def test_a_failure_on_node_0_replaces_nobody():
@@ -169,11 +169,11 @@ def test_a_lost_spare_changes_nothing():
 
 
 def test_with_checks_a_spare_comes_for_a_node_that_is_left_out():
-    job = Job(min_nodes=2, max_nodes=3, spares=1, checks=True)
+    job = Job(min_nodes=2, max_nodes=3, spares=1, checks_nodes=True)
     job.join(1, 2)
-    job.say(0, messages.CheckPassed(0))
-    job.say(1, messages.NodeStartError("/dev/shm is full", "empty it"))
-    job.say(2, messages.CheckPassed(0))
+    job.send(0, messages.CheckPassed(0))
+    job.send(1, messages.NodeStartError("/dev/shm is full", "empty it"))
+    job.send(2, messages.CheckPassed(0))
     assert started(job) == [0, 2]
     assert notes(job) == ["node 1 (n1) is left out: /dev/shm is full"]
 
@@ -212,7 +212,8 @@ def test_every_node_must_fit_in_any_place():
     wide = job.hello(1, node_spec=type(hello.node_spec)(1, "n1", ("cpu",) * 4))
     refused = job.refusal(wide)
     assert refused.message == (
-        "the number of ranks differs: node 0 (n0) has 2, node 1 (n1) has 4: a spare must fit in any place"
+        "the number of ranks differs: node 0 (n0) has 2, node 1 (n1) has 4: "
+        "a spare must have as many ranks as every other node"
     )
     other = Job(min_nodes=2, max_nodes=3, spares=1).refusal(job.hello(1, nnodes="2"))
     assert other.message == "--nnodes differs: node 0 (n0) has 2 --spares 1, node 1 (n1) has 2"
@@ -234,10 +235,10 @@ def test_no_node_is_compared_with_all_the_others(monkeypatch):
 
 def test_sigterm_on_a_spare_and_on_a_node_with_one():
     job = spared(2, 2)
-    job.say(3, messages.StopRequested(signal.SIGTERM))
+    job.send(3, messages.StopRequested(signal.SIGTERM))
     assert notes(job) == ["node 3 (n3) has left: SIGTERM"]
     assert not job.take(messages.StopAttempt)
-    job.say(1, messages.StopRequested(signal.SIGTERM))
+    job.send(1, messages.StopRequested(signal.SIGTERM))
     job.drain(1)
     lose(job, 1, 0)
     assert notes(job) == [

@@ -23,8 +23,8 @@ def refused(job, count: int, body) -> list[FakePeer]:
     """Connections that are told to leave, and stay."""
     peers = [FakePeer(job.call()) for _ in range(count)]
     for peer in peers:
-        peer.say("NodeHello", body)
-        assert peer.hear("JoinRefused")
+        peer.send("NodeHello", body)
+        assert peer.receive("JoinRefused")
     return peers
 
 

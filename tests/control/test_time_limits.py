@@ -20,20 +20,20 @@ def test_the_time_of_a_job_is_over():
     job.wait(59)
     assert not job.take(messages.StopAttempt)
     job.wait(1)
-    assert job.take(messages.NoteMessage) == [messages.NoteMessage("1m00s have passed (--timeout): stopping the ranks")]
+    assert job.take(messages.NoteMessage) == [messages.NoteMessage("--timeout (1m00s) expired: stopping the ranks")]
     assert job.take(messages.StopAttempt) == [messages.StopAttempt(0, signal.SIGTERM, 30.0)]
     job.drain(0, stopped=2)
-    assert job.outcome(0).outcome == JobResult(124, remark="1m00s have passed (--timeout)")
+    assert job.outcome(0).outcome == JobResult(124, remark="--timeout (1m00s) expired")
 
 
 def test_it_counts_from_the_start_of_the_first_rank():
     """Not from the import of torch, nor anew after a restart; where no rank ever starts it is over, too."""
     job = Job(timeout=60.0, max_restarts=1)
     job.wait(50)
-    job.say(0, messages.RanksStarted(0))
+    job.send(0, messages.RanksStarted(0))
     job.wait(20)
     job.drain(0, job.fail(0, 1))
-    job.say(0, messages.RanksStarted(1))
+    job.send(0, messages.RanksStarted(1))
     job.wait(39)
     assert job.take(messages.StopAttempt, 0)[-1].attempt == 0
     job.wait(1)
@@ -43,9 +43,9 @@ def test_it_counts_from_the_start_of_the_first_rank():
 def test_it_stands_still_while_a_rank_is_in_a_debugger():
     job = Job(timeout=60.0)
     job.wait(50)
-    job.say(0, messages.DebuggerActive(0, True))
+    job.send(0, messages.DebuggerActive(0, True))
     job.wait(1000)
-    job.say(0, messages.DebuggerActive(0, False))
+    job.send(0, messages.DebuggerActive(0, False))
     job.wait(9)
     assert not job.take(messages.StopAttempt)
     job.wait(1)
@@ -79,7 +79,7 @@ def test_it_ends_while_a_restart_waits():
     job.wait(30)
     job.drain(0, job.fail(0, 1))
     job.wait(30)
-    assert job.outcome(0).outcome == JobResult(124, remark="1m00s have passed (--timeout)")
+    assert job.outcome(0).outcome == JobResult(124, remark="--timeout (1m00s) expired")
 
 
 def test_no_restart_follows_it():
@@ -90,12 +90,12 @@ def test_no_restart_follows_it():
     job.wait(10)
     job.drain(0, failure, stopped=1)
     outcome = job.outcome(0).outcome
-    assert (outcome.code, outcome.remark) == (3, "no restart: the time of the job is over (--timeout)")
+    assert (outcome.code, outcome.remark) == (3, "no restart: --timeout has expired")
 
 
 def test_a_job_that_ends_in_time():
     job = Job(timeout=60.0)
-    job.say(0, messages.RanksFinished(0))
+    job.send(0, messages.RanksFinished(0))
     job.drain(0)
     assert job.outcome(0).outcome == JobResult(0)
     job.wait(100)
@@ -107,7 +107,7 @@ def test_all_nodes_may_suspect_a_stall_at_once():
     job = Job(min_nodes=8, max_nodes=8)
     job.join(*range(1, 8))
     for number in range(8):
-        job.say(number, messages.StallSuspected(0))
+        job.send(number, messages.StallSuspected(0))
     assert len(job.take(messages.InspectRequest)) == 8
     job.wait(3 + STALL_CHECK_INTERVAL_S)  # nobody answers
     assert len(job.take(messages.InspectRequest)) == 8
@@ -126,7 +126,7 @@ class Waiting:
         """A node's word after this much silence, at another collective than before; return what was said."""
         self.steps += 1
         self.job.wait(STALL_CHECK_INTERVAL_S)
-        self.job.say(0, messages.StallSuspected(0))
+        self.job.send(0, messages.StallSuspected(0))
         return self.answer(seconds)
 
     def answer(self, seconds: float) -> list[str]:
@@ -144,7 +144,7 @@ class Waiting:
             assert isinstance(question, messages.InspectRequest)
             if question.detail is Detail.LATENESS:
                 ranks[0] = replace(ranks[0], arrivals=(arrivals,))
-            self.job.say(0, messages.InspectReply(question.serial, Inspection(0.0, tuple(ranks), 2)))
+            self.job.send(0, messages.InspectReply(question.serial, Inspection(0.0, tuple(ranks), 2)))
 
 
 def test_ranks_that_wait_are_told_of_soon():
@@ -189,11 +189,11 @@ def test_it_is_a_note_where_a_stall_timeout_ends_the_job():
 def test_all_hear_that_the_job_stands_still_and_that_it_goes_on():
     """Once each: no node knows what the ranks of others do."""
     waiting = Waiting()
-    waiting.job.say(0, messages.ProgressResumed(0))
+    waiting.job.send(0, messages.ProgressResumed(0))
     assert not waiting.job.take(messages.ProgressResumed), "it had not stalled"
     assert waiting.suspect(24.0)
     for _ in range(2):
-        waiting.job.say(0, messages.ProgressResumed(0))
+        waiting.job.send(0, messages.ProgressResumed(0))
     assert waiting.job.take(messages.ProgressResumed) == [messages.ProgressResumed(0)]
 
 
@@ -202,10 +202,10 @@ def test_a_rank_that_only_prints_ends_no_stall():
     waiting = Waiting()
     assert waiting.suspect(24.0)
     for seconds in (70.0, 330.0):  # as told early, and after the stall timeout
-        waiting.job.say(0, messages.ProgressResumed(0))
+        waiting.job.send(0, messages.ProgressResumed(0))
         waiting.job.take(messages.JobStalled)
         waiting.job.wait(STALL_CHECK_INTERVAL_S)
-        waiting.job.say(0, messages.StallSuspected(0))
+        waiting.job.send(0, messages.StallSuspected(0))
         waiting.inspected(seconds)
         (stalled,) = waiting.job.take(messages.JobStalled)
         assert (stalled.text, round(time.time() - stalled.since)) == ("", seconds)
@@ -226,11 +226,11 @@ def test_a_long_wait_is_announced_although_a_rank_prints():
 def test_time_at_a_breakpoint_is_stalled_time():
     """Whatever the other ranks print meanwhile."""
     job = Job()
-    job.say(0, messages.DebuggerActive(0, is_active=True))
+    job.send(0, messages.DebuggerActive(0, is_active=True))
     (stalled,) = job.take(messages.JobStalled)
     assert isinstance(stalled, messages.JobStalled)
     assert stalled.text == ""
-    job.say(0, messages.ProgressResumed(0))
+    job.send(0, messages.ProgressResumed(0))
     assert not job.take(messages.ProgressResumed)
-    job.say(0, messages.DebuggerActive(0, is_active=False))
+    job.send(0, messages.DebuggerActive(0, is_active=False))
     assert job.take(messages.ProgressResumed) == [messages.ProgressResumed(0)]

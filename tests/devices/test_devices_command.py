@@ -30,9 +30,9 @@ def say(run_in_fork: Launch) -> Answer:
     """What ``ddplaunch devices`` prints with these variables."""
 
     def run(environ: Mapping[str, str], *arguments: str) -> str:
-        said = run_in_fork("devices", *arguments, env=environ)
-        assert (said.returncode, said.stderr) == (0, "")
-        return said.stdout
+        result = run_in_fork("devices", *arguments, env=environ)
+        assert (result.returncode, result.stderr) == (0, "")
+        return result.stdout
 
     return run
 
@@ -109,9 +109,9 @@ def test_no_gpus(say: Answer, fake_nvml: FakeNvml, error: int, notes: int) -> No
 
 def test_json(say: Answer, fake_nvml: FakeNvml) -> None:
     environ = fake_nvml.environ(2, busy=[(1, os.getpid(), 1024)], mig={0: 1}, memory_mb=81920)
-    said = json.loads(say({**environ, "CUDA_VISIBLE_DEVICES": "1"}, "--json"))
-    assert list(said) == ["cpu", "gpus", "visible", "notes"]
-    assert list(said["cpu"]) == [
+    result = json.loads(say({**environ, "CUDA_VISIBLE_DEVICES": "1"}, "--json"))
+    assert list(result) == ["cpu", "gpus", "visible", "notes"]
+    assert list(result["cpu"]) == [
         "name",
         "logical",
         "physical",
@@ -121,7 +121,7 @@ def test_json(say: Answer, fake_nvml: FakeNvml) -> None:
         "memory_available",
         "numa",
     ]
-    sliced, used = said["gpus"]
+    sliced, used = result["gpus"]
     assert used == {
         "vendor": "nvidia",
         "index": 1,
@@ -150,20 +150,20 @@ def test_json(say: Answer, fake_nvml: FakeNvml) -> None:
             "compute_instance": 0,
         }
     ]
-    assert said["visible"] == {
+    assert result["visible"] == {
         "source": "CUDA_VISIBLE_DEVICES",
         "devices": [
             {"device": "cuda:0", "gpu": 1, "vendor": "nvidia", "token": "GPU-fa4e0000-0000-0000-0000-000000000001"}
         ],
     }
-    assert said["notes"] == []
+    assert result["notes"] == []
 
 
 def test_json_without_gpus(say: Answer, fake_nvml: FakeNvml) -> None:
-    said = json.loads(say(fake_nvml.environ(4, init_error=DRIVER_NOT_LOADED), "--json"))
-    assert said["gpus"] == []
-    assert said["visible"] == {"source": "no GPU found", "devices": []}
-    assert "Driver Not Loaded" in said["notes"][0]
+    result = json.loads(say(fake_nvml.environ(4, init_error=DRIVER_NOT_LOADED), "--json"))
+    assert result["gpus"] == []
+    assert result["visible"] == {"source": "no GPU found", "devices": []}
+    assert "Driver Not Loaded" in result["notes"][0]
 
 
 @pytest.mark.parametrize("columns", [80, 120, 200])
@@ -185,7 +185,7 @@ def test_table_without_gpus_and_with_a_note(fake_nvml: FakeNvml, tmp_path: Path)
     environ = fake_nvml.environ(1, init_error=DRIVER_NOT_LOADED)
     text = COLOUR.sub("", run_in_terminal(ddplaunch_command("devices"), tmp_path, environ))
     assert "No GPU found: a job runs on the CPUs." in text
-    assert "\n! The NVIDIA driver could not be asked for its GPUs: Driver Not Loaded;" in text
+    assert "\n! The NVIDIA driver did not list its GPUs: Driver Not Loaded;" in text
 
 
 def test_a_pipe_never_imports_rich_nor_torch(say: Answer, fake_nvml: FakeNvml, tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_pipe_never_imports_rich_nor_torch(say: Answer, fake_nvml: FakeNvml, t
         "devices(standalone_mode=False)\n"
         "print(sorted({'rich', 'torch'} & set(sys.modules)), file=sys.stderr)\n"
     )
-    said = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], env=fake_nvml.environ(), cwd=ROOT, capture_output=True, text=True, timeout=60
     )
-    assert said.stderr == "[]\n"
+    assert result.stderr == "[]\n"

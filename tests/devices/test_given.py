@@ -19,15 +19,15 @@ GIVEN = {"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
 
 @pytest.mark.parametrize("nproc", [(), ("--nproc", "4")])
 @pytest.mark.parametrize(
-    ("error", "said"), [(DRIVER_NOT_LOADED, "Driver Not Loaded; load it"), (LIBRARY_MISMATCH, "version mismatch; it")]
+    ("error", "text"), [(DRIVER_NOT_LOADED, "Driver Not Loaded; load it"), (LIBRARY_MISMATCH, "version mismatch; it")]
 )
-def test_a_driver_that_fails_under_slurm(run_in_fork, tmp_path, fake_nvml: FakeNvml, error, said, nproc) -> None:
+def test_a_driver_that_fails_under_slurm(run_in_fork, tmp_path, fake_nvml: FakeNvml, error, text, nproc) -> None:
     write_program(tmp_path, "train.py", "print('trained')")
     done = run_in_fork("run", *nproc, "train.py", env=fake_nvml.environ(4, init_error=error) | GIVEN)
     assert (done.returncode, done.stdout) == (2, "")
     first, why, instead = done.stderr.splitlines()
     assert first == "Error: SLURM_GPUS_ON_NODE=4, but no GPU of this machine works"
-    assert said in why
+    assert text in why
     assert instead == "  --gpus none runs the job on CPUs"
 
 
@@ -45,8 +45,8 @@ def test_no_library_at_all(run_in_fork, tmp_path) -> None:
 
 
 def test_the_list_of_devices_says_so_too(run_in_fork) -> None:
-    said = run_in_fork("devices", env=GIVEN).stdout
-    assert "SLURM_GPUS_ON_NODE=4, but no GPU works: a job runs on the CPUs only with --gpus none.\n" in said
+    text = run_in_fork("devices", env=GIVEN).stdout
+    assert "SLURM_GPUS_ON_NODE=4, but no GPU works: a job runs on the CPUs only with --gpus none.\n" in text
 
 
 @pytest.mark.parametrize("words", ["--gpus none", "--nproc cpu"])
@@ -67,16 +67,16 @@ def test_working_gpus_can_be_hidden(run_ddplaunch, tmp_path, fake_nvml: FakeNvml
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "text"),
     [("--backend nccl", "--backend nccl needs GPUs"), ("--nproc gpu", "--nproc gpu counts GPUs")],
 )
 def test_what_the_driver_says_stands_beside_what_was_asked_for(
-    run_in_fork, tmp_path, fake_nvml: FakeNvml, options, said
+    run_in_fork, tmp_path, fake_nvml: FakeNvml, options, text
 ) -> None:
     write_program(tmp_path, "train.py", "")
     done = run_in_fork("run", *options.split(), "train.py", env=fake_nvml.environ(4, init_error=DRIVER_NOT_LOADED))
     assert done.returncode == 2
-    assert done.stderr.startswith(f"Error: {said}, but no GPU of this machine works\n  The NVIDIA driver could not")
+    assert done.stderr.startswith(f"Error: {text}, but no GPU of this machine works\n  The NVIDIA driver did not")
 
 
 def test_a_mask_left_over_on_a_machine_without_a_driver_is_a_note(run_ddplaunch, tmp_path) -> None:

@@ -119,7 +119,7 @@ def test_device_files_of_a_driver_that_does_not_answer(
 
 
 def test_gpus_that_are_all_lost(fake_nvml: FakeNvml) -> None:
-    assert fake_nvml.read(1, lost_gpus=0).gpu_evidence == "The NVIDIA driver lists GPUs"
+    assert fake_nvml.read(1, lost=0).gpu_evidence == "The NVIDIA driver lists GPUs"
 
 
 def test_device_files_without_the_library_are_no_sign(tmp_path: Path) -> None:
@@ -170,10 +170,10 @@ try:
 except pynvml.NVMLError_Uninitialized:
     print("shut down")
 """
-    said = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], env=fake_nvml.environ(), cwd=ROOT, capture_output=True, text=True, timeout=60
     )
-    assert said.stdout == "shut down\n", said.stderr
+    assert result.stdout == "shut down\n", result.stderr
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_a_machine_without_nvidia_pays_for_no_bindings(tmp_path: Path, monkeypat
 def test_a_loaded_driver_whose_library_is_out_of_reach_is_noted(make_tree: MakeTree) -> None:
     gpus, (note,) = read_nvidia(KernelTrees(make_tree({"module/nvidia/version": "570.86.15\n"})))
     assert gpus == []
-    assert "libnvidia-ml.so.1 is out of reach" in note
+    assert "libnvidia-ml.so.1 cannot be loaded" in note
     assert "--gpus all" in note
 
 

@@ -70,14 +70,14 @@ def capture(kind: str) -> None:
             for here, there in PATHS:
                 stacks = stacks.replace(here, there)
             lines = {name: path.with_suffix(f".{name}") for name in ("states", "entries")}
-            told = {name: _told(line.read_bytes()) for name, line in lines.items() if line.exists()}
-            ranks.append({"stacks": stacks.splitlines(), **told})
+            fields = {name: _read_fields(line.read_bytes()) for name, line in lines.items() if line.exists()}
+            ranks.append({"stacks": stacks.splitlines(), **fields})
     folder_of_torch = SAMPLES / "{}.{}".format(*torch.__version__.split("."))
     folder_of_torch.mkdir(parents=True, exist_ok=True)
     (folder_of_torch / f"{kind}.json").write_text(json.dumps(ranks, indent=1) + "\n")
 
 
-def _told(line: bytes) -> list[str]:
+def _read_fields(line: bytes) -> list[str]:
     """A rank's answer in its parts, of each recorder the last entries."""
     head, traces = line.decode().split("\t")[:3], line.decode().split("\t")[3:]
     for number, text in enumerate(traces):

@@ -21,8 +21,8 @@ C10D = "/venv/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
 
 def cheap_inspection(kind: str, version: str = NEWEST) -> Inspection:
     """A hang as the two cheap readings show it: stacks and numbers."""
-    told = _sample(kind, version)
-    return Inspection(1_800_000_000.0, tuple(_rank(rank, each) for rank, each in enumerate(told)), 3)
+    sample = _sample(kind, version)
+    return Inspection(1_800_000_000.0, tuple(_rank(rank, each) for rank, each in enumerate(sample)), 3)
 
 
 def full_inspection(kind: str, version: str = NEWEST) -> Inspection:
@@ -60,17 +60,17 @@ def _sample(kind: str, version: str) -> list[Any]:
     return json.loads((SAMPLES / version / f"{kind}.json").read_text())  # type: ignore[no-any-return]
 
 
-def _said(told: list[str]) -> RankReply:
-    return RankReply.parse("\t".join(told).encode())
+def _parse_reply(fields: list[str]) -> RankReply:
+    return RankReply.parse("\t".join(fields).encode())
 
 
-def _rank(number: int, told: Any) -> RankInspection:
-    if told is None:
+def _rank(number: int, sample: Any) -> RankInspection:
+    if sample is None:
         return RankInspection(number, "here", 100 + number, ProcessCondition.EXITED, code=0)
-    threads = parse_dump("\n".join(told["stacks"]).encode(), "/job", "/ddplaunch")
+    threads = parse_dump("\n".join(sample["stacks"]).encode(), "/job", "/ddplaunch")
     found = RankInspection(number, "here", 100 + number, ProcessCondition.ALIVE, threads=threads, answers=False)
-    return apply_group_states(found, _said(told["states"])) if "states" in told else found
+    return apply_group_states(found, _parse_reply(sample["states"])) if "states" in sample else found
 
 
 def _asked(rank: RankInspection, kind: str, version: str) -> RankInspection:
-    return apply_last_collectives(rank, _said(_sample(kind, version)[rank.rank]["entries"]))
+    return apply_last_collectives(rank, _parse_reply(_sample(kind, version)[rank.rank]["entries"]))

@@ -89,7 +89,7 @@ def test_nccl_has_entries_for_sends_and_tells_what_completed():
 
 
 @pytest.mark.parametrize(
-    ("types", "sizes", "told"),
+    ("types", "sizes", "expected"),
     [
         (["Float"], [[6]], "float32[6]"),
         (["Long", "BFloat16"], [[1], [2, 3]], "int64[1], bfloat16[2, 3]"),
@@ -101,9 +101,9 @@ def test_nccl_has_entries_for_sends_and_tells_what_completed():
         (["Bool"], [list(range(20))], "bool[0, 1, 2, 3, 4, 5, 6, 7, …]"),
     ],
 )
-def test_tensors_in_the_words_of_python(types, sizes, told):
+def test_tensors_in_the_words_of_python(types, sizes, expected):
     (last,) = parse_last_collectives(entries({"input_dtypes": types, "input_sizes": sizes}))
-    assert last.tensors == told
+    assert last.tensors == expected
 
 
 def test_groups_that_a_real_torch_tells():
@@ -191,6 +191,6 @@ def test_the_call_that_a_rank_is_in():
     assert parse_call(b"monitored_barrier monitored_barrier -1") == ActiveCall(
         "monitored_barrier", "monitored_barrier", None
     )
-    for said in (b"recv", b"recv recv two", b"a b c d", b"\xff \xff 1"):
+    for reply in (b"recv", b"recv recv two", b"a b c d", b"\xff \xff 1"):
         with pytest.raises(ValueError):  # noqa: PT011
-            parse_call(said)
+            parse_call(reply)

@@ -74,16 +74,16 @@ def test_the_facts_beside_the_sentence():
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "text"),
     [
         ({"condition": ProcessCondition.STOPPED}, "was stopped (SIGSTOP)"),
         ({"condition": ProcessCondition.EXITED, "code": 0}, "ended (exit code 0)"),
         ({"condition": ProcessCondition.REPLACED}, "had become another program"),
     ],
 )
-def test_a_rank_that_runs_no_longer(fields, told):
+def test_a_rank_that_runs_no_longer(fields, text):
     fields = {"threads": (), "answers": None, "groups": (), "last": (), **fields}
-    blamed = f"rank 2 {told} and did not enter all_reduce #5, which 2 ranks waited for"
+    blamed = f"rank 2 {text} and did not enter all_reduce #5, which 2 ranks waited for"
     assert find_culprit(with_rank_changed(full_inspection("absent"), 2, **fields)).text == blamed
 
 
@@ -114,7 +114,7 @@ def test_all_that_waited_have_failed_in_backward():
 def test_all_that_waited_for_what_only_their_own_lines_tell_have_failed():
     text = TIMED_OUT.split('  File "/venv')[0] + TIMED_OUT.splitlines()[-1]
     found = find_culprit(ended(full_inspection("absent"), 0, 1), [(0, text), (1, text)], timed_out=True, folder="/job")
-    assert found.text == (f"rank 2 did not come to where 2 ranks waited until the timeout (600 s): {LOADING}")
+    assert found.text == (f"rank 2 did not reach the point where 2 ranks waited until the timeout (600 s): {LOADING}")
 
 
 def test_all_that_waited_in_init_process_group_have_failed():
@@ -153,14 +153,14 @@ def test_two_are_missing_for_different_reasons():
 
 def test_all_that_waited_in_different_collectives_have_failed():
     gather = traceback("all_gather", 'mismatch at "/job/train.py", line 45')
-    told = (
+    text = (
         "all ranks waited, but not in the same function: all_reduce on ranks 0, 1 (train.py:16) and "
         "all_gather on rank 2 (train.py:45)"
     )
     failed = [(0, TIMED_OUT), (1, traceback()), (2, gather)]
     found = find_culprit(ended(full_inspection("mismatch"), 0, 1, 2), failed, folder="/job")
-    assert (found.ranks, found.text) == ((2,), told)
-    assert find_culprit(ended(full_inspection("mismatch"), 0, 1), failed[:2], folder="/job").text == told
+    assert (found.ranks, found.text) == ((2,), text)
+    assert find_culprit(ended(full_inspection("mismatch"), 0, 1), failed[:2], folder="/job").text == text
 
 
 def test_who_was_not_in_the_group_had_not_waited_for_it():

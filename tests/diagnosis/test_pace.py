@@ -1,4 +1,4 @@
-"""Who is slow: found where a rank is, said of nobody where none is, as exact as the clocks are."""
+"""Slow ranks: found if there are some, none in a balanced job, as exact as the clocks are."""
 
 import json
 import math
@@ -37,17 +37,17 @@ def steps(ranks, count=2000, slow=None, step=0.3, jitter=0.002, seed=0, ahead=No
     return [arrivals(rank, found) for rank, found in times.items()]
 
 
-def said(found, clocks=None):
+def describe(found, clocks=None):
     return describe_slow_ranks(measure_lateness(found, clocks))
 
 
-# ------------------------------------------------------------------------------------------------------ what is said
+# ---------------------------------------------------------------------------------------------------- sentences
 
 
 def test_one_slow_rank():
-    assert said(steps(8, slow={5: 0.038})) == (
-        "rank 5 arrived last in 93 % of the last 2,000 collectives, 38 ms late in the median: "
-        "10 % of that time waited for it",
+    assert describe(steps(8, slow={5: 0.038})) == (
+        "rank 5 was last in 93 % of the last 2,000 collectives (median delay 38 ms); "
+        "the others spent 10 % of the time waiting for it",
     )
 
 
@@ -62,13 +62,13 @@ def test_by_how_much_each_rank_is_late():
 @pytest.mark.parametrize("jitter", [0.0, 0.002, 0.1])
 def test_a_balanced_job_has_no_slow_rank(ranks, jitter):
     for seed in range(3):
-        assert said(steps(ranks, count=200, jitter=max(jitter, 1e-9), seed=seed)) == ()
+        assert describe(steps(ranks, count=200, jitter=max(jitter, 1e-9), seed=seed)) == ()
 
 
 def test_the_slow_ranks_of_one_host_are_one_sentence():
-    (sentence,) = said(steps(8, slow=dict.fromkeys((4, 5, 6, 7), 0.04)))
-    assert sentence.startswith("ranks 4 to 7 arrived last in 100 % of the last 2,000 collectives, 4")
-    assert sentence.endswith("of that time waited for them")
+    (sentence,) = describe(steps(8, slow=dict.fromkeys((4, 5, 6, 7), 0.04)))
+    assert sentence.startswith("ranks 4 to 7 were last in 100 % of the last 2,000 collectives (median delay 4")
+    assert sentence.endswith("of the time waiting for them")
 
 
 def test_two_slow_ranks_are_told_apart():
@@ -78,9 +78,9 @@ def test_two_slow_ranks_are_told_apart():
         more[at] += 80_000
         more[at + 1] -= 80_000
     found[6] = CollectiveArrivals(6, "0", "default_pg", 1, found[6].began, tuple(more))
-    first, second = said(found)
-    assert first.startswith("rank 2 arrived last in 8")
-    assert second.startswith("rank 6 arrived last in 11 % of the last 2,000 collectives, 80 ms late")
+    first, second = describe(found)
+    assert first.startswith("rank 2 was last in 8")
+    assert second.startswith("rank 6 was last in 11 % of the last 2,000 collectives (median delay 80 ms)")
 
 
 def test_a_pause_is_not_a_habit():
@@ -91,7 +91,7 @@ def test_a_pause_is_not_a_habit():
         gaps[at] += 60_000_000
         gaps[at + 1] -= 60_000_000
     found[1] = CollectiveArrivals(1, "0", "default_pg", 1, found[1].began, tuple(gaps))
-    assert said(found) == ()
+    assert describe(found) == ()
 
 
 def test_seldom_and_long_is_a_number():
@@ -101,10 +101,10 @@ def test_seldom_and_long_is_a_number():
         for at_rank in times:
             at_rank[at + 1 :] = [each + 5 for each in at_rank[at + 1 :]]
         times[0][at] += 5
-    (sentence,) = said([arrivals(rank, found) for rank, found in enumerate(times)])
+    (sentence,) = describe([arrivals(rank, found) for rank, found in enumerate(times)])
     assert sentence == (
-        "rank 0 arrived last in 8 of the last 1,000 collectives, 5.9 s late in the median: "
-        "5 % of that time waited for it"
+        "rank 0 was last in 8 of the last 1,000 collectives (median delay 5.9 s); "
+        "the others spent 5 % of the time waiting for it"
     )
 
 
@@ -133,22 +133,22 @@ def test_numbers_that_most_ranks_have():
 def test_clocks_that_are_apart():
     found = steps(4, slow={1: 0.03}, ahead={2: 7.5, 3: 7.5})
     exact = {rank: RankClock(rank // 2, 7.5 * (rank // 2), 0.0005) for rank in range(4)}
-    (sentence,) = said(found, exact)
-    assert sentence.startswith("rank 1 arrived last in 93 %")
+    (sentence,) = describe(found, exact)
+    assert sentence.startswith("rank 1 was last in 93 %")
 
 
 def test_clocks_that_are_not_known_well_enough():
     found = steps(4, slow={2: 0.03, 3: 0.03})
     vague = {rank: RankClock(rank // 2, 0.0, 0.04 * (rank // 2)) for rank in range(4)}
-    assert said(found, vague) == ("which node is slow cannot be told: their clocks are known to 40 ms only",)
+    assert describe(found, vague) == ("cannot determine which node is slow: their clocks are known to 40 ms only",)
     unknown = {rank: RankClock(rank // 2, 0.0, math.inf if rank > 1 else 0.0) for rank in range(4)}
-    assert said(found, unknown) == ("which node is slow cannot be told: their clocks have not been compared yet",)
-    assert said(steps(4), vague) == (), "nobody waits, so nobody needs to know"
+    assert describe(found, unknown) == ("cannot determine which node is slow: their clocks have not been compared yet",)
+    assert describe(steps(4), vague) == (), "no rank waits, so no report is needed"
 
 
 def test_ranks_of_one_host_need_no_clock():
     both = {rank: RankClock(1, 3600.0, math.inf) for rank in range(4)}
-    (sentence,) = said(steps(4, slow={2: 0.03}), both)
+    (sentence,) = describe(steps(4, slow={2: 0.03}), both)
     assert sentence.startswith("rank 2 ")
 
 
@@ -166,9 +166,9 @@ def test_one_that_waited_in_another_group_is_not_blamed():
         now += 0.08
     found = [arrivals(rank, times) for rank, times in outer.items()]
     found += [arrivals(rank, inner[rank], str(1 + rank // 2), "mesh_tp") for rank in range(4)]
-    assert said(found) == (
-        "rank 2 arrived last in 100 % of the last 500 collectives of mesh_tp, 20 ms late in the median: "
-        "25 % of that time waited for it",
+    assert describe(found) == (
+        "rank 2 was last in 100 % of the last 500 collectives of mesh_tp (median delay 20 ms); "
+        "the others spent 25 % of the time waiting for it",
         "rank 3 arrived late at the collectives of default_pg because it waited in another group",
     )
 
@@ -177,8 +177,8 @@ def test_a_group_without_a_description():
     found = [
         arrivals(rank, [EPOCH + step + (rank == 7) / 10 for step in range(50)], "4", "undefined") for rank in (3, 7)
     ]
-    (sentence,) = said(found)
-    assert sentence.startswith("rank 7 arrived last in 100 % of the last 50 collectives of group 4, 100 ms late")
+    (sentence,) = describe(found)
+    assert sentence.startswith("rank 7 was last in 100 % of the last 50 collectives of group 4 (median delay 100 ms)")
 
 
 # ------------------------------------------------------------------------------------------------------------ traces
@@ -307,10 +307,10 @@ def test_real_ranks(run_ddplaunch, tmp_path):
     write_program(tmp_path, "program.py", PROGRAM)
     done = run_ddplaunch("run", "--nproc", "3", "program.py", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    (sentence,) = said(
+    (sentence,) = describe(
         each for rank in range(3) for each in parse_arrivals(rank, (tmp_path / f"{rank}.json").read_bytes())
     )
-    assert sentence.startswith("rank 1 arrived last in "), sentence
+    assert sentence.startswith("rank 1 was last in "), sentence
     assert "of the last 60 collectives, 5" in sentence
 
 

@@ -37,30 +37,30 @@ def test_a_hang():
     )
 
 
-def test_ranks_at_one_line_of_the_users_are_told_apart_by_their_librarys():
+def test_ranks_at_one_user_line_are_distinguished_by_library_calls():
     lines = page(together(in_library(0, "read", "download", "train"), in_library(1, "tokenise", "train"))).splitlines()
     assert "rank 0: train.py:3, in download at lab/download.py:7 (running)" in lines
     assert "rank 1: train.py:3, in tokenise at lab/tokenise.py:7 (running)" in lines
 
 
-def test_workers_of_a_dataloader_are_told_where_they_are_busy_or_have_ended():
+def test_busy_and_ended_workers_of_a_dataloader_are_described():
     fetch = Frame("fetch", "/lib/python3/site-packages/torch/utils/data/_utils/fetch.py", 1, False)
     idle = Worker(5, (Frame("get", "/lib/python3.11/queue.py", 2, False),))
     busy = [Worker(6 + n, (Frame("read", "data.py", n, True), fetch)) for n in (1, 1, 2)]
     inside = Worker(9, (Frame("load", "/lib/python3/site-packages/lab/io.py", 3, False), fetch))
 
-    def told(*workers):
+    def state(*workers):
         return page(with_rank_changed(full_inspection("loader"), 2, workers=workers)).splitlines()
 
-    assert told(idle)[0].endswith("it waits for its DataLoader, loader at data.py:37")
-    assert told(idle, *busy)[0].endswith(
+    assert state(idle)[0].endswith("it waits for its DataLoader, loader at data.py:37")
+    assert state(idle, *busy)[0].endswith(
         "loader at data.py:37 (a worker: read at data.py:1; a worker: read at data.py:2)"
     )
-    assert told(inside)[0].endswith("loader at data.py:37 (a worker: load at lab/io.py:3)")
-    assert told(Worker(4711, code=-9), *busy)[0].endswith(
+    assert state(inside)[0].endswith("loader at data.py:37 (a worker: load at lab/io.py:3)")
+    assert state(Worker(4711, code=-9), *busy)[0].endswith(
         "(worker pid 4711 has ended: SIGKILL; a worker: read at data.py:1; a worker: read at data.py:2)"
     )
-    lines = told(idle, busy[0])
+    lines = state(idle, busy[0])
     assert lines[lines.index("  its worker (pid 7):") :][:3] == [
         "  its worker (pid 7):",
         "  read at data.py:1",
@@ -134,13 +134,13 @@ def test_ranks_without_a_stack(fields, line):
         ({"node_only": True}, "note: the ranks of other nodes were not asked: --control none"),
     ],
 )
-def test_what_was_not_asked_is_said(fields, note):
+def test_notes_on_what_was_not_inspected(fields, note):
     assert note in page(replace(full_inspection("absent"), **fields)).splitlines()
 
 
-def test_a_torch_that_tells_nothing_is_said():
+def test_a_torch_without_collective_states_is_noted():
     old = together(*(replace(each, answers=None, groups=(), last=()) for each in full_inspection("absent").ranks))
-    assert "note: no rank has told which collective it is in: only stacks are known" in page(old).splitlines()
+    assert "note: no rank has reported its collectives: only stacks are known" in page(old).splitlines()
     assert "note:" not in page(full_inspection("no_init"))
 
 

@@ -69,7 +69,7 @@ def test_without_a_recorder_the_rank_that_has_begun_less():
     assert stall
     assert stall.rank == 2
     assert stall.text == (
-        "no rank does anything, and rank 2 has begun 11 operations of one group (load_batch at data.py:31), "
+        "all ranks are idle, and rank 2 has begun 11 operations of one group (load_batch at data.py:31), "
         "ranks 0, 1 have begun 12"
     )
 
@@ -86,7 +86,7 @@ def test_how_much_ranks_have_begun_blames_none_that_answers_or_has_ended(third):
     answers = third.answers
     stall = check_stall(found(*(rank(n, 12, 12, answers=answers) for n in (0, 1)), third), TIMEOUT, strict=True).stall
     assert stall
-    assert (stall.rank, stall.text.partition(":")[0]) == (0, "no rank does anything")
+    assert (stall.rank, stall.text.partition(":")[0]) == (0, "all ranks are idle")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_idle_ranks_that_wait_for_nobody_are_a_stall_where_that_was_asked_for():
     assert check_stall(idle, TIMEOUT, strict=False) == (None, None)
     stall = check_stall(idle, TIMEOUT, strict=True).stall
     assert stall
-    assert stall.text == "no rank does anything: ranks 0, 1: load_batch at data.py:31"
+    assert stall.text == "all ranks are idle: ranks 0, 1: load_batch at data.py:31"
     assert check_stall(found(rank(0, 4), rank(1, 4, busy=0.5)), TIMEOUT, strict=True) == (None, None)
 
 

@@ -40,7 +40,7 @@ LOADING = "load_batch at data.py:9"
 
 
 def entered(what, line, why=LOADING):
-    """What is said where rank 2 alone is missing in a collective."""
+    """The sentence if only rank 2 is missing in a collective."""
     return [f"ranks 0, 1 wait in {what}, entered at train.py:{line}; rank 2 has not entered it: {why}"]
 
 
@@ -49,7 +49,7 @@ def called(what, line, why=LOADING):
     return [f"ranks 0, 1 wait in {what}, called at train.py:{line}; rank 2 has not called it: {why}"]
 
 
-TOLD = {
+EXPECTED = {
     "absent": entered("all_reduce #5 of default_pg (float32[6])", 16),
     "asynchronous": entered("all_reduce #6 of default_pg (float32[5])", 97),
     "broadcast": [
@@ -71,7 +71,7 @@ TOLD = {
     "coalesced": entered("all_reduce #5 of default_pg (float32[2, 0], float32[2, 1] and 4 more)", 135),
     "ddp": entered("all_reduce #12 of default_pg (float32[20])", 112),
     "fsdp": entered("all_gather #9 of default_pg (float32[20])", 123),
-    "gil": [f"ranks 0, 1 wait in {STEP}; rank 2 does not answer, as native code holds the GIL: hold at data.py:13"],
+    "gil": [f"ranks 0, 1 wait in {STEP}; rank 2 does not respond (native code holds the GIL): hold at data.py:13"],
     "loader": entered(
         "all_reduce #5 of default_pg (float32[6])", 16, "it waits for its DataLoader, loader at data.py:37"
     ),
@@ -99,7 +99,7 @@ TOLD = {
 }
 """By the kind of hang, with torch's recorder."""
 
-BEGUN = "no rank is seen to wait, but rank 2 has begun {} operations of one group ({}), ranks 0, 1 have begun {}"
+BEGUN = "no rank is known to wait, but rank 2 has begun {} operations of one group ({}), ranks 0, 1 have begun {}"
 WITHOUT_RECORDER = {
     "absent": called("all_reduce", 16),
     "asynchronous": [BEGUN.format(5, LOADING, 7)],
@@ -117,7 +117,7 @@ WITHOUT_RECORDER = {
     "fsdp": called("all_gather_into_tensor", 123),
     "gil": [
         "ranks 0, 1 wait in all_reduce, called at train.py:16; "
-        "rank 2 does not answer, as native code holds the GIL: hold at data.py:13"
+        "rank 2 does not respond (native code holds the GIL): hold at data.py:13"
     ],
     "loader": called("all_reduce", 16, "it waits for its DataLoader, loader at data.py:37"),
     "lock": called("all_reduce", 16, "again at data.py:22"),
@@ -125,8 +125,8 @@ WITHOUT_RECORDER = {
         "ranks 0, 1 wait in all_reduce, called at train.py:16; all other ranks wait too",
         "rank 2 waits in all_gather, called at train.py:45; all other ranks wait too",
     ],
-    "monitored_barrier": TOLD["monitored_barrier"],
-    "no_init": TOLD["no_init"],
+    "monitored_barrier": EXPECTED["monitored_barrier"],
+    "no_init": EXPECTED["no_init"],
     "objects": called("all_gather_object", 129),
     "point_to_point": [
         f"rank 0 waits in all_reduce, called at train.py:16; rank 2 has not called it: {LOADING}",
@@ -145,15 +145,15 @@ WITHOUT_RECORDER = {
 
 @pytest.mark.parametrize(
     ("kind", "version"),
-    [(kind, version) for version in VERSIONS for kind in TOLD if (SAMPLES / version / f"{kind}.json").exists()],
+    [(kind, version) for version in VERSIONS for kind in EXPECTED if (SAMPLES / version / f"{kind}.json").exists()],
 )
 def test_a_real_hang(kind, version):
-    told = TOLD if version in RECORDING else WITHOUT_RECORDER
-    assert list(describe_waits(full_inspection(kind, version))) == told[kind]
+    expected = EXPECTED if version in RECORDING else WITHOUT_RECORDER
+    assert list(describe_waits(full_inspection(kind, version))) == expected[kind]
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "text"),
     [
         ({"condition": ProcessCondition.STOPPED, "answers": None}, "rank 2 is stopped (SIGSTOP)"),
         ({"condition": ProcessCondition.EXITED, "code": 0}, "rank 2 has ended (exit code 0)"),
@@ -162,12 +162,12 @@ def test_a_real_hang(kind, version):
         ({"condition": ProcessCondition.EXITED}, "rank 2 has ended"),
         ({"condition": ProcessCondition.PENDING}, "rank 2 has not started"),
         ({"condition": ProcessCondition.REPLACED}, "rank 2 has become another program"),
-        ({"answers": False}, "rank 2 does not answer, as native code holds the GIL"),
+        ({"answers": False}, "rank 2 does not respond (native code holds the GIL)"),
     ],
 )
-def test_a_rank_without_a_stack(fields, told):
+def test_a_rank_without_a_stack(fields, text):
     gone = with_rank_changed(cheap_inspection("absent"), 2, **{"threads": (), "groups": (), "answers": None, **fields})
-    assert describe_waits(with_collectives(gone, "absent")) == (f"ranks 0, 1 wait in {STEP}; {told}",)
+    assert describe_waits(with_collectives(gone, "absent")) == (f"ranks 0, 1 wait in {STEP}; {text}",)
 
 
 def test_a_rank_in_the_kernel():
@@ -229,9 +229,9 @@ def test_many_ranks_fit_in_a_line():
 def test_many_reasons_are_bounded():
     ranks = [rank(0, 8, 7, *WAITING), rank(1, 8, 7, *WAITING)]
     ranks += [rank(n, 7, 7, f"load at data.py:{n}") for n in range(2, 30)]
-    (told,) = describe_waits(together(*ranks))
-    assert told.count("load at") == 3
-    assert told.endswith("; ranks 5 to 29 too")
+    (text,) = describe_waits(together(*ranks))
+    assert text.count("load at") == 3
+    assert text.endswith("; ranks 5 to 29 too")
 
 
 def test_nobody_waits():
@@ -268,7 +268,7 @@ def test_many_groups_take_no_longer_than_few_each():
 
 def test_who_was_not_asked_has_not_ended():
     lost = Inspection(0.0, (), 3, silent=("node 0",))
-    assert describe_waits(lost) == ("what the ranks are doing is not known",)
+    assert describe_waits(lost) == ("the state of the ranks is unknown",)
 
 
 def test_all_have_ended():
@@ -336,7 +336,7 @@ def test_tensors_that_may_differ():
 def test_the_rest_of_a_group_is_elsewhere():
     other = together(rank(0, 8, 7, *WAITING), world_size=2, node_only=True)
     assert describe_waits(other) == (
-        "rank 0 waits in all_reduce #8 of default_pg, entered at train.py:3; not all of its ranks could be asked",
+        "rank 0 waits in all_reduce #8 of default_pg, entered at train.py:3; not all of its ranks could be inspected",
     )
 
 
@@ -364,13 +364,13 @@ def test_a_rank_that_cannot_be_asked_may_have_entered_it():
     closed = with_rank_changed(
         full_inspection("absent"), 2, threads=(), groups=(), last=(), answers=None, no_stack="no free signal for it"
     )
-    assert describe_waits(closed) == (f"ranks 0, 1 wait in {STEP}; not all of its ranks could be asked",)
+    assert describe_waits(closed) == (f"ranks 0, 1 wait in {STEP}; not all of its ranks could be inspected",)
 
 
 def test_all_are_in_init_process_group():
     ranks = [rank(n, 0, 0, "init_process_group", "setup at train.py:3", answers=None, groups=()) for n in range(2)]
     assert describe_waits(together(*ranks)) == (
-        "ranks 0, 1 wait in init_process_group, called at train.py:3; all ranks have called it: they do not reach each "
+        "ranks 0, 1 wait in init_process_group, called at train.py:3; all ranks have called it: they cannot reach each "
         "other",
     )
 
@@ -429,9 +429,9 @@ def test_who_waits_for_a_cycle_is_not_in_it():
 @pytest.mark.parametrize("size", [3, 64])
 def test_a_ring_of_sends(size):
     ring = together(*(calls(number, "send", (number + 1) % size) for number in range(size)))
-    (told,) = describe_waits(ring)
+    (text,) = describe_waits(ring)
     arrows = "0 → 1 → 2 → 0" if size == 3 else "0 → 1 → 2 → 3 → 4 → 5 → 6 → … → 63 → 0"
-    assert told.endswith(f"; they wait for each other: {arrows}")
+    assert text.endswith(f"; they wait for each other: {arrows}")
     assert (
         find_culprit(ring).text
         == f"ranks 0 to {size - 1} waited for each other, {arrows}: ranks 0 to {size - 1} in send"
@@ -542,7 +542,7 @@ def test_who_is_at_a_line_of_its_own_is_named_by_that():
 @pytest.mark.parametrize(
     ("called", "state"),
     [
-        ("poll at /usr/lib/python3.11/multiprocessing/popen_fork.py:27", "waits for a process that it has started"),
+        ("poll at /usr/lib/python3.11/multiprocessing/popen_fork.py:27", "waits for a child process"),
         (
             "wait at /usr/lib/python3.11/threading.py:1, get at /usr/lib/python3.11/queue.py:2",
             "waits for a queue to fill",
@@ -577,7 +577,7 @@ def test_equal_stacks_are_one_group_and_the_odd_one_is_first():
             ["waits in all_reduce #5"] * 2 + ["waits in all_gather #5"],
         ),
         ("ran_longer", ["ended (exit code 0)"] * 2 + ["waits in all_reduce #5"]),
-        ("gil", ["waits in all_reduce #5"] * 2 + ["does not answer, as native code holds the GIL"]),
+        ("gil", ["waits in all_reduce #5"] * 2 + ["does not respond (native code holds the GIL)"]),
         ("loader", ["waits in all_reduce #5"] * 2 + ["waits for its DataLoader"]),
         ("no_init", ["waits in init_process_group"] * 2 + ["running"]),
     ],
@@ -613,8 +613,8 @@ def test_a_rank_that_sleeps_is_not_running(fields, state):
 def test_a_stopped_worker_is_named():
     loading = rank(1, 4, 4, "load at train.py:9", workers=(Worker(4711, stopped=True),))
     loading = replace(loading, threads=(Thread((Frame("_next_data", LOADER, 1, False), *loading.threads[0].frames)),))
-    said = describe_waits(together(rank(0, 5, 4, *WAITING), loading))[0]
-    assert said.endswith("it waits for its DataLoader, load at train.py:9 (worker pid 4711 is stopped (SIGSTOP))")
+    text = describe_waits(together(rank(0, 5, 4, *WAITING), loading))[0]
+    assert text.endswith("it waits for its DataLoader, load at train.py:9 (worker pid 4711 is stopped (SIGSTOP))")
 
 
 def test_whatever_was_found_is_put_into_words():

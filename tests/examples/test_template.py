@@ -116,11 +116,11 @@ def test_a_run_that_made_room_in_the_middle_of_an_epoch_ends_as_an_undisturbed_o
 def test_a_spare_goes_on_from_the_checkpoint(start_ddplaunch, tmp_path, gated, undisturbed):
     port = free_port()
     where = ("--master-addr", "127.0.0.1", "--master-port", str(port), "--nproc", "1")
+    job = (*where, TEMPLATE, "--", *GATED)
     nodes = [
-        start_ddplaunch("run", "--spares", "1", "--nnodes", "2", "--node-rank", str(node), *where, TEMPLATE, "--", *GATED,
-              env=gated)
+        start_ddplaunch("run", "--spares", "1", "--nnodes", "2", "--node-rank", str(node), *job, env=gated)
         for node in range(3)
-    ]  # fmt: skip
+    ]
     for node in nodes[:2]:
         node.wait_for("waits")
     (tmp_path / "passed").touch()

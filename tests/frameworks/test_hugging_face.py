@@ -34,7 +34,7 @@ def test_accelerate_does_as_under_torchrun_and_as_alone(launchers, tmp_path):
 
 
 @requires("accelerate")
-def test_without_a_gpu_accelerate_must_be_told_to_use_cpus(launchers, tmp_path):
+def test_without_a_gpu_accelerate_needs_the_cpu_flag(launchers, tmp_path):
     """Without ACCELERATE_USE_CPU each rank is a world of its own, whatever accelerate's configuration says."""
     write_program(tmp_path, "hf/accelerate/default_config.yaml", "distributed_type: MULTI_CPU\nuse_cpu: true\n")
     without = {"CUDA_VISIBLE_DEVICES": ""}

@@ -33,7 +33,7 @@ def test_preloaded_it_learns_the_same_and_knows_its_rank_at_once(launchers):
     assert ours[0]["loss"] == ours[1]["loss"]
 
 
-def test_other_devices_than_ranks_are_told_by_lightning_and_by_us_once(launchers):
+def test_a_wrong_number_of_devices_is_reported_once(launchers):
     done = launchers.ddplaunch(*PRELOAD, "--show", "none", TRAINER, "--", "3")
     assert done.returncode == 1
     assert "failed with ValueError: You set `devices=3` and `num_nodes=1` in Lightning" in done.stderr.splitlines()[0]

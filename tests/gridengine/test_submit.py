@@ -149,7 +149,7 @@ def test_jobs_are_seen_by_a_shell_that_did_not_submit_them(at, tmp_path):
     assert states() == ["waits, and is on hold", "running"]
     assert at.type("logs", number)[1] == log.read_text()
     refused = at.type("stacks", number)[2]
-    assert f"Grid Engine started nothing in job {number}: executing task of job {number} failed" in refused
+    assert f"Grid Engine did not start a step in job {number}: executing task of job {number} failed" in refused
     assert "each host needs a free slot for it: submit with --cpus-per-task 2 or more" in refused
 
     attached = at.start("attach", number)
@@ -201,7 +201,7 @@ def test_a_job_is_requeued_before_its_time_is_up(at, tmp_path):
     following = at.start(*FOLLOW, *times, "train.py", "make-room")
     out, err = following.communicate(timeout=scaled_timeout(90))
     assert following.returncode == 75, out + err
-    assert out.count("the job must make room") == 2, out
+    assert out.count("to save a checkpoint") == 2, out
     assert out.count("] rank 3 of 4") == 2, out
     assert "ddplaunch: requeueing, 1 of 1\n" in out
     assert "ddplaunch: not requeued again: --requeue 1\n" in out

@@ -207,7 +207,7 @@ def test_who_asks_often_leaves_nothing_behind():
         kept.on_event(event, moment)
     spent = [kept.breakdown(float(now)) for now in range(1, 1000)]
     assert spent[-1] == TimeBreakdown(imports=1.0, steady=998.0)
-    assert len(kept._stretches) == 2
+    assert len(kept._periods) == 2
 
 
 def test_the_line_has_what_counts():
@@ -215,10 +215,10 @@ def test_the_line_has_what_counts():
         steady=11520.0, restarting=660.0, stalled=360.0, first_collective=130.0, stopping=9.0, restarts=2
     )
     assert format_goodput(spent) == (
-        "effective 90 %: 3 h 12 min of 3 h 31 min; "
+        "goodput 90 %: 3 h 12 min of 3 h 31 min; "
         "lost: 11 min in 2 restarts, 6 min stalled, 2 min 10 s until the first collective"
     )
-    assert format_goodput(TimeBreakdown(steady=5.0)) == "effective 100 %: 5.0 s of 5.0 s"
+    assert format_goodput(TimeBreakdown(steady=5.0)) == "goodput 100 %: 5.0 s of 5.0 s"
     assert format_goodput(TimeBreakdown()) is None
 
 
@@ -243,7 +243,7 @@ def test_a_run_whose_launcher_was_killed_counts_until_it_was_last_seen(state, ru
     (found,) = past.read_all_records()
     assert (found.fate, [round(end - begin) for begin, end in found.stalls]) == (RunState.LOST, [50])
     assert run_in_fork("report", RUN).stdout.startswith(
-        "effective 65 %: 2 min 11 s of 3 min 21 s; lost: 50 s stalled, 20 s starting (until it was last seen)\n"
+        "goodput 65 %: 2 min 11 s of 3 min 21 s; lost: 50 s stalled, 20 s starting (until it was last seen)\n"
     )
 
 
@@ -317,7 +317,7 @@ def test_a_stall_and_its_end(start_ddplaunch, tmp_path, state, run_in_fork):  # 
     job = start_ddplaunch("run", *words, "--nproc", "2", write_program(tmp_path, "stalls.py", STALLS))
     wait_until(lambda: "no progress" in job.stderr(), "a word on the stall")
     stopped = [pid for pid in job.ranks() if is_alive(pid) and "\nState:\tT" in Path(f"/proc/{pid}/status").read_text()]
-    assert re.match(r"effective \d+ %: .* stalled", run_in_fork("report", RUN).stdout), "while it lasts"
+    assert re.match(r"goodput \d+ %: .* stalled", run_in_fork("report", RUN).stdout), "while it lasts"
     (path,) = tmp_path.glob("logs/*/events.jsonl")
     let_go = time.time()
     os.kill(stopped[0], signal.SIGCONT)

@@ -59,7 +59,7 @@ def test_only_so_many_may_follow(job, tmp_path):
     followers = [client.stream_replies(path, TailOutputRequest(follow=True)) for _ in range(MAX_STREAMING_CLIENTS)]
     for each in followers:
         next(each)
-    with pytest.raises(JobNotResponding, match="others follow this job already"):
+    with pytest.raises(JobNotResponding, match="clients already follow this job"):
         next(client.stream_replies(path, TailOutputRequest(follow=True)))
     assert client.send_request(path, StatusQuery()).world_size == 2, "others are still answered"
     followers.pop().close()
@@ -82,12 +82,12 @@ class Slow:
 
     def __init__(self, unread: int) -> None:
         self.job = self
-        self.waiting = unread
+        self.unsent_bytes = unread
         self.sent: list[object] = []
 
     def status(self) -> None: ...
 
-    def at_end(self, leave) -> None: ...
+    def on_job_end(self, leave) -> None: ...
 
     def guard(self, callback):
         return callback
@@ -95,29 +95,29 @@ class Slow:
     def send(self, message: object) -> None:
         self.sent.append(message)
 
-    def ranks(self) -> list[int]:
+    def ranks_with_output(self) -> list[int]:
         return [0, 1]
 
-    def printed(self, rank: int, since: float | None) -> bytes:
+    def output_tail(self, rank: int, since: float | None) -> bytes:
         return b"before"
 
-    def listen(self, hear) -> None:
-        self.hear = hear
+    def subscribe_output(self, on_output) -> None:
+        self.on_output = on_output
 
-    def forget(self, hear) -> None:
+    def unsubscribe_output(self, on_output) -> None:
         pass
 
 
 def test_who_reads_slowly_misses_some_and_is_told():
     slow = Slow(0)
     TailOutputRequest((1,), follow=True).handle(slow)  # type: ignore[arg-type]
-    slow.hear(0, b"another rank")
-    slow.hear(1, b"one")
-    slow.waiting = MAX_UNSENT_BYTES + 1
-    slow.hear(1, b"two")
-    slow.hear(1, b"three")
-    slow.waiting = 0
-    slow.hear(1, b"four")
+    slow.on_output(0, b"another rank")
+    slow.on_output(1, b"one")
+    slow.unsent_bytes = MAX_UNSENT_BYTES + 1
+    slow.on_output(1, b"two")
+    slow.on_output(1, b"three")
+    slow.unsent_bytes = 0
+    slow.on_output(1, b"four")
     assert slow.sent[1:] == [OutputChunk(1, b"before"), OutputChunk(1, b"one"), OutputChunk(1, b"four", missed=8)]
 
 

@@ -26,9 +26,9 @@ class Counted:
 class CountRanks(Request[Counted]):
     answers = (Counted,)
 
-    def serve(self, asker: RequestContext) -> None:
-        asker.send(Counted(len(asker.job.status().ranks)))
-        asker.finish()
+    def handle(self, context: RequestContext) -> None:
+        context.send(Counted(len(context.job.status().ranks)))
+        context.finish()
 """
 COMMAND = """
 import click

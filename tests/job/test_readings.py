@@ -111,7 +111,7 @@ class Clock:
         self.waits: list[float] = []
         self.due: Timer
 
-    def after(self, seconds: float, callback) -> Timer:
+    def call_later(self, seconds: float, callback) -> Timer:
         self.waits.append(seconds)
         self.due = Timer(callback, 0.0)
         return self.due

@@ -1,6 +1,7 @@
 """Which run a word means."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ def alone(runtime: Path, state: Path, monkeypatch) -> None:  # noqa: F811
 
 
 def test_none_at_all():
-    with pytest.raises(UsageError, match="no job of yours is running here"):
+    with pytest.raises(UsageError, match="you have no running jobs on this machine"):
         runs.find_running(None)
     with pytest.raises(UsageError, match="no run is called x"):
         runs.find_run("x")
@@ -38,8 +39,7 @@ def test_one_of_several(run):  # noqa: F811
     for word in (None, "train"):
         with pytest.raises(UsageError) as raised:
             runs.find_running(word)
-        assert "train-a" in (raised.value.hint or "")
-        assert "train-b" in (raised.value.hint or "")
+        assert {"train-a", "train-b"} <= {*re.findall(r"train-\w", f"{raised.value.message} {raised.value.hint}")}
 
 
 def test_two_of_one_name(run):  # noqa: F811
@@ -75,9 +75,8 @@ def test_a_name_that_begins_others():
     for name in ("a", "a.2", "ab", "xab"):
         keep(run_id=name)
     assert runs.find_run("a").run == "a"
-    with pytest.raises(UsageError, match="b may mean 2 runs") as raised:
+    with pytest.raises(UsageError, match=r'"b" matches 2 runs: .*ab'):
         runs.find_run("b")
-    assert "ab" in (raised.value.hint or "")
 
 
 def test_a_record_that_cannot_be_read():
@@ -119,7 +118,7 @@ def test_a_part_of_a_name_that_two_runs_have():
     keep(run_id="exp.2")
     assert list(runs.list_known()) == ["exp.2", "exp"]
     assert runs.find_run("exp").run == "exp"
-    with pytest.raises(UsageError, match="ex may mean 2 runs"):
+    with pytest.raises(UsageError, match='"ex" matches 2 runs'):
         runs.find_run("ex")
 
 

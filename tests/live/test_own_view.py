@@ -144,7 +144,7 @@ def test_keys(person):
     each.type("l1\r")
     each.until(lambda each: sum(row.startswith("[1] rank 1 has said all") for row in each.history) == 2)
     each.type("l7\r")
-    each.until("ddplaunch: rank 7 has printed nothing that is in memory here")
+    each.until("ddplaunch: rank 7 has no output in memory on this node")
     each.type("/")
     each.until("filter: 0,3-5, or a word like waiting: _")
     each.type("12\x7f\r")
@@ -306,7 +306,7 @@ def test_who_is_slow(person, tmp_path):
         """,
     )
     each = person("--start", "auto", "--nproc", "3", "slow.py")
-    each.until("rank 1 arrived last in", 60)
+    each.until("rank 1 was last in", 60)
     first = re.compile(r"running \d\d:\d\d \| \d+(\.\d)? collectives/s")
     assert any(map(first.match, each.rows)), "below what torch may say of a slow start"
     each.type("\x03\x03")

@@ -1,4 +1,4 @@
-"""Where our own output cannot be written: the exit code stays the job's, and what was lost is counted."""
+"""Output that cannot be written: the exit code stays the job's, and lost lines are counted."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ sys.exit(7 if os.environ["RANK"] == "1" else 0)
 
 
 @pytest.mark.parametrize("output", ["2>/dev/full", "2>&1 | true", ">/dev/full 2>&1"])
-def test_the_exit_code_is_the_jobs_whatever_becomes_of_the_output(tmp_path, output):
+def test_unwritable_output_keeps_the_jobs_exit_code(tmp_path, output):
     write_program(tmp_path, "seven.py", SEVEN)
     words = ddplaunch_command("run", "--nproc", "2", *LIGHT, "seven.py")
-    short = launcher_with_constant(tmp_path, "output.sink.PATIENCE", 0.1)
+    short = launcher_with_constant(tmp_path, "output.sink.READER_TIMEOUT_S", 0.1)
     script = f'{{ "$@"; echo $? >code; }} {output}'
     words = [str(short), *words[1:]]
     done = run_command(["sh", "-c", script, "sh", *words], tmp_path, {"TMPDIR": str(tmp_path)})
@@ -52,15 +52,20 @@ def test_a_terminal_that_closes_ends_the_job_by_its_hangup(tmp_path, nproc):
     assert not [*tmp_path.glob("ddplaunch-*")]
 
 
-def test_output_that_a_full_disk_has_not_taken_is_counted(tmp_path):
+def test_lines_lost_to_a_full_disk_are_counted(tmp_path):
     script = write_program(tmp_path, "prints.py", "print('a line')\n")
     words = ddplaunch_command("run", "--nproc", "2", *LIGHT, script)
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             words,
-            executable=launcher_with_constant(tmp_path, "output.sink.PATIENCE", 0.1),
-            cwd=tmp_path, env=clean_environment(), stdout=full, stderr=subprocess.PIPE, timeout=scaled_timeout(60), text=True,
-        )  # fmt: skip
+            executable=launcher_with_constant(tmp_path, "output.sink.READER_TIMEOUT_S", 0.1),
+            cwd=tmp_path,
+            env=clean_environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=scaled_timeout(60),
+            text=True,
+        )
     assert done.stderr == "ddplaunch: stdout could not be written: 2 lines lost (No space left on device)\n"
     assert done.returncode == 74
 
@@ -78,7 +83,7 @@ def test_a_command_says_that_the_disk_is_full(tmp_path, words):
             text=True,
         )
     error = "Error: cannot write the output: No space left on device\n  free some space, or write elsewhere\n"
-    assert (done.returncode, done.stderr.replace("no job of yours is running here\n", "")) == (74, error)
+    assert (done.returncode, done.stderr.replace("you have no running jobs on this machine\n", "")) == (74, error)
 
 
 @pytest.fixture
@@ -94,7 +99,7 @@ def small_disk(tmp_path) -> Iterator[Path]:
     subprocess.run(["umount", small], check=True)
 
 
-def test_a_disk_that_is_full_for_a_while_loses_nothing(tmp_path, small_disk):
+def test_a_temporarily_full_disk_loses_nothing(tmp_path, small_disk):
     """There is room again only when the ranks have printed all."""
     fill = small_disk / "fill"
     fill.write_bytes(bytes(60_000))

@@ -81,7 +81,7 @@ def test_nothing_is_lost_reordered_or_late(most):
 
 
 def given(*printed: tuple[float, int, bytes], ranks: int = 2) -> list[tuple[tuple[int, ...], bytes]]:
-    """What is given out of this, at the end."""
+    """The merged output, at the end."""
     equal = LineMerger()
     for rank in range(ranks):
         equal.add(rank, 1, b"", 0.0)
@@ -91,19 +91,19 @@ def given(*printed: tuple[float, int, bytes], ranks: int = 2) -> list[tuple[tupl
     return [(ranks, lines) for ranks, _, lines in equal.take_output()]
 
 
-def test_what_is_equal_is_found_behind_what_is_not():
+def test_equal_lines_are_merged_after_different_ones():
     both = [(0.0, 0, b"start\nis 0\nand so on\nend\n"), (0.1, 1, b"start\nis 1\nend\n")]
     assert given(*both) == [
         ((0, 1), b"start\n"), ((0,), b"is 0\nand so on\n"), ((1,), b"is 1\n"), ((0, 1), b"end\n"),
     ]  # fmt: skip
 
 
-def test_equal_lines_of_other_times_are_others():
+def test_equal_lines_at_different_times_are_not_merged():
     assert given((0.0, 0, b"step\n"), (0.21, 1, b"step\n")) == [((0,), b"step\n"), ((1,), b"step\n")]
     assert given((0.0, 0, b"step\n"), (0.19, 1, b"step\n")) == [((0, 1), b"step\n")]
 
 
-def test_what_all_have_printed_is_not_held():
+def test_a_line_printed_by_all_ranks_is_not_held():
     equal = LineMerger()
     for rank in (0, 1):
         equal.add(rank, 1, b"", 0.0)
@@ -114,7 +114,7 @@ def test_what_all_have_printed_is_not_held():
     assert equal.next_flush_time == HOLD_S
 
 
-def test_a_rank_alone_waits_for_nobody():
+def test_lines_of_a_single_rank_are_not_held():
     equal = LineMerger()
     equal.add(3, 1, b"", 0.0)
     equal.add(3, 1, b"one\n", 0.0)
@@ -167,7 +167,7 @@ def patient(tmp_path) -> list[str]:
         (("--merge", "--show", "1"), ["[1]"], ["[1]"]),
     ],
 )
-def test_in_a_pipe_it_is_to_be_asked_for(patient, tmp_path, words, alike, own):
+def test_lines_are_merged_in_a_pipe_only_on_request(patient, tmp_path, words, alike, own):
     typed = [*patient, "--nproc", "3", *words, "--log-dir", "logs", "train.py"]
     done = subprocess.run(
         typed, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=scaled_timeout(90)
@@ -195,7 +195,7 @@ def test_in_a_pipe_it_is_to_be_asked_for(patient, tmp_path, words, alike, own):
         (("--stdin", "0"), {"[1] loading checkpoint", "[1] a warning"}),
     ],
 )
-def test_in_a_terminal_it_is_done(patient, tmp_path, words, shown):
+def test_lines_are_merged_in_a_terminal(patient, tmp_path, words, shown):
     each = TerminalEmulator([*patient, "--nproc", "3", *words, "train.py"], tmp_path)
     assert each.end() == 0
     assert shown <= {*each.history}
@@ -203,7 +203,7 @@ def test_in_a_terminal_it_is_done(patient, tmp_path, words, shown):
     each.close()
 
 
-def test_what_comes_before_a_bar_and_before_our_own_words(patient, tmp_path):
+def test_held_lines_precede_a_bar_and_messages(patient, tmp_path):
     write_program(
         tmp_path,
         "train.py",
@@ -244,7 +244,7 @@ def test_a_line_alone_is_shown_soon(tmp_path):
     each.close()
 
 
-def test_a_prefix_without_the_rank_alone_is_refused(run_in_fork, tmp_path):
+def test_merge_requires_a_prefix_with_the_rank_only(run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", SPEAKS)
     for prefix in ("none", "{host} {rank}"):
         done = run_in_fork("run", "--nproc", "2", "--merge", "--prefix", prefix, "train.py")

@@ -37,7 +37,7 @@ NESTED = (  # tqdm within tqdm: down a row, draw, up again
         (NESTED, b" outer 2\ndone\n"),
     ],
 )
-def test_whatever_the_cuts(data, expected):
+def test_lines_do_not_depend_on_how_reads_are_split(data, expected):
     """Every way of cutting the stream in two, and byte by byte, gives what one read gives."""
     cuts = [[data], [data[i : i + 1] for i in range(len(data))]]
     cuts += [[data[:i], data[i:]] for i in range(len(data))]
@@ -72,7 +72,7 @@ def test_a_bar_drawn_for_ever_takes_no_memory():
     assert len(assembler._rows) == 1
 
 
-def test_bars_without_end_are_given_out(monkeypatch):
+def test_the_upper_of_many_bars_are_emitted(monkeypatch):
     """More bars below each other than are ever redrawn: the upper ones are final."""
     assembler = LineAssembler()
     given = b"".join(assembler.feed(b"\rbar %d\n" % bar) for bar in range(100))
@@ -95,9 +95,9 @@ def test_a_long_row_given_out_keeps_the_order_of_a_cut_movement(monkeypatch):
 
 
 @pytest.mark.parametrize("start", [b"", b"\r 1%\r 2%"], ids=["plain", "a bar"])
-def test_a_stream_without_newlines_takes_a_mebibyte_at_most(start_ddplaunch):
+def test_a_stream_without_newlines_takes_a_mebibyte_at_most(start):
     assembler = LineAssembler()
-    out, piece = assembler.feed(start_ddplaunch), b"x" * (1 << 16)
+    out, piece = assembler.feed(start), b"x" * (1 << 16)
     for _ in range(100):
         out += assembler.feed(piece)
         assert len(assembler._partial) + sum(map(len, assembler._rows)) <= (1 << 20) + len(piece)
@@ -115,7 +115,7 @@ def assembled(data: bytes, ends: list[int]) -> bytes:
     return b"".join([*map(assembler.feed, pieces), assembler.close()])
 
 
-def test_every_mixture_is_the_same_in_any_cuts():
+def test_random_streams_do_not_depend_on_how_reads_are_split():
     """A carriage return counts for nothing before a newline, and empty lines at the end for as little."""
 
     def plain(lines: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""``--log-json``: all that ddplaunch itself says is an object a line, and ranks' lines stay as they are."""
+"""``--log-json``: ddplaunch's own messages are one JSON object per line, and ranks' lines are unchanged."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ FAILS = f"""
 """
 
 
-def said(text: str) -> list[dict[str, Any]]:
-    """What ddplaunch says in it; every line is an object, or a rank's."""
+def messages(text: str) -> list[dict[str, Any]]:
+    """The messages of ddplaunch in it; every other line is a rank's."""
     lines = [line for line in text.splitlines() if not line.startswith("[")]
     assert all(line.startswith('{"source": "ddplaunch", ') for line in lines), text
     found = [json.loads(line) for line in lines]
@@ -42,7 +42,7 @@ def said(text: str) -> list[dict[str, Any]]:
 
 
 def kinds(text: str) -> list[str]:
-    return [each["kind"] for each in said(text)]
+    return [each["kind"] for each in messages(text)]
 
 
 def test_the_page_has_every_kind():
@@ -52,7 +52,7 @@ def test_the_page_has_every_kind():
 def test_a_job_that_ends_well(run_ddplaunch, tmp_path):
     done = run_ddplaunch(*LOG_JSON, "--run-id", "a", "--nproc", "2", write_program(tmp_path, "train.py", PRINTS))
     assert sorted(done.stdout.splitlines()) == ["[0] hello from 0", "[1] hello from 1"]
-    (end,) = said(done.stderr)
+    (end,) = messages(done.stderr)
     assert (end["kind"], end["level"], end["run_id"], end["node_rank"], end["code"]) == ("end", "info", "a", 0, 0)
     assert '[0] {"source": "me"}' in done.stderr.splitlines()
 
@@ -61,7 +61,7 @@ def test_a_failure_with_its_restart_has_the_verdict(run_ddplaunch, tmp_path):
     script = write_program(tmp_path, "train.py", FAILS)
     done = run_ddplaunch(*LOG_JSON, "--nproc", "2", "--max-restarts", "1", "--log-dir", "logs", script)
     assert done.returncode == 1
-    restart, failure, *notes, end = said(done.stderr)
+    restart, failure, *notes, end = messages(done.stderr)
     assert (restart["kind"], restart["level"], restart["attempt"], restart["wait"]) == ("restart", "warning", 1, 0)
     assert failure["kind"] == "failure"
     assert failure["text"] == "rank 1 failed with ValueError: no labels (exit code 1)"
@@ -83,13 +83,13 @@ def test_a_failure_with_its_restart_has_the_verdict(run_ddplaunch, tmp_path):
 def test_a_refusal_is_an_object(words, text, run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", "")
     done = run_in_fork("run", "--log-json", *words)
-    (error,) = said(done.stderr)
+    (error,) = messages(done.stderr)
     assert done.returncode == error["code"] == 2
     assert error["kind"] == "error"
     assert error["text"].startswith(text)
 
 
-def test_a_variable_does_it_too_for_run_alone(run_in_fork):
+def test_the_variable_applies_to_run_only(run_in_fork):
     env = {"DDPLAUNCH_LOG_JSON": "1"}
     assert kinds(run_in_fork("run", "nothing.py", env=env).stderr) == ["error"]
     assert run_in_fork("run", "nothing.py", env={"DDPLAUNCH_LOG_JSON": "0"}).stderr.startswith("Error: ")
@@ -106,7 +106,7 @@ def test_the_program_s_own_log_json_is_the_program_s(run_ddplaunch, tmp_path):
 def test_notes_before_the_job(run_ddplaunch, tmp_path):
     script = write_program(tmp_path, "train.py", PRINTS)
     done = run_ddplaunch(*LOG_JSON, "--nproc", "2", script, env={"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[${rank}]"})
-    note, end = said(done.stderr)
+    note, end = messages(done.stderr)
     assert (note["kind"], end["kind"]) == ("note", "end")
     assert note["text"] == "read as options of torchrun: TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
     assert note["run_id"] == end["run_id"]
@@ -119,7 +119,7 @@ def test_ctrl_c_and_waiting(start_ddplaunch, tmp_path):
     wait_until(lambda: "waiting for node 1" in job.stderr(), "the wait to be said")
     job.signal(signal.SIGINT)
     assert job.wait() == 130
-    found = said(job.stderr())
+    found = messages(job.stderr())
     assert found[0]["kind"] == "waiting"
     assert found[0]["text"].startswith("1/2 nodes joined, waiting for node 1")
     assert (found[-1]["kind"], found[-1]["code"]) == ("end", 130)

@@ -1,4 +1,4 @@
-"""Where all nodes print into one log, as below mpirun, node 0 alone says what concerns the job."""
+"""If all nodes print into one log, as under mpirun, only node 0 reports what concerns the job."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ours(job) -> list[str]:
     return [line for line in job.stderr().splitlines() if line.startswith("ddplaunch: ") and "openmpi" not in line]
 
 
-def test_the_report_is_given_once(nodes, tmp_path):
+def test_the_failure_report_is_shown_once(nodes, tmp_path):
     (tmp_path / "gate").open("w").close()
     assert [node.wait() for node in nodes] == [1, 1]
     host = socket.gethostname()
@@ -62,7 +62,7 @@ def test_ctrl_c_is_answered_once(nodes):
     assert sum("Ctrl-C again kills them now" in node.stderr() for node in nodes) == 1
 
 
-def test_a_node_that_lost_node_0_speaks_for_itself(nodes):
+def test_a_node_without_node_0_reports_itself(nodes):
     nodes[0].process.kill()
     assert nodes[1].wait() == 69
     wait_until(lambda: "node 0 (127.0.0.1) was lost" in nodes[1].stderr(), "why it ended")

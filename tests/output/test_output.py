@@ -1,4 +1,4 @@
-"""What a person sees of the ranks: whole lines, bars that stay bars, nothing lost, no reader that holds up a job."""
+"""Output of ranks on the screen: complete lines, progress bars, nothing lost, slow readers do not block a job."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def printer(tmp_path):
     return make
 
 
-def test_a_terminal_that_somebody_made_for_stdout_alone_is_no_person_s(tmp_path, printer):
-    """As srun -u and mpirun do, which write what comes to a log."""
+def test_a_pty_for_stdout_alone_is_not_interactive(tmp_path, printer):
+    """As srun -u and mpirun make one, and write its output to a log."""
     script = printer("print('\\rstep 1\\rstep 2', os.environ.get('DDPLAUNCH_TERMINAL'), out.line_buffering)")
     ours, theirs = pty.openpty()
     words = ddplaunch_command("run", "--nproc", "2", *LIGHT, script)
@@ -176,8 +176,8 @@ def test_a_failed_rank_that_is_not_shown_is_still_reported(run_ddplaunch, printe
     assert "rank 1 failed with ValueError: unseen" in done.stderr
 
 
-def test_a_single_rank_has_our_descriptors(run_ddplaunch, printer):
-    """Nothing stands between one rank and the terminal: no prefix, the same pipe."""
+def test_a_single_rank_inherits_the_launchers_streams(run_ddplaunch, printer):
+    """One rank writes directly to the terminal or pipe, without a prefix."""
     script = printer("print('plain'); print(os.readlink('/proc/self/fd/1') == os.readlink(f'/proc/{L}/fd/1'))")
     script.write_text(script.read_text().replace("{L}", "{int(sys.argv[1])}"))
     reader, writer = os.pipe()
@@ -200,8 +200,8 @@ def test_prefixes_are_coloured_in_a_terminal_only(tmp_path, printer):
     assert "[0] hello from 0" in terminal.shown  # as with NO_COLOR, which other tests here have
 
 
-def test_lines_come_at_once_in_a_terminal(tmp_path, printer):
-    """A person watches: a printed line is shown while the rank goes on, without flush."""
+def test_lines_appear_immediately_in_a_terminal(tmp_path, printer):
+    """A printed line is shown while the rank continues, without flush."""
     terminal = Terminal(["run", *LIGHT, "--nproc", "2", printer("print('early', rank); time.sleep(1000)")], tmp_path)
     terminal.read_until("early 0")
     terminal.read_until("early 1")
@@ -220,7 +220,7 @@ print("done", rank)
 """
 
 
-def test_lines_come_at_once_in_a_pipe(start_ddplaunch, printer):
+def test_lines_appear_immediately_in_a_pipe(start_ddplaunch, printer):
     """Without flush; what a rank has printed before it is killed is shown, and in its report. Bytes stay buffered."""
     script = printer(
         """
@@ -240,7 +240,7 @@ def test_lines_come_at_once_in_a_pipe(start_ddplaunch, printer):
     assert "  | bytes" not in job.stderr()
 
 
-def test_a_bar_is_one_line_where_nobody_watches(run_ddplaunch, tmp_path, printer):
+def test_a_bar_is_one_line_in_a_log(run_ddplaunch, tmp_path, printer):
     """A hundred redraws are one line at the end in a log, and all of them in the rank's own file."""
     done = run_ddplaunch("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", printer(BAR))
     assert sorted(line for line in done.stderr.splitlines() if "%" in line) == [
@@ -302,7 +302,7 @@ def _screen(shown: str) -> list[str]:
 
 
 def test_a_bar_wider_than_the_terminal_is_cut(tmp_path, printer):
-    """A row that wraps could not be drawn over."""
+    """A wrapped row cannot be redrawn."""
     terminal = Terminal(
         ["run", *LIGHT, "--nproc", "2", printer("sys.stderr.write('\\r' + 'w' * 300); time.sleep(0.2)")], tmp_path
     )
@@ -312,7 +312,7 @@ def test_a_bar_wider_than_the_terminal_is_cut(tmp_path, printer):
 
 
 def test_a_closed_reader_neither_hangs_nor_ends_the_job(tmp_path, printer):
-    """`| head -1`: the job runs to its end, and its files are whole."""
+    """`| head -1`: the job runs to its end, and its files are complete."""
     script = printer("for i in range(100_000): print('line', i)")
     words = " ".join(ddplaunch_command("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", str(script)))
     done = subprocess.run(
@@ -327,7 +327,7 @@ def test_a_closed_reader_neither_hangs_nor_ends_the_job(tmp_path, printer):
 
 @pytest.mark.slow
 def test_a_stuck_reader_does_not_hang_the_job(tmp_path, printer):
-    """Nobody reads our stdout: after a while the job goes on without it, its files are whole, and the gap is said."""
+    """stdout is not read: after a timeout the job continues, its files are complete, and the lost lines are counted."""
     assert sink.READER_TIMEOUT_S == 10
     script = printer("for i in range(200_000): print('line', i, 'x' * 60)\nopen(f'done{rank}', 'w')")
     reader, writer = os.pipe()
@@ -349,7 +349,7 @@ def test_a_stuck_reader_does_not_hang_the_job(tmp_path, printer):
 
 
 def test_a_slow_reader_loses_nothing(tmp_path, printer):
-    """A reader that is merely slower than the ranks makes them wait, as on any pipe."""
+    """A reader that is slower than the ranks blocks them, as on any pipe."""
     script = printer("for i in range(40_000): print('line', i, 'x' * 200)")
     process = subprocess.Popen(
         ddplaunch_command("run", *LIGHT, "--nproc", "2", script),
@@ -448,7 +448,7 @@ meet()
 """
 
 
-def test_ranks_that_fell_with_another_are_a_line_each(run_ddplaunch, tmp_path):
+def test_secondary_failures_are_one_line_each(run_ddplaunch, tmp_path):
     """In a terminal the report alone has the cause's traceback; the log folder and an explicit --show have all."""
     write_program(tmp_path, "train.py", FALLS)
     words = ("run", *LIGHT, "--nproc", "3", "--grace", "20", "--log-dir", "logs")
@@ -456,7 +456,7 @@ def test_ranks_that_fell_with_another_are_a_line_each(run_ddplaunch, tmp_path):
     terminal = Terminal([*words, "train.py"], tmp_path, env={"NO_COLOR": "1"}, executable=later)
     assert terminal.end() == 1
     shown = terminal.shown.replace("\r\n", "\n")
-    assert "[0] ConnectionError: … Connection closed by peer [127.0.0.1]:1 (--show all for all of it)\n" in shown
+    assert "[0] ConnectionError: … Connection closed by peer [127.0.0.1]:1 (full traceback: --show all)\n" in shown
     assert "[0] Traceback" not in shown
     assert shown.count('raise ValueError("the cause")') == 1
     assert '\n  Traceback (most recent call last):\n    File "' in shown
@@ -473,7 +473,7 @@ def test_ranks_that_fell_with_another_are_a_line_each(run_ddplaunch, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_traceback_that_no_report_has_is_shown(tmp_path):
+def test_a_traceback_not_in_a_report_is_shown(tmp_path):
     """That of an attempt before a restart, and that of a rank that failed second."""
     script = write_program(
         tmp_path,
@@ -519,7 +519,7 @@ def test_torchs_prefix_is_not_repeated(run_ddplaunch, tmp_path):
     assert "[rank1]: Traceback" in plain.stderr.splitlines()
 
 
-def test_the_terminal_is_given_back_as_it_was(tmp_path):
+def test_the_terminal_settings_are_restored(tmp_path):
     """A rank that is killed while the terminal does not echo leaves it as the shell had it."""
     import termios
 
@@ -539,9 +539,14 @@ def test_the_terminal_is_given_back_as_it_was(tmp_path):
 def test_stdin_reaches_a_single_rank(tmp_path):
     script = write_program(tmp_path, "reader.py", "import sys; print(sys.stdin.read().upper())")
     done = subprocess.run(
-        ddplaunch_command("run", script), cwd=tmp_path, env=clean_environment(), input="typed", capture_output=True, text=True,
+        ddplaunch_command("run", script),
+        cwd=tmp_path,
+        env=clean_environment(),
+        input="typed",
+        capture_output=True,
+        text=True,
         timeout=scaled_timeout(90),
-    )  # fmt: skip
+    )
     assert done.stdout == "TYPED\n"
 
 
@@ -573,7 +578,7 @@ def test_log_folder(run_ddplaunch, tmp_path):
     assert failure["stopped"] == 1
 
 
-def test_a_reader_that_leaves_while_output_waits_for_it():
+def test_a_reader_that_closes_while_output_is_buffered():
     """What waits is dropped at the next write; nothing of it may still be in use then."""
     read, write_end = os.pipe()
     loop = EventLoop()

@@ -1,4 +1,4 @@
-"""``--prefix``: what stands before each line of a rank."""
+"""``--prefix``: the prefix of each line of a rank."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_shorter_ones_are_padded(run_ddplaunch, script):
     assert sorted(done.stdout.splitlines()) == ["rank 10 hello", "rank 9  hello"]
 
 
-def test_a_variable_does_it_too(run_ddplaunch, script):
+def test_the_prefix_variable(run_ddplaunch, script):
     done = run_ddplaunch("run", *LIGHT, "--nproc", "2", script, env={"DDPLAUNCH_PREFIX": "<{rank}>"})
     assert sorted(done.stdout.splitlines()) == ["<0> hello", "<1> hello"]
 
@@ -59,10 +59,10 @@ def test_torchrun_s_option_and_variable(run_ddplaunch, script):
             "known: {rank}, {local_rank}, {node_rank}, {host}, {role}",
         ),
         (("--prefix", "${rank}:"), "--prefix ${rank}:: {rank} has a $ before it", "--prefix '{rank}:'"),
-        (("--prefix", "[{rank]"), "--prefix [{rank]: a brace has no partner", "known: "),
-        (("--prefix", "a\nb"), r"--prefix a\nb: control characters do not work here", "use letters"),
-        (("--prefix", "\x1b[31m{rank}"), "--prefix {rank}: control characters do not work here", "use letters"),
-        (("--prefix", " "), "--prefix is blank", "--prefix none leaves it out"),
+        (("--prefix", "[{rank]"), "--prefix [{rank]: unbalanced brace", "known: "),
+        (("--prefix", "a\nb"), r"--prefix a\nb: control characters are not allowed", "use letters"),
+        (("--prefix", "\x1b[31m{rank}"), "--prefix {rank}: control characters are not allowed", "use letters"),
+        (("--prefix", " "), "--prefix is blank", "--prefix none omits the prefix"),
         (("--prefix", ""), "--prefix has an empty value", ""),
         (
             ("--log-line-prefix-template", "${pid}"),
@@ -71,7 +71,7 @@ def test_torchrun_s_option_and_variable(run_ddplaunch, script):
         ),
     ],
 )
-def test_what_is_refused(words, message, hint, run_in_fork, script):
+def test_invalid_templates_are_refused(words, message, hint, run_in_fork, script):
     done = run_in_fork("run", "--nproc", "2", *words, script)
     assert done.returncode == 2
     first, *rest = done.stderr.splitlines()

@@ -1,4 +1,4 @@
-"""When output came: the marks, and what `ddplaunch logs --since` finds by them."""
+"""Timestamps of output, and `ddplaunch logs --since`."""
 
 import time
 from datetime import datetime

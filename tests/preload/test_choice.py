@@ -59,7 +59,7 @@ def test_what_is_not_known_is_told(preload, tmp_path, run_in_fork):
         (
             "import os; os.environ['OMP_NUM_THREADS'] = str(1 + 1)\n",
             [],
-            "train.py:1, which sets OMP_NUM_THREADS to what its source does not show",
+            "train.py:1, which sets OMP_NUM_THREADS to a value that its source does not show",
         ),
         ("import os; os.environ['OMP_NUM_THREADS'] = '2'\n", ["torch", "yaml", "torch._dynamo"], None),
         ("import os; os.environ.setdefault('OMP_NUM_THREADS', str(2))\n", ["torch", "yaml", "torch._dynamo"], None),
@@ -129,7 +129,7 @@ def test_what_runs_before_the_program_and_looks_at_its_rank(tmp_path, files):
     write_program(tmp_path, "train.py", "import os, torch\nprint(os.getppid() > 0)\n")
     done = made.run(tmp_path, "run", "--nproc", "2", "train.py")
     assert (done.returncode, sorted(done.stdout.split())) == (0, ["True", "True", "[0]", "[1]"]), done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if "start one by one" in line]
+    (line,) = [line for line in done.stderr.splitlines() if "started as new interpreters" in line]
     assert f"{made.site}/" in line
     assert " mentions " in line
 

@@ -87,7 +87,7 @@ def test_a_slow_start_is_explained_once(run_ddplaunch, run_in_fork, tmp_path, wo
     write_program(tmp_path, "train.py", "import sys\nsys.meta_path.append(None)\nsys.meta_path.pop()\nimport torch\n")
     state = {"XDG_STATE_HOME": str(tmp_path / "state")}
     first, second = (run_ddplaunch("run", *words, "train.py", env=state) for _ in range(2))
-    note = "each rank imports torch itself, after train.py:2, which uses sys.meta_path; faster: --preload torch"
+    note = "each rank imports torch itself because of train.py:2, which uses sys.meta_path; faster: --preload torch"
     assert first.stderr.count(note) == (1 if len(words) == 2 else 0)
     assert "imports torch itself" not in second.stderr
     shown = run_in_fork("run", "--dry-run", *words, "train.py").stdout
@@ -95,13 +95,13 @@ def test_a_slow_start_is_explained_once(run_ddplaunch, run_in_fork, tmp_path, wo
 
 
 @pytest.mark.parametrize("start", ["auto", "zygote"])
-def test_a_damaged_archive_gives_its_own_error(run_ddplaunch, tmp_path, start_ddplaunch):
+def test_a_damaged_archive_gives_its_own_error(run_ddplaunch, tmp_path, start):
     with zipfile.ZipFile(tmp_path / "train.pyz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("__main__.py", "print(1)\n" * 50)
     damaged = bytearray((tmp_path / "train.pyz").read_bytes())
     at = damaged.find(b"__main__.py") + len(b"__main__.py")
     damaged[at : at + 8] = b"\xff" * 8
     (tmp_path / "train.pyz").write_bytes(damaged)
-    done = run_ddplaunch("run", "--nproc", "1", "--start", start_ddplaunch, "train.pyz")
+    done = run_ddplaunch("run", "--nproc", "1", "--start", start, "train.pyz")
     assert "rank 0 failed with error: Error -3 while decompressing data" in done.stderr
     assert "bug in ddplaunch" not in done.stderr

@@ -121,17 +121,17 @@ def test_which_statements_count(tmp_path):
     """
     found = program(tmp_path, source)
     assert [(each.module, each.names, each.certainty.name) for each in statements(found)] == [
-        ("a.b", ("C", "d"), "SURE"),
-        ("everything", (), "SURE"),
-        ("quick", (), "TRIED"),
-        ("slow", (), "TRIED"),
-        ("sometimes", (), "MAYBE"),
-        ("in_class", (), "SURE"),
-        ("in_function", (), "LATER"),
-        ("seldom", (), "SELDOM"),
-        ("wandb", (), "SURE"),
-        ("by_call", (), "SURE"),
-        ("torch", (), "SURE"),
+        ("a.b", ("C", "d"), "CERTAIN"),
+        ("everything", (), "CERTAIN"),
+        ("quick", (), "IN_BLOCK"),
+        ("slow", (), "IN_BLOCK"),
+        ("sometimes", (), "CONDITIONAL"),
+        ("in_class", (), "CERTAIN"),
+        ("in_function", (), "DEFERRED"),
+        ("seldom", (), "DEFERRED_CONDITIONAL"),
+        ("wandb", (), "CERTAIN"),
+        ("by_call", (), "CERTAIN"),
+        ("torch", (), "CERTAIN"),
     ]
     assert found.imports_torch
 
@@ -289,7 +289,10 @@ def test_what_is_its_own_to_change(tmp_path, source):
 @pytest.mark.parametrize(
     ("source", "doubt"),
     [
-        ("import sys\nsys.path.insert(0, sys.argv[1])", "train.py:2 adds to sys.path what its source does not show"),
+        (
+            "import sys\nsys.path.insert(0, sys.argv[1])",
+            "train.py:2 adds a folder to sys.path that its source does not show",
+        ),
         ("import sys\nsys.path[:0] = ['lib']", "train.py:2 changes sys.path"),
         ("import sys\nsys.path = []", "train.py:2 changes sys.path"),
         ("import sys\nsys.path.remove('x')", "train.py:2 changes sys.path"),
@@ -298,13 +301,13 @@ def test_what_is_its_own_to_change(tmp_path, source):
         ("def f(x):\n  return eval(x)", "train.py:2 calls eval"),
         (
             "import importlib, sys\nimportlib.import_module(sys.argv[1])",
-            "train.py:2 imports what its source does not show",
+            "train.py:2 imports a module that its source does not show",
         ),
         ("import runpy\nrunpy.run_path('x.py')", "train.py:2 runs another file"),
-        ("from unittest import mock\nwith mock.patch('os.getpid'): pass", "train.py:2 changes what mock.patch names"),
+        ("from unittest import mock\nwith mock.patch('os.getpid'): pass", "train.py:2 calls mock.patch"),
         (
             "from unittest.mock import patch\n@patch.object(A, 'b')\ndef f(): pass",
-            "train.py:2 changes what mock.patch names",
+            "train.py:2 calls mock.patch",
         ),
         ("import broken", "broken.py:1 cannot be read"),
         (f"X = {' + '.join('1' * 1500)}", "train.py:1 cannot be read"),
@@ -354,11 +357,14 @@ def test_a_program_too_large_to_be_read(tmp_path):
     write_program(tmp_path, "tables.py", "x = 1\n" * 100_000)
     write_program(tmp_path, "model.py", "import torch\ntorch.optim.SGD\n")
     found = program(tmp_path, "import tables, model\n")
-    assert events(found, Barrier) == ["tables.py:1 is more source than is read at once"]
+    assert events(found, Barrier) == ["tables.py:1 is too large to be scanned"]
     assert found.dynamo
 
 
 def test_a_file_read_for_a_function_is_read_again_for_an_import(tmp_path):
     write_program(tmp_path, "model.py", "import torch\n")
     found = program(tmp_path, "def f():\n  import model\nimport model\n")
-    assert [(each.module, each.certainty.name) for each in statements(found)] == [("torch", "LATER"), ("torch", "SURE")]
+    assert [(each.module, each.certainty.name) for each in statements(found)] == [
+        ("torch", "DEFERRED"),
+        ("torch", "CERTAIN"),
+    ]

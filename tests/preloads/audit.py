@@ -230,7 +230,7 @@ class Audit:
             for kind in kinds:
                 if (module, kind) not in self._opaque:
                     self._opaque.add((module, kind))
-                    self._guilt.accuse(module, f"keeps {kind} in {module}.{name}, which nobody can read")
+                    self._guilt.accuse(module, f"keeps {kind} in {module}.{name}, which cannot be read")
         for (module, name), kinds in dump.generators.items():
             place = f"{module}.{name}"
             if place in GENERATORS:  # which forks seed anew

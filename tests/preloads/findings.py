@@ -39,7 +39,7 @@ _LOOKING = frozenset({"inspect", "linecache", "warnings", "traceback", "abc", "p
 """What asks each module for its name or file, ``__main__`` too, to find one of them."""
 
 SETS = "sets the variable "
-"""Begins what is said of a variable that was not set before."""
+"""Prefix of a finding on a variable that was not set before."""
 
 WHOLE = "reads the whole environment"
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render")
@@ -88,7 +88,7 @@ class Findings:
             self._watch_paths(name)
         self._watch(atexit, "register", "at exit")
         self._watch(os, "register_at_fork", "at a fork")
-        sys.addaudithook(self._hear)
+        sys.addaudithook(self._on_audit_event)
 
     def read_main(self, what: str) -> None:
         """``__main__`` was asked for something."""
@@ -160,7 +160,7 @@ class Findings:
                     self.note(f"{what} the {which} folder")
                 return
 
-    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
+    def _on_audit_event(self, event: str, args: tuple[Any, ...]) -> None:
         if self._imports.modules and not self.quiet and (judge := _EVENTS.get(event)):
             try:
                 what = judge(*args)

@@ -14,7 +14,7 @@ from tests.preloads.runs import HOME
 
 
 @dataclass(frozen=True)
-class Said:
+class AuditResult:
     """What an audit has printed."""
 
     code: int
@@ -46,12 +46,12 @@ class Installation:
             lines.append(f"{path},sha256={digest},{len(text)}")
         (info / "RECORD").write_text("\n".join(lines) + "\n")
 
-    def audit(self, *words: str, timeout: float = 60, env: Mapping[str, str] | None = None) -> Said:
+    def audit(self, *words: str, timeout: float = 60, env: Mapping[str, str] | None = None) -> AuditResult:
         """Run ``python -m tests.preloads WORDS`` to its end."""
         return audit(self.python, "--table", str(self.table), *words, timeout=timeout, env=env)
 
 
-def audit(python: Path, *words: str, timeout: float = 60, env: Mapping[str, str] | None = None) -> Said:
+def audit(python: Path, *words: str, timeout: float = 60, env: Mapping[str, str] | None = None) -> AuditResult:
     """Run the audit with an interpreter and what is installed for it."""
     ended = run_command(
         [python, "-m", "tests.preloads", *words], env={"PYTHONPATH": str(HOME), **(env or {})}, timeout=timeout
@@ -65,4 +65,4 @@ def audit(python: Path, *words: str, timeout: float = 60, env: Mapping[str, str]
             raise AssertionError(ended.stdout + ended.stderr) from None
         entries |= found
         text = text[end:].strip()
-    return Said(ended.returncode, entries, ended.stderr)
+    return AuditResult(ended.returncode, entries, ended.stderr)

@@ -1,4 +1,4 @@
-"""Small packages for the audit to judge, each a module of a few lines that does one thing, and what is said of it."""
+"""Small packages for the audit to judge, each a module of a few lines that does one thing, and the expected finding."""
 
 TORCH = """
 float32, float64 = "float32", "float64"
@@ -210,12 +210,12 @@ DOES: dict[str, tuple[str, str]] = {
     "precise": ("import decimal\ndecimal.DefaultContext.prec = 9", "changes decimal's context"),
     "opaque": (
         "import sqlite3\nX = sqlite3.connect(':memory:')",
-        "keeps sqlite3.Connection in opaque.X, which nobody can read",
+        "keeps sqlite3.Connection in opaque.X, which cannot be read",
     ),
     "fails": ("import absent_module", "cannot be imported: ModuleNotFoundError: No module named 'absent_module'"),
     "through": ("import helper_of_rank\nhelper_of_rank.look()", "reads RANK"),
 }
-"""What does something that is seen as it happens, and what is said of it."""
+"""What does something that is seen as it happens, and the expected finding."""
 
 BOUND: dict[str, tuple[str, str]] = {
     "as_decimal": ("import decimal\nX = decimal.Decimal(1) / 7", "minds decimal's context (as_decimal.X)"),

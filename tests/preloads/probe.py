@@ -118,11 +118,11 @@ class Probe:
             for name in self.request["last"]:
                 self._import(name)
             after = self._dump(before["modules"])
-            self._tell([before, unchanged, after])
+            self._send([before, unchanged, after])
             return
         for name in self.request["modules"] + self.request["last"]:
             self._import(name)
-        self._tell([self._dump(self._compared())])
+        self._send([self._dump(self._compared())])
 
     def _fork(self) -> None:
         gc.disable()
@@ -157,7 +157,7 @@ class Probe:
             with open(path, encoding="utf-8") as file:
                 dumps.append(json.load(file))
         left.run()
-        self._tell(dumps)
+        self._send(dumps)
 
     def _become_a_rank(self, variables: dict[str, str]) -> None:
         os.environ.update(variables)
@@ -214,7 +214,7 @@ class Probe:
             "generators": [(*place, sorted(found)) for place, found in reader.generators.items()],
         }
 
-    def _tell(self, dumps: list[dict[str, Any]]) -> None:
+    def _send(self, dumps: list[dict[str, Any]]) -> None:
         self.findings.quiet = True
         seen = self.imports
         files = {}

@@ -15,7 +15,7 @@ from typing import Any
 from tests.preloads.account import Account
 
 HOME = Path(__file__).resolve().parent.parent.parent
-_PATIENCE = 900.0  # seconds that one may take
+_TIMEOUT_S = 900.0
 _STACK = 1 << 28  # bytes: what refers to itself is read by functions that call themselves
 
 _NEEDED = frozenset({"PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV"})
@@ -118,16 +118,16 @@ class Runs:
         environ = {name: value for name, value in os.environ.items() if name in kept}
         environ |= {"PYTHONHASHSEED": "1", "LD_PRELOAD": str(self._asked)}
         options: dict[str, Any] = {"cwd": self._scratch / "work", "env": environ}
-        said = self._scratch / f"{number}.output"
-        with said.open("wb") as output:
+        output_file = self._scratch / f"{number}.output"
+        with output_file.open("wb") as output:
             command = [sys.executable, str(stub), request, answer]
             if terminal:
                 code = _on_terminal(command, output.fileno(), **options)
             else:
                 streams: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
-                code = subprocess.run(command, **streams, **options, check=False, timeout=_PATIENCE).returncode
+                code = subprocess.run(command, **streams, **options, check=False, timeout=_TIMEOUT_S).returncode
         if code != 0:
-            shown = said.read_text(errors="replace")[-1500:].strip()
+            shown = output_file.read_text(errors="replace")[-1500:].strip()
             raise Failed(f"{kind}: {_ended(code)}\n{shown}".strip())
         try:
             return Account.of(json.loads(Path(answer).read_text()))
@@ -146,11 +146,11 @@ def _on_terminal(command: list[str], output: int, **options: Any) -> int:
     os.close(theirs)
     while True:
         try:
-            said = os.read(ours, 1 << 16)
+            data = os.read(ours, 1 << 16)
         except OSError:  # the other end is closed
             break
-        if not said:
+        if not data:
             break
-        os.write(output, said)
+        os.write(output, data)
     os.close(ours)
-    return process.wait(_PATIENCE)
+    return process.wait(_TIMEOUT_S)

@@ -43,7 +43,7 @@ class Reader:
     """Turns values into numbers; one for one dump.
 
     Attributes:
-        opaque: the kinds of objects that nobody could read, by module and name.
+        opaque: the kinds of objects that could not be read, by module and name.
         generators: the random generators that were found, likewise.
     """
 

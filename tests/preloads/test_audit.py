@@ -31,9 +31,9 @@ def test_packages_that_do_one_thing_each(tmp_path):
     made.table.write_text(
         json.dumps({"packages": {"pack": {"modules": {"pack": [], "pack.good": []}}}, "harmless": {}})
     )
-    said = made.audit(*SINGLE, *packages.PARTS, "--together", "--reasons", "99", env={"FAKE_HOME": "/home"})
-    assert said.code == 1
-    entries = {name: said.entries[name.replace("_", "-")] for name in (*SINGLE, *packages.PARTS)}
+    result = made.audit(*SINGLE, *packages.PARTS, "--together", "--reasons", "99", env={"FAKE_HOME": "/home"})
+    assert result.code == 1
+    entries = {name: result.entries[name.replace("_", "-")] for name in (*SINGLE, *packages.PARTS)}
     refused = {name: entry["refused"] for name, entry in entries.items() if "refused" in entry}
 
     # What differs in each process, whatever holds it.
@@ -44,7 +44,7 @@ def test_packages_that_do_one_thing_each(tmp_path):
         assert re.fullmatch(rf"keeps a random generator \(.*\) in {name}\.X", refused[name]), name
 
     # What does more than make modules.
-    why = said.why.replace("_", "-")
+    why = result.why.replace("_", "-")
     for name, (_, what) in packages.DOES.items():
         what = what.replace("{site}", str(made.site))
         assert f"{name}: {name} {what}\n".replace("_", "-") in why
@@ -164,11 +164,11 @@ def test_what_changes_others_is_not_harmless(quiet):
     entry = {"top": ["victim"], "versions": ["1.0"], "modules": {"victim": []}, "order": "free"}
     quiet.table.write_text(json.dumps({"packages": {"victim": entry}, "harmless": {}}))
     names = ("harms", "harms_environment", "harms_threads", "harms_python", "harmless")
-    said = quiet.audit("--harmless", *names, "--write")
-    assert {*said.entries} == {"harmless", "harms-environment"}
-    assert "harms: changes victim.flag\n" in said.why
-    assert "harms-threads: sets $OMP_STACKSIZE\n" in said.why
-    assert "harms-python: changes os.cpu_count\n" in said.why
+    result = quiet.audit("--harmless", *names, "--write")
+    assert {*result.entries} == {"harmless", "harms-environment"}
+    assert "harms: changes victim.flag\n" in result.why
+    assert "harms-threads: sets $OMP_STACKSIZE\n" in result.why
+    assert "harms-python: changes os.cpu_count\n" in result.why
     written = json.loads(quiet.table.read_text())["harmless"]
     assert {name: each.get("sets") for name, each in written.items()} == {
         "harmless": None,
@@ -186,6 +186,6 @@ def test_the_words_of_a_lazy_package_are_found(quiet):
 @pytest.mark.ci
 def test_real_packages_are_free(tmp_path):
     known = tmp_path / "known.json"
-    said = audit(Path(sys.executable), "packaging", "filelock", "--together", "--table", str(known), timeout=180)
-    assert said.code == 0, said.why
-    assert {name: entry["order"] for name, entry in said.entries.items()} == {"packaging": "free", "filelock": "free"}
+    result = audit(Path(sys.executable), "packaging", "filelock", "--together", "--table", str(known), timeout=180)
+    assert result.code == 0, result.why
+    assert {name: entry["order"] for name, entry in result.entries.items()} == {"packaging": "free", "filelock": "free"}

@@ -92,7 +92,7 @@ def test_ranks_that_fail(person: Person):
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("-s",)])
 def test_a_breakpoint(person: Person, words: tuple[str, ...]):
-    """Whoever quits there fails the test."""
+    """Quitting the debugger fails the test."""
     pytest_ = person(STOPS, *words)
     pytest_.until("(rank 1)", 60)
     pytest_.type("p mine\r")

@@ -1,4 +1,4 @@
-"""``ddplaunch.launch``: programs that call it, and what they get."""
+"""``ddplaunch.launch`` called by programs: results, errors, output."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ if __name__ == "__main__":
 
 
 @pytest.mark.smoke
-def test_what_ranks_return_comes_in_order(python: Python):
+def test_results_are_in_order_of_ranks(python: Python):
     lines = python(RETURNS).splitlines()
     assert sorted(lines) == sorted([*(f"[{rank}] at {rank}" for rank in range(3)), "[20, 21, 22]", "at 0", "3 [5]"])
 
 
 @pytest.mark.slow
-def test_tensors_come_whole(python: Python):
+def test_tensors_are_returned_completely(python: Python):
     body = """
 def make(given):
     import torch
@@ -176,7 +176,7 @@ if __name__ == "__main__":
 """
 
 
-def test_functions_get_what_they_name(python: Python):
+def test_parameters_get_rank_values_by_name(python: Python):
     """By name as with ``ddplaunch run``; positional arguments are for the other parameters."""
     assert python(INJECTED).splitlines() == [
         "(0.1, 1, 2, 'cpu', 1)",
@@ -188,7 +188,7 @@ def test_functions_get_what_they_name(python: Python):
 
 
 @pytest.mark.slow
-def test_arrays_come_as_files_that_the_reader_maps(python: Python):
+def test_arrays_are_mapped_files(python: Python):
     body = """
 import numpy
 
@@ -291,7 +291,7 @@ if __name__ == "__main__":
     assert python(body, PYTHONIOENCODING="ascii").splitlines() == ["h\\xe9", *["RuntimeError('full')"] * 2]
 
 
-def test_an_event_loop_goes_on(python: Python):
+def test_launch_async_does_not_block_the_event_loop(python: Python):
     body = """
 import asyncio, io
 

@@ -22,9 +22,9 @@ def run(folder: Path, body: str) -> str:
     return done.stdout
 
 
-def ended(told: str) -> str:
+def ended(output: str) -> str:
     """The last line of what pytest prints, without the time that it took."""
-    return re.sub(r" in .*", "", told.splitlines()[-1].strip("= "))
+    return re.sub(r" in .*", "", output.splitlines()[-1].strip("= "))
 
 
 def test_bodies_run_in_ranks(tmp_path: Path):
@@ -70,9 +70,9 @@ def test_here(tmp_path):
         lines = (tmp_path.parent / f"pids.{rank}").read_text().splitlines()
         assert len(lines) == 3 and len(set(lines)) == 1 and lines[0] != str(os.getpid())
 """
-    told = run(tmp_path, body)
-    assert ended(told) == "4 passed, 1 skipped, 2 xfailed"
-    assert "not today" in told
+    output = run(tmp_path, body)
+    assert ended(output) == "4 passed, 1 skipped, 2 xfailed"
+    assert "not today" in output
 
 
 @pytest.mark.ci
@@ -108,14 +108,14 @@ def test_a_group_that_is_there(rank, number):
         dist.init_process_group("gloo")
         check(rank)
 """
-    told = run(tmp_path, body)
-    assert ended(told) == "7 passed, 1 warning"
-    assert "leaves a process group open, or closed one that it had; the next test gets new ranks" in told
+    output = run(tmp_path, body)
+    assert ended(output) == "7 passed, 1 warning"
+    assert "left a process group open, or closed an existing one; the next test gets new ranks" in output
 
 
 @pytest.mark.ci
-def test_what_a_test_leaves(tmp_path: Path):
-    """Generators are set back; all else is told, and the next test has new ranks."""
+def test_state_that_a_test_changes(tmp_path: Path):
+    """Random generators are restored; other changes are reported, and the next test gets new ranks."""
     body = """
 import random
 import torch
@@ -138,10 +138,10 @@ def test_leaves(rank):
 def test_next():
     assert "LEFT" not in os.environ and torch.get_default_dtype() == torch.float32
 """
-    told = run(tmp_path, body)
-    assert ended(told) == "4 passed, 2 warnings"
-    assert "rank 1 leaves the variable LEFT changed; the next test gets new ranks" in told
-    assert "rank 1 leaves another default dtype; the next test gets new ranks" in told
+    output = run(tmp_path, body)
+    assert ended(output) == "4 passed, 2 warnings"
+    assert "rank 1 changed the variable LEFT; the next test gets new ranks" in output
+    assert "rank 1 changed the default dtype; the next test gets new ranks" in output
 
 
 FAILS = """
@@ -185,29 +185,29 @@ def test_no_marker(rank): pass
 """
 
 
-def test_what_fails_and_what_is_refused(tmp_path: Path):
-    told = run(tmp_path, FAILS)
-    assert ended(told) == "5 failed, 5 errors"
-    shown = told[told.index("test_sum _") :]
+def test_failures_and_refusals(tmp_path: Path):
+    output = run(tmp_path, FAILS)
+    assert ended(output) == "5 failed, 5 errors"
+    shown = output[output.index("test_sum _") :]
     assert "\nAssertionError: too big (rank 2)\n" in shown
-    above, _, _ = told.partition("short test summary info")  # which has the whole message where CI is set
+    above, _, _ = output.partition("short test summary info")  # which has the whole message where CI is set
     assert above.count("AssertionError: too big") == 2  # first line and traceback: not in the captured output
-    assert re.search("FAILED .*::test_sum - (Failed: )?AssertionError: too big", told), told
+    assert re.search("FAILED .*::test_sum - (Failed: )?AssertionError: too big", output), output
     assert "+  where 3 = sum([2, 1])" in shown
     assert 'test_it.py", line 9, in test_sum' in shown
     for each in [
-        "the fixture monkeypatch works on the process of pytest",
+        "the fixture monkeypatch does not work in a ranks test",
         "lock cannot be sent to the ranks: cannot pickle '_thread.lock' object",
         "--nproc many: expected a number",
         "launch() got an unexpected keyword argument 'nprocs'",
-        "@pytest.mark.ranks takes one number of ranks, and keywords: @pytest.mark.ranks(4)",
+        "@pytest.mark.ranks takes the number of ranks and keywords: @pytest.mark.ranks(4)",
         "@pytest.mark.ranks does not await tests: call asyncio.run in the test",
-        "@pytest.mark.ranks does not work with unittest's classes",
-        "the call took too long",
+        "@pytest.mark.ranks does not work with unittest.TestCase",
+        "the call timed out",
         "the fixture rank is for tests with @pytest.mark.ranks(N)",
     ]:
-        assert f"\n{each}" in told, each
-    assert "ddplaunch/python" not in told
+        assert f"\n{each}" in output, each
+    assert "ddplaunch/python" not in output
 
 
 OUTCOMES = """

@@ -72,10 +72,10 @@ if __name__ == "__main__":
         print(output.getvalue().splitlines()[-1])
 """
     assert python(body).splitlines() == [
-        *("[0, 1]", "rank 1 exited with code 3", "the session has ended: make a new one"),
-        "ddplaunch: the ranks have ended; their names are gone",
+        *("[0, 1]", "rank 1 exited with code 3", "the session has ended: create a new one"),
+        "ddplaunch: the ranks have ended; their variables are lost",
         *("[0, 1]", "rank 1 exited with code 3", "[0, 1]"),
-        "ddplaunch: the ranks have ended; their names are gone; the next call starts new ones",
+        "ddplaunch: the ranks have ended; their variables are lost; the next call starts new ones",
     ]
 
 
@@ -150,10 +150,10 @@ if __name__ == "__main__":
     print(*(line for line in output.getvalue().splitlines() if line.startswith("ddplaunch")), sep="\\n")
 """
     first, second, late, *_, gone = python(body).splitlines()
-    assert (first, second) == ("rank 1 failed with ValueError: no luck", "the session has ended: make a new one")
-    begin = "ddplaunch: rank 0 did not return within 3 s after rank 1 had raised: rank 0 waits in "
+    assert (first, second) == ("rank 1 failed with ValueError: no luck", "the session has ended: create a new one")
+    begin = "ddplaunch: rank 0 did not return within 3 s after rank 1 raised: rank 0 waits in "
     assert late.startswith(begin), late
-    assert gone == "ddplaunch: the ranks have ended; their names are gone"
+    assert gone == "ddplaunch: the ranks have ended; their variables are lost"
 
 
 def test_threads_take_turns(python: Python):
@@ -197,11 +197,11 @@ if __name__ == "__main__":
         print(session.run(rank))
 """
     first, second = python(body).splitlines()
-    assert first.startswith("the call took too long: rank 0 waits in barrier #1 of default_pg")
+    assert first.startswith("the call timed out: rank 0 waits in barrier #1 of default_pg")
     assert second == "[0, 1]"
 
 
-def test_a_session_that_nobody_closes(python: Python):
+def test_a_session_that_is_never_closed(python: Python):
     assert python("session = Session(nproc=2, preload='threading')\nprint(session.run(rank))\n") == "[0, 1]\n"
     assert "ZeroDivisionError" in python(
         "session = Session(nproc=2, preload='threading')\nsession.run(rank)\n1 / 0\n", fails=True

@@ -396,26 +396,26 @@ def test_ends_as_under_python(ending: str, folder: Path) -> None:
 
 @forked_and_exec
 @pytest.mark.parametrize("ending", ODD)
-def test_odd_exits_have_the_same_code(ending: str, start_ddplaunch: tuple[str, ...], folder: Path) -> None:
+def test_odd_exits_have_the_same_code(ending: str, start: tuple[str, ...], folder: Path) -> None:
     write_program(folder, "train.py", ODD[ending])
-    rank, program = ours(folder, *start_ddplaunch, "train.py"), plain(folder, "train.py")
+    rank, program = ours(folder, *start, "train.py"), plain(folder, "train.py")
     assert (rank.returncode, rank.stdout) == (program.returncode, "")
     assert "ddplaunch/rank" not in rank.stderr
 
 
 @forked_and_exec
 @pytest.mark.parametrize("ending", ["exit 3", "exception", "KeyboardInterrupt", "error in an imported module"])
-def test_a_module_ends_as_under_python(ending: str, start_ddplaunch: tuple[str, ...], folder: Path) -> None:
+def test_a_module_ends_as_under_python(ending: str, start: tuple[str, ...], folder: Path) -> None:
     write_program(folder, "package/train.py", ENDINGS[ending])
-    assert_same(ours(folder, *start_ddplaunch, "-m", "package.train"), plain(folder, "-m", "package.train"))
+    assert_same(ours(folder, *start, "-m", "package.train"), plain(folder, "-m", "package.train"))
 
 
 @forked_and_exec
 @pytest.mark.parametrize("fault", BY_FAULT)
-def test_a_fault_is_told_as_by_faulthandler(fault: str, start_ddplaunch: tuple[str, ...], folder: Path) -> None:
+def test_a_fault_is_reported_as_by_faulthandler(fault: str, start: tuple[str, ...], folder: Path) -> None:
     """Which is what differs from a plain program: faulthandler is enabled, and the last frame that it shows is ours."""
     write_program(folder, "train.py", BY_FAULT[fault])
-    rank, program = ours(folder, *start_ddplaunch, "train.py"), plain(folder, "-X", "faulthandler", "train.py")
+    rank, program = ours(folder, *start, "train.py"), plain(folder, "-X", "faulthandler", "train.py")
     extra = re.compile(r'^  File ".*/ddplaunch/rank/.*\n|^Extension modules: .*\n|^\n', re.MULTILINE)
     assert program.stderr.startswith("Fatal Python error: ")
     assert comparable(extra.sub("", REPORT.sub("", rank.stderr))) == comparable(extra.sub("", program.stderr))
@@ -427,22 +427,22 @@ BY_LINES = "import sys; sys.stdout.reconfigure(line_buffering=True)\n"
 
 
 @forked_and_exec
-def test_a_full_disk_is_reported(start_ddplaunch: tuple[str, ...], folder: Path) -> None:
+def test_a_full_disk_is_reported(start: tuple[str, ...], folder: Path) -> None:
     write_program(folder, "train.py", BY_LINES + "print('lost')")
     with open("/dev/full", "w") as full:
-        assert_same(ours(folder, *start_ddplaunch, "train.py", stdout=full), plain(folder, "train.py", stdout=full))
+        assert_same(ours(folder, *start, "train.py", stdout=full), plain(folder, "train.py", stdout=full))
 
 
 @forked_and_exec
 @pytest.mark.parametrize(
     "text", ["print('lost')", "import sys; print('lost'); sys.exit(3)", "while True: print('more')"]
 )
-def test_output_that_nobody_reads(text: str, start_ddplaunch: tuple[str, ...], folder: Path) -> None:
+def test_output_without_a_reader(text: str, start: tuple[str, ...], folder: Path) -> None:
     write_program(folder, "train.py", BY_LINES + text)
     read, pipe = os.pipe()
     os.close(read)
     try:
-        assert_same(ours(folder, *start_ddplaunch, "train.py", stdout=pipe), plain(folder, "train.py", stdout=pipe))
+        assert_same(ours(folder, *start, "train.py", stdout=pipe), plain(folder, "train.py", stdout=pipe))
     finally:
         os.close(pipe)
 
@@ -460,9 +460,9 @@ def test_ends_as_under_python_with_torch(ending: str, folder: Path) -> None:
 
 
 @forked_and_exec
-def test_tracebacks_of_a_function_begin_with_it(start_ddplaunch: tuple[str, ...], folder: Path) -> None:
+def test_tracebacks_of_a_function_begin_with_it(start: tuple[str, ...], folder: Path) -> None:
     train = write_program(folder, "train.py", "def main():\n    raise ValueError('boom')\n")
-    done = ours(folder, *start_ddplaunch, "train.py:main")
+    done = ours(folder, *start, "train.py:main")
     assert REPORT.sub("", done.stderr) == (
         f'Traceback (most recent call last):\n  File "{train}", line 2, in main\n'
         "    raise ValueError('boom')\nValueError: boom\n"
@@ -471,26 +471,24 @@ def test_tracebacks_of_a_function_begin_with_it(start_ddplaunch: tuple[str, ...]
 
 
 @forked_and_exec
-def test_a_traceback_without_frames_of_the_program_keeps_the_others(
-    start_ddplaunch: tuple[str, ...], folder: Path
-) -> None:
+def test_a_traceback_without_frames_of_the_program_keeps_the_others(start: tuple[str, ...], folder: Path) -> None:
     write_program(folder, "train.py", "import os\nos.unlink(__file__)\nraise SystemExit(3)\n")
-    done = ours(folder, *start_ddplaunch, "--max-restarts", "1", "train.py")
+    done = ours(folder, *start, "--max-restarts", "1", "train.py")
     assert done.returncode == 1
     assert re.search(r'^  File ".*worker.py", line \d+, in _find_script$', done.stderr, re.MULTILINE), done.stderr
 
 
 @forked_and_exec
-def test_tracebacks_of_a_functions_module_begin_with_it(start_ddplaunch: tuple[str, ...], folder: Path) -> None:
+def test_tracebacks_of_a_functions_module_begin_with_it(start: tuple[str, ...], folder: Path) -> None:
     train = write_program(folder, "train.py", "import holder\nholder.missing\ndef main():\n    pass\n")
-    done = ours(folder, *start_ddplaunch, "train.py:main")
+    done = ours(folder, *start, "train.py:main")
     assert done.stderr.startswith(f'Traceback (most recent call last):\n  File "{train}", line 2, in <module>\n')
 
 
 @forked_and_exec
-def test_a_name_that_turns_out_to_be_no_function(start_ddplaunch: tuple[str, ...], folder: Path) -> None:
+def test_a_target_that_is_not_a_function(start: tuple[str, ...], folder: Path) -> None:
     write_program(folder, "train.py", "main = print and 3\n")
-    done = ours(folder, *start_ddplaunch, "train.py:main")
+    done = ours(folder, *start, "train.py:main")
     assert (done.returncode, done.stdout) == (2, "")
     assert "train.py:main is not a function: it is 3" in done.stderr
     assert "Traceback" not in done.stderr
@@ -515,7 +513,7 @@ def test_a_program_that_cannot_be_executed(folder: Path) -> None:
 
 
 @forked_and_exec
-def test_a_failure_after_rank_0_has_ended_is_the_jobs(start_ddplaunch: tuple[str, ...], folder: Path) -> None:
+def test_a_failure_after_rank_0_has_ended_is_the_jobs(start: tuple[str, ...], folder: Path) -> None:
     write_program(
         folder,
         "train.py",
@@ -530,13 +528,13 @@ def test_a_failure_after_rank_0_has_ended_is_the_jobs(start_ddplaunch: tuple[str
             sys.exit(4)
         """,
     )
-    done = run(ddplaunch_command("run", "--nproc", "2", *start_ddplaunch, "train.py"), folder)
+    done = run(ddplaunch_command("run", "--nproc", "2", *start, "train.py"), folder)
     assert (done.stdout, done.returncode) == ("[0] first, and no newline\n", 4)
     assert "rank 1 exited with code 4" in done.stderr
 
 
 @forked_and_exec
-def test_what_ranks_say_at_their_end_arrives(start_ddplaunch: tuple[str, ...], folder: Path) -> None:
+def test_output_at_exit_is_shown(start: tuple[str, ...], folder: Path) -> None:
     write_program(
         folder,
         "train.py",
@@ -550,7 +548,7 @@ def test_what_ranks_say_at_their_end_arrives(start_ddplaunch: tuple[str, ...], f
         print("main")
         """,
     )
-    done = run(ddplaunch_command("run", "--nproc", "3", *start_ddplaunch, "train.py"), folder)
+    done = run(ddplaunch_command("run", "--nproc", "3", *start, "train.py"), folder)
     assert done.returncode == 0
     for rank in range(3):
         said = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}]")]
@@ -558,7 +556,7 @@ def test_what_ranks_say_at_their_end_arrives(start_ddplaunch: tuple[str, ...], f
 
 
 @forked_and_exec
-def test_what_multiprocessing_leaves_for_a_moment_is_no_remark(start_ddplaunch: tuple[str, ...], folder: Path) -> None:
+def test_short_lived_multiprocessing_helpers_are_not_reported(start: tuple[str, ...], folder: Path) -> None:
     """A forkserver and a resource tracker notice for themselves that the program has gone."""
     write_program(
         folder,
@@ -574,5 +572,5 @@ def test_what_multiprocessing_leaves_for_a_moment_is_no_remark(start_ddplaunch: 
         """,
     )
     write_program(folder, "late.py", "import atexit, time\natexit.register(time.sleep, 1)  # as on a busy machine\n")
-    done = ours(folder, *start_ddplaunch, "train.py")
+    done = ours(folder, *start, "train.py")
     assert (done.stdout, done.stderr, done.returncode) == ("child\n", "", 0)

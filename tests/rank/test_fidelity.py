@@ -233,29 +233,29 @@ def test_surroundings_reach_the_program(scene: str, stage: Path) -> None:
 
 
 @forked_and_exec
-def test_a_coerced_locale(start_ddplaunch: str, stage: Path) -> None:
+def test_a_coerced_locale(start: str, stage: Path) -> None:
     """Where Python replaces the C locale it does so in the launcher already: only ``sys.flags.utf8_mode`` tells."""
     scene = Scene(PROBE, {"LANG": "C", "LC_ALL": "", "LC_CTYPE": ""})
-    plain, rank = scene.plain(stage), scene.ranks(stage, start_ddplaunch)[-1]
+    plain, rank = scene.plain(stage), scene.ranks(stage, start)[-1]
     assert plain["environ"]["LC_CTYPE"] == "C.UTF-8"
     assert_same(rank, plain, but=("interpreter",))
     assert_same(rank["interpreter"], plain["interpreter"], but=("flags",))
 
 
 @forked_and_exec
-def test_a_single_rank_has_the_launchers_input(start_ddplaunch: str, tmp_path: Path) -> None:
-    words = ddplaunch_command("run", "--nproc", "1", *STARTS[start_ddplaunch], PROBE[0])
+def test_a_single_rank_has_the_launchers_input(start: str, tmp_path: Path) -> None:
+    words = ddplaunch_command("run", "--nproc", "1", *STARTS[start], PROBE[0])
     environment = clean_environment({"PROBE_OUT": str(tmp_path / "seen")})
     subprocess.run(words, env=environment, input=b"two\nlines", timeout=scaled_timeout(100), check=True)
     assert _seen(tmp_path / "seen0")["stdin"] == "two\nlines"
 
 
 @forked_and_exec
-def test_a_single_rank_has_the_launchers_terminal(start_ddplaunch: str, tmp_path: Path) -> None:
+def test_a_single_rank_has_the_launchers_terminal(start: str, tmp_path: Path) -> None:
     seen = {}
     for name, words in (
         ("plain", [sys.executable, *PROBE]),
-        (start_ddplaunch, ddplaunch_command("run", "--nproc", "1", *STARTS[start_ddplaunch], *PROBE)),
+        (start, ddplaunch_command("run", "--nproc", "1", *STARTS[start], *PROBE)),
     ):
         master, slave = pty.openpty()
         os.write(master, b"typed\n\x04")
@@ -266,15 +266,15 @@ def test_a_single_rank_has_the_launchers_terminal(start_ddplaunch: str, tmp_path
         seen[name] = _seen(tmp_path / (name if name == "plain" else name + "0"))
     assert seen["plain"]["streams"]["stdout"]["line_buffering"]
     assert seen["plain"]["stdin"] == "typed\n"
-    assert_same(seen[start_ddplaunch], seen["plain"])
+    assert_same(seen[start], seen["plain"])
 
 
 @forked_and_exec
-def test_several_ranks_are_read_by_a_person(start_ddplaunch: str, tmp_path: Path) -> None:
+def test_several_ranks_are_read_by_a_person(start: str, tmp_path: Path) -> None:
     """They have pipes, no terminal; their lines come at once, as on one."""
     master, slave = pty.openpty()
     options = {"stdin": slave, "stdout": slave, "stderr": slave}
-    ranks = Scene(PROBE, options=options).ranks(tmp_path, start_ddplaunch)
+    ranks = Scene(PROBE, options=options).ranks(tmp_path, start)
     os.close(slave)
     os.close(master)
     for rank in ranks:
@@ -285,9 +285,9 @@ def test_several_ranks_are_read_by_a_person(start_ddplaunch: str, tmp_path: Path
 
 
 @forked_and_exec
-def test_a_function_has_the_same_process(start_ddplaunch: str, stage: Path) -> None:
+def test_a_function_has_the_same_process(start: str, stage: Path) -> None:
     """There is no plain way to start it; all but its module is as for the script."""
-    (rank,) = Scene(("nested/probe.py:main", "x"), nproc=1).ranks(stage, start_ddplaunch)
+    (rank,) = Scene(("nested/probe.py:main", "x"), nproc=1).ranks(stage, start)
     plain = Scene(("nested/probe.py", "x")).plain(stage)
     assert_same(rank, plain, but=("main", "argv", "orig_argv"))
     assert rank["argv"] == [str(stage / "nested" / "probe.py"), "x"]
@@ -363,27 +363,27 @@ def installed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     [("zygote", SHADOWS, "fresh"), ("forked", HARMLESS, "forked"), ("exec", SHADOWS, "fresh")],
 )
 def test_files_beside_the_script_are_what_it_imports(
-    start_ddplaunch: str, names: tuple[str, ...], how: str, tmp_path: Path
+    start: str, names: tuple[str, ...], how: str, tmp_path: Path
 ) -> None:
     for name in names:
         write_program(tmp_path, f"{name}.py", f"MINE = {name!r}\n")
     write_program(tmp_path, "train.py", SHADOWED_SCRIPT)
-    done = installed(tmp_path, "run", "--nproc", "1", *STARTS[start_ddplaunch], "train.py", "--", *names)
+    done = installed(tmp_path, "run", "--nproc", "1", *STARTS[start], "train.py", "--", *names)
     assert done.stdout == f"{how} all mine\n"
     assert done.returncode == 1
     assert "failed with ValueError: shown without any of them" in done.stderr
-    assert ("has the name of a module that" in done.stderr) == (start_ddplaunch == "zygote")
+    assert ("has the name of a module that" in done.stderr) == (start == "zygote")
 
 
 @forked_and_exec
-def test_a_function_may_have_such_files_beside_it(start_ddplaunch: str, tmp_path: Path) -> None:
+def test_a_function_may_have_such_files_beside_it(start: str, tmp_path: Path) -> None:
     names = (
         "click",
         "plan",
         "errors",
         "arguments",
         "ddplaunch",
-        *(("inspect", "dataclasses", "typing") * (start_ddplaunch == "exec")),
+        *(("inspect", "dataclasses", "typing") * (start == "exec")),
     )
     for name in names:
         write_program(tmp_path, f"{name}.py", f"MINE = {name!r}\n")
@@ -402,13 +402,13 @@ def test_a_function_may_have_such_files_beside_it(start_ddplaunch: str, tmp_path
         """,
     )
     words = ("--", "--rate", "0.5", "--names", ",".join(names))
-    done = installed(tmp_path, "run", "--nproc", "1", *STARTS[start_ddplaunch], "train.py:main", *words)
+    done = installed(tmp_path, "run", "--nproc", "1", *STARTS[start], "train.py:main", *words)
     assert (done.stdout, done.returncode) == ("1.0 0 []\n", 0), done.stderr
 
 
 @forked_and_exec
 @pytest.mark.parametrize("name", ["time", "json", "two.dots", "dash-ed"])
-def test_a_function_may_be_in_a_file_of_any_name(name: str, start_ddplaunch: str, tmp_path: Path) -> None:
+def test_a_function_may_be_in_a_file_of_any_name(name: str, start: str, tmp_path: Path) -> None:
     write_program(
         tmp_path,
         f"{name}.py",
@@ -424,7 +424,7 @@ def test_a_function_may_be_in_a_file_of_any_name(name: str, start_ddplaunch: str
             print(__name__, Config(), hasattr(time, "sleep"))
         """,
     )
-    done = installed(tmp_path, "run", "--nproc", "1", *STARTS[start_ddplaunch], f"{name}.py:main")
+    done = installed(tmp_path, "run", "--nproc", "1", *STARTS[start], f"{name}.py:main")
     assert (done.stdout, done.returncode) == (f"{name} Config(rate=0.5) True\n", 0), done.stderr
 
 
@@ -461,10 +461,10 @@ RESULTS = {
 
 
 @pytest.mark.parametrize("start", ["zygote", pytest.param("exec", marks=pytest.mark.ci)])
-def test_torch_in_two_ranks(start_ddplaunch: str, tmp_path: Path) -> None:
+def test_torch_in_two_ranks(start: str, tmp_path: Path) -> None:
     """Threads, loaders and collectives work after a fork, and chance differs from rank to rank."""
     scene = Scene((str(PROGRAMS / "torch_features.py"),), {"OMP_NUM_THREADS": "2"})
-    one, two = scene.ranks(tmp_path, start_ddplaunch)
+    one, two = scene.ranks(tmp_path, start)
     for rank in (one, two):
         assert {name: rank[name] for name in RESULTS} == RESULTS
     for generator in ("random", "numpy", "numpy generator", "torch"):
@@ -473,7 +473,7 @@ def test_torch_in_two_ranks(start_ddplaunch: str, tmp_path: Path) -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("start", ["zygote", "exec"])
-def test_torch_compile(start_ddplaunch: str, tmp_path: Path, run_ddplaunch: Launch) -> None:
+def test_torch_compile(start: str, tmp_path: Path, run_ddplaunch: Launch) -> None:
     if not any(Path(folder, "g++").exists() for folder in os.get_exec_path()):
         pytest.skip("torch.compile for CPUs needs g++, and there is none on PATH")
     write_program(
@@ -490,7 +490,7 @@ def test_torch_compile(start_ddplaunch: str, tmp_path: Path, run_ddplaunch: Laun
         """,
     )
     done = run_ddplaunch(
-        "run", "--nproc", "1", *STARTS[start_ddplaunch], "train.py", env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")},
+        "run", "--nproc", "1", *STARTS[start], "train.py", env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")},
         timeout=110,
     )  # fmt: skip
     assert (done.stdout, done.returncode) == ("64.0\n", 0), done.stderr
@@ -548,7 +548,7 @@ def test_what_differs_is_documented(tmp_path: Path) -> None:
 
 
 @forked_and_exec
-def test_a_fork_ends_only_what_is_the_programs_own(start_ddplaunch: str, tmp_path: Path, run_ddplaunch: Launch) -> None:
+def test_a_fork_ends_only_what_is_the_programs_own(start: str, tmp_path: Path, run_ddplaunch: Launch) -> None:
     write_program(
         tmp_path,
         "train.py",
@@ -565,6 +565,6 @@ def test_a_fork_ends_only_what_is_the_programs_own(start_ddplaunch: str, tmp_pat
         libc.__cxa_atexit(libc.puts, ctypes.c_void_p(libc.strdup(b"an exit handler in C")), None)
         """,
     )
-    done = run_ddplaunch("run", "--nproc", "1", *STARTS[start_ddplaunch], "train.py")
-    assert done.stdout == ("" if start_ddplaunch == "forked" else "deleted\nan exit handler in C\n")
+    done = run_ddplaunch("run", "--nproc", "1", *STARTS[start], "train.py")
+    assert done.stdout == ("" if start == "forked" else "deleted\nan exit handler in C\n")
     assert done.returncode == 0

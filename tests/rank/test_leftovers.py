@@ -112,4 +112,4 @@ def test_a_slow_removal_does_not_end_the_job(run_ddplaunch, tmp_path):
     write_program(tmp_path, "train.py", "print('trained')")
     done = run_ddplaunch("run", "--preload", "slow", "--nproc", "2", "train.py")
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] trained", "[1] trained"]), done.stderr
-    assert "ranks start one by one instead of being forked" in done.stderr
+    assert "ranks are not forked but started as new interpreters" in done.stderr

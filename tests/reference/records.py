@@ -280,14 +280,14 @@ RECORD = {
     "spent.waiting": "for the other nodes, before the first attempt",
     "spent.imports": "until all ranks had a process",
     "spent.first_collective": "from then until every rank had entered a collective",
-    "spent.steady": "the effective time",
-    "spent.stalled": "the ranks got nowhere",
+    "spent.steady": "the effective time, of which goodput is the share",
+    "spent.stalled": "the ranks made no progress",
     "spent.straggler": "some ranks were done, others were not",
     "spent.stopping": "from a failure or a signal until nothing was left",
     "spent.restarting": "from then until all ranks had a process again",
     "spent.discarded": "work after the last checkpoint of an attempt that failed",
     "spent.restarts": "how many there were",
-    "stalls": "when its ranks got nowhere: from and until, a pair for each stall",
+    "stalls": "when its ranks were stalled: begin and end of each stall",
     "runs": "all runs of its job, which `spent` is of, where the scheduler's number was typed; else it alone",
 }
 

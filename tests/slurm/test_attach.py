@@ -178,7 +178,7 @@ def test_a_job_on_nodes_with_homes_of_their_own(login, tmp_path):
     assert last in (f"job {job} was cancelled (exit code 143)", f"job {job} failed (exit code 137)")
     told = at.type("report", number)
     assert told.code == 1
-    assert f"{last}; its record is not kept on this machine" in told.err
+    assert f"{last}; its record is not on this machine" in told.err
     assert at.type("logs", number).out == cluster.log_name(job)
     assert not [pid for host in cluster.network.hosts for pid in host.find("deaf.py")]
 

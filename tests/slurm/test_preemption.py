@@ -92,7 +92,7 @@ def test_jobs_that_make_room_go_on_where_they_were(submit, run_ddplaunch, tmp_pa
     out, err = following["preempted"].communicate(timeout=scaled_timeout(100))
     assert following["preempted"].returncode == 0, out + err
     assert cluster.restarts(preempted) == 1
-    assert re.search(r"SIGUSR2 on node [01] \(n\d\): the job must make room", out)
+    assert re.search(r"preempted by SIGUSR2 on node [01] \(n\d\): ranks have", out)
     assert re.search(r"made room at epoch 1 step [1-9]", out)
     assert_as_undisturbed(undisturbed, folders["preempted"], out)
 
@@ -143,7 +143,7 @@ def test_a_job_that_is_cancelled_after_the_warning_stays_away(submit):  # noqa: 
     job = number_of(following)
     cluster.wait_for(job, "ready", 2)
     cluster.cancel(job, "--signal=USR2")
-    cluster.wait_for(job, "must make room")
+    cluster.wait_for(job, "to save a checkpoint")
     cluster.cancel(job)
     following.communicate(timeout=scaled_timeout(100))
     assert following.returncode == 143

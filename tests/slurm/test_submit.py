@@ -86,7 +86,7 @@ def test_a_site_that_keeps_accounts(submit, tmp_path):
         *slurms, error, said = refused.communicate(timeout=scaled_timeout(60))[1].splitlines()
         assert refused.returncode == 2
         assert refusal in slurms[-1]
-        assert error == "Error: sbatch refused the job (exit code 1)"
+        assert error == "Error: sbatch rejected the job (exit code 1)"
         assert hint in said
     following = start("--account=test", "--qos=normal", "--follow", "train.py")
     job = number_of(following)

@@ -95,7 +95,7 @@ WARNS = """
         time.sleep(0.05)
     (task,) = psutil.Process(job._process.pid).children()
     task.send_signal(signal.SIGUSR2)  # as the scheduler warns, and submitit's controller does when the time is over
-    while "the job must make room" not in (job.stderr() or "") and job.state == "RUNNING":
+    while "to save a checkpoint" not in (job.stderr() or "") and job.state == "RUNNING":
         time.sleep(0.05)
     pathlib.Path("gate").touch()
     print("results", job.results(), flush=True)

@@ -64,7 +64,7 @@ def test_an_interrupt_does_not_wait_for_a_host_that_does_not_answer(play, start_
     assert job.stderr().strip() == ""
 
 
-NONE = "ddplaunch cannot read the answer of this host"
+NONE = "ddplaunch cannot read the reply of this host"
 
 SAID = [
     ("facts('{}'); time.sleep(600)", 2, NONE),

@@ -58,7 +58,7 @@ def test_a_rank_is_gone_to_wherever_it_is(sshd, tmp_path):
         assert (refused.returncode, "--hosts n0,n1 has 2 hosts" in refused.stderr) == (2, True)
         unknown = debug(2, "", "calm", "--hosts", "n0,n1", "--rank", "9")
         assert unknown.returncode == 69, unknown.stderr
-        assert "no host of --hosts n0,n1 says where rank 9 is" in unknown.stderr
+        assert "rank 9 was not found on the hosts of --hosts n0,n1" in unknown.stderr
         write_program(tmp_path, "over", "")
         assert job.wait() == 0, job.stderr()
         job.assert_nothing_left()

@@ -63,7 +63,7 @@ def test_login_shells_that_keep_ddplaunch_out_are_named(sshd, tmp_path):
         log_in_by(host, tmp_path, bashrc, "/usr/sbin/nologin" if not bashrc else "bash")
     run = Job(servers, tmp_path, "--hosts", "n[1-4]:1", *LIGHT, "train.py")
     assert run.wait() == 2
-    ended = "the login shell ended before ddplaunch began (exit code {}): does one of its start files call exit?"
+    ended = "the login shell exited before ddplaunch started (exit code {}): does one of its start files call exit?"
     assert run.stderr().splitlines() == [
         "ddplaunch: 4 of 4 hosts cannot take part, and nothing was started",
         f"  n1  {ended.format(0)}",
@@ -72,7 +72,7 @@ def test_login_shells_that_keep_ddplaunch_out_are_named(sshd, tmp_path):
         "  n4  This account is currently not available.",
     ]
     run = Job(servers, tmp_path, "--hosts", "n0:1,n5:1", *LIGHT, "train.py")
-    note = "ddplaunch: waiting for n5; does `ssh n5 true` end at once and ask nothing?\n"
+    note = "ddplaunch: waiting for n5; does `ssh n5 true` work without a prompt?\n"
     wait_until(lambda: run.stderr() == note, "the note", 15)
     run.process.send_signal(signal.SIGINT)
     assert run.wait() == 130

@@ -214,7 +214,7 @@ def test_a_warning_reaches_the_ranks_everywhere(job, tmp_path, name):
     run.process.send_signal(getattr(signal, f"SIG{name}"))
     assert run.wait(30) == 75, run.stderr()
     assert sorted(run.stdout().splitlines()[2:]) == [f"[{rank}] saved" for rank in range(2)]
-    assert run.stderr().count("the job must make room") == 1
+    assert run.stderr().count("to save a checkpoint") == 1
     assert run.stderr().count(f"preempted by SIG{name}") == 1
     run.assert_nothing_left()
 
@@ -354,8 +354,8 @@ def test_every_problem_is_told_before_anything_starts(sshd, job, tmp_path):
             f"n4  {tmp_path}/there/here: No such file or directory",
             "n5  torch is 1.0 there, 2.* on n0",
             "n6  torch is missing there, 2.* on n0",
-            "n7  ddplaunch is not installed for this Python there .--remote-python names another.",
-            f"n8  .*{sys.executable}.*No such file or directory .--remote-python names another Python.",
+            "n7  ddplaunch is not installed for the Python on that host .--remote-python selects another.",
+            f"n8  .*{sys.executable}.*No such file or directory .--remote-python selects another Python.",
             f"n9  ddplaunch 0.0.1 there, {ddplaunch.__version__} here",
         ],
         strict=True,

@@ -18,13 +18,13 @@ from tests.warm.conftest import ROOT, Shell
 
 @pytest.mark.slow
 def test_warm_shows_what_is_kept(shell: Shell):
-    assert shell.warm().stderr == "nothing is kept\n"
+    assert shell.warm().stderr == "no warm zygotes\n"
     made = shell.run().made
     head, line = shell.warm().stdout.splitlines()
     assert head.split() == ["PID", "MEMORY", "AGE", "LEFT", "RUNS", "IMPORTED", "FOLDER"]
     assert re.fullmatch(rf"{made} +[\d.]+ [KM]iB +\d\S+ +(10m00s|9m\d\ds) +1 +torch +{shell.folder}", line)
     assert shell.warm("--stop").stderr == f"{made} has ended\n"
-    assert shell.warm("--stop").stderr == "nothing is kept\n"
+    assert shell.warm("--stop").stderr == "no warm zygotes\n"
 
 
 @pytest.mark.slow

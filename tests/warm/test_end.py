@@ -79,15 +79,15 @@ def after_its_leader(shell: Shell, line: str, *, says: str, times: int = 1) -> s
 
 
 @pytest.mark.slow
-def test_it_ends_when_told_to_and_its_folder_with_the_last_one(shell: Shell):
+def test_it_ends_on_a_signal_and_its_folder_with_the_last_one(shell: Shell):
     first, second, third = (shell.run(before=f"FOO={number}").made for number in range(3))
-    for told, number in ((first, signal.SIGTERM), (second, signal.SIGHUP)):
-        os.kill(told, number)
-        gone(told)
+    for pid, number in ((first, signal.SIGTERM), (second, signal.SIGHUP)):
+        os.kill(pid, number)
+        gone(pid)
     assert shell.kept() == [third]
     os.kill(third, signal.SIGKILL)
     gone(third)
-    assert shell.warm().stderr == "nothing is kept\n"
+    assert shell.warm().stderr == "no warm zygotes\n"
     assert not (shell.runtime / "ddplaunch-warm").exists()
 
 
@@ -133,8 +133,8 @@ def test_stop_ends_it_after_its_run(shell: Shell):
     idle = shell.run(before="FOO=1").made
     launcher, out = shell.begin("exec " + shell.launch("waits.py"))
     made = int(printed(out, "made", 2).split()[2])
-    said = shell.warm("--stop").stderr.splitlines()
-    assert sorted(said) == sorted([f"{idle} has ended", f"{made} ends with its run"])
+    lines = shell.warm("--stop").stderr.splitlines()
+    assert sorted(lines) == sorted([f"{idle} stopped", f"{made} stops when its run ends"])
     assert not is_alive(idle)
     assert is_alive(launcher)
     (shell.folder / "go").touch()

@@ -106,16 +106,16 @@ def test_variables_of_the_terminal_do_not_count_but_arrive(shared: Shell, usual:
 def test_a_variable_that_an_import_reads_counts(tmp_path):
     config: Any = {"modules": ["torch"], "settings": {}, "shielded": [], "reads": ["COLUMNS", "TERM", "HOME"]}
 
-    def told(**variables: str) -> object:
+    def fingerprint(**variables: str) -> object:
         return compute_fingerprint("zygote.py", config, {"HOME": "/", **variables})
 
-    usual = told(TERM="xterm", COLUMNS="80", LINES="24")
-    assert told(TERM="xterm", COLUMNS="80", LINES="3", TERM_PROGRAM="x") == usual
+    usual = fingerprint(TERM="xterm", COLUMNS="80", LINES="24")
+    assert fingerprint(TERM="xterm", COLUMNS="80", LINES="3", TERM_PROGRAM="x") == usual
     for name, value in (("TERM", "dumb"), ("COLUMNS", "3")):
-        assert told(**{"TERM": "xterm", "COLUMNS": "80", name: value}) != usual
-    assert told(COLUMNS="80") != usual
+        assert fingerprint(**{"TERM": "xterm", "COLUMNS": "80", name: value}) != usual
+    assert fingerprint(COLUMNS="80") != usual
     config["reads"] = []
-    assert told(TERM="xterm") == told(COLUMNS="80")
+    assert fingerprint(TERM="xterm") == fingerprint(COLUMNS="80")
 
 
 @pytest.mark.slow
@@ -187,7 +187,7 @@ def test_a_pth_file_that_is_installed_ends_it(shell: Shell, tmp_path):
 @pytest.mark.slow
 def test_a_file_of_the_users_own_that_hides_a_module_starts_cold(shell: Shell):
     first = shell.run()
-    write_program(shell.folder, "fractions.py", "")  # nothing that is loaded
+    write_program(shell.folder, "turtle.py", "")  # torch does not import it
     assert shell.run().made == first.made
     write_program(shell.folder, "json.py", "")
     beside = shell.run()

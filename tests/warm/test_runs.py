@@ -127,7 +127,7 @@ def test_an_import_that_starts_a_thread_is_not_kept(shell: Shell):
     shell.torch_also("import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n")
     done = shell.run()
     assert done.code == 0
-    assert "ranks start one by one instead of being forked: 2 threads run" in done.stderr
+    assert "ranks are not forked but started as new interpreters: 2 threads run" in done.stderr
     assert done.stdout.count("made") == 2
     assert shell.kept() == []
 

@@ -97,7 +97,8 @@ REALS = [0.0, 0.5, 1.0, 15.0, 1e9, 1e308, -1.0, 604800.0, 604801.0]
 TEXTS = [
     "", "x", "n1", "2", "..", "../../etc", "a/b", "\0", "\x1b[31mred\x1b[0m", "\x1b]0;t\x07", "a\rb", "a\r\nb",
     "\x9b2J",
-    "\u202eevil", "one\ntwo\nddplaunch: three", "x" * 300, "y" * (MAX_TEXT_CHARS + 9), "l\n" * 70_000, "é\u3000ж", "\u2028",
+    "\u202eevil", "one\ntwo\nddplaunch: three", "x" * 300, "y" * (MAX_TEXT_CHARS + 9), "l\n" * 70_000,
+    "é\u3000ж", "\u2028",
 ]  # fmt: skip
 
 
@@ -196,17 +197,17 @@ def test_a_coordinator_hears_anything():
     """It acts, or says that this cannot be; then the node is lost, as for node 0. There is always an end."""
     maker = Maker(0)
     for _ in range(200):
-        job = Job(min_nodes=2, grace_s=1.0, max_restarts=2)
+        job = Job(min_nodes=2, grace=1.0, max_restarts=2)
         job.join(1)
         for _ in range(20):
             kind = maker.random.choice(typing.get_args(messages.FromNode))
             try:
-                job.say(1, decode(maker.body(kind), [kind]))
+                job.send(1, decode(maker.body(kind), [kind]))
             except ProtocolError:
                 if maker.random.random() < 0.2:
                     job.coordinator.on_node_lost(1, "it sent that")
             job.wait(maker.random.random())
-        job.say(0, messages.StopRequested(2))
+        job.send(0, messages.StopRequested(2))
         job.drain(0, attempt=max(each.attempt for each in job.take(messages.StartAttempt, 0)))
         job.wait(200)
         assert job.take(messages.EndJob, 0)

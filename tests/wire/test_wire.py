@@ -89,8 +89,8 @@ def test_frames_in_pieces_and_many_at_once():
 @pytest.mark.parametrize(
     ("sent", "why"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", "it speaks something else"),
-        (struct.pack("!I", (1 << 20) + 1), "it speaks something else"),
+        (b"GET / HTTP/1.1\r\n\r\n", "it speaks another protocol"),
+        (struct.pack("!I", (1 << 20) + 1), "it speaks another protocol"),
         (struct.pack("!I", 2) + b"{}", "it sent a message that is not expected here (KeyError)"),
         (b"", "its connection closed"),
         (struct.pack("!I", 100) + b"half a", "its connection closed"),
@@ -112,7 +112,7 @@ def test_a_peer_that_reads_nothing_is_lost_in_the_end():
         pair.connection.send(message)
     assert not pair.lost, "not from within our own call"
     pair.step_until(lambda: pair.lost)
-    assert pair.lost == ["it reads nothing"]
+    assert pair.lost == ["it does not read"]
 
 
 def test_last_words_arrive_before_the_end():
@@ -185,8 +185,8 @@ def test_a_connection_that_is_closed_is_forgotten():
     connection: Connection[HeartbeatMessage] = Connection(
         loop, ours, [HeartbeatMessage], on_message=print, on_lost=print
     )
-    connection.hear = partial(print, connection)
-    connection.lost = partial(print, connection)
+    connection.on_message = partial(print, connection)
+    connection.on_lost = partial(print, connection)
     seen = weakref.ref(connection)
     gc.disable()
     try:

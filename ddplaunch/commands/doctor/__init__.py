@@ -1,1 +1,1 @@
-"""What would break a job on some machines, or slow it: facts of each, tests between them, and what both mean."""
+"""Diagnostics of one or many machines: facts of each, tests between them, and the findings."""

@@ -1,4 +1,4 @@
-"""What was measured, kept in a file, so that a later examination finds what has become slower since."""
+"""Baseline files of ``doctor --save``: measurements, against which ``--compare`` reports what has become slower."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from ddplaunch.words import format_size, join_names
 
 MAX_BYTES = 16 << 20
 TOLERANCE_FACTORS = {"FLOP/s": 1.3, "B/s": 1.3, "s": 3.0}
-"""By how much a figure may be worse than the saved one; runs on sound machines differ by half of that."""
+"""Factor by which a measurement may be worse than the saved one; runs on healthy machines differ by half of that."""
 
 CPU_TOLERANCE_FACTOR = 2.5
-"""What a bandwidth of gloo may lose: whatever else runs on the CPUs takes its part."""
+"""The same for bandwidths of gloo, which share the CPUs with everything else that runs there."""
 
 Key = tuple[str, tuple[str, ...]]
 
-_MAX_FINDINGS = 5  # findings that are told one by one
+_MAX_FINDINGS = 5  # that are listed; the others are counted
 
 
 def _positive(value: float) -> float:
     if not 1e-12 <= value <= 1e21:
-        raise ValueError("a figure out of range")
+        raise ValueError("measurement out of range")
     return value
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One thing that was measured."""
+    """One measurement."""
 
     what: TextLine  # "all_reduce (nccl)"
     hosts: tuple[Name, ...]
@@ -62,7 +62,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The file."""
+    """The content of a baseline file."""
 
     ddplaunch: TextLine
     date: TextLine  # "2026-11-24 01:10"
@@ -71,7 +71,7 @@ class Baseline:
 
 
 def read_baseline(path: str) -> Baseline:
-    """Raises UsageError where there is no such file."""
+    """Read a baseline file. Raises UsageError if it is missing or invalid."""
     try:
         found = convert(msgspec.json.decode(read_user_file(path, MAX_BYTES)), Baseline)
         assert isinstance(found, Baseline)
@@ -79,22 +79,24 @@ def read_baseline(path: str) -> Baseline:
     except OSError as error:
         raise UsageError(f"--compare {path}: {error.strerror}", "ddplaunch doctor --save FILE writes one") from None
     except (ProtocolError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        what = f"--compare {path}: not a file that ddplaunch doctor --save has written"
-        raise UsageError(what, "write it anew, with --save") from None
+        what = f"--compare {path}: not a file written by ddplaunch doctor --save"
+        raise UsageError(what, "write a new one with --save") from None
 
 
 def check_writable(path: str) -> None:
-    """Raises UsageError where nothing can be saved there."""
+    """Raise UsageError if the file cannot be written."""
     try:
         os.close(open_for_writing(path, 0))
     except OSError as error:
-        raise UsageError(f"--save {path}: {error.strerror}", "name a file that can be written") from None
+        raise UsageError(f"--save {path}: {error.strerror}", "choose a writable file") from None
 
 
-def save_baseline(found: Examination, path: str) -> None:
-    """Write what was measured. Raises LaunchError."""
+def save_baseline(examination: Examination, path: str) -> None:
+    """Write the measurements of an examination. Raises LaunchError if that fails."""
     date = time.strftime("%Y-%m-%d %H:%M")
-    baseline = Baseline(__version__, date, tuple(node.name for node in found.nodes), tuple(list_measurements(found)))
+    baseline = Baseline(
+        __version__, date, tuple(node.name for node in examination.nodes), tuple(list_measurements(examination))
+    )
     try:
         with open(open_for_writing(path, os.O_TRUNC), "wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(baseline)) + b"\n")
@@ -102,73 +104,75 @@ def save_baseline(found: Examination, path: str) -> None:
         raise LaunchError(f"--save {path}: {error.strerror}") from None
 
 
-def list_measurements(found: Examination) -> Iterator[Measurement]:
-    """All that was measured."""
-    for power in found.powers:
-        yield Measurement(f"matrices on {power.device}", (found.name(power.node),), "FLOP/s", power.flops)
-    for speed in (*found.speeds, *found.together):
+def list_measurements(examination: Examination) -> Iterator[Measurement]:
+    """Yield all measurements of an examination."""
+    for power in examination.powers:
+        yield Measurement(f"matrices on {power.device}", (examination.name(power.node),), "FLOP/s", power.flops)
+    for speed in (*examination.speeds, *examination.together):
         if len(speed.seconds) > 1 and not speed.error:
-            hosts = tuple(map(found.name, speed.nodes))
+            hosts = tuple(map(examination.name, speed.nodes))
             large = "large " if len(speed.seconds) > len(SIZES) else ""
             yield Measurement(f"{large}{speed.name} ({speed.backend})", hosts, "B/s", largest_bus_bandwidth(speed))
             yield Measurement(f"{speed.name} of 4 B ({speed.backend})", hosts, "s", speed.seconds[0])
 
 
-def find_slower(found: Examination, saved: Baseline) -> Findings:
-    """What is slower than it was; not on machines that something else keeps busy."""
-    busy = [node.name for node in found.nodes if node.facts and is_cpu_throttled(node.facts)]
-    best = _best(list_measurements(found))
+def find_slower(examination: Examination, saved: Baseline) -> Findings:
+    """Report what is slower than in the baseline, except on machines that are busy."""
+    busy = [node.name for node in examination.nodes if node.facts and is_cpu_throttled(node.facts)]
+    best = _best(list_measurements(examination))
     before = {key: old for key, old in _best(saved.figures).items() if key in best and best[key].unit == old.unit}
     if not before:
-        text = f"nothing was measured that was measured on {saved.date} too, on {join_names(saved.hosts)}"
-        yield Finding(Severity.NOTE, "--compare", text, "save an examination of these hosts: --save FILE")
+        text = f"no measurement in common with {saved.date}, on {join_names(saved.hosts)}"
+        yield Finding(Severity.NOTE, "--compare", text, "save a baseline of these hosts: --save FILE")
     elif busy:
-        text = f"not compared with what it was on {saved.date}, as its CPUs have too little time"
+        text = f"not compared with {saved.date}: its CPUs are busy"
         yield Finding(Severity.NOTE, join_node_names(busy), text, "compare again when nothing else runs there")
     worse = {
         key: factor
         for key, old in before.items()
         if (factor := _slowdown(best[key], old)) > _tolerance(old) and set(busy).isdisjoint(key[1])
     }
-    told = set[Key]()
+    reported = set[Key]()
     for what in dict.fromkeys(what for what, _ in worse):
         for host in dict.fromkeys(host for _, hosts in worse for host in hosts):
             own = [key for key in before if key[0] == what and host in key[1] and len(key[1]) == 2]
-            if len(own) > 1 and all(key in worse for key in own) and not told >= set(own):
-                told.update(own)
+            if len(own) > 1 and all(key in worse for key in own) and not reported >= set(own):
+                reported.update(own)
                 least = min(own, key=worse.__getitem__)
                 yield _make_finding(f"{what} with any other node", host, best[least], before[least], saved.date)
-    rest = [key for key in sorted(worse, key=worse.__getitem__, reverse=True) if key not in told]
+    rest = [key for key in sorted(worse, key=worse.__getitem__, reverse=True) if key not in reported]
     for key in rest[:_MAX_FINDINGS]:
         yield _make_finding(key[0], join_node_names(key[1]), best[key], before[key], saved.date)
     if len(rest) > _MAX_FINDINGS:
-        text = f"{len(rest) - _MAX_FINDINGS} more figures are worse than on {saved.date}"
-        yield Finding(Severity.WARNING, "--compare", text, "--json shows what was measured")
+        text = f"{len(rest) - _MAX_FINDINGS} more measurements are worse than on {saved.date}"
+        yield Finding(Severity.WARNING, "--compare", text, "--json lists all measurements")
 
 
 def _make_finding(what: str, subject: str, now: Measurement, then: Measurement, date: str) -> Finding:
-    text = f"{what}: {now.text}, and {then.text} on {date}"
-    return Finding(Severity.WARNING, subject, text, "see what has changed: drivers, clocks, cables, and what else runs")
+    text = f"{what}: {now.text}; it was {then.text} on {date}"
+    return Finding(
+        Severity.WARNING, subject, text, "check what has changed: drivers, clocks, cables, and what else runs"
+    )
 
 
 def _best(measured: Iterable[Measurement]) -> dict[Key, Measurement]:
-    """By what and hosts; of the CPUs of one node the fastest, as its processes disturb one another."""
+    """Index measurements by subject and hosts; keep the best: CPU processes of one node disturb one another."""
     found: dict[Key, Measurement] = {}
-    for figure in measured:
-        key = (figure.what, tuple(sorted(figure.hosts)))
-        found[key] = max(figure, found.get(key, figure), key=_higher_is_better)
+    for measurement in measured:
+        key = (measurement.what, tuple(sorted(measurement.hosts)))
+        found[key] = max(measurement, found.get(key, measurement), key=_higher_is_better)
     return found
 
 
-def _higher_is_better(figure: Measurement) -> float:
-    return -figure.value if figure.unit == "s" else figure.value
+def _higher_is_better(measurement: Measurement) -> float:
+    return -measurement.value if measurement.unit == "s" else measurement.value
 
 
 def _slowdown(now: Measurement, then: Measurement) -> float:
-    """How many times worse it is."""
+    """The factor by which it is slower."""
     return now.value / then.value if now.unit == "s" else then.value / now.value
 
 
-def _tolerance(figure: Measurement) -> float:
-    of_cpus = figure.unit == "B/s" and "gloo" in figure.what
-    return CPU_TOLERANCE_FACTOR if of_cpus else TOLERANCE_FACTORS[figure.unit]
+def _tolerance(measurement: Measurement) -> float:
+    of_cpus = measurement.unit == "B/s" and "gloo" in measurement.what
+    return CPU_TOLERANCE_FACTOR if of_cpus else TOLERANCE_FACTORS[measurement.unit]

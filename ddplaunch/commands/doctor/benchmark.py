@@ -1,7 +1,7 @@
-"""A process that measures: a product of matrices on its device, and collectives with others of its kind.
+"""Benchmark process: measures matrix products on its device, and collectives together with other such processes.
 
-First it says what torch says of itself, and waits for its device. Then it reads tasks from stdin, a line of JSON each,
-and answers each with a line on stdout.
+It prints the facts about torch, then reads its device and tasks from stdin, a line of JSON each, and replies to each
+with a line on stdout.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import sanitize_line
 from ddplaunch.wire.bounds import Count, Name, NonNegativeFloat, Size, TextLine
 
-SIZES = (4, 1 << 20, 16 << 20)  # bytes: the first shows the latency
+SIZES = (4, 1 << 20, 16 << 20)  # bytes; the first one measures latency
 LARGE_SIZES = (64 << 20, 256 << 20, 1 << 30, 4 << 30)  # with --thorough, as far as memory and time allow
 ALL_SIZES = SIZES + LARGE_SIZES
 REPEATS_PER_SIZE = (30, 5, 3, 2, 2, 2, 2)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-MAX_REPEAT_S = 1.5  # seconds: a larger size that would take longer than this each time is left out
-TASK_TIMEOUT_S = 30.0  # seconds for all of one task, after which its caller ends this process
-_MATRIX_SIZE = {"cpu": 512, "cuda": 4096}  # of the matrices
-_MATMUL_TIME_S = 0.5  # seconds of products: on a busy machine the best of a few would say little
+MAX_REPEAT_S = 1.5  # sizes that would take longer per repeat are skipped
+TASK_TIMEOUT_S = 30.0  # for one task; then the caller kills this process
+_MATRIX_SIZE = {"cpu": 512, "cuda": 4096}  # rows and columns
+_MATMUL_TIME_S = 0.5  # of repeated products: on a busy machine the best of a few means little
 
 
 @dataclass(frozen=True)
 class PrepareDevices:
-    """Stop listening, and start what measures, a process for each device. Answered with messages.Prepared.
+    """Stop listening and start a benchmark process for each device. Reply: messages.PrepareReply.
 
-    Each process gets this with its own device alone.
+    Each process gets this with only its own device.
     """
 
     devices: tuple[Name, ...]  # "cuda:0", "cpu"
-    interface: Name  # for gloo; "" for its own choice
-    force_interface: bool = False  # whatever GLOO_SOCKET_IFNAME is
+    interface: Name  # for gloo; "" for gloo's own choice
+    force_interface: bool = False  # override GLOO_SOCKET_IFNAME
 
 
 @dataclass(frozen=True)
 class MeasureCollective:
-    """Measure a collective with your first ``count`` devices. Answered with Measured.
+    """Measure a collective with the first ``count`` devices of a node. Reply: CollectiveTimes.
 
     Each process gets this with its own rank as ``first``.
     """
@@ -57,15 +57,15 @@ class MeasureCollective:
     count: Count
     world_size: Count
     name: Name = "all_reduce"  # of COLLECTIVES
-    max_tensor_bytes: Size = SIZES[-1]  # bytes that a tensor may have; on a GPU its memory counts too
+    max_tensor_bytes: Size = SIZES[-1]  # of one tensor; GPU memory limits it too
 
 
 @dataclass(frozen=True)
 class DeviceThroughput:
-    """The first line: what this process measures with, and its products of matrices."""
+    """The reply to PrepareDevices: the device of this process, and its speed of matrix products."""
 
     device: Name  # "cuda:0", "cpu"
-    flops: NonNegativeFloat  # a second, the best of a few
+    flops: NonNegativeFloat  # per second, the best of all products
 
 
 def _positive_times(seconds: tuple[float, ...]) -> tuple[float, ...]:
@@ -76,28 +76,28 @@ def _positive_times(seconds: tuple[float, ...]) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class CollectiveTimes:
-    """The shortest time in seconds of each size in turn, as far as it went; or why it failed."""
+    """The shortest time in seconds of each measured size in turn, or the error."""
 
     seconds: Annotated[tuple[float, ...], _positive_times] = ()
     error: TextLine | None = None
 
 
 def main() -> None:
-    """Measure until stdin ends."""
+    """Run tasks until stdin ends."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    say = start_output()
-    say(read_torch())
-    given = msgspec.json.decode(sys.stdin.readline(), type=PrepareDevices)
-    (device,) = given.devices
-    if given.interface and (given.force_interface or "GLOO_SOCKET_IFNAME" not in os.environ):
-        os.environ["GLOO_SOCKET_IFNAME"] = given.interface
-    say(DeviceThroughput(device, _measure_matmul(device)))
+    reply = start_output()
+    reply(read_torch())
+    request = msgspec.json.decode(sys.stdin.readline(), type=PrepareDevices)
+    (device,) = request.devices
+    if request.interface and (request.force_interface or "GLOO_SOCKET_IFNAME" not in os.environ):
+        os.environ["GLOO_SOCKET_IFNAME"] = request.interface
+    reply(DeviceThroughput(device, _measure_matmul(device)))
     for line in sys.stdin:
         task = msgspec.json.decode(line, type=MeasureCollective)
         try:
-            say(CollectiveTimes(tuple(_measure_collective(device, task))))
+            reply(CollectiveTimes(tuple(_measure_collective(device, task))))
         except Exception as error:
-            say(CollectiveTimes(error=sanitize_line(str(error).partition("\n")[0], 200)))
+            reply(CollectiveTimes(error=sanitize_line(str(error).partition("\n")[0], 200)))
     os._exit(0)
 
 
@@ -126,7 +126,7 @@ def _wait_for(device: str) -> None:
 
 
 def _measure_collective(device: str, task: MeasureCollective) -> list[float]:
-    """The shortest time of each size; all ranks of the task measure the same ones."""
+    """Return the shortest time of each size; all ranks of the task measure the same sizes."""
     import torch
     import torch.distributed as dist
 
@@ -148,16 +148,18 @@ def _measure_collective(device: str, task: MeasureCollective) -> list[float]:
         return float(agreed.item())
 
     try:
-        room = agree(
+        max_bytes = agree(
             min(task.max_tensor_bytes, torch.cuda.mem_get_info(device)[0] // 4 if cuda else task.max_tensor_bytes),
             dist.ReduceOp.MIN,
         )
         found: list[float] = []
         for size, repeats in zip(ALL_SIZES, REPEATS_PER_SIZE, strict=True):
-            if size > room or (found and found[-1] * size / max(ALL_SIZES[len(found) - 1], 1 << 16) > MAX_REPEAT_S):
+            if size > max_bytes or (
+                found and found[-1] * size / max(ALL_SIZES[len(found) - 1], 1 << 16) > MAX_REPEAT_S
+            ):
                 break
             operate = _operation(task.name, size, task.world_size, device)
-            operate()  # the first one connects
+            operate()  # the first call connects
             times = []
             for _ in range(repeats):
                 _wait_for(device)
@@ -165,28 +167,28 @@ def _measure_collective(device: str, task: MeasureCollective) -> list[float]:
                 operate()
                 _wait_for(device)
                 times.append(time.perf_counter() - began)
-            found.append(agree(min(times), dist.ReduceOp.MAX))  # so that all go on, or none
+            found.append(agree(min(times), dist.ReduceOp.MAX))  # so that all ranks continue, or none
         return found
     finally:
         dist.destroy_process_group()
 
 
 def _operation(name: str, size: int, world_size: int, device: str) -> Callable[[], object]:
-    """A collective of tensors of so many bytes at most, in one of them all ranks' parts."""
+    """Return a call of this collective; ``size`` is that of the tensor with all ranks' parts, in bytes."""
     import torch
     import torch.distributed as dist
 
-    names: Any = vars(dist)  # newer ones have other names
+    names: Any = vars(dist)  # newer versions of torch have other names
     gather = names.get("all_gather_single") or dist.all_gather_into_tensor
     scatter = names.get("reduce_scatter_single") or dist.reduce_scatter_tensor
     part: Any = torch.ones(max(1, size // 4 // world_size), device=device)
-    whole: Any = part.repeat(world_size) if name != "all_reduce" else torch.ones(size // 4, device=device)
+    full: Any = part.repeat(world_size) if name != "all_reduce" else torch.ones(size // 4, device=device)
     match name:
         case "all_gather":
-            return lambda: gather(whole, part)
+            return lambda: gather(full, part)
         case "reduce_scatter":
-            return lambda: scatter(part, whole)
+            return lambda: scatter(part, full)
         case "all_to_all":
-            other: Any = torch.empty_like(whole)
-            return lambda: dist.all_to_all_single(other, whole)
-    return lambda: dist.all_reduce(whole)
+            other: Any = torch.empty_like(full)
+            return lambda: dist.all_to_all_single(other, full)
+    return lambda: dist.all_reduce(full)

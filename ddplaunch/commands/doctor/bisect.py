@@ -1,4 +1,4 @@
-"""``ddplaunch doctor bisect``: run a command on halves of the hosts until those that it fails on are left."""
+"""``ddplaunch doctor bisect``: bisects a list of hosts to find those on which a command fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import click
 
 from ddplaunch.cli.say import print_note
 from ddplaunch.cli.values import WEEK_S, parse_seconds
-from ddplaunch.clusters.systems import hosts as submitted
+from ddplaunch.clusters.systems import hosts as hosts_system
 from ddplaunch.clusters.systems import indexed, slurm
 from ddplaunch.commands.doctor import trial
 from ddplaunch.commands.doctor.halving import FAILURES_TO_BLAME, FaultSearch, HostFault, Hosts, TrialResult, Trials
@@ -25,11 +25,11 @@ from ddplaunch.ssh.hosts import Host, read_host_options
 from ddplaunch.words import format_count, format_elapsed, group_consecutive, shell_quote
 
 SKIP_EXIT_CODE = 125
-"""The exit code of a command that can tell nothing about these hosts, as for ``git bisect run``."""
+"""The exit code of a command that could not test these hosts, as for ``git bisect run``."""
 
 _HOSTS, _NNODES = "{hosts}", "{nnodes}"
-_LAST_LINE = 120  # characters of the last line that a failed run has printed
-_TAIL_BYTES = 4096  # bytes of the log in which it is sought
+_LAST_LINE = 120  # characters of a failed run's last line that are shown
+_TAIL_BYTES = 4096  # of the end of the log, where it is searched
 _EXAMPLE = "ddplaunch doctor bisect --hosts n[0-7] -- ddplaunch run --hosts {hosts} check.py"
 
 
@@ -55,9 +55,9 @@ def bisect(hosts: str | None, hostfile: str | None, timeout: float, command: Hos
     three times. The last line is for the next submit: --exclude=n1,n2. The exit code is 1 where hosts are bad.
     """
     if not command:
-        raise UsageError("what is to be run on the hosts?", _EXAMPLE)
+        raise UsageError("missing COMMAND", _EXAMPLE)
     if shutil.which(command[0]) is None:
-        raise UsageError(f"{command[0]} is not a program here, or is not in the PATH", _EXAMPLE)
+        raise UsageError(f"command not found: {command[0]}", _EXAMPLE)
     runner = BisectRunner(_hosts(hosts, hostfile), command, timeout)
     search = FaultSearch(runner.names)
     signal.signal(signal.SIGTERM, _interrupt)
@@ -65,13 +65,13 @@ def bisect(hosts: str | None, hostfile: str | None, timeout: float, command: Hos
     try:
         trials = search.run()
         outcome: TrialResult | None = None
-        while (asked := _next_trial(trials, outcome)) is not None:
-            outcome = runner.run(asked)
+        while (hosts_to_test := _next_trial(trials, outcome)) is not None:
+            outcome = runner.run(hosts_to_test)
     except KeyboardInterrupt as interrupt:
         stopped = EXIT_SIGNAL + (interrupt.args[0] if interrupt.args else signal.SIGINT)
     for line in format_report(search, bool(stopped)):
         print_note(line)
-    print_note(f"what each run has printed: {runner.folder}")
+    print_note(f"logs of all runs: {runner.folder}")
     if search.excluded_hosts:
         click.echo(f"--exclude={fold_hosts(search.excluded_hosts)}")
     return stopped or int(bool(search.faults or search.flaky))
@@ -85,12 +85,12 @@ def _seconds(text: str) -> float:
 
 
 def _hosts(hosts: str | None, hostfile: str | None) -> tuple[Host, ...]:
-    """The hosts that are named, or else those of the Slurm job."""
+    """The hosts of the options, or else those of the Slurm job."""
     if hosts is not None or hostfile is not None:
         return read_host_options(hosts, hostfile)
     allocation = slurm.allocation(os.environ)
     if allocation is None or not allocation.hosts:
-        raise UsageError("which hosts? this is not a Slurm job", _EXAMPLE)
+        raise UsageError("missing --hosts: not inside a Slurm job", _EXAMPLE)
     return tuple(map(Host, allocation.hosts))
 
 
@@ -99,7 +99,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _next_trial(trials: Trials[None], outcome: TrialResult | None) -> Hosts | None:
-    """The hosts to run on next, after the outcome of the last run; None where nothing more is to be found."""
+    """Return the hosts of the next run, after the outcome of the last one; None when the search is finished."""
     try:
         return next(trials) if outcome is None else trials.send(outcome)
     except StopIteration:
@@ -107,25 +107,25 @@ def _next_trial(trials: Trials[None], outcome: TrialResult | None) -> Hosts | No
 
 
 class BisectRunner:
-    """Runs the command on some of the hosts at a time, one run after the other: they may write to the same files."""
+    """Runs the command on subsets of the hosts, one run at a time: runs may write to the same files."""
 
     def __init__(self, hosts: Sequence[Host], command: Hosts, timeout: float) -> None:
         self.names = tuple(host.name for host in hosts)
         self.folder = tempfile.mkdtemp(prefix="ddplaunch-bisect-")
-        self._typed = {host.name: _host_text(host) for host in hosts}
+        self._host_texts = {host.name: _host_text(host) for host in hosts}
         self._command, self._timeout, self._runs = command, timeout, 0
         print_note(
             f"searching {format_count(len(hosts), 'host')}; a run may take {format_elapsed(timeout)} (--timeout)"
         )
         if not any(_HOSTS in word for word in command):
-            print_note(f"{_HOSTS} is not in the command, which must read {submitted.SUBMIT_HOSTS_VARIABLE}")
+            print_note(f"the command has no {_HOSTS}, so it must read {hosts_system.SUBMIT_HOSTS_VARIABLE}")
 
     def run(self, names: Hosts) -> TrialResult:
-        """Run on these hosts, and print a line of it. Raises LaunchError where the command cannot start."""
+        """Run on these hosts, and print a line about it. Raises LaunchError if the command cannot start."""
         self._runs += 1
-        listed = ",".join(self._typed[name] for name in names)
+        listed = ",".join(self._host_texts[name] for name in names)
         words = [word.replace(_HOSTS, listed).replace(_NNODES, str(len(names))) for word in self._command]
-        environ = {**os.environ, submitted.SUBMIT_HOSTS_VARIABLE: listed, indexed.NNODES_VARIABLE: str(len(names))}
+        environ = {**os.environ, hosts_system.SUBMIT_HOSTS_VARIABLE: listed, indexed.NNODES_VARIABLE: str(len(names))}
         log = os.path.join(self.folder, f"run-{self._runs}.log")
         click.echo(f"run {self._runs}: {format_count(len(names), 'host')}, {fold_hosts(names)}: ", nl=False, err=True)
         began = time.monotonic()
@@ -133,14 +133,14 @@ class BisectRunner:
         took = format_elapsed(time.monotonic() - began)
         if isinstance(ended, str):
             click.echo("not started", err=True)
-            raise LaunchError(f"the command cannot be run: {sanitize_line(ended)}", shell_quote(words)[:_TAIL_BYTES])
+            raise LaunchError(f"cannot run the command: {sanitize_line(ended)}", shell_quote(words)[:_TAIL_BYTES])
         outcome = {0: TrialResult.PASSED, SKIP_EXIT_CODE: TrialResult.SKIPPED}.get(
             -1 if ended is None else ended, TrialResult.FAILED
         )
         how = outcome.value
         if outcome is TrialResult.FAILED:
             why = (
-                f"no end in {format_elapsed(self._timeout)}"
+                f"timeout after {format_elapsed(self._timeout)}"
                 if ended is None
                 else f"{describe_exit(ended)}{_last_line(log)}"
             )
@@ -150,7 +150,7 @@ class BisectRunner:
 
 
 def _host_text(host: Host) -> str:
-    """A host as --hosts takes it."""
+    """A host in the syntax of --hosts."""
     name = host.destination if ":" not in host.name else host.destination.replace(host.name, f"[{host.name}]")
     return name if host.slots is None else f"{name}:{host.slots}"
 
@@ -163,40 +163,41 @@ def _last_line(log: str) -> str:
     return f": {sanitize_line(last, _LAST_LINE)}" if last else ""
 
 
-# ------------------------------------------------------------------------------------------------------ what was found
+# ------------------------------------------------------------------------------------------------------ report
 
 
 def format_report(search: FaultSearch, stopped: bool) -> Iterator[str]:
-    """Say what is known, for people."""
+    """Yield the lines of the final report."""
     if search.fails_everywhere:
         where = ", ".join(fold_hosts(fault.hosts) for fault in search.faults)
-        yield f"it failed {FAILURES_TO_BLAME} times on each of these: {where}; and never passed on as many hosts: look at COMMAND"
+        failed = f"COMMAND failed {FAILURES_TO_BLAME} times on each of: {where}"
+        yield f"{failed}; it never passed on as many hosts: check COMMAND itself"
         return
     for fault in search.faults:
         yield _format_fault(fault)
     for hosts in search.flaky:
-        yield f"{fold_hosts(hosts)} failed, and not when it was run again: not counted as bad"
+        yield f"{fold_hosts(hosts)} failed, but not in a second run: not counted as bad"
     others = "the other " if search.faults or search.flaky else "all "
     if search.good_hosts:
         alone = len(search.good_hosts) == 1
         yield f"{'the last host passes alone' if alone else f'{others}{len(search.good_hosts)} hosts pass together'}"
     else:
-        yield f"{'stopped: ' * stopped}it is not known whether {others}hosts pass together"
+        yield f"{'stopped: ' * stopped}unknown whether {others}hosts pass together"
 
 
 def _format_fault(fault: HostFault) -> str:
     if len(fault.hosts) == 1:
         return f"{fault.hosts[0]} is bad: it failed alone, {FAILURES_TO_BLAME} times"
-    together = f"{fold_hosts(fault.hosts)} failed together, {FAILURES_TO_BLAME} times, and pass with one of them less"
+    together = f"{fold_hosts(fault.hosts)} failed together, {FAILURES_TO_BLAME} times, but pass without any one of them"
     if not fault.left_out:
-        return f"{together}: something between them"
+        return f"{together}: check the links between them"
     if fault.with_others:
         return f"{fold_hosts(fault.left_out)} is bad: it passes alone and fails with others; {together}"
-    return f"{together}: something between them; without {fold_hosts(fault.left_out)} the others can go on"
+    return f"{together}: check the links between them; excluding {fold_hosts(fault.left_out)} is enough"
 
 
 def fold_hosts(names: Sequence[str]) -> str:
-    """A list of hosts, numbers that follow one another as a range: n[0-3],login."""
+    """Format a list of hosts, consecutive numbers as a range: n[0-3],login."""
     found: dict[tuple[str, str, int], list[int]] = {}
     for name in names:
         parts = re.fullmatch(r"(.*?)(\d{1,9})(\D*)", name)

@@ -1,4 +1,4 @@
-"""``ddplaunch doctor``: what would break a job on these machines, or slow it."""
+"""``ddplaunch doctor``: the command that checks one or many machines for problems that break or slow a job."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from ddplaunch.ssh.fleet import raise_fd_limit
 from ddplaunch.ssh.hosts import Host, read_host_options
 from ddplaunch.words import join_names
 
-SSH_HEARTBEAT_TIMEOUT_S = 60.0  # seconds of silence after which ssh gives a host up
+SSH_HEARTBEAT_TIMEOUT_S = 60.0  # without data for this long ssh gives up a host
 
 
 @click.group(invoke_without_command=True, subcommand_metavar="[bisect]")
@@ -97,65 +97,67 @@ def doctor(
     if ctx.invoked_subcommand is not None:
         _check_before_bisect(ctx)
         return 0
-    given = "--hosts" if hosts is not None else "--hostfile" if hostfile is not None else None
-    place = _parse_manual_nodes(nnodes, node_rank, master_addr, given)
-    if place and place[1]:  # node 0 prints the page
+    hosts_option = "--hosts" if hosts is not None else "--hostfile" if hostfile is not None else None
+    manual = _parse_manual_nodes(nnodes, node_rank, master_addr, hosts_option)
+    if manual and manual[1]:  # only node 0 prints the report
         save = compare = None
     if save is not None:
         baseline.check_writable(save)
-    wanted = DoctorOptions(thorough, as_json, save, baseline.read_baseline(compare) if compare is not None else None)
+    options = DoctorOptions(thorough, as_json, save, baseline.read_baseline(compare) if compare is not None else None)
     environ = forwarded_environment((), os.environ)
     loop = EventLoop()
     if hosts is None and hostfile is None:
         for name, value in (("include", include), ("exclude", exclude), ("remote-python", remote_python)):
             if value is not None:
                 raise UsageError(f"--{name} works only with --hosts or --hostfile", "--hosts n1,n2")
-        if place:
-            return _run_manual(loop, *place, master_port, join_timeout, wanted)
-        address, ways = _local_command() if nnodes else _slurm_commands() or _local_command()
+        if manual:
+            return _run_manual(loop, *manual, master_port, join_timeout, options)
+        address, node_commands = _local_command() if nnodes else _slurm_commands() or _local_command()
     else:
         all_hosts = read_host_options(hosts, hostfile, include, exclude)
-        address, ways = _ssh_commands(all_hosts, remote_python or sys.executable, environ)
-    if master_addr is not None and len(ways) < 2:
+        address, node_commands = _ssh_commands(all_hosts, remote_python or sys.executable, environ)
+    if master_addr is not None and len(node_commands) < 2:
         raise UsageError("--master-addr works only with several nodes", "--hosts n1,n2")
-    raise_fd_limit(len(ways))
+    raise_fd_limit(len(node_commands))
     with _closing_peers() as peers:
-        peers += [CommandPeer(loop, *way) for way in ways]
-        return _examine(loop, peers, master_addr or address, master_port, environ, wanted)
+        peers += [CommandPeer(loop, *each) for each in node_commands]
+        return _examine(loop, peers, master_addr or address, master_port, environ, options)
 
 
 doctor.add_command(bisect)
 
 
 def _check_before_bisect(ctx: click.Context) -> None:
-    """Raises UsageError for an option that was typed before ``bisect``, which has its own."""
+    """Raise UsageError for an option of ``doctor`` before ``bisect``, which has its own options."""
     for option in ctx.command.params:
         if option.name and ctx.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
             hint = "ddplaunch doctor bisect --hosts n1,n2 -- COMMAND"
-            raise UsageError(f"{option.opts[0]} before bisect: its options come behind it", hint)
+            raise UsageError(f"{option.opts[0]} must come after bisect", hint)
 
 
 def _parse_manual_nodes(
     nnodes: int | None, node_rank: int | None, master_addr: str | None, hosts: str | None
 ) -> tuple[int, int, str] | None:
-    """The number of nodes, which of them this is and where node 0 is; None unless there are several, started by hand.
+    """Return the number of nodes, the rank of this one and node 0's address; None unless several are started by hand.
 
-    ``hosts`` is the option that names hosts, if one does.
+    ``hosts``: the option that lists hosts, if one is given.
     """
     if nnodes is None and node_rank is None:
         return None
     if nnodes is None:
-        raise UsageError(f"--node-rank {node_rank} works only with --nnodes", "say of how many nodes: --nnodes 2")
+        raise UsageError(f"--node-rank {node_rank} requires --nnodes", "add the number of nodes: --nnodes 2")
     if hosts:
-        raise UsageError(f"--nnodes {nnodes} does not work with {hosts}, which says how many", "leave one of them out")
+        raise UsageError(
+            f"--nnodes {nnodes} does not work with {hosts}, which sets the number", "leave one of them out"
+        )
     example = f"on node 0: --nnodes {nnodes} --node-rank 0 --master-addr {master_addr or '10.0.0.1'}"
     if nnodes > 1 and node_rank is None:
-        raise UsageError(f"--nnodes {nnodes} works only with --node-rank: which of them is this?", example)
+        raise UsageError(f"--nnodes {nnodes} requires --node-rank", example)
     if nnodes > 1 and master_addr is None:
-        raise UsageError(f"--nnodes {nnodes} works only with --master-addr: where is node 0?", example)
+        raise UsageError(f"--nnodes {nnodes} requires --master-addr", example)
     if node_rank is not None and node_rank >= nnodes:
         numbered = "the one node is 0" if nnodes == 1 else f"{nnodes} nodes are numbered 0 to {nnodes - 1}"
-        hint = f"--nnodes {node_rank + 1} or more, if that is what was meant"
+        hint = f"--nnodes {node_rank + 1} or more, if that was the intention"
         raise UsageError(f"--node-rank {node_rank} is out of range: {numbered}", hint)
     if nnodes == 1 or node_rank is None:
         return None
@@ -171,7 +173,7 @@ def _seconds(text: str) -> float:
 
 @contextmanager
 def _closing_peers() -> Iterator[list[DoctorPeer]]:
-    """A list of nodes, all of whose processes have ended when this does."""
+    """Context manager: a list of nodes; at its end their processes are closed, and killed if need be."""
     peers: list[DoctorPeer] = []
     try:
         yield peers
@@ -185,12 +187,12 @@ def _closing_peers() -> Iterator[list[DoctorPeer]]:
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """What becomes of an examination."""
+    """What to do with an examination: the options of the command."""
 
     thorough: bool
     as_json: bool
     save: str | None  # the path of a file
-    before: Baseline | None  # what to compare it with
+    before: Baseline | None  # the file of --compare
 
 
 def _examine(
@@ -199,50 +201,50 @@ def _examine(
     address: str,
     port: int,
     environ: dict[str, str],
-    wanted: DoctorOptions,
+    options: DoctorOptions,
 ) -> int:
-    """Look at these nodes, print the page and return the exit code; ``address`` and ``port`` are node 0's."""
+    """Examine these nodes, print the report and return the exit code; ``address`` and ``port`` are node 0's."""
     began = time.monotonic()
     several = len(peers) > 1
     ports = (port, port + 1) if several else ()
-    examiner = ThoroughExaminer if wanted.thorough else Examiner
+    examiner = ThoroughExaminer if options.thorough else Examiner
     found = examiner(loop, peers, address if several else "", ports, environ, print_note).examine()
-    wrong = find_all(found, baseline.find_slower(found, wanted.before) if wanted.before else ())
-    if wanted.save is not None:
-        baseline.save_baseline(found, wanted.save)
-    if wanted.as_json:
-        click.echo(json.dumps(to_json(found, wrong), indent=2))
+    findings = find_all(found, baseline.find_slower(found, options.before) if options.before else ())
+    if options.save is not None:
+        baseline.save_baseline(found, options.save)
+    if options.as_json:
+        click.echo(json.dumps(to_json(found, findings), indent=2))
     else:
-        click.echo(escape_control_chars(format_report(found, wrong, time.monotonic() - began)), nl=False)
-    code = int(any(each.severity is Severity.ERROR for each in wrong))
+        click.echo(escape_control_chars(format_report(found, findings, time.monotonic() - began)), nl=False)
+    code = int(any(each.severity is Severity.ERROR for each in findings))
     for peer in peers:
         peer.send_exit(code)
     return code
 
 
 def _run_manual(
-    loop: EventLoop, nnodes: int, node_rank: int, address: str, port: int, join_timeout: float, wanted: DoctorOptions
+    loop: EventLoop, nnodes: int, node_rank: int, address: str, port: int, join_timeout: float, options: DoctorOptions
 ) -> int:
-    """One of the nodes at which this is typed: node 0 looks at all of them, the others answer it."""
+    """Run on one of several nodes where the user started the command: node 0 examines all, the others answer it."""
     token = os.environ.get("DDPLAUNCH_TOKEN")
     if node_rank:
         return by_hand.join(address, port + 1, node_rank, nnodes, token, join_timeout, print_note)
     check_local_address(address)
     raise_fd_limit(nnodes)
-    typed = f"--master-addr {address} --master-port {port}"
+    shared_options = f"--master-addr {address} --master-port {port}"
     with _closing_peers() as peers:
         peers += [CommandPeer(loop, *way) for way in _local_command()[1]]
         gathering = by_hand.ManualRendezvous(loop, port + 1, nnodes, token)
         missing = join_names(map(str, gathering.missing_nodes))
-        print_note(f"waiting for node {missing} at port {port + 1} ({join_timeout:g} s at most)")
+        print_note(f"waiting for node {missing} on port {port + 1} (up to {join_timeout:g} s)")
         peers += gathering.wait_for_nodes(
-            join_timeout, lambda rank: f"ddplaunch doctor --nnodes {nnodes} --node-rank {rank} {typed}"
+            join_timeout, lambda rank: f"ddplaunch doctor --nnodes {nnodes} --node-rank {rank} {shared_options}"
         )
-        return _examine(loop, peers, address, port, {}, wanted)
+        return _examine(loop, peers, address, port, {}, options)
 
 
 NodeCommands = list[tuple[str, Sequence[str], str]]
-"""Of each node its name, the command that is or reaches its process, and what people may type to try that."""
+"""Of each node: its name, the command that starts its process, and a command with which users can test the route."""
 
 
 def _local_command() -> tuple[str, NodeCommands]:
@@ -250,28 +252,28 @@ def _local_command() -> tuple[str, NodeCommands]:
 
 
 def _ssh_commands(hosts: Sequence[Host], python: str, environ: Mapping[str, str]) -> tuple[str, NodeCommands]:
-    """The address of the first host, and how all are reached."""
-    ways = [resolve_ssh_config(host.destination) for host in hosts]
-    return ways[0].address, [
+    """Return the address of the first host, and the commands of all."""
+    routes = [resolve_ssh_config(host.destination) for host in hosts]
+    return routes[0].address, [
         (
             host.name,
-            ssh_command(host.destination, way, python, environ, SSH_HEARTBEAT_TIMEOUT_S, NODE_STATEMENT),
+            ssh_command(host.destination, route, python, environ, SSH_HEARTBEAT_TIMEOUT_S, NODE_STATEMENT),
             f"ssh {host.destination} true",
         )
-        for host, way in zip(hosts, ways, strict=True)
+        for host, route in zip(hosts, routes, strict=True)
     ]
 
 
 def _slurm_commands() -> tuple[str, NodeCommands] | None:
-    """The nodes of the Slurm job that we are in, each reached by a step of its own; None outside of one."""
+    """Return the commands for the nodes of the surrounding Slurm job, a step each; None outside of a job."""
     allocation = slurm.allocation(os.environ)
     if allocation is None or len(allocation.hosts) < 2:
         return None
     step = os.environ.get(slurm.STEP_ID, "")
     if step.isdigit() and int(step) < slurm.FIRST_SPECIAL_STEP:
         raise UsageError(
-            "ddplaunch doctor starts a step on each node itself, and this is one already (srun)",
-            "type it without srun, in the batch script or in the shell that salloc opens",
+            "ddplaunch doctor starts a step on each node itself, but it already runs in a step (srun)",
+            "run it without srun, in the batch script or in the shell that salloc opens",
         )
     words = ("srun", "--nodes=1", "--ntasks=1", "--overlap", "--quiet")
     python = python_command(sys.executable, NODE_STATEMENT)

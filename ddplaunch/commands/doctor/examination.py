@@ -1,4 +1,4 @@
-"""All nodes looked at, at once: what each says of itself, the ways between them, and how fast they reduce together."""
+"""Examines all nodes at once: facts of each, connectivity between them, and the speed of collectives."""
 
 from __future__ import annotations
 
@@ -28,62 +28,62 @@ from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.loop import EventLoop
 from ddplaunch.plan.command import START_TIMEOUT_S
 
-MAX_FLOW_ROUNDS = 31  # rounds of pairs whose ways are measured, each node once in each round
-MAX_ALL_PAIRS_NODES = 8  # nodes at most that all reduce with one another
-PAIRS_PER_NODE = 3  # others that each of more nodes reduces with
-MAX_REMEASURED_PAIRS = 8  # slow pairs that are measured twice
-_STREAM_REPEATS = 2  # times, alone: what was slow beside others may be fast
-SLOW_FRACTION = 0.5  # of the best: what is slower is named
-MAX_GPUS = 1024  # of a node, whatever it says
-_CPU_PROCESSES = 2  # processes on a node without GPUs: what they reduce goes through its memory
+MAX_FLOW_ROUNDS = 31  # rounds in which paths are measured, each node in one pair per round
+MAX_ALL_PAIRS_NODES = 8  # up to this many nodes all pairs are measured
+PAIRS_PER_NODE = 3  # of more nodes, each is measured with this many others
+MAX_REMEASURED_PAIRS = 8  # slow pairs that are measured again, alone
+_STREAM_REPEATS = 2  # repeats of a slow stream, alone: other streams may have slowed it
+SLOW_FRACTION = 0.5  # of the best; what is slower is reported
+MAX_GPUS = 1024  # upper limit for one node, whatever it reports
+_CPU_PROCESSES = 2  # processes on a node without GPUs: they reduce through its memory
 _CLOCK_READINGS = 5
-_MAX_CLOCK_ROUND_TRIP_S = 1.0  # seconds: an answer that took longer says too little about a clock
-_REPLY_MARGIN_S = 10.0  # seconds beyond what a node may take for an answer
+_MAX_CLOCK_ROUND_TRIP_S = 1.0  # a slower reply says too little about a clock
+_REPLY_MARGIN_S = 10.0  # added to the time that a node may take for a reply
 
 A = TypeVar("A", bound=messages.NodeAnswer)
 
 
 @dataclass(frozen=True)
 class NodeResult:
-    """What a node said, or why it did not; times in seconds."""
+    """The result of one node, or why there is none; times in seconds."""
 
     name: str
     facts: NodeFacts | None = None
     trouble: str | None = None
     clock: float | None = None  # how far its clock is ahead of the first node's
-    check: str = ""  # the command that tries to reach it
-    taken: dict[int, str] = field(default_factory=dict)  # ports where it cannot listen, and why
-    fabric_after: Fabric | None = None  # once all was measured
+    check: str = ""  # a command that tests the route to it
+    taken: dict[int, str] = field(default_factory=dict)  # ports on which it cannot listen, and why
+    fabric_after: Fabric | None = None  # its counters after the measurements
 
 
 @dataclass(frozen=True)
 class PathResult:
-    """One node's try to connect to another; nodes by their numbers."""
+    """One connection attempt between two nodes, given by their indices."""
 
     source: int
     target: int
     port: int  # 0: one that the kernel chose
     outcome: Outcome
-    seconds: float | None  # there and back
+    seconds: float | None  # round-trip time
 
 
 @dataclass(frozen=True)
 class Rail:
-    """A network that several nodes have in common, beside the one to node 0: what came of its ways."""
+    """A network that several nodes share besides the one to node 0, and the connection tests over it."""
 
     network: str
-    interfaces: dict[int, str]  # of each of its nodes
+    interfaces: dict[int, str]  # by node
     addresses: dict[int, str]
-    outcomes: tuple[tuple[int, int, Outcome], ...] = ()  # from which node to which
+    outcomes: tuple[tuple[int, int, Outcome], ...] = ()  # source, target, outcome
 
 
 @dataclass(frozen=True)
 class DeviceResult:
-    """What one device does alone."""
+    """The speed of one device alone."""
 
     node: int
     device: str
-    flops: float  # a second
+    flops: float  # per second
 
 
 @dataclass(frozen=True)
@@ -93,17 +93,17 @@ class CollectiveResult:
     nodes: tuple[int, ...]
     ranks: int
     backend: str
-    seconds: tuple[float, ...] = ()  # for each of benchmark.ALL_SIZES in turn, as far as it went
+    seconds: tuple[float, ...] = ()  # for the first sizes of benchmark.ALL_SIZES, those that were measured
     error: str | None = None
     name: str = "all_reduce"
 
 
 @dataclass(frozen=True)
 class Examination:
-    """All that was found, facts alone."""
+    """The results of all tests: facts, no judgement."""
 
     nodes: tuple[NodeResult, ...]
-    ports: tuple[int, ...]  # of the store, and of the connections between nodes
+    ports: tuple[int, ...]  # of the store, and the control port
     ways: tuple[PathResult, ...] = ()
     flows: tuple[Flow, ...] = ()
     powers: tuple[DeviceResult, ...] = ()
@@ -116,7 +116,7 @@ class Examination:
 
 
 class Examiner:
-    """Asks all nodes, in the order of their node ranks."""
+    """Runs the tests on all nodes, which are in the order of their node ranks."""
 
     thorough = False
 
@@ -129,41 +129,47 @@ class Examiner:
         environ: dict[str, str],
         on_progress: Callable[[str], None],
     ) -> None:
-        """``address``: node 0's, "" for one node; ``environ``: variables of what is measured; ``on_progress``: what we do."""
-        self._loop, self._peers, self._address, self._ports, self._say = loop, peers, address, ports, on_progress
+        """``address``: node 0's, "" for one node; ``environ``: for benchmarks; ``on_progress``: gets progress notes."""
+        self._loop, self._peers, self._address, self._ports, self._report_progress = (
+            loop,
+            peers,
+            address,
+            ports,
+            on_progress,
+        )
         self._environ = tuple(os.fsencode(f"{name}={value}") for name, value in environ.items())
         self._found = [NodeResult(peer.name, check=peer.check_command) for peer in peers]
         self._any_port: dict[int, int] = {}
 
     def examine(self) -> Examination:
-        """Look at all of them. Every wait has a deadline; nodes that do not answer are left out of what follows."""
+        """Run all tests. Every wait has a deadline; nodes that do not answer are excluded from later tests."""
         self._collect_facts()
-        ways = self._test_paths() if len(self._live()) > 1 else ()
-        flows = self._measure_flows(ways)
-        powers, speeds = self._measure(ways, flows)
-        return Examination(tuple(self._found), self._ports, ways, flows, powers, speeds)
+        paths = self._test_paths() if len(self._live()) > 1 else ()
+        flows = self._measure_flows(paths)
+        powers, speeds = self._measure(paths, flows)
+        return Examination(tuple(self._found), self._ports, paths, flows, powers, speeds)
 
     def _live(self) -> list[int]:
         return [node for node, found in enumerate(self._found) if found.facts and not found.trouble]
 
-    def _query(self, questions: Mapping[int, messages.Question], kind: type[A], seconds: float) -> dict[int, A]:
-        """Ask nodes at once, each of which may take so many seconds; one that does not answer is out."""
+    def _query(self, questions: Mapping[int, messages.Question], kind: type[A], timeout_s: float) -> dict[int, A]:
+        """Send requests to nodes at once; exclude those that do not answer within ``timeout_s`` (plus a margin)."""
         for node, question in questions.items():
             self._peers[node].send_request(question, kind)
-        seconds += _REPLY_MARGIN_S
-        over = self._loop.call_later(seconds, lambda: None)
+        timeout_s += _REPLY_MARGIN_S
+        timer = self._loop.call_later(timeout_s, lambda: None)
         waiting = [self._peers[node] for node in questions]
-        while waiting and time.monotonic() < over.when:
+        while waiting and time.monotonic() < timer.when:
             self._loop.run_once()
             waiting = [peer for peer in waiting if peer.is_waiting]
-        over.cancel()
+        timer.cancel()
         answers: dict[int, A] = {}
         for node in questions:
             peer = self._peers[node]
             if isinstance(peer.answer, kind):
                 answers[node] = peer.answer
             else:
-                self._exclude(node, peer.error or timeout_text(seconds))
+                self._exclude(node, peer.error or timeout_text(timeout_s))
         return answers
 
     def _exclude(self, node: int, why: str) -> None:
@@ -171,7 +177,7 @@ class Examiner:
 
     def _collect_facts(self) -> None:
         count = len(self._peers)
-        self._say("looking at this machine" if not self._address else f"looking at {count} nodes")
+        self._report_progress("examining this machine" if not self._address else f"examining {count} nodes")
         cwd = os.fsencode(os.getcwd())
         question = messages.DescribeNode(cwd, self._address, self._environ, new_nonce(), self.thorough)
         seconds = START_TIMEOUT_S + 8 * REPLY_TIMEOUT_S + TORCH_IMPORT_TIMEOUT_S
@@ -187,16 +193,16 @@ class Examiner:
             ).items():
                 peer = self._peers[node]
                 readings.setdefault(node, []).append((peer.took, answer.now - peer.sent - peer.took / 2))
-        nearest = {node: min(readings[node]) for node in self._live()}
-        ahead = {node: gap for node, (took, gap) in nearest.items() if took < _MAX_CLOCK_ROUND_TRIP_S}
+        fastest = {node: min(readings[node]) for node in self._live()}
+        ahead = {node: gap for node, (took, gap) in fastest.items() if took < _MAX_CLOCK_ROUND_TRIP_S}
         for node in ahead:
             self._found[node] = replace(self._found[node], clock=ahead[node] - ahead[min(ahead)])
         self._find_node_zero()
 
     def _find_node_zero(self) -> None:
-        """Ask node 0 for its link by the address that others have of it, if its own name leads it to its loopback.
+        """Replace node 0's route by that to the address the others use, if its own name resolves to its loopback.
 
-        Debian's installer writes that name beside 127.0.1.1 into /etc/hosts. A job goes by what the others reach, too.
+        Debian's installer maps that name to 127.0.1.1 in /etc/hosts. A job also uses the address that others reach.
         """
         facts = self._found[0].facts
         if not facts or not facts.link or not facts.link.loopback or self._found[0].trouble:
@@ -209,50 +215,50 @@ class Examiner:
                 self._found[0] = replace(self._found[0], facts=replace(facts, link=link))
 
     def _test_paths(self) -> tuple[PathResult, ...]:
-        self._say("trying the ways between them")
-        heard = self._query(
+        self._report_progress("testing connectivity between the nodes")
+        listening_nodes = self._query(
             dict.fromkeys(self._live(), messages.ListenOnPorts(self._ports)), ListenReply, REPLY_TIMEOUT_S
         )
-        for node, listening in heard.items():
+        for node, listening in listening_nodes.items():
             self._found[node] = replace(self._found[node], taken=dict(listening.taken))
             self._any_port[node] = listening.any_port
-        places = {
+        targets = {
             source: [
                 (target, self._address_of(target), port or listening.any_port)
-                for target, listening in heard.items()
+                for target, listening in listening_nodes.items()
                 if target != source
                 for port in (*self._ports, 0)
                 if port not in self._found[target].taken
             ]
-            for source in heard
+            for source in listening_nodes
         }
         return tuple(
             PathResult(source, target, port if port in self._ports else 0, tried.outcome, tried.seconds)
-            for source, target, port, tried in self._connect(places)
+            for source, target, port, tried in self._connect(targets)
         )
 
     def _connect(
-        self, places: Mapping[int, Sequence[tuple[int, str, int]]]
+        self, targets: Mapping[int, Sequence[tuple[int, str, int]]]
     ) -> Iterator[tuple[int, int, int, ConnectResult]]:
-        """Have nodes connect to others, each at an address and a port; from which to which, and what came of it."""
+        """Let nodes connect to others; yield source, target, port and result of each attempt."""
         questions = {
             source: messages.ConnectTo(tuple((address, port) for _, address, port in each))
-            for source, each in places.items()
+            for source, each in targets.items()
         }
-        seconds = max_duration(max(map(len, places.values()), default=0))
+        seconds = max_duration(max(map(len, targets.values()), default=0))
         for source, answer in self._query(questions, messages.ConnectReply, seconds).items():
-            if len(answer.tried) != len(places[source]):
+            if len(answer.tried) != len(targets[source]):
                 self._exclude(source, UNREADABLE_REPLY_ERROR)
                 continue
-            for (target, _, port), tried in zip(places[source], answer.tried, strict=True):
+            for (target, _, port), tried in zip(targets[source], answer.tried, strict=True):
                 yield source, target, port, tried
 
-    def _measure_flows(self, ways: Sequence[PathResult]) -> tuple[Flow, ...]:
-        """What the open ways carry, those of many nodes at once, but each node only to and from one other."""
+    def _measure_flows(self, paths: Sequence[PathResult]) -> tuple[Flow, ...]:
+        """Measure round-trip time, loss and throughput of working paths: many pairs at once, each node in one."""
         ports: dict[Pair, int] = {}
-        for way in ways:
-            if way.outcome == "ok":
-                ports[way.source, way.target] = way.port or self._any_port[way.target]
+        for path in paths:
+            if path.outcome == "ok":
+                ports[path.source, path.target] = path.port or self._any_port[path.target]
         flows: dict[Pair, Flow] = {}
         for pairing in round_robin_pairs(self._live(), MAX_FLOW_ROUNDS):
             taking = set(self._live()) - nodes_to_skip(list(flows.values()))
@@ -260,7 +266,10 @@ class Examiner:
             both: list[Pair] = [each for a, b in pairs for each in ((a, b), (b, a))]
             flows |= self._ping({each: ports[each] for each in both})
             going = [pair for pair in pairs if not _is_lossy(flows, pair)]
-            for turn in (going, [(b, a) for a, b in going]):  # the answers to one stream go where the other would
+            for turn in (
+                going,
+                [(b, a) for a, b in going],
+            ):  # one direction at a time: acknowledgements would share the path
                 self._stream(flows, {each: ports[each] for each in turn})
             for each in both:
                 for _ in range(_STREAM_REPEATS):
@@ -278,33 +287,33 @@ class Examiner:
         }
 
     def _stream(self, flows: dict[Pair, Flow], ports: Mapping[Pair, int]) -> None:
-        """Add to the flows what streams have shown; of several the fastest counts."""
+        """Measure streams and add them to the flows; of several the fastest counts."""
         questions = {a: messages.SendStream(self._address_of(b), port) for (a, b), port in ports.items()}
         for a, answer in self._query(questions, messages.StreamReply, STREAM_TIMEOUT_S).items():
-            (way,) = (each for each in ports if each[0] == a)
-            if (stream := answer.stream) and way in flows:
-                rates = [rate for rate in (stream.rate, flows[way].rate) if rate is not None]
-                flows[way] = replace(flows[way], large=stream.large, rate=max(rates, default=None))
+            (path,) = (each for each in ports if each[0] == a)
+            if (stream := answer.stream) and path in flows:
+                rates = [rate for rate in (stream.rate, flows[path].rate) if rate is not None]
+                flows[path] = replace(flows[path], large=stream.large, rate=max(rates, default=None))
 
     def _claimed_speed(self, *nodes: int) -> int | None:
-        """What the slowest of their interfaces claims."""
+        """The lowest link speed that their interfaces report, in Mbit/s."""
         links = [facts.link for facts in (self._found[node].facts for node in nodes) if facts]
         return min((link.speed for link in links if link and link.speed), default=None)
 
     def _address_of(self, node: int) -> str:
-        """The address of a node: that of the interface which leads to node 0."""
+        """The address of a node: that of its interface towards node 0."""
         facts = self._found[node].facts
         link = facts.link if facts else None
         return self._address if node == 0 or link is None or link.loopback else link.address
 
     def _measure(
-        self, ways: Sequence[PathResult], flows: Sequence[Flow]
+        self, paths: Sequence[PathResult], flows: Sequence[Flow]
     ) -> tuple[tuple[DeviceResult, ...], tuple[CollectiveResult, ...]]:
         facts = {node: self._found[node].facts for node in self._live()}
         able = [node for node, each in facts.items() if each and each.torch and not each.loopback]
         if not able:
             return (), ()
-        self._say("measuring all_reduce")
+        self._report_progress("measuring all_reduce")
         ready = self._query(
             {node: self._prepare_request(node) for node in able}, messages.PrepareReply, TORCH_IMPORT_TIMEOUT_S
         )
@@ -316,7 +325,7 @@ class Examiner:
         ]
         well = [node for node, done in ready.items() if not done.error]
         alone = self._collective([(node,) for node in well])
-        closed = {frozenset((way.source, way.target)) for way in ways if way.port == 0 and way.outcome != "ok"}
+        closed = {frozenset((path.source, path.target)) for path in paths if path.port == 0 and path.outcome != "ok"}
         closed |= {frozenset(flow.pair) for flow in flows if flow.faults}
         well = [node for node in well if node not in nodes_to_skip(flows)]
         pairs = dict[tuple[int, ...], CollectiveResult]()
@@ -330,7 +339,7 @@ class Examiner:
         return tuple(powers), (*broken, *alone.values(), *pairs.values())
 
     def _remeasure_slow_pairs(self, pairs: dict[tuple[int, ...], CollectiveResult]) -> None:
-        """Measure slow pairs alone: all that ran beside them may have slowed them, and then also those not tried."""
+        """Measure slow pairs again, alone: concurrent pairs may have slowed them, and then the remaining ones too."""
         slow = sorted((each for each in slow_pairs(list(pairs.values())) if not each.error), key=largest_bus_bandwidth)
         for each in slow[:MAX_REMEASURED_PAIRS]:
             for nodes, again in self._collective([each.nodes], most=1).items():
@@ -351,10 +360,10 @@ class Examiner:
         name: str = "all_reduce",
         *,
         most: int = MAX_GPUS,
-        room: int = benchmark.SIZES[-1],
+        max_bytes: int = benchmark.SIZES[-1],
         rail: Rail | None = None,
     ) -> dict[tuple[int, ...], CollectiveResult]:
-        """Measure in groups of nodes at the same time, none in two of them, with so many devices of each at most."""
+        """Measure a collective in disjoint groups of nodes at once, with up to ``most`` devices of each node."""
         questions: dict[int, MeasureCollective] = {}
         for nodes in groups:
             first, counts = nodes[0], [min(most, len(self._devices(node))) for node in nodes]
@@ -363,7 +372,7 @@ class Examiner:
                 address, port = rail.addresses[first] if rail else self._address_of(first), self._any_port[first]
             for place, node in enumerate(nodes if sum(counts) > 1 else ()):
                 questions[node] = MeasureCollective(
-                    address, port, sum(counts[:place]), counts[place], sum(counts), name, room
+                    address, port, sum(counts[:place]), counts[place], sum(counts), name, max_bytes
                 )
         answers = self._query(questions, CollectiveTimes, benchmark.TASK_TIMEOUT_S + TORCH_IMPORT_TIMEOUT_S)
         return {
@@ -385,25 +394,23 @@ class Examiner:
     def _devices(self, node: int) -> tuple[str, ...]:
         facts = self._found[node].facts
         gpus = facts.torch.devices if facts and facts.torch else 0
-        on_cpus = (
-            _CPU_PROCESSES if len(self._peers) <= MAX_ALL_PAIRS_NODES else 1
-        )  # torch takes its time to be imported
+        on_cpus = _CPU_PROCESSES if len(self._peers) <= MAX_ALL_PAIRS_NODES else 1  # importing torch takes long
         return tuple(f"cuda:{index}" for index in range(min(gpus, MAX_GPUS))) or ("cpu",) * on_cpus
 
 
 def _failing_nodes(speeds: Collection[CollectiveResult]) -> set[int]:
-    """The nodes that failed twice, and never did not: each failure takes its deadline."""
+    """Nodes that failed at least twice and never passed: each further failure would take a whole timeout."""
     failed = [node for speed in speeds if speed.error for node in speed.nodes]
     passed = {node for speed in speeds if not speed.error for node in speed.nodes}
     return {node for node in failed if failed.count(node) > 1} - passed
 
 
 def _is_lossy(flows: Mapping[Pair, Flow], pair: Pair) -> bool:
-    return any(way in flows and "lossy" in flows[way].faults for way in (pair, pair[::-1]))
+    return any(path in flows and "lossy" in flows[path].faults for path in (pair, pair[::-1]))
 
 
 def _is_plausible(facts: NodeFacts) -> bool:
-    """Whether the rules can be applied to what a node says; it may be a stranger's."""
+    """Whether the checks can process the facts of a node, which may be forged."""
     try:
         list(machine_findings("", facts))
     except (ValueError, ArithmeticError):
@@ -411,36 +418,36 @@ def _is_plausible(facts: NodeFacts) -> bool:
     return True
 
 
-def bus_bandwidth(speed: CollectiveResult, place: int) -> float | None:
-    """Bytes a second over the slowest link (nccl-tests' "bus bandwidth") for one of benchmark.ALL_SIZES.
+def bus_bandwidth(speed: CollectiveResult, index: int) -> float | None:
+    """Bytes per second over the slowest link (nccl-tests' "bus bandwidth") for one of benchmark.ALL_SIZES.
 
-    None where that was not measured.
+    None if that was not measured.
     """
-    if speed.error or place >= len(speed.seconds):
+    if speed.error or index >= len(speed.seconds):
         return None
     passes = 2 if speed.name.startswith("all_reduce") else 1  # over the slowest link
-    return passes * (speed.ranks - 1) / speed.ranks * benchmark.ALL_SIZES[place] / speed.seconds[place]
+    return passes * (speed.ranks - 1) / speed.ranks * benchmark.ALL_SIZES[index] / speed.seconds[index]
 
 
 def largest_bus_bandwidth(speed: CollectiveResult) -> float:
-    """The rate of the largest size that was measured: small ones may fit into a buffer of the way. 0 if it failed."""
+    """The bandwidth of the largest measured size: small ones may fit into a buffer on the path. 0 if it failed."""
     return bus_bandwidth(speed, len(speed.seconds) - 1) or 0.0 if len(speed.seconds) > 1 else 0.0
 
 
 def slow_pairs(speeds: Sequence[CollectiveResult], share: float = SLOW_FRACTION) -> Iterator[CollectiveResult]:
-    """The pairs of nodes much slower than the best, and those that failed."""
+    """Yield the pairs of nodes that are much slower than the best, and those that failed."""
     pairs = [speed for speed in speeds if len(speed.nodes) == 2]
     rates = sorted(map(largest_bus_bandwidth, pairs))
-    best = rates[len(rates) * 3 // 4] if rates else 0.0  # not of those few that were measured again, alone
+    best = rates[len(rates) * 3 // 4] if rates else 0.0  # not the maximum: a few pairs were measured again, alone
     yield from (each for each in pairs if largest_bus_bandwidth(each) < share * best)
 
 
 def round_robin_pairs(nodes: Sequence[int], most: int) -> list[list[tuple[int, int]]]:
-    """Pair the nodes so that each is in one pair of a round: the circle method of tournaments. Few nodes all meet."""
-    seats: list[int | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
+    """Pair the nodes so that each is in one pair per round (circle method); with enough rounds all pairs occur."""
+    circle: list[int | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
     found = []
-    for _ in range(min(len(seats) - 1, most)):
-        pairs = zip(seats[: len(seats) // 2], reversed(seats), strict=False)
+    for _ in range(min(len(circle) - 1, most)):
+        pairs = zip(circle[: len(circle) // 2], reversed(circle), strict=False)
         found.append([(min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None])
-        seats = [seats[0], seats[-1], *seats[1:-1]]
+        circle = [circle[0], circle[-1], *circle[1:-1]]
     return found

@@ -1,4 +1,4 @@
-"""What one machine says of itself, check by check: plain data. Sizes are bytes, None is not known."""
+"""The facts of one machine, collected by all checks: plain data. Sizes are bytes, None is unknown."""
 
 from __future__ import annotations
 
@@ -30,47 +30,47 @@ from ddplaunch.plan.hardware import LostGpu
 from ddplaunch.wire.bounds import Count, NonNegativeFloat, TextLine
 
 CHECKS: tuple[HealthCheck, ...] = (torch.CHECK, gpus.CHECK, folders.CHECK, kernel.CHECK, fabric.CHECK, network.CHECK)
-"""In the order of their findings."""
+"""All checks, in the order of their findings."""
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """One machine."""
+    """Facts of one machine."""
 
     host: TextLine
     ddplaunch: TextLine
     python: TextLine
     kernel: TextLine
     torch: TorchInfo | None
-    torch_error: TextLine | None  # why there is no torch to speak of
+    torch_error: TextLine | None  # why torch cannot be used
     gpus: tuple[GpuHealth, ...]
-    gpus_error: TextLine | None  # why GPUs that are there cannot be used, or asked
+    gpus_error: TextLine | None  # why present GPUs cannot be used or queried
     lost_gpus: tuple[LostGpu, ...]
     folders: tuple[JobFolder, ...]
     limits: ProcessLimits
     memory_total: KernelNumber | None  # of the machine, or of the control group, which may have less
     memory_available: KernelNumber | None
-    cpus: Count  # that this process may run on
-    quota: NonNegativeFloat | None  # the CPUs whose time the control group may use
-    load: NonNegativeFloat  # processes that want a CPU, over the last minute
+    cpus: Count  # on which this process may run
+    quota: NonNegativeFloat | None  # CPU time that the control group may use, in CPUs
+    load: NonNegativeFloat  # runnable processes, average of the last minute
     infiniband: tuple[TextLine, ...]
     link: RouteToNodeZero | None
-    link_error: TextLine | None  # why node 0's address leads nowhere
+    link_error: TextLine | None  # why there is no route to node 0's address
     loopback: TextLine | None  # why this machine cannot connect to itself
     clock_synchronised: bool | None
     fabric: Fabric | None = None
     cannot_start: tuple[TextLine, TextLine] | None = None  # why no rank can be started, and the remedy
-    machine: TextLine = ""  # equal for two names of one machine; "" where that is not known
+    machine: TextLine = ""  # equal for two names of one machine; "" if unknown
 
 
-def read_facts(where: CheckContext) -> NodeFacts:
-    """Look at this machine: begin all checks, then wait for each."""
-    readings = [check.read(where) for check in CHECKS]
-    found: dict[str, Any] = {name: value for reading in readings for name, value in reading().items()}
+def read_facts(context: CheckContext) -> NodeFacts:
+    """Collect the facts of this machine: start all checks, then wait for each."""
+    readers = [check.read(context) for check in CHECKS]
+    found: dict[str, Any] = {name: value for reader in readers for name, value in reader().items()}
     return NodeFacts(host=host_name(), ddplaunch=__version__, machine=machine_id(), **found)
 
 
 def machine_findings(name: str, facts: NodeFacts) -> Findings:
-    """What is wrong with one machine, whatever the others are."""
+    """Yield the findings on one machine, independent of the others."""
     for check in CHECKS:
         yield from check.findings(name, facts)

@@ -1,4 +1,4 @@
-"""What the doctor asks the process on a node, and what that answers: one message each, whose types bound its fields."""
+"""Requests of the doctor to the process on each node, and the replies: one message each, with validated fields."""
 
 from __future__ import annotations
 
@@ -11,56 +11,56 @@ from ddplaunch.dataclass import dataclass
 from ddplaunch.wire.bounds import Count, ExitCode, Name, TextLine, Timestamp
 
 START_MARK = b"\x1eddplaunch doctor\x1e"
-"""Comes before the first frame on stdout, where a login shell may have printed something."""
+"""Marks the start of the first frame on stdout: a login shell may have printed something before."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """The first message of a node's process, which nothing asks for."""
+    """Sent by a node's process, unasked, when it has started."""
 
     version: TextLine
 
 
 @dataclass(frozen=True)
 class DescribeNode:
-    """What is this machine like? Answered with facts.NodeFacts."""
+    """Describe the machine. Reply: facts.NodeFacts."""
 
     cwd: bytes
-    toward: Name  # node 0's address; "" where there is one node
-    environ: tuple[bytes, ...]  # NAME=value, for what is measured
-    nonce: Name  # what nodes that connect to one another say
+    toward: Name  # node 0's address; "" with one node
+    environ: tuple[bytes, ...]  # NAME=value, for the benchmark processes
+    nonce: Name  # the secret by which nodes recognise each other's test connections
     thorough: bool = False
 
 
 @dataclass(frozen=True)
 class FindRoute:
-    """How do you reach this address? Answered with Routed."""
+    """Find the route to this address. Reply: RouteReply."""
 
     toward: Name
 
 
 @dataclass(frozen=True)
 class GetTime:
-    """What is the time? Answered with Time."""
+    """Read the clock. Reply: TimeReply."""
 
 
 @dataclass(frozen=True)
 class ListenOnPorts:
-    """Listen at these ports and another one. Answered with ways.Listening."""
+    """Listen on these ports and one that the kernel chooses. Reply: ways.ListenReply."""
 
     ports: tuple[Count, ...]
 
 
 @dataclass(frozen=True)
 class ConnectTo:
-    """Connect to these addresses and ports. Answered with Connected."""
+    """Connect to these addresses and ports. Reply: ConnectReply."""
 
-    places: tuple[tuple[Name, Count], ...]
+    addresses: tuple[tuple[Name, Count], ...]
 
 
 @dataclass(frozen=True)
 class PingNode:
-    """Exchange small packets with who listens there. Answered with ways.Pinged."""
+    """Exchange small packets with the node that listens there. Reply: ways.PingResult."""
 
     address: Name
     port: Count
@@ -68,7 +68,7 @@ class PingNode:
 
 @dataclass(frozen=True)
 class SendStream:
-    """Send a stream there. Answered with Flowed."""
+    """Send a stream there. Reply: StreamReply."""
 
     address: Name
     port: Count
@@ -76,12 +76,12 @@ class SendStream:
 
 @dataclass(frozen=True)
 class CountErrors:
-    """How many errors are there by now? Answered with Recounted."""
+    """Read the error counters again. Reply: ErrorCounts."""
 
 
 @dataclass(frozen=True)
 class Exit:
-    """That was all: end with the exit code of node 0. Not answered."""
+    """Exit with the exit code of node 0. No reply."""
 
     code: ExitCode
 
@@ -108,7 +108,7 @@ class ConnectReply:
 
 @dataclass(frozen=True)
 class StreamReply:
-    stream: StreamResult | None  # None where no connection came about
+    stream: StreamResult | None  # None: no connection was made
 
 
 @dataclass(frozen=True)

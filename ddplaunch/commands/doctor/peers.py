@@ -1,4 +1,4 @@
-"""The nodes as the doctor reaches them: a connection to a process on each, which answers one question at a time."""
+"""Connections from the doctor to its process on each node, which answers one request at a time."""
 
 from __future__ import annotations
 
@@ -18,66 +18,66 @@ from ddplaunch.plan.command import START_TIMEOUT_S
 from ddplaunch.ssh.client import MAX_QUOTED_CHARS, explain_exit
 from ddplaunch.wire.connection import Connection
 
-UNREADABLE_REPLY_ERROR = "ddplaunch cannot read the answer of this host"
+UNREADABLE_REPLY_ERROR = "ddplaunch cannot read the reply of this host"
 
-EXIT_TIMEOUT_S = 2.0  # seconds for a command to end once its stdin is closed
+EXIT_TIMEOUT_S = 2.0  # for a command to exit once its stdin is closed
 _UNINFORMATIVE = re.compile(
     r"^(Warning: Permanently added|srun: error: .*task.*Exited|Traceback|  )|exit status|exit code"
 )
 
 
 def timeout_text(seconds: float) -> str:
-    return f"no answer in {seconds:g} s"
+    return f"no answer within {seconds:g} s"
 
 
 class DoctorPeer:
-    """A node that the doctor asks."""
+    """One node, and the connection to the doctor's process there."""
 
-    def __init__(self, loop: EventLoop, name: str, trouble: str | None = None) -> None:
-        """``error``: why it cannot be asked."""
+    def __init__(self, loop: EventLoop, name: str, error: str | None = None) -> None:
+        """``error``: why it cannot be reached."""
         self.name = name
-        self.check_command = ""  # what people may type to try to reach it
-        self.error = trouble  # why it answers no more, for people
-        self.answer: NodeAnswer | None = None  # to the last question
-        self.sent = self.took = 0.0  # when that was asked by the wall clock, and how long the answer took
+        self.check_command = ""  # a command with which users can test the route
+        self.error = error  # why it does not answer any more, for the user
+        self.answer: NodeAnswer | None = None  # the reply to the last request
+        self.sent = self.took = 0.0  # wall-clock time of the last request, and how long the reply took
         self._loop = loop
         self._connection: Connection[Any] | None = None
-        self._present = False
+        self._ready = False
         self._question: Question | None = None
         self._kind: type[object] = Ready
         self._timeout_timer = loop.call_later(START_TIMEOUT_S, lambda: self._fail(timeout_text(START_TIMEOUT_S)))
 
     @property
     def is_waiting(self) -> bool:
-        """Whether an answer may still come."""
+        """Whether a reply is outstanding."""
         return self._question is not None and self.error is None
 
     def connect(self, connection: Connection[Any]) -> None:
-        """Hear the process at the other end, which begins with Present."""
+        """Use this connection to the process, whose first message is Ready."""
         self._connection = connection
-        connection.hear, connection.lost = self._on_message, self._on_disconnect
+        connection.on_message, connection.on_lost = self._on_message, self._on_disconnect
         connection.set_accepted_types((Ready,))
 
     def send_request(self, question: Question, kind: type[object]) -> None:
-        """Ask for an answer of this kind, as soon as the process is there."""
+        """Send a request that expects this type of reply, once the process is ready."""
         self.answer, self._question, self._kind = None, question, kind
-        if self._present:
+        if self._ready:
             self._send()
 
     def send_exit(self, code: int) -> None:
-        """Say that this was all."""
+        """Make the process exit with this code."""
         if self._connection:
             self._connection.send(Exit(code))
             self._connection.shutdown_write()
 
     def close(self) -> None:
-        """Drop the connection, at which the process ends."""
+        """Close the connection, at which the process exits."""
         self._timeout_timer.cancel()
         if self._connection:
             self._connection.close()
 
-    def wait_for_exit(self, until: float) -> None:
-        """Wait for the end of what was started, and kill it if it has not ended at ``until``, by time.monotonic()."""
+    def wait_for_exit(self, deadline: float) -> None:
+        """Wait for the exit of the command that was started; kill it at ``deadline``, by time.monotonic()."""
 
     def _send(self) -> None:
         assert self._connection
@@ -87,12 +87,12 @@ class DoctorPeer:
 
     def _on_message(self, message: NodeAnswer) -> None:
         assert self._connection
-        self._connection.set_accepted_types(())  # it speaks when it is asked
+        self._connection.set_accepted_types(())  # it may only send replies
         if not isinstance(message, Ready):
             self.answer, self._question = message, None
             self.took = time.monotonic() - self._began
             return
-        self._present = True
+        self._ready = True
         self._timeout_timer.cancel()
         if message.version != __version__:
             self._fail(f"ddplaunch {sanitize_line(message.version, 20)} there, {__version__} here")
@@ -110,28 +110,26 @@ class DoctorPeer:
 
 
 class CommandPeer(DoctorPeer):
-    """A node that a command reaches, or is: the process speaks through the stdin and stdout of that."""
+    """A node whose process is started by a command, such as ssh or srun, and connected by its stdin and stdout."""
 
     def __init__(self, loop: EventLoop, name: str, words: Sequence[str], check: str = "") -> None:
         super().__init__(loop, name)
         self.check_command = check
-        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115
-        self._socket, theirs = socket.socketpair()
-        with theirs:  # a session of its own: at Ctrl-C we close its stdin, and it ends
-            end = theirs.fileno()
-            self._process = subprocess.Popen(
-                words, stdin=end, stdout=end, stderr=self._complaints, start_new_session=True
-            )
-        self._seen = b""
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
+        self._socket, child_socket = socket.socketpair()
+        with child_socket:  # a session of its own: at Ctrl-C the doctor closes its stdin, and it exits
+            end = child_socket.fileno()
+            self._process = subprocess.Popen(words, stdin=end, stdout=end, stderr=self._stderr, start_new_session=True)
+        self._tail = b""
         loop.watch_fd(self._socket.fileno(), self._find_mark)
 
     def _find_mark(self) -> None:
-        """Pass over what a login shell prints, and no byte of the first frame."""
+        """Skip the output of a login shell up to the mark, and no byte of the first frame."""
         data = self._socket.recv(1 << 16, socket.MSG_PEEK)
-        seen = self._seen + data
-        at = seen.find(START_MARK)
-        self._socket.recv(len(data) if at < 0 else at + len(START_MARK) - len(self._seen))
-        self._seen = seen[-len(START_MARK) :]
+        received = self._tail + data
+        at = received.find(START_MARK)
+        self._socket.recv(len(data) if at < 0 else at + len(START_MARK) - len(self._tail))
+        self._tail = received[-len(START_MARK) :]
         if at >= 0:
             self.connect(Connection(self._loop, self._socket, (), self._on_message, self._on_disconnect))
         elif not data:
@@ -143,15 +141,15 @@ class CommandPeer(DoctorPeer):
             code = self._process.wait(1)
         except subprocess.TimeoutExpired:
             code = 0
-        self._complaints.seek(0)
-        said = self._complaints.read().decode(errors="replace").splitlines()
-        telling = [line for line in said if line.strip() and not _UNINFORMATIVE.search(line)] or said
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").splitlines()
+        informative = [line for line in lines if line.strip() and not _UNINFORMATIVE.search(line)] or lines
         last = (
-            sanitize_line(telling[-1], MAX_QUOTED_CHARS)
-            if telling
-            else f"it ended without a message (exit code {code})"
+            sanitize_line(informative[-1], MAX_QUOTED_CHARS)
+            if informative
+            else f"it exited without a message (exit code {code})"
         )
-        return explain_exit(said, last, code)
+        return explain_exit(lines, last, code)
 
     def close(self) -> None:
         super().close()
@@ -159,10 +157,10 @@ class CommandPeer(DoctorPeer):
             self._loop.unwatch_fd(self._socket.fileno())
             self._socket.close()
 
-    def wait_for_exit(self, until: float) -> None:
+    def wait_for_exit(self, deadline: float) -> None:
         try:
-            self._process.wait(max(0.0, until - time.monotonic()))
+            self._process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._complaints.close()
+        self._stderr.close()

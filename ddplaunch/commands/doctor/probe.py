@@ -1,4 +1,4 @@
-"""A child process that is asked and may never answer: a wedged driver or a dead file server holds up only the child."""
+"""Helper process for calls that may hang: a wedged driver or a dead file server blocks only the child."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ddplaunch.wire.child import HelperProcess
 from ddplaunch.wire.frames import ProtocolError
 from ddplaunch.wire.typed import convert
 
-REPLY_TIMEOUT_S = 5.0  # seconds for an answer
-TORCH_IMPORT_TIMEOUT_S = 90.0  # seconds for torch to be imported
+REPLY_TIMEOUT_S = 5.0  # for one reply
+TORCH_IMPORT_TIMEOUT_S = 90.0  # for the import of torch
 
 
 _CALL = "from ddplaunch.commands.doctor.probe import run_named_function; run_named_function()"
@@ -28,27 +28,27 @@ T = TypeVar("T")
 
 
 def start_output() -> Callable[[object], object]:
-    """In a child: say that it has begun, and return what prints a line of JSON."""
+    """In a child: print that it has started, and return the function that prints a value as a line of JSON."""
     out = os.dup(1)
-    os.dup2(2, 1)  # for all else that prints
+    os.dup2(2, 1)  # for everything else that prints
     os.write(out, b'"begun"\n')
     return lambda answer: os.write(out, msgspec.json.encode(answer) + b"\n")
 
 
 def run_named_function() -> None:
-    """In the child: call the function that our arguments name, and print what it returns."""
-    say = start_output()
+    """In the child: call the function that sys.argv names, and print its result."""
+    reply = start_output()
     module, name, *words = sys.argv[1:]
-    say(getattr(importlib.import_module(module), name)(*words))
-    os._exit(0)  # torch would take its time to end
+    reply(getattr(importlib.import_module(module), name)(*words))
+    os._exit(0)  # torch would take its time to exit
 
 
 class HelperProbe:
-    """One child, begun as it is made: lines go in, lines come out."""
+    """One child, started by the constructor: lines of JSON go in, lines of JSON come out."""
 
     def __init__(self, statement: str, *words: str, environ: Mapping[str, str] | None = None) -> None:
-        """``statement`` is of Python, and ``words`` its arguments."""
-        self.timed_out = False  # whether its last answer did not come in time
+        """``statement``: a Python statement; ``words``: its sys.argv."""
+        self.timed_out = False  # whether the last read timed out
         self._text = b""
         self._ended = False
         self._loop = EventLoop()
@@ -65,16 +65,16 @@ class HelperProbe:
 
     @classmethod
     def of(cls, function: Callable[..., object], *words: str) -> HelperProbe:
-        """One that calls a function of ours with these words."""
+        """A child that calls this module-level function with these words."""
         return cls(_CALL, function.__module__, function.__name__, *words)
 
     def write_task(self, task: object) -> None:
         self._child.write(msgspec.json.encode(task) + b"\n")
 
-    def read(self, kind: type[T], seconds: float) -> T | None:
-        """Its next line as a ``kind``; None if none comes within so many seconds (``timed_out``), or another one."""
+    def read(self, kind: type[T], timeout_s: float) -> T | None:
+        """Read the next line as a ``kind``; None after ``timeout_s`` (sets ``timed_out``), or if it is invalid."""
         self.timed_out = False
-        self._child.set_deadline(seconds)
+        self._child.set_deadline(timeout_s)
         while b"\n" not in self._text and not self.timed_out and not self._ended:
             self._loop.run_once()
         line, end, self._text = self._text.partition(b"\n")
@@ -82,15 +82,15 @@ class HelperProbe:
             return cast(T, convert(msgspec.json.decode(line), kind)) if end else None
         return None
 
-    def read_result(self, kind: type[T], seconds: float) -> T | None:
-        """What the function returns within so many seconds of its start; as ``read``."""
-        answer = self.read_first_line(kind, seconds)
+    def read_result(self, kind: type[T], timeout_s: float) -> T | None:
+        """Read the result of the function, within ``timeout_s`` of its start, as ``read``; then close the child."""
+        answer = self.read_first_line(kind, timeout_s)
         self._child.close()
         return answer
 
-    def read_first_line(self, kind: type[T], seconds: float) -> T | None:
-        """Its first line, as ``read``, within so many seconds of its start: then it goes on."""
-        return self.read(kind, seconds) if self.read(str, START_TIMEOUT_S) else None
+    def read_first_line(self, kind: type[T], timeout_s: float) -> T | None:
+        """Read the first line, within ``timeout_s`` of the start, as ``read``; the child keeps running."""
+        return self.read(kind, timeout_s) if self.read(str, START_TIMEOUT_S) else None
 
     def close(self) -> None:
         self._child.close()

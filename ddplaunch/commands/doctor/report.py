@@ -1,4 +1,4 @@
-"""What the doctor found, on one page of plain text for 80 columns, or as one JSON object."""
+"""Formats the doctor's results: a report in plain text for 80 columns, or one JSON object."""
 
 from __future__ import annotations
 
@@ -23,53 +23,54 @@ from ddplaunch.commands.doctor.flows import format_megabits
 from ddplaunch.words import format_size
 
 WIDTH = 80
-MAX_MATRIX_NODES = 8  # nodes; the ways between more are counted
-MAX_COLLECTIVE_ROWS = 12  # rows; of more the slowest are shown
+MAX_MATRIX_NODES = 8  # of more nodes only the number of working paths is printed
+MAX_COLLECTIVE_ROWS = 12  # of more only the slowest are printed
 _LABEL = 16
 _OUTCOME_LABELS = {
     "ok": "ok",
     "refused": "refused",
     "silent": "silent",
-    "unreachable": "no way",
-    "stranger": "cut",
+    "unreachable": "unreachable",
+    "stranger": "reset",
     "lossy": "lossy",
-    "large": "no large",
-    "far": "far",
+    "large": "MTU",
+    "far": "high latency",
     "slow": "slow",
     "slower": "slow",
 }
 
 
-def format_report(found: Examination, findings: Sequence[Finding], seconds: float) -> str:
-    """The whole page."""
+def format_report(examination: Examination, findings: Sequence[Finding], seconds: float) -> str:
+    """Return the whole report."""
+    names = [node.name for node in examination.nodes]
     parts = [
-        [f"ddplaunch doctor {__version__}: {join_node_names([node.name for node in found.nodes])}, in {seconds:.0f} s"],
+        [f"ddplaunch doctor {__version__}: {join_node_names(names)}, in {seconds:.0f} s"],
         list(_findings(findings)),
-        list(_machines(found)),
-        [*_matrix(found), *_flows(found)],
-        list(_speeds(found)),
-        list(_together(found)),
+        list(_machines(examination)),
+        [*_matrix(examination), *_flows(examination)],
+        list(_speeds(examination)),
+        list(_together(examination)),
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
-def to_json(found: Examination, findings: Sequence[Finding]) -> dict[str, Any]:
-    """All that was found as JSON types: sizes are bytes, times seconds, null is unknown, nodes numbers."""
-    said = [{**asdict(each), "severity": each.severity.value} for each in findings]
+def to_json(examination: Examination, findings: Sequence[Finding]) -> dict[str, Any]:
+    """Return all results as JSON types: sizes are bytes, times seconds, null is unknown, nodes are indices."""
+    listed = [{**asdict(each), "severity": each.severity.value} for each in findings]
     sizes = list(ALL_SIZES)
-    return {"ddplaunch": __version__, "findings": said, **asdict(found), "sizes": sizes}
+    return {"ddplaunch": __version__, "findings": listed, **asdict(examination), "sizes": sizes}
 
 
 def _findings(findings: Sequence[Finding]) -> Iterator[str]:
     if not findings:
-        yield "Nothing was found that would break a job or slow it."
+        yield "No problems found."
     for each in findings:
         yield from _wrapped(f"{each.severity.value:9}", f"{each.subject}: {each.text}")
         yield from _wrapped(" " * 9 + "-> ", each.hint)
     if findings:
         counts = [(each, sum(one.severity is each for one in findings)) for each in Severity]
-        told = [f"{count} {each.value}{'s' * (count > 1)}" for each, count in counts if count]
-        yield f"{', '.join(told)}."
+        summary = [f"{count} {each.value}{'s' * (count > 1)}" for each, count in counts if count]
+        yield f"{', '.join(summary)}."
 
 
 def _wrapped(first: str, text: str) -> list[str]:
@@ -86,25 +87,25 @@ def _wrapped(first: str, text: str) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------ machines
 
 
-def _machines(found: Examination) -> Iterator[str]:
+def _machines(examination: Examination) -> Iterator[str]:
     for check in reversed(CHECKS):
         for label, amount in check.size_rows.items():
-            yield from _row(label, _least_and_most(found.nodes, amount))
+            yield from _row(label, _least_and_most(examination.nodes, amount))
     for check in CHECKS:
         for label, read in check.text_rows.items():
-            yield from _row(label, nodes_by_value(found.nodes, read))
-    clocks = [f"{node.name} {node.clock:+.3f} s" for node in found.nodes[1:] if node.clock is not None]
+            yield from _row(label, nodes_by_value(examination.nodes, read))
+    clocks = [f"{node.name} {node.clock:+.3f} s" for node in examination.nodes[1:] if node.clock is not None]
     if clocks:
-        yield from _wrapped(f"{'':{_LABEL}}", f"compared with {found.nodes[0].name}: {', '.join(clocks)}")
+        yield from _wrapped(f"{'':{_LABEL}}", f"compared with {examination.nodes[0].name}: {', '.join(clocks)}")
 
 
 def _row(label: str, values: dict[str, list[str]]) -> Iterator[str]:
-    """A value that all have, or each with those who have it."""
+    """A row of the table: one value for all nodes, or each value with its nodes."""
     if values:
-        told = (
+        cells = (
             list(values) if len(values) == 1 else [f"{value} ({join_node_names(who)})" for value, who in values.items()]
         )
-        yield from _wrapped(f"{label:{_LABEL}}", "; ".join(told))
+        yield from _wrapped(f"{label:{_LABEL}}", "; ".join(cells))
 
 
 def _least_and_most(nodes: Sequence[NodeResult], read: Callable[[NodeFacts], int | None]) -> dict[str, list[str]]:
@@ -116,57 +117,60 @@ def _least_and_most(nodes: Sequence[NodeResult], read: Callable[[NodeFacts], int
     return found
 
 
-# -------------------------------------------------------------------------------------------------------------- ways
+# ------------------------------------------------------------------------------------------------------ connectivity
 
 
-def _matrix(found: Examination) -> Iterator[str]:
-    if not found.ways:
+def _matrix(examination: Examination) -> Iterator[str]:
+    if not examination.ways:
         return
-    ports = f"ports {', '.join(map(str, found.ports))} and one that the kernel chose"
-    worst: dict[tuple[int, int], str] = {flow.pair: flow.faults[0] for flow in found.flows if flow.faults}
-    for way in found.ways:
-        pair = (way.source, way.target)
+    ports = f"ports {', '.join(map(str, examination.ports))} and a random one"
+    worst: dict[tuple[int, int], str] = {flow.pair: flow.faults[0] for flow in examination.flows if flow.faults}
+    for path in examination.ways:
+        pair = (path.source, path.target)
         if worst.get(pair, "ok") == "ok":
-            worst[pair] = way.outcome
-    if len(found.nodes) > MAX_MATRIX_NODES:
+            worst[pair] = path.outcome
+    if len(examination.nodes) > MAX_MATRIX_NODES:
         good = sum(outcome == "ok" for outcome in worst.values())
-        yield f"ways between nodes: {good} of {len(worst)} are open at {ports}"
+        yield f"connectivity: {good} of {len(worst)} connections succeed on {ports}"
         return
-    yield f"who reaches whom, at {ports}"
-    wide = max(8, *(len(node.name) for node in found.nodes)) + 2
-    yield "  from".ljust(_LABEL) + "".join(node.name.rjust(wide) for node in found.nodes)
-    for source, node in enumerate(found.nodes):
+    yield f"connectivity matrix, {ports}"
+    labels = {_OUTCOME_LABELS[outcome] for outcome in worst.values()}
+    wide = max(8, *(len(node.name) for node in examination.nodes), *map(len, labels)) + 2
+    yield "  from".ljust(_LABEL) + "".join(node.name.rjust(wide) for node in examination.nodes)
+    for source, node in enumerate(examination.nodes):
         cells = []
-        for target in range(len(found.nodes)):
+        for target in range(len(examination.nodes)):
             outcome = worst.get((source, target))
             cells.append("-" if source == target else _OUTCOME_LABELS[outcome] if outcome else "?")
         yield f"  {node.name}".ljust(_LABEL) + "".join(cell.rjust(wide) for cell in cells)
 
 
-def _flows(found: Examination) -> Iterator[str]:
-    trips = sorted(flow.seconds for flow in found.flows if flow.seconds is not None)
-    rates = sorted(flow.rate for flow in found.flows if flow.rate is not None)
+def _flows(examination: Examination) -> Iterator[str]:
+    trips = sorted(flow.seconds for flow in examination.flows if flow.seconds is not None)
+    rates = sorted(flow.rate for flow in examination.flows if flow.rate is not None)
     if trips:
         ends = dict.fromkeys(f"{1e3 * each:.3g} ms" for each in (trips[0], trips[-1]))
-        yield f"  a packet there and back: {' to '.join(ends)}"
+        yield f"  round-trip time: {' to '.join(ends)}"
     if rates:
         ends = dict.fromkeys(map(format_megabits, (rates[0], rates[-1])))
-        yield f"  a stream: {' to '.join(ends)}"
+        yield f"  throughput: {' to '.join(ends)}"
 
 
 # ------------------------------------------------------------------------------------------------------------ speeds
 
 
-def _speeds(found: Examination) -> Iterator[str]:
-    speeds = sorted(found.speeds, key=lambda each: len(each.nodes))
+def _speeds(examination: Examination) -> Iterator[str]:
+    speeds = sorted(examination.speeds, key=lambda each: len(each.nodes))
     if not speeds:
         return
-    labels = {speed: _label(found, speed) for speed in speeds}
+    labels = {speed: _label(examination, speed) for speed in speeds}
     wide = max(map(len, labels.values()))
     if len(speeds) > MAX_COLLECTIVE_ROWS:
         speeds = sorted(speeds, key=largest_bus_bandwidth)[:MAX_COLLECTIVE_ROWS]
     more = (
-        f"; the {MAX_COLLECTIVE_ROWS} slowest of {len(found.speeds)}" if len(found.speeds) > MAX_COLLECTIVE_ROWS else ""
+        f"; the {MAX_COLLECTIVE_ROWS} slowest of {len(examination.speeds)}"
+        if len(examination.speeds) > MAX_COLLECTIVE_ROWS
+        else ""
     )
     yield f"all_reduce, bus bandwidth{more}"
     heads = ["4 B takes", *(format_size(each) for each in SIZES[1:])]
@@ -182,15 +186,15 @@ def _speeds(found: Examination) -> Iterator[str]:
         yield f"  {labels[speed]:{wide}}" + "".join(cell.rjust(13) for cell in cells)
 
 
-def _together(found: Examination) -> Iterator[str]:
-    if not found.together:
+def _together(examination: Examination) -> Iterator[str]:
+    if not examination.together:
         return
-    wide = max(len(_group(found, speed)) for speed in found.together)
-    what = "all nodes at once" if len(found.nodes) > 1 else "larger tensors"
-    yield f"{what}, {found.together[0].ranks} ranks"
+    wide = max(len(_group(examination, speed)) for speed in examination.together)
+    what = "all nodes at once" if len(examination.nodes) > 1 else "larger tensors"
+    yield f"{what}, {examination.together[0].ranks} ranks"
     yield f"  {'':{wide}}{'4 B takes':>13}   bus bandwidth"
-    for speed in found.together:
-        label = f"  {_group(found, speed):{wide}}"
+    for speed in examination.together:
+        label = f"  {_group(examination, speed):{wide}}"
         if speed.error:
             why = (
                 f"not with {speed.backend} of this torch"
@@ -202,19 +206,19 @@ def _together(found: Examination) -> Iterator[str]:
         if not speed.seconds:
             continue
         last = len(speed.seconds) - 1
-        told = (
+        bandwidth = (
             f"{format_size(round(bus_bandwidth(speed, last) or 0))}/s at {format_size(ALL_SIZES[last])}"
             if last
             else "too slow"
         )
-        yield from _wrapped(f"{label}{speed.seconds[0] * 1e6:>10.0f} us   ", told)
+        yield from _wrapped(f"{label}{speed.seconds[0] * 1e6:>10.0f} us   ", bandwidth)
 
 
-def _group(found: Examination, speed: CollectiveResult) -> str:
-    alone = f"{found.name(speed.nodes[0])}, " if len(speed.nodes) == 1 < len(found.nodes) else ""
+def _group(examination: Examination, speed: CollectiveResult) -> str:
+    alone = f"{examination.name(speed.nodes[0])}, " if len(speed.nodes) == 1 < len(examination.nodes) else ""
     return f"{alone}{speed.name} ({speed.backend})"
 
 
-def _label(found: Examination, speed: CollectiveResult) -> str:
-    who = " and ".join(map(found.name, speed.nodes))
+def _label(examination: Examination, speed: CollectiveResult) -> str:
+    who = " and ".join(map(examination.name, speed.nodes))
     return f"{who} ({speed.backend})" if len(speed.nodes) > 1 else f"{who} alone, {speed.ranks} ranks ({speed.backend})"

@@ -1,4 +1,4 @@
-"""``--thorough``: after the examination, all nodes at once, each network that they share, and the errors that came."""
+"""``doctor --thorough``: all nodes at once, each network that they share, and the errors that occurred meanwhile."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ddplaunch.commands.doctor.probe import REPLY_TIMEOUT_S, TORCH_IMPORT_TIMEOU
 from ddplaunch.commands.doctor.ways import ListenReply
 from ddplaunch.dataclass import replace
 
-_MEMORY_DIVISOR = 16  # of the memory that is available, for one tensor of one process: some are copied
+_MEMORY_DIVISOR = 16  # of the available memory, for one tensor of one process: some are copied
 
 
 class ThoroughExaminer(Examiner):
-    """Asks them more, once all else is done."""
+    """An examination that goes on with longer tests."""
 
     thorough = True
 
@@ -34,32 +34,34 @@ class ThoroughExaminer(Examiner):
         for node, answer in answers.items():
             self._found[node] = replace(self._found[node], fabric_after=answer.fabric)
 
-    def _measure_all_nodes(self, found: Examination) -> Iterator[CollectiveResult]:
-        """Each collective on all nodes at once; with GPUs, on each alone too."""
-        failed = {node for speed in found.speeds if speed.error for node in speed.nodes}
-        failed |= {node for way in found.ways if way.outcome != "ok" for node in (way.source, way.target)}
-        able = {node for speed in found.speeds for node in speed.nodes}
+    def _measure_all_nodes(self, examination: Examination) -> Iterator[CollectiveResult]:
+        """Measure each collective on all nodes at once; with GPUs, also on each node alone."""
+        failed = {node for speed in examination.speeds if speed.error for node in speed.nodes}
+        failed |= {node for path in examination.ways if path.outcome != "ok" for node in (path.source, path.target)}
+        able = {node for speed in examination.speeds for node in speed.nodes}
         nodes = [node for node in self._live() if node in able - failed]
         nodes = [node for node in nodes if self._backend(node) == self._backend(nodes[0])]
         groups = [nodes] if nodes else []
         if nodes and self._backend(nodes[0]) == "nccl":
             groups += [[node] for node in nodes if len(nodes) > 1 and len(self._devices(node)) > 1]
         for name in benchmark.COLLECTIVES if groups else ():
-            self._say(f"measuring {name} {'of all nodes at once' if len(nodes) > 1 else 'of larger tensors'}")
+            self._report_progress(
+                f"measuring {name} {'of all nodes at once' if len(nodes) > 1 else 'of larger tensors'}"
+            )
             for group in groups:
                 yield from self._measure_collective(group, name)
 
     def _measure_collective(self, nodes: Sequence[int], name: str) -> Iterable[CollectiveResult]:
-        """One collective on these nodes: of CPUs one process a node, so that it is the network that is measured."""
+        """Measure a collective on these nodes; with CPUs one process per node, so that it measures the network."""
         most = 1 if len(nodes) > 1 and self._backend(nodes[0]) == "gloo" else MAX_GPUS
         facts = (self._found[node].facts for node in nodes)
         free = min((each.memory_available or 0 for each in facts if each), default=0)
         processes = max(min(most, len(self._devices(node))) for node in nodes)
-        room = max(benchmark.SIZES[-1], free // (_MEMORY_DIVISOR * processes))
-        return self._collective([tuple(nodes)], name, most=most, room=room).values()
+        max_bytes = max(benchmark.SIZES[-1], free // (_MEMORY_DIVISOR * processes))
+        return self._collective([tuple(nodes)], name, most=most, max_bytes=max_bytes).values()
 
     def _find_rails(self) -> Iterator[Rail]:
-        """The networks that nodes share, but those of the interface to node 0."""
+        """Yield the networks that nodes share, except that of the interface to node 0."""
         shared: dict[str, dict[int, tuple[str, str]]] = {}
         for node in self._any_port:
             facts = self._found[node].facts
@@ -69,18 +71,20 @@ class ThoroughExaminer(Examiner):
                     shared.setdefault(each.network, {})[node] = (each.interface, each.address)
         for network, places in shared.items():
             addresses = {node: address for node, (_, address) in places.items()}
-            if 1 < len(places) == len(set(addresses.values())):  # else each has a network of its own, of containers
+            if (
+                1 < len(places) == len(set(addresses.values()))
+            ):  # else each node has such a network of its own, of containers
                 yield Rail(network, {node: interface for node, (interface, _) in places.items()}, addresses)
 
     def _try_rails(self, rails: Sequence[Rail]) -> list[Rail]:
-        """Try the ways of each node to each other over these networks."""
+        """Test the connections of all nodes over these networks."""
         nodes = {node for rail in rails for node in rail.addresses if node in self._live()}
-        heard = self._query(dict.fromkeys(nodes, messages.ListenOnPorts(())), ListenReply, REPLY_TIMEOUT_S)
-        self._any_port |= {node: listening.any_port for node, listening in heard.items()}
+        listening_nodes = self._query(dict.fromkeys(nodes, messages.ListenOnPorts(())), ListenReply, REPLY_TIMEOUT_S)
+        self._any_port |= {node: reply.any_port for node, reply in listening_nodes.items()}
         tried = []
         for rail in rails:
-            self._say(f"trying the ways over {rail.network}")
-            there = [node for node in rail.addresses if node in heard]
+            self._report_progress(f"testing connectivity over {rail.network}")
+            there = [node for node in rail.addresses if node in listening_nodes]
             places = {
                 node: [(to, rail.addresses[to], self._any_port[to]) for to in there if to != node] for node in there
             }
@@ -89,12 +93,12 @@ class ThoroughExaminer(Examiner):
         return tried
 
     def _measure_rails(self, rails: Sequence[Rail]) -> Iterator[CollectiveResult]:
-        """An all_reduce of CPUs over each network whose ways are open."""
+        """Measure an all_reduce of CPUs over each network on which all nodes reach each other."""
         for rail in rails:
             nodes = [node for node in rail.addresses if node in self._live()]
             if len(nodes) < 2 or any(outcome != "ok" for _, _, outcome in rail.outcomes):
                 continue
-            self._say(f"measuring all_reduce over {rail.network}")
+            self._report_progress(f"measuring all_reduce over {rail.network}")
             questions = {node: PrepareDevices(("cpu",), rail.interfaces[node], force_interface=True) for node in nodes}
             ready = self._query(questions, messages.PrepareReply, TORCH_IMPORT_TIMEOUT_S)
             if all(node in ready and not ready[node].error for node in nodes):

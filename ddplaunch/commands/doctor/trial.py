@@ -1,4 +1,4 @@
-"""One run of a command, below a process of ours that ends all it has started, also when we are killed."""
+"""Runs a command below a guardian process, which kills all its descendants, also when the doctor itself is killed."""
 
 from __future__ import annotations
 
@@ -19,59 +19,59 @@ from ddplaunch.cli.say import print_note
 from ddplaunch.plan.command import python_command
 from ddplaunch.rank.processes import KILL_TIMEOUT_S, adopt_orphans, die_with_parent, kill_descendants, list_descendants
 
-STOP_GRACE_S = 40.0  # seconds between SIGTERM and SIGKILL: `ddplaunch run` gives its ranks 30
-_KEEPER_STATEMENT = "from ddplaunch.commands.doctor.trial import keeper_main; keeper_main()"
+STOP_GRACE_S = 40.0  # between SIGTERM and SIGKILL; `ddplaunch run` gives its ranks 30
+_GUARDIAN_STATEMENT = "from ddplaunch.commands.doctor.trial import guardian_main; guardian_main()"
 
 
 def run_command(words: Sequence[str], environ: Mapping[str, str], log: str, timeout: float) -> int | str | None:
-    """Run a command; return its exit code, negative for a signal, why it cannot start, or None where it took too long.
+    """Run a command; return its exit code (negative: a signal), why it cannot start, or None after the timeout.
 
-    What it prints goes to ``log``. Nothing of it is left, also where this is interrupted; a second time, without grace.
+    Its output goes to ``log``. All its processes are ended, also on Ctrl-C; a second Ctrl-C kills them without grace.
     """
     with (
         open(log, "wb") as file,
         subprocess.Popen(
-            [*python_command(sys.executable, _KEEPER_STATEMENT), *words],
+            [*python_command(sys.executable, _GUARDIAN_STATEMENT), *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=file,
             env=environ,
             start_new_session=True,
-        ) as keeper,
+        ) as guardian,
     ):
-        assert keeper.stdin
-        assert keeper.stdout
+        assert guardian.stdin
+        assert guardian.stdout
         try:
-            if not select.select([keeper.stdout], [], [], timeout)[0]:
+            if not select.select([guardian.stdout], [], [], timeout)[0]:
                 return None
-            said = keeper.stdout.read().decode()
-            return int(said) if said.lstrip("-").isdecimal() else said or "the process that started it was killed"
+            reply = guardian.stdout.read().decode()
+            return int(reply) if reply.lstrip("-").isdecimal() else reply or "the process that started it was killed"
         except KeyboardInterrupt:
-            _kill_on_second_signal(keeper)
+            _kill_on_second_signal(guardian)
             click.echo(err=True)
             print_note("stopping the command; Ctrl-C again kills it at once")
             raise
         finally:
-            before = _kill_on_second_signal(keeper)
-            keeper.stdin.close()
+            before = _kill_on_second_signal(guardian)
+            guardian.stdin.close()
             try:
-                keeper.wait(STOP_GRACE_S + KILL_TIMEOUT_S + 5)
+                guardian.wait(STOP_GRACE_S + KILL_TIMEOUT_S + 5)
             except subprocess.TimeoutExpired:
-                keeper.kill()
+                guardian.kill()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
 
-def _kill_on_second_signal(keeper: subprocess.Popen[bytes]) -> dict[signal.Signals, Any]:
-    """Have Ctrl-C, or SIGTERM, kill at once what is being stopped; return the handlers so far."""
-    hurried = (signal.SIGINT, signal.SIGTERM)
-    return {number: signal.signal(number, lambda *_: keeper.send_signal(signal.SIGINT)) for number in hurried}
+def _kill_on_second_signal(guardian: subprocess.Popen[bytes]) -> dict[signal.Signals, Any]:
+    """Make Ctrl-C or SIGTERM kill the command at once while it is being stopped; return the previous handlers."""
+    signals = (signal.SIGINT, signal.SIGTERM)
+    return {number: signal.signal(number, lambda *_: guardian.send_signal(signal.SIGINT)) for number in signals}
 
 
-def keeper_main() -> None:
-    """In a process of its own: run our arguments, say how they ended, and leave nothing of them.
+def guardian_main() -> None:
+    """Main function of the guardian: run the command in sys.argv, print its exit code, and end all its processes.
 
-    They are stopped when stdin ends, and killed on SIGINT.
+    At the end of stdin the command is stopped, on SIGINT killed.
     """
     adopt_orphans()
     words, stopped = sys.argv[1:], threading.Event()
@@ -87,8 +87,8 @@ def keeper_main() -> None:
         stopped.set()
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGTERM)
-        until = time.monotonic() + STOP_GRACE_S
-        while _has_process_in_group(child.pid) and time.monotonic() < until:  # a shell ends before what it started
+        deadline = time.monotonic() + STOP_GRACE_S
+        while _has_process_in_group(child.pid) and time.monotonic() < deadline:  # a shell ends before what it started
             time.sleep(0.05)
         _exit("")
 
@@ -104,7 +104,7 @@ def keeper_main() -> None:
 
 
 def _has_process_in_group(group: int) -> bool:
-    """Whether any process below us is in this process group; what has left it was to outlive its parent."""
+    """Whether any descendant is in this process group; one that left it was meant to outlive its parent."""
     for pid in list_descendants(os.getpid()):
         with suppress(ProcessLookupError):
             if os.getpgid(pid) == group:
@@ -112,8 +112,8 @@ def _has_process_in_group(group: int) -> bool:
     return False
 
 
-def _exit(said: str) -> NoReturn:
-    """End with all that is below us."""
+def _exit(reply: str) -> NoReturn:
+    """Kill all descendants, print the reply and exit."""
     kill_descendants(os.getpid())
-    os.write(1, said.encode())
+    os.write(1, reply.encode())
     os._exit(0)

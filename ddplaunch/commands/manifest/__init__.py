@@ -1,1 +1,1 @@
-"""``ddplaunch manifest``: a job for Kubernetes as YAML."""
+"""``ddplaunch manifest``: Kubernetes manifests (YAML) for jobs."""

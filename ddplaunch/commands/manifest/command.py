@@ -1,4 +1,4 @@
-"""``ddplaunch manifest``: from what was typed, and defaults in files, to YAML for Kubernetes."""
+"""``ddplaunch manifest``: the command that turns options and defaults into a Kubernetes manifest (YAML)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ddplaunch.commands.manifest.pod_job import NAME, TRAINJOB, PodJob, longest_
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.rendezvous import DEFAULT_PORT
 
-_NAME_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # as Kubernetes has in its own names: no vowels, so no words
+_NAME_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # as in Kubernetes' generated names: without vowels no words appear
 
 COMMON = (
     "--container-image", "--nodes", "--gpus-per-node", "--cpus-per-task", "--mem", "--time", "--nproc",
@@ -68,46 +68,46 @@ def manifest(ctx: click.Context, /, target: str, dry_run: bool, **_: object) -> 
     """
     job = _read_pod_job(ctx, target)
     click.echo(kubernetes.render_manifest(job).encode(), nl=False)  # kubectl reads UTF-8, whatever the terminal does
-    given = {**ctx.params, "job_name": job.name}
-    batch_command.print_sources(ctx, given, {"job-name": "the target", "nodes": "default"}, dry_run=dry_run)
+    params = {**ctx.params, "job_name": job.name}
+    batch_command.print_sources(ctx, params, {"job-name": "the target", "nodes": "default"}, dry_run=dry_run)
     return 0
 
 
 def _read_pod_job(ctx: click.Context, target: str) -> PodJob:
-    """Read the options into a job; refuse one without an image, or whose values contradict each other."""
-    given = ctx.params
-    if given["image"] is None:
+    """Read the options into a job. Raises UsageError if the image is missing or values contradict each other."""
+    params = ctx.params
+    if params["image"] is None:
         hint = "--container-image REGISTRY/NAME:TAG, an image with ddplaunch and the target"
         raise UsageError("--container-image is missing: a pod runs in an image", hint)
-    lowest, nodes = values.nodes(given["nodes"])
-    if given["grow"] and lowest == nodes:
+    lowest, nodes = values.nodes(params["nodes"])
+    if params["grow"] and lowest == nodes:
         raise UsageError(f"--grow does not work with --nodes {nodes}", f"--nodes {nodes}:{nodes + 1}")
-    most = nodes + given["spares"]
-    as_typed: dict[str, Any] = {name: given[name] for name in PodJob.__match_args__ if name in given}
-    ours: dict[str, Any] = {
+    most = nodes + params["spares"]
+    from_options: dict[str, Any] = {name: params[name] for name in PodJob.__match_args__ if name in params}
+    derived: dict[str, Any] = {
         "command": batch_command.run_argv(ctx),
         "name": _job_name(ctx, target, most),
         "nodes": most,
         "min_nodes": lowest if lowest != most else None,
-        "resources": _quantities(given["resources"]),
-        "requests": _quantities(given["requests"]),
-        "seconds": batch_command.parse_time_s(given["time"] or "UNLIMITED"),
-        "preempt_grace": given["preempt_grace"] if given["preempt_signal"] == signal.SIGTERM else 0.0,
-        "ttl_s": batch_command.parse_time_s(given["ttl"]) if given["ttl"] else None,
-        "labels": values.parse_key_values(given["labels"]),
-        "annotations": values.parse_key_values(given["annotations"]),
-        "host_ports": _ports(ctx) if given["host_network"] and nodes > 1 else (),
+        "resources": _quantities(params["resources"]),
+        "requests": _quantities(params["requests"]),
+        "seconds": batch_command.parse_time_s(params["time"] or "UNLIMITED"),
+        "preempt_grace": params["preempt_grace"] if params["preempt_signal"] == signal.SIGTERM else 0.0,
+        "ttl_s": batch_command.parse_time_s(params["ttl"]) if params["ttl"] else None,
+        "labels": values.parse_key_values(params["labels"]),
+        "annotations": values.parse_key_values(params["annotations"]),
+        "host_ports": _ports(ctx) if params["host_network"] and nodes > 1 else (),
         "variables": values.parse_key_values(
-            [text if "=" in text else f"{text}={os.environ[text]}" for text in given["env"]]
+            [text if "=" in text else f"{text}={os.environ[text]}" for text in params["env"]]
         ),
     }
-    job = PodJob(**{**as_typed, **ours})
+    job = PodJob(**{**from_options, **derived})
     _check_consistency(job)
     return job
 
 
 def _quantities(texts: Sequence[str]) -> dict[str, str | int]:
-    """NAME=N as Kubernetes takes it; what is neither a number nor one of CPUs is a size."""
+    """Read NAME=N in Kubernetes' units: a number for CPUs and devices, else a size."""
     found: dict[str, str | int] = {}
     for name, value in values.parse_key_values(texts).items():
         if name == "cpu" or "/" in name:
@@ -118,31 +118,31 @@ def _quantities(texts: Sequence[str]) -> dict[str, str | int]:
 
 
 def _check_consistency(job: PodJob) -> None:
-    """Refuse values that contradict each other, which Kubernetes would refuse later."""
+    """Raise UsageError for values that contradict each other, which Kubernetes would reject later."""
     for each in job.secrets:
         name = each.partition("=")[0]
         if name in job.variables:
-            raise UsageError(f"--env-secret {each}: --env sets {name} too", "leave one of them out")
+            raise UsageError(f"--env-secret {each}: --env also sets {name}", "leave one of them out")
     limits: dict[str, str | int | None] = {"cpu": job.cpus_per_task, "memory": job.memory, **job.resources}
-    for name, asked in job.requests.items():
+    for name, request in job.requests.items():
         limit = limits.get(name)
-        if limit is not None and values.parse_quantity(str(asked)) > values.parse_quantity(str(limit)):
+        if limit is not None and values.parse_quantity(str(request)) > values.parse_quantity(str(limit)):
             option = values.OWN_OPTIONS.get(name, f"--resource {name}=")
-            raise UsageError(f"--request {name}={asked} is more than the limit of {limit}", f"raise {option}")
+            raise UsageError(f"--request {name}={request} is more than the limit of {limit}", f"raise {option}")
     if job.shm and job.memory and values.parse_quantity(job.shm) > values.parse_quantity(job.memory):
         raise UsageError(
-            f"--shm-size {job.shm} is more than --mem {job.memory}, and /dev/shm counts as memory", "raise --mem"
+            f"--shm-size {job.shm} is more than --mem {job.memory}; /dev/shm counts as memory", "raise --mem"
         )
     if job.runtime and job.kind != TRAINJOB:
         raise UsageError(f"--runtime {job.runtime} is for a TrainJob", "--kind trainjob")
-    if job.restricted and (broken := _find_restricted_violation(job)):
-        raise UsageError(f"--restricted: that level does not allow {broken}", "leave out one of the two")
+    if job.restricted and (violation := _find_restricted_violation(job)):
+        raise UsageError(f"--restricted does not allow {violation}", "leave out one of the two")
     if any(name.startswith("hugepages-") for name in job.resources) and not (job.memory or job.cpus_per_task):
-        raise UsageError("Kubernetes takes huge pages only with a limit of memory or CPUs", "--mem SIZE")
+        raise UsageError("Kubernetes accepts huge pages only with a limit on memory or CPUs", "--mem SIZE")
 
 
 def _find_restricted_violation(job: PodJob) -> str | None:
-    """What a job asks for that the Pod Security Standard "restricted" does not allow (Pod Security Standards)."""
+    """Return what the Pod Security Standard "restricted" forbids in this job; None if nothing."""
     if job.host_network:
         return "the nodes' own network (--host-network)"
     if job.user and job.user[0] == 0:
@@ -154,19 +154,19 @@ def _find_restricted_violation(job: PodJob) -> str | None:
 
 
 def _ports(ctx: click.Context) -> tuple[int, ...]:
-    """Those that node 0 listens at: torch's store and ddplaunch."""
+    """Ports on which node 0 listens: torch's store and the control port."""
     store = ctx.params["master_port"] or DEFAULT_PORT
     return (store, ctx.params["control_port"] or store + 1)
 
 
 def _job_name(ctx: click.Context, target: str, nodes: int) -> str:
-    given = ctx.params
-    asked, unique = given["job_name"], given["unique_name"]
+    params = ctx.params
+    name, unique = params["job_name"], params["unique_name"]
     suffix = f"-{''.join(random.choices(_NAME_LETTERS, k=5))}" if unique else ""
-    longest = longest_name(nodes, given["kind"]) - len(suffix)
-    if asked is None:
+    longest = longest_name(nodes, params["kind"]) - len(suffix)
+    if name is None:
         return name_from(target, longest) + suffix
-    if not NAME.fullmatch(asked) or len(asked) > longest:
+    if not NAME.fullmatch(name) or len(name) > longest:
         rule = f"expected small letters, digits and dashes, a letter first, at most {longest}"
-        raise invalid_value(ctx, JOB_NAME, asked, rule, f"--job-name {name_from(asked, longest)}")
-    return f"{asked}{suffix}"
+        raise invalid_value(ctx, JOB_NAME, name, rule, f"--job-name {name_from(name, longest)}")
+    return f"{name}{suffix}"

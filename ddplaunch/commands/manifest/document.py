@@ -1,7 +1,7 @@
-"""A document of YAML that people read, by PyYAML: keys in our order, comments above them.
+"""YAML writer for readable documents, based on PyYAML: keys in the given order, comments above them.
 
-Programs that read YAML 1.1 or 1.2 get the same: a string that either takes for a number, a truth value, a date or null
-is quoted, which PyYAML alone leaves to the rules of 1.1.
+Parsers of YAML 1.1 and 1.2 get the same values: a string that either would read as a number, boolean, date or null is
+quoted; PyYAML itself only follows the rules of 1.1.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import yaml
 
 from ddplaunch.errors import UsageError
 
-WIDTH = 110  # columns for a list of scalars in one line
+WIDTH = 110  # columns; shorter lists of scalars go in one line
 _PLAIN = re.compile(r"-{0,2}[A-Za-z/][\w./+=@-]*(:[\w./+=@-]+)*", re.ASCII)
-"""Strings that get no quotes. All others do, though some would not need them."""
+"""Strings that need no quotes. All others get them, even if some would not need them."""
 
 _RESERVED_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 """Words that YAML 1.1 reads as something else, in any case (yaml.org/type/bool.html)."""
@@ -28,19 +28,19 @@ class _Key(str):
 
 
 def with_comment(key: str, comment: str) -> str:
-    """A key of a mapping with the comment that stands above it, or above the list's entry where it is its first."""
-    made = _Key(key)
-    made.comment = comment
-    return made
+    """Return a mapping key with a comment to write above it, or above the list entry of which it is the first key."""
+    commented = _Key(key)
+    commented.comment = comment
+    return commented
 
 
 def drop_empty(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that are asked for: neither None nor empty."""
+    """Drop fields that are None or empty."""
     return {name: value for name, value in fields.items() if value is not None and value not in ({}, [], ())}
 
 
 def write_yaml(mapping: Mapping[str, Any]) -> str:
-    """Write mappings, sequences, strings, numbers and truth values.
+    """Write mappings, sequences, strings, numbers and booleans as YAML.
 
     Raises UsageError if a string has a character that YAML cannot hold.
     """
@@ -49,7 +49,7 @@ def write_yaml(mapping: Mapping[str, Any]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
-    """What we change in how PyYAML writes: the states of its emitter (yaml/emitter.py) write comments too."""
+    """PyYAML's writer, extended: states of its emitter (yaml/emitter.py) also write comments."""
 
     above: object = None  # the key whose comment was written last
 
@@ -87,7 +87,7 @@ def _string(dumper: _Dumper, text: str) -> Any:
 
 
 def _list(dumper: _Dumper, values: Sequence[Any]) -> Any:
-    """In one line where it is short and all of it are scalars."""
+    """Write a short list of scalars in one line."""
     scalars = not any(isinstance(each, (Mapping, list, tuple)) for each in values)
     return dumper.represent_sequence("tag:yaml.org,2002:seq", values, scalars and len(repr(values)) < WIDTH)
 

@@ -1,10 +1,10 @@
-"""The manifest of a job for Kubernetes: a pure function, short enough to read before ``kubectl`` gets it.
+"""Builds the Kubernetes manifest of a job: a pure function; the output is short enough to read before ``kubectl`` runs.
 
-It is an indexed Job, whose pods are the nodes, and the headless Service that gives each a name; it needs no operator.
-Or it is a JobSet with this Job in it, which makes and removes the Service itself, or a job of Kubeflow's. In a pod
-``ddplaunch run`` learns its node rank from the variables that ``clusters/kubernetes`` reads. The fields are those of
-kubernetes.io/docs/reference/kubernetes-api; what we say about the Job controller is from its source,
-pkg/controller/job, and about JobSets from kubernetes-sigs/jobset, pkg/controllers.
+It is an indexed Job, whose pods are the nodes, and a headless Service that gives each a name; it needs no operator. Or
+it is a JobSet that contains this Job and manages the Service itself, or a job of Kubeflow. In a pod ``ddplaunch run``
+reads its node rank from the variables that ``clusters/kubernetes`` knows. The fields are those of
+kubernetes.io/docs/reference/kubernetes-api; facts about the Job controller are from its source, pkg/controller/job,
+and about JobSets from kubernetes-sigs/jobset, pkg/controllers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ddplaunch.commands.manifest.train_job import train_job
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE
 
 RETRY_EXIT_CODES = (EXIT_UNAVAILABLE, EXIT_PREEMPTED, EXIT_SIGNAL + 15)
-"""The exit codes of launchers that ended because a pod, theirs or another's, was taken away."""
+"""Exit codes of launchers that ended because a pod of the job was evicted, preempted or lost."""
 
 _POD_GROUP = "scheduling.x-k8s.io/pod-group"  # a label of pods (scheduler-plugins, apis/scheduling/v1alpha1)
 _MIN_MEMBER = "scheduling.volcano.sh/group-min-member"  # an annotation of the Job (Volcano, pkg/controllers/podgroup)
@@ -38,7 +38,7 @@ _REQUIREMENTS = {
 def render_manifest(job: PodJob) -> str:
     """Write the job as YAML for ``kubectl apply``.
 
-    Raises UsageError if a string cannot stand in YAML, or a patch does not fit.
+    Raises UsageError if YAML cannot hold a string, or a patch does not fit.
     """
     version = "1.31" if job.min_nodes else "1.29"  # which first had successPolicy; which had backoffLimitPerIndex
     newer = "" if job.kind in (TRAINJOB, PYTORCHJOB) else f", for Kubernetes {version} or newer"
@@ -49,7 +49,7 @@ def render_manifest(job: PodJob) -> str:
 
 
 def build_objects(job: PodJob) -> Iterator[dict[str, Any]]:
-    """What the job is made of, the Job or JobSet last; with comments."""
+    """Yield the Kubernetes objects of the job, with comments; the Job or JobSet is last."""
     metadata = drop_empty({"name": job.name, "namespace": job.namespace, "labels": _labels(job)})
     if job.gang == COSCHEDULING:
         group = {with_comment("minMember", _min_member(job)): job.required_nodes}
@@ -73,7 +73,7 @@ def _labels(job: PodJob) -> dict[str, str]:
 
 
 def _gang_annotations(job: PodJob) -> dict[str, Any]:
-    """The annotation from which Volcano makes the PodGroup; that belongs to the Job, and is deleted with it."""
+    """The annotation from which Volcano creates the PodGroup, which is owned by the Job and deleted with it."""
     return {with_comment(_MIN_MEMBER, _min_member(job)): str(job.required_nodes)} if job.gang == VOLCANO else {}
 
 
@@ -81,7 +81,7 @@ def _min_member(job: PodJob) -> str:
     return (
         "All pods start together, or none."
         if job.required_nodes == job.nodes
-        else "So many pods start together, or none."
+        else "This many pods start together, or none."
     )
 
 
@@ -110,25 +110,27 @@ def _job(job: PodJob) -> dict[str, Any]:
         "parallelism": job.nodes,
     }
     if job.seconds is not None:
-        spec[with_comment("activeDeadlineSeconds", "From now on: time in which pods wait counts too.")] = job.seconds
+        spec[with_comment("activeDeadlineSeconds", "From its creation: includes time in which pods wait.")] = (
+            job.seconds
+        )
     if job.min_nodes:
-        done = "Node 0 is done when all are; a pod that never came is not waited for."
+        done = "Node 0 ends when all have; a pod that never joined is not waited for."
         spec[with_comment("successPolicy", done)] = {"rules": [{"succeededIndexes": "0"}]}
     labels = {**_labels(job), **({_POD_GROUP: job.name} if job.gang == COSCHEDULING else {})}
-    ends = "All pods end together. Where one was taken away all are started again,"
+    ends = "All pods end together. If one was evicted or lost, all restart,"
     if job.min_nodes:
-        ends = "A pod that is lost or taken away is started again, and joins; where that is pod 0, all are,"
-    ends += " after 10 s, then 20 s, …;\nwhere the program failed the job has failed."
-    retries = "How often a pod is started again, whatever the cause."
+        ends = "A pod that is lost or evicted restarts and joins; if that is pod 0, all restart,"
+    ends += " after 10 s, then 20 s, …;\nif the program failed, the job fails."
+    retries = "How often a pod restarts, for any cause."
     if job.retries is None:
-        retries = "A pod that could not even begin is tried again, three times."
+        retries = "A pod that could not start is retried three times."
     return {
         **spec,
         with_comment("podFailurePolicy", ends): {
             "rules": _pod_failure_rules("Ignore" if job.retries is None else "Count")
         },
-        # By index, since retries of the whole are delayed for 10 s times 2 to the number of failed pods. The counts are
-        # for pods without an exit code, say those that a machine refused: one that is given up has to end the others.
+        # Per index, since the delay before retries of the whole Job is 10 s times 2 to the number of failed pods. The
+        # counts are for pods without an exit code, say rejected by a machine; an index that fails ends the rest.
         with_comment("backoffLimitPerIndex", retries): 3 if job.retries is None else job.retries,
         "maxFailedIndexes": job.nodes - job.required_nodes,
         "template": {
@@ -139,19 +141,18 @@ def _job(job: PodJob) -> dict[str, Any]:
 
 
 def _pod_failure_rules(action: str) -> list[Any]:
-    """The first rule that fits a failed pod decides.
+    """Return the rules for failed pods; the first that matches decides.
 
-    A pod that was taken away may have an exit code too, so its condition comes first. It is the same for preemption,
-    eviction and lost machines. Where restarts are limited, both are counted: of the pods that end together when one is
-    evicted, that one alone has the condition.
+    A disrupted pod may have an exit code too, so its condition comes first. It is the same for preemption, eviction and
+    lost machines. If restarts are limited, both rules count: of the pods that end together when one is evicted, only
+    that one has the condition.
     """
     codes = {"containerName": CONTAINER, "values": list(RETRY_EXIT_CODES)}
-    lost = (
-        f"{EXIT_UNAVAILABLE}: a node was lost or never came. {EXIT_PREEMPTED}: preempted. {EXIT_SIGNAL + 15}: SIGTERM."
-    )
+    unavailable = f"{EXIT_UNAVAILABLE}: a node was lost or never joined."
+    meanings = f"{unavailable} {EXIT_PREEMPTED}: preempted. {EXIT_SIGNAL + 15}: SIGTERM."
     return [
         {"action": action, "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        {with_comment("action", lost): action, "onExitCodes": {"operator": "In", **codes}},
+        {with_comment("action", meanings): action, "onExitCodes": {"operator": "In", **codes}},
         {"action": "FailJob", "onExitCodes": {"operator": "NotIn", **codes}},
     ]
 
@@ -162,4 +163,4 @@ _KINDS: dict[str, tuple[str, str, Callable[[PodJob], dict[str, Any]]]] = {
     TRAINJOB: ("trainer.kubeflow.org/v1alpha1", "TrainJob", train_job),
     PYTORCHJOB: ("kubeflow.org/v1", "PyTorchJob", pytorch_job),
 }
-"""Of each kind the version of its API, its name there, and what makes its spec."""
+"""For each kind: API version, name in the API, and the function that builds its spec."""

@@ -1,4 +1,4 @@
-"""The options of ``ddplaunch manifest`` beside those of ``run``, under their headings."""
+"""The options of ``ddplaunch manifest`` that ``run`` does not have, by heading."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddplaunch.commands.manifest.pod_job import JOB, JOBSET, PULL_POLICIES, PYTO
 from ddplaunch.commands.manifest.train_job import RUNTIME
 
 ELASTIC = ("--spares", "--join-window", "--max-membership-changes", "--grow")
-"""Options of ``run`` that are for jobs that go on without a node."""
+"""Options of ``run`` for elastic jobs."""
 
 REFUSED = {
     **{name: hint for name, hint in batch_command.REFUSED_RUN_OPTIONS.items() if name not in ("--env", *ELASTIC)},
@@ -20,7 +20,7 @@ REFUSED = {
     "--token": "--env-secret DDPLAUNCH_TOKEN=SECRET:KEY, a secret of the namespace",
     "--json": "leave it out: the output is YAML",
 }
-"""Options that a job of Kubernetes cannot have, and what to type instead."""
+"""Options that ``manifest`` does not support, with hints what to use instead."""
 
 HEADINGS = {
     "Resources": (
@@ -30,7 +30,8 @@ HEADINGS = {
                read.gpus),
         CPUS,
         option("--mem memory", "SIZE", "Memory on each node, like 200G; 0 sets no limit.", read.size_option),
-        option("--shm-size shm", "SIZE", "Size of /dev/shm, like 64G.  [default: all memory of the pod]", read.size_option),
+        option("--shm-size shm", "SIZE", "Size of /dev/shm, like 64G.  [default: all memory of the pod]",
+               read.size_option),
         option("--resource resources", "NAME=N", "Another resource of each node, like rdma/hca=8", read.resources,
                multiple=True),
         option("--request requests", "NAME=N", "Request less than the limit: cpu=32, memory=500G", read.requests,
@@ -44,9 +45,10 @@ HEADINGS = {
                "Use nodes with this taint too: KEY[=VALUE][:EFFECT], like nvidia.com/gpu", read.tolerations,
                multiple=True),
         option("--spread", "KEY",
-               "Spread the pods evenly over the values of this label, like topology.kubernetes.io/zone", read.label_keys,
-               multiple=True),
-        option("--anti-affinity apart", "KEY", "No two pods where this label is alike, like kubernetes.io/hostname",
+               "Spread the pods evenly over the values of this label, like topology.kubernetes.io/zone",
+               read.label_keys, multiple=True),
+        option("--anti-affinity anti_affinity_labels", "KEY",
+               "No two pods where this label is alike, like kubernetes.io/hostname",
                read.label_keys, multiple=True),
         click.Option(["--host-network"], is_flag=True, help="Use the nodes' own network, as some RDMA networks need."),
         option("--priority-class", "NAME", "Priority class of the pods.", read.names("a priority class")),
@@ -62,8 +64,8 @@ HEADINGS = {
         click.Option(["--unique-name"], is_flag=True, help="Append five random characters to the name."),
         click.Option(["--kind"], metavar="KIND", default=JOB, show_default=True,
                      help="job, jobset, or for Kubeflow trainjob (Trainer) or pytorchjob (Training Operator).",
-                     callback=pattern_reader(f"{JOB}|{JOBSET}|{TRAINJOB}|{PYTORCHJOB}", "job, jobset, trainjob or pytorchjob",
-                                   str.lower)),
+                     callback=pattern_reader(f"{JOB}|{JOBSET}|{TRAINJOB}|{PYTORCHJOB}",
+                                             "job, jobset, trainjob or pytorchjob", str.lower)),
         option("--runtime", "NAME", f"ClusterTrainingRuntime of a TrainJob.  [default: {RUNTIME}]",
                read.names("a runtime")),
         option("--label labels", "KEY=VALUE",
@@ -89,7 +91,8 @@ HEADINGS = {
                pattern_reader(r"[a-z0-9][\w./:@-]*", "an image like nvcr.io/nvidia/pytorch:25.01-py3")),
         option("--image-pull-policy pull", "WHEN",
                "When the image is pulled: Always, IfNotPresent or Never.  [default: Kubernetes']",
-               pattern_reader("|".join(PULL_POLICIES), "Always, IfNotPresent or Never", lambda text: PULL_POLICIES[text.lower()])),
+               pattern_reader("|".join(PULL_POLICIES), "Always, IfNotPresent or Never",
+                              lambda text: PULL_POLICIES[text.lower()])),
         option("--image-pull-secret pull_secrets", "NAME", "Secret with which the image is pulled",
                read.names("a secret"), multiple=True),
         option("--container-mounts mounts", "LIST",
@@ -106,4 +109,4 @@ HEADINGS = {
         click.Option(["--dry-run"], is_flag=True, help="Print also the source of each value, on stderr."),
     ),
 }  # fmt: skip
-"""The options under their headings in the help."""
+"""Options by heading of the help."""

@@ -1,8 +1,8 @@
-"""Patches for a manifest: a file of YAML or JSON, merged as ``kubectl patch --type strategic`` merges.
+"""Strategic merge patches of a manifest (``--patch``): YAML or JSON files, merged like ``kubectl patch``.
 
-Mappings are merged, null removes a field, and other values replace. A list replaces too, unless Kubernetes gives its
+Mappings are merged, null removes a field, and other values replace. A list also replaces, unless Kubernetes gives its
 entries a key (x-kubernetes-patch-merge-key of its OpenAPI document): then entries with the same key are merged, and
-others appended. Two lists without a key are appended to, since to replace them would lose what the options ask for.
+others appended. Two lists without a key are appended to, since replacing them would drop what the options request.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ MERGE_KEYS = {
     "topologySpreadConstraints": "topologyKey",
     "replicatedJobs": "name",  # of a JobSet
 }
-"""The lists whose entries are merged, and the field that tells which belong together."""
+"""Lists whose entries are merged, and the field by which entries are matched."""
 
 APPENDED_LISTS = ("tolerations", "envFrom")
-"""The lists that only grow."""
+"""Lists to which a patch appends."""
 
 MAX_BYTES = 1 << 20
 _DIRECTIVE = "$patch"
@@ -44,13 +44,13 @@ _TOP = ("apiVersion", "kind", "metadata", "spec")
 
 
 def read_patches(path: str) -> list[ManifestPatch]:
-    """Read the patches of a file, one a document.
+    """Read the patches of a file, one per document.
 
     Raises UsageError if it cannot be read, is not YAML (with the line), or is not a patch of a manifest.
     """
     try:
         documents = list(yaml.safe_load_all(read_user_file(path, MAX_BYTES).decode()))
-        # What Kubernetes gets: keys are strings, and so is a date.
+        # As Kubernetes gets it: keys and dates are strings.
         documents = json.loads(json.dumps(documents, allow_nan=False, default=str))
     except OSError as error:
         raise UsageError(f"--patch {path}: cannot read it: {error.strerror}") from None
@@ -61,7 +61,7 @@ def read_patches(path: str) -> list[ManifestPatch]:
         raise UsageError(f"--patch {path}{where}: not YAML: {what}") from None
     found = [ManifestPatch(path, each) for each in documents if each is not None]
     if not found:
-        raise UsageError(f"--patch {path}: there is nothing in it", "write the fields to change, from spec: on")
+        raise UsageError(f"--patch {path}: the file is empty", "write the fields to change, from spec: on")
     for patch in found:
         _check(patch)
     return found
@@ -72,18 +72,18 @@ def _check(patch: ManifestPatch) -> None:
         raise UsageError(f"--patch {patch.file}: expected fields, like spec:", "leave out the - before them")
     if unknown := patch.content.keys() - set(_TOP):
         what = f"--patch {patch.file}: {min(unknown)}: a {patch.kind} has {join_names(_TOP)}"
-        raise UsageError(what, "a field of the pods stands below spec: template: spec:")
+        raise UsageError(what, "fields of the pods belong below spec: template: spec:")
     metadata = patch.content.get("metadata") or {}
     for name, option in (("name", "--job-name"), ("namespace", "--namespace")):
         if name in metadata:
-            what = f"--patch {patch.file}: metadata.{name} cannot be changed: other objects have it too"
+            what = f"--patch {patch.file}: metadata.{name} cannot be changed: other objects share it"
             raise UsageError(what, f"{option} {metadata[name]}")
 
 
 def apply_patches(objects: Sequence[Mapping[str, Any]], patches: Iterable[ManifestPatch]) -> list[Mapping[str, Any]]:
     """Merge patches into the objects of their kinds, one after the other.
 
-    Raises UsageError if no object has the kind, or what a patch has does not fit.
+    Raises UsageError if no object has the kind, or a patch does not fit.
     """
     found = {each["kind"]: each for each in objects}
     for patch in patches:
@@ -99,9 +99,9 @@ def apply_patches(objects: Sequence[Mapping[str, Any]], patches: Iterable[Manife
 
 
 def _merge_field(old: Any, new: Any, path: str, name: str) -> Any:
-    """A field after the patch; ``path`` leads to it, and begins what errors say."""
+    """Return a field after the patch; ``path`` is its path, with which error messages start."""
     if isinstance(old, list) and isinstance(new, dict):
-        raise UsageError(f"{path}: expected a list", "- before the first field makes one")
+        raise UsageError(f"{path}: expected a list", "- before the first field makes it a list")
     if isinstance(old, dict) and not isinstance(new, dict):
         raise UsageError(f"{path}: expected fields, like {next(iter(old), 'name')}:")
     if isinstance(new, dict):
@@ -112,11 +112,11 @@ def _merge_field(old: Any, new: Any, path: str, name: str) -> Any:
 
 
 def _mapping(old: dict[str, Any], new: dict[str, Any], path: str) -> dict[str, Any]:
-    """Merge two mappings. A comment goes with the value that it is about, but stays above a mapping or a list."""
+    """Merge two mappings. The comment of a replaced scalar is dropped; that of a mapping or list stays."""
     if new.get(_DIRECTIVE) == "replace":
         old, new = {}, {name: value for name, value in new.items() if name != _DIRECTIVE}
-    kept = {name for name in old if isinstance(new.get(name, {}), (dict, list))}
-    merged = {name if name in kept else str(name): value for name, value in old.items()}
+    keeps_comment = {name for name in old if isinstance(new.get(name, {}), (dict, list))}
+    merged = {name if name in keeps_comment else str(name): value for name, value in old.items()}
     for name, value in new.items():
         inner = f"{path}{name}" if path.endswith(" ") else f"{path}.{name}"
         if name.startswith("$"):
@@ -138,6 +138,6 @@ def _list(old: list[Any], new: list[Any], path: str, name: str) -> list[Any]:
             raise UsageError(f"{path}[{number}] has no {key}")
         index = next((i for i, at in enumerate(merged) if at.get(key) == each[key]), len(merged))
         before = next(iter(merged[index : index + 1]), None)
-        gone = each.get(_DIRECTIVE) == "delete"
-        merged[index : index + 1] = [] if gone else [_merge_field(before, each, f"{path}[{number}]", "")]
+        is_deleted = each.get(_DIRECTIVE) == "delete"
+        merged[index : index + 1] = [] if is_deleted else [_merge_field(before, each, f"{path}[{number}]", "")]
     return merged

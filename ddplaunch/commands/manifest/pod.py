@@ -1,4 +1,4 @@
-"""The pod of a job: one container that runs ``ddplaunch run``, with all that the job asks for.
+"""Builds the pod spec of a job: one container that runs ``ddplaunch run``.
 
 The fields are those of kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1.
 """
@@ -17,22 +17,22 @@ from ddplaunch.plan.command import python_command
 from ddplaunch.plan.rendezvous import DEFAULT_PORT
 
 CONTAINER = "ddplaunch"
-EXIT_MARGIN_S = 10  # seconds after the grace in which a launcher ends what is left and prints its report
+EXIT_MARGIN_S = 10  # after the grace, for the launcher to end leftover processes and print its report
 NVIDIA = "nvidia.com/gpu"
-REQUESTS_COMMENT = "As much is requested, where nothing else is."
+REQUESTS_COMMENT = "The requests equal the limits, unless set."
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
-_KUBEFLOW = (TRAINJOB, PYTORCHJOB)  # whose controllers set the variables of a node's place
+_KUBEFLOW = (TRAINJOB, PYTORCHJOB)  # their controllers set the variables for node rank and number of nodes
 
 _RDMA_PATTERN = re.compile(r"(^|[/._-])(rdma|hca|infiniband|roce|efa|mlnx)", re.IGNORECASE)
-"""Resources that are network cards which pages of memory are pinned for: rdma/hca_shared_devices_a, …/efa, …"""
+"""Names of RDMA network cards, which need locked memory: rdma/hca_shared_devices_a, …/efa, …"""
 
 
 def pod_spec(job: PodJob) -> dict[str, Any]:
     """The pods' spec, with comments."""
     checkpoint = f"Ranks have {job.preempt_grace:g} s for a checkpoint. " if job.preempt_grace else ""
-    grace = f"{checkpoint}The grace of ranks is {job.grace:g} s; the rest is for ending what they leave."
-    token = with_comment("automountServiceAccountToken", "Nothing in the pods speaks to Kubernetes.")
+    grace = f"{checkpoint}The grace of ranks is {job.grace:g} s; the rest is for cleaning up."
+    token = with_comment("automountServiceAccountToken", "The pods do not use the Kubernetes API.")
     return drop_empty(
         {
             "restartPolicy": "Never",
@@ -51,8 +51,8 @@ def pod_spec(job: PodJob) -> dict[str, Any]:
 
 
 def _placement(job: PodJob) -> dict[str, Any]:
-    """Where the pods may run, and who decides."""
-    ours = {"matchLabels": job.own_pods}
+    """The fields that decide where pods run."""
+    selector = {"matchLabels": job.own_pods}
     labels: dict[str, str] = {}
     rules: list[dict[str, Any]] = []
     for text in job.constraint:
@@ -63,15 +63,17 @@ def _placement(job: PodJob) -> dict[str, Any]:
             rules.append({"key": key, "operator": "In", "values": value.split("|")})
         else:
             labels[key] = value
-    here = {_REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": rules}]}} if rules else None
-    apart = [{"labelSelector": ours, "topologyKey": key} for key in job.anti_affinity_labels]
-    evenly = {"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": ours}
+    node_affinity = {_REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": rules}]}} if rules else None
+    anti_affinity = [{"labelSelector": selector, "topologyKey": key} for key in job.anti_affinity_labels]
+    evenly = {"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": selector}
     dns = with_comment("dnsPolicy", "Otherwise the name of node 0 would not be known there.")
     return {
         "schedulerName": job.scheduler_name,
         "priorityClassName": job.priority_class,
         "nodeSelector": labels,
-        "affinity": drop_empty({"nodeAffinity": here, "podAntiAffinity": {_REQUIRED: apart} if apart else None}),
+        "affinity": drop_empty(
+            {"nodeAffinity": node_affinity, "podAntiAffinity": {_REQUIRED: anti_affinity} if anti_affinity else None}
+        ),
         "topologySpreadConstraints": [{"topologyKey": key, **evenly} for key in job.spread],
         "tolerations": [_toleration(each) for each in job.tolerations],
         "hostNetwork": job.host_network or None,
@@ -80,7 +82,7 @@ def _placement(job: PodJob) -> dict[str, Any]:
 
 
 def _identity(job: PodJob) -> dict[str, Any]:
-    """Whose the processes are, and what the kernel lets them do."""
+    """The security context: user, group, seccomp profile."""
     user, group = job.user or (None, None)
     return drop_empty(
         {
@@ -155,28 +157,28 @@ def _has_tmp(job: PodJob) -> bool:
 
 
 def _variables(job: PodJob) -> list[dict[str, Any]]:
-    place: dict[str, str] = {}
+    rank_variables: dict[str, str] = {}
     if job.kind not in _KUBEFLOW:
-        place[NNODES_VARIABLE] = f"{job.min_nodes}:{job.nodes}" if job.min_nodes else str(job.nodes)
+        rank_variables[NNODES_VARIABLE] = f"{job.min_nodes}:{job.nodes}" if job.min_nodes else str(job.nodes)
         if job.nodes > 1:
-            place |= {ADDRESS_VARIABLE: job.node_zero, PORT_VARIABLE: str(DEFAULT_PORT)}
+            rank_variables |= {ADDRESS_VARIABLE: job.node_zero, PORT_VARIABLE: str(DEFAULT_PORT)}
     secret = [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
         for name, secret, key in (re.split("[=:]", each) for each in job.secrets if "=" in each)
     ]
-    home = {"HOME": "/tmp"} if job.user else {}  # a user that the image does not know has none
-    plain = {**home, **job.variables, **place}
+    home = {"HOME": "/tmp"} if job.user else {}  # a user that the image does not know has no home
+    plain = {**home, **job.variables, **rank_variables}
     return [*secret, *({"name": name, "value": _escape_expansion(value)} for name, value in plain.items())]
 
 
 def _escape_expansion(text: str) -> str:
-    """Write a word so that Kubernetes leaves it alone: it would replace ``$(NAME)``, and reads ``$$`` as ``$``."""
+    """Escape a word for Kubernetes, which expands ``$(NAME)`` and reads ``$$`` as ``$``."""
     return text.replace("$", "$$") if "$(" in text or "$$" in text else text
 
 
 def _volumes(job: PodJob) -> Iterator[Any]:
     size = {"sizeLimit": job.shm} if job.shm else {}
-    why = "DataLoader workers hand their batches over there, and a container has 64 MB. It counts as memory."
+    why = "DataLoader workers pass batches through it; the default is 64 MB. It counts as memory."
     yield {with_comment("name", why): "shm", "emptyDir": {"medium": "Memory", **size}}
     if _has_tmp(job):
         yield {"name": "tmp", "emptyDir": {}}

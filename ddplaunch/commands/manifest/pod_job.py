@@ -1,4 +1,4 @@
-"""What a job asks Kubernetes for: frozen values, checked by the command, from which the manifest is written."""
+"""The settings of a Kubernetes job: checked by the command, input of the manifest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import UsageError
 
 OWN_VARIABLES = (INDEX_VARIABLE, NNODES_VARIABLE, ADDRESS_VARIABLE, PORT_VARIABLE)
-"""The variables that tell a pod its node rank and node 0; Kubernetes sets the index, we set the others."""
+"""Variables for node rank, number of nodes and node 0; Kubernetes sets the index, the manifest the others."""
 
 JOB, JOBSET, TRAINJOB, PYTORCHJOB = "job", "jobset", "trainjob", "pytorchjob"
 JOB_NAME = "batch.kubernetes.io/job-name"  # a label of a Job's pods
@@ -19,19 +19,19 @@ NODE = "node"  # the one replicated Job of a JobSet, whose pods are the nodes; a
 
 VOLCANO, COSCHEDULING = "volcano", "coscheduling"
 SCHEDULERS = {VOLCANO: "volcano", COSCHEDULING: "scheduler-plugins-scheduler"}
-"""What starts all pods of a job or none, and the name that its chart gives the scheduler."""
+"""The schedulers of --gang, and their schedulerName as installed by their Helm charts."""
 
 PULL_POLICIES = {each.lower(): each for each in ("Always", "IfNotPresent", "Never")}
-"""When an image is pulled, as Kubernetes writes it."""
+"""Values of imagePullPolicy, by lower-case text."""
 
-MAX_DNS_LABEL = 63  # characters in a DNS label (RFC 1035); the name of every pod is one
+MAX_DNS_LABEL = 63  # characters in a DNS label (RFC 1035); each pod name is one
 NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
-"""The names that a Service may have; a Job's may also begin with a digit."""
+"""Valid names of a Service; those of a Job may also start with a digit."""
 
 
 @dataclass(frozen=True)
 class Mount:
-    """Something mounted in the container.
+    """A volume mounted in the container.
 
     ``source`` is an absolute path on the node, the name of a PersistentVolumeClaim, configmap/NAME, secret/NAME,
     emptydir, or emptydir/SIZE as Kubernetes writes sizes.
@@ -47,7 +47,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class ManifestPatch:
-    """One document of a file of ``--patch``, for the object of its kind; a Job's may be inside a JobSet."""
+    """One document of a ``--patch`` file, for the object of its kind; a Job may be inside a JobSet."""
 
     file: str
     content: Mapping[str, Any]
@@ -62,24 +62,24 @@ class ManifestPatch:
 
 @dataclass(frozen=True)
 class PodJob:
-    """What a job asks Kubernetes for, and what it runs; None asks for nothing."""
+    """A Kubernetes job: its resources and what it runs; None: not set."""
 
     command: Sequence[str]  # the words after `ddplaunch run`: its options, the target and the target's arguments
     name: str  # of the Job and its Service, and the beginning of the pods' names; matches `NAME`
     image: str
     nodes: int
-    min_nodes: int | None  # of an elastic job; None if it always has all
+    min_nodes: int | None  # of an elastic job; None if it needs all nodes
     gpus_per_node: int
     cpus_per_task: int | None  # of each pod
     memory: str | None  # likewise, as Kubernetes writes it ("200Gi"), like all sizes here
     resources: Mapping[str, str | int]  # others of each pod: {"rdma/hca": 8}
-    requests: Mapping[str, str | int]  # where they are not the limits
+    requests: Mapping[str, str | int]  # where they differ from the limits
     shm: str | None  # size of /dev/shm; None is the pod's memory
     seconds: int | None  # the time limit of the whole job, from its submission
     grace: float  # seconds that ranks have between SIGTERM and SIGKILL
     preempt_grace: float  # seconds before that for a checkpoint, if SIGTERM is the preemption signal
-    retries: int | None  # how often all pods may be started again; None is as often as needed
-    ttl_s: int | None  # seconds that the job stays after its end
+    retries: int | None  # how often all pods may be started again; None: after each disruption
+    ttl_s: int | None  # seconds until the finished job is deleted; None: never
     kind: str  # JOB, JOBSET, TRAINJOB or PYTORCHJOB
     runtime: str | None  # of a TrainJob: the name of its ClusterTrainingRuntime; None is Kubeflow's own
     namespace: str | None
@@ -87,37 +87,37 @@ class PodJob:
     annotations: Mapping[str, str]
     constraint: Sequence[str]  # labels of nodes: KEY=VALUE, KEY=A|B or KEY!=A|B
     tolerations: Sequence[str]  # KEY[=VALUE][:EFFECT]
-    spread: Sequence[str]  # labels of nodes over whose values the pods are spread
-    anti_affinity_labels: Sequence[str]  # labels of nodes; no two pods have the same value of one
+    spread: Sequence[str]  # node labels over whose values pods are spread
+    anti_affinity_labels: Sequence[str]  # node labels; no two pods run at the same value
     priority_class: str | None
     gang: str | None  # VOLCANO or COSCHEDULING
-    scheduler: str | None  # the name of another scheduler than Kubernetes' or the gang's own
+    scheduler: str | None  # schedulerName; None: Kubernetes' own, or that of the gang
     host_network: bool  # whether pods use the network of their machines
-    host_ports: tuple[int, ...]  # those that node 0 listens at there
+    host_ports: tuple[int, ...]  # ports of node 0 there
     service_account: str | None
     restricted: bool  # whether the pods meet the Pod Security Standard "restricted"
     user: tuple[int, int] | None  # the numbers of the pods' user and group; None for the image's
     pull: str | None  # of ``PULL_POLICIES``
     pull_secrets: Sequence[str]
-    variables: Mapping[str, str]  # of the container, beside `OWN_VARIABLES`
-    secrets: Sequence[str]  # NAME=SECRET:KEY, a variable; or SECRET, each key of which is one
+    variables: Mapping[str, str]  # of the container, besides `OWN_VARIABLES`
+    secrets: Sequence[str]  # NAME=SECRET:KEY: one variable; SECRET: a variable for each of its keys
     mounts: Sequence[Mount]
     patches: Sequence[ManifestPatch]
 
     @property
     def node_zero(self) -> str:
-        """The name of the first pod, in the domain of the Service."""
+        """DNS name of the first pod, by the Service."""
         return f"{_pod_prefix(self.name, self.kind)}0.{self.name}"
 
     @property
     def own_pods(self) -> dict[str, str]:
-        """The label that all its pods have, and no others; the controller adds it."""
+        """The label, set by the controller, that selects the pods of this job."""
         labels = {JOB: JOB_NAME, PYTORCHJOB: "training.kubeflow.org/job-name"}
         return {labels.get(self.kind, "jobset.sigs.k8s.io/jobset-name"): self.name}
 
     @property
     def required_nodes(self) -> int:
-        """The nodes without which the job does not run."""
+        """The smallest number of nodes with which the job runs."""
         return self.min_nodes or self.nodes
 
     @property
@@ -130,24 +130,24 @@ class PodJob:
 
 
 def refuse_options(job: PodJob, options: Mapping[str, str], why: str, hint: str) -> None:
-    """Raise UsageError if the job has one of these fields, whose options are given, and its kind cannot have it."""
+    """Raise UsageError if one of these fields (mapped to its option) is set, which the kind of job does not support."""
     for name, option in options.items():
         if getattr(job, name):
             raise UsageError(f"{option} does not work with --kind {job.kind}: {why}", hint)
 
 
 def _pod_prefix(name: str, kind: str) -> str:
-    """What the names of the pods have before the index."""
+    """The prefix of pod names, before the index."""
     return f"{name}-{ {JOB: '', PYTORCHJOB: 'worker-'}.get(kind, f'{NODE}-0-') }"
 
 
 def longest_name(nodes: int, kind: str = JOB) -> int:
-    """Characters that the name of a job may have, by the name of its last pod: NAME-INDEX_VARIABLE, or NAME-node-0-INDEX_VARIABLE."""
+    """Maximum length of a job name, by the name of its last pod: NAME-INDEX, or NAME-node-0-INDEX."""
     return MAX_DNS_LABEL - len(f"{_pod_prefix('', kind)}{nodes - 1}")
 
 
 def name_from(text: str, longest: int) -> str:
-    """Make a valid name for a job out of a target, or of a name that is not valid."""
+    """Derive a valid job name from a target or an invalid name."""
     last = re.sub(r"\.py(?=:|$)", "", text.rpartition("/")[2].lower())
     name = re.sub(r"[^a-z0-9]+", "-", last).strip("-")
     if not NAME.match(name):

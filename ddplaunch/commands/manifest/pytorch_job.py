@@ -1,6 +1,6 @@
-"""The job as a PyTorchJob of Kubeflow's Training Operator, which numbers the pods by RANK (``clusters/kubeflow``).
+"""Builds the spec of a PyTorchJob for Kubeflow's Training Operator, which sets RANK in pods (``clusters/kubeflow``).
 
-The fields are those of kubeflow.org/v1, pkg/apis/kubeflow.org/v1 of its release 1.9; what we say about the operator is
+The fields are those of kubeflow.org/v1, pkg/apis/kubeflow.org/v1 of its release 1.9; facts about the operator are
 from pkg/controller.v1 there.
 """
 
@@ -12,16 +12,18 @@ from ddplaunch.commands.manifest.document import drop_empty, with_comment
 from ddplaunch.commands.manifest.pod import pod_spec
 from ddplaunch.commands.manifest.pod_job import PodJob, refuse_options
 
-_CONTAINER = "pytorch"  # the operator takes no other name
-_PORT = "pytorchjob-port"  # the name of the port that the operator makes MASTER_PORT; without one that is 23456
+_CONTAINER = "pytorch"  # the operator requires this name
+_PORT = "pytorchjob-port"  # name of the port that becomes MASTER_PORT; without one the operator sets 23456
 _OF_OPERATOR = {"min_nodes": "--nodes as a range", "gang": "--gang", "restricted": "--restricted"}
-"""What only the operator's own settings decide, as its init containers, and the options that ask for it."""
+"""Fields that the operator itself decides, or that its init containers prevent, and their options."""
 
 
 def pytorch_job(job: PodJob) -> dict[str, Any]:
-    """Return the spec; raises UsageError if the job asks for what only the operator can have."""
+    """Return the spec. Raises UsageError for options that only the operator can set."""
     refuse_options(job, _OF_OPERATOR, "the operator decides that", "leave it out, or use --kind jobset")
-    pod = {name: each for name, each in pod_spec(job).items() if name != "restartPolicy"}  # the replicas have it
+    pod = {
+        name: each for name, each in pod_spec(job).items() if name != "restartPolicy"
+    }  # it belongs to the replica specs
     (container,) = pod["containers"]
     metadata = drop_empty({"labels": dict(job.labels), "annotations": dict(job.annotations)})
     container = {**container, "name": _CONTAINER}
@@ -29,7 +31,7 @@ def pytorch_job(job: PodJob) -> dict[str, Any]:
         store, *others = container["ports"]
         container["ports"] = [{"name": _PORT, **store}, *others]
     template = drop_empty({"metadata": metadata, "spec": {**pod, "containers": [container]}})
-    why = "To the operator a node that was lost is a program that failed; with --backoff-limit it restarts both."
+    why = "The operator cannot tell a lost node from a failed program; --backoff-limit restarts both."
     restart = with_comment("restartPolicy", why)
     policy = "OnFailure" if job.retries else "Never"
     deleted = with_comment("ttlSecondsAfterFinished", "Then it is deleted, with its pods and their logs.")
@@ -38,7 +40,7 @@ def pytorch_job(job: PodJob) -> dict[str, Any]:
         {
             deleted: job.ttl_s,
             "activeDeadlineSeconds": job.seconds,
-            limit: job.retries * job.nodes + 1 if job.retries else None,  # it fails when the number is reached
+            limit: job.retries * job.nodes + 1 if job.retries else None,  # the job fails when this number is reached
         }
     )
     master = with_comment("Master", "Node 0. A pod is a node: one ddplaunch, which starts the ranks there.")

@@ -1,7 +1,7 @@
-"""The job as a TrainJob of Kubeflow Trainer v2: its runtime makes the JobSet, and we say what differs from that.
+"""Builds the spec of a TrainJob for Kubeflow Trainer v2: its runtime makes the JobSet, the TrainJob overrides parts.
 
-The fields are those of trainer.kubeflow.org/v1alpha1, whose runtimes number the nodes by PET_* (``clusters/kubeflow``).
-The runtime decides what a TrainJob cannot change; options that ask for it are refused.
+The fields are those of trainer.kubeflow.org/v1alpha1, whose runtimes set PET_* in the pods (``clusters/kubeflow``).
+Options for fields that a TrainJob cannot override are rejected.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ddplaunch.commands.manifest.pod_job import NODE, PodJob, refuse_options
 
 RUNTIME = "torch-distributed"  # the ClusterTrainingRuntime that comes with Kubeflow Trainer
 
-_MANAGER = "ddplaunch"  # who wrote our part of the runtime's patches
+_MANAGER = "ddplaunch"  # the name under which the runtime is patched
 _PATCHED = (
     *("terminationGracePeriodSeconds", "nodeSelector", "affinity", "tolerations", "serviceAccountName"),
     *("imagePullSecrets", "securityContext", "volumes"),
@@ -24,7 +24,7 @@ _PATCHED = (
 _OF_RUNTIME = {
     "min_nodes": "--nodes as a range",
     "retries": "--backoff-limit",
-    "kept": "--ttl",
+    "ttl_s": "--ttl",
     "gang": "--gang",
     "scheduler": "--scheduler-name",
     "priority_class": "--priority-class",
@@ -33,17 +33,17 @@ _OF_RUNTIME = {
     "whole_secrets": "--env-secret without a NAME",
     "pull": "--image-pull-policy",
 }
-"""What only the runtime decides, and the options that ask for it."""
+"""Fields that only the runtime can set, and their options."""
 
 
 def train_job(job: PodJob) -> dict[str, Any]:
-    """Return the spec; raises UsageError if the job asks for what only the runtime can have."""
+    """Return the spec. Raises UsageError for options that only the runtime can set."""
     hint = "leave it out, or use --kind jobset, or --runtime with one that has it"
     refuse_options(job, _OF_RUNTIME, "the runtime decides that", hint)
     pod = pod_spec(job)
     (container,) = pod["containers"]
-    asked, resources = container.get("resources", {}), "resourcesPerNode"
-    resources = with_comment(resources, REQUESTS_COMMENT) if "limits" in asked else resources
+    requested, resources = container.get("resources", {}), "resourcesPerNode"
+    resources = with_comment(resources, REQUESTS_COMMENT) if "limits" in requested else resources
     trainer = drop_empty(
         {
             "image": job.image,
@@ -51,7 +51,7 @@ def train_job(job: PodJob) -> dict[str, Any]:
             "args": container["args"],
             "numNodes": job.nodes,
             "env": container.get("env"),
-            resources: asked,
+            resources: requested,
         }
     )
     own = {name: each for name, each in container.items() if name in ("securityContext", "volumeMounts")}

@@ -1,4 +1,4 @@
-"""How the values of ``ddplaunch manifest``'s options are read and checked."""
+"""Parsers and checks for the option values of ``ddplaunch manifest``."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _CPUS = re.compile(r"\d{1,9}(\.\d{1,3})?|\d{1,9}m", re.ASCII)
 _DEVICE = re.compile(rf"(?:[a-z0-9][a-z0-9.-]{{0,252}})/{_SHORT}", re.ASCII)
 
 OWN_OPTIONS = {"cpu": "--cpus-per-task", "memory": "--mem", NVIDIA: "--gpus-per-node"}
-"""The resources that have an option of their own."""
+"""Resources with an option of their own."""
 
 UNITS = {"": 1 << 20, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def size(text: str) -> str | None:
-    """Write a size as Kubernetes does: units are powers of 1024, and M without a unit, as in Slurm; None for 0."""
+    """Convert a size to Kubernetes' form: units are powers of 1024; without a unit M, as in Slurm; None for 0."""
     found = _SIZE.fullmatch(text)
     assert found, text
     number, unit = found.groups()
@@ -49,7 +49,7 @@ def size(text: str) -> str | None:
 
 
 def parse_quantity(text: str) -> float:
-    """What a quantity of CPUs, or a size as ``size`` writes it, is as a number."""
+    """Return a number of CPUs, or a size in the form of ``size``, as a number."""
     if text.endswith("m"):
         return int(text[:-1]) / 1000
     return int(text[:-2]) * UNITS[text[-2]] if text.endswith("i") else float(text)
@@ -66,7 +66,7 @@ def node_range(ctx: click.Context, param: click.Parameter, text: str) -> str:
         raise invalid_value(ctx, param, text, "expected a number of nodes, 1 or more, or a range like 2:4")
     lowest, highest = nodes(text)
     if lowest > highest:
-        raise invalid_value(ctx, param, text, "the range is the wrong way round", f"--nodes {highest}:{lowest}")
+        raise invalid_value(ctx, param, text, "the range is reversed", f"--nodes {highest}:{lowest}")
     return text
 
 
@@ -76,12 +76,12 @@ def gpus(ctx: click.Context, param: click.Parameter, text: str | None) -> int:
         raise invalid_value(ctx, param, text or "", "expected a number of GPUs, like 8")
     if kind:
         hint = f"--gpus-per-node {number} --constraint nvidia.com/gpu.product=NAME, a label of the nodes with such GPUs"
-        raise invalid_value(ctx, param, text or "", "Kubernetes counts GPUs of all types alike", hint)
+        raise invalid_value(ctx, param, text or "", "Kubernetes does not distinguish types of GPUs", hint)
     return int(number)
 
 
 def resources(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Check NAME=N, or NAME=SIZE for what is memory or a disk."""
+    """Check NAME=N, or NAME=SIZE for memory and disks."""
     check_unique_names(ctx, param, texts)
     for text in texts:
         name, _, value = text.partition("=")
@@ -102,7 +102,7 @@ def requests(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...])
         name, _, value = text.partition("=")
         if name not in ("cpu", "memory", "ephemeral-storage"):
             what = "expected cpu=N, memory=SIZE or ephemeral-storage=SIZE"
-            raise invalid_value(ctx, param, text, what, "of everything else a pod requests as much as its limit")
+            raise invalid_value(ctx, param, text, what, "for all other resources the request equals the limit")
         if not (_CPUS if name == "cpu" else _SIZE).fullmatch(value):
             example = "cpu=32 or cpu=500m" if name == "cpu" else f"{name}=500G"
             raise invalid_value(ctx, param, text, f"expected {example}")
@@ -110,7 +110,7 @@ def requests(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...])
 
 
 def user(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, int] | None:
-    """Read UID, where the group has the same number, or UID:GID."""
+    """Read UID or UID:GID; the group defaults to the number of the user."""
     if text is None:
         return None
     user, _, group = text.partition(":")
@@ -122,7 +122,7 @@ def user(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[
 
 
 def names(expected: str) -> OptionReader:
-    """Read the name of an object, or of several; ``expected`` says in an error of what."""
+    """Return a reader for names of objects; ``expected`` names their type in errors."""
     return pattern_reader(f"(?-i:{_OBJECT})", f"the name of {expected}: small letters, digits, dashes and dots")
 
 
@@ -188,7 +188,7 @@ def mounts(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -
         if any(rest) or flags not in ("", "ro", "rw") or not path.startswith("/"):
             raise invalid_value(ctx, param, text, "expected SRC:DST, like my-claim:/data or /data:/data:ro")
         if not _SOURCE.fullmatch(source):
-            what = f"{source or 'nothing'} is neither an absolute path on the nodes nor the name of a claim"
+            what = f"{source or 'nothing'} is neither an absolute path on the nodes nor a claim"
             hint = "kubectl get pvc shows the claims; others are configmap/NAME, secret/NAME, emptydir, emptydir/100G"
             raise invalid_value(ctx, param, text, what, hint)
         if path in used:
@@ -202,7 +202,7 @@ def mounts(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -
 
 
 def positive_time_reader(example: str, hint: str, *, unlimited: bool) -> OptionReader:
-    """Read a time above 0; ``hint`` says how to have no limit, which "unlimited" may say too."""
+    """Return a reader for times above 0; ``hint``: how to set no limit; ``unlimited``: that word is allowed."""
     form = time_reader(example)
 
     def read(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:

@@ -1,1 +1,1 @@
-"""``ddplaunch profile``: where the ranks of a running job spend their time."""
+"""``ddplaunch profile``: samples where the ranks of a running job spend their time."""

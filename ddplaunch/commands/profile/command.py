@@ -1,4 +1,4 @@
-"""``ddplaunch profile``: takes a profile of a running job, writes its files and says where time goes."""
+"""``ddplaunch profile``: profiles a running job, writes files for viewers, and prints the lines with the most time."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from ddplaunch.queue.step import run_on_nodes
 from ddplaunch.words import format_count, format_ranks
 
 MAX_LINES = 10
-TORCH_PROFILE_S = 5  # seconds, of its profiler, which writes some megabytes in each
-MIN_SHARE = 0.005  # share of all time from which on a line is shown
-OVER = "the job ended meanwhile"
-REPLY_MARGIN_S = 20.0  # seconds, beyond those of the profile, for the job to answer
+TORCH_PROFILE_S = 5  # the longest with torch's profiler, which writes some megabytes each second
+MIN_SHARE = 0.005  # of all time, from which on a line is shown
+JOB_ENDED_NOTE = "the job ended meanwhile"
+REPLY_MARGIN_S = 20.0  # for the job's replies, beyond the time of the profile
 
 
 @click.command(cls=HostCommand)
@@ -59,10 +59,8 @@ def profile(run: str | None, seconds: float | None, torch: bool, spied: str | No
     50 times a second each rank of all nodes notes the line that its main thread is at; time in native code counts for
     the line that called it. The job goes on meanwhile, and computes the same.
     """
-    seconds, longest = (
-        (2.0 if torch else 10.0) if seconds is None else seconds,
-        TORCH_PROFILE_S if torch else MAX_PROFILE_S,
-    )
+    seconds = (2.0 if torch else 10.0) if seconds is None else seconds
+    longest = TORCH_PROFILE_S if torch else MAX_PROFILE_S
     if not 0.1 <= seconds <= longest:
         raise UsageError(f"--seconds {seconds:g}: expected 0.1 to {longest}{' with --torch' if torch else ''}")
     if not os.access(output, os.W_OK):
@@ -85,17 +83,10 @@ def profile(run: str | None, seconds: float | None, torch: bool, spied: str | No
         of_py_spy, more = recording.wait()
     finally:
         recording.stop()
-    if all(each.missing_reason == STARTING for each in profiles) and OVER not in notes:
-        raise LaunchError("the ranks are still starting", "type it again once they run; `ddplaunch top` shows that")
-    known = [each for each in profiles if not each.missing_reason]
-    if not known:
-        raise LaunchError("no rank could be profiled", "\n".join(notes[:2]) or None)
+    known = _known_profiles(profiles, notes)
     notes += [*more, *(_without_torch(known) if torch else [])]
-    of_torch = {
-        each.rank: _move_torch_trace(each, os.path.join(output, title))
-        for each in known
-        if each.torch and _is_local(each)
-    }
+    local = [each for each in known if each.torch and _is_local(each)]
+    of_torch = {each.rank: _move_torch_trace(each, os.path.join(output, title)) for each in local}
     paths = [
         _write(os.path.join(output, f"{title}.trace.json"), _as_array(perfetto_trace(known, of_torch))),
         _write(os.path.join(output, f"{title}.speedscope.json"), [json.dumps(speedscope_file(known, title))]),
@@ -118,50 +109,64 @@ def profile(run: str | None, seconds: float | None, torch: bool, spied: str | No
         click.echo(f"torch's profiler: in it, and in {os.path.join(output, title)}.rank-*.torch.json")
     for path in of_py_spy:
         click.echo(f"py-spy, for speedscope: {path}")
-    for each in known:
-        if each.torch and not _is_local(each):
-            click.echo(
-                f"torch's profiler: {sanitize_line(each.torch)} on {sanitize_line(each.host)}, until the job ends"
-            )
+    _print_remote_traces(known)
     return 0
 
 
-def _pids(path: str, typed: str) -> dict[int, int]:
-    """The processes of these ranks; UsageError where one of them does not run here."""
+def _known_profiles(profiles: Sequence[RankProfile], notes: Sequence[str]) -> list[RankProfile]:
+    """Return the profiles without the missing ones; raise LaunchError if none is left."""
+    if all(each.missing_reason == STARTING for each in profiles) and JOB_ENDED_NOTE not in notes:
+        raise LaunchError("the ranks have not started yet", "try again in a few seconds")
+    known = [each for each in profiles if not each.missing_reason]
+    if not known:
+        raise LaunchError("no rank could be profiled", "\n".join(notes[:2]) or None)
+    return known
+
+
+def _print_remote_traces(profiles: Iterable[RankProfile]) -> None:
+    """Print where the files of torch's profiler on other hosts are."""
+    for each in profiles:
+        if each.torch and not _is_local(each):
+            where = f"{sanitize_line(each.torch)} on {sanitize_line(each.host)}"
+            click.echo(f"torch's profiler: {where}, until the job ends")
+
+
+def _pids(path: str, text: str) -> dict[int, int]:
+    """Return the pids of the ranks of ``--py-spy``; raise UsageError if one of them does not run here."""
     here = {
         each.rank: each.pid
         for each in client.send_request(path, StatusQuery()).ranks
         if each.state is RankState.RUNNING
     }
     try:
-        asked = parse_cpulist(typed)
+        ranks = parse_cpulist(text)
     except ValueError:
         raise UsageError(
-            f"--py-spy {sanitize_line(typed, 60)}: expected ranks", "--py-spy 0,3 or --py-spy 0-3"
+            f"--py-spy {sanitize_line(text, 60)}: expected ranks", "--py-spy 0,3 or --py-spy 0-3"
         ) from None
-    if missing := [each for each in asked if each not in here]:
-        what = f"--py-spy {sanitize_line(typed, 60)}: not on this machine: {format_ranks(missing)}"
+    if missing := [each for each in ranks if each not in here]:
+        what = f"--py-spy {sanitize_line(text, 60)}: not on this machine: {format_ranks(missing)}"
         raise UsageError(what, f"here: {format_ranks(here)}" if here else None)
-    return {each: here[each] for each in asked}
+    return {each: here[each] for each in ranks}
 
 
 def _collect_profiles(path: str, seconds: float, torch: bool) -> tuple[list[RankProfile], list[str]]:
-    """The profiles of all ranks, in order, and what is to be said of those that are not known."""
+    """Request the profiles of all ranks; return them in order, and notes on those that are missing."""
     profiles: list[RankProfile] = []
     notes: list[str] = []
-    over = False
+    is_complete = False
     for message in client.stream_replies(path, ProfileJobRequest(seconds, torch), seconds + REPLY_MARGIN_S):
         if message.refusal:
             raise LaunchError(message.refusal, "try again in a minute")
         profiles += filter(None, [message.profile])
         notes += [f"{sanitize_line(node)} did not answer" for node in message.silent_nodes]
-        over |= message.is_last
+        is_complete |= message.is_last
     reasons: dict[str, list[int]] = {}
     for each in profiles:
         reasons.setdefault(each.missing_reason, []).append(each.rank)
     notes += [f"no profile of {format_ranks(numbers)}: {sanitize_line(why)}" for why, numbers in reasons.items() if why]
-    if not over:
-        notes.append(OVER)
+    if not is_complete:
+        notes.append(JOB_ENDED_NOTE)
     return sorted(profiles, key=lambda each: each.rank), notes
 
 
@@ -176,7 +181,7 @@ def _is_local(profile: RankProfile) -> bool:
 
 
 def _move_torch_trace(profile: RankProfile, title: str) -> str:
-    """Where the file of torch's profiler is now."""
+    """Move the file of torch's profiler to the output folder; return its new path."""
     path = f"{title}.rank-{profile.rank}.torch.json"
     try:
         shutil.move(profile.torch, path)
@@ -187,9 +192,9 @@ def _move_torch_trace(profile: RankProfile, title: str) -> str:
 
 def _format_page(found: Sequence[HotSpot], notes: Iterable[str]) -> Iterator[str]:
     yield from (click.style(f"note: {note}", fg="yellow") for note in notes)
-    told = [each for each in found if each.mean >= MIN_SHARE][:MAX_LINES]
+    shown = [each for each in found if each.mean >= MIN_SHARE][:MAX_LINES]
     rows = []
-    for each in told:
+    for each in shown:
         low, high = min(each.shares.values()), max(each.shares.values())
         spread = f"{100 * low:.0f} to {_share(high)}" if len(each.shares) > 1 else ""
         rows.append(
@@ -197,7 +202,7 @@ def _format_page(found: Sequence[HotSpot], notes: Iterable[str]) -> Iterator[str
         )
     yield ""
     yield from format_table(("TIME", "OF RANKS", "WHERE", "CALLS"), rows)
-    if (rest := found[len(told) :]) and sum(each.mean for each in rest) >= MIN_SHARE:
+    if (rest := found[len(shown) :]) and sum(each.mean for each in rest) >= MIN_SHARE:
         yield f"{_share(sum(each.mean for each in rest))} in {format_count(len(rest), 'line')} more"
 
 
@@ -206,7 +211,7 @@ def _share(share: float) -> str:
 
 
 def _as_array(events: Iterable[Event]) -> Iterator[str]:
-    """The trace event format, an event a line."""
+    """Yield the lines of a file in the trace event format, one event in each."""
     yield '{"displayTimeUnit": "ms", "traceEvents": [\n'
     for number, each in enumerate(events):
         yield f"{',' if number else ''}{json.dumps(each)}\n"

@@ -1,4 +1,4 @@
-"""A profile as files for others' viewers: a trace for Perfetto and chrome://tracing, and one for speedscope."""
+"""Converts profiles to files for viewers: a trace for Perfetto and chrome://tracing, and a file for speedscope."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ddplaunch.diagnosis.inspection import Frame
 from ddplaunch.diagnosis.profile import TICK_INTERVAL_S, RankProfile
 from ddplaunch.diagnosis.standing import PACKAGE_PATH
 
-_STACKS, _COLLECTIVES = 1, 1000  # the threads of a rank in a trace; from the second on a lane each
-_TORCH_LEAD_S = 0.2  # seconds by which torch's profiler may begin before our ticks: no time is to be negative
+_STACKS, _COLLECTIVES = 1, 1000  # thread ids in a rank's process of the trace; each lane of collectives is a thread
+_TORCH_LEAD_S = 0.2  # torch's profiler may begin this long before the first tick, and times must not be negative
 _SPEEDSCOPE = "https://www.speedscope.app/file-format-schema.json"
 
 
 def perfetto_trace(profiles: Sequence[RankProfile], of_torch: Mapping[int, str]) -> Iterator[Event]:
-    """The trace event format: a process for each rank, its calls, and its collectives in lanes of their own.
+    """Yield events of the trace event format: a process for each rank, with its calls and lanes of collectives.
 
-    ``of_torch`` are files of torch's own profiler on this machine, by rank: what they hold follows. One at a time, as
-    such a file has tens of megabytes.
+    ``of_torch``: the files of torch's own profiler on this machine, by rank. Their events are included; they are read
+    one at a time, as such a file has tens of megabytes.
     """
     zero = min((each.began for each in profiles), default=0.0) - (_TORCH_LEAD_S if of_torch else 0.0)
-    last: dict[tuple[str, int], float] = {}  # when the last rank came to a collective
+    last: dict[tuple[str, int], float] = {}  # when the last rank entered a collective
     for each in profiles:
         for kind, number, begin, _ in each.collectives():
             last[kind.group, number] = max(begin, last.get((kind.group, number), begin))
@@ -56,7 +56,7 @@ def _calls(profile: RankProfile, zero: float) -> Iterator[Event]:
 
 
 def _name(frame: Frame) -> str:
-    """A call: with its line where it is the user's, so that lines can be told apart; without it else."""
+    """Name a call: with its line in the user's code, so that lines can be distinguished; else without."""
     return (
         f"{frame.function} {frame.file}:{frame.line}"
         if frame.own
@@ -65,7 +65,7 @@ def _name(frame: Frame) -> str:
 
 
 def _collectives(profile: RankProfile, zero: float, last: dict[tuple[str, int], float]) -> Iterator[Event]:
-    """The collectives of a rank; those that overlap, as several groups' do, in lanes side by side."""
+    """Yield the collectives of a rank; those that overlap, as in several groups, are in different lanes."""
     lanes: list[float] = []  # when the last one in each ends
     for kind, number, begin, ended in sorted(profile.collectives(), key=lambda each: each[2]):
         end = max(ended or last[kind.group, number], begin)
@@ -74,18 +74,21 @@ def _collectives(profile: RankProfile, zero: float, last: dict[tuple[str, int], 
             lanes.append(end)
             yield _name_event(profile.rank, _COLLECTIVES + lane, "thread_name", "collectives")
         lanes[lane] = end
-        told: dict[str, Any] = {"number": number, "group": kind.description or kind.group, "tensors": kind.tensors}
-        told["ends"] = "when it completed" if ended else "when the last rank came: its own end is not recorded"
+        details: dict[str, Any] = {"number": number, "group": kind.description or kind.group, "tensors": kind.tensors}
+        details["ends"] = "when it completed" if ended else "when the last rank came: its own end is not recorded"
         name = f"{kind.operation} {kind.tensors}".rstrip()
         yield _slice(
-            profile.rank, _COLLECTIVES + lane, name, "collective", (begin - zero) * 1e6, (end - begin) * 1e6, told
+            profile.rank, _COLLECTIVES + lane, name, "collective", (begin - zero) * 1e6, (end - begin) * 1e6, details
         )
 
 
-def _slice(rank: int, thread: int, name: str, kind: str, begin: float, length: float, told: dict[str, Any]) -> Event:
-    first, last = round(begin, 3), round(begin + length, 3)  # whole nanoseconds: what ends together ends as one
+def _slice(rank: int, thread: int, name: str, kind: str, begin: float, length: float, details: dict[str, Any]) -> Event:
+    first, last = (
+        round(begin, 3),
+        round(begin + length, 3),
+    )  # whole nanoseconds: slices with the same end get equal ends
     times = {"ts": first, "dur": round(last - first, 3)}
-    return {"ph": "X", "pid": rank, "tid": thread, "name": name, "cat": kind, **times, "args": told}
+    return {"ph": "X", "pid": rank, "tid": thread, "name": name, "cat": kind, **times, "args": details}
 
 
 def _name_event(rank: int, thread: int, what: str, name: str) -> Event:
@@ -93,7 +96,7 @@ def _name_event(rank: int, thread: int, what: str, name: str) -> Event:
 
 
 def speedscope_file(profiles: Iterable[RankProfile], title: str) -> dict[str, Any]:
-    """The file format of speedscope: a sampled profile for each rank."""
+    """Build a file of speedscope: a sampled profile for each rank."""
     frames: dict[Frame, int] = {}
     of_ranks = []
     for profile in profiles:

@@ -1,4 +1,4 @@
-"""Where time goes, over all ranks: the user's lines, how ranks differ there, and which rank is unlike the others."""
+"""Hot spots of a profile: the user's lines with the most time over all ranks, and the ranks that are outliers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ddplaunch.diagnosis.pace import RankClock, describe_slow_ranks, measure_lat
 from ddplaunch.diagnosis.profile import RankProfile
 from ddplaunch.diagnosis.standing import user_frame
 
-MIN_DIFFERENCE = 0.05  # share of a rank's time that it spends elsewhere than the others, from which on it is named
-OUTLIER_FACTOR = 3.0  # times as much as any other rank
+MIN_DIFFERENCE = 0.05  # of a rank's time at a line, compared with the other ranks, to be an outlier
+OUTLIER_FACTOR = 3.0  # a single outlier differs by this factor more than any other rank
 
 _DECORATOR = "torch/distributed/c10d_logger.py"  # its frames are between the user's line and a collective's
 
@@ -21,11 +21,11 @@ NATIVE_FRAME = Frame("native code", "", 0, own=False)
 
 
 class HotSpot(NamedTuple):
-    """A line of the user's, and what all ranks spend there, also in what it calls."""
+    """A line of the user's code, and the time of all ranks in it and in what it calls."""
 
     line: Frame
     shares: Mapping[int, float]  # of the time of each rank
-    calls: str  # what it mostly calls: "backward"; "" where it mostly works itself
+    calls: str  # the function that it spends most time in: "backward"; "" if that is the line itself
 
     @property
     def mean(self) -> float:
@@ -33,16 +33,16 @@ class HotSpot(NamedTuple):
 
 
 class RankOutlier(NamedTuple):
-    """A rank that differs from the others, and the line at which it does most."""
+    """A rank that differs from the others, and the line at which it differs most."""
 
     rank: int
     line: Frame
     share: float
-    others: float  # the median of theirs
+    others: float  # their median
 
 
 def find_hot_spots(profiles: Sequence[RankProfile]) -> list[HotSpot]:
-    """The lines where ranks were found, the most time first."""
+    """Find the lines that ranks were sampled at, the most time first."""
     shares: dict[Frame, dict[int, float]] = {}
     calls: dict[Frame, Counter[str]] = {}
     for profile in profiles:
@@ -57,14 +57,14 @@ def find_hot_spots(profiles: Sequence[RankProfile]) -> list[HotSpot]:
 
 
 def _callee(stack: Sequence[Frame], line: Frame) -> str:
-    """What a line calls: the first function of a library with a public name, else the innermost."""
+    """Return the function that a line calls: the first of a library with a public name, else the innermost."""
     above = stack[: stack.index(line)] if line in stack else ()
     inner = [frame.function for frame in above if not frame.own and not frame.file.endswith(_DECORATOR)]
     return next((name for name in reversed(inner) if name[0] not in "_<"), inner[0] if inner else "")
 
 
 def late_ranks(profiles: Iterable[RankProfile]) -> tuple[tuple[str, ...], list[int]]:
-    """Who came late to collectives, in sentences, and these ranks."""
+    """Describe the ranks that entered collectives late; return the sentences, and these ranks."""
     arrivals: list[CollectiveArrivals] = []
     hosts: dict[str, int] = {}
     clocks: dict[int, RankClock] = {}
@@ -73,7 +73,7 @@ def late_ranks(profiles: Iterable[RankProfile]) -> tuple[tuple[str, ...], list[i
         clocks[each.rank] = RankClock(hosts.setdefault(each.host, len(hosts)), 0.0, error)
         seen: set[tuple[str, int]] = set()
         for kind, number, begin, _ in each.collectives():
-            if (kind.group, number) not in seen:  # several operations made one collective
+            if (kind.group, number) not in seen:  # one collective can have several operations
                 seen.add((kind.group, number))
                 arrivals.append(CollectiveArrivals(each.rank, kind.group, kind.description, number, begin, ()))
     groups = measure_lateness(arrivals, clocks)
@@ -81,7 +81,7 @@ def late_ranks(profiles: Iterable[RankProfile]) -> tuple[tuple[str, ...], list[i
 
 
 def find_outliers(found: Sequence[HotSpot], late: Iterable[int]) -> list[RankOutlier]:
-    """The ranks that differ: those that came late to collectives, else one that stands out by its lines."""
+    """Find outliers: the ranks that were late in collectives, else a single rank that differs most at some line."""
     ranks = list(found[0].shares) if found else []
     if len(ranks) < 2:
         return []

@@ -1,4 +1,4 @@
-"""The report on a run: what it was, how it ended and why, its attempts, what each rank used, where its output is."""
+"""Renders the report on a run: command, result, failure, attempts, usage of each rank, and where its output is."""
 
 from __future__ import annotations
 
@@ -16,35 +16,38 @@ from ddplaunch.job.effective import TimeBreakdown, format_goodput, format_percen
 from ddplaunch.job.record import AttemptRecord, RankRecord, RunRecord, RunState
 from ddplaunch.words import format_count, format_elapsed, format_size, signal_name
 
-MAX_ATTEMPTS = 10  # the last ones, that are shown
-MAX_RANKS = 32  # that are shown; --json has all
+MAX_ATTEMPTS = 10  # shown: the last ones
+MAX_RANKS = 32  # shown; --json has all
 MAX_COMMAND = 400  # characters
 
 
 class TimeOfRuns(NamedTuple):
-    """The time of a run, or of all runs of a scheduler's job."""
+    """The time of a run, or of all runs of a batch job."""
 
-    runs: Sequence[RunRecord]  # the last is the one that the report is of
+    runs: Sequence[RunRecord]  # the report is on the last one
     spent: TimeBreakdown
 
     @property
     def line(self) -> str:
-        """The effective time."""
+        """The line on goodput."""
         fate, known = self.runs[-1].fate, format_goodput(self.spent)
         if fate is RunState.LOST:
-            return f"{known} (until it was last seen)" if self.spent.steady else "effective time unknown: it was lost"
-        return known or "effective time not known yet"
+            return f"{known} (until it was last seen)" if self.spent.steady else "goodput unknown: the run was lost"
+        return known or "goodput not known yet"
 
 
-def render_report(shares: Sequence[RunRecord], whole: TimeOfRuns, output: str | None) -> Iterator[str]:
-    """The lines of the report, with ANSI styles; ``shares`` has node 0's first, ``output`` says where output is."""
+def render_report(shares: Sequence[RunRecord], total: TimeOfRuns, output: str | None) -> Iterator[str]:
+    """Yield the lines of the report, with ANSI styles.
+
+    ``shares``: the records of the nodes, node 0's first; ``output``: the line that says where the output is.
+    """
     record = shares[0]
     nodes = f" on {record.nnodes} nodes" if record.nnodes > 1 else ""
     lasted = "" if record.ended is None else f", lasted {format_elapsed(record.ended - record.began)}"
-    yield whole.line
-    if len(whole.runs) > 1:
-        rows = [_run_row(each) for each in whole.runs]
-        yield from (*format_table(("RUN", "BEGAN", "LASTED", "EFFECTIVE", "ENDED"), rows), "")
+    yield total.line
+    if len(total.runs) > 1:
+        rows = [_run_row(each) for each in total.runs]
+        yield from (*format_table(("RUN", "BEGAN", "LASTED", "GOODPUT", "ENDED"), rows), "")
     yield click.style(f"{record.run}: {_format_state(record)}", bold=True)
     yield f"  {sanitize_line(shlex.join(record.argv), MAX_COMMAND)}"
     yield f"  in {record.cwd} on {record.host}, {format_count(record.world_size, 'rank')}{nodes}"
@@ -57,7 +60,7 @@ def render_report(shares: Sequence[RunRecord], whole: TimeOfRuns, output: str | 
     if record.remark:
         yield from ("", record.remark)
     yield from _attempts(record)
-    latest = max(_number(share) for share in shares)  # nodes that were lost had no part in it
+    latest = max(_number(share) for share in shares)  # without nodes that were lost earlier
     yield from _ranks([rank for share in shares if _number(share) == latest for rank in _last_ranks(share)])
     if record.notes:
         yield from ("", *(f"note: {note}" for note in record.notes))
@@ -75,7 +78,7 @@ def _format_state(record: RunRecord) -> str:
         case RunState.RUNNING:
             return "running"
         case RunState.DONE:
-            return "ended well"
+            return "succeeded"
         case RunState.LOST:
             return "lost: its launcher was killed, or the machine went down"
         case RunState.STOPPED:

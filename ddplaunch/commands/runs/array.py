@@ -1,4 +1,4 @@
-"""An array of submitted jobs: how each of them stands, and all of them in a few words."""
+"""State of a job array: a summary, and the state of each of its jobs."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from ddplaunch.queue.table import scheduler_of
 def summarize_array(
     job: SubmittedJob, records: Sequence[BatchJobState]
 ) -> tuple[str, int | None, dict[str, BatchJobState]]:
-    """All in words, our exit code once all have ended (the highest), and each index. What has ended is kept.
+    """Return a summary, the highest exit code once all jobs have ended, and the state of each index.
 
-    ``records`` is what the scheduler says: of some that have ended it may say nothing more.
+    The ends of jobs are saved: ``records``, the scheduler's reply, may lack jobs that ended some time ago.
     """
-    told = {each.job.index: each for each in records if each.job and each.job.index}
+    queried = {each.job.index: each for each in records if each.job and each.job.index}
     found = dict[str, BatchJobState]()
-    missing = BatchJobState("has ended; nobody says how yet", ended_unknown=True, state="ended")
+    missing = BatchJobState("has ended; exit status not known yet", ended_unknown=True, state="ended")
     if job.gone is not None and time.time() - job.gone > ACCOUNTING_DELAY_S:
-        missing = BatchJobState("ended; nobody knows how", 1)
+        missing = BatchJobState("ended; exit status unknown", 1)
     for index in array_indices(job.array or ""):
         end = job.ends.get(index)
-        kept = BatchJobState(end.words, end.code) if end else None
-        found[index] = told.get(index) or kept or missing
+        saved = BatchJobState(end.words, end.code) if end else None
+        found[index] = queried.get(index) or saved or missing
     waiting = {True: "pending", False: "running"}
     counts = Counter(
         each.state or waiting[each.is_pending] if each.code is None else "failed" if each.code else "completed"
@@ -57,16 +57,16 @@ def summarize_array(
 
 
 def print_array(job: SubmittedJob, *, as_json: bool) -> None:
-    """Print how all stand, and each. Raises SchedulerNotResponding if the scheduler does not say it."""
+    """Print the summary and the state of each job. Raises SchedulerNotResponding if the scheduler does not reply."""
     records: Sequence[BatchJobState] = ()
     if job.code is None:
         which, scheduler = JobId(job.number, job.cluster, ""), check_scheduler(scheduler_of(job), job.cluster)
-        told = scheduler.query([which], QUICK_TIMEOUT_S)
-        if told is None:
+        replies = scheduler.query([which], QUICK_TIMEOUT_S)
+        if replies is None:
             raise SchedulerNotResponding(
                 f"{scheduler.query_program} does not answer: the state of job {job.number} is not known"
             )
-        records = told.get(which, ())
+        records = replies.get(which, ())
         if not (records or job.ends):
             raise scheduler.forgotten_error(which)
     words, code, found = summarize_array(job, records)
@@ -77,11 +77,11 @@ def print_array(job: SubmittedJob, *, as_json: bool) -> None:
             (index, each, find_kept_run(job, replace(each, number=number)), job.log_paths(index)[0] or each.log_path)
         )
     if as_json:
-        told_of = [
+        jobs = [
             {"index": int(index), "state": each.description, "code": each.code, "run": run, "log": log}
             for index, each, run, log in rows
         ]
-        return click.echo(json.dumps({"job": job.number, "state": words, "code": code, "jobs": told_of}, indent=2))
+        return click.echo(json.dumps({"job": job.number, "state": words, "code": code, "jobs": jobs}, indent=2))
     click.echo(f"job {job.number}, array {job.array}: {words}")
     heads = ("INDEX", "STATE", "LOG")
     for line in format_table(
@@ -92,6 +92,6 @@ def print_array(job: SubmittedJob, *, as_json: bool) -> None:
 
 
 def page_not_supported(job: SubmittedJob, page: str) -> UsageError:
-    """The error of ``--html`` or ``--serve``, which ``page`` is, for all of an array."""
+    """Return the error for ``--html`` or ``--serve`` (``page``) with a whole array."""
     what = f"{page}: job {job.number} is an array of --array {job.array}"
     return UsageError(what, f"name one by its index: ddplaunch report {JobId(job.number, index='INDEX').text}")

@@ -1,4 +1,4 @@
-"""``ddplaunch clean``: remove what is kept of runs."""
+"""``ddplaunch clean``: deletes the records of runs."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def clean(run: str | None, older_than: str | None, yes: bool, dry_run: bool) -> 
     names = past.list_runs() if run is None else [_one(run)]
     if older_than is not None:
         oldest = _before(older_than)
-        names = [name for name in names if past.last_seen(name) < oldest]
-    running = [name for name in names if past.may_run(name)] if run is None else []
+        names = [name for name in names if past.ended_or_began(name) < oldest]
+    running = [name for name in names if past.may_be_running(name)] if run is None else []
     names = [name for name in names if name not in running]
     if dry_run:
         for name in names:
@@ -47,14 +47,16 @@ def clean(run: str | None, older_than: str | None, yes: bool, dry_run: bool) -> 
     if run is not None and not removed:
         raise LaunchError(f"{run} cannot be removed: {past.run_dir(names[0])}")
     if run is None and older_than is None:
-        over_ssh.remove_ended()
+        over_ssh.remove_ended_jobs()
     still = f"; {len(running)} still running" if running else ""
     click.echo(f"removed {format_count(removed, 'run')}, {format_size(freed)}{still}", err=True)
 
 
 def _one(run: str) -> str:
-    """The name of one run that has ended."""
-    if run not in past.list_runs() or past.read_run_record(run):  # else it cannot be read
+    """Return the name of the run that ``run`` names; raise UsageError if it still runs."""
+    if run not in past.list_runs() or past.read_run_record(
+        run
+    ):  # unreadable records are found by their exact name only
         run = runs.find_run(run).run
     if runs.list_known().get(run):
         raise UsageError(f"{run} is still running", f"ddplaunch stop {run}")
@@ -62,7 +64,7 @@ def _one(run: str) -> str:
 
 
 def _before(text: str) -> float:
-    """The moment that is this time ago."""
+    """Parse a duration; return the moment that long ago."""
     seconds = parse_seconds(text)
     if seconds is None or seconds < 0:
         raise UsageError(f"--older-than {sanitize_line(text, 60)}: expected a time, like 12h or 7d", "--older-than 7d")
@@ -70,7 +72,7 @@ def _before(text: str) -> float:
 
 
 def _ask(names: list[str]) -> None:
-    """Ask whether all are to be removed; end the command where the answer is no."""
+    """Ask for confirmation to remove all; exit if the user refuses."""
     what = f"the records of {format_count(len(names), 'run')}, {format_size(sum(map(past.run_size, names)))}"
     if not (sys.stdin.isatty() and os.isatty(2)):
         raise UsageError(f"clean removes {what}", "add --yes, or --older-than 7d, or name one run")

@@ -1,4 +1,4 @@
-"""``ddplaunch logs``: what the ranks of a run print, or printed last."""
+"""``ddplaunch logs``: prints the output of a run's ranks."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ from ddplaunch.queue.submitted import SubmittedJob
 from ddplaunch.queue.table import scheduler_of
 from ddplaunch.words import all_ranks
 
-MAX_LINE = 1 << 20  # bytes; a longer line is cut into two
-LOOKAHEAD_LINES = 1000  # lines of each rank among which those that are equal to another rank's next one are sought
+MAX_LINE = 1 << 20  # bytes; a longer line is split
+LOOKAHEAD_LINES = 1000  # of each rank, searched for lines that are equal to another rank's next one
 
 
 @click.command(cls=HostCommand)
@@ -90,29 +90,29 @@ def logs(
         options = [*(["--rank", typed] if typed is not None else []), *(["--failed"] if failed else [])]
         options += [*(["--since", since] if since is not None else []), *(["--json"] if as_json else [])]
         options += [] if merge is None else ["--merge" if merge else "--no-merge"]
-        told = _logs_of_job(queued, run, options, follow, tail or 0)
-        if isinstance(told, int):
-            return told
-        run = told
+        result = _logs_of_job(queued, run, options, follow, tail or 0)
+        if isinstance(result, int):
+            return result
+        run = result
     found = runs.find_run(default_run(follow=follow) if run is None else run)
     ranks = _chosen_ranks(found, typed, failed)
     pieces = _output_chunks(found, ranks, follow, part)
     if as_json or len(ranks) == 1 or not (is_interactive(1) if merge is None else merge):
-        said = format_stream(chain.from_iterable(pieces), prefix=len(ranks) != 1, as_json=as_json)
+        output = format_stream(chain.from_iterable(pieces), prefix=len(ranks) != 1, as_json=as_json)
     else:
-        said = add_rank_prefix(merge_live(chain.from_iterable(pieces)) if follow else align_equal_lines(pieces))
-    out, some = sys.stdout.buffer, False
-    for text in said:
-        out.write(text)
-        out.flush()
-        some = True
-    if since is not None and not some:
+        output = add_rank_prefix(merge_live(chain.from_iterable(pieces)) if follow else align_equal_lines(pieces))
+    stdout, is_empty = sys.stdout.buffer, True
+    for text in output:
+        stdout.write(text)
+        stdout.flush()
+        is_empty = False
+    if since is not None and is_empty:
         click.echo(f"the ranks of {found.run} on this machine have printed nothing since then", err=True)
     return 0
 
 
 def _logs_of_job(job: SubmittedJob, word: str, options: Sequence[str], follow: bool, tail: int) -> str | int:
-    """Print what a submitted job prints, and return an exit code; or the name of its run, where that is kept here."""
+    """Print the output of a submitted job, and return an exit code; or return the name of its run, if recorded here."""
     which = resolve_job_id(job, word, "logs")
     if options:
         seen = job_state(job, which)
@@ -123,10 +123,10 @@ def _logs_of_job(job: SubmittedJob, word: str, options: Sequence[str], follow: b
             return run_on_nodes(job, there, words, everywhere=True)
         if name := find_kept_run(job, seen):
             return name
-        what = f"job {which.text} has ended, and what each of its ranks printed is not kept on this machine"
+        what = f"job {which.text} has ended, and the output of its ranks is not on this machine"
         raise LaunchError(what, f"ddplaunch logs {which.text} prints its log")
     files = job.log_paths(which.index)
-    if not (files[0] and os.path.exists(files[0])):  # else the scheduler need not be asked
+    if not (files[0] and os.path.exists(files[0])):  # without a query of the scheduler if it exists
         seen = job_state(job, which)
         files = seen.log_path, seen.stderr_path
         if seen.is_pending and not follow:
@@ -144,16 +144,16 @@ def _logs_of_job(job: SubmittedJob, word: str, options: Sequence[str], follow: b
 
 
 def _bytes_of(path: str | None, lines: int) -> int:
-    """How long the last lines of a log are."""
+    """Return the size of the last lines of a log."""
     try:
         with open(path or "", "rb") as file:
             return len(kept.end_of(file, lines))
-    except OSError:  # it is not there yet
+    except OSError:  # it does not exist yet
         return 0
 
 
 def _chosen_ranks(found: FoundRun, typed: str | None, failed: bool) -> list[int]:
-    """The ranks that are meant, none for all."""
+    """Return the ranks of --rank or --failed; none means all ranks."""
     if failed and typed is not None:
         raise UsageError("--rank and --failed contradict each other", "leave one of them out")
     if failed:
@@ -178,7 +178,7 @@ def _chosen_ranks(found: FoundRun, typed: str | None, failed: bool) -> list[int]
 def _output_chunks(
     found: FoundRun, ranks: Sequence[int], follow: bool, part: Part
 ) -> list[Iterator[tuple[int, bytes]]]:
-    """A part of the output, that of each rank alone where it does not ``follow``."""
+    """Return streams of (rank, data): one for each rank, or a single one to ``follow``."""
     job, record = found.running, found.record
     in_files = bool(record and record.log_dir)
     if job and not in_files:
@@ -190,14 +190,14 @@ def _output_chunks(
     files = kept.rank_log_files(found.run)
     here = [rank for rank in ranks or files if rank in files]
     if not here and record and record.fate is RunState.DONE and record.world_size > 1 and not record.log_dir:
-        click.echo(f"the ranks of {found.run} that are meant have printed nothing on this machine", err=True)
+        click.echo(f"these ranks of {found.run} have printed nothing on this machine", err=True)
     elif not here:
         raise LaunchError(*_why_no_output(found))
     return [kept.read_stored(files, [rank], part) for rank in here]
 
 
 def moment(text: str, now: float) -> float:
-    """Read a time in the past: "10m" before now, "14:30" in the last 24 hours, "2026-11-26 14:30"; or UsageError."""
+    """Parse a time in the past: "10m" before now, "14:30" in the last 24 hours, "2026-11-26 14:30"; or UsageError."""
     ago = parse_seconds(text)
     if ago is not None and ago >= 0:
         return now - ago
@@ -213,12 +213,12 @@ def moment(text: str, now: float) -> float:
 
 
 def _or_explain(found: FoundRun, pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """The same pieces; where there are none, a word why."""
-    some = False
+    """Yield the same pieces; if there are none, print why."""
+    is_empty = True
     for piece in pieces:
-        some = True
+        is_empty = False
         yield piece
-    if not some:
+    if is_empty:
         if found.record and found.record.world_size == 1:
             click.echo("the only rank of a job prints straight to its terminal; --log-dir keeps a copy", err=True)
         else:
@@ -226,7 +226,7 @@ def _or_explain(found: FoundRun, pieces: Iterator[tuple[int, bytes]]) -> Iterato
 
 
 def _why_no_output(found: FoundRun) -> tuple[str, str]:
-    """Why there is nothing to be shown, and what to do."""
+    """Return why there is no output, and a hint."""
     record, hint = found.record, "ddplaunch run --log-dir DIR keeps all that ranks print"
     if record and record.log_dir:
         return f"{sanitize_line(record.log_dir)} has no output of such a rank", "the folder may have been removed"
@@ -238,7 +238,7 @@ def _why_no_output(found: FoundRun) -> tuple[str, str]:
 
 
 def format_stream(pieces: Iterable[tuple[int, bytes]], *, prefix: bool, as_json: bool) -> Iterator[bytes]:
-    """Make output of pieces of ranks' output, whole lines at a time where there is a ``prefix`` or JSON."""
+    """Format pieces of output for stdout; with ``prefix`` or JSON, only complete lines at a time."""
     if not prefix and not as_json:
         yield from (data for _, data in pieces)
         return
@@ -251,22 +251,22 @@ def format_stream(pieces: Iterable[tuple[int, bytes]], *, prefix: bool, as_json:
 
 
 def whole_lines(pieces: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """The same, cut behind lines."""
-    begun: dict[int, bytes] = {}  # lines that have no end yet
+    """Regroup pieces so that each one ends with a line."""
+    unfinished: dict[int, bytes] = {}  # lines
     for rank, data in pieces:
-        lines, newline, rest = (begun.pop(rank, b"") + data).rpartition(b"\n")
+        lines, newline, rest = (unfinished.pop(rank, b"") + data).rpartition(b"\n")
         if len(rest) > MAX_LINE:
             lines, newline, rest = lines + newline + rest, b"\n", b""
         if rest:
-            begun[rank] = rest
+            unfinished[rank] = rest
         if newline:
             yield rank, lines + newline
-    for rank, rest in begun.items():
+    for rank, rest in unfinished.items():
         yield rank, rest + b"\n"
 
 
 def align_equal_lines(sources: Iterable[Iterator[tuple[int, bytes]]]) -> Iterator[MergedLines]:
-    """Put what each rank has printed together: rank after rank, each with the lines that are equal to its next ones."""
+    """Merge the equal lines of stored outputs: rank after rank, each line with its equals of other ranks."""
     equal = LineMerger(math.inf, ranks_unknown=True)
     reading: dict[int, Iterator[tuple[int, bytes]]] = {}
     for lines in map(whole_lines, sources):
@@ -288,7 +288,7 @@ def align_equal_lines(sources: Iterable[Iterator[tuple[int, bytes]]]) -> Iterato
 
 
 def merge_live(pieces: Iterable[tuple[int, bytes]]) -> Iterator[MergedLines]:
-    """Put what ranks print at the same time together, as it comes."""
+    """Merge the equal lines that ranks print at the same time, as they come."""
     equal, arrived = LineMerger(ranks_unknown=True), SimpleQueue[tuple[int, int, bytes] | BaseException | None]()
 
     def read() -> None:
@@ -306,7 +306,7 @@ def merge_live(pieces: Iterable[tuple[int, bytes]]) -> Iterator[MergedLines]:
                 timeout=None if equal.next_flush_time is None else max(0.0, equal.next_flush_time - time.monotonic())
             )
         except Empty:
-            found = 0, 1, b""  # the oldest line has waited for long enough
+            found = 0, 1, b""  # flush the oldest line
         if isinstance(found, BaseException):
             raise found
         if found is None:
@@ -318,7 +318,7 @@ def merge_live(pieces: Iterable[tuple[int, bytes]]) -> Iterator[MergedLines]:
 
 
 def add_rank_prefix(found: Iterable[MergedLines]) -> Iterator[bytes]:
-    """Put before each line the ranks that have printed it."""
+    """Prefix each line with the ranks that printed it."""
     width = 0
     for ranks, _, lines in found:
         prefix = format_for_ranks(DEFAULT_PREFIX, ranks)

@@ -1,4 +1,4 @@
-"""Which run is meant where none is named: the newest that was started in this folder, which a message names."""
+"""The default run of commands without RUN: the newest one started in the current folder; its name is printed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ddplaunch.words import join_names
 
 
 def default_run(*, follow: bool = False) -> str:
-    """Return the name of the run that began last; to ``follow``, of one that still runs, if one does.
+    """Return the name of the newest run of this folder; ``follow``: prefer one that still runs.
 
     Raises:
-        OnHost: it was started over SSH, and is on its hosts.
+        OnHost: it was started over SSH, so its record is on its hosts.
         UsageError: there is none; the hint names others.
     """
     folder, known = current_directory(), runs.list_known()
-    far = {job.run_id: job for job in reversed(over_ssh.elsewhere()) if job.cwd == folder}
+    remote = {job.run_id: job for job in reversed(over_ssh.read_remote_jobs()) if job.cwd == folder}
     began: dict[str, float] = {}
     for name, job in known.items():
         if record := past.read_run_record(name):
@@ -29,15 +29,15 @@ def default_run(*, follow: bool = False) -> str:
                 began[name] = record.began
         elif job and _folder_of(job.pid) == folder:  # with --no-history
             began[name] = os.stat(job.path).st_mtime
-    began |= {name: job.began for name, job in far.items()}
+    began |= {name: job.began for name, job in remote.items()}
     if not began:
         hint = f"name one: {join_names(known)}" if known else "ddplaunch run train.py"
-        raise UsageError(f"no run that was started in {folder} is kept or running", hint)
-    running = [name for name in began if known.get(name) or (name in far and far[name].runs)]
+        raise UsageError(f"no running or recorded run was started in {folder}", hint)
+    running = [name for name in began if known.get(name) or (name in remote and remote[name].runs)]
     run = max(running if follow and running else began, key=began.__getitem__)
     click.echo(f"the newest run of this folder: {run}", err=True)
-    if run in far:
-        raise OnHost(far[run])
+    if run in remote:
+        raise OnHost(remote[run])
     return run
 
 

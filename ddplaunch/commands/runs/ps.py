@@ -1,4 +1,4 @@
-"""``ddplaunch ps``: this user's jobs on this machine, those that were submitted, and those that have ended lately."""
+"""``ddplaunch ps``: lists this user's jobs on this machine, submitted batch jobs, and recently ended runs."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from ddplaunch.output.terminal import window_size
 from ddplaunch.rank.processes import is_suspended
 from ddplaunch.words import format_count, format_elapsed, join_names
 
-RATE_INTERVAL_S = 0.5  # seconds between the two inspections that show how fast a job is
-REPLY_TIMEOUT_S = 2.0  # seconds in which a launcher must answer: it may be suspended
+RATE_INTERVAL_S = 0.5  # between the two inspections for the rate
+REPLY_TIMEOUT_S = 2.0  # for a launcher: it may be suspended
 DEFAULT_GROUP = "0"
 MAX_TARGET = 60  # columns
 
@@ -51,10 +51,12 @@ def ps(show_all: bool, as_json: bool) -> None:
     unreadable = list[str]()
     kept = _records((run for run, job in runs.items() if not job), unreadable)
     over = (each for each in kept if each.fate is not RunState.RUNNING)
-    lately = (each for each in over if show_all or now - (each.ended or each.began) < RECENT_S)
-    ended = list(itertools.islice(lately, None if show_all else MAX_RECENT))
+    recent = (each for each in over if show_all or now - (each.ended or each.began) < RECENT_S)
+    ended = list(itertools.islice(recent, None if show_all else MAX_RECENT))
     jobs = list_queued_jobs(now, everything=show_all)
-    far = [job for job in over_ssh.elsewhere() if show_all or job.runs or now - (job.ended or job.began) < RECENT_S]
+    remote = [
+        job for job in over_ssh.read_remote_jobs() if show_all or job.runs or now - (job.ended or job.began) < RECENT_S
+    ]
     running = seen()
     if unreadable and show_all:
         which = f"{format_count(len(unreadable), 'record')} cannot be read: {join_names(unreadable)}"
@@ -62,25 +64,27 @@ def ps(show_all: bool, as_json: bool) -> None:
     if as_json:
         found = [
             *map(running_to_json, running),
-            *map(ssh_json, far),
+            *map(ssh_json, remote),
             *map(submitted_to_json, jobs),
             *map(ended_to_json, ended),
         ]
         click.echo(json.dumps(found, indent=2))
         return
-    if not running and not ended and not jobs and not far:
+    if not running and not ended and not jobs and not remote:
         hint = "" if show_all or not runs else "; --all shows those that have ended"
-        click.echo(f"no job of yours is running here{hint}", err=True)
+        click.echo(f"you have no running jobs on this machine{hint}", err=True)
     across = window_size(1)[0] if os.isatty(1) else None
-    for line in render_table(running, far, jobs, ended, now, across):
+    for line in render_table(running, remote, jobs, ended, now, across):
         click.echo(line, color=None if is_colour_allowed() else False)
     for each in running:
         if each.suspended:
-            click.echo(f"{each.run} is suspended: {advice_to_continue(each.job.pid)}", err=True)
+            click.echo(
+                f"run {each.run} is suspended (PID {each.job.pid}): {advice_to_continue(each.job.pid)}", err=True
+            )
 
 
 def _records(runs: Iterable[str], unreadable: list[str]) -> Iterator[RunRecord]:
-    """The records of these runs; the names of those that cannot be read are added to ``unreadable``."""
+    """Read the records of these runs; add the names of those that cannot be read to ``unreadable``."""
     for run in runs:
         if record := past.read_run_record(run):
             yield record
@@ -89,12 +93,12 @@ def _records(runs: Iterable[str], unreadable: list[str]) -> Iterator[RunRecord]:
 
 
 class SeenJob(NamedTuple):
-    """A running job, as it stands."""
+    """A running job and its status."""
 
     run: str
     job: RunningJob
-    status: Status | None  # None where its launcher does not answer
-    rate: float | None  # collectives a second; None where it is not known
+    status: Status | None  # None if its launcher does not reply
+    rate: float | None  # collectives per second; None if unknown
     suspended: bool = False  # whether its launcher was stopped by a signal
 
     @property
@@ -103,9 +107,9 @@ class SeenJob(NamedTuple):
 
 
 def inspect_all(jobs: Mapping[str, RunningJob]) -> Callable[[], list[SeenJob]]:
-    """Inspect all of these jobs at once, twice each; return what waits for the answers.
+    """Start to inspect all of these jobs at once, twice each; return a function that waits for the replies.
 
-    The caller has something else to do meanwhile.
+    The caller does other work meanwhile.
     """
     found: dict[str, dict[int, JobInspection]] = {run: {} for run in jobs}
 
@@ -122,12 +126,12 @@ def inspect_all(jobs: Mapping[str, RunningJob]) -> Callable[[], list[SeenJob]]:
     for thread in threads:
         thread.start()
 
-    def answers() -> list[SeenJob]:
+    def wait_for_replies() -> list[SeenJob]:
         for thread in threads:
             thread.join()
         return [_seen(run, job, found[run].get(0), found[run].get(1)) for run, job in jobs.items()]
 
-    return answers
+    return wait_for_replies
 
 
 def _seen(run: str, job: RunningJob, first: JobInspection | None, second: JobInspection | None) -> SeenJob:
@@ -137,7 +141,7 @@ def _seen(run: str, job: RunningJob, first: JobInspection | None, second: JobIns
 
 
 def collectives_per_second(first: JobInspection, second: JobInspection) -> float | None:
-    """Collectives a second in the default process group, of the lowest rank that both know."""
+    """Compute collectives per second in the default process group, of the lowest rank in both inspections."""
     seconds = second.inspection.moment - first.inspection.moment
     before, after = _operations_entered(first), _operations_entered(second)
     both = sorted(before.keys() & after.keys())
@@ -146,10 +150,10 @@ def collectives_per_second(first: JobInspection, second: JobInspection) -> float
     return max(0.0, (after[both[0]] - before[both[0]]) / seconds)
 
 
-def _operations_entered(looked: JobInspection) -> dict[int, int]:
+def _operations_entered(found: JobInspection) -> dict[int, int]:
     return {
-        rank.rank: group.enqueued  # what gloo counts as completed comes late and out of order
-        for rank in looked.inspection.ranks
+        rank.rank: group.enqueued  # gloo's count of completed ones comes late and out of order
+        for rank in found.inspection.ranks
         for group in rank.groups
         if group.group == DEFAULT_GROUP
     }
@@ -157,24 +161,24 @@ def _operations_entered(looked: JobInspection) -> dict[int, int]:
 
 def render_table(
     running: Sequence[SeenJob],
-    far: Sequence[SshJob],
+    remote: Sequence[SshJob],
     jobs: Sequence[QueuedJob],
     ended: Sequence[RunRecord],
     now: float,
     across: int | None,
 ) -> Iterator[str]:
-    """The lines of ``ddplaunch ps``, with ANSI styles; ``now`` in seconds since the epoch, ``across`` in columns."""
+    """Yield the lines of ``ddplaunch ps``, with ANSI styles; ``across``: columns of the terminal."""
     if running:
         heads = ("RUN", "STATE", "AGE", "RANKS", "COLLECTIVES/S", "PID", "TARGET")
         rows = [_running_row(each, now) for each in running]
         yield from format_table(heads, rows, max_width=across, optional=("PID", "COLLECTIVES/S"))
-    if running and (far or jobs or ended):
+    if running and (remote or jobs or ended):
         yield ""
-    if far:
+    if remote:
         yield from format_table(
-            ("RUN", "STATE", "BEGAN", "HOSTS", "TARGET"), [_ssh_row(each, now) for each in far], max_width=across
+            ("RUN", "STATE", "BEGAN", "HOSTS", "TARGET"), [_ssh_row(each, now) for each in remote], max_width=across
         )
-    if far and (jobs or ended):
+    if remote and (jobs or ended):
         yield ""
     if jobs:
         heads = ("JOB", "SUBMITTED", "NODES", "RANKS", "COLLECTIVES/S", "TARGET", "STATE")
@@ -185,8 +189,8 @@ def render_table(
     if ended:
         rows = [_ended_row(each, now) for each in ended]
         colours = [_COLOURS.get(each.fate) for each in ended]
-        heads = ("RUN", "STATE", "ENDED", "LASTED", "EFFECTIVE", "RANKS", "TARGET")
-        yield from format_table(heads, rows, colours, across, optional=("EFFECTIVE", "LASTED"))
+        heads = ("RUN", "STATE", "ENDED", "LASTED", "GOODPUT", "RANKS", "TARGET")
+        yield from format_table(heads, rows, colours, across, optional=("GOODPUT", "LASTED"))
 
 
 def _running_row(seen: SeenJob, now: float) -> tuple[str, ...]:
@@ -225,7 +229,7 @@ def _ended_row(record: RunRecord, now: float) -> tuple[str, ...]:
 
 
 def format_state(record: RunRecord) -> str:
-    """What has become of a run, in a word or two: "done", "failed (1)"."""
+    """Format the state of a run: "done", "failed (1)"."""
     return f"{record.fate.value} ({record.code})" if record.fate is RunState.FAILED else record.fate.value
 
 
@@ -233,42 +237,42 @@ _FIELDS: dict[str, object] = dict.fromkeys([
     *("run", "state", "pid", "node_rank", "world_size", "ranks", "attempt", "restarts"),
     *("began", "ended", "code", "collectives_per_second", "effective", "target", "hosts"),
 ])  # fmt: skip
-"""What ``ps --json`` says of each, null where it is not known."""
+"""The fields of each entry of ``ps --json``, null where unknown."""
 
 
 def running_to_json(seen: SeenJob) -> dict[str, object]:
-    """A running job as ``ps --json`` has it."""
-    told = {**_FIELDS, "run": seen.run, "pid": seen.job.pid, "ranks": [], "collectives_per_second": seen.rate}
-    told |= {"state": seen.state if seen.suspended else None}
+    """Build the entry of a running job for ``ps --json``."""
+    entry = {**_FIELDS, "run": seen.run, "pid": seen.job.pid, "ranks": [], "collectives_per_second": seen.rate}
+    entry |= {"state": seen.state if seen.suspended else None}
     if not seen.status and (record := past.read_run_record(seen.run)):
-        told |= {"node_rank": record.node_rank, "world_size": record.world_size}
-        told |= {"began": record.began, "target": record.target}
+        entry |= {"node_rank": record.node_rank, "world_size": record.world_size}
+        entry |= {"began": record.began, "target": record.target}
     if status := seen.status:
-        told |= {"state": status.state.value, "node_rank": status.node_rank, "world_size": status.world_size}
-        told |= {"ranks": [each.rank for each in status.ranks], "attempt": status.attempt}
-        told |= {"restarts": status.restarts, "began": status.began, "target": status.target}
-    return told
+        entry |= {"state": status.state.value, "node_rank": status.node_rank, "world_size": status.world_size}
+        entry |= {"ranks": [each.rank for each in status.ranks], "attempt": status.attempt}
+        entry |= {"restarts": status.restarts, "began": status.began, "target": status.target}
+    return entry
 
 
 def ssh_json(job: SshJob) -> dict[str, object]:
-    """A job that was started over SSH as ``ps --json`` has it."""
+    """Build the entry of a job that was started over SSH for ``ps --json``."""
     fields = {**_FIELDS, "run": job.run_id, "state": job.state, "pid": job.pid, "ranks": [], "hosts": job.hosts}
     return {**fields, "began": job.began, "ended": job.ended, "code": job.code, "target": job.target}
 
 
 def submitted_to_json(each: QueuedJob) -> dict[str, object]:
-    """A submitted job as ``ps --json`` has it."""
-    told = {**_FIELDS, "run": each.job.number, "state": each.description, "world_size": each.world_size, "ranks": []}
-    told |= {"began": each.job.moment, "code": each.code, "collectives_per_second": each.rate}
-    return {**told, "target": each.job.target}
+    """Build the entry of a submitted job for ``ps --json``."""
+    entry = {**_FIELDS, "run": each.job.number, "state": each.description, "world_size": each.world_size, "ranks": []}
+    entry |= {"began": each.job.moment, "code": each.code, "collectives_per_second": each.rate}
+    return {**entry, "target": each.job.target}
 
 
 def ended_to_json(record: RunRecord) -> dict[str, object]:
-    """A run that has ended as ``ps --json`` has it."""
+    """Build the entry of a run that has ended for ``ps --json``."""
     last = record.attempts[-1] if record.attempts else None
-    told = {**_FIELDS, "run": record.run, "state": record.fate.value, "pid": record.pid}
-    told |= {"node_rank": record.node_rank, "world_size": record.world_size}
-    told |= {"ranks": [each.rank for each in last.ranks] if last else [], "attempt": last.number if last else -1}
-    told |= {"restarts": last.number if last else 0, "began": record.began, "ended": record.ended}
-    told |= {"effective": record.spent.goodput if record.ended else None}
-    return {**told, "code": record.code, "target": record.target}
+    entry = {**_FIELDS, "run": record.run, "state": record.fate.value, "pid": record.pid}
+    entry |= {"node_rank": record.node_rank, "world_size": record.world_size}
+    entry |= {"ranks": [each.rank for each in last.ranks] if last else [], "attempt": last.number if last else -1}
+    entry |= {"restarts": last.number if last else 0, "began": record.began, "ended": record.ended}
+    entry |= {"effective": record.spent.goodput if record.ended else None}
+    return {**entry, "code": record.code, "target": record.target}

@@ -1,4 +1,4 @@
-"""``ddplaunch report``: how a run ended and why, its attempts, what each rank used."""
+"""``ddplaunch report``: prints the result of a run, its failure, attempts, goodput, and the usage of each rank."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from ddplaunch.queue.scheduler import BatchJobState
 from ddplaunch.queue.step import run_on_nodes
 from ddplaunch.queue.submitted import SubmittedJob
 
-REPLY_TIMEOUT_S = 2.0  # seconds in which the launcher of a run must answer: it may be suspended
+REPLY_TIMEOUT_S = 2.0  # for the launcher of a run: it may be suspended
 
 
 @click.command(cls=HostCommand)
@@ -69,15 +69,15 @@ def report(run: str | None, as_json: bool, html: str | None, serve: str | None, 
     if since is not None:
         _print_period_report(since, run, as_json, page)
         return None
-    typed = {"--serve": serve is not None, "--json": as_json, "--html": html is not None}
-    if len(forms := [name for name, wanted in typed.items() if wanted]) > 1:
+    given = {"--serve": serve is not None, "--json": as_json, "--html": html is not None}
+    if len(forms := [name for name, wanted in given.items() if wanted]) > 1:
         raise UsageError(f"{forms[0]} and {forms[1]} contradict each other", "leave one of them out")
     of_job, seen = list[RunRecord](), None
     if (queued := resolve_job(run)) and run:
-        answer = _report_of_job(queued, run, as_json, page)
-        if isinstance(answer, int):
-            return answer
-        run, of_job, seen = answer
+        result = _report_of_job(queued, run, as_json, page)
+        if isinstance(result, int):
+            return result
+        run, of_job, seen = result
     elif run and (of_job := _runs_of_job(run)):
         run = of_job[-1].run
     found = runs.find_run(default_run() if run is None else run)
@@ -96,15 +96,15 @@ def report(run: str | None, as_json: bool, html: str | None, serve: str | None, 
     if found.running:
         shares = [_with_live_times(found.running.path, shares[0]), *shares[1:]]
     before = without_end([each for each in of_job if each.run != found.run], seen)
-    whole = TimeOfRuns([*before, shares[0]], total_time([*before, shares[0]], queued.moment if queued else None))
+    total = TimeOfRuns([*before, shares[0]], total_time([*before, shares[0]], queued.moment if queued else None))
     if html is not None:
-        known = collect_inputs(found, shares, effective=whole.line)
+        known = collect_inputs(found, shares, effective=total.line)
         write_page(with_live_state(found, shares, known), html, known)
         return None
     if as_json:
-        click.echo(record_to_json(shares[0], whole.runs, whole.spent))
+        click.echo(record_to_json(shares[0], total.runs, total.spent))
         return None
-    for line in render_report(shares, whole, _output_location(found.run, shares[0])):
+    for line in render_report(shares, total, _output_location(found.run, shares[0])):
         click.echo(line, color=None if is_colour_allowed() else False)
     return None
 
@@ -120,22 +120,22 @@ def _print_period_report(since: str, run: str | None, as_json: bool, page: str) 
 
 
 def _runs_of_job(word: str) -> list[RunRecord]:
-    """The runs that ran in the scheduler's job of this number, the first one first."""
+    """List the runs of the batch job with this id, the first one first."""
     found = past.read_all_records() if word.replace("_", "").isdecimal() else ()
     return sorted((each for each in found if each.job == word), key=lambda each: each.began)
 
 
-def _with_live_times(door: str, record: RunRecord) -> RunRecord:
-    """The record of a run that goes on, with where its time went until now, if its launcher answers."""
+def _with_live_times(path: str, record: RunRecord) -> RunRecord:
+    """Return the record of a running run, with its time breakdown until now if its launcher replies."""
     try:
-        return replace(record, spent=client.send_request(door, StatusQuery(), REPLY_TIMEOUT_S).spent)
+        return replace(record, spent=client.send_request(path, StatusQuery(), REPLY_TIMEOUT_S).spent)
     except JobNotResponding as error:
         click.echo("; ".join(filter(None, (error.message, error.hint))), err=True)
         return record
 
 
 def _end_elsewhere(shares: Sequence[RunRecord]) -> BatchJobState | None:
-    """How the job of a run has ended, by its scheduler, where the record of the run has no end; printed."""
+    """Ask the scheduler how the job of a run ended, if the record of the run has no end; print it too."""
     try:
         seen = end_elsewhere(shares)
     except LaunchError as error:
@@ -149,7 +149,10 @@ def _end_elsewhere(shares: Sequence[RunRecord]) -> BatchJobState | None:
 def _report_of_job(
     job: SubmittedJob, word: str, as_json: bool, page: str
 ) -> tuple[str, list[RunRecord], BatchJobState] | int:
-    """The newest run of a submitted job, all that are kept here, its state; else node 0's answer, as an exit code."""
+    """Return a submitted job's newest run, its recorded runs, its state; or print its report, and return an exit code.
+
+    Without a record here, node 0 of a running job prints the report.
+    """
     if array_index(job, word) == "":
         if page:
             raise page_not_supported(job, page)
@@ -159,10 +162,10 @@ def _report_of_job(
     seen = job_state(job, which)
     if not seen.is_pending and (name := find_kept_run(job, seen)):
         click.echo(f"job {which.text} {seen.description}", err=True)
-        its = find_kept_runs(job, seen)
-        return (its[-1].run if its else name), its, seen
+        records = find_kept_runs(job, seen)
+        return (records[-1].run if records else name), records, seen
     if seen.code is not None:
-        what = f"job {which.text} {seen.description}; its record is not kept on this machine"
+        what = f"job {which.text} {seen.description}; its record is not on this machine"
         raise LaunchError(what, f"its report is at the end of {seen.log_path}")
     there = require_running(job, which)
     if page:
@@ -171,7 +174,7 @@ def _report_of_job(
 
 
 def _output_location(run: str, record: RunRecord) -> str | None:
-    """Where what the ranks printed is."""
+    """Return the line that says where the output of the ranks is; None if there is none."""
     if record.log_dir:
         return f"output: ddplaunch logs {run}, or {sanitize_line(record.log_dir)}"
     return f"output: ddplaunch logs {run}" if logs.rank_log_files(run) else None

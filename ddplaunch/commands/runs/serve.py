@@ -1,7 +1,7 @@
-"""``ddplaunch report --serve``: the page of a run, renewed while its job runs, for a browser on this machine.
+"""``ddplaunch report --serve``: an HTTP server for the page of a run, which a browser reloads while the job runs.
 
-It listens on loopback alone, and answers who knows the path, which has a random part: a machine may have many users.
-A request that names another host is refused, as a page of somebody else's may lead a browser here under its own name.
+It listens on loopback only, and the path has a random part, as the machine may have many users. A request with another
+Host header is refused: that is DNS rebinding, by which a web site makes a browser read the page under its own name.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from ddplaunch.queue.scheduler import BatchJobState
 
 LOOPBACK = "127.0.0.1"
 ALLOWED_HOSTS = {LOOPBACK, "localhost"}
-CACHE_S = 4.0  # seconds for which a page is good: however many ask, the job is asked no more often
-REQUEST_TIMEOUT_S = 10.0  # seconds for a request to come
+CACHE_S = 4.0  # a page is reused for this long: many clients do not inspect the job more often
+REQUEST_TIMEOUT_S = 10.0  # for a request to arrive
 
 
 def serve(run: str, port: str, job: BatchJobState | None) -> None:
-    """Serve the page of a run until Ctrl-C; ``port`` is 0 for any, ``job`` what its scheduler says of its job.
+    """Serve the page of a run until Ctrl-C; ``port``: 0 for any; ``job``: the state of its batch job.
 
     Raises:
-        UsageError: it is no port, or is taken.
+        UsageError: the port is invalid or in use.
     """
     if not (port.isascii() and port.isdecimal() and int(port) < 65536):
         raise UsageError(f"--serve {sanitize_line(port, 60)}: expected a port", "ddplaunch report RUN --serve 8000")
@@ -51,7 +51,7 @@ def serve(run: str, port: str, job: BatchJobState | None) -> None:
 
 
 class LivePage:
-    """The page of a run as it stands; from several threads."""
+    """Renders the page of a run and caches it; thread-safe."""
 
     def __init__(self, run: str, job: BatchJobState | None) -> None:
         self._run, self._job, self._lock = run, job, threading.Lock()
@@ -67,16 +67,16 @@ class LivePage:
     def _page(self) -> str:
         found = runs.find_run(self._run)
         shares = without_end(past.read_node_records(found.run), self._job)
-        if not shares:  # it was removed in this moment
-            raise LaunchError(f"{found.run} is not kept any more", "ddplaunch ps --all shows which runs are")
+        if not shares:  # it was deleted meanwhile
+            raise LaunchError(f"{found.run} has no record any more", "ddplaunch ps --all shows which runs are")
         known = collect_inputs(found, shares, live=found.running is not None)
-        standing = with_live_state(found, shares, known)
-        effective = TimeOfRuns(standing[:1], standing[0].spent).line
-        return render_page(standing, replace(known, effective=effective))
+        records = with_live_state(found, shares, known)
+        effective = TimeOfRuns(records[:1], records[0].spent).line
+        return render_page(records, replace(known, effective=effective))
 
 
 class LiveServer(ThreadingHTTPServer):
-    """On loopback; requests that hang end with us."""
+    """HTTP server on loopback; its daemon threads do not delay the end of the process."""
 
     daemon_threads = True
     pages: LivePage
@@ -90,7 +90,7 @@ class LiveServer(ThreadingHTTPServer):
 
 
 class LiveHandler(BaseHTTPRequestHandler):
-    """One request; whatever is not a GET of the page is refused."""
+    """Handles one request; anything but a GET of the page is refused."""
 
     server: LiveServer
     timeout = REQUEST_TIMEOUT_S
@@ -121,4 +121,4 @@ class LiveHandler(BaseHTTPRequestHandler):
             self.wfile.write(text)
 
     def log_message(self, format: str, *words: object) -> None:
-        """Requests are not told of."""
+        """Print nothing for a request."""

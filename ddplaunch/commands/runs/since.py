@@ -1,4 +1,4 @@
-"""``ddplaunch report --since``: the time of all runs of this user, what was lost to what, which hosts were to blame."""
+"""``ddplaunch report --since``: goodput and lost time of all runs of this user, and the hosts on which runs failed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ddplaunch.job.ledger import BlamedHost, find_blamed_hosts
 from ddplaunch.job.record import RunRecord, RunState
 from ddplaunch.words import format_count, format_duration
 
-MAX_HOSTS = 10  # that are shown; --json has all
+MAX_HOSTS = 10  # shown; --json has all
 MAX_WHY = 70  # characters
 
 
 def report_since(text: str, *, as_json: bool) -> Iterator[str]:
-    """The lines for the runs that began in this time before now, as "7d"; UsageError if it is not a time."""
+    """Yield the lines on the runs that began in the last ``text``, like "7d"; raise UsageError if it is not a time."""
     seconds = parse_seconds(text)
     if not seconds or seconds < 0:
         raise UsageError(
@@ -42,13 +42,13 @@ def _as_json(runs: Sequence[RunRecord], spent: TimeBreakdown, hosts: Sequence[Bl
 def _lines(
     runs: Sequence[RunRecord], spent: TimeBreakdown, hosts: Sequence[BlamedHost], seconds: float
 ) -> Iterator[str]:
-    lately = f"began in the last {format_duration(seconds)} and ended"
-    yield click.style(format_goodput(spent) or f"no run that is kept {lately}", bold=True)
+    period = f"began in the last {format_duration(seconds)} and ended"
+    yield click.style(format_goodput(spent) or f"no recorded run {period}", bold=True)
     if not runs:
         return
-    lost_ones = sum(each.fate is RunState.LOST for each in runs)
-    unknown = f"; the time of {format_count(lost_ones, 'lost run')} is known only in part" if lost_ones else ""
-    yield f"  {format_count(len(runs), 'run')} {lately}{unknown}"
+    lost_runs = sum(each.fate is RunState.LOST for each in runs)
+    unknown = f"; the time of {format_count(lost_runs, 'lost run')} is known only in part" if lost_runs else ""
+    yield f"  {format_count(len(runs), 'run')} {period}{unknown}"
     if lost := spent.lost_times:
         yield ""
         yield from format_table(
@@ -61,7 +61,7 @@ def _lines(
             (each.host, str(each.times), _day(each.last), sanitize_line(each.why, MAX_WHY))
             for each in hosts[:MAX_HOSTS]
         ]
-        yield from format_table(("HOST", "BLAMED", "LAST", "FOR"), rows)
+        yield from format_table(("HOST", "FAILURES", "LAST", "REASON"), rows)
 
 
 def _day(moment: float) -> str:

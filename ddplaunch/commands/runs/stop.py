@@ -1,4 +1,4 @@
-"""``ddplaunch stop`` and ``wait``: end a running job from another terminal, or wait for its end."""
+"""``ddplaunch stop`` and ``wait``: stop a running job from another terminal, or wait for its end."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from ddplaunch.queue.table import scheduler_of
 from ddplaunch.rank.processes import is_suspended, start_ticks, wait_for_end
 from ddplaunch.words import format_count
 
-POLL_INTERVAL_S = 1.0  # seconds
-CONTINUE_TIMEOUT = 2.0  # seconds for the kernel to continue a suspended launcher
+POLL_INTERVAL_S = 1.0
+CONTINUE_TIMEOUT_S = 2.0  # for the kernel to continue a suspended launcher
 
 
 @click.command(cls=HostCommand)
@@ -49,9 +49,9 @@ def stop(run: str | None, every: bool, now: bool) -> int:
         _cancel(queued, run or "", now)
         return 0
     jobs = runs.list_running() if every else [runs.find_running(run)]
-    far = [job for job in over_ssh.elsewhere() if job.runs and job.host == host_name()] if every else []
+    far = [job for job in over_ssh.read_remote_jobs() if job.runs and job.host == host_name()] if every else []
     if not jobs and not far:
-        click.echo("no job of yours is running here", err=True)
+        click.echo("you have no running jobs on this machine", err=True)
     ending = [(job, _begin_to_stop(job, now)) for job in jobs]
     on_hosts = [CommandOnHost(job, ["stop", job.run_id, *(["--now"] if now else [])], stdin=False) for job in far]
     for job, run_id in ending:
@@ -61,7 +61,7 @@ def stop(run: str | None, every: bool, now: bool) -> int:
 
 
 def _end_of_all(commands: Sequence[CommandOnHost]) -> int:
-    """Wait for all of them, and return the highest exit code. Raises the LaunchError of the last that failed."""
+    """Wait for all commands, and return the highest exit code. Raises the LaunchError of the last that failed."""
     codes, failed = [0], None
     for each in commands:
         try:
@@ -74,20 +74,20 @@ def _end_of_all(commands: Sequence[CommandOnHost]) -> int:
 
 
 def _begin_to_stop(job: RunningJob, now: bool) -> str:
-    """Have a launcher stop its job; return the job's run id."""
+    """Request a launcher to stop its job; return the job's run id."""
     if is_suspended(job.pid):
         os.kill(job.pid, signal.SIGCONT)
         click.echo(f"{job.run_id} was suspended; it is continued, so that it can stop", err=True)
-        _until_it_runs(job.pid)
+        _wait_until_continued(job.pid)
     status = client.send_request(job.path, StatusQuery())
     client.send_request(job.path, StopJobRequest(now))
     click.echo(f"stopping {status.run_id}: {format_count(len(status.ranks), 'rank')}", err=True)
     return status.run_id
 
 
-def _until_it_runs(pid: int) -> None:
+def _wait_until_continued(pid: int) -> None:
     """Wait until the kernel has continued a process."""
-    deadline = time.monotonic() + CONTINUE_TIMEOUT
+    deadline = time.monotonic() + CONTINUE_TIMEOUT_S
     while is_suspended(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
 
@@ -122,8 +122,8 @@ def _cancel(job: SubmittedJob, word: str, now: bool) -> None:
 
 
 def _wait_for_end(job: RunningJob) -> None:
-    """Wait for the end of its launcher, and say how many ranks are left as that changes."""
-    said = -1
+    """Wait for the end of a launcher, and print the number of ranks left whenever it changes."""
+    printed = -1
     while not wait_for_end(job.pid, POLL_INTERVAL_S):
         try:
             left = sum(
@@ -132,9 +132,9 @@ def _wait_for_end(job: RunningJob) -> None:
             )
         except JobNotResponding:
             continue
-        if left and left != said:
+        if left and left != printed:
             click.echo(f"waiting for {format_count(left, 'rank')}; --now kills what is left", err=True)
-            said = left
+            printed = left
 
 
 @click.command(cls=HostCommand)
@@ -152,7 +152,7 @@ def wait(run: str | None) -> int:
             over = next(client.stream_replies(job.path, WaitRequest()), None)
             code = over.code if over else None
         except JobNotResponding:
-            if os.path.exists(job.path):  # else it is about to end, and has closed its door
+            if os.path.exists(job.path):  # else it is about to end, and has closed its control socket
                 raise
         wait_for_end(job.pid, None)
         record = runs.read_record_of(job)
@@ -160,7 +160,7 @@ def wait(run: str | None) -> int:
         if record.host == host_name() and start_ticks(record.pid) == record.born:
             wait_for_end(record.pid, None)
         record = past.read_run_record(name)
-    if code is None and record:  # by now it has said how it ended
+    if code is None and record:  # the launcher has recorded its end by now
         code = record.code
     if code is None:
         error = LaunchError(f"{name} has no exit code: its launcher was killed")

@@ -1,1 +1,1 @@
-"""Handing a job to a scheduler: batch scripts, manifests, and following a job."""
+"""``ddplaunch submit``: batch scripts for Slurm, Grid Engine, PBS and LSF, and submitting them."""

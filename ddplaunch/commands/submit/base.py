@@ -1,7 +1,7 @@
-"""A scheduler that jobs are submitted to: which options a job may have, its script, and how that is handed in.
+"""Base class of schedulers that accept batch scripts: supported options, writing the script, submitting it.
 
-Each has a class of its own, with its line in ``queue/table.py``. Those that start one process a job, on the first of
-its hosts, share ``hosts``.
+Each scheduler has a class of its own, registered in ``queue/table.py``. Those that start one process per job, on the
+first of its hosts, share ``hosts``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping
 
 import click
 
-from ddplaunch.cli.batch_command import parsed_line as typed_on
-from ddplaunch.cli.batch_command import print_sources
+from ddplaunch.cli.batch_command import parsed_line, print_sources
 from ddplaunch.commands.submit.job import BatchJob, read_batch_job
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import LaunchError, UsageError
@@ -27,20 +26,18 @@ from ddplaunch.queue.submitted import SubmittedJob
 
 
 class BatchScheduler(Scheduler):
-    """A scheduler that takes scripts."""
+    """A scheduler that accepts batch scripts."""
 
-    submit_options: tuple[str, ...] = ()  # of the program that submits, beside its name
-    list_command: str  # what shows a user's jobs
-    pass_through_option: str | None = None  # click's name of the option that passes others on
-    unsupported_options: Mapping[
-        str, str
-    ] = {}  # options that its jobs cannot have, by click's names, and what to type instead
-    override_variables: Mapping[
-        str, str
-    ] = {}  # what overrules a line of the script, by the option's name without dashes
+    submit_options: tuple[str, ...] = ()  # arguments of the program that submits
+    list_command: str  # the command that lists a user's jobs
+    pass_through_option: str | None = None  # click's name of the option that passes on other options
+    # Options that its jobs cannot have, by click's names, with hints what to use instead.
+    unsupported_options: Mapping[str, str] = {}
+    # Environment variables that override a line of the script, by the option's name without dashes.
+    override_variables: Mapping[str, str] = {}
 
     def read_job(self, ctx: click.Context, target: str) -> BatchJob:
-        """Read the options into a job. Raises UsageError for what this scheduler cannot do."""
+        """Read the options into a job. Raises UsageError for options that this scheduler does not support."""
         for name, hint in self.unsupported_options.items():
             if ctx.params[name]:
                 option = next(param.opts[-1] for param in ctx.command.params if param.name == name)
@@ -50,77 +47,79 @@ class BatchScheduler(Scheduler):
         return read_batch_job(ctx, name, ctx.params[self.pass_through_option] if self.pass_through_option else ())
 
     def check_options(self, ctx: click.Context) -> None:
-        """Raises UsageError for values that this scheduler cannot take."""
+        """Raise UsageError for values that this scheduler does not accept."""
 
     def job_name(self, text: str) -> str:
-        """A name that it takes."""
+        """Turn a text into a job name that it accepts."""
         return text
 
     def render_script(self, job: BatchJob) -> str:
-        """Write the job as a script, short enough to read. Raises UsageError if a value fits in none of its lines."""
+        """Return the batch script, short enough to read. Raises UsageError if a value cannot be written in a line."""
         raise NotImplementedError
 
     def log_path(self, job: BatchJob, number: str) -> str:
-        """Where the log of job ``number`` will be; %a stands for its index in an array."""
+        """Path of the log of job ``number``, with %a for the index in an array."""
         raise NotImplementedError
 
     def stderr_path(self, job: BatchJob, number: str) -> str | None:
-        """Where its stderr will be, if that is not the log."""
+        """Path of its stderr file, if that is not the log."""
         return None
 
     def log_name(self, job: BatchJob) -> str:
-        """How the log is called before the job has a number."""
+        """Name of the log before the job has a number."""
         raise NotImplementedError
 
     def job_notes(self, job: BatchJob) -> Iterator[str]:
-        """What people should know of the job."""
+        """Yield notes on the job for the user."""
         if job.spares:
             waits = "1 waits as a spare" if job.spares == 1 else f"{job.spares} wait as spares"
             yield f"of {job.nodes} nodes {job.nodes - job.spares} run ranks, and {waits}"
 
     def environment(self, script: str) -> Mapping[str, str]:
-        """The variables for the program that submits."""
+        """Environment of the program that submits."""
         return os.environ
 
-    def rejection_hint(self, said: str) -> str:
-        """What to look at after it has refused a job, and ``said`` why."""
+    def rejection_hint(self, error: str) -> str:
+        """Return a hint for a job that was rejected with this message."""
         raise NotImplementedError
 
     def parse_job_id(self, job: BatchJob, answer: str) -> JobId | None:
-        """The id in its answer; None if there is none."""
+        """Return the job id in the output of the program that submits; None if there is none."""
         raise NotImplementedError
 
     def submit_script(self, job: BatchJob, script: str) -> JobId:
-        """Hand the script to the program that submits, whose stderr goes to ours. Raises UsageError if it refuses."""
+        """Submit the script, and pass on stderr of the program. Raises UsageError if that rejects it."""
         words, env = [self.submit_program, *self.submit_options], self.environment(script)
         done = subprocess.run(words, input=os.fsencode(script), capture_output=True, env=env, check=False)
         if done.stderr:
             os.write(2, done.stderr)
         if done.returncode:
-            advice = self.rejection_hint(done.stderr.decode(errors="replace"))
-            what = f"{self.submit_program} refused the job (exit code {done.returncode})"
-            raise UsageError(what, f"{self.submit_program} says why above; {advice}")
-        # a site's own checks may print before it
+            hint = self.rejection_hint(done.stderr.decode(errors="replace"))
+            what = f"{self.submit_program} rejected the job (exit code {done.returncode})"
+            raise UsageError(what, f"see its message above; {hint}")
+        # a site's own checks may print something before it
         answer = done.stdout.decode(errors="replace").strip().rpartition("\n")[2]
         found = self.parse_job_id(job, answer)
         if found is None:
-            what = f"{self.submit_program} took the job, but its answer is not a job id: {answer!r}"
+            what = f"{self.submit_program} accepted the job, but its output has no job id: {answer!r}"
             raise LaunchError(what, f"{self.list_command} lists your jobs")
         return found
 
 
 def submit_job(scheduler: BatchScheduler, ctx: click.Context, target: str, job: BatchJob) -> int:
-    """Print the script, or hand it in; with --follow show the log, and return the job's exit code."""
+    """Print the script, or submit it; with --follow show the log, and return the job's exit code."""
     dry_run: bool = ctx.params["dry_run"]
     script = scheduler.render_script(job)
     values = {name: value for name, value in ctx.params.items() if name != "follow"}
     values |= {**vars(job), "output": scheduler.log_name(job)}
-    otherwise = {"job-name": "the target", "output": "default", "nodes": "default"}
+    default_sources = {"job-name": "the target", "output": "default", "nodes": "default"}
     whose = "of the image" if job.container_image else "this one"
     more = (f"chdir: {job.chdir} (the current directory)", f"interpreter: {job.interpreter} ({whose})")
-    print_sources(ctx, values, otherwise, scheduler.job_notes(job), scheduler.override_variables, more, dry_run=dry_run)
+    print_sources(
+        ctx, values, default_sources, scheduler.job_notes(job), scheduler.override_variables, more, dry_run=dry_run
+    )
     if dry_run:
-        click.echo(os.fsencode(script), nl=False)  # as it would be handed in: of text, click drops escape sequences
+        click.echo(os.fsencode(script), nl=False)  # bytes, as submitted: from text, click drops escape sequences
         return 0
     if shutil.which(scheduler.submit_program) is None:
         what = f"{scheduler.submit_program} is not on PATH: this machine has no commands of {scheduler.title}"
@@ -131,37 +130,37 @@ def submit_job(scheduler: BatchScheduler, ctx: click.Context, target: str, job: 
     return _follow(scheduler, ctx, target, job, scheduler.submit_script(job, script))
 
 
-def _follow(scheduler: BatchScheduler, ctx: click.Context, target: str, job: BatchJob, given: JobId) -> int:
-    """Keep the job, and say how it is seen; with --follow follow it to its end, and return its exit code."""
-    files = scheduler.log_path(job, given.number), scheduler.stderr_path(job, given.number)
-    lines = [f"job {given.number}: {target} on {job.nodes} node{'s' * (job.nodes > 1)}", f"log: {files[0]}"]
+def _follow(scheduler: BatchScheduler, ctx: click.Context, target: str, job: BatchJob, job_id: JobId) -> int:
+    """Store the job, and print how to follow and cancel it; with --follow follow it, and return its exit code."""
+    files = scheduler.log_path(job, job_id.number), scheduler.stderr_path(job, job_id.number)
+    lines = [f"job {job_id.number}: {target} on {job.nodes} node{'s' * (job.nodes > 1)}", f"log: {files[0]}"]
     lines += [f"errors: {files[1]}"] if files[1] else []
-    kept = None if ctx.params["no_history"] else _save_job(ctx, job, given, target, files)
+    saved = None if ctx.params["no_history"] else _save_job(ctx, job, job_id, target, files)
     stop = (
-        f"ddplaunch stop {given.number}"
-        if kept
-        else shlex.join([scheduler.cancel_program, *scheduler.job_arguments(given)])
+        f"ddplaunch stop {job_id.number}"
+        if saved
+        else shlex.join([scheduler.cancel_program, *scheduler.job_arguments(job_id)])
     )
     if not ctx.params["follow"]:
-        one = replace(given, index="INDEX") if job.array else given
-        attach = f"ddplaunch attach {one.text}" if kept or ctx.params["scheduler"] == "slurm" else None
-        seen = attach or f"tail -n +1 -F {shlex.quote(files[0])}"
-        click.echo(os.fsencode("\n".join([*lines, f"follow: {seen}", f"cancel: {stop}"])))
+        one = replace(job_id, index="INDEX") if job.array else job_id
+        attach = f"ddplaunch attach {one.text}" if saved or ctx.params["scheduler"] == "slurm" else None
+        follow = attach or f"tail -n +1 -F {shlex.quote(files[0])}"
+        click.echo(os.fsencode("\n".join([*lines, f"follow: {follow}", f"cancel: {stop}"])))
         return 0
     for line in (*lines, f"cancel: {stop}"):
         print_line(line)
-    return follow_job(LogFollower(given, scheduler, files), files[0], kept)
+    return follow_job(LogFollower(job_id, scheduler, files), files[0], saved)
 
 
 def _save_job(
-    ctx: click.Context, job: BatchJob, given: JobId, target: str, files: tuple[str, str | None]
+    ctx: click.Context, job: BatchJob, job_id: JobId, target: str, files: tuple[str, str | None]
 ) -> SubmittedJob:
-    """Keep the job for ``ddplaunch ps`` and the others."""
-    kept = SubmittedJob(
-        number=given.number,
-        cluster=given.cluster,
+    """Store the job for ``ddplaunch ps`` and other commands."""
+    saved = SubmittedJob(
+        number=job_id.number,
+        cluster=job_id.cluster,
         name=job.job_name,
-        target=" ".join([target, *typed_on(ctx).line.program_args]),
+        target=" ".join([target, *parsed_line(ctx).line.program_args]),
         nodes=job.nodes,
         array=job.array,
         cwd=job.chdir,
@@ -173,12 +172,12 @@ def _save_job(
         scheduler=ctx.params["scheduler"],
         errors=files[1],
     )
-    submitted.save_job(kept)
-    return kept
+    submitted.save_job(saved)
+    return saved
 
 
 def _check_log_path(chdir: str, option: str, pattern: str) -> None:
-    """Make a log's folder, as no scheduler does, and try to write there: else the job fails without a message."""
+    """Create the log's folder, which no scheduler does, and check that it is writable: else the job fails silently."""
     path = os.path.join(chdir, pattern)
     where = folder = os.path.dirname(path)
     if set("%$^") & set(os.path.dirname(pattern)):
@@ -194,4 +193,4 @@ def _check_log_path(chdir: str, option: str, pattern: str) -> None:
             os.unlink(probe)
     except OSError as error:
         message = f"cannot write the log: {where}: {error.strerror}"
-        raise UsageError(message, f"{option} DIR/{os.path.basename(pattern)} names another folder") from None
+        raise UsageError(message, f"choose another folder: {option} DIR/{os.path.basename(pattern)}") from None

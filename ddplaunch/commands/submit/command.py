@@ -1,4 +1,4 @@
-"""``ddplaunch submit``: from what was typed, and defaults in files, to a batch script and a job of a scheduler."""
+"""``ddplaunch submit``: the command that turns options and defaults into a batch script, and submits it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _SubmitCommand(BatchCommand):
         known, words = self.spellings(ctx), typed.argv
         end = end_of_options(words, known)
         if end < len(words) and (instead := pass_through_words(words[end:])):
-            what = f"{option_name(words[end])} is an option of sbatch, which ddplaunch does not have"
+            what = f"{option_name(words[end])} is an option of sbatch, not of ddplaunch"
             raise UsageError(what, f"pass it on: {instead}")
         for word in words[:end]:
             if word.startswith("--exclusive="):
@@ -64,15 +64,15 @@ def submit(ctx: click.Context, /, target: str, **_: object) -> int:
     job = scheduler.read_job(ctx, target)
     if job.array and ctx.params["follow"]:
         what = f"--follow does not work with --array {job.array}: each job has its own log"
-        raise UsageError(what, "leave one out")
-    if job.container_image is None:  # else the target may be in the image only
+        raise UsageError(what, "leave one of them out")
+    if job.container_image is None:  # with an image, the target may exist only there
         _check_target(ctx)
     check_token(None)
     return submit_job(scheduler, ctx, target, job)
 
 
 def _check_scheduler(ctx: click.Context, scheduler: str) -> None:
-    """Refuse options of another scheduler that nothing else would."""
+    """Raise UsageError for options of another scheduler that no other check rejects."""
     for name, of in SCHEDULER_OPTIONS.items():
         value = ctx.params[name]
         if value and scheduler not in of:
@@ -83,7 +83,7 @@ def _check_scheduler(ctx: click.Context, scheduler: str) -> None:
 
 
 def _check_target(ctx: click.Context) -> None:
-    """Refuse a target that ``run`` would refuse, and a TensorBoard that is not there."""
+    """Raise UsageError for a target that ``run`` would reject, and for a missing TensorBoard."""
     values = ctx.params
     try:
         typed = TargetOptions(**{name: values[name] for name in TargetOptions.__match_args__})

@@ -1,7 +1,7 @@
-"""Grid Engine: which options a job may have, its script, and the programs that submit, show and delete it.
+"""Grid Engine: supported options, the batch script, and calling qsub, qstat, qacct and qdel.
 
-Grid Engine gives slots, not nodes, and starts one process: the script, on the first host. So the script starts one
-launcher on each host, by ``qrsh -inherit``, and these learn their node rank from variables that ``clusters/sge`` reads.
+Grid Engine allocates slots, not nodes, and starts one process: the script, on the first host. So the script starts one
+launcher on each host, by ``qrsh -inherit``, with variables for the node rank that ``clusters/sge`` reads.
 qsub(1) says what each ``#$`` line means, sge_pe(5) what a parallel environment is.
 """
 
@@ -43,9 +43,9 @@ from ddplaunch.queue.scheduler import (
 if TYPE_CHECKING:
     from ddplaunch.queue.submitted import SubmittedJob
 
-_NUMBER, _TASK = "$JOB_ID", "$TASK_ID"  # what qsub calls a job's number and index in the name of a file
-_AGAIN, _LIMIT = "25", "37"  # qacct's "failed" of a job that is started again, and of one that exceeded h_rt
-_PASS_THROUGH_HINT = "Grid Engine leaves it to the site; type it as for qsub: --qsub-arg="
+_NUMBER, _TASK = "$JOB_ID", "$TASK_ID"  # qsub's patterns for a job's number and index in file names
+_REQUEUED, _LIMIT = "25", "37"  # qacct's "failed" of a job that is requeued, and of one that exceeded h_rt
+_PASS_THROUGH_HINT = "it differs from site to site; pass it to qsub: --qsub-arg="
 _RESERVED_OPTIONS = {"-pe", "-S", "-j", "-o", "-e", "-wd", "-cwd", "-V", "-terse", "-sync", "-N", "-q", "-t", "-tc"}
 
 
@@ -68,14 +68,14 @@ _REFUSED = {
     "comment": f"{_PASS_THROUGH_HINT}'-ac comment=TEXT'",
     **slurm_only_options("qsub"),
 }
-"""Options that a job of Grid Engine does not have, by click's names, and what to type instead."""
+"""Options that Grid Engine does not support, by click's names, with hints what to use instead."""
 
 
 class GridEngine(HostsScheduler):
-    """Grid Engine, by qstat for what waits or runs, and by qacct for what has ended."""
+    """Grid Engine; queries pending and running jobs with qstat, and ended ones with qacct."""
 
     title, cluster_name, submit_program, query_program, cancel_program = "Grid Engine", "sge", "qsub", "qstat", "qdel"
-    history_hint = "qacct -j shows it later; a job deleted while it waited is never there"
+    history_hint = "qacct -j shows it later, but never a job that was deleted while it waited"
     stderr_prefixes = ("error: executing task", "error: commlib", "error: unable to", "qrsh: ")
     step_failure_hint = "each host needs a free slot for it: submit with --cpus-per-task 2 or more"
     submit_options, list_command, pass_through_option, directive, resubmit_command = (
@@ -95,8 +95,8 @@ class GridEngine(HostsScheduler):
     forbidden_chars, quoted_chars = "\n\r\0", " \t'"
 
     def __init__(self) -> None:
-        self._waited: dict[JobId, bool] = {}  # when they were last shown
-        self._deleted = set[JobId]()  # while they waited: qacct never says anything of them
+        self._waited: dict[JobId, bool] = {}  # whether the job was pending when qstat last listed it
+        self._deleted = set[JobId]()  # cancelled here: qacct never lists one that was still pending
         self._gone_since: dict[JobId, float] = {}
 
     def check_options(self, ctx: click.Context) -> None:
@@ -109,10 +109,10 @@ class GridEngine(HostsScheduler):
         check_array(ctx)
         if values["requeue"] and values["time"] is None:
             what = f"--requeue {values['requeue']} needs --time with --scheduler sge"
-            raise UsageError(what, "the job is requeued before that time is up; Grid Engine preempts by suspending it")
+            raise UsageError(what, "the job is requeued before that time is up; Grid Engine preempts by suspending")
 
     def job_name(self, text: str) -> str:
-        """It may not begin with a digit, nor have some characters (sge_types(1))."""
+        """A job name may not start with a digit, nor have some characters (sge_types(1))."""
         name = "".join("_" if each in "\n\t\r/:@\\*?" else each for each in text)
         return f"j{name}" if name[:1].isdigit() else name
 
@@ -144,7 +144,7 @@ class GridEngine(HostsScheduler):
 
     def preamble_lines(self, job: BatchJob) -> Iterator[str]:
         if job.setup:
-            yield "# On the first node; qrsh -V hands the variables on to all. A set-up that fails ends the job."
+            yield "# On the first node; qrsh -V passes the variables to all. A failed set-up ends the job."
             yield from super().node_lines(job)
             yield ""
 
@@ -168,7 +168,7 @@ class GridEngine(HostsScheduler):
         yield "  code=1"
         yield "fi"
 
-    def rejection_hint(self, said: str) -> str:
+    def rejection_hint(self, error: str) -> str:
         return "qconf -spl lists the parallel environments, qconf -sql the queues"
 
     def parse_job_id(self, job: BatchJob, answer: str) -> JobId | None:
@@ -176,22 +176,22 @@ class GridEngine(HostsScheduler):
         return JobId(number, index="" if tasks else None) if number.isdecimal() else None
 
     def query_records(self, jobs: Sequence[JobId], deadline: Deadline) -> list[BatchJobState] | None:
-        shown = deadline.run("qstat", "-xml")
-        if shown.returncode:
+        done = deadline.run("qstat", "-xml")
+        if done.returncode:
             return None
-        found = list(parse_qstat(shown.stdout))
-        told = group_by_job(jobs, found)
+        found = list(parse_qstat(done.stdout))
+        listed = group_by_job(jobs, found)
         for job in jobs:
-            seen = [each.job for each in told.get(job, ())]
-            if seen:
+            listed_jobs = [each.job for each in listed.get(job, ())]
+            if listed_jobs:
                 self._gone_since.pop(job, None)
-                self._waited[job] = any(each.is_pending for each in told[job])
-            if not seen or job.index == "":
-                found += [each for each in self._ended(job, deadline) if each.job not in seen]
+                self._waited[job] = any(each.is_pending for each in listed[job])
+            if not listed_jobs or job.index == "":
+                found += [each for each in self._ended(job, deadline) if each.job not in listed_jobs]
         return found
 
     def _ended(self, job: JobId, deadline: Deadline) -> list[BatchJobState]:
-        """What qacct says of a job that qstat does not show, or of those of an array."""
+        """Query qacct about a job, or an array, that qstat does not list any more."""
         try:
             accounted = deadline.run("qacct", "-j", job.number).stdout
         except (OSError, subprocess.TimeoutExpired):
@@ -214,19 +214,19 @@ class GridEngine(HostsScheduler):
         self._deleted.add(job)
 
     def step_command(
-        self, job: SubmittedJob, seen: BatchJobState, words: Sequence[str], *, everywhere: bool
+        self, job: SubmittedJob, state: BatchJobState, words: Sequence[str], *, everywhere: bool
     ) -> tuple[list[str], Mapping[str, str]]:
-        """By ``qrsh -inherit``, as the script does: Grid Engine lets the job's owner, while a host has a free slot."""
-        assert seen.job
-        found = [seen.host or ""]
+        """A command by ``qrsh -inherit``, as in the script: the job's owner may do that if the host has a free slot."""
+        assert state.job
+        hosts = [state.host or ""]
         if everywhere:
             spread = run_program("qstat", "-g", "t", "-xml", seconds=QUICK_TIMEOUT_S).stdout
-            of_job = group_by_job([seen.job], parse_qstat(spread)).get(seen.job, ())
-            found = list(dict.fromkeys(each.host for each in of_job if each.host))
+            of_job = group_by_job([state.job], parse_qstat(spread)).get(state.job, ())
+            hosts = list(dict.fromkeys(each.host for each in of_job if each.host))
         command = f"cd {shlex.quote(job.cwd)} && exec {shlex.join([*python_command(job.python), *words])}"
-        there = shlex.join(["/bin/sh", "-c", shlex.quote(command)])
-        each = f"for host in {shlex.join(found)}; do qrsh -inherit -V -nostdin $host {there} & done; "
-        env = {**os.environ, "JOB_ID": seen.job.number, "SGE_TASK_ID": seen.job.index or "undefined"}
+        remote_command = shlex.join(["/bin/sh", "-c", shlex.quote(command)])
+        each = f"for host in {shlex.join(hosts)}; do qrsh -inherit -V -nostdin $host {remote_command} & done; "
+        env = {**os.environ, "JOB_ID": state.job.number, "SGE_TASK_ID": state.job.index or "undefined"}
         ends = "code=0; for one in $(jobs -p); do wait $one || code=$?; done; exit $code"
         return ["/bin/bash", "-c", each + ends], env
 
@@ -236,9 +236,9 @@ def _output(job: BatchJob) -> str:
 
 
 def parse_qstat(text: str) -> Iterator[BatchJobState]:
-    """What ``qstat -xml`` prints of jobs; of an array, of each index that waits or runs."""
-    for shown in re.findall(r"<job_list\b.*?</job_list>", text, re.DOTALL):
-        fields = dict(re.findall(r"<(\w+)>([^<]*)</\1>", shown))
+    """Parse ``qstat -xml``: the state of each job, of an array that of each pending or running index."""
+    for entry in re.findall(r"<job_list\b.*?</job_list>", text, re.DOTALL):
+        fields = dict(re.findall(r"<(\w+)>([^<]*)</\1>", entry))
         number, state, tasks = fields.get("JB_job_number"), fields.get("state"), fields.get("tasks")
         if number is None or state is None:
             continue
@@ -250,7 +250,7 @@ def parse_qstat(text: str) -> Iterator[BatchJobState]:
 
 
 def describe_state(state: str) -> str:
-    """What to say about a job in a state as qstat shows it, like qw, r or Eqw."""
+    """Describe a state of qstat, like qw, r or Eqw; completes the sentence "job 7 …"."""
     if "E" in state:
         return f"is in an error state, {state}, and will not start: qstat -explain E says why"
     if "d" in state:
@@ -265,11 +265,11 @@ def describe_state(state: str) -> str:
 
 
 def parse_qacct(accounted: str, number: str) -> list[BatchJobState]:
-    """How a job ended, or each of an array that has, from what ``qacct -j`` prints.
+    """Parse ``qacct -j``: how a job, or each ended index of an array, ended.
 
-    A record is lines of a name and a value, below a line of ``=``. What qrsh has started may have records of its own,
-    some with a pe_taskid; our script ends after it. The last record counts, also of a job that was started again, but
-    not one after which it is: sge_status(5), 25.
+    A record is lines of a name and a value, below a line of ``=``. Processes started by qrsh may have records of their
+    own, some with a pe_taskid; the script ends after them. The last record counts, also for a requeued job, but not a
+    record of a run that was requeued: sge_status(5), 25.
     """
     found: dict[str, BatchJobState | None] = {}
     for record in re.split(r"(?m)^=+$", accounted):
@@ -286,7 +286,7 @@ def parse_qacct(accounted: str, number: str) -> list[BatchJobState]:
 
 def _end(failed: str, code: int) -> BatchJobState | None:
     number = failed.split()[0]
-    if number == _AGAIN:
+    if number == _REQUEUED:
         return None
     if number == _LIMIT:
         return ended_state(EXIT_SIGNAL + 15, "reached its time limit")

@@ -1,7 +1,7 @@
-"""Schedulers that start one process a job, the script, on the first of its hosts: Grid Engine, PBS and LSF.
+"""Base class for Grid Engine, PBS and LSF, which start one process per job: the script, on its first host.
 
-The script starts one launcher on each host and says to it by words which node it is: PBS and LSF do not hand the
-script's variables on.
+The script starts one launcher on each host and passes the node rank as an argument: PBS and LSF do not export the
+script's variables to other hosts.
 """
 
 from __future__ import annotations
@@ -22,33 +22,31 @@ from ddplaunch.plan.command import python_command
 _HEREDOC_END = "END-OF-LAUNCH"
 
 REQUEUE_EXIT_CODE = 99
-"""The exit code by which a script is requeued: Grid Engine's own, and what ``bsub -Q`` has of us."""
+"""The exit code that requeues a job: Grid Engine's own, and the one that ``bsub -Q`` gets."""
 
 LOST_HOST_GRACE_S = 30
-"""Seconds after the end of node 0 in which those on hosts that were not lost have ended."""
+"""Time after the end of node 0 for the launchers on hosts that were not lost to end."""
 
 
 class HostsScheduler(BatchScheduler):
     """A scheduler whose jobs are scripts that start a launcher on each host."""
 
-    directive: str  # how the lines begin that the program reads
-    cluster_name: str  # how its jobs and hosts are called in ``clusters``
-    resubmit_command: str  # the words before a script's name, by hand
-    token_warning: str  # who sees the variables of a job, and how
-    hosts_file: str  # the variable that names the file of hosts
-    hosts_hint: str  # what shows the hosts that a job was given
+    directive: str  # prefix of the lines that the scheduler reads
+    cluster_name: str  # its name in ``clusters``
+    resubmit_command: str  # the command to submit a script by hand
+    token_warning: str  # who can see the variables of a job, and how
+    hosts_file: str  # the variable with the path of the host file
+    hosts_hint: str  # hint that shows the hosts of a job
     hosts_given_text = "the job has"
-    job_id: str  # the variables that have a job's number, and its index in an array
+    job_id: str  # variables with the job's number, and its index in an array
     index: str
-    remote_start_command: str  # how the script starts a launcher on another host, of ``$rank``
-    local_start: str  # and on this one
-    start_comment: str  # what a reader of the script should know of that
-    reads_stdin = True  # bash reads what it does there from its input, as quotation marks are not kept on the way
-    forwards_job_id = True  # the script must hand on job_id and index
-    forbidden_chars, quoted_chars = (
-        "\n\r\0\\",
-        " \t'[]$<>&;|",
-    )  # letters that fit in no line, and those that need quotation marks
+    remote_start_command: str  # starts a launcher on another host, with node rank ``$rank``
+    local_start: str  # starts it on this host
+    start_comment: str  # comment on that in the script
+    reads_stdin = True  # bash gets the command on stdin, as quotes are lost on the way
+    forwards_job_id = True  # the script must pass on job_id and index
+    forbidden_chars = "\n\r\0\\"  # cannot be written in a line of the script
+    quoted_chars = " \t'[]$<>&;|"  # need quotes
 
     def job_notes(self, job: BatchJob) -> Iterator[str]:
         yield from super().job_notes(job)
@@ -80,39 +78,39 @@ class HostsScheduler(BatchScheduler):
         return "\n".join(line for part in parts for line in part) + "\n"
 
     def directive_lines(self, job: BatchJob) -> Iterator[str]:
-        """The lines that the scheduler reads."""
+        """Yield the lines that the scheduler reads."""
         raise NotImplementedError
 
     def preamble_lines(self, job: BatchJob) -> Iterator[str]:
-        """What the script does first."""
+        """Yield the first commands of the script."""
         yield from ()
 
     def node_lines(self, job: BatchJob) -> Iterator[str]:
-        """What bash does on each node before the launcher."""
+        """Yield the commands that bash runs on each node before the launcher."""
         for each in job.setup:
             yield f"{each.line} || exit"
 
     def trap_lines(self, job: BatchJob) -> Iterator[str]:
-        """What keeps signals of the scheduler from the script, which waits for its launchers."""
+        """Yield traps against the scheduler's signals: the script waits for its launchers."""
         yield from ()
 
     def local_start_command(self, job: BatchJob) -> str:
-        """How the script starts the launcher of node 0."""
+        """Return the command that starts the launcher of node 0."""
         return self.local_start
 
     def exit_code_lines(self, job: BatchJob) -> Iterator[str]:
-        """What makes another exit code of ``$code``."""
+        """Yield commands that change the exit code ``$code``."""
         yield from ()
 
     def pass_through_lines(self, job: BatchJob) -> Iterator[str]:
-        """The lines of the options that were passed on."""
+        """Yield the lines of options that were passed on."""
         for text in job.extra_options:
             yield f"{self.directive} {' '.join(map(self.quote_word, shlex.split(text)))}"
 
     def quote_word(self, text: str) -> str:
-        """Quote a word of a directive: the programs split it as a shell would, without its variables.
+        """Quote a word of a directive: the programs split words like a shell, but expand no variables.
 
-        Raises UsageError if it fits in no line.
+        Raises UsageError if it cannot be written in a line.
         """
         if any(each in text for each in self.forbidden_chars) or {'"', "'"} <= set(text):
             backslashes = ", backslashes" * ("\\" in self.forbidden_chars)
@@ -123,33 +121,33 @@ class HostsScheduler(BatchScheduler):
         return f'"{text}"' if not text or set(text) & set(self.quoted_chars) else text
 
     def _hosts(self, job: BatchJob) -> Iterator[str]:
-        """Read the file of hosts, each once; end the job if they are not as many as nodes."""
-        asked = f"--nodes {job.nodes - job.spares}" + (f" --spares {job.spares}" if job.spares else "")
+        """Yield commands that read the host file, each host once, and exit if their number is not that of the nodes."""
+        requested = f"--nodes {job.nodes - job.spares}" + (f" --spares {job.spares}" if job.spares else "")
         yield "# Its hosts, in the scheduler's order; this script runs on the first."
         yield f"hosts=($(awk '!seen[$1]++ {{ print $1 }}' \"${self.hosts_file}\"))"
         yield f"if [ ${{#hosts[@]}} -ne {job.nodes} ]; then"
-        yield f'  echo "ddplaunch: {asked} needs {job.nodes} hosts, but {self.hosts_given_text}: ${{hosts[*]}}" >&2'
+        yield f'  echo "ddplaunch: {requested} needs {job.nodes} hosts, but {self.hosts_given_text}: ${{hosts[*]}}" >&2'
         yield f'  echo "  {self.hosts_hint}" >&2'
         yield "  exit 2"
         yield "fi"
 
     def _requeue_file_lines(self, job: BatchJob) -> Iterator[str]:
-        """Where ddplaunch leaves word that the job made room."""
+        """Yield the variables for the file that marks a preempted job."""
         if job.requeue:
             name = f"${self.job_id}.${self.index}" if job.array else f"${self.job_id}"
-            yield "# ddplaunch leaves this file where the job made room; the other counts how often it was requeued."
+            yield "# ddplaunch creates this file when the job is preempted; the other one counts the requeues."
             yield f'export DDPLAUNCH_REQUEUE_FILE="$PWD/.ddplaunch-requeue-{name}"'
             yield f'requeued="$PWD/.ddplaunch-requeued-{name}"'
             yield 'rm -f "$DDPLAUNCH_REQUEUE_FILE"'
 
     def _forwarded_variables(self, job: BatchJob) -> list[str]:
-        """The variables that a launcher on another host would not have."""
+        """Names of the variables that must be passed to launchers on other hosts."""
         return [] if not self.forwards_job_id else [self.job_id, self.index] if job.array else [self.job_id]
 
     def _launch(self, job: BatchJob) -> Iterator[str]:
-        """Put into a variable what bash does on each node: its words are node rank, hosts, and what is handed on.
+        """Yield the definition of ``$launch``, the bash script of each node, called with node rank, hosts, variables.
 
-        Where bash gets it as input, it must have read all of it before a set-up can.
+        If bash gets it on stdin, braces make it read all of it before a set-up command can read stdin.
         """
         names = [SUBMIT_NODE_RANK_VARIABLE, SUBMIT_HOSTS_VARIABLE, *self._forwarded_variables(job)]
         yield f"# One launcher on each host. {self.start_comment}"
@@ -166,13 +164,13 @@ class HostsScheduler(BatchScheduler):
         yield _HEREDOC_END
 
     def _start(self, job: BatchJob) -> Iterator[str]:
-        """Start a launcher on each host, and wait for them."""
+        """Yield the commands that start a launcher on each host, and wait for them."""
         words = (
             " ".join(['"$all"', *(f'"${name}"' for name in self._forwarded_variables(job))])
             + ' <<<"$launch"' * self.reads_stdin
         )
         yield 'all=$(IFS=,; echo "${hosts[*]}")'
-        yield "# A scheduler that warns may signal each process here: these two are for the launchers."
+        yield "# The scheduler may send its warning to each process here: these signals are for the launchers."
         yield "trap : USR1 USR2"
         if job.spares:
             yield "others=()"
@@ -185,7 +183,7 @@ class HostsScheduler(BatchScheduler):
         yield "# They end together with one exit code, which becomes the job's."
         yield "code=$?"
         if job.spares:
-            yield "# What waits for a host that was lost would never end."
+            yield "# A launcher that waits for a lost host would never end."
             yield f"for ((left = {LOST_HOST_GRACE_S}; left > 0; left--)); do"
             yield '  kill -0 "${others[@]}" 2>/dev/null || break'
             yield "  sleep 1"
@@ -196,7 +194,7 @@ class HostsScheduler(BatchScheduler):
 
 
 def _finish(job: BatchJob) -> Iterator[str]:
-    """JobEnd with the launchers' exit code, or so that the job is requeued."""
+    """Yield the end of the script: exit with the launchers' exit code, or with the one that requeues the job."""
     if job.requeue:
         limit = job.requeue.max_times
         yield 'if [ -e "$DDPLAUNCH_REQUEUE_FILE" ]; then'
@@ -214,7 +212,7 @@ def _finish(job: BatchJob) -> Iterator[str]:
 
 
 def slurm_only_options(program: str) -> dict[str, str]:
-    """What no scheduler but Slurm has, where ``program`` submits: click's names, and what to type instead."""
+    """Options that only Slurm supports, by click's names, with hints for a scheduler whose ``program`` submits."""
     return {
         "error": "stderr is in the log",
         **dict.fromkeys(("sbatch_args", "srun_args"), f"--{program}-arg is for options of {program}"),
@@ -223,8 +221,8 @@ def slurm_only_options(program: str) -> dict[str, str]:
     }
 
 
-def check_pass_through(option: str, texts: Iterable[str], example: str, ours_alone: Collection[str], hint: str) -> None:
-    """Check what --qsub-arg or --bsub-arg passes on. Raises UsageError for what is not an option, or set by us."""
+def check_pass_through(option: str, texts: Iterable[str], example: str, reserved: Collection[str], hint: str) -> None:
+    """Check --qsub-arg or --bsub-arg. Raises UsageError for a non-option, or one that ddplaunch sets itself."""
     for text in texts:
         try:
             words = shlex.split(text)
@@ -233,19 +231,21 @@ def check_pass_through(option: str, texts: Iterable[str], example: str, ours_alo
         if not words or not words[0].startswith("-"):
             program = option.removeprefix("--").removesuffix("-arg")
             raise UsageError(f"{option} {text}: expected an option of {program}", f"{option}='{example}'")
-        if words[0] in ours_alone:
+        if words[0] in reserved:
             raise UsageError(f"{option} {text}: ddplaunch sets {words[0]} itself", hint)
 
 
 def check_array(ctx: click.Context, *, first: int = 1, lists: bool = False, alone: bool = True) -> None:
-    """Check --array: from which index on, whether it may be a list, or one index alone."""
+    """Check --array: lowest index ``first``; ``lists``: 1,5 is allowed; ``alone``: a single index is allowed."""
     array, scheduler = ctx.params["array"], ctx.params["scheduler"]
     if array is None:
         return
     indices = array.partition("%")[0]
     if "," in indices and not lists:
-        raise UsageError(f"--array {array}: --scheduler {scheduler} takes one range", "--array 1-4, or --array 1-9:2")
+        raise UsageError(
+            f"--array {array}: --scheduler {scheduler} accepts one range only", "--array 1-4, or --array 1-9:2"
+        )
     if min(int(part.partition("-")[0] or 0) for part in indices.split(",")) < first:
-        raise UsageError(f"--array {array}: indices begin with {first} here", "--array 1-4")
+        raise UsageError(f"--array {array}: indices start at {first} here", "--array 1-4")
     if not alone and "-" not in indices:
         raise UsageError(f"--array {array}: expected a range of two or more", "--array 1-4, or leave it out")

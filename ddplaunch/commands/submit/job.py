@@ -1,4 +1,4 @@
-"""What a job asks its scheduler for, and what it runs: read from the options of ``ddplaunch submit``, and checked."""
+"""A batch job: the resources it requests and what it runs, read from the options of ``ddplaunch submit``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 import click
 
 from ddplaunch.cli import batch_command
-from ddplaunch.cli.batch_command import parsed_line as typed_on
-from ddplaunch.cli.batch_command import run_argv
+from ddplaunch.cli.batch_command import parsed_line, run_argv
 from ddplaunch.cli.options import OptionSource
 from ddplaunch.cli.run_command import value_source
 from ddplaunch.cli.typed import current_directory
@@ -30,7 +29,7 @@ class SetupCommand:
 
     @property
     def line(self) -> str:
-        """What the shell runs for it."""
+        """The shell command for it."""
         return f"source {shlex.quote(self.text)}" if self.is_file else self.text.rstrip("; ")
 
     def __str__(self) -> str:
@@ -39,7 +38,7 @@ class SetupCommand:
 
 @dataclass(frozen=True)
 class RequeueOptions:
-    """``--requeue``: how often, and a warning early enough for a checkpoint."""
+    """``--requeue``: how often, and when the preemption signal comes."""
 
     max_times: int
     warning: str  # the signal's name, without SIG
@@ -48,12 +47,12 @@ class RequeueOptions:
 
     @property
     def warning_lead_s(self) -> int:
-        """Seconds between the warning and the end."""
+        """Seconds between the signal and the end of the job."""
         return math.ceil(self.grace + self.stop_s)
 
     @property
     def describe_times(self) -> str:
-        """What there is time for after the warning."""
+        """Text for a comment: what there is time for after the signal."""
         return f"{self.grace:g} s for a checkpoint, then {self.stop_s:g} s for ranks to stop"
 
     def __str__(self) -> str:
@@ -68,10 +67,10 @@ class BatchJob:
     interpreter: str  # the Python that runs ddplaunch on the nodes
     chdir: str  # the absolute folder that the job runs in, on all nodes
     job_name: str
-    output: str | None = None  # the log, with the scheduler's patterns, relative to `chdir`
+    output: str | None = None  # the log, with the scheduler's patterns, relative to `chdir`; None: the default name
     error: str | None = None  # the file of stderr, likewise; None is the log
     nodes: int = 1  # with the spares
-    spares: int = 0  # of the nodes; the job goes on without one that is lost
+    spares: int = 0  # standby nodes among `nodes`, which replace lost ones
     gpus_per_node: str | None = None  # a number, or a type and a number ("a100:8")
     gpus_per_task: str | None = None  # the same, as a node has one task
     gres: str | None = None  # like gpu:a100:8,nvme:1
@@ -94,25 +93,25 @@ class BatchJob:
     comment: str | None = None
     array: str | None = None  # indices like 0-3 or 1,5%2; every one is a job of `nodes` nodes
     pe: str | None = None  # the parallel environment of Grid Engine: on each host the same number of slots
-    extra_options: Sequence[str] = ()  # further options of the program that submits, as typed there
-    srun_args: Sequence[str] = ()  # further options of srun, as typed there
+    extra_options: Sequence[str] = ()  # other options of the program that submits, in its syntax
+    srun_args: Sequence[str] = ()  # other options of srun, in its syntax
     setup: Sequence[SetupCommand] = ()
     teardown: Sequence[SetupCommand] = ()  # runs at the end, whatever the exit code
     container_image: str | None = None  # srun's option of the pyxis plugin (github.com/NVIDIA/pyxis)
-    container_mounts: Sequence[str] = ()  # SRC:DST pairs beside `chdir`, which is always mounted
+    container_mounts: Sequence[str] = ()  # SRC:DST pairs besides `chdir`, which is always mounted
     requeue: RequeueOptions | None = None  # None leaves preempted jobs to the scheduler's own rules
 
     @property
     def seconds(self) -> int | None:
-        """The limit; None for none."""
+        """The time limit; None for none."""
         return batch_command.parse_time_s(self.time) if self.time else None
 
 
 def read_batch_job(ctx: click.Context, job_name: str, more: Sequence[str]) -> BatchJob:
-    """Read the options into a job; refuse a file of --setup that is missing, and a --requeue that cannot work."""
+    """Read the options into a job. Raises UsageError if a --setup file is missing or --requeue cannot work."""
     values = ctx.params
-    as_typed = {name: values[name] for name in BatchJob.__annotations__ if name in values}
-    ours = {
+    from_options = {name: values[name] for name in BatchJob.__annotations__ if name in values}
+    derived = {
         "command": run_argv(ctx),
         "interpreter": "python" if values["container_image"] else sys.executable,
         "chdir": current_directory(),
@@ -123,11 +122,11 @@ def read_batch_job(ctx: click.Context, job_name: str, more: Sequence[str]) -> Ba
         "teardown": tuple(_setups(ctx, "teardown")),
         "requeue": _requeue(ctx) if values["requeue"] else None,
     }
-    return BatchJob(**{**as_typed, **ours})
+    return BatchJob(**{**from_options, **derived})
 
 
 def _requeue(ctx: click.Context) -> RequeueOptions:
-    """What --requeue means in seconds and signals."""
+    """Read --requeue and the options that it depends on."""
     max_times: int = ctx.params["requeue"]
     warning: int | None = ctx.params["preempt_signal"]
     name = "none" if warning is None else signal.Signals(warning).name.removeprefix("SIG")
@@ -139,18 +138,18 @@ def _requeue(ctx: click.Context) -> RequeueOptions:
     limit = batch_command.parse_time_s(time)
     if limit is not None and limit <= requeue.warning_lead_s:
         raise UsageError(
-            f"--time {time} is {limit} s, and the warning comes {requeue.warning_lead_s} s before its end"
+            f"--time {time} is {limit} s, but the signal comes {requeue.warning_lead_s} s before the end"
             f" (--preempt-grace {requeue.grace:g} and --grace {requeue.stop_s:g})",
-            "give it more time, or a shorter --preempt-grace",
+            "use a longer --time, or a shorter --preempt-grace",
         )
     return requeue
 
 
 def _setups(ctx: click.Context, name: str) -> Iterator[SetupCommand]:
-    """Tell files from commands. A file that a file of defaults names is looked for beside that one."""
+    """Distinguish files from commands. A relative path in a file of defaults starts at the folder of that file."""
     folder = current_directory()
     if value_source(ctx, name) is OptionSource.FILE:
-        folder = os.path.dirname(typed_on(ctx).defaults.values[name].file)
+        folder = os.path.dirname(parsed_line(ctx).defaults.values[name].file)
     for text in ctx.params[name]:
         path = os.path.join(folder, os.path.expanduser(text))
         if os.path.isfile(path):

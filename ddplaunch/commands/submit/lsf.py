@@ -1,8 +1,8 @@
-"""LSF: which options a job may have, its script, and the programs that submit, show and kill it.
+"""LSF: supported options, the batch script, and calling bsub, bjobs, bhist and bkill.
 
-LSF gives slots; ``span[ptile=N]`` puts N of them on each host. The script starts one launcher on each host by blaunch,
-which hands words to a shell as rsh does, so bash reads the command from its input. bsub(1) says what each ``#BSUB``
-line means.
+LSF allocates slots; ``span[ptile=N]`` puts N of them on each host. The script starts one launcher on each host by
+blaunch, which passes words to a shell as rsh does, so bash reads the command from stdin. bsub(1) says what each
+``#BSUB`` line means.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_SIGNAL, UsageError
 from ddplaunch.queue.scheduler import BatchJobState, Deadline, JobId, ended_state, group_by_job
 
-_FILE_PATTERNS = {"%J": "LSB_JOBID", "%I": "LSB_JOBINDEX"}  # what bsub calls number and index in the name of a file
-_PASS_THROUGH_HINT = "type it as for bsub: --bsub-arg="
+_FILE_PATTERNS = {"%J": "LSB_JOBID", "%I": "LSB_JOBINDEX"}  # bsub's patterns in file names, and the variables for them
+_PASS_THROUGH_HINT = "pass it to bsub: --bsub-arg="
 _RESERVED_OPTIONS = {
     "-J", "-n", "-nnodes", "-gpu", "-x", "-W", "-q", "-P", "-o", "-oo", "-e", "-eo", "-I", "-Is", "-Ip", "-K",
 }  # fmt: skip
@@ -50,7 +50,7 @@ _TERMINATION_REASONS = {
     "RUNLIMIT": ("reached its time limit", EXIT_SIGNAL + 15),
     "MEMLIMIT": ("used more memory than it had", EXIT_SIGNAL + 9),
 }
-"""Reasons (TERM_…) why LSF ended a job that say more than its exit code: words, and our exit code."""
+"""Reasons (TERM_…) why LSF ended a job: description, and the exit code that ddplaunch returns."""
 
 
 _REFUSED = {
@@ -71,11 +71,11 @@ _REFUSED = {
     "comment": f"{_PASS_THROUGH_HINT}'-Jd TEXT'",
     **slurm_only_options("bsub"),
 }
-"""Options that a job of LSF does not have, by click's names, and what to type instead."""
+"""Options that LSF does not support, by click's names, with hints what to use instead."""
 
 
 class Lsf(HostsScheduler):
-    """LSF, by bjobs, and by bhist for what that has forgotten."""
+    """LSF; queries jobs with bjobs, and with bhist those that bjobs no longer lists."""
 
     title, cluster_name, submit_program, query_program, cancel_program = "LSF", "lsf", "bsub", "bjobs", "bkill"
     history_hint = "bhist -l -n 0 shows what LSF still has"
@@ -90,8 +90,8 @@ class Lsf(HostsScheduler):
     def check_options(self, ctx: click.Context) -> None:
         values = ctx.params
         hint = "options of ddplaunch submit: --nodes, --cpus-per-task, --gpus-per-node, --time, --partition, --output"
-        ours_alone = _RESERVED_OPTIONS | (_OF_REQUEUE if values["requeue"] else set())
-        check_pass_through("--bsub-arg", values["bsub_args"], "-R rusage[mem=4G]", ours_alone, hint)
+        reserved = _RESERVED_OPTIONS | (_OF_REQUEUE if values["requeue"] else set())
+        check_pass_through("--bsub-arg", values["bsub_args"], "-R rusage[mem=4G]", reserved, hint)
         for text in values["bsub_args"]:
             if "span[" in text:
                 raise UsageError(f"--bsub-arg {text}: ddplaunch sets span itself", hint)
@@ -163,7 +163,7 @@ class Lsf(HostsScheduler):
         if job.requeue:
             yield f"[ $code -eq {REQUEUE_EXIT_CODE} ] && code=1  # after {REQUEUE_EXIT_CODE} LSF would start it again"
 
-    def rejection_hint(self, said: str) -> str:
+    def rejection_hint(self, error: str) -> str:
         return "bqueues lists the queues, bhosts the hosts"
 
     def parse_job_id(self, job: BatchJob, answer: str) -> JobId | None:
@@ -174,15 +174,15 @@ class Lsf(HostsScheduler):
         return (f"{job.number}[{job.index}]" if job.index else job.number,)
 
     def query_records(self, jobs: Sequence[JobId], deadline: Deadline) -> list[BatchJobState] | None:
-        shown = deadline.run(
+        done = deadline.run(
             "bjobs", "-noheader", "-o", _FIELDS, *(word for job in jobs for word in self.job_arguments(job))
         )
-        found = list(parse_bjobs(shown.stdout))
-        if not found and "is not found" not in shown.stderr:
+        found = list(parse_bjobs(done.stdout))
+        if not found and "is not found" not in done.stderr:
             return None
-        told = group_by_job(jobs, found)
-        if lost := [job for job in jobs if job not in told]:
-            words = [word for job in lost for word in self.job_arguments(job)]
+        known = group_by_job(jobs, found)
+        if missing := [job for job in jobs if job not in known]:
+            words = [word for job in missing for word in self.job_arguments(job)]
             found += parse_bhist(deadline.run("bhist", "-l", "-n", "0", *words).stdout)
         return found
 
@@ -192,7 +192,7 @@ def _output(job: BatchJob) -> str:
 
 
 def parse_bjobs(shown: str) -> Iterator[BatchJobState]:
-    """What ``bjobs -noheader -o`` prints of jobs, like ``4711|0|EXIT|7|-``; the index of a job alone is 0."""
+    """Parse ``bjobs -noheader -o``, like ``4711|0|EXIT|7|-``; a job without an array has index 0."""
     line = r"(?m)^(\d+)(?:\[\d+\])?\|(\d+)\|([A-Z]+)\|(\d+|-|)\|(.*)$"
     for number, index, state, code, reason in re.findall(line, shown):
         job = JobId(number, index=None if index == "0" else index)
@@ -209,27 +209,27 @@ def _state(state: str, code: str, reason: str) -> BatchJobState:
 
 
 def parse_bhist(history: str) -> Iterator[BatchJobState]:
-    """How jobs ended, by ``bhist -l``, which breaks lines within words; each begins with its name in brackets."""
+    """Parse ``bhist -l``, which breaks lines within words: how each job ended."""
     for job in re.split(r"(?m)^(?=Job <)", history):
         text = re.sub(r"\s+", "", job)
-        begins = re.match(r"Job<(\d+)(?:\[(\d+)\])?>", text)
+        header = re.match(r"Job<(\d+)(?:\[(\d+)\])?>", text)
         code = re.search(r".*Exitedwithexitcode(\d+)", text)
-        if begins and "Donesuccessfully" in text:
+        if header and "Donesuccessfully" in text:
             end = ended_state(0, "completed")
-        elif begins and ("Exited" in text or "Completed<exit>" in text):
+        elif header and ("Exited" in text or "Completed<exit>" in text):
             end = _end(int(code[1]) if code else None, text)
         else:
             continue
-        which = JobId(begins[1], index=begins[2])
+        which = JobId(header[1], index=header[2])
         yield replace(end, job=which, number=which.text)
 
 
 def _end(code: int | None, reason: str) -> BatchJobState:
-    """How a job ended that did not succeed."""
+    """Return the state of a job that did not succeed."""
     found = re.search(r"TERM_([A-Z_]+)", reason)
     if found and found[1] in _TERMINATION_REASONS:
-        how, ours = _TERMINATION_REASONS[found[1]]
-        return ended_state(ours, how)
+        how, exit_code = _TERMINATION_REASONS[found[1]]
+        return ended_state(exit_code, how)
     if code is None:
         return ended_state(EXIT_SIGNAL + 15, "was killed before it began")
     return ended_state(code or 1, f"was killed: LSF says {found[0]}" if found else "failed")

@@ -1,8 +1,8 @@
-"""PBS: which options a job may have, its script, and the programs that submit, show and delete it.
+"""PBS: supported options, the batch script, and calling qsub, qstat and qdel.
 
-For PBS Professional and OpenPBS: Torque has other words for resources. qsub(1B) says what each ``#PBS`` line means,
+For PBS Professional and OpenPBS: Torque names resources differently. qsub(1B) says what each ``#PBS`` line means,
 pbs_resources(7B) what a chunk of ``select`` may have, pbsdsh(1B) how a task starts on another host: by the words of a
-command, without the script's variables, folder and input.
+command, without the script's variables, folder and stdin.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_SIGNAL, UsageError
 from ddplaunch.queue.scheduler import BatchJobState, Deadline, JobId, ended_state
 
-ARRAY_INDEX_PATTERN = "^array_index^"  # what qsub calls the index in the name of a file
+ARRAY_INDEX_PATTERN = "^array_index^"  # qsub's pattern for the index in file names
 
-_PASS_THROUGH_HINT = "type it as for qsub: --qsub-arg="
+_PASS_THROUGH_HINT = "pass it to qsub: --qsub-arg="
 _RESERVED_OPTIONS = {"-S", "-j", "-k", "-o", "-e", "-V", "-N", "-q", "-J", "-A", "-I", "-X", "-z"}
 _OF_THE_LIST = re.compile(r"-l(?:.*[\s,])?(select|place|walltime|nodes|ncpus|ngpus)=")
 
 _SIGNALS = 256
-"""Where a signal ended the script, Exit_status is 256 and the signal's number."""
+"""If a signal ended the script, Exit_status is 256 plus the signal's number."""
 
 _TERMINATION_CODES = {
     -24: ("used more CPUs than it had", EXIT_SIGNAL + 15),
@@ -36,7 +36,7 @@ _TERMINATION_CODES = {
     -28: ("used more CPU time than it had", EXIT_SIGNAL + 15),
     -29: ("reached its time limit", EXIT_SIGNAL + 15),
 }
-"""Exit_status of a job that PBS killed for a limit: words, and our exit code (JOB_EXEC_KILL_… of OpenPBS)."""
+"""Exit_status of a job that PBS killed for a limit (JOB_EXEC_KILL_… of OpenPBS): description, and our exit code."""
 
 _STATES = {
     "Q": "waits",
@@ -68,11 +68,11 @@ _REFUSED = {
     "requeue": "PBS itself starts a preempted job again; at a time limit only its operators may (qrerun)",
     **slurm_only_options("qsub"),
 }
-"""Options that a job of PBS does not have, by click's names, and what to type instead."""
+"""Options that PBS does not support, by click's names, with hints what to use instead."""
 
 
 class Pbs(HostsScheduler):
-    """PBS, by qstat, which has jobs that have ended too where the site keeps them."""
+    """PBS; queries jobs with qstat, which also lists ended jobs if the site keeps their history."""
 
     title, cluster_name, submit_program, query_program, cancel_program = "PBS", "pbs", "qsub", "qstat", "qdel"
     history_hint = "PBS keeps jobs that have ended if the site sets job_history_enable"
@@ -109,12 +109,12 @@ class Pbs(HostsScheduler):
             raise UsageError(what, f"--output DIR/{ARRAY_INDEX_PATTERN}.out")
 
     def job_name(self, text: str) -> str:
-        """Letters, digits and +-_. of at most 230, with a letter or digit first."""
+        """At most 230 letters, digits and +-_. with a letter or digit first."""
         name = re.sub(r"[^A-Za-z0-9+_.-]", "_", text)[:230]
         return name if name[:1].isalnum() else f"j{name}"
 
     def log_path(self, job: BatchJob, number: str) -> str:
-        """1234.pbs01 has the sequence number 1234."""
+        """In the default name, a job 1234.pbs01 is 1234."""
         name = (
             job.output or f"{job.job_name}.o{number.partition('.')[0]}{f'.{ARRAY_INDEX_PATTERN}' if job.array else ''}"
         )
@@ -128,7 +128,7 @@ class Pbs(HostsScheduler):
         if job.array:
             yield f"#PBS -J {job.array}"
         if job.spares:
-            yield "# When a node is lost, a spare takes its place: PBS is not to end the job."
+            yield "# When a node is lost, a spare takes its place: PBS must not end the job."
             yield "#PBS -W tolerate_node_failures=all"
         if job.seconds is not None:
             yield f"#PBS -l walltime={job.seconds // 3600}:{job.seconds // 60 % 60:02}:{job.seconds % 60:02}"
@@ -152,7 +152,7 @@ class Pbs(HostsScheduler):
         yield "# At the time limit and for qdel PBS sends SIGTERM. It is for the launchers: this script waits for them."
         yield "trap : TERM"
 
-    def rejection_hint(self, said: str) -> str:
+    def rejection_hint(self, error: str) -> str:
         return "qstat -Q lists the queues, pbsnodes -a the hosts with what they have"
 
     def parse_job_id(self, job: BatchJob, answer: str) -> JobId | None:
@@ -165,19 +165,19 @@ class Pbs(HostsScheduler):
         return (job.number if job.index is None else f"{number}[{job.index}]{dot}{server}",)
 
     def query_records(self, jobs: Sequence[JobId], deadline: Deadline) -> list[BatchJobState] | None:
-        each = ["-t"] if any(job.index == "" for job in jobs) else []  # the jobs of an array, not it alone
-        words = ["-f", *each, *(word for job in jobs for word in self.job_arguments(job))]
-        shown = deadline.run("qstat", "-x", *words)
-        if shown.returncode and "job_history_enable" in shown.stderr:
-            shown = deadline.run("qstat", *words)
-        found = list(parse_qstat(shown.stdout))
-        if shown.returncode and not found and "Unknown Job Id" not in shown.stderr:
+        per_index = ["-t"] if any(job.index == "" for job in jobs) else []  # the indices of an array, not only itself
+        words = ["-f", *per_index, *(word for job in jobs for word in self.job_arguments(job))]
+        done = deadline.run("qstat", "-x", *words)
+        if done.returncode and "job_history_enable" in done.stderr:
+            done = deadline.run("qstat", *words)
+        found = list(parse_qstat(done.stdout))
+        if done.returncode and not found and "Unknown Job Id" not in done.stderr:
             return None
         return found
 
 
 def _select(job: BatchJob) -> str:
-    """The chunks, each a node; mpiprocs is how many lines each has in the file of hosts, and how many tasks."""
+    """Return the chunks of -l select, each a node; mpiprocs=1: one line in the host file, and one task."""
     chunk = [f"ncpus={job.cpus_per_task or 1}", "mpiprocs=1"]
     if job.gpus_per_node is not None:
         chunk.append(f"ngpus={job.gpus_per_node}")
@@ -187,16 +187,16 @@ def _select(job: BatchJob) -> str:
 
 
 def _size(text: str) -> str:
-    """A size as PBS has it, 200gb for 200G; without a unit it is megabytes, as for sbatch."""
+    """Convert a size to PBS's form, 200gb for 200G; without a unit it is megabytes, as for sbatch."""
     number, unit = re.fullmatch(r"(\d+)([A-Z]?)B?", text.upper()).groups()  # type: ignore[union-attr] # was checked
     return f"{number}{(unit or 'M').lower()}b"
 
 
-def parse_qstat(shown: str) -> Iterator[BatchJobState]:
-    """What ``qstat -f`` prints of jobs, each below its id."""
-    for text in re.split(r"(?m)^(?=Job Id: )", shown):
+def parse_qstat(output: str) -> Iterator[BatchJobState]:
+    """Parse ``qstat -f``: the state of each job."""
+    for text in re.split(r"(?m)^(?=Job Id: )", output):
         found = re.match(r"Job Id: (\d+)(?:\[(\d*)\])?(\.\S+)?", text)
-        # Lines are ``    name = value``; a long value goes on in the next lines, behind a tab.
+        # Lines are ``    name = value``; a long value continues on the next lines, after a tab.
         fields = dict(re.findall(r"(?m)^ {4}(\S+) = (.*)$", text.replace("\n\t", "")))
         if found and "job_state" in fields:
             job = JobId(found[1] + (found[3] or ""), index=found[2])
@@ -213,13 +213,13 @@ def _state(fields: Mapping[str, str]) -> BatchJobState:
 
 
 def _end(status: str | None) -> tuple[int, str]:
-    """Our exit code of a job that has ended, and how it did; it has no status if it never began."""
+    """Return exit code and description of an ended job; a job that never started has no status."""
     if status is None:
         return EXIT_SIGNAL + 15, "was deleted before it began"
     code = int(status)
     if code >= _SIGNALS:
         return EXIT_SIGNAL + code % _SIGNALS, f"was killed by signal {code % _SIGNALS}"
     if code < 0:
-        how, ours = _TERMINATION_CODES.get(code, (f"was not run by PBS (Exit_status {code})", 1))
-        return ours, how
+        how, exit_code = _TERMINATION_CODES.get(code, (f"was not run by PBS (Exit_status {code})", 1))
+        return exit_code, how
     return code, "failed" if code else "completed"

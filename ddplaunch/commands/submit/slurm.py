@@ -1,7 +1,7 @@
-"""Slurm: which options a job may have, its script, and the programs that submit, show and cancel it.
+"""Slurm: supported options, the batch script, and calling sbatch, squeue, scontrol, sacct and scancel.
 
-The script asks for one task a node. That task is ``ddplaunch run``, which learns its node rank from the variables of
-its step. sbatch(1) says what each ``#SBATCH`` line means. ``slurm_says`` reads what the programs print.
+The script requests one task per node. That task is ``ddplaunch run``, which reads its node rank from the variables of
+its step. sbatch(1) says what each ``#SBATCH`` line means. ``slurm_says`` parses the output of the programs.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ OVERRIDE_VARIABLES = {
         "mem-per-cpu", "mem-per-gpu", "open-mode", "output", "partition", "qos", "reservation",
     )
 } | {"array": "SBATCH_ARRAY_INX", "mem": "SBATCH_MEM_PER_NODE", "time": "SBATCH_TIMELIMIT"}  # fmt: skip
-"""The variables that overrule the lines of a script (sbatch(1), INPUT ENVIRONMENT VARIABLES)."""
+"""The variables that override lines of a script (sbatch(1), INPUT ENVIRONMENT VARIABLES)."""
 
 MEMORY_OPTIONS = ("mem", "mem-per-gpu", "mem-per-cpu")
-"""The options of memory; sbatch takes only one of them."""
+"""The options of memory; sbatch accepts only one of them."""
 
 _OUTER_JOB_VARIABLES = {"SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"}
 
@@ -74,11 +74,11 @@ DIRECTIVE_OPTIONS = (
     "time", "partition", "account", "qos", "constraint", "nodelist", "exclude", "exclusive", "reservation",
     "dependency", "mail-type", "mail-user", "comment", "array", "output", "error", "chdir",
 )  # fmt: skip
-"""The options of sbatch that have a field of their own, in the order of their lines."""
+"""The options of sbatch that are fields of ``BatchJob``, in the order of their lines."""
 
 
 class Slurm(BatchScheduler):
-    """Slurm, by squeue for many jobs at once, and by scontrol, which knows more, for one."""
+    """Slurm; queries many jobs at once with squeue, and one with scontrol, which reports more."""
 
     title, submit_program, query_program, cancel_program = "Slurm", "sbatch", "scontrol", "scancel"
     history_hint = "sacct shows it, if the site keeps accounts"
@@ -86,13 +86,13 @@ class Slurm(BatchScheduler):
     ping_command = "scontrol ping"
     stderr_prefixes = ("srun: ", "slurmstepd")
     step_failure_hint = (
-        "the site or its Slurm (before 20.11) may not allow srun --overlap; on the node itself ddplaunch works"
+        "the site or its Slurm (before 20.11) may not allow srun --overlap; run the command on the node itself"
     )
     submit_options, list_command, pass_through_option = ("--parsable",), "squeue --me", "sbatch_args"
     override_variables = OVERRIDE_VARIABLES
 
     def __init__(self) -> None:
-        self._answers = False  # the last time
+        self._answers = False  # whether scontrol answered the last query
 
     def read_job(self, ctx: click.Context, target: str) -> BatchJob:
         mem, per_gpu, per_cpu = _memory(ctx)
@@ -103,7 +103,7 @@ class Slurm(BatchScheduler):
     def check_options(self, ctx: click.Context) -> None:
         for words in ctx.params["sbatch_args"] if ctx.params["requeue"] else ():
             if words.startswith(("--signal", "--no-requeue")):
-                hint = "--preempt-grace says how long before the end the warning comes"
+                hint = "--preempt-grace sets how long before the end the signal comes"
                 raise UsageError(f"--sbatch-arg {words} does not work with --requeue {ctx.params['requeue']}", hint)
 
     def render_script(self, job: BatchJob) -> str:
@@ -123,63 +123,63 @@ class Slurm(BatchScheduler):
         yield from super().job_notes(job)
         passed = any("cpus-per" in arg or "exclusive" in arg for arg in job.extra_options)
         if job.cpus_per_task is None and not job.exclusive and not passed:
-            yield "without --cpus-per-task all ranks of a node share one CPU, unless the site's Slurm gives more"
+            yield "without --cpus-per-task all ranks of a node share one CPU, unless the site's Slurm allocates more"
         if job.container_image:
             yield "the target was not checked: it is in the image"
             if not _has_containers():
-                yield "srun has no --container-image here: the job fails, unless the nodes have pyxis"
-        left_out = expand_hosts(job.exclude, "--exclude") if job.exclude and "/" not in job.exclude else ()
-        if bad := [each for each in suggest_excludes(time.time()) if each.host not in left_out]:
+                yield "srun has no --container-image here: the job will fail unless the nodes have pyxis"
+        excluded = expand_hosts(job.exclude, "--exclude") if job.exclude and "/" not in job.exclude else ()
+        if bad := [each for each in suggest_excludes(time.time()) if each.host not in excluded]:
             failed = join_names(f"{each.host} ({each.times} times)" for each in bad)
             hosts = ",".join([*([job.exclude] if job.exclude else []), *(each.host for each in bad)])
-            yield f"failed in your jobs of the last 7 days: {failed}; to leave out: --exclude {hosts}"
+            yield f"failed in your jobs of the last 7 days: {failed}; to exclude them: --exclude {hosts}"
 
     def environment(self, script: str) -> Mapping[str, str]:
-        """Without those that overrule lines of the script, and those of a job that this shell is part of."""
-        kept = dict(os.environ)
+        """The environment without variables that override lines of the script, and those of a surrounding job."""
+        environ = dict(os.environ)
         for option, variable in OVERRIDE_VARIABLES.items():
             if re.search(rf"^#SBATCH --{option}(=|$)", script, re.MULTILINE):
-                kept.pop(variable, None)
+                environ.pop(variable, None)
         if re.search(r"^#SBATCH --mem(-per-[cg]pu)?=", script, re.MULTILINE):  # they exclude each other
             for option in MEMORY_OPTIONS:
-                kept.pop(OVERRIDE_VARIABLES[option], None)
-        if "SLURM_JOB_ID" in kept:
-            for name in list(kept):
+                environ.pop(OVERRIDE_VARIABLES[option], None)
+        if "SLURM_JOB_ID" in environ:
+            for name in list(environ):
                 if name.startswith(("SLURM_", "SRUN_")) and name not in _OUTER_JOB_VARIABLES:
-                    del kept[name]
-        return kept
+                    del environ[name]
+        return environ
 
-    def rejection_hint(self, said: str) -> str:
-        return next(advice for words, advice in _REJECTION_HINTS if words in said.lower())
+    def rejection_hint(self, error: str) -> str:
+        return next(hint for words, hint in _REJECTION_HINTS if words in error.lower())
 
     def parse_job_id(self, job: BatchJob, answer: str) -> JobId | None:
         number, _, cluster = answer.partition(";")  # sbatch(1): "job id;cluster name"
         return JobId(number, cluster or None) if number.isdecimal() else None
 
     def job_arguments(self, job: JobId) -> tuple[str, ...]:
-        """Its number, behind the option for its cluster."""
+        """The option for its cluster, if any, and its number."""
         return ("-M", job.cluster, job.text) if job.cluster else (job.text,)
 
     def query_records(self, jobs: Sequence[JobId], deadline: Deadline) -> list[BatchJobState] | None:
         found = list[BatchJobState]()
         for cluster in dict.fromkeys(job.cluster for job in jobs):
-            of = [job for job in jobs if job.cluster == cluster]
+            of_cluster = [job for job in jobs if job.cluster == cluster]
             where = ["-M", cluster] if cluster else []
-            numbers = ",".join(job.text for job in of)
+            numbers = ",".join(job.text for job in of_cluster)
             words = ("--noheader", "--array", "--states=all", f"--Format={slurm_says.FIELDS}", f"--jobs={numbers}")
             done = deadline.run("squeue", *where, *words)
             if done.returncode and "Invalid job id" not in done.stderr:
                 return None
             found += slurm_says.parse_squeue(done.stdout, cluster)
-            told = group_by_job(of, found)
-            if lost := [job for job in of if job not in told]:
-                found += _query_sacct(lost, deadline)
+            known = group_by_job(of_cluster, found)
+            if missing := [job for job in of_cluster if job not in known]:
+                found += _query_sacct(missing, deadline)
         return found
 
     def query_one(self, job: JobId, seconds: float = QUERY_TIMEOUT_S) -> BatchJobState | None:
-        """Ask scontrol, and sacct about a job that it has forgotten, after MinJobAge of slurm.conf (300 s)."""
+        """Query scontrol; sacct for a job that it no longer knows, after MinJobAge of slurm.conf (300 s)."""
         deadline, words = Deadline(seconds), self.job_arguments(job)
-        if self.why_unavailable(job.cluster):  # the question would take long
+        if self.why_unavailable(job.cluster):  # the query would take long
             return None
         self._answers = False
         try:
@@ -189,57 +189,57 @@ class Slurm(BatchScheduler):
         self._answers = not done.returncode or "Invalid job id" in done.stderr
         if "Invalid job id" not in done.stderr:
             return None if done.returncode else slurm_says.parse_scontrol(done.stdout)
-        kept = group_by_job([job], _query_sacct([job], deadline)).get(job)
-        if kept is None:
+        ended = group_by_job([job], _query_sacct([job], deadline)).get(job)
+        if ended is None:
             raise self.forgotten_error(job)
-        return kept[0]
+        return ended[0]
 
     def why_unavailable(self, cluster: str | None = None) -> str | None:
-        """What scontrol says at once of a controller that is down; other questions would take long."""
+        """Ask ``scontrol ping``, which reports a controller that is down at once; other queries would take long."""
         if self._answers:
             return None
         try:
-            said = run_program(
+            output = run_program(
                 "scontrol", *(["-M", cluster] if cluster else []), "ping", seconds=QUICK_TIMEOUT_S / 2
             ).stdout
         except subprocess.TimeoutExpired:
             return "Slurm's controller does not answer"
         except OSError:
             return None
-        if "is DOWN" in said and "is UP" not in said:
-            return f"Slurm's controller is down: {said.splitlines()[0]}"
+        if "is DOWN" in output and "is UP" not in output:
+            return f"Slurm's controller is down: {output.splitlines()[0]}"
         return None
 
     def kill(self, job: JobId) -> None:
-        """Cancel a job without SIGTERM and the time after it: scancel sends SIGKILL only after the site's KillWait."""
+        """Send SIGKILL to the steps, then cancel: scancel alone sends it only after the site's KillWait."""
         words = self.job_arguments(job)
-        shown = run_program("squeue", "--steps", "--noheader", "--format=%i", *words[:-1], f"--jobs={job.text}").stdout
-        steps = re.findall(r"^\S+\.\d+$", shown, re.MULTILINE)
+        listed = run_program("squeue", "--steps", "--noheader", "--format=%i", *words[:-1], f"--jobs={job.text}").stdout
+        steps = re.findall(r"^\S+\.\d+$", listed, re.MULTILINE)
         for step in steps:
             subprocess.run(["scancel", "--signal=KILL", *words[:-1], step], stdin=subprocess.DEVNULL, check=False)
         try:
             self.cancel(job)
         except LaunchError:
-            if not steps:  # else it may have ended already
+            if not steps:  # after the SIGKILL the job may have ended already
                 raise
 
     def step_command(
-        self, job: SubmittedJob, seen: BatchJobState, words: Sequence[str], *, everywhere: bool
+        self, job: SubmittedJob, state: BatchJobState, words: Sequence[str], *, everywhere: bool
     ) -> tuple[list[str], Mapping[str, str]]:
-        """As a step: with ``--overlap`` (srun(1), since Slurm 20.11) it shares the job's CPUs, and waits for none."""
+        """A step by srun: with ``--overlap`` (since Slurm 20.11) it shares the job's CPUs and does not wait for any."""
         if job.image:
-            what = f"job {seen.number} runs in a container, which srun --overlap does not enter"
-            raise UsageError(what, f"ddplaunch attach {seen.number} shows its log")
+            what = f"job {state.number} runs in a container, which srun --overlap cannot enter"
+            raise UsageError(what, f"ddplaunch attach {state.number} shows its log")
         count = job.nodes if everywhere else 1
-        where = [] if everywhere or not seen.host else [f"--nodelist={seen.host}"]
+        where = [] if everywhere or not state.host else [f"--nodelist={state.host}"]
         cluster = ["-M", job.cluster] if job.cluster else []
         counts = [f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
-        options = ["--overlap", f"--jobid={seen.number}", *counts, *where, f"--chdir={job.cwd}", "--input=none"]
+        options = ["--overlap", f"--jobid={state.number}", *counts, *where, f"--chdir={job.cwd}", "--input=none"]
         return ["srun", *cluster, *options, *python_command(job.python), *words], self.environment("")
 
 
 def _query_sacct(jobs: Sequence[JobId], deadline: Deadline) -> Iterator[BatchJobState]:
-    """How jobs of one cluster ended, from the site's accounts; nothing where it keeps none."""
+    """Yield how jobs of one cluster ended, by sacct; nothing if the site has no accounting."""
     where = ["-M", jobs[0].cluster] if jobs[0].cluster else []
     numbers = ",".join(job.text for job in jobs)
     try:
@@ -250,7 +250,7 @@ def _query_sacct(jobs: Sequence[JobId], deadline: Deadline) -> Iterator[BatchJob
 
 
 def _has_containers() -> bool:
-    """Whether srun here has the options of pyxis; its help lists them. True if it does not answer."""
+    """Whether srun has the options of pyxis, by its help. True if it does not answer."""
     try:
         done = run_program("srun", "--help")
     except (OSError, subprocess.TimeoutExpired):
@@ -259,22 +259,22 @@ def _has_containers() -> bool:
 
 
 def _memory(ctx: click.Context) -> list[str | None]:
-    """The value of each option of ``MEMORY_OPTIONS``; one that is typed overrules the others of files.
+    """The value of each option of ``MEMORY_OPTIONS``; one on the command line overrides the others from files.
 
     Raises:
-        UsageError: there are several.
+        UsageError: several are given.
     """
     values = {name: ctx.params[name.replace("-", "_")] for name in MEMORY_OPTIONS}
-    typed = [name for name in MEMORY_OPTIONS if value_source(ctx, name.replace("-", "_")) is OptionSource.TYPED]
-    given = typed or [name for name, value in values.items() if value is not None]
-    if len(given) > 1:
-        words = " and ".join(f"--{name} {values[name]}" for name in given)
-        raise UsageError(f"{words} exclude each other", f"leave one out: --{given[0]} {values[given[0]]}")
-    return [value if name in given else None for name, value in values.items()]
+    explicit = [name for name in MEMORY_OPTIONS if value_source(ctx, name.replace("-", "_")) is OptionSource.TYPED]
+    chosen = explicit or [name for name, value in values.items() if value is not None]
+    if len(chosen) > 1:
+        words = " and ".join(f"--{name} {values[name]}" for name in chosen)
+        raise UsageError(f"{words} exclude each other", f"leave one out: --{chosen[0]} {values[chosen[0]]}")
+    return [value if name in chosen else None for name, value in values.items()]
 
 
 def _check(job: BatchJob) -> None:
-    """Check GPUs, memory and nodes. Raises UsageError if they contradict each other."""
+    """Raise UsageError if options of GPUs, memory or nodes contradict each other."""
     counts = {
         name: found[1]
         for name, text in (("gpus-per-task", job.gpus_per_task), ("gpus-per-node", job.gpus_per_node))
@@ -307,7 +307,7 @@ def _output(job: BatchJob) -> str:
 
 
 def _expand_pattern(job: BatchJob, number: str, pattern: str) -> str:
-    """The file that a pattern names for job ``number``. What is not known yet stays: %N, and %a of an array."""
+    """Expand a file name pattern for job ``number``; what is not known yet stays: %N, and %a of an array."""
     known = {"A": number, "x": job.job_name, "%": "%"} | ({} if job.array else {"j": number})
 
     def fill(found: re.Match[str]) -> str:
@@ -319,7 +319,7 @@ def _expand_pattern(job: BatchJob, number: str, pattern: str) -> str:
 def _head(job: BatchJob) -> Iterator[str]:
     yield "#!/bin/bash"
     yield "# Written by ddplaunch submit. To submit it again: sbatch THIS_FILE"
-    folder = job.chdir.replace("%", "%%") + "/" if "%" in job.chdir else ""  # else a pattern of sbatch's begins there
+    folder = job.chdir.replace("%", "%%") + "/" if "%" in job.chdir else ""  # else sbatch would expand it as a pattern
     for name in DIRECTIVE_OPTIONS:
         value = _output(job) if name == "output" else getattr(job, name.replace("-", "_"))
         if value and name in ("output", "error"):
@@ -335,24 +335,24 @@ def _head(job: BatchJob) -> Iterator[str]:
     yield "# A job that Slurm starts again (preempted, or its node was lost) goes on in the same log."
     yield "#SBATCH --open-mode=append"
     if job.spares:
-        yield "# When a node is lost, a spare takes its place: Slurm is not to end the job."
+        yield "# When a node is lost, a spare takes its place: Slurm must not end the job."
         yield "#SBATCH --no-kill"
     if job.requeue:
         again = job.requeue
-        yield f"# The warning comes before a preemption or the time limit: {again.grace:g} s for a checkpoint, then"
+        yield f"# The signal comes before a preemption or the time limit: {again.grace:g} s for a checkpoint, then"
         yield f"# {again.stop_s:g} s for ranks to stop. Slurm may send it up to a minute early."
         yield f"#SBATCH --signal={again.warning}@{again.warning_lead_s}"
         yield "#SBATCH --requeue"
 
 
-LEFT_TO_SRUN = 60.0
-"""Seconds from the job's exit code to the end of srun: the other launchers end within the grace, or are lost."""
+SRUN_EXIT_TIMEOUT_S = 60.0
+"""Seconds for srun to end after the job's exit code is known: the other launchers end within the grace or are lost."""
 
 
 def _quote_directive(text: str) -> str:
     r"""Quote a word of an ``#SBATCH`` line.
 
-    Not by shlex: sbatch reads ``\`` as an escape within quotes of both kinds, and a bare ``#`` begins a comment
+    shlex does not fit: sbatch reads ``\`` as an escape within quotes of both kinds, and a bare ``#`` begins a comment
     (``_get_argument`` in Slurm's src/sbatch/opt.c).
     """
     if "\n" in text or "\r" in text or "\0" in text:
@@ -377,7 +377,7 @@ def _teardown(job: BatchJob) -> Iterator[str]:
 def _setup(job: BatchJob) -> Iterator[str]:
     if not job.setup:
         return
-    yield "# On the first node; srun hands the variables on to all. A set-up that fails ends the job."
+    yield "# On the first node; srun passes the variables to all. A failed set-up ends the job."
     for each in job.setup:
         yield f"{each.line} || exit"
     yield ""
@@ -388,17 +388,17 @@ def _traps(job: BatchJob) -> Iterator[str]:
     yield f"trap {'ended=1' if job.requeue else ':'} TERM"
     yield "trap : USR1 USR2"
     if job.requeue:
-        yield "# scancel --batch warns this shell alone."
+        yield "# scancel --batch signals only this shell."
         yield f"trap 'kill -{job.requeue.warning} \"$srun\" 2>/dev/null' {job.requeue.warning}"
     yield ""
 
 
 def _step(job: BatchJob) -> Iterator[str]:
-    yield "# Node 0 leaves the job's exit code here. srun's is a killed task's, even where the job went on without it."
+    yield "# Node 0 writes the job's exit code here. srun returns that of a killed task, even if the job survived it."
     yield 'exit_file="$PWD/.ddplaunch-exit-$SLURM_JOB_ID"'
     yield 'rm -f "$exit_file"'
     yield "# All three counts, so that no variable changes them: one launcher on each node. They end together;"
-    yield "# srun is not to kill one because another has ended."
+    yield "# srun must not kill one because another has ended."
     counts = '--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1'
     yield f'DDPLAUNCH_EXIT_FILE="$exit_file" srun {counts} \\'
     yield f"  --kill-on-bad-exit=0 --wait=0{' --no-kill' if job.spares else ''} \\"
@@ -419,7 +419,7 @@ def _step(job: BatchJob) -> Iterator[str]:
 
 
 def _waits(job: BatchJob) -> bool:
-    """Whether the script has something to do while srun runs."""
+    """Whether srun runs in the background: the script handles signals or lost nodes meanwhile."""
     return bool(job.requeue or job.spares)
 
 
@@ -427,9 +427,10 @@ def _tail(job: BatchJob) -> Iterator[str]:
     if _waits(job):
         yield "srun=$!"
         if job.spares:
-            yield f"# srun waits for a lost node that came back; {LEFT_TO_SRUN:g} s after the job's end it is killed."
+            timeout = f"{SRUN_EXIT_TIMEOUT_S:g} s"
+            yield f"# srun waits for a lost node that came back; {timeout} after the job's end it is killed."
             yield '{ until [ -s "$exit_file" ]; do sleep 5 3>&-; done'
-            yield f"  sleep {LEFT_TO_SRUN:g} 3>&-"
+            yield f"  sleep {SRUN_EXIT_TIMEOUT_S:g} 3>&-"
             yield '  echo "ddplaunch: the job is over; srun still waits for a lost node and is killed" >&3'
             yield '  kill -KILL "$srun"; } 3>&2 >/dev/null 2>&1 &'
             yield "limit=$!"
@@ -449,7 +450,7 @@ def _tail(job: BatchJob) -> Iterator[str]:
 
 
 def _requeue_lines(requeue: RequeueOptions) -> Iterator[str]:
-    yield "preempted() {  # without a warning, as on sites that have not set preempt_send_user_signal"
+    yield "preempted() {  # without a signal, as on sites that have not set preempt_send_user_signal"
     yield '  [ $code -ne 0 ] && scontrol show job "$SLURM_JOB_ID" | grep -q " PreemptTime=[0-9]"'
     yield "}"
     yield f'if [ -z "$ended" ] && {{ [ $code -eq {EXIT_PREEMPTED} ] || preempted; }}; then'

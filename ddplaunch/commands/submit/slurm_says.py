@@ -1,4 +1,4 @@
-"""What Slurm's programs print of jobs, and what it means: words, and our exit codes."""
+"""Parsers for the output of scontrol, squeue and sacct: job states, descriptions and exit codes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _FINAL_STATES: dict[str, tuple[str, int | None]] = {
     "NODE_FAIL": ("lost a node", EXIT_UNAVAILABLE),
     "PREEMPTED": ("was preempted", EXIT_PREEMPTED),
 }
-"""The final states of a job (squeue(1), JOB STATE CODES): words for each, and our exit code.
+"""The final states of a job (squeue(1), JOB STATE CODES): description, and the exit code that ddplaunch returns.
 
-None is the batch script's own exit code. Where Slurm ended the job that says nothing, and SIGTERM is what it got.
+None: the exit code of the batch script. If Slurm ended the job, that is not meaningful; it got SIGTERM.
 """
 
 
@@ -40,16 +40,16 @@ _BLOCKING_REASONS = {
     "JobHeldUser": "you hold it: scontrol release JOB",
     "JobHeldAdmin": "an administrator holds it",
 }
-"""Reasons that waiting does not change, in words (Slurm's page "Job Reason Codes"), beside ``_PER_JOB``."""
+"""Reasons for which a job never starts (Slurm's page "Job Reason Codes"), besides ``_PER_JOB``."""
 
 _PER_JOB = re.compile(r"(Assoc|QOS)Max\w+PerJob(Limit)?|QOSMin\w+")
 """Limits of an account or a QOS that this job alone exceeds, like QOSMaxNodePerJobLimit."""
 
 
 def parse_scontrol(text: str) -> BatchJobState | None:
-    """Read what ``scontrol --oneliner show job`` prints; None if it is something else.
+    """Parse ``scontrol --oneliner show job``; None if it is something else.
 
-    ``JobId=7 JobName=x UserId=… BatchJobState=FAILED Reason=None … Restarts=0 … ExitCode=3:0 … PreemptTime=None …
+    ``JobId=7 JobName=x UserId=… JobState=FAILED Reason=None … Restarts=0 … ExitCode=3:0 … PreemptTime=None …
     StdOut=/a/slurm-7.out Power=`` where ExitCode is the batch script's own, and the signal that ended it. PreemptTime
     is None again after a requeue.
     """
@@ -78,44 +78,46 @@ _FIELDS = {
     "JobArrayID": 64, "JobID": 16, "State": 32, "Reason": 96, "exit_code": 16, "RestartCnt": 12, "BatchHost": 256,
     "PreemptTime": 24,
 }  # fmt: skip
-"""What squeue is asked for, and how wide each is: it puts nothing between them (squeue(1))."""
+"""The fields that squeue prints, and their widths: it puts nothing between them (squeue(1))."""
 
 FIELDS = ",".join(f"{name}:{width}" for name, width in _FIELDS.items())
 
 
 def parse_squeue(text: str, cluster: str | None = None) -> Iterator[BatchJobState]:
-    """Read what squeue prints when it is asked for ``FIELDS`` of jobs of a cluster."""
+    """Parse the output of squeue with ``FIELDS``."""
     for line in text.splitlines():
         row, begin = [], 0
         for width in _FIELDS.values():
             row.append(line[begin : begin + width].strip())
             begin += width
-        typed, number, state, reason, code, restarts, host, preempted = row
+        array_id, number, state, reason, code, restarts, host, preempted = row
         if not (number.isdecimal() and code.isdecimal()):
             continue
-        signal = int(code) & 0x7F  # it is the status of wait(2)
+        signal = int(code) & 0x7F  # a wait status, as of wait(2)
         own = 0 if signal else int(code) >> 8
         again = int(restarts) if restarts.isdecimal() else 0
         record = _make_state(state, reason, own, signal, again, preempted[:1].isdecimal())
-        yield replace(record, job=_id(typed, cluster), number=number, host=host)
+        yield replace(record, job=_parse_id(array_id, cluster), number=number, host=host)
 
 
 def parse_sacct(text: str, cluster: str | None = None) -> Iterator[BatchJobState]:
-    """Read what sacct prints of JobID, State and ExitCode with ``-P``, of jobs of a cluster that have ended."""
-    for typed, state, own, signal in re.findall(r"(?m)^(\w+)\|(\w+)[^|]*\|(\d+):(\d+)", text):
+    """Parse JobID, State and ExitCode, printed by ``sacct -P``, of jobs that have ended."""
+    for job_id, state, own, signal in re.findall(r"(?m)^(\w+)\|(\w+)[^|]*\|(\d+):(\d+)", text):
         if state in _FINAL_STATES:
-            yield replace(_make_state(state, "None", int(own), int(signal)), job=_id(typed, cluster), number=typed)
+            yield replace(
+                _make_state(state, "None", int(own), int(signal)), job=_parse_id(job_id, cluster), number=job_id
+            )
 
 
-def _id(typed: str, cluster: str | None) -> JobId:
-    number, _, index = typed.partition("_")
+def _parse_id(text: str, cluster: str | None) -> JobId:
+    number, _, index = text.partition("_")
     return JobId(number, cluster, index or None)
 
 
 def _make_state(
     state: str, reason: str, own: int, signal: int, restarts: int = 0, preempted: bool = False, log: str | None = None
 ) -> BatchJobState:
-    """What Slurm says of a job, by its state, and its batch script's own exit code and the signal that ended that."""
+    """Build the state of a job; ``own`` and ``signal``: exit code and signal of its batch script."""
     if state in _FINAL_STATES:
         return _end(state, own, signal, preempted, log)
     word = state.lower().replace("_", " ")
@@ -123,7 +125,7 @@ def _make_state(
         again = f" again (restart {restarts})" if restarts and state == "RUNNING" else ""
         return BatchJobState(f"is {word}{again}", is_running=state == "RUNNING", state=word)
     words = "was requeued and waits" if restarts else "waits"
-    if never := _BLOCKING_REASONS.get(reason) or ("more than one job may have" if _PER_JOB.fullmatch(reason) else ""):
+    if never := _BLOCKING_REASONS.get(reason) or ("more than one job is allowed" if _PER_JOB.fullmatch(reason) else ""):
         words += f", and will never start: {reason} ({never})"
     elif reason != "None":
         words += f": {reason}"
@@ -134,7 +136,7 @@ def _end(state: str, own: int, signal: int, preempted: bool, log: str | None) ->
     if state == "FAILED" and (own, signal) == (0, _LOG_OPEN_SIGNAL):
         return ended_state(EXIT_USAGE, f"failed: Slurm could not open its log {log or ''} on the node")
     if state == "FAILED" and own == EXIT_SIGNAL + 15 and preempted:
-        state = "PREEMPTED"  # it ended within its grace, so Slurm sees only a script that failed
+        state = "PREEMPTED"  # it ended within its grace, so Slurm reports only a failed script
     how, code = _FINAL_STATES[state]
     if code is None:
         code = own or (EXIT_SIGNAL + signal if signal else int(state == "FAILED"))

@@ -1,6 +1,6 @@
-"""What a client may ask of a running job: a file each, with the request, its answers, and how the job answers.
+"""The requests that a running job answers on its control socket: one module each, with its replies and handler.
 
-All are plain data, checked as the nodes' messages are. Every ``Request`` that a file here defines may be made.
+All are plain data, checked as the nodes' messages are. Every ``Request`` that a module here defines is accepted.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 if TYPE_CHECKING:
     from ddplaunch.job.door import RequestContext
 
-A = TypeVar("A", covariant=True)  # the answer, or the last kind of them
+A = TypeVar("A", covariant=True)  # the reply, or the last kind of them
 
 
 class Request(Generic[A]):
-    """What a client may make. ``answers`` are all that it may be answered with, in order; ``A`` is the last of them."""
+    """Base class of requests. ``answers``: the types of its replies, in order; ``A`` is the last of them."""
 
     answers = tuple[type, ...]()  # without an annotation: it is no field
 
     @property
     def is_streaming(self) -> bool:
-        """Whether it is answered as long as the job runs; few clients at a time may make such a one."""
+        """Whether replies come until the job ends; MAX_STREAMING_CLIENTS of them at a time are accepted."""
         return False
 
     def handle(self, context: RequestContext) -> None:
-        """Answer it, now or later."""
+        """Send the replies, now or later."""
         raise NotImplementedError
 
 
 @cache
 def all_requests() -> tuple[type[Request[object]], ...]:
-    """All that may be made."""
+    """Import the modules of this package, and return all request types."""
     for module in iter_modules(__path__):
         import_module(f"{__name__}.{module.name}")
     return tuple(Request.__subclasses__())

@@ -1,4 +1,4 @@
-"""A person's debugger in the ranks of this node."""
+"""Request of ``ddplaunch debug``: attach a user to the debuggers of this node's ranks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from ddplaunch.job.door import RequestContext
 from ddplaunch.job.requests import Request
 from ddplaunch.wire.bounds import Count
 
-NOT_PREPARED_ERROR = "its ranks were not started for debugging: that takes a terminal, or run --debug"
+NOT_PREPARED_ERROR = "its ranks were not started for server: that takes a terminal, or run --debug"
 
 
 @dataclass(frozen=True)
 class DebugRanks(Request[ToUser]):
-    """Debug ranks, those at a breakpoint and those that come to one; first stop one that runs, if it is named.
+    """Attach to all ranks that are, or will be, at a breakpoint; ``stop``: pause this rank first.
 
-    After the request the client says what the person types.
+    After the request the client sends the user's input.
     """
 
     stop: Count | None = None
@@ -26,15 +26,15 @@ class DebugRanks(Request[ToUser]):
     def is_streaming(self) -> bool:
         return True
 
-    def handle(self, asker: RequestContext) -> None:
-        debugging = asker.job.debug_server()
-        if debugging is None:
-            asker.send(DebugNotice(NOT_PREPARED_ERROR, is_refusal=True))
-            asker.finish()
+    def handle(self, context: RequestContext) -> None:
+        server = context.job.debug_server()
+        if server is None:
+            context.send(DebugNotice(NOT_PREPARED_ERROR, is_refusal=True))
+            context.finish()
             return
-        person = asker.guard(asker.send)
-        asker.expect(FROM_USER, debugging.on_user_message, MAX_FRAME_BYTES)
-        asker.on_job_end(lambda code: debugging.detach_user(person))
-        debugging.attach_user(person)
+        user = context.guard(context.send)
+        context.expect(FROM_USER, server.on_user_message, MAX_FRAME_BYTES)
+        context.on_job_end(lambda code: server.detach_user(user))
+        server.attach_user(user)
         if self.stop is not None:
-            debugging.on_user_message(PauseRank(self.stop))
+            server.on_user_message(PauseRank(self.stop))

@@ -1,4 +1,4 @@
-"""What the ranks are doing."""
+"""Request for an inspection: what all ranks of the job are doing."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ MAX_LINE_CHARS = 200  # characters of a line
 
 
 def last_output_line(printed: bytes) -> str:
-    """The last line of an output that is not blank; of a progress bar its last state."""
+    """Return the last line of an output that is not blank; of a progress bar its last state."""
     lines = printed[-4 * MAX_LINE_CHARS :].decode(errors="replace").replace("\r", "\n").split("\n")
     return sanitize_line(next((line for line in reversed(lines) if line.strip()), ""), MAX_LINE_CHARS)
 
 
 def last_output_lines(job: ServedJob) -> tuple[tuple[int, str], ...]:
-    """The last line of each rank of this node."""
+    """Return the last output line of each rank of this node."""
     return tuple((rank, last_output_line(job.output_tail(rank))) for rank in job.ranks_with_output())
 
 
 @dataclass(frozen=True)
 class JobInspection:
-    """The status, and what the ranks were doing."""
+    """The status, and an inspection of all ranks."""
 
     status: Status
     inspection: Inspection
-    last_lines: tuple[tuple[Count, TextLine], ...] = ()  # the last line of each rank of this node, where asked for
+    last_lines: tuple[tuple[Count, TextLine], ...] = ()  # the last output line of each rank of this node, if requested
 
 
 @dataclass(frozen=True)
 class InspectJobRequest(Request[JobInspection]):
-    """Answer with what all ranks are doing now.
+    """Inspect all ranks now.
 
-    To find out which are slow (``PACE``) takes some time of each rank, so ask that every 10 s at most.
+    Finding slow ranks (``PACE``) takes some time of each rank, so request that every 10 s at most.
     """
 
     detail: Detail = Detail.STATE
-    with_last_lines: bool = False  # whether the last line of each rank is wanted too
+    with_last_lines: bool = False  # whether to send the last output line of each rank too
 
     answers = (JobInspection,)
 
-    def handle(self, asker: RequestContext) -> None:
-        def inspected(inspection: Inspection) -> None:
-            said = last_output_lines(asker.job) if self.with_last_lines else ()
-            asker.send(JobInspection(asker.job.status(), inspection, said))
-            asker.finish()
+    def handle(self, context: RequestContext) -> None:
+        def on_inspected(inspection: Inspection) -> None:
+            lines = last_output_lines(context.job) if self.with_last_lines else ()
+            context.send(JobInspection(context.job.status(), inspection, lines))
+            context.finish()
 
-        asker.job.inspect_job(self.detail, asker.guard(inspected))
+        context.job.inspect_job(self.detail, context.guard(on_inspected))

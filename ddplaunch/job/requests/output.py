@@ -1,4 +1,4 @@
-"""What ranks print: what is in memory, then what follows; a slow client misses some of it."""
+"""Requests for the output of ranks: what is in memory, then what follows; a slow client misses some of it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from ddplaunch.job.requests import Request
 from ddplaunch.job.status import Status
 from ddplaunch.wire.bounds import Count, Name, Size, Timestamp
 
-MAX_UNSENT_BYTES = 1 << 20  # bytes that a client has not read yet, over which it misses what comes
-MAX_BACKLOG_BYTES = 32 << 20  # bytes of what all ranks had printed before
+MAX_UNSENT_BYTES = 1 << 20  # that a client has not read yet; beyond it, new output is dropped for this client
+MAX_BACKLOG_BYTES = 32 << 20  # of earlier output, of all ranks together
 
 
 @dataclass(frozen=True)
 class OutputChunk:
-    """A piece of what a rank prints: there are any number, until the connection ends."""
+    """A piece of a rank's output; any number of them follow, until the connection ends."""
 
     rank: Count
     data: bytes
-    missed: Size = 0  # bytes before it that were left out, as the client did not keep up
+    missed: Size = 0  # bytes before it that were dropped, as the client did not keep up
 
 
 @dataclass(frozen=True)
 class TailOutputRequest(Request[OutputChunk]):
-    """Answer with the status, then what these ranks of this node printed last; ``follow``: and what they then print.
+    """Send the status, then the last output of these ranks of this node; ``follow``: and their output from then on.
 
-    No ranks are all ranks. Of what was printed before, ``lines`` takes as many of the last lines, where 0 is all, and
-    ``since`` what came since a moment.
+    No ranks means all ranks. Of the earlier output, ``lines`` limits it to the last lines (0: all), and ``since`` to
+    what came since a moment.
     """
 
     ranks: tuple[Count, ...] = ()
@@ -40,21 +40,21 @@ class TailOutputRequest(Request[OutputChunk]):
     def is_streaming(self) -> bool:
         return self.follow
 
-    def handle(self, asker: RequestContext) -> None:
-        asker.send(asker.job.status())
-        here = [rank for rank in asker.job.ranks_with_output() if rank in self.ranks or not self.ranks]
-        for rank in here:
-            if data := asker.job.output_tail(rank, self.since)[-(MAX_BACKLOG_BYTES // len(here)) :]:
-                asker.send(OutputChunk(rank, last_lines(data, self.lines) if self.lines else data))
+    def handle(self, context: RequestContext) -> None:
+        context.send(context.job.status())
+        ranks = [rank for rank in context.job.ranks_with_output() if rank in self.ranks or not self.ranks]
+        for rank in ranks:
+            if data := context.job.output_tail(rank, self.since)[-(MAX_BACKLOG_BYTES // len(ranks)) :]:
+                context.send(OutputChunk(rank, last_lines(data, self.lines) if self.lines else data))
         if not self.follow:
-            return asker.finish()
-        follower = OutputSubscriber(asker, self.ranks)
-        asker.job.subscribe_output(follower.listener)
-        asker.on_job_end(follower.stop)
+            return context.finish()
+        subscriber = OutputSubscriber(context, self.ranks)
+        context.job.subscribe_output(subscriber.listener)
+        context.on_job_end(subscriber.stop)
 
 
 def last_lines(data: bytes, count: int) -> bytes:
-    """The last lines of an output; an unfinished one counts."""
+    """Return the last ``count`` lines of an output; an unfinished one counts."""
     at = len(data) - data.endswith(b"\n")
     for _ in range(count):
         at = data.rfind(b"\n", 0, max(0, at))
@@ -64,45 +64,45 @@ def last_lines(data: bytes, count: int) -> bytes:
 
 
 class OutputSubscriber:
-    """Sends to one client what ranks print."""
+    """Sends the output of ranks to one client, as it comes."""
 
-    def __init__(self, asker: RequestContext, ranks: tuple[int, ...]) -> None:
-        self._asker = asker
+    def __init__(self, context: RequestContext, ranks: tuple[int, ...]) -> None:
+        self._context = context
         self._wanted = frozenset(ranks)
         self._missed: dict[int, int] = {}  # bytes, by rank
-        self.listener = asker.guard(self.on_output)
+        self.listener = context.guard(self.on_output)
 
     def on_output(self, rank: int, data: bytes) -> None:
-        """Send what a rank has printed, if the client wants it and keeps up."""
+        """Send a chunk of a rank's output, if the client requested that rank and keeps up."""
         if self._wanted and rank not in self._wanted:
             return
-        if self._asker.unsent_bytes > MAX_UNSENT_BYTES:
+        if self._context.unsent_bytes > MAX_UNSENT_BYTES:
             self._missed[rank] = self._missed.get(rank, 0) + len(data)
         else:
-            self._asker.send(OutputChunk(rank, data, self._missed.pop(rank, 0)))
+            self._context.send(OutputChunk(rank, data, self._missed.pop(rank, 0)))
 
     def stop(self, code: int | None = None) -> None:
-        """Send no more, but how much the client has missed since."""
-        self._asker.job.unsubscribe_output(self.listener)
+        """End the subscription; send how many bytes the client has missed."""
+        self._context.job.unsubscribe_output(self.listener)
         for rank, missed in self._missed.items():
-            self._asker.send(OutputChunk(rank, b"", missed))
+            self._context.send(OutputChunk(rank, b"", missed))
         self._missed.clear()
 
 
 @dataclass(frozen=True)
 class FlushReply:
-    """The mark is on its way."""
+    """The mark will be written."""
 
 
 @dataclass(frozen=True)
 class FlushRequest(Request[FlushReply]):
-    """Show all that the ranks of this node have printed by now, and then this mark on the launcher's own streams."""
+    """Show all output of this node's ranks up to now, then write this mark to the launcher's stdout and stderr."""
 
     mark: Name
 
     answers = (FlushReply,)
 
-    def handle(self, asker: RequestContext) -> None:
-        asker.job.flush_output(f"{self.mark}\n".encode())
-        asker.send(FlushReply())
-        asker.finish()
+    def handle(self, context: RequestContext) -> None:
+        context.job.flush_output(f"{self.mark}\n".encode())
+        context.send(FlushReply())
+        context.finish()

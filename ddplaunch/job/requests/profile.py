@@ -1,4 +1,4 @@
-"""Where the ranks spend their time."""
+"""Request for a profile: where the ranks spend their time."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ddplaunch.wire.bounds import Seconds
 
 @dataclass(frozen=True)
 class ProfileJobRequest(Request[ProfileReply]):
-    """Answer with the status, then with the profile of each rank as it comes, at last that it is over."""
+    """Send the status, then the profile of each rank as it comes; the last reply ends it."""
 
     seconds: Seconds
     torch: bool = False  # with torch's own profiler
 
     answers = (Status, ProfileReply)
 
-    def handle(self, asker: RequestContext) -> None:
-        def hear(message: ProfileReply) -> None:
-            asker.send(message)
+    def handle(self, context: RequestContext) -> None:
+        def on_reply(message: ProfileReply) -> None:
+            context.send(message)
             if message.is_last:
-                asker.finish()
+                context.finish()
 
-        asker.send(asker.job.status())
-        asker.on_job_end(lambda code: None)  # it takes longer than other requests may
-        asker.job.profile_job(min(self.seconds, MAX_PROFILE_S), self.torch, asker.guard(hear))
+        context.send(context.job.status())
+        context.on_job_end(lambda code: None)  # without CONNECTION_TIMEOUT_S
+        context.job.profile_job(min(self.seconds, MAX_PROFILE_S), self.torch, context.guard(on_reply))

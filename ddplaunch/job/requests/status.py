@@ -1,4 +1,4 @@
-"""How the job stands, and its end: bringing it about, waiting for it."""
+"""Requests for the status of the job, to stop it, and to wait for its end."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ddplaunch.wire.bounds import ExitCode, Name
 
 @dataclass(frozen=True)
 class StatusQuery(Request[Status]):
-    """Answer with the status."""
+    """Send the status."""
 
     answers = (Status,)
 
-    def handle(self, asker: RequestContext) -> None:
-        asker.send(asker.job.status())
-        asker.finish()
+    def handle(self, context: RequestContext) -> None:
+        context.send(context.job.status())
+        context.finish()
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,17 @@ class StopReply:
 
 @dataclass(frozen=True)
 class StopJobRequest(Request[StopReply]):
-    """End the job; ``now``: without the grace, and what has not ended then is killed."""
+    """Stop the job; ``now``: kill it, without the grace."""
 
     now: bool = False
-    command: Name = "ddplaunch stop"  # which requests it
+    command: Name = "ddplaunch stop"  # the command that requests it
 
     answers = (StopReply,)
 
-    def handle(self, asker: RequestContext) -> None:
-        asker.send(StopReply())
-        asker.finish()
-        asker.call_soon(lambda: asker.job.stop(self.now, self.command))
+    def handle(self, context: RequestContext) -> None:
+        context.send(StopReply())
+        context.finish()
+        context.call_soon(lambda: context.job.stop(self.now, self.command))
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class JobEndReply:
 
 @dataclass(frozen=True)
 class WaitRequest(Request[JobEndReply]):
-    """Answer with the status, then when the job has ended."""
+    """Send the status, then the exit code once the job has ended."""
 
     answers = (Status, JobEndReply)
 
@@ -57,10 +57,10 @@ class WaitRequest(Request[JobEndReply]):
     def is_streaming(self) -> bool:
         return True
 
-    def handle(self, asker: RequestContext) -> None:
-        def ended(code: int | None) -> None:
+    def handle(self, context: RequestContext) -> None:
+        def on_end(code: int | None) -> None:
             if code is not None:
-                asker.send(JobEndReply(code))
+                context.send(JobEndReply(code))
 
-        asker.send(asker.job.status())
-        asker.on_job_end(ended)
+        context.send(context.job.status())
+        context.on_job_end(on_end)

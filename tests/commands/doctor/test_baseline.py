@@ -48,7 +48,7 @@ def test_noise_is_not_named(backend, noise):
 def test_a_node_that_is_slower_than_it_was():
     now = examined(factor=lambda what, nodes: 2.0 if what == "bandwidth" and 2 in nodes else 1.0)
     assert told(now, examined()) == [
-        "warning n2: all_reduce (nccl) with any other node: 800 MiB/s, and 1.6 GiB/s on 2026-11-17 10:00"
+        "warning n2: all_reduce (nccl) with any other node: 800 MiB/s; it was 1.6 GiB/s on 2026-11-17 10:00"
     ]
     assert told(examined(), now) == [], "faster than it was"
 
@@ -58,8 +58,8 @@ def test_a_link_and_a_gpu_that_are_slower_than_they_were():
         factor=lambda what, nodes: {("bandwidth", (1, 3)): 2.0, ("power", (0,)): 1.5}.get((what, nodes), 1.0)
     )
     assert told(now, examined()) == [
-        "warning n1 and n3: all_reduce (nccl): 800 MiB/s, and 1.6 GiB/s on 2026-11-17 10:00",
-        "warning n0: matrices on cuda:0: 333 TFLOP/s, and 500 TFLOP/s on 2026-11-17 10:00",
+        "warning n1 and n3: all_reduce (nccl): 800 MiB/s; it was 1.6 GiB/s on 2026-11-17 10:00",
+        "warning n0: matrices on cuda:0: 333 TFLOP/s; it was 500 TFLOP/s on 2026-11-17 10:00",
     ]
 
 
@@ -67,14 +67,14 @@ def test_a_busy_node_is_not_compared():
     now = examined(factor=lambda what, nodes: 9.0 if 2 in nodes else 1.0)
     nodes = (*now.nodes[:2], NodeResult("n2", replace(FACTS, load=25.0)), now.nodes[3])
     assert told(replace(now, nodes=nodes), examined()) == [
-        "note n2: not compared with what it was on 2026-11-17 10:00, as its CPUs have too little time"
+        "note n2: not compared with 2026-11-17 10:00: its CPUs are busy"
     ]
 
 
 def test_a_file_of_other_hosts():
     other = Examination((NodeResult("m0"),), (), powers=(DeviceResult(0, "cpu", 1e9),))
     assert told(other, examined()) == [
-        "note --compare: nothing was measured that was measured on 2026-11-17 10:00 too, on n0, n1, n2, n3"
+        "note --compare: no measurement in common with 2026-11-17 10:00, on n0, n1, n2, n3"
     ]
 
 
@@ -96,7 +96,7 @@ def test_a_garbled_file_is_refused(run_in_fork, tmp_path, text):
     done = run_in_fork("doctor", "--compare", "saved")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "Error: --compare saved: not a file that ddplaunch doctor --save has written\n  write it anew, with --save\n"
+        "Error: --compare saved: not a file written by ddplaunch doctor --save\n  write a new one with --save\n"
     )
 
 

@@ -35,7 +35,7 @@ def doctor(hosts, tmp_path):
 def test_two_nodes_with_a_token_two_clocks_and_a_path_that_drops_large_packets(doctor, hosts, tmp_path):
     hosts[1].drop_large(hosts[0])
     first = doctor(0, env={"DDPLAUNCH_TOKEN": "secret"})
-    first.says("waiting for node 1 at port 29501 (60 s at most)")
+    first.says("waiting for node 1 on port 29501 (up to 60 s)")
     code, out, err = doctor(1, env={"DDPLAUNCH_TOKEN": "another"}).end()
     assert (code, out) == (2, "")
     assert "Error: node 0 refuses this node: its token differs\n" in err
@@ -44,10 +44,10 @@ def test_two_nodes_with_a_token_two_clocks_and_a_path_that_drops_large_packets(d
     assert code == 1
     assert [each["name"] for each in found["nodes"]] == ["n0", "n1"]
     assert sorted(said) == [
-        "n1 to n0: a connection works, but packets of full size are lost on the way",
+        "n1 to n0: connections work, but packets of full size are lost",
         "n1: its clock is 50.0 s ahead of that of n0",
     ]
-    line = "ddplaunch: node 1 of 2 answers node 0 at n0:29501, which prints the page\n"
+    line = "ddplaunch: node 1 of 2 has joined node 0 at n0:29501, which prints the report\n"
     assert other.end() == (1, "", line)
     assert {each["outcome"] for each in found["ways"]} == {"ok"}
     assert [(each["source"], each["target"]) for each in found["flows"] if not each["large"]] == [(1, 0)]
@@ -60,9 +60,9 @@ def test_a_closed_port_and_ctrl_c_while_node_0_waits(doctor, hosts):
     first, other, closed = doctor(0, nnodes=3), doctor(2, nnodes=3), doctor(1, "--join-timeout", "6", nnodes=3)
     code, out, err = closed.end()
     assert (code, out) == (1, "")
-    assert "ddplaunch: waiting for node 0 (6 s at most): n0:29501: no answer\n" in err
-    assert "Error: node 0 was not reached in 6 s (--join-timeout): n0:29501: no answer\n" in err
-    other.says("answers node 0")
+    assert "ddplaunch: waiting for node 0 (up to 6 s): n0:29501: no answer\n" in err
+    assert "Error: cannot reach node 0 within 6 s (--join-timeout): n0:29501: no answer\n" in err
+    other.says("has joined node 0")
     first.process.send_signal(signal.SIGINT)
     assert first.end()[0] == 130
     assert other.end()[0] == 1
@@ -101,15 +101,15 @@ def test_a_stranger_and_a_node_that_does_not_come(doctor, hosts, tmp_path):
     from ddplaunch import __version__
 
     first = doctor(0, "--join-timeout", "8", nnodes=4)
-    first.says("waiting for node 1, 2, 3 at port 29501 (8 s at most)")
+    first.says("waiting for node 1, 2, 3 on port 29501 (up to 8 s)")
     program = write_program(tmp_path, "strangers.py", STRANGERS)
     stranger = hosts[2].start([sys.executable, program, __version__])
     other = doctor(1, nnodes=4)
     code, found, said = first.found()
     assert code == 1
     assert sorted(said) == [
-        "n2: it did not take part: ddplaunch cannot read the answer of this host",
-        "node 3: it did not take part: it did not connect in 8 s (--join-timeout)",
+        "n2: did not respond: ddplaunch cannot read the reply of this host",
+        "node 3: did not respond: no connection within 8 s (--join-timeout)",
     ]
     (absent,) = [each for each in found["findings"] if each["subject"] == "node 3"]
     assert absent["hint"].endswith("ddplaunch doctor --nnodes 4 --node-rank 3 --master-addr n0 --master-port 29500")
@@ -121,15 +121,15 @@ def test_a_stranger_and_a_node_that_does_not_come(doctor, hosts, tmp_path):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ctrl_c(doctor, rank):
     first, other = doctor(0), doctor(1)
-    first.says(("looking at 2 nodes", "measuring all_reduce")[rank])
+    first.says(("examining 2 nodes", "measuring all_reduce")[rank])
     pressed = (first, other)[rank]
     pressed.process.send_signal(signal.SIGINT)
     code, out, _ = pressed.end()
     assert (code, out) == (130, "")
     if rank:
         code, _, said = first.found()
-        assert (code, said) == (1, ["n1: it stopped answering: its connection closed"])
+        assert (code, said) == (1, ["n1: stopped responding: its connection closed"])
     else:
         code, _, err = other.end()
         assert code == 1
-        assert "Error: node 0 (n0:29501) closed the connection before its page was complete\n" in err
+        assert "Error: node 0 (n0:29501) closed the connection before its report was complete\n" in err

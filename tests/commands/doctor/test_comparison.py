@@ -69,7 +69,7 @@ def test_a_wrong_address_of_node_0_brings_no_second_finding_about_a_firewall(bro
     astray = NodeResult("n1", replace(FACTS, host="n1", link=RouteToNodeZero("127.0.0.1", "lo", 65536)))
     told = find_all(replace(found, nodes=(found.nodes[0], astray, found.nodes[2])))
     assert [each.subject for each in told if "firewall" in (each.hint or "")] == []
-    assert "node 0's address leads to this machine itself (127.0.0.1)" in [each.text for each in told]
+    assert "node 0's address is this machine itself (127.0.0.1)" in [each.text for each in told]
 
 
 @pytest.mark.parametrize(

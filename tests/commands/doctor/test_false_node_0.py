@@ -39,40 +39,40 @@ def false_node_0(tmp_path):
         with connection, connection.makefile("rb") as stream:
             connection.settimeout(scaled_timeout(60))
 
-            def say(message):
+            def send(message):
                 connection.sendall(encode(message))
 
-            def hear():
-                said = json.loads(stream.read(int.from_bytes(stream.read(4), "big")))
-                return said["op"], said["body"]
+            def receive():
+                message = json.loads(stream.read(int.from_bytes(stream.read(4), "big")))
+                return message["op"], message["body"]
 
-            say(Welcome(PROTOCOL_VERSION, "1"))
-            name, hello = hear()
-            assert (name, hello["share"]["node_rank"]) == ("NodeHello", 1)
-            say(JoinAccepted(RUN_ID, 15.0))
-            assert hear()[0] == "Present"
-            yield process, say, hear
+            send(Welcome(PROTOCOL_VERSION, "1"))
+            name, hello = receive()
+            assert (name, hello["node_spec"]["node_rank"]) == ("NodeHello", 1)
+            send(JoinAccepted(RUN_ID, 15.0))
+            assert receive()[0] == "Ready"
+            yield process, send, receive
         process.communicate(timeout=scaled_timeout(20))
 
 
 def test_it_has_nothing_run_here(false_node_0, tmp_path):
-    process, say, hear = false_node_0
+    process, send, receive = false_node_0
     write_program(tmp_path, "torch.py", "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n")
-    say(DescribeNode(b"/proc/nowhere", "127.0.0.1", (b"PYTHONPATH=" + os.fsencode(tmp_path),), ""))
-    name, facts = hear()
+    send(DescribeNode(b"/proc/nowhere", "127.0.0.1", (b"PYTHONPATH=" + os.fsencode(tmp_path),), ""))
+    name, facts = receive()
     here = [each for each in facts["folders"] if each["what"] == "the current folder"]
     assert (name, [each["error"] for each in here]) == ("NodeFacts", [None])
     assert facts["torch"]
     assert "ran" not in os.listdir(tmp_path)
-    say(GetTime())
-    assert hear()[0] == "Time", "it does not end by itself"
-    say(Exit(1))
+    send(GetTime())
+    assert receive()[0] == "TimeReply", "it does not end by itself"
+    send(Exit(1))
     assert process.wait(scaled_timeout(10)) == 1
 
 
 def test_it_asks_nonsense(false_node_0):
-    process, say, _ = false_node_0
-    say(Welcome(PROTOCOL_VERSION, "1"))
+    process, send, _ = false_node_0
+    send(Welcome(PROTOCOL_VERSION, "1"))
     _, err = process.communicate(timeout=scaled_timeout(20))
     assert process.returncode == 1
-    assert "asks what ddplaunch cannot read\n  use the same version on all nodes\n" in err
+    assert "sent a request that this version cannot read\n  use the same version on all nodes\n" in err

@@ -48,7 +48,7 @@ def test_one_machine_under_two_names():
     machine = replace(FACTS, machine="boot net pid")
     taken = NodeResult("10.0.0.1", machine, taken={29500: "Address already in use"})
     found = Examination((NodeResult("n0", FACTS), NodeResult("n1", machine), taken), ())
-    assert [(each.subject, each.text) for each in find_all(found)] == [("10.0.0.1", "it is the same machine as n1")]
+    assert [(each.subject, each.text) for each in find_all(found)] == [("10.0.0.1", "same machine as n1")]
 
 
 def test_a_lost_gpu_is_the_one_finding():
@@ -64,8 +64,8 @@ def test_a_lost_gpu_is_the_one_finding():
 @pytest.mark.parametrize(
     ("held", "text"),
     [
-        ({"load": 25.0}, "25 processes want to run, and there are 2 CPUs for them"),
-        ({"quota": 0.25}, "the control group allows the time of 0.25 of 2 CPUs"),
+        ({"load": 25.0}, "busy: 25 runnable processes on 2 CPUs"),
+        ({"quota": 0.25}, "the control group limits CPU time to 0.25 of 2 CPUs"),
     ],
 )
 def test_what_is_slow_for_want_of_time_is_told_as_that(held, text):
@@ -75,25 +75,25 @@ def test_what_is_slow_for_want_of_time_is_told_as_that(held, text):
 def test_of_nodes_that_are_all_busy_one_may_be_slow_for_another_reason():
     said = told(*[replace(FACTS, load=25.0)] * 3, **measured({2}))
     assert said == [
-        "warning n0, n1 and n2: 25 processes want to run, and there are 2 CPUs for them",
-        "warning n2: all_reduce with any other node runs at 160 MiB/s, the best pair at 1.6 GiB/s",
+        "warning n0, n1 and n2: busy: 25 runnable processes on 2 CPUs",
+        "warning n2: all_reduce with any other node runs at 160 MiB/s; the best pair at 1.6 GiB/s",
     ]
 
 
 def test_a_busy_machine_alone():
     busy = replace(FACTS, load=25.0)
     powers = (DeviceResult(0, "cpu", 8e9), DeviceResult(0, "cpu", 95e9))
-    assert told(busy, powers=powers) == ["warning n0: 25 processes want to run, and there are 2 CPUs for them"]
+    assert told(busy, powers=powers) == ["warning n0: busy: 25 runnable processes on 2 CPUs"]
 
 
 def test_node_zero_may_know_itself_by_its_loopback():
     """Debian's 127.0.1.1; for another node the same is an error."""
     itself = replace(FACTS, link=RouteToNodeZero("127.0.0.1", "lo", 65536, there="127.0.1.1"))
     assert told(itself, FACTS) == []
-    assert told(FACTS, itself) == ["error n1: node 0's address leads to this machine itself (127.0.0.1)"]
+    assert told(FACTS, itself) == ["error n1: node 0's address is this machine itself (127.0.0.1)"]
 
 
 def test_a_machine_that_cannot_connect_to_itself():
     assert told(replace(FACTS, loopback="gets no answer")) == [
-        "error n0: a connection to itself (127.0.0.1) gets no answer, so nothing was measured there"
+        "error n0: a connection to itself (127.0.0.1) gets no answer; no measurement on this machine"
     ]

@@ -36,33 +36,33 @@ def flows(count, faulty):
         (replace(SOUND, sent=1000, lost=4), None),
         (replace(SOUND, sent=40, lost=2), None),
         (replace(SOUND, seconds=0.004), None),
-        (LOSSY, "error n0 to n1: packets are lost on the way: 3.0 % (31 of 1020)"),
+        (LOSSY, "error n0 to n1: packets are lost: 3.0 % (31 of 1020)"),
         (
             replace(LOSSY, seconds=None, sent=6, lost=6),
-            "error n0 to n1: packets are lost on the way: 100 % (6 of 6)",
+            "error n0 to n1: packets are lost: 100 % (6 of 6)",
         ),
         (
             replace(LOSSY, large=False, seconds=0.1, rate=1.0),
-            "error n0 to n1: packets are lost on the way: 3.0 % (31 of 1020)",
+            "error n0 to n1: packets are lost: 3.0 % (31 of 1020)",
         ),
         (
             replace(SOUND, large=False, rate=None),
-            "error n0 to n1: a connection works, but packets of full size are lost on the way",
+            "error n0 to n1: connections work, but packets of full size are lost",
         ),
-        (FAR, "error n0 to n1: a packet takes 100 ms there and back; in a machine room under 1 ms"),
-        (replace(FAR, rate=3e7), "error n0 to n1: a packet takes 100 ms there and back; in a machine room under 1 ms"),
-        (SLOW, "error n0 to n1: data flows at 9.6 Mbit/s, and the interface claims 10000 Mbit/s"),
+        (FAR, "error n0 to n1: round-trip time is 100 ms; expected below 1 ms in one data center"),
+        (replace(FAR, rate=3e7), "error n0 to n1: round-trip time is 100 ms; expected below 1 ms in one data center"),
+        (SLOW, "error n0 to n1: throughput is 9.6 Mbit/s; the interface reports 10000 Mbit/s"),
         (
             replace(SLOW, claimed=None),
-            "error n0 to n1: data flows at 9.6 Mbit/s, and a machine room has 1000 Mbit/s or more",
+            "error n0 to n1: throughput is 9.6 Mbit/s; a data center has 1000 Mbit/s or more",
         ),
         (
             replace(SLOW, claimed=100, rate=11.8e6),
-            "error n0 to n1: data flows at 94.4 Mbit/s, and the interface claims 100 Mbit/s",
+            "error n0 to n1: throughput is 94.4 Mbit/s; the interface reports 100 Mbit/s",
         ),
         (
             replace(SLOW, rate=6e7),
-            "warning n0 to n1: data flows at 480 Mbit/s, and the interface claims 10000 Mbit/s",
+            "warning n0 to n1: throughput is 480 Mbit/s; the interface reports 10000 Mbit/s",
         ),
         (replace(SOUND, claimed=400_000, rate=1.5e8), None),
     ],
@@ -100,13 +100,13 @@ def test_of_many_ways_a_few_are_named():
         "error n0 to n1",
         "error n2 to n3",
         "error n4 to n5",
-        "error 3 more ways",
+        "error 3 more paths",
     ]
 
 
 def test_what_loss_brings_about_is_not_told():
     ways = (PathResult(0, 1, 29500, "silent", None), PathResult(1, 0, 29501, "stranger", None))
-    assert told((LOSSY,), 2, ways) == ["error n0 to n1: packets are lost on the way: 3.0 % (31 of 1020)"]
+    assert told((LOSSY,), 2, ways) == ["error n0 to n1: packets are lost: 3.0 % (31 of 1020)"]
 
 
 def test_a_faulty_node_is_given_up_and_one_that_met_it_is_not():

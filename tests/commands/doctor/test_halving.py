@@ -37,7 +37,7 @@ def test_bad_hosts_are_found_and_the_rest_passes(seed):
     hosts = names(draw.randint(1, 40))
     bad = draw.sample(hosts, draw.randint(0, min(4, len(hosts) // 2)))  # not all: that would be the command
     found, tried = search(hosts, fails_with(*({host} for host in bad)))
-    assert set(found.left_out) == set(bad)
+    assert set(found.excluded_hosts) == set(bad)
     assert found.faults == [HostFault((fault.hosts[0],), fault.hosts) for fault in found.faults]
     assert (found.flaky, found.fails_everywhere) == ([], False)
     assert set(found.good_hosts) == set(hosts) - set(bad)
@@ -54,10 +54,10 @@ def test_faults_between_hosts_are_found_and_the_rest_passes(seed):
     found, _ = search(hosts, gives)
     least = [fault for fault in faults if not any(other < fault for other in faults)]
     assert all(frozenset(fault.hosts) in least for fault in found.faults)
-    assert set(found.left_out).isdisjoint(found.good_hosts)
-    assert set(found.left_out) | set(found.good_hosts) == set(hosts)
+    assert set(found.excluded_hosts).isdisjoint(found.good_hosts)
+    assert set(found.excluded_hosts) | set(found.good_hosts) == set(hosts)
     assert gives(frozenset(found.good_hosts)) is TrialResult.PASSED
-    assert len(found.left_out) <= sum(map(len, least))
+    assert len(found.excluded_hosts) <= sum(map(len, least))
 
 
 @pytest.mark.parametrize("count", [3, 8, 13])
@@ -79,13 +79,13 @@ def test_of_two_that_fail_together_alone_one_is_left_out():
 
 def test_bad_hosts_that_come_first_do_not_look_like_all():
     found, _ = search(names(32), fails_with({"n0"}, {"n1"}, {"n2"}))
-    assert (found.left_out, found.fails_everywhere) == (("n0", "n1", "n2"), False)
+    assert (found.excluded_hosts, found.fails_everywhere) == (("n0", "n1", "n2"), False)
 
 
 @pytest.mark.parametrize("needs", [1, 2])
 def test_a_command_that_never_passes_is_given_up_soon(needs):
     found, tried = search(names(64), lambda hosts: TrialResult.FAILED if len(hosts) >= needs else TrialResult.PASSED)
-    assert (found.fails_everywhere, len(found.faults), found.left_out) == (True, MAX_FAULTS, ())
+    assert (found.fails_everywhere, len(found.faults), found.excluded_hosts) == (True, MAX_FAULTS, ())
     assert len(tried) < 60
 
 
@@ -99,7 +99,7 @@ def test_what_failed_only_once_is_not_bad():
         return TrialResult.FAILED
 
     found, _ = search(names(6), gives)
-    assert (found.faults, found.flaky, found.left_out) == ([], [("n3",)], ())
+    assert (found.faults, found.flaky, found.excluded_hosts) == ([], [("n3",)], ())
 
 
 def test_a_skipped_host_is_not_bad_and_others_are_found():
@@ -109,7 +109,7 @@ def test_a_skipped_host_is_not_bad_and_others_are_found():
         return TrialResult.SKIPPED if len(hosts) < 2 else fails_with({"n6"})(hosts)
 
     found, _ = search(names(8), gives)
-    assert found.left_out == ("n6",)
+    assert found.excluded_hosts == ("n6",)
     found, tried = search(names(8), lambda hosts: TrialResult.SKIPPED)
     assert (found.faults, found.good_hosts, len(tried)) == ([], None, 1)
 
@@ -122,4 +122,4 @@ def test_it_ends_whatever_it_is_told(seed):
     assert len(tried) <= 12 * count
     named = [*itertools.chain(*(fault.hosts for fault in found.faults)), *itertools.chain(*found.flaky)]
     assert len(named) == len(set(named))
-    assert set(found.left_out) <= set(named)
+    assert set(found.excluded_hosts) <= set(named)

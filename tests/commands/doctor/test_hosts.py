@@ -68,15 +68,15 @@ def test_faults_of_six_hosts_are_all_named(doctor, tmp_path):
     assert code == 1
     assert {
         "n1: port 29500 is blocked in both directions",
-        "n1 to n2: a connection works, but packets of full size are lost on the way",
-        "n0: it cannot listen at port 29501: Address already in use",
+        "n1 to n2: connections work, but packets of full size are lost",
+        "n0: cannot listen on port 29501: Address already in use",
         f"n2: torch differs: {torch.__version__} on n0, n1 and n3; 1.0.0 on n2",
-        "n3: a connection to itself (127.0.0.1) gets no answer, so nothing was measured there",
+        "n3: a connection to itself (127.0.0.1) gets no answer; no measurement on this machine",
     } < set(said)
     for beginning in (
         "n2: /dev/shm has 48 MiB free of 48 MiB",
-        "n4: it did not take part: ddplaunch is not installed for this Python there",
-        "n5: it did not take part: ssh: connect to host n5 port 22",
+        "n4: did not respond: ddplaunch is not installed for the Python on that host",
+        "n5: did not respond: ssh: connect to host n5 port 22",
     ):
         assert [each for each in said if each.startswith(beginning)], said
     assert len(said) == 8, said
@@ -96,9 +96,9 @@ def test_each_of_three_causes_is_one_finding(doctor, tmp_path):
 
     code, _, (lost, *others) = doctor(4, spoil)
     assert code == 1
-    assert re.fullmatch(r"n1: packets are lost on the way: \d+(\.\d)? % \(\d+ of \d+\)", lost)
+    assert re.fullmatch(r"n1: packets are lost: \d+(\.\d)? % \(\d+ of \d+\)", lost)
     assert others == [
-        "n2: node 0's address leads to this machine itself (127.0.0.1)",
+        "n2: node 0's address is this machine itself (127.0.0.1)",
         "n3: port 29500 is blocked in both directions",
     ]
 
@@ -107,7 +107,7 @@ def test_a_path_that_loses_packets(doctor):
     code, found, said = doctor(2, lambda hosts: hosts[1].loss(10))
     assert code == 1
     (lost,) = said
-    assert re.fullmatch(r"n[01] (and|to) n[01]: packets are lost on the way: \d+(\.\d)? % \(\d+ of \d+\)", lost)
+    assert re.fullmatch(r"n[01] (and|to) n[01]: packets are lost: \d+(\.\d)? % \(\d+ of \d+\)", lost)
     assert [speed["nodes"] for speed in found["speeds"]] == [[0], [1]], "nor is it waited for in a collective"
 
 
@@ -119,15 +119,15 @@ def test_a_link_that_is_slow_and_far(doctor):
     code, found, said = doctor(3, spoil)
     assert code == 1
     far, slow = said
-    assert re.fullmatch(r"n2: a packet takes 4\d(\.\d)? ms there and back; in a machine room under 1 ms", far)
-    assert re.fullmatch(r"n1: data flows at (9|10)(\.\d+)? Mbit/s, and the interface claims 10000 Mbit/s", slow)
+    assert re.fullmatch(r"n2: round-trip time is 4\d(\.\d)? ms; expected below 1 ms in one data center", far)
+    assert re.fullmatch(r"n1: throughput is (9|10)(\.\d+)? Mbit/s; the interface reports 10000 Mbit/s", slow)
     assert {tuple(speed["nodes"]) for speed in found["speeds"]} == {(0,), (1,), (2,)}
 
 
 def test_debian_hosts_of_which_one_has_little_time(doctor):
     """It is named for what its control group allows: between two waits it is as fast as others."""
     code, found, said = doctor(2, lambda hosts: hosts[1].limit(0.25), debian_hosts=True, ipv6=False)
-    assert (code, said) == (0, [f"n1: the control group allows the time of 0.25 of {os.cpu_count()} CPUs"])
+    assert (code, said) == (0, [f"n1: the control group limits CPU time to 0.25 of {os.cpu_count()} CPUs"])
     assert [each["severity"] for each in found["findings"] if "control group" in each["text"]] == ["warning"]
     links = [node["facts"]["link"] for node in found["nodes"]]
     assert [(link["interface"], link["mtu"]) for link in links] == [("eth0", 1500)] * 2

@@ -37,7 +37,7 @@ def test_a_check_is_a_file_and_its_lines_in_facts(tmp_path):
     for before, after in (
         ("    torch,\n)", "    torch,\n    toys,\n)"),
         ("network.CHECK)", "network.CHECK, toys.CHECK)"),
-        ("    host: Line\n", "    host: Line\n    toys: Count\n"),
+        ("    host: TextLine\n", "    host: TextLine\n    toys: Count\n"),
     ):
         assert facts.count(before) == 1
         facts = facts.replace(before, after)

@@ -34,7 +34,7 @@ def look(folder, *words, env=None):
 def test_the_page_and_what_it_is_compared_with(tmp_path):
     """What was saved, made a hundred times better, is told of: three figures of one machine."""
     code, page, said = look(tmp_path, "--save", "saved.json")
-    assert said == "ddplaunch: looking at this machine\nddplaunch: measuring all_reduce\n"
+    assert said == "ddplaunch: examining this machine\nddplaunch: measuring all_reduce\n"
     assert code == bool(re.search(r"^\d+ errors?\b", page, re.MULTILINE))
     assert max(map(len, page.splitlines())) <= 80
     assert re.search(r"^torch +\d", page, re.MULTILINE)
@@ -64,7 +64,7 @@ def test_gpus_that_are_not_well_and_one_that_fell_off_its_bus(tmp_path, fake_nvm
     host, facts = found["nodes"][0]["name"], found["nodes"][0]["facts"]
     assert code == 1
     assert {
-        f"{host} GPU 1: warning: its clock is held down by hardware, because of heat at 85 °C",
+        f"{host} GPU 1: warning: its clock is reduced by hardware, because of heat at 85 °C",
         f"{host} GPU 1: warning: 3 memory errors that ECC could not correct since the driver was loaded",
         f"{host} GPU 1: warning: rows or pages of its memory will be replaced at the next reset",
         f"{host} GPU 2: warning: 1 of 4 NVLinks are down",
@@ -77,7 +77,7 @@ def test_gpus_that_are_not_well_and_one_that_fell_off_its_bus(tmp_path, fake_nvm
     assert lost == [f"{host} GPU 3: error: the driver cannot reach it: GPU is lost"]
     assert [gpu["index"] for gpu in facts["gpus"]] == [0, 1, 2]
     if facts["torch"]["cuda"] is None:
-        assert [each for each in said if each.endswith("was built without CUDA, and this machine has 3 GPUs")]
+        assert [each for each in said if each.endswith("was built without CUDA, but this machine has 3 GPUs")]
     assert facts["fabric"]["nvlinks"] == [{"gpu": 2, "active": 3, "down": 1, "errors": [["replays", 21]]}]
     assert not [each for each in said if "while all_reduce ran" in each]
     names = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
@@ -94,10 +94,10 @@ def test_a_tmpdir_where_nothing_can_be_written_and_a_driver_that_does_not_answer
     env = {**fake_nvml.environ(1), "FAKE_NVML_WEDGED": str(wedged), "TMPDIR": "/proc", "PYTHONPATH": str(tmp_path)}
     code, out, _ = look("/", "--json", env={**os.environ, **env})
     found = json.loads(out)
-    assert "the GPU driver did not answer in 5 s" in [each["text"] for each in found["findings"]]
+    assert "the GPU driver did not answer within 5 s" in [each["text"] for each in found["findings"]]
     (wrong,) = [each for each in found["findings"] if "TMPDIR" in each["text"]]
     assert (code, wrong["severity"]) == (1, "error")
-    assert wrong["text"].startswith("nothing can be written to TMPDIR: ")
+    assert wrong["text"].startswith("cannot write to TMPDIR: ")
     assert wrong["hint"] == "choose another: export TMPDIR=FOLDER"
     (folder,) = [each for each in found["nodes"][0]["facts"]["folders"] if each["what"] == "TMPDIR"]
     assert not folder["free"], "the free space of another folder"
@@ -110,26 +110,24 @@ def test_a_tmpdir_where_nothing_can_be_written_and_a_driver_that_does_not_answer
         (("--exclude", "n1"), "Error: --exclude works only with --hosts or --hostfile\n  --hosts n1,n2\n"),
         (
             ("--node-rank", "1"),
-            "Error: --node-rank 1 works only with --nnodes\n  say of how many nodes: --nnodes 2\n",
+            "Error: --node-rank 1 requires --nnodes\n  add the number of nodes: --nnodes 2\n",
         ),
         (
             ("--nnodes", "2", "--master-addr", "n0"),
-            "Error: --nnodes 2 works only with --node-rank: which of them is this?\n"
-            "  on node 0: --nnodes 2 --node-rank 0 --master-addr n0\n",
+            "Error: --nnodes 2 requires --node-rank\n  on node 0: --nnodes 2 --node-rank 0 --master-addr n0\n",
         ),
         (
             ("--nnodes", "2", "--node-rank", "0"),
-            "Error: --nnodes 2 works only with --master-addr: where is node 0?\n"
-            "  on node 0: --nnodes 2 --node-rank 0 --master-addr 10.0.0.1\n",
+            "Error: --nnodes 2 requires --master-addr\n  on node 0: --nnodes 2 --node-rank 0 --master-addr 10.0.0.1\n",
         ),
         (
             ("--nnodes", "2", "--node-rank", "2", "--master-addr", "n0"),
             "Error: --node-rank 2 is out of range: 2 nodes are numbered 0 to 1\n"
-            "  --nnodes 3 or more, if that is what was meant\n",
+            "  --nnodes 3 or more, if that was the intention\n",
         ),
         (
             ("--nnodes", "2", "--node-rank", "0", "--hosts", "n0,n1"),
-            "Error: --nnodes 2 does not work with --hosts, which says how many\n  leave one of them out\n",
+            "Error: --nnodes 2 does not work with --hosts, which sets the number\n  leave one of them out\n",
         ),
     ],
 )

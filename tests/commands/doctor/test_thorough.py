@@ -46,10 +46,10 @@ def test_ports_and_xids(tmp_path):
     said = told([replace(FACTS, fabric=fabric)])
     assert [re.sub(r"\S+ ago", "T ago", each) for each in said] == [
         "warning n0: mlx5_1 port 1 waits for a subnet manager (INIT)",
-        "warning n0 GPU at 0000:18:00: Xid 79 (it fell off its bus) 2 times, last T ago, says the kernel's log",
+        "warning n0 GPU at 0000:18:00: Xid 79 (it fell off its bus) 2 times, last T ago (kernel log)",
         "note n0: mlx5_2 port 1 is not active: DOWN (Polling)",
         "note n0 mlx5_0 port 1: 7 symbol errors, 2 times that the link went down since its counters were cleared",
-        "note n0 GPU at 0000:10:00: Xid 31 (a program used an invalid address) once T ago, says the kernel's log",
+        "note n0 GPU at 0000:10:00: Xid 31 (a program used an invalid address) once T ago (kernel log)",
     ]
     assert read_fabric(str(tmp_path / "none"), str(tmp_path / "none")) == replace(fabric, ports=(), errors=(), xids=())
 
@@ -84,7 +84,7 @@ def test_what_is_slow_or_fails_only_on_all_nodes_at_once():
     rail = Rail("10.8.0.0/24", {0: "eth1", 1: "eth1"}, {}, ((0, 1, "ok"), (1, 0, "silent")))
     assert told([FACTS], [FACTS], [FACTS], speeds=pairs, together=together, rails=(rail,)) == [
         "error all nodes at once: all_gather failed (gloo): gloo timed out",
-        "warning all nodes at once: all_reduce runs at 213 MiB/s, the slowest pair at 1.6 GiB/s",
+        "warning all nodes at once: all_reduce runs at 213 MiB/s; the slowest pair at 1.6 GiB/s",
         "warning n1 to n0: a connection over 10.8.0.0/24 (eth1) gets no answer",
     ]
     shown = format_report(

@@ -25,29 +25,31 @@ from ddplaunch.queue.scheduler import JobId, BatchJobState, ended_state
 class Toy(BatchScheduler):
     """Toy, by toyq, which prints a job and its state in each line."""
 
-    system, submits, asks, cancels, lists = "Toy", "toysub", "toyq", "toykill", "toyq"
-    keeps = "nothing does"
+    title, submit_program, query_program, cancel_program, list_command = "Toy", "toysub", "toyq", "toykill", "toyq"
+    history_hint = "nothing does"
 
-    def script(self, job):
+    def render_script(self, job):
         return f"#!/bin/sh\\n#TOY nodes={job.nodes}\\nexec ddplaunch run {' '.join(job.command)}\\n"
 
-    def output(self, job):
+    def log_name(self, job):
         return "toy.out"
 
-    def log(self, job, number):
+    def log_path(self, job, number):
         return f"{job.chdir}/toy.out"
 
-    def advice(self, said):
+    def rejection_hint(self, error):
         return "toyq lists the jobs"
 
-    def given(self, job, answer):
+    def parse_job_id(self, job, answer):
         return JobId(answer)
 
-    def records(self, jobs, deadline):
+    def query_records(self, jobs, deadline):
         found = []
-        for line in deadline.call("toyq").stdout.splitlines():
+        for line in deadline.run("toyq").stdout.splitlines():
             number, state = line.split()
-            record = BatchJobState("is running", runs=True) if state == "running" else ended_state(143, "was killed")
+            record = ended_state(143, "was killed")
+            if state == "running":
+                record = BatchJobState("is running", is_running=True)
             found.append(BatchJobState(**{**vars(record), "job": JobId(number), "number": number}))
         return found
 '''
@@ -93,7 +95,7 @@ def test_its_jobs_are_submitted_shown_and_stopped(toy, tmp_path):
     assert (tmp_path / "script").read_text() == dry.stdout
     assert re.search(r"(?m)^7 .* train.py +running$", toy("ps").stdout)
     refused = toy("stacks", "7")
-    assert "stacks cannot ask the nodes of job 7: Toy starts nothing in it from outside" in refused.stderr
+    assert "stacks cannot reach the nodes of job 7: Toy cannot start a step in a running job" in refused.stderr
     assert "--now does not work on job 7: Toy decides when to kill the ranks" in toy("stop", "7", "--now").stderr
     assert toy("stop", "7").stderr == "stopping job 7\njob 7 was killed (exit code 143)\n"
     assert toy("attach", "7").returncode == 143

@@ -57,12 +57,13 @@ JOBS = {
     ),
     "sge_again": replace(SMALLEST, pe="mpi", nodes=3, spares=1, array="1-9:2%2", time="4:00:00", requeue=AGAIN),
     "pbs_again": replace(SMALLEST, nodes=3, spares=1, array="0-7%2"),
-    "lsf_again": replace(SMALLEST, nodes=3, spares=1, array="1,5%2", time="4:00:00", requeue=AGAIN, extra_options=["-app ours"]),
+    "lsf_again": replace(SMALLEST, nodes=3, spares=1, array="1,5%2", time="4:00:00", requeue=AGAIN,
+                         extra_options=["-app ours"]),
 }  # fmt: skip
 
 
 def script(name: str) -> str:
-    return WRITERS[name[:3]].script(JOBS[name])
+    return WRITERS[name[:3]].render_script(JOBS[name])
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -90,13 +91,13 @@ def test_no_golden_file_is_left_over():
     ],
 )
 def test_where_the_log_is(name, number, log):
-    assert WRITERS[name[:3]].log(JOBS[name], number) == log
+    assert WRITERS[name[:3]].log_path(JOBS[name], number) == log
 
 
 @pytest.mark.parametrize("scheduler", WRITERS)
-def test_what_fits_in_no_line(make_scheduler):
+def test_what_fits_in_no_line(scheduler):
     with pytest.raises(UsageError, match="does not fit in one line"):
-        WRITERS[make_scheduler].script(replace(JOBS[make_scheduler], partition="a\nb"))
+        WRITERS[scheduler].render_script(replace(JOBS[scheduler], partition="a\nb"))
 
 
 @pytest.mark.parametrize(
@@ -104,8 +105,8 @@ def test_what_fits_in_no_line(make_scheduler):
     [
         ("sge", "", "--scheduler sge needs --pe NAME, a parallel environment"),
         ("sge", "--pe mpi --gpus-per-node 8", "--gpus-per-node does not work with --scheduler sge"),
-        ("sge", "--pe mpi --array 0-3", "--array 0-3: indices begin with 1 here"),
-        ("sge", "--pe mpi --array 1,5", "--array 1,5: --scheduler sge takes one range"),
+        ("sge", "--pe mpi --array 0-3", "--array 0-3: indices start at 1 here"),
+        ("sge", "--pe mpi --array 1,5", "--array 1,5: --scheduler sge accepts one range only"),
         ("sge", "--pe mpi --array 1-4 --follow", "--follow does not work with --array 1-4: each job has its own log"),
         ("sge", "--pe mpi --requeue 3", "--requeue 3 needs --time with --scheduler sge"),
         ("sge", "--pe mpi --exclusive", "--exclusive does not work with --scheduler sge"),
@@ -117,7 +118,7 @@ def test_what_fits_in_no_line(make_scheduler):
         ("pbs", "--gres gpu:8", "--gres does not work with --scheduler pbs"),
         ("pbs", "--gpus-per-node a100:8", "--gpus-per-node a100:8: PBS does not distinguish types of GPUs"),
         ("pbs", "--mem 0", "--mem 0 does not work with --scheduler pbs"),
-        ("pbs", "--array 1,5", "--array 1,5: --scheduler pbs takes one range"),
+        ("pbs", "--array 1,5", "--array 1,5: --scheduler pbs accepts one range only"),
         ("pbs", "--array 3", "--array 3: expected a range of two or more"),
         ("pbs", "--array 0-3 --output wine.out", "--output wine.out: each job of an array needs a log of its own"),
         ("pbs", "--requeue 3", "--requeue does not work with --scheduler pbs"),
@@ -131,7 +132,7 @@ def test_what_fits_in_no_line(make_scheduler):
          "--output logs/%j.out: PBS has no patterns, and reads a colon as a host's name"),
         ("lsf", "--mem 200G", "--mem does not work with --scheduler lsf"),
         ("lsf", "--gpus-per-node a100:8", "--gpus-per-node a100:8: here it is a number"),
-        ("lsf", "--array 0-3", "--array 0-3: indices begin with 1 here"),
+        ("lsf", "--array 0-3", "--array 0-3: indices start at 1 here"),
         ("lsf", "--spares 1",
          "--spares needs an application profile of the site, with DJOB_COMMFAIL_ACTION=IGNORE_COMMFAIL"),
         ("lsf", "--qsub-arg=-V", "--qsub-arg -V needs --scheduler sge or pbs"),
@@ -141,9 +142,9 @@ def test_what_fits_in_no_line(make_scheduler):
         ("lsf", "--output logs/%a.out", "--output logs/%a.out: % is not a pattern here"),
     ],
 )  # fmt: skip
-def test_what_is_refused(run_in_fork, tmp_path, make_scheduler, words, said):
+def test_what_is_refused(run_in_fork, tmp_path, scheduler, words, said):
     write_program(tmp_path, "train.py", "")
-    done = run_in_fork("submit", "--scheduler", make_scheduler, "--dry-run", *words.split(), "train.py")
+    done = run_in_fork("submit", "--scheduler", scheduler, "--dry-run", *words.split(), "train.py")
     assert done.returncode == 2
     assert done.stderr.splitlines()[0] == f"Error: {said}"
     assert 1 < len(done.stderr.splitlines()) <= 3
@@ -201,10 +202,8 @@ def followed(scheduler: str, *words: str) -> tuple[str, ...]:
     ("scheduler", "number", "log", "variable"),
     [("pbs", "{}.pbs01", "train.py.o{}", "PBS_JOBID"), ("lsf", "{}", "lsf-{}.out", "LSB_JOBID")],
 )
-def test_a_job_on_two_nodes_is_followed_to_its_end(
-    run_ddplaunch, tmp_path, here, make_scheduler, number, log, variable
-):
-    done = run_ddplaunch(*followed(make_scheduler, "--", "fail", 'it\'s "one"', "$HOME"), env=here(make_scheduler))
+def test_a_job_on_two_nodes_is_followed_to_its_end(run_ddplaunch, tmp_path, here, scheduler, number, log, variable):
+    done = run_ddplaunch(*followed(scheduler, "--", "fail", 'it\'s "one"', "$HOME"), env=here(scheduler))
     assert done.returncode == 7, done.stdout + done.stderr
     digits = re.findall(r"job (\d+)", done.stderr)[0]
     number = number.format(digits)
@@ -212,7 +211,7 @@ def test_a_job_on_two_nodes_is_followed_to_its_end(
     assert f"ddplaunch: cancel: ddplaunch stop {number}\n" in done.stderr
     ranks = [f'[{rank}] rank {rank} of 4 42 fail it\'s "one" $HOME' for rank in range(4)]
     assert sorted(line for line in done.stdout.splitlines() if "] rank" in line) == ranks, done.stdout
-    node = f"{make_scheduler}: this is node 0 of 2, at 127.0.0.1 ({variable}, DDPLAUNCH_HOSTS, DDPLAUNCH_NODE_RANK;"
+    node = f"{scheduler}: this is node 0 of 2, at 127.0.0.1 ({variable}, DDPLAUNCH_HOSTS, DDPLAUNCH_NODE_RANK;"
     assert node in done.stdout
     assert done.stdout.count("rank 3 exited with code 7") == 1, "one report for all nodes"
     assert f"job {number} failed (exit code 7)" in done.stderr
@@ -229,10 +228,10 @@ def test_a_job_of_lsf_is_requeued(start_ddplaunch, tmp_path, here):
     job = start_ddplaunch(*words[:1], "--requeue", "1", "--time", "1:00:00", *words[1:], env=here("lsf"))
     submitted = job.stderr
     for times in (1, 2):
-        job.wait_for("] rank", describe_times=4 * times)
+        job.wait_for("] rank", times=4 * times)
         number = submitted().partition("cancel: ddplaunch stop ")[2].split()[0]
         Job(tmp_path / "lsf", number).signal(signal.SIGUSR2)
-        job.wait_for("the job must make room", describe_times=times)
+        job.wait_for("to save a checkpoint", times=times)
     assert job.wait() == 75, job.stdout() + job.stderr()
     assert "ddplaunch: requeueing, 1 of 1\n" in job.stdout()
     assert "ddplaunch: not requeued again: --requeue 1\n" in job.stdout()
@@ -242,15 +241,14 @@ def test_a_job_of_lsf_is_requeued(start_ddplaunch, tmp_path, here):
 @pytest.mark.parametrize(
     ("scheduler", "theirs", "ours"),
     [
-        ("pbs", "qsub: Unknown queue\n", "qsub refused the job (exit code 170)\n  qsub says why above; qstat -Q lists"),
+        ("pbs", "qsub: Unknown queue\n",
+         "qsub rejected the job (exit code 170)\n  see its message above; qstat -Q lists"),
         ("lsf", "nowhere: No such queue. Job not submitted.\n",
-         "bsub refused the job (exit code 255)\n  bsub says why above; bqueues lists"),
+         "bsub rejected the job (exit code 255)\n  see its message above; bqueues lists"),
     ],
 )  # fmt: skip
-def test_a_job_that_its_scheduler_refuses(run_in_fork, here, make_scheduler, theirs, ours):
-    done = run_in_fork(
-        "submit", "--scheduler", make_scheduler, "--partition", "nowhere", "train.py", env=here(make_scheduler)
-    )
+def test_a_job_that_its_scheduler_refuses(run_in_fork, here, scheduler, theirs, ours):
+    done = run_in_fork("submit", "--scheduler", scheduler, "--partition", "nowhere", "train.py", env=here(scheduler))
     assert_refused(done, theirs, f"Error: {ours}")
 
 

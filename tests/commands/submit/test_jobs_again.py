@@ -104,8 +104,8 @@ def test_a_job_is_followed_again(login, tmp_path):
     assert login.type("logs", short).stdout == log
     for words in (("stacks",), ("logs", "--rank", "1")):
         system = SCHEDULER_TITLES[login.scheduler]
-        said = f"{words[0]} cannot ask the nodes of job {number}: {system} starts nothing in it from outside"
-        hint = f"log in to one of them by SSH and type it there: ddplaunch {words[0]}\n"
+        said = f"{words[0]} cannot reach the nodes of job {number}: {system} cannot start a step in a running job"
+        hint = f"log in to one of them with SSH and run there: ddplaunch {words[0]}\n"
         assert_refused(login.type(words[0], number, *words[1:]), said, hint)
     assert "running" in login.type("report", number).stdout, "its home is this one's"
 
@@ -179,7 +179,7 @@ def test_an_array(login, tmp_path):
     told = login.type("report", number)
     assert told.stdout.splitlines()[0] == f"job {number}, array 1-2: 2 failed", told.stderr
     effective, fate, *_ = login.type("report", f"{short}_1").stdout.splitlines()
-    assert effective.startswith("effective ")
+    assert effective.startswith("goodput ")
     assert fate == f"{short}_1{dot}{server}: failed with exit code 3"
 
 
@@ -201,7 +201,7 @@ def test_a_job_that_its_scheduler_has_forgotten(login, tmp_path):
     shutil.rmtree(tmp_path / "site" / "jobs" / number)
     attached = login.type("attach", number)
     assert attached.returncode == 1
-    assert f"{system} has forgotten job {number}: how it ended is not known" in attached.stderr
+    assert f"{system} no longer knows job {number}; its exit status is unknown" in attached.stderr
     assert login.state(number) == f"ended; {system} no longer knows how"
     assert login.shown(number)["code"] == 1
 

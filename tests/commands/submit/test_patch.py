@@ -119,7 +119,7 @@ def test_a_patch_of_the_job_is_for_the_job_in_a_jobset(merged):
 def test_comments_stay_where_values_stay(manifest, tmp_path):
     file = write_program(tmp_path, "patch.yaml", "spec:\n  backoffLimitPerIndex: 9\n  podFailurePolicy: {rules: []}\n")
     before, after = (text.splitlines() for text in (golden("smallest"), manifest(f"--patch {file} {JOBS['smallest']}")))
-    assert "  # A pod that could not even begin is tried again, three times." in set(before) - set(after)
+    assert "  # A pod that could not start is retried three times." in set(before) - set(after)
     assert "  # A pod is a node: one ddplaunch, which starts the ranks there." in after
     assert "  backoffLimitPerIndex: 9" in after
     assert "    rules: []" in after
@@ -150,10 +150,10 @@ def test_json_is_yaml(merged):
         ("spec: &a\n  b: *a\n", "FILE: not YAML: Circular reference detected"),
         ("a: \0\n", "FILE: not YAML: unacceptable character"),
         ("spec: {2026-11-21: x}\n", "FILE: not YAML: keys must be str, int, float, bool or None, not date"),
-        ("# nothing\n", "FILE: there is nothing in it"),
+        ("# nothing\n", "FILE: the file is empty"),
         ("tolerations: []\n", "FILE: tolerations: a Job has apiVersion, kind, metadata, spec"),
         ("kind: Deployment\n", "FILE: kind Deployment: the manifest has Job"),
-        ("metadata: {name: x}\n", "FILE: metadata.name cannot be changed: other objects have it too"),
+        ("metadata: {name: x}\n", "FILE: metadata.name cannot be changed: other objects share it"),
         ("metadata: {namespace: x}\n", "FILE: metadata.namespace cannot be changed"),
         ("spec: {$retainKeys: [a]}\n", "FILE: spec.$retainKeys: ['a']"),
         (pod("containers: {name: x}"), "FILE: spec.template.spec.containers: expected a list"),

@@ -143,7 +143,7 @@ def test_what_srun_gets(run, name):
     ],
 )
 def test_the_exit_code_is_node_0s(run, tmp_path, monkeypatch, srun, left, job, code, said):
-    monkeypatch.setattr(slurm, "LEFT_TO_SRUN", 0.1)
+    monkeypatch.setattr(slurm, "SRUN_EXIT_TIMEOUT_S", 0.1)
     write_program(tmp_path, "bin/scontrol", "#!/bin/sh\necho $*\n").chmod(0o755)
     write_program(tmp_path, ".ddplaunch-exit-12", "1\n")  # an earlier run's
     begun, words, _ = run(job, srun=srun, left=left)
@@ -259,7 +259,7 @@ NEVER = "waits, and will never start:"
          f"{NEVER} PartitionNodeLimit (the job asks for more nodes than"),
         ("PENDING", "PartitionConfig", "0:0", "None", None, f"{NEVER} PartitionConfig (no node of the partition has"),
         ("PENDING", "QOSMaxNodePerJobLimit", "0:0", "None", None,
-         f"{NEVER} QOSMaxNodePerJobLimit (more than one job may have)"),
+         f"{NEVER} QOSMaxNodePerJobLimit (more than one job is allowed)"),
         ("PENDING", "AssocMaxWallDurationPerJobLimit", "0:0", "None", None, f"{NEVER} AssocMaxWallDurationPerJobLimit"),
         ("PENDING", "JobHeldUser", "0:0", "None", None, f"{NEVER} JobHeldUser (you hold it: scontrol release JOB)"),
     ],

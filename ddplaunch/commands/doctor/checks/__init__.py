@@ -1,6 +1,6 @@
-"""The checks of one machine, a subject a file: what is read there, what that means for a job, and the rows of the page.
+"""The checks of one machine, one file per subject: the facts to read, the findings on them, and rows of the report.
 
-A new one is a file here, and a line and its fields in ``facts``.
+A new check is a file here, and a line and its fields in ``facts``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Severity(Enum):
-    """How much it matters: an error breaks a job, a warning slows it or may break it, a note is good to know."""
+    """Severity of a finding: an error breaks a job, a warning slows it or may break it, a note is information."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -27,7 +27,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong."""
+    """One problem."""
 
     severity: Severity
     subject: str  # "n1", "n1 GPU 3", "n0 to n2"
@@ -37,41 +37,39 @@ class Finding:
 
 Findings = Iterator[Finding]
 FactReader = Callable[[], dict[str, object]]
-"""Something that was begun: call it to wait for its end, and get fields of NodeFacts."""
+"""Waits for a started check; returns fields of NodeFacts."""
 
 
-def _possible(value: int) -> int:
+def _check_range(value: int) -> int:
     if not -1 << 70 <= value <= 1 << 70:
         raise ValueError("a number out of range")
     return value
 
 
-KernelNumber = Annotated[int, _possible]
-"""What a kernel or a file system may say: some have limits and sizes of 2**63 and more."""
+KernelNumber = Annotated[int, _check_range]
+"""A number from a kernel or a file system: some report limits and sizes of 2**63 and more."""
 
 
 @dataclass(frozen=True)
 class CheckContext:
-    """What a reading may depend on."""
+    """The inputs of a check."""
 
     cwd: str
-    node_zero_address: str  # node 0's address; "" where there is one node
+    node_zero_address: str  # "" with one node
     environ: Mapping[str, str]
-    benchmark_process: (
-        HelperProbe  # a process of ``benchmark``, whose first line is a TorchFound: torch is imported once
-    )
+    benchmark_process: HelperProbe  # runs ``benchmark``; its first line is a TorchFacts, so torch is imported once
     thorough: bool = False
 
 
 @dataclass(frozen=True)
 class HealthCheck:
-    """One subject."""
+    """One check: reads facts of its subject, and turns them into findings and rows of the report."""
 
     read: Callable[[CheckContext], FactReader]
-    """Begins to look at this machine; what may take its time, or never answer, is left to a Probe."""
+    """Starts to read the facts of this machine; calls that may be slow or hang run in a HelperProbe."""
     findings: Callable[[str, NodeFacts], Findings]
-    """What is wrong with the machine of this name, whatever the others are."""
+    """The findings on the machine of this name, independent of the others."""
     text_rows: Mapping[str, Callable[[NodeFacts], str | None]] = field(default_factory=dict)
-    """Rows of the page, by their labels."""
+    """Rows of the report, by label."""
     size_rows: Mapping[str, Callable[[NodeFacts], int | None]] = field(default_factory=dict)
-    """Rows in bytes, which show the smallest and the largest value."""
+    """Rows in bytes, by label: the report shows the smallest and the largest value."""

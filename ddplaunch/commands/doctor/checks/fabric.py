@@ -1,4 +1,4 @@
-"""With ``--thorough``: InfiniBand's ports, NVLinks, the errors of both, and what the GPUs' driver has logged (Xids)."""
+"""Check of ``--thorough``: InfiniBand ports, NVLinks, their error counters, and GPU errors in the kernel log (Xids)."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _ERROR_COUNTERS = {
 """Files of sysfs, in ports/N/counters (Documentation/ABI/stable/sysfs-class-infiniband)."""
 
 _XID = re.compile(r"\d+,\d+,(\d{1,18}),[^;]*;.*NVRM: Xid \(PCI:([0-9A-Fa-f:.]{4,20})\): (\d{1,5})")
-"""In a record of the log, behind microseconds since boot (Documentation/ABI/testing/dev-kmsg)."""
+"""A record of the kernel log, with microseconds since boot (Documentation/ABI/testing/dev-kmsg)."""
 
-_PROGRAM_XIDS = (13, 31, 43, 45)  # Xids that a program brings about
+_PROGRAM_XIDS = (13, 31, 43, 45)  # Xids that a program causes
 _XID_MEANINGS = {
     13: "a program's exception",
     31: "a program used an invalid address",
@@ -51,7 +51,7 @@ _XID_MEANINGS = {
     119: "its system processor (GSP) did not answer",
     120: "an error of its system processor (GSP)",
 }
-"""Of NVIDIA's "XID Errors", what is met most."""
+"""The most common ones of NVIDIA's "XID Errors"."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class IbPort:
 
 @dataclass(frozen=True)
 class ErrorCount:
-    """Errors since a counter was cleared."""
+    """An error counter that is not 0."""
 
     where: TextLine  # "mlx5_0 port 1", "GPU 2"
     what: TextLine
@@ -75,7 +75,7 @@ class ErrorCount:
 
 @dataclass(frozen=True)
 class Xid:
-    """An error that the driver has written into the kernel's log."""
+    """An error that the GPU driver has written to the kernel log."""
 
     pci: TextLine
     number: Count
@@ -85,7 +85,7 @@ class Xid:
 
 @dataclass(frozen=True)
 class NetworkAddress:
-    """An address of this machine in a network."""
+    """A network interface of this machine, its address and network."""
 
     interface: Name
     address: Name
@@ -94,28 +94,27 @@ class NetworkAddress:
 
 @dataclass(frozen=True)
 class Fabric:
-    """All of it."""
+    """All facts of this check."""
 
     attachments: tuple[NetworkAddress, ...]
-
     ports: tuple[IbPort, ...]
     nvlinks: tuple[NvLinks, ...]
     errors: tuple[ErrorCount, ...]
     xids: tuple[Xid, ...]
 
 
-def _read(where: CheckContext) -> FactReader:
-    probe = HelperProbe.of(read_fabric) if where.thorough else None
+def _read(context: CheckContext) -> FactReader:
+    probe = HelperProbe.of(read_fabric) if context.thorough else None
     return lambda: {"fabric": probe and probe.read_result(Fabric, REPLY_TIMEOUT_S)}
 
 
 def read_in_child() -> Fabric | None:
-    """What a process of its own reads; None where a driver does not answer it."""
+    """Read the facts in a helper process; None if a driver does not answer."""
     return HelperProbe.of(read_fabric).read_result(Fabric, REPLY_TIMEOUT_S)
 
 
 def read_fabric(sysfs: str = "/sys", kernel_log: str = "/dev/kmsg") -> Fabric:
-    """Read all of it."""
+    """Read all facts."""
     nvlinks = read_nvlinks(read_hardware().gpus)
     ports, errors = (
         [],
@@ -138,7 +137,7 @@ def _port_folders(folder: str) -> Iterator[tuple[str, str]]:
 
 
 def _xids(path: str) -> Iterator[Xid]:
-    """Those in the kernel's log, if this user may read it."""
+    """Read Xids from the kernel log, if this user may read it."""
     found: dict[tuple[str, int], list[float]] = {}
     for line in _records(path):
         if xid := _XID.match(line):
@@ -177,28 +176,28 @@ def _find_problems(name: str, facts: NodeFacts) -> Findings:
             yield Finding(Severity.WARNING, name, text, "start opensm, or the subnet manager of the switch")
         elif port.state != "ACTIVE":
             text = f"{port.name} is not active: {port.state or 'unknown'} ({port.physical or 'unknown'})"
-            yield Finding(Severity.NOTE, name, text, "if it is to be used, look at its cable and switch port")
+            yield Finding(Severity.NOTE, name, text, "if it should be used, check its cable and switch port")
     for links in facts.fabric.nvlinks:
         if links.active and links.down:
             text = f"{links.down} of {links.active + links.down} NVLinks are down"
-            hint = "see `nvidia-smi nvlink -s`, and reset the GPU; if they stay down, have it replaced"
+            hint = "see `nvidia-smi nvlink -s`, and reset the GPU; if they stay down, replace it"
             yield Finding(Severity.WARNING, f"{name} GPU {links.gpu}", text, hint)
-    by_place: dict[str, list[str]] = {}
+    by_port: dict[str, list[str]] = {}
     for error in facts.fabric.errors:
-        by_place.setdefault(error.where, []).append(f"{error.count} {error.what}")
-    for where, told in by_place.items():
-        text = f"{', '.join(told)} since its counters were cleared"
-        yield Finding(Severity.NOTE, f"{name} {where}", text, "examine it again later: do they grow?")
+        by_port.setdefault(error.where, []).append(f"{error.count} {error.what}")
+    for where, counts in by_port.items():
+        text = f"{', '.join(counts)} since its counters were cleared"
+        yield Finding(Severity.NOTE, f"{name} {where}", text, "run the doctor again later: do they increase?")
     for xid in facts.fabric.xids:
         times = "once" if xid.count == 1 else f"{xid.count} times, last"
         meaning = f" ({_XID_MEANINGS[xid.number]})" if xid.number in _XID_MEANINGS else ""
         severity = Severity.NOTE if xid.number in _PROGRAM_XIDS else Severity.WARNING
-        text = f"Xid {xid.number}{meaning} {times} {format_elapsed(xid.ago)} ago, says the kernel's log"
+        text = f"Xid {xid.number}{meaning} {times} {format_elapsed(xid.ago)} ago (kernel log)"
         yield Finding(severity, f"{name} GPU at {xid.pci}", text, "see NVIDIA's page on Xid errors for what to do")
 
 
 def new_errors(name: str, before: Fabric, after: Fabric) -> Findings:
-    """The errors that came between two looks."""
+    """Report errors that occurred between two readings."""
     known = {(error.where, error.what): error.count for error in before.errors}
     for error in after.errors:
         new = error.count - known.get((error.where, error.what), 0)
@@ -210,7 +209,7 @@ def new_errors(name: str, before: Fabric, after: Fabric) -> Findings:
 
 
 def slower_ports(fabrics: Mapping[str, Fabric]) -> Findings:
-    """Ports that run at a lower rate than those of the same name on other nodes."""
+    """Report ports with a lower rate than those of the same name on other nodes."""
     rates: dict[str, dict[str, float]] = {}
     for name, fabric in fabrics.items():
         for port in fabric.ports:
@@ -221,15 +220,15 @@ def slower_ports(fabrics: Mapping[str, Fabric]) -> Findings:
         for name, value in by_node.items():
             if value < best:
                 text = f"{port_name} runs at {value:g} Gb/s, on other nodes at {best:g}"
-                yield Finding(Severity.WARNING, name, text, "look at its cable, and at the settings of the switch port")
+                yield Finding(Severity.WARNING, name, text, "check its cable, and the settings of the switch port")
 
 
 def _row(facts: NodeFacts) -> str | None:
     if facts.fabric is None or not facts.fabric.ports:
         return None
     rates = [port.rate for port in facts.fabric.ports if port.state == "ACTIVE"]
-    told = [f"{format_count(rates.count(rate), 'port')} at {rate}" for rate in dict.fromkeys(rates)]
-    return ", ".join(told) or "no port is active"
+    by_rate = [f"{format_count(rates.count(rate), 'port')} at {rate}" for rate in dict.fromkeys(rates)]
+    return ", ".join(by_rate) or "no port is active"
 
 
 CHECK = HealthCheck(_read, _find_problems, {"ports": _row})

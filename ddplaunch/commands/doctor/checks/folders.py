@@ -1,4 +1,4 @@
-"""The folders that a job writes to: whether that works there, and how much room is left; /dev/shm is one of them."""
+"""Check of the folders that a job writes to, /dev/shm included: writable, free space."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ddplaunch.commands.doctor.facts import NodeFacts
 
 GIB = 1 << 30
-DATALOADER_SHM_BYTES = GIB  # bytes of /dev/shm that the loaders of a few ranks fill at once
+DATALOADER_SHM_BYTES = GIB  # bytes of /dev/shm that DataLoaders of a few ranks use at once
 LOW_DISK_BYTES = GIB
 
 _CACHE_DIR_TEXT = "the cache folder"
@@ -37,18 +37,18 @@ _CACHE_DIR_TEXT = "the cache folder"
 class JobFolder:
     """A folder that a job writes to."""
 
-    what: TextLine  # "the current folder": its path may tell more than a bug report should
+    what: TextLine  # "the current folder": a path may be private, and reports are published
     total: KernelNumber | None = None
     free: KernelNumber | None = None
     error: TextLine | None = None  # why nothing can be written there
     silent: bool = False  # its file system did not answer
 
 
-def _read(where: CheckContext) -> FactReader:
+def _read(context: CheckContext) -> FactReader:
     places = {
-        "the current folder": where.cwd,
-        "TMPDIR": where.environ.get("TMPDIR") or "/tmp",
-        _CACHE_DIR_TEXT: where.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
+        "the current folder": context.cwd,
+        "TMPDIR": context.environ.get("TMPDIR") or "/tmp",
+        _CACHE_DIR_TEXT: context.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
         "/dev/shm": "/dev/shm",
     }
     probe = HelperProbe.of(check_folders, *(word for place in places.items() for word in place))
@@ -56,31 +56,31 @@ def _read(where: CheckContext) -> FactReader:
 
 
 def check_folders(*words: str) -> tuple[JobFolder, ...]:
-    """The folders of these names and paths in turn, each in a thread of its own: a file server may be dead."""
+    """Check the folders given as name, path, name, path …, each in its own thread: a file server may hang."""
     pool = ThreadPoolExecutor()
-    looks = {what: pool.submit(_check_folder, what, path) for what, path in zip(words[::2], words[1::2], strict=True)}
-    wait(looks.values(), REPLY_TIMEOUT_S)
-    return tuple(_seen(what, look) for what, look in looks.items())
+    checks = {what: pool.submit(_check_folder, what, path) for what, path in zip(words[::2], words[1::2], strict=True)}
+    wait(checks.values(), REPLY_TIMEOUT_S)
+    return tuple(_result(what, check) for what, check in checks.items())
 
 
-def _seen(what: str, look: Future[JobFolder]) -> JobFolder:
-    if not look.done():
+def _result(what: str, check: Future[JobFolder]) -> JobFolder:
+    if not check.done():
         return JobFolder(what, silent=True)
-    return JobFolder(what, error="unknown") if look.exception() else look.result()
+    return JobFolder(what, error="unknown") if check.exception() else check.result()
 
 
 def _check_folder(what: str, path: str) -> JobFolder:
-    """Whether a folder can be written to, and how much."""
-    place = path
-    while what == _CACHE_DIR_TEXT and not os.path.exists(place) and place != os.path.dirname(place):  # it will be made
-        place = os.path.dirname(place)
+    """Check whether a folder is writable, and its free space."""
+    existing = path  # the cache folder is created later, below this one
+    while what == _CACHE_DIR_TEXT and not os.path.exists(existing) and existing != os.path.dirname(existing):
+        existing = os.path.dirname(existing)
     try:
-        room = os.statvfs(place)
-        total, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
+        stat = os.statvfs(existing)
+        total, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
     except OSError as error:
         return JobFolder(what, error=error.strerror)
     try:
-        with tempfile.TemporaryFile(dir=place) as file:
+        with tempfile.TemporaryFile(dir=existing) as file:
             file.write(b"x" * 4096)
     except OSError as error:
         return JobFolder(what, total, free, error=error.strerror)
@@ -111,11 +111,11 @@ def _find_problems(name: str, facts: NodeFacts) -> Findings:
 def _folder(name: str, folder: JobFolder) -> Findings:
     vital = folder.what in ("TMPDIR", "/dev/shm")
     if folder.silent:
-        text = f"the file system of {folder.what} did not answer in {REPLY_TIMEOUT_S:g} s"
-        yield Finding(Severity.ERROR, name, text, "look at the file server and the mount (`mount`, dmesg)")
+        text = f"the file system of {folder.what} did not answer within {REPLY_TIMEOUT_S:g} s"
+        yield Finding(Severity.ERROR, name, text, "check the file server and the mount (`mount`, dmesg)")
     elif folder.error:
         severity = Severity.ERROR if vital else Severity.WARNING
-        yield Finding(severity, name, f"nothing can be written to {folder.what}: {folder.error}", _how_to_move(folder))
+        yield Finding(severity, name, f"cannot write to {folder.what}: {folder.error}", _how_to_move(folder))
     elif folder.what != "/dev/shm" and folder.free is not None and folder.free < LOW_DISK_BYTES:
         severity = Severity.ERROR if folder.free < MIN_DISK_BYTES else Severity.WARNING
         text = f"{folder.what} has {format_size(folder.free)} free of {format_size(folder.total or 0)}"

@@ -1,4 +1,4 @@
-"""The GPUs, as their driver tells: lost ones, errors of memory, clocks that are held down, and what uses them."""
+"""Check of the GPUs, by their driver: lost GPUs, memory errors, throttled clocks, and processes that use them."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ class GpuFacts:
 
 def _read(_: CheckContext) -> FactReader:
     probe = HelperProbe.of(read_gpus)
-    silent = GpuFacts((), f"the GPU driver did not answer in {REPLY_TIMEOUT_S:g} s", ())
+    silent = GpuFacts((), f"the GPU driver did not answer within {REPLY_TIMEOUT_S:g} s", ())
     return lambda: vars(probe.read_result(GpuFacts, REPLY_TIMEOUT_S) or silent)
 
 
 def read_gpus() -> GpuFacts:
-    """The GPUs and how they are."""
+    """Read the GPUs and their health."""
     hardware = read_hardware(processes=True)
-    told = [each.note for each in hardware.lost_gpus]
-    notes = [note for note in hardware.notes if note not in told]
+    lost_notes = [each.note for each in hardware.lost_gpus]
+    notes = [note for note in hardware.notes if note not in lost_notes]
     return GpuFacts(read_health(hardware.gpus), " ".join(notes) or None, hardware.lost_gpus)
 
 
 def _find_problems(name: str, facts: NodeFacts) -> Findings:
     if facts.gpus_error:
         severity = Severity.WARNING if facts.gpus else Severity.ERROR
-        yield Finding(severity, name, facts.gpus_error, "see what `nvidia-smi` and the kernel's log (dmesg) say")
+        yield Finding(severity, name, facts.gpus_error, "see `nvidia-smi` and the kernel's log (dmesg)")
     for lost in facts.lost_gpus:
-        hint = "look for Xid in the kernel's log (dmesg), and reboot; if it is lost again, have it replaced"
+        hint = "search for Xid in the kernel's log (dmesg), and reboot; if it is lost again, replace it"
         yield Finding(Severity.ERROR, f"{name} GPU {lost.index}", f"the driver cannot reach it: {lost.why}", hint)
     for gpu in facts.gpus:
         yield from _gpu(f"{name} GPU {gpu.index}", gpu)
@@ -56,31 +56,29 @@ def _gpu(subject: str, gpu: GpuHealth) -> Findings:
         users = ", ".join(each.described for each in gpu.processes)
         used = f"{format_size(gpu.memory_used)} of {format_size(gpu.memory_total)} are in use"
         text = f"{used}, by {users}" if users else f"{used}, by processes that this user cannot see"
-        yield Finding(Severity.WARNING, subject, text, "end what uses it, or leave the GPU out: --gpus")
+        yield Finding(Severity.WARNING, subject, text, "end these processes, or exclude the GPU: --gpus")
     if gpu.worn_out:
-        text = "rows of its memory are broken, and no spare ones are left"
-        yield Finding(Severity.ERROR, subject, text, "leave the GPU out (--gpus), and have it replaced")
+        text = "broken rows of its memory, and no spare rows left"
+        yield Finding(Severity.ERROR, subject, text, "exclude the GPU (--gpus), and replace it")
     elif gpu.needs_reset:
         text = "rows or pages of its memory will be replaced at the next reset"
-        yield Finding(
-            Severity.WARNING, subject, text, "reset it while nobody uses it: nvidia-smi --gpu-reset, or reboot"
-        )
+        yield Finding(Severity.WARNING, subject, text, "reset it while it is idle: nvidia-smi --gpu-reset, or reboot")
     if gpu.memory_errors:
         text = f"{gpu.memory_errors} memory errors that ECC could not correct since the driver was loaded"
-        yield Finding(Severity.WARNING, subject, text, "reset the GPU; if they come again, have it replaced")
+        yield Finding(Severity.WARNING, subject, text, "reset the GPU; if they return, replace it")
     if gpu.slowed_by:
         heat = "" if gpu.temperature is None else f" at {gpu.temperature} °C"
-        text = f"its clock is held down by {' and '.join(gpu.slowed_by)}{heat}"
-        yield Finding(Severity.WARNING, subject, text, "look at the cooling and the power supply of the machine")
+        text = f"its clock is reduced by {' and '.join(gpu.slowed_by)}{heat}"
+        yield Finding(Severity.WARNING, subject, text, "check the cooling and the power supply of the machine")
 
 
 def _row(facts: NodeFacts) -> str:
     if not facts.gpus:
         return "none"
     models = [gpu.name for gpu in facts.gpus]
-    told = " and ".join(f"{models.count(name)} {name}" for name in dict.fromkeys(models))
+    counts = " and ".join(f"{models.count(name)} {name}" for name in dict.fromkeys(models))
     driver = next((f", driver {gpu.driver}" for gpu in facts.gpus if gpu.driver), "")
-    return f"{told}{driver}"
+    return f"{counts}{driver}"
 
 
 def _temperatures(facts: NodeFacts) -> str | None:

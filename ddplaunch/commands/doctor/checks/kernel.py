@@ -1,4 +1,4 @@
-"""What the kernel says of the machine: memory, CPUs and their time, limits, InfiniBand."""
+"""Check of memory, CPUs, load, resource limits and InfiniBand, by the kernel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ddplaunch.words import format_size
 if TYPE_CHECKING:
     from ddplaunch.commands.doctor.facts import NodeFacts
 
-MIN_MEMORY_BYTES = 2 << 30  # bytes
+MIN_MEMORY_BYTES = 2 << 30
 MIN_OPEN_FILES = 1024
 MIN_PROCESSES = 1024
 
@@ -37,11 +37,11 @@ class ProcessLimits:
     memlock: KernelNumber | None
     open_files: KernelNumber | None
     processes: KernelNumber | None
-    processes_left: KernelNumber | None  # of the control group's
+    processes_left: KernelNumber | None  # of the control group
 
 
 def _read(_: CheckContext) -> FactReader:
-    fields = _fields()  # now: the load that follows is of our own making
+    fields = _fields()  # read now: the later load is the doctor's own
     return lambda: fields
 
 
@@ -105,14 +105,12 @@ def _find_problems(name: str, facts: NodeFacts) -> Findings:
 def _limits(name: str, facts: NodeFacts) -> Findings:
     limits = facts.limits
     if facts.infiniband and limits.memlock is not None:
-        text = (
-            f"at most {format_size(limits.memlock)} of memory can be locked (ulimit -l), and InfiniBand needs no limit"
-        )
+        text = f"at most {format_size(limits.memlock)} of memory can be locked (ulimit -l); InfiniBand needs unlimited"
         yield Finding(
             Severity.WARNING, name, text, "memlock unlimited in limits.conf, or docker run --ulimit memlock=-1"
         )
     if limits.open_files is not None and limits.open_files < MIN_OPEN_FILES:
-        text = f"a process may have {limits.open_files} open files (ulimit -n), and DataLoader workers use many"
+        text = f"a process may have {limits.open_files} open files (ulimit -n); DataLoader workers use many"
         yield Finding(Severity.WARNING, name, text, f"ulimit -n {64 * MIN_OPEN_FILES}")
     for count, what, remedy in (
         (limits.processes, "this user may have {} processes and threads (ulimit -u)", "ulimit -u unlimited"),
@@ -125,43 +123,42 @@ def _limits(name: str, facts: NodeFacts) -> Findings:
 
 def _memory(name: str, facts: NodeFacts) -> Findings:
     if facts.memory_available is not None and facts.memory_available < MIN_MEMORY_BYTES:
-        text = (
-            f"{format_size(facts.memory_available)} of memory are available of {format_size(facts.memory_total or 0)}"
-        )
-        yield Finding(Severity.WARNING, name, text, "end what uses it, or ask for more memory")
+        text = f"{format_size(facts.memory_available)} of memory is available of {format_size(facts.memory_total or 0)}"
+        yield Finding(Severity.WARNING, name, text, "end other processes, or request more memory")
 
 
 def _processors(name: str, facts: NodeFacts) -> Findings:
     if facts.quota is not None and facts.quota < facts.cpus:
-        text = f"the control group allows the time of {facts.quota:g} of {facts.cpus} CPUs"
+        text = f"the control group limits CPU time to {facts.quota:g} of {facts.cpus} CPUs"
         severity = Severity.WARNING if facts.quota < max(1, len(facts.gpus)) else Severity.NOTE
-        yield Finding(severity, name, text, "raise its quota: docker run --cpus, resources.limits.cpu")
+        yield Finding(severity, name, text, "raise the quota: docker run --cpus, resources.limits.cpu")
     if is_overloaded(facts):
-        text = f"{facts.load:.0f} processes want to run, and there are {facts.cpus} CPUs for them"
-        yield Finding(Severity.WARNING, name, text, "see with `top` what else runs there")
+        text = f"busy: {facts.load:.0f} runnable processes on {facts.cpus} CPUs"
+        yield Finding(Severity.WARNING, name, text, "check with `top` what else runs there")
 
 
 def is_overloaded(facts: NodeFacts) -> bool:
-    """Whether more wants to run there than can."""
+    """Whether there are more runnable processes than CPUs."""
     return facts.load > 1.5 * facts.cpus + 1
 
 
 def is_cpu_throttled(facts: NodeFacts) -> bool:
-    """Whether its CPUs have too little time, as a warning says: what is slow there is so for that."""
+    """Whether CPU time is short, for which there is a warning: it explains slow measurements."""
     return is_overloaded(facts) or (facts.quota is not None and facts.quota < min(facts.cpus, max(1, len(facts.gpus))))
 
 
 def _cpus_row(facts: NodeFacts) -> str:
-    return f"{facts.cpus}" if facts.quota is None else f"{facts.cpus}, the time of {facts.quota:g}"
+    return f"{facts.cpus}" if facts.quota is None else f"{facts.cpus}, limited to the time of {facts.quota:g}"
 
 
 def _limits_row(facts: NodeFacts) -> str:
-    def told(value: int | None) -> str:
+    def format_limit(value: int | None) -> str:
         return "unlimited" if value is None else str(value)
 
     limits, lock = facts.limits, facts.limits.memlock
     locked = "unlimited" if lock is None else format_size(lock)
-    return f"open files {told(limits.open_files)}, processes {told(limits.processes)}, locked memory {locked}"
+    files, processes = format_limit(limits.open_files), format_limit(limits.processes)
+    return f"open files {files}, processes {processes}, locked memory {locked}"
 
 
 CHECK = HealthCheck(

@@ -1,4 +1,4 @@
-"""The network of one machine: its interface toward node 0, its loopback; and its clock."""
+"""Check of the route to node 0, the loopback interface, and the clock synchronisation of one machine."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from ddplaunch.wire.bounds import Count, Name, TextLine
 if TYPE_CHECKING:
     from ddplaunch.commands.doctor.facts import NodeFacts
 
-LOOPBACK_TIMEOUT_S = 2.0  # seconds for a connection that leaves no machine
+LOOPBACK_TIMEOUT_S = 2.0  # for a connection within the machine
 _UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 
 
 @dataclass(frozen=True)
 class RouteToNodeZero:
-    """How this machine would reach node 0, or be reached as node 0."""
+    """The route to node 0: local address, interface, and node 0's address."""
 
     address: Name
     interface: Name | None
     mtu: Count | None = None
-    speed: Count | None = None  # megabits a second, as the driver says
-    there: Name = ""  # the address that node 0 has from here
+    speed: Count | None = None  # Mbit/s, by the driver
+    there: Name = ""  # node 0's address, as resolved here
 
     @property
     def loopback(self) -> bool:
-        """Whether it leads to this machine itself."""
+        """Whether the address is one of this machine."""
         return self.address.startswith("127.") or self.address == "::1"
 
 
@@ -46,29 +46,29 @@ class NetworkFacts:
     clock_synchronised: bool | None = None
 
 
-def _read(where: CheckContext) -> FactReader:
-    probe = HelperProbe.of(read_network, where.node_zero_address)
-    silent = NetworkFacts(link_error="the network could not be looked at")
+def _read(context: CheckContext) -> FactReader:
+    probe = HelperProbe.of(read_network, context.node_zero_address)
+    silent = NetworkFacts(link_error="the network check timed out")
     return lambda: vars(probe.read_result(NetworkFacts, 3 * REPLY_TIMEOUT_S) or silent)
 
 
 def read_network(toward: str) -> NetworkFacts:
-    """The way to node 0, if there are others, and to this machine itself."""
+    """Read the route to node 0, if there are several nodes, test the loopback, and read the clock state."""
     link, error = _route(toward) if toward else (None, None)
     return NetworkFacts(link, error, _try_loopback(), _clock_synchronised())
 
 
 def find_route(toward: str) -> RouteToNodeZero | None:
-    """The interface that leads to an address."""
+    """Find the route to an address, in a helper process."""
     found = HelperProbe.of(read_network, toward).read_result(NetworkFacts, 3 * REPLY_TIMEOUT_S)
     return found.link if found else None
 
 
 def _route(toward: str) -> tuple[RouteToNodeZero | None, str | None]:
-    """The interface that leads to an address, or why none does."""
+    """Return the route to an address, or why there is none."""
     lookup = NameLookup(toward)
     if not lookup.wait(REPLY_TIMEOUT_S):
-        return None, f"no name server has said in {REPLY_TIMEOUT_S:g} s what address {toward} has"
+        return None, f"the name {toward} was not resolved within {REPLY_TIMEOUT_S:g} s"
     if lookup.error or not lookup.addresses:
         return None, f"the name {toward} does not resolve"
     error: OSError | None = None
@@ -89,7 +89,7 @@ def _route(toward: str) -> tuple[RouteToNodeZero | None, str | None]:
 
 
 def _try_loopback() -> str | None:
-    """Why this machine cannot connect to itself, as ranks on it do; None where it can."""
+    """Return why this machine cannot connect to itself, as its ranks do; None if it can."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             socket.create_connection(listening.getsockname(), LOOPBACK_TIMEOUT_S).close()
@@ -103,7 +103,7 @@ def _try_loopback() -> str | None:
 
 
 def _clock_synchronised() -> bool | None:
-    """Whether the kernel knows of a time server that keeps the clock (adjtimex(2))."""
+    """Whether the clock is synchronised with a time server, by the kernel (adjtimex(2))."""
     try:
         timex = (ctypes.c_char * 512)()  # struct timex; its first field, what to change, is 0: nothing
         state = ctypes.CDLL(None).adjtimex(ctypes.byref(timex))
@@ -114,8 +114,8 @@ def _clock_synchronised() -> bool | None:
 
 def _find_problems(name: str, facts: NodeFacts) -> Findings:
     if facts.loopback:
-        text = f"a connection to itself (127.0.0.1) {facts.loopback}, so nothing was measured there"
-        hint = "let the firewall pass the interface lo: iptables -I INPUT -i lo -j ACCEPT"
+        text = f"a connection to itself (127.0.0.1) {facts.loopback}; no measurement on this machine"
+        hint = "allow the interface lo in the firewall: iptables -I INPUT -i lo -j ACCEPT"
         yield Finding(Severity.ERROR, name, text, hint)
 
 
@@ -129,7 +129,7 @@ def _link(facts: NodeFacts) -> str | None:
 def _clock_row(facts: NodeFacts) -> str | None:
     if facts.clock_synchronised is None:
         return None
-    return "kept by a time server" if facts.clock_synchronised else "not set by a time server, says the kernel"
+    return "synchronised (NTP)" if facts.clock_synchronised else "not synchronised (no NTP)"
 
 
 CHECK = HealthCheck(

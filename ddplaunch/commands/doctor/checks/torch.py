@@ -1,4 +1,4 @@
-"""torch, as it is once imported: its version, whether CUDA works with it, and for which GPUs it was built."""
+"""Check of torch: its version, whether CUDA works, and for which GPUs it was built."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TorchInfo:
-    """What torch says of itself, once imported."""
+    """Facts about torch, after its import."""
 
     version: TextLine
-    cuda: TextLine | None  # that it was built for
+    cuda: TextLine | None  # the version it was built for
     nccl: TextLine | None
     cuda_works: bool
     devices: Count  # GPUs that it can use
-    architectures: tuple[TextLine, ...] = ()  # "sm_90", that its kernels were compiled for
+    architectures: tuple[TextLine, ...] = ()  # "sm_90", for which its kernels were compiled
     capabilities: tuple[TextLine, ...] = ()  # "sm_90", of each GPU
     why_not: TextLine | None = None  # why CUDA does not work
 
@@ -40,23 +40,23 @@ class TorchFacts:
     torch_error: TextLine | None
 
 
-def _read(where: CheckContext) -> FactReader:
+def _read(context: CheckContext) -> FactReader:
     return lambda: (
-        vars(_facts_from_benchmark(where.benchmark_process)) | {"python": "{}.{}.{}".format(*sys.version_info[:3])}
+        vars(_facts_from_benchmark(context.benchmark_process)) | {"python": "{}.{}.{}".format(*sys.version_info[:3])}
     )
 
 
-def _facts_from_benchmark(meter: HelperProbe) -> TorchFacts:
-    late = f"torch could not be imported in {TORCH_IMPORT_TIMEOUT_S:g} s"
-    found = meter.read_first_line(TorchFacts, TORCH_IMPORT_TIMEOUT_S)
-    return found or TorchFacts(None, late if meter.timed_out else "import torch ended Python")
+def _facts_from_benchmark(benchmark_process: HelperProbe) -> TorchFacts:
+    timeout = f"torch was not imported within {TORCH_IMPORT_TIMEOUT_S:g} s"
+    found = benchmark_process.read_first_line(TorchFacts, TORCH_IMPORT_TIMEOUT_S)
+    return found or TorchFacts(None, timeout if benchmark_process.timed_out else "import torch terminated Python")
 
 
 def read_torch() -> TorchFacts:
-    """What torch says of itself."""
+    """Import torch and read its facts."""
     try:
         module: Any = importlib.import_module("torch")
-    except BaseException as error:  # a broken library may do anything
+    except BaseException as error:  # a broken library may raise anything
         return TorchFacts(None, sanitize_line(f"{type(error).__name__}: {error}", 300))
     cuda, why_not, capabilities, architectures = module.version.cuda or module.version.hip, None, [], []
     works = False
@@ -87,9 +87,9 @@ def _find_problems(name: str, facts: NodeFacts) -> Findings:
         return
     if facts.gpus and not facts.torch.cuda and any(gpu.driver for gpu in facts.gpus):
         gpus = f"{len(facts.gpus)} GPU{'s' * (len(facts.gpus) > 1)}"
-        text = f"torch {facts.torch.version} was built without CUDA, and this machine has {gpus}"
+        text = f"torch {facts.torch.version} was built without CUDA, but this machine has {gpus}"
         yield Finding(Severity.ERROR, name, text, "install a build with CUDA: https://pytorch.org/get-started")
-    if facts.torch.why_not and facts.gpus and not facts.lost_gpus:  # one that is lost keeps CUDA from the others
+    if facts.torch.why_not and facts.gpus and not facts.lost_gpus:  # with a lost GPU, CUDA fails for the others too
         driver = next((gpu.driver for gpu in facts.gpus if gpu.driver), "unknown")
         text = f"torch cannot use CUDA {facts.torch.cuda} with driver {driver}: {facts.torch.why_not}"
         yield Finding(Severity.ERROR, name, text, "update the driver, or install torch for an older CUDA")
@@ -97,12 +97,12 @@ def _find_problems(name: str, facts: NodeFacts) -> Findings:
         for index, capability in enumerate(facts.torch.capabilities):
             if not _is_compatible(capability, facts.torch.architectures):
                 built = ", ".join(facts.torch.architectures)
-                text = f"it is {capability}, and torch {facts.torch.version} was built for {built}"
+                text = f"it is {capability}, but torch {facts.torch.version} was built for {built}"
                 yield Finding(Severity.ERROR, f"{name} cuda:{index}", text, "install another build of torch")
 
 
 def _is_compatible(capability: str, architectures: tuple[str, ...]) -> bool:
-    """Whether kernels for one of these run on such a GPU: of the same major version, or PTX for an older one."""
+    """Whether a GPU can run kernels for one of these: of the same major version, or PTX for an older one."""
     major, minor = divmod(int(capability.removeprefix("sm_")), 10)
     for each in architectures:
         kind, _, digits = each.partition("_")

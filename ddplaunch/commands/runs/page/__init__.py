@@ -1,4 +1,4 @@
-"""A run as one page of HTML, for a browser: it needs no network and nothing beside it."""
+"""The HTML report: a run as one self-contained page for a browser, without network access."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _NOTHING = PageInputs()
 
 
 def content_security_policy(*, live: bool) -> str:
-    """What a browser may load: nothing, of a ``live`` page itself; and run: our script alone.
+    """Return the CSP of the page: a browser may run its own script only, and load nothing; ``live``: only the page.
 
-    So no text of a rank can become a program.
+    So no output of a rank can become a program.
     """
     more = "; connect-src 'self'" if live else ""
     return f"default-src 'none'; style-src 'unsafe-inline'; script-src '{HASH}'{more}"
@@ -38,7 +38,7 @@ def render_page(shares: Sequence[RunRecord], beside: PageInputs = _NOTHING) -> s
         sections.slow(run),
         sections.resources(run),
         sections.hosts(run),
-        *([*now, *seen] if run.first.code == 0 else seen[:-1]),  # of less interest where the run ended well
+        *([*now, *seen] if run.first.code == 0 else seen[:-1]),  # less important after success
         sections.notes(run),
         sections.plan(run),
         sections.facts(run),
@@ -59,7 +59,7 @@ def render_page(shares: Sequence[RunRecord], beside: PageInputs = _NOTHING) -> s
 
 
 def write_page(shares: Sequence[RunRecord], file: str, beside: PageInputs) -> None:
-    """Write the page of a run from the records of its nodes; a file that is there already is replaced.
+    """Write the page of a run from the records of its nodes; an existing file is replaced.
 
     Raises:
         UsageError: the file cannot be written.

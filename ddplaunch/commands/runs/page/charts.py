@@ -1,4 +1,4 @@
-"""The charts: what ranks and GPUs did over time, restarts and stalls marked; and small ones for the table of ranks."""
+"""The charts of the page: metrics of ranks and GPUs over time, with restarts and stalls; sparklines for the table."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ddplaunch.commands.runs.page.timeline import LABELS, axis, mark
 from ddplaunch.diagnosis.readings import GpuSample, RankSample
 from ddplaunch.words import format_elapsed, format_size
 
-CHART_STEPS = 200  # steps of a chart
-_HOVER_STRIPES = 50  # places of a chart at which its figures can be read
-_SPARKLINE_STEPS = 40  # steps of a small chart
+CHART_STEPS = 200
+_HOVER_STRIPES = 50  # of a chart, each with a tooltip
+_SPARKLINE_STEPS = 40
 _HEIGHT, _TITLE, _GAP = 52, 18, 10  # pixels of a panel, of its title, between two
 
 
 class ChartMetric(NamedTuple):
-    """One figure that a panel shows, of each rank or each GPU."""
+    """The metric of a panel, of each rank or each GPU."""
 
     title: str
     field: str
-    says: Callable[[float], str]
+    format: Callable[[float], str]
     of_gpus: bool = False
 
 
@@ -56,7 +56,7 @@ Values = list[float | None]
 
 
 def over_time(run: PageRun, field: str, steps: int, *, of_gpus: bool = False) -> dict[int, Values]:
-    """A figure of each rank (or GPU, all nodes' in a row) in each step of the run's time."""
+    """Return a metric of each rank (or GPU, numbered over all nodes) in each step of the run's time."""
     found: dict[int, Values] = {}
     at = (RankSample._fields if not of_gpus else GpuSample._fields).index(field)
     scale = steps / run.total
@@ -74,7 +74,7 @@ def over_time(run: PageRun, field: str, steps: int, *, of_gpus: bool = False) ->
 
 
 class _Panel(NamedTuple):
-    measured: ChartMetric
+    metric: ChartMetric
     low: Values
     middle: Values
     high: Values
@@ -83,14 +83,14 @@ class _Panel(NamedTuple):
     def top(self) -> float:
         return max((each for each in self.high if each is not None), default=0.0)
 
-    def says(self, step: int) -> str | None:
-        """What is known at a step."""
+    def describe(self, step: int) -> str | None:
+        """Describe the values at a step; None without samples."""
         low, middle, high = self.low[step], self.middle[step], self.high[step]
         if low is None or middle is None or high is None:
             return None
-        say = self.measured.says
-        between = f" ({say(low)} to {say(high)})" if say(low) != say(high) else ""
-        return f"{self.measured.title}: {say(middle)}{between}"
+        to_text = self.metric.format
+        span = f" ({to_text(low)} to {to_text(high)})" if to_text(low) != to_text(high) else ""
+        return f"{self.metric.title}: {to_text(middle)}{span}"
 
 
 def _panels(run: PageRun) -> Iterator[_Panel]:
@@ -103,7 +103,7 @@ def _panels(run: PageRun) -> Iterator[_Panel]:
 
 
 def charts_section(run: PageRun) -> Markup | None:
-    """The charts, one below the other on one axis; None without readings."""
+    """Build the charts, one below the other on one axis; None without samples."""
     panels = [*_panels(run)]
     if not panels:
         return None
@@ -113,24 +113,24 @@ def charts_section(run: PageRun) -> Markup | None:
     labels = []
     for place, panel in enumerate(panels):
         drawn += _drawn(panel, step * place)
-        for text, y in (panel.measured.says(panel.top), 10), ("0", _HEIGHT):
+        for text, y in (panel.metric.format(panel.top), 10), ("0", _HEIGHT):
             labels.append(element("text", text, x="100%", y=step * place + _TITLE + y, text_anchor="end"))
     restarts = [each for each in run.attempts if each.number]
     drawn += [mark(run.at(each.began), f"attempt {each.number} began", height) for each in restarts]
     drawn += _hovers(panels, run.total, height)
-    whole = {"width": "100%", "height": height + 22, "role": "img", "aria_label": "What the ranks used over time"}
-    chart = element("svg", *drawn, *axis(run.total, height), **whole)
+    size = {"width": "100%", "height": height + 22, "role": "img", "aria_label": "What the ranks used over time"}
+    chart = element("svg", *drawn, *axis(run.total, height), **size)
     names = element("svg", *labels, width=LABELS, height=height + 22, class_="labels", aria_hidden="true")
-    said = ["The line is the median of the ranks, the band goes from the lowest to the highest."]
-    said += ["A dashed line is a restart."] * bool(restarts) + ["Grey: the ranks got nowhere."] * bool(run.first.stalls)
-    about = element("p", " ".join(said), class_="dim")
+    legend = ["The line is the median of the ranks, the band goes from the lowest to the highest."]
+    legend += ["A dashed line is a restart."] * bool(restarts) + ["Grey: stalled."] * bool(run.first.stalls)
+    about = element("p", " ".join(legend), class_="dim")
     return section_with_heading("Over time", about, element("div", names, chart, class_="chart"), id="charts")
 
 
 def _drawn(panel: _Panel, y: int) -> Iterator[Markup]:
-    say = panel.measured.says
+    to_text = panel.metric.format
     known = [each for each in panel.middle if each is not None]
-    title = f"{panel.measured.title}: {say(median(known))}, at most {say(panel.top)}"
+    title = f"{panel.metric.title}: {to_text(median(known))}, at most {to_text(panel.top)}"
     yield element("text", title, x=0, y=y + 12, class_="title")
     parts = (
         element("path", d=_band(panel.low, panel.high, panel.top), class_="band"),
@@ -141,7 +141,7 @@ def _drawn(panel: _Panel, y: int) -> Iterator[Markup]:
 
 
 def _stretched(steps: int, *content: Markup, **attributes: object) -> Markup:
-    """A drawing ``steps`` wide and 100 high, which fills its place."""
+    """Build a drawing of ``steps`` by 100 units that is stretched to its container."""
     box = {"viewBox": f"0 0 {steps} 100", "preserveAspectRatio": "none"}
     return element("svg", *content, **box, **attributes)
 
@@ -152,35 +152,35 @@ def _shade(left: float, right: float, seconds: float, height: int) -> Markup:
 
 
 def _hovers(panels: Sequence[_Panel], total: float, height: int) -> Iterator[Markup]:
-    """Stripes that tell the figures at their middles."""
+    """Yield transparent stripes whose tooltips have the values at their middles."""
     for place in range(_HOVER_STRIPES):
         step = CHART_STEPS * (2 * place + 1) // (2 * _HOVER_STRIPES)
-        said = [text for panel in panels if (text := panel.says(step))]
-        if said:
+        texts = [text for panel in panels if (text := panel.describe(step))]
+        if texts:
             width = 100 / _HOVER_STRIPES
             rect = element("rect", x=f"{place * width:.2f}%", width=f"{width:.2f}%", y=0, height=height, class_="hover")
             yield element(
                 "g",
                 rect,
-                element("title", "\n".join([f"after {format_elapsed(total * (step + 0.5) / CHART_STEPS)}", *said])),
+                element("title", "\n".join([f"after {format_elapsed(total * (step + 0.5) / CHART_STEPS)}", *texts])),
             )
 
 
 def sparkline(values: Sequence[float | None], top: float) -> Markup:
-    """A chart for a cell of a table."""
+    """Build a small chart for a cell of a table."""
     path = element("path", d=_line([*values], top), class_="line")
     return _stretched(len(values), path, class_="small", aria_hidden="true")
 
 
 def sparklines(run: PageRun, field: str) -> Mapping[int, Markup]:
-    """A small chart of a figure for each rank that has one, all on one scale."""
+    """Build a small chart of a metric for each rank that has samples, all on one scale."""
     found = over_time(run, field, _SPARKLINE_STEPS)
     top = max((each for values in found.values() for each in values if each is not None), default=0.0)
     return {rank: sparkline(values, top) for rank, values in found.items() if top}
 
 
 def _line(values: Values, top: float) -> str:
-    """The path of a figure, a part for each run of steps at which it is known."""
+    """Return the SVG path of a line, with a part for each run of steps with values."""
     parts = []
     for first, heights in _known(values, top):
         corners = [(y, first + place + 1) for place, y in enumerate(heights)]
@@ -189,7 +189,7 @@ def _line(values: Values, top: float) -> str:
 
 
 def _band(low: Values, high: Values, top: float) -> str:
-    """The path around what lies between two figures, which are known at the same steps."""
+    """Return the SVG path of the area between two lines, which have values at the same steps."""
     parts = []
     for (first, lower), (_, upper) in zip(_known(low, top), _known(high, top), strict=True):
         there = [(y, first + place + 1) for place, y in enumerate(upper)]
@@ -199,7 +199,7 @@ def _band(low: Values, high: Values, top: float) -> str:
 
 
 def _known(values: Values, top: float) -> Iterator[tuple[int, list[int]]]:
-    """Each run of steps at which a figure is known: the first, and how high to draw it at each."""
+    """Yield each run of steps with values: its first step, and the height at each."""
     place = 0
     for known, group in groupby(values, lambda value: value is not None):
         part = [*group]
@@ -209,5 +209,5 @@ def _known(values: Values, top: float) -> Iterator[tuple[int, list[int]]]:
 
 
 def _path(corners: Sequence[tuple[int, int]]) -> str:
-    """To each height, and along it; equal ones are one step."""
+    """Return the SVG path along these heights; equal ones are one segment."""
     return "".join(f"V{y}H{x}" for (y, x), (after, _) in pairwise([*corners, (-1, 0)]) if y != after)

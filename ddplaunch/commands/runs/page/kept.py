@@ -1,4 +1,4 @@
-"""What there is of a run for the page, beside what the history has: readings, plan, last lines; what goes on now."""
+"""Collects the inputs of the page besides the records: samples, plan, last output, live state of a running job."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ddplaunch.job.requests.inspection import InspectJobRequest, JobInspection
 from ddplaunch.job.runs import FoundRun
 from ddplaunch.job.status import RankState, RankStatus
 
-REPLY_TIMEOUT_S = 5.0  # seconds in which the job must answer: its launcher may be suspended
+REPLY_TIMEOUT_S = 5.0  # for the job's launcher: it may be suspended
 
 
 def collect_inputs(
     found: FoundRun, shares: Sequence[RunRecord], *, live: bool = False, effective: str = ""
 ) -> PageInputs:
-    """Gather it, from the history, the log folder and, while the run goes on, its launcher.
+    """Collect the inputs from the history, the log folder and, while the run goes on, its launcher.
 
-    ``effective`` says how much of the time it trained.
+    ``effective``: the line on goodput.
     """
     folder = past.run_dir(found.run)
     of_nodes = [os.path.join(folder, readings.sample_file_name(each.node_rank)) for each in shares]
@@ -39,17 +39,17 @@ def collect_inputs(
 
 
 def _last_output(found: FoundRun) -> tuple[dict[int, bytes], int | None]:
-    """The last that each rank has printed, and in which attempt; of one that ended well nothing may be kept."""
+    """Return the last output of each rank, and its attempt; none if nothing was stored, as after success."""
     if found.running:
-        said: dict[int, bytes] = {}
+        output: dict[int, bytes] = {}
         with suppress(LaunchError):
             for rank, data in logs.read_live(found.running.path, (), logs.Part(), follow=False):
-                said[rank] = (said.get(rank, b"") + data)[-MAX_BYTES_PER_RANK:]
-        if said:
-            return said, None
-    kept = {rank: paths[-1] for rank, paths in logs.rank_log_files(found.run).items()}
-    last = max(map(logs.attempt_of, kept.values()), default=None)
-    return {rank: tail for rank, path in kept.items() if (tail := _tail(path))}, last
+                output[rank] = (output.get(rank, b"") + data)[-MAX_BYTES_PER_RANK:]
+        if output:
+            return output, None
+    files = {rank: paths[-1] for rank, paths in logs.rank_log_files(found.run).items()}
+    last = max(map(logs.attempt_of, files.values()), default=None)
+    return {rank: tail for rank, path in files.items() if (tail := _tail(path))}, last
 
 
 def _tail(path: str) -> bytes:
@@ -62,15 +62,15 @@ def _tail(path: str) -> bytes:
 
 
 def with_live_state(found: FoundRun, shares: Sequence[RunRecord], known: PageInputs) -> list[RunRecord]:
-    """The records, with what the ranks of this machine do and have used so far, where the run goes on.
+    """Return the records, with the state and usage of this machine's ranks until now if the run is running.
 
-    The history is written as each attempt ends.
+    The history has these only at the end of an attempt.
     """
     if found.running is None:
         return [*shares]
     try:
         seen = client.send_request(found.running.path, InspectJobRequest(Detail.WAITS), REPLY_TIMEOUT_S)
-    except LaunchError:  # it has ended in this moment, or is suspended
+    except LaunchError:  # it has just ended, or is suspended
         return [*shares]
     return [_record_from_live(each, seen, known) if each.pid == seen.status.pid else each for each in shares]
 

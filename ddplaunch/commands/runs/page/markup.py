@@ -1,4 +1,4 @@
-"""HTML from text, in which all that is not markup already is escaped, as users name things; and the style sheet."""
+"""Builds HTML; text that is not ``Markup`` is escaped, as names come from users. Also the style sheet."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _EMPTY = {"line", "meta", "rect"}  # HTML wants no slash in a meta and does not 
 
 
 class Markup(str):
-    """Text that is HTML, and goes into other HTML as it is."""
+    """Text that is HTML already, and is not escaped."""
 
 
 def element(name: str, /, *content: str, **attributes: object) -> Markup:
-    """An element; ``class_`` and the like lose their underscore, others become dashes. None leaves an attribute out."""
+    """Build an element; a trailing underscore of an attribute is removed, others become dashes; None leaves it out."""
     words = [name]
     for key, value in attributes.items():
         if value is not None:
@@ -26,29 +26,29 @@ def element(name: str, /, *content: str, **attributes: object) -> Markup:
 
 
 def escape(text: str) -> str:
-    """The text as it stands in HTML; control characters are shown as their escapes."""
+    """Escape text for HTML; control characters are shown as their escapes."""
     return text if isinstance(text, Markup) else html.escape(escape_control_chars(text))
 
 
 def concat(*parts: str) -> Markup:
-    """Text and markup in a row."""
+    """Join text and markup."""
     return Markup("".join(map(escape, parts)))
 
 
 def table(heads: list[str], rows: list[list[str]], **attributes: object) -> Markup:
-    """A table that scrolls by itself where it is too wide."""
+    """Build a table that scrolls if it is too wide."""
     head = element("thead", element("tr", *(element("th", each, scope="col") for each in heads)))
     body = element("tbody", *(element("tr", *(element("td", each) for each in row)) for row in rows))
     return element("div", element("table", head, body), class_="scrolls", **attributes)
 
 
 def section_with_heading(title: str, *content: str, id: str) -> Markup:
-    """A section of the page, below its heading."""
+    """Build a section of the page with a heading."""
     return element("section", element("h2", title), *content, id=id)
 
 
 def definition_list(rows: Iterable[tuple[str, str]]) -> Markup:
-    """Names, each with what it is."""
+    """Build a list of names and values."""
     return element("dl", *(part for name, value in rows for part in (element("dt", name), element("dd", value))))
 
 

@@ -1,4 +1,4 @@
-"""What each rank printed last, those that failed first."""
+"""The section of the page with the last output lines of each rank, failed ranks first."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ddplaunch.words import format_count
 MAX_BYTES = 400 << 10  # of all ranks together
 MAX_BYTES_PER_RANK, _LEAST = 48 << 10, 512  # bytes of a rank; of as many ranks as there is room for
 _LINE = 2000  # characters
-_MANY, _FIRST = 16, 8  # ranks, above which the first alone are seen at once
-_OPEN = 1  # ranks whose lines are unfolded from the start
+_MANY, _FIRST = 16, 8  # with more ranks than _MANY, only the _FIRST are visible without unfolding
+_OPEN = 1  # ranks whose lines are unfolded at first
 
 
 def output_section(run: PageRun) -> Markup | None:
-    """The last lines of each rank; None where none is kept."""
+    """Build the section; None without output."""
     printed = run.beside.printed
     if not printed:
         return None
@@ -50,7 +50,7 @@ def _block(rank: int, data: bytes, room: int, run: PageRun, *, unfolded: bool) -
 
 
 def _lines(data: bytes, room: int) -> list[str]:
-    """The last lines that have room on the page; of a progress bar its last state."""
+    """Return the last lines that fit into ``room`` bytes of HTML; of a progress bar its last state."""
     found: list[str] = []
     longest = min(_LINE, room // 8)  # a character may be as long as "&quot;" there
     for line in reversed(data[-room:].decode(errors="replace").rstrip("\n").split("\n")):

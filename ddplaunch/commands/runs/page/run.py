@@ -1,4 +1,4 @@
-"""A run for the page: what its nodes have kept, put together; and times of day in words."""
+"""The data model of the page: a run, merged from the records of its nodes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ddplaunch.words import signal_name
 
 
 class RankOutcome(Enum):
-    """How a rank has ended, as people ask for it; the value is its class in the style sheet."""
+    """How a rank ended; the value is its class in the style sheet."""
 
     WELL = "well"
     FAILED = "failed"  # first, or in the same way
     SECONDARY = "fell"  # after that, or because it had waited for another
-    STOPPED = "stopped"  # by us, or from outside
+    STOPPED = "stopped"  # by ddplaunch, or from outside
     RUNNING = "running"
     UNKNOWN = "unknown"
 
@@ -34,7 +34,7 @@ class RankRow:
     attempt: int
     rank: RankRecord
     end: RankOutcome
-    stopped_by_us: bool = False  # whether we have ended it by a signal, though it counts as one that failed
+    stopped_by_us: bool = False  # ddplaunch ended it by a signal, though it counts as failed
 
     @property
     def words(self) -> str:
@@ -48,7 +48,7 @@ class RankRow:
 
 @dataclass(frozen=True)
 class PageAttempt:
-    """One attempt, with the ranks of all nodes that are known; ``ended`` is at least a guess."""
+    """One attempt, with the ranks of all nodes with a record; ``ended`` may be an estimate."""
 
     number: int
     began: float
@@ -60,32 +60,32 @@ class PageAttempt:
 
 @dataclass(frozen=True)
 class PageInputs:
-    """What is known of a run beside its records."""
+    """The inputs of the page besides the records of a run."""
 
     readings: tuple[Sequence[NodeSample], ...] = ()  # those of each node
-    printed: Mapping[int, bytes] = field(default_factory=dict)  # what ranks printed last
+    printed: Mapping[int, bytes] = field(default_factory=dict)  # the last output, by rank
     failed_first: Sequence[int] = ()  # the ranks that matter most: those that failed, the first cause first
     plan: SavedPlan | None = None
     live: bool = False  # whether the page is served while the job runs
-    effective: str = ""  # how much of the time it trained, in a line
-    printed_in: int | None = None  # the attempt in which ranks printed that, where it is known
+    effective: str = ""  # the line on goodput
+    printed_in: int | None = None  # the attempt of that output, if known
 
 
 @dataclass(frozen=True)
 class PageRun:
-    """All that is known of a run; times in seconds since the epoch."""
+    """A run for the page; times in seconds since the epoch."""
 
-    first: RunRecord  # node 0's, or that of the lowest node whose record is here
+    first: RunRecord  # node 0's, or the lowest node's with a record here
     shares: tuple[RunRecord, ...]
     attempts: tuple[PageAttempt, ...]
     began: float
-    ended: float  # the last moment that is known, where it has not ended
+    ended: float  # the last known moment of a run without recorded end
     verdict: FailureReport | None
     beside: PageInputs
 
     @classmethod
     def of(cls, shares: Sequence[RunRecord], beside: PageInputs) -> PageRun:
-        """Put the records of a run's nodes together; there is at least one."""
+        """Merge the records of a run's nodes; there is at least one."""
         began = min(each.began for each in shares)
         ended = max((each.ended for each in shares if each.ended), default=0.0) or max(map(_last_moment, shares))
         numbers = sorted({attempt.number for each in shares for attempt in each.attempts})
@@ -99,22 +99,22 @@ class PageRun:
 
     @property
     def total(self) -> float:
-        """Seconds in all, never 0."""
+        """The duration in seconds, never 0."""
         return max(self.ended - self.began, 1e-3)
 
     def at(self, moment: float) -> float:
-        """Where a moment is, in per cent of the whole time."""
+        """Return the position of a moment, in per cent of the duration."""
         return 100 * min(1.0, max(0.0, (moment - self.began) / self.total))
 
     @property
     def used(self) -> dict[int, RankSample]:
-        """What each rank did and used on average, as far as there are readings."""
+        """The average sample of each rank, as far as there are samples."""
         nodes = filter(None, map(average, self.beside.readings))
         return {row.rank: row for node in nodes for row in node.ranks}
 
     @property
     def hosts(self) -> dict[int, str]:
-        """Where each rank was last."""
+        """The last host of each rank."""
         return {row.rank.rank: row.rank.host for each in self.attempts for row in each.rows}
 
 
@@ -157,7 +157,7 @@ def _rank_outcome(rank: RankRecord, verdict: FailureReport | None) -> RankOutcom
 
 
 def _last_moment(record: RunRecord) -> float:
-    """The last that is known of a run whose end is not: now, if it runs here."""
+    """Return the last known moment of a run without recorded end: now, if it is running."""
     if record.fate.value == "running":
         return time.time()
     ranks = [rank for attempt in record.attempts for rank in attempt.ranks]
@@ -167,8 +167,8 @@ def _last_moment(record: RunRecord) -> float:
 
 
 def time_of_day(seconds: float) -> str:
-    """A time of day, with its offset from UTC: "2026-11-22 15:50:25 +01:00"."""
+    """Format a time with its offset from UTC: "2026-11-22 15:50:25 +01:00"."""
     try:
         return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds").replace("+", " +")
-    except (ValueError, OverflowError, OSError):  # a year beyond all calendars
+    except (ValueError, OverflowError, OSError):  # out of range
         return "at an unknown time"

@@ -1,6 +1,7 @@
-"""The one script of the page: it searches in what the ranks printed, and renews a page that is served.
+"""The script of the page: searches the output of ranks, and reloads a page that is served.
 
-It makes text of text, and takes nodes from a page of ours, in which a browser runs nothing (``policy``).
+It inserts text only as text; nodes come from the reloaded page, in which a browser runs no other script (see
+``content_security_policy``).
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 
-REFRESH_S = 5  # seconds after which a page that is served is renewed
+REFRESH_S = 5  # between two reloads of a page that is served
 
 SCRIPT = """
 let blocks = [];
@@ -74,4 +75,4 @@ if (document.documentElement.dataset.renewed) wait();
 """
 
 HASH = f"sha256-{base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()}"
-"""By which a browser knows the script: it runs no other."""
+"""Of the script, for the content security policy: a browser runs no other script."""

@@ -1,4 +1,4 @@
-"""The sections of the page: what the run was, why it failed, what its ranks were doing, what each of them used."""
+"""Sections of the page: header, failure, stacks, slow ranks, resources, hosts, notes, plan and facts of a run."""
 
 from __future__ import annotations
 
@@ -27,21 +27,23 @@ from ddplaunch.words import format_count, format_elapsed, format_ranks, format_s
 
 _STATE_CLASSES = {"done": "well", "running": "running", "failed": "failed"}
 _MAX_NOTES = 200
-_OPEN = 3  # groups of ranks whose stacks are unfolded from the start
-_LOOKS, _LATE, _NAMED = 10, 0.1, 8  # readings, and share of the time behind, from which on ranks are slow; named ones
+_OPEN = 3  # groups of ranks whose stacks are unfolded at first
+_MIN_SAMPLES, _MIN_BEHIND = 10, 0.1  # from which on ranks are slow: samples, and the share of them behind
+_MAX_SLOW = 8  # slow ranks in the table
 _MAX_DEVICES = 128
-_DRAWN = 256  # ranks up to which each has small charts
-_FOLDED = 32  # ranks from which on the table of resources is folded
+_DRAWN = 256  # up to this many ranks have small charts
+_FOLDED = 32  # with more ranks, the table of resources is folded
 _STYLES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def header(run: PageRun) -> Markup:
-    """The run's name, what became of it, what it ran, and its effective time."""
+    """Build the header: name, state, target and goodput of the run."""
     record = run.first
     fate = element("span", record.fate.value, class_=f"fate {_STATE_CLASSES.get(record.fate.value, 'stopped')}")
     code = f"exit code {record.code}, " if record.code is not None else ""
     nodes = f" on {record.nnodes} nodes" if record.nnodes > 1 else ""
-    line = f"{code}{format_elapsed(run.ended - run.began)}, {format_count(record.world_size, 'rank')}{nodes}, {time_of_day(run.began)}"
+    ranks = f"{format_count(record.world_size, 'rank')}{nodes}"
+    line = f"{code}{format_elapsed(run.ended - run.began)}, {ranks}, {time_of_day(run.began)}"
     return element(
         "header",
         element("h1", run.name, " ", fate),
@@ -52,7 +54,7 @@ def header(run: PageRun) -> Markup:
 
 
 def notes(run: PageRun) -> Markup | None:
-    """What was said while the job ran, and who was slow."""
+    """Build the list of notes, which were printed while the job ran; None without notes."""
     found = list(dict.fromkeys(note for share in run.shares for note in share.notes))
     if not found:
         return None
@@ -63,7 +65,7 @@ def notes(run: PageRun) -> Markup | None:
 
 
 def facts(run: PageRun) -> Markup:
-    """The facts."""
+    """Build the facts on the run."""
     return section_with_heading("Run", definition_list(_facts(run)), id="run")
 
 
@@ -83,30 +85,32 @@ def _facts(run: PageRun) -> Iterator[tuple[str, str]]:
     if record.log_dir:
         yield "log folder", sanitize_line(record.log_dir)
     if len(run.shares) < record.nnodes:
-        yield "records", f"of {len(run.shares)} of {record.nnodes} nodes: the others keep their own"
+        yield "records", f"of {len(run.shares)} of {record.nnodes} nodes; the other records are on their hosts"
 
 
 def slow(run: PageRun) -> Markup | None:
-    """Which ranks the others waited for, by how often they were behind; None where none stands out."""
+    """Build the table of slow ranks, by how often they were behind; None without slow ranks."""
     shares = {rank: row.behind for rank, row in run.used.items() if row.behind is not None}
-    if sum(map(len, run.beside.readings)) < _LOOKS or len(shares) < 2:
+    if sum(map(len, run.beside.readings)) < _MIN_SAMPLES or len(shares) < 2:
         return None
     middle = median(shares.values())
-    out = sorted((rank for rank in shares if shares[rank] > max(_LATE, 3 * middle)), key=lambda rank: -shares[rank])
+    out = sorted(
+        (rank for rank in shares if shares[rank] > max(_MIN_BEHIND, 3 * middle)), key=lambda rank: -shares[rank]
+    )
     if not out:
         return None
-    rows = [[str(rank), run.hosts.get(rank) or "–", f"{100 * shares[rank]:.0f} %"] for rank in out[:_NAMED]]
-    said = (
-        "Behind: the share of looks at which the rank had entered fewer collectives than others."
+    rows = [[str(rank), run.hosts.get(rank) or "–", f"{100 * shares[rank]:.0f} %"] for rank in out[:_MAX_SLOW]]
+    explanation = (
+        "Behind: the share of samples in which the rank had entered fewer collectives than others."
         f" Half of all ranks: {100 * middle:.0f} % or less."
     )
     return section_with_heading(
-        "Who was slow", table(["rank", "host", "behind"], rows), element("p", said, class_="dim"), id="slow"
+        "Who was slow", table(["rank", "host", "behind"], rows), element("p", explanation, class_="dim"), id="slow"
     )
 
 
 def hosts(run: PageRun) -> Markup | None:
-    """The hosts, with what their ranks did and used; None where there is one only."""
+    """Build the table of hosts with the failures and usage of their ranks; None with one host only."""
     ranks_of: dict[str, list[int]] = {}
     for rank, host in run.hosts.items():
         ranks_of.setdefault(host or "–", []).append(rank)
@@ -115,67 +119,67 @@ def hosts(run: PageRun) -> Markup | None:
     failures = Counter(each.verdict.first.host for each in run.attempts if each.verdict)
     used = run.used
     rows = []
-    for host, its in ranks_of.items():
-        known = [used[rank] for rank in its if rank in used]
+    for host, ranks in ranks_of.items():
+        known = [used[rank] for rank in ranks if rank in used]
         cpus = f"{sum(each.cpus or 0.0 for each in known) / len(known):.1f}" if known else "–"
         memory = format_size(int(max(each.memory or 0.0 for each in known))) if known else "–"
-        rows.append([host, format_ranks(its).partition(" ")[2], str(failures[host] or "–"), cpus, memory])
+        rows.append([host, format_ranks(ranks).partition(" ")[2], str(failures[host] or "–"), cpus, memory])
     heads = ["host", "ranks", "failed first", "CPUs of a rank", "memory of a rank"]
     return section_with_heading("Hosts", table(heads, rows), id="hosts")
 
 
 def plan(run: PageRun) -> Markup | None:
-    """What was planned, and where each value is from; None where that was not kept."""
-    kept = run.beside.plan
-    if kept is None:
+    """Build the plan, with the source of each value; None if it was not recorded."""
+    saved = run.beside.plan
+    if saved is None:
         return None
-    said = ((name, concat(value, " ", element("span", source, class_="dim"))) for name, value, source in kept.facts)
-    devices = [[str(rank), device, cpus or "–"] for rank, device, cpus in kept.ranks[:_MAX_DEVICES]]
-    variables = [[name, value] for name, value in kept.variables]
+    values = ((name, concat(value, " ", element("span", source, class_="dim"))) for name, value, source in saved.facts)
+    devices = [[str(rank), device, cpus or "–"] for rank, device, cpus in saved.ranks[:_MAX_DEVICES]]
+    variables = [[name, value] for name, value in saved.variables]
     more = element(
         "details",
         element("summary", "Devices and variables"),
         table(["rank", "device", "CPUs"], devices),
         table(["variable", "value"], variables),
     )
-    return section_with_heading("Plan", definition_list(said), more, id="plan")
+    return section_with_heading("Plan", definition_list(values), more, id="plan")
 
 
 def footer(run: PageRun) -> Markup:
-    """When and by what the page was written."""
+    """Build the footer: version and time."""
     live = f"; renewed every {REFRESH_S} s while the job runs" if run.beside.live else ""
     return element("footer", f"Written by ddplaunch {__version__}, {time_of_day(time.time())}{live}")
 
 
 def failure(run: PageRun) -> Markup | None:
-    """The failure report; None for a run without a failure."""
+    """Build the failure report; None without a failure."""
     if run.verdict is None:
         return None
     headline, *lines = _STYLES.sub("", render_verdict(run.verdict, run.first.nnodes)).splitlines()
     report = "\n".join(line.removeprefix("  ") for line in lines)
-    told = element("p", headline.removeprefix("ddplaunch: "), class_="headline")
-    return section_with_heading("Failure", told, *([element("pre", report)] if report else []), id="failure")
+    title = element("p", headline.removeprefix("ddplaunch: "), class_="headline")
+    return section_with_heading("Failure", title, *([element("pre", report)] if report else []), id="failure")
 
 
 def inspections(run: PageRun) -> Iterator[Markup]:
-    """What the ranks were doing, each time that they were asked."""
+    """Yield a section for each inspection of the ranks."""
     found = sorted((each for share in run.shares for each in share.inspections), key=lambda each: each.moment)
     for number, each in enumerate(found):
         when = f"after {format_elapsed(each.moment - run.began)}"
         waited = (
             find_waits(each) or run.verdict is None
         )  # else the ranks that waited may have ended: the headline tells why
-        said = (
+        waits = (
             [element("ul", *(element("li", text) for text in describe_waits(each)), class_="waits")] if waited else []
         )
         title = concat("What the ranks were doing, ", element("span", when, class_="dim"))
-        told = (element("p", note, class_="dim") for note in notes_on(each))
+        notes = (element("p", note, class_="dim") for note in notes_on(each))
         groups = (_group(alike, each, place < _OPEN) for place, alike in enumerate(group_ranks(each)))
-        yield section_with_heading(title, *said, *told, *groups, id=f"stacks-{number}")
+        yield section_with_heading(title, *waits, *notes, *groups, id=f"stacks-{number}")
 
 
 def _group(alike: StackGroup, inspection: Inspection, unfolded: bool) -> Markup:
-    """The ranks that did the same, and the stacks of the first of them."""
+    """Build a stack group: its ranks, and the stacks of the first of them."""
     members = set(alike.ranks)
     hosts = dict.fromkeys(each.host for each in inspection.ranks if each.rank in members and each.host)
     where = element("span", f" on {join_names(hosts)}", class_="dim") if hosts else ""
@@ -209,16 +213,16 @@ def _frame(frame: Frame) -> Markup:
 
 @dataclass(frozen=True)
 class RankUsage:
-    """One rank over all of its attempts."""
+    """The usage of one rank over all of its attempts."""
 
     last: RankRow
-    peak: int  # bytes; 0 where it is not known
+    peak: int  # bytes; 0 where unknown
     cpu: float  # seconds
     lived: float  # seconds
 
 
 def resources(run: PageRun) -> Markup | None:
-    """The resources; None where nothing is known of them."""
+    """Build the table of resources; None if nothing is known."""
     used = [each for each in _usages(run) if each.peak or each.cpu]
     if not used:
         return None
@@ -254,7 +258,8 @@ def _summary(used: list[RankUsage]) -> list[Markup]:
         )
     if busiest.cpu:
         lines.append(
-            f"CPU time: {format_elapsed(cpu)} in all, {format_elapsed(busiest.cpu)} at most (rank {busiest.last.rank.rank})"
+            f"CPU time: {format_elapsed(cpu)} in all, {format_elapsed(busiest.cpu)} at most"
+            f" (rank {busiest.last.rank.rank})"
         )
     return [element("li", line) for line in lines]
 
@@ -279,6 +284,6 @@ def _used_rows(
 
 
 def _bar(text: str, share: float) -> Markup:
-    """A number with a bar that compares it to the largest."""
+    """Build a number with a bar that compares it with the largest."""
     bar = element("span", element("i", style=f"width:{100 * min(1.0, max(0.0, share)):.1f}%"), class_="meter")
     return concat(bar, text)

@@ -1,4 +1,4 @@
-"""The timeline: a row for each rank, a bar for each attempt of it, drawn as SVG that fits any width."""
+"""The timeline of the page: a row for each rank, a bar for each of its attempts, as SVG that fits any width."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ddplaunch.commands.runs.page.markup import Markup, element, section_with_he
 from ddplaunch.commands.runs.page.run import PageAttempt, PageRun, RankOutcome, RankRow
 from ddplaunch.words import format_elapsed, format_ranks
 
-_HEIGHTS = ((32, 16), (128, 8), (256, 4))  # up to so many ranks, so many pixels for each
+_HEIGHTS = ((32, 16), (128, 8), (256, 4))  # up to this many ranks, this many pixels for each
 _LEAST = 2
 _LABEL = 14  # pixels that a label needs
 _AXIS = 22
 LABELS = 64  # pixels for the labels at the left, at least
 _STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800)
 _TICKS = 5
-_NARROWEST = 0.15  # per cent of the width: a bar that can be seen
+_NARROWEST = 0.15  # per cent of the width, for a bar to be visible
 
-_ALIKE = 0.01  # of the whole time: by so much ranks may differ that share a row
+_MERGE_TOLERANCE = 0.01  # of the duration: ranks that share a row may differ by this
 
 _LEGEND = {
     RankOutcome.WELL: "ended with 0",
@@ -31,7 +31,7 @@ _LEGEND = {
 
 
 class Bar(NamedTuple):
-    """One attempt of a rank, or of several that fared alike; times in seconds since the epoch."""
+    """One attempt of a rank, or of several with the same outcome; times in seconds since the epoch."""
 
     row: RankRow  # the first one's
     began: float
@@ -59,7 +59,7 @@ class Lane(NamedTuple):
 
 
 def timeline_section(run: PageRun) -> Markup | None:
-    """The timeline and the attempts; None where no rank was planned."""
+    """Build the timeline and the table of attempts; None if no rank was planned."""
     rows = [row for each in run.attempts for row in each.rows]
     if not rows:
         return None
@@ -85,8 +85,8 @@ def _chart(run: PageRun, rows: list[RankRow]) -> Markup:
             rect = element("rect", **where, y=place * lane_height, height=lane_height - gap, class_=bar.row.end.value)
             drawn.append(element("g", rect, element("title", _title(lane, bar, run))))
     for each in (each for share in run.shares for each in share.inspections):
-        said = f"{format_elapsed(each.moment - run.began)}: stacks of the ranks were taken"
-        drawn.append(mark(run.at(each.moment), said, height))
+        text = f"{format_elapsed(each.moment - run.began)}: stacks of the ranks were taken"
+        drawn.append(mark(run.at(each.moment), text, height))
     label = f"{len({row.rank.rank for row in rows})} ranks over {format_elapsed(run.total)}"
     size = {"width": "100%", "height": height + _AXIS}
     chart = element("svg", *drawn, *axis(run.total, height), **size, role="img", aria_label=label)
@@ -94,7 +94,7 @@ def _chart(run: PageRun, rows: list[RankRow]) -> Markup:
 
 
 def _lanes(run: PageRun, rows: list[RankRow]) -> list[Lane]:
-    """The rows of the drawing; in a large job, ranks that follow one another and fared alike share one."""
+    """Build the rows; in a large job, consecutive ranks with the same outcome share one."""
     known: dict[int, list[RankRow]] = {}
     for row in rows:
         known.setdefault(row.rank.rank, []).append(row)
@@ -104,7 +104,7 @@ def _lanes(run: PageRun, rows: list[RankRow]) -> list[Lane]:
         lanes.append(Lane((number,), tuple(bars)))
     if len(lanes) <= _HEIGHTS[0][0]:
         return lanes
-    close = _ALIKE * (run.ended - run.began)
+    close = _MERGE_TOLERANCE * (run.ended - run.began)
     together = lanes[:1]
     for lane in lanes[1:]:
         if lane.can_merge_with(together[-1], close):
@@ -135,13 +135,13 @@ def _band(run: PageRun, each: PageAttempt, height: int) -> Markup:
 
 
 def mark(x: float, text: str, height: int) -> Markup:
-    """A moment, at ``x`` per cent of the width."""
+    """Build a vertical line at ``x`` per cent of the width."""
     line = element("line", x1=f"{x:.3f}%", x2=f"{x:.3f}%", y1=0, y2=height)
     return element("g", line, element("title", text), class_="mark")
 
 
 def axis(total: float, height: int) -> Iterator[Markup]:
-    """Ticks below a drawing of this height, with the seconds since the run began."""
+    """Yield the ticks of a time axis below a drawing of this height."""
     step = next((each for each in _STEPS if total / each <= _TICKS), 0.0)
     if not step:
         step = 43200.0
@@ -168,7 +168,7 @@ def _title(lane: Lane, bar: Bar, run: PageRun) -> str:
 
 
 def _attempts(run: PageRun) -> Iterator[Markup]:
-    """What each attempt was, where there are several or one says why it ended."""
+    """Yield the table of attempts, if there are several or the reason of an end is known."""
     if len(run.attempts) < 2 and not any(each.why for each in run.attempts):
         return
     rows = [
@@ -183,4 +183,4 @@ def _attempts(run: PageRun) -> Iterator[Markup]:
     ]
     yield table(["attempt", "began after", "lasted", "ranks", "ended because"], rows)
     if run.first.left_out:
-        yield element("p", f"{run.first.left_out} attempts before the last were not kept.", class_="dim")
+        yield element("p", f"{run.first.left_out} earlier attempts were not recorded.", class_="dim")

@@ -8,18 +8,18 @@
 #SBATCH --ntasks-per-node=1
 # A job that Slurm starts again (preempted, or its node was lost) goes on in the same log.
 #SBATCH --open-mode=append
-# When a node is lost, a spare takes its place: Slurm is not to end the job.
+# When a node is lost, a spare takes its place: Slurm must not end the job.
 #SBATCH --no-kill
 
 # Slurm signals this shell too; so it first waits for srun. A signal for the ranks does not end it.
 trap : TERM
 trap : USR1 USR2
 
-# Node 0 leaves the job's exit code here. srun's is a killed task's, even where the job went on without it.
+# Node 0 writes the job's exit code here. srun returns that of a killed task, even if the job survived it.
 exit_file="$PWD/.ddplaunch-exit-$SLURM_JOB_ID"
 rm -f "$exit_file"
 # All three counts, so that no variable changes them: one launcher on each node. They end together;
-# srun is not to kill one because another has ended.
+# srun must not kill one because another has ended.
 DDPLAUNCH_EXIT_FILE="$exit_file" srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
   --kill-on-bad-exit=0 --wait=0 --no-kill \
   /opt/venv/bin/python -c 'import os, sys; sys.path.sort(key=lambda p: os.path.realpath(p) == os.getcwd()); from ddplaunch.cli import main; main()' \

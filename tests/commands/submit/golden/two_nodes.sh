@@ -17,11 +17,11 @@
 trap : TERM
 trap : USR1 USR2
 
-# Node 0 leaves the job's exit code here. srun's is a killed task's, even where the job went on without it.
+# Node 0 writes the job's exit code here. srun returns that of a killed task, even if the job survived it.
 exit_file="$PWD/.ddplaunch-exit-$SLURM_JOB_ID"
 rm -f "$exit_file"
 # All three counts, so that no variable changes them: one launcher on each node. They end together;
-# srun is not to kill one because another has ended.
+# srun must not kill one because another has ended.
 DDPLAUNCH_EXIT_FILE="$exit_file" srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
   --kill-on-bad-exit=0 --wait=0 \
   --cpus-per-task="$SLURM_CPUS_PER_TASK" \

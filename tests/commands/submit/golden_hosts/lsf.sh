@@ -28,7 +28,7 @@ END-OF-LAUNCH
 # bkill sends SIGINT and SIGTERM. They are for the launchers: this script waits for them.
 trap : INT TERM USR2
 all=$(IFS=,; echo "${hosts[*]}")
-# A scheduler that warns may signal each process here: these two are for the launchers.
+# The scheduler may send its warning to each process here: these signals are for the launchers.
 trap : USR1 USR2
 for ((rank = 1; rank < ${#hosts[@]}; rank++)); do
   (trap "" USR1 USR2; exec blaunch -z "${hosts[rank]}" /bin/bash -s "$rank" "$all" "$LSB_JOBID" <<<"$launch") &

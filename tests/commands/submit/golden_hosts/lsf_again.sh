@@ -23,7 +23,7 @@ if [ ${#hosts[@]} -ne 3 ]; then
   exit 2
 fi
 
-# ddplaunch leaves this file where the job made room; the other counts how often it was requeued.
+# ddplaunch creates this file when the job is preempted; the other one counts the requeues.
 export DDPLAUNCH_REQUEUE_FILE="$PWD/.ddplaunch-requeue-$LSB_JOBID.$LSB_JOBINDEX"
 requeued="$PWD/.ddplaunch-requeued-$LSB_JOBID.$LSB_JOBINDEX"
 rm -f "$DDPLAUNCH_REQUEUE_FILE"
@@ -41,7 +41,7 @@ trap : INT TERM USR2
 # The warning comes to all processes of this script. It is for the launcher alone, which handles it.
 trap '' USR1
 all=$(IFS=,; echo "${hosts[*]}")
-# A scheduler that warns may signal each process here: these two are for the launchers.
+# The scheduler may send its warning to each process here: these signals are for the launchers.
 trap : USR1 USR2
 others=()
 for ((rank = 1; rank < ${#hosts[@]}; rank++)); do
@@ -51,7 +51,7 @@ done
 /bin/bash -s 0 "$all" "$LSB_JOBID" "$LSB_JOBINDEX" <<<"$launch"
 # They end together with one exit code, which becomes the job's.
 code=$?
-# What waits for a host that was lost would never end.
+# A launcher that waits for a lost host would never end.
 for ((left = 30; left > 0; left--)); do
   kill -0 "${others[@]}" 2>/dev/null || break
   sleep 1

@@ -5,7 +5,7 @@
 #PBS -l select=3:ncpus=1:mpiprocs=1
 #PBS -l place=scatter
 #PBS -J 0-7%2
-# When a node is lost, a spare takes its place: PBS is not to end the job.
+# When a node is lost, a spare takes its place: PBS must not end the job.
 #PBS -W tolerate_node_failures=all
 # Both streams go into one log as they come; the job has the variables of the shell that submits it.
 #PBS -j oe
@@ -31,7 +31,7 @@ END-OF-LAUNCH
 # At the time limit and for qdel PBS sends SIGTERM. It is for the launchers: this script waits for them.
 trap : TERM
 all=$(IFS=,; echo "${hosts[*]}")
-# A scheduler that warns may signal each process here: these two are for the launchers.
+# The scheduler may send its warning to each process here: these signals are for the launchers.
 trap : USR1 USR2
 others=()
 for ((rank = 1; rank < ${#hosts[@]}; rank++)); do
@@ -41,7 +41,7 @@ done
 /bin/bash -c "$launch" node 0 "$all" "$PBS_JOBID" "$PBS_ARRAY_INDEX"
 # They end together with one exit code, which becomes the job's.
 code=$?
-# What waits for a host that was lost would never end.
+# A launcher that waits for a lost host would never end.
 for ((left = 30; left > 0; left--)); do
   kill -0 "${others[@]}" 2>/dev/null || break
   sleep 1

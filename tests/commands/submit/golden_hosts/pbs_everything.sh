@@ -36,7 +36,7 @@ END-OF-LAUNCH
 # At the time limit and for qdel PBS sends SIGTERM. It is for the launchers: this script waits for them.
 trap : TERM
 all=$(IFS=,; echo "${hosts[*]}")
-# A scheduler that warns may signal each process here: these two are for the launchers.
+# The scheduler may send its warning to each process here: these signals are for the launchers.
 trap : USR1 USR2
 for ((rank = 1; rank < ${#hosts[@]}; rank++)); do
   (trap "" USR1 USR2; exec pbsdsh -n "$rank" -- /bin/bash -c "$launch" node "$rank" "$all" "$PBS_JOBID") &

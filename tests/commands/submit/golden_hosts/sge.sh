@@ -27,7 +27,7 @@ exec /opt/venv/bin/python -c 'import os, sys; sys.path.sort(key=lambda p: os.pat
 }
 END-OF-LAUNCH
 all=$(IFS=,; echo "${hosts[*]}")
-# A scheduler that warns may signal each process here: these two are for the launchers.
+# The scheduler may send its warning to each process here: these signals are for the launchers.
 trap : USR1 USR2
 for ((rank = 1; rank < ${#hosts[@]}; rank++)); do
   (trap "" USR1 USR2; exec qrsh -inherit -V "${hosts[rank]}" /bin/bash -s "$rank" "$all" <<<"$launch") &

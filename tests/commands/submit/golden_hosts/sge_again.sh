@@ -21,7 +21,7 @@ if [ ${#hosts[@]} -ne 3 ]; then
   exit 2
 fi
 
-# ddplaunch leaves this file where the job made room; the other counts how often it was requeued.
+# ddplaunch creates this file when the job is preempted; the other one counts the requeues.
 export DDPLAUNCH_REQUEUE_FILE="$PWD/.ddplaunch-requeue-$JOB_ID.$SGE_TASK_ID"
 requeued="$PWD/.ddplaunch-requeued-$JOB_ID.$SGE_TASK_ID"
 rm -f "$DDPLAUNCH_REQUEUE_FILE"
@@ -36,7 +36,7 @@ exec /opt/venv/bin/python -c 'import os, sys; sys.path.sort(key=lambda p: os.pat
 END-OF-LAUNCH
 # The warning before the time limit: 90 s for a checkpoint, then 30 s for ranks to stop. (At s_rt Grid Engine ends the other hosts.)
 all=$(IFS=,; echo "${hosts[*]}")
-# A scheduler that warns may signal each process here: these two are for the launchers.
+# The scheduler may send its warning to each process here: these signals are for the launchers.
 trap : USR1 USR2
 others=()
 for ((rank = 1; rank < ${#hosts[@]}; rank++)); do
@@ -46,7 +46,7 @@ done
 timeout --foreground --preserve-status -s USR1 14280 bash -s 0 "$all" <<<"$launch"
 # They end together with one exit code, which becomes the job's.
 code=$?
-# What waits for a host that was lost would never end.
+# A launcher that waits for a lost host would never end.
 for ((left = 30; left > 0; left--)); do
   kill -0 "${others[@]}" 2>/dev/null || break
   sleep 1
