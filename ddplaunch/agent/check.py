@@ -1,7 +1,7 @@
-"""The check of this machine before its ranks start: whether it has what they need.
+"""Checks this machine before its ranks start: shared memory, disk space, memory, GPUs.
 
-A child makes it, for a dead file server or a wedged driver holds who asks: it says each step before it takes it, a line
-of JSON each. The loop goes on meanwhile.
+A helper process does it, as a dead file server or a hung driver blocks its caller. It announces each step, as a line of
+JSON, before it takes it. The launcher's loop is not blocked.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
     Step = tuple[Literal["looking", "waiting", "unfit", "fit"], str, str | None]
 
-STEP_TIMEOUT_S = 5.0  # seconds for a step
+STEP_TIMEOUT_S = 5.0  # for one step
 CHECK_STATEMENT = "from ddplaunch.agent.check import main; main()"
 MIB = 1 << 20
-MIN_SHM_BYTES = 64 * MIB  # all that a container gets unasked: with less, something was left there
+MIN_SHM_BYTES = 64 * MIB  # a container's default: with less free, dead processes have left something there
 MIN_DISK_BYTES = 50 * MIB
-MIN_MEMORY_BYTES = 256 * MIB  # what torch takes as it is imported
-GPU_BUSY_BYTES = 1 << 30  # bytes in use below which a GPU counts as free: drivers and desktops take some hundred MiB
-GPU_POLL_INTERVAL_S = 0.5  # seconds between two looks at GPUs that are in use
+MIN_MEMORY_BYTES = 256 * MIB  # what importing torch takes
+GPU_BUSY_BYTES = 1 << 30  # with less in use a GPU is free: drivers and desktops take some hundred MiB
+GPU_POLL_INTERVAL_S = 0.5  # between two checks of GPUs that are in use
 CURRENT_DIR_TEXT = "the current folder"
 
 
 class NodeCheck:
-    """One check, begun as it is made; ``on_result`` gets what it found, once, and ``on_progress`` what it waits for."""
+    """One check, started by the constructor; ``on_result`` is called once, ``on_progress`` gets what it waits for."""
 
     def __init__(
         self,
@@ -57,19 +57,19 @@ class NodeCheck:
         on_progress: Callable[[str], None],
         on_result: Callable[[CheckPassed | NodeStartError], None],
     ) -> None:
-        """``environ``: that of the ranks, which says what GPUs they see; ``log_dir``: where the log is written."""
-        self._loop, self._order, self._show, self._answer = loop, request, on_progress, on_result
+        """``environ``: that of the ranks, with the GPUs that they see; ``log_dir``: the folder of the log."""
+        self._loop, self._request, self._on_progress, self._on_result = loop, request, on_progress, on_result
         folders = {CURRENT_DIR_TEXT: os.getcwd(), "TMPDIR": environ.get("TMPDIR") or "/tmp", "--log-dir": log_dir}
-        asked = (
+        arguments = (
             request.gpu_memory_timeout,
             sorted({rank.device for rank in plan.local_ranks} - {"cpu"}),
             {f"{what} ({path})": path for what, path in folders.items() if path},
         )
         self._text = b""
-        self._about = "the check"
+        self._step = "the check"
         self._child = HelperProcess(
             loop,
-            [*python_command(sys.executable, CHECK_STATEMENT), json.dumps(asked)],
+            [*python_command(sys.executable, CHECK_STATEMENT), json.dumps(arguments)],
             self._on_output,
             self._on_timeout,
             deadline=START_TIMEOUT_S,
@@ -83,34 +83,34 @@ class NodeCheck:
 
     def _on_output(self, data: bytes) -> None:
         if not data:
-            return self._finish(NodeStartError(f"the check of this machine broke off at {self._about}"))
+            return self._finish(NodeStartError(f"the check of this machine ended unexpectedly at {self._step}"))
         *lines, self._text = (self._text + data).split(b"\n")
         for line in lines:
             kind, text, hint = json.loads(line)
             match kind:
                 case "looking":
-                    self._about = text
+                    self._step = text
                 case "waiting":
-                    self._show(f"waiting for {text}")
+                    self._on_progress(f"waiting for {text}")
                 case "unfit":
                     return self._finish(NodeStartError(text, hint))
                 case _:
-                    return self._finish(CheckPassed(self._order.attempt))
+                    return self._finish(CheckPassed(self._request.attempt))
         self._deadline = STEP_TIMEOUT_S
         self._child.set_deadline(STEP_TIMEOUT_S)
 
     def _on_timeout(self) -> None:
-        what = f"{self._about} did not answer in {self._deadline:g} s"
+        what = f"{self._step} did not answer in {self._deadline:g} s"
         self._finish(NodeStartError(what, "look at `mount`, `nvidia-smi` and dmesg"))
 
     def _finish(self, found: CheckPassed | NodeStartError) -> None:
         self.close()
-        self._show("")
-        self._answer(found)
+        self._on_progress("")
+        self._on_result(found)
 
 
 def main() -> None:
-    """Be the child; our arguments are seconds to wait for GPUs, torch's names of ours, folders by what they are."""
+    """Run in the helper process; arguments: seconds to wait for GPUs, torch's device names, folders by name."""
     out = os.dup(1)
     os.dup2(2, 1)
     timeout, devices, folders = json.loads(sys.argv[1])
@@ -121,7 +121,7 @@ def main() -> None:
 
 
 def run_check(timeout: float, devices: Sequence[str], folders: dict[str, str]) -> Iterator[Step]:
-    """Take one step after the other; the last is "fit", or "unfit" with what is wrong and what to do."""
+    """Run the check step by step; the last step is "fit", or "unfit" with the problem and a hint."""
     yield "looking", "/dev/shm", None
     if wrong := _check_free_space("/dev/shm", "/dev/shm", MIN_SHM_BYTES):
         yield "unfit", wrong, "remove what dead processes left there, or make it larger: docker run --shm-size 16g"
@@ -133,7 +133,7 @@ def run_check(timeout: float, devices: Sequence[str], folders: dict[str, str]) -
     _, available = available_memory(cpu.memory_total, cpu.memory_available)
     if available is not None and available < MIN_MEMORY_BYTES:
         wrong = f"{format_size(available)} of memory are available ({format_size(MIN_MEMORY_BYTES)} needed)"
-        yield "unfit", wrong, "end what uses it, or ask for more memory"
+        yield "unfit", wrong, "stop processes that use much, or request more memory"
     if devices:
         yield from _wait_for_gpu_memory(timeout, devices)
     yield "fit", "", None
@@ -153,19 +153,19 @@ def _check_free_space(what: str, path: str, needed: int) -> str | None:
 
 
 def _check_writable(what: str, path: str) -> str | None:
-    """Why a folder cannot be used. The current one may be for reading alone: images of containers are."""
+    """Why a folder cannot be written to, None if it can. The current folder may be read-only, as in containers."""
     try:
         with tempfile.TemporaryFile(dir=path) as file:
             file.write(b"x" * 4096)
     except OSError as error:
         if what.startswith(CURRENT_DIR_TEXT) and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             return None
-        return f"nothing can be written to {what}: {error.strerror}"
+        return f"cannot write to {what}: {error.strerror}"
     return _check_free_space(what, path, MIN_DISK_BYTES)
 
 
 def _wait_for_gpu_memory(timeout: float, devices: Sequence[str]) -> Iterator[Step]:
-    """Wait until nothing holds memory of our GPUs, for ``timeout`` seconds."""
+    """Wait until no process uses memory of this job's GPUs, for ``timeout`` seconds."""
     until = time.monotonic() + timeout
     while True:
         yield "looking", "the GPU driver", None
@@ -174,14 +174,18 @@ def _wait_for_gpu_memory(timeout: float, devices: Sequence[str]) -> Iterator[Ste
         found = dict(zip(visible.devices, visible.gpus, strict=True))
         if missing := [device for device in devices if device not in found]:
             why = f": {hardware.notes[0].rstrip('.')}" if hardware.notes else ""
-            yield "unfit", f"{join_names(missing)} cannot be found any more{why}", "`nvidia-smi` and dmesg may tell why"
+            yield "unfit", f"{join_names(missing)} cannot be found any more{why}", "`nvidia-smi` and dmesg may show why"
             return
-        ours = {each.gpu.index: each.gpu for each in (found[device] for device in devices) if each.mig is None}
-        busy = [gpu for gpu in ours.values() if (gpu.memory_used or 0) > GPU_BUSY_BYTES]
+        gpus = {each.gpu.index: each.gpu for each in (found[device] for device in devices) if each.mig is None}
+        busy = [gpu for gpu in gpus.values() if (gpu.memory_used or 0) > GPU_BUSY_BYTES]
         if not busy:
             return
         if time.monotonic() >= until:
-            yield "unfit", _describe_gpu_users(busy[0], timeout), "end what uses it, or leave the GPU out: --gpus"
+            yield (
+                "unfit",
+                _describe_gpu_users(busy[0], timeout),
+                "stop the processes that use it, or exclude the GPU: --gpus",
+            )
             return
         used = (f"GPU {gpu.index}: {format_size(gpu.memory_used or 0)}" for gpu in busy)
         yield "waiting", f"{join_names(used)} are still in use", None
@@ -192,4 +196,5 @@ def _describe_gpu_users(gpu: Gpu, waited: float) -> str:
     of = f" of {format_size(gpu.memory_total)}" if gpu.memory_total else ""
     users = join_names(each.described for each in gpu.processes)
     by = f", by {users}" if users else ""
-    return f"GPU {gpu.index}: {format_size(gpu.memory_used or 0)}{of} are in use after {waited:g} s (--gpu-memory-timeout){by}"
+    used = f"{format_size(gpu.memory_used or 0)}{of}"
+    return f"GPU {gpu.index}: {used} are in use after {waited:g} s (--gpu-memory-timeout){by}"

@@ -1,4 +1,7 @@
-"""The newest checkpoint as an attempt ends: what ``--checkpoint`` matches, a folder as old as its newest file."""
+"""Finds the newest checkpoint when an attempt ends: a file or folder that ``--checkpoint`` matches.
+
+The age of a folder is that of its newest file.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,22 @@ from threading import Thread
 from ddplaunch.errors import EXIT_PREEMPTED
 from ddplaunch.output.events import CheckpointFound
 
-MIN_AGE_S = 2.0  # seconds: a younger one may not be whole, as its writer was stopped
-SEARCH_TIMEOUT_S = 2.0  # seconds for the look
+MIN_AGE_S = 2.0  # a younger one may be incomplete, as its writer was stopped
+SEARCH_TIMEOUT_S = 2.0  # for the search
 
 
 def find_newest_checkpoint(pattern: str, codes: Collection[int]) -> CheckpointFound | None:
-    """Return the newest that is whole; None where that takes too long. ``codes`` is how the ranks ended.
+    """Return the newest complete checkpoint; None if the search takes too long. ``codes``: exit codes of the ranks.
 
-    Ranks that ended by themselves have finished what they wrote, so that one counts however young it is.
+    Ranks that ended by themselves have finished writing, so a checkpoint of theirs may be of any age.
     """
     ended_well = bool(codes) and all(code in (0, EXIT_PREEMPTED) for code in codes)
     latest = time.time() - (0.0 if ended_well else MIN_AGE_S)
     found: list[CheckpointFound] = []
-    # A disk may hang, and a pattern can mean a whole file system: nobody waits for that.
-    look = Thread(target=lambda: found.append(_find_newest(pattern, latest)), daemon=True)
-    look.start()
-    look.join(SEARCH_TIMEOUT_S)
+    # A disk may hang, and a pattern may match a whole file system: search in a thread, with a timeout.
+    search = Thread(target=lambda: found.append(_find_newest(pattern, latest)), daemon=True)
+    search.start()
+    search.join(SEARCH_TIMEOUT_S)
     return found[0] if found else None
 
 

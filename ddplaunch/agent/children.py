@@ -1,7 +1,7 @@
-"""The processes that we start and wait for ourselves, beside all the orphans that we adopt.
+"""The launcher's own child processes, as opposed to the orphans that it adopts.
 
-When everything below us is killed, every process that has ended is reaped, and its pid may soon be another's. So
-children of ours are ended and waited for here, where it is known whether the pid is still the child's.
+``kill_descendants`` reaps every process that has ended, and a reaped pid may soon be reused. So children are killed and
+waited for here, where it is known whether they have been reaped.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ class ChildProcess:
     """One child, from its start until it is reaped."""
 
     def __init__(self, pid: int, *, cleans_up_itself: bool = False) -> None:
-        """``cleans_up_itself``: it ends what is below it itself, when we let it go."""
-        self.pid, self.sweeps = pid, cleans_up_itself
+        """``cleans_up_itself``: it kills its own descendants, when its socket is closed."""
+        self.pid, self.cleans_up_itself = pid, cleans_up_itself
         self._status: int | None = None
         _unreaped[pid] = self
 
     def kill(self) -> None:
-        """End it, unless it is reaped."""
+        """Kill it, unless it has been reaped."""
         if self.pid in _unreaped:
             with suppress(ProcessLookupError):  # the kernel reaps for a parent that ignores SIGCHLD
                 os.kill(self.pid, signal.SIGKILL)
 
     def wait(self, timeout_s: float) -> int | None:
-        """Wait for its end; killed after ``timeout_s`` seconds. Return the wait status, None where nobody knows it."""
+        """Wait for its end, and kill it after ``timeout_s``. Return the wait status, None if unknown."""
         if self.pid in _unreaped:
             try:
                 if not processes.wait_for_end(self.pid, timeout_s):
@@ -41,7 +41,7 @@ class ChildProcess:
         return self._status
 
     def on_reaped(self, status: int | None) -> None:
-        """Note that it has been reaped, by us or together with the orphans."""
+        """Note that it has been reaped, here or together with orphans."""
         self._status = status
         del _unreaped[self.pid]
 
@@ -50,12 +50,12 @@ _unreaped: dict[int, ChildProcess] = {}
 
 
 def kill_descendants(is_excluded: Callable[[int], bool]) -> list[str]:
-    """End all processes below us but those that ``is_excluded`` is true for; return what cannot be killed."""
+    """Kill all descendants of the launcher but the excluded ones; return those that cannot be killed."""
 
-    def spares(pid: int) -> bool:
-        return is_excluded(pid) or (pid in _unreaped and _unreaped[pid].sweeps)
+    def excludes(pid: int) -> bool:
+        return is_excluded(pid) or (pid in _unreaped and _unreaped[pid].cleans_up_itself)
 
-    stuck, ended = processes.kill_descendants(os.getpid(), is_excluded=spares)
+    stuck, ended = processes.kill_descendants(os.getpid(), is_excluded=excludes)
     for pid, status, _ in ended:
         if child := _unreaped.get(pid):
             child.on_reaped(status)

@@ -1,6 +1,4 @@
-"""The TCP connections of this machine, as the kernel shows them to everybody (sock_diag(7)), and the sockets that a
-process has open.
-"""
+"""The TCP connections of this machine, by sock_diag(7), which needs no privileges; and the sockets of a process."""
 
 from __future__ import annotations
 
@@ -11,35 +9,38 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-_SOCK_DIAG = 4  # a protocol of netlink, and what follows: linux/sock_diag.h, inet_diag.h, tcp.h
+_SOCK_DIAG = 4  # a netlink protocol; its constants: linux/sock_diag.h, inet_diag.h, tcp.h
 _BY_FAMILY = 20
 _REQUEST, _DUMP = 0x01, 0x300
 _DONE, _ERROR = 3, 2
 _ESTABLISHED = 1 << 1
 _INFO = 2
-_MAPPED = bytes(10) + b"\xff\xff"  # of an IPv4 address in a socket of IPv6
-_MAX_CONNECTIONS = 50_000  # connections: a job has fewer to elsewhere, and each costs 10 µs
+_MAPPED = bytes(10) + b"\xff\xff"  # prefix of an IPv4 address in an IPv6 socket
+_MAX_CONNECTIONS = 50_000  # more than jobs have; each costs 10 µs
 
 Endpoint = tuple[bytes, int]  # address and port
 
 
 class TcpConnection(NamedTuple):
-    """One end of a connection that is established."""
+    """One end of an established connection."""
 
     inode: int  # the inode of the socket
-    endpoints: tuple[Endpoint, Endpoint]  # its own and the other
-    bytes_transferred: int  # bytes that the other end has acknowledged, and that came from there
+    endpoints: tuple[Endpoint, Endpoint]  # local and remote
+    bytes_transferred: int  # sent and acknowledged, plus received
 
 
 def list_connections(port: int = 0) -> list[TcpConnection]:
-    """All of them, or those to ``port``; none where the kernel does not tell, and the first of very many."""
+    """List all connections, or those to ``port``; at most ``_MAX_CONNECTIONS``, none without support of the kernel."""
     found: list[TcpConnection] = []
-    with suppress(OSError), socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as ours:
+    with (
+        suppress(OSError),
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as netlink_socket,
+    ):
         for family in (socket.AF_INET, socket.AF_INET6):
             head = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), _ESTABLISHED)
             wanted = head + struct.pack(">HH44x", 0, port)
-            ours.send(struct.pack("=IHHII", 16 + len(wanted), _BY_FAMILY, _REQUEST | _DUMP, 1, 0) + wanted)
-            for message in _read_netlink(ours):
+            netlink_socket.send(struct.pack("=IHHII", 16 + len(wanted), _BY_FAMILY, _REQUEST | _DUMP, 1, 0) + wanted)
+            for message in _read_netlink(netlink_socket):
                 found.append(_parse_connection(message))
                 if len(found) >= _MAX_CONNECTIONS:
                     return found
@@ -47,7 +48,7 @@ def list_connections(port: int = 0) -> list[TcpConnection]:
 
 
 def socket_inodes_of(pid: int) -> Iterator[int]:
-    """The numbers of the sockets that a process has open."""
+    """The inodes of the sockets that a process has open."""
     with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
         for each in descriptors:
             with suppress(OSError, ValueError):
@@ -56,9 +57,9 @@ def socket_inodes_of(pid: int) -> Iterator[int]:
                     yield int(number[:-1])
 
 
-def _read_netlink(ours: socket.socket) -> Iterator[bytes]:
+def _read_netlink(netlink_socket: socket.socket) -> Iterator[bytes]:
     while True:
-        data = ours.recv(1 << 17)
+        data = netlink_socket.recv(1 << 17)
         while len(data) >= 16:
             length, kind = struct.unpack_from("=IH", data)
             if kind in (_DONE, _ERROR) or length < 16:
@@ -81,12 +82,12 @@ def _parse_connection(message: bytes) -> TcpConnection:
 
 
 def _normalize_address(raw: bytes, family: int) -> bytes:
-    """It as four or sixteen bytes, the same for both ends of a connection between sockets of two families."""
+    """Return four or sixteen bytes, equal on both ends even if one is an IPv4 and the other an IPv6 socket."""
     return raw[:4] if family == socket.AF_INET else raw.removeprefix(_MAPPED)
 
 
 def peer_address(connection: TcpConnection) -> str:
-    """Name its other end: "10.0.0.7:443"."""
+    """Format the remote address: "10.0.0.7:443"."""
     address, port = connection.endpoints[1]
     if len(address) == 4:
         return f"{socket.inet_ntop(socket.AF_INET, address)}:{port}"

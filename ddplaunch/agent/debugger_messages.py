@@ -1,6 +1,6 @@
-"""What a rank in its debugger and the person who debugs say to each other; the launcher passes it on.
+"""Messages between a rank in its debugger and the user who debugs it; the launcher's debug server relays them.
 
-A debugger's lines are code: they go over sockets of this user on one machine, and never over the control port.
+Input lines are code: they are sent over Unix sockets of this user on one machine, never over the control port.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from ddplaunch.wire.bounds import Count, Number, Path, TextLine
 
 EOF_LINE = "\x04"  # Ctrl-D, as a line of its own
-MAX_LINE_CHARS = 64 << 10  # characters that are typed in one line
-MAX_FRAME_BYTES = 8 * MAX_LINE_CHARS  # bytes of a message with such a line, whatever its characters
+MAX_LINE_CHARS = 64 << 10  # of an input line
+MAX_FRAME_BYTES = 8 * MAX_LINE_CHARS  # of a message with such a line, with any characters
 
 
 @dataclass(frozen=True)
 class RankStopped:
-    """The rank waits for its debugger at this line; ``error``: its program has ended there by this exception.
+    """The rank is stopped in its debugger at this line; ``error``: the exception that has ended its program there.
 
-    ``tool``: a debugger that has a terminal of its own, where it draws and takes in keys; a line is for the launcher.
+    ``tool``: the name of a debugger that uses a pseudo-terminal; input lines are then commands for the launcher.
     """
 
     rank: Count
@@ -33,13 +33,13 @@ class RankStopped:
 
     @property
     def location(self) -> str:
-        """Say where: "train.py:31, in step"."""
+        """Describe the location: "train.py:31, in step"."""
         return f"{self.file}:{self.line}" + (f", in {self.function}" if self.function else "")
 
 
 @dataclass(frozen=True)
 class DebuggerOutput:
-    """The debugger prints this, and waits for a line where it has a prompt."""
+    """Output of the debugger; with a ``prompt``, it waits for a line."""
 
     rank: Count
     data: bytes
@@ -48,7 +48,7 @@ class DebuggerOutput:
 
 @dataclass(frozen=True)
 class Completions:
-    """What the word from ``begin`` on may be."""
+    """Completions of the word that starts at ``begin``."""
 
     rank: Count
     begin: Count
@@ -57,7 +57,7 @@ class Completions:
 
 @dataclass(frozen=True)
 class RankResumed:
-    """The rank runs; ``is_stepping``: it is to stop again soon."""
+    """The rank runs on; ``is_stepping``: to stop again soon."""
 
     rank: Count
     is_stepping: bool = False
@@ -65,14 +65,14 @@ class RankResumed:
 
 @dataclass(frozen=True)
 class QuitRequested:
-    """The person at this rank wants the job to end."""
+    """The user has quit the debugger of this rank: end the job."""
 
     rank: Count
 
 
 @dataclass(frozen=True)
 class TerminalRequest:
-    """A debugger in the rank needs one; as the answer, its path, or "" where none is to be had."""
+    """A debugger in the rank needs a pseudo-terminal; as a reply, the path of one, or "" if none is available."""
 
     rank: Count
     path: Path = ""
@@ -80,7 +80,7 @@ class TerminalRequest:
 
 @dataclass(frozen=True)
 class TerminalOutput:
-    """This goes to the terminal as it is."""
+    """Output for the user's terminal, unchanged."""
 
     rank: Count
     data: bytes
@@ -88,7 +88,7 @@ class TerminalOutput:
 
 @dataclass(frozen=True)
 class KeyInput:
-    """This was typed at the terminal."""
+    """Keys that the user has typed."""
 
     rank: Count
     data: bytes
@@ -96,7 +96,7 @@ class KeyInput:
 
 @dataclass(frozen=True)
 class TerminalResized:
-    """The person's terminal is so large, and shows this rank's now."""
+    """The size of the user's terminal, which shows that of this rank now."""
 
     rank: Count
     columns: Count
@@ -105,7 +105,7 @@ class TerminalResized:
 
 @dataclass(frozen=True)
 class LineInput:
-    """A line for the debugger."""
+    """An input line for the debugger."""
 
     rank: Count
     line: str
@@ -113,7 +113,7 @@ class LineInput:
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """What may the last word of this line be?"""
+    """Request completions of the last word of this line."""
 
     rank: Count
     line: str
@@ -128,26 +128,26 @@ class PauseRank:
 
 @dataclass(frozen=True)
 class DetachUser:
-    """Nobody is there any more: run on, and stop at no breakpoint."""
+    """No user is attached any more: resume, and ignore breakpoints."""
 
     rank: Count
 
 
 @dataclass(frozen=True)
 class AttachUser:
-    """Somebody is there: stop at breakpoints again."""
+    """A user is attached: stop at breakpoints again."""
 
     rank: Count
 
 
 @dataclass(frozen=True)
 class SessionTakenOver:
-    """Another person is asked from now on."""
+    """Another user has attached and controls the debugger from now on."""
 
 
 @dataclass(frozen=True)
 class DebugNotice:
-    """The launcher says this to the person; ``is_refusal``: the rank that was named cannot be stopped."""
+    """A message of the launcher to the user; ``is_refusal``: the requested rank cannot be stopped."""
 
     text: TextLine
     is_refusal: bool = False

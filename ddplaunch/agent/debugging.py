@@ -1,7 +1,8 @@
-"""The ranks of this node that are in a debugger, and the person who debugs them.
+"""The debug server: relays between ranks of this node that are in a debugger and the user who debugs them.
 
-A rank connects when it stops first (``rank/debugger.py``). The person is at the launcher's own terminal, or has come
-by the door; who came last is asked. Where a person goes, or types nothing for long, the ranks run on.
+A rank connects when it first stops (``rank/debugger.py``). The user is at the launcher's own terminal or has connected
+to the control socket; the last one who attached is in control. Ranks resume when the user leaves or types nothing for
+long.
 """
 
 from __future__ import annotations
@@ -49,28 +50,28 @@ if TYPE_CHECKING:
     from ddplaunch.diagnosis.inspection import Detail, Inspection
     from ddplaunch.wire.connection import Connection
 
-    Person = Callable[[ToUser], None]
+    SendToUser = Callable[[ToUser], None]
 
-SCROLLBACK_BYTES = 1 << 16  # bytes of what a debugger has said that somebody who comes later sees
-STOP_TIMEOUT_S = 1.0  # seconds in which a rank that runs Python stops
-TIMEOUT_CHECK_DELAY_S = 5.0  # seconds after which the other ranks wait for one that has stopped
-TIMEOUT_WARNING_S = 60.0  # seconds before the others fail
-IGNORED_TIMEOUT_S = 12 * 3600.0  # seconds that are not worth a word
-_PROMPT_FORMAT = "(rank {}) "  # beside a debugger that has a terminal of its own
+SCROLLBACK_BYTES = 1 << 16  # of a debugger's output that a user who attaches later sees
+STOP_TIMEOUT_S = 1.0  # within it, a rank that executes Python stops
+TIMEOUT_CHECK_DELAY_S = 5.0  # after it, the other ranks wait for a stopped one
+TIMEOUT_WARNING_S = 60.0  # before the others fail
+IGNORED_TIMEOUT_S = 12 * 3600.0  # a longer timeout is not reported
+_PROMPT_FORMAT = "(rank {}) "  # for commands to the launcher, next to a debugger with a pseudo-terminal
 
 
 @dataclass
 class Debuggee:
-    """A rank that has been in its debugger; ``stopped`` while it is."""
+    """A rank that has stopped in its debugger before; ``stopped``: now."""
 
     connection: Connection[FromDebugger]
     stopped: RankStopped | None = None
     is_stepping: bool = False
-    detached: bool = False  # its person has gone, which it may learn of when it stops next
-    output: bytes = b""  # since it has stopped, or was asked last
-    prompt: str = ""  # of the line that it waits for; "" while it is at work
+    detached: bool = False  # its user has left; it may notice that only at its next stop
+    output: bytes = b""  # since it stopped, or since the last input line
+    prompt: str = ""  # of the input line that it waits for; "" while it runs
     timer: Timer | None = None
-    terminal: RankTerminal | None = None  # of a debugger that needs one
+    terminal: RankTerminal | None = None  # for a debugger that needs one
 
     def end_terminal(self) -> None:
         if self.terminal:
@@ -79,7 +80,7 @@ class Debuggee:
 
 
 class DebugServer:
-    """All that is debugged on this node, in every attempt."""
+    """Serves the debuggers of this node's ranks, in every attempt."""
 
     def __init__(
         self,
@@ -92,31 +93,32 @@ class DebugServer:
         send: Callable[[FromNode], None],
         on_active_changed: Callback,
     ) -> None:
-        """``idle_timeout_s``: seconds for which a rank waits while nobody types; ``inspect_job`` looks at all ranks of the job.
+        """``idle_timeout_s``: a rank resumes after this time without input; ``inspect_job`` inspects all ranks.
 
-        ``on_stop_unattended`` is called with this when a rank stops and nobody is there: a person here may then ``attach_user``.
-
-        ``send`` tells the job; ``on_active_changed`` is called when the first rank stops, and when none is stopped any more.
+        ``on_stop_unattended`` gets this server when a rank stops and no user is attached; it may call ``attach_user``.
+        ``send`` sends a control message; ``notify`` shows a message. ``on_active_changed`` is called when the first
+        rank stops, and when no rank is stopped any more.
         """
-        self._loop, self._folder, self._patience, self._invite = loop, folder, idle_timeout_s, on_stop_unattended
-        self._inspect, self._note, self._tell, self._changed = inspect_job, notify, send, on_active_changed
+        self._loop, self._folder, self._idle_timeout_s = loop, folder, idle_timeout_s
+        self._on_stop_unattended, self._on_active_changed = on_stop_unattended, on_active_changed
+        self._inspect, self._notify, self._send = inspect_job, notify, send
         self._ranks: NodeRanks | None = None
         self._socket: socket.socket | None = None
         self._known: dict[int, Debuggee] = {}
         self._connections: set[Connection[FromDebugger]] = set()
-        self._people: list[Person] = []
-        self._asked: set[int] = set()  # ranks that are to stop
-        self._withdrawn: set[int] = set()  # those of them that need not any more: who asked has gone
-        self._told = False
-        self._judged = False  # whether the person has left a rank that has failed, by which the attempt ends
+        self._users: list[SendToUser] = []
+        self._pausing: set[int] = set()  # ranks that a user has requested to stop
+        self._withdrawn: set[int] = set()  # such ranks whose user has left since
+        self._reported_active = False
+        self._left_failed = False  # whether the user has left a rank that has failed, by which the attempt ends
 
     def start_attempt(self, ranks: NodeRanks) -> None:
-        """An attempt starts."""
-        self._ranks, ranks.debug_server, self._judged = ranks, self, False
-        self._asked, self._withdrawn = set(), set()
+        """Serve the ranks of a new attempt."""
+        self._ranks, ranks.debug_server, self._left_failed = ranks, self, False
+        self._pausing, self._withdrawn = set(), set()
 
     def socket_path(self) -> str:
-        """Where ranks connect; "" where no place for it is to be had."""
+        """Return the path of the socket that ranks connect to; "" if it cannot be created."""
         if not self._folder.path:
             return ""
         path = os.path.join(self._folder.path, "debugger")
@@ -125,7 +127,7 @@ class DebugServer:
                 self._socket = _listen_unix(self._folder.path, path)
                 self._loop.watch_fd(self._socket.fileno(), self._accept_rank)
             except OSError as error:
-                self._note(f"no rank can be debugged: {path}: {error.strerror or error}")
+                self._notify(f"ranks cannot be debugged: {path}: {error.strerror or error}")
         return path if self._socket is not None else ""
 
     @property
@@ -134,7 +136,7 @@ class DebugServer:
         return any(each.stopped or each.is_stepping for each in self._known.values())
 
     def release_ranks(self) -> None:
-        """The ranks are being stopped: none is to wait for a person."""
+        """Resume all ranks, as they are being stopped: none may wait for a user."""
         for rank, each in list(self._known.items()):
             each.connection.send(DetachUser(rank))
             self._on_rank_disconnect(rank, each)
@@ -149,7 +151,7 @@ class DebugServer:
             self._socket.close()
             self._socket = None
 
-    # ------------------------------------------------------------------------------------------------- from ranks
+    # ------------------------------------------------------------------------------------------------ messages of ranks
 
     def _accept_rank(self) -> None:
         assert self._socket is not None
@@ -186,24 +188,24 @@ class DebugServer:
         match message:
             case RankStopped():
                 if each.detached and not message.error:
-                    if message.tool:  # it has looked for what we say before that came, and looks no more
+                    if message.tool:  # it checked for messages before ``DetachUser`` came, and does not check again
                         each.stopped = message
                         self._resume_rank(rank, each)
                     return None
-                if rank in self._withdrawn or (message.error and self._judged):
+                if rank in self._withdrawn or (message.error and self._left_failed):
                     self._withdrawn.discard(rank)
                     return connection.send(DetachUser(rank))
                 if self._ranks:
                     message = replace(message, world_size=self._ranks.plan.world_size)
-                if not self._people:
-                    self._invite(self)
+                if not self._users:
+                    self._on_stop_unattended(self)
                 if not self.is_active:
                     self._loop.call_later(TIMEOUT_CHECK_DELAY_S, partial(self._inspect_timeouts, message))
                 each.stopped, each.output, each.detached = message, b"", False
                 if not each.is_stepping:
                     self._announce_stop(message)
                 each.is_stepping = False
-                self._asked.discard(rank)
+                self._pausing.discard(rank)
                 self._start_idle_timer(rank, each)
                 if message.tool:
                     each.prompt = _PROMPT_FORMAT.format(rank)
@@ -215,7 +217,7 @@ class DebugServer:
             case DebuggerOutput(data=data, prompt=prompt):
                 each.output, each.prompt = (each.output + data)[-SCROLLBACK_BYTES:], prompt
             case RankResumed(is_stepping=steps):
-                self._judged |= bool(each.stopped and each.stopped.error)
+                self._left_failed |= bool(each.stopped and each.stopped.error)
                 if each.terminal:
                     each.terminal.read_output()
                 each.stopped, each.is_stepping, each.prompt = None, steps and not each.detached, ""
@@ -227,22 +229,22 @@ class DebugServer:
         self._report_active()
 
     def _on_quit(self, rank: int) -> None:
-        self._note(f"rank {rank}: q in the debugger ends the job")
-        self._tell(StopRequested(signal.SIGTERM))
+        self._notify(f"rank {rank}: q in the debugger ends the job")
+        self._send(StopRequested(signal.SIGTERM))
 
     def _open_terminal(self, rank: int, each: Debuggee) -> str:
-        """The path of the rank's terminal."""
+        """Return the path of the rank's pseudo-terminal, "" if there is none."""
         try:
             each.terminal = each.terminal or RankTerminal(
                 self._loop, lambda data: self._send_to_user(TerminalOutput(rank, data))
             )
             return each.terminal.path
         except OSError as error:
-            self._note(f"rank {rank}: its debugger has no terminal: {error.strerror}; PYTHONBREAKPOINT= takes pdb")
+            self._notify(f"rank {rank}: no terminal for its debugger: {error.strerror}; PYTHONBREAKPOINT= selects pdb")
             return ""
 
     def _resume_rank(self, rank: int, each: Debuggee) -> None:
-        """Let a rank run on that its person has left; a debugger that minds no end of its terminal is interrupted."""
+        """Resume a rank whose user has left; interrupt a debugger that ignores its terminal's end of file."""
         each.connection.send(DetachUser(rank))
         if each.terminal:
             each.end_terminal()
@@ -250,30 +252,26 @@ class DebugServer:
             self._loop.call_later(STOP_TIMEOUT_S, partial(self._interrupt, rank, each.stopped))
 
     def _interrupt(self, rank: int, stopped: RankStopped | None) -> None:
-        each, line = self._known.get(rank), self._ranks and self._ranks.channels.get(rank)
+        each, channel = self._known.get(rank), self._ranks and self._ranks.channels.get(rank)
         process = self._ranks and self._ranks.processes.get(rank)
-        if (
-            stopped
-            and each
-            and each.stopped is stopped
-            and process
-            and line
-            and is_caught(process.pid, line.debug_signal)
-        ):
-            process.send(line.debug_signal)
+        if not stopped or not each or each.stopped is not stopped or not process or not channel:
+            return
+        if is_caught(process.pid, channel.debug_signal):
+            process.send(channel.debug_signal)
 
     def _announce_stop(self, stopped: RankStopped) -> None:
-        rank, attach = stopped.rank, "" if self._people else f"; {self.attach_command()} attaches"
+        rank, attach = stopped.rank, "" if self._users else f"; attach with {self.attach_command()}"
         if stopped.error:
-            text = f"rank {rank} has failed at {stopped.location}: {stopped.error}; it stays until q{attach}"
-        elif rank in self._asked:
+            where = f"{stopped.location}: {stopped.error}"
+            text = f"rank {rank} has failed at {where}; it waits in the debugger until q{attach}"
+        elif rank in self._pausing:
             text = f"rank {rank} has stopped: {stopped.location}{attach}"
         else:
             text = f"rank {rank} is at a breakpoint: {stopped.location}{attach}"
-        self._note(text)
+        self._notify(text)
 
     def attach_command(self) -> str:
-        """The command by which a person comes to the ranks of this node, and where it is to be typed."""
+        """Describe the command that attaches to the ranks of this node, and where to run it."""
         assert self._ranks is not None
         plan = self._ranks.plan
         words = f"`ddplaunch debug {plan.run_id}`"
@@ -282,16 +280,15 @@ class DebugServer:
         return f"{words} on {plan.local_ranks[0].host or f'node {plan.node_rank}'}"
 
     def _start_idle_timer(self, rank: int, each: Debuggee) -> None:
-        """From now on the rank waits for a person, for some time."""
+        """Restart the timer of a rank that waits for input."""
         if each.timer:
             each.timer.cancel()
-        each.timer = self._loop.call_later(self._patience, partial(self._on_idle_timeout, rank, each))
+        each.timer = self._loop.call_later(self._idle_timeout_s, partial(self._on_idle_timeout, rank, each))
 
     def _on_idle_timeout(self, rank: int, each: Debuggee) -> None:
         if each.stopped:
-            self._note(
-                f"rank {rank} goes on: nobody typed anything for {format_elapsed(self._patience)} (--debug-timeout)"
-            )
+            idle = format_elapsed(self._idle_timeout_s)
+            self._notify(f"rank {rank} resumes: no input for {idle} (--debug-timeout)")
             self._resume_rank(rank, each)
 
     def _on_rank_disconnect(self, rank: int, each: Debuggee) -> None:
@@ -304,13 +301,13 @@ class DebugServer:
             self._report_active()
 
     def _report_active(self) -> None:
-        if self.is_active != self._told:
-            self._told = self.is_active
-            self._tell(DebuggerActive(max(0, self._ranks.number if self._ranks else 0), self._told))
-            self._changed()
+        if self.is_active != self._reported_active:
+            self._reported_active = self.is_active
+            self._send(DebuggerActive(max(0, self._ranks.number if self._ranks else 0), self._reported_active))
+            self._on_active_changed()
 
     def _inspect_timeouts(self, stopped: RankStopped) -> None:
-        """Say how long the ranks that wait meanwhile are allowed to."""
+        """Find out when collectives of the waiting ranks time out."""
         if any(each.stopped is stopped for each in self._known.values()):
             self._inspect(diagnosis.inspection.Detail.WAITS, partial(self._report_time_left, stopped))
 
@@ -324,36 +321,36 @@ class DebugServer:
         left, operation = min(waits, default=(0.0, ""))
         if not 0 < left < IGNORED_TIMEOUT_S or not any(each.stopped is stopped for each in self._known.values()):
             return
-        advice = "" if left < TIMEOUT_WARNING_S else "; with run --debug it is a day"
-        self._note(f"{operation} of the other ranks fails in {format_elapsed(left)}, by torch's own timeout{advice}")
+        advice = "" if left < TIMEOUT_WARNING_S else "; run --debug sets 24 hours"
+        self._notify(f"{operation} of the other ranks times out in {format_elapsed(left)} (torch's timeout){advice}")
         if left > 2 * TIMEOUT_WARNING_S:
             self._loop.call_later(left - TIMEOUT_WARNING_S, partial(self._inspect_timeouts, stopped))
 
-    # ------------------------------------------------------------------------------------------------ from people
+    # ------------------------------------------------------------------------------------------------ messages of users
 
-    def attach_user(self, person: Person) -> None:
-        """A person has come, and is asked from now on; one who was asked before sees the ranks no more."""
+    def attach_user(self, send: SendToUser) -> None:
+        """Give control to a user, who gets messages by ``send``; a user attached before gets none any more."""
         if self.is_active:
             self._send_to_user(SessionTakenOver())
-        self._people.append(person)
+        self._users.append(send)
         known = sorted(self._known.items())
         for rank, each in known:
             each.connection.send(AttachUser(rank))
             each.detached = False
             if each.stopped:
-                person(each.stopped)
+                send(each.stopped)
         for rank, each in known:
             if each.stopped:
-                person(DebuggerOutput(rank, each.output, each.prompt))
+                send(DebuggerOutput(rank, each.output, each.prompt))
                 if each.terminal:
-                    person(TerminalOutput(rank, each.terminal.scrollback))
+                    send(TerminalOutput(rank, each.terminal.scrollback))
 
-    def detach_user(self, person: Person) -> None:
-        """A person has gone: ranks that are in their debugger run on."""
-        current = self._people[-1] is person
-        self._people.remove(person)
-        self._withdrawn |= self._asked
-        self._asked.clear()
+    def detach_user(self, send: SendToUser) -> None:
+        """A user has left: if it was in control, resume the ranks that are in their debugger."""
+        current = self._users[-1] is send
+        self._users.remove(send)
+        self._withdrawn |= self._pausing
+        self._pausing.clear()
         for rank, each in self._known.items():
             if current and (each.stopped or each.is_stepping):
                 self._resume_rank(rank, each)
@@ -361,7 +358,7 @@ class DebugServer:
         self._report_active()
 
     def on_user_message(self, message: FromUser) -> None:
-        """Do what a person wants."""
+        """Handle a message of the user."""
         each = self._known.get(message.rank)
         if isinstance(message, PauseRank):
             return self._pause_rank(message.rank)
@@ -389,47 +386,49 @@ class DebugServer:
             return each.terminal.write_input(message.data)
         each.terminal.set_size(message.columns, message.rows)
         if self._ranks and (process := self._ranks.processes.get(message.rank)):
-            process.send(signal.SIGWINCH)  # which a program that does not care ignores
+            process.send(signal.SIGWINCH)  # ignored by default
 
     def _run_command(self, rank: int, each: Debuggee, line: str) -> None:
-        """Do what a line says, beside a debugger that takes keys alone."""
+        """Run a command line while the rank is in a debugger that takes keys only."""
         assert each.stopped is not None
         if line in ("detach", EOF_LINE):
             return self._resume_rank(rank, each)
         if line in ("q", "quit", "exit"):
             return self._on_quit(rank)
-        said = f"rank {rank} is in {each.stopped.tool}, which needs a terminal; here: detach, q, @RANK\n"
-        self._send_to_user(DebuggerOutput(rank, f"ddplaunch: {said}".encode(), each.prompt))
+        text = f"rank {rank} is in {each.stopped.tool}, which needs a terminal; commands here: detach, q, @RANK\n"
+        self._send_to_user(DebuggerOutput(rank, f"ddplaunch: {text}".encode(), each.prompt))
 
     def _send_to_user(self, message: ToUser | QuitRequested) -> None:
-        if self._people and not isinstance(message, QuitRequested):
-            self._people[-1](message)
+        if self._users and not isinstance(message, QuitRequested):
+            self._users[-1](message)
 
     def _send_refusal(self, text: str) -> None:
         self._send_to_user(DebugNotice(text, is_refusal=True))
 
     def _pause_rank(self, rank: int) -> None:
-        """Stop a rank that runs, and say where it is if it does not stop soon."""
+        """Stop a running rank; if it does not stop soon, show where it is."""
         ranks = self._ranks
         each = self._known.get(rank)
         if ranks is None or (each and each.stopped):
             return
-        process, line = ranks.processes.get(rank), ranks.channels.get(rank)
-        if line is not None:
-            line.read_pending()
+        process, channel = ranks.processes.get(rank), ranks.channels.get(rank)
+        if channel is not None:
+            channel.read_pending()
         if not 0 <= rank < ranks.plan.world_size:
             return self._send_refusal(f"there is no rank {rank}: this job has {all_ranks(ranks.plan.world_size)}")
         if all(rank != local.rank for local in ranks.plan.local_ranks):
             return self._inspect(diagnosis.inspection.Detail.WAITS, partial(self._report_busy_rank, rank))
         if process is None:
-            return self._send_refusal(f"rank {rank} does not run")
-        if line is None or not line.debug_signal or not is_caught(process.pid, line.debug_signal):
-            return self._send_refusal(f"rank {rank} cannot be stopped: its program has not begun, or takes that signal")
-        self._asked.add(rank)
+            return self._send_refusal(f"rank {rank} is not running")
+        if channel is None or not channel.debug_signal or not is_caught(process.pid, channel.debug_signal):
+            return self._send_refusal(
+                f"rank {rank} cannot be stopped: its program has not started, or handles that signal"
+            )
+        self._pausing.add(rank)
         if each:
             each.detached = False
         self._withdrawn.discard(rank)
-        process.send(line.debug_signal)
+        process.send(channel.debug_signal)
         self._loop.call_later(STOP_TIMEOUT_S, partial(self._explain_delay, rank))
 
     def _report_busy_rank(self, rank: int, inspection: Inspection) -> None:
@@ -437,22 +436,22 @@ class DebugServer:
         found = inspection.by_number.get(rank)
         where = f"on {found.host}" if found and found.host else "on its own node"
         command = f"`ddplaunch debug {self._ranks.plan.run_id} --rank {rank}`"
-        self._send_refusal(f"rank {rank} is on another node: type {command} {where}")
+        self._send_refusal(f"rank {rank} is on another node: run {command} {where}")
 
     def _explain_delay(self, rank: int) -> None:
-        if rank in self._asked:
+        if rank in self._pausing:
             self._inspect(diagnosis.inspection.Detail.WAITS, partial(self._report_location, rank))
 
     def _report_location(self, rank: int, inspection: Inspection) -> None:
         found = inspection.by_number.get(rank)
-        if rank in self._asked and found is not None:
+        if rank in self._pausing and found is not None:
             place = diagnosis.stall.describe_locations([found]) or "in native code"
-            text = f"rank {rank} has not come to another line yet: {place}; it stops when that returns, Ctrl-C leaves"
+            text = f"rank {rank} has not reached another line yet: {place}; it stops when that returns, Ctrl-C leaves"
             self._send_to_user(DebugNotice(text))
 
 
 def _listen_unix(folder: str, path: str) -> socket.socket:
-    """Listen there; the path of a socket may be too long, which one through a descriptor is not."""
+    """Listen at ``path``; through a descriptor of the folder if it is too long for a Unix socket."""
     if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
         return listen_unix(path)
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

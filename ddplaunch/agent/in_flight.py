@@ -1,4 +1,4 @@
-"""The exception that a rank was handling when it was last asked, if it goes on (``rank/in_flight.py``)."""
+"""Reads the exception that a rank was handling at the last inspection, if it propagates (``rank/in_flight.py``)."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from ddplaunch.files import read_regular_file
 
 
 def read_in_flight(path: str | None) -> RecordedError | None:
-    """Read the newest exception that will end the rank; None where it handles none, or has caught them."""
+    """Read the newest exception that will end the rank; None if it is handling none, or catches them."""
     if path is None:
         return None
     try:
         for line in read_regular_file(path, MAX_ERROR_FILE_BYTES, follow_symlinks=False).splitlines():
-            said = json.loads(line)
-            source = read_regular_file(said["file"], MAX_ERROR_FILE_BYTES)
-            if propagates(source.decode(errors="replace"), int(said["line"])):
-                return RecordedError(sanitize_text(str(said["message"])), sanitize_text(str(said["traceback"])))
+            entry = json.loads(line)
+            source = read_regular_file(entry["file"], MAX_ERROR_FILE_BYTES)
+            if propagates(source.decode(errors="replace"), int(entry["line"])):
+                return RecordedError(sanitize_text(str(entry["message"])), sanitize_text(str(entry["traceback"])))
     except (OSError, ValueError, KeyError, TypeError, RecursionError, SyntaxError):
         pass
     return None
 
 
 def propagates(source: str, line: int) -> bool:
-    """Whether an exception that is being handled at this line goes on to the callers.
+    """Whether an exception that is being handled at this line propagates to the callers.
 
     It does in a ``finally``, in an ``__exit__``, and in an ``except`` that raises further down; elsewhere it is caught.
     """
@@ -36,7 +36,7 @@ def propagates(source: str, line: int) -> bool:
 
 
 def _handlers(tree: ast.AST) -> Iterator[tuple[int, int, int]]:
-    """The first and last line of each place that handles exceptions, and the last from which they go on."""
+    """Yield for each handler of exceptions its first and last line, and the last line from which they propagate."""
     for node in ast.walk(tree):
         if isinstance(node, ast.With | ast.AsyncWith):
             last = node.items[-1].context_expr.end_lineno or node.lineno

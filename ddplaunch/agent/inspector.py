@@ -1,4 +1,4 @@
-"""Asks the kernel and the ranks of this node what they are doing, all at once and in a bounded time."""
+"""One inspection of this node's ranks: process states, stacks and collectives, of all at once, in a bounded time."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from ddplaunch.diagnosis.standing import DATALOADER_WAIT_TEXT, WAITS_FOR_CHILDRE
 from ddplaunch.diagnosis.waits import ranks_to_query
 from ddplaunch.output.isolation import IsolatedLoop
 
-RECHECK_INTERVAL_S = 0.1  # seconds between the two readings of the collectives: who moves is not waiting
-READ_TIMEOUT_S = 0.3  # seconds for a reading, and what each rank adds: one that holds the GIL never answers
+RECHECK_INTERVAL_S = 0.1  # between the two reads of the collectives: a rank that moves is not waiting
+READ_TIMEOUT_S = 0.3  # for a read, and more for each rank: one that holds the GIL never replies
 READ_TIMEOUT_PER_RANK_S = 0.01
-SIGNAL_CHECK_TIMEOUT_S = 0.05  # seconds for a rank to say that the signals are ours; one that holds the GIL cannot
-DETAILS_TIMEOUT_S = 1.0  # seconds for the last collectives, which a rank takes up to 0.4 s to put into words
-EXIT_STATUS_TIMEOUT_S = 1.0  # seconds for the zygote to say how a rank ended, which the kernel says to nobody else
-_MAX_ROUNDS = 4  # two readings, and twice details
-_POLL_INTERVAL_S = 0.002  # seconds between two looks for the end of the dumps
+SIGNAL_CHECK_TIMEOUT_S = 0.05  # for a rank to confirm that it handles the stack signals; one that holds the GIL cannot
+DETAILS_TIMEOUT_S = 1.0  # for the last collectives, which a rank takes up to 0.4 s to serialize
+EXIT_STATUS_TIMEOUT_S = 1.0  # for the exit status of a rank, which the kernel gives to its parent, the zygote, alone
+_MAX_ROUNDS = 4  # two reads, and details twice
+_POLL_INTERVAL_S = 0.002  # between two checks whether the dumps are complete
 _CONDITION_BY_STATE = {"T": ProcessCondition.STOPPED, "t": ProcessCondition.STOPPED, "D": ProcessCondition.BLOCKED}
 _CONDITION_BY_DUMP_ERROR = {REPLACED_ERROR: ProcessCondition.REPLACED, ENDING_ERROR: ProcessCondition.ENDING}
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
 class RankInspector:
-    """One inspection of a node's ranks, from ``begin`` to its answer."""
+    """Inspects the ranks of a node once, from ``begin`` until ``on_done`` is called."""
 
     def __init__(
         self,
@@ -55,23 +55,23 @@ class RankInspector:
         timeout_s: float,
     ) -> None:
         """``on_done`` is called once, by the loop, after ``timeout_s`` seconds at the latest."""
-        self._loop, self._ranks, self._detail, self._answer = loop, ranks, detail, on_done
+        self._loop, self._ranks, self._detail, self._on_done = loop, ranks, detail, on_done
         self._began = time.monotonic()
-        self._until = self._began + timeout_s
+        self._deadline = self._began + timeout_s
         self._round = 0
         self._found: dict[int, RankInspection] = {}
-        self._asked: dict[int, RankChannel] = {}  # those whose answer is awaited
-        self._counts: dict[int, bytes] = {}  # of the groups of each rank, in the first reading
+        self._pending: dict[int, RankChannel] = {}  # those that have not replied yet
+        self._counts: dict[int, bytes] = {}  # of the groups of each rank, in the first read
         self._outer: dict[int, bytes] = {}  # the outer frames of ranks whose stack is deep
         self._dumps: dict[int, RankStackDump] = {}
-        self._unsure: set[int] = set()  # ranks that are still to say whether the signals are ours
+        self._unconfirmed: set[int] = set()  # ranks that have not confirmed that they handle the stack signals
         self._workers: dict[int, DataLoaderWorkers] = {}
 
     def begin(self) -> None:
         for rank in self._ranks.plan.local_ranks:
             self._found[rank.rank] = self._read_process_state(rank.rank)
         if self._detail in (Detail.STATE, Detail.WAITS):
-            self._read_sleeps()  # before a signal of ours interrupts them
+            self._read_sleeps()  # before a stack signal interrupts them
         if self._detail in (Detail.STACKS, Detail.WAITS):
             self._start_dumps()
         if self._detail is Detail.LATENESS:
@@ -101,7 +101,7 @@ class RankInspector:
             found = self._found[rank]
             self._found[rank] = replace(found, awaits=sleep.awaits, asleep=sleep.words, lock_holder=sleep.holder)
 
-    # ------------------------------------------------------------------------------------------------------ stacks
+    # ----------------------------------------------------------------------------------------------------------- stacks
 
     def _start_dumps(self) -> None:
         for number, found in self._found.items():
@@ -113,81 +113,79 @@ class RankInspector:
             if why := self._ranks.why_not_inspectable(number):
                 self._found[number] = replace(found, no_stack=why)
             elif self._ranks.channels[number].has_thread and found.condition is not ProcessCondition.STOPPED:
-                self._unsure.add(number)
+                self._unconfirmed.add(number)
             else:
                 self._start_dump(number)
 
     def _start_dump(self, number: int) -> None:
-        self._unsure.discard(number)
+        self._unconfirmed.discard(number)
         if process := self._ranks.processes.get(number):
-            line = self._ranks.channels[number]
+            channel = self._ranks.channels[number]
             if self._detail is Detail.WAITS:
-                line.request_exception()
+                channel.request_exception()
             self._dumps[number] = RankStackDump(
-                process, line.stack_signals, line.stacks_fd, self._found[number].condition
+                process, channel.stack_signals, channel.stacks_fd, self._found[number].condition
             )
 
-    # ------------------------------------------------------------------------------------------------- collectives
+    # ------------------------------------------------------------------------------------------------------ collectives
 
     def _read_collectives(self, then: Callable[[], None], only: tuple[int, ...] | None = None) -> None:
-        """Ask all ranks, or ``only`` some for details; go on with ``then`` when all have answered or are late."""
+        """Request the state of all ranks, or details of ``only`` some; call ``then`` after all replies or a timeout."""
         self._round += 1
-        self._asked.clear()
-        for number, line in self._ranks.channels.items():
+        self._pending.clear()
+        for number, channel in self._ranks.channels.items():
             if number in self._ranks.processes and (only is None or number in only):
-                line.read_pending()
-                if line.has_thread and self._found[number].condition is not ProcessCondition.STOPPED:
-                    self._asked[number] = line
-        for number, line in self._asked.items():
-            line.set_reply_handler(self._loop.guard(partial(self._on_reply, number)))
-            line.request_state(details=only is not None)
-        patience = (
-            DETAILS_TIMEOUT_S if only is not None else READ_TIMEOUT_S + READ_TIMEOUT_PER_RANK_S * len(self._found)
-        )
-        deadline = min(time.monotonic() + patience, self._until)
+                channel.read_pending()
+                if channel.has_thread and self._found[number].condition is not ProcessCondition.STOPPED:
+                    self._pending[number] = channel
+        for number, channel in self._pending.items():
+            channel.set_reply_handler(self._loop.guard(partial(self._on_reply, number)))
+            channel.request_state(details=only is not None)
+        timeout_s = READ_TIMEOUT_S + READ_TIMEOUT_PER_RANK_S * len(self._found) if only is None else DETAILS_TIMEOUT_S
+        deadline = min(time.monotonic() + timeout_s, self._deadline)
         self._poll_replies(deadline, then)
 
     def _poll_replies(self, deadline: float, then: Callable[[], None]) -> None:
-        """Wait for answers and dumps."""
-        for number in tuple(self._unsure):
-            if number not in self._asked or time.monotonic() - self._began > SIGNAL_CHECK_TIMEOUT_S:
+        """Wait for replies and dumps."""
+        for number in tuple(self._unconfirmed):
+            if number not in self._pending or time.monotonic() - self._began > SIGNAL_CHECK_TIMEOUT_S:
                 self._start_dump(number)
-        waiting = [number for number in self._asked if number in self._ranks.processes]
+        waiting = [number for number in self._pending if number in self._ranks.processes]
         dumping = any([dump.poll() for dump in self._dumps.values()])
         dumping |= any([workers.poll() for workers in self._workers.values()])
         if (waiting or dumping) and time.monotonic() < deadline:
             self._loop.call_later(_POLL_INTERVAL_S, lambda: self._poll_replies(deadline, then))
             return
-        for number, line in self._asked.items():
-            line.clear_reply_handler()
+        for number, channel in self._pending.items():
+            channel.clear_reply_handler()
             found = self._found[number]
             if self._round == 1 and number in self._ranks.processes:
                 self._found[number] = replace(found, answers=False)
-        self._asked.clear()
+        self._pending.clear()
         then()
 
-    def _on_reply(self, number: int, said: RankReply) -> None:
-        if self._asked.pop(number, None) is None:
+    def _on_reply(self, number: int, reply: RankReply) -> None:
+        if self._pending.pop(number, None) is None:
             return
         self._ranks.channels[number].clear_reply_handler()
-        if number in self._unsure:
+        if number in self._unconfirmed:
             self._start_dump(number)
         found = self._found[number]
         try:
             if self._detail is Detail.LATENESS:
                 most = operations_per_rank(self._ranks.plan.world_size)
-                arrivals = [each for trace in said.traces for each in parse_arrivals(number, trace, most)]
-                found = replace(found, answers=said.initialised or None, arrivals=tuple(arrivals))
+                arrivals = [each for trace in reply.traces for each in parse_arrivals(number, trace, most)]
+                found = replace(found, answers=reply.initialised or None, arrivals=tuple(arrivals))
             elif self._round == 1:
-                self._counts[number], self._outer[number] = said.groups, said.outer
-                found = apply_group_states(found, said)
+                self._counts[number], self._outer[number] = reply.groups, reply.outer
+                found = apply_group_states(found, reply)
             elif self._round == 2:
-                again = apply_group_states(found, said)
-                moved = again.groups != found.groups or said.groups != self._counts.get(number)
+                again = apply_group_states(found, reply)
+                moved = again.groups != found.groups or reply.groups != self._counts.get(number)
                 found = replace(found, groups=again.groups, moved=moved, inside=again.inside)
             else:
-                found = apply_last_collectives(found, said)
-        except (ValueError, TypeError):  # the program has written to our socket
+                found = apply_last_collectives(found, reply)
+        except (ValueError, TypeError):  # the program has written to the channel
             found = replace(found, answers=None)
         self._found[number] = found
 
@@ -198,7 +196,7 @@ class RankInspector:
             if process is not None and (words := describe_other_wait(found)) in WAITS_FOR_CHILDREN:
                 of_loader = words == DATALOADER_WAIT_TEXT
                 self._workers[number] = DataLoaderWorkers(process, self._ranks.channels[number], of_loader=of_loader)
-        deadline = min(time.monotonic() + loader_workers.TOTAL_TIMEOUT_S, self._until)
+        deadline = min(time.monotonic() + loader_workers.TOTAL_TIMEOUT_S, self._deadline)
         self._poll_replies(deadline, self._collect_worker_stacks)
 
     def _collect_worker_stacks(self) -> None:
@@ -206,14 +204,14 @@ class RankInspector:
             workers.give_up()
             self._found[number] = replace(self._found[number], workers=tuple(workers.found))
         self._workers.clear()
-        told = any(found.groups or found.inside for found in self._found.values())
-        if self._detail is not Detail.WAITS or not told:
+        any_state = any(found.groups or found.inside for found in self._found.values())
+        if self._detail is not Detail.WAITS or not any_state:
             return self._finish()
-        pause = max(0.0, min(self._began + RECHECK_INTERVAL_S, self._until) - time.monotonic())
+        pause = max(0.0, min(self._began + RECHECK_INTERVAL_S, self._deadline) - time.monotonic())
         self._loop.call_later(pause, lambda: self._read_collectives(self._on_second_reading))
 
     def _on_second_reading(self) -> None:
-        """Ask the ranks that settle who waits for whom for their last collectives, and more ranks where they do not."""
+        """Request the last collectives of the ranks that decide who waits for whom; of more ranks where needed."""
         wanted = ranks_to_query(self._build_inspection())
         if wanted and self._round < _MAX_ROUNDS:
             self._read_collectives(self._on_second_reading, only=wanted)
@@ -224,10 +222,8 @@ class RankInspector:
         for number, dump in self._dumps.items():
             dump.give_up()
             if dump.why_not == NO_SIGNAL_ERROR:
-                self._ranks.channels[number].stack_signals = (
-                    0,
-                    0,
-                )  # once is enough: what it prints of it looks like progress
+                # Not again: what the program prints about the signal would look like progress.
+                self._ranks.channels[number].stack_signals = (0, 0)
             found = self._found[number]
             threads = parse_dump(dump.text, os.getcwd(), outer=self._outer.get(number, b"")) if dump.text else ()
             condition = _CONDITION_BY_DUMP_ERROR.get(dump.why_not, found.condition)
@@ -235,23 +231,23 @@ class RankInspector:
         self._dumps.clear()
 
     def _finish(self) -> None:
-        self._until = min(self._until, time.monotonic() + EXIT_STATUS_TIMEOUT_S)
+        self._deadline = min(self._deadline, time.monotonic() + EXIT_STATUS_TIMEOUT_S)
         self._collect_exit_statuses()
 
     def _collect_exit_statuses(self) -> None:
-        """Answer once it is known how those ranks ended that have ended by now."""
+        """Finish once the exit codes of all ranks that have ended are known."""
         awaited = False
         for number, found in self._found.items():
-            word = self._read_process_state(number)
-            if word.condition is ProcessCondition.EXITED:
+            state = self._read_process_state(number)
+            if state.condition is ProcessCondition.EXITED:
                 self._found[number] = replace(
-                    found, condition=ProcessCondition.EXITED, code=word.code, ended=word.ended
+                    found, condition=ProcessCondition.EXITED, code=state.code, ended=state.ended
                 )
                 awaited |= number in self._ranks.processes
-        if awaited and time.monotonic() < self._until:
+        if awaited and time.monotonic() < self._deadline:
             self._loop.call_later(_POLL_INTERVAL_S, self._collect_exit_statuses)
         else:
-            self._answer(self._build_inspection())
+            self._on_done(self._build_inspection())
 
     def _build_inspection(self) -> Inspection:
         plan = self._ranks.plan
@@ -259,21 +255,21 @@ class RankInspector:
         return Inspection(time.time(), found, plan.world_size)
 
 
-def apply_group_states(found: RankInspection, said: RankReply) -> RankInspection:
-    """Return what is known of a rank with what it says of its groups; ValueError or TypeError where that is none."""
-    known = parse_group_counts(said.groups)
-    found = replace(found, inside=parse_call(said.call))
-    groups = tuple(state for trace in said.traces for state in name_groups(parse_states(trace), known))
+def apply_group_states(found: RankInspection, reply: RankReply) -> RankInspection:
+    """Return the inspection with the states of the rank's groups. ValueError or TypeError: the reply is malformed."""
+    known = parse_group_counts(reply.groups)
+    found = replace(found, inside=parse_call(reply.call))
+    groups = tuple(state for trace in reply.traces for state in name_groups(parse_states(trace), known))
     if not groups and any(count > 0 for count in known.values()):  # an older torch, or a recorder without a buffer
         return replace(found, answers=None, groups=states_without_recorder(known))
-    return replace(found, answers=True if said.initialised and said.traces else None, groups=groups)
+    return replace(found, answers=True if reply.initialised and reply.traces else None, groups=groups)
 
 
-def apply_last_collectives(found: RankInspection, said: RankReply) -> RankInspection:
-    """Return what is known of a rank with its last collectives; ValueError or TypeError where it does not tell them."""
-    groups = apply_group_states(found, said).groups
-    last = tuple(each for trace in said.traces for each in parse_last_collectives(trace))
+def apply_last_collectives(found: RankInspection, reply: RankReply) -> RankInspection:
+    """Return the inspection with the rank's last collectives. ValueError or TypeError: the reply is malformed."""
+    groups = apply_group_states(found, reply).groups
+    last = tuple(each for trace in reply.traces for each in parse_last_collectives(trace))
     used = {each.group for each in groups} | {each.group for each in last}
     return replace(
-        found, last=last, known=tuple(each for each in parse_group_counts(said.groups) if each.group in used)
+        found, last=last, known=tuple(each for each in parse_group_counts(reply.groups) if each.group in used)
     )

@@ -1,4 +1,4 @@
-"""What a rank is given when its turn to be started has come: its streams, and its job in words."""
+"""The context that all ranks of a node share, and the job that the zygote gets for each rank."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 LAUNCHER_VARIABLES = frozenset(
     {"DDPLAUNCH_TOKEN", "DDPLAUNCH_EXIT_FILE", "DDPLAUNCH_REQUEUE_FILE", "DDPLAUNCH_OVER_SSH"}
 )
-"""Variables of the launcher that no rank gets."""
+"""Environment variables of the launcher that ranks do not get."""
 
 
 LONG_ATTEMPT_S = 300.0
-"""Seconds since its first process group after which a rank that has done its work tells of its last collectives."""
+"""A rank that succeeds this long after its first process group writes the arrivals at its last collectives."""
 
 
-def signals_to_block(warning: int | None) -> list[int]:
-    """The scheduler's warning, which may come to every process of ours; but SIGTERM is how ranks are stopped too."""
-    return [] if warning is None or warning in (signal.SIGTERM, signal.SIGHUP) else [warning]
+def signals_to_block(preempt_signal: int | None) -> list[int]:
+    """The preemption signal, which may come to every process of the job; not SIGTERM, which also stops ranks."""
+    return [] if preempt_signal in (None, signal.SIGTERM, signal.SIGHUP) else [preempt_signal]
 
 
 @dataclass(frozen=True)
 class NodeContext:
-    """What this node has for all of its ranks, in every attempt."""
+    """What all ranks of this node share, in every attempt."""
 
     policy: NodeConfig
     screen: Screen
@@ -47,7 +47,7 @@ class NodeContext:
     preemption_file: PreemptionFile
 
     def build_rank_job(self, ranks: NodeRanks, rank: Rank, fds: dict[str, int]) -> RankJob:
-        """Return the job of a rank; put into ``fds`` its descriptors by purpose, which the caller closes.
+        """Return the job of a rank; add its descriptors to ``fds`` by purpose, for the caller to close.
 
         Raises:
             OSError: too many files are open.
@@ -58,12 +58,12 @@ class NodeContext:
         self.streams.open_rank(fds, rank.rank, has_stdin=reads, show=self.policy.show.streams_for(rank), log=log)
         if self.policy.inspect:
             fds["answers"] = ranks.open_channel(rank.rank)
-        has_terminal = reads and os.isatty(0)  # which plain pdb keeps
+        has_terminal = reads and os.isatty(0)  # plain pdb uses it
         debugger = ranks.debug_server.socket_path() if ranks.debug_server and not has_terminal else ""
         return self._describe_job(ranks, rank, debugger)
 
     def _oom_snapshot_path(self, ranks: NodeRanks, rank: Rank) -> str:
-        """Where a rank keeps the state of CUDA's allocator: in the log folder, or else where we were started."""
+        """The file for the state of CUDA's allocator: in the log folder, else in the current folder."""
         name = snapshot_file(rank.rank, ranks.number)
         return self.log.file(name) or os.path.join(os.getcwd(), f"{ranks.plan.run_id}.{name}")
 
@@ -74,7 +74,7 @@ class NodeContext:
         if error_file:
             environment["TORCHELASTIC_ERROR_FILE"] = error_file  # for torchelastic's ``@record`` too
         if self.screen.terminal:
-            environment["DDPLAUNCH_TERMINAL"] = "1"  # for ddplaunch.runtime.progress, which sees pipes
+            environment["DDPLAUNCH_TERMINAL"] = "1"  # for ddplaunch.runtime.progress: the rank's streams are pipes
         program: ProgramJob = {
             "rank": rank.rank,
             "kind": "program",

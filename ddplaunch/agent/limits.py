@@ -1,4 +1,4 @@
-"""The kernel's limits on open files and processes: how far we may go, and in words which of them was met."""
+"""The kernel's limits on open files and processes: raises them, and describes which one was reached."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ddplaunch.words import format_count
 
 _ORIGINAL_NOFILE, _ = rlimits.read(resource.RLIMIT_NOFILE)
 
-_SPARE_FDS = 16  # descriptors beside the ranks': those that are on their way to a zygote, files that are read
+_SPARE_FDS = 16  # besides those of ranks: descriptors in flight to a zygote, files being read
 
 
 @contextmanager
 def original_nofile_limit() -> Iterator[None]:
-    """Give what is started meanwhile the limit of open files that we were started with."""
+    """Context manager: child processes started inside get the original RLIMIT_NOFILE."""
     soft, hard = rlimits.read(resource.RLIMIT_NOFILE)
     if soft == _ORIGINAL_NOFILE:
         yield
@@ -37,10 +37,10 @@ def original_nofile_limit() -> Iterator[None]:
 
 
 def raise_fd_limit(ranks: int, fds_per_rank: int) -> None:
-    """Raise our limit of open files so that so many ranks can be served with so many descriptors each.
+    """Raise the launcher's RLIMIT_NOFILE to what this number of ranks needs.
 
     Raises:
-        UsageError: that is more than we may have.
+        UsageError: the hard limit is lower.
     """
     need = _count_open() + ranks * fds_per_rank + _SPARE_FDS
     soft, hard = rlimits.read(resource.RLIMIT_NOFILE)
@@ -64,22 +64,24 @@ def _count_open() -> int:
 
 
 class ResourceLimitError(LaunchError):
+    """A limit on processes, memory or system calls prevents the start of ranks."""
+
     exit_code = EXIT_OS
 
 
 def check_proc() -> None:
-    """Check that we can see the processes below us, which are all ended with a job, and tie them to us.
+    """Check that /proc and the system calls work that are needed to find and kill the processes of a job.
 
     Raises:
-        ResourceLimitError: /proc is not there, or of another PID namespace, or a system call is forbidden.
+        ResourceLimitError: /proc is missing or belongs to another PID namespace, or a system call is forbidden.
     """
     if sys.platform != "linux":
         return
     remedy = "mount -t proc proc /proc"
     if not os.path.exists("/proc/self/stat"):
-        raise ResourceLimitError("/proc is not mounted: the processes of a job are found there", remedy)
+        raise ResourceLimitError("/proc is not mounted; it is needed to find the processes of a job", remedy)
     if (there := os.readlink("/proc/self")) != str(os.getpid()):
-        what = f"/proc is of another PID namespace: this process is {os.getpid()}, and {there} there"
+        what = f"/proc belongs to another PID namespace: this process is {os.getpid()}, but {there} there"
         raise ResourceLimitError(what, f"{remedy}, or unshare --mount-proc")
     calls: tuple[tuple[str, Callable[[], object]], ...] = (
         ("prctl", processes.check_prctl),
@@ -90,17 +92,17 @@ def check_proc() -> None:
             call()
         except OSError as error:
             if error.errno in (errno.EPERM, errno.ENOSYS, errno.EACCES):
-                what = f"the system call {name} fails, which starting ranks needs: {error.strerror}"
+                what = f"the system call {name} is needed to start ranks and fails: {error.strerror}"
                 raise ResourceLimitError(what, "allow it in the container's seccomp profile") from None
 
 
 def describe_spawn_error(number: int | None) -> str:
-    """Say why no process could be made, or given its descriptors; ``number`` is errno's."""
+    """Describe why no process could be started or given descriptors; ``number`` is an errno."""
     soft = rlimits.read(resource.RLIMIT_NOFILE)[0]
     if number == errno.EMFILE:
         return f"too many open files: the limit is {soft} (ulimit -n)"
     if number == errno.ETOOMANYREFS:
-        return f"too many descriptors of this user are on their way between processes: the limit is {soft} (ulimit -n)"
+        return f"too many descriptors of this user are in flight between processes: the limit is {soft} (ulimit -n)"
     if number == errno.EAGAIN:
         return f"too many processes: {_describe_process_limit()}"
     return os.strerror(number or 0)

@@ -1,4 +1,7 @@
-"""The supervisor's end of the socket to a zygote, which may be importing, stopped or gone: nothing here ever waits."""
+"""The supervisor's end of the zygote socket: framed JSON messages with descriptors, never blocking.
+
+The zygote may be importing, stopped or gone.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ if TYPE_CHECKING:
     from ddplaunch.rank.messages import FromZygote, ToZygote
 
 _TRANSIENT_ERRORS = (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM)
-"""Somebody may give back what is short; of descriptors on their way the kernel counts all that a user has."""
+"""What is short may become available; the kernel limits the descriptors in flight per user, not per process."""
 
-_RETRY, _PATIENCE = 0.1, 5.0  # seconds between two attempts then, and in all
+_RETRY_INTERVAL_S, _RETRY_TIMEOUT_S = 0.1, 5.0  # after such an error
 
 
 @dataclass
@@ -39,7 +42,7 @@ class _IncomingMessage:
 
 
 class ZygoteSocket:
-    """Sends and receives messages with descriptors; what the other end does not take at once waits here."""
+    """Sends and receives messages with descriptors; unsent messages are queued."""
 
     def __init__(
         self,
@@ -48,10 +51,10 @@ class ZygoteSocket:
         on_message: Callable[[FromZygote, list[int]], None],
         on_closed: Callback,
     ) -> None:
-        """``on_message`` is called with each message and its descriptors, ``on_closed`` once, when the other end has closed."""
-        self._loop, self._socket, self._hear, self._gone = loop, sock, on_message, on_closed
-        self._letters: deque[_OutgoingMessage] = deque()
-        self._arriving = _IncomingMessage()
+        """``on_message`` gets each message and its descriptors; ``on_closed`` is called once, after end of file."""
+        self._loop, self._socket, self._on_message, self._on_closed = loop, sock, on_message, on_closed
+        self._queue: deque[_OutgoingMessage] = deque()
+        self._incoming = _IncomingMessage()
         sock.setblocking(False)
         loop.watch_fd(sock.fileno(), self._on_readable)
 
@@ -61,85 +64,85 @@ class ZygoteSocket:
 
     @property
     def is_idle(self) -> bool:
-        return not self._letters
+        return not self._queue
 
     def send(
         self, message: ToZygote, fds: Sequence[int] = (), on_failed: Callable[[OSError], None] = lambda error: None
     ) -> None:
-        """Send a message, in turn; ``fds`` become ours and are closed.
+        """Queue a message; takes over ``fds`` and closes them.
 
-        ``on_failed`` is called with the reason where the kernel does not take it; not where the other end has gone.
+        ``on_failed`` gets the error if the kernel refuses the message; it is not called when the peer has closed.
         """
-        self._letters.append(_OutgoingMessage(memoryview(encode_message(message)), list(fds), on_failed))
-        if len(self._letters) == 1:
+        self._queue.append(_OutgoingMessage(memoryview(encode_message(message)), list(fds), on_failed))
+        if len(self._queue) == 1:
             self._send_pending()
 
     def withdraw_unsent(self) -> int:
-        """Take back what has descriptors and has not left; return how many messages that were."""
-        back = [letter for letter in self._letters if letter.fds]
-        for letter in back:
-            _close(letter.fds)
-            self._letters.remove(letter)
-        return len(back)
+        """Remove unsent messages with descriptors; return how many."""
+        unsent = [message for message in self._queue if message.fds]
+        for message in unsent:
+            _close(message.fds)
+            self._queue.remove(message)
+        return len(unsent)
 
     def close(self) -> None:
-        for fds in (self._arriving.fds, *(letter.fds for letter in self._letters)):
+        for fds in (self._incoming.fds, *(message.fds for message in self._queue)):
             _close(fds)
-        self._letters.clear()
+        self._queue.clear()
         self._loop.unwatch_fd(self._socket.fileno())
         self._socket.close()
 
     def _send_pending(self) -> None:
-        while self._letters and not self.is_closed:
-            letter = self._letters[0]
+        while self._queue and not self.is_closed:
+            message = self._queue[0]
             try:
-                if letter.fds:
-                    sent = socket.send_fds(self._socket, [letter.data], letter.fds)
+                if message.fds:
+                    sent = socket.send_fds(self._socket, [message.data], message.fds)
                 else:
-                    sent = self._socket.send(letter.data)
+                    sent = self._socket.send(message.data)
             except BlockingIOError:
                 return self._loop.watch_fd(self._socket.fileno(), self._send_pending, write=True)
             except OSError as error:
                 self._loop.unwatch_fd(self._socket.fileno(), write=True)
-                letter.tries += 1
-                if error.errno in _TRANSIENT_ERRORS and letter.tries * _RETRY < _PATIENCE:
-                    self._loop.call_later(_RETRY, self._send_pending)
+                message.tries += 1
+                if error.errno in _TRANSIENT_ERRORS and message.tries * _RETRY_INTERVAL_S < _RETRY_TIMEOUT_S:
+                    self._loop.call_later(_RETRY_INTERVAL_S, self._send_pending)
                     return
-                _close(self._letters.popleft().fds)
+                _close(self._queue.popleft().fds)
                 if error.errno in _TRANSIENT_ERRORS:
-                    letter.failed(error)
-                continue  # it has gone: the end of file says so too
-            _close(letter.fds)
-            letter.data = letter.data[sent:]
-            if not letter.data:
-                self._letters.popleft()
+                    message.failed(error)
+                continue  # the peer has closed: end of file is handled by ``_on_readable``
+            _close(message.fds)
+            message.data = message.data[sent:]
+            if not message.data:
+                self._queue.popleft()
         if not self.is_closed:
             self._loop.unwatch_fd(self._socket.fileno(), write=True)
 
     def _on_readable(self) -> None:
-        """Take what there is of one message: first the header alone, which its descriptors come with."""
-        arriving = self._arriving
+        """Read a part of one message: first the header alone, which its descriptors arrive with."""
+        incoming = self._incoming
         try:
-            if arriving.size is None:
-                data, fds, _, _ = socket.recv_fds(self._socket, HEADER.size - len(arriving.data), MAX_DESCRIPTORS)
-                arriving.fds += fds
+            if incoming.size is None:
+                data, fds, _, _ = socket.recv_fds(self._socket, HEADER.size - len(incoming.data), MAX_DESCRIPTORS)
+                incoming.fds += fds
             else:
-                data = self._socket.recv(arriving.size - len(arriving.data))
+                data = self._socket.recv(incoming.size - len(incoming.data))
         except BlockingIOError:
             return
         except OSError:
             data = b""
         if not data:
             self._loop.unwatch_fd(self._socket.fileno())
-            self._gone()
+            self._on_closed()
             return
-        arriving.data += data
-        if arriving.size is None and len(arriving.data) == HEADER.size:
-            arriving.size = HEADER.unpack(arriving.data)[0]
-            arriving.data.clear()
-        elif len(arriving.data) == arriving.size:
-            self._arriving = _IncomingMessage()
-            self._hear(json.loads(arriving.data), arriving.fds)
+        incoming.data += data
+        if incoming.size is None and len(incoming.data) == HEADER.size:
+            incoming.size = HEADER.unpack(incoming.data)[0]
+            incoming.data.clear()
+        elif len(incoming.data) == incoming.size:
+            self._incoming = _IncomingMessage()
+            self._on_message(json.loads(incoming.data), incoming.fds)
 
 
 def _close(fds: list[int]) -> None:

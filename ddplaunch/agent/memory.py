@@ -1,6 +1,6 @@
-"""What becomes of the memory of this node's ranks: who holds it when it gets short, and whom the kernel ended for it.
+"""Memory of this node's ranks: samples it when it gets short, and finds out which process the OOM killer killed.
 
-``diagnosis.memory`` puts what is known into words.
+``diagnosis.memory`` turns the findings into text.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ if TYPE_CHECKING:
     from ddplaunch.diagnosis.memory import MemoryLimit, MemoryPoint
     from ddplaunch.loop import EventLoop
 
-    Noted = dict[int, deque[MemoryPoint]]  # by rank
+    PointsByRank = dict[int, deque[MemoryPoint]]
 
-_PSS_TIMEOUT_S = 0.3  # seconds for what processes have in common
-_PSS_TIMEOUT_BYTES = (
-    10 << 30
-)  # bytes of which the kernel tells that in this time; caches of files fill limits all the time
-_SURE = 1.25  # times the memory of a child that was killed: a larger peak is that of the rank itself
-_MAX_POINTS = 32  # points of a rank
+_PSS_TIMEOUT_S = 0.3  # for reading proportional sizes (PSS) of all ranks
+_PSS_TIMEOUT_BYTES = 10 << 30  # the kernel can do so many in this time; alarms are frequent, as caches fill limits
+_OWN_PEAK_FACTOR = 1.25  # times the memory of a killed child: a larger peak is that of the rank itself
+_MAX_POINTS = 32  # of a rank
 _OOM_REASON = re.compile(
     r"oom-kill:con.*?(?:oom_memcg=(?P<limited>[^,]*),)?task_memcg=(?P<of>[^,]*),.*,pid=(?P<pid>\d+)"
 )
@@ -41,29 +39,27 @@ _WORKER_KILLED = re.compile(
     r"killed by signal: Killed|torch/utils/data/dataloader\.py(?s:.*)(?:exited unexpectedly"
     r"|(?m:^(?:EOFError|ConnectionResetError|BrokenPipeError)))"
 )
-"""What a rank sees of a worker of its DataLoader that was killed: at times no more than an EOFError."""
-_INIT_PID_NAMESPACE = (
-    0xEFFFFFFC  # the first namespace of pids, whose numbers the kernel's log has (include/linux/proc_ns.h)
-)
+"""How a rank fails when a worker of its DataLoader was killed: at times with no more than an EOFError."""
+_INIT_PID_NAMESPACE = 0xEFFFFFFC  # inode of the first PID namespace, whose pids are in the kernel log (proc_ns.h)
 
 
 class RankMemory:
-    """One attempt's, from its first rank on."""
+    """The memory of the ranks in one attempt, from the first spawn on."""
 
     def __init__(self, loop: EventLoop, ranks: Callable[[], Mapping[int, int]], root: str = "") -> None:
-        """``ranks`` gives the pids of those that live; ``root`` is where /proc and /sys are."""
+        """``ranks`` returns the pids of the ranks alive; ``root``: the folder with /proc and /sys."""
         self._loop, self._ranks, self._root = loop, ranks, root
         self._before = control_groups.read_cgroups(root)
         self._machine = self._read_oom_kill_count()
         self._log = KernelLog(root)
-        self._points: Noted = {}  # when memory was short; forks count their part of what they have in common
-        self._wholes: Noted = {}  # at any time; they count all of it
-        self._told: set[int] = set()  # pids whose end was told
+        self._pss_points: PointsByRank = {}  # when memory was short: proportional sizes, forks share pages
+        self._rss_points: PointsByRank = {}  # at any time: resident sizes
+        self._explained: set[int] = set()  # pids whose kill was reported
         self._alarm: MemoryAlarm | None = None
-        self._reading = _thread.allocate_lock()  # of what processes have in common
+        self._pss_lock = _thread.allocate_lock()  # held by the thread that reads proportional sizes
 
     def start_alarm(self) -> None:
-        """Look at the ranks from now on whenever memory gets short."""
+        """From now on, sample the ranks whenever memory gets short."""
         with suppress(OSError):
             self._alarm = MemoryAlarm(self._loop, self._before, self._on_alarm, self._root)
 
@@ -74,36 +70,36 @@ class RankMemory:
             self._alarm = None
 
     def explain_kill(self, number: int, text: str, rank: int, pid: int, peak: int) -> str | None:
-        """Say what memory has to do with an end by signal ``number``, or with a message ``text`` about a killed child.
+        """Explain an end by signal ``number``, or an exception ``text`` about a killed child, if memory was the reason.
 
-        ``peak`` is what the process or one of its children held at most.
+        ``peak``: most memory that the process or one of its children used, in bytes.
         """
         if number == signal.SIGBUS or "Bus error" in text:
-            points = [*self._wholes.get(rank, ()), self._sample_ranks({rank: pid}, parts=False)[rank]]
+            points = [*self._rss_points.get(rank, ()), self._sample_ranks({rank: pid}, proportional=False)[rank]]
             grew = diagnosis.memory.describe_growth(rank, points)
             return "\n".join(filter(None, (_shared_memory(), grew)))
         if number == signal.SIGKILL:
             return self._find_kill(rank, pid, [pid], peak)
         if _WORKER_KILLED.search(text):
             named = [int(each) for found in _PIDS.findall(text) for each in re.findall(r"[0-9]{1,9}", found)]
-            untold = [
+            unexplained = [
                 each
-                for each, how in self._log.read_kills().items()
-                if each not in self._told and self._in_our_cgroup(how)
+                for each, kill in self._log.read_kills().items()
+                if each not in self._explained and self._in_our_cgroup(kill)
             ]
-            return self._find_kill(rank, pid, named or untold, peak)
+            return self._find_kill(rank, pid, named or unexplained, peak)
         return None
 
     def _in_our_cgroup(self, killed: OomKill) -> bool:
-        """Whether it was in our control group, or in one below."""
+        """Whether the process was in this job's control group or a descendant of it."""
         name = self._before[0].name if self._before else "/"
         return killed.cgroup is not None and f"{killed.cgroup}/".startswith(f"{name.rstrip('/')}/")
 
     def _find_kill(self, rank: int, pid: int, pids: Sequence[int], peak: int) -> str | None:
-        """Why one of ``pids`` was killed, the rank ``pid`` itself or workers of it; None where memory was not short."""
+        """Explain why one of ``pids`` was killed, the rank ``pid`` or its workers; None if memory was not short."""
         now, ended = control_groups.read_cgroups(self._root), self._log.read_kills()
         before, after = (each[0].oom_kills if each else None for each in (self._before, now))
-        ours = before is not None and after is not None
+        is_certain = before is not None and after is not None
         if before is None or after is None:
             before, after = self._machine, self._read_oom_kill_count()
         victim = next((each for each in pids if each in ended), None)
@@ -111,7 +107,7 @@ class RankMemory:
         if victim is None and after - before <= (accounted if self._log.is_complete else 0):
             return None
         record = ended[victim] if victim else None
-        self._told.add(victim or 0)
+        self._explained.add(victim or 0)
         itself = pids == [pid]
         if record and not itself:
             who = f"its process {victim}, which had {format_size(record.anonymous_bytes)}"
@@ -119,51 +115,53 @@ class RankMemory:
             who = "" if itself else "one of its processes"
         ranks = {**self._ranks(), rank: pid}
         others = ranks.keys() - {rank}
-        whole, part = self._sample_ranks(ranks, parts=False), self._sample_ranks(ranks)
-        for each in whole:
-            part.setdefault(each, self._points[each][-1] if each in self._points else whole[each])
+        resident, proportional = self._sample_ranks(ranks, proportional=False), self._sample_ranks(ranks)
+        for each in resident:
+            proportional.setdefault(each, self._pss_points[each][-1] if each in self._pss_points else resident[each])
         held = sum(
-            self._recent_peak(self._points, other, part[other], of) for other in others for of in ("own", "children")
+            self._recent_peak(self._pss_points, other, proportional[other], of)
+            for other in others
+            for of in ("own", "children")
         )
         shortage = diagnosis.memory.OutOfMemory(
             rank,
             self._find_exhausted_limit(now, record),
             before,
             after,
-            ours or record is not None,
+            is_certain or record is not None,
             who,
             len(others),
             held,
         )
         both = [
             [*noted.get(rank, ()), self._last_point(noted, rank, seen[rank], record, peak, itself=itself)]
-            for noted, seen in ((self._points, part), (self._wholes, whole))
+            for noted, seen in ((self._pss_points, proportional), (self._rss_points, resident))
         ]
         return "\n".join(diagnosis.memory.explain_oom(shortage, *both))
 
     def _last_point(
-        self, noted: Noted, rank: int, now: MemoryPoint, record: OomKill | None, peak: int, *, itself: bool
+        self, noted: PointsByRank, rank: int, now: MemoryPoint, record: OomKill | None, peak: int, *, itself: bool
     ) -> MemoryPoint:
-        """What a rank had in the end, of which much is free by now."""
+        """The memory of a rank when a process of it was killed; much of it is free by now."""
         own, children, shared = (self._recent_peak(noted, rank, now, of) for of in ("own", "children", "shared"))
         if itself:
             own, shared = (record.anonymous_bytes, max(shared, record.shared)) if record else (max(own, peak), shared)
         else:
             held = record.anonymous_bytes if record else peak
             children = max(children, now.children + held)
-            # The kernel has one figure for a process and the children it waited for: the largest, here the child's.
-            own = own or (peak if peak > _SURE * held else 0)
+            # The kernel has one peak for a process and the children it waited for: the largest, here the child's.
+            own = own or (peak if peak > _OWN_PEAK_FACTOR * held else 0)
         return diagnosis.memory.MemoryPoint(now.moment, own, children, shared, now.cache)
 
-    def _recent_peak(self, noted: Noted, rank: int, now: MemoryPoint, of: str) -> int:
-        """What a rank held of something most, now and just before."""
+    def _recent_peak(self, noted: PointsByRank, rank: int, now: MemoryPoint, of: str) -> int:
+        """The most that a rank held of ``of``, now and just before."""
         points = [*noted.get(rank, ())]
         recent = [each for each in points if each.moment > now.moment - MAX_QUIET_S] or points[-1:]
         most: int = max(getattr(each, of) for each in [now, *recent])
         return most
 
     def _find_exhausted_limit(self, now: Sequence[control_groups.Cgroup], record: OomKill | None) -> MemoryLimit:
-        """What had run out: what the kernel's log names, the nearest limit that was met, or the machine's memory."""
+        """The limit that was reached: from the kernel log, or the innermost one reached, or the machine's memory."""
         met = {each.path: each.limit_hits for each in self._before}
         for each in now:
             named = (
@@ -180,22 +178,22 @@ class RankMemory:
         return control_groups.read_counters(f"{self._root}/proc/vmstat").get("oom_kill", 0)
 
     def sample(self) -> None:
-        """Look at the ranks because somebody is looking anyway; it takes no locks of theirs, and little time."""
-        self._store_points(self._wholes, self._sample_ranks(self._ranks(), parts=False))
+        """Store the resident sizes of the ranks; fast, and takes no locks of their memory."""
+        self._store_points(self._rss_points, self._sample_ranks(self._ranks(), proportional=False))
 
     def _on_alarm(self) -> None:
         self.sample()
-        self._store_points(self._points, self._sample_ranks(self._ranks()))
+        self._store_points(self._pss_points, self._sample_ranks(self._ranks()))
 
-    def _store_points(self, noted: Noted, seen: Mapping[int, MemoryPoint]) -> None:
+    def _store_points(self, noted: PointsByRank, seen: Mapping[int, MemoryPoint]) -> None:
         for rank, point in seen.items():
-            if point.own:  # else it has just ended, or we have no descriptor left to look
+            if point.own:  # else it has just ended, or no descriptor is left for reading
                 noted.setdefault(rank, deque(maxlen=_MAX_POINTS)).append(point)
 
-    def _sample_ranks(self, ranks: Mapping[int, int], *, parts: bool = True) -> dict[int, MemoryPoint]:
-        """What each of these ranks holds now, by their pids; of one that has ended, what its children hold.
+    def _sample_ranks(self, ranks: Mapping[int, int], *, proportional: bool = True) -> dict[int, MemoryPoint]:
+        """Read the memory of ranks, by their pids; of a rank that has ended, that of its children.
 
-        With ``parts``, forks count their part of what they have in common, else all; empty where that takes too long.
+        ``proportional``: proportional sizes (forks share pages), empty if that takes too long; else resident sizes.
         """
         if self._before:
             shared, cache = control_groups.read_shared_and_cache(self._before[0])
@@ -208,7 +206,11 @@ class RankMemory:
                     leaders[int(name)] = os.getsid(int(name))  # each rank leads a session, which its workers are in
         own, below = dict.fromkeys(ranks.values(), 0), dict.fromkeys(ranks.values(), 0)
         pids = [pid for pid, leader in leaders.items() if leader in own]
-        held = self._proportional_sizes(pids) if parts else {pid: _anonymous(pid, "status", "RssAnon") for pid in pids}
+        held = (
+            self._proportional_sizes(pids)
+            if proportional
+            else {pid: _anonymous(pid, "status", "RssAnon") for pid in pids}
+        )
         if len(held) < len(pids):
             return {}
         for pid, count in held.items():
@@ -217,7 +219,7 @@ class RankMemory:
         return {rank: point(time.time(), own[pid], below[pid], shared, cache) for rank, pid in ranks.items()}
 
     def _proportional_sizes(self, pids: Sequence[int]) -> dict[int, int]:
-        """What processes hold in no file; of some only where it cannot be told in time."""
+        """Read the proportional anonymous memory of processes; incomplete after ``_PSS_TIMEOUT_S``."""
         found: dict[int, int] = {}
 
         def read() -> None:
@@ -225,19 +227,19 @@ class RankMemory:
                 for pid in pids:
                     found[pid] = _anonymous(pid, "smaps_rollup", "Pss_Anon")
             finally:
-                self._reading.release()
+                self._pss_lock.release()
 
-        # A process in the midst of changing its memory keeps its reader waiting: one waits at a time, and not we.
+        # The reader waits for a process that is changing its memory map: only one thread at a time, not the loop.
         much = sum(_anonymous(pid, "status", "VmRSS") for pid in pids) > _PSS_TIMEOUT_BYTES
-        if much or not self._reading.acquire(blocking=False):
+        if much or not self._pss_lock.acquire(blocking=False):
             return {}
         try:
             _thread.start_new_thread(read, ())
         except RuntimeError:  # too many processes
-            self._reading.release()
-        if self._reading.acquire(timeout=_PSS_TIMEOUT_S):
-            self._reading.release()
-        return dict(found) if any(found.values()) else {}  # a kernel before 5.4 does not tell
+            self._pss_lock.release()
+        if self._pss_lock.acquire(timeout=_PSS_TIMEOUT_S):
+            self._pss_lock.release()
+        return dict(found) if any(found.values()) else {}  # kernels before 5.4 have no Pss_Anon
 
 
 def _anonymous(pid: int, file: str, field: str) -> int:
@@ -249,44 +251,43 @@ def _shared_memory() -> str:
         found = os.statvfs("/dev/shm")
     except OSError:
         return "DataLoader workers need /dev/shm, which does not exist here"
-    whole, free = (blocks * found.f_frsize >> 20 for blocks in (found.f_blocks, found.f_bavail))
+    total, free = (blocks * found.f_frsize >> 20 for blocks in (found.f_blocks, found.f_bavail))
     return (
-        f"/dev/shm, which DataLoader workers need, has {free} of {whole} MiB free now: "
+        f"/dev/shm, which DataLoader workers need, has {free} of {total} MiB free now: "
         "make it larger (docker run --shm-size=8g), or use num_workers=0"
     )
 
 
 @dataclass(frozen=True)
 class OomKill:
-    """What the kernel's log says of a process that it ended for want of memory."""
+    """A kill by the OOM killer, from the kernel log."""
 
-    anonymous_bytes: int  # bytes that are in no file
+    anonymous_bytes: int  # memory not backed by files
     shared: int  # bytes of shared memory
-    cgroup: str | None  # its control group; None where many were ended at once, and the log does not say
-    limited_cgroup: str | None  # the group whose limit was met; None where it was the machine's memory
+    cgroup: str | None  # its control group; None if several were killed at once, and the log does not have it
+    limited_cgroup: str | None  # the group whose limit was reached; None: the machine's memory
 
 
 class KernelLog:
-    """The kernel's messages from now on, where we may read them."""
+    """Reads OOM kills from the kernel log (/dev/kmsg) from now on, if that is permitted."""
 
     def __init__(self, root: str = "") -> None:
         self._file = -1
         self._groups: dict[int, tuple[str, str | None]] = {}
         self._ended: dict[int, OomKill] = {}
         with suppress(OSError):
-            if (
-                os.stat("/proc/self/ns/pid").st_ino == _INIT_PID_NAMESPACE
-            ):  # elsewhere its pids and groups are not as we see them
+            # In another namespace, pids and control groups differ from those in the log.
+            if os.stat("/proc/self/ns/pid").st_ino == _INIT_PID_NAMESPACE:
                 self._file = os.open(f"{root}/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                 os.lseek(self._file, 0, os.SEEK_END)
-        self.is_complete = self._file >= 0  # whether a process that is not named was not ended
+        self.is_complete = self._file >= 0  # whether every kill is in it
 
     def read_kills(self) -> dict[int, OomKill]:
-        """What was ended so far, by its pid."""
+        """Return the kills so far, by pid."""
         while self._file >= 0:
             try:
-                record = os.read(self._file, 8192).decode(errors="replace")  # one at a time
-            except BrokenPipeError:  # so much was written that some is lost
+                record = os.read(self._file, 8192).decode(errors="replace")  # one record per read
+            except BrokenPipeError:  # records were overwritten before they were read
                 self.is_complete = False
             except OSError:
                 break

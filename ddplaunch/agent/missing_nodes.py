@@ -1,8 +1,8 @@
-"""Nodes of a Slurm step that do not join: whether they run at all, which srun knows and only writes to the log.
+"""Checks whether nodes of a Slurm step that have not joined are still alive.
 
-A node without the interpreter, say, ends at once, and the others would wait for it until the join timeout. So node 0
-has ``scontrol listpids`` run there: it names the tasks of our step that live, and it does so on a node without any.
-The others look for node 0 in the same way, one after the other.
+A task whose node lacks the interpreter, for example, ends at once; srun only writes that to the log, and the other
+nodes would wait until the join timeout. So node 0 runs ``scontrol listpids`` on the missing nodes: it lists the tasks
+of the step that are alive there. The other nodes check node 0 in the same way, one after the other.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from ddplaunch.rank.processes import die_with_parent
 from ddplaunch.wire.child import HelperProcess
 from ddplaunch.words import join_names
 
-CHECK_INTERVAL_S = 5.0  # seconds after which those that have not joined are looked for, and between two looks
-CHECK_TIMEOUT_S = 20.0  # seconds for a look: on a busy cluster a step takes its time
-STAGGER_S = 0.2  # seconds between the looks of two nodes for node 0: there may be thousands
-MAX_HOSTS = 64  # of a step with a task a rank, where nobody says which host the missing ones are on
+CHECK_INTERVAL_S = 5.0  # until the first check, and between two checks
+CHECK_TIMEOUT_S = 20.0  # for a check: on a busy cluster starting a step takes long
+STAGGER_S = 0.2  # between the checks of two nodes for node 0: there may be thousands
+MAX_HOSTS = 64  # of a step with one task per rank, where the hosts of missing tasks are unknown
 
 _SLURM_VARIABLES = {"SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"}
-"""What srun needs of the step's variables; the others would shape the step that looks."""
+"""Slurm variables that srun needs; others of the step would change the step of the check."""
 
 
 class MissingNodes:
-    """Looks for missing nodes until ``close``; ``on_missing`` is called with those that were not found twice."""
+    """Checks missing nodes until ``close``; ``on_missing`` gets an error once nodes were not found twice."""
 
     def __init__(
         self, loop: EventLoop, environ: Mapping[str, str], plan: Plan, on_missing: Callable[[NodeStartError], None]
     ) -> None:
-        self._loop, self._environ, self._tell = loop, environ, on_missing
+        self._loop, self._environ, self._on_missing = loop, environ, on_missing
         self._kind = "node" if plan.has_node_rank and not plan.started_rank else "task"
         self._all = None if plan.has_node_rank else range(plan.nnodes)  # which of the tasks is which node is not known
         self._pause = CHECK_INTERVAL_S + STAGGER_S * int(environ[PROCID])
         self._missing: Sequence[int] = ()
         self._gone: set[int] = set()
         self._child: HelperProcess | None = None
-        self._said = b""
+        self._output = b""
         self._timer = loop.call_later(self._pause, self._check)
 
     def set_missing(self, missing: Sequence[int]) -> None:
-        """Take in who is missing now."""
+        """Set the nodes that are missing now."""
         self._missing = self._all or missing
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class MissingNodes:
         if self._kind == "node" or self._missing == (0,):
             hosts = tuple(hosts[number] for number in self._missing)
         if not 0 < len(hosts) <= MAX_HOSTS or "arbitrary" in self._environ.get(DISTRIBUTION, ""):
-            return  # too many to ask, or a task may be on any of them
+            return  # too many hosts, or a task may be on any of them
         environ = {
             name: value
             for name, value in self._environ.items()
@@ -70,7 +70,7 @@ class MissingNodes:
         where = [f"--nodelist={','.join(hosts)}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
         how = ["--overlap", f"--jobid={job}", "--input=none", "--label", "--quiet"]
         command = ["srun", *how, *where, "scontrol", "listpids", f"{job}.{self._environ[STEP_ID]}"]
-        self._said = b""
+        self._output = b""
         try:
             self._child = HelperProcess(
                 self._loop,
@@ -86,14 +86,14 @@ class MissingNodes:
             return
 
     def _on_output(self, count: int, data: bytes) -> None:
-        self._said += data
+        self._output += data
         if data:
             return
         self.close()
-        alive = parse_listpids(self._said.decode(errors="replace"), count)
+        alive = parse_listpids(self._output.decode(errors="replace"), count)
         gone = set(self._missing) - alive if alive is not None else set()
         if both := sorted(gone & self._gone):
-            return self._tell(self._make_error(both))
+            return self._on_missing(self._make_error(both))
         self._gone = gone
         self._timer = self._loop.call_later(self._pause, self._check)
 
@@ -102,12 +102,12 @@ class MissingNodes:
         names = [f"{number} ({hosts[number]})" if self._kind == "node" else str(number) for number in gone]
         what = f"{self._kind} {names[0]} has" if len(gone) == 1 else f"{self._kind}s {join_names(names)} have"
         return NodeStartError(
-            f"Slurm says that {what} ended", "srun's lines say why; are Python and the job's files there?"
+            f"Slurm says that {what} ended", "see the output of srun; do Python and the job's files exist there?"
         )
 
 
 def parse_listpids(listed: str, count: int) -> set[int] | None:
-    """The numbers of the tasks that ``srun --label scontrol listpids`` has found; None unless ``count`` nodes answered.
+    """Parse the tasks alive from ``srun --label scontrol listpids``; None unless ``count`` nodes replied.
 
     ``0: PID JOBID STEPID LOCALID GLOBALID``, then such lines, with ``-`` in place of the last two for children; or
     ``0: StepId=7.0 does not exist on node (null).`` Other lines are srun's own.

@@ -1,4 +1,4 @@
-"""How one node starts its ranks and shows what they say."""
+"""Settings of one node: what it preloads, shows and logs, its sidecars, debugging and preemption."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShowRule:
-    """Some ranks, and which of their descriptors 1 and 2 are shown."""
+    """One rule of ``--show``: for these ranks, show stdout (1), stderr (2), both or neither."""
 
-    rank: int | None  # None is all ranks
-    is_local_rank: bool = False  # whether it is a local rank, on every node
+    rank: int | None  # None: all ranks
+    is_local_rank: bool = False  # whether ``rank`` is a local rank, of every node
     streams: frozenset[int] = frozenset({1, 2})
 
     def matches(self, rank: Rank) -> bool:
@@ -29,11 +29,11 @@ class ShowRule:
 
 @dataclass(frozen=True)
 class ShowRules:
-    """What ``--show`` says; of several rules that name a rank the last counts, and without one it is not shown."""
+    """The value of ``--show``: the last rule that matches a rank applies; a rank without a rule is not shown."""
 
     rules: tuple[ShowRule, ...]
-    full_tracebacks: bool = True  # with the tracebacks of ranks that failed because of others, in a terminal too
-    merge: bool | None = False  # whether equal lines of several ranks are shown once; None: where a person looks
+    full_tracebacks: bool = True  # also show the tracebacks of secondary failures in a terminal
+    merge: bool | None = False  # whether equal lines of several ranks are merged; None: in a terminal
 
     def streams_for(self, rank: Rank) -> frozenset[int]:
         return next((rule.streams for rule in reversed(self.rules) if rule.matches(rank)), frozenset())
@@ -41,16 +41,16 @@ class ShowRules:
 
 @dataclass(frozen=True)
 class Sidecar:
-    """A program that begins and ends with the job.
+    """A program that starts and ends with the job.
 
-    ``url_pattern`` is the title and the pattern of the line in which it says where it answers. What it prints before
-    that is of interest only if it fails.
+    ``url_pattern``: a title, and a pattern of the line in which it prints its URL. What it prints before that is shown
+    only if it fails.
     """
 
-    name: str  # what its lines and its log are marked by; no two of a job have the same
+    name: str  # unique in the job; the prefix of its lines, and in the name of its log
     argv: tuple[str, ...]
     path: str
-    variables: Mapping[str, str] = field(default_factory=dict)  # beside our own environment
+    variables: Mapping[str, str] = field(default_factory=dict)  # added to the launcher's environment
     url_pattern: tuple[str, re.Pattern[bytes]] | None = None
 
     @property
@@ -60,7 +60,7 @@ class Sidecar:
 
 @dataclass(frozen=True)
 class NotifyCommand:
-    """A command of the user's that is told what happens."""
+    """A command of the user that is run on events."""
 
     argv: tuple[str, ...]
     path: str
@@ -72,34 +72,32 @@ class NotifyCommand:
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """What was typed about this node alone."""
+    """The options that apply to this node alone."""
 
     preload: PreloadPlan  # what the zygote imports, if it forks
     show: ShowRules
-    stdin: int | None  # the rank that reads our standard input, None for nobody (a single rank always does)
+    stdin: int | None  # the rank that reads standard input; None: none, but a single rank does
     log_dir: str | None
-    inspect: bool  # whether ranks can be asked what they are doing
-    history: bool  # whether the run is kept for ``ddplaunch report`` and the like
+    inspect: bool  # whether ranks can be inspected
+    history: bool  # whether the run is recorded for ``ddplaunch report`` and others
     colour: bool
-    debug: bool  # whether ranks wait for a person at breakpoints though none is here, and groups get a day
-    debug_timeout: float  # seconds for which a rank waits while nobody types
-    post_mortem: bool  # whether a rank stays at the exception that ends it
+    debug: bool  # whether breakpoints wait for a user to attach, and process groups get a timeout of 24 hours
+    debug_timeout: float  # a rank in its debugger resumes after so many seconds without input
+    post_mortem: bool  # whether a rank that fails enters its debugger at the exception
     debugpy: frozenset[int]  # the ranks to which an editor may attach
-    oom_report: bool  # whether each rank tells what it had on its GPU when CUDA ran out of memory
-    waits_for_debugger: bool  # whether ranks wait for a person at all
-    has_debug_prompt: bool  # whether that person is at our terminal
+    oom_report: bool  # whether ranks report their GPU memory when CUDA runs out of it
+    waits_for_debugger: bool  # whether ranks stop at breakpoints at all
+    has_debug_prompt: bool  # whether the launcher's terminal is the debugger's
     prefix: str  # before each line of a rank: output/prefix.py
-    output_timeout_s: float  # seconds after which a reader of our output that takes nothing is stuck
-    quiet_s: float  # seconds of a wait for the other nodes without a line about it
-    preempt_signal: int | None  # the scheduler's warning, None where none is listened for
-    preempt_forward: int | None  # what the ranks get when it comes, None for no signal
-    sidecars: tuple[Sidecar, ...]  # none on other nodes than node 0
-    metrics: str | None  # the file for Prometheus
-    checkpoint: str | None = None  # the pattern of what the program saves
-    notify: tuple[NotifyCommand, ...] = ()  # which are told what happens; likewise
-    warm_idle_timeout_s: float | None = (
-        None  # seconds for which a zygote is kept for other runs; None where this run has its own
-    )
-    warm_unavailable_reason: str | None = None  # why that is None, where one was asked for
+    output_timeout_s: float  # stop waiting for a reader of the output that reads nothing for so long
+    quiet_s: float  # report a wait for the other nodes after so many seconds
+    preempt_signal: int | None  # the scheduler's preemption signal, if any
+    preempt_forward: int | None  # the signal that ranks get then, if any
+    sidecars: tuple[Sidecar, ...]  # empty on other nodes than node 0
+    metrics: str | None  # the file to write metrics to, for Prometheus
+    checkpoint: str | None = None  # a pattern of the program's checkpoints
+    notify: tuple[NotifyCommand, ...] = ()  # run on events; on node 0
+    warm_idle_timeout_s: float | None = None  # an idle warm zygote ends after this; None: no warm zygote
+    warm_unavailable_reason: str | None = None  # why there is none although --warm was given
     in_slurm_step: bool = False  # whether the tasks of a Slurm step are the job's nodes
-    has_live_view: bool = False  # whether a live view is shown below the output, and has the terminal's keys
+    has_live_view: bool = False  # whether a live view below the output reads the terminal's keys

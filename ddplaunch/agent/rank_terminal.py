@@ -1,4 +1,4 @@
-"""The terminal of a rank whose debugger needs one: a pseudo-terminal of the launcher's."""
+"""The pseudo-terminal of a rank whose debugger draws on a terminal (pudb, for example)."""
 
 from __future__ import annotations
 
@@ -10,54 +10,54 @@ from collections.abc import Callable
 
 from ddplaunch.loop import EventLoop
 
-_SCROLLBACK_BYTES = 1 << 16  # bytes of what was drawn that somebody who comes later sees
+_SCROLLBACK_BYTES = 1 << 16  # of output that a user who attaches later sees
 
 
 class RankTerminal:
-    """One terminal, until it is closed: who still uses it finds its end then."""
+    """One pseudo-terminal; after ``close`` its users get end of file."""
 
     def __init__(self, loop: EventLoop, on_output: Callable[[bytes], None]) -> None:
-        """``on_output`` gets what is written there. Raises OSError where the system has none."""
-        self._loop, self._drawn = loop, on_output
-        self._ours, self._theirs = os.openpty()  # theirs stays open here too: the rank comes and goes
-        self.path = os.ttyname(self._theirs)
+        """``on_output`` gets the output. OSError: no pseudo-terminal is available."""
+        self._loop, self._on_output = loop, on_output
+        self._main_fd, self._rank_fd = os.openpty()  # kept open here too: the rank opens it repeatedly
+        self.path = os.ttyname(self._rank_fd)
         self.set_size(80, 24)
         self.scrollback = b""
-        self._typed = bytearray()  # that it has not taken yet
-        os.set_blocking(self._ours, False)
-        loop.watch_fd(self._ours, self.read_output)
+        self._input = bytearray()  # input that was not written yet
+        os.set_blocking(self._main_fd, False)
+        loop.watch_fd(self._main_fd, self.read_output)
 
     def write_input(self, data: bytes) -> None:
-        if len(self._typed) < _SCROLLBACK_BYTES:  # who types on all the same is no person
-            self._typed += data
+        if len(self._input) < _SCROLLBACK_BYTES:  # more is not typed by hand
+            self._input += data
         self._on_writable()
 
     def set_size(self, columns: int, rows: int) -> None:
         size = struct.pack("HHHH", rows & 0xFFFF, columns & 0xFFFF, 0, 0)
-        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, size)
+        fcntl.ioctl(self._main_fd, termios.TIOCSWINSZ, size)
 
     def close(self) -> None:
-        if self._ours >= 0:
-            self._loop.unwatch_fd(self._ours)
-            os.close(self._ours)
-            os.close(self._theirs)
-        self._ours = -1
+        if self._main_fd >= 0:
+            self._loop.unwatch_fd(self._main_fd)
+            os.close(self._main_fd)
+            os.close(self._rank_fd)
+        self._main_fd = -1
 
     def read_output(self) -> None:
-        """Take in what has been drawn by now."""
+        """Read the output so far."""
         try:
-            data = os.read(self._ours, 1 << 16)
+            data = os.read(self._main_fd, 1 << 16)
         except OSError:
             return
         self.scrollback = (self.scrollback + data)[-_SCROLLBACK_BYTES:]
-        self._drawn(data)
+        self._on_output(data)
 
     def _on_writable(self) -> None:
         try:
-            while self._typed:
-                del self._typed[: os.write(self._ours, self._typed)]
+            while self._input:
+                del self._input[: os.write(self._main_fd, self._input)]
         except BlockingIOError:
-            return self._loop.watch_fd(self._ours, self._on_writable, write=True)
+            return self._loop.watch_fd(self._main_fd, self._on_writable, write=True)
         except OSError:
-            self._typed.clear()
-        self._loop.unwatch_fd(self._ours, write=True)
+            self._input.clear()
+        self._loop.unwatch_fd(self._main_fd, write=True)

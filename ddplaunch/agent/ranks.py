@@ -1,4 +1,4 @@
-"""The ranks that this node has in one attempt: their processes, what ties them together, and their results."""
+"""The ranks of this node in one attempt: their processes, phase, channels, failures and exit codes."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from ddplaunch.agent.memory import RankMemory
     from ddplaunch.diagnosis.inspection import CollectiveArrivals
 
-NOT_BEGUN = "its program has not begun yet"
-SIGINT_TIMEOUT_S = 3.0  # seconds from SIGINT until ranks are told by SIGTERM: a wait inside torch sees no SIGINT
+NOT_BEGUN = "its program has not started yet"
+SIGINT_TIMEOUT_S = 3.0  # seconds between SIGINT and SIGTERM: a wait inside torch does not react to SIGINT
 
 
 class AttemptPhase(Enum):
-    """Where an attempt stands on this node."""
+    """The phase of an attempt on this node."""
 
-    WAITING = "nothing runs here until the job says what comes next"
-    LOADING = "ranks are asked for, and the zygote is importing"
-    RUNNING = "ranks run"
-    STOPPING = "ranks have been told to stop"
-    SWEEPING = "what is left is being killed"
-    DRAINING = "the last output is coming in"
+    WAITING = "idle, waiting for the coordinator"
+    LOADING = "ranks are requested, and the zygote is importing"
+    RUNNING = "ranks are running"
+    STOPPING = "ranks have got a signal to stop"
+    SWEEPING = "leftover processes are being killed"
+    DRAINING = "the last output is being read"
     ENDED = "the job is over"
 
 
@@ -58,16 +58,16 @@ ATTEMPT_PHASE_TRANSITIONS = {
 
 @dataclass
 class RankProcess:
-    """One rank's process; ``told_to_stop``: we have sent it a signal to end."""
+    """The process of one rank; ``stop_requested``: the launcher has sent it a signal to end."""
 
     rank: Rank
     pid: int
     pidfd: int | None
-    told_to_stop: bool = False
+    stop_requested: bool = False
 
     def stop(self, number: int) -> None:
-        """Tell it to end; one that is stopped handles nothing."""
-        self.told_to_stop = True
+        """Send a signal to end, and SIGCONT: a stopped process handles no signal."""
+        self.stop_requested = True
         self.send(number)
         self.send(signal.SIGCONT)
 
@@ -76,27 +76,27 @@ class RankProcess:
 
 
 class NodeRanks:
-    """All ranks, from the order to start to the account of how they ended."""
+    """All ranks of this node, from the order to start to the attempt report."""
 
     def __init__(self, attempt: int, plan: Plan, loop: EventLoop, folder: RunTempDir) -> None:
-        """``folder`` is for error files."""
-        self.number, self.plan = attempt, plan  # of the attempt: 0 is the first, -1 none yet
+        """``folder``: where ranks write error files."""
+        self.number, self.plan = attempt, plan  # number of the attempt: 0 is the first, -1 none yet
         self.phase = AttemptPhase.WAITING
-        self.timers = Timers(loop.call_later)  # pointless once nothing of them is left
-        self.processes: dict[int, RankProcess] = {}  # by rank, those that live
-        self.channels: dict[int, RankChannel] = {}  # of those of them that can be asked what they are doing
-        self.exit_codes: dict[int, int] = {}  # how those that have ended did: -N for signal N
-        self.ends: dict[int, float] = {}  # when those were seen to be gone, in seconds since the epoch
-        self.not_spawned = 0  # wanted and not there yet
-        self.failures: list[RankFailure] = []  # those that nobody asked for
-        self.arrivals: list[CollectiveArrivals] = []  # of those that have done their work, after a long run
-        self.stopped_count = 0  # how many ended because they were told to
-        self.stop_signals: set[int] = set()  # the signals that were to stop them
-        self.spawned_count = 0  # how many have got a process
-        self.on_failed: Callable[[int, str], None] = lambda rank, what: None  # by which exception its program has ended
-        self.debug_server: DebugServer | None = None  # where a person may debug them
+        self.timers = Timers(loop.call_later)  # cancelled once no rank is left
+        self.processes: dict[int, RankProcess] = {}  # by rank, those alive
+        self.channels: dict[int, RankChannel] = {}  # by rank, those that can be inspected
+        self.exit_codes: dict[int, int] = {}  # by rank, of those that have ended: -N for signal N
+        self.ends: dict[int, float] = {}  # when their ends were seen, in seconds since the epoch
+        self.not_spawned = 0  # requested, no process yet
+        self.failures: list[RankFailure] = []  # not those that were stopped
+        self.arrivals: list[CollectiveArrivals] = []  # of ranks that succeeded, after a long run
+        self.stopped_count = 0  # how many ended because of a stop signal
+        self.stop_signals: set[int] = set()  # the stop signals sent so far
+        self.spawned_count = 0  # how many have had a process
+        self.on_failed: Callable[[int, str], None] = lambda rank, what: None  # a program ended by this exception
+        self.debug_server: DebugServer | None = None  # if they may be debugged
         self._launcher_failure: LauncherFailure | None = None
-        self.memory: RankMemory | None = None  # what becomes of theirs, once there is one of them
+        self.memory: RankMemory | None = None  # once one has been spawned
         self._loop, self._folder = loop, folder
 
     def set_phase(self, phase: AttemptPhase) -> None:
@@ -104,12 +104,12 @@ class NodeRanks:
         self.phase = phase
 
     def rank_file_path(self, rank: int, kind: str) -> str | None:
-        """Where a rank tells us something in this attempt: "json" of its exception, "trace.json" of its collectives."""
+        """The file that a rank writes in this attempt: "json" its exception, "trace.json" its last collectives."""
         folder = self._folder.path
         return os.path.join(folder, f"{rank}.{self.number}.{kind}") if folder else None
 
     def last_keep_alive(self, rank: int) -> float:
-        """When it last called ``runtime.working``, on the monotonic clock; 0.0 where it did not."""
+        """When the rank last called ``runtime.working``, on the monotonic clock; 0.0 if never."""
         folder = self._folder.path
         try:
             return os.stat(os.path.join(folder, f"working.{rank}")).st_mtime if folder else 0.0
@@ -117,22 +117,22 @@ class NodeRanks:
             return 0.0
 
     def open_channel(self, rank: int) -> int:
-        """Return the end of its line that a rank is given. OSError: too many files are open."""
-        line = self.channels[rank] = RankChannel(self._loop, lambda what: self.on_failed(rank, what))
-        return line.rank_fd
+        """Open the channel of a rank; return the rank's end. OSError: too many files are open."""
+        channel = self.channels[rank] = RankChannel(self._loop, lambda what: self.on_failed(rank, what))
+        return channel.rank_fd
 
     def why_not_inspectable(self, rank: int) -> str:
-        """Say for people why a rank cannot be asked anything, by what it has said of itself so far; "" where it can."""
-        line = self.channels.get(rank)
-        if line is None:
+        """Return why a rank cannot be inspected, for users; "" if it can."""
+        channel = self.channels.get(rank)
+        if channel is None:
             program = self.plan.target.kind is TargetKind.PROGRAM
-            return "it is not a Python program" if program else "ddplaunch runs with --no-inspect"
-        line.read_pending()
-        return "" if line.is_ready else NOT_BEGUN
+            return "it is not a Python program" if program else "inspection is disabled (--no-inspect)"
+        channel.read_pending()
+        return "" if channel.is_ready else NOT_BEGUN
 
     @property
     def has_debugged_rank(self) -> bool:
-        """Whether a person has one of them in a debugger."""
+        """Whether one of them is in a debugger."""
         return self.debug_server is not None and self.debug_server.is_active
 
     @property
@@ -143,7 +143,7 @@ class NodeRanks:
         self.not_spawned -= 1
         self.spawned_count += 1
         process = self.processes[number] = RankProcess(self.plan.rank_of(number), pid, pidfd)
-        if self.memory is None:  # loaded while the first rank begins
+        if self.memory is None:  # imported while the first rank begins
             from ddplaunch.agent.memory import RankMemory
 
             self.memory = RankMemory(self._loop, lambda: {each.rank.rank: each.pid for each in self.processes.values()})
@@ -151,7 +151,7 @@ class NodeRanks:
         return process
 
     def remove_process(self, rank: int, pid: int, code: int) -> RankProcess | None:
-        """Forget the process of a rank; None where that is one of an attempt before, which could not be killed."""
+        """Remove the process of a rank; None if it belongs to an earlier attempt, where it could not be killed."""
         if rank not in self.processes or self.processes[rank].pid != pid:
             return None
         process = self.processes.pop(rank)
@@ -161,39 +161,42 @@ class NodeRanks:
         return process
 
     def on_rank_done(self, rank: int) -> None:
-        """A rank has done its work: keep what it wrote of its last collectives."""
+        """A rank succeeded: store when it arrived at its last collectives."""
         path = self.rank_file_path(rank, "trace.json")
         if path and os.path.exists(path):
             self.arrivals += remains.read_trace_file(path, rank, self.plan.world_size)
 
     def to_failure(self, process: RankProcess, code: int, peak: int = 0) -> RankFailure | None:
-        """Tell a failure from the end that we asked for; ``code`` is -N for signal N, ``peak`` the memory it had."""
+        """Return the failure of a rank, None if it ended because of a stop signal.
+
+        ``code``: -N for signal N; ``peak``: most memory that it used, in bytes.
+        """
         recorded = remains.read_error_file(self.rank_file_path(process.rank.rank, "json"))
-        if process.told_to_stop:
-            if recorded.message is None:  # killed in a finally that took longer than the grace
+        if process.stop_requested:
+            if recorded.message is None:  # killed in a ``finally`` that took longer than the grace
                 recorded = self.in_flight(process.rank.rank) or recorded
             if recorded.message is None or recorded.interrupt:
                 self.stopped_count += 1
                 return None
-            code = 1  # its exception came first, our signal only cut its end short
+            code = 1  # the exception came first, the signal only interrupted its cleanup
         return self._build_failure(process.rank, process.pid, code, recorded, peak)
 
     def spawn_failure(self, number: int, errno: int) -> RankFailure | None:
-        """A rank got no process, or no descriptors, for the reason of this errno; None after the first such rank."""
+        """Return the failure of a rank that got no process or no descriptors; None after the first such rank."""
         self.not_spawned -= 1
         if any(not failure.pid for failure in self.failures):
             return None
-        many = len(self.plan.local_ranks)
-        before = f"; {self.spawned_count} of {many} ranks had been started here" if many > 1 else ""
+        total = len(self.plan.local_ranks)
+        before = f"; {self.spawned_count} of {total} ranks had been started here" if total > 1 else ""
         message = f"rank {number} could not be started: {limits.describe_spawn_error(errno)}{before}"
         return self._build_failure(self.plan.rank_of(number), 0, EXIT_OS, remains.RecordedError(message))
 
     def _build_failure(
         self, rank: Rank, pid: int, code: int, recorded: remains.RecordedError, peak: int = 0
     ) -> RankFailure:
-        said = recorded.traceback or recorded.message or ""
-        cuda = remains.read_oom_summary(self.rank_file_path(rank.rank, "oom"), said)
-        short = self.memory.explain_kill(-code, said, rank.rank, pid, peak) if self.memory else None
+        text = recorded.traceback or recorded.message or ""
+        gpu_oom = remains.read_oom_summary(self.rank_file_path(rank.rank, "oom"), text)
+        host_oom = self.memory.explain_kill(-code, text, rank.rank, pid, peak) if self.memory else None
         failure = RankFailure(
             rank=rank.rank,
             local_rank=rank.local_rank,
@@ -205,7 +208,7 @@ class NodeRanks:
             message=recorded.message,
             traceback=recorded.traceback,
             moment=recorded.moment or time.time(),
-            hint=recorded.hint or cuda or short or remains.signal_hint(-code),
+            hint=recorded.hint or gpu_oom or host_oom or remains.signal_hint(-code),
             refused=recorded.refused,
             collectives=recorded.collectives,
         )
@@ -213,7 +216,7 @@ class NodeRanks:
         return failure
 
     def in_flight(self, rank: int) -> remains.RecordedError | None:
-        """The exception that a rank was handling at the last look, and that will end it."""
+        """The exception that a rank was handling at the last inspection, and that will end it."""
         path = self.rank_file_path(rank, "json.in-flight")
         if path is None or not os.path.exists(path):
             return None
@@ -222,9 +225,10 @@ class NodeRanks:
         return read_in_flight(path)
 
     def stop(self, number: int, *, spares_failing: bool = False) -> None:
-        """Tell the leaders, never their groups: a DataLoader's workers must live while a checkpoint is written.
+        """Send a stop signal to the ranks, not to their process groups.
 
-        ``spares_failing``: a rank with an exception in flight may clean up, and end by itself within the grace.
+        A DataLoader's workers must live while a checkpoint is written. ``spares_failing``: a rank with an exception in
+        flight gets no signal; it may clean up and end by itself within the grace.
         """
         self.stop_signals.add(number)
         if number != signal.SIGTERM:
@@ -241,20 +245,20 @@ class NodeRanks:
             process.send(number)
 
     def any_catches(self, number: int) -> bool:
-        """Whether one of them handles this signal."""
+        """Whether a rank has a handler for this signal."""
         return any(is_caught(process.pid, number) for process in self.processes.values())
 
     def forward_signal(self, number: int) -> None:
-        """Send a signal to those that catch it: it would end another program, and some ask a rank something."""
+        """Send a signal to the ranks that catch it, which would end others; not one that the launcher uses itself."""
         for rank, process in self.processes.items():
-            if line := self.channels.get(rank):
-                line.read_pending()
-            ours = line.taken_signals if line else ()
-            if number not in ours and is_caught(process.pid, number):
+            if channel := self.channels.get(rank):
+                channel.read_pending()
+            taken = channel.taken_signals if channel else ()
+            if number not in taken and is_caught(process.pid, number):
                 process.send(number)
 
     def suspend(self) -> None:
-        """Stop and continue them with us (Ctrl-Z): they are in sessions of their own."""
+        """Stop and continue the ranks with the launcher (Ctrl-Z): they are in sessions of their own."""
         for number in (signal.SIGSTOP, signal.SIGCONT):
             for process in self.processes.values():
                 try:
@@ -262,23 +266,26 @@ class NodeRanks:
                 except (ProcessLookupError, PermissionError):
                     process.send(number)
             if number == signal.SIGSTOP:
-                before = signal.signal(signal.SIGCONT, signal.SIG_IGN)  # the one that we go on by is not for ranks
+                before = signal.signal(signal.SIGCONT, signal.SIG_IGN)  # it resumes the launcher, and is not for ranks
                 os.kill(os.getpid(), signal.SIGSTOP)
                 signal.signal(signal.SIGCONT, before)
 
     def mark_stopped(self) -> None:
-        """Whatever ends from now on was told to."""
+        """From now on, no end of a rank is a failure."""
         for process in self.processes.values():
-            process.told_to_stop = True
+            process.stop_requested = True
 
-    def broke(self, how: str) -> None:
-        """A process of the launcher's, without which they cannot go on, has ended."""
+    def set_launcher_failure(self, how: str) -> None:
+        """A process of the launcher that the ranks depend on has ended: the zygote or the store."""
         self._launcher_failure = self._launcher_failure or LauncherFailure(how, time.time())
 
     def on_zygote_lost(self, how: str | None) -> None:
-        """They ended with their zygote, as ``Tree.close`` says; those that had recorded an exception have failed."""
+        """The ranks ended with their zygote; those that had recorded an exception have failed.
+
+        ``how``: from ``ProcessTree.close``.
+        """
         if how:
-            self.broke(how)
+            self.set_launcher_failure(how)
         self.mark_stopped()
         for process in self.processes.values():
             self.to_failure(process, -signal.SIGKILL)
@@ -286,16 +293,16 @@ class NodeRanks:
         self.not_spawned = 0
 
     def close(self) -> None:
-        """Nothing of them is left."""
+        """Close the channels; no process is left."""
         self.timers.cancel_all()
         if self.memory:
             self.memory.close()
-        for line in self.channels.values():
-            line.close()
+        for channel in self.channels.values():
+            channel.close()
         self.channels.clear()
 
     def build_report(self, streams: Streams, *, seen: bool) -> AttemptReport:
-        """What the job hears of it in the end, failures with the last lines that each rank printed."""
+        """Build this node's final message of the attempt; failures include the last lines that each rank printed."""
         failures = (replace(each, tail=remains.last_lines(streams.tail(each.rank, REPORTED))) for each in self.failures)
         return AttemptReport(
             self.number,

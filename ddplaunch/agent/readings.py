@@ -1,8 +1,8 @@
-"""Takes this node's readings: one look at its ranks and GPUs in 15 s, in 60 s after the first hour.
+"""Samples CPU, memory, collectives and GPU usage of this node's ranks every 15 s (every 60 s after the first hour).
 
-It is the one part of a launcher that wakes by itself while all is well. A look asks the ranks how far they are, as
-``ddplaunch ps`` does, and reads /proc; the drivers of GPUs are asked in a child. In the first 15 s of an attempt there
-are a few more looks, until all ranks have entered their first collective.
+Nothing else wakes the launcher while all is well. A sample requests the collectives of the ranks, as ``ddplaunch ps``
+does, and reads /proc; a helper process queries the GPU drivers. In the first 15 s of an attempt there are a few more
+samples, until all ranks have entered their first collective.
 """
 
 from __future__ import annotations
@@ -27,21 +27,15 @@ if TYPE_CHECKING:
     Inspect = Callable[[str, Callable[[Inspection], None]], None]
     Hear = Callable[["CounterSnapshot", "NodeSample | None"], None]
 
-EARLY_INTERVALS_S = (
-    1.0,
-    1.0,
-    2.0,
-    4.0,
-    7.0,
-)  # seconds between the looks of an attempt's first 15 s, while they are needed
+EARLY_INTERVALS_S = (1.0, 1.0, 2.0, 4.0, 7.0)  # in the first 15 s of an attempt, until its first collective
 SAMPLE_INTERVAL_S = 15.0
-LATER, AFTER = 60.0, 3600.0  # seconds between two looks, once the job is older than this
-FIRST_COLLECTIVE_LIMIT = 500  # collectives: a rank takes 12 ms to tell of as many
+LATER, AFTER = 60.0, 3600.0  # the interval once the job is older than the second
+FIRST_COLLECTIVE_LIMIT = 500  # a rank takes 12 ms to report so many collectives
 
 
 @dataclass(frozen=True)
 class CounterSnapshot:
-    """What was found at one moment, counted from the start of each process; by rank, those that run."""
+    """Counters at one moment, since the start of each process; by rank, of those that run."""
 
     plan: Plan
     time: float  # seconds since the epoch
@@ -54,7 +48,7 @@ class CounterSnapshot:
 
 
 class SampleCollector:
-    """Those of one node, from attempt to attempt: an observer, which tells ``hear`` of each look."""
+    """Takes the samples of one node, in all attempts; an observer of events."""
 
     def __init__(
         self,
@@ -65,28 +59,28 @@ class SampleCollector:
         *,
         late_interval_s: float = LATER,
     ) -> None:
-        """``inspect`` finds the state or the pace of the ranks here, None where they cannot be asked.
+        """``inspect`` finds the state or the lateness of this node's ranks; None if they cannot be inspected.
 
-        ``subscribers`` are called with each look from the first plan on, without a reading where no rank runs. ``late_interval_s``:
-        seconds between two looks after the first hour.
+        ``subscribers`` get each sample from the first plan on, None while no rank runs. ``late_interval_s``: the
+        interval after the first hour.
         """
-        self._loop, self._inspect, self._emit, self._hearers = loop, inspect, emit, subscribers
-        self._began, self._later = time.monotonic(), late_interval_s
+        self._loop, self._inspect, self._emit, self._subscribers = loop, inspect, emit, subscribers
+        self._began, self._late_interval_s = time.monotonic(), late_interval_s
         self._plan: Plan | None = None
         self._attempt = -1
         self._pids: dict[int, int] = {}
-        self._early: list[float] = []  # what is left of EARLY_INTERVALS_S
+        self._early: list[float] = []  # the remaining EARLY_INTERVALS_S
         self._timer: Timer | None = None
-        self._before: CounterSnapshot | None = None  # None while ranks are being started
-        self._looking = self._first_known = False
+        self._before: CounterSnapshot | None = None  # None while ranks are starting
+        self._is_sampling = self._first_known = False
         self._gpus: GpuUsageQuery | None = None
 
     def observe(self, event: Event) -> None:
         match event:
             case events.AttemptPlanned(plan=plan, attempt=attempt):
-                self._stop_gpu_query()  # its child went with the last attempt, perhaps
+                self._stop_gpu_query()  # its helper process may have been killed with the last attempt
                 self._plan, self._attempt, self._pids, self._before = plan, attempt, {}, None
-                self._looking = self._first_known = False
+                self._is_sampling = self._first_known = False
                 if self._timer is None:
                     self._publish(CounterSnapshot(plan, time.time(), time.monotonic()))
                 self._schedule(SAMPLE_INTERVAL_S)
@@ -104,9 +98,9 @@ class SampleCollector:
                 if self._timer is not None:
                     self._timer.cancel()
 
-    def _publish(self, look: CounterSnapshot, reading: NodeSample | None = None) -> None:
-        for hear in self._hearers:
-            hear(look, reading)
+    def _publish(self, snapshot: CounterSnapshot, sample: NodeSample | None = None) -> None:
+        for on_sample in self._subscribers:
+            on_sample(snapshot, sample)
 
     def _schedule(self, seconds: float) -> None:
         if self._timer is not None:
@@ -115,22 +109,22 @@ class SampleCollector:
 
     def _on_timer(self) -> None:
         old = time.monotonic() - self._began > AFTER
-        wait = self._early.pop(0) if self._early else self._later if old else SAMPLE_INTERVAL_S
-        if self._first_known:  # the looks of the first seconds are not needed any more
+        wait = self._early.pop(0) if self._early else self._late_interval_s if old else SAMPLE_INTERVAL_S
+        if self._first_known:  # early samples are not needed any more
             wait += sum(self._early)
             self._early.clear()
         self._schedule(wait)
         if self._plan is not None and (self._before is None or not self._pids):
             self._publish(CounterSnapshot(self._plan, time.time(), time.monotonic()))
-        elif not self._looking:
-            self._looking = True
+        elif not self._is_sampling:
+            self._is_sampling = True
             if not self._query_gpus():
                 self._query_ranks()
 
-    # ----------------------------------------------------------------------------------------------------- one look
+    # ------------------------------------------------------------------------------------------------------- one sample
 
     def _query_gpus(self) -> bool:
-        """Ask the driver, where ranks have GPUs; return whether ``_query_ranks`` will be called."""
+        """Query the driver, if ranks have GPUs; return whether ``_query_ranks`` will be called."""
         assert self._plan is not None
         if not any(rank.device.startswith("cuda") for rank in self._plan.local_ranks):
             return False
@@ -145,7 +139,7 @@ class SampleCollector:
             self._gpus = None
 
     def _query_ranks(self) -> None:
-        if not self._looking or self._before is None:
+        if not self._is_sampling or self._before is None:
             return
         if self._inspect:
             self._inspect("state", partial(self._on_ranks_inspected, self._attempt))
@@ -155,14 +149,16 @@ class SampleCollector:
     def _on_ranks_inspected(self, attempt: int, inspection: Inspection | None) -> None:
         if attempt != self._attempt or self._before is None or self._plan is None:
             return
-        self._looking = False
+        self._is_sampling = False
         from ddplaunch.devices.gpu_usage import used_by_ranks
         from ddplaunch.devices.processes import read_tree_usage
 
         pids = dict(self._pids)
         used = {rank: found for rank, pid in pids.items() if (found := read_tree_usage(pid))}
-        asked = [each for each in inspection.ranks if each.rank in used] if inspection else []
-        groups = {each.rank: {group.group: group.completed for group in each.groups} for each in asked if each.groups}
+        inspected = [each for each in inspection.ranks if each.rank in used] if inspection else []
+        groups = {
+            each.rank: {group.group: group.completed for group in each.groups} for each in inspected if each.groups
+        }
         late = diagnosis.readings.ranks_behind(inspection) if inspection else frozenset[int]()
         gpus = used_by_ranks(self._gpus.usage, pids.values()) if self._gpus else ()
         now = CounterSnapshot(self._plan, time.time(), time.monotonic(), pids, used, groups, late, gpus or ())
@@ -171,10 +167,10 @@ class SampleCollector:
         if inspection and not self._first_known:
             self._find_first_collective(attempt, inspection, now.time)
 
-    # -------------------------------------------------------------------------------------- the first collective
+    # --------------------------------------------------------------------------------------------- the first collective
 
     def _find_first_collective(self, attempt: int, inspection: Inspection, now: float) -> None:
-        """Tell when the ranks have entered their first collective; where they are long past it, say now."""
+        """Emit when all ranks have entered their first collective; if they are long past it, the current time."""
         entered = [sum(group.enqueued for group in rank.groups) for rank in inspection.ranks]
         if self._inspect is None or not entered or not all(entered):
             return
@@ -192,7 +188,7 @@ class SampleCollector:
 
 
 def compute_sample(before: CounterSnapshot, now: CounterSnapshot, attempt: int) -> NodeSample:
-    """What happened between two looks of an attempt."""
+    """Compute the rates between two snapshots of an attempt."""
     made = diagnosis.readings
     seconds = max(now.clock - before.clock, 1e-3)
     rates = {rank: _completed_collectives(before, now, rank) / seconds for rank in now.groups}
@@ -212,12 +208,12 @@ def compute_sample(before: CounterSnapshot, now: CounterSnapshot, attempt: int) 
 
 
 def _completed_collectives(before: CounterSnapshot, now: CounterSnapshot, rank: int) -> int:
-    """How many a rank has completed since; of a group that it knew before, or that is new."""
+    """Count the collectives that a rank has completed between two snapshots, in old and new groups."""
     was = before.groups.get(rank, {})
     return sum(max(0, count - was.get(group, 0)) for group, count in now.groups[rank].items())
 
 
 def _gpu_sample(gpu: GpuUsage, ranks: Mapping[int, int]) -> GpuSample:
     rank = next((ranks[pid] for pid in gpu.pids if pid in ranks), -1)
-    figures = (None if each is None else float(each) for each in (gpu.busy, gpu.memory_used, gpu.power, gpu.slowed))
-    return diagnosis.readings.GpuSample(gpu.gpu, rank, *figures)
+    metrics = (None if each is None else float(each) for each in (gpu.busy, gpu.memory_used, gpu.power, gpu.slowed))
+    return diagnosis.readings.GpuSample(gpu.gpu, rank, *metrics)

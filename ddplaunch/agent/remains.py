@@ -1,4 +1,4 @@
-"""What is left of a rank that ended: its error file, its trace, its last lines."""
+"""Reads what a rank that ended has left: its error file, its trace of collectives, its last lines of output."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from ddplaunch.files import read_regular_file
 if TYPE_CHECKING:
     from ddplaunch.diagnosis.inspection import CollectiveArrivals
 
-MAX_ERROR_FILE_BYTES = (
-    16 << 20
-)  # bytes of an error file; a larger one, with a message of megabytes twice in it, counts as none
+MAX_ERROR_FILE_BYTES = 16 << 20  # a larger error file is ignored; a message is twice in it
 
 
 @dataclass(frozen=True)
 class RecordedError:
-    """What an error file says; ``moment`` is in seconds since the epoch. All None where there is no such file."""
+    """The contents of an error file, all None without one; ``moment`` is in seconds since the epoch."""
 
     message: str | None = None
     traceback: str | None = None
@@ -30,11 +28,11 @@ class RecordedError:
     refused: tuple[str, str | None] | None = None
     collectives: int | None = None
     hint: str | None = None
-    interrupt: bool = False  # whether it is a KeyboardInterrupt, which a signal of ours may have caused
+    interrupt: bool = False  # whether it is a KeyboardInterrupt, perhaps from a stop signal of the launcher
 
 
 def read_error_file(path: str | None) -> RecordedError:
-    """Read what a rank, or ``@record`` in it, wrote; a file that is missing or cut short says nothing.
+    """Read the error file of a rank, written by ddplaunch or ``@record``; empty if it is missing or truncated.
 
     Source: torch.distributed.elastic.multiprocessing.errors writes {"message": {"message", "extraInfo":
     {"py_callstack", "timestamp"}}}, or {"message": text}.
@@ -43,14 +41,14 @@ def read_error_file(path: str | None) -> RecordedError:
         return RecordedError()
     try:
         return _parse_error(json.loads(read_regular_file(path, MAX_ERROR_FILE_BYTES, follow_symlinks=False))["message"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # the last of deep nesting
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # RecursionError: deep nesting
         return RecordedError()
 
 
 def read_trace_file(path: str, rank: int, world_size: int) -> tuple[CollectiveArrivals, ...]:
-    """Read when a rank arrived at its last collectives, as ``rank/answers.py`` wrote it; remove the file.
+    """Read and remove the file of ``rank/answers.py`` with the arrivals of a rank at its last collectives.
 
-    One that is cut short, as on a full disk, says nothing.
+    Empty if it is truncated, as on a full disk.
     """
     diagnosed = diagnosis.arrivals
     try:
@@ -66,7 +64,7 @@ def read_trace_file(path: str, rank: int, world_size: int) -> tuple[CollectiveAr
 
 
 def read_oom_summary(path: str | None, exception_text: str) -> str | None:
-    """What ``rank/allocations.py`` wrote of CUDA's memory, for a rank whose exception says that it ran out of it."""
+    """Read what ``rank/allocations.py`` wrote about CUDA memory; None unless the exception is an OutOfMemoryError."""
     if path is None or "OutOfMemoryError" not in exception_text:
         return None
     try:
@@ -81,14 +79,13 @@ def read_oom_summary(path: str | None, exception_text: str) -> str | None:
 
 
 def _parse_error(content: object) -> RecordedError:
-    """Make what we can of it: whatever a user's program wrote there may be of any type."""
+    """Parse leniently: a user's program may have written values of any type."""
     if not isinstance(content, dict):
         return RecordedError(sanitize_text(str(content)))
     info = content.get("extraInfo")
     info = info if isinstance(info, dict) else {}
-    message = sanitize_text(str(content.get("message"))).removesuffix(
-        ": "
-    )  # as torch's @record writes one without words
+    message = sanitize_text(str(content.get("message")))
+    message = message.removesuffix(": ")  # torch's @record writes "ValueError: " for an exception without a message
     time_ns, refused, callstack = info.get("time_ns"), info.get("refused"), info.get("py_callstack")
     entered = info.get("collectives")
     return RecordedError(
@@ -111,7 +108,7 @@ def _parse_hint(text: object) -> str | None:
 
 
 def signal_hint(number: int) -> str | None:
-    """What an end by this signal may come from."""
+    """Explain an end by this signal; None if there is nothing to add."""
     if number in FORWARDED_SIGNALS:
         return "the program does not handle this signal, and Slurm's --signal may come to every process of a step"
     return None
@@ -120,8 +117,8 @@ def signal_hint(number: int) -> str | None:
 def last_lines(tail: bytes, count: int = MAX_TAIL_LINES) -> tuple[str, ...]:
     """The last lines that a rank printed; of a progress bar, its last state.
 
-    Native frames are left out where there are other lines. Where they followed a traceback of Python's, the lines end
-    with that, or soon after.
+    Frames of native code are omitted if there are other lines. If they follow a Python traceback, the lines end with
+    the traceback, or soon after it.
     """
     printed = [line.rstrip("\r").rpartition("\r")[2] for line in tail.decode(errors="replace").split("\n")]
     printed = [line for line in printed if line.strip() and not line.startswith(_INTERNAL_LINE_PREFIXES)]
@@ -146,4 +143,4 @@ _INTERNAL_LINE_PREFIXES = (
     f'  File "{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}{os.sep}',
     "Extension modules:",
 )
-"""What faulthandler prints of a crash that is not the user's: our frames below theirs, and a list of libraries."""
+"""Lines of faulthandler that do not concern the user: ddplaunch's own frames, and a list of libraries."""

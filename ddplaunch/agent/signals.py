@@ -1,6 +1,6 @@
-"""The signals that come to the launcher, and what they ask of the job: a warning, an end, impatience.
+"""The signals that the launcher receives, and their meaning: a preemption notice, a stop request, an inspection.
 
-Those that ask nothing of it are for the ranks (``control.relay``).
+Other signals are forwarded to the ranks (``control.relay``).
 """
 
 from __future__ import annotations
@@ -15,91 +15,93 @@ from ddplaunch.control.messages import PreemptionNotice, StopRequested
 from ddplaunch.control.relay import DUPLICATE_WINDOW_S
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
-"""What we act on, if we did not inherit it as ignored."""
+"""The launcher handles these, unless it inherited them as ignored."""
 
-ZYGOTE_REPORT_DELAY_S = 0.3  # seconds after a signal in which the zygote has told whether it came to every process here
+ZYGOTE_REPORT_DELAY_S = 0.3  # after a signal, until the zygote has reported whether it got it too
 
-DOUBLE_PRESS_WINDOW_S = 2.0  # seconds in which a second Ctrl-\ stops the job
+DOUBLE_PRESS_WINDOW_S = 2.0  # a second Ctrl-\ within it stops the job
 
 
 class InspectKey:
-    """Ctrl-\\ where a person sits: it asks what the ranks do, and stops the job where it soon comes again."""
+    """Ctrl-\\ in a terminal: the first requests an inspection of the ranks, a second one soon after stops the job."""
 
     def __init__(self) -> None:
-        self._asked = -DOUBLE_PRESS_WINDOW_S
+        self._last_press = -DOUBLE_PRESS_WINDOW_S
 
     def is_inspect_request(self, number: int) -> bool:
-        """Take in a signal; return whether it is that, and the first."""
+        """Handle a signal; return whether it is the first Ctrl-\\."""
         if number != signal.SIGQUIT or not os.isatty(2):
             return False
-        before, self._asked = self._asked, time.monotonic()
-        return self._asked - before > DOUBLE_PRESS_WINDOW_S
+        before, self._last_press = self._last_press, time.monotonic()
+        return self._last_press - before > DOUBLE_PRESS_WINDOW_S
 
 
 class GroupSignalTracker:
-    """Signals for the ranks that came to every process below us: to them by the same way, and not to be passed on.
+    """Signals that were sent to every process of the job, ranks included: the launcher must not forward them.
 
-    So does Slurm signal a step where it follows trees of processes (proctrack/linuxproc). The zygote hears them too.
+    Slurm signals a step like that where it tracks process trees (proctrack/linuxproc). The zygote gets them too.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._came: list[tuple[int, float]] = []
+        self._recorded: list[tuple[int, float]] = []
 
     def record(self, number: int) -> None:
-        self._came.append((number, self._clock()))
+        self._recorded.append((number, self._clock()))
 
     def was_seen(self, number: int) -> bool:
-        """Whether such a signal came lately."""
-        self._came = [each for each in self._came if self._clock() - each[1] < 3 * DUPLICATE_WINDOW_S]
-        return any(each[0] == number for each in self._came)
+        """Whether this signal was recorded within the last moments."""
+        self._recorded = [each for each in self._recorded if self._clock() - each[1] < 3 * DUPLICATE_WINDOW_S]
+        return any(each[0] == number for each in self._recorded)
 
     def consume(self, number: int) -> bool:
-        """Return whether one came, and forget it."""
+        """Return whether this signal was recorded, and remove it."""
         if found := self.was_seen(number):
-            del self._came[[each[0] for each in self._came].index(number)]
+            del self._recorded[[each[0] for each in self._recorded].index(number)]
         return found
 
 
 class LauncherSignals:
-    """What has come so far; ``interrupted``: whether somebody wants the job to end."""
+    """The signals received so far; ``interrupted``: whether a stop was requested."""
 
-    def __init__(self, warning: int | None) -> None:
-        """``warning`` is the scheduler's signal before a preemption, None where none is listened for."""
-        self._warning = warning
-        self._warned = False
+    def __init__(self, preempt_signal: int | None) -> None:
+        """``preempt_signal``: the scheduler's preemption signal, if any."""
+        self._preempt_signal = preempt_signal
+        self._preempted = False
         self._key = InspectKey()
         self.interrupted = False
 
     def is_inspect_request(self, number: int) -> bool:
-        """Take in a signal; return whether it asks what the ranks do."""
+        """Handle a signal; return whether it requests an inspection."""
         return not self.interrupted and self._key.is_inspect_request(number)
 
     def interpret(self, number: int, reason: str = "") -> PreemptionNotice | StopRequested:
-        """Take in a signal; return what it means. One of ``STOP_SIGNALS`` is a warning only the first time.
+        """Handle a signal; return its meaning. One of ``STOP_SIGNALS`` is a preemption notice only the first time.
 
-        ``reason``: a rank has sent it, to end the job.
+        ``reason``: the source of a stop request that is not a signal to the launcher.
         """
-        if not reason and number == self._warning and (not self._warned or number not in STOP_SIGNALS):
-            self._warned = True
+        if not reason and number == self._preempt_signal and (not self._preempted or number not in STOP_SIGNALS):
+            self._preempted = True
             return PreemptionNotice(number)
-        # SIGTERM twice is patient: a preempted job of Slurm gets it when its grace begins and when that is over.
+        # A second SIGTERM does not shorten the grace: Slurm sends it when the grace of a preempted job begins and ends.
         again = self.interrupted and number in (signal.SIGINT, signal.SIGQUIT)
         self.interrupted = True
         return StopRequested(number, again, reason)
 
 
 def is_caught(pid: int, number: int) -> bool:
-    """Whether a process has a handler for this signal; False where the system does not tell."""
+    """Whether a process has a handler for this signal; False if unknown."""
     with suppress(OSError, ValueError):
         return contains_signal(read_signal_sets(pid, b"SigCgt")[0], number)
     return False
 
 
 def read_signal_sets(pid: int, *names: bytes) -> list[int]:
-    """Sets of signals in what the kernel says of a process (proc_pid_status(5)), a bit each; quickly, for many ranks.
+    """Read signal sets of a process as bit masks (proc_pid_status(5)); fast, for many ranks.
 
-    Raises OSError where it is gone, ValueError where the kernel does not tell.
+    Raises:
+        OSError: the process is gone.
+        ValueError: the kernel does not have them.
     """
     with open(f"/proc/{pid}/status", "rb", 0) as file:
         status = file.read()
@@ -108,5 +110,5 @@ def read_signal_sets(pid: int, *names: bytes) -> list[int]:
 
 
 def contains_signal(signals: int, number: int) -> bool:
-    """Whether a signal is in one of these sets."""
+    """Whether a signal is in such a set."""
     return bool(signals >> (number - 1) & 1)

@@ -1,4 +1,4 @@
-"""What this node has of the job's store: its port, on node 0, or the file of ``--init-method file://``."""
+"""The store of torch.distributed that node 0 hosts: its reserved port, or the file of ``--init-method file://``."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from ddplaunch.plan.plan import Plan
 
 
 class StoreHost:
-    """The port is ours until the end, and each attempt has a new store there; on other nodes there is nothing."""
+    """Reserves the port for the whole job, with a new store for each attempt; does nothing on other nodes."""
 
     def __init__(self, plan: Plan, *, new_file_each_attempt: bool) -> None:
-        """``new_file_each_attempt``: whether nobody else begins an attempt before us, so that each may have a new file.
+        """``new_file_each_attempt``: remove the file before each attempt, as no other node can have started it earlier.
 
         Raises:
-            UsageError: the port is taken, or there is no such interface.
+            UsageError: the port is taken, or the interface does not exist.
         """
         here = plan.hosts_store
         self.port = ReservedPort(plan.master_addr, plan.master_port, nnodes=plan.nnodes) if here else None
         method = plan.init_method or ""
-        # torch makes the file, and nobody else removes it
+        # torch creates the file and does not remove it
         self.path = method.removeprefix("file://") if here and method.startswith("file://") else None
-        self._fresh = new_file_each_attempt
+        self._new_file_each_attempt = new_file_each_attempt
 
     def start_attempt(self) -> None:
-        """An attempt begins: what an earlier one wrote would mislead it."""
-        if self._fresh:
+        """Remove the file of an earlier attempt, whose entries would mislead the new one."""
+        if self._new_file_each_attempt:
             self._remove_file()
 
     def open(self, zygote: ZygoteClient | None, ranks: NodeRanks) -> None:
-        """Have a process of the zygote hold the store of an attempt, where that has torch; else rank 0 opens its own.
+        """Start the store of an attempt: in a fork of the zygote if that has torch, else rank 0 opens it.
 
-        Until it is ready we go by what it was to import: ranks of other nodes may connect by then, and must not meet a
+        Until the zygote is ready, the plan decides: ranks of other nodes may connect by then, and must not find a
         socket that rank 0 replaces.
 
         Raises:
-            UsageError: rank 0 had the port in the attempt before, and another program has taken it since.
+            UsageError: rank 0 had the port in the last attempt, and another program has taken it since.
         """
         ready = zygote if zygote and zygote.ready else None
         if ready:

@@ -1,7 +1,7 @@
-"""One node's ranks from start to end: a small state machine driven by orders, exits, signals and timers.
+"""The supervisor of one node's ranks: a state machine driven by control messages, rank exits, signals and timers.
 
-What the job does as a whole (that all stop when one fails, that all start again) is decided in ``control``; here it
-is carried out.
+The coordinator (``control``) decides what the whole job does, such as stopping all ranks when one fails or restarting
+them. The supervisor carries it out on its node.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 class Supervisor:
-    """Runs this node's share of a job, through all its attempts, to its end."""
+    """Drives this node's ranks through all attempts, until the job ends."""
 
     def __init__(
         self,
@@ -73,16 +73,21 @@ class Supervisor:
         on_debugger_stop: Callable[[DebugServer], object],
         listener_socket: socket.socket | None,
     ) -> None:
-        """Bind the ports and open the log folder; ``listener_socket`` is on the control port, if that was claimed before.
+        """Bind the ports and open the log folder.
 
-        ``on_inspect_key`` is called when somebody at the terminal asks what the ranks are doing, ``on_debugger_stop`` when a rank stops in
-        its debugger and nobody is there.
+        ``on_inspect_key`` is called for the first Ctrl-\\ in the terminal, ``on_debugger_stop`` when a rank stops in
+        its debugger and no user is attached. ``listener_socket`` listens on the control port, if that was bound before.
 
         Raises:
-            UsageError: a port is taken, there is no such interface, or the folder cannot be made.
+            UsageError: a port is taken, the interface does not exist, or the folder cannot be created.
         """
-        self._policy, self._rules = node_config, job_config
-        self._loop, self._screen, self._asked, self._invite = loop, screen, on_inspect_key, on_debugger_stop
+        self._node_config, self._job_config = node_config, job_config
+        self._loop, self._screen, self._on_inspect_key, self._on_debugger_stop = (
+            loop,
+            screen,
+            on_inspect_key,
+            on_debugger_stop,
+        )
         limits.raise_fd_limit(len(plan.local_ranks), 3 + 2 * bool(node_config.log_dir) + node_config.inspect)
         store = StoreHost(plan, new_file_each_attempt=plan.nnodes == 1 or job_config.port is not None)
         self._plan = replace(plan, master_port=store.port.number) if store.port else plan
@@ -98,53 +103,53 @@ class Supervisor:
             lambda: self._teardown.on_output_drained(),
             full_tracebacks=node_config.show.full_tracebacks,
         )
-        self._outfit = NodeContext(node_config, screen, self.streams, log, store, PreemptionFile(self._tree.temp_dir))
-        self._name_server = ReverseLookupCheck(screen.show_note) if job_config.port is not None else None
-        self._signals, self._direct = LauncherSignals(node_config.preempt_signal), GroupSignalTracker()
+        self._context = NodeContext(node_config, screen, self.streams, log, store, PreemptionFile(self._tree.temp_dir))
+        self._lookup_check = ReverseLookupCheck(screen.show_note) if job_config.port is not None else None
+        self._signals, self._group_signals = LauncherSignals(node_config.preempt_signal), GroupSignalTracker()
         node_only = job_config.port is None and plan.nnodes > 1
         self._inspections = NodeInspections(
             loop, self._link.send, self._add_idle_times, screen.show_note, node_only=node_only
         )
         self.profiles = NodeProfiles(loop, self._link.send)
-        self._stall_clock: StallDetector | None = None
-        self._check_of_node: NodeCheck | None = None
+        self._stall_detector: StallDetector | None = None
+        self._node_check: NodeCheck | None = None
         self._missing_nodes: MissingNodes | None = None
-        self._outcome: JobResult | None = None
+        self._result: JobResult | None = None
         self.debugging: DebugServer | None = None
-        self.sidecars: SidecarRunner | None = None  # to be ended when people have read how the job ended
+        self.sidecars: SidecarRunner | None = None  # stopped by the caller, after the result of the job is shown
         self._new_attempt(-1, self._plan)
 
     def _new_attempt(self, attempt: int, plan: Plan) -> None:
-        tell, rules = self._link.send, self._rules
+        send, config = self._link.send, self._job_config
         ranks = self._ranks = NodeRanks(attempt, plan, self._loop, self._tree.temp_dir)
-        inspect, patience = partial(self.inspect_local, "stacks"), rules.straggler_timeout
-        stragglers = StragglerMonitor(self._loop, ranks, patience, inspect, tell, self._screen.show_note)
+        inspect, timeout_s = partial(self.inspect_local, "stacks"), config.straggler_timeout
+        stragglers = StragglerMonitor(self._loop, ranks, timeout_s, inspect, send, self._screen.show_note)
         self._teardown = Teardown(
-            ranks, self._tree, self._outfit, rules, self._emit, tell, self._on_drained, stragglers
+            ranks, self._tree, self._context, config, self._emit, send, self._on_drained, stragglers
         )
 
     def inspect_local(self, detail: str, ranks: NodeRanks | None, done: Callable[[Inspection], None]) -> None:
-        """Inspect the ranks of this node, where none are given those of this attempt."""
+        """Inspect ranks of this node; None: those of the current attempt."""
         ranks = ranks or self._ranks
-        if self._stall_clock and detail == "state":
-            done = self._stall_clock.noting(ranks, done)
+        if self._stall_detector and detail == "state":
+            done = self._stall_detector.noting(ranks, done)
         self._inspections.inspect_local(ranks, diagnosis.inspection.Detail(detail), done)
 
     def _add_idle_times(self, inspection: Inspection, ranks: NodeRanks) -> Inspection:
-        return self._stall_clock.add_idle_times(inspection, ranks) if self._stall_clock else inspection
+        return self._stall_detector.add_idle_times(inspection, ranks) if self._stall_detector else inspection
 
     def _on_output(self, rank: int) -> None:
-        if self._stall_clock:
-            self._stall_clock.on_output(rank)
+        if self._stall_detector:
+            self._stall_detector.on_output(rank)
 
     def run(self) -> JobResult:
-        """Run the job; returns when nothing of it is left here but its sidecars."""
-        warning = self._policy.preempt_signal
+        """Run the job; return when nothing of it but its sidecars is left on this node."""
+        preempt_signal = self._node_config.preempt_signal
         self._loop.add_signal_handlers(
-            STOP_SIGNALS, self._on_signal, even_if_ignored=() if warning is None else (warning,)
+            STOP_SIGNALS, self._on_signal, even_if_ignored=() if preempt_signal is None else (preempt_signal,)
         )
-        self._loop.add_signal_handlers(FORWARDED_SIGNALS - {warning}, self._on_forwardable_signal)
-        self._tree.ensure_zygote(self._plan, self._outfit.store.path, self)
+        self._loop.add_signal_handlers(FORWARDED_SIGNALS - {preempt_signal}, self._on_forwardable_signal)
+        self._tree.ensure_zygote(self._plan, self._context.store.path, self)
         processes.adopt_orphans()  # not before: a warm zygote is a detached process
         try:
             with terminal.restore_terminal():
@@ -152,22 +157,22 @@ class Supervisor:
                 while self._ranks.phase is not AttemptPhase.ENDED:
                     self._loop.run_once()
         finally:
-            if self._check_of_node is not None:
-                self._check_of_node.close()
+            if self._node_check is not None:
+                self._node_check.close()
             self._link.close()
             if self.debugging:
                 self.debugging.close()
             self._tree.close()
             self._tree.temp_dir.remove()
-            self._outfit.store.close()
+            self._context.store.close()
         self._screen.end()
-        while (outcome := self._outcome) is None or not (
+        while (outcome := self._result) is None or not (
             self._loop.is_idle and self._screen.is_drained and self._link.is_closed
         ):
             self._loop.run_once()
         return outcome
 
-    # ------------------------------------------------------------------------------------- what comes from the job
+    # ------------------------------------------------------------------------------------------------- control messages
 
     def _on_message(self, message: Message) -> None:
         match message:
@@ -177,14 +182,16 @@ class Supervisor:
                 self._screen.show_footer(format_join_status(message), of_job=True)
                 if not self._plan.node_rank and message.min_nodes == message.max_nodes:
                     self._check_missing_nodes(message.missing)
-            case messages.ConnectingToNodeZero(reason=trouble):
-                self._screen.show_footer(f"waiting for node 0: {trouble}")
+            case messages.ConnectingToNodeZero(reason=error):
+                self._screen.show_footer(f"waiting for node 0: {error}")
                 self._check_missing_nodes((0,))
             case messages.CoordinatorLost():
                 self._screen.speaks = True
             case messages.CheckNode():
                 self._on_check(message)
-            case messages.StartAttempt() if not self._outfit.log.failed:  # else node 0, which hears of it, ends the job
+            case messages.StartAttempt() if (
+                not self._context.log.failed
+            ):  # else NodeStartError was sent, and node 0 ends the job
                 self._on_start(message)
             case messages.StopAttempt(attempt=attempt) if attempt == self._ranks.number:
                 self._teardown.on_stop(message)
@@ -210,8 +217,8 @@ class Supervisor:
                 self._emit(event)
 
     def _check_missing_nodes(self, missing: Sequence[int]) -> None:
-        """See whether these nodes, which have not joined, still can."""
-        if self._policy.in_slurm_step:
+        """Check whether the Slurm tasks of nodes that have not joined are still alive."""
+        if self._node_config.in_slurm_step:
             from ddplaunch.agent.missing_nodes import MissingNodes
 
             if self._missing_nodes is None:
@@ -228,110 +235,114 @@ class Supervisor:
         if joined.node_rank is not None:
             self._plan = replace(self._plan, node_rank=joined.node_rank)
         try:
-            self._outfit.log.open(joined.run_id, self._plan.node_rank, late=joined.late)
+            self._context.log.open(joined.run_id, self._plan.node_rank, late=joined.late)
         except UsageError as error:
             self._link.send(messages.NodeStartError(error.message, error.hint))
 
     def _on_check(self, order: messages.CheckNode) -> None:
-        """Check whether this machine has what its ranks need; a check that is under way is for nothing now."""
+        """Check whether this machine has what its ranks need; a check in progress is cancelled."""
         from ddplaunch.agent.check import NodeCheck
 
         self._stop_missing_check()
-        if self._check_of_node is not None:
-            self._check_of_node.close()
-        self._screen.show_footer("")  # all that were awaited have joined
-        environ, log_dir = {**self._tree.environ, **self._plan.shared_environment}, self._outfit.log.path
-        footer, tell = self._screen.show_footer, self._link.send
-        self._check_of_node = NodeCheck(self._loop, order, self._plan, environ, log_dir, footer, tell)
+        if self._node_check is not None:
+            self._node_check.close()
+        self._screen.show_footer("")  # all nodes have joined
+        environ, log_dir = {**self._tree.environ, **self._plan.shared_environment}, self._context.log.path
+        footer, send = self._screen.show_footer, self._link.send
+        self._node_check = NodeCheck(self._loop, order, self._plan, environ, log_dir, footer, send)
 
     def _on_start(self, order: messages.StartAttempt) -> None:
         self._stop_missing_check()
         plan, environ = self._plan, self._tree.environ
-        if self._check_of_node is not None:
-            self._check_of_node.close()
+        if self._node_check is not None:
+            self._node_check.close()
         if order.assignment:
-            extra = self._name_server.rank_environment() if self._name_server else {}
-            plan = make_attempt_plan(plan, order, self._rules, environ, extra)
-        plan = plan.with_store(torch=self._policy.preload.imports_torch)
+            extra = self._lookup_check.rank_environment() if self._lookup_check else {}
+            plan = make_attempt_plan(plan, order, self._job_config, environ, extra)
+        plan = plan.with_store(torch=self._node_config.preload.imports_torch)
         self._new_attempt(order.attempt, plan)
         ranks = self._ranks
         self._emit(events.AttemptPlanned(plan, order.attempt))
-        zygote = self._tree.ensure_zygote(plan, self._outfit.store.path, self)
+        zygote = self._tree.ensure_zygote(plan, self._context.store.path, self)
         ranks.set_phase(AttemptPhase.RUNNING if zygote.ready else AttemptPhase.LOADING)
-        self._outfit.store.start_attempt()
+        self._context.store.start_attempt()
         self._open_store()
         ranks.not_spawned = len(plan.local_ranks)
-        if self._policy.waits_for_debugger:  # before the ranks are: after a restart they start at once
+        if self._node_config.waits_for_debugger:  # before the ranks start: after a restart they do at once
             self._start_debug_server(ranks)
-        zygote.spawn((rank.rank, partial(self._outfit.build_rank_job, ranks, rank)) for rank in plan.local_ranks)
+        zygote.spawn((rank.rank, partial(self._context.build_rank_job, ranks, rank)) for rank in plan.local_ranks)
         self._start_stall_detector(ranks)
-        if self._policy.sidecars and self.sidecars is None:
+        if self._node_config.sidecars and self.sidecars is None:
             from ddplaunch.agent.sidecars import SidecarRunner
 
-            self.sidecars = SidecarRunner(self._loop, self._outfit, self._emit, self._tree, self._rules.grace)
+            self.sidecars = SidecarRunner(self._loop, self._context, self._emit, self._tree, self._job_config.grace)
             self.sidecars.start()
 
     def _open_store(self) -> None:
-        """Open the store of this attempt, as far as is known what the zygote has imported."""
+        """Open the store of this attempt; again once the zygote is ready, when it is known whether it has torch."""
         try:
-            self._outfit.store.open(self._tree.zygote, self._ranks)
+            self._context.store.open(self._tree.zygote, self._ranks)
         except UsageError as error:
             self._link.send(messages.NodeStartError(error.message, error.hint))
 
     def _start_stall_detector(self, ranks: NodeRanks) -> None:
-        """Run the stall clock, where it can be judged here who waits; it is loaded while the zygote imports."""
-        if ranks.plan.world_size == 1 and self._rules.stall_strict and not ranks.number:
-            self._emit(events.NoteAdded("--stall-timeout does nothing in a job of one rank, which waits for no other"))
-        apart = self._rules.port is None and ranks.plan.nnodes > 1
-        if ranks.plan.world_size == 1 or apart or not self._policy.inspect:
+        """Start stall detection, unless this node cannot see all ranks; imported while the zygote imports torch."""
+        if ranks.plan.world_size == 1 and self._job_config.stall_strict and not ranks.number:
+            self._emit(events.NoteAdded("--stall-timeout has no effect in a job of one rank"))
+        is_isolated = self._job_config.port is None and ranks.plan.nnodes > 1
+        if ranks.plan.world_size == 1 or is_isolated or not self._node_config.inspect:
             return
-        if self._stall_clock is None:
+        if self._stall_detector is None:
             from ddplaunch.agent.stall_clock import StallDetector
 
             inspect = partial(self.inspect_local, "state")
-            self._stall_clock = StallDetector(self._loop, self._rules, inspect, self._link.send, self._screen.show_note)
-            self._observers.add(self._stall_clock)
-        self._stall_clock.start_attempt(ranks)
+            self._stall_detector = StallDetector(
+                self._loop, self._job_config, inspect, self._link.send, self._screen.show_note
+            )
+            self._observers.add(self._stall_detector)
+        self._stall_detector.start_attempt(ranks)
 
     def _reset_stall_detector(self) -> None:
-        if self._stall_clock:
-            self._stall_clock.reset()
+        if self._stall_detector:
+            self._stall_detector.reset()
 
     def _start_debug_server(self, ranks: NodeRanks) -> None:
-        """Prepare for a person at the ranks; it is loaded while the zygote imports."""
+        """Accept connections of debuggers from ranks; imported while the zygote imports torch."""
         if self.debugging is None:
             from ddplaunch.agent.debugging import DebugServer
 
-            loop, where, timeout = self._loop, self._tree.temp_dir, self._policy.debug_timeout
-            tell, note, restart = self._link.send, self._screen.show_note, self._reset_stall_detector
-            self.debugging = DebugServer(loop, where, timeout, self._invite, self.inspect_job, note, tell, restart)
+            loop, where, timeout = self._loop, self._tree.temp_dir, self._node_config.debug_timeout
+            send, note, reset = self._link.send, self._screen.show_note, self._reset_stall_detector
+            self.debugging = DebugServer(
+                loop, where, timeout, self._on_debugger_stop, self.inspect_job, note, send, reset
+            )
         self.debugging.start_attempt(ranks)
 
     def _on_preempt(self) -> None:
-        """Nobody is stopped yet: that is for the ranks to do, or for the job when their time is over."""
-        trouble = self._outfit.preemption_file.create()
-        if trouble and self._ranks.processes:
-            self._screen.show_note(f"the ranks cannot learn of the preemption: {trouble}")
+        """Notify the ranks of the preemption. They end by themselves, or node 0 stops them after the grace."""
+        error = self._context.preemption_file.create()
+        if error and self._ranks.processes:
+            self._screen.show_note(f"cannot notify the ranks of the preemption: {error}")
         self._emit(events.JobPreempted())
-        forward, warning = self._policy.preempt_forward, self._policy.preempt_signal
+        forward, preempt_signal = self._node_config.preempt_forward, self._node_config.preempt_signal
         if forward is not None:
             self._loop.call_later(
                 ZYGOTE_REPORT_DELAY_S, partial(self._forward_preempt_signal, forward, self._ranks.signal_all)
             )
-        if warning not in (None, forward, signal.SIGINT):  # which Python itself handles in every rank
+        if preempt_signal not in (None, forward, signal.SIGINT):  # SIGINT: Python itself handles it in every rank
             self._loop.call_later(
-                ZYGOTE_REPORT_DELAY_S, partial(self._forward_preempt_signal, warning, self._ranks.forward_signal)
+                ZYGOTE_REPORT_DELAY_S, partial(self._forward_preempt_signal, preempt_signal, self._ranks.forward_signal)
             )
 
     def _forward_preempt_signal(self, number: int, send: Callable[[int], object]) -> None:
         if self._ranks.any_catches(number):
-            self._outfit.preemption_file.mark_seen()
-        if not self._direct.consume(number):
+            self._context.preemption_file.mark_seen()
+        if not self._group_signals.consume(number):
             send(number)
 
     def _on_job_end(self, outcome: JobResult) -> None:
         self._stop_missing_check()
-        self._outcome = outcome
+        self._result = outcome
         match self._ranks.phase:
             case AttemptPhase.WAITING:
                 self._finish(outcome)
@@ -340,19 +351,21 @@ class Supervisor:
             case AttemptPhase.RUNNING | AttemptPhase.STOPPING:
                 self._teardown.sweep(0)
 
-    # ---------------------------------------------------------------------------------- what comes from the zygote
+    # -------------------------------------------------------------------------------------------------- zygote messages
 
     def on_zygote_ready(self, forks: bool, failed: str | None, unsafe: str | None, seconds: float) -> None:
         if self._tree.zygote:
             self._tree.temp_dir.create(self._tree.zygote.remove_on_exit)
-        choice = self._policy.preload
-        because, excluded = choice.explain(failed)
-        modules = (choice.fallback if failed else choice.modules) if forks else ()
+        preload_plan = self._node_config.preload
+        fallback_reason, excluded = preload_plan.explain(failed)
+        modules = (preload_plan.fallback if failed else preload_plan.modules) if forks else ()
         self._emit(
-            events.ZygoteReady(forks, unsafe, seconds, modules, because, excluded, self._tree.warm_unavailable_reason)
+            events.ZygoteReady(
+                forks, unsafe, seconds, modules, fallback_reason, excluded, self._tree.warm_unavailable_reason
+            )
         )
         note = partial(reminders.note_slow_start, self._screen.show_note, self._plan.target.source)
-        note(modules, because, forks=forks, failed=failed, unsafe=unsafe)
+        note(modules, fallback_reason, forks=forks, failed=failed, unsafe=unsafe)
         if self._ranks.phase is AttemptPhase.LOADING:
             self._ranks.set_phase(AttemptPhase.RUNNING)
             self._open_store()
@@ -366,13 +379,13 @@ class Supervisor:
         self._emit(events.RankStarted(rank, pid, self._ranks.number))
         if self._ranks.spawned_count == 1:
             self._link.send(messages.RanksStarted(self._ranks.number))
-        if self._outfit.preemption_file.is_preempted:
-            self._outfit.preemption_file.create()  # before the first rank there was no folder yet
+        if self._context.preemption_file.is_preempted:
+            self._context.preemption_file.create()  # the folder exists only since the zygote is ready
         if self._ranks.phase in (AttemptPhase.STOPPING, AttemptPhase.SWEEPING):
             process.stop(signal.SIGTERM)
 
     def on_spawn_failed(self, rank: int, errno: int) -> None:
-        """Those after it could not be started either: that is a failure of the job."""
+        """Fail the job: further ranks could not be started either."""
         self._ranks.not_spawned -= self._tree.cancel_pending()
         self._emit(events.RankStartFailed(rank, errno, self._ranks.number))
         self._on_rank_end(self._ranks.spawn_failure(rank, errno))
@@ -383,8 +396,8 @@ class Supervisor:
             return
         self._emit(events.RankExited(rank, pid, code, self._ranks.number, *usage))
         failure = None
-        if code == EXIT_PREEMPTED and self._outfit.preemption_file.is_preempted:
-            self._outfit.preemption_file.mark_seen()
+        if code == EXIT_PREEMPTED and self._context.preemption_file.is_preempted:
+            self._context.preemption_file.mark_seen()
         elif code == 0:
             self._ranks.on_rank_done(rank)
         else:
@@ -396,8 +409,8 @@ class Supervisor:
             self._link.send(messages.FailureReported(self._ranks.number, failure, time.time()))
         self._teardown.check_progress()
 
-    def store_exited(self, pid: int, code: int) -> None:
-        self._teardown.store_exited(f"the store (pid {pid}) {describe_exit(code)}")
+    def on_store_exited(self, pid: int, code: int) -> None:
+        self._teardown.on_store_exited(f"the store (pid {pid}) {describe_exit(code)}")
 
     def on_swept(self, found: list[str], stuck: list[str]) -> None:
         self._teardown.on_swept(found, stuck)
@@ -405,69 +418,67 @@ class Supervisor:
     def on_zygote_lost(self) -> None:
         self._teardown.on_zygote_lost()
 
-    # ----------------------------------------------------------------------------------------- signals and the end
+    # ---------------------------------------------------------------------------------------------- signals and the end
 
     def _on_signal(self, number: int, reason: str = "") -> None:
         if number == signal.SIGTSTP:
             self._screen.suspend(self._ranks.suspend)
             return self._reset_stall_detector()
-        if (
-            self._ranks.phase is AttemptPhase.ENDED
-        ):  # sidecars, output that nobody reads, or a peer, is all that we wait for
+        if self._ranks.phase is AttemptPhase.ENDED:  # only sidecars, a blocked reader of output or a peer are left
             if not (self.sidecars and self.sidecars.stop_now()):
-                os._exit(self._outcome.code if self._outcome else EXIT_SIGNAL + number)
+                os._exit(self._result.code if self._result else EXIT_SIGNAL + number)
             return
         if not reason and self._signals.is_inspect_request(number):
-            self._asked()
+            self._on_inspect_key()
             return
         self._emit(events.SignalReceived(number))
         first = not self._signals.interrupted
-        meaning = self._signals.interpret(number, reason)
-        if isinstance(meaning, messages.StopRequested):
+        request = self._signals.interpret(number, reason)
+        if isinstance(request, messages.StopRequested):
             if self.sidecars:
                 self.sidecars.stop_expected = True
-            self._teardown.on_stop_requested(meaning, first=first)
-        self._link.send(meaning)
+            self._teardown.on_stop_requested(request, first=first)
+        self._link.send(request)
 
     def on_zygote_signalled(self, number: int, rank: int | None) -> None:
         if rank is None:
-            self._direct.record(number)
+            self._group_signals.record(number)
         elif self._ranks.phase is AttemptPhase.RUNNING and not self._signals.interrupted:
             self._on_signal(number, f"rank {rank} sent {signal_name(number)} to its parent process")
 
     def _on_forwardable_signal(self, number: int) -> None:
         self._loop.call_later(
             ZYGOTE_REPORT_DELAY_S,
-            lambda: self._link.send(messages.ForwardSignal(number, self._direct.was_seen(number))),
+            lambda: self._link.send(messages.ForwardSignal(number, self._group_signals.was_seen(number))),
         )
 
     def _forward_signal(self, number: int) -> None:
-        if not self._direct.consume(number):
+        if not self._group_signals.consume(number):
             self._ranks.forward_signal(number)
 
     def inspect_job(self, detail: Detail, answer: Callable[[Inspection], None]) -> None:
-        """Find out what all ranks of the job do; ``answer`` is called with it, after some seconds at most."""
+        """Inspect all ranks of the job; ``answer`` gets the inspection, after some seconds at most."""
         self._inspections.inspect_job(detail, answer)
 
     def note_state(self) -> None:
-        """Keep what the ranks here hold now, as one may run out of memory later; note a stopped zygote."""
+        """Sample the memory of the ranks, in case one runs out of it later; report a stopped zygote."""
         self._tree.note_stopped()
         if self._ranks.memory:
             self._ranks.memory.sample()
 
     def stop(self, now: bool, command: str = "") -> None:
-        """End the job as Ctrl-C does; ``now``: as it does when it comes again. ``command``: which requests it."""
+        """Stop the job as Ctrl-C does; ``now``: as a second Ctrl-C does. ``command``: the command that requests it."""
         for _ in range(1 + now):
             if self._ranks.phase is not AttemptPhase.ENDED:
                 self._on_signal(signal.SIGINT, command and f"`{command}` was called")
 
-    def _on_drained(self, account: messages.AttemptReport) -> None:
-        if self._outcome is not None:
-            return self._finish(self._outcome)
+    def _on_drained(self, report: messages.AttemptReport) -> None:
+        if self._result is not None:
+            return self._finish(self._result)
         self._ranks.set_phase(AttemptPhase.WAITING)
         if self._ranks.arrivals:
             self._link.send(messages.ArrivalsReported(self._ranks.number, tuple(self._ranks.arrivals)))
-        self._link.send(account)
+        self._link.send(report)
 
     def _finish(self, outcome: JobResult) -> None:
         self._emit(events.JobEnded(outcome.code, outcome.verdict, outcome.remark))

@@ -1,6 +1,6 @@
-"""The system calls in which the main threads of ranks sleep, and what they wait for: no frame of Python names that.
+"""Finds the system calls in which the main threads of ranks sleep, and what they wait for; Python stacks lack that.
 
-A look reads /proc/PID/syscall of each rank, 15 µs, and what that call is about only where a rank sleeps in it.
+Reading /proc/PID/syscall takes 15 µs per rank; the arguments of the call are read only if the rank sleeps in it.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _SETLKW = (7, 38)  # F_SETLKW, F_OFD_SETLKW
 
 
 class Sleep(NamedTuple):
-    """What the main thread of a rank sleeps in."""
+    """The system call that the main thread of a rank sleeps in."""
 
-    words: str = ""  # "waits for a file lock"; "asleep" where the call does not show it; "" where it is not known
-    awaits: str = ""  # on a connection: "store" is the job's, or "10.0.0.7:443"
+    words: str = ""  # "waits for a file lock"; "asleep" if the call does not show for what; "" if unknown
+    awaits: str = ""  # the peer of a connection: "store" is the job's, or "10.0.0.7:443"
     holder: int | None = None  # the rank that holds the lock it waits for
 
 
 def sleeps(pids: Mapping[int, int], store: int) -> dict[int, Sleep]:
-    """Read what the ranks whose processes are ``pids`` sleep in; ``store`` is the port of the job's store."""
+    """Read what ranks sleep in, by their ``pids``; ``store``: the port of the job's store."""
     found: dict[int, Sleep] = {}
     sockets: dict[int, int] = {}
     for rank, pid in pids.items():
@@ -72,12 +72,12 @@ def sleeps(pids: Mapping[int, int], store: int) -> dict[int, Sleep]:
 
 
 def _call(pid: int) -> tuple[str, int]:
-    """The words for the system call of a main thread, and the number of the socket that it waits on alone, or 0."""
+    """Describe the system call of a main thread; also return the inode if it waits for a single socket, else 0."""
     with suppress(OSError, ValueError, IndexError, struct.error):
         with open(f"/proc/{pid}/syscall", encoding="ascii") as file:
             call, *words = file.read().split()
         if not call.isdigit():
-            return "", 0  # it runs
+            return "", 0  # "running"
         number, first, second = int(call), int(words[0], 16), int(words[1], 16)
         if number in _LOCKS and (number != _FCNTL or second in _SETLKW):
             return FILE_LOCK, 0
@@ -99,9 +99,9 @@ def _call(pid: int) -> tuple[str, int]:
 
 
 def _lock_holders() -> dict[int, int]:
-    """The processes that wait for a lock on a file, and that which holds it (proc_locks(5)).
+    """Map the processes that wait for a file lock to its holder (proc_locks(5)).
 
-    A waiter stands with an arrow below the holder, under the same number.
+    A waiter's line has an arrow, and the number of the holder's line above it.
     """
     found: dict[int, int] = {}
     with suppress(OSError, ValueError, IndexError), open("/proc/locks", encoding="ascii") as file:

@@ -1,4 +1,4 @@
-"""How an attempt ends on this node: ranks end or are told to, what they leave is swept, the last output drained."""
+"""The end of an attempt on this node: ranks end or are stopped, leftover processes are swept, output is drained."""
 
 from __future__ import annotations
 
@@ -23,57 +23,54 @@ INSPECTION_TIMEOUT_S = 1.5  # seconds for node 0 to have inspected all ranks, an
 
 
 class Teardown:
-    """The end of one attempt, for any reason."""
+    """Ends one attempt, for any reason."""
 
     def __init__(
         self,
         ranks: NodeRanks,
         tree: ProcessTree,
         context: NodeContext,
-        rules: JobConfig,
+        config: JobConfig,
         emit: Callable[[Event], None],
         send: Callable[[FromNode], None],
         on_done: Callable[[AttemptReport], None],
         stragglers: StragglerMonitor,
     ) -> None:
-        """``send`` tells the job; ``on_done`` gets the account when nothing is left."""
+        """``send`` sends a control message; ``on_done`` gets the attempt report when no process is left."""
         self._ranks, self._tree = ranks, tree
         self._screen, self._streams, self._preemption_file = context.screen, context.streams, context.preemption_file
-        self._grace, self._inspects, self._checkpoint = (
-            rules.grace,
-            rules.inspects_before_stop,
-            context.policy.checkpoint,
-        )
-        self._emit, self._tell, self._done = emit, send, on_done
+        self._grace, self._inspects = config.grace, config.inspects_before_stop
+        self._checkpoint = context.policy.checkpoint
+        self._emit, self._send, self._on_done = emit, send, on_done
         self._stragglers = stragglers
         self._interrupted = False
 
     def check_progress(self) -> None:
-        """A rank may have ended: say when all are done, and end what they have left."""
+        """A rank may have ended: if it was the last one, report that and kill leftover processes."""
         ranks = self._ranks
         self._stragglers.start_timers()
         if ranks.phase not in RUNNING_PHASES or not ranks.is_idle:
             return
-        well = ranks.phase is AttemptPhase.RUNNING and not ranks.failures
-        if well:
-            self._tell(RanksFinished(ranks.number))
-        self.sweep(min(LEFTOVER_GRACE_S, self._grace) if well else 0)
+        succeeded = ranks.phase is AttemptPhase.RUNNING and not ranks.failures
+        if succeeded:
+            self._send(RanksFinished(ranks.number))
+        self.sweep(min(LEFTOVER_GRACE_S, self._grace) if succeeded else 0)
 
-    def on_stop_requested(self, signalled: StopRequested, *, first: bool) -> None:
-        """Somebody wants the job to end, and this node begins with it at once."""
+    def on_stop_requested(self, request: StopRequested, *, first: bool) -> None:
+        """Begin to stop the ranks at once, before node 0 orders it."""
         self._interrupted = True
         if self._ranks.phase is AttemptPhase.SWEEPING:
             self._tree.sweep(0)
-        elif self._ranks.phase in RUNNING_PHASES and signalled.again:
+        elif self._ranks.phase in RUNNING_PHASES and request.again:
             self.sweep(0)
         elif self._ranks.phase in RUNNING_PHASES:
             if first:
                 self._ranks.not_spawned -= self._tree.cancel_pending()
-                count = len(self._ranks.processes) + self._ranks.not_spawned  # these are on their way
-                self._screen.show_note(_announce(signalled, format_count(count, "rank")), of_job=True)
-            stop = partial(self._stop_ranks, signalled.signal, self._grace)
+                count = len(self._ranks.processes) + self._ranks.not_spawned  # those being spawned
+                self._screen.show_note(_announce(request, format_count(count, "rank")), of_job=True)
+            stop = partial(self._stop_ranks, request.signal, self._grace)
             if self._inspects and self._ranks.phase is AttemptPhase.RUNNING:
-                # They are inspected first, by the order of node 0, which may be out of reach.
+                # Node 0 inspects them first and then orders the stop; it may be unreachable.
                 self._ranks.timers.call_later(INSPECTION_TIMEOUT_S, stop)
             else:
                 stop()
@@ -98,7 +95,7 @@ class Teardown:
         self.check_progress()
 
     def sweep(self, grace: float) -> None:
-        """End all that is left, with so many seconds between SIGTERM and SIGKILL."""
+        """Kill all processes that are left, with ``grace`` seconds between SIGTERM and SIGKILL."""
         ranks = self._ranks
         if ranks.phase is AttemptPhase.SWEEPING:
             return
@@ -106,36 +103,33 @@ class Teardown:
         ranks.mark_stopped()
         ranks.not_spawned -= self._tree.cancel_pending()
         self._tree.sweep(grace)
-        # A zygote that does not answer is itself stopped or stuck.
+        # A zygote that does not answer is itself stopped, or blocked in the kernel.
         ranks.timers.call_later(grace + processes.KILL_TIMEOUT_S + 1, self._tree.kill)
 
     def kill_loading_zygote(self) -> None:
-        """End a zygote that is still importing: no rank is there yet, and there may be no further attempt."""
+        """End a zygote that is still importing: it has no ranks yet, and there may be no further attempt."""
         self._tree.close()
         self._ranks.not_spawned = 0
         self._drain([], [])
 
     def on_swept(self, found: list[str], stuck: list[str]) -> None:
-        """The zygote has nothing left below it; a second request to hurry is answered a second time."""
+        """The zygote has no descendants left; a second sweep request gets a second reply, which is ignored."""
         if self._ranks.phase is AttemptPhase.SWEEPING:
             self._drain(found, stuck)
 
     def on_zygote_lost(self) -> None:
-        """The zygote was killed, by us if it was silent, and its ranks with it (their parent-death signal)."""
+        """The zygote was killed (by the launcher if it did not answer), and its ranks by their parent-death signal."""
         how = self._tree.close()
-        if self._ranks.phase in (
-            AttemptPhase.LOADING,
-            *RUNNING_PHASES,
-            AttemptPhase.SWEEPING,
-        ):  # else the next attempt has one of its own
+        # In other phases nothing is lost: the next attempt starts a zygote of its own.
+        if self._ranks.phase in (AttemptPhase.LOADING, *RUNNING_PHASES, AttemptPhase.SWEEPING):
             stuck = self._tree.kill_remaining()
             self._ranks.on_zygote_lost(how)
             self._drain([], stuck)
 
-    def store_exited(self, how: str) -> None:
-        """The process of the store has ended, so the ranks cannot go on."""
+    def on_store_exited(self, how: str) -> None:
+        """The process of the store has ended: the ranks cannot continue without it."""
         if self._ranks.phase in RUNNING_PHASES:
-            self._ranks.broke(how)
+            self._ranks.set_launcher_failure(how)
             self.sweep(0)
         else:
             self._screen.show_note(how)
@@ -144,9 +138,9 @@ class Teardown:
         ranks = self._ranks
         ranks.timers.cancel_all()
         if found and not (ranks.failures or ranks.stopped_count or self._interrupted):
-            self._screen.show_note(f"ended processes that the ranks left behind: {', '.join(found)}")
+            self._screen.show_note(f"killed leftover processes of the ranks: {', '.join(found)}")
         if stuck:
-            self._screen.show_note(f"these processes cannot be killed, and nothing waits for them: {', '.join(stuck)}")
+            self._screen.show_note(f"not waiting for processes that cannot be killed: {', '.join(stuck)}")
         self._emit(AttemptSwept(tuple(found), tuple(stuck)))
         if self._checkpoint and ranks.spawned_count and not ranks.plan.node_rank:
             from ddplaunch.agent.checkpoint import find_newest_checkpoint
@@ -161,16 +155,16 @@ class Teardown:
             self.on_output_drained()
 
     def on_output_drained(self) -> None:
-        """All that the ranks ever printed has arrived."""
+        """All output of the ranks has been read, or ``DRAIN_TIMEOUT_S`` is over: report the attempt."""
         if self._ranks.phase is AttemptPhase.DRAINING:
             self._ranks.close()
-            account = self._ranks.build_report(self._streams, seen=self._preemption_file.was_seen)
+            report = self._ranks.build_report(self._streams, seen=self._preemption_file.was_seen)
             self._streams.close()
-            self._done(account)
+            self._on_done(report)
 
 
-def _announce(signalled: StopRequested, ranks: str) -> str:
-    """Announce the stop, and who or what asked for it where that was not Ctrl-C, which need not be named."""
-    if signalled.reason or signalled.signal != signal.SIGINT:
-        return f"{signalled.reason or signal_name(signalled.signal)}: stopping {ranks}"
-    return f"stopping {ranks}; Ctrl-C again ends them at once"
+def _announce(request: StopRequested, ranks: str) -> str:
+    """Describe a stop request; the reason or signal is named unless it was Ctrl-C."""
+    if request.reason or request.signal != signal.SIGINT:
+        return f"{request.reason or signal_name(request.signal)}: stopping {ranks}"
+    return f"stopping {ranks}; Ctrl-C again kills them now"

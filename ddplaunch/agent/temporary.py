@@ -1,4 +1,4 @@
-"""The temporary folder of a run, and the files in it by which ranks and launcher tell each other something."""
+"""The temporary folder of a run, and the preemption file in it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ PREEMPTED_FILE_VARIABLE = "DDPLAUNCH_PREEMPTED_FILE"
 
 
 class RunTempDir:
-    """A private folder, made once a zygote can remove it: whatever kills us before that leaves nothing."""
+    """A private folder, created once a zygote can remove it: a launcher that is killed earlier leaves nothing."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.path: str | None = None  # until it is made, and where no place for one can be written to
+        self.path: str | None = None  # None until it is created, or if no location is writable
 
     def create(self, register_for_removal: Callable[[str], None]) -> None:
-        """Make it, unless it is there already; ``register_for_removal`` a zygote of it."""
+        """Create it, unless it exists; ``register_for_removal`` gets the path."""
         self.path = self.path or make_private_dir(self._name)
         if self.path:
             register_for_removal(self.path)
 
     def remove(self) -> None:
-        """Remove it with all that is in it; not what somebody has put in its place."""
+        """Remove it with its contents; no other user's folder that has replaced it."""
         if self.path:
             _remove_folder(self.path, None)
 
@@ -49,10 +49,10 @@ def _remove_folder(path: str, parent: int | None) -> None:
 
 
 class PreemptionFile:
-    """How the ranks of this node learn that the job must make room, and whether they did; ``is_preempted``: whether it must.
+    """A file that notifies the ranks of this node of a preemption; ``is_preempted``: whether it was created.
 
-    It appears then: any process can look for it, in any language, at the price of a system call, and nothing of a rank
-    is interrupted. ``ddplaunch.runtime.preempted`` looks, and leaves a second file where it found the first.
+    Any process can check for it, in any language, with one system call, and no rank is interrupted.
+    ``ddplaunch.runtime.preempted`` checks, and creates a second file if the first exists: the ranks have seen it.
     """
 
     def __init__(self, folder: RunTempDir) -> None:
@@ -67,7 +67,7 @@ class PreemptionFile:
         return {PREEMPTED_FILE_VARIABLE: self._path} if self._path else {}
 
     def create(self) -> str | None:
-        """Let the ranks know; return why they cannot see it, if so."""
+        """Create the file; return the error, if any."""
         self.is_preempted = True
         if self._path is None:
             return "there is no folder for temporary files"
@@ -79,9 +79,9 @@ class PreemptionFile:
 
     @property
     def was_seen(self) -> bool:
-        """Whether a rank has found the file, or has ended as one that did."""
+        """Whether a rank has seen the file, or ended as if it had."""
         return self._seen or (self._path is not None and os.path.exists(f"{self._path}.seen"))
 
     def mark_seen(self) -> None:
-        """A rank has ended with the exit code of one that makes room, or handles the signal that tells it to."""
+        """A rank has ended with the exit code for a preemption, or handles the preemption signal."""
         self._seen = True

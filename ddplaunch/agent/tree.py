@@ -1,7 +1,7 @@
-"""The processes below us: the zygote that forks all ranks, and which of the others are ours.
+"""The launcher's process tree: the zygote, and which other descendants belong to the job.
 
-The shell that became us by ``exec`` may have left us children of its own. While a zygote lives, all
-that its ranks started is below it. If it is killed, we adopt that, and strangers that lose their parents too.
+A shell that became the launcher by ``exec`` may have left it children: unrelated processes. While a zygote lives, all
+descendants of its ranks are below it. If it is killed, the launcher adopts them, and unrelated orphans too.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from ddplaunch.agent.warm_runs import WarmZygoteStarter
 
 
-STOPPED_S = 1.0  # seconds until a stop is noted: a scheduler that suspends a job continues its processes one by one
+STOPPED_S = 1.0  # seconds before a stop is reported: a scheduler resumes the processes of a job one by one
 
 
 class ProcessTree:
-    """Has one zygote at a time, and tells ours from strangers; without strangers at the start, all below us is ours."""
+    """Owns one zygote at a time, and knows the unrelated processes; without any at the start there will be none."""
 
     def __init__(
         self,
@@ -39,28 +39,28 @@ class ProcessTree:
         run_id: str,
         note: Callable[[str], object],
     ) -> None:
-        """``note`` shows a message to people."""
+        """``note`` shows a message to the user."""
         self._loop, self._policy, self._note = loop, policy, note
         self._unrelated_pids = frozenset(processes.list_children())
         self._sessions: set[int] = set()
         self.environ = {name: value for name, value in environ.items() if name not in job.LAUNCHER_VARIABLES}
-        self.temp_dir = RunTempDir(f"ddplaunch-{run_id}")  # its path is in the environment of the ranks
+        self.temp_dir = RunTempDir(f"ddplaunch-{run_id}")  # its path in their environment identifies ranks
         self.zygote: ZygoteClient | None = None
-        self._stopped = 0  # the pid of a zygote that was found stopped
-        self._stuck: list[str] = []  # what a zygote that was lost has left, and cannot be killed
+        self._stopped = 0  # the pid of a zygote whose stop was reported
+        self._stuck: list[str] = []  # descendants of the last zygote that could not be killed
         self._warm: WarmZygoteStarter | None = None
         if policy.warm_idle_timeout_s is not None:
             from ddplaunch.agent.warm_runs import WarmZygoteStarter
 
             self._warm = WarmZygoteStarter(policy.warm_idle_timeout_s)
-        self.sidecar_zygote: int | None = None  # the process that all sidecars hang below
+        self.sidecar_zygote: int | None = None  # the parent of all sidecars
         loop.add_signal_handlers((signal.SIGCHLD,), self._on_child)
 
     def ensure_zygote(self, plan: Plan, store_file: str | None, listener: ZygoteListener) -> ZygoteClient:
-        """Return the zygote, started if there is none; it removes ``store_file`` should we be killed.
+        """Return the zygote, started if there is none; it removes ``store_file`` if the launcher is killed.
 
         Raises:
-            CannotStart: a limit on processes or memory.
+            ResourceLimitError: a limit on processes or memory is reached.
         """
         self.zygote = self.zygote or ZygoteClient(
             self._loop,
@@ -78,7 +78,7 @@ class ProcessTree:
 
     @property
     def warm_unavailable_reason(self) -> str | None:
-        """Why the zygote did not come of a warm one, where that was asked for."""
+        """Why the zygote is not a fork of a warm one, if --warm was given."""
         return self._warm.unavailable_reason if self._warm else self._policy.warm_unavailable_reason
 
     def _on_child(self, number: int) -> None:
@@ -87,15 +87,15 @@ class ProcessTree:
             self._loop.call_later(STOPPED_S, self.note_stopped)
 
     def note_stopped(self) -> None:
-        """Note once that a signal has stopped the zygote, which then starts no rank and reports the end of none."""
+        """Report once that a signal has stopped the zygote, which then neither starts ranks nor reports exits."""
         pid = self._stopped_zygote()
         if pid and pid != self._stopped:
-            text = f"the process that starts the ranks (pid {pid}) is stopped, and reports no end: kill -CONT {pid}"
+            text = f"the process that starts the ranks (pid {pid}) is stopped; continue it: kill -CONT {pid}"
             self._note(text)
         self._stopped = pid
 
     def _stopped_zygote(self) -> int:
-        """The pid of the zygote where a signal has stopped it; 0 otherwise."""
+        """The pid of the zygote if a signal has stopped it, else 0."""
         pid = self.zygote.pid if self.zygote else 0
         return pid if pid and processes.is_suspended(pid) else 0
 
@@ -103,7 +103,7 @@ class ProcessTree:
         return self.zygote.cancel_pending() if self.zygote else 0
 
     def sweep(self, grace: float) -> None:
-        """As ``ZygoteClient.sweep``, of what is left of the ranks."""
+        """Kill what is left of the ranks, as ``ZygoteClient.sweep`` does."""
         if self.zygote:
             self.zygote.sweep(grace)
 
@@ -112,7 +112,7 @@ class ProcessTree:
             self.zygote.kill()
 
     def close(self) -> str | None:
-        """Let the zygote leave, if there is one; say how it had ended already, None where we have ended it."""
+        """Close the zygote, if any; return how it had ended already, None if the launcher ended it."""
         if (zygote := self.zygote) is None:
             return None
         self.zygote = None
@@ -122,15 +122,15 @@ class ProcessTree:
         return None if killed else f"the zygote (pid {zygote.pid}) {how}, and its ranks with it"
 
     def kill_remaining(self) -> list[str]:
-        """End what a zygote left to us; return what cannot be killed."""
+        """Kill the descendants that the launcher adopted from the zygote; return those that cannot be killed."""
         return [*self._stuck, *children.kill_descendants(self._is_unrelated)]
 
     def add_session(self, pid: int) -> None:
-        """This process of ours leads a session, which its children are in unless they leave it."""
+        """Note that a rank leads this session; its children are in it too unless they leave it."""
         self._sessions.add(pid)
 
     def _is_unrelated(self, pid: int) -> bool:
-        """Whether a child of this process, born or adopted, did not come of the ranks; in doubt it did not."""
+        """Whether a child of this process, own or adopted, does not descend from the ranks; in doubt True."""
         if pid == self.sidecar_zygote or not self._unrelated_pids:
             return pid == self.sidecar_zygote
         return pid in self._unrelated_pids or not (self._session_of(pid) in self._sessions or self._has_run_marker(pid))

@@ -1,6 +1,4 @@
-"""What the ranks' process trees have used so far: CPU time, bytes of files and of the network, as the kernel counts
-them.
-"""
+"""Usage counters of the ranks' process trees: CPU time, bytes of files and of the network, from /proc."""
 
 from __future__ import annotations
 
@@ -16,18 +14,18 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 class TreeUsage(NamedTuple):
-    """That of a process and its descendants, with what their children used that have ended."""
+    """Usage of a process and its descendants, including children that have ended."""
 
     cpu_s: float  # seconds
-    bytes_transferred: int  # bytes read and written, to files, pipes and disks; send and recv are not in it
-    network: Mapping[int, int] = {}  # bytes on each TCP connection that leads out of the job, by its number
+    bytes_transferred: int  # read and written: files, pipes and disks; not send and recv
+    network: Mapping[int, int] = {}  # bytes of each TCP connection to outside the job, by inode
 
 
 def read_tree_usage(roots: Collection[int], store: int = 0) -> dict[int, TreeUsage]:
-    """Add up what each of these processes and its descendants have used; those that are gone are left out.
+    """Add up the usage of each of these processes and its descendants; processes that are gone are omitted.
 
-    ``store`` is the port of the job's store, whose connections are within the job, as those between these processes.
-    One walk through /proc, 10 to 20 µs for each process of the machine.
+    ``store``: the port of the job's store; connections to it, and between these processes, are inside the job.
+    One walk through /proc takes 10 to 20 µs per process of the machine.
     """
     parents: dict[int, int] = {}
     cpu: dict[int, float] = {}
@@ -45,7 +43,7 @@ def read_tree_usage(roots: Collection[int], store: int = 0) -> dict[int, TreeUsa
         if root in cpu:
             cpu[root] = max(0.0, cpu[root] - _of_idle_loops(root))
     found = {root: TreeUsage(0.0, 0) for root in roots if root in cpu}
-    held: dict[int, int] = {}  # which of them has a connection, by its number
+    held: dict[int, int] = {}  # which root has a connection, by inode
     for pid, seconds in cpu.items():
         above = pid
         while above not in found and above in parents:
@@ -63,9 +61,9 @@ def read_tree_usage(roots: Collection[int], store: int = 0) -> dict[int, TreeUsa
 
 
 def _of_idle_loops(pid: int) -> float:
-    """Seconds of CPU time of gloo's threads in a process: two or three a group, which wake up without any work.
+    """CPU seconds of gloo's threads in a process: two or three per group, which wake up without any work.
 
-    What they do for a collective or a send is no work of the rank either: another one waits for it.
+    What they do for a collective or a send is not progress of the rank either: another rank waits for it.
     """
     nanoseconds = 0  # ticks of hundreds of threads, each rounded down, would be wrong by more than a rank uses
     with suppress(OSError), os.scandir(f"/proc/{pid}/task") as threads:
@@ -78,18 +76,18 @@ def _of_idle_loops(pid: int) -> float:
 
 
 def _external_connections(held: Collection[int], store: int) -> list[TcpConnection]:
-    """Those connections of the ranks that lead neither to one of them here nor to the store."""
-    ours = {each.endpoints: each for each in list_connections() if each.inode in held} if held else {}
+    """The connections of the ranks, except those between them on this node and those to the store."""
+    connections = {each.endpoints: each for each in list_connections() if each.inode in held} if held else {}
     return [
         each
-        for each in ours.values()
-        if (each.endpoints[1], each.endpoints[0]) not in ours
+        for each in connections.values()
+        if (each.endpoints[1], each.endpoints[0]) not in connections
         and store not in (each.endpoints[0][1], each.endpoints[1][1])
     ]
 
 
 def _bytes_transferred(pid: int) -> int:
-    """Bytes (proc_pid_io(5)); pages of a mapped file are in ``read_bytes`` alone."""
+    """Bytes read and written (proc_pid_io(5)); pages of mapped files are only in ``read_bytes``."""
     try:
         with open(f"/proc/{pid}/io", "rb") as file:
             values = dict(line.split(b": ") for line in file.read().splitlines())

@@ -1,4 +1,4 @@
-"""Gets a run its zygotes from a warm one, which it starts where there is none."""
+"""Gets the zygotes of a run as forks of a warm zygote, and starts a warm zygote if there is none."""
 
 from __future__ import annotations
 
@@ -23,29 +23,31 @@ if TYPE_CHECKING:
 
     from ddplaunch.rank.messages import WarmOrder, ZygoteConfig
 
-_TITLE_BYTES = 4096  # bytes for the command line of any rank to come
+_TITLE_BYTES = 4096  # for the command line of ranks of any later run
 _NO_SHELL = "the shell that it was started from has ended"
 
 
 class WarmZygoteStarter:
+    """Connects to the warm zygote of this program and environment, or starts it."""
+
     def __init__(self, seconds: float) -> None:
-        """``seconds``: how long a warm zygote that we start stays while no run needs it."""
+        """``seconds``: how long an idle warm zygote lives."""
         self._seconds = seconds
         self._first = True
-        self.unavailable_reason: str | None = None  # why the last zygote was started as if there were none
+        self.unavailable_reason: str | None = None  # why the last zygote is not a fork of a warm one
 
     def get_zygote(
         self, config: ZygoteConfig, environment: Mapping[str, str]
     ) -> tuple[WarmZygote, socket.socket] | None:
-        """Return a zygote and our end of its socket, None where one has to be started in the usual way.
+        """Return a fork of a warm zygote and a socket to it; None: start one in the usual way.
 
-        Only the first may come of a warm zygote that we start ourselves, as later we adopt orphans.
+        Only for the first request a warm zygote may be started: later the launcher adopts orphans, and it would be one.
         """
         first, self._first = self._first, False
         self.unavailable_reason = _why_not_warm(config)
         if self.unavailable_reason:
             return None
-        (ours, theirs), (line, its) = socket.socketpair(), socket.socketpair()
+        (ours, theirs), (guardian_socket, its) = socket.socketpair(), socket.socketpair()
         found: WarmZygote | None = None
         try:
             with limits.original_nofile_limit():
@@ -61,23 +63,26 @@ class WarmZygoteStarter:
                 with there:
                     asking.send_order(there, order, theirs, its)
                 its.close()
-                if asking.hand_over_fds(ours, theirs, line, order["descriptors"]):
-                    found = WarmZygote(line, None)
+                if asking.hand_over_fds(ours, theirs, guardian_socket, order["descriptors"]):
+                    found = WarmZygote(guardian_socket, None)
                 else:
-                    self.unavailable_reason = _read_reason(line)
+                    self.unavailable_reason = _read_reason(guardian_socket)
             elif first:
-                channel.send_message(ours, {"op": "given"}, order["descriptors"])  # kept by none who could outlive us
-                found = WarmZygote(line, self._start_warm_zygote(path, config, order, environment, theirs, its))
+                # By this socket, as no process that may outlive the launcher must have these descriptors.
+                channel.send_message(ours, {"op": "given"}, order["descriptors"])
+                found = WarmZygote(
+                    guardian_socket, self._start_warm_zygote(path, config, order, environment, theirs, its)
+                )
             else:
-                self.unavailable_reason = "the warm zygote has gone"
+                self.unavailable_reason = "the warm zygote has ended"
         except (OSError, KeyError) as error:
-            self.unavailable_reason = f"no warm zygote can be asked: {error}"
+            self.unavailable_reason = f"cannot connect to a warm zygote: {error}"
         finally:
             theirs.close()
             its.close()
-            if found is None:  # a late answer will find closed sockets
+            if found is None:  # a late reply finds closed sockets
                 ours.close()
-                line.close()
+                guardian_socket.close()
         return (found, ours) if found else None
 
     def _start_warm_zygote(
@@ -89,10 +94,10 @@ class WarmZygoteStarter:
         theirs: socket.socket,
         its: socket.socket,
     ) -> WarmStart:
-        """Start a warm zygote, with our order waiting for it; it is a detached process.
+        """Start a warm zygote as a detached process, with this run's order in its socket.
 
         Raises:
-            OSError: it cannot be started, or another launcher does so.
+            OSError: it cannot be started, or another launcher is starting it.
         """
         listening = place.listen_at(path)
         ours, end = socket.socketpair()
@@ -107,7 +112,7 @@ class WarmZygoteStarter:
             fds.append(nothing := os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
             fds += [printed := os.memfd_create("stdout"), complaints := os.memfd_create("stderr")]
             reserved = order["descriptors"][3:]
-            kept: ZygoteConfig = {
+            warm_config: ZygoteConfig = {
                 **config,
                 "warm": {
                     "listening": listening.fileno(),
@@ -125,7 +130,7 @@ class WarmZygoteStarter:
             if middle == 0:
                 for fd in reserved:
                     os.dup2(nothing, fd)
-                _fork_warm_zygote(kept, end, environment, (nothing, printed, complaints))
+                _fork_warm_zygote(warm_config, end, environment, (nothing, printed, complaints))
             os.waitpid(middle, 0)
             pid, pidfds, _, _ = socket.recv_fds(ours, 16, 1)
             return WarmStart(int(pid), pidfds[0] if pidfds else None, ours, path)
@@ -143,11 +148,11 @@ class WarmZygoteStarter:
 
 
 def _why_not_warm(config: ZygoteConfig) -> str | None:
-    """Why this run needs what no warm zygote can give; None where it does not."""
+    """Why this run cannot use a warm zygote; None if it can."""
     if not config["modules"]:
-        return "nothing is imported for all ranks" if config["forks"] else "each rank is a new interpreter"
+        return "nothing is preloaded" if config["forks"] else "each rank is a new interpreter"
     if config["asked"]:
-        return f"what --preload names is not kept: {','.join(config['asked'])}"
+        return f"modules named with --preload are not kept warm: {','.join(config['asked'])}"
     if not hasattr(os, "memfd_create"):
         return "this Python or this system has no memfd_create"
     inherited = asking.inherited_fds()
@@ -158,9 +163,9 @@ def _why_not_warm(config: ZygoteConfig) -> str | None:
     return None
 
 
-def _read_reason(line: socket.socket) -> str:
-    said = asking.receive_reply(line, 0)
-    return str(said["reason"]) if said and said["op"] == "declined" else "the warm zygote was busy"
+def _read_reason(guardian_socket: socket.socket) -> str:
+    reply = asking.receive_reply(guardian_socket, 0)
+    return str(reply["reason"]) if reply and reply["op"] == "declined" else "the warm zygote was busy"
 
 
 def _count_open_files() -> int:
@@ -170,13 +175,12 @@ def _count_open_files() -> int:
 
 
 def _session_leader() -> int:
-    """The process that ends when people log out: it leads our session, or that of the process that gave us one.
+    """The process that ends when the user logs out: the leader of this session, or of the parent's session.
 
-    Where that has ended or cannot be seen from here (in a container, behind nsenter), it is the outermost one of the
-    session that we see.
+    If that has ended or is invisible (in a container, behind nsenter): the outermost visible process of the session.
 
     Raises:
-        OSError: there is none but ourselves.
+        OSError: there is none but the launcher itself.
     """
     ours = os.getpid()
     leader = os.getppid() if os.getsid(0) == ours else ours
@@ -194,9 +198,9 @@ def _session_leader() -> int:
 def _fork_warm_zygote(
     config: ZygoteConfig, end: socket.socket, environment: Mapping[str, str], streams: Sequence[int]
 ) -> NoReturn:
-    """In a fork that ends then: start a warm zygote, and tell the launcher which it is.
+    """In a fork, which then exits: start a warm zygote, and send its pid to the launcher.
 
-    The kernel kills it, stopped or not, when that one's end of ``end`` closes.
+    The kernel kills the zygote, even a stopped one, when the launcher's end of ``end`` is closed.
     """
     try:
         pid = spawn_zygote(config, end, environment, _TITLE_BYTES, streams)

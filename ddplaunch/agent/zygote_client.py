@@ -1,4 +1,4 @@
-"""The supervisor's end of the zygote: starts it, asks it for ranks, hears how they end."""
+"""The supervisor's client of the zygote: starts the zygote, requests ranks, reports their exits."""
 
 from __future__ import annotations
 
@@ -24,37 +24,36 @@ if TYPE_CHECKING:
 else:
     Protocol = object
 
-OWN_EXIT_TIMEOUT_S = 0.5  # seconds in which what a program left behind may end by itself before it is told to
-LEFTOVER_GRACE_S = 5.0  # seconds at most that processes left behind by ranks that succeeded have for their own end
-MAX_IN_FLIGHT = 8  # ranks that are asked for and not born yet: each has up to six descriptors on their way
-_MAX_TITLE_BYTES = (
-    4096  # bytes of the ranks' command line for ``ps``; the kernel refuses a word of 128 KiB (MAX_ARG_STRLEN)
-)
+OWN_EXIT_TIMEOUT_S = 0.5  # seconds that leftover processes have to end by themselves before SIGTERM
+LEFTOVER_GRACE_S = 5.0  # seconds at most between SIGTERM and SIGKILL for leftover processes of ranks that succeeded
+MAX_IN_FLIGHT = 8  # ranks requested and not spawned yet: each has up to six descriptors in the socket
+_MAX_TITLE_BYTES = 4096  # of the ranks' command line in ``ps``; the kernel refuses one of 128 KiB (MAX_ARG_STRLEN)
 
 BuildRankJob = Callable[[dict[str, int]], "RankJob"]
-"""Describes a rank, and puts in its descriptors, by purpose: stdin, stdout, stderr, answers."""
+"""Builds the job of a rank, and adds its descriptors by purpose: stdin, stdout, stderr, answers."""
 
 
 class ZygoteListener(Protocol):
-    """Hears what a zygote says; it is never called back from within a call to its client."""
+    """Handles the messages of a zygote; never called from within a call to its client."""
 
     def on_zygote_ready(self, forks: bool, failed: str | None, unsafe: str | None, seconds: float) -> None:
-        """It can start ranks; ``failed`` says why it has imported its fallback, the rest is as in ``events.Ready``."""
+        """It can start ranks.
 
-    def on_import_failed(self, message: str) -> None: ...  # what was to be imported cannot be
+        ``failed``: why it imported its fallback; the rest is as in ``events.ZygoteReady``.
+        """
+
+    def on_import_failed(self, message: str) -> None: ...  # a module that the user named
     def on_spawned(self, rank: int, pid: int, pidfd: int | None) -> None: ...
-    def on_spawn_failed(self, rank: int, errno: int) -> None: ...  # it can be given no process, or no descriptors
+    def on_spawn_failed(self, rank: int, errno: int) -> None: ...  # no process or no descriptors
     def on_exited(self, rank: int, pid: int, code: int, usage: Usage) -> None: ...  # -N for signal N
-    def store_exited(self, pid: int, code: int) -> None: ...  # the process of the store; never by our doing
-    def on_swept(self, found: list[str], stuck: list[str]) -> None: ...  # nothing is left; as in ``events.Swept``
-    def on_zygote_signalled(
-        self, number: int, rank: int | None
-    ) -> None: ...  # a signal has come to it: from a rank, or to all
-    def on_zygote_lost(self) -> None: ...  # it has ended unasked
+    def on_store_exited(self, pid: int, code: int) -> None: ...  # the store's process; the launcher never kills it
+    def on_swept(self, found: list[str], stuck: list[str]) -> None: ...  # as in ``events.AttemptSwept``
+    def on_zygote_signalled(self, number: int, rank: int | None) -> None: ...  # by a rank; None: a group of processes
+    def on_zygote_lost(self) -> None: ...  # it ended without ``close``
 
 
 class ZygoteClient:
-    """One zygote process, from construction to ``close``; ranks are asked for a few at a time, once it is ready."""
+    """One zygote process, from construction to ``close``; once it is ready, ranks are requested a few at a time."""
 
     def __init__(
         self,
@@ -62,22 +61,18 @@ class ZygoteClient:
         *,
         listener: ZygoteListener,
         environment: Mapping[str, str],
-        preload: PreloadPlan | None = None,  # what to import before forking; None, and every rank is a new interpreter
+        preload: PreloadPlan | None = None,  # what to import before forking; None: every rank is a new interpreter
         first: str = "",  # the folder that ranks have in front of ``sys.path``
-        remove: Sequence[str] = (),  # paths that it removes should we be killed
+        remove: Sequence[str] = (),  # paths that it removes if the launcher is killed
         title: str = "",  # the longest command line that ``ps`` is to show for a rank
-        shielded: Sequence[int] = (),  # signals for us alone that everything below gets; a rank may yet handle them
+        shielded: Sequence[int] = (),  # signals for the launcher that all descendants get too; ranks may handle them
         blocked: Iterable[int] = (),  # signals that a rank inherits as blocked
-        warm: WarmZygoteStarter | None = None,  # may have one that has imported all already
+        warm: WarmZygoteStarter | None = None,  # provides a zygote that has imported already
     ) -> None:
-        """Start the zygote.
-
-        Raises:
-            CannotStart: a limit on processes or memory.
-        """
+        """Start the zygote; ResourceLimitError: a limit on processes or memory is reached."""
         self._loop, self._listener = loop, listener
         preload = preload or PreloadPlan()
-        self.ready = self.killed = self.stores = False  # ``stores``: whether the job's store can be in a fork of it
+        self.ready = self.killed = self.stores = False  # ``stores``: a fork of it can serve the store
         config: ZygoteConfig = {
             "supervisor": os.getpid(),
             "forks": preload.forks,
@@ -98,66 +93,67 @@ class ZygoteClient:
             "warm": None,
             "guarded": False,
         }
-        found = warm.get_zygote(config, environment) if warm else None
+        warm_zygote = warm.get_zygote(config, environment) if warm else None
         self._process: ZygoteProcess
-        if found:
-            self._process, ours = found
+        if warm_zygote:
+            self._process, our_socket = warm_zygote
         else:
-            ours, theirs = socket.socketpair()
-            room = min(len(title.encode(errors="replace")), _MAX_TITLE_BYTES)
+            our_socket, child_socket = socket.socketpair()
+            title_bytes = min(len(title.encode(errors="replace")), _MAX_TITLE_BYTES)
             try:
-                self._process = OwnZygote(config, theirs, environment, room)
+                self._process = OwnZygote(config, child_socket, environment, title_bytes)
             except OSError as error:
-                ours.close()
+                our_socket.close()
                 raise limits.ResourceLimitError(
                     f"no process can be started: {limits.describe_spawn_error(error.errno)}"
                 ) from None
             finally:
-                theirs.close()
-        self._mailbox = ZygoteSocket(loop, ours, self._on_message, listener.on_zygote_lost)
+                child_socket.close()
+        self._socket = ZygoteSocket(loop, our_socket, self._on_message, listener.on_zygote_lost)
         self._queue: deque[tuple[int, BuildRankJob]] = deque()
         self._in_flight = 0
 
     def spawn(self, ranks: Iterable[tuple[int, BuildRankJob]]) -> None:
-        """Ask for each rank when its turn has come; answered by ``on_spawned`` or ``on_spawn_failed``."""
+        """Queue requests for ranks; each is answered by ``on_spawned`` or ``on_spawn_failed``."""
         self._queue.extend(ranks)
         self._request_next()
 
     def serve_store(self, listening: int) -> None:
-        """Have a new store, and no other, on this socket, which becomes the zygote's; before any rank is asked for."""
-        self._mailbox.send({"op": "store"}, [listening], lambda error: self._mailbox.send({"op": "store"}))
+        """Replace the store by a new one that listens on this socket, which is closed; before ranks are requested."""
+        self._socket.send({"op": "store"}, [listening], lambda error: self._socket.send({"op": "store"}))
 
     def cancel_pending(self) -> int:
-        """Ask for no more ranks; return how many of those wanted are not on their way, and never will be."""
-        back = min(
-            self._mailbox.withdraw_unsent(), self._in_flight
-        )  # the store's socket may be the one that has not left
+        """Drop the queued requests; return how many ranks will never start because of that."""
+        back = min(self._socket.withdraw_unsent(), self._in_flight)  # the unsent message may be that of the store
         self._in_flight -= back
         count = back + len(self._queue)
         self._queue.clear()
         return count
 
     def remove_on_exit(self, path: str) -> None:
-        """Have ``path`` removed, too, should we be killed."""
-        self._mailbox.send({"op": "remove", "path": path})
+        """Have the zygote remove ``path`` if the launcher is killed."""
+        self._socket.send({"op": "remove", "path": path})
 
     def sweep(self, grace: float, *, own_exit_timeout_s: float = OWN_EXIT_TIMEOUT_S) -> None:
-        """Have all below ended: SIGTERM after ``own_exit_timeout_s``, SIGKILL ``grace`` seconds later; answered by ``on_swept``."""
-        self._mailbox.send({"op": "sweep", "grace": grace, "patience": own_exit_timeout_s})
+        """End all descendants: SIGTERM after ``own_exit_timeout_s``, SIGKILL ``grace`` seconds later.
+
+        Answered by ``on_swept``.
+        """
+        self._socket.send({"op": "sweep", "grace": grace, "patience": own_exit_timeout_s})
 
     def kill(self) -> None:
-        """End the zygote at once, and with it, by their parent-death signal, its ranks."""
+        """Kill the zygote, and by their parent-death signal its ranks."""
         self.killed = True
         self._process.kill()
 
     def close(self) -> int | None:
-        """Let the zygote end whatever it still has and leave; return its wait status, None if it was closed before."""
-        if self._mailbox.is_closed:
+        """Have the zygote kill its descendants and exit; return its wait status, None if it was closed before."""
+        if self._socket.is_closed:
             return None
         if not self.ready:
-            self.kill()  # it has nothing to end yet, and may import for long
+            self.kill()  # it has no descendants yet, and imports may take long
         self._queue.clear()
-        self._mailbox.close()
+        self._socket.close()
         return self._process.wait()
 
     @property
@@ -166,22 +162,22 @@ class ZygoteClient:
 
     @property
     def unkillable(self) -> list[str]:
-        """What of it cannot be killed, where that is not ours to try: once it is closed."""
+        """After ``close``: descendants of a warm zygote that its guardian could not kill."""
         return list(self._process.unkillable)
 
     def _request_next(self) -> None:
-        while self.ready and self._queue and self._in_flight < MAX_IN_FLIGHT and self._mailbox.is_idle:
+        while self.ready and self._queue and self._in_flight < MAX_IN_FLIGHT and self._socket.is_idle:
             rank, prepare = self._queue.popleft()
             self._in_flight += 1
             fds: dict[str, int] = {}
             try:
                 job = prepare(fds)
-            except OSError as error:  # the next would fare no better
+            except OSError as error:  # the next rank would fail too
                 for fd in fds.values():
                     os.close(fd)
                 return self._on_spawn_failed(rank, error)
             failed = partial(self._on_spawn_failed, rank)
-            self._mailbox.send({"op": "spawn", "rank": rank, "job": job, "fds": list(fds)}, list(fds.values()), failed)
+            self._socket.send({"op": "spawn", "rank": rank, "job": job, "fds": list(fds)}, list(fds.values()), failed)
 
     def _on_spawn_failed(self, rank: int, error: OSError) -> None:
         self._loop.call_soon(partial(self._on_message, {"op": "unborn", "rank": rank, "errno": error.errno or 0}, []))
@@ -203,10 +199,10 @@ class ZygoteClient:
             code = os.waitstatus_to_exitcode(message["status"])
             self._listener.on_exited(message["rank"], message["pid"], code, message["usage"])
         elif message["op"] == "store exited":
-            self._listener.store_exited(message["pid"], os.waitstatus_to_exitcode(message["status"]))
+            self._listener.on_store_exited(message["pid"], os.waitstatus_to_exitcode(message["status"]))
         elif message["op"] == "signalled":
             self._listener.on_zygote_signalled(message["number"], message["rank"])
         elif message["op"] == "swept":
             self._listener.on_swept(message["found"], message["stuck"])
-        if not self._mailbox.is_closed:
+        if not self._socket.is_closed:
             self._request_next()

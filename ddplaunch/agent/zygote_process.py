@@ -1,4 +1,4 @@
-"""A zygote as a process, started, killed and waited for: either a child of ours, or forked from a warm one."""
+"""The zygote as a process to start, kill and wait for: a child of the launcher, or a fork of a warm zygote."""
 
 from __future__ import annotations
 
@@ -25,19 +25,17 @@ else:
 
 ZYGOTE_SCRIPT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "zygote.py")
 
-_EXIT_TIMEOUT_S = 6.0  # seconds that a zygote has to end what is below it before it is killed (over KILL_PATIENCE)
+_EXIT_TIMEOUT_S = 6.0  # for a zygote to kill its descendants, before it is killed itself (more than KILL_TIMEOUT_S)
 
 
 class ZygoteProcess(Protocol):
     @property
     def pid(self) -> int: ...
     @property
-    def unkillable(
-        self,
-    ) -> Sequence[str]: ...  # what is left of its ranks, and cannot be killed, once it was waited for
-    def on_ready(self, pid: int, pidfd: int | None) -> None: ...  # it is ready
+    def unkillable(self) -> Sequence[str]: ...  # after ``wait``: its descendants that cannot be killed
+    def on_ready(self, pid: int, pidfd: int | None) -> None: ...
     def kill(self) -> None: ...
-    def wait(self) -> int | None: ...  # the wait status, None where nobody knows it; killed after _EXIT_TIMEOUT_S
+    def wait(self) -> int | None: ...  # the wait status, None if unknown; kills it after _EXIT_TIMEOUT_S
 
 
 def spawn_zygote(
@@ -47,39 +45,38 @@ def spawn_zygote(
     title_bytes: int,
     fds: Sequence[int],
 ) -> int:
-    """Start a zygote as our child, which has ``child_socket``; return its pid. ``fds`` become its stdin, stdout, stderr.
+    """Start a zygote as a child process that inherits ``child_socket``; return its pid.
 
-    ``title_bytes``: bytes of its command line that ranks write theirs over.
+    ``fds`` become its stdin, stdout and stderr. ``title_bytes``: bytes of its command line that ranks overwrite with
+    theirs.
 
     Raises:
-        OSError: there can be no more processes.
+        OSError: the limit of processes or memory is reached.
     """
     child_socket.set_inheritable(True)
     with limits.original_nofile_limit():
-        # A session of its own: Ctrl-C in the terminal is for us to pass on.
+        # A session of its own: Ctrl-C in the terminal reaches the launcher alone, which passes it on.
         return os.posix_spawn(
             sys.executable,
             [sys.executable, ZYGOTE_SCRIPT, str(child_socket.fileno()), json.dumps(config), "-" * title_bytes],
             dict(environment),
             file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)],
             setsid=True,
-            setsigmask={*config["shielded"], *FORWARDED_SIGNALS},  # until it ignores or hears them
-            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # which Python ignores, and a program should not
+            setsigmask={*config["shielded"], *FORWARDED_SIGNALS},  # until it ignores or handles them
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores these, and a program should not inherit that
         )
 
 
 class OwnZygote:
-    """Our child, for this run alone."""
+    """A zygote that is a child of the launcher, for this run alone."""
 
-    unkillable: Sequence[str] = ()  # what it leaves is ours to end
+    unkillable: Sequence[str] = ()  # the launcher adopts its descendants, and kills them itself
 
-    def __init__(self, config: ZygoteConfig, theirs: socket.socket, environment: Mapping[str, str], room: int) -> None:
-        """Start it.
-
-        Raises:
-            OSError: there can be no more processes.
-        """
-        self._child = ChildProcess(spawn_zygote(config, theirs, environment, room, ()))
+    def __init__(
+        self, config: ZygoteConfig, child_socket: socket.socket, environment: Mapping[str, str], title_bytes: int
+    ) -> None:
+        """Start it; see ``spawn_zygote``."""
+        self._child = ChildProcess(spawn_zygote(config, child_socket, environment, title_bytes, ()))
 
     @property
     def pid(self) -> int:
@@ -96,47 +93,47 @@ class OwnZygote:
 
 
 class WarmZygote:
-    """A fork of a warm zygote, below a guardian, which tells us of its end."""
+    """A fork of a warm zygote; its parent is a guardian, which reports its exit."""
 
     def __init__(self, guardian_socket: socket.socket, warm_start: WarmStart | None) -> None:
-        """``guardian_socket`` is the guardian's; ``warm_start`` is the warm zygote, where that has yet to import."""
-        self._line, self._starting = guardian_socket, warm_start
+        """``guardian_socket`` leads to the guardian; ``warm_start``: the warm zygote, if it is still importing."""
+        self._guardian_socket, self._warm_start = guardian_socket, warm_start
         self._pidfd: int | None = None
         self.pid = warm_start.pid if warm_start else 0
         self.unkillable: Sequence[str] = ()
 
     def on_ready(self, pid: int, pidfd: int | None) -> None:
         self.pid, self._pidfd = pid, pidfd
-        if self._starting:
-            self._starting.close()
-            self._starting = None
+        if self._warm_start:
+            self._warm_start.close()
+            self._warm_start = None
 
     def kill(self) -> None:
-        if self._starting:
-            self._starting.kill()
+        if self._warm_start:
+            self._warm_start.kill()
         elif self.pid:
             processes.send_signal(self.pid, signal.SIGKILL, self._pidfd)
 
     def wait(self) -> int | None:
         from ddplaunch.warm.asking import receive_reply
 
-        ended: GuardianExited | None = receive_reply(self._line, _EXIT_TIMEOUT_S)
-        if ended is None:
+        exit_message: GuardianExited | None = receive_reply(self._guardian_socket, _EXIT_TIMEOUT_S)
+        if exit_message is None:
             self.kill()
-            ended = receive_reply(self._line, _EXIT_TIMEOUT_S)
-        self._line.close()
+            exit_message = receive_reply(self._guardian_socket, _EXIT_TIMEOUT_S)
+        self._guardian_socket.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
-        if self._starting:
-            self._starting.close()
-            self._starting = None
-        self.unkillable = ended["stuck"] if ended else ()
-        return ended["status"] if ended else None
+        if self._warm_start:
+            self._warm_start.close()
+            self._warm_start = None
+        self.unkillable = exit_message["stuck"] if exit_message else ()
+        return exit_message["status"] if exit_message else None
 
 
 class WarmStart:
-    """A warm zygote that we have started, until it has imported all: so long it goes when we go."""
+    """A warm zygote that this launcher has started and that is still importing: it ends if the launcher ends."""
 
     def __init__(self, pid: int, pidfd: int | None, lifeline: socket.socket, path: str) -> None:
         self.pid = pid
@@ -146,7 +143,7 @@ class WarmStart:
         processes.send_signal(self.pid, signal.SIGKILL, self._pidfd)
         with suppress(OSError):
             os.unlink(self._path)
-            os.rmdir(os.path.dirname(self._path))  # unless there are others
+            os.rmdir(os.path.dirname(self._path))  # unless other warm zygotes have sockets in it
 
     def close(self) -> None:
         self._tie.close()

@@ -103,10 +103,10 @@ def test_ctrl_c_ends_the_wait(start_ddplaunch, tmp_path, gpu):
     ("number", "said"),
     [
         (signal.SIGSTOP, "the GPU driver did not answer in 5 s"),
-        (signal.SIGKILL, "the check of this machine broke off at the GPU driver"),
+        (signal.SIGKILL, "the check of this machine ended unexpectedly at the GPU driver"),
     ],
 )
-def test_a_look_that_comes_to_no_end(start_ddplaunch, tmp_path, gpu, number, said):
+def test_a_check_that_hangs(start_ddplaunch, tmp_path, gpu, number, said):
     """The launcher waits for nobody who hangs."""
     held, environ = gpu
     held.touch()
@@ -120,7 +120,7 @@ def test_a_look_that_comes_to_no_end(start_ddplaunch, tmp_path, gpu, number, sai
     job.assert_nothing_left()
 
 
-def test_without_the_option_nobody_looks(run_ddplaunch, tmp_path, gpu):
+def test_without_the_option_gpus_are_not_checked(run_ddplaunch, tmp_path, gpu):
     held, environ = gpu
     held.touch()
     write_program(tmp_path, "train.py", "print('started')")

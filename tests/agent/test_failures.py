@@ -176,7 +176,7 @@ def test_a_lost_connection_is_never_the_first_cause_where_there_is_another():
     assert [each.rank for each in verdict.others] == [0, 1]
 
 
-def test_who_had_waited_too_long_comes_before_those_whose_connection_that_closed():
+def test_a_rank_that_timed_out_is_reported_before_ranks_that_lost_their_connection_to_it():
     closed = _failure(0, 10.0, "RuntimeError: Connection closed by peer")
     late = _failure(1, 11.0, "RuntimeError: Timed out waiting 4000ms for recv operation to complete")
     assert find_first_cause([closed, late], 1, 3).first is late

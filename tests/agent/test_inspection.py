@@ -135,10 +135,10 @@ def test_the_rank_that_the_others_wait_for(start_ddplaunch, tmp_path, found, wha
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", [pytest.param("sleep", marks=pytest.mark.smoke), "before"])
-def test_a_hang_that_is_stopped_is_told(start_ddplaunch, run_in_fork, tmp_path, found, what):
+def test_a_hang_that_is_stopped_is_reported(start_ddplaunch, run_in_fork, tmp_path, found, what):
     """Also one of which torch keeps no record: in init_process_group. What ranks did is kept."""
     script = write_program(tmp_path, "train.py", HANG)
-    sooner = launcher_with_constant(tmp_path, "control.attempt.HANGS", 0.1)
+    sooner = launcher_with_constant(tmp_path, "control.attempt.LONG_WAIT_S", 0.1)
     words = ("--nproc", "3", "--run-id", f"hang-{what}", "--log-dir", "logs", script, what)
     job = start_ddplaunch("run", *words, executable=sooner)
     found(job, sentence(what))
@@ -153,7 +153,7 @@ def test_a_hang_that_is_stopped_is_told(start_ddplaunch, run_in_fork, tmp_path, 
 
 
 @pytest.mark.slow
-def test_without_torchs_recorder_stacks_alone_tell(start_ddplaunch, tmp_path, found):
+def test_without_torchs_recorder_the_report_has_stacks_only(start_ddplaunch, tmp_path, found):
     job = start_ddplaunch(
         "run", "--nproc", "3", write_program(tmp_path, "train.py", HANG), "sleep", env={"TORCH_FR_BUFFER_SIZE": "0"}
     )
@@ -368,7 +368,7 @@ def test_asking_again_and_again_does_not_disturb(start_ddplaunch, run_in_fork, t
     assert (job.wait(), job.stderr()) == (0, "")
 
 
-def test_what_is_no_python_program_says_so(start_ddplaunch, run_in_fork):
+def test_a_program_other_than_python_has_no_stacks(start_ddplaunch, run_in_fork):
     job = start_ddplaunch("run", "--nproc", "2", "--no-python", "/bin/sh", "-c", "echo there; exec sleep 600")
     job.wait_for("there", 2)
     assert {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]} == {"it is not a Python program"}
@@ -390,7 +390,7 @@ def test_no_inspect_prepares_nothing(start_ddplaunch, run_in_fork, tmp_path):
         job = start_ddplaunch("run", *LIGHT, *option, "--nproc", "2", script)
         job.wait_for(line, 2)
         why = {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]}
-        assert why == ({"ddplaunch runs with --no-inspect"} if option else {""})
+        assert why == ({"inspection is disabled (--no-inspect)"} if option else {""})
         job.signal(signal.SIGINT)
         assert job.wait() == 130
 
@@ -432,16 +432,18 @@ TAKES_ALL = """
 
 
 @pytest.mark.parametrize("what", ["plain", pytest.param("torch", marks=pytest.mark.slow)])
-def test_a_program_that_takes_all_signals_later_gets_ours_once_at_most(start_ddplaunch, run_in_fork, tmp_path, what):
+def test_a_program_that_handles_all_signals_later_gets_a_stack_signal_once_at_most(
+    start_ddplaunch, run_in_fork, tmp_path, what
+):
     """With torch a thread of ours tells. What the program prints of our signals would look like progress."""
     patient = launcher_with_constant(
-        tmp_path, "agent.inspector.SURE", 20.0, "PATIENCE"
+        tmp_path, "agent.inspector.SIGNAL_CHECK_TIMEOUT_S", 20.0, "READ_TIMEOUT_S"
     )  # the thread may have to wait for a core
     words = (*(LIGHT if what == "plain" else ()), "--nproc", "2", write_program(tmp_path, "train.py", TAKES_ALL), what)
     job = start_ddplaunch("run", *words, executable=patient)
     job.wait_for("there", 2)
     for _ in range(3):
-        assert {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]} == {"no signal is free for it"}
+        assert {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]} == {"no free signal for it"}
     job.signal(signal.SIGINT)
     assert job.wait() == 130
     assert job.stdout().count("caught") == (4 if what == "plain" else 0)  # each of two
@@ -471,7 +473,7 @@ def test_a_program_that_closes_its_descriptors(start_ddplaunch, run_in_fork, tmp
     job = start_ddplaunch("run", *LIGHT, "--nproc", "2", write_program(tmp_path, "train.py", text))
     job.wait_for("there", 2)
     why = {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]}
-    assert why == {"the program has closed the file for it"}
+    assert why == {"the program has closed the file for stacks"}
     assert (tmp_path / "victim").read_text() == ""
     job.signal(signal.SIGINT)
     job.wait()
@@ -487,7 +489,7 @@ def test_how_a_rank_ended_is_awaited(start_ddplaunch, tmp_path):
         print("there", os.getpid(), flush=True)
         signal.sigwait({signal.SIGUSR1})
     """
-    later = launcher_with_constant(tmp_path, "agent.inspector.LAST_WORD", 2.5)
+    later = launcher_with_constant(tmp_path, "agent.inspector.EXIT_STATUS_TIMEOUT_S", 2.5)
     job = start_ddplaunch("run", *FORKED, "--nproc", "2", write_program(tmp_path, "train.py", text), executable=later)
     job.wait_for("there", 2)
     leaving = int(job.stdout().partition("[1] there ")[2].split()[0])
@@ -513,7 +515,7 @@ def test_how_a_rank_ended_is_awaited(start_ddplaunch, tmp_path):
         ("never", "rank 2 did not call init_process_group, which 2 ranks waited for until the timeout (3 s): late at"),
     ],
 )
-def test_nobody_who_waited_is_blamed(run_ddplaunch, tmp_path, what, headline):
+def test_a_rank_that_waited_is_not_the_culprit(run_ddplaunch, tmp_path, what, headline):
     text = """
         import datetime, sys, time, os
 

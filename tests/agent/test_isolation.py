@@ -30,8 +30,8 @@ def broken(what):
     return fail
 
 HistoryRecorder.observe = broken("an observer")
-output.TailRanks.serve = broken("a request")
-inspection.JobInspected = broken("an answer that comes later")
+output.TailOutputRequest.handle = broken("a request")
+inspection.JobInspection = broken("an answer that comes later")
 RankInspector._poll_replies = broken("an inspection")
 StallDetector._on_rank_activity = broken("a clock")
 SidecarRunner.on_spawned = broken("a sidecar")
@@ -68,11 +68,11 @@ def test_a_feature_that_raises_is_reported_once_and_left_out(start_ddplaunch, tm
     assert job.wait() == 3
     said = job.stderr()
     for what, times in (
-        ("History failed", 1),
-        ("the answer to TailRanks failed", 2),  # each request is one of its own
-        ("the answer to InspectJob failed", 1),
+        ("HistoryRecorder failed", 1),
+        ("the answer to TailOutputRequest failed", 2),  # each request is one of its own
+        ("the answer to InspectJobRequest failed", 1),
         ("the inspection of ranks failed", 1),
-        ("the stall clock failed", 1),
+        ("stall detection failed", 1),
         ("the sidecars failed", 1),
     ):
         assert said.count(f"bug in ddplaunch: {what} and is left out, the job goes on; please report it") == times

@@ -47,7 +47,7 @@ def test_a_container_that_forbids_a_call(tmp_path, call, code, error):
     done = run_command([*without(errno.errorcode[error], call), *words], tmp_path)
     assert done.returncode == code, done
     refusal = (
-        f"Error: the system call {call} fails, which starting ranks needs: {os.strerror(error)}\n"
+        f"Error: the system call {call} is needed to start ranks and fails: {os.strerror(error)}\n"
         "  allow it in the container's seccomp profile\n"
     )
     assert done.stderr == (refusal if code else "")
@@ -58,7 +58,7 @@ def test_a_container_that_forbids_prctl_to_a_program_and_the_doctor(tmp_path):
     """``launch()`` raises the reason, and the doctor's finding is the reason."""
     program = write_program(tmp_path, "calls.py", "from ddplaunch import launch\nlaunch(print, nproc=2)\n")
     done = run_command([*without("EPERM", "prctl"), sys.executable, program], tmp_path)
-    reason = "the system call prctl fails, which starting ranks needs: Operation not permitted"
+    reason = "the system call prctl is needed to start ranks and fails: Operation not permitted"
     assert done.stderr.splitlines()[-1] == f"ddplaunch.errors.LaunchError: {reason}"
     assert "OSError" not in done.stderr
     checked = run_command([*without("EPERM", "prctl"), *ddplaunch_command("doctor")], tmp_path)
@@ -74,8 +74,8 @@ UNSHARE = shutil.which("unshare")
 @pytest.mark.parametrize(
     ("made", "code", "message"),
     [
-        ("umount -l /sys; umount -l /proc", 71, "Error: /proc is not mounted: "),
-        ("mount -t tmpfs none /proc; mount -t tmpfs none /sys", 71, "Error: /proc is not mounted: "),
+        ("umount -l /sys; umount -l /proc", 71, "Error: /proc is not mounted; "),
+        ("mount -t tmpfs none /proc; mount -t tmpfs none /sys", 71, "Error: /proc is not mounted; "),
         ("mount -t tmpfs none /dev; mknod /dev/null c 1 3; mknod /dev/urandom c 1 9", 0, ""),
     ],
     ids=["neither", "empty", "no /dev/fd"],
@@ -92,7 +92,7 @@ def test_proc_of_another_pid_namespace(tmp_path):
     words = ddplaunch_command("run", "--nproc", "2", "--no-python", "true")
     done = run_command(["unshare", "-p", "-f", "--kill-child=KILL", *words], tmp_path)
     assert done.returncode == 71, done
-    assert "Error: /proc is of another PID namespace: this process is 1, and " in done.stderr
+    assert "Error: /proc belongs to another PID namespace: this process is 1, but " in done.stderr
 
 
 def test_a_rank_that_is_traced_by_its_parent_has_its_signals(tmp_path):

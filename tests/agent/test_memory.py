@@ -76,7 +76,7 @@ def report(job) -> list[str]:
 
 @limited
 @cold
-def test_a_rank_that_was_killed_for_memory_says_whose_limit_and_who_had_it(group, start_ddplaunch):
+def test_the_report_of_a_rank_killed_for_memory_has_the_limit_and_the_usage(group, start_ddplaunch):
     """The limit stands on the group above."""
     above = group(200)
     job = start_ddplaunch("run", *LIGHT, "--nproc", "2", FAILS, "memory", "1", preexec_fn=joining(group(None, above)))
@@ -163,8 +163,8 @@ def test_torchs_own_words_about_a_killed_worker_are_understood(group, start_ddpl
         for _ in DataLoader(Growing(), batch_size=None, num_workers=1):
             pass
         """
-    job = start_ddplaunch("run", "--preload", "torch", "--nproc", "1", "--show", "all", write_program(tmp_path, "t.py", program),
-                preexec_fn=joining(group(700)))  # fmt: skip
+    words = ("--preload", "torch", "--nproc", "1", "--show", "all", write_program(tmp_path, "t.py", program))
+    job = start_ddplaunch("run", *words, preexec_fn=joining(group(700)))
     assert job.wait() == 1
     _, what, who, *_ = report(job)
     assert re.search(r"out-of-memory killer ended (its process \d+, which had \d+ MiB|one of its processes): ", what)
@@ -375,7 +375,7 @@ def test_the_machines_count_is_for_where_no_group_counts(tmp_path):
     memory.close()
 
 
-def test_what_the_kernel_takes_long_to_tell_is_asked_for_once_at_a_time_and_never_of_much(tmp_path, monkeypatch):
+def test_proportional_sizes_are_read_by_one_thread_at_a_time_and_not_for_much_memory(tmp_path, monkeypatch):
     """Caches of files fill the limit of a group, and wake us, all the time."""
     asked, answer, held = [], threading.Event(), [1]
 
@@ -391,7 +391,7 @@ def test_what_the_kernel_takes_long_to_tell_is_asked_for_once_at_a_time_and_neve
     looking._on_alarm()
     assert len(asked) == 1
     answer.set()
-    wait_until(lambda: not looking._reading.locked(), "the reader")
+    wait_until(lambda: not looking._pss_lock.locked(), "the reader")
     asked.clear()
     held[0] = 64 << 30
     looking._on_alarm()
@@ -399,7 +399,7 @@ def test_what_the_kernel_takes_long_to_tell_is_asked_for_once_at_a_time_and_neve
     looking.close()
 
 
-def test_without_a_descriptor_left_nobody_looks_and_nothing_falls(tmp_path):
+def test_without_a_free_descriptor_there_is_no_sample_and_no_exception(tmp_path):
     looking = RankMemory(EventLoop(), lambda: {0: os.getsid(0)}, tree(tmp_path, "0::/\n"))
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
@@ -440,7 +440,7 @@ def test_who_grew_and_what_helps(points, grew, advice):
     assert (grew or "") in describe_growth(3, points)
 
 
-def test_points_from_longer_ago_tell_who_grew_over_minutes():
+def test_older_points_show_growth_over_minutes():
     """Unless they show nothing: what forks copy of what they had in common shows only in their parts."""
     shortage = OutOfMemory(3, MemoryLimit(64 << 30), 0, 1)
     near = [point(590, 1, 20), point(600, 1, 22)]
@@ -456,7 +456,7 @@ def test_points_from_longer_ago_tell_who_grew_over_minutes():
     )
 
 
-def test_who_looks_anyway_notes_what_a_rank_and_its_children_hold(tmp_path):
+def test_a_sample_has_the_memory_of_a_rank_and_its_children(tmp_path):
     root = tree(tmp_path, "0::/\n", **{"proc/vmstat": "oom_kill 3\n", "proc/meminfo": "MemTotal: 16777216 kB\n"})
     program = (
         "import os, sys\nif os.fork():\n os.wait()\nfor _ in sys.stdin: held = bytearray(90 << 20); print(flush=True)"

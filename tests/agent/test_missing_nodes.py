@@ -22,5 +22,5 @@ NONE = "StepId=7.0 does not exist on node (null).\n"
         ("", 1, None),
     ],
 )
-def test_who_lives(listed, count, is_alive):
-    assert parse_listpids(listed, count) == is_alive
+def test_which_tasks_are_alive(listed, count, alive):
+    assert parse_listpids(listed, count) == alive

@@ -32,7 +32,7 @@ def python(tmp_path, text):
 
 
 @pytest.mark.smoke
-def test_each_event_is_told_once(run_ddplaunch, tmp_path):
+def test_each_event_runs_the_command_once(run_ddplaunch, tmp_path):
     write_program(tmp_path, "t.py", FAILS)
     job = run_ddplaunch("run", "--nproc", "2", *LIGHT, "--max-restarts", "1", "--notify", TO_FILE, "t.py")
     assert job.returncode == 1
@@ -46,7 +46,7 @@ def test_each_event_is_told_once(run_ddplaunch, tmp_path):
     assert (end["code"], end["world_size"]) == (1, 2)
 
 
-def test_a_command_that_fails_is_said_once(run_ddplaunch, tmp_path):
+def test_a_command_that_fails_is_reported_once(run_ddplaunch, tmp_path):
     write_program(tmp_path, "t.py", "")
     job = run_ddplaunch("run", "--notify", "sh -c 'yes | head -c 9000000; echo; echo no mail here; exit 3'", "t.py")
     assert (job.returncode, job.stderr.count("--notify")) == (0, 1)
@@ -80,7 +80,10 @@ def test_the_end_waits_for_a_bounded_time(run_ddplaunch, tmp_path):
     began = time.monotonic()
     job = run_ddplaunch("run", "--notify", python(tmp_path, DEAF), "t.py")
     assert job.returncode == 0
-    assert f"--notify was not done {notify.FINAL_TIMEOUT_S:g} s after the job's end, and was ended" in job.stderr
+    assert (
+        f"--notify: commands still ran {notify.FINAL_TIMEOUT_S:g} s after the end of the job and were killed"
+        in job.stderr
+    )
     assert time.monotonic() - began >= notify.FINAL_TIMEOUT_S
     assert not is_alive(pid(tmp_path))
 
@@ -115,7 +118,7 @@ def test_its_process_is_killed(start_ddplaunch, tmp_path):
     command = pid(tmp_path)
     with open(f"/proc/{command}/stat") as file:
         os.kill(int(file.read().rpartition(")")[2].split()[1]), signal.SIGKILL)
-    wait_until(lambda: "nobody is told any more" in job.stderr(), "the message")
+    wait_until(lambda: "--notify disabled" in job.stderr(), "the message")
     (tmp_path / "go").touch()
     assert job.wait() == 0
     assert not is_alive(command)

@@ -42,7 +42,7 @@ def mode(request):
 
 
 @pytest.mark.smoke
-def test_ranks_that_are_told_end_by_themselves(start_ddplaunch, asks, mode):
+def test_notified_ranks_end_by_themselves(start_ddplaunch, asks, mode):
     job = start_ddplaunch("run", *mode, "--nproc", "2", asks)
     job.wait_for("ready", 2)
     job.signal(signal.SIGUSR2)
@@ -188,7 +188,7 @@ def test_a_shell_script_looks_for_the_file(start_ddplaunch):
     assert job.wait() == 75
 
 
-def test_nobody_is_stopped_for_anothers_failure(start_ddplaunch, tmp_path):
+def test_ranks_are_not_stopped_for_the_failure_of_another(start_ddplaunch, tmp_path):
     """A rank that ends first breaks the others' collectives, while one may still be writing its checkpoint."""
     first = "if runtime.rank():\n        raise OSError('peer gone')\n    time.sleep(1)\n    "
     write_program(tmp_path, "t.py", ASKS.replace('print("saved', f'{first}print("saved'))

@@ -115,7 +115,7 @@ def test_it_ends_with_a_job_that_is_stopped(start_ddplaunch, number):
     job.assert_nothing_left()
 
 
-def test_a_scheduler_that_tells_all_processes(start_ddplaunch):
+def test_a_scheduler_that_signals_all_processes(start_ddplaunch):
     """scancel does: that a sidecar ends before the ranks is no news then."""
     job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--sidecar", beside(), SLEEPER, "deaf")
     pid = sidecar(job)
@@ -228,7 +228,7 @@ def test_one_that_ignores_sigterm(start_ddplaunch, tmp_path, waits):
     job.assert_nothing_left()
 
 
-def test_how_the_job_ended_is_told_before_it_ends(start_ddplaunch, tmp_path):
+def test_the_result_of_the_job_is_shown_before_sidecars_end(start_ddplaunch, tmp_path):
     """Slurm may not leave time for more: the exit code for the batch script does not wait for any sidecar."""
     write_program(tmp_path, "t.py", WAITS + "raise SystemExit(75)\n")
     looks = "trap 'test -e again && echo it is there; exit' TERM; echo beside $$; while :; do sleep 0.1; done"

@@ -87,7 +87,7 @@ def test_a_slow_job_is_left_alone(start_ddplaunch, elsewhere, side_by_side):
     assert {what: (job.wait(), job.stderr()) for what, job in jobs.items()} == dict.fromkeys(side_by_side, (0, ""))
 
 
-def test_it_is_said_once_without_stopping(start_ddplaunch, tmp_path):
+def test_a_stall_is_reported_once_without_stopping(start_ddplaunch, tmp_path):
     """The job goes on; it is said anew when ranks have moved and stand still again. Commands are told too."""
     told = ("--notify", "sh -c 'cat >> told'", "--metrics", "job.prom")
     job = start_ddplaunch("run", *REPORT, *told, "--nproc", "3", PROGRAM, "stop")
@@ -107,11 +107,11 @@ def test_it_is_said_once_without_stopping(start_ddplaunch, tmp_path):
     assert re.search(r"^ddplaunch_stalls_total\{.*\} 1$", (tmp_path / "job.prom").read_text(), re.MULTILINE)
 
 
-def test_a_job_of_one_rank_is_told_that_nobody_looks(run_ddplaunch, tmp_path):
+def test_a_job_of_one_rank_has_no_stall_detection(run_ddplaunch, tmp_path):
     done = run_ddplaunch(
         "run", *LIGHT, "--stall-timeout", "60", "--nproc", "1", write_program(tmp_path, "t.py", "print('done')")
     )
-    said = "ddplaunch: --stall-timeout does nothing in a job of one rank, which waits for no other\n"
+    said = "ddplaunch: --stall-timeout has no effect in a job of one rank\n"
     assert (done.returncode, done.stderr) == (0, said)
 
 

@@ -174,7 +174,7 @@ def test_interrupt_reaches_the_program(start_ddplaunch, mode):
     said = sorted(re.sub(r"\d+$", "N", line) for line in job.stderr().splitlines() if "KeyboardInterrupt" in line)
     assert said == [f"[{rank}] KeyboardInterrupt: {SLEEPER}:N" for rank in range(3)]
     assert "Traceback" not in job.stderr()
-    assert "ddplaunch: stopping 3 ranks; Ctrl-C again ends them at once\n" in job.stderr()
+    assert "ddplaunch: stopping 3 ranks; Ctrl-C again kills them now\n" in job.stderr()
     job.assert_nothing_left()
 
 
@@ -229,7 +229,7 @@ def test_stopped_ranks_end(start_ddplaunch):
 def test_a_stopped_zygote_is_named_and_does_not_hold_up_the_end(start_ddplaunch, tmp_path):
     """Also where no readings are taken."""
     assert KILL_TIMEOUT_S == 5
-    sooner = launcher_with_constant(tmp_path, "rank.processes.KILL_PATIENCE", scaled_timeout(0.5))
+    sooner = launcher_with_constant(tmp_path, "rank.processes.KILL_TIMEOUT_S", scaled_timeout(0.5))
     job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--no-history", "--grace", "0", SLEEPER, executable=sooner)
     job.wait_for("ready", 2)
     os.kill(zygote := job.zygote(), signal.SIGSTOP)
@@ -297,7 +297,7 @@ def test_what_successful_ranks_leave_behind_is_ended_and_named(start_ddplaunch):
     assert LEFTOVER_GRACE_S == 5  # at most, or as long as the ranks have
     job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--grace", "0.5", SLEEPER, "children", "return")
     assert job.wait() == 0
-    assert "ended processes that the ranks left behind" in job.stderr()
+    assert "killed leftover processes of the ranks" in job.stderr()
     assert "sleep" in job.stderr()
     job.assert_nothing_left()
 
@@ -352,7 +352,7 @@ def test_a_rank_that_cannot_die_is_reported_and_not_waited_for(start_ddplaunch):
         (group / "freezer.state").write_text("FROZEN")
         job.signal(signal.SIGTERM)
         assert job.wait() == 143
-        assert "these processes cannot be killed, and nothing waits for them" in job.stderr()
+        assert "not waiting for processes that cannot be killed" in job.stderr()
         assert f"pid {frozen}" in job.stderr()
         assert is_alive(frozen)
     finally:

@@ -29,7 +29,7 @@ zygote_and_exec = pytest.mark.parametrize(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a network of its own")
-def test_no_loopback_is_said_at_once(tmp_path):
+def test_a_missing_loopback_is_reported_at_once(tmp_path):
     write_program(tmp_path, "ends.py", "")
     words = ["unshare", "-n", *ddplaunch_command("run", *FORKED, "ends.py")]
     done = run_command(words, tmp_path)
@@ -96,7 +96,7 @@ def test_a_taken_port_is_named_with_its_holder():
 
 
 @pytest.mark.parametrize("address", ["no-such-host.invalid", "192.0.2.1"])
-def test_an_address_that_is_not_ours(address):
+def test_an_address_of_another_machine(address):
     with pytest.raises(UsageError, match=address):
         ReservedPort(address, 0, nnodes=1)
 
@@ -251,7 +251,7 @@ def test_a_warm_zygotes_runs_have_stores_of_their_own(start_ddplaunch, tmp_path)
 
 
 @pytest.mark.parametrize("store", [True, False], ids=["a store", "rank 0's"])
-def test_what_a_dry_run_says_of_it(run_in_fork, tmp_path, store):
+def test_what_a_dry_run_shows_of_the_store(run_in_fork, tmp_path, store):
     write_program(tmp_path, "train.py", "import torch")
     for words, expected in ((("--nproc", "2"), store), (("--nproc", "1"), False)):
         done = run_in_fork("run", *words, *(() if store else EXEC), "--dry-run", "--json", "train.py")

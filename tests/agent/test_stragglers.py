@@ -15,7 +15,7 @@ from tests.starts import EXEC, FORKED, LIGHT
 
 pytestmark = pytest.mark.slow
 
-STRAGGLING = "agent.stragglers.STRAGGLING"
+STRAGGLING = "agent.stragglers.NAME_DELAY_S"
 
 ENDS_WHEN_TOLD = """
     import os
@@ -148,20 +148,20 @@ def test_a_rank_that_has_failed_and_still_runs_is_named(start_ddplaunch, tmp_pat
     script = write_program(tmp_path, "train.py", FAILS_AND_STAYS)
     sooner = launcher_with_constant(tmp_path, "agent.stragglers.FAILED_S", scaled_timeout(1))
     job = start_ddplaunch("run", *mode, "--show", "all/out", "--nproc", "5", script, executable=sooner)
-    wait_until(lambda: job.stderr().count("and still runs") == 5, "a note on each rank")
+    wait_until(lambda: job.stderr().count("but is still running") == 5, "a note on each rank")
     pids = dict(line.split()[1:] for line in job.stdout().splitlines())
     failed = "raised ValueError: the loss is nan"
-    over = "its program is over, and Python takes down what it left"
+    over = "its program has ended, and Python is shutting down"
     expected = {
-        "0": f"{failed}, and still runs: it waits for its threads to end, hang at train.py:4",
-        "1": f"{failed}, and still runs: hang at train.py:4",
-        "2": f"{failed}, and still runs: {over}",
-        "3": "called sys.exit(3), and still runs: it waits for its threads to end, hang at train.py:4",
-        "4": "raised Odd, and still runs: hang at train.py:4",
+        "0": f"{failed}, but is still running: it waits for its threads to end, hang at train.py:4",
+        "1": f"{failed}, but is still running: hang at train.py:4",
+        "2": f"{failed}, but is still running: {over}",
+        "3": "called sys.exit(3), but is still running: it waits for its threads to end, hang at train.py:4",
+        "4": "raised Odd, but is still running: hang at train.py:4",
     }
-    notes = [line for line in job.stderr().splitlines() if "and still runs" in line]
+    notes = [line for line in job.stderr().splitlines() if "but is still running" in line]
     assert sorted(notes) == [f"ddplaunch: rank {rank} (pid {pids[rank]}) has {how}" for rank, how in expected.items()]
     (tmp_path / "end").open("w").close()
     assert job.wait() in (1, 3)
-    assert job.stderr().count("and still runs") == 5
+    assert job.stderr().count("but is still running") == 5
     job.assert_nothing_left()

@@ -432,7 +432,9 @@ def test_without_proc(monkeypatch):
         with pytest.raises(LaunchError, match="/proc is not mounted"):
             check_proc()
     monkeypatch.setattr(os, "readlink", lambda path: "4711")
-    with pytest.raises(LaunchError, match=r"/proc is of another PID namespace: this process is \d+, and 4711 there"):
+    with pytest.raises(
+        LaunchError, match=r"/proc belongs to another PID namespace: this process is \d+, but 4711 there"
+    ):
         check_proc()
 
 

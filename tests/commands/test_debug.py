@@ -132,7 +132,7 @@ def test_ctrl_z_gives_the_terminal_back_and_fg_goes_on(debug_terminal, tmp_path)
 
 def test_a_client_that_ends_lets_the_ranks_run(debug_job, debug_terminal):
     job = debug_job(STEPS, "0", "1")
-    said = f"is at a breakpoint: train.py:{AT}, in step; `ddplaunch debug calm` attaches"
+    said = f"is at a breakpoint: train.py:{AT}, in step; attach with `ddplaunch debug calm`"
     wait_until(lambda: job.stderr().count(said) == 2, said)
     each = debug_terminal("debug", "calm")
     each.until("asks all")
@@ -165,7 +165,7 @@ def test_nobody_comes(debug_job):
     limits = ("--debug", "--debug-timeout", "4", "--timeout", "1.5", "--straggler-timeout", "1")
     job = debug_job(STEPS, "1", options=limits)
     assert job.wait() == 0, job.stderr()
-    assert "rank 1 goes on: nobody typed anything for 4.0s (--debug-timeout)" in job.stderr()
+    assert "rank 1 resumes: no input for 4.0s (--debug-timeout)" in job.stderr()
     assert job.stderr().count("is at a breakpoint") == 1
 
 
@@ -207,7 +207,7 @@ def test_a_rank_in_native_code_is_named_and_stops_when_that_returns(debug_job, t
     assert client.stdin
     assert client.stdout
     told = client.stdout.readline()
-    assert "rank 1 has not come to another line yet: " in told
+    assert "rank 1 has not reached another line yet: " in told
     assert told.endswith("; it stops when that returns, Ctrl-C leaves\n")
     assert "train.py:7" in told
     write_program(tmp_path, "over", "")
@@ -223,7 +223,10 @@ def test_post_mortem_keeps_the_first_failure_and_its_frames(debug_terminal, tmp_
     write_program(tmp_path, "train.py", STEPS.replace("breakpoint()", "raise ValueError(f'bad {loss}')"))
     each = debug_terminal("run", "--post-mortem", *LIGHT, "--nproc", "2", "train.py", "1", columns=160)
     each.until(lambda each: each.rows[-1:] == ["(rank 1)"])
-    assert "ddplaunch: rank 1 has failed at train.py:10, in step: ValueError: bad 0; it stays until q" in each.history
+    assert (
+        "ddplaunch: rank 1 has failed at train.py:10, in step: ValueError: bad 0; it waits in the debugger until q"
+        in each.history
+    )
     each.type("p loss, n\ru\rp n\r")
     each.until(lambda each: "(0, 0)" in each.rows and "(rank 1) p n" in each.rows)
     each.type("q\r")
@@ -345,7 +348,7 @@ def test_a_rank_that_was_to_stop_runs_on_when_nobody_awaits_it_any_more(debug_jo
         )
         job.wait_for("up", 2)
         client = TerminalEmulator(ddplaunch_command("debug", "calm", "--rank", "1"), tmp_path)
-        client.until("rank 1 has not come to another line yet")
+        client.until("rank 1 has not reached another line yet")
         client.close()
         assert (
             run_command(ddplaunch_command("stacks", "calm"), tmp_path).returncode == 0

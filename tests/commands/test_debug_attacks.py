@@ -193,15 +193,15 @@ if os.environ["RANK"] == "1":
     talk = socket.socket(socket.AF_UNIX)
     os.chdir(os.path.dirname(sys.breakpointhook.__self__._path))  # the path may be too long
     talk.connect("debugger")
-    say("Stopped", file="train.py", line=1, function="")
-    while hear()["op"] != "Leave":
+    say("RankStopped", file="train.py", line=1, function="")
+    while hear()["op"] != "DetachUser":
         pass
-    say("GoesOn", steps=True)
-    say("Terminal")
+    say("RankResumed", is_stepping=True)
+    say("TerminalRequest")
     path = hear()["body"]["path"]
-    say("Stopped", file="train.py", line=2, function="", tool="pudb")
+    say("RankStopped", file="train.py", line=2, function="", tool="pudb")
     print(hear()["op"], "of", os.path.basename(os.path.dirname(path)), flush=True)
-    say("GoesOn")
+    say("RankResumed")
 """
 
 
@@ -212,7 +212,7 @@ def test_a_rank_that_stops_as_its_person_goes_is_told_again(debug_job):
     with attached():
         pass
     assert job.wait() == 0
-    assert "Leave of pts" in job.stdout()
+    assert "DetachUser of pts" in job.stdout()
 
 
 def test_a_rank_whose_person_goes_as_it_asks_for_a_terminal_does_not_stop(tmp_path):
@@ -350,7 +350,7 @@ def test_a_rank_of_another_node_is_named_with_the_node(start_ddplaunch, tmp_path
     for node, rank, theirs in ((1, 0, 0), (1, 1, 0), (0, 2, 1)):
         done = pipe_to_debugger(tmp_path, "", str(jobs[node].process.pid), "--rank", str(rank))
         assert done.returncode == 2, done.stdout + done.stderr
-        assert f"rank {rank} is on another node: type `ddplaunch debug calm --rank {rank}` on " in done.stdout, theirs
+        assert f"rank {rank} is on another node: run `ddplaunch debug calm --rank {rank}` on " in done.stdout, theirs
     for rank in ("3", "9"):
         refused = pipe_to_debugger(tmp_path, "", str(jobs[1].process.pid), "--rank", rank)
         assert (refused.returncode, f"there is no rank {rank}: this job has ranks 0 to 2" in refused.stdout) == (

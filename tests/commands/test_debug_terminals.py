@@ -91,7 +91,7 @@ def test_between_ranks_and_out_of_a_debugger(debug_terminal, home, tmp_path):
     each.type("\x1d")
     each.until(lambda each: each.rows[-1] == f"(rank {here})")
     each.type("p\trank\r")  # nobody completes here
-    each.until(f"rank {here} is in ipdb, which needs a terminal; here: detach, q, @RANK")
+    each.until(f"rank {here} is in ipdb, which needs a terminal; commands here: detach, q, @RANK")
     each.until(lambda each: sum("is at a breakpoint" in row for row in each.history) == 2)
     each.type(f"@{3 - here}\r")
     each.until(lambda each: each.rows[-1] == "ipdb>")
@@ -150,12 +150,12 @@ def test_a_pipe_is_no_terminal_and_nobody_comes(debug_job, home, tmp_path):
     job = debug_job(STEPS.format("breakpoint()"), "0", "1", env=IPDB)
     wait_for_stops(job, 2)
     done = pipe_to_debugger(tmp_path, "p loss\n@1 detach\n", "calm")
-    assert "is in ipdb, which needs a terminal; here: detach, q, @RANK" in done.stdout
+    assert "is in ipdb, which needs a terminal; commands here: detach, q, @RANK" in done.stdout
     assert job.wait() == 0
     late = ("--debug", "--debug-timeout", "2", "--timeout", "60")
     job = debug_job(STEPS.format("breakpoint()"), "1", options=late, env=IPDB)
     assert job.wait() == 0, job.stderr()
-    assert "rank 1 goes on: nobody typed anything for 2.0s (--debug-timeout)" in job.stderr()
+    assert "rank 1 resumes: no input for 2.0s (--debug-timeout)" in job.stderr()
     job.assert_nothing_left()
 
 

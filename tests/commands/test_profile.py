@@ -195,7 +195,7 @@ def test_ranks_that_cannot_be_profiled(job, run_in_fork):
     wait_until(lambda: begun.find("sleep 600"), "the other program")
     done = run_in_fork("profile", str(begun.process.pid), "--seconds", "0.5")
     assert done.returncode == 0, done.stderr
-    assert "note: no profile of rank 0: it did not answer" in done.stdout
+    assert "note: no profile of rank 0: it did not respond" in done.stdout
     assert begun.find("sleep 600")
     assert begun.process.poll() is None
     begun.signal(signal.SIGTERM)

@@ -36,7 +36,7 @@ def jobs(start_ddplaunch, tmp_path):
     def begin(**filled):
         write_program(tmp_path, "raises.py", RAISES.format(**filled))
         nodes = Nodes(start_ddplaunch, tmp_path, 2, *FORKED, "--grace", "0.5")
-        sooner = launcher_with_constant(tmp_path, "rank.processes.KILL_PATIENCE", 0.5)
+        sooner = launcher_with_constant(tmp_path, "rank.processes.KILL_TIMEOUT_S", 0.5)
         found = [nodes.start(rank, target="raises.py", executable=sooner) for rank in (0, 1)]
         for each in found:
             each.wait_for("up")

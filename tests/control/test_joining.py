@@ -99,7 +99,7 @@ BY_MPIRUN = {
 def test_nodes_that_are_started_at_once_have_a_moment_before_it_is_told(start_ddplaunch, tmp_path, environment):
     """Their first seconds are no news: some are up before the others."""
     assert QUIET_WAIT_S == 5
-    sooner = launcher_with_constant(tmp_path, "cli.policy.QUIET", 2.0)
+    sooner = launcher_with_constant(tmp_path, "cli.policy.QUIET_WAIT_S", 2.0)
     write_program(tmp_path, "hello.py", HELLO)
     words = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--nproc", "1", "--start", "exec")
     launchers = []

@@ -362,7 +362,7 @@ def test_only_stacks_with_a_torch_that_tells_nothing_else():
 
 def test_a_rank_that_cannot_be_asked_may_have_entered_it():
     closed = with_rank_changed(
-        full_inspection("absent"), 2, threads=(), groups=(), last=(), answers=None, no_stack="no signal is free for it"
+        full_inspection("absent"), 2, threads=(), groups=(), last=(), answers=None, no_stack="no free signal for it"
     )
     assert describe_waits(closed) == (f"ranks 0, 1 wait in {STEP}; not all of its ranks could be inspected",)
 

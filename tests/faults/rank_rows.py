@@ -61,7 +61,7 @@ ROWS = [
     Row(
         "grandchild left behind by a job that ends well",
         _leave,
-        (WELL, Expect(0, "ended processes that the ranks left behind: .*sleep")),
+        (WELL, Expect(0, "killed leftover processes of the ranks: .*sleep")),
         mode="silent",
         survives=True,
     ),

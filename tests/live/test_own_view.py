@@ -115,7 +115,7 @@ def test_ctrl_c(person, moment):
     assert each.end() == 130
     assert each.given_back
     if moment == "while typing":
-        assert "ddplaunch: stopping 2 ranks; Ctrl-C again ends them at once" in each.history
+        assert "ddplaunch: stopping 2 ranks; Ctrl-C again kills them now" in each.history
         assert "0 ee" in each.rows
     assert each.raw.count(b"\x1b[?1049h") == (moment == "full screen")
 

@@ -69,7 +69,7 @@ def test_a_project_cannot_ask_for_it(run_in_fork, tmp_path):
 COLD = {
     "a scheduler started this run: SLURM_JOB_ID is set": ("SLURM_JOB_ID=1", "--cluster none"),
     "this run was started over SSH": ("DDPLAUNCH_OVER_SSH=1", ""),
-    "what --preload names is not kept: threading": ("", "--preload threading"),
+    "modules named with --preload are not kept warm: threading": ("", "--preload threading"),
     "each rank is a new interpreter": ("", "--start exec"),
 }
 
@@ -161,4 +161,4 @@ def test_where_no_socket_can_be_made(shell: Shell):
     script = f"mount -t tmpfs -o nr_inodes=3,mode=700 none {shell.runtime} && {folders} && {launch}"
     done = shell.run(f"unshare --mount sh -c {shlex.quote(script)}")
     assert done.stdout.count("made") == 2, done.stderr
-    assert shell.reasons("log")[0].startswith("no warm zygote can be asked: [Errno 28]")
+    assert shell.reasons("log")[0].startswith("cannot connect to a warm zygote: [Errno 28]")

@@ -63,7 +63,7 @@ def test_without_a_leader_of_its_session_it_ends_with_the_outermost_shell(shell:
 @pytest.mark.slow
 def test_without_any_shell_a_run_starts_cold(shell: Shell):
     after_its_leader(shell, f"read go <go; exec {shell.launch('--log-dir', 'log', 'shows.py')}", says="[1] made")
-    assert shell.reasons("log") == ["no warm zygote can be asked: the shell that it was started from has ended"]
+    assert shell.reasons("log") == ["cannot connect to a warm zygote: the shell that it was started from has ended"]
     assert shell.kept() == []
 
 
