@@ -1,4 +1,4 @@
-"""The code terms of CONTRIBUTING.md are those of the code: each has a name there, and the words they replaced go."""
+"""The terms of CONTRIBUTING.md and the names of How it works are those of the code; the words they replaced go."""
 
 import io
 import re
@@ -6,8 +6,10 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import ddplaunch
+from ddplaunch.control import messages
 
 PACKAGE = Path(ddplaunch.__file__).parent
 CONTRIBUTING = Path(__file__).parent.parent / "CONTRIBUTING.md"
@@ -66,3 +68,12 @@ def test_each_term_is_in_a_name():
     missing = [term for term in terms() if term not in NOT_IN_NAMES and term not in text]
     assert len(terms()) > 80
     assert missing == []
+
+
+def test_how_it_works_names_what_exists():
+    """Each name in code marks with a capital inside is a class of the package; each control message has its row."""
+    page = (PACKAGE.parent / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    known = {name for used in IDENTIFIERS.values() for name in used}
+    assert [name for name in re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+)`", page) if name not in known] == []
+    sent = {kind.__name__ for kind in get_args(messages.Message)}
+    assert [name for name in sorted(sent) if f"`{name}`" not in page] == []
