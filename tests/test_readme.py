@@ -381,3 +381,14 @@ def test_a_page_has_one_name():
     titles |= {f"{name.lower()}.md": ROOT / f"{name}.md" for name in ("CONTRIBUTING", "CHANGELOG")}
     for page, path in sorted(titles.items()):
         assert path.read_text(encoding="utf-8").splitlines()[0] == f"# {named[page]}" == f"# {linked[page]}"
+
+
+MAX_WORDS = 46_000
+"""Words of the README and of docs/*.md. What is said on one page is a link on the others."""
+
+
+def test_the_pages_are_short():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    counts = {page.name: len(re.findall(r"\S*\w\S*", page.read_text(encoding="utf-8"))) for page in pages}
+    longest = ", ".join(f"{name} {count}" for name, count in Counter(counts).most_common(8))
+    assert sum(counts.values()) <= MAX_WORDS, longest
