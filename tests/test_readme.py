@@ -363,3 +363,32 @@ def test_commands_for_other_machines_can_be_planned(alike, folder, run_in_fork, 
 def test_links_lead_somewhere(page):
     paths = [link["path"] for link in LINK.finditer(page.read_text(encoding="utf-8"))]
     assert [path for path in paths if not (page.parent / path).exists()] == []
+
+
+def test_a_page_has_one_name():
+    """Its title, its name in the site's navigation and its name in the README's table of pages are the same."""
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    named = {page: name for name, page in re.findall(r"- ([^:\n]+): ([\w-]+\.md)$", navigation, re.MULTILINE)}
+    linked = {
+        Path(page).name.lower(): name
+        for name, page in re.findall(
+            r"\[([^\]]+)\]\(([\w/-]+\.md)\)", (ROOT / "README.md").read_text("utf-8").partition("## Pages")[2]
+        )
+    }
+    site_only = {"index.md", "readme.zh-CN.md"}
+    assert named.keys() - site_only == linked.keys()
+    titles = {page: (ROOT / "docs" / page) for page in named.keys() - site_only}
+    titles |= {f"{name.lower()}.md": ROOT / f"{name}.md" for name in ("CONTRIBUTING", "CHANGELOG")}
+    for page, path in sorted(titles.items()):
+        assert path.read_text(encoding="utf-8").splitlines()[0] == f"# {named[page]}" == f"# {linked[page]}"
+
+
+MAX_WORDS = 46_000
+"""Words of the README and of docs/*.md. What is said on one page is a link on the others."""
+
+
+def test_the_pages_are_short():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    counts = {page.name: len(re.findall(r"\S*\w\S*", page.read_text(encoding="utf-8"))) for page in pages}
+    longest = ", ".join(f"{name} {count}" for name, count in Counter(counts).most_common(8))
+    assert sum(counts.values()) <= MAX_WORDS, longest

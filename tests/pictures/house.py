@@ -1,7 +1,7 @@
-"""docs/house.svg: the rooms of the package, each above all that it may import.
+"""docs/house.svg: the packages of ddplaunch, each above all that it may import.
 
-The floors are those of tests/test_imports.py, which holds the package to them; what a room holds is said here in a few
-words, and in full in CONTRIBUTING.md.
+The layers are those of tests/test_imports.py, which enforces them. Each package is described here in a few words, and
+in full in CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ HOLDS = {
     "target": "what to run, found without running it",
     "plan": "what will run where, frozen",
     "devices": "what this machine has",
-    "clusters": "what the surroundings say",
+    "clusters": "the cluster environment",
     "diagnosis": "who waits for whom, who is slow",
     "wire": "messages, their bounds, the proof of the token",
     "control": "the nodes of one job, joined",
     "rank": "what runs inside the user's processes",
-    "preload": "what is imported once for all ranks",
-    "output": "lines and events, on their way",
-    "warm": "zygotes that stay between runs",
-    "agent": "one node's share: it starts, watches and ends ranks",
-    "job": "a job seen from outside: status, door, history",
+    "preload": "which modules to import once for all ranks",
+    "output": "output of ranks, events, screen",
+    "warm": "zygotes that outlive a run",
+    "agent": "runs one node: starts, watches and stops its ranks",
+    "job": "a job from outside: status, control socket, history",
     "ssh": "reaching many machines",
-    "queue": "a job in a scheduler's queue",
-    "console": "what people see of a run",
+    "queue": "batch jobs, from outside",
+    "console": "text that users see of a run",
     "live": "the live view",
     "cli": "the command line of run: options, planning, launching",
-    "commands": "all else that can be typed: {}",
+    "commands": "all other commands: {}",
     "python": "launch, Session, the pytest plugin",
 }
-"""What the rooms hold, in words that fit."""
+"""What each package holds, in words that fit."""
 
 WIDTH, HEIGHT, GAP = 760, 42, 6
 STYLE = """\
@@ -65,11 +65,11 @@ def house() -> str:
         top += HEIGHT + GAP
     files = ", ".join(f"{name}.py" for name in sorted(ground))
     share = (WIDTH - 3 * GAP) * 2 / 3
-    drawn += _box("ground", GAP, top, share, files, "the ground: all may use it")
+    drawn += _box("ground", GAP, top, share, files, "bottom layer: all may use it")
     rest = WIDTH - 3 * GAP - share
     drawn += _box("yours", share + 2 * GAP, top, rest, "runtime.py, submitit.py", "what user code may import")
     top += HEIGHT + GAP
-    label = "The rooms of the package, from the ground up; imports run downward only"
+    label = "The packages, bottom layer first; imports run downward only"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="house" viewBox="0 0 {WIDTH} {top}" role="img"'
         f' aria-label="{label}">\n<style>\n{STYLE}\n</style>\n' + "\n".join(drawn) + "\n</svg>\n"

@@ -146,7 +146,10 @@ def _value(option: click.Option) -> str:
     return f" {option.metavar}"
 
 
-WORD = re.compile(r"(?<![\w`-])(--[a-z][\w-]*(?:=\S*[\w/])?|[A-Z]+_[A-Z_]+(?:=\w+)?|PYTHONPATH)")
+VARIABLE = r"[A-Z]+_[A-Z_0-9]+"
+WORD = re.compile(
+    rf"(?<![\w`-])(--[a-z][\w-]*(?:='[^']*'|=\S*[\w/]| {VARIABLE}=[\w:]+\b)?|{VARIABLE}(?:=[\w:]+\b)?|PYTHONPATH)"
+)
 """An option or a variable in running text."""
 
 

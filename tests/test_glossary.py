@@ -1,0 +1,79 @@
+"""The terms of CONTRIBUTING.md and the names of How it works are those of the code; the words they replaced go."""
+
+import io
+import re
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import ddplaunch
+from ddplaunch.control import messages
+
+PACKAGE = Path(ddplaunch.__file__).parent
+CONTRIBUTING = Path(__file__).parent.parent / "CONTRIBUTING.md"
+
+REPLACED = {
+    *("told", "tell", "tells", "hear", "hears", "heard", "hearer", "said", "patience", "garbled", "unborn", "asker"),
+    *("nobody", "somebody", "whoever", "stranger"),
+}
+"""Words that a term replaced and that mean nothing else in this program, each as a part of a name."""
+
+REPLACED_NAMES = 735
+"""How many uses of such words in names are left. Lower it as they go; never raise it."""
+
+NOT_IN_NAMES = {
+    *("`on_x`", "cluster environment", "connectivity", "control link", "control message"),
+    *("streaming request", "unrelated process", "user error"),
+}
+"""Terms that are a pattern, or that only docstrings, comments and messages use."""
+
+
+def names(path: Path) -> Iterator[str]:
+    """Every identifier in a source file, each time that it is used."""
+    with io.StringIO(path.read_text(encoding="utf-8")) as source:
+        yield from (token.string for token in tokenize.generate_tokens(source.readline) if token.type == tokenize.NAME)
+
+
+def words(name: str) -> list[str]:
+    """``_RankChannel`` and ``RANK_CHANNEL`` are rank and channel."""
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
+
+
+IDENTIFIERS = {path: Counter(names(path)) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def terms() -> list[str]:
+    """The terms in the first column of the table under "Code terms"."""
+    section = CONTRIBUTING.read_text(encoding="utf-8").partition("## Code terms\n")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| ([^|]+?) \|", section, re.MULTILINE)
+    return [term for cell in cells[1:] for term in re.split("[;,] ", cell)]
+
+
+def test_fewer_names_have_words_that_were_replaced():
+    found = {
+        str(path.relative_to(PACKAGE)): sum(count for name, count in used.items() if REPLACED.intersection(words(name)))
+        for path, used in IDENTIFIERS.items()
+    }
+    worst = "\n".join(f"{path}: {count}" for path, count in Counter(found).most_common(20) if count)
+    total = sum(found.values())
+    assert total <= REPLACED_NAMES, f"{total} names; CONTRIBUTING.md has the terms under Code terms\n{worst}"
+
+
+def test_each_term_is_in_a_name():
+    spelled = {" ".join(words(name)) for used in IDENTIFIERS.values() for name in used}
+    spelled |= {" ".join(words(name)) for path in IDENTIFIERS for name in path.parts[-2:]}
+    text = "\n".join(spelled)
+    missing = [term for term in terms() if term not in NOT_IN_NAMES and term not in text]
+    assert len(terms()) > 80
+    assert missing == []
+
+
+def test_how_it_works_names_what_exists():
+    """Each name in code marks with a capital inside is a class of the package; each control message has its row."""
+    page = (PACKAGE.parent / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    known = {name for used in IDENTIFIERS.values() for name in used}
+    assert [name for name in re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+)`", page) if name not in known] == []
+    sent = {kind.__name__ for kind in get_args(messages.Message)}
+    assert [name for name in sorted(sent) if f"`{name}`" not in page] == []
