@@ -128,7 +128,7 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
         ("run --start exec --preload json train.py", ("--preload does not work with --start exec", "one of them out")),
         ("run --preload json --no-python /bin/true", ("only Python can be forked",)),
         ("run --preload no_such_module train.py", ("--preload no_such_module: No module named 'no_such_module'",)),
-        ("run --log-dir /proc/x train.py", ("--log-dir /proc/x:", "that you may write to")),
+        ("run --log-dir /proc/x train.py", ("--log-dir /proc/x:", "use a folder with write permission")),
         ("run --log-dir file/x train.py", ("--log-dir file/x: Not a directory",)),
         ("run --nnodes 2 train.py", ("--node-rank is missing: which of the 2 nodes is this?", "1 on the other")),
         ("run --nnodes 2 --node-rank 1 train.py", ("--master-addr is missing: where is node 0", "hostname -I")),
@@ -350,7 +350,7 @@ def test_a_port_that_is_taken_names_its_holder(refused):
 def test_a_backend_that_this_torch_has_not(refused):
     for words in ("--nproc 3", "--nproc 1"):  # from the zygote, and from a fresh interpreter
         error = refused(f"run {words} --backend mpi train.py", real=True)
-        assert "--backend mpi: this torch" in error
+        assert "--backend mpi is not available: this torch" in error
         assert "gloo" in error
 
 
