@@ -457,7 +457,7 @@ LOST_BOTH = """
     from ddplaunch.loop import EventLoop
 
     class Listener:
-        def lost(self): ...
+        def on_zygote_lost(self): ...
 
     first, second = (ZygoteClient(EventLoop(), listener=Listener(), environment=dict(os.environ)) for _ in range(2))
     for each in (first, second):
