@@ -20,7 +20,7 @@ REPLACED = {
 }
 """Words that a term replaced and that mean nothing else in this program, each as a part of a name."""
 
-REPLACED_NAMES = 735
+REPLACED_NAMES = 8
 """How many uses of such words in names are left. Lower it as they go; never raise it."""
 
 NOT_IN_NAMES = {
