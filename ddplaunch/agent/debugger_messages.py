@@ -146,7 +146,7 @@ class SessionTakenOver:
 
 
 @dataclass(frozen=True)
-class DebugNotice:
+class DebuggerNotice:
     """A message of the launcher to the user; ``is_refusal``: the requested rank cannot be stopped."""
 
     text: TextLine
@@ -155,7 +155,7 @@ class DebugNotice:
 
 FromDebugger = RankStopped | DebuggerOutput | Completions | RankResumed | QuitRequested | TerminalRequest
 FromUser = LineInput | CompletionRequest | PauseRank | KeyInput | TerminalResized
-ToUser = RankStopped | DebuggerOutput | TerminalOutput | Completions | RankResumed | SessionTakenOver | DebugNotice
+ToUser = RankStopped | DebuggerOutput | TerminalOutput | Completions | RankResumed | SessionTakenOver | DebuggerNotice
 
 FROM_DEBUGGER: tuple[type[FromDebugger], ...] = FromDebugger.__args__
 FROM_USER: tuple[type[FromUser], ...] = FromUser.__args__

@@ -19,8 +19,8 @@ from ddplaunch.agent.debugger_messages import (
     EOF_LINE,
     FROM_DEBUGGER,
     AttachUser,
+    DebuggerNotice,
     DebuggerOutput,
-    DebugNotice,
     DetachUser,
     FromDebugger,
     FromUser,
@@ -403,7 +403,7 @@ class DebugServer:
             self._users[-1](message)
 
     def _send_refusal(self, text: str) -> None:
-        self._send_to_user(DebugNotice(text, is_refusal=True))
+        self._send_to_user(DebuggerNotice(text, is_refusal=True))
 
     def _pause_rank(self, rank: int) -> None:
         """Stop a running rank; if it does not stop soon, show where it is."""
@@ -447,7 +447,7 @@ class DebugServer:
         if rank in self._pausing and found is not None:
             place = diagnosis.stall.describe_locations([found]) or "in native code"
             text = f"rank {rank} has not reached another line yet: {place}; it stops when that returns, Ctrl-C leaves"
-            self._send_to_user(DebugNotice(text))
+            self._send_to_user(DebuggerNotice(text))
 
 
 def _listen_unix(folder: str, path: str) -> socket.socket:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ddplaunch.plan.plan import Plan
 
     Inspect = Callable[[str, Callable[[Inspection], None]], None]
-    Hear = Callable[["CounterSnapshot", "NodeSample | None"], None]
+    OnSample = Callable[["CounterSnapshot", "NodeSample | None"], None]
 
 EARLY_INTERVALS_S = (1.0, 1.0, 2.0, 4.0, 7.0)  # in the first 15 s of an attempt, until its first collective
 SAMPLE_INTERVAL_S = 15.0
@@ -55,7 +55,7 @@ class SampleCollector:
         loop: EventLoop,
         inspect: Inspect | None,
         emit: Callable[[Event], None],
-        subscribers: Sequence[Hear],
+        subscribers: Sequence[OnSample],
         *,
         late_interval_s: float = LATER,
     ) -> None:

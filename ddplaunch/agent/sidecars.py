@@ -70,8 +70,8 @@ class SidecarRunner:
 
     def _build_job(self, number: int, sidecar: Sidecar, fds: dict[str, int]) -> ProgramJob:
         name, log = sidecar.name, self._log.file(f"sidecar-{sidecar.name}.log")
-        show, heard = sidecar.url_pattern is None, self._loop.guard(partial(self._on_output, sidecar))
-        self._streams.open_sidecar(fds, name, show=show, log=log, on_output=heard)
+        show, on_output = sidecar.url_pattern is None, self._loop.guard(partial(self._on_output, sidecar))
+        self._streams.open_sidecar(fds, name, show=show, log=log, on_output=on_output)
         variables = {"PYTHONUNBUFFERED": "1", **sidecar.variables}  # what it prints goes to a pipe, and is to come now
         if sidecar.url_pattern and self._temp_dir.path:
             variables["TMPDIR"] = self._temp_dir.path

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.agent.debugging import DebugServer
     from ddplaunch.agent.notify import NotifyObserver
-    from ddplaunch.agent.readings import Hear
+    from ddplaunch.agent.readings import OnSample
     from ddplaunch.control.messages import ProfileReply
     from ddplaunch.diagnosis.inspection import Detail, Inspection
     from ddplaunch.job.status import Status
@@ -123,7 +123,7 @@ class NodeJob:
         self._status_tracker = StatusTracker(plan)
         starting = StartupNotice(loop, self._screen, node_config.preload.modules)
         observers = Observers(self._screen, self._log, self._status_tracker, starting, report=self._screen.show_note)
-        on_sample_callbacks: list[Hear] = []
+        on_sample_callbacks: list[OnSample] = []
         if node_config.history:
             record_sources = (plan, self.output_tail, lambda: self._log.path, self._screen.show_note, self._times)
             observers.add(history := HistoryRecorder(*record_sources))

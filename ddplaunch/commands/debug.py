@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 import click
 
-from ddplaunch.agent.debugger_messages import DebugNotice, RankStopped, ToUser
+from ddplaunch.agent.debugger_messages import DebuggerNotice, RankStopped, ToUser
 from ddplaunch.cli.on_host import HostCommand
 from ddplaunch.cli.run_command import RunName
 from ddplaunch.cli.surroundings import OVER_SSH_VARIABLE
@@ -231,7 +231,7 @@ class DebugClient:
             what = "has failed at" if failed else "is at"
             self._frontend.show(f"ddplaunch: rank {message.rank} {what} {message.location}{failed}\n")
         self._prompt.on_message(message)
-        if isinstance(message, DebugNotice) and message.is_refusal:
+        if isinstance(message, DebuggerNotice) and message.is_refusal:
             self._code = EXIT_USAGE
         if isinstance(message, RankStopped):
             self._waits_for_rank = False

@@ -90,7 +90,7 @@ def measure_lateness(
     Only collectives count for which the arrivals of more than half of the group's ranks are known. A group with fewer
     than ``MIN_COLLECTIVES`` of these is left out.
     """
-    table = _ClockTable(clocks or {})
+    table = _RankClocks(clocks or {})
     groups: dict[str, _GroupArrivals] = {}
     for each in arrivals:
         group = groups.setdefault(each.group, _GroupArrivals(each.description))
@@ -113,7 +113,7 @@ def mean_lateness(groups: Iterable[GroupLateness]) -> dict[int, float]:
     return found
 
 
-class _ClockTable(dict[int, RankClock]):
+class _RankClocks(dict[int, RankClock]):
     def __missing__(self, rank: int) -> RankClock:
         return RankClock(0)
 
@@ -166,7 +166,7 @@ class _WaitsElsewhere:
         return max(0.0, excuse)
 
 
-def _group_lateness(name: str, group: _GroupArrivals, clocks: _ClockTable, excuses: _WaitsElsewhere) -> GroupLateness:
+def _group_lateness(name: str, group: _GroupArrivals, clocks: _RankClocks, excuses: _WaitsElsewhere) -> GroupLateness:
     noise = max(MIN_LATENESS_S, median(_median_arrival(found)[0] - found[0][0] for found in group.arrived.values()))
     late: defaultdict[int, list[float]] = defaultdict(list)
     excused: defaultdict[int, float] = defaultdict(float)

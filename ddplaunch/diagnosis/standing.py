@@ -264,7 +264,7 @@ def describe_workers(rank: RankInspection) -> list[str]:
         f"{name} pid {each.pid} has ended: {format_exit(each.code)}" for each in rank.workers if each.code is not None
     ]
     gone += [f"{name} pid {each.pid} is stopped (SIGSTOP)" for each in rank.workers if each.stopped]
-    busy = dict.fromkeys(f"a {name}: {_worker_location(each.frames)}" for each in busy_workers(rank))
+    busy = dict.fromkeys(f"a {name}: {_format_dataloader_location(each.frames)}" for each in busy_workers(rank))
     return [*gone, *busy]
 
 
@@ -278,7 +278,7 @@ def busy_workers(rank: RankInspection) -> list[Worker]:
     return [each for each in rank.workers if any(frame.own or frame.file.endswith(_FETCH) for frame in each.frames)]
 
 
-def _worker_location(frames: tuple[Frame, ...]) -> str:
+def _format_dataloader_location(frames: tuple[Frame, ...]) -> str:
     own = user_frame(frames)
     return format_location(own) if own else f"{frames[0].function} at {_format_library_line(frames[0])}"
 

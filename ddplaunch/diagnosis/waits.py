@@ -210,7 +210,7 @@ class _InspectionView:
                     (rank, each.first_incomplete) for rank, each in certain.items() if each.first_incomplete > number
                 )
             ),
-            _entry_lines((self.ranks[rank] for rank in sorted(here)), operation),
+            _collective_entry_frames((self.ranks[rank] for rank in sorted(here)), operation),
             tuple(MissingRank(rank, False) for rank in missing),
             self._mismatched(here, number),
             unseen,
@@ -318,7 +318,7 @@ class _InspectionView:
                     None,
                     tuple(waiting),
                     (),
-                    _entry_lines((self.ranks[rank] for rank in waiting), function),
+                    _collective_entry_frames((self.ranks[rank] for rank in waiting), function),
                     tuple(MissingRank(rank, False) for rank in missing),
                     has_unreachable_members=not (
                         all_known or end.rank in self.ranks or end.has_matching_partner or end.cycle
@@ -363,7 +363,7 @@ class _InspectionView:
         return not rank.no_stack and (bool(rank.threads) or rank.answers is not None or has_ended(rank))
 
 
-def _entry_lines(ranks: Iterable[RankInspection], operation: str) -> tuple[Frame, ...]:
+def _collective_entry_frames(ranks: Iterable[RankInspection], operation: str) -> tuple[Frame, ...]:
     return tuple(dict.fromkeys(place for rank in ranks if (place := collective_entry_line(rank, operation))))
 
 

@@ -19,8 +19,8 @@ from ddplaunch.agent.debugger_messages import (
     MAX_LINE_CHARS,
     CompletionRequest,
     Completions,
+    DebuggerNotice,
     DebuggerOutput,
-    DebugNotice,
     FromUser,
     KeyInput,
     LineInput,
@@ -137,7 +137,7 @@ class DebuggerPrompt:
                 if choices := self.editor.complete(begin, [*words]):
                     self._frontend.show("  ".join(choices) + "\n")
                 self._replay_keys()
-            case DebugNotice(text=text):
+            case DebuggerNotice(text=text):
                 self._frontend.show(f"ddplaunch: {text}\n")
             case SessionTakenOver():
                 self._ranks.clear()

@@ -74,7 +74,7 @@ def of_scripts() -> list[SubmittedJob]:
     return [*found.values()]
 
 
-def array_index(job: SubmittedJob, word: str) -> str | None:
+def parse_array_index(job: SubmittedJob, word: str) -> str | None:
     """Return the array index that ``word`` names, "" for the whole array; None if the job is not an array."""
     if job.array is None:
         return None
@@ -83,7 +83,7 @@ def array_index(job: SubmittedJob, word: str) -> str | None:
 
 def resolve_job_id(job: SubmittedJob, word: str, command: str) -> JobId:
     """Return the scheduler's id of the job. Raises UsageError for an array without an index."""
-    index = array_index(job, word)
+    index = parse_array_index(job, word)
     if index == "":
         what = f"job {job.number} is an array of --array {job.array}"
         raise UsageError(what, f"name one by its index: ddplaunch {command} {job.number.partition('.')[0]}_INDEX")
@@ -157,7 +157,7 @@ def end_elsewhere(shares: Sequence[RunRecord]) -> BatchJobState | None:
         return None
     job = submitted.find_job(word)
     if job and job.moment <= shares[0].began:
-        which = JobId(job.number, job.cluster, array_index(job, word))
+        which = JobId(job.number, job.cluster, parse_array_index(job, word))
         try:
             state = job_state(job, which)
         except JobForgotten:
@@ -219,7 +219,7 @@ def find_kept_run(job: SubmittedJob, state: BatchJobState) -> str | None:
     return next((name for name in past.list_runs() if _has_prefix(job.run_id or f"{state.number}.", name)), None)
 
 
-def find_kept_runs(job: SubmittedJob, state: BatchJobState) -> list[RunRecord]:
+def find_runs_of_job(job: SubmittedJob, state: BatchJobState) -> list[RunRecord]:
     """Return all runs of a job in that history, oldest first; not those of other jobs with the same run id."""
     later = [each.moment for each in submitted.list_jobs() if job.run_id == each.run_id and each.moment > job.moment]
     end = min(later, default=inf) if job.run_id else inf

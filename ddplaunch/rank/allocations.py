@@ -50,7 +50,7 @@ class OomReporter:
             if os.getpid() != self._pid:
                 return
             snapshot = sys.modules["torch"].cuda.memory._snapshot()
-            blocks = list(_active_blocks(snapshot, device))
+            blocks = list(_list_allocated_blocks(snapshot, device))
             used = sum(size for size, _ in blocks)
             lines = [
                 f"rank {self._rank} asked for {_format_size(wanted)} on cuda:{device}, where {_format_size(free)} "
@@ -110,7 +110,7 @@ class OomReporter:
         return f"snapshot, for https://pytorch.org/memory_viz: {self._snapshot}"
 
 
-def _active_blocks(snapshot: Any, device: int) -> Any:
+def _list_allocated_blocks(snapshot: Any, device: int) -> Any:
     """Yield size and stack frames of each block in use on a device."""
     for segment in snapshot["segments"]:
         if segment.get("device", device) == device:

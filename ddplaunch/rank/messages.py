@@ -128,7 +128,7 @@ class SweepRequest(TypedDict):
     patience: float
 
 
-class RemoveRequest(TypedDict):
+class RemovePathRequest(TypedDict):
     """Delete a temporary path at the end, too."""
 
     op: Literal["remove"]
@@ -269,7 +269,7 @@ class GuardianExited(TypedDict):
     stuck: list[str]
 
 
-ToZygote = ServeStore | SpawnRequest | SweepRequest | RemoveRequest
+ToZygote = ServeStore | SpawnRequest | SweepRequest | RemovePathRequest
 FromZygote = (
     ReadyMessage
     | ImportFailedMessage

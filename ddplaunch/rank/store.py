@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 
-def available() -> bool:
+def can_serve_store() -> bool:
     """Whether a fork of this process can serve a store."""
     dist = sys.modules.get("torch.distributed")
     return dist is not None and bool(dist.is_available())

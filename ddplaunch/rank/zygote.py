@@ -119,7 +119,7 @@ def _send_ready(control: socket.socket, config: ZygoteConfig, seconds: float) ->
         "failed": config["failed"],
         "unsafe": config["unsafe"],
         "seconds": seconds,
-        "stores": config["forks"] and store.available(),
+        "stores": config["forks"] and store.can_serve_store(),
         "pid": os.getpid(),
     }
     pidfd = processes.open_pidfd(os.getpid()) if config["guarded"] else None

@@ -399,7 +399,7 @@ def test_no_inspect_is_shown_by_the_dry_run(run_in_fork, tmp_path):
     script = write_program(tmp_path, "train.py", "")
     assert "--no-inspect" not in run_in_fork("run", "--dry-run", "--nproc", "2", script).stdout
     said = run_in_fork("run", "--dry-run", "--no-inspect", "--nproc", "2", script).stdout
-    assert "--no-inspect: `ddplaunch stacks` cannot ask the ranks" in said
+    assert "--no-inspect: `ddplaunch stacks` will not work" in said
 
 
 def test_a_signal_that_the_program_catches_is_left_to_it(start_ddplaunch, run_in_fork, tmp_path):

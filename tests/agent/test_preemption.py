@@ -252,7 +252,7 @@ def test_the_batch_script_learns_the_exit_code(start_ddplaunch, asks, tmp_path):
     job.signal(signal.SIGUSR2)
     assert job.wait() == 75
     missing = f"{tmp_path}/no/code: No such file or directory"
-    assert f"the batch script cannot write the exit code 75: {missing}" in job.stderr()
+    assert f"cannot write the exit code 75 for the batch script: {missing}" in job.stderr()
 
 
 def _dedent(text: str) -> str:

@@ -74,7 +74,7 @@ def test_a_killed_zygote_is_restarted_as_a_killed_rank(start_ddplaunch, mode):
     assert re.search(r"the zygote \(pid \d+\) was ended by SIGKILL.*\n.*restart 1 of 1", job.stderr())
     os.kill(job.zygote(), signal.SIGKILL)
     assert job.wait() == 137
-    assert re.search(r"the zygote \(pid \d+\) .*; no restarts left (--max-restarts 1)", job.stderr())
+    assert re.search(r"the zygote \(pid \d+\) .*; no restarts left \(--max-restarts 1\)", job.stderr())
     assert "Traceback" not in job.stderr()
     job.assert_nothing_left()
 

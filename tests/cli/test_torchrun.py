@@ -382,7 +382,7 @@ def test_the_console_shows_what_torchrun_shows(options, missing, run_ddplaunch, 
     ours = run_ddplaunch("run", *LIGHT, *line)
     assert (theirs.returncode, ours.returncode) == (0, 0), theirs.stderr + ours.stderr
     assert heard(ours) == heard(theirs)
-    note = f"ddplaunch: nothing is shown of {missing}: this node has local ranks 0 to 1\n"
+    note = f"ddplaunch: --show: node 0 has no {missing}, only local ranks 0 to 1\n"
     assert (note in ours.stderr) is (missing is not None)
     for rank in (0, 1):
         (log,) = (tmp_path / "logs").glob(f"*/rank-{rank}.log")

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from textwrap import dedent
 
 import pytest
 
@@ -24,6 +25,16 @@ SSH = """
     [ "$2" != down ] || { echo "ssh: connect to host down: No route to host" >&2; exit 255; }
     export XDG_STATE_HOME="$FAR/state" XDG_RUNTIME_DIR="$SOCKETS" TMPDIR="$FAR"
     exec sh -c "$3"
+    """
+
+STOP = """
+    # Of the jobs on this machine only these: others of this user run beside the tests.
+    import sys
+    from ddplaunch.job import runs
+    from ddplaunch.cli import run_command_line
+    list_all, pids = runs.list_running, sys.argv.pop(1).split(",")
+    runs.list_running = lambda: [each for each in list_all() if str(each.pid) in pids]
+    sys.exit(run_command_line())
     """
 
 WAITS = """
@@ -123,9 +134,9 @@ def test_stop_ends_the_jobs_from_where_they_were_started(place, environment):
             return subprocess.Popen(typed, cwd=place, env=environment, stdout=out, stderr=out)
 
     def stop(word):
-        return subprocess.run(
-            ddplaunch_command("stop", word), cwd=place, env=environment, text=True, capture_output=True, check=False
-        )
+        pids = [str(job.pid) for job in jobs.values()]
+        typed = [sys.executable, "-c", dedent(STOP), ",".join(pids), "stop", word]
+        return subprocess.run(typed, cwd=place, env=environment, text=True, capture_output=True, check=False)
 
     far = ("--hosts", "n1:1")
     jobs = {"brief": start("brief", *far), "one": start("one", *far), "two": start("two", *far), "here": start("here")}

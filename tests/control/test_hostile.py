@@ -130,7 +130,7 @@ def test_a_warning_by_a_signal_without_a_name(started):
 @pytest.mark.slow
 def test_so_many_and_so_long_texts_are_not_kept(started):
     """Each of its ranks may fail once an attempt, and its words are cut when they come."""
-    launcher, peer = started(share=make_node_spec(1, ranks=25))
+    launcher, peer = started(node_spec=make_node_spec(1, ranks=25))
     for rank in range(1, 26):
         text = "x" * (4 << 20)
         peer.send(

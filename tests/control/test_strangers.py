@@ -51,7 +51,7 @@ def test_those_that_come_too_late_are_soon_gone(start_ddplaunch, tmp_path):
     for each in jobs:
         each.wait_for("up")
     before = held(jobs[0])
-    peers = refused(job, 40, make_hello(share=make_node_spec(1)))
+    peers = refused(job, 40, make_hello(node_spec=make_node_spec(1)))
     wait_until(lambda: held(jobs[0]) <= before, "the end of their connections")
     jobs[0].signal(signal.SIGINT)
     assert [each.wait() for each in jobs] == [130, 130]

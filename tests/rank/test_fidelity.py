@@ -86,7 +86,7 @@ def _seen(path: Path) -> Seen:
         if "function _write_stacks at " in handler:
             seen["signals"]["handlers"][number] = "_write_stacks"
     if "interpreter" in seen:  # a finder of ours is there until torch.distributed is imported
-        seen["interpreter"]["finders"] = [each for each in seen["interpreter"]["finders"] if each != "AfterImport"]
+        seen["interpreter"]["finders"] = [each for each in seen["interpreter"]["finders"] if each != "PostImportHook"]
     return seen
 
 

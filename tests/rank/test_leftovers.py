@@ -96,7 +96,7 @@ def test_libraries_start_no_threads_where_they_can_be_asked_not_to(run_ddplaunch
     done = run_ddplaunch("run", "--preload", "arrow", "--nproc", "2", script, env=environment)
     assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == [f"[0] {theirs}", f"[1] {theirs}"]
-    assert ("instead of being forked: 2 threads" in done.stderr) == (theirs is not None)
+    assert ("started as new interpreters: 2 threads" in done.stderr) == (theirs is not None)
 
 
 def test_a_slow_removal_does_not_end_the_job(run_ddplaunch, tmp_path):

@@ -23,7 +23,7 @@ def test_warm_shows_what_is_kept(shell: Shell):
     head, line = shell.warm().stdout.splitlines()
     assert head.split() == ["PID", "MEMORY", "AGE", "LEFT", "RUNS", "IMPORTED", "FOLDER"]
     assert re.fullmatch(rf"{made} +[\d.]+ [KM]iB +\d\S+ +(10m00s|9m\d\ds) +1 +torch +{shell.folder}", line)
-    assert shell.warm("--stop").stderr == f"{made} has ended\n"
+    assert shell.warm("--stop").stderr == f"{made} stopped\n"
     assert shell.warm("--stop").stderr == "no warm zygotes\n"
 
 

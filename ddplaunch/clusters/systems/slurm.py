@@ -52,11 +52,11 @@ def allocation(environ: Mapping[str, str]) -> Allocation | None:
 def slurm(environ: EnvVariables) -> ClusterEnv | None:
     """Recognise a task of a step, or a process of a job that no step has started."""
     if environ.is_set(STEP_ID) and environ.number(STEP_ID) < FIRST_SPECIAL_STEP:
-        return _env_for_step(environ)
+        return _detect_step(environ)
     return _env_outside_step(environ)
 
 
-def _env_for_step(environ: EnvVariables) -> ClusterEnv:
+def _detect_step(environ: EnvVariables) -> ClusterEnv:
     job, step, rank, local_rank, node_rank = environ.numbers(JOB_ID, STEP_ID, PROCID, LOCALID, NODEID)
     hosts = expand_hosts(environ.text(STEP_NODELIST), STEP_NODELIST)
     tasks = expand_counts(environ.text(STEP_TASKS_PER_NODE), STEP_TASKS_PER_NODE)

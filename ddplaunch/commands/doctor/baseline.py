@@ -14,7 +14,7 @@ from ddplaunch.commands.doctor.benchmark import SIZES
 from ddplaunch.commands.doctor.checks import Finding, Findings, Severity
 from ddplaunch.commands.doctor.checks.kernel import is_cpu_throttled
 from ddplaunch.commands.doctor.comparison import format_flops, join_node_names
-from ddplaunch.commands.doctor.examination import Examination, largest_bus_bandwidth
+from ddplaunch.commands.doctor.examination import DoctorResults, largest_bus_bandwidth
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.files import open_for_writing, read_user_file
@@ -91,7 +91,7 @@ def check_writable(path: str) -> None:
         raise UsageError(f"--save {path}: {error.strerror}", "choose a writable file") from None
 
 
-def save_baseline(examination: Examination, path: str) -> None:
+def save_baseline(examination: DoctorResults, path: str) -> None:
     """Write the measurements of an examination. Raises LaunchError if that fails."""
     date = time.strftime("%Y-%m-%d %H:%M")
     baseline = Baseline(
@@ -104,7 +104,7 @@ def save_baseline(examination: Examination, path: str) -> None:
         raise LaunchError(f"--save {path}: {error.strerror}") from None
 
 
-def list_measurements(examination: Examination) -> Iterator[Measurement]:
+def list_measurements(examination: DoctorResults) -> Iterator[Measurement]:
     """Yield all measurements of an examination."""
     for power in examination.powers:
         yield Measurement(f"matrices on {power.device}", (examination.name(power.node),), "FLOP/s", power.flops)
@@ -116,7 +116,7 @@ def list_measurements(examination: Examination) -> Iterator[Measurement]:
             yield Measurement(f"{speed.name} of 4 B ({speed.backend})", hosts, "s", speed.seconds[0])
 
 
-def find_slower(examination: Examination, saved: Baseline) -> Findings:
+def find_slower_than_baseline(examination: DoctorResults, saved: Baseline) -> Findings:
     """Report what is slower than in the baseline, except on machines that are busy."""
     busy = [node.name for node in examination.nodes if node.facts and is_cpu_throttled(node.facts)]
     best = _best(list_measurements(examination))

@@ -211,7 +211,7 @@ def _examine(
     ports = (port, port + 1) if several else ()
     examiner = ThoroughExaminer if options.thorough else Examiner
     found = examiner(loop, peers, address if several else "", ports, environ, print_note).examine()
-    findings = find_all(found, baseline.find_slower(found, options.before) if options.before else ())
+    findings = find_all(found, baseline.find_slower_than_baseline(found, options.before) if options.before else ())
     if options.save is not None:
         baseline.save_baseline(found, options.save)
     if options.as_json:

@@ -11,7 +11,7 @@ from ddplaunch.commands.doctor.checks.network import RouteToNodeZero
 from ddplaunch.commands.doctor.examination import (
     SLOW_FRACTION,
     CollectiveResult,
-    Examination,
+    DoctorResults,
     NodeResult,
     PathResult,
     largest_bus_bandwidth,
@@ -30,7 +30,7 @@ SLOW_FRACTION_WHEN_BUSY = 0.15  # of the best pair, if all nodes are busy: proce
 _MAX_FINDINGS = 3  # of one kind that are listed; the others are counted
 
 
-def find_all(examination: Examination, more: Iterable[Finding] = ()) -> list[Finding]:
+def find_all(examination: DoctorResults, more: Iterable[Finding] = ()) -> list[Finding]:
     """Return all findings, and ``more``, by severity, then in the order of the nodes."""
     same: dict[tuple[Severity, str, str], list[str]] = {}
     for each in _per_node(examination):
@@ -39,7 +39,7 @@ def find_all(examination: Examination, more: Iterable[Finding] = ()) -> list[Fin
     return sorted([*together, *_across_nodes(examination), *more], key=lambda each: list(Severity).index(each.severity))
 
 
-def _per_node(examination: Examination) -> Findings:
+def _per_node(examination: DoctorResults) -> Findings:
     for node in examination.nodes:
         if node.trouble:
             what = "did not respond" if node.facts is None else "stopped responding"
@@ -64,7 +64,7 @@ def _per_node(examination: Examination) -> Findings:
     yield from _slow_together(examination)
 
 
-def _across_nodes(examination: Examination) -> Findings:
+def _across_nodes(examination: DoctorResults) -> Findings:
     if len(examination.nodes) < 2:
         return
     yield from flow_findings(examination.flows, examination.name)
@@ -94,7 +94,7 @@ COMPARED_FACTS: tuple[tuple[str, Severity, Callable[[NodeFacts], str | None]], .
 )
 
 
-def _differences(examination: Examination) -> Findings:
+def _differences(examination: DoctorResults) -> Findings:
     for what, severity, read in COMPARED_FACTS:
         values = nodes_by_value(examination.nodes, read)
         if len(values) < 2:
@@ -128,7 +128,7 @@ def join_node_names(who: Sequence[str], most: int = 5) -> str:
     return who[0] if len(who) == 1 else f"{', '.join(who[:-1])} and {who[-1]}"
 
 
-def _clocks(examination: Examination) -> Findings:
+def _clocks(examination: DoctorResults) -> Findings:
     for node in examination.nodes:
         if node.clock is not None and abs(node.clock) > MAX_CLOCK_DIFFERENCE_S:
             direction = "ahead of" if node.clock > 0 else "behind"
@@ -141,7 +141,7 @@ def _clocks(examination: Examination) -> Findings:
 # ------------------------------------------------------------------------------------------------- connectivity
 
 
-def _links(examination: Examination) -> Findings:
+def _links(examination: DoctorResults) -> Findings:
     for node in examination.nodes:
         facts = node.facts
         if facts and facts.link_error:
@@ -167,18 +167,18 @@ def _mtu(link: RouteToNodeZero | None) -> str | None:
     return str(link.mtu) if link and link.mtu and not link.loopback else None
 
 
-def _duplicate_machines(examination: Examination) -> dict[str, str]:
+def _duplicate_machines(examination: DoctorResults) -> dict[str, str]:
     """Map each node that is the same machine as an earlier one to the name of that one."""
     groups = nodes_by_value(examination.nodes, lambda facts: facts.machine or None).values()
     return {name: first for first, *others in groups for name in others}
 
 
-def _machines(examination: Examination) -> Findings:
+def _machines(examination: DoctorResults) -> Findings:
     for name, first in _duplicate_machines(examination).items():
         yield Finding(Severity.ERROR, name, f"same machine as {first}", "list each machine once")
 
 
-def _ports(examination: Examination) -> Findings:
+def _ports(examination: DoctorResults) -> Findings:
     duplicates = _duplicate_machines(examination)
     for node in examination.nodes:
         if node.name in duplicates:
@@ -201,7 +201,7 @@ _OUTCOME_TEXTS: dict[Outcome, tuple[str, str]] = {
 """For each outcome of a connection: the finding, and the hint."""
 
 
-def _broken_paths(examination: Examination) -> Findings:
+def _broken_paths(examination: DoctorResults) -> Findings:
     """Report failed connections: by node if all to or from it fail, else one by one."""
     broken: dict[tuple[Outcome, tuple[int, ...]], set[tuple[int, int]]] = {}
     by_pair: dict[tuple[int, int], list[PathResult]] = {}
@@ -238,7 +238,7 @@ def _broken_paths(examination: Examination) -> Findings:
 
 
 def _path_finding(
-    examination: Examination,
+    examination: DoctorResults,
     severity: Severity,
     outcome: Outcome,
     at: str,
@@ -293,7 +293,7 @@ def _group_pairs(pairs: set[tuple[int, int]], all_pairs: set[tuple[int, int]]) -
 # --------------------------------------------------------------------------------------------- slow devices and links
 
 
-def _slow_devices(examination: Examination) -> Findings:
+def _slow_devices(examination: DoctorResults) -> Findings:
     for kind in ("cpu", "cuda"):
         powers = [each for each in examination.powers if each.device.startswith(kind)]
         best = max((each.flops for each in powers), default=0.0)
@@ -308,7 +308,7 @@ def _slow_devices(examination: Examination) -> Findings:
             yield Finding(Severity.WARNING, subject, text, "check with `top` or `nvidia-smi` what else runs there")
 
 
-def _is_throttled(examination: Examination, node: int) -> bool:
+def _is_throttled(examination: DoctorResults, node: int) -> bool:
     facts = examination.nodes[node].facts
     return facts is not None and is_cpu_throttled(facts)
 
@@ -317,7 +317,7 @@ def format_flops(flops: float) -> str:
     return f"{flops / 1e12:.3g} TFLOP/s" if flops >= 1e12 else f"{flops / 1e9:.3g} GFLOP/s"
 
 
-def _pairs(examination: Examination) -> Findings:
+def _pairs(examination: DoctorResults) -> Findings:
     """Report a node if all its pairs are slow or fail, else the single link."""
     pairs = {speed.nodes: speed for speed in examination.speeds if len(speed.nodes) == 2}
     throttled = {nodes for nodes in pairs if any(_is_throttled(examination, node) for node in nodes)}
@@ -348,7 +348,7 @@ def _pairs(examination: Examination) -> Findings:
             yield _slow_pair_finding(subject, "all_reduce between them", speed, best, "the cables")
 
 
-def _broken_rails(examination: Examination) -> Findings:
+def _broken_rails(examination: DoctorResults) -> Findings:
     """Report connections that fail over one of several networks."""
     for rail in examination.rails:
         over = f" over {rail.network} ({', '.join(dict.fromkeys(rail.interfaces.values()))})"
@@ -361,7 +361,7 @@ def _broken_rails(examination: Examination) -> Findings:
             yield from _path_finding(examination, Severity.WARNING, outcome, over, _group_pairs(broken, all_pairs))
 
 
-def _slow_together(examination: Examination) -> Findings:
+def _slow_together(examination: DoctorResults) -> Findings:
     """Report collectives that fail, or are slow, only with all nodes at once."""
     pairs = [largest_bus_bandwidth(speed) for speed in examination.speeds if len(speed.nodes) == 2 and not speed.error]
     for speed in examination.together:

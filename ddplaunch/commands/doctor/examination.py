@@ -99,7 +99,7 @@ class CollectiveResult:
 
 
 @dataclass(frozen=True)
-class Examination:
+class DoctorResults:
     """The results of all tests: facts, no judgement."""
 
     nodes: tuple[NodeResult, ...]
@@ -141,13 +141,13 @@ class Examiner:
         self._found = [NodeResult(peer.name, check=peer.check_command) for peer in peers]
         self._any_port: dict[int, int] = {}
 
-    def examine(self) -> Examination:
+    def examine(self) -> DoctorResults:
         """Run all tests. Every wait has a deadline; nodes that do not answer are excluded from later tests."""
         self._collect_facts()
         paths = self._test_paths() if len(self._live()) > 1 else ()
         flows = self._measure_flows(paths)
         powers, speeds = self._measure(paths, flows)
-        return Examination(tuple(self._found), self._ports, paths, flows, powers, speeds)
+        return DoctorResults(tuple(self._found), self._ports, paths, flows, powers, speeds)
 
     def _live(self) -> list[int]:
         return [node for node, found in enumerate(self._found) if found.facts and not found.trouble]

@@ -13,7 +13,7 @@ from ddplaunch.commands.doctor.checks import Finding, Severity
 from ddplaunch.commands.doctor.comparison import UNSUPPORTED_TEXT, join_node_names, nodes_by_value
 from ddplaunch.commands.doctor.examination import (
     CollectiveResult,
-    Examination,
+    DoctorResults,
     NodeResult,
     bus_bandwidth,
     largest_bus_bandwidth,
@@ -40,7 +40,7 @@ _OUTCOME_LABELS = {
 }
 
 
-def format_report(examination: Examination, findings: Sequence[Finding], seconds: float) -> str:
+def format_report(examination: DoctorResults, findings: Sequence[Finding], seconds: float) -> str:
     """Return the whole report."""
     names = [node.name for node in examination.nodes]
     parts = [
@@ -54,7 +54,7 @@ def format_report(examination: Examination, findings: Sequence[Finding], seconds
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
-def to_json(examination: Examination, findings: Sequence[Finding]) -> dict[str, Any]:
+def to_json(examination: DoctorResults, findings: Sequence[Finding]) -> dict[str, Any]:
     """Return all results as JSON types: sizes are bytes, times seconds, null is unknown, nodes are indices."""
     listed = [{**asdict(each), "severity": each.severity.value} for each in findings]
     sizes = list(ALL_SIZES)
@@ -87,7 +87,7 @@ def _wrapped(first: str, text: str) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------ machines
 
 
-def _machines(examination: Examination) -> Iterator[str]:
+def _machines(examination: DoctorResults) -> Iterator[str]:
     for check in reversed(CHECKS):
         for label, amount in check.size_rows.items():
             yield from _row(label, _least_and_most(examination.nodes, amount))
@@ -120,7 +120,7 @@ def _least_and_most(nodes: Sequence[NodeResult], read: Callable[[NodeFacts], int
 # ------------------------------------------------------------------------------------------------------ connectivity
 
 
-def _matrix(examination: Examination) -> Iterator[str]:
+def _matrix(examination: DoctorResults) -> Iterator[str]:
     if not examination.ways:
         return
     ports = f"ports {', '.join(map(str, examination.ports))} and a random one"
@@ -145,7 +145,7 @@ def _matrix(examination: Examination) -> Iterator[str]:
         yield f"  {node.name}".ljust(_LABEL) + "".join(cell.rjust(wide) for cell in cells)
 
 
-def _flows(examination: Examination) -> Iterator[str]:
+def _flows(examination: DoctorResults) -> Iterator[str]:
     trips = sorted(flow.seconds for flow in examination.flows if flow.seconds is not None)
     rates = sorted(flow.rate for flow in examination.flows if flow.rate is not None)
     if trips:
@@ -159,7 +159,7 @@ def _flows(examination: Examination) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------------------------ speeds
 
 
-def _speeds(examination: Examination) -> Iterator[str]:
+def _speeds(examination: DoctorResults) -> Iterator[str]:
     speeds = sorted(examination.speeds, key=lambda each: len(each.nodes))
     if not speeds:
         return
@@ -186,7 +186,7 @@ def _speeds(examination: Examination) -> Iterator[str]:
         yield f"  {labels[speed]:{wide}}" + "".join(cell.rjust(13) for cell in cells)
 
 
-def _together(examination: Examination) -> Iterator[str]:
+def _together(examination: DoctorResults) -> Iterator[str]:
     if not examination.together:
         return
     wide = max(len(_group(examination, speed)) for speed in examination.together)
@@ -214,11 +214,11 @@ def _together(examination: Examination) -> Iterator[str]:
         yield from _wrapped(f"{label}{speed.seconds[0] * 1e6:>10.0f} us   ", bandwidth)
 
 
-def _group(examination: Examination, speed: CollectiveResult) -> str:
+def _group(examination: DoctorResults, speed: CollectiveResult) -> str:
     alone = f"{examination.name(speed.nodes[0])}, " if len(speed.nodes) == 1 < len(examination.nodes) else ""
     return f"{alone}{speed.name} ({speed.backend})"
 
 
-def _label(examination: Examination, speed: CollectiveResult) -> str:
+def _label(examination: DoctorResults, speed: CollectiveResult) -> str:
     who = " and ".join(map(examination.name, speed.nodes))
     return f"{who} ({speed.backend})" if len(speed.nodes) > 1 else f"{who} alone, {speed.ranks} ranks ({speed.backend})"

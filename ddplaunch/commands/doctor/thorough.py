@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ddplaunch.commands.doctor import benchmark, messages
 from ddplaunch.commands.doctor.benchmark import PrepareDevices
-from ddplaunch.commands.doctor.examination import MAX_GPUS, CollectiveResult, Examination, Examiner, Rail
+from ddplaunch.commands.doctor.examination import MAX_GPUS, CollectiveResult, DoctorResults, Examiner, Rail
 from ddplaunch.commands.doctor.probe import REPLY_TIMEOUT_S, TORCH_IMPORT_TIMEOUT_S
 from ddplaunch.commands.doctor.ways import ListenReply
 from ddplaunch.dataclass import replace
@@ -19,7 +19,7 @@ class ThoroughExaminer(Examiner):
 
     thorough = True
 
-    def examine(self) -> Examination:
+    def examine(self) -> DoctorResults:
         found = super().examine()
         together = list(self._measure_all_nodes(found))
         self._count_errors()
@@ -34,7 +34,7 @@ class ThoroughExaminer(Examiner):
         for node, answer in answers.items():
             self._found[node] = replace(self._found[node], fabric_after=answer.fabric)
 
-    def _measure_all_nodes(self, examination: Examination) -> Iterator[CollectiveResult]:
+    def _measure_all_nodes(self, examination: DoctorResults) -> Iterator[CollectiveResult]:
         """Measure each collective on all nodes at once; with GPUs, also on each node alone."""
         failed = {node for speed in examination.speeds if speed.error for node in speed.nodes}
         failed |= {node for path in examination.ways if path.outcome != "ok" for node in (path.source, path.target)}

@@ -24,11 +24,11 @@ from ddplaunch.job.ledger import total_time
 from ddplaunch.job.record import RunRecord, record_to_json
 from ddplaunch.job.requests.status import StatusQuery
 from ddplaunch.queue.meant import (
-    array_index,
     end_elsewhere,
     find_kept_run,
-    find_kept_runs,
+    find_runs_of_job,
     job_state,
+    parse_array_index,
     require_running,
     resolve_job,
     resolve_job_id,
@@ -154,7 +154,7 @@ def _report_of_job(
 
     Without a record here, node 0 of a running job prints the report.
     """
-    if array_index(job, word) == "":
+    if parse_array_index(job, word) == "":
         if page:
             raise page_not_supported(job, page)
         report_all(job, as_json=as_json)
@@ -163,7 +163,7 @@ def _report_of_job(
     seen = job_state(job, which)
     if not seen.is_pending and (name := find_kept_run(job, seen)):
         click.echo(f"job {which.text} {seen.description}", err=True)
-        records = find_kept_runs(job, seen)
+        records = find_runs_of_job(job, seen)
         return (records[-1].run if records else name), records, seen
     if seen.code is not None:
         what = f"job {which.text} {seen.description}; its record is not on this machine"

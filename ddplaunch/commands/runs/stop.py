@@ -18,7 +18,7 @@ from ddplaunch.job.client import JobNotResponding
 from ddplaunch.job.requests.status import StatusQuery, StopJobRequest, WaitRequest
 from ddplaunch.job.runs import RunningJob
 from ddplaunch.job.status import RankState
-from ddplaunch.queue.meant import array_index, check_scheduler, job_state, mark_forgotten, resolve_job
+from ddplaunch.queue.meant import check_scheduler, job_state, mark_forgotten, parse_array_index, resolve_job
 from ddplaunch.queue.scheduler import JobId, SchedulerNotResponding
 from ddplaunch.queue.submitted import SubmittedJob
 from ddplaunch.queue.table import scheduler_of
@@ -94,7 +94,7 @@ def _wait_until_continued(pid: int) -> None:
 
 def _cancel(job: SubmittedJob, word: str, now: bool) -> None:
     """Cancel a submitted job, or all of an array, and wait until it has ended."""
-    which = JobId(job.number, job.cluster, array_index(job, word))
+    which = JobId(job.number, job.cluster, parse_array_index(job, word))
     scheduler = scheduler_of(job)
     if now and not scheduler.can_kill:
         what = f"--now does not work on job {which.text}: {scheduler.title} decides when to kill the ranks"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddplaunch.agent.debugger_messages import FROM_USER, MAX_FRAME_BYTES, TO_USER, DebugNotice, PauseRank, ToUser
+from ddplaunch.agent.debugger_messages import FROM_USER, MAX_FRAME_BYTES, TO_USER, DebuggerNotice, PauseRank, ToUser
 from ddplaunch.dataclass import dataclass
 from ddplaunch.job.door import RequestContext
 from ddplaunch.job.requests import Request
@@ -29,7 +29,7 @@ class DebugRanks(Request[ToUser]):
     def handle(self, context: RequestContext) -> None:
         server = context.job.debug_server()
         if server is None:
-            context.send(DebugNotice(NOT_PREPARED_ERROR, is_refusal=True))
+            context.send(DebuggerNotice(NOT_PREPARED_ERROR, is_refusal=True))
             context.finish()
             return
         user = context.guard(context.send)

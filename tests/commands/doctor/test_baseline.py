@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.commands.doctor.baseline import Baseline, find_slower, list_measurements
-from ddplaunch.commands.doctor.examination import CollectiveResult, DeviceResult, Examination, NodeResult
+from ddplaunch.commands.doctor.baseline import Baseline, find_slower_than_baseline, list_measurements
+from ddplaunch.commands.doctor.examination import CollectiveResult, DeviceResult, DoctorResults, NodeResult
 from tests.commands.doctor.facts import FACTS
 
 HOSTS = [f"n{node}" for node in range(4)]
@@ -18,7 +18,7 @@ HOSTS = [f"n{node}" for node in range(4)]
 def examined(*, backend="nccl", factor=lambda what, nodes: 1.0):
     """Four nodes, each figure of which is that many times worse."""
     pairs = list(itertools.combinations(range(4), 2))
-    return Examination(
+    return DoctorResults(
         tuple(NodeResult(name) for name in HOSTS),
         (29500, 29501),
         powers=tuple(DeviceResult(node, "cuda:0", 5e14 / factor("power", (node,))) for node in range(4)),
@@ -31,7 +31,7 @@ def examined(*, backend="nccl", factor=lambda what, nodes: 1.0):
 
 def told(now, then):
     saved = Baseline("0.1.0", "2026-11-17 10:00", tuple(HOSTS), tuple(list_measurements(then)))
-    return [f"{each.severity.value} {each.subject}: {each.text}" for each in find_slower(now, saved)]
+    return [f"{each.severity.value} {each.subject}: {each.text}" for each in find_slower_than_baseline(now, saved)]
 
 
 @pytest.mark.parametrize(("backend", "noise"), [("nccl", 1.1), ("gloo", 1.5)])
@@ -72,7 +72,7 @@ def test_a_busy_node_is_not_compared():
 
 
 def test_a_file_of_other_hosts():
-    other = Examination((NodeResult("m0"),), (), powers=(DeviceResult(0, "cpu", 1e9),))
+    other = DoctorResults((NodeResult("m0"),), (), powers=(DeviceResult(0, "cpu", 1e9),))
     assert told(other, examined()) == [
         "note --compare: no measurement in common with 2026-11-17 10:00, on n0, n1, n2, n3"
     ]

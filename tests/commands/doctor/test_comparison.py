@@ -10,7 +10,7 @@ from ddplaunch.commands.doctor.checks.network import RouteToNodeZero
 from ddplaunch.commands.doctor.comparison import find_all
 from ddplaunch.commands.doctor.examination import (
     CollectiveResult,
-    Examination,
+    DoctorResults,
     NodeResult,
     PathResult,
     round_robin_pairs,
@@ -24,7 +24,7 @@ FAST, SLOW = (1e-4, 1e-3, 1e-2), (1e-4, 1e-2, 1e-1)
 
 def examined(count, *, slow=(), broken=()):
     pairs = list(itertools.combinations(range(count), 2))
-    return Examination(
+    return DoctorResults(
         tuple(NodeResult(f"n{node}") for node in range(count)),
         (29500, 29501),
         ways=tuple(

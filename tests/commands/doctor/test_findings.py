@@ -10,7 +10,7 @@ import pytest
 from ddplaunch.commands.doctor.checks.network import RouteToNodeZero
 from ddplaunch.commands.doctor.checks.torch import TorchInfo
 from ddplaunch.commands.doctor.comparison import find_all
-from ddplaunch.commands.doctor.examination import CollectiveResult, DeviceResult, Examination, NodeResult
+from ddplaunch.commands.doctor.examination import CollectiveResult, DeviceResult, DoctorResults, NodeResult
 from ddplaunch.devices.gpu_health import GpuHealth
 from ddplaunch.plan.hardware import LostGpu
 from tests.commands.doctor.facts import FACTS
@@ -24,7 +24,7 @@ def gpus(*indices):
 
 def told(*facts, powers=(), speeds=()):
     nodes = tuple(NodeResult(f"n{node}", each) for node, each in enumerate(facts))
-    found = Examination(nodes, (), powers=powers, speeds=speeds)
+    found = DoctorResults(nodes, (), powers=powers, speeds=speeds)
     return [f"{each.severity.value} {each.subject}: {each.text}" for each in find_all(found)]
 
 
@@ -47,7 +47,7 @@ def test_one_machine_under_two_names():
     """Whose port is the doctor's own, as the other node."""
     machine = replace(FACTS, machine="boot net pid")
     taken = NodeResult("10.0.0.1", machine, taken={29500: "Address already in use"})
-    found = Examination((NodeResult("n0", FACTS), NodeResult("n1", machine), taken), ())
+    found = DoctorResults((NodeResult("n0", FACTS), NodeResult("n1", machine), taken), ())
     assert [(each.subject, each.text) for each in find_all(found)] == [("10.0.0.1", "same machine as n1")]
 
 

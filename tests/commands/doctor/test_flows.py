@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ddplaunch.commands.doctor.comparison import find_all
-from ddplaunch.commands.doctor.examination import Examination, NodeResult, PathResult
+from ddplaunch.commands.doctor.examination import DoctorResults, NodeResult, PathResult
 from ddplaunch.commands.doctor.flows import Flow, nodes_to_skip
 
 SOUND = Flow(0, 1, 10_000, seconds=1e-4, sent=301, lost=0, rate=8e8)
@@ -18,7 +18,9 @@ SLOW = replace(SOUND, rate=1.2e6)
 
 
 def told(flows, count=4, ways=()):
-    found = Examination(tuple(NodeResult(f"n{node}") for node in range(count)), (29500, 29501), ways=ways, flows=flows)
+    found = DoctorResults(
+        tuple(NodeResult(f"n{node}") for node in range(count)), (29500, 29501), ways=ways, flows=flows
+    )
     return [f"{each.severity.value} {each.subject}: {each.text}" for each in find_all(found)]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ddplaunch.commands.doctor.checks.fabric import ErrorCount, Fabric, IbPort, read_fabric
 from ddplaunch.commands.doctor.comparison import find_all
-from ddplaunch.commands.doctor.examination import CollectiveResult, Examination, NodeResult, Rail
+from ddplaunch.commands.doctor.examination import CollectiveResult, DoctorResults, NodeResult, Rail
 from ddplaunch.commands.doctor.report import format_report
 from tests.commands.doctor.facts import FACTS
 from tests.conftest import write_program
@@ -32,7 +32,7 @@ def port(folder, device, state="4: ACTIVE", physical="5: LinkUp", rate="400 Gb/s
 
 
 def told(*nodes, **more):
-    found = Examination(tuple(NodeResult(f"n{number}", *node) for number, node in enumerate(nodes)), (), **more)
+    found = DoctorResults(tuple(NodeResult(f"n{number}", *node) for number, node in enumerate(nodes)), (), **more)
     return [f"{each.severity.value} {each.subject}: {each.text}" for each in find_all(found)]
 
 
@@ -88,7 +88,7 @@ def test_what_is_slow_or_fails_only_on_all_nodes_at_once():
         "warning n1 to n0: a connection over 10.8.0.0/24 (eth1) gets no answer",
     ]
     shown = format_report(
-        Examination(tuple(NodeResult(f"n{each}") for each in range(3)), (), together=together), [], 1.0
+        DoctorResults(tuple(NodeResult(f"n{each}") for each in range(3)), (), together=together), [], 1.0
     )
     assert shown.endswith("""
 all nodes at once, 3 ranks
