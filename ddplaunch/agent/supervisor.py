@@ -385,7 +385,7 @@ class Supervisor:
             process.stop(signal.SIGTERM)
 
     def on_spawn_failed(self, rank: int, errno: int) -> None:
-        """Fail the job: further ranks could not be started either."""
+        """Report that a rank could not be started; the others of this attempt are not started either."""
         self._ranks.not_spawned -= self._tree.cancel_pending()
         self._emit(events.RankStartFailed(rank, errno, self._ranks.number))
         self._on_rank_end(self._ranks.spawn_failure(rank, errno))

@@ -5,11 +5,16 @@
 
 1. Options of ddplaunch come before the target. The target is the first word that is not an option or a value of one.
 2. Directly after the target some options are still read as ddplaunch's (``TRAILING_OPTIONS``): users repeat the last
-   command and append one. They end at the first other word. torchrun's command lines and ``--no-python`` have none.
-3. All that follows goes to the program unchanged. ``--`` ends the options explicitly, before or after the target.
-4. A word after the target that could be either's is an error, which shows both spellings of the command: a trailing
-   option that the target's source file names too, a trailing option among the program's arguments that the file does
-   not name, and a misspelt trailing option.
+   command and append one. They end at the first other word. A torchrun command line, or one with ``--no-python``, has
+   no trailing options.
+3. All that follows goes to the program unchanged. ``--`` ends the options of ddplaunch: before the target it also rules
+   out trailing options.
+4. A word after the target that may belong to either is an error, which shows the command for each reading that makes
+   sense. Such words are
+
+   - a trailing option directly after the target, if the target's source file names it too;
+   - a trailing option among the program's arguments, if that file does not name it;
+   - a misspelt trailing option, if that file does not name it.
 5. Other options of ddplaunch among the program's arguments go to the program, with a note (``lookalikes``).
 
 ``split_argv`` applies these rules with the ``ArgvGrammar`` of a command; it is independent of click.

@@ -1,7 +1,9 @@
 """The coordinator: the state machine of the whole job, which runs in node 0's launcher (also in a job of one node).
 
 It has no sockets. ``node_zero`` calls it with what nodes send (``on_message``, ``on_node_lost``) and passes on what it
-sends. The usual course: nodes join (``check_hello``, ``add_node``); ``_launch_attempt`` assigns the ranks and sends
+sends. Its phases are JOINING, CHECKING (with --check), RUNNING, STOPPING, PAUSING (between attempts) and ENDED.
+
+The usual course: nodes join (``check_hello``, ``add_node``); ``_launch_attempt`` assigns the ranks and sends
 StartAttempt; a failure, a lost node, a signal or a time limit calls ``_stop_ranks``; each node answers with an
 AttemptReport once its ranks have ended; after the last report ``_decide_next`` starts another attempt or ends the job.
 """
@@ -95,7 +97,7 @@ class Coordinator:
     def check_hello(self, hello: NodeHello) -> NodeHello | messages.JoinRefused:
         """Return the hello for ``add_node``, with a node rank assigned if it has none, or why the node may not join.
 
-        A refusal before the first attempt ends the job.
+        A refusal while nodes are still joining ends the job.
         """
         hello = self._nodes.assign_node_rank(hello)
         refusal = agreement.join_refusal(self._own_hello, hello, self._nodes, self._phase)
@@ -104,7 +106,7 @@ class Coordinator:
         return refusal or hello
 
     def on_declined(self, declined: messages.JoinDeclined) -> messages.JoinRefused:
-        """Called when a node cannot join: end the job before the first attempt, else go on. Return the reply."""
+        """Called when a node cannot join: end the job while nodes are still joining, else go on. Return the reply."""
         if declined.run_id != self._own_hello.run_id:
             return messages.JoinRefused("this is another job", "give every node of a job the same --run-id")
         refusal = messages.JoinRefused(declined.text, declined.hint)
@@ -115,7 +117,7 @@ class Coordinator:
         return refusal
 
     def add_node(self, hello: NodeHello) -> None:
-        """Add a node that ``check_hello`` has accepted: it starts, or waits for the next attempt."""
+        """Add a node that ``check_hello`` has accepted, to the first attempt or a later one."""
         self._nodes.add(hello)
         for warning in agreement.compatibility_warnings(self._own_hello, hello):
             self._nodes.broadcast_note(warning)
@@ -330,7 +332,7 @@ class Coordinator:
     def _on_preemption_notice(self, node: JoinedNode, signal_number: int) -> None:
         """Called on the scheduler's notice: let all ranks save a checkpoint, stop them after --preempt-grace.
 
-        From now on no rank is stopped because another one fails.
+        A rank failure that is reported from now on does not stop the other ranks; a lost node still does.
         """
         if self._preempted_by is not None:
             return
@@ -350,7 +352,9 @@ class Coordinator:
             self._stop_ranks(signal.SIGTERM)
 
     def _stop_ranks(self, signal_number: int, grace: float | None = None) -> None:
-        """Send all ranks a signal, SIGKILL after ``grace`` seconds (None: --grace); inspect them before if possible.
+        """Send all ranks a signal, SIGKILL after ``grace`` seconds (None: --grace).
+
+        The ranks are inspected first if there is time; this method is then called again.
 
         While they are being stopped already, only a call with ``grace`` has an effect: it replaces the earlier grace.
         """
@@ -411,7 +415,10 @@ class Coordinator:
             self._decide_next()
 
     def _decide_next(self) -> None:
-        """Called when no rank of the attempt is left on any node: restart, or end the job. The first cause counts."""
+        """Called when no rank of the attempt is left on any node: restart, or end the job.
+
+        The first of the causes below that applies decides, whatever came first in time.
+        """
         attempt, report = self._attempt, self._attempt.failure_report
         succeeded = self._phase is JobPhase.RUNNING and attempt.is_clean
         if self._stop_signal is not None:
@@ -424,11 +431,11 @@ class Coordinator:
         elif launcher_failure := attempt.first_launcher_failure:
             self._restart_or_end(None, launcher_failure)
         elif cause := attempt.cause:
-            self._restart_without_lost_nodes(cause.reason)
+            self._restart_with_changed_nodes(cause.reason)
         elif attempt.time_limit and not attempt.time_limit.may_restart:
             self._end(attempt.time_limit_result)
         elif report is None and attempt.stopping_to_grow:
-            self._restart_without_lost_nodes("")
+            self._restart_with_changed_nodes("")
         elif report is None:
             self._end(JobResult(0))
         elif report.first.refused:
@@ -456,10 +463,11 @@ class Coordinator:
         self._nodes.broadcast(messages.Restarting(self._attempt.number + 1, wait, text, report))
         self._wait_before_restart(wait, report)
 
-    def _restart_without_lost_nodes(self, why: str) -> None:
-        """Start again with the nodes that are left; counts for --max-membership-changes, not --max-restarts."""
+    def _restart_with_changed_nodes(self, why: str) -> None:
+        """Start again with the nodes that are there now; counts for --max-membership-changes, not --max-restarts."""
         if self._limits.over:
-            return self._end(JobResult(EXIT_TIMEOUT, remark=f"{why}; --timeout has expired"))
+            remark = "; ".join(filter(None, (why, "--timeout has expired")))
+            return self._end(JobResult(EXIT_TIMEOUT, remark=remark))
         if over := self._membership.count_change(why):
             return self._end_unavailable(over)
         self._nodes.broadcast_note(self._membership.describe_next_attempt)
