@@ -1,21 +1,25 @@
-"""Selects which of a program's imports the zygote may preload: import once, before it forks the ranks.
+"""Selects which of a program's imports are preloaded: done once in the zygote, the process that forks all ranks.
 
-The result must be the same as if each rank had run its imports itself. ``ImportSelector`` goes through the statements
-of the program (``program.read_program``: its own files, in the order in which they run) and applies these rules:
+Each rank's modules must end up as if it had run all imports itself. ``ImportSelector`` goes through the statements of
+the program (``program.read_program``: its own files, in the order in which they run) and applies these rules:
 
-* Only torch and the packages of the table known.json are preloaded, in an audited version. Others are ``excluded``.
+* Only torch and the packages of the table known.json are preloaded, in a version that was audited: its import was
+  checked to be safe before a fork. Others are ``excluded``.
 * A *barrier* is a statement that may change what later imports do in a way that its source does not show:
   ``exec(text)``, a new entry in ``sys.meta_path``, an assignment to an attribute of another module. No import after it
-  is preloaded, torch included. Importing a package that is not in the table is a barrier if its sources may do such a
-  thing; calling one of its functions always is.
-* A *side effect* is any statement but imports, definitions and constants. After it only packages are preloaded whose
-  import has the same result at any position (``order: "free"`` in the table). It may call any function of the program,
-  so from there on the statements inside functions count too; without one, they count at the end of the program.
-* An environment variable that is set to an unknown value, or a logger that may be configured, excludes the later
-  imports that read this variable or use this logger. (Known values are set in the zygote: ``PreloadPlan.settings``.)
+  is preloaded, torch included. Importing a package that is neither usable nor on the table's list of harmless ones is
+  a barrier if its sources may do such a thing; calling one of its functions always is.
+* A *side effect* is any other statement that may run code of the program, and the import of an unknown package. After
+  it only packages are preloaded whose import has the same result at any position (``order: "free"`` in the table).
+  A side effect may call any function of the program, so from there on the statements inside functions count too; if
+  there is none, they count after the last statement.
+* An environment variable that is set to an unknown value, or a logger that the program may have configured, excludes
+  the later imports that read this variable or use this logger. (A constant that is assigned before the imports is
+  known: the zygote sets it too, see ``PreloadPlan.settings``.)
 * A package is excluded if its import sets an environment variable that the program mentions, or if a file of the user
   shadows a module that the import loads.
-* With ``include_deferred``, packages that only functions import are preloaded last, by the same rules.
+* With ``include_deferred``, packages that only functions import are preloaded last, by the same rules, and so are
+  further modules of selected order-free packages that the program mentions.
 """
 
 from __future__ import annotations
