@@ -7,8 +7,8 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,18 @@ CALL, CALL_QUIETLY, CALL_OR_END = b"c", b"q", b"r"
 """Requests for a call. If the function raises: print its traceback; print nothing; fail with the exception."""
 
 _EXIT_EXCEPTIONS = (SystemExit, KeyboardInterrupt)
+
+
+@contextmanager
+def short_socket_path(folder: str) -> Iterator[str]:
+    """Yield a path of the call socket that fits into the 108 bytes of its address, however deep TMPDIR is."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{CALL_SOCKET}"
+    finally:
+        os.close(fd)
+
+
 """Exceptions that end a rank."""
 
 _OWN_DIR = os.path.dirname(__file__) + os.sep
@@ -87,7 +99,8 @@ def run_calls(
     if not os.path.exists(path):
         return _call(folder, 0, facts)
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(path)
+        with short_socket_path(folder) as short:
+            connection.connect(short)
         connection.sendall(b"".join(each.to_bytes(4, "big") for each in (rank, world_size)))
         number = 0
         while request := connection.recv(1):

@@ -17,7 +17,7 @@ from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.python import parcel
 from ddplaunch.python.arguments import check_call
 from ddplaunch.python.job import LaunchedJob
-from ddplaunch.python.ranks import CALL, CALL_OR_END, CALL_QUIETLY, CALL_SOCKET, RAISED
+from ddplaunch.python.ranks import CALL, CALL_OR_END, CALL_QUIETLY, RAISED, short_socket_path
 from ddplaunch.words import format_ranks
 
 if TYPE_CHECKING:
@@ -137,7 +137,8 @@ class _SessionRanks:
         self.ready = False
         """Whether all ranks wait for the next call."""
         try:
-            self._listener.bind(self._job.path(CALL_SOCKET))
+            with short_socket_path(self._job.folder) as path:
+                self._listener.bind(path)
             self._listener.listen(4096)
         except BaseException:
             self.close()

@@ -32,7 +32,7 @@ Python = Callable[..., str]
 @pytest.fixture
 def python(tmp_path: Path) -> Python:
     """Run a program to its end; return what it prints on stdout. Nothing of it may stay."""
-    made = tmp_path / "tmp"
+    made = tmp_path / ("tmp" + 100 * "x")  # longer than the address of a Unix socket may be
     made.mkdir()
 
     def run(body: str, *, fails: bool = False, **variables: str) -> str:
