@@ -62,7 +62,7 @@ def _find_slurm_job(word: str) -> SubmittedJob | None:
 
 def of_scripts() -> list[SubmittedJob]:
     """List Slurm jobs submitted without ``ddplaunch submit`` that, by the history, still run on other machines."""
-    if shutil.which(make_scheduler("slurm").query_program) is None:
+    if shutil.which("scontrol") is None:
         return []
     known, found = {job.number for job in submitted.list_jobs()}, dict[str, SubmittedJob]()
     for each in past.read_all_records():

@@ -174,7 +174,7 @@ def test_too_many_descriptors_on_their_way(tmp_path, how, code):
     assert done.returncode == code, done.stderr
     if code:
         assert (
-            "ddplaunch: rank 0 could not be started: too many descriptors of this user are on their way between "
+            "ddplaunch: rank 0 could not be started: too many descriptors of this user are in flight between "
             "processes: the limit is 64 (ulimit -n); 0 of 2 ranks had been started here (exit code 71)\n"
         ) in done.stderr
 

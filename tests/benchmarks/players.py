@@ -111,7 +111,7 @@ class Player:
             (length,) = struct.unpack_from("!I", self._coming)
             if len(self._coming) < 4 + length:
                 return
-            name = bytes(self._coming[11:24]).partition(b'"')[0].decode()  # behind the length and {"op":"
+            name = bytes(self._coming[11:64]).partition(b'"')[0].decode()  # behind the length and {"op":"
             body = bytes(self._coming[4 : 4 + length]) if name == "InspectRequest" else b""
             del self._coming[: 4 + length]
             self._heard[name] += 1

@@ -189,9 +189,9 @@ def _gather(job: Supervisors, players: Players) -> Values:
     time.sleep(0.5)  # the process that will start its rank begins too
     others, before, began = job.nodes - 1, kernel.processor_ms(job.pid(0)), time.monotonic()
     players.call(job.control_port)
-    _play_until(players, lambda: players.heard["Joined"] >= others, "all were taken in")
+    _play_until(players, lambda: players.heard["JoinAccepted"] >= others, "all were taken in")
     joined = time.monotonic()
-    _play_until(players, lambda: players.heard["Start"] >= others, "all were told to start")
+    _play_until(players, lambda: players.heard["StartAttempt"] >= others, "all were told to start")
     told = time.monotonic()
     job.until(lambda: job.all_run(1), "node 0's rank runs", pause=0)
     return {
@@ -206,7 +206,7 @@ def _gather(job: Supervisors, players: Players) -> Values:
 
 def _told(job: Supervisors, players: Players, expected: int) -> float:
     """Play to the end of the job; return when all had been told."""
-    _play_until(players, lambda: players.heard["End"] >= job.nodes - 1, "all were told the end")
+    _play_until(players, lambda: players.heard["EndJob"] >= job.nodes - 1, "all were told the end")
     told = time.monotonic()
     players.close()
     _ended(job, told, expected)

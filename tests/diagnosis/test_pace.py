@@ -311,7 +311,7 @@ def test_real_ranks(run_ddplaunch, tmp_path):
         each for rank in range(3) for each in parse_arrivals(rank, (tmp_path / f"{rank}.json").read_bytes())
     )
     assert sentence.startswith("rank 1 was last in "), sentence
-    assert "of the last 60 collectives, 5" in sentence
+    assert "of the last 60 collectives (median delay 5" in sentence
 
 
 @pytest.mark.parametrize(

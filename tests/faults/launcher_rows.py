@@ -18,7 +18,7 @@ def _repeated(node: int, number: int) -> Callable[[Trial], None]:
 
     def fault(trial: Trial) -> None:
         trial.runs[node].signal(number)
-        trial.said(node, "again kills them now")
+        trial.said(node, "stopping 2 ranks")
         trial.mark()
         trial.runs[node].signal(number)
 

@@ -62,7 +62,7 @@ class EchoConnection:
         )
         self.connected = self.send_resumed()
 
-    def send_resumed(self) -> str:
+    def end(self) -> str:
         """What came back: "answer", "end" or the name of an exception; how long it took is in ``seconds``."""
         assert self.process.stdout is not None
         result, seconds = self.process.stdout.readline().split()

@@ -444,7 +444,7 @@ def test_what_programs_can_do(tmp_path: Path) -> None:
     assert plain["stack"] == ["main", "<module>"]
     for rank in (*scene.ranks(tmp_path, "zygote"), *scene.ranks(tmp_path, "exec")):
         assert {each: rank[each] for each in FEATURES} == {each: plain[each] for each in FEATURES}
-        assert rank["stack"] == ["main", "<module>", "live", "<module>"]  # two frames of ours are below
+        assert rank["stack"] == ["main", "<module>", "run_program", "<module>"]  # two frames of ours are below
 
 
 RESULTS = {

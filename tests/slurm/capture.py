@@ -52,7 +52,7 @@ def capture(slurm: Slurm) -> dict[str, str]:
             lines.append(shlex.join(["srun", *step_words, "sh", "-c", _keep(f"{name}.$SLURM_PROCID")]))
         slurm.wait_until_idle()  # so that each gets the first nodes and GPUs
         job = slurm.sbatch(*words, script="\n".join(lines))
-        assert slurm.wait(job) == "COMPLETED", slurm.log_name(job)
+        assert slurm.wait(job) == "COMPLETED", slurm.output(job)
     for name, words in _STEPS.items():
         slurm.wait_until_idle()
         slurm.run("srun", *words, "sh", "-c", _keep(f"{name}.$SLURM_PROCID"))

@@ -155,15 +155,15 @@ class Slurm(Cluster):
             script.write_text(text if text.startswith("#!") else f"#!/bin/bash\n{text}")
         return int(self.run("sbatch", "--parsable", *words, script, env=env).partition(";")[0])
 
-    def log_name(self, job: int) -> str:
+    def output(self, job: int) -> str:
         """What a job has written so far."""
         file = self._outputs.get(job) or self._outputs.setdefault(job, Path(self.show(job)["StdOut"]))
         return file.read_text(errors="replace") if file.exists() else ""
 
     def wait_for(self, job: int, text: str, times: int = 1, timeout: float = 60) -> str:
         """Wait until a job has written a text so many times, and return all that it has written."""
-        self.wait_until(lambda: self.log_name(job).count(text) >= times, f"{text!r} of job {job}", timeout)
-        return self.log_name(job)
+        self.wait_until(lambda: self.output(job).count(text) >= times, f"{text!r} of job {job}", timeout)
+        return self.output(job)
 
     def show(self, job: int | str) -> dict[str, str]:
         """What ``scontrol show job`` has on a job, also an hour after its end; on the first of an array."""

@@ -113,7 +113,7 @@ def test_a_job_is_seen_from_the_login_host(login, tmp_path):
     assert ": no rank runs\n" in waiting.err
 
     assert at.type("logs", number, "--rank", "3") == Done(0, "ready 3\n", "")
-    assert at.type("logs", number).out == cluster.log_name(job)
+    assert at.type("logs", number).out == cluster.output(job)
     following = at.start("logs", number, "--rank", "2", "--follow")
     assert following.stdout is not None
     assert following.stdout.readline() == "ready 2\n"
@@ -132,7 +132,7 @@ def test_a_job_is_seen_from_the_login_host(login, tmp_path):
 
     again = at.type("attach", number)
     assert (again.code, again.err) == (3, f"ddplaunch: job {job} failed (exit code 3)\n")
-    assert again.out == cluster.log_name(job)
+    assert again.out == cluster.output(job)
     assert re.search(rf"^{job} .* failed \(exit code 3\)$", at.type("ps").out, re.MULTILINE)
     assert "rank 1 exited with code 3" in at.type("report", number).out
 
@@ -179,7 +179,7 @@ def test_a_job_on_nodes_with_homes_of_their_own(login, tmp_path):
     told = at.type("report", number)
     assert told.code == 1
     assert f"{last}; its record is not on this machine" in told.err
-    assert at.type("logs", number).out == cluster.log_name(job)
+    assert at.type("logs", number).out == cluster.output(job)
     assert not [pid for host in cluster.network.hosts for pid in host.find("deaf.py")]
 
     alone = at.submit("--nodes", "1", "--cpus-per-task", "2", *LIGHT, "--nproc", "2", "waits.py")

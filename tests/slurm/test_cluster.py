@@ -48,7 +48,7 @@ def test_a_batch_job_and_its_exit_code(standing_slurm: Slurm, tmp_path: Path) ->
     job = cluster.sbatch("--job-name", "greet", "-w", "n1", script=script, GREETING="hello")
     killed = cluster.sbatch(script="kill -9 $$")
     assert cluster.wait(job) == "FAILED"
-    assert (cluster.exit_code(job), cluster.log_name(job)) == ((3, 0), f"hello from n1 in {tmp_path}\n")
+    assert (cluster.exit_code(job), cluster.output(job)) == ((3, 0), f"hello from n1 in {tmp_path}\n")
     assert (cluster.wait(killed), cluster.exit_code(killed)) == ("FAILED", (0, 9))
 
 

@@ -154,8 +154,8 @@ def test_a_script_on_two_nodes_and_its_steps(standing_slurm, tmp_path):
         srun -N2 -n2 --overlap {each} & srun -N2 -n2 --overlap {each} & wait; echo overlapping
     """
     job = cluster.sbatch("-N2", "--ntasks-per-node=1", "-c2", script=script)
-    assert cluster.wait(job, timeout=200) == "COMPLETED", cluster.log_name(job)
-    direct, _, rest = cluster.log_name(job).partition("direct 0\n")
+    assert cluster.wait(job, timeout=200) == "COMPLETED", cluster.output(job)
+    direct, _, rest = cluster.output(job).partition("direct 0\n")
     beside, _, overlapping = rest.partition("beside\n")
     assert f"the script of slurm job {job} runs on one of its 2 hosts; to use all: srun --nodes=2" in direct
     assert lines(direct) == ["sum 2 0 0 2 2 0 1", "sum 2 1 1 2 2 0 1"]
@@ -205,8 +205,8 @@ def test_a_signal_for_the_ranks_comes_once(standing_slurm, tmp_path):
     time.sleep(DUPLICATE_WINDOW_S + 1)  # the thing tested is that nothing more comes
     write_program(tmp_path, "leave", "")
     for name, job in jobs.items():
-        assert cluster.wait(job) == "COMPLETED", cluster.log_name(job)
-        assert cluster.log_name(job).count("got") == 2 * 4, name
+        assert cluster.wait(job) == "COMPLETED", cluster.output(job)
+        assert cluster.output(job).count("got") == 2 * 4, name
 
 
 TYPED = {

@@ -228,7 +228,7 @@ def test_requeued_jobs(submit, tmp_path):
     assert twice.returncode == 0, err
     assert f"job {followed} was requeued and waits" in err
     assert "completed (exit code 0)" in err
-    assert out == cluster.log_name(followed)
+    assert out == cluster.output(followed)
     assert [out.count(f"ready {count}") for count in (None, 1)] == [2, 2]
 
     out, err = asks.communicate(timeout=scaled_timeout(100))
@@ -246,9 +246,9 @@ def test_requeued_jobs(submit, tmp_path):
 
     assert [cluster.wait(job) for job in (append, truncate)] == ["COMPLETED", "COMPLETED"]
     assert [cluster.restarts(job) for job in (append, truncate)] == [1, 1]
-    assert cluster.log_name(append).startswith("restart=\n")
-    assert cluster.log_name(append).endswith("restart=1\n")
-    assert cluster.log_name(truncate) == "restart=1\n"
+    assert cluster.output(append).startswith("restart=\n")
+    assert cluster.output(append).endswith("restart=1\n")
+    assert cluster.output(truncate) == "restart=1\n"
 
 
 def test_a_node_loses_power_and_comes_back(submit):
@@ -362,9 +362,9 @@ def test_a_node_that_comes_back_after_the_end_of_the_job_does_not_keep_it(submit
     cluster.wait_until(lambda: left.exists() and left.read_text() == "0\n", "the exit code")
     node.boot()
     cluster.join(node)
-    assert cluster.wait(job) == "COMPLETED", cluster.log_name(job)
+    assert cluster.wait(job) == "COMPLETED", cluster.output(job)
     assert not left.exists()
-    lines = cluster.log_name(job).splitlines()
+    lines = cluster.output(job).splitlines()
     assert lines[-1] == "ddplaunch: the job is over; srun still waits for a lost node and is killed"
 
 

@@ -215,7 +215,7 @@ def test_a_warning_reaches_the_ranks_everywhere(job, tmp_path, name):
     assert run.wait(30) == 75, run.stderr()
     assert sorted(run.stdout().splitlines()[2:]) == [f"[{rank}] saved" for rank in range(2)]
     assert run.stderr().count("to save a checkpoint") == 1
-    assert run.stderr().count(f"preempted by SIG{name}") == 1
+    assert run.stderr().count("ranks have") == 1
     run.assert_nothing_left()
 
 

@@ -64,8 +64,10 @@ def list_queued_jobs(now: float, *, everything: bool) -> list[QueuedJob]:
 
 def _of_scripts(deadline: Deadline) -> list[QueuedJob]:
     """List the jobs of Slurm with launchers that were not submitted by ddplaunch and have not ended."""
-    jobs, slurm = of_scripts(), make_scheduler("slurm")
-    answers = slurm.query([_id(job) for job in jobs], deadline.left) if jobs and not slurm.why_unavailable() else None
+    if not (jobs := of_scripts()):
+        return []
+    slurm = make_scheduler("slurm")
+    answers = None if slurm.why_unavailable() else slurm.query([_id(job) for job in jobs], deadline.left)
     records = ((job, seen) for job in jobs for seen in (answers or {}).get(_id(job), ()))
     return [QueuedJob(job, seen.description, None, seen) for job, seen in records if seen.code is None]
 

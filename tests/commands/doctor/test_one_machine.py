@@ -48,8 +48,8 @@ def test_the_page_and_what_it_is_compared_with(tmp_path):
         figure["value"] *= 0.01 if figure["unit"] == "s" else 100
     path.write_text(json.dumps(saved))
     _, page, _ = look(tmp_path, "--compare", "saved.json", "--save", "saved.json")
-    if "processes want to run" not in page:
-        assert len(re.findall(rf"\band \S+ (us|[GT]FLOP/s|[KMGT]iB/s) on\s+{saved['date'][:10]}", page)) == 3, page
+    if "runnable processes" not in page:
+        assert len(re.findall(rf"\bit was \S+ (us|[GT]FLOP/s|[KMGT]iB/s) on\s+{saved['date'][:10]}", page)) == 3, page
     assert json.loads(path.read_text())["figures"] != saved["figures"], "it was read before it was written"
 
 

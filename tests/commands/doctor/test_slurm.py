@@ -21,7 +21,7 @@ def test_the_nodes_of_the_job(slurm, tmp_path):
     assert not [each for each in found["nodes"] if each["trouble"]], found["nodes"]
     assert {(each["source"], each["target"], each["outcome"]) for each in found["ways"]} == {(0, 1, "ok"), (1, 0, "ok")}
     assert [0, 1] in [each["nodes"] for each in found["speeds"]]
-    assert "and this is one already (srun)" in (tmp_path / "refused").read_text()
+    assert "but it already runs in a step (srun)" in (tmp_path / "refused").read_text()
 
 
 def test_a_command_on_halves_of_the_nodes(slurm):

@@ -11,7 +11,7 @@ from tests.conftest import clean_environment, ddplaunch_command, wait_until
 from tests.hosts.host import Host
 from tests.patience import scaled_timeout
 
-OF_LOAD = ("processes want to run", "multiplies matrices", "of memory are available", "between them runs at", "TMPDIR")
+OF_LOAD = ("runnable processes", "multiplies matrices", "of memory is available", "between them runs at", "TMPDIR")
 """What a busy machine that plays several hosts brings about by itself, and a /dev/shm that is TMPDIR too."""
 
 
