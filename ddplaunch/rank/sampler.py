@@ -183,7 +183,7 @@ class TorchTrace:
                 self.stop()
             return start(*words, **options)
 
-        return start
+        return begin
 
     def stop_if_due(self) -> None:
         """Stop if the profile's end has come."""

@@ -60,7 +60,7 @@ class EchoConnection:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.connected = self.send_resumed()
+        self.connected = self.end()
 
     def end(self) -> str:
         """What came back: "answer", "end" or the name of an exception; how long it took is in ``seconds``."""
@@ -78,7 +78,7 @@ class EchoConnection:
     def ask(self, timeout: float | None = None) -> str:
         """Ask, and say what comes back; by default an answer is waited for with patience."""
         self.begin(scaled_timeout(10) if timeout is None else timeout)
-        return self.send_resumed()
+        return self.end()
 
 
 def echo(host: Host) -> None:

@@ -15,7 +15,7 @@ def test_the_nodes_of_the_job(slurm, tmp_path):
     words = f"{sys.executable} -m ddplaunch doctor"
     job = cluster.sbatch("-N2", "-n2", script=f"{words} --json > found.json\nsrun -n1 {words} 2> refused\n")
     cluster.wait(job, timeout=100)
-    assert (tmp_path / "found.json").read_text(), cluster.log_name(job)
+    assert (tmp_path / "found.json").read_text(), cluster.output(job)
     found = json.loads((tmp_path / "found.json").read_text())
     assert len(found["nodes"]) == 2
     assert not [each for each in found["nodes"] if each["trouble"]], found["nodes"]
@@ -32,7 +32,7 @@ def test_a_command_on_halves_of_the_nodes(slurm):
     words = f"{sys.executable} -m ddplaunch doctor bisect -- {step} sh -c '{check}'"
     job = cluster.sbatch("-N2", "-n2", script=f"{words}\nscontrol show hostnames | tail -1 | sed s/^/BAD=/\n")
     cluster.wait(job, timeout=60)
-    said = cluster.log_name(job)
+    said = cluster.output(job)
     bad = said.partition("BAD=")[2].strip()
     assert f"--exclude={bad}\n" in said
     assert said.count("exited with code 7") == 4
