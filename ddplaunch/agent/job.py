@@ -57,7 +57,7 @@ class NodeContext:
         log = self.log.rank_file(rank.rank, ranks.number)
         self.streams.open_rank(fds, rank.rank, has_stdin=reads, show=self.policy.show.streams_for(rank), log=log)
         if self.policy.inspect:
-            fds["answers"] = ranks.open_channel(rank.rank)
+            fds["rank_channel"] = ranks.open_channel(rank.rank)
         has_terminal = reads and os.isatty(0)  # plain pdb uses it
         debugger = ranks.debug_server.socket_path() if ranks.debug_server and not has_terminal else ""
         return self._describe_job(ranks, rank, debugger)
@@ -78,7 +78,7 @@ class NodeContext:
         program: ProgramJob = {
             "rank": rank.rank,
             "kind": "program",
-            "typed": target.text,
+            "target_text": target.text,
             "path": target.path or "",
             "args": list(plan.arguments(rank)),
             "env": environment,
@@ -100,20 +100,20 @@ class NodeContext:
             "kind": target.kind.value,
             "module": target.module or "",
             "function": target.function or "",
-            "first": target.sys_path_0 or "",
+            "sys_path_0": target.sys_path_0 or "",
             "facts": facts,
-            "first_here": rank.local_rank == 0,
+            "is_first_local": rank.local_rank == 0,
             "backend": plan.backend,
             "init_method": plan.init_method,
             "error_file": error_file,
             "trace_file": ranks.rank_file_path(rank.rank, "trace.json"),
-            "trace_after": LONG_ATTEMPT_S,
+            "trace_min_age_s": LONG_ATTEMPT_S,
             "oom_snapshot": self._oom_snapshot_path(ranks, rank) if self.policy.oom_report else "",
             "oom_summary": ranks.rank_file_path(rank.rank, "oom") or "",
             "debugger": debugger,
             "debugpy": rank.rank in self.policy.debugpy,
             "post_mortem": self.policy.post_mortem,
-            "patient": self.policy.debug,
+            "long_group_timeout": self.policy.debug,
             "title": " ".join(target.argv),
         }
         return python

@@ -79,7 +79,7 @@ class SidecarRunner:
         return {
             "rank": number,
             "kind": "program",
-            "typed": command,
+            "target_text": command,
             "path": sidecar.path,
             "args": args,
             "env": variables,

@@ -54,22 +54,22 @@ class WarmZygoteStarter:
                 known = compute_fingerprint(ZYGOTE_SCRIPT, config, environment)
             path = os.path.join(place.warm_socket_dir(), fingerprint_id(known))
             order: WarmOrder = {
-                "config": {**config, "guarded": True},
+                "config": {**config, "has_guardian": True},
                 "environment": dict(environment),
                 "fingerprint": dict(known),
-                "descriptors": asking.inherited_fds(),
+                "fd_numbers": asking.inherited_fds(),
             }
             if (there := place.connect(path)) is not None:
                 with there:
                     asking.send_order(there, order, theirs, its)
                 its.close()
-                if asking.hand_over_fds(ours, theirs, guardian_socket, order["descriptors"]):
+                if asking.hand_over_fds(ours, theirs, guardian_socket, order["fd_numbers"]):
                     found = WarmZygote(guardian_socket, None)
                 else:
                     self.unavailable_reason = _read_reason(guardian_socket)
             elif first:
                 # By this socket, as no process that may outlive the launcher must have these descriptors.
-                channel.send_message(ours, {"op": "given"}, order["descriptors"])
+                channel.send_message(ours, {"op": "fd_handover"}, order["fd_numbers"])
                 found = WarmZygote(
                     guardian_socket, self._start_warm_zygote(path, config, order, environment, theirs, its)
                 )
@@ -111,16 +111,16 @@ class WarmZygoteStarter:
             fds += [] if leader_pidfd is None else [leader_pidfd]
             fds.append(nothing := os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
             fds += [printed := os.memfd_create("stdout"), complaints := os.memfd_create("stderr")]
-            reserved = order["descriptors"][3:]
+            reserved = order["fd_numbers"][3:]
             warm_config: ZygoteConfig = {
                 **config,
                 "warm": {
-                    "listening": listening.fileno(),
+                    "listening_fd": listening.fileno(),
                     "path": path,
-                    "reserved": reserved,
-                    "leader": (leader, started),
+                    "reserved_fds": reserved,
+                    "session_leader": (leader, started),
                     "leader_pidfd": leader_pidfd,
-                    "seconds": self._seconds,
+                    "idle_timeout_s": self._seconds,
                 },
             }
             for fd in (listening.fileno(), leader_pidfd):
@@ -151,8 +151,8 @@ def _why_not_warm(config: ZygoteConfig) -> str | None:
     """Why this run cannot use a warm zygote; None if it can."""
     if not config["modules"]:
         return "nothing is preloaded" if config["forks"] else "each rank is a new interpreter"
-    if config["asked"]:
-        return f"modules named with --preload are not kept warm: {','.join(config['asked'])}"
+    if config["user_modules"]:
+        return f"modules named with --preload are not kept warm: {','.join(config['user_modules'])}"
     if not hasattr(os, "memfd_create"):
         return "this Python or this system has no memfd_create"
     inherited = asking.inherited_fds()

@@ -30,7 +30,7 @@ MAX_IN_FLIGHT = 8  # ranks requested and not spawned yet: each has up to six des
 _MAX_TITLE_BYTES = 4096  # of the ranks' command line in ``ps``; the kernel refuses one of 128 KiB (MAX_ARG_STRLEN)
 
 BuildRankJob = Callable[[dict[str, int]], "RankJob"]
-"""Builds the job of a rank, and adds its descriptors by purpose: stdin, stdout, stderr, answers."""
+"""Builds the job of a rank, and adds its descriptors by purpose: stdin, stdout, stderr, rank_channel."""
 
 
 class ZygoteListener(Protocol):
@@ -74,24 +74,24 @@ class ZygoteClient:
         preload = preload or PreloadPlan()
         self.ready = self.killed = self.stores = False  # ``stores``: a fork of it can serve the store
         config: ZygoteConfig = {
-            "supervisor": os.getpid(),
+            "supervisor_pid": os.getpid(),
             "forks": preload.forks,
             "modules": list(preload.modules),
-            "asked": list(preload.user_modules),
+            "user_modules": list(preload.user_modules),
             "fallback": list(preload.fallback),
             "allowed": preload.allowed,
-            "reads": list(preload.environment_reads),
-            "settings": dict(preload.settings),
-            "first": first,
-            "folders": list(preload.import_dirs),
-            "remove": list(remove),
-            "shielded": list(shielded),
-            "blocked": sorted(blocked),
-            "ignores_children": AT_START.ignores_children,
+            "environment_reads": list(preload.environment_reads),
+            "import_environment": dict(preload.settings),
+            "sys_path_0": first,
+            "import_dirs": list(preload.import_dirs),
+            "remove_on_exit": list(remove),
+            "shielded_signals": list(shielded),
+            "blocked_signals": sorted(blocked),
+            "ignores_sigchld": AT_START.ignores_children,
             "failed": None,
             "unsafe": preload.unsafe,
             "warm": None,
-            "guarded": False,
+            "has_guardian": False,
         }
         warm_zygote = warm.get_zygote(config, environment) if warm else None
         self._process: ZygoteProcess
@@ -120,7 +120,7 @@ class ZygoteClient:
 
     def serve_store(self, listening: int) -> None:
         """Replace the store by a new one that listens on this socket, which is closed; before ranks are requested."""
-        self._socket.send({"op": "store"}, [listening], lambda error: self._socket.send({"op": "store"}))
+        self._socket.send({"op": "serve_store"}, [listening], lambda error: self._socket.send({"op": "serve_store"}))
 
     def cancel_pending(self) -> int:
         """Drop the queued requests; return how many ranks will never start because of that."""
@@ -132,14 +132,14 @@ class ZygoteClient:
 
     def remove_on_exit(self, path: str) -> None:
         """Have the zygote remove ``path`` if the launcher is killed."""
-        self._socket.send({"op": "remove", "path": path})
+        self._socket.send({"op": "remove_path", "path": path})
 
     def sweep(self, grace: float, *, own_exit_timeout_s: float = OWN_EXIT_TIMEOUT_S) -> None:
         """End all descendants: SIGTERM after ``own_exit_timeout_s``, SIGKILL ``grace`` seconds later.
 
         Answered by ``on_swept``.
         """
-        self._socket.send({"op": "sweep", "grace": grace, "patience": own_exit_timeout_s})
+        self._socket.send({"op": "sweep", "grace_s": grace, "own_exit_timeout_s": own_exit_timeout_s})
 
     def kill(self) -> None:
         """Kill the zygote, and by their parent-death signal its ranks."""
@@ -180,25 +180,27 @@ class ZygoteClient:
             self._socket.send({"op": "spawn", "rank": rank, "job": job, "fds": list(fds)}, list(fds.values()), failed)
 
     def _on_spawn_failed(self, rank: int, error: OSError) -> None:
-        self._loop.call_soon(partial(self._on_message, {"op": "unborn", "rank": rank, "errno": error.errno or 0}, []))
+        self._loop.call_soon(
+            partial(self._on_message, {"op": "spawn_failed", "rank": rank, "errno": error.errno or 0}, [])
+        )
 
     def _on_message(self, message: FromZygote, fds: list[int]) -> None:
         if message["op"] == "ready":
-            self.ready, self.stores = True, message["stores"]
+            self.ready, self.stores = True, message["can_serve_store"]
             self._process.on_ready(message["pid"], fds[0] if fds else None)
-            self._listener.on_zygote_ready(message["forks"], message["failed"], message["unsafe"], message["seconds"])
-        elif message["op"] == "refused":
+            self._listener.on_zygote_ready(message["forks"], message["failed"], message["unsafe"], message["import_s"])
+        elif message["op"] == "import_failed":
             self._listener.on_import_failed(message["message"])
         elif message["op"] == "spawned":
             self._in_flight -= 1
             self._listener.on_spawned(message["rank"], message["pid"], fds[0] if fds else None)
-        elif message["op"] == "unborn":
+        elif message["op"] == "spawn_failed":
             self._in_flight -= 1
             self._listener.on_spawn_failed(message["rank"], message["errno"])
         elif message["op"] == "exited":
             code = os.waitstatus_to_exitcode(message["status"])
             self._listener.on_exited(message["rank"], message["pid"], code, message["usage"])
-        elif message["op"] == "store exited":
+        elif message["op"] == "store_exited":
             self._listener.on_store_exited(message["pid"], os.waitstatus_to_exitcode(message["status"]))
         elif message["op"] == "signalled":
             self._listener.on_zygote_signalled(message["number"], message["rank"])

@@ -62,7 +62,7 @@ def spawn_zygote(
             dict(environment),
             file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)],
             setsid=True,
-            setsigmask={*config["shielded"], *FORWARDED_SIGNALS},  # until it ignores or handles them
+            setsigmask={*config["shielded_signals"], *FORWARDED_SIGNALS},  # until it ignores or handles them
             setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores these, and a program should not inherit that
         )
 

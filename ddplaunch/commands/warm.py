@@ -29,9 +29,9 @@ def warm(stop: bool) -> None:
     if not replies:
         click.echo("no warm zygotes", err=True)
     elif stop:
-        _wait_for_exit([each["pid"] for each in zygotes if not each["running"]])
+        _wait_for_exit([each["pid"] for each in zygotes if not each["current_runs"]])
         for each in zygotes:
-            click.echo(f"{each['pid']} {'stops when its run ends' if each['running'] else 'stopped'}", err=True)
+            click.echo(f"{each['pid']} {'stops when its run ends' if each['current_runs'] else 'stopped'}", err=True)
     elif zygotes:
         _print_table(zygotes)
     for path in replies:
@@ -43,10 +43,10 @@ def _print_table(zygotes: list[WarmStatus]) -> None:
     rows = []
     for each in zygotes:
         pss = _memory(each["pid"])
-        left = "in use" if each["left"] is None else format_elapsed(each["left"])
-        age, memory = format_elapsed(time.time() - each["began"]), "-" if pss is None else format_size(pss)
+        left = "in use" if each["remaining_s"] is None else format_elapsed(each["remaining_s"])
+        age, memory = format_elapsed(time.time() - each["started_at"]), "-" if pss is None else format_size(pss)
         modules = _format_modules(each["modules"])
-        rows.append((str(each["pid"]), memory, age, left, str(each["served"]), modules, each["folder"]))
+        rows.append((str(each["pid"]), memory, age, left, str(each["runs_served"]), modules, each["working_dir"]))
     for line in format_table(("PID", "MEMORY", "AGE", "LEFT", "RUNS", "IMPORTED", "FOLDER"), rows):
         click.echo(line)
 

@@ -134,8 +134,8 @@ class ImportSelector:
         ]
         of_torch = {name.replace("-", "_") for name in torch.loads}  # in the table or not
         return {
-            "tops": sorted(of_torch.union(*(each.top_level_names for each in allowed))),
-            "sets": sorted({name for each in allowed for name in each.sets}),
+            "top_modules": sorted(of_torch.union(*(each.top_level_names for each in allowed))),
+            "changed_variables": sorted({name for each in allowed for name in each.sets}),
             "generators": sorted({name for each in allowed for name in each.generators}),
         }
 

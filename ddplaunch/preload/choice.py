@@ -31,7 +31,7 @@ _DYNAMO_READS = re.compile(
 )
 """Variables that the import of torch._dynamo reads; some for a cache folder, whose name it puts in the environment."""
 
-_NOTHING: messages.AllowedState = {"tops": [], "sets": [], "generators": []}
+_NOTHING: messages.AllowedState = {"top_modules": [], "changed_variables": [], "generators": []}
 
 
 @dataclass(frozen=True)

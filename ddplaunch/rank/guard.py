@@ -41,7 +41,7 @@ class ImportAuditor:
         """``initial_modules``: those of a fresh interpreter. ``repairs``: the loaded rank/repairs.py."""
         self._repairs, self._children = repairs, children
         self._allowed, self._baseline = config["allowed"], initial_modules
-        self._folders = [config["first"], *config["folders"]]
+        self._folders = [config["sys_path_0"], *config["import_dirs"]]
         self._missing = set[str]()  # top-level modules that no finder has found
         self.violation: str | None = None
         self._loaded = frozenset(sys.modules)
@@ -113,7 +113,7 @@ class ImportAuditor:
                 pass
 
     def _capture_state(self) -> dict[str, Any]:
-        sets = self._allowed["sets"]
+        sets = self._allowed["changed_variables"]
         os.umask(umask := os.umask(0o77))
         state: dict[str, Any] = {
             _VARIABLES: {name: value for name, value in os.environ.items() if name not in sets},
@@ -130,7 +130,7 @@ class ImportAuditor:
 
     def _find_unknown_module(self) -> str | None:
         """Find a module that belongs to no known package, by the folder or file it came from."""
-        known = {*self._allowed["tops"], *sys.stdlib_module_names}
+        known = {*self._allowed["top_modules"], *sys.stdlib_module_names}
         for name in [each for each in sys.modules if each not in self._loaded and each not in self._baseline]:
             origin = str(getattr(getattr(sys.modules[name], "__spec__", None), "origin", None) or "")
             inside = origin.partition("-packages" + os.sep)[2]

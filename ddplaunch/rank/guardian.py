@@ -35,7 +35,7 @@ def run_guardian(
     status = os.waitpid(zygote_pid, os.WNOHANG)[1]
     stuck, _ = processes.kill_descendants(os.getpid())
     try:
-        channel.send_message(launcher_socket, {"op": "ended", "status": status, "stuck": stuck})
+        channel.send_message(launcher_socket, {"op": "guardian_exited", "status": status, "stuck": stuck})
     except OSError:  # the launcher has ended
         pass
     os._exit(0)

@@ -15,48 +15,48 @@ of them), user and system CPU time in seconds."""
 class WarmEndpoint(TypedDict):
     """Socket, lifetime and inherited descriptors of a warm zygote."""
 
-    listening: int  # listening socket for launchers
+    listening_fd: int  # socket for launchers
     path: str  # of that socket
-    reserved: list[int]  # placeholders at the descriptor numbers that the first run will use
-    leader: tuple[int, int]  # session leader, with which it ends: pid and start time (``processes.start_ticks``)
+    reserved_fds: list[int]  # placeholders at the descriptor numbers that the first run will use
+    session_leader: tuple[int, int]  # with which it ends: pid and start time (``processes.start_ticks``)
     leader_pidfd: int | None  # None if the kernel has no pidfds
-    seconds: float  # lifetime without a run
+    idle_timeout_s: float  # lifetime without a run
 
 
 class AllowedState(TypedDict):
     """What the import of known packages may change in a process."""
 
-    tops: list[str]  # top-level modules
-    sets: list[str]  # environment variables
+    top_modules: list[str]  # new top-level modules
+    changed_variables: list[str]  # of the environment
     generators: list[str]  # random generators
 
 
 class ZygoteConfig(TypedDict):
     """Start configuration of a zygote, made by ``ZygoteClient``."""
 
-    supervisor: int  # pid
+    supervisor_pid: int
     forks: bool  # False: it imports nothing, and every rank is a new interpreter
     modules: list[str]  # to preload
-    asked: list[str]  # those of ``modules`` that the user has named
+    user_modules: list[str]  # those of ``modules`` that the user has named
     fallback: list[str]  # modules to preload if ``modules`` are not fork-safe; empty for none
     allowed: AllowedState  # permitted changes by ``modules``, if there is a fallback
-    reads: list[str]  # environment variables that ``modules`` read
-    settings: dict[str, str]  # environment variables during the imports
-    first: str  # first entry of sys.path in the ranks
-    folders: list[str]  # user folders that the program puts before installed packages in sys.path
-    remove: list[str]  # temporary paths to delete at the end
-    shielded: list[int]  # signals to ignore
-    blocked: list[int]  # signal mask of new ranks
-    ignores_children: bool  # whether new ranks ignore SIGCHLD
+    environment_reads: list[str]  # environment variables that ``modules`` read
+    import_environment: dict[str, str]  # environment variables during the imports
+    sys_path_0: str  # first entry of sys.path in the ranks
+    import_dirs: list[str]  # user folders that the program puts before installed packages in sys.path
+    remove_on_exit: list[str]  # temporary paths to delete at the end
+    shielded_signals: list[int]  # to ignore: they are for the launcher, but all descendants get them
+    blocked_signals: list[int]  # signal mask of new ranks
+    ignores_sigchld: bool  # whether new ranks ignore SIGCHLD
     failed: str | None  # why it has restarted with its fallback
     unsafe: str | None  # why it does not fork
     warm: WarmEndpoint | None  # of a zygote that outlives the run
-    guarded: bool  # whether a guardian is its parent, and other runs share its modules
+    has_guardian: bool  # whether a guardian is its parent, and other runs share its modules
 
 
 class _Rank(TypedDict):
     rank: int
-    typed: str  # the target as the user typed it
+    target_text: str  # the target as the user typed it
     path: str  # of the target's file; "" without one
     args: list[str]
     env: dict[str, str]
@@ -85,20 +85,20 @@ class PythonJob(_Rank):
     kind: Literal["script", "main", "module", "function"]
     module: str
     function: str
-    first: str  # first entry of sys.path
+    sys_path_0: str  # first entry of sys.path
     facts: RankFacts
-    first_here: bool  # local rank 0
+    is_first_local: bool  # local rank 0
     backend: str | None
     init_method: str | None
     error_file: str | None  # for the exception that ends the rank
     trace_file: str | None  # for the last collectives
-    trace_after: float  # minimum age of the first process group, in seconds
+    trace_min_age_s: float  # minimum age of the first process group, in seconds
     oom_snapshot: str  # file for the CUDA allocator's state when out of memory; "" for none
     oom_summary: str  # file for its summary
     debugger: str  # path of the debug server's socket; "" without --debug
     debugpy: bool  # listen for an editor
     post_mortem: bool  # enter the debugger at the exception that ends the rank
-    patient: bool  # process groups without a timeout get one of a day
+    long_group_timeout: bool  # process groups without a timeout get one of a day
     title: str  # process title in ps
 
 
@@ -111,27 +111,27 @@ class SpawnRequest(TypedDict):
     op: Literal["spawn"]
     rank: int
     job: RankJob
-    fds: list[str]  # purposes of the attached descriptors
+    fds: list[str]  # purposes of the attached descriptors: stdin, stdout, stderr, rank_channel
 
 
 class ServeStore(TypedDict):
     """Start a store process on the attached listening socket; end the previous one."""
 
-    op: Literal["store"]
+    op: Literal["serve_store"]
 
 
 class SweepRequest(TypedDict):
-    """Kill all leftover processes: after ``patience`` SIGTERM, after ``grace`` SIGKILL, in seconds."""
+    """Kill all leftover processes: SIGTERM after ``own_exit_timeout_s``, SIGKILL ``grace_s`` later."""
 
     op: Literal["sweep"]
-    grace: float
-    patience: float
+    grace_s: float
+    own_exit_timeout_s: float
 
 
 class RemovePathRequest(TypedDict):
     """Delete a temporary path at the end, too."""
 
-    op: Literal["remove"]
+    op: Literal["remove_path"]
     path: str
 
 
@@ -142,15 +142,15 @@ class ReadyMessage(TypedDict):
     forks: bool
     failed: str | None
     unsafe: str | None
-    seconds: float  # duration of the imports
-    stores: bool  # whether a fork of it can hold the job's store
+    import_s: float  # duration of the imports
+    can_serve_store: bool  # whether a fork of it can hold the job's store
     pid: int
 
 
 class ImportFailedMessage(TypedDict):
     """A module that the user named in ``--preload`` cannot be imported."""
 
-    op: Literal["refused"]
+    op: Literal["import_failed"]
     message: str
 
 
@@ -165,7 +165,7 @@ class SpawnedMessage(TypedDict):
 class SpawnFailedMessage(TypedDict):
     """A rank got no process."""
 
-    op: Literal["unborn"]
+    op: Literal["spawn_failed"]
     rank: int
     errno: int
 
@@ -181,7 +181,7 @@ class ExitedMessage(TypedDict):
 class StoreExited(TypedDict):
     """The store process has ended unexpectedly."""
 
-    op: Literal["store exited"]
+    op: Literal["store_exited"]
     pid: int
     status: int
 
@@ -206,7 +206,7 @@ class WarmOrder(TypedDict):
     config: ZygoteConfig
     environment: dict[str, str]
     fingerprint: dict[str, str]
-    descriptors: list[int]  # target numbers of the launcher's descriptors: 0, 1, 2 and other inherited ones
+    fd_numbers: list[int]  # target numbers of the launcher's descriptors: 0, 1, 2 and other inherited ones
 
 
 class RunRequest(TypedDict):
@@ -218,20 +218,20 @@ class RunRequest(TypedDict):
 class ZygoteOffer(TypedDict):
     """A run's zygote waits for ``FdHandover`` on its control socket; its pidfd is attached as in ``SpawnedMessage``."""
 
-    op: Literal["take"]
+    op: Literal["zygote_offer"]
     pid: int
 
 
 class FdHandover(TypedDict):
     """The launcher's ``descriptors`` are attached."""
 
-    op: Literal["given"]
+    op: Literal["fd_handover"]
 
 
 class StatusRequest(TypedDict):
     """Ask a warm zygote for its status."""
 
-    op: Literal["look"]
+    op: Literal["status"]
 
 
 class StopRequest(TypedDict):
@@ -243,15 +243,15 @@ class StopRequest(TypedDict):
 class WarmStatus(TypedDict):
     """Status of a warm zygote."""
 
-    op: Literal["looked"]
+    op: Literal["warm_status"]
     pid: int
-    began: float  # seconds since the epoch
-    left: float | None  # seconds until it exits; None while a run uses it
-    running: int  # current runs
-    served: int  # all runs so far
+    started_at: float  # seconds since the epoch
+    remaining_s: float | None  # seconds until it exits; None while a run uses it
+    current_runs: int
+    runs_served: int  # all runs so far
     modules: list[str]
-    folder: str  # working folder of it and its runs
-    ending: bool
+    working_dir: str  # of it and its runs
+    is_ending: bool
 
 
 class RunDeclined(TypedDict):
@@ -264,7 +264,7 @@ class RunDeclined(TypedDict):
 class GuardianExited(TypedDict):
     """No process of a guardian's run is left, but those that are ``stuck``."""
 
-    op: Literal["ended"]
+    op: Literal["guardian_exited"]
     status: int  # wait status of the run's zygote
     stuck: list[str]
 

@@ -23,8 +23,8 @@ def run_preload(config: ZygoteConfig, make_auditor: Callable[[], ImportAuditor])
     environment has the variables that the program itself sets before its imports; ranks do not inherit them.
     """
     unset = {name: value for name, value in _DISABLE_THREADS_ENV.items() if name not in os.environ}
-    before = {name: os.environ.get(name) for name in (*unset, *config["settings"])}
-    os.environ.update({**unset, **config["settings"]})
+    before = {name: os.environ.get(name) for name in (*unset, *config["import_environment"])}
+    os.environ.update({**unset, **config["import_environment"]})
     try:
         return _import(config, make_auditor)
     finally:
@@ -55,19 +55,19 @@ def _import(config: ZygoteConfig, make_auditor: Callable[[], ImportAuditor]) -> 
             return None, auditor.violation
         modules = config["fallback"]
     for name in modules:
-        asked = name in config["asked"]
-        if asked:
-            sys.path.insert(0, config["first"])
+        is_user_module = name in config["user_modules"]
+        if is_user_module:
+            sys.path.insert(0, config["sys_path_0"])
         try:
             __import__(name)
         except BaseException as error:
             absent = isinstance(error, ModuleNotFoundError)
-            if asked:
+            if is_user_module:
                 return f"--preload {name}: {'' if absent else f'{type(error).__name__}: '}{error}", None
             if not absent:
                 return None, f"importing {name} failed"
         finally:
-            if asked and sys.path[0] == config["first"]:
+            if is_user_module and sys.path[0] == config["sys_path_0"]:
                 sys.path.pop(0)
     return None, None
 

@@ -55,18 +55,18 @@ class WarmZygoteServer:
         worker: Any,
     ) -> None:
         """``first``: connection of the first run; ``ignored_signals``: those that only launchers handle."""
-        self.path, self.seconds, self.modules = endpoint["path"], endpoint["seconds"], config["modules"]
+        self.path, self.seconds, self.modules = endpoint["path"], endpoint["idle_timeout_s"], config["modules"]
         self.first, self.ignored_signals = first, ignored_signals
         self.inherited = inheritance.read_inherited_state()
-        shielded = sum(1 << (number - 1) for number in config["shielded"])  # ignored by this process already
+        shielded = sum(1 << (number - 1) for number in config["shielded_signals"])  # ignored by this process already
         self.inherited["SigIgn"] = f"{int(self.inherited['SigIgn'], 16) & ~shielded:016x}"
         self.initial_environment = dict(os.environ)
-        self.listening = socket.socket(fileno=endpoint["listening"])
+        self.listening = socket.socket(fileno=endpoint["listening_fd"])
         self.listening.setblocking(False)
         self.leader, self.leader_pidfd, self.reserved = (
-            endpoint["leader"],
+            endpoint["session_leader"],
             endpoint["leader_pidfd"],
-            endpoint["reserved"],
+            endpoint["reserved_fds"],
         )
         for fd in (self.first.fileno(), self.listening.fileno(), self.leader_pidfd):
             if fd is not None:
@@ -180,15 +180,15 @@ class WarmZygoteServer:
 
     def build_status(self) -> WarmStatus:
         return {
-            "op": "looked",
+            "op": "warm_status",
             "pid": os.getpid(),
-            "began": self.began,
-            "left": None if self.guardians else max(0.0, self.seconds_left()),
-            "running": len(self.guardians),
-            "served": self.runs_served,
+            "started_at": self.began,
+            "remaining_s": None if self.guardians else max(0.0, self.seconds_left()),
+            "current_runs": len(self.guardians),
+            "runs_served": self.runs_served,
             "modules": self.modules,
-            "folder": self.inherited["folder"],
-            "ending": self.is_ending,
+            "working_dir": self.inherited["folder"],
+            "is_ending": self.is_ending,
         }
 
     def fork_run(self, fds: list[int]) -> RunZygote | None:
@@ -224,7 +224,7 @@ class WarmZygoteServer:
         """Return why a run cannot use this zygote; unless the run is the reason, also accept no more runs."""
         if order["fingerprint"] != self.fingerprint:
             return "another run's warm zygote answered"
-        if shadow := self.find_shadowed(order["config"]["first"], *order["config"]["folders"]):
+        if shadow := self.find_shadowed(order["config"]["sys_path_0"], *order["config"]["import_dirs"]):
             return f"{shadow} has the name of a module that is imported already"
         try:
             now = {**inheritance.read_inherited_state(), "SigIgn": self.inherited["SigIgn"]}
@@ -270,7 +270,7 @@ class WarmZygoteServer:
             self.client.close()
             for number, handler in self.handlers.items():
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
-            control = self.adopt_fds(socket.socket(fileno=fds.pop()), order["descriptors"])
+            control = self.adopt_fds(socket.socket(fileno=fds.pop()), order["fd_numbers"])
             os.close(fds.pop())
             for number, text in self.captured_output.items():
                 _write_all(number, text)
@@ -279,7 +279,7 @@ class WarmZygoteServer:
             os.environ.update(self.changed_variables)
             for name in self.unset_variables:
                 os.environ.pop(name, None)
-            return control, {**order["config"], "supervisor": guardian_pid, "guarded": True}
+            return control, {**order["config"], "supervisor_pid": guardian_pid, "has_guardian": True}
         except BaseException:
             os._exit(1)
 
@@ -287,7 +287,7 @@ class WarmZygoteServer:
         """In a run's zygote: move the launcher's descriptors to their ``numbers``; return the moved control socket."""
         if self.runs_served:  # the first launcher has sent its descriptors already, or this process would have ended
             pidfd = processes.open_pidfd(os.getpid())
-            channel.send_message(control, {"op": "take", "pid": os.getpid()}, [] if pidfd is None else [pidfd])
+            channel.send_message(control, {"op": "zygote_offer", "pid": os.getpid()}, [] if pidfd is None else [pidfd])
             if pidfd is not None:
                 os.close(pidfd)
         fds = [os.dup(control.fileno()), *channel.receive_message(control)[1]]

@@ -59,7 +59,7 @@ class RankRunner:
     """One rank from its start to its end; ``program`` is the callable to run, set by ``setup``."""
 
     def __init__(self, job: PythonJob, fds: dict[str, int], *, forked: bool) -> None:
-        """``fds``: descriptors by purpose; "answers" is the rank channel.
+        """``fds``: descriptors by purpose, as in ``SpawnRequest``.
 
         ``forked``: this is a fork of the zygote, whose modules need no teardown at the end.
         """
@@ -80,9 +80,9 @@ class RankRunner:
     def setup(self) -> None:
         if not faulthandler.is_enabled():
             faulthandler.enable(2)
-        if "answers" in self._fds:
+        if "rank_channel" in self._fds:
             self._endpoint = answers.InspectionEndpoint(
-                self._fds["answers"], load_private_module, long_group_timeout=self._job["patient"]
+                self._fds["rank_channel"], load_private_module, long_group_timeout=self._job["long_group_timeout"]
             )
             if self._job["error_file"]:
                 path = f"{self._job['error_file']}.in-flight"
@@ -179,7 +179,7 @@ class RankRunner:
             self._code = ending.exit_code(exit.code)
         self._error = None
         if self._endpoint is not None and self._code == 0 and self._job["trace_file"]:
-            self._endpoint.write_trace(self._job["trace_file"], self._job["trace_after"])
+            self._endpoint.write_trace(self._job["trace_file"], self._job["trace_min_age_s"])
         import atexit
 
         ending.join_threads()
@@ -312,7 +312,7 @@ def _run_as_main(*arguments: object) -> Call:
 
 
 def _find_function(job: PythonJob) -> Call:
-    _set_argv_and_path(job, job["path"] or job["module"], job["typed"])
+    _set_argv_and_path(job, job["path"] or job["module"], job["target_text"])
     function = _import_function(job)
     return (function, *_bind_arguments(job, function))
 
@@ -321,7 +321,7 @@ def _set_argv_and_path(job: PythonJob, first: str, *typed: str) -> None:
     sys.argv = [first, *job["args"]]
     sys.orig_argv[:] = [sys.executable, *typed, *job["args"]]
     if job["kind"] == "main" or not getattr(sys.flags, "safe_path", False):
-        sys.path.insert(0, job["first"])
+        sys.path.insert(0, job["sys_path_0"])
 
 
 def _import_function(job: PythonJob) -> Callable[..., Any]:
@@ -333,10 +333,10 @@ def _import_function(job: PythonJob) -> Callable[..., Any]:
             file = os.path.basename(job["path"])
             raise ending.TargetError(f"{file or job['module']} has no function {job['function']}") from None
     if not callable(found) or isinstance(found, type):
-        raise ending.TargetError(f"{job['typed']} is not a function: it is {found!r:.80}")
+        raise ending.TargetError(f"{job['target_text']} is not a function: it is {found!r:.80}")
     if getattr(getattr(found, "__code__", None), "co_flags", 0) & 0x80:  # CO_COROUTINE
         raise ending.TargetError(
-            f"{job['typed']} is a coroutine function", "wrap it in a function that calls asyncio.run"
+            f"{job['target_text']} is a coroutine function", "wrap it in a function that calls asyncio.run"
         )
     return found  # type: ignore[no-any-return]
 
@@ -358,20 +358,20 @@ def _bind_arguments(job: PythonJob, function: Callable[..., Any]) -> tuple[tuple
     ddplaunch's modules and click are imported as if the user's files did not exist, and removed from ``sys.modules``
     again if a user's file has the same name.
     """
-    names = list_importable(job["first"])
+    names = list_importable(job["sys_path_0"])
     before, path = dict(sys.modules), list(sys.path)
     for name in before:
         top = name.partition(".")[0]
-        if top in names and is_loaded_from(before.get(top), job["first"]):
+        if top in names and is_loaded_from(before.get(top), job["sys_path_0"]):
             del sys.modules[name]
     home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    sys.path[:] = [*(each for each in path if each != job["first"]), home]
+    sys.path[:] = [*(each for each in path if each != job["sys_path_0"]), home]
     try:
         from ddplaunch.errors import LaunchError
         from ddplaunch.target import arguments
 
         positional, named = arguments.bind_arguments(
-            job["typed"], function, tuple(job["args"]), job["facts"], _make_device
+            job["target_text"], function, tuple(job["args"]), job["facts"], _make_device
         )
     except LaunchError as error:
         raise ending.TargetError(error.message, error.hint) from None

@@ -68,14 +68,15 @@ def main() -> tuple[PythonJob, dict[str, int]]:
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     config: ZygoteConfig = json.loads(sys.argv[2])
-    for number in config["shielded"]:  # Slurm sends its warning signal to all processes of a step (docs/preemption.md)
+    shielded = config["shielded_signals"]  # Slurm sends its warning to all processes of a step (docs/preemption.md)
+    for number in shielded:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, config["shielded"])
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, shielded)
     server = _become_warm(config, control) if config["warm"] else None
     if server is None:
         # During the imports the socket is not read, so the kernel watches the supervisor; later the zygote cleans up.
         processes.die_with_parent(signal.SIGKILL)
-        if os.getppid() != config["supervisor"]:
+        if os.getppid() != config["supervisor_pid"]:
             os._exit(1)
     processes.adopt_orphans()
     began = time.monotonic()
@@ -91,9 +92,9 @@ def main() -> tuple[PythonJob, dict[str, int]]:
         user_error, failed = preloading.run_preload(config, make_auditor)
     if user_error:
         cleanup.run()
-        channel.send_message(control, {"op": "refused", "message": user_error})
+        channel.send_message(control, {"op": "import_failed", "message": user_error})
         os._exit(0)
-    unsafe = preloading.why_not_forkable(config, failed, _find_shadowed(config["first"], *config["folders"]))
+    unsafe = preloading.why_not_forkable(config, failed, _find_shadowed(config["sys_path_0"], *config["import_dirs"]))
     if unsafe:
         for auditor in auditors:
             auditor.restore(environ)
@@ -106,7 +107,7 @@ def main() -> tuple[PythonJob, dict[str, int]]:
     if unsafe:
         _exec_fresh(control, config, unsafe, cleanup)
     _send_ready(control, config, time.monotonic() - began)
-    if not config["guarded"]:
+    if not config["has_guardian"]:
         processes.die_with_parent(0)
     return Zygote(control, config, cleanup).run()
 
@@ -118,11 +119,11 @@ def _send_ready(control: socket.socket, config: ZygoteConfig, seconds: float) ->
         "forks": config["forks"],
         "failed": config["failed"],
         "unsafe": config["unsafe"],
-        "seconds": seconds,
-        "stores": config["forks"] and store.can_serve_store(),
+        "import_s": seconds,
+        "can_serve_store": config["forks"] and store.can_serve_store(),
         "pid": os.getpid(),
     }
-    pidfd = processes.open_pidfd(os.getpid()) if config["guarded"] else None
+    pidfd = processes.open_pidfd(os.getpid()) if config["has_guardian"] else None
     try:
         channel.send_message(control, ready, [] if pidfd is None else [pidfd])
     except OSError:  # the supervisor has ended
@@ -180,7 +181,7 @@ class Zygote:
         self.poll.register(self.woken, select.POLLIN)
         # SIG_IGN first: it discards pending signals.
         self.inherited = {number: signal.signal(number, signal.SIG_IGN) for number in IGNORED_SIGNALS}
-        ignored = config["ignores_children"]
+        ignored = config["ignores_sigchld"]
         self.inherited[signal.SIGCHLD] = signal.SIG_IGN if ignored else signal.getsignal(signal.SIGCHLD)
         for number in self.inherited:
             signal.signal(number, _on_signal_noop)
@@ -195,7 +196,7 @@ class Zygote:
 
     def run(self) -> tuple[PythonJob, dict[str, int]]:
         """Serve requests; returns only in the fork of a rank."""
-        if os.getppid() != self.config["supervisor"]:
+        if os.getppid() != self.config["supervisor_pid"]:
             self.exit()
         while True:
             ready = {fd for fd, _ in self.poll.poll()}
@@ -209,12 +210,12 @@ class Zygote:
                 if request["op"] == "spawn":
                     if rank := self.fork_rank(request, fds):
                         return rank
-                elif request["op"] == "store":
+                elif request["op"] == "serve_store":
                     self.serve_store(fds)
                 elif request["op"] == "sweep":
-                    self.sweep(request["grace"], request["patience"])
-                elif request["op"] == "remove":
-                    self.config["remove"].append(request["path"])
+                    self.sweep(request["grace_s"], request["own_exit_timeout_s"])
+                elif request["op"] == "remove_path":
+                    self.config["remove_on_exit"].append(request["path"])
 
     def send(self, message: FromZygote, fds: Sequence[int] = ()) -> None:
         try:
@@ -248,7 +249,7 @@ class Zygote:
                 self.send({"op": "exited", "rank": rank, "pid": pid, "status": status, "usage": usage})
             elif pid == self.store:
                 self.store = None
-                self.send({"op": "store exited", "pid": pid, "status": status})
+                self.send({"op": "store_exited", "pid": pid, "status": status})
 
     def serve_store(self, fds: list[int]) -> None:
         """Fork the store process of an attempt; the previous one is killed, with its contents.
@@ -311,7 +312,7 @@ class Zygote:
         for fd in fds:
             os.close(fd)
         if pid is None:
-            self.send({"op": "unborn", "rank": request["rank"], "errno": number})
+            self.send({"op": "spawn_failed", "rank": request["rank"], "errno": number})
             return None
         self.ranks[pid] = request["rank"]
         pidfd = processes.open_pidfd(pid)
@@ -328,7 +329,7 @@ class Zygote:
                 if inherited in FORWARDED_SIGNALS:
                     signal.signal(inherited, signal.SIG_IGN)  # discards a pending one: it was meant for a handler
                 signal.signal(inherited, handler or signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, self.config["blocked"])
+            signal.pthread_sigmask(signal.SIG_SETMASK, self.config["blocked_signals"])
             os.setsid()
             processes.die_with_parent(signal.SIGKILL)
             if os.getppid() != parent:
@@ -363,19 +364,20 @@ class Zygote:
             signal.signal(number, signal.SIG_DFL)
         if job["kind"] == "program":
             # As a shell does: $0 of a script is this path.
-            path = job["typed"] if os.sep in job["typed"] else job["path"]
-            words = [job["typed"], *job["args"]]
+            path = job["target_text"] if os.sep in job["target_text"] else job["path"]
+            words = [job["target_text"], *job["args"]]
         else:
             job_fd = os.memfd_create("job", 0) if hasattr(os, "memfd_create") else _make_temporary_file()
             os.write(job_fd, marshal.dumps((job, fds)))  # type: ignore[arg-type]  # a TypedDict is a dict
             os.lseek(job_fd, 0, os.SEEK_SET)
             for fd in (job_fd, *fds.values()):
                 os.set_inheritable(fd, True)
-            path, words = sys.executable, [sys.executable, worker.__file__, str(job_fd), job["typed"], *job["args"]]
+            path = sys.executable
+            words = [path, worker.__file__, str(job_fd), job["target_text"], *job["args"]]
         try:
             os.execve(path, words, {**os.environ, **job["env"]})
         except OSError as error:
-            shown = job["typed"] if job["kind"] == "program" else path
+            shown = job["target_text"] if job["kind"] == "program" else path
             os.write(2, f"ddplaunch: cannot execute {shown}: {error.strerror}\n".encode())
             os._exit(126)
 
@@ -415,7 +417,7 @@ class Zygote:
     def exit(self) -> NoReturn:
         """Called when the supervisor has ended: kill all descendants, remove the job's temporary files, exit."""
         processes.kill_descendants(os.getpid())
-        for path in self.config["remove"]:
+        for path in self.config["remove_on_exit"]:
             _remove(path)
         self.cleanup.run()
         os._exit(0)

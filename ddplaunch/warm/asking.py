@@ -61,7 +61,7 @@ def hand_over_fds(
             return False
         hello: Any
         hello, fds = channel.receive_message(control)
-        channel.send_message(control, {"op": "given"}, descriptors)
+        channel.send_message(control, {"op": "fd_handover"}, descriptors)
         if _wait_for_zygote(control, guardian_socket):
             return True
         processes.send_signal(hello["pid"], signal.SIGKILL, fds[0] if fds else None)
@@ -103,7 +103,7 @@ def query_all(*, stop: bool = False) -> list[WarmStatus | str]:
         with sock:
             try:
                 sock.settimeout(10 * REPLY_TIMEOUT_S)
-                channel.send_message(sock, {"op": "stop"} if stop else {"op": "look"})
+                channel.send_message(sock, {"op": "stop"} if stop else {"op": "status"})
                 answer: Any = channel.receive_message(sock)[0]
                 if answer.keys() != WarmStatus.__annotations__.keys():
                     raise ValueError("it is of another version")

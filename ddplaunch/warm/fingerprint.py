@@ -31,7 +31,7 @@ def compute_fingerprint(program: str, config: ZygoteConfig, environ: Mapping[str
         OSError: the state of this process cannot be read.
         KeyError: the same, on this kind of machine.
     """
-    reads = frozenset(config.get("reads", ()))
+    reads = frozenset(config.get("environment_reads", ()))
     variables = {
         f"variable {name}": value
         for name, value in sorted(environ.items())
@@ -43,8 +43,8 @@ def compute_fingerprint(program: str, config: ZygoteConfig, environ: Mapping[str
         "version": sys.version,
         "ddplaunch": f"{__version__} {program}",
         "modules": " ".join(config["modules"]),
-        "settings": " ".join(f"{name}={value!r}" for name, value in config["settings"].items()),
-        "shielded": " ".join(map(str, config["shielded"])),
+        "import_environment": " ".join(f"{name}={value!r}" for name, value in config["import_environment"].items()),
+        "shielded_signals": " ".join(map(str, config["shielded_signals"])),
         **{f"inherited {name}": value for name, value in read_inherited_state().items()},
         **variables,
     }

@@ -276,8 +276,8 @@ def test_what_a_zygote_may_have_afterwards(admitting):
     admitting.add("uses", loads=["loaded"], variables=["B"])
     found = admitting.admit("import uses\n")
     assert found.allowed_state == {
-        "tops": ["bound", "free", "loaded", "torch", "uses"],
-        "sets": ["A"],
+        "top_modules": ["bound", "free", "loaded", "torch", "uses"],
+        "changed_variables": ["A"],
         "generators": ["loaded.g"],
     }
     target = find_target("train.py", (), as_module=False, as_program=False, cwd=str(admitting.folder))
@@ -287,7 +287,7 @@ def test_what_a_zygote_may_have_afterwards(admitting):
 def test_what_torch_loads_may_be_there_whether_it_is_in_the_table_or_not(admitting):
     """triton: a package that imports torch._dynamo loads it, where torch is one for GPUs."""
     admitting.add("torch", loads=["part-of-torch"])
-    assert "part_of_torch" in admitting.admit("import free\n").allowed_state["tops"]
+    assert "part_of_torch" in admitting.admit("import free\n").allowed_state["top_modules"]
 
 
 def test_what_an_import_would_load_where_it_is_installed(admitting):

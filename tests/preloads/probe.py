@@ -182,8 +182,14 @@ class Probe:
             self.failed[name] = f"{type(error).__name__}: {error}"
 
     def _import_as_the_zygote(self, name: str) -> None:
-        config: Any = {"modules": [name], "asked": [], "first": self.request["folder"], "settings": {}, "fallback": []}
-        config |= {"folders": [], "reads": []}
+        config: Any = {
+            "modules": [name],
+            "user_modules": [],
+            "sys_path_0": self.request["folder"],
+            "import_environment": {},
+            "fallback": [],
+        }
+        config |= {"import_dirs": [], "environment_reads": []}
         found = preloading.run_preload(config, _no_guard)
         if any(found) or name not in sys.modules:
             self.failed[name] = "it cannot be imported by itself"

@@ -121,7 +121,7 @@ def test_another_user_is_not_served_and_not_asked(shell: Shell):
             os.seteuid(0)
         answer = b""
         with suppress(BrokenPipeError, ConnectionResetError):  # it hangs up, without reading
-            channel.send_message(asking, {"op": "look"})
+            channel.send_message(asking, {"op": "status"})
             answer = asking.recv(10)
         assert answer == b""
     for folder in (shell.runtime, path.parent):

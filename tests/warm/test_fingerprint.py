@@ -104,7 +104,12 @@ def test_variables_of_the_terminal_do_not_count_but_arrive(shared: Shell, usual:
 
 
 def test_a_variable_that_an_import_reads_counts(tmp_path):
-    config: Any = {"modules": ["torch"], "settings": {}, "shielded": [], "reads": ["COLUMNS", "TERM", "HOME"]}
+    config: Any = {
+        "modules": ["torch"],
+        "import_environment": {},
+        "shielded_signals": [],
+        "environment_reads": ["COLUMNS", "TERM", "HOME"],
+    }
 
     def fingerprint(**variables: str) -> object:
         return compute_fingerprint("zygote.py", config, {"HOME": "/", **variables})
@@ -114,7 +119,7 @@ def test_a_variable_that_an_import_reads_counts(tmp_path):
     for name, value in (("TERM", "dumb"), ("COLUMNS", "3")):
         assert fingerprint(**{"TERM": "xterm", "COLUMNS": "80", name: value}) != usual
     assert fingerprint(COLUMNS="80") != usual
-    config["reads"] = []
+    config["environment_reads"] = []
     assert fingerprint(TERM="xterm") == fingerprint(COLUMNS="80")
 
 

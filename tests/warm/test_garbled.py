@@ -76,7 +76,7 @@ def mutants(order: dict[str, Any]) -> list[object]:
     found: list[object] = [*VALUES]
     for value in VALUES:
         found += [{**order, key: value} for key in order]
-        found += [{**order, "config": {**order["config"], key: value}} for key in ("first", "folders")]
+        found += [{**order, "config": {**order["config"], key: value}} for key in ("sys_path_0", "import_dirs")]
     return found + [{name: value for name, value in order.items() if name != key} for key in order]
 
 

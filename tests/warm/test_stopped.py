@@ -56,7 +56,7 @@ def test_what_a_stopped_zygote_was_given_comes_back(does: Callable[[socket.socke
     zygote = os.fork()
     if zygote == 0:
         os.close(writing)
-        channel.send_message(theirs, {"op": "take", "pid": os.getpid()}, [os.pidfd_open(os.getpid())])
+        channel.send_message(theirs, {"op": "zygote_offer", "pid": os.getpid()}, [os.pidfd_open(os.getpid())])
         does(theirs)
         while True:
             os.kill(os.getpid(), signal.SIGSTOP)
