@@ -44,7 +44,7 @@ def _read_first_chunk(fifo: int, path: str) -> bytes:
     try:
         while not (data := os.read(fifo, 4096)) and not poll.poll(0):
             if time.monotonic() > deadline:
-                raise OSError(errno.ETIMEDOUT, "nobody writes to this FIFO", path)
+                raise OSError(errno.ETIMEDOUT, "no process writes to this FIFO", path)
             time.sleep(0.02)
     except BlockingIOError:  # there is a writer, which has written nothing yet
         return b""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     PointsByRank = dict[int, deque[MemoryPoint]]
 
 _PSS_TIMEOUT_S = 0.3  # for reading proportional sizes (PSS) of all ranks
-_PSS_TIMEOUT_BYTES = 10 << 30  # the kernel can do so many in this time; alarms are frequent, as caches fill limits
+_PSS_TIMEOUT_BYTES = 10 << 30  # what the kernel can sum up in this time; alarms are frequent, as caches fill limits
 _OWN_PEAK_FACTOR = 1.25  # times the memory of a killed child: a larger peak is that of the rank itself
 _MAX_POINTS = 32  # of a rank
 _OOM_REASON = re.compile(

@@ -82,7 +82,7 @@ class NodeConfig:
     history: bool  # whether the run is recorded for ``ddplaunch report`` and others
     colour: bool
     debug: bool  # whether breakpoints wait for a user to attach, and process groups get a timeout of 24 hours
-    debug_timeout: float  # a rank in its debugger resumes after so many seconds without input
+    debug_timeout: float  # seconds without input after which a rank in its debugger resumes
     post_mortem: bool  # whether a rank that fails enters its debugger at the exception
     debugpy: frozenset[int]  # the ranks to which an editor may attach
     oom_report: bool  # whether ranks report their GPU memory when CUDA runs out of it
@@ -90,7 +90,7 @@ class NodeConfig:
     has_debug_prompt: bool  # whether the launcher's terminal is the debugger's
     prefix: str  # before each line of a rank: output/prefix.py
     output_timeout_s: float  # stop waiting for a reader of the output that reads nothing for so long
-    quiet_s: float  # report a wait for the other nodes after so many seconds
+    quiet_s: float  # seconds after which a wait for the other nodes is reported
     preempt_signal: int | None  # the scheduler's preemption signal, if any
     preempt_forward: int | None  # the signal that ranks get then, if any
     sidecars: tuple[Sidecar, ...]  # empty on other nodes than node 0

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 EARLY_INTERVALS_S = (1.0, 1.0, 2.0, 4.0, 7.0)  # in the first 15 s of an attempt, until its first collective
 SAMPLE_INTERVAL_S = 15.0
 LATER, AFTER = 60.0, 3600.0  # the interval once the job is older than the second
-FIRST_COLLECTIVE_LIMIT = 500  # a rank takes 12 ms to report so many collectives
+FIRST_COLLECTIVE_LIMIT = 500  # collectives; a rank takes 12 ms to report that number
 
 
 @dataclass(frozen=True)

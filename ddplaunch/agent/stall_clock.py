@@ -69,7 +69,7 @@ class StallDetector:
         self._since: dict[int, tuple[object, float]] = {}  # by rank: its collectives, and since when they are unchanged
         self._was_waiting = False  # whether ranks were waiting in the first of two inspections
         self._stalled = False  # whether node 0 has reported a stall
-        self._noisy = False  # whether ranks printed during the stall, so that output is no progress
+        self._noisy = False  # whether ranks printed during the stall, so that output does not count as progress
         self._inspected = 0.0
         self._noisy_check_at = 0.0  # when ranks that print all the time are inspected next
         self._offset = 0.0

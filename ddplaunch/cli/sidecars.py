@@ -73,7 +73,7 @@ def check_tensorboard(logdir: str, *, remote: bool = False) -> None:
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise UsageError(f"--tensorboard {logdir} is a file, not a folder", "name its folder")
     spec = find_spec("tensorboard")
-    if spec is None or spec.origin is None:  # a folder of that name is no package
+    if spec is None or spec.origin is None:  # a folder of that name is not a package
         what = f"--tensorboard {logdir}: the package tensorboard is not installed for {sys.executable}"
         raise UsageError(what, "pip install tensorboard")
 

@@ -30,7 +30,7 @@ def parse_arrivals(rank: int, trace: bytes, most: int = MAX_RECORDED_OPERATIONS)
     """Parse the arrivals in a trace, of the last ``most`` operations; several of a group if its numbers have a gap.
 
     Raises:
-        ValueError: it is no such trace.
+        ValueError: it is not such a trace.
     """
     try:
         entries = json.loads(trace)["entries"][-most:]

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 def parse_states(dump: bytes) -> tuple[GroupState, ...]:
-    """Parse how far a rank is in each process group that it has used; ValueError if it is no such dump."""
+    """Parse how far a rank is in each process group that it has used; ValueError if it is not such a dump."""
     return tuple(
         GroupState(
             sanitize_line(name),
@@ -99,7 +99,7 @@ def parse_last_collectives(dump: bytes) -> tuple[Collective, ...]:
     """Parse the collectives of a dump with entries: in each group the oldest incomplete one, and the last.
 
     Raises:
-        ValueError: it is no such dump.
+        ValueError: it is not such a dump.
     """
     found: list[Collective] = []
     for entries in _by_group(_load(dump)).values():
@@ -119,7 +119,7 @@ class RecordedCall(NamedTuple):
 
 
 def collectives_between(dump: bytes, since: float, until: float) -> Iterator[RecordedCall]:
-    """Yield the collectives that were entered between two moments; ValueError if it is no dump."""
+    """Yield the collectives that were entered between two moments; ValueError if it is not a dump."""
     for entry in _entries(_load(dump)):
         if since <= _parse_seconds(entry.get("time_created_ns", 0), 1e9) <= until and entry.get("is_p2p") is not True:
             ended = _parse_seconds(entry.get("time_discovered_completed_ns") or 0, 1e9)

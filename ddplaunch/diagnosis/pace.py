@@ -21,7 +21,7 @@ from ddplaunch.diagnosis.inspection import CollectiveArrivals
 MIN_COLLECTIVES = 10  # fewer are not evaluated
 MIN_LATENESS_S = 1e-4  # ranks of one host differ by so much at random
 MIN_COST_FRACTION = 0.02  # of the time; less is not reported
-OUTLIER_FACTOR = 3.0  # a slow rank costs more than so many times the next one
+OUTLIER_FACTOR = 3.0  # a slow rank costs more than the next one by this factor
 COMPARABLE_COST_RATIO = 0.2  # of the slowest rank's cost: what another slow rank costs at least
 MIN_TIMES_LAST = 5  # a slow rank was last at least so often
 IGNORED_OUTLIERS = 2  # longest waits for a rank that do not count

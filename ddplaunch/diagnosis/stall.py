@@ -65,7 +65,7 @@ def check_stall(inspection: Inspection, timeout: float, *, strict: bool, noisy: 
         inspection: all ranks, with their waits.
         timeout: in seconds.
         strict: a job that uses collectives has stalled also if all its ranks are idle and none is in a collective.
-        noisy: after so many seconds of waiting, output does not count.
+        noisy: seconds of waiting after which output does not count.
     """
     found = inspection.ranks
     if inspection.silent or len(found) < inspection.world_size or any(rank.moved for rank in found):

@@ -44,7 +44,7 @@ class SshJob:
 
     @property
     def runs(self) -> bool:
-        """Whether the command that started it still runs, as far as this machine can tell."""
+        """Whether the command that started it still runs, as far as this machine knows."""
         is_remote = self.host != host_name()
         return self.ended is None and (is_remote or start_ticks(self.pid) == self.ticks)
 

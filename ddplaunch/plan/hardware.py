@@ -1,6 +1,6 @@
 """The hardware of one machine, as data: read by ``devices/``, used by the plan.
 
-Holds no reader and no decision; every field is what the driver or the kernel said, None where neither did.
+Holds no reader and no decision; every field is what the driver or the kernel reported, None where neither did.
 """
 
 from __future__ import annotations

@@ -245,7 +245,7 @@ def _value_from_default_source(default: ast.expr, module: ast.Module) -> Value:
 def from_function(name: str, function: Callable[..., Any]) -> Signature:
     """Read the signature of a function object, looking through decorators that set ``__wrapped__``.
 
-    Raises TypeError or ValueError if it is not callable, or has no signature that Python can tell.
+    Raises TypeError or ValueError if it is not callable, or has no signature that Python can determine.
     """
     if _supplies_own_arguments(function):
         return Signature(name, ())

@@ -242,7 +242,7 @@ NO_NUMBERS = ("1_0", "٣", "+1", " 1", "1.5", "0x1", MANY)
         ("run --preempt-forward none train.py", "--preempt-forward none: expected one of USR1"),
         ("run --backend :gloo train.py", "--backend :gloo: a device or a backend is empty"),
         ("run --backend gloo, train.py", "--backend gloo,: a device or a backend is empty"),
-        ("run --hostfile fifo train.py", "--hostfile fifo: nobody writes to this FIFO"),
+        ("run --hostfile fifo train.py", "--hostfile fifo: no process writes to this FIFO"),
         ("manifest --namespace A --container-image i train.py", "--namespace A: expected small letters"),
         ("run --backend gloo,gloo train.py", "--backend gloo,gloo needs a device for each backend"),
         ("run --backend cpu:gloo,cpu:gloo train.py", "needs a device for each backend"),

@@ -304,7 +304,7 @@ def _files() -> Iterator[str]:
     yield table(("field", "meaning"), described(records.SAID, records.SAID))
     yield "A kind may have more:\n"
     yield table(("kind", "own fields", "means"), [(f"`{kind}`", *row) for kind, row in records.SAID_KINDS.items()])
-    yield "## What --notify tells\n"
+    yield "## What --notify sends\n"
     yield "One object on the standard input of [the command](notify.md). Fields may be added.\n"
     yield table(("field", "meaning"), described(records.TOLD, records.TOLD))
     yield "An event may have more:\n"

@@ -63,8 +63,8 @@ def lsf(environ: EnvVariables) -> ClusterEnv | None:
 
     On systems with jsrun the script runs on a launch node, which is the first line of the job's rank file and has no
     process of the job; on others the first line is a host like the rest. blaunch numbers its tasks from 1 (PRRTE's
-    ess/lsf reads LSF_PM_TASKID too). A host may have several tasks, so a host's own place tells which node it is.
-    LSB_JOBINDEX is 0 outside of an array.
+    ess/lsf reads LSF_PM_TASKID too). A host may have several tasks, so its place among the hosts is
+    the node rank. LSB_JOBINDEX is 0 outside of an array.
     """
     given, task = _lsf_allocation(environ), "LSF_PM_TASKID"
     if environ.is_set(JSRUN_RANK):

@@ -38,7 +38,7 @@ def skypilot(environ: EnvVariables) -> ClusterEnv | None:
 
 @register_system("sagemaker", "SM_HOSTS", priority=DetectionPriority.NODE)
 def sagemaker(environ: EnvVariables) -> ClusterEnv | None:
-    """Amazon SageMaker: a host of a training job, told by the variables of its training toolkit.
+    """Amazon SageMaker: a host of a training job, recognized by the variables of its training toolkit.
 
     Raises UsageError if SM_HOSTS is not a JSON list of names, or lacks this host.
     """

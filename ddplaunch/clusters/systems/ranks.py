@@ -125,10 +125,10 @@ def openmpi(environ: EnvVariables) -> ClusterEnv | None:
 
     OMPI_COMM_WORLD_NODE_RANK is the rank *on* its node over all of the job's applications, and no index of nodes; nor
     is the local rank the rank modulo anything: processes may be dealt in any order. Meanings are those of ``man
-    mpirun``, "Environment Variables". Where rank 0 is follows, in version 4, from what its daemons tell each other,
-    which is written nowhere and was seen on real hosts; in version 5 PMIx is asked.
+    mpirun``, "Environment Variables". Where rank 0 is follows, in version 4, from messages of its daemons, which are
+    documented nowhere and were observed on real hosts; in version 5 PMIx is queried.
     """
-    if environ.is_set("JSM_NAMESPACE_RANK"):  # of jsrun, which sets Open MPI's beside its own, which tell more
+    if environ.is_set("JSM_NAMESPACE_RANK"):  # jsrun's; it sets Open MPI's too, which have less
         return None
     names: tuple[str, ...] = (
         "OMPI_COMM_WORLD_RANK",
@@ -192,7 +192,7 @@ def _expand_daemons(listed: str) -> Iterator[str]:
 def pals(environ: EnvVariables) -> ClusterEnv | None:
     """HPE's PALS, the ``mpiexec`` of Cray systems under PBS. It sets PMI's variables beside its own.
 
-    ``srun --mpi=cray_shasta`` sets PALS's too; there Slurm's tell more.
+    ``srun --mpi=cray_shasta`` sets PALS's too; there Slurm's variables have more.
     """
     if environ.is_set("SLURM_STEP_ID"):
         return None

@@ -1,4 +1,4 @@
-"""Slurm: a step's task, or a job's script and shells, which are told apart by SLURM_STEP_ID.
+"""Slurm: a step's task, or a job's script and shells, which SLURM_STEP_ID distinguishes.
 
 Names and meanings are those of ``man srun``, "OUTPUT ENVIRONMENT VARIABLES". Only SLURM_STEP_* and the task's own three
 belong together. In a batch script PROCID, NODEID and LOCALID are 0 without any step, and NTASKS counts tasks that

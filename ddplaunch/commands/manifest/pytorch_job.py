@@ -31,7 +31,7 @@ def pytorch_job(job: PodJob) -> dict[str, Any]:
         store, *others = container["ports"]
         container["ports"] = [{"name": _PORT, **store}, *others]
     template = drop_empty({"metadata": metadata, "spec": {**pod, "containers": [container]}})
-    why = "The operator cannot tell a lost node from a failed program; --backoff-limit restarts both."
+    why = "The operator cannot distinguish a lost node from a failed program; --backoff-limit restarts both."
     restart = with_comment("restartPolicy", why)
     policy = "OnFailure" if job.retries else "Never"
     deleted = with_comment("ttlSecondsAfterFinished", "Then it is deleted, with its pods and their logs.")

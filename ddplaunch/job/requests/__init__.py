@@ -19,7 +19,7 @@ A = TypeVar("A", covariant=True)  # the reply, or the last kind of them
 class Request(Generic[A]):
     """Base class of requests. ``answers``: the types of its replies, in order; ``A`` is the last of them."""
 
-    answers = tuple[type, ...]()  # without an annotation: it is no field
+    answers = tuple[type, ...]()  # without an annotation, so that it is not a field
 
     @property
     def is_streaming(self) -> bool:

@@ -64,7 +64,7 @@ async function renew() {
   try {
     if (getSelection().type !== "Range") more = await replaced();
   } catch {
-    // nobody answers: perhaps later
+    // no answer: try again later
   }
   if (more) wait();
 }

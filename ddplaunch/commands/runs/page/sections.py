@@ -166,9 +166,8 @@ def inspections(run: PageRun) -> Iterator[Markup]:
     found = sorted((each for share in run.shares for each in share.inspections), key=lambda each: each.moment)
     for number, each in enumerate(found):
         when = f"after {format_elapsed(each.moment - run.began)}"
-        waited = (
-            find_waits(each) or run.verdict is None
-        )  # else the ranks that waited may have ended: the headline tells why
+        # Without waits in a failed run, the ranks that waited may have ended: the headline has the reason.
+        waited = find_waits(each) or run.verdict is None
         waits = (
             [element("ul", *(element("li", text) for text in describe_waits(each)), class_="waits")] if waited else []
         )
