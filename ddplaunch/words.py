@@ -15,7 +15,7 @@ def join_names(names: Iterable[str]) -> str:
     return ", ".join(listed[:MAX_LISTED_NAMES]) + more
 
 
-def choice(names: Sequence[str]) -> str:
+def join_alternatives(names: Sequence[str]) -> str:
     """Join names as alternatives: "a, b or c"."""
     *first, last = names
     return f"{', '.join(first)} or {last}" if first else last
@@ -30,14 +30,14 @@ def closest_match(word: str, candidates: Iterable[str]) -> str | None:
     """Find the known word of which ``word`` may be a misspelling or the beginning; None if unsure."""
     names = sorted(candidates)
     letters = len(word.strip("-"))
-    close = [(distance, name) for name in names if (distance := edits(word, name)) <= max(1, letters // 3)]
+    close = [(distance, name) for name in names if (distance := edit_distance(word, name)) <= max(1, letters // 3)]
     if close and letters > 1:
         return min(close)[1]
     longer = [name for name in names if letters > 2 and name.startswith(word)]
     return min(longer, key=len, default=None)
 
 
-def edits(word: str, other: str) -> int:
+def edit_distance(word: str, other: str) -> int:
     """Edit distance (Damerau-Levenshtein): letters to replace, remove, insert or swap."""
     rows = [list(range(len(other) + 1))]
     for done, letter in enumerate(word, 1):
@@ -51,7 +51,7 @@ def edits(word: str, other: str) -> int:
     return rows[-1][-1]
 
 
-def columns(text: str) -> int:
+def display_width(text: str) -> int:
     """Terminal columns that a text without control characters takes."""
     if text.isascii():
         return len(text)
@@ -106,7 +106,7 @@ def format_ranks(numbers: Iterable[int]) -> str:
     return f"{word} {', '.join(parts)}"
 
 
-def all_ranks(world_size: int) -> str:
+def describe_all_ranks(world_size: int) -> str:
     """Name all ranks of a job: "ranks 0 to 3", "rank 0 only"."""
     return f"ranks 0 to {world_size - 1}" if world_size > 1 else "rank 0 only"
 

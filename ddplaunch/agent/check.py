@@ -194,7 +194,7 @@ def _wait_for_gpu_memory(timeout: float, devices: Sequence[str]) -> Iterator[Ste
 
 def _describe_gpu_users(gpu: Gpu, waited: float) -> str:
     of = f" of {format_size(gpu.memory_total)}" if gpu.memory_total else ""
-    users = join_names(each.described for each in gpu.processes)
+    users = join_names(each.description for each in gpu.processes)
     by = f", by {users}" if users else ""
     used = f"{format_size(gpu.memory_used or 0)}{of}"
     return f"GPU {gpu.index}: {used} are in use after {waited:g} s (--gpu-memory-timeout){by}"

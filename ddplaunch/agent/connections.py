@@ -47,7 +47,7 @@ def list_connections(port: int = 0) -> list[TcpConnection]:
     return found
 
 
-def socket_inodes_of(pid: int) -> Iterator[int]:
+def list_socket_inodes(pid: int) -> Iterator[int]:
     """The inodes of the sockets that a process has open."""
     with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
         for each in descriptors:

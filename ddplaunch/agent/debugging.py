@@ -42,7 +42,7 @@ from ddplaunch.control.messages import DebuggerActive, FromNode, StopRequested
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.loop import Callback, EventLoop, Timer
 from ddplaunch.wire.sockets import MAX_SOCKET_PATH, listen_unix, peer_uid
-from ddplaunch.words import all_ranks, format_elapsed
+from ddplaunch.words import describe_all_ranks, format_elapsed
 
 if TYPE_CHECKING:
     from ddplaunch.agent.ranks import NodeRanks
@@ -415,7 +415,9 @@ class DebugServer:
         if channel is not None:
             channel.read_pending()
         if not 0 <= rank < ranks.plan.world_size:
-            return self._send_refusal(f"there is no rank {rank}: this job has {all_ranks(ranks.plan.world_size)}")
+            return self._send_refusal(
+                f"there is no rank {rank}: this job has {describe_all_ranks(ranks.plan.world_size)}"
+            )
         if all(rank != local.rank for local in ranks.plan.local_ranks):
             return self._inspect(diagnosis.inspection.Detail.WAITS, partial(self._report_busy_rank, rank))
         if process is None:

@@ -31,11 +31,11 @@ def propagates(source: str, line: int) -> bool:
 
     It does in a ``finally``, in an ``__exit__``, and in an ``except`` that raises further down; elsewhere it is caught.
     """
-    found = [each for each in _handlers(ast.parse(source)) if each[0] <= line <= each[1]]
+    found = [each for each in _list_handlers(ast.parse(source)) if each[0] <= line <= each[1]]
     return bool(found) and line <= min(found, key=lambda each: each[1] - each[0])[2]
 
 
-def _handlers(tree: ast.AST) -> Iterator[tuple[int, int, int]]:
+def _list_handlers(tree: ast.AST) -> Iterator[tuple[int, int, int]]:
     """Yield for each handler of exceptions its first and last line, and the last line from which they propagate."""
     for node in ast.walk(tree):
         if isinstance(node, ast.With | ast.AsyncWith):

@@ -12,7 +12,7 @@ from ddplaunch.agent.loader_workers import DataLoaderWorkers
 from ddplaunch.agent.rank_line import RankChannel, RankReply
 from ddplaunch.agent.ranks import NodeRanks
 from ddplaunch.agent.stack_dump import ENDING_ERROR, NO_SIGNAL_ERROR, REPLACED_ERROR, RankStackDump
-from ddplaunch.agent.system_calls import sleeps
+from ddplaunch.agent.system_calls import read_sleeps
 from ddplaunch.dataclass import replace
 from ddplaunch.diagnosis.arrivals import operations_per_rank, parse_arrivals
 from ddplaunch.diagnosis.collectives import (
@@ -97,9 +97,9 @@ class RankInspector:
 
     def _read_sleeps(self) -> None:
         pids = {rank: process.pid for rank, process in self._ranks.processes.items()}
-        for rank, sleep in sleeps(pids, self._ranks.plan.master_port).items():
+        for rank, sleep in read_sleeps(pids, self._ranks.plan.master_port).items():
             found = self._found[rank]
-            self._found[rank] = replace(found, awaits=sleep.awaits, asleep=sleep.words, lock_holder=sleep.holder)
+            self._found[rank] = replace(found, awaits=sleep.awaits, asleep=sleep.description, lock_holder=sleep.holder)
 
     # ----------------------------------------------------------------------------------------------------------- stacks
 

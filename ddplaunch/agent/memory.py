@@ -77,7 +77,7 @@ class RankMemory:
         if number == signal.SIGBUS or "Bus error" in text:
             points = [*self._rss_points.get(rank, ()), self._sample_ranks({rank: pid}, proportional=False)[rank]]
             grew = diagnosis.memory.describe_growth(rank, points)
-            return "\n".join(filter(None, (_shared_memory(), grew)))
+            return "\n".join(filter(None, (_describe_shared_memory(), grew)))
         if number == signal.SIGKILL:
             return self._find_kill(rank, pid, [pid], peak)
         if _WORKER_KILLED.search(text):
@@ -134,12 +134,12 @@ class RankMemory:
             held,
         )
         both = [
-            [*noted.get(rank, ()), self._last_point(noted, rank, seen[rank], record, peak, itself=itself)]
+            [*noted.get(rank, ()), self._point_before_kill(noted, rank, seen[rank], record, peak, itself=itself)]
             for noted, seen in ((self._pss_points, proportional), (self._rss_points, resident))
         ]
         return "\n".join(diagnosis.memory.explain_oom(shortage, *both))
 
-    def _last_point(
+    def _point_before_kill(
         self, noted: PointsByRank, rank: int, now: MemoryPoint, record: OomKill | None, peak: int, *, itself: bool
     ) -> MemoryPoint:
         """The memory of a rank when a process of it was killed; much of it is free by now."""
@@ -209,7 +209,7 @@ class RankMemory:
         held = (
             self._proportional_sizes(pids)
             if proportional
-            else {pid: _anonymous(pid, "status", "RssAnon") for pid in pids}
+            else {pid: _read_counter_bytes(pid, "status", "RssAnon") for pid in pids}
         )
         if len(held) < len(pids):
             return {}
@@ -225,12 +225,12 @@ class RankMemory:
         def read() -> None:
             try:
                 for pid in pids:
-                    found[pid] = _anonymous(pid, "smaps_rollup", "Pss_Anon")
+                    found[pid] = _read_counter_bytes(pid, "smaps_rollup", "Pss_Anon")
             finally:
                 self._pss_lock.release()
 
         # The reader waits for a process that is changing its memory map: only one thread at a time, not the loop.
-        much = sum(_anonymous(pid, "status", "VmRSS") for pid in pids) > _PSS_TIMEOUT_BYTES
+        much = sum(_read_counter_bytes(pid, "status", "VmRSS") for pid in pids) > _PSS_TIMEOUT_BYTES
         if much or not self._pss_lock.acquire(blocking=False):
             return {}
         try:
@@ -242,11 +242,11 @@ class RankMemory:
         return dict(found) if any(found.values()) else {}  # kernels before 5.4 have no Pss_Anon
 
 
-def _anonymous(pid: int, file: str, field: str) -> int:
+def _read_counter_bytes(pid: int, file: str, field: str) -> int:
     return control_groups.read_counters(f"/proc/{pid}/{file}").get(field, 0) << 10
 
 
-def _shared_memory() -> str:
+def _describe_shared_memory() -> str:
     try:
         found = os.statvfs("/dev/shm")
     except OSError:

@@ -67,7 +67,7 @@ class RankChannel:
         loop.watch_fd(our_socket.fileno(), self._on_readable)
 
     @property
-    def taken_signals(self) -> tuple[int, ...]:
+    def reserved_signals(self) -> tuple[int, ...]:
         """The signals that the launcher uses in this rank."""
         return (*self.stack_signals, self.debug_signal, *([self.profile_signal] if self.profile_armed else []))
 

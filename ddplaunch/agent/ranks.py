@@ -253,7 +253,7 @@ class NodeRanks:
         for rank, process in self.processes.items():
             if channel := self.channels.get(rank):
                 channel.read_pending()
-            taken = channel.taken_signals if channel else ()
+            taken = channel.reserved_signals if channel else ()
             if number not in taken and is_caught(process.pid, number):
                 process.send(number)
 

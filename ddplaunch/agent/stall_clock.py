@@ -156,7 +156,9 @@ class StallDetector:
             channel.read_pending()
         if not any(channel.has_thread for channel in ranks.channels.values()):
             return self._schedule_next(ranks)  # no rank has called init_process_group
-        self._inspect(ranks, self._loop.guard(partial(self._on_inspected if rest <= 0 else self._found_noisy, ranks)))
+        self._inspect(
+            ranks, self._loop.guard(partial(self._on_inspected if rest <= 0 else self._on_noisy_inspection, ranks))
+        )
 
     def _schedule(self, seconds: float) -> None:
         self._inspected = time.monotonic()
@@ -175,7 +177,7 @@ class StallDetector:
         if ranks is not self._ranks or ranks.phase is not AttemptPhase.RUNNING:
             return
         pause = self._checks[self._next][1]
-        inspection = self._completed(inspection, ranks, keep=True)
+        inspection = self._add_measurements(inspection, ranks, keep=True)
         waiting = [rank for rank in inspection.ranks if self._may_wait(rank, ranks)]
         still = all((rank.standstill or 0.0) >= pause / 2 for rank in inspection.ranks)
         if not waiting and not (self._strict and self._next == len(self._checks) - 1):
@@ -187,11 +189,11 @@ class StallDetector:
             self._send(StallSuspected(ranks.number))
         self._schedule_next(ranks)
 
-    def _found_noisy(self, ranks: NodeRanks, inspection: Inspection) -> None:
+    def _on_noisy_inspection(self, ranks: NodeRanks, inspection: Inspection) -> None:
         """Ranks that print were inspected: report one that has waited for many minutes, node 0 decides."""
         if ranks is not self._ranks or ranks.phase is not AttemptPhase.RUNNING:
             return
-        inspection = self._completed(inspection, ranks, keep=True)
+        inspection = self._add_measurements(inspection, ranks, keep=True)
         waiting = [rank for rank in inspection.ranks if self._may_wait(rank, ranks)]
         kept_alive = max(map(ranks.last_keep_alive, self._printed), default=0.0)  # counts, unlike output
         long = any((rank.standstill or 0.0) >= LONG_WAIT / 2 - MAX_WAKE_DELAY_S for rank in waiting)
@@ -206,7 +208,9 @@ class StallDetector:
 
     # ---------------------------------------------------------------------------------------- what only this node knows
 
-    def noting(self, ranks: NodeRanks | None, done: Callable[[Inspection], None]) -> Callable[[Inspection], None]:
+    def wrap_inspection_callback(
+        self, ranks: NodeRanks | None, done: Callable[[Inspection], None]
+    ) -> Callable[[Inspection], None]:
         """Wrap the callback of an inspection for another purpose: note since when collectives are unchanged."""
 
         def note(inspection: Inspection) -> None:
@@ -224,10 +228,10 @@ class StallDetector:
         """Add what only this node knows to an inspection; after an exception, return it unchanged."""
         found = [inspection]
         if ranks is self._ranks:
-            self._loop.guard(lambda: found.append(self._completed(inspection, ranks)))()
+            self._loop.guard(lambda: found.append(self._add_measurements(inspection, ranks)))()
         return found[-1]
 
-    def _completed(self, inspection: Inspection, ranks: NodeRanks, *, keep: bool = False) -> Inspection:
+    def _add_measurements(self, inspection: Inspection, ranks: NodeRanks, *, keep: bool = False) -> Inspection:
         """Add seconds without output, seconds without progress and usage; ``keep`` stores the usage."""
         self._check_wall_clock()
         self._silence_s(ranks)

@@ -132,7 +132,7 @@ class Supervisor:
         """Inspect ranks of this node; None: those of the current attempt."""
         ranks = ranks or self._ranks
         if self._stall_detector and detail == "state":
-            done = self._stall_detector.noting(ranks, done)
+            done = self._stall_detector.wrap_inspection_callback(ranks, done)
         self._inspections.inspect_local(ranks, diagnosis.inspection.Detail(detail), done)
 
     def _add_idle_times(self, inspection: Inspection, ranks: NodeRanks) -> Inspection:
@@ -186,7 +186,7 @@ class Supervisor:
                 self._screen.show_footer(f"waiting for node 0: {error}")
                 self._check_missing_nodes((0,))
             case messages.CoordinatorLost():
-                self._screen.speaks = True
+                self._screen.reports_job = True
             case messages.CheckNode():
                 self._on_check(message)
             case messages.StartAttempt() if (
@@ -460,9 +460,9 @@ class Supervisor:
         """Inspect all ranks of the job; ``answer`` gets the inspection, after some seconds at most."""
         self._inspections.inspect_job(detail, answer)
 
-    def note_state(self) -> None:
+    def on_sample(self) -> None:
         """Sample the memory of the ranks, in case one runs out of it later; report a stopped zygote."""
-        self._tree.note_stopped()
+        self._tree.report_stopped_zygote()
         if self._ranks.memory:
             self._ranks.memory.sample()
 

@@ -41,12 +41,12 @@ _SETLKW = (7, 38)  # F_SETLKW, F_OFD_SETLKW
 class Sleep(NamedTuple):
     """The system call that the main thread of a rank sleeps in."""
 
-    words: str = ""  # "waits for a file lock"; "asleep" if the call does not show for what; "" if unknown
+    description: str = ""  # "waits for a file lock"; "asleep" if the call does not show for what; "" if unknown
     awaits: str = ""  # the peer of a connection: "store" is the job's, or "10.0.0.7:443"
     holder: int | None = None  # the rank that holds the lock it waits for
 
 
-def sleeps(pids: Mapping[int, int], store: int) -> dict[int, Sleep]:
+def read_sleeps(pids: Mapping[int, int], store: int) -> dict[int, Sleep]:
     """Read what ranks sleep in, by their ``pids``; ``store``: the port of the job's store."""
     found: dict[int, Sleep] = {}
     sockets: dict[int, int] = {}
@@ -62,11 +62,11 @@ def sleeps(pids: Mapping[int, int], store: int) -> dict[int, Sleep]:
     if left := {rank: number for rank, number in sockets.items() if rank not in found}:
         every = {each.inode: each for each in list_connections()}
         found |= {rank: Sleep(awaits=peer_address(every[n])) for rank, n in left.items() if n in every}
-    if any(each.words == FILE_LOCK for each in found.values()):
+    if any(each.description == FILE_LOCK for each in found.values()):
         ranks = {pid: rank for rank, pid in pids.items()}
         holders = _lock_holders()
         for rank, each in found.items():
-            if each.words == FILE_LOCK and (holder := ranks.get(holders.get(pids[rank], 0))) not in (None, rank):
+            if each.description == FILE_LOCK and (holder := ranks.get(holders.get(pids[rank], 0))) not in (None, rank):
                 found[rank] = each._replace(holder=holder)
     return found
 

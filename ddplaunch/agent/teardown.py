@@ -67,7 +67,7 @@ class Teardown:
             if first:
                 self._ranks.not_spawned -= self._tree.cancel_pending()
                 count = len(self._ranks.processes) + self._ranks.not_spawned  # those being spawned
-                self._screen.show_note(_announce(request, format_count(count, "rank")), of_job=True)
+                self._screen.show_note(_describe_stop_request(request, format_count(count, "rank")), of_job=True)
             stop = partial(self._stop_ranks, request.signal, self._grace)
             if self._inspects and self._ranks.phase is AttemptPhase.RUNNING:
                 # Node 0 inspects them first and then orders the stop; it may be unreachable.
@@ -163,7 +163,7 @@ class Teardown:
             self._on_done(report)
 
 
-def _announce(request: StopRequested, ranks: str) -> str:
+def _describe_stop_request(request: StopRequested, ranks: str) -> str:
     """Describe a stop request; the reason or signal is named unless it was Ctrl-C."""
     if request.reason or request.signal != signal.SIGINT:
         return f"{request.reason or signal_name(request.signal)}: stopping {ranks}"

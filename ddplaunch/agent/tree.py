@@ -84,9 +84,9 @@ class ProcessTree:
     def _on_child(self, number: int) -> None:
         """A child has ended, or a signal has stopped or continued it."""
         if self._stopped_zygote() != self._stopped:
-            self._loop.call_later(STOPPED_S, self.note_stopped)
+            self._loop.call_later(STOPPED_S, self.report_stopped_zygote)
 
-    def note_stopped(self) -> None:
+    def report_stopped_zygote(self) -> None:
         """Report once that a signal has stopped the zygote, which then neither starts ranks nor reports exits."""
         pid = self._stopped_zygote()
         if pid and pid != self._stopped:
@@ -133,9 +133,11 @@ class ProcessTree:
         """Whether a child of this process, own or adopted, does not descend from the ranks; in doubt True."""
         if pid == self.sidecar_zygote or not self._unrelated_pids:
             return pid == self.sidecar_zygote
-        return pid in self._unrelated_pids or not (self._session_of(pid) in self._sessions or self._has_run_marker(pid))
+        return pid in self._unrelated_pids or not (
+            self._get_session(pid) in self._sessions or self._has_run_marker(pid)
+        )
 
-    def _session_of(self, pid: int) -> int:
+    def _get_session(self, pid: int) -> int:
         try:
             return os.getsid(pid)
         except OSError:

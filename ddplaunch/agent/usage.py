@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from ddplaunch.agent.connections import TcpConnection, list_connections, socket_inodes_of
+from ddplaunch.agent.connections import TcpConnection, list_connections, list_socket_inodes
 
 _LOOPS = (b"gloo_tcp_loop", b"pt_gloo_runloop")  # the names of gloo's threads
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -41,7 +41,7 @@ def read_tree_usage(roots: Collection[int], store: int = 0) -> dict[int, TreeUsa
         cpu[int(name)] = sum(map(int, fields[11:15])) / _TICK
     for root in roots:
         if root in cpu:
-            cpu[root] = max(0.0, cpu[root] - _of_idle_loops(root))
+            cpu[root] = max(0.0, cpu[root] - _read_idle_loop_cpu_s(root))
     found = {root: TreeUsage(0.0, 0) for root in roots if root in cpu}
     held: dict[int, int] = {}  # which root has a connection, by inode
     for pid, seconds in cpu.items():
@@ -51,7 +51,7 @@ def read_tree_usage(roots: Collection[int], store: int = 0) -> dict[int, TreeUsa
         if above in found:
             so_far = found[above]
             found[above] = TreeUsage(so_far.cpu_s + seconds, so_far.bytes_transferred + _bytes_transferred(pid))
-            held.update((each, above) for each in socket_inodes_of(pid))
+            held.update((each, above) for each in list_socket_inodes(pid))
     for each in _external_connections(held, store):
         network = found[held[each.inode]].network
         found[held[each.inode]] = found[held[each.inode]]._replace(
@@ -60,7 +60,7 @@ def read_tree_usage(roots: Collection[int], store: int = 0) -> dict[int, TreeUsa
     return found
 
 
-def _of_idle_loops(pid: int) -> float:
+def _read_idle_loop_cpu_s(pid: int) -> float:
     """CPU seconds of gloo's threads in a process: two or three per group, which wake up without any work.
 
     What they do for a collective or a send is not progress of the rank either: another rank waits for it.

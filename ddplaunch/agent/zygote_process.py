@@ -137,7 +137,7 @@ class WarmStart:
 
     def __init__(self, pid: int, pidfd: int | None, lifeline: socket.socket, path: str) -> None:
         self.pid = pid
-        self._pidfd, self._tie, self._path = pidfd, lifeline, path
+        self._pidfd, self._lifeline, self._path = pidfd, lifeline, path
 
     def kill(self) -> None:
         processes.send_signal(self.pid, signal.SIGKILL, self._pidfd)
@@ -146,6 +146,6 @@ class WarmStart:
             os.rmdir(os.path.dirname(self._path))  # unless other warm zygotes have sockets in it
 
     def close(self) -> None:
-        self._tie.close()
+        self._lifeline.close()
         if self._pidfd is not None:
             os.close(self._pidfd)

@@ -28,7 +28,7 @@ from itertools import takewhile
 
 from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.errors import UsageError
-from ddplaunch.words import closest_match, edits, shell_quote
+from ddplaunch.words import closest_match, edit_distance, shell_quote
 
 TARGET_KIND_OPTIONS = frozenset({"-m", "--module", "--no-python"})
 """Options for the kind of the target: only before it; after it they are the program's."""
@@ -70,7 +70,7 @@ MAX_EDITS = 2
 """Edit distance up to which a word counts as a misspelt option."""
 
 _SCRIPT_OPTION_HINT = "it is an option of the script: put it after the script's name"
-_FOREIGN_OPTIONS = {
+_FOREIGN_OPTION_HINTS = {
     "--version": "ddplaunch --version shows it",
     "--quiet": "--show none hides the output of the ranks",
     "--verbose": "--dry-run shows the plan, ddplaunch top the state of the ranks",
@@ -137,7 +137,7 @@ class ArgvGrammar:
             return None
         if dashed in FOREIGN_NPROC_OPTIONS:
             return "--nproc"
-        distance, near = min((edits(dashed, option), option) for option in possible)
+        distance, near = min((edit_distance(dashed, option), option) for option in possible)
         return near if distance <= MAX_EDITS and dashed.startswith("--") else None
 
     @property
@@ -153,15 +153,15 @@ TargetHasOption = Callable[[SplitArgv, str], bool]
 
 
 def split_argv(
-    typed: TranslatedArgv, grammar: ArgvGrammar, target_has: TargetHasOption = lambda line, name: False
+    translated: TranslatedArgv, grammar: ArgvGrammar, target_has: TargetHasOption = lambda line, name: False
 ) -> SplitArgv:
     """Split the words of a command line.
 
     Raises:
         UsageError: an option is unknown or lacks its value, or could be ddplaunch's as well as the program's.
     """
-    end = end_of_options(typed.argv, grammar.options)
-    options, rest = tuple(typed.argv[:end]), list(typed.argv[end:])
+    end = end_of_options(translated.argv, grammar.options)
+    options, rest = tuple(translated.argv[:end]), list(translated.argv[end:])
     if rest[:1] == ["--"]:
         return SplitArgv(options, rest[1] if rest[1:] else None, tuple(rest[2:]))
     if not rest:
@@ -172,8 +172,8 @@ def split_argv(
     if rest and re.fullmatch(_PYTHON_PATTERN, target) and TARGET_KIND_OPTIONS.isdisjoint(options):
         script = rest[next((at for at, word in enumerate(rest) if word == "-m" or not is_option(word)), 0) :]
         raise UsageError(f"{target} is not a script", f"leave out {target}: ddplaunch run … {shell_quote(script)}")
-    grammar = grammar.after_target(options, is_torchrun=typed.is_torchrun)
-    return _split_after_target(SplitArgv(options, target, ()), rest, grammar, target_has, typed.env_only_options)
+    grammar = grammar.after_target(options, is_torchrun=translated.is_torchrun)
+    return _split_after_target(SplitArgv(options, target, ()), rest, grammar, target_has, translated.env_only_options)
 
 
 def _split_after_target(
@@ -360,8 +360,8 @@ def _join_argv(line: SplitArgv, ambiguous: Collection[str]) -> str:
 def _unknown_option_error(word: str, grammar: ArgvGrammar) -> UsageError:
     name, options = option_name(word), grammar.options
     dashed = with_dashes(name)
-    if dashed not in options and dashed in _FOREIGN_OPTIONS:
-        return UsageError(f"no such option: {name}", _FOREIGN_OPTIONS[dashed])
+    if dashed not in options and dashed in _FOREIGN_OPTION_HINTS:
+        return UsageError(f"no such option: {name}", _FOREIGN_OPTION_HINTS[dashed])
     near = dashed if dashed in options else grammar.foreign_names.get(dashed) or closest_match(dashed, options)
     if near and " " in near:  # a command: the option is another command's
         return UsageError(f"{name} works only with {near}", "leave it out")

@@ -20,7 +20,7 @@ from click.shell_completion import (
 from ddplaunch import __version__
 from ddplaunch.cli import COMPLETION_VARIABLE
 from ddplaunch.errors import UsageError, sanitize_line
-from ddplaunch.words import choice, closest_match
+from ddplaunch.words import closest_match, join_alternatives
 
 COMMANDS = {
     "run": ("cli.run_command", "Run a training job, or this machine's part of a multi-node job."),
@@ -160,7 +160,9 @@ def _bad_value(error: click.BadParameter) -> str:
         return error.format_message().rstrip(".")
     option = isinstance(error.param, click.Option)
     name = error.param.opts[-1] if option else str(error.ctx.info_name)
-    return f"{name} {sanitize_line(found[1], 60)}: expected {choice(tuple(map(str, error.param.type.choices)))}"
+    return (
+        f"{name} {sanitize_line(found[1], 60)}: expected {join_alternatives(tuple(map(str, error.param.type.choices)))}"
+    )
 
 
 class _Bash(BashComplete):

@@ -115,10 +115,12 @@ class NodeJob:
             from ddplaunch.live.screen import LiveScreen
             from ddplaunch.live.view import EmbeddedView
 
-            self._screen: Screen = (live := LiveScreen(loop, screen_options, speaks=speaks, colour=node_config.colour))
+            self._screen: Screen = (
+                live := LiveScreen(loop, screen_options, reports_job=speaks, colour=node_config.colour)
+            )
             self._view = EmbeddedView(self._isolated("the live view"), live, self)
         else:
-            self._screen = make_screen(loop, screen_options, speaks=speaks, colour=node_config.colour)
+            self._screen = make_screen(loop, screen_options, reports_job=speaks, colour=node_config.colour)
         self._log = RunLog(node_config.log_dir, self._screen.show_note, is_single_node=alone)
         self._status_tracker = StatusTracker(plan)
         starting = StartupNotice(loop, self._screen, node_config.preload.modules)
@@ -137,7 +139,7 @@ class NodeJob:
             observers.add(metrics)
             on_sample_callbacks.append(self._isolated("--metrics").guard(metrics.on_sample))
         if on_sample_callbacks:
-            on_sample_callbacks.append(lambda look, reading: self._supervisor.note_state())
+            on_sample_callbacks.append(lambda look, reading: self._supervisor.on_sample())
             inspect = self._inspect_local if node_config.inspect else None
             later = SAMPLE_INTERVAL_S if node_config.metrics else LATER
             isolated = self._isolated("the readings")
@@ -164,7 +166,7 @@ class NodeJob:
         code = None
         try:
             result = self._supervisor.run()
-            code = result.code or (EXIT_OUTPUT if self._screen.lost else 0)
+            code = result.code or (EXIT_OUTPUT if self._screen.lost_lines_note else 0)
             if self._plan.node_rank == 0:
                 _write_exit_file(code)
         finally:
@@ -184,9 +186,9 @@ class NodeJob:
             host = host_name()
             where = f" on {host}" if self._plan.nnodes > 1 else ""
             print_note(f"kept in {self._log.path}{where}", path=self._log.path, host=host)
-        if self._screen.lost:
-            print_note(self._screen.lost)
-        if self._screen.speaks:
+        if self._screen.lost_lines_note:
+            print_note(self._screen.lost_lines_note)
+        if self._screen.reports_job:
             print_message(LogMessage(MessageKind.END, f"ended with exit code {code}", {"code": code}, human_text=""))
         return code
 
@@ -260,7 +262,7 @@ class NodeJob:
 
     def _print_result(self, result: JobResult) -> None:
         """Print how the job has ended."""
-        if not self._screen.speaks:
+        if not self._screen.reports_job:
             time.sleep(EXIT_DELAY_S if result.code else 0)
             return
         if result.usage_error:

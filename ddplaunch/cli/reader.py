@@ -13,7 +13,7 @@ from ddplaunch.cli.options import LOG_JSON_VARIABLE, OPTIONS, OptionSource, RunO
 from ddplaunch.cli.typed import ParseNotes, check_target, make_option_lookup, parse_notes_for, translate_torchrun
 from ddplaunch.errors import UsageError, sanitize_line
 from ddplaunch.output.voice import FORMATTER
-from ddplaunch.words import choice, closest_match
+from ddplaunch.words import closest_match, join_alternatives
 
 if TYPE_CHECKING:
     from typing import Any
@@ -77,7 +77,7 @@ def _option_value(option: Option, typed: list[str] | None, environ: Mapping[str,
     value: Any = tuple(typed or ()) if option.multiple else typed[-1] if typed else variable or option.default
     if option.choices and value is not None and value not in option.choices:
         near = closest_match(value, option.choices)
-        what = f"{option.opts[-1]} {sanitize_line(value, 60)}: expected {choice(option.choices)}"
+        what = f"{option.opts[-1]} {sanitize_line(value, 60)}: expected {join_alternatives(option.choices)}"
         raise UsageError(what, f"did you mean {option.opts[-1]} {near}?" if near else _HELP_HINT)
     return option.read(option, value) if option.read else value, source
 

@@ -57,7 +57,7 @@ class RunName(click.types.StringParamType):
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         names = [name for name, job in runs.list_known().items() if job or not self.running]
         names += [job.number for job in submitted.list_jobs() if job.code is None or not self.running]
-        names += [job.run_id for job in over_ssh.read_remote_jobs() if job.runs or not self.running]
+        names += [job.run_id for job in over_ssh.read_remote_jobs() if job.is_running or not self.running]
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 

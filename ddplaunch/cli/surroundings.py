@@ -101,9 +101,9 @@ def _step_with_node_rank(options: RunOptions) -> ClusterEnv | None:
     """
     if (step := _slurm_step(options)) is None:
         return None
-    tasks, nodes = _tasks(step), options.nnodes[1] + options.spares
+    tasks, nodes = _task_count(step), options.nnodes[1] + options.spares
     if tasks > nodes:
-        if _task(step) and has_shared_log(step):
+        if _task_number(step) and has_shared_log(step):
             raise SystemExit(EXIT_USAGE)
         each = f"--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1"
         raise UsageError(
@@ -118,16 +118,16 @@ def in_step(options: RunOptions, cluster_env: ClusterEnv | None, node_rank: int)
     if cluster_env is not None:
         return cluster_env.cluster == SLURM and not cluster_env.is_batch_script
     step = _slurm_step(options)
-    if step is None or _tasks(step) != options.nnodes[1] + options.spares:
+    if step is None or _task_count(step) != options.nnodes[1] + options.spares:
         return False
     return options.node_rank == AUTO or (step.rank_assignment is None and node_rank == step.node_rank)
 
 
-def _tasks(step: ClusterEnv) -> int:
+def _task_count(step: ClusterEnv) -> int:
     return step.rank_assignment.world_size if step.rank_assignment else step.nnodes or 1
 
 
-def _task(step: ClusterEnv) -> int:
+def _task_number(step: ClusterEnv) -> int:
     return step.rank_assignment.rank if step.rank_assignment else step.node_rank or 0
 
 

@@ -37,7 +37,7 @@ def check_single_node(
     Raises UsageError if the variables suggest several nodes.
     """
     index, count, address = (
-        _first_set(environ, names) for names in (NODE_RANK_VARIABLES, NODE_COUNT_VARIABLES, ADDRESS_VARIABLES)
+        _first_set_variable(environ, names) for names in (NODE_RANK_VARIABLES, NODE_COUNT_VARIABLES, ADDRESS_VARIABLES)
     )
     size, node_rank, nnodes = (
         parse_int(environ.get(name or "", "").strip()) for name in (WORLD_SIZE_VARIABLE, index, count)
@@ -68,7 +68,7 @@ def check_single_node(
     )
 
 
-def _first_set(environ: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+def _first_set_variable(environ: Mapping[str, str], names: tuple[str, ...]) -> str | None:
     return next((name for name in names if environ.get(name)), None)
 
 

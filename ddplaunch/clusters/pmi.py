@@ -94,15 +94,15 @@ def parse_mapping(mapping: str, size: int) -> tuple[int, ...]:
     MPICH 5 writes "3" for (3,1,1), and "[…]x2" for two repetitions. Returns () for other text.
     """
     inside = re.fullmatch(r"\(vector,(.*)\)", mapping)
-    numbers = list(_blocks(inside[1])) if inside else []
+    numbers = list(_parse_blocks(inside[1])) if inside else []
     return tuple(numbers[rank % len(numbers)] for rank in range(size)) if numbers else ()
 
 
-def _blocks(items: str) -> Iterator[int]:
+def _parse_blocks(items: str) -> Iterator[int]:
     for first, count, each, repeated, times, single in re.findall(_ITEM, items):
         if single:
             yield int(single)
         elif repeated:
-            yield from list(_blocks(repeated)) * int(times)
+            yield from list(_parse_blocks(repeated)) * int(times)
         else:
             yield from (int(first) + host for host in range(int(count)) for _ in range(int(each)))

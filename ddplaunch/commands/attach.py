@@ -13,7 +13,7 @@ from ddplaunch.queue import submitted
 from ddplaunch.queue.follower import LogFollower, follow_job
 from ddplaunch.queue.meant import job_state, query_state, resolve_job_id
 from ddplaunch.queue.scheduler import JobForgotten, JobId, SchedulerNotResponding
-from ddplaunch.queue.table import make_scheduler, scheduler_of
+from ddplaunch.queue.table import get_scheduler, make_scheduler
 
 INITIAL_LOG_BYTES = 64 << 10  # of the end of the log, shown first
 
@@ -34,7 +34,7 @@ def attach(job: str | None) -> int:
             raise UsageError(what, "ddplaunch attach NUMBER takes any job of Slurm")
         return _attach_to_slurm_job(job)
     which = resolve_job_id(known, job or known.number, "attach")
-    scheduler = scheduler_of(known)
+    scheduler = get_scheduler(known)
     seen = job_state(known, which, scheduler)
     files = (seen.log_path, seen.stderr_path)
     follower = LogFollower(which, scheduler, files, INITIAL_LOG_BYTES)

@@ -37,7 +37,7 @@ from ddplaunch.queue.meant import require_running, resolve_job, resolve_job_id, 
 from ddplaunch.queue.scheduler import BatchJobState, run_program
 from ddplaunch.queue.step import StepNotStarted, query_node_zero
 from ddplaunch.queue.submitted import SubmittedJob
-from ddplaunch.queue.table import scheduler_of
+from ddplaunch.queue.table import get_scheduler
 from ddplaunch.ssh.client import interactive_ssh_command
 from ddplaunch.ssh.hosts import read_hosts
 from ddplaunch.wire.connection import MAX_FRAME_BYTES, Connection
@@ -147,9 +147,9 @@ def _run_over_ssh(host: str, words: list[str]) -> int:
 
 
 def _run_in_job_step(job: SubmittedJob, seen: BatchJobState, words: list[str]) -> int:
-    command, env = scheduler_of(job).step_command(job, seen, words, everywhere=False)
+    command, env = get_scheduler(job).step_command(job, seen, words, everywhere=False)
     if command[0] != "srun":
-        what = f"{scheduler_of(job).title} cannot give a terminal on the nodes of job {seen.number}"
+        what = f"{get_scheduler(job).title} cannot give a terminal on the nodes of job {seen.number}"
         raise UsageError(what, f"log in to {seen.host or 'its first node'} and type: ddplaunch debug")
     return _exec_command(command, env)
 
@@ -177,7 +177,10 @@ class DebugClient:
         self._screen: TerminalScreen | None = None
         if at_terminal:
             self._screen = TerminalScreen(
-                self._loop, ScreenOptions(READER_TIMEOUT_S, 0.0, "", False), speaks=True, colour=is_colour_allowed()
+                self._loop,
+                ScreenOptions(READER_TIMEOUT_S, 0.0, "", False),
+                reports_job=True,
+                colour=is_colour_allowed(),
             )
         self._frontend = TerminalFrontend(self._loop, self._screen) if self._screen else PipeFrontend()
         self._connection = self._connect()

@@ -189,7 +189,9 @@ class SocketJobSource:
 
 
 def _screen(loop: EventLoop) -> LiveScreen:
-    return LiveScreen(loop, ScreenOptions(READER_TIMEOUT_S, 0.0, "", False), speaks=True, colour=is_colour_allowed())
+    return LiveScreen(
+        loop, ScreenOptions(READER_TIMEOUT_S, 0.0, "", False), reports_job=True, colour=is_colour_allowed()
+    )
 
 
 class JobChooser:
@@ -258,7 +260,7 @@ def _job_columns(path: str) -> tuple[str, ...]:
         status = client.send_request(path, StatusQuery(), REPLY_TIMEOUT_S)
     except LaunchError:
         job = runs.job_at(path)
-        state, record = "suspended" if is_suspended(job.pid) else "silent", runs.read_record_of(job)
+        state, record = "suspended" if is_suspended(job.pid) else "silent", runs.read_job_record(job)
         if record is None:
             return state, "", "", ""
         return state, _age(record.began), str(record.world_size), short_target(sanitize_line(record.target, 200))
@@ -289,7 +291,7 @@ class TopViewer:
             on_quit=self._exit,
             run_command=self._run_command,
         )
-        if record := runs.read_record_of(runs.job_at(path)):
+        if record := runs.read_job_record(runs.job_at(path)):
             self._view.seed_trends(
                 readings.read_samples(
                     os.path.join(past.run_dir(record.run), readings.sample_file_name(record.node_rank))
@@ -342,7 +344,7 @@ class TopViewer:
     def _on_job_lost(self) -> None:
         """Called when the job no longer replies: it has ended."""
         if self._code is None:
-            record = runs.read_record_of(runs.job_at(self._path))
+            record = runs.read_job_record(runs.job_at(self._path))
             code = record.code if record else None
             if self._source.status:
                 self._view.update(replace(self._source.status, state=JobState.ENDED, code=code))

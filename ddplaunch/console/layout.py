@@ -11,7 +11,7 @@ from ddplaunch.plan.command import node_command
 from ddplaunch.plan.numbers import format_cpulist
 from ddplaunch.plan.plan import Fact, Plan
 from ddplaunch.plan.rendezvous import SOURCE_ASSUMED, SOURCE_MISSING
-from ddplaunch.words import columns, shell_quote
+from ddplaunch.words import display_width, shell_quote
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,9 +50,9 @@ def _plain_lines(plan: Plan, options: Sequence[str] | None) -> Iterator[str]:
         yield f"{fact.name}: {fact.value} ({fact.source})"
     yield ""
     rows = [_row(plan, rank) for rank in plan.shown_ranks]
-    widths = [max(map(columns, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(display_width, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        cells = [cell + " " * (width - columns(cell)) for cell, width in zip(row, widths, strict=True)]
+        cells = [cell + " " * (width - display_width(cell)) for cell, width in zip(row, widths, strict=True)]
         number, node, local, host, device, cpus = *cells[:-1], row[-1]
         yield f"rank {number}  node {node}  host {host}  local rank {local}  device {device}  cpus {cpus}"
     yield ""

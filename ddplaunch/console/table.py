@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import click
 
 from ddplaunch.errors import truncate_line
-from ddplaunch.words import columns
+from ddplaunch.words import display_width
 
 MIN_COLUMN_WIDTH = 10
 """Of the last column of a table, however narrow the terminal is."""
@@ -19,7 +19,7 @@ MIN_LAST_COLUMN_WIDTH = 24
 def fitting(line: str, limit: int) -> str:
     """Shorten a line to ``limit`` columns of a terminal."""
     length = limit
-    while columns(shortened := truncate_line(line, length)) > limit:
+    while display_width(shortened := truncate_line(line, length)) > limit:
         length -= 1
     return shortened
 
@@ -36,7 +36,7 @@ def format_table(
     ``colours``: of the second column, for each row. ``optional``: columns to leave out, in this order, while the last
     column has less than ``MIN_LAST_COLUMN_WIDTH``.
     """
-    widths = [max(map(columns, column)) for column in zip(heads, *rows, strict=True)]
+    widths = [max(map(display_width, column)) for column in zip(heads, *rows, strict=True)]
     left = None if max_width is None else max_width - sum(width + 2 for width in widths[:-1])
     if left is not None and left < min(MIN_LAST_COLUMN_WIDTH, widths[-1]) and optional:
         at = [*heads].index(optional[0])
@@ -45,7 +45,7 @@ def format_table(
         return
     left = None if left is None else max(MIN_COLUMN_WIDTH, left)
     for number, row in enumerate([heads, *rows]):
-        cells = [cell + " " * (width - columns(cell)) for cell, width in zip(row, widths, strict=True)]
+        cells = [cell + " " * (width - display_width(cell)) for cell, width in zip(row, widths, strict=True)]
         cells[-1] = row[-1] if left is None else fitting(row[-1], left)
         if number and colours and (colour := colours[number - 1]):
             cells[1] = click.style(cells[1], fg=colour)

@@ -30,7 +30,7 @@ def join_refusal(ours: NodeHello, theirs: NodeHello, nodes: NodeTable, phase: Jo
 
 def find_mismatch(ours: NodeHello, theirs: NodeHello, *, allow_mismatch: bool) -> JoinRefused | None:
     """Return the first difference that keeps a node from running with node 0, whose hello is ``ours``; None if none."""
-    for what, our_value, their_value, hint in _required_equal(ours, theirs):
+    for what, our_value, their_value, hint in _list_values_to_compare(ours, theirs):
         if our_value != their_value:
             return JoinRefused(_format_difference(what, ours, our_value, theirs, their_value), hint)
     specs = sorted((ours.node_spec, theirs.node_spec), key=lambda spec: spec.kind)
@@ -57,7 +57,7 @@ def compatibility_warnings(ours: NodeHello, theirs: NodeHello) -> Iterator[str]:
         )
 
 
-def _required_equal(ours: NodeHello, theirs: NodeHello) -> Iterator[tuple[str, str, str, str]]:
+def _list_values_to_compare(ours: NodeHello, theirs: NodeHello) -> Iterator[tuple[str, str, str, str]]:
     same = "give the same on every node"
     yield "--nnodes", ours.nnodes, theirs.nnodes, same
     yield "the run id", ours.run_id or "none", theirs.run_id or "none", "give every node of a job the same --run-id"

@@ -85,7 +85,7 @@ class JobAttempt:
     lost_nodes: list[NodeFailure] = field(default_factory=list)
     stopped_ranks: int = 0  # number of ranks that were stopped
     launcher_failure: NodeFailure | None = None  # the earliest, of all nodes
-    stopping_to_grow: bool = False  # it is being stopped to add a node, or because one leaves
+    stopping_to_change_nodes: bool = False  # it is being stopped to add a node, or because one leaves
     is_inspecting: bool = False  # the inspection before the stop is in progress
     after_inspection: list[Callable[[], object]] = field(default_factory=list)  # called once it is done
     inspection: Inspection | None = None  # its result
@@ -100,7 +100,7 @@ class JobAttempt:
     def add_leaving_node(self, node: JoinedNode) -> None:
         """Record that a node with ranks leaves the job."""
         self.lost_nodes.append(NodeFailure(time.time(), node.node_rank, node.host, node.leave_note, left=True))
-        self.stopping_to_grow = True
+        self.stopping_to_change_nodes = True
 
     def add_failure(self, failure: RankFailure, clock: float) -> None:
         """Add a failure, with its full texts until MAX_FAILURE_CHARS is reached; ``clock``: the sender's time."""
@@ -137,7 +137,7 @@ class JobAttempt:
         )
 
     @property
-    def cause(self) -> NodeFailure | None:
+    def first_lost_node(self) -> NodeFailure | None:
         """The first node that was lost or has left, unless a rank had failed before."""
         return (
             self.lost_nodes[0] if self.lost_nodes and self.lost_nodes[0].happened_before(self.failure_report) else None
@@ -160,7 +160,7 @@ class JobAttempt:
         if self.inspection is None or not verdict.first.is_secondary:
             return verdict
         first, blame = verdict.first, self._blamed_rank()
-        if not first.is_timeout and (ended := diagnosis.culprit.ended_before(self.inspection, first.moment)):
+        if not first.is_timeout and (ended := diagnosis.culprit.describe_ended_ranks(self.inspection, first.moment)):
             first = replace(first, hint="\n".join(filter(None, (first.hint, ended))))
         return replace(verdict, first=first, blame=blame)
 

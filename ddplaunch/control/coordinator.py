@@ -130,7 +130,7 @@ class Coordinator:
         elif self._phase is JobPhase.RUNNING and not self._nodes.are_all_running():
             self._nodes.broadcast_note(f"{hello.node_spec.name} has joined, but the job is about to end")
         else:
-            self._nodes.broadcast_note(self._membership.describe_late_join(self._nodes[hello.node_spec.node_rank]))
+            self._nodes.broadcast_note(self._membership.late_join_note(self._nodes[hello.node_spec.node_rank]))
 
     @property
     def _may_grow(self) -> bool:
@@ -139,7 +139,7 @@ class Coordinator:
         return wanted and self._phase is JobPhase.RUNNING and self._nodes.are_all_running()
 
     def _stop_to_grow(self, name: str) -> None:
-        self._attempt.stopping_to_grow = True
+        self._attempt.stopping_to_change_nodes = True
         self._nodes.broadcast_note(f"{name} has joined: stopping the ranks, to start again with it")
         self._stop_ranks(signal.SIGTERM)
 
@@ -234,7 +234,7 @@ class Coordinator:
     def _report_failure_early(self) -> None:
         """Print the cause of the stop before all ranks have ended, which may take up to the grace."""
         report = self._attempt.failure_report
-        other_cause = self._stop_signal is not None or self._attempt.cause
+        other_cause = self._stop_signal is not None or self._attempt.first_lost_node
         if self._phase in (JobPhase.RUNNING, JobPhase.STOPPING) and report and not other_cause:
             busy = [node.name for node in self._nodes.values() if node.phase is not NodePhase.DRAINED]
             nodes = busy if self._config.is_multi_node else ()
@@ -262,8 +262,8 @@ class Coordinator:
             self._stop_ranks(signal.SIGTERM)
         self._check_reports()
 
-    def on_node_lost(self, node_rank: int, why: str, silence: float = 0.0) -> None:
-        """Called when a node's connection is lost, or its heartbeats stopped ``silence`` seconds ago."""
+    def on_node_lost(self, node_rank: int, why: str, silent_s: float = 0.0) -> None:
+        """Called when a node's connection is lost, or its heartbeats stopped ``silent_s`` seconds ago."""
         if node_rank not in self._nodes or self._phase is JobPhase.ENDED:
             return
         node = self._nodes.pop(node_rank)
@@ -287,7 +287,7 @@ class Coordinator:
             return self._checks.on_node_gone(node_rank) if self._phase is JobPhase.CHECKING else None
         if node.phase is NodePhase.IDLE:
             return self._nodes.broadcast_note(text) if self._config.spares else None  # it had no ranks
-        self._attempt.lost_nodes.append(NodeFailure(time.time() - silence, node_rank, node.host, text))
+        self._attempt.lost_nodes.append(NodeFailure(time.time() - silent_s, node_rank, node.host, text))
         self._nodes.send(0, messages.NodeLost(node.host))
         self._membership.on_node_failed(node)
         self._nodes.broadcast_note(f"{text}; stopping the others" if self._phase is JobPhase.RUNNING else text)
@@ -351,42 +351,42 @@ class Coordinator:
             self._nodes.broadcast_note(text)
             self._stop_ranks(signal.SIGTERM)
 
-    def _stop_ranks(self, signal_number: int, grace: float | None = None) -> None:
-        """Send all ranks a signal, SIGKILL after ``grace`` seconds (None: --grace).
+    def _stop_ranks(self, signal_number: int, grace_s: float | None = None) -> None:
+        """Send all ranks a signal, SIGKILL after ``grace_s`` seconds (None: --grace).
 
         The ranks are inspected first if there is time; this method is then called again.
 
-        While they are being stopped already, only a call with ``grace`` has an effect: it replaces the earlier grace.
+        While they are being stopped already, only a call with ``grace_s`` has an effect: it replaces the earlier grace.
         """
-        later = partial(self._stop_after_inspection, self._attempt, signal_number, grace)
-        in_time = self._phase is JobPhase.RUNNING and grace != 0 and not self._preempted_by
+        later = partial(self._stop_after_inspection, self._attempt, signal_number, grace_s)
+        in_time = self._phase is JobPhase.RUNNING and grace_s != 0 and not self._preempted_by
         if in_time and self._inspections.inspect_before_stop(self._attempt, later):
             return
         if self._phase is JobPhase.RUNNING:
             self._set_phase(JobPhase.STOPPING)
-        elif self._phase is not JobPhase.STOPPING or grace is None:
+        elif self._phase is not JobPhase.STOPPING or grace_s is None:
             return
-        grace = self._config.grace if grace is None else grace
-        stop = messages.StopAttempt(self._attempt.number, signal_number, grace)
+        grace_s = self._config.grace if grace_s is None else grace_s
+        stop = messages.StopAttempt(self._attempt.number, signal_number, grace_s)
         for node in list(self._nodes.values()):
             if node.has_ranks:
                 self._nodes.send(node.node_rank, stop)
-        self._wait_for_reports(grace)
+        self._wait_for_reports(grace_s)
 
-    def _stop_after_inspection(self, attempt: JobAttempt, signal_number: int, grace: float | None) -> None:
+    def _stop_after_inspection(self, attempt: JobAttempt, signal_number: int, grace_s: float | None) -> None:
         """Called when the inspection that ``_stop_ranks`` has started is done."""
         if attempt is self._attempt:
-            self._stop_ranks(signal_number, grace)
+            self._stop_ranks(signal_number, grace_s)
             self._check_reports()
 
-    def _wait_for_reports(self, grace: float, waited: float = 0.0) -> None:
+    def _wait_for_reports(self, grace_s: float, waited_s: float = 0.0) -> None:
         """Treat nodes without an AttemptReport as lost after grace and DRAIN_TIMEOUT_S, despite their heartbeats.
 
         Waits in steps of at most 5 s, so that a suspension of this process adds no more than one step.
         """
-        if waited < (limit := grace + DRAIN_TIMEOUT_S):
-            step = min(5.0, limit - waited)
-            return self._call_later(step, partial(self._wait_for_reports, grace, waited + step))
+        if waited_s < (limit := grace_s + DRAIN_TIMEOUT_S):
+            step = min(5.0, limit - waited_s)
+            return self._call_later(step, partial(self._wait_for_reports, grace_s, waited_s + step))
         for number in sorted(self._attempt.unreported_nodes - {0}):
             self._disconnect(number)
             self.on_node_lost(number, f"it did not report the end of its ranks within {limit:g} s")
@@ -430,11 +430,11 @@ class Coordinator:
             self._end(JobResult(EXIT_PREEMPTED, report, remark=remark))
         elif launcher_failure := attempt.first_launcher_failure:
             self._restart_or_end(None, launcher_failure)
-        elif cause := attempt.cause:
+        elif cause := attempt.first_lost_node:
             self._restart_with_changed_nodes(cause.reason)
         elif attempt.time_limit and not attempt.time_limit.may_restart:
             self._end(attempt.time_limit_result)
-        elif report is None and attempt.stopping_to_grow:
+        elif report is None and attempt.stopping_to_change_nodes:
             self._restart_with_changed_nodes("")
         elif report is None:
             self._end(JobResult(0))
@@ -446,7 +446,7 @@ class Coordinator:
     def _restart_or_end(self, report: FailureReport | None, launcher_failure: NodeFailure | None) -> None:
         """Called when a rank failed or a launcher process was lost: restart all ranks if allowed, else end."""
         decision = self._restarts.decide(
-            self._attempt, self._clock() - self._attempt.started_at, deadline_passed=self._limits.over
+            self._attempt, self._clock() - self._attempt.started_at, deadline_passed=self._limits.timeout_expired
         )
         wait, why_not = decision.delay_s, decision.remark
         if wait is not None and (shortage := self._membership.record_failure(report, launcher_failure)):
@@ -465,20 +465,20 @@ class Coordinator:
 
     def _restart_with_changed_nodes(self, why: str) -> None:
         """Start again with the nodes that are there now; counts for --max-membership-changes, not --max-restarts."""
-        if self._limits.over:
+        if self._limits.timeout_expired:
             remark = "; ".join(filter(None, (why, "--timeout has expired")))
             return self._end(JobResult(EXIT_TIMEOUT, remark=remark))
         if over := self._membership.count_change(why):
             return self._end_unavailable(over)
-        self._nodes.broadcast_note(self._membership.describe_next_attempt)
+        self._nodes.broadcast_note(self._membership.next_attempt_note)
         self._wait_before_restart(0, None)
 
-    def _wait_before_restart(self, seconds: float, previous_failure: FailureReport | None) -> None:
+    def _wait_before_restart(self, delay_s: float, previous_failure: FailureReport | None) -> None:
         self._set_phase(JobPhase.PAUSING)
         self._previous_failure = previous_failure
         self._nodes.clear_assignments()
         self._attempt = JobAttempt(self._attempt.number)
-        self._call_later(seconds, self._start_attempt)
+        self._call_later(delay_s, self._start_attempt)
 
     def _end_unavailable(self, why: str) -> None:
         self._end(JobResult(EXIT_UNAVAILABLE, remark=why))

@@ -59,7 +59,7 @@ class JobInspections:
         if (
             attempt.inspection is None
             and not attempt.is_inspecting
-            and not attempt.stopping_to_grow
+            and not attempt.stopping_to_change_nodes
             and self._config.inspects_before_stop
         ):
             attempt.is_inspecting = True

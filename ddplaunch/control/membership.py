@@ -46,12 +46,12 @@ class Membership:
         return len(self._active) < self._config.max_active_nodes
 
     @property
-    def describe_next_attempt(self) -> str:
+    def next_attempt_note(self) -> str:
         """The note on which nodes the next attempt has."""
         nodes = self.select_nodes()
         return f"going on with {len(nodes)} node{'s' * (len(nodes) > 1)}: {join_names(node.name for node in nodes)}"
 
-    def describe_late_join(self, node: JoinedNode) -> str:
+    def late_join_note(self, node: JoinedNode) -> str:
         """The note on a node that joins while ranks run."""
         if not self.is_usable(node):
             return f"{node.name} has joined but is excluded: it failed {self._failures[node.host]} times"

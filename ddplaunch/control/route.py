@@ -152,7 +152,7 @@ def resolve(address: str, port: int | None = None) -> SocketAddresses:
     return [(family, where) for family, _, _, _, where in found]  # type: ignore[misc]  # IPv6 has two numbers more
 
 
-def _started(target: Callable[[], None]) -> Thread:
+def _start_thread(target: Callable[[], None]) -> Thread:
     """Start a daemon thread that runs ``target``."""
     import threading
 
@@ -176,7 +176,7 @@ class NameLookup:
                 self.error = error
             os.close(write)
 
-        self._thread = _started(look)
+        self._thread = _start_thread(look)
 
     def wait(self, seconds: float) -> bool:
         """Wait until it is done, ``seconds`` at most; return whether it is."""
@@ -202,7 +202,7 @@ class ReverseLookupCheck:
         """``notify`` prints, once, that ranks will have to wait."""
         self._notify: Callable[[str], None] | None = notify
         self._started_at = time.monotonic()
-        self._thread = _started(self._query)
+        self._thread = _start_thread(self._query)
 
     @staticmethod
     def _query() -> None:

@@ -63,7 +63,7 @@ class TimeLimits:
         """``call_later`` and ``clock`` are the loop's; ``on_expired`` stops the attempt if ranks run."""
         self._config, self._run_id, self._nodes = nodes.config, run_id, nodes
         self._inspections, self._call_later, self._on_expired = inspections, call_later, on_expired
-        self.over = False  # whether --timeout has expired
+        self.timeout_expired = False  # whether --timeout has expired
         self._attempt = -1
         self._ranks_started = False  # whether a rank has started: --timeout counts from then
         self._inspecting = False  # a stall inspection is in progress, or the pause after one
@@ -117,7 +117,7 @@ class TimeLimits:
     def _start_job_timer(self) -> None:
         if self._job_timer is not None:
             self._job_timer.cancel()
-        if self._remaining_s is not None and not self.over and not self._debugging:
+        if self._remaining_s is not None and not self.timeout_expired and not self._debugging:
             self._set_at = self._clock()
             self._job_timer = self._call_later(self._remaining_s, self._on_job_timeout)
 
@@ -145,7 +145,7 @@ class TimeLimits:
             self._job_timer.cancel()
 
     def _on_job_timeout(self) -> None:
-        self.over = True
+        self.timeout_expired = True
         self._on_expired(TimeLimitExpired(f"--timeout ({format_elapsed(self._config.timeout or 0)}) expired", None))
 
     def _set_timer(self, name: str, seconds: float, callback: Callable[[], None]) -> None:

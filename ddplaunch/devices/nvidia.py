@@ -279,7 +279,7 @@ def _devices_of(gpu: Gpu) -> list[VisibleGpu]:
     return [VisibleGpu(gpu, None, gpu.uuid or str(gpu.index))]
 
 
-def _indices_hold(gpus: Sequence[Gpu]) -> bool:
+def _do_indices_match(gpus: Sequence[Gpu]) -> bool:
     """Whether CUDA's indices, in PCI bus order, equal NVML's.
 
     CUDA skips GPUs that are lost, or in MIG mode without instances, and may count each instance of one in MIG mode.
@@ -331,5 +331,5 @@ NVIDIA = Vendor(
     masks=(VISIBLE_DEVICES_VARIABLE,),
     hide_all_variables={VISIBLE_DEVICES_VARIABLE: ""},
     devices_of_gpu=_devices_of,
-    indices_hold=_indices_hold,
+    indices_hold=_do_indices_match,
 )

@@ -63,7 +63,7 @@ ReadResult = tuple[list[Gpu], Sequence[str | LostGpu]]
 """The GPUs in the driver's order, and notes for the user, including GPUs that cannot be read."""
 
 
-def _one_each(gpu: Gpu) -> list[VisibleGpu]:
+def _as_one_device(gpu: Gpu) -> list[VisibleGpu]:
     return [as_whole_gpu(gpu)]
 
 
@@ -86,10 +86,10 @@ class Vendor:
     masks: tuple[str, ...] = ()  # names of the mask variables
     hide_all_variables: Mapping[str, str] = field(default_factory=dict)  # variables that hide all GPUs from a rank
     has_indices: bool = True  # "cuda:0", not "mps"
-    devices_of_gpu: Callable[[Gpu], list[VisibleGpu]] = _one_each  # several for a GPU in MIG mode
+    devices_of_gpu: Callable[[Gpu], list[VisibleGpu]] = _as_one_device  # several for a GPU in MIG mode
     indices_hold: Callable[[Sequence[Gpu]], bool] = bool  # whether indices in the mask variable equal ``Gpu.index``
 
-    def chosen(
+    def select_visible(
         self, devices: Sequence[VisibleGpu], notes: list[str], environ: Mapping[str, str], by_index: bool
     ) -> VisibleGpus:
         """Select ``devices`` by mask variables: by index, or by ``token``, which is always used for MIG instances."""

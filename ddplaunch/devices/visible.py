@@ -54,18 +54,20 @@ def visible_gpus(hardware: Hardware, wanted: str | None, environ: Mapping[str, s
     by_index = vendor.indices_hold(gpus) and not has_uuid
     if wanted is None:
         return replace(vendor.with_device_names(inherited), by_index=by_index)
-    chosen, notes = _select_wanted(vendor, gpus, wanted)
+    chosen, notes = _select_requested(vendor, gpus, wanted)
     masks = [f"{name}={environ[name]}" for name in inherited.source.split(SOURCE_SEPARATOR) if name in environ]
     if masks and any(device not in inherited.gpus for device in chosen):
         notes.append(f"--gpus {wanted} names GPUs outside of {SOURCE_SEPARATOR.join(masks)}; --gpus wins.")
-    return replace(vendor.with_device_names(vendor.chosen(chosen, notes, environ, by_index)), by_index=by_index)
+    return replace(vendor.with_device_names(vendor.select_visible(chosen, notes, environ, by_index)), by_index=by_index)
 
 
 def single_device_environments(visible: VisibleGpus, environ: Mapping[str, str]) -> tuple[Mapping[str, str], ...]:
     """Return for each device the variables with which a rank sees it alone."""
     by_name = {vendor.name: vendor for vendor in VENDORS}
     by_index = visible.by_index
-    return tuple(by_name[each.gpu.vendor].chosen([each], [], environ, by_index).environ for each in visible.gpus)
+    return tuple(
+        by_name[each.gpu.vendor].select_visible([each], [], environ, by_index).environ for each in visible.gpus
+    )
 
 
 def are_all_hidden(environ: Mapping[str, str]) -> bool:
@@ -82,17 +84,17 @@ def _hide_gpus(environ: Mapping[str, str]) -> VisibleGpus:
     return VisibleGpus((), "no GPU found", notes=(f"{set_ones} set, but no GPU was found.",) if masks else ())
 
 
-def _select_wanted(vendor: Vendor, gpus: Sequence[Gpu], wanted: str) -> tuple[list[VisibleGpu], list[str]]:
+def _select_requested(vendor: Vendor, gpus: Sequence[Gpu], wanted: str) -> tuple[list[VisibleGpu], list[str]]:
     chosen: list[VisibleGpu] = []
     for entry in map(str.strip, wanted.split(",")):
-        found = _wanted_entry(vendor, gpus, wanted, entry)
+        found = _find_requested_entry(vendor, gpus, wanted, entry)
         if any(device in chosen for device in found):
             raise UsageError(f"--gpus {wanted}: {entry} is named twice", "name each GPU once")
         chosen += found
     return drop_hidden_mig(chosen)
 
 
-def _wanted_entry(vendor: Vendor, gpus: Sequence[Gpu], wanted: str, entry: str) -> list[VisibleGpu]:
+def _find_requested_entry(vendor: Vendor, gpus: Sequence[Gpu], wanted: str, entry: str) -> list[VisibleGpu]:
     if not entry:
         what = f"--gpus {wanted}: an entry is empty" if wanted.strip() else "--gpus names no GPU"
         raise UsageError(what, f"give indices, GPU-… or MIG-…, separated by commas; {LIST_HINT}")

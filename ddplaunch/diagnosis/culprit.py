@@ -92,7 +92,7 @@ def find_culprit(
     return _culprit_from_failures(inspection, gone, until)
 
 
-def ended_before(inspection: Inspection, moment: float) -> str:
+def describe_ended_ranks(inspection: Inspection, moment: float) -> str:
     """Describe which ranks had ended with exit code 0 when another lost its connection, and how long before; or "".
 
     The end of a rank is noticed a little later than its connections close.

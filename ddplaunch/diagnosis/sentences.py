@@ -60,9 +60,9 @@ def describe_wait(wait: Wait, inspection: Inspection) -> str:
     if wait.mismatched:
         mismatch = f"{describe_mismatch(wait, inspection)}: they wait for each other"
         return "; ".join([mismatch, *(_describe_missing(wait, inspection) if wait.missing else [])])
-    text = f"{format_ranks(wait.waiting)} {_verb('waits', wait.waiting)} in {_full_title(wait)}"
+    text = f"{format_ranks(wait.waiting)} {_conjugate('waits', wait.waiting)} in {_full_title(wait)}"
     if wait.entry_lines:
-        text += f", {'entered' if wait.number else 'called'} at {_lines(wait.entry_lines)}"
+        text += f", {'entered' if wait.number else 'called'} at {_format_lines(wait.entry_lines)}"
     for number in sorted({number for _, number in wait.ahead}):
         text += f", {format_ranks(rank for rank, each in wait.ahead if each == number)} in #{number}"
     if len(wait.waiting) == 1 and not wait.has_unreachable_members and 1 < len(wait.roots) == len(inspection.ranks) - 1:
@@ -116,7 +116,7 @@ def _describe_complete_wait(wait: Wait, inspection: Inspection) -> str:
         others = [other for _, other in wait.partners]
         does = "receives from" if wait.operation in SEND_FUNCTIONS else "sends to"
         it = "it" if len(wait.waiting) == 1 else "them"
-        return f"{format_ranks(others)} {_verb(does, others)} {it}: the data is on its way, or the tags differ"
+        return f"{format_ranks(others)} {_conjugate(does, others)} {it}: the data is on its way, or the tags differ"
     if wait.operation == INIT_FUNCTION:
         return "all ranks have called it: they cannot reach each other"
     if len(wait.waiting) == inspection.world_size:
@@ -228,11 +228,11 @@ def find_uneven_counts(found: Sequence[RankInspection]) -> dict[int, list[RankIn
     return dict(sorted(first.items()))
 
 
-def _lines(places: Sequence[Frame]) -> str:
+def _format_lines(places: Sequence[Frame]) -> str:
     return join_names(map(format_line, places[:3])) + (" and elsewhere" if len(places) > 3 else "")
 
 
-def _verb(verb: str, numbers: Sequence[int]) -> str:
+def _conjugate(verb: str, numbers: Sequence[int]) -> str:
     first, space, rest = verb.partition(" ")
     return verb if len(numbers) == 1 else first.removesuffix("s") + space + rest
 

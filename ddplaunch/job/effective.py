@@ -151,7 +151,7 @@ class TimeAccounting:
             return
         moment = max(moment, self._since)  # a clock may have been set back
         self._switch_to(self._category, moment)
-        match AttemptStarted.of(event) if isinstance(event, events.AttemptPlanned) else event:
+        match AttemptStarted.from_planned(event) if isinstance(event, events.AttemptPlanned) else event:
             case AttemptStarted(attempt=number, ranks=ranks):
                 self._attempt, self._attempt_began, self._starting = number, moment, len(ranks)
                 self._uses_collectives, self._checkpoint_at = False, None

@@ -46,7 +46,7 @@ def find_blamed_hosts(records: Iterable[RunRecord]) -> list[BlamedHost]:
     """Find the hosts that were lost or on which ranks failed by no fault of the program, the most frequent first."""
     found: dict[str, list[tuple[float, str]]] = {}
     for record in records:
-        for host, moment, why in _blames_in(record):
+        for host, moment, why in _list_blamed_hosts(record):
             found.setdefault(host, []).append((moment, why))
     hosts = [BlamedHost(host, len(times), *max(times)) for host, times in found.items()]
     return sorted(hosts, key=lambda each: (-each.times, -each.last, each.host))
@@ -60,7 +60,7 @@ def suggest_excludes(now: float) -> list[BlamedHost]:
     return [each for each in find_blamed_hosts(recent) if each.times >= MIN_BLAMES]
 
 
-def _blames_in(record: RunRecord) -> Iterator[tuple[str, float, str]]:
+def _list_blamed_hosts(record: RunRecord) -> Iterator[tuple[str, float, str]]:
     for host in record.lost:
         yield host, record.ended or record.began + record.spent.wall_s, "the node was lost"
     for attempt in record.attempts:

@@ -24,7 +24,7 @@ def rank_log_files(run: str) -> dict[int, list[str]]:
     return _files(_log_dirs(run))
 
 
-def attempt_of(path: str) -> int:
+def get_attempt_number(path: str) -> int:
     """Return the attempt of one of these files."""
     found = _NAME.fullmatch(os.path.basename(path))
     return int(found[2] or 0) if found else 0
@@ -81,7 +81,7 @@ def read_stored(paths: Mapping[int, Sequence[str]], ranks: Sequence[int], part: 
             yield from ((rank, data) for data in tail.read(paths[rank], part))
 
 
-def end_of(file: BinaryIO, lines: int) -> bytes:
+def read_last_lines(file: BinaryIO, lines: int) -> bytes:
     """Read the last ``lines`` lines of a file, which may be large."""
     size, span = os.fstat(file.fileno()).st_size, CHUNK
     while True:
@@ -143,7 +143,7 @@ class _TailedFile:
             self.close()
             self._path, self._file = path, file
             if part and part.lines:
-                yield end_of(file, part.lines)
+                yield read_last_lines(file, part.lines)
             if part and part.since is not None:
                 file.seek(_start_since(path, part.since))
             yield from self._read_new()

@@ -43,7 +43,7 @@ class SshJob:
     code: int | None = None  # its exit code
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the command that started it still runs, as far as this machine knows."""
         is_remote = self.host != host_name()
         return self.ended is None and (is_remote or start_ticks(self.pid) == self.ticks)
@@ -52,7 +52,7 @@ class SshJob:
     def state(self) -> str:
         """Its state in a word: running, lost, failed or done."""
         if self.ended is None:
-            return "running" if self.runs else "lost"
+            return "running" if self.is_running else "lost"
         return "failed" if self.code else "done"
 
 
@@ -86,7 +86,7 @@ def read_remote_jobs() -> list[SshJob]:
     jobs = read_jobs()
     known = runs.list_known() if jobs else {}
     here = {job.run_id for job in known.values() if job}
-    return [job for job in jobs if job.run_id[:40] not in here and (job.runs or job.run_id not in known)]
+    return [job for job in jobs if job.run_id[:40] not in here and (job.is_running or job.run_id not in known)]
 
 
 def find_remote_job(word: str | None) -> SshJob | None:
@@ -96,9 +96,9 @@ def find_remote_job(word: str | None) -> SshJob | None:
     """
     jobs = read_remote_jobs()
     if word is None:
-        jobs = [] if runs.list_running() else [job for job in jobs if job.runs]
+        jobs = [] if runs.list_running() else [job for job in jobs if job.is_running]
         return jobs[0] if len(jobs) == 1 else None
-    exact = [job for job in jobs if job.run_id == word or (job.runs and str(job.pid) == word)]
+    exact = [job for job in jobs if job.run_id == word or (job.is_running and str(job.pid) == word)]
     if exact or not word or word.isdecimal():
         return next(iter(exact), None)
     names = {*(job.run_id for job in jobs), *runs.list_known()}
@@ -109,7 +109,7 @@ def find_remote_job(word: str | None) -> SshJob | None:
 def remove_ended_jobs() -> None:
     """Delete the records of jobs that have ended."""
     for job in read_jobs():
-        if not job.runs:
+        if not job.is_running:
             _remove(job)
 
 

@@ -127,7 +127,7 @@ def may_be_running(name: str) -> bool:
     return any(map(_node_may_be_running, read_node_records(name)))
 
 
-def ended_or_began(name: str) -> float:
+def last_known_moment(name: str) -> float:
     """Return when a run ended, or began if the end is unknown, in seconds since the epoch; 0 without a record."""
     return max((each.ended or each.began for each in read_node_records(name)), default=0.0)
 

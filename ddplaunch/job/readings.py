@@ -42,7 +42,7 @@ class SavedPlan:
     variables: tuple[tuple[TextLine, TextLine], ...]  # the environment, as far as it is equal on all ranks of this node
 
     @classmethod
-    def of(cls, plan: Plan) -> SavedPlan:
+    def from_plan(cls, plan: Plan) -> SavedPlan:
         facts = tuple((each.name, each.value, each.source) for each in plan.facts)
         ranks = tuple((each.rank, each.device, ",".join(map(str, each.cpus or ()))) for each in plan.local_ranks)
         return cls(facts, ranks, tuple(plan.shared_environment.items()))
@@ -91,7 +91,7 @@ class SampleFile:
     def _write_plan(self, folder: int, plan: Plan) -> None:
         name = plan_file_name(plan.node_rank)
         with os.fdopen(os.open(name, _FLAGS | os.O_TRUNC, 0o600, dir_fd=folder), "w", encoding="utf-8") as file:
-            json.dump(vars(SavedPlan.of(plan)), file)
+            json.dump(vars(SavedPlan.from_plan(plan)), file)
 
     def _compact(self, folder: int, name: str) -> None:
         """Replace the file by one with half of its samples."""

@@ -50,7 +50,7 @@ def find_running(word: str | None) -> RunningJob:
     runs = list_known()
     jobs = {name: job for name, job in runs.items() if job}
     if word is None:
-        return jobs[_the_only(jobs)]
+        return jobs[_require_single(jobs)]
     _check_not_empty(word)
     same = _with_run_id(word, runs)
     name = same[0] if same and same[0] in jobs else None if same else _resolve_name(word, jobs)
@@ -82,7 +82,7 @@ def find_run(word: str) -> FoundRun:
     return run
 
 
-def read_record_of(job: RunningJob) -> RunRecord | None:
+def read_job_record(job: RunningJob) -> RunRecord | None:
     """Read the record of a job, which may have ended since, from the history."""
     name = next((name for name in past.list_runs() if name.startswith(job.run_id) and _matches(job, name)), None)
     return past.read_run_record(name) if name else None
@@ -134,12 +134,12 @@ def _with_run_id(word: str, runs: Mapping[str, RunningJob | None]) -> list[str]:
         job, record = runs[name], past.read_run_record(name)
         if record and record.run_id == word:
             began[name] = record.began
-        elif job and not record and job.run_id == word and not read_record_of(job):
+        elif job and not record and job.run_id == word and not read_job_record(job):
             began[name] = _socket_created_at(job)  # not a further node of a recorded run, which has no name of its own
     return sorted(began, key=began.__getitem__, reverse=True)
 
 
-def _the_only(jobs: Mapping[str, object]) -> str:
+def _require_single(jobs: Mapping[str, object]) -> str:
     if not jobs:
         raise UsageError("you have no running jobs on this machine", "ddplaunch ps --all shows those that have ended")
     if len(jobs) > 1:
@@ -161,7 +161,7 @@ def _resolve_name(word: str, runs: Mapping[str, RunningJob | None]) -> str | Non
         [name for name in runs if name.startswith(word) and not number],
         [name for name in runs if word in (re.split(r"[-._]", name) if number else name) and word[0] != "-"],
     ):
-        if len(matches) > 1 and not set(matches) - set(same := _with_run_id(_run_id_of(matches[0], runs), runs)):
+        if len(matches) > 1 and not set(matches) - set(same := _with_run_id(_get_run_id(matches[0], runs), runs)):
             return same[0]
         if len(matches) > 1:
             raise UsageError(
@@ -178,7 +178,7 @@ def _check_not_empty(word: str) -> None:
         raise UsageError("the name of the run is empty", "a variable in the command may have no value")
 
 
-def _run_id_of(name: str, runs: Mapping[str, RunningJob | None]) -> str:
+def _get_run_id(name: str, runs: Mapping[str, RunningJob | None]) -> str:
     job, record = runs[name], past.read_run_record(name)
     return record.run_id if record else job.run_id if job else name
 

@@ -106,7 +106,7 @@ class Status:
     spent: TimeBreakdown = TimeBreakdown()  # where the time went until now
 
     @classmethod
-    def of(cls, plan: Plan, pid: int, began: float) -> Status:
+    def from_plan(cls, plan: Plan, pid: int, began: float) -> Status:
         """Return the status before any event; ``plan`` is this node's, before it has joined the others."""
         target = sanitize_line(" ".join(plan.target.argv), MAX_TARGET_CHARS)
         return cls(plan.run_id, target, pid, plan.node_rank, plan.world_size, began=began, since=began)

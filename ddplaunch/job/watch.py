@@ -37,7 +37,7 @@ class StatusTracker:
         from ddplaunch.job.effective import TimeAccounting
         from ddplaunch.job.status import Status
 
-        status = self._status or Status.of(self._plan, os.getpid(), self._began)
+        status = self._status or Status.from_plan(self._plan, os.getpid(), self._began)
         accounting = self._accounting = self._accounting or TimeAccounting(self._began, self._plan.nnodes)
         for event, moment in self._pending:
             status = status.apply(event, moment)

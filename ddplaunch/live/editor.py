@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddplaunch.output.terminal import BACKSPACE
-from ddplaunch.words import columns
+from ddplaunch.words import display_width
 
 _LEFT, _RIGHT = ("\x1b[D", "\x1bOD", "\x02"), ("\x1b[C", "\x1bOC", "\x06")
 _UP, _DOWN = ("\x1b[A", "\x1bOA", "\x10"), ("\x1b[B", "\x1bOB", "\x0e")
@@ -77,14 +77,14 @@ class LineEditor:
 
     def render(self, prompt: str, across: int) -> str:
         """Render prompt and line in ``across`` columns, with the escape sequence that places the cursor at the end."""
-        width = max(8, across - columns(prompt) - 1)
+        width = max(8, across - display_width(prompt) - 1)
         first = max(0, self.cursor - width + 1)
-        while columns(self.text[first : self.cursor]) >= width:
+        while display_width(self.text[first : self.cursor]) >= width:
             first += 1
         shown = self.text[first:]
-        while columns(shown) > width:
+        while display_width(shown) > width:
             shown = shown[:-1]
-        back = columns(shown) - columns(self.text[first : self.cursor])
+        back = display_width(shown) - display_width(self.text[first : self.cursor])
         return prompt + shown + (f"\x1b[{back}D" if back > 0 else "")
 
     def _set_line(self, before: str, after: str = "") -> None:

@@ -36,7 +36,7 @@ from ddplaunch.live.editor import LineEditor
 from ddplaunch.loop import EventLoop
 from ddplaunch.output.screen import TerminalScreen
 from ddplaunch.output.terminal import ENTER, Keyboard, in_foreground, window_size
-from ddplaunch.words import all_ranks, format_ranks
+from ddplaunch.words import describe_all_ranks, format_ranks
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -219,7 +219,7 @@ class DebuggerPrompt:
         if absent := chosen - {*stopped}:
             one, most = min(absent), max(absent)
             if most >= self._world_size > 0:
-                text = f"there is no rank {most}: this job has {all_ranks(self._world_size)}"
+                text = f"there is no rank {most}: this job has {describe_all_ranks(self._world_size)}"
                 self._frontend.show(f"ddplaunch: {text}\n")
                 return None
             are = "is" if len(absent) == 1 else "are"
@@ -338,7 +338,7 @@ class TerminalFrontend:
     def lend_terminal(self, on_input: Callable[[bytes], None], on_resize: Callable[[int, int], None]) -> Draw | None:
         self._last, self._on_resize = None, on_resize
         self._screen.show_input_row(b"")
-        self._screen.set_held(True)
+        self._screen.hold_output(True)
         self._keyboard.start(on_input)
         self._restore()
         return self._screen.write_raw
@@ -348,7 +348,7 @@ class TerminalFrontend:
             self._on_resize = None
             self._keyboard.stop()
             self._screen.write_raw(_RESET_TERMINAL)
-            self._screen.set_held(False)
+            self._screen.hold_output(False)
 
     def close(self) -> None:
         """Release the terminal."""

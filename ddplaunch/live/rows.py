@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ddplaunch.words import columns
+from ddplaunch.words import display_width
 
 GAP = " | "
 
@@ -23,7 +23,7 @@ Row = tuple[StyledText, ...]
 
 
 def row_width(row: Row) -> int:
-    return sum(columns(span.text) for span in row)
+    return sum(display_width(span.text) for span in row)
 
 
 def truncate_row(row: Row, limit: int) -> Row:
@@ -36,7 +36,7 @@ def truncate_row(row: Row, limit: int) -> Row:
     left = limit - 1  # for the dots
     for span in row:
         end = 0
-        while end < len(span.text) and (takes := columns(span.text[end])) <= left:
+        while end < len(span.text) and (takes := display_width(span.text[end])) <= left:
             left -= takes
             end += 1
         kept.append(span._replace(text=span.text[:end]))

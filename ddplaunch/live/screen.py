@@ -20,7 +20,7 @@ from ddplaunch.output.screen import ScreenOptions, TerminalScreen
 from ddplaunch.output.sink import HIGH_WATER_BYTES, Sink
 from ddplaunch.output.terminal import Keyboard, in_foreground, window_size
 from ddplaunch.output.voice import LogMessage, MessageKind
-from ddplaunch.words import columns
+from ddplaunch.words import display_width
 
 FRAME_INTERVAL_S = 1 / 30  # between two drawings, at least
 MAX_HELD_BYTES = 4 << 20  # of log lines that are held while the full screen is shown
@@ -36,8 +36,8 @@ _STYLE = re.compile(r"\x1b\[[0-9;:]*m")
 class LiveScreen(TerminalScreen):
     """A ``TerminalScreen`` with the rows of a live view below all lines."""
 
-    def __init__(self, loop: EventLoop, how: ScreenOptions, *, speaks: bool, colour: bool) -> None:
-        super().__init__(loop, how, speaks=speaks, colour=colour)
+    def __init__(self, loop: EventLoop, how: ScreenOptions, *, reports_job: bool, colour: bool) -> None:
+        super().__init__(loop, how, reports_job=reports_job, colour=colour)
         self._fd = 2 if self._stderr.is_terminal else 1
         self._render_rows: RenderRows | None = None
         self._rows: tuple[Row, ...] = ()
@@ -209,7 +209,7 @@ class LiveScreen(TerminalScreen):
             return b""
         bar = self._bottom_row(self._home).decode(errors="replace")
         rows = [render_row(row, self._colour) for row in self._render(False)]
-        self._widths = [*[columns(_STYLE.sub("", bar))] * bool(bar), *map(row_width, self._rows)]
+        self._widths = [*[display_width(_STYLE.sub("", bar))] * bool(bar), *map(row_width, self._rows)]
         return "\n".join([*[bar] * bool(bar), *rows]).encode(errors="replace")
 
     def _draw_full(self) -> None:

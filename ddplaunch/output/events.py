@@ -59,7 +59,7 @@ class AttemptStarted:
     ranks: tuple[tuple[Count, Name], ...]
 
     @classmethod
-    def of(cls, planned: AttemptPlanned) -> AttemptStarted:
+    def from_planned(cls, planned: AttemptPlanned) -> AttemptStarted:
         plan = planned.plan
         ranks = tuple((rank.rank, rank.host or "") for rank in plan.local_ranks)
         return cls(planned.attempt, plan.node_rank, plan.nnodes, plan.world_size, ranks)
@@ -268,7 +268,7 @@ class Observers:
 
 def event_to_json(event: Event | AttemptsOmitted, moment: float, **more: float) -> bytes:
     """Format an event as a line of JSON, with its time ``moment`` (seconds since the epoch) and ``more`` fields."""
-    stored: Any = AttemptStarted.of(event) if isinstance(event, AttemptPlanned) else event
+    stored: Any = AttemptStarted.from_planned(event) if isinstance(event, AttemptPlanned) else event
     if isinstance(stored, Restarting) and stored.verdict:
         stored = replace(stored, verdict=replace(stored.verdict, others=()))
     fields = {name: getattr(stored, name) for name in stored.__match_args__}

@@ -45,11 +45,11 @@ class ScreenOptions:
     merge: bool | None
 
 
-def make_screen(loop: EventLoop, options: ScreenOptions, *, speaks: bool, colour: bool) -> Screen:
+def make_screen(loop: EventLoop, options: ScreenOptions, *, reports_job: bool, colour: bool) -> Screen:
     """Make the screen for the launcher's stdout and stderr: a ``TerminalScreen`` if one is a terminal."""
     if is_interactive(1) or is_interactive(2):
-        return TerminalScreen(loop, options, speaks=speaks, colour=colour)
-    return Screen(loop, options, reports_job=speaks)
+        return TerminalScreen(loop, options, reports_job=reports_job, colour=colour)
+    return Screen(loop, options, reports_job=reports_job)
 
 
 class Screen:
@@ -57,7 +57,7 @@ class Screen:
 
     def __init__(self, loop: EventLoop, options: ScreenOptions, *, reports_job: bool) -> None:
         """``reports_job``: show messages about the whole job; only node 0 does if all nodes print into one log."""
-        self._loop, self.speaks = loop, reports_job
+        self._loop, self.reports_job = loop, reports_job
         self._stdout = Sink(loop, 1, options.output_timeout_s)
         self._stderr = self._stdout if _same_file(1, 2) else Sink(loop, 2, options.output_timeout_s)
         self.terminal = self._stdout.is_terminal
@@ -82,9 +82,9 @@ class Screen:
         return self._stdout.is_drained and self._stderr.is_drained
 
     @property
-    def lost(self) -> str:
+    def lost_lines_note(self) -> str:
         """A message about lines that could not be written to a file on stdout; "" if none are missing."""
-        lost = format_count(self._stdout.lost, "line") if self._stdout.lost else ""
+        lost = format_count(self._stdout.lost_line_count, "line") if self._stdout.lost_line_count else ""
         return f"stdout could not be written: {lost} lost ({self._stdout.error})" if lost else ""
 
     def end(self) -> None:
@@ -123,7 +123,7 @@ class Screen:
     def _show_tracebacks(self, verdict: FailureReport | None = None) -> None:
         """Show the held tracebacks, except those in the failure report."""
         held, self._tracebacks = self._tracebacks, {}
-        first = verdict.first if verdict and self.speaks else None
+        first = verdict.first if verdict and self.reports_job else None
         reported = {first.rank, *verdict.alike} if verdict and first else set()
         count = (first.traceback or "").count(_TRACEBACK) if first else 0
         for source, text in held.items():
@@ -168,13 +168,13 @@ class Screen:
 
     def show_message(self, message: LogMessage, *, of_job: bool = False) -> None:
         """Show a message of any kind; ``of_job``: it concerns more than this node."""
-        if self.speaks or not of_job:
+        if self.reports_job or not of_job:
             self._show_merged(math.inf)
             self._write(self._stderr, FORMATTER.format(message).encode(errors="replace"))
 
     def show_footer(self, text: str, *, of_job: bool = False, waited: float = 0.0) -> None:
         """Show a wait and its duration (``waited`` seconds already), until the ranks start or the job ends."""
-        self._footer.set_text(text if self.speaks or not of_job else "", waited)
+        self._footer.set_text(text if self.reports_job or not of_job else "", waited)
 
     def suspend(self, stop: Callback) -> None:
         """Call ``stop``, which suspends the launcher (Ctrl-Z) and returns when it is resumed."""
@@ -223,8 +223,8 @@ class Screen:
 class TerminalScreen(Screen):
     """A screen on a terminal: the bottom row is the progress bar of the lowest rank that draws one, or the footer."""
 
-    def __init__(self, loop: EventLoop, options: ScreenOptions, *, speaks: bool, colour: bool) -> None:
-        super().__init__(loop, options, reports_job=speaks)
+    def __init__(self, loop: EventLoop, options: ScreenOptions, *, reports_job: bool, colour: bool) -> None:
+        super().__init__(loop, options, reports_job=reports_job)
         self._home = self._stderr if self._stderr.is_terminal else self._stdout
         self._colour = colour
         self._bars: dict[tuple[bool, Source, int], bytes] = {}
@@ -237,7 +237,7 @@ class TerminalScreen(Screen):
     def is_full(self) -> bool:
         return super().is_full or len(self._held or b"") > HIGH_WATER_BYTES
 
-    def set_held(self, on: bool) -> None:
+    def hold_output(self, on: bool) -> None:
         """Hold all output while another program draws on the terminal; ``on=False`` shows it."""
         held, self._held = self._held, bytearray() if on else None
         if held:

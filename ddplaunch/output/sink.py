@@ -44,7 +44,7 @@ class Sink:
         return self.is_closed or self.stuck or not self._unwritten
 
     @property
-    def lost(self) -> int:
+    def lost_line_count(self) -> int:
         """The number of lines not written to a file; final once the sink is drained."""
         return self._dropped_lines + self._unwritten.count(b"\n") if self._is_file else 0
 

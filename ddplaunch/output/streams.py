@@ -53,7 +53,7 @@ class TailBuffer:
         return bytes(self._ring[len(self._ring) - (count - self._next) :] + self._ring[: self._next])
 
     @property
-    def begun(self) -> int:
+    def line_start_offset(self) -> int:
         """The offset where the unfinished line begins; without one, where the next byte goes."""
         last = self.last(MAX_BEGUN)
         end = max(last.rfind(b"\n"), last.rfind(b"\r")) + 1
@@ -169,7 +169,7 @@ class Streams:
 
     def times(self, rank: int, count: int) -> bytes:
         """The times of the last ``count`` bytes of a rank, in the format of the ``.times`` file."""
-        return self._times[rank].of_bytes_after(self._tails[rank].total - count) if rank in self._tails else b""
+        return self._times[rank].format_after(self._tails[rank].total - count) if rank in self._tails else b""
 
     def ranks_in_memory(self) -> list[int]:
         """The ranks whose output is in memory, in order."""
@@ -290,7 +290,7 @@ class Streams:
         """Record the time of the data that a rank prints next, if a mark is due."""
         now, times = time.time(), self._times[rank]
         if times.is_due(now):
-            mark = Mark(tail.begun, now)
+            mark = Mark(tail.line_start_offset, now)
             self._guard_times(rank, lambda: times.add(mark, tail.total - tail.limit))
 
     def _guard_times(self, rank: int, write: Callback) -> None:

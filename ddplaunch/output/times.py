@@ -63,7 +63,7 @@ class OutputTimes:
         """Return the offset of the output since this time; None if there is none."""
         return offset_since(self._marks, moment)
 
-    def of_bytes_after(self, start: int) -> bytes:
+    def format_after(self, start: int) -> bytes:
         """Format the marks of the output from an offset on, with offsets relative to it."""
         marks = [*self._marks]
         return format_marks(marks[sum(each.offset <= start for each in marks[1:]) :], start)

@@ -24,7 +24,7 @@ class GpuProcess:
     memory: Size | None  # bytes
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         """Describe it for users: "python 4711 of ann"."""
         return f"{self.name or 'process'} {self.pid}" + (f" of {self.user}" if self.user else "")
 

@@ -54,12 +54,12 @@ def locate_store(
         if contradicting:
             message = f"--init-method {init_method} and {' '.join(contradicting)} contradict each other"
             raise UsageError(message, "give the address once")
-        return _checked_address(method_address, "--init-method"), _checked_port(method_port, "--init-method")
+        return _validate_address(method_address, "--init-method"), _validate_port(method_port, "--init-method")
     several = nnodes > 1
     if address is not None:
-        where = _checked_address(address, "--master-addr")
+        where = _validate_address(address, "--master-addr")
     elif several and environ.get("MASTER_ADDR"):
-        where = _checked_address(environ["MASTER_ADDR"], "MASTER_ADDR")
+        where = _validate_address(environ["MASTER_ADDR"], "MASTER_ADDR")
     elif several:
         where = SourcedValue(here, SOURCE_ASSUMED) if here else SourcedValue(ADDRESS_PLACEHOLDER, SOURCE_MISSING)
     else:
@@ -67,20 +67,20 @@ def locate_store(
     if port == 0 and several:
         raise UsageError("--master-port 0: several nodes must agree on a port", f"--master-port {DEFAULT_PORT}")
     if port:
-        return where, _checked_port(str(port), "--master-port")
+        return where, _validate_port(str(port), "--master-port")
     if several and environ.get("MASTER_PORT"):
-        return where, _checked_port(environ["MASTER_PORT"], "MASTER_PORT")
+        return where, _validate_port(environ["MASTER_PORT"], "MASTER_PORT")
     return where, SourcedValue(str(DEFAULT_PORT), SOURCE_ASSUMED) if several else SourcedValue("0", "any free port")
 
 
-def _checked_port(text: str, source: str) -> SourcedValue:
+def _validate_port(text: str, source: str) -> SourcedValue:
     if (port := parse_int(text)) not in _PORTS:
         example = f"tcp://host:{DEFAULT_PORT}" if source == "--init-method" else f"--master-port {DEFAULT_PORT}"
         raise UsageError(f"{source} {text}: expected a port from 1 to 65535", example)
     return SourcedValue(str(port), source)
 
 
-def _checked_address(text: str, source: str) -> SourcedValue:
+def _validate_address(text: str, source: str) -> SourcedValue:
     text = text[1:-1] if text.startswith("[") and text.endswith("]") else text  # torchrun's form of IPv6 addresses
     is_name = re.fullmatch(_HOST, text) and all(len(label) <= _MAX_LABEL for label in text.split("."))
     if not is_name or re.fullmatch(r"[\d.]+", text):

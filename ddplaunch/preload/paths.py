@@ -38,9 +38,9 @@ class PathExpressions:
             case ast.BinOp(left=left, op=ast.Div(), right=right):
                 return self._join([left, right], deep)
             case ast.Attribute(value=value, attr="parent"):
-                return self._above(value, 1, deep)
+                return self._parent_path(value, 1, deep)
             case ast.Subscript(value=ast.Attribute(value=value, attr="parents"), slice=ast.Constant(value=int(number))):
-                return self._above(value, number + 1, deep)
+                return self._parent_path(value, number + 1, deep)
             case ast.Call(func=ast.Name("getcwd") | ast.Attribute(attr="getcwd" | "cwd"), args=[], keywords=[]):
                 return os.getcwd()
             case ast.Call(func=ast.Attribute(value=value, attr=name), args=[], keywords=[]):  # Path(…).resolve()
@@ -55,7 +55,7 @@ class PathExpressions:
                 return str(getattr(os.path, name)(path)) if path and name in _SINGLE_PATH_CALLS else path
         return None
 
-    def _above(self, node: ast.AST, count: int, deep: int) -> str | None:
+    def _parent_path(self, node: ast.AST, count: int, deep: int) -> str | None:
         path = self._value(node, deep)
         return os.path.normpath(os.path.join(os.getcwd(), path, *[".."] * count)) if path and count > 0 else None
 

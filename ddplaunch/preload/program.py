@@ -72,7 +72,7 @@ class _ProgramReader:
         self._imports_torch = self._imports_installed = self._uses_dynamo = False
 
     def program(self, path: str, module: str) -> ProgramSource:
-        for file in self._files(module):
+        for file in self._list_imported_files(module):
             self._read(file, Certainty.CERTAIN)
         self._read(path, Certainty.CERTAIN, is_program=True)
         steps, folders, words = tuple(self._steps), tuple(self._folders), frozenset(self._words)
@@ -150,9 +150,9 @@ class _ProgramReader:
         """The program's own files that an import statement in ``file`` runs."""
         root = self._roots.get(file, self._sys_path_0) if step.level else None
         package = os.path.relpath(os.path.dirname(file), root).replace(os.sep, ".").strip(".") if root else ""
-        return [each for name in step.modules(package) for each in self._files(name, root)]
+        return [each for name in step.modules(package) for each in self._list_imported_files(name, root)]
 
-    def _files(self, name: str, root: str | None = None) -> tuple[str, ...]:
+    def _list_imported_files(self, name: str, root: str | None = None) -> tuple[str, ...]:
         """The program's own files that importing ``name`` runs; ``root``: its ``sys.path`` folder, if known."""
         if name not in self._module_files:
             top = name.partition(".")[0]

@@ -83,11 +83,16 @@ class _Scanner:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     name = alias.name if alias.asname else alias.name.partition(".")[0]
-                    self._imported[alias.asname or name] = (name, Import(self._at(node), Certainty.CERTAIN, alias.name))
+                    self._imported[alias.asname or name] = (
+                        name,
+                        Import(self._location(node), Certainty.CERTAIN, alias.name),
+                    )
                     self._modules.add(alias.asname or name)
             elif isinstance(node, ast.ImportFrom):
                 for alias in node.names:
-                    source = Import(self._at(node), Certainty.CERTAIN, node.module or "", (alias.name,), node.level)
+                    source = Import(
+                        self._location(node), Certainty.CERTAIN, node.module or "", (alias.name,), node.level
+                    )
                     self._imported[alias.asname or alias.name] = (f"{source.module}.{alias.name}".strip("."), source)
             elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 if isinstance(node.value, ast.Attribute | ast.Name | ast.Call):
@@ -126,7 +131,7 @@ class _Scanner:
             case ast.Call(func=function, args=[of, *_]):
                 if self._resolve(function)[0].rpartition(".")[2] in ("import_module", "__import__"):
                     name = as_text(of) or "?"
-                    return name, Import(self._at(node), Certainty.CERTAIN, name)
+                    return name, Import(self._location(node), Certainty.CERTAIN, name)
         return "?", None
 
     def _sensitive(self, node: ast.AST) -> str | None:
@@ -138,23 +143,23 @@ class _Scanner:
             return "vars" if name.removesuffix(".__dict__") in MODULES else "__dict__"
         return sensitive_word(name)
 
-    def _at(self, node: Any) -> str:
+    def _location(self, node: Any) -> str:
         return f"{self._file}:{node.lineno}"
 
     def block(self, body: Sequence[ast.AST], certainty: Certainty) -> Iterator[Statement]:
         for node in body:
-            yield from self._statement(node, certainty)
+            yield from self._scan_statement(node, certainty)
 
-    def _statement(self, node: Any, certainty: Certainty) -> Iterator[Statement]:
+    def _scan_statement(self, node: Any, certainty: Certainty) -> Iterator[Statement]:
         """Scan a statement, or a clause of one, with its blocks."""
         match node:
             case ast.Import():
-                yield from (Import(self._at(node), certainty, alias.name) for alias in node.names)
-                yield from self._renamed(node, certainty)
+                yield from (Import(self._location(node), certainty, alias.name) for alias in node.names)
+                yield from self._scan_renaming_import(node, certainty)
             case ast.ImportFrom():
                 names = tuple(alias.name for alias in node.names)
-                yield Import(self._at(node), certainty, node.module or "", names, node.level)
-                yield from self._renamed(node, certainty)
+                yield Import(self._location(node), certainty, node.module or "", names, node.level)
+                yield from self._scan_renaming_import(node, certainty)
             case ast.If(test=ast.Name("TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
                 yield from self.block(node.orelse, certainty)
             case ast.If(test=ast.Compare(ast.Name("__name__"), [ast.Eq()], [ast.Constant("__main__")])):
@@ -162,7 +167,7 @@ class _Scanner:
             case _:
                 if type(node).__name__ in ("Try", "TryStar", "With", "AsyncWith"):
                     certainty = min(certainty, Certainty.IN_BLOCK)
-                yield from self._clause(node, certainty)
+                yield from self._scan_clause(node, certainty)
                 if (
                     isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
                     and certainty > Certainty.DEFERRED_CONDITIONAL
@@ -173,54 +178,54 @@ class _Scanner:
                 for block in BLOCKS:
                     yield from self.block(getattr(node, block, []), certainty)
 
-    def _renamed(self, node: Any, certainty: Certainty) -> Iterator[Statement]:
+    def _scan_renaming_import(self, node: Any, certainty: Certainty) -> Iterator[Statement]:
         """Scan an import that renames something sensitive: other files can then import it by an unsuspicious name."""
         for alias in node.names if self._shared and certainty > Certainty.DEFERRED else ():
             name = f"{getattr(node, 'module', None) or ''}.{alias.name}".strip(".")
             last = name.rpartition(".")[2]
             is_hidden = SENSITIVE.get(last) or alias.asname not in (None, last)
             if is_hidden and (last in MODULES or sensitive_word(name)):
-                yield Barrier(self._at(node), certainty, f"renames {name}")
+                yield Barrier(self._location(node), certainty, f"renames {name}")
 
-    def _clause(self, node: Any, certainty: Certainty) -> Iterator[Statement]:
+    def _scan_clause(self, node: Any, certainty: Certainty) -> Iterator[Statement]:
         """Scan a statement without its blocks."""
-        found = [each for below in children(node) for each in self._expression(below, node, node, certainty)]
+        found = [each for below in children(node) for each in self._scan_expression(below, node, node, certainty)]
         # Variables with known values are no side effect: the zygote sets them before it imports (PreloadPlan.settings).
         known = [isinstance(each, Assignment) and each.name is not None and each.value is not None for each in found]
         if certainty > Certainty.DEFERRED and not (known and all(known)) and (effect := find_effect(node)):
-            yield SideEffect(self._at(effect), certainty)
+            yield SideEffect(self._location(effect), certainty)
         yield from found
 
-    def _expression(self, node: Any, parent: Any, outer: Any, certainty: Certainty) -> Iterator[Statement]:
+    def _scan_expression(self, node: Any, parent: Any, outer: Any, certainty: Certainty) -> Iterator[Statement]:
         """Scan an expression; ``parent``: the expression or statement that it is in; ``outer``: the parent of that."""
         stored = isinstance(getattr(node, "ctx", None), ast.Store | ast.Del)
         if stored and isinstance(node, ast.Name) and not isinstance(parent, ast.AugAssign):
             return  # assigns to a name of this file
         if word := self._sensitive(node):
-            form, operands = self._form(node, parent, outer)
+            form, operands = self._classify_use(node, parent, outer)
             if not (word in _READABLE and _is_read_only(word, form, operands)):
-                yield from self._reference(word, node, form, operands, certainty)
+                yield from self._scan_sensitive_use(word, node, form, operands, certainty)
             if not isinstance(node, ast.Call):
                 return
         match node:
             case ast.Name(id=name) if name in self._modules:
-                yield from self._module(node, parent, certainty)
+                yield from self._scan_module_use(node, parent, certainty)
                 return
             case ast.Attribute() | ast.Subscript() if stored and not self._sensitive(node.value):
                 name, origin = self._resolve(node if isinstance(node, ast.Attribute) else node.value)
                 if origin is not None:
-                    yield Use(self._at(node), certainty, facts.CHANGES, name, origin)
+                    yield Use(self._location(node), certainty, facts.CHANGES, name, origin)
             case ast.Constant(value=str(text)) if SENSITIVE.get(text) == ANY:
                 is_argument = isinstance(parent, ast.Call) and not self._resolve(parent.func)[0].endswith("hasattr")
                 if is_argument or isinstance(parent, ast.Subscript):
-                    yield Barrier(self._at(node), certainty, f"looks for {text}")
+                    yield Barrier(self._location(node), certainty, f"looks for {text}")
             case ast.Call(func=function):
                 if not self._sensitive(function) and not self._sensitive(getattr(function, "value", node)):
                     yield from self._call(node, certainty)
         for below in children(node):
-            yield from self._expression(below, node, parent, certainty)
+            yield from self._scan_expression(below, node, parent, certainty)
 
-    def _module(self, node: ast.Name, parent: Any, certainty: Certainty) -> Iterator[Statement]:
+    def _scan_module_use(self, node: ast.Name, parent: Any, certainty: Certainty) -> Iterator[Statement]:
         """Scan a use of a module: anything may be done with it, unless an attribute is read, or it is only renamed."""
         name, source = self._imported[node.id]
         is_harmless = isinstance(parent, ast.Attribute) or (isinstance(parent, ast.Assign) and name not in MODULES)
@@ -231,11 +236,11 @@ class _Scanner:
         if is_harmless:
             return
         if name in MODULES:
-            yield Barrier(self._at(node), certainty, f"passes on {name}")
+            yield Barrier(self._location(node), certainty, f"passes on {name}")
         else:
-            yield Use(self._at(node), certainty, facts.PASSES, name, source)
+            yield Use(self._location(node), certainty, facts.PASSES, name, source)
 
-    def _form(self, node: ast.expr, parent: Any, outer: Any) -> tuple[str, Sequence[Any]]:
+    def _classify_use(self, node: ast.expr, parent: Any, outer: Any) -> tuple[str, Sequence[Any]]:
         """Return how an expression is used, as "[]=", ".update" or "()", and the operands of that use."""
         match parent:
             case ast.Subscript(value=value, slice=key) if value is node:
@@ -262,11 +267,11 @@ class _Scanner:
                 return "**", []
         return "", []
 
-    def _reference(
+    def _scan_sensitive_use(
         self, word: str, node: ast.expr, form: str, operands: Sequence[Any], certainty: Certainty
     ) -> Iterator[Statement]:
         """Scan a use of something sensitive that is more than reading it."""
-        where, (name, source) = self._at(node), self._resolve(node)
+        where, (name, source) = self._location(node), self._resolve(node)
         text = as_text(*operands[:1])
         if word in _ENVIRONMENT:
             if form in (".update", "+=") and all(isinstance(each, ast.Dict | ast.keyword) for each in operands):
@@ -293,7 +298,7 @@ class _Scanner:
 
     def _call(self, node: ast.Call, certainty: Certainty) -> Iterator[Statement]:
         """Scan a call of a function that is not sensitive itself."""
-        where, (name, source) = self._at(node), self._resolve(node.func)
+        where, (name, source) = self._location(node), self._resolve(node.func)
         owner, _, last = name.rpartition(".")
         is_stdlib = source is not None and not source.level and source.top_level_name in sys.stdlib_module_names
         if last in ("setattr", "delattr", "__setattr__", "__delattr__") and node.args:

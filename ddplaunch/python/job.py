@@ -331,7 +331,7 @@ class LaunchedJob:
             raise LaunchError(f"rank {min(raised)} raised an exception that could not be read")
         failures = [each.to_failure(rank) for rank, each in exceptions.items()]
         verdict = find_first_cause(failures, stopped, 2)  # for one rank the report would omit what it printed itself
-        return _failed_rank(verdict, exceptions[verdict.first.rank], alive=True)
+        return _make_rank_failed(verdict, exceptions[verdict.first.rank], alive=True)
 
     def raise_end(self, call: int) -> None:
         """Wait for the end of the job, and raise its error; return if it succeeded.
@@ -348,7 +348,7 @@ class LaunchedJob:
         assert result is not None
         if result.failure is not None:
             verdict: FailureReport = convert(result.failure, FailureReport)
-            raise _failed_rank(verdict, self._rank_exception(call, verdict.first.rank), alive=False)
+            raise _make_rank_failed(verdict, self._rank_exception(call, verdict.first.rank), alive=False)
         if result.error is not None:
             raise result.error
         if result.code:
@@ -364,7 +364,7 @@ class LaunchedJob:
         return raised if isinstance(raised, RaisedException) else None
 
 
-def _failed_rank(verdict: FailureReport, raised: RaisedException | None, *, alive: bool) -> RankFailed:
+def _make_rank_failed(verdict: FailureReport, raised: RaisedException | None, *, alive: bool) -> RankFailed:
     """The error for a failure report; its cause is the rank's exception, whose cause is the rank's traceback."""
     first = verdict.first
     message, report = verdict.blame or first.headline, click.unstyle(render_verdict(verdict, 1))

@@ -49,7 +49,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is CodeType and (path := self._write_source(value.co_filename)):
-            return _same, (value.replace(co_filename=path),)
+            return _identity, (value.replace(co_filename=path),)
         torch = sys.modules.get("torch")
         if torch is not None and type(value) is torch.storage.TypedStorage:
             untyped = value._untyped_storage.cpu()  # the caller may have no such GPU
@@ -70,7 +70,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return path
 
 
-def _same(code: CodeType) -> CodeType:
+def _identity(code: CodeType) -> CodeType:
     return code
 
 

@@ -21,7 +21,7 @@ from ddplaunch.queue.scheduler import (
     SchedulerNotResponding,
 )
 from ddplaunch.queue.submitted import SubmittedJob
-from ddplaunch.queue.table import SCHEDULER_TITLES, make_scheduler, scheduler_of
+from ddplaunch.queue.table import SCHEDULER_TITLES, get_scheduler, make_scheduler
 
 
 def resolve_job(word: str | None) -> SubmittedJob | None:
@@ -54,13 +54,13 @@ def _find_slurm_job(word: str) -> SubmittedJob | None:
         number=state.number, cluster=None, name=word, target="", nodes=1, array=None, cwd="", log="", run_id=None,
         python=sys.executable, image=None, moment=0.0,
     )  # fmt: skip
-    found = next((job for job in of_scripts() if job.number == state.number), unknown)
+    found = next((job for job in list_script_jobs() if job.number == state.number), unknown)
     return replace(
         found, name=word, log=state.log_path or "", errors=state.stderr_path, moment=0.0
     )  # it has earlier runs too
 
 
-def of_scripts() -> list[SubmittedJob]:
+def list_script_jobs() -> list[SubmittedJob]:
     """List Slurm jobs submitted without ``ddplaunch submit`` that, by the history, still run on other machines."""
     if shutil.which("scontrol") is None:
         return []
@@ -124,8 +124,8 @@ def job_state(job: SubmittedJob, which: JobId, scheduler: Scheduler | None = Non
     Raises:
         LaunchError: the scheduler does not answer, or neither it nor the record knows how the job ended.
     """
-    scheduler = scheduler or scheduler_of(job)
-    end = job.end_of(which.index)
+    scheduler = scheduler or get_scheduler(job)
+    end = job.get_end(which.index)
     log, errors = job.log_paths(which.index)
     stored = (
         BatchJobState(end.words, end.code, job=which, number=which.text, log_path=log, stderr_path=errors)
@@ -176,7 +176,7 @@ def end_elsewhere(shares: Sequence[RunRecord]) -> BatchJobState | None:
     return state if state.code is not None or state.is_pending else None
 
 
-def without_end(shares: Sequence[RunRecord], state: BatchJobState | None) -> list[RunRecord]:
+def mark_lost(shares: Sequence[RunRecord], state: BatchJobState | None) -> list[RunRecord]:
     """Return the records of a run, those without an end as LOST if ``state`` shows that its job is over."""
     over = state is not None and (state.code is not None or state.is_pending)
     return [replace(each, fate=RunState.LOST) if over and _runs_elsewhere(each) else each for each in shares]
@@ -211,10 +211,10 @@ def require_running(job: SubmittedJob, which: JobId) -> BatchJobState:
 
 def run_name(job: SubmittedJob, state: BatchJobState) -> str:
     """Return the name of the latest run of a job, or the prefix of that name if the history is not on this machine."""
-    return find_kept_run(job, state) or job.run_id or f"{state.number}."
+    return find_recorded_run(job, state) or job.run_id or f"{state.number}."
 
 
-def find_kept_run(job: SubmittedJob, state: BatchJobState) -> str | None:
+def find_recorded_run(job: SubmittedJob, state: BatchJobState) -> str | None:
     """Return the name of the latest run of a job in the history of this machine (nodes may share a home)."""
     return next((name for name in past.list_runs() if _has_prefix(job.run_id or f"{state.number}.", name)), None)
 

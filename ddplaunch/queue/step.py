@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError
 from ddplaunch.queue.scheduler import BatchJobState, Scheduler, run_program
 from ddplaunch.queue.submitted import SubmittedJob
-from ddplaunch.queue.table import scheduler_of
+from ddplaunch.queue.table import get_scheduler
 
 _COMMAND_EXIT_WORDS = (
     "Exited with exit code",
@@ -32,7 +32,7 @@ class StepNotStarted(LaunchError):
 
 def query_node_zero(job: SubmittedJob, state: BatchJobState, words: Sequence[str], seconds: float) -> str | None:
     """Run ``ddplaunch WORDS`` on node 0 and return its output; None if it fails or takes too long."""
-    argv, env = scheduler_of(job).step_command(job, state, words, everywhere=False)
+    argv, env = get_scheduler(job).step_command(job, state, words, everywhere=False)
     try:
         done = run_program(*argv, seconds=seconds, env=env)
     except (OSError, subprocess.TimeoutExpired):
@@ -49,7 +49,7 @@ def run_on_nodes(job: SubmittedJob, state: BatchJobState, words: Sequence[str], 
         StepNotStarted: the scheduler did not start it.
         UsageError: the scheduler cannot start steps in a running job.
     """
-    scheduler = scheduler_of(job)
+    scheduler = get_scheduler(job)
     argv, env = scheduler.step_command(job, state, words, everywhere=everywhere)
     try:
         process = subprocess.Popen(

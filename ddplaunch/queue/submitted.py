@@ -62,7 +62,7 @@ class SubmittedJob:
         array = self.array and self.scheduler != "slurm"
         return self.run_id or (f"{self.number.partition('.')[0]}_" if array else f"{self.number}.")
 
-    def end_of(self, index: str | None) -> JobEnd | None:
+    def get_end(self, index: str | None) -> JobEnd | None:
         """How the job, or this index of its array, ended; None if that is not known."""
         if index:
             return self.ends.get(index)
@@ -99,7 +99,7 @@ def save_job(job: SubmittedJob) -> None:
 def save_end(job: SubmittedJob, index: str | None, words: str, code: int) -> None:
     """Store how the job, or an index of its array, ended."""
     job = _read_job(os.path.join(_jobs_dir(), _name(job))) or job  # other indices may have ended since
-    if job.end_of(index) == (end := JobEnd(words, code)):
+    if job.get_end(index) == (end := JobEnd(words, code)):
         return
     save_job(replace(job, ends={**job.ends, index: end}) if index else replace(job, ended=words, code=code))
 

@@ -28,6 +28,6 @@ def make_scheduler(name: str) -> Scheduler:
     return found
 
 
-def scheduler_of(job: SubmittedJob) -> Scheduler:
+def get_scheduler(job: SubmittedJob) -> Scheduler:
     """Create the scheduler that has this job."""
     return make_scheduler(job.scheduler)

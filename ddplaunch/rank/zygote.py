@@ -390,9 +390,9 @@ class Zygote:
         """
         if min(grace, helper_timeout_s) > 0:
             self.wait(min(grace, helper_timeout_s))
-            if all(processes.is_multiprocessing_helper(pid) for pid in self.below()):
+            if all(processes.is_multiprocessing_helper(pid) for pid in self.list_descendants()):
                 self.wait(min(grace, _HELPER_TIMEOUT_S))
-        left = self.below()
+        left = self.list_descendants()
         found = [processes.describe_process(pid) for pid in left if pid not in self.ranks]
         if left and grace > 0:
             for pid in left:
@@ -403,13 +403,13 @@ class Zygote:
         self.send_exits(ended)
         self.send({"op": "swept", "found": found, "stuck": stuck})
 
-    def below(self) -> list[int]:
+    def list_descendants(self) -> list[int]:
         return processes.list_descendants(os.getpid(), is_excluded=self.is_store)
 
     def wait(self, seconds: float) -> None:
         """Wait until no descendant is left or a message of the supervisor arrives, at most ``seconds``."""
         deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0 and self.below():
+        while (left := deadline - time.monotonic()) > 0 and self.list_descendants():
             if self.control.fileno() in {fd for fd, _ in self.poll.poll(left * 1000)}:
                 return
             self.reap()

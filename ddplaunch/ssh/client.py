@@ -163,7 +163,7 @@ class SshSession:
         self.name, self.gateway = name, gateway
         self.facts: HostFacts | None = None
         self.code: int | None = None
-        self.is_started = self.over = self.there = False
+        self.is_started = self.has_ended = self.has_replied = False
         self.last_output_at = 0.0  # by time.monotonic()
         self.on_hello: Callable[[SshSession], None] = lambda _: None  # called when `ssh.remote` has started
         self.on_facts: Callable[[], None] = lambda: None  # called when its facts have arrived
@@ -180,7 +180,7 @@ class SshSession:
 
     def start(self) -> None:
         """Start the ssh process; may be called again after ``reset``."""
-        self.is_started, self.over = True, False
+        self.is_started, self.has_ended = True, False
         self.began = time.monotonic()
         self._stderr_lines.clear()
         self._unsent = bytearray()
@@ -204,13 +204,13 @@ class SshSession:
     @property
     def was_reached(self) -> bool:
         """Whether ssh, which has ended, had reached the host; if not it exits with 255 (ssh(1))."""
-        return self.there or self._process.returncode not in (255, -signal.SIGKILL)
+        return self.has_replied or self._process.returncode not in (255, -signal.SIGKILL)
 
     @property
     def was_refused(self) -> bool:
         """Whether ssh ended because the connection was refused or closed before ``ssh.remote`` ran."""
         errors = "\n".join(self._error_lines())
-        failed_early = self.over and not self.was_reached and not self._failure
+        failed_early = self.has_ended and not self.was_reached and not self._failure
         return failed_early and bool(_CONNECTION_REFUSED.search(errors)) and not _PERMANENT_ERROR.search(errors)
 
     @property
@@ -230,14 +230,14 @@ class SshSession:
         code = self._process.returncode
         if self._failure:
             return self._failure
-        if not self.there and (code == 0 or (code != 255 and not self.last_error_line)):
+        if not self.has_replied and (code == 0 or (code != 255 and not self.last_error_line)):
             ended = f"the login shell exited before ddplaunch started (exit code {code})"
             return f"{ended}: does one of its start files call exit?"
         return explain_exit(self._error_lines(), self.last_error_line or "ssh ended without a message", code)
 
     def reset(self) -> None:
         """Prepare for another ``start`` after ssh has ended."""
-        self.is_started = self.over = False
+        self.is_started = self.has_ended = False
 
     def give_up(self, why: str) -> None:
         """Kill ssh; ``failure_reason`` is then ``why``."""
@@ -246,7 +246,7 @@ class SshSession:
 
     def send(self, data: bytes) -> None:
         """Queue bytes for ``ssh.remote``; they are dropped if it has not started."""
-        if self.there:
+        if self.has_replied:
             self._write(data)
 
     def _write(self, data: bytes) -> None:
@@ -276,7 +276,7 @@ class SshSession:
 
     def close_stdin(self) -> None:
         """Close stdin, at which ``ssh.remote`` stops the launcher."""
-        self.over = self.over or not self.is_started
+        self.has_ended = self.has_ended or not self.is_started
         if self._stdin >= 0:
             self._loop.unwatch_fd(self._stdin)
             assert self._process.stdin
@@ -290,14 +290,14 @@ class SshSession:
 
     def poll_exit(self) -> bool:
         """Return whether ssh has ended since the last call; then all its output has been delivered."""
-        if self.over or not self.is_started or self._process.poll() is None:
+        if self.has_ended or not self.is_started or self._process.poll() is None:
             return False
         for stream in list(self._streams):
             while stream in self._streams and self._read(stream):
                 pass
             self._close(stream)  # a master connection (ControlPersist) may hold it open
         self.close_stdin()
-        self.over = True
+        self.has_ended = True
         return True
 
     def _read(self, stream: SessionStream) -> bool:
@@ -324,11 +324,11 @@ class SshSession:
 
     def _deliver_lines(self, stream: SessionStream, lines: bytes) -> None:
         for line in re.findall(rb"[^\n]*\n", lines):
-            if stream.number == 1 and not self.there and line.startswith(HELLO):
+            if stream.number == 1 and not self.has_replied and line.startswith(HELLO):
                 self._on_hello(line[len(HELLO) :])
                 continue
             text, mark, control_line = line.partition(self._mark)
-            if stream.number == 2 or not self.there:
+            if stream.number == 2 or not self.has_replied:
                 self._stderr_lines.append(text[: 4 * MAX_QUOTED_CHARS])
             if text:
                 self.on_line(self, stream.number, text if not mark else text + b"\n")
@@ -337,7 +337,7 @@ class SshSession:
 
     def _on_hello(self, version: bytes) -> None:
         """Called when ``ssh.remote`` has started: send the job, if its version is this one."""
-        self.there = True
+        self.has_replied = True
         remote_version = sanitize_line(version.decode(errors="replace"), 20)
         if remote_version != __version__:
             self.give_up(f"ddplaunch {remote_version} there, {__version__} here")

@@ -115,7 +115,7 @@ class Fleet:
         return self._exit_code
 
     def _live_sessions(self) -> list[SshSession]:
-        return [host for host in self._hosts if not host.over]
+        return [host for host in self._hosts if not host.has_ended]
 
     def _send_heartbeats(self) -> None:
         for host in self._live_sessions():
@@ -167,7 +167,9 @@ class Fleet:
 
     def _start_if_ready(self) -> None:
         """Once all hosts have replied or ended: start the job, or end it if there are problems."""
-        if self._state is not FleetState.CHECKING or any(host.facts is None and not host.over for host in self._hosts):
+        if self._state is not FleetState.CHECKING or any(
+            host.facts is None and not host.has_ended for host in self._hosts
+        ):
             return
         self.problems = [
             problem for host in self._hosts for problem in self._problems_of(host)
@@ -181,7 +183,7 @@ class Fleet:
             host.send(GO_BYTE)
 
     def _problems_of(self, host: SshSession) -> list[HostProblem]:
-        if host.facts is None or host.over:
+        if host.facts is None or host.has_ended:
             return [HostProblem(host.name, host.failure_reason, unreached=not host.was_reached)]
         found = [
             HostProblem(host.name, sanitize_line(text, MAX_QUOTED_CHARS)) for text in host.facts.problems[:MAX_PROBLEMS]
@@ -202,7 +204,7 @@ class Fleet:
         """Find hosts that are the same machine as an earlier one: two ranks would use each of its GPUs."""
         found, names = list[HostProblem](), dict[str, str]()
         for host in self._hosts:
-            machine = host.facts.machine if host.facts and not host.over else ""
+            machine = host.facts.machine if host.facts and not host.has_ended else ""
             if machine and (first := names.setdefault(machine, host.name)) != host.name:
                 found.append(HostProblem(host.name, f"it is the same machine as {first}: name it once"))
         return found
@@ -257,7 +259,7 @@ class Fleet:
             if self._state is FleetState.CHECKING:
                 self._end(self._stop_code)
                 for host in self._live_sessions():
-                    if not host.there:  # ssh.remote has not started there
+                    if not host.has_replied:  # ssh.remote has not started there
                         host.kill()
             for host in self._live_sessions():
                 host.send(_SIGNAL_LETTERS[number])
@@ -278,7 +280,7 @@ class Fleet:
                 if not self._maybe_retry(host):
                     self._start_connections()
                     self._start_if_ready()
-            elif self._spares and host is not self._hosts[0] and not self._hosts[0].over:
+            elif self._spares and host is not self._hosts[0] and not self._hosts[0].has_ended:
                 # Node 0 decides whether the job survives that; before the start it is a problem.
                 if host.code is None and self._state is FleetState.RUNNING:
                     self._report_lost(host)
@@ -333,4 +335,4 @@ class Fleet:
 
 
 def _hint_for(host: SshSession) -> str:
-    return "" if host.there else f"; does `ssh {host.name} true` work without a prompt?"
+    return "" if host.has_replied else f"; does `ssh {host.name} true` work without a prompt?"

@@ -69,7 +69,9 @@ def read_hosts(text: str) -> tuple[Host, ...]:
     if not text.strip():
         raise _error("--hosts is empty", hint)
     source = f"--hosts {sanitize_line(text, 100)}"
-    return _deduplicate((source, host) for part in _parts(text) for host in _parse_entry(part.strip(), source, hint))
+    return _deduplicate(
+        (source, host) for part in _split_outside_brackets(text) for host in _parse_entry(part.strip(), source, hint)
+    )
 
 
 def read_hostfile(path: str) -> tuple[Host, ...]:
@@ -146,7 +148,7 @@ def _sum_slots(lines: list[_HostfileEntry]) -> Iterator[tuple[str, Host]]:
             yield line.source, replace(host, slots=_slots(str(slots[host.destination]), host.name, line.source, ""))
 
 
-def _parts(text: str) -> list[str]:
+def _split_outside_brackets(text: str) -> list[str]:
     """Split at the commas outside of brackets."""
     parts = [""]
     for piece in _BRACKETS.split(text):

@@ -57,7 +57,7 @@ def parse_arguments(signature: Signature, words: Sequence[str], *, live: bool) -
         given: dict[str, Any] = {}
         for parameter in parameters.values():
             key = parameter.name.lower() if parameter.stars else parameter.name  # click lowers the case of arguments
-            if _was_given(context, key):
+            if _is_on_command_line(context, key):
                 given[parameter.name] = _convert(parameter, parameter.name, context.params[key], live)
             elif parameter.required:
                 missing.append(f"--{parameter.name}")
@@ -76,7 +76,7 @@ class _ArgumentError(Exception):
     """Its text continues a sentence that begins with the function's name."""
 
 
-def _was_given(context: click.Context, name: str) -> bool:
+def _is_on_command_line(context: click.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE" and context.params[name] != ()
 

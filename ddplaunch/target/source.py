@@ -34,11 +34,11 @@ def parse_file(path: str, name: str | None = None) -> ast.Module:
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror}") from None
     if b"\0" in source:
-        raise UsageError(f"{name} is not Python source: it contains a null byte", _not_python(path, name))
+        raise UsageError(f"{name} is not Python source: it contains a null byte", _suggest_no_python(path, name))
     try:
-        return _tree(source, path)
+        return _parse_tree(source, path)
     except SyntaxError as error:
-        hint = _not_python(path, name) or truncate_line((error.text or "").strip(), 100) or None
+        hint = _suggest_no_python(path, name) or truncate_line((error.text or "").strip(), 100) or None
         where = f"{name}, line {error.lineno}" if error.lineno else name
         raise UsageError(f"syntax error in {where}: {error.msg}", hint) from None
     except (ValueError, RecursionError, MemoryError) as error:
@@ -60,7 +60,7 @@ def check_compiled(path: str, name: str) -> None:
 
 
 @lru_cache(maxsize=1)
-def _tree(source: bytes | str, path: str) -> ast.Module:
+def _parse_tree(source: bytes | str, path: str) -> ast.Module:
     with warnings.catch_warnings():  # shown by the ranks
         warnings.simplefilter("ignore")
         # As ast.parse does; to load ast takes longer than to parse most programs.
@@ -68,7 +68,7 @@ def _tree(source: bytes | str, path: str) -> ast.Module:
         return tree
 
 
-def _not_python(path: str, name: str) -> str | None:
+def _suggest_no_python(path: str, name: str) -> str | None:
     if path.endswith(".py") or not os.access(path, os.X_OK):
         return None
     program = name if os.sep in name else os.path.join(".", name)

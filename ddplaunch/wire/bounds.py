@@ -50,7 +50,7 @@ def _stop_signal(number: int) -> int:
     return number
 
 
-def _exact_name(limit: int, *, in_path: bool = False) -> Validator:
+def _validate_name(limit: int, *, in_path: bool = False) -> Validator:
     """A name: not sanitized but rejected, as it is compared, or becomes part of a path or a variable."""
 
     def check(text: str) -> str:
@@ -62,23 +62,23 @@ def _exact_name(limit: int, *, in_path: bool = False) -> Validator:
     return check
 
 
-def _file_path(text: str) -> str:
+def _validate_path(text: str) -> str:
     if len(text) > MAX_PATH or "\0" in text:
         raise ValueError("an invalid path")
     return text
 
 
-def _one_line(text: str) -> str:
+def _validate_line(text: str) -> str:
     if len(text) <= MAX_LINE_CHARS and text.isprintable():
         return text
     return sanitize_line(" ".join(text.splitlines()), MAX_LINE_CHARS)
 
 
-def _few_lines(most: int) -> Validator:
-    return lambda text: "\n".join(map(_one_line, text.split("\n")[:most]))
+def _lines_validator(most: int) -> Validator:
+    return lambda text: "\n".join(map(_validate_line, text.split("\n")[:most]))
 
 
-def _long_text(text: str) -> str:
+def _validate_text(text: str) -> str:
     return sanitize_text(text).rstrip("\n")
 
 
@@ -99,14 +99,14 @@ NonNegativeFloat = Annotated[float, _int_or_float_in_range(0, 1e18)]
 MicrosecondGaps = Annotated[tuple[int, ...], _all_in_range(-_WEEK_US, _WEEK_US)]  # microseconds
 IntTable = Annotated[tuple[int, ...], _all_in_range(0, _MAX_INT)]  # numbers, row after row
 
-Name = Annotated[str, _exact_name(255)]
-RunId = Annotated[str, _exact_name(255, in_path=True)]
-CommandText = Annotated[str, _exact_name(8192)]  # a command line, which nodes compare
-Path = Annotated[str, _file_path]  # is opened; printed only through ``errors.sanitize_line``
+Name = Annotated[str, _validate_name(255)]
+RunId = Annotated[str, _validate_name(255, in_path=True)]
+CommandText = Annotated[str, _validate_name(8192)]  # a command line, which nodes compare
+Path = Annotated[str, _validate_path]  # is opened; printed only through ``errors.sanitize_line``
 
-TextLine = Annotated[str, _one_line]
-Hint = Annotated[str, _few_lines(2)]
-ShortText = Annotated[str, _few_lines(4)]
-Text = Annotated[str, _long_text]  # many lines
+TextLine = Annotated[str, _validate_line]
+Hint = Annotated[str, _lines_validator(2)]
+ShortText = Annotated[str, _lines_validator(4)]
+Text = Annotated[str, _validate_text]  # many lines
 ErrorText = tuple[TextLine, Hint | None]  # of a LaunchError: message and hint
 TailLines = Annotated[tuple[TextLine, ...], lambda lines: lines[-MAX_TAIL_LINES:]]

@@ -385,7 +385,7 @@ def test_proportional_sizes_are_read_by_one_thread_at_a_time_and_not_for_much_me
             answer.wait(scaled_timeout(20))
         return held[0]
 
-    monkeypatch.setattr(memory, "_anonymous", anonymous)
+    monkeypatch.setattr(memory, "_read_counter_bytes", anonymous)
     looking = RankMemory(EventLoop(), lambda: {0: os.getsid(0)}, tree(tmp_path, "0::/\n"))
     looking._on_alarm()
     looking._on_alarm()

@@ -213,7 +213,7 @@ def test_progress_after_a_stall_is_reported_once(node, how):
     assert reported == ([1050] if how == "prints" else [1090])
 
 
-@pytest.mark.parametrize("broken", ["_silence_s", "_completed"])
+@pytest.mark.parametrize("broken", ["_silence_s", "_add_measurements"])
 def test_a_clock_that_raises_is_reported_once_and_stops(node, monkeypatch, broken):
     def fail(*arguments):
         raise RuntimeError("the stall clock")
@@ -242,7 +242,7 @@ def test_an_exception_in_it_does_not_reach_its_callers(node, monkeypatch, called
         case "printed":
             node.clock.on_output(0)
         case "noting":
-            node.clock.noting(node.ranks, inspections.append)(inspections[0])
+            node.clock.wrap_inspection_callback(node.ranks, inspections.append)(inspections[0])
             assert inspections[1:] == inspections[:1], "the inspection is passed on"
         case "complete":
             assert node.clock.add_idle_times(inspections[0], node.ranks) == inspections[0]

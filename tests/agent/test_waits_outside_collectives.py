@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from ddplaunch.agent.system_calls import Sleep, sleeps
+from ddplaunch.agent.system_calls import Sleep, read_sleeps
 from ddplaunch.agent.usage import read_tree_usage
 from tests.conftest import wait_until, write_program
 from tests.starts import LIGHT
@@ -122,7 +122,7 @@ def test_what_the_kernel_knows_of_a_sleeping_process(tmp_path):
     try:
         pids = {0: os.getpid(), **{rank: process.pid for rank, process in started.items()}}
         wanted = {rank: sleep for rank, (_, sleep) in programs.items()}
-        wait_until(lambda: {**sleeps(pids, 0), 0: None} == {0: None, **wanted}, "all asleep", 10)
+        wait_until(lambda: {**read_sleeps(pids, 0), 0: None} == {0: None, **wanted}, "all asleep", 10)
     finally:
         for process in started.values():
             subprocess.run(["pkill", "-P", str(process.pid)], check=False)

@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from ddplaunch.commands.runs.stop import stop, wait
 from ddplaunch.job import client, past, runs
 from ddplaunch.job.client import JobNotResponding
-from ddplaunch.job.logs import end_of
+from ddplaunch.job.logs import read_last_lines
 from ddplaunch.job.requests.output import last_lines
 from ddplaunch.job.status import short_target
 from ddplaunch.rank.processes import is_suspended
-from ddplaunch.words import columns
+from ddplaunch.words import display_width
 from tests.conftest import (
     clean_environment,
     ddplaunch_command,
@@ -163,7 +163,7 @@ def test_a_default_name_and_a_wide_target_fit_a_terminal(run_ddplaunch, tmp_path
     assert run_ddplaunch("run", *LIGHT, "训练.py", "--数据", "语" * 30).returncode == 0
     shown = re.sub(r"\x1b\[\d*m", "", run_in_terminal(ddplaunch_command("ps"), tmp_path, columns=80))
     (line,) = (line for line in shown.splitlines() if "训练.py" in line)
-    assert columns(line) <= 80
+    assert display_width(line) <= 80
     assert line.endswith("…")
 
 
@@ -429,7 +429,7 @@ def test_the_last_lines_of_a_job_that_runs(running, run_in_fork, tmp_path):
     running("--log-dir", "logs")
     (tmp_path / "big").write_bytes(b"x" * 70_000 + b"\n" + b"line\n" * 30_000)
     with open(tmp_path / "big", "rb") as file:
-        assert end_of(file, 20_000) == b"line\n" * 20_000
+        assert read_last_lines(file, 20_000) == b"line\n" * 20_000
     assert run_in_fork("logs", NAME, "--tail", "1", "--rank", "0").stdout.count("on") == 1
     following = subprocess.Popen(
         ddplaunch_command("logs", NAME, "--tail", "1", "--rank", "1", "-f"),

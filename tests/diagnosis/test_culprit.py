@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.diagnosis.culprit import ended_before, find_culprit
+from ddplaunch.diagnosis.culprit import describe_ended_ranks, find_culprit
 from ddplaunch.diagnosis.inspection import Frame, Inspection, ProcessCondition
 from tests.diagnosis.samples import full_inspection, with_rank_changed
 from tests.diagnosis.test_waits import WAITING, collective, rank, together
@@ -253,4 +253,4 @@ def test_the_peers_that_had_ended_before_a_connection_was_lost(moments, text):
     inspection = ended(full_inspection("absent"), 1, code=1)
     for number, moment in moments.items():
         inspection = with_rank_changed(ended(inspection, number, code=0), number, ended=moment)
-    assert ended_before(with_rank_changed(inspection, 1, ended=99.9), 100.0) == text
+    assert describe_ended_ranks(with_rank_changed(inspection, 1, ended=99.9), 100.0) == text

@@ -16,7 +16,7 @@ PLAN = plan(ranks=3)
 
 
 def folded(*happened: events.Event) -> Status:
-    status = Status.of(PLAN, 1, 0.0)
+    status = Status.from_plan(PLAN, 1, 0.0)
     for moment, event in enumerate(happened):
         status = status.apply(event, float(moment))
     return status
@@ -102,7 +102,7 @@ def test_any_order_of_events_is_understood():
     """An observer may raise nothing. What is certain: between two attempts is a sweep."""
     chance = random.Random(1)
     for _ in range(100):
-        attempt, swept, status = -1, True, Status.of(PLAN, 1, 0.0)
+        attempt, swept, status = -1, True, Status.from_plan(PLAN, 1, 0.0)
         for moment in range(40):
             rank = chance.randrange(4)
             event = chance.choice(

@@ -25,7 +25,7 @@ from ddplaunch.job.status import JobState, RankState, RankStatus, Status
 from ddplaunch.live.frame import MAX_FOOTER_ROWS, build_table_rows, format_ranks, render_footer, render_full_screen
 from ddplaunch.live.rows import (
     StyledText,
-    columns,
+    display_width,
     flow_parts,
     render_row,
     row_width,
@@ -292,7 +292,7 @@ def test_names_of_ranks():
 
 def test_rows():
     row = (StyledText("abc", "31"), StyledText("日本"))
-    assert (columns("日本"), row_width(row)) == (4, 7)
+    assert (display_width("日本"), row_width(row)) == (4, 7)
     assert (
         strip_styles([truncate_row(row, 6), truncate_row(row, 4), truncate_row(row, 1), truncate_row(row, 0)])
         == "abc日…\nabc…\n…\n\n"

@@ -5,7 +5,7 @@ from datetime import datetime
 
 import pytest
 
-from ddplaunch.commands.runs.logs import moment
+from ddplaunch.commands.runs.logs import parse_moment
 from ddplaunch.errors import UsageError
 from ddplaunch.output.streams import TailBuffer
 from ddplaunch.output.times import Mark, OutputTimes, format_marks, offset_since, parse_marks
@@ -22,7 +22,7 @@ def test_marks_of_the_bytes_that_are_in_memory():
         times.add(Mark(offset, at), oldest=150)
         assert not times.is_due(at + 0.9)
     assert [times.since(at) for at in (5, 12, 13.5, 15, 20.9, 21)] == [100, 100, 200, 300, 300, None]
-    assert parse_marks(times.of_bytes_after(250)) == [Mark(0, 13.0), Mark(50, 20.0)]
+    assert parse_marks(times.format_after(250)) == [Mark(0, 13.0), Mark(50, 20.0)]
     assert times.is_due(19.0), "the clock was set back"
     times.begin(350, None)
     assert times.is_due(20.1), "another attempt has a mark of its own"
@@ -33,13 +33,13 @@ def test_marks_of_the_bytes_that_are_in_memory():
 def test_a_line_has_the_time_of_its_end():
     tail = TailBuffer(100)
     tail.add(b"one\ntwo")
-    assert tail.begun == 4
+    assert tail.line_start_offset == 4
     tail.add(b" and more\n")
-    assert tail.begun == tail.total
+    assert tail.line_start_offset == tail.total
     tail.add(b"5 %\r6 %")
-    assert tail.begun == tail.total - 3
+    assert tail.line_start_offset == tail.total - 3
     tail.add(b"x" * 200)
-    assert tail.begun == tail.total, "it begins further back than what is in memory"
+    assert tail.line_start_offset == tail.total, "it begins further back than what is in memory"
 
 
 def test_a_line_of_a_full_disk_is_left_out():
@@ -60,13 +60,13 @@ def test_a_line_of_a_full_disk_is_left_out():
 )
 def test_times_that_people_type(text, expected):
     now = datetime.fromisoformat("2026-11-26 12:00:00").timestamp()
-    assert moment(text, now) == datetime.fromisoformat(expected).timestamp()
+    assert parse_moment(text, now) == datetime.fromisoformat(expected).timestamp()
 
 
 @pytest.mark.parametrize("text", ["", "-5m", "yesterday", "2099-01-01", "25:00"])
 def test_times_that_are_none(text):
     with pytest.raises(UsageError, match="expected a time in the past, like 10m, 14:30 or 2026-11-26 14:30"):
-        moment(text, time.time())
+        parse_moment(text, time.time())
 
 
 PHASES = """

@@ -9,7 +9,7 @@ from typing import Any
 
 import ddplaunch
 from ddplaunch.commands.devices import devices_json
-from ddplaunch.commands.runs.ps import SeenJob, ended_to_json, running_to_json
+from ddplaunch.commands.runs.ps import ObservedJob, ended_to_json, running_to_json
 from ddplaunch.console.stacks import stacks_to_json as stacks_json
 from ddplaunch.control.failure import FailureReport, RankFailure
 from ddplaunch.devices.vendor import VisibleGpu, VisibleGpus
@@ -406,7 +406,7 @@ def devices_fields() -> list[str]:
 
 def runs_fields() -> list[str]:
     """Those of ``ddplaunch ps --json``, alike for jobs that run and that have ended."""
-    running = running_to_json(SeenJob("", RunningJob("", "", 1), None, None))
+    running = running_to_json(ObservedJob("", RunningJob("", "", 1), None, None))
     assert running.keys() == ended_to_json(_record()).keys()
     return list(running)
 

@@ -33,18 +33,18 @@ def translate_rendezvous(torchrun: TorchrunOptions) -> Iterator[TranslatedOption
     yield from torchrun.as_own_option("--nnodes")
     backend = torchrun.value("--rdzv-backend", "static")
     if backend == "static":
-        yield from _static(torchrun)
+        yield from _translate_static(torchrun)
     elif backend == "c10d":
-        yield from _c10d(torchrun)
+        yield from _translate_c10d(torchrun)
     else:
         what = f"{torchrun.source('--rdzv-backend')} {backend}: ddplaunch does not use a rendezvous server"
         raise UsageError(what, "--rdzv-backend c10d --rdzv-endpoint HOST:PORT, where HOST is one of the nodes")
 
 
-def _static(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
+def _translate_static(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
     yield from torchrun.as_own_option("--node-rank")
     if torchrun.value("--rdzv-endpoint"):
-        yield from _endpoint(torchrun, "")
+        yield from _translate_endpoint(torchrun, "")
         torchrun.ignore_options("--master-addr", "--master-port")
     else:
         yield from torchrun.as_own_option("--master-addr")
@@ -52,20 +52,20 @@ def _static(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
     yield from _rdzv_conf_settings(torchrun, _STATIC)
 
 
-def _c10d(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
+def _translate_c10d(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
     if torchrun.max_nodes > 1:
         if not torchrun.value("--rdzv-endpoint"):
             source = torchrun.source("--rdzv-backend")
             what = f"{source} c10d on {torchrun.max_nodes} nodes needs --rdzv-endpoint HOST:PORT"
             raise UsageError(what, "HOST is an address of one of the nodes, the same on each")
-        yield from _endpoint(torchrun, C10D_PORT)
+        yield from _translate_endpoint(torchrun, C10D_PORT)
         is_host = _rendezvous_settings(torchrun).get("is_host", "").lower() in _TRUE_WORDS
         yield "--node-rank", "0" if is_host else "auto", torchrun.source("--rdzv-backend")
     torchrun.ignore_options("--node-rank", "--master-addr", "--master-port")
     yield from _rdzv_conf_settings(torchrun, _C10D)
 
 
-def _endpoint(torchrun: TorchrunOptions, default_port: str) -> Iterator[TranslatedOption]:
+def _translate_endpoint(torchrun: TorchrunOptions, default_port: str) -> Iterator[TranslatedOption]:
     text, source = torchrun.value("--rdzv-endpoint").strip(), torchrun.source("--rdzv-endpoint")
     match = re.fullmatch(_ENDPOINT, text)
     if not match or not match["host"]:

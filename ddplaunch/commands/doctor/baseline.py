@@ -35,7 +35,7 @@ Key = tuple[str, tuple[str, ...]]
 _MAX_FINDINGS = 5  # that are listed; the others are counted
 
 
-def _positive(value: float) -> float:
+def _check_range(value: float) -> float:
     if not 1e-12 <= value <= 1e21:
         raise ValueError("measurement out of range")
     return value
@@ -48,7 +48,7 @@ class Measurement:
     what: TextLine  # "all_reduce (nccl)"
     hosts: tuple[Name, ...]
     unit: Literal["FLOP/s", "B/s", "s"]
-    value: Annotated[float, _positive]
+    value: Annotated[float, _check_range]
 
     @property
     def text(self) -> str:
@@ -119,8 +119,8 @@ def list_measurements(examination: DoctorResults) -> Iterator[Measurement]:
 def find_slower_than_baseline(examination: DoctorResults, saved: Baseline) -> Findings:
     """Report what is slower than in the baseline, except on machines that are busy."""
     busy = [node.name for node in examination.nodes if node.facts and is_cpu_throttled(node.facts)]
-    best = _best(list_measurements(examination))
-    before = {key: old for key, old in _best(saved.figures).items() if key in best and best[key].unit == old.unit}
+    best = _index_best(list_measurements(examination))
+    before = {key: old for key, old in _index_best(saved.figures).items() if key in best and best[key].unit == old.unit}
     if not before:
         text = f"no measurement in common with {saved.date}, on {join_names(saved.hosts)}"
         yield Finding(Severity.NOTE, "--compare", text, "save a baseline of these hosts: --save FILE")
@@ -155,7 +155,7 @@ def _make_finding(what: str, subject: str, now: Measurement, then: Measurement, 
     )
 
 
-def _best(measured: Iterable[Measurement]) -> dict[Key, Measurement]:
+def _index_best(measured: Iterable[Measurement]) -> dict[Key, Measurement]:
     """Index measurements by subject and hosts; keep the best: CPU processes of one node disturb one another."""
     found: dict[Key, Measurement] = {}
     for measurement in measured:

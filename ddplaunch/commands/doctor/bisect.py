@@ -43,7 +43,7 @@ _EXAMPLE = "ddplaunch doctor bisect --hosts n[0-7] -- ddplaunch run --hosts {hos
     metavar="TIME",
     default="10m",
     show_default=True,
-    callback=lambda ctx, param, text: _seconds(text),
+    callback=lambda ctx, param, text: _parse_timeout(text),
     help="Stop a run that takes longer, and count it as failed.",
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -78,7 +78,7 @@ def bisect(hosts: str | None, hostfile: str | None, timeout: float, command: Hos
     return stopped or int(bool(search.faults or search.flaky))
 
 
-def _seconds(text: str) -> float:
+def _parse_timeout(text: str) -> float:
     seconds = parse_seconds(text)
     if seconds is None or not 0 < seconds <= WEEK_S:
         raise UsageError(f"--timeout {text}: expected a time up to a week, like 90 (seconds) or 10m")
@@ -210,9 +210,9 @@ def fold_hosts(names: Sequence[str]) -> str:
         f"{head}{part}{tail}"
         for (head, tail, digits), numbers in found.items()
         for run in (group_consecutive(numbers) or [[]])
-        for part in _range([str(number).zfill(digits) for number in run])
+        for part in _format_range([str(number).zfill(digits) for number in run])
     )
 
 
-def _range(run: Sequence[str]) -> Sequence[str]:
+def _format_range(run: Sequence[str]) -> Sequence[str]:
     return [f"[{run[0]}-{run[-1]}]"] if len(run) > 2 else run or [""]

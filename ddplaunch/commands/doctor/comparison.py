@@ -33,13 +33,15 @@ _MAX_FINDINGS = 3  # of one kind that are listed; the others are counted
 def find_all(examination: DoctorResults, more: Iterable[Finding] = ()) -> list[Finding]:
     """Return all findings, and ``more``, by severity, then in the order of the nodes."""
     same: dict[tuple[Severity, str, str], list[str]] = {}
-    for each in _per_node(examination):
+    for each in _find_per_node(examination):
         same.setdefault((each.severity, each.text, each.hint), []).append(each.subject)
     together = [Finding(severity, join_node_names(who), text, hint) for (severity, text, hint), who in same.items()]
-    return sorted([*together, *_across_nodes(examination), *more], key=lambda each: list(Severity).index(each.severity))
+    return sorted(
+        [*together, *_find_across_nodes(examination), *more], key=lambda each: list(Severity).index(each.severity)
+    )
 
 
-def _per_node(examination: DoctorResults) -> Findings:
+def _find_per_node(examination: DoctorResults) -> Findings:
     for node in examination.nodes:
         if node.trouble:
             what = "did not respond" if node.facts is None else "stopped responding"
@@ -54,21 +56,30 @@ def _per_node(examination: DoctorResults) -> Findings:
             yield Finding(
                 Severity.ERROR, examination.name(speed.nodes[0]), text, "for details run the job with NCCL_DEBUG=INFO"
             )
-    yield from _slow_devices(examination)
+    yield from _find_slow_devices(examination)
     yield from slower_ports(
         {node.name: node.facts.fabric for node in examination.nodes if node.facts and node.facts.fabric}
     )
     for node in examination.nodes:
         if node.facts and node.facts.fabric and node.fabric_after:
             yield from new_errors(node.name, node.facts.fabric, node.fabric_after)
-    yield from _slow_together(examination)
+    yield from _find_slow_collectives(examination)
 
 
-def _across_nodes(examination: DoctorResults) -> Findings:
+def _find_across_nodes(examination: DoctorResults) -> Findings:
     if len(examination.nodes) < 2:
         return
     yield from flow_findings(examination.flows, examination.name)
-    for rule in (_differences, _machines, _clocks, _links, _ports, _broken_paths, _pairs, _broken_rails):
+    for rule in (
+        _find_differences,
+        _check_machines,
+        _check_clocks,
+        _check_links,
+        _check_ports,
+        _find_broken_paths,
+        _check_pairs,
+        _find_broken_rails,
+    ):
         yield from rule(examination)
 
 
@@ -94,7 +105,7 @@ COMPARED_FACTS: tuple[tuple[str, Severity, Callable[[NodeFacts], str | None]], .
 )
 
 
-def _differences(examination: DoctorResults) -> Findings:
+def _find_differences(examination: DoctorResults) -> Findings:
     for what, severity, read in COMPARED_FACTS:
         values = nodes_by_value(examination.nodes, read)
         if len(values) < 2:
@@ -128,7 +139,7 @@ def join_node_names(who: Sequence[str], most: int = 5) -> str:
     return who[0] if len(who) == 1 else f"{', '.join(who[:-1])} and {who[-1]}"
 
 
-def _clocks(examination: DoctorResults) -> Findings:
+def _check_clocks(examination: DoctorResults) -> Findings:
     for node in examination.nodes:
         if node.clock is not None and abs(node.clock) > MAX_CLOCK_DIFFERENCE_S:
             direction = "ahead of" if node.clock > 0 else "behind"
@@ -141,7 +152,7 @@ def _clocks(examination: DoctorResults) -> Findings:
 # ------------------------------------------------------------------------------------------------- connectivity
 
 
-def _links(examination: DoctorResults) -> Findings:
+def _check_links(examination: DoctorResults) -> Findings:
     for node in examination.nodes:
         facts = node.facts
         if facts and facts.link_error:
@@ -173,12 +184,12 @@ def _duplicate_machines(examination: DoctorResults) -> dict[str, str]:
     return {name: first for first, *others in groups for name in others}
 
 
-def _machines(examination: DoctorResults) -> Findings:
+def _check_machines(examination: DoctorResults) -> Findings:
     for name, first in _duplicate_machines(examination).items():
         yield Finding(Severity.ERROR, name, f"same machine as {first}", "list each machine once")
 
 
-def _ports(examination: DoctorResults) -> Findings:
+def _check_ports(examination: DoctorResults) -> Findings:
     duplicates = _duplicate_machines(examination)
     for node in examination.nodes:
         if node.name in duplicates:
@@ -201,7 +212,7 @@ _OUTCOME_TEXTS: dict[Outcome, tuple[str, str]] = {
 """For each outcome of a connection: the finding, and the hint."""
 
 
-def _broken_paths(examination: DoctorResults) -> Findings:
+def _find_broken_paths(examination: DoctorResults) -> Findings:
     """Report failed connections: by node if all to or from it fail, else one by one."""
     broken: dict[tuple[Outcome, tuple[int, ...]], set[tuple[int, int]]] = {}
     by_pair: dict[tuple[int, int], list[PathResult]] = {}
@@ -224,7 +235,7 @@ def _broken_paths(examination: DoctorResults) -> Findings:
         at = "" if all_ports and outcome != "refused" else f" on {_describe_ports(ports)}"
         what_happened, hint = _OUTCOME_TEXTS[outcome]
         clear = set(by_pair) - unclear
-        both_ways, remaining = _both_ways(pairs, clear)
+        both_ways, remaining = _split_failed_nodes(pairs, clear)
         for nodes in both_ways:
             what = (
                 f"{at.removeprefix(' on ')} is blocked"
@@ -260,7 +271,7 @@ def _describe_ports(ports: tuple[int, ...]) -> str:
     return " and ".join([*parts, *(["a random port"] if 0 in ports else [])])
 
 
-def _both_ways(
+def _split_failed_nodes(
     pairs: set[tuple[int, int]], all_pairs: set[tuple[int, int]]
 ) -> tuple[list[list[int]], set[tuple[int, int]]]:
     """Split failed paths into nodes with all paths failed, in both directions, and the other failed paths."""
@@ -293,7 +304,7 @@ def _group_pairs(pairs: set[tuple[int, int]], all_pairs: set[tuple[int, int]]) -
 # --------------------------------------------------------------------------------------------- slow devices and links
 
 
-def _slow_devices(examination: DoctorResults) -> Findings:
+def _find_slow_devices(examination: DoctorResults) -> Findings:
     for kind in ("cpu", "cuda"):
         powers = [each for each in examination.powers if each.device.startswith(kind)]
         best = max((each.flops for each in powers), default=0.0)
@@ -317,7 +328,7 @@ def format_flops(flops: float) -> str:
     return f"{flops / 1e12:.3g} TFLOP/s" if flops >= 1e12 else f"{flops / 1e9:.3g} GFLOP/s"
 
 
-def _pairs(examination: DoctorResults) -> Findings:
+def _check_pairs(examination: DoctorResults) -> Findings:
     """Report a node if all its pairs are slow or fail, else the single link."""
     pairs = {speed.nodes: speed for speed in examination.speeds if len(speed.nodes) == 2}
     throttled = {nodes for nodes in pairs if any(_is_throttled(examination, node) for node in nodes)}
@@ -327,7 +338,7 @@ def _pairs(examination: DoctorResults) -> Findings:
         pairs = {nodes: speed for nodes, speed in pairs.items() if nodes not in throttled or speed.error}
     best = max((largest_bus_bandwidth(speed) for speed in pairs.values()), default=0.0)
     slow = {
-        speed.nodes: speed for speed in (*slow_pairs(list(pairs.values()), share), *filter(_failed, pairs.values()))
+        speed.nodes: speed for speed in (*slow_pairs(list(pairs.values()), share), *filter(_has_failed, pairs.values()))
     }
     reported: set[tuple[int, ...]] = set()
     for node in range(len(examination.nodes)):
@@ -348,7 +359,7 @@ def _pairs(examination: DoctorResults) -> Findings:
             yield _slow_pair_finding(subject, "all_reduce between them", speed, best, "the cables")
 
 
-def _broken_rails(examination: DoctorResults) -> Findings:
+def _find_broken_rails(examination: DoctorResults) -> Findings:
     """Report connections that fail over one of several networks."""
     for rail in examination.rails:
         over = f" over {rail.network} ({', '.join(dict.fromkeys(rail.interfaces.values()))})"
@@ -361,7 +372,7 @@ def _broken_rails(examination: DoctorResults) -> Findings:
             yield from _path_finding(examination, Severity.WARNING, outcome, over, _group_pairs(broken, all_pairs))
 
 
-def _slow_together(examination: DoctorResults) -> Findings:
+def _find_slow_collectives(examination: DoctorResults) -> Findings:
     """Report collectives that fail, or are slow, only with all nodes at once."""
     pairs = [largest_bus_bandwidth(speed) for speed in examination.speeds if len(speed.nodes) == 2 and not speed.error]
     for speed in examination.together:
@@ -371,22 +382,22 @@ def _slow_together(examination: DoctorResults) -> Findings:
         throttled = any(_is_throttled(examination, node) for node in speed.nodes)
         slow = speed.name == "all_reduce" and 0 < largest_bus_bandwidth(speed) < SLOW_FRACTION * min(pairs, default=0.0)
         if len(speed.nodes) > 2 and slow and not throttled:
-            rate = _per_second(largest_bus_bandwidth(speed))
-            text = f"all_reduce runs at {rate}; the slowest pair at {_per_second(min(pairs))}"
+            rate = _format_rate(largest_bus_bandwidth(speed))
+            text = f"all_reduce runs at {rate}; the slowest pair at {_format_rate(min(pairs))}"
             hint = "pairs do not load the links between the switches: check those, and the routing"
             yield Finding(Severity.WARNING, who, text, hint)
 
 
-def _failed(speed: CollectiveResult) -> bool:
+def _has_failed(speed: CollectiveResult) -> bool:
     return speed.error is not None
 
 
 def _slow_pair_finding(subject: str, what: str, speed: CollectiveResult, best: float, where: str) -> Finding:
     if speed.error:
         return Finding(Severity.ERROR, subject, f"{what} failed ({speed.backend}): {speed.error}", _MORE_LOG_HINT)
-    text = f"{what} runs at {_per_second(largest_bus_bandwidth(speed))}; the best pair at {_per_second(best)}"
+    text = f"{what} runs at {_format_rate(largest_bus_bandwidth(speed))}; the best pair at {_format_rate(best)}"
     return Finding(Severity.WARNING, subject, text, f"check {where} and switch port, and what else runs there")
 
 
-def _per_second(value: float) -> str:
+def _format_rate(value: float) -> str:
     return f"{format_size(round(value))}/s"

@@ -144,12 +144,12 @@ class Examiner:
     def examine(self) -> DoctorResults:
         """Run all tests. Every wait has a deadline; nodes that do not answer are excluded from later tests."""
         self._collect_facts()
-        paths = self._test_paths() if len(self._live()) > 1 else ()
+        paths = self._test_paths() if len(self._responding_nodes()) > 1 else ()
         flows = self._measure_flows(paths)
         powers, speeds = self._measure(paths, flows)
         return DoctorResults(tuple(self._found), self._ports, paths, flows, powers, speeds)
 
-    def _live(self) -> list[int]:
+    def _responding_nodes(self) -> list[int]:
         return [node for node, found in enumerate(self._found) if found.facts and not found.trouble]
 
     def _query(self, questions: Mapping[int, messages.Question], kind: type[A], timeout_s: float) -> dict[int, A]:
@@ -189,11 +189,11 @@ class Examiner:
         readings: dict[int, list[tuple[float, float]]] = {}
         for _ in range(_CLOCK_READINGS):
             for node, answer in self._query(
-                dict.fromkeys(self._live(), messages.GetTime()), messages.TimeReply, REPLY_TIMEOUT_S
+                dict.fromkeys(self._responding_nodes(), messages.GetTime()), messages.TimeReply, REPLY_TIMEOUT_S
             ).items():
                 peer = self._peers[node]
                 readings.setdefault(node, []).append((peer.took, answer.now - peer.sent - peer.took / 2))
-        fastest = {node: min(readings[node]) for node in self._live()}
+        fastest = {node: min(readings[node]) for node in self._responding_nodes()}
         ahead = {node: gap for node, (took, gap) in fastest.items() if took < _MAX_CLOCK_ROUND_TRIP_S}
         for node in ahead:
             self._found[node] = replace(self._found[node], clock=ahead[node] - ahead[min(ahead)])
@@ -217,14 +217,14 @@ class Examiner:
     def _test_paths(self) -> tuple[PathResult, ...]:
         self._report_progress("testing connectivity between the nodes")
         listening_nodes = self._query(
-            dict.fromkeys(self._live(), messages.ListenOnPorts(self._ports)), ListenReply, REPLY_TIMEOUT_S
+            dict.fromkeys(self._responding_nodes(), messages.ListenOnPorts(self._ports)), ListenReply, REPLY_TIMEOUT_S
         )
         for node, listening in listening_nodes.items():
             self._found[node] = replace(self._found[node], taken=dict(listening.taken))
             self._any_port[node] = listening.any_port
         targets = {
             source: [
-                (target, self._address_of(target), port or listening.any_port)
+                (target, self._node_address(target), port or listening.any_port)
                 for target, listening in listening_nodes.items()
                 if target != source
                 for port in (*self._ports, 0)
@@ -260,8 +260,8 @@ class Examiner:
             if path.outcome == "ok":
                 ports[path.source, path.target] = path.port or self._any_port[path.target]
         flows: dict[Pair, Flow] = {}
-        for pairing in round_robin_pairs(self._live(), MAX_FLOW_ROUNDS):
-            taking = set(self._live()) - nodes_to_skip(list(flows.values()))
+        for pairing in round_robin_pairs(self._responding_nodes(), MAX_FLOW_ROUNDS):
+            taking = set(self._responding_nodes()) - nodes_to_skip(list(flows.values()))
             pairs = [pair for pair in pairing if taking.issuperset(pair) and pair in ports and pair[::-1] in ports]
             both: list[Pair] = [each for a, b in pairs for each in ((a, b), (b, a))]
             flows |= self._ping({each: ports[each] for each in both})
@@ -278,7 +278,7 @@ class Examiner:
         return tuple(flows.values())
 
     def _ping(self, ports: Mapping[Pair, int]) -> dict[Pair, Flow]:
-        questions = {a: messages.PingNode(self._address_of(b), port) for (a, b), port in ports.items()}
+        questions = {a: messages.PingNode(self._node_address(b), port) for (a, b), port in ports.items()}
         answers = self._query(questions, PingResult, PING_TIMEOUT_S)
         return {
             (a, b): Flow(a, b, self._claimed_speed(a, b), answers[a].seconds, answers[a].sent, answers[a].lost)
@@ -288,7 +288,7 @@ class Examiner:
 
     def _stream(self, flows: dict[Pair, Flow], ports: Mapping[Pair, int]) -> None:
         """Measure streams and add them to the flows; of several the fastest counts."""
-        questions = {a: messages.SendStream(self._address_of(b), port) for (a, b), port in ports.items()}
+        questions = {a: messages.SendStream(self._node_address(b), port) for (a, b), port in ports.items()}
         for a, answer in self._query(questions, messages.StreamReply, STREAM_TIMEOUT_S).items():
             (path,) = (each for each in ports if each[0] == a)
             if (stream := answer.stream) and path in flows:
@@ -300,7 +300,7 @@ class Examiner:
         links = [facts.link for facts in (self._found[node].facts for node in nodes) if facts]
         return min((link.speed for link in links if link and link.speed), default=None)
 
-    def _address_of(self, node: int) -> str:
+    def _node_address(self, node: int) -> str:
         """The address of a node: that of its interface towards node 0."""
         facts = self._found[node].facts
         link = facts.link if facts else None
@@ -309,7 +309,7 @@ class Examiner:
     def _measure(
         self, paths: Sequence[PathResult], flows: Sequence[Flow]
     ) -> tuple[tuple[DeviceResult, ...], tuple[CollectiveResult, ...]]:
-        facts = {node: self._found[node].facts for node in self._live()}
+        facts = {node: self._found[node].facts for node in self._responding_nodes()}
         able = [node for node, each in facts.items() if each and each.torch and not each.loopback]
         if not able:
             return (), ()
@@ -369,7 +369,7 @@ class Examiner:
             first, counts = nodes[0], [min(most, len(self._devices(node))) for node in nodes]
             address, port = "", 0
             if len(nodes) > 1:
-                address, port = rail.addresses[first] if rail else self._address_of(first), self._any_port[first]
+                address, port = rail.addresses[first] if rail else self._node_address(first), self._any_port[first]
             for place, node in enumerate(nodes if sum(counts) > 1 else ()):
                 questions[node] = MeasureCollective(
                     address, port, sum(counts[:place]), counts[place], sum(counts), name, max_bytes

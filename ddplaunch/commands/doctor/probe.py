@@ -64,7 +64,7 @@ class HelperProbe:
         )
 
     @classmethod
-    def of(cls, function: Callable[..., object], *words: str) -> HelperProbe:
+    def for_function(cls, function: Callable[..., object], *words: str) -> HelperProbe:
         """A child that calls this module-level function with these words."""
         return cls(_CALL, function.__module__, function.__name__, *words)
 

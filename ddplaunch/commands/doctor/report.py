@@ -45,11 +45,11 @@ def format_report(examination: DoctorResults, findings: Sequence[Finding], secon
     names = [node.name for node in examination.nodes]
     parts = [
         [f"ddplaunch doctor {__version__}: {join_node_names(names)}, in {seconds:.0f} s"],
-        list(_findings(findings)),
-        list(_machines(examination)),
-        [*_matrix(examination), *_flows(examination)],
-        list(_speeds(examination)),
-        list(_together(examination)),
+        list(_format_findings(findings)),
+        list(_format_machines(examination)),
+        [*_format_matrix(examination), *_format_flows(examination)],
+        list(_format_speeds(examination)),
+        list(_format_joint_speeds(examination)),
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
@@ -61,19 +61,19 @@ def to_json(examination: DoctorResults, findings: Sequence[Finding]) -> dict[str
     return {"ddplaunch": __version__, "findings": listed, **asdict(examination), "sizes": sizes}
 
 
-def _findings(findings: Sequence[Finding]) -> Iterator[str]:
+def _format_findings(findings: Sequence[Finding]) -> Iterator[str]:
     if not findings:
         yield "No problems found."
     for each in findings:
-        yield from _wrapped(f"{each.severity.value:9}", f"{each.subject}: {each.text}")
-        yield from _wrapped(" " * 9 + "-> ", each.hint)
+        yield from _wrap_text(f"{each.severity.value:9}", f"{each.subject}: {each.text}")
+        yield from _wrap_text(" " * 9 + "-> ", each.hint)
     if findings:
         counts = [(each, sum(one.severity is each for one in findings)) for each in Severity]
         summary = [f"{count} {each.value}{'s' * (count > 1)}" for each, count in counts if count]
         yield f"{', '.join(summary)}."
 
 
-def _wrapped(first: str, text: str) -> list[str]:
+def _wrap_text(first: str, text: str) -> list[str]:
     return textwrap.wrap(
         text,
         WIDTH,
@@ -87,16 +87,16 @@ def _wrapped(first: str, text: str) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------ machines
 
 
-def _machines(examination: DoctorResults) -> Iterator[str]:
+def _format_machines(examination: DoctorResults) -> Iterator[str]:
     for check in reversed(CHECKS):
         for label, amount in check.size_rows.items():
-            yield from _row(label, _least_and_most(examination.nodes, amount))
+            yield from _row(label, _find_extremes(examination.nodes, amount))
     for check in CHECKS:
         for label, read in check.text_rows.items():
             yield from _row(label, nodes_by_value(examination.nodes, read))
     clocks = [f"{node.name} {node.clock:+.3f} s" for node in examination.nodes[1:] if node.clock is not None]
     if clocks:
-        yield from _wrapped(f"{'':{_LABEL}}", f"compared with {examination.nodes[0].name}: {', '.join(clocks)}")
+        yield from _wrap_text(f"{'':{_LABEL}}", f"compared with {examination.nodes[0].name}: {', '.join(clocks)}")
 
 
 def _row(label: str, values: dict[str, list[str]]) -> Iterator[str]:
@@ -105,10 +105,10 @@ def _row(label: str, values: dict[str, list[str]]) -> Iterator[str]:
         cells = (
             list(values) if len(values) == 1 else [f"{value} ({join_node_names(who)})" for value, who in values.items()]
         )
-        yield from _wrapped(f"{label:{_LABEL}}", "; ".join(cells))
+        yield from _wrap_text(f"{label:{_LABEL}}", "; ".join(cells))
 
 
-def _least_and_most(nodes: Sequence[NodeResult], read: Callable[[NodeFacts], int | None]) -> dict[str, list[str]]:
+def _find_extremes(nodes: Sequence[NodeResult], read: Callable[[NodeFacts], int | None]) -> dict[str, list[str]]:
     amounts = {node.name: amount for node in nodes if node.facts and (amount := read(node.facts)) is not None}
     ends = [which(amounts, key=amounts.__getitem__, default="") for which in (min, max)]
     found: dict[str, list[str]] = {}
@@ -120,7 +120,7 @@ def _least_and_most(nodes: Sequence[NodeResult], read: Callable[[NodeFacts], int
 # ------------------------------------------------------------------------------------------------------ connectivity
 
 
-def _matrix(examination: DoctorResults) -> Iterator[str]:
+def _format_matrix(examination: DoctorResults) -> Iterator[str]:
     if not examination.ways:
         return
     ports = f"ports {', '.join(map(str, examination.ports))} and a random one"
@@ -145,7 +145,7 @@ def _matrix(examination: DoctorResults) -> Iterator[str]:
         yield f"  {node.name}".ljust(_LABEL) + "".join(cell.rjust(wide) for cell in cells)
 
 
-def _flows(examination: DoctorResults) -> Iterator[str]:
+def _format_flows(examination: DoctorResults) -> Iterator[str]:
     trips = sorted(flow.seconds for flow in examination.flows if flow.seconds is not None)
     rates = sorted(flow.rate for flow in examination.flows if flow.rate is not None)
     if trips:
@@ -159,11 +159,11 @@ def _flows(examination: DoctorResults) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------------------------ speeds
 
 
-def _speeds(examination: DoctorResults) -> Iterator[str]:
+def _format_speeds(examination: DoctorResults) -> Iterator[str]:
     speeds = sorted(examination.speeds, key=lambda each: len(each.nodes))
     if not speeds:
         return
-    labels = {speed: _label(examination, speed) for speed in speeds}
+    labels = {speed: _describe_collective(examination, speed) for speed in speeds}
     wide = max(map(len, labels.values()))
     if len(speeds) > MAX_COLLECTIVE_ROWS:
         speeds = sorted(speeds, key=largest_bus_bandwidth)[:MAX_COLLECTIVE_ROWS]
@@ -177,7 +177,7 @@ def _speeds(examination: DoctorResults) -> Iterator[str]:
     yield f"  {'':{wide}}" + "".join(head.rjust(13) for head in heads)
     for speed in speeds:
         if speed.error:
-            yield from _wrapped(f"  {labels[speed]:{wide}}  ", f"failed: {speed.error}")
+            yield from _wrap_text(f"  {labels[speed]:{wide}}  ", f"failed: {speed.error}")
             continue
         cells = [f"{speed.seconds[0] * 1e6:.0f} us" if speed.seconds else "-"]
         for place in range(1, len(SIZES)):
@@ -186,7 +186,7 @@ def _speeds(examination: DoctorResults) -> Iterator[str]:
         yield f"  {labels[speed]:{wide}}" + "".join(cell.rjust(13) for cell in cells)
 
 
-def _together(examination: DoctorResults) -> Iterator[str]:
+def _format_joint_speeds(examination: DoctorResults) -> Iterator[str]:
     if not examination.together:
         return
     wide = max(len(_group(examination, speed)) for speed in examination.together)
@@ -201,7 +201,7 @@ def _together(examination: DoctorResults) -> Iterator[str]:
                 if UNSUPPORTED_TEXT in speed.error
                 else f"failed: {speed.error}"
             )
-            yield from _wrapped(f"{label}   ", why)
+            yield from _wrap_text(f"{label}   ", why)
             continue
         if not speed.seconds:
             continue
@@ -211,7 +211,7 @@ def _together(examination: DoctorResults) -> Iterator[str]:
             if last
             else "too slow"
         )
-        yield from _wrapped(f"{label}{speed.seconds[0] * 1e6:>10.0f} us   ", bandwidth)
+        yield from _wrap_text(f"{label}{speed.seconds[0] * 1e6:>10.0f} us   ", bandwidth)
 
 
 def _group(examination: DoctorResults, speed: CollectiveResult) -> str:
@@ -219,6 +219,6 @@ def _group(examination: DoctorResults, speed: CollectiveResult) -> str:
     return f"{alone}{speed.name} ({speed.backend})"
 
 
-def _label(examination: DoctorResults, speed: CollectiveResult) -> str:
+def _describe_collective(examination: DoctorResults, speed: CollectiveResult) -> str:
     who = " and ".join(map(examination.name, speed.nodes))
     return f"{who} ({speed.backend})" if len(speed.nodes) > 1 else f"{who} alone, {speed.ranks} ranks ({speed.backend})"

@@ -29,7 +29,7 @@ class ThoroughExaminer(Examiner):
 
     def _count_errors(self) -> None:
         answers = self._query(
-            dict.fromkeys(self._live(), messages.CountErrors()), messages.ErrorCounts, 2 * REPLY_TIMEOUT_S
+            dict.fromkeys(self._responding_nodes(), messages.CountErrors()), messages.ErrorCounts, 2 * REPLY_TIMEOUT_S
         )
         for node, answer in answers.items():
             self._found[node] = replace(self._found[node], fabric_after=answer.fabric)
@@ -39,7 +39,7 @@ class ThoroughExaminer(Examiner):
         failed = {node for speed in examination.speeds if speed.error for node in speed.nodes}
         failed |= {node for path in examination.ways if path.outcome != "ok" for node in (path.source, path.target)}
         able = {node for speed in examination.speeds for node in speed.nodes}
-        nodes = [node for node in self._live() if node in able - failed]
+        nodes = [node for node in self._responding_nodes() if node in able - failed]
         nodes = [node for node in nodes if self._backend(node) == self._backend(nodes[0])]
         groups = [nodes] if nodes else []
         if nodes and self._backend(nodes[0]) == "nccl":
@@ -78,7 +78,7 @@ class ThoroughExaminer(Examiner):
 
     def _try_rails(self, rails: Sequence[Rail]) -> list[Rail]:
         """Test the connections of all nodes over these networks."""
-        nodes = {node for rail in rails for node in rail.addresses if node in self._live()}
+        nodes = {node for rail in rails for node in rail.addresses if node in self._responding_nodes()}
         listening_nodes = self._query(dict.fromkeys(nodes, messages.ListenOnPorts(())), ListenReply, REPLY_TIMEOUT_S)
         self._any_port |= {node: reply.any_port for node, reply in listening_nodes.items()}
         tried = []
@@ -95,7 +95,7 @@ class ThoroughExaminer(Examiner):
     def _measure_rails(self, rails: Sequence[Rail]) -> Iterator[CollectiveResult]:
         """Measure an all_reduce of CPUs over each network on which all nodes reach each other."""
         for rail in rails:
-            nodes = [node for node in rail.addresses if node in self._live()]
+            nodes = [node for node in rail.addresses if node in self._responding_nodes()]
             if len(nodes) < 2 or any(outcome != "ok" for _, _, outcome in rail.outcomes):
                 continue
             self._report_progress(f"measuring all_reduce over {rail.network}")

@@ -79,7 +79,7 @@ def _read_pod_job(ctx: click.Context, target: str) -> PodJob:
     if params["image"] is None:
         hint = "--container-image REGISTRY/NAME:TAG, an image with ddplaunch and the target"
         raise UsageError("--container-image is missing: a pod runs in an image", hint)
-    lowest, nodes = values.nodes(params["nodes"])
+    lowest, nodes = values.parse_node_range(params["nodes"])
     if params["grow"] and lowest == nodes:
         raise UsageError(f"--grow does not work with --nodes {nodes}", f"--nodes {nodes}:{nodes + 1}")
     most = nodes + params["spares"]
@@ -113,7 +113,7 @@ def _quantities(texts: Sequence[str]) -> dict[str, str | int]:
         if name == "cpu" or "/" in name:
             found[name] = int(value) if value.isdigit() else value
         else:
-            found[name] = values.size(value) or 0
+            found[name] = values.format_size(value) or 0
     return found
 
 

@@ -40,7 +40,7 @@ OWN_OPTIONS = {"cpu": "--cpus-per-task", "memory": "--mem", NVIDIA: "--gpus-per-
 UNITS = {"": 1 << 20, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
-def size(text: str) -> str | None:
+def format_size(text: str) -> str | None:
     """Convert a size to Kubernetes' form: units are powers of 1024; without a unit M, as in Slurm; None for 0."""
     found = _SIZE.fullmatch(text)
     assert found, text
@@ -49,28 +49,28 @@ def size(text: str) -> str | None:
 
 
 def parse_quantity(text: str) -> float:
-    """Return a number of CPUs, or a size in the form of ``size``, as a number."""
+    """Return a number of CPUs, or a size in the form of ``format_size``, as a number."""
     if text.endswith("m"):
         return int(text[:-1]) / 1000
     return int(text[:-2]) * UNITS[text[-2]] if text.endswith("i") else float(text)
 
 
-def nodes(text: str) -> tuple[int, int]:
+def parse_node_range(text: str) -> tuple[int, int]:
     """Read N, or MIN:MAX."""
     lowest, _, highest = text.partition(":")
     return int(lowest), int(highest or lowest)
 
 
-def node_range(ctx: click.Context, param: click.Parameter, text: str) -> str:
+def read_node_range(ctx: click.Context, param: click.Parameter, text: str) -> str:
     if not re.fullmatch(r"[1-9]\d{0,5}(:[1-9]\d{0,5})?", text, re.ASCII):
         raise invalid_value(ctx, param, text, "expected a number of nodes, 1 or more, or a range like 2:4")
-    lowest, highest = nodes(text)
+    lowest, highest = parse_node_range(text)
     if lowest > highest:
         raise invalid_value(ctx, param, text, "the range is reversed", f"--nodes {highest}:{lowest}")
     return text
 
 
-def gpus(ctx: click.Context, param: click.Parameter, text: str | None) -> int:
+def read_gpus(ctx: click.Context, param: click.Parameter, text: str | None) -> int:
     kind, _, number = (text or "0").rpartition(":")
     if not re.fullmatch(r"[0-9]{1,9}", number):
         raise invalid_value(ctx, param, text or "", "expected a number of GPUs, like 8")
@@ -80,7 +80,7 @@ def gpus(ctx: click.Context, param: click.Parameter, text: str | None) -> int:
     return int(number)
 
 
-def resources(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+def read_resources(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
     """Check NAME=N, or NAME=SIZE for memory and disks."""
     check_unique_names(ctx, param, texts)
     for text in texts:
@@ -88,7 +88,7 @@ def resources(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
         if name in OWN_OPTIONS:
             raise invalid_value(ctx, param, text, f"{name} has its own option", f"{OWN_OPTIONS[name]} {value or 'N'}")
         if name == "ephemeral-storage" or name.startswith("hugepages-"):
-            if not _SIZE.fullmatch(value) or size(value) is None:
+            if not _SIZE.fullmatch(value) or format_size(value) is None:
                 raise invalid_value(ctx, param, text, "expected a size, like ephemeral-storage=500G")
         elif not _DEVICE.fullmatch(name) or not re.fullmatch(r"[1-9]\d{0,8}", value, re.ASCII):
             hint = "kubectl describe node shows the names, under Allocatable"
@@ -96,7 +96,7 @@ def resources(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
     return texts
 
 
-def requests(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+def read_requests(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
     check_unique_names(ctx, param, texts)
     for text in texts:
         name, _, value = text.partition("=")
@@ -109,7 +109,7 @@ def requests(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...])
     return texts
 
 
-def user(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, int] | None:
+def read_user(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, int] | None:
     """Read UID or UID:GID; the group defaults to the number of the user."""
     if text is None:
         return None
@@ -121,12 +121,12 @@ def user(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[
     return int(user), int(group or user)
 
 
-def names(expected: str) -> OptionReader:
+def name_reader(expected: str) -> OptionReader:
     """Return a reader for names of objects; ``expected`` names their type in errors."""
     return pattern_reader(f"(?-i:{_OBJECT})", f"the name of {expected}: small letters, digits, dashes and dots")
 
 
-size_option = pattern_reader(_SIZE.pattern, "a size like 200G, or 0 for no limit", size)
+size_option = pattern_reader(_SIZE.pattern, "a size like 200G, or 0 for no limit", format_size)
 labels = pattern_reader(f"(?-i:{_KEY}={_VALUE})", "KEY=VALUE, like team=vision")
 object_annotations = pattern_reader(f"(?-i:{_KEY}=(?s:.*))", "KEY=VALUE, like k8s.v1.cni.cncf.io/networks=ib0,ib1")
 label_keys = pattern_reader(
@@ -153,11 +153,11 @@ _secret = pattern_reader(
 )
 
 
-def constraints(ctx: click.Context, param: click.Parameter, text: str | None) -> object:
+def read_constraints(ctx: click.Context, param: click.Parameter, text: str | None) -> object:
     return _constraint(ctx, param, tuple(text.split(",")) if text else ())
 
 
-def variables(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+def read_variables(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
     """Check NAME=VALUE, or NAME for this shell's value."""
     for text in texts:
         name, equals, value = text.partition("=")
@@ -172,7 +172,7 @@ def variables(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
     return texts
 
 
-def secrets(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+def read_secrets(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
     _secret(ctx, param, texts)
     for text in texts:
         if (name := text.partition("=")[0]) in OWN_VARIABLES:
@@ -180,7 +180,7 @@ def secrets(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) 
     return texts
 
 
-def mounts(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[Mount, ...]:
+def read_mounts(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[Mount, ...]:
     used = {"/dev/shm": "ddplaunch mounts memory"}
     mounts = []
     for text in (each for value in texts for each in value.split(",") if each):
@@ -196,7 +196,7 @@ def mounts(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -
         used[path] = f"{source} is mounted"
         kind, _, limit = source.partition("/")
         if kind == "emptydir" and limit:
-            source = f"emptydir/{size(limit) or ''}".rstrip("/")
+            source = f"emptydir/{format_size(limit) or ''}".rstrip("/")
         mounts.append(Mount(source, path, flags == "ro"))
     return tuple(mounts)
 
@@ -218,7 +218,7 @@ time_limit = positive_time_reader("4:00:00", "leave it out for a job without a l
 ttl_time = positive_time_reader("1-0 for a day", "leave it out to keep the job", unlimited=False)
 
 
-def patches(ctx: click.Context, param: click.Parameter, paths: tuple[str, ...]) -> tuple[ManifestPatch, ...]:
+def read_patches(ctx: click.Context, param: click.Parameter, paths: tuple[str, ...]) -> tuple[ManifestPatch, ...]:
     """Read the files; a path in a file of defaults is relative to that file."""
     folder = os.path.dirname(batch_command.default_file_of(ctx, param) or "")
     return tuple(each for path in paths for each in patch.read_patches(os.path.join(folder, path)))

@@ -13,7 +13,7 @@ from ddplaunch.console.table import format_table
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError
 from ddplaunch.queue import submitted
-from ddplaunch.queue.meant import check_scheduler, find_kept_run
+from ddplaunch.queue.meant import check_scheduler, find_recorded_run
 from ddplaunch.queue.scheduler import (
     ACCOUNTING_DELAY_S,
     QUICK_TIMEOUT_S,
@@ -23,7 +23,7 @@ from ddplaunch.queue.scheduler import (
     array_indices,
 )
 from ddplaunch.queue.submitted import JobEnd, SubmittedJob
-from ddplaunch.queue.table import scheduler_of
+from ddplaunch.queue.table import get_scheduler
 
 
 def summarize_array(
@@ -60,7 +60,7 @@ def print_array(job: SubmittedJob, *, as_json: bool) -> None:
     """Print the summary and the state of each job. Raises SchedulerNotResponding if the scheduler does not reply."""
     records: Sequence[BatchJobState] = ()
     if job.code is None:
-        which, scheduler = JobId(job.number, job.cluster, ""), check_scheduler(scheduler_of(job), job.cluster)
+        which, scheduler = JobId(job.number, job.cluster, ""), check_scheduler(get_scheduler(job), job.cluster)
         replies = scheduler.query([which], QUICK_TIMEOUT_S)
         if replies is None:
             raise SchedulerNotResponding(
@@ -74,7 +74,12 @@ def print_array(job: SubmittedJob, *, as_json: bool) -> None:
     for index, each in found.items():
         number = each.number or JobId(job.number, index=index).text
         rows.append(
-            (index, each, find_kept_run(job, replace(each, number=number)), job.log_paths(index)[0] or each.log_path)
+            (
+                index,
+                each,
+                find_recorded_run(job, replace(each, number=number)),
+                job.log_paths(index)[0] or each.log_path,
+            )
         )
     if as_json:
         jobs = [

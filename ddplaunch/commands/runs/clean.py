@@ -27,10 +27,10 @@ def clean(run: str | None, older_than: str | None, yes: bool, dry_run: bool) -> 
     """
     if run is not None and older_than is not None:
         raise UsageError(f"--older-than is for all runs, not for {sanitize_line(run, 60)}", "leave one of them out")
-    names = past.list_runs() if run is None else [_one(run)]
+    names = past.list_runs() if run is None else [_resolve_ended_run(run)]
     if older_than is not None:
-        oldest = _before(older_than)
-        names = [name for name in names if past.ended_or_began(name) < oldest]
+        oldest = _parse_age(older_than)
+        names = [name for name in names if past.last_known_moment(name) < oldest]
     running = [name for name in names if past.may_be_running(name)] if run is None else []
     names = [name for name in names if name not in running]
     if dry_run:
@@ -52,7 +52,7 @@ def clean(run: str | None, older_than: str | None, yes: bool, dry_run: bool) -> 
     click.echo(f"removed {format_count(removed, 'run')}, {format_size(freed)}{still}", err=True)
 
 
-def _one(run: str) -> str:
+def _resolve_ended_run(run: str) -> str:
     """Return the name of the run that ``run`` names; raise UsageError if it still runs."""
     if run not in past.list_runs() or past.read_run_record(
         run
@@ -63,7 +63,7 @@ def _one(run: str) -> str:
     return run
 
 
-def _before(text: str) -> float:
+def _parse_age(text: str) -> float:
     """Parse a duration; return the moment that long ago."""
     seconds = parse_seconds(text)
     if seconds is None or seconds < 0:

@@ -12,11 +12,11 @@ from ddplaunch.clusters.systems.slurm import JOB_ID
 from ddplaunch.commands.runs.array import summarize_array
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.queue import submitted
-from ddplaunch.queue.meant import mark_forgotten, of_scripts
+from ddplaunch.queue.meant import list_script_jobs, mark_forgotten
 from ddplaunch.queue.scheduler import ACCOUNTING_DELAY_S, BatchJobState, Deadline, JobId
 from ddplaunch.queue.step import query_node_zero
 from ddplaunch.queue.submitted import SubmittedJob
-from ddplaunch.queue.table import make_scheduler, scheduler_of
+from ddplaunch.queue.table import get_scheduler, make_scheduler
 
 MAX_RECENT = 5  # ended runs, and as many ended jobs, shown without --all
 RECENT_S = 86400.0
@@ -54,25 +54,25 @@ def list_queued_jobs(now: float, *, everything: bool) -> list[QueuedJob]:
     over = 0
     for job in jobs:
         if job.code is None:
-            found.append(states[job.scheduler, _id(job)])
+            found.append(states[job.scheduler, _job_id(job)])
         elif everything or (now - job.moment < RECENT_S and over < MAX_RECENT):
             over += 1
             found.append(QueuedJob(job, job.ended or "", job.code, None))
-    found += _of_scripts(deadline)
+    found += _list_script_jobs(deadline)
     return _with_ranks(sorted(found, key=lambda each: each.job.moment, reverse=True), deadline)
 
 
-def _of_scripts(deadline: Deadline) -> list[QueuedJob]:
+def _list_script_jobs(deadline: Deadline) -> list[QueuedJob]:
     """List the jobs of Slurm with launchers that were not submitted by ddplaunch and have not ended."""
-    if not (jobs := of_scripts()):
+    if not (jobs := list_script_jobs()):
         return []
     slurm = make_scheduler("slurm")
-    answers = None if slurm.why_unavailable() else slurm.query([_id(job) for job in jobs], deadline.left)
-    records = ((job, seen) for job in jobs for seen in (answers or {}).get(_id(job), ()))
+    answers = None if slurm.why_unavailable() else slurm.query([_job_id(job) for job in jobs], deadline.left)
+    records = ((job, seen) for job in jobs for seen in (answers or {}).get(_job_id(job), ()))
     return [QueuedJob(job, seen.description, None, seen) for job, seen in records if seen.code is None]
 
 
-def _id(job: SubmittedJob) -> JobId:
+def _job_id(job: SubmittedJob) -> JobId:
     return JobId(job.number, job.cluster, "" if job.array else None)
 
 
@@ -82,11 +82,11 @@ def _query_scheduler(
     """Query one scheduler about all of its jobs at once."""
     scheduler = make_scheduler(name)
     why = scheduler.why_unavailable(jobs[0].cluster)
-    replies = None if why else scheduler.query(list(map(_id, jobs)), deadline.left)
+    replies = None if why else scheduler.query(list(map(_job_id, jobs)), deadline.left)
     if replies is None:
         text = why or f"{scheduler.query_program} does not answer"
-        return {(name, _id(job)): QueuedJob(job, text, None, None) for job in jobs}
-    return {(name, _id(job)): _to_queued_job(job, replies.get(_id(job), ()), now) for job in jobs}
+        return {(name, _job_id(job)): QueuedJob(job, text, None, None) for job in jobs}
+    return {(name, _job_id(job)): _to_queued_job(job, replies.get(_job_id(job), ()), now) for job in jobs}
 
 
 def _to_queued_job(job: SubmittedJob, records: Sequence[BatchJobState], now: float) -> QueuedJob:
@@ -117,7 +117,10 @@ def _with_ranks(found: Sequence[QueuedJob], deadline: Deadline) -> list[QueuedJo
     threads = [
         threading.Thread(target=query_node, args=(each.job, each.seen), daemon=True)
         for each in found
-        if each.seen and each.seen.is_running and scheduler_of(each.job).allows_overlapping_steps and not each.job.image
+        if each.seen
+        and each.seen.is_running
+        and get_scheduler(each.job).allows_overlapping_steps
+        and not each.job.image
     ][:MAX_CONCURRENT_STEPS]
     for thread in threads:
         thread.start()

@@ -33,7 +33,7 @@ from ddplaunch.output.terminal import is_interactive
 from ddplaunch.plan.numbers import parse_int
 from ddplaunch.queue.follower import LogFollower, print_line
 from ddplaunch.queue.meant import (
-    find_kept_run,
+    find_recorded_run,
     job_state,
     require_running,
     resolve_job,
@@ -43,8 +43,8 @@ from ddplaunch.queue.meant import (
 )
 from ddplaunch.queue.step import run_on_nodes
 from ddplaunch.queue.submitted import SubmittedJob
-from ddplaunch.queue.table import scheduler_of
-from ddplaunch.words import all_ranks
+from ddplaunch.queue.table import get_scheduler
+from ddplaunch.words import describe_all_ranks
 
 MAX_LINE = 1 << 20  # bytes; a longer line is split
 LOOKAHEAD_LINES = 1000  # of each rank, searched for lines that are equal to another rank's next one
@@ -84,7 +84,7 @@ def logs(
     With the number of a submitted job, show the job's log. With --rank, the nodes are queried through Slurm
     (`srun --overlap`) or Grid Engine.
     """
-    part = Part(tail or 0, None if since is None else moment(since, time.time()))
+    part = Part(tail or 0, None if since is None else parse_moment(since, time.time()))
     if tail and since is not None:
         raise UsageError("--tail and --since contradict each other", "leave one of them out")
     if (queued := resolve_job(run)) and run:
@@ -122,7 +122,7 @@ def _logs_of_job(job: SubmittedJob, word: str, options: Sequence[str], follow: b
             words = ["logs", run_name(job, there), *options, *(["--follow"] if follow else [])]
             words += ["--tail", str(tail)] if tail else []
             return run_on_nodes(job, there, words, everywhere=True)
-        if name := find_kept_run(job, seen):
+        if name := find_recorded_run(job, seen):
             return name
         what = f"job {which.text} has ended, and the output of its ranks is not on this machine"
         raise LaunchError(what, f"ddplaunch logs {which.text} prints its log")
@@ -132,9 +132,9 @@ def _logs_of_job(job: SubmittedJob, word: str, options: Sequence[str], follow: b
         files = seen.log_path, seen.stderr_path
         if seen.is_pending and not follow:
             print_line(f"job {which.text} {seen.description}")
-    follower = LogFollower(which, scheduler_of(job), files, _bytes_of(files[0], tail) if tail else None)
-    ended = job.end_of(which.index) is not None
-    if follow and ended and scheduler_of(job).can_requeue:
+    follower = LogFollower(which, get_scheduler(job), files, _last_lines_size(files[0], tail) if tail else None)
+    ended = job.get_end(which.index) is not None
+    if follow and ended and get_scheduler(job).can_requeue:
         ended = job_state(job, which).code is not None
     if follow and not ended:
         follower.run()
@@ -144,11 +144,11 @@ def _logs_of_job(job: SubmittedJob, word: str, options: Sequence[str], follow: b
     return 0
 
 
-def _bytes_of(path: str | None, lines: int) -> int:
+def _last_lines_size(path: str | None, lines: int) -> int:
     """Return the size of the last lines of a log."""
     try:
         with open(path or "", "rb") as file:
-            return len(kept.end_of(file, lines))
+            return len(kept.read_last_lines(file, lines))
     except OSError:  # it does not exist yet
         return 0
 
@@ -172,7 +172,7 @@ def _chosen_ranks(found: FoundRun, typed: str | None, failed: bool) -> list[int]
         )
     size = found.record.world_size if found.record else None
     if size is not None and (beyond := [number for number in chosen if not 0 <= number < size]):
-        raise UsageError(f"--rank {beyond[0]}: {found.run} has {all_ranks(size)}", f"--rank {size - 1}")
+        raise UsageError(f"--rank {beyond[0]}: {found.run} has {describe_all_ranks(size)}", f"--rank {size - 1}")
     return chosen
 
 
@@ -184,7 +184,7 @@ def _output_chunks(
     in_files = bool(record and record.log_dir)
     if job and not in_files:
         pieces = kept.read_live(job.path, ranks, part, follow=follow)
-        pieces = _or_explain(found, pieces) if part.since is None else pieces
+        pieces = _explain_if_empty(found, pieces) if part.since is None else pieces
         return [pieces] if follow else [iter([piece]) for piece in pieces]
     if job and follow:
         return [kept.follow_files(found.run, job.path, ranks, part)]
@@ -197,7 +197,7 @@ def _output_chunks(
     return [kept.read_stored(files, [rank], part) for rank in here]
 
 
-def moment(text: str, now: float) -> float:
+def parse_moment(text: str, now: float) -> float:
     """Parse a time in the past: "10m" before now, "14:30" in the last 24 hours, "2026-11-26 14:30"; or UsageError."""
     ago = parse_seconds(text)
     if ago is not None and ago >= 0:
@@ -213,7 +213,7 @@ def moment(text: str, now: float) -> float:
     raise UsageError(what, "ddplaunch logs --since 10m")
 
 
-def _or_explain(found: FoundRun, pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+def _explain_if_empty(found: FoundRun, pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
     """Yield the same pieces; if there are none, print why."""
     is_empty = True
     for piece in pieces:
@@ -243,7 +243,7 @@ def format_stream(pieces: Iterable[tuple[int, bytes]], *, prefix: bool, as_json:
     if not prefix and not as_json:
         yield from (data for _, data in pieces)
         return
-    for rank, lines in whole_lines(pieces):
+    for rank, lines in regroup_by_line(pieces):
         if as_json:
             objects = ({"rank": rank, "line": line.decode(errors="replace")} for line in lines[:-1].split(b"\n"))
             yield b"".join(json.dumps(each).encode() + b"\n" for each in objects)
@@ -251,7 +251,7 @@ def format_stream(pieces: Iterable[tuple[int, bytes]], *, prefix: bool, as_json:
             yield add_prefix(b"[%d] " % rank, lines)
 
 
-def whole_lines(pieces: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+def regroup_by_line(pieces: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
     """Regroup pieces so that each one ends with a line."""
     unfinished: dict[int, bytes] = {}  # lines
     for rank, data in pieces:
@@ -270,7 +270,7 @@ def align_equal_lines(sources: Iterable[Iterator[tuple[int, bytes]]]) -> Iterato
     """Merge the equal lines of stored outputs: rank after rank, each line with its equals of other ranks."""
     equal = LineMerger(math.inf, ranks_unknown=True)
     reading: dict[int, Iterator[tuple[int, bytes]]] = {}
-    for lines in map(whole_lines, sources):
+    for lines in map(regroup_by_line, sources):
         if first := next(lines, None):
             reading[first[0]] = chain([first], lines)
     for rank in [*reading]:
@@ -294,7 +294,7 @@ def merge_live(pieces: Iterable[tuple[int, bytes]]) -> Iterator[MergedLines]:
 
     def read() -> None:
         try:
-            for rank, lines in whole_lines(pieces):
+            for rank, lines in regroup_by_line(pieces):
                 arrived.put((rank, 1, lines))
             arrived.put(None)
         except BaseException as error:

@@ -27,13 +27,13 @@ def default_run(*, follow: bool = False) -> str:
         if record := past.read_run_record(name):
             if record.cwd == folder:
                 began[name] = record.began
-        elif job and _folder_of(job.pid) == folder:  # with --no-history
+        elif job and _working_dir(job.pid) == folder:  # with --no-history
             began[name] = os.stat(job.path).st_mtime
     began |= {name: job.began for name, job in remote.items()}
     if not began:
         hint = f"name one: {join_names(known)}" if known else "ddplaunch run train.py"
         raise UsageError(f"no running or recorded run was started in {folder}", hint)
-    running = [name for name in began if known.get(name) or (name in remote and remote[name].runs)]
+    running = [name for name in began if known.get(name) or (name in remote and remote[name].is_running)]
     run = max(running if follow and running else began, key=began.__getitem__)
     click.echo(f"the newest run of this folder: {run}", err=True)
     if run in remote:
@@ -41,7 +41,7 @@ def default_run(*, follow: bool = False) -> str:
     return run
 
 
-def _folder_of(pid: int) -> str | None:
+def _working_dir(pid: int) -> str | None:
     try:
         return os.readlink(f"/proc/{pid}/cwd")
     except OSError:

@@ -55,7 +55,9 @@ def ps(show_all: bool, as_json: bool) -> None:
     ended = list(itertools.islice(recent, None if show_all else MAX_RECENT))
     jobs = list_queued_jobs(now, everything=show_all)
     remote = [
-        job for job in over_ssh.read_remote_jobs() if show_all or job.runs or now - (job.ended or job.began) < RECENT_S
+        job
+        for job in over_ssh.read_remote_jobs()
+        if show_all or job.is_running or now - (job.ended or job.began) < RECENT_S
     ]
     running = seen()
     if unreadable and show_all:
@@ -92,7 +94,7 @@ def _records(runs: Iterable[str], unreadable: list[str]) -> Iterator[RunRecord]:
             unreadable.append(run)
 
 
-class SeenJob(NamedTuple):
+class ObservedJob(NamedTuple):
     """A running job and its status."""
 
     run: str
@@ -106,7 +108,7 @@ class SeenJob(NamedTuple):
         return self.status.state.value if self.status else "suspended" if self.suspended else "silent"
 
 
-def inspect_all(jobs: Mapping[str, RunningJob]) -> Callable[[], list[SeenJob]]:
+def inspect_all(jobs: Mapping[str, RunningJob]) -> Callable[[], list[ObservedJob]]:
     """Start to inspect all of these jobs at once, twice each; return a function that waits for the replies.
 
     The caller does other work meanwhile.
@@ -126,18 +128,20 @@ def inspect_all(jobs: Mapping[str, RunningJob]) -> Callable[[], list[SeenJob]]:
     for thread in threads:
         thread.start()
 
-    def wait_for_replies() -> list[SeenJob]:
+    def wait_for_replies() -> list[ObservedJob]:
         for thread in threads:
             thread.join()
-        return [_seen(run, job, found[run].get(0), found[run].get(1)) for run, job in jobs.items()]
+        return [_make_observed_job(run, job, found[run].get(0), found[run].get(1)) for run, job in jobs.items()]
 
     return wait_for_replies
 
 
-def _seen(run: str, job: RunningJob, first: JobInspection | None, second: JobInspection | None) -> SeenJob:
+def _make_observed_job(
+    run: str, job: RunningJob, first: JobInspection | None, second: JobInspection | None
+) -> ObservedJob:
     last = second or first
     now = collectives_per_second(first, second) if first and second else None
-    return SeenJob(run, job, last.status if last else None, now, suspended=not last and is_suspended(job.pid))
+    return ObservedJob(run, job, last.status if last else None, now, suspended=not last and is_suspended(job.pid))
 
 
 def collectives_per_second(first: JobInspection, second: JobInspection) -> float | None:
@@ -160,7 +164,7 @@ def _operations_entered(found: JobInspection) -> dict[int, int]:
 
 
 def render_table(
-    running: Sequence[SeenJob],
+    running: Sequence[ObservedJob],
     remote: Sequence[SshJob],
     jobs: Sequence[QueuedJob],
     ended: Sequence[RunRecord],
@@ -193,7 +197,7 @@ def render_table(
         yield from format_table(heads, rows, colours, across, optional=("GOODPUT", "LASTED"))
 
 
-def _running_row(seen: SeenJob, now: float) -> tuple[str, ...]:
+def _running_row(seen: ObservedJob, now: float) -> tuple[str, ...]:
     known = seen.status or past.read_run_record(seen.run)
     if known is None:
         return seen.run, seen.state, "-", "-", "-", str(seen.job.pid), "its launcher does not answer"
@@ -240,7 +244,7 @@ _FIELDS: dict[str, object] = dict.fromkeys([
 """The fields of each entry of ``ps --json``, null where unknown."""
 
 
-def running_to_json(seen: SeenJob) -> dict[str, object]:
+def running_to_json(seen: ObservedJob) -> dict[str, object]:
     """Build the entry of a running job for ``ps --json``."""
     entry = {**_FIELDS, "run": seen.run, "pid": seen.job.pid, "ranks": [], "collectives_per_second": seen.rate}
     entry |= {"state": seen.state if seen.suspended else None}

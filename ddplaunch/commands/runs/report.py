@@ -25,15 +25,15 @@ from ddplaunch.job.record import RunRecord, record_to_json
 from ddplaunch.job.requests.status import StatusQuery
 from ddplaunch.queue.meant import (
     end_elsewhere,
-    find_kept_run,
+    find_recorded_run,
     find_runs_of_job,
     job_state,
+    mark_lost,
     parse_array_index,
     require_running,
     resolve_job,
     resolve_job_id,
     run_name,
-    without_end,
 )
 from ddplaunch.queue.scheduler import BatchJobState
 from ddplaunch.queue.step import run_on_nodes
@@ -88,7 +88,7 @@ def report(run: str | None, as_json: bool, html: str | None, serve: str | None, 
         raise UsageError(what, "ddplaunch ps shows its state")
     if not found.running:
         seen = seen or _end_elsewhere(shares)
-        shares = without_end(shares, seen)
+        shares = mark_lost(shares, seen)
     if serve is not None:
         from ddplaunch.commands.runs.serve import serve as serve_page
 
@@ -96,7 +96,7 @@ def report(run: str | None, as_json: bool, html: str | None, serve: str | None, 
         return None
     if found.running:
         shares = [_with_live_times(found.running.path, shares[0]), *shares[1:]]
-    before = without_end([each for each in of_job if each.run != found.run], seen)
+    before = mark_lost([each for each in of_job if each.run != found.run], seen)
     total = TimeOfRuns([*before, shares[0]], total_time([*before, shares[0]], queued.moment if queued else None))
     if html is not None:
         known = collect_inputs(found, shares, effective=total.line)
@@ -161,7 +161,7 @@ def _report_of_job(
         return 0
     which = resolve_job_id(job, word, "report")
     seen = job_state(job, which)
-    if not seen.is_pending and (name := find_kept_run(job, seen)):
+    if not seen.is_pending and (name := find_recorded_run(job, seen)):
         click.echo(f"job {which.text} {seen.description}", err=True)
         records = find_runs_of_job(job, seen)
         return (records[-1].run if records else name), records, seen

@@ -21,7 +21,7 @@ from ddplaunch.commands.runs.page.kept import collect_inputs, with_live_state
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import LaunchError, UsageError, sanitize_line
 from ddplaunch.job import past, runs
-from ddplaunch.queue.meant import without_end
+from ddplaunch.queue.meant import mark_lost
 from ddplaunch.queue.scheduler import BatchJobState
 
 LOOPBACK = "127.0.0.1"
@@ -66,7 +66,7 @@ class LivePage:
 
     def _page(self) -> str:
         found = runs.find_run(self._run)
-        shares = without_end(past.read_node_records(found.run), self._job)
+        shares = mark_lost(past.read_node_records(found.run), self._job)
         if not shares:  # it was deleted meanwhile
             raise LaunchError(f"{found.run} has no record any more", "ddplaunch ps --all shows which runs are")
         known = collect_inputs(found, shares, live=found.running is not None)

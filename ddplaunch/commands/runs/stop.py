@@ -21,7 +21,7 @@ from ddplaunch.job.status import RankState
 from ddplaunch.queue.meant import check_scheduler, job_state, mark_forgotten, parse_array_index, resolve_job
 from ddplaunch.queue.scheduler import JobId, SchedulerNotResponding
 from ddplaunch.queue.submitted import SubmittedJob
-from ddplaunch.queue.table import scheduler_of
+from ddplaunch.queue.table import get_scheduler
 from ddplaunch.rank.processes import is_suspended, start_ticks, wait_for_end
 from ddplaunch.words import format_count
 
@@ -49,7 +49,7 @@ def stop(run: str | None, every: bool, now: bool) -> int:
         _cancel(queued, run or "", now)
         return 0
     jobs = runs.list_running() if every else [runs.find_running(run)]
-    far = [job for job in over_ssh.read_remote_jobs() if job.runs and job.host == host_name()] if every else []
+    far = [job for job in over_ssh.read_remote_jobs() if job.is_running and job.host == host_name()] if every else []
     if not jobs and not far:
         click.echo("you have no running jobs on this machine", err=True)
     ending = [(job, _begin_to_stop(job, now)) for job in jobs]
@@ -95,7 +95,7 @@ def _wait_until_continued(pid: int) -> None:
 def _cancel(job: SubmittedJob, word: str, now: bool) -> None:
     """Cancel a submitted job, or all of an array, and wait until it has ended."""
     which = JobId(job.number, job.cluster, parse_array_index(job, word))
-    scheduler = scheduler_of(job)
+    scheduler = get_scheduler(job)
     if now and not scheduler.can_kill:
         what = f"--now does not work on job {which.text}: {scheduler.title} decides when to kill the ranks"
         raise UsageError(what, f"ddplaunch stop {which.text}")
@@ -155,7 +155,7 @@ def wait(run: str | None) -> int:
             if os.path.exists(job.path):  # else it is about to end, and has closed its control socket
                 raise
         wait_for_end(job.pid, None)
-        record = runs.read_record_of(job)
+        record = runs.read_job_record(job)
     elif record and code is None:
         if record.host == host_name() and start_ticks(record.pid) == record.born:
             wait_for_end(record.pid, None)

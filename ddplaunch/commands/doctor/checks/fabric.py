@@ -104,13 +104,13 @@ class Fabric:
 
 
 def _read(context: CheckContext) -> FactReader:
-    probe = HelperProbe.of(read_fabric) if context.thorough else None
+    probe = HelperProbe.for_function(read_fabric) if context.thorough else None
     return lambda: {"fabric": probe and probe.read_result(Fabric, REPLY_TIMEOUT_S)}
 
 
 def read_in_child() -> Fabric | None:
     """Read the facts in a helper process; None if a driver does not answer."""
-    return HelperProbe.of(read_fabric).read_result(Fabric, REPLY_TIMEOUT_S)
+    return HelperProbe.for_function(read_fabric).read_result(Fabric, REPLY_TIMEOUT_S)
 
 
 def read_fabric(sysfs: str = "/sys", kernel_log: str = "/dev/kmsg") -> Fabric:

@@ -51,7 +51,7 @@ def _read(context: CheckContext) -> FactReader:
         _CACHE_DIR_TEXT: context.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
         "/dev/shm": "/dev/shm",
     }
-    probe = HelperProbe.of(check_folders, *(word for place in places.items() for word in place))
+    probe = HelperProbe.for_function(check_folders, *(word for place in places.items() for word in place))
     return lambda: {"folders": probe.read_result(tuple[JobFolder, ...], 2 * REPLY_TIMEOUT_S) or ()}
 
 

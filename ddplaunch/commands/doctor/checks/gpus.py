@@ -27,7 +27,7 @@ class GpuFacts:
 
 
 def _read(_: CheckContext) -> FactReader:
-    probe = HelperProbe.of(read_gpus)
+    probe = HelperProbe.for_function(read_gpus)
     silent = GpuFacts((), f"the GPU driver did not answer within {REPLY_TIMEOUT_S:g} s", ())
     return lambda: vars(probe.read_result(GpuFacts, REPLY_TIMEOUT_S) or silent)
 
@@ -48,12 +48,12 @@ def _find_problems(name: str, facts: NodeFacts) -> Findings:
         hint = "search for Xid in the kernel's log (dmesg), and reboot; if it is lost again, replace it"
         yield Finding(Severity.ERROR, f"{name} GPU {lost.index}", f"the driver cannot reach it: {lost.why}", hint)
     for gpu in facts.gpus:
-        yield from _gpu(f"{name} GPU {gpu.index}", gpu)
+        yield from _check_gpu(f"{name} GPU {gpu.index}", gpu)
 
 
-def _gpu(subject: str, gpu: GpuHealth) -> Findings:
+def _check_gpu(subject: str, gpu: GpuHealth) -> Findings:
     if gpu.memory_used is not None and gpu.memory_total and (gpu.processes or gpu.memory_used > GPU_BUSY_BYTES):
-        users = ", ".join(each.described for each in gpu.processes)
+        users = ", ".join(each.description for each in gpu.processes)
         used = f"{format_size(gpu.memory_used)} of {format_size(gpu.memory_total)} are in use"
         text = f"{used}, by {users}" if users else f"{used}, by processes that this user cannot see"
         yield Finding(Severity.WARNING, subject, text, "end these processes, or exclude the GPU: --gpus")

@@ -41,11 +41,11 @@ class ProcessLimits:
 
 
 def _read(_: CheckContext) -> FactReader:
-    fields = _fields()  # read now: the later load is the doctor's own
+    fields = _read_facts()  # read now: the later load is the doctor's own
     return lambda: fields
 
 
-def _fields() -> dict[str, object]:
+def _read_facts() -> dict[str, object]:
     cpu = read_cpu("/sys")
     total, available = available_memory(cpu.memory_total, cpu.memory_available)
     return {
@@ -57,11 +57,11 @@ def _fields() -> dict[str, object]:
         "quota": cpu.quota,
         "load": os.getloadavg()[0],
         "infiniband": tuple(list_dir("/sys/class/infiniband")),
-        "cannot_start": _cannot_start(),
+        "cannot_start": _find_process_limit(),
     }
 
 
-def _cannot_start() -> tuple[str, str] | None:
+def _find_process_limit() -> tuple[str, str] | None:
     try:
         check_proc()
     except ResourceLimitError as error:
@@ -98,11 +98,11 @@ def _find_problems(name: str, facts: NodeFacts) -> Findings:
     if facts.cannot_start:
         what, remedy = facts.cannot_start
         yield Finding(Severity.ERROR, name, what, remedy)
-    for rule in (_limits, _memory, _processors):
+    for rule in (_check_limits, _memory, _processors):
         yield from rule(name, facts)
 
 
-def _limits(name: str, facts: NodeFacts) -> Findings:
+def _check_limits(name: str, facts: NodeFacts) -> Findings:
     limits = facts.limits
     if facts.infiniband and limits.memlock is not None:
         text = f"at most {format_size(limits.memlock)} of memory can be locked (ulimit -l); InfiniBand needs unlimited"

@@ -47,7 +47,7 @@ class NetworkFacts:
 
 
 def _read(context: CheckContext) -> FactReader:
-    probe = HelperProbe.of(read_network, context.node_zero_address)
+    probe = HelperProbe.for_function(read_network, context.node_zero_address)
     silent = NetworkFacts(link_error="the network check timed out")
     return lambda: vars(probe.read_result(NetworkFacts, 3 * REPLY_TIMEOUT_S) or silent)
 
@@ -60,7 +60,7 @@ def read_network(toward: str) -> NetworkFacts:
 
 def find_route(toward: str) -> RouteToNodeZero | None:
     """Find the route to an address, in a helper process."""
-    found = HelperProbe.of(read_network, toward).read_result(NetworkFacts, 3 * REPLY_TIMEOUT_S)
+    found = HelperProbe.for_function(read_network, toward).read_result(NetworkFacts, 3 * REPLY_TIMEOUT_S)
     return found.link if found else None
 
 

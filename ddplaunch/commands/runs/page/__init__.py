@@ -29,13 +29,13 @@ def content_security_policy(*, live: bool) -> str:
 
 def render_page(shares: Sequence[RunRecord], beside: PageInputs = _NOTHING) -> str:
     """Return the page of a run, from the records of its nodes as far as they are here, node 0's first."""
-    run = PageRun.of(shares, beside)
+    run = PageRun.from_records(shares, beside)
     life = [timeline.timeline_section(run), charts.charts_section(run)]
     seen, now = [*sections.inspections(run)], [output.output_section(run)]
     parts = (
         sections.failure(run),
         *(life if run.first.code == 0 else [*seen[-1:], *now, *life]),
-        sections.slow(run),
+        sections.slow_ranks(run),
         sections.resources(run),
         sections.hosts(run),
         *([*now, *seen] if run.first.code == 0 else seen[:-1]),  # less important after success

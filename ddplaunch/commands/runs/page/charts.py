@@ -55,12 +55,12 @@ _PANELS = (
 Values = list[float | None]
 
 
-def over_time(run: PageRun, field: str, steps: int, *, of_gpus: bool = False) -> dict[int, Values]:
+def metric_over_time(run: PageRun, field: str, steps: int, *, of_gpus: bool = False) -> dict[int, Values]:
     """Return a metric of each rank (or GPU, numbered over all nodes) in each step of the run's time."""
     found: dict[int, Values] = {}
     at = (RankSample._fields if not of_gpus else GpuSample._fields).index(field)
     scale = steps / run.total
-    for node, readings in enumerate(run.beside.readings):
+    for node, readings in enumerate(run.inputs.readings):
         for each in readings:
             first = int(scale * (each.time - each.seconds - run.began))
             last = int(scale * (each.time - run.began))
@@ -95,7 +95,7 @@ class _Panel(NamedTuple):
 
 def _panels(run: PageRun) -> Iterator[_Panel]:
     for each in _PANELS:
-        columns = zip(*over_time(run, each.field, CHART_STEPS, of_gpus=each.of_gpus).values(), strict=True)
+        columns = zip(*metric_over_time(run, each.field, CHART_STEPS, of_gpus=each.of_gpus).values(), strict=True)
         known = [sorted(value for value in column if value is not None) for column in columns]
         if any(values and values[-1] > 0 for values in known):
             low, high = ([values[place] if values else None for values in known] for place in (0, -1))
@@ -109,15 +109,17 @@ def charts_section(run: PageRun) -> Markup | None:
         return None
     step = _HEIGHT + _TITLE + _GAP
     height = step * len(panels)
-    drawn = [_shade(run.at(began), run.at(ended), ended - began, height) for began, ended in run.first.stalls]
+    drawn = [
+        _shade(run.percent_at(began), run.percent_at(ended), ended - began, height) for began, ended in run.first.stalls
+    ]
     labels = []
     for place, panel in enumerate(panels):
-        drawn += _drawn(panel, step * place)
+        drawn += _draw_panel(panel, step * place)
         for text, y in (panel.metric.format(panel.top), 10), ("0", _HEIGHT):
             labels.append(element("text", text, x="100%", y=step * place + _TITLE + y, text_anchor="end"))
     restarts = [each for each in run.attempts if each.number]
-    drawn += [mark(run.at(each.began), f"attempt {each.number} began", height) for each in restarts]
-    drawn += _hovers(panels, run.total, height)
+    drawn += [mark(run.percent_at(each.began), f"attempt {each.number} began", height) for each in restarts]
+    drawn += _build_tooltips(panels, run.total, height)
     size = {"width": "100%", "height": height + 22, "role": "img", "aria_label": "What the ranks used over time"}
     chart = element("svg", *drawn, *axis(run.total, height), **size)
     names = element("svg", *labels, width=LABELS, height=height + 22, class_="labels", aria_hidden="true")
@@ -127,7 +129,7 @@ def charts_section(run: PageRun) -> Markup | None:
     return section_with_heading("Over time", about, element("div", names, chart, class_="chart"), id="charts")
 
 
-def _drawn(panel: _Panel, y: int) -> Iterator[Markup]:
+def _draw_panel(panel: _Panel, y: int) -> Iterator[Markup]:
     to_text = panel.metric.format
     known = [each for each in panel.middle if each is not None]
     title = f"{panel.metric.title}: {to_text(median(known))}, at most {to_text(panel.top)}"
@@ -136,11 +138,11 @@ def _drawn(panel: _Panel, y: int) -> Iterator[Markup]:
         element("path", d=_band(panel.low, panel.high, panel.top), class_="band"),
         element("path", d=_line(panel.middle, panel.top), class_="line"),
     )
-    yield _stretched(CHART_STEPS, *parts, y=y + _TITLE, height=_HEIGHT, width="100%")
+    yield _build_stretched_svg(CHART_STEPS, *parts, y=y + _TITLE, height=_HEIGHT, width="100%")
     yield element("line", x1=0, x2="100%", y1=y + _TITLE + _HEIGHT, y2=y + _TITLE + _HEIGHT, class_="base")
 
 
-def _stretched(steps: int, *content: Markup, **attributes: object) -> Markup:
+def _build_stretched_svg(steps: int, *content: Markup, **attributes: object) -> Markup:
     """Build a drawing of ``steps`` by 100 units that is stretched to its container."""
     box = {"viewBox": f"0 0 {steps} 100", "preserveAspectRatio": "none"}
     return element("svg", *content, **box, **attributes)
@@ -151,7 +153,7 @@ def _shade(left: float, right: float, seconds: float, height: int) -> Markup:
     return element("g", rect, element("title", f"stalled for {format_elapsed(seconds)}"))
 
 
-def _hovers(panels: Sequence[_Panel], total: float, height: int) -> Iterator[Markup]:
+def _build_tooltips(panels: Sequence[_Panel], total: float, height: int) -> Iterator[Markup]:
     """Yield transparent stripes whose tooltips have the values at their middles."""
     for place in range(_HOVER_STRIPES):
         step = CHART_STEPS * (2 * place + 1) // (2 * _HOVER_STRIPES)
@@ -169,12 +171,12 @@ def _hovers(panels: Sequence[_Panel], total: float, height: int) -> Iterator[Mar
 def sparkline(values: Sequence[float | None], top: float) -> Markup:
     """Build a small chart for a cell of a table."""
     path = element("path", d=_line([*values], top), class_="line")
-    return _stretched(len(values), path, class_="small", aria_hidden="true")
+    return _build_stretched_svg(len(values), path, class_="small", aria_hidden="true")
 
 
 def sparklines(run: PageRun, field: str) -> Mapping[int, Markup]:
     """Build a small chart of a metric for each rank that has samples, all on one scale."""
-    found = over_time(run, field, _SPARKLINE_STEPS)
+    found = metric_over_time(run, field, _SPARKLINE_STEPS)
     top = max((each for values in found.values() for each in values if each is not None), default=0.0)
     return {rank: sparkline(values, top) for rank, values in found.items() if top}
 
@@ -182,7 +184,7 @@ def sparklines(run: PageRun, field: str) -> Mapping[int, Markup]:
 def _line(values: Values, top: float) -> str:
     """Return the SVG path of a line, with a part for each run of steps with values."""
     parts = []
-    for first, heights in _known(values, top):
+    for first, heights in _split_known_runs(values, top):
         corners = [(y, first + place + 1) for place, y in enumerate(heights)]
         parts.append(f"M{first} {heights[0]}{_path(corners)}")
     return "".join(parts)
@@ -191,14 +193,14 @@ def _line(values: Values, top: float) -> str:
 def _band(low: Values, high: Values, top: float) -> str:
     """Return the SVG path of the area between two lines, which have values at the same steps."""
     parts = []
-    for (first, lower), (_, upper) in zip(_known(low, top), _known(high, top), strict=True):
+    for (first, lower), (_, upper) in zip(_split_known_runs(low, top), _split_known_runs(high, top), strict=True):
         there = [(y, first + place + 1) for place, y in enumerate(upper)]
         back = [(y, first + place) for place, y in enumerate(lower)][::-1]
         parts.append(f"M{first} {upper[0]}{_path(there)}{_path(back)}Z")
     return "".join(parts)
 
 
-def _known(values: Values, top: float) -> Iterator[tuple[int, list[int]]]:
+def _split_known_runs(values: Values, top: float) -> Iterator[tuple[int, list[int]]]:
     """Yield each run of steps with values: its first step, and the height at each."""
     place = 0
     for known, group in groupby(values, lambda value: value is not None):

@@ -48,7 +48,7 @@ def _last_output(found: FoundRun) -> tuple[dict[int, bytes], int | None]:
         if output:
             return output, None
     files = {rank: paths[-1] for rank, paths in logs.rank_log_files(found.run).items()}
-    last = max(map(logs.attempt_of, files.values()), default=None)
+    last = max(map(logs.get_attempt_number, files.values()), default=None)
     return {rank: tail for rank, path in files.items() if (tail := _tail(path))}, last
 
 

@@ -16,7 +16,7 @@ _OPEN = 1  # ranks whose lines are unfolded at first
 
 def output_section(run: PageRun) -> Markup | None:
     """Build the section; None without output."""
-    printed = run.beside.printed
+    printed = run.inputs.printed
     if not printed:
         return None
     order = sorted(printed, key=lambda rank: (_place(run, rank), rank))
@@ -30,20 +30,20 @@ def output_section(run: PageRun) -> Markup | None:
     more = [element("p", left, class_="dim")] if len(order) > len(shown) else []
     words = {"type": "search", "placeholder": "search the lines of all ranks", "aria_label": "Search"}
     field = element("input", id="search", hidden="", autocomplete="off", **words)
-    before = run.beside.printed_in is not None and run.attempts and run.beside.printed_in < run.attempts[-1].number
-    when = [element("span", f", in attempt {run.beside.printed_in}", class_="dim")] if before else []
+    before = run.inputs.printed_in is not None and run.attempts and run.inputs.printed_in < run.attempts[-1].number
+    when = [element("span", f", in attempt {run.inputs.printed_in}", class_="dim")] if before else []
     return section_with_heading(concat("Last lines of the ranks", *when), field, *blocks, *more, id="output")
 
 
 def _place(run: PageRun, rank: int) -> int:
-    first = run.beside.failed_first
+    first = run.inputs.failed_first
     return first.index(rank) if rank in first else len(first)
 
 
 def _block(rank: int, data: bytes, room: int, run: PageRun, *, unfolded: bool) -> Markup:
     lines = _lines(data, room)
     host = run.hosts.get(rank, "")
-    failed = " failed" if rank in run.beside.failed_first else ""
+    failed = " failed" if rank in run.inputs.failed_first else ""
     about = f"{f' on {host}' if host else ''}{failed}, {format_count(len(lines), 'line')}"
     head = element("summary", element("b", f"rank {rank}"), about, element("i"))
     return element("details", head, element("pre", "\n".join(lines)), open="" if unfolded else None)

@@ -37,7 +37,7 @@ class RankRow:
     stopped_by_us: bool = False  # ddplaunch ended it by a signal, though it counts as failed
 
     @property
-    def words(self) -> str:
+    def outcome_text(self) -> str:
         """How it ended: "exited with code 1"."""
         if self.end is RankOutcome.RUNNING:
             return "was running"
@@ -81,10 +81,10 @@ class PageRun:
     began: float
     ended: float  # the last known moment of a run without recorded end
     verdict: FailureReport | None
-    beside: PageInputs
+    inputs: PageInputs
 
     @classmethod
-    def of(cls, shares: Sequence[RunRecord], beside: PageInputs) -> PageRun:
+    def from_records(cls, shares: Sequence[RunRecord], beside: PageInputs) -> PageRun:
         """Merge the records of a run's nodes; there is at least one."""
         began = min(each.began for each in shares)
         ended = max((each.ended for each in shares if each.ended), default=0.0) or max(map(_last_moment, shares))
@@ -102,14 +102,14 @@ class PageRun:
         """The duration in seconds, never 0."""
         return max(self.ended - self.began, 1e-3)
 
-    def at(self, moment: float) -> float:
+    def percent_at(self, moment: float) -> float:
         """Return the position of a moment, in per cent of the duration."""
         return 100 * min(1.0, max(0.0, (moment - self.began) / self.total))
 
     @property
-    def used(self) -> dict[int, RankSample]:
+    def average_samples(self) -> dict[int, RankSample]:
         """The average sample of each rank, as far as there are samples."""
-        nodes = filter(None, map(average, self.beside.readings))
+        nodes = filter(None, map(average, self.inputs.readings))
         return {row.rank: row for node in nodes for row in node.ranks}
 
     @property

@@ -49,7 +49,7 @@ def header(run: PageRun) -> Markup:
         element("h1", run.name, " ", fate),
         element("p", element("code", record.target)),
         element("p", line),
-        *([element("p", run.beside.effective)] if run.beside.effective else []),
+        *([element("p", run.inputs.effective)] if run.inputs.effective else []),
     )
 
 
@@ -88,10 +88,10 @@ def _facts(run: PageRun) -> Iterator[tuple[str, str]]:
         yield "records", f"of {len(run.shares)} of {record.nnodes} nodes; the other records are on their hosts"
 
 
-def slow(run: PageRun) -> Markup | None:
+def slow_ranks(run: PageRun) -> Markup | None:
     """Build the table of slow ranks, by how often they were behind; None without slow ranks."""
-    shares = {rank: row.behind for rank, row in run.used.items() if row.behind is not None}
-    if sum(map(len, run.beside.readings)) < _MIN_SAMPLES or len(shares) < 2:
+    shares = {rank: row.behind for rank, row in run.average_samples.items() if row.behind is not None}
+    if sum(map(len, run.inputs.readings)) < _MIN_SAMPLES or len(shares) < 2:
         return None
     middle = median(shares.values())
     out = sorted(
@@ -117,7 +117,7 @@ def hosts(run: PageRun) -> Markup | None:
     if len(ranks_of) < 2:
         return None
     failures = Counter(each.verdict.first.host for each in run.attempts if each.verdict)
-    used = run.used
+    used = run.average_samples
     rows = []
     for host, ranks in ranks_of.items():
         known = [used[rank] for rank in ranks if rank in used]
@@ -130,7 +130,7 @@ def hosts(run: PageRun) -> Markup | None:
 
 def plan(run: PageRun) -> Markup | None:
     """Build the plan, with the source of each value; None if it was not recorded."""
-    saved = run.beside.plan
+    saved = run.inputs.plan
     if saved is None:
         return None
     values = ((name, concat(value, " ", element("span", source, class_="dim"))) for name, value, source in saved.facts)
@@ -147,7 +147,7 @@ def plan(run: PageRun) -> Markup | None:
 
 def footer(run: PageRun) -> Markup:
     """Build the footer: version and time."""
-    live = f"; renewed every {REFRESH_S} s while the job runs" if run.beside.live else ""
+    live = f"; renewed every {REFRESH_S} s while the job runs" if run.inputs.live else ""
     return element("footer", f"Written by ddplaunch {__version__}, {time_of_day(time.time())}{live}")
 
 
@@ -222,17 +222,17 @@ class RankUsage:
 
 def resources(run: PageRun) -> Markup | None:
     """Build the table of resources; None if nothing is known."""
-    used = [each for each in _usages(run) if each.peak or each.cpu]
+    used = [each for each in _collect_usage(run) if each.peak or each.cpu]
     if not used:
         return None
     over_time = [sparklines(run, field) for field in ("memory", "cpus")] if len(used) <= _DRAWN else [{}, {}]
     heads = ["rank", "host", "peak memory", "over time", "CPU time", "over time", "CPUs", "end"]
-    rows = table(heads, _used_rows(used, *over_time))
+    rows = table(heads, _usage_rows(used, *over_time))
     folded = element("details", element("summary", f"All {len(used)} ranks"), rows) if len(used) > _FOLDED else rows
     return section_with_heading("Resources", element("ul", *_summary(used)), folded, id="resources")
 
 
-def _usages(run: PageRun) -> list[RankUsage]:
+def _collect_usage(run: PageRun) -> list[RankUsage]:
     rows: dict[int, list[RankRow]] = {}
     for row in (row for each in run.attempts for row in each.rows):
         rows.setdefault(row.rank.rank, []).append(row)
@@ -263,7 +263,7 @@ def _summary(used: list[RankUsage]) -> list[Markup]:
     return [element("li", line) for line in lines]
 
 
-def _used_rows(
+def _usage_rows(
     used: list[RankUsage], memory_over_time: Mapping[int, Markup], cpus_over_time: Mapping[int, Markup]
 ) -> list[list[str]]:
     memory, cpu = max(each.peak for each in used), max(each.cpu for each in used)
@@ -276,7 +276,7 @@ def _used_rows(
             _bar(format_elapsed(each.cpu), each.cpu / cpu if cpu else 0),
             cpus_over_time.get(each.last.rank.rank, ""),
             f"{each.cpu / each.lived:.1f}" if each.lived else "–",
-            each.last.words,
+            each.last.outcome_text,
         ]
         for each in used
     ]

@@ -80,13 +80,13 @@ def _chart(run: PageRun, rows: list[RankRow]) -> Markup:
     drawn = [_band(run, each, height) for each in run.attempts]
     for place, lane in enumerate(lanes):
         for bar in lane.bars:
-            left, right = min(run.at(bar.began), 100 - _NARROWEST), run.at(bar.ended)
+            left, right = min(run.percent_at(bar.began), 100 - _NARROWEST), run.percent_at(bar.ended)
             where = {"x": f"{left:.3f}%", "width": f"{max(right - left, _NARROWEST):.3f}%"}
             rect = element("rect", **where, y=place * lane_height, height=lane_height - gap, class_=bar.row.end.value)
             drawn.append(element("g", rect, element("title", _title(lane, bar, run))))
     for each in (each for share in run.shares for each in share.inspections):
         text = f"{format_elapsed(each.moment - run.began)}: stacks of the ranks were taken"
-        drawn.append(mark(run.at(each.moment), text, height))
+        drawn.append(mark(run.percent_at(each.moment), text, height))
     label = f"{len({row.rank.rank for row in rows})} ranks over {format_elapsed(run.total)}"
     size = {"width": "100%", "height": height + _AXIS}
     chart = element("svg", *drawn, *axis(run.total, height), **size, role="img", aria_label=label)
@@ -128,7 +128,7 @@ def _labels(lanes: list[Lane], lane_height: int, height: int) -> Markup:
 
 
 def _band(run: PageRun, each: PageAttempt, height: int) -> Markup:
-    left, right = run.at(each.began), run.at(each.ended)
+    left, right = run.percent_at(each.began), run.percent_at(each.ended)
     title = element("title", f"attempt {each.number}")
     width = f"{max(right - left, _NARROWEST):.3f}%"
     return element("g", element("rect", x=f"{left:.3f}%", y=0, width=width, height=height, class_="attempt"), title)
@@ -164,7 +164,7 @@ def _title(lane: Lane, bar: Bar, run: PageRun) -> str:
     where = f" on {bar.row.rank.host}" if bar.row.rank.host and len(lane.numbers) == 1 else ""
     attempt = f", attempt {bar.row.attempt}" if len(run.attempts) > 1 else ""
     times = f"started at {format_elapsed(bar.began - run.began)}, lasted {format_elapsed(bar.ended - bar.began)}"
-    return f"{format_ranks(lane.numbers)}{where}{attempt}: {bar.row.words}; {times}"
+    return f"{format_ranks(lane.numbers)}{where}{attempt}: {bar.row.outcome_text}; {times}"
 
 
 def _attempts(run: PageRun) -> Iterator[Markup]:
