@@ -1,7 +1,9 @@
 """The supervisor of one node's ranks: a state machine driven by control messages, rank exits, signals and timers.
 
 The coordinator (``control``) decides what the whole job does, such as stopping all ranks when one fails or restarting
-them. The supervisor carries it out on its node.
+them. The supervisor carries it out on its node. In an attempt ``_on_start`` requests the ranks from the zygote (phase
+LOADING until its imports are done, then RUNNING), ``Teardown`` ends them (STOPPING, SWEEPING, DRAINING), and
+``_on_drained`` reports to the coordinator and waits for its next message (WAITING); ENDED is the end of the job.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ if TYPE_CHECKING:
 
 
 class Supervisor:
-    """Drives this node's ranks through all attempts, until the job ends."""
+    """Drives this node's ranks through all attempts, until the job ends; the listener of its zygote."""
 
     def __init__(
         self,
@@ -105,7 +107,8 @@ class Supervisor:
         )
         self._context = NodeContext(node_config, screen, self.streams, log, store, PreemptionFile(self._tree.temp_dir))
         self._lookup_check = ReverseLookupCheck(screen.show_note) if job_config.port is not None else None
-        self._signals, self._group_signals = LauncherSignals(node_config.preempt_signal), GroupSignalTracker()
+        self._signals = LauncherSignals(node_config.preempt_signal)
+        self._group_signals = GroupSignalTracker()  # those that the ranks have got too: not to be forwarded again
         node_only = job_config.port is None and plan.nnodes > 1
         self._inspections = NodeInspections(
             loop, self._link.send, self._add_idle_times, screen.show_note, node_only=node_only
@@ -113,13 +116,14 @@ class Supervisor:
         self.profiles = NodeProfiles(loop, self._link.send)
         self._stall_detector: StallDetector | None = None
         self._node_check: NodeCheck | None = None
-        self._missing_nodes: MissingNodes | None = None
-        self._result: JobResult | None = None
+        self._missing_nodes: MissingNodes | None = None  # in Slurm, while the job waits for nodes
+        self._result: JobResult | None = None  # set once node 0 has ended the job
         self.debugging: DebugServer | None = None
         self.sidecars: SidecarRunner | None = None  # stopped by the caller, after the result of the job is shown
         self._new_attempt(-1, self._plan)
 
     def _new_attempt(self, attempt: int, plan: Plan) -> None:
+        """Replace the state of the previous attempt; -1: none has started."""
         send, config = self._link.send, self._job_config
         ranks = self._ranks = NodeRanks(attempt, plan, self._loop, self._tree.temp_dir)
         inspect, timeout_s = partial(self.inspect_local, "stacks"), config.straggler_timeout
@@ -186,7 +190,7 @@ class Supervisor:
                 self._screen.show_footer(f"waiting for node 0: {error}")
                 self._check_missing_nodes((0,))
             case messages.CoordinatorLost():
-                self._screen.reports_job = True
+                self._screen.reports_job = True  # node 0 no longer prints what concerns the whole job
             case messages.CheckNode():
                 self._on_check(message)
             case messages.StartAttempt() if (
@@ -213,7 +217,7 @@ class Supervisor:
                 self.profiles.on_reply(message)
             case messages.EndJob(outcome=outcome):
                 self._on_job_end(outcome)
-            case _ if event := events.event_from_message(message):
+            case _ if event := events.event_from_message(message):  # a note, a restart: shown by observers
                 self._emit(event)
 
     def _check_missing_nodes(self, missing: Sequence[int]) -> None:
@@ -421,6 +425,7 @@ class Supervisor:
     # ---------------------------------------------------------------------------------------------- signals and the end
 
     def _on_signal(self, number: int, reason: str = "") -> None:
+        """Handle one of ``STOP_SIGNALS``; ``reason``: set if a rank or a command requested the stop instead."""
         if number == signal.SIGTSTP:
             self._screen.suspend(self._ranks.suspend)
             return self._reset_stall_detector()
@@ -447,6 +452,7 @@ class Supervisor:
             self._on_signal(number, f"rank {rank} sent {signal_name(number)} to its parent process")
 
     def _on_forwardable_signal(self, number: int) -> None:
+        """Ask node 0 to have a signal forwarded to all ranks, once the zygote had time to report whether it got it."""
         self._loop.call_later(
             ZYGOTE_REPORT_DELAY_S,
             lambda: self._link.send(messages.ForwardSignal(number, self._group_signals.was_seen(number))),
@@ -461,7 +467,7 @@ class Supervisor:
         self._inspections.inspect_job(detail, answer)
 
     def on_sample(self) -> None:
-        """Sample the memory of the ranks, in case one runs out of it later; report a stopped zygote."""
+        """Called at each sample of usage: note the ranks' memory, in case one runs out; report a stopped zygote."""
         self._tree.report_stopped_zygote()
         if self._ranks.memory:
             self._ranks.memory.sample()
@@ -473,6 +479,7 @@ class Supervisor:
                 self._on_signal(signal.SIGINT, command and f"`{command}` was called")
 
     def _on_drained(self, report: messages.AttemptReport) -> None:
+        """Called when no process of the attempt is left and its output is read: report it, or end with the job."""
         if self._result is not None:
             return self._finish(self._result)
         self._ranks.set_phase(AttemptPhase.WAITING)

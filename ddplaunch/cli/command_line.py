@@ -88,6 +88,7 @@ _FOREIGN_OPTION_HINTS = {
 """Options of other launchers without an equivalent, and what to do instead."""
 
 _PYTHON_PATTERN = r"(.*/)?python(\d[\d.]*)?"
+"""A target that is an interpreter, as in ``ddplaunch run python train.py``: an error."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class TranslatedArgv:
 
     argv: list[str]
     notes: tuple[str, ...] = ()  # on the translation, for the user
-    is_torchrun: bool = False  # an option exists in torchrun only, so there are no trailing options
+    is_torchrun: bool = False  # it has an option that only torchrun has, so there are no trailing options
     env_only_options: frozenset[str] = frozenset()
     """Options in ``argv`` that come from torchrun's variables alone: a trailing option may have another value."""
 
@@ -155,7 +156,7 @@ TargetHasOption = Callable[[SplitArgv, str], bool]
 def split_argv(
     translated: TranslatedArgv, grammar: ArgvGrammar, target_has: TargetHasOption = lambda line, name: False
 ) -> SplitArgv:
-    """Split the words of a command line.
+    """Split the words of a command line, by the rules at the top of this file.
 
     Raises:
         UsageError: an option is unknown or lacks its value, or could be ddplaunch's as well as the program's.
@@ -183,7 +184,10 @@ def _split_after_target(
     target_has: TargetHasOption,
     env_only_options: Collection[str],
 ) -> SplitArgv:
-    """Split ``rest``, the words after the target, by rules 2 to 5; ``head`` is the line up to the target."""
+    """Split ``rest``, the words after the target, by rules 2 to 5.
+
+    ``head`` is the line up to the target; ``env_only_options`` as in ``TranslatedArgv``.
+    """
     target, options = head.target, grammar.options
     misspelt = _find_misspelt(head, rest, grammar, target_has)
     end = _end_of_trailing(head, rest, grammar, misspelt)
@@ -308,9 +312,12 @@ def _ambiguity_error(
     """Build the error of rule 4, with the command for each reading, or only the one that makes sense.
 
     Args:
-        message: "" for that of the missing value.
-        head: what is not ambiguous. rest: the words after it.
-        candidates: the options that may be ddplaunch's.
+        message: what is ambiguous; "" if the words cannot be split because a value is missing, which is shown instead.
+        head: the part of the line that is not ambiguous.
+        rest: the words after ``head``.
+        candidates: the options that may be ddplaunch's, and whether they take a value.
+        replacements: as in ``ArgvGrammar``.
+        misspelt: words that misspell a trailing option, and that option.
     """
     ambiguous = {*candidates, *misspelt}
     for_program = f"the program's: {_join_argv(replace(head, program_args=tuple(rest)), ambiguous)}"
@@ -358,6 +365,7 @@ def _join_argv(line: SplitArgv, ambiguous: Collection[str]) -> str:
 
 
 def _unknown_option_error(word: str, grammar: ArgvGrammar) -> UsageError:
+    """Build the error of an unknown option before the target, with what may have been intended."""
     name, options = option_name(word), grammar.options
     dashed = with_dashes(name)
     if dashed not in options and dashed in _FOREIGN_OPTION_HINTS:

@@ -4,8 +4,9 @@ It has no sockets. ``node_zero`` calls it with what nodes send (``on_message``, 
 sends. Its phases are JOINING, CHECKING (with --check), RUNNING, STOPPING, PAUSING (between attempts) and ENDED.
 
 The usual course: nodes join (``check_hello``, ``add_node``); ``_launch_attempt`` assigns the ranks and sends
-StartAttempt; a failure, a lost node, a signal or a time limit calls ``_stop_ranks``; each node answers with an
-AttemptReport once its ranks have ended; after the last report ``_decide_next`` starts another attempt or ends the job.
+StartAttempt; a failure, a lost node, a signal or a time limit calls ``_stop_ranks``; each node sends an AttemptReport
+once its ranks have ended; after the last report ``_decide_next`` starts another attempt (a restart) or ends the job.
+In an attempt a node is RUNNING, FINISHED (its ranks have ended with 0) or DRAINED (reported); IDLE nodes have no ranks.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Coordinator:
     ) -> None:
         """``hello`` is node 0's own; ``call_later`` and ``clock`` are the loop's.
 
-        ``send`` sends to a node; ``disconnect`` closes the connection of a node that the job goes on without.
+        ``send(node_rank, message)`` sends a control message; ``disconnect(node_rank)`` closes a node's connection.
         """
         self._config, self._run_id, self._own_hello = config, run_id, hello
         self._disconnect, self._clock = disconnect, clock
@@ -69,11 +70,11 @@ class Coordinator:
         self._inspections = JobInspections(nodes, call_later)
         self._profiles = JobProfiles(nodes, call_later)
         self._phase, self._attempt = JobPhase.JOINING, JobAttempt()
-        self._membership = Membership(nodes)
-        self._restarts = RestartPolicy(config)
+        self._membership = Membership(nodes)  # which of the nodes get ranks
+        self._restarts = RestartPolicy(config)  # whether a failed attempt is repeated, and when
         self._limits = TimeLimits(run_id, nodes, self._inspections, call_later, self._on_time_limit, clock)
         self._stop_signal: int | None = None
-        self._stop_reason: str | None = None  # why, where a rank requested the stop
+        self._stop_reason: str | None = None  # set if a rank or a command requested the stop
         self._stop_repeated = False  # whether the stop was requested a second time, so without grace
         self._preempted_by: str | None = None  # the notice: "SIGUSR2 on node 1"
         self._preemption_seen = False  # whether a rank has called runtime.preempted() and got True
@@ -85,7 +86,7 @@ class Coordinator:
             from ddplaunch.control.checks import NodeChecks
 
             self._checks = NodeChecks(nodes, self._membership, self._call_later, self._launch_attempt, self._end)
-        self._previous_failure: FailureReport | None = None  # of the previous attempt, if a rank failed
+        self._previous_failure: FailureReport | None = None  # the result if a node fails the check before the restart
         self._joining = Joining(nodes, kind, self._call_later, clock, self._start_attempt, self._end_unavailable)
 
     # ---------------------------------------------------------------------------------------------------- joining
@@ -134,7 +135,7 @@ class Coordinator:
 
     @property
     def _may_grow(self) -> bool:
-        """Whether a node that joins now interrupts the attempt (--grow)."""
+        """Whether the attempt is interrupted to give ranks to a node that joins now (--grow)."""
         wanted = self._config.grow and self._membership.has_room
         return wanted and self._phase is JobPhase.RUNNING and self._nodes.are_all_running()
 
@@ -245,7 +246,7 @@ class Coordinator:
         if node.phase is NodePhase.RUNNING:
             node.set_phase(NodePhase.FINISHED)
         self._attempt.running_nodes.discard(node.node_rank)
-        if not self._attempt.running_nodes:
+        if not self._attempt.running_nodes:  # the nodes end leftover processes, then report
             self._wait_for_reports(self._config.grace)
         else:
             self._limits.on_ranks_finished()
@@ -285,8 +286,8 @@ class Coordinator:
             self._membership.changes += 1
             self._nodes.broadcast_note(text)
             return self._checks.on_node_gone(node_rank) if self._phase is JobPhase.CHECKING else None
-        if node.phase is NodePhase.IDLE:
-            return self._nodes.broadcast_note(text) if self._config.spares else None  # it had no ranks
+        if node.phase is NodePhase.IDLE:  # a spare, or it has joined too late for this attempt
+            return self._nodes.broadcast_note(text) if self._config.spares else None
         self._attempt.lost_nodes.append(NodeFailure(time.time() - silent_s, node_rank, node.host, text))
         self._nodes.send(0, messages.NodeLost(node.host))
         self._membership.on_node_failed(node)
@@ -316,7 +317,7 @@ class Coordinator:
             self._stop_ranks(self._stop_signal, 0.0 if again else self._config.grace)
 
     def _continue_without(self, node: JoinedNode) -> None:
-        """Remove a node that got a SIGTERM (eviction, scale-down); the job goes on without it."""
+        """Let a node leave that got a SIGTERM (eviction, scale-down); if it has ranks, start again without it."""
         node.leaving = True
         if node.phase is NodePhase.RUNNING:
             self._attempt.add_leaving_node(node)
@@ -354,9 +355,8 @@ class Coordinator:
     def _stop_ranks(self, signal_number: int, grace_s: float | None = None) -> None:
         """Send all ranks a signal, SIGKILL after ``grace_s`` seconds (None: --grace).
 
-        The ranks are inspected first if there is time; this method is then called again.
-
-        While they are being stopped already, only a call with ``grace_s`` has an effect: it replaces the earlier grace.
+        If there is time, the ranks are inspected first, for the failure report; the inspection calls this again. While
+        they are being stopped already, only a call with ``grace_s`` has an effect: it replaces the earlier grace.
         """
         later = partial(self._stop_after_inspection, self._attempt, signal_number, grace_s)
         in_time = self._phase is JobPhase.RUNNING and grace_s != 0 and not self._preempted_by
@@ -380,7 +380,7 @@ class Coordinator:
             self._check_reports()
 
     def _wait_for_reports(self, grace_s: float, waited_s: float = 0.0) -> None:
-        """Treat nodes without an AttemptReport as lost after grace and DRAIN_TIMEOUT_S, despite their heartbeats.
+        """After grace and DRAIN_TIMEOUT_S, treat nodes without an AttemptReport as lost, despite their heartbeats.
 
         Waits in steps of at most 5 s, so that a suspension of this process adds no more than one step.
         """

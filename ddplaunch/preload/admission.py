@@ -65,7 +65,8 @@ TORCH_READS = re.compile(
 """Variables that torch, and the libraries that it is linked with, read as they are loaded (traced with torch 2.13)."""
 
 _FOLDER_VARIABLES = frozenset({"TMPDIR", "TEMP", "TMP"})
-"""Libraries ignore these while the folder does not exist, and a program may create it; torch reads them with dill."""
+"""Variables that count as known only if their folder exists: libraries ignore a missing folder, which the program may
+create later. The import of torch reads them only where dill is installed."""
 
 
 class ImportSelector:
@@ -111,9 +112,10 @@ class ImportSelector:
         self.torch_barrier: str | None = None
         self._side_effect: str | None = None  # where the first one is
         self._is_torch_decided = False
-        self._unknown_settings: list[Assignment | Use] = []  # so far: variables without a known value, and loggers
+        self._unknown_settings: list[Assignment | Use] = []  # variables without a known value, and configured loggers
         self._pending: list[Step] = []  # steps inside functions, until a side effect may call these
-        self._deferred_imports: list[tuple[KnownPackage, Import]] = []
+        self._deferred_imports: list[tuple[KnownPackage, Import]] = []  # usable packages that only functions import
+        # Attributes of known packages that a program may assign to: no import reads them, so it is not a barrier.
         self._ignored_targets = tuple(f"{target}." for each in table.packages.values() for target in each.settings)
         self._why_unusable = lru_cache(maxsize=None)(self._check_usable)
         self._sources = Sources(self._is_known, self._is_variable_read)
@@ -140,6 +142,7 @@ class ImportSelector:
         }
 
     def _process_steps(self, *, include_deferred: bool) -> None:
+        """Go through the program: first the statements outside functions, then those inside, then deferred imports."""
         for step in self._program.steps:
             if step.certainty > Certainty.DEFERRED:
                 self._process(step)
@@ -164,7 +167,10 @@ class ImportSelector:
             self._process(step)
 
     def _process(self, step: Step) -> None:
-        """Select what a step imports, or note how it affects the imports after it."""
+        """Select what a step imports, or note how it affects the imports after it.
+
+        An import with a certainty below IN_BLOCK may not run: it is not selected here, but may affect others.
+        """
         if isinstance(step, SideEffect):
             self._side_effect = self._side_effect or step.where
             self._process_pending()
@@ -203,6 +209,7 @@ class ImportSelector:
             self._unknown_settings.append(step)
 
     def _add_barrier(self, step: Barrier | Use) -> None:
+        """Note a barrier; only the first one counts."""
         self.barrier = self.barrier or f"{step.where}, which {step.reason}"
 
     def _decide_torch(self) -> None:
@@ -274,7 +281,8 @@ class ImportSelector:
     def _check_usable(self, name: str) -> str | None:
         """Return why a package of the table cannot be preloaded in this installation, for any program; or None.
 
-        Checked are its own version and those of the packages that its import loads.
+        Checked are its own version and those of the packages that its import loads (``loads``), or loads if they are
+        installed (``tries``). ``companions`` are packages that change what its import does.
         """
         package = self._table.packages[name]
         if why := package.refused or self._installed.why_not_audited(package):
