@@ -207,7 +207,7 @@ class RankMemory:
         own, below = dict.fromkeys(ranks.values(), 0), dict.fromkeys(ranks.values(), 0)
         pids = [pid for pid, leader in leaders.items() if leader in own]
         held = (
-            self._proportional_sizes(pids)
+            self._read_proportional_sizes(pids)
             if proportional
             else {pid: _read_counter_bytes(pid, "status", "RssAnon") for pid in pids}
         )
@@ -218,7 +218,7 @@ class RankMemory:
         point = diagnosis.memory.MemoryPoint
         return {rank: point(time.time(), own[pid], below[pid], shared, cache) for rank, pid in ranks.items()}
 
-    def _proportional_sizes(self, pids: Sequence[int]) -> dict[int, int]:
+    def _read_proportional_sizes(self, pids: Sequence[int]) -> dict[int, int]:
         """Read the proportional anonymous memory of processes; incomplete after ``_PSS_TIMEOUT_S``."""
         found: dict[int, int] = {}
 

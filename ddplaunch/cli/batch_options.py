@@ -106,7 +106,7 @@ _DEPENDENCY_PATTERN = (
 """One condition of sbatch's --dependency."""
 
 
-def _scheduler(ctx: click.Context, param: click.Parameter, text: str) -> str:
+def _choose_scheduler(ctx: click.Context, param: click.Parameter, text: str) -> str:
     if text not in SCHEDULER_TITLES:
         hint = "ddplaunch manifest prints a job for Kubernetes" if text == "kubernetes" else "leave it out for Slurm"
         known = join_names([f"{system} ({name})" for name, system in SCHEDULER_TITLES.items()])
@@ -163,7 +163,7 @@ HEADINGS = {
         CONFIG,
     ),
     "For Grid Engine, PBS and LSF": (
-        click.Option(["--scheduler"], metavar="NAME", default="slurm", show_default=True, callback=_scheduler,
+        click.Option(["--scheduler"], metavar="NAME", default="slurm", show_default=True, callback=_choose_scheduler,
                      help="Scheduler: slurm, sge (Grid Engine), pbs or lsf. Except for slurm, --partition is a queue."),
         option("--pe", "NAME",
                "Parallel environment of Grid Engine. It must allocate the same number of slots on each host."),

@@ -86,7 +86,7 @@ def devices(as_json: bool) -> None:
     if sys.stdout.isatty():
         _write_table(hardware, visible)
     else:
-        click.echo(_plain_text(hardware, visible), nl=False)
+        click.echo(_format_plain(hardware, visible), nl=False)
 
 
 def devices_json(hardware: Hardware, visible: VisibleGpus) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _torch_names(visible: VisibleGpus) -> dict[tuple[Gpu, MigInstance | None], s
     return {(device.gpu, device.mig): name for device, name in zip(visible.gpus, visible.devices, strict=True)}
 
 
-def _rows(hardware: Hardware, visible: VisibleGpus) -> list[DeviceRow]:
+def _build_rows(hardware: Hardware, visible: VisibleGpus) -> list[DeviceRow]:
     names = _torch_names(visible)
     rows = []
     for gpu in hardware.gpus:
@@ -135,7 +135,7 @@ def _rows(hardware: Hardware, visible: VisibleGpus) -> list[DeviceRow]:
                 gpu=str(gpu.index),
                 torch="MIG" if gpu.mig else names.get((gpu, None), HIDDEN_TEXT),
                 name=gpu.name,
-                memory=_memory(gpu.memory_used, gpu.memory_total),
+                memory=_format_memory(gpu.memory_used, gpu.memory_total),
                 numa="" if gpu.numa_node is None else str(gpu.numa_node),
                 cpus=format_cpulist(gpu.cpus),
                 pci=gpu.pci or "",
@@ -144,12 +144,12 @@ def _rows(hardware: Hardware, visible: VisibleGpus) -> list[DeviceRow]:
             )
         )
         for index, mig in enumerate(gpu.mig):
-            device, memory = names.get((gpu, mig), HIDDEN_TEXT), _memory(None, mig.memory_total)
+            device, memory = names.get((gpu, mig), HIDDEN_TEXT), _format_memory(None, mig.memory_total)
             rows.append(DeviceRow(f"{gpu.index}:{index}", device, mig.name, memory, uuid=mig.uuid))
     return rows
 
 
-def _memory(used: int | None, total: int | None) -> str:
+def _format_memory(used: int | None, total: int | None) -> str:
     if total is None:
         return ""
     return f"{total / GIB:.1f} GiB" if used is None else f"{used / GIB:.1f} of {total / GIB:.1f} GiB"
@@ -161,7 +161,7 @@ def _process(process: GpuProcess) -> str:
     return f"{process.name or 'process'} {process.pid}" + (f" ({about})" if about else "")
 
 
-def _cpu_line(cpu: Cpu) -> str:
+def _describe_cpus(cpu: Cpu) -> str:
     allowed = "" if len(cpu.allowed) == cpu.logical else f", {len(cpu.allowed)} allowed ({format_cpulist(cpu.allowed)})"
     quota = "" if cpu.quota is None else f", the time of {cpu.quota:g} (the container's quota)"
     parts = [
@@ -175,7 +175,7 @@ def _cpu_line(cpu: Cpu) -> str:
     return "; ".join(parts)
 
 
-def _gpu_line(hardware: Hardware, visible: VisibleGpus) -> str:
+def _describe_gpus(hardware: Hardware, visible: VisibleGpus) -> str:
     if hardware.gpus:
         count = format_count(len(visible.gpus), "GPU") if visible.gpus else "no GPU"
         return f"A job sees {count} (source: {visible.source})."
@@ -184,7 +184,7 @@ def _gpu_line(hardware: Hardware, visible: VisibleGpus) -> str:
     return "No GPU found: a job runs on the CPUs."
 
 
-def _plain_text(hardware: Hardware, visible: VisibleGpus) -> str:
+def _format_plain(hardware: Hardware, visible: VisibleGpus) -> str:
     table = [
         (
             f"gpu {row.gpu}",
@@ -197,12 +197,12 @@ def _plain_text(hardware: Hardware, visible: VisibleGpus) -> str:
             row.uuid or "-",
             f"used by {', '.join(row.used_by.splitlines())}" if row.used_by else "",
         )
-        for row in _rows(hardware, visible)
+        for row in _build_rows(hardware, visible)
     ]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = [f"cpu    {_cpu_line(hardware.cpu)}"]
+    lines = [f"cpu    {_describe_cpus(hardware.cpu)}"]
     lines += ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) for cells in table]
-    lines.append(_gpu_line(hardware, visible))
+    lines.append(_describe_gpus(hardware, visible))
     lines += [f"note: {note}" for note in (*hardware.notes, *visible.notes)]
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
@@ -214,16 +214,16 @@ def _write_table(hardware: Hardware, visible: VisibleGpus) -> None:
     from rich.text import Text
 
     console = Console(highlight=False)
-    console.print(Text(_cpu_line(hardware.cpu)))
+    console.print(Text(_describe_cpus(hardware.cpu)))
     if hardware.gpus:
-        rows = _rows(hardware, visible)
-        table = _table(rows, narrow=False)
+        rows = _build_rows(hardware, visible)
+        table = _build_table(rows, narrow=False)
         if Measurement.get(console, console.options.update(max_width=1000), table).maximum > console.width:
-            table = _table(rows, narrow=True)
+            table = _build_table(rows, narrow=True)
         console.print()
         console.print(table)
         console.print()
-    console.print(Text(_gpu_line(hardware, visible)))
+    console.print(Text(_describe_gpus(hardware, visible)))
     notes = Table.grid(padding=(0, 1))
     for note in (*hardware.notes, *visible.notes):
         notes.add_row(Text("!", style="bold yellow"), Text(note, style="yellow"))
@@ -231,7 +231,7 @@ def _write_table(hardware: Hardware, visible: VisibleGpus) -> None:
         console.print(notes)
 
 
-def _table(rows: list[DeviceRow], *, narrow: bool) -> Table:
+def _build_table(rows: list[DeviceRow], *, narrow: bool) -> Table:
     """Build the table of all columns that have values; ``narrow``: without OPTIONAL_COLUMNS."""
     from rich import box
     from rich.table import Table

@@ -188,7 +188,7 @@ class SocketJobSource:
         connection.send(request)
 
 
-def _screen(loop: EventLoop) -> LiveScreen:
+def _make_screen(loop: EventLoop) -> LiveScreen:
     return LiveScreen(
         loop, ScreenOptions(READER_TIMEOUT_S, 0.0, "", False), reports_job=True, colour=is_colour_allowed()
     )
@@ -199,7 +199,7 @@ class JobChooser:
 
     def __init__(self) -> None:
         self._loop = EventLoop()
-        self._screen = _screen(self._loop)
+        self._screen = _make_screen(self._loop)
         self._jobs: list[tuple[str, str, tuple[str, ...]]] = []  # name, control socket, columns
         self._cursor = 0
         self._chosen: str | int | None = None
@@ -263,16 +263,16 @@ def _job_columns(path: str) -> tuple[str, ...]:
         state, record = "suspended" if is_suspended(job.pid) else "silent", runs.read_job_record(job)
         if record is None:
             return state, "", "", ""
-        return state, _age(record.began), str(record.world_size), short_target(sanitize_line(record.target, 200))
+        return state, _format_age(record.began), str(record.world_size), short_target(sanitize_line(record.target, 200))
     return (
         status.state.value,
-        _age(status.began),
+        _format_age(status.began),
         str(status.world_size),
         short_target(sanitize_line(status.target, 200)),
     )
 
 
-def _age(began: float) -> str:
+def _format_age(began: float) -> str:
     return format_elapsed(max(0.0, time.time() - began))
 
 
@@ -281,7 +281,7 @@ class TopViewer:
 
     def __init__(self, path: str, chosen: str) -> None:
         self._loop, self._path = EventLoop(), path
-        self._screen = _screen(self._loop)
+        self._screen = _make_screen(self._loop)
         self._source = SocketJobSource(self._loop, path, self._on_job_lost)
         self._view = LiveView(
             self._loop,

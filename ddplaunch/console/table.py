@@ -16,7 +16,7 @@ MIN_LAST_COLUMN_WIDTH = 24
 """Optional columns are left out to give the last column this width."""
 
 
-def fitting(line: str, limit: int) -> str:
+def fit_to_width(line: str, limit: int) -> str:
     """Shorten a line to ``limit`` columns of a terminal."""
     length = limit
     while display_width(shortened := truncate_line(line, length)) > limit:
@@ -46,7 +46,7 @@ def format_table(
     left = None if left is None else max(MIN_COLUMN_WIDTH, left)
     for number, row in enumerate([heads, *rows]):
         cells = [cell + " " * (width - display_width(cell)) for cell, width in zip(row, widths, strict=True)]
-        cells[-1] = row[-1] if left is None else fitting(row[-1], left)
+        cells[-1] = row[-1] if left is None else fit_to_width(row[-1], left)
         if number and colours and (colour := colours[number - 1]):
             cells[1] = click.style(cells[1], fg=colour)
         line = "  ".join(cells).rstrip()

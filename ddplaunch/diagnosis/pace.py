@@ -220,7 +220,7 @@ def describe_slow_ranks(groups: Iterable[GroupLateness]) -> tuple[str, ...]:
         slow = [each for each in group.slow_ranks if each.rank not in described]
         described.update(each.rank for each in slow)
         parts = [[each] for each in slow] if len(slow) <= 2 else [slow]
-        sentences += [_sentence(part, group) for part in parts if part]
+        sentences += [_describe_slow_ranks(part, group) for part in parts if part]
         if not group.slow_ranks and group.unclear_fraction >= MIN_COST_FRACTION:
             sentences.append(_describe_uncertainty(group))
     sentences += [
@@ -231,7 +231,7 @@ def describe_slow_ranks(groups: Iterable[GroupLateness]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(sentences))[:MAX_SENTENCES]
 
 
-def _sentence(slow: list[RankLateness], group: GroupLateness) -> str:
+def _describe_slow_ranks(slow: list[RankLateness], group: GroupLateness) -> str:
     """Describe slow ranks: "rank 5 was last in 92 % of the last 2,000 collectives (median delay 38 ms); …"."""
     last, waited = sum(each.times_last for each in slow), sum(each.waited_fraction for each in slow)
     lateness = sum(each.lateness * each.times_last for each in slow) / last
@@ -239,19 +239,19 @@ def _sentence(slow: list[RankLateness], group: GroupLateness) -> str:
     often = f"{100 * share:.0f} %" if share >= 0.01 else f"{last}"
     which = "" if group.description == "default_pg" else f" of {_group_name(group)}"
     return (
-        f"{_ranks(slow)} {'was' if len(slow) == 1 else 'were'} last in {often} of the last {group.collectives:,}"
-        f" collectives{which} (median delay {_span(lateness)}); the others spent {100 * waited:.0f} % of the time"
-        f" waiting for {'it' if len(slow) == 1 else 'them'}"
+        f"{_format_ranks(slow)} {'was' if len(slow) == 1 else 'were'} last in {often} of the last {group.collectives:,}"
+        f" collectives{which} (median delay {_format_span(lateness)}); the others spent {100 * waited:.0f} % of the"
+        f" time waiting for {'it' if len(slow) == 1 else 'them'}"
     )
 
 
 def _describe_other_causes(group: GroupLateness) -> str:
     late = [each for each in group.ranks if each.excused_fraction >= MIN_COST_FRACTION]
-    names = f"{_ranks(late)} arrived late at the collectives of {_group_name(group)}"
+    names = f"{_format_ranks(late)} arrived late at the collectives of {_group_name(group)}"
     return f"{names} because {'it' if len(late) == 1 else 'they'} waited in another group"
 
 
-def _ranks(paces: list[RankLateness]) -> str:
+def _format_ranks(paces: list[RankLateness]) -> str:
     return words.format_ranks(each.rank for each in paces)
 
 
@@ -260,11 +260,13 @@ def _group_name(group: GroupLateness) -> str:
 
 
 def _describe_uncertainty(group: GroupLateness) -> str:
-    known = "have not been compared yet" if group.error == math.inf else f"are known to {_span(group.error)} only"
+    known = (
+        "have not been compared yet" if group.error == math.inf else f"are known to {_format_span(group.error)} only"
+    )
     return f"cannot determine which node is slow: their clocks {known}"
 
 
-def _span(seconds: float) -> str:
+def _format_span(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.1f} s"
     return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"

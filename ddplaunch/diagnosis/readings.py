@@ -52,12 +52,12 @@ class NodeSample:
 
     def to_json(self) -> str:
         """Return the line for the file of samples."""
-        ranks, gpus = (",".join(map(_row, rows)) for rows in (self.ranks, self.gpus))
+        ranks, gpus = (",".join(map(_row_to_json, rows)) for rows in (self.ranks, self.gpus))
         head = f'"time":{self.time:.2f},"seconds":{self.seconds:.2f},"attempt":{self.attempt}'
         return f'{{{head},"ranks":[{ranks}],"gpus":[{gpus}]}}\n'
 
 
-def _row(row: Iterable[float | None]) -> str:
+def _row_to_json(row: Iterable[float | None]) -> str:
     texts = ("null" if each is None else f"{each:.4g}" if isinstance(each, float) else str(each) for each in row)
     return f"[{','.join(texts)}]"
 
@@ -117,12 +117,16 @@ def _merge_rows(
             yield [*(one or other or ())]
             continue
         yield [
-            new if index < names or old is None else old if new is None else _mean(old, new, share, index == memory)
+            new
+            if index < names or old is None
+            else old
+            if new is None
+            else _merge_values(old, new, share, index == memory)
             for index, (old, new) in enumerate(zip(one, other, strict=True))
         ]
 
 
-def _mean(old: float, new: float, share: float, most: bool) -> float:
+def _merge_values(old: float, new: float, share: float, most: bool) -> float:
     return max(old, new) if most else old + (new - old) * share
 
 

@@ -59,41 +59,43 @@ def format_size_short(count: float | None) -> str:
     return f"{amount:.1f}{unit}" if unit != "M" and amount < 10 else f"{amount:.0f}{unit}"
 
 
-def _rate(rate: float | None) -> str:
+def _format_rate(rate: float | None) -> str:
     if rate is None:
         return ""
     return f"{rate:.1f}" if 0 < rate < 9.95 else f"{rate:.0f}" if rate < 100_000 else f"{rate / 1000:.0f}k"
 
 
-def _late(seconds: float | None) -> str:
+def _format_lateness(seconds: float | None) -> str:
     if seconds is None:
         return ""
     return f"{seconds:.1f}s" if seconds >= 0.9995 else f"{seconds * 1000:.0f}ms" if seconds >= 0.0005 else "0"
 
 
-def _percent(share: float | None) -> str:
+def _format_percent(share: float | None) -> str:
     return "" if share is None else f"{share:.0f}"
 
 
-def _memory(one: TableRow) -> float | None:
+def _get_memory(one: TableRow) -> float | None:
     return one.usage.memory if one.usage else None
 
 
-def _gpu(one: TableRow) -> float | None:
+def _get_gpu_busy(one: TableRow) -> float | None:
     return one.gpu.busy if one.gpu else None
 
 
-def _gpu_memory(one: TableRow) -> float | None:
+def _get_gpu_memory(one: TableRow) -> float | None:
     return one.gpu.memory_used if one.gpu else None
 
 
 COLUMNS: Mapping[str, TableColumn] = {
-    "CPU%": TableColumn(4, lambda one: _percent(None if one.busy is None else one.busy * 100), lambda one: one.busy),
-    "late": TableColumn(5, lambda one: _late(one.lateness_s), lambda one: one.lateness_s),
-    "coll/s": TableColumn(6, lambda one: _rate(one.rate), lambda one: one.rate),
-    "mem": TableColumn(4, lambda one: format_size_short(_memory(one)), _memory),
-    "GPU%": TableColumn(4, lambda one: _percent(_gpu(one)), _gpu),
-    "GPUmem": TableColumn(6, lambda one: format_size_short(_gpu_memory(one)), _gpu_memory),
+    "CPU%": TableColumn(
+        4, lambda one: _format_percent(None if one.busy is None else one.busy * 100), lambda one: one.busy
+    ),
+    "late": TableColumn(5, lambda one: _format_lateness(one.lateness_s), lambda one: one.lateness_s),
+    "coll/s": TableColumn(6, lambda one: _format_rate(one.rate), lambda one: one.rate),
+    "mem": TableColumn(4, lambda one: format_size_short(_get_memory(one)), _get_memory),
+    "GPU%": TableColumn(4, lambda one: _format_percent(_get_gpu_busy(one)), _get_gpu_busy),
+    "GPUmem": TableColumn(6, lambda one: format_size_short(_get_gpu_memory(one)), _get_gpu_memory),
     "pid": TableColumn(7, lambda one: str(one.rank.pid or "")),
 }
 """The columns of numbers, by priority: the last ones are left out first, and empty ones always."""

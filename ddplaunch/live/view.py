@@ -118,7 +118,7 @@ class LiveView:
 
     def seed_trends(self, samples: Sequence[NodeSample]) -> None:
         """Start the trends with earlier samples."""
-        for each, trend in zip((_rate, _cpus, _gpu_busy), self._trends.values(), strict=True):
+        for each, trend in zip((_collective_rate, _cpu_percent, _mean_gpu_busy), self._trends.values(), strict=True):
             trend.seed((sample.seconds, value) for sample in samples if (value := each(sample)) is not None)
 
     def start(self, *, keys: bool) -> None:
@@ -392,15 +392,15 @@ class EmbeddedView:
         self._screen.end()
 
 
-def _rate(sample: NodeSample) -> float | None:
+def _collective_rate(sample: NodeSample) -> float | None:
     return max((each.collectives for each in sample.ranks if each.collectives is not None), default=None)
 
 
-def _cpus(sample: NodeSample) -> float:
+def _cpu_percent(sample: NodeSample) -> float:
     return 100 * sum(each.cpus or 0.0 for each in sample.ranks)
 
 
-def _gpu_busy(sample: NodeSample) -> float | None:
+def _mean_gpu_busy(sample: NodeSample) -> float | None:
     busy = [each.busy for each in sample.gpus if each.busy is not None]
     return sum(busy) / len(busy) if busy else None
 

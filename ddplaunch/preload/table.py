@@ -93,11 +93,11 @@ class PackageTable:
 
     def find_package(self, module: str) -> KnownPackage | None:
         """Return the audited distribution that a module belongs to, or None."""
-        return _closest_parent(module, self._by_top)
+        return _find_closest(module, self._by_top)
 
     def find_harmless(self, module: str) -> KnownPackage | None:
         """Return the distribution of a module whose import only sets the variables in ``sets``; it is not preloaded."""
-        return _closest_parent(module, self._harmless_by_top)
+        return _find_closest(module, self._harmless_by_top)
 
 
 class InstalledPackages:
@@ -185,7 +185,7 @@ def _release_numbers(version: str) -> list[int]:
     return [int(part) for part in match[1].split(".")] if match else []
 
 
-def _closest_parent(module: str, packages: Mapping[str, KnownPackage]) -> KnownPackage | None:
+def _find_closest(module: str, packages: Mapping[str, KnownPackage]) -> KnownPackage | None:
     """Look up a module, or else the closest parent package that is in ``packages``."""
     while module and module not in packages:
         module = module.rpartition(".")[0]

@@ -124,14 +124,14 @@ def dump_call(function: Callable[..., object], args: tuple[object, ...], path: s
     except Exception as error:
         parts: dict[str, object] = {getattr(function, "__name__", "the function"): function}
         parts |= {f"argument {number} ({type(each).__name__})": each for number, each in enumerate(args, 1)}
-        raise unpicklable(parts, error) from None
+        raise make_unpicklable_error(parts, error) from None
 
 
 class UnpicklableError(LaunchError):
     """A function or an argument cannot be pickled."""
 
 
-def unpicklable(values: dict[str, object], error: Exception) -> UnpicklableError:
+def make_unpicklable_error(values: dict[str, object], error: Exception) -> UnpicklableError:
     """The error that names the first of ``values`` that cannot be pickled."""
     for name, value in values.items():
         try:

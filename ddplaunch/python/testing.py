@@ -88,7 +88,7 @@ class PytestRanks:
             self._debugger.start_test()
             return self._session.run(body.run_body, function, given, timeout=timeout)
         except parcel.UnpicklableError as error:
-            raise parcel.unpicklable({**given, function.__name__: function}, error) from None
+            raise parcel.make_unpicklable_error({**given, function.__name__: function}, error) from None
         finally:
             self._debugger.finish_test()
             if module is not None:

@@ -22,9 +22,9 @@ def find_function(typed: str, where: str, function: str, module: ast.Module) -> 
         example = f"{where}:{names[0]}" if names else f"{where}:main"
         raise UsageError(f"{function!r} is not a function name", f"write it like {example}")
     name, _, attribute = function.partition(".")
-    bindings = [node for node in _top_level(module) if name in _bound_names(node)]
+    bindings = [node for node in _top_level(module) if name in _list_bound_names(node)]
     if not bindings:
-        if "__getattr__" in names or any("*" in _bound_names(node) for node in _top_level(module)):
+        if "__getattr__" in names or any("*" in _list_bound_names(node) for node in _top_level(module)):
             return None
         raise UsageError(f"{where} has no function {function}", _suggest_functions(where, function, names))
     node = bindings[-1]
@@ -52,7 +52,7 @@ def _suggest_functions(where: str, function: str, names: list[str]) -> str | Non
 def _non_function_statement(node: ast.Import | ast.Assign | ast.AnnAssign) -> str | None:
     """Return the source of a statement that certainly binds no function but a module or a plain value; else None."""
     plain = (ast.Constant, ast.List, ast.Dict, ast.Tuple, ast.Set, ast.JoinedStr)
-    if isinstance(node, ast.Import) or (isinstance(node.value, plain) and len(_bound_names(node)) == 1):
+    if isinstance(node, ast.Import) or (isinstance(node.value, plain) and len(_list_bound_names(node)) == 1):
         return ast.unparse(node)
     return None
 
@@ -68,7 +68,7 @@ def _top_level(module: ast.Module) -> Iterator[ast.AST]:
             todo[:0] = [child for child in ast.iter_child_nodes(node) if isinstance(child, inner)]
 
 
-def _bound_names(node: ast.AST) -> set[str]:
+def _list_bound_names(node: ast.AST) -> set[str]:
     """Return the names that a statement binds, without those in its blocks; "*" for a star import."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return {node.name}

@@ -90,18 +90,18 @@ def find_target(typed: str, args: tuple[str, ...], *, as_module: bool, as_progra
     if not typed:
         raise UsageError("the target is empty", "ddplaunch run train.py --nproc 4")
     if as_program:
-        return _program(typed, args, cwd)
+        return _find_program(typed, args, cwd)
     if as_module:
-        return _module(typed, args, cwd)
+        return _find_module(typed, args, cwd)
     if ":" in typed and not os.path.exists(os.path.join(cwd, typed)):  # a file may have a colon in its name
         if match := re.fullmatch(_FUNCTION_IN_FILE, typed):
             return _function_in_file(typed, match["path"], match["function"], args, cwd)
         if match := re.fullmatch(_FUNCTION_IN_MODULE, typed):
             return _function_in_module(typed, match["module"], match["function"], args, cwd)
-    return _script(typed, args, cwd)
+    return _find_script(typed, args, cwd)
 
 
-def _script(typed: str, args: tuple[str, ...], cwd: str) -> Target:
+def _find_script(typed: str, args: tuple[str, ...], cwd: str) -> Target:
     path = os.path.join(cwd, typed)
     mains = [os.path.join(typed, name) for name in ("__main__.py", "__main__.pyc")] if os.path.isdir(path) else []
     if main := next((each for each in mains if os.path.isfile(os.path.join(cwd, each))), None):
@@ -140,14 +140,14 @@ def _is_archive(path: str, name: str) -> bool:
     return True
 
 
-def _module(typed: str, args: tuple[str, ...], cwd: str) -> Target:
+def _find_module(typed: str, args: tuple[str, ...], cwd: str) -> Target:
     if ":" in typed:
         raise UsageError(f"-m takes a module, and {typed} names a function", f"leave -m out: ddplaunch run {typed}")
     origin = _module_source(typed, cwd, main=True)
     return Target(TargetKind.MODULE, typed, args, module=typed, sys_path_0=cwd, source=origin)
 
 
-def _program(typed: str, args: tuple[str, ...], cwd: str) -> Target:
+def _find_program(typed: str, args: tuple[str, ...], cwd: str) -> Target:
     if os.sep in typed:
         path = os.path.join(cwd, typed)
         if os.path.isdir(path):

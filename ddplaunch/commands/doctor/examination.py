@@ -270,11 +270,11 @@ class Examiner:
                 going,
                 [(b, a) for a, b in going],
             ):  # one direction at a time: acknowledgements would share the path
-                self._stream(flows, {each: ports[each] for each in turn})
+                self._measure_streams(flows, {each: ports[each] for each in turn})
             for each in both:
                 for _ in range(_STREAM_REPEATS):
                     if each in flows and not {"slow", "slower"}.isdisjoint(flows[each].faults):
-                        self._stream(flows, {each: ports[each]})
+                        self._measure_streams(flows, {each: ports[each]})
         return tuple(flows.values())
 
     def _ping(self, ports: Mapping[Pair, int]) -> dict[Pair, Flow]:
@@ -286,7 +286,7 @@ class Examiner:
             if a in answers
         }
 
-    def _stream(self, flows: dict[Pair, Flow], ports: Mapping[Pair, int]) -> None:
+    def _measure_streams(self, flows: dict[Pair, Flow], ports: Mapping[Pair, int]) -> None:
         """Measure streams and add them to the flows; of several the fastest counts."""
         questions = {a: messages.SendStream(self._node_address(b), port) for (a, b), port in ports.items()}
         for a, answer in self._query(questions, messages.StreamReply, STREAM_TIMEOUT_S).items():
@@ -319,12 +319,12 @@ class Examiner:
         )
         powers = [DeviceResult(node, each.device, each.flops) for node, done in ready.items() for each in done.powers]
         broken = [
-            CollectiveResult((node,), len(self._devices(node)), self._backend(node), error=done.error)
+            CollectiveResult((node,), len(self._devices_for(node)), self._backend_for(node), error=done.error)
             for node, done in ready.items()
             if done.error
         ]
         well = [node for node, done in ready.items() if not done.error]
-        alone = self._collective([(node,) for node in well])
+        alone = self._measure_in_groups([(node,) for node in well])
         closed = {frozenset((path.source, path.target)) for path in paths if path.port == 0 and path.outcome != "ok"}
         closed |= {frozenset(flow.pair) for flow in flows if flow.faults}
         well = [node for node in well if node not in nodes_to_skip(flows)]
@@ -334,7 +334,9 @@ class Examiner:
         ):
             out = _failing_nodes(pairs.values())
             trying = [pair for pair in pairing if frozenset(pair) not in closed and out.isdisjoint(pair)]
-            pairs |= self._collective([(a, b) for a, b in trying if self._backend(a) == self._backend(b)], most=1)
+            pairs |= self._measure_in_groups(
+                [(a, b) for a, b in trying if self._backend_for(a) == self._backend_for(b)], most=1
+            )
         self._remeasure_slow_pairs(pairs)
         return tuple(powers), (*broken, *alone.values(), *pairs.values())
 
@@ -342,7 +344,7 @@ class Examiner:
         """Measure slow pairs again, alone: concurrent pairs may have slowed them, and then the remaining ones too."""
         slow = sorted((each for each in slow_pairs(list(pairs.values())) if not each.error), key=largest_bus_bandwidth)
         for each in slow[:MAX_REMEASURED_PAIRS]:
-            for nodes, again in self._collective([each.nodes], most=1).items():
+            for nodes, again in self._measure_in_groups([each.nodes], most=1).items():
                 pairs[nodes] = max(each, again, key=largest_bus_bandwidth)
         still = {each.nodes for each in slow_pairs(list(pairs.values()))}
         if not still.issuperset(each.nodes for each in slow[:MAX_REMEASURED_PAIRS]):
@@ -352,9 +354,9 @@ class Examiner:
     def _prepare_request(self, node: int) -> PrepareDevices:
         facts = self._found[node].facts
         interface = facts.link.interface if facts and facts.link else None
-        return PrepareDevices(self._devices(node), interface if interface and interface != "lo" else "")
+        return PrepareDevices(self._devices_for(node), interface if interface and interface != "lo" else "")
 
-    def _collective(
+    def _measure_in_groups(
         self,
         groups: Sequence[tuple[int, ...]],
         name: str = "all_reduce",
@@ -366,7 +368,7 @@ class Examiner:
         """Measure a collective in disjoint groups of nodes at once, with up to ``most`` devices of each node."""
         questions: dict[int, MeasureCollective] = {}
         for nodes in groups:
-            first, counts = nodes[0], [min(most, len(self._devices(node))) for node in nodes]
+            first, counts = nodes[0], [min(most, len(self._devices_for(node))) for node in nodes]
             address, port = "", 0
             if len(nodes) > 1:
                 address, port = rail.addresses[first] if rail else self._node_address(first), self._any_port[first]
@@ -379,7 +381,7 @@ class Examiner:
             nodes: CollectiveResult(
                 nodes,
                 questions[nodes[0]].world_size,
-                "gloo" if rail else self._backend(nodes[0]),
+                "gloo" if rail else self._backend_for(nodes[0]),
                 answers[nodes[0]].seconds,
                 next((answers[node].error for node in nodes if answers[node].error), None),
                 f"{name} over {rail.network}" if rail else name,
@@ -388,10 +390,10 @@ class Examiner:
             if answers.keys() >= set(nodes)
         }
 
-    def _backend(self, node: int) -> str:
-        return "gloo" if self._devices(node)[0] == "cpu" else "nccl"
+    def _backend_for(self, node: int) -> str:
+        return "gloo" if self._devices_for(node)[0] == "cpu" else "nccl"
 
-    def _devices(self, node: int) -> tuple[str, ...]:
+    def _devices_for(self, node: int) -> tuple[str, ...]:
         facts = self._found[node].facts
         gpus = facts.torch.devices if facts and facts.torch else 0
         on_cpus = _CPU_PROCESSES if len(self._peers) <= MAX_ALL_PAIRS_NODES else 1  # importing torch takes long

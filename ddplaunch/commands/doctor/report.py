@@ -90,16 +90,16 @@ def _wrap_text(first: str, text: str) -> list[str]:
 def _format_machines(examination: DoctorResults) -> Iterator[str]:
     for check in reversed(CHECKS):
         for label, amount in check.size_rows.items():
-            yield from _row(label, _find_extremes(examination.nodes, amount))
+            yield from _format_row(label, _find_extremes(examination.nodes, amount))
     for check in CHECKS:
         for label, read in check.text_rows.items():
-            yield from _row(label, nodes_by_value(examination.nodes, read))
+            yield from _format_row(label, nodes_by_value(examination.nodes, read))
     clocks = [f"{node.name} {node.clock:+.3f} s" for node in examination.nodes[1:] if node.clock is not None]
     if clocks:
         yield from _wrap_text(f"{'':{_LABEL}}", f"compared with {examination.nodes[0].name}: {', '.join(clocks)}")
 
 
-def _row(label: str, values: dict[str, list[str]]) -> Iterator[str]:
+def _format_row(label: str, values: dict[str, list[str]]) -> Iterator[str]:
     """A row of the table: one value for all nodes, or each value with its nodes."""
     if values:
         cells = (

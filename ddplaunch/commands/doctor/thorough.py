@@ -40,10 +40,10 @@ class ThoroughExaminer(Examiner):
         failed |= {node for path in examination.ways if path.outcome != "ok" for node in (path.source, path.target)}
         able = {node for speed in examination.speeds for node in speed.nodes}
         nodes = [node for node in self._responding_nodes() if node in able - failed]
-        nodes = [node for node in nodes if self._backend(node) == self._backend(nodes[0])]
+        nodes = [node for node in nodes if self._backend_for(node) == self._backend_for(nodes[0])]
         groups = [nodes] if nodes else []
-        if nodes and self._backend(nodes[0]) == "nccl":
-            groups += [[node] for node in nodes if len(nodes) > 1 and len(self._devices(node)) > 1]
+        if nodes and self._backend_for(nodes[0]) == "nccl":
+            groups += [[node] for node in nodes if len(nodes) > 1 and len(self._devices_for(node)) > 1]
         for name in benchmark.COLLECTIVES if groups else ():
             self._report_progress(
                 f"measuring {name} {'of all nodes at once' if len(nodes) > 1 else 'of larger tensors'}"
@@ -53,12 +53,12 @@ class ThoroughExaminer(Examiner):
 
     def _measure_collective(self, nodes: Sequence[int], name: str) -> Iterable[CollectiveResult]:
         """Measure a collective on these nodes; with CPUs one process per node, so that it measures the network."""
-        most = 1 if len(nodes) > 1 and self._backend(nodes[0]) == "gloo" else MAX_GPUS
+        most = 1 if len(nodes) > 1 and self._backend_for(nodes[0]) == "gloo" else MAX_GPUS
         facts = (self._found[node].facts for node in nodes)
         free = min((each.memory_available or 0 for each in facts if each), default=0)
-        processes = max(min(most, len(self._devices(node))) for node in nodes)
+        processes = max(min(most, len(self._devices_for(node))) for node in nodes)
         max_bytes = max(benchmark.SIZES[-1], free // (_MEMORY_DIVISOR * processes))
-        return self._collective([tuple(nodes)], name, most=most, max_bytes=max_bytes).values()
+        return self._measure_in_groups([tuple(nodes)], name, most=most, max_bytes=max_bytes).values()
 
     def _find_rails(self) -> Iterator[Rail]:
         """Yield the networks that nodes share, except that of the interface to node 0."""
@@ -102,4 +102,4 @@ class ThoroughExaminer(Examiner):
             questions = {node: PrepareDevices(("cpu",), rail.interfaces[node], force_interface=True) for node in nodes}
             ready = self._query(questions, messages.PrepareReply, TORCH_IMPORT_TIMEOUT_S)
             if all(node in ready and not ready[node].error for node in nodes):
-                yield from self._collective([tuple(nodes)], most=1, rail=rail).values()
+                yield from self._measure_in_groups([tuple(nodes)], most=1, rail=rail).values()

@@ -75,7 +75,7 @@ def profile(run: str | None, seconds: float | None, torch: bool, spied: str | No
         return run_on_nodes(queued, seen, words)
     tool = py_spy.find_py_spy("--py-spy") if spied else ""
     job = find_running(run)
-    pids = _pids(job.path, spied) if spied else {}
+    pids = _find_pids(job.path, spied) if spied else {}
     names = run_names(f"profile-{job.run_id}-{time.strftime('%H%M%S')}")
     title = next(each for each in names if not os.path.exists(os.path.join(output, f"{each}.trace.json")))
     click.echo(f"taking a profile of {sanitize_line(job.run_id)} for {seconds:g} s …", err=True)
@@ -90,14 +90,14 @@ def profile(run: str | None, seconds: float | None, torch: bool, spied: str | No
     local = [each for each in known if each.torch and _is_local(each)]
     of_torch = {each.rank: _move_torch_trace(each, os.path.join(output, title)) for each in local}
     paths = [
-        _write(os.path.join(output, f"{title}.trace.json"), _as_array(perfetto_trace(known, of_torch))),
+        _write(os.path.join(output, f"{title}.trace.json"), _to_json_array(perfetto_trace(known, of_torch))),
         _write(os.path.join(output, f"{title}.speedscope.json"), [json.dumps(speedscope_file(known, title))]),
     ]
     found = find_hot_spots(known)
     sentences, late = late_ranks(known)
     differ = [
-        f"rank {each.rank} differs: {_share(each.share)} of its time is in {format_location(each.line)},"
-        f" of the others' {_share(each.others)}"
+        f"rank {each.rank} differs: {_format_share(each.share)} of its time is in {format_location(each.line)},"
+        f" of the others' {_format_share(each.others)}"
         for each in find_outliers(found, late)
     ]
     colour = None if is_colour_allowed() else False
@@ -133,7 +133,7 @@ def _print_remote_traces(profiles: Iterable[RankProfile]) -> None:
             click.echo(f"torch's profiler: {where}, until the job ends")
 
 
-def _pids(path: str, text: str) -> dict[int, int]:
+def _find_pids(path: str, text: str) -> dict[int, int]:
     """Return the pids of the ranks of ``--py-spy``; raise UsageError if one of them does not run here."""
     here = {
         each.rank: each.pid
@@ -198,21 +198,26 @@ def _format_page(found: Sequence[HotSpot], notes: Iterable[str]) -> Iterator[str
     rows = []
     for each in shown:
         low, high = min(each.shares.values()), max(each.shares.values())
-        spread = f"{100 * low:.0f} to {_share(high)}" if len(each.shares) > 1 else ""
+        spread = f"{100 * low:.0f} to {_format_share(high)}" if len(each.shares) > 1 else ""
         rows.append(
-            (_share(each.mean), spread, sanitize_line(format_location(each.line), 200), sanitize_line(each.calls, 80))
+            (
+                _format_share(each.mean),
+                spread,
+                sanitize_line(format_location(each.line), 200),
+                sanitize_line(each.calls, 80),
+            )
         )
     yield ""
     yield from format_table(("TIME", "OF RANKS", "WHERE", "CALLS"), rows)
     if (rest := found[len(shown) :]) and sum(each.mean for each in rest) >= MIN_SHARE:
-        yield f"{_share(sum(each.mean for each in rest))} in {format_count(len(rest), 'line')} more"
+        yield f"{_format_share(sum(each.mean for each in rest))} in {format_count(len(rest), 'line')} more"
 
 
-def _share(share: float) -> str:
+def _format_share(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _as_array(events: Iterable[Event]) -> Iterator[str]:
+def _to_json_array(events: Iterable[Event]) -> Iterator[str]:
     """Yield the lines of a file in the trace event format, one event in each."""
     yield '{"displayTimeUnit": "ms", "traceEvents": [\n'
     for number, each in enumerate(events):

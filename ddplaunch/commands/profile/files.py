@@ -28,13 +28,13 @@ def perfetto_trace(profiles: Sequence[RankProfile], of_torch: Mapping[int, str])
         for kind, number, begin, _ in each.collectives():
             last[kind.group, number] = max(begin, last.get((kind.group, number), begin))
     for each in profiles:
-        yield from _calls(each, zero)
-        yield from _collectives(each, zero, last)
+        yield from _call_events(each, zero)
+        yield from _collective_events(each, zero, last)
         if path := of_torch.get(each.rank):
             yield from torch_events(path, each.rank, zero + each.clock_offset_s)
 
 
-def _calls(profile: RankProfile, zero: float) -> Iterator[Event]:
+def _call_events(profile: RankProfile, zero: float) -> Iterator[Event]:
     host = f" ({profile.host})" if profile.host else ""
     yield _name_event(profile.rank, 0, "process_name", f"rank {profile.rank}{host}")
     yield {"ph": "M", "pid": profile.rank, "name": "process_sort_index", "args": {"sort_index": profile.rank}}
@@ -50,7 +50,7 @@ def _calls(profile: RankProfile, zero: float) -> Iterator[Event]:
         for name, frame, begin in open_calls[same:]:
             where = {"file": frame.file, "line": frame.line}
             times = (began + begin * TICK_INTERVAL_S * 1e6, (now - begin) * TICK_INTERVAL_S * 1e6)
-            yield _slice(profile.rank, _STACKS, name, "stack", *times, where)
+            yield _make_slice(profile.rank, _STACKS, name, "stack", *times, where)
         open_calls[same:] = [(name, frame, now) for name, frame in stack[same:]]
         now += ticks
 
@@ -64,7 +64,7 @@ def _name(frame: Frame) -> str:
     )
 
 
-def _collectives(profile: RankProfile, zero: float, last: dict[tuple[str, int], float]) -> Iterator[Event]:
+def _collective_events(profile: RankProfile, zero: float, last: dict[tuple[str, int], float]) -> Iterator[Event]:
     """Yield the collectives of a rank; those that overlap, as in several groups, are in different lanes."""
     lanes: list[float] = []  # when the last one in each ends
     for kind, number, begin, ended in sorted(profile.collectives(), key=lambda each: each[2]):
@@ -77,12 +77,14 @@ def _collectives(profile: RankProfile, zero: float, last: dict[tuple[str, int], 
         details: dict[str, Any] = {"number": number, "group": kind.description or kind.group, "tensors": kind.tensors}
         details["ends"] = "when it completed" if ended else "when the last rank came: its own end is not recorded"
         name = f"{kind.operation} {kind.tensors}".rstrip()
-        yield _slice(
+        yield _make_slice(
             profile.rank, _COLLECTIVES + lane, name, "collective", (begin - zero) * 1e6, (end - begin) * 1e6, details
         )
 
 
-def _slice(rank: int, thread: int, name: str, kind: str, begin: float, length: float, details: dict[str, Any]) -> Event:
+def _make_slice(
+    rank: int, thread: int, name: str, kind: str, begin: float, length: float, details: dict[str, Any]
+) -> Event:
     first, last = (
         round(begin, 3),
         round(begin + length, 3),

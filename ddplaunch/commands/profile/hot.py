@@ -51,12 +51,12 @@ def find_hot_spots(profiles: Sequence[RankProfile]) -> list[HotSpot]:
             line = user_frame(stack) or (stack or (NATIVE_FRAME,))[-1]
             of_ranks = shares.setdefault(line, {each.rank: 0.0 for each in profiles})
             of_ranks[profile.rank] += ticks / profile.tick_count
-            calls.setdefault(line, Counter())[_callee(stack, line)] += ticks
+            calls.setdefault(line, Counter())[_find_callee(stack, line)] += ticks
     found = [HotSpot(line, of_ranks, calls[line].most_common(1)[0][0]) for line, of_ranks in shares.items()]
     return sorted(found, key=lambda each: -each.mean)
 
 
-def _callee(stack: Sequence[Frame], line: Frame) -> str:
+def _find_callee(stack: Sequence[Frame], line: Frame) -> str:
     """Return the function that a line calls: the first of a library with a public name, else the innermost."""
     above = stack[: stack.index(line)] if line in stack else ()
     inner = [frame.function for frame in above if not frame.own and not frame.file.endswith(_DECORATOR)]
@@ -86,7 +86,8 @@ def find_outliers(found: Sequence[HotSpot], late: Iterable[int]) -> list[RankOut
     if len(ranks) < 2:
         return []
     most = {
-        rank: max((_excess(spot, rank) for spot in found), key=lambda each: each.share - each.others) for rank in ranks
+        rank: max((_find_outlier(spot, rank) for spot in found), key=lambda each: each.share - each.others)
+        for rank in ranks
     }
     named = [most[rank] for rank in dict.fromkeys(late) if rank in most]
     if not named:
@@ -95,6 +96,6 @@ def find_outliers(found: Sequence[HotSpot], late: Iterable[int]) -> list[RankOut
     return [each for each in named if each.share - each.others >= MIN_DIFFERENCE]
 
 
-def _excess(spot: HotSpot, rank: int) -> RankOutlier:
+def _find_outlier(spot: HotSpot, rank: int) -> RankOutlier:
     others = median_high(share for number, share in spot.shares.items() if number != rank)
     return RankOutlier(rank, spot.line, spot.shares[rank], others)

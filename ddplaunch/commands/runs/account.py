@@ -51,7 +51,7 @@ def render_report(shares: Sequence[RunRecord], total: TimeOfRuns, output: str | 
     yield click.style(f"{record.run}: {_format_state(record)}", bold=True)
     yield f"  {sanitize_line(shlex.join(record.argv), MAX_COMMAND)}"
     yield f"  in {record.cwd} on {record.host}, {format_count(record.world_size, 'rank')}{nodes}"
-    yield f"  began {_day(record.began)}{lasted}"
+    yield f"  began {_format_time(record.began)}{lasted}"
     for share in shares[1:]:
         yield f"  node {share.node_rank} ({share.host}): {_format_state(share)}"
     if record.verdict:
@@ -59,9 +59,11 @@ def render_report(shares: Sequence[RunRecord], total: TimeOfRuns, output: str | 
         yield render_verdict(record.verdict, record.nnodes).rstrip("\n")
     if record.remark:
         yield from ("", record.remark)
-    yield from _attempts(record)
-    latest = max(_number(share) for share in shares)  # without nodes that were lost earlier
-    yield from _ranks([rank for share in shares if _number(share) == latest for rank in _last_ranks(share)])
+    yield from _format_attempts(record)
+    latest = max(_last_attempt_number(share) for share in shares)  # without nodes that were lost earlier
+    yield from _format_ranks(
+        [rank for share in shares if _last_attempt_number(share) == latest for rank in _ranks_of_last_attempt(share)]
+    )
     if record.notes:
         yield from ("", *(f"note: {note}" for note in record.notes))
     if output:
@@ -70,7 +72,7 @@ def render_report(shares: Sequence[RunRecord], total: TimeOfRuns, output: str | 
 
 def _run_row(record: RunRecord) -> tuple[str, ...]:
     lasted, effective = format_elapsed(record.spent.wall_s), format_percent(record.spent.goodput)
-    return record.run, _day(record.began), lasted, effective, _format_state(record)
+    return record.run, _format_time(record.began), lasted, effective, _format_state(record)
 
 
 def _format_state(record: RunRecord) -> str:
@@ -88,7 +90,7 @@ def _format_state(record: RunRecord) -> str:
     return f"failed with exit code {record.code}"
 
 
-def _attempts(record: RunRecord) -> Iterator[str]:
+def _format_attempts(record: RunRecord) -> Iterator[str]:
     if len(record.attempts) < 2:
         return
     yield ""
@@ -101,18 +103,18 @@ def _attempts(record: RunRecord) -> Iterator[str]:
 
 def _attempt_row(attempt: AttemptRecord) -> tuple[str, ...]:
     lasted = "-" if attempt.ended is None else format_elapsed(attempt.ended - attempt.began)
-    return str(attempt.number), _day(attempt.began), lasted, attempt.why or "-"
+    return str(attempt.number), _format_time(attempt.began), lasted, attempt.why or "-"
 
 
-def _number(record: RunRecord) -> int:
+def _last_attempt_number(record: RunRecord) -> int:
     return record.attempts[-1].number if record.attempts else -1
 
 
-def _last_ranks(record: RunRecord) -> Sequence[RankRecord]:
+def _ranks_of_last_attempt(record: RunRecord) -> Sequence[RankRecord]:
     return record.attempts[-1].ranks if record.attempts else ()
 
 
-def _ranks(ranks: Sequence[RankRecord]) -> Iterator[str]:
+def _format_ranks(ranks: Sequence[RankRecord]) -> Iterator[str]:
     if not any(rank.started for rank in ranks):
         return
     hosts = len({rank.host for rank in ranks}) > 1
@@ -128,12 +130,12 @@ def _rank_row(rank: RankRecord, host: bool) -> tuple[str, ...]:
     lasted = format_elapsed((rank.ended or 0) - (rank.started or 0)) if known else "-"
     memory = format_size(rank.peak_memory) if rank.peak_memory else "-"
     cpu = format_elapsed(rank.cpu) if rank.peak_memory else "-"
-    return str(rank.rank), *([rank.host] if host else []), lasted, memory, cpu, _code(rank.code)
+    return str(rank.rank), *([rank.host] if host else []), lasted, memory, cpu, _format_exit(rank.code)
 
 
-def _code(code: int | None) -> str:
+def _format_exit(code: int | None) -> str:
     return "-" if code is None else f"exit code {code}" if code >= 0 else signal_name(-code)
 
 
-def _day(moment: float) -> str:
+def _format_time(moment: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))

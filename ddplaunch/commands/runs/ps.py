@@ -15,7 +15,7 @@ import click
 
 from ddplaunch.commands.runs.jobs import MAX_RECENT, RECENT_S, QueuedJob, list_queued_jobs
 from ddplaunch.console import is_colour_allowed
-from ddplaunch.console.table import fitting, format_table
+from ddplaunch.console.table import fit_to_width, format_table
 from ddplaunch.job import client, over_ssh, past
 from ddplaunch.job.client import JobNotResponding, advice_to_continue
 from ddplaunch.job.effective import format_percent
@@ -49,7 +49,7 @@ def ps(show_all: bool, as_json: bool) -> None:
     seen = inspect_all({run: job for run, job in runs.items() if job})
     now = time.time()
     unreadable = list[str]()
-    kept = _records((run for run, job in runs.items() if not job), unreadable)
+    kept = _read_records((run for run, job in runs.items() if not job), unreadable)
     over = (each for each in kept if each.fate is not RunState.RUNNING)
     recent = (each for each in over if show_all or now - (each.ended or each.began) < RECENT_S)
     ended = list(itertools.islice(recent, None if show_all else MAX_RECENT))
@@ -85,7 +85,7 @@ def ps(show_all: bool, as_json: bool) -> None:
             )
 
 
-def _records(runs: Iterable[str], unreadable: list[str]) -> Iterator[RunRecord]:
+def _read_records(runs: Iterable[str], unreadable: list[str]) -> Iterator[RunRecord]:
     """Read the records of these runs; add the names of those that cannot be read to ``unreadable``."""
     for run in runs:
         if record := past.read_run_record(run):
@@ -202,14 +202,14 @@ def _running_row(seen: ObservedJob, now: float) -> tuple[str, ...]:
     if known is None:
         return seen.run, seen.state, "-", "-", "-", str(seen.job.pid), "its launcher does not answer"
     age, ranks = format_elapsed(now - known.began), str(known.world_size)
-    return seen.run, seen.state, age, ranks, _rate(seen.rate), str(seen.job.pid), _target(known.target)
+    return seen.run, seen.state, age, ranks, _format_rate(seen.rate), str(seen.job.pid), _format_target(known.target)
 
 
-def _target(text: str) -> str:
-    return fitting(short_target(text), MAX_TARGET)
+def _format_target(text: str) -> str:
+    return fit_to_width(short_target(text), MAX_TARGET)
 
 
-def _rate(rate: float | None) -> str:
+def _format_rate(rate: float | None) -> str:
     return "-" if rate is None else f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}"
 
 
@@ -217,19 +217,33 @@ def _job_row(each: QueuedJob, now: float) -> tuple[str, ...]:
     job = each.job
     ranks = "-" if each.world_size is None else str(each.world_size)
     since, words = f"{format_elapsed(now - job.moment)} ago", each.description.removeprefix("is ")
-    return job.number, since, str(job.nodes), ranks, _rate(each.rate), _target(job.target), words
+    return job.number, since, str(job.nodes), ranks, _format_rate(each.rate), _format_target(job.target), words
 
 
 def _ssh_row(job: SshJob, now: float) -> tuple[str, ...]:
     state = f"{job.state} ({job.code})" if job.code else job.state
-    return job.run_id, state, f"{format_elapsed(now - job.began)} ago", join_names(job.hosts), _target(job.target)
+    return (
+        job.run_id,
+        state,
+        f"{format_elapsed(now - job.began)} ago",
+        join_names(job.hosts),
+        _format_target(job.target),
+    )
 
 
 def _ended_row(record: RunRecord, now: float) -> tuple[str, ...]:
     lasted = "-" if record.ended is None else format_elapsed(record.ended - record.began)
     since = "-" if record.ended is None else f"{format_elapsed(now - record.ended)} ago"
     effective = format_percent(record.spent.goodput if record.ended else None)
-    return record.run, format_state(record), since, lasted, effective, str(record.world_size), _target(record.target)
+    return (
+        record.run,
+        format_state(record),
+        since,
+        lasted,
+        effective,
+        str(record.world_size),
+        _format_target(record.target),
+    )
 
 
 def format_state(record: RunRecord) -> str:

@@ -60,11 +60,11 @@ class LivePage:
     def get_page(self) -> bytes:
         with self._lock:
             if time.monotonic() - self._made > CACHE_S:
-                self._text = self._page().encode()
+                self._text = self._render_page().encode()
                 self._made = time.monotonic()
             return self._text
 
-    def _page(self) -> str:
+    def _render_page(self) -> str:
         found = runs.find_run(self._run)
         shares = mark_lost(past.read_node_records(found.run), self._job)
         if not shares:  # it was deleted meanwhile

@@ -31,7 +31,7 @@ def report_since(text: str, *, as_json: bool) -> Iterator[str]:
     first = time.time() - seconds
     runs = [each for each in past.read_all_records() if each.began >= first and each.fate is not RunState.RUNNING]
     spent, hosts = sum_breakdowns(each.spent for each in runs), find_blamed_hosts(runs)
-    return iter([_as_json(runs, spent, hosts)]) if as_json else _lines(runs, spent, hosts, seconds)
+    return iter([_as_json(runs, spent, hosts)]) if as_json else _format_summary(runs, spent, hosts, seconds)
 
 
 def _as_json(runs: Sequence[RunRecord], spent: TimeBreakdown, hosts: Sequence[BlamedHost]) -> str:
@@ -39,7 +39,7 @@ def _as_json(runs: Sequence[RunRecord], spent: TimeBreakdown, hosts: Sequence[Bl
     return json.dumps({**fields, "hosts": [each._asdict() for each in hosts]}, indent=2)
 
 
-def _lines(
+def _format_summary(
     runs: Sequence[RunRecord], spent: TimeBreakdown, hosts: Sequence[BlamedHost], seconds: float
 ) -> Iterator[str]:
     period = f"began in the last {format_duration(seconds)} and ended"
@@ -58,11 +58,11 @@ def _lines(
     if hosts:
         yield ""
         rows = [
-            (each.host, str(each.times), _day(each.last), sanitize_line(each.why, MAX_WHY))
+            (each.host, str(each.times), _format_time(each.last), sanitize_line(each.why, MAX_WHY))
             for each in hosts[:MAX_HOSTS]
         ]
         yield from format_table(("HOST", "FAILURES", "LAST", "REASON"), rows)
 
 
-def _day(moment: float) -> str:
+def _format_time(moment: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))

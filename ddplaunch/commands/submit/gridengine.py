@@ -117,7 +117,7 @@ class GridEngine(HostsScheduler):
         return f"j{name}" if name[:1].isdigit() else name
 
     def log_path(self, job: BatchJob, number: str) -> str:
-        path = _output(job).replace(_NUMBER, number).replace("$JOB_NAME", job.job_name).replace(_TASK, "%a")
+        path = _output_pattern(job).replace(_NUMBER, number).replace("$JOB_NAME", job.job_name).replace(_TASK, "%a")
         return os.path.join(job.chdir, path)
 
     def directive_lines(self, job: BatchJob) -> Iterator[str]:
@@ -136,7 +136,7 @@ class GridEngine(HostsScheduler):
         yield from self.pass_through_lines(job)
         yield "# Both streams go into one log; the job has the variables of the shell that submits it."
         yield "#$ -j y"
-        yield f"#$ -o {self.quote_word(_output(job))}"
+        yield f"#$ -o {self.quote_word(_output_pattern(job))}"
         yield f"#$ -wd {self.quote_word(job.chdir)}"
         yield "#$ -V"
         if job.requeue:
@@ -231,7 +231,7 @@ class GridEngine(HostsScheduler):
         return ["/bin/bash", "-c", each + ends], env
 
 
-def _output(job: BatchJob) -> str:
+def _output_pattern(job: BatchJob) -> str:
     return job.output or (f"sge-{_NUMBER}.{_TASK}.out" if job.array else f"sge-{_NUMBER}.out")
 
 

@@ -118,14 +118,14 @@ def read_batch_job(ctx: click.Context, job_name: str, more: Sequence[str]) -> Ba
         "job_name": job_name,
         "nodes": values["nodes"] + values["spares"],
         "extra_options": more,
-        "setup": tuple(_setups(ctx, "setup")),
-        "teardown": tuple(_setups(ctx, "teardown")),
-        "requeue": _requeue(ctx) if values["requeue"] else None,
+        "setup": tuple(_read_setups(ctx, "setup")),
+        "teardown": tuple(_read_setups(ctx, "teardown")),
+        "requeue": _read_requeue(ctx) if values["requeue"] else None,
     }
     return BatchJob(**{**from_options, **derived})
 
 
-def _requeue(ctx: click.Context) -> RequeueOptions:
+def _read_requeue(ctx: click.Context) -> RequeueOptions:
     """Read --requeue and the options that it depends on."""
     max_times: int = ctx.params["requeue"]
     warning: int | None = ctx.params["preempt_signal"]
@@ -145,7 +145,7 @@ def _requeue(ctx: click.Context) -> RequeueOptions:
     return requeue
 
 
-def _setups(ctx: click.Context, name: str) -> Iterator[SetupCommand]:
+def _read_setups(ctx: click.Context, name: str) -> Iterator[SetupCommand]:
     """Distinguish files from commands. A relative path in a file of defaults starts at the folder of that file."""
     folder = current_directory()
     if value_source(ctx, name) is OptionSource.FILE:

@@ -112,7 +112,7 @@ class Lsf(HostsScheduler):
         return re.sub(r"[^A-Za-z0-9+_.-]", "_", text)
 
     def log_path(self, job: BatchJob, number: str) -> str:
-        return os.path.join(job.chdir, _output(job).replace("%J", number).replace("%I", "%a"))
+        return os.path.join(job.chdir, _output_pattern(job).replace("%J", number).replace("%I", "%a"))
 
     def directive_lines(self, job: BatchJob) -> Iterator[str]:
         slots = job.cpus_per_task or 1
@@ -144,7 +144,7 @@ class Lsf(HostsScheduler):
 
     def preamble_lines(self, job: BatchJob) -> Iterator[str]:
         yield "# The log, as it grows: LSF would write it at the end of the job, with a report."
-        first, *rest = re.split("(%[JI])", _output(job))
+        first, *rest = re.split("(%[JI])", _output_pattern(job))
         parts = [os.path.join(job.chdir, first), *rest]
         name = "".join(
             f'"${_FILE_PATTERNS[part]}"' if part in _FILE_PATTERNS else part and shlex.quote(part) for part in parts
@@ -187,7 +187,7 @@ class Lsf(HostsScheduler):
         return found
 
 
-def _output(job: BatchJob) -> str:
+def _output_pattern(job: BatchJob) -> str:
     return job.output or ("lsf-%J_%I.out" if job.array else "lsf-%J.out")
 
 
@@ -196,10 +196,10 @@ def parse_bjobs(shown: str) -> Iterator[BatchJobState]:
     line = r"(?m)^(\d+)(?:\[\d+\])?\|(\d+)\|([A-Z]+)\|(\d+|-|)\|(.*)$"
     for number, index, state, code, reason in re.findall(line, shown):
         job = JobId(number, index=None if index == "0" else index)
-        yield replace(_state(state, code, reason), job=job, number=job.text)
+        yield replace(_parse_state(state, code, reason), job=job, number=job.text)
 
 
-def _state(state: str, code: str, reason: str) -> BatchJobState:
+def _parse_state(state: str, code: str, reason: str) -> BatchJobState:
     if state == "DONE":
         return ended_state(0, "completed")
     if state in ("EXIT", "ZOMBI"):

@@ -182,11 +182,11 @@ def _select(job: BatchJob) -> str:
     if job.gpus_per_node is not None:
         chunk.append(f"ngpus={job.gpus_per_node}")
     if job.mem is not None:
-        chunk.append(f"mem={_size(job.mem)}")
+        chunk.append(f"mem={_format_size(job.mem)}")
     return ":".join([str(job.nodes), *chunk])
 
 
-def _size(text: str) -> str:
+def _format_size(text: str) -> str:
     """Convert a size to PBS's form, 200gb for 200G; without a unit it is megabytes, as for sbatch."""
     number, unit = re.fullmatch(r"(\d+)([A-Z]?)B?", text.upper()).groups()  # type: ignore[union-attr] # was checked
     return f"{number}{(unit or 'M').lower()}b"
@@ -200,10 +200,10 @@ def parse_qstat(output: str) -> Iterator[BatchJobState]:
         fields = dict(re.findall(r"(?m)^ {4}(\S+) = (.*)$", text.replace("\n\t", "")))
         if found and "job_state" in fields:
             job = JobId(found[1] + (found[3] or ""), index=found[2])
-            yield replace(_state(fields), job=job, number=job.text)
+            yield replace(_parse_state(fields), job=job, number=job.text)
 
 
-def _state(fields: Mapping[str, str]) -> BatchJobState:
+def _parse_state(fields: Mapping[str, str]) -> BatchJobState:
     state = fields["job_state"]
     if state in "FX":
         return ended_state(*_end(fields.get("Exit_status")))

@@ -95,7 +95,7 @@ class Slurm(BatchScheduler):
         self._answers = False  # whether scontrol answered the last query
 
     def read_job(self, ctx: click.Context, target: str) -> BatchJob:
-        mem, per_gpu, per_cpu = _memory(ctx)
+        mem, per_gpu, per_cpu = _memory_values(ctx)
         job = replace(super().read_job(ctx, target), mem=mem, mem_per_gpu=per_gpu, mem_per_cpu=per_cpu)
         _check(job)
         return job
@@ -107,14 +107,22 @@ class Slurm(BatchScheduler):
                 raise UsageError(f"--sbatch-arg {words} does not work with --requeue {ctx.params['requeue']}", hint)
 
     def render_script(self, job: BatchJob) -> str:
-        parts = (_head(job), [""], _traps(job), _teardown(job), _setup(job), _step(job), _tail(job))
+        parts = (
+            _head_lines(job),
+            [""],
+            _trap_lines(job),
+            _teardown_lines(job),
+            _setup(job),
+            _step_lines(job),
+            _tail_lines(job),
+        )
         return "\n".join(line for part in parts for line in part) + "\n"
 
     def log_name(self, job: BatchJob) -> str:
-        return _output(job)
+        return _output_pattern(job)
 
     def log_path(self, job: BatchJob, number: str) -> str:
-        return _expand_pattern(job, number, _output(job))
+        return _expand_pattern(job, number, _output_pattern(job))
 
     def stderr_path(self, job: BatchJob, number: str) -> str | None:
         return _expand_pattern(job, number, job.error) if job.error else None
@@ -258,7 +266,7 @@ def _has_containers() -> bool:
     return bool(done.returncode) or "--container-image" in done.stdout
 
 
-def _memory(ctx: click.Context) -> list[str | None]:
+def _memory_values(ctx: click.Context) -> list[str | None]:
     """The value of each option of ``MEMORY_OPTIONS``; one on the command line overrides the others from files.
 
     Raises:
@@ -302,7 +310,7 @@ def _check(job: BatchJob) -> None:
             raise UsageError(what, "leave these nodes out of one of them")
 
 
-def _output(job: BatchJob) -> str:
+def _output_pattern(job: BatchJob) -> str:
     return job.output or ("slurm-%A_%a.out" if job.array else "slurm-%j.out")
 
 
@@ -316,12 +324,12 @@ def _expand_pattern(job: BatchJob, number: str, pattern: str) -> str:
     return os.path.join(job.chdir, re.sub(r"%(\d?)([Ajx%])", fill, pattern))
 
 
-def _head(job: BatchJob) -> Iterator[str]:
+def _head_lines(job: BatchJob) -> Iterator[str]:
     yield "#!/bin/bash"
     yield "# Written by ddplaunch submit. To submit it again: sbatch THIS_FILE"
     folder = job.chdir.replace("%", "%%") + "/" if "%" in job.chdir else ""  # else sbatch would expand it as a pattern
     for name in DIRECTIVE_OPTIONS:
-        value = _output(job) if name == "output" else getattr(job, name.replace("-", "_"))
+        value = _output_pattern(job) if name == "output" else getattr(job, name.replace("-", "_"))
         if value and name in ("output", "error"):
             value = os.path.join(folder, value)
         if value is True:
@@ -362,7 +370,7 @@ def _quote_directive(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _teardown(job: BatchJob) -> Iterator[str]:
+def _teardown_lines(job: BatchJob) -> Iterator[str]:
     if not job.teardown:
         return
     yield "# At the end, on the first node, whatever the exit code, which stays the job's."
@@ -383,7 +391,7 @@ def _setup(job: BatchJob) -> Iterator[str]:
     yield ""
 
 
-def _traps(job: BatchJob) -> Iterator[str]:
+def _trap_lines(job: BatchJob) -> Iterator[str]:
     yield "# Slurm signals this shell too; so it first waits for srun. A signal for the ranks does not end it."
     yield f"trap {'ended=1' if job.requeue else ':'} TERM"
     yield "trap : USR1 USR2"
@@ -393,7 +401,7 @@ def _traps(job: BatchJob) -> Iterator[str]:
     yield ""
 
 
-def _step(job: BatchJob) -> Iterator[str]:
+def _step_lines(job: BatchJob) -> Iterator[str]:
     yield "# Node 0 writes the job's exit code here. srun returns that of a killed task, even if the job survived it."
     yield 'exit_file="$PWD/.ddplaunch-exit-$SLURM_JOB_ID"'
     yield 'rm -f "$exit_file"'
@@ -415,16 +423,16 @@ def _step(job: BatchJob) -> Iterator[str]:
         yield f"  --container-mounts={shlex.quote(mounts)} --container-workdir={shlex.quote(job.chdir)} \\"
     # --cluster: the job inherits the variables of the shell that submits it, and these may look like another system's.
     yield f"  {shlex.join(python_command(job.interpreter))} \\"
-    yield f"  {shlex.join(['run', '--cluster', 'slurm', *job.command])}{' &' if _waits(job) else ''}"
+    yield f"  {shlex.join(['run', '--cluster', 'slurm', *job.command])}{' &' if _runs_srun_in_background(job) else ''}"
 
 
-def _waits(job: BatchJob) -> bool:
+def _runs_srun_in_background(job: BatchJob) -> bool:
     """Whether srun runs in the background: the script handles signals or lost nodes meanwhile."""
     return bool(job.requeue or job.spares)
 
 
-def _tail(job: BatchJob) -> Iterator[str]:
-    if _waits(job):
+def _tail_lines(job: BatchJob) -> Iterator[str]:
+    if _runs_srun_in_background(job):
         yield "srun=$!"
         if job.spares:
             timeout = f"{SRUN_EXIT_TIMEOUT_S:g} s"

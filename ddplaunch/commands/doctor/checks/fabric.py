@@ -127,7 +127,7 @@ def read_fabric(sysfs: str = "/sys", kernel_log: str = "/dev/kmsg") -> Fabric:
             if count := read_int(f"{folder}/counters/{file}"):
                 errors.append(ErrorCount(name, what, count))
     attachments = tuple(NetworkAddress(*each) for each in list_networks())
-    return Fabric(attachments, tuple(ports), nvlinks, tuple(errors), tuple(_xids(kernel_log)))
+    return Fabric(attachments, tuple(ports), nvlinks, tuple(errors), tuple(_read_xids(kernel_log)))
 
 
 def _port_folders(folder: str) -> Iterator[tuple[str, str]]:
@@ -136,10 +136,10 @@ def _port_folders(folder: str) -> Iterator[tuple[str, str]]:
             yield f"{device} port {port}", f"{folder}/{device}/ports/{port}"
 
 
-def _xids(path: str) -> Iterator[Xid]:
+def _read_xids(path: str) -> Iterator[Xid]:
     """Read Xids from the kernel log, if this user may read it."""
     found: dict[tuple[str, int], list[float]] = {}
-    for line in _records(path):
+    for line in _read_kernel_log(path):
         if xid := _XID.match(line):
             found.setdefault((xid[2], int(xid[3])), []).append(int(xid[1]) / 1e6)
     now = time.monotonic()
@@ -147,7 +147,7 @@ def _xids(path: str) -> Iterator[Xid]:
         yield Xid(pci, number, len(stamps), max(0.0, now - max(stamps)))
 
 
-def _records(path: str) -> Iterator[str]:
+def _read_kernel_log(path: str) -> Iterator[str]:
     try:
         log = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -223,7 +223,7 @@ def slower_ports(fabrics: Mapping[str, Fabric]) -> Findings:
                 yield Finding(Severity.WARNING, name, text, "check its cable, and the settings of the switch port")
 
 
-def _row(facts: NodeFacts) -> str | None:
+def _summarize_ports(facts: NodeFacts) -> str | None:
     if facts.fabric is None or not facts.fabric.ports:
         return None
     rates = [port.rate for port in facts.fabric.ports if port.state == "ACTIVE"]
@@ -231,4 +231,4 @@ def _row(facts: NodeFacts) -> str | None:
     return ", ".join(by_rate) or "no port is active"
 
 
-CHECK = HealthCheck(_read, _find_problems, {"ports": _row})
+CHECK = HealthCheck(_read, _find_problems, {"ports": _summarize_ports})

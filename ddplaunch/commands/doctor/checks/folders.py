@@ -60,10 +60,10 @@ def check_folders(*words: str) -> tuple[JobFolder, ...]:
     pool = ThreadPoolExecutor()
     checks = {what: pool.submit(_check_folder, what, path) for what, path in zip(words[::2], words[1::2], strict=True)}
     wait(checks.values(), REPLY_TIMEOUT_S)
-    return tuple(_result(what, check) for what, check in checks.items())
+    return tuple(_get_result(what, check) for what, check in checks.items())
 
 
-def _result(what: str, check: Future[JobFolder]) -> JobFolder:
+def _get_result(what: str, check: Future[JobFolder]) -> JobFolder:
     if not check.done():
         return JobFolder(what, silent=True)
     return JobFolder(what, error="unknown") if check.exception() else check.result()
@@ -87,7 +87,7 @@ def _check_folder(what: str, path: str) -> JobFolder:
     return JobFolder(what, total, free)
 
 
-def _shared_memory(name: str, facts: NodeFacts) -> Findings:
+def _check_shared_memory(name: str, facts: NodeFacts) -> Findings:
     shm = next((folder for folder in facts.folders if folder.what == "/dev/shm"), None)
     if shm is None or shm.free is None or shm.error or shm.silent:
         return
@@ -103,12 +103,12 @@ def _shared_memory(name: str, facts: NodeFacts) -> Findings:
 
 
 def _find_problems(name: str, facts: NodeFacts) -> Findings:
-    yield from _shared_memory(name, facts)
+    yield from _check_shared_memory(name, facts)
     for folder in facts.folders:
-        yield from _folder(name, folder)
+        yield from _check_job_folder(name, folder)
 
 
-def _folder(name: str, folder: JobFolder) -> Findings:
+def _check_job_folder(name: str, folder: JobFolder) -> Findings:
     vital = folder.what in ("TMPDIR", "/dev/shm")
     if folder.silent:
         text = f"the file system of {folder.what} did not answer within {REPLY_TIMEOUT_S:g} s"

@@ -72,7 +72,7 @@ def _check_gpu(subject: str, gpu: GpuHealth) -> Findings:
         yield Finding(Severity.WARNING, subject, text, "check the cooling and the power supply of the machine")
 
 
-def _row(facts: NodeFacts) -> str:
+def _summarize_gpus(facts: NodeFacts) -> str:
     if not facts.gpus:
         return "none"
     models = [gpu.name for gpu in facts.gpus]
@@ -81,8 +81,8 @@ def _row(facts: NodeFacts) -> str:
     return f"{counts}{driver}"
 
 
-def _temperatures(facts: NodeFacts) -> str | None:
+def _format_temperatures(facts: NodeFacts) -> str | None:
     return ", ".join(f"{gpu.temperature}" for gpu in facts.gpus if gpu.temperature is not None) or None
 
 
-CHECK = HealthCheck(_read, _find_problems, {"GPUs": _row, "degrees C": _temperatures})
+CHECK = HealthCheck(_read, _find_problems, {"GPUs": _summarize_gpus, "degrees C": _format_temperatures})

@@ -98,7 +98,7 @@ def _find_problems(name: str, facts: NodeFacts) -> Findings:
     if facts.cannot_start:
         what, remedy = facts.cannot_start
         yield Finding(Severity.ERROR, name, what, remedy)
-    for rule in (_check_limits, _memory, _processors):
+    for rule in (_check_limits, _check_memory, _check_cpu_quota):
         yield from rule(name, facts)
 
 
@@ -121,13 +121,13 @@ def _check_limits(name: str, facts: NodeFacts) -> Findings:
             yield Finding(Severity.WARNING, name, text, remedy)
 
 
-def _memory(name: str, facts: NodeFacts) -> Findings:
+def _check_memory(name: str, facts: NodeFacts) -> Findings:
     if facts.memory_available is not None and facts.memory_available < MIN_MEMORY_BYTES:
         text = f"{format_size(facts.memory_available)} of memory is available of {format_size(facts.memory_total or 0)}"
         yield Finding(Severity.WARNING, name, text, "end other processes, or request more memory")
 
 
-def _processors(name: str, facts: NodeFacts) -> Findings:
+def _check_cpu_quota(name: str, facts: NodeFacts) -> Findings:
     if facts.quota is not None and facts.quota < facts.cpus:
         text = f"the control group limits CPU time to {facts.quota:g} of {facts.cpus} CPUs"
         severity = Severity.WARNING if facts.quota < max(1, len(facts.gpus)) else Severity.NOTE

@@ -54,7 +54,7 @@ def _read(context: CheckContext) -> FactReader:
 
 def read_network(toward: str) -> NetworkFacts:
     """Read the route to node 0, if there are several nodes, test the loopback, and read the clock state."""
-    link, error = _route(toward) if toward else (None, None)
+    link, error = _find_route(toward) if toward else (None, None)
     return NetworkFacts(link, error, _try_loopback(), _clock_synchronised())
 
 
@@ -64,7 +64,7 @@ def find_route(toward: str) -> RouteToNodeZero | None:
     return found.link if found else None
 
 
-def _route(toward: str) -> tuple[RouteToNodeZero | None, str | None]:
+def _find_route(toward: str) -> tuple[RouteToNodeZero | None, str | None]:
     """Return the route to an address, or why there is none."""
     lookup = NameLookup(toward)
     if not lookup.wait(REPLY_TIMEOUT_S):

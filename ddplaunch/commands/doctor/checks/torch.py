@@ -118,11 +118,11 @@ def _is_compatible(capability: str, architectures: tuple[str, ...]) -> bool:
     return False
 
 
-def _row(facts: NodeFacts) -> str | None:
+def _summarize_torch(facts: NodeFacts) -> str | None:
     if facts.torch is None:
         return None
     more = [f"{name} {value}" for name, value in (("CUDA", facts.torch.cuda), ("NCCL", facts.torch.nccl)) if value]
     return ", ".join([facts.torch.version, *more])
 
 
-CHECK = HealthCheck(_read, _find_problems, {"Python": lambda facts: facts.python, "torch": _row})
+CHECK = HealthCheck(_read, _find_problems, {"Python": lambda facts: facts.python, "torch": _summarize_torch})

@@ -28,28 +28,28 @@ class ChartMetric(NamedTuple):
     of_gpus: bool = False
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
-def _percent(value: float) -> str:
+def _format_percent(value: float) -> str:
     return f"{value:.0f} %"
 
 
-def _bytes(value: float) -> str:
+def _format_bytes(value: float) -> str:
     return format_size(int(value))
 
 
 _PANELS = (
-    ChartMetric("collectives a second", "collectives", _number),
-    ChartMetric("CPUs of a rank", "cpus", _number),
-    ChartMetric("memory of a rank", "memory", _bytes),
-    ChartMetric("read a second", "read", _bytes),
-    ChartMetric("written a second", "written", _bytes),
-    ChartMetric("GPU busy", "busy", _percent, True),
-    ChartMetric("GPU memory", "memory", _bytes, True),
+    ChartMetric("collectives a second", "collectives", _format_number),
+    ChartMetric("CPUs of a rank", "cpus", _format_number),
+    ChartMetric("memory of a rank", "memory", _format_bytes),
+    ChartMetric("read a second", "read", _format_bytes),
+    ChartMetric("written a second", "written", _format_bytes),
+    ChartMetric("GPU busy", "busy", _format_percent, True),
+    ChartMetric("GPU memory", "memory", _format_bytes, True),
     ChartMetric("GPU power", "power", lambda value: f"{value:.0f} W", True),
-    ChartMetric("GPU slowed by heat or power", "slowed", lambda value: _percent(100 * value), True),
+    ChartMetric("GPU slowed by heat or power", "slowed", lambda value: _format_percent(100 * value), True),
 )
 
 Values = list[float | None]
@@ -93,7 +93,7 @@ class _Panel(NamedTuple):
         return f"{self.metric.title}: {to_text(middle)}{span}"
 
 
-def _panels(run: PageRun) -> Iterator[_Panel]:
+def _build_panels(run: PageRun) -> Iterator[_Panel]:
     for each in _PANELS:
         columns = zip(*metric_over_time(run, each.field, CHART_STEPS, of_gpus=each.of_gpus).values(), strict=True)
         known = [sorted(value for value in column if value is not None) for column in columns]
@@ -104,13 +104,14 @@ def _panels(run: PageRun) -> Iterator[_Panel]:
 
 def charts_section(run: PageRun) -> Markup | None:
     """Build the charts, one below the other on one axis; None without samples."""
-    panels = [*_panels(run)]
+    panels = [*_build_panels(run)]
     if not panels:
         return None
     step = _HEIGHT + _TITLE + _GAP
     height = step * len(panels)
     drawn = [
-        _shade(run.percent_at(began), run.percent_at(ended), ended - began, height) for began, ended in run.first.stalls
+        _draw_stall(run.percent_at(began), run.percent_at(ended), ended - began, height)
+        for began, ended in run.first.stalls
     ]
     labels = []
     for place, panel in enumerate(panels):
@@ -135,8 +136,8 @@ def _draw_panel(panel: _Panel, y: int) -> Iterator[Markup]:
     title = f"{panel.metric.title}: {to_text(median(known))}, at most {to_text(panel.top)}"
     yield element("text", title, x=0, y=y + 12, class_="title")
     parts = (
-        element("path", d=_band(panel.low, panel.high, panel.top), class_="band"),
-        element("path", d=_line(panel.middle, panel.top), class_="line"),
+        element("path", d=_band_path(panel.low, panel.high, panel.top), class_="band"),
+        element("path", d=_line_path(panel.middle, panel.top), class_="line"),
     )
     yield _build_stretched_svg(CHART_STEPS, *parts, y=y + _TITLE, height=_HEIGHT, width="100%")
     yield element("line", x1=0, x2="100%", y1=y + _TITLE + _HEIGHT, y2=y + _TITLE + _HEIGHT, class_="base")
@@ -148,7 +149,7 @@ def _build_stretched_svg(steps: int, *content: Markup, **attributes: object) -> 
     return element("svg", *content, **box, **attributes)
 
 
-def _shade(left: float, right: float, seconds: float, height: int) -> Markup:
+def _draw_stall(left: float, right: float, seconds: float, height: int) -> Markup:
     rect = element("rect", x=f"{left:.2f}%", width=f"{max(right - left, 0.2):.2f}%", y=0, height=height, class_="still")
     return element("g", rect, element("title", f"stalled for {format_elapsed(seconds)}"))
 
@@ -170,7 +171,7 @@ def _build_tooltips(panels: Sequence[_Panel], total: float, height: int) -> Iter
 
 def sparkline(values: Sequence[float | None], top: float) -> Markup:
     """Build a small chart for a cell of a table."""
-    path = element("path", d=_line([*values], top), class_="line")
+    path = element("path", d=_line_path([*values], top), class_="line")
     return _build_stretched_svg(len(values), path, class_="small", aria_hidden="true")
 
 
@@ -181,22 +182,22 @@ def sparklines(run: PageRun, field: str) -> Mapping[int, Markup]:
     return {rank: sparkline(values, top) for rank, values in found.items() if top}
 
 
-def _line(values: Values, top: float) -> str:
+def _line_path(values: Values, top: float) -> str:
     """Return the SVG path of a line, with a part for each run of steps with values."""
     parts = []
     for first, heights in _split_known_runs(values, top):
         corners = [(y, first + place + 1) for place, y in enumerate(heights)]
-        parts.append(f"M{first} {heights[0]}{_path(corners)}")
+        parts.append(f"M{first} {heights[0]}{_step_path(corners)}")
     return "".join(parts)
 
 
-def _band(low: Values, high: Values, top: float) -> str:
+def _band_path(low: Values, high: Values, top: float) -> str:
     """Return the SVG path of the area between two lines, which have values at the same steps."""
     parts = []
     for (first, lower), (_, upper) in zip(_split_known_runs(low, top), _split_known_runs(high, top), strict=True):
         there = [(y, first + place + 1) for place, y in enumerate(upper)]
         back = [(y, first + place) for place, y in enumerate(lower)][::-1]
-        parts.append(f"M{first} {upper[0]}{_path(there)}{_path(back)}Z")
+        parts.append(f"M{first} {upper[0]}{_step_path(there)}{_step_path(back)}Z")
     return "".join(parts)
 
 
@@ -210,6 +211,6 @@ def _split_known_runs(values: Values, top: float) -> Iterator[tuple[int, list[in
         place += len(part)
 
 
-def _path(corners: Sequence[tuple[int, int]]) -> str:
+def _step_path(corners: Sequence[tuple[int, int]]) -> str:
     """Return the SVG path along these heights; equal ones are one segment."""
     return "".join(f"V{y}H{x}" for (y, x), (after, _) in pairwise([*corners, (-1, 0)]) if y != after)

@@ -49,10 +49,10 @@ def _last_output(found: FoundRun) -> tuple[dict[int, bytes], int | None]:
             return output, None
     files = {rank: paths[-1] for rank, paths in logs.rank_log_files(found.run).items()}
     last = max(map(logs.get_attempt_number, files.values()), default=None)
-    return {rank: tail for rank, path in files.items() if (tail := _tail(path))}, last
+    return {rank: tail for rank, path in files.items() if (tail := _read_tail(path))}, last
 
 
-def _tail(path: str) -> bytes:
+def _read_tail(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_BYTES_PER_RANK))

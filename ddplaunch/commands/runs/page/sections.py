@@ -66,10 +66,10 @@ def notes(run: PageRun) -> Markup | None:
 
 def facts(run: PageRun) -> Markup:
     """Build the facts on the run."""
-    return section_with_heading("Run", definition_list(_facts(run)), id="run")
+    return section_with_heading("Run", definition_list(_list_facts(run)), id="run")
 
 
-def _facts(run: PageRun) -> Iterator[tuple[str, str]]:
+def _list_facts(run: PageRun) -> Iterator[tuple[str, str]]:
     record = run.first
     yield "run id", record.run_id
     yield "command", element("code", shlex.join(record.argv))
@@ -185,27 +185,27 @@ def _group(alike: StackGroup, inspection: Inspection, unfolded: bool) -> Markup:
     state = alike.state if len(members) == 1 else re.sub("^waits", "wait", alike.state)
     waited = f" for {format_elapsed(alike.waited_s)}" if alike.waited_s is not None else ""
     head = concat(element("b", format_ranks(alike.ranks)), where, f": {state}{waited}")
-    if threads := [*_threads(alike.example)]:
+    if threads := [*_build_threads(alike.example)]:
         return element("details", element("summary", head), *threads, open="" if unfolded else None)
     ended = alike.example.condition is ProcessCondition.EXITED
     why = f"; no stack: {alike.example.no_stack}" if alike.example.no_stack and not ended else ""
     return element("p", concat(head, why), class_="stackless")
 
 
-def _threads(rank: RankInspection) -> Iterator[Markup]:
+def _build_threads(rank: RankInspection) -> Iterator[Markup]:
     threads = [each for each in rank.threads if each.frames]
     for number, thread in enumerate(threads):
         if len(threads) > 1:
             title = thread.title if thread.name else f"thread {number}"
             name = "main thread" if thread is rank.threads[0] else title
             yield element("p", name, class_="dim")
-        yield element("ol", *map(_frame, thread.frames), class_="stack")
+        yield element("ol", *map(_build_frame, thread.frames), class_="stack")
     for worker in busy_workers(rank):
         yield element("p", f"its {worker_name(rank)} (pid {worker.pid})", class_="dim")
-        yield element("ol", *map(_frame, worker.frames), class_="stack")
+        yield element("ol", *map(_build_frame, worker.frames), class_="stack")
 
 
-def _frame(frame: Frame) -> Markup:
+def _build_frame(frame: Frame) -> Markup:
     place = element("span", f"{frame.file}:{frame.line}", class_="place")
     return element("li", element("code", frame.function), " ", place, class_="own" if frame.own else None)
 
@@ -229,7 +229,7 @@ def resources(run: PageRun) -> Markup | None:
     heads = ["rank", "host", "peak memory", "over time", "CPU time", "over time", "CPUs", "end"]
     rows = table(heads, _usage_rows(used, *over_time))
     folded = element("details", element("summary", f"All {len(used)} ranks"), rows) if len(used) > _FOLDED else rows
-    return section_with_heading("Resources", element("ul", *_summary(used)), folded, id="resources")
+    return section_with_heading("Resources", element("ul", *_build_summary(used)), folded, id="resources")
 
 
 def _collect_usage(run: PageRun) -> list[RankUsage]:
@@ -245,7 +245,7 @@ def _collect_usage(run: PageRun) -> list[RankUsage]:
     return found
 
 
-def _summary(used: list[RankUsage]) -> list[Markup]:
+def _build_summary(used: list[RankUsage]) -> list[Markup]:
     most = max(used, key=lambda each: each.peak)
     busiest = max(used, key=lambda each: each.cpu)
     cpu = sum(each.cpu for each in used)
@@ -271,9 +271,9 @@ def _usage_rows(
         [
             str(each.last.rank.rank),
             each.last.rank.host or "–",
-            _bar(format_size(each.peak) if each.peak else "–", each.peak / memory if memory else 0),
+            _build_bar(format_size(each.peak) if each.peak else "–", each.peak / memory if memory else 0),
             memory_over_time.get(each.last.rank.rank, ""),
-            _bar(format_elapsed(each.cpu), each.cpu / cpu if cpu else 0),
+            _build_bar(format_elapsed(each.cpu), each.cpu / cpu if cpu else 0),
             cpus_over_time.get(each.last.rank.rank, ""),
             f"{each.cpu / each.lived:.1f}" if each.lived else "–",
             each.last.outcome_text,
@@ -282,7 +282,7 @@ def _usage_rows(
     ]
 
 
-def _bar(text: str, share: float) -> Markup:
+def _build_bar(text: str, share: float) -> Markup:
     """Build a number with a bar that compares it with the largest."""
     bar = element("span", element("i", style=f"width:{100 * min(1.0, max(0.0, share)):.1f}%"), class_="meter")
     return concat(bar, text)

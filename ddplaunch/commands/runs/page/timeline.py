@@ -63,37 +63,39 @@ def timeline_section(run: PageRun) -> Markup | None:
     rows = [row for each in run.attempts for row in each.rows]
     if not rows:
         return None
-    return section_with_heading("Timeline", _legend(rows), _chart(run, rows), *_attempts(run), id="timeline")
+    return section_with_heading(
+        "Timeline", _build_legend(rows), _build_chart(run, rows), *_attempts(run), id="timeline"
+    )
 
 
-def _legend(rows: list[RankRow]) -> Markup:
+def _build_legend(rows: list[RankRow]) -> Markup:
     seen = {row.end for row in rows if row.rank.started}
     items = (element("li", element("i", class_=end.value), text) for end, text in _LEGEND.items() if end in seen)
     return element("ul", *items, class_="legend")
 
 
-def _chart(run: PageRun, rows: list[RankRow]) -> Markup:
-    lanes = _lanes(run, rows)
+def _build_chart(run: PageRun, rows: list[RankRow]) -> Markup:
+    lanes = _build_lanes(run, rows)
     lane_height = next((height for most, height in _HEIGHTS if len(lanes) <= most), _LEAST)
     height = lane_height * len(lanes)
     gap = 2 if lane_height > 8 else 1 if lane_height > 2 else 0
-    drawn = [_band(run, each, height) for each in run.attempts]
+    drawn = [_build_attempt_band(run, each, height) for each in run.attempts]
     for place, lane in enumerate(lanes):
         for bar in lane.bars:
             left, right = min(run.percent_at(bar.began), 100 - _NARROWEST), run.percent_at(bar.ended)
             where = {"x": f"{left:.3f}%", "width": f"{max(right - left, _NARROWEST):.3f}%"}
             rect = element("rect", **where, y=place * lane_height, height=lane_height - gap, class_=bar.row.end.value)
-            drawn.append(element("g", rect, element("title", _title(lane, bar, run))))
+            drawn.append(element("g", rect, element("title", _describe_bar(lane, bar, run))))
     for each in (each for share in run.shares for each in share.inspections):
         text = f"{format_elapsed(each.moment - run.began)}: stacks of the ranks were taken"
         drawn.append(mark(run.percent_at(each.moment), text, height))
     label = f"{len({row.rank.rank for row in rows})} ranks over {format_elapsed(run.total)}"
     size = {"width": "100%", "height": height + _AXIS}
     chart = element("svg", *drawn, *axis(run.total, height), **size, role="img", aria_label=label)
-    return element("div", _labels(lanes, lane_height, height), chart, class_="chart")
+    return element("div", _build_labels(lanes, lane_height, height), chart, class_="chart")
 
 
-def _lanes(run: PageRun, rows: list[RankRow]) -> list[Lane]:
+def _build_lanes(run: PageRun, rows: list[RankRow]) -> list[Lane]:
     """Build the rows; in a large job, consecutive ranks with the same outcome share one."""
     known: dict[int, list[RankRow]] = {}
     for row in rows:
@@ -114,7 +116,7 @@ def _lanes(run: PageRun, rows: list[RankRow]) -> list[Lane]:
     return together
 
 
-def _labels(lanes: list[Lane], lane_height: int, height: int) -> Markup:
+def _build_labels(lanes: list[Lane], lane_height: int, height: int) -> Markup:
     step = 1
     while step * lane_height < _LABEL or len(lanes) > 200 * step:
         step *= 2
@@ -127,7 +129,7 @@ def _labels(lanes: list[Lane], lane_height: int, height: int) -> Markup:
     return element("svg", *texts, width=width, height=height + _AXIS, class_="labels", aria_hidden="true")
 
 
-def _band(run: PageRun, each: PageAttempt, height: int) -> Markup:
+def _build_attempt_band(run: PageRun, each: PageAttempt, height: int) -> Markup:
     left, right = run.percent_at(each.began), run.percent_at(each.ended)
     title = element("title", f"attempt {each.number}")
     width = f"{max(right - left, _NARROWEST):.3f}%"
@@ -152,15 +154,15 @@ def axis(total: float, height: int) -> Iterator[Markup]:
         x = 100 * tick / total
         anchor = "start" if x < 3 else "end" if x > 93 else "middle"
         yield element("line", x1=f"{x:.3f}%", x2=f"{x:.3f}%", y1=height, y2=height + 5, class_="tick")
-        yield element("text", _tick(tick), x=f"{x:.3f}%", y=height + 18, text_anchor=anchor)
+        yield element("text", _format_tick(tick), x=f"{x:.3f}%", y=height + 18, text_anchor=anchor)
         tick += step
 
 
-def _tick(seconds: float) -> str:
+def _format_tick(seconds: float) -> str:
     return f"{seconds:g} s" if seconds < 60 else format_elapsed(seconds)
 
 
-def _title(lane: Lane, bar: Bar, run: PageRun) -> str:
+def _describe_bar(lane: Lane, bar: Bar, run: PageRun) -> str:
     where = f" on {bar.row.rank.host}" if bar.row.rank.host and len(lane.numbers) == 1 else ""
     attempt = f", attempt {bar.row.attempt}" if len(run.attempts) > 1 else ""
     times = f"started at {format_elapsed(bar.began - run.began)}, lasted {format_elapsed(bar.ended - bar.began)}"
