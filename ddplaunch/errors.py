@@ -8,22 +8,22 @@ from __future__ import annotations
 import os
 
 EXIT_USAGE = 2
-"""Usage error; nothing was started (the convention of shells and click)."""
+"""Usage error; nothing was started."""
 
 EXIT_UNAVAILABLE = 69
-"""A node could not be reached, never joined or was lost (EX_UNAVAILABLE of sysexits.h)."""
+"""A node could not be reached, never joined or was lost (EX_UNAVAILABLE)."""
 
 EXIT_SOFTWARE = 70
-"""A bug of ddplaunch's own (EX_SOFTWARE of sysexits.h)."""
+"""A bug of ddplaunch's own (EX_SOFTWARE)."""
 
 EXIT_OS = 71
-"""The system refused to start a rank: a limit on processes, open files or memory (EX_OSERR of sysexits.h)."""
+"""The system refused to start a rank: a limit on processes, open files or memory (EX_OSERR)."""
 
 EXIT_OUTPUT = 74
-"""All ranks ended with 0, but their output, or a command's, could not be written (EX_IOERR of sysexits.h)."""
+"""All ranks ended with 0, but their output, or a command's, could not be written (EX_IOERR)."""
 
 EXIT_PREEMPTED = 75
-"""The job was preempted; the same command may be run again (EX_TEMPFAIL of sysexits.h)."""
+"""The job was preempted; the same command may be run again (EX_TEMPFAIL)."""
 
 EXIT_TIMEOUT = 124
 """A time limit expired: --timeout, --stall-timeout or --straggler-timeout (the exit code of timeout(1))."""

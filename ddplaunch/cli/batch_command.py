@@ -291,7 +291,7 @@ def option(
 
 
 CONFIG = option(
-    "--config", "FILE", "Read defaults from this file instead of the nearest pyproject.toml, or from none.", path=True
+    "--config", "FILE", "Read defaults from this file instead of the nearest pyproject.toml, or none.", path=True
 )
 _NODES = pattern_reader(r"[1-9]\d{0,5}", "a number of nodes, 1 or more", int)
 NODES = click.Option(
@@ -299,7 +299,7 @@ NODES = click.Option(
 )
 _CPUS = pattern_reader(r"[1-9]\d{0,8}", "a number of CPUs for all ranks of a node, like 64", int)
 CPUS = option("-c --cpus-per-task", "N", "Number of CPUs on each node, for all its ranks.", _CPUS)
-TIME_HELP = "Time limit: 4h, 90m, 4:00:00, or 1-12 for one day and 12 hours."
+TIME_HELP = "Time limit: 4h, 90m, 4:00:00, or 1-12 (days-hours)."
 TIME = option("-t --time", "TIME", TIME_HELP, time_reader("4:00:00"))
 MEMORY = pattern_reader(r"\d{1,15}[KMGT]?B?", "a size like 200G, or 0 for all memory of the node")
 JOB_NAME = option("-J --job-name", "NAME", "Name of the job.  [default: from the target]")

@@ -199,7 +199,7 @@ def completion_script(shell: str) -> str | None:
 @click.command()
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def completion(shell: str) -> None:
-    """Print the shell script that completes commands, options, files, functions and runs.
+    """Print the script for completion in a shell.
 
     \b
       bash: eval "$(ddplaunch completion bash)" in ~/.bashrc

@@ -128,8 +128,7 @@ class RunOptions:
     )
     nproc: str | None = _option(
         "--nproc N",
-        "Number of ranks on each node: a number, a list like 8,8,4, auto, gpu or cpu.  "
-        "[default: auto: the number of visible GPUs, or 1]",
+        "Ranks on each node: a number, a list like 8,8,4, auto, gpu or cpu.  [default: auto: one per GPU, or 1]",
     )
     gpus: str | None = _option(
         "--gpus LIST", "GPUs to use, in this order: indices from `ddplaunch devices`, UUIDs, or none for CPUs only."
@@ -141,8 +140,7 @@ class RunOptions:
     bind: str | None = _option("--bind", "Pin each rank to the CPUs near its GPU.", choices=["numa"])
     cluster: str | None = _option(
         "--cluster NAME",
-        "Cluster system whose environment variables describe the nodes: slurm, openmpi, …; none ignores them.  "
-        "[default: detected]",
+        "System whose variables describe the nodes: slurm, openmpi, …, or none.  [default: detected]",
     )
     nnodes: tuple[int, int] = _option(
         "--nnodes N",
@@ -152,7 +150,7 @@ class RunOptions:
     )
     node_rank: int | str | None = _option(
         "--node-rank I",
-        "Rank of this node, from 0. With auto, the node at --master-addr is node 0 and numbers the others.",
+        "Rank of this node, from 0; auto: the node at --master-addr is node 0 and numbers the others.",
         values.parse_node_rank,
     )
     master_addr: str | None = _option("--master-addr HOST", "Address of node 0.  [default: 127.0.0.1 on one node]")
@@ -169,12 +167,10 @@ class RunOptions:
     )
     token: str | None = _option(
         "--token SECRET",
-        "Secret that nodes need to join. DDPLAUNCH_TOKEN keeps it out of the process list.",
+        "Secret that nodes need to join; better in DDPLAUNCH_TOKEN, outside the process list.",
         envvar="DDPLAUNCH_TOKEN",
     )
-    hosts: str | None = _option(
-        "--hosts A:4,B:4", "Start the job on these hosts over SSH, with this many ranks on each."
-    )
+    hosts: str | None = _option("--hosts A:4,B:4", "Start the job over SSH on these hosts, with this many ranks each.")
     hostfile: str | None = _option(
         "--hostfile FILE", "Read the hosts from FILE, one per line: n1 slots=4", completion="file"
     )
@@ -182,7 +178,7 @@ class RunOptions:
     exclude: str | None = _option("--exclude A@B:0,2", "Skip these hosts, or these slots of a host.")
     env: tuple[str, ...] = _option(
         "--env NAME[=VALUE]",
-        "Pass a variable to the hosts, besides LD_LIBRARY_PATH, PYTHONPATH, NCCL_* and some others; may be repeated.",
+        "Pass a variable to the hosts, besides NCCL_* and some others; may be repeated.",
         multiple=True,
     )
     remote_python: str | None = _option(
@@ -190,7 +186,7 @@ class RunOptions:
     )
     control: str = _option(
         "--control tcp|none",
-        "Protocol between the nodes. With none, nodes do not communicate or notice failures of others.",
+        "Protocol between the nodes; with none they do not notice failures of others.",
         default="tcp",
     )
     control_port: int | None = _option(
@@ -200,13 +196,13 @@ class RunOptions:
     heartbeat_timeout: float = _seconds(
         "--heartbeat-timeout",
         JobConfig.heartbeat_timeout,
-        "Treat a node as lost after this long without a heartbeat. Node 0's value applies.",
+        "Treat a node as lost after this long without a heartbeat.",
         _heartbeat_timeout,
     )
     allow_mismatch: bool = _flag("--allow-mismatch", "Only warn if versions differ between nodes.")
     spares: int = _option(
         "--spares N",
-        "Start N standby nodes in addition to --nnodes. One replaces each node that is lost or fails.",
+        "Start N standby nodes, which replace nodes that are lost or fail.",
         _count,
         default="0",
     )
@@ -228,7 +224,7 @@ class RunOptions:
     )
     start: str = _option(
         "--start auto|zygote|exec",
-        "How to start ranks: zygote forks them from a process that has imported torch; exec starts a Python for each.",
+        "Fork ranks from a process that has imported torch (zygote), or start a Python for each (exec).",
         default="auto",
     )
     preload: str | None = _option(
@@ -238,7 +234,7 @@ class RunOptions:
     )
     warm: bool | None = _flag(
         "--warm",
-        "Keep a zygote with its imports alive for later runs: 10 minutes, or [run] warm in your own ddplaunch.toml.",
+        "Keep the process that has imported torch for later runs, for 10 minutes.",
         negative_spelling="--no-warm",
         envvar=WARM_VARIABLE,
     )
@@ -262,8 +258,8 @@ class RunOptions:
     )
     restart_on: str = _option(
         "--restart-on any|transient|always",
-        "Failures to restart after. any: all, until a rank fails twice in the same way; transient: a signal, a lost "
-        "connection or host memory exhaustion; always: all.",
+        "Failures to restart after: any, except the same one twice in a row; transient (a signal, a lost connection, "
+        "host memory exhaustion); or always.",
         default=JobConfig.restart_on,
     )
     restart_backoff: float = _seconds(
@@ -276,8 +272,7 @@ class RunOptions:
     )
     checkpoint: str | None = _option(
         "--checkpoint PATTERN",
-        "Checkpoint files of the program, like 'ckpt/*'. `ddplaunch report` counts work after the last one as lost "
-        "when an attempt fails.",
+        "Checkpoint files, like 'ckpt/*'. When an attempt fails, work after the last one counts as lost.",
         completion="any",
     )
     timeout: float | None = _seconds(
@@ -286,14 +281,12 @@ class RunOptions:
     stall_timeout: float | None = _seconds(
         "--stall-timeout",
         None,
-        "Stop the job after this long without progress: no output, no collective, and the ranks that others wait for "
-        "are idle.  [default: only report it, after 24 s at the earliest]",
+        "Stop the job after this long without progress.  [default: only report it, after 24 s at the earliest]",
         values.time_limit,
     )
     on_stall: str | None = _option(
         "--on-stall stop|restart|report",
-        "Action after --stall-timeout: stop the job, restart all ranks (--max-restarts), or only report which ranks "
-        "wait for which.  [default: stop]",
+        "Action after --stall-timeout: stop the job, restart all ranks, or only report.  [default: stop]",
     )
     straggler_timeout: float | None = _seconds(
         "--straggler-timeout",
@@ -303,21 +296,21 @@ class RunOptions:
     )
     preempt_signal: int | None = _option(
         "--preempt-signal SIGNAL",
-        "Preemption signal of the scheduler, or none. Ranks can call ddplaunch.runtime.preempted().",
+        "Preemption signal of the scheduler, or none.",
         values.parse_signal,
         default="USR2",
     )
     preempt_grace: float = _seconds(
         "--preempt-grace",
         JobConfig.preempt_grace,
-        "Time for ranks to save a checkpoint, between the preemption signal and SIGTERM.",
+        "Time to save a checkpoint, between the preemption signal and SIGTERM.",
     )
     preempt_forward: int | None = _option(
         "--preempt-forward SIGNAL", "Send this signal to each rank on preemption.", values.parse_signal
     )
     tensorboard: str | None = _option(
         "--tensorboard DIR",
-        "Run TensorBoard on DIR while the job runs, reachable from this machine only, and print its URL.",
+        "Run TensorBoard on DIR while the job runs, and print its URL.",
         completion="folder",
     )
     sidecar: tuple[str, ...] = _option(
@@ -328,14 +321,13 @@ class RunOptions:
     )
     notify: tuple[str, ...] = _option(
         "--notify COMMAND",
-        "Run a program on node 0 when the job starts, fails, restarts, stalls, is preempted or ends, with the event as "
-        "JSON on stdin; may be repeated.",
+        "Run a program on node 0 at events like start, failure, stall and end, with JSON on stdin; may be repeated.",
         values.check_commands,
         multiple=True,
     )
     metrics: str | None = _option(
         "--metrics FILE.prom",
-        "Write metrics of the job to this file on each node, every 15 seconds, for Prometheus' textfile collector.",
+        "Write metrics to this file on each node every 15 s, for Prometheus' textfile collector.",
         values.check_prom_path,
         completion="file",
     )
@@ -361,8 +353,7 @@ class RunOptions:
     )
     debug: bool = _flag(
         "--debug",
-        "Stop ranks at breakpoints until `ddplaunch debug` attaches, also without a terminal; process groups without "
-        "a timeout get 24 hours.",
+        "Stop ranks at breakpoints until `ddplaunch debug` attaches, also without a terminal.",
     )
     debug_timeout: float = _seconds(
         "--debug-timeout",
@@ -373,16 +364,13 @@ class RunOptions:
     post_mortem: bool = _flag("--post-mortem", "Enter the debugger at the exception of the first rank that fails.")
     debugpy: str | None = _option(
         "--debugpy RANKS",
-        "Ranks to which an editor on this machine can attach with debugpy, like 0,3. Prints entries for launch.json.",
+        "Ranks to which an editor on this machine can attach with debugpy, like 0,3.",
     )
     oom_report: bool = _flag(
         "--oom-report",
-        "When CUDA runs out of memory, show which lines of the program allocated the largest blocks, and save a "
-        "snapshot. Each allocation takes a few microseconds longer.",
+        "When CUDA runs out of memory, show the lines that allocated the largest blocks, and save a snapshot.",
     )
-    ui: bool = _flag(
-        "--ui", "Show the live state of the ranks below the output, as `ddplaunch top` does in another terminal."
-    )
+    ui: bool = _flag("--ui", "Show the live state of the ranks below the output, like `ddplaunch top`.")
     log_dir: str | None = _option(
         "--log-dir DIR",
         "Write a log folder to DIR: plan, events, output of each rank, failures.",

@@ -53,7 +53,7 @@ STOPPED_RANKS_TIMEOUT_S = 0.3  # for the job to report the ranks that are in the
 @click.option(
     "--hosts",
     metavar="HOSTS",
-    help="Connect over SSH to this host, or to the one of several that runs the rank: n1, n[1-4].",
+    help="Connect over SSH to this host, or to the one of several that runs the rank.",
 )
 def debug(run: str | None, rank: int | None, hosts: str | None) -> int:
     """Attach to the debugger of the ranks of a running job.

@@ -23,7 +23,7 @@ _MAX_MODULES = 3  # in a row of the table
 @click.command()
 @click.option("--stop", is_flag=True, help="Stop them. One in use stops when its run ends.")
 def warm(stop: bool) -> None:
-    """List the warm zygotes of `ddplaunch run --warm`: idle processes with torch imported, for later runs."""
+    """List the idle processes of `ddplaunch run --warm`, which have torch imported."""
     replies = query_all(stop=stop)
     zygotes = [each for each in replies if not isinstance(each, str)]
     if not replies:

@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, metavar="N", help="turns of each contender [default: 5; with --quick 1]")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="what names begin with; see --list")
     parser.add_argument("--quick", action="store_true", help="fewer and smaller: does it all work?")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw start-trainer and warm-trainer: docs/start.svg")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw start-trainer and warm-trainer there, as SVG")
     parser.add_argument("--list", action="store_true", help="print the names of the experiments and stop")
     options = parser.parse_args()
     size = QUICK if options.quick else Size()

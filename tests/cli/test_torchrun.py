@@ -28,7 +28,7 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "torchrun.md"
 
 
 class Row(NamedTuple):
-    """One row of the page's table; ``assert_refused`` is what the error tells to type instead."""
+    """A command line in the page's table; ``refused`` is what the error advises to type instead."""
 
     variables: dict[str, str]
     theirs: list[str]
@@ -42,13 +42,18 @@ def rows() -> list[Row]:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if not line.startswith("|") or len(cells) != 3 or cells[0] in ("torchrun", "---"):
             continue
-        assert re.fullmatch(r"`[^`]+`", cells[0]), line
-        words = shlex.split(cells[0].strip("`"))
-        variables = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
-        theirs = [word for word in words if not re.match(r"[A-Z_]+=", word)]
-        refused = re.fullmatch(r"refused: `([^`]+)`", cells[1])
-        ours = [] if cells[1] == "nothing" or refused else shlex.split(re.fullmatch(r"`([^`]+)`", cells[1])[1])
-        found.append(Row(variables, theirs, ours, refused and refused[1]))
+        assert re.fullmatch("`[^`]+`(, `[^`]+`)*", cells[0]), line
+        for words in map(shlex.split, re.findall("`([^`]+)`", cells[0])):
+            variables = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
+            theirs = [word for word in words if not re.match(r"[A-Z_]+=", word)]
+            refused = re.fullmatch(r"refused: `([^`]+)`", cells[1])
+            if cells[1] == "the same":
+                ours = theirs
+            elif cells[1] == "nothing" or refused:
+                ours = []
+            else:
+                ours = shlex.split(re.fullmatch(r"`([^`]+)`", cells[1])[1])
+            found.append(Row(variables, theirs, ours, refused and refused[1]))
     return found
 
 

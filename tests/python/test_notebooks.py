@@ -24,6 +24,27 @@ os.register_at_fork(after_in_child=lambda: os._exit(77))
 """As CUDA does once it is in use: a fork of this process cannot go on."""
 
 
+BEYOND_THE_PAGE = [
+    ("session.run(wait)", ["[0] waiting", "[1] waiting", CTRL_C, "KeyboardInterrupt"]),
+    ("session.run(step)", ["LaunchError: the session has ended: create a new one"]),
+    ("%%ddplaunch\ntotal +", ["SyntaxError: invalid syntax (3.py, line 1)"]),
+    (
+        "%%ddplaunch --nproc two\ntotal",
+        ["UsageError: --nproc two: expected a number, a list like 8,8,4, or auto, gpu, cpu"],
+    ),
+    ("%%ddplaunch\ntotal += torch.tensor(1)\nint(total)", ["[0-1] 4"]),
+    (
+        "%%ddplaunch\nimport time\n\nprint('waiting', flush=True)\ntime.sleep(1000)",
+        [
+            *("[0-1] waiting", CTRL_C, "[0-1] KeyboardInterrupt: …"),
+            "ddplaunch: the ranks have ended; their variables are lost; the next call starts new ones",
+        ],
+    ),
+    ("%%ddplaunch --nproc 3\ntotal", ["[0-2]     total", "[0-2] NameError: name 'total' is not defined"]),
+]
+"""Cells that the same kernel executes after those of the page, with what they show."""
+
+
 def cells() -> list[tuple[str, list[str]]]:
     """The page's cells, each with the lines that it shows."""
     found: list[tuple[str, list[str]]] = []
@@ -67,7 +88,7 @@ def test_the_page_s_cells_show_what_it_has(tmp_path: Path):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     variables = clean_environment({"TMPDIR": str(temporary), "IPYTHONDIR": str(tmp_path / "ipython")})
-    page = cells()
+    page = [*cells(), *BEYOND_THE_PAGE]
     assert sum(CTRL_C in lines for _, lines in page) == 3
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in (POISON, *(c for c, _ in page))])
     notebook = Notebook(book, timeout=int(scaled_timeout(60)), kernel_name="python3", allow_errors=True)

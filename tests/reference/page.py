@@ -16,7 +16,6 @@ from ddplaunch.cli.options import SECTIONS
 from ddplaunch.clusters import SYSTEMS
 from ddplaunch.clusters.systems.hosts import HOSTFILES
 from ddplaunch.clusters.systems.nodes import NODE_VARIABLE_SYSTEMS
-from ddplaunch.commands.submit.slurm import OVERRIDE_VARIABLES
 from tests.reference import records, variables
 
 PACKAGE = Path(ddplaunch.__file__).parent
@@ -24,7 +23,7 @@ PAGE = PACKAGE.parent / "docs" / "reference.md"
 
 HEAD = """# Reference
 
-Generated from the source code by `python -m tests.reference`.
+Generated from the source code by `python -m tests.reference`. Later versions may add fields to the JSON.
 """
 
 
@@ -174,10 +173,10 @@ def _variables() -> Iterator[str]:
     yield _of(variables.SOMETIMES)
     yield "### What ddplaunch reads\n"
     yield _of(variables.READ)
-    names = ", ".join(f"`{name}`" for _, name in sorted(OVERRIDE_VARIABLES.items()))
     yield (
-        "torchrun's `PET_*` are read as [its options](torchrun.md). `ddplaunch submit` hides from `sbatch` what would "
-        f"overrule its script: {names}, and what is left of an outer job (`SLURM_*`, `SRUN_*`).\n"
+        "torchrun's `PET_*` are read as [its options](torchrun.md). `ddplaunch submit` hides from `sbatch` the "
+        "variables that would overrule its script, such as `SBATCH_PARTITION`, and those of an outer job (`SLURM_*`, "
+        "`SRUN_*`).\n"
     )
     yield "### What is read of clusters\n"
     yield "[Clusters](clusters.md) says which of these decides.\n"
@@ -248,8 +247,8 @@ def all_caps(path: Path) -> list[str]:
 def _exit_codes() -> Iterator[str]:
     yield "## Exit codes\n"
     yield (
-        "The exit code is that of the first rank that [failed](failures.md), or one of the launcher's own, which have "
-        "names in `ddplaunch.errors`. All nodes of a job return the same.\n"
+        "The exit code is that of the first rank that [failed](failures.md), or one of the launcher's, with a name in "
+        "`ddplaunch.errors`. All nodes return the same.\n"
     )
     ours = {number: (name, text) for name, number, text in records.error_codes()}
     rows = []
@@ -264,22 +263,21 @@ def _exit_codes() -> Iterator[str]:
 
 def _files() -> Iterator[str]:
     yield "## The dry run as JSON\n"
-    yield "`ddplaunch run --dry-run --json`, and `plan.json` of the log folder. Fields may be added; these stay."
-    yield "On several nodes only node 0's `plan.json` has all nodes and ranks; another node's has its own.\n"
+    yield "`ddplaunch run --dry-run --json`, and `plan.json` of the log folder, which has all ranks on node 0 only.\n"
     yield table(("field", "meaning"), described(records.plan_fields(), records.PLAN))
     yield "## The devices as JSON\n"
-    yield "`ddplaunch devices --json`. Sizes are in bytes; `null` is unknown. Fields may be added.\n"
+    yield "`ddplaunch devices --json`. Sizes are in bytes; `null` is unknown.\n"
     yield table(("field", "meaning"), described(records.devices_fields(), records.DEVICES))
     yield "## The runs as JSON\n"
-    yield "`ddplaunch ps --json`: a list of these. Fields may be added.\n"
+    yield "`ddplaunch ps --json`: a list of these.\n"
     yield table(("field", "meaning"), described(records.runs_fields(), records.RUNS))
     yield "## A run as JSON\n"
-    yield "`ddplaunch report --json`, of [a run](runs.md). `null` is unknown, or not yet. Fields may be added.\n"
+    yield "`ddplaunch report --json`, of [a run](runs.md). `null` is unknown, or not yet.\n"
     yield table(("field", "meaning"), described(records.record_fields(), records.RECORD))
     yield "## The stacks as JSON\n"
     yield (
         "`stacks.json` of the [log folder](logs.md#the-log-folder), written before the ranks of an attempt are "
-        "stopped. Fields may be added.\n"
+        "stopped.\n"
     )
     yield table(("field", "meaning"), described(records.inspection_fields(), records.INSPECTION))
     yield "`ddplaunch stacks --json` adds these:\n"
@@ -288,7 +286,7 @@ def _files() -> Iterator[str]:
     yield table(("field", "meaning"), described(list(records.TOP), records.TOP))
     yield "## events.jsonl\n"
     yield (
-        "One object a line, in the [log folder](logs.md#the-log-folder): `time` since the epoch and `elapsed` since "
+        "One object per line, in the [log folder](logs.md#the-log-folder): `time` since the epoch and `elapsed` since "
         "the launcher's start, in seconds, `event`, and its own fields.\n"
     )
     rows = [
@@ -297,15 +295,12 @@ def _files() -> Iterator[str]:
     ]
     yield table(("event", "fields", "means"), rows)
     yield "## What --log-json writes\n"
-    yield (
-        "One object a line, on stderr, for all that [ddplaunch itself says](logs.md#for-machines). "
-        "Fields may be added.\n"
-    )
+    yield ("One object per line, on stderr, for all [messages of ddplaunch itself](logs.md#for-machines).\n")
     yield table(("field", "meaning"), described(records.SAID, records.SAID))
     yield "A kind may have more:\n"
     yield table(("kind", "own fields", "means"), [(f"`{kind}`", *row) for kind, row in records.SAID_KINDS.items()])
     yield "## What --notify sends\n"
-    yield "One object on the standard input of [the command](notify.md). Fields may be added.\n"
+    yield "One object on the standard input of [the command](notify.md).\n"
     yield table(("field", "meaning"), described(records.TOLD, records.TOLD))
     yield "An event may have more:\n"
     yield table(("event", "own fields", "means"), [(f"`{name}`", *row) for name, row in records.TOLD_EVENTS.items()])

@@ -65,11 +65,9 @@ SSH_HEARTBEAT_TIMEOUT_S = 60.0  # without data for this long ssh gives up a host
     default="60",
     show_default=True,
     callback=lambda ctx, param, text: _seconds(text),
-    help="With --nnodes: how long to wait for the other nodes.",
+    help="How long to wait for the other nodes.",
 )
-@click.option(
-    "--thorough", is_flag=True, help="Measure more collectives and sizes, and all nodes at once; check for data errors."
-)
+@click.option("--thorough", is_flag=True, help="Measure more, and all nodes at once; check for data errors.")
 @click.option("--save", metavar="FILE", help="Save the measurements to this file.")
 @click.option("--compare", metavar="FILE", help="List what is slower than in a file from --save.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with stable field names.")
@@ -91,7 +89,7 @@ def doctor(
     compare: str | None,
     as_json: bool,
 ) -> int:
-    """Check one or many machines for problems that break or slow jobs: hosts, nodes, or a Slurm job.
+    """Check one or many machines for problems that break or slow jobs.
 
     Checks versions, GPUs, shared memory, disks, limits, clocks and the connectivity between nodes, and measures a
     small all_reduce. Changes nothing and takes half a minute. The exit code is 1 if a job would fail.

@@ -56,7 +56,7 @@ REPLY_TIMEOUT_S = 2.0  # for the launcher of a run: it may be suspended
     metavar="[PORT]",
     is_flag=False,
     flag_value="0",
-    help="Serve that page on this machine until Ctrl-C, updated while the job runs.",
+    help="Serve that page on this machine until Ctrl-C.",
 )
 @click.option("--since", metavar="TIME", help="Summarize all runs started in the last 7d, 12h, …")
 def report(run: str | None, as_json: bool, html: str | None, serve: str | None, since: str | None) -> int | None:
