@@ -361,7 +361,7 @@ STACKS = {
     "sentences": "who waits for whom",
     "notes[]": "what was not asked, or did not answer",
     "waits[].text": "one of the sentences",
-    "waits[].operation": "the call, its group, its number (0 if it is no collective), the ranks that wait in it",
+    "waits[].operation": "the call, its group, its number (0 if it is not a collective), the ranks that wait in it",
     "waits[].group": "likewise",
     "waits[].number": "likewise",
     "waits[].waiting": "likewise",
