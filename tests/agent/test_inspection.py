@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import free_port, is_alive, wait_until, write_program
+from tests.diagnosis.clauses import ALONE, CYCLE, HOLDS_GIL, NO_SIGNAL, NOT_PYTHON, ONLY_STACKS
 from tests.impatient import launcher_with_constant
 from tests.patience import scaled_timeout
 from tests.starts import EXEC, FORKED, LIGHT
@@ -78,7 +79,7 @@ HANG = """
 WAIT = "ranks 0, 1 wait in all_reduce #4 of default_pg (float32[6]), entered at {reduce}"
 SENTENCES = {
     "sleep": f"{WAIT}; rank 2 has not entered it: step at {{sleep}}",
-    "gil": f"{WAIT}; rank 2 does not respond (native code holds the GIL): step at {{gil}}",
+    "gil": f"{WAIT}; rank 2 {HOLDS_GIL}: step at {{gil}}",
     "stopped": f"{WAIT}; rank 2 is stopped (SIGSTOP)",
     "exec": f"{WAIT}; rank 2 has become another program",
     "ending": f"{WAIT}; rank 2 is ending",
@@ -87,10 +88,10 @@ SENTENCES = {
     "gone": f"{WAIT}; rank 2 has not entered it: it waits for its DataLoader, step at {{gone}} "
     "(worker pid N has ended: exit code 0)",
     "longer": "rank 2 waits in all_reduce #5 of default_pg (float32[6]), entered at {more}, "
-    "which no other rank has entered; ranks 0, 1 have not entered it: {end}",
+    f"{ALONE}; ranks 0, 1 have not entered it: {{end}}",
     "before": "ranks 0, 1 wait in init_process_group, called at {init}; rank 2 has not called it: build at {build}",
     "roots": "#4 of default_pg is broadcast from rank 0 on rank 0 ({roots}), broadcast from rank 1 on rank 1 ({roots}) "
-    "and broadcast from rank 2 on rank 2 ({roots}): they wait for each other",
+    "and broadcast from rank 2 on rank 2 ({roots}): " + CYCLE,
 }
 
 
@@ -159,7 +160,7 @@ def test_without_torchs_recorder_the_report_has_stacks_only(start_ddplaunch, tmp
     )
     told = sentence("sleep").replace(" #4 of default_pg (float32[6]), entered", ", called").replace("entered", "called")
     said = found(job, told)
-    assert said["notes"] == ["no rank has reported its collectives: only stacks are known"]
+    assert said["notes"] == [ONLY_STACKS]
     job.process.kill()
     job.wait()
     job.assert_nothing_left()
@@ -371,7 +372,7 @@ def test_asking_again_and_again_does_not_disturb(start_ddplaunch, run_in_fork, t
 def test_a_program_other_than_python_has_no_stacks(start_ddplaunch, run_in_fork):
     job = start_ddplaunch("run", "--nproc", "2", "--no-python", "/bin/sh", "-c", "echo there; exec sleep 600")
     job.wait_for("there", 2)
-    assert {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]} == {"it is not a Python program"}
+    assert {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]} == {NOT_PYTHON}
     job.signal(signal.SIGINT)
     assert job.wait() == 130
 
@@ -443,7 +444,7 @@ def test_a_program_that_handles_all_signals_later_gets_a_stack_signal_once_at_mo
     job = start_ddplaunch("run", *words, executable=patient)
     job.wait_for("there", 2)
     for _ in range(3):
-        assert {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]} == {"no free signal for it"}
+        assert {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]} == {NO_SIGNAL}
     job.signal(signal.SIGINT)
     assert job.wait() == 130
     assert job.stdout().count("caught") == (4 if what == "plain" else 0)  # each of two

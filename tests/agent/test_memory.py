@@ -27,6 +27,8 @@ from tests.conftest import PROGRAMS, wait_until, write_program
 from tests.patience import scaled_timeout
 from tests.starts import LIGHT, WARM
 
+NO_GROWTH = "no memory use grew by much"
+
 FAILS = PROGRAMS / "fails.py"
 MIB = 1 << 20
 NOBODY = 1 << 30  # no pid is as large
@@ -425,8 +427,8 @@ def point(moment, own, children=0, shared=0, cache=0):
         ([point(0, 1, 2, 1), point(60, 1, 2, 9)], "shared memory grew from 1.0 GiB to 9.0 GiB", "prefetch_factor"),
         ([point(0, 1), point(60, 9, 0, 0, 8)], "rank 3 grew from 1.0 GiB to 9.0 GiB, page cache grew", "reduce host"),
         ([point(0, 40, 2), point(30, 40, 2)], None, "reduce host"),
-        ([point(0, 40, 2, 1, 1), point(30, 41, 2, 1, 1)], "no memory use grew by much", "reduce host"),
-        ([point(0, 2, 60), point(30, 3, 60)], "no memory use grew by much", "fewer DataLoader"),
+        ([point(0, 40, 2, 1, 1), point(30, 41, 2, 1, 1)], NO_GROWTH, "reduce host"),
+        ([point(0, 2, 60), point(30, 3, 60)], NO_GROWTH, "fewer DataLoader"),
         ([point(0, 90), point(700, 1, 1), point(900, 1, 5)], "in the last 3m20s its child", "fewer DataLoader"),
         ([point(0, 2, 40)], None, "fewer DataLoader"),
         ([], None, "reduce host"),

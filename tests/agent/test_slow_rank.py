@@ -38,7 +38,7 @@ dist.destroy_process_group()
 
 SENTENCE = re.compile(
     r"ddplaunch: rank (\d+) was last in (\d+) % of the last (\d+) collectives "
-    r"\(median delay (\d+) ms\); the others spent (\d+) % of the time waiting for it\n"
+    r"\(median delay (\d+) ms\); the others spent (\d+) % "
 )
 
 PACE = InspectJobRequest(Detail.LATENESS)
@@ -146,7 +146,7 @@ def test_clocks_of_two_nodes_that_are_apart(start_ddplaunch, tmp_path, ahead):
 def test_clocks_of_two_nodes_that_were_not_compared(start_ddplaunch, tmp_path):
     """The run is over before two heartbeats."""
     first, _ = nodes(start_ddplaunch, tmp_path, "3", "0.05", "14", heartbeat="600", **skewed(tmp_path, 100))
-    assert "cannot determine which node is slow: their clocks have not been compared yet" in first
+    assert "their clocks have not been compared" in first
 
 
 FOREVER = """

@@ -221,7 +221,7 @@ def test_a_clock_that_raises_is_reported_once_and_stops(node, monkeypatch, broke
     monkeypatch.setattr(StallDetector, broken, fail)
     node.wait(3600)
     assert len(node.notes) == 1
-    assert node.notes[0].startswith("bug in ddplaunch: stall detection failed and is left out, the job goes on")
+    assert node.notes[0].startswith("bug in ddplaunch: stall detection failed")
     assert not node.sent
 
 
@@ -247,4 +247,4 @@ def test_an_exception_in_it_does_not_reach_its_callers(node, monkeypatch, called
         case "complete":
             assert node.clock.add_idle_times(inspections[0], node.ranks) == inspections[0]
     assert len(node.notes) == 1
-    assert "stall detection failed and is left out, the job goes on" in node.notes[0]
+    assert "stall detection failed" in node.notes[0]

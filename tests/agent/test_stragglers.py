@@ -13,6 +13,8 @@ from tests.impatient import launcher_with_constant
 from tests.patience import scaled_timeout
 from tests.starts import EXEC, FORKED, LIGHT
 
+STRAGGLER = "rank 2 still running 2.0s after the others had ended (--straggler-timeout): save at train.py:5"
+
 pytestmark = pytest.mark.slow
 
 STRAGGLING = "agent.stragglers.NAME_DELAY_S"
@@ -87,10 +89,7 @@ def test_they_can_be_ended(run_ddplaunch, tmp_path):
     done = run_ddplaunch("run", *LIGHT, "--straggler-timeout", "2", "--nproc", "3", script)
     assert done.returncode == 124
     told, *trace = done.stderr.splitlines()
-    assert (
-        told
-        == "ddplaunch: rank 2 still running 2.0s after the others had ended (--straggler-timeout): save at train.py:5"
-    )
+    assert told == f"ddplaunch: {STRAGGLER}"
     assert trace == ["  it was at", '    File "train.py", line 8, in <module>', '    File "train.py", line 5, in save']
 
 
@@ -102,7 +101,7 @@ def test_they_can_be_ended_on_another_node(start_ddplaunch, tmp_path, nproc):
     node_0 = start_ddplaunch(*words, "--nproc", "2", "--node-rank", "0", script)
     node_1 = start_ddplaunch(*words, "--nproc", nproc, "--node-rank", "1", script)
     assert [node.wait() for node in (node_0, node_1)] == [124, 124]
-    told = "rank 2 still running 2.0s after the others had ended (--straggler-timeout): save at train.py:5"
+    told = STRAGGLER
     assert f"{told} (on {socket.gethostname()})" in node_0.stderr()
     for node in (node_0, node_1):
         node.assert_nothing_left()

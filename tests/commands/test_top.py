@@ -17,6 +17,7 @@ from ddplaunch.diagnosis.inspection import Detail
 from ddplaunch.loop import EventLoop
 from tests.conftest import assert_refused, ddplaunch_command, is_alive, wait_until, write_program
 from tests.debugged import runtime_dir as runtime_dir
+from tests.diagnosis.clauses import NO_WAIT
 from tests.emulator import TerminalEmulator
 from tests.starts import LIGHT
 
@@ -90,12 +91,12 @@ def test_the_debugger_of_the_chosen_rank_and_a_profile(start_ddplaunch, tmp_path
     each.type("p until > 0\r")
     each.until("True")
     each.type("\x03")
-    each.until("Enter shows the ranks again")
+    each.until("Enter shows the ranks")
     each.type("\r")
     each.until(opened)
     each.type("p")
     each.until("TIME")
-    each.until("Enter shows the ranks again")
+    each.until("Enter shows the ranks")
     each.type("\rq")
     assert each.end() == 0
     mine.signal(signal.SIGTERM)
@@ -136,8 +137,8 @@ def test_keys(job, top):
 
     press("l1\r", "[1] up")
     press("l7\r", "ddplaunch: rank 7 has no output in memory on this node")
-    press("f", "ddplaunch: no rank has failed")
-    press("s", "no rank waits for another rank")
+    press("f", "no rank has failed")
+    press("s", NO_WAIT)
     press("?", "leave the view")
     each.type("\x1b[B\x1b[Bl\r")  # the second rank is chosen
     press("", "[1] up")
@@ -178,7 +179,7 @@ def test_a_launcher_that_is_suspended_and_ends(job, top):
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
-        each.until(f"suspended: continue it with fg in its terminal, or kill -CONT {mine.process.pid}")
+        each.until(f"kill -CONT {mine.process.pid}")
         assert re.match(r"suspended \d\d:\d\d", each.rows[1]), each.rows
         each.until(lambda each: sum(bool(re.match(r" +[01] stopped ", row)) for row in each.rows) == 2)
         each.type("?")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ddplaunch_command, wait_until, write_program
+from tests.conftest import conflict, ddplaunch_command, wait_until, write_program
 from tests.emulator import FRAME, TerminalEmulator
 from tests.starts import LIGHT
 
@@ -115,7 +115,7 @@ def test_ctrl_c(person, moment):
     assert each.end() == 130
     assert each.given_back
     if moment == "while typing":
-        assert "ddplaunch: stopping 2 ranks; Ctrl-C again kills them now" in each.history
+        assert any(row.startswith("ddplaunch: stopping 2 ranks") for row in each.history)
         assert "0 ee" in each.rows
     assert each.raw.count(b"\x1b[?1049h") == (moment == "full screen")
 
@@ -139,12 +139,12 @@ def test_keys(person):
     each.type("?")
     each.until("q  leave the view; the job runs on")
     each.type("xxyyf")  # what is typed ahead is not shown
-    each.until("ddplaunch: no rank has failed")
+    each.until("no rank has failed")
     assert not [row for row in each.history if "xxyy" in row]
     each.type("l1\r")
     each.until(lambda each: sum(row.startswith("[1] rank 1 has said all") for row in each.history) == 2)
     each.type("l7\r")
-    each.until("ddplaunch: rank 7 has no output in memory on this node")
+    each.until("rank 7 has no output")
     each.type("/")
     each.until("filter: 0,3-5, or a word like waiting: _")
     each.type("12\x7f\r")
@@ -173,7 +173,7 @@ def test_earlier_failures(person, tmp_path):
     each.until("| attempt 2")
     each.type("f")
     each.until(lambda each: sum("ValueError: first" in row for row in each.history) > 1)
-    each.until("ddplaunch: no rank has failed")
+    each.until("no rank has failed")
 
 
 def test_resizing(person):
@@ -244,8 +244,8 @@ def test_signals_give_the_terminal_back(person, number):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--stdin", "0", "--nproc", "2"), "--ui does not work with --stdin 0"),
-        (("--hosts", "a:1"), "--ui does not work with --hosts"),
+        (("--stdin", "0", "--nproc", "2"), conflict("--ui", "--stdin 0")),
+        (("--hosts", "a:1"), conflict("--ui", "--hosts")),
     ],
 )
 def test_refused(run_in_fork, tmp_path, words, said):
