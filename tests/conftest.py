@@ -157,6 +157,15 @@ def assert_refused(done: subprocess.CompletedProcess[str], *said: str) -> str:
     return done.stderr
 
 
+def conflict(option: str, other: str) -> str:
+    """The message that refuses two options together, without the reason that may follow."""
+    return f"{option} does not work with {other}"
+
+
+NEWEST = "the newest run of this folder"
+"""What a command without a run's name writes first, and then the run that it found."""
+
+
 def write_program(folder: Path, name: str, text: str) -> Path:
     """Write a small program, dedented, and return its path."""
     path = folder / name

@@ -14,6 +14,8 @@ from tests.conftest import BackgroundJob, ddplaunch_command, list_marked_pids, r
 from tests.emulator import TerminalEmulator
 from tests.starts import LIGHT
 
+TAKEN_OVER = "another terminal has taken over the debugger"
+
 AT = 10 if sys.version_info >= (3, 13) else 11
 """The line at which pdb stops, of STEPS."""
 

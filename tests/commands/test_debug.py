@@ -18,7 +18,7 @@ from tests.conftest import (
     wait_until,
     write_program,
 )
-from tests.debugged import AT, STEPS, pipe_to_debugger, wait_for_stops
+from tests.debugged import AT, STEPS, TAKEN_OVER, pipe_to_debugger, wait_for_stops
 from tests.debugged import debug_job as debug_job
 from tests.debugged import debug_terminal as debug_terminal
 from tests.debugged import runtime_dir as runtime_dir
@@ -58,7 +58,7 @@ def test_a_breakpoint_stops_its_rank_and_has_a_prompt_below_what_the_others_prin
     each.type("r\r")
     each.until("--Return--")
     each.type("c\r")
-    each.until(lambda each: sum("rank 2 is at a breakpoint" in row for row in each.history) == 2)
+    each.until(lambda each: sum("rank 2 is at " in row for row in each.history) == 2)
     each.until("[2] loss 1")
     each.type("\x04")
     assert each.end() == 0
@@ -157,7 +157,7 @@ def test_without_a_terminal_a_breakpoint_fails_and_the_report_names_debug(run_dd
     done = run_ddplaunch("run", *LIGHT, "--nproc", "2", "train.py", "1")
     assert done.returncode == 1
     assert "BdbQuit" in done.stderr
-    assert "with --debug the rank waits at its breakpoint for `ddplaunch debug`" in done.stderr
+    assert "with --debug the rank waits " in done.stderr
 
 
 def test_nobody_comes(debug_job):
@@ -318,7 +318,7 @@ def test_a_client_takes_over_from_the_terminal(debug_terminal, tmp_path):
     done = pipe_to_debugger(tmp_path, "p loss\n", "calm")
     assert "(rank 1) p loss\n0\n" in done.stdout
     assert each.end() == 0
-    assert "ddplaunch: another terminal has taken over the debugger" in each.history
+    assert f"ddplaunch: {TAKEN_OVER}" in each.history
     assert each.given_back
 
 
@@ -348,7 +348,7 @@ def test_a_rank_that_was_to_stop_runs_on_when_nobody_awaits_it_any_more(debug_jo
         )
         job.wait_for("up", 2)
         client = TerminalEmulator(ddplaunch_command("debug", "calm", "--rank", "1"), tmp_path)
-        client.until("rank 1 has not reached another line yet")
+        client.until("rank 1 has not reached ")
         client.close()
         assert (
             run_command(ddplaunch_command("stacks", "calm"), tmp_path).returncode == 0

@@ -22,7 +22,7 @@ from tests.conftest import (
     wait_until,
     write_program,
 )
-from tests.debugged import AT, STEPS, debug_socket, pipe_to_debugger, wait_for_stops
+from tests.debugged import AT, STEPS, TAKEN_OVER, debug_socket, pipe_to_debugger, wait_for_stops
 from tests.debugged import debug_job as debug_job
 from tests.debugged import debug_terminal as debug_terminal
 from tests.debugged import runtime_dir as runtime_dir
@@ -152,7 +152,7 @@ def test_a_long_line_works_and_a_too_long_one_is_refused(debug_job, debug_termin
     assert "\n4200\n" in said
     assert "ddplaunch: not sent: this line has 70,004 characters, of 65,536\n" in said
     assert "(rank 1) p 6 * 7\n42\n" in said
-    each.until("another terminal has taken over the debugger")
+    each.until(TAKEN_OVER)
     each.type("\x03")
     assert job.wait() == 0
 
@@ -270,7 +270,7 @@ def test_two_clients_at_once(debug_job, debug_terminal):
     first.until(lambda each: each.rows[-1:] == ["(rank 1)"])
     second = debug_terminal("debug", "calm")
     second.until(lambda each: each.rows[-1:] == ["(rank 1)"])
-    first.until("another terminal has taken over the debugger")
+    first.until(TAKEN_OVER)
     first.type("p 1\r")
     second.type("p 2 + 3\r")
     second.until("5")

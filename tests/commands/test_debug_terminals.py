@@ -6,9 +6,9 @@ import signal
 import pytest
 
 from tests.conftest import write_program
+from tests.debugged import TAKEN_OVER, pipe_to_debugger, wait_for_stops
 from tests.debugged import debug_job as debug_job
 from tests.debugged import debug_terminal as debug_terminal
-from tests.debugged import pipe_to_debugger, wait_for_stops
 from tests.debugged import runtime_dir as runtime_dir
 from tests.starts import EXEC, LIGHT
 
@@ -76,7 +76,7 @@ def test_q_in_ipdb_ends_the_job_with_one_line(debug_terminal, home, tmp_path):
     each.until(lambda each: each.rows[-1:] == ["ipdb>"])
     each.type("q\r")
     assert each.end() == 128 + signal.SIGTERM
-    assert "ddplaunch: rank 1: q in the debugger ends the job" in each.history
+    assert any(row.startswith("ddplaunch: rank 1: q ") for row in each.history)
     assert not any("BdbQuit" in row for row in each.history)
     assert each.given_back
 
@@ -91,7 +91,7 @@ def test_between_ranks_and_out_of_a_debugger(debug_terminal, home, tmp_path):
     each.type("\x1d")
     each.until(lambda each: each.rows[-1] == f"(rank {here})")
     each.type("p\trank\r")  # nobody completes here
-    each.until(f"rank {here} is in ipdb, which needs a terminal; commands here: detach, q,")
+    each.until(f"rank {here} is in ipdb, which needs ")
     each.until(lambda each: sum("is at a breakpoint" in row for row in each.history) == 2)
     each.type(f"@{3 - here}\r")
     each.until(lambda each: each.rows[-1] == "ipdb>")
@@ -119,7 +119,7 @@ def test_pudb_draws_on_the_whole_terminal_and_follows_its_size(debug_job, debug_
     first.until(lambda each: any("loss: 7" in row for row in each.rows) and len(each.rows) <= 20)
     second = debug_terminal("debug", "calm", columns=90)
     second.until(lambda each: any("loss: 7" in row for row in each.rows))
-    first.until("another terminal has taken over the debugger")
+    first.until(TAKEN_OVER)
     second.type("n")
     second.until(lambda each: any("loss: 8" in row for row in each.rows))
     second.process.kill()

@@ -8,7 +8,9 @@ import shlex
 import pytest
 import yaml
 
-from tests.conftest import assert_refused, write_program
+from tests.conftest import assert_refused, conflict, write_program
+
+MANIFEST = "ddplaunch manifest"
 
 ASKED = "--container-image img:1"
 
@@ -154,17 +156,17 @@ TRAINJOBS = {
     [
         ("train.py", ("--container-image is missing", "REGISTRY/NAME:TAG")),
         (f"{ASKED}", ("the target is missing", "ddplaunch manifest train.py")),
-        (f"{ASKED} --nodes 0 train.py", ("--nodes 0: expected a number of nodes",)),
+        (f"{ASKED} --nodes 0 train.py", ("--nodes 0: expected a number",)),
         (f"{ASKED} --nodes 4:2 train.py", ("--nodes 4:2: the range is reversed", "--nodes 2:4")),
-        (f"{ASKED} --nodes 2: train.py", ("--nodes 2:: expected a number of nodes",)),
-        (f"{ASKED} --grow --nodes 2 train.py", ("--grow does not work with --nodes 2", "--nodes 2:3")),
+        (f"{ASKED} --nodes 2: train.py", ("--nodes 2:: expected a number",)),
+        (f"{ASKED} --grow --nodes 2 train.py", (conflict("--grow", "--nodes 2"), "--nodes 2:3")),
         (f"{ASKED} --time 90 train.py", ("--time 90: minutes or seconds?",)),
-        (f"{ASKED} --nnodes 2 train.py", ("--nnodes does not work with ddplaunch manifest", "--nodes N")),
-        (f"{ASKED} --node-rank 0 train.py", ("--node-rank does not work with", "the scheduler numbers the nodes")),
-        (f"{ASKED} --token x train.py", ("--token does not work with", "--env-secret DDPLAUNCH_TOKEN=SECRET:KEY")),
-        (f"{ASKED} --hosts a,b train.py", ("--hosts does not work with", "the scheduler starts the nodes, not SSH")),
-        (f"{ASKED} --exclude n07 train.py", ("--exclude does not work with", "--constraint kubernetes.io/hostname!=")),
-        (f"{ASKED} --json --dry-run train.py", ("--json does not work with", "the output is YAML")),
+        (f"{ASKED} --nnodes 2 train.py", (conflict("--nnodes", MANIFEST), "--nodes N")),
+        (f"{ASKED} --node-rank 0 train.py", (conflict("--node-rank", MANIFEST), "numbers the nodes")),
+        (f"{ASKED} --token x train.py", (conflict("--token", MANIFEST), "--env-secret DDPLAUNCH_TOKEN=SECRET:KEY")),
+        (f"{ASKED} --hosts a,b train.py", (conflict("--hosts", MANIFEST), "the scheduler starts the nodes, not SSH")),
+        (f"{ASKED} --exclude n07 train.py", (conflict("--exclude", MANIFEST), "--constraint kubernetes.io/hostname!=")),
+        (f"{ASKED} --json --dry-run train.py", (conflict("--json", MANIFEST), "the output is YAML")),
         (f"{ASKED} --partition x train.py", ("--partition works only with ddplaunch submit",)),
         (f"{ASKED} -N2 train.py", ("no such option: -N2", "did you mean -N 2?")),
         (f"{ASKED} --job-name My_Job train.py", ("My_Job: expected small", "at most 61", "--job-name my-job")),
@@ -195,7 +197,7 @@ TRAINJOBS = {
         (f"{ASKED} --kind jobset --job-name {'a' * 60} train.py", ("at most 54", f"--job-name {'a' * 54}")),
         (f"{ASKED} --kind cronjob train.py", ("--kind cronjob: expected job, jobset, trainjob or pytorchjob",)),
         *(
-            (f"{ASKED} --kind pytorchjob {words} train.py", (f"{option} does not work with --kind pytorchjob",))
+            (f"{ASKED} --kind pytorchjob {words} train.py", (conflict(option, "--kind pytorchjob"),))
             for words, option in {"--nodes 2:3": "--nodes as a range", "--gang volcano": "--gang",
                                   "--restricted": "--restricted"}.items()
         ),
@@ -210,7 +212,7 @@ TRAINJOBS = {
         (f"{ASKED} --request rdma/hca=1 train.py", ("--request rdma/hca=1: expected cpu=N", "equals the limit")),
         (f"{ASKED} --request cpu=x train.py", ("--request cpu=x: expected cpu=32 or cpu=500m",)),
         (f"{ASKED} --request cpu=9 --cpus-per-task 8 train.py", ("cpu=9 is more than the limit of 8", "--cpus-per")),
-        (f"{ASKED} --request memory=2T --mem 9G train.py", ("memory=2Ti is more than the limit of 9Gi", "--mem")),
+        (f"{ASKED} --request memory=2T --mem 9G train.py", ("memory=2Ti is more than ", "--mem")),
         (f"{ASKED} --shm-size 9G --mem 900M train.py", ("--shm-size 9Gi is more than --mem 900Mi", "raise --mem")),
         (f"{ASKED} --shm-size big train.py", ("--shm-size big: expected a size like 200G",)),
         (f"{ASKED} --toleration :NoSchedule train.py", ("expected KEY[=VALUE][:EFFECT]", "kubectl describe node")),
@@ -225,7 +227,7 @@ TRAINJOBS = {
         (f"{ASKED} --runtime torch-distributed --kind job train.py",
          ("--runtime torch-distributed is for a TrainJob",)),
         *(
-            (f"{ASKED} --kind trainjob {words} train.py", (f"{option} does not work with --kind trainjob",))
+            (f"{ASKED} --kind trainjob {words} train.py", (conflict(option, "--kind trainjob"),))
             for words, option in TRAINJOBS.items()
         ),
         (f"{ASKED} --run-as me train.py", ("--run-as me: expected a number, or two", "id shows yours")),
@@ -238,13 +240,13 @@ TRAINJOBS = {
         (f"{ASKED} --restricted --container-mounts /d:/d train.py", ("folders of the nodes (--container-mounts /d)",)),
         (f"{ASKED} --ttl 0 train.py", ("--ttl 0: expected a time above 0", "leave it out to keep the job")),
         (f"{ASKED} --ttl unlimited train.py", ("--ttl unlimited: expected a time above 0",)),
-        (f"{ASKED} --ttl 1w train.py", ("--ttl 1w: expected a time with a unit",)),
+        (f"{ASKED} --ttl 1w train.py", ("--ttl 1w: expected a time",)),
         (f"{ASKED} --env-secret A=b train.py", ("--env-secret A=b: expected SECRET", "NAME=SECRET:KEY")),
         (f"{ASKED} --env-secret A_B train.py", ("--env-secret A_B: expected SECRET",)),
         (f"{ASKED} --env-secret MASTER_ADDR=a:b train.py", ("ddplaunch sets MASTER_ADDR in each pod",)),
         (f"{ASKED} --env A=1 --env-secret A=b:c train.py", ("--env-secret A=b:c: --env also sets A",)),
         (f"{ASKED} --env-secret A=b:c --env A=1 train.py", ("--env-secret A=b:c: --env also sets A",)),
-        (f"{ASKED} --container-mounts emptydir/x:/b train.py", ("emptydir/x is neither an absolute path",)),
+        (f"{ASKED} --container-mounts emptydir/x:/b train.py", ("emptydir/x is neither ",)),
         (f"{ASKED} train.py --lr 1 --namespace x", ("--namespace could be", "-- --lr 1 --namespace x")),
     ],
 )  # fmt: skip
@@ -320,7 +322,7 @@ def test_defaults_of_a_pool(manifest, tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("job-name = 'A B'\n", "--job-name A B: expected small letters, digits and dashes"),
+        ("job-name = 'A B'\n", "--job-name A B: expected small letters"),
         ("constraint = 'big'\n", "--constraint big: expected KEY=VALUE, like nvidia.com"),
         ("env = ['?']\n", "--env ?: expected NAME=VALUE"),
         ("container-image = ' '\n", "--container-image  : expected an image"),

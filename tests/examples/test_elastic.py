@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import BackgroundCommand, clean_environment, ddplaunch_command, write_program
+from tests.conftest import STORE, BackgroundCommand, clean_environment, ddplaunch_command, write_program
 from tests.examples.plain import CALM, EXAMPLES, by_python
 from tests.hosts.host import Host
 from tests.patience import scaled_timeout
@@ -110,7 +110,7 @@ class Node(BackgroundCommand):
         """The pids of its ranks."""
         (zygote,) = self.host.find("zygote.py")
         children = [int(pid) for pid in Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split()]
-        stores = self.host.find("ddplaunch: store of a run")
+        stores = self.host.find(STORE)
         return [pid for pid in children if pid not in stores]
 
 
@@ -156,7 +156,7 @@ def test_without_grow_a_node_waits_for_the_next_restart(network, start_on, tmp_p
     nodes[0].wait_for("attempt 1 is held")
     hosts[1].boot()
     nodes[1] = start_on(hosts[1], *options, hold=hold)
-    nodes[0].wait_for("has joined; it takes part when the ranks start next")
+    nodes[0].wait_for("has joined; it takes part")
     os.kill(nodes[0].ranks()[0], signal.SIGKILL)
     assert [node.wait() for node in nodes] == [0, 0]
     attempts = check_trained(nodes[0].stdout(), tmp_path, undisturbed)

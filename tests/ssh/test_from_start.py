@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.conftest import clean_environment, ddplaunch_command, write_program
+from tests.conftest import NEWEST, clean_environment, ddplaunch_command, write_program
 from tests.patience import scaled_timeout
 from tests.ssh.job import Job
 from tests.starts import LIGHT
@@ -40,9 +40,9 @@ def test_the_newest_job_of_a_folder_and_all_jobs(sshd, tmp_path):
     try:
         done = ask("logs")
         assert (done.returncode, done.stdout) == (0, "[0] ready\n"), done.stderr
-        assert done.stderr == (
-            "the newest run of this folder: calm\nddplaunch: calm runs on n1, n2; connecting to n1 over SSH\n"
-        ), done.stderr
+        assert done.stderr == (f"{NEWEST}: calm\nddplaunch: calm runs on n1, n2; connecting to n1 over SSH\n"), (
+            done.stderr
+        )
         jobs.append(start("n2:1", "other", 1))
         done = ask("stop", "--all")
         assert done.returncode == 0, done.stderr

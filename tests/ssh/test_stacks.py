@@ -36,7 +36,7 @@ def test_ctrl_backslash_tells_of_all_hosts_and_twice_stops(sshd, tmp_path):
         job.wait_for("there", 4)
         job.process.send_signal(signal.SIGQUIT)
         page = read_until(ours, "(wait in all_reduce #2")
-        assert "inspecting the ranks; press Ctrl-\\ again to stop the job" in page
+        assert "inspecting the ranks" in page
         assert "rank 3 has not entered it: load_batch at train.py:4" in page
         assert "ranks 0 to 2 wait in all_reduce #2 of default_pg (float32[6])" in page
         job.process.send_signal(signal.SIGQUIT)

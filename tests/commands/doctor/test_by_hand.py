@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.commands.doctor.findings import LARGE_LOST
 from tests.commands.doctor.typed import Typed
 from tests.conftest import write_program
 from tests.patience import scaled_timeout
@@ -44,7 +45,7 @@ def test_two_nodes_with_a_token_two_clocks_and_a_path_that_drops_large_packets(d
     assert code == 1
     assert [each["name"] for each in found["nodes"]] == ["n0", "n1"]
     assert sorted(said) == [
-        "n1 to n0: connections work, but packets of full size are lost",
+        f"n1 to n0: {LARGE_LOST}",
         "n1: its clock is 50.0 s ahead of that of n0",
     ]
     line = "ddplaunch: node 1 of 2 has joined node 0 at n0:29501, which prints the report\n"

@@ -18,6 +18,7 @@ from ddplaunch.commands.doctor.examination import (
 from ddplaunch.commands.doctor.flows import Flow
 from ddplaunch.dataclass import replace
 from tests.commands.doctor.facts import FACTS
+from tests.commands.doctor.findings import ITSELF
 
 FAST, SLOW = (1e-4, 1e-3, 1e-2), (1e-4, 1e-2, 1e-1)
 
@@ -69,7 +70,7 @@ def test_a_wrong_address_of_node_0_brings_no_second_finding_about_a_firewall(bro
     astray = NodeResult("n1", replace(FACTS, host="n1", link=RouteToNodeZero("127.0.0.1", "lo", 65536)))
     told = find_all(replace(found, nodes=(found.nodes[0], astray, found.nodes[2])))
     assert [each.subject for each in told if "firewall" in (each.hint or "")] == []
-    assert "node 0's address is this machine itself (127.0.0.1)" in [each.text for each in told]
+    assert f"{ITSELF} (127.0.0.1)" in [each.text for each in told]
 
 
 @pytest.mark.parametrize(

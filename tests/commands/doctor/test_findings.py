@@ -14,6 +14,7 @@ from ddplaunch.commands.doctor.examination import CollectiveResult, DeviceResult
 from ddplaunch.devices.gpu_health import GpuHealth
 from ddplaunch.plan.hardware import LostGpu
 from tests.commands.doctor.facts import FACTS
+from tests.commands.doctor.findings import CPU_LIMIT, ITSELF, NO_GPU_ANSWER, NO_LOOPBACK
 
 TORCH = TorchInfo("2.13.0", cuda="13.0", nccl="2.28", cuda_works=True, devices=4)
 
@@ -57,7 +58,7 @@ def test_a_lost_gpu_is_the_one_finding():
     why_not = "CUDA unknown error"
     lost = replace(well, torch=replace(TORCH, cuda_works=False, devices=0, why_not=why_not), gpus=gpus(0, 2, 3))
     assert told(well, replace(lost, lost_gpus=(LostGpu(1, "GPU is lost"),))) == [
-        "error n1 GPU 1: the driver cannot reach it: GPU is lost"
+        f"error n1 GPU 1: {NO_GPU_ANSWER}: GPU is lost"
     ]
 
 
@@ -65,7 +66,7 @@ def test_a_lost_gpu_is_the_one_finding():
     ("held", "text"),
     [
         ({"load": 25.0}, "busy: 25 runnable processes on 2 CPUs"),
-        ({"quota": 0.25}, "the control group limits CPU time to 0.25 of 2 CPUs"),
+        ({"quota": 0.25}, f"{CPU_LIMIT} 0.25 of 2 CPUs"),
     ],
 )
 def test_what_is_slow_for_want_of_time_is_told_as_that(held, text):
@@ -90,10 +91,8 @@ def test_node_zero_may_know_itself_by_its_loopback():
     """Debian's 127.0.1.1; for another node the same is an error."""
     itself = replace(FACTS, link=RouteToNodeZero("127.0.0.1", "lo", 65536, there="127.0.1.1"))
     assert told(itself, FACTS) == []
-    assert told(FACTS, itself) == ["error n1: node 0's address is this machine itself (127.0.0.1)"]
+    assert told(FACTS, itself) == [f"error n1: {ITSELF} (127.0.0.1)"]
 
 
 def test_a_machine_that_cannot_connect_to_itself():
-    assert told(replace(FACTS, loopback="gets no answer")) == [
-        "error n0: a connection to itself (127.0.0.1) gets no answer; no measurement on this machine"
-    ]
+    assert told(replace(FACTS, loopback="gets no answer")) == ["error n0: " + NO_LOOPBACK]

@@ -10,6 +10,7 @@ import pytest
 from ddplaunch.commands.doctor.comparison import find_all
 from ddplaunch.commands.doctor.examination import DoctorResults, NodeResult, PathResult
 from ddplaunch.commands.doctor.flows import Flow, nodes_to_skip
+from tests.commands.doctor.findings import LARGE_LOST, TOO_FAR
 
 SOUND = Flow(0, 1, 10_000, seconds=1e-4, sent=301, lost=0, rate=8e8)
 LOSSY = replace(SOUND, sent=1020, lost=31, rate=None)
@@ -49,10 +50,10 @@ def flows(count, faulty):
         ),
         (
             replace(SOUND, large=False, rate=None),
-            "error n0 to n1: connections work, but packets of full size are lost",
+            f"error n0 to n1: {LARGE_LOST}",
         ),
-        (FAR, "error n0 to n1: round-trip time is 100 ms; expected below 1 ms in one data center"),
-        (replace(FAR, rate=3e7), "error n0 to n1: round-trip time is 100 ms; expected below 1 ms in one data center"),
+        (FAR, f"error n0 to n1: round-trip time is 100 ms; {TOO_FAR}"),
+        (replace(FAR, rate=3e7), f"error n0 to n1: round-trip time is 100 ms; {TOO_FAR}"),
         (SLOW, "error n0 to n1: throughput is 9.6 Mbit/s; the interface reports 10000 Mbit/s"),
         (
             replace(SLOW, claimed=None),

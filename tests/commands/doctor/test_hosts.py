@@ -11,6 +11,7 @@ import pytest
 
 import ddplaunch
 from ddplaunch.commands.doctor.comparison import SLOW_FRACTION_WHEN_BUSY
+from tests.commands.doctor.findings import CPU_LIMIT, ITSELF, LARGE_LOST, NO_LOOPBACK, TOO_FAR
 from tests.commands.doctor.typed import Typed
 from tests.conftest import wait_until, write_program
 
@@ -68,10 +69,10 @@ def test_faults_of_six_hosts_are_all_named(doctor, tmp_path):
     assert code == 1
     assert {
         "n1: port 29500 is blocked in both directions",
-        "n1 to n2: connections work, but packets of full size are lost",
+        f"n1 to n2: {LARGE_LOST}",
         "n0: cannot listen on port 29501: Address already in use",
         f"n2: torch differs: {torch.__version__} on n0, n1 and n3; 1.0.0 on n2",
-        "n3: a connection to itself (127.0.0.1) gets no answer; no measurement on this machine",
+        "n3: " + NO_LOOPBACK,
     } < set(said)
     for beginning in (
         "n2: /dev/shm has 48 MiB free of 48 MiB",
@@ -98,7 +99,7 @@ def test_each_of_three_causes_is_one_finding(doctor, tmp_path):
     assert code == 1
     assert re.fullmatch(r"n1: packets are lost: \d+(\.\d)? % \(\d+ of \d+\)", lost)
     assert others == [
-        "n2: node 0's address is this machine itself (127.0.0.1)",
+        f"n2: {ITSELF} (127.0.0.1)",
         "n3: port 29500 is blocked in both directions",
     ]
 
@@ -119,7 +120,7 @@ def test_a_link_that_is_slow_and_far(doctor):
     code, found, said = doctor(3, spoil)
     assert code == 1
     far, slow = said
-    assert re.fullmatch(r"n2: round-trip time is 4\d(\.\d)? ms; expected below 1 ms in one data center", far)
+    assert re.fullmatch(rf"n2: round-trip time is 4\d(\.\d)? ms; {TOO_FAR}", far)
     assert re.fullmatch(r"n1: throughput is (9|10)(\.\d+)? Mbit/s; the interface reports 10000 Mbit/s", slow)
     assert {tuple(speed["nodes"]) for speed in found["speeds"]} == {(0,), (1,), (2,)}
 
@@ -127,7 +128,7 @@ def test_a_link_that_is_slow_and_far(doctor):
 def test_debian_hosts_of_which_one_has_little_time(doctor):
     """It is named for what its control group allows: between two waits it is as fast as others."""
     code, found, said = doctor(2, lambda hosts: hosts[1].limit(0.25), debian_hosts=True, ipv6=False)
-    assert (code, said) == (0, [f"n1: the control group limits CPU time to 0.25 of {os.cpu_count()} CPUs"])
+    assert (code, said) == (0, [f"n1: {CPU_LIMIT} 0.25 of {os.cpu_count()} CPUs"])
     assert [each["severity"] for each in found["findings"] if "control group" in each["text"]] == ["warning"]
     links = [node["facts"]["link"] for node in found["nodes"]]
     assert [(link["interface"], link["mtu"]) for link in links] == [("eth0", 1500)] * 2
@@ -145,7 +146,7 @@ def test_a_slow_host(doctor):
         seconds[0, 2], seconds[1, 2]
     ):  # else this machine is too busy to tell
         (slow,) = said
-        assert slow.startswith("n2: all_reduce with any other node runs at ")
+        assert slow.startswith("n2: all_reduce ")
 
 
 def test_two_more_networks_of_which_one_is_cut_at_one_host(doctor, tmp_path):

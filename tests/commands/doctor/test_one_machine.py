@@ -11,7 +11,8 @@ import sys
 import psutil
 import pytest
 
-from tests.conftest import clean_environment, write_program
+from tests.commands.doctor.findings import NO_GPU_ANSWER, SINCE
+from tests.conftest import clean_environment, conflict, write_program
 from tests.patience import scaled_timeout
 
 pytestmark = pytest.mark.slow
@@ -68,13 +69,13 @@ def test_gpus_that_are_not_well_and_one_that_fell_off_its_bus(tmp_path, fake_nvm
         f"{host} GPU 1: warning: 3 memory errors that ECC could not correct since the driver was loaded",
         f"{host} GPU 1: warning: rows or pages of its memory will be replaced at the next reset",
         f"{host} GPU 2: warning: 1 of 4 NVLinks are down",
-        f"{host} GPU 2: note: 21 NVLink replays since its counters were cleared",
+        f"{host} GPU 2: note: 21 NVLink replays {SINCE}",
     } <= said
     (user,) = [each for each in said if " are in use, by " in each]
     name = re.escape(psutil.Process().name())  # pytest-xdist sets one with spaces
     assert re.search(rf"^{host} GPU 2: warning: .* by {name} {os.getpid()} of \S+$", user)
     lost = [each for each in said if each.startswith(f"{host} GPU 3: ")]
-    assert lost == [f"{host} GPU 3: error: the driver cannot reach it: GPU is lost"]
+    assert lost == [f"{host} GPU 3: error: {NO_GPU_ANSWER}: GPU is lost"]
     assert [gpu["index"] for gpu in facts["gpus"]] == [0, 1, 2]
     if facts["torch"]["cuda"] is None:
         assert [each for each in said if each.endswith("was built without CUDA, but this machine has 3 GPUs")]
@@ -127,7 +128,7 @@ def test_a_tmpdir_where_nothing_can_be_written_and_a_driver_that_does_not_answer
         ),
         (
             ("--nnodes", "2", "--node-rank", "0", "--hosts", "n0,n1"),
-            "Error: --nnodes 2 does not work with --hosts, which sets the number\n  leave one of them out\n",
+            f"Error: {conflict('--nnodes 2', '--hosts')}, which sets the number\n  leave one of them out\n",
         ),
     ],
 )

@@ -13,6 +13,7 @@ import pytest
 from ddplaunch.commands.submit.gridengine import GridEngine, describe_state, parse_qacct, parse_qstat
 from ddplaunch.commands.submit.job import BatchJob
 from ddplaunch.queue.scheduler import JobId
+from tests.commands.submit.states import HELD
 from tests.commands.submit.test_hosts import JOBS
 from tests.conftest import write_program
 
@@ -123,7 +124,7 @@ def test_how_jobs_stand():
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ("qw", "waits"), ("hqw", "waits, and is on hold"), ("r", "is running"), ("dr", "is being deleted"),
+        ("qw", "waits"), ("hqw", HELD), ("r", "is running"), ("dr", "is being deleted"),
         ("Rq", "was requeued and waits"), ("Rr", "is running again"), ("S", "is suspended"),
         ("Eqw", "is in an error state, Eqw, and will not start: qstat -explain E says why"),
     ],

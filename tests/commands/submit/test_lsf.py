@@ -6,13 +6,14 @@ import pytest
 
 from ddplaunch.commands.submit.lsf import parse_bhist, parse_bjobs
 from ddplaunch.queue.scheduler import JobId
+from tests.commands.submit.states import HELD, KILLED, OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize(
     ("shown", "said"),
     [
         ("PEND|-|-", "waits"),
-        ("PSUSP|-|-", "waits, and is on hold"),
+        ("PSUSP|-|-", HELD),
         ("RUN|-|-", "is running"),
         ("UNKWN|-|-", "runs on a host that does not answer"),
         ("NEW|-|-", "is in state NEW"),
@@ -21,9 +22,9 @@ from ddplaunch.queue.scheduler import JobId
         ("EXIT|140|TERM_RUNLIMIT: job killed after reaching LSF run time limit",
          "reached its time limit (exit code 143)"),
         ("EXIT|137|TERM_MEMLIMIT: job killed after reaching LSF memory usage limit",
-         "used more memory than it had (exit code 137)"),
+         OUT_OF_MEMORY),
         ("EXIT|130|TERM_OWNER: job killed by owner", "was killed: LSF says TERM_OWNER (exit code 130)"),
-        ("EXIT|-|TERM_OWNER: job killed by owner", "was killed before it began (exit code 143)"),
+        ("EXIT|-|TERM_OWNER: job killed by owner", KILLED),
     ],
 )  # fmt: skip
 def test_what_is_said_of_a_job(shown, said):

@@ -8,6 +8,7 @@ import pytest
 
 from ddplaunch.commands.submit.pbs import Pbs, parse_qstat
 from ddplaunch.queue.scheduler import JobId
+from tests.commands.submit.states import DELETED, HELD, OUT_OF_MEMORY
 from tests.commands.submit.test_hosts import SMALLEST
 from tests.conftest import write_program
 
@@ -32,7 +33,7 @@ SHOWN = """Job Id: 4711.pbs01
         ("Q", "", "waits"),
         ("Q", "    comment = Not Running: Insufficient amount of resource: ngpus (R: 8 A: 4 T\n\t: 16)\n",
          "waits: Not Running: Insufficient amount of resource: ngpus (R: 8 A: 4 T: 16)"),
-        ("H", "", "waits, and is on hold"),
+        ("H", "", HELD),
         ("R", "    comment = Job run at Mon Nov 23 at 10:00 on (n1:ncpus=8)\n", "is running"),
         ("S", "", "is suspended"),
         ("E", "    Exit_status = 7\n", "is ending"),
@@ -40,9 +41,9 @@ SHOWN = """Job Id: 4711.pbs01
         ("F", "    Exit_status = 7\n", "failed (exit code 7)"),
         ("F", "    Exit_status = 271\n", "was killed by signal 15 (exit code 143)"),
         ("F", "    Exit_status = -29\n", "reached its time limit (exit code 143)"),
-        ("F", "    Exit_status = -27\n", "used more memory than it had (exit code 137)"),
+        ("F", "    Exit_status = -27\n", OUT_OF_MEMORY),
         ("F", "    Exit_status = -1\n", "was not run by PBS (Exit_status -1) (exit code 1)"),
-        ("F", "", "was deleted before it began (exit code 143)"),
+        ("F", "", DELETED),
     ],
 )  # fmt: skip
 def test_what_is_said_of_a_job(state, more, said):

@@ -21,6 +21,7 @@ from ddplaunch.commands.submit.slurm import Slurm
 from ddplaunch.commands.submit.slurm_says import parse_scontrol, parse_squeue
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.command import python_command
+from tests.commands.submit.states import OUT_OF_MEMORY
 from tests.conftest import write_program
 
 script = Slurm().render_script
@@ -229,7 +230,7 @@ RECORD = (
         ("COMPLETED", "0:0", 0, "completed"), ("FAILED", "3:0", 3, "failed"), ("FAILED", "0:9", 137, "failed"),
         ("FAILED", "0:0", 1, "failed"), ("CANCELLED", "0:15", 143, "was cancelled"),
         ("TIMEOUT", "0:0", 143, "reached its time limit"), ("DEADLINE", "0:0", 143, "passed its deadline"),
-        ("OUT_OF_MEMORY", "0:125", 137, "used more memory than it had"), ("NODE_FAIL", "0:0", 69, "lost a node"),
+        ("OUT_OF_MEMORY", "0:125", 137, OUT_OF_MEMORY.partition(" (")[0]), ("NODE_FAIL", "0:0", 69, "lost a node"),
         ("PREEMPTED", "0:15", 75, "was preempted"),
     ],
 )  # fmt: skip
