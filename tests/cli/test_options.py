@@ -88,11 +88,11 @@ def test_what_is_inferred_goes_behind_what_is_set():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--grow=1 train.py", "Option '--grow' does not take a value"),
-        ("--no-warm=1 train.py", "Option '--no-warm' does not take a value"),
+        ("--grow=1 train.py", "Option '--grow' does not take"),
+        ("--no-warm=1 train.py", "Option '--no-warm' does not take"),
         ("--control TCP train.py", "--control TCP: expected tcp or none"),
         ("--on-stall x --grace y train.py", "--on-stall x: expected stop, restart"),
-        ("--grace y --on-stall x train.py", "--grace y: expected a time from 0 up to a week"),
+        ("--grace y --on-stall x train.py", "--grace y: expected a time"),
     ],
 )
 def test_what_cannot_be_read(words, said):

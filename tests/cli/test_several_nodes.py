@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.conftest import clean_environment, free_port, write_program
+from tests.conftest import clean_environment, conflict, free_port, write_program
 from tests.patience import scaled_timeout
 
 SCRIPT = """
@@ -57,7 +57,7 @@ def test_restarts_of_one_node_alone_are_refused(run_in_fork, tmp_path):
         "--nproc", "1", "--max-restarts", "3", "--control", "none", "train.py",
     )  # fmt: skip
     assert done.returncode == 2
-    assert "--max-restarts 3 does not work with --control none: each node would restart alone" in done.stderr
+    assert f"{conflict('--max-restarts 3', '--control none')}: each node would restart alone" in done.stderr
     assert "started" not in done.stdout
 
 

@@ -295,7 +295,7 @@ def test_a_parameter_named_like_one_of_ours(run_in_fork, tmp_path):
     """A function's parameters are known: what is theirs is asked for, what is nobody's is refused."""
     write_program(tmp_path, "train.py", "def main(rank, nproc: int = 3, log_dir=None): pass\n")
     done = run_in_fork("run", "--dry-run", "train.py:main", "--nproc", "2")
-    assert_refused(done, "--nproc could be ddplaunch's or an argument of train.py:main")
+    assert_refused(done, "--nproc could be ", "argument of train.py:main")
     assert run_in_fork("run", "--dry-run", "train.py:main", "--master-port", "4", "--log-dir", "x").returncode == 0
     done = run_in_fork("run", "--dry-run", "train.py:main", "--backend", "gloo")
     assert (done.returncode, done.stderr.splitlines()) == (

@@ -20,7 +20,7 @@ from ddplaunch.cli.target_command import spellings
 from ddplaunch.cli.torchrun.dialect import translate
 from ddplaunch.cli.torchrun.options import FLAGS, VALUES
 from ddplaunch.errors import UsageError
-from tests.conftest import assert_refused, clean_environment, run_command, write_program
+from tests.conftest import assert_refused, clean_environment, conflict, run_command, write_program
 from tests.fake_nvml import fake_nvml as fake_nvml
 from tests.starts import EXEC, FORKED, LIGHT
 
@@ -191,18 +191,18 @@ def test_what_goes_before_what(line, environ, read, monkeypatch):
     [
         ("--rdzv-endpint x train.py", {}, "did you mean torchrun's --rdzv-endpoint?"),
         ("--nproc-per-node 2 --nproc 3 train.py", {}, "--nproc-per-node and --nproc contradict each other"),
-        ("--standalone --nnodes 2 train.py", {}, "--standalone does not work with --nnodes 2"),
+        ("--standalone --nnodes 2 train.py", {}, conflict("--standalone", "--nnodes 2")),
         ("--nnodes 2 --rdzv-backend c10d train.py", {}, "--rdzv-backend c10d on 2 nodes needs --rdzv-endpoint"),
         ("--rdzv-endpoint :29500 train.py", {}, "--rdzv-endpoint :29500: expected HOST:PORT"),
         ("--rdzv-conf join_timeout train.py", {}, "--rdzv-conf join_timeout: expected KEY=VALUE"),
         ("--redirects 4 train.py", {}, "--redirects 4: expected numbers of streams"),
         ("-t 0:1,x train.py", {}, "-t 0:1,x: expected numbers of streams"),
         ("--local_ranks_filter a train.py", {}, "--local_ranks_filter a: expected a list of ranks"),
-        ("--local-addr 192.0.2.9 train.py", {}, "--local-addr 192.0.2.9 is not an address of this machine"),
+        ("--local-addr 192.0.2.9 train.py", {}, "--local-addr 192.0.2.9 is not an address"),
         ("--tee", {}, "--tee needs a value"),
         ("--rdzv-id --standalone train.py", {}, "--rdzv-id needs a value"),
         ("train.py", {"PET_STANDALONE": "yes"}, "PET_STANDALONE=yes: expected 0 or 1"),
-        ("train.py", {"PET_LOCAL_RANKS_FILTER": "a"}, "PET_LOCAL_RANKS_FILTER a: expected a list of ranks"),
+        ("train.py", {"PET_LOCAL_RANKS_FILTER": "a"}, "PET_LOCAL_RANKS_FILTER a: expected a list"),
     ],
 )
 def test_what_makes_no_sense(line, environ, message, run_in_fork, tmp_path):
@@ -488,7 +488,7 @@ def test_submit_reads_the_same_words(run_in_fork, tmp_path):
     [
         ("--rdzv_endpoint n0:29500", "node 0 is the first node of the allocation"),
         ("--nnodes 2", "use --nodes N"),
-        ("--node_rank 1", "the scheduler numbers the nodes"),
+        ("--node_rank 1", "numbers the nodes"),
         ("--standalone", "use --nodes N"),
         ("-w n1", "did you mean --nodelist?"),
     ],

@@ -125,7 +125,7 @@ def test_a_name_that_no_server_resolves_is_waited_for(hosts):
     process = job.start(1, "elsewhere.example", "--join-timeout", "2")
     _, err = process.communicate(timeout=scaled_timeout(60))
     assert process.returncode == 69
-    assert "node 0 was not reached in 2 s (--join-timeout)" in err
+    assert "2 s (--join-timeout)" in err
 
 
 @pytest.mark.parametrize(

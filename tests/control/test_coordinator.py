@@ -411,7 +411,7 @@ def test_an_elastic_job_goes_on_with_fewer_and_takes_in_who_comes():
     job.wait(0)
     assert [share.node_rank for share in job.take(messages.StartAttempt)[0].node_specs] == [0, 2]
     job.join(1)
-    assert "it takes part when the ranks start next" in job.take(messages.NoteMessage, 1)[-1].text
+    assert "has joined; it takes part when the ranks start next" in job.take(messages.NoteMessage, 1)[-1].text
     job.drain(2, job.fail(2, 2, attempt=1), attempt=1)
     job.drain(0, attempt=1)
     job.wait(0)
@@ -513,7 +513,7 @@ def test_a_node_that_comes_again_gets_the_rank_that_it_had():
 def test_one_more_than_an_elastic_job_has_places_for():
     job = joined(1, min_nodes=1, max_nodes=2)
     assert job.refusal(job.hello(1, has_node_rank=False)).message == "all 2 nodes of the job have joined already"
-    assert job.refusal(job.hello(2)).message == "node rank 2 is out of range: 0 to 1"
+    assert job.refusal(job.hello(2)).message.startswith("node rank 2 is out of range")
 
 
 def test_a_warning_reaches_all_nodes_once():
@@ -633,7 +633,8 @@ def test_a_node_that_never_says_that_its_ranks_have_ended_is_given_up():
     assert job.outcome(0).outcome.code == 130
     assert job.outcome(2).outcome.code == 130
     (note,) = [note.text for note in job.take(messages.NoteMessage, 0) if "lost" in note.text]
-    assert note == "node 1 (n1) was lost: it did not report the end of its ranks within 37 s"
+    assert note.startswith("node 1 (n1) was lost: ")
+    assert "37 s" in note
 
 
 def test_one_that_never_says_so_after_all_have_done_their_work():
@@ -704,7 +705,7 @@ def test_an_elastic_job_leaves_out_a_node_that_lacks_something():
     assert job.outcome(1).outcome.usage_error == (left_out, "remove something")
     job.take(messages.CheckNode)
     job.join(1)
-    assert not job.take(messages.CheckNode), "it is asked when the ranks start next"
+    assert not job.take(messages.CheckNode), "it is asked at the next start"
 
 
 def test_too_few_have_what_their_ranks_need():
@@ -836,7 +837,7 @@ def test_sigterm_takes_one_node_out_of_an_elastic_job():
     starts = job.take(messages.StartAttempt)
     assert [(start.attempt, start.assignment.nnodes) for start in starts] == [(1, 2), (1, 2)]
     job.join(1)
-    assert "it takes part when the ranks start next" in notes_of(job)[-1]
+    assert "it takes part" in notes_of(job)[-1]
     terminate(job, 1)
     assert notes_of(job) == ["node 1 (n1) has left: SIGTERM"]
     assert (job.disconnected, job.take(messages.StopAttempt)) == ([1], [])

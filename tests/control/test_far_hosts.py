@@ -53,5 +53,5 @@ def test_a_rank_that_is_later_than_the_way_is_long(run):
 
 def test_a_rank_that_is_hardly_late(run):
     said = run("1", "0.01", "60")
-    assert "cannot determine which node is slow: their clocks are known to 2" in said
+    assert "their clocks are known to 2" in said
     assert "arrived last" not in said

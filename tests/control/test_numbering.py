@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.control.port import try_listen
-from tests.conftest import assert_refused, clean_environment, ddplaunch_command, free_port, wait_until, write_program
+from tests.conftest import (
+    assert_refused,
+    clean_environment,
+    conflict,
+    ddplaunch_command,
+    free_port,
+    wait_until,
+    write_program,
+)
 from tests.hosts.fixture import network as network
 from tests.patience import scaled_timeout
 
@@ -72,7 +80,7 @@ def test_they_train_together(start_ddplaunch, tmp_path):
     assert [line.partition(" node")[0] for line in said] == [f"[{rank}] rank {rank} of 3" for rank in range(3)]
     assert all(line.endswith("sum 6") for line in said)
     for job in jobs:
-        assert "read as options of torchrun: PET_NNODES, PET_NPROC_PER_NODE, PET_RDZV_BACKEND" in job.stderr()
+        assert ": PET_NNODES, PET_NPROC_PER_NODE, PET_RDZV_BACKEND" in job.stderr()
 
 
 WAITS = """
@@ -115,7 +123,7 @@ def test_one_too_many_is_told_so(start_ddplaunch, tmp_path):
         job.wait_for("world 2")
     third = start_ddplaunch(*words, "train.py")
     assert third.wait() == 2
-    assert "all 2 nodes of the job have joined already" in third.stderr()
+    assert "all 2 nodes " in third.stderr()
     (tmp_path / "end").touch()
     assert [job.wait() for job in jobs] == [0, 0]
 
@@ -124,7 +132,7 @@ def test_nobody_is_node_0_where_the_address_is_elsewhere(start_ddplaunch, tmp_pa
     write_program(tmp_path, "train.py", SAYS)
     job = start_ddplaunch(*c10d("2", "192.0.2.1:29500", "--rdzv-conf", "join_timeout=1"), "--start", "exec", "train.py")
     assert job.wait() == 69
-    assert "node 0 was not reached in 1 s (--join-timeout): 192.0.2.1:29501" in job.stderr()
+    assert "1 s (--join-timeout): 192.0.2.1:29501" in job.stderr()
     assert "is the same command running there, and" in job.stderr()
 
 
@@ -133,7 +141,7 @@ def test_nobody_is_node_0_where_the_address_is_elsewhere(start_ddplaunch, tmp_pa
     [
         (
             "--control none --nproc 1 --master-addr n0 --master-port 4000",
-            "--node-rank auto does not work with --control none",
+            conflict("--node-rank auto", "--control none"),
         ),
         ("--nproc 2,1 --master-addr 127.0.0.1", "--nproc 2,1 lists ranks by node rank, which is unknown"),
         ("", "--master-addr is missing"),

@@ -9,6 +9,8 @@ import pytest
 from ddplaunch.control import messages
 from tests.control.test_coordinator import Job
 
+JOINED = "has joined as a spare"
+
 
 def started(job: Job) -> list[int]:
     """The nodes that have just been sent StartAttempt, in the order of their ranks; their places are checked."""
@@ -65,7 +67,7 @@ def test_a_job_starts_without_the_spares_that_do_not_come():
     job.wait(2)
     assert started(job) == [0, 1]
     job.join(3)
-    assert notes(job)[-1] == "node 3 (n3) has joined as a spare"
+    assert notes(job)[-1] == f"node 3 (n3) {JOINED}"
     lose(job, 1, 0)
     assert started(job) == [0, 3]
 
@@ -136,7 +138,7 @@ def test_a_machine_that_was_lost_twice_gets_no_ranks_when_it_joins_again():
     lose(job, 1, 0)
     assert started(job) == [0, 2]
     job.join(1)
-    assert notes(job)[-1] == "node 1 (n1) has joined as a spare"
+    assert notes(job)[-1] == f"node 1 (n1) {JOINED}"
     lose(job, 2, 0, attempt=1)
     assert started(job) == [0, 1]
     lose(job, 1, 0, attempt=2)

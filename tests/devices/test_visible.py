@@ -12,6 +12,8 @@ from ddplaunch.devices.visible import single_device_environments, visible_gpus
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.hardware import Cpu, Gpu, Hardware, MigInstance, NumaNode
 
+NO_SUCH_GPU = "this machine has no GPU"
+
 CPU = Cpu(name=None, logical=2, physical=2, allowed=(0, 1), numa=(NumaNode(0, (0, 1)),))
 
 UUIDS = (
@@ -311,10 +313,10 @@ def test_gpus_flag_with_mig() -> None:
         ("0,1,0", "--gpus 0,1,0: 0 is named twice", "name each GPU once"),
         ("0,GPU-8932f9", "--gpus 0,GPU-8932f9: GPU-8932f9 is named twice", "name each GPU once"),
         ("GPU-8932", "--gpus GPU-8932: GPU-8932 matches 2 UUIDs", "give more of the UUID"),
-        ("GPU-ffff", "--gpus GPU-ffff: this machine has no GPU GPU-ffff", "give indices, "),
-        ("0-3", "--gpus 0-3: this machine has no GPU 0-3", "give indices, "),
-        ("-1", "--gpus -1: this machine has no GPU -1", "give indices, "),
-        ("MIG-1", "--gpus MIG-1: this machine has no GPU MIG-1", "give indices, "),
+        ("GPU-ffff", f"--gpus GPU-ffff: {NO_SUCH_GPU} GPU-ffff", "give indices, "),
+        ("0-3", f"--gpus 0-3: {NO_SUCH_GPU} 0-3", "give indices, "),
+        ("-1", f"--gpus -1: {NO_SUCH_GPU} -1", "give indices, "),
+        ("MIG-1", f"--gpus MIG-1: {NO_SUCH_GPU} MIG-1", "give indices, "),
         ("0,,1", "--gpus 0,,1: an entry is empty", "give indices, "),
         ("", "--gpus names no GPU", "give indices, "),
     ],

@@ -11,7 +11,7 @@ import pytest
 
 from ddplaunch.output.equal_lines import HOLD_S, LineMerger
 from ddplaunch.output.prefix import format_for_ranks, uses_rank_only
-from tests.conftest import clean_environment, ddplaunch_command, write_program
+from tests.conftest import clean_environment, conflict, ddplaunch_command, write_program
 from tests.emulator import TerminalEmulator
 from tests.impatient import launcher_with_constant
 from tests.patience import scaled_timeout
@@ -249,5 +249,5 @@ def test_merge_requires_a_prefix_with_the_rank_only(run_in_fork, tmp_path):
     for prefix in ("none", "{host} {rank}"):
         done = run_in_fork("run", "--nproc", "2", "--merge", "--prefix", prefix, "train.py")
         assert done.returncode == 2
-        assert done.stderr.startswith(f"Error: --merge does not work with --prefix {prefix}")
+        assert done.stderr.startswith("Error: " + conflict("--merge", f"--prefix {prefix}"))
     assert run_in_fork("run", "--nproc", "2", "--no-merge", "--prefix", "none", "--dry-run", "train.py").returncode == 0

@@ -490,7 +490,7 @@ def test_a_target_that_is_not_a_function(start: tuple[str, ...], folder: Path) -
     write_program(folder, "train.py", "main = print and 3\n")
     done = ours(folder, *start, "train.py:main")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "train.py:main is not a function: it is 3" in done.stderr
+    assert "train.py:main is not a function" in done.stderr
     assert "Traceback" not in done.stderr
 
 

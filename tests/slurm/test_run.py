@@ -137,7 +137,7 @@ def test_gpus_that_slurm_gives(slurm, tmp_path, fake_nvml):
         step = cluster.srun("-n1", *options, *broken)
         out, err = step.communicate(timeout=scaled_timeout(100))
         assert (step.returncode, out.strip().rpartition("] ")[2]) == (code, shown), err
-        assert ("SLURM_GPUS_ON_NODE=2, but no GPU of this machine works" in err) == bool(options)
+        assert ("SLURM_GPUS_ON_NODE=2, but no GPU" in err) == bool(options)
 
 
 def test_a_script_on_two_nodes_and_its_steps(standing_slurm, tmp_path):
@@ -157,7 +157,7 @@ def test_a_script_on_two_nodes_and_its_steps(standing_slurm, tmp_path):
     assert cluster.wait(job, timeout=200) == "COMPLETED", cluster.output(job)
     direct, _, rest = cluster.output(job).partition("direct 0\n")
     beside, _, overlapping = rest.partition("beside\n")
-    assert f"the script of slurm job {job} runs on one of its 2 hosts; to use all: srun --nodes=2" in direct
+    assert f"slurm job {job} runs on one of its 2 hosts" in direct
     assert lines(direct) == ["sum 2 0 0 2 2 0 1", "sum 2 1 1 2 2 0 1"]
     assert lines(beside) == ["sum 2 0 0 2 2 0 1"] * 2 + ["sum 2 1 1 2 2 0 1"] * 2
     assert lines(overlapping) == ["sum 2 0 0 2 1 0 2"] * 2 + ["sum 2 1 0 2 1 1 2"] * 2

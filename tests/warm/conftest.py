@@ -19,6 +19,9 @@ import pytest
 
 from tests.conftest import clean_environment, ddplaunch_command, is_alive, wait_until, write_program
 
+BUSY = "the warm zygote was busy"
+"""Why a run did not use a warm zygote that answers another launcher, or none."""
+
 TORCH = """
 import os
 made = os.getpid()  # of the process that imported it: equal in all runs that one warm zygote has served

@@ -13,7 +13,7 @@ import pytest
 from ddplaunch.rank import channel
 from ddplaunch.warm import place
 from tests.conftest import assert_refused, write_program
-from tests.warm.conftest import ROOT, Shell
+from tests.warm.conftest import BUSY, ROOT, Shell
 
 
 @pytest.mark.slow
@@ -46,8 +46,8 @@ def test_the_file_asks_for_it_and_no_warm_overrules(shell: Shell):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('[run]\nwarm = "soon"\n', '[run] warm = "soon": expected a time from 0 up to a week'),
-        ("[run]\nwarm = true\n", "[run] warm = True: expected a time from 0 up to a week"),
+        ('[run]\nwarm = "soon"\n', '[run] warm = "soon": expected a time'),
+        ("[run]\nwarm = true\n", "[run] warm = True: expected a time"),
         ("[run]\nwarn = 3\n", "unknown key warn in [run]"),
         ("run = 3\n", "[run] is not a table"),
     ],
@@ -141,7 +141,7 @@ def test_a_socket_of_something_else_keeps_nobody_waiting(shell: Shell):
         done = shell.run(shell.launch("--log-dir", "log", "shows.py"))
         assert done.code == 0
         assert done.made != made
-        assert shell.reasons("log") == ["the warm zygote was busy"]
+        assert shell.reasons("log") == [BUSY]
     path.unlink()
 
 
@@ -161,4 +161,4 @@ def test_where_no_socket_can_be_made(shell: Shell):
     script = f"mount -t tmpfs -o nr_inodes=3,mode=700 none {shell.runtime} && {folders} && {launch}"
     done = shell.run(f"unshare --mount sh -c {shlex.quote(script)}")
     assert done.stdout.count("made") == 2, done.stderr
-    assert shell.reasons("log")[0].startswith("cannot connect to a warm zygote: [Errno 28]")
+    assert "[Errno 28]" in shell.reasons("log")[0]

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.conftest import write_program
-from tests.warm.conftest import SHOWS, WAITS, Shell, gone, printed
+from tests.warm.conftest import BUSY, SHOWS, WAITS, Shell, gone, printed
 from tests.warm.test_kills import import_slowly
 
 
@@ -127,7 +127,7 @@ def test_an_import_that_starts_a_thread_is_not_kept(shell: Shell):
     shell.torch_also("import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n")
     done = shell.run()
     assert done.code == 0
-    assert "ranks are not forked but started as new interpreters: 2 threads run" in done.stderr
+    assert ": 2 threads run" in done.stderr
     assert done.stdout.count("made") == 2
     assert shell.kept() == []
 
@@ -177,7 +177,7 @@ def test_one_that_imports_keeps_nobody_waiting(shell: Shell):
     (shell.folder / "go").touch()
     gone(first, second)
     assert out.read_text().count("made") == other.read_text().count("made") == 2
-    assert shell.reasons("log") == ["the warm zygote was busy"]
+    assert shell.reasons("log") == [BUSY]
 
 
 @pytest.mark.slow

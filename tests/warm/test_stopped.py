@@ -13,7 +13,7 @@ import pytest
 from ddplaunch.rank import channel
 from ddplaunch.warm import asking
 from tests.patience import scaled_timeout
-from tests.warm.conftest import Shell, gone, printed
+from tests.warm.conftest import BUSY, Shell, gone, printed
 from tests.warm.test_kills import import_slowly
 
 
@@ -27,7 +27,7 @@ def test_nobody_waits_for_a_stopped_one_behind_a_pipe(shell: Shell):
         assert done.code == 0, "the pipe stayed open"
         assert done.stdout.count("made") == 2
         assert done.made != made
-        assert shell.reasons("log") == ["the warm zygote was busy"]
+        assert shell.reasons("log") == [BUSY]
     finally:
         os.kill(made, signal.SIGCONT)
     assert shell.run().made == made, "it has forgotten whom it missed"
