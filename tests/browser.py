@@ -87,7 +87,7 @@ def open_page(page: Path, folder: Path, *, width: int = 1280, height: int = 1600
     """Open a file from the disk; what the browser leaves is in ``folder``."""
     picture, log = folder / f"{page.stem}-{width}{'-dark' * dark}.png", folder / "network.json"
     scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
-    said = _run(folder, page, width, height, f"--screenshot={picture}", "--dump-dom", f"--log-net-log={log}", *scheme)
+    done = _run(folder, page, width, height, f"--screenshot={picture}", "--dump-dom", f"--log-net-log={log}", *scheme)
     network = json.loads(log.read_text())
     names = {number: name for name, number in network["constants"]["logEventTypes"].items()}
     asked = [
@@ -96,8 +96,8 @@ def open_page(page: Path, folder: Path, *, width: int = 1280, height: int = 1600
         if names[each["type"]] == "URL_REQUEST_START_JOB"
         and each.get("params", {}).get("initiator", "not an origin") != "not an origin"  # the browser's own errands
     ]
-    console = re.findall(r":CONSOLE:\d+\] (.*)", said.stderr)
-    return PageVisit(console, asked, said.stdout, picture)
+    console = re.findall(r":CONSOLE:\d+\] (.*)", done.stderr)
+    return PageVisit(console, asked, done.stdout, picture)
 
 
 def measure_page(page: Path, folder: Path, *, width: int) -> Layout:

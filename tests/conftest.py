@@ -146,13 +146,13 @@ def run_in_fork(_commands: ForkServerPool, tmp_path: Path) -> Launch:
     return run
 
 
-def assert_refused(done: subprocess.CompletedProcess[str], *said: str) -> str:
+def assert_refused(done: subprocess.CompletedProcess[str], *parts: str) -> str:
     """Assert that a command has ended with a usage error whose message has all these words; return its stderr."""
     assert (done.returncode, done.stdout) == (2, ""), done
     refusal = done.stderr[done.stderr.index("Error: ") :]
     assert len(refusal.splitlines()) <= 3, refusal
     assert "Traceback" not in refusal
-    for part in said:
+    for part in parts:
         assert part in done.stderr
     return done.stderr
 

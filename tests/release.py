@@ -56,8 +56,8 @@ def install(wheel: Path, folder: Path) -> Path:
         for name in {file.parts[0] for file in needed.files or ()} - {"..", "__pycache__"}:
             if not (site / name).exists():
                 (site / name).symlink_to(str(needed.locate_file(name)))
-    said = run([python, "-c", "import ddplaunch; print(ddplaunch.__file__)"], cwd=folder)
-    assert Path(said.strip()).is_relative_to(folder), said
+    output = run([python, "-c", "import ddplaunch; print(ddplaunch.__file__)"], cwd=folder)
+    assert Path(output.strip()).is_relative_to(folder), output
     return folder
 
 
@@ -84,9 +84,9 @@ def first_job(environment: Path, folder: Path) -> None:
         "CUDA_VISIBLE_DEVICES": "",
         "XDG_STATE_HOME": str(folder / "state"),
     }
-    said = run(job.typed.split(), cwd=folder, env=variables)
-    if missing := not_printed(job.shown, said):
-        sys.exit(f"the README shows what the wheel does not print: {missing[0]}\n{said}")
+    output = run(job.typed.split(), cwd=folder, env=variables)
+    if missing := not_printed(job.shown, output):
+        sys.exit(f"the README shows what the wheel does not print: {missing[0]}\n{output}")
 
 
 def files(folder: Path) -> set[str]:

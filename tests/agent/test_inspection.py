@@ -108,13 +108,13 @@ def found(run_in_fork):
     def ask(job, sentence: str, *words: str):
         seen = [{}]
 
-        def said() -> bool:
+        def is_reported() -> bool:
             done = run_in_fork("stacks", str(job.process.pid), "--json", *words)
             seen[0] = json.loads(done.stdout) if done.returncode == 0 else {"sentences": [done.stderr]}
             return sentence in [re.sub(r"pid \d+", "pid N", each) for each in seen[0]["sentences"]]
 
         try:
-            wait_until(said, sentence, 20)
+            wait_until(is_reported, sentence, 20)
         finally:
             print("last:", *seen[0]["sentences"], sep="\n")
         return seen[0]
@@ -145,9 +145,9 @@ def test_a_hang_that_is_stopped_is_reported(start_ddplaunch, run_in_fork, tmp_pa
     found(job, sentence(what))
     job.signal(signal.SIGINT)
     assert job.wait() == 130
-    told = f"when it was stopped: {sentence(what)}"
-    assert f"ddplaunch: {told}" in job.stderr().splitlines()
-    assert told in run_in_fork("report", f"hang-{what}").stdout.splitlines()
+    expected = f"when it was stopped: {sentence(what)}"
+    assert f"ddplaunch: {expected}" in job.stderr().splitlines()
+    assert expected in run_in_fork("report", f"hang-{what}").stdout.splitlines()
     kept = json.loads((tmp_path / "logs" / f"hang-{what}" / "stacks.json").read_text())
     inside = "step" if what == "sleep" else "build"
     assert kept["ranks"][2]["threads"][0]["frames"][0]["function"] == inside
@@ -158,9 +158,11 @@ def test_without_torchs_recorder_the_report_has_stacks_only(start_ddplaunch, tmp
     job = start_ddplaunch(
         "run", "--nproc", "3", write_program(tmp_path, "train.py", HANG), "sleep", env={"TORCH_FR_BUFFER_SIZE": "0"}
     )
-    told = sentence("sleep").replace(" #4 of default_pg (float32[6]), entered", ", called").replace("entered", "called")
-    said = found(job, told)
-    assert said["notes"] == [ONLY_STACKS]
+    expected = (
+        sentence("sleep").replace(" #4 of default_pg (float32[6]), entered", ", called").replace("entered", "called")
+    )
+    result = found(job, expected)
+    assert result["notes"] == [ONLY_STACKS]
     job.process.kill()
     job.wait()
     job.assert_nothing_left()
@@ -225,16 +227,16 @@ def test_groups_of_a_device_mesh(start_ddplaunch, tmp_path, found):
         time.sleep(600)
     """
     job = start_ddplaunch("run", "--nproc", "4", write_program(tmp_path, "train.py", text))
-    said = found(
+    result = found(
         job,
         "rank 2 waits in all_reduce #2 of mesh_tp (ranks 2, 3; float32[4]), entered at train.py:12; "
         "rank 3 has not entered it: train.py:11",
     )
-    assert said["sentences"][-1] == (
+    assert result["sentences"][-1] == (
         "rank 0 waits in all_reduce #2 of mesh_dp (ranks 0, 2; float32[4]), entered at train.py:13; "
         "rank 2 has not entered it: it waits in all_reduce #2 of mesh_tp, train.py:12"
     )
-    assert len(said["sentences"]) == 3
+    assert len(result["sentences"]) == 3
     job.process.kill()
     job.wait()
 
@@ -298,9 +300,9 @@ def stacks(answer, job):
 def test_stacks_without_torch(start_ddplaunch, run_in_fork, tmp_path, how):
     job = start_ddplaunch("run", *how, "--nproc", "2", write_program(tmp_path, "train.py", SLEEPS))
     job.wait_for("there", 2)
-    said = stacks(run_in_fork, job)
-    assert [rank["condition"] for rank in said["ranks"]] == ["alive"] * 2
-    for rank in said["ranks"]:
+    result = stacks(run_in_fork, job)
+    assert [rank["condition"] for rank in result["ranks"]] == ["alive"] * 2
+    for rank in result["ranks"]:
         stacks_of = [[frame["function"] for frame in thread["frames"]] for thread in rank["threads"]]
         assert stacks_of[0] == ["load_batch", "begin", "on_train_epoch_end", "<module>"]
         assert len(stacks_of) == 2
@@ -340,14 +342,14 @@ def test_where_tasks_wait_and_not_the_loop(start_ddplaunch, run_in_fork, tmp_pat
     job = start_ddplaunch("run", *LIGHT, "--nproc", "3", write_program(tmp_path, "train.py", text))
     job.wait_for("there", 3)
     page = run_in_fork("stacks", str(job.process.pid)).stdout
-    said = stacks(run_in_fork, job)
+    result = stacks(run_in_fork, job)
     own = [
         [[frame["function"] for frame in thread["frames"] if frame["own"]] for thread in rank["threads"]]
-        for rank in said["ranks"]
+        for rank in result["ranks"]
     ]
     assert own[:2] == [[["leaf", "fetch", "main", "<module>"], ["feed"]]] * 2
     assert own[2] == [["leaf", "fetch", "<module>"]]
-    assert [thread["name"] for thread in said["ranks"][0]["threads"]] == ["", "task fee  der"]
+    assert [thread["name"] for thread in result["ranks"][0]["threads"]] == ["", "task fee  der"]
     assert "leaf at train.py:7 (running)" in page
     assert "  another task fee  der:\n" in page
     job.signal(signal.SIGINT)
@@ -399,8 +401,8 @@ def test_no_inspect_prepares_nothing(start_ddplaunch, run_in_fork, tmp_path):
 def test_no_inspect_is_shown_by_the_dry_run(run_in_fork, tmp_path):
     script = write_program(tmp_path, "train.py", "")
     assert "--no-inspect" not in run_in_fork("run", "--dry-run", "--nproc", "2", script).stdout
-    said = run_in_fork("run", "--dry-run", "--no-inspect", "--nproc", "2", script).stdout
-    assert "--no-inspect: `ddplaunch stacks` will not work" in said
+    output = run_in_fork("run", "--dry-run", "--no-inspect", "--nproc", "2", script).stdout
+    assert "--no-inspect: `ddplaunch stacks` will not work" in output
 
 
 def test_a_signal_that_the_program_catches_is_left_to_it(start_ddplaunch, run_in_fork, tmp_path):

@@ -240,8 +240,8 @@ def test_the_batch_script_learns_the_exit_code(start_ddplaunch, asks, tmp_path):
     """From node 0 alone; the scripts of other schedulers than Slurm, from a mark for a requeue."""
     write_program(tmp_path, "t.py", "import os\nassert 'DDPLAUNCH_EXIT_FILE' not in os.environ\n" + _dedent(ASKS))
     code, mark = write_program(tmp_path, "code", "something older"), tmp_path / "mark"
-    told = {"DDPLAUNCH_EXIT_FILE": str(code), "DDPLAUNCH_REQUEUE_FILE": str(mark)}
-    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "t.py", env=told)
+    variables = {"DDPLAUNCH_EXIT_FILE": str(code), "DDPLAUNCH_REQUEUE_FILE": str(mark)}
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "t.py", env=variables)
     job.wait_for("ready", 2)
     job.signal(signal.SIGUSR2)
     assert (job.wait(), code.read_text(), mark.exists()) == (75, "75\n", True)

@@ -240,8 +240,8 @@ def test_the_result_of_the_job_is_shown_before_sidecars_end(start_ddplaunch, tmp
     wait_until(lambda: "to save a checkpoint" in job.stderr(), "the warning")
     (tmp_path / "go").touch()
     assert job.wait() == 75
-    said = job.stderr().splitlines()
-    assert said.index("[sh] it is there") > next(i for i, line in enumerate(said) if "may be run again" in line)
+    lines = job.stderr().splitlines()
+    assert lines.index("[sh] it is there") > next(i for i, line in enumerate(lines) if "may be run again" in line)
     job.assert_nothing_left()
 
 

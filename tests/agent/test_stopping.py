@@ -171,8 +171,8 @@ def test_interrupt_reaches_the_program(start_ddplaunch, mode):
     job.signal(signal.SIGINT)
     assert job.wait() == 130
     assert job.stdout().count("cleaned up") == 3
-    said = sorted(re.sub(r"\d+$", "N", line) for line in job.stderr().splitlines() if "KeyboardInterrupt" in line)
-    assert said == [f"[{rank}] KeyboardInterrupt: {SLEEPER}:N" for rank in range(3)]
+    lines = sorted(re.sub(r"\d+$", "N", line) for line in job.stderr().splitlines() if "KeyboardInterrupt" in line)
+    assert lines == [f"[{rank}] KeyboardInterrupt: {SLEEPER}:N" for rank in range(3)]
     assert "Traceback" not in job.stderr()
     assert "ddplaunch: stopping 3 ranks; Ctrl-C again kills them now\n" in job.stderr()
     job.assert_nothing_left()

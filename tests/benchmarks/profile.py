@@ -38,7 +38,7 @@ def _steps(seconds: float) -> Values:
             times[profiled].append((began, time.monotonic()))
         job.release()
         if job.finish():
-            raise Failed(job.said())
+            raise Failed(job.last_errors())
         blocks = [*pairwise(job.times("block"))]
     mean = {}
     for profiled, spans in times.items():

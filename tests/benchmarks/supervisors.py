@@ -74,8 +74,8 @@ class Supervisors:
                 stderr=stderr,
             )
 
-    def said(self, node_rank: int) -> str:
-        """What a supervisor has said so far."""
+    def read_stderr(self, node_rank: int) -> str:
+        """What a supervisor has written to stderr so far."""
         return (self._folder / f"{node_rank}.stderr").read_text(errors="replace")
 
     def until(self, done: Callable[[], bool], what: str, pause: float = 0.005) -> float:
@@ -87,7 +87,7 @@ class Supervisors:
         deadline = time.monotonic() + DEADLINE
         while not done():
             if time.monotonic() > deadline:
-                raise Failed(f"{what}: not in {DEADLINE:.0f} s; node 0 says {self.said(0)[-300:]!r}")
+                raise Failed(f"{what}: not in {DEADLINE:.0f} s; node 0 says {self.read_stderr(0)[-300:]!r}")
             time.sleep(pause)
         return time.monotonic()
 

@@ -253,8 +253,8 @@ def test_two_values(line, message):
     ],
 )
 def test_without_its_value_it_can_only_be_the_programs(line, message, program):
-    said, read = spellings(line)
-    assert said == message
+    found, read = spellings(line)
+    assert found == message
     expected = [((), "train.py", tuple(shlex.split(program or line.partition(" ")[2])))]
     assert [parts(each) for each in read] == expected
 

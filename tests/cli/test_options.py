@@ -86,7 +86,7 @@ def test_what_is_inferred_goes_behind_what_is_set():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         ("--grow=1 train.py", "Option '--grow' does not take"),
         ("--no-warm=1 train.py", "Option '--no-warm' does not take"),
@@ -95,10 +95,10 @@ def test_what_is_inferred_goes_behind_what_is_set():
         ("--grace y --on-stall x train.py", "--grace y: expected a time"),
     ],
 )
-def test_what_cannot_be_read(words, said):
+def test_what_cannot_be_read(words, expected):
     with pytest.raises(UsageError) as raised:
         options(*words.split())
-    assert raised.value.message.startswith(said)
+    assert raised.value.message.startswith(expected)
 
 
 def test_the_last_value_counts_and_each_of_those_that_may_be_repeated():

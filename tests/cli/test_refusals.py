@@ -44,7 +44,7 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("run", ("the target is missing", "ddplaunch run train.py")),
         ("run --nproc train.py", ("the target is missing; train.py was taken for the value of --nproc",)),
@@ -200,10 +200,10 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
         ("--nproc 4 train.py", ("--nproc must follow a command", "ddplaunch run --nproc 4 train.py")),
     ],
 )
-def test_refused(refused, line, said):
+def test_refused(refused, line, expected):
     error = refused(line)
     assert error.startswith("Error: ")
-    for part in said:
+    for part in expected:
         assert part in error
 
 
@@ -213,7 +213,7 @@ NO_NUMBERS = ("1_0", "٣", "+1", " 1", "1.5", "0x1", MANY)
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         *((f"run --nproc '{text}' train.py", "expected a number, a list") for text in NO_NUMBERS),
         *((f"run --nnodes '{text}' train.py", ": expected a number like 2") for text in NO_NUMBERS),
@@ -252,10 +252,10 @@ NO_NUMBERS = ("1_0", "٣", "+1", " 1", "1.5", "0x1", MANY)
     ],
     ids=lambda value: value[:60],
 )  # fmt: skip
-def test_values_that_nobody_means(refused, tmp_path, line, said):
+def test_values_that_nobody_means(refused, tmp_path, line, expected):
     write_program(tmp_path, "two.py", "def main(layers: tuple[int, int], guess=None): pass\n")
     error = refused(line)
-    assert said in error
+    assert expected in error
     assert len(error) < 1200, "values are cut"
 
 
@@ -306,7 +306,7 @@ def test_a_bug_of_ours_says_so_and_where_the_details_are(tmp_path, folder):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("run --gpus 9 train.py", ("--gpus 9: this machine has 4 GPUs, 0 to 3", "ddplaunch devices")),
         ("run --gpus ٣ train.py", ("has no GPU ٣", "ddplaunch devices")),
@@ -314,9 +314,9 @@ def test_a_bug_of_ours_says_so_and_where_the_details_are(tmp_path, folder):
         ("run --gpus '' train.py", ("--gpus has an empty value",)),
     ],
 )
-def test_refused_on_a_machine_with_four_gpus(refused, fake_nvml, line, said):
+def test_refused_on_a_machine_with_four_gpus(refused, fake_nvml, line, expected):
     error = refused(line, env=fake_nvml.environ(4))
-    for part in said:
+    for part in expected:
         assert part in error
 
 
@@ -325,9 +325,9 @@ def test_without_tensorboard(refused, tmp_path, line):
     """A folder of that name is no package."""
     write_program(tmp_path, "site/sitecustomize.py", "import sys\nsys.modules['tensorboard'] = None\n")
     (tmp_path / "tensorboard").mkdir()
-    said = refused(line, real=True, env={"PYTHONPATH": str(tmp_path / "site")})
-    assert "the package tensorboard is not installed for " in said
-    assert "pip install tensorboard" in said
+    output = refused(line, real=True, env={"PYTHONPATH": str(tmp_path / "site")})
+    assert "the package tensorboard is not installed for " in output
+    assert "pip install tensorboard" in output
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that not even root may write to")
@@ -355,7 +355,7 @@ def test_a_backend_that_this_torch_has_not(refused):
 
 
 @pytest.fixture
-def as_nobody():
+def unprivileged():
     """What to put before a command so that it has no privileges; root may read anything."""
     if os.geteuid() != 0:
         return []
@@ -369,12 +369,12 @@ def as_nobody():
 
 
 @pytest.mark.parametrize("locked", ["secret.py", "."])
-def test_a_script_that_may_not_be_read(as_nobody, locked):
+def test_a_script_that_may_not_be_read(unprivileged, locked):
     with tempfile.TemporaryDirectory() as folder:  # tmp_path is below a folder that is closed to others
         script = write_program(Path(folder), "secret.py", "")
         Path(folder).chmod(0o755)
         (Path(folder) / locked).chmod(0)
-        words = [*as_nobody, *ddplaunch_command("run", script)]
+        words = [*unprivileged, *ddplaunch_command("run", script)]
         done = subprocess.run(words, cwd="/", capture_output=True, text=True, env=clean_environment(), check=False)
         Path(folder).chmod(0o755)
     assert done.returncode == 2

@@ -81,6 +81,6 @@ def test_a_node_started_by_hand_with_the_printed_variables(start_ddplaunch, run_
         for rank in plan["ranks"]
         if rank["node_rank"] == 1
     ]
-    said = [other.communicate(timeout=scaled_timeout(90))[0] for other in others]
+    output = [other.communicate(timeout=scaled_timeout(90))[0] for other in others]
     assert job.wait() == 0, job.stderr()
-    assert [text.strip() for text in said] == ["rank 1 of 3 sum 6", "rank 2 of 3 sum 6"]
+    assert [text.strip() for text in output] == ["rank 1 of 3 sum 6", "rank 2 of 3 sum 6"]

@@ -163,8 +163,8 @@ def test_exports_of_a_run_without_a_launcher_do_not_count(planned, run_in_fork, 
     exported = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
     plan = planned(exported, "--nproc", "2")
     assert (plan["nnodes"], plan["world_size"]) == (1, 2)
-    said = "ignoring RANK=0, WORLD_SIZE=1, LOCAL_RANK=0 from the environment: --nproc 2 starts its own ranks"
-    assert plan["notes"][0] == said
+    expected = "ignoring RANK=0, WORLD_SIZE=1, LOCAL_RANK=0 from the environment: --nproc 2 starts its own ranks"
+    assert plan["notes"][0] == expected
     in_slurm = planned({**SLURM_STEP, **exported}, "--nproc", "2")
     assert (in_slurm["nnodes"], in_slurm["world_size"]) == (2, 4), "the rest of the surroundings still counts"
     assert planned(exported)["notes"] == [], "the one rank that they are for"
@@ -320,7 +320,7 @@ def test_a_projects_defaults_are_said_once_a_run(run_ddplaunch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("npro = 2", ("unknown key npro in [tool.ddplaunch.run]", "did you mean nproc?")),
         ("hosts = 'n1'", ("unknown key hosts in [tool.ddplaunch.run]", "a project's file cannot set it: use --hosts")),
@@ -335,8 +335,8 @@ def test_a_projects_defaults_are_said_once_a_run(run_ddplaunch, tmp_path):
         ("nproc =", ("TOML syntax error",)),
     ],
 )
-def test_what_a_project_cannot_set(text, said, run_in_fork, tmp_path):
+def test_what_a_project_cannot_set(text, expected, run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", "")
     file = write_program(tmp_path, "pyproject.toml", f"[tool.ddplaunch.run]\n{text}\n")
-    assert_refused(run_in_fork("run", "train.py"), *(words.format(file=file) for words in said), str(file))
+    assert_refused(run_in_fork("run", "train.py"), *(words.format(file=file) for words in expected), str(file))
     assert run_in_fork("run", "--dry-run", "--no-config", "train.py").returncode == 0

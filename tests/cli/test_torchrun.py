@@ -134,11 +134,11 @@ def test_every_option_of_torch_is_known_and_documented(torch_options):
             assert translate([*words, "train.py"], OPTIONS, {}).argv[-1] == "train.py", spelling
         variable = f"PET_{dest.upper()}"
         value = "1" if flag else {"--nnodes": "3:4"}.get(name, "99:")  # nonsense for most, and seen to be
-        heard = _heard(variable, value)
-        assert heard == has_variable, f"{variable}={value}"
+        is_read = _is_read(variable, value)
+        assert is_read == has_variable, f"{variable}={value}"
 
 
-def _heard(variable: str, value: str) -> bool:
+def _is_read(variable: str, value: str) -> bool:
     try:
         translation = translate(["train.py"], OPTIONS, {variable: value})
     except UsageError:
@@ -266,7 +266,7 @@ print(f"rank {rank} warns", file=sys.stderr, flush=True)
 """
 
 
-def heard(done) -> set[tuple[str, str]]:
+def find_prints(done) -> set[tuple[str, str]]:
     return {
         (name, match)
         for name, text in (("out", done.stdout), ("err", done.stderr))
@@ -313,8 +313,8 @@ class Torchrun:
         except BaseException:  # a time-out too: the next one starts anew
             self.end()
             raise
-        said = ((cwd / f"theirs.{stream}").read_text() for stream in ("out", "err"))
-        return subprocess.CompletedProcess(words, code, *said)
+        output = ((cwd / f"theirs.{stream}").read_text() for stream in ("out", "err"))
+        return subprocess.CompletedProcess(words, code, *output)
 
     def end(self) -> None:
         if self._process:
@@ -381,7 +381,7 @@ def test_the_console_shows_what_torchrun_shows(options, missing, run_ddplaunch, 
     theirs = torchrun(*line, cwd=tmp_path)
     ours = run_ddplaunch("run", *LIGHT, *line)
     assert (theirs.returncode, ours.returncode) == (0, 0), theirs.stderr + ours.stderr
-    assert heard(ours) == heard(theirs)
+    assert find_prints(ours) == find_prints(theirs)
     note = f"ddplaunch: --show: node 0 has no {missing}, only local ranks 0 to 1\n"
     assert (note in ours.stderr) is (missing is not None)
     for rank in (0, 1):

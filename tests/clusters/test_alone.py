@@ -173,5 +173,5 @@ def test_one_machine_is_left_alone(name: str) -> None:
 
 
 def test_an_address_that_is_left_over_is_named() -> None:
-    said = "MASTER_ADDR=gone.example cannot be resolved and is not used: this job has one node"
-    assert check({"MASTER_ADDR": UNKNOWN, "MASTER_PORT": "29500"}) == said
+    expected = "MASTER_ADDR=gone.example cannot be resolved and is not used: this job has one node"
+    assert check({"MASTER_ADDR": UNKNOWN, "MASTER_PORT": "29500"}) == expected

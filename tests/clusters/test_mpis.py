@@ -219,8 +219,8 @@ def shown(on_hosts, tmp_path):
 
 def test_hosts_find_each_other(shown, package):
     """Nothing is typed: the daemons of Open MPI 4 tell each other, version 5 answers by PMIx, and Hydra by PMI."""
-    said, _ = shown(MPIS[package][1], "--nproc", "2", "train.py")
-    assert said == [
+    output, _ = shown(MPIS[package][1], "--nproc", "2", "train.py")
+    assert output == [
         *("sum 4 on n1 0 0 4 2 0 2", "sum 4 on n1 1 1 4 2 0 2"),
         *("sum 4 on n2 2 0 4 2 1 2", "sum 4 on n2 3 1 4 2 1 2"),
     ]
@@ -229,15 +229,15 @@ def test_hosts_find_each_other(shown, package):
 def test_one_alone_on_its_host_is_a_rank_where_others_share_theirs(shown, package):
     """And may use MPI itself: that the launcher has asked PMI or PMIx before does not show."""
     library = [ROOT / package / "lib" / LIBRARY[package]] if package in WHEELS else []
-    said, by_mpi = shown(UNEVEN[package], "--start", "exec", "train.py", *library)
-    assert said == ["sum 3 on n1 0 0 3 2 0 2", "sum 3 on n1 1 1 3 2 0 2", "sum 3 on n2 2 0 3 1 1 2"]
+    output, by_mpi = shown(UNEVEN[package], "--start", "exec", "train.py", *library)
+    assert output == ["sum 3 on n1 0 0 3 2 0 2", "sum 3 on n1 1 1 3 2 0 2", "sum 3 on n2 2 0 3 1 1 2"]
     assert by_mpi == ["of 3 by MPI"] * (3 if library else 0)
 
 
 @only_debians
 def test_the_host_of_mpirun_may_be_one_of_them(shown, package):
-    said, _ = shown(["--host", "n1:1,n0:1", "-npernode", "1"], "train.py")
-    assert said == ["sum 2 on n0 0 0 2 1 0 2", "sum 2 on n1 1 0 2 1 1 2"]
+    output, _ = shown(["--host", "n1:1,n0:1", "-npernode", "1"], "train.py")
+    assert output == ["sum 2 on n0 0 0 2 1 0 2", "sum 2 on n1 1 0 2 1 1 2"]
 
 
 def test_one_that_fails_on_a_host_ends_all(on_hosts, package, tmp_path):

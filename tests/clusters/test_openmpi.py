@@ -143,7 +143,7 @@ def test_a_missing_variable_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "expected"),
     [
         ({"OMPI_COMM_WORLD_RANK": "x"}, "OMPI_COMM_WORLD_RANK=x is not a number"),
         ({"OMPI_COMM_WORLD_RANK": "4"}, "openmpi's rank 4 and its size 4 contradict"),
@@ -151,6 +151,6 @@ def test_a_missing_variable_is_named(name: str) -> None:
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "5"}, "local size 5 and .* size 4"),
     ],
 )
-def test_what_cannot_be(changed: dict[str, str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_cannot_be(changed: dict[str, str], expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
         system.detect({**OPENMPI_4, **changed})

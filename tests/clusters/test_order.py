@@ -49,7 +49,7 @@ from tests.clusters.samples import (
 )
 from tests.toys import copy_package, run_copy
 
-PBS, LSF, CONDOR_TOLD, TF_CONFIG = (ALONE[name] for name in ("pbs", "lsf", "htcondor", "tfconfig"))
+PBS, LSF, CONDOR_VARIABLES, TF_CONFIG = (ALONE[name] for name in ("pbs", "lsf", "htcondor", "tfconfig"))
 
 RAY_TRAIN = {**TORCH, "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "1", "ACCELERATE_TORCH_DEVICE": "cuda:1"}
 """A worker's, as python/ray/train/torch/config.py sets them: each worker is a rank."""
@@ -89,7 +89,7 @@ TOGETHER = [
     ("vertexai", {**VERTEX_AI, **PYTORCHJOB_OLD}),
     ("torchelastic", {**AWS_BATCH, **TORCHRUN}),
     ("openmpi", {**VOLCENGINE, **openmpi(3, 4, 1, 2)}),
-    ("openmpi", {**CONDOR_TOLD, **openmpi(3, 4, 1, 2)}),
+    ("openmpi", {**CONDOR_VARIABLES, **openmpi(3, 4, 1, 2)}),
     ("volcengine", {**VOLCENGINE, **TORCH_NODE}),
     ("lepton", {**KUBERNETES, "JOB_COMPLETION_INDEX": "1", **LEPTON}),
     ("modelarts", {**KUBERNETES, **MODELARTS}),

@@ -411,9 +411,9 @@ REFUSED: list[tuple[str, Mapping[str, str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "changed", "said"), REFUSED)
-def test_what_cannot_be(name: str, changed: Mapping[str, str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+@pytest.mark.parametrize(("name", "changed", "expected"), REFUSED)
+def test_what_cannot_be(name: str, changed: Mapping[str, str], expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
         seen(name, {**ALONE[name], **changed})
 
 
@@ -515,8 +515,8 @@ def test_a_trial_of_determined(text: str | None, hosts: Path, monkeypatch: pytes
         found = (cluster_env.nnodes, cluster_env.node_rank, cluster_env.address, cluster_env.run_id)
         assert found == (2, 1, "10.0.0.4", "1.6f1c1a3e.1")
     else:
-        said = r"does not say which container this is|container_rank=1 and container_addrs=1"
-        with pytest.raises(UsageError, match=said):
+        expected = r"does not say which container this is|container_rank=1 and container_addrs=1"
+        with pytest.raises(UsageError, match=expected):
             seen("determined", environ)
 
 
@@ -572,8 +572,8 @@ def test_a_process_on_another_host_than_the_scripts_is_refused(hosts: Path) -> N
     hosts.write_text(f"n1.cluster\n{own}.cluster\n")
     with pytest.raises(UsageError) as raised:
         detect({"OAR_JOB_ID": "4711", "OAR_NODEFILE": str(hosts)})
-    said = f"the script of oar job 4711 runs on n1.cluster, and this is {own}.cluster: it may be one of 2 nodes"
-    assert raised.value.message == said
+    expected = f"the script of oar job 4711 runs on n1.cluster, and this is {own}.cluster: it may be one of 2 nodes"
+    assert raised.value.message == expected
     assert "--nnodes 2 --node-rank 1 --master-addr n1.cluster" in str(raised.value.hint)
     hosts.write_text(f"{own}\nn2\n")
     first = require_detected(detect({"OAR_JOB_ID": "4711", "OAR_NODEFILE": str(hosts)}))

@@ -113,11 +113,11 @@ def test_pudb_draws_on_the_whole_terminal_and_follows_its_size(debug_job, debug_
     """By ``ddplaunch debug``. The rank runs on when the client goes, though pudb minds no end of its terminal."""
     pytest.importorskip("pudb")
     job = debug_job(STEPS.format("breakpoint()"), "1", env={"PYTHONBREAKPOINT": "pudb.set_trace", "TERM": "dumb"})
-    first = debug_terminal("debug", "calm", columns=100)
+    first = debug_terminal("debug", "demo", columns=100)
     first.until(lambda each: any("PuDB" in row for row in each.rows) and any("loss: 7" in row for row in each.rows))
     first.resize(70, 20)
     first.until(lambda each: any("loss: 7" in row for row in each.rows) and len(each.rows) <= 20)
-    second = debug_terminal("debug", "calm", columns=90)
+    second = debug_terminal("debug", "demo", columns=90)
     second.until(lambda each: any("loss: 7" in row for row in each.rows))
     first.until(TAKEN_OVER)
     second.type("n")
@@ -132,7 +132,7 @@ def test_embed_sees_the_frame_that_called_it(debug_job, debug_terminal, home, mo
     monkeypatch.delenv("TERM", raising=False)
     asks = "import IPython; IPython.embed(); print('on, TERM' if 'TERM' in os.environ else 'on, none', flush=True)"
     job = debug_job(STEPS.format(asks), "1")
-    each = debug_terminal("debug", "calm")
+    each = debug_terminal("debug", "demo")
     each.until("In [1]:")
     each.type("loss * 6 + rank\r")
     each.until("Out[1]: 43")
@@ -149,7 +149,7 @@ def test_embed_sees_the_frame_that_called_it(debug_job, debug_terminal, home, mo
 def test_a_pipe_is_no_terminal_and_nobody_comes(debug_job, home, tmp_path):
     job = debug_job(STEPS.format("breakpoint()"), "0", "1", env=IPDB)
     wait_for_stops(job, 2)
-    done = pipe_to_debugger(tmp_path, "p loss\n@1 detach\n", "calm")
+    done = pipe_to_debugger(tmp_path, "p loss\n@1 detach\n", "demo")
     assert "is in ipdb, which needs a terminal; commands here: detach, q, @RANK" in done.stdout
     assert job.wait() == 0
     late = ("--debug", "--debug-timeout", "2", "--timeout", "60")

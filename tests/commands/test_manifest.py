@@ -152,7 +152,7 @@ TRAINJOBS = {
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("train.py", ("--container-image is missing", "REGISTRY/NAME:TAG")),
         (f"{ASKED}", ("the target is missing", "ddplaunch manifest train.py")),
@@ -250,8 +250,8 @@ TRAINJOBS = {
         (f"{ASKED} train.py --lr 1 --namespace x", ("--namespace could be", "-- --lr 1 --namespace x")),
     ],
 )  # fmt: skip
-def test_refused(manifest, line, said):
-    assert_refused(manifest(line), *said)
+def test_refused(manifest, line, expected):
+    assert_refused(manifest(line), *expected)
 
 
 def test_bytes_that_are_no_text(manifest):
@@ -283,16 +283,16 @@ def test_defaults_of_a_project_and_of_a_user(manifest, tmp_path):
     assert (job["metadata"]["namespace"], job["metadata"]["labels"]["team"]) == ("me", "wine")
     assert job["spec"]["completions"] == 2
     assert {"name": "NCCL_DEBUG", "value": "INFO"} in job["spec"]["template"]["spec"]["containers"][0]["env"]
-    said = [
+    expected = [
         f"nodes: 2 ({project})",
         f"namespace: me ({user})",
         f"label: team=wine ({project})",
         f"container-image: img:1 ({project})",
         f"env: NCCL_DEBUG=INFO ({project})",
     ]
-    assert done.stderr.splitlines() == [f"ddplaunch: {line}" for line in said]
+    assert done.stderr.splitlines() == [f"ddplaunch: {line}" for line in expected]
     dry = manifest("--dry-run --nodes 4 train.py")
-    assert dry.stderr.splitlines() == ["nodes: 4 (--nodes)", said[1], "job-name: train (the target)", *said[2:]]
+    assert dry.stderr.splitlines() == ["nodes: 4 (--nodes)", expected[1], "job-name: train (the target)", *expected[2:]]
 
 
 def test_defaults_of_a_pool(manifest, tmp_path):
@@ -320,7 +320,7 @@ def test_defaults_of_a_pool(manifest, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("job-name = 'A B'\n", "--job-name A B: expected small letters"),
         ("constraint = 'big'\n", "--constraint big: expected KEY=VALUE, like nvidia.com"),
@@ -330,10 +330,10 @@ def test_defaults_of_a_pool(manifest, tmp_path):
         ("dry-run = true\n", "unknown key dry-run in [manifest]"),
     ],
 )
-def test_a_file_that_makes_no_sense(manifest, tmp_path, text, said):
+def test_a_file_that_makes_no_sense(manifest, tmp_path, text, expected):
     image = "" if "container-image" in text else "container-image = 'img:1'\n"
     file = write_program(tmp_path, "config/ddplaunch.toml", f"[manifest]\n{text}{image}")
-    assert_refused(manifest("train.py"), said, str(file))
+    assert_refused(manifest("train.py"), expected, str(file))
 
 
 # -------------------------------------------------------------------------------------------------- beside submit
@@ -343,7 +343,7 @@ SUBMIT_IS_FOR = "submit is for Slurm (slurm), Grid Engine (sge), PBS (pbs), LSF 
 
 
 @pytest.mark.parametrize(
-    ("line", "file", "said"),
+    ("line", "file", "expected"),
     [
         ("--scheduler kubernetes", "", f"--scheduler kubernetes: {SUBMIT_IS_FOR}\n  ddplaunch manifest prints"),
         ("", "[submit]\nscheduler = 'kubernetes'\n", f"{SUBMIT_IS_FOR} (FILE)\n  ddplaunch manifest prints"),
@@ -352,9 +352,9 @@ SUBMIT_IS_FOR = "submit is for Slurm (slurm), Grid Engine (sge), PBS (pbs), LSF 
         ("--namespace me", "", "--namespace works only with ddplaunch manifest\n  leave it out"),
     ],
 )
-def test_what_submit_says_of_kubernetes(call, tmp_path, line, file, said):
+def test_what_submit_says_of_kubernetes(call, tmp_path, line, file, expected):
     path = write_program(tmp_path, "config/ddplaunch.toml", file)
-    assert_refused(call(f"submit {line} train.py"), said.replace("FILE", str(path)))
+    assert_refused(call(f"submit {line} train.py"), expected.replace("FILE", str(path)))
 
 
 def test_a_scheduler_of_slurm_may_still_be_typed(call, tmp_path):

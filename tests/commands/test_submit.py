@@ -155,7 +155,7 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("", ("the target is missing", "ddplaunch submit train.py")),
         ("--nodes 2 train.py --time 3", ("--time could be", "submit --nodes 2 --time 3 train.py", "-- --time 3")),
@@ -230,8 +230,8 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
         ("--output folder train.py", ("cannot write the log: ", "folder: Is a directory")),
     ],
 )  # fmt: skip
-def test_refused(submit, cluster, line, said):
-    error = assert_refused(submit(line), *said)
+def test_refused(submit, cluster, line, expected):
+    error = assert_refused(submit(line), *expected)
     refusal = error[error.index("Error: ") :]
     assert len(refusal.splitlines()) <= 3
     assert not (cluster.folder / "script").exists(), "it was submitted"
@@ -371,7 +371,7 @@ def test_flags_over_project_over_user(dry, files, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("[submit]\npartitoin = 'x'\n", ("unknown key partitoin in [submit]", "did you mean partition?")),
         ("[submit]\ngpus_per_node = 8\n", ("unknown key gpus_per_node in", "did you mean gpus-per-node?")),
@@ -388,9 +388,9 @@ def test_flags_over_project_over_user(dry, files, tmp_path):
         ("nodes =\n", ("ddplaunch.toml: TOML syntax error: Invalid value (at line 1",)),
     ],
 )
-def test_a_file_that_makes_no_sense(submit, tmp_path, text, said):
+def test_a_file_that_makes_no_sense(submit, tmp_path, text, expected):
     file = write_program(tmp_path, "config/ddplaunch.toml", text)
-    assert_refused(submit("--dry-run train.py"), str(file), *said)
+    assert_refused(submit("--dry-run train.py"), str(file), *expected)
 
 
 def test_a_project_without_a_word_of_us(dry, tmp_path):
@@ -399,7 +399,7 @@ def test_a_project_without_a_word_of_us(dry, tmp_path):
 
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-SOMEBODY = 54321
+OTHER_UID = 54321
 """A user that no machine has."""
 
 
@@ -411,12 +411,12 @@ def test_a_file_of_somebody_else_is_not_read(submit, cluster, tmp_path):
         tmp_path, "deep/pyproject.toml", '[tool.ddplaunch.submit]\nsetup = "touch /tmp/owned"\nnodes = 7\n'
     )
     write_program(tmp_path, "pyproject.toml", '[tool.ddplaunch.submit]\npartition = "general"\n')
-    os.chown(evil, SOMEBODY, SOMEBODY)
+    os.chown(evil, OTHER_UID, OTHER_UID)
     done = submit("../train.py", cwd=tmp_path / "deep")
     assert done.returncode == 0, done.stderr
     assert "owned" not in cluster.read("script")
     assert "#SBATCH --partition=general\n" in cluster.read("script"), "the next above is read"
-    note = f"{evil} was not read: it belongs to user {SOMEBODY}, not to you; to read it: --config {evil}"
+    note = f"{evil} was not read: it belongs to user {OTHER_UID}, not to you; to read it: --config {evil}"
     assert f"ddplaunch: {note}\n" in done.stderr
     assert "#SBATCH --nodes=7\n" in submit(f"--dry-run --config {evil} ../train.py", cwd=tmp_path / "deep").stdout
 
@@ -426,13 +426,13 @@ def test_a_link_of_somebody_else_chooses_no_file_of_ours(dry, tmp_path):
     write_program(tmp_path, "other/pyproject.toml", "[tool.ddplaunch.submit]\nnodes = 7\n")
     (tmp_path / "pyproject.toml").symlink_to("other/pyproject.toml")
     assert "#SBATCH --nodes=7\n" in dry("train.py")[0]
-    os.lchown(tmp_path / "pyproject.toml", SOMEBODY, SOMEBODY)
+    os.lchown(tmp_path / "pyproject.toml", OTHER_UID, OTHER_UID)
     assert "#SBATCH --nodes=1\n" in dry("train.py")[0]
 
 
 @AS_ROOT
 def test_a_file_of_somebody_else_without_a_word_of_us_is_no_news(dry, tmp_path):
-    os.chown(write_program(tmp_path, "pyproject.toml", '[project]\nname = "x"\n'), SOMEBODY, SOMEBODY)
+    os.chown(write_program(tmp_path, "pyproject.toml", '[project]\nname = "x"\n'), OTHER_UID, OTHER_UID)
     assert "not read" not in "\n".join(dry("train.py")[1])
 
 
@@ -464,8 +464,12 @@ def test_a_file_that_is_named(dry, submit, files, tmp_path):
     assert "account" not in script
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large").write_bytes(b"#" * ((1 << 20) + 1))
-    for name, said in ("nosuch", "cannot read"), ("pipe", "is not a regular file"), ("large", "has more than 1 MiB"):
-        assert_refused(submit(f"--config {name} train.py"), said)
+    for name, expected in (
+        ("nosuch", "cannot read"),
+        ("pipe", "is not a regular file"),
+        ("large", "has more than 1 MiB"),
+    ):
+        assert_refused(submit(f"--config {name} train.py"), expected)
 
 
 def test_what_files_decide_is_said_when_a_job_is_submitted(submit, files):
@@ -518,10 +522,10 @@ def test_a_dry_run_is_byte_for_byte_what_is_submitted(cluster, tmp_path):
         ).stdout
 
     printed = run("--dry-run")
-    said = run()
+    output = run()
     assert printed == (cluster.folder / "script").read_bytes()
     assert b'#SBATCH --chdir="' + folder in printed
-    assert folder + b"/slurm-77.out" in said
+    assert folder + b"/slurm-77.out" in output
 
 
 def test_an_array_and_a_cluster_of_many(submit, tmp_path):
@@ -579,9 +583,9 @@ def test_followed_to_its_end(submit, cluster):
     done = submit("--follow --cpus-per-task 2 train.py")
     assert done.returncode == 3
     assert done.stdout == "one\ntwo\n\udcffthree\n"
-    said = [line.removeprefix("ddplaunch: job 77") for line in done.stderr.splitlines()]
-    assert said[0] == ": train.py on 1 node"
-    assert said[-6:] == [
+    lines = [line.removeprefix("ddplaunch: job 77") for line in done.stderr.splitlines()]
+    assert lines[0] == ": train.py on 1 node"
+    assert lines[-6:] == [
         " waits: Resources",
         " is running",
         " is completing",
@@ -605,29 +609,29 @@ def test_stderr_that_is_apart(submit, cluster, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("last", "code", "said"),
+    ("last", "code", "expected"),
     [
         ("say TIMEOUT TimeLimit 0:15", 143, "job 77 reached its time limit (exit code 143)"),
         ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", 1, "Slurm no longer knows job 77"),
     ],
 )
-def test_ends(submit, cluster, last, code, said):
+def test_ends(submit, cluster, last, code, expected):
     cluster.plays(last)
     done = submit("--follow train.py")
     assert done.returncode == code
-    assert said in done.stderr
+    assert expected in done.stderr
 
 
 def test_a_site_without_pyxis(submit, cluster):
     def srun(text):
         write_program(cluster.folder, "bin/srun", f"#!/bin/sh\n{text}\n").chmod(0o755)
 
-    said = "srun has no --container-image here"
+    expected = "srun has no --container-image here"
     srun("echo '  --cpu-bind=…  Bind tasks'")
-    assert said in submit("--container-image img train.py").stderr
-    assert said not in submit("train.py").stderr
+    assert expected in submit("--container-image img train.py").stderr
+    assert expected not in submit("train.py").stderr
     srun("echo '  --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH'")
-    assert said not in submit("--container-image img train.py").stderr
+    assert expected not in submit("--container-image img train.py").stderr
 
 
 def test_a_reader_that_has_read_enough(cluster, tmp_path):

@@ -80,7 +80,7 @@ while time.monotonic() < until:
 
 
 def test_the_debugger_of_the_chosen_rank_and_a_profile(start_ddplaunch, tmp_path, runtime_dir, top):
-    """Another command has the terminal, and Ctrl-C, until its person leaves it."""
+    """Another command has the terminal, and Ctrl-C, until the user leaves it."""
     write_program(tmp_path, "train.py", BUSY)
     mine = start_ddplaunch("run", "--debug", "--nproc", "2", *LIGHT, "train.py")
     mine.wait_for("up", 2)

@@ -22,9 +22,11 @@ _LOOP = (Frame("train", "train.py", 88, True), Frame("<module>", "train.py", 120
 
 def verdict(rank: int, ranks: int, message: str, attempt: int) -> FailureReport:
     """That of a rank that raised ``ValueError(message)``."""
-    said = f"ValueError: {message}"
-    traceback = f'Traceback (most recent call last):\n  File "train.py", line 88, in train\n    check(batch)\n{said}'
-    first = RankFailure(rank, rank, "n0", 4000 + rank, attempt, 1, None, said, traceback, BEGAN + 60, None)
+    expected = f"ValueError: {message}"
+    traceback = (
+        f'Traceback (most recent call last):\n  File "train.py", line 88, in train\n    check(batch)\n{expected}'
+    )
+    first = RankFailure(rank, rank, "n0", 4000 + rank, attempt, 1, None, expected, traceback, BEGAN + 60, None)
     return FailureReport(first, (), (), ranks - 1, ranks)
 
 

@@ -129,18 +129,18 @@ def test_a_name_that_no_server_resolves_is_waited_for(hosts):
 
 
 @pytest.mark.parametrize(
-    ("fault", "seconds", "said"),
+    ("fault", "seconds", "expected"),
     [
         ("drop", "4.5", "does a firewall block it?"),  # said after 4 s
         ("power_off", "4.5", "does a firewall block it|no route"),
         ("reject", "1", "connection refused"),
     ],
 )
-def test_node_zero_does_not_answer(hosts, fault, seconds, said):
+def test_node_zero_does_not_answer(hosts, fault, seconds, expected):
     job = hosts()
     getattr(job.network.hosts[0], fault)()
     process = job.start(1, "10.77.0.10", "--join-timeout", seconds)
     _, err = process.communicate(timeout=scaled_timeout(60))
     assert process.returncode == 69
-    assert re.search(said, err), err
+    assert re.search(expected, err), err
     assert not job.network.hosts[1].processes()

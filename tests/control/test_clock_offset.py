@@ -52,8 +52,8 @@ class World:
                 continue
             late = self.delays[number] + self._chance.expovariate(1 / self.jitter) if self.jitter else 0.0
             arrives = self.now + self.delays[number] + late
-            said = self.ends[number].peer.next_heartbeat()
-            heapq.heappush(self._events, (arrives, next(self._order), 1 - number, said))
+            heartbeat = self.ends[number].peer.next_heartbeat()
+            heapq.heappush(self._events, (arrives, next(self._order), 1 - number, heartbeat))
             heapq.heappush(self._events, (self.now + EVERY, next(self._order), number, None))
         self.now = until
 

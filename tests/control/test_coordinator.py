@@ -154,7 +154,7 @@ def test_a_node_that_leaves_while_others_are_awaited_may_come_back():
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "expected"),
     [
         ({"nnodes": "3"}, "--nnodes differs: node 0 (n0) has 2, node 1 (n1) has 3"),
         ({"run_id": "x"}, "the run id differs: node 0 (n0) has none, node 1 (n1) has x"),
@@ -171,12 +171,12 @@ def test_a_node_that_leaves_while_others_are_awaited_may_come_back():
         ),
     ],
 )
-def test_disagreement_ends_the_job_for_all_who_are_there(changed, said):
+def test_disagreement_ends_the_job_for_all_who_are_there(changed, expected):
     job = Job(min_nodes=2)
-    assert said in job.refusal(job.hello(1, **changed)).message
+    assert expected in job.refusal(job.hello(1, **changed)).message
     outcome = job.outcome(0).outcome
     assert outcome.code == 2
-    assert said in outcome.usage_error[0]
+    assert expected in outcome.usage_error[0]
 
 
 def test_mismatched_versions_can_be_allowed():

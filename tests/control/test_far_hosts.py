@@ -37,9 +37,9 @@ def run(network, tmp_path):
             )
             for number, host in enumerate(hosts)
         ]  # fmt: skip
-        said = [process.communicate(timeout=scaled_timeout(100))[1] for process in processes]
-        assert [process.returncode for process in processes] == [0, 0], said
-        return said[0]
+        output = [process.communicate(timeout=scaled_timeout(100))[1] for process in processes]
+        assert [process.returncode for process in processes] == [0, 0], output
+        return output[0]
 
     return launch
 
@@ -52,6 +52,6 @@ def test_a_rank_that_is_later_than_the_way_is_long(run):
 
 
 def test_a_rank_that_is_hardly_late(run):
-    said = run("1", "0.01", "60")
-    assert "their clocks are known to 2" in said
-    assert "arrived last" not in said
+    output = run("1", "0.01", "60")
+    assert "their clocks are known to 2" in output
+    assert "arrived last" not in output

@@ -212,10 +212,10 @@ def test_who_does_not_know_the_token_stays_outside(nodes):
     first = job.start(0, env=right)
     with job.call() as caller:
         seen = caller.recv(4096)
-    for environ, said in (({"DDPLAUNCH_TOKEN": "wrong"}, "its token differs"), ({}, "it has no token")):
+    for environ, expected in (({"DDPLAUNCH_TOKEN": "wrong"}, "its token differs"), ({}, "it has no token")):
         wrong = job.start(1, env=environ)
         assert wrong.wait(20) == 2
-        assert said in wrong.stderr()
+        assert expected in wrong.stderr()
         assert "DDPLAUNCH_TOKEN" in wrong.stderr()
     second = job.start(1, "--token", "s3cret")
     assert (first.wait(20), second.wait(20)) == (0, 0), first.stderr() + second.stderr()

@@ -61,8 +61,8 @@ def test_the_same_command_for_all_on_one_machine(start_ddplaunch, tmp_path, node
     words = c10d(str(nodes), endpoint, "--rdzv-id", "job7", "--nproc-per-node", "1", "--log-dir", "logs")
     jobs = [start_ddplaunch(*words, "--start", "exec", "train.py") for _ in range(nodes)]
     assert [job.wait(90) for job in jobs] == [0] * nodes, "".join(job.stderr() for job in jobs)
-    said = sorted(line for job in jobs for line in job.stdout().splitlines())
-    assert said == [f"[{rank}] rank {rank} node {rank} id job7" for rank in range(nodes)]
+    lines = sorted(line for job in jobs for line in job.stdout().splitlines())
+    assert lines == [f"[{rank}] rank {rank} node {rank} id job7" for rank in range(nodes)]
     assert sorted(path.name for path in (tmp_path / "logs" / "job7").iterdir()) == [f"node-{n}" for n in range(nodes)]
     for job in jobs:
         job.assert_nothing_left()
@@ -76,9 +76,9 @@ def test_they_train_together(start_ddplaunch, tmp_path):
     environ = {"PET_NNODES": "1:2", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": f"127.0.0.1:{free_port()}"}
     jobs = [start_ddplaunch("run", "train.py", env={**environ, "PET_NPROC_PER_NODE": count}) for count in "21"]
     assert [job.wait(90) for job in jobs] == [0, 0], jobs[0].stderr() + jobs[1].stderr()
-    said = sorted(line for job in jobs for line in job.stdout().splitlines())
-    assert [line.partition(" node")[0] for line in said] == [f"[{rank}] rank {rank} of 3" for rank in range(3)]
-    assert all(line.endswith("sum 6") for line in said)
+    lines = sorted(line for job in jobs for line in job.stdout().splitlines())
+    assert [line.partition(" node")[0] for line in lines] == [f"[{rank}] rank {rank} of 3" for rank in range(3)]
+    assert all(line.endswith("sum 6") for line in lines)
     for job in jobs:
         assert ": PET_NNODES, PET_NPROC_PER_NODE, PET_RDZV_BACKEND" in job.stderr()
 
@@ -178,10 +178,10 @@ def test_the_host_of_the_endpoint_is_node_0(network, tmp_path: Path):
             words, cwd=tmp_path, env=clean_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
-    said = {index: process.communicate(timeout=scaled_timeout(100))[0] for index, process in started.items()}
-    assert [process.returncode for process in started.values()] == [0, 0, 0], said
-    assert "[0] rank 0 of 3 node 0 sum 6" in said[2]
-    assert sorted(line[:3] for index in (0, 1) for line in said[index].splitlines() if " sum 6" in line) == [
+    output = {index: process.communicate(timeout=scaled_timeout(100))[0] for index, process in started.items()}
+    assert [process.returncode for process in started.values()] == [0, 0, 0], output
+    assert "[0] rank 0 of 3 node 0 sum 6" in output[2]
+    assert sorted(line[:3] for index in (0, 1) for line in output[index].splitlines() if " sum 6" in line) == [
         "[1]",
         "[2]",
     ]

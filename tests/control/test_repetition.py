@@ -138,8 +138,8 @@ def test_always_restarts_always():
     ],
 )
 def test_what_does_not_pass_ends_the_job(fields, why):
-    said = f"not restarting: {why}, which is not transient (--restart-on transient)"
-    assert attempts(fields, restart_on="transient") == said
+    expected = f"not restarting: {why}, which is not transient (--restart-on transient)"
+    assert attempts(fields, restart_on="transient") == expected
 
 
 @pytest.mark.parametrize(

@@ -149,9 +149,9 @@ class Waiting:
 
 def test_ranks_that_wait_are_told_of_soon():
     waiting = Waiting()
-    (said,) = waiting.suspect(24.0)
-    assert said.startswith("no progress for 24s: rank 0 waits in all_reduce #5 of default_pg")
-    assert "`ddplaunch stacks id`" in said
+    (found,) = waiting.suspect(24.0)
+    assert found.startswith("no progress for 24s: rank 0 waits in all_reduce #5 of default_pg")
+    assert "`ddplaunch stacks id`" in found
     waiting.steps -= 1
     assert not waiting.suspect(300.0), "once"
 
@@ -163,8 +163,8 @@ def test_the_bar_is_ten_times_the_usual_gap():
     waiting.job.wait(25.9)
     assert not waiting.job.take(messages.InspectRequest)
     waiting.job.wait(0.1)
-    (said,) = waiting.answer(50.0)
-    assert said.startswith("no progress for 50s: ")
+    (found,) = waiting.answer(50.0)
+    assert found.startswith("no progress for 50s: ")
 
 
 def test_a_wait_that_ended_by_itself_raises_the_bar_of_its_place():
@@ -218,8 +218,8 @@ def test_a_long_wait_is_announced_although_a_rank_prints():
     assert not waiting.suspect(299.0)
     assert not waiting.suspect(400.0)
     waiting.job.wait(200.0)
-    (said,) = waiting.answer(600.0)
-    assert said.startswith("no progress for 10m00s: rank 0 waits in all_reduce #6 of default_pg")
+    (found,) = waiting.answer(600.0)
+    assert found.startswith("no progress for 10m00s: rank 0 waits in all_reduce #6 of default_pg")
     assert not waiting.job.take(messages.StopAttempt)
 
 

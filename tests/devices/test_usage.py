@@ -49,18 +49,18 @@ class Asked:
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
         self.loop = EventLoop()
-        self.heard = 0
-        self.watch = GpuUsageQuery(self.loop, self._hear)
+        self.replies = 0
+        self.watch = GpuUsageQuery(self.loop, self._on_reply)
 
-    def _hear(self) -> None:
-        self.heard += 1
+    def _on_reply(self) -> None:
+        self.replies += 1
 
     def ask(self):
         """What it knows once the question is answered, or given up."""
-        before = self.heard
+        before = self.replies
         self.watch.query()
         ends = self.loop.call_later(scaled_timeout(30), lambda: pytest.fail("no answer"))
-        while self.heard == before:
+        while self.replies == before:
             self.loop.run_once()
         ends.cancel()
         return self.watch.usage

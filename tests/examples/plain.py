@@ -9,7 +9,7 @@ from tests.frameworks.launchers import Done, Launchers
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
-CALM = {"OMP_NUM_THREADS": Launchers.calm["OMP_NUM_THREADS"]}
+ONE_THREAD = {"OMP_NUM_THREADS": Launchers.variables["OMP_NUM_THREADS"]}
 
 PRELOAD = ("--preload", "torch,torch._dynamo,sklearn.datasets")
 """Options that import once for all ranks what most examples need."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.plain import CALM, EXAMPLES, by_python_in_turn, by_torchrun
+from tests.examples.plain import EXAMPLES, ONE_THREAD, by_python_in_turn, by_torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(400)]
 
@@ -44,7 +44,7 @@ def test_one_card_to_data_parallel_to_ddp(run_ddplaunch, tmp_path):
 
     # As a function here, as a script under torchrun.
     words = ("--parallel", "ddp", "--load-from", "dp.pt", "--save-to", "ddp.pt", *short)
-    ours = run_ddplaunch("run", f"{EXAMPLE}:main", "--nproc", 2, "--", *words, env=CALM)
+    ours = run_ddplaunch("run", f"{EXAMPLE}:main", "--nproc", 2, "--", *words, env=ONE_THREAD)
     assert ours.returncode == 0, ours.stderr
     assert ours.stdout.count("saved ddp.pt") == 1
     assert "whose first name is module.0.weight" in ours.stdout

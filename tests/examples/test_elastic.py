@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import STORE, BackgroundCommand, clean_environment, ddplaunch_command, write_program
-from tests.examples.plain import CALM, EXAMPLES, by_python
+from tests.examples.plain import EXAMPLES, ONE_THREAD, by_python
 from tests.hosts.host import Host
 from tests.patience import scaled_timeout
 
@@ -100,7 +100,7 @@ class Node(BackgroundCommand):
             self.process = host.start(
                 ddplaunch_command("run", *limits, *options, *words, *address),
                 cwd=folder,
-                env=clean_environment({**CALM, "HOLD": json.dumps(hold), "TMPDIR": str(folder)}),
+                env=clean_environment({**ONE_THREAD, "HOLD": json.dumps(hold), "TMPDIR": str(folder)}),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -165,7 +165,7 @@ def test_without_grow_a_node_waits_for_the_next_restart(network, start_on, tmp_p
 
 def test_a_killed_rank_on_one_node(start_ddplaunch, program, tmp_path, undisturbed):
     hold = json.dumps({"0": [2, 360]})
-    job = start_ddplaunch("run", "--max-restarts", "1", program, "--nproc", "2", env={**CALM, "HOLD": hold})
+    job = start_ddplaunch("run", "--max-restarts", "1", program, "--nproc", "2", env={**ONE_THREAD, "HOLD": hold})
     job.wait_for("attempt 0 is held")
     os.kill(max(job.ranks()), signal.SIGKILL)
     assert job.wait() == 0, job.stderr()
@@ -173,7 +173,7 @@ def test_a_killed_rank_on_one_node(start_ddplaunch, program, tmp_path, undisturb
 
 
 def test_plain_python_stops_when_told_and_goes_on_with_the_next_step(program, tmp_path, undisturbed):
-    words, environment = [sys.executable, str(program)], clean_environment({**CALM, "PYTHONUNBUFFERED": "1"})
+    words, environment = [sys.executable, str(program)], clean_environment({**ONE_THREAD, "PYTHONUNBUFFERED": "1"})
     hold = {"HOLD": json.dumps({"0": [2, 360]})}
     with subprocess.Popen(
         words, cwd=tmp_path, env={**environment, **hold}, stdout=subprocess.PIPE, text=True

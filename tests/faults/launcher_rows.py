@@ -18,7 +18,7 @@ def _repeated(node: int, number: int) -> Callable[[Trial], None]:
 
     def fault(trial: Trial) -> None:
         trial.runs[node].signal(number)
-        trial.said(node, "stopping 2 ranks")
+        trial.wait_for_output(node, "stopping 2 ranks")
         trial.mark()
         trial.runs[node].signal(number)
 
@@ -52,9 +52,9 @@ def _stopping(trial: Trial) -> None:
     trial.begin(1)
     trial.under_way()
     trial.runs[0].signal(signal.SIGTERM)
-    trial.said(1, "SIGTERM on node 0")
+    trial.wait_for_output(1, "SIGTERM on node 0")
     if trial.launcher == "ddplaunch":
-        trial.said(0, "stopping 2 ranks")
+        trial.wait_for_output(0, "stopping 2 ranks")
 
 
 def _failing(trial: Trial) -> None:
@@ -64,7 +64,7 @@ def _failing(trial: Trial) -> None:
     trial.under_way()
     trial.order(1, "exit")
     for number in (0, 1):
-        trial.said(number, _FAILED)
+        trial.wait_for_output(number, _FAILED)
 
 
 def _stop_row(what: str, node: int, number: int) -> Row:

@@ -73,12 +73,12 @@ def main(mode: str, folder: str) -> None:
     rank = int(os.environ["RANK"])
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     say(f"under way: rank {rank}, attempt {attempt}, pid {os.getpid()}")
-    said, number, enough = time.monotonic(), 0, os.path.join(folder, "enough")
+    printed_at, number, enough = time.monotonic(), 0, os.path.join(folder, "enough")
     while not step(os.path.exists(enough)):
         obey(os.path.join(folder, f"rank{rank}"))
         number += 1
-        if rank == 0 and time.monotonic() > said + 0.1:
-            said = time.monotonic()
+        if rank == 0 and time.monotonic() > printed_at + 0.1:
+            printed_at = time.monotonic()
             say(f"step {number}")
         time.sleep(PAUSE)
 

@@ -12,11 +12,11 @@ from tests.hosts.network import Network
 from tests.patience import scaled_timeout
 from tests.starts import LIGHT
 
-PATIENCE = {"ddplaunch": 30.0, "torchrun": 60.0}
+END_TIMEOUT_S = {"ddplaunch": 30.0, "torchrun": 60.0}
 """Seconds that any wait of ours takes at most: how long a launcher is watched after the fault. All of these are
 those of a quiet machine."""
 
-LEFT_PATIENCE = 1.0
+LEFTOVERS_TIMEOUT_S = 1.0
 """Seconds that the kernel and an init have to bury what a launcher has killed."""
 
 ALLOWANCE = 4.0
@@ -34,7 +34,7 @@ class Trial:
         self.row, self.restarts, self.launcher, self.folder = row, restarts, launcher, folder
         self.hosts = network.hosts
         self.runs: list[Run] = []
-        self.patience = PATIENCE[launcher]
+        self.timeout_s = END_TIMEOUT_S[launcher]
 
     # What rows do
 
@@ -54,7 +54,7 @@ class Trial:
 
     def until(self, condition: Callable[[], object], what: str) -> None:
         """Wait, and notice meanwhile which launchers end."""
-        deadline = time.monotonic() + scaled_timeout(self.patience)
+        deadline = time.monotonic() + scaled_timeout(self.timeout_s)
         while not condition():
             self.look()
             if time.monotonic() > deadline:
@@ -83,8 +83,8 @@ class Trial:
 
         self.until(ready, "ranks under way")
 
-    def said(self, number: int, text: str) -> None:
-        """Wait until a launcher has said something that matches."""
+    def wait_for_output(self, number: int, text: str) -> None:
+        """Wait until a launcher has printed something that matches."""
         self.until(lambda: re.search(text, self.runs[number].stderr()), f"{text!r} from launcher {number}")
 
     def goes_on(self, times: int = 2) -> None:
@@ -149,7 +149,7 @@ class Trial:
             self.goes_on()
             self.enough()
         if self.launcher == "ddplaunch":
-            self.patience = max(expect.within for _, expect in expected) + 2 * ALLOWANCE
+            self.timeout_s = max(expect.within for _, expect in expected) + 2 * ALLOWANCE
         self.until(lambda: all(run.verdict_at for run in self.runs), "the end of all launchers")
 
     def _restarted(self) -> None:
@@ -172,7 +172,7 @@ class Trial:
     def _seen(self, run: Run) -> Seen:
         """How a launcher ended; what it left counts on hosts that are up."""
         seconds = None if run.verdict_at is None or run.fault_at is None else run.verdict_at - run.fault_at
-        deadline = time.monotonic() + scaled_timeout(LEFT_PATIENCE)
+        deadline = time.monotonic() + scaled_timeout(LEFTOVERS_TIMEOUT_S)
         while (pids := self._left(run)) and time.monotonic() < deadline:
             time.sleep(0.01)
         ended = run.host.alive and run.process.poll() is not None

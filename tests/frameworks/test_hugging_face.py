@@ -3,9 +3,9 @@
 import pytest
 
 from tests.conftest import write_program
-from tests.frameworks.launchers import PATIENCE, PROGRAMS, reports, requires
+from tests.frameworks.launchers import PROGRAMS, TIMEOUT_S, reports, requires
 
-pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(3 * PATIENCE)]
+pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(3 * TIMEOUT_S)]
 
 ACCELERATED = PROGRAMS / "accelerated.py"
 ON_CPUS = {"ACCELERATE_USE_CPU": "true"}

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.launchers import PATIENCE, PROGRAMS, reports, requires
+from tests.frameworks.launchers import PROGRAMS, TIMEOUT_S, reports, requires
 
-pytestmark = [requires("hydra"), pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(3 * PATIENCE)]
+pytestmark = [requires("hydra"), pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(3 * TIMEOUT_S)]
 
 SCRIPT = PROGRAMS / "configured.py"
 ONE_FOLDER = "hydra.run.dir=runs/${oc.env:TORCHELASTIC_RUN_ID}"

@@ -129,7 +129,7 @@ def test_a_job_that_is_notified_saves(at, tmp_path):
     at.cluster.run("qdel", str(number))
     out, err = following.communicate(timeout=scaled_timeout(60))
     assert following.returncode == 75, out + err
-    assert [out.count(said) for said in ("got 10", "got 18", "saved")] == [4, 4, 4]
+    assert [out.count(expected) for expected in ("got 10", "got 18", "saved")] == [4, 4, 4]
     for host in at.cluster.nodes:
         at.cluster.wait_until(lambda host=host: not host.find("train.py"), f"{host.name} to have no rank")
 

@@ -35,7 +35,7 @@ class Cluster:
         for host in self.network.hosts:
             host.kill_all()
 
-    def said(self) -> str:
+    def describe_state(self) -> str:
         """What its daemons say of its jobs, and have logged lately."""
         raise NotImplementedError
 
@@ -44,6 +44,6 @@ class Cluster:
         began, pause = time.monotonic(), 0.02
         while not condition():
             if time.monotonic() > began + scaled_timeout(timeout):
-                raise ClusterError(f"waited {time.monotonic() - began:.0f} s for {what}\n{self.said()}")
+                raise ClusterError(f"waited {time.monotonic() - began:.0f} s for {what}\n{self.describe_state()}")
             time.sleep(pause)
             pause = min(pause * 1.2, 0.2)  # a scheduler's command takes more time of a CPU than most jobs here

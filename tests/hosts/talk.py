@@ -76,7 +76,7 @@ class EchoConnection:
         self.process.stdin.flush()
 
     def ask(self, timeout: float | None = None) -> str:
-        """Ask, and say what comes back; by default an answer is waited for with patience."""
+        """Ask, and say what comes back; by default waits long for an answer."""
         self.begin(scaled_timeout(10) if timeout is None else timeout)
         return self.end()
 

@@ -172,11 +172,11 @@ def test_lines_are_merged_in_a_pipe_only_on_request(patient, tmp_path, words, al
     done = subprocess.run(
         typed, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=scaled_timeout(90)
     )
-    said = done.stdout.splitlines()
-    assert sorted(line for line in said if "load" in line) == [f"{each} loading checkpoint" for each in alike]
+    lines = done.stdout.splitlines()
+    assert sorted(line for line in lines if "load" in line) == [f"{each} loading checkpoint" for each in alike]
     numbers = ["1"] if "--show" in words else ["0", "1", "2"]
     losses = [f"{each} loss {number}" for each, number in zip(own, numbers, strict=True)]
-    assert sorted(line for line in said if "loss" in line) == losses
+    assert sorted(line for line in lines if "loss" in line) == losses
     assert sorted(line for line in done.stderr.splitlines() if "warn" in line) == [
         f"{each} a warning" for each in alike
     ]

@@ -62,8 +62,8 @@ def test_one_rank_a_gpu():
 )
 def test_a_containers_share_of_the_cpus(usable, bind, threads):
     made = plan(replace(CPU, usable_cpus=usable), nproc="2", bind=bind)
-    said = fact(made, "threads per rank")
-    assert (said.value, "quota" in said.source) == (threads, usable < 16)
+    output = fact(made, "threads per rank")
+    assert (output.value, "quota" in output.source) == (threads, usable < 16)
 
 
 def test_variables():

@@ -39,9 +39,9 @@ def share(method):
     tensor = torch.ones(4).share_memory_()
     process = context.Process(target=double, args=(tensor, queue))
     process.start()
-    heard = queue.get()
+    received = queue.get()
     process.join()
-    return [heard, float(tensor.sum()), process.exitcode]
+    return [received, float(tensor.sum()), process.exitcode]
 
 
 def compute():

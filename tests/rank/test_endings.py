@@ -551,8 +551,8 @@ def test_output_at_exit_is_shown(start: tuple[str, ...], folder: Path) -> None:
     done = run(ddplaunch_command("run", "--nproc", "3", *start, "train.py"), folder)
     assert done.returncode == 0
     for rank in range(3):
-        said = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}]")]
-        assert said == [f"[{rank}] {word}" for word in ("main", "atexit", "deleted")]
+        lines = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}]")]
+        assert lines == [f"[{rank}] {word}" for word in ("main", "atexit", "deleted")]
 
 
 @forked_and_exec

@@ -301,14 +301,14 @@ def _files() -> Iterator[str]:
         "One object a line, on stderr, for all that [ddplaunch itself says](logs.md#for-machines). "
         "Fields may be added.\n"
     )
-    yield table(("field", "meaning"), described(records.SAID, records.SAID))
+    yield table(("field", "meaning"), described(records.MESSAGE_FIELDS, records.MESSAGE_FIELDS))
     yield "A kind may have more:\n"
-    yield table(("kind", "own fields", "means"), [(f"`{kind}`", *row) for kind, row in records.SAID_KINDS.items()])
+    yield table(("kind", "own fields", "means"), [(f"`{kind}`", *row) for kind, row in records.MESSAGE_KINDS.items()])
     yield "## What --notify tells\n"
     yield "One object on the standard input of [the command](notify.md). Fields may be added.\n"
-    yield table(("field", "meaning"), described(records.TOLD, records.TOLD))
+    yield table(("field", "meaning"), described(records.NOTIFY_FIELDS, records.NOTIFY_FIELDS))
     yield "An event may have more:\n"
-    yield table(("event", "own fields", "means"), [(f"`{name}`", *row) for name, row in records.TOLD_EVENTS.items()])
+    yield table(("event", "own fields", "means"), [(f"`{name}`", *row) for name, row in records.NOTIFY_EVENTS.items()])
     verdict, failure = records.failure_fields()
     yield "## failure.json\n"
     yield table(("field", "meaning"), described(verdict, records.VERDICT))

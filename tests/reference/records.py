@@ -134,7 +134,7 @@ EVENTS = {
     "like `when it was stopped: …`, or `null`",
 }
 
-SAID = {
+MESSAGE_FIELDS = {
     "source": "`ddplaunch`; always first, so that each of these lines begins alike",
     "kind": "one of those below",
     "level": "`info`, `warning` or `error`",
@@ -144,7 +144,7 @@ SAID = {
     "text": "a sentence for people",
 }
 
-SAID_KINDS: dict[str, tuple[str, str]] = {
+MESSAGE_KINDS: dict[str, tuple[str, str]] = {
     "note": ("none; where a file is kept: `path`, `host`", "what people are told"),
     "waiting": ("none", "whom node 0, or this node, waits for; again every 30 s"),
     "restart": (
@@ -161,7 +161,7 @@ SAID_KINDS: dict[str, tuple[str, str]] = {
 }
 """Of each kind: its own fields, and what it means."""
 
-TOLD = {
+NOTIFY_FIELDS = {
     "event": "one of those below",
     "time": "seconds since the epoch",
     "run_id": "the job's name",
@@ -173,7 +173,7 @@ TOLD = {
     "text": "a sentence for people",
 }
 
-TOLD_EVENTS: dict[str, tuple[str, str]] = {
+NOTIFY_EVENTS: dict[str, tuple[str, str]] = {
     "starts": ("none", "all nodes have joined, and the ranks are about to start"),
     "fails": (
         "`rank`, `exit_code`, `signal`, `traceback[]`",

@@ -112,7 +112,7 @@ class Slurm(Cluster):
         """Whether anything listens on that TCP port of the login host."""
         return bool(self.login.run("ss", "-Hltn", f"sport = {port}"))
 
-    def said(self) -> str:
+    def describe_state(self) -> str:
         return self.run("scontrol", "show", "job", check=False) + self.logs()
 
     def logs(self) -> str:

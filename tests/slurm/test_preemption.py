@@ -83,9 +83,9 @@ def test_jobs_that_make_room_go_on_where_they_were(submit, run_ddplaunch, tmp_pa
     assert cluster.wait(short) == "TIMEOUT"
     assert "batch TERM" in cluster.output(short)
     assert "DUE TO TIME LIMIT" in cluster.output(short)
-    told = re.search(r"batch USR2 after (\d+) s", cluster.wait_for(early, " s\n"))
-    assert told
-    assert int(told[1]) < scaled_timeout(48)
+    found = re.search(r"batch USR2 after (\d+) s", cluster.wait_for(early, " s\n"))
+    assert found
+    assert int(found[1]) < scaled_timeout(48)
     cluster.wait(early, "RUNNING", "TIMEOUT")  # where all this took 90 s
 
     assert cluster.wait(high) == "COMPLETED"
@@ -97,11 +97,11 @@ def test_jobs_that_make_room_go_on_where_they_were(submit, run_ddplaunch, tmp_pa
     assert_as_undisturbed(undisturbed, folders["preempted"], out)
 
     out, err = driver.communicate(timeout=scaled_timeout(100))
-    said = outputs(folders["submitit"])
+    output = outputs(folders["submitit"])
     assert "results [None, None]" in out, err + errors(folders["submitit"])
     assert cluster.restarts(task) == 1
-    assert re.search(r"made room at epoch 1 step [1-9]", said)
-    assert_as_undisturbed(undisturbed, folders["submitit"], said)
+    assert re.search(r"made room at epoch 1 step [1-9]", output)
+    assert_as_undisturbed(undisturbed, folders["submitit"], output)
 
     out, err = following["late"].communicate(timeout=scaled_timeout(100))
     assert following["late"].returncode == 0, out + err

@@ -35,7 +35,7 @@ print("sum", int(total), *(os.environ[name] for name in names.split()))
 dist.destroy_process_group()
 """
 
-TELLS = f"""
+SHOWS_WITHOUT_TORCH = f"""
 import os
 total = os.environ["WORLD_SIZE"]
 {SHOWS[SHOWS.index("names = ") : SHOWS.index("dist.destroy")]}"""
@@ -143,10 +143,10 @@ def test_gpus_that_slurm_gives(slurm, tmp_path, fake_nvml):
 def test_a_script_on_two_nodes_and_its_steps(standing_slurm, tmp_path):
     """Without srun it is one machine, and says so; steps at once, beside each other or overlapping, do not meet."""
     write_program(tmp_path, "train.py", SHOWS)
-    write_program(tmp_path, "tells.py", TELLS)
+    write_program(tmp_path, "shows.py", SHOWS_WITHOUT_TORCH)
     cluster = standing_slurm
     alone, each = (
-        shlex.join(ddplaunch_command("run", *words)) for words in (["--nproc", "2", *LIGHT, "tells.py"], ["train.py"])
+        shlex.join(ddplaunch_command("run", *words)) for words in (["--nproc", "2", *LIGHT, "shows.py"], ["train.py"])
     )
     script = f"""
         {alone}; echo direct $?
@@ -164,8 +164,8 @@ def test_a_script_on_two_nodes_and_its_steps(standing_slurm, tmp_path):
 
 
 def test_a_job_that_a_rank_starts_is_its_own(standing_slurm, tmp_path):
-    write_program(tmp_path, "tells.py", TELLS)
-    inner = ddplaunch_command("run", "--nproc", "2", *LIGHT, "tells.py")
+    write_program(tmp_path, "shows.py", SHOWS_WITHOUT_TORCH)
+    inner = ddplaunch_command("run", "--nproc", "2", *LIGHT, "shows.py")
     write_program(tmp_path, "outer.py", f"import subprocess; subprocess.run({inner})")
     step = standing_slurm.srun("-N2", "-n2", "--ntasks-per-node=1", *ddplaunch_command("run", *LIGHT, "outer.py"))
     out, err = step.communicate(timeout=scaled_timeout(100))

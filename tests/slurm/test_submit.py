@@ -49,11 +49,11 @@ def submit(
 def number_of(following: subprocess.Popen[str]) -> int:
     """Read what it says up to the job's number."""
     assert following.stderr is not None
-    said = ""
-    while not (found := re.search(r"job (\d+):", said)):
+    result = ""
+    while not (found := re.search(r"job (\d+):", result)):
         line = following.stderr.readline()
-        assert line, said
-        said += line
+        assert line, result
+        result += line
     return int(found[1])
 
 
@@ -83,11 +83,11 @@ def test_a_site_that_keeps_accounts(submit, tmp_path):
         ("--gpus-per-node=8", "Invalid generic resource (gres) specification", 'sinfo -o "%P %D %G"'),
     ):
         refused = start(*words.split(), "train.py")
-        *slurms, error, said = refused.communicate(timeout=scaled_timeout(60))[1].splitlines()
+        *slurms, error, lines = refused.communicate(timeout=scaled_timeout(60))[1].splitlines()
         assert refused.returncode == 2
         assert refusal in slurms[-1]
         assert error.startswith("Error: sbatch rejected ")
-        assert hint in said
+        assert hint in lines
     following = start("--account=test", "--qos=normal", "--follow", "train.py")
     job = number_of(following)
     assert following.wait(scaled_timeout(60)) == 3
@@ -239,10 +239,10 @@ def test_requeued_jobs(submit, tmp_path):
     environment = {**clean_environment(), **cluster.environment}
     report = cluster.login.type(ddplaunch_command("report", str(limited), "--json"), cluster.folder, environment)
     out, err = report.communicate(timeout=scaled_timeout(100))
-    told = json.loads(out)
-    assert told["runs"] == [f"{limited}.0.1", f"{limited}.0.2"], err
-    assert (told["job"], told["fate"]) == (str(limited), "preempted")
-    assert told["spent"]["queued"] > 0.1, "before the first run and between both"
+    result = json.loads(out)
+    assert result["runs"] == [f"{limited}.0.1", f"{limited}.0.2"], err
+    assert (result["job"], result["fate"]) == (str(limited), "preempted")
+    assert result["spent"]["queued"] > 0.1, "before the first run and between both"
 
     assert [cluster.wait(job) for job in (append, truncate)] == ["COMPLETED", "COMPLETED"]
     assert [cluster.restarts(job) for job in (append, truncate)] == [1, 1]

@@ -66,7 +66,7 @@ def test_an_interrupt_does_not_wait_for_a_host_that_does_not_answer(play, start_
 
 NONE = "ddplaunch cannot read the reply of this host"
 
-SAID = [
+PROBLEMS = [
     ("facts('{}'); time.sleep(600)", 2, NONE),
     ("facts('no json'); time.sleep(600)", 2, NONE),
     ("facts('[' * 100000); time.sleep(600)", 2, NONE),
@@ -85,7 +85,7 @@ SAID = [
 ]
 
 
-@pytest.mark.parametrize(("part", "code", "complaint"), SAID, ids=range(len(SAID)))
+@pytest.mark.parametrize(("part", "code", "complaint"), PROBLEMS, ids=range(len(PROBLEMS)))
 def test_what_a_host_says(play, part, code, complaint):
     assert play(part) == (code, f"  a  {complaint}")
 
@@ -113,10 +113,10 @@ def test_an_older_ssh_gets_no_setting_that_it_does_not_know(play, tmp_path, know
 @pytest.mark.slow
 def test_one_who_refuses_is_asked_again(play, tmp_path):
     """And one whose answer is final is not."""
-    for said, times in (("Connection closed by 10.0.0.1 port 22", 4), ("a: Permission denied (publickey).", 1)):
+    for complaint, times in (("Connection closed by 10.0.0.1 port 22", 4), ("a: Permission denied (publickey).", 1)):
         (tmp_path / "tries").unlink(missing_ok=True)
-        part = f"open('tries', 'a').write('x'); sys.stderr.write({said!r}); sys.exit(255)"
-        assert play(part) == (69, f"  a  {said}")
+        part = f"open('tries', 'a').write('x'); sys.stderr.write({complaint!r}); sys.exit(255)"
+        assert play(part) == (69, f"  a  {complaint}")
         assert len((tmp_path / "tries").read_text()) == times
 
 
@@ -160,14 +160,14 @@ def test_hosts_for_which_there_are_too_few_open_files(play, tmp_path, limit):
 
 def test_a_bug_of_ours_on_a_host_is_one_line():
     words, environ = python_command(sys.executable, REMOTE_STATEMENT), clean_environment()
-    for line, said in (
+    for line, expected in (
         ("{nonsense", "JSONDecodeError: "),
         ("{}", "ValidationError: Object missing required field `nonce`"),
         ('{"nonce": 1}', "ValidationError: Expected `str`, got `int` - at `$.nonce`"),
     ):
         done = subprocess.run(words, input=f"{line}\n", env=environ, capture_output=True, text=True)
         assert done.returncode == 70
-        assert done.stderr.startswith(f"a bug in ddplaunch on this host: {said}")
+        assert done.stderr.startswith(f"a bug in ddplaunch on this host: {expected}")
         assert len(done.stderr.splitlines()) == 1
 
 

@@ -36,17 +36,17 @@ def test_the_newest_job_of_a_folder_and_all_jobs(sshd, tmp_path):
         out, err = process.communicate(timeout=scaled_timeout(60))
         return subprocess.CompletedProcess(words, process.returncode, out, err)
 
-    jobs = [start("n1:1,n2:1", "calm", 2)]
+    jobs = [start("n1:1,n2:1", "demo", 2)]
     try:
         done = ask("logs")
         assert (done.returncode, done.stdout) == (0, "[0] ready\n"), done.stderr
-        assert done.stderr == (f"{NEWEST}: calm\nddplaunch: calm runs on n1, n2; connecting to n1 over SSH\n"), (
+        assert done.stderr == (f"{NEWEST}: demo\nddplaunch: demo runs on n1, n2; connecting to n1 over SSH\n"), (
             done.stderr
         )
         jobs.append(start("n2:1", "other", 1))
         done = ask("stop", "--all")
         assert done.returncode == 0, done.stderr
-        assert {"calm has ended", "other has ended"} <= {*done.stderr.splitlines()}, done.stderr
+        assert {"demo has ended", "other has ended"} <= {*done.stderr.splitlines()}, done.stderr
         assert [job.wait() for job in jobs] == [128 + signal.SIGINT] * 2
         done = ask("report")
         assert done.returncode == 0, done.stderr

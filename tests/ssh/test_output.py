@@ -40,18 +40,18 @@ def test_a_slow_terminal_loses_nothing_and_costs_no_memory(sshd, tmp_path):
     run = Job(sshd(3), tmp_path, *words, pipe=True)
     pipe = run.process.stdout
     assert pipe
-    began, said = time.monotonic(), [pipe.read1(4096)]
+    began, output = time.monotonic(), [pipe.read1(4096)]
     while time.monotonic() - began < 11:
-        said.append(pipe.read1(4096))
+        output.append(pipe.read1(4096))
         select.select([], [], [], 0.3)  # how slow the terminal is
     launchers = [pid for host in run.hosts[1:] for pid in host.find(LAUNCHER)]
     assert len(launchers) == 2
     for pid in (run.process.pid, *launchers):
         assert peak(pid) < 100
     while piece := pipe.read1(1 << 20):
-        said.append(piece)
+        output.append(piece)
     assert run.wait() == 0, run.stderr()
-    lines = b"".join(said).decode().splitlines()
+    lines = b"".join(output).decode().splitlines()
     for rank in (0, 1):
         own = [line.removeprefix(f"[{rank}] ") for line in lines if line.startswith(f"[{rank}]")]
         assert own == [*(f"{rank} {number} {'x' * 1000}" for number in range(count)), "the end"]
@@ -138,7 +138,7 @@ def test_a_rank_cannot_speak_for_its_host(sshd, tmp_path, slots):
     write_program(tmp_path, "train.py", FORGES)
     run = Job(sshd(2), tmp_path, "--hosts", f"n1:{slots}", *LIGHT, "train.py")
     assert run.wait() == 3, run.stderr()
-    for said in (run.stdout(), run.stderr()):
+    for output in (run.stdout(), run.stderr()):
         for line in ("\x1eddplaunch 0\n", "text\x1eddplaunch {}\n", "\x1eddplaunch here 9.9\n"):
-            assert line in said
+            assert line in output
     run.assert_nothing_left()

@@ -89,8 +89,8 @@ def test_a_failed_rank_is_reported_once_with_log_json_too(job, sshd, tmp_path):
     servers = sshd(2)
     run = job(2, "--hosts", "n0:2,n1:1", *LIGHT, "train.py", servers=servers)
     assert run.wait() == 1
-    told = [line for line in run.stderr().splitlines() if not line.startswith("[") and "waiting for" not in line]
-    assert told == [
+    lines = [line for line in run.stderr().splitlines() if not line.startswith("[") and "waiting for" not in line]
+    assert lines == [
         "ddplaunch: rank 2 failed with ValueError: no such class: 11 (exit code 1) (on n1)",
         "  Traceback (most recent call last):",
         f'    File "{tmp_path}/train.py", line 8, in <module>',
@@ -101,11 +101,11 @@ def test_a_failed_rank_is_reported_once_with_log_json_too(job, sshd, tmp_path):
     run.assert_nothing_left()
     run = job(2, "--hosts", "n0:2,n1:1", "--log-json", "--prefix", "none", *LIGHT, "train.py", servers=servers)
     assert run.wait() == 1
-    said = [json.loads(line) for line in run.stderr().splitlines() if line.startswith("{")]
-    told = [each for each in said if each["kind"] != "waiting"]
-    assert [each["kind"] for each in told] == ["failure", "end"]
-    assert told[0]["verdict"]["first"]["host"] == "n1"
-    assert told[0]["run_id"]
+    result = [json.loads(line) for line in run.stderr().splitlines() if line.startswith("{")]
+    lines = [each for each in result if each["kind"] != "waiting"]
+    assert [each["kind"] for each in lines] == ["failure", "end"]
+    assert lines[0]["verdict"]["first"]["host"] == "n1"
+    assert lines[0]["run_id"]
     run.assert_nothing_left()
 
 
@@ -271,7 +271,7 @@ def test_what_is_killed_on_the_way_takes_the_job_along(running, tmp_path, what):
 
 
 @pytest.mark.parametrize(
-    ("hosts", "pulled", "said"),
+    ("hosts", "pulled", "expected"),
     [
         ("n1:1,n2:1", 2, "was lost"),
         ("n1:1,n2:1", 0, ""),
@@ -279,11 +279,11 @@ def test_what_is_killed_on_the_way_takes_the_job_along(running, tmp_path, what):
     ],
     ids=["at a host", "here", "at the only host"],
 )
-def test_a_cable_is_pulled(running, hosts, pulled, said):
+def test_a_cable_is_pulled(running, hosts, pulled, expected):
     run = running(hosts, *AT_ONCE)
     run.hosts[pulled].unplug()
     assert run.wait(30) == 69, run.stderr()
-    assert said in run.stderr()
+    assert expected in run.stderr()
     run.assert_nothing_left(timeout=15)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PATIENCE = 5.0
+KILL_TIMEOUT_S = 5.0
 """Seconds in which what the run has told to end may do so."""
 
 
@@ -37,7 +37,7 @@ def main(mark: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.read()
-    until, looks = time.monotonic() + PATIENCE, 0
+    until, looks = time.monotonic() + KILL_TIMEOUT_S, 0
     while looks < 2 and os.path.isdir("/proc/self"):  # twice: what has just been started has no variables for a moment
         pids = list_leftovers(mark.__eq__)
         looks = 0 if pids else looks + 1

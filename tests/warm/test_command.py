@@ -44,7 +44,7 @@ def test_the_file_asks_for_it_and_no_warm_overrules(shell: Shell):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ('[run]\nwarm = "soon"\n', '[run] warm = "soon": expected a time'),
         ("[run]\nwarm = true\n", "[run] warm = True: expected a time"),
@@ -52,11 +52,11 @@ def test_the_file_asks_for_it_and_no_warm_overrules(shell: Shell):
         ("run = 3\n", "[run] is not a table"),
     ],
 )
-def test_a_file_that_says_something_else_is_refused(run_in_fork, tmp_path, text, said):
+def test_a_file_that_says_something_else_is_refused(run_in_fork, tmp_path, text, expected):
     write_program(tmp_path, "train.py", "")
     file = write_program(tmp_path, "config/ddplaunch.toml", text)
     done = run_in_fork("run", "--nproc", "2", "train.py", env={"XDG_CONFIG_HOME": str(tmp_path / "config")})
-    assert_refused(done, f"Error: {file}: {said}")
+    assert_refused(done, f"Error: {file}: {expected}")
 
 
 def test_a_project_cannot_ask_for_it(run_in_fork, tmp_path):

@@ -65,10 +65,10 @@ class Pair:
         with socket.create_server(("127.0.0.1", 0)) as server:
             self.other = socket.create_connection(server.getsockname())
             ours, _ = server.accept()
-        self.heard: list[object] = []
+        self.received: list[object] = []
         self.lost: list[str] = []
         self.connection = Connection(
-            self.loop, ours, [HeartbeatMessage, FailureReported], self.heard.append, self.lost.append, most
+            self.loop, ours, [HeartbeatMessage, FailureReported], self.received.append, self.lost.append, most
         )
 
     def step_until(self, condition):
@@ -82,8 +82,8 @@ def test_frames_in_pieces_and_many_at_once():
     for i in range(len(frame)):
         pair.other.send(frame[i : i + 1])
     pair.other.send(encode(HeartbeatMessage(1e9)) * 500)
-    pair.step_until(lambda: len(pair.heard) == 501)
-    assert pair.heard[0] == FailureReported(0, FAILURE, 1.0)
+    pair.step_until(lambda: len(pair.received) == 501)
+    assert pair.received[0] == FailureReported(0, FAILURE, 1.0)
 
 
 @pytest.mark.parametrize(

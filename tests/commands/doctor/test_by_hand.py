@@ -41,10 +41,10 @@ def test_two_nodes_with_a_token_two_clocks_and_a_path_that_drops_large_packets(d
     assert (code, out) == (2, "")
     assert "Error: node 0 refuses this node: its token differs\n" in err
     other = doctor(1, env={"DDPLAUNCH_TOKEN": "secret", **skewed(tmp_path, 50)})
-    code, found, said = first.found()
+    code, found, result = first.found()
     assert code == 1
     assert [each["name"] for each in found["nodes"]] == ["n0", "n1"]
-    assert sorted(said) == [
+    assert sorted(result) == [
         f"n1 to n0: {LARGE_LOST}",
         "n1: its clock is 50.0 s ahead of that of n0",
     ]
@@ -106,9 +106,9 @@ def test_a_stranger_and_a_node_that_does_not_come(doctor, hosts, tmp_path):
     program = write_program(tmp_path, "strangers.py", STRANGERS)
     stranger = hosts[2].start([sys.executable, program, __version__])
     other = doctor(1, nnodes=4)
-    code, found, said = first.found()
+    code, found, result = first.found()
     assert code == 1
-    assert sorted(said) == [
+    assert sorted(result) == [
         "n2: did not respond: ddplaunch cannot read the reply of this host",
         "node 3: did not respond: no connection within 8 s (--join-timeout)",
     ]
@@ -128,8 +128,8 @@ def test_ctrl_c(doctor, rank):
     code, out, _ = pressed.end()
     assert (code, out) == (130, "")
     if rank:
-        code, _, said = first.found()
-        assert (code, said) == (1, ["n1: stopped responding: its connection closed"])
+        code, _, found = first.found()
+        assert (code, found) == (1, ["n1: stopped responding: its connection closed"])
     else:
         code, _, err = other.end()
         assert code == 1

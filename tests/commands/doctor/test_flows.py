@@ -18,7 +18,7 @@ FAR = replace(SOUND, seconds=0.1)
 SLOW = replace(SOUND, rate=1.2e6)
 
 
-def told(flows, count=4, ways=()):
+def describe_findings(flows, count=4, ways=()):
     found = DoctorResults(
         tuple(NodeResult(f"n{node}") for node in range(count)), (29500, 29501), ways=ways, flows=flows
     )
@@ -71,7 +71,7 @@ def flows(count, faulty):
     ],
 )
 def test_a_way(flow, text):
-    assert told((flow,), 2) == ([text] if text else [])
+    assert describe_findings((flow,), 2) == ([text] if text else [])
 
 
 def test_latency_and_bandwidth_are_two_findings():
@@ -92,14 +92,14 @@ def test_latency_and_bandwidth_are_two_findings():
     ],
 )
 def test_the_node_is_named_rather_than_its_ways(count, pairs, named):
-    said = told(flows(count, dict.fromkeys(pairs, SLOW)), count)
-    assert [each.partition(":")[0].removeprefix("error ") for each in said] == named
+    found = describe_findings(flows(count, dict.fromkeys(pairs, SLOW)), count)
+    assert [each.partition(":")[0].removeprefix("error ") for each in found] == named
 
 
 def test_of_many_ways_a_few_are_named():
     pairs = [(node, node + 1) for node in range(0, 12, 2)]
-    said = told(flows(12, dict.fromkeys(pairs, LOSSY)), 12)
-    assert [each.partition(":")[0] for each in said] == [
+    found = describe_findings(flows(12, dict.fromkeys(pairs, LOSSY)), 12)
+    assert [each.partition(":")[0] for each in found] == [
         "error n0 to n1",
         "error n2 to n3",
         "error n4 to n5",
@@ -109,7 +109,7 @@ def test_of_many_ways_a_few_are_named():
 
 def test_what_loss_brings_about_is_not_told():
     ways = (PathResult(0, 1, 29500, "silent", None), PathResult(1, 0, 29501, "stranger", None))
-    assert told((LOSSY,), 2, ways) == ["error n0 to n1: packets are lost: 3.0 % (31 of 1020)"]
+    assert describe_findings((LOSSY,), 2, ways) == ["error n0 to n1: packets are lost: 3.0 % (31 of 1020)"]
 
 
 def test_a_faulty_node_is_given_up_and_one_that_met_it_is_not():

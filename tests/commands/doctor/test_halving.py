@@ -90,12 +90,12 @@ def test_a_command_that_never_passes_is_given_up_soon(needs):
 
 
 def test_what_failed_only_once_is_not_bad():
-    told = set()
+    result = set()
 
     def gives(hosts):
-        if "n3" not in hosts or (hosts == {"n3"} and hosts in told):
+        if "n3" not in hosts or (hosts == {"n3"} and hosts in result):
             return TrialResult.PASSED
-        told.add(hosts)
+        result.add(hosts)
         return TrialResult.FAILED
 
     found, _ = search(names(6), gives)

@@ -65,7 +65,7 @@ def test_faults_of_six_hosts_are_all_named(doctor, tmp_path):
         hosts[5].power_off()
         wait_until(lambda: "29501" in hosts[0].run("ss", "-ltn"), "the listener")
 
-    code, found, said = doctor(6, spoil)
+    code, found, result = doctor(6, spoil)
     assert code == 1
     assert {
         "n1: port 29500 is blocked in both directions",
@@ -73,14 +73,14 @@ def test_faults_of_six_hosts_are_all_named(doctor, tmp_path):
         "n0: cannot listen on port 29501: Address already in use",
         f"n2: torch differs: {torch.__version__} on n0, n1 and n3; 1.0.0 on n2",
         "n3: " + NO_LOOPBACK,
-    } < set(said)
+    } < set(result)
     for beginning in (
         "n2: /dev/shm has 48 MiB free of 48 MiB",
         "n4: did not respond: ddplaunch is not installed for the Python on that host",
         "n5: did not respond: ssh: connect to host n5 port 22",
     ):
-        assert [each for each in said if each.startswith(beginning)], said
-    assert len(said) == 8, said
+        assert [each for each in result if each.startswith(beginning)], result
+    assert len(result) == 8, result
     assert [(each["source"], each["target"]) for each in found["flows"] if not each["large"]] == [(1, 2)]
     measured = sorted(tuple(each["nodes"]) for each in found["speeds"])
     assert measured == [(0,), (0, 1), (0, 2), (1,), (2,)], "what could be measured was"
@@ -105,9 +105,9 @@ def test_each_of_three_causes_is_one_finding(doctor, tmp_path):
 
 
 def test_a_path_that_loses_packets(doctor):
-    code, found, said = doctor(2, lambda hosts: hosts[1].loss(10))
+    code, found, result = doctor(2, lambda hosts: hosts[1].loss(10))
     assert code == 1
-    (lost,) = said
+    (lost,) = result
     assert re.fullmatch(r"n[01] (and|to) n[01]: packets are lost: \d+(\.\d)? % \(\d+ of \d+\)", lost)
     assert [speed["nodes"] for speed in found["speeds"]] == [[0], [1]], "nor is it waited for in a collective"
 
@@ -117,9 +117,9 @@ def test_a_link_that_is_slow_and_far(doctor):
         hosts[2].delay(20)
         hosts[1].narrow("10mbit")
 
-    code, found, said = doctor(3, spoil)
+    code, found, result = doctor(3, spoil)
     assert code == 1
-    far, slow = said
+    far, slow = result
     assert re.fullmatch(rf"n2: round-trip time is 4\d(\.\d)? ms; {TOO_FAR}", far)
     assert re.fullmatch(r"n1: throughput is (9|10)(\.\d+)? Mbit/s; the interface reports 10000 Mbit/s", slow)
     assert {tuple(speed["nodes"]) for speed in found["speeds"]} == {(0,), (1,), (2,)}
@@ -127,8 +127,8 @@ def test_a_link_that_is_slow_and_far(doctor):
 
 def test_debian_hosts_of_which_one_has_little_time(doctor):
     """It is named for what its control group allows: between two waits it is as fast as others."""
-    code, found, said = doctor(2, lambda hosts: hosts[1].limit(0.25), debian_hosts=True, ipv6=False)
-    assert (code, said) == (0, [f"n1: {CPU_LIMIT} 0.25 of {os.cpu_count()} CPUs"])
+    code, found, result = doctor(2, lambda hosts: hosts[1].limit(0.25), debian_hosts=True, ipv6=False)
+    assert (code, result) == (0, [f"n1: {CPU_LIMIT} 0.25 of {os.cpu_count()} CPUs"])
     assert [each["severity"] for each in found["findings"] if "control group" in each["text"]] == ["warning"]
     links = [node["facts"]["link"] for node in found["nodes"]]
     assert [(link["interface"], link["mtu"]) for link in links] == [("eth0", 1500)] * 2
@@ -137,7 +137,7 @@ def test_debian_hosts_of_which_one_has_little_time(doctor):
 
 def test_a_slow_host(doctor):
     """From when the ways were tried: a stream that is sent again would use up what the switch lets through at once."""
-    code, found, said = doctor(3, meanwhile=lambda hosts: hosts[2].slow("20 mbytes/second"))
+    code, found, result = doctor(3, meanwhile=lambda hosts: hosts[2].slow("20 mbytes/second"))
     assert code == 0
     links = [each["subject"] for each in found["findings"] if "between them runs at" in each["text"]]
     assert not [link for link in links if "n2" in link], "the node is named, not each of its links"
@@ -145,7 +145,7 @@ def test_a_slow_host(doctor):
     if seconds[0, 1] < SLOW_FRACTION_WHEN_BUSY * min(
         seconds[0, 2], seconds[1, 2]
     ):  # else this machine is too busy to tell
-        (slow,) = said
+        (slow,) = result
         assert slow.startswith("n2: all_reduce ")
 
 
@@ -161,9 +161,9 @@ def test_two_more_networks_of_which_one_is_cut_at_one_host(doctor, tmp_path):
         hosts[2].run("nft", "add chain ip cut in { type filter hook input priority 0 ; }")
         hosts[2].run("nft", "add rule ip cut in iifname eth1 drop")
 
-    code, found, said = doctor(3, spoil, "--thorough", second=True)
+    code, found, result = doctor(3, spoil, "--thorough", second=True)
     assert code == 0
-    assert sorted(said) == [
+    assert sorted(result) == [
         "n0 and n1 to n2: a connection over 10.79.0.0/24 (eth1) gets no answer",
         "n2 to n0 and n1: a connection over 10.79.0.0/24 (eth1) gets no answer",
     ]

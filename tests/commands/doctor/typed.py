@@ -48,5 +48,5 @@ class Typed:
         code, out, err = self.end()
         assert out, err
         found = json.loads(out)
-        said = [f"{each['subject']}: {each['text']}" for each in found["findings"]]
-        return code, found, [each for each in said if not any(word in each for word in OF_LOAD)]
+        result = [f"{each['subject']}: {each['text']}" for each in found["findings"]]
+        return code, found, [each for each in result if not any(word in each for word in OF_LOAD)]

@@ -244,14 +244,14 @@ def bjobs(folder: Path, words: list[str]) -> int:
             name, _, index = job.number.rstrip("]").partition("[")
             status = job.status
             if job.waits and not job.killed:
-                told = "PEND|-|-"
+                expected = "PEND|-|-"
             elif status is None and not job.waits:
-                told = "RUN|-|-"
+                expected = "RUN|-|-"
             elif status == 0:
-                told = "DONE|-|-"
+                expected = "DONE|-|-"
             else:
-                told = f"EXIT|{status or '-'}|{'TERM_OWNER: job killed by owner' if job.killed else '-'}"
-            print(f"{name}|{index or 0}|{told}")
+                expected = f"EXIT|{status or '-'}|{'TERM_OWNER: job killed by owner' if job.killed else '-'}"
+            print(f"{name}|{index or 0}|{expected}")
     return 0
 
 

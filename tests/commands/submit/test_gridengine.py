@@ -45,12 +45,12 @@ def run(tmp_path):
 
     def begin(job: BatchJob, hosts: str) -> tuple[subprocess.CompletedProcess[str], list[list[object]]]:
         write_program(tmp_path, "hostfile", hosts)
-        told = {"PE_HOSTFILE": f"{tmp_path}/hostfile", "PE": "mpi", "NSLOTS": "2"}
+        variables = {"PE_HOSTFILE": f"{tmp_path}/hostfile", "PE": "mpi", "NSLOTS": "2"}
         done = subprocess.run(
             ["bash"],
             input=script(replace(job, interpreter=f"{tmp_path}/bin/python", chdir=str(tmp_path), setup=())),
             cwd=tmp_path,
-            env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", **told},
+            env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", **variables},
             capture_output=True,
             text=True,
             check=False,
@@ -122,15 +122,15 @@ def test_how_jobs_stand():
 
 
 @pytest.mark.parametrize(
-    ("state", "said"),
+    ("state", "expected"),
     [
         ("qw", "waits"), ("hqw", HELD), ("r", "is running"), ("dr", "is being deleted"),
         ("Rq", "was requeued and waits"), ("Rr", "is running again"), ("S", "is suspended"),
         ("Eqw", "is in an error state, Eqw, and will not start: qstat -explain E says why"),
     ],
 )  # fmt: skip
-def test_what_is_said_of_a_state(state, said):
-    assert describe_state(state) == said
+def test_what_is_said_of_a_state(state, expected):
+    assert describe_state(state) == expected
 
 
 ACCOUNTED = """==============================================================

@@ -101,7 +101,7 @@ def test_what_fits_in_no_line(scheduler):
 
 
 @pytest.mark.parametrize(
-    ("scheduler", "words", "said"),
+    ("scheduler", "words", "expected"),
     [
         ("sge", "", "--scheduler sge needs --pe NAME, a parallel environment"),
         ("sge", "--pe mpi --gpus-per-node 8", conflict("--gpus-per-node", "--scheduler sge")),
@@ -142,11 +142,11 @@ def test_what_fits_in_no_line(scheduler):
         ("lsf", "--output logs/%a.out", "--output logs/%a.out: % is not a pattern here"),
     ],
 )  # fmt: skip
-def test_what_is_refused(run_in_fork, tmp_path, scheduler, words, said):
+def test_what_is_refused(run_in_fork, tmp_path, scheduler, words, expected):
     write_program(tmp_path, "train.py", "")
     done = run_in_fork("submit", "--scheduler", scheduler, "--dry-run", *words.split(), "train.py")
     assert done.returncode == 2
-    assert done.stderr.splitlines()[0] == f"Error: {said}"
+    assert done.stderr.splitlines()[0] == f"Error: {expected}"
     assert 1 < len(done.stderr.splitlines()) <= 3
 
 
@@ -161,17 +161,17 @@ def test_a_machine_without_it(run_in_fork, tmp_path, words, program, system):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         ("sge --pe mpi --qsub-arg=-js=7", "qsub-arg: -js=7 (--qsub-arg)"),
         ("pbs --qsub-arg=-Pwine", "qsub-arg: -Pwine (--qsub-arg)"),
         ("lsf --bsub-arg=-N --bsub-arg=-B", "bsub-arg: -N, -B (--bsub-arg)"),
     ],
 )
-def test_a_dry_run_shows_what_is_passed_on(run_in_fork, tmp_path, words, said):
+def test_a_dry_run_shows_what_is_passed_on(run_in_fork, tmp_path, words, expected):
     write_program(tmp_path, "train.py", "")
     done = run_in_fork("submit", "--dry-run", "--scheduler", *words.split(), "train.py")
-    assert said in done.stderr.splitlines()
+    assert expected in done.stderr.splitlines()
 
 
 PROGRAM = """

@@ -61,12 +61,12 @@ class Login:
         size = ("--scheduler", self.scheduler, "--nodes", "2", "--nproc", "1", *LIGHT)
         done = self.type("submit", *size, *words, "train.py", XDG_RUNTIME_DIR=self.doors)
         assert done.returncode == 0, done.stderr
-        self.said = done.stdout.splitlines()
+        self.submit_output = done.stdout.splitlines()
         return re.findall(r"^job (\S+):", done.stdout)[0]
 
     def begun(self) -> str:
         """Wait for the ranks of the job submitted last; return what its log says until then."""
-        log = Path(next(line for line in self.said if line.startswith("log: ")).removeprefix("log: "))
+        log = Path(next(line for line in self.submit_output if line.startswith("log: ")).removeprefix("log: "))
         wait_until(lambda: log.exists() and log.read_text().count("] rank") == 2, "the ranks")
         return log.read_text()
 
@@ -96,7 +96,7 @@ def login(request, tmp_path, run_in_fork):
 @pytest.mark.slow
 def test_a_job_is_followed_again(login, tmp_path):
     number = login.submit()
-    assert login.said[-2:] == [f"follow: ddplaunch attach {number}", f"cancel: ddplaunch stop {number}"]
+    assert login.submit_output[-2:] == [f"follow: ddplaunch attach {number}", f"cancel: ddplaunch stop {number}"]
     log = login.begun()
     short = number.partition(".")[0]
     shown = login.shown(number)
@@ -105,9 +105,9 @@ def test_a_job_is_followed_again(login, tmp_path):
     assert login.type("logs", short).stdout == log
     for words in (("stacks",), ("logs", "--rank", "1")):
         system = SCHEDULER_TITLES[login.scheduler]
-        said = f"{words[0]} cannot reach the nodes of job {number}: {system} cannot start a step in a running job"
+        expected = f"{words[0]} cannot reach the nodes of job {number}: {system} cannot start a step in a running job"
         hint = f"log in to one of them with SSH and run there: ddplaunch {words[0]}\n"
-        assert_refused(login.type(words[0], number, *words[1:]), said, hint)
+        assert_refused(login.type(words[0], number, *words[1:]), expected, hint)
     assert "running" in login.type("report", number).stdout, "its home is this one's"
 
     attached = subprocess.Popen(
@@ -157,11 +157,11 @@ def test_an_array(login, tmp_path):
     write_program(tmp_path, "train.py", TRAIN.replace('"rank",', f'"index", os.environ["{variable}"], "rank",'))
     number = login.submit("--array", "1-2", "--time", "1:00:00")
     short, dot, server = number.partition(".")
-    assert login.said[-2:] == [
+    assert login.submit_output[-2:] == [
         f"follow: ddplaunch attach {short}_INDEX{dot}{server}",
         f"cancel: ddplaunch stop {number}",
     ]
-    pattern = login.said[1].removeprefix("log: ")
+    pattern = login.submit_output[1].removeprefix("log: ")
     logs = {index: Path(pattern.replace("%a", index)) for index in "12"}
     for index, log in logs.items():
         wait_until(lambda log=log: log.exists() and log.read_text().count("] index") == 2, "the ranks")
@@ -177,8 +177,8 @@ def test_an_array(login, tmp_path):
     assert login.state(number) == "1 failed, 1 running"
     write_program(tmp_path, "go", "")
     assert login.type("attach", f"{short}_1").returncode == 3
-    told = login.type("report", number)
-    assert told.stdout.splitlines()[0] == f"job {number}, array 1-2: 2 failed", told.stderr
+    found = login.type("report", number)
+    assert found.stdout.splitlines()[0] == f"job {number}, array 1-2: 2 failed", found.stderr
     effective, fate, *_ = login.type("report", f"{short}_1").stdout.splitlines()
     assert effective.startswith("goodput ")
     assert fate == f"{short}_1{dot}{server}: failed with exit code 3"
@@ -246,6 +246,6 @@ def test_a_job_of_grid_engine_that_qacct_never_shows(run_in_fork, tmp_path):
 
 def test_no_record_where_none_is_wanted(login, tmp_path):
     number = login.submit("--partition", "full", "--no-history")
-    assert login.said[-2].startswith(f"follow: tail -n +1 -F {tmp_path}/")
-    assert login.said[-1] == f"cancel: {PROGRAMS_OF[login.scheduler][2]} {number}"
+    assert login.submit_output[-2].startswith(f"follow: tail -n +1 -F {tmp_path}/")
+    assert login.submit_output[-1] == f"cancel: {PROGRAMS_OF[login.scheduler][2]} {number}"
     assert not os.path.exists(tmp_path / "state")

@@ -10,7 +10,7 @@ from tests.commands.submit.states import HELD, KILLED, OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize(
-    ("shown", "said"),
+    ("shown", "expected"),
     [
         ("PEND|-|-", "waits"),
         ("PSUSP|-|-", HELD),
@@ -27,10 +27,10 @@ from tests.commands.submit.states import HELD, KILLED, OUT_OF_MEMORY
         ("EXIT|-|TERM_OWNER: job killed by owner", KILLED),
     ],
 )  # fmt: skip
-def test_what_is_said_of_a_job(shown, said):
+def test_what_is_said_of_a_job(shown, expected):
     (record,) = parse_bjobs(f"4711|0|{shown}\n")
-    assert record.description == said
-    assert (record.code is not None) == ("exit code" in said)
+    assert record.description == expected
+    assert (record.code is not None) == ("exit code" in expected)
 
 
 def test_how_jobs_stand():

@@ -28,7 +28,7 @@ SHOWN = """Job Id: 4711.pbs01
 
 
 @pytest.mark.parametrize(
-    ("state", "more", "said"),
+    ("state", "more", "expected"),
     [
         ("Q", "", "waits"),
         ("Q", "    comment = Not Running: Insufficient amount of resource: ngpus (R: 8 A: 4 T\n\t: 16)\n",
@@ -46,10 +46,10 @@ SHOWN = """Job Id: 4711.pbs01
         ("F", "", DELETED),
     ],
 )  # fmt: skip
-def test_what_is_said_of_a_job(state, more, said):
+def test_what_is_said_of_a_job(state, more, expected):
     (record,) = parse_qstat(SHOWN.format(state=state, more=more))
-    assert record.description == said
-    assert (record.code is not None) == ("exit code" in said)
+    assert record.description == expected
+    assert (record.code is not None) == ("exit code" in expected)
 
 
 def test_how_jobs_stand():
